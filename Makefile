@@ -1,0 +1,141 @@
+# Every command of this project; `make help` lists them.
+#
+#   PYTHON=python3.12   the interpreter that the environment is made with
+#   VENV=.venv          where the environment is; VENV=none uses the one that is active and installs nothing
+#   ARGS=...            passed on to the report or to pytest
+#   JOBS=auto           test processes
+
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= auto
+ARGS ?=
+RESULTS := build/test-results
+
+# The checkout is importable as it stands, installed or not.
+export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
+export PYTHONUNBUFFERED := 1
+
+ifeq ($(VENV),none)
+  PY := $(PYTHON)
+  BIN :=
+  READY :=
+else
+  PY := $(VENV)/bin/python
+  BIN := $(VENV)/bin/
+  READY := $(VENV)/.complete
+  # An environment whose interpreter is gone, or is not the one that was asked for, is made again.
+  identify = $(shell $(1) -c 'import sys; print(sys.version.split()[0], "in", sys.base_prefix)' 2>/dev/null)
+  made_with := $(if $(wildcard $(READY)),$(call identify,$(PY)))
+  asked_for := $(if $(filter-out file default,$(origin PYTHON)),$(call identify,$(PYTHON)),$(made_with))
+  ifneq ($(wildcard $(READY)),)
+    ifneq ($(made_with),$(or $(asked_for),none))
+      REMAKE := $(READY)
+    endif
+  endif
+endif
+
+.PHONY: help report test gpu-test check format clean $(REMAKE)
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+help: ## this list
+	@echo 'usage: make COMMAND [ARGS=...] [PYTHON=python3] [VENV=.venv | VENV=none] [JOBS=auto]'
+	@echo
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) \
+	  | while IFS='|' read -r name text; do printf '  %-10s %s\n' "$$name" "$$text"; done
+
+# ---- the environment ------------------------------------------------------------------------------
+# $(READY) appears only after everything is installed. Without it the environment is not trusted and
+# is made from nothing, so a killed installation costs time and no more. A folder that make did not
+# make is never deleted.
+
+$(VENV)/.complete: pyproject.toml constraints.txt
+	@command -v '$(PYTHON)' >/dev/null || { \
+	  echo "error: there is no '$(PYTHON)' here; name an interpreter with PYTHON=/path/to/python3" >&2; exit 1; }
+	@'$(PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "error: Python 3.10 or later is needed and '$(PYTHON)' is older; name another with PYTHON=..." >&2; exit 1; }
+	@'$(PYTHON)' -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "error: '$(PYTHON)' cannot make virtual environments (no venv or ensurepip module)." >&2; \
+	  echo "       On Debian and Ubuntu: apt install python3-venv. Or name another interpreter with PYTHON=...," >&2; \
+	  echo "       or use an environment that is already active: make VENV=none ..." >&2; exit 1; }
+	@set -e; rm -rf '$(VENV).discarded'; \
+	if [ ! -f '$@' ] || [ -n '$(REMAKE)' ]; then \
+	  if [ -d '$(VENV)' ] && ! rmdir '$(VENV)' 2>/dev/null; then \
+	    if [ ! -f '$(VENV)/.made-by-make' ]; then \
+	      echo "error: '$(VENV)' exists and make did not make it. Remove it, choose another place (VENV=...)," >&2; \
+	      echo "       or activate it and use it as it is: make VENV=none ..." >&2; exit 1; \
+	    fi; \
+	    mv '$(VENV)' '$(VENV).discarded'; rm -rf '$(VENV).discarded'; \
+	  fi; \
+	  echo "==> making the environment '$(VENV)' with $$('$(PYTHON)' --version)"; \
+	  mkdir -p '$(VENV)'; : >'$(VENV)/.made-by-make'; \
+	  '$(PYTHON)' -m venv '$(VENV)'; \
+	fi; \
+	rm -f '$@'
+	@echo "==> installing triton_gemm[dev] as constraints.txt says (the first time takes minutes)"
+	@'$(PY)' -m pip install --disable-pip-version-check --no-input -e '.[dev]' -c constraints.txt || { \
+	  echo "error: the installation failed; what pip said is above. The next make starts it again." >&2; exit 1; }
+	@touch '$@'
+
+# $(call need,MODULES): with VENV=none nothing is installed, so what is missing is named.
+need = $(if $(filter none,$(VENV)),@'$(PY)' -c 'import importlib.util, sys; \
+  missing = [m for m in sys.argv[1:] if importlib.util.find_spec(m) is None]; \
+  missing and sys.exit("error: VENV=none, and this environment lacks: " + " ".join(missing))' $(1))
+
+# ---- the commands ---------------------------------------------------------------------------------
+
+report: $(READY) ## climb the ladder: measure and draw every rung, its CUDA twin and cuBLAS (ARGS=--quick)
+	$(call need,torch triton matplotlib pandas rich)
+	@'$(PY)' perf/report.py $(ARGS)
+
+# The interpreter is chosen when triton is imported, so its tests run in processes of their own.
+# With ARGS (-k, -m) a group may have nothing to run; without, that is an error.
+test: $(READY) ## all tests that need no GPU (ARGS='-k matmul')
+	$(call need,torch triton numpy hypothesis pytest xdist pytest_timeout)
+	@mkdir -p $(RESULTS); rm -f $(RESULTS)/interpreter.xml $(RESULTS)/compile.xml
+	@failed=; \
+	group() { \
+	  name=$$1; shift; echo; echo "==> tests: $$name"; \
+	  "$$@" -n $(JOBS) --maxprocesses=8 --durations=5 --junit-xml=$(RESULTS)/$$name.xml $(ARGS); \
+	  case $$? in 0$(if $(ARGS),|5)) ;; *) failed="$$failed $$name" ;; esac; \
+	}; \
+	group interpreter env TRITON_INTERPRET=1 OMP_NUM_THREADS=1 '$(PY)' -m pytest tests/interpreter; \
+	group compile env -u TRITON_INTERPRET OMP_NUM_THREADS=1 '$(PY)' -m pytest tests \
+	  --ignore=tests/interpreter --ignore=tests/gpu --ignore=tests/test_interpreter_group.py; \
+	echo; \
+	if [ -n "$$failed" ]; then echo "FAILED:$$failed. Results: $(RESULTS)/*.xml"; exit 1; fi; \
+	echo "All tests passed. Results: $(RESULTS)/*.xml"
+
+gpu-test: $(READY) ## the tests that need a CUDA device
+	$(call need,torch triton numpy hypothesis pytest pytest_timeout)
+	@'$(PY)' -c 'import sys, torch; torch.cuda.is_available() or sys.exit( \
+	  f"error: gpu-test needs a CUDA device, and torch {torch.__version__} sees none here (does nvidia-smi?)")'
+	@mkdir -p $(RESULTS); rm -f $(RESULTS)/gpu.xml
+	@env -u TRITON_INTERPRET '$(PY)' -m pytest tests/gpu --durations=10 --junit-xml=$(RESULTS)/gpu.xml $(ARGS) \
+	  || { echo "FAILED: gpu. Results: $(RESULTS)/gpu.xml"; exit 1; }
+	@echo "All GPU tests passed. Results: $(RESULTS)/gpu.xml"
+
+CUDA_SOURCES = find reference_cuda -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.h'
+
+check: $(READY) ## format, lint and types; changes nothing
+	$(call need,ruff mypy)
+	@failed=; \
+	step() { name=$$1; shift; echo "==> $$name"; "$$@" || failed="$$failed $$name"; }; \
+	step ruff-format '$(PY)' -m ruff format --check .; \
+	step ruff-check '$(PY)' -m ruff check .; \
+	step clang-format sh -c "$(CUDA_SOURCES) | xargs -r '$(BIN)clang-format' --dry-run -Werror"; \
+	step mypy '$(PY)' -m mypy; \
+	if [ -n "$$failed" ]; then echo "FAILED:$$failed. 'make format' mends formatting."; exit 1; fi; \
+	echo "All checks passed."
+
+format: $(READY) ## rewrite the sources as ruff and clang-format want them
+	$(call need,ruff)
+	@'$(PY)' -m ruff check --fix --quiet . || true
+	@'$(PY)' -m ruff format .
+	@$(CUDA_SOURCES) | xargs -r '$(BIN)clang-format' -i
+
+clean: ## remove what was built, the caches and the environment; results in perf/ stay
+	@rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@find triton_gemm reference_cuda perf tests -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	@rm -rf '$(VENV).discarded'; \
+	if [ -f '$(VENV)/.made-by-make' ]; then rm -f '$(VENV)/.complete'; mv '$(VENV)' '$(VENV).discarded'; rm -rf '$(VENV).discarded'; fi

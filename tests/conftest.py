@@ -1,0 +1,54 @@
+"""What all tests share: which group a process runs, and which tests need a GPU.
+
+Triton decides when it is imported whether kernels are interpreted (TRITON_INTERPRET=1) or compiled, so
+a process runs one group: tests/interpreter with the variable set, everything else without it. Plain
+`pytest` starts the other process itself (test_interpreter_group.py); `make test` starts both.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+INTERPRETER = HERE / "interpreter"
+INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    inside = collection_path.is_relative_to(INTERPRETER)
+    if INTERPRETING:
+        return None if inside or collection_path in (HERE, HERE.parent) else True
+    return True if inside else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    gpu_items = [item for item in items if item.get_closest_marker("gpu")]
+    if not gpu_items:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in gpu_items:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def _all_skipped(config: pytest.Config) -> bool:
+    stats = config.pluginmanager.get_plugin("terminalreporter").stats
+    ran = any(stats.get(outcome) for outcome in ("passed", "failed", "error", "xfailed", "xpassed"))
+    return bool(stats.get("skipped")) and not ran
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    on_worker = hasattr(session.config, "workerinput")
+    if not on_worker and session.exitstatus == pytest.ExitCode.OK and _all_skipped(session.config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if _all_skipped(config):
+        terminalreporter.write_line("Every test was skipped, so nothing was shown: a failure.", red=True)
+    if INTERPRETING:
+        terminalreporter.write_line("TRITON_INTERPRET=1: only tests/interpreter is collected.")
+    elif not terminalreporter.stats.get("passed"):
+        terminalreporter.write_line("tests/interpreter is collected only with TRITON_INTERPRET=1 set.")

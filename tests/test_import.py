@@ -1,0 +1,112 @@
+"""Importing the package: no GPU, no driver, little time, exactly the public names; and what is shipped."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SECONDS = 0.3
+ATTEMPTS = 5
+
+PROBE = """
+import json, time
+import torch, triton
+from triton.runtime.driver import driver
+
+def libraries():
+    with open("/proc/self/maps") as maps:
+        return sorted({line.split()[-1] for line in maps if "libcuda" in line or "libnvidia" in line})
+
+before = libraries()
+start = time.perf_counter()
+import triton_gemm
+seconds = time.perf_counter() - start
+
+import __future__, types
+public = [
+    name for name, value in vars(triton_gemm).items()
+    if not name.startswith("_") and not isinstance(value, (types.ModuleType, __future__._Feature))
+]
+print(json.dumps({
+    "seconds": seconds,
+    "cuda_initialized": torch.cuda.is_initialized(),
+    "drivers": [repr(d) for d in (driver._default, driver._active) if d is not None],
+    "new_libraries": [path for path in libraries() if path not in before],
+    "all": list(triton_gemm.__all__),
+    "missing": [name for name in triton_gemm.__all__ if not hasattr(triton_gemm, name)],
+    "public": public,
+    "version": triton_gemm.__version__,
+}))
+"""
+
+
+def probe(**variables: str) -> dict[str, Any]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}", **variables}
+    done = subprocess.run([sys.executable, "-c", PROBE], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+@pytest.fixture(scope="module")
+def imported() -> dict[str, Any]:
+    return probe()
+
+
+def test_takes_no_gpu(imported: dict[str, Any]) -> None:
+    assert not imported["cuda_initialized"]
+    assert imported["drivers"] == []
+    assert imported["new_libraries"] == []
+
+
+def test_works_where_no_gpu_is_visible() -> None:
+    assert probe(CUDA_VISIBLE_DEVICES="")["drivers"] == []
+
+
+def test_costs_little(imported: dict[str, Any]) -> None:
+    # The least of several: other processes can only add to it.
+    least = imported["seconds"]
+    for _ in range(ATTEMPTS - 1):
+        if least < SECONDS:
+            break
+        least = min(least, probe()["seconds"])
+    assert least < SECONDS, f"`import triton_gemm` costs {least:.2f} s beyond torch and triton"
+
+
+def test_all_is_exactly_the_public_names(imported: dict[str, Any]) -> None:
+    assert imported["missing"] == []
+    assert len(imported["all"]) == len(set(imported["all"]))
+    assert set(imported["public"]) == {name for name in imported["all"] if not name.startswith("_")}
+
+
+def test_the_wheel_holds_everything(imported: dict[str, Any], tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    for package in ("triton_gemm", "reference_cuda"):
+        shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--wheel-dir", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", str(source), *options], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if ".dist-info/" not in name}
+        (metadata_name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = archive.read(metadata_name).decode()
+    written = {str(path.relative_to(source)) for path in source.glob("*/**/*") if path.is_file()}
+    written = {path for path in written if path.startswith(("triton_gemm/", "reference_cuda/"))}
+    assert {"triton_gemm/py.typed", "reference_cuda/py.typed"} <= packed
+    assert packed == written
+    assert f"\nVersion: {imported['version']}\n" in metadata

@@ -1,0 +1,186 @@
+"""Who may import whom. CONTRIBUTING.md shows the same table, and a test here keeps the two alike."""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+TREES = ("triton_gemm", "reference_cuda", "perf", "tests")
+
+# A room is a module or package and all that is in it. The standard library and a room's own modules
+# are always allowed; everything else that a room may import is named here, other packages included.
+TYPES = {"problem", "device", "config"}
+TRITON = {"torch", "triton", "compat"}
+TABLE: dict[str, set[str]] = {
+    "triton_gemm": TYPES | {"api", "ops", "plan", "select", "tuning"},
+    "api": TYPES | {"torch", "plan", "ops"},
+    "ops": {"torch", "problem", "config", "plan"},
+    "problem": {"torch"},
+    "device": {"torch"},
+    "config": {"torch", "device"},
+    "cost_model": TYPES | {"torch"},
+    "compat": {"triton"},
+    "aot": {"triton", "compat"},
+    "select": TYPES | {"torch", "cost_model", "kernels", "tuned"},
+    "plan": TYPES | TRITON | {"select", "kernels", "ladder"},
+    "tuning": TYPES | TRITON | {"cost_model", "kernels", "ladder"},
+    "tuned": set(),
+    "kernels": TYPES | TRITON | {"ladder"},
+    "ladder": TYPES | TRITON,
+    "cli": TYPES | {"torch", "triton", "triton_gemm", "api", "plan", "select", "tuning"},
+    "reference_cuda": {"torch"},
+    "perf": {"torch", "triton", "numpy", "pandas", "matplotlib", "rich", "triton_gemm.*", "reference_cuda"},
+    "tests": {"torch", "triton", "numpy", "pytest", "hypothesis", "triton_gemm.*", "reference_cuda", "perf"},
+}
+# Beyond imports: select is pure, and must give the same answer where there is no GPU.
+NEVER_NAMES = {"select": "torch.cuda"}
+
+
+def room_of(module: str) -> str:
+    """`triton_gemm.ladder.k03_tile` -> `ladder`; `perf.bench` -> `perf`; `torch.nn` -> `torch`."""
+    parts = module.split(".")
+    return parts[1] if parts[0] == "triton_gemm" and len(parts) > 1 else parts[0]
+
+
+def module_name(path: Path, root: Path) -> str:
+    parts = path.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def is_module(module: str, root: Path) -> bool:
+    path = root.joinpath(*module.split("."))
+    return path.is_dir() or path.with_suffix(".py").is_file() or room_of(module) in TABLE
+
+
+def imports(path: Path, root: Path) -> Iterator[tuple[int, str]]:
+    """(line, absolute module) of every import in the file, those inside functions included."""
+    module = module_name(path, root)
+    package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*above, *filter(None, [node.module])])
+            for alias in node.names:
+                inner = f"{base}.{alias.name}"
+                is_ours = base.split(".")[0] in TREES
+                yield node.lineno, inner if is_ours and is_module(inner, root) else base
+
+
+def dotted_names(path: Path) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Attribute):
+            yield node.lineno, ast.unparse(node)
+
+
+def rung_number(module: str) -> int | None:
+    found = re.fullmatch(r"triton_gemm\.ladder\.k(\d\d)_\w+", module)
+    return int(found.group(1)) if found else None
+
+
+def may_import(room: str, target: str, root: Path) -> bool:
+    wanted = room_of(target)
+    allowed = TABLE[room]
+    if wanted == room or wanted in sys.stdlib_module_names or wanted in allowed:
+        return True
+    if room == "perf" and (root / "perf" / f"{target}.py").is_file():
+        return True  # perf/report.py is run as a script, so its neighbours are top-level modules to it
+    return "triton_gemm.*" in allowed and target.split(".")[0] == "triton_gemm"
+
+
+def violations(root: Path) -> list[str]:
+    found = []
+    for path in sorted(p for tree in TREES for p in (root / tree).rglob("*.py")):
+        module = module_name(path, root)
+        room = room_of(module)
+        where = path.relative_to(root)
+        if room not in TABLE:
+            found.append(f"{where}: there is no room '{room}' in the table")
+            continue
+        for line, target in imports(path, root):
+            if not may_import(room, target, root):
+                found.append(f"{where}:{line}: '{room}' may not import {target}")
+            number = rung_number(module)
+            if number is not None and room_of(target) == "ladder":
+                imported = rung_number(target)
+                is_lower = imported is not None and imported < number
+                if not is_lower and target != "triton_gemm.ladder.rung":
+                    found.append(f"{where}:{line}: a rung imports rung.py and lower rungs, not {target}")
+        for line, name in dotted_names(path) if room in NEVER_NAMES else ():
+            if name == NEVER_NAMES[room]:
+                found.append(f"{where}:{line}: '{room}' may not use {name}")
+    return found
+
+
+def test_every_import_is_allowed() -> None:
+    found = violations(ROOT)
+    assert not found, "\n" + "\n".join(found)
+
+
+def test_the_walk_sees_this_tree() -> None:
+    seen = {module_name(p, ROOT) for tree in TREES for p in (ROOT / tree).rglob("*.py")}
+    assert "tests.test_rooms" in seen
+    assert "pytest" in {target for _, target in imports(Path(__file__), ROOT)}
+
+
+@pytest.mark.parametrize(
+    ("path", "line", "complaint"),
+    [
+        ("triton_gemm/problem.py", "import triton", "'problem' may not import triton"),
+        ("triton_gemm/problem.py", "def f():\n    from . import kernels", "not import triton_gemm.kernels"),
+        ("triton_gemm/device.py", "import triton.language as tl", "not import triton.language"),
+        ("triton_gemm/ladder/k03_tile.py", "from ..api import matmul", "not import triton_gemm.api"),
+        ("triton_gemm/ladder/k03_tile.py", "from triton_gemm import plan", "not import triton_gemm.plan"),
+        ("triton_gemm/ladder/k03_tile.py", "from . import LADDER", "not triton_gemm.ladder"),
+        ("triton_gemm/ladder/k03_tile.py", "from .k04_group import launch", "k04_group"),
+        ("triton_gemm/ladder/k03_tile.py", "from .k03_tile import launch", "k03_tile"),
+        ("triton_gemm/kernels/dense.py", "import triton_gemm.select", "not import triton_gemm.select"),
+        ("triton_gemm/api.py", "from triton_gemm.kernels import dense", "not import triton_gemm.kernels"),
+        ("triton_gemm/select.py", "import torch\ntorch.cuda.current_device()", "may not use torch.cuda"),
+        ("triton_gemm/plan.py", "from . import ops", "not import triton_gemm.ops"),
+        ("triton_gemm/api.py", "import requests", "not import requests"),
+        ("triton_gemm/api.py", "import perf.bench", "not import perf.bench"),
+        ("triton_gemm/helpers.py", "import torch", "no room 'helpers'"),
+        ("reference_cuda/__init__.py", "import triton_gemm", "not import triton_gemm"),
+        ("perf/bench.py", "from tests import conftest", "not import tests.conftest"),
+        ("tests/test_a.py", "import pandas", "'tests' may not import pandas"),
+    ],
+)
+def test_a_planted_violation_is_caught(tmp_path: Path, path: str, line: str, complaint: str) -> None:
+    planted = tmp_path / path
+    planted.parent.mkdir(parents=True)
+    planted.write_text(line + "\n")
+    found = violations(tmp_path)
+    assert len(found) == 1
+    assert complaint in found[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ("triton_gemm/__init__.py", "from .api import matmul"),
+        ("triton_gemm/api.py", "from __future__ import annotations\nfrom .plan import plan_for"),
+        ("triton_gemm/plan.py", "from .ladder import LADDER\nfrom .select import select"),
+        ("triton_gemm/ladder/__init__.py", "from . import k01_naive, k11_warp_specialized"),
+        ("triton_gemm/ladder/k04_group.py", "from .k03_tile import launch\nfrom .rung import Rung"),
+        ("triton_gemm/ladder/k04_group.py", "import triton.language as tl\nfrom ..config import GemmConfig"),
+        ("perf/report.py", "import rich.progress\nimport triton_gemm.ladder\nimport reference_cuda"),
+        ("tests/gpu/test_b.py", "import triton_gemm.aot\nfrom perf import roofline"),
+    ],
+)
+def test_what_the_table_allows_passes(tmp_path: Path, path: str, line: str) -> None:
+    planted = tmp_path / path
+    planted.parent.mkdir(parents=True)
+    planted.write_text(line + "\n")
+    assert violations(tmp_path) == []
+
+
+def test_contributing_shows_this_table() -> None:
+    section = (ROOT / "CONTRIBUTING.md").read_text().split("\n## Rooms\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `([^`]+)` \| ([^|]*) ?\|", section, flags=re.MULTILINE)
+    assert {room: set(re.findall(r"`([^`]+)`", may)) for room, may in rows} == TABLE

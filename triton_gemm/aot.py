@@ -1,0 +1,133 @@
+"""What the compiler makes of a kernel, found without a GPU: capture a launch, compile it for any target, read the SASS.
+
+Nothing here runs on the way of a product; tests and the report use it.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler.compiler import make_backend
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.runtime.jit import JITFunction, create_function_from_signature
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch that was asked for and not made: the kernel and its arguments by name."""
+
+    kernel: JITFunction[Any]
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What became of one kernel on one target.
+
+    registers: of a thread; shared: bytes of a block; spills: SASS loads and stores to local memory;
+    instructions: SASS opcodes (`HGMMA.64x128x16.F32` counts under `HGMMA`) in the kernel's text, not executed;
+    asm: Triton's stages by name (`ttir`, `ttgir`, `llir`, `ptx`) and `sass`.
+    """
+
+    name: str
+    target: str
+    registers: int
+    shared: int
+    spills: int
+    instructions: Counter[str]
+    asm: dict[str, str] = field(repr=False)
+
+
+@contextmanager
+def capture() -> Iterator[list[Launch]]:
+    """Inside, kernels are noted in the list instead of launched, so `meta` tensors will do for operands."""
+    launches: list[Launch] = []
+
+    def note(self: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        launches.append(Launch(self, {**dict(zip(self.arg_names, args, strict=False)), **kwargs}))
+
+    original = JITFunction.run
+    JITFunction.run = note
+    try:
+        yield launches
+    finally:
+        JITFunction.run = original
+
+
+def compile_launch(launch: Launch, capability: tuple[int, int]) -> Compiled:
+    """Compiles a captured launch for a compute capability; raises whatever the compiler raises."""
+    kernel, target = launch.kernel, GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
+    backend = make_backend(target)
+    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+    bound, specialization, options = bind(**launch.arguments)
+    options, signature, constexprs, attributes = kernel._pack_args(
+        backend, dict(options), bound, specialization, options
+    )
+    source_type = GluonASTSource if kernel.is_gluon() else triton.compiler.ASTSource
+    source = source_type(kernel, signature, constexprs, attributes)
+    compiled = triton.compile(source, target=target, options=options.__dict__)
+    sass, usage = _disassemble(compiled.asm["cubin"])
+    instructions = Counter(re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z0-9]+)", sass, re.MULTILINE))
+    return Compiled(
+        name=compiled.metadata.name,
+        target=f"sm_{target.arch}",
+        registers=int(usage["REG"]),
+        shared=compiled.metadata.shared,
+        spills=instructions["STL"] + instructions["LDL"],
+        instructions=instructions,
+        asm={**{stage: text for stage, text in compiled.asm.items() if isinstance(text, str)}, "sass": sass},
+    )
+
+
+def compile_call(
+    call: Callable[..., object],
+    shapes: tuple[int, int, int],
+    dtype: torch.dtype,
+    capability: tuple[int, int],
+    *,
+    out_dtype: torch.dtype | None = None,
+    layout: str = "nn",
+    **options: Any,
+) -> list[Compiled]:
+    """Compiles every kernel that `call(a, b, c, **options)` would launch on (M, N, K) operands that do not exist.
+
+    `layout` gives A's and B's: n row-major, t column-major. The call must be told its config.
+    """
+    M, N, K = shapes
+
+    def operand(rows: int, columns: int, order: str) -> torch.Tensor:
+        if order == "n":
+            return torch.empty(rows, columns, dtype=dtype, device="meta")
+        return torch.empty(columns, rows, dtype=dtype, device="meta").T
+
+    c = torch.empty(M, N, dtype=out_dtype or dtype, device="meta")
+    with capture() as launches:
+        call(operand(M, K, layout[0]), operand(K, N, layout[1]), c, **options)
+    return [compile_launch(launch, capability) for launch in launches]
+
+
+@lru_cache(maxsize=64)
+def _disassemble(cubin: bytes) -> tuple[str, dict[str, str]]:
+    """The SASS and the resource usage (REG, STACK, SHARED, ...) of a cubin, by the cuobjdump in Triton's wheel."""
+    cuobjdump = triton.knobs.nvidia.cuobjdump.path
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "kernel.cubin")
+        path.write_bytes(cubin)
+
+        def run(flag: str) -> str:
+            return subprocess.run([cuobjdump, flag, path], capture_output=True, text=True, check=True).stdout
+
+        sass, usage = run("-sass"), run("-res-usage")
+    return sass, dict(re.findall(r"(\w+):(\d+)", usage))

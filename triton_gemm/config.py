@@ -1,0 +1,64 @@
+"""GemmConfig: the compile-time choices of a kernel, and the one predicate that says whether a GPU can take them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .device import DeviceInfo
+
+REGISTERS_PER_SM = 65_536
+MAX_REGISTERS_PER_THREAD = 255
+
+
+@dataclass(frozen=True)
+class GemmConfig:
+    """Tile sizes (elements) and launch figures of one compiled kernel; None where a kernel has no such parameter."""
+
+    BLOCK_M: int | None = None
+    BLOCK_N: int | None = None
+    BLOCK_K: int | None = None
+    GROUP_M: int | None = None
+    num_warps: int = 4
+    num_stages: int = 1
+
+    def meta(self) -> dict[str, int]:
+        """The kernel's own compile-time parameters."""
+        tiles = {
+            "BLOCK_M": self.BLOCK_M,
+            "BLOCK_N": self.BLOCK_N,
+            "BLOCK_K": self.BLOCK_K,
+            "GROUP_M": self.GROUP_M,
+        }
+        return {name: value for name, value in tiles.items() if value is not None}
+
+    def kwargs(self) -> dict[str, int]:
+        """Everything a launch takes by keyword: `kernel[grid](*args, **config.kwargs())`."""
+        return {**self.meta(), "num_warps": self.num_warps, "num_stages": self.num_stages}
+
+    def shared_memory(self, itemsize: int) -> int:
+        """Bytes of shared memory for `num_stages` tiles of A and of B whose elements have `itemsize` bytes."""
+        if self.BLOCK_M is None or self.BLOCK_N is None or self.BLOCK_K is None:
+            return 0
+        return self.num_stages * (self.BLOCK_M + self.BLOCK_N) * self.BLOCK_K * itemsize
+
+    def accumulators(self) -> int:
+        """fp32 accumulator registers a thread holds."""
+        return (self.BLOCK_M or 1) * (self.BLOCK_N or 1) // (32 * self.num_warps)
+
+    def illegal(self, device: DeviceInfo, itemsize: int) -> str | None:
+        """Why `device` cannot run this configuration on elements of `itemsize` bytes, or None if it can.
+
+        The accumulators may take half of a thread's registers: the rest holds fragments, addresses and predicates.
+        """
+        shared = self.shared_memory(itemsize)
+        if shared > device.shared_memory:
+            return f"needs {shared} bytes of shared memory, {device.name} has {device.shared_memory}"
+        registers = min(MAX_REGISTERS_PER_THREAD, REGISTERS_PER_SM // (32 * self.num_warps))
+        if self.accumulators() > (registers + 1) // 2:
+            return f"{self.accumulators()} accumulators a thread leave too few of {registers} registers"
+        return None
+
+    def __str__(self) -> str:
+        tile = "x".join(str(size) for size in (self.BLOCK_M, self.BLOCK_N, self.BLOCK_K) if size is not None)
+        group = "" if self.GROUP_M is None else f" group {self.GROUP_M}"
+        return f"{tile}{group} {self.num_warps} warps {self.num_stages} stages"

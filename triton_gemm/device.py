@@ -1,0 +1,65 @@
+"""What a kernel's choice depends on: the silicon, read once and lazily."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+# Shared memory one block may ask for (bytes), by compute capability.
+# CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
+SHARED_MEMORY = {
+    (7, 5): 65_536,
+    (8, 0): 166_912,
+    (8, 6): 101_376,
+    (8, 7): 166_912,
+    (8, 9): 101_376,
+    (9, 0): 232_448,
+    (10, 0): 232_448,
+    (10, 3): 232_448,
+    (11, 0): 232_448,
+    (12, 0): 101_376,
+    (12, 1): 101_376,
+}
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """The figures of one GPU, or of a GPU that is not here (`device_of_capability`).
+
+    name: marketing name; capability: (major, minor); num_sms: multiprocessors;
+    shared_memory: bytes one block may use.
+    """
+
+    name: str
+    capability: tuple[int, int]
+    num_sms: int
+    shared_memory: int
+
+
+def device_of_capability(capability: tuple[int, int]) -> DeviceInfo:
+    """A stand-in for a GPU of that compute capability, for work that needs none (132 SMs assumed)."""
+    return DeviceInfo(f"sm_{capability[0]}{capability[1]}", capability, 132, SHARED_MEMORY[capability])
+
+
+# The interpreter runs programs one after another; four of them make a persistent loop go round.
+INTERPRETER = DeviceInfo("Triton's interpreter", (9, 0), 4, SHARED_MEMORY[9, 0])
+
+
+@lru_cache(maxsize=None)
+def _cuda_device(index: int) -> DeviceInfo:
+    properties = torch.cuda.get_device_properties(index)
+    return DeviceInfo(
+        properties.name,
+        (properties.major, properties.minor),
+        properties.multi_processor_count,
+        properties.shared_memory_per_block_optin,
+    )
+
+
+def device_info(device: torch.device) -> DeviceInfo:
+    """The DeviceInfo of a tensor's device; for the CPU, that of the interpreter."""
+    if device.type != "cuda":
+        return INTERPRETER
+    return _cuda_device(torch.cuda.current_device() if device.index is None else device.index)

@@ -1,0 +1,99 @@
+"""Naive: every result is a dot product read straight from global memory, and lanes walk down the rows.
+
+Changes: nothing before it. One program computes a strip of BLOCK_M rows in one column of C.
+Why: a warp's 32 lanes hold 32 rows of A, K elements apart, so every load of A touches 32 sectors of 32 bytes
+    to use 4 bytes of each; B's element is one broadcast. The L1 cache gives the rest of each sector to the
+    next seven steps, if it is still there.
+Predicts: 8 bytes asked of L1 for every FMA, and 32 L1 wavefronts a load of A: 1 wavefront a clock and SM gives
+    132 SMs x 1.7 GHz x 32 FMA / 33 wavefronts = 0.22 T FMA/s = 0.4 TFLOPS, under 1 % of cuBLAS.
+Requires: fp32; any strides.
+Bound by: the L1 cache's wavefronts (`l1tex__data_pipe`), not memory and not arithmetic.
+Next: k02 turns the strip so that lanes walk along a row.
+
+Retells seeds S3.1 and S4.0.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from ..compat import round_to
+from ..config import GemmConfig
+from .rung import FMA_CAPABILITIES, Rung, pointer_arguments
+
+STRIP = GemmConfig(BLOCK_M=256, num_warps=8)
+
+RUNG = Rung(
+    module=__name__,
+    title="naive",
+    precision="ieee",
+    dtypes=(torch.float32,),
+    instructions=dict.fromkeys(FMA_CAPABILITIES, ("FFMA",)),
+    configs=(STRIP,),
+    twins=("c01_naive_uncoalesced",),
+)
+
+
+@triton.jit
+def naive_kernel(
+    a_ptr,
+    b_ptr,
+    c_ptr,
+    M,
+    N,
+    K,
+    stride_am,
+    stride_ak,
+    stride_bk,
+    stride_bn,
+    stride_cm,
+    stride_cn,
+    alpha,
+    beta,
+    HAS_BETA: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    # Locate the strip: neighbouring programs take neighbouring columns, and share their rows of A in L2.
+    pid = tl.program_id(0)
+    pid_m = pid // N
+    n = (pid % N).to(tl.int64)
+    offs_m = (pid_m * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)  # lanes along M: uncoalesced
+
+    # Prologue
+    a_ptrs = a_ptr + offs_m * stride_am
+    b_ptrs = b_ptr + n * stride_bn
+    acc = tl.zeros((BLOCK_M,), dtype=tl.float32)
+
+    # Main loop
+    for k in range(K):
+        acc += tl.load(a_ptrs, mask=offs_m < M, other=0.0) * tl.load(b_ptrs)
+        a_ptrs += stride_ak
+        b_ptrs += stride_bk
+
+    # Epilogue
+    store(c_ptr + offs_m * stride_cm + n * stride_cn, acc, offs_m < M, alpha, beta, HAS_BETA)
+
+
+@triton.jit
+def store(c_ptrs, acc, mask, alpha, beta, HAS_BETA: tl.constexpr):
+    """C = alpha acc + beta C at c_ptrs, rounded once; without HAS_BETA no element of C is read."""
+    out = alpha * acc
+    if HAS_BETA:
+        out += beta * tl.load(c_ptrs, mask=mask, other=0.0).to(tl.float32)
+    tl.store(c_ptrs, round_to(out, c_ptrs.dtype.element_ty), mask=mask)
+
+
+def launch(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    config: GemmConfig | None = None,
+) -> None:
+    """c = alpha a @ b + beta c for fp32 a [M, K], b [K, N], c [M, N]."""
+    config = config or STRIP
+    assert config.BLOCK_M is not None
+    M, N = c.shape
+    grid = (triton.cdiv(M, config.BLOCK_M) * N,)
+    naive_kernel[grid](**pointer_arguments(a, b, c, alpha, beta), **config.kwargs())

@@ -1,0 +1,91 @@
+"""Coalesced: the same arithmetic with a warp's lanes along a row of C.
+
+Changes: against k01, the strip lies along N: one program computes BLOCK_N columns of one row.
+Why: 32 lanes now read 32 neighbouring elements of B, 128 bytes in one wavefront, and share one element of A;
+    C is written in whole lines.
+Predicts: 2 wavefronts an FMA step of a warp where k01 had 33, so up to 16 times k01 by that count;
+    but each step still asks 128 new bytes of B from L2 (an SM gets about 64 bytes a clock), which halves it:
+    132 SMs x 1.7 GHz x 64 B / 4 B an FMA = 3.6 T FMA/s = 7 TFLOPS, 8 to 16 times k01.
+Requires: fp32; any strides, coalesced where B and C are row-major.
+Bound by: L2-to-SM traffic and load latency: two loads for every FMA.
+Next: k03 loads a tile once and uses every element of it many times.
+
+Retells seeds S3.2, S2.1 and S0.1.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from ..config import GemmConfig
+from .k01_naive import store
+from .rung import FMA_CAPABILITIES, Rung, pointer_arguments
+
+STRIP = GemmConfig(BLOCK_N=256, num_warps=8)
+
+RUNG = Rung(
+    module=__name__,
+    title="coalesced",
+    precision="ieee",
+    dtypes=(torch.float32,),
+    instructions=dict.fromkeys(FMA_CAPABILITIES, ("FFMA",)),
+    configs=(STRIP,),
+    twins=("c02_naive_coalesced",),
+    predicted=("k01", 10.0),
+)
+
+
+@triton.jit
+def coalesced_kernel(
+    a_ptr,
+    b_ptr,
+    c_ptr,
+    M,
+    N,
+    K,
+    stride_am,
+    stride_ak,
+    stride_bk,
+    stride_bn,
+    stride_cm,
+    stride_cn,
+    alpha,
+    beta,
+    HAS_BETA: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    # Locate the strip: neighbouring programs take neighbouring rows, and share their columns of B in L2.
+    pid = tl.program_id(0)
+    pid_n = pid // M
+    m = (pid % M).to(tl.int64)
+    offs_n = (pid_n * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)  # lanes along N: coalesced
+
+    # Prologue
+    a_ptrs = a_ptr + m * stride_am
+    b_ptrs = b_ptr + offs_n * stride_bn
+    acc = tl.zeros((BLOCK_N,), dtype=tl.float32)
+
+    # Main loop
+    for k in range(K):
+        acc += tl.load(a_ptrs) * tl.load(b_ptrs, mask=offs_n < N, other=0.0)
+        a_ptrs += stride_ak
+        b_ptrs += stride_bk
+
+    # Epilogue
+    store(c_ptr + m * stride_cm + offs_n * stride_cn, acc, offs_n < N, alpha, beta, HAS_BETA)
+
+
+def launch(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    config: GemmConfig | None = None,
+) -> None:
+    """c = alpha a @ b + beta c for fp32 a [M, K], b [K, N], c [M, N]."""
+    config = config or STRIP
+    assert config.BLOCK_N is not None
+    M, N = c.shape
+    grid = (M * triton.cdiv(N, config.BLOCK_N),)
+    coalesced_kernel[grid](**pointer_arguments(a, b, c, alpha, beta), **config.kwargs())

@@ -1,0 +1,112 @@
+"""Grouped launch: programs walk C in bands of GROUP_M tile rows, so that those running together share operands.
+
+Changes: against k03, a 1-D grid and `grouped_pid`, which turns the program's number into a tile.
+Why: about 132 SMs x a few programs run at once. In row-major order they cover a few whole rows of tiles and so all
+    of B; in a band of GROUP_M rows they cover a near-square patch, whose A and B together are smaller and stay in L2.
+Predicts: a wave of W tiles reads W/GROUP_M + GROUP_M tile strips where it read W/n + n (n tiles in a row of C):
+    at 4096^3, 64 x 64 tiles and W = 528, 75 strips with GROUP_M = 8 against 72 row-major. Both operands (64 MB each)
+    nearly fit the 50 MB L2, and k03 is bound by shared memory: a factor of 1.0 here, more where A and B outgrow L2.
+Requires: fp32; any shape and strides.
+Bound by: as k03, shared-memory bandwidth and latency.
+Next: k05 gives each thread more results to lower the shared-memory reads per FMA.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from ..config import GemmConfig
+from .k03_blocked import operand_pointers, store_tile
+from .rung import FMA_CAPABILITIES, Rung, autotune, pointer_arguments, run, tune_key
+
+CONFIGS = tuple(
+    GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group, num_warps=warps)
+    for m, n, k, warps in [(32, 32, 32, 4), (64, 32, 32, 4), (64, 64, 16, 4), (64, 64, 32, 8)]
+    for group in (1, 4, 8)
+)
+
+RUNG = Rung(
+    module=__name__,
+    title="grouped launch",
+    precision="ieee",
+    dtypes=(torch.float32,),
+    instructions=dict.fromkeys(FMA_CAPABILITIES, ("FFMA", "LDS", "STS")),
+    configs=CONFIGS,
+    twins=("c03_shared_tiled",),
+    predicted=("k03", 1.0),
+)
+
+
+@autotune(CONFIGS)
+@triton.jit
+def grouped_kernel(
+    a_ptr,
+    b_ptr,
+    c_ptr,
+    M,
+    N,
+    K,
+    stride_am,
+    stride_ak,
+    stride_bk,
+    stride_bn,
+    stride_cm,
+    stride_cn,
+    alpha,
+    beta,
+    HAS_BETA: tl.constexpr,
+    TUNE_KEY: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+):
+    # Locate the tile
+    pid_m, pid_n = grouped_pid(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
+
+    # Prologue
+    a_ptrs, b_ptrs = operand_pointers(
+        a_ptr, b_ptr, pid_m, pid_n, M, N, stride_am, stride_ak, stride_bk, stride_bn, BLOCK_M, BLOCK_N, BLOCK_K
+    )
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+
+    # Main loop
+    offs_k = tl.arange(0, BLOCK_K)
+    for k in range(0, K, BLOCK_K):
+        a = tl.load(a_ptrs, mask=offs_k[None, :] < K - k, other=0.0)
+        b = tl.load(b_ptrs, mask=offs_k[:, None] < K - k, other=0.0)
+        acc = tl.dot(a, b, acc, input_precision="ieee")
+        a_ptrs += tl.cast(BLOCK_K, tl.int64) * stride_ak
+        b_ptrs += tl.cast(BLOCK_K, tl.int64) * stride_bk
+
+    # Epilogue
+    store_tile(c_ptr, acc, pid_m, pid_n, M, N, stride_cm, stride_cn, alpha, beta, HAS_BETA, BLOCK_M, BLOCK_N)
+
+
+@triton.jit
+def grouped_pid(tile_id, num_m, num_n, GROUP_M: tl.constexpr):
+    """Tile (pid_m, pid_n) of `tile_id` when C's num_m x num_n tiles are walked in bands of GROUP_M rows, each band
+    column by column; the last band may be lower. The order is Triton's tutorial 03's."""
+    band = tile_id // (GROUP_M * num_n)
+    first_m = band * GROUP_M
+    rows = tl.minimum(num_m - first_m, GROUP_M)
+    within = tile_id % (GROUP_M * num_n)
+    return first_m + within % rows, within // rows
+
+
+def tiles(M: int, N: int):
+    """The 1-D grid: one program for every tile of C."""
+    return lambda meta: (triton.cdiv(M, meta["BLOCK_M"]) * triton.cdiv(N, meta["BLOCK_N"]),)
+
+
+def launch(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    config: GemmConfig | None = None,
+) -> None:
+    """c = alpha a @ b + beta c for fp32 a [M, K], b [K, N], c [M, N]."""
+    arguments = {**pointer_arguments(a, b, c, alpha, beta), "TUNE_KEY": tune_key(a, b, c)}
+    run(grouped_kernel, tiles(*c.shape), arguments, CONFIGS, config)

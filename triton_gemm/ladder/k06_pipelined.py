@@ -1,0 +1,61 @@
+"""Pipelined: the loads of the next k-tiles run under the FMAs of this one.
+
+Changes: against k05, num_stages goes from 1 to 2-4: Triton turns the loop's loads into `cp.async` into a ring of
+    shared-memory tiles and starts them num_stages - 1 iterations ahead. In CUDA C++ this is the double buffer.
+Why: a load from L2 takes some 300 clocks, from memory 600 to 800; a 128 x 128 x 16 k-tile has 1024 FFMA a warp
+    scheduler issues in about 2048 clocks for its two warps. Overlapped, the loads cost only their issue slots, and
+    `cp.async` spares the registers and the store to shared memory that a load through registers takes.
+Predicts: k05 exposes one latency and two barriers in each k-tile, about 500 clocks in 2500: 1.2 times k05,
+    near 0.85 of cuBLAS.
+Requires: fp32, sm_80 or newer for `cp.async`; any shape and strides, `cp.async` only where 4 bytes or more align.
+Bound by: the FP32 pipes' issue slots: for 64 FFMA a thread also issues 6 shared loads and its share of addresses.
+Next: more fp32 needs other arithmetic; k07 goes to the tensor cores.
+
+Retells seed S2.4.
+"""
+
+import torch
+
+from ..config import GemmConfig
+from .k04_grouped import grouped_kernel, tiles
+from .rung import FMA_CAPABILITIES, Rung, autotune, pointer_arguments, run, tune_key
+
+CONFIGS = tuple(
+    GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group, num_warps=warps, num_stages=stages)
+    for m, n, k, warps in [
+        (128, 128, 16, 8),
+        (128, 128, 32, 8),
+        (128, 64, 16, 4),
+        (64, 128, 16, 4),
+        (64, 64, 16, 4),
+        (32, 32, 32, 4),
+    ]
+    for stages in (2, 3, 4)
+    for group in (4, 8)
+)
+
+RUNG = Rung(
+    module=__name__,
+    title="pipelined",
+    precision="ieee",
+    dtypes=(torch.float32,),
+    instructions=dict.fromkeys(FMA_CAPABILITIES, ("FFMA", "LDGSTS", "LDS.128")),
+    configs=CONFIGS,
+    twins=("c07_warp_tiled",),
+    predicted=("k05", 1.2),
+)
+
+pipelined_kernel = autotune(CONFIGS)(grouped_kernel.fn)
+
+
+def launch(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    config: GemmConfig | None = None,
+) -> None:
+    """c = alpha a @ b + beta c for fp32 a [M, K], b [K, N], c [M, N]."""
+    arguments = {**pointer_arguments(a, b, c, alpha, beta), "TUNE_KEY": tune_key(a, b, c)}
+    run(pipelined_kernel, tiles(*c.shape), arguments, CONFIGS, config)

@@ -1,0 +1,165 @@
+"""TF32 tensor cores: fp32 operands rounded to ten bits of mantissa, multiplied by tensor cores, summed in fp32.
+
+Changes: against k06, `tl.dot(input_precision="tf32")`, and a pass before it that rounds the operands to nearest and
+    lays both out with K contiguous.
+Why: a Hopper SM does 1024 dense TF32 FMAs a clock, eight times its 128 FFMAs. The unit ignores the low 13
+    bits of its operands, which truncates: errors up to 2^-10 and all toward zero, where cuBLAS rounds. And its
+    `wgmma` reads TF32 from shared memory only with K contiguous: a row-major B must be turned somewhere.
+Predicts: the product alone at 0.9 of cuBLAS; the pass moves 2 x 8 bytes an element pair, 256 MB at 4096^3, 0.09 ms
+    beside 0.37 ms: 0.7 of cuBLAS, 5.5 times k06. Truncated, the error is 2.6 times that of cuBLAS; rounded, equal.
+Requires: fp32, sm_80 or newer; any shape and strides; workspace for a rounded copy of A and of B.
+Bound by: the pass's memory traffic, then shared-memory bandwidth: TF32 operands have twice the bytes of fp16.
+Next: k08 halves the operands' bytes.
+
+Retells seed S2.5.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from ..compat import INTERPRETED
+from ..config import GemmConfig
+from .k03_blocked import operand_pointers, store_tile
+from .k04_grouped import grouped_pid, tiles
+from .rung import Rung, autotune, pointer_arguments, run, tune_key
+
+CONFIGS = tuple(
+    GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=8, num_warps=warps, num_stages=stages)
+    for m, n, k, warps, stages in [
+        (128, 128, 32, 8, 3),
+        (128, 128, 32, 4, 3),
+        (128, 128, 32, 4, 4),
+        (128, 256, 32, 8, 3),
+        (128, 256, 32, 8, 4),
+        (256, 128, 32, 8, 3),
+        (64, 128, 32, 4, 4),
+        (64, 64, 32, 4, 4),
+    ]
+)
+
+RUNG = Rung(
+    module=__name__,
+    title="TF32 tensor cores",
+    precision="tf32",
+    dtypes=(torch.float32,),
+    instructions={
+        (8, 0): ("HMMA", "TF32", "LDGSTS"),
+        (8, 9): ("HMMA", "TF32", "LDGSTS"),
+        (9, 0): ("HGMMA", "TF32", "LDGSTS"),
+        (10, 0): ("UTCHMMA", "LDGSTS"),
+        (12, 0): ("HMMA", "TF32", "LDGSTS"),
+    },
+    configs=CONFIGS,
+    twins=("c08_wmma_tf32",),
+    predicted=("k06", 5.5),
+)
+
+_INTERPRETED = tl.constexpr(INTERPRETED)
+
+
+@triton.jit
+def round_tf32(x):
+    """fp32 x rounded to TF32: to nearest, ties away from zero, as `cvt.rna.tf32.f32` (PTX ISA, `cvt`)."""
+    if _INTERPRETED:  # runs no inline assembly
+        bits = x.to(tl.uint32, bitcast=True)
+        nearest = ((bits + 0x1000) & 0xFFFFE000).to(tl.float32, bitcast=True)
+        return tl.where(x == x, nearest, x)
+    else:
+        return tl.inline_asm_elementwise(
+            "cvt.rna.tf32.f32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+
+
+@triton.jit
+def round_kernel(
+    x_ptr,
+    out_ptr,
+    rows,
+    columns,
+    padded,
+    stride_row,
+    stride_column,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+):
+    """out [rows, padded], row-major, becomes x [rows, columns] rounded; the padding becomes 0."""
+    blocks = tl.cdiv(padded, BLOCK_COLUMNS)
+    pid = tl.program_id(0)
+    r = ((pid // blocks) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)).to(tl.int64)[:, None]
+    k = ((pid % blocks) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)).to(tl.int64)[None, :]
+    x = tl.load(x_ptr + r * stride_row + k * stride_column, mask=(r < rows) & (k < columns), other=0.0)
+    tl.store(out_ptr + r * padded + k, round_tf32(x), mask=(r < rows) & (k < padded))
+
+
+@autotune(CONFIGS)
+@triton.jit
+def tf32_kernel(
+    a_ptr,
+    b_ptr,
+    c_ptr,
+    M,
+    N,
+    K,
+    stride_am,
+    stride_ak,
+    stride_bk,
+    stride_bn,
+    stride_cm,
+    stride_cn,
+    alpha,
+    beta,
+    HAS_BETA: tl.constexpr,
+    TUNE_KEY: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+):
+    # Locate the tile
+    pid_m, pid_n = grouped_pid(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
+
+    # Prologue
+    a_ptrs, b_ptrs = operand_pointers(
+        a_ptr, b_ptr, pid_m, pid_n, M, N, stride_am, stride_ak, stride_bk, stride_bn, BLOCK_M, BLOCK_N, BLOCK_K
+    )
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+
+    # Main loop
+    offs_k = tl.arange(0, BLOCK_K)
+    for k in range(0, K, BLOCK_K):
+        a = tl.load(a_ptrs, mask=offs_k[None, :] < K - k, other=0.0)
+        b = tl.load(b_ptrs, mask=offs_k[:, None] < K - k, other=0.0)
+        acc = tl.dot(a, b, acc, input_precision="tf32")
+        a_ptrs += tl.cast(BLOCK_K, tl.int64) * stride_ak
+        b_ptrs += tl.cast(BLOCK_K, tl.int64) * stride_bk
+
+    # Epilogue
+    store_tile(c_ptr, acc, pid_m, pid_n, M, N, stride_cm, stride_cn, alpha, beta, HAS_BETA, BLOCK_M, BLOCK_N)
+
+
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    """x [rows, columns] rounded to TF32, row-major, its rows padded with zeros to a multiple of 32 elements."""
+    rows, columns = x.shape
+    padded = 32 * triton.cdiv(columns, 32)
+    out = torch.empty(rows, padded, dtype=torch.float32, device=x.device)
+    grid = (triton.cdiv(rows, 64) * triton.cdiv(padded, 64),)
+    round_kernel[grid](x, out, rows, columns, padded, *x.stride(), BLOCK_ROWS=64, BLOCK_COLUMNS=64, num_warps=8)
+    return out
+
+
+def launch(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    config: GemmConfig | None = None,
+    *,
+    round_operands: bool = True,
+) -> None:
+    """c = alpha a @ b + beta c for fp32 a [M, K], b [K, N], c [M, N]; without `round_operands` they are truncated."""
+    if round_operands and alpha != 0:
+        a, b = rounded(a), rounded(b.T).T
+    arguments = {**pointer_arguments(a, b, c, alpha, beta), "TUNE_KEY": tune_key(a, b, c)}
+    run(tf32_kernel, tiles(*c.shape), arguments, CONFIGS, config)

@@ -1,0 +1,117 @@
+"""FP16 and BF16 tensor cores, fp32 accumulation.
+
+Changes: against k07, 16-bit operands straight from global memory: no rounding, no copy; k-tiles of 64.
+Why: a Hopper SM does 2048 dense 16-bit FMAs a clock, twice the TF32 rate, and an operand has half the bytes, so
+    the same shared memory holds twice the depth. 16-bit `wgmma` reads either operand in either order.
+Predicts: twice the rate of k07's product and none of its pass, 2.5 times k07; the unit's 989 TFLOPS are out of
+    reach: at 700 W the clock falls, cuBLAS itself holds 0.75 of it. 0.9 of cuBLAS.
+Requires: fp16 or bf16, sm_80 or newer; any shape and strides, `cp.async` where rows start on 16 bytes.
+Bound by: `cp.async`: all warps compute addresses and issue 16-byte copies between their `wgmma`s, and a program's
+    prologue and epilogue overlap nothing.
+Next: k09 keeps programs alive from tile to tile.
+
+Retells seeds S2.6, S4.4 and S4.5.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from ..compat import dot_operand
+from ..config import GemmConfig
+from .k03_blocked import operand_pointers, store_tile
+from .k04_grouped import grouped_pid, tiles
+from .rung import Rung, autotune, pointer_arguments, run, tune_key
+
+CONFIGS = tuple(
+    GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=8, num_warps=warps, num_stages=stages)
+    for m, n, k, warps, stages in [
+        (128, 128, 64, 4, 3),
+        (128, 128, 64, 8, 3),
+        (128, 128, 32, 4, 4),
+        (128, 256, 64, 8, 3),
+        (128, 256, 64, 8, 4),
+        (256, 128, 64, 8, 3),
+        (256, 128, 64, 8, 4),
+        (128, 64, 64, 4, 4),
+        (64, 128, 64, 4, 4),
+        (64, 64, 64, 4, 4),
+        (32, 64, 64, 4, 4),
+    ]
+)
+
+RUNG = Rung(
+    module=__name__,
+    title="FP16/BF16 tensor cores",
+    precision="half",
+    dtypes=(torch.float16, torch.bfloat16),
+    instructions={
+        (8, 0): ("HMMA", "LDGSTS"),
+        (8, 9): ("HMMA", "LDGSTS"),
+        (9, 0): ("HGMMA", "LDGSTS"),
+        (10, 0): ("UTCHMMA", "LDGSTS"),
+        (12, 0): ("HMMA", "LDGSTS"),
+    },
+    configs=CONFIGS,
+    twins=("c09_wmma_fp16", "c10_wmma_fp16_padded", "c11_wmma_fp16_warp_tiled"),
+    predicted=("k07", 2.5),
+)
+
+
+@autotune(CONFIGS)
+@triton.jit
+def tensor_core_kernel(
+    a_ptr,
+    b_ptr,
+    c_ptr,
+    M,
+    N,
+    K,
+    stride_am,
+    stride_ak,
+    stride_bk,
+    stride_bn,
+    stride_cm,
+    stride_cn,
+    alpha,
+    beta,
+    HAS_BETA: tl.constexpr,
+    TUNE_KEY: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+):
+    # Locate the tile
+    pid_m, pid_n = grouped_pid(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
+
+    # Prologue
+    a_ptrs, b_ptrs = operand_pointers(
+        a_ptr, b_ptr, pid_m, pid_n, M, N, stride_am, stride_ak, stride_bk, stride_bn, BLOCK_M, BLOCK_N, BLOCK_K
+    )
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+
+    # Main loop
+    offs_k = tl.arange(0, BLOCK_K)
+    for k in range(0, K, BLOCK_K):
+        a = tl.load(a_ptrs, mask=offs_k[None, :] < K - k, other=0.0)
+        b = tl.load(b_ptrs, mask=offs_k[:, None] < K - k, other=0.0)
+        acc = tl.dot(dot_operand(a), dot_operand(b), acc)
+        a_ptrs += tl.cast(BLOCK_K, tl.int64) * stride_ak
+        b_ptrs += tl.cast(BLOCK_K, tl.int64) * stride_bk
+
+    # Epilogue
+    store_tile(c_ptr, acc, pid_m, pid_n, M, N, stride_cm, stride_cn, alpha, beta, HAS_BETA, BLOCK_M, BLOCK_N)
+
+
+def launch(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    config: GemmConfig | None = None,
+) -> None:
+    """c = alpha a @ b + beta c for fp16 or bf16 a [M, K], b [K, N] and a floating-point c [M, N]."""
+    arguments = {**pointer_arguments(a, b, c, alpha, beta), "TUNE_KEY": tune_key(a, b, c)}
+    run(tensor_core_kernel, tiles(*c.shape), arguments, CONFIGS, config)

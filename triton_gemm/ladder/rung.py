@@ -1,0 +1,210 @@
+"""What every rung shares that is not GEMM: its record, its arguments and its autotuner."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+import triton
+
+from ..compat import INTERPRETED
+from ..config import GemmConfig
+from ..device import DeviceInfo, device_info
+
+log = logging.getLogger("triton_gemm.autotune")
+
+# Where an fp32 kernel without tensor cores is compiled ahead of time and tested.
+FMA_CAPABILITIES = ((8, 0), (8, 9), (9, 0), (10, 0), (12, 0))
+
+HEADER_FIELDS = ("Changes", "Why", "Predicts", "Requires", "Bound by", "Next")
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One rung: what tests, report and pages need to know of its module.
+
+    Attributes:
+        module: the module's dotted name; its last part, `k06_pipelined`, names the rung.
+        title: a few words for plots and tables.
+        precision: "ieee", "tf32" or "half" (fp16 and bf16 operands, fp32 accumulation).
+        dtypes: operand dtypes it takes.
+        capabilities: the compute capabilities it claims to run on.
+        instructions: for each of them, what the SASS of its compiled form must contain.
+        twins: stems in `reference_cuda` of the CUDA kernels it retells.
+        configs: what the autotuner explores; the first legal one is the default without tuning.
+        interpretable: whether Triton's interpreter can run it (it knows no Gluon).
+        predicted: the header's factor as data: (rung compared with, factor at 4096^3 on an H100).
+    """
+
+    module: str
+    title: str
+    precision: str
+    dtypes: tuple[torch.dtype, ...]
+    instructions: Mapping[tuple[int, int], tuple[str, ...]]
+    configs: tuple[GemmConfig, ...]
+    twins: tuple[str, ...] = ()
+    interpretable: bool = True
+    predicted: tuple[str, float] | None = None
+
+    @property
+    def name(self) -> str:
+        """The file's name without its ending: `k03_blocked`."""
+        return self.module.rpartition(".")[2]
+
+    @property
+    def id(self) -> str:
+        """The number: `k03`."""
+        return self.name.partition("_")[0]
+
+    @property
+    def capabilities(self) -> tuple[tuple[int, int], ...]:
+        return tuple(self.instructions)
+
+    @property
+    def launch(self) -> Callable[..., None]:
+        """`launch(a, b, c, alpha=1.0, beta=0.0, config=None)`: c = alpha a @ b + beta c, asynchronously."""
+        launch: Callable[..., None] = sys.modules[self.module].launch
+        return launch
+
+    @cached_property
+    def header(self) -> dict[str, str]:
+        """The six fields of the module's docstring, in order."""
+        text = sys.modules[self.module].__doc__ or ""
+        parts = re.split(rf"^({'|'.join(HEADER_FIELDS)}): ", text, flags=re.MULTILINE)
+        return {name: " ".join(body.split()) for name, body in zip(parts[1::2], parts[2::2], strict=True)}
+
+    def legal_configs(self, device: DeviceInfo, dtype: torch.dtype) -> list[GemmConfig]:
+        """The configurations that fit `device` for operands of `dtype`."""
+        return [config for config in self.configs if config.illegal(device, dtype.itemsize) is None]
+
+
+def pointer_arguments(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, alpha: float, beta: float
+) -> dict[str, Any]:
+    """The arguments that kernels on plain pointers share, for a [M, K], b [K, N], c [M, N] of any strides.
+
+    BLAS: alpha = 0 reads neither A nor B (no K is left), beta = 0 does not read C.
+    """
+    (M, K), N = a.shape, b.shape[1]
+    return {
+        "a_ptr": a,
+        "b_ptr": b,
+        "c_ptr": c,
+        "M": M,
+        "N": N,
+        "K": K if alpha != 0 else 0,
+        "stride_am": a.stride(0),
+        "stride_ak": a.stride(1),
+        "stride_bk": b.stride(0),
+        "stride_bn": b.stride(1),
+        "stride_cm": c.stride(0),
+        "stride_cn": c.stride(1),
+        "alpha": alpha,
+        "beta": beta,
+        "HAS_BETA": beta != 0,
+    }
+
+
+def tune_key(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> str:
+    """What decides the best configuration beside shape and dtype: the GPU, and each operand's stride class.
+
+    A class says what the compiler may assume of a stride: `1` unit, `v` a multiple of 16 bytes, `s` neither.
+    """
+
+    def stride_class(x: torch.Tensor) -> str:
+        vector = max(1, 16 // x.element_size())
+        aligned = x.data_ptr() % 16 == 0
+        classes = ("1" if s == 1 else "v" if s % vector == 0 and aligned else "s" for s in x.stride())
+        return "".join(classes)
+
+    return " ".join([*(stride_class(x) for x in (a, b, c)), device_info(a.device).name])
+
+
+def operand(arguments: Mapping[str, Any], name: str) -> torch.Tensor:
+    """The tensor behind a kernel's argument `<name>_ptr` or `<name>_desc`."""
+    pointer = arguments.get(f"{name}_ptr")
+    tensor: torch.Tensor = arguments[f"{name}_desc"].base if pointer is None else pointer
+    return tensor
+
+
+class Autotuner(triton.runtime.Autotuner):
+    """`triton.autotune`'s tuner, on which a failing configuration costs a line in the log and not the tuning.
+
+    Triton catches three kinds of exception (autotuner.py, `_bench`); a compiler pass that fails raises others.
+    """
+
+    def _bench(self, *args: Any, config: triton.Config, **meta: Any) -> list[float]:
+        c = operand(meta, "c")
+        saved = c.clone() if meta["HAS_BETA"] else None  # each trial adds to C
+        why = "does not fit"
+        timing = [float("inf")] * 3
+        try:
+            timing = super()._bench(*args, config=config, **meta)
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}".splitlines()[0]
+        if saved is not None:
+            c.copy_(saved)
+        if timing[0] == float("inf"):
+            log.warning("%s leaves out %s: %s", self.base_fn.__name__, config, why)
+        return timing
+
+
+def _legal(configs: list[triton.Config], _: Mapping[str, Any], **arguments: Any) -> list[triton.Config]:
+    a = operand(arguments, "a")
+    device = device_info(a.device)
+    return [
+        config
+        for config in configs
+        if GemmConfig(**config.kwargs, num_warps=config.num_warps, num_stages=config.num_stages).illegal(
+            device, a.element_size()
+        )
+        is None
+    ]
+
+
+def autotune(
+    configs: Sequence[GemmConfig], *, pre_hook: Callable[[dict[str, Any]], None] | None = None
+) -> Callable[[Any], Autotuner]:
+    """`triton.autotune` over `configs`: pruned by `GemmConfig.illegal`, keyed on shape, dtype and `TUNE_KEY`.
+
+    The kernel's arguments come by keyword. Winners are kept on disk where Triton can (not with a pre_hook,
+    which it does not serialise).
+    """
+
+    def decorate(kernel: Any) -> Autotuner:
+        return Autotuner(
+            kernel,
+            kernel.arg_names,
+            [
+                triton.Config(
+                    config.meta(), num_warps=config.num_warps, num_stages=config.num_stages, pre_hook=pre_hook
+                )
+                for config in configs
+            ],
+            ["M", "N", "K", "TUNE_KEY"],
+            reset_to_zero=None,
+            restore_value=None,
+            prune_configs_by={"early_config_prune": _legal},
+            cache_results=pre_hook is None,
+        )
+
+    return decorate
+
+
+def run(
+    kernel: Autotuner, grid: Callable[[Mapping[str, int]], tuple[int, ...]], arguments: dict[str, Any],
+    configs: Sequence[GemmConfig], config: GemmConfig | None,
+) -> None:
+    """Launch `kernel` with `config`, or with the tuned one; the interpreter has nothing to tune and takes the first."""
+    if config is None and INTERPRETED:
+        config = configs[0]
+    if config is None:
+        kernel[grid](**arguments)
+    else:
+        kernel.fn[grid](**arguments, **config.kwargs())
