@@ -23,12 +23,15 @@ else
   PY := $(VENV)/bin/python
   BIN := $(VENV)/bin/
   READY := $(VENV)/.complete
-  # An environment whose interpreter is gone, or is not the one that was asked for, is made again.
+  # An environment is made again when its interpreter is gone or is not the one asked for, or pip was killed in it.
   identify = $(shell $(1) -c 'import sys; print(sys.version.split()[0], "in", sys.base_prefix)' 2>/dev/null)
-  made_with := $(if $(wildcard $(READY)),$(call identify,$(PY)))
-  asked_for := $(if $(filter-out file default,$(origin PYTHON)),$(call identify,$(PYTHON)),$(made_with))
   ifneq ($(wildcard $(READY)),)
+    made_with := $(call identify,$(PY))
+    asked_for := $(if $(filter file,$(origin PYTHON)),$(made_with),$(call identify,$(PYTHON)))
     ifneq ($(made_with),$(or $(asked_for),none))
+      REMAKE := $(READY)
+    endif
+    ifneq ($(wildcard $(VENV)/.changing),)
       REMAKE := $(READY)
     endif
   endif
@@ -45,9 +48,10 @@ help: ## this list
 	  | while IFS='|' read -r name text; do printf '  %-10s %s\n' "$$name" "$$text"; done
 
 # ---- the environment ------------------------------------------------------------------------------
-# $(READY) appears only after everything is installed. Without it the environment is not trusted and
-# is made from nothing, so a killed installation costs time and no more. A folder that make did not
-# make is never deleted.
+# One make at a time works on it, where there is flock.
+# .complete says that everything is installed, and is older than pyproject.toml when it has to be brought
+# up to date. .changing is there while pip works: whoever finds it knows that pip was killed, does not
+# trust the environment and makes it from nothing. A folder that make did not make is never deleted.
 
 $(VENV)/.complete: pyproject.toml constraints.txt
 	@command -v '$(PYTHON)' >/dev/null || { \
@@ -58,7 +62,13 @@ $(VENV)/.complete: pyproject.toml constraints.txt
 	  echo "error: '$(PYTHON)' cannot make virtual environments (no venv or ensurepip module)." >&2; \
 	  echo "       On Debian and Ubuntu: apt install python3-venv. Or name another interpreter with PYTHON=...," >&2; \
 	  echo "       or use an environment that is already active: make VENV=none ..." >&2; exit 1; }
-	@set -e; rm -rf '$(VENV).discarded'; \
+	@set -e; mkdir -p '$(dir $(VENV))'; \
+	if command -v flock >/dev/null; then \
+	  exec 9>'$(VENV).lock'; \
+	  flock -n 9 || { echo "==> waiting for another make that works on '$(VENV)'"; flock 9; }; \
+	  if [ -z '$(REMAKE)' ] && [ '$@' -nt pyproject.toml ] && [ '$@' -nt constraints.txt ]; then exit 0; fi; \
+	fi; \
+	rm -rf '$(VENV).discarded'; \
 	if [ ! -f '$@' ] || [ -n '$(REMAKE)' ]; then \
 	  if [ -d '$(VENV)' ] && ! rmdir '$(VENV)' 2>/dev/null; then \
 	    if [ ! -f '$(VENV)/.made-by-make' ]; then \
@@ -71,16 +81,21 @@ $(VENV)/.complete: pyproject.toml constraints.txt
 	  mkdir -p '$(VENV)'; : >'$(VENV)/.made-by-make'; \
 	  '$(PYTHON)' -m venv '$(VENV)'; \
 	fi; \
-	rm -f '$@'
-	@echo "==> installing triton_gemm[dev] as constraints.txt says (the first time takes minutes)"
-	@'$(PY)' -m pip install --disable-pip-version-check --no-input -e '.[dev]' -c constraints.txt || { \
-	  echo "error: the installation failed; what pip said is above. The next make starts it again." >&2; exit 1; }
-	@touch '$@'
+	echo "==> installing triton_gemm[dev] as constraints.txt says (the first time takes minutes)"; \
+	: >'$(VENV)/.changing'; \
+	'$(PY)' -m pip install --disable-pip-version-check --no-input -e '.[dev]' -c constraints.txt || { \
+	  rm -f '$(VENV)/.changing'; \
+	  echo "error: the installation failed; what pip said is above. The next make tries it again." >&2; exit 1; }; \
+	touch '$@'; rm -f '$(VENV)/.changing'
 
 # $(call need,MODULES): with VENV=none nothing is installed, so what is missing is named.
-need = $(if $(filter none,$(VENV)),@'$(PY)' -c 'import importlib.util, sys; \
+ifeq ($(VENV),none)
+define need
+@'$(PY)' -c 'import importlib.util, sys; \
   missing = [m for m in sys.argv[1:] if importlib.util.find_spec(m) is None]; \
-  missing and sys.exit("error: VENV=none, and this environment lacks: " + " ".join(missing))' $(1))
+  missing and sys.exit("error: VENV=none, and the active environment lacks: " + " ".join(missing))' $(1)
+endef
+endif
 
 # ---- the commands ---------------------------------------------------------------------------------
 
@@ -121,8 +136,8 @@ check: $(READY) ## format, lint and types; changes nothing
 	$(call need,ruff mypy)
 	@failed=; \
 	step() { name=$$1; shift; echo "==> $$name"; "$$@" || failed="$$failed $$name"; }; \
-	step ruff-format '$(PY)' -m ruff format --check .; \
-	step ruff-check '$(PY)' -m ruff check .; \
+	step ruff-format '$(PY)' -m ruff format --check --output-format=concise .; \
+	step ruff-check '$(PY)' -m ruff check --output-format=concise .; \
 	step clang-format sh -c "$(CUDA_SOURCES) | xargs -r '$(BIN)clang-format' --dry-run -Werror"; \
 	step mypy '$(PY)' -m mypy; \
 	if [ -n "$$failed" ]; then echo "FAILED:$$failed. 'make format' mends formatting."; exit 1; fi; \
@@ -137,5 +152,5 @@ format: $(READY) ## rewrite the sources as ruff and clang-format want them
 clean: ## remove what was built, the caches and the environment; results in perf/ stay
 	@rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	@find triton_gemm reference_cuda perf tests -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
-	@rm -rf '$(VENV).discarded'; \
-	if [ -f '$(VENV)/.made-by-make' ]; then rm -f '$(VENV)/.complete'; mv '$(VENV)' '$(VENV).discarded'; rm -rf '$(VENV).discarded'; fi
+	@rm -rf '$(VENV).discarded' '$(VENV).lock'; \
+	if [ -f '$(VENV)/.made-by-make' ]; then mv '$(VENV)' '$(VENV).discarded'; rm -rf '$(VENV).discarded'; fi

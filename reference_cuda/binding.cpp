@@ -7,11 +7,13 @@
 
 #include "gemm.h"
 
-static void launch_or_throw(const std::string& variant, uintptr_t a, uintptr_t b, uintptr_t c, int M, int N, int K,
-                            double alpha, double beta, uintptr_t stream) {
+static void launch_or_throw(const std::string& variant, uintptr_t a, uintptr_t b, uintptr_t c, int M, int N,
+                            int K, double alpha, double beta, uintptr_t stream) {
   // alpha = 0 must not read A and B: an empty sum does not.
-  const Gemm gemm{reinterpret_cast<const void*>(a), reinterpret_cast<const void*>(b), reinterpret_cast<void*>(c),
-                  M, N, alpha == 0 ? 0 : K, alpha, beta, reinterpret_cast<cudaStream_t>(stream)};
+  const auto pointer = [](uintptr_t address) { return reinterpret_cast<void*>(address); };
+  const Gemm gemm{pointer(a), pointer(b), pointer(c),
+                  M,          N,          alpha == 0 ? 0 : K,
+                  alpha,      beta,       static_cast<cudaStream_t>(pointer(stream))};
   const cudaError_t error = launch(variant.c_str(), gemm);
   if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
 }

@@ -1,18 +1,17 @@
-// Shared-memory tiling: a block stages TILE x TILE pieces of A and B once and every thread reads them TILE times.
+// Shared-memory tiling: a block stages TILE x TILE of A and of B, and reads every element TILE times.
 //
 // Changes:  c02's global loads go through shared memory; the element type is a template parameter.
-// Why:      a shared-memory read costs a tenth of an L2 read, and TILE threads want the same word.
-// Predicts: global reads per result fall from 2K to 2K / TILE; shared reads stay at 2K.
-//           PAD gives nothing: a[y][k] is a broadcast and b[k][x] is a row, so no bank conflicts to begin with.
-// Requires: fp32 or int32 (alpha and beta then convert to int32); any M, N, K.
+// Why:      TILE threads want the same word, and shared memory is nearer than L2.
+// Predicts: global reads per result fall from 2K to 2K / TILE; shared reads are 2K.
+//           PAD gives nothing: a[y][k] is a broadcast and b[k][x] a row, so no banks conflict without it.
+// Requires: fp32 or int32 (alpha and beta are then whole numbers); any M, N, K.
 // Bound by: shared-memory bandwidth: two reads for every multiply-add.
 // Next:     c04 keeps several results a thread, so that one shared read serves several FMAs.
 #include "common.cuh"
 
 template <typename T, int TILE, int PAD>
-__global__ void __launch_bounds__(TILE* TILE)
-    shared_tiled_kernel(const T* __restrict__ a, const T* __restrict__ b, T* __restrict__ c, int M, int N, int K,
-                        T alpha, T beta) {
+__global__ void shared_tiled_kernel(const T* __restrict__ a, const T* __restrict__ b, T* __restrict__ c,
+                                    int M, int N, int K, T alpha, T beta) {
   const int tiles_n = ceil_div(N, TILE);
   const int pid_m = blockIdx.x / tiles_n, pid_n = blockIdx.x % tiles_n;
   const int x = threadIdx.x, y = threadIdx.y;

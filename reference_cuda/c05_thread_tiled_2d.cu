@@ -1,17 +1,17 @@
 // 2-D thread tiling: each thread computes an 8 x 8 piece of C from 8 values of A and 8 of B at a time.
 //
 // Changes:  c04's column of results becomes a THREAD_M x THREAD_N square.
-// Why:      an outer product of 8 and 8 register values is 64 FMAs for 16 shared reads.
-// Predicts: shared reads per result fall from 9K / 8 to K / 4; the FMA pipe, not shared memory, becomes the roof.
+// Why:      an outer product of 8 and 8 values in registers is 64 FMAs for 16 shared reads.
+// Predicts: shared reads per result fall from 9K / 8 to K / 4: the FMA pipe becomes the roof.
 // Requires: fp32; any M, N, K.
-// Bound by: latency: two warps a block, scalar loads, and strided reads of A and B that conflict on banks.
+// Bound by: latency: two warps a block, scalar loads, and strided shared reads that conflict on banks.
 // Next:     c06 stores A transposed and reads both operands 16 bytes at a time.
 #include "common.cuh"
 
 template <int BLOCK_M, int BLOCK_N, int BLOCK_K, int THREAD_M, int THREAD_N>
-__global__ void __launch_bounds__(BLOCK_M* BLOCK_N / (THREAD_M * THREAD_N))
-    thread_tiled_2d_kernel(const float* __restrict__ a, const float* __restrict__ b, float* __restrict__ c, int M,
-                           int N, int K, float alpha, float beta) {
+__global__ void __launch_bounds__((BLOCK_M * BLOCK_N / (THREAD_M * THREAD_N)))
+    thread_tiled_2d_kernel(const float* __restrict__ a, const float* __restrict__ b, float* __restrict__ c,
+                           int M, int N, int K, float alpha, float beta) {
   constexpr int THREADS = BLOCK_M * BLOCK_N / (THREAD_M * THREAD_N);
 
   const int tiles_n = ceil_div(N, BLOCK_N);

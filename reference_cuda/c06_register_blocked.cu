@@ -1,17 +1,17 @@
-// Register blocking with 16-byte accesses: every global and shared access of the main loop moves four floats.
+// Register blocking with float4: every global load and every shared read of the main loop moves 16 bytes.
 //
-// Changes:  c05's scalar accesses become float4; A lies transposed in shared memory.
-// Why:      a thread's four rows of one k are neighbours once A is transposed: one LDS.128 instead of four LDS.
+// Changes:  c05's scalar accesses become 16-byte ones, and A lies transposed in shared memory.
+// Why:      transposed, a thread's four rows of one k are neighbours: one LDS.128 instead of four LDS.
 // Predicts: 2 shared-memory instructions for 16 FMAs, and 256 threads a block to hide their latency.
 // Requires: fp32; any M, N, K (scalar global accesses unless N, K and the pointers allow 16 bytes).
-// Bound by: two barriers and one exposed global latency per k-tile; 4 x 4 results reuse each value only 4 times.
-// Next:     c07 overlaps the next tile's loads with this tile's FMAs, and computes 8 x 8 a thread.
+// Bound by: two barriers and an exposed global latency a k-tile; 4 x 4 results use each value 4 times.
+// Next:     c07 loads the next tile under this tile's FMAs, and computes 8 x 8 a thread.
 #include "common.cuh"
 
 template <bool VECTOR>
 __global__ void __launch_bounds__(256)
-    register_blocked_kernel(const float* __restrict__ a, const float* __restrict__ b, float* __restrict__ c, int M,
-                            int N, int K, float alpha, float beta) {
+    register_blocked_kernel(const float* __restrict__ a, const float* __restrict__ b, float* __restrict__ c,
+                            int M, int N, int K, float alpha, float beta) {
   constexpr int BLOCK_M = 64, BLOCK_N = 64, BLOCK_K = 16;
 
   const int tiles_n = ceil_div(N, BLOCK_N);
@@ -22,8 +22,8 @@ __global__ void __launch_bounds__(256)
   const int b_row = threadIdx.x / 16, b_col = threadIdx.x % 16 * 4;
 
   // Four more floats a row halve the bank conflicts of the transposing stores and keep rows on 16 bytes.
-  __shared__ alignas(16) float a_tile[BLOCK_K][BLOCK_M + 4];
-  __shared__ alignas(16) float b_tile[BLOCK_K][BLOCK_N];
+  alignas(16) __shared__ float a_tile[BLOCK_K][BLOCK_M + 4];
+  alignas(16) __shared__ float b_tile[BLOCK_K][BLOCK_N];
   float acc[4][4] = {};
 
   for (int k0 = 0; k0 < K; k0 += BLOCK_K) {
@@ -55,6 +55,7 @@ __global__ void __launch_bounds__(256)
 extern "C" cudaError_t launch(const char* variant, const Gemm& gemm) {
   const std::string_view name = variant;
   if (name != "64x64x16_4x4") return cudaErrorInvalidValue;
-  const auto kernel = vectorizable<float>(gemm) ? register_blocked_kernel<true> : register_blocked_kernel<false>;
+  const auto kernel =
+      vectorizable<float>(gemm) ? register_blocked_kernel<true> : register_blocked_kernel<false>;
   return launch_tiles(kernel, 64, 64, 256, gemm);
 }

@@ -1,18 +1,18 @@
 // TF32 tensor cores through wmma 16 x 16 x 8: fp32 in memory, 10 bits of mantissa in the product.
 //
-// Changes:  c06's outer product becomes one tensor-core instruction a warp; four warps hold 32 x 32 of C each.
-// Why:      a tensor core does 16 x 16 x 8 in the issue slots of a few FFMAs. It would truncate fp32 operands;
+// Changes:  c06's outer product becomes a tensor-core instruction; four warps hold 32 x 32 of C each.
+// Why:      one instruction multiplies what a warp needs 64 FFMAs for. It would truncate its operands:
 //           rounding them to nearest, once, on the way to shared memory, halves the worst error.
-// Predicts: fragment loads, 2 + 2 for 4 products, replace FFMA issue as the limit; far from the tensor peak.
+// Predicts: fragment loads, 2 + 2 for 4 products, replace FFMA issue as the limit; far from the peak.
 // Requires: fp32, sm_80; any M, N, K (scalar global accesses unless N, K and the pointers allow 16 bytes).
-// Bound by: two barriers and one exposed global latency for only 8 steps of k.
+// Bound by: two barriers and an exposed global latency for only 8 of k.
 // Next:     c09 halves the bytes: fp16 operands.
 #include "wmma.cuh"
 
 template <bool VECTOR>
 __global__ void __launch_bounds__(128)
-    wmma_tf32_kernel(const float* __restrict__ a, const float* __restrict__ b, float* __restrict__ c, int M, int N,
-                     int K, float alpha, float beta) {
+    wmma_tf32_kernel(const float* __restrict__ a, const float* __restrict__ b, float* __restrict__ c, int M,
+                     int N, int K, float alpha, float beta) {
   constexpr int BLOCK_M = 64, BLOCK_N = 64, BLOCK_K = 8;
 
   const int tiles_n = ceil_div(N, BLOCK_N);
@@ -22,9 +22,9 @@ __global__ void __launch_bounds__(128)
   const int a_row = threadIdx.x / 2, a_col = threadIdx.x % 2 * 4;
   const int b_row = threadIdx.x / 16, b_col = threadIdx.x % 16 * 4;
 
-  __shared__ alignas(32) float a_tile[BLOCK_M][BLOCK_K + 4];
-  __shared__ alignas(32) float b_tile[BLOCK_K][BLOCK_N + 4];
-  __shared__ alignas(32) float scratch[4][16][16];
+  alignas(32) __shared__ float a_tile[BLOCK_M][BLOCK_K + 4];
+  alignas(32) __shared__ float b_tile[BLOCK_K][BLOCK_N + 4];
+  alignas(32) __shared__ float scratch[4][16][16];
   wmma::fragment<wmma::matrix_a, 16, 16, 8, wmma::precision::tf32, wmma::row_major> a_frag[2];
   wmma::fragment<wmma::matrix_b, 16, 16, 8, wmma::precision::tf32, wmma::row_major> b_frag[2];
   wmma::fragment<wmma::accumulator, 16, 16, 8, float> acc[2][2];
@@ -62,5 +62,6 @@ __global__ void __launch_bounds__(128)
 extern "C" cudaError_t launch(const char* variant, const Gemm& gemm) {
   const std::string_view name = variant;
   if (name != "64x64x8_4w") return cudaErrorInvalidValue;
-  return launch_tiles(vectorizable<float>(gemm) ? wmma_tf32_kernel<true> : wmma_tf32_kernel<false>, 64, 64, 128, gemm);
+  return launch_tiles(vectorizable<float>(gemm) ? wmma_tf32_kernel<true> : wmma_tf32_kernel<false>, 64, 64,
+                      128, gemm);
 }

@@ -1,22 +1,22 @@
 // FP16 tensor cores, one warp a block: a 16 x 16 tile of C, fragments straight from global memory.
 //
-// Changes:  c08's fp32 operands become fp16; no shared memory, no blocking: the naive kernel of the tensor cores.
+// Changes:  c08's operands become fp16; no sharing, no blocking: the naive kernel of the tensor cores.
 // Why:      the smallest wmma is one warp's 16 x 16 x 16; the sum stays in fp32.
 // Predicts: two fragment loads for one product of 8192 FLOP: a few percent of the tensor peak.
-// Requires: fp16 in, fp32 out; any M, N, K (whole 16 x 16 tiles go straight, others through shared memory).
-// Bound by: L1 and L2: each operand is read N / 16 or M / 16 times.
+// Requires: fp16 in, fp32 out; any M, N, K (through shared memory unless all tiles are whole and aligned).
+// Bound by: L1 and L2: A is read N / 16 times and B M / 16 times.
 // Next:     c10 shares tiles between four warps.
 #include "wmma.cuh"
 
 template <bool WHOLE>
 __global__ void __launch_bounds__(32)
-    wmma_fp16_kernel(const half* __restrict__ a, const half* __restrict__ b, float* __restrict__ c, int M, int N,
-                     int K, float alpha, float beta) {
+    wmma_fp16_kernel(const half* __restrict__ a, const half* __restrict__ b, float* __restrict__ c, int M,
+                     int N, int K, float alpha, float beta) {
   const int tiles_n = ceil_div(N, 16);
   const int row = blockIdx.x / tiles_n * 16, col = blockIdx.x % tiles_n * 16;
 
-  __shared__ alignas(32) half a_tile[16][16], b_tile[16][16];
-  __shared__ alignas(32) float scratch[16][16];
+  alignas(32) __shared__ half a_tile[16][16], b_tile[16][16];
+  alignas(32) __shared__ float scratch[16][16];
   wmma::fragment<wmma::matrix_a, 16, 16, 16, half, wmma::row_major> a_frag;
   wmma::fragment<wmma::matrix_b, 16, 16, 16, half, wmma::row_major> b_frag;
   wmma::fragment<wmma::accumulator, 16, 16, 16, float> acc;

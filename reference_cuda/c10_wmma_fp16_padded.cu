@@ -1,18 +1,18 @@
 // FP16 tensor cores, four warps a block: 64 x 64 of C from shared tiles whose rows are padded by 8.
 //
-// Changes:  c09's fragments come from shared memory, staged 16 bytes a thread; each warp holds 2 x 2 fragments.
-// Why:      without padding rows are 32 and 128 bytes long, and the eight rows that a fragment load reads together
-//           fall on the same banks; 16 bytes more a row spread them.
-// Predicts: each operand is read N / 64 or M / 64 times: a quarter of c09's global traffic.
-// Requires: fp16 in, fp32 out; any M, N, K (scalar global accesses unless N, K and the pointers allow 16 bytes).
-// Bound by: two barriers and one exposed global latency for one 16-step of k.
+// Changes:  c09's fragments come from shared memory, staged 16 bytes a thread; a warp holds 2 x 2 of them.
+// Why:      a fragment load reads 16 bytes of eight rows at a time. Rows of 32 and 128 bytes put two and
+//           eight of them on the same banks; 16 bytes more a row put none.
+// Predicts: A is read N / 64 times and B M / 64 times: a quarter of c09's traffic.
+// Requires: fp16 in, fp32 out; any M, N, K (scalar global loads unless N, K and the pointers allow 16 bytes).
+// Bound by: two barriers and an exposed global latency for only 16 of k.
 // Next:     c11 gives a warp 4 x 4 fragments.
 #include "wmma.cuh"
 
 template <bool VECTOR>
 __global__ void __launch_bounds__(128)
-    wmma_fp16_padded_kernel(const half* __restrict__ a, const half* __restrict__ b, float* __restrict__ c, int M,
-                            int N, int K, float alpha, float beta) {
+    wmma_fp16_padded_kernel(const half* __restrict__ a, const half* __restrict__ b, float* __restrict__ c,
+                            int M, int N, int K, float alpha, float beta) {
   constexpr int BLOCK_M = 64, BLOCK_N = 64, BLOCK_K = 16, PAD = 8;
 
   const int tiles_n = ceil_div(N, BLOCK_N);
@@ -22,9 +22,9 @@ __global__ void __launch_bounds__(128)
   const int a_row = threadIdx.x / 2, a_col = threadIdx.x % 2 * 8;
   const int b_row = threadIdx.x / 8, b_col = threadIdx.x % 8 * 8;
 
-  __shared__ alignas(32) half a_tile[BLOCK_M][BLOCK_K + PAD];
-  __shared__ alignas(32) half b_tile[BLOCK_K][BLOCK_N + PAD];
-  __shared__ alignas(32) float scratch[4][16][16];
+  alignas(32) __shared__ half a_tile[BLOCK_M][BLOCK_K + PAD];
+  alignas(32) __shared__ half b_tile[BLOCK_K][BLOCK_N + PAD];
+  alignas(32) __shared__ float scratch[4][16][16];
   wmma::fragment<wmma::matrix_a, 16, 16, 16, half, wmma::row_major> a_frag[2];
   wmma::fragment<wmma::matrix_b, 16, 16, 16, half, wmma::row_major> b_frag[2];
   wmma::fragment<wmma::accumulator, 16, 16, 16, float> acc[2][2];
@@ -57,6 +57,7 @@ __global__ void __launch_bounds__(128)
 extern "C" cudaError_t launch(const char* variant, const Gemm& gemm) {
   const std::string_view name = variant;
   if (name != "64x64x16_4w") return cudaErrorInvalidValue;
-  const auto kernel = vectorizable<half>(gemm) ? wmma_fp16_padded_kernel<true> : wmma_fp16_padded_kernel<false>;
+  const auto kernel =
+      vectorizable<half>(gemm) ? wmma_fp16_padded_kernel<true> : wmma_fp16_padded_kernel<false>;
   return launch_tiles(kernel, 64, 64, 128, gemm);
 }

@@ -1,17 +1,17 @@
 // FP16 tensor cores, warp tiling: a warp holds 64 x 64 of C in 4 x 4 fragments.
 //
-// Changes:  c10's 2 x 2 fragments a warp become 4 x 4, and the next k-tile travels to registers meanwhile.
-// Why:      4 + 4 fragment loads feed 16 products: twice c10's reuse, eight fold that of c09 per load and product.
-// Predicts: half a fragment load a product instead of c09's two: at least twice c09, more where L1 was its limit.
-// Requires: fp16 in, fp32 out; any M, N, K (scalar global accesses unless N, K and the pointers allow 16 bytes).
-// Bound by: registers: 128 accumulators a thread leave few warps to hide shared-memory and barrier latency.
-// Next:     asynchronous copies and wgmma, which reads its operands from shared memory itself (k09 to k11).
+// Changes:  c10's 2 x 2 fragments a warp become 4 x 4.
+// Why:      4 + 4 fragment loads feed 16 products: half a load a product, where c10 needs one and c09 two.
+// Predicts: at least twice c09, whose limit is those loads.
+// Requires: fp16 in, fp32 out; any M, N, K (scalar global loads unless N, K and the pointers allow 16 bytes).
+// Bound by: registers: 128 sums a thread leave few warps to hide global and barrier latency.
+// Next:     asynchronous copies, and wgmma, which reads shared memory itself: k09 to k11.
 #include "wmma.cuh"
 
 template <int WARPS_M, int WARPS_N, int BLOCK_K, bool VECTOR>
-__global__ void __launch_bounds__(32 * WARPS_M* WARPS_N)
-    wmma_fp16_warp_tiled_kernel(const half* __restrict__ a, const half* __restrict__ b, float* __restrict__ c, int M,
-                                int N, int K, float alpha, float beta) {
+__global__ void __launch_bounds__((32 * WARPS_M * WARPS_N))
+    wmma_fp16_warp_tiled_kernel(const half* __restrict__ a, const half* __restrict__ b, float* __restrict__ c,
+                                int M, int N, int K, float alpha, float beta) {
   constexpr int BLOCK_M = 64 * WARPS_M, BLOCK_N = 64 * WARPS_N, PAD = 8;
   constexpr int WARPS = WARPS_M * WARPS_N, THREADS = 32 * WARPS;
 
@@ -20,9 +20,9 @@ __global__ void __launch_bounds__(32 * WARPS_M* WARPS_N)
   const int warp = threadIdx.x / 32;
   const int row = warp / WARPS_N * 64, col = warp % WARPS_N * 64;
 
-  __shared__ alignas(32) half a_tile[BLOCK_M][BLOCK_K + PAD];
-  __shared__ alignas(32) half b_tile[BLOCK_K][BLOCK_N + PAD];
-  __shared__ alignas(32) float scratch[WARPS][16][16];
+  alignas(32) __shared__ half a_tile[BLOCK_M][BLOCK_K + PAD];
+  alignas(32) __shared__ half b_tile[BLOCK_K][BLOCK_N + PAD];
+  alignas(32) __shared__ float scratch[WARPS][16][16];
   wmma::fragment<wmma::matrix_a, 16, 16, 16, half, wmma::row_major> a_frag[4];
   wmma::fragment<wmma::matrix_b, 16, 16, 16, half, wmma::row_major> b_frag;
   wmma::fragment<wmma::accumulator, 16, 16, 16, float> acc[4][4];
@@ -64,8 +64,9 @@ __global__ void __launch_bounds__(32 * WARPS_M* WARPS_N)
 
 template <int WARPS_M, int WARPS_N, int BLOCK_K>
 cudaError_t run(const Gemm& gemm) {
-  const auto kernel = vectorizable<half>(gemm) ? wmma_fp16_warp_tiled_kernel<WARPS_M, WARPS_N, BLOCK_K, true>
-                                               : wmma_fp16_warp_tiled_kernel<WARPS_M, WARPS_N, BLOCK_K, false>;
+  const auto kernel = vectorizable<half>(gemm)
+                          ? wmma_fp16_warp_tiled_kernel<WARPS_M, WARPS_N, BLOCK_K, true>
+                          : wmma_fp16_warp_tiled_kernel<WARPS_M, WARPS_N, BLOCK_K, false>;
   return launch_tiles(kernel, 64 * WARPS_M, 64 * WARPS_N, 32 * WARPS_M * WARPS_N, gemm);
 }
 

@@ -65,7 +65,8 @@ __device__ void store(T* c, int row, int col, int M, int N, T acc, T alpha, T be
 }
 
 template <bool VECTOR>
-__device__ void store_pack(float* c, int row, int col, int M, int N, const float* acc, float alpha, float beta) {
+__device__ void store_pack(float* c, int row, int col, int M, int N, const float* acc, float alpha,
+                           float beta) {
   if constexpr (VECTOR) {
     if (row >= M || col >= N) return;
     Pack<float>& out = *reinterpret_cast<Pack<float>*>(c + size_t(row) * N + col);
@@ -100,5 +101,6 @@ cudaError_t launch_tiles(void (*kernel)(const In*, const In*, Out*, int, int, in
   config.blockDim = threads;
   config.stream = gemm.stream;
   return cudaLaunchKernelEx(&config, kernel, static_cast<const In*>(gemm.a), static_cast<const In*>(gemm.b),
-                            static_cast<Out*>(gemm.c), gemm.M, gemm.N, gemm.K, Out(gemm.alpha), Out(gemm.beta));
+                            static_cast<Out*>(gemm.c), gemm.M, gemm.N, gemm.K, Out(gemm.alpha),
+                            Out(gemm.beta));
 }

@@ -8,10 +8,10 @@
 
 namespace wmma = nvcuda::wmma;
 
-// Which lane holds which element of a fragment is unspecified, so a ragged tile is stored through shared memory.
+// Which lane holds which element is unspecified, so alpha, beta and the edges are applied in shared memory.
 template <typename Accumulator>
-__device__ void store_fragment(float (&scratch)[16][16], const Accumulator& acc, float* c, int row, int col, int M,
-                               int N, float alpha, float beta) {
+__device__ void store_fragment(float (&scratch)[16][16], const Accumulator& acc, float* c, int row, int col,
+                               int M, int N, float alpha, float beta) {
   wmma::store_matrix_sync(&scratch[0][0], acc, 16, wmma::mem_row_major);
   __syncwarp();
 #pragma unroll

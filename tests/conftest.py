@@ -45,10 +45,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config
+) -> None:
     if _all_skipped(config):
         terminalreporter.write_line("Every test was skipped, so nothing was shown: a failure.", red=True)
     if INTERPRETING:
         terminalreporter.write_line("TRITON_INTERPRET=1: only tests/interpreter is collected.")
-    elif not terminalreporter.stats.get("passed"):
+    elif exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
         terminalreporter.write_line("tests/interpreter is collected only with TRITON_INTERPRET=1 set.")

@@ -17,15 +17,15 @@ TYPES = {"problem", "device", "config"}
 TRITON = {"torch", "triton", "compat"}
 TABLE: dict[str, set[str]] = {
     "triton_gemm": TYPES | {"api", "ops", "plan", "select", "tuning"},
-    "api": TYPES | {"torch", "plan", "ops"},
+    "api": TYPES | {"torch", "compat", "plan", "select", "ops"},
     "ops": {"torch", "problem", "config", "plan"},
     "problem": {"torch"},
     "device": {"torch"},
     "config": {"torch", "device"},
     "cost_model": TYPES | {"torch"},
     "compat": {"triton"},
-    "aot": {"triton", "compat"},
-    "select": TYPES | {"torch", "cost_model", "kernels", "tuned"},
+    "aot": TRITON,
+    "select": TYPES | {"torch", "cost_model", "kernels", "ladder", "tuned"},
     "plan": TYPES | TRITON | {"select", "kernels", "ladder"},
     "tuning": TYPES | TRITON | {"cost_model", "kernels", "ladder"},
     "tuned": set(),
@@ -33,15 +33,26 @@ TABLE: dict[str, set[str]] = {
     "ladder": TYPES | TRITON,
     "cli": TYPES | {"torch", "triton", "triton_gemm", "api", "plan", "select", "tuning"},
     "reference_cuda": {"torch"},
-    "perf": {"torch", "triton", "numpy", "pandas", "matplotlib", "rich", "triton_gemm.*", "reference_cuda"},
-    "tests": {"torch", "triton", "numpy", "pytest", "hypothesis", "triton_gemm.*", "reference_cuda", "perf"},
+    "perf": {
+        *("torch", "triton", "numpy", "pandas", "matplotlib", "rich"),
+        *("triton_gemm.*", "reference_cuda", "perf.numerics"),
+    },
+    "perf.numerics": {"torch"},
+    "tests": {
+        *("torch", "triton", "numpy", "pytest", "hypothesis"),
+        *("triton_gemm.*", "reference_cuda", "perf.numerics"),
+    },
 }
+# Other tests take nothing of perf but its arithmetic; these test perf itself.
+TESTS_OF_PERF = re.compile(r"test_(perf|report|bench)\w*\.py")
 # Beyond imports: select is pure, and must give the same answer where there is no GPU.
 NEVER_NAMES = {"select": "torch.cuda"}
 
 
 def room_of(module: str) -> str:
     """`triton_gemm.ladder.k03_tile` -> `ladder`; `perf.bench` -> `perf`; `torch.nn` -> `torch`."""
+    if module in TABLE:
+        return module
     parts = module.split(".")
     return parts[1] if parts[0] == "triton_gemm" and len(parts) > 1 else parts[0]
 
@@ -53,7 +64,8 @@ def module_name(path: Path, root: Path) -> str:
 
 def is_module(module: str, root: Path) -> bool:
     path = root.joinpath(*module.split("."))
-    return path.is_dir() or path.with_suffix(".py").is_file() or room_of(module) in TABLE
+    is_room = module.count(".") == 1 and room_of(module) in TABLE
+    return is_room or path.is_dir() or path.with_suffix(".py").is_file() or rung_number(module) is not None
 
 
 def imports(path: Path, root: Path) -> Iterator[tuple[int, str]]:
@@ -83,14 +95,12 @@ def rung_number(module: str) -> int | None:
     return int(found.group(1)) if found else None
 
 
-def may_import(room: str, target: str, root: Path) -> bool:
-    wanted = room_of(target)
+def may_import(room: str, target: str) -> bool:
+    wanted, top = room_of(target), target.split(".")[0]
     allowed = TABLE[room]
-    if wanted == room or wanted in sys.stdlib_module_names or wanted in allowed:
+    if wanted == room or wanted in allowed or top in sys.stdlib_module_names:
         return True
-    if room == "perf" and (root / "perf" / f"{target}.py").is_file():
-        return True  # perf/report.py is run as a script, so its neighbours are top-level modules to it
-    return "triton_gemm.*" in allowed and target.split(".")[0] == "triton_gemm"
+    return top == "triton_gemm" and "triton_gemm.*" in allowed
 
 
 def violations(root: Path) -> list[str]:
@@ -103,7 +113,8 @@ def violations(root: Path) -> list[str]:
             found.append(f"{where}: there is no room '{room}' in the table")
             continue
         for line, target in imports(path, root):
-            if not may_import(room, target, root):
+            tests_perf = room_of(target) == "perf" and TESTS_OF_PERF.fullmatch(path.name)
+            if not may_import(room, target) and not tests_perf:
                 found.append(f"{where}:{line}: '{room}' may not import {target}")
             number = rung_number(module)
             if number is not None and room_of(target) == "ladder":
@@ -148,7 +159,9 @@ def test_the_walk_sees_this_tree() -> None:
         ("triton_gemm/helpers.py", "import torch", "no room 'helpers'"),
         ("reference_cuda/__init__.py", "import triton_gemm", "not import triton_gemm"),
         ("perf/bench.py", "from tests import conftest", "not import tests.conftest"),
+        ("perf/numerics.py", "from perf import bench", "'perf.numerics' may not import perf.bench"),
         ("tests/test_a.py", "import pandas", "'tests' may not import pandas"),
+        ("tests/test_a.py", "from perf import bench", "'tests' may not import perf.bench"),
     ],
 )
 def test_a_planted_violation_is_caught(tmp_path: Path, path: str, line: str, complaint: str) -> None:
@@ -170,7 +183,8 @@ def test_a_planted_violation_is_caught(tmp_path: Path, path: str, line: str, com
         ("triton_gemm/ladder/k04_group.py", "from .k03_tile import launch\nfrom .rung import Rung"),
         ("triton_gemm/ladder/k04_group.py", "import triton.language as tl\nfrom ..config import GemmConfig"),
         ("perf/report.py", "import rich.progress\nimport triton_gemm.ladder\nimport reference_cuda"),
-        ("tests/gpu/test_b.py", "import triton_gemm.aot\nfrom perf import roofline"),
+        ("tests/gpu/test_b.py", "import triton_gemm.aot\nfrom perf.numerics import reference"),
+        ("tests/test_perf_bench.py", "from perf import bench, numerics"),
     ],
 )
 def test_what_the_table_allows_passes(tmp_path: Path, path: str, line: str) -> None:

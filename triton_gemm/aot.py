@@ -73,7 +73,7 @@ def compile_launch(launch: Launch, capability: tuple[int, int]) -> Compiled:
     bind = create_function_from_signature(kernel.signature, kernel.params, backend)
     bound, specialization, options = bind(**launch.arguments)
     options, signature, constexprs, attributes = kernel._pack_args(
-        backend, dict(options), bound, specialization, options
+        backend, launch.arguments, bound, specialization, options
     )
     source_type = GluonASTSource if kernel.is_gluon() else triton.compiler.ASTSource
     source = source_type(kernel, signature, constexprs, attributes)

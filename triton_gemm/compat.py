@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.experimental.gluon.language.nvidia.hopper import tma
 
 # Whether kernels made from here on run in Triton's interpreter; it is read when triton.jit decorates.
 INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
@@ -30,3 +31,8 @@ def round_to(x, dtype: tl.constexpr):
         return (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
     else:
         return x.to(dtype)
+
+
+# Triton 3.9 renamed Gluon's TMA copies and removed the old names.
+tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global

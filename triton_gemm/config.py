@@ -35,27 +35,46 @@ class GemmConfig:
         """Everything a launch takes by keyword: `kernel[grid](*args, **config.kwargs())`."""
         return {**self.meta(), "num_warps": self.num_warps, "num_stages": self.num_stages}
 
-    def shared_memory(self, itemsize: int) -> int:
-        """Bytes of shared memory for `num_stages` tiles of A and of B whose elements have `itemsize` bytes."""
+    def shared_memory(self, itemsize: int, out_itemsize: int = 0) -> int:
+        """Bytes of shared memory for `num_stages` tiles of A and of B whose elements have `itemsize` bytes, and for
+        one tile of C with `out_itemsize`. An upper bound: without `wgmma`, Triton makes do with a stage less."""
         if self.BLOCK_M is None or self.BLOCK_N is None or self.BLOCK_K is None:
             return 0
-        return self.num_stages * (self.BLOCK_M + self.BLOCK_N) * self.BLOCK_K * itemsize
+        stage = (self.BLOCK_M + self.BLOCK_N) * self.BLOCK_K * itemsize
+        barriers = 256  # mbarriers, and what warp specialisation keeps of its own
+        return self.num_stages * stage + barriers + self.BLOCK_M * self.BLOCK_N * out_itemsize
 
     def accumulators(self) -> int:
         """fp32 accumulator registers a thread holds."""
         return (self.BLOCK_M or 1) * (self.BLOCK_N or 1) // (32 * self.num_warps)
 
-    def illegal(self, device: DeviceInfo, itemsize: int) -> str | None:
-        """Why `device` cannot run this configuration on elements of `itemsize` bytes, or None if it can.
+    def illegal(
+        self,
+        device: DeviceInfo,
+        itemsize: int,
+        out_itemsize: int,
+        *,
+        tensor_cores: bool = True,
+        stages_output: bool = False,
+    ) -> str | None:
+        """Why `device` cannot run this configuration, or None if it can.
 
-        The accumulators may take half of a thread's registers: the rest holds fragments, addresses and predicates.
+        itemsize, out_itemsize: bytes of an element of A and B, and of C; tensor_cores: whether they multiply;
+        stages_output: whether a tile of C lies in shared memory beside those of A and B.
+
+        A thread may spend half of its registers on accumulators where tensor cores read operands from shared memory,
+        and a quarter where FFMAs read them from registers. On sm_100 accumulators live in tensor memory and pass
+        through registers beside the converted tile. Above these ptxas spills.
         """
-        shared = self.shared_memory(itemsize)
+        shared = self.shared_memory(itemsize, out_itemsize if stages_output else 0)
         if shared > device.shared_memory:
             return f"needs {shared} bytes of shared memory, {device.name} has {device.shared_memory}"
-        registers = min(MAX_REGISTERS_PER_THREAD, REGISTERS_PER_SM // (32 * self.num_warps))
-        if self.accumulators() > (registers + 1) // 2:
-            return f"{self.accumulators()} accumulators a thread leave too few of {registers} registers"
+        registers = min(MAX_REGISTERS_PER_THREAD + 1, REGISTERS_PER_SM // (32 * self.num_warps))
+        accumulators = self.accumulators()
+        if accumulators > registers // (2 if tensor_cores else 4):
+            return f"{accumulators} accumulators leave too few of a thread's {registers} registers"
+        if tensor_cores and device.capability[0] == 10 and accumulators * (4 + out_itemsize) // 4 > 3 * registers // 4:
+            return f"{accumulators} accumulators and their converted values leave too few of {registers} registers"
         return None
 
     def __str__(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import torch
 
@@ -47,14 +47,14 @@ def device_of_capability(capability: tuple[int, int]) -> DeviceInfo:
 INTERPRETER = DeviceInfo("Triton's interpreter", (9, 0), 4, SHARED_MEMORY[9, 0])
 
 
-@lru_cache(maxsize=None)
+@cache
 def _cuda_device(index: int) -> DeviceInfo:
     properties = torch.cuda.get_device_properties(index)
     return DeviceInfo(
         properties.name,
         (properties.major, properties.minor),
         properties.multi_processor_count,
-        properties.shared_memory_per_block_optin,
+        properties.shared_memory_per_block_optin,  # type: ignore[attr-defined]
     )
 
 

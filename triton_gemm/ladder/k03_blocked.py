@@ -23,12 +23,11 @@ from .rung import FMA_CAPABILITIES, Rung, autotune, pointer_arguments, run, tune
 CONFIGS = tuple(
     GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, num_warps=warps)
     for m, n, k, warps in [
-        (32, 32, 32, 4),
-        (32, 32, 32, 8),
-        (64, 32, 32, 4),
-        (32, 64, 32, 4),
         (64, 64, 16, 4),
         (64, 64, 32, 8),
+        (32, 64, 32, 4),
+        (64, 32, 32, 4),
+        (32, 32, 32, 4),
     ]
 )
 
@@ -44,7 +43,7 @@ RUNG = Rung(
 )
 
 
-@autotune(CONFIGS)
+@autotune(RUNG)
 @triton.jit
 def blocked_kernel(
     a_ptr,
@@ -154,9 +153,9 @@ def launch(
     M, N = c.shape
     arguments = {**pointer_arguments(a, b, c, alpha, beta), "TUNE_KEY": tune_key(a, b, c)}
     run(
+        RUNG,
         blocked_kernel,
         lambda meta: (triton.cdiv(M, meta["BLOCK_M"]), triton.cdiv(N, meta["BLOCK_N"])),
         arguments,
-        CONFIGS,
         config,
     )

@@ -21,8 +21,8 @@ from .rung import FMA_CAPABILITIES, Rung, autotune, pointer_arguments, run, tune
 
 CONFIGS = tuple(
     GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group, num_warps=warps)
-    for m, n, k, warps in [(32, 32, 32, 4), (64, 32, 32, 4), (64, 64, 16, 4), (64, 64, 32, 8)]
-    for group in (1, 4, 8)
+    for m, n, k, warps in [(64, 64, 16, 4), (64, 64, 32, 8), (32, 64, 32, 4), (64, 32, 32, 4), (32, 32, 32, 4)]
+    for group in (8, 4, 1)
 )
 
 RUNG = Rung(
@@ -37,7 +37,7 @@ RUNG = Rung(
 )
 
 
-@autotune(CONFIGS)
+@autotune(RUNG)
 @triton.jit
 def grouped_kernel(
     a_ptr,
@@ -109,4 +109,4 @@ def launch(
 ) -> None:
     """c = alpha a @ b + beta c for fp32 a [M, K], b [K, N], c [M, N]."""
     arguments = {**pointer_arguments(a, b, c, alpha, beta), "TUNE_KEY": tune_key(a, b, c)}
-    run(grouped_kernel, tiles(*c.shape), arguments, CONFIGS, config)
+    run(RUNG, grouped_kernel, tiles(*c.shape), arguments, config)

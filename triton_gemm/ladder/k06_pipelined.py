@@ -6,7 +6,7 @@ Why: a load from L2 takes some 300 clocks, from memory 600 to 800; a 128 x 128 x
     scheduler issues in about 2048 clocks for its two warps. Overlapped, the loads cost only their issue slots, and
     `cp.async` spares the registers and the store to shared memory that a load through registers takes.
 Predicts: k05 exposes one latency and two barriers in each k-tile, about 500 clocks in 2500: 1.2 times k05,
-    near 0.85 of cuBLAS.
+    near 0.85 of cuBLAS. Missed high: two to four programs on an SM had hidden part of that latency before.
 Requires: fp32, sm_80 or newer for `cp.async`; any shape and strides, `cp.async` only where 4 bytes or more align.
 Bound by: the FP32 pipes' issue slots: for 64 FFMA a thread also issues 6 shared loads and its share of addresses.
 Next: more fp32 needs other arithmetic; k07 goes to the tensor cores.
@@ -21,17 +21,18 @@ from .k04_grouped import grouped_kernel, tiles
 from .rung import FMA_CAPABILITIES, Rung, autotune, pointer_arguments, run, tune_key
 
 CONFIGS = tuple(
-    GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group, num_warps=warps, num_stages=stages)
+    GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=8, num_warps=warps, num_stages=stages)
     for m, n, k, warps in [
-        (128, 128, 16, 8),
-        (128, 128, 32, 8),
-        (128, 64, 16, 4),
+        (64, 128, 32, 4),
         (64, 128, 16, 4),
-        (64, 64, 16, 4),
+        (128, 64, 32, 8),
+        (256, 64, 32, 8),
+        (128, 128, 32, 8),
+        (128, 128, 16, 8),
+        (64, 64, 32, 4),
         (32, 32, 32, 4),
     ]
     for stages in (2, 3, 4)
-    for group in (4, 8)
 )
 
 RUNG = Rung(
@@ -45,7 +46,7 @@ RUNG = Rung(
     predicted=("k05", 1.2),
 )
 
-pipelined_kernel = autotune(CONFIGS)(grouped_kernel.fn)
+pipelined_kernel = autotune(RUNG)(grouped_kernel.fn)
 
 
 def launch(
@@ -58,4 +59,4 @@ def launch(
 ) -> None:
     """c = alpha a @ b + beta c for fp32 a [M, K], b [K, N], c [M, N]."""
     arguments = {**pointer_arguments(a, b, c, alpha, beta), "TUNE_KEY": tune_key(a, b, c)}
-    run(pipelined_kernel, tiles(*c.shape), arguments, CONFIGS, config)
+    run(RUNG, pipelined_kernel, tiles(*c.shape), arguments, config)

@@ -27,12 +27,11 @@ from .rung import Rung, autotune, pointer_arguments, run, tune_key
 CONFIGS = tuple(
     GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=8, num_warps=warps, num_stages=stages)
     for m, n, k, warps, stages in [
-        (128, 128, 32, 8, 3),
-        (128, 128, 32, 4, 3),
-        (128, 128, 32, 4, 4),
-        (128, 256, 32, 8, 3),
         (128, 256, 32, 8, 4),
+        (128, 256, 32, 8, 3),
         (256, 128, 32, 8, 3),
+        (128, 128, 32, 4, 4),
+        (128, 128, 32, 8, 3),
         (64, 128, 32, 4, 4),
         (64, 64, 32, 4, 4),
     ]
@@ -92,7 +91,7 @@ def round_kernel(
     tl.store(out_ptr + r * padded + k, round_tf32(x), mask=(r < rows) & (k < padded))
 
 
-@autotune(CONFIGS)
+@autotune(RUNG)
 @triton.jit
 def tf32_kernel(
     a_ptr,
@@ -162,4 +161,4 @@ def launch(
     if round_operands and alpha != 0:
         a, b = rounded(a), rounded(b.T).T
     arguments = {**pointer_arguments(a, b, c, alpha, beta), "TUNE_KEY": tune_key(a, b, c)}
-    run(tf32_kernel, tiles(*c.shape), arguments, CONFIGS, config)
+    run(RUNG, tf32_kernel, tiles(*c.shape), arguments, config)

@@ -26,17 +26,16 @@ from .rung import Rung, autotune, pointer_arguments, run, tune_key
 CONFIGS = tuple(
     GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=8, num_warps=warps, num_stages=stages)
     for m, n, k, warps, stages in [
-        (128, 128, 64, 4, 3),
-        (128, 128, 64, 8, 3),
-        (128, 128, 32, 4, 4),
         (128, 256, 64, 8, 3),
         (128, 256, 64, 8, 4),
         (256, 128, 64, 8, 3),
-        (256, 128, 64, 8, 4),
+        (128, 128, 64, 4, 3),
+        (128, 128, 64, 8, 3),
+        (128, 128, 32, 4, 4),
         (128, 64, 64, 4, 4),
         (64, 128, 64, 4, 4),
-        (64, 64, 64, 4, 4),
-        (32, 64, 64, 4, 4),
+        (64, 64, 64, 4, 3),
+        (64, 64, 32, 4, 4),
     ]
 )
 
@@ -58,7 +57,7 @@ RUNG = Rung(
 )
 
 
-@autotune(CONFIGS)
+@autotune(RUNG)
 @triton.jit
 def tensor_core_kernel(
     a_ptr,
@@ -114,4 +113,4 @@ def launch(
 ) -> None:
     """c = alpha a @ b + beta c for fp16 or bf16 a [M, K], b [K, N] and a floating-point c [M, N]."""
     arguments = {**pointer_arguments(a, b, c, alpha, beta), "TUNE_KEY": tune_key(a, b, c)}
-    run(tensor_core_kernel, tiles(*c.shape), arguments, CONFIGS, config)
+    run(RUNG, tensor_core_kernel, tiles(*c.shape), arguments, config)

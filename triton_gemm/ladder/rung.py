@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -38,6 +38,7 @@ class Rung:
         instructions: for each of them, what the SASS of its compiled form must contain.
         twins: stems in `reference_cuda` of the CUDA kernels it retells.
         configs: what the autotuner explores; the first legal one is the default without tuning.
+        stages_output: whether a tile of C passes through shared memory beside those of A and B.
         interpretable: whether Triton's interpreter can run it (it knows no Gluon).
         predicted: the header's factor as data: (rung compared with, factor at 4096^3 on an H100).
     """
@@ -49,6 +50,7 @@ class Rung:
     instructions: Mapping[tuple[int, int], tuple[str, ...]]
     configs: tuple[GemmConfig, ...]
     twins: tuple[str, ...] = ()
+    stages_output: bool = False
     interpretable: bool = True
     predicted: tuple[str, float] | None = None
 
@@ -79,14 +81,16 @@ class Rung:
         parts = re.split(rf"^({'|'.join(HEADER_FIELDS)}): ", text, flags=re.MULTILINE)
         return {name: " ".join(body.split()) for name, body in zip(parts[1::2], parts[2::2], strict=True)}
 
-    def legal_configs(self, device: DeviceInfo, dtype: torch.dtype) -> list[GemmConfig]:
-        """The configurations that fit `device` for operands of `dtype`."""
-        return [config for config in self.configs if config.illegal(device, dtype.itemsize) is None]
+    def legal_configs(
+        self, device: DeviceInfo, dtype: torch.dtype, out_dtype: torch.dtype | None = None
+    ) -> list[GemmConfig]:
+        """The configurations that fit `device` for operands of `dtype` and C of `out_dtype` (default: the same)."""
+        out_itemsize = (out_dtype or dtype).itemsize
+        rules = {"tensor_cores": self.precision != "ieee", "stages_output": self.stages_output}
+        return [c for c in self.configs if c.illegal(device, dtype.itemsize, out_itemsize, **rules) is None]
 
 
-def pointer_arguments(
-    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, alpha: float, beta: float
-) -> dict[str, Any]:
+def pointer_arguments(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, alpha: float, beta: float) -> dict[str, Any]:
     """The arguments that kernels on plain pointers share, for a [M, K], b [K, N], c [M, N] of any strides.
 
     BLAS: alpha = 0 reads neither A nor B (no K is left), beta = 0 does not read C.
@@ -155,42 +159,33 @@ class Autotuner(triton.runtime.Autotuner):
         return timing
 
 
-def _legal(configs: list[triton.Config], _: Mapping[str, Any], **arguments: Any) -> list[triton.Config]:
-    a = operand(arguments, "a")
-    device = device_info(a.device)
-    return [
-        config
-        for config in configs
-        if GemmConfig(**config.kwargs, num_warps=config.num_warps, num_stages=config.num_stages).illegal(
-            device, a.element_size()
-        )
-        is None
-    ]
-
-
-def autotune(
-    configs: Sequence[GemmConfig], *, pre_hook: Callable[[dict[str, Any]], None] | None = None
-) -> Callable[[Any], Autotuner]:
-    """`triton.autotune` over `configs`: pruned by `GemmConfig.illegal`, keyed on shape, dtype and `TUNE_KEY`.
+def autotune(rung: Rung, *, pre_hook: Callable[[dict[str, Any]], None] | None = None) -> Callable[[Any], Autotuner]:
+    """`triton.autotune` over a rung's configurations: pruned by `GemmConfig.illegal` before anything is compiled,
+    keyed on shape, dtype and `TUNE_KEY`.
 
     The kernel's arguments come by keyword. Winners are kept on disk where Triton can (not with a pre_hook,
     which it does not serialise).
     """
+    configs = {
+        config: triton.Config(
+            config.meta(), num_warps=config.num_warps, num_stages=config.num_stages, pre_hook=pre_hook
+        )
+        for config in rung.configs
+    }
+
+    def legal(_: object, __: object, **arguments: Any) -> list[triton.Config]:
+        a, c = operand(arguments, "a"), operand(arguments, "c")
+        return [configs[config] for config in rung.legal_configs(device_info(a.device), a.dtype, c.dtype)]
 
     def decorate(kernel: Any) -> Autotuner:
         return Autotuner(
             kernel,
             kernel.arg_names,
-            [
-                triton.Config(
-                    config.meta(), num_warps=config.num_warps, num_stages=config.num_stages, pre_hook=pre_hook
-                )
-                for config in configs
-            ],
+            list(configs.values()),
             ["M", "N", "K", "TUNE_KEY"],
             reset_to_zero=None,
             restore_value=None,
-            prune_configs_by={"early_config_prune": _legal},
+            prune_configs_by={"early_config_prune": legal},
             cache_results=pre_hook is None,
         )
 
@@ -198,13 +193,21 @@ def autotune(
 
 
 def run(
-    kernel: Autotuner, grid: Callable[[Mapping[str, int]], tuple[int, ...]], arguments: dict[str, Any],
-    configs: Sequence[GemmConfig], config: GemmConfig | None,
+    rung: Rung,
+    kernel: Autotuner,
+    grid: Callable[[Mapping[str, Any]], tuple[int, ...]],
+    arguments: dict[str, Any],
+    config: GemmConfig | None,
 ) -> None:
-    """Launch `kernel` with `config`, or with the tuned one; the interpreter has nothing to tune and takes the first."""
+    """Launches `kernel` with `config`, or with the tuned one; the interpreter has nothing to tune, and takes the
+    first."""
     if config is None and INTERPRETED:
-        config = configs[0]
+        config = rung.configs[0]
     if config is None:
         kernel[grid](**arguments)
-    else:
-        kernel.fn[grid](**arguments, **config.kwargs())
+        return
+    arguments = {**arguments, **config.kwargs()}
+    pre_hook = kernel.configs[0].pre_hook
+    if pre_hook is not None:
+        pre_hook(arguments)
+    kernel.fn[grid](**arguments)

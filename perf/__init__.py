@@ -1,0 +1,1 @@
+"""Measuring the ladder: the one timer, the report and what it draws."""

@@ -1,0 +1,73 @@
+"""Nsight Compute's counters for the two kernels whose memory arithmetic S3 teaches.
+
+Run as `python -m perf.counters STEM VARIANT SIZE` it launches one twin once, which is what ncu watches.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+import torch
+
+from perf.environment import ROOT
+from perf.seeds import twin_of
+from reference_cuda import load
+
+# Bytes that threads asked for; Nsight Compute, "Metrics Reference", smsp__sass_*.
+METRICS = {
+    "global": "smsp__sass_data_bytes_mem_global_op_ld.sum",
+    "shared": "smsp__sass_data_bytes_mem_shared_op_ld.sum",
+}
+SIZE = 1024
+# Words a result loads, of K = SIZE: (global, shared), as S3 counts them.
+TAUGHT = {"S3.3": (SIZE / 16, 2 * SIZE), "S3.4": (SIZE / 32, 9 * SIZE / 8)}
+
+
+def read() -> dict[str, Any]:
+    """For each kernel the taught and the counted loads, or why they could not be counted."""
+    if shutil.which("ncu") is None:
+        return {"unavailable": "ncu (Nsight Compute) is not on PATH"}
+    found: dict[str, Any] = {}
+    for kernel_id, taught in TAUGHT.items():
+        try:
+            counted = _count(kernel_id)
+        except (OSError, subprocess.SubprocessError, KeyError, ValueError) as error:
+            output = getattr(error, "stdout", None) or str(error)
+            why = next((line for line in output.splitlines() if "ERR" in line), output.splitlines()[-1])
+            return {"unavailable": f"ncu failed: {why.strip()}"}
+        found[kernel_id] = {
+            name: {"taught": taught[i], "counted": counted[name]} for i, name in enumerate(METRICS)
+        }
+    return found
+
+
+def _count(kernel_id: str) -> dict[str, float]:
+    """Words loaded for each result."""
+    twin, variant = twin_of(kernel_id)
+    command = ["ncu", "--csv", "--page", "raw", "--print-units", "base", "--metrics", ",".join(METRICS.values())]
+    command += ["--kernel-name", f"regex:{variant.kernel.partition('<')[0]}"]
+    command += [sys.executable, "-m", "perf.counters", twin.stem, variant.name, str(SIZE)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    lines = done.stdout.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith('"ID"'))
+    units, values = list(csv.DictReader(io.StringIO("\n".join(lines[start:]))))[:2]
+    del units
+    return {
+        name: float(values[metric].replace(",", "")) / 4 / SIZE**2 for name, metric in METRICS.items()
+    }
+
+
+def main() -> None:
+    stem, variant, size = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    a, b = torch.randn(2, size, size, device="cuda")
+    load(stem).launch(a, b, torch.empty_like(a), variant=variant)
+    torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main()

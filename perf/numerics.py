@@ -1,0 +1,87 @@
+"""How wrong a product may be: the fp64 truth, and the elementwise bound that rounding allows. Pure arithmetic."""
+
+from __future__ import annotations
+
+import torch
+
+# Unit roundoff, half the spacing of numbers at 1, of the types C is stored in.
+UNIT_ROUNDOFF = {
+    torch.float64: 2.0**-53,
+    torch.float32: 2.0**-24,
+    torch.float16: 2.0**-11,
+    torch.bfloat16: 2.0**-8,
+}
+
+# Relative error that a precision adds to each operand before it is multiplied.
+OPERAND_ERROR = {
+    "ieee": 0.0,
+    "fp16": 0.0,
+    "bf16": 0.0,
+    "tf32": 2.0**-11,  # rounded to nearest: ten bits of mantissa are stored
+    "tf32_truncated": 2.0**-10,
+}
+
+
+def reference(
+    a: torch.Tensor, b: torch.Tensor, c0: torch.Tensor | None = None, alpha: float = 1.0, beta: float = 0.0
+) -> torch.Tensor:
+    """alpha a @ b + beta c0 in fp64. As in BLAS alpha = 0 reads neither a nor b, and beta = 0 does not read c0."""
+    return _combine(a.double(), b.double(), c0, alpha, beta)
+
+
+def magnitude(
+    a: torch.Tensor, b: torch.Tensor, c0: torch.Tensor | None = None, alpha: float = 1.0, beta: float = 0.0
+) -> torch.Tensor:
+    """|alpha| |a| @ |b| + |beta| |c0| in fp64: what the errors of a sum are measured against."""
+    return _combine(
+        a.double().abs(), b.double().abs(), None if c0 is None else c0.abs(), abs(alpha), abs(beta)
+    )
+
+
+def error_bound(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c0: torch.Tensor | None,
+    alpha: float,
+    beta: float,
+    mode: str,
+    out_dtype: torch.dtype,
+) -> torch.Tensor:
+    """The largest error, element by element, that an honest product in `mode` stored as `out_dtype` can have.
+
+    `mode` is a key of OPERAND_ERROR; sums are in fp32 in any order. Compare with |C - reference(...)|.
+    """
+    mag = magnitude(a, b, c0, alpha, beta)
+    before_rounding = accumulation_error(a.shape[1], mode) * mag
+    expected = reference(a, b, c0, alpha, beta).abs()
+    return rounded(before_rounding, expected, out_dtype)
+
+
+def accumulation_error(K: int, mode: str) -> float:
+    """The factor of `magnitude` that bounds the error of K products in `mode`, summed in fp32."""
+    return 2 * OPERAND_ERROR[mode] + gamma(K + 2, UNIT_ROUNDOFF[torch.float32])
+
+
+def rounded(bound: torch.Tensor, expected: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
+    """`bound` after one more rounding, of a number near `expected`, to `out_dtype`."""
+    smallest = torch.finfo(out_dtype).smallest_normal * torch.finfo(out_dtype).eps
+    return bound + UNIT_ROUNDOFF[out_dtype] * (expected.abs() + bound) + smallest
+
+
+def gamma(n: int, unit_roundoff: float) -> float:
+    """n u / (1 - n u), the growth of n roundings (Higham, Accuracy and Stability of Numerical Algorithms, 3.1)."""
+    product = n * unit_roundoff
+    return product / (1 - product) if product < 1 else float("inf")
+
+
+def _combine(
+    a: torch.Tensor, b: torch.Tensor, c0: torch.Tensor | None, alpha: float, beta: float
+) -> torch.Tensor:
+    if alpha == 0:
+        product = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64, device=a.device)
+    else:
+        product = alpha * (a @ b)
+    if beta == 0:
+        return product
+    assert c0 is not None, "beta != 0 needs c0"
+    return product + beta * c0.double()

@@ -1,0 +1,122 @@
+"""Climb the ladder: measure every rung, its CUDA twin and cuBLAS, and write pictures, tables and one page.
+
+Without a GPU: every rung in Triton's interpreter against fp64, and what it compiles to for five architectures.
+A second run continues where the first one ended. Exit status: 1 if a provider gave wrong results, 2 for a mistake in
+the call, 130 if interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+os.environ.pop("TRITON_INTERPRET", None)  # compiled here; the interpreter gets a process of its own
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+try:
+    from rich.console import Console
+
+    from perf import draw, environment, page, progress, suite
+    from perf.providers import MODES
+    from perf.record import Record
+    from triton_gemm.ladder import LADDER, Rung
+except ModuleNotFoundError as error:
+    sys.exit(f"error: {error}; pip install 'triton_gemm[perf]', or `make report`, which installs what it needs")
+
+ROOT = environment.ROOT
+DTYPES = {"fp32": "ieee", "tf32": "tf32", "fp16": "fp16", "bf16": "bf16"}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options, folder, fresh = parse(arguments)
+    console = Console(stderr=True)
+    surroundings = environment.describe()
+    folder = folder or default_folder(surroundings["gpu"])
+    try:
+        record, state = Record.open(folder, surroundings, fresh=fresh)
+    except OSError as error:
+        print(f"error: cannot write to {folder}: {error.strerror or error}", file=sys.stderr)
+        return 2
+    what = surroundings["gpu"] or "no GPU: static facts and the interpreter, no timings"
+    print(f"{what}; {state} in {shown(folder)}", file=sys.stderr)
+    try:
+        measure(record, options, console)
+    except KeyboardInterrupt:
+        print("interrupted: what was measured is kept; run again to go on", file=sys.stderr)
+        return 130
+    pictures = draw.everything(record, folder)
+    written = page.write(record, pictures)
+    print(f"report: {shown(written)}, {len(pictures)} pictures beside it", file=sys.stderr)
+    failures = record.failures()
+    for failure in failures:
+        print(f"FAILED {failure}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def measure(record: Record, options: suite.Options, console: Console) -> None:
+    """Runs what the record lacks."""
+    record.save()
+    if record.environment["gpu"] is None:
+        progress.run(suite.cpu_tasks(record, options), console)
+        return
+    twins: suite.Twins = {}
+    progress.run([suite.build_task(record, twins)], console)
+    progress.run(suite.gpu_tasks(record, options, twins), console)
+
+
+def default_folder(gpu: str | None) -> Path:
+    """Results of a GPU belong to the project; facts that every machine can find again do not."""
+    return ROOT / "perf" / "results" / environment.slug(gpu) if gpu else ROOT / "build" / "report-no-gpu"
+
+
+def shown(path: Path) -> str:
+    """The path as short as it can be said here."""
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def parse(arguments: Sequence[str] | None) -> tuple[suite.Options, Path | None, bool]:
+    parser = argparse.ArgumentParser(prog="perf/report.py", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="two sizes, short timings, no bf16: about two minutes")
+    parser.add_argument("--rungs", type=_rungs, default=LADDER, metavar="k03,k06", help="only these (and their twins)")
+    parser.add_argument("--dtype", choices=DTYPES, help="only this precision class")
+    parser.add_argument("--sizes", type=_sizes, metavar="512,1024", help="M = N = K of the sweeps")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="default perf/results/<gpu>")
+    parser.add_argument("--counters", action="store_true", help="count memory traffic with ncu, where it is installed")
+    parser.add_argument("--fresh", action="store_true", help="drop the record that is in the folder")
+    given = parser.parse_args(arguments)
+    modes = (DTYPES[given.dtype],) if given.dtype else suite.QUICK_MODES if given.quick else MODES
+    options = suite.Options(
+        rungs=given.rungs,
+        every_rung=given.rungs == LADDER and given.dtype is None,
+        modes=modes,
+        sizes=given.sizes or (suite.QUICK_SIZES if given.quick else suite.SIZES),
+        quick=given.quick,
+        counters=given.counters,
+    )
+    return options, given.out, given.fresh
+
+
+def _rungs(text: str) -> tuple[Rung, ...]:
+    wanted = text.split(",")
+    known = {key: rung for rung in LADDER for key in (rung.id, rung.name)}
+    for name in wanted:
+        if name not in known:
+            raise argparse.ArgumentTypeError(f"no rung {name!r}; there are {', '.join(rung.id for rung in LADDER)}")
+    return tuple(rung for rung in LADDER if rung.id in wanted or rung.name in wanted)
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    try:
+        sizes = tuple(sorted({int(size) for size in text.split(",")}))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"sizes are whole numbers with commas between, not {text!r}") from None
+    if sizes[0] < 1:
+        raise argparse.ArgumentTypeError("sizes start at 1")
+    return sizes
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,7 @@
+"""Matrix multiplication for PyTorch, written in Triton."""
+
+from .api import explain, matmul
+
+__version__ = "0.1.0"
+
+__all__ = ["explain", "matmul"]

@@ -1,0 +1,124 @@
+"""What users call: torch's semantics and torch's errors, no kernels."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from . import plan
+from .compat import INTERPRETED
+from .select import Selection
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    """The matrix product of a [M, K] and b [K, N]: [M, N], or `out` filled with it.
+
+    Both are fp32, fp16 or bf16 on one GPU, of any strides and any size, 0 and 1 included. fp32 is IEEE, unless
+    `torch.backends.cuda.matmul.fp32_precision` is "tf32"; fp16 and bf16 accumulate in fp32. Nothing is tuned at run
+    time. With TRITON_INTERPRET=1 set before the import, tensors on the CPU are taken too.
+
+    Raises what `torch.mm` raises: RuntimeError for shapes, dtypes or devices that do not go together,
+    NotImplementedError for other dtypes, TypeError for other things than tensors; and RuntimeError for operands that
+    require grad, since the product is not differentiable yet.
+    """
+    _check(a, b)
+    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad or (out is not None and out.requires_grad)):
+        raise RuntimeError(
+            "matmul(): automatic differentiation is not supported yet, but one of the arguments requires grad; "
+            "use torch.no_grad() or detach() it"
+        )
+    shape = (a.shape[0], b.shape[1])
+    if out is None:
+        out = torch.empty(shape, dtype=a.dtype, device=a.device)
+    else:
+        _check_out(out, shape, a)
+    a, b = a.resolve_neg(), b.resolve_neg()
+    c = torch.empty_like(out) if _may_alias(out, a) or _may_alias(out, b) else out
+    if c.numel() > 0:
+        plan.multiply(a, b, c)
+    if c is not out:
+        out.copy_(c)
+    return out
+
+
+def explain(a: torch.Tensor, b: torch.Tensor) -> Selection:
+    """Which kernel and configuration `matmul(a, b)` runs, and why; nothing is launched. Raises as `matmul`."""
+    _check(a, b)
+    return plan.plan(a, b, torch.empty(a.shape[0], b.shape[1], dtype=a.dtype, device=a.device))
+
+
+def _check(a: torch.Tensor, b: torch.Tensor) -> None:
+    for name, x in (("a", a), ("b", b)):
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"matmul(): argument '{name}' must be Tensor, not {type(x).__name__}")
+    shapes = f"{_by(a.shape)} and {_by(b.shape)}"
+    for name, x in (("self", a), ("mat2", b)):
+        if x.dim() != 2:
+            raise RuntimeError(f"{name} must be a matrix; only 2-D operands are supported yet, got {shapes}")
+        if x.layout != torch.strided:
+            raise NotImplementedError(f"matmul takes strided tensors, got {x.layout}")
+    if a.device != b.device:
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device, but found at least two devices, {a.device} and {b.device}!"
+        )
+    if a.dtype != b.dtype:
+        raise RuntimeError(f"expected m1 and m2 to have the same dtype, but got: {_name(a.dtype)} != {_name(b.dtype)}")
+    if a.shape[1] != b.shape[0]:
+        raise RuntimeError(f"mat1 and mat2 shapes cannot be multiplied ({shapes})")
+    if a.dtype not in DTYPES:
+        raise NotImplementedError(
+            f"matmul is not implemented for {a.dtype} ({shapes}); it takes {', '.join(map(str, DTYPES))}"
+        )
+    if a.device.type == "cpu" and not INTERPRETED:
+        raise RuntimeError(
+            "matmul runs on CUDA tensors; to run its kernels on CPU tensors in Triton's interpreter, "
+            "set TRITON_INTERPRET=1 before importing triton_gemm"
+        )
+    if a.device.type not in ("cpu", "cuda"):
+        raise NotImplementedError(f"matmul runs on CUDA tensors, got tensors on {a.device}")
+
+
+def _check_out(out: torch.Tensor, shape: tuple[int, int], a: torch.Tensor) -> None:
+    """torch's rules for `out=`: same dtype and device, resized where its shape differs, no overlap in itself."""
+    if out.dtype != a.dtype:
+        raise RuntimeError(f"Expected out tensor to have dtype {_name(a.dtype)}, but got {_name(out.dtype)} instead")
+    if out.device != a.device:
+        raise RuntimeError(f"Expected out tensor to have device {a.device}, but got {out.device} instead")
+    if tuple(out.shape) != shape:
+        if out.numel() > 0:
+            warnings.warn(
+                f"An output with one or more elements was resized since it had shape {list(out.shape)}, which does not "
+                f"match the required output shape {list(shape)}. This behavior is deprecated, and in a future PyTorch "
+                "release outputs will not be resized unless they have zero elements.",
+                stacklevel=3,
+            )
+        out.resize_(shape)
+    if torch._debug_has_internal_overlap(out) == 1:
+        raise RuntimeError(
+            "unsupported operation: more than one element of the written-to tensor refers to a single memory "
+            "location. Please clone() the tensor before performing the operation."
+        )
+
+
+def _may_alias(x: torch.Tensor, y: torch.Tensor) -> bool:
+    return x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
+
+
+def _by(shape: torch.Size) -> str:
+    return "x".join(map(str, shape))
+
+
+def _name(dtype: torch.dtype) -> str:
+    """The name torch's C++ messages use."""
+    names = {
+        torch.float16: "c10::Half",
+        torch.bfloat16: "c10::BFloat16",
+        torch.float32: "float",
+        torch.float64: "double",
+        torch.int32: "int",
+        torch.int64: "long",
+    }
+    return names.get(dtype, str(dtype).removeprefix("torch."))
