@@ -119,9 +119,7 @@ class DeviceLostError(RuntimeError):
     """The CUDA context is unusable after a provider's error; nothing more can be measured in this process."""
 
 
-def measure(
-    problem: Problem, providers: Sequence[Provider], baseline: str | None, budget_s: float
-) -> dict[str, Any]:
+def measure(problem: Problem, providers: Sequence[Provider], baseline: str | None, budget_s: float) -> dict[str, Any]:
     """Checks and times `providers` on `problem`; `budget_s` is for the timing alone.
 
     Under `providers` each name has `time_ms`, `ratio` (baseline's time over its own; 1 is as fast), `call_us`,
@@ -175,12 +173,10 @@ class Operands:
         M, N, K = problem.M, problem.N, problem.K
         generator = torch.Generator(device=DEVICE).manual_seed(problem.seed)
         self.sets = [
-            (draw((M, K), problem.dtype, generator), draw((K, N), problem.dtype, generator))
-            for _ in range(count)
+            (draw((M, K), problem.dtype, generator), draw((K, N), problem.dtype, generator)) for _ in range(count)
         ]
         self.outputs = {
-            dtype: [torch.empty(M, N, dtype=dtype, device=DEVICE) for _ in range(count)]
-            for dtype in out_dtypes
+            dtype: [torch.empty(M, N, dtype=dtype, device=DEVICE) for _ in range(count)] for dtype in out_dtypes
         }
 
     def calls(self, provider: Provider) -> list[Callable[[], object]]:
@@ -220,7 +216,7 @@ class Check:
         self.magnitude = numerics.magnitude(a, b)
         self._torch_norm: dict[torch.dtype, float] = {}
 
-    def verdict(self, c: torch.Tensor) -> tuple[dict[str, float], str | None]:
+    def verdict(self, c: torch.Tensor) -> tuple[dict[str, float | None], str | None]:
         """The error of c (norm; componentwise, of |A||B|; share of the bound) and why it is too large, or None."""
         difference = (c.double() - self.expected).abs_()
         if self.problem.mode == "int32":
@@ -228,20 +224,22 @@ class Check:
             return {"norm": _norm(difference, self.expected)}, f"{wrong} results differ" if wrong else None
         if not bool(torch.isfinite(difference).all()):
             count = int((~torch.isfinite(difference)).sum())
-            return {"norm": math.inf}, f"{count} results are not finite (outputs hold NaN before the call)"
+            return {"norm": None}, f"{count} results are not finite (outputs hold NaN before the call)"
         bound = numerics.accumulation_error(self.problem.K, self.problem.mode) * self.magnitude
         bound = numerics.rounded(bound, self.expected, c.dtype)
-        error = {
-            "norm": _norm(difference, self.expected),
+        norm, torch_norm = _norm(difference, self.expected), self.torch_norm(c.dtype)
+        of_bound = float((difference / bound).max())
+        vs_torch = norm / torch_norm if torch_norm else 1.0
+        error: dict[str, float | None] = {
+            "norm": norm,
             "componentwise": float((difference / self.magnitude.clamp(min=1e-300)).max()),
-            "bound": float((difference / bound).max()),
+            "bound": of_bound,
+            "vs_torch": vs_torch,
         }
-        torch_norm = self.torch_norm(c.dtype)
-        error["vs_torch"] = error["norm"] / torch_norm if torch_norm else 1.0
-        if error["bound"] > 1:
-            return error, f"a result is off by {error['bound']:.3g} times the bound"
-        if error["vs_torch"] > 2:
-            return error, f"the error is {error['vs_torch']:.3g} times torch's own"
+        if of_bound > 1:
+            return error, f"a result is off by {of_bound:.3g} times the bound"
+        if vs_torch > 2:
+            return error, f"the error is {vs_torch:.3g} times torch's own"
         return error, None
 
     def torch_norm(self, out_dtype: torch.dtype) -> float:
@@ -258,9 +256,7 @@ def _norm(difference: torch.Tensor, expected: torch.Tensor) -> float:
     return float(difference.norm()) / scale if scale else float(difference.norm())
 
 
-def _prepare(
-    provider: Provider, operands: Operands, check: Check, result: dict[str, Any]
-) -> Subject | None:
+def _prepare(provider: Provider, operands: Operands, check: Check, result: dict[str, Any]) -> Subject | None:
     """Tunes, compiles and checks a provider and captures its graph; None, and why in `result`, if it cannot."""
     calls = operands.calls(provider)
     c = operands.outputs[provider.out_dtype or check.problem.dtype][0]
@@ -315,11 +311,10 @@ def _time(subjects: list[Subject], baseline: str | None, budget_s: float) -> Non
         if not group:
             continue
         running = group if base is None or base in group else [base, *group]
-        settle((base or running[0]).replay.start, patience_s=1.0)
+        if group is fast:
+            settle((base or running[0]).replay.start, patience_s=1.0)
         round_ms = sum(s.estimate_ms * s.replay.repeats for s in running)
-        times = interleave(
-            {s.provider.name: s.replay.start for s in running}, round_count(round_ms, budget_s, bounds)
-        )
+        times = interleave({s.provider.name: s.replay.start for s in running}, round_count(round_ms, budget_s, bounds))
         for subject in group:
             own = times[subject.provider.name]
             subject.result.update(

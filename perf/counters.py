@@ -40,9 +40,7 @@ def read() -> dict[str, Any]:
             output = getattr(error, "stdout", None) or str(error)
             why = next((line for line in output.splitlines() if "ERR" in line), output.splitlines()[-1])
             return {"unavailable": f"ncu failed: {why.strip()}"}
-        found[kernel_id] = {
-            name: {"taught": taught[i], "counted": counted[name]} for i, name in enumerate(METRICS)
-        }
+        found[kernel_id] = {name: {"taught": taught[i], "counted": counted[name]} for i, name in enumerate(METRICS)}
     return found
 
 
@@ -57,9 +55,7 @@ def _count(kernel_id: str) -> dict[str, float]:
     start = next(i for i, line in enumerate(lines) if line.startswith('"ID"'))
     units, values = list(csv.DictReader(io.StringIO("\n".join(lines[start:]))))[:2]
     del units
-    return {
-        name: float(values[metric].replace(",", "")) / 4 / SIZE**2 for name, metric in METRICS.items()
-    }
+    return {name: float(values[metric].replace(",", "")) / 4 / SIZE**2 for name, metric in METRICS.items()}
 
 
 def main() -> None:

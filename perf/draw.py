@@ -215,7 +215,7 @@ def roofline(record: Record, folder: Path) -> Path:
         side = {"va": "top", "y": roof.tflops * 0.94} if "ieee" in roof.label else {"va": "bottom", "y": roof.tflops}
         axes.text(x=x[-1], s=f"{roof.label}: {roof.tflops:.0f} TFLOPS", ha="right", fontsize=8.5, **side)
     if bandwidth:
-        axes.text(33, 33 * bandwidth * 1.3, f"copy, {bandwidth:.2f} TB/s", fontsize=8.5, ha="left")
+        axes.text(33, 33 * bandwidth * 2.2, f"copy, {bandwidth:.2f} TB/s", fontsize=8.5, ha="left")
     colours = dict(zip((rung.name for rung in LADDER), ramp(TRITON, len(LADDER)), strict=True))
     for mode in views.modes(record):
         for rung in LADDER:
@@ -290,7 +290,9 @@ def factors(record: Record, folder: Path) -> Path:
     axes.grid(axis="y", visible=False)
     axes.set_xlabel("factor (log scale)")
     axes.legend(loc="lower right", fontsize=8.5)
-    axes.set_title(f"Predicted and measured gain of every rung at M = N = K = {views.ladder_size(record)}\n{gpu(record)}")
+    axes.set_title(
+        f"Predicted and measured gain of every rung at M = N = K = {views.ladder_size(record)}\n{gpu(record)}"
+    )
     return _save(figure, folder / "factors.png")
 
 
@@ -350,4 +352,3 @@ def _save(figure: Figure, path: Path) -> Path:
     figure.savefig(path, bbox_inches="tight")
     plt.close(figure)
     return path
-

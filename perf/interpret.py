@@ -35,13 +35,7 @@ CASES: tuple[Case, ...] = (
 
 def keys(rungs: Iterable[Rung]) -> list[str]:
     """The keys of all cases, in the order they run in."""
-    return [
-        key(rung, dtype, case)
-        for rung in rungs
-        if rung.interpretable
-        for dtype in rung.dtypes
-        for case in CASES
-    ]
+    return [key(rung, dtype, case) for rung in rungs if rung.interpretable for dtype in rung.dtypes for case in CASES]
 
 
 def key(rung: Rung, dtype: torch.dtype, case: Case) -> str:

@@ -33,9 +33,7 @@ def magnitude(
     a: torch.Tensor, b: torch.Tensor, c0: torch.Tensor | None = None, alpha: float = 1.0, beta: float = 0.0
 ) -> torch.Tensor:
     """|alpha| |a| @ |b| + |beta| |c0| in fp64: what the errors of a sum are measured against."""
-    return _combine(
-        a.double().abs(), b.double().abs(), None if c0 is None else c0.abs(), abs(alpha), abs(beta)
-    )
+    return _combine(a.double().abs(), b.double().abs(), None if c0 is None else c0.abs(), abs(alpha), abs(beta))
 
 
 def error_bound(
@@ -74,9 +72,7 @@ def gamma(n: int, unit_roundoff: float) -> float:
     return product / (1 - product) if product < 1 else float("inf")
 
 
-def _combine(
-    a: torch.Tensor, b: torch.Tensor, c0: torch.Tensor | None, alpha: float, beta: float
-) -> torch.Tensor:
+def _combine(a: torch.Tensor, b: torch.Tensor, c0: torch.Tensor | None, alpha: float, beta: float) -> torch.Tensor:
     if alpha == 0:
         product = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64, device=a.device)
     else:

@@ -138,7 +138,7 @@ def _cpu_sections(record: Record, pictures: set[str]) -> Iterator[str]:
             "clock. Latency, waves of tiles and power are left out."
         )
         yield tables.instruction_mix(record)
-        yield f"## Every configuration that the autotuner explores, sm_{static.TUNED_CAPABILITY[0]}{static.TUNED_CAPABILITY[1]}"
+        yield f"## Every configuration that the autotuner explores, {static.TUNED_TARGET}"
         yield tables.every_configuration(record)
     yield from _made(record)
 

@@ -105,12 +105,10 @@ def _picture(file: str, says: str) -> Block:
 
 
 def _ladder(record: Record, folder: Path) -> str:
+    made = record.environment
     size = views.ladder_size(record)
-    report = f"[the whole report]({_link(record, folder, 'report.md')})"
-    return (
-        f"{record.environment['gpu']}, M = N = K = {size}, torch {record.environment['torch']}, "
-        f"Triton {record.environment['triton']}, CUDA {record.environment['cuda']}; {report}.\n\n{tables.ladder(record)}"
-    )
+    where = f"{made['gpu']}, M = N = K = {size}, torch {made['torch']}, Triton {made['triton']}, CUDA {made['cuda']}"
+    return f"{where}; [the whole report]({_link(record, folder, 'report.md')}).\n\n{tables.ladder(record)}"
 
 
 def _targets(record: Record, folder: Path) -> str:

@@ -68,7 +68,7 @@ def runs_on(rung: Rung, capability: tuple[int, int]) -> bool:
 def tuned_config(rung: Rung) -> GemmConfig:
     """The configuration that the rung's autotuner used last; its only one where nothing is tuned."""
     for value in vars(sys.modules[rung.module]).values():
-        if isinstance(value, triton.runtime.Autotuner) and value.fn.__module__ == rung.module:
+        if isinstance(value, triton.runtime.Autotuner) and value.base_fn.__module__ == rung.module:
             best = value.best_config
             return GemmConfig(**best.kwargs, num_warps=best.num_warps, num_stages=best.num_stages)
     return rung.configs[0]
@@ -136,11 +136,9 @@ def twin_resources(stem: str, arch: str) -> dict[str, dict[str, Any]]:
         kernels = resources(stem, arch)
     except TwinUnavailable:
         return {}
-    return {
-        variant.name: {
-            "registers": kernels[variant.kernel].registers,
-            "shared": kernels[variant.kernel].shared,
-            "spills": kernels[variant.kernel].spill_stores + kernels[variant.kernel].spill_loads,
-        }
-        for variant in TWINS[stem].variants
-    }
+    found = {}
+    for variant in TWINS[stem].variants:
+        kernel = kernels[variant.kernel]
+        spills = kernel.spill_stores + kernel.spill_loads
+        found[variant.name] = {"registers": kernel.registers, "shared": kernel.shared, "spills": spills}
+    return found

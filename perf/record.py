@@ -40,9 +40,7 @@ class Record:
         if fresh:
             return record, "a new record, the one that was there is dropped"
         changed = [
-            name
-            for name in environment.IDENTITY
-            if before.get("environment", {}).get(name) != surroundings.get(name)
+            name for name in environment.IDENTITY if before.get("environment", {}).get(name) != surroundings.get(name)
         ]
         if changed:
             return record, f"a new record: {', '.join(changed)} changed since the one that was there"

@@ -20,6 +20,7 @@ try:
     from rich.console import Console
 
     from perf import draw, environment, page, progress, suite
+    from perf.bench import DeviceLostError
     from perf.providers import MODES
     from perf.record import Record
     from triton_gemm.ladder import LADDER, Rung
@@ -47,6 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted: what was measured is kept; run again to go on", file=sys.stderr)
         return 130
+    except DeviceLostError as lost:
+        print(f"error: the GPU cannot be used any more {lost}; what was measured is kept", file=sys.stderr)
+        return 1
     pictures = draw.everything(record, folder)
     written = page.write(record, pictures)
     print(f"report: {shown(written)}, {len(pictures)} pictures beside it", file=sys.stderr)

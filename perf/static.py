@@ -19,6 +19,7 @@ from triton_gemm.ladder import Rung
 SIZE = (4096, 4096, 4096)
 CAPABILITIES = ((8, 0), (8, 9), (9, 0), (10, 0), (12, 0))
 TUNED_CAPABILITY = (9, 0)  # the one whose every configuration is listed
+TUNED_TARGET = "sm_90"
 
 # What to count of a kernel's SASS, by what it does.
 KINDS = {
@@ -31,6 +32,7 @@ KINDS = {
     "TMA": ("UTMALDG", "UTMASTG"),
     "barrier": ("BAR", "SYNCS", "WARPSYNC", "WARPGROUP"),
 }
+
 
 @dataclass(frozen=True)
 class Job:
@@ -122,9 +124,7 @@ def facts(job: Job, launch: aot.Launch) -> dict[str, Any]:
         "spills": kernel.spills,
         "blocks_per_sm": prediction.blocks_per_sm(kernel.registers, kernel.shared, warps, job.capability),
         "instructions": sum(kernel.instructions.values()),
-        "mix": {
-            kind: sum(kernel.instructions[opcode] for opcode in opcodes) for kind, opcodes in KINDS.items()
-        },
+        "mix": {kind: sum(kernel.instructions[opcode] for opcode in opcodes) for kind, opcodes in KINDS.items()},
         "ceiling_tflops": best.tflops,
         "ceiling_share": best.share,
         "ceiling_limit": best.limit,

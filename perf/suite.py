@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,7 @@ SIZES = (512, 1024, 1400, 2048, 3000, 4096, 6144, 8192)
 QUICK_SIZES = (1024, LADDER_SIZE)
 QUICK_MODES = ("ieee", "tf32", "fp16")
 NAIVE_RUNGS = ("k01", "k02")  # they and their twins stop at LADDER_SIZE: above it one call takes seconds
-BUDGET_S = 1.5
+BUDGET_S = 1.0
 QUICK_BUDGET_S = 0.4
 TF32_ROUNDING = "tf32 rounding"
 COUNTERS = "counters"
@@ -161,12 +161,10 @@ def _build_twins(record: Record, twins: Twins, advance: Advance) -> None:
     record.save()
 
 
-def sweep_providers(
-    problem: Problem, options: Options, twins: Twins, record: Record
-) -> list[Provider]:
+def sweep_providers(problem: Problem, options: Options, twins: Twins, record: Record) -> list[Provider]:
     """cuBLAS, the rungs and the twins of a precision class; every variant of a twin at the ladder's size."""
     size = (problem.M, problem.N, problem.K)
-    at_ladder = problem.M == LADDER_SIZE
+    at_ladder = ladder_size(options.sizes) == problem.M
     found = [providers.cublas()]
     for rung in providers.rungs_of(problem.mode, options.rungs):
         if problem.M <= LADDER_SIZE or rung.id not in NAIVE_RUNGS:
@@ -191,6 +189,11 @@ def _provider(name: str, twins: Twins, record: Record) -> Provider:
     assert isinstance(loaded, LoadedTwin)
     resources = record["twins"][stem]["variants"].get(variant, {})
     return providers.twin_provider(loaded, TWINS[stem].variant(variant), resources)
+
+
+def ladder_size(sizes: Iterable[int]) -> int:
+    """The size at which the ladder is shown: LADDER_SIZE, the largest below it, or the smallest above."""
+    return min(sizes, key=lambda size: (size > LADDER_SIZE, abs(size - LADDER_SIZE)))
 
 
 def experiment_problems() -> list[tuple[Problem, list[str]]]:
@@ -244,9 +247,7 @@ def tf32_rounding(rungs: tuple[Rung, ...]) -> dict[str, Any]:
 def cpu_tasks(record: Record, options: Options) -> Iterator[Task]:
     """Without a GPU: the static facts and the interpreter, less what is recorded."""
     pending = [
-        job
-        for job in static.jobs(options.rungs, every_config=not options.quick)
-        if job.key not in record["static"]
+        job for job in static.jobs(options.rungs, every_config=not options.quick) if job.key not in record["static"]
     ]
     if pending:
 
@@ -259,9 +260,7 @@ def cpu_tasks(record: Record, options: Options) -> Iterator[Task]:
 
         yield Task("compiling", len(pending), compile_all)
     waiting = [
-        rung
-        for rung in options.rungs
-        if any(key not in record["interpreter"] for key in interpret.keys([rung]))
+        rung for rung in options.rungs if any(key not in record["interpreter"] for key in interpret.keys([rung]))
     ]
     steps = len(interpret.keys(waiting))
     if steps:

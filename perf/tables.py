@@ -192,7 +192,7 @@ def static_facts(record: Record) -> str:
 
 def instruction_mix(record: Record) -> str:
     """Opcodes in the SASS for one architecture, counted in the text and not as executed."""
-    target = "sm_{}{}".format(*static.TUNED_CAPABILITY)
+    target = static.TUNED_TARGET
     rows = [
         [name, targets[target]["instructions"], *(targets[target]["mix"][kind] or None for kind in static.KINDS)]
         for name, targets in views.static_defaults(record).items()
@@ -203,7 +203,7 @@ def instruction_mix(record: Record) -> str:
 
 def every_configuration(record: Record) -> str:
     """All that the autotuner explores, for one architecture."""
-    target = "sm_{}{}".format(*static.TUNED_CAPABILITY)
+    target = static.TUNED_TARGET
     rows = [
         (
             facts["rung"],
@@ -230,4 +230,3 @@ def interpreter(record: Record) -> str:
         shape = f"{row['M']}x{row['N']}x{row['K']}"
         rows.append([row["rung"], row["dtype"], shape, error(row.get("norm")), percent(row.get("bound")), outcome])
     return table(["rung", "dtype", "M x N x K", "error (norm)", "of the bound", "outcome"], rows)
-

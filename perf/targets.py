@@ -71,9 +71,7 @@ def fastest(record: Record, size: int) -> dict[str, dict[str, Any]]:
             continue
         for name, result in problem["providers"].items():
             known = found.get(stem_of(name))
-            if views.timed(result) and (
-                known is None or result["time_ms"]["median"] < known["time_ms"]["median"]
-            ):
+            if views.timed(result) and (known is None or result["time_ms"]["median"] < known["time_ms"]["median"]):
                 found[stem_of(name)] = result
     return found
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from perf import roofline, seeds
+from perf import roofline, seeds, suite
 from perf.bench import MODE_DTYPES
 from perf.providers import CUBLAS, MODES, rungs_of, stem_of, twin_name
 from perf.record import Record
 from perf.static import CAPABILITIES
-from perf.suite import LADDER_SIZE, experiment_problem
 from reference_cuda import TWINS
 from triton_gemm.ladder import LADDER, Rung
 
@@ -88,10 +87,9 @@ class Step:
 
 
 def ladder_size(record: Record) -> int | None:
-    """LADDER_SIZE, or the largest size below it that was swept, or the smallest above."""
-    sizes = sorted({size for mode in modes(record) for size in squares(record, mode)})
-    below = [size for size in sizes if size <= LADDER_SIZE]
-    return below[-1] if below else (sizes[0] if sizes else None)
+    """The size at which the ladder is shown, if any was swept."""
+    sizes = {size for mode in modes(record) for size in squares(record, mode)}
+    return suite.ladder_size(sizes) if sizes else None
 
 
 def ladder(record: Record) -> list[Step]:
@@ -158,7 +156,7 @@ def experiment(record: Record, source: seeds.Experiment) -> list[ExperimentRow]:
     """The rows of one source's experiment; a kernel that was not measured says why."""
     results = []
     for kernel in source.kernels:
-        problem, provider = experiment_problem(source, kernel)
+        problem, provider = suite.experiment_problem(source, kernel)
         providers = record["problems"].get(problem.key, {}).get("providers", {})
         results.append((kernel, problem, provider, providers))
     _, _, naive_provider, naive_providers = results[0]
@@ -190,9 +188,7 @@ def experiment(record: Record, source: seeds.Experiment) -> list[ExperimentRow]:
 
 def measured_experiments(record: Record) -> list[seeds.Experiment]:
     """The sources of which at least one kernel was timed."""
-    return [
-        source for source in seeds.EXPERIMENTS if any(row.time_ms for row in experiment(record, source))
-    ]
+    return [source for source in seeds.EXPERIMENTS if any(row.time_ms for row in experiment(record, source))]
 
 
 @dataclass(frozen=True)

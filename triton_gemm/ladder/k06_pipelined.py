@@ -22,17 +22,17 @@ from .rung import FMA_CAPABILITIES, Rung, autotune, pointer_arguments, run, tune
 
 CONFIGS = tuple(
     GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=8, num_warps=warps, num_stages=stages)
-    for m, n, k, warps in [
-        (64, 128, 32, 4),
-        (64, 128, 16, 4),
-        (128, 64, 32, 8),
-        (256, 64, 32, 8),
-        (128, 128, 32, 8),
-        (128, 128, 16, 8),
-        (64, 64, 32, 4),
-        (32, 32, 32, 4),
+    for m, n, k, warps, depths in [
+        (64, 128, 32, 4, (2, 3, 4)),
+        (64, 128, 16, 4, (2, 3)),
+        (128, 64, 32, 8, (3, 4)),
+        (256, 64, 32, 8, (3,)),
+        (128, 128, 32, 8, (3,)),
+        (128, 128, 16, 8, (3,)),
+        (64, 64, 16, 4, (3, 4)),
+        (32, 32, 32, 4, (2, 3)),
     ]
-    for stages in (2, 3, 4)
+    for stages in depths
 )
 
 RUNG = Rung(

@@ -179,8 +179,8 @@ def warp_specialised_kernel(
     num_stages: gl.constexpr,
     num_warps: gl.constexpr,
 ):
-    a_tiles = gl.allocate_shared_memory(a_desc.dtype, [num_stages, *a_desc.block_shape], a_desc.layout)
-    b_tiles = gl.allocate_shared_memory(b_desc.dtype, [num_stages, *b_desc.block_shape], b_desc.layout)
+    a_tiles = gl.allocate_shared_memory(a_desc.dtype, [num_stages] + a_desc.block_shape, a_desc.layout)
+    b_tiles = gl.allocate_shared_memory(b_desc.dtype, [num_stages] + b_desc.block_shape, b_desc.layout)
     c_tile = gl.allocate_shared_memory(c_desc.dtype, c_desc.block_shape, c_desc.layout)
     full_bars = gl.allocate_shared_memory(gl.int64, [num_stages, 1], mbarrier.MBarrierLayout())
     empty_bars = gl.allocate_shared_memory(gl.int64, [num_stages, 1], mbarrier.MBarrierLayout())
@@ -189,26 +189,22 @@ def warp_specialised_kernel(
         mbarrier.init(empty_bars.index(slot), count=1)
     fence_async_shared()
 
+    # fmt: off
     gl.warp_specialize(
         [
-            (
-                mma_partition,
-                (
-                    c_desc, a_tiles, b_tiles, c_tile, full_bars, empty_bars, c_ptr, M, N, K, stride_cm, alpha, beta,
-                    HAS_BETA, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, A_COLUMN_MAJOR, B_COLUMN_MAJOR, num_warps,
-                ),  # fmt: skip
-            ),
-            (
-                load_partition,
-                (
-                    a_desc, b_desc, a_tiles, b_tiles, full_bars, empty_bars, M, N, K, BLOCK_M, BLOCK_N, BLOCK_K,
-                    GROUP_M, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
-                ),  # fmt: skip
-            ),
+            (mma_partition, (
+                c_desc, a_tiles, b_tiles, c_tile, full_bars, empty_bars, c_ptr, M, N, K, stride_cm, alpha, beta,
+                HAS_BETA, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, A_COLUMN_MAJOR, B_COLUMN_MAJOR, num_warps,
+            )),
+            (load_partition, (
+                a_desc, b_desc, a_tiles, b_tiles, full_bars, empty_bars, M, N, K,
+                BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
+            )),
         ],
         [1],
         [LOADER_REGISTERS],
-    )  # fmt: skip
+    )
+    # fmt: on
 
 
 def launch(

@@ -78,6 +78,7 @@ class Rung:
     def header(self) -> dict[str, str]:
         """The six fields of the module's docstring, in order."""
         text = sys.modules[self.module].__doc__ or ""
+        text = text[text.index("Changes: ") :].partition("\n\n")[0]
         parts = re.split(rf"^({'|'.join(HEADER_FIELDS)}): ", text, flags=re.MULTILINE)
         return {name: " ".join(body.split()) for name, body in zip(parts[1::2], parts[2::2], strict=True)}
 
