@@ -85,6 +85,7 @@ class Replay:
     def __init__(self, calls: Sequence[Callable[[], object]], repeats: int) -> None:
         self.repeats = repeats
         self.graph = torch.cuda.CUDAGraph()
+        calls[0]()  # libraries make their handles at the first call, which a capture forbids
         with torch.cuda.graph(self.graph):
             for i in range(repeats):
                 calls[i % len(calls)]()

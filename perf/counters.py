@@ -47,7 +47,18 @@ def read() -> dict[str, Any]:
 def _count(kernel_id: str) -> dict[str, float]:
     """Words loaded for each result."""
     twin, variant = twin_of(kernel_id)
-    command = ["ncu", "--csv", "--page", "raw", "--print-units", "base", "--metrics", ",".join(METRICS.values())]
+    command = [
+        "ncu",
+        "--csv",
+        "--page",
+        "raw",
+        "--print-units",
+        "base",
+        "--clock-control",
+        "none",
+        "--metrics",
+        ",".join(METRICS.values()),
+    ]
     command += ["--kernel-name", f"regex:{variant.kernel.partition('<')[0]}"]
     command += [sys.executable, "-m", "perf.counters", twin.stem, variant.name, str(SIZE)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)

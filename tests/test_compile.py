@@ -1,5 +1,7 @@
 """What the compiler makes of each rung, for GPUs that are not here: that it fits, spills nothing, keeps its claims."""
 
+import re
+
 import pytest
 import torch
 
@@ -60,19 +62,109 @@ def test_every_config(rung: Rung, capability: Capability, config: GemmConfig) ->
     assert not missing, f"claimed and not in the SASS: {missing}"
 
 
-DEFAULTS = [
+# --- Variants of each rung's default configuration ---
+
+EVERYWHERE = [
     pytest.param(rung, capability, id=f"{rung.id}-{arch(capability)}")
     for rung in LADDER
     for capability in rung.capabilities
 ]
-ON_HOPPER = [pytest.param(rung, (9, 0), id=rung.id) for rung in LADDER]
+HALF = [rung for rung in LADDER if rung.precision == "half"]
+TMA = [RUNGS["k10"], RUNGS["k11"]]
+POINTERS = [rung for rung in LADDER if rung not in TMA]  # whose kernels take any strides
+HOPPER = (9, 0)
 
 
-@pytest.mark.parametrize(("rung", "capability"), DEFAULTS)
-def test_beta(rung: Rung, capability: Capability) -> None:
+def ids(rungs: list[Rung]) -> list[str]:
+    return [rung.id for rung in rungs]
+
+
+@pytest.mark.parametrize(("rung", "capability"), EVERYWHERE)
+def test_beta_spills_nothing(rung: Rung, capability: Capability) -> None:
     assert_fits(rung, capability, default(rung, capability), alpha=0.5, beta=2.0)
 
 
-@pytest.mark.parametrize(("rung", "capability"), [p for p in DEFAULTS if "tma" not in p.values[0].launch.__module__])
-def test_odd_sizes(rung: Rung, capability: Capability) -> None:
+@pytest.mark.parametrize(("rung", "capability"), [case for case in EVERYWHERE if case.values[0] in POINTERS])
+def test_odd_sizes_spill_nothing(rung: Rung, capability: Capability) -> None:
     assert_fits(rung, capability, default(rung, capability), size=ODD)
+
+
+@pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
+@pytest.mark.parametrize("rung", HALF, ids=ids(HALF))
+def test_bfloat16_to_itself_and_to_float32(rung: Rung, out_dtype: torch.dtype) -> None:
+    legal = rung.legal_configs(device_of_capability(HOPPER), torch.bfloat16, out_dtype)
+    gemm = assert_fits(rung, HOPPER, legal[0], dtype=torch.bfloat16, out_dtype=out_dtype)
+    assert "BF16" in gemm.asm["sass"]
+
+
+@pytest.mark.parametrize("layout", ["nt", "tn", "tt"])
+@pytest.mark.parametrize("rung", [RUNGS["k06"], RUNGS["k07"], RUNGS["k08"], *TMA], ids=lambda rung: rung.id)
+def test_layouts_keep_the_claims(rung: Rung, layout: str) -> None:
+    gemm = assert_fits(rung, HOPPER, default(rung, HOPPER), layout=layout)
+    assert all(text in gemm.asm["sass"] for text in rung.instructions[HOPPER])
+
+
+def test_tf32_rounds_by_the_instruction() -> None:
+    *rounding, _ = compiled(RUNGS["k07"], HOPPER, default(RUNGS["k07"], HOPPER))
+    assert [kernel.name for kernel in rounding] == ["round_kernel"] * 2
+    assert all("cvt.rna.tf32.f32" in kernel.asm["ptx"] for kernel in rounding)
+
+
+# --- Offsets and loads, traced in the intermediate code ---
+
+
+def ancestors(ttir: str) -> dict[str, set[str]]:
+    """What each value of a function in TTIR is computed from, its arguments included."""
+    found: dict[str, set[str]] = {}
+
+    def sources(names: list[str]) -> set[str]:
+        return {source for name in names for source in ({name} | found.get(name, set()))}
+
+    for line in ttir.splitlines():
+        code = line.partition(" loc(")[0]
+        for target, start in re.findall(r"(%\w+) = (%\w+(?:#\d+)?)", code.partition("iter_args")[2]):
+            found[target] = sources([start.partition("#")[0]])
+        assigned = re.match(r"\s*(%\w+)(?::\d+)? = (.*)", code)
+        if assigned:
+            found[assigned[1]] = sources(re.findall(r"%\w+", assigned[2]))
+    return found
+
+
+def stride_multiplications(ttir: str) -> list[str]:
+    """The types of all multiplications with a factor that was made from a stride."""
+    made_of = ancestors(ttir)
+    return [
+        kind
+        for factors, kind in re.findall(r"= arith\.muli ([^:]*) : (\S+)", ttir)
+        if any(
+            root.startswith("%stride_")
+            for factor in re.findall(r"%\w+", factors)
+            for root in (factor, *made_of.get(factor, ()))
+        )
+    ]
+
+
+@pytest.mark.parametrize("rung", POINTERS, ids=ids(POINTERS))
+def test_offsets_multiply_in_64_bits(rung: Rung) -> None:
+    ttir = compiled(rung, HOPPER, default(rung, HOPPER), size=ODD, layout="nt")[-1].asm["ttir"]
+    types = stride_multiplications(ttir)
+    assert len(types) >= 2 and all("i64" in kind for kind in types), types
+
+
+def loads_of_c(ttir: str) -> int:
+    made_of = ancestors(ttir)
+    loads = re.findall(r"(?:tt\.load|tt\.descriptor_load) (%\w+)", ttir)
+    return sum(any(name.startswith("%c_") for name in {load, *made_of.get(load, ())}) for load in loads)
+
+
+@pytest.mark.parametrize("rung", [rung for rung in LADDER if rung.id != "k11"], ids=lambda rung: rung.id)
+def test_beta_zero_compiles_to_no_load_of_c(rung: Rung) -> None:
+    config = default(rung, HOPPER)
+    assert loads_of_c(compiled(rung, HOPPER, config)[-1].asm["ttir"]) == 0
+    assert loads_of_c(compiled(rung, HOPPER, config, beta=2.0)[-1].asm["ttir"]) == 1
+
+
+def test_beta_zero_compiles_to_no_load_of_c_in_gluon() -> None:
+    rung, config = RUNGS["k11"], default(RUNGS["k11"], HOPPER)
+    assert "ld.global" not in compiled(rung, HOPPER, config)[-1].asm["ptx"]
+    assert "ld.global" in compiled(rung, HOPPER, config, beta=2.0)[-1].asm["ptx"]
