@@ -21,7 +21,7 @@ from ..compat import round_to
 from ..config import GemmConfig
 from .rung import FMA_CAPABILITIES, Rung, pointer_arguments
 
-STRIP = GemmConfig(BLOCK_M=256, num_warps=8)
+STRIP = GemmConfig(BLOCK_M=256, num_warps=4)
 
 RUNG = Rung(
     module=__name__,

@@ -14,6 +14,8 @@ Next: beyond the ladder: tile choice by shape, split-K where waves do not come o
 The roles and barriers are those of CUTLASS's cooperative kernel and of Gluon's tutorials on warp specialisation.
 """
 
+from functools import cache
+
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -66,12 +68,13 @@ def set_blocks_and_layouts(arguments):
     set_blocks(arguments)
     for name in ("a_desc", "b_desc", "c_desc"):
         desc = arguments[name]
-        desc.layout = shared_layout(desc.block_shape, desc.base.dtype)
+        desc.layout = shared_layout(tuple(desc.block_shape), desc.base.dtype)
 
 
-def shared_layout(block_shape, dtype):
+@cache
+def shared_layout(block_shape: tuple[int, int], dtype: torch.dtype):
     """The swizzled layout of a tile: 128-byte rows where the tile is as wide."""
-    return gl.NVMMASharedLayout.get_default_for(block_shape, getattr(gl, str(dtype).removeprefix("torch.")))
+    return gl.NVMMASharedLayout.get_default_for(list(block_shape), getattr(gl, str(dtype).removeprefix("torch.")))
 
 
 @gluon.jit
@@ -223,6 +226,6 @@ def launch(
         return
     arguments = {**tma_arguments(a, b, c, alpha, beta), "c_ptr": c, "stride_cm": c.stride(0)}
     for name in ("a_desc", "b_desc", "c_desc"):
-        layout = shared_layout([64, 64], arguments[name].dtype)
+        layout = shared_layout((64, 64), arguments[name].dtype)
         arguments[name] = TensorDescriptor.from_tensor(arguments[name], [64, 64], layout)
     run(RUNG, warp_specialised_kernel, resident(c), arguments, config)

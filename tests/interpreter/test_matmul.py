@@ -1,0 +1,211 @@
+"""triton_gemm.matmul in Triton's interpreter: right on any operands, and torch.mm's words for mistakes."""
+
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import triton_gemm
+from tests.checks import NAN, Product, battery, fp32_precision, mode_of
+from tests.mistakes import MISTAKES, ones, words
+from tests.numerics import error_bound, reference
+from tests.shapes import EMPTY, SMALL
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+BY_DTYPE = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+
+
+def assert_right(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, precision: str = "ieee") -> None:
+    assert c.shape == (a.shape[0], b.shape[1]) and c.dtype == a.dtype and c.device == a.device
+    mode = precision if a.dtype == torch.float32 else mode_of("half", a.dtype)
+    error = (c.double() - reference(a, b)).abs()
+    assert (error <= error_bound(a, b, None, 1.0, 0.0, mode, c.dtype)).all()
+
+
+# --- Right on any operands ---
+
+LAYS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "contiguous": lambda x: x,
+    "transposed": lambda x: x.T.contiguous().T,
+    "every-other-column": lambda x: torch.stack([x, torch.full_like(x, NAN)], 2).flatten(1)[:, ::2],
+    "window": lambda x: torch.nn.functional.pad(x, (3, 5, 2, 1), value=NAN)[2:-1, 3:-5],
+    "aligned-window": lambda x: torch.nn.functional.pad(x, (8, 16 - x.shape[1] % 8), value=NAN)[:, 8 : 8 + x.shape[1]],
+    "one-row-expanded": lambda x: x[:1].expand_as(x),
+    "one-column-expanded": lambda x: x[:, :1].expand_as(x),
+    "one-element-expanded": lambda x: x[:1, :1].expand_as(x),
+}
+EDGE = st.sampled_from([0, 1, 2, 3, 8, 16, 31, 33, 64, 65, 130])
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(EDGE, EDGE, EDGE, st.sampled_from(DTYPES), st.sampled_from(list(LAYS)), st.sampled_from(list(LAYS)))
+def test_any_shape_strides_and_dtype(M: int, N: int, K: int, dtype: torch.dtype, lay_a: str, lay_b: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    a = LAYS[lay_a](torch.randn(M, K, generator=generator).to(dtype))
+    b = LAYS[lay_b](torch.randn(K, N, generator=generator).to(dtype))
+    assert_right(a, b, triton_gemm.matmul(a, b))
+
+
+@BY_DTYPE
+def test_what_every_product_must_do(dtype: torch.dtype) -> None:
+    mode = "ieee" if dtype == torch.float32 else mode_of("half", dtype)
+    multiply = lambda a, b, c, alpha, beta: triton_gemm.matmul(a, b, out=c)  # noqa: E731
+    product = Product(multiply, dtype, mode, dtype, scaled=False)
+    for check in battery(product, SMALL).values():
+        check()
+
+
+@pytest.mark.parametrize("size", EMPTY.values(), ids=EMPTY)
+def test_empty(size: tuple[int, int, int]) -> None:
+    M, N, K = size
+    assert triton_gemm.matmul(torch.empty(M, K), torch.empty(K, N)).shape == (M, N)
+
+
+def test_fp32_is_ieee_unless_torch_says_tf32() -> None:
+    a, b = torch.randn(40, 50), torch.randn(50, 30)
+    results = {}
+    for precision, kernel in (("tf32", "k07"), ("ieee", "k06")):
+        with fp32_precision(precision):
+            assert triton_gemm.explain(a, b).kernel == kernel
+            results[precision] = triton_gemm.matmul(a, b)
+        assert_right(a, b, results[precision], precision)
+    assert not torch.equal(results["ieee"], results["tf32"])
+
+
+def test_explain_names_kernel_config_and_reason() -> None:
+    a, b = torch.randn(64, 72).half(), torch.randn(72, 80).half()
+    taken, refused = triton_gemm.explain(a, b), triton_gemm.explain(a, b[:, 1:])
+    assert (taken.kernel, refused.kernel) == ("k10", "k08")
+    assert "TMA takes" in taken.reason and "b (72, 79)" in refused.reason
+    assert taken.config.BLOCK_M and str(taken.config) in str(taken)
+
+
+# --- out= ---
+
+
+@BY_DTYPE
+def test_out_is_filled_and_returned(dtype: torch.dtype) -> None:
+    a, b = torch.randn(20, 30).to(dtype), torch.randn(30, 10).to(dtype)
+    buffer = torch.full((40, 40), NAN, dtype=dtype)
+    for out in (torch.empty(20, 10, dtype=dtype), torch.empty(10, 20, dtype=dtype).T, buffer[1:40:2, :20:2]):
+        before = out.stride()
+        assert triton_gemm.matmul(a, b, out=out) is out
+        assert out.stride() == before
+        assert_right(a, b, out)
+    assert int((~buffer.isnan()).sum()) == 200, "wrote between the elements of a strided out"
+
+
+def square(seed: int = 0) -> torch.Tensor:
+    return torch.randn(48, 48, generator=torch.Generator().manual_seed(seed))
+
+
+def shared(array: np.ndarray, start: int) -> torch.Tensor:
+    """A matrix in the array's memory whose storage begins where the matrix does."""
+    return torch.from_numpy(array[start : start + 48 * 48]).view(48, 48)
+
+
+@pytest.mark.parametrize("which", ["a", "b", "a-transposed", "overlapping", "other-storage"])
+def test_out_may_alias_an_operand(which: str) -> None:
+    a, b = square(0), square(1)
+    if which == "a":
+        out = a
+    elif which == "b":
+        out = b
+    elif which == "a-transposed":
+        out = a.T
+    elif which == "overlapping":
+        buffer = torch.randn(60, 48)
+        a, out = buffer[:48], buffer[12:]
+    else:
+        array = np.random.default_rng(0).standard_normal(49 * 48, dtype=np.float32)
+        a, out = shared(array, 0), shared(array, 48)
+    kept_a, kept_b = a.clone(), b.clone()
+    triton_gemm.matmul(a, b, out=out)
+    assert_right(kept_a, kept_b, out)
+
+
+def test_out_of_another_shape_is_resized_with_torchs_warning() -> None:
+    a, b = torch.randn(4, 5), torch.randn(5, 6)
+    said = []
+    for multiply in (torch.mm, triton_gemm.matmul):
+        out = torch.empty(3, 3)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            multiply(a, b, out=out)
+        assert out.shape == (4, 6)
+        said.append([(w.category, str(w.message).partition(" (Triggered")[0]) for w in caught])
+    assert len(said[0]) == 1 and said[1][0][0] is said[0][0][0] is UserWarning
+    assert said[1][0][1].split("This behavior")[0] == said[0][0][1].split("This behavior")[0]
+
+
+def test_an_empty_out_is_resized_without_a_warning() -> None:
+    out = torch.empty(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        triton_gemm.matmul(torch.ones(4, 5), torch.ones(5, 6), out=out)
+    assert (out == 5).all() and out.shape == (4, 6)
+
+
+# --- Mistakes ---
+
+
+@pytest.mark.parametrize(("a", "b", "out"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_raises_what_torch_raises(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> None:
+    kind, text = words(lambda: torch.mm(a, b, out=out) if out is not None else torch.mm(a, b))
+    our_kind, our_text = words(lambda: triton_gemm.matmul(a, b, out=out))
+    assert our_kind is kind
+    assert our_text.startswith(text.split(". ")[0].rstrip(".")), f"torch says {text!r}, we say {our_text!r}"
+
+
+def test_both_shapes_are_in_the_text() -> None:
+    for a, b in ((ones(2, 3), ones(4, 5)), (ones(3), ones(4, 5))):
+        text = words(lambda a=a, b=b: triton_gemm.matmul(a, b))[1]
+        assert "x".join(map(str, a.shape)) in text and "4x5" in text
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int32, torch.complex64, torch.bool, torch.float8_e4m3fn])
+def test_unsupported_dtypes_are_named(dtype: torch.dtype) -> None:
+    a, b = torch.zeros(2, 3, dtype=dtype), torch.zeros(3, 5, dtype=dtype)
+    with pytest.raises(NotImplementedError, match=f"{dtype}.*2x3 and 3x5.*torch.float32"):
+        triton_gemm.matmul(a, b)
+
+
+def test_not_a_tensor() -> None:
+    with pytest.raises(TypeError, match="argument 'b' must be Tensor, not list"):
+        triton_gemm.matmul(ones(2, 3), [[1.0]])
+
+
+def test_devices_differ() -> None:
+    with pytest.raises(RuntimeError, match=r"same device.*cpu.*meta"):
+        triton_gemm.matmul(ones(2, 3), ones(3, 5).to("meta"))
+    with pytest.raises(RuntimeError, match=r"device.*cpu.*meta"):
+        triton_gemm.matmul(ones(2, 3), ones(3, 5), out=ones(2, 5).to("meta"))
+
+
+def test_sparse_operands_are_refused() -> None:
+    with pytest.raises(NotImplementedError, match="strided"):
+        triton_gemm.matmul(ones(2, 3).to_sparse(), ones(3, 5))
+
+
+@pytest.mark.parametrize("which", ["a", "b", "out"])
+def test_no_gradient_is_lost_silently(which: str) -> None:
+    a, b, out = ones(2, 3), ones(3, 5), ones(2, 5)
+    {"a": a, "b": b, "out": out}[which].requires_grad_()
+    with pytest.raises(RuntimeError, match="requires grad"):
+        triton_gemm.matmul(a, b, out=out)
+    with torch.no_grad():
+        assert (triton_gemm.matmul(a, b, out=out) == 3).all()
+
+
+def test_operands_are_not_changed_and_nothing_is_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton_gemm.ladder.rung import Autotuner
+
+    monkeypatch.setattr(Autotuner, "run", lambda *_, **__: pytest.fail("tuned"))
+    a, b = square(0), square(1)
+    before = a.clone(), b.clone()
+    triton_gemm.matmul(a, b)
+    assert torch.equal(a, before[0]) and torch.equal(b, before[1])
