@@ -66,9 +66,7 @@ class LoadedTwin:
                 raise RuntimeError(f"{self.twin.stem} {chosen.name}, M={m} N={n} K={k}: {error}") from None
 
 
-def _check(
-    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, alpha: float, beta: float, variant: Variant
-) -> None:
+def _check(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, alpha: float, beta: float, variant: Variant) -> None:
     shapes = f"a {tuple(a.shape)}, b {tuple(b.shape)}, c {tuple(c.shape)}"
     matrices = a.dim() == b.dim() == c.dim() == 2
     if not (matrices and a.shape[1] == b.shape[0] and c.shape == (a.shape[0], b.shape[1])):
@@ -82,9 +80,7 @@ def _check(
         )
     if not (a.is_contiguous() and b.is_contiguous() and c.is_contiguous()):
         strides = f"a {a.stride()}, b {b.stride()}, c {c.stride()}"
-        raise ValueError(
-            f"twins take contiguous tensors (call .contiguous()), got strides {strides}: {shapes}"
-        )
+        raise ValueError(f"twins take contiguous tensors (call .contiguous()), got strides {strides}: {shapes}")
     if variant.dtype == torch.int32 and not (float(alpha).is_integer() and float(beta).is_integer()):
         raise ValueError(f"alpha and beta of an int32 product must be whole numbers, got {alpha}, {beta}")
     if not (a.is_cuda and a.device == b.device == c.device):
@@ -131,9 +127,7 @@ def load_all(
 
 def _capability() -> tuple[int, int]:
     if torch.version.cuda is None:
-        raise TwinUnavailable(
-            f"torch {torch.__version__} is built without CUDA: install a CUDA build (pytorch.org)"
-        )
+        raise TwinUnavailable(f"torch {torch.__version__} is built without CUDA: install a CUDA build (pytorch.org)")
     if not torch.cuda.is_available():
         raise TwinUnavailable("no CUDA GPU is visible: check nvidia-smi and CUDA_VISIBLE_DEVICES")
     return torch.cuda.get_device_capability()
@@ -143,9 +137,7 @@ def _capability() -> tuple[int, int]:
 def _load(twin: Twin, capability: tuple[int, int]) -> LoadedTwin:
     if capability < twin.min_capability:
         need, have = (".".join(map(str, version)) for version in (twin.min_capability, capability))
-        raise TwinUnavailable(
-            f"{twin.stem} needs a GPU of compute capability {need} or newer, this one has {have}"
-        )
+        raise TwinUnavailable(f"{twin.stem} needs a GPU of compute capability {need} or newer, this one has {have}")
     arch = "sm_{}{}".format(*capability)
     name = f"{twin.stem}_{content_hash(twin.stem, arch)}"
     try:
@@ -169,9 +161,7 @@ def content_hash(stem: str, arch: str) -> str:
     headers = sorted(path for path in SOURCES.iterdir() if path.suffix in (".h", ".cuh"))
     for path in (SOURCES / f"{stem}.cu", SOURCES / "binding.cpp", *headers):
         digest.update(path.name.encode() + path.read_bytes())
-    digest.update(
-        repr((arch, NVCC_FLAGS, CXX_FLAGS, torch.__version__, torch.version.cuda, sys.version)).encode()
-    )
+    digest.update(repr((arch, NVCC_FLAGS, CXX_FLAGS, torch.__version__, torch.version.cuda, sys.version)).encode())
     return digest.hexdigest()[:16]
 
 

@@ -106,9 +106,7 @@ TWINS: dict[str, Twin] = {
             "1-D thread tiling",
             ("k05",),
             (
-                Variant(
-                    "64x64x8_8", "64x64x8, 8 rows each", "thread_tiled_1d_kernel<64, 64, 8, 8>", ("S3.4",)
-                ),
+                Variant("64x64x8_8", "64x64x8, 8 rows each", "thread_tiled_1d_kernel<64, 64, 8, 8>", ("S3.4",)),
                 Variant(
                     "32x32x32_8",
                     "32x32x32, 8 rows each",

@@ -153,6 +153,8 @@ def operands(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """a, b and the c to start from: `normal`, `integers` from -6 to 6, or `wide`, whose rows differ in scale."""
     M, N, K = size
+    if product.tma:
+        N = -(-N // 8) * 8  # TMA stores whole 16 bytes
     generator = torch.Generator().manual_seed(M + 1000 * N + 1_000_000 * K)
 
     def draw(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
@@ -228,6 +230,8 @@ def beta_zero_does_not_read_c(product: Product, size: tuple[int, int, int]) -> N
 def copies_are_exact(product: Product, size: tuple[int, int, int]) -> None:
     """A permutation's product copies bits: rows of b in another order, subnormals and the largest included."""
     M, N, K = size
+    if product.tma:
+        N = -(-N // 8) * 8  # TMA stores whole 16 bytes
     generator = torch.Generator().manual_seed(0)
     rows = torch.randint(K, (M,), generator=generator)
     a = torch.nn.functional.one_hot(rows, K).to(product.dtype)

@@ -87,8 +87,9 @@ MUTANTS: dict[str, Mutant] = {
         "k04", ("first_m + within % rows, within // rows", "first_m + within // rows, within % rows")
     ),
     "tf32-truncated": mutant("k07", ("bits + 0x1000", "bits")),
-    "tf32-padding-not-zero": mutant("k07", ("(r < rows) & (k < columns), other=0.0", "r < rows")),
-    "tf32-rounds-a-twice": mutant("k07", ("rounded(b.T).T", "rounded(b).T")),
+    "turned-but-not-read-as-turned": mutant("k05", ("repacked(a.T)[:, :M].T", "repacked(a.T)[:, :M].reshape(a.shape)")),
+    "turned-rows-cut-short": mutant("k05", ("(r < rows) & (k < padded)", "(r < rows) & (k < columns - 1)")),
+    "tf32-rounds-a-twice": mutant("k07", ("repacked(b.T, round_tf32).T", "repacked(b, round_tf32).T")),
     "sums-in-16-bit": mutant(
         "k08",
         (

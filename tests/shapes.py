@@ -17,6 +17,7 @@ SMALL: dict[str, Size] = {
     "one-row": (1, 140, 70),  # a row's stride means nothing
     "one-column": (140, 1, 70),  # a column's stride means nothing
     "one": (1, 1, 1),
+    "turned": (5, 1030, 33),  # enough columns to turn A for
     "tall": (530, 3, 40),  # one partial tile across, a low last band of the grouped order
     "wide": (3, 530, 40),
 }

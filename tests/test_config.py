@@ -38,8 +38,10 @@ LAUNCHES = st.fixed_dictionaries(
     {
         "itemsize": st.sampled_from([2, 4]),
         "out_itemsize": st.sampled_from([2, 4]),
-        "stages_output": st.booleans(),
+        "staged_outputs": st.integers(0, 2),
         "tensor_cores": st.booleans(),
+        "reads_output": st.booleans(),
+        "aligned": st.booleans(),
     }
 )
 
@@ -141,7 +143,7 @@ def tune(monkeypatch: pytest.MonkeyPatch):
         a, b, c = torch.zeros(64, 32), torch.zeros(32, 48), torch.zeros(64, 48)
         arguments = {"a_ptr": a, "b_ptr": b, "c_ptr": c, "M": 64, "N": 48, "K": 32, "HAS_BETA": beta != 0}
         for _ in range(2):
-            tuner[(1,)](**arguments, TUNE_KEY=tune_key(a, b, c))
+            tuner[(1,)](**arguments, TUNE_KEY=tune_key(a, b, c, beta))
         tune.kernel, tune.tuner = kernel, tuner
         return c
 
@@ -195,14 +197,14 @@ def test_the_key_holds_dtypes_shape_and_stride_classes(tune) -> None:
     tune({})
     (key,) = tune.tuner.cache
     assert key[:3] == (64, 48, 32) and key[4:] == ("torch.float32",) * 3
-    assert key[3].startswith("v1 v1 v1 ")
+    assert key[3].startswith("float32:v1 float32:v1 float32:v1 ")
 
 
 def test_stride_classes() -> None:
     a = torch.zeros(64, 64)
 
     def key(x: torch.Tensor) -> str:
-        return tune_key(x, a, a).split()[0]
+        return tune_key(x, a, a, 0.0).split()[0].removeprefix("float32:")
 
     assert key(a) == "v1"
     assert key(a.T) == "1v"

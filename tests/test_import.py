@@ -95,9 +95,7 @@ def test_the_wheel_holds_everything(imported: dict[str, Any], tmp_path: Path) ->
     for package in ("triton_gemm", "reference_cuda"):
         shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--wheel-dir", str(tmp_path)]
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", str(source), *options], capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-m", "pip", "wheel", str(source), *options], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
     (wheel,) = tmp_path.glob("*.whl")

@@ -13,7 +13,7 @@ from triton_gemm.select import RUNGS, select
 
 SIZES = st.integers(1, 2**17)
 PROBLEMS = st.builds(
-    lambda M, N, K, kind, tma: GemmProblem(M, N, K, *kind, tma),
+    lambda M, N, K, kind, aligned, tma: GemmProblem(M, N, K, *kind, aligned, tma),
     SIZES,
     SIZES,
     SIZES,
@@ -25,6 +25,7 @@ PROBLEMS = st.builds(
             (torch.bfloat16, "half"),
         ]
     ),
+    st.booleans(),
     st.sampled_from([None, "a (3, 5): its rows are 10 bytes apart, not a positive multiple of 16"]),
 )
 
@@ -35,7 +36,7 @@ def test_the_choice_runs_on_the_gpu(problem: GemmProblem, capability: tuple[int,
     device = device_of_capability(capability)
     choice = select(problem, device)
     rung = RUNGS[choice.kernel]
-    assert choice.config in rung.legal_configs(device, problem.dtype)
+    assert choice.config in rung.legal_configs(device, problem.dtype, aligned=problem.aligned)
     assert problem.dtype in rung.dtypes and rung.precision == problem.precision
     assert capability in rung.capabilities or (len(rung.capabilities) > 1 and capability > rung.capabilities[0])
     assert problem.tma is None or rung.id not in ("k10", "k11")
@@ -43,7 +44,7 @@ def test_the_choice_runs_on_the_gpu(problem: GemmProblem, capability: tuple[int,
 
 
 def test_an_old_gpu_is_told_what_is_needed() -> None:
-    problem = GemmProblem(64, 64, 64, torch.float16, "half", None)
+    problem = GemmProblem(64, 64, 64, torch.float16, "half", True, None)
     with pytest.raises(RuntimeError, match=r"compute capability 8\.0 or newer"):
         select(problem, device_of_capability((7, 5)))
 

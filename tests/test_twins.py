@@ -98,9 +98,7 @@ def compile_for_cpu(tmp_path_factory):
             assert old in text
             name = folder / f"{stem}_{len(libraries)}"
             name.with_suffix(".cu").write_text(text.replace(old, new, 1))
-            subprocess.run(
-                [*command, str(name.with_suffix(".cu")), "-o", str(name.with_suffix(".so"))], check=True
-            )
+            subprocess.run([*command, str(name.with_suffix(".cu")), "-o", str(name.with_suffix(".so"))], check=True)
             libraries[stem, old, new] = ctypes.CDLL(str(name.with_suffix(".so")))
         return libraries[stem, old, new]
 
@@ -330,9 +328,7 @@ def test_compile_error_shows_the_compilers_words_and_can_be_retried(hopper):
     works = hopper.extension.load_inline
 
     def fails(*_, **__):
-        raise RuntimeError(
-            "Error building extension: " + "noise\n" * 100 + "c08_wmma_tf32.cu(7): error: expected"
-        )
+        raise RuntimeError("Error building extension: " + "noise\n" * 100 + "c08_wmma_tf32.cu(7): error: expected")
 
     hopper.monkeypatch.setattr(hopper.extension, "load_inline", fails)
     text = unavailable()

@@ -64,10 +64,10 @@ def _check(a: torch.Tensor, b: torch.Tensor) -> None:
         raise RuntimeError(
             f"Expected all tensors to be on the same device, but found at least two devices, {a.device} and {b.device}!"
         )
-    if a.dtype != b.dtype:
-        raise RuntimeError(f"expected m1 and m2 to have the same dtype, but got: {_name(a.dtype)} != {_name(b.dtype)}")
     if a.shape[1] != b.shape[0]:
         raise RuntimeError(f"mat1 and mat2 shapes cannot be multiplied ({shapes})")
+    if a.dtype != b.dtype:
+        raise RuntimeError(f"expected m1 and m2 to have the same dtype, but got: {_name(a.dtype)} != {_name(b.dtype)}")
     if a.dtype not in DTYPES:
         raise NotImplementedError(
             f"matmul is not implemented for {a.dtype} ({shapes}); it takes {', '.join(map(str, DTYPES))}"
@@ -104,7 +104,10 @@ def _check_out(out: torch.Tensor, shape: tuple[int, int], a: torch.Tensor) -> No
 
 
 def _may_alias(x: torch.Tensor, y: torch.Tensor) -> bool:
-    return x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
+    """Whether the memory behind x and y overlaps, though perhaps not in the elements they show."""
+    x_storage, y_storage = x.untyped_storage(), y.untyped_storage()
+    x_start, y_start = x_storage.data_ptr(), y_storage.data_ptr()
+    return x_start < y_start + y_storage.nbytes() and y_start < x_start + x_storage.nbytes()
 
 
 def _by(shape: torch.Size) -> str:
@@ -118,7 +121,10 @@ def _name(dtype: torch.dtype) -> str:
         torch.bfloat16: "c10::BFloat16",
         torch.float32: "float",
         torch.float64: "double",
+        torch.uint8: "unsigned char",
+        torch.int8: "signed char",
+        torch.int16: "short int",
         torch.int32: "int",
-        torch.int64: "long",
+        torch.int64: "long int",
     }
     return names.get(dtype, str(dtype).removeprefix("torch."))

@@ -14,9 +14,10 @@ _INTERPRETED = tl.constexpr(INTERPRETED)
 
 @triton.jit
 def dot_operand(x):
-    """x, or in the interpreter its fp32 value: NumPy has no bf16, and multiplies its bits (triton#11584)."""
-    if _INTERPRETED:
-        return x.to(tl.float32)
+    """x, or in the interpreter its fp32 value: NumPy has no bf16, multiplies its bits (triton#11584), and a cast
+    from it flushes subnormals."""
+    if _INTERPRETED and x.dtype == tl.bfloat16:
+        return (x.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
     else:
         return x
 

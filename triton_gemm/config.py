@@ -55,23 +55,28 @@ class GemmConfig:
         out_itemsize: int,
         *,
         tensor_cores: bool = True,
-        stages_output: bool = False,
+        staged_outputs: int = 0,
+        reads_output: bool = False,
+        aligned: bool = True,
     ) -> str | None:
         """Why `device` cannot run this configuration, or None if it can.
 
         itemsize, out_itemsize: bytes of an element of A and B, and of C; tensor_cores: whether they multiply;
-        stages_output: whether a tile of C lies in shared memory beside those of A and B.
+        staged_outputs: tiles of C that lie in shared memory beside those of A and B; reads_output: whether beta C
+        is added; aligned: whether operands can be moved 16 bytes at a time.
 
-        A thread may spend half of its registers on accumulators where tensor cores read operands from shared memory,
-        and a quarter where FFMAs read them from registers. On sm_100 accumulators live in tensor memory and pass
-        through registers beside the converted tile. Above these ptxas spills.
+        Of a thread's registers accumulators may take half where tensor cores read operands from shared memory, a
+        quarter where FFMAs read them from registers or C comes back beside them, and an eighth where every element
+        is moved by itself and wants an address and a predicate. On sm_100 accumulators live in tensor memory and
+        pass through registers beside the converted tile. Above these ptxas spills.
         """
-        shared = self.shared_memory(itemsize, out_itemsize if stages_output else 0)
+        shared = self.shared_memory(itemsize, staged_outputs * out_itemsize)
         if shared > device.shared_memory:
             return f"needs {shared} bytes of shared memory, {device.name} has {device.shared_memory}"
         registers = min(MAX_REGISTERS_PER_THREAD + 1, REGISTERS_PER_SM // (32 * self.num_warps))
         accumulators = self.accumulators()
-        if accumulators > registers // (2 if tensor_cores else 4):
+        share = 8 if not aligned else 4 if reads_output or not tensor_cores else 2
+        if accumulators > registers // share:
             return f"{accumulators} accumulators leave too few of a thread's {registers} registers"
         if tensor_cores and device.capability[0] == 10 and accumulators * (4 + out_itemsize) // 4 > 3 * registers // 4:
             return f"{accumulators} accumulators and their converted values leave too few of {registers} registers"

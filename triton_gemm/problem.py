@@ -12,7 +12,8 @@ class GemmProblem:
     """c [M, N] = a [M, K] @ b [K, N], as far as the choice of a kernel depends on it.
 
     dtype: the operands'; precision: "ieee", "tf32" or "half" (16-bit operands, fp32 accumulation);
-    tma: why TMA cannot move the operands and the result in place, or None if it can.
+    aligned: whether all three can be moved 16 bytes at a time; tma: why TMA cannot move them in place, or None if
+    it can.
     """
 
     M: int
@@ -20,6 +21,7 @@ class GemmProblem:
     K: int
     dtype: torch.dtype
     precision: str
+    aligned: bool
     tma: str | None
 
     @classmethod
@@ -27,7 +29,7 @@ class GemmProblem:
         """The problem of multiplying a and b into c; fp32's precision is the one set in torch."""
         (M, K), N = a.shape, b.shape[1]
         precision = fp32_precision() if a.dtype == torch.float32 else "half"
-        return cls(M, N, K, a.dtype, precision, tma_operands_illegal(a, b, c))
+        return cls(M, N, K, a.dtype, precision, aligned(a, b, c), tma_operands_illegal(a, b, c))
 
 
 def fp32_precision() -> str:
@@ -36,6 +38,19 @@ def fp32_precision() -> str:
     Only the new setting is read: once it is set, torch raises on reading `allow_tf32`.
     """
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
+
+
+def aligned(*tensors: torch.Tensor) -> bool:
+    """Whether Triton sees that every row of the tensors can be moved 16 bytes at a time.
+
+    It looks whether addresses, sizes and strides are multiples of 16 (runtime/jit.py, `specialize_impl`).
+    """
+    return all(
+        x.data_ptr() % 16 == 0
+        and all(size % 16 == 0 for size in x.shape)
+        and all(s == 1 or s % 16 == 0 for s in x.stride())
+        for x in tensors
+    )
 
 
 def tma_illegal(x: torch.Tensor) -> str | None:
@@ -65,6 +80,8 @@ def tma_operands_illegal(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> s
         why = tma_illegal(x)
         if why is None and name == "c" and column_major(x):
             why = "it is column-major"
+        if why is None and name == "c" and x.shape[1] * x.element_size() % 16:
+            why = "its rows end inside 16 bytes, and TMA stores no less (triton#11583)"
         if why is not None:
             return f"{name} {tuple(x.shape)}: {why}"
     return None

@@ -16,7 +16,7 @@ RUNGS = {rung.id: rung for rung in LADDER}
 TILE_RATE = {
     "half": {(128, 256): 1.0, (256, 128): 0.97, (128, 128): 0.97, (64, 256): 0.92, (64, 128): 0.8, (64, 64): 0.5},
     "tf32": {(128, 256): 1.0, (256, 128): 0.87, (128, 128): 0.92, (64, 128): 0.8, (64, 64): 0.5},
-    "ieee": {(64, 128): 1.0, (128, 64): 0.96, (256, 64): 0.95, (128, 128): 0.94, (64, 64): 0.88, (32, 32): 0.5},
+    "ieee": {(64, 128): 0.97, (128, 64): 1.0, (256, 64): 0.98, (64, 256): 0.98, (64, 64): 0.9, (32, 64): 0.7},
 }
 
 
@@ -35,7 +35,8 @@ class Selection:
 def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
     """The rung and configuration for `problem` on `device`; RuntimeError where no rung runs."""
     rung, why_rung = _rung(problem, device)
-    config = min(rung.legal_configs(device, problem.dtype), key=lambda config: _time(problem, config, device))
+    legal = rung.legal_configs(device, problem.dtype, aligned=problem.aligned)
+    config = min(legal, key=lambda config: _time(problem, config, device))
     waves = _tiles(problem, config) / device.num_sms
     return Selection(rung.id, config, f"{why_rung}; {waves:.2f} waves of tiles on {device.num_sms} SMs")
 

@@ -77,10 +77,7 @@ def launch(
 def integers(variant: Variant, shape: tuple[int, int, int], largest: int = 8) -> list[torch.Tensor]:
     m, n, k = shape
     sizes = ((m, k, variant.dtype), (k, n, variant.dtype), (m, n, variant.out_dtype))
-    return [
-        torch.randint(-largest, largest + 1, (rows, cols), device="cuda").to(dtype)
-        for rows, cols, dtype in sizes
-    ]
+    return [torch.randint(-largest, largest + 1, (rows, cols), device="cuda").to(dtype) for rows, cols, dtype in sizes]
 
 
 @pytest.fixture(autouse=True)
@@ -102,9 +99,7 @@ def test_error_is_within_the_bound(
         c = launch(twins[stem], variant, a, b, c0, alpha, beta, offset)
         error = (c.double() - reference(a, b, c0, alpha, beta)).abs()
         bound = error_bound(a, b, c0, alpha, beta, TWINS[stem].precision, variant.out_dtype)
-        assert (error <= bound).all(), (
-            f"alpha={alpha} beta={beta}: {(error / bound).max():.3g} times the bound"
-        )
+        assert (error <= bound).all(), f"alpha={alpha} beta={beta}: {(error / bound).max():.3g} times the bound"
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -119,9 +114,7 @@ def test_integers_are_exact(
 
 
 @pytest.mark.parametrize(("stem", "variant"), [p for p in VARIANTS if p.values[1].dtype == torch.int32])
-def test_int32_is_exact_beyond_what_fp32_holds(
-    twins: dict[str, LoadedTwin], stem: str, variant: Variant
-) -> None:
+def test_int32_is_exact_beyond_what_fp32_holds(twins: dict[str, LoadedTwin], stem: str, variant: Variant) -> None:
     a, b, c0 = integers(variant, (67, 45, 100), largest=4000)
     c = launch(twins[stem], variant, a, b, c0, 1, -100_001)
     assert torch.equal(c.double(), reference(a, b, c0, 1, -100_001))

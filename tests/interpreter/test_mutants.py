@@ -16,7 +16,7 @@ def steps(planted: Mutant, launch: Callable[..., object] | None) -> dict[str, Ca
     if rung.id in ("k01", "k02"):
         sizes = {name: STRIPS[name] for name in ("ragged", "k-one")}
     else:
-        sizes = {name: SMALL[name] for name in ("ragged", "ragged-many-tiles", "k-one")}
+        sizes = {name: SMALL[name] for name in ("ragged", "ragged-many-tiles", "k-one", "turned")}
     config = min(rung.configs, key=lambda config: (-(config.GROUP_M or 0), config.accumulators() * config.num_warps))
     return battery(of_rung(rung, rung.dtypes[0], config, launch=launch), sizes)
 

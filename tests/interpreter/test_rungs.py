@@ -24,6 +24,7 @@ from tests.checks import (
 from triton_gemm.config import GemmConfig
 from triton_gemm.ladder import LADDER, Rung, k07_tf32, k10_tma
 from triton_gemm.ladder.k04_grouped import grouped_pid
+from triton_gemm.ladder.k05_register_tiled import repacked
 
 RUNGS = {rung.id: rung for rung in LADDER if rung.interpretable}
 
@@ -138,13 +139,13 @@ def test_grouped_order_visits_every_tile_once_band_by_band(num_m: int, num_n: in
 
 def test_rounding_to_tf32_is_that_of_the_instruction() -> None:
     x = tf32_edges()
-    out = k07_tf32.rounded(x.view(2, -1))[:, : x.numel() // 2]
+    out = repacked(x.view(2, -1), k07_tf32.round_tf32)[:, : x.numel() // 2]
     assert same_bits(out.reshape(-1), nearest_tf32(x))
 
 
 def test_rounded_copy_is_padded_with_zeros() -> None:
     x = torch.randn(70, 97).T
-    out = k07_tf32.rounded(x)
+    out = repacked(x, k07_tf32.round_tf32)
     assert out.shape == (97, 96) and out.stride() == (96, 1)
     assert torch.equal(out[:, :70], nearest_tf32(x)) and (out[:, 70:] == 0).all()
 

@@ -151,7 +151,7 @@ def launch(
 ) -> None:
     """c = alpha a @ b + beta c for fp32 a [M, K], b [K, N], c [M, N]."""
     M, N = c.shape
-    arguments = {**pointer_arguments(a, b, c, alpha, beta), "TUNE_KEY": tune_key(a, b, c)}
+    arguments = {**pointer_arguments(a, b, c, alpha, beta), "TUNE_KEY": tune_key(a, b, c, beta)}
     run(
         RUNG,
         blocked_kernel,

@@ -108,5 +108,5 @@ def launch(
     config: GemmConfig | None = None,
 ) -> None:
     """c = alpha a @ b + beta c for fp32 a [M, K], b [K, N], c [M, N]."""
-    arguments = {**pointer_arguments(a, b, c, alpha, beta), "TUNE_KEY": tune_key(a, b, c)}
+    arguments = {**pointer_arguments(a, b, c, alpha, beta), "TUNE_KEY": tune_key(a, b, c, beta)}
     run(RUNG, grouped_kernel, tiles(*c.shape), arguments, config)

@@ -1,14 +1,16 @@
-"""Register-tiled: k04's kernel on tiles so large that every thread owns up to 64 results.
+"""Register-tiled: large tiles, up to 64 results a thread, and A turned so that reads for them are wide.
 
-Changes: against k04, nothing in the kernel's text; only the tiles grow, to 64 x 128 on 4 warps and 128 x 128 on 8. What
-    takes a new kernel in CUDA C++ (1-D and 2-D thread tiling, float4 loads) is a launch parameter here.
-Why: a thread with TM x TN results reads TM + TN words from shared memory for TM x TN FMAs. Triton spreads the tile
-    over the warps, keeps the outer products in registers and reads 16 bytes at a time where K allows it.
+Changes: against k04, larger tiles of the same kernel, 64 x 128 on 4 warps or 128 x 128 on 8 (in CUDA C++ a kernel of
+    its own, here a launch parameter), and a pass before it that lays A out with M contiguous.
+Why: a thread with TM x TN results reads TM + TN words from shared memory for TM x TN FMAs. It wants neighbouring
+    results' operands side by side: 16 bytes of B are 4 columns. 16 bytes of a row-major A are 4 steps of K, so the
+    thread must hold 4 steps of all its rows at once. CUDA kernels transpose A on the way into shared memory; Triton
+    keeps global memory's order there, so A is turned before.
 Predicts: 8 x 8 results read 16 words for 64 FMAs, 1 for 4, where k04's 4 x 4 to 4 x 8 read 1 for 2 to 2.7:
-    shared memory, which bound k04, is asked for half as much, so 1.8 times k04. Missed high: Triton gives k04's
-    best tile, 64 x 64 on 4 warps, 4 x 8 results a thread already, and four such programs on an SM hide one another's
-    latency where one or two large ones cannot.
-Requires: fp32; any shape and strides, wide loads where rows start on 16 bytes.
+    shared memory, which bound k04, is asked for half as much, so 1.8 times k04. The pass moves 8 bytes an element of
+    A, 2 % at 4096^3. Missed high: k04's best tile, 64 x 64 on 4 warps, has 4 x 8 results a thread already. Without
+    the turn the large tiles gain next to nothing: their fragments of A cost a quarter of the resident warps.
+Requires: fp32; any shape and strides; workspace for a copy of A.
 Bound by: latency at the start of each k-tile: with num_stages = 1 the loads wait for the FMAs, and they for the loads.
 Next: k06 loads the next tiles while this one multiplies.
 
@@ -16,6 +18,8 @@ Retells seeds S2.3, S3.4, S4.2 and S4.3.
 """
 
 import torch
+import triton
+import triton.language as tl
 
 from ..config import GemmConfig
 from .k04_grouped import grouped_kernel, tiles
@@ -30,7 +34,7 @@ CONFIGS = tuple(
         (128, 64, 16, 4),
         (128, 128, 32, 8),
         (128, 128, 16, 8),
-        (64, 64, 16, 4),
+        (64, 64, 32, 8),
     ]
 )
 
@@ -45,7 +49,54 @@ RUNG = Rung(
     predicted=("k04", 1.8),
 )
 
+TURN_FROM_N = 1024  # a row of A used fewer times does not repay the pass
+
 register_tiled_kernel = autotune(RUNG)(grouped_kernel.fn)
+
+
+@triton.jit
+def identity(x):
+    return x
+
+
+@triton.jit
+def repack_kernel(
+    x_ptr,
+    out_ptr,
+    rows,
+    columns,
+    padded,
+    stride_row,
+    stride_column,
+    CONVERT: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+):
+    """out [rows, padded], row-major, becomes CONVERT(x) for x [rows, columns]; the padding becomes 0."""
+    blocks = tl.cdiv(padded, BLOCK_COLUMNS)
+    pid = tl.program_id(0)
+    r = ((pid // blocks) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)).to(tl.int64)[:, None]
+    k = ((pid % blocks) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)).to(tl.int64)[None, :]
+    x = tl.load(x_ptr + r * stride_row + k * stride_column, mask=(r < rows) & (k < columns), other=0.0)
+    tl.store(out_ptr + r * padded + k, CONVERT(x), mask=(r < rows) & (k < padded))
+
+
+def repacked(x: torch.Tensor, convert=identity) -> torch.Tensor:
+    """convert(x) for x [rows, columns], row-major, its rows padded with zeros to a multiple of 32 elements."""
+    rows, columns = x.shape
+    padded = 32 * triton.cdiv(columns, 32)
+    out = torch.empty(rows, padded, dtype=x.dtype, device=x.device)
+    grid = (triton.cdiv(rows, 64) * triton.cdiv(padded, 64),)
+    repack_kernel[grid](
+        x, out, rows, columns, padded, *x.stride(), CONVERT=convert, BLOCK_ROWS=64, BLOCK_COLUMNS=64, num_warps=8
+    )
+    return out
+
+
+def turned(a: torch.Tensor, N: int) -> torch.Tensor:
+    """a [M, K], or a copy with M contiguous where N columns of C repay it."""
+    M = a.shape[0]
+    return a if N < TURN_FROM_N or a.stride(0) == 1 else repacked(a.T)[:, :M].T
 
 
 def launch(
@@ -57,5 +108,7 @@ def launch(
     config: GemmConfig | None = None,
 ) -> None:
     """c = alpha a @ b + beta c for fp32 a [M, K], b [K, N], c [M, N]."""
-    arguments = {**pointer_arguments(a, b, c, alpha, beta), "TUNE_KEY": tune_key(a, b, c)}
+    if alpha != 0:
+        a = turned(a, c.shape[1])
+    arguments = {**pointer_arguments(a, b, c, alpha, beta), "TUNE_KEY": tune_key(a, b, c, beta)}
     run(RUNG, register_tiled_kernel, tiles(*c.shape), arguments, config)

@@ -7,7 +7,7 @@ Why: a load from L2 takes some 300 clocks, from memory 600 to 800; a 128 x 128 x
     `cp.async` spares the registers and the store to shared memory that a load through registers takes.
 Predicts: k05 exposes one latency and two barriers in each k-tile, about 500 clocks in 2500: 1.2 times k05,
     near 0.85 of cuBLAS. Missed high: two to four programs on an SM had hidden part of that latency before.
-Requires: fp32, sm_80 or newer for `cp.async`; any shape and strides, `cp.async` only where 4 bytes or more align.
+Requires: fp32, sm_80 or newer for `cp.async`; any shape and strides; workspace for a copy of A.
 Bound by: the FP32 pipes' issue slots: for 64 FFMA a thread also issues 6 shared loads and its share of addresses.
 Next: more fp32 needs other arithmetic; k07 goes to the tensor cores.
 
@@ -18,19 +18,18 @@ import torch
 
 from ..config import GemmConfig
 from .k04_grouped import grouped_kernel, tiles
+from .k05_register_tiled import turned
 from .rung import FMA_CAPABILITIES, Rung, autotune, pointer_arguments, run, tune_key
 
 CONFIGS = tuple(
     GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=8, num_warps=warps, num_stages=stages)
     for m, n, k, warps, depths in [
-        (64, 128, 32, 4, (2, 3, 4)),
+        (128, 64, 16, 4, (3, 4)),
         (64, 128, 16, 4, (2, 3)),
-        (128, 64, 32, 8, (3, 4)),
-        (256, 64, 32, 8, (3,)),
-        (128, 128, 32, 8, (3,)),
-        (128, 128, 16, 8, (3,)),
+        (256, 64, 16, 8, (3,)),
+        (64, 256, 16, 8, (3, 4)),
         (64, 64, 16, 4, (3, 4)),
-        (32, 32, 32, 4, (2, 3)),
+        (32, 64, 32, 4, (2,)),
     ]
     for stages in depths
 )
@@ -58,5 +57,7 @@ def launch(
     config: GemmConfig | None = None,
 ) -> None:
     """c = alpha a @ b + beta c for fp32 a [M, K], b [K, N], c [M, N]."""
-    arguments = {**pointer_arguments(a, b, c, alpha, beta), "TUNE_KEY": tune_key(a, b, c)}
+    if alpha != 0:
+        a = turned(a, c.shape[1])
+    arguments = {**pointer_arguments(a, b, c, alpha, beta), "TUNE_KEY": tune_key(a, b, c, beta)}
     run(RUNG, pipelined_kernel, tiles(*c.shape), arguments, config)

@@ -22,6 +22,7 @@ from ..compat import INTERPRETED
 from ..config import GemmConfig
 from .k03_blocked import operand_pointers, store_tile
 from .k04_grouped import grouped_pid, tiles
+from .k05_register_tiled import repacked
 from .rung import Rung, autotune, pointer_arguments, run, tune_key
 
 CONFIGS = tuple(
@@ -70,27 +71,6 @@ def round_tf32(x):
         )
 
 
-@triton.jit
-def round_kernel(
-    x_ptr,
-    out_ptr,
-    rows,
-    columns,
-    padded,
-    stride_row,
-    stride_column,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLUMNS: tl.constexpr,
-):
-    """out [rows, padded], row-major, becomes x [rows, columns] rounded; the padding becomes 0."""
-    blocks = tl.cdiv(padded, BLOCK_COLUMNS)
-    pid = tl.program_id(0)
-    r = ((pid // blocks) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)).to(tl.int64)[:, None]
-    k = ((pid % blocks) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)).to(tl.int64)[None, :]
-    x = tl.load(x_ptr + r * stride_row + k * stride_column, mask=(r < rows) & (k < columns), other=0.0)
-    tl.store(out_ptr + r * padded + k, round_tf32(x), mask=(r < rows) & (k < padded))
-
-
 @autotune(RUNG)
 @triton.jit
 def tf32_kernel(
@@ -137,16 +117,6 @@ def tf32_kernel(
     store_tile(c_ptr, acc, pid_m, pid_n, M, N, stride_cm, stride_cn, alpha, beta, HAS_BETA, BLOCK_M, BLOCK_N)
 
 
-def rounded(x: torch.Tensor) -> torch.Tensor:
-    """x [rows, columns] rounded to TF32, row-major, its rows padded with zeros to a multiple of 32 elements."""
-    rows, columns = x.shape
-    padded = 32 * triton.cdiv(columns, 32)
-    out = torch.empty(rows, padded, dtype=torch.float32, device=x.device)
-    grid = (triton.cdiv(rows, 64) * triton.cdiv(padded, 64),)
-    round_kernel[grid](x, out, rows, columns, padded, *x.stride(), BLOCK_ROWS=64, BLOCK_COLUMNS=64, num_warps=8)
-    return out
-
-
 def launch(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -159,6 +129,6 @@ def launch(
 ) -> None:
     """c = alpha a @ b + beta c for fp32 a [M, K], b [K, N], c [M, N]; without `round_operands` they are truncated."""
     if round_operands and alpha != 0:
-        a, b = rounded(a), rounded(b.T).T
-    arguments = {**pointer_arguments(a, b, c, alpha, beta), "TUNE_KEY": tune_key(a, b, c)}
+        a, b = repacked(a, round_tf32), repacked(b.T, round_tf32).T
+    arguments = {**pointer_arguments(a, b, c, alpha, beta), "TUNE_KEY": tune_key(a, b, c, beta)}
     run(RUNG, tf32_kernel, tiles(*c.shape), arguments, config)

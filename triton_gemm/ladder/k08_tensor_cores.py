@@ -112,5 +112,5 @@ def launch(
     config: GemmConfig | None = None,
 ) -> None:
     """c = alpha a @ b + beta c for fp16 or bf16 a [M, K], b [K, N] and a floating-point c [M, N]."""
-    arguments = {**pointer_arguments(a, b, c, alpha, beta), "TUNE_KEY": tune_key(a, b, c)}
+    arguments = {**pointer_arguments(a, b, c, alpha, beta), "TUNE_KEY": tune_key(a, b, c, beta)}
     run(RUNG, tensor_core_kernel, tiles(*c.shape), arguments, config)

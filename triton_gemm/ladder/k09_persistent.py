@@ -47,7 +47,7 @@ RUNG = Rung(
         (12, 0): ("HMMA", "LDGSTS"),
     },
     configs=CONFIGS,
-    stages_output=True,
+    staged_outputs=(1, 1),
     predicted=("k08", 1.04),
 )
 
@@ -116,5 +116,5 @@ def launch(
     config: GemmConfig | None = None,
 ) -> None:
     """c = alpha a @ b + beta c for fp16 or bf16 a [M, K], b [K, N] and a floating-point c [M, N]."""
-    arguments = {**pointer_arguments(a, b, c, alpha, beta), "TUNE_KEY": tune_key(a, b, c)}
+    arguments = {**pointer_arguments(a, b, c, alpha, beta), "TUNE_KEY": tune_key(a, b, c, beta)}
     run(RUNG, persistent_kernel, resident(c), arguments, config)

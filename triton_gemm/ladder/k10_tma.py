@@ -6,7 +6,7 @@ Why: a `cp.async` moves 16 bytes and needs an address and a predicate in registe
     swizzles against bank conflicts, and signals an `mbarrier`. Registers and issue slots go to `wgmma`.
 Predicts: the k-loop's address arithmetic disappears: 1.04 times k09, 0.95 of cuBLAS.
 Requires: fp16 or bf16, sm_90 or newer; every operand with one unit stride, the other a multiple of 16 bytes, and
-    a base aligned to 16 bytes; C row-major.
+    a base aligned to 16 bytes; C row-major, its rows a multiple of 16 bytes long.
 Bound by: one instruction stream: the warps that wait for tiles, issue copies and store C are those that feed `wgmma`.
 Next: k11 gives loading a warp of its own.
 """
@@ -48,7 +48,8 @@ RUNG = Rung(
         (12, 0): ("HMMA", "UTMALDG", "UTMASTG"),
     },
     configs=CONFIGS,
-    stages_output=True,
+    descriptors=True,
+    staged_outputs=(1, 2),
     predicted=("k09", 1.04),
 )
 
@@ -111,7 +112,7 @@ def tma_arguments(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, alpha: floa
     Raises ValueError where TMA cannot take one.
     """
     if a.shape[1] == 0:  # a descriptor needs an element, even one that is never read
-        a, b, alpha = a.new_empty(a.shape[0], 8), b.new_empty(8, b.shape[1]), 0.0
+        a, b, alpha = a.new_empty(8, 8), b.new_empty(8, 8), 0.0
     why = tma_operands_illegal(a, b, c)
     if why is not None:
         raise ValueError(f"TMA cannot take {why}")
@@ -119,15 +120,15 @@ def tma_arguments(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, alpha: floa
         "a_desc": a.T if column_major(a) else a,
         "b_desc": b.T if column_major(b) else b,
         "c_desc": c,
-        "M": a.shape[0],
-        "N": b.shape[1],
+        "M": c.shape[0],
+        "N": c.shape[1],
         "K": a.shape[1] if alpha != 0 else 0,
         "alpha": alpha,
         "beta": beta,
         "A_COLUMN_MAJOR": column_major(a),
         "B_COLUMN_MAJOR": column_major(b),
         "HAS_BETA": beta != 0,
-        "TUNE_KEY": tune_key(a, b, c),
+        "TUNE_KEY": tune_key(a, b, c, beta),
     }
 
 

@@ -55,7 +55,8 @@ RUNG = Rung(
     dtypes=(torch.float16, torch.bfloat16),
     instructions={(9, 0): ("HGMMA", "UTMALDG", "UTMASTG", "USETMAXREG")},
     configs=CONFIGS,
-    stages_output=True,
+    descriptors=True,
+    staged_outputs=(1, 1),
     interpretable=False,
     predicted=("k10", 1.05),
 )

@@ -16,6 +16,7 @@ import triton
 from ..compat import INTERPRETED
 from ..config import GemmConfig
 from ..device import DeviceInfo, device_info
+from ..problem import aligned
 
 log = logging.getLogger("triton_gemm.autotune")
 
@@ -38,7 +39,8 @@ class Rung:
         instructions: for each of them, what the SASS of its compiled form must contain.
         twins: stems in `reference_cuda` of the CUDA kernels it retells.
         configs: what the autotuner explores; the first legal one is the default without tuning.
-        stages_output: whether a tile of C passes through shared memory beside those of A and B.
+        descriptors: whether operands come as TMA descriptors.
+        staged_outputs: tiles of C in shared memory beside those of A and B: without and with beta C.
         interpretable: whether Triton's interpreter can run it (it knows no Gluon).
         predicted: the header's factor as data: (rung compared with, factor at 4096^3 on an H100).
     """
@@ -50,7 +52,8 @@ class Rung:
     instructions: Mapping[tuple[int, int], tuple[str, ...]]
     configs: tuple[GemmConfig, ...]
     twins: tuple[str, ...] = ()
-    stages_output: bool = False
+    descriptors: bool = False
+    staged_outputs: tuple[int, int] = (0, 0)
     interpretable: bool = True
     predicted: tuple[str, float] | None = None
 
@@ -83,12 +86,32 @@ class Rung:
         return {name: " ".join(body.split()) for name, body in zip(parts[1::2], parts[2::2], strict=True)}
 
     def legal_configs(
-        self, device: DeviceInfo, dtype: torch.dtype, out_dtype: torch.dtype | None = None
+        self,
+        device: DeviceInfo,
+        dtype: torch.dtype,
+        out_dtype: torch.dtype | None = None,
+        *,
+        reads_output: bool = False,
+        aligned: bool = True,
     ) -> list[GemmConfig]:
-        """The configurations that fit `device` for operands of `dtype` and C of `out_dtype` (default: the same)."""
-        out_itemsize = (out_dtype or dtype).itemsize
-        rules = {"tensor_cores": self.precision != "ieee", "stages_output": self.stages_output}
-        return [c for c in self.configs if c.illegal(device, dtype.itemsize, out_itemsize, **rules) is None]
+        """The configurations that fit `device` for operands of `dtype` and C of `out_dtype` (default: the same).
+
+        reads_output: beta is not 0; aligned: as `problem.aligned`, which TMA does not need.
+        """
+        return [
+            config
+            for config in self.configs
+            if config.illegal(
+                device,
+                dtype.itemsize,
+                (out_dtype or dtype).itemsize,
+                tensor_cores=self.precision != "ieee",
+                staged_outputs=self.staged_outputs[reads_output],
+                reads_output=reads_output,
+                aligned=aligned or self.descriptors,
+            )
+            is None
+        ]
 
 
 def pointer_arguments(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, alpha: float, beta: float) -> dict[str, Any]:
@@ -116,19 +139,19 @@ def pointer_arguments(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, alpha: 
     }
 
 
-def tune_key(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> str:
-    """What decides the best configuration beside shape and dtype: the GPU, and each operand's stride class.
+def tune_key(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, beta: float) -> str:
+    """What decides the best configuration beside the shape: the GPU, whether C is read, dtypes and stride classes.
 
     A class says what the compiler may assume of a stride: `1` unit, `v` a multiple of 16 bytes, `s` neither.
     """
 
     def stride_class(x: torch.Tensor) -> str:
         vector = max(1, 16 // x.element_size())
-        aligned = x.data_ptr() % 16 == 0
-        classes = ("1" if s == 1 else "v" if s % vector == 0 and aligned else "s" for s in x.stride())
-        return "".join(classes)
+        on_boundary = x.data_ptr() % 16 == 0
+        return "".join("1" if s == 1 else "v" if s % vector == 0 and on_boundary else "s" for s in x.stride())
 
-    return " ".join([*(stride_class(x) for x in (a, b, c)), device_info(a.device).name])
+    operands = (f"{str(x.dtype).removeprefix('torch.')}:{stride_class(x)}" for x in (a, b, c))
+    return " ".join([*operands, "reads C" if beta != 0 else "", device_info(a.device).name])
 
 
 def operand(arguments: Mapping[str, Any], name: str) -> torch.Tensor:
@@ -162,7 +185,7 @@ class Autotuner(triton.runtime.Autotuner):
 
 def autotune(rung: Rung, *, pre_hook: Callable[[dict[str, Any]], None] | None = None) -> Callable[[Any], Autotuner]:
     """`triton.autotune` over a rung's configurations: pruned by `GemmConfig.illegal` before anything is compiled,
-    keyed on shape, dtype and `TUNE_KEY`.
+    keyed on the shape and `TUNE_KEY`.
 
     The kernel's arguments come by keyword. Winners are kept on disk where Triton can (not with a pre_hook,
     which it does not serialise).
@@ -175,8 +198,11 @@ def autotune(rung: Rung, *, pre_hook: Callable[[dict[str, Any]], None] | None = 
     }
 
     def legal(_: object, __: object, **arguments: Any) -> list[triton.Config]:
-        a, c = operand(arguments, "a"), operand(arguments, "c")
-        return [configs[config] for config in rung.legal_configs(device_info(a.device), a.dtype, c.dtype)]
+        a, b, c = (operand(arguments, name) for name in "abc")
+        legal = rung.legal_configs(
+            device_info(a.device), a.dtype, c.dtype, reads_output=arguments["HAS_BETA"], aligned=aligned(a, b, c)
+        )
+        return [configs[config] for config in legal]
 
     def decorate(kernel: Any) -> Autotuner:
         return Autotuner(
