@@ -383,7 +383,7 @@ def call_time_us(subject: Subject, operands: Operands) -> float:
     call = operands.calls(subject.provider)[0]
     batch = max(1, min(50, int(10 / subject.estimate_ms)))
     least = math.inf
-    for _ in range(5 if batch > 1 else 1):
+    for _ in range(5):
         torch.cuda.synchronize()
         begin = time.perf_counter()
         for _ in range(batch):

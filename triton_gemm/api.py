@@ -67,7 +67,8 @@ def _check(a: torch.Tensor, b: torch.Tensor) -> None:
     if a.shape[1] != b.shape[0]:
         raise RuntimeError(f"mat1 and mat2 shapes cannot be multiplied ({shapes})")
     if a.dtype != b.dtype:
-        raise RuntimeError(f"expected m1 and m2 to have the same dtype, but got: {_name(a.dtype)} != {_name(b.dtype)}")
+        operands = "mat1 and mat2" if a.is_cuda else "m1 and m2"  # torch's words differ by device
+        raise RuntimeError(f"expected {operands} to have the same dtype, but got: {_name(a.dtype)} != {_name(b.dtype)}")
     if a.dtype not in DTYPES:
         raise NotImplementedError(
             f"matmul is not implemented for {a.dtype} ({shapes}); it takes {', '.join(map(str, DTYPES))}"

@@ -275,14 +275,14 @@ def tuning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 def test_tuning(rung: Rung, tuning: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     skip_unless_claimed(rung)
     product = of_rung(rung, rung.dtypes[0], None, "cuda")
-    size = (264, 328, 136)
+    size = (256, 336, 144)
     a, b, c0 = operands(product, size, "integers")
     expected = reference(a, b, c0, 1.0, 2.0).to(c0.dtype)
     for _ in range(2):
         c = c0.clone()
         product.multiply(a, b, c, 1.0, 2.0)
         assert torch.equal(c, expected), "tuning left its own sums in C"
-    assert len(tuning) == 3, "tuned twice, or not at all"
+    assert len(tuning) == len(set(tuning)) > 1, "tuned twice, or not at all"
     assert "Triton autotuning for function" in capsys.readouterr().out
 
 
@@ -290,11 +290,11 @@ def test_winners_are_kept_on_disk(tuning: list[str]) -> None:
     rung = RUNGS["k08"]
     product = of_rung(rung, torch.float16, None, "cuda")
     tuner = sys.modules[rung.module].tensor_core_kernel
-    a, b, c = operands(product, (136, 264, 328))
+    a, b, c = operands(product, (144, 256, 336))
     for _ in range(2):
         product.multiply(a, b, c, 1.0, 0.0)
         tuner.cache.clear()  # as a new process would find it
-    assert len(tuning) == 3
+    assert len(tuning) == len(set(tuning)) > 1
 
 
 # --- A missing barrier ---

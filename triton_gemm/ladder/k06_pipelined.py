@@ -8,7 +8,7 @@ Why: a load from L2 takes some 300 clocks, from memory 600 to 800; a 128 x 128 x
 Predicts: k05 exposes one latency and two barriers in each k-tile, about 500 clocks in 2500: 1.2 times k05,
     near 0.85 of cuBLAS. Missed high: two to four programs on an SM had hidden part of that latency before.
 Requires: fp32, sm_80 or newer for `cp.async`; any shape and strides; workspace for a copy of A.
-Bound by: the FP32 pipes' issue slots: for 64 FFMA a thread also issues 6 shared loads and its share of addresses.
+Bound by: the FP32 pipes' issue slots: for 64 FFMA a thread also issues 5 shared loads and its share of addresses.
 Next: more fp32 needs other arithmetic; k07 goes to the tensor cores.
 
 Retells seed S2.4.
