@@ -4,10 +4,12 @@
 #   VENV=.venv          where the environment is; VENV=none uses the one that is active and installs nothing
 #   ARGS=...            passed on to the report or to pytest
 #   JOBS=auto           test processes
+#   GPU_JOBS=8          test processes that share the GPU
 
 PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= auto
+GPU_JOBS ?= 8
 ARGS ?=
 RESULTS := build/test-results
 
@@ -122,11 +124,11 @@ test: $(READY) ## all tests that need no GPU (ARGS='-k matmul')
 	echo "All tests passed. Results: $(RESULTS)/*.xml"
 
 gpu-test: $(READY) ## the tests that need a CUDA device
-	$(call need,torch triton numpy hypothesis pytest pytest_timeout)
+	$(call need,torch triton numpy hypothesis pytest xdist pytest_timeout)
 	@'$(PY)' -c 'import sys, torch; torch.cuda.is_available() or sys.exit( \
 	  f"error: gpu-test needs a CUDA device, and torch {torch.__version__} sees none here (does nvidia-smi?)")'
 	@mkdir -p $(RESULTS); rm -f $(RESULTS)/gpu.xml
-	@env -u TRITON_INTERPRET '$(PY)' -m pytest tests/gpu --durations=10 --junit-xml=$(RESULTS)/gpu.xml $(ARGS) \
+	@env -u TRITON_INTERPRET '$(PY)' -m pytest tests/gpu -n $(GPU_JOBS) --durations=10 --junit-xml=$(RESULTS)/gpu.xml $(ARGS) \
 	  || { echo "FAILED: gpu. Results: $(RESULTS)/gpu.xml"; exit 1; }
 	@echo "All GPU tests passed. Results: $(RESULTS)/gpu.xml"
 

@@ -204,7 +204,7 @@ def _ladder_bar(
 
 
 def roofline(record: Record, folder: Path) -> Path:
-    """Every rung at every size under the measured ceilings."""
+    """Every rung under the measured ceilings, at the sizes whose rows are aligned; the sweeps show the others."""
     bandwidth, roofs = views.roofs(record)
     figure, axes = plt.subplots(figsize=(9, 5.2))
     x = np.geomspace(30, 40_000, 400)
@@ -217,16 +217,24 @@ def roofline(record: Record, folder: Path) -> Path:
     if bandwidth:
         axes.text(33, 33 * bandwidth * 2.2, f"copy, {bandwidth:.2f} TB/s", fontsize=8.5, ha="left")
     colours = dict(zip((rung.name for rung in LADDER), ramp(TRITON, len(LADDER)), strict=True))
+    ends: list[list[tuple[str, tuple[float, float]]]] = []
     for mode in views.modes(record):
         for rung in LADDER:
             points = [
                 (views.point_intensity(problem), views.tflops(problem, problem["providers"][rung.name]))
-                for problem in views.squares(record, mode).values()
-                if views.timed(problem["providers"].get(rung.name))
+                for size, problem in views.squares(record, mode).items()
+                if size % 16 == 0 and views.timed(problem["providers"].get(rung.name))
             ]
             if points and mode in MODE_MARKS:
                 axes.plot(*zip(*points, strict=True), color=colours[rung.name], lw=0.8, marker=MODE_MARKS[mode], ms=4)
-                axes.annotate(rung.id, points[-1], xytext=(5, -3), textcoords="offset points", fontsize=8)
+                if ends and np.allclose(np.log(ends[-1][-1][1]), np.log(points[-1]), atol=0.3):
+                    ends[-1].append((rung.id, points[-1]))
+                else:
+                    ends.append([(rung.id, points[-1])])
+    for together in ends:  # rungs that end in one place share a label
+        names = sorted({name for name, _ in together})
+        label = names[0] if len(names) == 1 else f"{names[0]}-{names[-1]}"
+        axes.annotate(label, together[-1][1], xytext=(5, -3), textcoords="offset points", fontsize=8)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_ylim(top=top * 1.6)

@@ -165,7 +165,8 @@ def counters(record: Record) -> str:
         for kernel, memories in found.items()
         for memory, row in memories.items()
     ]
-    return table(["kernel", "words a result loads from", "taught", "counted"], rows)
+    note = "S3 counts a word once for each thread that reads it; the counters count one that a whole warp shares once."
+    return f"{table(['kernel', 'words a result loads from', 'taught', 'counted'], rows)}\n\n{note}"
 
 
 def static_facts(record: Record) -> str:

@@ -60,15 +60,18 @@ _INTERPRETED = tl.constexpr(INTERPRETED)
 
 @triton.jit
 def round_tf32(x):
-    """fp32 x rounded to TF32: to nearest, ties away from zero, as `cvt.rna.tf32.f32` (PTX ISA, `cvt`)."""
+    """fp32 x rounded to TF32: to nearest, ties away from zero, as `cvt.rna.tf32.f32` (PTX ISA, `cvt`).
+
+    That instruction makes infinity of a NaN whose payload lies in the bits it drops; here it stays a NaN.
+    """
     if _INTERPRETED:  # runs no inline assembly
         bits = x.to(tl.uint32, bitcast=True)
         nearest = ((bits + 0x1000) & 0xFFFFE000).to(tl.float32, bitcast=True)
-        return tl.where(x == x, nearest, x)
     else:
-        return tl.inline_asm_elementwise(
+        nearest = tl.inline_asm_elementwise(
             "cvt.rna.tf32.f32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1
         )
+    return tl.where(x == x, nearest, float("nan"))
 
 
 @autotune(RUNG)
