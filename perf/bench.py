@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from perf import environment, numerics
+from triton_gemm.problem import UnsupportedOperandError
 
 DEVICE = "cuda"
 REPLAY_MS = 8.0  # a replay repeats a kernel until it takes about this long
@@ -70,7 +71,7 @@ class Problem:
 class Provider:
     """A line in a plot: `call(a, b, c)` writes a @ b to c; `details` is asked after the first call.
 
-    A ValueError or NotImplementedError from `call` means that it does not take the problem.
+    An UnsupportedOperandError or NotImplementedError from `call` means that it does not take the problem.
     """
 
     name: str
@@ -272,7 +273,7 @@ def _prepare(provider: Provider, operands: Operands, check: Check, result: dict[
         result.update(provider.details())
         estimate_ms = _once_ms(calls[-1])
         return Subject(provider, result, estimate_ms, Replay(calls, repeats(estimate_ms, len(calls))))
-    except (ValueError, NotImplementedError) as error:
+    except (UnsupportedOperandError, NotImplementedError) as error:
         result["absent"] = str(error)
     except Exception as error:
         result["failed"] = f"{type(error).__name__}: {error}".splitlines()[0]

@@ -64,8 +64,7 @@ def _count(kernel_id: str) -> dict[str, float]:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
     lines = done.stdout.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith('"ID"'))
-    units, values = list(csv.DictReader(io.StringIO("\n".join(lines[start:]))))[:2]
-    del units
+    _, values = list(csv.DictReader(io.StringIO("\n".join(lines[start:]))))[:2]
     return {name: float(values[metric].replace(",", "")) / 4 / SIZE**2 for name, metric in METRICS.items()}
 
 

@@ -117,7 +117,8 @@ def sweep(record: Record, mode: str, folder: Path) -> Path:
             return float("nan"), float("nan"), float("nan")
         flop, times = 2 * size**3 / 1e9, result["time_ms"]
         median, low, high = flop / times["median"], flop / times["p80"], flop / times["p20"]
-        ratio, error = result["ratio"]["median"], result["error"]["norm"]
+        ratio = result["ratio"]["median"] if result["ratio"] else float("nan")
+        error = result["error"]["norm"]
         figures = (median, low, high, times["median"], ratio, result["call_us"], error)
         rows.append((size, provider, *(f"{figure:.4g}" for figure in figures), result.get("config", "")))
         return median, low, high

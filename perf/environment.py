@@ -14,7 +14,10 @@ import torch
 import triton
 
 ROOT = Path(__file__).resolve().parent.parent
-MEASURED_SOURCES = ("triton_gemm/ladder", "reference_cuda", "perf/bench.py", "perf/numerics.py")
+MEASURED_SOURCES = (
+    *("triton_gemm", "reference_cuda", "perf/bench.py", "perf/numerics.py"),
+    *("perf/providers.py", "perf/roofline.py", "perf/prediction.py", "perf/suite.py"),
+)
 CLOCK_FIELDS = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "clocks_event_reasons.active")
 # What must be equal for two measurements to stand in one record.
 IDENTITY = ("gpu", "driver", "power_limit_w", "torch", "triton", "cuda", "sources")

@@ -20,6 +20,7 @@ import torch
 from perf import numerics
 from perf.environment import ROOT
 from triton_gemm.ladder import LADDER, Rung
+from triton_gemm.problem import UnsupportedOperandError
 
 Case = tuple[int, int, int, float, float]
 
@@ -80,7 +81,7 @@ def interpret(rung: Rung, dtype: torch.dtype, case: Case) -> dict[str, Any]:
     row: dict[str, Any] = {"rung": rung.name, "dtype": str(dtype).removeprefix("torch."), "M": M, "N": N, "K": K}
     try:
         rung.launch(a, b, c, alpha, beta)
-    except ValueError as error:
+    except UnsupportedOperandError as error:
         return {**row, "absent": str(error)}
     except Exception as error:
         return {**row, "failed": f"{type(error).__name__}: {error}".splitlines()[0]}

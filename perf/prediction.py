@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 from perf import roofline
 from perf.roofline import Capability
-from triton_gemm.config import GemmConfig
+from triton_gemm.config import REGISTERS_PER_SM, GemmConfig
 
-REGISTERS_PER_SM = 65_536
 SHARED_PER_SM = {(8, 0): 167_936, (8, 9): 102_400, (9, 0): 233_472, (10, 0): 233_472, (12, 0): 102_400}
 THREADS_PER_SM = {(8, 0): 2048, (8, 9): 1536, (9, 0): 2048, (10, 0): 2048, (12, 0): 1536}
 SHARED_PER_BLOCK_RESERVED = 1024  # the driver's own; Programming Guide, "Shared Memory" of compute capability 8.x

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
-import triton
 
 from perf import static
 from perf.bench import MODE_DTYPES, Provider
@@ -18,6 +16,8 @@ from triton_gemm import aot
 from triton_gemm.config import GemmConfig
 from triton_gemm.device import device_info
 from triton_gemm.ladder import LADDER, Rung
+from triton_gemm.ladder.rung import TUNERS
+from triton_gemm.problem import UnsupportedOperandError, aligned
 
 CUBLAS = "cuBLAS"
 MODES = ("ieee", "tf32", "fp16", "bf16")
@@ -67,11 +67,10 @@ def runs_on(rung: Rung, capability: tuple[int, int]) -> bool:
 
 def tuned_config(rung: Rung) -> GemmConfig:
     """The configuration that the rung's autotuner used last; its only one where nothing is tuned."""
-    for value in vars(sys.modules[rung.module]).values():
-        if isinstance(value, triton.runtime.Autotuner) and value.base_fn.__module__ == rung.module:
-            best = value.best_config
-            return GemmConfig(**best.kwargs, num_warps=best.num_warps, num_stages=best.num_stages)
-    return rung.configs[0]
+    if rung.id not in TUNERS:
+        return rung.configs[0]
+    best = TUNERS[rung.id].best_config
+    return GemmConfig(**best.kwargs, num_warps=best.num_warps, num_stages=best.num_stages)
 
 
 def compiled(
@@ -91,11 +90,12 @@ def precompile(rungs: Iterable[Rung], size: tuple[int, int, int], dtype: torch.d
     device = device_info(a.device)
     launches: list[aot.Launch] = []
     for rung in rungs:
-        for config in rung.legal_configs(device, dtype) if runs_on(rung, device.capability) else ():
+        legal = rung.legal_configs(device, dtype, aligned=aligned(a, b, c))
+        for config in legal if runs_on(rung, device.capability) else ():
             try:
                 with aot.capture() as captured:
                     rung.launch(a, b, c, config=config)
-            except (ValueError, NotImplementedError):
+            except UnsupportedOperandError:
                 continue  # the rung does not take the operands: said when it is measured
             launches += captured
     index = torch.cuda.current_device()

@@ -54,7 +54,7 @@ def outcomes(record: Record) -> Iterator[Outcome]:
             yield Outcome(what, 1.0, step.tflops / before.tflops)
     best = fastest(record, size)
     for name, wanted in OF_CUBLAS.items():
-        if name in best:
+        if name in best and best[name]["ratio"]:
             yield Outcome(f"{name} at {wanted:.2f} of cuBLAS", wanted, best[name]["ratio"]["median"])
     warp_tiled, single, wanted = TWIN_OVER_TWIN
     if warp_tiled in best and single in best:
@@ -81,7 +81,7 @@ def suspicious(record: Record) -> Iterator[str]:
     for mode in views.modes(record):
         for size, problem in views.squares(record, mode).items():
             for name, result in problem["providers"].items():
-                if not views.timed(result) or mode not in ("fp16", "bf16") or size < 2048:
+                if not views.timed(result) or not result["ratio"] or mode not in ("fp16", "bf16") or size < 2048:
                     continue
                 ratio, speed = result["ratio"]["median"], views.tflops(problem, result)
                 if ratio > SUSPICIOUS_RATIO:

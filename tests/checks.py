@@ -60,7 +60,7 @@ def of_rung(
         mode_of(rung.precision, dtype),
         out_dtype or dtype,
         device,
-        tma=rung.id in ("k10", "k11"),
+        tma=rung.descriptors,
     )
 
 

@@ -21,6 +21,7 @@ from perf.record import SECTIONS, Record
 from reference_cuda import TWINS, LoadedTwin
 from triton_gemm.config import GemmConfig
 from triton_gemm.ladder import LADDER
+from triton_gemm.problem import UnsupportedOperandError
 
 ROOT = Path(__file__).parent.parent
 SURROUNDINGS: dict[str, Any] = {
@@ -288,7 +289,7 @@ def unwritten_row(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
 
 
 def not_taken(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
-    raise ValueError("rows are not aligned")
+    raise UnsupportedOperandError("rows are not aligned")
 
 
 def broken(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:

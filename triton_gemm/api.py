@@ -30,13 +30,14 @@ def matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None)
             "matmul(): automatic differentiation is not supported yet, but one of the arguments requires grad; "
             "use torch.no_grad() or detach() it"
         )
+    a, b = a.resolve_neg(), b.resolve_neg()
     shape = (a.shape[0], b.shape[1])
     if out is None:
         out = torch.empty(shape, dtype=a.dtype, device=a.device)
     else:
+        a, b = (x.clone() if _may_alias(out, x) else x for x in (a, b))
         _check_out(out, shape, a)
-    a, b = a.resolve_neg(), b.resolve_neg()
-    c = torch.empty_like(out) if _may_alias(out, a) or _may_alias(out, b) else out
+    c = torch.empty(shape, dtype=a.dtype, device=a.device) if out.is_neg() else out
     if c.numel() > 0:
         plan.multiply(a, b, c)
     if c is not out:
@@ -47,7 +48,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None)
 def explain(a: torch.Tensor, b: torch.Tensor) -> Selection:
     """Which kernel and configuration `matmul(a, b)` runs, and why; nothing is launched. Raises as `matmul`."""
     _check(a, b)
-    return plan.plan(a, b, torch.empty(a.shape[0], b.shape[1], dtype=a.dtype, device=a.device))
+    return plan.plan(a, b, torch.empty(a.shape[0], b.shape[1], dtype=a.dtype, device="meta"))
 
 
 def _check(a: torch.Tensor, b: torch.Tensor) -> None:

@@ -7,7 +7,8 @@ from functools import lru_cache
 
 import torch
 
-from .device import device_info
+from .compat import INTERPRETED
+from .device import INTERPRETER, device_info
 from .problem import GemmProblem
 from .select import RUNGS, Selection, select
 
@@ -16,7 +17,7 @@ selection_for = lru_cache(maxsize=4096)(select)
 
 def plan(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Selection:
     """What `multiply(a, b, c)` would run."""
-    return selection_for(GemmProblem.of(a, b, c), device_info(a.device))
+    return selection_for(GemmProblem.of(a, b, c), INTERPRETER if INTERPRETED else device_info(a.device))
 
 
 def multiply(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:

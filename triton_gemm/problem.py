@@ -7,6 +7,10 @@ from dataclasses import dataclass
 import torch
 
 
+class UnsupportedOperandError(ValueError):
+    """A kernel cannot take these operands as they lie in memory; the text says which and why."""
+
+
 @dataclass(frozen=True)
 class GemmProblem:
     """c [M, N] = a [M, K] @ b [K, N], as far as the choice of a kernel depends on it.

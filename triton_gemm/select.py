@@ -11,8 +11,8 @@ from .problem import GemmProblem
 
 RUNGS = {rung.id: rung for rung in LADDER}
 
-# How fast an SM works on a tile of each size, the best being 1: large tiles read less for each FMA.
-# From configuration sweeps at 8192^3 (tensor cores) and 4096^3 (FFMA) on an H100.
+# An estimate of how fast an SM works on a tile of each size, the best being 1: large tiles read less for each FMA.
+# It follows one tuning of every configuration on an H100, at 8192^3 with tensor cores and 4096^3 with FFMA.
 TILE_RATE = {
     "half": {(128, 256): 1.0, (256, 128): 0.97, (128, 128): 0.97, (64, 256): 0.92, (64, 128): 0.8, (64, 64): 0.5},
     "tf32": {(128, 256): 1.0, (256, 128): 0.87, (128, 128): 0.92, (64, 128): 0.8, (64, 64): 0.5},
@@ -42,10 +42,10 @@ def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
 
 
 def _rung(problem: GemmProblem, device: DeviceInfo) -> tuple[Rung, str]:
+    if device.capability < (8, 0):
+        raise RuntimeError(f"matmul needs compute capability 8.0 or newer, {device.name} has less")
     if problem.precision == "ieee":
         return RUNGS["k06"], "IEEE fp32 has no tensor core"
-    if device.capability < (8, 0):
-        raise RuntimeError(f"{problem.dtype} needs compute capability 8.0 or newer, {device.name} has less")
     if problem.precision == "tf32":
         return RUNGS["k07"], "torch allows TF32"
     if problem.tma is not None:

@@ -29,7 +29,7 @@ def rungs() -> None:
     capability = torch.cuda.get_device_capability()
     for rung in LADDER:
         if capability in rung.capabilities:
-            launch_rung(rung, rung.launch, TMA_SIZES if rung.id in ("k10", "k11") else SIZES)
+            launch_rung(rung, rung.launch, TMA_SIZES if rung.descriptors else SIZES)
 
 
 def launch_rung(rung: Rung, launch, sizes: list[tuple[int, int, int]]) -> None:

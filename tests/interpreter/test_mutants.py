@@ -17,7 +17,7 @@ def steps(planted: Mutant, launch: Callable[..., object] | None) -> dict[str, Ca
         sizes = {name: STRIPS[name] for name in ("ragged", "k-one")}
     else:
         sizes = {name: SMALL[name] for name in ("ragged", "ragged-many-tiles", "k-one", "turned")}
-    config = min(rung.configs, key=lambda config: (-(config.GROUP_M or 0), config.accumulators() * config.num_warps))
+    config = min(rung.configs, key=lambda config: (config.accumulators() * config.num_warps, -(config.GROUP_M or 0)))
     return battery(of_rung(rung, rung.dtypes[0], config, launch=launch), sizes)
 
 

@@ -5,9 +5,9 @@ Why: 32 lanes now read 32 neighbouring elements of B, 128 bytes in one wavefront
     C is written in whole lines.
 Predicts: 2 wavefronts an FMA step of a warp where k01 had 33, so up to 16 times k01 by that count;
     but each step still asks 128 new bytes of B from L2 (an SM gets about 64 bytes a clock), which halves it:
-    132 SMs x 1.7 GHz x 64 B / 4 B an FMA = 3.6 T FMA/s = 7 TFLOPS, 10 times k01. Missed low: programs of
-    neighbouring rows on one SM find B's row in L1, so that L2's rate does not bind, and a thread's four columns
-    share one element of A and one 16-byte load of B.
+    132 SMs x 1.7 GHz x 64 B / 4 B an FMA = 3.6 T FMA/s = 7 TFLOPS, put at 10 times k01 (these sums give 16).
+    Missed low: programs of neighbouring rows on one SM find B's row in L1, so that L2's rate does not bind, and a
+    thread's four columns share one element of A and one 16-byte load of B.
 Requires: fp32; any strides, coalesced where B and C are row-major.
 Bound by: the L1 cache's rate and load latency: two loads for every FMA.
 Next: k03 loads a tile once and uses every element of it many times.

@@ -5,7 +5,7 @@ Why: a BLOCK_M x BLOCK_K tile of A is read once from L2 and used BLOCK_N times, 
     IEEE fp32 has no tensor core: `tl.dot` becomes FFMA, each thread a small outer product.
 Predicts: traffic from L2 falls by the tile's edge (32 to 64), so that limit is gone; shared-memory reads take
     over. Threads of 4 x 4 results read 8 words for 16 FMA: 3 to 4 times k02.
-Requires: fp32; any shape and strides.
+Requires: fp32; any strides; N up to 65,535 tiles, what a grid's second axis takes.
 Bound by: shared-memory bandwidth, and latency: loads and FMAs take turns (num_stages = 1).
 Next: k04 changes the order of the programs so that L2 is hit more often.
 

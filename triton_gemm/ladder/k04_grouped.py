@@ -4,8 +4,8 @@ Changes: against k03, a 1-D grid and `grouped_pid`, which turns the program's nu
 Why: about 132 SMs x a few programs run at once. In row-major order they cover a few whole rows of tiles and so all
     of B; in a band of GROUP_M rows they cover a near-square patch, whose A and B together are smaller and stay in L2.
 Predicts: a wave of W tiles reads W/GROUP_M + GROUP_M tile strips where it read W/n + n (n tiles in a row of C):
-    at 4096^3, 64 x 64 tiles and W = 528, 75 strips with GROUP_M = 8 against 72 row-major. Both operands (64 MB each)
-    nearly fit the 50 MB L2, and k03 is bound by shared memory: a factor of 1.0 here, more where A and B outgrow L2.
+    at 4096^3, 64 x 64 tiles and W = 528, 74 strips with GROUP_M = 8 against 72 row-major. Either way the strips in
+    use, 1 MB each, are read from L2, and k03 is bound by shared memory: a factor of 1.0 here, more where L2 is short.
 Requires: fp32; any shape and strides.
 Bound by: as k03, shared-memory bandwidth and latency.
 Next: k05 gives each thread more results to lower the shared-memory reads per FMA.

@@ -26,7 +26,7 @@ from .k04_grouped import grouped_kernel, tiles
 from .rung import FMA_CAPABILITIES, Rung, autotune, pointer_arguments, run, tune_key
 
 CONFIGS = tuple(
-    GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=8, num_warps=warps)
+    GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group, num_warps=warps)
     for m, n, k, warps in [
         (64, 128, 32, 4),
         (128, 64, 32, 4),
@@ -36,6 +36,7 @@ CONFIGS = tuple(
         (128, 128, 16, 8),
         (64, 64, 32, 8),
     ]
+    for group in ((8, 4, 16) if (m, n) == (64, 128) else (8,))
 )
 
 RUNG = Rung(

@@ -22,7 +22,7 @@ from .k05_register_tiled import turned
 from .rung import FMA_CAPABILITIES, Rung, autotune, pointer_arguments, run, tune_key
 
 CONFIGS = tuple(
-    GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=8, num_warps=warps, num_stages=stages)
+    GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group, num_warps=warps, num_stages=stages)
     for m, n, k, warps, depths in [
         (128, 64, 16, 4, (3, 4)),
         (64, 128, 16, 4, (2, 3)),
@@ -32,6 +32,7 @@ CONFIGS = tuple(
         (32, 64, 32, 4, (2,)),
     ]
     for stages in depths
+    for group in ((8, 4, 16) if (m, n) == (128, 64) else (8,))
 )
 
 RUNG = Rung(

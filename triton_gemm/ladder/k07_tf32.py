@@ -26,7 +26,7 @@ from .k05_register_tiled import repacked
 from .rung import Rung, autotune, pointer_arguments, run, tune_key
 
 CONFIGS = tuple(
-    GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=8, num_warps=warps, num_stages=stages)
+    GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group, num_warps=warps, num_stages=stages)
     for m, n, k, warps, stages in [
         (128, 256, 32, 8, 4),
         (128, 256, 32, 8, 3),
@@ -36,6 +36,7 @@ CONFIGS = tuple(
         (64, 128, 32, 4, 4),
         (64, 64, 32, 4, 4),
     ]
+    for group in ((8, 4, 16) if (m, n) == (128, 256) else (8,))
 )
 
 RUNG = Rung(

@@ -23,7 +23,7 @@ from .k04_grouped import grouped_pid, tiles
 from .rung import Rung, autotune, pointer_arguments, run, tune_key
 
 CONFIGS = tuple(
-    GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=8, num_warps=warps, num_stages=stages)
+    GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group, num_warps=warps, num_stages=stages)
     for m, n, k, warps, stages in [
         (128, 256, 64, 8, 3),
         (128, 128, 64, 8, 3),
@@ -32,6 +32,7 @@ CONFIGS = tuple(
         (64, 64, 64, 8, 4),
         (64, 64, 32, 4, 4),
     ]
+    for group in ((8, 4, 16) if (m, n) == (128, 256) else (8,))
 )
 
 RUNG = Rung(

@@ -20,20 +20,23 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ..compat import dot_operand, round_to
 from ..config import GemmConfig
-from ..problem import column_major, tma_operands_illegal
+from ..problem import UnsupportedOperandError, column_major, tma_operands_illegal
 from .k04_grouped import grouped_pid
 from .k09_persistent import resident
 from .rung import Rung, autotune, run, tune_key
 
 CONFIGS = tuple(
-    GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=8, num_warps=warps, num_stages=stages)
-    for m, n, k, warps, stages in [
-        (128, 256, 64, 8, 3),
-        (256, 128, 64, 8, 3),
-        (128, 128, 64, 8, 4),
-        (128, 128, 64, 4, 4),
-        (64, 128, 64, 4, 4),
-        (64, 64, 64, 4, 4),
+    GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group, num_warps=warps, num_stages=stages)
+    for m, n, k, warps, stages, group in [
+        (128, 256, 64, 8, 3, 8),
+        (128, 256, 64, 8, 3, 4),
+        (128, 256, 64, 8, 3, 16),
+        (256, 128, 64, 8, 3, 8),
+        (128, 128, 64, 8, 4, 8),
+        (128, 128, 64, 4, 4, 8),
+        (64, 128, 64, 4, 4, 8),
+        (64, 64, 64, 4, 4, 8),
+        (128, 128, 32, 8, 3, 8),
     ]
 )
 
@@ -109,13 +112,13 @@ def tma_kernel(
 def tma_arguments(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, alpha: float, beta: float) -> dict[str, Any]:
     """What kernels on descriptors share: a, b, c by name (column-major operands transposed) and the scalars.
 
-    Raises ValueError where TMA cannot take one.
+    Raises UnsupportedOperandError where TMA cannot take one.
     """
     if a.shape[1] == 0:  # a descriptor needs an element, even one that is never read
         a, b, alpha = a.new_empty(8, 8), b.new_empty(8, 8), 0.0
     why = tma_operands_illegal(a, b, c)
     if why is not None:
-        raise ValueError(f"TMA cannot take {why}")
+        raise UnsupportedOperandError(f"TMA cannot take {why}")
     return {
         "a_desc": a.T if column_major(a) else a,
         "b_desc": b.T if column_major(b) else b,
@@ -142,7 +145,7 @@ def launch(
 ) -> None:
     """c = alpha a @ b + beta c for fp16 or bf16 a [M, K], b [K, N] and a floating-point c [M, N].
 
-    Raises ValueError for operands that TMA cannot read in place.
+    Raises UnsupportedOperandError for operands that TMA cannot read in place.
     """
     if c.numel() == 0:
         return

@@ -221,7 +221,7 @@ def launch(
 ) -> None:
     """c = alpha a @ b + beta c for fp16 or bf16 a [M, K], b [K, N] and a floating-point c [M, N].
 
-    Raises ValueError for operands that TMA cannot read in place.
+    Raises UnsupportedOperandError for operands that TMA cannot read in place.
     """
     if c.numel() == 0:
         return

@@ -73,7 +73,8 @@ class Rung:
 
     @property
     def launch(self) -> Callable[..., None]:
-        """`launch(a, b, c, alpha=1.0, beta=0.0, config=None)`: c = alpha a @ b + beta c, asynchronously."""
+        """`launch(a, b, c, alpha=1.0, beta=0.0, config=None)`: c = alpha a @ b + beta c, asynchronously, on the
+        current stream of the current device, which must be the tensors'. `config=None` tunes at the first call."""
         launch: Callable[..., None] = sys.modules[self.module].launch
         return launch
 
@@ -142,13 +143,13 @@ def pointer_arguments(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, alpha: 
 def tune_key(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, beta: float) -> str:
     """What decides the best configuration beside the shape: the GPU, whether C is read, dtypes and stride classes.
 
-    A class says what the compiler may assume of a stride: `1` unit, `v` a multiple of 16 bytes, `s` neither.
+    A class says what the compiler may assume of a stride, as `problem.aligned`: `1` unit, `v` a multiple of 16
+    elements on an aligned base, `s` neither.
     """
 
     def stride_class(x: torch.Tensor) -> str:
-        vector = max(1, 16 // x.element_size())
         on_boundary = x.data_ptr() % 16 == 0
-        return "".join("1" if s == 1 else "v" if s % vector == 0 and on_boundary else "s" for s in x.stride())
+        return "".join("1" if s == 1 else "v" if s % 16 == 0 and on_boundary else "s" for s in x.stride())
 
     operands = (f"{str(x.dtype).removeprefix('torch.')}:{stride_class(x)}" for x in (a, b, c))
     return " ".join([*operands, "reads C" if beta != 0 else "", device_info(a.device).name])
@@ -183,6 +184,9 @@ class Autotuner(triton.runtime.Autotuner):
         return timing
 
 
+TUNERS: dict[str, Autotuner] = {}  # by rung's id: which configuration won is read there
+
+
 def autotune(rung: Rung, *, pre_hook: Callable[[dict[str, Any]], None] | None = None) -> Callable[[Any], Autotuner]:
     """`triton.autotune` over a rung's configurations: pruned by `GemmConfig.illegal` before anything is compiled,
     keyed on the shape and `TUNE_KEY`.
@@ -205,7 +209,7 @@ def autotune(rung: Rung, *, pre_hook: Callable[[dict[str, Any]], None] | None = 
         return [configs[config] for config in legal]
 
     def decorate(kernel: Any) -> Autotuner:
-        return Autotuner(
+        TUNERS[rung.id] = Autotuner(
             kernel,
             kernel.arg_names,
             list(configs.values()),
@@ -215,6 +219,7 @@ def autotune(rung: Rung, *, pre_hook: Callable[[dict[str, Any]], None] | None = 
             prune_configs_by={"early_config_prune": legal},
             cache_results=pre_hook is None,
         )
+        return TUNERS[rung.id]
 
     return decorate
 
