@@ -331,7 +331,7 @@ def static_ceilings(record: Record, folder: Path) -> Path:
     axes.set_xticks(range(len(rungs)), list(rungs), rotation=30, ha="right")
     axes.set_ylabel("% of the units' peak")
     axes.legend(ncols=len(targets), fontsize=8.5, loc="upper left", bbox_to_anchor=(0, 1.12))
-    axes.set_title("Static facts, not timings: the ceiling that counting bytes predicts", pad=22)
+    axes.set_title("Static facts, not timings: the ceiling that counting bytes predicts", pad=30)
     return _save(figure, folder / "static-ceilings.png")
 
 
