@@ -85,7 +85,7 @@ def interpret(rung: Rung, dtype: torch.dtype, case: Case) -> dict[str, Any]:
         return {**row, "absent": str(error)}
     except Exception as error:
         return {**row, "failed": f"{type(error).__name__}: {error}".splitlines()[0]}
-    mode = {"ieee": "ieee", "tf32": "tf32"}.get(rung.precision, "bf16" if dtype == torch.bfloat16 else "fp16")
+    mode = numerics.mode_of(rung.precision, dtype)
     expected = numerics.reference(a, b, c0, alpha, beta)
     share = (c.double() - expected).abs() / numerics.error_bound(a, b, c0, alpha, beta, mode, dtype)
     worst = float(share.max()) if bool(share.isfinite().all()) else float("inf")

@@ -22,6 +22,11 @@ OPERAND_ERROR = {
 }
 
 
+def mode_of(precision: str, dtype: torch.dtype) -> str:
+    """The mode of a rung's precision ("ieee", "tf32", "half") on operands of `dtype`: half is "fp16" or "bf16"."""
+    return precision if precision != "half" else "bf16" if dtype == torch.bfloat16 else "fp16"
+
+
 def reference(
     a: torch.Tensor, b: torch.Tensor, c0: torch.Tensor | None = None, alpha: float = 1.0, beta: float = 0.0
 ) -> torch.Tensor:

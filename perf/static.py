@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from perf import prediction
+from perf.numerics import mode_of
 from triton_gemm import aot
 from triton_gemm.config import GemmConfig
 from triton_gemm.device import device_of_capability
@@ -116,7 +117,12 @@ def facts(job: Job, launch: aot.Launch) -> dict[str, Any]:
     except Exception as error:
         return {**identity(job), "failed": one_line(error)}
     warps = job.config.num_warps
-    best = prediction.ceiling(job.config, mode_of(job.rung), job.rung.dtypes[0].itemsize, job.capability)
+    best = prediction.ceiling(
+        job.config,
+        mode_of(job.rung.precision, job.rung.dtypes[0]),
+        job.rung.dtypes[0].itemsize,
+        job.capability,
+    )
     return {
         **identity(job),
         "registers": kernel.registers,
@@ -129,13 +135,6 @@ def facts(job: Job, launch: aot.Launch) -> dict[str, Any]:
         "ceiling_share": best.share,
         "ceiling_limit": best.limit,
     }
-
-
-def mode_of(rung: Rung) -> str:
-    """The precision class that a rung is compiled in here, by the first of its dtypes."""
-    if rung.precision != "half":
-        return rung.precision
-    return "fp16" if rung.dtypes[0] == torch.float16 else "bf16"
 
 
 def one_line(error: Exception) -> str:

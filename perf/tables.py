@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from perf import seeds, static, views
+from perf.numerics import mode_of
 from perf.record import Record
 from perf.suite import COUNTERS, TF32_ROUNDING
 
@@ -55,7 +56,7 @@ def _ladder_row(step: views.Step) -> list[Cell]:
     outcome = number(own) or ("failed" if "failed" in step.own else "not run")
     return [
         f"{step.rung.id} {step.rung.title}",
-        views.mode_of(step.rung),
+        mode_of(step.rung.precision, step.rung.dtypes[0]),
         outcome,
         percent(ratio["median"]) if ratio else None,
         step.twin.replace("_", " ", 1).replace("_", "-") if step.twin else None,

@@ -7,6 +7,7 @@ from typing import Any
 
 from perf import roofline, seeds, suite
 from perf.bench import MODE_DTYPES
+from perf.numerics import mode_of
 from perf.providers import CUBLAS, MODES, rungs_of, stem_of, twin_name
 from perf.record import Record
 from perf.static import CAPABILITIES
@@ -54,11 +55,6 @@ def lines(record: Record, mode: str) -> list[str]:
     return [name for name in [*rungs, *twins, CUBLAS] if name in seen]
 
 
-def mode_of(rung: Rung) -> str:
-    """The precision class in which a rung stands on the ladder."""
-    return "fp16" if rung.precision == "half" else rung.precision
-
-
 @dataclass(frozen=True)
 class Step:
     """A rung on the ladder: its own result, its fastest twin's and cuBLAS's, on one problem."""
@@ -97,7 +93,7 @@ def ladder(record: Record) -> list[Step]:
     size = ladder_size(record)
     found = []
     for rung in LADDER:
-        problem = squares(record, mode_of(rung)).get(size or 0)
+        problem = squares(record, mode_of(rung.precision, rung.dtypes[0])).get(size or 0)
         own = problem["providers"].get(rung.name) if problem else None
         if problem is None or own is None:
             continue

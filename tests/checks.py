@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from tests.numerics import error_bound, reference
+from tests.numerics import error_bound, mode_of, reference
 from triton_gemm.config import GemmConfig
 from triton_gemm.ladder import Rung
 
@@ -62,10 +62,6 @@ def of_rung(
         device,
         tma=rung.descriptors,
     )
-
-
-def mode_of(precision: str, dtype: torch.dtype) -> str:
-    return precision if precision != "half" else "bf16" if dtype == torch.bfloat16 else "fp16"
 
 
 @dataclass(frozen=True)

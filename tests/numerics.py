@@ -1,5 +1,5 @@
-"""The bound and the truth that results are held to; perf measures with the same two."""
+"""The bound and the truth that results are held to; perf measures with the same."""
 
-from perf.numerics import error_bound, reference
+from perf.numerics import error_bound, mode_of, reference
 
-__all__ = ["error_bound", "reference"]
+__all__ = ["error_bound", "mode_of", "reference"]

@@ -8,9 +8,9 @@ import torch
 
 import triton_gemm
 from tests import shapes
-from tests.checks import VIEWS, Product, View, battery, error_within_bound, fp32_precision, integers_exact, mode_of
+from tests.checks import VIEWS, Product, View, battery, error_within_bound, fp32_precision, integers_exact
 from tests.mistakes import MISTAKES, words
-from tests.numerics import error_bound, reference
+from tests.numerics import error_bound, mode_of, reference
 from triton_gemm.ladder.rung import Autotuner
 
 pytestmark = pytest.mark.gpu

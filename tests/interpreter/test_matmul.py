@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import triton_gemm
-from tests.checks import NAN, Product, battery, fp32_precision, mode_of
+from tests.checks import NAN, Product, battery, fp32_precision
 from tests.mistakes import MISTAKES, ones, words
-from tests.numerics import error_bound, reference
+from tests.numerics import error_bound, mode_of, reference
 from tests.shapes import EMPTY, SMALL
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
