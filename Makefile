@@ -2,7 +2,7 @@
 #
 #   PYTHON=python3.12   the interpreter that the environment is made with
 #   VENV=.venv          where the environment is; VENV=none uses the one that is active and installs nothing
-#   ARGS=...            passed on to the report or to pytest
+#   ARGS=...            passed on to the report, the bench or pytest
 #   JOBS=auto           test processes
 #   GPU_JOBS=8          test processes that share the GPU
 
@@ -39,7 +39,7 @@ else
   endif
 endif
 
-.PHONY: help report test gpu-test check format clean $(REMAKE)
+.PHONY: help report bench test gpu-test check format clean $(REMAKE)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -104,6 +104,10 @@ endif
 report: $(READY) ## climb the ladder: measure and draw every rung, its CUDA twin and cuBLAS (ARGS=--quick)
 	$(call need,torch triton matplotlib pandas rich)
 	@'$(PY)' perf/report.py $(ARGS)
+
+bench: $(READY) ## measure suites of shapes against cuBLAS, on a GPU (ARGS='square mid --limit 5')
+	$(call need,torch triton numpy rich)
+	@'$(PY)' -m perf.bench $(or $(ARGS),all)
 
 # The interpreter is chosen when triton is imported, so its tests run in processes of their own.
 # With ARGS (-k, -m) a group may have nothing to run; without, that is an error.

@@ -15,8 +15,9 @@ import triton
 
 ROOT = Path(__file__).resolve().parent.parent
 MEASURED_SOURCES = (
-    *("triton_gemm", "reference_cuda", "perf/bench.py", "perf/numerics.py"),
+    *("triton_gemm", "reference_cuda", "perf/timer.py", "perf/operands.py", "perf/numerics.py"),
     *("perf/providers.py", "perf/roofline.py", "perf/prediction.py", "perf/suite.py"),
+    *("perf/peers.py", "perf/shapes.py", "perf/sweep.py"),
 )
 CLOCK_FIELDS = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "clocks_event_reasons.active")
 # What must be equal for two measurements to stand in one record.

@@ -1,4 +1,4 @@
-"""Puts the committed results and the rungs' headers into README.md and docs/ladder.md, between markers.
+"""Puts the committed results and the rungs' headers into README.md and pages in docs/, between markers.
 
 `python perf/pages.py` rewrites them; with `--check` it changes nothing and fails where they are stale.
 A block reads `<!-- results:NAME -->`, its contents, `<!-- /results -->`.
@@ -11,19 +11,22 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from perf import seeds, tables, targets, views
+from perf import bench_tables, seeds, tables, targets, views
 from perf.environment import ROOT
 from perf.providers import MODES
 from perf.record import FILE, Record
+from perf.scores import Sweep
+from perf.shapes import SUITES
 from perf.suite import TF32_ROUNDING
 from triton_gemm.ladder import LADDER, Rung
 
 RESULTS = ROOT / "perf" / "results"
-PAGES = (ROOT / "README.md", ROOT / "docs" / "ladder.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "ladder.md", ROOT / "docs" / "performance.md")
 NOTHING = "No measurement is committed yet; `make report` on a GPU makes one."
 BLOCK = re.compile(r"(<!-- results:([\w-]+) -->\n)(.*?)(<!-- /results -->)", re.DOTALL)
 HEADER_OF_A_SECTION = ("Changes", "Why", "Predicts", "Requires")
@@ -62,8 +65,11 @@ def contents(name: str, record: Record | None, folder: Path) -> str:
     rung = next((rung for rung in LADDER if rung.id == name), None)
     if rung is not None:
         return _rung(rung, record)
+    if name in SWEEP_BLOCKS:
+        return SWEEP_BLOCKS[name](bench_tables.committed(RESULTS))
     if name not in BLOCKS:
-        raise ValueError(f"no block {name!r}; there are {', '.join([*BLOCKS, *(rung.id for rung in LADDER)])}")
+        known = [*BLOCKS, *SWEEP_BLOCKS, *(rung.id for rung in LADDER)]
+        raise ValueError(f"no block {name!r}; there are {', '.join(known)}")
     return BLOCKS[name](record, folder) if record else NOTHING
 
 
@@ -140,6 +146,11 @@ BLOCKS: dict[str, Block] = {
     "experiments": _experiments,
     "tf32": _tf32,
     **{f"sweep-{mode}": _picture(f"sweep-{mode}.png", "TFLOPS against size") for mode in MODES},
+}
+# Of the suites that `perf/bench.py` measures, which have files of their own.
+SWEEP_BLOCKS: dict[str, Callable[[list[Sweep]], str]] = {
+    "bench": bench_tables.summary,
+    **{f"bench-{name}": partial(bench_tables.suite, name=name) for name in SUITES},
 }
 
 

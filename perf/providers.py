@@ -8,11 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
+import triton_gemm
 from perf import static
-from perf.bench import MODE_DTYPES, Provider
+from perf.operands import ACTIVATIONS, MODE_DTYPES, Problem
+from perf.timer import Call, Provider
 from reference_cuda import TWINS, LoadedTwin, TwinUnavailable, Variant, resources
-from triton_gemm import aot
+from triton_gemm import aot, plan
 from triton_gemm.config import GemmConfig
 from triton_gemm.device import device_info
 from triton_gemm.ladder import LADDER, Rung
@@ -20,6 +23,7 @@ from triton_gemm.ladder.rung import TUNERS
 from triton_gemm.problem import UnsupportedOperandError, aligned
 
 CUBLAS = "cuBLAS"
+OURS = "triton_gemm"
 MODES = ("ieee", "tf32", "fp16", "bf16")
 MODE_TITLES = {
     "ieee": "fp32 (IEEE)",
@@ -30,9 +34,54 @@ MODE_TITLES = {
 }
 
 
-def cublas() -> Provider:
-    """torch's own product; which precision fp32 is multiplied in is set around it (`bench.fp32_precision`)."""
-    return Provider(CUBLAS, lambda a, b, c: torch.mm(a, b, out=c))
+def cublas(problem: Problem | None = None) -> Provider:
+    """torch's own product, eager; which precision fp32 is multiplied in is set around it (`timer.fp32_precision`)."""
+    if problem is None or (problem.plain and problem.batch is None and problem.given_out):
+        return Provider(CUBLAS, lambda a, b, c: torch.mm(a, b, out=c))
+    if not problem.plain:
+        return Provider(CUBLAS, fused_in_torch(problem))
+    if problem.batch is not None:
+        return Provider(CUBLAS, lambda a, b, c: torch.bmm(a, b, out=c))
+    return Provider(CUBLAS, lambda a, b, c: torch.mm(a, b))
+
+
+def fused_in_torch(problem: Problem) -> Call:
+    """The problem in torch's words: F.linear, for a bias over M addition, then the activation."""
+    activation = ACTIVATIONS[problem.activation] if problem.activation else None
+
+    def call(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        if problem.batch is None and problem.bias != "m":
+            product = F.linear(a, b.mT, bias)
+        else:
+            product = torch.matmul(a, b)
+            if bias is not None:
+                product = product + (bias[:, None] if problem.bias == "m" else bias)
+        return product if activation is None else activation(product)
+
+    return call
+
+
+def ours(problem: Problem) -> Provider:
+    """triton_gemm: `matmul` where that is all, else what is below it; the details say which kernel it chose."""
+    if problem.plain and problem.batch is None:
+        if problem.given_out:
+            return Provider(OURS, lambda a, b, c: triton_gemm.matmul(a, b, out=c), details=_selection)
+        return Provider(OURS, lambda a, b, c: triton_gemm.matmul(a, b), details=_selection)
+    if problem.plain:
+        return Provider(OURS, lambda a, b, c: plan.multiply(a, b, c), details=_selection)
+    axis, activation = problem.bias or "n", problem.activation
+
+    def call(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        plan.multiply(a, b, c, bias=bias, bias_axis=axis, activation=activation)
+
+    def details(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, bias: torch.Tensor | None = None) -> dict[str, Any]:
+        return {"config": str(plan.plan(a, b, c, bias=bias, bias_axis=axis, activation=activation))}
+
+    return Provider(OURS, call, details=details)
+
+
+def _selection(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> dict[str, Any]:
+    return {"config": str(plan.plan(a, b, c))}
 
 
 def rungs_of(mode: str, rungs: Iterable[Rung] = LADDER) -> list[Rung]:
@@ -52,7 +101,7 @@ def rung_provider(rung: Rung, size: tuple[int, int, int], dtype: torch.dtype, *,
         claims = ", ".join(f"sm_{major}{minor}" for major, minor in rung.capabilities)
         raise NotImplementedError(f"claims {claims}; this GPU is sm_{capability[0]}{capability[1]}")
 
-    def details() -> dict[str, Any]:
+    def details(*_: torch.Tensor) -> dict[str, Any]:
         config = tuned_config(rung)
         facts = compiled(rung, config, size, dtype, capability) if inspect else {}
         return {"config": str(config), **facts}
@@ -117,7 +166,7 @@ def twin_provider(loaded: LoadedTwin, variant: Variant, resources: dict[str, Any
         twin_name(loaded.twin.stem, variant),
         lambda a, b, c: loaded.launch(a, b, c, variant=variant.name),
         out_dtype=variant.out_dtype,
-        details=lambda: {"config": variant.params, **resources},
+        details=lambda *_: {"config": variant.params, **resources},
     )
 
 

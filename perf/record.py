@@ -95,11 +95,21 @@ class Record:
 
     def save(self) -> None:
         """Writes the whole record; a reader sees the old one or the new one, never a part."""
-        target = self.folder / FILE
-        partial = target.with_suffix(".partial")
-        with partial.open("w") as file:
-            json.dump(self.data, file, indent=1, allow_nan=True)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, target)
+        write_json(self.folder / FILE, self.data)
+
+
+def read_json(source: Path) -> dict[str, Any]:
+    """What `write_json` wrote."""
+    found: dict[str, Any] = json.loads(source.read_text())
+    return found
+
+
+def write_json(target: Path, data: dict[str, Any]) -> None:
+    """Writes `data` to `target`; a reader sees the old file or the new one, never a part."""
+    partial = target.with_suffix(".partial")
+    with partial.open("w") as file:
+        json.dump(data, file, indent=1, allow_nan=True)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, target)

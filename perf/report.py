@@ -20,9 +20,9 @@ try:
     from rich.console import Console
 
     from perf import draw, environment, page, progress, suite
-    from perf.bench import DeviceLostError
     from perf.providers import MODES
     from perf.record import Record
+    from perf.timer import DeviceLostError
     from triton_gemm.ladder import LADDER, Rung
 except ModuleNotFoundError as error:
     sys.exit(f"error: {error}; pip install 'triton_gemm[perf]', or `make report`, which installs what it needs")

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from perf import bench, environment
+from perf import environment, timer
 
 Capability = tuple[int, int]
 
@@ -62,25 +62,26 @@ def attainable_tflops(intensity: float, peak_tflops: float, bandwidth_tbs: float
 
 def measure(budget_s: float) -> dict[str, Any]:
     """Copy bandwidth (read and written), and the SM clock while an fp32 product keeps the GPU busy."""
+    return {**copy_bandwidth(budget_s, patience_s=3.0), "sm_clock_mhz": clock_under_load()}
+
+
+def copy_bandwidth(budget_s: float, patience_s: float) -> dict[str, Any]:
+    """`copy_tbs`, TB/s read and written when `copy_bytes` bytes are copied; `patience_s` for the clocks to settle."""
     free = torch.cuda.mem_get_info()[0]
     source = torch.randn(min(2**28, free // 32), device="cuda")
     target = torch.empty_like(source)
     # Not copy_: in a graph that is a memcpy node, which the copy engine runs below the memory's rate.
-    copy_ms = bench.time_alone(lambda: torch.neg(source, out=target), budget_s)["median"]
-    return {
-        "copy_tbs": 2 * source.nbytes / copy_ms / 1e9,
-        "copy_bytes": source.nbytes,
-        "sm_clock_mhz": clock_under_load(),
-    }
+    copy_ms = timer.time_alone(lambda: torch.neg(source, out=target), budget_s, patience_s)["median"]
+    return {"copy_tbs": 2 * source.nbytes / copy_ms / 1e9, "copy_bytes": source.nbytes}
 
 
 def clock_under_load() -> float | None:
     """The SM clock (MHz) that nvidia-smi tells while IEEE fp32 products run."""
     a, b = torch.randn(2, 4096, 4096, device="cuda")
     c = torch.empty_like(a)
-    with bench.fp32_precision("ieee"):
-        replay = bench.Replay([lambda: torch.mm(a, b, out=c)], 64)
-        bench.settle(replay.start, patience_s=2.0)
+    with timer.fp32_precision("ieee"):
+        replay = timer.Replay([lambda: torch.mm(a, b, out=c)], 64)
+        timer.settle(replay.start, patience_s=2.0)
         reads = [replay.start() for _ in range(8)]
         clock = environment.clocks()["clocks_sm"]
         for read in reads:

@@ -114,5 +114,5 @@ def twin_of(kernel_id: str) -> tuple[Twin, Variant]:
 
 
 def mode_of(twin: Twin, variant: Variant) -> str:
-    """The precision class, a key of `bench.MODE_DTYPES`, that a variant is measured in."""
+    """The precision class, a key of `operands.MODE_DTYPES`, that a variant is measured in."""
     return "int32" if str(variant.dtype) == "torch.int32" else twin.precision

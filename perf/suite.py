@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from perf import bench, counters, interpret, providers, roofline, seeds, static
-from perf.bench import Problem, Provider
+from perf import counters, interpret, operands, providers, roofline, seeds, static, timer
+from perf.operands import Problem
 from perf.providers import CUBLAS
 from perf.record import Record
+from perf.timer import Provider
 from reference_cuda import TWINS, LoadedTwin, TwinUnavailable, load_all
 from triton_gemm.ladder import Rung
 
@@ -139,7 +140,7 @@ def _problem_task(record: Record, problem: Problem, subjects: list[Provider], op
     baseline = CUBLAS if problem.mode != "int32" else None
 
     def run() -> None:
-        result = bench.measure(problem, subjects, baseline, options.budget_s)
+        result = timer.measure(problem, subjects, baseline, options.budget_s)
         record.put_problem(problem.key, result)
         torch.cuda.empty_cache()
 
@@ -225,16 +226,16 @@ def tf32_rounding(rungs: tuple[Rung, ...]) -> dict[str, Any]:
     rung = next(rung for rung in rungs if rung.id == "k07")
     size = LADDER_SIZE
     generator = torch.Generator(device="cuda").manual_seed(0)
-    a = bench.draw((size, size), torch.float32, generator)
-    b = bench.draw((size, size), torch.float32, generator)
-    check = bench.Check(Problem(size, size, size, "tf32"), a, b)
-    calls: dict[str, bench.Call] = {
+    a = operands.draw((size, size), torch.float32, generator)
+    b = operands.draw((size, size), torch.float32, generator)
+    check = operands.Check(Problem(size, size, size, "tf32"), a, b)
+    calls: dict[str, timer.Call] = {
         "cuBLAS": lambda a, b, c: torch.mm(a, b, out=c),
         "k07, operands rounded to nearest": rung.launch,
         "k07, operands truncated": lambda a, b, c: rung.launch(a, b, c, round_operands=False),
     }
     found: dict[str, Any] = {"size": size}
-    with bench.fp32_precision("tf32"):
+    with timer.fp32_precision("tf32"):
         for name, call in calls.items():
             c = torch.full((size, size), float("nan"), device="cuda")
             call(a, b, c)

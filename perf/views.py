@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from perf import roofline, seeds, suite
-from perf.bench import MODE_DTYPES
 from perf.numerics import mode_of
+from perf.operands import MODE_DTYPES
 from perf.providers import CUBLAS, MODES, rungs_of, stem_of, twin_name
 from perf.record import Record
 from perf.static import CAPABILITIES

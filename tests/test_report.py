@@ -14,8 +14,22 @@ from typing import Any
 import pytest
 import torch
 
-from perf import bench, draw, environment, numerics, page, pages, prediction, roofline, seeds, suite, targets, views
-from perf.bench import Problem
+from perf import (
+    draw,
+    environment,
+    numerics,
+    operands,
+    page,
+    pages,
+    prediction,
+    roofline,
+    seeds,
+    suite,
+    targets,
+    timer,
+    views,
+)
+from perf.operands import Problem
 from perf.providers import CUBLAS
 from perf.record import SECTIONS, Record
 from reference_cuda import TWINS, LoadedTwin
@@ -194,7 +208,7 @@ class FakeGpu:
     def __init__(self) -> None:
         self.order: list[str] = []
 
-    def kernel(self, name: str, times: list[float]) -> bench.Stopwatch:
+    def kernel(self, name: str, times: list[float]) -> timer.Stopwatch:
         remaining = itertools.cycle(times)
 
         def start() -> Any:
@@ -209,32 +223,32 @@ def test_providers_take_turns_and_ratios_are_taken_round_by_round() -> None:
     gpu = FakeGpu()
     # The GPU slows down by half midway: ratios must not notice.
     starts = {"base": gpu.kernel("base", [2.0, 2.0, 4.0, 4.0]), "own": gpu.kernel("own", [1.0, 1.0, 2.0, 2.0])}
-    times = bench.interleave(starts, 4)
+    times = timer.interleave(starts, 4)
     assert gpu.order == ["base", "own", "own", "base"] * 2
-    assert bench.ratios(times, "own", "base") == [2.0] * 4
-    spread = bench.percentiles([1.0, 2.0, 3.0, 4.0, 100.0])
+    assert timer.ratios(times, "own", "base") == [2.0] * 4
+    spread = timer.percentiles([1.0, 2.0, 3.0, 4.0, 100.0])
     assert spread["median"] == 3.0
     assert spread["p20"] < 3.0 < spread["p80"]
 
 
 def test_slow_providers_get_few_rounds_and_every_operand_set_is_used() -> None:
-    assert bench.round_count(round_ms=10.0, budget_s=0.2, bounds=(3, 40)) == 20
-    assert bench.round_count(round_ms=5000.0, budget_s=0.2, bounds=(3, 40)) == 3
-    assert bench.round_count(round_ms=0.0, budget_s=0.2, bounds=(3, 40)) == 40
-    assert bench.repeats(estimate_ms=300.0, sets=1) == 1
-    assert bench.repeats(estimate_ms=300.0, sets=4) == 4
-    assert bench.repeats(estimate_ms=0.01, sets=4) == bench.MAX_REPEATS
+    assert timer.round_count(round_ms=10.0, budget_s=0.2, bounds=(3, 40)) == 20
+    assert timer.round_count(round_ms=5000.0, budget_s=0.2, bounds=(3, 40)) == 3
+    assert timer.round_count(round_ms=0.0, budget_s=0.2, bounds=(3, 40)) == 40
+    assert timer.repeats(estimate_ms=300.0, sets=1) == 1
+    assert timer.repeats(estimate_ms=300.0, sets=4) == 4
+    assert timer.repeats(estimate_ms=0.01, sets=4) == timer.MAX_REPEATS
     l2 = 50 << 20
-    assert bench.set_count(size=3 << 20, l2=l2, free=80 << 30) * (3 << 20) >= 2 * l2
-    assert bench.set_count(size=1 << 30, l2=l2, free=80 << 30) == 1
-    assert bench.set_count(size=3 << 20, l2=l2, free=30 << 20) == 4
+    assert operands.set_count(size=3 << 20, l2=l2, free=80 << 30) * (3 << 20) >= 2 * l2
+    assert operands.set_count(size=1 << 30, l2=l2, free=80 << 30) == 1
+    assert operands.set_count(size=3 << 20, l2=l2, free=30 << 20) == 4
 
 
 def test_the_check_accepts_torch_and_refuses_a_dropped_tail() -> None:
     generator = torch.Generator().manual_seed(0)
-    a = bench.draw((65, 47), torch.float32, generator)
-    b = bench.draw((47, 33), torch.float32, generator)
-    check = bench.Check(Problem(65, 33, 47, "ieee"), a, b)
+    a = operands.draw((65, 47), torch.float32, generator)
+    b = operands.draw((47, 33), torch.float32, generator)
+    check = operands.Check(Problem(65, 33, 47, "ieee"), a, b)
     error, complaint = check.verdict(a @ b)
     assert complaint is None
     assert error["vs_torch"] == pytest.approx(1.0)
@@ -242,12 +256,13 @@ def test_the_check_accepts_torch_and_refuses_a_dropped_tail() -> None:
     assert "not finite" in str(check.verdict(torch.full((65, 33), math.nan))[1])
     slightly_off = (a @ b) * (1 + 1e-6)
     assert "torch's own" in str(check.verdict(slightly_off)[1])
+    assert check.verdict(slightly_off, torchs=True)[1] is None
 
 
 def test_the_check_of_integers_is_exact() -> None:
     generator = torch.Generator().manual_seed(0)
-    a, b = (bench.draw(shape, torch.int32, generator) for shape in ((9, 7), (7, 5)))
-    check = bench.Check(Problem(9, 5, 7, "int32"), a, b)
+    a, b = (operands.draw(shape, torch.int32, generator) for shape in ((9, 7), (7, 5)))
+    check = operands.Check(Problem(9, 5, 7, "int32"), a, b)
     c = a @ b
     assert check.verdict(c)[1] is None
     c[3, 2] += 1
@@ -267,11 +282,11 @@ class FakeReplay:
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets the timer work on the CPU, where providers compute and nothing is timed."""
-    monkeypatch.setattr(bench, "DEVICE", "cpu")
-    monkeypatch.setattr(bench, "Replay", FakeReplay)
-    monkeypatch.setattr(bench, "sets_of", lambda *_: 2)
-    monkeypatch.setattr(bench, "settle", lambda *_, **__: None)
-    monkeypatch.setattr(bench, "_once_ms", lambda call: call() or 1.0)
+    monkeypatch.setattr(operands, "DEVICE", "cpu")
+    monkeypatch.setattr(timer, "Replay", FakeReplay)
+    monkeypatch.setattr(timer, "sets_of", lambda *_: 2)
+    monkeypatch.setattr(timer, "settle", lambda *_, **__: None)
+    monkeypatch.setattr(timer, "_once_ms", lambda call: call() or 1.0)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(environment, "clocks", dict)
 
@@ -300,9 +315,9 @@ def broken(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
 def test_only_what_passes_its_check_is_timed(tmp_path: Path) -> None:
     problem = Problem(48, 40, 72, "ieee")
     calls = {CUBLAS: product, "right": product, "tail": dropped_tail, "row": unwritten_row}
-    subjects = [bench.Provider(name, call) for name, call in calls.items()]
-    subjects += [bench.Provider("absent", not_taken), bench.Provider("broken", broken)]
-    measured = bench.measure(problem, subjects, CUBLAS, budget_s=0.01)
+    subjects = [timer.Provider(name, call) for name, call in calls.items()]
+    subjects += [timer.Provider("absent", not_taken), timer.Provider("broken", broken)]
+    measured = timer.measure(problem, subjects, CUBLAS, budget_s=0.01)
     results = measured["providers"]
     assert {name for name, result in results.items() if "time_ms" in result} == {CUBLAS, "right"}
     assert results["right"]["ratio"]["median"] == 1.0
@@ -320,18 +335,18 @@ def test_only_what_passes_its_check_is_timed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["fp16", "int32"])
 def test_other_precisions_are_measured(mode: str) -> None:
     problem = Problem(16, 24, 40, mode)
-    providers = [bench.Provider("right", product)]
-    result = bench.measure(problem, providers, None, budget_s=0.01)["providers"]["right"]
+    providers = [timer.Provider("right", product)]
+    result = timer.measure(problem, providers, None, budget_s=0.01)["providers"]["right"]
     assert result["time_ms"]["median"] == 1.0
     assert result["ratio"] is None
 
 
 @pytest.mark.parametrize("mode", ["fp16", "bf16"])
 def test_the_bound_holds_for_torch_and_is_not_loose_beyond_the_rounding(mode: str) -> None:
-    dtype = bench.MODE_DTYPES[mode]
+    dtype = operands.MODE_DTYPES[mode]
     generator = torch.Generator().manual_seed(1)
-    a, b = (bench.draw(shape, dtype, generator) for shape in ((40, 300), (300, 24)))
-    c0 = bench.draw((40, 24), dtype, generator)
+    a, b = (operands.draw(shape, dtype, generator) for shape in ((40, 300), (300, 24)))
+    c0 = operands.draw((40, 24), dtype, generator)
     expected = numerics.reference(a, b, c0, 0.5, -2.0)
     bound = numerics.error_bound(a, b, c0, 0.5, -2.0, mode, dtype)
     rounded = expected.to(dtype)

@@ -1,52 +1,230 @@
 """What matmul chooses, for GPUs that are not here; and what it says where there is none."""
 
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import triton_gemm
-from triton_gemm.device import SHARED_MEMORY, device_of_capability
+from triton_gemm.device import INTERPRETER, SHARED_MEMORY, device_of_capability
+from triton_gemm.kernels import gemv, portable, warp_specialised
+from triton_gemm.kernels.launch import Pointer, TensorMap
 from triton_gemm.ladder import LADDER
-from triton_gemm.problem import GemmProblem
-from triton_gemm.select import RUNGS, select
+from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
+from triton_gemm.select import RUNGS, Selection, launches, repacked, select
+from triton_gemm.workspace import COUNTERS
 
-SIZES = st.integers(1, 2**17)
-PROBLEMS = st.builds(
-    lambda M, N, K, kind, aligned, tma: GemmProblem(M, N, K, *kind, aligned, tma),
-    SIZES,
-    SIZES,
-    SIZES,
-    st.sampled_from(
-        [
-            (torch.float32, "ieee"),
-            (torch.float32, "tf32"),
-            (torch.float16, "half"),
-            (torch.bfloat16, "half"),
-        ]
-    ),
-    st.booleans(),
-    st.sampled_from([None, "a (3, 5): its rows are 10 bytes apart, not a positive multiple of 16"]),
-)
+HOPPER = device_of_capability((9, 0))
+DEVICES = [device_of_capability(capability) for capability in SHARED_MEMORY if capability >= (8, 0)]
+
+# --- Problems ---
+
+KINDS = [
+    (torch.float32, torch.float32, "ieee"),
+    (torch.float32, torch.float32, "tf32"),
+    (torch.float16, torch.float16, "half"),
+    (torch.bfloat16, torch.bfloat16, "half"),
+    (torch.bfloat16, torch.float32, "half"),
+]
+SIZES = st.one_of(st.integers(1, 2**17), st.sampled_from([1, 2, 4, 5, 16, 64, 128, 4096]))
+ORDERS = ["row-major", "column-major", "steps"]
+BATCHES = [1, 1, 1, 2, 64, 70_000]
 
 
-@settings(max_examples=300, deadline=None)
-@given(PROBLEMS, st.sampled_from([capability for capability in SHARED_MEMORY if capability >= (8, 0)]))
-def test_the_choice_runs_on_the_gpu(problem: GemmProblem, capability: tuple[int, int]) -> None:
-    device = device_of_capability(capability)
+@st.composite
+def layouts(draw: st.DrawFn, rows: int, columns: int, batch: int, *, written: bool = False) -> Layout:
+    """Any layout of [batch, rows, columns]: padded or not, unaligned; an operand's also of one row or one matrix."""
+    order = draw(st.sampled_from(ORDERS))
+    outer, inner = (columns, rows) if order == "column-major" else (rows, columns)
+    step = 3 if order == "steps" else 1
+    pitch = inner * step + draw(st.sampled_from([0, 0, 1, 8, -inner * step % 8]))
+    matrix = outer * pitch + draw(st.sampled_from([0, 0, 5]))
+    if not written:
+        pitch *= draw(st.sampled_from([1, 1, 1, 0]))
+        matrix *= draw(st.sampled_from([1, 1, 0]))
+    strides = (step, pitch) if order == "column-major" else (pitch, step)
+    return Layout((matrix if batch > 1 else 0, *strides), draw(st.sampled_from([True, True, True, False])))
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> GemmProblem:
+    M, N, K = draw(SIZES), draw(SIZES), draw(st.one_of(SIZES, st.just(0)))
+    batch = draw(st.sampled_from(BATCHES))
+    if batch * M * N > 2**36:  # more than any GPU holds
+        M, N = min(M, 512), min(N, 512)
+    dtype, out_dtype, precision = draw(st.sampled_from(KINDS))
+    return GemmProblem(
+        *(batch, M, N, K, dtype, out_dtype, precision),
+        draw(layouts(M, K, batch)),
+        draw(layouts(K, N, batch)),
+        draw(layouts(M, N, batch, written=True)),
+        has_beta=draw(st.booleans()),
+        bias=draw(st.sampled_from([None, None, "m", "n"])),
+        activation=draw(st.sampled_from([None, None, *ACTIVATIONS])),
+    )
+
+
+def of(M: int, N: int, K: int, batch: int = 1, **changes: object) -> GemmProblem:
+    """A bf16 problem in contiguous matrices."""
+    step = 1 if batch > 1 else 0
+    layouts = (Layout((step * M * K, K, 1)), Layout((step * K * N, N, 1)), Layout((step * M * N, N, 1)))
+    problem = GemmProblem(batch, M, N, K, torch.bfloat16, torch.bfloat16, "half", *layouts)
+    return replace(problem, **changes)
+
+
+CASES = given(problems(), st.sampled_from(DEVICES))
+MANY = settings(max_examples=400, deadline=None)
+
+
+def seen_by_kernel(problem: GemmProblem, choice: Selection) -> GemmProblem:
+    """The problem that the chosen kernel is given: after copies, and turned."""
+    problem = repacked(problem, choice.packed)
+    return problem.swapped if choice.swapped else problem
+
+
+# --- Every choice ---
+
+
+@MANY
+@CASES
+def test_the_kernel_itself_calls_the_choice_legal(problem: GemmProblem, device) -> None:
     choice = select(problem, device)
-    rung = RUNGS[choice.kernel]
-    assert choice.config in rung.legal_configs(device, problem.dtype, aligned=problem.aligned)
-    assert problem.dtype in rung.dtypes and rung.precision == problem.precision
-    assert capability in rung.capabilities or (len(rung.capabilities) > 1 and capability > rung.capabilities[0])
-    assert problem.tma is None or rung.id not in ("k10", "k11")
-    assert choice.reason and select(problem, device) == choice
+    given_to_it = seen_by_kernel(problem, choice)
+    if choice.kernel == "warp_specialised":
+        assert choice.schedule is not None and choice.split_k == 1
+        assert choice.config in warp_specialised.CONFIGS
+        assert warp_specialised.illegal(given_to_it, device, choice.config) is None
+    elif choice.kernel == "portable":
+        assert choice.config in portable.CONFIGS[problem.precision]
+        assert portable.illegal(given_to_it, device, choice.config, choice.split_k) is None
+    elif choice.kernel == "gemv":
+        assert gemv.illegal(given_to_it, device, choice.config) is None
+    else:
+        rung = RUNGS[choice.kernel]
+        assert rung.precision == problem.precision and problem.dtype in rung.dtypes
+        assert (problem.batch, problem.bias, problem.activation, problem.dtype) == (1, None, None, problem.out_dtype)
+        assert choice.config in rung.legal_configs(device, problem.dtype, reads_output=problem.has_beta)
+
+
+@MANY
+@CASES
+def test_the_choice_is_the_same_every_time_and_says_why(problem: GemmProblem, device) -> None:
+    choice = select(problem, device)
+    assert select(problem, device) == choice
+    name = RUNGS[choice.kernel].name if choice.kernel in RUNGS else choice.kernel
+    assert choice.reason and str(choice).startswith(f"{name} {choice.config}")
+    assert str(choice).endswith(f": {choice.reason}")
+
+
+@MANY
+@CASES
+def test_its_launches_name_operands_there_are(problem: GemmProblem, device) -> None:
+    choice = select(problem, device)
+    if choice.kernel in RUNGS:
+        return
+    there = {"a", "b", "c"} | ({"bias"} if problem.bias else set())
+    made = launches(problem, choice)
+    assert made and len(made) == len(choice.packed) + 1
+    for launch in made:
+        there |= {temporary.name for temporary in launch.temporaries}
+        there |= {"workspace", "counters"} if launch.workspace else set()
+        named = {x.operand for x in launch.arguments.values() if isinstance(x, Pointer | TensorMap)}
+        assert named <= there, "a launch names an operand that nobody gives it"
+        assert list(launch.arguments) == launch.kernel.arg_names
+        assert all(size > 0 for size in launch.grid) and launch.grid[0] < 2**31
+        assert max(launch.grid[1:]) <= 65_535
+    assert made[-1].counters <= COUNTERS
+    assert bool(made[-1].counters) == bool(made[-1].workspace)
+
+
+@MANY
+@CASES
+def test_hoppers_kernel_is_for_hopper_and_16_bits(problem: GemmProblem, device) -> None:
+    choice = select(problem, device)
+    if device.capability != (9, 0) or problem.precision != "half" or problem.K == 0:
+        assert choice.kernel != "warp_specialised" and choice.schedule is None and not choice.packed
+
+
+@MANY
+@CASES
+def test_operands_are_copied_where_and_only_where_tma_cannot_read_them(problem: GemmProblem, device) -> None:
+    choice = select(problem, device)
+    unreadable = tuple(
+        name
+        for name, layout in (("a", problem.a), ("b", problem.b))
+        if layout.tma_illegal(problem.dtype.itemsize) is not None
+    )
+    assert choice.packed == (unreadable if choice.kernel == "warp_specialised" else ())
+    assert choice.kernel != "warp_specialised" or repacked(problem, choice.packed).tma_illegal() is None
+
+
+@MANY
+@CASES
+def test_both_sides_of_a_product_are_treated_alike(problem: GemmProblem, device) -> None:
+    """c^T = b^T a^T is the same work: the same kernel."""
+    if problem.M != problem.N:
+        assert select(problem.swapped, device).kernel == select(problem, device).kernel
+
+
+# --- Named choices ---
+
+
+@pytest.mark.parametrize(
+    ("problem", "kernel"),
+    [
+        pytest.param(of(4096, 4096, 4096), "warp_specialised", id="large"),
+        pytest.param(of(64, 64, 65536), "warp_specialised", id="long sum"),
+        pytest.param(of(1, 4096, 4096), "gemv", id="one row"),
+        pytest.param(of(4096, 1, 4096), "gemv", id="one column"),
+        pytest.param(of(4096, 4096, 0), "portable", id="empty sum"),
+        pytest.param(of(64, 63, 65), "portable", id="small and odd"),
+        pytest.param(of(4096, 4096, 4095), "warp_specialised", id="large and odd"),
+        pytest.param(of(512, 512, 512, batch=16), "warp_specialised", id="batch"),
+        pytest.param(of(64, 64, 64, dtype=torch.float32, precision="ieee"), "k06", id="ieee"),
+        pytest.param(of(64, 64, 64, dtype=torch.float32, precision="tf32"), "k07", id="tf32"),
+        pytest.param(of(64, 64, 64, dtype=torch.float32, precision="ieee", bias="n"), "portable", id="ieee with a bias"),
+    ],
+)
+def test_what_hopper_runs(problem: GemmProblem, kernel: str) -> None:
+    problem = replace(problem, out_dtype=problem.dtype)
+    assert select(problem, HOPPER).kernel == kernel
+
+
+def test_both_operands_may_need_a_copy() -> None:
+    choice = select(of(4096, 4097, 4095), HOPPER)
+    assert choice.packed == ("a", "b")
+    assert "a repacked, b repacked: " in str(choice)
+
+
+def test_a_split_is_shown() -> None:
+    choice = select(of(64, 64, 65536), HOPPER)
+    assert choice.schedule is not None and choice.schedule.split > 0
+    assert f"{choice.schedule.split} tiles in {choice.schedule.parts} parts" in str(choice)
+
+
+def test_the_interpreter_gets_what_it_can_run() -> None:
+    """It has no Gluon."""
+    for size in ((4096, 4096, 4096), (4096, 4097, 4095), (1, 512, 512)):
+        assert select(of(*size), INTERPRETER).kernel in ("portable", "gemv")
+
+
+def test_it_takes_no_time() -> None:
+    sizes = [1, 40, 500, 3000, 20_000, 130_000]
+    asked = [of(M, N, K) for M in sizes for N in sizes for K in sizes]
+    start = time.process_time()
+    for problem in asked:
+        select(problem, HOPPER)
+    assert (time.process_time() - start) / len(asked) < 0.02
 
 
 def test_an_old_gpu_is_told_what_is_needed() -> None:
-    problem = GemmProblem(64, 64, 64, torch.float16, "half", True, None)
-    with pytest.raises(RuntimeError, match=r"compute capability 8\.0 or newer"):
-        select(problem, device_of_capability((7, 5)))
+    with pytest.raises(RuntimeError, match=r"compute capability 8\.0 or newer, sm_75 has less"):
+        select(of(64, 64, 64), device_of_capability((7, 5)))
 
 
 def test_every_rung_can_be_looked_up() -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import triton
 import triton.language as tl
+from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
 # Whether kernels made from here on run in Triton's interpreter; it is read when triton.jit decorates.
@@ -37,3 +42,56 @@ def round_to(x, dtype: tl.constexpr):
 # Triton 3.9 renamed Gluon's TMA copies and removed the old names.
 tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+
+
+def launcher(compiled: Any, grid: tuple[int, int, int]) -> Callable[[int, Sequence[Any]], None]:
+    """`launch(stream, arguments)` of a compiled kernel: Triton's own C function, without the Python around it.
+
+    arguments: all of the kernel's parameters in order; pointers as integers, and for each descriptor its tensor map,
+    shape and strides one after another. The current device must be the one it was compiled on. Hooks that are set on
+    launches (profilers) are called.
+    """
+    compiled._init_handles()  # `run` alone may find another thread half way through loading the binary
+    run = compiled.run
+    assert run.global_scratch_size == 0 and run.profile_scratch_size == 0
+    launch = run.launch
+    if launch.__name__ == "inner":  # Triton wraps kernels with descriptors in a slow encoding of their tensor maps
+        launch = inspect.getclosurevars(launch).nonlocals["launcher"]
+    function, packed = compiled.function, compiled.packed_metadata
+    enter, leave = triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook
+    cooperative, pdl = run.launch_cooperative_grid, run.launch_pdl
+
+    def hooks(stream: int, arguments: Sequence[Any]) -> tuple[Any, Any, Any]:
+        if not (enter.calls or leave.calls):
+            return None, None, None
+        return compiled.launch_metadata(grid, stream, *arguments), enter, leave
+
+    if not hasattr(run, "arg_annotations"):  # Triton 3.6
+
+        def call_3_6(stream: int, arguments: Sequence[Any]) -> None:
+            launch(*grid, stream, function, cooperative, pdl, None, None, packed, *hooks(stream, arguments), *arguments)
+
+        return call_3_6
+    annotations, signature = run.arg_annotations, run.kernel_signature
+
+    def call(stream: int, arguments: Sequence[Any]) -> None:
+        launch(
+            *(*grid, stream, function, cooperative, pdl, packed, *hooks(stream, arguments)),
+            *(None, None, annotations, signature, arguments),
+        )
+
+    return call
+
+
+def tensor_maps(compiled: Any) -> list[Callable[[int, Sequence[int], Sequence[int]], Any]]:
+    """For each descriptor among a compiled kernel's parameters, `encode(address, shape, strides)`: its tensor map."""
+    utils = triton.runtime.driver.active.utils
+    fill = getattr(utils, "fill_tma_descriptor_tiled", None) or utils.fill_tma_descriptor
+
+    def encoder(meta: dict[str, Any]) -> Callable[[int, Sequence[int], Sequence[int]], Any]:
+        element = TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]]
+        return lambda address, shape, strides: fill(
+            address, meta["swizzle"], meta["elem_size"], element, meta["block_size"], shape, strides, 0
+        )
+
+    return [encoder(meta) for meta in compiled.metadata.tensordesc_meta or ()]

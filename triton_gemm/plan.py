@@ -1,27 +1,307 @@
-"""The one launch path: from checked operands to the rung that multiplies them."""
+"""GemmPlan: a problem made launchable, the cache of plans, and the one launch path.
+
+The first call of a problem selects, compiles and prepares; every later one is a lookup and a direct launch. A plan
+holds for operands of the same shapes, strides, dtypes and alignment on one device, whatever their addresses: what
+depends on those is prepared again for new ones and kept, so an address that is reused means nothing by itself.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 
-from .compat import INTERPRETED
+from .compat import INTERPRETED, launcher, tensor_maps
 from .device import INTERPRETER, device_info
-from .problem import GemmProblem
-from .select import RUNGS, Selection, select
+from .kernels.launch import Launch, Pointer, Scalar, TensorMap, materialise
+from .problem import GemmProblem, Layout, fp32_precision
+from .select import RUNGS, Selection, launches, select
+from .workspace import workspace
 
-selection_for = lru_cache(maxsize=4096)(select)
+MAX_PLANS = 4096
+MAX_BOUND = 128  # sets of addresses that a plan keeps prepared
+MAX_TENSOR_MAPS = 16384
+
+# The launches of a plan with the arguments for one set of addresses.
+Bound = list[tuple[Callable[[int, tuple[Any, ...]], None], tuple[Any, ...]]]
+
+# Missing where torch was built without CUDA, and never called there.
+_current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
+_current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
+selection_for = lru_cache(maxsize=MAX_PLANS)(select)
 
 
-def plan(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Selection:
-    """What `multiply(a, b, c)` would run."""
-    return selection_for(GemmProblem.of(a, b, c), INTERPRETER if INTERPRETED else device_info(a.device))
+class Step:
+    """One launch of a plan on one device: compiled at its first call, then launched by addresses."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+        self.call: Callable[[int, tuple[Any, ...]], None] | None = None
+
+    def compile(self, operands: Mapping[str, torch.Tensor], scalars: Mapping[str, float]) -> None:
+        """Compiles for operands like these, on the current device."""
+        launch = self.launch
+        arguments = materialise(launch, operands, scalars)
+        compiled = launch.kernel.warmup(*arguments.values(), grid=launch.grid, **launch.options)
+        encoders = iter(tensor_maps(compiled))
+        self.parts = [
+            (part, lru_cache(MAX_TENSOR_MAPS)(next(encoders)) if isinstance(part, TensorMap) else None)
+            for part in launch.arguments.values()
+        ]
+        self.call = launcher(compiled, launch.grid)
+
+    def bind(
+        self, operands: Mapping[str, torch.Tensor], addresses: Mapping[str, int], scalars: Mapping[str, float]
+    ) -> tuple[Callable[[int, tuple[Any, ...]], None], tuple[Any, ...]]:
+        """The compiled kernel and its arguments for operands at `addresses`."""
+        if self.call is None:
+            self.compile(operands, scalars)
+        assert self.call is not None
+        arguments: list[Any] = []
+        for part, encode in self.parts:
+            if isinstance(part, Pointer):
+                arguments.append(addresses[part.operand])
+            elif isinstance(part, Scalar):
+                arguments.append(scalars[part.name])
+            elif isinstance(part, TensorMap):
+                assert encode is not None
+                arguments.append(encode(addresses[part.operand], part.shape, part.strides))
+                arguments += part.shape
+                arguments += part.strides
+            else:
+                arguments.append(part)
+        return self.call, tuple(arguments)
 
 
-def multiply(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
-    """c = a @ b on the tensors' device and its current stream, without tuning and without waiting."""
-    selection = plan(a, b, c)
-    with torch.cuda.device(a.device) if a.is_cuda else nullcontext():
-        RUNGS[selection.kernel].launch(a, b, c, config=selection.config)
+class GemmPlan:
+    """A selection for one problem on one device, ready to be launched."""
+
+    def __init__(self, problem: GemmProblem, selection: Selection, device: torch.device) -> None:
+        self.selection, self.device, self.index = selection, device, device.index or 0
+        self.steps = [Step(launch) for launch in launches(problem, selection)]
+        self.temporaries = [temporary for step in self.steps for temporary in step.launch.temporaries]
+        self.workspace = max((step.launch.workspace for step in self.steps), default=0)
+        self.bound: dict[tuple[Any, ...], Bound] = {}
+        self.needs_more = bool(problem.bias or self.workspace or self.temporaries)
+        self.extents = tuple(
+            _extent(problem.batch, *shape, layout) * dtype.itemsize
+            for shape, layout, dtype in (
+                ((problem.M, problem.K), problem.a, problem.dtype),
+                ((problem.K, problem.N), problem.b, problem.dtype),
+                ((problem.M, problem.N), problem.c, problem.out_dtype),
+            )
+        )
+
+    def overlap(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> bool:
+        """Whether the memory that c spans overlaps that of a or of b."""
+        a_bytes, b_bytes, c_bytes = self.extents
+        begin, first, second = c.data_ptr(), a.data_ptr(), b.data_ptr()
+        end = begin + c_bytes
+        return (begin < first + a_bytes and first < end) or (begin < second + b_bytes and second < end)
+
+    def run(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        c: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+    ) -> None:
+        """Launches on the current stream of the operands' device."""
+        if self.index != _current_device():
+            with torch.cuda.device(self.index):
+                return self.run(a, b, c, bias, alpha, beta)
+        stream = _current_stream(self.index)
+        key: tuple[Any, ...] = (a.data_ptr(), b.data_ptr(), c.data_ptr(), alpha, beta)
+        extra: tuple[torch.Tensor, ...] = ()
+        if self.needs_more:
+            extra = self._extra(bias, stream)
+            key += tuple(x.data_ptr() for x in extra)
+        bound = self.bound.get(key)
+        if bound is None:
+            bound = self._bind(key, a, b, c, bias, extra, {"alpha": alpha, "beta": beta})
+        for call, arguments in bound:
+            call(stream, arguments)
+
+    def _extra(self, bias: torch.Tensor | None, stream: int) -> tuple[torch.Tensor, ...]:
+        """What a call needs beside its operands, in the order of `_names`."""
+        extra = [] if bias is None else [bias]
+        if self.workspace:
+            extra += workspace(self.index, stream, self.workspace)
+        extra += [torch.empty(t.shape, dtype=t.dtype, device=self.device) for t in self.temporaries]
+        return tuple(extra)
+
+    def _names(self, has_bias: bool) -> list[str]:
+        return [
+            *(["bias"] if has_bias else []),
+            *(["workspace", "counters"] if self.workspace else []),
+            *(t.name for t in self.temporaries),
+        ]
+
+    def _bind(
+        self,
+        key: tuple[Any, ...],
+        a: torch.Tensor,
+        b: torch.Tensor,
+        c: torch.Tensor,
+        bias: torch.Tensor | None,
+        extra: tuple[torch.Tensor, ...],
+        scalars: Mapping[str, float],
+    ) -> Bound:
+        operands = {"a": a, "b": b, "c": c, **dict(zip(self._names(bias is not None), extra, strict=True))}
+        addresses = {name: x.data_ptr() for name, x in operands.items()}
+        bound = [step.bind(operands, addresses, scalars) for step in self.steps]
+        while len(self.bound) >= MAX_BOUND:
+            self.bound.pop(next(iter(self.bound)), None)
+        self.bound[key] = bound
+        return bound
+
+
+class RungPlan:
+    """A rung of the ladder in a plan's place, for what no production kernel computes yet."""
+
+    def __init__(self, selection: Selection) -> None:
+        self.selection = selection
+
+    def run(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        c: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+    ) -> None:
+        with torch.cuda.device(a.device) if a.is_cuda else nullcontext():
+            RUNGS[self.selection.kernel].launch(a, b, c, alpha, beta, config=self.selection.config)
+
+
+class InterpretedPlan:
+    """A plan that Triton's interpreter runs, launch by launch."""
+
+    def __init__(self, problem: GemmProblem, selection: Selection) -> None:
+        self.selection, self.launches = selection, launches(problem, selection)
+
+    def run(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        c: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+    ) -> None:
+        operands = {"a": a, "b": b, "c": c} | ({} if bias is None else {"bias": bias})
+        for launch in self.launches:
+            operands |= {t.name: torch.empty(t.shape, dtype=t.dtype) for t in launch.temporaries}
+            operands["workspace"] = torch.empty(launch.workspace // 4, dtype=torch.float32)
+            operands["counters"] = torch.zeros(launch.counters, dtype=torch.int32)
+            arguments = materialise(launch, operands, {"alpha": alpha, "beta": beta})
+            launch.kernel[launch.grid](**arguments, **launch.options)
+
+
+Plan = GemmPlan | RungPlan | InterpretedPlan
+PLANS: dict[tuple[Any, ...], Plan] = {}
+
+
+def plan(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    *,
+    beta: float = 0.0,
+    bias: torch.Tensor | None = None,
+    bias_axis: str = "n",
+    activation: str | None = None,
+) -> Selection:
+    """What `multiply` of the same operands would run; c may be on the `meta` device."""
+    problem = GemmProblem.of(
+        a, b, c, has_beta=beta != 0, bias=None if bias is None else bias_axis, activation=activation
+    )
+    return selection_for(problem, INTERPRETER if INTERPRETED else device_info(a.device))
+
+
+def multiply(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    bias: torch.Tensor | None = None,
+    bias_axis: str = "n",
+    activation: str | None = None,
+) -> None:
+    """c = activation(alpha a @ b + beta c + bias) on the operands' device and its current stream, without waiting.
+
+    a [(batch,) M, K], b [(batch,) K, N], c [(batch,) M, N]; bias: contiguous, one value for each row ("m") or column
+    ("n") of c. Operands are taken for checked. As in BLAS alpha = 0 reads neither a nor b, beta = 0 does not read c.
+    """
+    plan_for(a, b, c, alpha == 0, beta != 0, bias, bias_axis, activation).run(a, b, c, bias, alpha, beta)
+
+
+def key_of(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    no_product: bool = False,
+    has_beta: bool = False,
+    bias: torch.Tensor | None = None,
+    bias_axis: str = "n",
+    activation: str | None = None,
+) -> tuple[Any, ...]:
+    """What operands have in common that share a plan."""
+    epilogue = None
+    if has_beta or no_product or bias is not None or activation is not None:
+        bias_key = None if bias is None else (bias_axis, bias.dtype, not bias.data_ptr() & 15)
+        epilogue = (has_beta, no_product, bias_key, activation)
+    return (
+        *(a.shape, b.shape, a.stride(), b.stride(), c.stride(), a.dtype, c.dtype, a.get_device(), epilogue),
+        *(not a.data_ptr() & 15, not b.data_ptr() & 15, not c.data_ptr() & 15),
+        fp32_precision() if a.dtype is torch.float32 else None,
+    )
+
+
+def plan_for(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    no_product: bool = False,
+    has_beta: bool = False,
+    bias: torch.Tensor | None = None,
+    bias_axis: str = "n",
+    activation: str | None = None,
+) -> Plan:
+    """The cached plan for such operands."""
+    key = key_of(a, b, c, no_product, has_beta, bias, bias_axis, activation)
+    found = PLANS.get(key)
+    if found is None:
+        problem = GemmProblem.of(
+            a, b, c, has_beta=has_beta, bias=None if bias is None else bias_axis, activation=activation
+        )
+        if no_product:
+            problem = replace(problem, K=0)
+        found = _new_plan(problem, a.device)
+        while len(PLANS) >= MAX_PLANS:
+            PLANS.pop(next(iter(PLANS)), None)
+        PLANS[key] = found
+    return found
+
+
+def _new_plan(problem: GemmProblem, device: torch.device) -> Plan:
+    selection = selection_for(problem, INTERPRETER if INTERPRETED else device_info(device))
+    if selection.kernel in RUNGS:
+        return RungPlan(selection)
+    return InterpretedPlan(problem, selection) if INTERPRETED else GemmPlan(problem, selection, device)
+
+
+def _extent(batch: int, rows: int, columns: int, layout: Layout) -> int:
+    """Elements from the first of a layout to the end of the last."""
+    steps = zip((batch, rows, columns), layout.strides, strict=True)
+    return 1 + sum((size - 1) * stride for size, stride in steps)

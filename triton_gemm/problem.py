@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+
+ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
 
 
 class UnsupportedOperandError(ValueError):
@@ -12,28 +14,121 @@ class UnsupportedOperandError(ValueError):
 
 
 @dataclass(frozen=True)
-class GemmProblem:
-    """c [M, N] = a [M, K] @ b [K, N], as far as the choice of a kernel depends on it.
+class Layout:
+    """How a matrix, or a batch of them, lies in memory.
 
-    dtype: the operands'; precision: "ieee", "tf32" or "half" (16-bit operands, fp32 accumulation);
-    aligned: whether all three can be moved 16 bytes at a time; tma: why TMA cannot move them in place, or None if
-    it can.
+    strides: of batch, row and column, in elements; aligned: whether its first element's address is a multiple of 16.
     """
 
+    strides: tuple[int, int, int]
+    aligned: bool = True
+
+    @classmethod
+    def of(cls, x: torch.Tensor) -> Layout:
+        """The layout of x [rows, columns] or [batch, rows, columns]. A dimension of size 1 is never stepped along, so
+        it gets the stride that a contiguous matrix would have."""
+        batch, row, column = x.stride() if x.dim() == 3 else (0, *x.stride())
+        rows, columns = x.shape[-2:]
+        if columns == 1:
+            column = 1 if row != 1 or rows == 1 else rows
+        if rows == 1:
+            row = _up(columns, 16) if column == 1 else 1
+        if x.dim() == 2 or x.shape[0] == 1:
+            batch = 0
+        return cls((batch, row, column), x.data_ptr() % 16 == 0)
+
+    @property
+    def column_major(self) -> bool:
+        """Whether the unit stride runs down the columns."""
+        return self.strides[2] != 1 and self.strides[1] == 1
+
+    @property
+    def transposed(self) -> Layout:
+        batch, row, column = self.strides
+        return Layout((batch, column, row), self.aligned)
+
+    def tma_illegal(self, itemsize: int) -> str | None:
+        """Why TMA cannot read such matrices in place, or None if it can.
+
+        CUDA driver API, cuTensorMapEncodeTiled: a base on 16 bytes, a unit stride, the others positive multiples of
+        16 bytes below 2^40.
+        """
+        batch, row, column = self.strides
+        if not self.aligned:
+            return "its first element is not aligned to 16 bytes"
+        if 1 not in (row, column):
+            return f"neither of its strides {(row, column)} is 1"
+        pitch = (row if column == 1 else column) * itemsize
+        if pitch % 16 or not 0 < pitch < 2**40:
+            return f"its rows are {pitch} bytes apart, not a positive multiple of 16"
+        if batch * itemsize % 16 or not 0 <= batch * itemsize < 2**40:
+            return f"its matrices are {batch * itemsize} bytes apart, not a positive multiple of 16"
+        return None
+
+
+@dataclass(frozen=True)
+class GemmProblem:
+    """c = activation(alpha a @ b + beta c + bias), as far as the choice of a kernel depends on it.
+
+    a [batch, M, K], b [batch, K, N], c [batch, M, N]. dtype: the operands'; out_dtype: C's; precision: "ieee", "tf32"
+    or "half" (16-bit operands, fp32 accumulation); a, b, c: how they lie in memory; has_beta: whether C is read;
+    bias: None, "m" (one value a row) or "n" (one a column); activation: None or one of ACTIVATIONS.
+    """
+
+    batch: int
     M: int
     N: int
     K: int
     dtype: torch.dtype
+    out_dtype: torch.dtype
     precision: str
-    aligned: bool
-    tma: str | None
+    a: Layout
+    b: Layout
+    c: Layout
+    has_beta: bool = False
+    bias: str | None = None
+    activation: str | None = None
 
     @classmethod
-    def of(cls, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> GemmProblem:
-        """The problem of multiplying a and b into c; fp32's precision is the one set in torch."""
-        (M, K), N = a.shape, b.shape[1]
+    def of(
+        cls,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        c: torch.Tensor,
+        *,
+        has_beta: bool = False,
+        bias: str | None = None,
+        activation: str | None = None,
+    ) -> GemmProblem:
+        """The problem of multiplying a [(batch,) M, K] and b [(batch,) K, N] into c [(batch,) M, N]; fp32's precision
+        is the one set in torch."""
+        batch = c.shape[0] if c.dim() == 3 else 1
+        M, K = a.shape[-2:]
         precision = fp32_precision() if a.dtype == torch.float32 else "half"
-        return cls(M, N, K, a.dtype, precision, aligned(a, b, c), tma_operands_illegal(a, b, c))
+        layouts = (Layout.of(a), Layout.of(b), Layout.of(c))
+        return cls(batch, M, b.shape[-1], K, a.dtype, c.dtype, precision, *layouts, has_beta, bias, activation)
+
+    @property
+    def swapped(self) -> GemmProblem:
+        """The same product as c^T = b^T a^T."""
+        bias = {None: None, "m": "n", "n": "m"}[self.bias]
+        return replace(
+            self,
+            M=self.N,
+            N=self.M,
+            a=self.b.transposed,
+            b=self.a.transposed,
+            c=self.c.transposed,
+            bias=bias,
+        )
+
+    def tma_illegal(self) -> str | None:
+        """Why TMA cannot read A and B in place, or None if it can."""
+        for name, layout, shape in (("a", self.a, (self.M, self.K)), ("b", self.b, (self.K, self.N))):
+            why = layout.tma_illegal(self.dtype.itemsize)
+            if why is not None:
+                return f"{name} {shape}: {why}"
+        return None
 
 
 def fp32_precision() -> str:
@@ -58,19 +153,9 @@ def aligned(*tensors: torch.Tensor) -> bool:
 
 
 def tma_illegal(x: torch.Tensor) -> str | None:
-    """Why TMA cannot read x [rows, columns] in place, or None if it can.
-
-    CUDA driver API, cuTensorMapEncodeTiled: a base on 16 bytes, a unit stride, the other stride a positive
-    multiple of 16 bytes below 2^40.
-    """
-    if x.data_ptr() % 16:
-        return "its first element is not aligned to 16 bytes"
-    if 1 not in x.stride():
-        return f"neither of its strides {tuple(x.stride())} is 1"
-    pitch = x.stride(0 if x.stride(1) == 1 else 1) * x.element_size()
-    if pitch % 16 or not 0 < pitch < 2**40:
-        return f"its rows are {pitch} bytes apart, not a positive multiple of 16"
-    return None
+    """Why TMA cannot read x [rows, columns] in place, or None if it can: as `Layout.tma_illegal`."""
+    row, column = x.stride()
+    return Layout((0, row, column), x.data_ptr() % 16 == 0).tma_illegal(x.element_size())
 
 
 def column_major(x: torch.Tensor) -> bool:
@@ -89,3 +174,7 @@ def tma_operands_illegal(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> s
         if why is not None:
             return f"{name} {tuple(x.shape)}: {why}"
     return None
+
+
+def _up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

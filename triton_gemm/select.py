@@ -1,70 +1,189 @@
-"""select: which rung and which tiles a problem gets, and why. Pure, and without tuning."""
+"""select: which kernel, tiles and splitting a problem gets, and why. Pure, and without tuning."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from . import cost_model
 from .config import GemmConfig
 from .device import INTERPRETER, DeviceInfo
-from .ladder import LADDER, Rung
-from .problem import GemmProblem
+from .kernels import gemv, portable, repack, warp_specialised
+from .kernels.launch import Launch
+from .kernels.schedule import Schedule
+from .ladder import LADDER
+from .problem import GemmProblem, Layout
 
 RUNGS = {rung.id: rung for rung in LADDER}
 
-# An estimate of how fast an SM works on a tile of each size, the best being 1: large tiles read less for each FMA.
-# It follows one tuning of every configuration on an H100, at 8192^3 with tensor cores and 4096^3 with FFMA.
-TILE_RATE = {
-    "half": {(128, 256): 1.0, (256, 128): 0.97, (128, 128): 0.97, (64, 256): 0.92, (64, 128): 0.8, (64, 64): 0.5},
-    "tf32": {(128, 256): 1.0, (256, 128): 0.87, (128, 128): 0.92, (64, 128): 0.8, (64, 64): 0.5},
-    "ieee": {(64, 128): 0.97, (128, 64): 1.0, (256, 64): 0.98, (64, 256): 0.98, (64, 64): 0.9, (32, 64): 0.7},
-}
+# From so many multiply-adds on, copying an operand to where TMA can read it pays against the portable kernel.
+PACK_FROM = 2**26
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What a problem runs on: the rung's id, its configuration, and the reason for both in a sentence."""
+    """What a problem runs on: the kernel, its configuration and how work is dealt out, and the reason in a sentence.
+
+    kernel: "warp_specialised", "portable", "gemv", or a rung's id; schedule: of the persistent kernel; split_k:
+    programs that share a tile's sum in the others; swapped: whether c^T = b^T a^T is computed; packed: operands ("a",
+    "b") that are first copied to where TMA can read them.
+    """
 
     kernel: str
     config: GemmConfig
     reason: str
+    schedule: Schedule | None = None
+    split_k: int = 1
+    swapped: bool = False
+    packed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{RUNGS[self.kernel].name} {self.config}: {self.reason}"
+        name = RUNGS[self.kernel].name if self.kernel in RUNGS else self.kernel
+        notes = [f"{name} {self.config}"]
+        if self.schedule is not None and self.schedule.split:
+            notes.append(f"{self.schedule.split} tiles in {self.schedule.parts} parts")
+        if self.split_k > 1:
+            notes.append(f"K in {self.split_k} parts")
+        notes += ["transposed"] * self.swapped + [f"{x} repacked" for x in self.packed]
+        return f"{', '.join(notes)}: {self.reason}"
 
 
 def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
-    """The rung and configuration for `problem` on `device`; RuntimeError where no rung runs."""
-    rung, why_rung = _rung(problem, device)
-    legal = rung.legal_configs(device, problem.dtype, aligned=problem.aligned)
-    config = min(legal, key=lambda config: _time(problem, config, device))
-    waves = _tiles(problem, config) / device.num_sms
-    return Selection(rung.id, config, f"{why_rung}; {waves:.2f} waves of tiles on {device.num_sms} SMs")
-
-
-def _rung(problem: GemmProblem, device: DeviceInfo) -> tuple[Rung, str]:
+    """The kernel and configuration for `problem` on `device`; RuntimeError where none runs."""
     if device.capability < (8, 0):
         raise RuntimeError(f"matmul needs compute capability 8.0 or newer, {device.name} has less")
-    if problem.precision == "ieee":
-        return RUNGS["k06"], "IEEE fp32 has no tensor core"
-    if problem.precision == "tf32":
-        return RUNGS["k07"], "torch allows TF32"
-    if problem.tma is not None:
-        return RUNGS["k08"], f"TMA cannot take {problem.tma}"
-    if device.capability[0] == 9 and device is not INTERPRETER:
-        return RUNGS["k11"], "Hopper, and TMA takes all operands"
-    if device.capability >= (9, 0):
-        return RUNGS["k10"], "TMA takes all operands"
-    return RUNGS["k08"], f"{device.name} has no TMA"
+    if problem.precision != "half" and problem.batch == 1 and problem.bias is None and problem.activation is None:
+        return _rung(problem, device)
+    turned = problem.N < problem.M
+    narrow = problem.swapped if turned else problem
+    if _few_rows(narrow):
+        config, split_k = gemv.default(narrow, device)
+        return Selection(
+            "gemv", config, f"{narrow.M} row{'s' * (narrow.M > 1)} of products", split_k=split_k, swapped=turned
+        )
+    if device.capability == (9, 0) and device is not INTERPRETER and problem.precision == "half" and problem.K > 0:
+        found = _warp_specialised(problem, device)
+        if found is not None:
+            return found
+    return _portable(problem, device)
 
 
-def _tiles(problem: GemmProblem, config: GemmConfig) -> int:
-    assert config.BLOCK_M is not None and config.BLOCK_N is not None
-    return -(-problem.M // config.BLOCK_M) * -(-problem.N // config.BLOCK_N)
+def _rung(problem: GemmProblem, device: DeviceInfo) -> Selection:
+    """A rung of the ladder, for fp32."""
+    rung, why = {
+        "ieee": (RUNGS["k06"], "IEEE fp32 has no tensor core"),
+        "tf32": (RUNGS["k07"], "torch allows TF32"),
+    }[problem.precision]
+    layouts = (problem.a, problem.b, problem.c)
+    sizes = (problem.M, problem.N, problem.K)
+    aligned = all(
+        layout.aligned and all(s == 1 or s % 16 == 0 for s in layout.strides[1:]) for layout in layouts
+    ) and all(size % 16 == 0 for size in sizes)
+    legal = rung.legal_configs(device, problem.dtype, reads_output=problem.has_beta, aligned=aligned)
+
+    def work(config: GemmConfig) -> int:
+        assert config.BLOCK_M is not None and config.BLOCK_N is not None
+        return -(-cost_model.tiles(problem, config) // device.num_sms) * config.BLOCK_M * config.BLOCK_N
+
+    return Selection(rung.id, min(legal, key=work), f"{why}; {device.num_sms} SMs")
 
 
-def _time(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) -> float:
-    """Whole waves of tiles, times the work of a tile over the rate at which an SM does it."""
-    assert config.BLOCK_M is not None and config.BLOCK_N is not None
-    waves = -(-_tiles(problem, config) // device.num_sms)
-    rate = TILE_RATE[problem.precision].get((config.BLOCK_M, config.BLOCK_N), 0.5)
-    return waves * config.BLOCK_M * config.BLOCK_N / rate
+def _warp_specialised(problem: GemmProblem, device: DeviceInfo) -> Selection | None:
+    """The persistent kernel in its fastest configuration by the cost model, over copies of what TMA cannot read."""
+    packed = tuple(
+        name
+        for name, layout in (("a", problem.a), ("b", problem.b))
+        if layout.tma_illegal(problem.dtype.itemsize) is not None
+    )
+    if packed and problem.batch * problem.M * problem.N * problem.K < PACK_FROM:
+        return None
+    readable = repacked(problem, packed)
+    best: tuple[float, Selection] | None = None
+    for swapped in (False, True) if problem.M != problem.N else (False,):
+        turned = readable.swapped if swapped else readable
+        for config in warp_specialised.CONFIGS:
+            if not _fits(turned, config) or warp_specialised.illegal(turned, device, config) is not None:
+                continue
+            for schedule in cost_model.schedules(turned, config, device):
+                time = cost_model.microseconds(turned, config, schedule)
+                if best is None or time < best[0]:
+                    waves = cost_model.tiles(turned, config) / device.num_sms
+                    reason = f"{waves:.2f} waves of tiles, about {time:.3g} us"
+                    best = time, Selection("warp_specialised", config, reason, schedule, swapped=swapped, packed=packed)
+    return None if best is None else best[1]
+
+
+def _fits(problem: GemmProblem, config: GemmConfig) -> bool:
+    """Whether less than half of a tile lies outside of C, where a smaller one would do."""
+    m, n = config.BLOCK_M, config.BLOCK_N
+    assert m is not None and n is not None
+    return (m == 64 or m < 2 * problem.M) and (n == 16 or n < 2 * problem.N)
+
+
+def _few_rows(problem: GemmProblem) -> bool:
+    """Whether the tensor cores have too little to do with so few rows: B is streamed, and each element used M times.
+
+    Along N a program reads whole columns of B, and adds across threads only at the end; along K it needs registers for
+    every row.
+    """
+    along_k = problem.b.strides[1] == 1
+    return (4 if along_k else 1) >= problem.M or (problem.precision == "ieee" and problem.M <= 2)
+
+
+def _portable(problem: GemmProblem, device: DeviceInfo) -> Selection:
+    """The kernel that takes everything, in the configuration with the least work on the busiest SM."""
+    turned = problem.c.column_major
+    turned_problem = problem.swapped if turned else problem
+    best: tuple[float, GemmConfig, int] | None = None
+    for config in portable.CONFIGS[problem.precision]:
+        m, n, k = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K
+        assert m is not None and n is not None and k is not None
+        count, k_tiles = cost_model.tiles(turned_problem, config), max(1, -(-problem.K // k))
+        for split_k in (1, 2, 3, 4, 6, 8, 12, 16):
+            if split_k > 1 and (count * split_k > 2 * device.num_sms or k_tiles < 4 * split_k):
+                break
+            if portable.illegal(turned_problem, device, config, split_k) is not None:
+                continue
+            waves = -(-count * split_k // device.num_sms)
+            # A tile's operands are read once for each of its elements of C: the smaller, the slower.
+            step = m * n * k * (1 + 32 / m + 32 / n) + 3e4
+            time = waves * (-(-k_tiles // split_k) * step + 2e5) + (split_k > 1) * 1e6
+            if best is None or time < best[0]:
+                best = time, config, split_k
+    assert best is not None, "the smallest tiles are legal everywhere"
+    _, config, split_k = best
+    why = problem.tma_illegal() if device.capability == (9, 0) and problem.precision == "half" else None
+    reason = f"TMA cannot take {why}" if why and problem.K else f"any operands on {device.name}"
+    return Selection("portable", config, reason, split_k=split_k, swapped=turned)
+
+
+def _copy(problem: GemmProblem, name: str) -> tuple[Launch, Layout]:
+    """The launch that copies operand "a" or "b" to where TMA can read it, and the copy's layout."""
+    rows, columns = (problem.M, problem.K) if name == "a" else (problem.K, problem.N)
+    layout: Layout = getattr(problem, name)
+    return repack.launch(name, f"packed_{name}", layout, (problem.batch, rows, columns), problem.dtype)
+
+
+def repacked(problem: GemmProblem, packed: tuple[str, ...]) -> GemmProblem:
+    """The problem after its `packed` operands were copied."""
+    a = _copy(problem, "a")[1] if "a" in packed else problem.a
+    b = _copy(problem, "b")[1] if "b" in packed else problem.b
+    return replace(problem, a=a, b=b)
+
+
+def launches(problem: GemmProblem, selection: Selection) -> tuple[Launch, ...]:
+    """What a selection launches for a problem, copies of operands first."""
+    copies = [_copy(problem, name)[0] for name in selection.packed]
+    names = {name: f"packed_{name}" for name in selection.packed}
+    problem = repacked(problem, selection.packed)
+    if selection.swapped:
+        problem = problem.swapped
+        names = {"a": names.get("b", "b"), "b": names.get("a", "a")}
+    if selection.kernel == "warp_specialised":
+        assert selection.schedule is not None
+        made = warp_specialised.launches(problem, selection.config, selection.schedule)
+    elif selection.kernel == "gemv":
+        made = gemv.launches(problem, selection.config, selection.split_k)
+    else:
+        assert selection.kernel == "portable"
+        made = portable.launches(problem, selection.config, selection.split_k)
+    return (*copies, *(launch.renamed(names) for launch in made))

@@ -1,0 +1,248 @@
+"""What the compiler makes of the portable kernel and of the repacking one, for GPUs that are not here."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from tests.test_compile import loads_of_c, stride_multiplications
+from triton_gemm import aot
+from triton_gemm.config import MAX_REGISTERS_PER_THREAD, GemmConfig
+from triton_gemm.device import SHARED_MEMORY, device_of_capability
+from triton_gemm.kernels import portable, repack
+from triton_gemm.kernels.launch import Launch, materialise
+from triton_gemm.problem import GemmProblem, Layout
+
+Capability = tuple[int, int]
+
+HOPPER = (9, 0)
+OTHERS = ((8, 0), (8, 9), (10, 0), (12, 0))
+PRECISIONS = list(portable.CONFIGS)
+
+
+@dataclass(frozen=True)
+class Circumstance:
+    """A product as far as registers depend on it. orders: of a, b and c, `n` row-major, `t` column-major;
+    step: distance of neighbours in memory."""
+
+    size: tuple[int, int, int]
+    orders: str = "nnn"
+    step: int = 1
+    out_dtype: torch.dtype | None = None
+    has_beta: bool = False
+    bias: str | None = None
+    activation: str | None = None
+    split_k: int = 1
+
+    def problem(self, precision: str) -> GemmProblem:
+        dtype = torch.bfloat16 if precision == "half" else torch.float32
+        M, N, K = self.size
+
+        def layout(rows: int, columns: int, order: str) -> Layout:
+            row, column = (columns, 1) if order == "n" else (1, rows)
+            return Layout((0, self.step * row, self.step * column))
+
+        shapes = ((M, K), (K, N), (M, N))
+        layouts = [layout(*shape, order) for shape, order in zip(shapes, self.orders, strict=True)]
+        out_dtype = self.out_dtype or dtype
+        epilogue = (self.has_beta, self.bias, self.activation)
+        return GemmProblem(1, M, N, K, dtype, out_dtype, precision, *layouts, *epilogue)
+
+    def legal(self, precision: str, capability: Capability) -> list[GemmConfig]:
+        problem, device = self.problem(precision), device_of_capability(capability)
+        return [
+            config
+            for config in portable.CONFIGS[precision]
+            if portable.illegal(problem, device, config, self.split_k) is None
+        ]
+
+
+ALIGNED = Circumstance((512, 768, 1024))
+CIRCUMSTANCES = {
+    "odd": Circumstance((509, 767, 1021)),
+    "odd-transposed": Circumstance((509, 767, 1021), "tnt"),
+    "even": Circumstance((510, 770, 1002), "ntn"),
+    "steps": Circumstance((512, 768, 1024), step=2),
+    "odd-columns": Circumstance((509, 767, 1024), "ntn"),
+    "beta": replace(ALIGNED, has_beta=True),
+    "gelu": replace(ALIGNED, bias="n", activation="gelu"),
+    "split": replace(ALIGNED, split_k=3),
+    "everything": replace(ALIGNED, has_beta=True, bias="m", activation="gelu", split_k=3),
+    "odd-everything": Circumstance((509, 767, 1021), "nnn", 1, None, True, "n", "gelu_tanh", 2),
+    "float32": replace(ALIGNED, out_dtype=torch.float32),
+}
+
+
+def compile_launch(launch: Launch, dtypes: dict[str, torch.dtype], capability: Capability = HOPPER) -> aot.Compiled:
+    operands = {name: torch.empty(1, dtype=dtype, device="meta") for name, dtype in dtypes.items()}
+    arguments = materialise(launch, operands, {"alpha": 1.0, "beta": 0.0})
+    return aot.compile_launch(aot.Launch(launch.kernel, {**arguments, **launch.options}), capability)
+
+
+def compiled(
+    circumstance: Circumstance, precision: str, config: GemmConfig, capability: Capability = HOPPER
+) -> aot.Compiled:
+    problem = circumstance.problem(precision)
+    (launch,) = portable.launches(problem, config, circumstance.split_k)
+    dtypes = {
+        **{"a": problem.dtype, "b": problem.dtype, "c": problem.out_dtype},
+        **{"bias": torch.float32, "workspace": torch.float32, "counters": torch.int32},
+    }
+    return compile_launch(launch, dtypes, capability)
+
+
+def assert_fits(gemm: aot.Compiled, config: GemmConfig, itemsize: int, capability: Capability) -> None:
+    assert gemm.spills == 0
+    assert gemm.registers <= MAX_REGISTERS_PER_THREAD
+    assert gemm.shared <= SHARED_MEMORY[capability], "does not fit the GPU"
+    assert gemm.shared <= config.shared_memory(itemsize), "needs more than GemmConfig.shared_memory says"
+
+
+def instruction(precision: str, config: GemmConfig, capability: Capability) -> str:
+    """What multiplies: from sm_90 on tensor cores have instructions for 64 rows and four warps."""
+    if precision == "ieee":
+        return "FFMA"
+    if config.BLOCK_M < 64 or config.num_warps < 4:
+        return "HMMA"
+    return {9: "HGMMA", 10: "UTCHMMA"}.get(capability[0], "HMMA")
+
+
+@pytest.mark.parametrize(
+    ("precision", "config", "capability"),
+    [
+        pytest.param(precision, config, capability, id=f"{precision}-{config}-sm_{capability[0]}{capability[1]}")
+        for precision in PRECISIONS
+        for i, config in enumerate(portable.CONFIGS[precision])
+        for capability in (HOPPER, OTHERS[i % len(OTHERS)])
+        if config in ALIGNED.legal(precision, capability)
+    ],
+)
+def test_every_config(precision: str, config: GemmConfig, capability: Capability) -> None:
+    """On Hopper and on one other architecture in turn."""
+    gemm = compiled(ALIGNED, precision, config, capability)
+    assert_fits(gemm, config, ALIGNED.problem(precision).dtype.itemsize, capability)
+    name = instruction(precision, config, capability)
+    assert any(opcode.startswith(name) for opcode in gemm.instructions)  # FFMA2 on sm_100
+    assert gemm.instructions["LDGSTS"]
+
+
+@pytest.mark.parametrize("name", CIRCUMSTANCES)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_largest_legal_tiles_spill_nothing(precision: str, name: str) -> None:
+    if (precision, name) in (("ieee", "float32"), ("tf32", "float32")):
+        return  # C is fp32 already
+    circumstance = CIRCUMSTANCES[name]
+    capability = (HOPPER, *OTHERS)[list(CIRCUMSTANCES).index(name) % 5]
+    for where in {HOPPER, capability}:
+        config = circumstance.legal(precision, where)[0]
+        gemm = compiled(circumstance, precision, config, where)
+        assert_fits(gemm, config, circumstance.problem(precision).dtype.itemsize, where)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("capability", [HOPPER, *OTHERS])
+def test_every_circumstance_has_a_config_everywhere(capability: Capability, precision: str) -> None:
+    for name, circumstance in CIRCUMSTANCES.items():
+        assert circumstance.legal(precision, capability), name
+
+
+# --- Loads ---
+
+TILE = GemmConfig(BLOCK_M=64, BLOCK_N=64, BLOCK_K=64, GROUP_M=8, num_warps=4, num_stages=3)
+
+
+def copies(ptx: str) -> Counter[int]:
+    """How many `cp.async` of how many bytes, and loads of global memory as 0 bytes."""
+    found = Counter(int(size, 0) for size in re.findall(r"cp\.async\.c[ag]\.shared\.global .*?\], (0x[0-9a-f]+)", ptx))
+    found[0] = len(re.findall(r"ld\.global", ptx))
+    return +found
+
+
+@pytest.mark.parametrize(
+    ("size", "orders", "width"),
+    [
+        pytest.param((100, 200, 1024), "ntn", 16, id="ragged rows along k"),
+        pytest.param((99, 201, 1000), "ntt", 16, id="odd rows along a k with a tail"),
+        pytest.param((104, 200, 333), "tnn", 16, id="a tail of an odd k across"),
+        pytest.param((100, 204, 333), "tnn", 8, id="rows of 8 bytes"),
+        pytest.param((99, 201, 1002), "ntt", 4, id="rows of 4 bytes"),
+        pytest.param((100, 200, 1001), "ntn", 0, id="rows of an odd pitch"),
+    ],
+)
+def test_loads_are_as_wide_as_the_operands_allow(size, orders: str, width: int) -> None:
+    widths = copies(compiled(Circumstance(size, orders), "half", TILE).asm["ptx"])
+    assert set(widths) == {width}
+
+
+def test_whole_tiles_along_k_need_no_mask() -> None:
+    ttir = compiled(replace(ALIGNED, orders="ntn", size=(100, 200, 1024)), "half", TILE).asm["ttir"]
+    loads = re.findall(r"tt\.load (\S+) ", ttir)
+    assert len(loads) == 2 and not any(load.endswith(",") for load in loads)
+
+
+@pytest.mark.parametrize("orders", ["nnn", "ttt"])
+def test_offsets_multiply_in_64_bits(orders: str) -> None:
+    ttir = compiled(Circumstance((509, 767, 1021), orders), "half", TILE).asm["ttir"]
+    types = stride_multiplications(ttir)
+    assert len(types) >= 2 and all("i64" in kind for kind in types), types
+
+
+def test_what_is_not_asked_for_is_not_compiled() -> None:
+    plain = compiled(ALIGNED, "half", TILE)
+    split = compiled(replace(ALIGNED, split_k=2, has_beta=True), "half", TILE)
+    assert loads_of_c(plain.asm["ttir"]) == 0 and "atom." not in plain.asm["ptx"]
+    assert loads_of_c(split.asm["ttir"]) == 1 and split.asm["ptx"].count("atom.") == 1
+
+
+def test_sizes_and_strides_of_a_kind_share_a_variant() -> None:
+    """Sizes may even be 1 or multiples of 16, and strides lie beyond 2^32."""
+    problem = Circumstance((510, 770, 1001)).problem("half")
+    far = Layout((0, 2**33 + 1, 1))
+    other = replace(problem, M=1, N=16, a=far, b=Layout((0, 2, 1)), c=Layout((0, 18, 1)))
+    dtypes = dict.fromkeys("abc", torch.bfloat16)
+    ttir = []
+    for each in (problem, other):
+        (launch,) = portable.launches(each, TILE)
+        constexprs = {"A_VECTOR": 1, "B_VECTOR": 2, "C_VECTOR": 2}
+        assert {name: launch.arguments[name] for name in constexprs} == constexprs
+        ttir.append(compile_launch(launch, dtypes).asm["ttir"])
+    assert ttir[0] == ttir[1]
+
+
+# --- Repacking ---
+
+
+@pytest.mark.parametrize(
+    ("layout", "column_major", "loads", "stores"),
+    [
+        pytest.param(Layout((0, 4095, 1)), None, "b16", "b16", id="odd pitch"),
+        pytest.param(Layout((0, 1, 4095)), None, "b16", "b16", id="odd pitch, column-major"),
+        pytest.param(Layout((0, 4098, 1), False), None, "b16", "b16", id="unaligned"),
+        pytest.param(Layout((0, 4098, 1)), None, "b32", "b32", id="even pitch"),
+        pytest.param(Layout((0, 0, 1)), None, "v4.b32", "v4.b32", id="expanded"),
+        pytest.param(Layout((0, 4095, 1)), True, "b16", "v4.b32", id="odd pitch, turned"),
+        pytest.param(Layout((0, 4096, 1)), True, "v4.b32", "v4.b32", id="turned"),
+    ],
+)
+def test_repacking_moves_lines(layout: Layout, column_major: bool | None, loads: str, stores: str) -> None:
+    """Neighbouring threads move neighbouring elements, or whole vectors."""
+    size = (1, 4096, 4090) if layout.strides[1] in (4098,) else (1, 4096, 4088)
+    launch, _ = repack.launch("x", "out", layout, size, torch.bfloat16, column_major=column_major)
+    kernel = compile_launch(launch, {"x": torch.bfloat16, "out": torch.bfloat16})
+    assert kernel.spills == 0 and kernel.registers <= 128
+    ptx = kernel.asm["ptx"]
+    assert set(re.findall(r"ld\.global\S*?\.((?:v\d\.)?b\d+)", ptx)) == {loads}
+    assert set(re.findall(r"st\.global\S*?\.((?:v\d\.)?b\d+)", ptx)) == {stores}
+    types = stride_multiplications(kernel.asm["ttir"])
+    assert types and all("i64" in kind for kind in types), types
+
+
+def test_repacked_elements_of_a_warp_are_neighbours() -> None:
+    launch, _ = repack.launch("x", "out", Layout((0, 4095, 1)), (1, 4096, 4095), torch.bfloat16)
+    ttgir = compile_launch(launch, {"x": torch.bfloat16, "out": torch.bfloat16}).asm["ttgir"]
+    assert "ttg.convert_layout" not in ttgir
+    assert re.search(r"sizePerThread = \[1, 1\], threadsPerWarp = \[1, 32\]", ttgir)

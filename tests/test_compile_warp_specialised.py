@@ -1,0 +1,172 @@
+"""What the compiler makes of the warp-specialised kernel, without a GPU: it fits, spills nothing, and moves by TMA."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from triton_gemm import aot
+from triton_gemm.config import MAX_REGISTERS_PER_THREAD, GemmConfig
+from triton_gemm.device import SHARED_MEMORY, device_of_capability
+from triton_gemm.kernels import warp_specialised
+from triton_gemm.kernels.launch import materialise
+from triton_gemm.kernels.schedule import Schedule
+from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
+
+CAPABILITY = (9, 0)
+HOPPER = device_of_capability(CAPABILITY)
+CONFIGS = warp_specialised.CONFIGS
+M, N, K = 1024, 1280, 2048
+SCHEDULES = {"whole": Schedule(HOPPER.num_sms), "split": Schedule(HOPPER.num_sms, split=5, parts=3)}
+
+
+@dataclass(frozen=True)
+class Circumstance:
+    """A product as far as the compiled kernel depends on it. orders: of a, b and c, `n` row-major, `t` column-major;
+    gap: unused elements after each row (or column) of c."""
+
+    orders: str = "nnn"
+    gap: int = 0
+    batch: int = 1
+    dtype: torch.dtype = torch.bfloat16
+    out_dtype: torch.dtype | None = None
+    has_beta: bool = False
+    bias: str | None = None
+    activation: str | None = None
+
+    @property
+    def problem(self) -> GemmProblem:
+        def layout(rows: int, columns: int, order: str, gap: int = 0) -> Layout:
+            row, column = (columns + gap, 1) if order == "n" else (1, rows + gap)
+            return Layout((2 * rows * columns if self.batch > 1 else 0, row, column))
+
+        a, b, c = self.orders
+        layouts = (layout(M, K, a), layout(K, N, b), layout(M, N, c, self.gap))
+        out_dtype = self.out_dtype or self.dtype
+        epilogue = (self.has_beta, self.bias, self.activation)
+        return GemmProblem(self.batch, M, N, K, self.dtype, out_dtype, "half", *layouts, *epilogue)
+
+    def legal(self) -> list[GemmConfig]:
+        return [c for c in CONFIGS if warp_specialised.illegal(self.problem, HOPPER, c) is None]
+
+
+def compiled(problem: GemmProblem, config: GemmConfig, schedule: str) -> aot.Compiled:
+    """What the launch compiles to; fails unless it fits the GPU and spills nothing."""
+    (launch,) = warp_specialised.launches(problem, config, SCHEDULES[schedule])
+    dtypes = {
+        **{"a": problem.dtype, "b": problem.dtype, "c": problem.out_dtype, "bias": problem.out_dtype},
+        **{"workspace": torch.float32, "counters": torch.int32},
+    }
+    operands = {name: torch.empty(1, dtype=dtype, device="meta") for name, dtype in dtypes.items()}
+    arguments = materialise(launch, operands, {"alpha": 1.0, "beta": 0.5})
+    kernel = aot.compile_launch(aot.Launch(launch.kernel, {**arguments, **launch.options}), CAPABILITY)
+    assert kernel.spills == 0, f"{kernel.spills} spills"
+    assert kernel.registers <= MAX_REGISTERS_PER_THREAD
+    assert kernel.shared <= warp_specialised.shared_memory(problem, config), "more shared memory than it says"
+    assert kernel.shared <= SHARED_MEMORY[CAPABILITY], "does not fit the GPU"
+    return kernel
+
+
+def accesses(kernel: aot.Compiled, kind: str) -> set[str]:
+    """The ways in which global memory is loaded (`ld`) or stored (`st`) past TMA: `cg.v4.b32`, ..."""
+    return set(re.findall(rf"\b{kind}\.global\.([\w.:]+)", kernel.asm["ptx"]))
+
+
+SPLITTING = {"ld": {"cg.v4.b32", "gpu.acquire.b32"}, "st": {"v4.b32", "b32"}}  # partial sums and counters
+
+
+def assert_claims(kernel: aot.Compiled, problem: GemmProblem, schedule: str) -> None:
+    """Tensor cores by `wgmma`, operands by TMA, registers moved to who multiplies; C by TMA where TMA can store it."""
+    for instruction in ("HGMMA", "UTMALDG", "USETMAXREG"):
+        assert kernel.instructions[instruction], instruction
+    assert bool(kernel.instructions["UTMASTG"]) == warp_specialised.c_by_tma(problem)
+    loads, stores = accesses(kernel, "ld"), accesses(kernel, "st")
+    if schedule == "split":
+        assert SPLITTING["ld"] <= loads and SPLITTING["st"] <= stores, "partial sums move by less than 16 bytes"
+        loads, stores = loads - SPLITTING["ld"], stores - SPLITTING["st"]
+    assert bool(loads) == bool(problem.has_beta or problem.bias), loads
+    assert bool(stores) != warp_specialised.c_by_tma(problem), stores
+
+
+def ids(config: GemmConfig) -> str:
+    return str(config).replace(" ", "-")
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=ids)
+@pytest.mark.parametrize("orders", ["nn", "nt", "tn", "tt"])
+def test_every_config_and_layout(orders: str, config: GemmConfig) -> None:
+    """Whole and split in turn."""
+    schedule = list(SCHEDULES)[(CONFIGS.index(config) + ("nn", "nt", "tn", "tt").index(orders)) % 2]
+    circumstance = Circumstance(orders + "n")
+    assert config in circumstance.legal(), "no config may be there for nothing"
+    assert_claims(compiled(circumstance.problem, config, schedule), circumstance.problem, schedule)
+
+
+CIRCUMSTANCES = {
+    "c-column-major": Circumstance("tnt"),
+    "c-odd": Circumstance("ntn", gap=1),
+    "c-column-major-odd": Circumstance("nnt", gap=1),
+    "c-half-aligned": Circumstance("nnn", gap=4),  # its pointers still are multiples of 8 bytes
+    "beta": Circumstance("nnn", has_beta=True),
+    "beta-c-odd": Circumstance("ntn", gap=1, has_beta=True),
+    "beta-c-column-major": Circumstance("ttt", has_beta=True),
+    "bias-m": Circumstance("tnn", bias="m"),
+    "bias-n": Circumstance("ntn", bias="n"),
+    **{name: Circumstance("ntn", activation=name) for name in ACTIVATIONS},
+    "float32": Circumstance("nnn", out_dtype=torch.float32),
+    "float32-c-odd": Circumstance("ntt", gap=1, out_dtype=torch.float32, has_beta=True),
+    "float16": Circumstance("ttn", dtype=torch.float16),
+    "batch": Circumstance("tnn", batch=3),
+    "everything": Circumstance("ntn", has_beta=True, bias="n", activation="gelu"),
+    "everything-odd": Circumstance("tnt", 1, 3, torch.float16, torch.float32, True, "m", "gelu_tanh"),
+}
+PAIRS = [(name, schedule) for name in CIRCUMSTANCES for schedule in SCHEDULES]
+
+
+@pytest.mark.parametrize(("name", "schedule"), PAIRS, ids=[f"{name}-{schedule}" for name, schedule in PAIRS])
+def test_every_circumstance(name: str, schedule: str) -> None:
+    """With the largest legal tile, whose accumulators leave the fewest registers, and another in turn."""
+    circumstance = CIRCUMSTANCES[name]
+    problem, legal = circumstance.problem, circumstance.legal()
+    turn = 1 + PAIRS.index((name, schedule)) % (len(legal) - 1)
+    for config in (legal[0], legal[turn]):
+        assert_claims(compiled(problem, config, schedule), problem, schedule)
+
+
+@pytest.mark.parametrize("consumers", [1, 2, 3])
+def test_everything_spills_nothing_with_any_number_of_warpgroups(consumers: int) -> None:
+    for name in ("everything", "everything-odd"):
+        circumstance = CIRCUMSTANCES[name]
+        config = next(config for config in circumstance.legal() if config.num_warps == 4 * consumers)
+        for schedule in SCHEDULES:
+            compiled(circumstance.problem, config, schedule)
+
+
+# --- The predicate ---
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        pytest.param({"K": 0}, "TMA has nothing to load", id="nothing to multiply"),
+        pytest.param({"precision": "ieee", "dtype": torch.float32}, "multiplies 16-bit operands", id="fp32"),
+        pytest.param({"a": Layout((0, K + 1, 1))}, "TMA cannot take a (1024, 2048): its rows", id="odd rows"),
+        pytest.param({"b": Layout((0, N, 1), aligned=False)}, "TMA cannot take b (2048, 1280): its first", id="base"),
+        pytest.param({"b": Layout((0, 0, 1))}, "TMA cannot take b", id="expanded rows"),
+    ],
+)
+def test_what_it_cannot_multiply_is_named(change: dict[str, object], reason: str) -> None:
+    problem = replace(Circumstance().problem, **change)
+    for config in CONFIGS:
+        why = warp_specialised.illegal(problem, HOPPER, config)
+        assert why is not None and why.startswith(reason)
+
+
+def test_other_gpus_are_refused() -> None:
+    for capability in SHARED_MEMORY:
+        device = device_of_capability(capability)
+        refused = [warp_specialised.illegal(Circumstance().problem, device, config) for config in CONFIGS]
+        assert all((why is None) == (capability == CAPABILITY) for why in refused)

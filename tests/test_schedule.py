@@ -1,0 +1,181 @@
+"""How the persistent kernel deals out its work: everything once, and nobody waits for one who waits."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from triton.experimental.gluon import language as gl
+
+from triton_gemm import cost_model
+from triton_gemm.config import GemmConfig
+from triton_gemm.device import DeviceInfo, device_of_capability
+from triton_gemm.kernels import warp_specialised
+from triton_gemm.kernels.schedule import Schedule, work_of
+from triton_gemm.problem import GemmProblem, Layout
+from triton_gemm.workspace import COUNTERS
+
+HOPPER = device_of_capability((9, 0))
+CONFIGS = st.sampled_from(warp_specialised.CONFIGS)
+
+
+def problem_of(M: int, N: int, K: int, batch: int = 1) -> GemmProblem:
+    layouts = [Layout((0, columns, 1)) for columns in (K, N, N)]
+    return GemmProblem(batch, M, N, K, torch.bfloat16, torch.bfloat16, "half", *layouts)
+
+
+@st.composite
+def dealt(draw: st.DrawFn) -> tuple[int, int, Schedule]:
+    """Tiles, k-tiles, and any schedule of them whose parts have a k-tile each."""
+    tiles, k_tiles = draw(st.integers(1, 300)), draw(st.integers(1, 70))
+    programs = draw(st.integers(1, 150))
+    split = draw(st.integers(0, tiles)) if k_tiles > 1 else 0
+    parts = draw(st.integers(2, min(k_tiles, 32))) if split else 1
+    return tiles, k_tiles, Schedule(programs, split, parts)
+
+
+def work(schedule: Schedule, tiles: int, k_tiles: int) -> list[tuple[int, int, range]]:
+    """(tile, part, k-tiles) of every item, by the kernel's own arithmetic."""
+    found = []
+    for item in range(schedule.items(tiles)):
+        tile, part, begin, end = work_of.fn(item, k_tiles, schedule.split, schedule.parts)
+        found.append((tile, part, range(begin, end)))
+    return found
+
+
+@settings(deadline=None)
+@given(dealt())
+def test_every_k_tile_of_every_tile_is_computed_once(case: tuple[int, int, Schedule]) -> None:
+    tiles, k_tiles, schedule = case
+    computed: dict[int, list[int]] = defaultdict(list)
+    for tile, _, ks in work(schedule, tiles, k_tiles):
+        computed[tile] += ks
+    assert sorted(computed) == list(range(tiles))
+    assert all(sorted(ks) == list(range(k_tiles)) for ks in computed.values())
+
+
+@settings(deadline=None)
+@given(dealt())
+def test_every_tile_has_one_owner_and_parts_in_the_order_of_k(case: tuple[int, int, Schedule]) -> None:
+    tiles, k_tiles, schedule = case
+    parts: dict[int, dict[int, range]] = defaultdict(dict)
+    for tile, part, ks in work(schedule, tiles, k_tiles):
+        assert part not in parts[tile]
+        parts[tile][part] = ks
+    for tile, found in parts.items():
+        assert sorted(found) == list(range(schedule.parts if tile < schedule.split else 1))
+        assert all(found[part].stop == found[part + 1].start for part in range(len(found) - 1))
+        sizes = [len(ks) for ks in found.values()]
+        assert max(sizes) - min(sizes) <= 1, "parts are not equal"
+
+
+@settings(deadline=None)
+@given(dealt())
+def test_nobody_waits_for_one_who_waits(case: tuple[int, int, Schedule]) -> None:
+    """Owners wait for the other parts of their tile. Those lie before them in the list, so also in a program that has
+    both, and no program takes one of them after it waited itself: all are reached without waiting."""
+    tiles, k_tiles, schedule = case
+    items = work(schedule, tiles, k_tiles)
+    owners = {tile: item for item, (tile, part, _) in enumerate(items) if part == 0}
+    waited_for = [item for item, (_, part, _) in enumerate(items) if part > 0]
+    assert all(item < owners[items[item][0]] for item in waited_for)
+    for program in range(schedule.programs):
+        own = range(program, len(items), schedule.programs)
+        waits = [item for item in own if items[item][0] < schedule.split and items[item][1] == 0]
+        assert not [item for item in own if waits and item > waits[0] and items[item][1] > 0]
+
+
+@settings(deadline=None)
+@given(dealt())
+def test_parts_of_the_same_k_follow_one_another(case: tuple[int, int, Schedule]) -> None:
+    """Programs that run at the same time read the same k-tiles, out of L2."""
+    tiles, k_tiles, schedule = case
+    starts = [ks.start for tile, _, ks in work(schedule, tiles, k_tiles) if tile < schedule.split]
+    assert starts == sorted(starts, reverse=True)
+
+
+@settings(deadline=None)
+@given(dealt(), CONFIGS)
+def test_partial_sums_have_places_of_their_own(case: tuple[int, int, Schedule], config: GemmConfig) -> None:
+    tiles, k_tiles, schedule = case
+    m, n, k = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K
+    assert m and n and k
+    (launch,) = warp_specialised.launches(problem_of(m * tiles, n, k * k_tiles), config, schedule)
+    blocks = [
+        (part - 1) * schedule.split + tile for tile, part, _ in work(schedule, tiles, k_tiles) if part > 0
+    ]  # as `consume_partition` numbers them
+    assert sorted(blocks) == list(range(len(blocks)))
+    assert launch.workspace == len(blocks) * m * n * 4
+    assert launch.counters == schedule.split * config.num_warps // 4
+    assert launch.arguments["num_items"] == schedule.items(tiles)
+
+
+@pytest.mark.parametrize(
+    ("batch", "num_m", "num_n", "group"),
+    [
+        pytest.param(1, 1, 1, 8, id="one tile"),
+        pytest.param(1, 7, 5, 8, id="fewer rows than a band"),
+        pytest.param(1, 19, 3, 8, id="a low last band"),
+        pytest.param(3, 11, 4, 4, id="batch"),
+        pytest.param(2, 5, 6, 1, id="bands of one row"),
+    ],
+)
+def test_every_tile_is_located_once(
+    batch: int, num_m: int, num_n: int, group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gl, "minimum", min)
+    found = [warp_specialised.locate.fn(tile, num_m, num_n, group) for tile in range(batch * num_m * num_n)]
+    assert sorted(found) == [(b, m, n) for b in range(batch) for m in range(num_m) for n in range(num_n)]
+    assert [b for b, _, _ in found] == sorted(b for b, _, _ in found), "batches are not one after another"
+
+
+# --- What is worth comparing ---
+
+SIZES = st.integers(1, 2**17)
+DEVICES = st.integers(1, 200).map(lambda sms: DeviceInfo("gpu", (9, 0), sms, HOPPER.shared_memory))
+
+
+@settings(max_examples=300, deadline=None)
+@given(SIZES, SIZES, SIZES, st.integers(1, 70), CONFIGS, DEVICES)
+def test_every_schedule_can_be_run(
+    M: int, N: int, K: int, batch: int, config: GemmConfig, device: DeviceInfo
+) -> None:
+    problem = problem_of(M, N, K, batch)
+    count, k_tiles = cost_model.tiles(problem, config), -(-K // (config.BLOCK_K or 1))
+    found = cost_model.schedules(problem, config, device)
+    assert found[0].split == 0 and len(set(found)) == len(found)
+    for schedule in found:
+        assert 1 <= schedule.programs <= device.num_sms, "programs that wait must all run at once"
+        assert schedule.programs <= schedule.items(count), "programs without work"
+        assert 0 <= schedule.split <= count
+        assert (schedule.split == 0) == (schedule.parts == 1)
+        assert schedule.parts == 1 or 2 * schedule.parts <= k_tiles
+        assert schedule.split * (config.num_warps // 4) <= COUNTERS
+        assert cost_model.microseconds(problem, config, schedule) > 0
+
+
+@settings(deadline=None)
+@given(st.integers(1, 600), st.integers(2, 200))
+def test_splitting_makes_the_busiest_multiprocessor_less_busy(tiles: int, k_tiles: int) -> None:
+    config = warp_specialised.CONFIGS[0]
+    problem = problem_of(128 * tiles, 256, 64 * k_tiles)
+
+    def busiest(schedule: Schedule) -> int:
+        loads = [0] * schedule.programs
+        for item, (_, _, ks) in enumerate(work(schedule, tiles, k_tiles)):
+            loads[item % schedule.programs] += len(ks)
+        return max(loads)
+
+    whole, *others = cost_model.schedules(problem, config, HOPPER)
+    assert all(busiest(schedule) <= busiest(whole) for schedule in others)
+
+
+def test_more_of_anything_takes_longer() -> None:
+    config, base = warp_specialised.CONFIGS[0], problem_of(2048, 4096, 1024)
+    time = cost_model.microseconds(base, config, Schedule(HOPPER.num_sms))
+    for change in ({"M": 8192}, {"N": 16384}, {"K": 4096}, {"batch": 4}, {"has_beta": True}):
+        assert cost_model.microseconds(replace(base, **change), config, Schedule(HOPPER.num_sms)) > time

@@ -1,0 +1,427 @@
+"""Products with few rows: the weights B are read once, at the speed of memory.
+
+With M rows every element of B takes part in M FMAs: for M <= 4 far fewer than an SM does while the element arrives, so
+tensor cores would idle, and only bytes in flight count. A program owns BLOCK_N columns of C and a range of K. Its
+threads read B 16 bytes at a time along whichever stride is 1, and each sums in fp32 what falls to it, without talking
+to others; one reduction across threads ends the program. Sums are short chains under a tree, so their error grows far
+slower than that of one chain.
+
+Where columns are too few to occupy the GPU, K is split (`splitk`). B is marked to leave the caches first: nobody
+reads it twice.
+
+Sources: Little's law gives an H100 some 20 KiB in flight on each SM (3.35 TB/s, 132 SMs, 700 ns); half as much again,
+because programs wait for all loads of a step before they ask for the next (Volkov, "Better performance at lower
+occupancy", GTC 2010, on few threads with many loads each). Tiles and limits are from `.gpu/gemv_sweep.py` on an H100.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from ..compat import dot_operand, round_to
+from ..config import GemmConfig
+from ..device import DeviceInfo
+from ..problem import GemmProblem
+from .epilogue import epilogue
+from .launch import Launch, Pointer, Scalar
+from .portable import vector, whole
+from .splitk import last_to_arrive
+
+MAX_ROWS = 4
+BYTES_PER_SM = 30 << 10  # that all programs of an SM ask for in one step
+SHORTEST_STREAM = 4  # steps along K that are worth a program
+MAX_SPLIT = 32
+FULL_ENOUGH = 0.8  # of what programs and lanes could do in the waves that they take
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+MAX_GRID_X = 2**31 - 1
+MAX_GRID_Z = 65_535  # and Y; CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"
+MAX_COUNTERS = 16_384  # int32 at the start of a stream's workspace
+
+# (BLOCK_N, BLOCK_K, num_warps, num_stages): what came within 1 % of the fastest somewhere, where no other did better
+# throughout. Where B's unit stride runs along K, all threads lie along K.
+K_MAJOR_TILES = (
+    (4, 1024, 4, 1),
+    (2, 1024, 4, 1),
+    (2, 2048, 4, 1),
+    (1, 2048, 4, 1),
+    (1, 4096, 8, 1),
+    (4, 512, 2, 1),
+    (4, 2048, 4, 1),
+    (4, 2048, 8, 1),
+    (2, 2048, 4, 4),
+    (4, 1024, 4, 5),
+    (8, 512, 2, 4),
+    (8, 1024, 4, 3),
+)
+# Where it runs along N, threads lie along N, and what is left of them along K.
+N_MAJOR_TILES = (
+    (64, 128, 4, 1),
+    (64, 64, 4, 1),
+    (64, 32, 2, 1),
+    (32, 64, 2, 1),
+    (128, 32, 4, 1),
+    (32, 512, 16, 1),
+    (64, 32, 4, 5),
+    (128, 32, 4, 4),
+)
+CONFIGS = tuple(
+    GemmConfig(BLOCK_M=rows, BLOCK_N=n, BLOCK_K=k, num_warps=warps, num_stages=stages)
+    for rows in (1, 2, 4)
+    for n, k, warps, stages in K_MAJOR_TILES + N_MAJOR_TILES
+)
+
+
+@triton.jit
+def gemv_kernel(
+    a_ptr,
+    b_ptr,
+    c_ptr,
+    bias_ptr,
+    workspace_ptr,
+    counters_ptr,
+    M,
+    N,
+    K,
+    stride_ab,
+    stride_am,
+    stride_ak,
+    stride_bb,
+    stride_bk,
+    stride_bn,
+    stride_cb,
+    stride_cm,
+    stride_cn,
+    alpha,
+    beta,
+    HAS_BETA: tl.constexpr,
+    BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    A_UNIT: tl.constexpr,
+    A_VECTOR: tl.constexpr,
+    B_UNIT: tl.constexpr,
+    B_VECTOR: tl.constexpr,
+    EVEN_N: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    SPLIT_K: tl.constexpr,
+    LANES_K: tl.constexpr,
+    VECTOR_K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
+):
+    """X_UNIT: the dimension of X with stride 1, 0 or 1, or None; X_VECTOR: elements that may be read at once along it;
+    EVEN_N, EVEN_K: whether the blocks divide N and K; LANES_K: threads side by side along K, each with VECTOR_K
+    neighbouring elements. Products within a thread are summed at once, LANES_K sums are kept to the end."""
+    # Locate the tile
+    pid_n = tl.program_id(0)
+    pid_k = tl.program_id(1)
+    batch = tl.program_id(2).to(tl.int64)
+    k_tiles = tl.cdiv(K, BLOCK_K)
+    k_begin = k_tiles * pid_k // SPLIT_K
+    k_end = k_tiles * (pid_k + 1) // SPLIT_K
+
+    # Prologue
+    offs_m = tl.arange(0, BLOCK_M)
+    offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_k = tl.arange(0, BLOCK_K).to(tl.int64)
+    in_n = (offs_n < whole(N, B_VECTOR if B_UNIT == 1 else 1))[None, :, None]
+    rows = tl.minimum(offs_m, M - 1).to(tl.int64)[:, None, None]  # instead of a mask; what they give is not stored
+    columns = offs_n.to(tl.int64)[None, :, None]
+    a_ptrs = a_ptr + batch * whole(stride_ab, A_VECTOR)
+    if A_UNIT == 1:
+        a_ptrs += rows * whole(stride_am, A_VECTOR) + offs_k
+    else:
+        a_ptrs += rows * stride_am + offs_k * whole(stride_ak, A_VECTOR)
+    b_ptrs = b_ptr + batch * whole(stride_bb, B_VECTOR)
+    if B_UNIT == 0:
+        b_ptrs += columns * whole(stride_bn, B_VECTOR) + offs_k
+    else:
+        b_ptrs += columns * stride_bn + offs_k * whole(stride_bk, B_VECTOR)
+    acc = tl.zeros((BLOCK_M, BLOCK_N, LANES_K), dtype=tl.float32)
+
+    # Main loop
+    for kt in tl.range(k_begin, k_end, num_stages=NUM_STAGES):
+        k = tl.cast(kt, tl.int64) * BLOCK_K
+        # a [BLOCK_M, 1, BLOCK_K], again and again from L1; b [1, BLOCK_N, BLOCK_K], once from DRAM
+        if EVEN_K:
+            a = tl.load(a_ptrs + k * stride_ak)
+        else:
+            in_k = (offs_k < whole(K - k, A_VECTOR if A_UNIT == 1 else 1))[None, None, :]
+            a = tl.load(a_ptrs + k * stride_ak, mask=in_k, other=0.0)
+        if EVEN_N and EVEN_K:
+            b = tl.load(b_ptrs + k * stride_bk, eviction_policy="evict_first")
+        elif EVEN_K:
+            b = tl.load(b_ptrs + k * stride_bk, mask=in_n, other=0.0, eviction_policy="evict_first")
+        else:
+            in_k = (offs_k < whole(K - k, B_VECTOR if B_UNIT == 0 else 1))[None, None, :]
+            b = tl.load(b_ptrs + k * stride_bk, mask=in_n & in_k, other=0.0, eviction_policy="evict_first")
+        products = dot_operand(a).to(tl.float32) * dot_operand(b).to(tl.float32)
+        products = tl.reshape(products, (BLOCK_M, BLOCK_N, BLOCK_K // (LANES_K * VECTOR_K), LANES_K, VECTOR_K))
+        acc += tl.sum(tl.sum(products, 4), 2)
+
+    # Epilogue
+    sums = tl.sum(acc, 2)  # [BLOCK_M, BLOCK_N]
+    if SPLIT_K == 1:
+        store_sums(
+            sums, c_ptr + batch * stride_cb, bias_ptr, M, N, stride_cm, stride_cn, alpha, beta, offs_m, offs_n,
+            HAS_BETA, BIAS, ACTIVATION,
+        )  # fmt: skip
+    else:
+        tile_id = batch * tl.num_programs(0) + pid_n
+        partial = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+        partial_ptrs = workspace_ptr + tile_id * (SPLIT_K * BLOCK_M * BLOCK_N) + partial
+        tl.store(partial_ptrs + pid_k * (BLOCK_M * BLOCK_N), sums)
+        if last_to_arrive(counters_ptr + tile_id, SPLIT_K):
+            total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+            for split in tl.static_range(SPLIT_K):
+                # .cg: past L1, which other SMs' stores do not reach
+                total += tl.load(partial_ptrs + split * (BLOCK_M * BLOCK_N), cache_modifier=".cg")
+            store_sums(
+                total, c_ptr + batch * stride_cb, bias_ptr, M, N, stride_cm, stride_cn, alpha, beta, offs_m, offs_n,
+                HAS_BETA, BIAS, ACTIVATION,
+            )  # fmt: skip
+
+
+@triton.jit
+def store_sums(
+    sums,
+    c_ptr,
+    bias_ptr,
+    M,
+    N,
+    stride_cm,
+    stride_cn,
+    alpha,
+    beta,
+    offs_m,
+    offs_n,
+    HAS_BETA: tl.constexpr,
+    BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+):
+    """Stores sums [BLOCK_M, BLOCK_N], through the epilogue, as rows offs_m and columns offs_n of C."""
+    mask = (offs_m < M)[:, None] & (offs_n < N)[None, :]
+    c_ptrs = c_ptr + offs_m.to(tl.int64)[:, None] * stride_cm + offs_n.to(tl.int64)[None, :] * stride_cn
+    c = sums
+    if HAS_BETA:
+        c = dot_operand(tl.load(c_ptrs, mask=mask, other=0.0))
+    bias = sums
+    if BIAS == "m":
+        bias = dot_operand(tl.load(bias_ptr + offs_m, mask=offs_m < M, other=0.0))[:, None]
+    elif BIAS == "n":
+        bias = dot_operand(tl.load(bias_ptr + offs_n, mask=offs_n < N, other=0.0))[None, :]
+    out = epilogue(sums, alpha, beta, c, bias, HAS_BETA, BIAS is not None, ACTIVATION)
+    tl.store(c_ptrs, round_to(out, c_ptr.dtype.element_ty), mask=mask)
+
+
+def pays(problem: GemmProblem) -> bool:
+    """Whether no other kernel is faster here than `default`: to be asked with the narrower side as M.
+
+    On an H100 (bf16, eight sizes from 8 to 780 M elements): with one or two rows, and B read along K, 1.1 to 1.5
+    times cuBLAS's speed and 3 to 15 % faster than the warp-specialised kernel. Three or four rows cost a program four
+    accumulators for each load: a tensor core does that for nothing, and is 1 % faster by geometric mean. Along N a
+    program gathers K from many rows of B and needs K split: 4 % faster than cuBLAS with one row, 3 % slower than the
+    tensor core.
+
+    Not measured, but counted: a B that TMA cannot read would be copied first, three times the traffic; and IEEE fp32
+    has no tensor core, while 4 FMAs for each 4 bytes use an eighth of the FMA units.
+    """
+    if problem.M > MAX_ROWS or problem.dtype not in DTYPES or problem.batch > MAX_GRID_Z:
+        return False
+    if problem.precision == "ieee" or problem.b.tma_illegal(problem.dtype.itemsize) is not None:
+        return True
+    return problem.M <= 2 and _along_k(problem)
+
+
+def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig, split_k: int = 1) -> str | None:
+    """Why `config` with K in `split_k` parts cannot or should not compute `problem` on `device`, or None if it can."""
+    rows, block_n, block_k = _blocks(config)
+    if problem.M > MAX_ROWS:
+        return f"{problem.M} rows are more than {MAX_ROWS}"
+    if problem.dtype not in DTYPES:
+        return f"it multiplies no {problem.dtype}"
+    if rows != _rows(problem):
+        return f"its tile has {rows} rows for {problem.M}"
+    threads, itemsize = 32 * config.num_warps, problem.dtype.itemsize
+    if _along_k(problem) and block_k * itemsize < 16 * threads:
+        return f"{block_k} elements along K are too few for {threads} threads"
+    if not _along_k(problem) and block_n * itemsize < 64:
+        return f"{block_n} columns are less than 64 bytes of a row"
+    if config.num_stages > 1 and not _along_k(problem) and rows * block_k >= threads:
+        return f"{rows} x {block_k} elements of A would decide which thread reads what of B"
+    loads = (rows + block_n) * block_k // threads
+    if not _wide(problem) and loads > 64:
+        return f"{loads} elements read less than 16 bytes at a time leave too few registers"
+    if problem.batch > MAX_GRID_Z:
+        return f"{problem.batch} products are more than a grid's third axis takes"
+    if not 1 <= split_k <= MAX_GRID_Z:
+        return f"{split_k} parts of K are not what a grid's second axis takes"
+    tiles = _tiles(problem, config)
+    if tiles > max(1, problem.batch) * MAX_GRID_X:
+        return f"{tiles} tiles are more than a grid's first axis takes"
+    if split_k > 1 and tiles > MAX_COUNTERS:
+        return f"{tiles} tiles of partial sums are more than there are counters"
+    shared = config.num_stages * (rows + block_n) * block_k * itemsize if config.num_stages > 1 else 0
+    if shared > device.shared_memory:
+        return f"needs {shared} bytes of shared memory, {device.name} has {device.shared_memory}"
+    return None
+
+
+def default(problem: GemmProblem, device: DeviceInfo) -> tuple[GemmConfig, int]:
+    """A configuration and a split of K for `problem` without tuning.
+
+    A program along K asks for 4 or 8 KiB in a step, along N for 16 KiB. With one row, and along K always, loads are
+    all there is to wait for: the fewest parts of K that ask for BYTES_PER_SM on every SM. With more rows along N the
+    FMAs take as long as the loads, so as many programs as an SM holds. Programs beyond that come in waves, of which
+    the last should not be nearly empty.
+    """
+    rows, sms = _rows(problem), device.num_sms
+    unit = 2 / problem.dtype.itemsize  # tiles below are of 16-bit elements
+    along_k = _along_k(problem)
+
+    def tile(n: int, k: int, warps: int) -> GemmConfig:
+        n, k = (n, int(k * unit)) if along_k else (int(n * unit), k)
+        return GemmConfig(BLOCK_M=rows, BLOCK_N=n, BLOCK_K=k, num_warps=warps, num_stages=1)
+
+    def use(config: GemmConfig, resident: int) -> float:
+        """The useful part of what `resident` programs on each SM could do in the waves that they take."""
+        waves = _tiles(problem, config) / (resident * sms)
+        k = _blocks(config)[2]
+        return waves / max(1, math.ceil(waves)) * problem.K / max(1, _up(problem.K, k))
+
+    resident = 0  # 0: as few programs as ask for enough
+    if along_k and not _wide(problem):
+        config = tile(4 if rows == 4 else 2, 1024, 4)
+    elif along_k and rows == 4:
+        # 72 registers, and 64: half of the loads of A for each of B, or programs that are half as large
+        few, many = tile(4, 1024, 4), tile(2, 2048, 4)
+        config = few if use(few, 7) >= min(FULL_ENOUGH, use(many, 8)) else many
+    elif along_k:
+        config = tile(rows, 2048, 4) if problem.K > 1024 * unit else tile(2 * rows, 1024, 4)
+    elif not _wide(problem):
+        config = tile(64, 32, 4)
+    elif rows == 1:
+        config = tile(64, 128, 4)
+        if _tiles(problem, config) > 8 * sms and use(config, 8) < FULL_ENOUGH:
+            config = tile(64, 64, 4)
+    elif problem.batch * problem.N >= 60 * unit * sms:
+        config, resident = tile(64, 128, 4), 4
+    else:
+        config, resident = tile(32, 64, 2), 8
+
+    _, block_n, block_k = _blocks(config)
+    tiles = max(1, _tiles(problem, config))
+    if resident:
+        parts = _power_of_two_below(resident * sms // tiles)
+    else:
+        wanted = -(-BYTES_PER_SM * sms // (block_n * block_k * problem.dtype.itemsize))
+        parts = triton.next_power_of_2(-(-wanted // tiles))
+    return config, max(1, min(parts, problem.K // (SHORTEST_STREAM * block_k), MAX_SPLIT))
+
+
+def launches(problem: GemmProblem, config: GemmConfig, split_k: int = 1) -> tuple[Launch, ...]:
+    """The one launch that computes `problem`, its sums over K in `split_k` parts; none for an empty result.
+
+    Operands: "a", "b", "c", "bias", and if K is split "workspace" (fp32) and "counters" (int32).
+    """
+    rows, block_n, block_k = _blocks(config)
+    tiles = _tiles(problem, config)
+    if problem.M * tiles == 0:
+        return ()
+    assert problem.M <= rows and problem.batch <= MAX_GRID_Z and 1 <= split_k <= MAX_GRID_Z
+    assert split_k == 1 or tiles <= MAX_COUNTERS
+    a_unit, a_vector = vector(problem.a, (problem.M, problem.K), problem.dtype)
+    b_unit, b_vector = vector(problem.b, (problem.K, problem.N), problem.dtype)
+    lanes_k, vector_k = _threads_along_k(problem, config)
+    arguments = {
+        "a_ptr": Pointer("a"),
+        "b_ptr": Pointer("b"),
+        "c_ptr": Pointer("c"),
+        "bias_ptr": None if problem.bias is None else Pointer("bias"),
+        "workspace_ptr": None if split_k == 1 else Pointer("workspace"),
+        "counters_ptr": None if split_k == 1 else Pointer("counters"),
+        "M": problem.M,
+        "N": problem.N,
+        "K": problem.K,
+        **{
+            f"stride_{name}{dimension}": stride
+            for name, layout, dimensions in (("a", problem.a, "bmk"), ("b", problem.b, "bkn"), ("c", problem.c, "bmn"))
+            for dimension, stride in zip(dimensions, layout.strides, strict=True)
+        },
+        "alpha": Scalar("alpha"),
+        "beta": Scalar("beta"),
+        "HAS_BETA": problem.has_beta,
+        "BIAS": problem.bias,
+        "ACTIVATION": problem.activation,
+        "A_UNIT": a_unit,
+        "A_VECTOR": a_vector,
+        "B_UNIT": b_unit,
+        "B_VECTOR": b_vector,
+        "EVEN_N": problem.N % block_n == 0,
+        "EVEN_K": problem.K % block_k == 0,
+        "SPLIT_K": split_k,
+        "LANES_K": lanes_k,
+        "VECTOR_K": vector_k,
+        "BLOCK_M": rows,
+        "BLOCK_N": block_n,
+        "BLOCK_K": block_k,
+        "NUM_STAGES": config.num_stages,
+    }
+    options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    grid = (tiles // problem.batch, split_k, problem.batch)
+    if split_k == 1:
+        return (Launch(gemv_kernel, grid, arguments, options),)
+    workspace = 4 * split_k * tiles * rows * block_n
+    return (Launch(gemv_kernel, grid, arguments, options, workspace=workspace, counters=tiles),)
+
+
+def _blocks(config: GemmConfig) -> tuple[int, int, int]:
+    assert config.BLOCK_M is not None and config.BLOCK_N is not None and config.BLOCK_K is not None
+    return config.BLOCK_M, config.BLOCK_N, config.BLOCK_K
+
+
+def _rows(problem: GemmProblem) -> int:
+    """M, as the power of two that a tile has rows."""
+    return int(triton.next_power_of_2(max(1, problem.M)))
+
+
+def _tiles(problem: GemmProblem, config: GemmConfig) -> int:
+    _, block_n, _ = _blocks(config)
+    return problem.batch * -(-problem.N // block_n)
+
+
+def _along_k(problem: GemmProblem) -> bool:
+    """Whether threads that are neighbours read neighbours along K; where no stride is 1 they do too."""
+    return vector(problem.b, (problem.K, problem.N), problem.dtype)[0] != 1
+
+
+def _wide(problem: GemmProblem) -> bool:
+    """Whether B can be read 16 bytes at a time."""
+    return vector(problem.b, (problem.K, problem.N), problem.dtype)[1] * problem.dtype.itemsize == 16
+
+
+def _threads_along_k(problem: GemmProblem, config: GemmConfig) -> tuple[int, int]:
+    """(threads side by side along K, elements of each) in the layout that Triton gives to loads of B.
+
+    Only speed depends on it: in any other layout the sums in the loop would pass from thread to thread.
+    """
+    _, block_n, block_k = _blocks(config)
+    threads = 32 * config.num_warps
+    unit, elements = vector(problem.b, (problem.K, problem.N), problem.dtype)
+    if unit != 1:
+        return min(threads, block_k // elements), elements
+    return min(block_k, max(1, threads * elements // block_n)), 1
+
+
+def _up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def _power_of_two_below(value: int) -> int:
+    """The largest power of two up to `value`, or 1."""
+    return 1 << max(0, value.bit_length() - 1)

@@ -1,0 +1,102 @@
+"""What a kernel asks to be launched, before there are tensors: the one form in which kernels are planned, compiled
+ahead of time and run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """The address of an operand: "a", "b", "c", "bias", "workspace", or a temporary's name."""
+
+    operand: str
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """A TMA descriptor of an operand: its shape and strides (elements, the last 1), and the box that one copy moves."""
+
+    operand: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    block: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A number given at the call: "alpha" or "beta"."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Temporary:
+    """A buffer that lives for one call: its shape, contiguous, and dtype."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a Triton kernel.
+
+    arguments: all of the kernel's parameters by name, in its order: Pointer, TensorMap, Scalar, or a value;
+    options: num_warps, num_stages, maxnreg; temporaries: what it writes that a later launch of the same call reads;
+    workspace: bytes it needs of the stream's workspace, whose first `counters` int32 are zero before and after it.
+    """
+
+    kernel: Any
+    grid: tuple[int, int, int]
+    arguments: Mapping[str, Any]
+    options: Mapping[str, int]
+    temporaries: tuple[Temporary, ...] = ()
+    workspace: int = 0
+    counters: int = 0
+
+    def renamed(self, names: Mapping[str, str]) -> Launch:
+        """The same launch on other operands, by their names before and after."""
+
+        def rename(argument: Any) -> Any:
+            if isinstance(argument, Pointer | TensorMap) and argument.operand in names:
+                return replace(argument, operand=names[argument.operand])
+            return argument
+
+        return replace(self, arguments={name: rename(value) for name, value in self.arguments.items()})
+
+
+def materialise(
+    launch: Launch, operands: Mapping[str, torch.Tensor], scalars: Mapping[str, float] | None = None
+) -> dict[str, Any]:
+    """The launch's arguments with tensors for its pointers and tensor maps and numbers for its scalars.
+
+    `launch.kernel[launch.grid](**materialise(...), **launch.options)` runs it; on meta tensors it can be captured.
+    operands: by name, the launch's temporaries included; KeyError for what is missing.
+    """
+
+    def value(argument: Any) -> Any:
+        if isinstance(argument, Pointer):
+            return operands[argument.operand]
+        if isinstance(argument, Scalar):
+            return (scalars or {})[argument.name]
+        if isinstance(argument, TensorMap):
+            element = getattr(gl, str(argument.dtype).removeprefix("torch."))
+            return TensorDescriptor(
+                operands[argument.operand],
+                list(argument.shape),
+                list(argument.strides),
+                list(argument.block),
+                gl.NVMMASharedLayout.get_default_for(list(argument.block), element),
+            )
+        return argument
+
+    return {name: value(argument) for name, argument in launch.arguments.items()}

@@ -1,0 +1,391 @@
+"""Portable: plain pointers and `tl.dot`, for every architecture from sm_80 on, every stride and every alignment.
+
+It multiplies what TMA cannot read and where there is none, and what is too small for a persistent kernel to pay.
+
+What the compiler may assume comes from constexprs that `launches` derives from the problem, never from the values
+of arguments, so a problem and a configuration name the one variant that is compiled. Of each operand it is told
+which dimension has the unit stride and how many elements lie together on a 16-byte boundary; the kernel then reads
+and masks whole vectors (`cp.async` of 4, 8 or 16 bytes), even with a ragged number of rows.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+
+import torch
+import triton
+import triton.language as tl
+
+from ..compat import dot_operand, round_to
+from ..config import MAX_REGISTERS_PER_THREAD, GemmConfig
+from ..device import DeviceInfo
+from ..ladder.k04_grouped import grouped_pid
+from ..ladder.k07_tf32 import round_tf32
+from ..problem import GemmProblem, Layout
+from .epilogue import epilogue
+from .launch import Launch, Pointer, Scalar
+from .splitk import last_to_arrive
+
+MAX_SIZE = 2**31 - 512  # of M, N, K and of the grid: their tiles are counted in 32 bits
+
+
+@triton.jit(
+    do_not_specialize=[
+        *("bias_ptr", "counters_ptr", "M", "N", "K"),
+        *("stride_az", "stride_am", "stride_ak", "stride_bz", "stride_bk", "stride_bn"),
+        *("stride_cz", "stride_cm", "stride_cn", "stride_bias"),
+    ]
+)
+def portable_kernel(
+    a_ptr,
+    b_ptr,
+    c_ptr,
+    bias_ptr,
+    workspace_ptr,
+    counters_ptr,
+    M: tl.int32,
+    N: tl.int32,
+    K: tl.int32,
+    stride_az: tl.int64,
+    stride_am: tl.int64,
+    stride_ak: tl.int64,
+    stride_bz: tl.int64,
+    stride_bk: tl.int64,
+    stride_bn: tl.int64,
+    stride_cz: tl.int64,
+    stride_cm: tl.int64,
+    stride_cn: tl.int64,
+    stride_bias: tl.int64,
+    alpha,
+    beta,
+    A_UNIT: tl.constexpr,
+    A_VECTOR: tl.constexpr,
+    B_UNIT: tl.constexpr,
+    B_VECTOR: tl.constexpr,
+    C_UNIT: tl.constexpr,
+    C_VECTOR: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    SPLIT_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+    HAS_BETA: tl.constexpr,
+    BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+):
+    """c = activation(alpha a @ b + beta c + bias), a [batch, M, K], b [batch, K, N], c [batch, M, N].
+
+    X_UNIT: the dimension of X with stride 1, 0 or 1, or None; X_VECTOR: elements that may be moved at once along it.
+    """
+    # Locate the tile, and this program's share of its k-tiles
+    num_m = tl.cdiv(M, BLOCK_M)
+    num_n = tl.cdiv(N, BLOCK_N)
+    tile = tl.program_id(0)
+    batch = (tile // (num_m * num_n)).to(tl.int64)
+    pid_m, pid_n = grouped_pid(tile % (num_m * num_n), num_m, num_n, GROUP_M)
+    pid_k = tl.program_id(1)
+    k_tiles = tl.cdiv(K, BLOCK_K)
+    share = tl.cdiv(k_tiles, SPLIT_K)
+    first = pid_k * share
+
+    # Prologue. The unit stride's dimension is masked, by whole vectors. Rows of vectors past the edge are clamped to
+    # the last one instead, which costs nothing in the loop; what they compute is not stored.
+    offs_m = pid_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n = pid_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_k = tl.arange(0, BLOCK_K)
+    everywhere_m = tl.full((BLOCK_M,), True, tl.int1)
+    everywhere_n = tl.full((BLOCK_N,), True, tl.int1)
+    everywhere_k = tl.full((BLOCK_K,), True, tl.int1)
+    a_m = offs_m if A_UNIT == 0 else tl.minimum(offs_m, M - 1)
+    b_n = offs_n if B_UNIT == 1 else tl.minimum(offs_n, N - 1)
+    a_mask_m = offs_m < whole(M, A_VECTOR) if A_UNIT == 0 else everywhere_m
+    b_mask_n = offs_n < whole(N, B_VECTOR) if B_UNIT == 1 else everywhere_n
+    k = first.to(tl.int64) * BLOCK_K + offs_k
+    a_ptrs = tile_pointers(a_ptr + batch * whole(stride_az, A_VECTOR), a_m, k, stride_am, stride_ak, A_UNIT, A_VECTOR)
+    b_ptrs = tile_pointers(b_ptr + batch * whole(stride_bz, B_VECTOR), k, b_n, stride_bk, stride_bn, B_UNIT, B_VECTOR)
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+
+    # Main loop
+    for k_tile in range(first, tl.minimum(first + share, k_tiles)):
+        left = K - k_tile * BLOCK_K
+        a_mask_k = everywhere_k if EVEN_K else offs_k < whole(left, A_VECTOR if A_UNIT == 1 else 1)
+        b_mask_k = everywhere_k if EVEN_K else offs_k < whole(left, B_VECTOR if B_UNIT == 0 else 1)
+        a = tl.load(a_ptrs, mask=a_mask_m[:, None] & a_mask_k[None, :], other=0.0)  # [BLOCK_M, BLOCK_K]
+        b = tl.load(b_ptrs, mask=b_mask_k[:, None] & b_mask_n[None, :], other=0.0)  # [BLOCK_K, BLOCK_N]
+        acc = multiply(a, b, acc, PRECISION)
+        a_ptrs += BLOCK_K if A_UNIT == 1 else BLOCK_K * whole(stride_ak, A_VECTOR)
+        b_ptrs += BLOCK_K if B_UNIT == 0 else BLOCK_K * whole(stride_bk, B_VECTOR)
+
+    # Epilogue
+    c_ptr += batch * whole(stride_cz, C_VECTOR)
+    if SPLIT_K == 1:
+        store_tile(
+            c_ptr, bias_ptr, acc, offs_m, offs_n, M, N, stride_cm, stride_cn, stride_bias, alpha, beta,
+            C_UNIT, C_VECTOR, HAS_BETA, BIAS, ACTIVATION,
+        )  # fmt: skip
+    else:
+        # Partial sums [SPLIT_K, BLOCK_M, BLOCK_N] of this tile. They pass through L2: no SM's L1 holds an old one.
+        offs = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+        partial_ptrs = workspace_ptr + tile.to(tl.int64) * (SPLIT_K * BLOCK_M * BLOCK_N) + offs
+        tl.store(partial_ptrs + pid_k * (BLOCK_M * BLOCK_N), acc, cache_modifier=".cg")
+        if last_to_arrive(counters_ptr + tile, SPLIT_K):
+            acc = tl.load(partial_ptrs, cache_modifier=".cg")
+            for _ in range(1, SPLIT_K):
+                partial_ptrs += BLOCK_M * BLOCK_N
+                acc += tl.load(partial_ptrs, cache_modifier=".cg")
+            store_tile(
+                c_ptr, bias_ptr, acc, offs_m, offs_n, M, N, stride_cm, stride_cn, stride_bias, alpha, beta,
+                C_UNIT, C_VECTOR, HAS_BETA, BIAS, ACTIVATION,
+            )  # fmt: skip
+
+
+@triton.jit
+def whole(x, VECTOR: tl.constexpr):
+    """x, a multiple of VECTOR, written so that the compiler sees that it is one."""
+    return x // VECTOR * VECTOR
+
+
+@triton.jit
+def tile_pointers(ptr, rows, columns, stride_row, stride_column, UNIT: tl.constexpr, VECTOR: tl.constexpr):
+    """ptr[rows, columns] of a matrix whose dimension UNIT (0, 1 or None) has stride 1 and the other a multiple of
+    VECTOR. All offsets are 64-bit: strides may span more than 2^31 elements."""
+    if UNIT == 0:
+        return ptr + rows[:, None] + columns[None, :] * whole(stride_column, VECTOR)
+    elif UNIT == 1:
+        return ptr + rows[:, None] * whole(stride_row, VECTOR) + columns[None, :]
+    else:
+        return ptr + rows[:, None] * stride_row + columns[None, :] * stride_column
+
+
+@triton.jit
+def multiply(a, b, acc, PRECISION: tl.constexpr):
+    """acc + a @ b in "ieee", "tf32" (operands rounded to nearest; the tensor core would truncate them) or "half"."""
+    if PRECISION == "tf32":
+        return tl.dot(round_tf32(a), round_tf32(b), acc, input_precision="tf32")
+    elif PRECISION == "ieee":
+        return tl.dot(a, b, acc, input_precision="ieee")
+    else:
+        tl.static_assert(PRECISION == "half", "unknown precision")
+        return tl.dot(dot_operand(a), dot_operand(b), acc)
+
+
+@triton.jit
+def store_tile(
+    c_ptr,
+    bias_ptr,
+    acc,
+    offs_m,
+    offs_n,
+    M,
+    N,
+    stride_cm,
+    stride_cn,
+    stride_bias,
+    alpha,
+    beta,
+    UNIT: tl.constexpr,
+    VECTOR: tl.constexpr,
+    HAS_BETA: tl.constexpr,
+    BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+):
+    """c[offs_m, offs_n] = activation(alpha acc + beta c + bias), inside [M, N] and rounded once."""
+    mask_m = offs_m < whole(M, VECTOR if UNIT == 0 else 1)
+    mask_n = offs_n < whole(N, VECTOR if UNIT == 1 else 1)
+    mask = mask_m[:, None] & mask_n[None, :]
+    c_ptrs = tile_pointers(c_ptr, offs_m, offs_n, stride_cm, stride_cn, UNIT, VECTOR)
+    c = tl.load(c_ptrs, mask=mask, other=0.0) if HAS_BETA else 0.0
+    bias = 0.0
+    if BIAS == "m":
+        bias = tl.load(bias_ptr + offs_m * stride_bias, mask=mask_m, other=0.0)[:, None]
+    elif BIAS == "n":
+        bias = tl.load(bias_ptr + offs_n * stride_bias, mask=mask_n, other=0.0)[None, :]
+    out = epilogue(acc, alpha, beta, c, bias, HAS_BETA, BIAS is not None, ACTIVATION)
+    tl.store(c_ptrs, round_to(out, c_ptr.dtype.element_ty), mask=mask)
+
+
+def _configs(tiles: list[tuple[int, int, int, int, int]]) -> tuple[GemmConfig, ...]:
+    return tuple(
+        GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=8, num_warps=warps, num_stages=stages)
+        for m, n, k, warps, stages in tiles
+    )
+
+
+# BLOCK_M, BLOCK_N, BLOCK_K, num_warps, num_stages; by precision, from the largest tiles to the smallest. Those with
+# less BLOCK_K or more warps leave room for the addresses of elements that are moved one by one.
+CONFIGS: dict[str, tuple[GemmConfig, ...]] = {
+    "half": _configs(
+        [
+            (128, 256, 64, 8, 3),
+            (256, 128, 64, 8, 3),
+            (128, 128, 64, 8, 3),
+            (128, 128, 64, 4, 3),
+            (128, 128, 32, 4, 4),
+            (128, 128, 32, 8, 4),
+            (64, 256, 64, 8, 3),
+            (128, 64, 64, 4, 4),
+            (64, 128, 64, 4, 4),
+            (64, 64, 64, 4, 4),
+            (64, 64, 32, 4, 4),
+            (32, 128, 64, 4, 4),
+            (128, 32, 64, 4, 4),
+            (32, 64, 64, 4, 5),
+            (64, 32, 64, 4, 5),
+            (16, 128, 64, 4, 5),
+            (128, 16, 64, 4, 5),
+            (16, 64, 128, 4, 4),
+            (64, 16, 128, 4, 4),
+            (16, 64, 64, 4, 5),
+            (64, 16, 64, 4, 5),
+            (32, 32, 64, 2, 5),
+            (16, 32, 64, 2, 5),
+        ]
+    ),
+    "tf32": _configs(
+        [
+            (128, 128, 32, 8, 3),
+            (128, 64, 32, 4, 4),
+            (64, 128, 32, 4, 4),
+            (64, 64, 32, 4, 4),
+            (32, 64, 32, 4, 5),
+            (64, 32, 32, 4, 5),
+            (16, 64, 64, 4, 4),
+            (64, 16, 64, 4, 4),
+            (32, 32, 32, 2, 5),
+        ]
+    ),
+    "ieee": _configs(
+        [
+            (128, 64, 16, 4, 3),
+            (64, 128, 16, 4, 3),
+            (64, 64, 16, 4, 3),
+            (32, 64, 32, 4, 2),
+            (64, 32, 32, 4, 2),
+            (32, 32, 32, 4, 3),
+            (16, 64, 32, 4, 3),
+            (64, 16, 32, 4, 3),
+        ]
+    ),
+}
+
+# ptxas by itself lowers a thread's registers until one more block fits an SM, and spills for it; what limits blocks
+# here is shared memory.
+MAX_REGISTERS = MAX_REGISTERS_PER_THREAD
+
+
+def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig, split_k: int = 1) -> str | None:
+    """Why `device` cannot run `config` on `problem`, or None if it can.
+
+    Within `GemmConfig.illegal`'s limits ptxas still spills where a thread keeps too many addresses of vectors of A and
+    B in the main loop, or in the epilogue too much beside each accumulator: C's value, its address unless it goes by
+    16 bytes, and the temporaries of activation, bias or partial sums. The limits were found by compiling every
+    configuration for every architecture.
+    """
+    assert config.BLOCK_M is not None and config.BLOCK_N is not None and config.BLOCK_K is not None
+    if device.capability < (8, 0):
+        return f"needs compute capability 8.0 or newer, {device.name} has less"
+    if max(problem.M, problem.N, problem.K) > MAX_SIZE or _num_tiles(problem, config) > MAX_SIZE:
+        return f"sizes and the number of tiles must not exceed {MAX_SIZE}"
+    itemsize, out_itemsize = problem.dtype.itemsize, problem.out_dtype.itemsize
+    tensor_cores = problem.precision != "ieee"
+    why = config.illegal(device, itemsize, out_itemsize, tensor_cores=tensor_cores)
+    if why is not None:
+        return why
+
+    accumulators = config.accumulators()
+    a_vector, b_vector, c_vector = (vector for _, vector in _vectors(problem))
+    a_tile, b_tile = config.BLOCK_M * config.BLOCK_K, config.BLOCK_K * config.BLOCK_N
+    addresses = (a_tile // a_vector + b_tile // b_vector) // (32 * config.num_warps)
+    fragments = 0 if tensor_cores else accumulators  # FFMAs read operands from registers
+    if accumulators + fragments + 3 * addresses > 200:
+        return f"{accumulators} accumulators and {addresses} addresses leave too few of a thread's registers"
+    beside = 4 * bool(problem.bias or problem.activation not in (None, "relu") or split_k > 1)
+    beside += out_itemsize * problem.has_beta + 4 * (c_vector * out_itemsize < 16)
+    if accumulators * (4 + beside) // 4 > 160:
+        return f"{accumulators} accumulators and {beside} bytes beside each leave too few registers to the epilogue"
+    return None
+
+
+def launches(problem: GemmProblem, config: GemmConfig, split_k: int = 1, *, stride_bias: int = 1) -> tuple[Launch, ...]:
+    """The launches that solve `problem`: one, or none where C is empty.
+
+    split_k: programs that share a tile's sum; stride_bias: elements between the bias's values.
+    """
+    if 0 in (problem.batch, problem.M, problem.N):
+        return ()
+    assert config.BLOCK_M is not None and config.BLOCK_N is not None and config.BLOCK_K is not None
+    num_tiles = _num_tiles(problem, config)
+    split = split_k > 1
+    (a_unit, a_vector), (b_unit, b_vector), (c_unit, c_vector) = _vectors(problem)
+    arguments = {
+        "a_ptr": Pointer("a"),
+        "b_ptr": Pointer("b"),
+        "c_ptr": Pointer("c"),
+        "bias_ptr": Pointer("bias") if problem.bias else None,
+        "workspace_ptr": Pointer("workspace") if split else None,
+        "counters_ptr": Pointer("counters") if split else None,
+        "M": problem.M,
+        "N": problem.N,
+        "K": problem.K,
+        **dict(zip(("stride_az", "stride_am", "stride_ak"), problem.a.strides, strict=True)),
+        **dict(zip(("stride_bz", "stride_bk", "stride_bn"), problem.b.strides, strict=True)),
+        **dict(zip(("stride_cz", "stride_cm", "stride_cn"), problem.c.strides, strict=True)),
+        "stride_bias": stride_bias,
+        "alpha": Scalar("alpha"),
+        "beta": Scalar("beta"),
+        "A_UNIT": a_unit,
+        "A_VECTOR": a_vector,
+        "B_UNIT": b_unit,
+        "B_VECTOR": b_vector,
+        "C_UNIT": c_unit,
+        "C_VECTOR": c_vector,
+        "EVEN_K": problem.K % config.BLOCK_K == 0,
+        "SPLIT_K": split_k,
+        "PRECISION": problem.precision,
+        "HAS_BETA": problem.has_beta,
+        "BIAS": problem.bias,
+        "ACTIVATION": problem.activation,
+        **config.meta(),
+    }
+    return (
+        Launch(
+            portable_kernel,
+            (num_tiles, split_k, 1),
+            arguments,
+            {"num_warps": config.num_warps, "num_stages": config.num_stages, "maxnreg": MAX_REGISTERS},
+            workspace=4 * split_k * num_tiles * config.BLOCK_M * config.BLOCK_N if split else 0,
+            counters=num_tiles if split else 0,
+        ),
+    )
+
+
+def _num_tiles(problem: GemmProblem, config: GemmConfig) -> int:
+    assert config.BLOCK_M is not None and config.BLOCK_N is not None
+    return problem.batch * -(-problem.M // config.BLOCK_M) * -(-problem.N // config.BLOCK_N)
+
+
+def _vectors(problem: GemmProblem) -> tuple[tuple[int | None, int], ...]:
+    """`vector` of A, B and C."""
+    M, N, K = problem.M, problem.N, problem.K
+    return (
+        vector(problem.a, (M, K), problem.dtype),
+        vector(problem.b, (K, N), problem.dtype),
+        vector(problem.c, (M, N), problem.out_dtype),
+    )
+
+
+def vector(layout: Layout, shape: tuple[int, int], dtype: torch.dtype) -> tuple[int | None, int]:
+    """(dimension with the unit stride, or None; elements that may be moved at once along it, up to 16 bytes).
+
+    Such a vector starts on a multiple of its own size in every row of every matrix, and none crosses a row's end.
+    """
+    batch, row, column = layout.strides
+    if column == 1:
+        unit, pitch, extent = 1, row, shape[1]
+    elif row == 1:
+        unit, pitch, extent = 0, column, shape[0]
+    else:
+        return None, 1
+    return unit, gcd(batch, pitch, extent, 16 // dtype.itemsize) if layout.aligned else 1

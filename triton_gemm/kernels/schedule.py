@@ -1,0 +1,46 @@
+"""Which tiles, and which part of K, each program of a persistent grid computes.
+
+Work is a list of items, of which a program takes every NUM_PROGRAMS-th. First come `split` tiles cut along K into
+`parts` equal parts, then all others, whole. Parts of the same k-range follow one another, so that programs that run
+at the same time read the same k-tiles of A and B, out of L2; stream-K (Osama et al., PPoPP 2023), which cuts all tiles
+into one equal run for each program, gives that up and was up to twice as slow here. The part that begins at k = 0 comes
+last and owns the tile: who computes it finds the others done, or waits for programs that wait for nobody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How tiles are dealt out.
+
+    programs: the grid; split: tiles that are cut along K; parts: into how many; group: rows of tiles in a band of the
+    grouped order.
+    """
+
+    programs: int
+    split: int = 0
+    parts: int = 1
+    group: int = 8
+
+    def items(self, num_tiles: int) -> int:
+        return self.split * self.parts + num_tiles - self.split
+
+
+@triton.jit
+def work_of(item, k_tiles, split, parts):
+    """(tile, part, first k-tile, end) of an item; part 0 owns the tile."""
+    tile_id = item - split * parts + split
+    part = 0
+    k_begin = 0
+    k_end = k_tiles
+    if item < split * parts:
+        part = parts - 1 - item // split
+        tile_id = item % split
+        k_begin = part * k_tiles // parts
+        k_end = (part + 1) * k_tiles // parts
+    return tile_id, part, k_begin, k_end

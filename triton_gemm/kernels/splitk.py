@@ -1,0 +1,39 @@
+"""Sums that several programs share: who adds them up, in one launch, and always in the same order, so that the same
+bits come out of every run. Partial sums are fp32 and lie in the workspace.
+
+Where a grid may be larger than the machine nobody may wait: each program stores its part and arrives at its tile's
+counter, and the last to arrive adds all parts, from the lowest k to the highest, whoever came last. In a persistent
+grid the program with a tile's first k-tiles waits for the others, and keeps its own part in registers (stream-K,
+Osama et al., PPoPP 2023).
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def last_to_arrive(counter_ptr, arrivals):
+    """Whether this program is the last of `arrivals` to come here; then all others' stores before are visible to it.
+
+    The counter is 0 before the first and after the last.
+    """
+    tl.debug_barrier()  # all of the program's stores come before its one arrival
+    last = tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu") == arrivals - 1
+    if last:
+        tl.store(counter_ptr, 0)
+    return last
+
+
+@triton.jit
+def arrive(counter_ptr):
+    """Counts this program: who waits for it sees what all of its threads stored before."""
+    tl.debug_barrier()
+    tl.atomic_add(counter_ptr, 1, sem="release", scope="gpu")
+
+
+@triton.jit
+def wait_for(counter_ptr, arrivals):
+    """Waits until `arrivals` programs have arrived, and sets the counter back to 0; only one program may wait."""
+    while tl.atomic_add(counter_ptr, 0, sem="acquire", scope="gpu") < arrivals:
+        pass
+    tl.store(counter_ptr, 0)

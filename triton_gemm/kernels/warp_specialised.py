@@ -1,0 +1,585 @@
+"""Hopper's production kernel: persistent, warp-specialised, TMA in and out, asynchronous `wgmma`, any operand layout.
+
+One warp loads, one to three warpgroups multiply, each the rows of its own part of the tile. A warpgroup shares nothing
+with the other but the ring of loaded tiles, so that one may store its part of C while the other has the tensor cores
+to itself. C leaves in parts of 64 columns through two small buffers, which is what lets a fourth stage fit.
+
+The tiles of a partial wave are cut along K, so that no multiprocessor idles (`schedule`). Launches follow one another
+programmatically: while one grid runs out the next sets up its barriers, and waits for the other's end only before it
+touches memory.
+"""
+
+from __future__ import annotations
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.language.extra.cuda.gdc import gdc_launch_dependents, gdc_wait
+
+from ..compat import tma_load, tma_store
+from ..config import GemmConfig
+from ..device import SHARED_MEMORY, DeviceInfo
+from ..problem import GemmProblem, Layout
+from .epilogue import epilogue
+from .launch import Launch, Pointer, Scalar, TensorMap
+from .schedule import Schedule, work_of
+from .splitk import arrive, wait_for
+
+PART = 64  # columns of C that leave at once
+
+
+@gluon.jit
+def load_partition(
+    a_desc, b_desc, a_tiles, b_tiles, full_bars, empty_bars, num_m, num_n, num_items, k_tiles, group, split, parts,
+    a_batches, b_batches, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
+    A_COLUMN_MAJOR: gl.constexpr, B_COLUMN_MAJOR: gl.constexpr,
+):  # fmt: skip
+    """The producer: fills every slot of the ring that has been emptied, in the order in which they are consumed."""
+    gdc_wait()
+    num_stages: gl.constexpr = b_tiles.shape[0]
+    consumers: gl.constexpr = a_tiles.shape[0] // num_stages
+    rows: gl.constexpr = BLOCK_M // consumers
+    slot = 0
+    phase = 1  # the first round finds every slot empty
+    for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
+        tile_id, _, k_begin, k_end = work_of(item, k_tiles, split, parts)
+        batch, pid_m, pid_n = locate(tile_id, num_m, num_n, group)
+        m = pid_m * BLOCK_M
+        n = pid_n * BLOCK_N
+        for kt in range(k_begin, k_end):
+            k = kt * BLOCK_K
+            full = full_bars.index(slot)
+            mbarrier.wait(empty_bars.index(slot), phase)
+            mbarrier.expect(full, consumers * a_desc.block_type.nbytes + b_desc.block_type.nbytes)
+            batch_a = batch * a_batches
+            batch_b = batch * b_batches
+            for w in gl.static_range(consumers):
+                row = m + w * rows
+                a_tile = a_tiles.index(slot * consumers + w)
+                tma_load(a_desc, [batch_a, k, row] if A_COLUMN_MAJOR else [batch_a, row, k], full, a_tile)
+            tma_load(b_desc, [batch_b, n, k] if B_COLUMN_MAJOR else [batch_b, k, n], full, b_tiles.index(slot))
+            slot, phase = next_slot(slot, phase, num_stages)
+
+
+@gluon.jit
+def next_slot(slot, phase, num_stages: gl.constexpr):
+    """The ring's next slot; the phase turns when the ring has gone round."""
+    slot += 1
+    wrapped = slot == num_stages
+    return gl.where(wrapped, 0, slot), phase ^ wrapped.to(gl.int32)
+
+
+@gluon.jit
+def previous_slot(slot, num_stages: gl.constexpr):
+    # Not a variable `previous = slot`: Triton takes one for unchanged in a loop before which it was slot, too.
+    return gl.where(slot == 0, num_stages - 1, slot - 1)
+
+
+@gluon.jit
+def locate(tile_id, num_m, num_n, group):
+    """(batch, pid_m, pid_n) of a tile: batch after batch, and within one in bands of `group` rows of tiles."""
+    per_batch = num_m * num_n
+    batch = tile_id // per_batch
+    within = tile_id - batch * per_batch
+    band = within // (group * num_n)
+    rows = gl.minimum(num_m - band * group, group)
+    within -= band * group * num_n
+    column = within // rows
+    return batch, band * group + within - column * rows, column
+
+
+@gluon.jit
+def matrix(tile, COLUMN_MAJOR: gl.constexpr):
+    """A tile in shared memory [1, rows, columns] as a matrix; as its transpose where it lies so."""
+    flat = tile.reshape((tile.shape[1], tile.shape[2]))
+    return flat.permute((1, 0)) if COLUMN_MAJOR else flat
+
+
+@gluon.jit
+def halves(x):
+    """The left and the right half of x's columns, without moving data between threads."""
+    rows: gl.constexpr = x.shape[0]
+    columns: gl.constexpr = x.shape[1]
+    return x.reshape((rows, 2, columns // 2)).permute((0, 2, 1)).split()
+
+
+@gluon.jit
+def consume_partition(
+    c_desc, c_parts, a_tiles, b_tiles, full_bars, empty_bars, c_ptr, bias_ptr, workspace_ptr, counters_ptr, M, N,
+    stride_cb, stride_cm, stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles, group, split, parts,
+    CONSUMER: gl.constexpr, CONSUMERS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+    PART_N: gl.constexpr, A_COLUMN_MAJOR: gl.constexpr, B_COLUMN_MAJOR: gl.constexpr, C_COLUMN_MAJOR: gl.constexpr,
+    C_TMA: gl.constexpr, HAS_BETA: gl.constexpr, BIAS: gl.constexpr, ACTIVATION: gl.constexpr, SPLIT: gl.constexpr,
+):  # fmt: skip
+    """One warpgroup: multiplies its rows of every tile and stores them, or shares partial sums with other programs."""
+    gdc_wait()
+    num_stages: gl.constexpr = b_tiles.shape[0]
+    ROWS: gl.constexpr = BLOCK_M // CONSUMERS
+    PARTS: gl.constexpr = BLOCK_N // PART_N
+    # Other programs' sums that are asked for at once: 64 registers of them.
+    AT_ONCE: gl.constexpr = max(1, 64 * 128 // (ROWS * BLOCK_N))
+    layout: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16]
+    )
+    part_layout: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, PART_N, 16]
+    )
+    slot = 0
+    phase = 0
+    buffer = 0
+    for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
+        # Locate the tile
+        tile_id, part, k_begin, k_end = work_of(item, k_tiles, split, parts)
+        batch, pid_m, pid_n = locate(tile_id, num_m, num_n, group)
+        m = pid_m * BLOCK_M + CONSUMER * ROWS
+        n = pid_n * BLOCK_N
+
+        # Prologue
+        acc = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
+
+        # Main loop
+        for kt in range(k_begin, k_end):
+            mbarrier.wait(full_bars.index(slot), phase)
+            a = matrix(a_tiles.index(slot * CONSUMERS + CONSUMER), A_COLUMN_MAJOR)
+            b = matrix(b_tiles.index(slot), B_COLUMN_MAJOR)
+            acc = warpgroup_mma(a, b, acc, is_async=True)
+            acc = warpgroup_mma_wait(1, deps=(acc,))
+            # The wgmma before this one is done, so its slot may be filled again.
+            mbarrier.arrive(empty_bars.index(previous_slot(slot, num_stages)), pred=kt > k_begin)
+            slot, phase = next_slot(slot, phase, num_stages)
+        acc = warpgroup_mma_wait(0, deps=(acc,))
+        mbarrier.arrive(empty_bars.index(previous_slot(slot, num_stages)), pred=k_end > k_begin)
+
+        # Epilogue
+        mine = True
+        if SPLIT:
+            mine = part == 0
+            counter = counters_ptr + tile_id * CONSUMERS + CONSUMER
+            sums = by_thread(acc)
+            if mine:
+                others = gl.where(item < split * parts, parts - 1, 0)
+                if others > 0:
+                    wait_for(counter, others)
+                for first in range(0, others, AT_ONCE):
+                    for i in gl.static_range(AT_ONCE):
+                        block = ((first + i) * split + tile_id) * CONSUMERS + CONSUMER
+                        pointers = sums_pointers(workspace_ptr, block, sums)
+                        sums += gl.load(pointers, mask=first + i < others, other=0.0, cache_modifier=".cg")
+                acc = by_row(sums, ROWS, BLOCK_N, layout)
+            else:
+                block = ((part - 1) * split + tile_id) * CONSUMERS + CONSUMER
+                gl.store(sums_pointers(workspace_ptr, block, sums), sums)
+                arrive(counter)
+        if mine:
+            store_tile(
+                acc, c_desc, c_parts, buffer, c_ptr, bias_ptr, batch, m, n, M, N, stride_cb, stride_cm, stride_cn,
+                alpha, beta, ROWS, BLOCK_N, PART_N, part_layout, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION,
+            )  # fmt: skip
+            # The last part's buffer may still be read when the next tile's first part is stored.
+            buffer = (buffer + PARTS) % c_parts.shape[0]
+    if C_TMA:
+        tma.store_wait(0)
+
+
+@gluon.jit
+def store_tile(
+    acc, c_desc, c_parts, buffer, c_ptr, bias_ptr, batch, m, n, M, N, stride_cb, stride_cm, stride_cn, alpha, beta,
+    ROWS: gl.constexpr, BLOCK_N: gl.constexpr, PART_N: gl.constexpr, part_layout: gl.constexpr,
+    C_COLUMN_MAJOR: gl.constexpr, C_TMA: gl.constexpr, HAS_BETA: gl.constexpr, BIAS: gl.constexpr,
+    ACTIVATION: gl.constexpr,
+):  # fmt: skip
+    """Stores acc [ROWS, BLOCK_N] at (m, n) of C, part after part, the first through `buffer`."""
+    parts = columns_in_parts(acc, PART_N)
+    for p in gl.static_range(BLOCK_N // PART_N):
+        store_part(
+            gl.convert_layout(parts[p], part_layout), c_desc, c_parts, (buffer + p) % c_parts.shape[0], c_ptr, bias_ptr,
+            batch, m, n + p * PART_N, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, C_COLUMN_MAJOR, C_TMA, HAS_BETA,
+            BIAS, ACTIVATION,
+        )  # fmt: skip
+
+
+@gluon.jit
+def columns_in_parts(x, PART_N: gl.constexpr):
+    """x [rows, columns] as a tuple of [rows, PART_N], for 1, 2 or 4 parts."""
+    PARTS: gl.constexpr = x.shape[1] // PART_N
+    if PARTS == 1:
+        return (x,)
+    elif PARTS == 2:
+        left, right = halves(x)
+        return left, right
+    else:
+        gl.static_assert(PARTS == 4)
+        left, right = halves(x)
+        a, b = halves(left)
+        c, d = halves(right)
+        return a, b, c, d
+
+
+@gluon.jit
+def store_part(
+    sums, c_desc, c_parts, buffer, c_ptr, bias_ptr, batch, m, n, M, N, stride_cb, stride_cm, stride_cn, alpha, beta,
+    C_COLUMN_MAJOR: gl.constexpr, C_TMA: gl.constexpr, HAS_BETA: gl.constexpr, BIAS: gl.constexpr,
+    ACTIVATION: gl.constexpr,
+):  # fmt: skip
+    """The epilogue of sums [rows, columns] at (m, n) of C. A TMA store runs on, under what comes after."""
+    layout: gl.constexpr = sums.type.layout
+    offs_m = m + gl.arange(0, sums.shape[0], gl.SliceLayout(1, layout))
+    offs_n = n + gl.arange(0, sums.shape[1], gl.SliceLayout(0, layout))
+    c = None
+    bias = None
+    if HAS_BETA or not C_TMA:
+        c_ptrs = (
+            c_ptr
+            + batch.to(gl.int64) * stride_cb
+            + offs_m[:, None].to(gl.int64) * stride_cm
+            + offs_n[None, :].to(gl.int64) * stride_cn
+        )
+        mask = (offs_m < M)[:, None] & (offs_n < N)[None, :]
+    if HAS_BETA:
+        c = gl.load(c_ptrs, mask=mask, other=0.0)
+    if BIAS == "m":
+        bias = gl.load(bias_ptr + offs_m, mask=offs_m < M, other=0.0)[:, None]
+    if BIAS == "n":
+        bias = gl.load(bias_ptr + offs_n, mask=offs_n < N, other=0.0)[None, :]
+    out = epilogue(sums, alpha, beta, c, bias, HAS_BETA, BIAS != "", ACTIVATION).to(c_ptr.dtype.element_ty)
+    if C_TMA:
+        c_part = c_parts.index(buffer)
+        tma.store_wait(c_parts.shape[0] - 1)  # stores from the other buffers may still read
+        matrix(c_part, C_COLUMN_MAJOR).store(out)
+        fence_async_shared()
+        if C_COLUMN_MAJOR:
+            tma_store(c_desc, [batch, n, m], c_part)
+        else:
+            tma_store(c_desc, [batch, m, n], c_part)
+    else:
+        gl.store(c_ptrs, out, mask=mask)
+
+
+@gluon.jit
+def by_thread(acc):
+    """acc [rows, columns] as [threads and so on, 4], without moving data: a row holds two pairs of a thread, so that
+    threads side by side read and write 16 bytes side by side."""
+    R: gl.constexpr = acc.shape[0] // 64
+    C: gl.constexpr = acc.shape[1] // 8
+    # rows: 64s, warp, upper or lower half, lane // 4; columns: 8s, lane % 4, pair
+    return acc.reshape((R, 4, 2, 8, C, 4, 2)).permute((0, 4, 1, 3, 5, 2, 6)).reshape((R * C * 128, 4))
+
+
+@gluon.jit
+def by_row(x, ROWS: gl.constexpr, COLUMNS: gl.constexpr, layout: gl.constexpr):
+    """What `by_thread` undoes."""
+    x = x.reshape((ROWS // 64, COLUMNS // 8, 4, 8, 4, 2, 2)).permute((0, 2, 5, 3, 1, 4, 6)).reshape((ROWS, COLUMNS))
+    return gl.convert_layout(x, layout)
+
+
+@gluon.jit
+def sums_pointers(workspace_ptr, block, x):
+    """Where block number `block` of partial sums as large as x, of `by_thread`, lies in the workspace."""
+    layout: gl.constexpr = x.type.layout
+    rows = gl.arange(0, x.shape[0], gl.SliceLayout(1, layout))
+    columns = gl.arange(0, 4, gl.SliceLayout(0, layout))
+    return workspace_ptr + block.to(gl.int64) * (x.shape[0] * 4) + rows[:, None] * 4 + columns[None, :]
+
+
+@gluon.jit(do_not_specialize=["num_m", "num_n", "num_items", "k_tiles", "group", "split", "parts", "a_batches",
+                              "b_batches", "alpha", "beta", "M", "N", "stride_cb"])  # fmt: skip
+def warp_specialised_kernel(
+    a_desc,
+    b_desc,
+    c_desc,
+    c_ptr,
+    bias_ptr,
+    workspace_ptr,
+    counters_ptr,
+    M,
+    N,
+    stride_cb,
+    stride_cm,
+    stride_cn,
+    alpha,
+    beta,
+    num_m,
+    num_n,
+    num_items,
+    k_tiles,
+    group,
+    split,
+    parts,
+    a_batches,
+    b_batches,
+    A_COLUMN_MAJOR: gl.constexpr,
+    B_COLUMN_MAJOR: gl.constexpr,
+    C_COLUMN_MAJOR: gl.constexpr,
+    C_TMA: gl.constexpr,
+    HAS_BETA: gl.constexpr,
+    BIAS: gl.constexpr,
+    ACTIVATION: gl.constexpr,
+    SPLIT: gl.constexpr,
+    CONSUMERS: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    PART_N: gl.constexpr,
+    C_BUFFERS: gl.constexpr,
+    num_stages: gl.constexpr,
+):
+    gdc_launch_dependents()
+    a_tiles = gl.allocate_shared_memory(a_desc.dtype, [num_stages * CONSUMERS] + a_desc.block_shape, a_desc.layout)
+    b_tiles = gl.allocate_shared_memory(b_desc.dtype, [num_stages] + b_desc.block_shape, b_desc.layout)
+    full_bars = gl.allocate_shared_memory(gl.int64, [num_stages, 1], mbarrier.MBarrierLayout())
+    empty_bars = gl.allocate_shared_memory(gl.int64, [num_stages, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(num_stages):
+        mbarrier.init(full_bars.index(slot), count=1)
+        mbarrier.init(empty_bars.index(slot), count=CONSUMERS)
+    fence_async_shared()
+    c_parts_0 = parts_of_c(c_desc, a_tiles, C_TMA, C_BUFFERS)
+    c_parts_1 = parts_of_c(c_desc, a_tiles, C_TMA and CONSUMERS > 1, C_BUFFERS)
+    c_parts_2 = parts_of_c(c_desc, a_tiles, C_TMA and CONSUMERS > 2, C_BUFFERS)
+
+    # Three times the same partitions: Gluon takes no list of them that is put together, nor tuples with constants in
+    # variables.
+    # fmt: off
+    if CONSUMERS == 1:
+        gl.warp_specialize(
+            [
+                (consume_partition, (
+                    c_desc, c_parts_0, a_tiles, b_tiles, full_bars, empty_bars, c_ptr, bias_ptr, workspace_ptr,
+                    counters_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles,
+                    group, split, parts, 0, CONSUMERS, BLOCK_M, BLOCK_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
+                    C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT,
+                )),
+                (load_partition, (
+                    a_desc, b_desc, a_tiles, b_tiles, full_bars, empty_bars, num_m, num_n, num_items, k_tiles, group,
+                    split, parts, a_batches, b_batches, BLOCK_M, BLOCK_N, BLOCK_K, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
+                )),
+            ],
+            [1],
+            [24],
+        )
+    elif CONSUMERS == 2:
+        gl.warp_specialize(
+            [
+                (consume_partition, (
+                    c_desc, c_parts_0, a_tiles, b_tiles, full_bars, empty_bars, c_ptr, bias_ptr, workspace_ptr,
+                    counters_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles,
+                    group, split, parts, 0, CONSUMERS, BLOCK_M, BLOCK_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
+                    C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT,
+                )),
+                (consume_partition, (
+                    c_desc, c_parts_1, a_tiles, b_tiles, full_bars, empty_bars, c_ptr, bias_ptr, workspace_ptr,
+                    counters_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles,
+                    group, split, parts, 1, CONSUMERS, BLOCK_M, BLOCK_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
+                    C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT,
+                )),
+                (load_partition, (
+                    a_desc, b_desc, a_tiles, b_tiles, full_bars, empty_bars, num_m, num_n, num_items, k_tiles, group,
+                    split, parts, a_batches, b_batches, BLOCK_M, BLOCK_N, BLOCK_K, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
+                )),
+            ],
+            [4, 1],
+            [240, 24],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (consume_partition, (
+                    c_desc, c_parts_0, a_tiles, b_tiles, full_bars, empty_bars, c_ptr, bias_ptr, workspace_ptr,
+                    counters_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles,
+                    group, split, parts, 0, CONSUMERS, BLOCK_M, BLOCK_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
+                    C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT,
+                )),
+                (consume_partition, (
+                    c_desc, c_parts_1, a_tiles, b_tiles, full_bars, empty_bars, c_ptr, bias_ptr, workspace_ptr,
+                    counters_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles,
+                    group, split, parts, 1, CONSUMERS, BLOCK_M, BLOCK_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
+                    C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT,
+                )),
+                (consume_partition, (
+                    c_desc, c_parts_2, a_tiles, b_tiles, full_bars, empty_bars, c_ptr, bias_ptr, workspace_ptr,
+                    counters_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles,
+                    group, split, parts, 2, CONSUMERS, BLOCK_M, BLOCK_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
+                    C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT,
+                )),
+                (load_partition, (
+                    a_desc, b_desc, a_tiles, b_tiles, full_bars, empty_bars, num_m, num_n, num_items, k_tiles, group,
+                    split, parts, a_batches, b_batches, BLOCK_M, BLOCK_N, BLOCK_K, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
+                )),
+            ],
+            [4, 4, 1],
+            [160, 160, 24],
+        )
+    # fmt: on
+
+
+@gluon.jit
+def parts_of_c(c_desc, unused, BY_TMA: gl.constexpr, C_BUFFERS: gl.constexpr):
+    """The buffers through which a warpgroup stores C; `unused` where it needs none."""
+    if BY_TMA:
+        return gl.allocate_shared_memory(c_desc.dtype, [C_BUFFERS] + c_desc.block_shape, c_desc.layout)
+    else:
+        return unused
+
+
+CONFIGS = tuple(
+    GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, num_warps=warps, num_stages=stages)
+    for m, n, k, warps, stages in [
+        (128, 256, 64, 8, 4),
+        (128, 256, 64, 8, 3),  # where C is fp32
+        (256, 128, 64, 8, 3),
+        (192, 128, 64, 12, 4),
+        (128, 128, 64, 8, 6),
+        (128, 128, 128, 8, 3),
+        (64, 256, 64, 4, 4),
+        (128, 64, 128, 8, 4),
+        (64, 128, 128, 4, 4),
+        (64, 64, 128, 4, 6),
+        (128, 32, 128, 8, 5),
+        (64, 32, 128, 4, 6),
+        (128, 16, 128, 8, 5),
+        (64, 16, 128, 4, 8),
+        (64, 16, 64, 4, 8),
+    ]
+)
+
+
+def part_columns(config: GemmConfig) -> int:
+    """Columns of C that a warpgroup stores at once: 128 bytes of 16-bit elements, which TMA's swizzle spans."""
+    assert config.BLOCK_N is not None
+    return min(PART, config.BLOCK_N)
+
+
+def c_buffers(problem: GemmProblem, config: GemmConfig) -> int:
+    """Buffers through which a warpgroup stores its parts of C: four where they fit, else two."""
+    assert config.BLOCK_N is not None
+    enough = config.BLOCK_N // part_columns(config) >= 4
+    return 4 if enough and _shared_memory(problem, config, 4) <= SHARED_MEMORY[9, 0] else 2
+
+
+def shared_memory(problem: GemmProblem, config: GemmConfig) -> int:
+    """Bytes of shared memory: the ring, each warpgroup's parts of C, and barriers. An upper bound."""
+    return _shared_memory(problem, config, c_buffers(problem, config))
+
+
+def _shared_memory(problem: GemmProblem, config: GemmConfig, buffers: int) -> int:
+    m, n, k = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K
+    assert m is not None and n is not None and k is not None
+    ring = config.num_stages * (m + n) * k * problem.dtype.itemsize
+    parts = buffers * m * part_columns(config) * problem.out_dtype.itemsize if c_by_tma(problem) else 0
+    return ring + parts + 1024
+
+
+def c_by_tma(problem: GemmProblem) -> bool:
+    """Whether TMA can store C: as for operands, and its rows must not end inside 16 bytes, of which TMA would store
+    all (triton#11583)."""
+    c, itemsize = problem.c, problem.out_dtype.itemsize
+    row = problem.M if c.column_major else problem.N
+    return c.tma_illegal(itemsize) is None and row * itemsize % 16 == 0
+
+
+def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig) -> str | None:
+    """Why `device` cannot run `problem` in this configuration, or None if it can."""
+    if device.capability != (9, 0):
+        return f"needs Hopper's wgmma, {device.name} has none"
+    if problem.precision != "half":
+        return f"multiplies 16-bit operands, not {problem.dtype}"
+    if problem.K == 0:
+        return "TMA has nothing to load"
+    why = problem.tma_illegal()
+    if why is not None:
+        return f"TMA cannot take {why}"
+    needed = shared_memory(problem, config)
+    if needed > device.shared_memory:
+        return f"needs {needed} bytes of shared memory, {device.name} has {device.shared_memory}"
+    return None
+
+
+def tensor_map(
+    operand: str,
+    layout: Layout,
+    dtype: torch.dtype,
+    batch: int,
+    rows: int,
+    columns: int,
+    block_rows: int,
+    block_columns: int,
+) -> TensorMap:
+    """The map of [batch, rows, columns] matrices; of their transposes where the unit stride runs down the columns."""
+    step, row, column = layout.strides
+    if layout.column_major:
+        rows, columns, row, block_rows, block_columns = columns, rows, column, block_columns, block_rows
+    count = batch if step else 1
+    return TensorMap(
+        operand, dtype, (count, rows, columns), (step or rows * row, row, 1), (1, block_rows, block_columns)
+    )
+
+
+def launches(problem: GemmProblem, config: GemmConfig, schedule: Schedule) -> tuple[Launch, ...]:
+    """The launch that computes `problem`."""
+    m, n, k = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K
+    assert m is not None and n is not None and k is not None
+    num_m, num_n, k_tiles = -(-problem.M // m), -(-problem.N // n), -(-problem.K // k)
+    num_tiles = problem.batch * num_m * num_n
+    consumers, part = config.num_warps // 4, part_columns(config)
+    by_tma = c_by_tma(problem)
+    splits = schedule.split > 0
+    shared_parts = schedule.split * (schedule.parts - 1)
+    a = tensor_map("a", problem.a, problem.dtype, problem.batch, problem.M, problem.K, m // consumers, k)
+    b = tensor_map("b", problem.b, problem.dtype, problem.batch, problem.K, problem.N, k, n)
+    c = tensor_map("c", problem.c, problem.out_dtype, problem.batch, problem.M, problem.N, m // consumers, part)
+    arguments = {
+        "a_desc": a,
+        "b_desc": b,
+        "c_desc": c if by_tma else b,  # partitions take no None: what is not used is something else
+        "c_ptr": Pointer("c"),
+        "bias_ptr": Pointer("bias" if problem.bias else "c"),
+        "workspace_ptr": Pointer("workspace" if splits else "c"),
+        "counters_ptr": Pointer("counters" if splits else "c"),
+        "M": problem.M,
+        "N": problem.N,
+        "stride_cb": problem.c.strides[0],
+        "stride_cm": problem.c.strides[1],
+        "stride_cn": problem.c.strides[2],
+        "alpha": Scalar("alpha"),
+        "beta": Scalar("beta"),
+        "num_m": num_m,
+        "num_n": num_n,
+        "num_items": schedule.items(num_tiles),
+        "k_tiles": k_tiles,
+        "group": schedule.group,
+        "split": schedule.split,
+        "parts": schedule.parts,
+        "a_batches": int(problem.a.strides[0] > 0),
+        "b_batches": int(problem.b.strides[0] > 0),
+        "A_COLUMN_MAJOR": problem.a.column_major,
+        "B_COLUMN_MAJOR": problem.b.column_major,
+        "C_COLUMN_MAJOR": problem.c.column_major,
+        "C_TMA": by_tma,
+        "HAS_BETA": problem.has_beta,
+        "BIAS": problem.bias or "",
+        "ACTIVATION": problem.activation or "",
+        "SPLIT": splits,
+        "CONSUMERS": consumers,
+        "BLOCK_M": m,
+        "BLOCK_N": n,
+        "BLOCK_K": k,
+        "PART_N": part,
+        "C_BUFFERS": c_buffers(problem, config),
+        "num_stages": config.num_stages,
+    }
+    return (
+        Launch(
+            warp_specialised_kernel,
+            (schedule.programs, 1, 1),
+            arguments,
+            {"num_warps": 4, "launch_pdl": True},
+            workspace=shared_parts * m * n * 4,
+            counters=schedule.split * consumers,
+        ),
+    )

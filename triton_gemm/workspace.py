@@ -1,0 +1,56 @@
+"""Memory in which programs of one launch share partial sums: one piece for each stream, and for each graph capture.
+
+Launches on one stream follow one another, so they may share a piece; launches on two streams may not, nor may a
+captured graph, which replays beside anything, share one with the stream it was captured on. The counters in it are
+zero between launches.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import OrderedDict
+from functools import cache
+
+import torch
+
+MAX_WORKSPACES = 16
+COUNTERS = 16_384
+MINIMUM = 4 << 20
+
+_workspaces: OrderedDict[tuple[int, int, int], list[torch.Tensor]] = OrderedDict()
+
+
+def workspace(device: int, stream: int, nbytes: int) -> list[torch.Tensor]:
+    """Scratch memory of at least `nbytes` bytes and COUNTERS zeroed int32, for launches on `stream`, which must be the
+    current stream of the current device `device`.
+
+    Under capture the counters are zeroed in the graph, once. At most MAX_WORKSPACES are kept; one that is given up
+    goes back to torch's allocator, which hands it to no other stream while this one may use it.
+    """
+    capture = _capture_id(stream) if torch.cuda.is_current_stream_capturing() else 0
+    key = (device, stream, capture)
+    found = _workspaces.get(key)
+    if found is None or 4 * found[0].numel() < nbytes:
+        size = max(nbytes, MINIMUM)
+        memory = torch.empty(size // 4, dtype=torch.float32, device=torch.device("cuda", device))
+        counters = found[1] if found else torch.zeros(COUNTERS, dtype=torch.int32, device=memory.device)
+        found = _workspaces[key] = [memory, counters]
+        while len(_workspaces) > MAX_WORKSPACES:
+            _workspaces.popitem(last=False)
+    return found
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _capture_id(stream: int) -> int:
+    """The unique number of the capture that `stream` takes part in (CUDA driver API, cuStreamGetCaptureInfo)."""
+    status, number = ctypes.c_int(), ctypes.c_ulonglong()
+    error = _driver().cuStreamGetCaptureInfo_v2(
+        ctypes.c_void_p(stream), ctypes.byref(status), ctypes.byref(number), None, None, None
+    )
+    if error:
+        raise RuntimeError(f"cuStreamGetCaptureInfo failed with CUDA error {error}")
+    return number.value
