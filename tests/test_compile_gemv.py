@@ -25,12 +25,23 @@ def arch(capability: Capability) -> str:
 
 
 def planned(
-    M: int, size: tuple[int, int], layout: str, dtype: torch.dtype = torch.bfloat16, **options: object
+    M: int,
+    size: tuple[int, int],
+    layout: str,
+    dtype: torch.dtype = torch.bfloat16,
+    pitch: int = 0,
+    **options: object,
 ) -> tuple[GemmProblem, dict[str, torch.Tensor]]:
-    """A problem, and operands for it that do not exist; N bias values if there is a bias."""
+    """A problem, and operands for it that do not exist, the rows of A and B `pitch` elements longer than a multiple of
+    16 if that is given; N bias values if there is a bias."""
     N, K = size
-    a = torch.empty(M, K, dtype=dtype, device="meta")
-    b = torch.empty(N, K, dtype=dtype, device="meta").T if layout == "nt" else a.new_empty(K, N)
+
+    def matrix(rows: int, columns: int) -> torch.Tensor:
+        length = -(-columns // 16) * 16 + pitch if pitch else columns
+        return torch.empty(rows, length, dtype=dtype, device="meta")[:, :columns]
+
+    a = matrix(M, K)
+    b = matrix(N, K).T if layout == "nt" else matrix(K, N)
     c = a.new_empty(M, N)
     bias = torch.empty(N, device="meta")
     return GemmProblem.of(a, b, c, **options), {"a": a, "b": b, "c": c, "bias": bias}
@@ -61,6 +72,14 @@ def reads_of_weights(kernel: aot.Compiled) -> set[int]:
     }
 
 
+def reads_of_a(kernel: aot.Compiled) -> set[int]:
+    """The bytes that a thread reads at once of what is no weight, in bf16 or fp32: A, where nothing else is read."""
+    loads = re.findall(
+        r"ld\.global(?:\.\w+)*?(?:\.v(\d))?\.b(\d+) ", kernel.asm["ptx"].replace(".L1::evict_first", "?")
+    )
+    return {int(words or 1) * int(bits) // 8 for words, bits in loads}
+
+
 def legal(problem: GemmProblem, capability: Capability) -> list[GemmConfig]:
     device = device_of_capability(capability)
     return [config for config in gemv.CONFIGS if gemv.illegal(problem, device, config) is None]
@@ -70,11 +89,40 @@ def legal(problem: GemmProblem, capability: Capability) -> list[GemmConfig]:
 def test_every_tile_with_four_rows(layout: str) -> None:
     problem, operands = planned(4, ALIGNED, layout)
     configs = legal(problem, HOPPER)
-    assert len(configs) >= 7
+    assert len(configs) >= 6
     for config in configs:
         kernel = compiled(problem, operands, config)
         assert kernel.spills == 0, config
         assert reads_of_weights(kernel) - {0} == {16}, config
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+def test_pitches_and_row_starts_of_16_bytes_are_enough(layout: str, dtype: torch.dtype) -> None:
+    """Multiples of 16 bytes, not of the 16 elements that Triton looks for; also with no whole tiles along N or K."""
+    vector = 16 // dtype.itemsize
+    for M in (1, 4):
+        for sizes in (ALIGNED, (4096 + vector, 8192 + vector)):
+            problem, operands = planned(M, sizes, layout, dtype, pitch=vector)
+            assert all(layout.strides[1:].count(1) == 1 for layout in (problem.a, problem.b))
+            assert max(problem.b.strides) % 16 == vector
+            config, split_k = gemv.default(problem, device_of_capability(HOPPER))
+            kernel = compiled(problem, operands, config, split_k)
+            assert kernel.spills == 0, config
+            assert reads_of_weights(kernel) - {0} == {16}, config
+            if layout == "nt":
+                assert reads_of_a(kernel) == {16}, config
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+@pytest.mark.parametrize("pitch", [4, 2])
+def test_narrower_vectors(pitch: int, layout: str) -> None:
+    for M in (1, 4):
+        problem, operands = planned(M, ALIGNED, layout, pitch=pitch)
+        config, split_k = gemv.default(problem, device_of_capability(HOPPER))
+        kernel = compiled(problem, operands, config, split_k)
+        assert kernel.spills == 0, config
+        assert reads_of_weights(kernel) - {0} == {2 * pitch}, config
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt"])

@@ -141,9 +141,7 @@ DEVICES = st.integers(1, 200).map(lambda sms: DeviceInfo("gpu", (9, 0), sms, HOP
 
 @settings(max_examples=300, deadline=None)
 @given(SIZES, SIZES, SIZES, st.integers(1, 70), CONFIGS, DEVICES)
-def test_every_schedule_can_be_run(
-    M: int, N: int, K: int, batch: int, config: GemmConfig, device: DeviceInfo
-) -> None:
+def test_every_schedule_can_be_run(M: int, N: int, K: int, batch: int, config: GemmConfig, device: DeviceInfo) -> None:
     problem = problem_of(M, N, K, batch)
     count, k_tiles = cost_model.tiles(problem, config), -(-K // (config.BLOCK_K or 1))
     found = cost_model.schedules(problem, config, device)

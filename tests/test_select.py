@@ -187,7 +187,9 @@ def test_both_sides_of_a_product_are_treated_alike(problem: GemmProblem, device)
         pytest.param(of(512, 512, 512, batch=16), "warp_specialised", id="batch"),
         pytest.param(of(64, 64, 64, dtype=torch.float32, precision="ieee"), "k06", id="ieee"),
         pytest.param(of(64, 64, 64, dtype=torch.float32, precision="tf32"), "k07", id="tf32"),
-        pytest.param(of(64, 64, 64, dtype=torch.float32, precision="ieee", bias="n"), "portable", id="ieee with a bias"),
+        pytest.param(
+            of(64, 64, 64, dtype=torch.float32, precision="ieee", bias="n"), "portable", id="ieee with a bias"
+        ),
     ],
 )
 def test_what_hopper_runs(problem: GemmProblem, kernel: str) -> None:

@@ -83,7 +83,10 @@ class GemmPlan:
 
     def __init__(self, problem: GemmProblem, selection: Selection, device: torch.device) -> None:
         self.selection, self.device, self.index = selection, device, device.index or 0
-        self.steps = [Step(launch) for launch in launches(problem, selection)]
+        made = launches(problem, selection)
+        if device_info(device).capability >= (9, 0):
+            made = tuple(launch.programmatic() for launch in made)
+        self.steps = [Step(launch) for launch in made]
         self.temporaries = [temporary for step in self.steps for temporary in step.launch.temporaries]
         self.workspace = max((step.launch.workspace for step in self.steps), default=0)
         self.bound: dict[tuple[Any, ...], Bound] = {}

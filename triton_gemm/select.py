@@ -53,14 +53,15 @@ def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
         raise RuntimeError(f"matmul needs compute capability 8.0 or newer, {device.name} has less")
     if problem.precision != "half" and problem.batch == 1 and problem.bias is None and problem.activation is None:
         return _rung(problem, device)
+    hopper = device.capability == (9, 0) and device is not INTERPRETER
     turned = problem.N < problem.M
     narrow = problem.swapped if turned else problem
-    if _few_rows(narrow):
+    if gemv.pays(narrow) or (not hopper and _few_rows(narrow)):
         config, split_k = gemv.default(narrow, device)
         return Selection(
             "gemv", config, f"{narrow.M} row{'s' * (narrow.M > 1)} of products", split_k=split_k, swapped=turned
         )
-    if device.capability == (9, 0) and device is not INTERPRETER and problem.precision == "half" and problem.K > 0:
+    if hopper and problem.precision == "half" and problem.K > 0:
         found = _warp_specialised(problem, device)
         if found is not None:
             return found
@@ -105,7 +106,7 @@ def _warp_specialised(problem: GemmProblem, device: DeviceInfo) -> Selection | N
                 continue
             for schedule in cost_model.schedules(turned, config, device):
                 time = cost_model.microseconds(turned, config, schedule)
-                if best is None or time < best[0]:
+                if best is None or time < 0.99 * best[0]:  # a near tie goes to the tile that comes first
                     waves = cost_model.tiles(turned, config) / device.num_sms
                     reason = f"{waves:.2f} waves of tiles, about {time:.3g} us"
                     best = time, Selection("warp_specialised", config, reason, schedule, swapped=swapped, packed=packed)

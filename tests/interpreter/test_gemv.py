@@ -1,5 +1,7 @@
 """Products with few rows, in Triton's interpreter, against fp64."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from triton_gemm.device import INTERPRETER, DeviceInfo, device_of_capability
 from triton_gemm.kernels import gemv
 from triton_gemm.kernels.launch import materialise
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
+from triton_gemm.workspace import COUNTERS
 
 NAN = float("nan")
 HOPPER = device_of_capability((9, 0))
@@ -124,6 +127,22 @@ def test_every_config(config: GemmConfig) -> None:
         a, b, c = operands(product(torch.float16, torch.float32), (config.BLOCK_M, N, K), "integers")
         multiply(a, b.T.contiguous().T, c.fill_(NAN), config=config, split_k=split_k)
         assert torch.equal(c, reference(a, b).float())
+
+
+@pytest.mark.parametrize("along", ["k", "n"])
+@pytest.mark.parametrize("pitch", [136, 140, 142, 143])  # read in eights, fours, twos and ones
+def test_rows_that_are_read_by_vectors(pitch: int, along: str) -> None:
+    """Inside of wider matrices full of NaN, with the last vector at the end of a row and with rows that end in one."""
+    for K, N in ((136, 136), (132, 134), (130, 129)):
+        wide_a, wide_b = torch.full((3, pitch), NAN), torch.full((136, pitch), NAN)
+        a, b = wide_a[:, :K].copy_(torch.randint(-4, 5, (3, K))), wide_b[:K, :N] if along == "n" else wide_b[:N, :K].T
+        b.copy_(torch.randint(-4, 5, (K, N)))
+        half_a = wide_a.half()[:, :K]
+        half_b = wide_b.half()[:K, :N] if along == "n" else wide_b.half()[:N, :K].T
+        for tile in TILES.values():
+            c = torch.full((3, N), NAN)
+            multiply(half_a, half_b, c, config=tile, split_k=2)
+            assert torch.equal(c, reference(a, b).float())
 
 
 @pytest.mark.parametrize("out_dtype", DTYPES, ids=name)
@@ -244,8 +263,39 @@ def test_the_default_is_legal_and_never_splits_finer_than_k(device: DeviceInfo) 
                     for batch in (1, 300):
                         asked = problem(M, N, K, layout, dtype, batch)
                         config, split_k = gemv.default(asked, device)
-                        assert gemv.illegal(asked, device, config) is None
+                        assert gemv.illegal(asked, device, config, split_k) is None
                         assert 1 <= split_k <= max(1, -(-K // config.BLOCK_K))
+                        (launch,) = gemv.launches(asked, config, split_k)
+                        assert launch.counters <= COUNTERS
+
+
+def test_the_default_asks_for_enough_and_leaves_no_wave_nearly_empty() -> None:
+    """As measured on an H100, whose SMs hold 7 programs of 4 x 1024 with four rows, and 8 of 2 x 2048."""
+
+    def chosen(*size: int, layout: str) -> tuple[int | None, int | None, int]:
+        config, split_k = gemv.default(problem(*size, layout), HOPPER)
+        return config.BLOCK_N, config.BLOCK_K, split_k
+
+    assert chosen(1, 4096, 4096, layout="nt") == (1, 2048, 1)
+    assert chosen(1, 4096, 1024, layout="nt") == (2, 1024, 1)  # half of the lanes would idle
+    assert chosen(2, 4096, 4096, layout="nt") == (2, 2048, 1)
+    assert chosen(4, 14336, 4096, layout="nt") == (4, 1024, 1)  # 3.9 waves
+    assert chosen(4, 4096, 14336, layout="nt") == (2, 2048, 1)  # 1.9 waves, not 1.1
+    assert chosen(4, 152064, 5120, layout="nt") == (4, 1024, 1)  # not 2.5 steps
+    assert chosen(1, 256, 65536, layout="nt") == (1, 2048, 4)  # 31 KiB on each SM
+    assert chosen(1, 14336, 4096, layout="nn") == (64, 128, 2)
+    assert chosen(1, 152064, 5120, layout="nn") == (64, 64, 1)  # 1.8 waves, not 2.3
+    assert chosen(4, 4096, 4096, layout="nn") == (32, 64, 8)
+    assert chosen(4, 28672, 8192, layout="nn") == (64, 128, 1)
+
+
+def test_where_it_pays() -> None:
+    assert all(gemv.pays(problem(M, 4096, 4096, "nt")) == (M <= 2) for M in range(1, 9))
+    assert not gemv.pays(problem(1, 4096, 4096, "nn"))
+    assert gemv.pays(problem(4, 4095, 4095, "nn"))  # the tensor-core kernel would copy B first
+    assert gemv.pays(replace(problem(4, 4096, 4096, "nn", torch.float32), precision="ieee"))
+    assert not gemv.pays(problem(1, 4096, 4096, "nt", torch.float64))
+    assert not gemv.pays(problem(1, 64, 64, "nt", batch=70_000))
 
 
 @pytest.mark.parametrize(
@@ -257,10 +307,25 @@ def test_the_default_is_legal_and_never_splits_finer_than_k(device: DeviceInfo) 
         (problem(1, 64, 64, "nt"), GemmConfig(1, 64, 64), "64 elements along K"),
         (problem(1, 64, 64, "nn"), GemmConfig(1, 4, 1024), "4 columns"),
         (problem(2, 64, 64, "nn"), GemmConfig(2, 64, 64, num_stages=3), "2 x 64 elements of A"),
-        (problem(1, 64, 65, "nt"), GemmConfig(1, 16, 1024), "one by one"),
+        (problem(1, 64, 65, "nt"), GemmConfig(1, 16, 1024), "less than 16 bytes at a time"),
         (problem(1, 64, 64, "nn", batch=70_000), GemmConfig(1, 64, 64), "70000 products"),
         (problem(1, 64, 64, "nt"), GemmConfig(1, 16, 4096, num_stages=3), "bytes of shared memory"),
     ],
 )
 def test_what_is_illegal_says_why(asked: GemmProblem, config: GemmConfig, why: str) -> None:
     assert why in (gemv.illegal(asked, HOPPER, config) or "")
+
+
+def test_what_a_launch_can_have_is_legal_and_no_more() -> None:
+    """Counters for each tile of a split, and the grid's axes."""
+    assert gemv.MAX_COUNTERS == COUNTERS
+    config = GemmConfig(1, 64, 64, num_warps=4)
+    most = problem(1, 64 * COUNTERS, 640, "nn")
+    assert gemv.illegal(most, HOPPER, config, 2) is None
+    assert gemv.launches(most, config, 2)[0].counters == COUNTERS
+    more = problem(1, 64 * COUNTERS + 8, 640, "nn")
+    assert gemv.illegal(more, HOPPER, config) is None
+    assert "counters" in (gemv.illegal(more, HOPPER, config, 2) or "")
+    assert "parts of K" in (gemv.illegal(most, HOPPER, config, 65_536) or "")
+    assert "parts of K" in (gemv.illegal(most, HOPPER, config, 0) or "")
+    assert "first axis" in (gemv.illegal(problem(1, 2**38, 64, "nn"), HOPPER, config) or "")

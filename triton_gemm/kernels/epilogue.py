@@ -10,7 +10,9 @@ def activate(x, ACTIVATION: tl.constexpr):
     if ACTIVATION == "relu":
         return tl.where(x < 0, 0.0, x)  # not maximum(x, 0): a NaN stays one
     elif ACTIVATION == "gelu":
-        return 0.5 * x * (1.0 + tl.erf(0.7071067811865476 * x))
+        # x Phi(x) = max(x, 0) - |x| / 2 erfc(|x| / sqrt 2), which cancels nowhere
+        z = tl.minimum(tl.abs(x), 30.0)  # where erfc is 0, and infinity times it would be a NaN
+        return tl.where(x < 0, 0.0, x) - 0.5 * z * erfc(0.7071067811865476 * z)
     elif ACTIVATION == "gelu_tanh":
         # 1 + tanh(z) = 2 sigmoid(2z)
         z = 0.7978845608028654 * (x + 0.044715 * x * x * x)
@@ -20,6 +22,22 @@ def activate(x, ACTIVATION: tl.constexpr):
     else:
         tl.static_assert(ACTIVATION is None or ACTIVATION == "", "unknown activation")
         return x
+
+
+@triton.jit
+def erfc(z):
+    """1 - erf(z) for z >= 0, to a relative 1.2e-7 by Chebyshev's approximation of W. H. Press et al., Numerical Recipes,
+    6.2 (`erfcc`): a third of the instructions of libdevice's."""
+    t = 1.0 / (1.0 + 0.5 * z)
+    p = -0.82215223 + t * 0.17087277
+    p = 1.48851587 + t * p
+    p = -1.13520398 + t * p
+    p = 0.27886807 + t * p
+    p = -0.18628806 + t * p
+    p = 0.09678418 + t * p
+    p = 0.37409196 + t * p
+    p = 1.00002368 + t * p
+    return t * tl.exp(-z * z - 1.26551223 + t * p)
 
 
 @triton.jit

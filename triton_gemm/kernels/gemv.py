@@ -29,6 +29,7 @@ from ..problem import GemmProblem
 from .epilogue import epilogue
 from .launch import Launch, Pointer, Scalar
 from .portable import vector, whole
+from .programmatic import follow
 from .splitk import last_to_arrive
 
 MAX_ROWS = 4
@@ -113,10 +114,13 @@ def gemv_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     NUM_STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """X_UNIT: the dimension of X with stride 1, 0 or 1, or None; X_VECTOR: elements that may be read at once along it;
     EVEN_N, EVEN_K: whether the blocks divide N and K; LANES_K: threads side by side along K, each with VECTOR_K
     neighbouring elements. Products within a thread are summed at once, LANES_K sums are kept to the end."""
+    follow(PDL)
+
     # Locate the tile
     pid_n = tl.program_id(0)
     pid_k = tl.program_id(1)
@@ -222,11 +226,11 @@ def store_sums(
 def pays(problem: GemmProblem) -> bool:
     """Whether no other kernel is faster here than `default`: to be asked with the narrower side as M.
 
-    On an H100 (bf16, eight sizes from 8 to 780 M elements): with one or two rows, and B read along K, 1.1 to 1.5
-    times cuBLAS's speed and 3 to 15 % faster than the warp-specialised kernel. Three or four rows cost a program four
-    accumulators for each load: a tensor core does that for nothing, and is 1 % faster by geometric mean. Along N a
-    program gathers K from many rows of B and needs K split: 4 % faster than cuBLAS with one row, 3 % slower than the
-    tensor core.
+    On an H100 (bf16, eight sizes from 8 to 780 M elements): with one or two rows, and B read along K, 1.07 to 1.45
+    times cuBLAS's speed and 2 to 12 % faster than the warp-specialised kernel. Three or four rows are four FMAs for
+    each element that arrives: the tensor cores, for which they are nothing, are 1 % faster by geometric mean. Along N
+    each 16 bytes are of eight columns, with sums of their own for each row, and K is split: 4 % faster than cuBLAS
+    with one row, but 3 % slower than the tensor cores.
 
     Not measured, but counted: a B that TMA cannot read would be copied first, three times the traffic; and IEEE fp32
     has no tensor core, while 4 FMAs for each 4 bytes use an eighth of the FMA units.
@@ -371,6 +375,7 @@ def launches(problem: GemmProblem, config: GemmConfig, split_k: int = 1) -> tupl
         "BLOCK_N": block_n,
         "BLOCK_K": block_k,
         "NUM_STAGES": config.num_stages,
+        "PDL": False,
     }
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
     grid = (tiles // problem.batch, split_k, problem.batch)

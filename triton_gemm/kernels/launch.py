@@ -63,6 +63,14 @@ class Launch:
     workspace: int = 0
     counters: int = 0
 
+    def programmatic(self) -> Launch:
+        """The same launch, as one that may be set up while the one before runs out, where its kernel can be: by a
+        constant PDL. For compute capability 9.0 and later."""
+        if "PDL" not in self.arguments:
+            return self
+        options = {**self.options, "launch_pdl": True}
+        return replace(self, arguments={**self.arguments, "PDL": True}, options=options)
+
     def renamed(self, names: Mapping[str, str]) -> Launch:
         """The same launch on other operands, by their names before and after."""
 

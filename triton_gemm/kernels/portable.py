@@ -24,6 +24,7 @@ from ..ladder.k07_tf32 import round_tf32
 from ..problem import GemmProblem, Layout
 from .epilogue import epilogue
 from .launch import Launch, Pointer, Scalar
+from .programmatic import follow
 from .splitk import last_to_arrive
 
 MAX_SIZE = 2**31 - 512  # of M, N, K and of the grid: their tiles are counted in 32 bits
@@ -74,11 +75,14 @@ def portable_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """c = activation(alpha a @ b + beta c + bias), a [batch, M, K], b [batch, K, N], c [batch, M, N].
 
     X_UNIT: the dimension of X with stride 1, 0 or 1, or None; X_VECTOR: elements that may be moved at once along it.
     """
+    follow(PDL)
+
     # Locate the tile, and this program's share of its k-tiles
     num_m = tl.cdiv(M, BLOCK_M)
     num_n = tl.cdiv(N, BLOCK_N)
@@ -227,6 +231,7 @@ CONFIGS: dict[str, tuple[GemmConfig, ...]] = {
             (64, 256, 64, 8, 3),
             (128, 64, 64, 4, 4),
             (64, 128, 64, 4, 4),
+            (64, 128, 32, 8, 4),
             (64, 64, 64, 4, 4),
             (64, 64, 32, 4, 4),
             (32, 128, 64, 4, 4),
@@ -246,7 +251,6 @@ CONFIGS: dict[str, tuple[GemmConfig, ...]] = {
     "tf32": _configs(
         [
             (128, 128, 32, 8, 3),
-            (128, 64, 32, 4, 4),
             (64, 128, 32, 4, 4),
             (64, 64, 32, 4, 4),
             (32, 64, 32, 4, 5),
@@ -258,11 +262,10 @@ CONFIGS: dict[str, tuple[GemmConfig, ...]] = {
     ),
     "ieee": _configs(
         [
-            (128, 64, 16, 4, 3),
             (64, 128, 16, 4, 3),
             (64, 64, 16, 4, 3),
             (32, 64, 32, 4, 2),
-            (64, 32, 32, 4, 2),
+            (64, 32, 16, 4, 4),
             (32, 32, 32, 4, 3),
             (16, 64, 32, 4, 3),
             (64, 16, 32, 4, 3),
@@ -299,7 +302,7 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig, split_
     a_tile, b_tile = config.BLOCK_M * config.BLOCK_K, config.BLOCK_K * config.BLOCK_N
     addresses = (a_tile // a_vector + b_tile // b_vector) // (32 * config.num_warps)
     fragments = 0 if tensor_cores else accumulators  # FFMAs read operands from registers
-    if accumulators + fragments + 3 * addresses > 200:
+    if accumulators + fragments + 5 * addresses > 210:
         return f"{accumulators} accumulators and {addresses} addresses leave too few of a thread's registers"
     beside = 4 * bool(problem.bias or problem.activation not in (None, "relu") or split_k > 1)
     beside += out_itemsize * problem.has_beta + 4 * (c_vector * out_itemsize < 16)
@@ -348,6 +351,7 @@ def launches(problem: GemmProblem, config: GemmConfig, split_k: int = 1, *, stri
         "BIAS": problem.bias,
         "ACTIVATION": problem.activation,
         **config.meta(),
+        "PDL": False,
     }
     return (
         Launch(

@@ -20,6 +20,7 @@ import triton.language as tl
 from ..problem import Layout
 from .launch import Launch, Pointer, Temporary
 from .portable import tile_pointers, vector, whole
+from .programmatic import follow
 
 LINE = 128  # bytes
 WIDE_ROW = 1024  # bytes; padding to whole lines adds at most an eighth to it
@@ -42,9 +43,12 @@ def repack_kernel(
     OUT_VECTOR: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """out [batch, rows, pitch], row-major, becomes x [batch, rows, columns], whose dimension X_UNIT (0, 1 or None) has
     stride 1; what is left of a row's last OUT_VECTOR elements becomes 0."""
+    follow(PDL)
+
     # Locate the tile
     num_m = tl.cdiv(rows, BLOCK_M)
     num_n = tl.cdiv(columns, BLOCK_N)
@@ -109,6 +113,7 @@ def launch(
         "OUT_VECTOR": out_vector,
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
+        "PDL": False,
     }
     made = Launch(
         repack_kernel,

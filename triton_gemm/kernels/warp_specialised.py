@@ -32,17 +32,16 @@ from .launch import Launch, Pointer, Scalar, TensorMap
 from .schedule import Schedule, work_of
 from .splitk import arrive, wait_for
 
-PART = 64  # columns of C that leave at once
-
 
 @gluon.jit
 def load_partition(
     a_desc, b_desc, a_tiles, b_tiles, full_bars, empty_bars, num_m, num_n, num_items, k_tiles, group, split, parts,
     a_batches, b_batches, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
-    A_COLUMN_MAJOR: gl.constexpr, B_COLUMN_MAJOR: gl.constexpr,
+    A_COLUMN_MAJOR: gl.constexpr, B_COLUMN_MAJOR: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """The producer: fills every slot of the ring that has been emptied, in the order in which they are consumed."""
-    gdc_wait()
+    if PDL:
+        gdc_wait()
     num_stages: gl.constexpr = b_tiles.shape[0]
     consumers: gl.constexpr = a_tiles.shape[0] // num_stages
     rows: gl.constexpr = BLOCK_M // consumers
@@ -117,9 +116,11 @@ def consume_partition(
     CONSUMER: gl.constexpr, CONSUMERS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
     PART_N: gl.constexpr, A_COLUMN_MAJOR: gl.constexpr, B_COLUMN_MAJOR: gl.constexpr, C_COLUMN_MAJOR: gl.constexpr,
     C_TMA: gl.constexpr, HAS_BETA: gl.constexpr, BIAS: gl.constexpr, ACTIVATION: gl.constexpr, SPLIT: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: multiplies its rows of every tile and stores them, or shares partial sums with other programs."""
-    gdc_wait()
+    if PDL:
+        gdc_wait()
     num_stages: gl.constexpr = b_tiles.shape[0]
     ROWS: gl.constexpr = BLOCK_M // CONSUMERS
     PARTS: gl.constexpr = BLOCK_N // PART_N
@@ -199,27 +200,20 @@ def store_tile(
     parts = columns_in_parts(acc, PART_N)
     for p in gl.static_range(BLOCK_N // PART_N):
         store_part(
-            gl.convert_layout(parts[p], part_layout), c_desc, c_parts, (buffer + p) % c_parts.shape[0], c_ptr, bias_ptr,
-            batch, m, n + p * PART_N, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, C_COLUMN_MAJOR, C_TMA, HAS_BETA,
-            BIAS, ACTIVATION,
+            gl.convert_layout(parts[p], part_layout), c_desc, c_parts, (buffer + p) % c_parts.shape[0], c_ptr,
+            bias_ptr, batch, m, n + p * PART_N, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, C_COLUMN_MAJOR,
+            C_TMA, HAS_BETA, BIAS, ACTIVATION,
         )  # fmt: skip
 
 
 @gluon.jit
 def columns_in_parts(x, PART_N: gl.constexpr):
-    """x [rows, columns] as a tuple of [rows, PART_N], for 1, 2 or 4 parts."""
-    PARTS: gl.constexpr = x.shape[1] // PART_N
-    if PARTS == 1:
+    """x [rows, columns] as a tuple of [rows, PART_N], for 1, 2, 4 or 8 parts."""
+    if x.shape[1] == PART_N:
         return (x,)
-    elif PARTS == 2:
-        left, right = halves(x)
-        return left, right
     else:
-        gl.static_assert(PARTS == 4)
         left, right = halves(x)
-        a, b = halves(left)
-        c, d = halves(right)
-        return a, b, c, d
+        return columns_in_parts(left, PART_N) + columns_in_parts(right, PART_N)
 
 
 @gluon.jit
@@ -329,8 +323,10 @@ def warp_specialised_kernel(
     PART_N: gl.constexpr,
     C_BUFFERS: gl.constexpr,
     num_stages: gl.constexpr,
+    PDL: gl.constexpr,
 ):
-    gdc_launch_dependents()
+    if PDL:
+        gdc_launch_dependents()
     a_tiles = gl.allocate_shared_memory(a_desc.dtype, [num_stages * CONSUMERS] + a_desc.block_shape, a_desc.layout)
     b_tiles = gl.allocate_shared_memory(b_desc.dtype, [num_stages] + b_desc.block_shape, b_desc.layout)
     full_bars = gl.allocate_shared_memory(gl.int64, [num_stages, 1], mbarrier.MBarrierLayout())
@@ -353,11 +349,12 @@ def warp_specialised_kernel(
                     c_desc, c_parts_0, a_tiles, b_tiles, full_bars, empty_bars, c_ptr, bias_ptr, workspace_ptr,
                     counters_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles,
                     group, split, parts, 0, CONSUMERS, BLOCK_M, BLOCK_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
-                    C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT,
+                    C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT, PDL,
                 )),
                 (load_partition, (
                     a_desc, b_desc, a_tiles, b_tiles, full_bars, empty_bars, num_m, num_n, num_items, k_tiles, group,
                     split, parts, a_batches, b_batches, BLOCK_M, BLOCK_N, BLOCK_K, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
+                    PDL,
                 )),
             ],
             [1],
@@ -370,17 +367,18 @@ def warp_specialised_kernel(
                     c_desc, c_parts_0, a_tiles, b_tiles, full_bars, empty_bars, c_ptr, bias_ptr, workspace_ptr,
                     counters_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles,
                     group, split, parts, 0, CONSUMERS, BLOCK_M, BLOCK_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
-                    C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT,
+                    C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT, PDL,
                 )),
                 (consume_partition, (
                     c_desc, c_parts_1, a_tiles, b_tiles, full_bars, empty_bars, c_ptr, bias_ptr, workspace_ptr,
                     counters_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles,
                     group, split, parts, 1, CONSUMERS, BLOCK_M, BLOCK_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
-                    C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT,
+                    C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT, PDL,
                 )),
                 (load_partition, (
                     a_desc, b_desc, a_tiles, b_tiles, full_bars, empty_bars, num_m, num_n, num_items, k_tiles, group,
                     split, parts, a_batches, b_batches, BLOCK_M, BLOCK_N, BLOCK_K, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
+                    PDL,
                 )),
             ],
             [4, 1],
@@ -393,23 +391,24 @@ def warp_specialised_kernel(
                     c_desc, c_parts_0, a_tiles, b_tiles, full_bars, empty_bars, c_ptr, bias_ptr, workspace_ptr,
                     counters_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles,
                     group, split, parts, 0, CONSUMERS, BLOCK_M, BLOCK_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
-                    C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT,
+                    C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT, PDL,
                 )),
                 (consume_partition, (
                     c_desc, c_parts_1, a_tiles, b_tiles, full_bars, empty_bars, c_ptr, bias_ptr, workspace_ptr,
                     counters_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles,
                     group, split, parts, 1, CONSUMERS, BLOCK_M, BLOCK_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
-                    C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT,
+                    C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT, PDL,
                 )),
                 (consume_partition, (
                     c_desc, c_parts_2, a_tiles, b_tiles, full_bars, empty_bars, c_ptr, bias_ptr, workspace_ptr,
                     counters_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles,
                     group, split, parts, 2, CONSUMERS, BLOCK_M, BLOCK_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
-                    C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT,
+                    C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT, PDL,
                 )),
                 (load_partition, (
                     a_desc, b_desc, a_tiles, b_tiles, full_bars, empty_bars, num_m, num_n, num_items, k_tiles, group,
                     split, parts, a_batches, b_batches, BLOCK_M, BLOCK_N, BLOCK_K, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
+                    PDL,
                 )),
             ],
             [4, 4, 1],
@@ -449,16 +448,17 @@ CONFIGS = tuple(
 )
 
 
-def part_columns(config: GemmConfig) -> int:
-    """Columns of C that a warpgroup stores at once: 128 bytes of 16-bit elements, which TMA's swizzle spans."""
+def part_columns(problem: GemmProblem, config: GemmConfig) -> int:
+    """Columns of C that a warpgroup stores at once: 128 bytes of 16-bit elements, which TMA's swizzle spans; half of
+    them where addresses or C itself take registers."""
     assert config.BLOCK_N is not None
-    return min(PART, config.BLOCK_N)
+    return min(64 if c_by_tma(problem) and not problem.has_beta else 32, config.BLOCK_N)
 
 
 def c_buffers(problem: GemmProblem, config: GemmConfig) -> int:
     """Buffers through which a warpgroup stores its parts of C: four where they fit, else two."""
     assert config.BLOCK_N is not None
-    enough = config.BLOCK_N // part_columns(config) >= 4
+    enough = config.BLOCK_N // part_columns(problem, config) >= 4
     return 4 if enough and _shared_memory(problem, config, 4) <= SHARED_MEMORY[9, 0] else 2
 
 
@@ -471,7 +471,7 @@ def _shared_memory(problem: GemmProblem, config: GemmConfig, buffers: int) -> in
     m, n, k = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K
     assert m is not None and n is not None and k is not None
     ring = config.num_stages * (m + n) * k * problem.dtype.itemsize
-    parts = buffers * m * part_columns(config) * problem.out_dtype.itemsize if c_by_tma(problem) else 0
+    parts = buffers * m * part_columns(problem, config) * problem.out_dtype.itemsize if c_by_tma(problem) else 0
     return ring + parts + 1024
 
 
@@ -526,7 +526,7 @@ def launches(problem: GemmProblem, config: GemmConfig, schedule: Schedule) -> tu
     assert m is not None and n is not None and k is not None
     num_m, num_n, k_tiles = -(-problem.M // m), -(-problem.N // n), -(-problem.K // k)
     num_tiles = problem.batch * num_m * num_n
-    consumers, part = config.num_warps // 4, part_columns(config)
+    consumers, part = config.num_warps // 4, part_columns(problem, config)
     by_tma = c_by_tma(problem)
     splits = schedule.split > 0
     shared_parts = schedule.split * (schedule.parts - 1)
@@ -572,13 +572,14 @@ def launches(problem: GemmProblem, config: GemmConfig, schedule: Schedule) -> tu
         "PART_N": part,
         "C_BUFFERS": c_buffers(problem, config),
         "num_stages": config.num_stages,
+        "PDL": False,
     }
     return (
         Launch(
             warp_specialised_kernel,
             (schedule.programs, 1, 1),
             arguments,
-            {"num_warps": 4, "launch_pdl": True},
+            {"num_warps": 4},
             workspace=shared_parts * m * n * 4,
             counters=schedule.split * consumers,
         ),

@@ -1,0 +1,41 @@
+"""What a product with an epilogue is, in fp64, and how wrong a kernel may be; of one matrix or a batch."""
+
+from __future__ import annotations
+
+import torch
+
+from perf.numerics import accumulation_error, magnitude, reference, rounded
+
+
+def activated(x: torch.Tensor, activation: str | None) -> torch.Tensor:
+    functions = torch.nn.functional
+    if activation == "gelu_tanh":
+        return functions.gelu(x, approximate="tanh")
+    return getattr(functions, activation)(x) if activation else x
+
+
+def expected(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c0: torch.Tensor | None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    bias: torch.Tensor | None = None,
+    axis: str = "n",
+    activation: str | None = None,
+    *,
+    mode: str,
+    out_dtype: torch.dtype,
+    parts: int = 1,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(activation(alpha a @ b + beta c0 + bias), the largest error of a kernel that sums K in `parts`)."""
+    added = torch.zeros((), dtype=torch.float64, device=a.device)
+    if bias is not None:
+        added = bias.double()[:, None] if axis == "m" else bias.double()[None, :]
+    before = reference(a, b, c0, alpha, beta) + added
+    error = accumulation_error(a.shape[-1] + parts, mode) * (magnitude(a, b, c0, alpha, beta) + added.abs())
+    if activation is not None or bias is not None:
+        # No activation is steeper than 1.13; each takes a few roundings in fp32 of numbers below |x| + 1.
+        error = 1.13 * error + 2.0**-20 * (before.abs() + 1)
+    after = activated(before, activation)
+    return after, rounded(error, after, out_dtype)

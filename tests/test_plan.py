@@ -1,0 +1,317 @@
+"""Plans without a GPU: what shares one, what their caches hold, and which memory they take operands to span."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.checks import fp32_precision
+from triton_gemm import api, plan
+from triton_gemm.device import INTERPRETER
+from triton_gemm.problem import GemmProblem, Layout
+from triton_gemm.select import select
+
+HALF = torch.float16
+
+
+def half(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=HALF)
+
+
+# --- Layouts: what cannot matter makes no difference ---
+
+SIZES = st.integers(1, 5)
+
+
+@st.composite
+def windows(draw: st.DrawFn, shape: tuple[int, ...], buffer: torch.Tensor | None = None) -> torch.Tensor:
+    """A view of that shape with any strides, zero included, somewhere in a buffer."""
+    if buffer is None:
+        buffer = torch.empty(4096, dtype=HALF)
+    strides = [draw(st.sampled_from([0, 1, 2, 3, 8, 16, 40])) for _ in shape]
+    return buffer.as_strided(shape, strides, draw(st.sampled_from([0, 1, 8, 100, 333])))
+
+
+@given(st.data(), st.tuples(SIZES, SIZES, SIZES))
+def test_strides_that_are_never_stepped_along_make_no_difference(data: st.DataObject, shape: tuple[int, ...]) -> None:
+    x = data.draw(windows(shape))
+    other = [data.draw(st.integers(0, 50)) if size == 1 else s for size, s in zip(shape, x.stride(), strict=True)]
+    assert Layout.of(x.as_strided(shape, other, x.storage_offset())) == Layout.of(x)
+
+
+@given(st.data(), st.tuples(SIZES, SIZES, SIZES))
+def test_a_layout_leads_to_the_same_elements(data: st.DataObject, shape: tuple[int, ...]) -> None:
+    x = data.draw(windows(shape, torch.arange(4096)))
+    layout = Layout.of(x)
+    assert layout.aligned == (x.data_ptr() % 16 == 0)
+    assert torch.equal(x.as_strided(shape, layout.strides, x.storage_offset()), x)
+
+
+@pytest.mark.parametrize(
+    ("x", "strides"),
+    [
+        pytest.param(half(3, 5), (0, 5, 1), id="row-major"),
+        pytest.param(half(5, 3).T, (0, 1, 3), id="column-major"),
+        pytest.param(half(1, 5), (0, 16, 1), id="one row"),
+        pytest.param(half(5, 7)[:, 2:3], (0, 7, 1), id="a column of many"),
+        pytest.param(half(5, 1), (0, 1, 5), id="one column"),
+        pytest.param(half(1, 1), (0, 16, 1), id="one element"),
+        pytest.param(half(1, 3, 5), (0, 5, 1), id="a batch of one"),
+        pytest.param(half(3, 5).expand(4, 3, 5), (0, 5, 1), id="one matrix for all"),
+        pytest.param(half(3, 4, 5).transpose(0, 1), (5, 20, 1), id="matrices between one another's rows"),
+    ],
+)
+def test_strides_as_kernels_get_them(x: torch.Tensor, strides: tuple[int, int, int]) -> None:
+    assert Layout.of(x).strides == strides
+
+
+@pytest.mark.parametrize("columns", [1, 7, 8, 100])
+def test_tma_reads_one_row_of_any_length(columns: int) -> None:
+    assert Layout.of(half(1, columns)).tma_illegal(2) is None
+
+
+@given(st.data(), st.tuples(SIZES, SIZES, SIZES))
+def test_swapping_twice_changes_nothing(data: st.DataObject, sizes: tuple[int, int, int]) -> None:
+    M, N, K = sizes
+    a, b, c = (data.draw(windows(shape)) for shape in ((M, K), (K, N), (M, N)))
+    problem = GemmProblem.of(a, b, c, has_beta=True, bias="m", activation="relu")
+    assert problem.swapped.swapped == problem
+    assert (problem.swapped.M, problem.swapped.N, problem.swapped.bias) == (N, M, "n")
+
+
+# --- What shares a plan ---
+
+
+def operand(shape: tuple[int, ...], strides: tuple[int, ...], address: int = 1024, **changes: Any) -> SimpleNamespace:
+    """What a plan's key sees of a tensor, on any device."""
+    values = {"dtype": HALF, "device": 0, **changes}
+    return SimpleNamespace(
+        shape=shape,
+        dtype=values["dtype"],
+        stride=lambda: strides,
+        data_ptr=lambda: address,
+        get_device=lambda: values["device"],
+    )
+
+
+A, B, C = ((64, 32), (32, 1)), ((32, 48), (48, 1)), ((64, 48), (48, 1))
+BASE: dict[str, Any] = {"a": operand(*A), "b": operand(*B), "c": operand(*C)}
+BIAS = operand((48,), (1,))
+OTHERS: dict[str, dict[str, Any]] = {
+    "another-m": {"a": operand((65, 32), (32, 1))},
+    "another-n": {"b": operand((32, 49), (48, 1))},
+    "strides-of-a": {"a": operand((64, 32), (1, 64))},
+    "strides-of-b": {"b": operand((32, 48), (1, 32))},
+    "strides-of-c": {"c": operand((64, 48), (1, 64))},
+    "alignment-of-a": {"a": operand(*A, 1026)},
+    "alignment-of-b": {"b": operand(*B, 1026)},
+    "alignment-of-c": {"c": operand(*C, 1026)},
+    "dtype": {name: operand(*x, dtype=torch.bfloat16) for name, x in (("a", A), ("b", B), ("c", C))},
+    "dtype-of-c": {"c": operand(*C, dtype=torch.float32)},
+    "device": {name: operand(*x, device=1) for name, x in (("a", A), ("b", B), ("c", C))},
+    "beta": {"has_beta": True},
+    "no-product": {"no_product": True},
+    "activation": {"activation": "relu"},
+    "another-activation": {"activation": "gelu"},
+    "bias": {"bias": BIAS},
+    "bias-of-rows": {"bias": BIAS, "bias_axis": "m"},
+    "alignment-of-bias": {"bias": operand((48,), (1,), 1026)},
+    "dtype-of-bias": {"bias": operand((48,), (1,), dtype=torch.float32)},
+    "beta-and-bias": {"has_beta": True, "bias": BIAS},
+}
+
+
+def test_what_matters_has_a_plan_of_its_own() -> None:
+    keys = {name: plan.key_of(**{**BASE, **change}) for name, change in {"base": {}, **OTHERS}.items()}
+    by_key: dict[Any, list[str]] = {}
+    for name, key in keys.items():
+        by_key.setdefault(key, []).append(name)
+    assert [names for names in by_key.values() if len(names) > 1] == []
+
+
+def test_another_batch_has_a_plan_of_its_own() -> None:
+    """Even where operands do not show it: matrices of which each batch takes the same."""
+    one, other = (operand((batch, 64, 48), (64 * 48, 48, 1)) for batch in (2, 3))
+    for a, b in ((BASE["a"], BASE["b"]), (operand((1, *A[0]), (0, *A[1])), operand((1, *B[0]), (0, *B[1])))):
+        assert plan.key_of(a, b, one) != plan.key_of(a, b, other)
+
+
+def test_addresses_share_a_plan() -> None:
+    moved = {"a": operand(*A, 2048), "b": operand(*B, 4096), "c": operand(*C, 16)}
+    assert plan.key_of(**moved) == plan.key_of(**BASE)
+
+
+def test_a_bias_axis_without_a_bias_means_nothing() -> None:
+    assert plan.key_of(**BASE, bias_axis="m") == plan.key_of(**BASE)
+
+
+def test_torchs_precision_matters_to_fp32_only() -> None:
+    single = {name: operand(*x, dtype=torch.float32) for name, x in (("a", A), ("b", B), ("c", C))}
+    keys = {}
+    for precision in ("ieee", "tf32"):
+        with fp32_precision(precision):
+            keys[precision] = plan.key_of(**single), plan.key_of(**BASE)
+    assert keys["ieee"][0] != keys["tf32"][0]
+    assert keys["ieee"][1] == keys["tf32"][1]
+
+
+def test_the_same_key_means_the_same_problem() -> None:
+    """Of all small products in a few layouts."""
+    buffer = torch.empty(64, dtype=HALF)
+    problems: dict[Any, GemmProblem] = {}
+    views = list(itertools.product([(1, 2), (2, 1), (8, 1)], [0, 8, 16, 17]))
+    for M, N, K in itertools.product([1, 2], repeat=3):
+        for a, b, c in itertools.product(views, repeat=3):
+            shapes = ((M, K), (K, N), (M, N))
+            tensors = [buffer.as_strided(shape, *view) for shape, view in zip(shapes, (a, b, c), strict=True)]
+            problem = GemmProblem.of(*tensors)
+            assert problems.setdefault(plan.key_of(*tensors), problem) == problem
+
+
+# --- Caches are bounded ---
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "PLANS", {})
+    monkeypatch.setattr(plan, "MAX_PLANS", 8)
+    monkeypatch.setattr(plan, "MAX_BOUND", 8)
+
+
+def plan_of(M: int) -> plan.Plan:
+    return plan.plan_for(half(M, 32), half(32, 48), half(M, 48))
+
+
+def test_plans_are_found_again_and_few_are_kept(few: None) -> None:
+    plans = [plan_of(M) for M in range(1, 30)]
+    assert len(plan.PLANS) == plan.MAX_PLANS
+    assert plan_of(29) is plans[-1]
+    assert plan_of(1) is not plans[0]
+    assert len(plan.PLANS) == plan.MAX_PLANS
+
+
+def test_selections_are_bounded() -> None:
+    assert plan.selection_for.cache_info().maxsize == plan.MAX_PLANS
+
+
+def plan_without_a_gpu(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> plan.GemmPlan:
+    problem = GemmProblem.of(a, b, c)
+    return plan.GemmPlan(problem, replace(select(problem, INTERPRETER), split_k=1), torch.device("cpu"))
+
+
+class FakeStep:
+    """A step that needs no GPU: notes the addresses it was bound to."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def bind(self, operands: Any, addresses: Any, scalars: Any) -> tuple[Callable[..., None], tuple[Any, ...]]:
+        return lambda stream, arguments: self.calls.append(arguments), (*addresses.values(), *scalars.values())
+
+
+def test_a_plan_keeps_few_addresses_and_launches_on_those_it_is_given(few: None, monkeypatch) -> None:
+    monkeypatch.setattr(plan, "_current_device", lambda: 0)
+    monkeypatch.setattr(plan, "_current_stream", lambda _: 0)
+    a, b, c = half(64, 32), half(32, 48), half(64, 48)
+    made = plan_without_a_gpu(a, b, c)
+    step = FakeStep()
+    made.steps = [step]  # type: ignore[list-item]
+    kept = [half(64, 32) for _ in range(30)]  # so that no address is used twice
+    for x in [*kept, *kept]:
+        made.run(x, b, c, None, 0.5, 0.0)
+        assert step.calls[-1] == (x.data_ptr(), b.data_ptr(), c.data_ptr(), 0.5, 0.0)
+        assert len(made.bound) <= plan.MAX_BOUND
+    made.run(kept[0], b, c, None, 0.25, 0.0)
+    assert step.calls[-1][-2:] == (0.25, 0.0)
+
+
+def hand_over(frame: FrameType, event: str, _: object) -> Any:
+    """As a thread's trace function: lets others run after every instruction of the code under test."""
+    if frame.f_code.co_filename not in (plan.__file__, api.__file__):
+        return None
+    frame.f_trace_opcodes = True
+    time.sleep(0)
+    return hand_over
+
+
+@pytest.mark.parametrize("what", ["plans", "addresses", "ready"])
+def test_threads_may_fill_a_full_cache(what: str, few: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each drops the oldest entry while others do so."""
+    monkeypatch.setattr(plan, "_current_device", lambda: 0)
+    monkeypatch.setattr(plan, "_current_stream", lambda _: 0)
+    monkeypatch.setattr(plan, "_new_plan", lambda *_: object())
+    monkeypatch.setattr(api, "_ready", {})
+    monkeypatch.setattr(api, "_matmul", lambda a, b, out: half(a.shape[0], b.shape[1]))
+    a, b, c = half(64, 32), half(32, 48), half(64, 48)
+    made = plan_without_a_gpu(a, b, c)
+    made.steps = [FakeStep()]  # type: ignore[list-item]
+    wrong: list[BaseException] = []
+
+    def fill(thread: int) -> None:
+        try:
+            for i in range(100):
+                if what == "plans":
+                    plan_of(1 + 100 * thread + i)
+                elif what == "addresses":
+                    made.run(a, b, c, None, float(thread), float(i))
+                else:
+                    x = half(1 + 100 * thread + i, 32)
+                    plan.PLANS[plan.key_of(x, b, half(x.shape[0], 48))] = made
+                    api.matmul(x, b)
+        except BaseException as error:
+            wrong.append(error)
+
+    threading.settrace(hand_over)
+    try:
+        threads = [threading.Thread(target=fill, args=(thread,)) for thread in range(4)]
+        for thread in threads:
+            thread.start()
+    finally:
+        threading.settrace(None)  # type: ignore[arg-type]
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+# --- The memory that operands span ---
+
+
+def span(x: torch.Tensor) -> range:
+    """The bytes from the first of x's elements to the end of its last."""
+    offsets = [0]
+    for size, stride in zip(x.shape, x.stride(), strict=True):
+        offsets = [offset + i * stride for offset in offsets for i in range(size)]
+    return range(x.data_ptr() + x.itemsize * min(offsets), x.data_ptr() + x.itemsize * (max(offsets) + 1))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data(), st.tuples(SIZES, SIZES, SIZES))
+def test_overlap_is_that_of_the_bytes_between_first_and_last(data: st.DataObject, sizes: tuple[int, int, int]) -> None:
+    M, N, K = sizes
+    batch = data.draw(st.sampled_from([(), (1,), (3,)]))
+    buffer = torch.empty(4096, dtype=HALF)
+    a, b, c = (data.draw(windows((*batch, *shape), buffer)) for shape in ((M, K), (K, N), (M, N)))
+    made = plan_without_a_gpu(a, b, c)
+    assert made.extents == tuple(len(span(x)) for x in (a, b, c))
+
+    def meets(x: torch.Tensor) -> bool:
+        return span(x).start < span(c).stop and span(c).start < span(x).stop
+
+    assert made.overlap(a, b, c) == (meets(a) or meets(b))
+
+
+def test_neighbours_do_not_overlap() -> None:
+    buffer = torch.empty(3 * 6, dtype=HALF)
+    first, middle, last = (buffer[i : i + 6].view(2, 3) for i in (0, 6, 12))
+    made = plan_without_a_gpu(first, last.T, middle[:, :2])
+    assert not made.overlap(first, last.T, middle[:, :2])
