@@ -24,7 +24,7 @@ from triton_gemm.select import Selection, select
 
 HOPPER = device_of_capability((9, 0))
 COMMITTED = environment.ROOT / "perf" / "results" / "h100-80gb-hbm3" / calibrate.FILE
-TINY = (Shape(72, 64, 64, layout="nt"), Shape(64, 64, 128, batch=3))
+TINY = (Shape(72, 64, 64, layout="nt"), Shape(64, 64, 192, batch=3))
 SURROUNDINGS: dict[str, Any] = {"gpu": "NVIDIA Made-up GPU", "capability": [9, 0], "num_sms": 132}
 
 
@@ -278,7 +278,7 @@ def test_candidates_are_measured_beside_cublas(tmp_path: Path, capsys: pytest.Ca
     file = tmp_path / "new" / "file.json"
     assert calibrate.main(["measure", "--out", str(file)]) == 0
     out = capsys.readouterr().out
-    assert "2/2 3 x 64x64x128 nn: cuBLAS 1000 us" in out
+    assert "2/2 3 x 64x64x192 nn: cuBLAS 1000 us" in out
     found = calibrate.read(file)
     assert [measured.shape for measured in found.shapes] == list(TINY)
     for measured in found.shapes:

@@ -179,7 +179,7 @@ def test_both_sides_of_a_product_are_treated_alike(problem: GemmProblem, device)
     [
         pytest.param(of(4096, 4096, 4096), "warp_specialised", id="large"),
         pytest.param(of(64, 64, 65536), "warp_specialised", id="long sum"),
-        pytest.param(of(1, 4096, 4096), "gemv", id="one row"),
+        pytest.param(of(1, 4096, 4096, b=Layout((0, 1, 4096))), "gemv", id="one row"),
         pytest.param(of(4096, 1, 4096), "gemv", id="one column"),
         pytest.param(of(4096, 4096, 0), "portable", id="empty sum"),
         pytest.param(of(64, 63, 65), "portable", id="small and odd"),

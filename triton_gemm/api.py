@@ -42,9 +42,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None)
     if key is not None and (out is None or c is out):
         found = plan.PLANS.get(plan.key_of(a, b, c))
         if isinstance(found, plan.GemmPlan):
-            while len(_ready) >= plan.MAX_PLANS:
-                _ready.pop(next(iter(_ready)), None)
-            _ready[key] = found
+            plan.keep(_ready, key, found, plan.MAX_PLANS)
     return c
 
 

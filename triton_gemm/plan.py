@@ -160,9 +160,7 @@ class GemmPlan:
         operands = {"a": a, "b": b, "c": c, **dict(zip(self._names(bias is not None), extra, strict=True))}
         addresses = {name: x.data_ptr() for name, x in operands.items()}
         bound = [step.bind(operands, addresses, scalars) for step in self.steps]
-        while len(self.bound) >= MAX_BOUND:
-            self.bound.pop(next(iter(self.bound)), None)
-        self.bound[key] = bound
+        keep(self.bound, key, bound, MAX_BOUND)
         return bound
 
 
@@ -265,7 +263,7 @@ def key_of(
         bias_key = None if bias is None else (bias_axis, bias.dtype, not bias.data_ptr() & 15)
         epilogue = (has_beta, no_product, bias_key, activation)
     return (
-        *(a.shape, b.shape, a.stride(), b.stride(), c.stride(), a.dtype, c.dtype, a.get_device(), epilogue),
+        *(a.shape, b.shape, c.shape, a.stride(), b.stride(), c.stride(), a.dtype, c.dtype, a.get_device(), epilogue),
         *(not a.data_ptr() & 15, not b.data_ptr() & 15, not c.data_ptr() & 15),
         fp32_precision() if a.dtype is torch.float32 else None,
     )
@@ -291,10 +289,18 @@ def plan_for(
         if no_product:
             problem = replace(problem, K=0)
         found = _new_plan(problem, a.device)
-        while len(PLANS) >= MAX_PLANS:
-            PLANS.pop(next(iter(PLANS)), None)
-        PLANS[key] = found
+        keep(PLANS, key, found, MAX_PLANS)
     return found
+
+
+def keep(cache: dict[Any, Any], key: object, value: object, limit: int) -> None:
+    """Adds to a cache that holds at most `limit`, and gives up what was added first; threads may do so at once."""
+    while len(cache) >= limit:
+        try:
+            cache.pop(next(iter(cache)), None)
+        except (RuntimeError, StopIteration):  # another thread changed it meanwhile
+            continue
+    cache[key] = value
 
 
 def _new_plan(problem: GemmProblem, device: torch.device) -> Plan:

@@ -16,7 +16,7 @@ from .problem import GemmProblem, Layout
 RUNGS = {rung.id: rung for rung in LADDER}
 
 # From so many multiply-adds on, copying an operand to where TMA can read it pays against the portable kernel.
-PACK_FROM = 2**26
+PACK_FROM = 2**29
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,10 @@ def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
     narrow = problem.swapped if turned else problem
     if gemv.pays(narrow) or (not hopper and _few_rows(narrow)):
         config, split_k = gemv.default(narrow, device)
-        return Selection(
-            "gemv", config, f"{narrow.M} row{'s' * (narrow.M > 1)} of products", split_k=split_k, swapped=turned
-        )
-    if hopper and problem.precision == "half" and problem.K > 0:
+        if gemv.illegal(narrow, device, config, split_k) is None:
+            rows = f"{narrow.M} row{'s' * (narrow.M > 1)} of products"
+            return Selection("gemv", config, rows, split_k=split_k, swapped=turned)
+    if hopper and not _tiny(problem) and problem.precision == "half" and problem.K > 0:
         found = _warp_specialised(problem, device)
         if found is not None:
             return found
@@ -106,7 +106,7 @@ def _warp_specialised(problem: GemmProblem, device: DeviceInfo) -> Selection | N
                 continue
             for schedule in cost_model.schedules(turned, config, device):
                 time = cost_model.microseconds(turned, config, schedule)
-                if best is None or time < 0.99 * best[0]:  # a near tie goes to the tile that comes first
+                if best is None or time < best[0]:
                     waves = cost_model.tiles(turned, config) / device.num_sms
                     reason = f"{waves:.2f} waves of tiles, about {time:.3g} us"
                     best = time, Selection("warp_specialised", config, reason, schedule, swapped=swapped, packed=packed)
@@ -118,6 +118,11 @@ def _fits(problem: GemmProblem, config: GemmConfig) -> bool:
     m, n = config.BLOCK_M, config.BLOCK_N
     assert m is not None and n is not None
     return (m == 64 or m < 2 * problem.M) and (n == 16 or n < 2 * problem.N)
+
+
+def _tiny(problem: GemmProblem) -> bool:
+    """Whether matrices are so small that setting up TMA's ring for each costs more than their products."""
+    return max(problem.M, problem.N) <= 64 and problem.K <= 128
 
 
 def _few_rows(problem: GemmProblem) -> bool:

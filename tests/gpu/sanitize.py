@@ -1,8 +1,9 @@
-"""What compute-sanitizer watches: `python sanitize.py rungs|twins|mutant` launches each kernel on ragged sizes.
+"""What compute-sanitizer watches: `python sanitize.py rungs|twins|kernels|mutant` launches each on ragged sizes.
 
-Operands are whole allocations, so that what lies outside them belongs to nobody.
+Operands are whole allocations, or end where theirs ends, so that what lies outside them belongs to nobody.
 """
 
+import itertools
 import sys
 import tempfile
 from pathlib import Path
@@ -12,7 +13,12 @@ import torch
 from reference_cuda import TWINS, load
 from tests.mutants import READS_OUTSIDE
 from triton_gemm.device import device_info
+from triton_gemm.kernels import gemv, portable, warp_specialised
+from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.ladder import LADDER, Rung
+from triton_gemm.plan import GemmPlan
+from triton_gemm.problem import GemmProblem
+from triton_gemm.select import Selection
 
 SIZES = [(127, 65, 33), (200, 270, 150), (1, 140, 70), (37, 20, 0), (128, 256, 64)]
 TMA_SIZES = [(120, 72, 40), (200, 272, 152), (8, 136, 72), (128, 256, 64)]  # rows of whole 16 bytes
@@ -53,11 +59,57 @@ def twins() -> None:
         print(stem)
 
 
+def ending(rows: int, columns: int, order: str, first: int = 0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """A matrix whose last element is its allocation's last, and whose first is element `first`."""
+    memory = torch.ones(first + rows * columns, dtype=dtype, device="cuda")[first:]
+    return memory.view(rows, columns) if order == "n" else memory.view(columns, rows).T
+
+
+def kernels() -> None:
+    """What matmul launches, in one small configuration of each, whole and split."""
+    device = torch.device("cuda", 0)
+    ring = next(c for c in warp_specialised.CONFIGS if (c.BLOCK_M, c.BLOCK_N) == (128, 64))
+    tile = next(c for c in portable.CONFIGS["half"] if (c.BLOCK_M, c.BLOCK_N) == (64, 64))
+
+    def by_gemv(problem: GemmProblem, split_k: int) -> Selection:
+        return Selection("gemv", gemv.default(problem, device_info(device))[0], "watched", split_k=split_k)
+
+    def by_portable(problem: GemmProblem, split_k: int) -> Selection:
+        return Selection("portable", tile, "watched", split_k=split_k)
+
+    def persistent(problem: GemmProblem, split_k: int, packed: tuple[str, ...] = ()) -> Selection:
+        schedule = Schedule(3) if split_k == 1 else Schedule(5, split=1, parts=split_k)
+        return Selection("warp_specialised", ring, "watched", schedule, packed=packed)
+
+    def repacking(problem: GemmProblem, split_k: int) -> Selection:
+        return persistent(problem, split_k, ("a", "b"))
+
+    any_layout = [((127, 65, 333), 0), ((200, 270, 1030), 1), ((64, 128, 512), 0)]  # (M, N, K), first element
+    cases = {
+        "portable": (by_portable, any_layout),
+        "gemv": (by_gemv, [((1, 1037, 4099), 0), ((3, 130, 1001), 1), ((4, 256, 2048), 0)]),
+    }
+    if torch.cuda.get_device_capability() == (9, 0):
+        cases["warp_specialised"] = (persistent, [((200, 136, 1032), 0), ((3, 8, 520), 0), ((264, 72, 1024), 0)])
+        cases["repack"] = (repacking, any_layout)
+    for name, (choose, sizes) in cases.items():
+        for ((M, N, K), first), orders, split_k in itertools.product(sizes, ("nnn", "ttt"), (1, 3)):
+            if name == "warp_specialised" and orders == "ttt" and M % 8:
+                continue  # TMA reads no such rows
+            a, b, c = ending(M, K, orders[0], first), ending(K, N, orders[1], first), ending(M, N, orders[2], first)
+            bias = None if split_k == 1 else ending(N, 1, "n", first)[:, 0]
+            epilogue = {} if bias is None else {"has_beta": True, "bias": "n", "activation": "gelu"}
+            problem = GemmProblem.of(a, b, c, **epilogue)
+            GemmPlan(problem, choose(problem, split_k), device).run(a, b, c, bias, 1.0, 0.0 if bias is None else 0.5)
+            torch.cuda.synchronize()
+        print(name)
+
+
 def mutant() -> None:
     with tempfile.TemporaryDirectory() as folder:
         launch_rung(READS_OUTSIDE.original, READS_OUTSIDE.load(Path(folder)).launch, SIZES)
 
 
 if __name__ == "__main__":
-    {"rungs": rungs, "twins": twins, "mutant": mutant}[sys.argv[1]]()
+    {"rungs": rungs, "twins": twins, "kernels": kernels, "mutant": mutant}[sys.argv[1]]()
     print("done")

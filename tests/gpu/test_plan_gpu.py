@@ -19,6 +19,10 @@ import triton_gemm
 from tests.epilogues import expected
 from tests.gpu.test_kernels_gpu import bits, counters_are_zero, hopper
 from triton_gemm import api, plan, workspace
+from triton_gemm.kernels import warp_specialised
+from triton_gemm.kernels.schedule import Schedule
+from triton_gemm.problem import GemmProblem
+from triton_gemm.select import Selection
 
 pytestmark = pytest.mark.gpu
 
@@ -208,17 +212,33 @@ def test_streams_split_at_once() -> None:
     assert len(workspace._workspaces) <= workspace.MAX_WORKSPACES
 
 
+@hopper
 def test_a_larger_workspace_takes_the_place_of_one_in_use() -> None:
-    small, large = pair(SPLIT), pair((1000, 1544, 8192))
-    assert is_split(*large)
-    truths = [triton_gemm.matmul(*small), triton_gemm.matmul(*large)]
+    """What an earlier launch on the stream still reads and writes stays its own."""
+    config = next(c for c in warp_specialised.CONFIGS if (c.BLOCK_M, c.BLOCK_N) == (128, 128))
+    device = torch.device("cuda", 0)
+    a, b = pair((1024, 1024, 2048))
+    c = torch.empty(1024, 1024, device="cuda", dtype=a.dtype)
+    problem = GemmProblem.of(a, b, c)
+    plans = [
+        plan.GemmPlan(problem, Selection("warp_specialised", config, "by a test", Schedule(64, split, 3)), device)
+        for split in (10, 60)
+    ]
+    assert plans[0].workspace < workspace.MINIMUM < plans[1].workspace
+
+    def launch(which: int) -> torch.Tensor:
+        plans[which].run(a, b, c.fill_(torch.nan))
+        return c.clone()
+
+    truths = [launch(0), launch(1)]
     with torch.cuda.stream(torch.cuda.Stream()):
         torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
         busy()
-        results = [triton_gemm.matmul(*x) for x in (small, large, small, large)]
+        results = [launch(i % 2) for i in range(4)]
         litter = [torch.full((1 << 20,), torch.nan, device="cuda") for _ in range(32)]
+        results += [launch(i % 2) for i in range(4)]
     torch.cuda.synchronize()
-    assert all(torch.equal(c, truths[i % 2]) for i, c in enumerate(results))
+    assert all(torch.equal(result, truths[i % 2]) for i, result in enumerate(results))
     assert all(bool(x.isnan().all()) for x in litter)
 
 

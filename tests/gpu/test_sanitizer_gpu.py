@@ -1,4 +1,4 @@
-"""compute-sanitizer over every rung and twin: no access outside, no race. And it sees one that is planted."""
+"""compute-sanitizer over every rung, twin and kernel: no access outside, no race. And it sees one that is planted."""
 
 import os
 import re
@@ -49,7 +49,7 @@ def script(what: str) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("what", ["rungs", "twins"])
+@pytest.mark.parametrize("what", ["rungs", "twins", "kernels"])
 def test_memcheck(sanitizer: str, what: str) -> None:
     done = watch(sanitizer, MEMCHECK, script(what))
     assert done.returncode == 0 and "\ndone" in done.stdout, done.stdout[-5000:]

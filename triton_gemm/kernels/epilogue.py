@@ -26,8 +26,8 @@ def activate(x, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def erfc(z):
-    """1 - erf(z) for z >= 0, to a relative 1.2e-7 by Chebyshev's approximation of W. H. Press et al., Numerical Recipes,
-    6.2 (`erfcc`): a third of the instructions of libdevice's."""
+    """1 - erf(z) for z >= 0, to a relative 1.2e-7: W. H. Press et al., Numerical Recipes, 6.2 (`erfcc`), a third of the
+    instructions of libdevice's."""
     t = 1.0 / (1.0 + 0.5 * z)
     p = -0.82215223 + t * 0.17087277
     p = 1.48851587 + t * p

@@ -198,12 +198,23 @@ def store_tile(
 ):  # fmt: skip
     """Stores acc [ROWS, BLOCK_N] at (m, n) of C, part after part, the first through `buffer`."""
     parts = columns_in_parts(acc, PART_N)
-    for p in gl.static_range(BLOCK_N // PART_N):
-        store_part(
-            gl.convert_layout(parts[p], part_layout), c_desc, c_parts, (buffer + p) % c_parts.shape[0], c_ptr,
-            bias_ptr, batch, m, n + p * PART_N, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, C_COLUMN_MAJOR,
-            C_TMA, HAS_BETA, BIAS, ACTIVATION,
-        )  # fmt: skip
+    if ACTIVATION != "" and BLOCK_N // PART_N == 4:
+        # An activation is long: written out four times, for each warpgroup, it would not fit the instruction cache.
+        first, second, third, fourth = parts
+        for p in range(4):
+            store_part(
+                gl.convert_layout(first, part_layout), c_desc, c_parts, (buffer + p) % c_parts.shape[0], c_ptr,
+                bias_ptr, batch, m, n + p * PART_N, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, C_COLUMN_MAJOR,
+                C_TMA, HAS_BETA, BIAS, ACTIVATION,
+            )  # fmt: skip
+            first, second, third, fourth = second, third, fourth, first
+    else:
+        for p in gl.static_range(BLOCK_N // PART_N):
+            store_part(
+                gl.convert_layout(parts[p], part_layout), c_desc, c_parts, (buffer + p) % c_parts.shape[0], c_ptr,
+                bias_ptr, batch, m, n + p * PART_N, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, C_COLUMN_MAJOR,
+                C_TMA, HAS_BETA, BIAS, ACTIVATION,
+            )  # fmt: skip
 
 
 @gluon.jit
