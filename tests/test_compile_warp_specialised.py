@@ -124,19 +124,31 @@ CIRCUMSTANCES = {
     "everything": Circumstance("ntn", has_beta=True, bias="n", activation="gelu"),
     "everything-odd": Circumstance("tnt", 1, 3, torch.float16, torch.float32, True, "m", "gelu_tanh"),
 }
-PAIRS = [(name, schedule) for name in CIRCUMSTANCES for schedule in SCHEDULES]
 
 
-@pytest.mark.parametrize(("name", "schedule"), PAIRS, ids=[f"{name}-{schedule}" for name, schedule in PAIRS])
-def test_every_circumstance(name: str, schedule: str) -> None:
-    """Where accumulators or a third warpgroup leave the fewest registers, and in one other configuration in turn."""
-    circumstance = CIRCUMSTANCES[name]
-    problem, legal = circumstance.problem, circumstance.legal()
+def tight(circumstance: Circumstance) -> list[GemmConfig]:
+    """Where accumulators, or a third warpgroup, leave a thread the fewest registers."""
+    legal = circumstance.legal()
     most = max(config.accumulators() for config in legal)
-    tight = [config for config in legal if config.accumulators() == most or config.num_warps == 12]
-    others = [config for config in legal if config not in tight]
-    for config in (*tight, others[PAIRS.index((name, schedule)) % len(others)]):
+    return [config for config in legal if config.accumulators() == most or config.num_warps == 12]
+
+
+@pytest.mark.parametrize("name", CIRCUMSTANCES)
+def test_every_circumstance(name: str) -> None:
+    """In the tight configurations and another in turn, whole and split in turn."""
+    circumstance, turn = CIRCUMSTANCES[name], list(CIRCUMSTANCES).index(name)
+    problem, configs = circumstance.problem, tight(circumstance)
+    others = [config for config in circumstance.legal() if config not in configs]
+    for i, config in enumerate([*configs, others[turn % len(others)]]):
+        schedule = list(SCHEDULES)[(i + turn) % 2]
         assert_claims(compiled(problem, config, schedule), problem, schedule)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", ["gelu", "everything", "everything-odd"])
+def test_the_heaviest_epilogues_spill_nothing(name: str, schedule: str) -> None:
+    for config in tight(CIRCUMSTANCES[name]):
+        compiled(CIRCUMSTANCES[name].problem, config, schedule)
 
 
 # --- The predicate ---

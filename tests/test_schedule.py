@@ -32,9 +32,9 @@ def problem_of(M: int, N: int, K: int, batch: int = 1) -> GemmProblem:
 def dealt(draw: st.DrawFn) -> tuple[int, int, Schedule]:
     """Tiles, k-tiles, and any schedule of them whose parts have a k-tile each."""
     tiles, k_tiles = draw(st.integers(1, 300)), draw(st.integers(1, 70))
-    programs = draw(st.integers(1, 150))
-    split = draw(st.integers(0, tiles)) if k_tiles > 1 else 0
+    split = draw(st.integers(0, min(tiles, 75))) if k_tiles > 1 else 0
     parts = draw(st.integers(2, min(k_tiles, 32))) if split else 1
+    programs = draw(st.integers(max(1, split * parts), max(150, split * parts)))
     return tiles, k_tiles, Schedule(programs, split, parts)
 
 

@@ -47,22 +47,17 @@ def tiles(problem: GemmProblem, config: GemmConfig) -> int:
 
 
 def schedules(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) -> list[Schedule]:
-    """The ways to deal out a problem's tiles that are worth comparing: all whole, or those of the last wave, or of
-    the last two, cut along K into as few parts as make for less work on the busiest SM."""
+    """The ways to deal out a problem's tiles that are worth comparing: all whole, or those of the last wave cut along K
+    into as few parts as make for less work on the busiest SM."""
     assert config.BLOCK_K is not None
     count, programs = tiles(problem, config), device.num_sms
     k_tiles = -(-problem.K // config.BLOCK_K)
     found = [Schedule(min(count, programs))]
-    rest = count % programs
-    for split in {rest, rest + programs} if count > programs else {count}:
-        if not 0 < split <= count:
-            continue
-        best = float(-(-split // programs))
-        for parts in range(2, min(k_tiles // 2, MAX_PARTS) + 1):
-            waves = -(-split * parts // programs) / parts
-            if waves < best - 0.02:
-                best = waves
-                found.append(Schedule(min(split * parts + count - split, programs), split, parts))
+    rest = count % programs if count > programs else count
+    for parts in range(2, min(k_tiles // 2, MAX_PARTS) + 1):
+        if not 0 < rest * parts <= programs:  # `Schedule` says why no more
+            break
+        found.append(Schedule(min(rest * parts + count - rest, programs), rest, parts))
     return found
 
 

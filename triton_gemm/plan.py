@@ -128,7 +128,7 @@ class GemmPlan:
             key += tuple(x.data_ptr() for x in extra)
         bound = self.bound.get(key)
         if bound is None:
-            bound = self._bind(key, a, b, c, bias, extra, {"alpha": alpha, "beta": beta})
+            bound = self._bind(key, a, b, c, bias, extra, {"alpha": float(alpha), "beta": float(beta)})
         for call, arguments in bound:
             call(stream, arguments)
 
@@ -203,7 +203,7 @@ class InterpretedPlan:
             operands |= {t.name: torch.empty(t.shape, dtype=t.dtype) for t in launch.temporaries}
             operands["workspace"] = torch.empty(launch.workspace // 4, dtype=torch.float32)
             operands["counters"] = torch.zeros(launch.counters, dtype=torch.int32)
-            arguments = materialise(launch, operands, {"alpha": alpha, "beta": beta})
+            arguments = materialise(launch, operands, {"alpha": float(alpha), "beta": float(beta)})
             launch.kernel[launch.grid](**arguments, **launch.options)
 
 

@@ -193,10 +193,10 @@ def splits(config: GemmConfig) -> list[tuple[Size, Schedule]]:
     m, n, k = blocks(config)
     programs = gpu().num_sms
     return [
-        ((m + 9, 2 * n + 8, 7 * k + 8), Schedule(12, split=6, parts=3)),  # all tiles, in uneven parts
+        ((m + 9, 2 * n + 8, 7 * k + 8), Schedule(18, split=6, parts=3)),  # all tiles, in uneven parts
         ((3, 8, 40 * k + 3), Schedule(20, split=1, parts=20)),  # one tile: its owner adds nineteen others
-        ((3 * m, 2 * n, 9 * k), Schedule(3, split=2, parts=4)),  # programs have parts of several, then whole tiles
-        ((2 * m, 2 * n, 8 * k), Schedule(1, split=3, parts=8)),  # one program is all of them
+        ((3 * m, 2 * n, 9 * k), Schedule(9, split=2, parts=4)),  # some programs have a part, others a whole tile
+        ((2 * m, 2 * n, 8 * k), Schedule(24, split=3, parts=8)),  # a k-tile each, and one whole tile
         ((12 * m, 12 * n, 6 * k), Schedule(programs, split=12, parts=3)),  # as a last wave is cut
     ]
 
@@ -254,7 +254,8 @@ def test_every_circumstance(name: str) -> None:
             case = circumstance(name, size)
             tiles = (case.batch or 1) * -(-case.size[0] // m) * -(-case.size[1] // n)
             check(case, persistent(config, Schedule(min(tiles, 5))))
-            check(case, persistent(config, Schedule(7, split=max(1, tiles - 1), parts=3, group=2)))
+            split = max(1, tiles - 1)
+            check(case, persistent(config, Schedule(3 * split, split, parts=3, group=2)))
 
 
 @hopper
@@ -391,8 +392,9 @@ def test_what_is_selected_for_random_problems(seed: int) -> None:
 
 
 SMALL_TILES = next(c for c in portable.CONFIGS["half"] if blocks(c) == (64, 64, 64))
+MIDDLE_TILES = next(c for c in warp_specialised.CONFIGS if blocks(c)[:2] == (128, 128))
 SELECTIONS = {
-    "warp-specialised": lambda: persistent(warp_specialised.CONFIGS[3], Schedule(gpu().num_sms, split=24, parts=5)),
+    "warp-specialised": lambda: persistent(MIDDLE_TILES, Schedule(gpu().num_sms, split=24, parts=5)),
     "warp-specialised-whole": lambda: persistent(warp_specialised.CONFIGS[0], Schedule(12)),
     "portable": lambda: Selection("portable", SMALL_TILES, "by a test", split_k=4),
 }

@@ -253,7 +253,7 @@ from triton_gemm.select import Selection
 
 device = torch.device("cuda", 0)
 programs = device_info(device).num_sms
-rows = programs + 50  # tiles: more than multiprocessors, all of them split, so that owners come in a second wave
+rows = programs // 3  # tiles: as many owners that wait as a launch can have
 config = next(c for c in warp_specialised.CONFIGS if (c.BLOCK_M, c.BLOCK_N) == (128, 128))
 choice = Selection("warp_specialised", config, "by a test", Schedule(programs, split=rows, parts=3))
 jobs = []

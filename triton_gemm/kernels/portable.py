@@ -305,6 +305,7 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig, split_
     if accumulators + fragments + 5 * addresses > 210:
         return f"{accumulators} accumulators and {addresses} addresses leave too few of a thread's registers"
     beside = 4 * bool(problem.bias or problem.activation not in (None, "relu") or split_k > 1)
+    beside += 4 * (problem.activation == "gelu")  # a polynomial and two transcendentals
     beside += out_itemsize * problem.has_beta + 4 * (c_vector * out_itemsize < 16)
     if accumulators * (4 + beside) // 4 > 160:
         return f"{accumulators} accumulators and {beside} bytes beside each leave too few registers to the epilogue"

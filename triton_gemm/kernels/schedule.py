@@ -3,8 +3,11 @@
 Work is a list of items, of which a program takes every NUM_PROGRAMS-th. First come `split` tiles cut along K into
 `parts` equal parts, then all others, whole. Parts of the same k-range follow one another, so that programs that run
 at the same time read the same k-tiles of A and B, out of L2; stream-K (Osama et al., PPoPP 2023), which cuts all tiles
-into one equal run for each program, gives that up and was up to twice as slow here. The part that begins at k = 0 comes
-last and owns the tile: who computes it finds the others done, or waits for programs that wait for nobody.
+into one equal run for each program, gives that up and was up to twice as slow here.
+
+The part that begins at k = 0 comes last, and owns the tile: who computes it waits for the others. There are no more
+parts than programs, so an owner waits for programs before it, which wait for nobody. Programs start in order: even
+where only a few fit, beside another grid that waits likewise, those an owner waits for have started before it.
 """
 
 from __future__ import annotations
@@ -26,6 +29,9 @@ class Schedule:
     split: int = 0
     parts: int = 1
     group: int = 8
+
+    def __post_init__(self) -> None:
+        assert self.split * self.parts <= self.programs, "an owner may wait for a program that cannot start"
 
     def items(self, num_tiles: int) -> int:
         return self.split * self.parts + num_tiles - self.split

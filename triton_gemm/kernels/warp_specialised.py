@@ -539,6 +539,7 @@ def launches(problem: GemmProblem, config: GemmConfig, schedule: Schedule) -> tu
     num_tiles = problem.batch * num_m * num_n
     consumers, part = config.num_warps // 4, part_columns(problem, config)
     by_tma = c_by_tma(problem)
+    assert schedule.split <= num_tiles
     splits = schedule.split > 0
     shared_parts = schedule.split * (schedule.parts - 1)
     a = tensor_map("a", problem.a, problem.dtype, problem.batch, problem.M, problem.K, m // consumers, k)
