@@ -11,7 +11,7 @@ reads it twice.
 
 Sources: Little's law gives an H100 some 20 KiB in flight on each SM (3.35 TB/s, 132 SMs, 700 ns); half as much again,
 because programs wait for all loads of a step before they ask for the next (Volkov, "Better performance at lower
-occupancy", GTC 2010, on few threads with many loads each). Tiles and limits are from `.gpu/gemv_sweep.py` on an H100.
+occupancy", GTC 2010, on few threads with many loads each). Tiles and limits are from a sweep on an H100.
 """
 
 from __future__ import annotations

@@ -219,7 +219,7 @@ def store_tile(
 
 @gluon.jit
 def columns_in_parts(x, PART_N: gl.constexpr):
-    """x [rows, columns] as a tuple of [rows, PART_N], for 1, 2, 4 or 8 parts."""
+    """x [rows, columns] as a tuple of [rows, PART_N], whose number is a power of two."""
     if x.shape[1] == PART_N:
         return (x,)
     else:
@@ -234,6 +234,13 @@ def store_part(
     ACTIVATION: gl.constexpr,
 ):  # fmt: skip
     """The epilogue of sums [rows, columns] at (m, n) of C. A TMA store runs on, under what comes after."""
+    if not C_TMA:
+        # A warp's threads side by side along C's unit stride, of which an accumulator's row has only four.
+        side: gl.constexpr = min(32, sums.shape[0 if C_COLUMN_MAJOR else 1])
+        threads: gl.constexpr = [side, 32 // side] if C_COLUMN_MAJOR else [32 // side, side]
+        warps: gl.constexpr = [1, 4] if C_COLUMN_MAJOR else [4, 1]
+        order: gl.constexpr = [0, 1] if C_COLUMN_MAJOR else [1, 0]
+        sums = gl.convert_layout(sums, gl.BlockedLayout([1, 1], threads, warps, order))
     layout: gl.constexpr = sums.type.layout
     offs_m = m + gl.arange(0, sums.shape[0], gl.SliceLayout(1, layout))
     offs_n = n + gl.arange(0, sums.shape[1], gl.SliceLayout(0, layout))
@@ -460,10 +467,11 @@ CONFIGS = tuple(
 
 
 def part_columns(problem: GemmProblem, config: GemmConfig) -> int:
-    """Columns of C that a warpgroup stores at once: 128 bytes of 16-bit elements, which TMA's swizzle spans; half of
-    them where addresses or C itself take registers."""
-    assert config.BLOCK_N is not None
-    return min(64 if c_by_tma(problem) and not problem.has_beta else 32, config.BLOCK_N)
+    """Columns of C that a warpgroup stores at once: as many as take 32 registers of a thread, for 64 rows 128 bytes,
+    which TMA's swizzle spans; half of them where pointers to C take registers, half where C's elements do."""
+    assert config.BLOCK_M is not None and config.BLOCK_N is not None
+    columns = 32 * 128 // (config.BLOCK_M * 4 // config.num_warps)
+    return min(max(columns >> (not c_by_tma(problem)) >> problem.has_beta, 8), config.BLOCK_N)
 
 
 def c_buffers(problem: GemmProblem, config: GemmConfig) -> int:
@@ -482,7 +490,9 @@ def _shared_memory(problem: GemmProblem, config: GemmConfig, buffers: int) -> in
     m, n, k = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K
     assert m is not None and n is not None and k is not None
     ring = config.num_stages * (m + n) * k * problem.dtype.itemsize
-    parts = buffers * m * part_columns(problem, config) * problem.out_dtype.itemsize if c_by_tma(problem) else 0
+    # A part of C before TMA stores it, or of the sums while they change threads.
+    part = m * part_columns(problem, config)
+    parts = buffers * part * problem.out_dtype.itemsize if c_by_tma(problem) else part * 4
     return ring + parts + 1024
 
 
