@@ -221,8 +221,8 @@ def test_a_larger_workspace_takes_the_place_of_one_in_use() -> None:
     c = torch.empty(1024, 1024, device="cuda", dtype=a.dtype)
     problem = GemmProblem.of(a, b, c)
     plans = [
-        plan.GemmPlan(problem, Selection("warp_specialised", config, "by a test", Schedule(64, split, 3)), device)
-        for split in (10, 60)
+        plan.GemmPlan(problem, Selection("warp_specialised", config, "by a test", Schedule(128, split, 3)), device)
+        for split in (10, 42)
     ]
     assert plans[0].workspace < workspace.MINIMUM < plans[1].workspace
 
@@ -487,7 +487,8 @@ def test_a_warm_call_allocates_its_output_and_nothing_else(size: tuple[int, int,
     count, size_before = allocations()
     kept = [triton_gemm.matmul(a, b) for _ in range(5)]
     assert allocations()[0] - count == 5
-    assert allocations()[1] - size_before <= 5 * (out.numel() * out.itemsize + 512)
+    # torch's allocator leaves up to 1 MiB of a block with its tensor (CUDACachingAllocator, kSmallSize).
+    assert allocations()[1] - size_before <= 5 * (out.numel() * out.itemsize + (1 << 20))
     before = allocations()
     for _ in range(5):
         triton_gemm.matmul(a, b, out=out)

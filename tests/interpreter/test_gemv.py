@@ -292,6 +292,7 @@ def test_the_default_asks_for_enough_and_leaves_no_wave_nearly_empty() -> None:
 def test_where_it_pays() -> None:
     assert all(gemv.pays(problem(M, 4096, 4096, "nt")) == (M <= 2) for M in range(1, 9))
     assert not gemv.pays(problem(1, 4096, 4096, "nn"))
+    assert gemv.pays(problem(1, 1024, 512, "nt")) and not gemv.pays(problem(1, 32768, 512, "nt"))  # short columns
     assert gemv.pays(problem(4, 4095, 4095, "nn"))  # the tensor-core kernel would copy B first
     assert gemv.pays(replace(problem(4, 4096, 4096, "nn", torch.float32), precision="ieee"))
     assert not gemv.pays(problem(1, 4096, 4096, "nt", torch.float64))
