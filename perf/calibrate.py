@@ -128,7 +128,7 @@ def candidates(problem: GemmProblem, device: DeviceInfo) -> list[Candidate]:
     found = []
     for swapped in (False, True) if problem.M != problem.N else (False,):
         turned = problem.swapped if swapped else problem
-        for config in warp_specialised.CONFIGS:
+        for config in warp_specialised.CONFIGS + warp_specialised.TRIALS:
             if config == FP32_C or not _fits(turned, config) or warp_specialised.illegal(turned, device, config):
                 continue
             for schedule in cost_model.schedules(turned, config, device):

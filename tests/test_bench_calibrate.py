@@ -61,6 +61,7 @@ def test_the_first_candidate_is_what_select_chooses(regime: str) -> None:
         chosen, found = select(problem, HOPPER), calibrate.candidates(problem, HOPPER)
         assert bool(found) == (chosen.kernel == "warp_specialised" and not chosen.packed)
         assert len(found) == len({str(candidate) for candidate in found}) <= calibrate.KEEP
+        found = [candidate for candidate in found if candidate.config not in warp_specialised.TRIALS]
         if found:
             assert replace(found[0].selection(), reason=chosen.reason) == chosen
             counted += 1

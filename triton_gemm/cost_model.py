@@ -25,6 +25,18 @@ STEP: dict[tuple[int | None, int | None], float] = {
     (64, 32): 0.064,
     (128, 16): 0.088,
     (64, 16): 0.053,
+    # Trials, not measured yet: sums of the steps of both widths.
+    (128, 96): 0.27,
+    (128, 160): 0.4,
+    (128, 192): 0.46,
+    (192, 64): 0.25,
+    (192, 96): 0.4,
+    (192, 160): 0.6,
+    (192, 192): 0.68,
+    (256, 96): 0.54,
+    (64, 96): 0.13,
+    (64, 160): 0.19,
+    (64, 192): 0.22,
 }
 STAGE = 5.5e-3  # handing a stage of the ring over
 LINE = 0.721e-3  # one line of 128 bytes from L2 to one SM

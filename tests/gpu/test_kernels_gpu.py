@@ -1,27 +1,23 @@
-"""What matmul launches, kernel by kernel, in every configuration and schedule: right, tidy, and the same every time.
-
-Operands are windows in buffers of NaN and C a window in a buffer of sentinels, so that what is read or written
-outside shows.
-"""
+"""What matmul launches, kernel by kernel, in every configuration and schedule: right, tidy, and the same every time."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 
 import pytest
 import torch
 
-from tests.checks import NAN, SENTINEL, fp32_precision
+from tests import cases
+from tests.cases import CIRCUMSTANCES, Case, blocks, circumstance, ids, splits, wholes
+from tests.checks import NAN, fp32_precision
 from tests.epilogues import expected
-from tests.numerics import mode_of
 from triton_gemm import cost_model, workspace
 from triton_gemm.config import GemmConfig
 from triton_gemm.device import DeviceInfo, device_info
 from triton_gemm.kernels import gemv, portable, warp_specialised
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.plan import GemmPlan
-from triton_gemm.problem import ACTIVATIONS, GemmProblem
+from triton_gemm.problem import GemmProblem
 from triton_gemm.select import Selection, select
 
 pytestmark = pytest.mark.gpu
@@ -29,121 +25,11 @@ hopper = pytest.mark.skipif(
     "torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0)", reason="needs Hopper"
 )
 
-Size = tuple[int, int, int]
 DEVICE = torch.device("cuda", 0)
 
 
 def gpu() -> DeviceInfo:
     return device_info(DEVICE)
-
-
-@dataclass(frozen=True)
-class Case:
-    """A product, and how it lies in memory. size: M, N, K; orders: of a, b and c, `n` row-major, `t` column-major;
-    pad: the pitch of a and b is a multiple of it; gap: unused elements after each row (or column) of c, beyond
-    multiples of 16; offset, c_offset: of each first element, of c's besides, from a 16-byte boundary; step: distance of
-    neighbours in a and b.
-
-    batch: how many, or None; between: matrices lie between one another's rows; shared: all take a's first.
-    """
-
-    size: Size
-    orders: str = "nnn"
-    pad: int = 8
-    gap: int = 0
-    offset: int = 0
-    c_offset: int = 0
-    step: int = 1
-    batch: int | None = None
-    between: bool = False
-    shared: bool = False
-    dtype: torch.dtype = torch.bfloat16
-    out_dtype: torch.dtype | None = None
-    alpha: float = 1.0
-    beta: float = 0.0
-    bias: str | None = None
-    activation: str | None = None
-    integers: bool = False
-
-
-class Operands:
-    """A case's tensors on the GPU, and the truth about it."""
-
-    def __init__(self, case: Case) -> None:
-        self.case = case
-        M, N, K = case.size
-        self.generator = torch.Generator(DEVICE).manual_seed(hash(case.size))
-        out_dtype = case.out_dtype or case.dtype
-        a, b = self.draw(M, K, case.dtype), self.draw(K, N, case.dtype)
-        self.c0 = self.draw(M, N, out_dtype) if case.beta else self.draw(M, N, out_dtype).fill_(NAN)
-        self.bias = None
-        if case.bias is not None:
-            self.bias = self.draw(1, M if case.bias == "m" else N, out_dtype).flatten()[: M if case.bias == "m" else N]
-        self.a_buffer, self.a = self.place(a[:1] if case.shared else a, case.orders[0], NAN)
-        self.a = self.a.expand_as(a)
-        self.b_buffer, self.b = self.place(b, case.orders[1], NAN)
-        self.c_buffer, self.c = self.place(self.c0, case.orders[2], SENTINEL, output=True)
-        axis = {} if self.bias is None else {"bias": case.bias}
-        self.problem = GemmProblem.of(
-            self.a, self.b, self.c, has_beta=case.beta != 0, activation=case.activation, **axis
-        )
-
-    def draw(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
-        shape = (rows, columns) if self.case.batch is None else (self.case.batch, rows, columns)
-        if self.case.integers:
-            drawn = torch.randint(-6, 7, shape, generator=self.generator, device=DEVICE).float()
-        else:
-            drawn = torch.randn(shape, generator=self.generator, device=DEVICE)
-        return drawn.to(dtype)
-
-    def place(
-        self, x: torch.Tensor, order: str, fill: float, *, output: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(buffer full of `fill`, copy of x in the midst of it)."""
-        case, (rows, columns) = self.case, x.shape[-2:]
-        batch = 1 if x.dim() == 2 else x.shape[0]
-        outer, inner = (rows, columns) if order == "n" else (columns, rows)
-        step = 1 if output else case.step
-        pad = 16 if output else case.pad  # Triton compiles once for strides that are multiples of 16
-        pitch = -(-inner * step // pad) * pad + (case.gap if output else 0)
-        row, matrix = (batch * pitch, pitch) if case.between else (pitch, outer * pitch + 64)
-        margin = (300 * row + 300) // 64 * 64
-        buffer = torch.full((2 * margin + batch * (outer * pitch + 64),), fill, dtype=x.dtype, device=DEVICE)
-        strides = (row, step) if order == "n" else (step, row)
-        shape = (rows, columns) if x.dim() == 2 else (batch, rows, columns)
-        window = buffer.as_strided(shape, (matrix, *strides)[-x.dim() :], margin + case.offset + output * case.c_offset)
-        return buffer, window.copy_(x)
-
-    def check(self, plan: GemmPlan, parts: int = 1, times: int = 1) -> None:
-        """Runs the plan; fails unless C is right, the same each time, nothing else written, and all is tidied up."""
-        case = self.case
-        kept = [x.clone() for x in (self.a_buffer, self.b_buffer)]
-        results = []
-        for _ in range(times):
-            self.c.copy_(self.c0)
-            plan.run(self.a, self.b, self.c, self.bias, case.alpha, case.beta)
-            results.append(self.c.clone())
-        assert all(torch.equal(bits(results[0]), bits(result)) for result in results[1:]), "other bits"
-        self.c.fill_(SENTINEL)
-        assert (self.c_buffer == SENTINEL).all(), "wrote outside c"
-        for buffer, was in zip((self.a_buffer, self.b_buffer), kept, strict=True):
-            assert torch.equal(bits(buffer), bits(was)), "changed an operand"
-        assert counters_are_zero(), "counters are not zero afterwards"
-        precision = self.problem.precision
-        truth, bound = expected(
-            *(self.a, self.b, self.c0, case.alpha, case.beta, self.bias, case.bias or "n", case.activation),
-            mode=mode_of(precision, case.dtype),
-            out_dtype=self.c.dtype,
-            parts=parts,
-        )
-        if case.integers:
-            assert torch.equal(results[0], truth.to(self.c.dtype)), "integers are not exact"
-        wrong = ~((results[0].double() - truth).abs() <= bound)  # NaN is wrong
-        assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()}, the first at {wrong.nonzero()[0].tolist()}"
-
-
-def bits(x: torch.Tensor) -> torch.Tensor:
-    return x.view({2: torch.int16, 4: torch.int32}[x.itemsize])
 
 
 def counters_are_zero() -> bool:
@@ -153,14 +39,21 @@ def counters_are_zero() -> bool:
     return not any(bool(counters.any()) for (_, _, capture), (_, counters) in kept if not capture)
 
 
+class Operands(cases.Operands):
+    """A case's tensors on the GPU; after a check the workspace's counters must be as before."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__(case, DEVICE)
+
+    def check(self, plan: cases.Runnable, parts: int = 1, times: int = 1) -> None:
+        super().check(plan, parts, times)
+        assert counters_are_zero(), "counters are not zero afterwards"
+
+
 def check(case: Case, selection: Selection, times: int = 1) -> None:
     operands = Operands(case)
     parts = selection.split_k if selection.schedule is None else selection.schedule.parts
     operands.check(GemmPlan(operands.problem, selection, DEVICE), parts, times)
-
-
-def ids(value: object) -> str | None:
-    return str(value).replace(" ", "-") if isinstance(value, GemmConfig | str) else None
 
 
 # --- The warp-specialised kernel ---
@@ -170,75 +63,14 @@ def persistent(config: GemmConfig, schedule: Schedule, **options: object) -> Sel
     return Selection("warp_specialised", config, "by a test", schedule, **options)
 
 
-def blocks(config: GemmConfig) -> Size:
-    assert config.BLOCK_M and config.BLOCK_N and config.BLOCK_K
-    return config.BLOCK_M, config.BLOCK_N, config.BLOCK_K
-
-
-def wholes(config: GemmConfig) -> list[tuple[Size, Schedule]]:
-    """Sizes and schedules without a split. Rows of C are whole 16 bytes, for TMA."""
-    m, n, k = blocks(config)
-    programs = gpu().num_sms
-    return [
-        ((m + 9, 2 * n + 8, 3 * k + 8), Schedule(6)),  # every edge is partial
-        ((2 * m, n, 5 * k), Schedule(2)),  # every tile is whole
-        ((3, 8, 5), Schedule(1)),  # far less than a tile, and a k-tile
-        ((1, 8, 1), Schedule(1)),  # strides that mean nothing
-        ((7 * m - 1, 3 * n - 8, k), Schedule(2, group=3)),  # programs go round more often than the ring
-        ((12 * m, 13 * n, 2 * k + 1), Schedule(programs)),  # more tiles than multiprocessors
-    ]
-
-
-def splits(config: GemmConfig) -> list[tuple[Size, Schedule]]:
-    m, n, k = blocks(config)
-    programs = gpu().num_sms
-    return [
-        ((m + 9, 2 * n + 8, 7 * k + 8), Schedule(18, split=6, parts=3)),  # all tiles, in uneven parts
-        ((3, 8, 40 * k + 3), Schedule(20, split=1, parts=20)),  # one tile: its owner adds nineteen others
-        ((3 * m, 2 * n, 9 * k), Schedule(9, split=2, parts=4)),  # some programs have a part, others a whole tile
-        ((2 * m, 2 * n, 8 * k), Schedule(24, split=3, parts=8)),  # a k-tile each, and one whole tile
-        ((12 * m, 12 * n, 6 * k), Schedule(programs, split=12, parts=3)),  # as a last wave is cut
-    ]
-
-
 @hopper
 @pytest.mark.parametrize("orders", ["nn", "nt", "tn", "tt"])
-@pytest.mark.parametrize("config", warp_specialised.CONFIGS, ids=ids)
+@pytest.mark.parametrize("config", warp_specialised.CONFIGS + warp_specialised.TRIALS, ids=ids)
 @pytest.mark.parametrize("schedules", [wholes, splits], ids=["whole", "split"])
 def test_every_config_schedule_and_layout(schedules, config: GemmConfig, orders: str) -> None:
-    for size, schedule in schedules(config):
+    for size, schedule in schedules(config, gpu().num_sms):
         check(Case(size, orders + "n", integers=True), persistent(config, schedule), times=2)
         check(Case(size, orders + "n"), persistent(config, schedule))
-
-
-CIRCUMSTANCES = {
-    "c-column-major": {"orders": "tnt"},
-    "c-odd": {"orders": "ntn", "gap": 1},
-    "c-column-major-odd": {"orders": "nnt", "gap": 3},
-    "c-rows-on-8-bytes": {"gap": 4},
-    "c-unaligned": {"c_offset": 1},
-    "c-rows-end-inside-16-bytes": {"ragged": 1},
-    "beta": {"beta": -2.0, "alpha": 0.5},
-    "beta-c-column-major": {"orders": "ttt", "beta": 1.0},
-    "beta-c-odd": {"orders": "tnn", "gap": 1, "beta": 1.0},
-    "bias-m": {"bias": "m"},
-    "bias-n": {"bias": "n", "orders": "ntn"},
-    **{name: {"activation": name, "alpha": 0.25} for name in ACTIVATIONS},
-    "everything": {"bias": "n", "activation": "gelu", "beta": 0.5, "alpha": -0.5, "orders": "ntt"},
-    "float32": {"out_dtype": torch.float32},
-    "float16": {"dtype": torch.float16, "orders": "tnn"},
-    "float16-to-float32-odd": {"dtype": torch.float16, "out_dtype": torch.float32, "gap": 1, "beta": 1.0, "bias": "m"},
-    "batch": {"batch": 5},
-    "batch-between": {"batch": 3, "between": True, "orders": "ntn"},
-    "batch-of-one-a": {"batch": 4, "shared": True, "orders": "tnn"},
-    "batch-column-major-odd": {"batch": 3, "orders": "ttt", "gap": 1, "bias": "m", "activation": "silu"},
-}
-
-
-def circumstance(name: str, size: Size, **defaults: object) -> Case:
-    change = {**defaults, **CIRCUMSTANCES[name]}
-    ragged = change.pop("ragged", 0)
-    return Case((size[0], size[1] + ragged, size[2]), **change)
 
 
 @hopper

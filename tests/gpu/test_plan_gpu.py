@@ -16,8 +16,9 @@ import torch
 import triton
 
 import triton_gemm
+from tests.cases import bits
 from tests.epilogues import expected
-from tests.gpu.test_kernels_gpu import bits, counters_are_zero, hopper
+from tests.gpu.test_kernels_gpu import counters_are_zero, hopper
 from triton_gemm import api, plan, workspace
 from triton_gemm.kernels import warp_specialised
 from triton_gemm.kernels.schedule import Schedule

@@ -35,9 +35,10 @@ from .splitk import arrive, wait_for
 
 @gluon.jit
 def load_partition(
-    a_desc, b_desc, a_tiles, b_tiles, full_bars, empty_bars, num_m, num_n, num_items, k_tiles, group, split, parts,
-    a_batches, b_batches, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
-    A_COLUMN_MAJOR: gl.constexpr, B_COLUMN_MAJOR: gl.constexpr, PDL: gl.constexpr,
+    a_desc, b_desc, b_rest_desc, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, num_m, num_n, num_items,
+    k_tiles, group, split, parts, a_batches, b_batches, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+    REST_N: gl.constexpr, BLOCK_K: gl.constexpr, A_COLUMN_MAJOR: gl.constexpr, B_COLUMN_MAJOR: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
     """The producer: fills every slot of the ring that has been emptied, in the order in which they are consumed."""
     if PDL:
@@ -45,6 +46,7 @@ def load_partition(
     num_stages: gl.constexpr = b_tiles.shape[0]
     consumers: gl.constexpr = a_tiles.shape[0] // num_stages
     rows: gl.constexpr = BLOCK_M // consumers
+    b_bytes: gl.constexpr = b_desc.block_type.nbytes + (b_rest_desc.block_type.nbytes if REST_N else 0)
     slot = 0
     phase = 1  # the first round finds every slot empty
     for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
@@ -56,7 +58,7 @@ def load_partition(
             k = kt * BLOCK_K
             full = full_bars.index(slot)
             mbarrier.wait(empty_bars.index(slot), phase)
-            mbarrier.expect(full, consumers * a_desc.block_type.nbytes + b_desc.block_type.nbytes)
+            mbarrier.expect(full, consumers * a_desc.block_type.nbytes + b_bytes)
             batch_a = batch * a_batches
             batch_b = batch * b_batches
             for w in gl.static_range(consumers):
@@ -64,6 +66,10 @@ def load_partition(
                 a_tile = a_tiles.index(slot * consumers + w)
                 tma_load(a_desc, [batch_a, k, row] if A_COLUMN_MAJOR else [batch_a, row, k], full, a_tile)
             tma_load(b_desc, [batch_b, n, k] if B_COLUMN_MAJOR else [batch_b, k, n], full, b_tiles.index(slot))
+            if REST_N:
+                rest = n + BLOCK_N - REST_N
+                b_rest_tile = b_rest_tiles.index(slot)
+                tma_load(b_rest_desc, [batch_b, rest, k] if B_COLUMN_MAJOR else [batch_b, k, rest], full, b_rest_tile)
             slot, phase = next_slot(slot, phase, num_stages)
 
 
@@ -110,28 +116,32 @@ def halves(x):
 
 
 @gluon.jit
+def accumulators(ROWS: gl.constexpr, COLUMNS: gl.constexpr):
+    """Zeros [ROWS, COLUMNS] as one warpgroup's `wgmma` wants them."""
+    layout: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLUMNS, 16]
+    )
+    return gl.zeros((ROWS, COLUMNS), gl.float32, layout)
+
+
+@gluon.jit
 def consume_partition(
-    c_desc, c_parts, a_tiles, b_tiles, full_bars, empty_bars, c_ptr, bias_ptr, workspace_ptr, counters_ptr, M, N,
-    stride_cb, stride_cm, stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles, group, split, parts,
-    CONSUMER: gl.constexpr, CONSUMERS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-    PART_N: gl.constexpr, A_COLUMN_MAJOR: gl.constexpr, B_COLUMN_MAJOR: gl.constexpr, C_COLUMN_MAJOR: gl.constexpr,
-    C_TMA: gl.constexpr, HAS_BETA: gl.constexpr, BIAS: gl.constexpr, ACTIVATION: gl.constexpr, SPLIT: gl.constexpr,
-    PDL: gl.constexpr,
+    c_desc, c_parts, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, c_ptr, bias_ptr, workspace_ptr,
+    counters_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles, group, split,
+    parts, CONSUMER: gl.constexpr, CONSUMERS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+    REST_N: gl.constexpr, PART_N: gl.constexpr, A_COLUMN_MAJOR: gl.constexpr, B_COLUMN_MAJOR: gl.constexpr,
+    C_COLUMN_MAJOR: gl.constexpr, C_TMA: gl.constexpr, HAS_BETA: gl.constexpr, BIAS: gl.constexpr,
+    ACTIVATION: gl.constexpr, SPLIT: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """One warpgroup: multiplies its rows of every tile and stores them, or shares partial sums with other programs."""
+    """One warpgroup: multiplies its rows of every tile and stores them, or shares partial sums with other programs.
+
+    A tile's width is a power of two, or the sum of two of them, MAIN_N + REST_N, with accumulators for each.
+    """
     if PDL:
         gdc_wait()
     num_stages: gl.constexpr = b_tiles.shape[0]
     ROWS: gl.constexpr = BLOCK_M // CONSUMERS
-    PARTS: gl.constexpr = BLOCK_N // PART_N
-    # Other programs' sums that are asked for at once: 64 registers of them.
-    AT_ONCE: gl.constexpr = max(1, 64 * 128 // (ROWS * BLOCK_N))
-    layout: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16]
-    )
-    part_layout: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, PART_N, 16]
-    )
+    MAIN_N: gl.constexpr = BLOCK_N - REST_N
     slot = 0
     phase = 0
     buffer = 0
@@ -143,19 +153,26 @@ def consume_partition(
         n = pid_n * BLOCK_N
 
         # Prologue
-        acc = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
+        acc = accumulators(ROWS, MAIN_N)
+        rest = accumulators(ROWS, REST_N) if REST_N else None
 
         # Main loop
         for kt in range(k_begin, k_end):
             mbarrier.wait(full_bars.index(slot), phase)
             a = matrix(a_tiles.index(slot * CONSUMERS + CONSUMER), A_COLUMN_MAJOR)
-            b = matrix(b_tiles.index(slot), B_COLUMN_MAJOR)
-            acc = warpgroup_mma(a, b, acc, is_async=True)
-            acc = warpgroup_mma_wait(1, deps=(acc,))
-            # The wgmma before this one is done, so its slot may be filled again.
+            acc = warpgroup_mma(a, matrix(b_tiles.index(slot), B_COLUMN_MAJOR), acc, is_async=True)
+            if REST_N:
+                rest = warpgroup_mma(a, matrix(b_rest_tiles.index(slot), B_COLUMN_MAJOR), rest, is_async=True)
+                acc, rest = warpgroup_mma_wait(2, deps=(acc, rest))
+            else:
+                acc = warpgroup_mma_wait(1, deps=(acc,))
+            # The step before this one is done, so its slot may be filled again.
             mbarrier.arrive(empty_bars.index(previous_slot(slot, num_stages)), pred=kt > k_begin)
             slot, phase = next_slot(slot, phase, num_stages)
-        acc = warpgroup_mma_wait(0, deps=(acc,))
+        if REST_N:
+            acc, rest = warpgroup_mma_wait(0, deps=(acc, rest))
+        else:
+            acc = warpgroup_mma_wait(0, deps=(acc,))
         mbarrier.arrive(empty_bars.index(previous_slot(slot, num_stages)), pred=k_end > k_begin)
 
         # Epilogue
@@ -163,42 +180,71 @@ def consume_partition(
         if SPLIT:
             mine = part == 0
             counter = counters_ptr + tile_id * CONSUMERS + CONSUMER
+            stride: gl.constexpr = ROWS * BLOCK_N  # from one block of partial sums to the next
             sums = by_thread(acc)
+            sums_layout: gl.constexpr = acc.type.layout
+            if REST_N:
+                rest_sums = by_thread(rest)
+                rest_layout: gl.constexpr = rest.type.layout
             if mine:
                 others = gl.where(item < split * parts, parts - 1, 0)
                 if others > 0:
                     wait_for(counter, others)
-                for first in range(0, others, AT_ONCE):
-                    for i in gl.static_range(AT_ONCE):
-                        block = ((first + i) * split + tile_id) * CONSUMERS + CONSUMER
-                        pointers = sums_pointers(workspace_ptr, block, sums)
-                        sums += gl.load(pointers, mask=first + i < others, other=0.0, cache_modifier=".cg")
-                acc = by_row(sums, ROWS, BLOCK_N, layout)
+                block = tile_id * CONSUMERS + CONSUMER
+                sums = with_others(sums, workspace_ptr, block, split * CONSUMERS, others, stride)
+                acc = by_row(sums, ROWS, MAIN_N, sums_layout)
+                if REST_N:
+                    rest_ptr = workspace_ptr + ROWS * MAIN_N
+                    rest_sums = with_others(rest_sums, rest_ptr, block, split * CONSUMERS, others, stride)
+                    rest = by_row(rest_sums, ROWS, REST_N, rest_layout)
             else:
                 block = ((part - 1) * split + tile_id) * CONSUMERS + CONSUMER
-                gl.store(sums_pointers(workspace_ptr, block, sums), sums)
+                gl.store(sums_pointers(workspace_ptr, block, sums, stride), sums)
+                if REST_N:
+                    rest_ptr = workspace_ptr + ROWS * MAIN_N
+                    gl.store(sums_pointers(rest_ptr, block, rest_sums, stride), rest_sums)
                 arrive(counter)
         if mine:
             store_tile(
                 acc, c_desc, c_parts, buffer, c_ptr, bias_ptr, batch, m, n, M, N, stride_cb, stride_cm, stride_cn,
-                alpha, beta, ROWS, BLOCK_N, PART_N, part_layout, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION,
+                alpha, beta, PART_N, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION,
             )  # fmt: skip
-            # The last part's buffer may still be read when the next tile's first part is stored.
-            buffer = (buffer + PARTS) % c_parts.shape[0]
+            # The last part's buffer may still be read when the next part is stored.
+            buffer = (buffer + MAIN_N // PART_N) % c_parts.shape[0]
+            if REST_N:
+                store_tile(
+                    rest, c_desc, c_parts, buffer, c_ptr, bias_ptr, batch, m, n + MAIN_N, M, N, stride_cb, stride_cm,
+                    stride_cn, alpha, beta, PART_N, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION,
+                )  # fmt: skip
+                buffer = (buffer + REST_N // PART_N) % c_parts.shape[0]
     if C_TMA:
         tma.store_wait(0)
 
 
 @gluon.jit
+def with_others(sums, workspace_ptr, block, step, others, stride: gl.constexpr):
+    """sums and the `others` programs' for the same tile, in blocks `step` apart."""
+    AT_ONCE: gl.constexpr = max(1, 64 * 128 // (sums.shape[0] * 4))  # blocks that take 64 registers
+    for first in range(0, others, AT_ONCE):
+        for i in gl.static_range(AT_ONCE):
+            pointers = sums_pointers(workspace_ptr, block + (first + i) * step, sums, stride)
+            sums += gl.load(pointers, mask=first + i < others, other=0.0, cache_modifier=".cg")
+    return sums
+
+
+@gluon.jit
 def store_tile(
     acc, c_desc, c_parts, buffer, c_ptr, bias_ptr, batch, m, n, M, N, stride_cb, stride_cm, stride_cn, alpha, beta,
-    ROWS: gl.constexpr, BLOCK_N: gl.constexpr, PART_N: gl.constexpr, part_layout: gl.constexpr,
-    C_COLUMN_MAJOR: gl.constexpr, C_TMA: gl.constexpr, HAS_BETA: gl.constexpr, BIAS: gl.constexpr,
-    ACTIVATION: gl.constexpr,
+    PART_N: gl.constexpr, C_COLUMN_MAJOR: gl.constexpr, C_TMA: gl.constexpr, HAS_BETA: gl.constexpr,
+    BIAS: gl.constexpr, ACTIVATION: gl.constexpr,
 ):  # fmt: skip
-    """Stores acc [ROWS, BLOCK_N] at (m, n) of C, part after part, the first through `buffer`."""
+    """Stores acc at (m, n) of C, part after part, the first through `buffer`."""
+    PARTS: gl.constexpr = acc.shape[1] // PART_N
+    part_layout: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, PART_N, 16]
+    )
     parts = columns_in_parts(acc, PART_N)
-    if ACTIVATION != "" and BLOCK_N // PART_N == 4:
+    if ACTIVATION != "" and PARTS == 4:
         # An activation is long: written out four times, for each warpgroup, it would not fit the instruction cache.
         first, second, third, fourth = parts
         for p in range(4):
@@ -209,7 +255,7 @@ def store_tile(
             )  # fmt: skip
             first, second, third, fourth = second, third, fourth, first
     else:
-        for p in gl.static_range(BLOCK_N // PART_N):
+        for p in gl.static_range(PARTS):
             store_part(
                 gl.convert_layout(parts[p], part_layout), c_desc, c_parts, (buffer + p) % c_parts.shape[0], c_ptr,
                 bias_ptr, batch, m, n + p * PART_N, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, C_COLUMN_MAJOR,
@@ -292,12 +338,12 @@ def by_row(x, ROWS: gl.constexpr, COLUMNS: gl.constexpr, layout: gl.constexpr):
 
 
 @gluon.jit
-def sums_pointers(workspace_ptr, block, x):
-    """Where block number `block` of partial sums as large as x, of `by_thread`, lies in the workspace."""
+def sums_pointers(workspace_ptr, block, x, stride: gl.constexpr):
+    """Where x, of `by_thread`, lies in block number `block` of the workspace, each `stride` elements."""
     layout: gl.constexpr = x.type.layout
     rows = gl.arange(0, x.shape[0], gl.SliceLayout(1, layout))
     columns = gl.arange(0, 4, gl.SliceLayout(0, layout))
-    return workspace_ptr + block.to(gl.int64) * (x.shape[0] * 4) + rows[:, None] * 4 + columns[None, :]
+    return workspace_ptr + block.to(gl.int64) * stride + rows[:, None] * 4 + columns[None, :]
 
 
 @gluon.jit(do_not_specialize=["num_m", "num_n", "num_items", "k_tiles", "group", "split", "parts", "a_batches",
@@ -305,6 +351,7 @@ def sums_pointers(workspace_ptr, block, x):
 def warp_specialised_kernel(
     a_desc,
     b_desc,
+    b_rest_desc,
     c_desc,
     c_ptr,
     bias_ptr,
@@ -337,6 +384,7 @@ def warp_specialised_kernel(
     CONSUMERS: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
+    REST_N: gl.constexpr,
     BLOCK_K: gl.constexpr,
     PART_N: gl.constexpr,
     C_BUFFERS: gl.constexpr,
@@ -347,6 +395,11 @@ def warp_specialised_kernel(
         gdc_launch_dependents()
     a_tiles = gl.allocate_shared_memory(a_desc.dtype, [num_stages * CONSUMERS] + a_desc.block_shape, a_desc.layout)
     b_tiles = gl.allocate_shared_memory(b_desc.dtype, [num_stages] + b_desc.block_shape, b_desc.layout)
+    b_rest_tiles = b_tiles
+    if REST_N:
+        b_rest_tiles = gl.allocate_shared_memory(
+            b_rest_desc.dtype, [num_stages] + b_rest_desc.block_shape, b_rest_desc.layout
+        )
     full_bars = gl.allocate_shared_memory(gl.int64, [num_stages, 1], mbarrier.MBarrierLayout())
     empty_bars = gl.allocate_shared_memory(gl.int64, [num_stages, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(num_stages):
@@ -364,15 +417,15 @@ def warp_specialised_kernel(
         gl.warp_specialize(
             [
                 (consume_partition, (
-                    c_desc, c_parts_0, a_tiles, b_tiles, full_bars, empty_bars, c_ptr, bias_ptr, workspace_ptr,
-                    counters_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles,
-                    group, split, parts, 0, CONSUMERS, BLOCK_M, BLOCK_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
-                    C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT, PDL,
+                    c_desc, c_parts_0, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, c_ptr, bias_ptr,
+                    workspace_ptr, counters_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m, num_n,
+                    num_items, k_tiles, group, split, parts, 0, CONSUMERS, BLOCK_M, BLOCK_N, REST_N, PART_N,
+                    A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT, PDL,
                 )),
                 (load_partition, (
-                    a_desc, b_desc, a_tiles, b_tiles, full_bars, empty_bars, num_m, num_n, num_items, k_tiles, group,
-                    split, parts, a_batches, b_batches, BLOCK_M, BLOCK_N, BLOCK_K, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
-                    PDL,
+                    a_desc, b_desc, b_rest_desc, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, num_m, num_n,
+                    num_items, k_tiles, group, split, parts, a_batches, b_batches, BLOCK_M, BLOCK_N, REST_N, BLOCK_K,
+                    A_COLUMN_MAJOR, B_COLUMN_MAJOR, PDL,
                 )),
             ],
             [1],
@@ -382,21 +435,21 @@ def warp_specialised_kernel(
         gl.warp_specialize(
             [
                 (consume_partition, (
-                    c_desc, c_parts_0, a_tiles, b_tiles, full_bars, empty_bars, c_ptr, bias_ptr, workspace_ptr,
-                    counters_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles,
-                    group, split, parts, 0, CONSUMERS, BLOCK_M, BLOCK_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
-                    C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT, PDL,
+                    c_desc, c_parts_0, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, c_ptr, bias_ptr,
+                    workspace_ptr, counters_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m, num_n,
+                    num_items, k_tiles, group, split, parts, 0, CONSUMERS, BLOCK_M, BLOCK_N, REST_N, PART_N,
+                    A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT, PDL,
                 )),
                 (consume_partition, (
-                    c_desc, c_parts_1, a_tiles, b_tiles, full_bars, empty_bars, c_ptr, bias_ptr, workspace_ptr,
-                    counters_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles,
-                    group, split, parts, 1, CONSUMERS, BLOCK_M, BLOCK_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
-                    C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT, PDL,
+                    c_desc, c_parts_1, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, c_ptr, bias_ptr,
+                    workspace_ptr, counters_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m, num_n,
+                    num_items, k_tiles, group, split, parts, 1, CONSUMERS, BLOCK_M, BLOCK_N, REST_N, PART_N,
+                    A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT, PDL,
                 )),
                 (load_partition, (
-                    a_desc, b_desc, a_tiles, b_tiles, full_bars, empty_bars, num_m, num_n, num_items, k_tiles, group,
-                    split, parts, a_batches, b_batches, BLOCK_M, BLOCK_N, BLOCK_K, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
-                    PDL,
+                    a_desc, b_desc, b_rest_desc, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, num_m, num_n,
+                    num_items, k_tiles, group, split, parts, a_batches, b_batches, BLOCK_M, BLOCK_N, REST_N, BLOCK_K,
+                    A_COLUMN_MAJOR, B_COLUMN_MAJOR, PDL,
                 )),
             ],
             [4, 1],
@@ -406,27 +459,27 @@ def warp_specialised_kernel(
         gl.warp_specialize(
             [
                 (consume_partition, (
-                    c_desc, c_parts_0, a_tiles, b_tiles, full_bars, empty_bars, c_ptr, bias_ptr, workspace_ptr,
-                    counters_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles,
-                    group, split, parts, 0, CONSUMERS, BLOCK_M, BLOCK_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
-                    C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT, PDL,
+                    c_desc, c_parts_0, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, c_ptr, bias_ptr,
+                    workspace_ptr, counters_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m, num_n,
+                    num_items, k_tiles, group, split, parts, 0, CONSUMERS, BLOCK_M, BLOCK_N, REST_N, PART_N,
+                    A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT, PDL,
                 )),
                 (consume_partition, (
-                    c_desc, c_parts_1, a_tiles, b_tiles, full_bars, empty_bars, c_ptr, bias_ptr, workspace_ptr,
-                    counters_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles,
-                    group, split, parts, 1, CONSUMERS, BLOCK_M, BLOCK_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
-                    C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT, PDL,
+                    c_desc, c_parts_1, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, c_ptr, bias_ptr,
+                    workspace_ptr, counters_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m, num_n,
+                    num_items, k_tiles, group, split, parts, 1, CONSUMERS, BLOCK_M, BLOCK_N, REST_N, PART_N,
+                    A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT, PDL,
                 )),
                 (consume_partition, (
-                    c_desc, c_parts_2, a_tiles, b_tiles, full_bars, empty_bars, c_ptr, bias_ptr, workspace_ptr,
-                    counters_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles,
-                    group, split, parts, 2, CONSUMERS, BLOCK_M, BLOCK_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
-                    C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT, PDL,
+                    c_desc, c_parts_2, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, c_ptr, bias_ptr,
+                    workspace_ptr, counters_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m, num_n,
+                    num_items, k_tiles, group, split, parts, 2, CONSUMERS, BLOCK_M, BLOCK_N, REST_N, PART_N,
+                    A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT, PDL,
                 )),
                 (load_partition, (
-                    a_desc, b_desc, a_tiles, b_tiles, full_bars, empty_bars, num_m, num_n, num_items, k_tiles, group,
-                    split, parts, a_batches, b_batches, BLOCK_M, BLOCK_N, BLOCK_K, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
-                    PDL,
+                    a_desc, b_desc, b_rest_desc, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, num_m, num_n,
+                    num_items, k_tiles, group, split, parts, a_batches, b_batches, BLOCK_M, BLOCK_N, REST_N, BLOCK_K,
+                    A_COLUMN_MAJOR, B_COLUMN_MAJOR, PDL,
                 )),
             ],
             [4, 4, 1],
@@ -444,25 +497,44 @@ def parts_of_c(c_desc, unused, BY_TMA: gl.constexpr, C_BUFFERS: gl.constexpr):
         return unused
 
 
-CONFIGS = tuple(
-    GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, num_warps=warps, num_stages=stages)
-    for m, n, k, warps, stages in [
-        (128, 256, 64, 8, 4),
-        (128, 256, 64, 8, 3),  # where C is fp32
-        (256, 128, 64, 8, 3),
-        (192, 128, 64, 12, 4),
-        (128, 128, 64, 8, 6),
-        (128, 128, 128, 8, 3),
-        (64, 256, 64, 4, 4),
-        (128, 64, 128, 8, 4),
-        (64, 128, 128, 4, 4),
-        (64, 64, 128, 4, 6),
-        (128, 32, 128, 8, 5),
-        (64, 32, 128, 4, 6),
-        (128, 16, 128, 8, 5),
-        (64, 16, 128, 4, 8),
-        (64, 16, 64, 4, 8),
-    ]
+def _configs(*figures: tuple[int, int, int, int, int]) -> tuple[GemmConfig, ...]:
+    return tuple(
+        GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, num_warps=warps, num_stages=stages)
+        for m, n, k, warps, stages in figures
+    )
+
+
+# What `select` chooses among.
+CONFIGS = _configs(
+    (128, 256, 64, 8, 4),
+    (128, 256, 64, 8, 3),  # where C is fp32
+    (256, 128, 64, 8, 3),
+    (192, 128, 64, 12, 4),
+    (128, 128, 64, 8, 6),
+    (128, 128, 128, 8, 3),
+    (64, 256, 64, 4, 4),
+    (128, 64, 128, 8, 4),
+    (64, 128, 128, 4, 4),
+    (64, 64, 128, 4, 6),
+    (128, 32, 128, 8, 5),
+    (64, 32, 128, 4, 6),
+    (128, 16, 128, 8, 5),
+    (64, 16, 128, 4, 8),
+    (64, 16, 64, 4, 8),
+)
+# What `perf.calibrate` measures beside them: tiles between those sizes, whose last waves are fuller; cuBLAS has them.
+TRIALS = _configs(
+    (128, 96, 64, 8, 6),
+    (128, 160, 64, 8, 5),
+    (128, 192, 64, 8, 4),
+    (192, 64, 64, 12, 5),
+    (192, 96, 64, 12, 5),
+    (192, 160, 64, 12, 4),
+    (192, 192, 64, 12, 3),
+    (256, 96, 64, 8, 4),
+    (64, 96, 128, 4, 4),
+    (64, 160, 64, 4, 6),
+    (64, 192, 64, 4, 5),
 )
 
 
@@ -471,7 +543,16 @@ def part_columns(problem: GemmProblem, config: GemmConfig) -> int:
     which TMA's swizzle spans; half of them where pointers to C take registers, half where C's elements do."""
     assert config.BLOCK_M is not None and config.BLOCK_N is not None
     columns = 32 * 128 // (config.BLOCK_M * 4 // config.num_warps)
-    return min(max(columns >> (not c_by_tma(problem)) >> problem.has_beta, 8), config.BLOCK_N)
+    columns = max(columns >> (not c_by_tma(problem)) >> problem.has_beta, 8)
+    return min(columns, rest_columns(config) or config.BLOCK_N)
+
+
+def rest_columns(config: GemmConfig) -> int:
+    """What a tile's width is beyond a power of two; 0, or another power of two."""
+    assert config.BLOCK_N is not None
+    rest = config.BLOCK_N - (1 << config.BLOCK_N.bit_length() - 1)
+    assert rest & rest - 1 == 0, "accumulators come in two pieces at most"
+    return rest
 
 
 def c_buffers(problem: GemmProblem, config: GemmConfig) -> int:
@@ -515,6 +596,8 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig) -> str
     why = problem.tma_illegal()
     if why is not None:
         return f"TMA cannot take {why}"
+    if config.num_warps == 12 and config.accumulators() > 64 and (problem.has_beta or not c_by_tma(problem)):
+        return f"{config.accumulators()} accumulators leave too few of a thread's 128 registers for pointers to C"
     needed = shared_memory(problem, config)
     if needed > device.shared_memory:
         return f"needs {needed} bytes of shared memory, {device.name} has {device.shared_memory}"
@@ -553,11 +636,14 @@ def launches(problem: GemmProblem, config: GemmConfig, schedule: Schedule) -> tu
     splits = schedule.split > 0
     shared_parts = schedule.split * (schedule.parts - 1)
     a = tensor_map("a", problem.a, problem.dtype, problem.batch, problem.M, problem.K, m // consumers, k)
-    b = tensor_map("b", problem.b, problem.dtype, problem.batch, problem.K, problem.N, k, n)
+    rest = rest_columns(config)
+    b = tensor_map("b", problem.b, problem.dtype, problem.batch, problem.K, problem.N, k, n - rest)
+    b_rest = tensor_map("b", problem.b, problem.dtype, problem.batch, problem.K, problem.N, k, rest) if rest else b
     c = tensor_map("c", problem.c, problem.out_dtype, problem.batch, problem.M, problem.N, m // consumers, part)
     arguments = {
         "a_desc": a,
         "b_desc": b,
+        "b_rest_desc": b_rest,
         "c_desc": c if by_tma else b,  # partitions take no None: what is not used is something else
         "c_ptr": Pointer("c"),
         "bias_ptr": Pointer("bias" if problem.bias else "c"),
@@ -590,6 +676,7 @@ def launches(problem: GemmProblem, config: GemmConfig, schedule: Schedule) -> tu
         "CONSUMERS": consumers,
         "BLOCK_M": m,
         "BLOCK_N": n,
+        "REST_N": rest,
         "BLOCK_K": k,
         "PART_N": part,
         "C_BUFFERS": c_buffers(problem, config),

@@ -1,0 +1,534 @@
+"""Gluon kernels on the CPU: their source run as it stands, with torch in the place of the GPU.
+
+Gluon has no interpreter. Here each partition of each program is a thread, of which one runs at a time, until it waits.
+What is asynchronous on a GPU happens as late as it may: a TMA load when its barrier is waited for, until when the tile
+holds NaN; a `wgmma` and a TMA store when their end is waited for. So a wait that is missing, a slot filled too early
+and a buffer used again too early give wrong results; accesses outside of operands and programs that wait for one
+another for ever raise. How threads hold a tensor is not modelled: layouts are the compiler's affair.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+import triton_gemm.kernels
+from triton_gemm.kernels.launch import Launch, Scalar, TensorMap
+from triton_gemm.kernels.launch import Pointer as Address
+
+KERNELS = Path(triton_gemm.kernels.__file__ or "").parent
+SIMULATED = ("epilogue", "schedule", "splitk", "warp_specialised")
+
+
+class DeadlockError(Exception):
+    """Every thread waits for another."""
+
+
+# ---- threads ----
+
+
+class Machine:
+    """Threads that take turns: who runs holds `turn`."""
+
+    def __init__(self) -> None:
+        self.turn = threading.Condition()
+        self.alive = 0
+        self.version = 0  # of everything that somebody may wait for
+        self.waiting: dict[int, int] = {}  # by thread, the version in which it found nothing to go on with
+        self.error: BaseException | None = None
+
+    def changed(self) -> None:
+        self.version += 1
+        self.turn.notify_all()
+
+    def wait_until(self, ready: Callable[[], bool]) -> None:
+        me = threading.get_ident()
+        while not ready():
+            self.waiting[me] = self.version
+            if len(self.waiting) == self.alive and set(self.waiting.values()) == {self.version}:
+                self.error = self.error or DeadlockError("all threads wait")
+                self.changed()
+            if self.error is None:
+                self.turn.wait()
+            if self.error is not None:
+                raise self.error
+        self.waiting.pop(me, None)
+
+    def start(self, run: Callable[[], None], program: tuple[int, int]) -> threading.Thread:
+        def body() -> None:
+            with self.turn:
+                here.machine, here.program = self, program
+                here.products, here.stores, here.polled = [], [], -1
+                try:
+                    if self.error is None:
+                        run()
+                except BaseException as error:
+                    self.error = self.error or error
+                self.alive -= 1
+                self.waiting.pop(threading.get_ident(), None)
+                self.changed()
+
+        self.alive += 1
+        thread = threading.Thread(target=body, daemon=True)
+        thread.start()
+        return thread
+
+
+here = threading.local()  # machine, program (its number and how many), products and stores under way, polled
+
+
+# ---- tensors ----
+
+
+def raw(x: Any) -> Any:
+    return x.data if isinstance(x, Tensor) else x
+
+
+def whole(x: Any) -> torch.Tensor:
+    return torch.as_tensor(raw(x))
+
+
+class Tensor:
+    """A tensor, or a number, in registers."""
+
+    type = SimpleNamespace(layout=None)
+
+    def __init__(self, data: Any) -> None:
+        self.values = torch.as_tensor(data)
+
+    @property
+    def data(self) -> torch.Tensor:
+        return self.values
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.data.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.data.dtype
+
+    def to(self, dtype: torch.dtype) -> Tensor:
+        return Tensor(self.data.to(dtype))
+
+    def reshape(self, shape: tuple[int, ...]) -> Tensor:
+        return Tensor(self.data.reshape(shape))
+
+    def permute(self, order: tuple[int, ...]) -> Tensor:
+        return Tensor(self.data.permute(order))
+
+    def split(self) -> tuple[Tensor, Tensor]:
+        return Tensor(self.data[..., 0]), Tensor(self.data[..., 1])
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return Tensor(self.data[index])
+
+    def __bool__(self) -> bool:
+        return bool(self.data)
+
+    def __index__(self) -> int:
+        return int(self.data)
+
+    def __neg__(self) -> Tensor:
+        return Tensor(-self.data)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _operators() -> None:
+    for name in [
+        "add",
+        "sub",
+        "mul",
+        "truediv",
+        "floordiv",
+        "mod",
+        "and",
+        "or",
+        "xor",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+        "eq",
+        "ne",
+    ]:
+        method = f"__{name}__"
+
+        def forward(self: Tensor, other: Any, method: str = method) -> Any:
+            return NotImplemented if isinstance(other, Memory) else Tensor(getattr(self.data, method)(raw(other)))
+
+        setattr(Tensor, method, forward)
+        if hasattr(torch.Tensor, f"__r{name}__"):
+
+            def backward(self: Tensor, other: Any, method: str = method) -> Tensor:
+                return Tensor(getattr(torch.as_tensor(other), method)(self.data))
+
+            setattr(Tensor, f"__r{name}__", backward)
+
+
+@dataclass
+class Product:
+    """A `wgmma` that has been asked for."""
+
+    into: Accumulators
+    a: torch.Tensor
+    b: torch.Tensor
+
+
+class Accumulators(Tensor):
+    """The result of products that may still be under way."""
+
+    under_way = 0
+
+    @property
+    def data(self) -> torch.Tensor:
+        assert self.under_way == 0, "accumulators are used before their products were waited for"
+        return self.values
+
+
+class Memory:
+    """Pointers into an operand: offsets in elements from its first."""
+
+    def __init__(self, storage: torch.Tensor, offsets: Any = 0) -> None:
+        self.storage, self.offsets = storage, whole(offsets)
+        self.dtype = SimpleNamespace(element_ty=storage.dtype)
+
+    def __add__(self, other: Any) -> Memory:
+        return Memory(self.storage, self.offsets + raw(other))
+
+    def chosen(self, mask: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Which elements an access touches, and where; fails outside of the operand."""
+        offsets, where = torch.broadcast_tensors(self.offsets, whole(True if mask is None else mask))
+        touched = offsets[where]
+        assert touched.numel() == 0 or (touched.min() >= 0 and touched.max() < self.storage.numel()), "out of bounds"
+        return where, touched
+
+
+def load(pointers: Memory, mask: Any = None, other: Any = 0.0, cache_modifier: str = "") -> Tensor:
+    where, touched = pointers.chosen(mask)
+    values = torch.full(where.shape, other, dtype=pointers.storage.dtype)
+    values[where] = pointers.storage[touched]
+    return Tensor(values)
+
+
+def store(pointers: Memory, value: Any, mask: Any = None) -> None:
+    where, touched = pointers.chosen(mask)
+    values = whole(value).to(pointers.storage.dtype).expand(where.shape)
+    pointers.storage[touched] = values[where]
+    here.machine.changed()
+
+
+def atomic_add(pointer: Memory, value: int, sem: str = "", scope: str = "") -> Tensor:
+    """One at a time by nature; who adds 0 polls, and lets others go first if nothing has changed since."""
+    machine = here.machine
+    if value == 0:
+        seen = here.polled
+        machine.wait_until(lambda: machine.version > seen)
+        here.polled = machine.version
+    old = load(pointer)
+    if value:
+        store(pointer, old + value)
+    return old
+
+
+# ---- shared memory, barriers, TMA ----
+
+
+class Shared:
+    """A buffer in shared memory, or a view of one."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self.values, self.dtype, self.shape = values, values.dtype, list(values.shape)
+
+    def index(self, i: Any) -> Shared:
+        i = int(i)
+        assert 0 <= i < self.shape[0], "no such buffer"
+        return Shared(self.values[i])
+
+    def reshape(self, shape: tuple[int, ...]) -> Shared:
+        return Shared(self.values.view(shape))
+
+    def permute(self, order: tuple[int, ...]) -> Shared:
+        return Shared(self.values.permute(order))
+
+    def store(self, x: Tensor) -> None:
+        assert tuple(x.shape) == tuple(self.shape)
+        self.values.copy_(x.data)
+
+
+@dataclass
+class Barrier:
+    """An mbarrier: `phase` turns when `count` have arrived and as many bytes as were announced."""
+
+    count: int = 0
+    phase: int = 0
+    pending: int = 0
+    bytes: int = 0
+    loads: list[Callable[[], int]] = field(default_factory=list)
+
+    def turn(self) -> None:
+        if self.pending == 0 and self.bytes == 0:
+            self.phase ^= 1
+            self.pending = self.count
+            here.machine.changed()
+
+
+class Barriers(list[Barrier]):
+    def index(self, i: Any) -> Barrier:  # type: ignore[override]
+        return self[int(i)]
+
+
+def init(barrier: Barrier, count: int) -> None:
+    barrier.count = barrier.pending = count
+
+
+def arrive(barrier: Barrier, pred: Any = True) -> None:
+    if pred:
+        barrier.pending -= 1
+        assert barrier.pending >= 0, "more arrivals than were agreed on"
+        barrier.turn()
+
+
+def expect(barrier: Barrier, nbytes: int) -> None:
+    barrier.bytes += nbytes
+    arrive(barrier)
+
+
+def wait(barrier: Barrier, phase: Any) -> None:
+    def passed() -> bool:
+        while barrier.loads:
+            barrier.bytes -= barrier.loads.pop(0)()
+            barrier.turn()
+        return barrier.phase != phase
+
+    here.machine.wait_until(passed)
+
+
+class Descriptor:
+    """A tensor map."""
+
+    def __init__(self, tensor_map: TensorMap, operand: torch.Tensor) -> None:
+        start = operand.storage_offset()
+        self.values = torch.as_strided(operand, tensor_map.shape, tensor_map.strides, start)
+        self.dtype, self.block_shape, self.layout = tensor_map.dtype, list(tensor_map.block), None
+        self.block_type = SimpleNamespace(nbytes=math.prod(tensor_map.block) * tensor_map.dtype.itemsize)
+
+    def inside(self, corner: Sequence[Any]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+        """The part of a box that lies in the tensor: where in the tensor, and where in the box."""
+        corner = [int(x) for x in corner]
+        assert min(corner) >= 0
+        sizes = [max(0, min(b, n - x)) for x, b, n in zip(corner, self.block_shape, self.values.shape, strict=True)]
+        of_tensor = tuple(slice(x, x + size) for x, size in zip(corner, sizes, strict=True))
+        return of_tensor, tuple(slice(0, size) for size in sizes)
+
+
+def tma_load(descriptor: Descriptor, corner: Sequence[Any], barrier: Barrier, into: Shared) -> None:
+    assert into.shape == descriptor.block_shape
+    into.values.fill_(torch.nan)
+    of_tensor, of_box = descriptor.inside(corner)
+
+    def complete() -> int:
+        into.values.zero_()
+        into.values[of_box] = descriptor.values[of_tensor]
+        return int(descriptor.block_type.nbytes)
+
+    barrier.loads.append(complete)
+    here.machine.changed()
+
+
+def tma_store(descriptor: Descriptor, corner: Sequence[Any], source: Shared) -> None:
+    assert source.shape == descriptor.block_shape
+    of_tensor, of_box = descriptor.inside(corner)
+    here.stores.append(lambda: descriptor.values[of_tensor].copy_(source.values[of_box]))
+
+
+def store_wait(pendings: int) -> None:
+    while len(here.stores) > pendings:
+        here.stores.pop(0)()
+
+
+def allocate_shared_memory(dtype: torch.dtype, shape: Sequence[int], layout: Any) -> Any:
+    if dtype is torch.int64:
+        return Barriers(Barrier() for _ in range(shape[0]))
+    return Shared(torch.full(tuple(shape), torch.nan, dtype=dtype))
+
+
+def warpgroup_mma(a: Shared, b: Shared, acc: Tensor, is_async: bool) -> Accumulators:
+    assert is_async
+    if not isinstance(acc, Accumulators):
+        acc = Accumulators(acc.data.clone())
+    acc.under_way += 1
+    here.products.append(Product(acc, a.values, b.values))
+    return acc
+
+
+def warpgroup_mma_wait(num_outstanding: int, deps: tuple[Accumulators, ...]) -> Any:
+    while len(here.products) > num_outstanding:
+        product = here.products.pop(0)
+        product.into.values += product.a.float() @ product.b.float()
+        product.into.under_way -= 1
+    return deps[0] if len(deps) == 1 else deps
+
+
+def warp_specialize(partitions: Sequence[tuple[Any, ...]], warps: Sequence[int], registers: Sequence[int]) -> None:
+    assert len(warps) == len(registers) == len(partitions) - 1
+    machine: Machine = here.machine
+    ended = []
+
+    def worker(function: Callable[..., None], arguments: tuple[Any, ...]) -> Callable[[], None]:
+        def run() -> None:
+            function(*arguments)
+            ended.append(function)
+
+        return run
+
+    for function, arguments in partitions[1:]:
+        machine.start(worker(function, arguments), here.program)
+    function, arguments = partitions[0]
+    function(*arguments)
+    machine.wait_until(lambda: len(ended) == len(partitions) - 1)
+
+
+# ---- the modules that kernels import ----
+
+
+def counted(*bounds: Any) -> Iterator[Tensor]:
+    """`range`, whose numbers are as good as other tensors."""
+    return map(Tensor, range(*(int(bound) for bound in bounds)))
+
+
+def decorator(function: Any = None, **options: Any) -> Any:
+    return function if function is not None else lambda function: function
+
+
+def nothing(*arguments: Any, **options: Any) -> None:
+    return None
+
+
+def language() -> SimpleNamespace:
+    types = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16", "int32", "int64")}
+    layouts = ("NVMMADistributedLayout", "SliceLayout", "BlockedLayout")
+    return SimpleNamespace(
+        **types,
+        **dict.fromkeys(layouts, nothing),
+        constexpr=None,
+        program_id=lambda axis: Tensor(here.program[0]),
+        num_programs=lambda axis: Tensor(here.program[1]),
+        arange=lambda start, end, layout=None: Tensor(torch.arange(start, end)),
+        zeros=lambda shape, dtype, layout=None: Tensor(torch.zeros(shape, dtype=dtype)),
+        where=lambda condition, x, y: Tensor(torch.where(*(whole(value) for value in (condition, x, y)))),
+        minimum=lambda x, y: Tensor(torch.minimum(*torch.broadcast_tensors(whole(x), whole(y)))),
+        maximum=lambda x, y: Tensor(torch.maximum(*torch.broadcast_tensors(whole(x), whole(y)))),
+        abs=lambda x: Tensor(x.data.abs()),
+        exp=lambda x: Tensor(x.data.exp()),
+        convert_layout=lambda x, layout: x,
+        load=load,
+        store=store,
+        atomic_add=atomic_add,
+        debug_barrier=nothing,
+        static_assert=nothing,
+        static_range=range,
+        allocate_shared_memory=allocate_shared_memory,
+        warp_specialize=warp_specialize,
+    )
+
+
+def hopper() -> SimpleNamespace:
+    barriers = {"init": init, "arrive": arrive, "expect": expect, "wait": wait, "MBarrierLayout": nothing}
+    return SimpleNamespace(
+        fence_async_shared=nothing,
+        mbarrier=SimpleNamespace(**barriers),
+        tma=SimpleNamespace(store_wait=store_wait),
+        warpgroup_mma=warpgroup_mma,
+        warpgroup_mma_wait=warpgroup_mma_wait,
+    )
+
+
+_operators()
+LANGUAGE = language()
+TRITON = SimpleNamespace(jit=decorator, language=LANGUAGE)
+MODULES: dict[str, Any] = {
+    "triton": TRITON,
+    "triton.language": TRITON,  # as `import a.b` means it
+    "triton.experimental": SimpleNamespace(gluon=SimpleNamespace(jit=decorator)),
+    "triton.experimental.gluon": SimpleNamespace(language=LANGUAGE),
+    "triton.experimental.gluon.language.nvidia.hopper": hopper(),
+    "triton.language.extra.cuda.gdc": SimpleNamespace(gdc_launch_dependents=nothing, gdc_wait=nothing),
+    "compat": SimpleNamespace(tma_load=tma_load, tma_store=tma_store),
+}
+
+
+class Numbers(ast.NodeTransformer):
+    """A kernel's variables that begin as a whole number are tensors, as in Triton."""
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        return self.generic_visit(node) if node.decorator_list else node
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        if isinstance(node.value, ast.Constant) and type(node.value.value) is int:
+            node.value = ast.Call(ast.Name("Number", ast.Load()), [node.value], [])
+        return node
+
+
+def simulated(name: str, changes: Sequence[tuple[str, str]] = ()) -> SimpleNamespace:
+    """A module of triton_gemm.kernels whose kernels run here, with pieces of the source replaced that it or what it
+    imports has."""
+    sources = {module: (KERNELS / f"{module}.py").read_text() for module in SIMULATED}
+    for old, new in changes:
+        assert any(old in source for source in sources.values()), f"no kernel has {old!r}"
+        sources = {module: source.replace(old, new) for module, source in sources.items()}
+    return _loaded(name, sources)
+
+
+def _loaded(name: str, sources: Mapping[str, str]) -> SimpleNamespace:
+    def imported(module: str, globals_: Any = None, locals_: Any = None, names: Any = (), level: int = 0) -> Any:
+        if level == 1 and module in sources:
+            return _loaded(module, sources)
+        return MODULES.get(module) or builtins.__import__(module, globals_, locals_, names, level)
+
+    namespace = {
+        "__name__": f"triton_gemm.kernels.{name}",  # where dataclasses look for what they are made of
+        "__package__": "triton_gemm.kernels",
+        "__builtins__": {**vars(builtins), "__import__": imported, "range": counted, "Number": Tensor},
+    }
+    tree = ast.fix_missing_locations(Numbers().visit(ast.parse(sources[name])))
+    exec(compile(tree, str(KERNELS / f"{name}.py"), "exec", dont_inherit=True), namespace)
+    return SimpleNamespace(**{key: value for key, value in namespace.items() if not key.startswith("__")})
+
+
+def run(launch: Launch, operands: Mapping[str, torch.Tensor], scalars: Mapping[str, float]) -> None:
+    """One launch of a simulated module's kernel; raises what a thread raised, DeadlockError among it.
+
+    operands: by name, the workspace and counters that the launch asks for included.
+    """
+    kinds = launch.kernel.__annotations__
+
+    def argument(name: str, value: Any) -> Any:
+        if isinstance(value, Address):
+            x = operands[value.operand]
+            size = x.untyped_storage().nbytes() // x.itemsize - x.storage_offset()
+            return Memory(torch.as_strided(x, (size,), (1,), x.storage_offset()))
+        if isinstance(value, TensorMap):
+            return Descriptor(value, operands[value.operand])
+        if isinstance(value, Scalar):
+            return Tensor(torch.tensor(scalars[value.name], dtype=torch.float32))
+        return value if name in kinds else Tensor(value)
+
+    arguments = [argument(name, value) for name, value in launch.arguments.items()]
+    machine, programs = Machine(), launch.grid[0]
+    with machine.turn:
+        threads = [machine.start(lambda: launch.kernel(*arguments), (program, programs)) for program in range(programs)]
+    for thread in threads:
+        thread.join()
+    if machine.error is not None:
+        raise machine.error

@@ -1,0 +1,144 @@
+"""What the warp-specialised kernel computes, without a GPU: its source runs on the CPU (`gluon_on_cpu`)."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.cases import CIRCUMSTANCES, Case, Operands, blocks, circumstance, ids, splits, wholes
+from tests.gluon_on_cpu import DeadlockError, run, simulated
+from triton_gemm import cost_model
+from triton_gemm.config import GemmConfig
+from triton_gemm.device import device_of_capability
+from triton_gemm.kernels import warp_specialised
+from triton_gemm.kernels.schedule import Schedule
+from triton_gemm.problem import GemmProblem
+
+CPU = torch.device("cpu")
+HOPPER = device_of_capability((9, 0))
+CONFIGS = warp_specialised.CONFIGS + warp_specialised.TRIALS
+ORDERS = ("nn", "nt", "tn", "tt")
+
+
+@dataclass
+class Simulation:
+    """The kernel in one configuration and schedule, in a plan's place."""
+
+    problem: GemmProblem
+    config: GemmConfig
+    schedule: Schedule
+    module: SimpleNamespace
+
+    def run(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        c: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+    ) -> None:
+        (launch,) = self.module.launches(self.problem, self.config, self.schedule)
+        counters = torch.zeros(launch.counters, dtype=torch.int32)
+        operands = {"a": a, "b": b, "c": c, "counters": counters} | ({} if bias is None else {"bias": bias})
+        operands["workspace"] = torch.full((launch.workspace // 4,), torch.nan)
+        run(launch, operands, {"alpha": alpha, "beta": beta})
+        assert not counters.any(), "counters are not zero afterwards"
+
+
+@pytest.fixture(scope="module")
+def kernel() -> SimpleNamespace:
+    return simulated("warp_specialised")
+
+
+def check(case: Case, config: GemmConfig, schedule: Schedule, module: SimpleNamespace, times: int = 1) -> None:
+    operands = Operands(case, CPU)
+    operands.check(Simulation(operands.problem, config, schedule, module), schedule.parts, times)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=ids)
+@pytest.mark.parametrize("schedules", [wholes, splits], ids=["whole", "split"])
+def test_every_config_and_schedule(kernel: SimpleNamespace, schedules, config: GemmConfig) -> None:
+    """Layouts in turn; all but the sizes that fill a GPU."""
+    turn = CONFIGS.index(config)
+    for i, (size, schedule) in enumerate(schedules(config, HOPPER.num_sms)[:-1]):
+        orders = ORDERS[(turn + i) % 4] + "n"
+        check(Case(size, orders, integers=True), config, schedule, kernel, times=2)
+        check(Case(size, orders), config, schedule, kernel)
+
+
+@pytest.mark.parametrize("name", CIRCUMSTANCES)
+def test_every_circumstance(kernel: SimpleNamespace, name: str) -> None:
+    """In a few configurations in turn, whole and split."""
+    turn = list(CIRCUMSTANCES).index(name)
+    probe = Operands(circumstance(name, (64, 64, 64)), CPU).problem
+    legal = [config for config in CONFIGS if warp_specialised.illegal(probe, HOPPER, config) is None]
+    for config in (legal[turn % len(legal)], legal[(turn * 5 + 3) % len(legal)]):
+        m, n, k = blocks(config)
+        case = circumstance(name, (m + 8, 2 * n + 8, 6 * k + 3))
+        tiles = (case.batch or 1) * 2 * 3
+        check(case, config, Schedule(min(tiles, 5)), kernel)
+        check(case, config, Schedule(3 * (tiles - 1), tiles - 1, parts=3, group=2), kernel)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_problems_in_what_the_cost_model_compares(kernel: SimpleNamespace, seed: int) -> None:
+    chance = random.Random(seed)
+    for _ in range(4):
+        size = tuple(chance.choice([1, 8, 40, 200, 500]) + chance.randint(0, 70) for _ in range(3))
+        size = (size[0], -(-size[1] // 8) * 8, size[2])
+        operands = Operands(Case(size, chance.choice(ORDERS) + "n"), CPU)
+        found = [
+            (config, schedule)
+            for config in CONFIGS
+            if warp_specialised.illegal(operands.problem, HOPPER, config) is None
+            for schedule in cost_model.schedules(operands.problem, config, HOPPER)
+        ]
+        for config, schedule in chance.sample(found, min(4, len(found))):
+            operands.check(Simulation(operands.problem, config, schedule, kernel), schedule.parts)
+
+
+# --- Planted bugs ---
+
+BUGS: dict[str, tuple[tuple[str, str], ...]] = {
+    "loads-into-full-slots": (("            mbarrier.wait(empty_bars.index(slot), phase)\n", ""),),
+    "multiplies-what-has-not-come": (("            mbarrier.wait(full_bars.index(slot), phase)\n", ""),),
+    "frees-a-slot-that-is-read": (("pred=kt > k_begin)", "pred=True)"),),
+    "frees-the-slot-of-this-step": (("previous_slot(slot, num_stages)), pred=kt", "slot), pred=kt"),),
+    "waits-for-one-product-less": (("acc = warpgroup_mma_wait(1, deps", "acc = warpgroup_mma_wait(2, deps"),),
+    "never-frees-the-last-slot": (("pred=k_end > k_begin)", "pred=False)"),),
+    "starts-in-the-wrong-phase": (("phase = 1  #", "phase = 0  #"),),
+    "announces-too-few-bytes": (("consumers * a_desc.block_type.nbytes +", "a_desc.block_type.nbytes +"),),
+    "phase-does-not-turn": (("phase ^ wrapped.to(gl.int32)", "phase"),),
+    "stores-from-a-buffer-in-use": (("        tma.store_wait(c_parts.shape[0] - 1)", "        #"),),
+    "next-tile-starts-in-the-same-buffer": (
+        ("% c_parts.shape[0]\n            if REST_N", "* 0\n            if REST_N"),
+    ),
+    "leaves-before-c-is-stored": (("        tma.store_wait(0)\n", "        pass\n"),),
+    "owner-does-not-wait": (("                    wait_for(counter, others)\n", "                    pass\n"),),
+    "owner-adds-one-part-less": (("mask=first + i < others", "mask=first + i < others - 1"),),
+    "parts-share-a-block": (("((part - 1) * split + tile_id)", "tile_id"),),
+    "consumers-share-a-block": (("block = tile_id * CONSUMERS + CONSUMER", "block = tile_id * CONSUMERS"),),
+    "rows-of-the-other-consumer": (("row = m + w * rows", "row = m"),),
+    "bands-of-the-wrong-height": (("gl.minimum(num_m - band * group, group)", "group"),),
+    "parts-of-c-side-by-side": (("m, n + p * PART_N, M", "m, n, M"),),
+    "batch-ignored-in-b": (("batch_b = batch * b_batches", "batch_b = batch * 0"),),
+    "counter-is-left": (("    tl.store(counter_ptr, 0)\n", ""),),
+    "k-in-overlapping-parts": (("k_end = (part + 1) * k_tiles // parts", "k_end = (part + 1) * k_tiles // parts + 1"),),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_planted_bugs_are_caught(bug: str) -> None:
+    """By one of two configurations: with four parts of C and four buffers, or one part and two."""
+    broken = simulated("warp_specialised", BUGS[bug])
+    with pytest.raises((AssertionError, DeadlockError, IndexError)):
+        for tile in ((128, 256), (128, 64)):
+            config = next(c for c in CONFIGS if tile == (c.BLOCK_M, c.BLOCK_N))
+            tiles = 2 * 3 * (3 if tile[1] == 256 else 9)
+            for schedule in (Schedule(3, group=2), Schedule(3 * tiles, tiles, parts=3, group=2)):
+                check(Case((330, 520, 700), "nnn", batch=2), config, schedule, broken)
