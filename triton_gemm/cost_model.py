@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from .config import GemmConfig
 from .device import DeviceInfo
+from .kernels import warp_specialised
 from .kernels.schedule import Schedule
 from .problem import GemmProblem, Layout
 
@@ -34,6 +35,7 @@ STEP: dict[tuple[int | None, int | None], float] = {
     (192, 160): 0.6,
     (192, 192): 0.68,
     (256, 96): 0.54,
+    (256, 192): 0.92,
     (64, 96): 0.13,
     (64, 160): 0.19,
     (64, 192): 0.22,
@@ -65,6 +67,8 @@ def schedules(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) -> l
     count, programs = tiles(problem, config), device.num_sms
     k_tiles = -(-problem.K // config.BLOCK_K)
     found = [Schedule(min(count, programs))]
+    if not warp_specialised.splits(config):
+        return found
     rest = count % programs if count > programs else count
     for parts in range(2, min(k_tiles // 2, MAX_PARTS) + 1):
         if not 0 < rest * parts <= programs:  # `Schedule` says why no more

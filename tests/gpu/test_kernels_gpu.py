@@ -68,6 +68,8 @@ def persistent(config: GemmConfig, schedule: Schedule, **options: object) -> Sel
 @pytest.mark.parametrize("config", warp_specialised.CONFIGS + warp_specialised.TRIALS, ids=ids)
 @pytest.mark.parametrize("schedules", [wholes, splits], ids=["whole", "split"])
 def test_every_config_schedule_and_layout(schedules, config: GemmConfig, orders: str) -> None:
+    if schedules is splits and not warp_specialised.splits(config):
+        return
     for size, schedule in schedules(config, gpu().num_sms):
         check(Case(size, orders + "n", integers=True), persistent(config, schedule), times=2)
         check(Case(size, orders + "n"), persistent(config, schedule))

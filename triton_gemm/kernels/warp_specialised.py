@@ -154,7 +154,7 @@ def consume_partition(
 
         # Prologue
         acc = accumulators(ROWS, MAIN_N)
-        rest = accumulators(ROWS, REST_N) if REST_N else None
+        rest = accumulators(ROWS, REST_N) if REST_N else acc
 
         # Main loop
         for kt in range(k_begin, k_end):
@@ -532,6 +532,7 @@ TRIALS = _configs(
     (192, 160, 64, 12, 4),
     (192, 192, 64, 12, 3),
     (256, 96, 64, 8, 4),
+    (256, 192, 64, 8, 3),
     (64, 96, 128, 4, 4),
     (64, 160, 64, 4, 6),
     (64, 192, 64, 4, 5),
@@ -596,12 +597,18 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig) -> str
     why = problem.tma_illegal()
     if why is not None:
         return f"TMA cannot take {why}"
-    if config.num_warps == 12 and config.accumulators() > 64 and (problem.has_beta or not c_by_tma(problem)):
-        return f"{config.accumulators()} accumulators leave too few of a thread's 128 registers for pointers to C"
+    room = 64 if config.num_warps == 12 else 128
+    if config.accumulators() > room and (problem.has_beta or not c_by_tma(problem)):
+        return f"{config.accumulators()} accumulators leave a thread too few registers for pointers to C"
     needed = shared_memory(problem, config)
     if needed > device.shared_memory:
         return f"needs {needed} bytes of shared memory, {device.name} has {device.shared_memory}"
     return None
+
+
+def splits(config: GemmConfig) -> bool:
+    """Whether its tiles can be cut along K: beside more accumulators than these pointers to partial sums spill."""
+    return config.accumulators() <= 128
 
 
 def tensor_map(
@@ -632,8 +639,8 @@ def launches(problem: GemmProblem, config: GemmConfig, schedule: Schedule) -> tu
     num_tiles = problem.batch * num_m * num_n
     consumers, part = config.num_warps // 4, part_columns(problem, config)
     by_tma = c_by_tma(problem)
-    assert schedule.split <= num_tiles
-    splits = schedule.split > 0
+    split = schedule.split > 0
+    assert schedule.split <= num_tiles and (splits(config) or not split)
     shared_parts = schedule.split * (schedule.parts - 1)
     a = tensor_map("a", problem.a, problem.dtype, problem.batch, problem.M, problem.K, m // consumers, k)
     rest = rest_columns(config)
@@ -647,8 +654,8 @@ def launches(problem: GemmProblem, config: GemmConfig, schedule: Schedule) -> tu
         "c_desc": c if by_tma else b,  # partitions take no None: what is not used is something else
         "c_ptr": Pointer("c"),
         "bias_ptr": Pointer("bias" if problem.bias else "c"),
-        "workspace_ptr": Pointer("workspace" if splits else "c"),
-        "counters_ptr": Pointer("counters" if splits else "c"),
+        "workspace_ptr": Pointer("workspace" if split else "c"),
+        "counters_ptr": Pointer("counters" if split else "c"),
         "M": problem.M,
         "N": problem.N,
         "stride_cb": problem.c.strides[0],
@@ -672,7 +679,7 @@ def launches(problem: GemmProblem, config: GemmConfig, schedule: Schedule) -> tu
         "HAS_BETA": problem.has_beta,
         "BIAS": problem.bias or "",
         "ACTIVATION": problem.activation or "",
-        "SPLIT": splits,
+        "SPLIT": split,
         "CONSUMERS": consumers,
         "BLOCK_M": m,
         "BLOCK_N": n,
