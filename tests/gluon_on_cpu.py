@@ -464,7 +464,12 @@ MODULES: dict[str, Any] = {
     "triton.experimental.gluon": SimpleNamespace(language=LANGUAGE),
     "triton.experimental.gluon.language.nvidia.hopper": hopper(),
     "triton.language.extra.cuda.gdc": SimpleNamespace(gdc_launch_dependents=nothing, gdc_wait=nothing),
-    "compat": SimpleNamespace(tma_load=tma_load, tma_store=tma_store),
+    "compat": SimpleNamespace(
+        tma_load=tma_load,
+        tma_store=tma_store,
+        reciprocal=lambda x: Tensor(1.0 / x.data),
+        power_of_two=lambda x: Tensor(torch.exp2(x.data)),
+    ),
 }
 
 

@@ -39,6 +39,24 @@ def round_to(x, dtype: tl.constexpr):
         return x.to(dtype)
 
 
+@triton.jit
+def reciprocal(x):
+    """1 / x of fp32 to 1 ulp, for x between 1 and 2^126: one instruction, and none for the ends of fp32's range."""
+    if _INTERPRETED:
+        return 1.0 / x
+    else:
+        return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=r,r", [x], tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def power_of_two(x):
+    """2^x of fp32 to 2 ulp, 0 where that would be subnormal: one instruction."""
+    if _INTERPRETED:
+        return tl.exp2(x)
+    else:
+        return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=r,r", [x], tl.float32, is_pure=True, pack=1)
+
+
 # Triton 3.9 renamed Gluon's TMA copies and removed the old names.
 tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global

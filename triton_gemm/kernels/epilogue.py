@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from ..compat import power_of_two, reciprocal
+
 
 @triton.jit
 def activate(x, ACTIVATION: tl.constexpr):
@@ -10,9 +12,9 @@ def activate(x, ACTIVATION: tl.constexpr):
     if ACTIVATION == "relu":
         return tl.where(x < 0, 0.0, x)  # not maximum(x, 0): a NaN stays one
     elif ACTIVATION == "gelu":
-        # x Phi(x) = max(x, 0) - |x| / 2 erfc(|x| / sqrt 2), which cancels nowhere
-        z = tl.minimum(tl.abs(x), 30.0)  # where erfc is 0, and infinity times it would be a NaN
-        return tl.where(x < 0, 0.0, x) - 0.5 * z * erfc(0.7071067811865476 * z)
+        # x Phi(x) = max(x, 0) - |x| Phi(-|x|), which cancels nowhere
+        z = tl.minimum(tl.abs(x), 30.0)  # where Phi(-z) is 0, and infinity times it would be a NaN
+        return tl.where(x < 0, 0.0, x) - z * upper_tail(z)
     elif ACTIVATION == "gelu_tanh":
         # 1 + tanh(z) = 2 sigmoid(2z)
         z = 0.7978845608028654 * (x + 0.044715 * x * x * x)
@@ -25,19 +27,22 @@ def activate(x, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def erfc(z):
-    """1 - erf(z) for z >= 0, to a relative 1.2e-7: W. H. Press et al., Numerical Recipes, 6.2 (`erfcc`), a third of the
-    instructions of libdevice's."""
-    t = 1.0 / (1.0 + 0.5 * z)
-    p = -0.82215223 + t * 0.17087277
-    p = 1.48851587 + t * p
-    p = -1.13520398 + t * p
-    p = 0.27886807 + t * p
-    p = -0.18628806 + t * p
-    p = 0.09678418 + t * p
-    p = 0.37409196 + t * p
-    p = 1.00002368 + t * p
-    return t * tl.exp(-z * z - 1.26551223 + t * p)
+def upper_tail(z):
+    """Phi(-z) = erfc(z / sqrt 2) / 2 for 0 <= z <= 30, to a relative 1e-6 up to z = 3, 2e-6 up to 6, 1.3e-5 up to 13.
+
+    erfc by W. H. Press et al., Numerical Recipes, 6.2 (`erfcc`), with 1 / sqrt 2, log2 e and the half in its constants:
+    two thirds of the instructions of a division and an exponential that care for all of fp32.
+    """
+    t = reciprocal(1.0 + 0.35355339059327373 * z)
+    p = -1.1861149 + t * 0.2465173
+    p = 2.1474745 + t * p
+    p = -1.6377532 + t * p
+    p = 0.40232158 + t * p
+    p = -0.26875686 + t * p
+    p = 0.13963006 + t * p
+    p = 0.53970062 + t * p
+    p = 1.4427292 + t * p
+    return t * power_of_two(z * z * -0.7213475204444817 - 2.8257482 + t * p)
 
 
 @triton.jit
