@@ -46,6 +46,7 @@ try:
     from triton_gemm.plan import GemmPlan
     from triton_gemm.problem import GemmProblem
     from triton_gemm.select import Selection, select
+    from triton_gemm.select import candidates as ways
 except ModuleNotFoundError as error:
     sys.exit(f"error: {error}; pip install 'triton_gemm[perf]'")
 
@@ -125,22 +126,9 @@ def candidates(problem: GemmProblem, device: DeviceInfo) -> list[Candidate]:
     chosen = select(problem, device)
     if chosen.kernel != "warp_specialised" or chosen.packed:
         return []
-    found = []
-    for swapped in (False, True) if problem.M != problem.N else (False,):
-        turned = problem.swapped if swapped else problem
-        for config in warp_specialised.CONFIGS + warp_specialised.TRIALS:
-            if config == FP32_C or not _fits(turned, config) or warp_specialised.illegal(turned, device, config):
-                continue
-            for schedule in cost_model.schedules(turned, config, device):
-                found.append(Candidate(turned, config, schedule, swapped))
+    configs = [c for c in warp_specialised.CONFIGS + warp_specialised.TRIALS if c != FP32_C]
+    found = [Candidate(*way) for way in ways(problem, device, configs)]
     return sorted(found, key=Candidate.microseconds)[:KEEP]
-
-
-def _fits(problem: GemmProblem, config: GemmConfig) -> bool:
-    """Whether less than half of a tile lies outside of C, where a smaller one would do: as in select."""
-    m, n = config.BLOCK_M, config.BLOCK_N
-    assert m is not None and n is not None
-    return (m == 64 or m < 2 * problem.M) and (n == 16 or n < 2 * problem.N)
 
 
 # ---- measured shapes and their file ----
@@ -394,8 +382,10 @@ def _figure(x: float) -> str:
 
 def fit(measured: Sequence[Measured]) -> dict[str, Value]:
     """The constants with the least squares of the logarithms of predicted over measured time: Levenberg-Marquardt,
-    each constant drawn to its present value."""
+    each constant drawn to its present value. Tiles without a step of their own get one."""
     present = constants()
+    tiles = {(c.config.BLOCK_M or 0, c.config.BLOCK_N or 0) for found in measured for c in found.us}
+    present["STEP"] = cost_model.STEP | {tile: cost_model.step(*tile) for tile in sorted(tiles - set(cost_model.STEP))}
     start = flat(present)
     rows = [candidate for found in measured for candidate in found.us]
     taken = np.log([us for found in measured for us in found.us.values()])

@@ -18,7 +18,6 @@ from perf.providers import CUBLAS, OURS
 from perf.record import write_json
 from perf.shapes import Shape, Suite, chosen
 from perf.timer import Pace, Provider
-from triton_gemm import plan
 
 BUDGET_S = 0.15
 PACE = Pace(patience_s=0.03, replay_ms=4.0, check_rows=1024, extras=False)
@@ -148,20 +147,13 @@ def clocks_under_load(patience_s: float) -> dict[str, Any]:
 
 def warm(problems: Sequence[Problem]) -> None:
     """Compiles what triton_gemm will launch for each problem, many at once; a failure is left to the measurement."""
-    prepare: Callable[..., object] | None = getattr(plan, "prepare", None)
     index = torch.cuda.current_device()
 
     def one(problem: Problem) -> None:
         torch.cuda.set_device(index)  # the current device is a thread's own
         try:
             laid = Operands(problem, {problem.dtype}, 1, empty=True)
-            a, b, c = laid.arguments()[0][:3]
-            if prepare is None:
-                subjects(problem, [OURS])[0].call(*laid.arguments()[0])
-            elif problem.plain:
-                prepare(a, b, c)
-            else:
-                prepare(a, b, c, bias=laid.bias, bias_axis=problem.bias or "n", activation=problem.activation)
+            subjects(problem, [OURS])[0].call(*laid.arguments()[0])
         except Exception:
             return
 

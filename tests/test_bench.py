@@ -19,6 +19,7 @@ from perf.providers import CUBLAS, OURS
 from perf.record import read_json, write_json
 from perf.scores import COMPILED, COPY, Score
 from perf.shapes import ALL, LARGE_M, PROJECTIONS, SUITES, Shape, Suite, chosen, cube, spaced, unseen
+from tests.fakes import take_gpu_away
 from triton_gemm import aot
 from triton_gemm.problem import UnsupportedOperandError
 
@@ -230,26 +231,11 @@ def test_without_a_gpu_shapes_are_listed_and_nothing_is_measured(
     assert "needs a CUDA GPU" in capsys.readouterr().err
 
 
-class FakeReplay:
-    """Runs nothing and takes a millisecond."""
-
-    def __init__(self, calls: Any, repeats: int) -> None:
-        self.repeats = repeats
-
-    def start(self) -> Any:
-        return lambda: 1.0
-
-
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets the bench work on the CPU, where providers compute and replays take no time; and a suite of tiny shapes."""
-    monkeypatch.setattr(operands, "DEVICE", "cpu")
-    monkeypatch.setattr(timer, "Replay", FakeReplay)
+    take_gpu_away(monkeypatch, operands, timer)
     monkeypatch.setattr(timer, "QUEUE_LENGTH", 4)
-    monkeypatch.setattr(timer, "sets_of", lambda *_: 2)
-    monkeypatch.setattr(timer, "settle", lambda *_, **__: None)
-    monkeypatch.setattr(timer, "_once_ms", lambda call: (call(), 1.0)[1])
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(sweep, "clocks_under_load", lambda _: {"clocks_sm": 1755})
     monkeypatch.setattr(environment, "describe", lambda: dict(SURROUNDINGS))
     monkeypatch.setitem(peers.PEERS, OURS, lambda problem: timer.Provider("", peers.providers.fused_in_torch(problem)))

@@ -15,6 +15,7 @@ import torch
 from perf import calibrate, environment, operands, sweep, timer
 from perf.calibrate import Candidate, Measured
 from perf.shapes import SUITES, Shape, cube
+from tests.fakes import take_gpu_away
 from triton_gemm import cost_model
 from triton_gemm.device import device_of_capability
 from triton_gemm.kernels import warp_specialised
@@ -231,16 +232,6 @@ def test_measuring_needs_the_kernels_gpu(
     assert "sm_90" in capsys.readouterr().err
 
 
-class FakeReplay:
-    """Runs nothing and takes a millisecond."""
-
-    def __init__(self, calls: Any, repeats: int) -> None:
-        self.repeats = repeats
-
-    def start(self) -> Any:
-        return lambda: 1.0
-
-
 class FakePlan:
     """Multiplies on the CPU; wrongly with tiles of `WRONG` rows."""
 
@@ -259,12 +250,7 @@ class FakePlan:
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets candidates be measured on the CPU, where plans compute and replays take no time."""
-    monkeypatch.setattr(operands, "DEVICE", "cpu")
-    monkeypatch.setattr(timer, "Replay", FakeReplay)
-    monkeypatch.setattr(timer, "sets_of", lambda *_: 2)
-    monkeypatch.setattr(timer, "settle", lambda *_, **__: None)
-    monkeypatch.setattr(timer, "_once_ms", lambda call: (call(), 1.0)[1])
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    take_gpu_away(monkeypatch, operands, timer)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     monkeypatch.setattr(sweep, "clocks_under_load", lambda _: {"clocks_sm": 1755})

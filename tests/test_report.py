@@ -33,6 +33,7 @@ from perf.operands import Problem
 from perf.providers import CUBLAS
 from perf.record import SECTIONS, Record
 from reference_cuda import TWINS, LoadedTwin
+from tests.fakes import take_gpu_away
 from triton_gemm.config import GemmConfig
 from triton_gemm.ladder import LADDER
 from triton_gemm.problem import UnsupportedOperandError
@@ -269,25 +270,10 @@ def test_the_check_of_integers_is_exact() -> None:
     assert check.verdict(c)[1] == "1 results differ"
 
 
-class FakeReplay:
-    """Runs nothing and takes a millisecond."""
-
-    def __init__(self, calls: Any, repeats: int) -> None:
-        self.repeats = repeats
-
-    def start(self) -> Any:
-        return lambda: 1.0
-
-
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets the timer work on the CPU, where providers compute and nothing is timed."""
-    monkeypatch.setattr(operands, "DEVICE", "cpu")
-    monkeypatch.setattr(timer, "Replay", FakeReplay)
-    monkeypatch.setattr(timer, "sets_of", lambda *_: 2)
-    monkeypatch.setattr(timer, "settle", lambda *_, **__: None)
-    monkeypatch.setattr(timer, "_once_ms", lambda call: call() or 1.0)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    take_gpu_away(monkeypatch, operands, timer)
     monkeypatch.setattr(environment, "clocks", dict)
 
 

@@ -26,19 +26,6 @@ STEP: dict[tuple[int | None, int | None], float] = {
     (64, 32): 0.064,
     (128, 16): 0.088,
     (64, 16): 0.053,
-    # Trials, not measured yet: sums of the steps of both widths.
-    (128, 96): 0.27,
-    (128, 160): 0.4,
-    (128, 192): 0.46,
-    (192, 64): 0.25,
-    (192, 96): 0.4,
-    (192, 160): 0.6,
-    (192, 192): 0.68,
-    (256, 96): 0.54,
-    (256, 192): 0.92,
-    (64, 96): 0.13,
-    (64, 160): 0.19,
-    (64, 192): 0.22,
 }
 STAGE = 5.5e-3  # handing a stage of the ring over
 LINE = 0.721e-3  # one line of 128 bytes from L2 to one SM
@@ -77,19 +64,30 @@ def schedules(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) -> l
     return found
 
 
+def step(m: int, n: int) -> float:
+    """STEP of a tile [m, n]; of one that was not measured what its parts take, whose sides are powers of two."""
+    if (m, n) in STEP:
+        return STEP[m, n]
+    width, height = 1 << n.bit_length() - 1, 1 << m.bit_length() - 1
+    if width < n:
+        return step(m, width) + step(m, n - width)
+    height = height if height < m else m // 2
+    return step(height, n) + step(m - height, n)
+
+
 def microseconds(problem: GemmProblem, config: GemmConfig, schedule: Schedule) -> float:
     """Predicted time of one launch whose operands lie in HBM."""
     m, n, k = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K
     assert m is not None and n is not None and k is not None
     count, k_tiles = tiles(problem, config), -(-problem.K // k)
     lines = (m * _lines(problem.a, problem.dtype.itemsize) + n * _lines(problem.b, problem.dtype.itemsize)) * k / 64
-    step = ((STEP[m, n] * k / 64) ** 4 + (lines * LINE) ** 4) ** 0.25 + STAGE
+    pace = ((step(m, n) * k / 64) ** 4 + (lines * LINE) ** 4) ** 0.25 + STAGE
     start = START[0] + START[1] * m * n
-    busy = -(-(count - schedule.split) // schedule.programs) * (k_tiles * step + start)
+    busy = -(-(count - schedule.split) // schedule.programs) * (k_tiles * pace + start)
     share = 0.0
     if schedule.split:
         waves = -(-schedule.split * schedule.parts // schedule.programs)
-        busy += waves * (-(-k_tiles // schedule.parts) * step + start)
+        busy += waves * (-(-k_tiles // schedule.parts) * pace + start)
         share = SHARE[0] + SHARE[1] * m * n + (schedule.parts - 1) * (PART[0] + PART[1] * m * n)
     power = 2 * problem.batch * problem.M * problem.N * problem.K / POWER
     bounds = (busy, power, traffic(problem) / HBM, count * k_tiles * lines / L2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from . import cost_model
@@ -99,18 +100,26 @@ def _warp_specialised(problem: GemmProblem, device: DeviceInfo) -> Selection | N
         return None
     readable = repacked(problem, packed)
     best: tuple[float, Selection] | None = None
-    for swapped in (False, True) if problem.M != problem.N else (False,):
-        turned = readable.swapped if swapped else readable
-        for config in warp_specialised.CONFIGS:
-            if not _fits(turned, config) or warp_specialised.illegal(turned, device, config) is not None:
-                continue
-            for schedule in cost_model.schedules(turned, config, device):
-                time = cost_model.microseconds(turned, config, schedule)
-                if best is None or time < best[0]:
-                    waves = cost_model.tiles(turned, config) / device.num_sms
-                    reason = f"{waves:.2f} waves of tiles, about {time:.3g} us"
-                    best = time, Selection("warp_specialised", config, reason, schedule, swapped=swapped, packed=packed)
+    for turned, config, schedule, swapped in candidates(readable, device, warp_specialised.CONFIGS):
+        time = cost_model.microseconds(turned, config, schedule)
+        if best is None or time < best[0]:
+            waves = cost_model.tiles(turned, config) / device.num_sms
+            reason = f"{waves:.2f} waves of tiles, about {time:.3g} us"
+            best = time, Selection("warp_specialised", config, reason, schedule, swapped=swapped, packed=packed)
     return None if best is None else best[1]
+
+
+def candidates(
+    problem: GemmProblem, device: DeviceInfo, configs: Iterable[GemmConfig]
+) -> Iterator[tuple[GemmProblem, GemmConfig, Schedule, bool]]:
+    """The ways to compute `problem` with the persistent kernel that are worth comparing: the problem or its transpose,
+    the configuration, the schedule, and whether it is the transpose."""
+    for swapped in (False, True) if problem.M != problem.N else (False,):
+        turned = problem.swapped if swapped else problem
+        for config in configs:
+            if _fits(turned, config) and warp_specialised.illegal(turned, device, config) is None:
+                for schedule in cost_model.schedules(turned, config, device):
+                    yield turned, config, schedule, swapped
 
 
 def _fits(problem: GemmProblem, config: GemmConfig) -> bool:

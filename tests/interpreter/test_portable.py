@@ -16,6 +16,7 @@ from triton.runtime.interpreter import InterpreterBuilder
 from perf.numerics import accumulation_error, magnitude, rounded
 from tests import shapes
 from tests.checks import NAN, VIEWS, Product, battery, integers_exact, nearest_tf32, same_bits
+from tests.epilogues import activated
 from tests.numerics import error_bound, mode_of, reference
 from triton_gemm.config import GemmConfig
 from triton_gemm.device import INTERPRETER
@@ -193,13 +194,6 @@ def test_a_share_is_summed_as_a_product_of_its_own() -> None:
 
 
 # --- Epilogue ---
-
-
-def activated(x: torch.Tensor, activation: str | None) -> torch.Tensor:
-    functions = torch.nn.functional
-    if activation == "gelu_tanh":
-        return functions.gelu(x, approximate="tanh")
-    return getattr(functions, activation)(x) if activation else x
 
 
 @pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
