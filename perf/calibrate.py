@@ -45,7 +45,7 @@ try:
     from triton_gemm.kernels.schedule import Schedule
     from triton_gemm.plan import GemmPlan
     from triton_gemm.problem import GemmProblem
-    from triton_gemm.select import Selection, select
+    from triton_gemm.select import Candidate, repacked, select
     from triton_gemm.select import candidates as ways
 except ModuleNotFoundError as error:
     sys.exit(f"error: {error}; pip install 'triton_gemm[perf]'")
@@ -59,6 +59,7 @@ WIDE = 160  # columns where there is no terminal
 REGIMES = ("batched", "bigk", "shortk", "square", "mid", "decode", "llm", "layouts")
 OTHER = "other"
 LISTED, DRAWN, SEED = 9, 6, 1  # shapes of each suite: from its list, and others of its regime
+DRAWN_MID = 30  # of mid, nearly all of which have rows that begin inside of lines, some of them inside of sectors
 # Few rows on a weight that lies row-major, which no suite has.
 OWN = (Shape(16, 4096, 4096), Shape(16, 4096, 14336), Shape(64, 28672, 8192))
 
@@ -67,10 +68,10 @@ BUDGET_S = 0.3
 # Legal for 16-bit C too, where the same tile with a fourth stage is at least as fast; the model knows no difference.
 FP32_C = GemmConfig(BLOCK_M=128, BLOCK_N=256, BLOCK_K=64, num_warps=8, num_stages=3)
 
-FIXED = ("SHARPNESS", "MAX_PARTS")  # of the cost model's constants those that are not fitted
+FIXED = ("SHARPNESS", "PAIRS", "MAX_PARTS", "SECTOR")  # of the cost model's constants those that are not fitted
 TILE = 32_768  # elements of the largest tile, in which a figure for each element is printed
 GOOD = 1.25  # times a shape's fastest; slower candidates are not picked anyway and weigh less
-POOR_WEIGHT = 0.25
+POOR_WEIGHT = 0.5
 PRIOR = 0.08  # weight of a constant's logarithm against that of one candidate's time
 ITERATIONS = 60
 CONVERGED = 1e-5  # of the sum of squares in an iteration
@@ -78,7 +79,7 @@ WORST = 0.05  # regret from which on a shape is named
 
 COLUMNS = (
     *("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages"),
-    *("programs", "split", "parts", "swapped", "us"),
+    *("programs", "split", "parts", "swapped", "packed", "us"),
 )
 Value = float | tuple[float, ...] | dict[Any, float]
 
@@ -86,25 +87,12 @@ Value = float | tuple[float, ...] | dict[Any, float]
 # ---- candidates ----
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """One way to compute a product with the warp-specialised kernel; `problem` is already c^T = b^T a^T if swapped."""
-
-    problem: GemmProblem
-    config: GemmConfig
-    schedule: Schedule
-    swapped: bool
-
-    def microseconds(self) -> float:
-        """Predicted by the cost model, as its constants are now."""
-        return cost_model.microseconds(self.problem, self.config, self.schedule)
-
-    def selection(self) -> Selection:
-        return Selection("warp_specialised", self.config, "calibration", self.schedule, swapped=self.swapped)
-
-    def __str__(self) -> str:
-        split = f", {self.schedule.split} tiles in {self.schedule.parts} parts" if self.schedule.split else ""
-        return f"{self.config}{split}{', transposed' if self.swapped else ''}"
+def described(candidate: Candidate) -> str:
+    """A candidate's name among those of its shape."""
+    schedule = candidate.schedule
+    notes = [f", {schedule.split} tiles in {schedule.parts} parts"] if schedule.split else []
+    notes += [", transposed"] * candidate.swapped + [f", {name} copied" for name in candidate.packed]
+    return f"{candidate.config}{''.join(notes)}"
 
 
 def gemm_problem(shape: Shape) -> GemmProblem:
@@ -123,12 +111,10 @@ def gemm_problem(shape: Shape) -> GemmProblem:
 
 def candidates(problem: GemmProblem, device: DeviceInfo) -> list[Candidate]:
     """The fastest by the model, best first, of all that can compute a problem; none if it is not for this kernel."""
-    chosen = select(problem, device)
-    if chosen.kernel != "warp_specialised" or chosen.packed:
+    if select(problem, device).kernel != "warp_specialised":
         return []
-    configs = [c for c in warp_specialised.CONFIGS + warp_specialised.TRIALS if c != FP32_C]
-    found = [Candidate(*way) for way in ways(problem, device, configs)]
-    return sorted(found, key=Candidate.microseconds)[:KEEP]
+    configs = [c for c in warp_specialised.CONFIGS if c != FP32_C]
+    return sorted(ways(problem, device, configs), key=Candidate.microseconds)[:KEEP]
 
 
 # ---- measured shapes and their file ----
@@ -204,20 +190,22 @@ def read(source: Path) -> Calibration:
 
 def _measured(entry: dict[str, Any]) -> Measured:
     shape = Shape(entry["M"], entry["N"], entry["K"], batch=entry.get("batch"), layout=entry["layout"])
-    whole = gemm_problem(shape)
-    turned = whole.swapped
+    problem = gemm_problem(shape)
     us = {}
-    for *figures, programs, split, parts, swapped, time in entry["rows"]:
+    for *figures, programs, split, parts, swapped, packed, time in entry["rows"]:
         config = GemmConfig(**dict(zip(COLUMNS, figures, strict=False)))
         if config != FP32_C:
-            us[Candidate(turned if swapped else whole, config, Schedule(programs, split, parts), swapped)] = time
+            given = repacked(problem, tuple(packed))
+            given = given.swapped if swapped else given
+            us[Candidate(given, config, Schedule(programs, split, parts), swapped, tuple(packed))] = time
     return Measured(shape, entry["cublas_us"], us)
 
 
 def _row(candidate: Candidate, us: float) -> list[Any]:
     figures = [getattr(candidate.config, name) for name in COLUMNS[:5]]
     schedule = candidate.schedule
-    return [*figures, schedule.programs, schedule.split, schedule.parts, candidate.swapped, _rounded(us)]
+    dealt = (schedule.programs, schedule.split, schedule.parts)
+    return [*figures, *dealt, candidate.swapped, "".join(candidate.packed), _rounded(us)]
 
 
 def _rounded(us: float) -> float:
@@ -232,7 +220,7 @@ def shapes_to_measure(limit: int | None) -> tuple[Shape, ...]:
     found: dict[str, Shape] = {}
     for name in REGIMES:
         suite = SUITES[name]
-        for shape in (*spaced(suite.shapes, LISTED), *unseen(suite, SEED, DRAWN)):
+        for shape in (*spaced(suite.shapes, LISTED), *unseen(suite, SEED, DRAWN_MID if name == "mid" else DRAWN)):
             found.setdefault(shape.key, shape)
     found |= {shape.key: shape for shape in OWN}
     return spaced(tuple(found.values()), limit)
@@ -247,7 +235,9 @@ def measure(shapes: Sequence[Shape], out: Path, surroundings: Mapping[str, Any],
     jobs = []
     for shape in shapes:
         problem = gemm_problem(shape)
-        plans = {c: GemmPlan(problem, c.selection(), device) for c in candidates(problem, device_info(device))}
+        plans = {
+            c: GemmPlan(problem, c.selection("calibration"), device) for c in candidates(problem, device_info(device))
+        }
         if plans:
             jobs.append((shape, plans))
     console.print(f"{len(jobs)} shapes, {sum(len(plans) for _, plans in jobs)} candidates: compiling")
@@ -269,14 +259,16 @@ def measure(shapes: Sequence[Shape], out: Path, surroundings: Mapping[str, Any],
         write(out, surroundings, done)
         pick, best, base = found.us.get(next(iter(plans)), math.nan), found.us[found.best], found.cublas_us
         line = f"{seed + 1}/{len(jobs)} {shape.key}: cuBLAS {base:.4g} us; of that {base / pick:.3f} times as fast the"
-        console.print(f"{line} model's, {base / best:.3f} the best: {found.best}", highlight=False, soft_wrap=True)
+        console.print(
+            f"{line} model's, {base / best:.3f} the best: {described(found.best)}", highlight=False, soft_wrap=True
+        )
     return failures
 
 
 def measure_shape(shape: Shape, plans: Mapping[Candidate, GemmPlan], seed: int) -> tuple[Measured, list[str]]:
     """Times candidates beside cuBLAS by the one timer; and what failed."""
     problem = Problem(shape.M, shape.N, shape.K, MODE, seed=seed, batch=shape.batch, layout=shape.layout)
-    ours = [Provider(str(candidate), plan.run) for candidate, plan in plans.items()]
+    ours = [Provider(described(candidate), plan.run) for candidate, plan in plans.items()]
     timed = timer.measure(problem, [cublas(problem), *ours], CUBLAS, BUDGET_S, sweep.PACE)["providers"]
     us = {name: 1000 * result["time_ms"]["median"] for name, result in timed.items() if "time_ms" in result}
     failed = [
@@ -284,14 +276,14 @@ def measure_shape(shape: Shape, plans: Mapping[Candidate, GemmPlan], seed: int) 
         for name, result in timed.items()
         if name not in us
     ]
-    kept = {candidate: us[str(candidate)] for candidate in plans if str(candidate) in us}
+    kept = {candidate: us[described(candidate)] for candidate in plans if described(candidate) in us}
     return Measured(shape, us.get(CUBLAS, math.nan), kept if CUBLAS in us else {}), failed
 
 
 def compile_all(plans: Sequence[GemmPlan]) -> None:
     """Compiles plans, many at once; a failure is left to the measurement, which meets it again."""
     index = torch.cuda.current_device()
-    dtypes = dict.fromkeys("abc", operands.MODE_DTYPES[MODE])
+    dtypes = dict.fromkeys(("a", "b", "c", "packed_a", "packed_b"), operands.MODE_DTYPES[MODE])
     dtypes |= {"workspace": torch.float32, "counters": torch.int32}
 
     def one(plan: GemmPlan) -> None:
@@ -470,9 +462,7 @@ def unmeasured(calibration: Calibration) -> list[str]:
     found = []
     for measured in calibration.shapes:
         chosen = select(gemm_problem(measured.shape), calibration.device)
-        if chosen.kernel == "warp_specialised" and not any(
-            (chosen.config, chosen.schedule, chosen.swapped) == (c.config, c.schedule, c.swapped) for c in measured.us
-        ):
+        if chosen.kernel == "warp_specialised" and not any(c.selection(chosen.reason) == chosen for c in measured.us):
             found.append(measured.shape.key)
     return found
 
@@ -503,7 +493,7 @@ def show_regret(title: str, calibration: Calibration, console: Console) -> None:
         words = [f"{100 * choice.regret:.1f} % {choice.measured.shape.key}:"]
         for what, candidate in (("picked", choice.pick), ("best", choice.measured.best)):
             us, guess = choice.measured.us[candidate], candidate.microseconds()
-            words.append(f"{what} {candidate}, {us:.4g} us (predicted {guess:.4g});")
+            words.append(f"{what} {described(candidate)}, {us:.4g} us (predicted {guess:.4g});")
         console.print(" ".join(words).rstrip(";"), highlight=False, soft_wrap=True)
     absent = unmeasured(calibration)
     if absent:

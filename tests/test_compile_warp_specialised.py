@@ -18,7 +18,7 @@ from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
 
 CAPABILITY = (9, 0)
 HOPPER = device_of_capability(CAPABILITY)
-CONFIGS = warp_specialised.CONFIGS + warp_specialised.TRIALS
+CONFIGS = warp_specialised.CONFIGS
 M, N, K = 1024, 1280, 2048
 SCHEDULES = {"whole": Schedule(HOPPER.num_sms), "split": Schedule(HOPPER.num_sms, split=5, parts=3)}
 

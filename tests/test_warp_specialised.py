@@ -20,7 +20,7 @@ from triton_gemm.problem import GemmProblem
 
 CPU = torch.device("cpu")
 HOPPER = device_of_capability((9, 0))
-CONFIGS = warp_specialised.CONFIGS + warp_specialised.TRIALS
+CONFIGS = warp_specialised.CONFIGS
 ORDERS = ("nn", "nt", "tn", "tt")
 
 

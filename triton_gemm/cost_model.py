@@ -12,33 +12,50 @@ from .kernels import warp_specialised
 from .kernels.schedule import Schedule
 from .problem import GemmProblem, Layout
 
-# What an SM needs for 64 of K of a tile when its operands come from L2 and the tensor cores are not throttled.
+# What an SM needs for 64 of K of a tile when its operands come from L2, at the clock of long products.
 STEP: dict[tuple[int | None, int | None], float] = {
-    (128, 256): 0.584,
-    (256, 128): 0.626,
-    (192, 128): 0.437,
-    (128, 128): 0.304,
-    (64, 256): 0.23,
-    (128, 64): 0.171,
-    (64, 128): 0.137,
-    (64, 64): 0.069,
-    (128, 32): 0.108,
-    (64, 32): 0.064,
-    (128, 16): 0.088,
-    (64, 16): 0.053,
+    (128, 256): 0.581,
+    (256, 128): 0.643,
+    (192, 128): 0.447,
+    (128, 128): 0.301,
+    (64, 256): 0.216,
+    (128, 64): 0.159,
+    (64, 128): 0.119,
+    (64, 64): 0.0844,
+    (128, 32): 0.133,
+    (64, 32): 0.0726,
+    (128, 16): 0.0985,
+    (64, 16): 0.0514,
+    (64, 96): 0.179,
+    (128, 96): 0.196,
+    (128, 160): 0.412,
+    (128, 192): 0.411,
+    (192, 96): 0.343,
+    (192, 192): 0.74,
+    (256, 192): 0.979,
 }
-STAGE = 5.5e-3  # handing a stage of the ring over
-LINE = 0.721e-3  # one line of 128 bytes from L2 to one SM
-L2 = 115e3  # lines in a microsecond that L2 gives to all SMs
-LAUNCH = 2.15
-START = (0.15, 1.23 / 32_768)  # filling the ring and storing a tile: a constant, and for each element of the tile
-SHARE = (0.99, 5.03 / 32_768)  # handing partial sums to another program, likewise
-PART = (0.02, 1.15 / 32_768)  # adding one more program's partial sums, likewise
-POWER = 943e6  # operations in a microsecond that the board's power limit allows
-HBM = 2.86e6  # bytes in a microsecond
-SHARPNESS = 3.0  # of the bounds' soft maximum: near one another they add up
+STAGE = 0.0231  # handing a stage of the ring over
+LINE = 0.893e-3  # one line of 128 bytes from L2 to each of two neighbouring SMs
+ALONE = 0.586  # of that to one whose neighbour is idle
+BEYOND = 2.82e-3  # filling a line beyond the matrix with zeros
+INSIDE_LINE = 1.52  # lines that 128 bytes of a row count for where rows begin inside of lines, at a sector's 32 bytes
+INSIDE_SECTOR = 2.23  # where they begin inside of sectors
+L2 = 121e3  # lines in a microsecond that L2 gives to all SMs
+LAUNCH = 2.13
+START = (0.0259, 1.5 / 32_768)  # filling the ring and storing a tile: a constant, and for each element of the tile
+SECOND = 0.191  # storing a second piece of it
+SHARE = (1.2, 1.86 / 32_768)  # handing partial sums to another program, likewise
+PART = (2.8e-3, 1.47 / 32_768)  # adding one more program's partial sums, likewise
+POWER = 953e6  # operations in a microsecond that the board's power limit allows
+HBM = 3.02e6  # bytes in a microsecond
+PAIRED = 63.8e3  # of them to each of two neighbouring SMs
+COPY = 2.58  # copying an operand first: a constant
+COPIED = 5.45e6  # and bytes in a microsecond, read or written
+SHARPNESS = 3.0  # of the soft maximum
 
+PAIRS = 66  # of neighbouring SMs; programs go to one of each first
 MAX_PARTS = 32
+SECTOR = 32  # bytes
 
 
 def tiles(problem: GemmProblem, config: GemmConfig) -> int:
@@ -80,18 +97,36 @@ def microseconds(problem: GemmProblem, config: GemmConfig, schedule: Schedule) -
     m, n, k = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K
     assert m is not None and n is not None and k is not None
     count, k_tiles = tiles(problem, config), -(-problem.K // k)
-    lines = (m * _lines(problem.a, problem.dtype.itemsize) + n * _lines(problem.b, problem.dtype.itemsize)) * k / 64
-    pace = ((step(m, n) * k / 64) ** 4 + (lines * LINE) ** 4) ** 0.25 + STAGE
-    start = START[0] + START[1] * m * n
+    itemsize, rows, columns = problem.dtype.itemsize, min(m, problem.M), min(n, problem.N)
+    loaded = (rows * lines(problem.a, itemsize) + columns * lines(problem.b, itemsize)) * k / 64
+    beyond = (m - rows + n - columns) * k / 64
+    alone = schedule.programs <= PAIRS
+    load = loaded * LINE * (ALONE if alone else 1.0) + beyond * BEYOND
+    pace = soft_maximum(step(m, n) * k / 64, load) + STAGE
+    start = START[0] + START[1] * m * n + SECOND * bool(warp_specialised.rest_columns(config))
     busy = -(-(count - schedule.split) // schedule.programs) * (k_tiles * pace + start)
     share = 0.0
     if schedule.split:
         waves = -(-schedule.split * schedule.parts // schedule.programs)
         busy += waves * (-(-k_tiles // schedule.parts) * pace + start)
         share = SHARE[0] + SHARE[1] * m * n + (schedule.parts - 1) * (PART[0] + PART[1] * m * n)
-    power = 2 * problem.batch * problem.M * problem.N * problem.K / POWER
-    bounds = (busy, power, traffic(problem) / HBM, count * k_tiles * lines / L2)
-    return LAUNCH + share + sum(bound**SHARPNESS for bound in bounds) ** (1 / SHARPNESS)
+    moved = traffic(problem)
+    return (
+        LAUNCH
+        + share
+        + soft_maximum(
+            busy,
+            count * k_tiles * loaded / L2,
+            moved / HBM,
+            0.0 if alone else moved / (schedule.programs * PAIRED),
+            2 * problem.batch * problem.M * problem.N * problem.K / POWER,
+        )
+    )
+
+
+def soft_maximum(*bounds: float) -> float:
+    """The largest, and more where others are near it."""
+    return sum(bound**SHARPNESS for bound in bounds) ** (1 / SHARPNESS)
 
 
 def traffic(problem: GemmProblem) -> int:
@@ -100,7 +135,19 @@ def traffic(problem: GemmProblem) -> int:
     return problem.batch * (operands + problem.out_dtype.itemsize * problem.M * problem.N * (1 + problem.has_beta))
 
 
-def _lines(layout: Layout, itemsize: int) -> int:
-    """Lines of 128 bytes that 128 bytes of a row touch: two where rows begin inside of lines."""
+def copying(nbytes: int) -> float:
+    """Predicted time of copying an operand of so many bytes before the launch."""
+    return COPY + 2 * nbytes / COPIED
+
+
+def lines(layout: Layout, itemsize: int) -> float:
+    """Lines of 128 bytes that 128 bytes of a row count for: they touch two where rows begin inside of lines, and five
+    of their sectors instead of four where they begin inside of sectors."""
+    bytes_apart = pitch(layout, itemsize)
+    return 1.0 if bytes_apart % 128 == 0 else INSIDE_LINE if bytes_apart % SECTOR == 0 else INSIDE_SECTOR
+
+
+def pitch(layout: Layout, itemsize: int) -> int:
+    """Bytes from one row to the next, or from one column where the unit stride runs down the columns."""
     _, row, column = layout.strides
-    return 2 if (row if column == 1 else column) * itemsize % 128 else 1
+    return (row if column == 1 else column) * itemsize

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from . import cost_model
@@ -16,7 +16,7 @@ from .problem import GemmProblem, Layout
 
 RUNGS = {rung.id: rung for rung in LADDER}
 
-# From so many multiply-adds on, copying an operand to where TMA can read it pays against the portable kernel.
+# From so many multiply-adds on, copying an operand to where TMA can read it may pay.
 PACK_FROM = 2**29
 
 
@@ -26,7 +26,7 @@ class Selection:
 
     kernel: "warp_specialised", "portable", "gemv", or a rung's id; schedule: of the persistent kernel; split_k:
     programs that share a tile's sum in the others; swapped: whether c^T = b^T a^T is computed; packed: operands ("a",
-    "b") that are first copied to where TMA can read them.
+    "b") that are first copied to where TMA can read them, or in whole lines.
     """
 
     kernel: str
@@ -90,36 +90,64 @@ def _rung(problem: GemmProblem, device: DeviceInfo) -> Selection:
 
 
 def _warp_specialised(problem: GemmProblem, device: DeviceInfo) -> Selection | None:
-    """The persistent kernel in its fastest configuration by the cost model, over copies of what TMA cannot read."""
-    packed = tuple(
-        name
-        for name, layout in (("a", problem.a), ("b", problem.b))
-        if layout.tma_illegal(problem.dtype.itemsize) is not None
-    )
-    if packed and problem.batch * problem.M * problem.N * problem.K < PACK_FROM:
+    """The persistent kernel in its fastest configuration by the cost model, over copies of what TMA reads badly."""
+    best = min(candidates(problem, device, warp_specialised.CONFIGS), key=Candidate.microseconds, default=None)
+    if best is None:
         return None
-    readable = repacked(problem, packed)
-    best: tuple[float, Selection] | None = None
-    for turned, config, schedule, swapped in candidates(readable, device, warp_specialised.CONFIGS):
-        time = cost_model.microseconds(turned, config, schedule)
-        if best is None or time < best[0]:
-            waves = cost_model.tiles(turned, config) / device.num_sms
-            reason = f"{waves:.2f} waves of tiles, about {time:.3g} us"
-            best = time, Selection("warp_specialised", config, reason, schedule, swapped=swapped, packed=packed)
-    return None if best is None else best[1]
+    waves = cost_model.tiles(best.problem, best.config) / device.num_sms
+    return best.selection(f"{waves:.2f} waves of tiles, about {best.microseconds():.3g} us")
 
 
-def candidates(
-    problem: GemmProblem, device: DeviceInfo, configs: Iterable[GemmConfig]
-) -> Iterator[tuple[GemmProblem, GemmConfig, Schedule, bool]]:
-    """The ways to compute `problem` with the persistent kernel that are worth comparing: the problem or its transpose,
-    the configuration, the schedule, and whether it is the transpose."""
-    for swapped in (False, True) if problem.M != problem.N else (False,):
-        turned = problem.swapped if swapped else problem
-        for config in configs:
-            if _fits(turned, config) and warp_specialised.illegal(turned, device, config) is None:
-                for schedule in cost_model.schedules(turned, config, device):
-                    yield turned, config, schedule, swapped
+@dataclass(frozen=True)
+class Candidate:
+    """One way to compute a product with the persistent kernel.
+
+    problem: what the kernel is given, over copies of the operands `packed`, and c^T = b^T a^T if swapped.
+    """
+
+    problem: GemmProblem
+    config: GemmConfig
+    schedule: Schedule
+    swapped: bool = False
+    packed: tuple[str, ...] = ()
+
+    def microseconds(self) -> float:
+        """Predicted by the cost model, copies included."""
+        time = cost_model.microseconds(self.problem, self.config, self.schedule)
+        for name in self.packed:
+            rows = self.problem.M if (name == "a") != self.swapped else self.problem.N
+            time += cost_model.copying(self.problem.batch * rows * self.problem.K * self.problem.dtype.itemsize)
+        return time
+
+    def selection(self, reason: str) -> Selection:
+        return Selection("warp_specialised", self.config, reason, self.schedule, 1, self.swapped, self.packed)
+
+
+def candidates(problem: GemmProblem, device: DeviceInfo, configs: Sequence[GemmConfig]) -> Iterator[Candidate]:
+    """The ways to compute `problem` with the persistent kernel that are worth comparing."""
+    for packed in _packings(problem):
+        readable = repacked(problem, packed)
+        for swapped in (False, True) if problem.M != problem.N else (False,):
+            turned = readable.swapped if swapped else readable
+            for config in configs:
+                if _fits(turned, config) and warp_specialised.illegal(turned, device, config) is None:
+                    for schedule in cost_model.schedules(turned, config, device):
+                        yield Candidate(turned, config, schedule, swapped, packed)
+
+
+def _packings(problem: GemmProblem) -> list[tuple[str, ...]]:
+    """Which operands to copy first: those that TMA cannot read, and beside them none, or one whose rows begin inside of
+    L2's sectors; in small products none at all."""
+    itemsize = problem.dtype.itemsize
+    layouts = {"a": problem.a, "b": problem.b}
+    unreadable = {name for name, layout in layouts.items() if layout.tma_illegal(itemsize) is not None}
+    if problem.batch * problem.M * problem.N * problem.K < PACK_FROM:
+        return [] if unreadable else [()]
+    found = [unreadable]
+    for name, layout in layouts.items():
+        if name not in unreadable and cost_model.pitch(layout, itemsize) % cost_model.SECTOR:
+            found.append(unreadable | {name})
+    return [tuple(sorted(names)) for names in found]
 
 
 def _fits(problem: GemmProblem, config: GemmConfig) -> bool:

@@ -65,7 +65,7 @@ def persistent(config: GemmConfig, schedule: Schedule, **options: object) -> Sel
 
 @hopper
 @pytest.mark.parametrize("orders", ["nn", "nt", "tn", "tt"])
-@pytest.mark.parametrize("config", warp_specialised.CONFIGS + warp_specialised.TRIALS, ids=ids)
+@pytest.mark.parametrize("config", warp_specialised.CONFIGS, ids=ids)
 @pytest.mark.parametrize("schedules", [wholes, splits], ids=["whole", "split"])
 def test_every_config_schedule_and_layout(schedules, config: GemmConfig, orders: str) -> None:
     if schedules is splits and not warp_specialised.splits(config):
