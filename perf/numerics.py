@@ -19,11 +19,16 @@ OPERAND_ERROR = {
     "bf16": 0.0,
     "tf32": 2.0**-11,  # rounded to nearest: ten bits of mantissa are stored
     "tf32_truncated": 2.0**-10,
+    # Half of what the planes leave out of both operands, and the products of planes that are not taken.
+    "tf32x3": 1.5 * 2.0**-22,
+    "bf16x3": 1.5 * 2.0**-16,
+    "bf16x6": 2.1 * 2.0**-24,
+    "bf16x9": 2.0**-24,
 }
 
 
 def mode_of(precision: str, dtype: torch.dtype) -> str:
-    """The mode of a rung's precision ("ieee", "tf32", "half") on operands of `dtype`: half is "fp16" or "bf16"."""
+    """The mode of a problem's precision on operands of `dtype`: "half" is "fp16" or "bf16"."""
     return precision if precision != "half" else "bf16" if dtype == torch.bfloat16 else "fp16"
 
 

@@ -42,7 +42,8 @@ class Case:
     multiples of 16; offset, c_offset: of each first element, of c's besides, from a 16-byte boundary; step: distance of
     neighbours in a and b.
 
-    batch: how many, or None; between: matrices lie between one another's rows; shared: all take a's first.
+    batch: how many, or None; between: matrices lie between one another's rows; shared: all take a's first; precision:
+    of fp32.
     """
 
     size: Size
@@ -61,6 +62,7 @@ class Case:
     beta: float = 0.0
     bias: str | None = None
     activation: str | None = None
+    precision: str | None = None
     integers: bool = False
 
 
@@ -83,7 +85,13 @@ class Operands:
         self.c_buffer, self.c = self.place(self.c0, case.orders[2], SENTINEL, output=True)
         axis = {} if self.bias is None else {"bias": case.bias}
         self.problem = GemmProblem.of(
-            self.a, self.b, self.c, has_beta=case.beta != 0, activation=case.activation, **axis
+            self.a,
+            self.b,
+            self.c,
+            has_beta=case.beta != 0,
+            activation=case.activation,
+            precision=case.precision,
+            **axis,
         )
 
     def draw(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:

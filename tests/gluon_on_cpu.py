@@ -155,6 +155,7 @@ def _operators() -> None:
         "and",
         "or",
         "xor",
+        "rshift",
         "lt",
         "le",
         "gt",
@@ -261,6 +262,9 @@ class Shared:
     def permute(self, order: tuple[int, ...]) -> Shared:
         return Shared(self.values.permute(order))
 
+    def load(self, layout: Any) -> Tensor:
+        return Tensor(self.values.clone())
+
     def store(self, x: Tensor) -> None:
         assert tuple(x.shape) == tuple(self.shape)
         self.values.copy_(x.data)
@@ -321,6 +325,7 @@ class Descriptor:
         start = operand.storage_offset()
         self.values = torch.as_strided(operand, tensor_map.shape, tensor_map.strides, start)
         self.dtype, self.block_shape, self.layout = tensor_map.dtype, list(tensor_map.block), None
+        self.to_tf32 = tensor_map.to_tf32
         self.block_type = SimpleNamespace(nbytes=math.prod(tensor_map.block) * tensor_map.dtype.itemsize)
 
     def inside(self, corner: Sequence[Any]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
@@ -332,6 +337,12 @@ class Descriptor:
         return of_tensor, tuple(slice(0, size) for size in sizes)
 
 
+def to_tf32(x: torch.Tensor) -> torch.Tensor:
+    """fp32 rounded to nearest even in 11 bits, as TMA does."""
+    bits = x.contiguous().view(torch.int32)
+    return (bits + 0xFFF + (bits >> 13 & 1) & ~0x1FFF).view(torch.float32)
+
+
 def tma_load(descriptor: Descriptor, corner: Sequence[Any], barrier: Barrier, into: Shared) -> None:
     assert into.shape == descriptor.block_shape
     into.values.fill_(torch.nan)
@@ -339,7 +350,8 @@ def tma_load(descriptor: Descriptor, corner: Sequence[Any], barrier: Barrier, in
 
     def complete() -> int:
         into.values.zero_()
-        into.values[of_box] = descriptor.values[of_tensor]
+        loaded = descriptor.values[of_tensor]
+        into.values[of_box] = to_tf32(loaded) if descriptor.to_tf32 else loaded
         return int(descriptor.block_type.nbytes)
 
     barrier.loads.append(complete)
@@ -363,8 +375,11 @@ def allocate_shared_memory(dtype: torch.dtype, shape: Sequence[int], layout: Any
     return Shared(torch.full(tuple(shape), torch.nan, dtype=dtype))
 
 
-def warpgroup_mma(a: Shared, b: Shared, acc: Tensor, is_async: bool) -> Accumulators:
+def warpgroup_mma(a: Shared | Tensor, b: Shared, acc: Tensor, is_async: bool) -> Accumulators:
     assert is_async
+    if b.dtype == torch.float32:
+        assert b.values.stride(0) == 1, "wgmma reads fp32 along K only"
+        assert isinstance(a, Tensor) or a.values.stride(1) == 1, "wgmma reads fp32 along K only"
     if not isinstance(acc, Accumulators):
         acc = Accumulators(acc.data.clone())
     acc.under_way += 1
@@ -417,7 +432,7 @@ def nothing(*arguments: Any, **options: Any) -> None:
 
 def language() -> SimpleNamespace:
     types = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16", "int32", "int64")}
-    layouts = ("NVMMADistributedLayout", "SliceLayout", "BlockedLayout")
+    layouts = ("NVMMADistributedLayout", "SliceLayout", "BlockedLayout", "DotOperandLayout")
     return SimpleNamespace(
         **types,
         **dict.fromkeys(layouts, nothing),
@@ -429,6 +444,8 @@ def language() -> SimpleNamespace:
         where=lambda condition, x, y: Tensor(torch.where(*(whole(value) for value in (condition, x, y)))),
         minimum=lambda x, y: Tensor(torch.minimum(*torch.broadcast_tensors(whole(x), whole(y)))),
         maximum=lambda x, y: Tensor(torch.maximum(*torch.broadcast_tensors(whole(x), whole(y)))),
+        cdiv=lambda x, y: (x + (y - 1)) // y,
+        to_tensor=Tensor,
         abs=lambda x: Tensor(x.data.abs()),
         exp=lambda x: Tensor(x.data.exp()),
         convert_layout=lambda x, layout: x,
@@ -456,7 +473,7 @@ def hopper() -> SimpleNamespace:
 
 _operators()
 LANGUAGE = language()
-TRITON = SimpleNamespace(jit=decorator, language=LANGUAGE)
+TRITON = SimpleNamespace(jit=decorator, constexpr_function=decorator, language=LANGUAGE)
 MODULES: dict[str, Any] = {
     "triton": TRITON,
     "triton.language": TRITON,  # as `import a.b` means it
@@ -476,8 +493,11 @@ MODULES: dict[str, Any] = {
 class Numbers(ast.NodeTransformer):
     """A kernel's variables that begin as a whole number are tensors, as in Triton."""
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        return self.generic_visit(node) if node.decorator_list else node
+    def visit_Module(self, node: ast.Module) -> ast.AST:
+        for function in node.body:
+            if isinstance(function, ast.FunctionDef) and function.decorator_list:
+                self.generic_visit(function)
+        return node
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         if isinstance(node.value, ast.Constant) and type(node.value.value) is int:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tests.cases import CIRCUMSTANCES, Case, Operands, blocks, circumstance, ids, splits, wholes
-from tests.gluon_on_cpu import DeadlockError, run, simulated
+from tests.gluon_on_cpu import DeadlockError, run, simulated, to_tf32
 from triton_gemm import cost_model
 from triton_gemm.config import GemmConfig
 from triton_gemm.device import device_of_capability
 from triton_gemm.kernels import warp_specialised
 from triton_gemm.kernels.schedule import Schedule
+from triton_gemm.precision import SPLIT, Planes
 from triton_gemm.problem import GemmProblem
+from triton_gemm.select import repacked
 
 CPU = torch.device("cpu")
 HOPPER = device_of_capability((9, 0))
@@ -42,12 +44,27 @@ class Simulation:
         alpha: float = 1.0,
         beta: float = 0.0,
     ) -> None:
-        (launch,) = self.module.launches(self.problem, self.config, self.schedule)
+        planes = self.problem.planes
+        problem = self.problem
+        if planes.count > 1:
+            problem = repacked(problem, ("a", "b"))
+            a, b = split(a, planes, problem.a.strides[1]), split(b.mT, planes, problem.b.strides[2])
+        (launch,) = self.module.launches(problem, self.config, self.schedule)
         counters = torch.zeros(launch.counters, dtype=torch.int32)
         operands = {"a": a, "b": b, "c": c, "counters": counters} | ({} if bias is None else {"bias": bias})
         operands["workspace"] = torch.full((launch.workspace // 4,), torch.nan)
         run(launch, operands, {"alpha": alpha, "beta": beta})
         assert not counters.any(), "counters are not zero afterwards"
+
+
+def split(x: torch.Tensor, planes: Planes, pitch: int) -> torch.Tensor:
+    """x [(batch,) rows, columns] as [(batch,) count, rows, pitch]."""
+    pieces = torch.full((*x.shape[:-2], planes.count, x.shape[-2], pitch), torch.nan, dtype=planes.dtype)
+    for i in range(planes.count):
+        piece = to_tf32(x) if planes.dtype == torch.float32 else x.to(planes.dtype)
+        pieces[..., i, :, : x.shape[-1]] = piece
+        x = x - piece
+    return pieces
 
 
 @pytest.fixture(scope="module")
@@ -105,14 +122,59 @@ def test_random_problems_in_what_the_cost_model_compares(kernel: SimpleNamespace
             operands.check(Simulation(operands.problem, config, schedule, kernel), schedule.parts)
 
 
+FP32 = warp_specialised.configs(torch.float32)
+
+
+@pytest.mark.parametrize("config", FP32, ids=ids)
+@pytest.mark.parametrize("orders", ["ntn", "ttn", "ntt"])
+def test_tf32(kernel: SimpleNamespace, orders: str, config: GemmConfig) -> None:
+    """Operands along K, and A across it; C both ways round."""
+    m, n, k = blocks(config)
+    size, dtype = (m + 9, 2 * n + 8, 5 * k + 4), {"dtype": torch.float32, "precision": "tf32"}
+    case = Case(size, orders, integers=orders == "ntn", **dtype)
+    if warp_specialised.illegal(Operands(case, CPU).problem, HOPPER, config) is not None:
+        return
+    check(case, config, Schedule(4), kernel, times=2)
+    if warp_specialised.splits(config):
+        check(case, config, Schedule(9, split=3, parts=3), kernel)
+
+
+@pytest.mark.parametrize("precision", SPLIT)
+@pytest.mark.parametrize("turn", range(4))
+def test_planes(kernel: SimpleNamespace, turn: int, precision: str) -> None:
+    """A few configurations, whole, split anywhere among the terms, and a batch."""
+    planes = SPLIT[precision]
+    probe = Operands(Case((64, 64, 64), "nnn", dtype=torch.float32, precision=precision), CPU).problem
+    configs = warp_specialised.configs(planes.dtype)
+    probe = repacked(probe, ("a", "b"))
+    legal = [config for config in configs if warp_specialised.illegal(probe, HOPPER, config) is None]
+    config = legal[(turn * 5 + list(SPLIT).index(precision)) % len(legal)]
+    m, n, k = blocks(config)
+    case = Case((m + 9, n + 8, 5 * k + 3), ORDERS[turn] + "n", dtype=torch.float32, precision=precision)
+    check(case, config, Schedule(3), kernel, times=2)
+    if warp_specialised.splits(config):
+        check(case, config, Schedule(20, split=4, parts=5), kernel)
+    check(replace(case, batch=2), config, Schedule(5), kernel)
+
+
+def test_all_configurations_that_leave_room_for_pieces_are_legal() -> None:
+    legal = {}
+    for precision, planes in SPLIT.items():
+        problem = GemmProblem.of(*(torch.empty(512, 512, device="meta"),) * 3, precision=precision)
+        problem = repacked(problem, ("a", "b"))
+        found = [c for c in warp_specialised.configs(planes.dtype) if not warp_specialised.illegal(problem, HOPPER, c)]
+        legal[precision] = [(c.BLOCK_M, c.BLOCK_N) for c in found]
+    assert all((128, 192) in tiles and (128, 256) not in tiles for tiles in legal.values())
+
+
 # --- Planted bugs ---
 
 BUGS: dict[str, tuple[tuple[str, str], ...]] = {
     "loads-into-full-slots": (("            mbarrier.wait(empty_bars.index(slot), phase)\n", ""),),
-    "multiplies-what-has-not-come": (("            mbarrier.wait(full_bars.index(slot), phase)\n", ""),),
+    "multiplies-what-has-not-come": (("        mbarrier.wait(full_bars.index(slot), phase)\n", ""),),
     "frees-a-slot-that-is-read": (("pred=kt > k_begin)", "pred=True)"),),
     "frees-the-slot-of-this-step": (("previous_slot(slot, num_stages)), pred=kt", "slot), pred=kt"),),
-    "waits-for-one-product-less": (("acc = warpgroup_mma_wait(1, deps", "acc = warpgroup_mma_wait(2, deps"),),
+    "waits-for-one-product-less": (("acc = warpgroup_mma_wait(IN_FLIGHT, deps", "acc = warpgroup_mma_wait(2, deps"),),
     "never-frees-the-last-slot": (("pred=k_end > k_begin)", "pred=False)"),),
     "starts-in-the-wrong-phase": (("phase = 1  #", "phase = 0  #"),),
     "announces-too-few-bytes": (("consumers * a_desc.block_type.nbytes +", "a_desc.block_type.nbytes +"),),
@@ -133,6 +195,25 @@ BUGS: dict[str, tuple[tuple[str, str], ...]] = {
     "counter-is-left": (("    tl.store(counter_ptr, 0)\n", ""),),
     "k-in-overlapping-parts": (("k_end = (part + 1) * k_tiles // parts", "k_end = (part + 1) * k_tiles // parts + 1"),),
 }
+
+BUGS_OF_PLANES: dict[str, tuple[tuple[str, str], ...]] = {
+    "k-runs-on": (("k -= term", "k -= 0 * term"),),
+    "one-plane-for-all": (("batch_a += ", "batch_a += 0 * "),),
+    "planes-of-a-for-b": (("gl.to_tensor(B_PLANES)", "gl.to_tensor(A_PLANES)"),),
+    "a-piece-replaces-the-sum": (("                acc += more\n", "                acc = more\n"),),
+    "a-piece-is-left-out": (
+        ("gl.cdiv(gl.maximum(k_end - largest, 0), PIECE)", "gl.maximum(k_end - largest, 0) // PIECE"),
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS_OF_PLANES)
+def test_planted_bugs_of_planes_are_caught(bug: str) -> None:
+    broken = simulated("warp_specialised", BUGS_OF_PLANES[bug])
+    config = next(c for c in CONFIGS if (c.BLOCK_M, c.BLOCK_N) == (128, 128))
+    case = Case((70, 72, 1050), "ntn", dtype=torch.float32, precision="bf16x6")
+    with pytest.raises((AssertionError, DeadlockError, IndexError)):
+        check(case, config, Schedule(2), broken)
 
 
 @pytest.mark.parametrize("bug", BUGS)

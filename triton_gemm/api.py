@@ -8,6 +8,7 @@ import torch
 
 from . import plan
 from .compat import INTERPRETED
+from .precision import MODES, fp32_precision
 from .select import Selection
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -17,48 +18,54 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)  # what a subclass does with its data
 _ready: dict[tuple[object, ...], plan.GemmPlan] = {}
 
 
-def matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+def matmul(
+    a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None, precision: str | None = None
+) -> torch.Tensor:
     """The matrix product of a [M, K] and b [K, N]: [M, N], or `out` filled with it.
 
-    Both are fp32, fp16 or bf16 on one GPU, of any strides and any size, 0 and 1 included. fp32 is IEEE, unless
-    `torch.backends.cuda.matmul.fp32_precision` is "tf32"; fp16 and bf16 accumulate in fp32. Nothing is tuned at run
-    time. The same product on the same GPU gives the same bits every time. With TRITON_INTERPRET=1 set before the
-    import, tensors on the CPU are taken too.
+    Both are fp32, fp16 or bf16 on one GPU, of any strides and any size, 0 and 1 included. fp16 and bf16 accumulate in
+    fp32. precision says how fp32 is multiplied: "ieee"; "tf32", rounded to nearest; "tf32x3", "bf16x3", "bf16x6" or
+    "bf16x9", as sums of planes on the tensor cores (docs/precision.md; on Hopper); or None, "ieee" unless
+    `torch.backends.cuda.matmul.fp32_precision` is "tf32". Nothing is tuned at run time. The same product on the same
+    GPU gives the same bits every time. With TRITON_INTERPRET=1 set before the import, tensors on the CPU are taken too.
 
     Raises what `torch.mm` raises: RuntimeError for shapes, dtypes or devices that do not go together,
-    NotImplementedError for other dtypes, TypeError for other things than tensors; and RuntimeError for operands that
-    require grad, since the product is not differentiable yet.
+    NotImplementedError for other dtypes, TypeError for other things than tensors; RuntimeError for operands that
+    require grad, since the product is not differentiable yet, and for a precision that the GPU does not have; and
+    ValueError for a precision that is none, or of 16-bit operands.
     """
-    key = _key(a, b, out)
+    key = _key(a, b, out, precision)
     ready = _ready.get(key) if key is not None else None
     if ready is not None:
         if out is None:
             out = a.new_empty((a.shape[0], b.shape[1]))
         elif ready.overlap(a, b, out):
-            return _matmul(a, b, out)
+            return _matmul(a, b, out, precision)
         ready.run(a, b, out)
         return out
-    c = _matmul(a, b, out)
+    c = _matmul(a, b, out, precision)
     if key is not None and (out is None or c is out):
-        found = plan.PLANS.get(plan.key_of(a, b, c))
+        found = plan.PLANS.get(plan.key_of(a, b, c, precision=precision))
         if isinstance(found, plan.GemmPlan):
             plan.keep(_ready, key, found, plan.MAX_PLANS)
     return c
 
 
-def _key(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> tuple[object, ...] | None:
+def _key(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, precision: str | None
+) -> tuple[object, ...] | None:
     """What a call's checks and choice depend on; None where that is more than can be said in short."""
     if type(a) not in PLAIN or type(b) not in PLAIN:
         return None
     if (a.requires_grad or b.requires_grad) and torch.is_grad_enabled():
         return None
     dtype = a.dtype
-    if dtype is torch.float32:  # which depends on torch's settings, too
-        return None
+    if dtype is torch.float32:
+        precision = precision or fp32_precision()
     try:
         key = (
             *(a.shape, b.shape, a.stride(), b.stride(), dtype, b.dtype, a.get_device(), b.get_device()),
-            *(a.data_ptr() & 15, b.data_ptr() & 15, a.is_neg(), b.is_neg()),
+            *(a.data_ptr() & 15, b.data_ptr() & 15, a.is_neg(), b.is_neg(), precision),
         )
         if out is None:
             return key
@@ -69,9 +76,9 @@ def _key(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> tuple[ob
         return None
 
 
-def _matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+def _matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, precision: str | None) -> torch.Tensor:
     """`matmul` with all its checks."""
-    _check(a, b)
+    _check(a, b, precision)
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad or (out is not None and out.requires_grad)):
         raise RuntimeError(
             "matmul(): automatic differentiation is not supported yet, but one of the arguments requires grad; "
@@ -86,19 +93,20 @@ def _matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> torch
         _check_out(out, shape, a)
     c = torch.empty(shape, dtype=a.dtype, device=a.device) if out.is_neg() else out
     if c.numel() > 0:
-        plan.multiply(a, b, c)
+        plan.multiply(a, b, c, precision=precision)
     if c is not out:
         out.copy_(c)
     return out
 
 
-def explain(a: torch.Tensor, b: torch.Tensor) -> Selection:
-    """Which kernel and configuration `matmul(a, b)` runs, and why; nothing is launched. Raises as `matmul`."""
-    _check(a, b)
-    return plan.plan(a, b, torch.empty(a.shape[0], b.shape[1], dtype=a.dtype, device="meta"))
+def explain(a: torch.Tensor, b: torch.Tensor, *, precision: str | None = None) -> Selection:
+    """Which kernel and configuration `matmul(a, b, precision=...)` runs, and why; nothing is launched. Raises as
+    `matmul`."""
+    _check(a, b, precision)
+    return plan.plan(a, b, torch.empty(a.shape[0], b.shape[1], dtype=a.dtype, device="meta"), precision=precision)
 
 
-def _check(a: torch.Tensor, b: torch.Tensor) -> None:
+def _check(a: torch.Tensor, b: torch.Tensor, precision: str | None) -> None:
     for name, x in (("a", a), ("b", b)):
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"matmul(): argument '{name}' must be Tensor, not {type(x).__name__}")
@@ -121,6 +129,10 @@ def _check(a: torch.Tensor, b: torch.Tensor) -> None:
         raise NotImplementedError(
             f"matmul is not implemented for {a.dtype} ({shapes}); it takes {', '.join(map(str, DTYPES))}"
         )
+    if precision is not None and precision not in MODES:
+        raise ValueError(f"matmul(): precision must be one of {', '.join(MODES)} or None, not {precision!r}")
+    if precision is not None and a.dtype != torch.float32:
+        raise ValueError(f"matmul(): precision says how fp32 is multiplied, and operands are {a.dtype}")
     if a.device.type == "cpu" and not INTERPRETED:
         raise RuntimeError(
             "matmul runs on CUDA tensors; to run its kernels on CPU tensors in Triton's interpreter, "

@@ -101,15 +101,20 @@ def launcher(compiled: Any, grid: tuple[int, int, int]) -> Callable[[int, Sequen
     return call
 
 
-def tensor_maps(compiled: Any) -> list[Callable[[int, Sequence[int], Sequence[int]], Any]]:
-    """For each descriptor among a compiled kernel's parameters, `encode(address, shape, strides)`: its tensor map."""
+TFLOAT32 = 11  # CU_TENSOR_MAP_DATA_TYPE_TFLOAT32: TMA rounds fp32 to tf32 on its way (as CUTLASS has it do)
+
+
+def tensor_maps(compiled: Any) -> list[Callable[[int, Sequence[int], Sequence[int], bool], Any]]:
+    """For each descriptor among a compiled kernel's parameters, `encode(address, shape, strides, to_tf32)`: its tensor
+    map."""
     utils = triton.runtime.driver.active.utils
     fill = getattr(utils, "fill_tma_descriptor_tiled", None) or utils.fill_tma_descriptor
 
-    def encoder(meta: dict[str, Any]) -> Callable[[int, Sequence[int], Sequence[int]], Any]:
+    def encoder(meta: dict[str, Any]) -> Callable[[int, Sequence[int], Sequence[int], bool], Any]:
         element = TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]]
-        return lambda address, shape, strides: fill(
-            address, meta["swizzle"], meta["elem_size"], element, meta["block_size"], shape, strides, 0
+        return lambda address, shape, strides, to_tf32: fill(
+            *(address, meta["swizzle"], meta["elem_size"], TFLOAT32 if to_tf32 else element),
+            *(meta["block_size"], shape, strides, 0),
         )
 
     return [encoder(meta) for meta in compiled.metadata.tensordesc_meta or ()]

@@ -12,7 +12,7 @@ from .kernels import warp_specialised
 from .kernels.schedule import Schedule
 from .problem import GemmProblem, Layout
 
-# What an SM needs for 64 of K of a tile when its operands come from L2, at the clock of long products.
+# What an SM needs for 128 bytes along K of a tile when its operands come from L2, at the clock of long products.
 STEP: dict[tuple[int | None, int | None], float] = {
     (128, 256): 0.581,
     (256, 128): 0.643,
@@ -46,7 +46,7 @@ START = (0.0259, 1.5 / 32_768)  # filling the ring and storing a tile: a constan
 SECOND = 0.191  # storing a second piece of it
 SHARE = (1.2, 1.86 / 32_768)  # handing partial sums to another program, likewise
 PART = (2.8e-3, 1.47 / 32_768)  # adding one more program's partial sums, likewise
-POWER = 953e6  # operations in a microsecond that the board's power limit allows
+POWER = 953e6  # operations on 16 bits in a microsecond that the board's power limit allows
 HBM = 3.02e6  # bytes in a microsecond
 PAIRED = 63.8e3  # of them to each of two neighbouring SMs
 COPY = 2.58  # copying an operand first: a constant
@@ -69,7 +69,7 @@ def schedules(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) -> l
     into as few parts as make for less work on the busiest SM."""
     assert config.BLOCK_K is not None
     count, programs = tiles(problem, config), device.num_sms
-    k_tiles = -(-problem.K // config.BLOCK_K)
+    k_tiles = len(problem.planes.terms) * -(-problem.K // config.BLOCK_K)
     found = [Schedule(min(count, programs))]
     if not warp_specialised.splits(config):
         return found
@@ -96,13 +96,15 @@ def microseconds(problem: GemmProblem, config: GemmConfig, schedule: Schedule) -
     """Predicted time of one launch whose operands lie in HBM."""
     m, n, k = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K
     assert m is not None and n is not None and k is not None
-    count, k_tiles = tiles(problem, config), -(-problem.K // k)
+    count, terms = tiles(problem, config), len(problem.planes.terms)
+    k_tiles = terms * -(-problem.K // k)
     itemsize, rows, columns = problem.dtype.itemsize, min(m, problem.M), min(n, problem.N)
-    loaded = (rows * lines(problem.a, itemsize) + columns * lines(problem.b, itemsize)) * k / 64
-    beyond = (m - rows + n - columns) * k / 64
+    k_lines = k * itemsize / 128
+    loaded = (rows * lines(problem.a, itemsize) + columns * lines(problem.b, itemsize)) * k_lines
+    beyond = (m - rows + n - columns) * k_lines
     alone = schedule.programs <= PAIRS
     load = loaded * LINE * (ALONE if alone else 1.0) + beyond * BEYOND
-    pace = soft_maximum(step(m, n) * k / 64, load) + STAGE
+    pace = soft_maximum(step(m, n) * k_lines, load) + STAGE
     start = START[0] + START[1] * m * n + SECOND * bool(warp_specialised.rest_columns(config))
     busy = -(-(count - schedule.split) // schedule.programs) * (k_tiles * pace + start)
     share = 0.0
@@ -119,7 +121,7 @@ def microseconds(problem: GemmProblem, config: GemmConfig, schedule: Schedule) -
             count * k_tiles * loaded / L2,
             moved / HBM,
             0.0 if alone else moved / (schedule.programs * PAIRED),
-            2 * problem.batch * problem.M * problem.N * problem.K / POWER,
+            itemsize * problem.batch * problem.M * problem.N * problem.K * terms / POWER,
         )
     )
 
@@ -131,13 +133,13 @@ def soft_maximum(*bounds: float) -> float:
 
 def traffic(problem: GemmProblem) -> int:
     """Bytes that must move through HBM: each operand once."""
-    operands = problem.dtype.itemsize * problem.K * (problem.M + problem.N)
+    operands = problem.dtype.itemsize * problem.planes.count * problem.K * (problem.M + problem.N)
     return problem.batch * (operands + problem.out_dtype.itemsize * problem.M * problem.N * (1 + problem.has_beta))
 
 
-def copying(nbytes: int) -> float:
-    """Predicted time of copying an operand of so many bytes before the launch."""
-    return COPY + 2 * nbytes / COPIED
+def copying(moved: int) -> float:
+    """Predicted time of copying an operand before the launch: so many bytes are read or written."""
+    return COPY + moved / COPIED
 
 
 def lines(layout: Layout, itemsize: int) -> float:

@@ -18,7 +18,8 @@ import torch
 from .compat import INTERPRETED, launcher, tensor_maps
 from .device import INTERPRETER, device_info
 from .kernels.launch import Launch, Pointer, Scalar, TensorMap, materialise
-from .problem import GemmProblem, Layout, fp32_precision
+from .precision import fp32_precision
+from .problem import GemmProblem, Layout
 from .select import RUNGS, Selection, launches, select
 from .workspace import workspace
 
@@ -70,7 +71,7 @@ class Step:
                 arguments.append(scalars[part.name])
             elif isinstance(part, TensorMap):
                 assert encode is not None
-                arguments.append(encode(addresses[part.operand], part.shape, part.strides))
+                arguments.append(encode(addresses[part.operand], part.shape, part.strides, part.to_tf32))
                 arguments += part.shape
                 arguments += part.strides
             else:
@@ -220,11 +221,11 @@ def plan(
     bias: torch.Tensor | None = None,
     bias_axis: str = "n",
     activation: str | None = None,
+    precision: str | None = None,
 ) -> Selection:
     """What `multiply` of the same operands would run; c may be on the `meta` device."""
-    problem = GemmProblem.of(
-        a, b, c, has_beta=beta != 0, bias=None if bias is None else bias_axis, activation=activation
-    )
+    axis = None if bias is None else bias_axis
+    problem = GemmProblem.of(a, b, c, has_beta=beta != 0, bias=axis, activation=activation, precision=precision)
     return selection_for(problem, INTERPRETER if INTERPRETED else device_info(a.device))
 
 
@@ -238,13 +239,15 @@ def multiply(
     bias: torch.Tensor | None = None,
     bias_axis: str = "n",
     activation: str | None = None,
+    precision: str | None = None,
 ) -> None:
     """c = activation(alpha a @ b + beta c + bias) on the operands' device and its current stream, without waiting.
 
     a [(batch,) M, K], b [(batch,) K, N], c [(batch,) M, N]; bias: contiguous, one value for each row ("m") or column
-    ("n") of c. Operands are taken for checked. As in BLAS alpha = 0 reads neither a nor b, beta = 0 does not read c.
+    ("n") of c; precision: of fp32, by default what torch is set to. Operands are taken for checked. As in BLAS alpha
+    = 0 reads neither a nor b, beta = 0 does not read c.
     """
-    plan_for(a, b, c, alpha == 0, beta != 0, bias, bias_axis, activation).run(a, b, c, bias, alpha, beta)
+    plan_for(a, b, c, alpha == 0, beta != 0, bias, bias_axis, activation, precision).run(a, b, c, bias, alpha, beta)
 
 
 def key_of(
@@ -256,6 +259,7 @@ def key_of(
     bias: torch.Tensor | None = None,
     bias_axis: str = "n",
     activation: str | None = None,
+    precision: str | None = None,
 ) -> tuple[Any, ...]:
     """What operands have in common that share a plan."""
     epilogue = None
@@ -265,7 +269,7 @@ def key_of(
     return (
         *(a.shape, b.shape, c.shape, a.stride(), b.stride(), c.stride(), a.dtype, c.dtype, a.get_device(), epilogue),
         *(not a.data_ptr() & 15, not b.data_ptr() & 15, not c.data_ptr() & 15),
-        fp32_precision() if a.dtype is torch.float32 else None,
+        (precision or fp32_precision()) if a.dtype is torch.float32 else None,
     )
 
 
@@ -278,14 +282,14 @@ def plan_for(
     bias: torch.Tensor | None = None,
     bias_axis: str = "n",
     activation: str | None = None,
+    precision: str | None = None,
 ) -> Plan:
     """The cached plan for such operands."""
-    key = key_of(a, b, c, no_product, has_beta, bias, bias_axis, activation)
+    key = key_of(a, b, c, no_product, has_beta, bias, bias_axis, activation, precision)
     found = PLANS.get(key)
     if found is None:
-        problem = GemmProblem.of(
-            a, b, c, has_beta=has_beta, bias=None if bias is None else bias_axis, activation=activation
-        )
+        axis = None if bias is None else bias_axis
+        problem = GemmProblem.of(a, b, c, has_beta=has_beta, bias=axis, activation=activation, precision=precision)
         if no_product:
             problem = replace(problem, K=0)
         found = _new_plan(problem, a.device)

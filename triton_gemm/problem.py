@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from .precision import SPLIT, Planes, fp32_precision
+
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
 
 
@@ -70,9 +72,10 @@ class Layout:
 class GemmProblem:
     """c = activation(alpha a @ b + beta c + bias), as far as the choice of a kernel depends on it.
 
-    a [batch, M, K], b [batch, K, N], c [batch, M, N]. dtype: the operands'; out_dtype: C's; precision: "ieee", "tf32"
-    or "half" (16-bit operands, fp32 accumulation); a, b, c: how they lie in memory; has_beta: whether C is read;
-    bias: None, "m" (one value a row) or "n" (one a column); activation: None or one of ACTIVATIONS.
+    a [batch, M, K], b [batch, K, N], c [batch, M, N]. dtype: the operands', or their planes' once they are split;
+    out_dtype: C's; precision: one of `precision.MODES`, or "half" (16-bit operands, fp32 accumulation); a, b, c: how
+    they lie in memory; has_beta: whether C is read; bias: None, "m" (one value a row) or "n" (one a column);
+    activation: None or one of ACTIVATIONS.
     """
 
     batch: int
@@ -99,14 +102,20 @@ class GemmProblem:
         has_beta: bool = False,
         bias: str | None = None,
         activation: str | None = None,
+        precision: str | None = None,
     ) -> GemmProblem:
         """The problem of multiplying a [(batch,) M, K] and b [(batch,) K, N] into c [(batch,) M, N]; fp32's precision
-        is the one set in torch."""
+        is by default the one set in torch."""
         batch = c.shape[0] if c.dim() == 3 else 1
         M, K = a.shape[-2:]
-        precision = fp32_precision() if a.dtype == torch.float32 else "half"
+        precision = precision or fp32_precision() if a.dtype == torch.float32 else "half"
         layouts = (Layout.of(a), Layout.of(b), Layout.of(c))
         return cls(batch, M, b.shape[-1], K, a.dtype, c.dtype, precision, *layouts, has_beta, bias, activation)
+
+    @property
+    def planes(self) -> Planes:
+        """What A and B are sums of; one plane each where they are multiplied as they are."""
+        return SPLIT.get(self.precision) or Planes(self.dtype, 1, ((0, 0),))
 
     @property
     def swapped(self) -> GemmProblem:
@@ -129,14 +138,6 @@ class GemmProblem:
             if why is not None:
                 return f"{name} {shape}: {why}"
         return None
-
-
-def fp32_precision() -> str:
-    """ "tf32" where torch allows it for CUDA's matmul, else "ieee".
-
-    Only the new setting is read: once it is set, torch raises on reading `allow_tf32`.
-    """
-    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
 def aligned(*tensors: torch.Tensor) -> bool:

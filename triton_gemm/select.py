@@ -12,6 +12,7 @@ from .kernels import gemv, portable, repack, warp_specialised
 from .kernels.launch import Launch
 from .kernels.schedule import Schedule
 from .ladder import LADDER
+from .precision import SPLIT
 from .problem import GemmProblem, Layout
 
 RUNGS = {rung.id: rung for rung in LADDER}
@@ -26,7 +27,7 @@ class Selection:
 
     kernel: "warp_specialised", "portable", "gemv", or a rung's id; schedule: of the persistent kernel; split_k:
     programs that share a tile's sum in the others; swapped: whether c^T = b^T a^T is computed; packed: operands ("a",
-    "b") that are first copied to where TMA can read them, or in whole lines.
+    "b") that are first copied to where TMA can read them, in whole lines, or as planes; precision: the problem's.
     """
 
     kernel: str
@@ -36,10 +37,11 @@ class Selection:
     split_k: int = 1
     swapped: bool = False
     packed: tuple[str, ...] = ()
+    precision: str = "half"
 
     def __str__(self) -> str:
         name = RUNGS[self.kernel].name if self.kernel in RUNGS else self.kernel
-        notes = [f"{name} {self.config}"]
+        notes = [f"{name} {self.config}"] + [self.precision] * (self.kernel not in RUNGS and self.precision != "half")
         if self.schedule is not None and self.schedule.split:
             notes.append(f"{self.schedule.split} tiles in {self.schedule.parts} parts")
         if self.split_k > 1:
@@ -52,9 +54,17 @@ def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
     """The kernel and configuration for `problem` on `device`; RuntimeError where none runs."""
     if device.capability < (8, 0):
         raise RuntimeError(f"matmul needs compute capability 8.0 or newer, {device.name} has less")
+    hopper = device.capability == (9, 0) and device is not INTERPRETER
+    if problem.K == 0 and problem.precision != "half":
+        problem = replace(problem, precision="ieee")  # no products, and none in other bits
+    if problem.precision in SPLIT or (problem.precision == "tf32" and hopper):
+        found = _warp_specialised(problem, device) if hopper else None
+        if found is None and problem.precision in SPLIT:
+            raise RuntimeError(f"{problem.precision} runs on Hopper (compute capability 9.0), {device.name} is not one")
+        if found is not None:
+            return found
     if problem.precision != "half" and problem.batch == 1 and problem.bias is None and problem.activation is None:
         return _rung(problem, device)
-    hopper = device.capability == (9, 0) and device is not INTERPRETER
     turned = problem.N < problem.M
     narrow = problem.swapped if turned else problem
     if gemv.pays(narrow) or (not hopper and _few_rows(narrow)):
@@ -91,7 +101,8 @@ def _rung(problem: GemmProblem, device: DeviceInfo) -> Selection:
 
 def _warp_specialised(problem: GemmProblem, device: DeviceInfo) -> Selection | None:
     """The persistent kernel in its fastest configuration by the cost model, over copies of what TMA reads badly."""
-    best = min(candidates(problem, device, warp_specialised.CONFIGS), key=Candidate.microseconds, default=None)
+    configs = warp_specialised.configs(problem.planes.dtype)
+    best = min(candidates(problem, device, configs), key=Candidate.microseconds, default=None)
     if best is None:
         return None
     waves = cost_model.tiles(best.problem, best.config) / device.num_sms
@@ -116,18 +127,22 @@ class Candidate:
         time = cost_model.microseconds(self.problem, self.config, self.schedule)
         for name in self.packed:
             rows = self.problem.M if (name == "a") != self.swapped else self.problem.N
-            time += cost_model.copying(self.problem.batch * rows * self.problem.K * self.problem.dtype.itemsize)
+            written = self.problem.dtype.itemsize * self.problem.planes.count
+            read = written if self.problem.precision == "half" else 4
+            time += cost_model.copying(self.problem.batch * rows * self.problem.K * (read + written))
         return time
 
     def selection(self, reason: str) -> Selection:
-        return Selection("warp_specialised", self.config, reason, self.schedule, 1, self.swapped, self.packed)
+        how = (self.schedule, 1, self.swapped, self.packed, self.problem.precision)
+        return Selection("warp_specialised", self.config, reason, *how)
 
 
 def candidates(problem: GemmProblem, device: DeviceInfo, configs: Sequence[GemmConfig]) -> Iterator[Candidate]:
     """The ways to compute `problem` with the persistent kernel that are worth comparing."""
     for packed in _packings(problem):
         readable = repacked(problem, packed)
-        for swapped in (False, True) if problem.M != problem.N else (False,):
+        # A square is its own transpose, but for fp32 that wgmma reads from registers: that must be A.
+        for swapped in (False, True) if problem.M != problem.N or problem.precision == "tf32" else (False,):
             turned = readable.swapped if swapped else readable
             for config in configs:
                 if _fits(turned, config) and warp_specialised.illegal(turned, device, config) is None:
@@ -136,11 +151,17 @@ def candidates(problem: GemmProblem, device: DeviceInfo, configs: Sequence[GemmC
 
 
 def _packings(problem: GemmProblem) -> list[tuple[str, ...]]:
-    """Which operands to copy first: those that TMA cannot read, and beside them none, or one whose rows begin inside of
-    L2's sectors; in small products none at all."""
+    """Which operands to copy first: both as planes; of fp32 those that TMA cannot read, and perhaps others, which then
+    lie along K; else those that TMA cannot read, and beside them none, or one whose rows begin inside of L2's sectors,
+    but in small products none at all."""
+    if problem.precision in SPLIT:
+        return [("a", "b")]
     itemsize = problem.dtype.itemsize
     layouts = {"a": problem.a, "b": problem.b}
     unreadable = {name for name, layout in layouts.items() if layout.tma_illegal(itemsize) is not None}
+    if problem.precision != "half":
+        found = [unreadable, unreadable | {"a"}, unreadable | {"b"}, {"a", "b"}]
+        return [tuple(sorted(names)) for i, names in enumerate(found) if names not in found[:i]]
     if problem.batch * problem.M * problem.N * problem.K < PACK_FROM:
         return [] if unreadable else [()]
     found = [unreadable]
@@ -203,14 +224,20 @@ def _copy(problem: GemmProblem, name: str) -> tuple[Launch, Layout]:
     """The launch that copies operand "a" or "b" to where TMA can read it, and the copy's layout."""
     rows, columns = (problem.M, problem.K) if name == "a" else (problem.K, problem.N)
     layout: Layout = getattr(problem, name)
-    return repack.launch(name, f"packed_{name}", layout, (problem.batch, rows, columns), problem.dtype)
+    along_k = None if problem.precision == "half" else name == "b"  # as tensor cores want all but 16 bits
+    shape = (problem.batch, rows, columns)
+    return repack.launch(
+        *(name, f"packed_{name}", layout, shape, problem.dtype),
+        column_major=along_k,
+        planes=SPLIT.get(problem.precision),
+    )
 
 
 def repacked(problem: GemmProblem, packed: tuple[str, ...]) -> GemmProblem:
     """The problem after its `packed` operands were copied."""
     a = _copy(problem, "a")[1] if "a" in packed else problem.a
     b = _copy(problem, "b")[1] if "b" in packed else problem.b
-    return replace(problem, a=a, b=b)
+    return replace(problem, a=a, b=b, dtype=problem.planes.dtype)
 
 
 def launches(problem: GemmProblem, selection: Selection) -> tuple[Launch, ...]:

@@ -22,6 +22,7 @@ from triton_gemm.config import GemmConfig
 from triton_gemm.device import INTERPRETER
 from triton_gemm.kernels import portable, repack
 from triton_gemm.kernels.launch import Launch, materialise
+from triton_gemm.precision import SPLIT
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
 
 TILES = GemmConfig(BLOCK_M=64, BLOCK_N=64, BLOCK_K=32, GROUP_M=2, num_warps=4, num_stages=2)
@@ -382,6 +383,33 @@ def test_repacking_copies_every_element(dtype, size, order, column_major, offset
         x = x.mT
     copy = repacked(x, column_major)
     assert torch.equal(copy, x)
+
+
+@pytest.mark.parametrize("order", ["n", "t"])
+@pytest.mark.parametrize("mode", SPLIT)
+def test_planes_add_up(mode: str, order: str) -> None:
+    """To all of fp32's bits with three planes of bf16; each plane is what rounding leaves over."""
+    planes = SPLIT[mode]
+    x = torch.randn(3, 37, 50) * 2.0 ** torch.randint(-60, 100, (3, 37, 50))
+    x[0, 0, :4] = torch.tensor([torch.finfo().max, -torch.finfo().max, 0.0, -0.0])
+    x[1, :4, 0] = torch.tensor([torch.inf, -torch.inf, torch.nan, 1.0])
+    x = x if order == "n" else x.mT.contiguous().mT
+    launch, layout = repack.launch("x", "out", Layout.of(x), tuple(x.shape), x.dtype, column_major=False, planes=planes)
+    (out,) = launch.temporaries
+    assert (out.shape[:3], out.dtype) == ((3, planes.count, 37), planes.dtype)
+    assert layout.strides == (planes.count * 37 * out.shape[3], out.shape[3], 1)
+    found = torch.full(out.shape, torch.nan, dtype=out.dtype)
+    launch.kernel[launch.grid](**materialise(launch, {"x": x, "out": found}), **launch.options)
+    found = found[..., :50].double()
+    ends = ~x.isfinite()
+    assert torch.equal(found[:, 0].isnan(), x.isnan()) and torch.equal(found[:, 0][x.isinf()], x[x.isinf()].double())
+    assert not found[:, 1:][ends[:, None].expand_as(found[:, 1:])].any(), "infinity less infinity"
+    assert found[~ends[:, None].expand_as(found)].isfinite().all()
+    error = (found.sum(1) - x.double())[~ends].abs()
+    bits = {"bf16x3": 16, "bf16x6": 24, "bf16x9": 24, "tf32x3": 22}[mode]
+    assert (error <= 2.0**-bits * x[~ends].double().abs()).all()
+    normal = (x.abs() > 0) & (x.abs() < 1e38)
+    assert (found[:, 1][normal].abs() <= 2.0 ** (-bits // planes.count) * found[:, 0][normal].abs()).all()
 
 
 def test_repacking_keeps_bits() -> None:

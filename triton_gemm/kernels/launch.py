@@ -21,13 +21,17 @@ class Pointer:
 
 @dataclass(frozen=True)
 class TensorMap:
-    """A TMA descriptor of an operand: its shape and strides (elements, the last 1), and the box that one copy moves."""
+    """A TMA descriptor of an operand: its shape and strides (elements, the last 1), and the box that one copy moves.
+
+    to_tf32: whether loads round fp32 to tf32.
+    """
 
     operand: str
     dtype: torch.dtype
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     block: tuple[int, ...]
+    to_tf32: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""Repack: copies matrices of any strides and alignment to where TMA can read them, row- or column-major.
+"""Repack: copies matrices of any strides and alignment to where TMA can read them, row- or column-major, and splits
+fp32 ones into planes whose sum they are (`precision.py`).
 
 A copy has a pitch of whole 16 bytes; wide rows start on whole 128-byte lines, so that a box of TMA touches no more
 lines than it fills. Rows of an odd pitch are read, and written, one element a thread. That is no hindrance: 2 bytes a
@@ -17,6 +18,8 @@ import torch
 import triton
 import triton.language as tl
 
+from ..compat import round_to
+from ..precision import Planes
 from ..problem import Layout
 from .launch import Launch, Pointer, Temporary
 from .portable import tile_pointers, vector, whole
@@ -41,12 +44,13 @@ def repack_kernel(
     X_UNIT: tl.constexpr,
     X_VECTOR: tl.constexpr,
     OUT_VECTOR: tl.constexpr,
+    PLANES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """out [batch, rows, pitch], row-major, becomes x [batch, rows, columns], whose dimension X_UNIT (0, 1 or None) has
-    stride 1; what is left of a row's last OUT_VECTOR elements becomes 0."""
+    """out [batch, PLANES, rows, pitch], row-major, becomes x [batch, rows, columns], whose dimension X_UNIT (0, 1 or
+    None) has stride 1, or planes that add up to it; what is left of a row's last OUT_VECTOR elements becomes 0."""
     follow(PDL)
 
     # Locate the tile
@@ -65,10 +69,32 @@ def repack_kernel(
     x_mask_n = offs_n < whole(columns, X_VECTOR if X_UNIT == 1 else 1)
     x = tl.load(x_ptrs, mask=x_mask_m[:, None] & x_mask_n[None, :], other=0.0, eviction_policy="evict_first")
 
-    out_ptr += batch * rows * whole(pitch, OUT_VECTOR)
-    out_ptrs = tile_pointers(out_ptr, offs_m, offs_n, pitch, 1, 1, OUT_VECTOR)
+    matrix = rows * whole(pitch, OUT_VECTOR)
+    out_ptr += batch * PLANES * matrix
     padded = tl.cdiv(columns, OUT_VECTOR) * OUT_VECTOR
-    tl.store(out_ptrs, x, mask=(offs_m < rows)[:, None] & (offs_n < padded)[None, :])
+    mask = (offs_m < rows)[:, None] & (offs_n < padded)[None, :]
+    for plane in tl.static_range(PLANES):
+        out_ptrs = tile_pointers(out_ptr + plane * matrix, offs_m, offs_n, pitch, 1, 1, OUT_VECTOR)
+        if PLANES == 1:
+            tl.store(out_ptrs, x, mask=mask)
+        else:
+            piece = leading(x, out_ptr.dtype.element_ty)
+            tl.store(out_ptrs, piece, mask=mask)
+            x = tl.where(tl.abs(x) < float("inf"), x - piece.to(tl.float32), 0.0)
+
+
+@triton.jit
+def leading(x, dtype: tl.constexpr):
+    """fp32 x rounded to nearest bf16, or to nearest tf32 in fp32; finite where x is: truncated rather than infinite."""
+    bits = x.to(tl.uint32, bitcast=True)
+    if dtype == tl.bfloat16:
+        nearest = round_to(x, dtype)
+        truncated = round_to((bits & 0xFFFF0000).to(tl.float32, bitcast=True), dtype)
+        return tl.where((tl.abs(x) < float("inf")) & (tl.abs(x) >= 3.3961775292304957e38), truncated, nearest)
+    else:
+        nearest = ((bits + 0x1000) & 0xFFFFE000).to(tl.float32, bitcast=True)
+        truncated = (bits & 0xFFFFE000).to(tl.float32, bitcast=True)
+        return tl.where(tl.abs(x) < float("inf"), tl.where(tl.abs(nearest) < float("inf"), nearest, truncated), x)
 
 
 def launch(
@@ -79,8 +105,11 @@ def launch(
     dtype: torch.dtype,
     *,
     column_major: bool | None = None,
+    planes: Planes | None = None,
 ) -> tuple[Launch, Layout]:
     """The launch that copies `operand` into a temporary called `out`, and how the copy lies in memory.
+
+    planes: what fp32 is to be split into; matrices of a batch have all their planes side by side.
 
     shape: batch, rows and columns, none of them 0; layout: the operand's; column_major: whether the copy is to be,
     by default as the operand is. Matrices that are one, by a batch stride of 0, are copied once and stay one.
@@ -93,14 +122,15 @@ def launch(
     if layout.strides[0] == 0:
         batch = 1
     unit, x_vector = vector(layout, (rows, columns), dtype)
-    widest = 16 // dtype.itemsize
+    out_dtype, count = (planes.dtype, planes.count) if planes else (dtype, 1)
+    widest = 16 // out_dtype.itemsize
     out_vector = widest if unit == 0 else x_vector
-    alignment = (LINE if columns * dtype.itemsize >= WIDE_ROW else 16) // dtype.itemsize
+    alignment = (LINE if columns * out_dtype.itemsize >= WIDE_ROW else 16) // out_dtype.itemsize
     pitch = triton.cdiv(columns, alignment) * alignment
     block_n = min(512 if unit == 1 else 64, triton.next_power_of_2(columns))
     block_n = max(block_n, widest)
     block_m = ELEMENTS // block_n
-    strides = (rows * pitch if layout.strides[0] else 0, pitch, 1)
+    strides = (count * rows * pitch if layout.strides[0] else 0, pitch, 1)
     arguments = {
         "x_ptr": Pointer(operand),
         "out_ptr": Pointer(out),
@@ -111,6 +141,7 @@ def launch(
         "X_UNIT": unit,
         "X_VECTOR": x_vector,
         "OUT_VECTOR": out_vector,
+        "PLANES": count,
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
         "PDL": False,
@@ -120,7 +151,7 @@ def launch(
         (batch * triton.cdiv(rows, block_m) * triton.cdiv(columns, block_n), 1, 1),
         arguments,
         {"num_warps": NUM_WARPS},
-        temporaries=(Temporary(out, (batch, rows, pitch), dtype),),
+        temporaries=(Temporary(out, (batch, count, rows, pitch), out_dtype),),
     )
     copy = Layout(strides)
     return made, copy.transposed if column_major else copy

@@ -11,7 +11,10 @@ touches memory.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
+from triton import constexpr_function
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -38,9 +41,13 @@ def load_partition(
     a_desc, b_desc, b_rest_desc, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, num_m, num_n, num_items,
     k_tiles, group, split, parts, a_batches, b_batches, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
     REST_N: gl.constexpr, BLOCK_K: gl.constexpr, A_COLUMN_MAJOR: gl.constexpr, B_COLUMN_MAJOR: gl.constexpr,
-    PDL: gl.constexpr,
+    TERMS: gl.constexpr, A_PLANES: gl.constexpr, B_PLANES: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """The producer: fills every slot of the ring that has been emptied, in the order in which they are consumed."""
+    """The producer: fills every slot of the ring that has been emptied, in the order in which they are consumed.
+
+    Operands that are sums of planes go past once for each of the TERMS: A_PLANES and B_PLANES name its planes, two
+    bits a term, the first in the lowest.
+    """
     if PDL:
         gdc_wait()
     num_stages: gl.constexpr = b_tiles.shape[0]
@@ -56,11 +63,16 @@ def load_partition(
         n = pid_n * BLOCK_N
         for kt in range(k_begin, k_end):
             k = kt * BLOCK_K
+            batch_a = batch * a_batches
+            batch_b = batch * b_batches
+            if TERMS > 1:
+                term = kt // (k_tiles // TERMS)
+                k -= term * (k_tiles // TERMS) * BLOCK_K
+                batch_a += gl.to_tensor(A_PLANES) >> 2 * term & 3
+                batch_b += gl.to_tensor(B_PLANES) >> 2 * term & 3
             full = full_bars.index(slot)
             mbarrier.wait(empty_bars.index(slot), phase)
             mbarrier.expect(full, consumers * a_desc.block_type.nbytes + b_bytes)
-            batch_a = batch * a_batches
-            batch_b = batch * b_batches
             for w in gl.static_range(consumers):
                 row = m + w * rows
                 a_tile = a_tiles.index(slot * consumers + w)
@@ -116,12 +128,64 @@ def halves(x):
 
 
 @gluon.jit
-def accumulators(ROWS: gl.constexpr, COLUMNS: gl.constexpr):
-    """Zeros [ROWS, COLUMNS] as one warpgroup's `wgmma` wants them."""
+def accumulators(ROWS: gl.constexpr, COLUMNS: gl.constexpr, dtype: gl.constexpr):
+    """Zeros [ROWS, COLUMNS] as one warpgroup's `wgmma` of operands of that dtype wants them."""
     layout: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLUMNS, 16]
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLUMNS, 8 if dtype == gl.float32 else 16]
     )
     return gl.zeros((ROWS, COLUMNS), gl.float32, layout)
+
+
+@constexpr_function
+def by_registers(dtype, column_major):
+    """Whether A goes to `wgmma` through registers: in shared memory it reads both ways round only what has 16 bits."""
+    return column_major and dtype == gl.float32
+
+
+@gluon.jit
+def left_operand(tile, COLUMN_MAJOR: gl.constexpr, acc_layout: gl.constexpr):
+    """A's tile for `wgmma`."""
+    if by_registers(tile.dtype, COLUMN_MAJOR):
+        return matrix(tile, COLUMN_MAJOR).load(gl.DotOperandLayout(0, acc_layout, 1))
+    else:
+        return matrix(tile, COLUMN_MAJOR)
+
+
+@gluon.jit
+def multiply(
+    k_begin, k_end, slot, phase, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, CONSUMER: gl.constexpr,
+    CONSUMERS: gl.constexpr, ROWS: gl.constexpr, MAIN_N: gl.constexpr, REST_N: gl.constexpr,
+    A_COLUMN_MAJOR: gl.constexpr, B_COLUMN_MAJOR: gl.constexpr,
+):  # fmt: skip
+    """(acc, rest, slot, phase): sums over k-tiles from k_begin to k_end, from `slot` on, and the slot after them."""
+    num_stages: gl.constexpr = b_tiles.shape[0]
+    # Products that run on into the next step: none beside A in registers, which the next step fills.
+    IN_FLIGHT: gl.constexpr = 0 if by_registers(a_tiles.dtype, A_COLUMN_MAJOR) else 1
+    acc = accumulators(ROWS, MAIN_N, a_tiles.dtype)
+    acc_layout: gl.constexpr = acc.type.layout
+    rest = accumulators(ROWS, REST_N, a_tiles.dtype) if REST_N else acc
+    for kt in range(k_begin, k_end):
+        mbarrier.wait(full_bars.index(slot), phase)
+        a = left_operand(a_tiles.index(slot * CONSUMERS + CONSUMER), A_COLUMN_MAJOR, acc_layout)
+        acc = warpgroup_mma(a, matrix(b_tiles.index(slot), B_COLUMN_MAJOR), acc, is_async=True)
+        if REST_N:
+            rest = warpgroup_mma(a, matrix(b_rest_tiles.index(slot), B_COLUMN_MAJOR), rest, is_async=True)
+            acc, rest = warpgroup_mma_wait(2 * IN_FLIGHT, deps=(acc, rest))
+        else:
+            acc = warpgroup_mma_wait(IN_FLIGHT, deps=(acc,))
+        if IN_FLIGHT:
+            # The step before this one is done, so its slot may be filled again.
+            mbarrier.arrive(empty_bars.index(previous_slot(slot, num_stages)), pred=kt > k_begin)
+        else:
+            mbarrier.arrive(empty_bars.index(slot))
+        slot, phase = next_slot(slot, phase, num_stages)
+    if IN_FLIGHT:
+        if REST_N:
+            acc, rest = warpgroup_mma_wait(0, deps=(acc, rest))
+        else:
+            acc = warpgroup_mma_wait(0, deps=(acc,))
+        mbarrier.arrive(empty_bars.index(previous_slot(slot, num_stages)), pred=k_end > k_begin)
+    return acc, rest, slot, phase
 
 
 @gluon.jit
@@ -131,7 +195,7 @@ def consume_partition(
     parts, CONSUMER: gl.constexpr, CONSUMERS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
     REST_N: gl.constexpr, PART_N: gl.constexpr, A_COLUMN_MAJOR: gl.constexpr, B_COLUMN_MAJOR: gl.constexpr,
     C_COLUMN_MAJOR: gl.constexpr, C_TMA: gl.constexpr, HAS_BETA: gl.constexpr, BIAS: gl.constexpr,
-    ACTIVATION: gl.constexpr, SPLIT: gl.constexpr, PDL: gl.constexpr,
+    ACTIVATION: gl.constexpr, SPLIT: gl.constexpr, TERMS: gl.constexpr, PIECE: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: multiplies its rows of every tile and stores them, or shares partial sums with other programs.
 
@@ -139,7 +203,6 @@ def consume_partition(
     """
     if PDL:
         gdc_wait()
-    num_stages: gl.constexpr = b_tiles.shape[0]
     ROWS: gl.constexpr = BLOCK_M // CONSUMERS
     MAIN_N: gl.constexpr = BLOCK_N - REST_N
     slot = 0
@@ -152,28 +215,30 @@ def consume_partition(
         m = pid_m * BLOCK_M + CONSUMER * ROWS
         n = pid_n * BLOCK_N
 
-        # Prologue
-        acc = accumulators(ROWS, MAIN_N)
-        rest = accumulators(ROWS, REST_N) if REST_N else acc
-
         # Main loop
-        for kt in range(k_begin, k_end):
-            mbarrier.wait(full_bars.index(slot), phase)
-            a = matrix(a_tiles.index(slot * CONSUMERS + CONSUMER), A_COLUMN_MAJOR)
-            acc = warpgroup_mma(a, matrix(b_tiles.index(slot), B_COLUMN_MAJOR), acc, is_async=True)
-            if REST_N:
-                rest = warpgroup_mma(a, matrix(b_rest_tiles.index(slot), B_COLUMN_MAJOR), rest, is_async=True)
-                acc, rest = warpgroup_mma_wait(2, deps=(acc, rest))
-            else:
-                acc = warpgroup_mma_wait(1, deps=(acc,))
-            # The step before this one is done, so its slot may be filled again.
-            mbarrier.arrive(empty_bars.index(previous_slot(slot, num_stages)), pred=kt > k_begin)
-            slot, phase = next_slot(slot, phase, num_stages)
-        if REST_N:
-            acc, rest = warpgroup_mma_wait(0, deps=(acc, rest))
+        if TERMS == 1:
+            acc, rest, slot, phase = multiply(
+                k_begin, k_end, slot, phase, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, CONSUMER,
+                CONSUMERS, ROWS, MAIN_N, REST_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
+            )  # fmt: skip
         else:
-            acc = warpgroup_mma_wait(0, deps=(acc,))
-        mbarrier.arrive(empty_bars.index(previous_slot(slot, num_stages)), pred=k_end > k_begin)
+            # The tensor cores cut off what they add to a sum below its last bit, so the largest products are summed
+            # in pieces, and these rounded to nearest. The first piece is all products of smaller planes.
+            largest = gl.maximum(k_tiles - k_tiles // TERMS, k_begin)
+            pieces = gl.cdiv(gl.maximum(k_end - largest, 0), PIECE)
+            acc, rest, slot, phase = multiply(
+                k_begin, gl.minimum(largest, k_end), slot, phase, a_tiles, b_tiles, b_rest_tiles, full_bars,
+                empty_bars, CONSUMER, CONSUMERS, ROWS, MAIN_N, REST_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
+            )  # fmt: skip
+            for piece in range(pieces):
+                begin = largest + piece * PIECE
+                more, more_rest, slot, phase = multiply(
+                    begin, gl.minimum(begin + PIECE, k_end), slot, phase, a_tiles, b_tiles, b_rest_tiles, full_bars,
+                    empty_bars, CONSUMER, CONSUMERS, ROWS, MAIN_N, REST_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
+                )  # fmt: skip
+                acc += more
+                if REST_N:
+                    rest += more_rest
 
         # Epilogue
         mine = True
@@ -388,6 +453,10 @@ def warp_specialised_kernel(
     BLOCK_K: gl.constexpr,
     PART_N: gl.constexpr,
     C_BUFFERS: gl.constexpr,
+    TERMS: gl.constexpr,
+    A_PLANES: gl.constexpr,
+    B_PLANES: gl.constexpr,
+    PIECE: gl.constexpr,
     num_stages: gl.constexpr,
     PDL: gl.constexpr,
 ):
@@ -420,12 +489,13 @@ def warp_specialised_kernel(
                     c_desc, c_parts_0, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, c_ptr, bias_ptr,
                     workspace_ptr, counters_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m, num_n,
                     num_items, k_tiles, group, split, parts, 0, CONSUMERS, BLOCK_M, BLOCK_N, REST_N, PART_N,
-                    A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT, PDL,
+                    A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT, TERMS,
+                    PIECE, PDL,
                 )),
                 (load_partition, (
                     a_desc, b_desc, b_rest_desc, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, num_m, num_n,
                     num_items, k_tiles, group, split, parts, a_batches, b_batches, BLOCK_M, BLOCK_N, REST_N, BLOCK_K,
-                    A_COLUMN_MAJOR, B_COLUMN_MAJOR, PDL,
+                    A_COLUMN_MAJOR, B_COLUMN_MAJOR, TERMS, A_PLANES, B_PLANES, PDL,
                 )),
             ],
             [1],
@@ -438,18 +508,20 @@ def warp_specialised_kernel(
                     c_desc, c_parts_0, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, c_ptr, bias_ptr,
                     workspace_ptr, counters_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m, num_n,
                     num_items, k_tiles, group, split, parts, 0, CONSUMERS, BLOCK_M, BLOCK_N, REST_N, PART_N,
-                    A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT, PDL,
+                    A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT, TERMS,
+                    PIECE, PDL,
                 )),
                 (consume_partition, (
                     c_desc, c_parts_1, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, c_ptr, bias_ptr,
                     workspace_ptr, counters_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m, num_n,
                     num_items, k_tiles, group, split, parts, 1, CONSUMERS, BLOCK_M, BLOCK_N, REST_N, PART_N,
-                    A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT, PDL,
+                    A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT, TERMS,
+                    PIECE, PDL,
                 )),
                 (load_partition, (
                     a_desc, b_desc, b_rest_desc, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, num_m, num_n,
                     num_items, k_tiles, group, split, parts, a_batches, b_batches, BLOCK_M, BLOCK_N, REST_N, BLOCK_K,
-                    A_COLUMN_MAJOR, B_COLUMN_MAJOR, PDL,
+                    A_COLUMN_MAJOR, B_COLUMN_MAJOR, TERMS, A_PLANES, B_PLANES, PDL,
                 )),
             ],
             [4, 1],
@@ -462,24 +534,27 @@ def warp_specialised_kernel(
                     c_desc, c_parts_0, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, c_ptr, bias_ptr,
                     workspace_ptr, counters_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m, num_n,
                     num_items, k_tiles, group, split, parts, 0, CONSUMERS, BLOCK_M, BLOCK_N, REST_N, PART_N,
-                    A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT, PDL,
+                    A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT, TERMS,
+                    PIECE, PDL,
                 )),
                 (consume_partition, (
                     c_desc, c_parts_1, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, c_ptr, bias_ptr,
                     workspace_ptr, counters_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m, num_n,
                     num_items, k_tiles, group, split, parts, 1, CONSUMERS, BLOCK_M, BLOCK_N, REST_N, PART_N,
-                    A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT, PDL,
+                    A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT, TERMS,
+                    PIECE, PDL,
                 )),
                 (consume_partition, (
                     c_desc, c_parts_2, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, c_ptr, bias_ptr,
                     workspace_ptr, counters_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m, num_n,
                     num_items, k_tiles, group, split, parts, 2, CONSUMERS, BLOCK_M, BLOCK_N, REST_N, PART_N,
-                    A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT, PDL,
+                    A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT, TERMS,
+                    PIECE, PDL,
                 )),
                 (load_partition, (
                     a_desc, b_desc, b_rest_desc, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, num_m, num_n,
                     num_items, k_tiles, group, split, parts, a_batches, b_batches, BLOCK_M, BLOCK_N, REST_N, BLOCK_K,
-                    A_COLUMN_MAJOR, B_COLUMN_MAJOR, PDL,
+                    A_COLUMN_MAJOR, B_COLUMN_MAJOR, TERMS, A_PLANES, B_PLANES, PDL,
                 )),
             ],
             [4, 4, 1],
@@ -504,7 +579,9 @@ def _configs(*figures: tuple[int, int, int, int, int]) -> tuple[GemmConfig, ...]
     )
 
 
-# What `select` chooses among.
+PIECE = 256  # bytes along K of the largest planes that are summed by the tensor cores alone
+
+# What `select` chooses among, for 16-bit operands.
 CONFIGS = _configs(
     (128, 256, 64, 8, 4),
     (128, 256, 64, 8, 3),  # where C is fp32
@@ -529,6 +606,11 @@ CONFIGS = _configs(
     (64, 16, 128, 4, 8),
     (64, 16, 64, 4, 8),
 )
+
+
+def configs(dtype: torch.dtype) -> tuple[GemmConfig, ...]:
+    """CONFIGS for operands, or planes, of that dtype: as many bytes along K."""
+    return tuple(replace(config, BLOCK_K=(config.BLOCK_K or 0) * 2 // dtype.itemsize) for config in CONFIGS)
 
 
 def part_columns(problem: GemmProblem, config: GemmConfig) -> int:
@@ -582,14 +664,18 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig) -> str
     """Why `device` cannot run `problem` in this configuration, or None if it can."""
     if device.capability != (9, 0):
         return f"needs Hopper's wgmma, {device.name} has none"
-    if problem.precision != "half":
-        return f"multiplies 16-bit operands, not {problem.dtype}"
+    if problem.precision == "ieee":
+        return "multiplies by tensor cores, which have no IEEE fp32"
+    if problem.dtype == torch.float32 and not problem.b.column_major:
+        return "wgmma reads fp32 along K only, from which B's rows turn away"
     if problem.K == 0:
         return "TMA has nothing to load"
     why = problem.tma_illegal()
     if why is not None:
         return f"TMA cannot take {why}"
     room = 64 if config.num_warps == 12 else 128
+    if problem.planes.count > 1 and config.accumulators() > room * 3 // 4:
+        return f"{config.accumulators()} accumulators leave a thread too few registers for sums of pieces"
     if config.accumulators() > room and (problem.has_beta or not c_by_tma(problem)):
         return f"{config.accumulators()} accumulators leave a thread too few registers for pointers to C"
     needed = shared_memory(problem, config)
@@ -612,32 +698,37 @@ def tensor_map(
     columns: int,
     block_rows: int,
     block_columns: int,
+    planes: int = 1,
+    to_tf32: bool = False,
 ) -> TensorMap:
-    """The map of [batch, rows, columns] matrices; of their transposes where the unit stride runs down the columns."""
+    """The map of [batch, rows, columns] matrices; of their transposes where the unit stride runs down the columns.
+    Each matrix may be several, its planes."""
     step, row, column = layout.strides
     if layout.column_major:
         rows, columns, row, block_rows, block_columns = columns, rows, column, block_columns, block_rows
-    count = batch if step else 1
-    return TensorMap(
-        operand, dtype, (count, rows, columns), (step or rows * row, row, 1), (1, block_rows, block_columns)
-    )
+    count = planes * batch if step else planes
+    step = step // planes or rows * row
+    return TensorMap(operand, dtype, (count, rows, columns), (step, row, 1), (1, block_rows, block_columns), to_tf32)
 
 
 def launches(problem: GemmProblem, config: GemmConfig, schedule: Schedule) -> tuple[Launch, ...]:
     """The launch that computes `problem`."""
     m, n, k = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K
     assert m is not None and n is not None and k is not None
-    num_m, num_n, k_tiles = -(-problem.M // m), -(-problem.N // n), -(-problem.K // k)
+    planes = problem.planes
+    num_m, num_n, k_tiles = -(-problem.M // m), -(-problem.N // n), len(planes.terms) * -(-problem.K // k)
     num_tiles = problem.batch * num_m * num_n
     consumers, part = config.num_warps // 4, part_columns(problem, config)
     by_tma = c_by_tma(problem)
     split = schedule.split > 0
     assert schedule.split <= num_tiles and (splits(config) or not split)
     shared_parts = schedule.split * (schedule.parts - 1)
-    a = tensor_map("a", problem.a, problem.dtype, problem.batch, problem.M, problem.K, m // consumers, k)
+    loaded = (planes.count, problem.dtype == torch.float32)
+    a = tensor_map("a", problem.a, problem.dtype, problem.batch, problem.M, problem.K, m // consumers, k, *loaded)
     rest = rest_columns(config)
-    b = tensor_map("b", problem.b, problem.dtype, problem.batch, problem.K, problem.N, k, n - rest)
-    b_rest = tensor_map("b", problem.b, problem.dtype, problem.batch, problem.K, problem.N, k, rest) if rest else b
+    of_b = ("b", problem.b, problem.dtype, problem.batch, problem.K, problem.N, k)
+    b = tensor_map(*of_b, n - rest, *loaded)
+    b_rest = tensor_map(*of_b, rest, *loaded) if rest else b
     c = tensor_map("c", problem.c, problem.out_dtype, problem.batch, problem.M, problem.N, m // consumers, part)
     arguments = {
         "a_desc": a,
@@ -662,8 +753,8 @@ def launches(problem: GemmProblem, config: GemmConfig, schedule: Schedule) -> tu
         "group": schedule.group,
         "split": schedule.split,
         "parts": schedule.parts,
-        "a_batches": int(problem.a.strides[0] > 0),
-        "b_batches": int(problem.b.strides[0] > 0),
+        "a_batches": planes.count * (problem.a.strides[0] > 0),
+        "b_batches": planes.count * (problem.b.strides[0] > 0),
         "A_COLUMN_MAJOR": problem.a.column_major,
         "B_COLUMN_MAJOR": problem.b.column_major,
         "C_COLUMN_MAJOR": problem.c.column_major,
@@ -679,6 +770,10 @@ def launches(problem: GemmProblem, config: GemmConfig, schedule: Schedule) -> tu
         "BLOCK_K": k,
         "PART_N": part,
         "C_BUFFERS": c_buffers(problem, config),
+        "TERMS": len(planes.terms),
+        "A_PLANES": sum(i << 2 * term for term, (i, _) in enumerate(planes.terms)),
+        "B_PLANES": sum(j << 2 * term for term, (_, j) in enumerate(planes.terms)),
+        "PIECE": PIECE // (k * problem.dtype.itemsize),
         "num_stages": config.num_stages,
         "PDL": False,
     }
