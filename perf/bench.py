@@ -26,7 +26,7 @@ try:
     from perf import bench_tables, environment, scores, sweep
     from perf.peers import PEERS
     from perf.scores import Sweep
-    from perf.shapes import ALL, SUITES, Suite, chosen
+    from perf.shapes import ALL, PRECISION, SUITES, Suite, chosen
     from perf.tables import Cell
     from perf.timer import DeviceLostError
 except ModuleNotFoundError as error:
@@ -154,7 +154,9 @@ def shown(path: Path) -> str:
 def parse(arguments: Sequence[str] | None) -> Call:
     parser = argparse.ArgumentParser(prog="python -m perf.bench", description=__doc__)
     known = ", ".join(SUITES)
-    parser.add_argument("suites", nargs="+", metavar="SUITE", help=f"{known}; or all of them, llm-large aside: all")
+    parser.add_argument(
+        "suites", nargs="+", metavar="SUITE", help=f"{known}; those of fp32: precision; all, llm-large aside: all"
+    )
     parser.add_argument("--dtype", choices=("bf16", "fp16"), default="bf16")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write, if it is one suite")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default perf/results/<gpu>/bench/<triton version>")
@@ -167,7 +169,8 @@ def parse(arguments: Sequence[str] | None) -> Call:
     parser.add_argument("--warm", action="store_true", help="compile all shapes' kernels first, many at once")
     parser.add_argument("--list", action="store_true", help="show the shapes and measure nothing; needs no GPU")
     given = parser.parse_args(arguments)
-    names = tuple(dict.fromkeys(name for word in given.suites for name in (ALL if word == "all" else (word,))))
+    several = {"all": ALL, "precision": PRECISION}
+    names = tuple(dict.fromkeys(name for word in given.suites for name in several.get(word, (word,))))
     for name in names:
         if name not in SUITES:
             parser.error(f"no suite {name!r}; there are {known}")

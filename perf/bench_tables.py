@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from perf.environment import slug
 from perf.providers import CUBLAS, OURS
 from perf.record import read_json
 from perf.scores import Score, Sweep
-from perf.shapes import SUITES
+from perf.shapes import PRECISION, SUITES
 from perf.tables import Cell
 
 FOLDER = "bench"
@@ -140,6 +141,54 @@ def suite(sweeps: Sequence[Sweep], name: str) -> str:
             parts.append(f"A copy reads and writes {tables.number(1000 * sweep['copy_tbs'])} GB/s.")
         parts += [losers(score) for score in scores.scores(sweep) if score.losers]
     return "\n\n".join(parts if own else [*parts, NOTHING])
+
+
+PRECISION_COLUMNS = ("precision", "TFLOPS", "of cuBLAS's SGEMM", "error, norm", "error, worst element")
+PRECISION_SHAPE = "4096x4096x4096 nn"
+
+
+@dataclass(frozen=True)
+class Point:
+    """How fast and how wrong a product of fp32 is in one way, on PRECISION_SHAPE; name: the provider and its mode."""
+
+    name: str
+    tflops: float
+    error: Mapping[str, float]
+
+
+def points(sweeps: Sequence[Sweep]) -> list[Point]:
+    """Ours in each mode, and cuBLAS's SGEMM and TF32."""
+    found = []
+    for sweep in sweeps:
+        mode, shape = sweep["suite"], sweep["shapes"].get(PRECISION_SHAPE)
+        if mode not in PRECISION or shape is None:
+            continue
+        for provider in (OURS, CUBLAS) if mode in ("ieee", "tf32") else (OURS,):
+            result = scores.timed(shape, provider)
+            if result is not None:
+                found.append(Point(f"{provider} {mode}", scores.tflops(shape, result), result["error"]))
+    return found
+
+
+def precision(sweeps: Sequence[Sweep]) -> str:
+    """Speed and error of every way to multiply fp32, one table for each GPU and Triton version: the block
+    `precision`."""
+    parts = []
+    for where, group in groupby(sweeps, key=_where):
+        found = points(list(group))
+        sgemm = next((point.tflops for point in found if point.name == f"{CUBLAS} ieee"), None)
+        rows = [
+            [
+                point.name,
+                tables.number(point.tflops),
+                f"{point.tflops / sgemm:.2f}" if sgemm else None,
+                *(tables.error(point.error[kind]) for kind in ("norm", "componentwise")),
+            ]
+            for point in found
+        ]
+        if rows:
+            parts.append(f"{where}, {PRECISION_SHAPE}:\n\n{tables.table(PRECISION_COLUMNS, rows)}")
+    return "\n\n".join(parts) or NOTHING
 
 
 def losers(score: Score) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from perf import seeds, static, views
+from perf.bench_tables import Point
 from perf.providers import CUBLAS, MODE_TITLES, stem_of
 from perf.record import Record
 from triton_gemm.ladder import LADDER
@@ -37,6 +39,30 @@ STYLE = {
     "savefig.dpi": 150,
     "legend.frameon": False,
 }
+
+
+def precisions(points: Sequence[Point], where: str, path: Path) -> Path:
+    """Speed against error of every way to multiply fp32."""
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(7, 4.5))
+        for point in points:
+            provider, mode = point.name.split()
+            color, mark, below = (
+                (BLACK, "s", mode == "tf32") if provider == CUBLAS else (TRITON, "o", mode == "ieee" or "x3" in mode)
+            )
+            at = (point.error["norm"], point.tflops)
+            axes.plot(*at, mark, color=color, label=provider)
+            axes.annotate(mode, at, (0, -15 if below else 8), textcoords="offset points", ha="center", color=color)
+        handles = {text: handle for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)}
+        axes.legend(handles.values(), handles.keys())
+        axes.margins(0.12)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.invert_xaxis()
+        axes.set_xlabel("relative error in the norm, against fp64 (better to the right)")
+        axes.set_ylabel("TFLOPS of the product asked for")
+        axes.set_title(f"fp32 at M = N = K = 4096: speed against error\n{where}")
+        return _save(figure, path)
 
 
 def everything(record: Record, folder: Path) -> list[Path]:

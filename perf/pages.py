@@ -16,17 +16,18 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from perf import bench_tables, seeds, tables, targets, views
+from perf import bench_tables, draw, seeds, tables, targets, views
 from perf.environment import ROOT
 from perf.providers import MODES
-from perf.record import FILE, Record
+from perf.record import FILE, Record, read_json
 from perf.scores import Sweep
 from perf.shapes import SUITES
 from perf.suite import TF32_ROUNDING
 from triton_gemm.ladder import LADDER, Rung
 
 RESULTS = ROOT / "perf" / "results"
-PAGES = (ROOT / "README.md", ROOT / "docs" / "ladder.md", ROOT / "docs" / "performance.md")
+PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("ladder", "performance", "precision")))
+PICTURE = "precision.png"  # beside the newest sweeps
 NOTHING = "No measurement is committed yet; `make report` on a GPU makes one."
 BLOCK = re.compile(r"(<!-- results:([\w-]+) -->\n)(.*?)(<!-- /results -->)", re.DOTALL)
 HEADER_OF_A_SECTION = ("Changes", "Why", "Predicts", "Requires")
@@ -49,6 +50,11 @@ def rewrite() -> None:
     record = committed()
     for path in PAGES:
         path.write_text(filled(path.read_text(), record, path.parent))
+    for folder in RESULTS.glob(f"*/{bench_tables.FOLDER}/*"):
+        points = bench_tables.points([read_json(path) for path in sorted(folder.glob("*.json"))])
+        if points:
+            where = f"{folder.parent.parent.name}, Triton {folder.name}"
+            draw.precisions(points, where, folder / PICTURE)
 
 
 def filled(text: str, record: Record | None, folder: Path) -> str:
@@ -150,6 +156,7 @@ BLOCKS: dict[str, Block] = {
 # Of the suites that `perf/bench.py` measures, which have files of their own.
 SWEEP_BLOCKS: dict[str, Callable[[list[Sweep]], str]] = {
     "bench": bench_tables.summary,
+    "precision": bench_tables.precision,
     **{f"bench-{name}": partial(bench_tables.suite, name=name) for name in SUITES},
 }
 

@@ -63,6 +63,13 @@ def fused_in_torch(problem: Problem) -> Call:
 
 def ours(problem: Problem) -> Provider:
     """triton_gemm: `matmul` where that is all, else what is below it; the details say which kernel it chose."""
+    if problem.dtype == torch.float32:
+        how = {"precision": problem.mode}
+        return Provider(
+            OURS,
+            lambda a, b, c: triton_gemm.matmul(a, b, out=c, **how),
+            details=lambda a, b, c: {"config": str(triton_gemm.explain(a, b, **how))},
+        )
     if problem.plain and problem.batch is None:
         if problem.given_out:
             return Provider(OURS, lambda a, b, c: triton_gemm.matmul(a, b, out=c), details=_selection)

@@ -47,6 +47,10 @@ TARGETS: dict[tuple[str, str], Target] = {
     ("epilogue", COMPILED): Target(1.05, 1.00),
     ("host", CUBLAS): Target(1.0),
     ("small", CUBLAS): Target(1.0, 0.95),
+    ("tf32", CUBLAS): Target(1.0, 0.95),
+    ("ieee", CUBLAS): Target(0.97, 0.92),
+    ("bf16x6", CUBLAS): Target(2.0),
+    ("bf16x9", CUBLAS): Target(1.4),
 }
 
 
@@ -154,7 +158,7 @@ def copy_share(shape: Mapping[str, Any], copy_tbs: float) -> float | None:
 def label(sweep: Sweep) -> str:
     """The suite's name, with what differs from its listed shapes in bf16."""
     words = [sweep["suite"]]
-    words += [sweep["dtype"]] if sweep["dtype"] != "bf16" else []
+    words += [sweep["dtype"]] if sweep["dtype"] not in ("bf16", sweep["suite"]) else []
     words += [f"unseen {sweep['unseen']}"] if sweep.get("unseen") is not None else []
     return " ".join(words)
 

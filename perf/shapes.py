@@ -51,7 +51,7 @@ class Suite:
 
     regime(shape): whether a shape belongs; draw(random): another that does; kind: "graph" for kernel time, "host" for
     Python's time of a call, "queue" for a call's share of a queue; unit: "TFLOPS", "GB/s" or "us"; cold: by how much
-    operand sets exceed L2.
+    operand sets exceed L2; mode: the precision of fp32 operands, or None for 16 bits.
     """
 
     name: str
@@ -62,6 +62,7 @@ class Suite:
     kind: str = "graph"
     unit: str = "TFLOPS"
     cold: float = 2.0
+    mode: str | None = None
 
 
 def cube(n: int, layout: str = "nn", pad: int = 0, offset: int = 0, given_out: bool = True) -> Shape:
@@ -385,9 +386,57 @@ SMALL = Suite(
     unit="us",
 )
 
+# ---- precision: how fp32 may be multiplied ----
+
+
+def _of_mode(mode: str, reason: str, least: int, layouts: Sequence[str] = ("nn", "nt", "tn", "tt")) -> Suite:
+    """Squares and projections of fp32, in `layouts`."""
+    sizes = tuple(n for n in (1024, 2048, 4096, 8192) if n >= least)
+    projections = tuple(
+        Shape(m, *PROJECTIONS["Llama-3 8B"][name], layout=layout)
+        for m, name in ((1024, "qkv"), (4096, "down"))
+        for layout in layouts
+        if least < 4096
+    )
+    return Suite(
+        mode,
+        reason,
+        (*(cube(n, layout) for n in sizes for layout in layouts), *projections),
+        lambda s: min(s.M, s.N, s.K) >= least,
+        lambda random: replace(box(random, least, 8192, 64), layout=random.choice(layouts)),
+        mode=mode,
+    )
+
+
+FP32_SUITES = (
+    _of_mode("tf32", "fp32 rounded to tf32, against cuBLAS's tf32, in all four layouts", 1024),
+    _of_mode("ieee", "fp32 on CUDA cores, against cuBLAS's SGEMM", 1024, ("nn", "nt")),
+    _of_mode("tf32x3", "fp32 as two planes of tf32, against cuBLAS's SGEMM", 1024, ("nn",)),
+    _of_mode("bf16x3", "fp32 as two planes of bf16, against cuBLAS's SGEMM", 1024, ("nn",)),
+    _of_mode("bf16x6", "fp32 as three planes of bf16, less the smallest products, against cuBLAS's SGEMM", 4096),
+    _of_mode("bf16x9", "fp32 as three planes of bf16, against cuBLAS's SGEMM", 4096),
+)
+# What `precision` stands for.
+PRECISION = tuple(suite.name for suite in FP32_SUITES)
+
 SUITES: dict[str, Suite] = {
     suite.name: suite
-    for suite in (SQUARE, LLM, LLM_LARGE, MID, DECODE, SHORTK, BIGK, ODD, BATCHED, LAYOUTS, EPILOGUE, HOST, SMALL)
+    for suite in (
+        SQUARE,
+        LLM,
+        LLM_LARGE,
+        MID,
+        DECODE,
+        SHORTK,
+        BIGK,
+        ODD,
+        BATCHED,
+        LAYOUTS,
+        EPILOGUE,
+        HOST,
+        SMALL,
+        *FP32_SUITES,
+    )
 }
 # What `all` stands for: every shape once.
 ALL = tuple(name for name in SUITES if name != LLM_LARGE.name)

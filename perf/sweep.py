@@ -51,7 +51,7 @@ class Options:
 def file_name(suite: Suite, options: Options) -> str:
     """A sweep of other shapes or another type has another file."""
     words = [suite.name]
-    words += [options.dtype] if options.dtype != "bf16" else []
+    words += [options.dtype] if options.dtype != "bf16" and suite.mode is None else []
     words += [f"unseen-{options.unseen}"] if options.unseen is not None else []
     return f"{'-'.join(words)}.json"
 
@@ -62,7 +62,7 @@ def problem_of(shape: Shape, suite: Suite, options: Options, seed: int) -> Probl
         shape.M,
         shape.N,
         shape.K,
-        options.dtype,
+        suite.mode or options.dtype,
         seed=seed,
         batch=shape.batch,
         layout=shape.layout,
@@ -93,7 +93,7 @@ def run(suite: Suite, options: Options, file: Path, surroundings: dict[str, Any]
         "reason": suite.reason,
         "kind": suite.kind,
         "unit": suite.unit,
-        "dtype": options.dtype,
+        "dtype": suite.mode or options.dtype,
         "budget_s": options.budget_s,
         "listed": len(suite.shapes),
         "unseen": options.unseen,

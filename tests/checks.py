@@ -236,6 +236,8 @@ def copies_are_exact(product: Product, size: tuple[int, int, int]) -> None:
     b[:, 0], b[:, -1] = limits.max, -limits.tiny
     if product.mode.startswith("tf32"):  # what ten bits of mantissa hold
         b = (b.view(torch.int32) & ~0x1FFF).view(torch.float32)
+    elif product.mode == "bf16x3":  # what two planes hold
+        b = (b.view(torch.int32) & ~0xFF).view(torch.float32)
     elif product.device != "cpu" or product.dtype != torch.bfloat16:  # the interpreter flushes bf16's subnormals
         b[:, N // 2] = limits.smallest_normal / 4
     a, b, rows = a.to(product.device), b.to(product.device), rows.to(product.device)

@@ -14,7 +14,9 @@ from triton_gemm.device import SHARED_MEMORY, device_of_capability
 from triton_gemm.kernels import warp_specialised
 from triton_gemm.kernels.launch import materialise
 from triton_gemm.kernels.schedule import Schedule
+from triton_gemm.precision import SPLIT
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
+from triton_gemm.select import repacked
 
 CAPABILITY = (9, 0)
 HOPPER = device_of_capability(CAPABILITY)
@@ -36,6 +38,7 @@ class Circumstance:
     has_beta: bool = False
     bias: str | None = None
     activation: str | None = None
+    precision: str = "half"
 
     @property
     def problem(self) -> GemmProblem:
@@ -47,7 +50,8 @@ class Circumstance:
         layouts = (layout(M, K, a), layout(K, N, b), layout(M, N, c, self.gap))
         out_dtype = self.out_dtype or self.dtype
         epilogue = (self.has_beta, self.bias, self.activation)
-        return GemmProblem(self.batch, M, N, K, self.dtype, out_dtype, "half", *layouts, *epilogue)
+        problem = GemmProblem(self.batch, M, N, K, self.dtype, out_dtype, self.precision, *layouts, *epilogue)
+        return repacked(problem, ("a", "b")) if self.precision in SPLIT else problem
 
     def legal(self) -> list[GemmConfig]:
         return [c for c in CONFIGS if warp_specialised.illegal(self.problem, HOPPER, c) is None]
@@ -110,6 +114,31 @@ def test_every_config_and_layout(orders: str, config: GemmConfig) -> None:
     assert_claims(compiled(circumstance.problem, config, schedule), circumstance.problem, schedule)
 
 
+FP32_CIRCUMSTANCES = {
+    "tf32": Circumstance("ntn", dtype=torch.float32, precision="tf32"),
+    "tf32-a-by-registers": Circumstance("ttt", dtype=torch.float32, precision="tf32"),
+    **{mode: Circumstance("nnn", dtype=torch.float32, precision=mode) for mode in ("tf32x3", "bf16x6")},
+}
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=ids)
+@pytest.mark.parametrize("name", FP32_CIRCUMSTANCES)
+def test_every_config_for_fp32(name: str, config: GemmConfig) -> None:
+    """Whole and split in turn. No product waits for the one before: ptxas puts waits where it finds registers written
+    under one."""
+    problem = FP32_CIRCUMSTANCES[name].problem
+    own = warp_specialised.configs(problem.dtype)[CONFIGS.index(config)]
+    if warp_specialised.illegal(problem, HOPPER, own) is not None:
+        return
+    schedule = in_turn(config, CONFIGS.index(config) + list(FP32_CIRCUMSTANCES).index(name))
+    kernel = compiled(problem, own, schedule)
+    assert_claims(kernel, problem, schedule)
+    consumers = config.num_warps // 4
+    waits = re.findall(r"WARPGROUP\.DEPBAR", kernel.asm["sass"])
+    assert len(waits) <= consumers * (2 if "tf32" in name and "x3" not in name else 4)
+    assert f".f32.{'bf16.bf16' if 'bf16' in name else 'tf32.tf32'}" in kernel.asm["ptx"]
+
+
 CIRCUMSTANCES = {
     "c-column-major": Circumstance("tnt"),
     "c-odd": Circumstance("ntn", gap=1),
@@ -163,7 +192,8 @@ def test_the_heaviest_epilogues_spill_nothing(name: str, schedule: str) -> None:
     ("change", "reason"),
     [
         pytest.param({"K": 0}, "TMA has nothing to load", id="nothing to multiply"),
-        pytest.param({"precision": "ieee", "dtype": torch.float32}, "multiplies 16-bit operands", id="fp32"),
+        pytest.param({"precision": "ieee", "dtype": torch.float32}, "multiplies by tensor cores", id="fp32"),
+        pytest.param({"precision": "tf32", "dtype": torch.float32}, "wgmma reads fp32 along K", id="fp32 across"),
         pytest.param({"a": Layout((0, K + 1, 1))}, "TMA cannot take a (1024, 2048): its rows", id="odd rows"),
         pytest.param({"b": Layout((0, N, 1), aligned=False)}, "TMA cannot take b (2048, 1280): its first", id="base"),
         pytest.param({"b": Layout((0, 0, 1))}, "TMA cannot take b", id="expanded rows"),

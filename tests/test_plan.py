@@ -251,7 +251,7 @@ def test_threads_may_fill_a_full_cache(what: str, few: None, monkeypatch: pytest
     monkeypatch.setattr(plan, "_current_stream", lambda _: 0)
     monkeypatch.setattr(plan, "_new_plan", lambda *_: object())
     monkeypatch.setattr(api, "_ready", {})
-    monkeypatch.setattr(api, "_matmul", lambda a, b, out: half(a.shape[0], b.shape[1]))
+    monkeypatch.setattr(api, "_matmul", lambda a, b, out, precision: half(a.shape[0], b.shape[1]))
     a, b, c = half(64, 32), half(32, 48), half(64, 48)
     made = plan_without_a_gpu(a, b, c)
     made.steps = [FakeStep()]  # type: ignore[list-item]

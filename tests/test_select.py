@@ -16,6 +16,7 @@ from triton_gemm.device import INTERPRETER, SHARED_MEMORY, device_of_capability
 from triton_gemm.kernels import gemv, portable, warp_specialised
 from triton_gemm.kernels.launch import Pointer, TensorMap
 from triton_gemm.ladder import LADDER
+from triton_gemm.precision import SPLIT
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
 from triton_gemm.select import RUNGS, Selection, launches, repacked, select
 from triton_gemm.workspace import COUNTERS
@@ -98,7 +99,7 @@ def test_the_kernel_itself_calls_the_choice_legal(problem: GemmProblem, device) 
     given_to_it = seen_by_kernel(problem, choice)
     if choice.kernel == "warp_specialised":
         assert choice.schedule is not None and choice.split_k == 1
-        assert choice.config in warp_specialised.CONFIGS
+        assert choice.config in warp_specialised.configs(given_to_it.dtype)
         assert warp_specialised.illegal(given_to_it, device, choice.config) is None
     elif choice.kernel == "portable":
         assert choice.config in portable.CONFIGS[problem.precision]
@@ -147,15 +148,13 @@ def test_its_launches_name_operands_there_are(problem: GemmProblem, device) -> N
 @CASES
 def test_hoppers_kernel_is_for_hopper_and_16_bits(problem: GemmProblem, device) -> None:
     choice = select(problem, device)
-    if device.capability != (9, 0) or problem.precision != "half" or problem.K == 0:
+    if device.capability != (9, 0) or problem.precision == "ieee" or problem.K == 0:
         assert choice.kernel != "warp_specialised" and choice.schedule is None and not choice.packed
 
 
 @MANY
 @CASES
-def test_operands_are_copied_where_tma_cannot_read_them_or_one_that_it_reads_slowly(
-    problem: GemmProblem, device
-) -> None:
+def test_operands_are_copied_where_tma_cannot_read_them_or_reads_them_badly(problem: GemmProblem, device) -> None:
     choice = select(problem, device)
     if choice.kernel != "warp_specialised":
         assert choice.packed == ()
@@ -164,9 +163,11 @@ def test_operands_are_copied_where_tma_cannot_read_them_or_one_that_it_reads_slo
     layouts = {"a": problem.a, "b": problem.b}
     unreadable = {name for name, layout in layouts.items() if layout.tma_illegal(itemsize) is not None}
     others = set(choice.packed) - unreadable
-    assert unreadable <= set(choice.packed) == set(sorted(choice.packed)) and len(others) <= 1
-    assert all(cost_model.pitch(layouts[name], itemsize) % cost_model.SECTOR for name in others)
+    assert unreadable <= set(choice.packed) and choice.packed == tuple(sorted(choice.packed))
     assert repacked(problem, choice.packed).tma_illegal() is None
+    if problem.precision == "half":
+        assert len(others) <= 1
+        assert all(cost_model.pitch(layouts[name], itemsize) % cost_model.SECTOR for name in others)
 
 
 @MANY
@@ -192,7 +193,7 @@ def test_both_sides_of_a_product_are_treated_alike(problem: GemmProblem, device)
         pytest.param(of(4096, 4096, 4095), "warp_specialised", id="large and odd"),
         pytest.param(of(512, 512, 512, batch=16), "warp_specialised", id="batch"),
         pytest.param(of(64, 64, 64, dtype=torch.float32, precision="ieee"), "k06", id="ieee"),
-        pytest.param(of(64, 64, 64, dtype=torch.float32, precision="tf32"), "k07", id="tf32"),
+        pytest.param(of(64, 64, 64, dtype=torch.float32, precision="tf32"), "warp_specialised", id="tf32"),
         pytest.param(
             of(64, 64, 64, dtype=torch.float32, precision="ieee", bias="n"), "portable", id="ieee with a bias"
         ),
@@ -215,6 +216,35 @@ def test_an_operand_is_copied_where_l2_serves_the_copy_with_fewer_sectors() -> N
     assert select(of(364, 6592, 5816, b=b), HOPPER).packed == ("a",)
     assert select(of(364, 6592, 5824, b=Layout((0, 1, 5824))), HOPPER).packed == ()
     assert select(of(6592, 364, 5816, b=b), HOPPER).packed == ("b",)
+
+
+@pytest.mark.parametrize("precision", SPLIT)
+def test_fp32_as_planes(precision: str) -> None:
+    problem = of(512, 512, 512, dtype=torch.float32, out_dtype=torch.float32, precision=precision)
+    choice = select(problem, HOPPER)
+    assert (choice.kernel, choice.packed, choice.precision) == ("warp_specialised", ("a", "b"), precision)
+    assert f" stages, {precision}, " in str(choice)
+    made = launches(problem, choice)
+    assert len(made) == 3 and made[-1].arguments["TERMS"] == len(SPLIT[precision].terms)
+    for other in DEVICES:
+        if other.capability >= (8, 0) and other != HOPPER:
+            with pytest.raises(RuntimeError, match=f"{precision} runs on Hopper"):
+                select(problem, other)
+    assert select(replace(problem, K=0), HOPPER).kernel == "k06"
+
+
+def test_tf32_is_rounded_by_tma_and_read_along_k() -> None:
+    """But for A, whose columns may go through registers."""
+    along, across = Layout((0, 512, 1)), Layout((0, 1, 512))
+    square = of(512, 512, 512, dtype=torch.float32, out_dtype=torch.float32, precision="tf32")
+    for a, b, copies in ((along, across, 0), (across, across, 0), (along, along, 0), (across, along, 1)):
+        problem = replace(square, a=a, b=b)
+        choice = select(problem, HOPPER)
+        assert len(choice.packed) == copies
+        *_, launch = launches(problem, choice)
+        maps = [launch.arguments[name] for name in ("a_desc", "b_desc", "b_rest_desc", "c_desc")]
+        assert [x.to_tf32 for x in maps] == [True, True, True, False]
+        assert launch.arguments["B_COLUMN_MAJOR"]
 
 
 def test_a_split_is_shown() -> None:

@@ -201,9 +201,7 @@ BUGS_OF_PLANES: dict[str, tuple[tuple[str, str], ...]] = {
     "one-plane-for-all": (("batch_a += ", "batch_a += 0 * "),),
     "planes-of-a-for-b": (("gl.to_tensor(B_PLANES)", "gl.to_tensor(A_PLANES)"),),
     "a-piece-replaces-the-sum": (("                acc += more\n", "                acc = more\n"),),
-    "a-piece-is-left-out": (
-        ("gl.cdiv(gl.maximum(k_end - largest, 0), PIECE)", "gl.maximum(k_end - largest, 0) // PIECE"),
-    ),
+    "a-piece-is-left-out": (("for piece in range(pieces)", "for piece in range(1, pieces)"),),
 }
 
 

@@ -92,6 +92,10 @@ class GemmProblem:
     bias: str | None = None
     activation: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.K == 0 and self.precision in SPLIT:  # an empty sum is the same in every precision
+            object.__setattr__(self, "precision", "ieee")
+
     @classmethod
     def of(
         cls,

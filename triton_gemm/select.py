@@ -55,8 +55,6 @@ def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
     if device.capability < (8, 0):
         raise RuntimeError(f"matmul needs compute capability 8.0 or newer, {device.name} has less")
     hopper = device.capability == (9, 0) and device is not INTERPRETER
-    if problem.K == 0 and problem.precision != "half":
-        problem = replace(problem, precision="ieee")  # no products, and none in other bits
     if problem.precision in SPLIT or (problem.precision == "tf32" and hopper):
         found = _warp_specialised(problem, device) if hopper else None
         if found is None and problem.precision in SPLIT:
@@ -92,9 +90,11 @@ def _rung(problem: GemmProblem, device: DeviceInfo) -> Selection:
     ) and all(size % 16 == 0 for size in sizes)
     legal = rung.legal_configs(device, problem.dtype, reads_output=problem.has_beta, aligned=aligned)
 
-    def work(config: GemmConfig) -> int:
-        assert config.BLOCK_M is not None and config.BLOCK_N is not None
-        return -(-cost_model.tiles(problem, config) // device.num_sms) * config.BLOCK_M * config.BLOCK_N
+    def work(config: GemmConfig) -> float:
+        m, n = config.BLOCK_M, config.BLOCK_N
+        assert m is not None and n is not None
+        # The smaller the tile, the more loads to an FMA.
+        return -(-cost_model.tiles(problem, config) // device.num_sms) * m * n * (1 + 12 / m + 12 / n)
 
     return Selection(rung.id, min(legal, key=work), f"{why}; {device.num_sms} SMs")
 

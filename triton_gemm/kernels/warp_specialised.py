@@ -579,7 +579,7 @@ def _configs(*figures: tuple[int, int, int, int, int]) -> tuple[GemmConfig, ...]
     )
 
 
-PIECE = 256  # bytes along K of the largest planes that are summed by the tensor cores alone
+PIECE = 128  # bytes along K of the largest planes that are summed by the tensor cores alone
 
 # What `select` chooses among, for 16-bit operands.
 CONFIGS = _configs(
@@ -676,6 +676,8 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig) -> str
     room = 64 if config.num_warps == 12 else 128
     if problem.planes.count > 1 and config.accumulators() > room * 3 // 4:
         return f"{config.accumulators()} accumulators leave a thread too few registers for sums of pieces"
+    if problem.planes.count > 1 and (config.BLOCK_K or 0) * problem.dtype.itemsize > PIECE:
+        return f"a step of {config.BLOCK_K} along K is more than a piece"
     if config.accumulators() > room and (problem.has_beta or not c_by_tma(problem)):
         return f"{config.accumulators()} accumulators leave a thread too few registers for pointers to C"
     needed = shared_memory(problem, config)
@@ -773,7 +775,7 @@ def launches(problem: GemmProblem, config: GemmConfig, schedule: Schedule) -> tu
         "TERMS": len(planes.terms),
         "A_PLANES": sum(i << 2 * term for term, (i, _) in enumerate(planes.terms)),
         "B_PLANES": sum(j << 2 * term for term, (_, j) in enumerate(planes.terms)),
-        "PIECE": PIECE // (k * problem.dtype.itemsize),
+        "PIECE": max(1, PIECE // (k * problem.dtype.itemsize)),  # without planes nobody asks
         "num_stages": config.num_stages,
         "PDL": False,
     }
