@@ -41,7 +41,7 @@ class Selection:
 
     def __str__(self) -> str:
         name = RUNGS[self.kernel].name if self.kernel in RUNGS else self.kernel
-        notes = [f"{name} {self.config}"] + [self.precision] * (self.kernel not in RUNGS and self.precision != "half")
+        notes = [f"{name} {self.config}"] + [self.precision] * (self.precision != "half")
         if self.schedule is not None and self.schedule.split:
             notes.append(f"{self.schedule.split} tiles in {self.schedule.parts} parts")
         if self.split_k > 1:
@@ -55,10 +55,10 @@ def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
     if device.capability < (8, 0):
         raise RuntimeError(f"matmul needs compute capability 8.0 or newer, {device.name} has less")
     hopper = device.capability == (9, 0) and device is not INTERPRETER
-    if problem.precision in SPLIT or (problem.precision == "tf32" and hopper):
-        found = _warp_specialised(problem, device) if hopper else None
-        if found is None and problem.precision in SPLIT:
-            raise RuntimeError(f"{problem.precision} runs on Hopper (compute capability 9.0), {device.name} is not one")
+    if problem.precision in SPLIT and not hopper:
+        raise RuntimeError(f"{problem.precision} runs on Hopper (compute capability 9.0), {device.name} is not one")
+    if hopper and problem.precision not in ("half", "ieee"):
+        found = _warp_specialised(problem, device)
         if found is not None:
             return found
     if problem.precision != "half" and problem.batch == 1 and problem.bias is None and problem.activation is None:
@@ -69,7 +69,7 @@ def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
         config, split_k = gemv.default(narrow, device)
         if gemv.illegal(narrow, device, config, split_k) is None:
             rows = f"{narrow.M} row{'s' * (narrow.M > 1)} of products"
-            return Selection("gemv", config, rows, split_k=split_k, swapped=turned)
+            return Selection("gemv", config, rows, None, split_k, turned, precision=problem.precision)
     if hopper and not _tiny(problem) and problem.precision == "half" and problem.K > 0:
         found = _warp_specialised(problem, device)
         if found is not None:
@@ -81,7 +81,7 @@ def _rung(problem: GemmProblem, device: DeviceInfo) -> Selection:
     """A rung of the ladder, for fp32."""
     rung, why = {
         "ieee": (RUNGS["k06"], "IEEE fp32 has no tensor core"),
-        "tf32": (RUNGS["k07"], "torch allows TF32"),
+        "tf32": (RUNGS["k07"], "TF32 is what was asked for"),
     }[problem.precision]
     layouts = (problem.a, problem.b, problem.c)
     sizes = (problem.M, problem.N, problem.K)
@@ -96,7 +96,8 @@ def _rung(problem: GemmProblem, device: DeviceInfo) -> Selection:
         # The smaller the tile, the more loads to an FMA.
         return -(-cost_model.tiles(problem, config) // device.num_sms) * m * n * (1 + 12 / m + 12 / n)
 
-    return Selection(rung.id, min(legal, key=work), f"{why}; {device.num_sms} SMs")
+    reason = f"{why}; {device.num_sms} SMs"
+    return Selection(rung.id, min(legal, key=work), reason, precision=problem.precision)
 
 
 def _warp_specialised(problem: GemmProblem, device: DeviceInfo) -> Selection | None:
@@ -217,7 +218,7 @@ def _portable(problem: GemmProblem, device: DeviceInfo) -> Selection:
     _, config, split_k = best
     why = problem.tma_illegal() if device.capability == (9, 0) and problem.precision == "half" else None
     reason = f"TMA cannot take {why}" if why and problem.K else f"any operands on {device.name}"
-    return Selection("portable", config, reason, split_k=split_k, swapped=turned)
+    return Selection("portable", config, reason, None, split_k, turned, precision=problem.precision)
 
 
 def _copy(problem: GemmProblem, name: str) -> tuple[Launch, Layout]:
