@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.checks import fp32_precision
-from triton_gemm import api, plan
+from triton_gemm import api, compat, plan
 from triton_gemm.device import INTERPRETER
 from triton_gemm.problem import GemmProblem, Layout
 from triton_gemm.select import select
@@ -315,3 +315,16 @@ def test_neighbours_do_not_overlap() -> None:
     first, middle, last = (buffer[i : i + 6].view(2, 3) for i in (0, 6, 12))
     made = plan_without_a_gpu(first, last.T, middle[:, :2])
     assert not made.overlap(first, last.T, middle[:, :2])
+
+
+@pytest.mark.parametrize("name", ["fill_tma_descriptor_tiled", "fill_tma_descriptor"])
+def test_a_tensor_map_rounds_to_tf32_where_it_is_to(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By CUDA's element type 11, CU_TENSOR_MAP_DATA_TYPE_TFLOAT32, in the place of fp32's; Tritons have two names."""
+    utils = SimpleNamespace(**{name: lambda *arguments: arguments})
+    monkeypatch.setattr(compat.triton.runtime, "driver", SimpleNamespace(active=SimpleNamespace(utils=utils)))
+    meta = {"elem_type": 7, "swizzle": 3, "elem_size": 4, "block_size": [1, 64, 32]}
+    compiled = SimpleNamespace(metadata=SimpleNamespace(tensordesc_meta=[meta]))
+    (encode,) = compat.tensor_maps(compiled)
+    for to_tf32, element in ((False, 7), (True, 11)):
+        found = encode(4096, (1, 100, 40), (4000, 40, 1), to_tf32)
+        assert found == (4096, 3, 4, element, [1, 64, 32], (1, 100, 40), (4000, 40, 1), 0)

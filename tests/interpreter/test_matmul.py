@@ -80,6 +80,30 @@ def test_fp32_is_ieee_unless_torch_says_tf32() -> None:
     assert not torch.equal(results["ieee"], results["tf32"])
 
 
+@pytest.mark.parametrize("precision", ["ieee", "tf32"])
+def test_a_precision_overrules_torchs(precision: str) -> None:
+    a, b = torch.randn(40, 50), torch.randn(50, 30)
+    with fp32_precision("ieee" if precision == "tf32" else "tf32"):
+        choice = triton_gemm.explain(a, b, precision=precision)
+        assert choice.precision == precision and f", {precision}: " in str(choice)
+        result = triton_gemm.matmul(a, b, precision=precision)
+    assert_right(a, b, result, precision)
+    with fp32_precision(precision):
+        assert torch.equal(triton_gemm.matmul(a, b), result)
+
+
+def test_precisions_that_are_none_here_are_named() -> None:
+    a, b = torch.randn(8, 8), torch.randn(8, 8)
+    for call in (triton_gemm.matmul, triton_gemm.explain):
+        with pytest.raises(ValueError, match="precision must be one of ieee, tf32, bf16x3, bf16x6, bf16x9, tf32x3 or"):
+            call(a, b, precision="fp64")
+        with pytest.raises(ValueError, match="precision says how fp32 is multiplied, and operands are torch"):
+            call(a.half(), b.half(), precision="tf32")
+        with pytest.raises(RuntimeError, match="bf16x6 runs on Hopper"):
+            call(a, b, precision="bf16x6")
+    assert torch.equal(triton_gemm.matmul(a[:, :0], b[:0], precision="bf16x6"), torch.zeros(8, 8))
+
+
 @pytest.mark.parametrize(
     ("size", "orders", "kernel"),
     [
