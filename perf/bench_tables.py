@@ -124,9 +124,9 @@ def _order(sweep: Sweep) -> tuple[Any, ...]:
 def summary(sweeps: Sequence[Sweep]) -> str:
     """A table for each GPU and Triton version: the block `bench`."""
     parts = []
-    for where, group in groupby(sweeps, key=_where):
+    for place, group in groupby(sweeps, key=where):
         rows = score_rows(list(group))
-        parts.append(f"{where}:\n\n{tables.table(SCORE_COLUMNS, rows)}")
+        parts.append(f"{place}:\n\n{tables.table(SCORE_COLUMNS, rows)}")
     return "\n\n".join(parts) or NOTHING
 
 
@@ -136,7 +136,7 @@ def suite(sweeps: Sequence[Sweep], name: str) -> str:
     own = [sweep for sweep in sweeps if sweep["suite"] == name and sweep["shapes"]]
     for sweep in own:
         rows = [row(sweep, key) for key in sweep["shapes"]]
-        parts.append(f"{_where(sweep)}, {sweep['dtype']}, {_shapes(sweep)}:\n\n{tables.table(columns(sweep), rows)}")
+        parts.append(f"{where(sweep)}, {sweep['dtype']}, {_shapes(sweep)}:\n\n{tables.table(columns(sweep), rows)}")
         if "copy_tbs" in sweep:
             parts.append(f"A copy reads and writes {tables.number(1000 * sweep['copy_tbs'])} GB/s.")
         parts += [losers(score) for score in scores.scores(sweep) if score.losers]
@@ -149,9 +149,10 @@ PRECISION_SHAPE = "4096x4096x4096 nn"
 
 @dataclass(frozen=True)
 class Point:
-    """How fast and how wrong a product of fp32 is in one way, on PRECISION_SHAPE; name: the provider and its mode."""
+    """How fast and how wrong a product of fp32 is in one way, on PRECISION_SHAPE."""
 
-    name: str
+    provider: str
+    mode: str
     tflops: float
     error: Mapping[str, float]
 
@@ -166,7 +167,7 @@ def points(sweeps: Sequence[Sweep]) -> list[Point]:
         for provider in (OURS, CUBLAS) if mode in ("ieee", "tf32") else (OURS,):
             result = scores.timed(shape, provider)
             if result is not None:
-                found.append(Point(f"{provider} {mode}", scores.tflops(shape, result), result["error"]))
+                found.append(Point(provider, mode, scores.tflops(shape, result), result["error"]))
     return found
 
 
@@ -174,12 +175,12 @@ def precision(sweeps: Sequence[Sweep]) -> str:
     """Speed and error of every way to multiply fp32, one table for each GPU and Triton version: the block
     `precision`."""
     parts = []
-    for where, group in groupby(sweeps, key=_where):
+    for place, group in groupby(sweeps, key=where):
         found = points(list(group))
-        sgemm = next((point.tflops for point in found if point.name == f"{CUBLAS} ieee"), None)
+        sgemm = next((point.tflops for point in found if (point.provider, point.mode) == (CUBLAS, "ieee")), None)
         rows = [
             [
-                point.name,
+                f"{point.provider} {point.mode}",
                 tables.number(point.tflops),
                 f"{point.tflops / sgemm:.2f}" if sgemm else None,
                 *(tables.error(point.error[kind]) for kind in ("norm", "componentwise")),
@@ -187,7 +188,7 @@ def precision(sweeps: Sequence[Sweep]) -> str:
             for point in found
         ]
         if rows:
-            parts.append(f"{where}, {PRECISION_SHAPE}:\n\n{tables.table(PRECISION_COLUMNS, rows)}")
+            parts.append(f"{place}, {PRECISION_SHAPE}:\n\n{tables.table(PRECISION_COLUMNS, rows)}")
     return "\n\n".join(parts) or NOTHING
 
 
@@ -199,7 +200,7 @@ def losers(score: Score) -> str:
     return f"{who} {score.over}: {', '.join(named)}{f' and {more} more' if more else ''}."
 
 
-def _where(sweep: Sweep) -> str:
+def where(sweep: Sweep) -> str:
     made = sweep["environment"]
     return f"{made['gpu']}, torch {made['torch']}, Triton {made['triton']}, CUDA {made['cuda']}"
 
@@ -208,4 +209,5 @@ def _shapes(sweep: Sweep) -> str:
     count = len(sweep["shapes"])
     if sweep.get("unseen") is not None:
         return f"{count} shapes drawn with seed {sweep['unseen']}"
-    return f"all {count} shapes" if count == sweep["listed"] else f"{count} of {sweep['listed']} shapes"
+    listed = len(SUITES[sweep["suite"]].shapes)  # now; the suite may have grown since
+    return f"all {count} shapes" if count == listed else f"{count} of {listed} shapes"

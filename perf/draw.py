@@ -46,12 +46,11 @@ def precisions(points: Sequence[Point], where: str, path: Path) -> Path:
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(7, 4.5))
         for point in points:
-            provider, mode = point.name.split()
-            color, mark, below = (
-                (BLACK, "s", mode == "tf32") if provider == CUBLAS else (TRITON, "o", mode == "ieee" or "x3" in mode)
-            )
+            mode, theirs = point.mode, point.provider == CUBLAS
+            color, mark = (BLACK, "s") if theirs else (TRITON, "o")
+            below = mode == "tf32" if theirs else mode == "ieee" or "x3" in mode  # where there is room
             at = (point.error["norm"], point.tflops)
-            axes.plot(*at, mark, color=color, label=provider)
+            axes.plot(*at, mark, color=color, label=point.provider)
             axes.annotate(mode, at, (0, -15 if below else 8), textcoords="offset points", ha="center", color=color)
         handles = {text: handle for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)}
         axes.legend(handles.values(), handles.keys())

@@ -51,10 +51,10 @@ def rewrite() -> None:
     for path in PAGES:
         path.write_text(filled(path.read_text(), record, path.parent))
     for folder in RESULTS.glob(f"*/{bench_tables.FOLDER}/*"):
-        points = bench_tables.points([read_json(path) for path in sorted(folder.glob("*.json"))])
+        sweeps = [read_json(path) for path in folder.glob("*.json")]
+        points = bench_tables.points(sweeps)
         if points:
-            where = f"{folder.parent.parent.name}, Triton {folder.name}"
-            draw.precisions(points, where, folder / PICTURE)
+            draw.precisions(points, bench_tables.where(sweeps[0]), folder / PICTURE)
 
 
 def filled(text: str, record: Record | None, folder: Path) -> str:

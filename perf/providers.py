@@ -63,32 +63,17 @@ def fused_in_torch(problem: Problem) -> Call:
 
 def ours(problem: Problem) -> Provider:
     """triton_gemm: `matmul` where that is all, else what is below it; the details say which kernel it chose."""
-    if problem.dtype == torch.float32:
-        how = {"precision": problem.mode}
-        return Provider(
-            OURS,
-            lambda a, b, c: triton_gemm.matmul(a, b, out=c, **how),
-            details=lambda a, b, c: {"config": str(triton_gemm.explain(a, b, **how))},
-        )
-    if problem.plain and problem.batch is None:
-        if problem.given_out:
-            return Provider(OURS, lambda a, b, c: triton_gemm.matmul(a, b, out=c), details=_selection)
-        return Provider(OURS, lambda a, b, c: triton_gemm.matmul(a, b), details=_selection)
-    if problem.plain:
-        return Provider(OURS, lambda a, b, c: plan.multiply(a, b, c), details=_selection)
-    axis, activation = problem.bias or "n", problem.activation
-
-    def call(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        plan.multiply(a, b, c, bias=bias, bias_axis=axis, activation=activation)
+    precision = problem.mode if problem.dtype == torch.float32 else None
+    how: dict[str, Any] = {"bias_axis": problem.bias or "n", "activation": problem.activation, "precision": precision}
 
     def details(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, bias: torch.Tensor | None = None) -> dict[str, Any]:
-        return {"config": str(plan.plan(a, b, c, bias=bias, bias_axis=axis, activation=activation))}
+        return {"config": str(plan.plan(a, b, c, bias=bias, **how))}
 
-    return Provider(OURS, call, details=details)
-
-
-def _selection(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> dict[str, Any]:
-    return {"config": str(plan.plan(a, b, c))}
+    if not problem.plain or problem.batch is not None:
+        return Provider(OURS, lambda a, b, c, bias=None: plan.multiply(a, b, c, bias=bias, **how), details=details)
+    if problem.given_out:
+        return Provider(OURS, lambda a, b, c: triton_gemm.matmul(a, b, out=c, precision=precision), details=details)
+    return Provider(OURS, lambda a, b, c: triton_gemm.matmul(a, b, precision=precision), details=details)
 
 
 def rungs_of(mode: str, rungs: Iterable[Rung] = LADDER) -> list[Rung]:

@@ -6,10 +6,12 @@ outside shows.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from tests.checks import NAN, SENTINEL
 from tests.epilogues import expected
@@ -22,17 +24,10 @@ Size = tuple[int, int, int]
 
 
 class Runnable(Protocol):
-    """What computes c = activation(alpha a @ b + beta c + bias), as a plan does."""
+    """What computes c = activation(alpha a @ b + beta c + bias) of a, b, c, bias, alpha and beta, as a plan does."""
 
-    def run(
-        self,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        c: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        alpha: float = 1.0,
-        beta: float = 0.0,
-    ) -> None: ...
+    @property
+    def run(self) -> Callable[[Tensor, Tensor, Tensor, Tensor | None, float, float], None]: ...
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.cases import CIRCUMSTANCES, Case, Operands, blocks, circumstance, ids, splits, wholes
 from tests.gluon_on_cpu import DeadlockError, run, simulated, to_tf32
@@ -35,17 +36,8 @@ class Simulation:
     schedule: Schedule
     module: SimpleNamespace
 
-    def run(
-        self,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        c: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        alpha: float = 1.0,
-        beta: float = 0.0,
-    ) -> None:
-        planes = self.problem.planes
-        problem = self.problem
+    def run(self, a: Tensor, b: Tensor, c: Tensor, bias: Tensor | None, alpha: float, beta: float) -> None:
+        problem, planes = self.problem, self.problem.planes
         if planes.count > 1:
             problem = repacked(problem, ("a", "b"))
             a, b = split(a, planes, problem.a.strides[1]), split(b.mT, planes, problem.b.strides[2])

@@ -18,7 +18,6 @@ import torch
 from .compat import INTERPRETED, launcher, tensor_maps
 from .device import INTERPRETER, device_info
 from .kernels.launch import Launch, Pointer, Scalar, TensorMap, materialise
-from .ladder.k05_register_tiled import repacked
 from .precision import fp32_precision
 from .problem import GemmProblem, Layout
 from .select import RUNGS, Selection, launches, select
@@ -182,8 +181,6 @@ class RungPlan:
         beta: float = 0.0,
     ) -> None:
         with torch.cuda.device(a.device) if a.is_cuda else nullcontext():
-            if self.selection.kernel == "k06" and alpha != 0 and b.stride(1) != 1 and min(b.shape) > 1:
-                b = repacked(b)[:, : b.shape[1]]  # whose rows FMAs read 16 bytes at a time
             RUNGS[self.selection.kernel].launch(a, b, c, alpha, beta, config=self.selection.config)
 
 

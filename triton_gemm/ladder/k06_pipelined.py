@@ -7,7 +7,8 @@ Why: a load from L2 takes some 300 clocks, from memory 600 to 800; a 128 x 128 x
     `cp.async` spares the registers and the store to shared memory that a load through registers takes.
 Predicts: k05 exposes one latency and two barriers in each k-tile, about 500 clocks in 2500: 1.2 times k05,
     near 0.85 of cuBLAS. Missed high: two to four programs on an SM had hidden part of that latency before.
-Requires: fp32, sm_80 or newer for `cp.async`; any shape and strides; workspace for a copy of A.
+Requires: fp32, sm_80 or newer for `cp.async`; any shape and strides; workspace for copies of A and of a B that is
+    not row-major, whose elements would be loaded one by one.
 Bound by: the FP32 pipes' issue slots: for 64 FFMA a thread also issues 5 shared loads and its share of addresses.
 Next: more fp32 needs other arithmetic; k07 goes to the tensor cores.
 
@@ -18,7 +19,7 @@ import torch
 
 from ..config import GemmConfig
 from .k04_grouped import grouped_kernel, tiles
-from .k05_register_tiled import turned
+from .k05_register_tiled import repacked, turned
 from .rung import FMA_CAPABILITIES, Rung, autotune, pointer_arguments, run, tune_key
 
 CONFIGS = tuple(
@@ -60,5 +61,7 @@ def launch(
     """c = alpha a @ b + beta c for fp32 a [M, K], b [K, N], c [M, N]."""
     if alpha != 0:
         a = turned(a, c.shape[1])
+        if b.stride(1) != 1 and min(b.shape) > 1:
+            b = repacked(b)[:, : b.shape[1]]
     arguments = {**pointer_arguments(a, b, c, alpha, beta), "TUNE_KEY": tune_key(a, b, c, beta)}
     run(RUNG, pipelined_kernel, tiles(*c.shape), arguments, config)
