@@ -24,7 +24,18 @@ OPERAND_ERROR = {
     "bf16x3": 1.5 * 2.0**-16,
     "bf16x6": 2.1 * 2.0**-24,
     "bf16x9": 2.0**-24,
+    "fp8": 0.0,
+    "fp8 fast": 0.0,
+    "int8": 0.0,
+    "fp64": 0.0,
 }
+
+# The type in which a precision adds, where that is not fp32.
+SUM_DTYPE = {"fp64": torch.float64}
+
+# What Hopper's tensor cores cut off, for each product of fp8 that they add: they keep 13 bits of a sum's fraction.
+FP8_CUT = 1.07 * 2.0**-13
+FP8_PROMOTED = 128  # products that "fp8" leaves to them before it adds in fp32
 
 
 def mode_of(precision: str, dtype: torch.dtype) -> str:
@@ -66,12 +77,17 @@ def error_bound(
 
 
 def accumulation_error(K: int, mode: str) -> float:
-    """The factor of `magnitude` that bounds the error of K products in `mode`, summed in fp32."""
-    return 2 * OPERAND_ERROR[mode] + gamma(K + 2, UNIT_ROUNDOFF[torch.float32])
+    """The factor of `magnitude` that bounds the error of K products in `mode`, summed in fp32 (fp64: in fp64; int8:
+    exactly, and rounded to fp32 where scales follow)."""
+    cut = {"fp8": min(K, FP8_PROMOTED) * FP8_CUT, "fp8 fast": K * FP8_CUT}.get(mode, 0.0)
+    roundings = 5 if mode == "int8" else K + 2
+    return 2 * OPERAND_ERROR[mode] + cut + gamma(roundings, UNIT_ROUNDOFF[SUM_DTYPE.get(mode, torch.float32)])
 
 
 def rounded(bound: torch.Tensor, expected: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
     """`bound` after one more rounding, of a number near `expected`, to `out_dtype`."""
+    if not out_dtype.is_floating_point:
+        return torch.zeros_like(bound)
     smallest = torch.finfo(out_dtype).smallest_normal * torch.finfo(out_dtype).eps
     return bound + UNIT_ROUNDOFF[out_dtype] * (expected.abs() + bound) + smallest
 

@@ -24,10 +24,11 @@ Size = tuple[int, int, int]
 
 
 class Runnable(Protocol):
-    """What computes c = activation(alpha a @ b + beta c + bias) of a, b, c, bias, alpha and beta, as a plan does."""
+    """What computes c = activation(alpha a @ b + beta c + bias) of a, b, c, bias, alpha, beta and scales, as a plan
+    does."""
 
     @property
-    def run(self) -> Callable[[Tensor, Tensor, Tensor, Tensor | None, float, float], None]: ...
+    def run(self) -> Callable[[Tensor, Tensor, Tensor, Tensor | None, float, float, tuple[Tensor, ...]], None]: ...
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Case:
     neighbours in a and b.
 
     batch: how many, or None; between: matrices lie between one another's rows; shared: all take a's first; precision:
-    of fp32.
+    of fp32 or fp8; scales: GemmProblem's word for them.
     """
 
     size: Size
@@ -58,6 +59,7 @@ class Case:
     bias: str | None = None
     activation: str | None = None
     precision: str | None = None
+    scales: str | None = None
     integers: bool = False
 
 
@@ -70,13 +72,13 @@ class Operands:
         self.generator = torch.Generator(device).manual_seed(hash(case.size))
         out_dtype = case.out_dtype or case.dtype
         a, b = self.draw(M, K, case.dtype), self.draw(K, N, case.dtype)
-        self.c0 = self.draw(M, N, out_dtype) if case.beta else self.draw(M, N, out_dtype).fill_(NAN)
+        self.c0 = self.draw(M, N, out_dtype) if case.beta else self.draw(M, N, out_dtype).fill_(nothing(out_dtype))
         self.bias = None
         if case.bias is not None:
             self.bias = self.draw(1, M if case.bias == "m" else N, out_dtype).flatten()[: M if case.bias == "m" else N]
-        self.a_buffer, self.a = self.place(a[:1] if case.shared else a, case.orders[0], NAN)
+        self.a_buffer, self.a = self.place(a[:1] if case.shared else a, case.orders[0], nothing(case.dtype))
         self.a = self.a.expand_as(a)
-        self.b_buffer, self.b = self.place(b, case.orders[1], NAN)
+        self.b_buffer, self.b = self.place(b, case.orders[1], nothing(case.dtype))
         self.c_buffer, self.c = self.place(self.c0, case.orders[2], SENTINEL, output=True)
         axis = {} if self.bias is None else {"bias": case.bias}
         self.problem = GemmProblem.of(
@@ -86,8 +88,27 @@ class Operands:
             has_beta=case.beta != 0,
             activation=case.activation,
             precision=case.precision,
+            scales=case.scales,
             **axis,
         )
+        self.scales, (a_scale, b_scale) = self.draw_scales()
+        self.scaled = (self.a.double() * a_scale, self.b.double() * b_scale) if self.scales else (self.a, self.b)
+
+    def draw_scales(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, Tensor]]:
+        """(A's and B's scales as kernels read them, and as they are broadcast against A and B)."""
+        M, N, K = self.case.size
+        shapes = {
+            None: ((), ()),
+            "tensor": ((1,), (1,)),
+            "rows": ((M, 1), (1, N)),
+            "blocks": ((-(-K // 128), M), (-(-N // 128), -(-K // 128))),
+        }[self.case.scales]
+        drawn = [0.5 + torch.rand(shape, generator=self.generator, device=self.device) for shape in shapes]
+        a, b = drawn
+        if self.case.scales == "blocks":
+            a = a.mT.repeat_interleave(128, 1)[:, :K]
+            b = b.mT.repeat_interleave(128, 0).repeat_interleave(128, 1)[:K, :N]
+        return tuple(drawn) if self.case.scales else (), (a.double(), b.double())
 
     def draw(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
         shape = (rows, columns) if self.case.batch is None else (self.case.batch, rows, columns)
@@ -95,6 +116,7 @@ class Operands:
             drawn = torch.randint(-6, 7, shape, generator=self.generator, device=self.device).float()
         else:
             drawn = torch.randn(shape, generator=self.generator, device=self.device)
+            drawn = drawn if dtype.is_floating_point else (40 * drawn).clamp(-128, 127)
         return drawn.to(dtype)
 
     def place(
@@ -122,7 +144,7 @@ class Operands:
         results = []
         for _ in range(times):
             self.c.copy_(self.c0)
-            plan.run(self.a, self.b, self.c, self.bias, case.alpha, case.beta)
+            plan.run(self.a, self.b, self.c, self.bias, case.alpha, case.beta, self.scales)
             results.append(self.c.clone())
         assert all(torch.equal(bits(results[0]), bits(result)) for result in results[1:]), "other bits"
         self.c.fill_(SENTINEL)
@@ -131,7 +153,7 @@ class Operands:
             assert torch.equal(bits(buffer), bits(was)), "changed an operand"
         precision = self.problem.precision
         truth, bound = expected(
-            *(self.a, self.b, self.c0, case.alpha, case.beta, self.bias, case.bias or "n", case.activation),
+            *(*self.scaled, self.c0, case.alpha, case.beta, self.bias, case.bias or "n", case.activation),
             mode=mode_of(precision, case.dtype),
             out_dtype=self.c.dtype,
             parts=parts,
@@ -142,8 +164,13 @@ class Operands:
         assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()}, the first at {wrong.nonzero()[0].tolist()}"
 
 
+def nothing(dtype: torch.dtype) -> float:
+    """What is no element of a matrix."""
+    return NAN if dtype.is_floating_point else 101
+
+
 def bits(x: torch.Tensor) -> torch.Tensor:
-    return x.view({2: torch.int16, 4: torch.int32}[x.itemsize])
+    return x.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.itemsize])
 
 
 def ids(value: object) -> str | None:

@@ -117,8 +117,8 @@ class Tensor:
     def dtype(self) -> torch.dtype:
         return self.data.dtype
 
-    def to(self, dtype: torch.dtype) -> Tensor:
-        return Tensor(self.data.to(dtype))
+    def to(self, dtype: torch.dtype, bitcast: bool = False) -> Tensor:
+        return Tensor(self.data.contiguous().view(dtype) if bitcast else self.data.to(dtype))
 
     def reshape(self, shape: tuple[int, ...]) -> Tensor:
         return Tensor(self.data.reshape(shape))
@@ -345,7 +345,7 @@ def to_tf32(x: torch.Tensor) -> torch.Tensor:
 
 def tma_load(descriptor: Descriptor, corner: Sequence[Any], barrier: Barrier, into: Shared) -> None:
     assert into.shape == descriptor.block_shape
-    into.values.fill_(torch.nan)
+    into.values.fill_(garbage(into.dtype))
     of_tensor, of_box = descriptor.inside(corner)
 
     def complete() -> int:
@@ -372,14 +372,19 @@ def store_wait(pendings: int) -> None:
 def allocate_shared_memory(dtype: torch.dtype, shape: Sequence[int], layout: Any) -> Any:
     if dtype is torch.int64:
         return Barriers(Barrier() for _ in range(shape[0]))
-    return Shared(torch.full(tuple(shape), torch.nan, dtype=dtype))
+    return Shared(torch.full(tuple(shape), garbage(dtype), dtype=dtype))
+
+
+def garbage(dtype: torch.dtype) -> float:
+    """What memory holds that was not written."""
+    return torch.nan if dtype.is_floating_point else 99
 
 
 def warpgroup_mma(a: Shared | Tensor, b: Shared, acc: Tensor, is_async: bool) -> Accumulators:
     assert is_async
-    if b.dtype == torch.float32:
-        assert b.values.stride(0) == 1, "wgmma reads fp32 along K only"
-        assert isinstance(a, Tensor) or a.values.stride(1) == 1, "wgmma reads fp32 along K only"
+    if b.dtype.itemsize != 2:
+        assert b.values.stride(0) == 1, "wgmma reads all but 16 bits along K only"
+        assert isinstance(a, Tensor) or a.values.stride(1) == 1, "wgmma reads all but 16 bits along K only"
     if not isinstance(acc, Accumulators):
         acc = Accumulators(acc.data.clone())
     acc.under_way += 1
@@ -390,7 +395,8 @@ def warpgroup_mma(a: Shared | Tensor, b: Shared, acc: Tensor, is_async: bool) ->
 def warpgroup_mma_wait(num_outstanding: int, deps: tuple[Accumulators, ...]) -> Any:
     while len(here.products) > num_outstanding:
         product = here.products.pop(0)
-        product.into.values += product.a.float() @ product.b.float()
+        wide = torch.float32 if product.a.is_floating_point() else torch.int32
+        product.into.values += product.a.to(wide) @ product.b.to(wide)
         product.into.under_way -= 1
     return deps[0] if len(deps) == 1 else deps
 
@@ -431,7 +437,7 @@ def nothing(*arguments: Any, **options: Any) -> None:
 
 
 def language() -> SimpleNamespace:
-    types = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16", "int32", "int64")}
+    types = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16", "int8", "int32", "int64")}
     layouts = ("NVMMADistributedLayout", "SliceLayout", "BlockedLayout", "DotOperandLayout")
     return SimpleNamespace(
         **types,

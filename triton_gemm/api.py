@@ -8,10 +8,12 @@ import torch
 
 from . import plan
 from .compat import INTERPRETED
-from .precision import MODES, fp32_precision
+from .precision import FP8_DTYPES, MODES, default_precision, fp32_precision
 from .select import Selection
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int8)
+SCALED_DTYPES = (*FP8_DTYPES, torch.int8)
+SCALED_OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # what a subclass does with its data is its own affair
 
 # Plans of calls that passed all checks, by everything that the checks and the choice depend on but the addresses.
@@ -23,8 +25,8 @@ def matmul(
 ) -> torch.Tensor:
     """The matrix product of a [M, K] and b [K, N]: [M, N], or `out` filled with it.
 
-    Both are fp32, fp16 or bf16 on one GPU, of any strides and any size, 0 and 1 included. fp16 and bf16 accumulate in
-    fp32. precision says how fp32 is multiplied: "ieee"; "tf32", rounded to nearest; "tf32x3", "bf16x3", "bf16x6" or
+    Both are fp32, fp16, bf16, fp64 or int8 on one GPU, of any strides and any size, 0 and 1 included. fp16 and bf16
+    accumulate in fp32; int8 gives int32, exactly (modulo 2^32), as `torch._int_mm`. precision says how fp32 is multiplied: "ieee"; "tf32", rounded to nearest; "tf32x3", "bf16x3", "bf16x6" or
     "bf16x9", as sums of planes on the tensor cores (docs/precision.md; on Hopper); or None, "ieee" unless
     `torch.backends.cuda.matmul.fp32_precision` is "tf32". Nothing is tuned at run time. The same product on the same
     GPU gives the same bits every time. With TRITON_INTERPRET=1 set before the import, tensors on the CPU are taken too.
@@ -32,13 +34,13 @@ def matmul(
     Raises what `torch.mm` raises: RuntimeError for shapes, dtypes or devices that do not go together,
     NotImplementedError for other dtypes, TypeError for other things than tensors; RuntimeError for operands that
     require grad, since the product is not differentiable yet, and for a precision that the GPU does not have; and
-    ValueError for a precision that is none, or of 16-bit operands.
+    ValueError for a precision that is none, or of other operands than fp32.
     """
     key = _key(a, b, out, precision)
     ready = _ready.get(key) if key is not None else None
     if ready is not None:
         if out is None:
-            out = a.new_empty((a.shape[0], b.shape[1]))
+            out = a.new_empty((a.shape[0], b.shape[1]), dtype=ready.out_dtype)
         elif ready.overlap(a, b, out):
             return _matmul(a, b, out, precision)
         ready.run(a, b, out)
@@ -85,13 +87,13 @@ def _matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, precisio
             "use torch.no_grad() or detach() it"
         )
     a, b = a.resolve_neg(), b.resolve_neg()
-    shape = (a.shape[0], b.shape[1])
+    shape, dtype = (a.shape[0], b.shape[1]), _out_dtype(a.dtype)
     if out is None:
-        out = torch.empty(shape, dtype=a.dtype, device=a.device)
+        out = torch.empty(shape, dtype=dtype, device=a.device)
     else:
         a, b = (x.clone() if _may_alias(out, x) else x for x in (a, b))
-        _check_out(out, shape, a)
-    c = torch.empty(shape, dtype=a.dtype, device=a.device) if out.is_neg() else out
+        _check_out(out, shape, dtype, a.device)
+    c = torch.empty(shape, dtype=dtype, device=a.device) if out.is_neg() else out
     if c.numel() > 0:
         plan.multiply(a, b, c, precision=precision)
     if c is not out:
@@ -99,14 +101,84 @@ def _matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, precisio
     return out
 
 
+def scaled_matmul(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    use_fast_accum: bool = False,
+) -> torch.Tensor:
+    """(scale_a a) @ (scale_b b) + bias of fp8 or int8 matrices a [M, K] and b [K, N]: [M, N] of out_dtype, bf16, fp16
+    or fp32.
+
+    a and b are of one dtype, float8_e4m3fn, float8_e5m2 or int8, and of any strides. The scales are fp32, by torch's
+    conventions (`torch._scaled_mm`): one number each; or [M, 1] and [1, N]; or of fp8 [M, K / 128] and [K / 128,
+    N / 128], rounded up, one for each 1 x 128 of a and 128 x 128 of b. bias: [N], of any out_dtype. Products of int8
+    are summed exactly. Of fp8 Hopper's tensor cores keep only 14 bits of a sum: every 128 of K it is added up in fp32,
+    unless use_fast_accum.
+
+    Raises what `matmul` raises, and ValueError for scales, a bias or an out_dtype that do not fit.
+    """
+    kind, scales = _check_scaled(a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum)
+    c = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype, device=a.device)
+    if c.numel() > 0:
+        precision = "fp8 fast" if use_fast_accum and a.dtype in FP8_DTYPES else default_precision(a.dtype)
+        bias = None if bias is None else bias.contiguous()
+        plan.multiply(a, b, c, bias=bias, precision=precision, scales=plan.Scales(kind, *scales))
+    return c
+
+
+def _check_scaled(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    bias: torch.Tensor | None,
+    out_dtype: torch.dtype,
+    use_fast_accum: bool,
+) -> tuple[str, tuple[torch.Tensor, torch.Tensor]]:
+    """The kind of scales, and the scales as kernels read them; raises as `scaled_matmul`."""
+    _check(a, b, None, SCALED_DTYPES)
+    (M, K), N = a.shape, b.shape[1]
+    if out_dtype not in SCALED_OUT_DTYPES:
+        raise ValueError(f"scaled_matmul(): out_dtype must be one of {_names(SCALED_OUT_DTYPES)}, not {out_dtype}")
+    for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
+        if scale.dtype != torch.float32 or scale.device != a.device:
+            raise ValueError(f"scaled_matmul(): {name} must be fp32 on {a.device}, not {scale.dtype} on {scale.device}")
+    if bias is not None and (
+        tuple(bias.shape) != (N,) or bias.dtype not in SCALED_OUT_DTYPES or bias.device != a.device
+    ):
+        raise ValueError(f"scaled_matmul(): bias must be [{N}] of {_names(SCALED_OUT_DTYPES)} on {a.device}")
+    one_a, one_b = scale_a.numel() == 1, scale_b.numel() == 1
+    if one_a and one_b:
+        return "tensor", (scale_a, scale_b)
+    rows_a, rows_b = tuple(scale_a.shape) == (M, 1), tuple(scale_b.shape) == (1, N)
+    if (rows_a or one_a) and (rows_b or one_b):
+        return "rows", (scale_a.expand(M, 1).contiguous(), scale_b.expand(1, N).contiguous())
+    blocks = ((M, -(-K // 128)), (-(-K // 128), -(-N // 128)))
+    if a.dtype in FP8_DTYPES and (tuple(scale_a.shape), tuple(scale_b.shape)) == blocks:
+        if use_fast_accum:
+            raise ValueError("scaled_matmul(): use_fast_accum leaves sums where no block of them could be scaled")
+        return "blocks", (scale_a.mT.contiguous(), scale_b.mT.contiguous())
+    raise ValueError(
+        f"scaled_matmul(): scales of {list(a.shape)} and {list(b.shape)} must be one number each, {[M, 1]} and "
+        f"{[1, N]}, or of fp8 {list(blocks[0])} and {list(blocks[1])}, not {list(scale_a.shape)} and "
+        f"{list(scale_b.shape)}"
+    )
+
+
 def explain(a: torch.Tensor, b: torch.Tensor, *, precision: str | None = None) -> Selection:
     """Which kernel and configuration `matmul(a, b, precision=...)` runs, and why; nothing is launched. Raises as
     `matmul`."""
     _check(a, b, precision)
-    return plan.plan(a, b, torch.empty(a.shape[0], b.shape[1], dtype=a.dtype, device="meta"), precision=precision)
+    c = torch.empty(a.shape[0], b.shape[1], dtype=_out_dtype(a.dtype), device="meta")
+    return plan.plan(a, b, c, precision=precision)
 
 
-def _check(a: torch.Tensor, b: torch.Tensor, precision: str | None) -> None:
+def _check(a: torch.Tensor, b: torch.Tensor, precision: str | None, dtypes: tuple[torch.dtype, ...] = DTYPES) -> None:
     for name, x in (("a", a), ("b", b)):
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"matmul(): argument '{name}' must be Tensor, not {type(x).__name__}")
@@ -125,10 +197,8 @@ def _check(a: torch.Tensor, b: torch.Tensor, precision: str | None) -> None:
     if a.dtype != b.dtype:
         operands = "mat1 and mat2" if a.is_cuda else "m1 and m2"  # torch's words differ by device
         raise RuntimeError(f"expected {operands} to have the same dtype, but got: {_name(a.dtype)} != {_name(b.dtype)}")
-    if a.dtype not in DTYPES:
-        raise NotImplementedError(
-            f"matmul is not implemented for {a.dtype} ({shapes}); it takes {', '.join(map(str, DTYPES))}"
-        )
+    if a.dtype not in dtypes:
+        raise NotImplementedError(f"matmul is not implemented for {a.dtype} ({shapes}); it takes {_names(dtypes)}")
     if precision is not None and precision not in MODES:
         raise ValueError(f"matmul(): precision must be one of {', '.join(MODES)} or None, not {precision!r}")
     if precision is not None and a.dtype != torch.float32:
@@ -142,12 +212,17 @@ def _check(a: torch.Tensor, b: torch.Tensor, precision: str | None) -> None:
         raise NotImplementedError(f"matmul runs on CUDA tensors, got tensors on {a.device}")
 
 
-def _check_out(out: torch.Tensor, shape: tuple[int, int], a: torch.Tensor) -> None:
+def _out_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The product's dtype of operands of `dtype`."""
+    return torch.int32 if dtype == torch.int8 else dtype
+
+
+def _check_out(out: torch.Tensor, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
     """torch's rules for `out=`: same dtype and device, resized where its shape differs, no overlap in itself."""
-    if out.dtype != a.dtype:
-        raise RuntimeError(f"Expected out tensor to have dtype {_name(a.dtype)}, but got {_name(out.dtype)} instead")
-    if out.device != a.device:
-        raise RuntimeError(f"Expected out tensor to have device {a.device}, but got {out.device} instead")
+    if out.dtype != dtype:
+        raise RuntimeError(f"Expected out tensor to have dtype {_name(dtype)}, but got {_name(out.dtype)} instead")
+    if out.device != device:
+        raise RuntimeError(f"Expected out tensor to have device {device}, but got {out.device} instead")
     if tuple(out.shape) != shape:
         if out.numel() > 0:
             warnings.warn(
@@ -173,6 +248,10 @@ def _may_alias(x: torch.Tensor, y: torch.Tensor) -> bool:
 
 def _by(shape: torch.Size) -> str:
     return "x".join(map(str, shape))
+
+
+def _names(dtypes: tuple[torch.dtype, ...]) -> str:
+    return ", ".join(map(str, dtypes))
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -69,7 +69,7 @@ def schedules(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) -> l
     into as few parts as make for less work on the busiest SM."""
     assert config.BLOCK_K is not None
     count, programs = tiles(problem, config), device.num_sms
-    k_tiles = len(problem.planes.terms) * -(-problem.K // config.BLOCK_K)
+    k_tiles = -(-problem.K // config.BLOCK_K)
     found = [Schedule(min(count, programs))]
     if not warp_specialised.splits(config):
         return found
@@ -97,14 +97,14 @@ def microseconds(problem: GemmProblem, config: GemmConfig, schedule: Schedule) -
     m, n, k = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K
     assert m is not None and n is not None and k is not None
     count, terms = tiles(problem, config), len(problem.planes.terms)
-    k_tiles = terms * -(-problem.K // k)
+    k_tiles = -(-problem.K // k)
     itemsize, rows, columns = problem.dtype.itemsize, min(m, problem.M), min(n, problem.N)
     k_lines = k * itemsize / 128
     loaded = (rows * lines(problem.a, itemsize) + columns * lines(problem.b, itemsize)) * k_lines
     beyond = (m - rows + n - columns) * k_lines
     alone = schedule.programs <= PAIRS
     load = loaded * LINE * (ALONE if alone else 1.0) + beyond * BEYOND
-    pace = soft_maximum(step(m, n) * k_lines, load) + STAGE
+    pace = terms * (soft_maximum(step(m, n) * k_lines, load) + STAGE)
     start = START[0] + START[1] * m * n + SECOND * bool(warp_specialised.rest_columns(config))
     busy = -(-(count - schedule.split) // schedule.programs) * (k_tiles * pace + start)
     share = 0.0
@@ -118,7 +118,7 @@ def microseconds(problem: GemmProblem, config: GemmConfig, schedule: Schedule) -
         + share
         + soft_maximum(
             busy,
-            count * k_tiles * loaded / L2,
+            count * k_tiles * terms * loaded / L2,
             moved / HBM,
             0.0 if alone else moved / (schedule.programs * PAIRED),
             itemsize * problem.batch * problem.M * problem.N * problem.K * terms / POWER,

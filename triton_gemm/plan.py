@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -35,6 +35,16 @@ _current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
 _current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 selection_for = lru_cache(maxsize=MAX_PLANS)(select)
+
+
+class Scales(NamedTuple):
+    """What multiplies A and B: GemmProblem's word for it, and A's and B's as the kernels read them, contiguous fp32:
+    "tensor" one number each; "rows" M and N; "blocks" [K / 128 rounded up, M] and [N / 128 rounded up, K / 128 rounded
+    up], which is how torch._scaled_mm wants them laid out."""
+
+    kind: str
+    a: torch.Tensor
+    b: torch.Tensor
 
 
 class Step:
@@ -91,7 +101,9 @@ class GemmPlan:
         self.temporaries = [temporary for step in self.steps for temporary in step.launch.temporaries]
         self.workspace = max((step.launch.workspace for step in self.steps), default=0)
         self.bound: dict[tuple[Any, ...], Bound] = {}
-        self.needs_more = bool(problem.bias or self.workspace or self.temporaries)
+        self.out_dtype = problem.out_dtype
+        self.scaled = problem.scales is not None
+        self.needs_more = bool(problem.bias or self.scaled or self.workspace or self.temporaries)
         self.extents = tuple(
             _extent(problem.batch, *shape, layout) * dtype.itemsize
             for shape, layout, dtype in (
@@ -116,26 +128,29 @@ class GemmPlan:
         bias: torch.Tensor | None = None,
         alpha: float = 1.0,
         beta: float = 0.0,
+        scales: tuple[torch.Tensor, ...] = (),
     ) -> None:
         """Launches on the current stream of the operands' device."""
         if self.index != _current_device():
             with torch.cuda.device(self.index):
-                return self.run(a, b, c, bias, alpha, beta)
+                return self.run(a, b, c, bias, alpha, beta, scales)
         stream = _current_stream(self.index)
         key: tuple[Any, ...] = (a.data_ptr(), b.data_ptr(), c.data_ptr(), alpha, beta)
         extra: tuple[torch.Tensor, ...] = ()
         if self.needs_more:
-            extra = self._extra(bias, stream)
+            extra = self._extra(bias, scales, stream)
             key += tuple(x.data_ptr() for x in extra)
         bound = self.bound.get(key)
         if bound is None:
-            bound = self._bind(key, a, b, c, bias, extra, {"alpha": float(alpha), "beta": float(beta)})
+            bound = self._bind(key, a, b, c, bias is not None, extra, {"alpha": float(alpha), "beta": float(beta)})
         for call, arguments in bound:
             call(stream, arguments)
 
-    def _extra(self, bias: torch.Tensor | None, stream: int) -> tuple[torch.Tensor, ...]:
+    def _extra(
+        self, bias: torch.Tensor | None, scales: tuple[torch.Tensor, ...], stream: int
+    ) -> tuple[torch.Tensor, ...]:
         """What a call needs beside its operands, in the order of `_names`."""
-        extra = [] if bias is None else [bias]
+        extra = [*([] if bias is None else [bias]), *scales]
         if self.workspace:
             extra += workspace(self.index, stream, self.workspace)
         extra += [torch.empty(t.shape, dtype=t.dtype, device=self.device) for t in self.temporaries]
@@ -144,6 +159,7 @@ class GemmPlan:
     def _names(self, has_bias: bool) -> list[str]:
         return [
             *(["bias"] if has_bias else []),
+            *(["a_scale", "b_scale"] if self.scaled else []),
             *(["workspace", "counters"] if self.workspace else []),
             *(t.name for t in self.temporaries),
         ]
@@ -154,11 +170,11 @@ class GemmPlan:
         a: torch.Tensor,
         b: torch.Tensor,
         c: torch.Tensor,
-        bias: torch.Tensor | None,
+        has_bias: bool,
         extra: tuple[torch.Tensor, ...],
         scalars: Mapping[str, float],
     ) -> Bound:
-        operands = {"a": a, "b": b, "c": c, **dict(zip(self._names(bias is not None), extra, strict=True))}
+        operands = {"a": a, "b": b, "c": c, **dict(zip(self._names(has_bias), extra, strict=True))}
         addresses = {name: x.data_ptr() for name, x in operands.items()}
         bound = [step.bind(operands, addresses, scalars) for step in self.steps]
         keep(self.bound, key, bound, MAX_BOUND)
@@ -179,6 +195,7 @@ class RungPlan:
         bias: torch.Tensor | None = None,
         alpha: float = 1.0,
         beta: float = 0.0,
+        scales: tuple[torch.Tensor, ...] = (),
     ) -> None:
         with torch.cuda.device(a.device) if a.is_cuda else nullcontext():
             RUNGS[self.selection.kernel].launch(a, b, c, alpha, beta, config=self.selection.config)
@@ -198,8 +215,10 @@ class InterpretedPlan:
         bias: torch.Tensor | None = None,
         alpha: float = 1.0,
         beta: float = 0.0,
+        scales: tuple[torch.Tensor, ...] = (),
     ) -> None:
         operands = {"a": a, "b": b, "c": c} | ({} if bias is None else {"bias": bias})
+        operands |= zip(("a_scale", "b_scale"), scales, strict=False)
         for launch in self.launches:
             operands |= {t.name: torch.empty(t.shape, dtype=t.dtype) for t in launch.temporaries}
             operands["workspace"] = torch.empty(launch.workspace // 4, dtype=torch.float32)
@@ -222,10 +241,12 @@ def plan(
     bias_axis: str = "n",
     activation: str | None = None,
     precision: str | None = None,
+    scales: str | None = None,
 ) -> Selection:
-    """What `multiply` of the same operands would run; c may be on the `meta` device."""
+    """What `multiply` of the same operands would run, with scales of that kind; c may be on the `meta` device."""
     axis = None if bias is None else bias_axis
-    problem = GemmProblem.of(a, b, c, has_beta=beta != 0, bias=axis, activation=activation, precision=precision)
+    how = {"activation": activation, "precision": precision, "scales": scales}
+    problem = GemmProblem.of(a, b, c, has_beta=beta != 0, bias=axis, **how)
     return selection_for(problem, INTERPRETER if INTERPRETED else device_info(a.device))
 
 
@@ -240,6 +261,7 @@ def multiply(
     bias_axis: str = "n",
     activation: str | None = None,
     precision: str | None = None,
+    scales: Scales | None = None,
 ) -> None:
     """c = activation(alpha a @ b + beta c + bias) on the operands' device and its current stream, without waiting.
 
@@ -247,7 +269,10 @@ def multiply(
     ("n") of c; precision: of fp32, by default what torch is set to. Operands are taken for checked. As in BLAS alpha
     = 0 reads neither a nor b, beta = 0 does not read c.
     """
-    plan_for(a, b, c, alpha == 0, beta != 0, bias, bias_axis, activation, precision).run(a, b, c, bias, alpha, beta)
+    kind, *tensors = scales or (None,)
+    plan_for(a, b, c, alpha == 0, beta != 0, bias, bias_axis, activation, precision, kind).run(
+        a, b, c, bias, alpha, beta, tuple(tensors)
+    )
 
 
 def key_of(
@@ -260,6 +285,7 @@ def key_of(
     bias_axis: str = "n",
     activation: str | None = None,
     precision: str | None = None,
+    scales: str | None = None,
 ) -> tuple[Any, ...]:
     """What operands have in common that share a plan."""
     epilogue = None
@@ -269,7 +295,8 @@ def key_of(
     return (
         *(a.shape, b.shape, c.shape, a.stride(), b.stride(), c.stride(), a.dtype, c.dtype, a.get_device(), epilogue),
         *(not a.data_ptr() & 15, not b.data_ptr() & 15, not c.data_ptr() & 15),
-        (precision or fp32_precision()) if a.dtype is torch.float32 else None,
+        (precision or fp32_precision()) if a.dtype is torch.float32 else precision,
+        scales,
     )
 
 
@@ -283,13 +310,15 @@ def plan_for(
     bias_axis: str = "n",
     activation: str | None = None,
     precision: str | None = None,
+    scales: str | None = None,
 ) -> Plan:
     """The cached plan for such operands."""
-    key = key_of(a, b, c, no_product, has_beta, bias, bias_axis, activation, precision)
+    key = key_of(a, b, c, no_product, has_beta, bias, bias_axis, activation, precision, scales)
     found = PLANS.get(key)
     if found is None:
         axis = None if bias is None else bias_axis
-        problem = GemmProblem.of(a, b, c, has_beta=has_beta, bias=axis, activation=activation, precision=precision)
+        how = {"activation": activation, "precision": precision, "scales": scales}
+        problem = GemmProblem.of(a, b, c, has_beta=has_beta, bias=axis, **how)
         if no_product:
             problem = replace(problem, K=0)
         found = _new_plan(problem, a.device)

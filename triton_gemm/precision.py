@@ -36,6 +36,17 @@ SPLIT = {
     "tf32x3": Planes(torch.float32, 2, _terms(2, 1)),
 }
 MODES = ("ieee", "tf32", *SPLIT)
+FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def default_precision(dtype: torch.dtype) -> str:
+    """How operands of `dtype` are multiplied where nothing else is asked for: fp32 as torch is set; "fp8", summed in
+    fp32 every 128 of K ("fp8 fast" leaves sums to the tensor cores); "int8", summed in int32; "fp64"; "half"."""
+    if dtype == torch.float32:
+        return fp32_precision()
+    if dtype in FP8_DTYPES:
+        return "fp8"
+    return {torch.int8: "int8", torch.float64: "fp64"}.get(dtype, "half")
 
 
 def fp32_precision() -> str:

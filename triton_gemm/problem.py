@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from .precision import SPLIT, Planes, fp32_precision
+from .precision import SPLIT, Planes, default_precision
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
 
@@ -73,9 +73,11 @@ class GemmProblem:
     """c = activation(alpha a @ b + beta c + bias), as far as the choice of a kernel depends on it.
 
     a [batch, M, K], b [batch, K, N], c [batch, M, N]. dtype: the operands', or their planes' once they are split;
-    out_dtype: C's; precision: one of `precision.MODES`, or "half" (16-bit operands, fp32 accumulation); a, b, c: how
-    they lie in memory; has_beta: whether C is read; bias: None, "m" (one value a row) or "n" (one a column);
-    activation: None or one of ACTIVATIONS.
+    out_dtype: C's; precision: one of `precision.MODES`, what `precision.default_precision` says of other dtypes than
+    fp32, or "fp8 fast"; a, b, c: how they lie in memory; has_beta: whether C is read; bias: None, "m" (one value a
+    row) or "n" (one a column); activation: None or one of ACTIVATIONS; scales: None, or what multiplies A and B:
+    "tensor" (one for A and one for B), "rows" (one for each row of A and column of B) or "blocks" (one for 1 x 128 of A
+    and 128 x 128 of B).
     """
 
     batch: int
@@ -91,6 +93,7 @@ class GemmProblem:
     has_beta: bool = False
     bias: str | None = None
     activation: str | None = None
+    scales: str | None = None
 
     def __post_init__(self) -> None:
         if self.K == 0 and self.precision in SPLIT:  # an empty sum is the same in every precision
@@ -107,14 +110,15 @@ class GemmProblem:
         bias: str | None = None,
         activation: str | None = None,
         precision: str | None = None,
+        scales: str | None = None,
     ) -> GemmProblem:
-        """The problem of multiplying a [(batch,) M, K] and b [(batch,) K, N] into c [(batch,) M, N]; fp32's precision
-        is by default the one set in torch."""
+        """The problem of multiplying a [(batch,) M, K] and b [(batch,) K, N] into c [(batch,) M, N], by default in the
+        operands' `precision.default_precision`."""
         batch = c.shape[0] if c.dim() == 3 else 1
         M, K = a.shape[-2:]
-        precision = precision or fp32_precision() if a.dtype == torch.float32 else "half"
+        precision = precision or default_precision(a.dtype)
         layouts = (Layout.of(a), Layout.of(b), Layout.of(c))
-        return cls(batch, M, b.shape[-1], K, a.dtype, c.dtype, precision, *layouts, has_beta, bias, activation)
+        return cls(batch, M, b.shape[-1], K, a.dtype, c.dtype, precision, *layouts, has_beta, bias, activation, scales)
 
     @property
     def planes(self) -> Planes:
@@ -124,6 +128,7 @@ class GemmProblem:
     @property
     def swapped(self) -> GemmProblem:
         """The same product as c^T = b^T a^T."""
+        assert self.scales != "blocks", "A's blocks of scales are not B's"
         bias = {None: None, "m": "n", "n": "m"}[self.bias]
         return replace(
             self,

@@ -55,12 +55,12 @@ def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
     if device.capability < (8, 0):
         raise RuntimeError(f"matmul needs compute capability 8.0 or newer, {device.name} has less")
     hopper = device.capability == (9, 0) and device is not INTERPRETER
-    if problem.precision in SPLIT and not hopper:
-        raise RuntimeError(f"{problem.precision} runs on Hopper (compute capability 9.0), {device.name} is not one")
-    if hopper and problem.precision not in ("half", "ieee"):
+    if hopper and problem.precision not in ("half", "ieee", "fp64"):
         found = _warp_specialised(problem, device)
         if found is not None:
             return found
+    if problem.precision not in portable.CONFIGS:
+        raise RuntimeError(f"{problem.precision} runs on Hopper (compute capability 9.0), {device.name} is not one")
     if problem.precision != "half" and problem.batch == 1 and problem.bias is None and problem.activation is None:
         return _rung(problem, device)
     turned = problem.N < problem.M
@@ -129,7 +129,7 @@ class Candidate:
         for name in self.packed:
             rows = self.problem.M if (name == "a") != self.swapped else self.problem.N
             written = self.problem.dtype.itemsize * self.problem.planes.count
-            read = written if self.problem.precision == "half" else 4
+            read = 4 if self.problem.precision in SPLIT else written
             time += cost_model.copying(self.problem.batch * rows * self.problem.K * (read + written))
         return time
 
@@ -143,7 +143,8 @@ def candidates(problem: GemmProblem, device: DeviceInfo, configs: Sequence[GemmC
     for packed in _packings(problem):
         readable = repacked(problem, packed)
         # A square is its own transpose, but for fp32 that wgmma reads from registers: that must be A.
-        for swapped in (False, True) if problem.M != problem.N or problem.precision == "tf32" else (False,):
+        turns = problem.scales != "blocks" and (problem.M != problem.N or problem.dtype.itemsize != 2)
+        for swapped in (False, True) if turns else (False,):
             turned = readable.swapped if swapped else readable
             for config in configs:
                 if _fits(turned, config) and warp_specialised.illegal(turned, device, config) is None:
@@ -248,7 +249,7 @@ def launches(problem: GemmProblem, selection: Selection) -> tuple[Launch, ...]:
     problem = repacked(problem, selection.packed)
     if selection.swapped:
         problem = problem.swapped
-        names = {"a": names.get("b", "b"), "b": names.get("a", "a")}
+        names = {"a": names.get("b", "b"), "b": names.get("a", "a"), "a_scale": "b_scale", "b_scale": "a_scale"}
     if selection.kernel == "warp_specialised":
         assert selection.schedule is not None
         made = warp_specialised.launches(problem, selection.config, selection.schedule)

@@ -46,12 +46,21 @@ def upper_tail(z):
 
 
 @triton.jit
+def scaled(acc, a_scale, b_scale):
+    """fp32 acc a_scale b_scale, in this order, so that two scales of opposite sizes do not leave fp32's range."""
+    return acc.to(tl.float32) * a_scale * b_scale
+
+
+@triton.jit
 def epilogue(acc, alpha, beta, c, bias, HAS_BETA: tl.constexpr, HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr):
     """activation(alpha acc + beta c + bias) in fp32; c and bias, already broadcast against acc, are read only where
-    HAS_BETA and HAS_BIAS say so."""
-    out = alpha * acc
-    if HAS_BETA:
-        out += beta * c.to(tl.float32)
-    if HAS_BIAS:
-        out += bias.to(tl.float32)
-    return activate(out, ACTIVATION)
+    HAS_BETA and HAS_BIAS say so. Integers are what they are: acc alone."""
+    if acc.dtype == tl.int32:
+        return acc
+    else:
+        out = alpha * acc
+        if HAS_BETA:
+            out += beta * c.to(tl.float32)
+        if HAS_BIAS:
+            out += bias.to(tl.float32)
+        return activate(out, ACTIVATION)

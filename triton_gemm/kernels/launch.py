@@ -11,6 +11,8 @@ import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+FP8 = {torch.float8_e4m3fn: gl.float8e4nv, torch.float8_e5m2: gl.float8e5}
+
 
 @dataclass(frozen=True)
 class Pointer:
@@ -101,7 +103,7 @@ def materialise(
         if isinstance(argument, Scalar):
             return (scalars or {})[argument.name]
         if isinstance(argument, TensorMap):
-            element = getattr(gl, str(argument.dtype).removeprefix("torch."))
+            element = FP8.get(argument.dtype) or getattr(gl, str(argument.dtype).removeprefix("torch."))
             return TensorDescriptor(
                 operands[argument.operand],
                 list(argument.shape),

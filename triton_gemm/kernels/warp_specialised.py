@@ -30,7 +30,7 @@ from ..compat import tma_load, tma_store
 from ..config import GemmConfig
 from ..device import SHARED_MEMORY, DeviceInfo
 from ..problem import GemmProblem, Layout
-from .epilogue import epilogue
+from .epilogue import epilogue, scaled
 from .launch import Launch, Pointer, Scalar, TensorMap
 from .schedule import Schedule, work_of
 from .splitk import arrive, wait_for
@@ -45,8 +45,8 @@ def load_partition(
 ):  # fmt: skip
     """The producer: fills every slot of the ring that has been emptied, in the order in which they are consumed.
 
-    Operands that are sums of planes go past once for each of the TERMS: A_PLANES and B_PLANES name its planes, two
-    bits a term, the first in the lowest.
+    Of operands that are sums of planes each k-tile comes once for each of the TERMS: A_PLANES and B_PLANES name its
+    planes, two bits a term, the first in the lowest.
     """
     if PDL:
         gdc_wait()
@@ -61,13 +61,12 @@ def load_partition(
         batch, pid_m, pid_n = locate(tile_id, num_m, num_n, group)
         m = pid_m * BLOCK_M
         n = pid_n * BLOCK_N
-        for kt in range(k_begin, k_end):
-            k = kt * BLOCK_K
+        for step in range(k_begin * TERMS, k_end * TERMS):
+            k = step // TERMS * BLOCK_K
             batch_a = batch * a_batches
             batch_b = batch * b_batches
             if TERMS > 1:
-                term = kt // (k_tiles // TERMS)
-                k -= term * (k_tiles // TERMS) * BLOCK_K
+                term = step % TERMS
                 batch_a += gl.to_tensor(A_PLANES) >> 2 * term & 3
                 batch_b += gl.to_tensor(B_PLANES) >> 2 * term & 3
             full = full_bars.index(slot)
@@ -131,9 +130,15 @@ def halves(x):
 def accumulators(ROWS: gl.constexpr, COLUMNS: gl.constexpr, dtype: gl.constexpr):
     """Zeros [ROWS, COLUMNS] as one warpgroup's `wgmma` of operands of that dtype wants them."""
     layout: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLUMNS, 8 if dtype == gl.float32 else 16]
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLUMNS, instruction_k(dtype)]
     )
-    return gl.zeros((ROWS, COLUMNS), gl.float32, layout)
+    return gl.zeros((ROWS, COLUMNS), gl.int32 if dtype == gl.int8 else gl.float32, layout)
+
+
+@constexpr_function
+def instruction_k(dtype):
+    """Elements along K of one `wgmma`: 32 bytes."""
+    return 8 if dtype == gl.float32 else 16 if dtype == gl.float16 or dtype == gl.bfloat16 else 32
 
 
 @constexpr_function
@@ -191,11 +196,12 @@ def multiply(
 @gluon.jit
 def consume_partition(
     c_desc, c_parts, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, c_ptr, bias_ptr, workspace_ptr,
-    counters_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles, group, split,
-    parts, CONSUMER: gl.constexpr, CONSUMERS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-    REST_N: gl.constexpr, PART_N: gl.constexpr, A_COLUMN_MAJOR: gl.constexpr, B_COLUMN_MAJOR: gl.constexpr,
-    C_COLUMN_MAJOR: gl.constexpr, C_TMA: gl.constexpr, HAS_BETA: gl.constexpr, BIAS: gl.constexpr,
-    ACTIVATION: gl.constexpr, SPLIT: gl.constexpr, TERMS: gl.constexpr, PIECE: gl.constexpr, PDL: gl.constexpr,
+    counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m, num_n,
+    num_items, k_tiles, group, split, parts, CONSUMER: gl.constexpr, CONSUMERS: gl.constexpr, BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr, REST_N: gl.constexpr, PART_N: gl.constexpr, A_COLUMN_MAJOR: gl.constexpr, B_COLUMN_MAJOR:
+    gl.constexpr, C_COLUMN_MAJOR: gl.constexpr, C_TMA: gl.constexpr, HAS_BETA: gl.constexpr, BIAS: gl.constexpr,
+    ACTIVATION: gl.constexpr, SCALES: gl.constexpr, SPLIT: gl.constexpr, TERMS: gl.constexpr, IN_PIECES: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: multiplies its rows of every tile and stores them, or shares partial sums with other programs.
 
@@ -216,26 +222,33 @@ def consume_partition(
         n = pid_n * BLOCK_N
 
         # Main loop
-        if TERMS == 1:
+        if not IN_PIECES:
             acc, rest, slot, phase = multiply(
                 k_begin, k_end, slot, phase, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, CONSUMER,
                 CONSUMERS, ROWS, MAIN_N, REST_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
             )  # fmt: skip
         else:
-            # The tensor cores cut off what they add to a sum below its last bit, so the largest products are summed
-            # in pieces, and these rounded to nearest. The first piece is all products of smaller planes.
-            largest = gl.maximum(k_tiles - k_tiles // TERMS, k_begin)
-            pieces = gl.cdiv(gl.maximum(k_end - largest, 0), PIECE)
-            acc, rest, slot, phase = multiply(
-                k_begin, gl.minimum(largest, k_end), slot, phase, a_tiles, b_tiles, b_rest_tiles, full_bars,
-                empty_bars, CONSUMER, CONSUMERS, ROWS, MAIN_N, REST_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
-            )  # fmt: skip
-            for piece in range(pieces):
-                begin = largest + piece * PIECE
+            # The tensor cores cut off what they add to a sum below its last bit (of fp8 below its 14th), so a k-tile's
+            # products, of all planes the smallest first, are summed, and these sums rounded to nearest.
+            acc = accumulators(ROWS, MAIN_N, a_tiles.dtype)
+            rest = accumulators(ROWS, REST_N, a_tiles.dtype) if REST_N else acc
+            for kt in range(k_begin, k_end):
+                if SCALES == "blocks":
+                    # Loaded before the products, under which they arrive.
+                    a_scale = row_scales(a_scale_ptr, kt, m, M, acc)
+                    scale = a_scale[:, None] * column_scales(b_scale_ptr, kt, k_tiles, n, N, acc)[None, :]
+                    if REST_N:
+                        rest_a_scale = row_scales(a_scale_ptr, kt, m, M, rest)
+                        rest_b_scale = column_scales(b_scale_ptr, kt, k_tiles, n + MAIN_N, N, rest)
+                        rest_scale = rest_a_scale[:, None] * rest_b_scale[None, :]
                 more, more_rest, slot, phase = multiply(
-                    begin, gl.minimum(begin + PIECE, k_end), slot, phase, a_tiles, b_tiles, b_rest_tiles, full_bars,
-                    empty_bars, CONSUMER, CONSUMERS, ROWS, MAIN_N, REST_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
+                    0, TERMS, slot, phase, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, CONSUMER, CONSUMERS,
+                    ROWS, MAIN_N, REST_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
                 )  # fmt: skip
+                if SCALES == "blocks":
+                    more *= scale
+                    if REST_N:
+                        more_rest *= rest_scale
                 acc += more
                 if REST_N:
                     rest += more_rest
@@ -264,26 +277,50 @@ def consume_partition(
                     rest = by_row(rest_sums, ROWS, REST_N, rest_layout)
             else:
                 block = ((part - 1) * split + tile_id) * CONSUMERS + CONSUMER
-                gl.store(sums_pointers(workspace_ptr, block, sums, stride), sums)
+                gl.store(sums_pointers(workspace_ptr, block, sums, stride), sums.to(gl.float32, bitcast=True))
                 if REST_N:
                     rest_ptr = workspace_ptr + ROWS * MAIN_N
-                    gl.store(sums_pointers(rest_ptr, block, rest_sums, stride), rest_sums)
+                    pointers = sums_pointers(rest_ptr, block, rest_sums, stride)
+                    gl.store(pointers, rest_sums.to(gl.float32, bitcast=True))
                 arrive(counter)
         if mine:
             store_tile(
-                acc, c_desc, c_parts, buffer, c_ptr, bias_ptr, batch, m, n, M, N, stride_cb, stride_cm, stride_cn,
-                alpha, beta, PART_N, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION,
+                acc, c_desc, c_parts, buffer, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, m, n, M, N, stride_cb,
+                stride_cm, stride_cn, alpha, beta, PART_N, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SCALES,
             )  # fmt: skip
             # The last part's buffer may still be read when the next part is stored.
             buffer = (buffer + MAIN_N // PART_N) % c_parts.shape[0]
             if REST_N:
                 store_tile(
-                    rest, c_desc, c_parts, buffer, c_ptr, bias_ptr, batch, m, n + MAIN_N, M, N, stride_cb, stride_cm,
-                    stride_cn, alpha, beta, PART_N, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION,
+                    rest, c_desc, c_parts, buffer, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, m, n + MAIN_N, M,
+                    N, stride_cb, stride_cm, stride_cn, alpha, beta, PART_N, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS,
+                    ACTIVATION, SCALES,
                 )  # fmt: skip
                 buffer = (buffer + REST_N // PART_N) % c_parts.shape[0]
     if C_TMA:
         tma.store_wait(0)
+
+
+@gluon.jit
+def row_scales(scale_ptr, kt, m, M, acc):
+    """The scales [rows] of A's rows from m on in k-tile kt; they lie [k-tiles, M] in memory."""
+    rows = m + gl.arange(0, acc.shape[0], gl.SliceLayout(1, acc.type.layout))
+    return gl.load(scale_ptr + kt.to(gl.int64) * M + rows, mask=rows < M, other=0.0)
+
+
+@gluon.jit
+def column_scales(scale_ptr, kt, k_tiles, n, N, acc):
+    """The scales [columns] of B's columns from n on in k-tile kt, one for each 128 of them; they lie [N / 128 rounded
+    up, k-tiles] in memory. n is a multiple of 64, or of acc's width where that is less.
+
+    Of 128 columns only two are told apart, in whole halves, so that a thread keeps two registers.
+    """
+    columns = gl.arange(0, acc.shape[1], gl.SliceLayout(0, acc.type.layout))
+    last = (N - 1) // 128
+    first = gl.load(scale_ptr + gl.minimum(n // 128, last).to(gl.int64) * k_tiles + kt)
+    second = gl.load(scale_ptr + gl.minimum((n + 64) // 128, last).to(gl.int64) * k_tiles + kt)
+    gl.static_assert(acc.shape[1] <= 128, "columns of more than two blocks")
+    return gl.where(columns < 64, first, second)
 
 
 @gluon.jit
@@ -293,15 +330,16 @@ def with_others(sums, workspace_ptr, block, step, others, stride: gl.constexpr):
     for first in range(0, others, AT_ONCE):
         for i in gl.static_range(AT_ONCE):
             pointers = sums_pointers(workspace_ptr, block + (first + i) * step, sums, stride)
-            sums += gl.load(pointers, mask=first + i < others, other=0.0, cache_modifier=".cg")
+            others_sums = gl.load(pointers, mask=first + i < others, other=0.0, cache_modifier=".cg")
+            sums += others_sums.to(sums.dtype, bitcast=True)
     return sums
 
 
 @gluon.jit
 def store_tile(
-    acc, c_desc, c_parts, buffer, c_ptr, bias_ptr, batch, m, n, M, N, stride_cb, stride_cm, stride_cn, alpha, beta,
-    PART_N: gl.constexpr, C_COLUMN_MAJOR: gl.constexpr, C_TMA: gl.constexpr, HAS_BETA: gl.constexpr,
-    BIAS: gl.constexpr, ACTIVATION: gl.constexpr,
+    acc, c_desc, c_parts, buffer, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, m, n, M, N, stride_cb, stride_cm,
+    stride_cn, alpha, beta, PART_N: gl.constexpr, C_COLUMN_MAJOR: gl.constexpr, C_TMA: gl.constexpr, HAS_BETA:
+    gl.constexpr, BIAS: gl.constexpr, ACTIVATION: gl.constexpr, SCALES: gl.constexpr,
 ):  # fmt: skip
     """Stores acc at (m, n) of C, part after part, the first through `buffer`."""
     PARTS: gl.constexpr = acc.shape[1] // PART_N
@@ -315,16 +353,16 @@ def store_tile(
         for p in range(4):
             store_part(
                 gl.convert_layout(first, part_layout), c_desc, c_parts, (buffer + p) % c_parts.shape[0], c_ptr,
-                bias_ptr, batch, m, n + p * PART_N, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, C_COLUMN_MAJOR,
-                C_TMA, HAS_BETA, BIAS, ACTIVATION,
+                bias_ptr, a_scale_ptr, b_scale_ptr, batch, m, n + p * PART_N, M, N, stride_cb, stride_cm, stride_cn,
+                alpha, beta, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SCALES,
             )  # fmt: skip
             first, second, third, fourth = second, third, fourth, first
     else:
         for p in gl.static_range(PARTS):
             store_part(
                 gl.convert_layout(parts[p], part_layout), c_desc, c_parts, (buffer + p) % c_parts.shape[0], c_ptr,
-                bias_ptr, batch, m, n + p * PART_N, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, C_COLUMN_MAJOR,
-                C_TMA, HAS_BETA, BIAS, ACTIVATION,
+                bias_ptr, a_scale_ptr, b_scale_ptr, batch, m, n + p * PART_N, M, N, stride_cb, stride_cm, stride_cn,
+                alpha, beta, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SCALES,
             )  # fmt: skip
 
 
@@ -340,9 +378,9 @@ def columns_in_parts(x, PART_N: gl.constexpr):
 
 @gluon.jit
 def store_part(
-    sums, c_desc, c_parts, buffer, c_ptr, bias_ptr, batch, m, n, M, N, stride_cb, stride_cm, stride_cn, alpha, beta,
-    C_COLUMN_MAJOR: gl.constexpr, C_TMA: gl.constexpr, HAS_BETA: gl.constexpr, BIAS: gl.constexpr,
-    ACTIVATION: gl.constexpr,
+    sums, c_desc, c_parts, buffer, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, m, n, M, N, stride_cb, stride_cm,
+    stride_cn, alpha, beta, C_COLUMN_MAJOR: gl.constexpr, C_TMA: gl.constexpr, HAS_BETA: gl.constexpr, BIAS:
+    gl.constexpr, ACTIVATION: gl.constexpr, SCALES: gl.constexpr,
 ):  # fmt: skip
     """The epilogue of sums [rows, columns] at (m, n) of C. A TMA store runs on, under what comes after."""
     if not C_TMA:
@@ -371,6 +409,12 @@ def store_part(
         bias = gl.load(bias_ptr + offs_m, mask=offs_m < M, other=0.0)[:, None]
     if BIAS == "n":
         bias = gl.load(bias_ptr + offs_n, mask=offs_n < N, other=0.0)[None, :]
+    if SCALES == "rows":
+        a_scale = gl.load(a_scale_ptr + offs_m, mask=offs_m < M, other=0.0)[:, None]
+        b_scale = gl.load(b_scale_ptr + offs_n, mask=offs_n < N, other=0.0)[None, :]
+        sums = scaled(sums, a_scale, b_scale)
+    if SCALES == "tensor":
+        sums = scaled(sums, gl.load(a_scale_ptr), gl.load(b_scale_ptr))
     out = epilogue(sums, alpha, beta, c, bias, HAS_BETA, BIAS != "", ACTIVATION).to(c_ptr.dtype.element_ty)
     if C_TMA:
         c_part = c_parts.index(buffer)
@@ -422,6 +466,8 @@ def warp_specialised_kernel(
     bias_ptr,
     workspace_ptr,
     counters_ptr,
+    a_scale_ptr,
+    b_scale_ptr,
     M,
     N,
     stride_cb,
@@ -445,6 +491,7 @@ def warp_specialised_kernel(
     HAS_BETA: gl.constexpr,
     BIAS: gl.constexpr,
     ACTIVATION: gl.constexpr,
+    SCALES: gl.constexpr,
     SPLIT: gl.constexpr,
     CONSUMERS: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -456,7 +503,7 @@ def warp_specialised_kernel(
     TERMS: gl.constexpr,
     A_PLANES: gl.constexpr,
     B_PLANES: gl.constexpr,
-    PIECE: gl.constexpr,
+    IN_PIECES: gl.constexpr,
     num_stages: gl.constexpr,
     PDL: gl.constexpr,
 ):
@@ -487,10 +534,10 @@ def warp_specialised_kernel(
             [
                 (consume_partition, (
                     c_desc, c_parts_0, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, c_ptr, bias_ptr,
-                    workspace_ptr, counters_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m, num_n,
-                    num_items, k_tiles, group, split, parts, 0, CONSUMERS, BLOCK_M, BLOCK_N, REST_N, PART_N,
-                    A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT, TERMS,
-                    PIECE, PDL,
+                    workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha,
+                    beta, num_m, num_n, num_items, k_tiles, group, split, parts, 0, CONSUMERS, BLOCK_M, BLOCK_N, REST_N,
+                    PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SCALES,
+                    SPLIT, TERMS, IN_PIECES, PDL,
                 )),
                 (load_partition, (
                     a_desc, b_desc, b_rest_desc, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, num_m, num_n,
@@ -506,17 +553,17 @@ def warp_specialised_kernel(
             [
                 (consume_partition, (
                     c_desc, c_parts_0, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, c_ptr, bias_ptr,
-                    workspace_ptr, counters_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m, num_n,
-                    num_items, k_tiles, group, split, parts, 0, CONSUMERS, BLOCK_M, BLOCK_N, REST_N, PART_N,
-                    A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT, TERMS,
-                    PIECE, PDL,
+                    workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha,
+                    beta, num_m, num_n, num_items, k_tiles, group, split, parts, 0, CONSUMERS, BLOCK_M, BLOCK_N, REST_N,
+                    PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SCALES,
+                    SPLIT, TERMS, IN_PIECES, PDL,
                 )),
                 (consume_partition, (
                     c_desc, c_parts_1, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, c_ptr, bias_ptr,
-                    workspace_ptr, counters_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m, num_n,
-                    num_items, k_tiles, group, split, parts, 1, CONSUMERS, BLOCK_M, BLOCK_N, REST_N, PART_N,
-                    A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT, TERMS,
-                    PIECE, PDL,
+                    workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha,
+                    beta, num_m, num_n, num_items, k_tiles, group, split, parts, 1, CONSUMERS, BLOCK_M, BLOCK_N, REST_N,
+                    PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SCALES,
+                    SPLIT, TERMS, IN_PIECES, PDL,
                 )),
                 (load_partition, (
                     a_desc, b_desc, b_rest_desc, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, num_m, num_n,
@@ -532,24 +579,24 @@ def warp_specialised_kernel(
             [
                 (consume_partition, (
                     c_desc, c_parts_0, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, c_ptr, bias_ptr,
-                    workspace_ptr, counters_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m, num_n,
-                    num_items, k_tiles, group, split, parts, 0, CONSUMERS, BLOCK_M, BLOCK_N, REST_N, PART_N,
-                    A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT, TERMS,
-                    PIECE, PDL,
+                    workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha,
+                    beta, num_m, num_n, num_items, k_tiles, group, split, parts, 0, CONSUMERS, BLOCK_M, BLOCK_N, REST_N,
+                    PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SCALES,
+                    SPLIT, TERMS, IN_PIECES, PDL,
                 )),
                 (consume_partition, (
                     c_desc, c_parts_1, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, c_ptr, bias_ptr,
-                    workspace_ptr, counters_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m, num_n,
-                    num_items, k_tiles, group, split, parts, 1, CONSUMERS, BLOCK_M, BLOCK_N, REST_N, PART_N,
-                    A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT, TERMS,
-                    PIECE, PDL,
+                    workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha,
+                    beta, num_m, num_n, num_items, k_tiles, group, split, parts, 1, CONSUMERS, BLOCK_M, BLOCK_N, REST_N,
+                    PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SCALES,
+                    SPLIT, TERMS, IN_PIECES, PDL,
                 )),
                 (consume_partition, (
                     c_desc, c_parts_2, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, c_ptr, bias_ptr,
-                    workspace_ptr, counters_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m, num_n,
-                    num_items, k_tiles, group, split, parts, 2, CONSUMERS, BLOCK_M, BLOCK_N, REST_N, PART_N,
-                    A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SPLIT, TERMS,
-                    PIECE, PDL,
+                    workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha,
+                    beta, num_m, num_n, num_items, k_tiles, group, split, parts, 2, CONSUMERS, BLOCK_M, BLOCK_N, REST_N,
+                    PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SCALES,
+                    SPLIT, TERMS, IN_PIECES, PDL,
                 )),
                 (load_partition, (
                     a_desc, b_desc, b_rest_desc, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, num_m, num_n,
@@ -579,7 +626,7 @@ def _configs(*figures: tuple[int, int, int, int, int]) -> tuple[GemmConfig, ...]
     )
 
 
-PIECE = 128  # bytes along K of the largest planes that are summed by the tensor cores alone
+PIECE = 128  # bytes along K of planes that are summed by the tensor cores alone
 
 # What `select` chooses among, for 16-bit operands.
 CONFIGS = _configs(
@@ -666,24 +713,35 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig) -> str
         return f"needs Hopper's wgmma, {device.name} has none"
     if problem.precision == "ieee":
         return "multiplies by tensor cores, which have no IEEE fp32"
-    if problem.dtype == torch.float32 and not problem.b.column_major:
-        return "wgmma reads fp32 along K only, from which B's rows turn away"
+    if problem.dtype.itemsize != 2 and not problem.b.column_major:
+        return "wgmma reads all but 16 bits along K only, from which B's rows turn away"
+    if problem.dtype.itemsize == 1 and problem.a.column_major:
+        return "wgmma reads 8 bits along K only, from which A's columns turn away"
     if problem.K == 0:
         return "TMA has nothing to load"
     why = problem.tma_illegal()
     if why is not None:
         return f"TMA cannot take {why}"
+    if problem.dtype == torch.int8 and config.BLOCK_N == 256:
+        return "Triton 3.6 to 3.9 cannot lower wgmma of int8 that is 256 columns wide"
     room = 64 if config.num_warps == 12 else 128
-    if problem.planes.count > 1 and config.accumulators() > room * 3 // 4:
+    if in_pieces(problem) and config.accumulators() > room * 3 // 4:
         return f"{config.accumulators()} accumulators leave a thread too few registers for sums of pieces"
-    if problem.planes.count > 1 and (config.BLOCK_K or 0) * problem.dtype.itemsize > PIECE:
+    if in_pieces(problem) and (config.BLOCK_K or 0) * problem.dtype.itemsize > PIECE:
         return f"a step of {config.BLOCK_K} along K is more than a piece"
+    if problem.scales == "blocks" and (config.BLOCK_N or 0) % 64 not in (0, config.BLOCK_N):
+        return f"tiles {config.BLOCK_N} wide begin inside of halves of blocks of scales"
     if config.accumulators() > room and (problem.has_beta or not c_by_tma(problem)):
         return f"{config.accumulators()} accumulators leave a thread too few registers for pointers to C"
     needed = shared_memory(problem, config)
     if needed > device.shared_memory:
         return f"needs {needed} bytes of shared memory, {device.name} has {device.shared_memory}"
     return None
+
+
+def in_pieces(problem: GemmProblem) -> bool:
+    """Whether k-tiles are summed apart: those of planes, and of fp8 unless fast sums will do."""
+    return problem.planes.count > 1 or problem.precision == "fp8"
 
 
 def splits(config: GemmConfig) -> bool:
@@ -718,7 +776,7 @@ def launches(problem: GemmProblem, config: GemmConfig, schedule: Schedule) -> tu
     m, n, k = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K
     assert m is not None and n is not None and k is not None
     planes = problem.planes
-    num_m, num_n, k_tiles = -(-problem.M // m), -(-problem.N // n), len(planes.terms) * -(-problem.K // k)
+    num_m, num_n, k_tiles = -(-problem.M // m), -(-problem.N // n), -(-problem.K // k)
     num_tiles = problem.batch * num_m * num_n
     consumers, part = config.num_warps // 4, part_columns(problem, config)
     by_tma = c_by_tma(problem)
@@ -741,6 +799,8 @@ def launches(problem: GemmProblem, config: GemmConfig, schedule: Schedule) -> tu
         "bias_ptr": Pointer("bias" if problem.bias else "c"),
         "workspace_ptr": Pointer("workspace" if split else "c"),
         "counters_ptr": Pointer("counters" if split else "c"),
+        "a_scale_ptr": Pointer("a_scale" if problem.scales else "c"),
+        "b_scale_ptr": Pointer("b_scale" if problem.scales else "c"),
         "M": problem.M,
         "N": problem.N,
         "stride_cb": problem.c.strides[0],
@@ -764,6 +824,7 @@ def launches(problem: GemmProblem, config: GemmConfig, schedule: Schedule) -> tu
         "HAS_BETA": problem.has_beta,
         "BIAS": problem.bias or "",
         "ACTIVATION": problem.activation or "",
+        "SCALES": problem.scales or "",
         "SPLIT": split,
         "CONSUMERS": consumers,
         "BLOCK_M": m,
@@ -775,7 +836,7 @@ def launches(problem: GemmProblem, config: GemmConfig, schedule: Schedule) -> tu
         "TERMS": len(planes.terms),
         "A_PLANES": sum(i << 2 * term for term, (i, _) in enumerate(planes.terms)),
         "B_PLANES": sum(j << 2 * term for term, (_, j) in enumerate(planes.terms)),
-        "PIECE": max(1, PIECE // (k * problem.dtype.itemsize)),  # without planes nobody asks
+        "IN_PIECES": in_pieces(problem),
         "num_stages": config.num_stages,
         "PDL": False,
     }
