@@ -26,10 +26,11 @@ def matmul(
     """The matrix product of a [M, K] and b [K, N]: [M, N], or `out` filled with it.
 
     Both are fp32, fp16, bf16, fp64 or int8 on one GPU, of any strides and any size, 0 and 1 included. fp16 and bf16
-    accumulate in fp32; int8 gives int32, exactly (modulo 2^32), as `torch._int_mm`. precision says how fp32 is multiplied: "ieee"; "tf32", rounded to nearest; "tf32x3", "bf16x3", "bf16x6" or
-    "bf16x9", as sums of planes on the tensor cores (docs/precision.md; on Hopper); or None, "ieee" unless
-    `torch.backends.cuda.matmul.fp32_precision` is "tf32". Nothing is tuned at run time. The same product on the same
-    GPU gives the same bits every time. With TRITON_INTERPRET=1 set before the import, tensors on the CPU are taken too.
+    accumulate in fp32; int8 gives int32, exactly (modulo 2^32), as `torch._int_mm`. precision says how fp32 is
+    multiplied: "ieee"; "tf32", rounded to nearest; "tf32x3", "bf16x3", "bf16x6" or "bf16x9", as sums of planes on the
+    tensor cores (docs/precision.md); or None, "ieee" unless `torch.backends.cuda.matmul.fp32_precision` is "tf32".
+    Nothing is tuned at run time. The same product on the same GPU gives the same bits every time. With
+    TRITON_INTERPRET=1 set before the import, tensors on the CPU are taken too.
 
     Raises what `torch.mm` raises: RuntimeError for shapes, dtypes or devices that do not go together,
     NotImplementedError for other dtypes, TypeError for other things than tensors; RuntimeError for operands that
