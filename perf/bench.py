@@ -155,7 +155,7 @@ def parse(arguments: Sequence[str] | None) -> Call:
     parser = argparse.ArgumentParser(prog="python -m perf.bench", description=__doc__)
     known = ", ".join(SUITES)
     parser.add_argument(
-        "suites", nargs="+", metavar="SUITE", help=f"{known}; those of fp32: precision; all, llm-large aside: all"
+        "suites", nargs="+", metavar="SUITE", help=f"{known}; all but 16 bits: precision; all, llm-large aside: all"
     )
     parser.add_argument("--dtype", choices=("bf16", "fp16"), default="bf16")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write, if it is one suite")

@@ -15,6 +15,7 @@ from perf.record import read_json
 from perf.scores import Score, Sweep
 from perf.shapes import PRECISION, SUITES
 from perf.tables import Cell
+from triton_gemm.precision import SPLIT
 
 FOLDER = "bench"
 NOTHING = "No sweep is committed yet; `python -m perf.bench all` on a GPU makes them."
@@ -144,12 +145,12 @@ def suite(sweeps: Sequence[Sweep], name: str) -> str:
 
 
 PRECISION_COLUMNS = ("precision", "TFLOPS", "of cuBLAS's SGEMM", "error, norm", "error, worst element")
-PRECISION_SHAPE = "4096x4096x4096 nn"
+PRECISION_SIZE = "4096x4096x4096"
 
 
 @dataclass(frozen=True)
 class Point:
-    """How fast and how wrong a product of fp32 is in one way, on PRECISION_SHAPE."""
+    """How fast and how wrong a product is in one way, on PRECISION_SIZE. mode: the suite it is from."""
 
     provider: str
     mode: str
@@ -158,13 +159,14 @@ class Point:
 
 
 def points(sweeps: Sequence[Sweep]) -> list[Point]:
-    """Ours in each mode, and cuBLAS's SGEMM and TF32."""
+    """Ours in each mode, and cuBLAS's where it has the mode."""
     found = []
     for sweep in sweeps:
-        mode, shape = sweep["suite"], sweep["shapes"].get(PRECISION_SHAPE)
+        mode = sweep["suite"]
+        shape = next((shape for key, shape in sweep["shapes"].items() if key.split()[0] == PRECISION_SIZE), None)
         if mode not in PRECISION or shape is None:
             continue
-        for provider in (OURS, CUBLAS) if mode in ("ieee", "tf32") else (OURS,):
+        for provider in (OURS,) if mode in SPLIT else (OURS, CUBLAS):
             result = scores.timed(shape, provider)
             if result is not None:
                 found.append(Point(provider, mode, scores.tflops(shape, result), result["error"]))
@@ -172,8 +174,7 @@ def points(sweeps: Sequence[Sweep]) -> list[Point]:
 
 
 def precision(sweeps: Sequence[Sweep]) -> str:
-    """Speed and error of every way to multiply fp32, one table for each GPU and Triton version: the block
-    `precision`."""
+    """Speed and error of every way to multiply, one table for each GPU and Triton version: the block `precision`."""
     parts = []
     for place, group in groupby(sweeps, key=where):
         found = points(list(group))
@@ -183,12 +184,12 @@ def precision(sweeps: Sequence[Sweep]) -> str:
                 f"{point.provider} {point.mode}",
                 tables.number(point.tflops),
                 f"{point.tflops / sgemm:.2f}" if sgemm else None,
-                *(tables.error(point.error[kind]) for kind in ("norm", "componentwise")),
+                *(tables.error(point.error.get(kind)) for kind in ("norm", "componentwise")),
             ]
             for point in found
         ]
         if rows:
-            parts.append(f"{place}, {PRECISION_SHAPE}:\n\n{tables.table(PRECISION_COLUMNS, rows)}")
+            parts.append(f"{place}, {PRECISION_SIZE}:\n\n{tables.table(PRECISION_COLUMNS, rows)}")
     return "\n\n".join(parts) or NOTHING
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,7 +28,13 @@ MODE_DTYPES = {
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
     "int32": torch.int32,
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+    "fp8 fast": torch.float8_e4m3fn,
+    "fp64": torch.float64,
 }
+# What a product is stored as, where that is not the operands' type.
+OUT_DTYPES = {torch.int8: torch.int32, torch.float8_e4m3fn: torch.bfloat16}
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
@@ -46,7 +52,8 @@ class Problem:
     batch: how many products, or None for 2-D operands; layout: how A and B lie, "n" row-major and "t" column-major (a
     weight of torch.nn.Linear makes "nt"); pad: elements by which rows are further apart than they are long; offset:
     elements of storage before the first; bias: one value a column ("n"), a row ("m") or None; activation: a key of
-    ACTIVATIONS or None; given_out: whether C is handed over or allocated by the call; cold: by how much operand sets
+    ACTIVATIONS or None; scales: None, or the operands' scales as `triton_gemm.scaled_matmul` takes them: "tensor",
+    "rows" or "blocks"; given_out: whether C is handed over or allocated by the call; cold: by how much operand sets
     exceed the L2 cache, unless it is to be hot.
     """
 
@@ -62,12 +69,17 @@ class Problem:
     offset: int = 0
     bias: str | None = None
     activation: str | None = None
+    scales: str | None = None
     given_out: bool = True
     cold: float = COLD_FACTOR
 
     @property
     def dtype(self) -> torch.dtype:
         return MODE_DTYPES[self.mode]
+
+    @property
+    def out_dtype(self) -> torch.dtype:
+        return OUT_DTYPES.get(self.dtype, self.dtype)
 
     @property
     def flop(self) -> int:
@@ -80,17 +92,18 @@ class Problem:
     @property
     def plain(self) -> bool:
         """Whether it is a product and nothing else."""
-        return self.bias is None and self.activation is None
+        return self.bias is None and self.activation is None and self.scales is None
 
     def bytes(self, out_dtypes: set[torch.dtype] | None = None) -> int:
-        """A, B and C once; C in each of `out_dtypes`, else in the operands' type."""
+        """A, B and C once; C in each of `out_dtypes`, else in the problem's own."""
         M, N, K, itemsize = self.M, self.N, self.K, self.dtype.itemsize
-        out = sum(dtype.itemsize for dtype in out_dtypes) if out_dtypes else itemsize
+        out = sum(dtype.itemsize for dtype in out_dtypes or {self.out_dtype})
         return (self.batch or 1) * (itemsize * (M * K + K * N) + out * M * N)
 
 
 class Operands:
-    """`count` sets of random A and B, left undrawn if `empty`, and of C for each output type; one bias for all."""
+    """`count` sets of random A and B, left undrawn if `empty`, and of C for each output type; one bias and one pair of
+    scales for all."""
 
     def __init__(self, problem: Problem, out_dtypes: set[torch.dtype], count: int, *, empty: bool = False) -> None:
         self.problem = problem
@@ -114,12 +127,13 @@ class Operands:
         }
         sizes = {"m": M, "n": N}
         self.bias = draw((sizes[problem.bias],), dtype, generator) if problem.bias else None
+        self.scales = draw_scales(problem, generator)
 
     def arguments(self, out_dtype: torch.dtype | None = None) -> list[tuple[torch.Tensor, ...]]:
-        """What a provider is called with on each set: a, b, c and, where there is one, the bias."""
-        bias = () if self.bias is None else (self.bias,)
-        outputs = self.outputs[out_dtype or self.problem.dtype]
-        return [(a, b, c, *bias) for (a, b), c in zip(self.sets, outputs, strict=True)]
+        """What a provider is called with on each set: a, b, c and, where there are any, the bias and the scales."""
+        more = (*(() if self.bias is None else (self.bias,)), *self.scales)
+        outputs = self.outputs[out_dtype or self.problem.out_dtype]
+        return [(a, b, c, *more) for (a, b), c in zip(self.sets, outputs, strict=True)]
 
 
 def storage_size(problem: Problem, rows: int, columns: int) -> int:
@@ -148,10 +162,44 @@ def set_count(size: int, l2: int, free: int, cold: float = COLD_FACTOR) -> int:
 
 
 def draw(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Normal numbers; integers from -8 to 8. Zeros would run faster than real data."""
-    if dtype == torch.int32:
-        return torch.randint(-8, 9, shape, dtype=dtype, device=generator.device, generator=generator)
+    """Normal numbers; integers from -8 to 8, of int8 from all there are. Zeros would run faster than real data."""
+    if not dtype.is_floating_point:
+        low, high = (-128, 128) if dtype == torch.int8 else (-8, 9)
+        return torch.randint(low, high, shape, dtype=dtype, device=generator.device, generator=generator)
+    if dtype == torch.float64:
+        return torch.randn(shape, dtype=dtype, device=generator.device, generator=generator)
     return torch.randn(shape, dtype=torch.float32, device=generator.device, generator=generator).to(dtype)
+
+
+def draw_scales(problem: Problem, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+    """A's and B's scales, as `torch._scaled_mm` wants them laid out; none where the problem has none."""
+    if problem.scales is None:
+        return ()
+    k = -(-problem.K // 128)
+    shapes = {
+        "tensor": ((1,), (1,)),
+        "rows": ((1, problem.M), (problem.N, 1)),
+        "blocks": ((k, problem.M), (-(-problem.N // 128), k)),
+    }[problem.scales]
+    a, b = (0.5 + torch.rand(shape, device=generator.device, generator=generator) for shape in shapes)
+    return (a, b) if problem.scales == "tensor" else (a.mT, b.mT)
+
+
+def scaled(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """fp64 x [rows, columns] times its scales, each for as many elements as there are to one."""
+    if scale.dim() == 2:
+        for dim, size in enumerate(x.shape):
+            if 1 < scale.shape[dim] < size:
+                scale = scale.repeat_interleave(128, dim).narrow(dim, 0, size)
+    return x.double() * scale.double()
+
+
+def scaled_by_torch(
+    problem: Problem, a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor
+) -> torch.Tensor:
+    """torch's own scaled product."""
+    fast = problem.mode == "fp8 fast"
+    return torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=problem.out_dtype, use_fast_accum=fast)
 
 
 def check_rows(problem: Problem, at_most: int | None) -> torch.Tensor | None:
@@ -177,14 +225,20 @@ class Check:
         b: torch.Tensor,
         bias: torch.Tensor | None = None,
         rows: torch.Tensor | None = None,
+        scales: Sequence[torch.Tensor] = (),
     ) -> None:
-        self.problem, self.b, self.rows = problem, b, rows
+        self.problem, self.b, self.rows, self.scales = problem, b, rows, scales
         self.a = self._of_rows(a)
+        if problem.scales in ("rows", "blocks"):
+            self.scales = (self._of_rows(scales[0]).mT.contiguous().mT, scales[1])
         if bias is not None and problem.bias == "m":
             bias = bias[:, None] if rows is None else bias[rows, None]
         self.bias = bias
-        self.before = numerics.reference(self.a, b)
-        self.magnitude = numerics.magnitude(self.a, b)
+        factors = (
+            [scaled(x, scale) for x, scale in zip((self.a, b), self.scales, strict=True)] if scales else (self.a, b)
+        )
+        self.before = numerics.reference(*factors)
+        self.magnitude = numerics.magnitude(*factors)
         if bias is not None:
             self.before += bias.double()
             self.magnitude += bias.double().abs()
@@ -203,7 +257,7 @@ class Check:
             count = int((~finite).sum())
             return {"norm": None}, f"{count} results are not finite (outputs hold NaN before the call)"
         difference = (self._of_rows(c).double() - self.expected).abs_()
-        if self.problem.mode == "int32":
+        if not c.is_floating_point():
             wrong = int((difference != 0).sum())
             return {"norm": _norm(difference, self.expected)}, f"{wrong} results differ" if wrong else None
         bound = numerics.accumulation_error(self.problem.K, self.problem.mode) * self.magnitude
@@ -233,8 +287,12 @@ class Check:
     def torch_norm(self, out_dtype: torch.dtype) -> float:
         """The error of torch's own product in this precision, stored as `out_dtype`."""
         if out_dtype not in self._torch_norm:
-            same = out_dtype == self.a.dtype
-            c = self.a @ self.b if same else torch.mm(self.a, self.b, out_dtype=out_dtype)
+            if self.scales:
+                c = scaled_by_torch(self.problem, self.a, self.b, *self.scales)
+            elif out_dtype == self.a.dtype:
+                c = self.a @ self.b
+            else:
+                c = torch.mm(self.a, self.b, out_dtype=out_dtype)
             if self.bias is not None:
                 c = c + self.bias
             self._torch_norm[out_dtype] = _norm(self._activated(c).double() - self.expected, self.expected)
@@ -255,6 +313,6 @@ def _norm(difference: torch.Tensor, expected: torch.Tensor) -> float:
 def describe(problem: Problem) -> dict[str, Any]:
     """The problem's own fields that a record keeps, those at their default left out."""
     defaults = Problem(0, 0, 0, "")
-    names = ("batch", "layout", "pad", "offset", "bias", "activation", "given_out")
+    names = ("batch", "layout", "pad", "offset", "bias", "activation", "scales", "given_out")
     changed = {name: value for name in names if (value := getattr(problem, name)) != getattr(defaults, name)}
     return {"M": problem.M, "N": problem.N, "K": problem.K, "mode": problem.mode, "seed": problem.seed, **changed}

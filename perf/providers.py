@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import triton_gemm
 from perf import static
-from perf.operands import ACTIVATIONS, MODE_DTYPES, Problem
+from perf.operands import ACTIVATIONS, MODE_DTYPES, Problem, scaled_by_torch
 from perf.timer import Call, Provider
 from reference_cuda import TWINS, LoadedTwin, TwinUnavailable, Variant, resources
 from triton_gemm import aot, plan
@@ -36,12 +36,18 @@ MODE_TITLES = {
 
 def cublas(problem: Problem | None = None) -> Provider:
     """torch's own product, eager; which precision fp32 is multiplied in is set around it (`timer.fp32_precision`)."""
-    if problem is None or (problem.plain and problem.batch is None and problem.given_out):
+    if problem is None:
         return Provider(CUBLAS, lambda a, b, c: torch.mm(a, b, out=c))
+    if problem.scales is not None:
+        return Provider(CUBLAS, lambda a, b, c, *scales: scaled_by_torch(problem, a, b, *scales))
     if not problem.plain:
         return Provider(CUBLAS, fused_in_torch(problem))
+    if problem.dtype == torch.int8:
+        return Provider(CUBLAS, lambda a, b, c: torch._int_mm(a, b, out=c))
     if problem.batch is not None:
         return Provider(CUBLAS, lambda a, b, c: torch.bmm(a, b, out=c))
+    if problem.given_out:
+        return Provider(CUBLAS, lambda a, b, c: torch.mm(a, b, out=c))
     return Provider(CUBLAS, lambda a, b, c: torch.mm(a, b))
 
 
@@ -63,6 +69,8 @@ def fused_in_torch(problem: Problem) -> Call:
 
 def ours(problem: Problem) -> Provider:
     """triton_gemm: `matmul` where that is all, else what is below it; the details say which kernel it chose."""
+    if problem.scales is not None:
+        return scaled_by_us(problem)
     precision = problem.mode if problem.dtype == torch.float32 else None
     how: dict[str, Any] = {"bias_axis": problem.bias or "n", "activation": problem.activation, "precision": precision}
 
@@ -74,6 +82,16 @@ def ours(problem: Problem) -> Provider:
     if problem.given_out:
         return Provider(OURS, lambda a, b, c: triton_gemm.matmul(a, b, out=c, precision=precision), details=details)
     return Provider(OURS, lambda a, b, c: triton_gemm.matmul(a, b, precision=precision), details=details)
+
+
+def scaled_by_us(problem: Problem) -> Provider:
+    """triton_gemm.scaled_matmul."""
+    how: dict[str, Any] = {"out_dtype": problem.out_dtype, "use_fast_accum": problem.mode == "fp8 fast"}
+
+    def details(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *_: torch.Tensor) -> dict[str, Any]:
+        return {"config": str(plan.plan(a, b, c, precision=problem.mode, scales=problem.scales))}
+
+    return Provider(OURS, lambda a, b, c, *scales: triton_gemm.scaled_matmul(a, b, *scales, **how), details=details)
 
 
 def rungs_of(mode: str, rungs: Iterable[Rung] = LADDER) -> list[Rung]:

@@ -51,6 +51,13 @@ TARGETS: dict[tuple[str, str], Target] = {
     ("ieee", CUBLAS): Target(0.97, 0.92),
     ("bf16x6", CUBLAS): Target(2.0),
     ("bf16x9", CUBLAS): Target(1.4),
+    ("fp8", CUBLAS): Target(1.0),
+    ("fp8-fast", CUBLAS): Target(1.0),
+    ("fp8-rows", CUBLAS): Target(1.05),
+    ("fp8-fast-rows", CUBLAS): Target(1.05),
+    ("fp8-blocks", CUBLAS): Target(1.1),
+    ("int8", CUBLAS): Target(1.2),
+    ("fp64", CUBLAS): Target(0.9),
 }
 
 

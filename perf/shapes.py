@@ -26,6 +26,7 @@ class Shape:
     offset: int = 0
     bias: str | None = None
     activation: str | None = None
+    scales: str | None = None
     given_out: bool = True
 
     @property
@@ -36,6 +37,7 @@ class Shape:
         words += [f"{name} {value}" for name, value in (("pad", self.pad), ("offset", self.offset)) if value]
         words += [f"bias {self.bias}"] if self.bias else []
         words += [self.activation] if self.activation else []
+        words += [f"scales {self.scales}"] if self.scales else []
         words += [] if self.given_out else ["no out"]
         return " ".join(words)
 
@@ -51,7 +53,7 @@ class Suite:
 
     regime(shape): whether a shape belongs; draw(random): another that does; kind: "graph" for kernel time, "host" for
     Python's time of a call, "queue" for a call's share of a queue; unit: "TFLOPS", "GB/s" or "us"; cold: by how much
-    operand sets exceed L2; mode: the precision of fp32 operands, or None for 16 bits.
+    operand sets exceed L2; mode: a key of operands.MODE_DTYPES, or None for 16 bits.
     """
 
     name: str
@@ -386,38 +388,51 @@ SMALL = Suite(
     unit="us",
 )
 
-# ---- precision: how fp32 may be multiplied ----
+# ---- precision: how fp32 may be multiplied, and everything that is not 16 bits ----
 
 
-def _of_mode(mode: str, reason: str, least: int, layouts: Sequence[str] = ("nn", "nt", "tn", "tt")) -> Suite:
-    """Squares and projections of fp32, in `layouts`."""
+def _of_mode(
+    mode: str,
+    reason: str,
+    least: int,
+    layouts: Sequence[str] = ("nn", "nt", "tn", "tt"),
+    scales: str | None = None,
+) -> Suite:
+    """Squares and projections in `layouts`; of what is scaled one number each, unless `scales` says otherwise."""
     sizes = tuple(n for n in (1024, 2048, 4096, 8192) if n >= least)
     projections = tuple(
-        Shape(m, *PROJECTIONS["Llama-3 8B"][name], layout=layout)
+        Shape(m, *PROJECTIONS["Llama-3 8B"][name], layout=layout, scales=scales)
         for m, name in ((1024, "qkv"), (4096, "down"))
         for layout in layouts
         if least < 4096
     )
     return Suite(
-        mode,
+        "-".join([*mode.split(), *([scales] if scales not in (None, "tensor") else [])]),
         reason,
-        (*(cube(n, layout) for n in sizes for layout in layouts), *projections),
+        (*(replace(cube(n, layout), scales=scales) for n in sizes for layout in layouts), *projections),
         lambda s: min(s.M, s.N, s.K) >= least,
-        lambda random: replace(box(random, least, 8192, 64), layout=random.choice(layouts)),
+        lambda random: replace(box(random, least, 8192, 128), layout=random.choice(layouts), scales=scales),
         mode=mode,
     )
 
 
-FP32_SUITES = (
+PRECISION_SUITES = (
     _of_mode("tf32", "fp32 rounded to tf32, against cuBLAS's tf32, in all four layouts", 1024),
     _of_mode("ieee", "fp32 on CUDA cores, against cuBLAS's SGEMM", 1024, ("nn", "nt")),
     _of_mode("tf32x3", "fp32 as two planes of tf32, against cuBLAS's SGEMM", 1024, ("nn",)),
     _of_mode("bf16x3", "fp32 as two planes of bf16, against cuBLAS's SGEMM", 1024, ("nn",)),
     _of_mode("bf16x6", "fp32 as three planes of bf16, less the smallest products, against cuBLAS's SGEMM", 4096),
     _of_mode("bf16x9", "fp32 as three planes of bf16, against cuBLAS's SGEMM", 4096),
+    _of_mode("fp8", "e4m3 with one scale each, against torch._scaled_mm", 1024, ("nt",), "tensor"),
+    _of_mode("fp8 fast", "e4m3 with one scale each, sums left to the tensor cores", 1024, ("nt",), "tensor"),
+    _of_mode("fp8", "e4m3 with a scale for each row and column, against torch._scaled_mm", 1024, ("nt",), "rows"),
+    _of_mode("fp8 fast", "e4m3 with a scale for each row and column, fast sums", 1024, ("nt",), "rows"),
+    _of_mode("fp8", "e4m3 with scales of 1x128 and 128x128, against torch._scaled_mm", 1024, ("nt",), "blocks"),
+    _of_mode("int8", "int8 summed in int32, against torch._int_mm", 1024, ("nn", "nt")),
+    _of_mode("fp64", "fp64, against cuBLAS's DGEMM", 1024, ("nn", "nt")),
 )
 # What `precision` stands for.
-PRECISION = tuple(suite.name for suite in FP32_SUITES)
+PRECISION = tuple(suite.name for suite in PRECISION_SUITES)
 
 SUITES: dict[str, Suite] = {
     suite.name: suite
@@ -435,7 +450,7 @@ SUITES: dict[str, Suite] = {
         EPILOGUE,
         HOST,
         SMALL,
-        *FP32_SUITES,
+        *PRECISION_SUITES,
     )
 }
 # What `all` stands for: every shape once.

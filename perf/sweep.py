@@ -70,6 +70,7 @@ def problem_of(shape: Shape, suite: Suite, options: Options, seed: int) -> Probl
         offset=shape.offset,
         bias=shape.bias,
         activation=shape.activation,
+        scales=shape.scales,
         given_out=shape.given_out,
         cold=suite.cold,
     )
@@ -152,7 +153,7 @@ def warm(problems: Sequence[Problem]) -> None:
     def one(problem: Problem) -> None:
         torch.cuda.set_device(index)  # the current device is a thread's own
         try:
-            laid = Operands(problem, {problem.dtype}, 1, empty=True)
+            laid = Operands(problem, {problem.out_dtype}, 1, empty=True)
             subjects(problem, [OURS])[0].call(*laid.arguments()[0])
         except Exception:
             return

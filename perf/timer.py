@@ -38,7 +38,8 @@ Stopwatch = Callable[[], Callable[[], float]]
 
 @dataclass(frozen=True)
 class Provider:
-    """A line in a plot: `call(a, b, c)`, or `call(a, b, c, bias)`, writes the result to c or returns it.
+    """A line in a plot: `call(a, b, c)`, then the bias and the scales where there are any, writes the result to
+    c or returns it.
 
     `details` is asked, with the same arguments, after the first call. An UnsupportedOperandError or
     NotImplementedError from `call` means that it does not take the problem.
@@ -135,9 +136,10 @@ def measure(
     if pace.extras:
         record["clocks_before"] = environment.clocks()
     with fp32_precision("tf32" if problem.mode == "tf32" else "ieee"):
-        out_dtypes = {p.out_dtype or problem.dtype for p in providers}
+        out_dtypes = {p.out_dtype or problem.out_dtype for p in providers}
         operands = Operands(problem, out_dtypes, sets_of(problem, out_dtypes))
-        check = Check(problem, *operands.sets[0], operands.bias, check_rows(problem, pace.check_rows))
+        rows = check_rows(problem, pace.check_rows)
+        check = Check(problem, *operands.sets[0], operands.bias, rows, operands.scales)
         record["sets"] = len(operands.sets)
         record["providers"] = {p.name: {} for p in providers}
         subjects = []

@@ -18,6 +18,7 @@ from tests.epilogues import expected
 from tests.numerics import mode_of
 from triton_gemm.config import GemmConfig
 from triton_gemm.kernels.schedule import Schedule
+from triton_gemm.precision import FP8_DTYPES
 from triton_gemm.problem import ACTIVATIONS, GemmProblem
 
 Size = tuple[int, int, int]
@@ -207,6 +208,22 @@ def splits(config: GemmConfig, programs: int) -> list[tuple[Size, Schedule]]:
         ((2 * m, 2 * n, 8 * k), Schedule(24, split=3, parts=8)),  # a k-tile each, and one whole tile
         ((12 * m, 12 * n, 6 * k), Schedule(programs, split=12, parts=3)),  # as a last wave is cut
     ]
+
+
+def of_bytes(config: GemmConfig, turn: int) -> list[Case]:
+    """Products of both fp8 types, summed either way, with every kind of scales, and of int8, for a tile; whole and
+    split they fill 6 tiles of 6 k-tiles."""
+    m, n, k = blocks(config)
+    fp8 = {"dtype": FP8_DTYPES[turn % 2], "out_dtype": torch.bfloat16}
+    kinds: list[dict[str, object]] = [
+        {**fp8, "precision": "fp8", "scales": "blocks"},
+        {**fp8, "precision": "fp8", "scales": "rows", "bias": "n"},
+        {**fp8, "precision": "fp8 fast", "scales": "tensor", "out_dtype": torch.float32},
+        {"dtype": torch.int8, "out_dtype": torch.int32},
+        {"dtype": torch.int8, "out_dtype": torch.bfloat16, "scales": "rows", "beta": 0.5},
+    ]
+    size = (m + 9, 2 * n + 8, 5 * k + 16)
+    return [Case(size, ("ntn", "ntt")[(turn + i) % 2], pad=16, **kind) for i, kind in enumerate(kinds)]
 
 
 CIRCUMSTANCES = {

@@ -39,6 +39,7 @@ class Circumstance:
     bias: str | None = None
     activation: str | None = None
     precision: str = "half"
+    scales: str | None = None
 
     @property
     def problem(self) -> GemmProblem:
@@ -49,7 +50,7 @@ class Circumstance:
         a, b, c = self.orders
         layouts = (layout(M, K, a), layout(K, N, b), layout(M, N, c, self.gap))
         out_dtype = self.out_dtype or self.dtype
-        epilogue = (self.has_beta, self.bias, self.activation)
+        epilogue = (self.has_beta, self.bias, self.activation, self.scales)
         problem = GemmProblem(self.batch, M, N, K, self.dtype, out_dtype, self.precision, *layouts, *epilogue)
         return repacked(problem, ("a", "b")) if self.precision in SPLIT else problem
 
@@ -63,6 +64,7 @@ def compiled(problem: GemmProblem, config: GemmConfig, schedule: str) -> aot.Com
     dtypes = {
         **{"a": problem.dtype, "b": problem.dtype, "c": problem.out_dtype, "bias": problem.out_dtype},
         **{"workspace": torch.float32, "counters": torch.int32},
+        **{"a_scale": torch.float32, "b_scale": torch.float32},
     }
     operands = {name: torch.empty(1, dtype=dtype, device="meta") for name, dtype in dtypes.items()}
     arguments = materialise(launch, operands, {"alpha": 1.0, "beta": 0.5})
@@ -137,6 +139,41 @@ def test_every_config_for_fp32(name: str, config: GemmConfig) -> None:
     waits = re.findall(r"WARPGROUP\.DEPBAR", kernel.asm["sass"])
     assert len(waits) <= consumers * (2 if "tf32" in name and "x3" not in name else 4)
     assert f".f32.{'bf16.bf16' if 'bf16' in name else 'tf32.tf32'}" in kernel.asm["ptx"]
+
+
+BYTE_CIRCUMSTANCES = {
+    "fp8": Circumstance("ntn", dtype=torch.float8_e4m3fn, out_dtype=torch.bfloat16, precision="fp8", scales="rows"),
+    "fp8-blocks": Circumstance(
+        "ntn", dtype=torch.float8_e5m2, out_dtype=torch.float16, precision="fp8", scales="blocks"
+    ),
+    "fp8-fast": Circumstance(
+        "ntt", dtype=torch.float8_e4m3fn, out_dtype=torch.float32, bias="n", precision="fp8 fast", scales="tensor"
+    ),
+    "int8": Circumstance("ntn", dtype=torch.int8, out_dtype=torch.int32, precision="int8"),
+    "int8-scaled": Circumstance(
+        "ntn", dtype=torch.int8, out_dtype=torch.bfloat16, has_beta=True, precision="int8", scales="rows"
+    ),
+}
+
+
+@pytest.mark.parametrize("config", warp_specialised.configs(torch.int8), ids=ids)
+@pytest.mark.parametrize("name", BYTE_CIRCUMSTANCES)
+def test_every_config_for_bytes(name: str, config: GemmConfig) -> None:
+    """Whole and split in turn. Sums of fp8 are added up in fp32 after each k-tile of 128, but for fast ones."""
+    problem, names = BYTE_CIRCUMSTANCES[name].problem, list(BYTE_CIRCUMSTANCES)
+    if warp_specialised.illegal(problem, HOPPER, config) is not None:
+        return
+    kernel = compiled(problem, config, in_turn(config, CONFIGS.index(config_of_16_bits(config)) + names.index(name)))
+    multiplies = "IGMMA" if problem.dtype == torch.int8 else "QGMMA"
+    assert kernel.instructions[multiplies] and not kernel.instructions["HGMMA"]
+    added = kernel.instructions["FADD"] + kernel.instructions["FFMA"]
+    assert problem.precision != "fp8" or added >= config.accumulators() * config.num_warps // 4
+    consumers = config.num_warps // 4
+    assert len(re.findall(r"WARPGROUP\.DEPBAR", kernel.asm["sass"])) <= consumers * (2 if name != "fp8" else 4)
+
+
+def config_of_16_bits(config: GemmConfig) -> GemmConfig:
+    return replace(config, BLOCK_K=(config.BLOCK_K or 0) // 2)
 
 
 CIRCUMSTANCES = {

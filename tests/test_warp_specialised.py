@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.cases import CIRCUMSTANCES, Case, Operands, blocks, circumstance, ids, splits, wholes
+from tests.cases import CIRCUMSTANCES, Case, Operands, blocks, circumstance, ids, of_bytes, splits, wholes
 from tests.gluon_on_cpu import DeadlockError, run, simulated, to_tf32
 from triton_gemm import cost_model
 from triton_gemm.config import GemmConfig
 from triton_gemm.device import device_of_capability
 from triton_gemm.kernels import warp_specialised
 from triton_gemm.kernels.schedule import Schedule
-from triton_gemm.precision import FP8_DTYPES, SPLIT, Planes
+from triton_gemm.precision import SPLIT, Planes
 from triton_gemm.problem import GemmProblem
 from triton_gemm.select import repacked
 
@@ -164,19 +164,7 @@ BYTES = warp_specialised.configs(torch.int8)
 
 @pytest.mark.parametrize("config", BYTES, ids=ids)
 def test_bytes(kernel: SimpleNamespace, config: GemmConfig) -> None:
-    """Both fp8 types, summed either way, with every kind of scales, and int8, whole and split."""
-    m, n, k = blocks(config)
-    turn = BYTES.index(config)
-    fp8 = {"dtype": FP8_DTYPES[turn % 2], "out_dtype": torch.bfloat16}
-    kinds = [
-        {**fp8, "precision": "fp8", "scales": "blocks"},
-        {**fp8, "precision": "fp8", "scales": "rows", "bias": "n"},
-        {**fp8, "precision": "fp8 fast", "scales": "tensor", "out_dtype": torch.float32},
-        {"dtype": torch.int8, "out_dtype": torch.int32},
-        {"dtype": torch.int8, "out_dtype": torch.bfloat16, "scales": "rows", "beta": 0.5},
-    ]
-    for i, kind in enumerate(kinds):
-        case = Case((m + 9, 2 * n + 8, 5 * k + 16), ("ntn", "ntt")[(turn + i) % 2], pad=16, **kind)
+    for case in of_bytes(config, BYTES.index(config)):
         if warp_specialised.illegal(Operands(case, CPU).problem, HOPPER, config) is not None:
             continue
         check(case, config, Schedule(4), kernel)
@@ -244,6 +232,25 @@ def test_planted_bugs_of_planes_are_caught(bug: str) -> None:
     case = Case((70, 72, 1050), "ntn", dtype=torch.float32, precision="bf16x6")
     with pytest.raises((AssertionError, DeadlockError, IndexError)):
         check(case, config, Schedule(2), broken)
+
+
+BUGS_OF_SCALES: dict[str, tuple[tuple[str, str], ...]] = {
+    "scales-of-the-first-k-tile": (("scale_ptr + kt.to(gl.int64) * M + rows", "scale_ptr + rows"),),
+    "columns-of-one-block": (("gl.where(columns < 64, first, second)", "gl.where(columns < 64, first, first)"),),
+    "the-rest-has-the-scales-of-the-main": (("column_scales(b_scale_ptr, kt, k_tiles, n + MAIN_N, N, rest)",
+                                             "column_scales(b_scale_ptr, kt, k_tiles, n, N, rest)"),),
+    "rows-of-another-tile": (("row_scales(a_scale_ptr, kt, m, M, acc)", "row_scales(a_scale_ptr, kt, 0, M, acc)"),),
+    "sums-go-through-fp32": (("sums.to(gl.float32, bitcast=True)", "sums.to(gl.float32)"),),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bug", BUGS_OF_SCALES)
+def test_planted_bugs_of_scales_are_caught(bug: str) -> None:
+    broken = simulated("warp_specialised", BUGS_OF_SCALES[bug])
+    config = next(c for c in BYTES if (c.BLOCK_M, c.BLOCK_N) == (128, 192))
+    with pytest.raises((AssertionError, DeadlockError, IndexError)):
+        for case in of_bytes(config, 0):
+            check(case, config, Schedule(9, split=3, parts=3), broken)
 
 
 @pytest.mark.parametrize("bug", BUGS)

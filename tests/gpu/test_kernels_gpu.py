@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 
 from tests import cases
-from tests.cases import CIRCUMSTANCES, Case, blocks, circumstance, ids, splits, wholes
+from tests.cases import CIRCUMSTANCES, Case, blocks, circumstance, ids, of_bytes, splits, wholes
 from tests.checks import NAN, fp32_precision
 from tests.epilogues import expected
 from triton_gemm import cost_model, workspace
@@ -110,6 +111,17 @@ def test_random_problems_in_all_that_the_cost_model_compares(seed: int) -> None:
         ]
         for config, schedule in chance.sample(found, min(10, len(found))):
             operands.check(GemmPlan(problem, persistent(config, schedule), DEVICE), schedule.parts)
+
+
+@hopper
+@pytest.mark.parametrize("config", warp_specialised.configs(torch.int8), ids=ids)
+def test_bytes(config: GemmConfig) -> None:
+    """fp8 and int8 in every configuration, whole and split."""
+    for case in of_bytes(config, warp_specialised.CONFIGS.index(replace(config, BLOCK_K=(config.BLOCK_K or 0) // 2))):
+        if warp_specialised.illegal(Operands(case).problem, gpu(), config) is None:
+            check(case, persistent(config, Schedule(4)), times=2)
+            if warp_specialised.splits(config):
+                check(case, persistent(config, Schedule(9, split=3, parts=3)), times=2)
 
 
 @hopper
