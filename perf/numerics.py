@@ -92,6 +92,21 @@ def rounded(bound: torch.Tensor, expected: torch.Tensor, out_dtype: torch.dtype)
     return bound + UNIT_ROUNDOFF[out_dtype] * (expected.abs() + bound) + smallest
 
 
+def scale_shapes(kind: str, M: int, N: int, K: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shapes of A's and B's scales: "tensor", "rows", or "blocks" of 1 x 128 and 128 x 128."""
+    k = -(-K // 128)
+    return {"tensor": ((1, 1), (1, 1)), "rows": ((M, 1), (1, N)), "blocks": ((M, k), (k, -(-N // 128)))}[kind]
+
+
+def scaled(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """fp64 x [rows, columns] times its scales, each for as many elements as there are to one."""
+    if scale.dim() == 2:
+        for dim, size in enumerate(x.shape):
+            if 1 < scale.shape[dim] < size:
+                scale = scale.repeat_interleave(128, dim).narrow(dim, 0, size)
+    return x.double() * scale.double()
+
+
 def gamma(n: int, unit_roundoff: float) -> float:
     """n u / (1 - n u), the growth of n roundings (Higham, Accuracy and Stability of Numerical Algorithms, 3.1)."""
     product = n * unit_roundoff

@@ -175,23 +175,8 @@ def draw_scales(problem: Problem, generator: torch.Generator) -> tuple[torch.Ten
     """A's and B's scales, as `torch._scaled_mm` wants them laid out; none where the problem has none."""
     if problem.scales is None:
         return ()
-    k = -(-problem.K // 128)
-    shapes = {
-        "tensor": ((1,), (1,)),
-        "rows": ((1, problem.M), (problem.N, 1)),
-        "blocks": ((k, problem.M), (-(-problem.N // 128), k)),
-    }[problem.scales]
-    a, b = (0.5 + torch.rand(shape, device=generator.device, generator=generator) for shape in shapes)
-    return (a, b) if problem.scales == "tensor" else (a.mT, b.mT)
-
-
-def scaled(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """fp64 x [rows, columns] times its scales, each for as many elements as there are to one."""
-    if scale.dim() == 2:
-        for dim, size in enumerate(x.shape):
-            if 1 < scale.shape[dim] < size:
-                scale = scale.repeat_interleave(128, dim).narrow(dim, 0, size)
-    return x.double() * scale.double()
+    sizes = numerics.scale_shapes(problem.scales, problem.M, problem.N, problem.K)
+    return tuple(0.5 + torch.rand(shape[::-1], device=generator.device, generator=generator).T for shape in sizes)
 
 
 def scaled_by_torch(
@@ -235,7 +220,9 @@ class Check:
             bias = bias[:, None] if rows is None else bias[rows, None]
         self.bias = bias
         factors = (
-            [scaled(x, scale) for x, scale in zip((self.a, b), self.scales, strict=True)] if scales else (self.a, b)
+            [numerics.scaled(x, scale) for x, scale in zip((self.a, b), self.scales, strict=True)]
+            if scales
+            else (self.a, b)
         )
         self.before = numerics.reference(*factors)
         self.magnitude = numerics.magnitude(*factors)

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import triton_gemm
-from perf.operands import Problem, draw, draw_scales, scaled, scaled_by_torch
-from tests.numerics import error_bound, reference
+from tests.numerics import error_bound, reference, scale_shapes, scaled
 from triton_gemm.precision import FP8_DTYPES
 
 pytestmark = [
@@ -30,11 +29,19 @@ def laid(x: torch.Tensor, layout: str) -> torch.Tensor:
 
 def operands(size: tuple[int, int, int], layout: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     M, N, K = size
-    return laid(draw((M, K), dtype, generator()), layout[0]), laid(draw((K, N), dtype, generator()), layout[1])
+    return laid(draw(M, K, dtype), layout[0]), laid(draw(K, N, dtype), layout[1])
 
 
-def scales_of(size: tuple[int, int, int], kind: str) -> tuple[torch.Tensor, ...]:
-    return draw_scales(Problem(*size, "fp8", scales=kind), generator())
+def draw(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+    if dtype == torch.int8:
+        return torch.randint(-128, 128, (rows, columns), dtype=dtype, device="cuda", generator=generator())
+    return torch.randn(rows, columns, device="cuda", generator=generator()).to(dtype)
+
+
+def scales_of(size: tuple[int, int, int], kind: str) -> list[torch.Tensor]:
+    """As torch._scaled_mm wants them laid out."""
+    shapes = scale_shapes(kind, *size)
+    return [0.5 + torch.rand(shape[::-1], device="cuda", generator=generator()).T for shape in shapes]
 
 
 @pytest.mark.parametrize("kind", ["tensor", "rows", "blocks"])
@@ -70,15 +77,15 @@ def test_no_less_accurate_than_torch(kind: str, mode: str) -> None:
     """On random and on all-positive operands."""
     if kind == "blocks" and mode == "fp8 fast":
         pytest.skip("blocks of scales are added up in fp32")
-    problem = Problem(512, 768, 4096, mode, scales=kind)
+    size, fast = (512, 768, 4096), mode == "fp8 fast"
     for positive in (False, True):
-        a, b = operands((512, 768, 4096), "nt", torch.float8_e4m3fn)
+        a, b = operands(size, "nt", torch.float8_e4m3fn)
         if positive:
             a, b = (x.float().abs().to(x.dtype) for x in (a, b))
-        scales = draw_scales(problem, generator())
+        scales = scales_of(size, kind)
         truth = reference(scaled(a, scales[0]), scaled(b, scales[1]))
-        ours = triton_gemm.scaled_matmul(a, b, *scales, use_fast_accum=mode == "fp8 fast")
-        theirs = scaled_by_torch(problem, a, b, *scales)
+        ours = triton_gemm.scaled_matmul(a, b, *scales, use_fast_accum=fast)
+        theirs = torch._scaled_mm(a, b, *scales, out_dtype=torch.bfloat16, use_fast_accum=fast)
         assert (ours.double() - truth).norm() <= 1.02 * (theirs.double() - truth).norm()
 
 
