@@ -380,12 +380,16 @@ def garbage(dtype: torch.dtype) -> float:
     return torch.nan if dtype.is_floating_point else 99
 
 
-def warpgroup_mma(a: Shared | Tensor, b: Shared, acc: Tensor, is_async: bool) -> Accumulators:
+def warpgroup_mma(
+    a: Shared | Tensor, b: Shared, acc: Tensor, use_acc: bool = True, is_async: bool = False
+) -> Accumulators:
     assert is_async
     if b.dtype.itemsize != 2:
         assert b.values.stride(0) == 1, "wgmma reads all but 16 bits along K only"
         assert isinstance(a, Tensor) or a.values.stride(1) == 1, "wgmma reads all but 16 bits along K only"
-    if not isinstance(acc, Accumulators):
+    if not use_acc:
+        acc = Accumulators(torch.zeros_like(acc.data))
+    elif not isinstance(acc, Accumulators):
         acc = Accumulators(acc.data.clone())
     acc.under_way += 1
     here.products.append(Product(acc, a.values, b.values))

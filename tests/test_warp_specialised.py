@@ -216,12 +216,7 @@ BUGS_OF_PLANES: dict[str, tuple[tuple[str, str], ...]] = {
     "one-plane-for-all": (("batch_a += ", "batch_a += 0 * "),),
     "planes-of-a-for-b": (("gl.to_tensor(B_PLANES)", "gl.to_tensor(A_PLANES)"),),
     "a-piece-replaces-the-sum": (("                acc += more\n", "                acc = more\n"),),
-    "a-piece-is-left-out": (
-        (
-            "for kt in range(k_begin, k_end):\n                if",
-            "for kt in range(k_begin + 1, k_end):\n                if",
-        ),
-    ),
+    "a-piece-is-left-out": (("for _ in range(k_begin, k_end)", "for _ in range(k_begin + 1, k_end)"),),
 }
 
 
@@ -234,19 +229,30 @@ def test_planted_bugs_of_planes_are_caught(bug: str) -> None:
         check(case, config, Schedule(2), broken)
 
 
-BUGS_OF_SCALES: dict[str, tuple[tuple[str, str], ...]] = {
-    "scales-of-the-first-k-tile": (("scale_ptr + kt.to(gl.int64) * M + rows", "scale_ptr + rows"),),
-    "columns-of-one-block": (("gl.where(columns < 64, first, second)", "gl.where(columns < 64, first, first)"),),
-    "the-rest-has-the-scales-of-the-main": (("column_scales(b_scale_ptr, kt, k_tiles, n + MAIN_N, N, rest)",
-                                             "column_scales(b_scale_ptr, kt, k_tiles, n, N, rest)"),),
-    "rows-of-another-tile": (("row_scales(a_scale_ptr, kt, m, M, acc)", "row_scales(a_scale_ptr, kt, 0, M, acc)"),),
+BUGS_OF_BYTES: dict[str, tuple[tuple[str, str], ...]] = {
+    "scales-of-the-first-k-tile": (("kt.to(gl.int64) * M + rows", "rows"),),
+    "scales-of-the-k-tile-before": (("scales = next_scales", "pass"),),
+    "columns-of-one-block": (("gl.where(n % 128 == 0, left, right)", "left"),),
+    "the-rest-has-the-scales-of-the-main": (("of_columns = right", "of_columns = left"),),
     "sums-go-through-fp32": (("sums.to(gl.float32, bitcast=True)", "sums.to(gl.float32)"),),
-}  # fmt: skip
+    "adds-what-is-under-way": (
+        ("warpgroup_mma_wait(1, deps=(more, more_rest))", "warpgroup_mma_wait(2, deps=(more, more_rest))"),
+    ),
+    "frees-a-slot-that-the-rest-reads": (
+        (
+            "            more, more_rest = warpgroup_mma_wait(1, deps=(more, more_rest))\n        else:",
+            "            more, more_rest = warpgroup_mma_wait(1, deps=(more, more_rest))\n"
+            "            mbarrier.arrive(empty_bars.index(before))\n        else:",
+        ),
+        ("            mbarrier.arrive(empty_bars.index(before))\n            rest =", "            rest ="),
+    ),
+    "leaves-the-last-k-tile-out": (("    acc = added(acc, more, n, scales, False, SCALED)\n    slot", "    slot"),),
+}
 
 
-@pytest.mark.parametrize("bug", BUGS_OF_SCALES)
-def test_planted_bugs_of_scales_are_caught(bug: str) -> None:
-    broken = simulated("warp_specialised", BUGS_OF_SCALES[bug])
+@pytest.mark.parametrize("bug", BUGS_OF_BYTES)
+def test_planted_bugs_of_bytes_are_caught(bug: str) -> None:
+    broken = simulated("warp_specialised", BUGS_OF_BYTES[bug])
     config = next(c for c in BYTES if (c.BLOCK_M, c.BLOCK_N) == (128, 192))
     with pytest.raises((AssertionError, DeadlockError, IndexError)):
         for case in of_bytes(config, 0):

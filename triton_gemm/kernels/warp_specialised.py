@@ -194,6 +194,108 @@ def multiply(
 
 
 @gluon.jit
+def multiply_in_pieces(
+    k_begin, k_end, slot, phase, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, a_scale_ptr, b_scale_ptr, m, n,
+    M, N, k_tiles, CONSUMER: gl.constexpr, CONSUMERS: gl.constexpr, ROWS: gl.constexpr, MAIN_N: gl.constexpr,
+    REST_N: gl.constexpr, SCALED: gl.constexpr,
+):  # fmt: skip
+    """As `multiply`, of fp8, of whose sums the tensor cores keep 14 bits: those of each k-tile are added up in fp32,
+    where SCALED times a scale for each row of A and for each 128 columns of B. There is a k-tile at least.
+
+    While the main part's sums are added the rest's products run, and the other way round.
+    """
+    num_stages: gl.constexpr = b_tiles.shape[0]
+    acc = accumulators(ROWS, MAIN_N, a_tiles.dtype)
+    rest = accumulators(ROWS, REST_N, a_tiles.dtype) if REST_N else acc
+    scales = (k_begin, k_begin, k_begin)
+    if SCALED:
+        scales = scales_of(a_scale_ptr, b_scale_ptr, k_begin, k_tiles, m, n, M, N, REST_N > 0, acc)
+    mbarrier.wait(full_bars.index(slot), phase)
+    a = matrix(a_tiles.index(slot * CONSUMERS + CONSUMER), False)
+    more = warpgroup_mma(a, matrix(b_tiles.index(slot), True), acc, use_acc=False, is_async=True)
+    more_rest = more
+    if REST_N:
+        more_rest = warpgroup_mma(a, matrix(b_rest_tiles.index(slot), True), rest, use_acc=False, is_async=True)
+    more, more_rest = under_way(more, more_rest, REST_N > 0)
+    for kt in range(k_begin + 1, k_end):
+        before = slot
+        slot, phase = next_slot(slot, phase, num_stages)
+        next_scales = scales
+        if SCALED:
+            # They arrive under this k-tile's products.
+            next_scales = scales_of(a_scale_ptr, b_scale_ptr, kt, k_tiles, m, n, M, N, REST_N > 0, acc)
+        if REST_N:
+            more, more_rest = warpgroup_mma_wait(1, deps=(more, more_rest))
+        else:
+            more = warpgroup_mma_wait(0, deps=(more,))
+            mbarrier.arrive(empty_bars.index(before))
+        acc = added(acc, more, n, scales, False, SCALED)
+        mbarrier.wait(full_bars.index(slot), phase)
+        a = matrix(a_tiles.index(slot * CONSUMERS + CONSUMER), False)
+        more = warpgroup_mma(a, matrix(b_tiles.index(slot), True), more, use_acc=False, is_async=True)
+        if REST_N:
+            more, more_rest = warpgroup_mma_wait(1, deps=(more, more_rest))
+            mbarrier.arrive(empty_bars.index(before))
+            rest = added(rest, more_rest, n, scales, True, SCALED)
+            b_rest = matrix(b_rest_tiles.index(slot), True)
+            more_rest = warpgroup_mma(a, b_rest, more_rest, use_acc=False, is_async=True)
+        more, more_rest = under_way(more, more_rest, REST_N > 0)
+        scales = next_scales
+    if REST_N:
+        more, more_rest = warpgroup_mma_wait(0, deps=(more, more_rest))
+        rest = added(rest, more_rest, n, scales, True, SCALED)
+    else:
+        more = warpgroup_mma_wait(0, deps=(more,))
+    mbarrier.arrive(empty_bars.index(slot))
+    acc = added(acc, more, n, scales, False, SCALED)
+    slot, phase = next_slot(slot, phase, num_stages)
+    return acc, rest, slot, phase
+
+
+@gluon.jit
+def under_way(more, more_rest, TWO: gl.constexpr):
+    """Both as a loop may carry them: a wait for nothing."""
+    if TWO:
+        return warpgroup_mma_wait(2, deps=(more, more_rest))
+    else:
+        more = warpgroup_mma_wait(1, deps=(more,))
+        return more, more
+
+
+@gluon.jit
+def scales_of(a_scale_ptr, b_scale_ptr, kt, k_tiles, m, n, M, N, TWO: gl.constexpr, acc):
+    """k-tile kt's scales: A's from row m on [rows], and B's of the 128 columns that n is among and, if TWO, of the next
+    128. In memory A's lie [k-tiles, M], B's [N / 128 rounded up, k-tiles]."""
+    rows = m + gl.arange(0, acc.shape[0], gl.SliceLayout(1, acc.type.layout))
+    of_rows = gl.load(a_scale_ptr + kt.to(gl.int64) * M + rows, mask=rows < M, other=0.0)
+    block = n // 128
+    left = gl.load(b_scale_ptr + block.to(gl.int64) * k_tiles + kt)
+    right = left
+    if TWO:
+        right = gl.load(b_scale_ptr + gl.minimum(block + 1, (N - 1) // 128).to(gl.int64) * k_tiles + kt)
+    return of_rows, left, right
+
+
+@gluon.jit
+def added(acc, more, n, scales, REST: gl.constexpr, SCALED: gl.constexpr):
+    """acc + more, whose columns begin at n, times its scales. The REST of a tile begins at n + 128, n being a multiple
+    of 64, and is 64 wide."""
+    if not SCALED:
+        return acc + more
+    else:
+        of_rows, left, right = scales
+        layout: gl.constexpr = acc.type.layout
+        of_rows = gl.convert_layout(of_rows, gl.SliceLayout(1, layout))
+        if REST:
+            of_columns = right
+        else:
+            # Only two halves are told apart, so that a thread needs two registers for all its columns.
+            columns = gl.arange(0, acc.shape[1], gl.SliceLayout(0, layout))
+            of_columns = gl.where(columns < 64, left, gl.where(n % 128 == 0, left, right))[None, :]
+        return acc + more * (of_rows[:, None] * of_columns)
+
+
+@gluon.jit
 def consume_partition(
     c_desc, c_parts, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, c_ptr, bias_ptr, workspace_ptr,
     counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m, num_n,
@@ -227,28 +329,21 @@ def consume_partition(
                 k_begin, k_end, slot, phase, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, CONSUMER,
                 CONSUMERS, ROWS, MAIN_N, REST_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
             )  # fmt: skip
+        elif TERMS == 1:
+            acc, rest, slot, phase = multiply_in_pieces(
+                k_begin, k_end, slot, phase, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, a_scale_ptr,
+                b_scale_ptr, m, n, M, N, k_tiles, CONSUMER, CONSUMERS, ROWS, MAIN_N, REST_N, SCALES == "blocks",
+            )  # fmt: skip
         else:
-            # The tensor cores cut off what they add to a sum below its last bit (of fp8 below its 14th), so a k-tile's
-            # products, of all planes the smallest first, are summed, and these sums rounded to nearest.
+            # The tensor cores cut off what they add to a sum below its last bit, so a k-tile's products, of all planes
+            # the smallest first, are summed, and these sums rounded to nearest.
             acc = accumulators(ROWS, MAIN_N, a_tiles.dtype)
             rest = accumulators(ROWS, REST_N, a_tiles.dtype) if REST_N else acc
-            for kt in range(k_begin, k_end):
-                if SCALES == "blocks":
-                    # Loaded before the products, under which they arrive.
-                    a_scale = row_scales(a_scale_ptr, kt, m, M, acc)
-                    scale = a_scale[:, None] * column_scales(b_scale_ptr, kt, k_tiles, n, N, acc)[None, :]
-                    if REST_N:
-                        rest_a_scale = row_scales(a_scale_ptr, kt, m, M, rest)
-                        rest_b_scale = column_scales(b_scale_ptr, kt, k_tiles, n + MAIN_N, N, rest)
-                        rest_scale = rest_a_scale[:, None] * rest_b_scale[None, :]
+            for _ in range(k_begin, k_end):
                 more, more_rest, slot, phase = multiply(
                     0, TERMS, slot, phase, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, CONSUMER, CONSUMERS,
                     ROWS, MAIN_N, REST_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
                 )  # fmt: skip
-                if SCALES == "blocks":
-                    more *= scale
-                    if REST_N:
-                        more_rest *= rest_scale
                 acc += more
                 if REST_N:
                     rest += more_rest
@@ -299,28 +394,6 @@ def consume_partition(
                 buffer = (buffer + REST_N // PART_N) % c_parts.shape[0]
     if C_TMA:
         tma.store_wait(0)
-
-
-@gluon.jit
-def row_scales(scale_ptr, kt, m, M, acc):
-    """The scales [rows] of A's rows from m on in k-tile kt; they lie [k-tiles, M] in memory."""
-    rows = m + gl.arange(0, acc.shape[0], gl.SliceLayout(1, acc.type.layout))
-    return gl.load(scale_ptr + kt.to(gl.int64) * M + rows, mask=rows < M, other=0.0)
-
-
-@gluon.jit
-def column_scales(scale_ptr, kt, k_tiles, n, N, acc):
-    """The scales [columns] of B's columns from n on in k-tile kt, one for each 128 of them; they lie [N / 128 rounded
-    up, k-tiles] in memory. n is a multiple of 64, or of acc's width where that is less.
-
-    Of 128 columns only two are told apart, in whole halves, so that a thread keeps two registers.
-    """
-    columns = gl.arange(0, acc.shape[1], gl.SliceLayout(0, acc.type.layout))
-    last = (N - 1) // 128
-    first = gl.load(scale_ptr + gl.minimum(n // 128, last).to(gl.int64) * k_tiles + kt)
-    second = gl.load(scale_ptr + gl.minimum((n + 64) // 128, last).to(gl.int64) * k_tiles + kt)
-    gl.static_assert(acc.shape[1] <= 128, "columns of more than two blocks")
-    return gl.where(columns < 64, first, second)
 
 
 @gluon.jit
@@ -729,8 +802,8 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig) -> str
         return f"{config.accumulators()} accumulators leave a thread too few registers for sums of pieces"
     if in_pieces(problem) and (config.BLOCK_K or 0) * problem.dtype.itemsize > PIECE:
         return f"a step of {config.BLOCK_K} along K is more than a piece"
-    if problem.scales == "blocks" and (config.BLOCK_N or 0) % 64 not in (0, config.BLOCK_N):
-        return f"tiles {config.BLOCK_N} wide begin inside of halves of blocks of scales"
+    if problem.scales == "blocks" and config.BLOCK_N not in (16, 32, 64, 128, 192):
+        return f"tiles {config.BLOCK_N} wide lie across more than two blocks of scales, or begin inside of a half"
     if config.accumulators() > room and (problem.has_beta or not c_by_tma(problem)):
         return f"{config.accumulators()} accumulators leave a thread too few registers for pointers to C"
     needed = shared_memory(problem, config)
