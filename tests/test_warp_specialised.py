@@ -235,18 +235,9 @@ BUGS_OF_BYTES: dict[str, tuple[tuple[str, str], ...]] = {
     "columns-of-one-block": (("gl.where(n % 128 == 0, left, right)", "left"),),
     "the-rest-has-the-scales-of-the-main": (("of_columns = right", "of_columns = left"),),
     "sums-go-through-fp32": (("sums.to(gl.float32, bitcast=True)", "sums.to(gl.float32)"),),
-    "adds-what-is-under-way": (
-        ("warpgroup_mma_wait(1, deps=(more, more_rest))", "warpgroup_mma_wait(2, deps=(more, more_rest))"),
-    ),
-    "frees-a-slot-that-the-rest-reads": (
-        (
-            "            more, more_rest = warpgroup_mma_wait(1, deps=(more, more_rest))\n        else:",
-            "            more, more_rest = warpgroup_mma_wait(1, deps=(more, more_rest))\n"
-            "            mbarrier.arrive(empty_bars.index(before))\n        else:",
-        ),
-        ("            mbarrier.arrive(empty_bars.index(before))\n            rest =", "            rest ="),
-    ),
-    "leaves-the-last-k-tile-out": (("    acc = added(acc, more, n, scales, False, SCALED)\n    slot", "    slot"),),
+    "adds-what-is-under-way": (("warpgroup_mma_wait(1, deps=(more, more_rest))", "(more, more_rest)"),),
+    "adds-the-rest-that-is-under-way": (("more_rest = warpgroup_mma_wait(0, deps=(more_rest,))", "pass"),),
+    "leaves-the-rest-out": (("rest = added(rest, more_rest, n, scales, True, SCALED)", "pass"),),
 }
 
 

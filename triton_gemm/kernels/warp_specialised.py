@@ -200,9 +200,10 @@ def multiply_in_pieces(
     REST_N: gl.constexpr, SCALED: gl.constexpr,
 ):  # fmt: skip
     """As `multiply`, of fp8, of whose sums the tensor cores keep 14 bits: those of each k-tile are added up in fp32,
-    where SCALED times a scale for each row of A and for each 128 columns of B. There is a k-tile at least.
+    where SCALED times a scale for each row of A and for each 128 columns of B.
 
-    While the main part's sums are added the rest's products run, and the other way round.
+    The main part's sums are added while the rest's products run. (Products that run on into the next step ptxas would
+    take one by one: C7514.)
     """
     num_stages: gl.constexpr = b_tiles.shape[0]
     acc = accumulators(ROWS, MAIN_N, a_tiles.dtype)
@@ -210,56 +211,30 @@ def multiply_in_pieces(
     scales = (k_begin, k_begin, k_begin)
     if SCALED:
         scales = scales_of(a_scale_ptr, b_scale_ptr, k_begin, k_tiles, m, n, M, N, REST_N > 0, acc)
-    mbarrier.wait(full_bars.index(slot), phase)
-    a = matrix(a_tiles.index(slot * CONSUMERS + CONSUMER), False)
-    more = warpgroup_mma(a, matrix(b_tiles.index(slot), True), acc, use_acc=False, is_async=True)
-    more_rest = more
-    if REST_N:
-        more_rest = warpgroup_mma(a, matrix(b_rest_tiles.index(slot), True), rest, use_acc=False, is_async=True)
-    more, more_rest = under_way(more, more_rest, REST_N > 0)
-    for kt in range(k_begin + 1, k_end):
-        before = slot
-        slot, phase = next_slot(slot, phase, num_stages)
+    for kt in range(k_begin, k_end):
         next_scales = scales
         if SCALED:
             # They arrive under this k-tile's products.
-            next_scales = scales_of(a_scale_ptr, b_scale_ptr, kt, k_tiles, m, n, M, N, REST_N > 0, acc)
-        if REST_N:
-            more, more_rest = warpgroup_mma_wait(1, deps=(more, more_rest))
-        else:
-            more = warpgroup_mma_wait(0, deps=(more,))
-            mbarrier.arrive(empty_bars.index(before))
-        acc = added(acc, more, n, scales, False, SCALED)
+            ahead = gl.minimum(kt + 1, k_end - 1)
+            next_scales = scales_of(a_scale_ptr, b_scale_ptr, ahead, k_tiles, m, n, M, N, REST_N > 0, acc)
         mbarrier.wait(full_bars.index(slot), phase)
         a = matrix(a_tiles.index(slot * CONSUMERS + CONSUMER), False)
-        more = warpgroup_mma(a, matrix(b_tiles.index(slot), True), more, use_acc=False, is_async=True)
+        more = warpgroup_mma(a, matrix(b_tiles.index(slot), True), acc, use_acc=False, is_async=True)
         if REST_N:
-            more, more_rest = warpgroup_mma_wait(1, deps=(more, more_rest))
-            mbarrier.arrive(empty_bars.index(before))
-            rest = added(rest, more_rest, n, scales, True, SCALED)
             b_rest = matrix(b_rest_tiles.index(slot), True)
-            more_rest = warpgroup_mma(a, b_rest, more_rest, use_acc=False, is_async=True)
-        more, more_rest = under_way(more, more_rest, REST_N > 0)
+            more_rest = warpgroup_mma(a, b_rest, rest, use_acc=False, is_async=True)
+            more, more_rest = warpgroup_mma_wait(1, deps=(more, more_rest))
+            acc = added(acc, more, n, scales, False, SCALED)
+            more_rest = warpgroup_mma_wait(0, deps=(more_rest,))
+            mbarrier.arrive(empty_bars.index(slot))
+            rest = added(rest, more_rest, n, scales, True, SCALED)
+        else:
+            more = warpgroup_mma_wait(0, deps=(more,))
+            mbarrier.arrive(empty_bars.index(slot))
+            acc = added(acc, more, n, scales, False, SCALED)
         scales = next_scales
-    if REST_N:
-        more, more_rest = warpgroup_mma_wait(0, deps=(more, more_rest))
-        rest = added(rest, more_rest, n, scales, True, SCALED)
-    else:
-        more = warpgroup_mma_wait(0, deps=(more,))
-    mbarrier.arrive(empty_bars.index(slot))
-    acc = added(acc, more, n, scales, False, SCALED)
-    slot, phase = next_slot(slot, phase, num_stages)
+        slot, phase = next_slot(slot, phase, num_stages)
     return acc, rest, slot, phase
-
-
-@gluon.jit
-def under_way(more, more_rest, TWO: gl.constexpr):
-    """Both as a loop may carry them: a wait for nothing."""
-    if TWO:
-        return warpgroup_mma_wait(2, deps=(more, more_rest))
-    else:
-        more = warpgroup_mma_wait(1, deps=(more,))
-        return more, more
 
 
 @gluon.jit
