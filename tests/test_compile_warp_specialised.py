@@ -169,7 +169,7 @@ def test_every_config_for_bytes(name: str, config: GemmConfig) -> None:
     added = kernel.instructions["FADD"] + kernel.instructions["FFMA"]
     assert problem.precision != "fp8" or added >= config.accumulators() * config.num_warps // 4
     consumers = config.num_warps // 4
-    assert len(re.findall(r"WARPGROUP\.DEPBAR", kernel.asm["sass"])) <= 2 * consumers
+    assert len(re.findall(r"WARPGROUP\.DEPBAR", kernel.asm["sass"])) <= 3 * consumers
 
 
 def config_of_16_bits(config: GemmConfig) -> GemmConfig:

@@ -215,8 +215,11 @@ BUGS_OF_PLANES: dict[str, tuple[tuple[str, str], ...]] = {
     "k-runs-on": (("k = step // TERMS", "k = step"),),
     "one-plane-for-all": (("batch_a += ", "batch_a += 0 * "),),
     "planes-of-a-for-b": (("gl.to_tensor(B_PLANES)", "gl.to_tensor(A_PLANES)"),),
-    "a-piece-replaces-the-sum": (("                acc += more\n", "                acc = more\n"),),
-    "a-piece-is-left-out": (("for _ in range(k_begin, k_end)", "for _ in range(k_begin + 1, k_end)"),),
+    "a-piece-replaces-the-sum": (("return acc + more\n", "return more\n"),),
+    "a-piece-is-left-out": (("            0, TERMS, slot", "            0, TERMS - 1, slot"),),
+    "frees-no-slot-after-a-piece": (
+        ("            mbarrier.arrive(empty_bars.index(previous_slot(slot, num_stages)))\n", ""),
+    ),
 }
 
 

@@ -147,6 +147,12 @@ def by_registers(dtype, column_major):
     return column_major and dtype == gl.float32
 
 
+@constexpr_function
+def still_running(dtype, a_column_major):
+    """Steps whose products run on into the next: none beside A in registers, which the next step fills."""
+    return 0 if by_registers(dtype, a_column_major) else 1
+
+
 @gluon.jit
 def left_operand(tile, COLUMN_MAJOR: gl.constexpr, acc_layout: gl.constexpr):
     """A's tile for `wgmma`."""
@@ -162,10 +168,10 @@ def multiply(
     CONSUMERS: gl.constexpr, ROWS: gl.constexpr, MAIN_N: gl.constexpr, REST_N: gl.constexpr,
     A_COLUMN_MAJOR: gl.constexpr, B_COLUMN_MAJOR: gl.constexpr,
 ):  # fmt: skip
-    """(acc, rest, slot, phase): sums over k-tiles from k_begin to k_end, from `slot` on, and the slot after them."""
+    """(acc, rest, slot, phase): sums over k-tiles from k_begin to k_end, from `slot` on, and the slot after them. The
+    last one's products may be under way, as `still_running` says."""
     num_stages: gl.constexpr = b_tiles.shape[0]
-    # Products that run on into the next step: none beside A in registers, which the next step fills.
-    IN_FLIGHT: gl.constexpr = 0 if by_registers(a_tiles.dtype, A_COLUMN_MAJOR) else 1
+    IN_FLIGHT: gl.constexpr = still_running(a_tiles.dtype, A_COLUMN_MAJOR)
     acc = accumulators(ROWS, MAIN_N, a_tiles.dtype)
     acc_layout: gl.constexpr = acc.type.layout
     rest = accumulators(ROWS, REST_N, a_tiles.dtype) if REST_N else acc
@@ -184,12 +190,6 @@ def multiply(
         else:
             mbarrier.arrive(empty_bars.index(slot))
         slot, phase = next_slot(slot, phase, num_stages)
-    if IN_FLIGHT:
-        if REST_N:
-            acc, rest = warpgroup_mma_wait(0, deps=(acc, rest))
-        else:
-            acc = warpgroup_mma_wait(0, deps=(acc,))
-        mbarrier.arrive(empty_bars.index(previous_slot(slot, num_stages)), pred=k_end > k_begin)
     return acc, rest, slot, phase
 
 
@@ -197,13 +197,15 @@ def multiply(
 def multiply_in_pieces(
     k_begin, k_end, slot, phase, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, a_scale_ptr, b_scale_ptr, m, n,
     M, N, k_tiles, CONSUMER: gl.constexpr, CONSUMERS: gl.constexpr, ROWS: gl.constexpr, MAIN_N: gl.constexpr,
-    REST_N: gl.constexpr, SCALED: gl.constexpr,
+    REST_N: gl.constexpr, A_COLUMN_MAJOR: gl.constexpr, B_COLUMN_MAJOR: gl.constexpr, TERMS: gl.constexpr,
+    SCALED: gl.constexpr,
 ):  # fmt: skip
-    """As `multiply`, of fp8, of whose sums the tensor cores keep 14 bits: those of each k-tile are added up in fp32,
-    where SCALED times a scale for each row of A and for each 128 columns of B.
+    """As `multiply`, but nothing is under way in the end, and a k-tile's sums are added up in fp32, where SCALED times
+    a scale for each row of A and for each 128 columns of B.
 
-    The main part's sums are added while the rest's products run. (Products that run on into the next step ptxas would
-    take one by one: C7514.)
+    The tensor cores cut off what they add to a sum below its last bit (of fp8 below its 14th), so a k-tile's products,
+    of all planes the smallest first, are summed, and these sums rounded to nearest. Those of the main part are added
+    while the rest's products run. (Across the loop's end ptxas would take such products one by one: C7514.)
     """
     num_stages: gl.constexpr = b_tiles.shape[0]
     acc = accumulators(ROWS, MAIN_N, a_tiles.dtype)
@@ -217,23 +219,21 @@ def multiply_in_pieces(
             # They arrive under this k-tile's products.
             ahead = gl.minimum(kt + 1, k_end - 1)
             next_scales = scales_of(a_scale_ptr, b_scale_ptr, ahead, k_tiles, m, n, M, N, REST_N > 0, acc)
-        mbarrier.wait(full_bars.index(slot), phase)
-        a = matrix(a_tiles.index(slot * CONSUMERS + CONSUMER), False)
-        more = warpgroup_mma(a, matrix(b_tiles.index(slot), True), acc, use_acc=False, is_async=True)
+        more, more_rest, slot, phase = multiply(
+            0, TERMS, slot, phase, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, CONSUMER, CONSUMERS, ROWS,
+            MAIN_N, REST_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
+        )  # fmt: skip
         if REST_N:
-            b_rest = matrix(b_rest_tiles.index(slot), True)
-            more_rest = warpgroup_mma(a, b_rest, rest, use_acc=False, is_async=True)
             more, more_rest = warpgroup_mma_wait(1, deps=(more, more_rest))
             acc = added(acc, more, n, scales, False, SCALED)
             more_rest = warpgroup_mma_wait(0, deps=(more_rest,))
-            mbarrier.arrive(empty_bars.index(slot))
+            mbarrier.arrive(empty_bars.index(previous_slot(slot, num_stages)))
             rest = added(rest, more_rest, n, scales, True, SCALED)
         else:
             more = warpgroup_mma_wait(0, deps=(more,))
-            mbarrier.arrive(empty_bars.index(slot))
+            mbarrier.arrive(empty_bars.index(previous_slot(slot, num_stages)))
             acc = added(acc, more, n, scales, False, SCALED)
         scales = next_scales
-        slot, phase = next_slot(slot, phase, num_stages)
     return acc, rest, slot, phase
 
 
@@ -304,24 +304,18 @@ def consume_partition(
                 k_begin, k_end, slot, phase, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, CONSUMER,
                 CONSUMERS, ROWS, MAIN_N, REST_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
             )  # fmt: skip
-        elif TERMS == 1:
+            if still_running(a_tiles.dtype, A_COLUMN_MAJOR):
+                if REST_N:
+                    acc, rest = warpgroup_mma_wait(0, deps=(acc, rest))
+                else:
+                    acc = warpgroup_mma_wait(0, deps=(acc,))
+                mbarrier.arrive(empty_bars.index(previous_slot(slot, b_tiles.shape[0])), pred=k_end > k_begin)
+        else:
             acc, rest, slot, phase = multiply_in_pieces(
                 k_begin, k_end, slot, phase, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, a_scale_ptr,
-                b_scale_ptr, m, n, M, N, k_tiles, CONSUMER, CONSUMERS, ROWS, MAIN_N, REST_N, SCALES == "blocks",
+                b_scale_ptr, m, n, M, N, k_tiles, CONSUMER, CONSUMERS, ROWS, MAIN_N, REST_N, A_COLUMN_MAJOR,
+                B_COLUMN_MAJOR, TERMS, SCALES == "blocks",
             )  # fmt: skip
-        else:
-            # The tensor cores cut off what they add to a sum below its last bit, so a k-tile's products, of all planes
-            # the smallest first, are summed, and these sums rounded to nearest.
-            acc = accumulators(ROWS, MAIN_N, a_tiles.dtype)
-            rest = accumulators(ROWS, REST_N, a_tiles.dtype) if REST_N else acc
-            for _ in range(k_begin, k_end):
-                more, more_rest, slot, phase = multiply(
-                    0, TERMS, slot, phase, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, CONSUMER, CONSUMERS,
-                    ROWS, MAIN_N, REST_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
-                )  # fmt: skip
-                acc += more
-                if REST_N:
-                    rest += more_rest
 
         # Epilogue
         mine = True
