@@ -240,10 +240,6 @@ BUGS_OF_BYTES: dict[str, tuple[tuple[str, str], ...]] = {
     "sums-go-through-fp32": (("sums.to(gl.float32, bitcast=True)", "sums.to(gl.float32)"),),
     "adds-what-is-under-way": (("warpgroup_mma_wait(1, deps=(more, more_rest))", "(more, more_rest)"),),
     "adds-the-rest-that-is-under-way": (("more_rest = warpgroup_mma_wait(0, deps=(more_rest,))", "pass"),),
-    "no-turn-passes-on": (("mbarrier.arrive(turn_bars.index(1 - CONSUMER))", "pass"),),
-    "waits-for-the-other's-turn": (
-        ("mbarrier.wait(turn_bars.index(CONSUMER), turn)", "mbarrier.wait(turn_bars.index(1 - CONSUMER), turn)"),
-    ),
     "leaves-the-rest-out": (("rest = added(rest, more_rest, n, scales, True, SCALED)", "pass"),),
 }
 

@@ -193,64 +193,48 @@ def multiply(
     return acc, rest, slot, phase
 
 
-@constexpr_function
-def take_turns(consumers, in_pieces, terms):
-    """Whether two warpgroups multiply one after the other: else both would add their sums at once, the tensor cores
-    idle. Not where a k-tile takes several slots of the ring, which both must read before it goes on."""
-    return consumers == 2 and in_pieces and terms == 1
-
-
 @gluon.jit
 def multiply_in_pieces(
-    k_begin, k_end, slot, phase, turn, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, turn_bars, a_scale_ptr,
-    b_scale_ptr, m, n, M, N, k_tiles, CONSUMER: gl.constexpr, CONSUMERS: gl.constexpr, ROWS: gl.constexpr,
-    MAIN_N: gl.constexpr, REST_N: gl.constexpr, A_COLUMN_MAJOR: gl.constexpr, B_COLUMN_MAJOR: gl.constexpr,
-    TERMS: gl.constexpr, SCALED: gl.constexpr,
+    k_begin, k_end, slot, phase, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, a_scale_ptr, b_scale_ptr, m, n,
+    M, N, k_tiles, CONSUMER: gl.constexpr, CONSUMERS: gl.constexpr, ROWS: gl.constexpr, MAIN_N: gl.constexpr,
+    REST_N: gl.constexpr, A_COLUMN_MAJOR: gl.constexpr, B_COLUMN_MAJOR: gl.constexpr, TERMS: gl.constexpr,
+    SCALED: gl.constexpr,
 ):  # fmt: skip
     """As `multiply`, but nothing is under way in the end, and a k-tile's sums are added up in fp32, where SCALED times
     a scale for each row of A and for each 128 columns of B.
 
     The tensor cores cut off what they add to a sum below its last bit (of fp8 below its 14th), so a k-tile's products,
     of all planes the smallest first, are summed, and these sums rounded to nearest. Those of the main part are added
-    while the rest's products run. (Across the loop's end ptxas would take such products one by one: C7514.) `turn` is
-    the phase in which this warpgroup's turn to multiply comes; it passes on before its last products are done.
+    while the rest's products run. (Across the loop's end ptxas would take such products one by one: C7514.)
     """
     num_stages: gl.constexpr = b_tiles.shape[0]
-    TURNS: gl.constexpr = take_turns(CONSUMERS, True, TERMS)
     acc = accumulators(ROWS, MAIN_N, a_tiles.dtype)
     rest = accumulators(ROWS, REST_N, a_tiles.dtype) if REST_N else acc
     scales = (k_begin, k_begin, k_begin)
     if SCALED:
         scales = scales_of(a_scale_ptr, b_scale_ptr, k_begin, k_tiles, m, n, M, N, REST_N > 0, acc)
     for kt in range(k_begin, k_end):
-        if TURNS:
-            mbarrier.wait(turn_bars.index(CONSUMER), turn)
-            turn ^= 1
-        more, more_rest, slot, phase = multiply(
-            0, TERMS, slot, phase, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, CONSUMER, CONSUMERS, ROWS,
-            MAIN_N, REST_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
-        )  # fmt: skip
         next_scales = scales
         if SCALED:
             # They arrive under this k-tile's products.
             ahead = gl.minimum(kt + 1, k_end - 1)
             next_scales = scales_of(a_scale_ptr, b_scale_ptr, ahead, k_tiles, m, n, M, N, REST_N > 0, acc)
+        more, more_rest, slot, phase = multiply(
+            0, TERMS, slot, phase, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, CONSUMER, CONSUMERS, ROWS,
+            MAIN_N, REST_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
+        )  # fmt: skip
         if REST_N:
             more, more_rest = warpgroup_mma_wait(1, deps=(more, more_rest))
-        else:
-            more = warpgroup_mma_wait(0, deps=(more,))
-        if TURNS:
-            mbarrier.arrive(turn_bars.index(1 - CONSUMER))
-        if REST_N:
             acc = added(acc, more, n, scales, False, SCALED)
             more_rest = warpgroup_mma_wait(0, deps=(more_rest,))
             mbarrier.arrive(empty_bars.index(previous_slot(slot, num_stages)))
             rest = added(rest, more_rest, n, scales, True, SCALED)
         else:
+            more = warpgroup_mma_wait(0, deps=(more,))
             mbarrier.arrive(empty_bars.index(previous_slot(slot, num_stages)))
             acc = added(acc, more, n, scales, False, SCALED)
         scales = next_scales
-    return acc, rest, slot, phase, turn
+    return acc, rest, slot, phase
 
 
 @gluon.jit
@@ -288,7 +272,7 @@ def added(acc, more, n, scales, REST: gl.constexpr, SCALED: gl.constexpr):
 
 @gluon.jit
 def consume_partition(
-    c_desc, c_parts, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, turn_bars, c_ptr, bias_ptr, workspace_ptr,
+    c_desc, c_parts, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, c_ptr, bias_ptr, workspace_ptr,
     counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m, num_n,
     num_items, k_tiles, group, split, parts, CONSUMER: gl.constexpr, CONSUMERS: gl.constexpr, BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr, REST_N: gl.constexpr, PART_N: gl.constexpr, A_COLUMN_MAJOR: gl.constexpr, B_COLUMN_MAJOR:
@@ -307,9 +291,6 @@ def consume_partition(
     slot = 0
     phase = 0
     buffer = 0
-    turn = 1
-    if CONSUMER == 1:
-        turn = 0  # the first turn is the other's
     for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
         # Locate the tile
         tile_id, part, k_begin, k_end = work_of(item, k_tiles, split, parts)
@@ -330,10 +311,10 @@ def consume_partition(
                     acc = warpgroup_mma_wait(0, deps=(acc,))
                 mbarrier.arrive(empty_bars.index(previous_slot(slot, b_tiles.shape[0])), pred=k_end > k_begin)
         else:
-            acc, rest, slot, phase, turn = multiply_in_pieces(
-                k_begin, k_end, slot, phase, turn, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, turn_bars,
-                a_scale_ptr, b_scale_ptr, m, n, M, N, k_tiles, CONSUMER, CONSUMERS, ROWS, MAIN_N, REST_N,
-                A_COLUMN_MAJOR, B_COLUMN_MAJOR, TERMS, SCALES == "blocks",
+            acc, rest, slot, phase = multiply_in_pieces(
+                k_begin, k_end, slot, phase, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, a_scale_ptr,
+                b_scale_ptr, m, n, M, N, k_tiles, CONSUMER, CONSUMERS, ROWS, MAIN_N, REST_N, A_COLUMN_MAJOR,
+                B_COLUMN_MAJOR, TERMS, SCALES == "blocks",
             )  # fmt: skip
 
         # Epilogue
@@ -582,11 +563,6 @@ def warp_specialised_kernel(
     for slot in gl.static_range(num_stages):
         mbarrier.init(full_bars.index(slot), count=1)
         mbarrier.init(empty_bars.index(slot), count=CONSUMERS)
-    turn_bars = empty_bars
-    if take_turns(CONSUMERS, IN_PIECES, TERMS):
-        turn_bars = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-        mbarrier.init(turn_bars.index(0), count=1)
-        mbarrier.init(turn_bars.index(1), count=1)
     fence_async_shared()
     c_parts_0 = parts_of_c(c_desc, a_tiles, C_TMA, C_BUFFERS)
     c_parts_1 = parts_of_c(c_desc, a_tiles, C_TMA and CONSUMERS > 1, C_BUFFERS)
@@ -599,11 +575,11 @@ def warp_specialised_kernel(
         gl.warp_specialize(
             [
                 (consume_partition, (
-                    c_desc, c_parts_0, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, turn_bars, c_ptr,
-                    bias_ptr, workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm,
-                    stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles, group, split, parts, 0, CONSUMERS,
-                    BLOCK_M, BLOCK_N, REST_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA,
-                    BIAS, ACTIVATION, SCALES, SPLIT, TERMS, IN_PIECES, PDL,
+                    c_desc, c_parts_0, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, c_ptr, bias_ptr,
+                    workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha,
+                    beta, num_m, num_n, num_items, k_tiles, group, split, parts, 0, CONSUMERS, BLOCK_M, BLOCK_N, REST_N,
+                    PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SCALES,
+                    SPLIT, TERMS, IN_PIECES, PDL,
                 )),
                 (load_partition, (
                     a_desc, b_desc, b_rest_desc, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, num_m, num_n,
@@ -618,18 +594,18 @@ def warp_specialised_kernel(
         gl.warp_specialize(
             [
                 (consume_partition, (
-                    c_desc, c_parts_0, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, turn_bars, c_ptr,
-                    bias_ptr, workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm,
-                    stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles, group, split, parts, 0, CONSUMERS,
-                    BLOCK_M, BLOCK_N, REST_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA,
-                    BIAS, ACTIVATION, SCALES, SPLIT, TERMS, IN_PIECES, PDL,
+                    c_desc, c_parts_0, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, c_ptr, bias_ptr,
+                    workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha,
+                    beta, num_m, num_n, num_items, k_tiles, group, split, parts, 0, CONSUMERS, BLOCK_M, BLOCK_N, REST_N,
+                    PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SCALES,
+                    SPLIT, TERMS, IN_PIECES, PDL,
                 )),
                 (consume_partition, (
-                    c_desc, c_parts_1, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, turn_bars, c_ptr,
-                    bias_ptr, workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm,
-                    stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles, group, split, parts, 1, CONSUMERS,
-                    BLOCK_M, BLOCK_N, REST_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA,
-                    BIAS, ACTIVATION, SCALES, SPLIT, TERMS, IN_PIECES, PDL,
+                    c_desc, c_parts_1, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, c_ptr, bias_ptr,
+                    workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha,
+                    beta, num_m, num_n, num_items, k_tiles, group, split, parts, 1, CONSUMERS, BLOCK_M, BLOCK_N, REST_N,
+                    PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SCALES,
+                    SPLIT, TERMS, IN_PIECES, PDL,
                 )),
                 (load_partition, (
                     a_desc, b_desc, b_rest_desc, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, num_m, num_n,
@@ -644,25 +620,25 @@ def warp_specialised_kernel(
         gl.warp_specialize(
             [
                 (consume_partition, (
-                    c_desc, c_parts_0, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, turn_bars, c_ptr,
-                    bias_ptr, workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm,
-                    stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles, group, split, parts, 0, CONSUMERS,
-                    BLOCK_M, BLOCK_N, REST_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA,
-                    BIAS, ACTIVATION, SCALES, SPLIT, TERMS, IN_PIECES, PDL,
+                    c_desc, c_parts_0, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, c_ptr, bias_ptr,
+                    workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha,
+                    beta, num_m, num_n, num_items, k_tiles, group, split, parts, 0, CONSUMERS, BLOCK_M, BLOCK_N, REST_N,
+                    PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SCALES,
+                    SPLIT, TERMS, IN_PIECES, PDL,
                 )),
                 (consume_partition, (
-                    c_desc, c_parts_1, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, turn_bars, c_ptr,
-                    bias_ptr, workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm,
-                    stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles, group, split, parts, 1, CONSUMERS,
-                    BLOCK_M, BLOCK_N, REST_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA,
-                    BIAS, ACTIVATION, SCALES, SPLIT, TERMS, IN_PIECES, PDL,
+                    c_desc, c_parts_1, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, c_ptr, bias_ptr,
+                    workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha,
+                    beta, num_m, num_n, num_items, k_tiles, group, split, parts, 1, CONSUMERS, BLOCK_M, BLOCK_N, REST_N,
+                    PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SCALES,
+                    SPLIT, TERMS, IN_PIECES, PDL,
                 )),
                 (consume_partition, (
-                    c_desc, c_parts_2, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, turn_bars, c_ptr,
-                    bias_ptr, workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm,
-                    stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles, group, split, parts, 2, CONSUMERS,
-                    BLOCK_M, BLOCK_N, REST_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA,
-                    BIAS, ACTIVATION, SCALES, SPLIT, TERMS, IN_PIECES, PDL,
+                    c_desc, c_parts_2, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, c_ptr, bias_ptr,
+                    workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha,
+                    beta, num_m, num_n, num_items, k_tiles, group, split, parts, 2, CONSUMERS, BLOCK_M, BLOCK_N, REST_N,
+                    PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SCALES,
+                    SPLIT, TERMS, IN_PIECES, PDL,
                 )),
                 (load_partition, (
                     a_desc, b_desc, b_rest_desc, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, num_m, num_n,
