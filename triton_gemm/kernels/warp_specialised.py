@@ -214,15 +214,15 @@ def multiply_in_pieces(
     if SCALED:
         scales = scales_of(a_scale_ptr, b_scale_ptr, k_begin, k_tiles, m, n, M, N, REST_N > 0, acc)
     for kt in range(k_begin, k_end):
+        more, more_rest, slot, phase = multiply(
+            0, TERMS, slot, phase, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, CONSUMER, CONSUMERS, ROWS,
+            MAIN_N, REST_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
+        )  # fmt: skip
         next_scales = scales
         if SCALED:
             # They arrive under this k-tile's products.
             ahead = gl.minimum(kt + 1, k_end - 1)
             next_scales = scales_of(a_scale_ptr, b_scale_ptr, ahead, k_tiles, m, n, M, N, REST_N > 0, acc)
-        more, more_rest, slot, phase = multiply(
-            0, TERMS, slot, phase, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, CONSUMER, CONSUMERS, ROWS,
-            MAIN_N, REST_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
-        )  # fmt: skip
         if REST_N:
             more, more_rest = warpgroup_mma_wait(1, deps=(more, more_rest))
             acc = added(acc, more, n, scales, False, SCALED)
