@@ -188,16 +188,17 @@ def scaled_by_torch(
 
 
 def check_rows(problem: Problem, at_most: int | None) -> torch.Tensor | None:
-    """Which rows of C to check, sorted, the first and the last among them; None for all."""
+    """Which rows of C to check, sorted, the first and the last among them, a multiple of 16 (as torch._scaled_mm wants
+    them); None for all."""
     if at_most is None:
         return None
     batch = problem.batch or 1
     by_work = int(CHECK_FLOP / (2 * batch * problem.N * problem.K))
-    count = max(MIN_CHECK_ROWS, min(at_most, by_work, CHECK_RESULTS // (batch * problem.N)))
+    count = max(MIN_CHECK_ROWS, min(at_most, by_work, CHECK_RESULTS // (batch * problem.N)) // 16 * 16)
     if count >= problem.M:
         return None
-    drawn = torch.randperm(problem.M, generator=torch.Generator().manual_seed(problem.seed))[: count - 2]
-    return torch.cat([drawn, torch.tensor([0, problem.M - 1])]).unique().to(DEVICE)
+    drawn = 1 + torch.randperm(problem.M - 2, generator=torch.Generator().manual_seed(problem.seed))[: count - 2]
+    return torch.cat([drawn, torch.tensor([0, problem.M - 1])]).sort().values.to(DEVICE)
 
 
 class Check:
