@@ -22,6 +22,10 @@ Capability = tuple[int, int]
 HOPPER = (9, 0)
 OTHERS = ((8, 0), (8, 9), (10, 0), (12, 0))
 PRECISIONS = list(portable.CONFIGS)
+DTYPES = {
+    **{"half": torch.bfloat16, "fp64": torch.float64, "int8": torch.int8},
+    **{"fp8": torch.float8_e4m3fn, "fp8 fast": torch.float8_e5m2},
+}
 
 
 @dataclass(frozen=True)
@@ -37,9 +41,11 @@ class Circumstance:
     bias: str | None = None
     activation: str | None = None
     split_k: int = 1
+    scales: str | None = None
 
     def problem(self, precision: str) -> GemmProblem:
-        dtype = torch.bfloat16 if precision == "half" else torch.float32
+        """8-bit operands have scales and give bf16, where nothing else is said."""
+        dtype = DTYPES.get(precision, torch.float32)
         M, N, K = self.size
 
         def layout(rows: int, columns: int, order: str) -> Layout:
@@ -48,8 +54,11 @@ class Circumstance:
 
         shapes = ((M, K), (K, N), (M, N))
         layouts = [layout(*shape, order) for shape, order in zip(shapes, self.orders, strict=True)]
-        out_dtype = self.out_dtype or dtype
-        epilogue = (self.has_beta, self.bias, self.activation)
+        out_dtype = self.out_dtype or (torch.bfloat16 if dtype.itemsize == 1 else dtype)
+        scales = None
+        if dtype.itemsize == 1 and out_dtype != torch.int32:
+            scales = self.scales or "tensor"
+        epilogue = (self.has_beta, self.bias, self.activation, scales)
         return GemmProblem(1, M, N, K, dtype, out_dtype, precision, *layouts, *epilogue)
 
     def legal(self, precision: str, capability: Capability) -> list[GemmConfig]:
@@ -59,6 +68,15 @@ class Circumstance:
             for config in portable.CONFIGS[precision]
             if portable.illegal(problem, device, config, self.split_k) is None
         ]
+
+    def exists(self, precision: str, capability: Capability) -> bool:
+        """Whether there is such a product, on such a GPU."""
+        dtype = DTYPES.get(precision, torch.float32)
+        if dtype.itemsize == 1 and dtype.is_floating_point and capability < (8, 9):
+            return False
+        if self.scales is not None:
+            return dtype.itemsize == 1 and (self.scales != "blocks" or precision == "fp8")
+        return self.out_dtype != torch.int32 or precision == "int8"
 
 
 ALIGNED = Circumstance((512, 768, 1024))
@@ -74,6 +92,12 @@ CIRCUMSTANCES = {
     "everything": replace(ALIGNED, has_beta=True, bias="m", activation="gelu", split_k=3),
     "odd-everything": Circumstance((509, 767, 1021), "nnn", 1, None, True, "n", "gelu_tanh", 2),
     "float32": replace(ALIGNED, out_dtype=torch.float32),
+    "int32": replace(ALIGNED, out_dtype=torch.int32),
+    "odd-int32": Circumstance((509, 767, 1021), out_dtype=torch.int32, split_k=2),
+    "rows": replace(ALIGNED, scales="rows", bias="n"),
+    "odd-rows": Circumstance((509, 767, 1021), scales="rows"),
+    "blocks": replace(ALIGNED, orders="ntn", scales="blocks", bias="n"),
+    "odd-blocks": Circumstance((509, 767, 1021), scales="blocks"),
 }
 
 
@@ -90,7 +114,8 @@ def compiled(
     (launch,) = portable.launches(problem, config, circumstance.split_k)
     dtypes = {
         **{"a": problem.dtype, "b": problem.dtype, "c": problem.out_dtype},
-        **{"bias": torch.float32, "workspace": torch.float32, "counters": torch.int32},
+        **dict.fromkeys(("bias", "a_scale", "b_scale", "workspace"), torch.float32),
+        "counters": torch.int32,
     }
     return compile_launch(launch, dtypes, capability)
 
@@ -106,6 +131,8 @@ def instruction(precision: str, config: GemmConfig, capability: Capability) -> s
     """What multiplies: from sm_90 on tensor cores have instructions for 64 rows and four warps."""
     if precision == "ieee":
         return "FFMA"
+    if precision == "fp64":
+        return "DMMA" if capability in ((8, 0), (9, 0)) else "D.*MA"  # Triton 3.9 has DMMA on sm_100 too
     if config.BLOCK_M < 64 or config.num_warps < 4:
         return "HMMA"
     return {9: "HGMMA", 10: "UTCHMMA"}.get(capability[0], "HMMA")
