@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from ..compat import INTERPRETED, round_to
+from ..compat import INTERPRETED, dot_operand, round_to
 from ..ladder.k07_tf32 import round_tf32
 
 _INTERPRETED = tl.constexpr(INTERPRETED)
@@ -20,13 +20,13 @@ def split(x, dtype: tl.constexpr, PLANES: tl.constexpr):
         LARGEST: tl.constexpr = 3.3895313892515355e38 if dtype == tl.bfloat16 else 3.4011621342146535e38
         finite = tl.abs(x) < float("inf")
         first = nearest(tl.where(finite, tl.clamp(x, -LARGEST, LARGEST), x), dtype)
-        left = tl.where(finite, x - first.to(tl.float32), 0.0)
+        left = tl.where(finite, x - dot_operand(first).to(tl.float32), 0.0)
         second = nearest(left, dtype)
         if PLANES == 2:
             return first, second
         else:
             tl.static_assert(PLANES == 3)
-            return first, second, nearest(left - second.to(tl.float32), dtype)
+            return first, second, nearest(left - dot_operand(second).to(tl.float32), dtype)
 
 
 @triton.jit

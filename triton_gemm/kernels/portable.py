@@ -267,10 +267,10 @@ _8_BITS = _configs(
         (128, 128, 128, 8, 3),
         (128, 128, 64, 4, 4),
         (64, 128, 128, 4, 3),
-        (128, 64, 128, 4, 3),
+        (128, 64, 128, 8, 3),
         (64, 64, 128, 4, 4),
-        (64, 128, 32, 8, 4),
-        (64, 64, 32, 4, 4),
+        (64, 128, 32, 8, 6),
+        (64, 64, 32, 4, 6),
         (32, 128, 128, 4, 4),
         (64, 32, 128, 4, 4),
         (32, 64, 128, 4, 5),
@@ -400,11 +400,13 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig, split_
     a_vector, b_vector, c_vector = (vector for _, vector in _vectors(problem))
     a_tile, b_tile = config.BLOCK_M * config.BLOCK_K, config.BLOCK_K * config.BLOCK_N
     addresses = (a_tile // a_vector + b_tile // b_vector) // (32 * config.num_warps)
-    fragments = 0 if tensor_cores else accumulators  # FMAs read operands from registers
-    if accumulators + fragments + 5 * addresses > 210:
+    others = 0 if tensor_cores else accumulators  # FMAs read operands from registers
+    others += accumulators // 2 if problem.scales == "blocks" else 0  # scales of rows, and where they are
+    if accumulators + others + 5 * addresses > 210:
         return f"{accumulators} accumulators and {addresses} addresses leave too few of a thread's registers"
     beside = sum_itemsize * bool(problem.bias or problem.activation not in (None, "relu") or split_k > 1)
     beside += sum_itemsize * (problem.activation == "gelu")  # a polynomial and two transcendentals
+    beside += sum_itemsize * (problem.scales == "rows")
     beside += out_itemsize * problem.has_beta + 4 * (c_vector * out_itemsize < 16)
     if config.accumulators(sum_itemsize + beside) > 160:
         sums = config.accumulators(sum_itemsize)
