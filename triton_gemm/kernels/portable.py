@@ -406,7 +406,7 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig, split_
         return f"{accumulators} accumulators and {addresses} addresses leave too few of a thread's registers"
     beside = sum_itemsize * bool(problem.bias or problem.activation not in (None, "relu") or split_k > 1)
     beside += sum_itemsize * (problem.activation == "gelu")  # a polynomial and two transcendentals
-    beside += sum_itemsize * (problem.scales == "rows")
+    beside += sum_itemsize * (problem.scales == "rows" or (problem.scales == "tensor" and precision == "int8"))
     beside += out_itemsize * problem.has_beta + 4 * (c_vector * out_itemsize < 16)
     if config.accumulators(sum_itemsize + beside) > 160:
         sums = config.accumulators(sum_itemsize)
