@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tests.checks import NAN, SENTINEL
+from tests.checks import NAN, SENTINEL, drawn_as
 from tests.epilogues import expected
 from tests.numerics import mode_of
 from triton_gemm.config import GemmConfig
@@ -116,7 +116,7 @@ class Operands:
         if self.case.integers:
             drawn = torch.randint(-6, 7, shape, generator=self.generator, device=self.device).float()
         else:
-            drawn = torch.randn(shape, generator=self.generator, device=self.device)
+            drawn = torch.randn(shape, generator=self.generator, device=self.device, dtype=drawn_as(dtype))
             drawn = drawn if dtype.is_floating_point else (40 * drawn).clamp(-128, 127)
         return drawn.to(dtype)
 

@@ -144,6 +144,11 @@ def run(
     return result
 
 
+def drawn_as(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that normal numbers are drawn in for `dtype`: of fp64 all bits."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
 def operands(
     product: Product, size: tuple[int, int, int], kind: str = "normal", *, expanded: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -157,7 +162,7 @@ def operands(
         if kind == "integers":
             drawn = torch.randint(-6, 7, (rows, columns), generator=generator).float()
         else:
-            drawn = torch.randn(rows, columns, generator=generator)
+            drawn = torch.randn(rows, columns, generator=generator, dtype=drawn_as(dtype))
         if kind == "wide":
             drawn *= 2.0 ** torch.randint(-3, 4, (rows, 1), generator=generator)
         return drawn.to(dtype).to(product.device)

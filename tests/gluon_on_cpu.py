@@ -441,7 +441,9 @@ def nothing(*arguments: Any, **options: Any) -> None:
 
 
 def language() -> SimpleNamespace:
-    types = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16", "int8", "int32", "int64")}
+    types = {
+        name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16", "int8", "int32", "int64")
+    }
     layouts = ("NVMMADistributedLayout", "SliceLayout", "BlockedLayout", "DotOperandLayout")
     return SimpleNamespace(
         **types,

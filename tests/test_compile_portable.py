@@ -15,6 +15,7 @@ from triton_gemm.config import MAX_REGISTERS_PER_THREAD, GemmConfig
 from triton_gemm.device import SHARED_MEMORY, device_of_capability
 from triton_gemm.kernels import portable, repack
 from triton_gemm.kernels.launch import Launch, materialise
+from triton_gemm.precision import SPLIT
 from triton_gemm.problem import GemmProblem, Layout
 
 Capability = tuple[int, int]
@@ -22,6 +23,10 @@ Capability = tuple[int, int]
 HOPPER = (9, 0)
 OTHERS = ((8, 0), (8, 9), (10, 0), (12, 0))
 PRECISIONS = list(portable.CONFIGS)
+DTYPES = {
+    **{"half": torch.bfloat16, "fp64": torch.float64, "int8": torch.int8},
+    **{"fp8": torch.float8_e4m3fn, "fp8 fast": torch.float8_e5m2},
+}
 
 
 @dataclass(frozen=True)
@@ -37,9 +42,11 @@ class Circumstance:
     bias: str | None = None
     activation: str | None = None
     split_k: int = 1
+    scales: str | None = None
 
     def problem(self, precision: str) -> GemmProblem:
-        dtype = torch.bfloat16 if precision == "half" else torch.float32
+        """8-bit operands have scales and give bf16, where nothing else is said."""
+        dtype = DTYPES.get(precision, torch.float32)
         M, N, K = self.size
 
         def layout(rows: int, columns: int, order: str) -> Layout:
@@ -48,8 +55,11 @@ class Circumstance:
 
         shapes = ((M, K), (K, N), (M, N))
         layouts = [layout(*shape, order) for shape, order in zip(shapes, self.orders, strict=True)]
-        out_dtype = self.out_dtype or dtype
-        epilogue = (self.has_beta, self.bias, self.activation)
+        out_dtype = self.out_dtype or (torch.bfloat16 if dtype.itemsize == 1 else dtype)
+        scales = None
+        if dtype.itemsize == 1 and out_dtype != torch.int32:
+            scales = self.scales or "tensor"
+        epilogue = (self.has_beta, self.bias, self.activation, scales)
         return GemmProblem(1, M, N, K, dtype, out_dtype, precision, *layouts, *epilogue)
 
     def legal(self, precision: str, capability: Capability) -> list[GemmConfig]:
@@ -60,7 +70,19 @@ class Circumstance:
             if portable.illegal(problem, device, config, self.split_k) is None
         ]
 
+    def exists(self, precision: str, capability: Capability) -> bool:
+        """Whether there is such a product, on such a GPU."""
+        dtype = DTYPES.get(precision, torch.float32)
+        if dtype.itemsize == 1 and dtype.is_floating_point and capability < (8, 9):
+            return False
+        if self.scales is not None:
+            return dtype.itemsize == 1 and (self.scales != "blocks" or precision == "fp8")
+        if self.out_dtype is not None and dtype.itemsize == 4:
+            return False  # C is fp32 already
+        return self.out_dtype != torch.int32 or precision == "int8"
 
+
+TILE = GemmConfig(BLOCK_M=64, BLOCK_N=64, BLOCK_K=64, GROUP_M=8, num_warps=4, num_stages=3)
 ALIGNED = Circumstance((512, 768, 1024))
 CIRCUMSTANCES = {
     "odd": Circumstance((509, 767, 1021)),
@@ -74,6 +96,12 @@ CIRCUMSTANCES = {
     "everything": replace(ALIGNED, has_beta=True, bias="m", activation="gelu", split_k=3),
     "odd-everything": Circumstance((509, 767, 1021), "nnn", 1, None, True, "n", "gelu_tanh", 2),
     "float32": replace(ALIGNED, out_dtype=torch.float32),
+    "int32": replace(ALIGNED, out_dtype=torch.int32),
+    "odd-int32": Circumstance((509, 767, 1021), out_dtype=torch.int32, split_k=2),
+    "rows": replace(ALIGNED, scales="rows", bias="n"),
+    "odd-rows": Circumstance((509, 767, 1021), scales="rows"),
+    "blocks": replace(ALIGNED, orders="ntn", scales="blocks", bias="n"),
+    "odd-blocks": Circumstance((509, 767, 1021), scales="blocks"),
 }
 
 
@@ -90,7 +118,8 @@ def compiled(
     (launch,) = portable.launches(problem, config, circumstance.split_k)
     dtypes = {
         **{"a": problem.dtype, "b": problem.dtype, "c": problem.out_dtype},
-        **{"bias": torch.float32, "workspace": torch.float32, "counters": torch.int32},
+        **dict.fromkeys(("bias", "a_scale", "b_scale", "workspace"), torch.float32),
+        "counters": torch.int32,
     }
     return compile_launch(launch, dtypes, capability)
 
@@ -103,12 +132,17 @@ def assert_fits(gemm: aot.Compiled, config: GemmConfig, itemsize: int, capabilit
 
 
 def instruction(precision: str, config: GemmConfig, capability: Capability) -> str:
-    """What multiplies: from sm_90 on tensor cores have instructions for 64 rows and four warps."""
+    """What multiplies, a pattern: sm_90 and sm_100 have instructions for 64 rows and four warps."""
     if precision == "ieee":
         return "FFMA"
-    if config.BLOCK_M < 64 or config.num_warps < 4:
-        return "HMMA"
-    return {9: "HGMMA", 10: "UTCHMMA"}.get(capability[0], "HMMA")
+    if precision == "fp64":
+        return "DMMA" if capability in ((8, 0), (9, 0)) else "D.*MA"  # Triton 3.9 has DMMA on sm_100 too
+    multiplied = {"int8": "I", "fp8": "Q", "fp8 fast": "Q"}.get(precision, "H")
+    if config.BLOCK_M < 64 or config.num_warps < 4:  # where warps have none for fp8, Triton makes fp16 of it
+        return "HMMA" if multiplied == "Q" and capability[0] in (9, 10) else f"{multiplied}MMA"
+    if capability[0] == 10 and precision == "int8":
+        return "(UTC)?IMMA"  # before Triton 3.9 by warps
+    return {9: f"{multiplied}GMMA", 10: f"UTC{multiplied}MMA"}.get(capability[0], f"{multiplied}MMA")
 
 
 @pytest.mark.parametrize(
@@ -118,7 +152,7 @@ def instruction(precision: str, config: GemmConfig, capability: Capability) -> s
         for precision in PRECISIONS
         for i, config in enumerate(portable.CONFIGS[precision])
         for capability in (HOPPER, OTHERS[i % len(OTHERS)])
-        if config in ALIGNED.legal(precision, capability)
+        if ALIGNED.exists(precision, capability) and config in ALIGNED.legal(precision, capability)
     ],
 )
 def test_every_config(precision: str, config: GemmConfig, capability: Capability) -> None:
@@ -126,18 +160,18 @@ def test_every_config(precision: str, config: GemmConfig, capability: Capability
     gemm = compiled(ALIGNED, precision, config, capability)
     assert_fits(gemm, config, ALIGNED.problem(precision).dtype.itemsize, capability)
     name = instruction(precision, config, capability)
-    assert any(opcode.startswith(name) for opcode in gemm.instructions)  # FFMA2 on sm_100
+    assert any(re.match(name, opcode) for opcode in gemm.instructions)  # FFMA2 on sm_100
     assert gemm.instructions["LDGSTS"]
 
 
 @pytest.mark.parametrize("name", CIRCUMSTANCES)
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_the_largest_legal_tiles_spill_nothing(precision: str, name: str) -> None:
-    if (precision, name) in (("ieee", "float32"), ("tf32", "float32")):
-        return  # C is fp32 already
     circumstance = CIRCUMSTANCES[name]
-    capability = (HOPPER, *OTHERS)[list(CIRCUMSTANCES).index(name) % 5]
+    capability = (HOPPER, *OTHERS)[(list(CIRCUMSTANCES).index(name) + PRECISIONS.index(precision)) % 5]
     for where in {HOPPER, capability}:
+        if not circumstance.exists(precision, where):
+            continue
         config = circumstance.legal(precision, where)[0]
         gemm = compiled(circumstance, precision, config, where)
         assert_fits(gemm, config, circumstance.problem(precision).dtype.itemsize, where)
@@ -147,12 +181,55 @@ def test_the_largest_legal_tiles_spill_nothing(precision: str, name: str) -> Non
 @pytest.mark.parametrize("capability", [HOPPER, *OTHERS])
 def test_every_circumstance_has_a_config_everywhere(capability: Capability, precision: str) -> None:
     for name, circumstance in CIRCUMSTANCES.items():
-        assert circumstance.legal(precision, capability), name
+        if circumstance.exists(precision, capability):
+            assert circumstance.legal(precision, capability), name
+
+
+# --- Sums ---
+
+
+@pytest.mark.parametrize("capability", [HOPPER, (8, 9), (10, 0), (12, 0)])
+def test_fp8_is_summed_in_fp32_every_k_tile_unless_fast_sums_will_do(capability: Capability) -> None:
+    """At most 128 of K; Triton itself would do that on Hopper only, and only where it is told to."""
+    circumstance = replace(ALIGNED, orders="ntn", out_dtype=torch.float32)
+    config = circumstance.legal("fp8", capability)[0]
+    assert config.BLOCK_K is not None and config.BLOCK_K <= 128
+    adds = {p: fp32_additions(compiled(circumstance, p, config, capability)) for p in ("fp8", "fp8 fast")}
+    assert adds["fp8"] - adds["fp8 fast"] >= config.accumulators()
+
+
+def fp32_additions(gemm: aot.Compiled) -> int:
+    return sum(n * (2 if name.endswith("2") else 1) for name, n in gemm.instructions.items() if name in ADDITIONS)
+
+
+ADDITIONS = ("FADD", "FADD2", "FFMA", "FFMA2")
+
+
+@pytest.mark.parametrize("precision", SPLIT)
+@pytest.mark.parametrize("capability", [(8, 0), (10, 0)])
+def test_planes_of_a_k_tile_are_summed_apart(capability: Capability, precision: str) -> None:
+    config = ALIGNED.legal(precision, capability)[0]
+    gemm = compiled(ALIGNED, precision, config, capability)
+    products = len(re.findall(r"tt\.dot ", gemm.asm["ttir"]))
+    assert products == len(SPLIT[precision].terms)
+    assert fp32_additions(gemm) >= config.accumulators()
+
+
+def test_long_sums_of_int8_wrap() -> None:
+    """`mma` saturates: what may leave int32 is added by itself, and Triton does not merge it with the product."""
+    for K, summed in ((2**17 - 64, "tt.dot %a, %b, %acc_"), (2**17, "tt.dot %a, %b, %cst")):
+        gemm = compiled(Circumstance((512, 768, K), "ntn", out_dtype=torch.int32), "int8", TILE, (8, 0))
+        assert "satfinite" in gemm.asm["ptx"] and summed in gemm.asm["ttir"]
+
+
+@pytest.mark.parametrize("capability", [HOPPER, (8, 0)])
+def test_fp64_multiplies_by_tensor_cores_and_is_nowhere_fp32(capability: Capability) -> None:
+    circumstance = CIRCUMSTANCES["beta"]
+    gemm = compiled(circumstance, "fp64", circumstance.legal("fp64", capability)[0], capability)
+    assert gemm.instructions["DMMA"] and ".f32" not in gemm.asm["ptx"]
 
 
 # --- Loads ---
-
-TILE = GemmConfig(BLOCK_M=64, BLOCK_N=64, BLOCK_K=64, GROUP_M=8, num_warps=4, num_stages=3)
 
 
 def copies(ptx: str) -> Counter[int]:

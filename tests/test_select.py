@@ -32,6 +32,9 @@ KINDS = [
     (torch.float16, torch.float16, "half"),
     (torch.bfloat16, torch.bfloat16, "half"),
     (torch.bfloat16, torch.float32, "half"),
+    (torch.float64, torch.float64, "fp64"),
+    (torch.int8, torch.int32, "int8"),
+    (torch.float32, torch.float32, "bf16x6"),
 ]
 SIZES = st.one_of(st.integers(1, 2**17), st.sampled_from([1, 2, 4, 5, 16, 64, 128, 4096]))
 ORDERS = ["row-major", "column-major", "steps"]
@@ -146,9 +149,9 @@ def test_its_launches_name_operands_there_are(problem: GemmProblem, device) -> N
 
 @MANY
 @CASES
-def test_hoppers_kernel_is_for_hopper_and_16_bits(problem: GemmProblem, device) -> None:
+def test_hoppers_kernel_is_for_hopper_and_its_tensor_cores(problem: GemmProblem, device) -> None:
     choice = select(problem, device)
-    if device.capability != (9, 0) or problem.precision == "ieee" or problem.K == 0:
+    if device.capability != (9, 0) or problem.precision in ("ieee", "fp64") or problem.K == 0:
         assert choice.kernel != "warp_specialised" and choice.schedule is None and not choice.packed
 
 
@@ -226,11 +229,71 @@ def test_fp32_as_planes(precision: str) -> None:
     assert f" stages, {precision}, " in str(choice)
     made = launches(problem, choice)
     assert len(made) == 3 and made[-1].arguments["TERMS"] == len(SPLIT[precision].terms)
-    for other in DEVICES:
-        if other.capability >= (8, 0) and other != HOPPER:
-            with pytest.raises(RuntimeError, match=f"{precision} runs on Hopper"):
-                select(problem, other)
     assert select(replace(problem, K=0), HOPPER).kernel == "k06"
+
+
+# --- Where each mode runs ---
+
+FP8, FAST = torch.float8_e4m3fn, torch.float8_e5m2
+MODES: dict[str, tuple[torch.dtype, torch.dtype, str, str | None]] = {
+    "half": (torch.float16, torch.float16, "half", None),
+    "ieee": (torch.float32, torch.float32, "ieee", None),
+    "tf32": (torch.float32, torch.float32, "tf32", None),
+    **{mode: (torch.float32, torch.float32, mode, None) for mode in SPLIT},
+    "fp64": (torch.float64, torch.float64, "fp64", None),
+    "int8": (torch.int8, torch.int32, "int8", None),
+    "int8 rows": (torch.int8, torch.bfloat16, "int8", "rows"),
+    "fp8 tensor": (FP8, torch.bfloat16, "fp8", "tensor"),
+    "fp8 rows": (FAST, torch.bfloat16, "fp8", "rows"),
+    "fp8 blocks": (FP8, torch.bfloat16, "fp8", "blocks"),
+    "fp8 fast": (FAST, torch.float32, "fp8 fast", "tensor"),
+}
+NOT_HOPPER = [(8, 0), (8, 9), (10, 0), (12, 0)]
+
+
+def in_mode(mode: str, M: int = 512, N: int = 768, K: int = 1024, **changes: object) -> GemmProblem:
+    dtype, out_dtype, precision, scales = MODES[mode]
+    return of(M, N, K, dtype=dtype, out_dtype=out_dtype, precision=precision, scales=scales, **changes)
+
+
+@pytest.mark.parametrize("capability", NOT_HOPPER, ids=str)
+@pytest.mark.parametrize("mode", MODES)
+def test_each_mode_runs_on_the_portable_kernel_where_the_hardware_has_it(mode: str, capability) -> None:
+    device, problem = device_of_capability(capability), in_mode(mode)
+    if mode.startswith("fp8") and capability < (8, 9):
+        with pytest.raises(RuntimeError, match=r"fp8.* on sm_80: fp8 needs compute capability 8\.9 or newer"):
+            select(problem, device)
+        return
+    choice = select(problem, device)
+    assert choice.kernel == {"ieee": "k06", "tf32": "k07"}.get(mode, "portable")
+    assert choice.precision == problem.precision
+    for size in ((1, 1, 1), (1, 4096, 4096), (4096, 1, 4096), (4097, 4099, 8195), (300, 200, 0), (33, 35, 2**17 + 1)):
+        M, N, K = size
+        orders = [Layout((0, K, 1)), Layout((0, 1, K), False), Layout((0, 1, M)), Layout((0, N, 1))]
+        for a, b, c in ((0, 1, 3), (1, 1, 2), (0, 0, 3)):
+            odd = replace(problem, M=M, N=N, K=K, a=orders[a], b=orders[b], c=orders[c])
+            found = select(odd, device)
+            if found.kernel in RUNGS:
+                assert mode in ("ieee", "tf32") or K == 0
+            else:
+                assert found.kernel == "portable" or (found.kernel == "gemv" and mode in ("half", "ieee", "tf32"))
+                assert len(launches(odd, found)) == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_each_mode_runs_on_hopper(mode: str) -> None:
+    kernel = {"ieee": "k06", "fp64": "portable"}.get(mode, "warp_specialised")
+    assert select(in_mode(mode), HOPPER).kernel == kernel
+    assert select(in_mode(mode, K=0), HOPPER).kernel in ("portable", "k06", "k07", "gemv")
+
+
+def test_blocks_of_scales_are_sums_of_pieces() -> None:
+    """And C is never turned: A's blocks are not B's."""
+    problem = in_mode("fp8 blocks", c=Layout((0, 1, 512)))
+    for capability in NOT_HOPPER[1:]:
+        assert not select(problem, device_of_capability(capability)).swapped
+        with pytest.raises(RuntimeError, match="blocks of scales need sums in pieces, fp8 fast has none"):
+            select(replace(problem, precision="fp8 fast"), device_of_capability(capability))
 
 
 def test_tf32_is_rounded_by_tma_and_read_along_k() -> None:

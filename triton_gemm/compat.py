@@ -19,12 +19,27 @@ _INTERPRETED = tl.constexpr(INTERPRETED)
 
 @triton.jit
 def dot_operand(x):
-    """x, or in the interpreter its fp32 value: NumPy has no bf16, multiplies its bits (triton#11584), and a cast
-    from it flushes subnormals."""
+    """x, or in the interpreter the fp32 value of bf16 or fp8: NumPy has neither, multiplies bf16's bits
+    (triton#11584), and casts from them flush subnormals and lose the NaN of float8_e4m3fn."""
     if _INTERPRETED and x.dtype == tl.bfloat16:
         return (x.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+    elif _INTERPRETED and x.dtype == tl.float8e5:  # the upper half of an fp16
+        return (x.to(tl.uint8, bitcast=True).to(tl.uint16) << 8).to(tl.float16, bitcast=True).to(tl.float32)
+    elif _INTERPRETED and x.dtype == tl.float8e4nv:  # an fp16 without the last bits, and with another bias
+        bits = x.to(tl.uint8, bitcast=True).to(tl.uint16)
+        value = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True).to(tl.float32) * 256
+        return tl.where((bits & 0x7F) == 0x7F, float("nan"), value)
     else:
         return x
+
+
+@triton.jit
+def number(x, dtype: tl.constexpr):
+    """A launch's scalar in dtype; in the interpreter it is Python's, which any dtype goes with."""
+    if _INTERPRETED:
+        return x
+    else:
+        return x.to(dtype)
 
 
 @triton.jit

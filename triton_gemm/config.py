@@ -44,9 +44,9 @@ class GemmConfig:
         barriers = 256  # mbarriers, and what warp specialisation keeps of its own
         return self.num_stages * stage + barriers + self.BLOCK_M * self.BLOCK_N * out_itemsize
 
-    def accumulators(self) -> int:
-        """fp32 accumulator registers a thread holds."""
-        return (self.BLOCK_M or 1) * (self.BLOCK_N or 1) // (32 * self.num_warps)
+    def accumulators(self, sum_itemsize: int = 4) -> int:
+        """Registers of a thread that hold sums of so many bytes."""
+        return (self.BLOCK_M or 1) * (self.BLOCK_N or 1) * sum_itemsize // (4 * 32 * self.num_warps)
 
     def illegal(
         self,
@@ -54,6 +54,7 @@ class GemmConfig:
         itemsize: int,
         out_itemsize: int,
         *,
+        sum_itemsize: int = 4,
         tensor_cores: bool = True,
         staged_outputs: int = 0,
         reads_output: bool = False,
@@ -61,9 +62,9 @@ class GemmConfig:
     ) -> str | None:
         """Why `device` cannot run this configuration, or None if it can.
 
-        itemsize, out_itemsize: bytes of an element of A and B, and of C; tensor_cores: whether they multiply;
-        staged_outputs: tiles of C that lie in shared memory beside those of A and B; reads_output: whether beta C
-        is added; aligned: whether operands can be moved 16 bytes at a time.
+        itemsize, out_itemsize: bytes of an element of A and B, and of C; sum_itemsize: bytes of the sums kept for
+        each; tensor_cores: whether they multiply; staged_outputs: tiles of C that lie in shared memory beside those of
+        A and B; reads_output: whether beta C is added; aligned: whether operands can be moved 16 bytes at a time.
 
         Of a thread's registers accumulators may take half where tensor cores read operands from shared memory, a
         quarter where FFMAs read them from registers or C comes back beside them, and an eighth where every element
@@ -74,7 +75,7 @@ class GemmConfig:
         if shared > device.shared_memory:
             return f"needs {shared} bytes of shared memory, {device.name} has {device.shared_memory}"
         registers = min(MAX_REGISTERS_PER_THREAD + 1, REGISTERS_PER_SM // (32 * self.num_warps))
-        accumulators = self.accumulators()
+        accumulators = self.accumulators(sum_itemsize)
         share = 8 if not aligned else 4 if reads_output or not tensor_cores else 2
         if accumulators > registers // share:
             return f"{accumulators} accumulators leave too few of a thread's {registers} registers"

@@ -54,23 +54,24 @@ def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
     """The kernel and configuration for `problem` on `device`; RuntimeError where none runs."""
     if device.capability < (8, 0):
         raise RuntimeError(f"matmul needs compute capability 8.0 or newer, {device.name} has less")
+    precision = problem.precision
     hopper = device.capability == (9, 0) and device is not INTERPRETER
-    if hopper and problem.precision not in ("half", "ieee", "fp64"):
+    if hopper and precision not in ("half", "ieee", "fp64"):
         found = _warp_specialised(problem, device)
         if found is not None:
             return found
-    if problem.precision not in portable.CONFIGS:
-        raise RuntimeError(f"{problem.precision} runs on Hopper (compute capability 9.0), {device.name} is not one")
-    if problem.precision != "half" and problem.batch == 1 and problem.bias is None and problem.activation is None:
+    bare = problem.batch == 1 and problem.bias is None and problem.activation is None
+    if precision in ("ieee", "tf32") and bare:
         return _rung(problem, device)
-    turned = problem.N < problem.M
-    narrow = problem.swapped if turned else problem
-    if gemv.pays(narrow) or (not hopper and _few_rows(narrow)):
-        config, split_k = gemv.default(narrow, device)
-        if gemv.illegal(narrow, device, config, split_k) is None:
-            rows = f"{narrow.M} row{'s' * (narrow.M > 1)} of products"
-            return Selection("gemv", config, rows, None, split_k, turned, precision=problem.precision)
-    if hopper and not _tiny(problem) and problem.precision == "half" and problem.K > 0:
+    if precision in ("half", "ieee", "tf32"):
+        turned = problem.N < problem.M
+        narrow = problem.swapped if turned else problem
+        if gemv.pays(narrow) or (not hopper and _few_rows(narrow)):
+            config, split_k = gemv.default(narrow, device)
+            if gemv.illegal(narrow, device, config, split_k) is None:
+                rows = f"{narrow.M} row{'s' * (narrow.M > 1)} of products"
+                return Selection("gemv", config, rows, None, split_k, turned, precision=precision)
+    if hopper and not _tiny(problem) and precision == "half" and problem.K > 0:
         found = _warp_specialised(problem, device)
         if found is not None:
             return found
@@ -196,10 +197,12 @@ def _few_rows(problem: GemmProblem) -> bool:
 
 
 def _portable(problem: GemmProblem, device: DeviceInfo) -> Selection:
-    """The kernel that takes everything, in the configuration with the least work on the busiest SM."""
-    turned = problem.c.column_major
+    """The kernel that takes everything, in the configuration with the least work on the busiest SM; RuntimeError where
+    none is legal."""
+    turned = problem.c.column_major and problem.scales != "blocks"
     turned_problem = problem.swapped if turned else problem
     best: tuple[float, GemmConfig, int] | None = None
+    why: str | None = None
     for config in portable.CONFIGS[problem.precision]:
         m, n, k = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K
         assert m is not None and n is not None and k is not None
@@ -207,7 +210,8 @@ def _portable(problem: GemmProblem, device: DeviceInfo) -> Selection:
         for split_k in (1, 2, 3, 4, 6, 8, 12, 16):
             if split_k > 1 and (count * split_k > 2 * device.num_sms or k_tiles < 4 * split_k):
                 break
-            if portable.illegal(turned_problem, device, config, split_k) is not None:
+            why = portable.illegal(turned_problem, device, config, split_k)
+            if why is not None:
                 continue
             waves = -(-count * split_k // device.num_sms)
             # A tile's operands are read once for each of its elements of C: the smaller, the slower.
@@ -215,7 +219,8 @@ def _portable(problem: GemmProblem, device: DeviceInfo) -> Selection:
             time = waves * (-(-k_tiles // split_k) * step + 2e5) + (split_k > 1) * 1e6
             if best is None or time < best[0]:
                 best = time, config, split_k
-    assert best is not None, "the smallest tiles are legal everywhere"
+    if best is None:  # even of the smallest tiles
+        raise RuntimeError(f"no kernel multiplies {problem.dtype} in {problem.precision} on {device.name}: {why}")
     _, config, split_k = best
     why = problem.tma_illegal() if device.capability == (9, 0) and problem.precision == "half" else None
     reason = f"TMA cannot take {why}" if why and problem.K else f"any operands on {device.name}"

@@ -17,15 +17,16 @@ from tests.mistakes import MISTAKES, ones, words
 from tests.numerics import error_bound, mode_of, reference
 from tests.shapes import EMPTY, SMALL
 from triton_gemm import plan
+from triton_gemm.precision import MODES, default_precision
 from triton_gemm.problem import ACTIVATIONS, GemmProblem
 
-DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 BY_DTYPE = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 
 
 def assert_right(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, precision: str = "ieee") -> None:
     assert c.shape == (a.shape[0], b.shape[1]) and c.dtype == a.dtype and c.device == a.device
-    mode = precision if a.dtype == torch.float32 else mode_of("half", a.dtype)
+    mode = precision if a.dtype == torch.float32 else mode_of(default_precision(a.dtype), a.dtype)
     error = (c.double() - reference(a, b)).abs()
     assert (error <= error_bound(a, b, None, 1.0, 0.0, mode, c.dtype)).all()
 
@@ -56,7 +57,7 @@ def test_any_shape_strides_and_dtype(M: int, N: int, K: int, dtype: torch.dtype,
 
 @BY_DTYPE
 def test_what_every_product_must_do(dtype: torch.dtype) -> None:
-    mode = "ieee" if dtype == torch.float32 else mode_of("half", dtype)
+    mode = "ieee" if dtype == torch.float32 else mode_of(default_precision(dtype), dtype)
     multiply = lambda a, b, c, alpha, beta: triton_gemm.matmul(a, b, out=c)  # noqa: E731
     product = Product(multiply, dtype, mode, dtype, scaled=False)
     for check in battery(product, SMALL).values():
@@ -80,16 +81,27 @@ def test_fp32_is_ieee_unless_torch_says_tf32() -> None:
     assert not torch.equal(results["ieee"], results["tf32"])
 
 
-@pytest.mark.parametrize("precision", ["ieee", "tf32"])
+@pytest.mark.parametrize("precision", MODES)
 def test_a_precision_overrules_torchs(precision: str) -> None:
     a, b = torch.randn(40, 50), torch.randn(50, 30)
     with fp32_precision("ieee" if precision == "tf32" else "tf32"):
         choice = triton_gemm.explain(a, b, precision=precision)
-        assert choice.precision == precision and f", {precision}: " in str(choice)
+        assert choice.precision == precision and f", {precision}" in str(choice)
         result = triton_gemm.matmul(a, b, precision=precision)
     assert_right(a, b, result, precision)
-    with fp32_precision(precision):
-        assert torch.equal(triton_gemm.matmul(a, b), result)
+    if precision in ("ieee", "tf32"):
+        with fp32_precision(precision):
+            assert torch.equal(triton_gemm.matmul(a, b), result)
+
+
+def test_modes_of_planes_differ_from_one_another_and_from_ieee() -> None:
+    a, b = torch.randn(40, 500), torch.randn(500, 30)
+    errors = {}
+    for precision in MODES:
+        result = triton_gemm.matmul(a, b, precision=precision)
+        errors[precision] = float((result.double() - reference(a, b)).norm())
+    assert 4 * errors["bf16x3"] < errors["tf32"]
+    assert 4 * max(errors[precision] for precision in ("bf16x6", "bf16x9", "tf32x3")) < errors["bf16x3"]
 
 
 def test_precisions_that_are_none_here_are_named() -> None:
@@ -99,9 +111,38 @@ def test_precisions_that_are_none_here_are_named() -> None:
             call(a, b, precision="fp64")
         with pytest.raises(ValueError, match="precision says how fp32 is multiplied, and operands are torch"):
             call(a.half(), b.half(), precision="tf32")
-        with pytest.raises(RuntimeError, match="bf16x6 runs on Hopper"):
-            call(a, b, precision="bf16x6")
     assert torch.equal(triton_gemm.matmul(a[:, :0], b[:0], precision="bf16x6"), torch.zeros(8, 8))
+
+
+@pytest.mark.parametrize("size", [*SMALL.values(), *EMPTY.values()], ids=[*SMALL, *EMPTY])
+def test_int8_gives_int32_exactly(size: tuple[int, int, int]) -> None:
+    M, N, K = size
+    a, b = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((M, K), (K, N)))
+    truth = (a.long() @ b.long()).int()
+    for right in (b, b.T.contiguous().T):
+        result = triton_gemm.matmul(a, right)
+        assert result.dtype == torch.int32 and torch.equal(result, truth)
+    out = torch.full((M, N), 7, dtype=torch.int32)
+    assert torch.equal(triton_gemm.matmul(a, b, out=out), truth)
+    with pytest.raises(RuntimeError, match="Expected out tensor to have dtype int, but got signed char instead"):
+        triton_gemm.matmul(a, b, out=out.to(torch.int8))
+
+
+@pytest.mark.parametrize(("dtype", "precision"), [(torch.int8, "int8"), (torch.float64, "fp64")], ids=str)
+def test_explain_names_what_the_dtype_is_multiplied_in(dtype: torch.dtype, precision: str) -> None:
+    for M, N, K in ((64, 80, 72), (1, 80, 72), (80, 2, 72), (64, 80, 0)):
+        choice = triton_gemm.explain(torch.zeros(M, K, dtype=dtype), torch.zeros(K, N, dtype=dtype))
+        assert (choice.kernel, choice.precision) == ("portable", precision) and f", {precision}" in str(choice)
+
+
+def test_alpha_and_beta_of_fp64_are_fp64() -> None:
+    a, b, c0 = (torch.randn(shape, dtype=torch.float64) for shape in ((20, 30), (30, 40), (20, 40)))
+    c = c0.clone()
+    plan.multiply(a, b, c, alpha=0.1, beta=0.3)
+    truth, bound = expected(a, b, c0, 0.1, 0.3, mode="fp64", out_dtype=c.dtype)
+    assert ((c - truth).abs() <= bound).all()
+    plan.multiply(a.fill_(NAN), b, c.copy_(c0), alpha=0.0, beta=0.3)
+    assert torch.equal(c, 0.3 * c0)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +310,7 @@ def test_both_shapes_are_in_the_text() -> None:
         assert "x".join(map(str, a.shape)) in text and "4x5" in text
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.int32, torch.complex64, torch.bool, torch.float8_e4m3fn])
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.complex64, torch.bool, torch.float8_e4m3fn])
 def test_unsupported_dtypes_are_named(dtype: torch.dtype) -> None:
     a, b = torch.zeros(2, 3, dtype=dtype), torch.zeros(3, 5, dtype=dtype)
     with pytest.raises(NotImplementedError, match=f"{dtype}.*2x3 and 3x5.*torch.float32"):

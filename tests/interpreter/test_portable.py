@@ -15,6 +15,7 @@ from triton.runtime.interpreter import InterpreterBuilder
 
 from perf.numerics import accumulation_error, magnitude, rounded
 from tests import shapes
+from tests.cases import Case, Operands
 from tests.checks import NAN, VIEWS, Product, battery, integers_exact, nearest_tf32, same_bits
 from tests.epilogues import activated
 from tests.numerics import error_bound, mode_of, reference
@@ -76,14 +77,16 @@ KINDS = {
     "bf16": ("half", torch.bfloat16),
     "ieee": ("ieee", torch.float32),
     "tf32": ("tf32", torch.float32),
+    "fp64": ("fp64", torch.float64),
+    **{mode: (mode, torch.float32) for mode in SPLIT},
 }
 
 
-# Splitting meets the edges of K; those of M and N are as without.
-SIZES = {
-    1: shapes.SMALL,
-    3: {name: shapes.SMALL[name] for name in ("ragged", "k-tail-of-one", "k-below-block", "k-zero", "one")},
-}
+def sizes(kind: str, split_k: int) -> dict[str, tuple[int, int, int]]:
+    """Splitting, and planes, meet the edges of K; those of M and N are as without."""
+    if split_k == 1 and kind not in SPLIT:
+        return shapes.SMALL
+    return {name: shapes.SMALL[name] for name in ("ragged", "k-tail-of-one", "k-below-block", "k-zero", "one")}
 
 
 @pytest.mark.parametrize(
@@ -91,12 +94,18 @@ SIZES = {
     [
         pytest.param(kind, split_k, check, id=f"{kind}-split-{split_k}-{check}".replace(" ", "-"))
         for kind in KINDS
-        for split_k, sizes in SIZES.items()
-        for check in battery(product(*KINDS[kind]), sizes)
+        for split_k in (1, 3)
+        for check in battery(product(*KINDS[kind]), sizes(kind, split_k))
     ],
 )
 def test_battery(kind: str, split_k: int, check: str) -> None:
-    battery(product(*KINDS[kind], split_k=split_k, config=TILES), SIZES[split_k])[check]()
+    battery(product(*KINDS[kind], split_k=split_k, config=TILES), sizes(kind, split_k))[check]()
+
+
+DTYPES = {
+    **{"half": torch.bfloat16, "fp64": torch.float64, "int8": torch.int8},
+    **{"fp8": torch.float8_e4m3fn, "fp8 fast": torch.float8_e5m2},
+}
 
 
 @pytest.mark.parametrize(
@@ -108,8 +117,13 @@ def test_battery(kind: str, split_k: int, check: str) -> None:
     ],
 )
 def test_every_config(precision: str, config: GemmConfig) -> None:
-    dtype = torch.bfloat16 if precision == "half" else torch.float32
+    dtype = DTYPES.get(precision, torch.float32)
     size = (config.BLOCK_M + 7, 2 * config.BLOCK_N + 3, 2 * config.BLOCK_K + 5)
+    if dtype.itemsize == 1:
+        out_dtype = torch.int32 if dtype == torch.int8 else torch.float32
+        how = {"dtype": dtype, "out_dtype": out_dtype, "precision": precision, "integers": True}
+        check(Case(size, "ntn", **how), config)
+        return check(Case(size, "tnn", **how), config, split_k=2)
     integers_exact(product(precision, dtype, config=config), size, VIEWS["nt"], 1.0, -1.0)
     integers_exact(product(precision, dtype, config=config, split_k=2), size, VIEWS["tn"])
 
@@ -136,6 +150,130 @@ def test_tf32_rounds_operands_to_nearest() -> None:
     c = torch.empty(40, 50)
     multiply(a, b, c, precision="tf32")
     assert torch.equal(c, nearest_tf32(a) * nearest_tf32(b))
+
+
+# --- fp64 ---
+
+
+@pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
+def test_fp64_loses_nothing_to_fp32(activation: str | None) -> None:
+    """Neither of alpha and beta, which no fp32 is, nor in the epilogue or the workspace."""
+    for split_k, axis in ((1, "m"), (3, "n")):
+        how = {"alpha": 0.1, "beta": -0.3, "bias": axis, "activation": activation, "dtype": torch.float64}
+        check(Case((45, 70, 100), "ntn", **how), split_k=split_k)
+
+
+# --- Planes ---
+
+
+@pytest.mark.parametrize("mode", SPLIT)
+def test_planes_at_the_ends_of_fp32s_range(mode: str) -> None:
+    """As docs/precision.md has it, whichever kernel multiplies."""
+    largest = torch.finfo(torch.float32).max
+    a = torch.tensor([[torch.inf], [NAN], [largest], [-largest], [2.0**-130]])
+    c = torch.empty(5, 2)
+    multiply(a, torch.tensor([[1.0, -1.0]]), c, precision=mode)
+    assert c[:2].isnan().all()
+    exact = mode in ("bf16x6", "bf16x9")
+    assert torch.equal(c[2:4, 0], torch.tensor([largest, -largest]) if exact else torch.tensor([torch.inf, -torch.inf]))
+    assert c[4, 0] == 2.0**-130
+
+
+@pytest.mark.parametrize("mode", SPLIT)
+def test_planes_hold_the_bits_that_they_are_said_to(mode: str) -> None:
+    """Against one, products are the sums of an operand's planes."""
+    a, c = torch.randn(300, 1), torch.empty(300, 1)
+    multiply(a, torch.ones(1, 1), c, precision=mode)
+    error = ((c.double() - a.double()) / a.double()).abs().max()
+    bits = {"bf16x3": 16, "bf16x6": 24, "bf16x9": 24, "tf32x3": 22}[mode]
+    assert error <= 2.0**-bits and (error > 2.0 ** -(bits + 4) or error == 0)
+
+
+# --- 8 bits: int8, fp8, and their scales ---
+
+
+class Launches:
+    """What portable launches, in a plan's place."""
+
+    def __init__(self, problem: GemmProblem, config: GemmConfig, split_k: int) -> None:
+        self.launches = portable.launches(problem, config, split_k)
+
+    def run(self, a, b, c, bias=None, alpha=1.0, beta=0.0, scales=()) -> None:
+        operands = {"a": a, "b": b, "c": c} | ({} if bias is None else {"bias": bias})
+        operands |= zip(("a_scale", "b_scale"), scales, strict=False)
+        for launch in self.launches:
+            run(launch, operands, alpha=alpha, beta=beta)
+
+
+def check(case: Case, config: GemmConfig = SMALL_TILES, split_k: int = 1) -> None:
+    operands = Operands(case, torch.device("cpu"))
+    operands.check(Launches(operands.problem, config, split_k), split_k)
+
+
+TILES_8 = replace(SMALL_TILES, BLOCK_K=64)  # half a block of scales
+KINDS_8 = {
+    "int8": {"dtype": torch.int8, "out_dtype": torch.int32},
+    "int8-tensor": {"dtype": torch.int8, "out_dtype": torch.float32, "scales": "tensor"},
+    "int8-rows": {"dtype": torch.int8, "scales": "rows"},
+    "fp8-tensor": {"dtype": torch.float8_e4m3fn, "scales": "tensor"},
+    "fp8-rows": {"dtype": torch.float8_e5m2, "out_dtype": torch.float32, "scales": "rows"},
+    "fp8-blocks": {"dtype": torch.float8_e4m3fn, "out_dtype": torch.float32, "scales": "blocks"},
+    "fp8-fast": {"dtype": torch.float8_e5m2, "scales": "tensor", "precision": "fp8 fast"},
+}
+SIZES_8 = {
+    **{name: shapes.SMALL[name] for name in ("ragged", "k-tail-of-one", "k-zero", "one-row", "one-column", "one")},
+    **{"blocks": (60, 140, 300), "whole-blocks": (64, 256, 256)},
+}
+
+
+def of_8_bits(kind: str, size: tuple[int, int, int], orders: str = "nnn", **changes: object) -> Case:
+    return Case(size, orders, **{"out_dtype": torch.bfloat16, **KINDS_8[kind], **changes})
+
+
+@pytest.mark.parametrize("size", SIZES_8.values(), ids=SIZES_8)
+@pytest.mark.parametrize("split_k", [1, 3], ids=["whole", "split"])
+@pytest.mark.parametrize("kind", KINDS_8)
+def test_8_bits(kind: str, split_k: int, size: tuple[int, int, int]) -> None:
+    check(of_8_bits(kind, size), TILES_8, split_k)
+
+
+VIEWS_8 = {
+    **{orders: {"orders": orders} for orders in ("ntn", "tnn", "ttn", "nnt")},
+    "steps": {"orders": "tnt", "step": 2, "pad": 1, "gap": 3},
+    "unaligned": {"offset": 1, "c_offset": 1},
+    "words": {"pad": 4, "orders": "ntn"},
+}
+
+
+@pytest.mark.parametrize("view", VIEWS_8)
+@pytest.mark.parametrize("kind", KINDS_8)
+def test_8_bits_in_any_layout(kind: str, view: str) -> None:
+    check(of_8_bits(kind, (45, 70, 260), **VIEWS_8[view]), TILES_8)
+
+
+@pytest.mark.parametrize("split_k", [1, 2], ids=["whole", "split"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS_8 if kind != "int8"])
+def test_scales_come_before_the_epilogue(kind: str, split_k: int) -> None:
+    for axis, activation, beta in (("n", None, 0.0), ("m", "gelu", 0.0), ("n", "relu", -2.0)):
+        how = {"bias": axis, "activation": activation, "alpha": 0.5, "beta": beta}
+        check(of_8_bits(kind, (45, 70, 260), **how), TILES_8, split_k)
+
+
+def test_int8_is_exact_up_to_the_ends_of_int32_and_wraps_beyond() -> None:
+    tiles = replace(TILES_8, BLOCK_K=4096)
+    for K, split_k in ((2**17 - 1, 1), (2**17 - 1, 3), (2**17, 1), (2**17 + 70, 2)):
+        a, b = torch.full((3, K), -128, dtype=torch.int8), torch.full((K, 2), -128, dtype=torch.int8)
+        c = torch.zeros(3, 2, dtype=torch.int32)
+        multiply(a, b, c, config=tiles, split_k=split_k)
+        assert (c == (K * 2**14 + 2**31) % 2**32 - 2**31).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_every_fp8_there_is(dtype: torch.dtype) -> None:
+    """Subnormals, infinities and NaN."""
+    b, c = torch.arange(256, dtype=torch.uint8).view(dtype).view(1, 256), torch.empty(1, 256)
+    multiply(torch.ones(1, 1).to(dtype), b, c, config=TILES_8)
+    assert torch.equal(c.nan_to_num(9e9), b.float().nan_to_num(9e9))
 
 
 # --- Batches ---
@@ -336,10 +474,12 @@ def test_vectors(strides, shape, aligned: bool, expected: tuple[int | None, int]
 
 def test_every_problem_has_a_legal_config() -> None:
     """The least favourable: nothing aligned, everything in the epilogue."""
-    for precision, dtype in KINDS.values():
-        a, b, c = torch.empty(9, 66, dtype=dtype)[:, ::2], torch.empty(66, 9, dtype=dtype)[::2], torch.empty(9, 9)
+    for precision in portable.CONFIGS:
+        dtype = DTYPES.get(precision, torch.float32)
+        a, b = torch.empty(9, 66, dtype=dtype)[:, ::2], torch.empty(66, 9, dtype=dtype)[::2]
+        c = torch.empty(9, 9, dtype=torch.promote_types(dtype, torch.float32) if dtype.itemsize > 1 else torch.float32)
         problem = GemmProblem.of(a, b.T.contiguous().T, c, has_beta=True, bias="m", activation="gelu")
-        problem = replace(problem, precision=precision)
+        problem = replace(problem, precision=precision, scales="rows" if dtype.itemsize == 1 else None)
         assert any(portable.illegal(problem, INTERPRETER, c, 2) is None for c in portable.CONFIGS[precision])
 
 

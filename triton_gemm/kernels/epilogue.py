@@ -8,9 +8,11 @@ from ..compat import power_of_two, reciprocal
 
 @triton.jit
 def activate(x, ACTIVATION: tl.constexpr):
-    """fp32 x through "relu", "gelu" (erf), "gelu_tanh" or "silu" of torch.nn.functional, or none (None or "")."""
+    """fp32 or fp64 x through "relu", "gelu" (erf), "gelu_tanh" or "silu" of torch.nn.functional, or none."""
     if ACTIVATION == "relu":
         return tl.where(x < 0, 0.0, x)  # not maximum(x, 0): a NaN stays one
+    elif ACTIVATION == "gelu" and x.dtype == tl.float64:
+        return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
     elif ACTIVATION == "gelu":
         # x Phi(x) = max(x, 0) - |x| Phi(-|x|), which cancels nowhere
         z = tl.minimum(tl.abs(x), 30.0)  # where Phi(-z) is 0, and infinity times it would be a NaN
@@ -53,14 +55,14 @@ def scaled(acc, a_scale, b_scale):
 
 @triton.jit
 def epilogue(acc, alpha, beta, c, bias, HAS_BETA: tl.constexpr, HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr):
-    """activation(alpha acc + beta c + bias) in fp32; c and bias, already broadcast against acc, are read only where
-    HAS_BETA and HAS_BIAS say so. Integers are what they are: acc alone."""
+    """activation(alpha acc + beta c + bias) in acc's dtype; c and bias, already broadcast against acc, are read only
+    where HAS_BETA and HAS_BIAS say so. Integers are what they are: acc alone."""
     if acc.dtype == tl.int32:
         return acc
     else:
         out = alpha * acc
         if HAS_BETA:
-            out += beta * c.to(tl.float32)
+            out += beta * c.to(acc.dtype)
         if HAS_BIAS:
-            out += bias.to(tl.float32)
+            out += bias.to(acc.dtype)
         return activate(out, ACTIVATION)

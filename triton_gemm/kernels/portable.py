@@ -16,23 +16,26 @@ import torch
 import triton
 import triton.language as tl
 
-from ..compat import dot_operand, round_to
+from ..compat import dot_operand, number, round_to
 from ..config import MAX_REGISTERS_PER_THREAD, GemmConfig
 from ..device import DeviceInfo
 from ..ladder.k04_grouped import grouped_pid
 from ..ladder.k07_tf32 import round_tf32
+from ..precision import FP8_DTYPES, SPLIT
 from ..problem import GemmProblem, Layout
-from .epilogue import epilogue
+from .epilogue import epilogue, scaled
 from .launch import Launch, Pointer, Scalar
+from .planes import split
 from .programmatic import follow
 from .splitk import last_to_arrive
 
 MAX_SIZE = 2**31 - 512  # of M, N, K and of the grid: their tiles are counted in 32 bits
+SCALED = tl.constexpr(128)  # elements along K, and of B's columns along N, that share a scale of "blocks"
 
 
 @triton.jit(
     do_not_specialize=[
-        *("bias_ptr", "counters_ptr", "M", "N", "K"),
+        *("bias_ptr", "a_scale_ptr", "b_scale_ptr", "counters_ptr", "M", "N", "K"),
         *("stride_az", "stride_am", "stride_ak", "stride_bz", "stride_bk", "stride_bn"),
         *("stride_cz", "stride_cm", "stride_cn", "stride_bias"),
     ]
@@ -42,6 +45,8 @@ def portable_kernel(
     b_ptr,
     c_ptr,
     bias_ptr,
+    a_scale_ptr,
+    b_scale_ptr,
     workspace_ptr,
     counters_ptr,
     M: tl.int32,
@@ -57,8 +62,8 @@ def portable_kernel(
     stride_cm: tl.int64,
     stride_cn: tl.int64,
     stride_bias: tl.int64,
-    alpha,
-    beta,
+    alpha: tl.float64,
+    beta: tl.float64,
     A_UNIT: tl.constexpr,
     A_VECTOR: tl.constexpr,
     B_UNIT: tl.constexpr,
@@ -68,6 +73,10 @@ def portable_kernel(
     EVEN_K: tl.constexpr,
     SPLIT_K: tl.constexpr,
     PRECISION: tl.constexpr,
+    PLANES: tl.constexpr,
+    TERMS: tl.constexpr,
+    IN_PIECES: tl.constexpr,
+    SCALES: tl.constexpr,
     HAS_BETA: tl.constexpr,
     BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr,
@@ -79,7 +88,8 @@ def portable_kernel(
 ):
     """c = activation(alpha a @ b + beta c + bias), a [batch, M, K], b [batch, K, N], c [batch, M, N].
 
-    X_UNIT: the dimension of X with stride 1, 0 or 1, or None; X_VECTOR: elements that may be moved at once along it.
+    X_UNIT: the dimension of X with stride 1, 0 or 1, or None; X_VECTOR: elements that may be moved at once along it;
+    PLANES and TERMS: `Planes.count` and `terms` of the precision; IN_PIECES: whether k-tiles are summed apart.
     """
     follow(PDL)
 
@@ -109,7 +119,8 @@ def portable_kernel(
     k = first.to(tl.int64) * BLOCK_K + offs_k
     a_ptrs = tile_pointers(a_ptr + batch * whole(stride_az, A_VECTOR), a_m, k, stride_am, stride_ak, A_UNIT, A_VECTOR)
     b_ptrs = tile_pointers(b_ptr + batch * whole(stride_bz, B_VECTOR), k, b_n, stride_bk, stride_bn, B_UNIT, B_VECTOR)
-    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    SUM: tl.constexpr = tl.int32 if PRECISION == "int8" else tl.float64 if PRECISION == "fp64" else tl.float32
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=SUM)
 
     # Main loop
     for k_tile in range(first, tl.minimum(first + share, k_tiles)):
@@ -118,21 +129,32 @@ def portable_kernel(
         b_mask_k = everywhere_k if EVEN_K else offs_k < whole(left, B_VECTOR if B_UNIT == 0 else 1)
         a = tl.load(a_ptrs, mask=a_mask_m[:, None] & a_mask_k[None, :], other=0.0)  # [BLOCK_M, BLOCK_K]
         b = tl.load(b_ptrs, mask=b_mask_k[:, None] & b_mask_n[None, :], other=0.0)  # [BLOCK_K, BLOCK_N]
-        acc = multiply(a, b, acc, PRECISION)
+        if IN_PIECES:
+            piece = multiply(a, b, tl.zeros((BLOCK_M, BLOCK_N), dtype=SUM), PRECISION, PLANES, TERMS)
+            if SCALES == "blocks":
+                block = k_tile * BLOCK_K // SCALED
+                a_scale = tl.load(a_scale_ptr + block.to(tl.int64) * M + offs_m, mask=offs_m < M, other=0.0)
+                b_scale = tl.load(b_scale_ptr + (pid_n * BLOCK_N // SCALED).to(tl.int64) * tl.cdiv(K, SCALED) + block)
+                piece *= (a_scale * b_scale)[:, None]
+            acc -= piece  # a sum with it Triton would leave to the tensor core
+        else:
+            acc = multiply(a, b, acc, PRECISION, PLANES, TERMS)
         a_ptrs += BLOCK_K if A_UNIT == 1 else BLOCK_K * whole(stride_ak, A_VECTOR)
         b_ptrs += BLOCK_K if B_UNIT == 0 else BLOCK_K * whole(stride_bk, B_VECTOR)
+    if IN_PIECES:
+        acc = 0 - acc
 
     # Epilogue
     c_ptr += batch * whole(stride_cz, C_VECTOR)
     if SPLIT_K == 1:
         store_tile(
-            c_ptr, bias_ptr, acc, offs_m, offs_n, M, N, stride_cm, stride_cn, stride_bias, alpha, beta,
-            C_UNIT, C_VECTOR, HAS_BETA, BIAS, ACTIVATION,
+            c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, acc, offs_m, offs_n, M, N, stride_cm, stride_cn, stride_bias,
+            alpha, beta, C_UNIT, C_VECTOR, SCALES, HAS_BETA, BIAS, ACTIVATION,
         )  # fmt: skip
     else:
         # Partial sums [SPLIT_K, BLOCK_M, BLOCK_N] of this tile. They pass through L2: no SM's L1 holds an old one.
         offs = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-        partial_ptrs = workspace_ptr + tile.to(tl.int64) * (SPLIT_K * BLOCK_M * BLOCK_N) + offs
+        partial_ptrs = workspace_ptr.to(tl.pointer_type(SUM)) + tile.to(tl.int64) * (SPLIT_K * BLOCK_M * BLOCK_N) + offs
         tl.store(partial_ptrs + pid_k * (BLOCK_M * BLOCK_N), acc, cache_modifier=".cg")
         if last_to_arrive(counters_ptr + tile, SPLIT_K):
             acc = tl.load(partial_ptrs, cache_modifier=".cg")
@@ -140,8 +162,8 @@ def portable_kernel(
                 partial_ptrs += BLOCK_M * BLOCK_N
                 acc += tl.load(partial_ptrs, cache_modifier=".cg")
             store_tile(
-                c_ptr, bias_ptr, acc, offs_m, offs_n, M, N, stride_cm, stride_cn, stride_bias, alpha, beta,
-                C_UNIT, C_VECTOR, HAS_BETA, BIAS, ACTIVATION,
+                c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, acc, offs_m, offs_n, M, N, stride_cm, stride_cn, stride_bias,
+                alpha, beta, C_UNIT, C_VECTOR, SCALES, HAS_BETA, BIAS, ACTIVATION,
             )  # fmt: skip
 
 
@@ -164,21 +186,32 @@ def tile_pointers(ptr, rows, columns, stride_row, stride_column, UNIT: tl.conste
 
 
 @triton.jit
-def multiply(a, b, acc, PRECISION: tl.constexpr):
-    """acc + a @ b in "ieee", "tf32" (operands rounded to nearest; the tensor core would truncate them) or "half"."""
-    if PRECISION == "tf32":
+def multiply(a, b, acc, PRECISION: tl.constexpr, PLANES: tl.constexpr, TERMS: tl.constexpr):
+    """acc + a @ b, a and b as sums of PLANES where those are several, whose products TERMS are added in their order.
+
+    "tf32" rounds operands to nearest; the tensor core would truncate them.
+    """
+    if PLANES > 1:
+        PLANE: tl.constexpr = tl.float32 if PRECISION == "tf32x3" else tl.bfloat16
+        a_planes = split(a, PLANE, PLANES)
+        b_planes = split(b, PLANE, PLANES)
+        for i in tl.static_range(len(TERMS)):
+            a_plane = dot_operand(a_planes[TERMS[i][0]])
+            b_plane = dot_operand(b_planes[TERMS[i][1]])
+            acc = tl.dot(a_plane, b_plane, acc, input_precision="tf32")
+        return acc
+    elif PRECISION == "tf32":
         return tl.dot(round_tf32(a), round_tf32(b), acc, input_precision="tf32")
-    elif PRECISION == "ieee":
-        return tl.dot(a, b, acc, input_precision="ieee")
     else:
-        tl.static_assert(PRECISION == "half", "unknown precision")
-        return tl.dot(dot_operand(a), dot_operand(b), acc)
+        return tl.dot(dot_operand(a), dot_operand(b), acc, input_precision="ieee", out_dtype=acc.dtype)
 
 
 @triton.jit
 def store_tile(
     c_ptr,
     bias_ptr,
+    a_scale_ptr,
+    b_scale_ptr,
     acc,
     offs_m,
     offs_n,
@@ -191,11 +224,12 @@ def store_tile(
     beta,
     UNIT: tl.constexpr,
     VECTOR: tl.constexpr,
+    SCALES: tl.constexpr,
     HAS_BETA: tl.constexpr,
     BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ):
-    """c[offs_m, offs_n] = activation(alpha acc + beta c + bias), inside [M, N] and rounded once."""
+    """c[offs_m, offs_n] = activation(alpha acc + beta c + bias), inside [M, N] and rounded once; acc scaled before."""
     mask_m = offs_m < whole(M, VECTOR if UNIT == 0 else 1)
     mask_n = offs_n < whole(N, VECTOR if UNIT == 1 else 1)
     mask = mask_m[:, None] & mask_n[None, :]
@@ -206,6 +240,13 @@ def store_tile(
         bias = tl.load(bias_ptr + offs_m * stride_bias, mask=mask_m, other=0.0)[:, None]
     elif BIAS == "n":
         bias = tl.load(bias_ptr + offs_n * stride_bias, mask=mask_n, other=0.0)[None, :]
+    if SCALES == "rows":
+        a_scale = tl.load(a_scale_ptr + offs_m, mask=offs_m < M, other=0.0)
+        b_scale = tl.load(b_scale_ptr + offs_n, mask=offs_n < N, other=0.0)
+        acc = scaled(acc, a_scale[:, None], b_scale[None, :])
+    elif SCALES == "tensor":
+        acc = scaled(acc, tl.load(a_scale_ptr), tl.load(b_scale_ptr))
+    alpha, beta = number(alpha, acc.dtype), number(beta, acc.dtype)
     out = epilogue(acc, alpha, beta, c, bias, HAS_BETA, BIAS is not None, ACTIVATION)
     tl.store(c_ptrs, round_to(out, c_ptr.dtype.element_ty), mask=mask)
 
@@ -219,6 +260,36 @@ def _configs(tiles: list[tuple[int, int, int, int, int]]) -> tuple[GemmConfig, .
 
 # BLOCK_M, BLOCK_N, BLOCK_K, num_warps, num_stages; by precision, from the largest tiles to the smallest. Those with
 # less BLOCK_K or more warps leave room for the addresses of elements that are moved one by one.
+_8_BITS = _configs(
+    [
+        (128, 256, 128, 8, 3),
+        (256, 128, 128, 8, 3),
+        (128, 128, 128, 8, 3),
+        (128, 128, 64, 4, 4),
+        (64, 128, 128, 4, 3),
+        (128, 64, 128, 8, 3),
+        (64, 64, 128, 4, 4),
+        (64, 128, 32, 8, 6),
+        (64, 64, 32, 4, 6),
+        (32, 128, 128, 4, 4),
+        (64, 32, 128, 4, 4),
+        (32, 64, 128, 4, 5),
+        (16, 64, 128, 4, 5),
+        (64, 16, 128, 4, 5),
+        (32, 32, 64, 4, 5),
+    ]
+)
+_PLANES = _configs(
+    [
+        (128, 64, 16, 8, 4),
+        (64, 64, 16, 4, 4),
+        (32, 64, 16, 4, 5),
+        (64, 32, 16, 4, 5),
+        (16, 64, 32, 4, 5),
+        (64, 16, 32, 4, 5),
+        (32, 32, 32, 4, 5),
+    ]
+)
 CONFIGS: dict[str, tuple[GemmConfig, ...]] = {
     "half": _configs(
         [
@@ -260,6 +331,21 @@ CONFIGS: dict[str, tuple[GemmConfig, ...]] = {
             (32, 32, 32, 2, 5),
         ]
     ),
+    "fp64": _configs(
+        [
+            (128, 128, 16, 8, 3),
+            (128, 64, 16, 4, 4),
+            (64, 128, 16, 8, 4),
+            (64, 64, 16, 4, 4),
+            (32, 64, 16, 4, 4),
+            (64, 32, 16, 4, 4),
+            (32, 32, 16, 4, 5),
+            (16, 64, 16, 4, 5),
+            (64, 16, 16, 4, 5),
+        ]
+    ),
+    **dict.fromkeys(("int8", "fp8", "fp8 fast"), _8_BITS),
+    **dict.fromkeys(SPLIT, _PLANES),
     "ieee": _configs(
         [
             (64, 128, 16, 4, 3),
@@ -272,6 +358,8 @@ CONFIGS: dict[str, tuple[GemmConfig, ...]] = {
         ]
     ),
 }
+
+TENSOR_MEMORY = 2**18  # bytes, on sm_100
 
 # ptxas by itself lowers a thread's registers until one more block fits an SM, and spills for it; what limits blocks
 # here is shared memory.
@@ -291,24 +379,38 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig, split_
         return f"needs compute capability 8.0 or newer, {device.name} has less"
     if max(problem.M, problem.N, problem.K) > MAX_SIZE or _num_tiles(problem, config) > MAX_SIZE:
         return f"sizes and the number of tiles must not exceed {MAX_SIZE}"
-    itemsize, out_itemsize = problem.dtype.itemsize, problem.out_dtype.itemsize
-    tensor_cores = problem.precision != "ieee"
-    why = config.illegal(device, itemsize, out_itemsize, tensor_cores=tensor_cores)
+    precision, capability = problem.precision, device.capability
+    if problem.dtype in FP8_DTYPES and capability < (8, 9):
+        return f"fp8 needs compute capability 8.9 or newer, {device.name} has less"
+    if problem.scales == "blocks" and precision != "fp8":
+        return f"blocks of scales need sums in pieces, {precision} has none"
+    if problem.scales == "blocks" and config.BLOCK_N > SCALED.value:
+        return f"{config.BLOCK_N} columns of a tile would be of several blocks of scales"
+    tile_sums = len(problem.planes.terms) * config.BLOCK_M * config.BLOCK_N
+    if capability[0] == 10 and 4 * tile_sums > TENSOR_MEMORY * 7 // 8:  # A's planes lie there too
+        return f"Triton 3.6 keeps {tile_sums} sums in tensor memory, one of the tile for each term"
+    itemsize, out_itemsize, sum_itemsize = problem.dtype.itemsize, problem.out_dtype.itemsize, _sum_itemsize(problem)
+    tensor_cores = capability in ((8, 0), (9, 0)) if precision == "fp64" else precision != "ieee"
+    in_loop = sum_itemsize * (2 if in_pieces(problem) else 1)
+    why = config.illegal(device, itemsize, out_itemsize, sum_itemsize=in_loop, tensor_cores=tensor_cores)
     if why is not None:
         return why
 
-    accumulators = config.accumulators()
+    accumulators = config.accumulators(in_loop)
     a_vector, b_vector, c_vector = (vector for _, vector in _vectors(problem))
     a_tile, b_tile = config.BLOCK_M * config.BLOCK_K, config.BLOCK_K * config.BLOCK_N
     addresses = (a_tile // a_vector + b_tile // b_vector) // (32 * config.num_warps)
-    fragments = 0 if tensor_cores else accumulators  # FFMAs read operands from registers
-    if accumulators + fragments + 5 * addresses > 210:
+    others = 0 if tensor_cores else accumulators  # FMAs read operands from registers
+    others += accumulators // 2 if problem.scales == "blocks" else 0  # scales of rows, and where they are
+    if accumulators + others + 5 * addresses > 210:
         return f"{accumulators} accumulators and {addresses} addresses leave too few of a thread's registers"
-    beside = 4 * bool(problem.bias or problem.activation not in (None, "relu") or split_k > 1)
-    beside += 4 * (problem.activation == "gelu")  # a polynomial and two transcendentals
+    beside = sum_itemsize * bool(problem.bias or problem.activation not in (None, "relu") or split_k > 1)
+    beside += sum_itemsize * (problem.activation == "gelu")  # a polynomial and two transcendentals
+    beside += sum_itemsize * (problem.scales == "rows" or (problem.scales == "tensor" and precision == "int8"))
     beside += out_itemsize * problem.has_beta + 4 * (c_vector * out_itemsize < 16)
-    if accumulators * (4 + beside) // 4 > 160:
-        return f"{accumulators} accumulators and {beside} bytes beside each leave too few registers to the epilogue"
+    if config.accumulators(sum_itemsize + beside) > 160:
+        sums = config.accumulators(sum_itemsize)
+        return f"{sums} accumulators and {beside} bytes beside each leave too few registers to the epilogue"
     return None
 
 
@@ -328,6 +430,8 @@ def launches(problem: GemmProblem, config: GemmConfig, split_k: int = 1, *, stri
         "b_ptr": Pointer("b"),
         "c_ptr": Pointer("c"),
         "bias_ptr": Pointer("bias") if problem.bias else None,
+        "a_scale_ptr": Pointer("a_scale") if problem.scales else None,
+        "b_scale_ptr": Pointer("b_scale") if problem.scales else None,
         "workspace_ptr": Pointer("workspace") if split else None,
         "counters_ptr": Pointer("counters") if split else None,
         "M": problem.M,
@@ -348,6 +452,10 @@ def launches(problem: GemmProblem, config: GemmConfig, split_k: int = 1, *, stri
         "EVEN_K": problem.K % config.BLOCK_K == 0,
         "SPLIT_K": split_k,
         "PRECISION": problem.precision,
+        "PLANES": problem.planes.count,
+        "TERMS": problem.planes.terms,
+        "IN_PIECES": in_pieces(problem),
+        "SCALES": problem.scales,
         "HAS_BETA": problem.has_beta,
         "BIAS": problem.bias,
         "ACTIVATION": problem.activation,
@@ -360,10 +468,20 @@ def launches(problem: GemmProblem, config: GemmConfig, split_k: int = 1, *, stri
             (num_tiles, split_k, 1),
             arguments,
             {"num_warps": config.num_warps, "num_stages": config.num_stages, "maxnreg": MAX_REGISTERS},
-            workspace=4 * split_k * num_tiles * config.BLOCK_M * config.BLOCK_N if split else 0,
+            workspace=_sum_itemsize(problem) * split_k * num_tiles * config.BLOCK_M * config.BLOCK_N if split else 0,
             counters=num_tiles if split else 0,
         ),
     )
+
+
+def in_pieces(problem: GemmProblem) -> bool:
+    """Whether k-tiles are summed apart and these sums added: those of planes and fp8, which tensor cores cut off below
+    the last bits of a sum, and those of int8 that may leave int32, where `mma` saturates."""
+    return problem.precision in ("fp8", *SPLIT) or (problem.precision == "int8" and problem.K >= 2**17)
+
+
+def _sum_itemsize(problem: GemmProblem) -> int:
+    return 8 if problem.precision == "fp64" else 4
 
 
 def _num_tiles(problem: GemmProblem, config: GemmConfig) -> int:

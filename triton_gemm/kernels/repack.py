@@ -18,10 +18,10 @@ import torch
 import triton
 import triton.language as tl
 
-from ..compat import round_to
 from ..precision import Planes
 from ..problem import Layout
 from .launch import Launch, Pointer, Temporary
+from .planes import split
 from .portable import tile_pointers, vector, whole
 from .programmatic import follow
 
@@ -73,28 +73,10 @@ def repack_kernel(
     out_ptr += batch * PLANES * matrix
     padded = tl.cdiv(columns, OUT_VECTOR) * OUT_VECTOR
     mask = (offs_m < rows)[:, None] & (offs_n < padded)[None, :]
-    for plane in tl.static_range(PLANES):
-        out_ptrs = tile_pointers(out_ptr + plane * matrix, offs_m, offs_n, pitch, 1, 1, OUT_VECTOR)
-        if PLANES == 1:
-            tl.store(out_ptrs, x, mask=mask)
-        else:
-            piece = leading(x, out_ptr.dtype.element_ty)
-            tl.store(out_ptrs, piece, mask=mask)
-            x = tl.where(tl.abs(x) < float("inf"), x - piece.to(tl.float32), 0.0)
-
-
-@triton.jit
-def leading(x, dtype: tl.constexpr):
-    """fp32 x rounded to nearest bf16, or to nearest tf32 in fp32; finite where x is: truncated rather than infinite."""
-    bits = x.to(tl.uint32, bitcast=True)
-    if dtype == tl.bfloat16:
-        nearest = round_to(x, dtype)
-        truncated = round_to((bits & 0xFFFF0000).to(tl.float32, bitcast=True), dtype)
-        return tl.where((tl.abs(x) < float("inf")) & (tl.abs(x) >= 3.3961775292304957e38), truncated, nearest)
-    else:
-        nearest = ((bits + 0x1000) & 0xFFFFE000).to(tl.float32, bitcast=True)
-        truncated = (bits & 0xFFFFE000).to(tl.float32, bitcast=True)
-        return tl.where(tl.abs(x) < float("inf"), tl.where(tl.abs(nearest) < float("inf"), nearest, truncated), x)
+    planes = split(x, out_ptr.dtype.element_ty, PLANES)
+    for i in tl.static_range(PLANES):
+        out_ptrs = tile_pointers(out_ptr + i * matrix, offs_m, offs_n, pitch, 1, 1, OUT_VECTOR)
+        tl.store(out_ptrs, planes[i], mask=mask)
 
 
 def launch(
