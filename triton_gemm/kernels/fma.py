@@ -1,0 +1,394 @@
+"""IEEE fp32 on CUDA cores: outer products out of shared memory, from operands that lie across K.
+
+Tensor cores have no IEEE fp32, so every multiply-add is an FFMA, and all that counts is that an SM issues one in every
+clock. A thread owns 8 x 8 elements of C. Of each step along K it reads 8 elements of A and 8 of B from shared memory,
+16 bytes at a time, and spends 64 FFMAs on them; copies into the ring are asynchronous. With 128 registers a thread 16
+warps are on an SM, which hide one another's latencies.
+
+An FFMA reads three registers, from two banks. Taken in serpentine order, a row of the thread's elements forwards and
+the next one backwards, every FFMA shares an operand with the one before it, which ptxas then keeps in the reuse cache
+beside the FMA units: the two other operands clash about once in ten FFMAs instead of every other one. Only inline
+assembly keeps that order (as maxas did for Maxwell: S. Gray, https://github.com/NervanaSystems/maxas/wiki/SGEMM).
+
+Both operands must have their unit stride across K, so that a row of a tile is what a step of the outer product reads.
+What lies along K is turned by a copy first (`repack`): turning it on its way takes 4-byte copies, one for every 16
+FFMAs of a thread, and was up to 1.5 times slower.
+
+Sums longer than LONGEST_RUN are taken in runs, whose sums are added afterwards: a chain's rounding errors grow with its
+length. Meanwhile they wait in memory, as 128 registers hold no second set of accumulators.
+"""
+
+from __future__ import annotations
+
+import triton.language as tl
+from triton import constexpr_function
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere.async_copy import commit_group, wait_group
+
+from ..compat import async_load
+from ..config import REGISTERS_PER_SM, GemmConfig
+from ..device import DeviceInfo
+from ..problem import GemmProblem, Layout
+from .launch import Launch, Pointer, Scalar, Temporary
+from .portable import MAX_SIZE, store_tile, tile_pointers, vector, whole
+from .programmatic import follow
+from .schedule import locate
+from .splitk import last_to_arrive
+
+SIDE = 8  # of a thread's square of C
+WARP = (32, 64)  # elements of C that a warp of 4 x 8 threads owns
+VECTOR = gl.constexpr(4)  # elements in 16 bytes
+LONGEST_RUN = 4096
+WARPS_PER_SM = 16
+
+
+def _serpentine() -> str:
+    """The FMAs of one thread and one step along K in PTX; operands are a result, a, b, and the sum so far for each
+    element, in the order of registers that `sums_layout` gives."""
+    count = SIDE * SIDE
+
+    def fma(i: int, j: int) -> str:
+        element = (j & 3) | (i & 3) << 2 | (j >> 2) << 4 | (i >> 2) << 5
+        return "fma.rn.f32 ${}, ${}, ${}, ${};".format(*range(element, 4 * count, count))
+
+    return "\n".join(fma(i, j) for i in range(SIDE) for j in range(SIDE)[:: 1 - 2 * (i % 2)])
+
+
+FMAS = gl.constexpr(_serpentine())
+CONSTRAINTS = gl.constexpr(",".join([*["=f"] * 64, *["f"] * 128, *map(str, range(64))]))  # sums stay where they are
+
+
+@constexpr_function
+def sums_layout(block_m, block_n):
+    """How threads hold a tile of C: each 2 x 2 squares of 4 x 4, neighbouring ones of those along N side by side, so
+    that a warp's 16-byte reads of shared memory and its stores of C touch whole lines."""
+    return gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], [0, 2], [1, 0], [2, 0], [0, 32], [16, 0]],
+        lane_bases=[[4, 0], [0, 4], [0, 8], [0, 16], [8, 0]],
+        warp_bases=[[0, n] for n in (64, 128) if n < block_n] + [[m, 0] for m in (32, 64, 128) if m < block_m],
+        block_bases=[],
+        shape=[block_m, block_n],
+    )
+
+
+@constexpr_function
+def copy_layout(block_x, num_warps):
+    """How threads copy a tile [BLOCK_K, block_x]: 16 bytes each, side by side along a row."""
+    across = min(32, block_x // 4)
+    return gl.BlockedLayout([1, 4], [32 // across, across], [num_warps, 1], [1, 0])
+
+
+@gluon.jit
+def outer_product(a, b, acc):
+    """acc + a b^T, of a [BLOCK_M] and b [BLOCK_N]."""
+    return gl.inline_asm_elementwise(
+        FMAS, CONSTRAINTS, [a[:, None], b[None, :], acc], dtype=gl.float32, is_pure=True, pack=64
+    )
+
+
+@gluon.jit
+def vectors(x_ptr, k, x, extent, stride, BLOCK_K: gl.constexpr, BLOCK_X: gl.constexpr):
+    """(pointers, rows, inside) of a tile [BLOCK_K, BLOCK_X] at (k, x), rows from 0 on; inside says which columns are,
+    by whole vectors: what a row's last one has beyond the matrix is read and goes into columns that nobody stores."""
+    layout: gl.constexpr = copy_layout(BLOCK_X, gl.num_warps())
+    rows = gl.arange(0, BLOCK_K, gl.SliceLayout(1, layout))
+    columns = x + gl.arange(0, BLOCK_X, gl.SliceLayout(0, layout))
+    pointers = tile_pointers(x_ptr, k + rows.to(gl.int64), columns, stride, 1, 1, VECTOR)
+    return pointers, rows, columns < whole(extent + VECTOR - 1, VECTOR)
+
+
+@gluon.jit
+def load(tile, pointers, rows, inside, left):
+    """Starts to copy a tile; what lies outside, or after the `left` rows, becomes 0."""
+    async_load(tile, pointers, mask=(rows < left)[:, None] & inside[None, :])
+
+
+@gluon.jit
+def next_slot(slot, num_stages: gl.constexpr):
+    return gl.where(slot == num_stages - 1, 0, slot + 1)
+
+
+@gluon.jit
+def multiply(a_ptr, b_ptr, m, n, k, end, M, N, stride_ak, stride_bk, alpha, a_ring, b_ring):
+    """The tile at (m, n), summed from k to `end`: [BLOCK_M, BLOCK_N]."""
+    num_stages: gl.constexpr = a_ring.shape[0]
+    BLOCK_K: gl.constexpr = a_ring.shape[1]
+    BLOCK_M: gl.constexpr = a_ring.shape[2]
+    BLOCK_N: gl.constexpr = b_ring.shape[2]
+    layout: gl.constexpr = sums_layout(BLOCK_M, BLOCK_N)
+    acc = gl.zeros([BLOCK_M, BLOCK_N], gl.float32, layout)
+
+    # Prologue
+    a_ptrs, a_k, a_inside = vectors(a_ptr, k, m, M, stride_ak, BLOCK_K, BLOCK_M)
+    b_ptrs, b_k, b_inside = vectors(b_ptr, k, n, N, stride_bk, BLOCK_K, BLOCK_N)
+    left = end - k
+    for stage in gl.static_range(num_stages - 1):
+        load(a_ring.index(stage), a_ptrs, a_k, a_inside, left)
+        load(b_ring.index(stage), b_ptrs, b_k, b_inside, left)
+        commit_group()
+        a_ptrs += BLOCK_K * whole(stride_ak, VECTOR)
+        b_ptrs += BLOCK_K * whole(stride_bk, VECTOR)
+        left -= BLOCK_K
+
+    # Main loop
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    a_columns = a_ring._reinterpret(gl.float32, [num_stages * BLOCK_K, BLOCK_M], flat)
+    b_rows = b_ring._reinterpret(gl.float32, [num_stages * BLOCK_K, BLOCK_N], flat)
+    slot = 0
+    free = num_stages - 1
+    for _ in range(k, end, BLOCK_K):
+        wait_group(num_stages - 2)
+        tl.debug_barrier()  # the k-tile has come for all threads, and all are done with the one before
+        load(a_ring.index(free), a_ptrs, a_k, a_inside, left)
+        load(b_ring.index(free), b_ptrs, b_k, b_inside, left)
+        commit_group()
+        a_ptrs += BLOCK_K * whole(stride_ak, VECTOR)
+        b_ptrs += BLOCK_K * whole(stride_bk, VECTOR)
+        left -= BLOCK_K
+        for i in gl.static_range(BLOCK_K):
+            a = a_columns.index(slot * BLOCK_K + i).load(gl.SliceLayout(1, layout))
+            b = b_rows.index(slot * BLOCK_K + i).load(gl.SliceLayout(0, layout))
+            acc = outer_product(a, b, acc)
+        slot = next_slot(slot, num_stages)
+        free = next_slot(free, num_stages)
+    wait_group(0)
+    tl.debug_barrier()  # before the ring is filled again
+    return alpha * acc
+
+
+@gluon.jit
+def squares(acc):
+    """acc in four [BLOCK_M / 2, BLOCK_N / 2], each one square of every thread."""
+    BLOCK_M: gl.constexpr = acc.shape[0]
+    BLOCK_N: gl.constexpr = acc.shape[1]
+    x = acc.reshape((BLOCK_M // 32, 2, 16, BLOCK_N // 64, 2, 32)).permute((0, 2, 3, 5, 1, 4))
+    left, right = x.split()
+    first, third = left.split()
+    second, fourth = right.split()
+    shape: gl.constexpr = (BLOCK_M // 2, BLOCK_N // 2)
+    return first.reshape(shape), second.reshape(shape), third.reshape(shape), fourth.reshape(shape)
+
+
+@gluon.jit
+def square_rows(square, i: gl.constexpr):
+    """The rows of a tile that its upper (i = 0) or lower (1) squares have."""
+    rows = gl.arange(0, square.shape[0], gl.SliceLayout(1, square.type.layout))
+    return (rows // 16 * 32 + rows % 16 + 16 * i).to(gl.int64)
+
+
+@gluon.jit
+def square_columns(square, j: gl.constexpr):
+    """The columns of a tile that its left (j = 0) or right (1) squares have."""
+    columns = gl.arange(0, square.shape[1], gl.SliceLayout(0, square.type.layout))
+    return (columns // 32 * 64 + columns % 32 + 32 * j).to(gl.int64)
+
+
+@gluon.jit
+def sums_pointers(sums_ptr, block, acc):
+    """Where sums like acc wait in memory, [blocks, BLOCK_M, BLOCK_N]."""
+    layout: gl.constexpr = acc.type.layout
+    rows = gl.arange(0, acc.shape[0], gl.SliceLayout(1, layout))
+    columns = gl.arange(0, acc.shape[1], gl.SliceLayout(0, layout))
+    size: gl.constexpr = acc.shape[0] * acc.shape[1]
+    return sums_ptr + block.to(gl.int64) * size + rows[:, None] * acc.shape[1] + columns[None, :]
+
+
+@gluon.jit(
+    do_not_specialize=[
+        *("bias_ptr", "counters_ptr", "M", "N", "K", "share", "run"),
+        *("stride_az", "stride_ak", "stride_bz", "stride_bk", "stride_cz", "stride_cm", "stride_cn"),
+    ]
+)
+def fma_kernel(
+    a_ptr,
+    b_ptr,
+    c_ptr,
+    bias_ptr,
+    sums_ptr,
+    counters_ptr,
+    M: tl.int32,
+    N: tl.int32,
+    K: tl.int32,
+    share: tl.int32,
+    run: tl.int32,
+    stride_az: tl.int64,
+    stride_ak: tl.int64,
+    stride_bz: tl.int64,
+    stride_bk: tl.int64,
+    stride_cz: tl.int64,
+    stride_cm: tl.int64,
+    stride_cn: tl.int64,
+    alpha,
+    beta,
+    C_UNIT: gl.constexpr,
+    C_VECTOR: gl.constexpr,
+    IN_RUNS: gl.constexpr,
+    SPLIT_K: gl.constexpr,
+    HAS_BETA: gl.constexpr,
+    BIAS: gl.constexpr,
+    ACTIVATION: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    GROUP_M: gl.constexpr,
+    num_stages: gl.constexpr,
+    PDL: gl.constexpr,
+):
+    """c = activation(alpha a @ b + beta c + bias), a [batch, M, K], b [batch, K, N], c [batch, M, N].
+
+    share: of K that each of SPLIT_K programs sums; run: of that what is summed at once; C_UNIT: the dimension of C
+    with stride 1, 0 or 1, or None; C_VECTOR: elements that may be moved at once along it.
+    """
+    follow(PDL)
+
+    # Locate the tile, and this program's share of K
+    num_m = gl.cdiv(M, BLOCK_M)
+    num_n = gl.cdiv(N, BLOCK_N)
+    tile = gl.program_id(0)
+    batch, pid_m, pid_n = locate(tile, num_m, num_n, GROUP_M)
+    m = pid_m * BLOCK_M
+    n = pid_n * BLOCK_N
+    part = gl.program_id(1)
+    first = part * share
+    end = gl.minimum(first + share, K)
+
+    # Prologue
+    ring_layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    a_ring = gl.allocate_shared_memory(gl.float32, [num_stages, BLOCK_K, BLOCK_M], ring_layout)
+    b_ring = gl.allocate_shared_memory(gl.float32, [num_stages, BLOCK_K, BLOCK_N], ring_layout)
+    a_ptr += batch.to(gl.int64) * whole(stride_az, VECTOR)
+    b_ptr += batch.to(gl.int64) * whole(stride_bz, VECTOR)
+
+    # Main loop
+    if IN_RUNS:
+        acc = gl.zeros([BLOCK_M, BLOCK_N], gl.float32, sums_layout(BLOCK_M, BLOCK_N))
+        for start in range(first, end, run):
+            waiting = sums_pointers(sums_ptr, tile * SPLIT_K + part, acc)
+            if start > first:
+                gl.store(waiting, acc)
+            stop = gl.minimum(start + run, end)
+            acc = multiply(a_ptr, b_ptr, m, n, start, stop, M, N, stride_ak, stride_bk, alpha, a_ring, b_ring)
+            if start > first:
+                acc += gl.load(waiting)
+    else:
+        acc = multiply(a_ptr, b_ptr, m, n, first, end, M, N, stride_ak, stride_bk, alpha, a_ring, b_ring)
+
+    # Epilogue
+    mine = True
+    if SPLIT_K > 1:
+        # They pass through L2: no SM's L1 holds an old one.
+        gl.store(sums_pointers(sums_ptr, tile * SPLIT_K + part, acc), acc, cache_modifier=".cg")
+        mine = last_to_arrive(counters_ptr + tile, SPLIT_K)
+    if mine:
+        if SPLIT_K > 1:
+            pointers = sums_pointers(sums_ptr, tile * SPLIT_K, acc)
+            acc = gl.load(pointers, cache_modifier=".cg")
+            for _ in range(1, SPLIT_K):
+                pointers += BLOCK_M * BLOCK_N
+                acc += gl.load(pointers, cache_modifier=".cg")
+        c_ptr += batch.to(gl.int64) * whole(stride_cz, C_VECTOR)
+        pieces = squares(acc)
+        for i in gl.static_range(4):
+            store_tile(
+                c_ptr, bias_ptr, pieces[i], m + square_rows(pieces[i], i // 2), n + square_columns(pieces[i], i % 2),
+                M, N, stride_cm, stride_cn, 1, 1.0, beta, C_UNIT, C_VECTOR, HAS_BETA, BIAS, ACTIVATION,
+            )  # fmt: skip
+
+
+CONFIGS = tuple(
+    GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=16, GROUP_M=8, num_warps=m * n // (32 * SIDE**2), num_stages=stages)
+    for m, n, stages in ((128, 128, 3), (64, 128, 3), (64, 64, 3))
+)
+
+
+def unreadable(problem: GemmProblem) -> tuple[str, ...]:
+    """The operands that must be copied first: those whose rows along M or N are not made of whole vectors."""
+    sides = {"a": (problem.a.transposed, problem.M), "b": (problem.b, problem.N)}
+    return tuple(
+        name
+        for name, (layout, extent) in sides.items()
+        if vector(layout, (problem.K, extent), problem.dtype) != (1, VECTOR.value)
+    )
+
+
+def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig, split_k: int = 1) -> str | None:
+    """Why `device` cannot run `problem`, its `unreadable` operands copied, in this configuration, or None if it can."""
+    if problem.precision != "ieee":
+        return f"multiplies IEEE fp32 on CUDA cores, not {problem.precision}"
+    if device.capability < (8, 0):
+        return f"needs the asynchronous copies of compute capability 8.0, {device.name} has less"
+    if problem.K == 0:
+        return "there is nothing to load"
+    if max(problem.M, problem.N, problem.K, _num_tiles(problem, config)) > MAX_SIZE:
+        return f"sizes and the number of tiles must not exceed {MAX_SIZE}"
+    for name, layout in (("a", problem.a.transposed), ("b", problem.b)):
+        why = "its unit stride is along k" if layout.strides[2] != 1 else layout.tma_illegal(problem.dtype.itemsize)
+        if why is not None:
+            return f"16 bytes at a time of {name}: {why}"
+    needed = config.shared_memory(problem.dtype.itemsize)
+    if needed > device.shared_memory:
+        return f"needs {needed} bytes of shared memory, {device.name} has {device.shared_memory}"
+    return None
+
+
+def launches(problem: GemmProblem, config: GemmConfig, split_k: int = 1) -> tuple[Launch, ...]:
+    """The launch that computes `problem`. split_k: programs that share a tile's sum."""
+    assert config.BLOCK_M is not None and config.BLOCK_N is not None and config.BLOCK_K is not None
+    num_tiles = _num_tiles(problem, config)
+    share = _up(-(-problem.K // split_k), config.BLOCK_K)
+    run = _up(-(-share // -(-share // LONGEST_RUN)), config.BLOCK_K)
+    split, in_runs = split_k > 1, run < share
+    size = config.BLOCK_M * config.BLOCK_N
+    c_unit, c_vector = vector(problem.c, (problem.M, problem.N), problem.out_dtype)
+    waiting = (Temporary("sums", (num_tiles, size), problem.dtype),) if in_runs and not split else ()
+    arguments = {
+        "a_ptr": Pointer("a"),
+        "b_ptr": Pointer("b"),
+        "c_ptr": Pointer("c"),
+        "bias_ptr": Pointer("bias") if problem.bias else None,
+        "sums_ptr": Pointer("workspace") if split else Pointer("sums") if in_runs else None,
+        "counters_ptr": Pointer("counters") if split else None,
+        "M": problem.M,
+        "N": problem.N,
+        "K": problem.K,
+        "share": share,
+        "run": run,
+        "stride_az": problem.a.strides[0],
+        "stride_ak": problem.a.strides[2],
+        "stride_bz": problem.b.strides[0],
+        "stride_bk": problem.b.strides[1],
+        **dict(zip(("stride_cz", "stride_cm", "stride_cn"), problem.c.strides, strict=True)),
+        "alpha": Scalar("alpha"),
+        "beta": Scalar("beta"),
+        "C_UNIT": c_unit,
+        "C_VECTOR": c_vector,
+        "IN_RUNS": in_runs,
+        "SPLIT_K": split_k,
+        "HAS_BETA": problem.has_beta,
+        "BIAS": problem.bias,
+        "ACTIVATION": problem.activation,
+        **config.meta(),
+        "num_stages": config.num_stages,
+        "PDL": False,
+    }
+    return (
+        Launch(
+            fma_kernel,
+            (num_tiles, split_k, 1),
+            arguments,
+            {"num_warps": config.num_warps, "maxnreg": REGISTERS_PER_SM // (32 * WARPS_PER_SM)},
+            temporaries=waiting,
+            workspace=4 * split_k * num_tiles * size if split else 0,
+            counters=num_tiles if split else 0,
+        ),
+    )
+
+
+def _num_tiles(problem: GemmProblem, config: GemmConfig) -> int:
+    assert config.BLOCK_M is not None and config.BLOCK_N is not None
+    return problem.batch * -(-problem.M // config.BLOCK_M) * -(-problem.N // config.BLOCK_N)
+
+
+def _up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
