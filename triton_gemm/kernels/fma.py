@@ -20,6 +20,7 @@ length. Meanwhile they wait in memory, as 128 registers hold no second set of ac
 
 from __future__ import annotations
 
+import torch
 import triton.language as tl
 from triton import constexpr_function
 from triton.experimental import gluon
@@ -31,15 +32,15 @@ from ..config import REGISTERS_PER_SM, GemmConfig
 from ..device import DeviceInfo
 from ..problem import GemmProblem, Layout
 from .launch import Launch, Pointer, Scalar, Temporary
-from .portable import MAX_SIZE, store_tile, tile_pointers, vector, whole
+from .portable import MAX_SIZE, store_tile, vector, whole
 from .programmatic import follow
 from .schedule import locate
-from .splitk import last_to_arrive
+from .splitk import arrive, last_to_arrive, wait_turn
 
 SIDE = 8  # of a thread's square of C
 WARP = (32, 64)  # elements of C that a warp of 4 x 8 threads owns
 VECTOR = gl.constexpr(4)  # elements in 16 bytes
-LONGEST_RUN = 4096
+LARGEST_WORKSPACE = 64 << 20  # that stays allocated
 WARPS_PER_SM = 16
 
 
@@ -88,31 +89,26 @@ def outer_product(a, b, acc):
 
 
 @gluon.jit
-def vectors(x_ptr, k, x, extent, stride, BLOCK_K: gl.constexpr, BLOCK_X: gl.constexpr):
-    """(pointers, rows, inside) of a tile [BLOCK_K, BLOCK_X] at (k, x), rows from 0 on; inside says which columns are,
-    by whole vectors: what a row's last one has beyond the matrix is read and goes into columns that nobody stores."""
+def places(x, extent, stride, BLOCK_K: gl.constexpr, BLOCK_X: gl.constexpr):
+    """(offsets, rows, inside) of a tile [BLOCK_K, BLOCK_X] whose columns begin at x: inside says which columns are in
+    the matrix, by whole vectors. What a row's last vector has beyond it goes into columns that nobody stores."""
     layout: gl.constexpr = copy_layout(BLOCK_X, gl.num_warps())
     rows = gl.arange(0, BLOCK_K, gl.SliceLayout(1, layout))
     columns = x + gl.arange(0, BLOCK_X, gl.SliceLayout(0, layout))
-    pointers = tile_pointers(x_ptr, k + rows.to(gl.int64), columns, stride, 1, 1, VECTOR)
-    return pointers, rows, columns < whole(extent + VECTOR - 1, VECTOR)
+    offsets = rows[:, None] * whole(stride, VECTOR).to(gl.int32) + columns[None, :]
+    return offsets, rows, columns < whole(extent + VECTOR - 1, VECTOR)
 
 
 @gluon.jit
-def load(tile, pointers, rows, inside, left):
+def load(tile, x_ptr, offsets, rows, inside, left):
     """Starts to copy a tile; what lies outside, or after the `left` rows, becomes 0."""
-    async_load(tile, pointers, mask=(rows < left)[:, None] & inside[None, :])
-
-
-@gluon.jit
-def next_slot(slot, num_stages: gl.constexpr):
-    return gl.where(slot == num_stages - 1, 0, slot + 1)
+    async_load(tile, x_ptr + offsets, mask=(rows < left)[:, None] & inside[None, :])
 
 
 @gluon.jit
 def multiply(a_ptr, b_ptr, m, n, k, end, M, N, stride_ak, stride_bk, alpha, a_ring, b_ring):
-    """The tile at (m, n), summed from k to `end`: [BLOCK_M, BLOCK_N]."""
-    num_stages: gl.constexpr = a_ring.shape[0]
+    """alpha times the tile at (m, n), summed from k to `end`: [BLOCK_M, BLOCK_N]."""
+    STAGES: gl.constexpr = a_ring.shape[0]
     BLOCK_K: gl.constexpr = a_ring.shape[1]
     BLOCK_M: gl.constexpr = a_ring.shape[2]
     BLOCK_N: gl.constexpr = b_ring.shape[2]
@@ -120,38 +116,38 @@ def multiply(a_ptr, b_ptr, m, n, k, end, M, N, stride_ak, stride_bk, alpha, a_ri
     acc = gl.zeros([BLOCK_M, BLOCK_N], gl.float32, layout)
 
     # Prologue
-    a_ptrs, a_k, a_inside = vectors(a_ptr, k, m, M, stride_ak, BLOCK_K, BLOCK_M)
-    b_ptrs, b_k, b_inside = vectors(b_ptr, k, n, N, stride_bk, BLOCK_K, BLOCK_N)
-    left = end - k
-    for stage in gl.static_range(num_stages - 1):
-        load(a_ring.index(stage), a_ptrs, a_k, a_inside, left)
-        load(b_ring.index(stage), b_ptrs, b_k, b_inside, left)
+    a_offs, a_k, a_inside = places(m, M, stride_ak, BLOCK_K, BLOCK_M)
+    b_offs, b_k, b_inside = places(n, N, stride_bk, BLOCK_K, BLOCK_N)
+    a_ptr += k * whole(stride_ak, VECTOR)
+    b_ptr += k * whole(stride_bk, VECTOR)
+    for stage in gl.static_range(STAGES - 1):
+        load(a_ring.index(stage), a_ptr, a_offs, a_k, a_inside, end - k - stage * BLOCK_K)
+        load(b_ring.index(stage), b_ptr, b_offs, b_k, b_inside, end - k - stage * BLOCK_K)
         commit_group()
-        a_ptrs += BLOCK_K * whole(stride_ak, VECTOR)
-        b_ptrs += BLOCK_K * whole(stride_bk, VECTOR)
-        left -= BLOCK_K
+        a_ptr += BLOCK_K * whole(stride_ak, VECTOR)
+        b_ptr += BLOCK_K * whole(stride_bk, VECTOR)
 
     # Main loop
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    a_columns = a_ring._reinterpret(gl.float32, [num_stages * BLOCK_K, BLOCK_M], flat)
-    b_rows = b_ring._reinterpret(gl.float32, [num_stages * BLOCK_K, BLOCK_N], flat)
+    a_columns = a_ring._reinterpret(gl.float32, [STAGES * BLOCK_K, BLOCK_M], flat)
+    b_rows = b_ring._reinterpret(gl.float32, [STAGES * BLOCK_K, BLOCK_N], flat)
     slot = 0
-    free = num_stages - 1
-    for _ in range(k, end, BLOCK_K):
-        wait_group(num_stages - 2)
+    left = end - k
+    while left > 0:
+        wait_group(STAGES - 2)
         tl.debug_barrier()  # the k-tile has come for all threads, and all are done with the one before
-        load(a_ring.index(free), a_ptrs, a_k, a_inside, left)
-        load(b_ring.index(free), b_ptrs, b_k, b_inside, left)
+        free = gl.where(slot == 0, STAGES - 1, slot - 1)
+        load(a_ring.index(free), a_ptr, a_offs, a_k, a_inside, left - (STAGES - 1) * BLOCK_K)
+        load(b_ring.index(free), b_ptr, b_offs, b_k, b_inside, left - (STAGES - 1) * BLOCK_K)
         commit_group()
-        a_ptrs += BLOCK_K * whole(stride_ak, VECTOR)
-        b_ptrs += BLOCK_K * whole(stride_bk, VECTOR)
-        left -= BLOCK_K
+        a_ptr += BLOCK_K * whole(stride_ak, VECTOR)
+        b_ptr += BLOCK_K * whole(stride_bk, VECTOR)
         for i in gl.static_range(BLOCK_K):
             a = a_columns.index(slot * BLOCK_K + i).load(gl.SliceLayout(1, layout))
             b = b_rows.index(slot * BLOCK_K + i).load(gl.SliceLayout(0, layout))
             acc = outer_product(a, b, acc)
-        slot = next_slot(slot, num_stages)
-        free = next_slot(free, num_stages)
+        slot = gl.where(slot == STAGES - 1, 0, slot + 1)
+        left -= BLOCK_K
     wait_group(0)
     tl.debug_barrier()  # before the ring is filled again
     return alpha * acc
@@ -171,32 +167,48 @@ def squares(acc):
 
 
 @gluon.jit
-def square_rows(square, i: gl.constexpr):
-    """The rows of a tile that its upper (i = 0) or lower (1) squares have."""
-    rows = gl.arange(0, square.shape[0], gl.SliceLayout(1, square.type.layout))
-    return (rows // 16 * 32 + rows % 16 + 16 * i).to(gl.int64)
+def sums_pointers(sums_ptr, block, rows, columns, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    """Where sums wait in memory, [blocks, BLOCK_M, BLOCK_N]."""
+    size: gl.constexpr = BLOCK_M * BLOCK_N
+    return sums_ptr + block.to(gl.int64) * size + rows[:, None] * BLOCK_N + columns[None, :]
 
 
 @gluon.jit
-def square_columns(square, j: gl.constexpr):
-    """The columns of a tile that its left (j = 0) or right (1) squares have."""
-    columns = gl.arange(0, square.shape[1], gl.SliceLayout(0, square.type.layout))
-    return (columns // 32 * 64 + columns % 32 + 32 * j).to(gl.int64)
-
-
-@gluon.jit
-def sums_pointers(sums_ptr, block, acc):
-    """Where sums like acc wait in memory, [blocks, BLOCK_M, BLOCK_N]."""
-    layout: gl.constexpr = acc.type.layout
-    rows = gl.arange(0, acc.shape[0], gl.SliceLayout(1, layout))
-    columns = gl.arange(0, acc.shape[1], gl.SliceLayout(0, layout))
-    size: gl.constexpr = acc.shape[0] * acc.shape[1]
-    return sums_ptr + block.to(gl.int64) * size + rows[:, None] * acc.shape[1] + columns[None, :]
+def finish_square(
+    sums, i, j, sums_ptr, tile, part, last, c_ptr, bias_ptr, m, n, M, N, stride_cm, stride_cn, beta,
+    C_UNIT: gl.constexpr, C_VECTOR: gl.constexpr, SPLIT_K: gl.constexpr, IN_TURN: gl.constexpr, HAS_BETA: gl.constexpr,
+    BIAS: gl.constexpr, ACTIVATION: gl.constexpr,
+):  # fmt: skip
+    """Adds other programs' sums to every thread's upper (i = 0) or lower (1), left (j = 0) or right (1) square, and
+    stores it: in C, or until the last program's turn where it waits."""
+    BLOCK_M: gl.constexpr = 2 * sums.shape[0]
+    BLOCK_N: gl.constexpr = 2 * sums.shape[1]
+    rows = gl.arange(0, BLOCK_M // 2, gl.SliceLayout(1, sums.type.layout))
+    columns = gl.arange(0, BLOCK_N // 2, gl.SliceLayout(0, sums.type.layout))
+    rows = rows // 16 * 32 + rows % 16 + 16 * i
+    columns = columns // 32 * 64 + columns % 32 + 32 * j
+    if IN_TURN:
+        waiting = sums_pointers(sums_ptr, tile, rows, columns, BLOCK_M, BLOCK_N)
+        if part > 0:
+            sums += gl.load(waiting, cache_modifier=".cg")
+        if not last:
+            gl.store(waiting, sums, cache_modifier=".cg")
+    elif SPLIT_K > 1:
+        waiting = sums_pointers(sums_ptr, tile * SPLIT_K, rows, columns, BLOCK_M, BLOCK_N)
+        sums = gl.load(waiting, cache_modifier=".cg")
+        for _ in gl.static_range(1, SPLIT_K):
+            waiting += BLOCK_M * BLOCK_N
+            sums += gl.load(waiting, cache_modifier=".cg")
+    if last:
+        store_tile(
+            c_ptr, bias_ptr, sums, m + rows.to(gl.int64), n + columns.to(gl.int64), M, N, stride_cm, stride_cn, 1, 1.0,
+            beta, C_UNIT, C_VECTOR, HAS_BETA, BIAS, ACTIVATION,
+        )  # fmt: skip
 
 
 @gluon.jit(
     do_not_specialize=[
-        *("bias_ptr", "counters_ptr", "M", "N", "K", "share", "run"),
+        *("bias_ptr", "counters_ptr", "M", "N", "K", "share"),
         *("stride_az", "stride_ak", "stride_bz", "stride_bk", "stride_cz", "stride_cm", "stride_cn"),
     ]
 )
@@ -211,7 +223,6 @@ def fma_kernel(
     N: tl.int32,
     K: tl.int32,
     share: tl.int32,
-    run: tl.int32,
     stride_az: tl.int64,
     stride_ak: tl.int64,
     stride_bz: tl.int64,
@@ -223,8 +234,8 @@ def fma_kernel(
     beta,
     C_UNIT: gl.constexpr,
     C_VECTOR: gl.constexpr,
-    IN_RUNS: gl.constexpr,
     SPLIT_K: gl.constexpr,
+    IN_TURN: gl.constexpr,
     HAS_BETA: gl.constexpr,
     BIAS: gl.constexpr,
     ACTIVATION: gl.constexpr,
@@ -250,8 +261,8 @@ def fma_kernel(
     m = pid_m * BLOCK_M
     n = pid_n * BLOCK_N
     part = gl.program_id(1)
-    first = part * share
-    end = gl.minimum(first + share, K)
+    begin = part * share
+    end = gl.minimum(begin + share, K)
 
     # Prologue
     ring_layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
@@ -261,39 +272,33 @@ def fma_kernel(
     b_ptr += batch.to(gl.int64) * whole(stride_bz, VECTOR)
 
     # Main loop
-    if IN_RUNS:
-        acc = gl.zeros([BLOCK_M, BLOCK_N], gl.float32, sums_layout(BLOCK_M, BLOCK_N))
-        for start in range(first, end, run):
-            waiting = sums_pointers(sums_ptr, tile * SPLIT_K + part, acc)
-            if start > first:
-                gl.store(waiting, acc)
-            stop = gl.minimum(start + run, end)
-            acc = multiply(a_ptr, b_ptr, m, n, start, stop, M, N, stride_ak, stride_bk, alpha, a_ring, b_ring)
-            if start > first:
-                acc += gl.load(waiting)
-    else:
-        acc = multiply(a_ptr, b_ptr, m, n, first, end, M, N, stride_ak, stride_bk, alpha, a_ring, b_ring)
+    acc = multiply(a_ptr, b_ptr, m, n, begin, end, M, N, stride_ak, stride_bk, alpha, a_ring, b_ring)
 
     # Epilogue
-    mine = True
-    if SPLIT_K > 1:
-        # They pass through L2: no SM's L1 holds an old one.
-        gl.store(sums_pointers(sums_ptr, tile * SPLIT_K + part, acc), acc, cache_modifier=".cg")
-        mine = last_to_arrive(counters_ptr + tile, SPLIT_K)
-    if mine:
-        if SPLIT_K > 1:
-            pointers = sums_pointers(sums_ptr, tile * SPLIT_K, acc)
-            acc = gl.load(pointers, cache_modifier=".cg")
-            for _ in range(1, SPLIT_K):
-                pointers += BLOCK_M * BLOCK_N
-                acc += gl.load(pointers, cache_modifier=".cg")
+    last = part == SPLIT_K - 1
+    if IN_TURN:
+        if part > 0:
+            wait_turn(counters_ptr + tile, part, last)
+    elif SPLIT_K > 1:
+        layout: gl.constexpr = acc.type.layout
+        rows = gl.arange(0, BLOCK_M, gl.SliceLayout(1, layout))
+        columns = gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
+        waiting = sums_pointers(sums_ptr, tile * SPLIT_K + part, rows, columns, BLOCK_M, BLOCK_N)
+        gl.store(waiting, acc, cache_modifier=".cg")
+        last = last_to_arrive(counters_ptr + tile, SPLIT_K)
+    if last or IN_TURN:
+        # One square after the other: all addresses of C, or activations, would not fit beside 64 sums.
         c_ptr += batch.to(gl.int64) * whole(stride_cz, C_VECTOR)
-        pieces = squares(acc)
-        for i in gl.static_range(4):
-            store_tile(
-                c_ptr, bias_ptr, pieces[i], m + square_rows(pieces[i], i // 2), n + square_columns(pieces[i], i % 2),
-                M, N, stride_cm, stride_cn, 1, 1.0, beta, C_UNIT, C_VECTOR, HAS_BETA, BIAS, ACTIVATION,
+        first, second, third, fourth = squares(acc)
+        for i in range(4):
+            finish_square(
+                first, i // 2, i % 2, sums_ptr, tile, part, last, c_ptr, bias_ptr, m, n, M, N, stride_cm, stride_cn,
+                beta, C_UNIT, C_VECTOR, SPLIT_K, IN_TURN, HAS_BETA, BIAS, ACTIVATION,
             )  # fmt: skip
+            first, second, third, fourth = second, third, fourth, first
+    if IN_TURN:
+        if not last:
+            arrive(counters_ptr + tile)
 
 
 CONFIGS = tuple(
@@ -337,23 +342,21 @@ def launches(problem: GemmProblem, config: GemmConfig, split_k: int = 1) -> tupl
     assert config.BLOCK_M is not None and config.BLOCK_N is not None and config.BLOCK_K is not None
     num_tiles = _num_tiles(problem, config)
     share = _up(-(-problem.K // split_k), config.BLOCK_K)
-    run = _up(-(-share // -(-share // LONGEST_RUN)), config.BLOCK_K)
-    split, in_runs = split_k > 1, run < share
-    size = config.BLOCK_M * config.BLOCK_N
+    split, size = split_k > 1, config.BLOCK_M * config.BLOCK_N
+    in_turn = 4 * split_k * num_tiles * size > LARGEST_WORKSPACE and split
     c_unit, c_vector = vector(problem.c, (problem.M, problem.N), problem.out_dtype)
-    waiting = (Temporary("sums", (num_tiles, size), problem.dtype),) if in_runs and not split else ()
+    sums = Temporary("sums", (num_tiles, size), torch.float32)
     arguments = {
         "a_ptr": Pointer("a"),
         "b_ptr": Pointer("b"),
         "c_ptr": Pointer("c"),
         "bias_ptr": Pointer("bias") if problem.bias else None,
-        "sums_ptr": Pointer("workspace") if split else Pointer("sums") if in_runs else None,
+        "sums_ptr": Pointer("sums") if in_turn else Pointer("workspace") if split else None,
         "counters_ptr": Pointer("counters") if split else None,
         "M": problem.M,
         "N": problem.N,
         "K": problem.K,
         "share": share,
-        "run": run,
         "stride_az": problem.a.strides[0],
         "stride_ak": problem.a.strides[2],
         "stride_bz": problem.b.strides[0],
@@ -363,8 +366,8 @@ def launches(problem: GemmProblem, config: GemmConfig, split_k: int = 1) -> tupl
         "beta": Scalar("beta"),
         "C_UNIT": c_unit,
         "C_VECTOR": c_vector,
-        "IN_RUNS": in_runs,
         "SPLIT_K": split_k,
+        "IN_TURN": in_turn,
         "HAS_BETA": problem.has_beta,
         "BIAS": problem.bias,
         "ACTIVATION": problem.activation,
@@ -378,8 +381,8 @@ def launches(problem: GemmProblem, config: GemmConfig, split_k: int = 1) -> tupl
             (num_tiles, split_k, 1),
             arguments,
             {"num_warps": config.num_warps, "maxnreg": REGISTERS_PER_SM // (32 * WARPS_PER_SM)},
-            temporaries=waiting,
-            workspace=4 * split_k * num_tiles * size if split else 0,
+            temporaries=(sums,) if in_turn else (),
+            workspace=4 * split_k * num_tiles * size if split and not in_turn else 0,
             counters=num_tiles if split else 0,
         ),
     )

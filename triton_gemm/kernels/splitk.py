@@ -37,3 +37,12 @@ def wait_for(counter_ptr, arrivals):
     while tl.atomic_add(counter_ptr, 0, sem="acquire", scope="gpu") < arrivals:
         pass
     tl.store(counter_ptr, 0)
+
+
+@triton.jit
+def wait_turn(counter_ptr, turn, last):
+    """Waits until `turn` programs have arrived; the last sets the counter back to 0."""
+    while tl.atomic_add(counter_ptr, 0, sem="acquire", scope="gpu") < turn:
+        pass
+    if last:
+        tl.store(counter_ptr, 0)
