@@ -1,21 +1,21 @@
-"""IEEE fp32 on CUDA cores: outer products out of shared memory, from operands that lie across K.
+"""IEEE fp32 on CUDA cores: outer products out of shared memory, of operands that lie across K.
 
-Tensor cores have no IEEE fp32, so every multiply-add is an FFMA, and all that counts is that an SM issues one in every
-clock. A thread owns 8 x 8 elements of C. Of each step along K it reads 8 elements of A and 8 of B from shared memory,
-16 bytes at a time, and spends 64 FFMAs on them; copies into the ring are asynchronous. With 128 registers a thread 16
-warps are on an SM, which hide one another's latencies.
+Tensor cores have no IEEE fp32. What counts is that an SM issues an FFMA in every clock. A thread owns 8 x 8 elements
+of C: in each step along K it reads 8 elements of A and 8 of B from shared memory, 16 bytes at a time, and spends 64
+FFMAs on them. Within 128 registers 16 warps are on an SM, which hide one another's latencies.
 
-An FFMA reads three registers, from two banks. Taken in serpentine order, a row of the thread's elements forwards and
-the next one backwards, every FFMA shares an operand with the one before it, which ptxas then keeps in the reuse cache
-beside the FMA units: the two other operands clash about once in ten FFMAs instead of every other one. Only inline
-assembly keeps that order (as maxas did for Maxwell: S. Gray, https://github.com/NervanaSystems/maxas/wiki/SGEMM).
+An FFMA reads three registers from two banks. Taken in serpentine order, one row of the thread's elements forwards and
+the next backwards, each shares an operand with the FFMA before it, which the reuse cache holds, and the two others
+clash once in seven FFMAs instead of nearly always. Only inline assembly keeps that order. So that stores, which want
+neighbours in neighbouring registers, have no say in where sums are accumulated, sums leave through the multiplication
+by alpha, and the epilogue follows in quarters. (S. Gray, maxas, "SGEMM", on the same for Maxwell.)
 
-Both operands must have their unit stride across K, so that a row of a tile is what a step of the outer product reads.
-What lies along K is turned by a copy first (`repack`): turning it on its way takes 4-byte copies, one for every 16
-FFMAs of a thread, and was up to 1.5 times slower.
+Both operands must have their unit stride across K, as an outer product reads them: `repack` turns those that have not.
+Turning them on their way into shared memory takes copies of 4 bytes, one for every 16 FFMAs, and was up to 1.5 times
+slower.
 
-Sums longer than LONGEST_RUN are taken in runs, whose sums are added afterwards: a chain's rounding errors grow with its
-length. Meanwhile they wait in memory, as 128 registers hold no second set of accumulators.
+Rounding errors grow with the length of a chain of sums: K is cut into parts of LONGEST_CHAIN at most, also where there
+are tiles enough to occupy the GPU.
 """
 
 from __future__ import annotations
@@ -27,26 +27,27 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere.async_copy import commit_group, wait_group
 
-from ..compat import async_load
+from ..compat import async_load, reinterpret
 from ..config import REGISTERS_PER_SM, GemmConfig
 from ..device import DeviceInfo
-from ..problem import GemmProblem, Layout
+from ..problem import GemmProblem
 from .launch import Launch, Pointer, Scalar, Temporary
 from .portable import MAX_SIZE, store_tile, vector, whole
 from .programmatic import follow
 from .schedule import locate
-from .splitk import arrive, last_to_arrive, wait_turn
+from .splitk import MAX_COUNTERS, arrive, last_to_arrive, wait_turn
 
-SIDE = 8  # of a thread's square of C
-WARP = (32, 64)  # elements of C that a warp of 4 x 8 threads owns
+SIDE = 8  # of a thread's elements of C
 VECTOR = gl.constexpr(4)  # elements in 16 bytes
-LARGEST_WORKSPACE = 64 << 20  # that stays allocated
 WARPS_PER_SM = 16
+LONGEST_CHAIN = 4096
+MAX_SPLIT = 64
+LARGEST_WORKSPACE = 64 << 20  # bytes that stay allocated
 
 
 def _serpentine() -> str:
-    """The FMAs of one thread and one step along K in PTX; operands are a result, a, b, and the sum so far for each
-    element, in the order of registers that `sums_layout` gives."""
+    """A thread's FMAs of one step along K in PTX. Operands are, for each element, the new sum, a, b, and the old sum,
+    in the order of registers of `sums_layout`."""
     count = SIDE * SIDE
 
     def fma(i: int, j: int) -> str:
@@ -56,14 +57,14 @@ def _serpentine() -> str:
     return "\n".join(fma(i, j) for i in range(SIDE) for j in range(SIDE)[:: 1 - 2 * (i % 2)])
 
 
-FMAS = gl.constexpr(_serpentine())
-CONSTRAINTS = gl.constexpr(",".join([*["=f"] * 64, *["f"] * 128, *map(str, range(64))]))  # sums stay where they are
+SERPENTINE = gl.constexpr(_serpentine())
+OPERANDS = gl.constexpr(",".join([*["=f"] * 64, *["f"] * 128, *map(str, range(64))]))  # a new sum replaces the old one
 
 
 @constexpr_function
 def sums_layout(block_m, block_n):
-    """How threads hold a tile of C: each 2 x 2 squares of 4 x 4, neighbouring ones of those along N side by side, so
-    that a warp's 16-byte reads of shared memory and its stores of C touch whole lines."""
+    """How threads hold a tile of C: each 2 x 2 squares of 4 x 4, a warp 4 x 8 threads whose squares are neighbours. So
+    its reads of shared memory are without conflicts, and 8 of them store a whole line of C."""
     return gl.DistributedLinearLayout(
         reg_bases=[[0, 1], [0, 2], [1, 0], [2, 0], [0, 32], [16, 0]],
         lane_bases=[[4, 0], [0, 4], [0, 8], [0, 16], [8, 0]],
@@ -84,7 +85,15 @@ def copy_layout(block_x, num_warps):
 def outer_product(a, b, acc):
     """acc + a b^T, of a [BLOCK_M] and b [BLOCK_N]."""
     return gl.inline_asm_elementwise(
-        FMAS, CONSTRAINTS, [a[:, None], b[None, :], acc], dtype=gl.float32, is_pure=True, pack=64
+        SERPENTINE, OPERANDS, [a[:, None], b[None, :], acc], dtype=gl.float32, is_pure=True, pack=64
+    )
+
+
+@gluon.jit
+def times(alpha, acc):
+    """alpha acc, in other registers than acc: what Triton sees it would fuse with an addition, or do in pairs."""
+    return gl.inline_asm_elementwise(
+        "mul.rn.f32 $0, $1, $2;", "=f,f,f", [acc, alpha], dtype=gl.float32, is_pure=True, pack=1
     )
 
 
@@ -129,8 +138,8 @@ def multiply(a_ptr, b_ptr, m, n, k, end, M, N, stride_ak, stride_bk, alpha, a_ri
 
     # Main loop
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    a_columns = a_ring._reinterpret(gl.float32, [STAGES * BLOCK_K, BLOCK_M], flat)
-    b_rows = b_ring._reinterpret(gl.float32, [STAGES * BLOCK_K, BLOCK_N], flat)
+    a_columns = reinterpret(a_ring, gl.float32, [STAGES * BLOCK_K, BLOCK_M], flat)
+    b_rows = reinterpret(b_ring, gl.float32, [STAGES * BLOCK_K, BLOCK_N], flat)
     slot = 0
     left = end - k
     while left > 0:
@@ -148,11 +157,8 @@ def multiply(a_ptr, b_ptr, m, n, k, end, M, N, stride_ak, stride_bk, alpha, a_ri
             acc = outer_product(a, b, acc)
         slot = gl.where(slot == STAGES - 1, 0, slot + 1)
         left -= BLOCK_K
-    wait_group(0)
-    tl.debug_barrier()  # before the ring is filled again
-    return gl.inline_asm_elementwise(
-        "mul.rn.f32 $0, $1, $2;", "=f,f,f", [acc, alpha], dtype=gl.float32, is_pure=True, pack=1
-    )
+    wait_group(0)  # the last copies are of nothing, but fill the ring with zeros
+    return times(alpha, acc)
 
 
 @gluon.jit
@@ -250,8 +256,9 @@ def fma_kernel(
 ):
     """c = activation(alpha a @ b + beta c + bias), a [batch, M, K], b [batch, K, N], c [batch, M, N].
 
-    share: of K that each of SPLIT_K programs sums; run: of that what is summed at once; C_UNIT: the dimension of C
-    with stride 1, 0 or 1, or None; C_VECTOR: elements that may be moved at once along it.
+    share: elements along K that each of a tile's SPLIT_K programs sums; IN_TURN: whether one program after the other
+    adds its sum, or the last to arrive all of them; C_UNIT: the dimension of C with stride 1, 0 or 1, or None;
+    C_VECTOR: elements that may be moved at once along it.
     """
     follow(PDL)
 
@@ -304,8 +311,8 @@ def fma_kernel(
 
 
 CONFIGS = tuple(
-    GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=16, GROUP_M=8, num_warps=m * n // (32 * SIDE**2), num_stages=stages)
-    for m, n, stages in ((128, 128, 3), (64, 128, 3), (64, 64, 3))
+    GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=16, GROUP_M=8, num_warps=m * n // (32 * SIDE**2), num_stages=3)
+    for m, n in ((128, 128), (64, 128), (64, 64))
 )
 
 
@@ -327,12 +334,17 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig, split_
         return f"needs the asynchronous copies of compute capability 8.0, {device.name} has less"
     if problem.K == 0:
         return "there is nothing to load"
-    if max(problem.M, problem.N, problem.K, _num_tiles(problem, config)) > MAX_SIZE:
+    num_tiles, sizes = _num_tiles(problem, config), (problem.M, problem.N, problem.K)
+    if max(*sizes, num_tiles) > MAX_SIZE:
         return f"sizes and the number of tiles must not exceed {MAX_SIZE}"
-    for name, layout in (("a", problem.a.transposed), ("b", problem.b)):
+    if split_k > 1 and num_tiles > MAX_COUNTERS:
+        return f"{num_tiles} tiles that programs share need more counters than {MAX_COUNTERS}"
+    for name, layout, extent in (("a", problem.a.transposed, problem.M), ("b", problem.b, problem.N)):
         why = "its unit stride is along k" if layout.strides[2] != 1 else layout.tma_illegal(problem.dtype.itemsize)
         if why is not None:
             return f"16 bytes at a time of {name}: {why}"
+        if (config.BLOCK_K or 0) * layout.strides[1] + extent > MAX_SIZE:
+            return f"a k-tile of {name} spans more than {MAX_SIZE} elements"
     needed = config.shared_memory(problem.dtype.itemsize)
     if needed > device.shared_memory:
         return f"needs {needed} bytes of shared memory, {device.name} has {device.shared_memory}"
