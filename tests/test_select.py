@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 import triton_gemm
 from triton_gemm import cost_model
 from triton_gemm.device import INTERPRETER, SHARED_MEMORY, device_of_capability
-from triton_gemm.kernels import gemv, portable, warp_specialised
+from triton_gemm.kernels import fma, gemv, portable, warp_specialised
 from triton_gemm.kernels.launch import Pointer, TensorMap
-from triton_gemm.ladder import LADDER
 from triton_gemm.precision import SPLIT
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
-from triton_gemm.select import RUNGS, Selection, launches, repacked, select
+from triton_gemm.select import Selection, launches, repacked, select
 from triton_gemm.workspace import COUNTERS
 
 HOPPER = device_of_capability((9, 0))
@@ -107,13 +106,13 @@ def test_the_kernel_itself_calls_the_choice_legal(problem: GemmProblem, device) 
     elif choice.kernel == "portable":
         assert choice.config in portable.CONFIGS[problem.precision]
         assert portable.illegal(given_to_it, device, choice.config, choice.split_k) is None
-    elif choice.kernel == "gemv":
-        assert gemv.illegal(given_to_it, device, choice.config) is None
+    elif choice.kernel == "fma":
+        assert choice.config in fma.CONFIGS
+        assert fma.unreadable(problem) == choice.packed
+        assert fma.illegal(given_to_it, device, choice.config, choice.split_k) is None
     else:
-        rung = RUNGS[choice.kernel]
-        assert rung.precision == problem.precision and problem.dtype in rung.dtypes
-        assert (problem.batch, problem.bias, problem.activation, problem.dtype) == (1, None, None, problem.out_dtype)
-        assert choice.config in rung.legal_configs(device, problem.dtype, reads_output=problem.has_beta)
+        assert choice.kernel == "gemv"
+        assert gemv.illegal(given_to_it, device, choice.config) is None
 
 
 @MANY
@@ -121,8 +120,7 @@ def test_the_kernel_itself_calls_the_choice_legal(problem: GemmProblem, device) 
 def test_the_choice_is_the_same_every_time_and_says_why(problem: GemmProblem, device) -> None:
     choice = select(problem, device)
     assert select(problem, device) == choice
-    name = RUNGS[choice.kernel].name if choice.kernel in RUNGS else choice.kernel
-    assert choice.reason and str(choice).startswith(f"{name} {choice.config}")
+    assert choice.reason and str(choice).startswith(f"{choice.kernel} {choice.config}")
     assert str(choice).endswith(f": {choice.reason}")
 
 
@@ -130,21 +128,19 @@ def test_the_choice_is_the_same_every_time_and_says_why(problem: GemmProblem, de
 @CASES
 def test_its_launches_name_operands_there_are(problem: GemmProblem, device) -> None:
     choice = select(problem, device)
-    if choice.kernel in RUNGS:
-        return
     there = {"a", "b", "c"} | ({"bias"} if problem.bias else set())
     made = launches(problem, choice)
     assert made and len(made) == len(choice.packed) + 1
     for launch in made:
         there |= {temporary.name for temporary in launch.temporaries}
-        there |= {"workspace", "counters"} if launch.workspace else set()
+        there |= {"workspace", "counters"} if launch.counters else set()
         named = {x.operand for x in launch.arguments.values() if isinstance(x, Pointer | TensorMap)}
         assert named <= there, "a launch names an operand that nobody gives it"
         assert list(launch.arguments) == launch.kernel.arg_names
         assert all(size > 0 for size in launch.grid) and launch.grid[0] < 2**31
         assert max(launch.grid[1:]) <= 65_535
     assert made[-1].counters <= COUNTERS
-    assert bool(made[-1].counters) == bool(made[-1].workspace)
+    assert made[-1].counters or not made[-1].workspace, "who shares a workspace counts"
 
 
 @MANY
@@ -152,7 +148,20 @@ def test_its_launches_name_operands_there_are(problem: GemmProblem, device) -> N
 def test_hoppers_kernel_is_for_hopper_and_its_tensor_cores(problem: GemmProblem, device) -> None:
     choice = select(problem, device)
     if device.capability != (9, 0) or problem.precision in ("ieee", "fp64") or problem.K == 0:
-        assert choice.kernel != "warp_specialised" and choice.schedule is None and not choice.packed
+        assert choice.kernel != "warp_specialised" and choice.schedule is None
+        assert choice.kernel == "fma" or not choice.packed
+
+
+@MANY
+@CASES
+def test_outer_products_are_for_ieee(problem: GemmProblem, device) -> None:
+    choice = select(problem, device)
+    if choice.kernel == "fma":
+        assert problem.precision == "ieee" and choice.schedule is None
+        count = cost_model.tiles(seen_by_kernel(problem, choice), choice.config)
+        assert (
+            -(-problem.K // choice.split_k) <= fma.LONGEST_CHAIN or choice.split_k >= fma.MAX_SPLIT or count > COUNTERS
+        )
 
 
 @MANY
@@ -160,7 +169,7 @@ def test_hoppers_kernel_is_for_hopper_and_its_tensor_cores(problem: GemmProblem,
 def test_operands_are_copied_where_tma_cannot_read_them_or_reads_them_badly(problem: GemmProblem, device) -> None:
     choice = select(problem, device)
     if choice.kernel != "warp_specialised":
-        assert choice.packed == ()
+        assert choice.packed == () or choice.kernel == "fma"
         return
     itemsize = problem.dtype.itemsize
     layouts = {"a": problem.a, "b": problem.b}
@@ -195,10 +204,13 @@ def test_both_sides_of_a_product_are_treated_alike(problem: GemmProblem, device)
         pytest.param(of(64, 63, 65), "portable", id="small and odd"),
         pytest.param(of(4096, 4096, 4095), "warp_specialised", id="large and odd"),
         pytest.param(of(512, 512, 512, batch=16), "warp_specialised", id="batch"),
-        pytest.param(of(64, 64, 64, dtype=torch.float32, precision="ieee"), "k06", id="ieee"),
+        pytest.param(of(64, 64, 64, dtype=torch.float32, precision="ieee"), "portable", id="tiny ieee"),
+        pytest.param(of(1024, 1024, 1024, dtype=torch.float32, precision="ieee"), "fma", id="ieee"),
+        pytest.param(of(4096, 2, 4096, dtype=torch.float32, precision="ieee"), "gemv", id="ieee, two columns"),
+        pytest.param(of(512, 512, 512, 8, dtype=torch.float32, precision="ieee"), "fma", id="ieee batch"),
         pytest.param(of(64, 64, 64, dtype=torch.float32, precision="tf32"), "warp_specialised", id="tf32"),
         pytest.param(
-            of(64, 64, 64, dtype=torch.float32, precision="ieee", bias="n"), "portable", id="ieee with a bias"
+            of(64, 64, 64, dtype=torch.float32, precision="ieee", bias="n"), "portable", id="tiny ieee with a bias"
         ),
     ],
 )
@@ -229,7 +241,7 @@ def test_fp32_as_planes(precision: str) -> None:
     assert f" stages, {precision}, " in str(choice)
     made = launches(problem, choice)
     assert len(made) == 3 and made[-1].arguments["TERMS"] == len(SPLIT[precision].terms)
-    assert select(replace(problem, K=0), HOPPER).kernel == "k06"
+    assert select(replace(problem, K=0), HOPPER).kernel == "portable"
 
 
 # --- Where each mode runs ---
@@ -265,7 +277,7 @@ def test_each_mode_runs_on_the_portable_kernel_where_the_hardware_has_it(mode: s
             select(problem, device)
         return
     choice = select(problem, device)
-    assert choice.kernel == {"ieee": "k06", "tf32": "k07"}.get(mode, "portable")
+    assert choice.kernel == ("fma" if mode == "ieee" else "portable")
     assert choice.precision == problem.precision
     for size in ((1, 1, 1), (1, 4096, 4096), (4096, 1, 4096), (4097, 4099, 8195), (300, 200, 0), (33, 35, 2**17 + 1)):
         M, N, K = size
@@ -273,18 +285,16 @@ def test_each_mode_runs_on_the_portable_kernel_where_the_hardware_has_it(mode: s
         for a, b, c in ((0, 1, 3), (1, 1, 2), (0, 0, 3)):
             odd = replace(problem, M=M, N=N, K=K, a=orders[a], b=orders[b], c=orders[c])
             found = select(odd, device)
-            if found.kernel in RUNGS:
-                assert mode in ("ieee", "tf32") or K == 0
-            else:
-                assert found.kernel == "portable" or (found.kernel == "gemv" and mode in ("half", "ieee", "tf32"))
-                assert len(launches(odd, found)) == 1
+            others = {"gemv": ("half", "ieee", "tf32"), "fma": ("ieee",)}
+            assert found.kernel == "portable" or mode in others[found.kernel]
+            assert len(launches(odd, found)) == 1 + len(found.packed)
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_each_mode_runs_on_hopper(mode: str) -> None:
-    kernel = {"ieee": "k06", "fp64": "portable"}.get(mode, "warp_specialised")
+    kernel = {"ieee": "fma", "fp64": "portable"}.get(mode, "warp_specialised")
     assert select(in_mode(mode), HOPPER).kernel == kernel
-    assert select(in_mode(mode, K=0), HOPPER).kernel in ("portable", "k06", "k07", "gemv")
+    assert select(in_mode(mode, K=0), HOPPER).kernel in ("portable", "gemv")
 
 
 def test_blocks_of_scales_are_sums_of_pieces() -> None:
@@ -336,8 +346,32 @@ def test_an_old_gpu_is_told_what_is_needed() -> None:
         select(of(64, 64, 64), device_of_capability((7, 5)))
 
 
-def test_every_rung_can_be_looked_up() -> None:
-    assert list(RUNGS) == [rung.id for rung in LADDER]
+def test_ieee_is_multiplied_across_k() -> None:
+    """What does not lie so is copied: A along K, B along K, rows of an odd pitch, an address inside of 16 bytes."""
+    square = of(1024, 1024, 1024, dtype=torch.float32, out_dtype=torch.float32, precision="ieee")
+    along, across = Layout((0, 1024, 1)), Layout((0, 1, 1024))
+    for a, b, packed in (
+        *((across, along, ()), (along, along, ("a",)), (across, across, ("b",)), (along, across, ("a", "b"))),
+        *((Layout((0, 1, 1025)), along, ("a",)), (across, Layout((0, 1024, 1), False), ("b",))),
+    ):
+        for device in DEVICES:
+            choice = select(replace(square, a=a, b=b), device)
+            assert (choice.kernel, choice.packed) == ("fma", packed)
+
+
+def test_long_sums_of_many_tiles_take_turns_in_little_memory() -> None:
+    square = of(4096, 4096, 14336, dtype=torch.float32, out_dtype=torch.float32, precision="ieee")
+    choice = select(square, HOPPER)
+    *_, launch = launches(square, choice)
+    assert choice.split_k == 4 and launch.arguments["IN_TURN"]
+    assert [t.shape for t in launch.temporaries] == [(launch.counters, 128 * 128)] and launch.workspace == 0
+
+
+def test_tf32_is_everywhere() -> None:
+    square = of(512, 512, 512, dtype=torch.float32, out_dtype=torch.float32, precision="tf32")
+    for device in (*DEVICES, INTERPRETER):
+        kernel = "warp_specialised" if device.capability == (9, 0) and device is not INTERPRETER else "portable"
+        assert select(square, device).kernel == kernel
 
 
 def test_cpu_tensors_name_the_interpreter() -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import triton
 import triton.language as tl
 from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
 # Whether kernels made from here on run in Triton's interpreter; it is read when triton.jit decorates.
@@ -72,7 +74,10 @@ def power_of_two(x):
         return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=r,r", [x], tl.float32, is_pure=True, pack=1)
 
 
-# Triton 3.9 renamed Gluon's TMA copies and removed the old names.
+# Triton 3.9 renamed Gluon's asynchronous copies, and what gives shared memory another shape.
+async_load = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
+_shared: Any = gl.shared_memory_descriptor
+reinterpret = getattr(_shared, "reinterpret", None) or _shared._reinterpret
 tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 

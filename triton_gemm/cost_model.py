@@ -1,4 +1,5 @@
-"""How long the persistent kernel takes for a problem: waves, tail, tensor cores, L2, HBM and power, as arithmetic.
+"""How long the persistent kernel takes for a problem: waves, tail, tensor cores, L2, HBM and power, as arithmetic; and
+that of outer products.
 
 Times are microseconds. The figures were fitted to a sweep of tiles and splits over shapes of every regime on one H100
 SXM; a choice depends on their relations only.
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 from .config import GemmConfig
 from .device import DeviceInfo
-from .kernels import warp_specialised
+from .kernels import fma, warp_specialised
 from .kernels.schedule import Schedule
 from .problem import GemmProblem, Layout
 
@@ -52,6 +53,13 @@ PAIRED = 63.8e3  # of them to each of two neighbouring SMs
 COPY = 2.58  # copying an operand first: a constant
 COPIED = 5.45e6  # and bytes in a microsecond, read or written
 SHARPNESS = 3.0  # of the soft maximum
+
+# Of outer products on CUDA cores, from few measurements
+FMAS = 223e3  # multiply-adds in a microsecond of a multiprocessor with many warps
+SIDES = 6  # what an element that is loaded costs, in multiply-adds
+WARPS = 3.5  # with which it does half of them
+PROGRAM = 2.0  # filling the ring, and storing a tile
+HANDED_ON = (1.5, 0.66 / 16_384)  # partial sums: a constant, and for each element that a program writes or reads
 
 PAIRS = 66  # of neighbouring SMs; programs go to one of each first
 MAX_PARTS = 32
@@ -124,6 +132,26 @@ def microseconds(problem: GemmProblem, config: GemmConfig, schedule: Schedule) -
             itemsize * problem.batch * problem.M * problem.N * problem.K * terms / POWER,
         )
     )
+
+
+def outer_products(problem: GemmProblem, config: GemmConfig, split_k: int, device: DeviceInfo) -> float:
+    """Predicted time of `kernels.fma`, K cut into `split_k` parts: of its busiest multiprocessor."""
+    assert config.BLOCK_M is not None and config.BLOCK_N is not None and config.BLOCK_K is not None
+    size, warps = config.BLOCK_M * config.BLOCK_N, config.num_warps
+    at_once = fma.WARPS_PER_SM // warps
+    pace = (1 + SIDES / config.BLOCK_M + SIDES / config.BLOCK_N) / FMAS
+    work = -(-problem.K // (split_k * config.BLOCK_K)) * config.BLOCK_K * size * pace
+    full, rest = divmod(-(-tiles(problem, config) * split_k // device.num_sms), at_once)
+    busy = full * at_once * work * _latency(fma.WARPS_PER_SM) + (rest * work * _latency(rest * warps) if rest else 0.0)
+    busy += (full + bool(rest)) * PROGRAM
+    if split_k > 1:
+        busy += HANDED_ON[0] + HANDED_ON[1] * size * (split_k + full * at_once + rest)
+    return LAUNCH + busy
+
+
+def _latency(warps: int) -> float:
+    """How many times longer a multiprocessor takes for want of warps."""
+    return 1 + (WARPS / warps) ** 2
 
 
 def soft_maximum(*bounds: float) -> float:

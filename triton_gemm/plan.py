@@ -8,7 +8,6 @@ depends on those is prepared again for new ones and kept, so an address that is 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -20,7 +19,7 @@ from .device import INTERPRETER, device_info
 from .kernels.launch import Launch, Pointer, Scalar, TensorMap, materialise
 from .precision import fp32_precision
 from .problem import GemmProblem, Layout
-from .select import RUNGS, Selection, launches, select
+from .select import Selection, launches, select
 from .workspace import workspace
 
 MAX_PLANS = 4096
@@ -100,10 +99,11 @@ class GemmPlan:
         self.steps = [Step(launch) for launch in made]
         self.temporaries = [temporary for step in self.steps for temporary in step.launch.temporaries]
         self.workspace = max((step.launch.workspace for step in self.steps), default=0)
+        self.shares = any(step.launch.counters for step in self.steps)
         self.bound: dict[tuple[Any, ...], Bound] = {}
         self.out_dtype = problem.out_dtype
         self.scaled = problem.scales is not None
-        self.needs_more = bool(problem.bias or self.scaled or self.workspace or self.temporaries)
+        self.needs_more = bool(problem.bias or self.scaled or self.shares or self.temporaries)
         self.extents = tuple(
             _extent(problem.batch, *shape, layout) * dtype.itemsize
             for shape, layout, dtype in (
@@ -151,7 +151,7 @@ class GemmPlan:
     ) -> tuple[torch.Tensor, ...]:
         """What a call needs beside its operands, in the order of `_names`."""
         extra = [*([] if bias is None else [bias]), *scales]
-        if self.workspace:
+        if self.shares:
             extra += workspace(self.index, stream, self.workspace)
         extra += [torch.empty(t.shape, dtype=t.dtype, device=self.device) for t in self.temporaries]
         return tuple(extra)
@@ -160,7 +160,7 @@ class GemmPlan:
         return [
             *(["bias"] if has_bias else []),
             *(["a_scale", "b_scale"] if self.scaled else []),
-            *(["workspace", "counters"] if self.workspace else []),
+            *(["workspace", "counters"] if self.shares else []),
             *(t.name for t in self.temporaries),
         ]
 
@@ -179,26 +179,6 @@ class GemmPlan:
         bound = [step.bind(operands, addresses, scalars) for step in self.steps]
         keep(self.bound, key, bound, MAX_BOUND)
         return bound
-
-
-class RungPlan:
-    """A rung of the ladder in a plan's place, for what no production kernel computes yet."""
-
-    def __init__(self, selection: Selection) -> None:
-        self.selection = selection
-
-    def run(
-        self,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        c: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        alpha: float = 1.0,
-        beta: float = 0.0,
-        scales: tuple[torch.Tensor, ...] = (),
-    ) -> None:
-        with torch.cuda.device(a.device) if a.is_cuda else nullcontext():
-            RUNGS[self.selection.kernel].launch(a, b, c, alpha, beta, config=self.selection.config)
 
 
 class InterpretedPlan:
@@ -227,7 +207,7 @@ class InterpretedPlan:
             launch.kernel[launch.grid](**arguments, **launch.options)
 
 
-Plan = GemmPlan | RungPlan | InterpretedPlan
+Plan = GemmPlan | InterpretedPlan
 PLANS: dict[tuple[Any, ...], Plan] = {}
 
 
@@ -338,8 +318,6 @@ def keep(cache: dict[Any, Any], key: object, value: object, limit: int) -> None:
 
 def _new_plan(problem: GemmProblem, device: torch.device) -> Plan:
     selection = selection_for(problem, INTERPRETER if INTERPRETED else device_info(device))
-    if selection.kernel in RUNGS:
-        return RungPlan(selection)
     return InterpretedPlan(problem, selection) if INTERPRETED else GemmPlan(problem, selection, device)
 
 

@@ -8,14 +8,12 @@ from dataclasses import dataclass, replace
 from . import cost_model
 from .config import GemmConfig
 from .device import INTERPRETER, DeviceInfo
-from .kernels import gemv, portable, repack, warp_specialised
+from .kernels import fma, gemv, portable, repack, warp_specialised
 from .kernels.launch import Launch
 from .kernels.schedule import Schedule
-from .ladder import LADDER
+from .kernels.splitk import MAX_COUNTERS
 from .precision import SPLIT
 from .problem import GemmProblem, Layout
-
-RUNGS = {rung.id: rung for rung in LADDER}
 
 # From so many multiply-adds on, copying an operand to where TMA can read it may pay.
 PACK_FROM = 2**29
@@ -25,9 +23,9 @@ PACK_FROM = 2**29
 class Selection:
     """What a problem runs on: the kernel, its configuration and how work is dealt out, and the reason in a sentence.
 
-    kernel: "warp_specialised", "portable", "gemv", or a rung's id; schedule: of the persistent kernel; split_k:
-    programs that share a tile's sum in the others; swapped: whether c^T = b^T a^T is computed; packed: operands ("a",
-    "b") that are first copied to where TMA can read them, in whole lines, or as planes; precision: the problem's.
+    kernel: "warp_specialised", "fma", "portable" or "gemv"; schedule: of the persistent kernel; split_k: programs that
+    share a tile's sum in the others; swapped: whether c^T = b^T a^T is computed; packed: operands ("a", "b") that are
+    first copied to where the kernel can read them, in whole lines, or as planes; precision: the problem's.
     """
 
     kernel: str
@@ -40,8 +38,7 @@ class Selection:
     precision: str = "half"
 
     def __str__(self) -> str:
-        name = RUNGS[self.kernel].name if self.kernel in RUNGS else self.kernel
-        notes = [f"{name} {self.config}"] + [self.precision] * (self.precision != "half")
+        notes = [f"{self.kernel} {self.config}"] + [self.precision] * (self.precision != "half")
         if self.schedule is not None and self.schedule.split:
             notes.append(f"{self.schedule.split} tiles in {self.schedule.parts} parts")
         if self.split_k > 1:
@@ -60,9 +57,6 @@ def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
         found = _warp_specialised(problem, device)
         if found is not None:
             return found
-    bare = problem.batch == 1 and problem.bias is None and problem.activation is None
-    if precision in ("ieee", "tf32") and bare:
-        return _rung(problem, device)
     if precision in ("half", "ieee", "tf32"):
         turned = problem.N < problem.M
         narrow = problem.swapped if turned else problem
@@ -75,30 +69,41 @@ def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
         found = _warp_specialised(problem, device)
         if found is not None:
             return found
+    if precision == "ieee" and problem.K > 0 and device is not INTERPRETER:
+        return _ieee(problem, device)
     return _portable(problem, device)
 
 
-def _rung(problem: GemmProblem, device: DeviceInfo) -> Selection:
-    """A rung of the ladder, for fp32."""
-    rung, why = {
-        "ieee": (RUNGS["k06"], "IEEE fp32 has no tensor core"),
-        "tf32": (RUNGS["k07"], "TF32 is what was asked for"),
-    }[problem.precision]
-    layouts = (problem.a, problem.b, problem.c)
-    sizes = (problem.M, problem.N, problem.K)
-    aligned = all(
-        layout.aligned and all(s == 1 or s % 16 == 0 for s in layout.strides[1:]) for layout in layouts
-    ) and all(size % 16 == 0 for size in sizes)
-    legal = rung.legal_configs(device, problem.dtype, reads_output=problem.has_beta, aligned=aligned)
+def _ieee(problem: GemmProblem, device: DeviceInfo) -> Selection:
+    """Outer products on CUDA cores, over copies of what does not lie across K, or the portable kernel where it is
+    faster: in small and narrow products."""
+    packed, turned = fma.unreadable(problem), _turned(problem)
+    readable = repacked(problem, packed)
+    given = readable.swapped if turned else readable
+    copying = _copying(given, packed, turned)
+    legal = [
+        (cost_model.outer_products(given, config, split_k, device) + copying, config, split_k)
+        for config in fma.CONFIGS
+        for split_k in _splits(given, config, device)
+        if fma.illegal(given, device, config, split_k) is None
+    ]
+    simple = _portable(problem, device)
+    if not legal:
+        return simple
+    time, config, split_k = min(legal, key=lambda found: found[0])
+    work = _portable_work(problem.swapped if turned else problem, device, simple.config, simple.split_k)
+    if time > cost_model.LAUNCH + work / cost_model.FMAS:
+        return simple
+    reason = f"IEEE fp32 has no tensor core; about {time:.3g} us"
+    return Selection("fma", config, reason, None, split_k, turned, packed, problem.precision)
 
-    def work(config: GemmConfig) -> float:
-        m, n = config.BLOCK_M, config.BLOCK_N
-        assert m is not None and n is not None
-        # The smaller the tile, the more loads to an FMA.
-        return -(-cost_model.tiles(problem, config) // device.num_sms) * m * n * (1 + 12 / m + 12 / n)
 
-    reason = f"{why}; {device.num_sms} SMs"
-    return Selection(rung.id, min(legal, key=work), reason, precision=problem.precision)
+def _splits(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) -> list[int]:
+    """Into how many parts K may be cut: as many as keep chains of sums short, or more, to occupy the GPU."""
+    count = cost_model.tiles(problem, config)
+    fewest = min(-(-problem.K // fma.LONGEST_CHAIN), fma.MAX_SPLIT) if count <= MAX_COUNTERS else 1
+    more = [s for s in (2, 3, 4, 6, 8, 12, 16, 24, 32) if s > fewest and 64 * s <= problem.K]
+    return [fewest, *(s for s in more if count * s <= 4 * device.num_sms)]
 
 
 def _warp_specialised(problem: GemmProblem, device: DeviceInfo) -> Selection | None:
@@ -127,16 +132,22 @@ class Candidate:
     def microseconds(self) -> float:
         """Predicted by the cost model, copies included."""
         time = cost_model.microseconds(self.problem, self.config, self.schedule)
-        for name in self.packed:
-            rows = self.problem.M if (name == "a") != self.swapped else self.problem.N
-            written = self.problem.dtype.itemsize * self.problem.planes.count
-            read = 4 if self.problem.precision in SPLIT else written
-            time += cost_model.copying(self.problem.batch * rows * self.problem.K * (read + written))
-        return time
+        return time + _copying(self.problem, self.packed, self.swapped)
 
     def selection(self, reason: str) -> Selection:
         how = (self.schedule, 1, self.swapped, self.packed, self.problem.precision)
         return Selection("warp_specialised", self.config, reason, *how)
+
+
+def _copying(problem: GemmProblem, packed: tuple[str, ...], swapped: bool) -> float:
+    """Predicted time of copying the operands `packed`; problem: over the copies, and c^T = b^T a^T if swapped."""
+    time = 0.0
+    for name in packed:
+        rows = problem.M if (name == "a") != swapped else problem.N
+        written = problem.dtype.itemsize * problem.planes.count
+        read = 4 if problem.precision in SPLIT else written
+        time += cost_model.copying(problem.batch * rows * problem.K * (read + written))
+    return time
 
 
 def candidates(problem: GemmProblem, device: DeviceInfo, configs: Sequence[GemmConfig]) -> Iterator[Candidate]:
@@ -199,7 +210,7 @@ def _few_rows(problem: GemmProblem) -> bool:
 def _portable(problem: GemmProblem, device: DeviceInfo) -> Selection:
     """The kernel that takes everything, in the configuration with the least work on the busiest SM; RuntimeError where
     none is legal."""
-    turned = problem.c.column_major and problem.scales != "blocks"
+    turned = _turned(problem)
     turned_problem = problem.swapped if turned else problem
     best: tuple[float, GemmConfig, int] | None = None
     why: str | None = None
@@ -213,10 +224,7 @@ def _portable(problem: GemmProblem, device: DeviceInfo) -> Selection:
             why = portable.illegal(turned_problem, device, config, split_k)
             if why is not None:
                 continue
-            waves = -(-count * split_k // device.num_sms)
-            # A tile's operands are read once for each of its elements of C: the smaller, the slower.
-            step = m * n * k * (1 + 32 / m + 32 / n) + 3e4
-            time = waves * (-(-k_tiles // split_k) * step + 2e5) + (split_k > 1) * 1e6
+            time = _portable_work(turned_problem, device, config, split_k)
             if best is None or time < best[0]:
                 best = time, config, split_k
     if best is None:  # even of the smallest tiles
@@ -227,15 +235,35 @@ def _portable(problem: GemmProblem, device: DeviceInfo) -> Selection:
     return Selection("portable", config, reason, None, split_k, turned, precision=problem.precision)
 
 
+def _portable_work(problem: GemmProblem, device: DeviceInfo, config: GemmConfig, split_k: int) -> float:
+    """How long the busiest SM takes, in multiply-adds of large tiles."""
+    m, n, k = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K
+    assert m is not None and n is not None and k is not None
+    waves = -(-cost_model.tiles(problem, config) * split_k // device.num_sms)
+    # A tile's operands are read once for each of its elements of C: the smaller, the slower.
+    step = m * n * k * (1 + 32 / m + 32 / n) + 3e4
+    return waves * (-(-max(1, -(-problem.K // k)) // split_k) * step + 2e5) + (split_k > 1) * 1e6
+
+
+def _turned(problem: GemmProblem) -> bool:
+    """Whether c^T is computed: where its rows lie together in memory, or where it is wider and neither's rows do; never
+    with blocks of scales, of which A's are not B's."""
+    if problem.scales == "blocks":
+        return False
+    row, column = problem.c.strides[1:]
+    return row == 1 if (row == 1) != (column == 1) else problem.M > problem.N
+
+
 def _copy(problem: GemmProblem, name: str) -> tuple[Launch, Layout]:
-    """The launch that copies operand "a" or "b" to where TMA can read it, and the copy's layout."""
+    """The launch that copies operand "a" or "b" to where the kernel can read it, and the copy's layout."""
     rows, columns = (problem.M, problem.K) if name == "a" else (problem.K, problem.N)
     layout: Layout = getattr(problem, name)
-    along_k = None if problem.precision == "half" else name == "b"  # as tensor cores want all but 16 bits
+    # Tensor cores want all but 16 bits along K, outer products both operands across it.
+    column_major = {"half": None, "ieee": name == "a"}.get(problem.precision, name == "b")
     shape = (problem.batch, rows, columns)
     return repack.launch(
         *(name, f"packed_{name}", layout, shape, problem.dtype),
-        column_major=along_k,
+        column_major=column_major,
         planes=SPLIT.get(problem.precision),
     )
 
@@ -260,6 +288,8 @@ def launches(problem: GemmProblem, selection: Selection) -> tuple[Launch, ...]:
         made = warp_specialised.launches(problem, selection.config, selection.schedule)
     elif selection.kernel == "gemv":
         made = gemv.launches(problem, selection.config, selection.split_k)
+    elif selection.kernel == "fma":
+        made = fma.launches(problem, selection.config, selection.split_k)
     else:
         assert selection.kernel == "portable"
         made = portable.launches(problem, selection.config, selection.split_k)

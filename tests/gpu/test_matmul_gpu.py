@@ -84,12 +84,12 @@ def test_empty(size: shapes.Size) -> None:
 
 
 def test_fp32_precision_switches_the_kernel() -> None:
-    a, b = random(512, 512, dtype=torch.float32), random(512, 512, dtype=torch.float32)
+    a, b = random(1024, 1024, dtype=torch.float32), random(1024, 1024, dtype=torch.float32)
     results = {}
     for precision in ("ieee", "tf32"):
         with fp32_precision(precision):
             hopper = torch.cuda.get_device_capability() == (9, 0)
-            kernel = {"ieee": "k06", "tf32": "warp_specialised" if hopper else "k07"}[precision]
+            kernel = {"ieee": "fma", "tf32": "warp_specialised" if hopper else "portable"}[precision]
             assert triton_gemm.explain(a, b).kernel == kernel
             results[precision] = triton_gemm.matmul(a, b)
         error = (results[precision].double() - reference(a, b)).abs()

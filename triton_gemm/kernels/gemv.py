@@ -30,7 +30,7 @@ from .epilogue import epilogue
 from .launch import Launch, Pointer, Scalar
 from .portable import vector, whole
 from .programmatic import follow
-from .splitk import last_to_arrive
+from .splitk import MAX_COUNTERS, last_to_arrive
 
 MAX_ROWS = 4
 BYTES_PER_SM = 30 << 10  # that all programs of an SM ask for in one step
@@ -42,7 +42,6 @@ FULL_ENOUGH = 0.8  # of what programs and lanes could do in the waves that they 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_GRID_X = 2**31 - 1
 MAX_GRID_Z = 65_535  # and Y; CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"
-MAX_COUNTERS = 16_384  # int32 at the start of a stream's workspace
 
 # (BLOCK_N, BLOCK_K, num_warps, num_stages): what came within 1 % of the fastest somewhere, where no other did better
 # throughout. Where B's unit stride runs along K, all threads lie along K.

@@ -57,8 +57,9 @@ class Launch:
     """One launch of a Triton kernel.
 
     arguments: all of the kernel's parameters by name, in its order: Pointer, TensorMap, Scalar, or a value;
-    options: num_warps, num_stages, maxnreg; temporaries: what it writes that a later launch of the same call reads;
-    workspace: bytes it needs of the stream's workspace, whose first `counters` int32 are zero before and after it.
+    options: num_warps, num_stages, maxnreg; temporaries: what it writes that it or a later launch of the same call
+    reads; workspace: bytes it needs of the stream's workspace; counters: int32 that it needs there, zero before and
+    after it.
     """
 
     kernel: Any

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import triton
+import triton.language as tl
 
 
 @dataclass(frozen=True)
@@ -50,3 +51,16 @@ def work_of(item, k_tiles, split, parts):
         k_begin = part * k_tiles // parts
         k_end = (part + 1) * k_tiles // parts
     return tile_id, part, k_begin, k_end
+
+
+@triton.jit
+def locate(tile_id, num_m, num_n, group):
+    """(batch, pid_m, pid_n) of a tile: batch after batch, and within one in bands of `group` rows of tiles."""
+    per_batch = num_m * num_n
+    batch = tile_id // per_batch
+    within = tile_id - batch * per_batch
+    band = within // (group * num_n)
+    rows = tl.minimum(num_m - band * group, group)
+    within -= band * group * num_n
+    column = within // rows
+    return batch, band * group + within - column * rows, column

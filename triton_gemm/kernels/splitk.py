@@ -1,14 +1,17 @@
 """Sums that several programs share: who adds them up, in one launch, and always in the same order, so that the same
-bits come out of every run. Partial sums are fp32 and lie in the workspace.
+bits come out of every run. Partial sums are fp32.
 
-Where a grid may be larger than the machine nobody may wait: each program stores its part and arrives at its tile's
-counter, and the last to arrive adds all parts, from the lowest k to the highest, whoever came last. In a persistent
-grid the program with a tile's first k-tiles waits for the others, and keeps its own part in registers (stream-K,
-Osama et al., PPoPP 2023).
+Where a grid may be larger than the machine nobody may wait for a program that starts later: each stores its part and
+arrives at its tile's counter, and the last to arrive adds all parts, from the lowest k to the highest, whoever came
+last. Where tiles are so many that a tile's programs run one after the other anyway, each adds to what those before it
+left, and waits for its turn. In a persistent grid the program with a tile's first k-tiles waits for the others, and
+keeps its own part in registers (stream-K, Osama et al., PPoPP 2023).
 """
 
 import triton
 import triton.language as tl
+
+MAX_COUNTERS = 16_384  # int32 at the start of a stream's workspace
 
 
 @triton.jit
@@ -37,3 +40,12 @@ def wait_for(counter_ptr, arrivals):
     while tl.atomic_add(counter_ptr, 0, sem="acquire", scope="gpu") < arrivals:
         pass
     tl.store(counter_ptr, 0)
+
+
+@triton.jit
+def wait_turn(counter_ptr, turn, last):
+    """Waits until `turn` programs have arrived; the last sets the counter back to 0."""
+    while tl.atomic_add(counter_ptr, 0, sem="acquire", scope="gpu") < turn:
+        pass
+    if last:
+        tl.store(counter_ptr, 0)

@@ -32,7 +32,7 @@ from ..device import SHARED_MEMORY, DeviceInfo
 from ..problem import GemmProblem, Layout
 from .epilogue import epilogue, scaled
 from .launch import Launch, Pointer, Scalar, TensorMap
-from .schedule import Schedule, work_of
+from .schedule import Schedule, locate, work_of
 from .splitk import arrive, wait_for
 
 
@@ -96,19 +96,6 @@ def next_slot(slot, phase, num_stages: gl.constexpr):
 def previous_slot(slot, num_stages: gl.constexpr):
     # Not a variable `previous = slot`: Triton takes one for unchanged in a loop before which it was slot, too.
     return gl.where(slot == 0, num_stages - 1, slot - 1)
-
-
-@gluon.jit
-def locate(tile_id, num_m, num_n, group):
-    """(batch, pid_m, pid_n) of a tile: batch after batch, and within one in bands of `group` rows of tiles."""
-    per_batch = num_m * num_n
-    batch = tile_id // per_batch
-    within = tile_id - batch * per_batch
-    band = within // (group * num_n)
-    rows = gl.minimum(num_m - band * group, group)
-    within -= band * group * num_n
-    column = within // rows
-    return batch, band * group + within - column * rows, column
 
 
 @gluon.jit
