@@ -239,9 +239,11 @@ def _portable_work(problem: GemmProblem, device: DeviceInfo, config: GemmConfig,
     """How long the busiest SM takes, in multiply-adds of large tiles."""
     m, n, k = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K
     assert m is not None and n is not None and k is not None
-    waves = -(-cost_model.tiles(problem, config) * split_k // device.num_sms)
+    # Programs at once on an SM: DMMAs of fewer than eight warps would leave it idle.
+    together = 8 // config.num_warps if problem.precision == "fp64" else 1
+    waves = -(-cost_model.tiles(problem, config) * split_k // (together * device.num_sms))
     # A tile's operands are read once for each of its elements of C: the smaller, the slower.
-    step = m * n * k * (1 + 32 / m + 32 / n) + 3e4
+    step = together * (m * n * k * (1 + 32 / m + 32 / n) + 3e4)
     return waves * (-(-max(1, -(-problem.K // k)) // split_k) * step + 2e5) + (split_k > 1) * 1e6
 
 
