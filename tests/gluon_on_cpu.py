@@ -2,7 +2,8 @@
 
 Gluon has no interpreter. Here each partition of each program is a thread, of which one runs at a time, until it waits.
 What is asynchronous on a GPU happens as late as it may: a TMA load when its barrier is waited for, until when the tile
-holds NaN; a `wgmma` and a TMA store when their end is waited for. So a wait that is missing, a slot filled too early
+holds NaN; a `wgmma` and a TMA store when their end is waited for; a copy by `cp.async` at the barrier of a program's
+threads after its end was waited for. So a wait that is missing, a slot filled too early
 and a buffer used again too early give wrong results; accesses outside of operands and programs that wait for one
 another for ever raise. How threads hold a tensor is not modelled: layouts are the compiler's affair.
 """
@@ -11,10 +12,13 @@ from __future__ import annotations
 
 import ast
 import builtins
+import itertools
 import math
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +30,7 @@ from triton_gemm.kernels.launch import Launch, Scalar, TensorMap
 from triton_gemm.kernels.launch import Pointer as Address
 
 KERNELS = Path(triton_gemm.kernels.__file__ or "").parent
-SIMULATED = ("epilogue", "schedule", "splitk", "warp_specialised")
+SIMULATED = ("epilogue", "fma", "portable", "programmatic", "schedule", "splitk", "warp_specialised")
 
 
 class DeadlockError(Exception):
@@ -63,14 +67,16 @@ class Machine:
                 raise self.error
         self.waiting.pop(me, None)
 
-    def start(self, run: Callable[[], None], program: tuple[int, int]) -> threading.Thread:
+    def start(self, run: Callable[[], None], program: Program) -> threading.Thread:
         def body() -> None:
             with self.turn:
                 here.machine, here.program = self, program
                 here.products, here.stores, here.polled = [], [], -1
+                here.groups, here.arrived, here.read = [[]], [], []
                 try:
                     if self.error is None:
                         run()
+                        assert here.groups == [[]], "copies go on after the end"
                 except BaseException as error:
                     self.error = self.error or error
                 self.alive -= 1
@@ -83,7 +89,17 @@ class Machine:
         return thread
 
 
-here = threading.local()  # machine, program (its number and how many), products and stores under way, polled
+@dataclass(frozen=True)
+class Program:
+    """One of a grid: its numbers, and how many there are."""
+
+    id: tuple[int, ...]
+    grid: tuple[int, ...]
+
+
+# Of each thread: machine, program, products and stores under way, polled; copies that were asked for, in groups, and
+# those that were waited for; what was read of shared memory since the last barrier.
+here = threading.local()
 
 
 # ---- tensors ----
@@ -222,7 +238,7 @@ def load(pointers: Memory, mask: Any = None, other: Any = 0.0, cache_modifier: s
     return Tensor(values)
 
 
-def store(pointers: Memory, value: Any, mask: Any = None) -> None:
+def store(pointers: Memory, value: Any, mask: Any = None, cache_modifier: str = "") -> None:
     where, touched = pointers.chosen(mask)
     values = whole(value).to(pointers.storage.dtype).expand(where.shape)
     pointers.storage[touched] = values[where]
@@ -263,11 +279,44 @@ class Shared:
         return Shared(self.values.permute(order))
 
     def load(self, layout: Any) -> Tensor:
+        here.read.append(self.extent())
         return Tensor(self.values.clone())
+
+    def extent(self) -> range:
+        """Where it lies, if its elements do so together."""
+        return range(self.values.data_ptr(), self.values.data_ptr() + self.values.numel() * self.values.itemsize)
 
     def store(self, x: Tensor) -> None:
         assert tuple(x.shape) == tuple(self.shape)
         self.values.copy_(x.data)
+
+
+def reinterpret(buffer: Shared, dtype: torch.dtype, shape: Sequence[int], layout: Any) -> Shared:
+    return Shared(buffer.values.view(dtype).view(tuple(shape)))
+
+
+def async_load(into: Shared, pointers: Memory, mask: Any) -> None:
+    place = into.extent()
+    assert not any(place.start < read.stop and read.start < place.stop for read in here.read), "others may still read"
+    loaded = load(pointers, mask).data
+    assert loaded.shape == into.values.shape
+    into.values.fill_(garbage(into.dtype))
+    here.groups[-1].append(lambda: into.values.copy_(loaded))
+
+
+def commit_group() -> None:
+    here.groups.append([])
+
+
+def wait_group(num_outstanding: int) -> None:
+    while len(here.groups) > num_outstanding + 1:
+        here.arrived += here.groups.pop(0)
+
+
+def debug_barrier() -> None:
+    for copy in here.arrived:
+        copy()
+    here.arrived, here.read = [], []
 
 
 @dataclass
@@ -424,6 +473,33 @@ def warp_specialize(partitions: Sequence[tuple[Any, ...]], warps: Sequence[int],
     machine.wait_until(lambda: len(ended) == len(partitions) - 1)
 
 
+PTX = {
+    "fma.rn.f32": lambda a, b, c: (a.double() * b.double() + c.double()).float(),
+    "mul.rn.f32": lambda a, b: a * b,
+}
+
+
+def inline_asm_elementwise(
+    asm: str, constraints: str, args: Sequence[Any], dtype: torch.dtype, is_pure: bool, pack: int
+) -> Tensor:
+    operands = torch.broadcast_tensors(*(whole(x) for x in args))
+    return Tensor(PTX[opcode_of(asm, len(args), pack)](*operands))
+
+
+@cache
+def opcode_of(asm: str, inputs: int, pack: int) -> str:
+    """The one instruction of which `asm` makes each of `pack` elements, out of the inputs' elements of that number."""
+    opcodes, made = set(), []
+    for line in asm.split("\n"):
+        opcode, rest = line.split(maxsplit=1)
+        result, *others = map(int, re.findall(r"\$(\d+)", rest))
+        assert others == [result + pack * (1 + i) for i in range(inputs)], "an element out of others"
+        opcodes.add(opcode)
+        made.append(result)
+    assert sorted(made) == list(range(pack)) and len(opcodes) == 1
+    return opcodes.pop()
+
+
 # ---- the modules that kernels import ----
 
 
@@ -445,12 +521,14 @@ def language() -> SimpleNamespace:
         name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16", "int8", "int32", "int64")
     }
     layouts = ("NVMMADistributedLayout", "SliceLayout", "BlockedLayout", "DotOperandLayout")
+    layouts += ("DistributedLinearLayout", "SwizzledSharedLayout")
     return SimpleNamespace(
         **types,
         **dict.fromkeys(layouts, nothing),
-        constexpr=None,
-        program_id=lambda axis: Tensor(here.program[0]),
-        num_programs=lambda axis: Tensor(here.program[1]),
+        constexpr=lambda value: value,
+        program_id=lambda axis: Tensor(here.program.id[axis]),
+        num_programs=lambda axis: Tensor(here.program.grid[axis]),
+        num_warps=lambda: 4,
         arange=lambda start, end, layout=None: Tensor(torch.arange(start, end)),
         zeros=lambda shape, dtype, layout=None: Tensor(torch.zeros(shape, dtype=dtype)),
         where=lambda condition, x, y: Tensor(torch.where(*(whole(value) for value in (condition, x, y)))),
@@ -464,7 +542,8 @@ def language() -> SimpleNamespace:
         load=load,
         store=store,
         atomic_add=atomic_add,
-        debug_barrier=nothing,
+        debug_barrier=debug_barrier,
+        inline_asm_elementwise=inline_asm_elementwise,
         static_assert=nothing,
         static_range=range,
         allocate_shared_memory=allocate_shared_memory,
@@ -492,10 +571,17 @@ MODULES: dict[str, Any] = {
     "triton.experimental": SimpleNamespace(gluon=SimpleNamespace(jit=decorator)),
     "triton.experimental.gluon": SimpleNamespace(language=LANGUAGE),
     "triton.experimental.gluon.language.nvidia.hopper": hopper(),
+    "triton.experimental.gluon.language.nvidia.ampere.async_copy": SimpleNamespace(
+        commit_group=commit_group, wait_group=wait_group
+    ),
     "triton.language.extra.cuda.gdc": SimpleNamespace(gdc_launch_dependents=nothing, gdc_wait=nothing),
     "compat": SimpleNamespace(
+        async_load=async_load,
+        reinterpret=reinterpret,
         tma_load=tma_load,
         tma_store=tma_store,
+        dot_operand=lambda x: x,
+        round_to=lambda x, dtype: x.to(dtype),
         reciprocal=lambda x: Tensor(1.0 / x.data),
         power_of_two=lambda x: Tensor(torch.exp2(x.data)),
     ),
@@ -503,7 +589,7 @@ MODULES: dict[str, Any] = {
 
 
 class Numbers(ast.NodeTransformer):
-    """A kernel's variables that begin as a whole number are tensors, as in Triton."""
+    """A kernel's variables that begin as a whole number, or count, are tensors, as in Triton."""
 
     def visit_Module(self, node: ast.Module) -> ast.AST:
         for function in node.body:
@@ -515,6 +601,9 @@ class Numbers(ast.NodeTransformer):
         if isinstance(node.value, ast.Constant) and type(node.value.value) is int:
             node.value = ast.Call(ast.Name("Number", ast.Load()), [node.value], [])
         return node
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return ast.Name("Counted", node.ctx) if node.id == "range" else node
 
 
 def simulated(name: str, changes: Sequence[tuple[str, str]] = ()) -> SimpleNamespace:
@@ -536,7 +625,7 @@ def _loaded(name: str, sources: Mapping[str, str]) -> SimpleNamespace:
     namespace = {
         "__name__": f"triton_gemm.kernels.{name}",  # where dataclasses look for what they are made of
         "__package__": "triton_gemm.kernels",
-        "__builtins__": {**vars(builtins), "__import__": imported, "range": counted, "Number": Tensor},
+        "__builtins__": {**vars(builtins), "__import__": imported, "Counted": counted, "Number": Tensor},
     }
     tree = ast.fix_missing_locations(Numbers().visit(ast.parse(sources[name])))
     exec(compile(tree, str(KERNELS / f"{name}.py"), "exec", dont_inherit=True), namespace)
@@ -559,12 +648,13 @@ def run(launch: Launch, operands: Mapping[str, torch.Tensor], scalars: Mapping[s
             return Descriptor(value, operands[value.operand])
         if isinstance(value, Scalar):
             return Tensor(torch.tensor(scalars[value.name], dtype=torch.float32))
-        return value if name in kinds else Tensor(value)
+        return value if value is None or "constexpr" in kinds.get(name, "") else Tensor(value)
 
     arguments = [argument(name, value) for name, value in launch.arguments.items()]
-    machine, programs = Machine(), launch.grid[0]
+    machine, ids = Machine(), itertools.product(*(range(size) for size in reversed(launch.grid)))
+    programs = [Program(numbers[::-1], launch.grid) for numbers in ids]  # the first number counts fastest
     with machine.turn:
-        threads = [machine.start(lambda: launch.kernel(*arguments), (program, programs)) for program in range(programs)]
+        threads = [machine.start(lambda: launch.kernel(*arguments), program) for program in programs]
     for thread in threads:
         thread.join()
     if machine.error is not None:

@@ -322,7 +322,7 @@ def unreadable(problem: GemmProblem) -> tuple[str, ...]:
     return tuple(
         name
         for name, (layout, extent) in sides.items()
-        if vector(layout, (problem.K, extent), problem.dtype) != (1, VECTOR.value)
+        if vector(layout, (problem.K, extent), problem.dtype) != (1, 16 // problem.dtype.itemsize)
     )
 
 
@@ -357,7 +357,7 @@ def launches(problem: GemmProblem, config: GemmConfig, split_k: int = 1) -> tupl
     num_tiles = _num_tiles(problem, config)
     share = _up(-(-problem.K // split_k), config.BLOCK_K)
     split, size = split_k > 1, config.BLOCK_M * config.BLOCK_N
-    in_turn = 4 * split_k * num_tiles * size > LARGEST_WORKSPACE and split
+    in_turn = split and 4 * split_k * num_tiles * size > LARGEST_WORKSPACE
     c_unit, c_vector = vector(problem.c, (problem.M, problem.N), problem.out_dtype)
     sums = Temporary("sums", (num_tiles, size), torch.float32)
     arguments = {
