@@ -582,6 +582,7 @@ MODULES: dict[str, Any] = {
         tma_store=tma_store,
         dot_operand=lambda x: x,
         round_to=lambda x, dtype: x.to(dtype),
+        number=lambda x, dtype: x,
         reciprocal=lambda x: Tensor(1.0 / x.data),
         power_of_two=lambda x: Tensor(torch.exp2(x.data)),
     ),

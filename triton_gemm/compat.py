@@ -41,7 +41,7 @@ def number(x, dtype: tl.constexpr):
     if _INTERPRETED:
         return x
     else:
-        return x.to(dtype)
+        return tl.cast(x, dtype)
 
 
 @triton.jit

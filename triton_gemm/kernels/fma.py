@@ -209,8 +209,8 @@ def finish_square(
             sums += gl.load(waiting, cache_modifier=".cg")
     if last:
         store_tile(
-            c_ptr, bias_ptr, sums, m + rows.to(gl.int64), n + columns.to(gl.int64), M, N, stride_cm, stride_cn, 1, 1.0,
-            beta, C_UNIT, C_VECTOR, HAS_BETA, BIAS, ACTIVATION,
+            c_ptr, bias_ptr, None, None, sums, m + rows.to(gl.int64), n + columns.to(gl.int64), M, N, stride_cm,
+            stride_cn, 1, 1.0, beta, C_UNIT, C_VECTOR, None, HAS_BETA, BIAS, ACTIVATION,
         )  # fmt: skip
 
 
