@@ -142,7 +142,7 @@ def addmm(
         input, mat1, mat2 = _autocast(input, mat1, mat2)
     checks.addmm(mat1, mat2)
     _check_added("addmm", "mat1", input, mat1, mat2, out_dtype)
-    input.expand(mat1.shape[0], mat2.shape[1])  # raises in torch's words
+    checks.expandable(input, (mat1.shape[0], mat2.shape[1]))
     how: dict[str, Any] = {"alpha": alpha, "beta": beta, "out_dtype": out_dtype, "out": out, "precision": precision}
     return _product("addmm", mat1, mat2, input, **how)
 
@@ -165,7 +165,7 @@ def baddbmm(
     if out is None and out_dtype is None:
         input, batch1, batch2 = _autocast(input, batch1, batch2)
     checks.bmm(batch1, batch2)
-    input.expand(*batch1.shape[:2], batch2.shape[2])  # raises in torch's words
+    checks.expandable(input, (*batch1.shape[:2], batch2.shape[2]))
     _check_added("baddbmm", "batch1", input, batch1, batch2, out_dtype)
     how: dict[str, Any] = {"alpha": alpha, "beta": beta, "out_dtype": out_dtype, "out": out, "precision": precision}
     return _product("baddbmm", batch1, batch2, input, **how)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from math import prod
 
 import torch
 
@@ -116,8 +117,8 @@ def linear(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> None:
     if b.dim() == 1 and bias.dim() > 0:
         raise RuntimeError("mat2 must be a matrix, got 1-D tensor")
     same_dtype("addmm", a, b, bias)
-    rows = a.shape[:-1] if bias.dim() > 1 else (a.shape[:-1].numel(),)  # as torch folds them
-    bias.expand(*rows, *b.shape[1:])  # raises in torch's words
+    rows = a.shape[:-1] if bias.dim() > 1 else (prod(a.shape[:-1]),)  # as torch folds them
+    expandable(bias, (*rows, *b.shape[1:]))
 
 
 def inner(a: torch.Tensor, b: torch.Tensor) -> None:
@@ -134,6 +135,12 @@ def broadcast(a: Sequence[int], b: Sequence[int]) -> None:
                 f"The size of tensor a ({a[-i]}) must match the size of tensor b ({b[-i]}) at non-singleton dimension "
                 f"{max(len(a), len(b)) - i}"
             )
+
+
+def expandable(x: torch.Tensor, shape: Sequence[int]) -> None:
+    fits = all(size in (1, wanted) for size, wanted in zip(reversed(x.shape), reversed(shape), strict=False))
+    if not fits or x.dim() > len(shape):
+        x.expand(*shape)  # raises in torch's words
 
 
 def _first_two(expected: list[int], found: list[int]) -> str:
