@@ -425,7 +425,7 @@ def _key(
     if dtype is torch.float32:
         precision = precision or fp32_precision()
     try:
-        key = (
+        key: tuple[object, ...] = (
             a.shape, b.shape, a.stride(), b.stride(), dtype, b.dtype, a.get_device(), b.get_device(),
             a.data_ptr() & 15, b.data_ptr() & 15, a.is_neg(), b.is_neg(), precision, how,
         )  # fmt: skip

@@ -163,19 +163,19 @@ _op = torch.ops.triton_gemm.gemm.default
 DEFAULTS = (None, 1.0, 1.0, None, None, None)  # of what follows a and b; kernels are called without trailing ones
 
 
+# Dispatch keys of tensors that hold others, or nothing.
+_WRAPPED = 0
+for _name in ("Python", "Functionalize", "Batched", "FuncTorchBatched", "FuncTorchGradWrapper", "ZeroTensor"):
+    _WRAPPED |= torch._C.DispatchKeySet(torch._C._parse_dispatch_key(_name)).raw_repr()  # type: ignore[arg-type]
+
+
 def is_plain(*tensors: torch.Tensor | None) -> bool:
     """Whether these tensors are nothing but data and nobody watches what is done with them: no subclass, functorch
     wrapper, dual number, dispatch mode or tracing. Gradients apart."""
     if torch.compiler.is_dynamo_compiling() or torch._C._len_torch_dispatch_stack() or forward_ad._current_level >= 0:
         return False
     return all(
-        x is None
-        or (
-            type(x) in PLAIN
-            and not x.is_meta
-            and not torch._C._functorch.is_functorch_wrapped_tensor(x)
-            and not torch._is_functional_tensor(x)
-        )
+        x is None or (type(x) in PLAIN and not x.is_meta and not torch._C._dispatch_keys(x).raw_repr() & _WRAPPED)
         for x in tensors
     )
 
@@ -288,11 +288,10 @@ def _summed(
     target = (1,) * (len(batch) + 2 - len(shape)) + tuple(shape[:-2])
     joined = [i for i in range(len(batch)) if batch[i] != target[i]]
     if joined:
-        first = len(batch) - len(joined)
-        x, y = (
-            z.expand(*batch, *z.shape[-2:]).movedim(joined, list(range(first, len(batch)))).flatten(first, -2)
-            for z in (x, y)
-        )
+        kept = [size for i, size in enumerate(batch) if i not in joined]
+        order = [*(i for i in range(len(batch)) if i not in joined), *joined, len(batch), len(batch) + 1]
+        rows = prod(batch[i] for i in joined) * x.shape[-2]
+        x, y = (z.expand(*batch, *z.shape[-2:]).permute(order).reshape(*kept, rows, z.shape[-1]) for z in (x, y))
     return gemm(x.mT, y, None, alpha, 1.0, None, None, precision).reshape(shape)
 
 
@@ -302,13 +301,14 @@ def _through_activation(ctx: Any, x: torch.Tensor) -> torch.Tensor:
     if activation is None:
         return x
     a, b, input, output = ctx.saved_tensors
-    aten = torch.ops.aten
     if activation == "relu":
-        return aten.threshold_backward(x, output, 0)
+        return torch.ops.aten.threshold_backward(x, output, 0)
     before = gemm(a, b, input, alpha, beta, None, out_dtype, precision)
     if activation == "silu":
-        return aten.silu_backward(x, before)
-    return aten.gelu_backward(x, before, approximate="tanh" if activation == "gelu_tanh" else "none")
+        gate = before.sigmoid()
+        return x * (gate * (1 + before * (1 - gate)))
+    approximate = "tanh" if activation == "gelu_tanh" else "none"
+    return torch.ops.aten.gelu_backward(x, before, approximate=approximate)
 
 
 def _autograd(*arguments: Any) -> torch.Tensor:
