@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import triton_gemm
 from tests.epilogues import activated
+from tests.mistakes import torchs
 from tests.products import draw
 from triton_gemm import ops, plan
 from triton_gemm.kernels import portable
@@ -386,9 +387,8 @@ def test_autocast_casts_as_torch(dtype: torch.dtype) -> None:
         *(("addmm", (c, a[0], b[0])), ("baddbmm", (c, a, b)), ("linear", (a, b[0].T, c))),
     ]
     for name, arguments in calls:
-        theirs = getattr(torch.nn.functional if name == "linear" else torch, name)
         with torch.autocast("cpu", dtype):
-            expected, found = theirs(*arguments), getattr(triton_gemm, name)(*arguments)
+            expected, found = torchs(name)(*arguments), getattr(triton_gemm, name)(*arguments)
         assert found.dtype == expected.dtype == dtype, name
         torch.testing.assert_close(found, expected)
     with torch.autocast("cpu", dtype):

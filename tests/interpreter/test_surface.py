@@ -15,7 +15,7 @@ import triton_gemm
 from perf.numerics import SUM_DTYPE
 from tests.checks import NAN
 from tests.epilogues import activated
-from tests.mistakes import ones, words
+from tests.mistakes import OF_PRODUCTS, assert_same_words, ones, torchs, words
 from tests.products import BATCHES, EXPANDED, VIEWS, assert_product, draw
 from triton_gemm import ops, plan
 from triton_gemm.kernels import portable
@@ -309,71 +309,11 @@ def test_out_of_another_shape_is_resized_as_torchs() -> None:
 
 H = {"dtype": HALF}
 D = {"dtype": DOUBLE}
-MISTAKES: dict[str, list[tuple[Any, ...]]] = {
-    "matmul": [
-        *((ones(), ones(3)), (ones(3), ones(4)), (ones(3), ones(4, 5)), (ones(3), ones(2, 4, 5))),
-        *((ones(2, 3), ones(4)), (ones(2, 2, 3), ones(4)), (ones(2, 2, 3), ones(4, 5)), (ones(2, 3), ones(2, 4, 5))),
-        *((ones(2, 2, 3), ones(2, 4, 5)), (ones(2, 2, 3), ones(3, 3, 5)), (ones(7, 2, 2, 3), ones(7, 4, 3, 5))),
-        *((ones(2, 1, 2, 3), ones(3, 4, 5)), (ones(1, 2, 3), ones(3, 4, 5)), (ones(2, 2, 3), ones(3, 4, 5))),
-        *((ones(3), ones(3, **D)), (ones(2, 3), ones(3, **D)), (ones(3), ones(3, 4, **D))),
-        *((ones(2, 2, 3), ones(3, 5, **D)), (ones(2, 2, 3), ones(2, 3, 5, **D)), (ones(2, 2, 3), ones(2, 4, 5, **D))),
-        *(([1], ones(3)), (ones(3), 1.0), (ones(2, 3, **H), ones(3, dtype=BF16)), (ones(3, **H), ones(3, dtype=INT8))),
-    ],
-    "mm": [([1], ones(3, 5)), (ones(3, 5), 3), (ones(2, 3), ones(3)), (ones(1, 2, 3), ones(3, 5))],
-    "bmm": [
-        *((ones(2, 3), ones(2, 3, 5)), (ones(2, 2, 3), ones(3, 5)), (ones(2, 2, 3), ones(3, 3, 5))),
-        *((ones(2, 2, 3), ones(2, 4, 5)), (ones(1, 2, 3), ones(2, 3, 5)), (ones(2, 2, 3), ones(2, 3, 5, **D))),
-        *((ones(2, 2, 3), [1]), (ones(2, 2, 3), ones(2, 4, 5, **D)), (ones(2, 2, 3), ones(5))),
-    ],
-    "mv": [
-        *((ones(2, 3), ones(4)), (ones(3), ones(3)), (ones(2, 3), ones(3, 1)), (ones(2, 3), ones(3, **D))),
-        *((ones(2, 3), [1]), (ones(2, 3), ones(4, **D))),
-    ],
-    "addmm": [
-        *((ones(4), ones(2, 3), ones(3, 5)), (ones(3, 5), ones(2, 3), ones(3, 5)), (ones(5), ones(3), ones(3, 5))),
-        *((ones(1, 2, 5), ones(2, 3), ones(3, 5)), (ones(5), ones(2, 3), ones(3)), (ones(5), ones(2, 3), ones(4, 5))),
-        *((ones(4), ones(2, 3), ones(4, 5)), (ones(5), ones(2, 3), ones(3, 5, **D)), (ones(5), [1], ones(3, 5))),
-        *((ones(5), ones(2, 3, **D), ones(3, 5)), (ones(5, **D), ones(2, 3), ones(3, 5, **D))),
-        (ones(5, **D), ones(2, 3), ones(3, 5)),
-        *((ones(4), ones(2, 3), ones(3, 5, **D)), ([1], ones(2, 3), ones(3, 5))),
-    ],
-    "baddbmm": [
-        *((ones(4), ones(2, 2, 3), ones(2, 3, 5)), (ones(3, 2, 5), ones(2, 2, 3), ones(2, 3, 5))),
-        *((ones(1, 1, 2, 5), ones(2, 2, 3), ones(2, 3, 5)), (ones(5), ones(2, 3), ones(2, 3, 5))),
-        *((ones(5), ones(2, 2, 3), ones(3, 3, 5)), (ones(5), ones(2, 2, 3), ones(2, 4, 5))),
-        *((ones(5), ones(2, 2, 3), ones(2, 3, 5, **D)), (ones(5, **D), ones(2, 2, 3), ones(2, 3, 5))),
-        *((ones(5, **H), ones(2, 2, 3), ones(2, 3, 5)), (ones(4), ones(2, 2, 3), ones(2, 3, 5, **D))),
-    ],
-    "linear": [
-        *((ones(2, 3), ones(2, 5, 3)), (ones(2, 3), ones(5, 4)), (ones(4, 2, 3), ones(5, 4)), (ones(3), ones(5, 4))),
-        *((ones(2, 3), ones(5, 4), ones(5)), (ones(2, 3), ones(5, 3), ones(4)), (ones(4, 2, 3), ones(5, 3), ones(4))),
-        *((ones(), ones(5, 3), ones(5)), (ones(3), ones()), (ones(2, 3), ones(5, 3, **D)), (ones(4, 2, 3), ones(4))),
-        *((ones(2, 3), ones(5, 3, **D), ones(5)), (ones(2, 3), ones(5, 3), ones(5, **D)), ([1], ones(5, 3))),
-        *((ones(2, 3), [1]), (ones(2, 3), ones(5, 3), [1]), (ones(2, 3), ones(3), ones(2))),
-        *((ones(2, 3), ones(5, 3), ones(1, 2, 5)), (ones(2, 3), ones(5, 3), ones(4, **D))),
-    ],
-}  # fmt: skip
 
 
-def shapes(argument: Any) -> str:
-    kind = str(argument.dtype).removeprefix("torch.") if isinstance(argument, torch.Tensor) else type(argument).__name__
-    return f"{kind}{list(getattr(argument, 'shape', ''))}"
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments"),
-    [
-        pytest.param(name, arguments, id=f"{name}({', '.join(map(shapes, arguments))})")
-        for name, calls in MISTAKES.items()
-        for arguments in calls
-    ],
-)
+@pytest.mark.parametrize(("name", "arguments"), OF_PRODUCTS)
 def test_a_mistake_raises_what_torch_raises(name: str, arguments: tuple[Any, ...]) -> None:
-    theirs = getattr(torch.nn.functional if name == "linear" else torch, name)
-    kind, text = words(lambda: theirs(*arguments))
-    our_kind, our_text = words(lambda: getattr(triton_gemm, name)(*arguments))
-    assert our_kind is kind
-    assert our_text.startswith(text.split(". ")[0].rstrip(".")), f"torch says {text!r}, we say {our_text!r}"
+    assert_same_words(lambda: torchs(name)(*arguments), lambda: getattr(triton_gemm, name)(*arguments))
 
 
 @pytest.mark.parametrize("name", ["matmul", "mm", "bmm", "mv", "addmm", "baddbmm"])
