@@ -6,14 +6,11 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd import forward_ad
 
 from . import checks, ops, plan
-from .precision import FP8_DTYPES, default_precision, fp32_precision
+from .precision import fp32_precision
 from .select import Selection
 
-SCALED_DTYPES = (*FP8_DTYPES, torch.int8)
-SCALED_OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 ACTIVATIONS: dict[str, Any] = {
     "relu": torch.nn.functional.relu,
     "gelu": torch.nn.functional.gelu,
@@ -39,15 +36,18 @@ def matmul(
     """`torch.matmul`: the product of input [.., M, K] and other [.., K, N], batches broadcast: [.., M, N]; or of
     vectors, [K] in the place of either, whose dimension the result has not. `out` is filled with it and returned.
 
-    Both are fp32, fp16, bf16, fp64 or int8 on one GPU, of any strides and any size, 0 and 1 included; no operand is
-    copied. fp16 and bf16 accumulate in fp32; int8 gives int32, exactly (modulo 2^32), as `torch._int_mm`. precision
-    says how fp32 is multiplied: "ieee"; "tf32", rounded to nearest; "tf32x3", "bf16x3", "bf16x6" or "bf16x9", as sums
-    of planes on the tensor cores (docs/precision.md); or None, "ieee" unless torch's setting
-    `torch.backends.cuda.matmul.fp32_precision` is "tf32". Nothing is tuned at run time. The same product on the same
-    GPU gives the same bits every time. With TRITON_INTERPRET=1 set before the import, tensors on the CPU are taken too.
+    Both are fp32, fp16, bf16, fp64 or int8 on one GPU, of any strides, batches' included, and any size, 0 and 1
+    included: views are multiplied where they lie. Batches that no one stride steps through, like those of heads inside
+    of rows, are several launches. fp16 and bf16 accumulate in fp32; int8 gives int32, exactly (modulo 2^32), as
+    `torch._int_mm`. precision says how fp32 is multiplied: "ieee"; "tf32", rounded to nearest; "tf32x3", "bf16x3",
+    "bf16x6" or "bf16x9", as sums of planes on the tensor cores (docs/precision.md); or None, "ieee" unless torch's
+    setting `torch.backends.cuda.matmul.fp32_precision` is "tf32". Nothing is tuned at run time. The same product on the
+    same GPU gives the same bits every time. With TRITON_INTERPRET=1 set before the import, tensors on the CPU are taken
+    too.
 
-    Differentiable any number of times, forwards and backwards, in the same precision; under autocast operands are cast
-    as torch casts them; and at home in torch.func, torch.compile and torch.export.
+    Differentiable any number of times, forwards and backwards, in the same precision; at home in torch.func,
+    torch.compile and torch.export. Under autocast operands are cast as torch casts them, and a precision is then an
+    error like that of any operands but fp32.
 
     Raises what torch raises: RuntimeError for shapes, dtypes or devices that do not go together, and for an `out` where
     an argument requires grad; NotImplementedError for other dtypes, TypeError for other things than tensors. Beyond it
@@ -206,80 +206,6 @@ def linear(
     return c
 
 
-def scaled_matmul(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale_a: torch.Tensor,
-    scale_b: torch.Tensor,
-    *,
-    bias: torch.Tensor | None = None,
-    out_dtype: torch.dtype = torch.bfloat16,
-    use_fast_accum: bool = False,
-) -> torch.Tensor:
-    """(scale_a a) @ (scale_b b) + bias of fp8 or int8 matrices a [M, K] and b [K, N]: [M, N] of out_dtype, bf16, fp16
-    or fp32.
-
-    a and b are of one dtype, float8_e4m3fn, float8_e5m2 or int8, and of any strides. The scales are fp32, by torch's
-    conventions (`torch._scaled_mm`): one number each; or [M, 1] and [1, N]; or of fp8 [M, K / 128] and [K / 128,
-    N / 128], rounded up, one for each 1 x 128 of a and 128 x 128 of b. bias: [N], of any out_dtype. Products of int8
-    are summed exactly. Of fp8 Hopper's tensor cores keep only 14 bits of a sum: every 128 of K it is added up in fp32,
-    unless use_fast_accum.
-
-    Raises what `matmul` raises, and ValueError for scales, a bias or an out_dtype that do not fit.
-    """
-    kind, scales = _check_scaled(a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum)
-    c = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype, device=a.device)
-    if c.numel() > 0:
-        precision = "fp8 fast" if use_fast_accum and a.dtype in FP8_DTYPES else default_precision(a.dtype)
-        bias = None if bias is None else bias.contiguous()
-        plan.multiply(a, b, c, bias=bias, precision=precision, scales=plan.Scales(kind, *scales))
-    return c
-
-
-def _check_scaled(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale_a: torch.Tensor,
-    scale_b: torch.Tensor,
-    bias: torch.Tensor | None,
-    out_dtype: torch.dtype,
-    use_fast_accum: bool,
-) -> tuple[str, tuple[torch.Tensor, torch.Tensor]]:
-    """The kind of scales, and the scales as kernels read them; raises as `scaled_matmul`."""
-    checks.tensors("scaled_matmul", a=a, b=b)
-    checks.mm(a, b)
-    checks.same_dtype("mm", a, b)
-    checks.computable("scaled_matmul", a, b, dtypes=SCALED_DTYPES)
-    (M, K), N = a.shape, b.shape[1]
-    if out_dtype not in SCALED_OUT_DTYPES:
-        raise ValueError(
-            f"scaled_matmul(): out_dtype must be one of {checks.names(SCALED_OUT_DTYPES)}, not {out_dtype}"
-        )
-    for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
-        if scale.dtype != torch.float32 or scale.device != a.device:
-            raise ValueError(f"scaled_matmul(): {name} must be fp32 on {a.device}, not {scale.dtype} on {scale.device}")
-    if bias is not None and (
-        tuple(bias.shape) != (N,) or bias.dtype not in SCALED_OUT_DTYPES or bias.device != a.device
-    ):
-        raise ValueError(f"scaled_matmul(): bias must be [{N}] of {checks.names(SCALED_OUT_DTYPES)} on {a.device}")
-    one_a, one_b = scale_a.numel() == 1, scale_b.numel() == 1
-    if one_a and one_b:
-        return "tensor", (scale_a, scale_b)
-    rows_a, rows_b = tuple(scale_a.shape) == (M, 1), tuple(scale_b.shape) == (1, N)
-    if (rows_a or one_a) and (rows_b or one_b):
-        return "rows", (scale_a.expand(M, 1).contiguous(), scale_b.expand(1, N).contiguous())
-    blocks = ((M, -(-K // 128)), (-(-K // 128), -(-N // 128)))
-    if a.dtype in FP8_DTYPES and (tuple(scale_a.shape), tuple(scale_b.shape)) == blocks:
-        if use_fast_accum:
-            raise ValueError("scaled_matmul(): use_fast_accum leaves sums where no block of them could be scaled")
-        return "blocks", (scale_a.mT.contiguous(), scale_b.mT.contiguous())
-    raise ValueError(
-        f"scaled_matmul(): scales of {list(a.shape)} and {list(b.shape)} must be one number each, {[M, 1]} and "
-        f"{[1, N]}, or of fp8 {list(blocks[0])} and {list(blocks[1])}, not {list(scale_a.shape)} and "
-        f"{list(scale_b.shape)}"
-    )
-
-
 def explain(input: torch.Tensor, other: torch.Tensor, *, precision: str | None = None) -> Selection:
     """Which kernel and configuration `matmul(input, other, precision=...)` runs, and why; nothing is launched. Where
     strides make it several launches, of the first. Raises as `matmul`."""
@@ -347,13 +273,15 @@ def _product_into(
     shape = list(ops.shape_of(a, b))
     for dim in vectors:
         del shape[dim]
+    in_place = ops.is_plain(a, b, input, out) and not out.is_neg()
+    if in_place:  # out may share memory with what is read, and be resized
+        a, b = (x.clone() if checks.may_alias(out, x) else x for x in (a, b))
+        if input is not None and (input is not out or list(out.shape) != shape) and checks.may_alias(out, input):
+            input = input.clone()
     checks.out(out, shape, out_dtype or ops.out_dtype_of(a.dtype), a.device, out_dtype is not None)
-    if not ops.is_plain(a, b, input, out) or out.is_neg():
+    if not in_place:
         c = ops.gemm(a, b, input, alpha, beta, activation, out_dtype, precision)
         return out.copy_(c.squeeze(vectors) if vectors else c)
-    a, b = (x.clone() if checks.may_alias(out, x) else x for x in (a, b))
-    if input is not None and input is not out and checks.may_alias(out, input):
-        input = input.clone()
     c = out
     for dim in reversed(vectors):
         c = c.unsqueeze(dim)
@@ -415,11 +343,9 @@ def _key(
 ) -> tuple[object, ...] | None:
     """What a call's checks and choice depend on, `how` it ends included; None where that is more than can be said in
     short."""
-    if torch.compiler.is_dynamo_compiling() or type(a) not in ops.PLAIN or type(b) not in ops.PLAIN:
+    if ops.is_watched() or torch.is_autocast_enabled() or type(a) not in ops.PLAIN or type(b) not in ops.PLAIN:
         return None
     if (a.requires_grad or b.requires_grad) and torch.is_grad_enabled():
-        return None
-    if torch._C._len_torch_dispatch_stack() or forward_ad._current_level >= 0 or torch.is_autocast_enabled():
         return None
     dtype = a.dtype
     if dtype is torch.float32:

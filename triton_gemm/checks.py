@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from math import prod
+from numbers import Real
 
 import torch
 
@@ -34,7 +35,7 @@ def tensors(function: str, **arguments: object) -> None:
 
 def numbers(function: str, **arguments: object) -> None:
     for name, x in arguments.items():
-        if not isinstance(x, (int, float, torch.SymInt, torch.SymFloat)):
+        if not isinstance(x, (Real, torch.SymInt, torch.SymFloat)):
             raise TypeError(f"{function}(): argument '{name}' must be Number, not {type(x).__name__}")
 
 

@@ -169,10 +169,19 @@ for _name in ("Python", "Functionalize", "Batched", "FuncTorchBatched", "FuncTor
     _WRAPPED |= torch._C.DispatchKeySet(torch._C._parse_dispatch_key(_name)).raw_repr()  # type: ignore[arg-type]
 
 
+_is_compiling = torch.compiler.is_dynamo_compiling
+_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+_tracing_state: Callable[[], object] = torch._C._get_tracing_state
+
+
+def is_watched() -> object:
+    """Whether somebody is to see every operator: a compiler, a dispatch mode, a tracer or forward differentiation."""
+    return _is_compiling() or _dispatch_modes() or _tracing_state() or forward_ad._current_level >= 0
+
+
 def is_plain(*tensors: torch.Tensor | None) -> bool:
-    """Whether these tensors are nothing but data and nobody watches what is done with them: no subclass, functorch
-    wrapper, dual number, dispatch mode or tracing. Gradients apart."""
-    if torch.compiler.is_dynamo_compiling() or torch._C._len_torch_dispatch_stack() or forward_ad._current_level >= 0:
+    """Whether these tensors are nothing but data, and nobody watches what is done with them. Gradients apart."""
+    if is_watched():
         return False
     return all(
         x is None or (type(x) in PLAIN and not x.is_meta and not torch._C._dispatch_keys(x).raw_repr() & _WRAPPED)

@@ -356,6 +356,14 @@ def test_tracing_and_modes_see_the_operator() -> None:
         assert [str(node.target) for node in graph.nodes if node.op == "call_function"] == ["triton_gemm.gemm.default"]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_old_tracer_sees_the_operator() -> None:
+    layer, x = triton_gemm.nn.Linear(5, 3, activation="relu"), draw(4, 5)
+    with torch.no_grad():
+        traced = torch.jit.trace(layer, x)
+    torch.testing.assert_close(traced(2 * x), layer(2 * x))
+
+
 def test_meta_tensors() -> None:
     a, b = draw(2, 4, 5).to("meta"), draw(5, 3).to("meta").requires_grad_()
     c = triton_gemm.matmul(a, b)

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -115,6 +116,7 @@ def test_neither_beta_nor_alpha_zero_reads() -> None:
     a, b, nothing = draw(20, 33), draw(33, 9), torch.full((20, 9), NAN)
     for input in (nothing, nothing[0], nothing[:, :1]):
         assert_product(triton_gemm.addmm(input, a, b, beta=0), a, b)
+    assert_product(triton_gemm.addmm(a[:, :9], a, b, beta=np.float32(2)), a, b, a[:, :9], beta=2)
     c = triton_gemm.addmm(b[:1, :9], nothing[:, :1].expand(20, 33), nothing[:1].expand(33, 9), alpha=0)
     assert torch.equal(c, b[:1].expand(20, 9))
 
@@ -281,6 +283,14 @@ def test_out_may_be_what_is_added(which: str, beta: float) -> None:
     kept = [x.clone() for x in (a, b, input)]
     triton_gemm.addmm(input, a, b, beta=beta, out=out)
     assert_product(out, *kept, beta=beta)
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_what_is_read_may_be_what_is_resized() -> None:
+    a, b, row = draw(20, 33), draw(33, 9), draw(9)
+    kept_a, kept_row = a.clone(), row.clone()
+    assert_product(triton_gemm.addmm(row, a, b, out=row), a, b, kept_row)
+    assert_product(triton_gemm.mm(a, b, out=a), kept_a, b)
 
 
 def test_adding_in_place_copies_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
