@@ -1,6 +1,7 @@
-"""Wrong calls of a product, to be answered as torch.mm answers them."""
+"""Wrong calls of products, to be answered as torch answers them."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -34,3 +35,73 @@ MISTAKES = {
     "out-one-element": (ones(2, 3), ones(3, 5), ones(1, 1).expand(2, 5)),
     "out-overlapping": (ones(2, 3), ones(3, 5), ones(6).as_strided((2, 5), (0, 1))),
 }
+
+
+def torchs(name: str) -> Callable[..., torch.Tensor]:
+    return getattr(torch.nn.functional if name == "linear" else torch, name)
+
+
+def assert_same_words(theirs: Callable[[], object], ours: Callable[[], object]) -> None:
+    """The same exception, and torch's first sentence at the start of our text."""
+    (kind, text), (our_kind, our_text) = words(theirs), words(ours)
+    assert our_kind is kind
+    assert our_text.startswith(text.split(". ")[0].rstrip(".")), f"torch says {text!r}, we say {our_text!r}"
+
+
+H, B, D, INT8 = ({"dtype": dtype} for dtype in (torch.half, torch.bfloat16, torch.double, torch.int8))
+_CALLS: dict[str, list[tuple[Any, ...]]] = {
+    "matmul": [
+        *((ones(), ones(3)), (ones(3), ones(4)), (ones(3), ones(4, 5)), (ones(3), ones(2, 4, 5))),
+        *((ones(2, 3), ones(4)), (ones(2, 2, 3), ones(4)), (ones(2, 2, 3), ones(4, 5)), (ones(2, 3), ones(2, 4, 5))),
+        *((ones(2, 2, 3), ones(2, 4, 5)), (ones(2, 2, 3), ones(3, 3, 5)), (ones(7, 2, 2, 3), ones(7, 4, 3, 5))),
+        *((ones(2, 1, 2, 3), ones(3, 4, 5)), (ones(1, 2, 3), ones(3, 4, 5)), (ones(2, 2, 3), ones(3, 4, 5))),
+        *((ones(3), ones(3, **D)), (ones(2, 3), ones(3, **D)), (ones(3), ones(3, 4, **D))),
+        *((ones(2, 2, 3), ones(3, 5, **D)), (ones(2, 2, 3), ones(2, 3, 5, **D)), (ones(2, 2, 3), ones(2, 4, 5, **D))),
+        *(([1], ones(3)), (ones(3), 1.0), (ones(2, 3, **H), ones(3, **B)), (ones(3, **H), ones(3, **INT8))),
+    ],
+    "mm": [([1], ones(3, 5)), (ones(3, 5), 3), (ones(2, 3), ones(3)), (ones(1, 2, 3), ones(3, 5))],
+    "bmm": [
+        *((ones(2, 3), ones(2, 3, 5)), (ones(2, 2, 3), ones(3, 5)), (ones(2, 2, 3), ones(3, 3, 5))),
+        *((ones(2, 2, 3), ones(2, 4, 5)), (ones(1, 2, 3), ones(2, 3, 5)), (ones(2, 2, 3), ones(2, 3, 5, **D))),
+        *((ones(2, 2, 3), [1]), (ones(2, 2, 3), ones(2, 4, 5, **D)), (ones(2, 2, 3), ones(5))),
+    ],
+    "mv": [
+        *((ones(2, 3), ones(4)), (ones(3), ones(3)), (ones(2, 3), ones(3, 1)), (ones(2, 3), ones(3, **D))),
+        *((ones(2, 3), [1]), (ones(2, 3), ones(4, **D))),
+    ],
+    "addmm": [
+        *((ones(4), ones(2, 3), ones(3, 5)), (ones(3, 5), ones(2, 3), ones(3, 5)), (ones(5), ones(3), ones(3, 5))),
+        *((ones(1, 2, 5), ones(2, 3), ones(3, 5)), (ones(5), ones(2, 3), ones(3)), (ones(5), ones(2, 3), ones(4, 5))),
+        *((ones(4), ones(2, 3), ones(4, 5)), (ones(5), ones(2, 3), ones(3, 5, **D)), (ones(5), [1], ones(3, 5))),
+        *((ones(5), ones(2, 3, **D), ones(3, 5)), (ones(5, **D), ones(2, 3), ones(3, 5, **D))),
+        (ones(5, **D), ones(2, 3), ones(3, 5)),
+        *((ones(4), ones(2, 3), ones(3, 5, **D)), ([1], ones(2, 3), ones(3, 5))),
+    ],
+    "baddbmm": [
+        *((ones(4), ones(2, 2, 3), ones(2, 3, 5)), (ones(3, 2, 5), ones(2, 2, 3), ones(2, 3, 5))),
+        *((ones(1, 1, 2, 5), ones(2, 2, 3), ones(2, 3, 5)), (ones(5), ones(2, 3), ones(2, 3, 5))),
+        *((ones(5), ones(2, 2, 3), ones(3, 3, 5)), (ones(5), ones(2, 2, 3), ones(2, 4, 5))),
+        *((ones(5), ones(2, 2, 3), ones(2, 3, 5, **D)), (ones(5, **D), ones(2, 2, 3), ones(2, 3, 5))),
+        *((ones(5, **H), ones(2, 2, 3), ones(2, 3, 5)), (ones(4), ones(2, 2, 3), ones(2, 3, 5, **D))),
+    ],
+    "linear": [
+        *((ones(2, 3), ones(2, 5, 3)), (ones(2, 3), ones(5, 4)), (ones(4, 2, 3), ones(5, 4)), (ones(3), ones(5, 4))),
+        *((ones(2, 3), ones(5, 4), ones(5)), (ones(2, 3), ones(5, 3), ones(4)), (ones(4, 2, 3), ones(5, 3), ones(4))),
+        *((ones(), ones(5, 3), ones(5)), (ones(3), ones()), (ones(2, 3), ones(5, 3, **D)), (ones(4, 2, 3), ones(4))),
+        *((ones(2, 3), ones(5, 3, **D), ones(5)), (ones(2, 3), ones(5, 3), ones(5, **D)), ([1], ones(5, 3))),
+        *((ones(2, 3), [1]), (ones(2, 3), ones(5, 3), [1]), (ones(2, 3), ones(3), ones(2))),
+        *((ones(2, 3), ones(5, 3), ones(1, 2, 5)), (ones(2, 3), ones(5, 3), ones(4, **D))),
+    ],
+}  # fmt: skip
+
+
+def _shown(argument: Any) -> str:
+    kind = str(argument.dtype).removeprefix("torch.") if isinstance(argument, torch.Tensor) else type(argument).__name__
+    return f"{kind}{list(getattr(argument, 'shape', ''))}"
+
+
+OF_PRODUCTS = [
+    pytest.param(name, arguments, id=f"{name}({', '.join(map(_shown, arguments))})")
+    for name, calls in _CALLS.items()
+    for arguments in calls
+]

@@ -251,7 +251,7 @@ def test_threads_may_fill_a_full_cache(what: str, few: None, monkeypatch: pytest
     monkeypatch.setattr(plan, "_current_stream", lambda _: 0)
     monkeypatch.setattr(plan, "_new_plan", lambda *_: object())
     monkeypatch.setattr(api, "_ready", {})
-    monkeypatch.setattr(api, "_matmul", lambda a, b, out, precision: half(a.shape[0], b.shape[1]))
+    monkeypatch.setattr(api, "_product", lambda function, a, b, **how: half(a.shape[0], b.shape[1]))
     a, b, c = half(64, 32), half(32, 48), half(64, 48)
     made = plan_without_a_gpu(a, b, c)
     made.steps = [FakeStep()]  # type: ignore[list-item]
@@ -328,3 +328,17 @@ def test_a_tensor_map_rounds_to_tf32_where_it_is_to(name: str, monkeypatch: pyte
     for to_tf32, element in ((False, 7), (True, 11)):
         found = encode(4096, (1, 100, 40), (4000, 40, 1), to_tf32)
         assert found == (4096, 3, 4, element, [1, 64, 32], (1, 100, 40), (4000, 40, 1), 0)
+
+
+def test_a_call_that_resized_its_out_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next `out` of that shape is as small, and a launch without checks would write past its end."""
+    monkeypatch.setattr(api, "_ready", {})
+    monkeypatch.setattr(plan, "PLANS", {})
+    monkeypatch.setattr(api, "_product", lambda function, a, b, out, precision: out.resize_(a.shape[0], b.shape[1]))
+    a, b = half(64, 32), half(32, 48)
+    plan.PLANS[plan.key_of(a, b, half(64, 48))] = plan_without_a_gpu(a, b, half(64, 48))
+    api.matmul(a, b, out=half(64, 48))
+    assert len(api._ready) == 1
+    api.matmul(a, b, out=half(0))
+    api.matmul(a, b, out=half(3, 3))
+    assert len(api._ready) == 1

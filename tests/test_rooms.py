@@ -16,8 +16,11 @@ TREES = ("triton_gemm", "reference_cuda", "perf", "tests")
 TYPES = {"problem", "device", "config"}
 TRITON = {"torch", "triton", "compat"}
 TABLE: dict[str, set[str]] = {
-    "triton_gemm": TYPES | {"api", "ops", "plan", "select", "tuning"},
-    "api": TYPES | {"torch", "compat", "precision", "plan", "select", "ops"},
+    "triton_gemm": TYPES | {"api", "nn", "scaled", "ops", "plan", "select", "tuning"},
+    "nn": {"torch", "api", "checks"},
+    "api": TYPES | {"torch", "precision", "checks", "plan", "select", "ops"},
+    "scaled": {"torch", "precision", "checks", "plan"},
+    "checks": {"torch", "compat", "precision", "problem"},
     "ops": {"torch", "problem", "config", "plan"},
     "precision": {"torch"},
     "problem": {"torch", "precision"},

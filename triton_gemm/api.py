@@ -1,64 +1,349 @@
-"""What users call: torch's semantics and torch's errors, no kernels."""
+"""What users call: torch's products, with torch's semantics and torch's errors, as views around one operator."""
 
 from __future__ import annotations
 
-import warnings
+from itertools import islice
+from typing import Any, NamedTuple
 
 import torch
 
-from . import plan
-from .compat import INTERPRETED
-from .precision import FP8_DTYPES, MODES, default_precision, fp32_precision
+from . import checks, ops, plan
+from .precision import fp32_precision
 from .select import Selection
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int8)
-SCALED_DTYPES = (*FP8_DTYPES, torch.int8)
-SCALED_OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-PLAIN = (torch.Tensor, torch.nn.Parameter)  # what a subclass does with its data is its own affair
+ACTIVATIONS: dict[str, Any] = {
+    "relu": torch.nn.functional.relu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "silu": torch.nn.functional.silu,
+}
 
-# Plans of calls that passed all checks, by everything that the checks and the choice depend on but the addresses.
-_ready: dict[tuple[object, ...], plan.GemmPlan] = {}
+
+class Ready(NamedTuple):
+    """What a call that passed all checks launches, and the shape of its result."""
+
+    plan: plan.GemmPlan
+    shape: tuple[int, ...]
+
+
+# By everything that the checks and the choice depend on but the addresses.
+_ready: dict[tuple[object, ...], Ready] = {}
 
 
 def matmul(
-    a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None, precision: str | None = None
+    input: torch.Tensor, other: torch.Tensor, *, out: torch.Tensor | None = None, precision: str | None = None
 ) -> torch.Tensor:
-    """The matrix product of a [M, K] and b [K, N]: [M, N], or `out` filled with it.
+    """`torch.matmul`: the product of input [.., M, K] and other [.., K, N], batches broadcast: [.., M, N]; or of
+    vectors, [K] in the place of either, whose dimension the result has not. `out` is filled with it and returned.
 
-    Both are fp32, fp16, bf16, fp64 or int8 on one GPU, of any strides and any size, 0 and 1 included. fp16 and bf16
-    accumulate in fp32; int8 gives int32, exactly (modulo 2^32), as `torch._int_mm`. precision says how fp32 is
-    multiplied: "ieee"; "tf32", rounded to nearest; "tf32x3", "bf16x3", "bf16x6" or "bf16x9", as sums of planes on the
-    tensor cores (docs/precision.md); or None, "ieee" unless `torch.backends.cuda.matmul.fp32_precision` is "tf32".
-    Nothing is tuned at run time. The same product on the same GPU gives the same bits every time. With
-    TRITON_INTERPRET=1 set before the import, tensors on the CPU are taken too.
+    Both are fp32, fp16, bf16, fp64 or int8 on one GPU, of any strides, batches' included, and any size, 0 and 1
+    included: views are multiplied where they lie. Batches that no one stride steps through, like those of heads inside
+    of rows, are several launches. fp16 and bf16 accumulate in fp32; int8 gives int32, exactly (modulo 2^32), as
+    `torch._int_mm`. precision says how fp32 is multiplied: "ieee"; "tf32", rounded to nearest; "tf32x3", "bf16x3",
+    "bf16x6" or "bf16x9", as sums of planes on the tensor cores (docs/precision.md); or None, "ieee" unless torch's
+    setting `torch.backends.cuda.matmul.fp32_precision` is "tf32". Nothing is tuned at run time. The same product on the
+    same GPU gives the same bits every time. With TRITON_INTERPRET=1 set before the import, tensors on the CPU are taken
+    too.
 
-    Raises what `torch.mm` raises: RuntimeError for shapes, dtypes or devices that do not go together,
-    NotImplementedError for other dtypes, TypeError for other things than tensors; RuntimeError for operands that
-    require grad, since the product is not differentiable yet, and for a precision that the GPU does not have; and
-    ValueError for a precision that is none, or of other operands than fp32.
+    Differentiable any number of times, forwards and backwards, in the same precision; at home in torch.func,
+    torch.compile and torch.export. Under autocast operands are cast as torch casts them, and a precision is then an
+    error like that of any operands but fp32.
+
+    Raises what torch raises: RuntimeError for shapes, dtypes or devices that do not go together, and for an `out` where
+    an argument requires grad; NotImplementedError for other dtypes, TypeError for other things than tensors. Beyond it
+    RuntimeError for a precision that the GPU does not have, and ValueError for one that is none, or of other operands
+    than fp32.
     """
-    key = _key(a, b, out, precision)
-    ready = _ready.get(key) if key is not None else None
-    if ready is not None:
-        if out is None:
-            out = a.new_empty((a.shape[0], b.shape[1]), dtype=ready.out_dtype)
-        elif ready.overlap(a, b, out):
-            return _matmul(a, b, out, precision)
-        ready.run(a, b, out)
-        return out
-    c = _matmul(a, b, out, precision)
-    if key is not None and (out is None or c is out):
-        found = plan.PLANS.get(plan.key_of(a, b, c, precision=precision))
-        if isinstance(found, plan.GemmPlan):
-            plan.keep(_ready, key, found, plan.MAX_PLANS)
+    key = _key(input, other, None, out, precision)
+    c = None if key is None else _repeat(key, input, other, None, out)
+    if c is not None:
+        return c
+    checks.tensors("matmul", input=input, other=other)
+    a, b = _autocast(input, other) if out is None else (input, other)
+    checks.matmul(a, b)
+    checks.same_dtype(_words(a, b), a, b)
+    c = _product("matmul", a, b, out=out, precision=precision)
+    # An `out` that was resized was not what the key says.
+    if key is not None and (out is None or key == _key(input, other, None, out, precision)):
+        _remember(key, a, b, c, None, None, precision)
     return c
 
 
+def mm(
+    input: torch.Tensor,
+    mat2: torch.Tensor,
+    out_dtype: torch.dtype | None = None,
+    *,
+    out: torch.Tensor | None = None,
+    precision: str | None = None,
+) -> torch.Tensor:
+    """`torch.mm`: input [M, K] times mat2 [K, N]: [M, N]. out_dtype: fp32 of fp16 and bf16, which are then not rounded;
+    by default the operands'. Everything else as `matmul`."""
+    checks.tensors("mm", input=input, mat2=mat2)
+    if out is None and out_dtype is None:
+        input, mat2 = _autocast(input, mat2)
+    checks.mm(input, mat2)
+    checks.same_dtype("mm", input, mat2)
+    checks.out_dtype(out_dtype, input)
+    return _product("mm", input, mat2, out_dtype=out_dtype, out=out, precision=precision)
+
+
+def bmm(
+    input: torch.Tensor,
+    mat2: torch.Tensor,
+    out_dtype: torch.dtype | None = None,
+    *,
+    out: torch.Tensor | None = None,
+    precision: str | None = None,
+) -> torch.Tensor:
+    """`torch.bmm`: a batch of products, input [B, M, K] times mat2 [B, K, N]: [B, M, N]. out_dtype as in `mm`;
+    everything else as `matmul`."""
+    checks.tensors("bmm", input=input, mat2=mat2)
+    if out is None and out_dtype is None:
+        input, mat2 = _autocast(input, mat2)
+    checks.bmm(input, mat2)
+    checks.same_dtype("bmm", input, mat2)
+    checks.out_dtype(out_dtype, input)
+    return _product("bmm", input, mat2, out_dtype=out_dtype, out=out, precision=precision)
+
+
+def mv(
+    input: torch.Tensor, vec: torch.Tensor, *, out: torch.Tensor | None = None, precision: str | None = None
+) -> torch.Tensor:
+    """`torch.mv`: input [M, K] times vec [K]: [M]. Everything else as `matmul`."""
+    checks.tensors("mv", input=input, vec=vec)
+    if out is None:
+        input, vec = _autocast(input, vec)
+    checks.mv(input, vec)
+    checks.same_dtype("mv", input, vec)
+    return _product("mv", input, vec, out=out, precision=precision)
+
+
+def addmm(
+    input: torch.Tensor,
+    mat1: torch.Tensor,
+    mat2: torch.Tensor,
+    out_dtype: torch.dtype | None = None,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+    out: torch.Tensor | None = None,
+    precision: str | None = None,
+) -> torch.Tensor:
+    """`torch.addmm`: beta input + alpha mat1 @ mat2 of mat1 [M, K] and mat2 [K, N]: [M, N], to which input broadcasts.
+
+    A row [N] or column [M, 1] is added as a bias; what has more values is copied into the result first, unless it is
+    `out` itself. With beta = 0 input is not read, with alpha = 0 neither matrix is. All are of one floating dtype;
+    out_dtype is as in `mm`, and input may then be of it. Everything else as `matmul`.
+    """
+    checks.tensors("addmm", input=input, mat1=mat1, mat2=mat2)
+    checks.numbers("addmm", beta=beta, alpha=alpha)
+    if out is None and out_dtype is None:
+        input, mat1, mat2 = _autocast(input, mat1, mat2)
+    checks.addmm(mat1, mat2)
+    _check_added("addmm", "mat1", input, mat1, mat2, out_dtype)
+    checks.expandable(input, (mat1.shape[0], mat2.shape[1]))
+    how: dict[str, Any] = {"alpha": alpha, "beta": beta, "out_dtype": out_dtype, "out": out, "precision": precision}
+    return _product("addmm", mat1, mat2, input, **how)
+
+
+def baddbmm(
+    input: torch.Tensor,
+    batch1: torch.Tensor,
+    batch2: torch.Tensor,
+    out_dtype: torch.dtype | None = None,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+    out: torch.Tensor | None = None,
+    precision: str | None = None,
+) -> torch.Tensor:
+    """`torch.baddbmm`: beta input + alpha batch1 @ batch2 of batch1 [B, M, K] and batch2 [B, K, N]: [B, M, N], to which
+    input broadcasts. Everything else as `addmm`."""
+    checks.tensors("baddbmm", input=input, batch1=batch1, batch2=batch2)
+    checks.numbers("baddbmm", beta=beta, alpha=alpha)
+    if out is None and out_dtype is None:
+        input, batch1, batch2 = _autocast(input, batch1, batch2)
+    checks.bmm(batch1, batch2)
+    checks.expandable(input, (*batch1.shape[:2], batch2.shape[2]))
+    _check_added("baddbmm", "batch1", input, batch1, batch2, out_dtype)
+    how: dict[str, Any] = {"alpha": alpha, "beta": beta, "out_dtype": out_dtype, "out": out, "precision": precision}
+    return _product("baddbmm", batch1, batch2, input, **how)
+
+
+def linear(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    *,
+    precision: str | None = None,
+) -> torch.Tensor:
+    """`torch.nn.functional.linear`, and an activation: activation(input @ weight^T + bias) of input [.., K], weight
+    [N, K] and bias [N]: [.., N]; of a weight [K] and a bias [] the result is [..].
+
+    activation: "relu", "gelu" (erf), "gelu_tanh" or "silu". Without gradients bias and activation are computed on the
+    accumulators, before the one rounding. With them the activation is torch's own, which keeps what it needs for the
+    backward. All are of one floating dtype; everything else, precision included, as `matmul`.
+
+    Raises what `matmul` raises, and ValueError for an activation that is none.
+    """
+    key = _key(input, weight, bias, None, precision, activation or "linear")
+    c = None if key is None else _repeat(key, input, weight, bias, None)
+    if c is not None:
+        return c
+    checks.tensors("linear", input=input, weight=weight, **({} if bias is None else {"bias": bias}))
+    checks.activation("linear", activation)
+    if bias is None:
+        a, b = _autocast(input, weight)
+    else:
+        a, b, bias = _autocast(input, weight, bias)
+    b = b.t()  # raises in torch's words where it has more than two dimensions
+    checks.linear(a, b, bias)
+    c = _product("linear", a, b, bias, activation=activation, precision=precision)
+    if key is not None:
+        _remember(key, a, b, c, bias, activation, precision)
+    return c
+
+
+def explain(input: torch.Tensor, other: torch.Tensor, *, precision: str | None = None) -> Selection:
+    """Which kernel and configuration `matmul(input, other, precision=...)` runs, and why; nothing is launched. Where
+    strides make it several launches, of the first. Raises as `matmul`."""
+    checks.tensors("matmul", input=input, other=other)
+    checks.matmul(input, other)
+    checks.same_dtype(_words(input, other), input, other)
+    checks.computable("matmul", input, other)
+    checks.precision("matmul", precision, input.dtype)
+    a, b, _ = _matrices(input, other)
+    c = torch.empty(ops.shape_of(a, b), dtype=ops.out_dtype_of(a.dtype), device="meta")
+    for matrices in ops.launches(a, b, c):
+        return plan.plan(*matrices, precision=precision)
+    raise RuntimeError(f"matmul launches nothing for {list(a.shape)} and {list(b.shape)}")
+
+
+# --- The way of every call ---
+
+
+def _product(
+    function: str,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    input: torch.Tensor | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    activation: str | None = None,
+    out_dtype: torch.dtype | None = None,
+    out: torch.Tensor | None = None,
+    precision: str | None = None,
+) -> torch.Tensor:
+    """activation(alpha a @ b + beta input) of operands whose shapes and dtypes go together."""
+    dtypes = checks.DTYPES if input is None and activation is None else checks.FLOATING
+    checks.computable(function, a, b, input, dtypes=dtypes, devices=("cuda", "cpu", "meta"))
+    checks.precision(function, precision, a.dtype)
+    a, b, vectors = _matrices(a, b)
+    if out is not None:
+        return _product_into(function, out, a, b, input, alpha, beta, activation, out_dtype, precision, vectors)
+    if activation is not None and ops.needs_grad(a, b, input):
+        # Fused, the backward would have to multiply again to know what the activation was applied to.
+        c = ACTIVATIONS[activation](ops.gemm(a, b, input, alpha, beta, None, out_dtype, precision))
+    else:
+        c = ops.gemm(a, b, input, alpha, beta, activation, out_dtype, precision)
+    return c.squeeze(vectors) if vectors else c
+
+
+def _product_into(
+    function: str,
+    out: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    input: torch.Tensor | None,
+    alpha: float,
+    beta: float,
+    activation: str | None,
+    out_dtype: torch.dtype | None,
+    precision: str | None,
+    vectors: tuple[int, ...],
+) -> torch.Tensor:
+    """out, filled with `_product` without the dimensions `vectors`."""
+    if not isinstance(out, torch.Tensor):
+        raise TypeError(f"{function}(): argument 'out' must be Tensor, not {type(out).__name__}")
+    if ops.needs_grad(a, b, input, out):
+        raise checks.no_grad_into_out(function)
+    shape = list(ops.shape_of(a, b))
+    for dim in vectors:
+        del shape[dim]
+    in_place = ops.is_plain(a, b, input, out) and not out.is_neg()
+    if in_place:  # out may share memory with what is read, and be resized
+        a, b = (x.clone() if checks.may_alias(out, x) else x for x in (a, b))
+        if input is not None and (input is not out or list(out.shape) != shape) and checks.may_alias(out, input):
+            input = input.clone()
+    checks.out(out, shape, out_dtype or ops.out_dtype_of(a.dtype), a.device, out_dtype is not None)
+    if not in_place:
+        c = ops.gemm(a, b, input, alpha, beta, activation, out_dtype, precision)
+        return out.copy_(c.squeeze(vectors) if vectors else c)
+    c = out
+    for dim in reversed(vectors):
+        c = c.unsqueeze(dim)
+    ops.compute_into(c, a, b, c if input is out else input, alpha, beta, activation, precision)
+    return out
+
+
+def _matrices(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
+    """a [.., M, K] and b [.., K, N], and which dimensions of the product only stand for those that vectors lack."""
+    vectors = (-2,) * (a.dim() == 1) + (-1,) * (b.dim() == 1)
+    return (a.unsqueeze(0) if a.dim() == 1 else a), (b.unsqueeze(1) if b.dim() == 1 else b), vectors
+
+
+def _words(a: torch.Tensor, b: torch.Tensor) -> str:
+    """Which of torch's products torch.matmul makes of these."""
+    if b.dim() == 1:
+        return "dot" if a.dim() == 1 else "mv"
+    return "mm" if b.dim() == 2 else "bmm"
+
+
+def _check_added(
+    function: str,
+    name: str,
+    input: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out_dtype: torch.dtype | None,
+) -> None:
+    """The dtypes of addmm and baddbmm; name: what torch calls a."""
+    if out_dtype is None:
+        checks.same_dtype(function, a, b, input)
+    else:
+        checks.same_dtype("mm" if a.dim() == 2 else "bmm", a, b)
+        checks.out_dtype(out_dtype, a, input, name)
+
+
+def _autocast(*operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The operands as torch.autocast has torch.mm take them. As there, calls with `out` or `out_dtype` are exempt."""
+    device = operands[0].device.type
+    if device not in ("cuda", "cpu") or not torch.is_autocast_enabled(device):
+        return operands
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(
+        x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 and x.device.type == device else x
+        for x in operands
+    )
+
+
+# --- The short way of a call like one before ---
+
+
 def _key(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, precision: str | None
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor | None,
+    precision: str | None,
+    how: str | None = None,
 ) -> tuple[object, ...] | None:
-    """What a call's checks and choice depend on; None where that is more than can be said in short."""
-    if type(a) not in PLAIN or type(b) not in PLAIN:
+    """What a call's checks and choice depend on, `how` it ends included; None where that is more than can be said in
+    short."""
+    if ops.is_watched() or torch.is_autocast_enabled() or type(a) not in ops.PLAIN or type(b) not in ops.PLAIN:
         return None
     if (a.requires_grad or b.requires_grad) and torch.is_grad_enabled():
         return None
@@ -66,206 +351,54 @@ def _key(
     if dtype is torch.float32:
         precision = precision or fp32_precision()
     try:
-        key = (
-            *(a.shape, b.shape, a.stride(), b.stride(), dtype, b.dtype, a.get_device(), b.get_device()),
-            *(a.data_ptr() & 15, b.data_ptr() & 15, a.is_neg(), b.is_neg(), precision),
-        )
-        if out is None:
-            return key
-        if type(out) is not torch.Tensor or out.requires_grad or out.is_neg():
-            return None
-        return (*key, out.shape, out.stride(), out.dtype, out.get_device(), out.data_ptr() & 15)
+        key: tuple[object, ...] = (
+            a.shape, b.shape, a.stride(), b.stride(), dtype, b.dtype, a.get_device(), b.get_device(),
+            a.data_ptr() & 15, b.data_ptr() & 15, a.is_neg(), b.is_neg(), precision, how,
+        )  # fmt: skip
+        if bias is not None:
+            key += _lies(bias)
+        if out is not None:
+            key += _lies(out)
+        return key
     except RuntimeError:  # a layout without strides, or without storage
         return None
 
 
-def _matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, precision: str | None) -> torch.Tensor:
-    """`matmul` with all its checks."""
-    _check(a, b, precision)
-    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad or (out is not None and out.requires_grad)):
-        raise RuntimeError(
-            "matmul(): automatic differentiation is not supported yet, but one of the arguments requires grad; "
-            "use torch.no_grad() or detach() it"
-        )
-    a, b = a.resolve_neg(), b.resolve_neg()
-    shape, dtype = (a.shape[0], b.shape[1]), _out_dtype(a.dtype)
+def _lies(x: torch.Tensor) -> tuple[object, ...]:
+    """The same of a bias or an `out`; RuntimeError where it is more."""
+    if type(x) not in ops.PLAIN or x.is_neg() or (x.requires_grad and torch.is_grad_enabled()):
+        raise RuntimeError
+    return x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() & 15
+
+
+def _repeat(
+    key: tuple[object, ...], a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None
+) -> torch.Tensor | None:
+    """The result, if there was a call of that key before."""
+    ready = _ready.get(key)
+    if ready is None:
+        return None
     if out is None:
-        out = torch.empty(shape, dtype=dtype, device=a.device)
-    else:
-        a, b = (x.clone() if _may_alias(out, x) else x for x in (a, b))
-        _check_out(out, shape, dtype, a.device)
-    c = torch.empty(shape, dtype=dtype, device=a.device) if out.is_neg() else out
-    if c.numel() > 0:
-        plan.multiply(a, b, c, precision=precision)
-    if c is not out:
-        out.copy_(c)
+        out = a.new_empty(ready.shape, dtype=ready.plan.out_dtype)
+    elif ready.plan.overlap(a, b, out):
+        return None
+    ready.plan.run(a, b, out, bias)
     return out
 
 
-def scaled_matmul(
+def _remember(
+    key: tuple[object, ...],
     a: torch.Tensor,
     b: torch.Tensor,
-    scale_a: torch.Tensor,
-    scale_b: torch.Tensor,
-    *,
-    bias: torch.Tensor | None = None,
-    out_dtype: torch.dtype = torch.bfloat16,
-    use_fast_accum: bool = False,
-) -> torch.Tensor:
-    """(scale_a a) @ (scale_b b) + bias of fp8 or int8 matrices a [M, K] and b [K, N]: [M, N] of out_dtype, bf16, fp16
-    or fp32.
-
-    a and b are of one dtype, float8_e4m3fn, float8_e5m2 or int8, and of any strides. The scales are fp32, by torch's
-    conventions (`torch._scaled_mm`): one number each; or [M, 1] and [1, N]; or of fp8 [M, K / 128] and [K / 128,
-    N / 128], rounded up, one for each 1 x 128 of a and 128 x 128 of b. bias: [N], of any out_dtype. Products of int8
-    are summed exactly. Of fp8 Hopper's tensor cores keep only 14 bits of a sum: every 128 of K it is added up in fp32,
-    unless use_fast_accum.
-
-    Raises what `matmul` raises, and ValueError for scales, a bias or an out_dtype that do not fit.
-    """
-    kind, scales = _check_scaled(a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum)
-    c = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype, device=a.device)
-    if c.numel() > 0:
-        precision = "fp8 fast" if use_fast_accum and a.dtype in FP8_DTYPES else default_precision(a.dtype)
-        bias = None if bias is None else bias.contiguous()
-        plan.multiply(a, b, c, bias=bias, precision=precision, scales=plan.Scales(kind, *scales))
-    return c
-
-
-def _check_scaled(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale_a: torch.Tensor,
-    scale_b: torch.Tensor,
+    c: torch.Tensor,
     bias: torch.Tensor | None,
-    out_dtype: torch.dtype,
-    use_fast_accum: bool,
-) -> tuple[str, tuple[torch.Tensor, torch.Tensor]]:
-    """The kind of scales, and the scales as kernels read them; raises as `scaled_matmul`."""
-    _check(a, b, None, SCALED_DTYPES)
-    (M, K), N = a.shape, b.shape[1]
-    if out_dtype not in SCALED_OUT_DTYPES:
-        raise ValueError(f"scaled_matmul(): out_dtype must be one of {_names(SCALED_OUT_DTYPES)}, not {out_dtype}")
-    for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
-        if scale.dtype != torch.float32 or scale.device != a.device:
-            raise ValueError(f"scaled_matmul(): {name} must be fp32 on {a.device}, not {scale.dtype} on {scale.device}")
-    if bias is not None and (
-        tuple(bias.shape) != (N,) or bias.dtype not in SCALED_OUT_DTYPES or bias.device != a.device
-    ):
-        raise ValueError(f"scaled_matmul(): bias must be [{N}] of {_names(SCALED_OUT_DTYPES)} on {a.device}")
-    one_a, one_b = scale_a.numel() == 1, scale_b.numel() == 1
-    if one_a and one_b:
-        return "tensor", (scale_a, scale_b)
-    rows_a, rows_b = tuple(scale_a.shape) == (M, 1), tuple(scale_b.shape) == (1, N)
-    if (rows_a or one_a) and (rows_b or one_b):
-        return "rows", (scale_a.expand(M, 1).contiguous(), scale_b.expand(1, N).contiguous())
-    blocks = ((M, -(-K // 128)), (-(-K // 128), -(-N // 128)))
-    if a.dtype in FP8_DTYPES and (tuple(scale_a.shape), tuple(scale_b.shape)) == blocks:
-        if use_fast_accum:
-            raise ValueError("scaled_matmul(): use_fast_accum leaves sums where no block of them could be scaled")
-        return "blocks", (scale_a.mT.contiguous(), scale_b.mT.contiguous())
-    raise ValueError(
-        f"scaled_matmul(): scales of {list(a.shape)} and {list(b.shape)} must be one number each, {[M, 1]} and "
-        f"{[1, N]}, or of fp8 {list(blocks[0])} and {list(blocks[1])}, not {list(scale_a.shape)} and "
-        f"{list(scale_b.shape)}"
-    )
-
-
-def explain(a: torch.Tensor, b: torch.Tensor, *, precision: str | None = None) -> Selection:
-    """Which kernel and configuration `matmul(a, b, precision=...)` runs, and why; nothing is launched. Raises as
-    `matmul`."""
-    _check(a, b, precision)
-    c = torch.empty(a.shape[0], b.shape[1], dtype=_out_dtype(a.dtype), device="meta")
-    return plan.plan(a, b, c, precision=precision)
-
-
-def _check(a: torch.Tensor, b: torch.Tensor, precision: str | None, dtypes: tuple[torch.dtype, ...] = DTYPES) -> None:
-    for name, x in (("a", a), ("b", b)):
-        if not isinstance(x, torch.Tensor):
-            raise TypeError(f"matmul(): argument '{name}' must be Tensor, not {type(x).__name__}")
-    shapes = f"{_by(a.shape)} and {_by(b.shape)}"
-    for name, x in (("self", a), ("mat2", b)):
-        if x.dim() != 2:
-            raise RuntimeError(f"{name} must be a matrix; only 2-D operands are supported yet, got {shapes}")
-        if x.layout != torch.strided:
-            raise NotImplementedError(f"matmul takes strided tensors, got {x.layout}")
-    if a.device != b.device:
-        raise RuntimeError(
-            f"Expected all tensors to be on the same device, but found at least two devices, {a.device} and {b.device}!"
-        )
-    if a.shape[1] != b.shape[0]:
-        raise RuntimeError(f"mat1 and mat2 shapes cannot be multiplied ({shapes})")
-    if a.dtype != b.dtype:
-        operands = "mat1 and mat2" if a.is_cuda else "m1 and m2"  # torch's words differ by device
-        raise RuntimeError(f"expected {operands} to have the same dtype, but got: {_name(a.dtype)} != {_name(b.dtype)}")
-    if a.dtype not in dtypes:
-        raise NotImplementedError(f"matmul is not implemented for {a.dtype} ({shapes}); it takes {_names(dtypes)}")
-    if precision is not None and precision not in MODES:
-        raise ValueError(f"matmul(): precision must be one of {', '.join(MODES)} or None, not {precision!r}")
-    if precision is not None and a.dtype != torch.float32:
-        raise ValueError(f"matmul(): precision says how fp32 is multiplied, and operands are {a.dtype}")
-    if a.device.type == "cpu" and not INTERPRETED:
-        raise RuntimeError(
-            "matmul runs on CUDA tensors; to run its kernels on CPU tensors in Triton's interpreter, "
-            "set TRITON_INTERPRET=1 before importing triton_gemm"
-        )
-    if a.device.type not in ("cpu", "cuda"):
-        raise NotImplementedError(f"matmul runs on CUDA tensors, got tensors on {a.device}")
-
-
-def _out_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The product's dtype of operands of `dtype`."""
-    return torch.int32 if dtype == torch.int8 else dtype
-
-
-def _check_out(out: torch.Tensor, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
-    """torch's rules for `out=`: same dtype and device, resized where its shape differs, no overlap in itself."""
-    if out.dtype != dtype:
-        raise RuntimeError(f"Expected out tensor to have dtype {_name(dtype)}, but got {_name(out.dtype)} instead")
-    if out.device != device:
-        raise RuntimeError(f"Expected out tensor to have device {device}, but got {out.device} instead")
-    if tuple(out.shape) != shape:
-        if out.numel() > 0:
-            warnings.warn(
-                f"An output with one or more elements was resized since it had shape {list(out.shape)}, which does not "
-                f"match the required output shape {list(shape)}. This behavior is deprecated, and in a future PyTorch "
-                "release outputs will not be resized unless they have zero elements.",
-                stacklevel=3,
-            )
-        out.resize_(shape)
-    if torch._debug_has_internal_overlap(out) == 1:
-        raise RuntimeError(
-            "unsupported operation: more than one element of the written-to tensor refers to a single memory "
-            "location. Please clone() the tensor before performing the operation."
-        )
-
-
-def _may_alias(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Whether the memory behind x and y overlaps, though perhaps not in the elements they show."""
-    x_storage, y_storage = x.untyped_storage(), y.untyped_storage()
-    x_start, y_start = x_storage.data_ptr(), y_storage.data_ptr()
-    return x_start < y_start + y_storage.nbytes() and y_start < x_start + x_storage.nbytes()
-
-
-def _by(shape: torch.Size) -> str:
-    return "x".join(map(str, shape))
-
-
-def _names(dtypes: tuple[torch.dtype, ...]) -> str:
-    return ", ".join(map(str, dtypes))
-
-
-def _name(dtype: torch.dtype) -> str:
-    """The name torch's C++ messages use."""
-    names = {
-        torch.float16: "c10::Half",
-        torch.bfloat16: "c10::BFloat16",
-        torch.float32: "float",
-        torch.float64: "double",
-        torch.uint8: "unsigned char",
-        torch.int8: "signed char",
-        torch.int16: "short int",
-        torch.int32: "int",
-        torch.int64: "long int",
-    }
-    return names.get(dtype, str(dtype).removeprefix("torch."))
+    activation: str | None,
+    precision: str | None,
+) -> None:
+    """Keeps what computed c, where that is one launch on operands that begin where a, b and c do."""
+    if c.numel() == 0 or a.dim() == 1 or b.dim() == 1 or not (bias is None or bias.is_contiguous()):
+        return
+    first, *more = islice(ops.launches(a, b, c), 2)
+    found = None if more else plan.PLANS.get(plan.key_of(*first, bias=bias, activation=activation, precision=precision))
+    if isinstance(found, plan.GemmPlan):
+        plan.keep(_ready, key, Ready(found, tuple(c.shape)), plan.MAX_PLANS)

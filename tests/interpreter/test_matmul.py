@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import triton_gemm
 from tests.checks import NAN, Product, battery, fp32_precision
 from tests.epilogues import expected
-from tests.mistakes import MISTAKES, ones, words
+from tests.mistakes import MISTAKES, assert_same_words, ones, words
 from tests.numerics import error_bound, mode_of, reference
 from tests.shapes import EMPTY, SMALL
 from triton_gemm import plan
@@ -299,15 +299,12 @@ def test_an_empty_out_is_resized_without_a_warning() -> None:
 
 @pytest.mark.parametrize(("a", "b", "out"), MISTAKES.values(), ids=MISTAKES)
 def test_a_mistake_raises_what_torch_raises(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> None:
-    kind, text = words(lambda: torch.mm(a, b, out=out) if out is not None else torch.mm(a, b))
-    our_kind, our_text = words(lambda: triton_gemm.matmul(a, b, out=out))
-    assert our_kind is kind
-    assert our_text.startswith(text.split(". ")[0].rstrip(".")), f"torch says {text!r}, we say {our_text!r}"
+    assert_same_words(lambda: torch.mm(a, b, out=out), lambda: triton_gemm.mm(a, b, out=out))
 
 
 def test_both_shapes_are_in_the_text() -> None:
     for a, b in ((ones(2, 3), ones(4, 5)), (ones(3), ones(4, 5))):
-        text = words(lambda a=a, b=b: triton_gemm.matmul(a, b))[1]
+        text = words(lambda a=a, b=b: triton_gemm.mm(a, b))[1]
         assert "x".join(map(str, a.shape)) in text and "4x5" in text
 
 
@@ -319,7 +316,7 @@ def test_unsupported_dtypes_are_named(dtype: torch.dtype) -> None:
 
 
 def test_not_a_tensor() -> None:
-    with pytest.raises(TypeError, match="argument 'b' must be Tensor, not list"):
+    with pytest.raises(TypeError, match=r"argument 'other' \(position 2\) must be Tensor, not list"):
         triton_gemm.matmul(ones(2, 3), [[1.0]])
 
 
@@ -333,16 +330,6 @@ def test_devices_differ() -> None:
 def test_sparse_operands_are_refused() -> None:
     with pytest.raises(NotImplementedError, match="strided"):
         triton_gemm.matmul(ones(2, 3).to_sparse(), ones(3, 5))
-
-
-@pytest.mark.parametrize("which", ["a", "b", "out"])
-def test_no_gradient_is_lost_silently(which: str) -> None:
-    a, b, out = ones(2, 3), ones(3, 5), ones(2, 5)
-    {"a": a, "b": b, "out": out}[which].requires_grad_()
-    with pytest.raises(RuntimeError, match="requires grad"):
-        triton_gemm.matmul(a, b, out=out)
-    with torch.no_grad():
-        assert (triton_gemm.matmul(a, b, out=out) == 3).all()
 
 
 def test_operands_are_not_changed_and_nothing_is_tuned(monkeypatch: pytest.MonkeyPatch) -> None:

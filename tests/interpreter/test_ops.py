@@ -1,0 +1,481 @@
+"""The operator within torch: derivatives of any order, torch.func, compile, export, autocast, checkpoints, FLOPs."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+import triton_gemm
+from tests.epilogues import activated
+from tests.mistakes import torchs
+from tests.products import draw
+from triton_gemm import ops, plan
+from triton_gemm.kernels import portable
+from triton_gemm.problem import ACTIVATIONS
+
+Function = Callable[..., torch.Tensor]
+
+
+def torchs_linear(
+    x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None, activation: str | None = None
+) -> torch.Tensor:
+    return activated(torch.nn.functional.linear(x, w, bias), activation)
+
+
+@pytest.fixture
+def fp64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products in fp64: by torch, as long as no kernel computes them."""
+    if "fp64" in portable.CONFIGS:
+        return
+
+    def multiply(
+        a: torch.Tensor,
+        b: torch.Tensor,
+        c: torch.Tensor,
+        *,
+        alpha: float,
+        beta: float,
+        bias: torch.Tensor | None,
+        bias_axis: str,
+        activation: str | None,
+        precision: str | None,
+    ) -> None:
+        assert precision is None
+        added = 0.0 if bias is None else bias[:, None] if bias_axis == "m" else bias
+        c.copy_(activated(alpha * (a @ b) + (beta * c if beta else 0.0) + added, activation))
+
+    monkeypatch.setattr(plan, "multiply", multiply)
+
+
+def double(*shape: int, seed: int = 0) -> torch.Tensor:
+    return draw(*shape, seed=seed).double().requires_grad_()
+
+
+# --- Derivatives ---
+
+CALLS: dict[str, tuple[Function, tuple[torch.Tensor, ...]]] = {
+    "mm": (triton_gemm.mm, (double(2, 3), double(3, 4))),
+    "mv": (triton_gemm.mv, (double(2, 3), double(3))),
+    "bmm": (triton_gemm.bmm, (double(2, 2, 3), double(2, 3, 2))),
+    "dot": (triton_gemm.matmul, (double(3), double(3, seed=1))),
+    "vector and batch": (triton_gemm.matmul, (double(3), double(2, 3, 2))),
+    "one weight": (triton_gemm.matmul, (double(2, 2, 3), double(3, 2))),
+    "many weights": (triton_gemm.matmul, (double(2, 3), double(2, 3, 2))),
+    "each with each": (triton_gemm.matmul, (double(2, 1, 2, 3), double(2, 3, 2))),
+    "batches of one": (triton_gemm.matmul, (double(1, 2, 3), double(2, 1, 3, 2))),
+    "addmm": (lambda *x: triton_gemm.addmm(*x, alpha=0.5, beta=-2), (double(4, 2), double(4, 3), double(3, 2))),
+    "addmm row": (lambda c, a, b: triton_gemm.addmm(c, a, b, beta=3), (double(2), double(4, 3), double(3, 2))),
+    "baddbmm": (triton_gemm.baddbmm, (double(2, 1), double(3, 2, 2), double(3, 2, 2, seed=1))),
+    "linear": (triton_gemm.linear, (double(2, 2, 3), double(4, 3), double(4))),
+    "column-major": (lambda a, b: triton_gemm.matmul(a.mT, b.mT), (double(2, 3, 4), double(2, 2, 3))),
+    **{f"linear {name}": (lambda *x, name=name: triton_gemm.linear(*x, name), (double(2, 3), double(4, 3), double(4)))
+       for name in ACTIVATIONS},
+    **{f"fused {name}": (lambda *x, name=name: ops.gemm(*x, 0.7, 1.3, name), (double(2, 3), double(3, 2), double(2)))
+       for name in ACTIVATIONS},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_derivatives(name: str, fp64: None) -> None:
+    """First and second, backwards, forwards and batched."""
+    function, arguments = CALLS[name]
+    fast = {"fast_mode": True}
+    assert torch.autograd.gradcheck(function, arguments, check_forward_ad=True, **fast)
+    assert torch.autograd.gradgradcheck(function, arguments, check_fwd_over_rev=True, **fast)
+
+
+@pytest.mark.parametrize("name", ["one weight", "each with each", "addmm", "linear gelu", "fused silu"])
+def test_derivatives_under_vmap(name: str, fp64: None) -> None:
+    function, arguments = CALLS[name]
+    assert torch.autograd.gradcheck(function, arguments, check_batched_grad=True)
+
+
+def leaves(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    return [x.detach().clone().requires_grad_() for x in tensors]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("activation", [None, "relu", "gelu"])
+def test_gradients_are_torchs(activation: str | None, dtype: torch.dtype) -> None:
+    """In the kernels' own arithmetic."""
+    x, w, bias, grad = (draw(*shape, dtype=dtype) for shape in ((2, 5, 9), (7, 9), (7,), (2, 5, 7)))
+    for expanded in (False, True):
+        ours, theirs = leaves(x, w, bias), leaves(x, w, bias)
+        for function, values in ((triton_gemm.linear, ours), (torchs_linear, theirs)):
+            result = function(*values, activation)
+            result.backward(grad[:1, :1, :1].expand_as(grad) if expanded else grad)
+        for a, b in zip(ours, theirs, strict=True):
+            assert a.grad is not None and a.grad.dtype == dtype and a.grad.stride() == a.stride()
+            torch.testing.assert_close(
+                a.grad, b.grad, rtol=4 * torch.finfo(dtype).eps, atol=16 * torch.finfo(dtype).eps
+            )
+
+
+def test_only_the_gradients_that_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[int, ...]] = []
+    multiply = plan.multiply
+    monkeypatch.setattr(
+        plan, "multiply", lambda a, b, c, **how: (calls.append(tuple(c.shape)), multiply(a, b, c, **how))
+    )
+    for which, products in (("x", [(20, 7), (20, 9)]), ("w", [(20, 7), (7, 9)]), ("bias", [(20, 7)])):
+        values = {"x": draw(20, 9), "w": draw(7, 9), "bias": draw(7)}
+        values[which].requires_grad_()
+        calls.clear()
+        c = triton_gemm.linear(values["x"], values["w"], values["bias"])
+        kept = [x for x in c.grad_fn.saved_tensors if x is not None]  # type: ignore[union-attr]
+        assert len(kept) == {"x": 1, "w": 1, "bias": 0}[which]
+        c.sum().backward()
+        assert calls == products
+    with torch.no_grad():
+        assert not triton_gemm.linear(*values.values()).requires_grad
+
+
+def test_gradients_of_out_dtype() -> None:
+    a, b, input = leaves(draw(5, 9).half(), draw(9, 7).half(), draw(5, 7))
+    grad = draw(5, 7, seed=3)
+    triton_gemm.addmm(input, a, b, torch.float32, alpha=0.5).backward(grad)
+    torch.testing.assert_close(input.grad, grad)
+    assert a.grad is not None and a.grad.dtype == torch.float16
+    torch.testing.assert_close(a.grad, 0.5 * (grad.half() @ b.T.detach()), rtol=1e-2, atol=1e-2)
+
+
+def test_the_precision_is_the_gradients_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = []
+    monkeypatch.setattr(plan, "multiply", lambda a, b, c, *, precision, **_: (used.append(precision), c.zero_()))
+    x, w = leaves(draw(4, 5), draw(3, 5))
+    triton_gemm.linear(x, w, precision="bf16x6").sum().backward()
+    assert used == ["bf16x6"] * 3
+
+
+# --- torch.func ---
+
+func = torch.func
+
+
+def loss(function: Function) -> Function:
+    return lambda a, b: function(a, b).sin().sum()
+
+
+TRANSFORMS: dict[str, Callable[[Function], tuple[Function, tuple[torch.Tensor, ...]]]] = {
+    "grad": lambda f: (func.grad(loss(f), (0, 1)), (draw(4, 5), draw(5, 3))),
+    "grad of grad": lambda f: (
+        func.grad(lambda a, b: func.grad(loss(f))(a, b).sin().sum(), (0, 1)), (draw(4, 5), draw(5, 3)),
+    ),
+    "hessian": lambda f: (func.hessian(loss(f), 1), (draw(2, 3), draw(3, 2))),
+    "jacrev": lambda f: (func.jacrev(f, (0, 1)), (draw(2, 3), draw(3, 4))),
+    "jacfwd": lambda f: (func.jacfwd(f, (0, 1)), (draw(2, 3), draw(3, 4))),
+    "jacrev of jacrev": lambda f: (func.jacrev(func.jacrev(loss(f))), (draw(2, 3), draw(3, 2))),
+    "jvp": lambda f: (lambda a, b: func.jvp(f, (a, b), (a.cos(), b.sin()))[1], (draw(4, 5), draw(5, 3))),
+    "vmap": lambda f: (func.vmap(f), (draw(6, 4, 5), draw(6, 5, 3))),
+    "vmap of one": lambda f: (func.vmap(f, (None, 2), 1), (draw(4, 5), draw(5, 3, 6))),
+    "vmap of rows": lambda f: (func.vmap(f, (0, None)), (draw(6, 5), draw(5, 3))),
+    "vmap of batches": lambda f: (func.vmap(f, (3, 0)), (draw(2, 4, 5, 6), draw(6, 5, 3))),
+    "vmap of vmap": lambda f: (func.vmap(func.vmap(f, (0, None)), (None, 0)), (draw(6, 4, 5), draw(7, 5, 3))),
+    "vmap of grad": lambda f: (func.vmap(func.grad(loss(f), (0, 1)), (0, None)), (draw(6, 4, 5), draw(5, 3))),
+    "grad of vmap": lambda f: (
+        func.grad(lambda a, b: func.vmap(loss(f), (0, None))(a, b).sum(), (0, 1)), (draw(6, 4, 5), draw(5, 3)),
+    ),
+    "functionalize": lambda f: (func.functionalize(f), (draw(4, 5), draw(5, 3))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_func(name: str) -> None:
+    ours, arguments = TRANSFORMS[name](triton_gemm.matmul)
+    theirs, _ = TRANSFORMS[name](torch.matmul)
+    torch.testing.assert_close(ours(*arguments), theirs(*arguments), rtol=1e-4, atol=1e-5)
+
+
+def test_func_of_the_operator_itself() -> None:
+    """As the compiler has it, which knows nothing of the API."""
+    arguments = draw(4, 5), draw(5, 3)
+    for transform in ("grad of grad", "vmap of grad", "grad of vmap"):
+        ours, arguments = TRANSFORMS[transform](torch.ops.triton_gemm.gemm)
+        torch.testing.assert_close(ours(*arguments), TRANSFORMS[transform](torch.matmul)[0](*arguments))
+
+
+@pytest.mark.parametrize(
+    "in_dims", [(0, None, None), (None, 0, None), (None, None, 0), (0, None, 1), (0, 1, 1)], ids=str
+)
+@pytest.mark.parametrize("activation", [None, "silu"])
+def test_vmap_of_a_layer(in_dims: tuple[int | None, ...], activation: str | None) -> None:
+    x, w, bias = (
+        draw(*shape) if dim is None else draw(*shape[:dim], 6, *shape[dim:])
+        for shape, dim in zip(((2, 5, 9), (7, 9), (7,)), in_dims, strict=True)
+    )
+    ours, theirs = (
+        func.vmap(lambda *v, f=f: f(*v, activation), in_dims)(x, w, bias) for f in (triton_gemm.linear, torchs_linear)
+    )
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_ensembles_and_gradients_per_sample() -> None:
+    """Of a module's parameters, as torch.func has them."""
+    ours, theirs = triton_gemm.nn.Linear(5, 3, activation="relu"), torch.nn.Linear(5, 3)
+    theirs.load_state_dict(ours.state_dict())
+    x = draw(6, 5)
+    gradients = []
+    for layer, activation in ((ours, torch.clone), (theirs, torch.relu)):
+
+        def loss(parameters: Any, x: torch.Tensor, layer: Any = layer, activation: Any = activation) -> torch.Tensor:
+            return activation(func.functional_call(layer, parameters, x)).sin().sum()
+
+        gradients.append(func.vmap(func.grad(loss), (None, 0))(dict(layer.named_parameters()), x))
+    torch.testing.assert_close(*gradients)
+
+
+def test_dual_numbers_without_func() -> None:
+    a, b, tangent = draw(4, 5), draw(5, 3), draw(4, 5, seed=1)
+    with torch.autograd.forward_ad.dual_level():
+        c = triton_gemm.matmul(torch.autograd.forward_ad.make_dual(a, tangent), b)
+        torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(c).tangent, tangent @ b)
+
+
+# --- Tracing ---
+
+SAMPLES: dict[str, tuple[Any, ...]] = {
+    "matrices": (draw(4, 5), draw(5, 3)),
+    "vmapped weights": (draw(2, 1, 4, 5), draw(3, 5, 3)),
+    "scaled and added": (draw(4, 5), draw(5, 3), draw(4, 3), 0.5, 2.0),
+    "row and activation": (draw(2, 4, 5), draw(3, 5).mT, draw(3), 1.0, 1.0, "gelu"),
+    "out_dtype": (draw(4, 5).half(), draw(5, 3).half(), None, 1.0, 1.0, None, torch.float32),
+    "precision": (draw(4, 5), draw(5, 3), None, 1.0, 1.0, "relu", None, "ieee"),
+    "nothing": (draw(0, 5), draw(5, 3)),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_opcheck(name: str) -> None:
+    sample = SAMPLES[name]
+    torch.library.opcheck(torch.ops.triton_gemm.gemm.default, sample)
+    with_grad = tuple(x.detach().requires_grad_() if isinstance(x, torch.Tensor) else x for x in sample)
+    torch.library.opcheck(torch.ops.triton_gemm.gemm.default, with_grad)
+
+
+class Block(torch.nn.Module):
+    """Every function of the API."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = triton_gemm.nn.Linear(8, 16, activation="gelu")
+        self.down = triton_gemm.nn.Linear(16, 8, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.down(self.up(x))
+        scores = triton_gemm.bmm(x, x.mT)
+        x = triton_gemm.baddbmm(x, scores, x, beta=0.5)
+        x = triton_gemm.matmul(x, self.up.weight.mT)
+        rows = triton_gemm.addmm(self.up.bias, x.flatten(0, 1), triton_gemm.mm(self.up.weight, self.down.weight))
+        return rows.sum() + triton_gemm.mv(rows, self.up.bias).sum()
+
+
+def compiled(module: Function, **how: Any) -> Function:
+    torch._dynamo.reset()
+    return torch.compile(module, fullgraph=True, **{"backend": "aot_eager", **how})
+
+
+def test_compile_with_gradients() -> None:
+    block, x = Block(), draw(2, 5, 8)
+    block(x).backward()
+    expected = [p.grad for p in block.parameters()]
+    block.zero_grad()
+    result = compiled(block)(x)
+    torch.testing.assert_close(result, block(x))
+    result.backward()
+    torch.testing.assert_close([p.grad for p in block.parameters()], expected)
+
+
+def test_compile_once_for_all_batches() -> None:
+    frames = 0
+
+    def count(graph: torch.fx.GraphModule, _: Any) -> Function:
+        nonlocal frames
+        frames += 1
+        return graph.forward
+
+    block = Block()
+    call = compiled(block, backend=count, dynamic=True)
+    for batch in (2, 3, 7):
+        torch.testing.assert_close(call(draw(batch, 5, 8)), block(draw(batch, 5, 8)))
+    assert frames == 1
+    call = compiled(block, backend=count)  # dynamic from the second shape on
+    for batch in (2, 3, 7, 9):
+        call(draw(batch, 5, 8))
+    assert frames == 3
+
+
+def test_compile_of_transforms_and_out() -> None:
+    a, b = draw(6, 4, 5), draw(5, 3)
+    f, _ = TRANSFORMS["vmap of grad"](triton_gemm.matmul)
+    torch.testing.assert_close(compiled(f)(a, b), f(a, b))
+    into = compiled(lambda a, b, out: triton_gemm.matmul(a, b, out=out))
+    out = torch.empty(6, 4, 3)
+    assert into(a, b, out) is out
+    torch.testing.assert_close(out, a @ b)
+
+
+@pytest.mark.slow
+def test_compile_by_inductor() -> None:
+    block, x = Block(), draw(2, 5, 8)
+    result = compiled(block, backend="inductor")(x)
+    torch.testing.assert_close(result, block(x), rtol=1e-4, atol=1e-4)
+    result.backward()
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export(strict: bool) -> None:
+    block, batch = Block().eval(), torch.export.Dim("batch")
+    with torch.no_grad():
+        program = torch.export.export(block, (draw(2, 5, 8),), dynamic_shapes=({0: batch},), strict=strict)
+    program = program.run_decompositions()
+    targets = [str(node.target) for node in program.graph.nodes]
+    assert targets.count("triton_gemm.gemm.default") == 8
+    assert not any("gelu" in target for target in targets), "the activation is in the product"
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer)
+    buffer.seek(0)
+    loaded = torch.export.load(buffer).module()
+    for x in (draw(2, 5, 8), draw(7, 5, 8)):
+        torch.testing.assert_close(loaded(x), block(x))
+
+
+def test_tracing_and_modes_see_the_operator() -> None:
+    a, b = draw(4, 5), draw(5, 3)
+    triton_gemm.matmul(a, b)  # also a call that could be repeated without checks
+    for mode in ("real", "fake", "symbolic"):
+        graph = make_fx(lambda a, b: triton_gemm.matmul(a, b), tracing_mode=mode)(a, b).graph
+        assert [str(node.target) for node in graph.nodes if node.op == "call_function"] == ["triton_gemm.gemm.default"]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_old_tracer_sees_the_operator() -> None:
+    layer, x = triton_gemm.nn.Linear(5, 3, activation="relu"), draw(4, 5)
+    with torch.no_grad():
+        traced = torch.jit.trace(layer, x)
+    torch.testing.assert_close(traced(2 * x), layer(2 * x))
+
+
+def test_meta_tensors() -> None:
+    a, b = draw(2, 4, 5).to("meta"), draw(5, 3).to("meta").requires_grad_()
+    c = triton_gemm.matmul(a, b)
+    assert c.shape == (2, 4, 3) and c.is_meta
+    c.backward(torch.empty_like(c))
+    assert b.grad is not None and b.grad.shape == b.shape
+    assert triton_gemm.mm(a[0].half(), b.half(), torch.float32).dtype == torch.float32
+
+
+def test_flops() -> None:
+    """Two for each multiply-add; the backward of a layer is two more products."""
+    layer, x = triton_gemm.nn.Linear(9, 7, activation="relu"), draw(2, 5, 9).requires_grad_()
+    with FlopCounterMode(display=False) as counter:
+        layer(x).sum().backward()
+    assert counter.get_total_flops() == 3 * 2 * 10 * 9 * 7
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        triton_gemm.matmul(draw(2, 1, 4, 5), draw(3, 5, 6))
+    assert counter.get_total_flops() == 2 * 2 * 3 * 4 * 5 * 6
+
+
+# --- Autocast ---
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast_casts_as_torch(dtype: torch.dtype) -> None:
+    a, b, c = draw(2, 4, 5), draw(2, 5, 3), draw(3)
+    calls: list[tuple[str, tuple[Any, ...]]] = [
+        *(("matmul", (a, b[0])), ("matmul", (a[0], b[0].half())), ("mm", (a[0], b[0].bfloat16())), ("bmm", (a, b))),
+        *(("addmm", (c, a[0], b[0])), ("baddbmm", (c, a, b)), ("linear", (a, b[0].T, c))),
+    ]
+    for name, arguments in calls:
+        with torch.autocast("cpu", dtype):
+            expected, found = torchs(name)(*arguments), getattr(triton_gemm, name)(*arguments)
+        assert found.dtype == expected.dtype == dtype, name
+        torch.testing.assert_close(found, expected)
+    with torch.autocast("cpu", dtype):
+        assert triton_gemm.mv(b[0], c).dtype == dtype, "as torch's on CUDA; its list for CPUs lacks mv"
+        assert triton_gemm.mm(a[0], b[0], out=torch.empty(4, 3)).dtype == torch.float32
+        assert triton_gemm.mm(a[0], b[0], torch.float32).dtype == torch.float32
+        with pytest.raises(RuntimeError, match="to have the same dtype"):
+            triton_gemm.mm(a[0].double(), b[0])
+        with torch.autocast("cpu", enabled=False):
+            assert triton_gemm.matmul(a, b).dtype == torch.float32
+        with pytest.raises(ValueError, match="precision says how fp32 is multiplied, and operands are torch"):
+            triton_gemm.matmul(a, b, precision="ieee")
+
+
+def test_autocast_in_training_and_compiled() -> None:
+    layer, x = triton_gemm.nn.Linear(9, 7), draw(2, 5, 9)
+    for call in (layer, compiled(layer)):
+        layer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            result = call(x)
+        result.sum().backward()
+        assert result.dtype == torch.bfloat16 and layer.weight.grad is not None
+        assert layer.weight.grad.dtype == torch.float32
+
+
+# --- Modules and checkpoints ---
+
+
+def test_linear_is_a_drop_in() -> None:
+    theirs = torch.nn.Linear(9, 7)
+    ours = triton_gemm.nn.Linear(9, 7)
+    assert isinstance(ours, torch.nn.Linear) and list(ours.state_dict()) == list(theirs.state_dict())
+    ours.load_state_dict(theirs.state_dict())
+    for x in (draw(9), draw(4, 9), draw(2, 3, 9)):
+        torch.testing.assert_close(ours(x), theirs(x))
+    torch.manual_seed(0)
+    ours = triton_gemm.nn.Linear(9, 7, False, dtype=torch.float16, activation="silu")
+    torch.manual_seed(0)
+    theirs = torch.nn.Linear(9, 7, False, dtype=torch.float16)
+    assert ours.bias is None and torch.equal(ours.weight, theirs.weight)
+    torch.testing.assert_close(ours(draw(4, 9).half()), torch.nn.functional.silu(theirs(draw(4, 9).half())))
+
+
+def test_linear_says_how_it_computes() -> None:
+    layer = triton_gemm.nn.Linear(9, 7, activation="relu", precision="tf32")
+    assert repr(layer) == "Linear(in_features=9, out_features=7, bias=True, activation='relu', precision='tf32')"
+    assert repr(triton_gemm.nn.Linear(9, 7)) == repr(torch.nn.Linear(9, 7))
+    with pytest.raises(ValueError, match=r"Linear\(\): activation must be one of"):
+        triton_gemm.nn.Linear(9, 7, activation="tanh")
+    with pytest.raises(ValueError, match=r"Linear\(\): precision says how fp32"):
+        triton_gemm.nn.Linear(9, 7, dtype=torch.float16, precision="tf32")
+
+
+def test_linear_is_copied_and_pickled() -> None:
+    layer, x = triton_gemm.nn.Linear(9, 7, activation="gelu"), draw(4, 9)
+    buffer = io.BytesIO()
+    torch.save(layer, buffer)
+    buffer.seek(0)
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), torch.load(buffer, weights_only=False)):
+        assert torch.equal(other(x), layer(x)) and other.activation == "gelu"
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints(reentrant: bool) -> None:
+    layers = torch.nn.Sequential(triton_gemm.nn.Linear(9, 7, activation="gelu"), triton_gemm.nn.Linear(7, 9))
+    gradients = []
+    for run in (layers, lambda x: checkpoint(layers, x, use_reentrant=reentrant)):
+        x = draw(4, 9).requires_grad_()
+        layers.zero_grad()
+        run(x).sin().sum().backward()
+        gradients.append([x.grad, *(p.grad for p in layers.parameters())])
+    # Without gradients, as the reentrant one first runs it, the activation is fused and rounds once less.
+    torch.testing.assert_close(*gradients, **({} if reentrant else {"rtol": 0, "atol": 0}))
+
+
+def test_a_subclass_stays_one() -> None:
+    class Tagged(torch.Tensor):
+        pass
+
+    a, b = draw(4, 5).as_subclass(Tagged), draw(5, 3)
+    assert type(triton_gemm.matmul(a, b)) is Tagged
+    torch.testing.assert_close(triton_gemm.matmul(a, b).as_subclass(torch.Tensor), triton_gemm.matmul(draw(4, 5), b))

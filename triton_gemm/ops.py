@@ -1,0 +1,370 @@
+"""The one operator, `torch.ops.triton_gemm.gemm`, and what torch must know of it: its shape, derivatives, vmap, FLOPs.
+
+    gemm(a, b, input, alpha, beta, activation, out_dtype, precision) = activation(alpha a @ b + beta input)
+
+a [.., M, K] and b [.., K, N] broadcast as torch.matmul's operands do, input to the result. Every function of the API is
+views around it, and its derivatives are made of itself, so that they can be differentiated, batched and traced again.
+Plain tensors go past the dispatcher, which costs more than the launch (`gemm`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from math import prod
+from typing import Any
+
+import torch
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd import forward_ad
+from torch.utils.flop_counter import register_flop_formula
+
+from . import plan
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)  # what a subclass does with its data is its own affair
+
+
+def out_dtype_of(dtype: torch.dtype) -> torch.dtype:
+    """The product's dtype of operands of `dtype`."""
+    return torch.int32 if dtype == torch.int8 else dtype
+
+
+def shape_of(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
+    """The shape of a @ b; RuntimeError where there is none."""
+    if a.shape[-1] != b.shape[-2]:
+        raise RuntimeError(f"gemm: {list(a.shape)} and {list(b.shape)} cannot be multiplied")
+    if b.dim() == 2:
+        return (*a.shape[:-1], b.shape[1])
+    batch = a.shape[:-2] if a.shape[:-2] == b.shape[:-2] else torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    return (*batch, a.shape[-2], b.shape[-1])
+
+
+# --- Computing it ---
+
+
+def compute(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    input: torch.Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    activation: str | None = None,
+    out_dtype: torch.dtype | None = None,
+    precision: str | None = None,
+) -> torch.Tensor:
+    """gemm of plain tensors, without its derivatives."""
+    c = torch.empty(shape_of(a, b), dtype=out_dtype or out_dtype_of(a.dtype), device=a.device)
+    compute_into(c, a, b, input, alpha, beta, activation, precision)
+    return c
+
+
+def compute_into(
+    c: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    input: torch.Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    activation: str | None = None,
+    precision: str | None = None,
+) -> None:
+    """c = activation(alpha a @ b + beta input). c shares no memory with the others, but may be `input` itself."""
+    if c.numel() == 0:
+        return
+    bias, axis = None, "n"
+    if input is None or beta == 0:
+        beta = 0.0
+    elif input is not c:
+        vector = _vector(input, c)
+        if vector is None:
+            c.copy_(input)
+        else:
+            # The epilogue adds it as it is; a factor is applied in what the kernels accumulate in.
+            bias, axis = vector
+            if beta != 1:
+                bias = bias.to(torch.float64 if bias.dtype == torch.float64 else torch.float32) * beta
+            beta = 0.0
+    epilogue = {"bias": bias, "bias_axis": axis, "activation": activation, "precision": precision}
+    for matrices in launches(a.resolve_neg(), b.resolve_neg(), c, join_rows=axis == "n"):
+        plan.multiply(*matrices, alpha=alpha, beta=beta, **epilogue)  # type: ignore[arg-type]
+
+
+def _vector(input: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, str] | None:
+    """(input as contiguous values, the axis along which each has its own), if it is one column's or one row's for all
+    of c."""
+    rows, columns = c.shape[-2:]
+    count, shape = input.numel(), (1, 1, *input.shape)
+    if count == shape[-1] == columns:
+        axis = "n"
+    elif count == shape[-2] == rows:
+        axis = "m"
+    elif count == 1:
+        axis, input = "n", input.reshape(1).expand(columns)
+    else:
+        return None
+    return input.reshape(-1).resolve_neg().contiguous(), axis
+
+
+def launches(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, join_rows: bool = True
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Views of a, b and c that together are c = a @ b, and of which each is one launch: matrices, or batches of them
+    one stride apart. Nothing is copied: as many dimensions as lie so are joined, and the shorter ones counted through.
+
+    join_rows: whether matrices that share B may become rows of one, which a bias for each row does not allow.
+    """
+    if c.dim() == a.dim() == b.dim() == 2:
+        yield a, b, c
+        return
+    *batch, M, N = c.shape
+    K = a.shape[-1]
+    a, b = a.expand(*batch, M, K), b.expand(*batch, K, N)
+    dims: list[tuple[int, ...]] = []  # size, and strides of a, b and c
+    for size, *strides in zip(batch, a.stride(), b.stride(), c.stride(), strict=False):
+        if size == 1:
+            continue
+        if dims and all(outer == size * inner for outer, inner in zip(dims[-1][1:], strides, strict=True)):
+            dims[-1] = (size * dims[-1][0], *strides)
+        else:
+            dims.append((size, *strides))
+    row_a, row_c = a.stride(-2), c.stride(-2)
+    if dims and join_rows:
+        size, batch_a, batch_b, batch_c = dims[-1]
+        if batch_b == 0 and (M == 1 or (batch_a, batch_c) == (M * row_a, M * row_c)):
+            dims.pop()
+            row_a, row_c = (batch_a, batch_c) if M == 1 else (row_a, row_c)
+            M *= size
+    longest = max(range(len(dims)), key=lambda i: dims[i][0], default=0)
+    together, counted = dims[longest : longest + 1], dims[:longest] + dims[longest + 1 :]
+    views = ((a, (M, K), (row_a, a.stride(-1))), (b, (K, N), b.stride()[-2:]), (c, (M, N), (row_c, c.stride(-1))))
+    for index in product(*(range(dim[0]) for dim in counted)):
+        offsets = [sum(i * dim[which] for i, dim in zip(index, counted, strict=True)) for which in (1, 2, 3)]
+        first, second, third = (
+            x.as_strided(
+                (*(dim[0] for dim in together), *shape),
+                (*(dim[which] for dim in together), *strides),
+                x.storage_offset() + offset,
+            )
+            for which, (x, shape, strides), offset in zip((1, 2, 3), views, offsets, strict=True)
+        )
+        yield first, second, third
+
+
+# --- The operator ---
+
+_library = torch.library.Library("triton_gemm", "DEF")
+# flexible_layout: the kernels take any strides, so the compiler need not copy operands into those that it traced.
+_library.define(
+    "gemm(Tensor a, Tensor b, Tensor? input=None, float alpha=1.0, float beta=1.0, str? activation=None, "
+    "ScalarType? out_dtype=None, str? precision=None) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout),
+)
+_op = torch.ops.triton_gemm.gemm.default
+DEFAULTS = (None, 1.0, 1.0, None, None, None)  # of what follows a and b; kernels are called without trailing ones
+
+
+# Dispatch keys of tensors that hold others, or nothing.
+_WRAPPED = 0
+for _name in ("Python", "Functionalize", "Batched", "FuncTorchBatched", "FuncTorchGradWrapper", "ZeroTensor"):
+    _WRAPPED |= torch._C.DispatchKeySet(torch._C._parse_dispatch_key(_name)).raw_repr()  # type: ignore[arg-type]
+
+
+_is_compiling = torch.compiler.is_dynamo_compiling
+_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+_tracing_state: Callable[[], object] = torch._C._get_tracing_state
+
+
+def is_watched() -> object:
+    """Whether somebody is to see every operator: a compiler, a dispatch mode, a tracer or forward differentiation."""
+    return _is_compiling() or _dispatch_modes() or _tracing_state() or forward_ad._current_level >= 0
+
+
+def is_plain(*tensors: torch.Tensor | None) -> bool:
+    """Whether these tensors are nothing but data, and nobody watches what is done with them. Gradients apart."""
+    if is_watched():
+        return False
+    return all(
+        x is None or (type(x) in PLAIN and not x.is_meta and not torch._C._dispatch_keys(x).raw_repr() & _WRAPPED)
+        for x in tensors
+    )
+
+
+def needs_grad(*tensors: torch.Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
+def gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    input: torch.Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    activation: str | None = None,
+    out_dtype: torch.dtype | None = None,
+    precision: str | None = None,
+) -> torch.Tensor:
+    """The operator, past the dispatcher where that has nothing to do."""
+    arguments = (a, b, input, alpha, beta, activation, out_dtype, precision)
+    if not is_plain(a, b, input):
+        return _op(*arguments)
+    return _differentiable(*arguments) if needs_grad(a, b, input) else compute(*arguments)
+
+
+class _Gemm(torch.autograd.function._SingleLevelFunction):
+    """The derivatives, for one level of differentiation.
+
+    This is what torch itself makes of a `torch.autograd.Function` for each level of functorch's transforms. The
+    dispatcher calls the operator's Autograd kernel once for each level too, so that must be such a function from the
+    start; as a plain Function it would be handed back to functorch, and fail.
+    """
+
+    @staticmethod
+    def forward(*arguments: Any) -> torch.Tensor:
+        if is_plain(*arguments[:3]):
+            return compute(*arguments)
+        # torch stops recording within a forward. The levels below this one are others', and go on.
+        with torch._C._AutoDispatchBelowAutograd(), torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+            return _op(*arguments)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        a, b, input, *ctx.scalars = inputs
+        ctx.set_materialize_grads(False)
+        ctx.a_like, ctx.b_like = _likeness(a), _likeness(b)
+        ctx.input_like = None if input is None else (input.shape, input.dtype)
+        activation = inputs[5]
+        again = activation not in (None, "relu")  # whether the backward computes what the activation was applied to
+        keep_a, keep_b = ctx.needs_input_grad[1] or again, ctx.needs_input_grad[0] or again
+        ctx.save_for_backward(
+            *(a if keep_a else None, b if keep_b else None),
+            *(input if again else None, output if activation == "relu" else None),
+        )
+        if forward_ad._current_level >= 0:
+            ctx.save_for_forward(a, b, input, output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        grads: list[torch.Tensor | None] = [None] * 8
+        if grad is None:
+            return tuple(grads)
+        a, b, *_ = ctx.saved_tensors
+        alpha, beta, *_, precision = ctx.scalars
+        grad = _through_activation(ctx, grad)
+        if ctx.needs_input_grad[0]:
+            grads[0] = _summed(grad.to(b.dtype).mT, b.mT, ctx.a_like, alpha, precision)
+        if ctx.needs_input_grad[1]:
+            grads[1] = _summed(a, grad.to(a.dtype), ctx.b_like, alpha, precision)
+        if ctx.needs_input_grad[2]:
+            shape, dtype = ctx.input_like
+            summed = grad.sum_to_size(shape).to(dtype)
+            grads[2] = summed if beta == 1 else beta * summed
+        return tuple(grads)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> torch.Tensor | None:
+        a, b, _, output = ctx.saved_tensors
+        by_a, by_b, tangent, *_ = tangents
+        alpha, beta, _, out_dtype, precision = ctx.scalars
+        for left, right in ((by_a, b), (a, by_b)):
+            if left is not None and right is not None:
+                tangent = gemm(left, right, tangent, alpha, beta, None, out_dtype, precision)
+                beta = 1.0
+        if tangent is None:
+            return None
+        tangent = tangent if beta == 1 else beta * tangent
+        return _through_activation(ctx, tangent.expand(output.shape).to(output.dtype))
+
+
+_differentiable: Callable[..., torch.Tensor] = _Gemm.apply  # type: ignore[attr-defined]
+
+
+def _likeness(x: torch.Tensor) -> tuple[torch.Size, bool]:
+    """x's shape, and whether its columns lie together."""
+    return x.shape, x.stride(-2) == 1 and x.stride(-1) != 1
+
+
+def _summed(
+    x: torch.Tensor, y: torch.Tensor, like: tuple[torch.Size, bool], alpha: float, precision: str | None
+) -> torch.Tensor:
+    """alpha x^T y of x [.., R, I] and y [.., R, J] as the gradient of an operand [.., I, J] like `like`: summed over
+    the dimensions of the batch in which that was broadcast, by joining them with R; and lying as it does, so that it is
+    not copied when gradients are accumulated."""
+    shape, column_major = like
+    if column_major:
+        turned = torch.Size((*shape[:-2], shape[-1], shape[-2]))
+        return _summed(y, x, (turned, False), alpha, precision).mT
+    batch = shape_of(x.mT, y)[:-2]
+    target = (1,) * (len(batch) + 2 - len(shape)) + tuple(shape[:-2])
+    joined = [i for i in range(len(batch)) if batch[i] != target[i]]
+    if joined:
+        kept = [size for i, size in enumerate(batch) if i not in joined]
+        order = [*(i for i in range(len(batch)) if i not in joined), *joined, len(batch), len(batch) + 1]
+        rows = prod(batch[i] for i in joined) * x.shape[-2]
+        x, y = (z.expand(*batch, *z.shape[-2:]).permute(order).reshape(*kept, rows, z.shape[-1]) for z in (x, y))
+    return gemm(x.mT, y, None, alpha, 1.0, None, None, precision).reshape(shape)
+
+
+def _through_activation(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+    """x times the activation's derivative."""
+    alpha, beta, activation, out_dtype, precision = ctx.scalars
+    if activation is None:
+        return x
+    a, b, input, output = ctx.saved_tensors
+    if activation == "relu":
+        return torch.ops.aten.threshold_backward(x, output, 0)
+    before = gemm(a, b, input, alpha, beta, None, out_dtype, precision)
+    if activation == "silu":
+        gate = before.sigmoid()
+        return x * (gate * (1 + before * (1 - gate)))
+    approximate = "tanh" if activation == "gelu_tanh" else "none"
+    return torch.ops.aten.gelu_backward(x, before, approximate=approximate)
+
+
+def _autograd(*arguments: Any) -> torch.Tensor:
+    arguments += DEFAULTS[len(arguments) - 2 :]
+    if needs_grad(*arguments[:3]) or forward_ad._current_level >= 0:
+        with enable_single_level_autograd_function():
+            return _differentiable(*arguments)
+    with torch._C._AutoDispatchBelowAutograd():
+        return _op(*arguments)
+
+
+def _fake(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    input: torch.Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    activation: str | None = None,
+    out_dtype: torch.dtype | None = None,
+    precision: str | None = None,
+) -> torch.Tensor:
+    return a.new_empty(shape_of(a, b), dtype=out_dtype or out_dtype_of(a.dtype))
+
+
+def _vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[torch.Tensor, int]:
+    """The new dimension becomes the first of the batch; operands without it are broadcast along it."""
+    operands = list(zip(arguments[:3], in_dims, strict=False))
+    rank = max(x.dim() - (dim is not None) for x, dim in operands if x is not None)
+    if in_dims[0] is None and in_dims[1] is None:  # only what is added has it
+        operands[0] = arguments[0].expand(info.batch_size, *arguments[0].shape), 0
+
+    def first(x: torch.Tensor | None, dim: int | None) -> torch.Tensor | None:
+        if x is None or dim is None:
+            return x
+        x = x.movedim(dim, 0)
+        return x.reshape(x.shape[0], *(1,) * (rank + 1 - x.dim()), *x.shape[1:])
+
+    return _op(*(first(x, dim) for x, dim in operands), *arguments[3:]), 0
+
+
+for _key in ("CUDA", "CPU"):
+    _library.impl("gemm", compute, _key)
+_library.impl("gemm", _autograd, "Autograd")
+torch.library.register_fake("triton_gemm::gemm", _fake, lib=_library)
+torch.library.register_vmap("triton_gemm::gemm", _vmap, lib=_library)
+
+
+@register_flop_formula(torch.ops.triton_gemm.gemm)
+def _flops(a_shape: torch.Size, b_shape: torch.Size, *_: Any, out_shape: torch.Size, **__: Any) -> int:
+    return 2 * prod(out_shape) * a_shape[-1]
