@@ -16,7 +16,7 @@ FP8 = {torch.float8_e4m3fn: gl.float8e4nv, torch.float8_e5m2: gl.float8e5}
 
 @dataclass(frozen=True)
 class Pointer:
-    """The address of an operand: "a", "b", "c", "bias", "workspace", or a temporary's name."""
+    """The address of an operand: "a", "b", "c", "bias", "a_scale", "b_scale", "workspace", or a temporary's name."""
 
     operand: str
 

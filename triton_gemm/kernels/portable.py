@@ -1,6 +1,7 @@
 """Portable: plain pointers and `tl.dot`, for every architecture from sm_80 on, every stride and every alignment.
 
-It multiplies what TMA cannot read and where there is none, and what is too small for a persistent kernel to pay.
+It multiplies what TMA cannot read and where there is none, and what is too small for a persistent kernel to pay, in
+every precision: by tensor cores where the architecture has them for it, else by FMAs, and fp8 not before sm_89.
 
 What the compiler may assume comes from constexprs that `launches` derives from the problem, never from the values
 of arguments, so a problem and a configuration name the one variant that is compiled. Of each operand it is told
@@ -136,7 +137,7 @@ def portable_kernel(
                 a_scale = tl.load(a_scale_ptr + block.to(tl.int64) * M + offs_m, mask=offs_m < M, other=0.0)
                 b_scale = tl.load(b_scale_ptr + (pid_n * BLOCK_N // SCALED).to(tl.int64) * tl.cdiv(K, SCALED) + block)
                 piece *= (a_scale * b_scale)[:, None]
-            acc -= piece  # a sum with it Triton would leave to the tensor core
+            acc -= piece  # an addition Triton would merge with the product, for the tensor core to make
         else:
             acc = multiply(a, b, acc, PRECISION, PLANES, TERMS)
         a_ptrs += BLOCK_K if A_UNIT == 1 else BLOCK_K * whole(stride_ak, A_VECTOR)

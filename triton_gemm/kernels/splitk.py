@@ -1,5 +1,5 @@
 """Sums that several programs share: who adds them up, in one launch, and always in the same order, so that the same
-bits come out of every run. Partial sums are fp32.
+bits come out of every run. Partial sums are of the sums' own dtype.
 
 Where a grid may be larger than the machine nobody may wait for a program that starts later: each stores its part and
 arrives at its tile's counter, and the last to arrive adds all parts, from the lowest k to the highest, whoever came
