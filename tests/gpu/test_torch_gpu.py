@@ -55,6 +55,16 @@ def test_every_product(dtype: torch.dtype) -> None:
         assert_product(triton_gemm.linear(a, b[0].T, input[0, 0]), a, b[0], input[0, 0])
 
 
+def test_views_with_the_sign_turned() -> None:
+    """Imaginary parts of conjugates: what lies in memory is their negative, which the interpreter resolves itself."""
+    shapes = (20, 33), (33, 9), (9,), (20, 9)
+    a, b, input, out = (torch.randn(shape, dtype=torch.complex64, device="cuda").conj().imag for shape in shapes)
+    for _ in range(2):
+        assert_product(triton_gemm.linear(a, b.T, input), a, b, input)
+        assert_product(triton_gemm.addmm(out, a, b), a, b, out)
+        assert_product(triton_gemm.mm(a, b, out=out), a, b)
+
+
 @pytest.mark.parametrize("dtype", [HALF, BF16], ids=str)
 def test_out_dtype_is_torchs(dtype: torch.dtype) -> None:
     a, b = random(3, 200, 330, dtype=dtype), random(3, 330, 90, dtype=dtype)

@@ -120,6 +120,14 @@ def test_gradients_are_torchs(activation: str | None, dtype: torch.dtype) -> Non
             )
 
 
+def test_a_gradient_lies_as_its_operand() -> None:
+    """Or it would be copied when it is accumulated."""
+    for a, b in ((draw(5, 9), draw(7, 9).T), (draw(9, 5).T, draw(9, 7)), (draw(2, 5, 9), draw(2, 7, 9).mT)):
+        leaves = a.requires_grad_(), b.requires_grad_()
+        gradients = torch.autograd.grad(triton_gemm.matmul(a, b).sum(), leaves)
+        assert [x.stride() for x in gradients] == [x.stride() for x in leaves]
+
+
 def test_only_the_gradients_that_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[int, ...]] = []
     multiply = plan.multiply

@@ -311,8 +311,20 @@ def test_out_of_another_shape_is_resized_as_torchs() -> None:
             warnings.simplefilter("always")
             matmul(a, b, out=out)
         assert out.shape == (2, 4)
-        said.append([w.category for w in caught])
+        said.append([w.category for w in caught if "was resized" in str(w.message)])
     assert said == [[UserWarning]] * 2
+
+
+def test_views_with_the_sign_turned() -> None:
+    """Imaginary parts of conjugates: what lies in memory is their negative."""
+    a, b, input, out = (
+        torch.randn(shape, dtype=torch.complex64).conj().imag for shape in [(20, 33), (33, 9), (9,), (20, 9)]
+    )
+    assert all(x.is_neg() for x in (a, b, input, out))
+    assert_product(triton_gemm.linear(a, b.T, input), a, b, input)
+    assert_product(triton_gemm.addmm(out, a, b), a, b, out)
+    assert triton_gemm.mm(a, b, out=out) is out
+    assert_product(out, a, b)
 
 
 # --- Mistakes ---
