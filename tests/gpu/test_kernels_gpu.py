@@ -18,6 +18,7 @@ from triton_gemm.device import DeviceInfo, device_info
 from triton_gemm.kernels import gemv, portable, warp_specialised
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.plan import GemmPlan
+from triton_gemm.precision import SPLIT
 from triton_gemm.problem import GemmProblem
 from triton_gemm.select import Selection, select
 
@@ -145,7 +146,14 @@ def test_operands_are_copied_to_where_tma_reads(packed: tuple[str, ...], lay: di
 
 # --- The portable kernel ---
 
-KINDS = {"half": torch.bfloat16, "tf32": torch.float32, "ieee": torch.float32}
+KINDS: dict[str, dict[str, object]] = {
+    "half": {},
+    **{mode: {"dtype": torch.float32, "precision": mode} for mode in ("tf32", "ieee", *SPLIT)},
+    "fp64": {"dtype": torch.float64},
+    "int8": {"dtype": torch.int8, "out_dtype": torch.int32},
+    "fp8": {"dtype": torch.float8_e4m3fn, "out_dtype": torch.bfloat16, "precision": "fp8", "scales": "rows"},
+    "fp8 fast": {"dtype": torch.float8_e5m2, "out_dtype": torch.bfloat16, "precision": "fp8 fast", "scales": "tensor"},
+}
 LAYS = [
     {"orders": "nnn"},
     {"orders": "ttt", "pad": 1, "gap": 1},
@@ -171,7 +179,9 @@ def test_portable(precision: str, config: GemmConfig) -> None:
 
         def cases(lay: dict, split_k: int) -> list[Case]:
             sizes = ((m + 7, 2 * n + 3, 7 * k + 5), (2 * m, n, 8 * k))
-            made = [Case(size, dtype=KINDS[precision], integers=size[0] == 2 * m, **lay) for size in sizes]
+            # Integers are exact in all modes but where scales follow.
+            exact = "scales" not in KINDS[precision]
+            made = [Case(size, integers=exact and size[0] == 2 * m, **KINDS[precision], **lay) for size in sizes]
             return [case for case in made if portable.illegal(Operands(case).problem, gpu(), config, split_k) is None]
 
         ran = 0

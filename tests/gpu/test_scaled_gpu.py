@@ -53,6 +53,7 @@ def test_every_layout_and_size(dtype: torch.dtype, kind: str) -> None:
         for layout in LAYOUTS:
             a, b = operands(size, layout, dtype)
             scale_a, scale_b = scales_of(size, kind)
+            scale_a = scale_a * (2.0**-8 if dtype == torch.int8 else 1)  # fp16 ends at 65504
             fast = i % 2 == 1 and kind != "blocks" and dtype != torch.int8
             out_dtype = (torch.float32, torch.bfloat16, torch.float16)[i % 3]
             bias = torch.randn(size[1], device="cuda", generator=generator()).to(out_dtype) if i % 2 else None
