@@ -15,6 +15,9 @@ from .kernels.splitk import MAX_COUNTERS
 from .precision import SPLIT
 from .problem import GemmProblem, Layout
 
+# What a program of fp64 takes longer for that has an SM for itself, with nobody to hide its latencies: 64 x 128 by eight
+# warps against 128 x 64 by four, at 2048^3 and 4096^3 on an H100.
+FP64_ALONE = 1.08
 # From so many multiply-adds on, copying an operand to where TMA can read it may pay.
 PACK_FROM = 2**29
 
@@ -244,6 +247,8 @@ def _portable_work(problem: GemmProblem, device: DeviceInfo, config: GemmConfig,
     waves = -(-cost_model.tiles(problem, config) * split_k // (together * device.num_sms))
     # A tile's operands are read once for each of its elements of C: the smaller, the slower.
     step = together * (m * n * k * (1 + 32 / m + 32 / n) + 3e4)
+    if problem.precision == "fp64" and together == 1:
+        step *= FP64_ALONE
     return waves * (-(-max(1, -(-problem.K // k)) // split_k) * step + 2e5) + (split_k > 1) * 1e6
 
 
