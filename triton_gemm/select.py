@@ -15,7 +15,7 @@ from .kernels.splitk import MAX_COUNTERS
 from .precision import SPLIT
 from .problem import GemmProblem, Layout
 
-# What a program of fp64 takes longer for that has an SM for itself, with nobody to hide its latencies: tiles of 64 x 128
+# What a program of fp64 takes longer for that has an SM for itself, and nobody to hide its latencies: tiles of 64 x 128
 # by eight warps against 128 x 64 by four, at 2048^3 and 4096^3 on an H100.
 FP64_ALONE = 1.08
 # From so many multiply-adds on, copying an operand to where TMA can read it may pay.
