@@ -204,7 +204,7 @@ BUGS: dict[str, tuple[tuple[str, str], ...]] = {
     "parts-share-a-block": (("((part - 1) * split + tile_id)", "tile_id"),),
     "consumers-share-a-block": (("block = tile_id * CONSUMERS + CONSUMER", "block = tile_id * CONSUMERS"),),
     "rows-of-the-other-consumer": (("row = m + w * rows", "row = m"),),
-    "bands-of-the-wrong-height": (("gl.minimum(num_m - band * group, group)", "group"),),
+    "bands-of-the-wrong-height": (("tl.minimum(num_m - band * group, group)", "group"),),
     "parts-of-c-side-by-side": (("m, n + p * PART_N, M", "m, n, M"),),
     "batch-ignored-in-b": (("batch_b = batch * b_batches", "batch_b = batch * 0"),),
     "counter-is-left": (("    tl.store(counter_ptr, 0)\n", ""),),

@@ -15,7 +15,7 @@ from tests.epilogues import expected
 from triton_gemm import cost_model, workspace
 from triton_gemm.config import GemmConfig
 from triton_gemm.device import DeviceInfo, device_info
-from triton_gemm.kernels import gemv, portable, warp_specialised
+from triton_gemm.kernels import fma, gemv, portable, warp_specialised
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.plan import GemmPlan
 from triton_gemm.precision import SPLIT
@@ -203,6 +203,87 @@ def test_portable_in_every_circumstance(split_k: int, name: str) -> None:
     check(case, Selection("portable", legal[0], "by a test", split_k=split_k))
 
 
+# --- IEEE fp32 by outer products ---
+
+FP32 = {"dtype": torch.float32, "precision": "ieee"}
+IN_TURN = pytest.mark.parametrize("in_turn", [False, True], ids=["last-adds", "in-turn"])
+
+
+def outer_products(problem: GemmProblem, config: GemmConfig, split_k: int, *, swapped: bool = False) -> Selection:
+    return Selection("fma", config, "by a test", None, split_k, swapped, fma.unreadable(problem), "ieee")
+
+
+def check_fma(case: Case, config: GemmConfig, split_k: int, times: int = 1, *, swapped: bool = False) -> None:
+    operands = Operands(case)
+    choice = outer_products(operands.problem, config, split_k, swapped=swapped)
+    operands.check(GemmPlan(operands.problem, choice, DEVICE), split_k, times)
+
+
+@pytest.mark.parametrize("orders", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("config", fma.CONFIGS, ids=ids)
+@IN_TURN
+def test_fma(in_turn: bool, config: GemmConfig, orders: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole and split; every edge partial, whole tiles, less than a tile, parts without a k-tile, and many tiles."""
+    monkeypatch.setattr(fma, "LARGEST_WORKSPACE", 0 if in_turn else 1 << 40)
+    m, n, k = blocks(config)
+    sizes = [
+        (m + 9, 2 * n + 7, 7 * k + 5),
+        (2 * m, n, 8 * k),
+        (3, 5, 2 * k),
+        (1, 1, 1),
+        (16 * m + 4, 15 * n + 8, 40 * k),
+    ]
+    for size in sizes:
+        for split_k in (3,) if in_turn else (1, 3):
+            check_fma(Case(size, orders + "n", integers=True, **FP32), config, split_k, times=2)
+            check_fma(Case(size, orders + "n", pad=1, **FP32), config, split_k)
+            check_fma(Case(size, orders + "t", pad=4, **FP32), config, split_k, swapped=True)
+
+
+@pytest.mark.parametrize("name", [name for name, change in CIRCUMSTANCES.items() if "dtype" not in change])
+@IN_TURN
+def test_fma_in_every_circumstance(in_turn: bool, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fma, "LARGEST_WORKSPACE", 0 if in_turn else 1 << 40)
+    config = fma.CONFIGS[list(CIRCUMSTANCES).index(name) % len(fma.CONFIGS)]
+    m, n, k = blocks(config)
+    for size in ((m + 5, 2 * n + 8, 6 * k + 3), (2 * m, n - 8, 4 * k)):
+        case = circumstance(name, size, **FP32)
+        problem = Operands(case).problem
+        if problem.has_beta and problem.activation == "gelu":
+            pytest.skip("illegal")
+        for split_k in (4,) if in_turn else (1, 4):
+            check_fma(case, config, split_k, swapped=case.orders[2] == "t")
+
+
+@pytest.mark.parametrize(
+    "lay",
+    [
+        pytest.param({"pad": 1}, id="odd rows"),
+        pytest.param({"pad": 8, "offset": 3}, id="unaligned"),
+        pytest.param({"pad": 1, "step": 2}, id="steps"),
+        pytest.param({"pad": 1, "batch": 3}, id="batch"),
+        pytest.param({"pad": 4, "batch": 3, "shared": True}, id="batch of one a"),
+    ],
+)
+@pytest.mark.parametrize("orders", ["ntn", "tnn"])
+def test_fma_over_copies(orders: str, lay: dict) -> None:
+    check_fma(Case((301, 265, 517), orders, **lay, **FP32), fma.CONFIGS[0], 2, times=2)
+
+
+@pytest.mark.parametrize("K", [14336, 65536])
+def test_long_sums_of_ieee_are_as_accurate_as_cublas(K: int) -> None:
+    """At most twice its error, however K is cut."""
+    a = torch.randn(1024, K, device=DEVICE)
+    b = torch.randn(K, 1024, device=DEVICE)
+    truth = a.double() @ b.double()
+    with fp32_precision("ieee"):
+        error = (torch.mm(a, b) - truth).norm()
+        problem = GemmProblem.of(a, b, truth.float())
+        c = torch.full((1024, 1024), NAN, device=DEVICE)
+        GemmPlan(problem, select(problem, gpu()), DEVICE).run(a, b, c)
+    assert (c - truth).norm() <= 2 * error
+
+
 # --- The GEMV ---
 
 
@@ -241,7 +322,7 @@ def test_what_is_selected_for_random_problems(seed: int) -> None:
         size = tuple(chance.choice([1, 2, 4, 7, 16, 33, 64, 130, 515, 1024]) for _ in range(3))
         lay = chance.choice(LAYS)
         epilogue = chance.choice([{}, {}, {"beta": 1.0, "bias": "n", "activation": "relu"}])
-        operands = Operands(Case(size, **lay, **epilogue))
+        operands = Operands(Case(size, **lay, **epilogue, **chance.choice([{}, FP32])))
         choice = select(operands.problem, gpu())
         parts = max(choice.split_k, choice.schedule.parts if choice.schedule else 1)
         operands.check(GemmPlan(operands.problem, choice, DEVICE), parts)
@@ -253,13 +334,19 @@ SELECTIONS = {
     "warp-specialised": lambda: persistent(MIDDLE_TILES, Schedule(gpu().num_sms, split=24, parts=5)),
     "warp-specialised-whole": lambda: persistent(warp_specialised.CONFIGS[0], Schedule(12)),
     "portable": lambda: Selection("portable", SMALL_TILES, "by a test", split_k=4),
+    "fma": lambda: Selection("fma", fma.CONFIGS[-1], "by a test", split_k=5, packed=("a", "b"), precision="ieee"),
+    "fma-in-turn": lambda: Selection(
+        "fma", fma.CONFIGS[0], "by a test", split_k=5, packed=("a", "b"), precision="ieee"
+    ),
 }
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=hopper) if n[0] == "w" else n for n in SELECTIONS])
-def test_the_same_bits_whatever_else_runs(name: str) -> None:
+def test_the_same_bits_whatever_else_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs come and go in any order while another stream keeps the multiprocessors busy."""
-    operands = Operands(Case((700, 520, 4100), "ntn"))
+    if name == "fma-in-turn":
+        monkeypatch.setattr(fma, "LARGEST_WORKSPACE", 0)
+    operands = Operands(Case((700, 520, 4100), "ntn", **(FP32 if name.startswith("fma") else {})))
     plan = GemmPlan(operands.problem, SELECTIONS[name](), DEVICE)
     operands.check(plan, parts=5)
     other, x = torch.cuda.Stream(), torch.randn(1500, 1500, device=DEVICE)
@@ -281,29 +368,33 @@ FAR = 2**30 + 8  # elements: three rows span more than 2^31
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kernel", [pytest.param("warp_specialised", marks=hopper), "portable", "gemv"])
+@pytest.mark.parametrize("kernel", [pytest.param("warp_specialised", marks=hopper), "portable", "gemv", "fma"])
 @pytest.mark.parametrize("which", ["a", "b", "c"])
 def test_rows_may_lie_more_than_2_31_elements_apart(which: str, kernel: str) -> None:
-    if torch.cuda.mem_get_info()[0] < 8 << 30:
-        pytest.skip("needs 8 GiB")
+    if kernel == "fma" and which == "b":
+        pytest.skip("illegal")
+    dtype = torch.float32 if kernel == "fma" else torch.bfloat16
+    if torch.cuda.mem_get_info()[0] < dtype.itemsize << 32:
+        pytest.skip("needs 8 GiB, or for fp32 16")
     rows = 3
     M, N, K = (rows, 40, 64) if which in "ac" else (4, 40, rows)
-    buffer = torch.empty(2 * FAR + 64, dtype=torch.bfloat16, device=DEVICE)
+    buffer = torch.empty(2 * FAR + 64, dtype=dtype, device=DEVICE)
     shapes = {"a": (M, K), "b": (K, N), "c": (M, N)}
     tensors = {
-        name: torch.randn(shape[0], 64, device=DEVICE).to(torch.bfloat16)[:, : shape[1]]
-        for name, shape in shapes.items()
+        name: torch.randn(shape[0], 64, device=DEVICE).to(dtype)[:, : shape[1]] for name, shape in shapes.items()
     }
     far = buffer.as_strided(shapes[which], (FAR + (which == "c"), 1))  # TMA cannot store that
     tensors[which] = far.copy_(tensors[which])
     a, b, c = tensors.values()
-    problem = GemmProblem.of(a, b, c)
+    problem = GemmProblem.of(a, b, c, precision="ieee" if kernel == "fma" else None)
     if kernel == "warp_specialised":
         choice = persistent(warp_specialised.CONFIGS[-1], Schedule(2))
+    elif kernel == "fma":
+        choice = outer_products(problem, fma.CONFIGS[-1], 1)
     elif kernel == "portable":
         choice = Selection("portable", portable.CONFIGS["half"][-1], "by a test")
     else:
         choice = Selection("gemv", gemv.default(problem, gpu())[0], "by a test")
     GemmPlan(problem, choice, DEVICE).run(a, b, c)
-    truth, bound = expected(a, b, None, mode="bf16", out_dtype=c.dtype)
+    truth, bound = expected(a, b, None, mode="ieee" if kernel == "fma" else "bf16", out_dtype=c.dtype)
     assert ((c.double() - truth).abs() <= bound).all()

@@ -345,6 +345,8 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig, split_
             return f"16 bytes at a time of {name}: {why}"
         if (config.BLOCK_K or 0) * layout.strides[1] + extent > MAX_SIZE:
             return f"a k-tile of {name} spans more than {MAX_SIZE} elements"
+    if problem.has_beta and problem.activation == "gelu":
+        return "beta C and gelu's polynomial leave sums too few of a thread's registers"
     needed = config.shared_memory(problem.dtype.itemsize)
     if needed > device.shared_memory:
         return f"needs {needed} bytes of shared memory, {device.name} has {device.shared_memory}"
