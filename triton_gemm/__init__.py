@@ -2,8 +2,23 @@
 
 from . import nn as nn
 from .api import addmm, baddbmm, bmm, explain, linear, matmul, mm, mv
+from .routing import disable, enable, report_routing, use
 from .scaled import scaled_matmul
 
 __version__ = "0.1.0"
 
-__all__ = ["addmm", "baddbmm", "bmm", "explain", "linear", "matmul", "mm", "mv", "scaled_matmul"]
+__all__ = [
+    "addmm",
+    "baddbmm",
+    "bmm",
+    "disable",
+    "enable",
+    "explain",
+    "linear",
+    "matmul",
+    "mm",
+    "mv",
+    "report_routing",
+    "scaled_matmul",
+    "use",
+]

@@ -1,0 +1,116 @@
+"""torch's own products on these kernels: what is routed, what stays torch's, and that it is as before afterwards."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import triton_gemm
+from triton_gemm import routing
+
+GENERATOR = torch.Generator().manual_seed(0)
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, generator=GENERATOR).to(dtype)
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    triton_gemm.report_routing(reset=True)
+    yield
+    assert not routing._rules and routing._library is None, "something is still routed"
+
+
+def ours() -> dict[str, int]:
+    return {name: count for (name, where), count in triton_gemm.report_routing().items() if where == routing.OURS}
+
+
+CALLS = {
+    "mm": lambda: torch.mm(draw(5, 7), draw(7, 3)),
+    "mm-out": lambda: torch.mm(draw(5, 7), draw(7, 3), out=torch.empty(5, 3)),
+    "matmul-of-a-batch": lambda: draw(2, 3, 5, 7) @ draw(3, 7, 4),
+    "bmm": lambda: torch.bmm(draw(3, 5, 7), draw(3, 7, 4)),
+    "addmm": lambda: torch.addmm(draw(4), draw(5, 7), draw(7, 4), alpha=0.5, beta=2),
+    "addmm-of-nan": lambda: torch.addmm(torch.full((5, 4), torch.nan), draw(5, 7), draw(7, 4), beta=0),
+    "baddbmm": lambda: torch.baddbmm(draw(3, 5, 4), draw(3, 5, 7), draw(3, 7, 4), alpha=-1),
+    "linear": lambda: F.linear(draw(6, 7), draw(4, 7), draw(4)),
+    "half": lambda: torch.mm(draw(5, 7, dtype=torch.float16), draw(7, 3, dtype=torch.float16)),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_products_are_ours_and_the_same(call: str) -> None:
+    GENERATOR.manual_seed(1)
+    expected = CALLS[call]()
+    GENERATOR.manual_seed(1)
+    with triton_gemm.use():
+        found = CALLS[call]()
+    torch.testing.assert_close(found, expected)
+    assert sum(ours().values()) == 1
+    CALLS[call]()
+    assert sum(ours().values()) == 1, "routed afterwards"
+
+
+def test_a_model_trains_on_them() -> None:
+    """The derivatives' products are routed with it."""
+    x, layer = draw(6, 7), torch.nn.Linear(7, 4)
+    grads = []
+    for routed in (False, True):
+        layer.zero_grad()
+        if routed:
+            triton_gemm.enable()
+        layer(x).square().sum().backward()
+        grads.append([p.grad.clone() for p in layer.parameters()])
+    triton_gemm.disable()
+    torch.testing.assert_close(grads[0], grads[1])
+    assert ours() == {"addmm": 1, "mm": 1}
+
+
+STAYS = {
+    "integers": (lambda: torch.mm(*(torch.ones(3, 3, dtype=torch.int64),) * 2), "int64 is not computed"),
+    "excluded": (lambda: torch.bmm(draw(2, 3, 3), draw(2, 3, 3)), "bmm is not to be routed"),
+    "excluded-dtype": (lambda: torch.mm(*(draw(3, 3, dtype=torch.float64),) * 2), "float64 is not to be routed"),
+    "out-is-an-operand": (lambda: torch.mm(x := draw(3, 3), draw(3, 3), out=x), "out may overlap"),
+}
+
+
+@pytest.mark.parametrize("name", STAYS)
+def test_what_stays_torchs_says_why(name: str) -> None:
+    call, why = STAYS[name]
+    with triton_gemm.use(exclude=("bmm", torch.float64)):
+        call()
+    ((_, where),) = triton_gemm.report_routing()
+    assert where.startswith("torch: ") and why in where
+
+
+def test_mistakes_are_in_torchs_words() -> None:
+    with (
+        triton_gemm.use(),
+        pytest.raises(RuntimeError, match=r"mat1 and mat2 shapes cannot be multiplied \(2x3 and 4x5\)"),
+    ):
+        torch.mm(draw(2, 3), draw(4, 5))
+
+
+def test_rules() -> None:
+    """The innermost counts; names and dtypes apart; a predicate sees operands."""
+    with triton_gemm.use(only=("addmm",)):
+        torch.mm(draw(3, 3), draw(3, 3))
+        assert ours() == {}
+        with triton_gemm.use(only=(torch.float32,), predicate=lambda op, a, b: a.shape[0] > 3):
+            torch.mm(draw(3, 3), draw(3, 3))
+            assert ours() == {}
+            torch.mm(draw(4, 3), draw(3, 3))
+        assert ours() == {"mm": 1}
+    with pytest.raises(ValueError, match="conv2d: only mm, bmm, addmm, baddbmm are routed"):
+        triton_gemm.enable(only=("conv2d",))
+    with pytest.raises(RuntimeError, match="nothing is routed"):
+        triton_gemm.disable()
+
+
+def test_compiled_graphs_call_what_is_routed() -> None:
+    layer = torch.compile(torch.nn.Linear(7, 4), fullgraph=True, backend="aot_eager")
+    with triton_gemm.use(), torch.no_grad():
+        layer(draw(6, 7))
+    assert ours() == {"addmm": 1}

@@ -1,0 +1,192 @@
+"""torch's own products on these kernels, without editing the model: `use`, `enable`, `disable`, `report_routing`.
+
+torch dispatches matmul, linear and their derivatives to aten's mm, addmm, bmm and baddbmm, and compiled graphs call
+their `out=` forms. While anything is routed, those are overridden for CUDA (in the interpreter: for the CPU) below
+autograd and autocast, and what was there before is kept for all that stays torch's.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from . import ops
+from .compat import INTERPRETED
+from .device import device_info
+
+# By aten's name: where a and b are among the arguments.
+ROUTED = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+KEY = "CPU" if INTERPRETED else "CUDA"
+OURS = "triton_gemm"
+
+Wanted = Callable[[str, torch.Tensor, torch.Tensor], bool]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What is routed: names of ROUTED and dtypes, all but those of `exclude`; where `predicate(op, a, b)`, if given."""
+
+    only: frozenset[str | torch.dtype]
+    exclude: frozenset[str | torch.dtype]
+    predicate: Wanted | None
+
+    def refuses(self, name: str, a: torch.Tensor, b: torch.Tensor) -> str | None:
+        """Why this call stays torch's, or None."""
+        for kind in (name, a.dtype):
+            same = {x for x in self.only if isinstance(x, type(kind))}
+            if (same and kind not in same) or kind in self.exclude:
+                return f"{kind} is not to be routed"
+        if self.predicate is not None and not self.predicate(name, a, b):
+            return "the predicate says no"
+        return None
+
+
+_rules: list[Rule] = []
+_library: torch.library.Library | None = None
+_counts: Counter[tuple[str, str]] = Counter()
+_lock = threading.Lock()
+
+
+def enable(
+    *,
+    only: Collection[str | torch.dtype] = (),
+    exclude: Collection[str | torch.dtype] = (),
+    predicate: Wanted | None = None,
+) -> None:
+    """Routes torch's mm, bmm, addmm and baddbmm, and with them matmul, linear and their derivatives, to triton_gemm,
+    in every thread, until `disable`.
+
+    only, exclude: names of those ("addmm") and dtypes that are routed alone, or not; predicate(op, a, b): whether to
+    route a call. What triton_gemm cannot take stays torch's. The innermost rule counts. ValueError for other names.
+    """
+    names = {x for x in (*only, *exclude) if isinstance(x, str)}
+    if not names <= ROUTED.keys():
+        raise ValueError(f"enable(): {', '.join(sorted(names - ROUTED.keys()))}: only {', '.join(ROUTED)} are routed")
+    with _lock:
+        _rules.append(Rule(frozenset(only), frozenset(exclude), predicate))
+        if _library is None:
+            _override()
+
+
+def disable() -> None:
+    """Takes the innermost `enable` back; RuntimeError where there is none."""
+    global _library
+    with _lock:
+        if not _rules:
+            raise RuntimeError("disable(): nothing is routed")
+        _rules.pop()
+        if not _rules and _library is not None:
+            _library._destroy()
+            _library = None
+
+
+@contextmanager
+def use(
+    *,
+    only: Collection[str | torch.dtype] = (),
+    exclude: Collection[str | torch.dtype] = (),
+    predicate: Wanted | None = None,
+) -> Iterator[None]:
+    """`enable` for a block."""
+    enable(only=only, exclude=exclude, predicate=predicate)
+    try:
+        yield
+    finally:
+        disable()
+
+
+def report_routing(*, reset: bool = False) -> dict[tuple[str, str], int]:
+    """How many calls of each operator went where, since the start or the last reset: {("addmm", "triton_gemm"): 12,
+    ("mm", "torch: int64 is not computed"): 1}."""
+    found = dict(sorted(_counts.items()))
+    if reset:
+        _counts.clear()
+    return found
+
+
+def _override() -> None:
+    global _library
+    _library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of every override
+        for name in ROUTED:
+            for overload in (name, f"{name}.out"):
+                _library.impl(overload, _routed(name, overload), KEY, with_keyset=True)
+
+
+def _routed(name: str, overload: str) -> Callable[..., torch.Tensor]:
+    """The kernel in the place of aten's `overload`."""
+    torchs = torch.library.get_kernel(f"aten::{overload}", KEY)
+    first = ROUTED[name]
+
+    def kernel(
+        keys: torch.DispatchKeySet, *arguments: torch.Tensor, out: torch.Tensor | None = None, **scalars: Any
+    ) -> torch.Tensor:
+        a, b = arguments[first : first + 2]
+        input = arguments[0] if first else None
+        why = _stays(name, a, b, input, out, scalars)
+        _counts[name, f"torch: {why}" if why else OURS] += 1
+        if why is not None:
+            more = {} if out is None else {"out": out}
+            result: torch.Tensor = torchs.call_boxed(keys, *arguments, **scalars, **more)
+            return result
+        alpha, beta = (float(scalars.get(scalar, 1)) for scalar in ("alpha", "beta"))
+        if out is None:
+            return ops.compute(a, b, input, alpha, beta)
+        ops.compute_into(out, a, b, input, alpha, beta)
+        return out
+
+    return kernel
+
+
+def _stays(
+    name: str,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    input: torch.Tensor | None,
+    out: torch.Tensor | None,
+    scalars: dict[str, Any],
+) -> str | None:
+    """Why torch computes this call itself, or None: it is not to be routed, not ours to compute, or a mistake that
+    torch has the words for."""
+    why = _rules[-1].refuses(name, a, b) if _rules else "nothing is routed"
+    if why is not None:
+        return why
+    if a.dtype not in DTYPES:
+        return f"{a.dtype} is not computed"
+    if device_info(a.device).capability < (8, 0):
+        return "the GPU is older than compute capability 8.0"
+    rank = 3 if "bmm" in name else 2
+    operands = [x for x in (a, b, input, out) if x is not None]
+    if any(x.dtype != a.dtype or x.device != a.device for x in operands):
+        return "dtypes or devices differ"
+    if a.dim() != rank or b.dim() != rank or a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
+        return "shapes do not go together"
+    shape = ops.shape_of(a, b)
+    if input is not None and input.shape != shape and not _expands(input.shape, shape):
+        return "shapes do not go together"
+    if any(isinstance(value, complex) for value in scalars.values()):
+        return "a factor is complex"
+    if out is not None:
+        if out.shape != shape or out.is_neg():
+            return "out has another shape, or is a negative view"
+        storage = out.untyped_storage().data_ptr()
+        if any(x.untyped_storage().data_ptr() == storage for x in (a, b, input) if x is not None):
+            return "out may overlap an operand"
+        if torch._debug_has_internal_overlap(out) == 1:
+            return "out overlaps itself"
+    return None
+
+
+def _expands(shape: torch.Size, target: tuple[int, ...]) -> bool:
+    if len(shape) > len(target):
+        return False
+    return all(have in (1, want) for have, want in zip(reversed(shape), reversed(target), strict=False))
