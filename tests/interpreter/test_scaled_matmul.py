@@ -122,7 +122,7 @@ ONE = torch.ones(())
 MISTAKES = {
     "inner sizes": ({"b": draw(E4M3, 7, 3)}, RuntimeError, "shapes cannot be multiplied"),
     "one dimension": ({"a": draw(E4M3, 1, 5)[0]}, RuntimeError, "must be a matrix"),
-    "not a tensor": ({"b": [[1.0]]}, TypeError, "argument 'b' \(position 2\) must be Tensor, not list"),
+    "not a tensor": ({"b": [[1.0]]}, TypeError, r"argument 'b' \(position 2\) must be Tensor, not list"),
     "another dtype": ({"a": draw(E5M2, 4, 5)}, RuntimeError, "to have the same dtype"),
     "bf16": (
         {"a": torch.zeros(4, 5).bfloat16(), "b": torch.zeros(5, 3).bfloat16()},
