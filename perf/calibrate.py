@@ -68,7 +68,8 @@ BUDGET_S = 0.3
 # Legal for 16-bit C too, where the same tile with a fourth stage is at least as fast; the model knows no difference.
 FP32_C = GemmConfig(BLOCK_M=128, BLOCK_N=256, BLOCK_K=64, num_warps=8, num_stages=3)
 
-FIXED = ("SHARPNESS", "PAIRS", "MAX_PARTS", "SECTOR")  # of the cost model's constants those that are not fitted
+# Of the cost model's constants those that are not fitted, or not of the persistent kernel.
+FIXED = ("SHARPNESS", "PAIRS", "MAX_PARTS", "SECTOR", "FMAS", "SIDES", "WARPS", "PROGRAM", "HANDED_ON")
 TILE = 32_768  # elements of the largest tile, in which a figure for each element is printed
 GOOD = 1.25  # times a shape's fastest; slower candidates are not picked anyway and weigh less
 POOR_WEIGHT = 0.5
