@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from triton.runtime.jit import JITFunction
 
 from tests.test_compile_portable import compile_launch
 from triton_gemm import aot
@@ -155,11 +156,18 @@ def test_the_order_of_fmas_keeps_registers_from_clashing(monkeypatch: pytest.Mon
     serpentine = fma.SERPENTINE.value.split("\n")
     plain = "\n".join(sorted(serpentine, key=lambda line: int(line.split("$")[1].rstrip(", "))))
     monkeypatch.setattr(fma, "SERPENTINE", type(fma.SERPENTINE)(plain))
-    fma.outer_product.hash = None
+    forget_sources()
     try:
         assert clashes(main_loop(compiled(PLAIN, MAIN).asm["sass"])) > 0.2
     finally:
-        fma.outer_product.hash = None
+        forget_sources()
+
+
+def forget_sources() -> None:
+    """Makes Triton hash the kernel and all that it calls again."""
+    for function in vars(fma).values():
+        if isinstance(function, JITFunction):
+            function.hash = None
 
 
 def test_products_of_a_kind_share_a_variant() -> None:
