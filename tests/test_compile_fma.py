@@ -171,7 +171,4 @@ def forget_sources() -> None:
 
 
 def test_products_of_a_kind_share_a_variant() -> None:
-    one = compiled(PLAIN, MAIN).asm["ttir"]
-    other = compiled(Circumstance((1, 16, 17)), MAIN)
-    assert compiled(Circumstance((1020, 2044, 77)), MAIN).asm["ttir"] == one
-    assert other.asm["ttir"].count("arith") <= one.count("arith")
+    assert compiled(Circumstance((1020, 2044, 77)), MAIN).asm["ptx"] == compiled(PLAIN, MAIN).asm["ptx"]
