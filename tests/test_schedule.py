@@ -9,13 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from triton.experimental.gluon import language as gl
+from triton import language as tl
 
 from triton_gemm import cost_model
 from triton_gemm.config import GemmConfig
 from triton_gemm.device import DeviceInfo, device_of_capability
 from triton_gemm.kernels import warp_specialised
-from triton_gemm.kernels.schedule import Schedule, work_of
+from triton_gemm.kernels.schedule import Schedule, locate, work_of
 from triton_gemm.problem import GemmProblem, Layout
 from triton_gemm.workspace import COUNTERS
 
@@ -127,8 +127,8 @@ def test_partial_sums_have_places_of_their_own(case: tuple[int, int, Schedule], 
 def test_every_tile_is_located_once(
     batch: int, num_m: int, num_n: int, group: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gl, "minimum", min)
-    found = [warp_specialised.locate.fn(tile, num_m, num_n, group) for tile in range(batch * num_m * num_n)]
+    monkeypatch.setattr(tl, "minimum", min)
+    found = [locate.fn(tile, num_m, num_n, group) for tile in range(batch * num_m * num_n)]
     assert sorted(found) == [(b, m, n) for b in range(batch) for m in range(num_m) for n in range(num_n)]
     assert [b for b, _, _ in found] == sorted(b for b, _, _ in found), "batches are not one after another"
 
