@@ -207,7 +207,7 @@ BUGS: dict[str, tuple[tuple[str, str], ...]] = {
     "bands-of-the-wrong-height": (("tl.minimum(num_m - band * group, group)", "group"),),
     "parts-of-c-side-by-side": (("m, n + p * PART_N, M", "m, n, M"),),
     "batch-ignored-in-b": (("batch_b = batch * b_batches", "batch_b = batch * 0"),),
-    "counter-is-left": (("    tl.store(counter_ptr, 0)\n", ""),),
+    "counter-is-left": (("    tl.store(counter_ptr, 0)\n", "    pass\n"),),
     "k-in-overlapping-parts": (("k_end = (part + 1) * k_tiles // parts", "k_end = (part + 1) * k_tiles // parts + 1"),),
 }
 
