@@ -30,6 +30,7 @@ from triton_gemm.kernels.launch import Launch, Scalar, TensorMap
 from triton_gemm.kernels.launch import Pointer as Address
 
 KERNELS = Path(triton_gemm.kernels.__file__ or "").parent
+WARP = 32
 SIMULATED = ("epilogue", "fma", "portable", "programmatic", "schedule", "splitk", "warp_specialised")
 
 
@@ -272,6 +273,9 @@ class Shared:
         assert 0 <= i < self.shape[0], "no such buffer"
         return Shared(self.values[i])
 
+    def slice(self, start: int, length: int) -> Shared:
+        return Shared(self.values[start : start + length])
+
     def reshape(self, shape: tuple[int, ...]) -> Shared:
         return Shared(self.values.view(shape))
 
@@ -317,6 +321,23 @@ def debug_barrier() -> None:
     for copy in here.arrived:
         copy()
     here.arrived, here.read = [], []
+
+
+def mbarrier_arrive(barrier: Barrier, increment_count: bool) -> None:
+    """Each thread of the warp arrives when its copies have; here at the last moment, and all at once."""
+    assert not increment_count
+    copies = here.groups.pop()
+    here.groups.append([])
+
+    def complete() -> int:
+        for copy in copies:
+            copy()
+        barrier.pending -= WARP
+        assert barrier.pending >= 0, "more arrivals than were agreed on"
+        return 0
+
+    barrier.loads.append(complete)
+    here.machine.changed()
 
 
 @dataclass
@@ -570,6 +591,9 @@ MODULES: dict[str, Any] = {
     "triton.language": TRITON,  # as `import a.b` means it
     "triton.experimental": SimpleNamespace(gluon=SimpleNamespace(jit=decorator)),
     "triton.experimental.gluon": SimpleNamespace(language=LANGUAGE),
+    "triton.experimental.gluon.language.nvidia.ampere": SimpleNamespace(
+        async_copy=SimpleNamespace(mbarrier_arrive=mbarrier_arrive)
+    ),
     "triton.experimental.gluon.language.nvidia.hopper": hopper(),
     "triton.experimental.gluon.language.nvidia.ampere.async_copy": SimpleNamespace(
         commit_group=commit_group, wait_group=wait_group

@@ -186,7 +186,7 @@ def test_all_configurations_that_leave_room_for_pieces_are_legal() -> None:
 
 BUGS: dict[str, tuple[tuple[str, str], ...]] = {
     "loads-into-full-slots": (("            mbarrier.wait(empty_bars.index(slot), phase)\n", ""),),
-    "multiplies-what-has-not-come": (("        mbarrier.wait(full_bars.index(slot), phase)\n", ""),),
+    "multiplies-what-has-not-come": (("    mbarrier.wait(full_bars.index(slot), phase)\n", ""),),
     "frees-a-slot-that-is-read": (("pred=kt > k_begin)", "pred=True)"),),
     "frees-the-slot-of-this-step": (("previous_slot(slot, num_stages)), pred=kt", "slot), pred=kt"),),
     "waits-for-one-product-less": (("acc = warpgroup_mma_wait(IN_FLIGHT, deps", "acc = warpgroup_mma_wait(2, deps"),),
@@ -217,9 +217,7 @@ BUGS_OF_PLANES: dict[str, tuple[tuple[str, str], ...]] = {
     "planes-of-a-for-b": (("gl.to_tensor(B_PLANES)", "gl.to_tensor(A_PLANES)"),),
     "a-piece-replaces-the-sum": (("return acc + more\n", "return more\n"),),
     "a-piece-is-left-out": (("            0, TERMS, slot", "            0, TERMS - 1, slot"),),
-    "frees-no-slot-after-a-piece": (
-        ("            mbarrier.arrive(empty_bars.index(previous_slot(slot, num_stages)))\n", ""),
-    ),
+    "frees-no-slot-after-a-piece": (("            mbarrier.arrive(empty_bars.index(used))\n", ""),),
 }
 
 
@@ -233,14 +231,16 @@ def test_planted_bugs_of_planes_are_caught(bug: str) -> None:
 
 
 BUGS_OF_BYTES: dict[str, tuple[tuple[str, str], ...]] = {
+    "scales-of-the-other-consumer": (("CONSUMER * ROWS, acc", "0, acc"),),
+    "does-not-wait-for-scales": (("                async_copy.mbarrier_arrive(full, increment_count=False)\n", ""),),
     "scales-of-the-first-k-tile": (("kt.to(gl.int64) * M + rows", "rows"),),
-    "scales-of-the-k-tile-before": (("scales = next_scales", "pass"),),
+    "scales-of-the-k-tile-before": (("scales_of(scales, used,", "scales_of(scales, previous_slot(used, num_stages),"),),
     "columns-of-one-block": (("gl.where(n % 128 == 0, left, right)", "left"),),
-    "the-rest-has-the-scales-of-the-main": (("of_columns = right", "of_columns = left"),),
+    "the-rest-has-the-scales-of-the-main": (("gl.convert_layout(right,", "gl.convert_layout(left,"),),
     "sums-go-through-fp32": (("sums.to(gl.float32, bitcast=True)", "sums.to(gl.float32)"),),
     "adds-what-is-under-way": (("warpgroup_mma_wait(1, deps=(more, more_rest))", "(more, more_rest)"),),
     "adds-the-rest-that-is-under-way": (("more_rest = warpgroup_mma_wait(0, deps=(more_rest,))", "pass"),),
-    "leaves-the-rest-out": (("rest = added(rest, more_rest, n, scales, True, SCALED)", "pass"),),
+    "leaves-the-rest-out": (("rest = added(rest, more_rest, n, factors, True, SCALED)", "pass"),),
 }
 
 

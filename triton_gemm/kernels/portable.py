@@ -344,7 +344,8 @@ CONFIGS: dict[str, tuple[GemmConfig, ...]] = {
             (64, 16, 16, 4, 5),
         ]
     ),
-    **dict.fromkeys(("int8", "fp8", "fp8 fast"), _8_BITS),
+    **dict.fromkeys(("int8", "fp8 fast"), _8_BITS),
+    "fp8": tuple(config for config in _8_BITS if config.accumulators() <= 64),  # beside as many sums of pieces
     **dict.fromkeys(SPLIT, _PLANES),
     "ieee": _configs(
         [

@@ -17,6 +17,7 @@ import torch
 from triton import constexpr_function
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -26,7 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda.gdc import gdc_launch_dependents, gdc_wait
 
-from ..compat import tma_load, tma_store
+from ..compat import async_load, tma_load, tma_store
 from ..config import GemmConfig
 from ..device import SHARED_MEMORY, DeviceInfo
 from ..problem import GemmProblem, Layout
@@ -35,18 +36,21 @@ from .launch import Launch, Pointer, Scalar, TensorMap
 from .schedule import Schedule, locate, work_of
 from .splitk import arrive, wait_for
 
+WARP = gl.constexpr(32)
+
 
 @gluon.jit
 def load_partition(
-    a_desc, b_desc, b_rest_desc, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, num_m, num_n, num_items,
-    k_tiles, group, split, parts, a_batches, b_batches, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-    REST_N: gl.constexpr, BLOCK_K: gl.constexpr, A_COLUMN_MAJOR: gl.constexpr, B_COLUMN_MAJOR: gl.constexpr,
-    TERMS: gl.constexpr, A_PLANES: gl.constexpr, B_PLANES: gl.constexpr, PDL: gl.constexpr,
+    a_desc, b_desc, b_rest_desc, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, a_scale_ptr,
+    b_scale_ptr, M, N, num_m, num_n, num_items, k_tiles, group, split, parts, a_batches, b_batches,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, REST_N: gl.constexpr, BLOCK_K: gl.constexpr,
+    A_COLUMN_MAJOR: gl.constexpr, B_COLUMN_MAJOR: gl.constexpr, TERMS: gl.constexpr, A_PLANES: gl.constexpr,
+    B_PLANES: gl.constexpr, SCALED: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """The producer: fills every slot of the ring that has been emptied, in the order in which they are consumed.
 
     Of operands that are sums of planes each k-tile comes once for each of the TERMS: A_PLANES and B_PLANES name its
-    planes, two bits a term, the first in the lowest.
+    planes, two bits a term, the first in the lowest. SCALED: with its scales.
     """
     if PDL:
         gdc_wait()
@@ -81,7 +85,23 @@ def load_partition(
                 rest = n + BLOCK_N - REST_N
                 b_rest_tile = b_rest_tiles.index(slot)
                 tma_load(b_rest_desc, [batch_b, rest, k] if B_COLUMN_MAJOR else [batch_b, k, rest], full, b_rest_tile)
+            if SCALED:
+                load_scales(scales, slot, a_scale_ptr, b_scale_ptr, step, k_tiles, m, n, M, N)
+                async_copy.mbarrier_arrive(full, increment_count=False)
             slot, phase = next_slot(slot, phase, num_stages)
+
+
+@gluon.jit
+def load_scales(scales, slot, a_scale_ptr, b_scale_ptr, kt, k_tiles, m, n, M, N):
+    """k-tile kt's scales into a slot: A's from row m on, and B's of the 128 columns that n is among and of the next
+    128. In memory A's lie [k-tiles, M], B's [N / 128 rounded up, k-tiles]."""
+    a_scales, b_scales = scales
+    layout: gl.constexpr = gl.BlockedLayout([1], [WARP], [1], [0])
+    rows = m + gl.arange(0, a_scales.shape[1], layout)
+    async_load(a_scales.index(slot), a_scale_ptr + kt.to(gl.int64) * M + rows, mask=rows < M)
+    blocks = n // 128 + gl.arange(0, WARP, layout)
+    wanted = (blocks < n // 128 + 2) & (blocks < (N + 127) // 128)
+    async_load(b_scales.index(slot), b_scale_ptr + blocks.to(gl.int64) * k_tiles + kt, mask=wanted)
 
 
 @gluon.jit
@@ -150,6 +170,21 @@ def left_operand(tile, COLUMN_MAJOR: gl.constexpr, acc_layout: gl.constexpr):
 
 
 @gluon.jit
+def start(
+    acc, rest, slot, phase, a_tiles, b_tiles, b_rest_tiles, full_bars, CONSUMER: gl.constexpr, CONSUMERS: gl.constexpr,
+    REST_N: gl.constexpr, A_COLUMN_MAJOR: gl.constexpr, B_COLUMN_MAJOR: gl.constexpr,
+):  # fmt: skip
+    """(acc, rest) with the products of the slot's tiles, under way once they have come."""
+    mbarrier.wait(full_bars.index(slot), phase)
+    layout: gl.constexpr = acc.type.layout
+    a = left_operand(a_tiles.index(slot * CONSUMERS + CONSUMER), A_COLUMN_MAJOR, layout)
+    acc = warpgroup_mma(a, matrix(b_tiles.index(slot), B_COLUMN_MAJOR), acc, is_async=True)
+    if REST_N:
+        rest = warpgroup_mma(a, matrix(b_rest_tiles.index(slot), B_COLUMN_MAJOR), rest, is_async=True)
+    return acc, rest
+
+
+@gluon.jit
 def multiply(
     k_begin, k_end, slot, phase, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, CONSUMER: gl.constexpr,
     CONSUMERS: gl.constexpr, ROWS: gl.constexpr, MAIN_N: gl.constexpr, REST_N: gl.constexpr,
@@ -160,14 +195,13 @@ def multiply(
     num_stages: gl.constexpr = b_tiles.shape[0]
     IN_FLIGHT: gl.constexpr = still_running(a_tiles.dtype, A_COLUMN_MAJOR)
     acc = accumulators(ROWS, MAIN_N, a_tiles.dtype)
-    acc_layout: gl.constexpr = acc.type.layout
     rest = accumulators(ROWS, REST_N, a_tiles.dtype) if REST_N else acc
     for kt in range(k_begin, k_end):
-        mbarrier.wait(full_bars.index(slot), phase)
-        a = left_operand(a_tiles.index(slot * CONSUMERS + CONSUMER), A_COLUMN_MAJOR, acc_layout)
-        acc = warpgroup_mma(a, matrix(b_tiles.index(slot), B_COLUMN_MAJOR), acc, is_async=True)
+        acc, rest = start(
+            acc, rest, slot, phase, a_tiles, b_tiles, b_rest_tiles, full_bars, CONSUMER, CONSUMERS, REST_N,
+            A_COLUMN_MAJOR, B_COLUMN_MAJOR,
+        )  # fmt: skip
         if REST_N:
-            rest = warpgroup_mma(a, matrix(b_rest_tiles.index(slot), B_COLUMN_MAJOR), rest, is_async=True)
             acc, rest = warpgroup_mma_wait(2 * IN_FLIGHT, deps=(acc, rest))
         else:
             acc = warpgroup_mma_wait(IN_FLIGHT, deps=(acc,))
@@ -182,10 +216,9 @@ def multiply(
 
 @gluon.jit
 def multiply_in_pieces(
-    k_begin, k_end, slot, phase, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, a_scale_ptr, b_scale_ptr, m, n,
-    M, N, k_tiles, CONSUMER: gl.constexpr, CONSUMERS: gl.constexpr, ROWS: gl.constexpr, MAIN_N: gl.constexpr,
-    REST_N: gl.constexpr, A_COLUMN_MAJOR: gl.constexpr, B_COLUMN_MAJOR: gl.constexpr, TERMS: gl.constexpr,
-    SCALED: gl.constexpr,
+    k_begin, k_end, slot, phase, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, n,
+    CONSUMER: gl.constexpr, CONSUMERS: gl.constexpr, ROWS: gl.constexpr, MAIN_N: gl.constexpr, REST_N: gl.constexpr,
+    A_COLUMN_MAJOR: gl.constexpr, B_COLUMN_MAJOR: gl.constexpr, TERMS: gl.constexpr, SCALED: gl.constexpr,
 ):  # fmt: skip
     """As `multiply`, but nothing is under way in the end, and a k-tile's sums are added up in fp32, where SCALED times
     a scale for each row of A and for each 128 columns of B.
@@ -197,44 +230,44 @@ def multiply_in_pieces(
     num_stages: gl.constexpr = b_tiles.shape[0]
     acc = accumulators(ROWS, MAIN_N, a_tiles.dtype)
     rest = accumulators(ROWS, REST_N, a_tiles.dtype) if REST_N else acc
-    scales = (k_begin, k_begin, k_begin)
-    if SCALED:
-        scales = scales_of(a_scale_ptr, b_scale_ptr, k_begin, k_tiles, m, n, M, N, REST_N > 0, acc)
-    for kt in range(k_begin, k_end):
-        more, more_rest, slot, phase = multiply(
-            0, TERMS, slot, phase, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, CONSUMER, CONSUMERS, ROWS,
-            MAIN_N, REST_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
-        )  # fmt: skip
-        next_scales = scales
+    for _ in range(k_begin, k_end):
+        if TERMS == 1:
+            more = accumulators(ROWS, MAIN_N, a_tiles.dtype)
+            more_rest = accumulators(ROWS, REST_N, a_tiles.dtype) if REST_N else more
+            more, more_rest = start(
+                more, more_rest, slot, phase, a_tiles, b_tiles, b_rest_tiles, full_bars, CONSUMER, CONSUMERS, REST_N,
+                A_COLUMN_MAJOR, B_COLUMN_MAJOR,
+            )  # fmt: skip
+            slot, phase = next_slot(slot, phase, num_stages)
+        else:
+            more, more_rest, slot, phase = multiply(
+                0, TERMS, slot, phase, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, CONSUMER, CONSUMERS,
+                ROWS, MAIN_N, REST_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
+            )  # fmt: skip
+        used = previous_slot(slot, num_stages)
+        factors = (n, n, n)
         if SCALED:
-            # They arrive under this k-tile's products.
-            ahead = gl.minimum(kt + 1, k_end - 1)
-            next_scales = scales_of(a_scale_ptr, b_scale_ptr, ahead, k_tiles, m, n, M, N, REST_N > 0, acc)
+            factors = scales_of(scales, used, CONSUMER * ROWS, acc)
         if REST_N:
             more, more_rest = warpgroup_mma_wait(1, deps=(more, more_rest))
-            acc = added(acc, more, n, scales, False, SCALED)
+            acc = added(acc, more, n, factors, False, SCALED)
             more_rest = warpgroup_mma_wait(0, deps=(more_rest,))
-            mbarrier.arrive(empty_bars.index(previous_slot(slot, num_stages)))
-            rest = added(rest, more_rest, n, scales, True, SCALED)
+            mbarrier.arrive(empty_bars.index(used))
+            rest = added(rest, more_rest, n, factors, True, SCALED)
         else:
             more = warpgroup_mma_wait(0, deps=(more,))
-            mbarrier.arrive(empty_bars.index(previous_slot(slot, num_stages)))
-            acc = added(acc, more, n, scales, False, SCALED)
-        scales = next_scales
+            mbarrier.arrive(empty_bars.index(used))
+            acc = added(acc, more, n, factors, False, SCALED)
     return acc, rest, slot, phase
 
 
 @gluon.jit
-def scales_of(a_scale_ptr, b_scale_ptr, kt, k_tiles, m, n, M, N, TWO: gl.constexpr, acc):
-    """k-tile kt's scales: A's from row m on [rows], and B's of the 128 columns that n is among and, if TWO, of the next
-    128. In memory A's lie [k-tiles, M], B's [N / 128 rounded up, k-tiles]."""
-    rows = m + gl.arange(0, acc.shape[0], gl.SliceLayout(1, acc.type.layout))
-    of_rows = gl.load(a_scale_ptr + kt.to(gl.int64) * M + rows, mask=rows < M, other=0.0)
-    block = n // 128
-    left = gl.load(b_scale_ptr + block.to(gl.int64) * k_tiles + kt)
-    right = left
-    if TWO:
-        right = gl.load(b_scale_ptr + gl.minimum(block + 1, (N - 1) // 128).to(gl.int64) * k_tiles + kt)
+def scales_of(scales, slot, row, acc):
+    """A slot's scales: A's [rows] of acc's rows, the first of which is `row`, and B's two [1]."""
+    a_scales, b_scales = scales
+    of_rows = a_scales.index(slot).slice(row, acc.shape[0]).load(gl.SliceLayout(1, acc.type.layout))
+    left = b_scales.index(slot).slice(0, 1).load(gl.SliceLayout(0, acc.type.layout))
+    right = b_scales.index(slot).slice(1, 1).load(gl.SliceLayout(0, acc.type.layout))
     return of_rows, left, right
 
 
@@ -249,7 +282,7 @@ def added(acc, more, n, scales, REST: gl.constexpr, SCALED: gl.constexpr):
         layout: gl.constexpr = acc.type.layout
         of_rows = gl.convert_layout(of_rows, gl.SliceLayout(1, layout))
         if REST:
-            of_columns = right
+            of_columns = gl.convert_layout(right, gl.SliceLayout(0, layout))[None, :]
         else:
             # Only two halves are told apart, so that a thread needs two registers for all its columns.
             columns = gl.arange(0, acc.shape[1], gl.SliceLayout(0, layout))
@@ -259,7 +292,7 @@ def added(acc, more, n, scales, REST: gl.constexpr, SCALED: gl.constexpr):
 
 @gluon.jit
 def consume_partition(
-    c_desc, c_parts, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, c_ptr, bias_ptr, workspace_ptr,
+    c_desc, c_parts, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, c_ptr, bias_ptr, workspace_ptr,
     counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m, num_n,
     num_items, k_tiles, group, split, parts, CONSUMER: gl.constexpr, CONSUMERS: gl.constexpr, BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr, REST_N: gl.constexpr, PART_N: gl.constexpr, A_COLUMN_MAJOR: gl.constexpr, B_COLUMN_MAJOR:
@@ -299,9 +332,8 @@ def consume_partition(
                 mbarrier.arrive(empty_bars.index(previous_slot(slot, b_tiles.shape[0])), pred=k_end > k_begin)
         else:
             acc, rest, slot, phase = multiply_in_pieces(
-                k_begin, k_end, slot, phase, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, a_scale_ptr,
-                b_scale_ptr, m, n, M, N, k_tiles, CONSUMER, CONSUMERS, ROWS, MAIN_N, REST_N, A_COLUMN_MAJOR,
-                B_COLUMN_MAJOR, TERMS, SCALES == "blocks",
+                k_begin, k_end, slot, phase, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, n, CONSUMER,
+                CONSUMERS, ROWS, MAIN_N, REST_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, TERMS, SCALES == "blocks",
             )  # fmt: skip
 
         # Epilogue
@@ -547,8 +579,14 @@ def warp_specialised_kernel(
         )
     full_bars = gl.allocate_shared_memory(gl.int64, [num_stages, 1], mbarrier.MBarrierLayout())
     empty_bars = gl.allocate_shared_memory(gl.int64, [num_stages, 1], mbarrier.MBarrierLayout())
+    BLOCKS: gl.constexpr = SCALES == "blocks"
+    scales = (a_tiles, b_tiles)  # partitions take no None: what is not used is something else
+    if BLOCKS:
+        scales_layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+        a_scales = gl.allocate_shared_memory(gl.float32, [num_stages, BLOCK_M], scales_layout)
+        scales = (a_scales, gl.allocate_shared_memory(gl.float32, [num_stages, WARP], scales_layout))
     for slot in gl.static_range(num_stages):
-        mbarrier.init(full_bars.index(slot), count=1)
+        mbarrier.init(full_bars.index(slot), count=1 + WARP if BLOCKS else 1)  # scales arrive by each thread's copies
         mbarrier.init(empty_bars.index(slot), count=CONSUMERS)
     fence_async_shared()
     c_parts_0 = parts_of_c(c_desc, a_tiles, C_TMA, C_BUFFERS)
@@ -562,16 +600,17 @@ def warp_specialised_kernel(
         gl.warp_specialize(
             [
                 (consume_partition, (
-                    c_desc, c_parts_0, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, c_ptr, bias_ptr,
+                    c_desc, c_parts_0, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, c_ptr, bias_ptr,
                     workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha,
                     beta, num_m, num_n, num_items, k_tiles, group, split, parts, 0, CONSUMERS, BLOCK_M, BLOCK_N, REST_N,
                     PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SCALES,
                     SPLIT, TERMS, IN_PIECES, PDL,
                 )),
                 (load_partition, (
-                    a_desc, b_desc, b_rest_desc, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, num_m, num_n,
-                    num_items, k_tiles, group, split, parts, a_batches, b_batches, BLOCK_M, BLOCK_N, REST_N, BLOCK_K,
-                    A_COLUMN_MAJOR, B_COLUMN_MAJOR, TERMS, A_PLANES, B_PLANES, PDL,
+                    a_desc, b_desc, b_rest_desc, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars,
+                    a_scale_ptr, b_scale_ptr, M, N, num_m, num_n, num_items, k_tiles, group, split, parts, a_batches,
+                    b_batches, BLOCK_M, BLOCK_N, REST_N, BLOCK_K, A_COLUMN_MAJOR, B_COLUMN_MAJOR, TERMS, A_PLANES,
+                    B_PLANES, BLOCKS, PDL,
                 )),
             ],
             [1],
@@ -581,23 +620,24 @@ def warp_specialised_kernel(
         gl.warp_specialize(
             [
                 (consume_partition, (
-                    c_desc, c_parts_0, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, c_ptr, bias_ptr,
+                    c_desc, c_parts_0, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, c_ptr, bias_ptr,
                     workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha,
                     beta, num_m, num_n, num_items, k_tiles, group, split, parts, 0, CONSUMERS, BLOCK_M, BLOCK_N, REST_N,
                     PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SCALES,
                     SPLIT, TERMS, IN_PIECES, PDL,
                 )),
                 (consume_partition, (
-                    c_desc, c_parts_1, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, c_ptr, bias_ptr,
+                    c_desc, c_parts_1, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, c_ptr, bias_ptr,
                     workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha,
                     beta, num_m, num_n, num_items, k_tiles, group, split, parts, 1, CONSUMERS, BLOCK_M, BLOCK_N, REST_N,
                     PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SCALES,
                     SPLIT, TERMS, IN_PIECES, PDL,
                 )),
                 (load_partition, (
-                    a_desc, b_desc, b_rest_desc, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, num_m, num_n,
-                    num_items, k_tiles, group, split, parts, a_batches, b_batches, BLOCK_M, BLOCK_N, REST_N, BLOCK_K,
-                    A_COLUMN_MAJOR, B_COLUMN_MAJOR, TERMS, A_PLANES, B_PLANES, PDL,
+                    a_desc, b_desc, b_rest_desc, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars,
+                    a_scale_ptr, b_scale_ptr, M, N, num_m, num_n, num_items, k_tiles, group, split, parts, a_batches,
+                    b_batches, BLOCK_M, BLOCK_N, REST_N, BLOCK_K, A_COLUMN_MAJOR, B_COLUMN_MAJOR, TERMS, A_PLANES,
+                    B_PLANES, BLOCKS, PDL,
                 )),
             ],
             [4, 1],
@@ -607,30 +647,31 @@ def warp_specialised_kernel(
         gl.warp_specialize(
             [
                 (consume_partition, (
-                    c_desc, c_parts_0, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, c_ptr, bias_ptr,
+                    c_desc, c_parts_0, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, c_ptr, bias_ptr,
                     workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha,
                     beta, num_m, num_n, num_items, k_tiles, group, split, parts, 0, CONSUMERS, BLOCK_M, BLOCK_N, REST_N,
                     PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SCALES,
                     SPLIT, TERMS, IN_PIECES, PDL,
                 )),
                 (consume_partition, (
-                    c_desc, c_parts_1, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, c_ptr, bias_ptr,
+                    c_desc, c_parts_1, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, c_ptr, bias_ptr,
                     workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha,
                     beta, num_m, num_n, num_items, k_tiles, group, split, parts, 1, CONSUMERS, BLOCK_M, BLOCK_N, REST_N,
                     PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SCALES,
                     SPLIT, TERMS, IN_PIECES, PDL,
                 )),
                 (consume_partition, (
-                    c_desc, c_parts_2, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, c_ptr, bias_ptr,
+                    c_desc, c_parts_2, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, c_ptr, bias_ptr,
                     workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha,
                     beta, num_m, num_n, num_items, k_tiles, group, split, parts, 2, CONSUMERS, BLOCK_M, BLOCK_N, REST_N,
                     PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SCALES,
                     SPLIT, TERMS, IN_PIECES, PDL,
                 )),
                 (load_partition, (
-                    a_desc, b_desc, b_rest_desc, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, num_m, num_n,
-                    num_items, k_tiles, group, split, parts, a_batches, b_batches, BLOCK_M, BLOCK_N, REST_N, BLOCK_K,
-                    A_COLUMN_MAJOR, B_COLUMN_MAJOR, TERMS, A_PLANES, B_PLANES, PDL,
+                    a_desc, b_desc, b_rest_desc, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars,
+                    a_scale_ptr, b_scale_ptr, M, N, num_m, num_n, num_items, k_tiles, group, split, parts, a_batches,
+                    b_batches, BLOCK_M, BLOCK_N, REST_N, BLOCK_K, A_COLUMN_MAJOR, B_COLUMN_MAJOR, TERMS, A_PLANES,
+                    B_PLANES, BLOCKS, PDL,
                 )),
             ],
             [4, 4, 1],
@@ -670,6 +711,7 @@ CONFIGS = _configs(
     (192, 96, 64, 12, 5),
     (128, 96, 64, 8, 6),
     (128, 128, 64, 8, 6),
+    (128, 128, 64, 8, 5),  # where scales come along
     (128, 128, 128, 8, 3),
     (64, 256, 64, 4, 4),
     (128, 64, 128, 8, 4),
@@ -721,7 +763,7 @@ def shared_memory(problem: GemmProblem, config: GemmConfig) -> int:
 def _shared_memory(problem: GemmProblem, config: GemmConfig, buffers: int) -> int:
     m, n, k = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K
     assert m is not None and n is not None and k is not None
-    ring = config.num_stages * (m + n) * k * problem.dtype.itemsize
+    ring = config.num_stages * ((m + n) * k * problem.dtype.itemsize + (problem.scales == "blocks") * 4 * (m + 32))
     # A part of C before TMA stores it, or of the sums while they change threads.
     part = m * part_columns(problem, config)
     parts = buffers * part * problem.out_dtype.itemsize if c_by_tma(problem) else part * 4
@@ -823,7 +865,7 @@ def launches(problem: GemmProblem, config: GemmConfig, schedule: Schedule) -> tu
         "a_desc": a,
         "b_desc": b,
         "b_rest_desc": b_rest,
-        "c_desc": c if by_tma else b,  # partitions take no None: what is not used is something else
+        "c_desc": c if by_tma else b,  # what is not used is something else, as for partitions
         "c_ptr": Pointer("c"),
         "bias_ptr": Pointer("bias" if problem.bias else "c"),
         "workspace_ptr": Pointer("workspace" if split else "c"),
