@@ -31,7 +31,7 @@ from triton_gemm.kernels.launch import Pointer as Address
 
 KERNELS = Path(triton_gemm.kernels.__file__ or "").parent
 WARP = 32
-SIMULATED = ("epilogue", "fma", "portable", "programmatic", "schedule", "splitk", "warp_specialised")
+SIMULATED = ("epilogue", "fma", "groups", "portable", "programmatic", "schedule", "splitk", "warp_specialised")
 
 
 class DeadlockError(Exception):

@@ -16,10 +16,11 @@ TREES = ("triton_gemm", "reference_cuda", "perf", "tests")
 TYPES = {"problem", "device", "config"}
 TRITON = {"torch", "triton", "compat"}
 TABLE: dict[str, set[str]] = {
-    "triton_gemm": TYPES | {"api", "nn", "routing", "scaled", "ops", "plan", "select", "tuning"},
+    "triton_gemm": TYPES | {"api", "nn", "grouped", "routing", "scaled", "ops", "plan", "select", "tuning"},
     "routing": {"torch", "compat", "device", "ops"},
     "nn": {"torch", "api", "checks"},
     "api": TYPES | {"torch", "precision", "checks", "plan", "select", "ops"},
+    "grouped": {"torch", "api", "checks", "ops", "plan"},
     "scaled": {"torch", "precision", "checks", "plan"},
     "checks": {"torch", "compat", "precision", "problem"},
     "ops": {"torch", "problem", "config", "plan"},

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tests.cases import CIRCUMSTANCES, Case, Operands, blocks, circumstance, ids, of_bytes, splits, wholes
 from tests.gluon_on_cpu import DeadlockError, run, simulated, to_tf32
+from tests.groups import assert_right
 from triton_gemm import cost_model
 from triton_gemm.config import GemmConfig
 from triton_gemm.device import device_of_capability
@@ -157,6 +158,29 @@ def test_planes(kernel: SimpleNamespace, turn: int, precision: str) -> None:
     if warp_specialised.splits(config):
         check(case, config, Schedule(20, split=4, parts=5), kernel)
     check(replace(case, batch=2), config, Schedule(5), kernel)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=ids)
+def test_groups(kernel: SimpleNamespace, config: GemmConfig) -> None:
+    """Groups of rows that are empty, end inside of tiles, and end before the matrix does, listed by the CPU."""
+    m, n, k = blocks(config)
+    ends = [0, m + 5, m + 5, 2 * m + 9]
+    a, b = torch.randn(3 * m, 3 * k).bfloat16(), torch.randn(len(ends), n + 16, 3 * k).bfloat16().mT
+    c = torch.full((3 * m, n + 16), torch.nan, dtype=torch.bfloat16)
+    problem = GemmProblem.of(a, b, c, groups="m")
+    if warp_specialised.illegal(problem, HOPPER, config) is not None:
+        return
+    _, launch = kernel.launches(problem, config, Schedule(3))
+    groups = [*zip([0, *ends], [*ends, len(a)], strict=True)]
+    tiles = [
+        (group, row, column, end)
+        for group, (begin, end) in enumerate(groups)
+        for row in range(begin, end, m)
+        for column in range(2)
+    ]
+    table = torch.tensor([(len(tiles), len(ends), 0, 0), *tiles], dtype=torch.int32)
+    run(launch, {"a": a, "b": b, "c": c, "tiles": table}, {"alpha": 1.0, "beta": 0.0})
+    assert_right(a, b, torch.tensor(ends), c)
 
 
 BYTES = warp_specialised.configs(torch.int8)

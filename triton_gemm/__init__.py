@@ -2,6 +2,7 @@
 
 from . import nn as nn
 from .api import addmm, baddbmm, bmm, explain, linear, matmul, mm, mv
+from .grouped import grouped_matmul
 from .routing import disable, enable, report_routing, use
 from .scaled import scaled_matmul
 
@@ -14,6 +15,7 @@ __all__ = [
     "disable",
     "enable",
     "explain",
+    "grouped_matmul",
     "linear",
     "matmul",
     "mm",

@@ -78,6 +78,24 @@ def bmm(a: torch.Tensor, b: torch.Tensor) -> None:
         raise RuntimeError(_first_two([a.shape[0], a.shape[2]], list(b.shape[:2])))
 
 
+def grouped(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None) -> None:
+    for name, x in (("mat_a", a), ("mat_b", b)):
+        if x.dim() not in (2, 3):
+            raise RuntimeError(f"{name} has to be 2 or 3d, not {x.dim()}d")
+    if a.shape[-1] != b.shape[-2]:
+        raise RuntimeError(f"contraction dimension of mat_a and mat_b must match, not {by(a.shape)} and {by(b.shape)}")
+    if offs is None or a.dim() == b.dim() == 3:
+        raise RuntimeError("Have to provide offsets if there is a 2d matrix, or no offset if both matrices are 3d")
+    tensors("grouped_matmul", mat_a=a, mat_b=b, offs=offs)
+    if offs.dim() != 1 or offs.device != a.device:
+        raise RuntimeError(f"Offsets have to be 1d on {a.device}, not {offs.dim()}d on {offs.device}")
+    if offs.dtype != torch.int32:
+        raise RuntimeError(f"Offsets have to be int32, not {offs.dtype}")
+    batched = next((x for x in (a, b) if x.dim() == 3), None)
+    if batched is not None and batched.shape[0] != offs.shape[0]:
+        raise RuntimeError(f"matrix batch sizes have to match, not {batched.shape[0]} matrices and {len(offs)} offsets")
+
+
 def mv(a: torch.Tensor, b: torch.Tensor) -> None:
     if a.dim() != 2 or b.dim() != 1:
         raise RuntimeError(f"vector + matrix @ vector expected, got 1, {a.dim()}, {b.dim()}")

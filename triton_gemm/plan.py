@@ -46,6 +46,13 @@ class Scales(NamedTuple):
     b: torch.Tensor
 
 
+class Groups(NamedTuple):
+    """Where groups end: GemmProblem's word for the dimension that they cut, and int32 [groups], ascending."""
+
+    kind: str
+    ends: torch.Tensor
+
+
 class Step:
     """One launch of a plan on one device: compiled at its first call, then launched by addresses."""
 
@@ -102,8 +109,8 @@ class GemmPlan:
         self.shares = any(step.launch.counters for step in self.steps)
         self.bound: dict[tuple[Any, ...], Bound] = {}
         self.out_dtype = problem.out_dtype
-        self.scaled = problem.scales is not None
-        self.needs_more = bool(problem.bias or self.scaled or self.shares or self.temporaries)
+        self.beside = _beside(problem)
+        self.needs_more = bool(problem.bias or self.beside or self.shares or self.temporaries)
         self.extents = tuple(
             _extent(problem.batch, *shape, layout) * dtype.itemsize
             for shape, layout, dtype in (
@@ -128,17 +135,17 @@ class GemmPlan:
         bias: torch.Tensor | None = None,
         alpha: float = 1.0,
         beta: float = 0.0,
-        scales: tuple[torch.Tensor, ...] = (),
+        beside: tuple[torch.Tensor, ...] = (),
     ) -> None:
-        """Launches on the current stream of the operands' device."""
+        """Launches on the current stream of the operands' device. beside: scales, or where groups end."""
         if self.index != _current_device():
             with torch.cuda.device(self.index):
-                return self.run(a, b, c, bias, alpha, beta, scales)
+                return self.run(a, b, c, bias, alpha, beta, beside)
         stream = _current_stream(self.index)
         key: tuple[Any, ...] = (a.data_ptr(), b.data_ptr(), c.data_ptr(), alpha, beta)
         extra: tuple[torch.Tensor, ...] = ()
         if self.needs_more:
-            extra = self._extra(bias, scales, stream)
+            extra = self._extra(bias, beside, stream)
             key += tuple(x.data_ptr() for x in extra)
         bound = self.bound.get(key)
         if bound is None:
@@ -147,10 +154,10 @@ class GemmPlan:
             call(stream, arguments)
 
     def _extra(
-        self, bias: torch.Tensor | None, scales: tuple[torch.Tensor, ...], stream: int
+        self, bias: torch.Tensor | None, beside: tuple[torch.Tensor, ...], stream: int
     ) -> tuple[torch.Tensor, ...]:
         """What a call needs beside its operands, in the order of `_names`."""
-        extra = [*([] if bias is None else [bias]), *scales]
+        extra = [*([] if bias is None else [bias]), *beside]
         if self.shares:
             extra += workspace(self.index, stream, self.workspace)
         extra += [torch.empty(t.shape, dtype=t.dtype, device=self.device) for t in self.temporaries]
@@ -159,7 +166,7 @@ class GemmPlan:
     def _names(self, has_bias: bool) -> list[str]:
         return [
             *(["bias"] if has_bias else []),
-            *(["a_scale", "b_scale"] if self.scaled else []),
+            *self.beside,
             *(["workspace", "counters"] if self.shares else []),
             *(t.name for t in self.temporaries),
         ]
@@ -185,7 +192,7 @@ class InterpretedPlan:
     """A plan that Triton's interpreter runs, launch by launch."""
 
     def __init__(self, problem: GemmProblem, selection: Selection) -> None:
-        self.selection, self.launches = selection, launches(problem, selection)
+        self.selection, self.launches, self.beside = selection, launches(problem, selection), _beside(problem)
 
     def run(
         self,
@@ -195,10 +202,10 @@ class InterpretedPlan:
         bias: torch.Tensor | None = None,
         alpha: float = 1.0,
         beta: float = 0.0,
-        scales: tuple[torch.Tensor, ...] = (),
+        beside: tuple[torch.Tensor, ...] = (),
     ) -> None:
         operands = {"a": a, "b": b, "c": c} | ({} if bias is None else {"bias": bias})
-        operands |= zip(("a_scale", "b_scale"), scales, strict=False)
+        operands |= zip(self.beside, beside, strict=True)
         for launch in self.launches:
             operands |= {t.name: torch.empty(t.shape, dtype=t.dtype) for t in launch.temporaries}
             operands["workspace"] = torch.empty(launch.workspace // 4, dtype=torch.float32)
@@ -222,10 +229,12 @@ def plan(
     activation: str | None = None,
     precision: str | None = None,
     scales: str | None = None,
+    groups: str | None = None,
 ) -> Selection:
-    """What `multiply` of the same operands would run, with scales of that kind; c may be on the `meta` device."""
+    """What `multiply` of the same operands would run, with scales or groups of that kind; c may be on the `meta`
+    device."""
     axis = None if bias is None else bias_axis
-    how = {"activation": activation, "precision": precision, "scales": scales}
+    how = {"activation": activation, "precision": precision, "scales": scales, "groups": groups}
     problem = GemmProblem.of(a, b, c, has_beta=beta != 0, bias=axis, **how)
     return selection_for(problem, INTERPRETER if INTERPRETED else device_info(a.device))
 
@@ -242,6 +251,7 @@ def multiply(
     activation: str | None = None,
     precision: str | None = None,
     scales: Scales | None = None,
+    groups: Groups | None = None,
 ) -> None:
     """c = activation(alpha a @ b + beta c + bias) on the operands' device and its current stream, without waiting.
 
@@ -249,9 +259,9 @@ def multiply(
     ("n") of c; precision: of fp32, by default what torch is set to. Operands are taken for checked. As in BLAS alpha
     = 0 reads neither a nor b, beta = 0 does not read c.
     """
-    kind, *tensors = scales or (None,)
-    plan_for(a, b, c, alpha == 0, beta != 0, bias, bias_axis, activation, precision, kind).run(
-        a, b, c, bias, alpha, beta, tuple(tensors)
+    kinds = scales.kind if scales else None, groups.kind if groups else None
+    plan_for(a, b, c, alpha == 0, beta != 0, bias, bias_axis, activation, precision, *kinds).run(
+        a, b, c, bias, alpha, beta, (*(scales or ())[1:], *(groups or ())[1:])
     )
 
 
@@ -266,6 +276,7 @@ def key_of(
     activation: str | None = None,
     precision: str | None = None,
     scales: str | None = None,
+    groups: str | None = None,
 ) -> tuple[Any, ...]:
     """What operands have in common that share a plan."""
     epilogue = None
@@ -276,7 +287,7 @@ def key_of(
         *(a.shape, b.shape, c.shape, a.stride(), b.stride(), c.stride(), a.dtype, c.dtype, a.get_device(), epilogue),
         *(not a.data_ptr() & 15, not b.data_ptr() & 15, not c.data_ptr() & 15),
         (precision or fp32_precision()) if a.dtype is torch.float32 else precision,
-        scales,
+        *(scales, groups),
     )
 
 
@@ -291,13 +302,14 @@ def plan_for(
     activation: str | None = None,
     precision: str | None = None,
     scales: str | None = None,
+    groups: str | None = None,
 ) -> Plan:
     """The cached plan for such operands."""
-    key = key_of(a, b, c, no_product, has_beta, bias, bias_axis, activation, precision, scales)
+    key = key_of(a, b, c, no_product, has_beta, bias, bias_axis, activation, precision, scales, groups)
     found = PLANS.get(key)
     if found is None:
         axis = None if bias is None else bias_axis
-        how = {"activation": activation, "precision": precision, "scales": scales}
+        how = {"activation": activation, "precision": precision, "scales": scales, "groups": groups}
         problem = GemmProblem.of(a, b, c, has_beta=has_beta, bias=axis, **how)
         if no_product:
             problem = replace(problem, K=0)
@@ -319,6 +331,11 @@ def keep(cache: dict[Any, Any], key: object, value: object, limit: int) -> None:
 def _new_plan(problem: GemmProblem, device: torch.device) -> Plan:
     selection = selection_for(problem, INTERPRETER if INTERPRETED else device_info(device))
     return InterpretedPlan(problem, selection) if INTERPRETED else GemmPlan(problem, selection, device)
+
+
+def _beside(problem: GemmProblem) -> tuple[str, ...]:
+    """What kernels read beside operands and bias."""
+    return ("a_scale", "b_scale") * (problem.scales is not None) + ("ends",) * (problem.groups is not None)
 
 
 def _extent(batch: int, rows: int, columns: int, layout: Layout) -> int:

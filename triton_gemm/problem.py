@@ -78,6 +78,10 @@ class GemmProblem:
     row) or "n" (one a column); activation: None or one of ACTIVATIONS; scales: None, or what multiplies A and B:
     "tensor" (one for A and one for B), "rows" (one for each row of A and column of B) or "blocks" (one for 1 x 128 of A
     and 128 x 128 of B).
+
+    groups: None, or the dimension that is cut into `batch` groups whose ends are in the GPU's memory: "m", where a is
+    [M, K] and c [M, N] and each group of rows has a matrix of b for its own, or "k", where a is [M, K] and b [K, N] and
+    each group of products a matrix of c.
     """
 
     batch: int
@@ -94,6 +98,7 @@ class GemmProblem:
     bias: str | None = None
     activation: str | None = None
     scales: str | None = None
+    groups: str | None = None
 
     def __post_init__(self) -> None:
         if self.K == 0 and self.precision in SPLIT:  # an empty sum is the same in every precision
@@ -111,14 +116,16 @@ class GemmProblem:
         activation: str | None = None,
         precision: str | None = None,
         scales: str | None = None,
+        groups: str | None = None,
     ) -> GemmProblem:
         """The problem of multiplying a [(batch,) M, K] and b [(batch,) K, N] into c [(batch,) M, N], by default in the
         operands' `precision.default_precision`."""
-        batch = c.shape[0] if c.dim() == 3 else 1
+        batch = next((x.shape[0] for x in ((b, c) if groups else (c,)) if x.dim() == 3), 1)
         M, K = a.shape[-2:]
         precision = precision or default_precision(a.dtype)
         layouts = (Layout.of(a), Layout.of(b), Layout.of(c))
-        return cls(batch, M, b.shape[-1], K, a.dtype, c.dtype, precision, *layouts, has_beta, bias, activation, scales)
+        how = (has_beta, bias, activation, scales, groups)
+        return cls(batch, M, b.shape[-1], K, a.dtype, c.dtype, precision, *layouts, *how)
 
     @property
     def planes(self) -> Planes:
@@ -129,6 +136,7 @@ class GemmProblem:
     def swapped(self) -> GemmProblem:
         """The same product as c^T = b^T a^T."""
         assert self.scales != "blocks", "A's blocks of scales are not B's"
+        assert self.groups != "m", "groups of rows are not groups of columns"
         bias = {None: None, "m": "n", "n": "m"}[self.bias]
         return replace(
             self,

@@ -54,6 +54,8 @@ def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
     """The kernel and configuration for `problem` on `device`; RuntimeError where none runs."""
     if device.capability < (8, 0):
         raise RuntimeError(f"matmul needs compute capability 8.0 or newer, {device.name} has less")
+    if problem.groups:
+        return _grouped(problem, device)
     precision = problem.precision
     hopper = device.capability == (9, 0) and device is not INTERPRETER
     if hopper and precision not in ("half", "ieee", "fp64"):
@@ -75,6 +77,30 @@ def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
     if precision == "ieee" and problem.K > 0 and device is not INTERPRETER:
         return _ieee(problem, device)
     return _portable(problem, device)
+
+
+def _grouped(problem: GemmProblem, device: DeviceInfo) -> Selection:
+    """What a batch of products runs on that are as large as groups are on average, but whole tiles, and nothing
+    turned or copied."""
+    assert problem.groups is not None
+    size = problem.groups.upper()
+    average = replace(problem, groups=None, **{size: max(1, -(-getattr(problem, size) // problem.batch))})
+    how = f"{problem.batch} groups along {problem.groups}"
+    if device.capability == (9, 0) and device is not INTERPRETER and problem.precision == "half":
+        configs = [c for c in warp_specialised.CONFIGS if warp_specialised.illegal(problem, device, c) is None]
+        whole = [(c, s) for c in configs for s in cost_model.schedules(average, c, device) if s.split == 0]
+        if whole:
+            config, schedule = min(whole, key=lambda found: cost_model.microseconds(average, *found))
+            schedule = replace(schedule, programs=device.num_sms)
+            return Selection("warp_specialised", config, how, schedule, precision=problem.precision)
+    legal = [
+        (_portable_work(average, device, config, 1), config)
+        for config in portable.CONFIGS[problem.precision]
+        if portable.illegal(problem, device, config) is None
+    ]
+    if not legal:
+        raise RuntimeError(f"no kernel multiplies groups of {problem.dtype} on {device.name}")
+    return Selection("portable", min(legal, key=lambda found: found[0])[1], how, precision=problem.precision)
 
 
 def _ieee(problem: GemmProblem, device: DeviceInfo) -> Selection:

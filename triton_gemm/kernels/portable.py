@@ -24,7 +24,9 @@ from ..ladder.k04_grouped import grouped_pid
 from ..ladder.k07_tf32 import round_tf32
 from ..precision import FP8_DTYPES, SPLIT
 from ..problem import GemmProblem, Layout
+from . import groups
 from .epilogue import epilogue, scaled
+from .groups import listed, range_of
 from .launch import Launch, Pointer, Scalar
 from .planes import split
 from .programmatic import follow
@@ -36,7 +38,7 @@ SCALED = tl.constexpr(128)  # elements along K, and of B's columns along N, that
 
 @triton.jit(
     do_not_specialize=[
-        *("bias_ptr", "a_scale_ptr", "b_scale_ptr", "counters_ptr", "M", "N", "K"),
+        *("bias_ptr", "a_scale_ptr", "b_scale_ptr", "counters_ptr", "ends_ptr", "tiles_ptr", "M", "N", "K"),
         *("stride_az", "stride_am", "stride_ak", "stride_bz", "stride_bk", "stride_bn"),
         *("stride_cz", "stride_cm", "stride_cn", "stride_bias"),
     ]
@@ -50,6 +52,8 @@ def portable_kernel(
     b_scale_ptr,
     workspace_ptr,
     counters_ptr,
+    ends_ptr,
+    tiles_ptr,
     M: tl.int32,
     N: tl.int32,
     K: tl.int32,
@@ -78,6 +82,7 @@ def portable_kernel(
     TERMS: tl.constexpr,
     IN_PIECES: tl.constexpr,
     SCALES: tl.constexpr,
+    GROUPS: tl.constexpr,
     HAS_BETA: tl.constexpr,
     BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr,
@@ -90,7 +95,8 @@ def portable_kernel(
     """c = activation(alpha a @ b + beta c + bias), a [batch, M, K], b [batch, K, N], c [batch, M, N].
 
     X_UNIT: the dimension of X with stride 1, 0 or 1, or None; X_VECTOR: elements that may be moved at once along it;
-    PLANES and TERMS: `Planes.count` and `terms` of the precision; IN_PIECES: whether k-tiles are summed apart.
+    PLANES and TERMS: `Planes.count` and `terms` of the precision; IN_PIECES: whether k-tiles are summed apart; GROUPS:
+    the dimension that groups cut, if one does.
     """
     follow(PDL)
 
@@ -98,16 +104,26 @@ def portable_kernel(
     num_m = tl.cdiv(M, BLOCK_M)
     num_n = tl.cdiv(N, BLOCK_N)
     tile = tl.program_id(0)
-    batch = (tile // (num_m * num_n)).to(tl.int64)
-    pid_m, pid_n = grouped_pid(tile % (num_m * num_n), num_m, num_n, GROUP_M)
+    begin_k, end_k, end_m = 0, K, M
+    if GROUPS == "m":
+        if tile >= tl.load(tiles_ptr):
+            return
+        batch, m, end_m, pid_n, end_k = listed(tiles_ptr, tile, K)
+    else:
+        batch = tile // (num_m * num_n)
+        pid_m, pid_n = grouped_pid(tile % (num_m * num_n), num_m, num_n, GROUP_M)
+        m = pid_m.to(tl.int64) * BLOCK_M
+        if GROUPS == "k":
+            begin_k, end_k = range_of(ends_ptr, batch, K)
+    batch = batch.to(tl.int64)
     pid_k = tl.program_id(1)
-    k_tiles = tl.cdiv(K, BLOCK_K)
+    k_tiles = tl.cdiv(end_k - begin_k, BLOCK_K)
     share = tl.cdiv(k_tiles, SPLIT_K)
     first = pid_k * share
 
     # Prologue. The unit stride's dimension is masked, by whole vectors. Rows of vectors past the edge are clamped to
     # the last one instead, which costs nothing in the loop; what they compute is not stored.
-    offs_m = pid_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_m = m + tl.arange(0, BLOCK_M).to(tl.int64)
     offs_n = pid_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     offs_k = tl.arange(0, BLOCK_K)
     everywhere_m = tl.full((BLOCK_M,), True, tl.int1)
@@ -117,7 +133,7 @@ def portable_kernel(
     b_n = offs_n if B_UNIT == 1 else tl.minimum(offs_n, N - 1)
     a_mask_m = offs_m < whole(M, A_VECTOR) if A_UNIT == 0 else everywhere_m
     b_mask_n = offs_n < whole(N, B_VECTOR) if B_UNIT == 1 else everywhere_n
-    k = first.to(tl.int64) * BLOCK_K + offs_k
+    k = begin_k + first.to(tl.int64) * BLOCK_K + offs_k
     a_ptrs = tile_pointers(a_ptr + batch * whole(stride_az, A_VECTOR), a_m, k, stride_am, stride_ak, A_UNIT, A_VECTOR)
     b_ptrs = tile_pointers(b_ptr + batch * whole(stride_bz, B_VECTOR), k, b_n, stride_bk, stride_bn, B_UNIT, B_VECTOR)
     SUM: tl.constexpr = tl.int32 if PRECISION == "int8" else tl.float64 if PRECISION == "fp64" else tl.float32
@@ -125,7 +141,7 @@ def portable_kernel(
 
     # Main loop
     for k_tile in range(first, tl.minimum(first + share, k_tiles)):
-        left = K - k_tile * BLOCK_K
+        left = end_k - begin_k - k_tile * BLOCK_K
         a_mask_k = everywhere_k if EVEN_K else offs_k < whole(left, A_VECTOR if A_UNIT == 1 else 1)
         b_mask_k = everywhere_k if EVEN_K else offs_k < whole(left, B_VECTOR if B_UNIT == 0 else 1)
         a = tl.load(a_ptrs, mask=a_mask_m[:, None] & a_mask_k[None, :], other=0.0)  # [BLOCK_M, BLOCK_K]
@@ -149,7 +165,7 @@ def portable_kernel(
     c_ptr += batch * whole(stride_cz, C_VECTOR)
     if SPLIT_K == 1:
         store_tile(
-            c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, acc, offs_m, offs_n, M, N, stride_cm, stride_cn, stride_bias,
+            c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, acc, offs_m, offs_n, end_m, N, stride_cm, stride_cn, stride_bias,
             alpha, beta, C_UNIT, C_VECTOR, SCALES, HAS_BETA, BIAS, ACTIVATION,
         )  # fmt: skip
     else:
@@ -387,6 +403,8 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig, split_
         return f"blocks of scales need sums in pieces, {precision} has none"
     if problem.scales == "blocks" and config.BLOCK_N > SCALED.value:
         return f"{config.BLOCK_N} columns of a tile would be of several blocks of scales"
+    if problem.groups and split_k > 1:
+        return "programs that share a tile must know how long its sum is"
     tile_sums = len(problem.planes.terms) * config.BLOCK_M * config.BLOCK_N
     if capability[0] == 10 and 4 * tile_sums > TENSOR_MEMORY * 7 // 8:  # A's planes lie there too
         return f"Triton 3.6 keeps {tile_sums} sums in tensor memory, one of the tile for each term"
@@ -423,7 +441,8 @@ def launches(problem: GemmProblem, config: GemmConfig, split_k: int = 1, *, stri
     if 0 in (problem.batch, problem.M, problem.N):
         return ()
     assert config.BLOCK_M is not None and config.BLOCK_N is not None and config.BLOCK_K is not None
-    num_tiles = _num_tiles(problem, config)
+    of_rows = problem.groups == "m"
+    num_tiles = groups.max_tiles(problem, config) if of_rows else _num_tiles(problem, config)
     split = split_k > 1
     (a_unit, a_vector), (b_unit, b_vector), (c_unit, c_vector) = _vectors(problem)
     arguments = {
@@ -435,6 +454,8 @@ def launches(problem: GemmProblem, config: GemmConfig, split_k: int = 1, *, stri
         "b_scale_ptr": Pointer("b_scale") if problem.scales else None,
         "workspace_ptr": Pointer("workspace") if split else None,
         "counters_ptr": Pointer("counters") if split else None,
+        "ends_ptr": Pointer("ends") if problem.groups == "k" else None,
+        "tiles_ptr": Pointer("tiles") if of_rows else None,
         "M": problem.M,
         "N": problem.N,
         "K": problem.K,
@@ -450,13 +471,14 @@ def launches(problem: GemmProblem, config: GemmConfig, split_k: int = 1, *, stri
         "B_VECTOR": b_vector,
         "C_UNIT": c_unit,
         "C_VECTOR": c_vector,
-        "EVEN_K": problem.K % config.BLOCK_K == 0,
+        "EVEN_K": problem.K % config.BLOCK_K == 0 and problem.groups != "k",
         "SPLIT_K": split_k,
         "PRECISION": problem.precision,
         "PLANES": problem.planes.count,
         "TERMS": problem.planes.terms,
         "IN_PIECES": in_pieces(problem),
         "SCALES": problem.scales,
+        "GROUPS": problem.groups,
         "HAS_BETA": problem.has_beta,
         "BIAS": problem.bias,
         "ACTIVATION": problem.activation,
@@ -464,6 +486,7 @@ def launches(problem: GemmProblem, config: GemmConfig, split_k: int = 1, *, stri
         "PDL": False,
     }
     return (
+        *([groups.launch(problem, config, config.GROUP_M or 1)] if of_rows else []),
         Launch(
             portable_kernel,
             (num_tiles, split_k, 1),
@@ -492,11 +515,13 @@ def _num_tiles(problem: GemmProblem, config: GemmConfig) -> int:
 
 def _vectors(problem: GemmProblem) -> tuple[tuple[int | None, int], ...]:
     """`vector` of A, B and C."""
-    M, N, K = problem.M, problem.N, problem.K
+    # Where groups begin at any row, or anywhere along K, no more is known of it than that it is one.
+    M = 1 if problem.groups == "m" else problem.M
+    K = 1 if problem.groups == "k" else problem.K
     return (
         vector(problem.a, (M, K), problem.dtype),
-        vector(problem.b, (K, N), problem.dtype),
-        vector(problem.c, (M, N), problem.out_dtype),
+        vector(problem.b, (K, problem.N), problem.dtype),
+        vector(problem.c, (M, problem.N), problem.out_dtype),
     )
 
 

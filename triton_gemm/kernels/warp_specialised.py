@@ -31,7 +31,9 @@ from ..compat import async_load, tma_load, tma_store
 from ..config import GemmConfig
 from ..device import SHARED_MEMORY, DeviceInfo
 from ..problem import GemmProblem, Layout
+from . import groups
 from .epilogue import epilogue, scaled
+from .groups import listed
 from .launch import Launch, Pointer, Scalar, TensorMap
 from .schedule import Schedule, locate, work_of
 from .splitk import arrive, wait_for
@@ -41,11 +43,11 @@ WARP = gl.constexpr(32)
 
 @gluon.jit
 def load_partition(
-    a_desc, b_desc, b_rest_desc, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, a_scale_ptr,
-    b_scale_ptr, M, N, num_m, num_n, num_items, k_tiles, group, split, parts, a_batches, b_batches,
+    a_desc, b_desc, b_rest_desc, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, tiles_ptr,
+    a_scale_ptr, b_scale_ptr, M, N, num_m, num_n, num_items, k_tiles, group, split, parts, a_batches, b_batches,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, REST_N: gl.constexpr, BLOCK_K: gl.constexpr,
     A_COLUMN_MAJOR: gl.constexpr, B_COLUMN_MAJOR: gl.constexpr, TERMS: gl.constexpr, A_PLANES: gl.constexpr,
-    B_PLANES: gl.constexpr, SCALED: gl.constexpr, PDL: gl.constexpr,
+    B_PLANES: gl.constexpr, SCALED: gl.constexpr, GROUPS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """The producer: fills every slot of the ring that has been emptied, in the order in which they are consumed.
 
@@ -60,10 +62,15 @@ def load_partition(
     b_bytes: gl.constexpr = b_desc.block_type.nbytes + (b_rest_desc.block_type.nbytes if REST_N else 0)
     slot = 0
     phase = 1  # the first round finds every slot empty
+    if GROUPS:
+        num_items = gl.load(tiles_ptr)
     for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
         tile_id, _, k_begin, k_end = work_of(item, k_tiles, split, parts)
-        batch, pid_m, pid_n = locate(tile_id, num_m, num_n, group)
-        m = pid_m * BLOCK_M
+        if GROUPS:
+            batch, m, _, pid_n, k_end = listed(tiles_ptr, tile_id, k_tiles)
+        else:
+            batch, pid_m, pid_n = locate(tile_id, num_m, num_n, group)
+            m = pid_m * BLOCK_M
         n = pid_n * BLOCK_N
         for step in range(k_begin * TERMS, k_end * TERMS):
             k = step // TERMS * BLOCK_K
@@ -292,13 +299,13 @@ def added(acc, more, n, scales, REST: gl.constexpr, SCALED: gl.constexpr):
 
 @gluon.jit
 def consume_partition(
-    c_desc, c_parts, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, c_ptr, bias_ptr, workspace_ptr,
-    counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m, num_n,
-    num_items, k_tiles, group, split, parts, CONSUMER: gl.constexpr, CONSUMERS: gl.constexpr, BLOCK_M: gl.constexpr,
-    BLOCK_N: gl.constexpr, REST_N: gl.constexpr, PART_N: gl.constexpr, A_COLUMN_MAJOR: gl.constexpr, B_COLUMN_MAJOR:
-    gl.constexpr, C_COLUMN_MAJOR: gl.constexpr, C_TMA: gl.constexpr, HAS_BETA: gl.constexpr, BIAS: gl.constexpr,
-    ACTIVATION: gl.constexpr, SCALES: gl.constexpr, SPLIT: gl.constexpr, TERMS: gl.constexpr, IN_PIECES: gl.constexpr,
-    PDL: gl.constexpr,
+    c_desc, c_parts, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, tiles_ptr, c_ptr, bias_ptr,
+    workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m,
+    num_n, num_items, k_tiles, group, split, parts, CONSUMER: gl.constexpr, CONSUMERS: gl.constexpr, BLOCK_M:
+    gl.constexpr, BLOCK_N: gl.constexpr, REST_N: gl.constexpr, PART_N: gl.constexpr, A_COLUMN_MAJOR: gl.constexpr,
+    B_COLUMN_MAJOR: gl.constexpr, C_COLUMN_MAJOR: gl.constexpr, C_TMA: gl.constexpr, HAS_BETA: gl.constexpr, BIAS:
+    gl.constexpr, ACTIVATION: gl.constexpr, SCALES: gl.constexpr, GROUPS: gl.constexpr, SPLIT: gl.constexpr, TERMS:
+    gl.constexpr, IN_PIECES: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: multiplies its rows of every tile and stores them, or shares partial sums with other programs.
 
@@ -311,11 +318,18 @@ def consume_partition(
     slot = 0
     phase = 0
     buffer = 0
+    if GROUPS:
+        num_items = gl.load(tiles_ptr)
     for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
         # Locate the tile
         tile_id, part, k_begin, k_end = work_of(item, k_tiles, split, parts)
-        batch, pid_m, pid_n = locate(tile_id, num_m, num_n, group)
-        m = pid_m * BLOCK_M + CONSUMER * ROWS
+        rows_end = M
+        if GROUPS:
+            batch, m, rows_end, pid_n, k_end = listed(tiles_ptr, tile_id, k_tiles)
+        else:
+            batch, pid_m, pid_n = locate(tile_id, num_m, num_n, group)
+            m = pid_m * BLOCK_M
+        m += CONSUMER * ROWS
         n = pid_n * BLOCK_N
 
         # Main loop
@@ -368,16 +382,17 @@ def consume_partition(
                 arrive(counter)
         if mine:
             store_tile(
-                acc, c_desc, c_parts, buffer, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, m, n, M, N, stride_cb,
-                stride_cm, stride_cn, alpha, beta, PART_N, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SCALES,
+                acc, c_desc, c_parts, buffer, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, m, n, rows_end, N,
+                stride_cb, stride_cm, stride_cn, alpha, beta, PART_N, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION,
+                SCALES,
             )  # fmt: skip
             # The last part's buffer may still be read when the next part is stored.
             buffer = (buffer + MAIN_N // PART_N) % c_parts.shape[0]
             if REST_N:
                 store_tile(
-                    rest, c_desc, c_parts, buffer, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, m, n + MAIN_N, M,
-                    N, stride_cb, stride_cm, stride_cn, alpha, beta, PART_N, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS,
-                    ACTIVATION, SCALES,
+                    rest, c_desc, c_parts, buffer, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, m, n + MAIN_N,
+                    rows_end, N, stride_cb, stride_cm, stride_cn, alpha, beta, PART_N, C_COLUMN_MAJOR, C_TMA, HAS_BETA,
+                    BIAS, ACTIVATION, SCALES,
                 )  # fmt: skip
                 buffer = (buffer + REST_N // PART_N) % c_parts.shape[0]
     if C_TMA:
@@ -523,6 +538,7 @@ def warp_specialised_kernel(
     b_desc,
     b_rest_desc,
     c_desc,
+    tiles_ptr,
     c_ptr,
     bias_ptr,
     workspace_ptr,
@@ -553,6 +569,7 @@ def warp_specialised_kernel(
     BIAS: gl.constexpr,
     ACTIVATION: gl.constexpr,
     SCALES: gl.constexpr,
+    GROUPS: gl.constexpr,
     SPLIT: gl.constexpr,
     CONSUMERS: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -600,17 +617,17 @@ def warp_specialised_kernel(
         gl.warp_specialize(
             [
                 (consume_partition, (
-                    c_desc, c_parts_0, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, c_ptr, bias_ptr,
-                    workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha,
-                    beta, num_m, num_n, num_items, k_tiles, group, split, parts, 0, CONSUMERS, BLOCK_M, BLOCK_N, REST_N,
-                    PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SCALES,
-                    SPLIT, TERMS, IN_PIECES, PDL,
+                    c_desc, c_parts_0, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, tiles_ptr,
+                    c_ptr, bias_ptr, workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm,
+                    stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles, group, split, parts, 0, CONSUMERS,
+                    BLOCK_M, BLOCK_N, REST_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA,
+                    BIAS, ACTIVATION, SCALES, GROUPS, SPLIT, TERMS, IN_PIECES, PDL,
                 )),
                 (load_partition, (
                     a_desc, b_desc, b_rest_desc, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars,
-                    a_scale_ptr, b_scale_ptr, M, N, num_m, num_n, num_items, k_tiles, group, split, parts, a_batches,
-                    b_batches, BLOCK_M, BLOCK_N, REST_N, BLOCK_K, A_COLUMN_MAJOR, B_COLUMN_MAJOR, TERMS, A_PLANES,
-                    B_PLANES, BLOCKS, PDL,
+                    tiles_ptr, a_scale_ptr, b_scale_ptr, M, N, num_m, num_n, num_items, k_tiles, group, split, parts,
+                    a_batches, b_batches, BLOCK_M, BLOCK_N, REST_N, BLOCK_K, A_COLUMN_MAJOR, B_COLUMN_MAJOR, TERMS,
+                    A_PLANES, B_PLANES, BLOCKS, GROUPS, PDL,
                 )),
             ],
             [1],
@@ -620,24 +637,24 @@ def warp_specialised_kernel(
         gl.warp_specialize(
             [
                 (consume_partition, (
-                    c_desc, c_parts_0, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, c_ptr, bias_ptr,
-                    workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha,
-                    beta, num_m, num_n, num_items, k_tiles, group, split, parts, 0, CONSUMERS, BLOCK_M, BLOCK_N, REST_N,
-                    PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SCALES,
-                    SPLIT, TERMS, IN_PIECES, PDL,
+                    c_desc, c_parts_0, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, tiles_ptr,
+                    c_ptr, bias_ptr, workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm,
+                    stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles, group, split, parts, 0, CONSUMERS,
+                    BLOCK_M, BLOCK_N, REST_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA,
+                    BIAS, ACTIVATION, SCALES, GROUPS, SPLIT, TERMS, IN_PIECES, PDL,
                 )),
                 (consume_partition, (
-                    c_desc, c_parts_1, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, c_ptr, bias_ptr,
-                    workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha,
-                    beta, num_m, num_n, num_items, k_tiles, group, split, parts, 1, CONSUMERS, BLOCK_M, BLOCK_N, REST_N,
-                    PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SCALES,
-                    SPLIT, TERMS, IN_PIECES, PDL,
+                    c_desc, c_parts_1, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, tiles_ptr,
+                    c_ptr, bias_ptr, workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm,
+                    stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles, group, split, parts, 1, CONSUMERS,
+                    BLOCK_M, BLOCK_N, REST_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA,
+                    BIAS, ACTIVATION, SCALES, GROUPS, SPLIT, TERMS, IN_PIECES, PDL,
                 )),
                 (load_partition, (
                     a_desc, b_desc, b_rest_desc, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars,
-                    a_scale_ptr, b_scale_ptr, M, N, num_m, num_n, num_items, k_tiles, group, split, parts, a_batches,
-                    b_batches, BLOCK_M, BLOCK_N, REST_N, BLOCK_K, A_COLUMN_MAJOR, B_COLUMN_MAJOR, TERMS, A_PLANES,
-                    B_PLANES, BLOCKS, PDL,
+                    tiles_ptr, a_scale_ptr, b_scale_ptr, M, N, num_m, num_n, num_items, k_tiles, group, split, parts,
+                    a_batches, b_batches, BLOCK_M, BLOCK_N, REST_N, BLOCK_K, A_COLUMN_MAJOR, B_COLUMN_MAJOR, TERMS,
+                    A_PLANES, B_PLANES, BLOCKS, GROUPS, PDL,
                 )),
             ],
             [4, 1],
@@ -647,31 +664,31 @@ def warp_specialised_kernel(
         gl.warp_specialize(
             [
                 (consume_partition, (
-                    c_desc, c_parts_0, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, c_ptr, bias_ptr,
-                    workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha,
-                    beta, num_m, num_n, num_items, k_tiles, group, split, parts, 0, CONSUMERS, BLOCK_M, BLOCK_N, REST_N,
-                    PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SCALES,
-                    SPLIT, TERMS, IN_PIECES, PDL,
+                    c_desc, c_parts_0, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, tiles_ptr,
+                    c_ptr, bias_ptr, workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm,
+                    stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles, group, split, parts, 0, CONSUMERS,
+                    BLOCK_M, BLOCK_N, REST_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA,
+                    BIAS, ACTIVATION, SCALES, GROUPS, SPLIT, TERMS, IN_PIECES, PDL,
                 )),
                 (consume_partition, (
-                    c_desc, c_parts_1, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, c_ptr, bias_ptr,
-                    workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha,
-                    beta, num_m, num_n, num_items, k_tiles, group, split, parts, 1, CONSUMERS, BLOCK_M, BLOCK_N, REST_N,
-                    PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SCALES,
-                    SPLIT, TERMS, IN_PIECES, PDL,
+                    c_desc, c_parts_1, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, tiles_ptr,
+                    c_ptr, bias_ptr, workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm,
+                    stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles, group, split, parts, 1, CONSUMERS,
+                    BLOCK_M, BLOCK_N, REST_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA,
+                    BIAS, ACTIVATION, SCALES, GROUPS, SPLIT, TERMS, IN_PIECES, PDL,
                 )),
                 (consume_partition, (
-                    c_desc, c_parts_2, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, c_ptr, bias_ptr,
-                    workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha,
-                    beta, num_m, num_n, num_items, k_tiles, group, split, parts, 2, CONSUMERS, BLOCK_M, BLOCK_N, REST_N,
-                    PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SCALES,
-                    SPLIT, TERMS, IN_PIECES, PDL,
+                    c_desc, c_parts_2, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, tiles_ptr,
+                    c_ptr, bias_ptr, workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm,
+                    stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles, group, split, parts, 2, CONSUMERS,
+                    BLOCK_M, BLOCK_N, REST_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA,
+                    BIAS, ACTIVATION, SCALES, GROUPS, SPLIT, TERMS, IN_PIECES, PDL,
                 )),
                 (load_partition, (
                     a_desc, b_desc, b_rest_desc, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars,
-                    a_scale_ptr, b_scale_ptr, M, N, num_m, num_n, num_items, k_tiles, group, split, parts, a_batches,
-                    b_batches, BLOCK_M, BLOCK_N, REST_N, BLOCK_K, A_COLUMN_MAJOR, B_COLUMN_MAJOR, TERMS, A_PLANES,
-                    B_PLANES, BLOCKS, PDL,
+                    tiles_ptr, a_scale_ptr, b_scale_ptr, M, N, num_m, num_n, num_items, k_tiles, group, split, parts,
+                    a_batches, b_batches, BLOCK_M, BLOCK_N, REST_N, BLOCK_K, A_COLUMN_MAJOR, B_COLUMN_MAJOR, TERMS,
+                    A_PLANES, B_PLANES, BLOCKS, GROUPS, PDL,
                 )),
             ],
             [4, 4, 1],
@@ -771,11 +788,11 @@ def _shared_memory(problem: GemmProblem, config: GemmConfig, buffers: int) -> in
 
 
 def c_by_tma(problem: GemmProblem) -> bool:
-    """Whether TMA can store C: as for operands, and its rows must not end inside 16 bytes, of which TMA would store
-    all (triton#11583)."""
+    """Whether TMA can store C: as for operands, its rows must not end inside 16 bytes, of which TMA would store all
+    (triton#11583), and tiles end where C does, not where a group does."""
     c, itemsize = problem.c, problem.out_dtype.itemsize
     row = problem.M if c.column_major else problem.N
-    return c.tma_illegal(itemsize) is None and row * itemsize % 16 == 0
+    return c.tma_illegal(itemsize) is None and row * itemsize % 16 == 0 and problem.groups is None
 
 
 def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig) -> str | None:
@@ -790,6 +807,8 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig) -> str
         return "wgmma reads 8 bits along K only, from which A's columns turn away"
     if problem.K == 0:
         return "TMA has nothing to load"
+    if problem.groups == "k":
+        return "TMA loads whole k-tiles, and groups end inside of them"
     why = problem.tma_illegal()
     if why is not None:
         return f"TMA cannot take {why}"
@@ -843,7 +862,7 @@ def tensor_map(
 
 
 def launches(problem: GemmProblem, config: GemmConfig, schedule: Schedule) -> tuple[Launch, ...]:
-    """The launch that computes `problem`."""
+    """The launch that computes `problem`; where groups are cut, after one that lists tiles."""
     m, n, k = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K
     assert m is not None and n is not None and k is not None
     planes = problem.planes
@@ -852,6 +871,7 @@ def launches(problem: GemmProblem, config: GemmConfig, schedule: Schedule) -> tu
     consumers, part = config.num_warps // 4, part_columns(problem, config)
     by_tma = c_by_tma(problem)
     split = schedule.split > 0
+    assert not (split and problem.groups), "how many tiles there are, only the GPU knows"
     assert schedule.split <= num_tiles and (splits(config) or not split)
     shared_parts = schedule.split * (schedule.parts - 1)
     loaded = (planes.count, problem.dtype == torch.float32)
@@ -866,6 +886,7 @@ def launches(problem: GemmProblem, config: GemmConfig, schedule: Schedule) -> tu
         "b_desc": b,
         "b_rest_desc": b_rest,
         "c_desc": c if by_tma else b,  # what is not used is something else, as for partitions
+        "tiles_ptr": Pointer("tiles" if problem.groups else "c"),
         "c_ptr": Pointer("c"),
         "bias_ptr": Pointer("bias" if problem.bias else "c"),
         "workspace_ptr": Pointer("workspace" if split else "c"),
@@ -896,6 +917,7 @@ def launches(problem: GemmProblem, config: GemmConfig, schedule: Schedule) -> tu
         "BIAS": problem.bias or "",
         "ACTIVATION": problem.activation or "",
         "SCALES": problem.scales or "",
+        "GROUPS": problem.groups is not None,
         "SPLIT": split,
         "CONSUMERS": consumers,
         "BLOCK_M": m,
@@ -912,6 +934,7 @@ def launches(problem: GemmProblem, config: GemmConfig, schedule: Schedule) -> tu
         "PDL": False,
     }
     return (
+        *([groups.launch(problem, config, schedule.group)] if problem.groups else []),
         Launch(
             warp_specialised_kernel,
             (schedule.programs, 1, 1),

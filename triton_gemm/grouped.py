@@ -1,0 +1,128 @@
+"""Products of groups whose sizes only the GPU knows, as in mixtures of experts: torch's grouped_mm.
+
+The operator `torch.ops.triton_gemm.grouped_gemm` multiplies a [M, K], its rows in groups, with b [G, K, N], or a [M, K]
+with b [K, N], what they are summed over in groups. Its derivatives are products of the same two kinds.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import register_flop_formula
+
+from . import api, checks, ops, plan
+
+
+def grouped_matmul(
+    mat_a: torch.Tensor,
+    mat_b: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    *,
+    out_dtype: torch.dtype | None = None,
+    precision: str | None = None,
+) -> torch.Tensor:
+    """`torch.nn.functional.grouped_mm`: a product for each of G groups, which end at offs [G], int32 and ascending, in
+    the GPU's memory: the host never waits for them.
+
+    Of mat_a [M, K] and mat_b [G, K, N] each group of rows has its own matrix: [M, N]. Of mat_a [G, M, K] and mat_b
+    [K, N] each group of columns: [M, N]. Of mat_a [M, K] and mat_b [K, N] what is summed over is in groups: [G, M, N].
+    Rows, columns and products after the last group's end count to none: of the first two kinds the result is 0 there.
+    Without offs mat_a [G, M, K] and mat_b [G, K, N] are `bmm`'s.
+
+    Any strides, and any dtype and precision of `matmul` but int8; out_dtype: fp32 of fp16 and bf16. Differentiable.
+    Raises what torch raises: RuntimeError for shapes, dtypes or offs that do not go together.
+    """
+    checks.tensors("grouped_matmul", mat_a=mat_a, mat_b=mat_b)
+    if offs is None and mat_a.dim() == mat_b.dim() == 3:
+        return api.bmm(mat_a, mat_b, out_dtype, precision=precision)
+    checks.grouped(mat_a, mat_b, offs)
+    checks.same_dtype("grouped_matmul", mat_a, mat_b)
+    checks.out_dtype(out_dtype, mat_a)
+    checks.computable("grouped_matmul", mat_a, mat_b, dtypes=checks.FLOATING, devices=("cuda", "cpu", "meta"))
+    checks.precision("grouped_matmul", precision, mat_a.dtype)
+    if mat_a.dim() == 3:
+        return grouped_gemm(mat_b.mT, mat_a.mT, offs, out_dtype, precision).mT
+    return grouped_gemm(mat_a, mat_b, offs, out_dtype, precision)
+
+
+def grouped_gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor,
+    out_dtype: torch.dtype | None = None,
+    precision: str | None = None,
+) -> torch.Tensor:
+    """The operator, past the dispatcher where that has nothing to do."""
+    arguments = (a, b, offs, out_dtype, precision)
+    if ops.is_plain(a, b, offs) and not ops.needs_grad(a, b):
+        return _compute(*arguments)
+    return _op(*arguments)
+
+
+def _compute(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor,
+    out_dtype: torch.dtype | None = None,
+    precision: str | None = None,
+) -> torch.Tensor:
+    c = _fake(a, b, offs, out_dtype)
+    if c.numel() > 0 and a.shape[1] > 0:
+        groups = plan.Groups("m" if b.dim() == 3 else "k", offs.contiguous())
+        plan.multiply(a.resolve_neg(), b.resolve_neg(), c, precision=precision, groups=groups)
+    return c.zero_() if a.shape[1] == 0 else c
+
+
+def _fake(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor,
+    out_dtype: torch.dtype | None = None,
+    precision: str | None = None,
+) -> torch.Tensor:
+    groups = () if b.dim() == 3 else (offs.shape[0],)
+    return a.new_empty((*groups, a.shape[0], b.shape[-1]), dtype=out_dtype or a.dtype)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    a, b, offs, _, ctx.precision = inputs
+    need_a, need_b, *_ = ctx.needs_input_grad
+    ctx.save_for_backward(a if need_b else None, b if need_a else None, offs)
+    ctx.dtype, ctx.of_rows = a.dtype, b.dim() == 3
+
+
+def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    a, b, offs = ctx.saved_tensors
+    grad = grad.to(ctx.dtype)
+    by_a = by_b = None
+    if ctx.of_rows:
+        if b is not None:
+            by_a = grouped_gemm(grad, b.mT, offs, None, ctx.precision)
+        if a is not None:
+            by_b = grouped_gemm(a.mT, grad, offs, None, ctx.precision)
+    else:
+        if b is not None:
+            by_a = grouped_gemm(b, grad.mT, offs, None, ctx.precision).mT
+        if a is not None:
+            by_b = grouped_gemm(a.mT, grad, offs, None, ctx.precision)
+    return by_a, by_b, None, None, None
+
+
+_library = torch.library.Library("triton_gemm", "FRAGMENT")
+_library.define(
+    "grouped_gemm(Tensor a, Tensor b, Tensor offs, ScalarType? out_dtype=None, str? precision=None) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout),
+)
+_op = torch.ops.triton_gemm.grouped_gemm.default
+for _key in ("CUDA", "CPU"):
+    _library.impl("grouped_gemm", _compute, _key)
+torch.library.register_fake("triton_gemm::grouped_gemm", _fake, lib=_library)
+torch.library.register_autograd("triton_gemm::grouped_gemm", _backward, setup_context=_setup_context, lib=_library)
+
+
+@register_flop_formula(torch.ops.triton_gemm.grouped_gemm)
+def _flops(a_shape: torch.Size, b_shape: torch.Size, *_: Any, **__: Any) -> int:
+    """As many as if groups were no smaller together than what they are cut from."""
+    return 2 * prod(a_shape) * b_shape[-1]
