@@ -38,7 +38,8 @@ except ModuleNotFoundError as error:
     sys.exit(f"error: {error}; pip install 'triton_gemm[perf]'")
 
 TINY = GptConfig(vocabulary=128, context=16, layers=1, heads=2, width=32)
-HEAD = 64  # columns
+WIDE = 200  # columns where there is no terminal
+HEAD = 64  # columns of each head
 DECODED = 256  # tokens that a cache holds: few, so that a step is mostly weights
 TOLERANCE = 5e-2  # bf16 keeps 8 bits, and every layer rounds to them
 
@@ -67,6 +68,8 @@ BASELINES = {example_tables.OURS: example_tables.TORCH, example_tables.OURS_COMP
 def main(arguments: Sequence[str] | None = None) -> int:
     given = parse(arguments)
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDE)
     if given.tiny:
         return tiny(console)
     if not torch.cuda.is_available():
@@ -258,6 +261,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     given = parser.parse_args(arguments)
     if given.width % HEAD:
         parser.error(f"--width is a multiple of {HEAD}")
+    if given.context < DECODED:
+        parser.error(f"--context is at least {DECODED}")
     if given.quick:
         given.layers, given.rounds = 2, 5
     return given
