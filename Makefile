@@ -157,6 +157,6 @@ format: $(READY) ## rewrite the sources as ruff and clang-format want them
 
 clean: ## remove what was built, the caches and the environment; results in perf/ stay
 	@rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	@find triton_gemm reference_cuda perf tests -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	@find triton_gemm reference_cuda perf examples tests -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 	@rm -rf '$(VENV).discarded' '$(VENV).lock'; \
 	if [ -f '$(VENV)/.made-by-make' ]; then mv '$(VENV)' '$(VENV).discarded'; rm -rf '$(VENV).discarded'; fi

@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from perf import bench_tables, draw, seeds, tables, targets, views
+from perf import bench_tables, draw, example_tables, seeds, tables, targets, views
 from perf.environment import ROOT
 from perf.providers import MODES
 from perf.record import FILE, Record, read_json
@@ -73,8 +73,10 @@ def contents(name: str, record: Record | None, folder: Path) -> str:
         return _rung(rung, record)
     if name in SWEEP_BLOCKS:
         return SWEEP_BLOCKS[name](bench_tables.committed(RESULTS))
+    if name == "gpt":
+        return example_tables.gpt(example_tables.committed(RESULTS))
     if name not in BLOCKS:
-        known = [*BLOCKS, *SWEEP_BLOCKS, *(rung.id for rung in LADDER)]
+        known = [*BLOCKS, *SWEEP_BLOCKS, "gpt", *(rung.id for rung in LADDER)]
         raise ValueError(f"no block {name!r}; there are {', '.join(known)}")
     return BLOCKS[name](record, folder) if record else NOTHING
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-TREES = ("triton_gemm", "reference_cuda", "perf", "tests")
+TREES = ("triton_gemm", "reference_cuda", "perf", "examples", "tests")
 
 # A room is a module or package and all that is in it. The standard library and a room's own modules
 # are always allowed; everything else that a room may import is named here, other packages included.
@@ -45,12 +45,14 @@ TABLE: dict[str, set[str]] = {
         *("triton_gemm.*", "reference_cuda", "perf.numerics"),
     },
     "perf.numerics": {"torch"},
+    "examples": {"torch", "rich", "triton_gemm", "perf", "examples.gpt"},
+    "examples.gpt": {"torch"},
     "tests": {
         *("torch", "triton", "numpy", "pytest", "hypothesis"),
-        *("triton_gemm.*", "reference_cuda", "perf.numerics"),
+        *("triton_gemm.*", "reference_cuda", "perf.numerics", "examples.gpt"),
     },
 }
-# Other tests take nothing of perf but its arithmetic; these test perf itself.
+# Other tests take nothing of perf but its arithmetic, and of the examples but the models; these test the rest.
 TESTS_OF_PERF = re.compile(r"test_(perf|report|bench)\w*\.py")
 # Beyond imports: select is pure, and must give the same answer where there is no GPU.
 NEVER_NAMES = {"select": "torch.cuda"}
@@ -120,7 +122,7 @@ def violations(root: Path) -> list[str]:
             found.append(f"{where}: there is no room '{room}' in the table")
             continue
         for line, target in imports(path, root):
-            tests_perf = room_of(target) == "perf" and TESTS_OF_PERF.fullmatch(path.name)
+            tests_perf = room_of(target) in ("perf", "examples") and TESTS_OF_PERF.fullmatch(path.name)
             if not may_import(room, target) and not tests_perf:
                 found.append(f"{where}:{line}: '{room}' may not import {target}")
             number = rung_number(module)
@@ -166,6 +168,9 @@ def test_the_walk_sees_this_tree() -> None:
         ("triton_gemm/helpers.py", "import torch", "no room 'helpers'"),
         ("reference_cuda/__init__.py", "import triton_gemm", "not import triton_gemm"),
         ("perf/bench.py", "from tests import conftest", "not import tests.conftest"),
+        ("examples/gpt.py", "import triton_gemm", "'examples.gpt' may not import triton_gemm"),
+        ("examples/bench_gpt.py", "from triton_gemm import ops", "not import triton_gemm.ops"),
+        ("tests/test_a.py", "from examples import bench_gpt", "'tests' may not import examples.bench_gpt"),
         ("perf/numerics.py", "from perf import bench", "'perf.numerics' may not import perf.bench"),
         ("tests/test_a.py", "import pandas", "'tests' may not import pandas"),
         ("tests/test_a.py", "from perf import bench", "'tests' may not import perf.bench"),
@@ -191,6 +196,8 @@ def test_a_planted_violation_is_caught(tmp_path: Path, path: str, line: str, com
         ("triton_gemm/ladder/k04_group.py", "import triton.language as tl\nfrom ..config import GemmConfig"),
         ("perf/report.py", "import rich.progress\nimport triton_gemm.ladder\nimport reference_cuda"),
         ("tests/gpu/test_b.py", "import triton_gemm.aot\nfrom perf.numerics import reference"),
+        ("examples/bench_gpt.py", "import triton_gemm\nfrom examples.gpt import Gpt\nfrom perf import timer"),
+        ("tests/gpu/test_c.py", "from examples.gpt import Gpt"),
         ("tests/test_perf_bench.py", "from perf import bench, numerics"),
     ],
 )

@@ -109,8 +109,17 @@ def test_rules() -> None:
         triton_gemm.disable()
 
 
-def test_compiled_graphs_call_what_is_routed() -> None:
-    layer = torch.compile(torch.nn.Linear(7, 4), fullgraph=True, backend="aot_eager")
-    with triton_gemm.use(), torch.no_grad():
-        layer(draw(6, 7))
-    assert ours() == {"addmm": 1}
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_graphs_call_what_is_routed(backend: str) -> None:
+    """When they run: the same graph is torch's again outside, and need not be compiled for it."""
+    torch._dynamo.reset()
+    layer = torch.nn.Linear(7, 4)
+    compiled = torch.compile(lambda x: layer(x).relu().square().sum(), fullgraph=True, backend=backend)
+    compiled(draw(6, 7)).backward()
+    assert ours() == {}
+    with torch.compiler.set_stance("fail_on_recompile"):
+        with triton_gemm.use():
+            compiled(draw(6, 7)).backward()
+        assert ours() == {"addmm": 1, "mm": 1}
+        compiled(draw(6, 7)).backward()
+    assert ours() == {"addmm": 1, "mm": 1}
