@@ -11,7 +11,9 @@ import json
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -76,29 +78,25 @@ def _process(rank: int, group: str, shape: tuple[int, ...], device: str, dtype: 
 S0, S1, R = Shard(0), Shard(1), Replicate()
 
 
-def gemm(*arguments: Any) -> torch.Tensor:
-    return ops.gemm(*arguments)
-
-
 # What is called, the shapes of its operands, and how each is placed: sharded along a dimension, replicated (-), or
 # partial (+). The first placements of each go together, the last have to be changed first.
 PRODUCTS: dict[str, tuple[Function, list[tuple[int, ...]], str]] = {
     "mm": (triton_gemm.mm, [(5, 7), (7, 3)], "-- 0- -1 10 01 00 11 1- -0 +-"),
     "mv": (triton_gemm.mv, [(5, 7), (7,)], "0- 10 -0 00"),
     "dot": (triton_gemm.matmul, [(7,), (7,)], "00 0- +0"),
-    "bmm": (triton_gemm.bmm, [(3, 5, 7), (3, 7, 4)], "00 1- -2 21 11 2-"),
-    "one weight": (triton_gemm.matmul, [(3, 5, 7), (7, 4)], "0- 1- -1 20 11"),
-    "each with each": (triton_gemm.matmul, [(2, 1, 5, 7), (3, 7, 4)], "0- -0 2- -2 31 30"),
+    "bmm": (triton_gemm.bmm, [(3, 5, 7), (3, 7, 4)], "00 1- -2 21 11"),
+    "one weight": (triton_gemm.matmul, [(3, 5, 7), (7, 4)], "0- 1- -1 20"),
+    "each with each": (triton_gemm.matmul, [(2, 1, 5, 7), (3, 7, 4)], "0- -0 2- -2 31"),
     "addmm": (
-        lambda *x: triton_gemm.addmm(*x, alpha=2, beta=-1), [(5, 3), (5, 7), (7, 3)], "--- 00- 1-1 +10 -10 010",
+        lambda *x: triton_gemm.addmm(*x, alpha=2, beta=-1), [(5, 3), (5, 7), (7, 3)], "00- 1-1 +10 -10 010",
     ),
-    "addmm row": (triton_gemm.addmm, [(3,), (5, 7), (7, 3)], "-0- 0-1 +10 -10 00-"),
+    "addmm row": (triton_gemm.addmm, [(3,), (5, 7), (7, 3)], "-0- 0-1 +10 -10"),
     "addmm column": (triton_gemm.addmm, [(5, 1), (5, 7), (7, 3)], "00- --1 -10"),
     "addmm of zero": (lambda *x: triton_gemm.addmm(*x, beta=0), [(3,), (5, 7), (7, 3)], "-10"),
     "baddbmm": (triton_gemm.baddbmm, [(3, 1, 4), (3, 5, 7), (3, 7, 4)], "000 -1- 2-2 +21 -21"),
-    "linear": (triton_gemm.linear, [(2, 5, 7), (3, 7), (3,)], "0-- 1-- -00 21+ 21- 000 +--"),
+    "linear": (triton_gemm.linear, [(2, 5, 7), (3, 7), (3,)], "0-- 1-- -00 21+ 21- +--"),
     "linear relu": (lambda *x: triton_gemm.linear(*x, "relu"), [(4, 7), (3, 7), (3,)], "0-- -00 11-"),
-    "fused relu": (lambda *x: gemm(*x, 2.0, 1.0, "relu"), [(4, 7), (7, 3), (3,)], "0-- -10 10-"),
+    "fused relu": (lambda *x: ops.gemm(*x, 2.0, 1.0, "relu"), [(4, 7), (7, 3), (3,)], "0-- -10 10-"),
 }  # fmt: skip
 
 
@@ -114,37 +112,53 @@ def placed(x: torch.Tensor, mesh: DeviceMesh, *placements: Placement) -> DTensor
     return distribute_tensor(x.detach().clone(), mesh, placements).detach()
 
 
-def compare(
-    mesh: DeviceMesh,
-    function: Function,
-    operands: list[torch.Tensor],
-    placements: list[tuple[Placement, ...]],
-    backward: bool = True,
-) -> None:
+@dataclass(frozen=True)
+class Alone:
+    """What one device makes of whole operands, and their gradients by `grad` if there are any."""
+
+    operands: list[torch.Tensor]
+    result: torch.Tensor
+    grad: torch.Tensor | None
+    gradients: list[torch.Tensor | None]
+
+
+def alone(mesh: DeviceMesh, function: Function, operands: list[torch.Tensor], backward: bool = True) -> Alone:
+    leaves = [x.detach().clone().requires_grad_(backward) for x in operands]
+    result = function(*leaves)
+    grad = integers(mesh, result.dtype, *result.shape, seed=1) if backward else None
+    if backward:
+        result.backward(grad)
+    return Alone(operands, result.detach(), grad, [x.grad for x in leaves])
+
+
+def compare(mesh: DeviceMesh, function: Function, expected: Alone, placements: list[tuple[Placement, ...]]) -> None:
     """The same bits from shards as from whole operands, gradients' too."""
     exact = {"rtol": 0, "atol": 0}
-    whole = [x.detach().clone().requires_grad_(backward) for x in operands]
-    shards = [placed(x, mesh, *how).requires_grad_(backward) for x, how in zip(operands, placements, strict=True)]
-    expected, found = function(*whole), function(*shards)
-    assert isinstance(found, DTensor)
-    torch.testing.assert_close(found.full_tensor(), expected, **exact)
-    if not backward:
+    backward = expected.grad is not None
+    shards = [placed(x, mesh, *p).requires_grad_(backward) for x, p in zip(expected.operands, placements, strict=True)]
+    result = function(*shards)
+    assert isinstance(result, DTensor)
+    torch.testing.assert_close(result.full_tensor(), expected.result, **exact)
+    if expected.grad is None:
         return
-    grad = integers(mesh, expected.dtype, *expected.shape, seed=1)
-    expected.backward(grad)
-    found.backward(placed(grad, mesh, *(R,) * mesh.ndim))
-    for x, y in zip(shards, whole, strict=True):
-        assert isinstance(x.grad, DTensor) and y.grad is not None
-        torch.testing.assert_close(x.grad.full_tensor(), y.grad, **exact)
+    result.backward(placed(expected.grad, mesh, *(R,) * mesh.ndim))
+    for x, gradient in zip(shards, expected.gradients, strict=True):
+        assert isinstance(x.grad, DTensor)
+        torch.testing.assert_close(x.grad.full_tensor(), gradient, **exact)
+
+
+@cache
+def product_alone(name: str, mesh: DeviceMesh, dtype: torch.dtype) -> Alone:
+    function, shapes, _ = PRODUCTS[name]
+    return alone(mesh, function, [integers(mesh, dtype, *shape, seed=i) for i, shape in enumerate(shapes)])
 
 
 def _product(name: str, placements: str) -> Case:
-    function, shapes, _ = PRODUCTS[name]
     meaning = {"-": R, "+": Partial()}
 
     def case(mesh: DeviceMesh, dtype: torch.dtype) -> None:
-        operands = [integers(mesh, dtype, *shape, seed=i) for i, shape in enumerate(shapes)]
-        compare(mesh, function, operands, [(meaning.get(p) or Shard(int(p)),) for p in placements])
+        how = [(meaning.get(p) or Shard(int(p)),) for p in placements]
+        compare(mesh, PRODUCTS[name][0], product_alone(name, mesh, dtype), how)
 
     return case
 
@@ -153,22 +167,26 @@ def activation_after_none(mesh: DeviceMesh, dtype: torch.dtype) -> None:
     """The same operands with an activation are not placed as they were without one, nor the other way round."""
     operands = [integers(mesh, dtype, *shape) for shape in ((6, 8), (8, 4))]
     for activation in (None, "relu", None):
-        compare(mesh, lambda *x, f=activation: gemm(*x, None, 1.0, 1.0, f), operands, [(S1,), (S0,)], backward=False)
+        call = partial(ops.gemm, activation=activation)
+        compare(mesh, call, alone(mesh, call, operands, backward=False), [(S1,), (S0,)])
 
 
 def without_gradients(mesh: DeviceMesh, dtype: torch.dtype) -> None:
     operands = [integers(mesh, dtype, *shape) for shape in ((2, 6, 8), (4, 8), (4,))]
     for guard in (torch.no_grad, torch.inference_mode):
         with guard():
-            compare(mesh, triton_gemm.linear, operands, [(S0,), (R,), (R,)], backward=False)
+            expected = alone(mesh, triton_gemm.linear, operands, backward=False)
+            compare(mesh, triton_gemm.linear, expected, [(S0,), (R,), (R,)])
 
 
 def other_dtypes(mesh: DeviceMesh, dtype: torch.dtype) -> None:
+    eights = [integers(mesh, torch.int8, *shape) for shape in ((24, 32), (32, 16))]
+    widened = partial(triton_gemm.mm, out_dtype=torch.float32)
+    from_eights = alone(mesh, triton_gemm.mm, eights, backward=False)
+    from_halves = alone(mesh, widened, [x.half() for x in eights])
     for placements in ([(S1,), (S0,)], [(S0,), (R,)]):
-        eights = [integers(mesh, torch.int8, *shape) for shape in ((24, 32), (32, 16))]
-        compare(mesh, triton_gemm.mm, eights, placements, backward=False)
-        halves = [x.half() for x in eights]
-        compare(mesh, lambda a, b: triton_gemm.mm(a, b, torch.float32), halves, placements)
+        compare(mesh, triton_gemm.mm, from_eights, placements)
+        compare(mesh, widened, from_halves, placements)
 
 
 def out(mesh: DeviceMesh, dtype: torch.dtype) -> None:
@@ -200,7 +218,7 @@ def routed(mesh: DeviceMesh, dtype: torch.dtype) -> None:
     with triton_gemm.use():
         triton_gemm.report_routing(reset=True)
         for function, operands, placements in calls:
-            compare(mesh, function, operands, placements)
+            compare(mesh, function, alone(mesh, function, operands), placements)
         found = triton_gemm.report_routing()
     assert {where for _, where in found} == {routing.OURS} and {name for name, _ in found} == {"mm", "addmm", "bmm"}
 
@@ -209,7 +227,8 @@ def compiled(mesh: DeviceMesh, dtype: torch.dtype) -> None:
     torch._dynamo.reset()
     operands = [integers(mesh, dtype, *shape) for shape in ((2, 6, 8), (4, 8), (4,))]
     call = torch.compile(lambda *x: triton_gemm.linear(*x, "relu"), fullgraph=True, backend="aot_eager")
-    compare(mesh, call, operands, [(R,), (S0,), (S0,)])
+    expected = alone(mesh, lambda *x: triton_gemm.linear(*x, "relu"), operands)
+    compare(mesh, call, expected, [(R,), (S0,), (S0,)])
 
 
 # --- Models ---
@@ -235,18 +254,18 @@ def same(mesh: DeviceMesh, dtype: torch.dtype, modules: list[torch.nn.Module], p
     model = torch.nn.Sequential(*modules).to(mesh.device_type, dtype)
     for parameter in model.parameters():
         dist.broadcast(parameter.data, 0)
-    alone = copy.deepcopy(model)
+    single = copy.deepcopy(model)
     parallel(model)
     x = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(1)).to(mesh.device_type, dtype)
     own = x if split is None else x.chunk(over.size(), split)[over.get_local_rank()]
-    expected = trained(alone, x)
+    expected = trained(single, x)
     found = trained(model, DTensor.from_local(own, over, [Shard(split)]) if whole else own)
     if whole:
         found, split = found.full_tensor(), None
     near = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 4e-2, "atol": 4e-2}
     own_expected = expected if split is None else expected.chunk(over.size(), split)[over.get_local_rank()]
     torch.testing.assert_close(found, own_expected, **near)
-    for x, y in zip(model.parameters(), alone.parameters(), strict=True):
+    for x, y in zip(model.parameters(), single.parameters(), strict=True):
         assert isinstance(x, DTensor)
         torch.testing.assert_close(x.full_tensor(), y.data, **near)
 
@@ -292,17 +311,18 @@ def data_parallel(mesh: DeviceMesh, dtype: torch.dtype) -> None:
 
 def products_on_a_grid(mesh: DeviceMesh, dtype: torch.dtype) -> None:
     a, b, input = integers(mesh, dtype, 6, 9), integers(mesh, dtype, 9, 5), integers(mesh, dtype, 5)
+    expected = alone(mesh, triton_gemm.addmm, [input, a, b])
     for placements in (
-        [(S0, S1), (R, S0), (R, R)],
-        [(S0, R), (R, S1), (R, S0)],
-        [(S1, S1), (S0, S0), (R, R)],
-        [(S0, S0), (R, R), (R, R)],
-        [(S0, S1), (S1, S0), (S0, R)],
+        [(R, R), (S0, S1), (R, S0)],
+        [(R, S0), (S0, R), (R, S1)],
+        [(R, R), (S1, S1), (S0, S0)],
+        [(R, R), (S0, S0), (R, R)],
+        [(S0, R), (S0, S1), (S1, S0)],
     ):
-        compare(mesh, lambda a, b, c: triton_gemm.addmm(c, a, b), [a, b, input], placements)
+        compare(mesh, triton_gemm.addmm, expected, placements)
     x, weight = integers(mesh, dtype, 4, 6, 8), integers(mesh, dtype, 4, 8)
-    compare(mesh, triton_gemm.linear, [x, weight], [(S0, S1), (R, R)])
-    compare(mesh, triton_gemm.bmm, [x, x.mT], [(S0, Shard(2)), (S0, S1)])
+    compare(mesh, triton_gemm.linear, alone(mesh, triton_gemm.linear, [x, weight]), [(S0, S1), (R, R)])
+    compare(mesh, triton_gemm.bmm, alone(mesh, triton_gemm.bmm, [x, x.mT]), [(S0, Shard(2)), (S0, S1)])
 
 
 def both_parallel(mesh: DeviceMesh, dtype: torch.dtype) -> None:
@@ -313,9 +333,10 @@ def both_parallel(mesh: DeviceMesh, dtype: torch.dtype) -> None:
     same(mesh, dtype, layers(), parallel, over=mesh["data"], split=0)
 
 
+CALLS = (activation_after_none, without_gradients, other_dtypes, out, routed, compiled)
 GROUPS: dict[str, dict[str, Case]] = {
-    "products": {f"{name} {how}": _product(name, how) for name in PRODUCTS for how in PRODUCTS[name][2].split()},
-    "calls": {f.__name__: f for f in (activation_after_none, without_gradients, other_dtypes, out, routed, compiled)},
+    "products": {f"{name} {how}": _product(name, how) for name, (*_, ways) in PRODUCTS.items() for how in ways.split()}
+    | {f.__name__: f for f in CALLS},
     "models": {f.__name__: f for f in (tensor_parallel, tensor_parallel_routed, sequence_parallel, data_parallel)},
     "grid": {f.__name__: f for f in (products_on_a_grid, both_parallel)},
 }

@@ -39,8 +39,8 @@ def register() -> None:
 
 
 def can_join(x: torch.Tensor, dims: Sequence[int]) -> bool:
-    """Whether these dimensions of x can become one where its shards lie: it is no DTensor, or sharded along none of them
-    but evenly along the first."""
+    """Whether these dimensions of x can become one where its shards lie: it is no DTensor, or one that is sharded along
+    none of them but evenly along the first."""
     module = sys.modules.get("torch.distributed.tensor")
     if module is None or not isinstance(x, module.DTensor):
         return True
