@@ -31,8 +31,8 @@ def register() -> None:
 
     gemm = torch.ops.triton_gemm.gemm.default
     register_sharding(gemm)(_rule)
-    # DTensor remembers a decision by the shardings and the arguments from the first integer on, which would be
-    # out_dtype: what is decided without an activation would be taken for a call with one.
+    # A decision is remembered by the shardings and the arguments from a certain one on, for register_sharding the first
+    # integer: out_dtype. One taken without an activation must not be found by a call with one.
     schema_info = RuntimeSchemaInfo(static_argnum=ACTIVATION, needs_pytree=True)
     DTensor._op_dispatcher.sharding_propagator.op_to_schema_info[gemm] = schema_info
     _registered = True

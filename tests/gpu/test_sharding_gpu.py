@@ -14,9 +14,8 @@ pytestmark = pytest.mark.gpu
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("group", ["products", "models", "grid"])
-def test_gpus_compute_what_one_does(group: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    shape = (2, 2) if group == "grid" else (2,)
+@pytest.mark.parametrize(("group", "shape"), [("line", (2,)), ("grid", (2, 2))])
+def test_gpus_compute_what_one_does(group: str, shape: tuple[int, ...], dtype: torch.dtype, tmp_path: Path) -> None:
     needed = torch.Size(shape).numel()
     if torch.cuda.device_count() < needed:
         pytest.skip(f"needs {needed} CUDA devices")

@@ -115,8 +115,9 @@ def test_shards_that_go_together_stay_where_they_are(name: str, mesh: DeviceMesh
 def test_an_activation_is_not_applied_to_partial_sums(mesh: DeviceMesh) -> None:
     a, b = laid(mesh, (4, 6), S1), laid(mesh, (6, 8), S0)
     for activation, partial in ((None, True), ("relu", False), (None, True)):
-        c = torch.ops.triton_gemm.gemm(a, b, None, 1.0, 1.0, activation)
-        assert c.placements[0].is_partial() is partial
+        for more in ((), (None, "ieee")):  # trailing defaults are not there for DTensor
+            c = torch.ops.triton_gemm.gemm(a, b, None, 1.0, 1.0, activation, *more)
+            assert c.placements[0].is_partial() is partial
 
 
 def test_what_cannot_be_sharded_is_replicated(mesh: DeviceMesh) -> None:
@@ -141,6 +142,6 @@ def test_the_first_call_registers_the_rule(call: str, mesh: DeviceMesh, monkeypa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("group", ["products", "models", "grid"])
-def test_processes_compute_what_one_does(group: str, tmp_path: Path) -> None:
-    launch(group, (2, 2) if group == "grid" else (RANKS,), "cpu", torch.float32, tmp_path)
+@pytest.mark.parametrize(("group", "shape"), [("line", (RANKS,)), ("grid", (RANKS, RANKS))])
+def test_processes_compute_what_one_does(group: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+    launch(group, shape, "cpu", torch.float32, tmp_path)
