@@ -16,7 +16,7 @@ SECONDS = 0.3
 ATTEMPTS = 5
 
 PROBE = """
-import json, time
+import json, sys, time
 import torch, triton
 from triton.runtime.driver import driver
 
@@ -24,7 +24,7 @@ def libraries():
     with open("/proc/self/maps") as maps:
         return sorted({line.split()[-1] for line in maps if "libcuda" in line or "libnvidia" in line})
 
-before = libraries()
+before, modules = libraries(), set(sys.modules)
 start = time.perf_counter()
 import triton_gemm
 seconds = time.perf_counter() - start
@@ -38,6 +38,7 @@ print(json.dumps({
     "seconds": seconds,
     "cuda_initialized": torch.cuda.is_initialized(),
     "drivers": [repr(d) for d in (driver._default, driver._active) if d is not None],
+    "distributed": sorted(x for x in set(sys.modules) - modules if x.startswith("torch.distributed.tensor")),
     "new_libraries": [path for path in libraries() if path not in before],
     "all": list(triton_gemm.__all__),
     "missing": [name for name in triton_gemm.__all__ if not hasattr(triton_gemm, name)],
@@ -79,6 +80,10 @@ def test_costs_little(imported: dict[str, Any]) -> None:
             break
         least = min(least, probe()["seconds"])
     assert least < SECONDS, f"`import triton_gemm` costs {least:.2f} s beyond torch and triton"
+
+
+def test_leaves_dtensor_to_who_uses_it(imported: dict[str, Any]) -> None:
+    assert imported["distributed"] == []
 
 
 def test_all_is_exactly_the_public_names(imported: dict[str, Any]) -> None:

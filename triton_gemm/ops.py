@@ -19,7 +19,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import register_flop_formula
 
-from . import plan
+from . import plan, sharding
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # what a subclass does with its data is its own affair
 
@@ -206,6 +206,8 @@ def gemm(
     """The operator, past the dispatcher where that has nothing to do."""
     arguments = (a, b, input, alpha, beta, activation, out_dtype, precision)
     if not is_plain(a, b, input):
+        if not _is_compiling():
+            sharding.register()
         return _op(*arguments)
     return _differentiable(*arguments) if needs_grad(a, b, input) else compute(*arguments)
 
@@ -300,7 +302,10 @@ def _summed(
         kept = [size for i, size in enumerate(batch) if i not in joined]
         order = [*(i for i in range(len(batch)) if i not in joined), *joined, len(batch), len(batch) + 1]
         rows = prod(batch[i] for i in joined) * x.shape[-2]
-        x, y = (z.expand(*batch, *z.shape[-2:]).permute(order).reshape(*kept, rows, z.shape[-1]) for z in (x, y))
+        x, y = (z.expand(*batch, *z.shape[-2:]) for z in (x, y))
+        if not all(sharding.can_join(z, [*joined, len(batch)]) for z in (x, y)):
+            return gemm(x.mT, y, None, alpha, 1.0, None, None, precision).sum(joined).reshape(shape)
+        x, y = (z.permute(order).reshape(*kept, rows, z.shape[-1]) for z in (x, y))
     return gemm(x.mT, y, None, alpha, 1.0, None, None, precision).reshape(shape)
 
 
@@ -321,6 +326,7 @@ def _through_activation(ctx: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def _autograd(*arguments: Any) -> torch.Tensor:
+    sharding.register()
     arguments += DEFAULTS[len(arguments) - 2 :]
     if needs_grad(*arguments[:3]) or forward_ad._current_level >= 0:
         with enable_single_level_autograd_function():
