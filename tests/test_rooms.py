@@ -17,7 +17,7 @@ TYPES = {"problem", "device", "config"}
 TRITON = {"torch", "triton", "compat"}
 TABLE: dict[str, set[str]] = {
     "triton_gemm": TYPES | {"api", "nn", "grouped", "routing", "scaled", "ops", "plan", "select", "tuning"},
-    "routing": {"torch", "compat", "device", "ops"},
+    "routing": {"torch", "compat", "device", "ops", "plan", "precision"},
     "nn": {"torch", "api", "checks"},
     "api": TYPES | {"torch", "precision", "checks", "plan", "select", "ops"},
     "grouped": {"torch", "api", "checks", "ops", "plan"},

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -19,15 +18,8 @@ ACTIVATIONS: dict[str, Any] = {
 }
 
 
-class Ready(NamedTuple):
-    """What a call that passed all checks launches, and the shape of its result."""
-
-    plan: plan.GemmPlan
-    shape: tuple[int, ...]
-
-
 # By everything that the checks and the choice depend on but the addresses.
-_ready: dict[tuple[object, ...], Ready] = {}
+_ready: dict[tuple[object, ...], ops.Ready] = {}
 
 
 def matmul(
@@ -395,10 +387,7 @@ def _remember(
     activation: str | None,
     precision: str | None,
 ) -> None:
-    """Keeps what computed c, where that is one launch on operands that begin where a, b and c do."""
-    if c.numel() == 0 or a.dim() == 1 or b.dim() == 1 or not (bias is None or bias.is_contiguous()):
-        return
-    first, *more = islice(ops.launches(a, b, c), 2)
-    found = None if more else plan.PLANS.get(plan.key_of(*first, bias=bias, activation=activation, precision=precision))
-    if isinstance(found, plan.GemmPlan):
-        plan.keep(_ready, key, Ready(found, tuple(c.shape)), plan.MAX_PLANS)
+    """Keeps what computed c."""
+    found = ops.ready(a, b, c, bias, activation, precision)
+    if found is not None:
+        plan.keep(_ready, key, found, plan.MAX_PLANS)

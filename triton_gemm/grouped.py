@@ -38,6 +38,7 @@ def grouped_matmul(
     if offs is None and mat_a.dim() == mat_b.dim() == 3:
         return api.bmm(mat_a, mat_b, out_dtype, precision=precision)
     checks.grouped(mat_a, mat_b, offs)
+    assert offs is not None
     checks.same_dtype("grouped_matmul", mat_a, mat_b)
     checks.out_dtype(out_dtype, mat_a)
     checks.computable("grouped_matmul", mat_a, mat_b, dtypes=checks.FLOATING, devices=("cuda", "cpu", "meta"))

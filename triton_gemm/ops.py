@@ -10,9 +10,9 @@ Plain tensors go past the dispatcher, which costs more than the launch (`gemm`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import product
+from itertools import islice, product
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._functorch.utils import enable_single_level_autograd_function
@@ -87,6 +87,29 @@ def compute_into(
     epilogue = {"bias": bias, "bias_axis": axis, "activation": activation, "precision": precision}
     for matrices in launches(a.resolve_neg(), b.resolve_neg(), c, join_rows=axis == "n"):
         plan.multiply(*matrices, alpha=alpha, beta=beta, **epilogue)  # type: ignore[arg-type]
+
+
+class Ready(NamedTuple):
+    """What a call that passed all checks launches, and the shape of its result."""
+
+    plan: plan.GemmPlan
+    shape: tuple[int, ...]
+
+
+def ready(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    precision: str | None = None,
+) -> Ready | None:
+    """What has computed c, where that is one launch on operands that begin where a, b and c do."""
+    if c.numel() == 0 or a.dim() == 1 or b.dim() == 1 or not (bias is None or bias.is_contiguous()):
+        return None
+    first, *more = islice(launches(a, b, c), 2)
+    found = None if more else plan.PLANS.get(plan.key_of(*first, bias=bias, activation=activation, precision=precision))
+    return Ready(found, tuple(c.shape)) if isinstance(found, plan.GemmPlan) else None
 
 
 def _vector(input: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, str] | None:
@@ -171,12 +194,14 @@ for _name in ("Python", "Functionalize", "Batched", "FuncTorchBatched", "FuncTor
 
 _is_compiling = torch.compiler.is_dynamo_compiling
 _dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+_profiles: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
 _tracing_state: Callable[[], object] = torch._C._get_tracing_state
 
 
 def is_watched() -> object:
-    """Whether somebody is to see every operator: a compiler, a dispatch mode, a tracer or forward differentiation."""
-    return _is_compiling() or _dispatch_modes() or _tracing_state() or forward_ad._current_level >= 0
+    """Whether somebody is to see every operator: a compiler, a dispatch mode, a tracer, a profiler or forward
+    differentiation."""
+    return _is_compiling() or _dispatch_modes() or _tracing_state() or _profiles() or forward_ad._current_level >= 0
 
 
 def is_plain(*tensors: torch.Tensor | None) -> bool:

@@ -124,8 +124,8 @@ class GemmProblem:
         M, K = a.shape[-2:]
         precision = precision or default_precision(a.dtype)
         layouts = (Layout.of(a), Layout.of(b), Layout.of(c))
-        how = (has_beta, bias, activation, scales, groups)
-        return cls(batch, M, b.shape[-1], K, a.dtype, c.dtype, precision, *layouts, *how)
+        sizes = (batch, M, b.shape[-1], K)
+        return cls(*sizes, a.dtype, c.dtype, precision, *layouts, has_beta, bias, activation, scales, groups)
 
     @property
     def planes(self) -> Planes:

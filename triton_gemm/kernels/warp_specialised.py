@@ -304,8 +304,8 @@ def consume_partition(
     num_n, num_items, k_tiles, group, split, parts, CONSUMER: gl.constexpr, CONSUMERS: gl.constexpr, BLOCK_M:
     gl.constexpr, BLOCK_N: gl.constexpr, REST_N: gl.constexpr, PART_N: gl.constexpr, A_COLUMN_MAJOR: gl.constexpr,
     B_COLUMN_MAJOR: gl.constexpr, C_COLUMN_MAJOR: gl.constexpr, C_TMA: gl.constexpr, HAS_BETA: gl.constexpr, BIAS:
-    gl.constexpr, ACTIVATION: gl.constexpr, SCALES: gl.constexpr, GROUPS: gl.constexpr, SPLIT: gl.constexpr, TERMS:
-    gl.constexpr, IN_PIECES: gl.constexpr, PDL: gl.constexpr,
+    gl.constexpr, EARLY_BIAS: gl.constexpr, ACTIVATION: gl.constexpr, SCALES: gl.constexpr, GROUPS: gl.constexpr,
+    SPLIT: gl.constexpr, TERMS: gl.constexpr, IN_PIECES: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: multiplies its rows of every tile and stores them, or shares partial sums with other programs.
 
@@ -338,6 +338,9 @@ def consume_partition(
                 k_begin, k_end, slot, phase, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, CONSUMER,
                 CONSUMERS, ROWS, MAIN_N, REST_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
             )  # fmt: skip
+            # Where registers are left, the bias comes under the last products.
+            bias = bias_of(bias_ptr, m, n, rows_end, N, ROWS, MAIN_N, PART_N, EARLY_BIAS)
+            rest_bias = bias_of(bias_ptr, m, n + MAIN_N, rows_end, N, ROWS, REST_N, PART_N, EARLY_BIAS)
             if still_running(a_tiles.dtype, A_COLUMN_MAJOR):
                 if REST_N:
                     acc, rest = warpgroup_mma_wait(0, deps=(acc, rest))
@@ -349,6 +352,8 @@ def consume_partition(
                 k_begin, k_end, slot, phase, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, n, CONSUMER,
                 CONSUMERS, ROWS, MAIN_N, REST_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, TERMS, SCALES == "blocks",
             )  # fmt: skip
+            bias = bias_of(bias_ptr, m, n, rows_end, N, ROWS, MAIN_N, PART_N, "")
+            rest_bias = bias_of(bias_ptr, m, n + MAIN_N, rows_end, N, ROWS, REST_N, PART_N, "")
 
         # Epilogue
         mine = True
@@ -382,17 +387,17 @@ def consume_partition(
                 arrive(counter)
         if mine:
             store_tile(
-                acc, c_desc, c_parts, buffer, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, m, n, rows_end, N,
-                stride_cb, stride_cm, stride_cn, alpha, beta, PART_N, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION,
-                SCALES,
+                acc, bias, c_desc, c_parts, buffer, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, m, n, rows_end,
+                N, stride_cb, stride_cm, stride_cn, alpha, beta, PART_N, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS,
+                EARLY_BIAS, ACTIVATION, SCALES,
             )  # fmt: skip
             # The last part's buffer may still be read when the next part is stored.
             buffer = (buffer + MAIN_N // PART_N) % c_parts.shape[0]
             if REST_N:
                 store_tile(
-                    rest, c_desc, c_parts, buffer, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, m, n + MAIN_N,
-                    rows_end, N, stride_cb, stride_cm, stride_cn, alpha, beta, PART_N, C_COLUMN_MAJOR, C_TMA, HAS_BETA,
-                    BIAS, ACTIVATION, SCALES,
+                    rest, rest_bias, c_desc, c_parts, buffer, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, m,
+                    n + MAIN_N, rows_end, N, stride_cb, stride_cm, stride_cn, alpha, beta, PART_N, C_COLUMN_MAJOR,
+                    C_TMA, HAS_BETA, BIAS, EARLY_BIAS, ACTIVATION, SCALES,
                 )  # fmt: skip
                 buffer = (buffer + REST_N // PART_N) % c_parts.shape[0]
     if C_TMA:
@@ -413,33 +418,61 @@ def with_others(sums, workspace_ptr, block, step, others, stride: gl.constexpr):
 
 @gluon.jit
 def store_tile(
-    acc, c_desc, c_parts, buffer, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, m, n, M, N, stride_cb, stride_cm,
-    stride_cn, alpha, beta, PART_N: gl.constexpr, C_COLUMN_MAJOR: gl.constexpr, C_TMA: gl.constexpr, HAS_BETA:
-    gl.constexpr, BIAS: gl.constexpr, ACTIVATION: gl.constexpr, SCALES: gl.constexpr,
+    acc, bias, c_desc, c_parts, buffer, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, m, n, M, N, stride_cb,
+    stride_cm, stride_cn, alpha, beta, PART_N: gl.constexpr, C_COLUMN_MAJOR: gl.constexpr, C_TMA: gl.constexpr,
+    HAS_BETA: gl.constexpr, BIAS: gl.constexpr, EARLY_BIAS: gl.constexpr, ACTIVATION: gl.constexpr,
+    SCALES: gl.constexpr,
 ):  # fmt: skip
-    """Stores acc at (m, n) of C, part after part, the first through `buffer`."""
+    """Stores acc at (m, n) of C, part after part, the first through `buffer`. bias: each part's, if EARLY_BIAS."""
     PARTS: gl.constexpr = acc.shape[1] // PART_N
-    part_layout: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, PART_N, 16]
-    )
+    layout: gl.constexpr = part_layout(PART_N)
     parts = columns_in_parts(acc, PART_N)
     if ACTIVATION != "" and PARTS == 4:
         # An activation is long: written out four times, for each warpgroup, it would not fit the instruction cache.
         first, second, third, fourth = parts
+        first_bias, second_bias, third_bias, fourth_bias = bias
         for p in range(4):
             store_part(
-                gl.convert_layout(first, part_layout), c_desc, c_parts, (buffer + p) % c_parts.shape[0], c_ptr,
+                gl.convert_layout(first, layout), first_bias, c_desc, c_parts, (buffer + p) % c_parts.shape[0], c_ptr,
                 bias_ptr, a_scale_ptr, b_scale_ptr, batch, m, n + p * PART_N, M, N, stride_cb, stride_cm, stride_cn,
-                alpha, beta, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SCALES,
+                alpha, beta, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, EARLY_BIAS, ACTIVATION, SCALES,
             )  # fmt: skip
             first, second, third, fourth = second, third, fourth, first
+            if EARLY_BIAS == "n":
+                first_bias, second_bias, third_bias, fourth_bias = second_bias, third_bias, fourth_bias, first_bias
     else:
         for p in gl.static_range(PARTS):
             store_part(
-                gl.convert_layout(parts[p], part_layout), c_desc, c_parts, (buffer + p) % c_parts.shape[0], c_ptr,
+                gl.convert_layout(parts[p], layout), bias[p], c_desc, c_parts, (buffer + p) % c_parts.shape[0], c_ptr,
                 bias_ptr, a_scale_ptr, b_scale_ptr, batch, m, n + p * PART_N, M, N, stride_cb, stride_cm, stride_cn,
-                alpha, beta, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, ACTIVATION, SCALES,
+                alpha, beta, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, EARLY_BIAS, ACTIVATION, SCALES,
             )  # fmt: skip
+
+
+@constexpr_function
+def part_layout(columns):
+    """How a warpgroup holds a part of C, whose columns are as many: as `wgmma` left its sums."""
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 16])
+
+
+@gluon.jit
+def bias_of(
+    bias_ptr, m, n, M, N, ROWS: gl.constexpr, COLUMNS: gl.constexpr, PART_N: gl.constexpr, BIAS: gl.constexpr
+):  # fmt: skip
+    """A tuple of the bias of each part of a tile [ROWS, COLUMNS] at (m, n); of something else where there is none."""
+    layout: gl.constexpr = part_layout(PART_N)
+    if COLUMNS > PART_N:
+        half: gl.constexpr = COLUMNS // 2
+        left = bias_of(bias_ptr, m, n, M, N, ROWS, half, PART_N, BIAS)
+        return left + (bias_of(bias_ptr, m, n + half, M, N, ROWS, half, PART_N, BIAS) if BIAS == "n" else left)
+    elif BIAS == "m":
+        offs_m = m + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+        return (gl.load(bias_ptr + offs_m, mask=offs_m < M, other=0.0)[:, None],)
+    elif BIAS == "n":
+        offs_n = n + gl.arange(0, PART_N, gl.SliceLayout(0, layout))
+        return (gl.load(bias_ptr + offs_n, mask=offs_n < N, other=0.0)[None, :],)
+    else:
+        return (n,)
 
 
 @gluon.jit
@@ -454,9 +487,9 @@ def columns_in_parts(x, PART_N: gl.constexpr):
 
 @gluon.jit
 def store_part(
-    sums, c_desc, c_parts, buffer, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, m, n, M, N, stride_cb, stride_cm,
-    stride_cn, alpha, beta, C_COLUMN_MAJOR: gl.constexpr, C_TMA: gl.constexpr, HAS_BETA: gl.constexpr, BIAS:
-    gl.constexpr, ACTIVATION: gl.constexpr, SCALES: gl.constexpr,
+    sums, bias, c_desc, c_parts, buffer, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, m, n, M, N, stride_cb,
+    stride_cm, stride_cn, alpha, beta, C_COLUMN_MAJOR: gl.constexpr, C_TMA: gl.constexpr, HAS_BETA: gl.constexpr, BIAS:
+    gl.constexpr, EARLY_BIAS: gl.constexpr, ACTIVATION: gl.constexpr, SCALES: gl.constexpr,
 ):  # fmt: skip
     """The epilogue of sums [rows, columns] at (m, n) of C. A TMA store runs on, under what comes after."""
     if not C_TMA:
@@ -470,7 +503,6 @@ def store_part(
     offs_m = m + gl.arange(0, sums.shape[0], gl.SliceLayout(1, layout))
     offs_n = n + gl.arange(0, sums.shape[1], gl.SliceLayout(0, layout))
     c = None
-    bias = None
     if HAS_BETA or not C_TMA:
         c_ptrs = (
             c_ptr
@@ -481,9 +513,9 @@ def store_part(
         mask = (offs_m < M)[:, None] & (offs_n < N)[None, :]
     if HAS_BETA:
         c = gl.load(c_ptrs, mask=mask, other=0.0)
-    if BIAS == "m":
+    if BIAS == "m" and EARLY_BIAS == "":
         bias = gl.load(bias_ptr + offs_m, mask=offs_m < M, other=0.0)[:, None]
-    if BIAS == "n":
+    if BIAS == "n" and EARLY_BIAS == "":
         bias = gl.load(bias_ptr + offs_n, mask=offs_n < N, other=0.0)[None, :]
     if SCALES == "rows":
         a_scale = gl.load(a_scale_ptr + offs_m, mask=offs_m < M, other=0.0)[:, None]
@@ -567,6 +599,7 @@ def warp_specialised_kernel(
     C_TMA: gl.constexpr,
     HAS_BETA: gl.constexpr,
     BIAS: gl.constexpr,
+    EARLY_BIAS: gl.constexpr,
     ACTIVATION: gl.constexpr,
     SCALES: gl.constexpr,
     GROUPS: gl.constexpr,
@@ -621,7 +654,7 @@ def warp_specialised_kernel(
                     c_ptr, bias_ptr, workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm,
                     stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles, group, split, parts, 0, CONSUMERS,
                     BLOCK_M, BLOCK_N, REST_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA,
-                    BIAS, ACTIVATION, SCALES, GROUPS, SPLIT, TERMS, IN_PIECES, PDL,
+                    BIAS, EARLY_BIAS, ACTIVATION, SCALES, GROUPS, SPLIT, TERMS, IN_PIECES, PDL,
                 )),
                 (load_partition, (
                     a_desc, b_desc, b_rest_desc, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars,
@@ -641,14 +674,14 @@ def warp_specialised_kernel(
                     c_ptr, bias_ptr, workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm,
                     stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles, group, split, parts, 0, CONSUMERS,
                     BLOCK_M, BLOCK_N, REST_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA,
-                    BIAS, ACTIVATION, SCALES, GROUPS, SPLIT, TERMS, IN_PIECES, PDL,
+                    BIAS, EARLY_BIAS, ACTIVATION, SCALES, GROUPS, SPLIT, TERMS, IN_PIECES, PDL,
                 )),
                 (consume_partition, (
                     c_desc, c_parts_1, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, tiles_ptr,
                     c_ptr, bias_ptr, workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm,
                     stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles, group, split, parts, 1, CONSUMERS,
                     BLOCK_M, BLOCK_N, REST_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA,
-                    BIAS, ACTIVATION, SCALES, GROUPS, SPLIT, TERMS, IN_PIECES, PDL,
+                    BIAS, EARLY_BIAS, ACTIVATION, SCALES, GROUPS, SPLIT, TERMS, IN_PIECES, PDL,
                 )),
                 (load_partition, (
                     a_desc, b_desc, b_rest_desc, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars,
@@ -668,21 +701,21 @@ def warp_specialised_kernel(
                     c_ptr, bias_ptr, workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm,
                     stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles, group, split, parts, 0, CONSUMERS,
                     BLOCK_M, BLOCK_N, REST_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA,
-                    BIAS, ACTIVATION, SCALES, GROUPS, SPLIT, TERMS, IN_PIECES, PDL,
+                    BIAS, EARLY_BIAS, ACTIVATION, SCALES, GROUPS, SPLIT, TERMS, IN_PIECES, PDL,
                 )),
                 (consume_partition, (
                     c_desc, c_parts_1, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, tiles_ptr,
                     c_ptr, bias_ptr, workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm,
                     stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles, group, split, parts, 1, CONSUMERS,
                     BLOCK_M, BLOCK_N, REST_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA,
-                    BIAS, ACTIVATION, SCALES, GROUPS, SPLIT, TERMS, IN_PIECES, PDL,
+                    BIAS, EARLY_BIAS, ACTIVATION, SCALES, GROUPS, SPLIT, TERMS, IN_PIECES, PDL,
                 )),
                 (consume_partition, (
                     c_desc, c_parts_2, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, tiles_ptr,
                     c_ptr, bias_ptr, workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm,
                     stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles, group, split, parts, 2, CONSUMERS,
                     BLOCK_M, BLOCK_N, REST_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA,
-                    BIAS, ACTIVATION, SCALES, GROUPS, SPLIT, TERMS, IN_PIECES, PDL,
+                    BIAS, EARLY_BIAS, ACTIVATION, SCALES, GROUPS, SPLIT, TERMS, IN_PIECES, PDL,
                 )),
                 (load_partition, (
                     a_desc, b_desc, b_rest_desc, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars,
@@ -809,6 +842,8 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig) -> str
         return "TMA has nothing to load"
     if problem.groups == "k":
         return "TMA loads whole k-tiles, and groups end inside of them"
+    if problem.groups == "m" and problem.a.column_major:
+        return "TMA's boxes begin on 16 bytes, and groups of a's rows anywhere in its columns"
     why = problem.tma_illegal()
     if why is not None:
         return f"TMA cannot take {why}"
@@ -832,6 +867,14 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig) -> str
 def in_pieces(problem: GemmProblem) -> bool:
     """Whether k-tiles are summed apart: those of planes, and of fp8 unless fast sums will do."""
     return problem.planes.count > 1 or problem.precision == "fp8"
+
+
+def early_bias(problem: GemmProblem, config: GemmConfig) -> bool:
+    """Whether a thread has registers for the bias of a tile beside its sums: of columns for every fourth."""
+    assert config.BLOCK_N is not None
+    room = 64 if config.num_warps == 12 else 128
+    values = config.BLOCK_N // 4 * problem.out_dtype.itemsize // 4 if problem.bias == "n" else 2
+    return c_by_tma(problem) and not in_pieces(problem) and config.accumulators() + values <= room * 5 // 4
 
 
 def splits(config: GemmConfig) -> bool:
@@ -915,6 +958,7 @@ def launches(problem: GemmProblem, config: GemmConfig, schedule: Schedule) -> tu
         "C_TMA": by_tma,
         "HAS_BETA": problem.has_beta,
         "BIAS": problem.bias or "",
+        "EARLY_BIAS": (problem.bias or "") if early_bias(problem, config) and not split else "",
         "ACTIVATION": problem.activation or "",
         "SCALES": problem.scales or "",
         "GROUPS": problem.groups is not None,

@@ -1,0 +1,96 @@
+"""torch's own products through triton_gemm on the GPU: the first call and those like it, which take the short way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import triton_gemm
+from tests.numerics import error_bound, mode_of, reference
+from triton_gemm import routing
+from triton_gemm.precision import default_precision
+
+pytestmark = pytest.mark.gpu
+
+OURS = "triton_gemm"
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(shape, device="cuda").to(dtype)
+
+
+def assert_product(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor, added: torch.Tensor | float = 0.0) -> None:
+    mode = mode_of(default_precision(a.dtype), a.dtype)
+    bound = error_bound(a, b, None, 1.0, 0.0, mode, c.dtype) + 2.0**-7 * abs(added)
+    assert ((c.double() - reference(a, b) - added).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_calls_like_one_before_launch_the_same(dtype: torch.dtype) -> None:
+    with triton_gemm.use():
+        triton_gemm.report_routing(reset=True)
+        for _ in range(3):
+            a, b, bias = draw(200, 136, dtype=dtype), draw(136, 72, dtype=dtype), draw(72, dtype=dtype)
+            assert_product(torch.mm(a, b), a, b)
+            assert_product(torch.addmm(bias, a, b), a, b, bias.double())
+            assert_product(torch.nn.functional.linear(a, b.mT.contiguous(), bias), a, b, bias.double())
+            out = torch.full((200, 72), torch.nan, dtype=dtype, device="cuda")
+            assert torch.addmm(bias, a, b, out=out) is out
+            assert_product(out, a, b, bias.double())
+        assert len(routing._ready) == 4
+        counts = triton_gemm.report_routing()
+    assert counts == {("addmm", OURS): 9, ("mm", OURS): 3}
+
+
+def test_what_differs_is_not_taken_for_the_same() -> None:
+    """Factors, strides, alignment, an `out` that overlaps, rules: each changes what is right."""
+    a, b, bias = draw(128, 64), draw(64, 96), draw(96)
+    with triton_gemm.use():
+        for _ in range(2):
+            assert_product(torch.addmm(bias, a, b), a, b, bias.double())
+            assert_product(torch.addmm(bias, a, b, alpha=2), 2 * a, b, bias.double())
+            assert_product(torch.addmm(bias, a, b, beta=3), a, b, 3 * bias.double())
+            assert_product(torch.addmm(bias, a, b, alpha=0, beta=1), 0 * a, b, bias.double())
+            column = draw(128, 1)
+            assert_product(torch.addmm(column, a, b), a, b, column.double())
+            assert_product(torch.mm(a.mT.contiguous().mT, b), a, b)
+            odd = torch.cat([draw(1), a.flatten()])[1:].view(128, 64)
+            assert_product(torch.mm(odd, b), a, b)
+            buffer = torch.zeros(128 * 96 + 96, dtype=torch.bfloat16, device="cuda")
+            out, over = buffer[: 128 * 96].view(128, 96), buffer[64:160].copy_(bias)
+            expected = over.double()
+            assert_product(torch.addmm(over, a, b, out=out), a, b, expected)
+        with triton_gemm.use(exclude=["mm"]):
+            triton_gemm.report_routing(reset=True)
+            torch.mm(a, b)
+            assert ("mm", OURS) not in triton_gemm.report_routing()
+        torch.mm(a, b)
+        assert triton_gemm.report_routing()["mm", OURS] == 1
+
+
+@pytest.mark.parametrize(
+    "product", [lambda x, w, b: torch.nn.functional.linear(x, w, b), lambda x, w, b: x @ w.mT], ids=["linear", "matmul"]
+)
+def test_gradients_are_ours_too(product: Callable[..., torch.Tensor]) -> None:
+    x, w, b = (draw(*shape).requires_grad_() for shape in ((256, 128), (64, 128), (64,)))
+    grads = []
+    for ours in (False, True, True):
+        with triton_gemm.use(predicate=lambda *_, ours=ours: ours):
+            grads.append(torch.autograd.grad(product(x, w, b).square().sum(), [x, w]))
+    for theirs, first, second in zip(*grads, strict=True):
+        assert torch.equal(first, second)
+        assert (first - theirs).float().norm() < 0.02 * theirs.float().norm()
+
+
+def test_a_captured_graph_replays() -> None:
+    x, w, b = draw(16, 256), draw(512, 256), draw(512)
+    with triton_gemm.use():
+        torch.nn.functional.linear(x, w, b)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = torch.nn.functional.linear(x, w, b)
+    x.copy_(draw(16, 256))
+    graph.replay()
+    assert_product(y, x, w.mT, b.double())
