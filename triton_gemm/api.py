@@ -241,7 +241,7 @@ def _product(
         c = ACTIVATIONS[activation](ops.gemm(a, b, input, alpha, beta, None, out_dtype, precision))
     else:
         c = ops.gemm(a, b, input, alpha, beta, activation, out_dtype, precision)
-    return c.squeeze(vectors) if vectors else c
+    return _without(c, vectors)
 
 
 def _product_into(
@@ -273,12 +273,19 @@ def _product_into(
     checks.out(out, shape, out_dtype or ops.out_dtype_of(a.dtype), a.device, out_dtype is not None)
     if not in_place:
         c = ops.gemm(a, b, input, alpha, beta, activation, out_dtype, precision)
-        return out.copy_(c.squeeze(vectors) if vectors else c)
+        return out.copy_(_without(c, vectors))
     c = out
     for dim in reversed(vectors):
         c = c.unsqueeze(dim)
     ops.compute_into(c, a, b, c if input is out else input, alpha, beta, activation, precision)
     return out
+
+
+def _without(c: torch.Tensor, vectors: tuple[int, ...]) -> torch.Tensor:
+    """c without these dimensions: one by one, as DTensor's rules for it are (torch 2.11)."""
+    for dim in vectors:
+        c = c.squeeze(dim)
+    return c
 
 
 def _matrices(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:

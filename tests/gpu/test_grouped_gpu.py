@@ -1,4 +1,4 @@
-"""triton_gemm.grouped_matmul on the GPU: every kind of groups, as accurate as torch's own, without a wait of the host."""
+"""triton_gemm.grouped_matmul on the GPU: every kind of groups, without a wait of the host."""
 
 from __future__ import annotations
 

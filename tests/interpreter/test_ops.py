@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,6 @@ from tests.epilogues import activated
 from tests.mistakes import torchs
 from tests.products import draw
 from triton_gemm import ops, plan
-from triton_gemm.kernels import portable
 from triton_gemm.problem import ACTIVATIONS
 
 Function = Callable[..., torch.Tensor]
@@ -29,31 +29,6 @@ def torchs_linear(
     x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None, activation: str | None = None
 ) -> torch.Tensor:
     return activated(torch.nn.functional.linear(x, w, bias), activation)
-
-
-@pytest.fixture
-def fp64(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products in fp64: by torch, as long as no kernel computes them."""
-    if "fp64" in portable.CONFIGS:
-        return
-
-    def multiply(
-        a: torch.Tensor,
-        b: torch.Tensor,
-        c: torch.Tensor,
-        *,
-        alpha: float,
-        beta: float,
-        bias: torch.Tensor | None,
-        bias_axis: str,
-        activation: str | None,
-        precision: str | None,
-    ) -> None:
-        assert precision is None
-        added = 0.0 if bias is None else bias[:, None] if bias_axis == "m" else bias
-        c.copy_(activated(alpha * (a @ b) + (beta * c if beta else 0.0) + added, activation))
-
-    monkeypatch.setattr(plan, "multiply", multiply)
 
 
 def double(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -85,7 +60,7 @@ CALLS: dict[str, tuple[Function, tuple[torch.Tensor, ...]]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_derivatives(name: str, fp64: None) -> None:
+def test_derivatives(name: str) -> None:
     """First and second, backwards, forwards and batched."""
     function, arguments = CALLS[name]
     fast = {"fast_mode": True}
@@ -94,7 +69,7 @@ def test_derivatives(name: str, fp64: None) -> None:
 
 
 @pytest.mark.parametrize("name", ["one weight", "each with each", "addmm", "linear gelu", "fused silu"])
-def test_derivatives_under_vmap(name: str, fp64: None) -> None:
+def test_derivatives_under_vmap(name: str) -> None:
     function, arguments = CALLS[name]
     assert torch.autograd.gradcheck(function, arguments, check_batched_grad=True)
 
@@ -354,6 +329,19 @@ def test_export(strict: bool) -> None:
     loaded = torch.export.load(buffer).module()
     for x in (draw(2, 5, 8), draw(7, 5, 8)):
         torch.testing.assert_close(loaded(x), block(x))
+
+
+def test_a_package_compiled_ahead_of_time_holds_the_operator(tmp_path: Path) -> None:
+    """By AOTInductor, for any batch; torch's own products it calls past the dispatcher, where nothing is routed."""
+    layer, x = triton_gemm.nn.Linear(16, 8, activation="relu"), draw(4, 16)
+    shapes = ({0: torch.export.Dim("batch", min=2, max=64)},)
+    with torch.no_grad():
+        exported = torch.export.export(layer, (x,), dynamic_shapes=shapes)
+        package = torch._inductor.aoti_compile_and_package(exported, package_path=str(tmp_path / "layer.pt2"))
+        loaded = torch._inductor.aoti_load_package(package)
+        for rows in (4, 9):
+            x = draw(rows, 16)
+            assert torch.equal(loaded(x), layer(x))
 
 
 def test_tracing_and_modes_see_the_operator() -> None:
