@@ -7,6 +7,20 @@ import torch
 from tests.numerics import error_bound, mode_of
 from triton_gemm.precision import default_precision
 
+KINDS = ("rows", "columns", "products")
+
+
+def draw(
+    kind: str, total: int, groups: int, rows: int, columns: int, dtype: torch.dtype, device: str = "cpu"
+) -> list[torch.Tensor]:
+    """Two operands of which a dimension of size `total` is in groups."""
+    shapes = {
+        "rows": ((total, rows), (groups, rows, columns)),
+        "columns": ((groups, columns, rows), (rows, total)),
+        "products": ((rows, total), (total, columns)),
+    }[kind]
+    return [torch.randn(shape, device=device).to(dtype) for shape in shapes]
+
 
 def matrices_of(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Each group's matrices, views of a and b."""

@@ -6,23 +6,12 @@ import pytest
 import torch
 
 import triton_gemm
-from tests.groups import assert_right
+from tests.groups import KINDS, assert_right, draw
 from triton_gemm import plan
 
 pytestmark = pytest.mark.gpu
 
 ENDS = ([100, 100, 333], [0, 0, 400], [0, 0, 0], [400, 400, 400], [400], list(range(5, 400, 6)), [1, 399])
-KINDS = ("rows", "columns", "products")
-
-
-def draw(kind: str, total: int, groups: int, rows: int, columns: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Two operands of which a dimension of size `total` is in groups."""
-    shapes = {
-        "rows": ((total, rows), (groups, rows, columns)),
-        "columns": ((groups, columns, rows), (rows, total)),
-        "products": ((rows, total), (total, columns)),
-    }[kind]
-    return [torch.randn(shape, device="cuda").to(dtype) for shape in shapes]
 
 
 def int32(ends: list[int]) -> torch.Tensor:
@@ -34,7 +23,7 @@ def int32(ends: list[int]) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
 def test_every_kind_and_layout(dtype: torch.dtype, kind: str, ends: list[int]) -> None:
     for i, (rows, columns) in enumerate(((512, 264), (250, 131))):
-        a, b = draw(kind, 400, len(ends), rows, columns, dtype)
+        a, b = draw(kind, 400, len(ends), rows, columns, dtype, "cuda")
         for turn_a, turn_b in ((False, False), (i == 0, True)):
             x, y = (z.mT.contiguous().mT if turn else z for z, turn in ((a, turn_a), (b, turn_b)))
             results = [triton_gemm.grouped_matmul(x, y, int32(ends)) for _ in range(2)]
@@ -61,7 +50,7 @@ def test_a_layer_of_experts(tokens: int) -> None:
 
 def test_the_host_does_not_wait() -> None:
     """Sizes change under a CUDA graph that was captured once."""
-    a, b = draw("rows", 640, 4, 256, 512, torch.bfloat16)
+    a, b = draw("rows", 640, 4, 256, 512, torch.bfloat16, "cuda")
     offs = int32([100, 200, 300, 640])
     triton_gemm.grouped_matmul(a, b, offs)
     torch.cuda.set_sync_debug_mode("error")
@@ -83,7 +72,7 @@ def test_as_torch() -> None:
         pytest.skip("this torch has no grouped_mm")
     offs = int32([160, 160, 640])
     for kind in KINDS:
-        a, b = draw(kind, 640, 3, 256, 512, torch.bfloat16)
+        a, b = draw(kind, 640, 3, 256, 512, torch.bfloat16, "cuda")
         a, b = (a, b.mT.contiguous().mT) if kind == "rows" else (a, b)
         c, torchs = triton_gemm.grouped_matmul(a, b, offs), torch.nn.functional.grouped_mm(a, b, offs=offs)
         assert torch.allclose(c, torchs, atol=0.3, rtol=0.02)

@@ -9,20 +9,9 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 import triton_gemm
-from tests.groups import assert_right
+from tests.groups import KINDS, assert_right, draw
 
-KINDS = ("rows", "columns", "products")
 ENDS = ([10, 10, 33], [0, 0, 40], [0, 0, 0], [40, 40, 40], [40], list(range(0, 41)), [39, 40])
-
-
-def draw(kind: str, total: int, groups: int, rows: int, columns: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Two operands of which a dimension of size `total` is in groups."""
-    shapes = {
-        "rows": ((total, rows), (groups, rows, columns)),
-        "columns": ((groups, columns, rows), (rows, total)),
-        "products": ((rows, total), (total, columns)),
-    }[kind]
-    return [torch.randn(shape).to(dtype) for shape in shapes]
 
 
 def turned(x: torch.Tensor) -> torch.Tensor:
