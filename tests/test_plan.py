@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.checks import fp32_precision
-from triton_gemm import api, compat, plan
+from triton_gemm import api, compat, ops, plan
 from triton_gemm.device import INTERPRETER
 from triton_gemm.problem import GemmProblem, Layout
 from triton_gemm.select import select
@@ -342,3 +342,45 @@ def test_a_call_that_resized_its_out_is_not_repeated(monkeypatch: pytest.MonkeyP
     api.matmul(a, b, out=half(0))
     api.matmul(a, b, out=half(3, 3))
     assert len(api._ready) == 1
+
+
+SHORT: dict[str, Callable[..., torch.Tensor]] = {
+    "matmul": lambda a, b, bias: api.matmul(a, b),
+    "mm": lambda a, b, bias: api.mm(a, b),
+    "bmm": lambda a, b, bias: api.bmm(a[None], b[None])[0],
+    "addmm": lambda a, b, bias: api.addmm(bias, a, b),
+    "linear": lambda a, b, bias: api.linear(a, b.mT, bias),
+}
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_calls_like_one_before_go_past_the_checks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But not those whose bias is broadcast, of which a kernel would read more than there is."""
+    monkeypatch.setattr(plan, "_current_device", lambda: 0)
+    monkeypatch.setattr(plan, "_current_stream", lambda _: 0)
+    monkeypatch.setattr(api, "_ready", {})
+    monkeypatch.setattr(plan, "PLANS", {})
+    checked = []
+
+    def product(function: str, a: torch.Tensor, b: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        checked.append(function)
+        return half(*a.shape[:-1], b.shape[-1])
+
+    monkeypatch.setattr(api, "_product", product)
+    a, b, bias = half(64, 32), half(32, 48), half(48)
+    added = bias if name in ("addmm", "linear") else None
+    x, y = (a, b.mT.mT) if name != "bmm" else (a[None], b[None])
+    made = plan_without_a_gpu(a, b, half(64, 48))
+    made.needs_more, made.shares, made.steps = added is not None, False, [FakeStep()]  # type: ignore[list-item]
+    first, *_ = ops.launches(x, y, half(*x.shape[:-1], 48))
+    plan.PLANS[plan.key_of(*first, bias=added)] = made
+    for _ in range(3):
+        SHORT[name](a, b, bias)
+    assert checked == [name] and len(api._ready) == 1
+    if added is not None:
+        for _ in range(2):
+            SHORT[name](a, b, half(1))
+        assert checked == [name] * 3
+    count = len(checked)
+    SHORT[name](a.clone().requires_grad_(), b, bias)
+    assert len(checked) == count + 1

@@ -46,8 +46,8 @@ def matmul(
     RuntimeError for a precision that the GPU does not have, and ValueError for one that is none, or of other operands
     than fp32.
     """
-    key = _key(input, other, None, out, precision)
-    c = None if key is None else _repeat(key, input, other, None, out)
+    key = _key("matmul", input, other, None, out, precision)
+    c = _repeat(key, input, other, None, out)
     if c is not None:
         return c
     checks.tensors("matmul", input=input, other=other)
@@ -55,10 +55,7 @@ def matmul(
     checks.matmul(a, b)
     checks.same_dtype(_words(a, b), a, b)
     c = _product("matmul", a, b, out=out, precision=precision)
-    # An `out` that was resized was not what the key says.
-    if key is not None and (out is None or key == _key(input, other, None, out, precision)):
-        _remember(key, a, b, c, None, None, precision)
-    return c
+    return _remember(key, c, a, b, None, out, None, precision)
 
 
 def mm(
@@ -71,13 +68,18 @@ def mm(
 ) -> torch.Tensor:
     """`torch.mm`: input [M, K] times mat2 [K, N]: [M, N]. out_dtype: fp32 of fp16 and bf16, which are then not rounded;
     by default the operands'. Everything else as `matmul`."""
+    key = _key(("mm", out_dtype), input, mat2, None, out, precision)
+    c = _repeat(key, input, mat2, None, out)
+    if c is not None:
+        return c
     checks.tensors("mm", input=input, mat2=mat2)
     if out is None and out_dtype is None:
         input, mat2 = _autocast(input, mat2)
     checks.mm(input, mat2)
     checks.same_dtype("mm", input, mat2)
     checks.out_dtype(out_dtype, input)
-    return _product("mm", input, mat2, out_dtype=out_dtype, out=out, precision=precision)
+    c = _product("mm", input, mat2, out_dtype=out_dtype, out=out, precision=precision)
+    return _remember(key, c, input, mat2, None, out, None, precision)
 
 
 def bmm(
@@ -90,13 +92,18 @@ def bmm(
 ) -> torch.Tensor:
     """`torch.bmm`: a batch of products, input [B, M, K] times mat2 [B, K, N]: [B, M, N]. out_dtype as in `mm`;
     everything else as `matmul`."""
+    key = _key(("bmm", out_dtype), input, mat2, None, out, precision)
+    c = _repeat(key, input, mat2, None, out)
+    if c is not None:
+        return c
     checks.tensors("bmm", input=input, mat2=mat2)
     if out is None and out_dtype is None:
         input, mat2 = _autocast(input, mat2)
     checks.bmm(input, mat2)
     checks.same_dtype("bmm", input, mat2)
     checks.out_dtype(out_dtype, input)
-    return _product("bmm", input, mat2, out_dtype=out_dtype, out=out, precision=precision)
+    c = _product("bmm", input, mat2, out_dtype=out_dtype, out=out, precision=precision)
+    return _remember(key, c, input, mat2, None, out, None, precision)
 
 
 def mv(
@@ -128,6 +135,11 @@ def addmm(
     `out` itself. With beta = 0 input is not read, with alpha = 0 neither matrix is. All are of one floating dtype;
     out_dtype is as in `mm`, and input may then be of it. Everything else as `matmul`.
     """
+    once = type(alpha) in (int, float) and type(beta) in (int, float) and alpha == 1 == beta
+    key = _key(("addmm", out_dtype), mat1, mat2, input, out, precision) if once else None
+    c = _repeat(key, mat1, mat2, input, out)
+    if c is not None:
+        return c
     checks.tensors("addmm", input=input, mat1=mat1, mat2=mat2)
     checks.numbers("addmm", beta=beta, alpha=alpha)
     if out is None and out_dtype is None:
@@ -136,7 +148,8 @@ def addmm(
     _check_added("addmm", "mat1", input, mat1, mat2, out_dtype)
     checks.expandable(input, (mat1.shape[0], mat2.shape[1]))
     how: dict[str, Any] = {"alpha": alpha, "beta": beta, "out_dtype": out_dtype, "out": out, "precision": precision}
-    return _product("addmm", mat1, mat2, input, **how)
+    c = _product("addmm", mat1, mat2, input, **how)
+    return _remember(key, c, mat1, mat2, input, out, None, precision)
 
 
 def baddbmm(
@@ -180,8 +193,8 @@ def linear(
 
     Raises what `matmul` raises, and ValueError for an activation that is none.
     """
-    key = _key(input, weight, bias, None, precision, activation or "linear")
-    c = None if key is None else _repeat(key, input, weight, bias, None)
+    key = _key(("linear", activation), input, weight, bias, None, precision)
+    c = _repeat(key, input, weight, bias, None)
     if c is not None:
         return c
     checks.tensors("linear", input=input, weight=weight, **({} if bias is None else {"bias": bias}))
@@ -193,9 +206,7 @@ def linear(
     b = b.t()  # raises in torch's words where it has more than two dimensions
     checks.linear(a, b, bias)
     c = _product("linear", a, b, bias, activation=activation, precision=precision)
-    if key is not None:
-        _remember(key, a, b, c, bias, activation, precision)
-    return c
+    return _remember(key, c, a, b, bias, None, activation, precision)
 
 
 def explain(input: torch.Tensor, other: torch.Tensor, *, precision: str | None = None) -> Selection:
@@ -333,15 +344,15 @@ def _autocast(*operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _key(
+    how: object,
     a: torch.Tensor,
     b: torch.Tensor,
     bias: torch.Tensor | None,
     out: torch.Tensor | None,
     precision: str | None,
-    how: str | None = None,
 ) -> tuple[object, ...] | None:
-    """What a call's checks and choice depend on, `how` it ends included; None where that is more than can be said in
-    short."""
+    """What a call's checks and choice depend on, `how` it begins and ends included; None where that is more than can be
+    said in short."""
     if ops.is_watched() or torch.is_autocast_enabled() or type(a) not in ops.PLAIN or type(b) not in ops.PLAIN:
         return None
     if (a.requires_grad or b.requires_grad) and torch.is_grad_enabled():
@@ -371,30 +382,37 @@ def _lies(x: torch.Tensor) -> tuple[object, ...]:
 
 
 def _repeat(
-    key: tuple[object, ...], a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None
+    key: tuple[object, ...] | None,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor | None,
 ) -> torch.Tensor | None:
     """The result, if there was a call of that key before."""
-    ready = _ready.get(key)
+    ready = _ready.get(key) if key is not None else None
     if ready is None:
         return None
     if out is None:
         out = a.new_empty(ready.shape, dtype=ready.plan.out_dtype)
-    elif ready.plan.overlap(a, b, out):
+    elif ready.plan.overlap(a, b, out) or (bias is not None and ops.same_storage(bias, out)):
         return None
     ready.plan.run(a, b, out, bias)
     return out
 
 
 def _remember(
-    key: tuple[object, ...],
+    key: tuple[object, ...] | None,
+    c: torch.Tensor,
     a: torch.Tensor,
     b: torch.Tensor,
-    c: torch.Tensor,
     bias: torch.Tensor | None,
+    out: torch.Tensor | None,
     activation: str | None,
     precision: str | None,
-) -> None:
-    """Keeps what computed c."""
-    found = ops.ready(a, b, c, bias, activation, precision)
-    if found is not None:
-        plan.keep(_ready, key, found, plan.MAX_PLANS)
+) -> torch.Tensor:
+    """c; and what computed it is kept, unless `out` was resized, and is not what the key says."""
+    if key is not None and (out is None or key[-len(_lies(out)) :] == _lies(out)):
+        found = ops.ready(a, b, c, bias, activation, precision)
+        if found is not None:
+            plan.keep(_ready, key, found, plan.MAX_PLANS)
+    return c

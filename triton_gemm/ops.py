@@ -105,11 +105,17 @@ def ready(
     precision: str | None = None,
 ) -> Ready | None:
     """What has computed c, where that is one launch on operands that begin where a, b and c do."""
-    if c.numel() == 0 or a.dim() == 1 or b.dim() == 1 or not (bias is None or bias.is_contiguous()):
+    if c.numel() == 0 or a.dim() == 1 or b.dim() == 1:
+        return None
+    if bias is not None and not (bias.shape == c.shape[-1:] and bias.is_contiguous()):
         return None
     first, *more = islice(launches(a, b, c), 2)
     found = None if more else plan.PLANS.get(plan.key_of(*first, bias=bias, activation=activation, precision=precision))
     return Ready(found, tuple(c.shape)) if isinstance(found, plan.GemmPlan) else None
+
+
+def same_storage(x: torch.Tensor, y: torch.Tensor) -> bool:
+    return x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
 
 
 def _vector(input: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, str] | None:

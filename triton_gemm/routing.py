@@ -142,7 +142,7 @@ def _routed(name: str, overload: str) -> Callable[..., torch.Tensor]:
         alpha, beta = scalars.get("alpha", 1), scalars.get("beta", 1)
         key = _key(overload, a, b, input, out, alpha, beta)
         ready = _ready.get(key) if key is not None else None
-        if ready is not None and (out is None or not (ready.plan.overlap(a, b, out) or _same_storage(input, out))):
+        if ready is not None and (out is None or not _overlaps(out, a, b, input)):
             _counts[name, OURS] += 1
             c = a.new_empty(ready.shape) if out is None else out
             ready.plan.run(a, b, c, input, alpha)
@@ -218,15 +218,15 @@ def _stays(
     if out is not None:
         if out.shape != shape or out.is_neg():
             return "out has another shape, or is a negative view"
-        if any(_same_storage(x, out) for x in (a, b, input)):
+        if _overlaps(out, a, b, input):
             return "out may overlap an operand"
         if torch._debug_has_internal_overlap(out) == 1:
             return "out overlaps itself"
     return None
 
 
-def _same_storage(x: torch.Tensor | None, y: torch.Tensor) -> bool:
-    return x is not None and x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
+def _overlaps(out: torch.Tensor, *operands: torch.Tensor | None) -> bool:
+    return any(x is not None and ops.same_storage(x, out) for x in operands)
 
 
 def _expands(shape: torch.Size, target: tuple[int, ...]) -> bool:
