@@ -382,5 +382,9 @@ def test_calls_like_one_before_go_past_the_checks(name: str, monkeypatch: pytest
             SHORT[name](a, b, half(1))
         assert checked == [name] * 3
     count = len(checked)
+    for _ in range(2):
+        SHORT[name](torch._neg_view(a), b, bias)
+    assert len(checked) == count + 2, "what is negated on the way does not lie in memory"
+    count = len(checked)
     SHORT[name](a.clone().requires_grad_(), b, bias)
     assert len(checked) == count + 1

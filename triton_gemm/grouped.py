@@ -10,6 +10,7 @@ from math import prod
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.utils.flop_counter import register_flop_formula
 
 from . import api, checks, ops, plan
@@ -31,8 +32,9 @@ def grouped_matmul(
     Rows, columns and products after the last group's end count to none: of the first two kinds the result is 0 there.
     Without offs mat_a [G, M, K] and mat_b [G, K, N] are `bmm`'s.
 
-    Any strides, and any dtype and precision of `matmul` but int8; out_dtype: fp32 of fp16 and bf16. Differentiable.
-    Raises what torch raises: RuntimeError for shapes, dtypes or offs that do not go together.
+    Any strides, and any dtype and precision of `matmul` but int8; out_dtype: fp32 of fp16 and bf16. Differentiable any
+    number of times, backwards; not by torch.func. Raises what torch raises: RuntimeError for shapes, dtypes or offs that
+    do not go together; and NotImplementedError for forward differentiation.
     """
     checks.tensors("grouped_matmul", mat_a=mat_a, mat_b=mat_b)
     if offs is None and mat_a.dim() == mat_b.dim() == 3:
@@ -57,6 +59,8 @@ def grouped_gemm(
 ) -> torch.Tensor:
     """The operator, past the dispatcher where that has nothing to do."""
     arguments = (a, b, offs, out_dtype, precision)
+    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in (a, b)):
+        raise NotImplementedError("grouped_matmul is not differentiated forwards")
     if ops.is_plain(a, b, offs) and not ops.needs_grad(a, b):
         return _compute(*arguments)
     return _op(*arguments)
@@ -70,10 +74,12 @@ def _compute(
     precision: str | None = None,
 ) -> torch.Tensor:
     c = _fake(a, b, offs, out_dtype)
-    if c.numel() > 0 and a.shape[1] > 0:
+    if a.shape[1] == 0 or offs.shape[0] == 0:
+        return c.zero_()
+    if c.numel() > 0:
         groups = plan.Groups("m" if b.dim() == 3 else "k", offs.contiguous())
         plan.multiply(a.resolve_neg(), b.resolve_neg(), c, precision=precision, groups=groups)
-    return c.zero_() if a.shape[1] == 0 else c
+    return c
 
 
 def _fake(
@@ -83,6 +89,7 @@ def _fake(
     out_dtype: torch.dtype | None = None,
     precision: str | None = None,
 ) -> torch.Tensor:
+    checks.grouped(a, b, offs)
     groups = () if b.dim() == 3 else (offs.shape[0],)
     return a.new_empty((*groups, a.shape[0], b.shape[-1]), dtype=out_dtype or a.dtype)
 

@@ -104,10 +104,10 @@ def ready(
     activation: str | None = None,
     precision: str | None = None,
 ) -> Ready | None:
-    """What has computed c, where that is one launch on operands that begin where a, b and c do."""
-    if c.numel() == 0 or a.dim() == 1 or b.dim() == 1:
+    """What has computed c, where that is one launch on operands that begin where a, b and c do, as they lie there."""
+    if c.numel() == 0 or a.dim() == 1 or b.dim() == 1 or a.is_neg() or b.is_neg():
         return None
-    if bias is not None and not (bias.shape == c.shape[-1:] and bias.is_contiguous()):
+    if bias is not None and (bias.shape != c.shape[-1:] or not bias.is_contiguous() or bias.is_neg()):
         return None
     first, *more = islice(launches(a, b, c), 2)
     found = None if more else plan.PLANS.get(plan.key_of(*first, bias=bias, activation=activation, precision=precision))

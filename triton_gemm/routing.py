@@ -72,24 +72,25 @@ def enable(
     only, exclude: names of those ("addmm") and dtypes that are routed alone, or not; predicate(op, a, b): whether to
     route a call. What triton_gemm cannot take stays torch's. The innermost rule counts. ValueError for other names.
     """
+    global _ready
     names = {x for x in (*only, *exclude) if isinstance(x, str)}
     if not names <= ROUTED.keys():
         raise ValueError(f"enable(): {', '.join(sorted(names - ROUTED.keys()))}: only {', '.join(ROUTED)} are routed")
     with _lock:
         _rules.append(Rule(frozenset(only), frozenset(exclude), predicate))
-        _ready.clear()
+        _ready = {}  # another, for calls under way keep theirs in the old one
         if _library is None:
             _override()
 
 
 def disable() -> None:
     """Takes the innermost `enable` back; RuntimeError where there is none."""
-    global _library
+    global _library, _ready
     with _lock:
         if not _rules:
             raise RuntimeError("disable(): nothing is routed")
         _rules.pop()
-        _ready.clear()
+        _ready = {}
         if not _rules and _library is not None:
             _library._destroy()
             _library = None
@@ -140,8 +141,9 @@ def _routed(name: str, overload: str) -> Callable[..., torch.Tensor]:
         a, b = arguments[first : first + 2]
         input = arguments[0] if first else None
         alpha, beta = scalars.get("alpha", 1), scalars.get("beta", 1)
+        known = _ready
         key = _key(overload, a, b, input, out, alpha, beta)
-        ready = _ready.get(key) if key is not None else None
+        ready = known.get(key) if key is not None else None
         if ready is not None and (out is None or not _overlaps(out, a, b, input)):
             _counts[name, OURS] += 1
             c = a.new_empty(ready.shape) if out is None else out
@@ -159,7 +161,7 @@ def _routed(name: str, overload: str) -> Callable[..., torch.Tensor]:
             ops.compute_into(out, a, b, input, alpha, beta)
         found = ops.ready(a, b, c, input) if key is not None else None
         if found is not None:
-            keep(_ready, key, found, MAX_PLANS)
+            keep(known, key, found, MAX_PLANS)
         return c
 
     return kernel
@@ -176,9 +178,10 @@ def _key(
 ) -> tuple[object, ...] | None:
     """What decides where a call goes and what it launches; None where a predicate does, or where more than a bias is
     added."""
-    if not _rules or _rules[-1].predicate is not None or type(alpha) not in (int, float) or alpha == 0:
+    rules = _rules[-1:]  # another thread may take it back
+    if not rules or rules[0].predicate is not None or type(alpha) not in (int, float) or alpha == 0:
         return None
-    if input is not None and (beta != 1 or input.dim() != 1 or input.shape[0] != b.shape[-1]):
+    if input is not None and (beta != 1 or input.shape != b.shape[-1:]):
         return None
     key: list[object] = [overload, fp32_precision() if a.dtype is torch.float32 else None]
     for x in (a, b, input, out):
@@ -197,7 +200,8 @@ def _stays(
 ) -> str | None:
     """Why torch computes this call itself, or None: it is not to be routed, not ours to compute, or a mistake that
     torch has the words for."""
-    why = _rules[-1].refuses(name, a, b) if _rules else "nothing is routed"
+    rules = _rules[-1:]
+    why = rules[0].refuses(name, a, b) if rules else "nothing is routed"
     if why is not None:
         return why
     if a.dtype not in DTYPES:

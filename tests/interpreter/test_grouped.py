@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
 import triton_gemm
@@ -53,6 +54,26 @@ def test_precision_and_out_dtype(kind: str, precision: str) -> None:
     c = triton_gemm.grouped_matmul(a, b, offs, out_dtype=torch.float32)
     assert c.dtype == torch.float32
     assert_right(a, b, offs, c)
+
+
+def test_no_groups_are_zero() -> None:
+    for a, b in ((torch.ones(6, 8), torch.ones(0, 8, 4)), (torch.ones(0, 4, 8), torch.ones(8, 6))):
+        assert not triton_gemm.grouped_matmul(a, b, int32([])).any()
+
+
+def test_the_operator_checks_what_it_is_given() -> None:
+    a, b = torch.ones(4, 8), torch.ones(2, 8, 4)
+    for x, y, offs in ((a, b[:, 1:], int32([2, 4])), (a, b, int32([2, 4]).long()), (a, b, int32([4]))):
+        with pytest.raises(RuntimeError):
+            torch.ops.triton_gemm.grouped_gemm(x, y, offs)
+
+
+def test_forward_differentiation_is_refused() -> None:
+    a, b = torch.ones(4, 8), torch.ones(2, 8, 4)
+    with forward_ad.dual_level():
+        triton_gemm.grouped_matmul(a, b, int32([2, 4]))
+        with pytest.raises(NotImplementedError, match="forwards"):
+            triton_gemm.grouped_matmul(forward_ad.make_dual(a, a), b, int32([2, 4]))
 
 
 def test_a_view_of_everything() -> None:

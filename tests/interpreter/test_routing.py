@@ -93,6 +93,11 @@ def test_mistakes_are_in_torchs_words() -> None:
         torch.mm(draw(2, 3), draw(4, 5))
 
 
+def test_a_bias_beside_no_matrix_is_torchs_mistake() -> None:
+    with triton_gemm.use(), pytest.raises(RuntimeError):
+        torch.addmm(torch.ones(3), draw(2, 3), torch.tensor(1.0))
+
+
 def test_rules() -> None:
     """The innermost counts; names and dtypes apart; a predicate sees operands."""
     with triton_gemm.use(only=("addmm",)):

@@ -20,7 +20,7 @@ from .schedule import locate
 CHUNK = 256  # tiles that a program lists at once
 
 
-@triton.jit(do_not_specialize=["M", "num_n", "groups", "limit", "band"])
+@triton.jit(do_not_specialize=["ends_ptr", "M", "num_n", "groups", "limit", "band"])
 def list_tiles_kernel(
     ends_ptr,
     tiles_ptr,
