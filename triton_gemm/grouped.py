@@ -33,8 +33,8 @@ def grouped_matmul(
     Without offs mat_a [G, M, K] and mat_b [G, K, N] are `bmm`'s.
 
     Any strides, and any dtype and precision of `matmul` but int8; out_dtype: fp32 of fp16 and bf16. Differentiable any
-    number of times, backwards; not by torch.func. Raises what torch raises: RuntimeError for shapes, dtypes or offs that
-    do not go together; and NotImplementedError for forward differentiation.
+    number of times, backwards; not by torch.func. Raises what torch raises: RuntimeError for shapes, dtypes or offs
+    that do not go together; and NotImplementedError for forward differentiation.
     """
     checks.tensors("grouped_matmul", mat_a=mat_a, mat_b=mat_b)
     if offs is None and mat_a.dim() == mat_b.dim() == 3:
