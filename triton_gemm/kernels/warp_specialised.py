@@ -870,11 +870,14 @@ def in_pieces(problem: GemmProblem) -> bool:
 
 
 def early_bias(problem: GemmProblem, config: GemmConfig) -> bool:
-    """Whether a thread has registers for the bias of a tile beside its sums: of columns for every fourth."""
+    """Whether a thread has registers for the bias of a tile beside its sums, of columns for every fourth; beside C's
+    own values it has none."""
     assert config.BLOCK_N is not None
     room = 64 if config.num_warps == 12 else 128
     values = config.BLOCK_N // 4 * problem.out_dtype.itemsize // 4 if problem.bias == "n" else 2
-    return c_by_tma(problem) and not in_pieces(problem) and config.accumulators() + values <= room * 5 // 4
+    if problem.has_beta or in_pieces(problem) or not c_by_tma(problem):
+        return False
+    return config.accumulators() + values <= room * 5 // 4
 
 
 def splits(config: GemmConfig) -> bool:
