@@ -10,18 +10,6 @@ from pathlib import Path
 README = Path(__file__).parent.parent / "README.md"
 BEGIN, END = "<!-- support -->\n", "<!-- end of support -->"
 
-OPERATIONS = (
-    "matmul",
-    "mm",
-    "bmm",
-    "mv",
-    "addmm",
-    "baddbmm",
-    "linear",
-    "nn.Linear",
-    "grouped_matmul",
-    "scaled_matmul",
-)
 ASPECTS = (
     "fp32",
     "fp16, bf16",
@@ -69,6 +57,7 @@ NOT: dict[str, frozenset[str]] = {
         | {"through `use()`"}
     ),
 }
+OPERATIONS = tuple(NOT)
 
 
 def table() -> str:

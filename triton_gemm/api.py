@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -68,18 +69,7 @@ def mm(
 ) -> torch.Tensor:
     """`torch.mm`: input [M, K] times mat2 [K, N]: [M, N]. out_dtype: fp32 of fp16 and bf16, which are then not rounded;
     by default the operands'. Everything else as `matmul`."""
-    key = _key(("mm", out_dtype), input, mat2, None, out, precision)
-    c = _repeat(key, input, mat2, None, out)
-    if c is not None:
-        return c
-    checks.tensors("mm", input=input, mat2=mat2)
-    if out is None and out_dtype is None:
-        input, mat2 = _autocast(input, mat2)
-    checks.mm(input, mat2)
-    checks.same_dtype("mm", input, mat2)
-    checks.out_dtype(out_dtype, input)
-    c = _product("mm", input, mat2, out_dtype=out_dtype, out=out, precision=precision)
-    return _remember(key, c, input, mat2, None, out, None, precision)
+    return _of_one_rank("mm", checks.mm, input, mat2, out_dtype, out, precision)
 
 
 def bmm(
@@ -92,17 +82,30 @@ def bmm(
 ) -> torch.Tensor:
     """`torch.bmm`: a batch of products, input [B, M, K] times mat2 [B, K, N]: [B, M, N]. out_dtype as in `mm`;
     everything else as `matmul`."""
-    key = _key(("bmm", out_dtype), input, mat2, None, out, precision)
+    return _of_one_rank("bmm", checks.bmm, input, mat2, out_dtype, out, precision)
+
+
+def _of_one_rank(
+    function: str,
+    check: Callable[[torch.Tensor, torch.Tensor], None],
+    input: torch.Tensor,
+    mat2: torch.Tensor,
+    out_dtype: torch.dtype | None,
+    out: torch.Tensor | None,
+    precision: str | None,
+) -> torch.Tensor:
+    """mm, or bmm."""
+    key = _key((function, out_dtype), input, mat2, None, out, precision)
     c = _repeat(key, input, mat2, None, out)
     if c is not None:
         return c
-    checks.tensors("bmm", input=input, mat2=mat2)
+    checks.tensors(function, input=input, mat2=mat2)
     if out is None and out_dtype is None:
         input, mat2 = _autocast(input, mat2)
-    checks.bmm(input, mat2)
-    checks.same_dtype("bmm", input, mat2)
+    check(input, mat2)
+    checks.same_dtype(function, input, mat2)
     checks.out_dtype(out_dtype, input)
-    c = _product("bmm", input, mat2, out_dtype=out_dtype, out=out, precision=precision)
+    c = _product(function, input, mat2, out_dtype=out_dtype, out=out, precision=precision)
     return _remember(key, c, input, mat2, None, out, None, precision)
 
 

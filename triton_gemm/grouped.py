@@ -73,13 +73,25 @@ def _compute(
     out_dtype: torch.dtype | None = None,
     precision: str | None = None,
 ) -> torch.Tensor:
-    c = _fake(a, b, offs, out_dtype)
+    """grouped_gemm of plain tensors that go together, without its derivatives."""
+    c = _empty(a, b, offs, out_dtype)
     if a.shape[1] == 0 or offs.shape[0] == 0:
         return c.zero_()
     if c.numel() > 0:
         groups = plan.Groups("m" if b.dim() == 3 else "k", offs.contiguous())
         plan.multiply(a.resolve_neg(), b.resolve_neg(), c, precision=precision, groups=groups)
     return c
+
+
+def _empty(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, out_dtype: torch.dtype | None) -> torch.Tensor:
+    groups = () if b.dim() == 3 else (offs.shape[0],)
+    return a.new_empty((*groups, a.shape[0], b.shape[-1]), dtype=out_dtype or a.dtype)
+
+
+def _kernel(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, *how: Any) -> torch.Tensor:
+    """`_compute` for the dispatcher, whose callers may have checked nothing."""
+    checks.grouped(a, b, offs)
+    return _compute(a, b, offs, *how)
 
 
 def _fake(
@@ -90,8 +102,7 @@ def _fake(
     precision: str | None = None,
 ) -> torch.Tensor:
     checks.grouped(a, b, offs)
-    groups = () if b.dim() == 3 else (offs.shape[0],)
-    return a.new_empty((*groups, a.shape[0], b.shape[-1]), dtype=out_dtype or a.dtype)
+    return _empty(a, b, offs, out_dtype)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -105,16 +116,12 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     a, b, offs = ctx.saved_tensors
     grad = grad.to(ctx.dtype)
     by_a = by_b = None
-    if ctx.of_rows:
-        if b is not None:
-            by_a = grouped_gemm(grad, b.mT, offs, None, ctx.precision)
-        if a is not None:
-            by_b = grouped_gemm(a.mT, grad, offs, None, ctx.precision)
-    else:
-        if b is not None:
-            by_a = grouped_gemm(b, grad.mT, offs, None, ctx.precision).mT
-        if a is not None:
-            by_b = grouped_gemm(a.mT, grad, offs, None, ctx.precision)
+    if b is not None and ctx.of_rows:
+        by_a = grouped_gemm(grad, b.mT, offs, None, ctx.precision)
+    elif b is not None:
+        by_a = grouped_gemm(b, grad.mT, offs, None, ctx.precision).mT
+    if a is not None:
+        by_b = grouped_gemm(a.mT, grad, offs, None, ctx.precision)
     return by_a, by_b, None, None, None
 
 
@@ -125,7 +132,7 @@ _library.define(
 )
 _op = torch.ops.triton_gemm.grouped_gemm.default
 for _key in ("CUDA", "CPU"):
-    _library.impl("grouped_gemm", _compute, _key)
+    _library.impl("grouped_gemm", _kernel, _key)
 torch.library.register_fake("triton_gemm::grouped_gemm", _fake, lib=_library)
 torch.library.register_autograd("triton_gemm::grouped_gemm", _backward, setup_context=_setup_context, lib=_library)
 

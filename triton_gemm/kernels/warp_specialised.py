@@ -849,7 +849,7 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig) -> str
         return f"TMA cannot take {why}"
     if problem.dtype == torch.int8 and config.BLOCK_N == 256:
         return "Triton 3.6 to 3.9 cannot lower wgmma of int8 that is 256 columns wide"
-    room = 64 if config.num_warps == 12 else 128
+    room = _room(config)
     if in_pieces(problem) and config.accumulators() > room * 3 // 4:
         return f"{config.accumulators()} accumulators leave a thread too few registers for sums of pieces"
     if in_pieces(problem) and (config.BLOCK_K or 0) * problem.dtype.itemsize > PIECE:
@@ -864,6 +864,11 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig) -> str
     return None
 
 
+def _room(config: GemmConfig) -> int:
+    """Accumulators beside which a thread has registers for everything else."""
+    return 64 if config.num_warps == 12 else 128
+
+
 def in_pieces(problem: GemmProblem) -> bool:
     """Whether k-tiles are summed apart: those of planes, and of fp8 unless fast sums will do."""
     return problem.planes.count > 1 or problem.precision == "fp8"
@@ -873,11 +878,10 @@ def early_bias(problem: GemmProblem, config: GemmConfig) -> bool:
     """Whether a thread has registers for the bias of a tile beside its sums, of columns for every fourth; beside C's
     own values it has none."""
     assert config.BLOCK_N is not None
-    room = 64 if config.num_warps == 12 else 128
     values = config.BLOCK_N // 4 * problem.out_dtype.itemsize // 4 if problem.bias == "n" else 2
     if problem.has_beta or in_pieces(problem) or not c_by_tma(problem):
         return False
-    return config.accumulators() + values <= room * 5 // 4
+    return config.accumulators() + values <= _room(config) * 5 // 4
 
 
 def splits(config: GemmConfig) -> bool:
