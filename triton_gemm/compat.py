@@ -74,6 +74,14 @@ def power_of_two(x):
         return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=r,r", [x], tl.float32, is_pure=True, pack=1)
 
 
+@triton.jit
+def prefetch(pointers):
+    """Asks for the sectors of global memory around the pointers to be fetched into L2. Nothing in the interpreter."""
+    if not _INTERPRETED:
+        asm: tl.constexpr = "prefetch.global.L2 [$1]; mov.b32 $0, 0;"
+        tl.inline_asm_elementwise(asm, "=r,l", [pointers.to(tl.int64)], tl.int32, is_pure=False, pack=1)
+
+
 # Triton 3.9 renamed Gluon's asynchronous copies, and what gives shared memory another shape.
 async_load = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 _shared: Any = gl.shared_memory_descriptor

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from . import cost_model
 from .config import GemmConfig
 from .device import INTERPRETER, DeviceInfo
-from .kernels import fma, gemv, portable, repack, warp_specialised
+from .kernels import fma, gemv, portable, repack, skinny, warp_specialised
 from .kernels.launch import Launch
 from .kernels.schedule import Schedule
 from .kernels.splitk import MAX_COUNTERS
@@ -26,7 +26,7 @@ PACK_FROM = 2**29
 class Selection:
     """What a problem runs on: the kernel, its configuration and how work is dealt out, and the reason in a sentence.
 
-    kernel: "warp_specialised", "fma", "portable" or "gemv"; schedule: of the persistent kernel; split_k: programs that
+    kernel: "warp_specialised", "fma", "portable", "skinny" or "gemv"; schedule: of the persistent kernel; split_k: programs that
     share a tile's sum in the others; swapped: whether c^T = b^T a^T is computed; packed: operands ("a", "b") that are
     first copied to where the kernel can read them, in whole lines, or as planes; precision: the problem's.
     """
@@ -65,6 +65,11 @@ def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
     if precision in ("half", "ieee", "tf32"):
         turned = problem.N < problem.M
         narrow = problem.swapped if turned else problem
+        if skinny.pays(narrow) and device is not INTERPRETER:
+            config, again = skinny.default(narrow, device)
+            if skinny.illegal(narrow.swapped if again else narrow, device, config) is None:
+                rows = f"{narrow.M} rows of products along K"
+                return Selection("skinny", config, rows, swapped=turned != again, precision=precision)
         if gemv.pays(narrow) or (not hopper and _few_rows(narrow)):
             config, split_k = gemv.default(narrow, device)
             if gemv.illegal(narrow, device, config, split_k) is None:
@@ -321,6 +326,8 @@ def launches(problem: GemmProblem, selection: Selection) -> tuple[Launch, ...]:
         made = warp_specialised.launches(problem, selection.config, selection.schedule)
     elif selection.kernel == "gemv":
         made = gemv.launches(problem, selection.config, selection.split_k)
+    elif selection.kernel == "skinny":
+        made = skinny.launches(problem, selection.config)
     elif selection.kernel == "fma":
         made = fma.launches(problem, selection.config, selection.split_k)
     else:

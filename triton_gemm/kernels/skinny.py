@@ -1,0 +1,258 @@
+"""Products of up to 16 rows, or columns, whose operands lie along K: read at the speed of memory, multiplied by `mma`.
+
+A step takes each warp 128 elements along K, of all rows and columns of a tile; the warps of a program lie along K, and
+their sums are added once, at the end. So what a warp multiplies nobody else needs, and operands go from memory straight
+into the registers that `mma` reads: no shared memory, no barrier, and the next step's loads are under way while this
+one's arrive.
+
+`mma` wants of each thread pairs of neighbours along K, which would be loads of 4 bytes. But a sum does not care for the
+order of its terms: with a k_width of 8 a thread takes 8 neighbours, 16 bytes, and both operands agree on which four
+`mma`s they go into (Triton made it for operands of two widths; Marlin lays quantised weights out like that, Frantar et
+al., PPoPP 2025).
+
+Under programmatic launches a kernel must not read what the one before it may still write. But it may ask for it: a line
+of L2 that is written later is written there. So the first step's lines come from DRAM while the kernel before runs out,
+which is 1 us of the 4 that a small product takes.
+"""
+
+from __future__ import annotations
+
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+
+from ..compat import prefetch
+from ..config import GemmConfig
+from ..device import DeviceInfo
+from ..problem import GemmProblem
+from .launch import Launch, Pointer, Scalar
+from .portable import MAX_REGISTERS, MAX_SIZE, store_tile, vector, whole
+from .programmatic import follow
+
+MAX_ROWS = 16
+VECTOR = gl.constexpr(8)  # elements in 16 bytes
+FETCHED = gl.constexpr(32)  # elements that one prefetch brings
+SHARE = 128  # elements along K that a warp takes in a step
+
+
+@gluon.jit
+def along(size: gl.constexpr, DIM: gl.constexpr, layout: gl.constexpr):
+    """0 to size - 1 along dimension DIM of three."""
+    if DIM == 0:
+        return gl.arange(0, size, gl.SliceLayout(1, gl.SliceLayout(2, layout)))[:, None, None]
+    elif DIM == 1:
+        return gl.arange(0, size, gl.SliceLayout(0, gl.SliceLayout(2, layout)))[None, :, None]
+    else:
+        return gl.arange(0, size, gl.SliceLayout(0, gl.SliceLayout(1, layout)))[None, None, :]
+
+
+@gluon.jit
+def places(x_ptr, x, extent, stride, ROWS: gl.constexpr, SHARE: gl.constexpr, DIM: gl.constexpr, layout: gl.constexpr):
+    """(pointers, k, inside) of the first step of ROWS rows of X from x on, which lie along dimension DIM, warps along
+    the first, and K along the other: the place along K, and which rows are in the matrix."""
+    rows = x + along(ROWS, DIM, layout)
+    k = along(gl.num_warps(), 0, layout) * SHARE + along(SHARE, 3 - DIM, layout)
+    return x_ptr + rows.to(gl.int64) * whole(stride, VECTOR) + k, k, rows < extent
+
+
+@gluon.jit
+def load(pointers, k, inside, left, EVEN_K: gl.constexpr, STREAMED: gl.constexpr):
+    """A step of an operand; 0 outside of it, and from `left` on along K."""
+    if not EVEN_K:
+        inside = inside & (k < whole(left, VECTOR))
+    return gl.load(pointers, mask=inside, other=0.0, eviction_policy="evict_first" if STREAMED else "")
+
+
+@gluon.jit
+def ask_for(x_ptr, x, extent, stride, K, ROWS: gl.constexpr, SHARE: gl.constexpr):
+    """Has the first step of ROWS rows of X from x on fetched into L2."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 1, 1], [1, 8, 4], [gl.num_warps(), 1, 1], [2, 1, 0])
+    rows = gl.minimum(x + along(ROWS, 1, layout), extent - 1)
+    k = along(gl.num_warps(), 0, layout) * SHARE + along(SHARE // FETCHED, 2, layout) * FETCHED
+    prefetch(x_ptr + rows.to(gl.int64) * whole(stride, VECTOR) + gl.minimum(k, K - 1))
+
+
+@gluon.jit(
+    do_not_specialize=[
+        *("bias_ptr", "M", "N", "K"),
+        *("stride_az", "stride_am", "stride_bz", "stride_bn", "stride_cz", "stride_cm", "stride_cn"),
+    ]
+)
+def skinny_kernel(
+    a_ptr,
+    b_ptr,
+    c_ptr,
+    bias_ptr,
+    M: tl.int32,
+    N: tl.int32,
+    K: tl.int32,
+    stride_az: tl.int64,
+    stride_am: tl.int64,
+    stride_bz: tl.int64,
+    stride_bn: tl.int64,
+    stride_cz: tl.int64,
+    stride_cm: tl.int64,
+    stride_cn: tl.int64,
+    alpha,
+    beta,
+    C_UNIT: gl.constexpr,
+    C_VECTOR: gl.constexpr,
+    EVEN_K: gl.constexpr,
+    STREAMED: gl.constexpr,
+    HAS_BETA: gl.constexpr,
+    BIAS: gl.constexpr,
+    ACTIVATION: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    PDL: gl.constexpr,
+):
+    """c = activation(alpha a @ b + beta c + bias), a [batch, M, K], b [batch, K, N], c [batch, M, N].
+
+    STREAMED: the operand that is read once, "a" or "b"; EVEN_K: whether BLOCK_K divides K; C_UNIT: the dimension of C
+    with stride 1, 0 or 1, or None; C_VECTOR: elements that may be moved at once along it.
+    """
+    SHARE: gl.constexpr = BLOCK_K // gl.num_warps()
+    sums_layout: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [gl.num_warps(), 1, 1], [1, 16, 8])
+    a_layout: gl.constexpr = gl.DotOperandLayout(0, sums_layout, VECTOR)
+    b_layout: gl.constexpr = gl.DotOperandLayout(1, sums_layout, VECTOR)
+
+    # Locate the tile
+    num_m = gl.cdiv(M, BLOCK_M)
+    num_n = gl.cdiv(N, BLOCK_N)
+    tile = gl.program_id(0)
+    batch = (tile // (num_m * num_n)).to(gl.int64)
+    m = tile // num_n % num_m * BLOCK_M
+    n = tile % num_n * BLOCK_N
+    a_ptr += batch * whole(stride_az, VECTOR)
+    b_ptr += batch * whole(stride_bz, VECTOR)
+
+    # Prologue
+    if PDL:
+        if STREAMED == "a":
+            ask_for(a_ptr, m, M, stride_am, K, BLOCK_M, SHARE)
+        else:
+            ask_for(b_ptr, n, N, stride_bn, K, BLOCK_N, SHARE)
+    follow(PDL)
+    a_ptrs, a_k, in_m = places(a_ptr, m, M, stride_am, BLOCK_M, SHARE, 1, a_layout)
+    b_ptrs, b_k, in_n = places(b_ptr, n, N, stride_bn, BLOCK_N, SHARE, 2, b_layout)
+    a = load(a_ptrs, a_k, in_m, K, EVEN_K, STREAMED == "a")
+    b = load(b_ptrs, b_k, in_n, K, EVEN_K, STREAMED == "b")
+    acc = gl.zeros([gl.num_warps(), BLOCK_M, BLOCK_N], gl.float32, sums_layout)
+
+    # Main loop
+    for k in range(BLOCK_K, K, BLOCK_K):
+        next_a = load(a_ptrs + k, a_k, in_m, K - k, EVEN_K, STREAMED == "a")
+        next_b = load(b_ptrs + k, b_k, in_n, K - k, EVEN_K, STREAMED == "b")
+        acc = mma_v2(a, b, acc)
+        a = next_a
+        b = next_b
+    acc = mma_v2(a, b, acc)
+
+    # Epilogue
+    sums = gl.sum(acc, 0)
+    rows = m + gl.arange(0, BLOCK_M, gl.SliceLayout(1, sums.type.layout))
+    columns = n + gl.arange(0, BLOCK_N, gl.SliceLayout(0, sums.type.layout))
+    store_tile(
+        c_ptr + batch * whole(stride_cz, C_VECTOR), bias_ptr, None, None, sums, rows.to(gl.int64),
+        columns.to(gl.int64), M, N, stride_cm, stride_cn, 1, alpha, beta, C_UNIT, C_VECTOR, None, HAS_BETA, BIAS,
+        ACTIVATION,
+    )  # fmt: skip
+
+
+def _config(m: int, n: int, num_warps: int) -> GemmConfig:
+    return GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=SHARE * num_warps, num_warps=num_warps, num_stages=2)
+
+
+# Other shares of a warp, and more columns, were nowhere faster on an H100.
+CONFIGS = tuple(_config(16, n, num_warps) for n in (8, 16) for num_warps in (2, 4, 8))
+
+
+def pays(problem: GemmProblem) -> bool:
+    """Whether no other kernel is faster here than `default`, where that is legal: to be asked with the narrower side as
+    M.
+
+    Measured on an H100 from two rows and 1024 x 1024 weights on: 1.05 to 1.5 times cuBLAS's speed. With little of K a
+    warp's share is mostly masked, and with few columns and much of K programs are too few.
+    """
+    return 2 <= problem.M <= MAX_ROWS and problem.K >= 512 and problem.K <= max(8192, 64 * problem.N * problem.batch)
+
+
+def default(problem: GemmProblem, device: DeviceInfo) -> tuple[GemmConfig, bool]:
+    """A configuration for a `problem` of few rows, and whether to compute its transpose, from a sweep on an H100.
+
+    Tiles of 8 columns make for the most programs. Where there are many anyway, tiles of 16 columns, which are the rows
+    of `mma` then, spare half of the reading of A. More warps in a program ask for more at once, but add longer at the
+    end: few where each would have few steps.
+    """
+    few, sixteens = problem.M <= 8, problem.batch * -(-problem.N // 16)
+    if sixteens >= 8 * device.num_sms:
+        steps = problem.K // (4 * SHARE)  # of one warp, for four of each program
+        return _config(16, 8 if few else 16, 8 if few and steps >= 8 else 4 if steps >= 4 else 2), True
+    if problem.K < 2048:
+        return _config(16, 8, 4), False
+    turned = few and sixteens >= device.num_sms
+    return _config(16, 8, 8 if few or sixteens <= device.num_sms else 4), turned
+
+
+def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig) -> str | None:
+    """Why `device` cannot run `problem` in this configuration, or None if it can."""
+    assert config.BLOCK_M is not None and config.BLOCK_N is not None
+    if device.capability < (8, 0):
+        return f"needs compute capability 8.0 or newer, {device.name} has less"
+    if problem.precision != "half" or problem.dtype.itemsize != 2 or problem.scales or problem.groups:
+        return "multiplies whole matrices of 16 bits, without scales"
+    if problem.K == 0:
+        return "there is nothing to load"
+    if problem.M > config.BLOCK_M and problem.N > config.BLOCK_N:
+        return "its tiles share neither rows nor columns, so both operands would be read again and again"
+    for name, layout, shape, k in (
+        ("a", problem.a, (problem.M, problem.K), 1),
+        ("b", problem.b, (problem.K, problem.N), 0),
+    ):
+        if vector(layout, shape, problem.dtype) != (k, VECTOR.value):
+            return f"{name} cannot be read along k 16 bytes at a time"
+    if max(problem.M, problem.N, problem.K, _tiles(problem, config)) > MAX_SIZE:
+        return f"sizes and the number of tiles must not exceed {MAX_SIZE}"
+    return None
+
+
+def launches(problem: GemmProblem, config: GemmConfig) -> tuple[Launch, ...]:
+    """The launch that computes `problem`, or none where C is empty."""
+    assert config.BLOCK_K is not None
+    tiles = _tiles(problem, config)
+    if tiles == 0:
+        return ()
+    c_unit, c_vector = vector(problem.c, (problem.M, problem.N), problem.out_dtype)
+    arguments = {
+        "a_ptr": Pointer("a"),
+        "b_ptr": Pointer("b"),
+        "c_ptr": Pointer("c"),
+        "bias_ptr": Pointer("bias") if problem.bias else None,
+        "M": problem.M,
+        "N": problem.N,
+        "K": problem.K,
+        "stride_az": problem.a.strides[0],
+        "stride_am": problem.a.strides[1],
+        "stride_bz": problem.b.strides[0],
+        "stride_bn": problem.b.strides[2],
+        **dict(zip(("stride_cz", "stride_cm", "stride_cn"), problem.c.strides, strict=True)),
+        "alpha": Scalar("alpha"),
+        "beta": Scalar("beta"),
+        "C_UNIT": c_unit,
+        "C_VECTOR": c_vector,
+        "EVEN_K": problem.K % config.BLOCK_K == 0,
+        "STREAMED": "a" if problem.M > problem.N else "b",
+        "HAS_BETA": problem.has_beta,
+        "BIAS": problem.bias,
+        "ACTIVATION": problem.activation,
+        **config.meta(),
+        "PDL": False,
+    }
+    return (Launch(skinny_kernel, (tiles, 1, 1), arguments, {"num_warps": config.num_warps, "maxnreg": MAX_REGISTERS}),)
+
+
+def _tiles(problem: GemmProblem, config: GemmConfig) -> int:
+    assert config.BLOCK_M is not None and config.BLOCK_N is not None
+    return problem.batch * -(-problem.M // config.BLOCK_M) * -(-problem.N // config.BLOCK_N)
