@@ -218,10 +218,8 @@ BUGS: dict[str, tuple[tuple[str, str], ...]] = {
     "starts-in-the-wrong-phase": (("phase = 1  #", "phase = 0  #"),),
     "announces-too-few-bytes": (("consumers * a_desc.block_type.nbytes +", "a_desc.block_type.nbytes +"),),
     "phase-does-not-turn": (("phase ^ wrapped.to(gl.int32)", "phase"),),
-    "stores-from-a-buffer-in-use": (("        tma.store_wait(c_parts.shape[0] - 1)", "        #"),),
-    "next-tile-starts-in-the-same-buffer": (
-        ("% c_parts.shape[0]\n            if REST_N", "* 0\n            if REST_N"),
-    ),
+    "stores-from-a-buffer-in-use": (("            tma.store_wait(BUFFERS - 1)", "            pass #"),),
+    "next-tile-starts-in-the-same-buffer": (("            count += PARTS\n", "            count += PARTS - PARTS\n"),),
     "leaves-before-c-is-stored": (("        tma.store_wait(0)\n", "        pass\n"),),
     "owner-does-not-wait": (("                    wait_for(counter, others)\n", "                    pass\n"),),
     "owner-adds-one-part-less": (("mask=first + i < others", "mask=first + i < others - 1"),),
@@ -275,6 +273,33 @@ def test_planted_bugs_of_bytes_are_caught(bug: str) -> None:
     with pytest.raises((AssertionError, DeadlockError, IndexError)):
         for case in of_bytes(config, 0):
             check(case, config, Schedule(9, split=3, parts=3), broken)
+
+
+BUGS_OF_BETA: dict[str, tuple[tuple[str, str], ...]] = {
+    "does-not-wait-for-c": (("            mbarrier.wait(loaded.index(count % BUFFERS), count // BUFFERS & 1)\n", ""),),
+    "waits-for-the-round-before": (("count // BUFFERS & 1", "count // BUFFERS + 1 & 1"),),
+    "first-parts-into-buffers-in-use": (("    tma.store_wait(0)\n    for p", "    for p"),),
+    "next-parts-into-buffers-in-use": (("                tma.store_wait(1)\n", ""),),
+    "next-parts-into-this-buffer": (("count + BUFFERS - 1, batch", "count + BUFFERS, batch"),),
+    "next-parts-of-other-columns": (("n + (BUFFERS - 1) * sums", "n + BUFFERS * sums"),),
+    "one-part-is-not-loaded": (("p - 1 + BUFFERS < PARTS", "p + BUFFERS < PARTS"),),
+    "who-shares-loads-too": (
+        (
+            "                if mine:\n                    load_f",
+            "                if True:\n                    load_f",
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS_OF_BETA)
+def test_planted_bugs_of_beta_are_caught(bug: str) -> None:
+    """In eight parts of C through four buffers."""
+    broken = simulated("warp_specialised", BUGS_OF_BETA[bug])
+    config = next(c for c in CONFIGS if (c.BLOCK_M, c.BLOCK_N) == (128, 256))
+    with pytest.raises((AssertionError, DeadlockError, IndexError)):
+        for schedule in (Schedule(3, group=2), Schedule(9, split=9, parts=3, group=2)):
+            check(Case((330, 520, 400), "nnn", beta=0.5), config, schedule, broken)
 
 
 @pytest.mark.parametrize("bug", BUGS)

@@ -26,9 +26,10 @@ PACK_FROM = 2**29
 class Selection:
     """What a problem runs on: the kernel, its configuration and how work is dealt out, and the reason in a sentence.
 
-    kernel: "warp_specialised", "fma", "portable", "skinny" or "gemv"; schedule: of the persistent kernel; split_k: programs that
-    share a tile's sum in the others; swapped: whether c^T = b^T a^T is computed; packed: operands ("a", "b") that are
-    first copied to where the kernel can read them, in whole lines, or as planes; precision: the problem's.
+    kernel: "warp_specialised", "fma", "portable", "skinny" or "gemv"; schedule: of the persistent kernel; split_k:
+    programs that share a tile's sum in the others; swapped: whether c^T = b^T a^T is computed; packed: operands ("a",
+    "b") that are first copied to where the kernel can read them, in whole lines, or as planes; precision: the
+    problem's.
     """
 
     kernel: str

@@ -22,7 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..compat import dot_operand, round_to
+from ..compat import dot_operand, prefetch, round_to
 from ..config import GemmConfig
 from ..device import DeviceInfo
 from ..problem import GemmProblem
@@ -120,8 +120,6 @@ def gemv_kernel(
     """X_UNIT: the dimension of X with stride 1, 0 or 1, or None; X_VECTOR: elements that may be read at once along it;
     EVEN_N, EVEN_K: whether the blocks divide N and K; LANES_K: threads side by side along K, each with VECTOR_K
     neighbouring elements. Products within a thread are summed at once, LANES_K sums are kept to the end."""
-    follow(PDL)
-
     # Locate the tile
     pid_n = tl.program_id(0)
     pid_k = tl.program_id(1)
@@ -147,6 +145,19 @@ def gemv_kernel(
         b_ptrs += columns * whole(stride_bn, B_VECTOR) + offs_k
     else:
         b_ptrs += columns * stride_bn + offs_k * whole(stride_bk, B_VECTOR)
+    if PDL and B_UNIT is not None and K > 0:
+        # What may not be read yet may be asked for: see `skinny`
+        FETCHED: tl.constexpr = 512 // b_ptr.dtype.element_ty.primitive_bitwidth  # elements in 64 bytes
+        if B_UNIT == 0:
+            first_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
+            first_k = tl.arange(0, BLOCK_K // FETCHED) * FETCHED
+        else:
+            first_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N // FETCHED) * FETCHED
+            first_k = tl.arange(0, BLOCK_K)
+        first_n = tl.minimum(first_n, N - 1).to(tl.int64)[:, None]
+        first_k = tl.minimum(k_begin * BLOCK_K + first_k, K - 1).to(tl.int64)[None, :]
+        prefetch(b_ptr + batch * stride_bb + first_n * stride_bn + first_k * stride_bk)
+    follow(PDL)
     acc = tl.zeros((BLOCK_M, BLOCK_N, LANES_K), dtype=tl.float32)
 
     # Main loop

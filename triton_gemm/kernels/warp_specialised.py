@@ -315,9 +315,10 @@ def consume_partition(
         gdc_wait()
     ROWS: gl.constexpr = BLOCK_M // CONSUMERS
     MAIN_N: gl.constexpr = BLOCK_N - REST_N
+    PARTS: gl.constexpr = BLOCK_N // PART_N
     slot = 0
     phase = 0
-    buffer = 0
+    count = 0  # of parts of C
     if GROUPS:
         num_items = gl.load(tiles_ptr)
     for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
@@ -331,6 +332,9 @@ def consume_partition(
             m = pid_m * BLOCK_M
         m += CONSUMER * ROWS
         n = pid_n * BLOCK_N
+        mine = True
+        if SPLIT:
+            mine = part == 0
 
         # Main loop
         if not IN_PIECES:
@@ -338,7 +342,10 @@ def consume_partition(
                 k_begin, k_end, slot, phase, a_tiles, b_tiles, b_rest_tiles, full_bars, empty_bars, CONSUMER,
                 CONSUMERS, ROWS, MAIN_N, REST_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
             )  # fmt: skip
-            # Where registers are left, the bias comes under the last products.
+            # What the epilogue reads comes under the last products: a bias where registers are left for it.
+            if HAS_BETA and C_TMA:
+                if mine:
+                    load_first_parts(c_desc, c_parts, count, batch, m, n, PART_N, PARTS, C_COLUMN_MAJOR)
             bias = bias_of(bias_ptr, m, n, rows_end, N, ROWS, MAIN_N, PART_N, EARLY_BIAS)
             rest_bias = bias_of(bias_ptr, m, n + MAIN_N, rows_end, N, ROWS, REST_N, PART_N, EARLY_BIAS)
             if still_running(a_tiles.dtype, A_COLUMN_MAJOR):
@@ -352,13 +359,14 @@ def consume_partition(
                 k_begin, k_end, slot, phase, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, n, CONSUMER,
                 CONSUMERS, ROWS, MAIN_N, REST_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, TERMS, SCALES == "blocks",
             )  # fmt: skip
+            if HAS_BETA and C_TMA:
+                if mine:
+                    load_first_parts(c_desc, c_parts, count, batch, m, n, PART_N, PARTS, C_COLUMN_MAJOR)
             bias = bias_of(bias_ptr, m, n, rows_end, N, ROWS, MAIN_N, PART_N, "")
             rest_bias = bias_of(bias_ptr, m, n + MAIN_N, rows_end, N, ROWS, REST_N, PART_N, "")
 
         # Epilogue
-        mine = True
         if SPLIT:
-            mine = part == 0
             counter = counters_ptr + tile_id * CONSUMERS + CONSUMER
             stride: gl.constexpr = ROWS * BLOCK_N  # from one block of partial sums to the next
             sums = by_thread(acc)
@@ -387,19 +395,18 @@ def consume_partition(
                 arrive(counter)
         if mine:
             store_tile(
-                acc, bias, c_desc, c_parts, buffer, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, m, n, rows_end,
-                N, stride_cb, stride_cm, stride_cn, alpha, beta, PART_N, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS,
-                EARLY_BIAS, ACTIVATION, SCALES,
+                acc, bias, c_desc, c_parts, count, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, m, n, rows_end,
+                N, stride_cb, stride_cm, stride_cn, alpha, beta, PART_N, 0, PARTS, C_COLUMN_MAJOR, C_TMA, HAS_BETA,
+                BIAS, EARLY_BIAS, ACTIVATION, SCALES,
             )  # fmt: skip
-            # The last part's buffer may still be read when the next part is stored.
-            buffer = (buffer + MAIN_N // PART_N) % c_parts.shape[0]
             if REST_N:
+                FIRST: gl.constexpr = MAIN_N // PART_N
                 store_tile(
-                    rest, rest_bias, c_desc, c_parts, buffer, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, m,
-                    n + MAIN_N, rows_end, N, stride_cb, stride_cm, stride_cn, alpha, beta, PART_N, C_COLUMN_MAJOR,
-                    C_TMA, HAS_BETA, BIAS, EARLY_BIAS, ACTIVATION, SCALES,
+                    rest, rest_bias, c_desc, c_parts, count + FIRST, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch,
+                    m, n + MAIN_N, rows_end, N, stride_cb, stride_cm, stride_cn, alpha, beta, PART_N, FIRST, PARTS,
+                    C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, EARLY_BIAS, ACTIVATION, SCALES,
                 )  # fmt: skip
-                buffer = (buffer + REST_N // PART_N) % c_parts.shape[0]
+            count += PARTS
     if C_TMA:
         tma.store_wait(0)
 
@@ -417,35 +424,57 @@ def with_others(sums, workspace_ptr, block, step, others, stride: gl.constexpr):
 
 
 @gluon.jit
-def store_tile(
-    acc, bias, c_desc, c_parts, buffer, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, m, n, M, N, stride_cb,
-    stride_cm, stride_cn, alpha, beta, PART_N: gl.constexpr, C_COLUMN_MAJOR: gl.constexpr, C_TMA: gl.constexpr,
-    HAS_BETA: gl.constexpr, BIAS: gl.constexpr, EARLY_BIAS: gl.constexpr, ACTIVATION: gl.constexpr,
-    SCALES: gl.constexpr,
+def load_first_parts(
+    c_desc, c_parts, count, batch, m, n, PART_N: gl.constexpr, PARTS: gl.constexpr, C_COLUMN_MAJOR: gl.constexpr
 ):  # fmt: skip
-    """Stores acc at (m, n) of C, part after part, the first through `buffer`. bias: each part's, if EARLY_BIAS."""
-    PARTS: gl.constexpr = acc.shape[1] // PART_N
+    """Starts to load as many parts of the tile at (m, n) of C as there are buffers."""
+    buffers, _ = c_parts
+    tma.store_wait(0)
+    for p in gl.static_range(min(buffers.shape[0], PARTS)):
+        load_part(c_desc, c_parts, count + p, batch, m, n + p * PART_N, C_COLUMN_MAJOR)
+
+
+@gluon.jit
+def load_part(c_desc, c_parts, count, batch, m, n, C_COLUMN_MAJOR: gl.constexpr):
+    """Starts to load the part at (m, n) of C, this warpgroup's number `count`, into its buffer; what was stored from
+    there must have been read."""
+    buffers, loaded = c_parts
+    buffer = count % buffers.shape[0]
+    mbarrier.expect(loaded.index(buffer), c_desc.block_type.nbytes)
+    corner = [batch, n, m] if C_COLUMN_MAJOR else [batch, m, n]
+    tma_load(c_desc, corner, loaded.index(buffer), buffers.index(buffer))
+
+
+@gluon.jit
+def store_tile(
+    acc, bias, c_desc, c_parts, count, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, m, n, M, N, stride_cb,
+    stride_cm, stride_cn, alpha, beta, PART_N: gl.constexpr, FIRST: gl.constexpr, PARTS: gl.constexpr, C_COLUMN_MAJOR:
+    gl.constexpr, C_TMA: gl.constexpr, HAS_BETA: gl.constexpr, BIAS: gl.constexpr, EARLY_BIAS: gl.constexpr,
+    ACTIVATION: gl.constexpr, SCALES: gl.constexpr,
+):  # fmt: skip
+    """Stores acc at (m, n) of C, part after part, the first as this warpgroup's number `count`, and number FIRST of the
+    tile's PARTS. bias: each part's, if EARLY_BIAS."""
     layout: gl.constexpr = part_layout(PART_N)
     parts = columns_in_parts(acc, PART_N)
-    if ACTIVATION != "" and PARTS == 4:
+    if ACTIVATION != "" and len(parts) == 4:
         # An activation is long: written out four times, for each warpgroup, it would not fit the instruction cache.
         first, second, third, fourth = parts
         first_bias, second_bias, third_bias, fourth_bias = bias
         for p in range(4):
             store_part(
-                gl.convert_layout(first, layout), first_bias, c_desc, c_parts, (buffer + p) % c_parts.shape[0], c_ptr,
-                bias_ptr, a_scale_ptr, b_scale_ptr, batch, m, n + p * PART_N, M, N, stride_cb, stride_cm, stride_cn,
-                alpha, beta, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, EARLY_BIAS, ACTIVATION, SCALES,
+                gl.convert_layout(first, layout), first_bias, c_desc, c_parts, count + p, FIRST + p, c_ptr, bias_ptr,
+                a_scale_ptr, b_scale_ptr, batch, m, n + p * PART_N, M, N, stride_cb, stride_cm, stride_cn, alpha, beta,
+                PARTS, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, EARLY_BIAS, ACTIVATION, SCALES,
             )  # fmt: skip
             first, second, third, fourth = second, third, fourth, first
             if EARLY_BIAS == "n":
                 first_bias, second_bias, third_bias, fourth_bias = second_bias, third_bias, fourth_bias, first_bias
     else:
-        for p in gl.static_range(PARTS):
+        for p in gl.static_range(len(parts)):
             store_part(
-                gl.convert_layout(parts[p], layout), bias[p], c_desc, c_parts, (buffer + p) % c_parts.shape[0], c_ptr,
-                bias_ptr, a_scale_ptr, b_scale_ptr, batch, m, n + p * PART_N, M, N, stride_cb, stride_cm, stride_cn,
-                alpha, beta, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, EARLY_BIAS, ACTIVATION, SCALES,
+                gl.convert_layout(parts[p], layout), bias[p], c_desc, c_parts, count + p, FIRST + p, c_ptr, bias_ptr,
+                a_scale_ptr, b_scale_ptr, batch, m, n + p * PART_N, M, N, stride_cb, stride_cm, stride_cn, alpha, beta,
+                PARTS, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, EARLY_BIAS, ACTIVATION, SCALES,
             )  # fmt: skip
 
 
@@ -487,11 +516,13 @@ def columns_in_parts(x, PART_N: gl.constexpr):
 
 @gluon.jit
 def store_part(
-    sums, bias, c_desc, c_parts, buffer, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, m, n, M, N, stride_cb,
-    stride_cm, stride_cn, alpha, beta, C_COLUMN_MAJOR: gl.constexpr, C_TMA: gl.constexpr, HAS_BETA: gl.constexpr, BIAS:
-    gl.constexpr, EARLY_BIAS: gl.constexpr, ACTIVATION: gl.constexpr, SCALES: gl.constexpr,
+    sums, bias, c_desc, c_parts, count, p, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, m, n, M, N, stride_cb,
+    stride_cm, stride_cn, alpha, beta, PARTS: gl.constexpr, C_COLUMN_MAJOR: gl.constexpr, C_TMA: gl.constexpr, HAS_BETA:
+    gl.constexpr, BIAS: gl.constexpr, EARLY_BIAS: gl.constexpr, ACTIVATION: gl.constexpr, SCALES: gl.constexpr,
 ):  # fmt: skip
-    """The epilogue of sums [rows, columns] at (m, n) of C. A TMA store runs on, under what comes after."""
+    """The epilogue of sums [rows, columns] at (m, n) of C, number p of the tile's PARTS. A TMA store runs on, under
+    what comes after; where TMA loads C's own values, the part that follows by as many as there are buffers less one
+    comes then into the buffer before this one's."""
     if not C_TMA:
         # A warp's threads side by side along C's unit stride, of which an accumulator's row has only four.
         side: gl.constexpr = min(32, sums.shape[0 if C_COLUMN_MAJOR else 1])
@@ -503,7 +534,14 @@ def store_part(
     offs_m = m + gl.arange(0, sums.shape[0], gl.SliceLayout(1, layout))
     offs_n = n + gl.arange(0, sums.shape[1], gl.SliceLayout(0, layout))
     c = None
-    if HAS_BETA or not C_TMA:
+    if C_TMA:
+        buffers, loaded = c_parts
+        BUFFERS: gl.constexpr = buffers.shape[0]
+        c_part = buffers.index(count % BUFFERS)
+        if HAS_BETA:
+            mbarrier.wait(loaded.index(count % BUFFERS), count // BUFFERS & 1)
+            c = matrix(c_part, C_COLUMN_MAJOR).load(layout)
+    else:
         c_ptrs = (
             c_ptr
             + batch.to(gl.int64) * stride_cb
@@ -511,8 +549,8 @@ def store_part(
             + offs_n[None, :].to(gl.int64) * stride_cn
         )
         mask = (offs_m < M)[:, None] & (offs_n < N)[None, :]
-    if HAS_BETA:
-        c = gl.load(c_ptrs, mask=mask, other=0.0)
+        if HAS_BETA:
+            c = gl.load(c_ptrs, mask=mask, other=0.0)
     if BIAS == "m" and EARLY_BIAS == "":
         bias = gl.load(bias_ptr + offs_m, mask=offs_m < M, other=0.0)[:, None]
     if BIAS == "n" and EARLY_BIAS == "":
@@ -525,14 +563,20 @@ def store_part(
         sums = scaled(sums, gl.load(a_scale_ptr), gl.load(b_scale_ptr))
     out = epilogue(sums, alpha, beta, c, bias, HAS_BETA, BIAS != "", ACTIVATION).to(c_ptr.dtype.element_ty)
     if C_TMA:
-        c_part = c_parts.index(buffer)
-        tma.store_wait(c_parts.shape[0] - 1)  # stores from the other buffers may still read
+        if not HAS_BETA:
+            tma.store_wait(BUFFERS - 1)  # stores from the other buffers may still read
         matrix(c_part, C_COLUMN_MAJOR).store(out)
         fence_async_shared()
         if C_COLUMN_MAJOR:
             tma_store(c_desc, [batch, n, m], c_part)
         else:
             tma_store(c_desc, [batch, m, n], c_part)
+        if HAS_BETA and PARTS > BUFFERS:
+            if (p > 0) & (p - 1 + BUFFERS < PARTS):
+                tma.store_wait(1)
+                load_part(
+                    c_desc, c_parts, count + BUFFERS - 1, batch, m, n + (BUFFERS - 1) * sums.shape[1], C_COLUMN_MAJOR
+                )
     else:
         gl.store(c_ptrs, out, mask=mask)
 
@@ -638,10 +682,10 @@ def warp_specialised_kernel(
     for slot in gl.static_range(num_stages):
         mbarrier.init(full_bars.index(slot), count=1 + WARP if BLOCKS else 1)  # scales arrive by each thread's copies
         mbarrier.init(empty_bars.index(slot), count=CONSUMERS)
+    c_parts_0 = parts_of_c(c_desc, a_tiles, C_TMA, HAS_BETA, C_BUFFERS)
+    c_parts_1 = parts_of_c(c_desc, a_tiles, C_TMA and CONSUMERS > 1, HAS_BETA, C_BUFFERS)
+    c_parts_2 = parts_of_c(c_desc, a_tiles, C_TMA and CONSUMERS > 2, HAS_BETA, C_BUFFERS)
     fence_async_shared()
-    c_parts_0 = parts_of_c(c_desc, a_tiles, C_TMA, C_BUFFERS)
-    c_parts_1 = parts_of_c(c_desc, a_tiles, C_TMA and CONSUMERS > 1, C_BUFFERS)
-    c_parts_2 = parts_of_c(c_desc, a_tiles, C_TMA and CONSUMERS > 2, C_BUFFERS)
 
     # Three times the same partitions: Gluon takes no list of them that is put together, nor tuples with constants in
     # variables.
@@ -731,12 +775,18 @@ def warp_specialised_kernel(
 
 
 @gluon.jit
-def parts_of_c(c_desc, unused, BY_TMA: gl.constexpr, C_BUFFERS: gl.constexpr):
-    """The buffers through which a warpgroup stores C; `unused` where it needs none."""
+def parts_of_c(c_desc, unused, BY_TMA: gl.constexpr, LOADED: gl.constexpr, C_BUFFERS: gl.constexpr):
+    """The buffers through which a warpgroup stores C, and what tells that C's own values are there; `unused` where it
+    needs none."""
+    buffers = unused
+    loaded = unused
     if BY_TMA:
-        return gl.allocate_shared_memory(c_desc.dtype, [C_BUFFERS] + c_desc.block_shape, c_desc.layout)
-    else:
-        return unused
+        buffers = gl.allocate_shared_memory(c_desc.dtype, [C_BUFFERS] + c_desc.block_shape, c_desc.layout)
+        if LOADED:
+            loaded = gl.allocate_shared_memory(gl.int64, [C_BUFFERS, 1], mbarrier.MBarrierLayout())
+            for buffer in gl.static_range(C_BUFFERS):
+                mbarrier.init(loaded.index(buffer), count=1)
+    return buffers, loaded
 
 
 def _configs(*figures: tuple[int, int, int, int, int]) -> tuple[GemmConfig, ...]:
