@@ -66,15 +66,14 @@ def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
     if precision in ("half", "ieee", "tf32"):
         turned = problem.N < problem.M
         narrow = problem.swapped if turned else problem
-        if skinny.pays(narrow) and device is not INTERPRETER:
+        rows = f"{narrow.M} row{'s' * (narrow.M > 1)} of products"
+        if skinny.pays(narrow, device) and device is not INTERPRETER:
             config, again = skinny.default(narrow, device)
             if skinny.illegal(narrow.swapped if again else narrow, device, config) is None:
-                rows = f"{narrow.M} rows of products along K"
-                return Selection("skinny", config, rows, swapped=turned != again, precision=precision)
+                return Selection("skinny", config, f"{rows} along K", swapped=turned != again, precision=precision)
         if gemv.pays(narrow) or (not hopper and _few_rows(narrow)):
             config, split_k = gemv.default(narrow, device)
             if gemv.illegal(narrow, device, config, split_k) is None:
-                rows = f"{narrow.M} row{'s' * (narrow.M > 1)} of products"
                 return Selection("gemv", config, rows, None, split_k, turned, precision=precision)
     if hopper and not _tiny(problem) and precision == "half" and problem.K > 0:
         found = _warp_specialised(problem, device)

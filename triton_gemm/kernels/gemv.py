@@ -236,15 +236,14 @@ def store_sums(
 
 
 def pays(problem: GemmProblem) -> bool:
-    """Whether no other kernel is faster here than `default`: to be asked with the narrower side as M.
+    """Whether no other kernel is faster here than `default`, but perhaps `skinny`: to be asked with the narrower side as
+    M.
 
-    On an H100 (bf16, eight sizes from 8 to 780 M elements): with one or two rows, and B read along K, 1.07 to 1.45
-    times cuBLAS's speed and 2 to 12 % faster than the warp-specialised kernel. Three or four rows are four FMAs for
-    each element that arrives: the tensor cores, for which they are nothing, are 1 % faster by geometric mean. Along N
-    each 16 bytes are of eight columns, with sums of their own for each row, and K is split: 4 % faster than cuBLAS
-    with one row, but 3 % slower than the tensor cores. Many short columns are many short programs: with 512 of K
-    and 32768 columns, or 1536 and 24576, the tensor cores were 1.5 and 1.1 times faster with four rows than this with
-    one. Where between the turn lies was not measured.
+    On an H100 (bf16), B read along K: 1.07 to 1.8 times cuBLAS's speed with one or two rows, 1.03 to 2 times with four,
+    and but for a few sizes faster than the warp-specialised kernel. Along N each 16 bytes are of eight columns, with
+    sums of their own for each row, and K is split: 4 % faster than cuBLAS with one row, but 3 % slower than the tensor
+    cores. Many short columns are many short programs: with 512 of K and 32768 columns, or 1536 and 24576, the tensor
+    cores were 1.5 and 1.1 times faster with four rows than this with one. Where between the turn lies was not measured.
 
     Not measured, but counted: a B that TMA cannot read would be copied first, three times the traffic; and IEEE fp32
     has no tensor core, while 4 FMAs for each 4 bytes use an eighth of the FMA units.
@@ -254,7 +253,7 @@ def pays(problem: GemmProblem) -> bool:
     if problem.precision == "ieee" or problem.b.tma_illegal(problem.dtype.itemsize) is not None:
         return True
     worth_a_program = problem.K >= LONG or problem.N <= FEW_COLUMNS
-    return problem.M <= 2 and _along_k(problem) and worth_a_program
+    return _along_k(problem) and worth_a_program
 
 
 def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig, split_k: int = 1) -> str | None:

@@ -27,7 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda.gdc import gdc_launch_dependents, gdc_wait
 
-from ..compat import async_load, tma_load, tma_store
+from ..compat import async_load, prefetch, tma_load, tma_store
 from ..config import GemmConfig
 from ..device import SHARED_MEMORY, DeviceInfo
 from ..problem import GemmProblem, Layout
@@ -335,6 +335,12 @@ def consume_partition(
         mine = True
         if SPLIT:
             mine = part == 0
+        if HAS_BETA and C_TMA:
+            if mine:
+                c_tile_ptr = c_ptr + batch.to(gl.int64) * stride_cb
+                ask_for(c_tile_ptr, m, n, M, N, stride_cm, stride_cn, ROWS, MAIN_N, C_COLUMN_MAJOR)
+                if REST_N:
+                    ask_for(c_tile_ptr, m, n + MAIN_N, M, N, stride_cm, stride_cn, ROWS, REST_N, C_COLUMN_MAJOR)
 
         # Main loop
         if not IN_PIECES:
@@ -421,6 +427,21 @@ def with_others(sums, workspace_ptr, block, step, others, stride: gl.constexpr):
             others_sums = gl.load(pointers, mask=first + i < others, other=0.0, cache_modifier=".cg")
             sums += others_sums.to(sums.dtype, bitcast=True)
     return sums
+
+
+@gluon.jit
+def ask_for(
+    c_ptr, m, n, M, N, stride_cm, stride_cn, ROWS: gl.constexpr, COLUMNS: gl.constexpr, COLUMN_MAJOR: gl.constexpr
+):
+    """Has C's own values at (m, n) fetched into L2, while the main loop runs."""
+    fetched: gl.constexpr = 512 // c_ptr.dtype.element_ty.primitive_bitwidth  # elements in 64 bytes
+    step_m: gl.constexpr = fetched if COLUMN_MAJOR else 1
+    step_n: gl.constexpr = 1 if COLUMN_MAJOR else fetched
+    layout: gl.constexpr = gl.BlockedLayout([1, 1], [8, 4], [4, 1], [1, 0])
+    rows = m + gl.arange(0, max(ROWS // step_m, 1), gl.SliceLayout(1, layout)) * step_m
+    columns = n + gl.arange(0, max(COLUMNS // step_n, 1), gl.SliceLayout(0, layout)) * step_n
+    offs_m = gl.minimum(rows, M - 1).to(gl.int64)[:, None] * stride_cm
+    prefetch(c_ptr + offs_m + gl.minimum(columns, N - 1).to(gl.int64)[None, :] * stride_cn)
 
 
 @gluon.jit
