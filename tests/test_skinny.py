@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.cases import CIRCUMSTANCES, Case, Operands, blocks, circumstance, ids
+from tests.cases import CIRCUMSTANCES, Case, Operands, blocks, circumstance_along_k, few_rows, ids
 from tests.gluon_on_cpu import DeadlockError, run, simulated
 from triton_gemm.config import GemmConfig
 from triton_gemm.device import SHARED_MEMORY, device_of_capability
@@ -67,27 +67,16 @@ def check(case: Case, config: GemmConfig, module: SimpleNamespace, *, swapped: b
 @pytest.mark.parametrize("config", skinny.CONFIGS, ids=ids)
 @pytest.mark.parametrize("rows", ROWS)
 def test_every_config_and_number_of_rows(kernel: SimpleNamespace, rows: int, config: GemmConfig) -> None:
-    """As rows and as columns, turned where a tile has room. Ragged tiles, whole ones, less than a tile and than a step,
-    one step, and its tail; in pitches that K fills, and in longer ones, the rest of which is NaN."""
-    m, n, k = blocks(config)
-    sizes = [(3 * n + 5, 2 * k + 24), (2 * m, 3 * k), (5, 8), (n + 1, k - 8), (n + 4, k), (1, k + 8)]
-    for turn, (others, K) in enumerate(sizes):
-        how = {"pad": (8, 64, 2048)[(rows + turn) % 3], "integers": (rows + turn) % 2 == 0}
-        check(Case((rows, others, K), "ntn", **how), config, kernel)
-        check(Case((others, rows, K), "ntt", **how), config, kernel, swapped=True)
-        if rows <= n:
-            check(Case((others, rows, K), "ntn", **how), config, kernel)
-            check(Case((rows, others, K), "ntt", **how), config, kernel, swapped=True)
+    for case, swapped in few_rows(rows, config):
+        check(case, config, kernel, swapped=swapped)
 
 
 @pytest.mark.parametrize("name", CIRCUMSTANCES)
 def test_every_circumstance(kernel: SimpleNamespace, name: str) -> None:
-    """But operands lie along K."""
     config = skinny.CONFIGS[list(CIRCUMSTANCES).index(name) % len(skinny.CONFIGS)]
     m, n, k = blocks(config)
     for size in ((m - 3, 2 * n + 3, 2 * k + 40), (2 * m + 3, n - 1, k + 8)):
-        case = circumstance(name, size)
-        case = replace(case, orders="nt" + case.orders[2])
+        case = circumstance_along_k(name, size)
         check(case, config, kernel)
         M, N, K = case.size
         check(replace(case, size=(N, M, K)), config, kernel, swapped=True)
