@@ -7,7 +7,7 @@ outside shows.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -226,6 +226,24 @@ def of_bytes(config: GemmConfig, turn: int) -> list[Case]:
     return [Case(size, ("ntn", "ntt")[(turn + i) % 2], pad=16, **kind) for i, kind in enumerate(kinds)]
 
 
+# --- Products of few rows along K ---
+
+
+def few_rows(rows: int, config: GemmConfig) -> list[tuple[Case, bool]]:
+    """Products of so many rows, and of as many columns, for a tile; and whether to turn them, both ways where it has
+    room. Ragged tiles, whole ones, less than a tile and than a step, one step, and its tail; in pitches that K fills,
+    and in longer ones, the rest of which is NaN."""
+    m, n, k = blocks(config)
+    sizes = [(3 * n + 5, 2 * k + 24), (2 * m, 3 * k), (5, 8), (n + 1, k - 8), (n + 4, k), (1, k + 8)]
+    found = []
+    for turn, (others, K) in enumerate(sizes, rows):
+        how: dict[str, object] = {"pad": (8, 64, 2048)[turn % 3], "integers": turn % 2 == 0}
+        found += [(Case((rows, others, K), "ntn", **how), False), (Case((others, rows, K), "ntt", **how), True)]
+        if rows <= n:
+            found += [(Case((others, rows, K), "ntn", **how), False), (Case((rows, others, K), "ntt", **how), True)]
+    return found
+
+
 CIRCUMSTANCES = {
     "c-column-major": {"orders": "tnt"},
     "c-odd": {"orders": "ntn", "gap": 1},
@@ -254,3 +272,9 @@ def circumstance(name: str, size: Size, **defaults: object) -> Case:
     change = {**defaults, **CIRCUMSTANCES[name]}
     ragged = change.pop("ragged", 0)
     return Case((size[0], size[1] + ragged, size[2]), **change)
+
+
+def circumstance_along_k(name: str, size: Size) -> Case:
+    """But both operands lie along K."""
+    case = circumstance(name, size)
+    return replace(case, orders="nt" + case.orders[2])

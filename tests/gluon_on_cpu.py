@@ -31,7 +31,8 @@ from triton_gemm.kernels.launch import Pointer as Address
 
 KERNELS = Path(triton_gemm.kernels.__file__ or "").parent
 WARP = 32
-SIMULATED = ("epilogue", "fma", "groups", "portable", "programmatic", "schedule", "splitk", "warp_specialised")
+SIMULATED = ("epilogue", "fma", "groups", "portable", "programmatic", "schedule", "skinny", "splitk")
+SIMULATED += ("warp_specialised",)
 
 
 class DeadlockError(Exception):
@@ -92,10 +93,11 @@ class Machine:
 
 @dataclass(frozen=True)
 class Program:
-    """One of a grid: its numbers, and how many there are."""
+    """One of a grid: its numbers, how many there are, and of how many warps it is."""
 
     id: tuple[int, ...]
     grid: tuple[int, ...]
+    warps: int
 
 
 # Of each thread: machine, program, products and stores under way, polled; copies that were asked for, in groups, and
@@ -232,11 +234,18 @@ class Memory:
         return where, touched
 
 
-def load(pointers: Memory, mask: Any = None, other: Any = 0.0, cache_modifier: str = "") -> Tensor:
+def load(
+    pointers: Memory, mask: Any = None, other: Any = 0.0, cache_modifier: str = "", eviction_policy: str = ""
+) -> Tensor:
     where, touched = pointers.chosen(mask)
     values = torch.full(where.shape, other, dtype=pointers.storage.dtype)
     values[where] = pointers.storage[touched]
     return Tensor(values)
+
+
+def prefetch(pointers: Memory) -> None:
+    """Changes nothing, but asks for elements of the operand only: around them there is NaN."""
+    assert not load(pointers).data.isnan().any(), "out of bounds"
 
 
 def store(pointers: Memory, value: Any, mask: Any = None, cache_modifier: str = "") -> None:
@@ -450,6 +459,11 @@ def garbage(dtype: torch.dtype) -> float:
     return torch.nan if dtype.is_floating_point else 99
 
 
+def mma_v2(a: Tensor, b: Tensor, acc: Tensor) -> Tensor:
+    """Of two dimensions, or of three, of which the first counts products apart."""
+    return Tensor(acc.data + a.data.float() @ b.data.float())
+
+
 def warpgroup_mma(
     a: Shared | Tensor, b: Shared, acc: Tensor, use_acc: bool = True, is_async: bool = False
 ) -> Accumulators:
@@ -549,7 +563,7 @@ def language() -> SimpleNamespace:
         constexpr=lambda value: value,
         program_id=lambda axis: Tensor(here.program.id[axis]),
         num_programs=lambda axis: Tensor(here.program.grid[axis]),
-        num_warps=lambda: 4,
+        num_warps=lambda: here.program.warps,
         arange=lambda start, end, layout=None: Tensor(torch.arange(start, end)),
         zeros=lambda shape, dtype, layout=None: Tensor(torch.zeros(shape, dtype=dtype)),
         where=lambda condition, x, y: Tensor(torch.where(*(whole(value) for value in (condition, x, y)))),
@@ -559,6 +573,7 @@ def language() -> SimpleNamespace:
         to_tensor=Tensor,
         abs=lambda x: Tensor(x.data.abs()),
         exp=lambda x: Tensor(x.data.exp()),
+        sum=lambda x, axis: Tensor(x.data.sum(axis)),
         convert_layout=lambda x, layout: x,
         load=load,
         store=store,
@@ -592,7 +607,7 @@ MODULES: dict[str, Any] = {
     "triton.experimental": SimpleNamespace(gluon=SimpleNamespace(jit=decorator)),
     "triton.experimental.gluon": SimpleNamespace(language=LANGUAGE),
     "triton.experimental.gluon.language.nvidia.ampere": SimpleNamespace(
-        async_copy=SimpleNamespace(mbarrier_arrive=mbarrier_arrive)
+        async_copy=SimpleNamespace(mbarrier_arrive=mbarrier_arrive), mma_v2=mma_v2
     ),
     "triton.experimental.gluon.language.nvidia.hopper": hopper(),
     "triton.experimental.gluon.language.nvidia.ampere.async_copy": SimpleNamespace(
@@ -604,6 +619,7 @@ MODULES: dict[str, Any] = {
         reinterpret=reinterpret,
         tma_load=tma_load,
         tma_store=tma_store,
+        prefetch=prefetch,
         dot_operand=lambda x: x,
         round_to=lambda x, dtype: x.to(dtype),
         number=lambda x, dtype: x,
@@ -657,6 +673,13 @@ def _loaded(name: str, sources: Mapping[str, str]) -> SimpleNamespace:
     return SimpleNamespace(**{key: value for key, value in namespace.items() if not key.startswith("__")})
 
 
+def extent(x: torch.Tensor) -> int:
+    """Elements from x's first to its last; up to whole 16 bytes, as vectors are read, where its memory has them."""
+    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    vector = 16 // x.itemsize
+    return min((last + vector) // vector * vector, x.untyped_storage().nbytes() // x.itemsize - x.storage_offset())
+
+
 def run(launch: Launch, operands: Mapping[str, torch.Tensor], scalars: Mapping[str, float]) -> None:
     """One launch of a simulated module's kernel; raises what a thread raised, DeadlockError among it.
 
@@ -667,8 +690,7 @@ def run(launch: Launch, operands: Mapping[str, torch.Tensor], scalars: Mapping[s
     def argument(name: str, value: Any) -> Any:
         if isinstance(value, Address):
             x = operands[value.operand]
-            size = x.untyped_storage().nbytes() // x.itemsize - x.storage_offset()
-            return Memory(torch.as_strided(x, (size,), (1,), x.storage_offset()))
+            return Memory(torch.as_strided(x, (extent(x),), (1,), x.storage_offset()))
         if isinstance(value, TensorMap):
             return Descriptor(value, operands[value.operand])
         if isinstance(value, Scalar):
@@ -677,7 +699,8 @@ def run(launch: Launch, operands: Mapping[str, torch.Tensor], scalars: Mapping[s
 
     arguments = [argument(name, value) for name, value in launch.arguments.items()]
     machine, ids = Machine(), itertools.product(*(range(size) for size in reversed(launch.grid)))
-    programs = [Program(numbers[::-1], launch.grid) for numbers in ids]  # the first number counts fastest
+    warps = launch.options["num_warps"]
+    programs = [Program(numbers[::-1], launch.grid, warps) for numbers in ids]  # the first number counts fastest
     with machine.turn:
         threads = [machine.start(lambda: launch.kernel(*arguments), program) for program in programs]
     for thread in threads:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import triton_gemm
 from triton_gemm import cost_model
 from triton_gemm.device import INTERPRETER, SHARED_MEMORY, device_of_capability
-from triton_gemm.kernels import fma, gemv, portable, warp_specialised
+from triton_gemm.kernels import fma, gemv, portable, skinny, warp_specialised
 from triton_gemm.kernels.launch import Pointer, TensorMap
 from triton_gemm.precision import SPLIT
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
@@ -81,6 +81,11 @@ def of(M: int, N: int, K: int, batch: int = 1, **changes: object) -> GemmProblem
     return replace(problem, **changes)
 
 
+def along_k(M: int, N: int, K: int, batch: int = 1, **changes: object) -> GemmProblem:
+    """Like that, but B's columns lie along K, as weights do."""
+    return of(M, N, K, batch, **{"b": Layout((K * N if batch > 1 else 0, 1, K)), **changes})
+
+
 CASES = given(problems(), st.sampled_from(DEVICES))
 MANY = settings(max_examples=400, deadline=None)
 
@@ -110,6 +115,9 @@ def test_the_kernel_itself_calls_the_choice_legal(problem: GemmProblem, device) 
         assert choice.config in fma.CONFIGS
         assert fma.unreadable(problem) == choice.packed
         assert fma.illegal(given_to_it, device, choice.config, choice.split_k) is None
+    elif choice.kernel == "skinny":
+        assert choice.config in skinny.CONFIGS and choice.schedule is None and choice.split_k == 1
+        assert skinny.illegal(given_to_it, device, choice.config) is None
     else:
         assert choice.kernel == "gemv"
         assert gemv.illegal(given_to_it, device, choice.config) is None
@@ -198,8 +206,14 @@ def test_both_sides_of_a_product_are_treated_alike(problem: GemmProblem, device)
     [
         pytest.param(of(4096, 4096, 4096), "warp_specialised", id="large"),
         pytest.param(of(64, 64, 65536), "warp_specialised", id="long sum"),
-        pytest.param(of(1, 4096, 4096, b=Layout((0, 1, 4096))), "gemv", id="one row"),
+        pytest.param(along_k(1, 4096, 4096), "gemv", id="one row"),
         pytest.param(of(4096, 1, 4096), "gemv", id="one column"),
+        pytest.param(along_k(2, 4096, 4096), "skinny", id="two rows along k"),
+        pytest.param(along_k(4096, 16, 4096), "skinny", id="few columns along k"),
+        pytest.param(along_k(17, 4096, 4096), "warp_specialised", id="more rows along k"),
+        pytest.param(of(8, 4096, 4096), "warp_specialised", id="few rows along n"),
+        pytest.param(along_k(8, 4096, 4100), "portable", id="few rows, k odd"),
+        pytest.param(along_k(8, 64, 65536), "warp_specialised", id="few rows and columns, long sum"),
         pytest.param(of(4096, 4096, 0), "portable", id="empty sum"),
         pytest.param(of(64, 63, 65), "portable", id="small and odd"),
         pytest.param(of(4096, 4096, 4095), "warp_specialised", id="large and odd"),
@@ -217,6 +231,49 @@ def test_both_sides_of_a_product_are_treated_alike(problem: GemmProblem, device)
 def test_what_hopper_runs(problem: GemmProblem, kernel: str) -> None:
     problem = replace(problem, out_dtype=problem.dtype)
     assert select(problem, HOPPER).kernel == kernel
+
+
+@pytest.mark.parametrize("rows", range(2, skinny.MAX_ROWS + 1))
+def test_few_rows_along_k_are_read_once_on_every_gpu(rows: int) -> None:
+    """And as many columns alike. Tiles may be turned: then the side that is read once lies across their 16 rows."""
+    turned = set()
+    for others, K, batch in ((4096, 512, 1), (1024, 1024, 1), (4093, 4096, 1), (32768, 4096, 1), (128, 8192, 64)):
+        problem = along_k(rows, others, K, batch)
+        for device in DEVICES:
+            choice = select(problem, device)
+            assert (choice.kernel, choice.schedule, choice.split_k, choice.packed) == ("skinny", None, 1, ())
+            assert str(choice).endswith(f": {rows} rows of products along K")
+            assert select(problem.swapped, device) == replace(choice, swapped=not choice.swapped)
+            (launch,) = launches(problem, choice)
+            assert launch.arguments["STREAMED"] == ("a" if choice.swapped else "b")
+            turned.add(choice.swapped)
+    assert turned == {False, True}
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        pytest.param(along_k(1, 4096, 4096), id="one row"),
+        pytest.param(along_k(17, 4096, 4096), id="many rows"),
+        pytest.param(of(4, 4096, 4096), id="b along n"),
+        pytest.param(along_k(4, 4096, 4096, a=Layout((0, 1, 4))), id="a along m"),
+        pytest.param(along_k(4, 4096, 1001), id="k odd"),
+        pytest.param(along_k(4, 4096, 1000, b=Layout((0, 1, 1004))), id="rows begin inside 16 bytes"),
+        pytest.param(along_k(4, 4096, 1024, a=Layout((0, 1024, 1), False)), id="unaligned"),
+        pytest.param(along_k(4, 4096, 504), id="short sum"),
+        pytest.param(along_k(4, 128, 8200), id="too few programs"),
+        pytest.param(along_k(4, 4096, 0), id="empty sum"),
+        *(
+            pytest.param(along_k(4, 4096, 4096, dtype=dtype, out_dtype=out_dtype, precision=precision), id=precision)
+            for dtype, out_dtype, precision in KINDS
+            if precision != "half"
+        ),
+    ],
+)
+def test_other_products_of_few_rows_run_elsewhere(problem: GemmProblem) -> None:
+    for device in DEVICES:
+        for asked in (problem, problem.swapped):
+            assert select(asked, device).kernel != "skinny"
 
 
 def test_both_operands_may_need_a_copy() -> None:
@@ -279,13 +336,13 @@ def test_each_mode_runs_on_the_portable_kernel_where_the_hardware_has_it(mode: s
     choice = select(problem, device)
     assert choice.kernel == ("fma" if mode == "ieee" else "portable")
     assert choice.precision == problem.precision
-    for size in ((1, 1, 1), (1, 4096, 4096), (4096, 1, 4096), (4097, 4099, 8195), (300, 200, 0), (33, 35, 2**17 + 1)):
+    for size in ((1, 1, 1), (1, 4096, 4096), (4096, 5, 4096), (4097, 4099, 8195), (300, 200, 0), (33, 35, 2**17 + 1)):
         M, N, K = size
         orders = [Layout((0, K, 1)), Layout((0, 1, K), False), Layout((0, 1, M)), Layout((0, N, 1))]
         for a, b, c in ((0, 1, 3), (1, 1, 2), (0, 0, 3)):
             odd = replace(problem, M=M, N=N, K=K, a=orders[a], b=orders[b], c=orders[c])
             found = select(odd, device)
-            others = {"gemv": ("half", "ieee", "tf32"), "fma": ("ieee",)}
+            others = {"gemv": ("half", "ieee", "tf32"), "skinny": ("half",), "fma": ("ieee",)}
             assert found.kernel == "portable" or mode in others[found.kernel]
             assert len(launches(odd, found)) == 1 + len(found.packed)
 
@@ -330,6 +387,8 @@ def test_the_interpreter_gets_what_it_can_run() -> None:
     """It has no Gluon."""
     for size in ((4096, 4096, 4096), (4096, 4097, 4095), (1, 512, 512)):
         assert select(of(*size), INTERPRETER).kernel in ("portable", "gemv")
+    for rows in range(1, skinny.MAX_ROWS + 1):
+        assert select(along_k(rows, 4096, 4096), INTERPRETER).kernel in ("portable", "gemv")
 
 
 def test_it_takes_no_time() -> None:

@@ -13,7 +13,7 @@ import torch
 from reference_cuda import TWINS, load
 from tests.mutants import READS_OUTSIDE
 from triton_gemm.device import device_info
-from triton_gemm.kernels import gemv, portable, warp_specialised
+from triton_gemm.kernels import gemv, portable, skinny, warp_specialised
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.ladder import LADDER, Rung
 from triton_gemm.plan import GemmPlan
@@ -23,6 +23,7 @@ from triton_gemm.select import Selection
 SIZES = [(127, 65, 33), (200, 270, 150), (1, 140, 70), (37, 20, 0), (128, 256, 64)]
 TMA_SIZES = [(120, 72, 40), (200, 272, 152), (8, 136, 72), (128, 256, 64)]  # rows of whole 16 bytes
 SCALARS = [(1.0, 0.0), (-0.5, 2.0)]
+ORDERS = {"skinny": ("ntn", "ntt")}  # where A, B and C do not lie alike
 
 
 def operands(size: tuple[int, int, int], dtype: torch.dtype, out_dtype: torch.dtype) -> list[torch.Tensor]:
@@ -66,7 +67,7 @@ def ending(rows: int, columns: int, order: str, first: int = 0, dtype: torch.dty
 
 
 def kernels() -> None:
-    """What matmul launches, in one small configuration of each, whole and split."""
+    """What matmul launches, in one small configuration of each, whole and split, or as it is and turned."""
     device = torch.device("cuda", 0)
     ring = next(c for c in warp_specialised.CONFIGS if (c.BLOCK_M, c.BLOCK_N) == (128, 64))
     tile = next(c for c in portable.CONFIGS["half"] if (c.BLOCK_M, c.BLOCK_N) == (64, 64))
@@ -76,6 +77,9 @@ def kernels() -> None:
 
     def by_portable(problem: GemmProblem, split_k: int) -> Selection:
         return Selection("portable", tile, "watched", split_k=split_k)
+
+    def by_skinny(problem: GemmProblem, split_k: int) -> Selection:
+        return Selection("skinny", skinny.CONFIGS[split_k], "watched", swapped=split_k > 1)
 
     def persistent(problem: GemmProblem, split_k: int, packed: tuple[str, ...] = ()) -> Selection:
         schedule = Schedule(3) if split_k == 1 else Schedule(5, split=1, parts=split_k)
@@ -88,12 +92,13 @@ def kernels() -> None:
     cases = {
         "portable": (by_portable, any_layout),
         "gemv": (by_gemv, [((1, 1037, 4099), 0), ((3, 130, 1001), 1), ((4, 256, 2048), 0)]),
+        "skinny": (by_skinny, [((5, 1037, 4104), 0), ((130, 7, 1000), 0), ((16, 256, 2048), 0), ((3, 70, 72), 8)]),
     }
     if torch.cuda.get_device_capability() == (9, 0):
         cases["warp_specialised"] = (persistent, [((200, 136, 1032), 0), ((3, 8, 520), 0), ((264, 72, 1024), 0)])
         cases["repack"] = (repacking, any_layout)
     for name, (choose, sizes) in cases.items():
-        for ((M, N, K), first), orders, split_k in itertools.product(sizes, ("nnn", "ttt"), (1, 3)):
+        for ((M, N, K), first), orders, split_k in itertools.product(sizes, ORDERS.get(name, ("nnn", "ttt")), (1, 3)):
             if name == "warp_specialised" and orders == "ttt" and M % 8:
                 continue  # TMA reads no such rows
             a, b, c = ending(M, K, orders[0], first), ending(K, N, orders[1], first), ending(M, N, orders[2], first)

@@ -15,7 +15,7 @@ from tests.epilogues import expected
 from triton_gemm import cost_model, workspace
 from triton_gemm.config import GemmConfig
 from triton_gemm.device import DeviceInfo, device_info
-from triton_gemm.kernels import fma, gemv, portable, warp_specialised
+from triton_gemm.kernels import fma, gemv, portable, skinny, warp_specialised
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.plan import GemmPlan
 from triton_gemm.precision import SPLIT
@@ -311,6 +311,48 @@ def test_gemv_in_every_circumstance(name: str) -> None:
         check(case, Selection("gemv", config, "by a test", split_k=2, swapped=swapped))
 
 
+# --- Few rows along K ---
+
+
+def few(config: GemmConfig, *, swapped: bool) -> Selection:
+    return Selection("skinny", config, "by a test", swapped=swapped)
+
+
+@pytest.mark.parametrize("config", skinny.CONFIGS, ids=ids)
+@pytest.mark.parametrize("rows", [1, 2, 7, 8, 9, 16])
+def test_skinny(rows: int, config: GemmConfig) -> None:
+    """Small products, and one that fills the GPU."""
+    large = Case((rows, 4091, 4104), "ntn", pad=64), False
+    for case, swapped in (*cases.few_rows(rows, config), large):
+        check(case, few(config, swapped=swapped), times=2)
+
+
+@pytest.mark.parametrize("name", CIRCUMSTANCES)
+def test_skinny_in_every_circumstance(name: str) -> None:
+    """As rows, and as columns that are turned or not."""
+    config = skinny.CONFIGS[list(CIRCUMSTANCES).index(name) % len(skinny.CONFIGS)]
+    for size, swapped in (((5, 201, 3000), False), ((201, 5, 3000), True), ((201, 5, 3000), False)):
+        check(cases.circumstance_along_k(name, size), few(config, swapped=swapped), times=2)
+
+
+def test_skinny_reads_what_the_launch_before_wrote() -> None:
+    """Though it asks for it before that has ended."""
+    x, y, rows = (torch.randn(*shape, device=DEVICE).bfloat16() for shape in ((4096, 512), (512, 4096), (4, 4096)))
+    weights, c = torch.zeros(4096, 4096, device=DEVICE).bfloat16(), torch.empty(4, 4096, device=DEVICE).bfloat16()
+    problems = GemmProblem.of(x, y, weights), GemmProblem.of(rows, weights.mT, c)
+    write, read = (GemmPlan(problem, select(problem, gpu()), DEVICE) for problem in problems)
+    assert read.selection.kernel == "skinny"
+    for _ in range(20):
+        weights.zero_()
+        c.fill_(NAN)
+        write.run(x, y, weights)
+        read.run(rows, weights.mT, c)
+        early = c.clone()
+        torch.cuda.synchronize()
+        read.run(rows, weights.mT, c)
+        assert early.any() and torch.equal(early, c)
+
+
 # --- Whatever is selected ---
 
 
@@ -368,10 +410,12 @@ FAR = 2**30 + 8  # elements: three rows span more than 2^31
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kernel", [pytest.param("warp_specialised", marks=hopper), "portable", "gemv", "fma"])
+@pytest.mark.parametrize(
+    "kernel", [pytest.param("warp_specialised", marks=hopper), "portable", "gemv", "skinny", "fma"]
+)
 @pytest.mark.parametrize("which", ["a", "b", "c"])
 def test_rows_may_lie_more_than_2_31_elements_apart(which: str, kernel: str) -> None:
-    if kernel == "fma" and which == "b":
+    if kernel in ("fma", "skinny") and which == "b":
         pytest.skip("illegal")
     dtype = torch.float32 if kernel == "fma" else torch.bfloat16
     if torch.cuda.mem_get_info()[0] < dtype.itemsize << 32:
@@ -385,6 +429,8 @@ def test_rows_may_lie_more_than_2_31_elements_apart(which: str, kernel: str) -> 
     }
     far = buffer.as_strided(shapes[which], (FAR + (which == "c"), 1))  # TMA cannot store that
     tensors[which] = far.copy_(tensors[which])
+    if kernel == "skinny":
+        tensors["b"] = tensors["b"].mT.contiguous().mT
     a, b, c = tensors.values()
     problem = GemmProblem.of(a, b, c, precision="ieee" if kernel == "fma" else None)
     if kernel == "warp_specialised":
@@ -393,6 +439,8 @@ def test_rows_may_lie_more_than_2_31_elements_apart(which: str, kernel: str) -> 
         choice = outer_products(problem, fma.CONFIGS[-1], 1)
     elif kernel == "portable":
         choice = Selection("portable", portable.CONFIGS["half"][-1], "by a test")
+    elif kernel == "skinny":
+        choice = few(skinny.CONFIGS[0], swapped=which == "a")
     else:
         choice = Selection("gemv", gemv.default(problem, gpu())[0], "by a test")
     GemmPlan(problem, choice, DEVICE).run(a, b, c)
