@@ -206,9 +206,12 @@ def test_both_sides_of_a_product_are_treated_alike(problem: GemmProblem, device)
     [
         pytest.param(of(4096, 4096, 4096), "warp_specialised", id="large"),
         pytest.param(of(64, 64, 65536), "warp_specialised", id="long sum"),
-        pytest.param(along_k(1, 4096, 4096), "gemv", id="one row"),
+        pytest.param(along_k(1, 1024, 1024), "gemv", id="one row"),
+        pytest.param(along_k(1, 4096, 1024), "skinny", id="one row, many short columns"),
+        pytest.param(along_k(4, 1024, 4096), "gemv", id="four rows, long columns"),
+        pytest.param(along_k(4, 4096, 4096), "skinny", id="four rows, long columns for a wave"),
         pytest.param(of(4096, 1, 4096), "gemv", id="one column"),
-        pytest.param(along_k(2, 4096, 4096), "skinny", id="two rows along k"),
+        pytest.param(along_k(2, 4096, 1024), "skinny", id="two rows along k"),
         pytest.param(along_k(4096, 16, 4096), "skinny", id="few columns along k"),
         pytest.param(along_k(17, 4096, 4096), "warp_specialised", id="more rows along k"),
         pytest.param(of(8, 4096, 4096), "warp_specialised", id="few rows along n"),
@@ -233,16 +236,19 @@ def test_what_hopper_runs(problem: GemmProblem, kernel: str) -> None:
     assert select(problem, HOPPER).kernel == kernel
 
 
-@pytest.mark.parametrize("rows", range(2, skinny.MAX_ROWS + 1))
+@pytest.mark.parametrize("rows", range(1, skinny.MAX_ROWS + 1))
 def test_few_rows_along_k_are_read_once_on_every_gpu(rows: int) -> None:
     """And as many columns alike. Tiles may be turned: then the side that is read once lies across their 16 rows."""
     turned = set()
-    for others, K, batch in ((4096, 512, 1), (1024, 1024, 1), (4093, 4096, 1), (32768, 4096, 1), (128, 8192, 64)):
+    sizes = [(4096, 512, 1), (50304, 1024, 1), (128, 2040, 64)]
+    if rows > gemv.MAX_ROWS:
+        sizes += [(1024, 1024, 1), (4093, 4096, 1), (32768, 4096, 1), (128, 8192, 64)]
+    for others, K, batch in sizes:
         problem = along_k(rows, others, K, batch)
         for device in DEVICES:
             choice = select(problem, device)
             assert (choice.kernel, choice.schedule, choice.split_k, choice.packed) == ("skinny", None, 1, ())
-            assert str(choice).endswith(f": {rows} rows of products along K")
+            assert str(choice).endswith(f": {rows} row{'s' * (rows > 1)} of products along K")
             assert select(problem.swapped, device) == replace(choice, swapped=not choice.swapped)
             (launch,) = launches(problem, choice)
             assert launch.arguments["STREAMED"] == ("a" if choice.swapped else "b")
@@ -253,7 +259,8 @@ def test_few_rows_along_k_are_read_once_on_every_gpu(rows: int) -> None:
 @pytest.mark.parametrize(
     "problem",
     [
-        pytest.param(along_k(1, 4096, 4096), id="one row"),
+        pytest.param(along_k(2, 2048, 1024), id="two rows, few columns"),
+        pytest.param(along_k(4, 28672, 8192), id="four rows, long columns"),
         pytest.param(along_k(17, 4096, 4096), id="many rows"),
         pytest.param(of(4, 4096, 4096), id="b along n"),
         pytest.param(along_k(4, 4096, 4096, a=Layout((0, 1, 4))), id="a along m"),
@@ -261,7 +268,7 @@ def test_few_rows_along_k_are_read_once_on_every_gpu(rows: int) -> None:
         pytest.param(along_k(4, 4096, 1000, b=Layout((0, 1, 1004))), id="rows begin inside 16 bytes"),
         pytest.param(along_k(4, 4096, 1024, a=Layout((0, 1024, 1), False)), id="unaligned"),
         pytest.param(along_k(4, 4096, 504), id="short sum"),
-        pytest.param(along_k(4, 128, 8200), id="too few programs"),
+        pytest.param(along_k(8, 128, 8200), id="too few programs"),
         pytest.param(along_k(4, 4096, 0), id="empty sum"),
         *(
             pytest.param(along_k(4, 4096, 4096, dtype=dtype, out_dtype=out_dtype, precision=precision), id=precision)

@@ -126,7 +126,7 @@ def test_who_is_refused() -> None:
 
 
 @given(
-    st.integers(2, skinny.MAX_ROWS),
+    st.integers(1, skinny.MAX_ROWS),
     st.one_of(st.integers(1, 2**17), st.sampled_from([1, 8, 16, 1024, 4096, 14336])),
     st.one_of(st.integers(64, 2**14), st.sampled_from([64, 128, 256, 512, 1024])),
     st.sampled_from([1, 1, 2, 64]),
@@ -137,7 +137,7 @@ def test_where_it_pays_its_default_is_legal(rows: int, others: int, eighths: int
     a, b = Layout((K if batch > 1 else 0, batch * K, 1)), Layout((others * K if batch > 1 else 0, 1, K))
     c = Layout((rows * others if batch > 1 else 0, others, 1))
     problem = GemmProblem(batch, rows, others, K, torch.bfloat16, torch.bfloat16, "half", a, b, c)
-    if not skinny.pays(problem):
+    if not skinny.pays(problem, device):
         return
     config, swapped = skinny.default(problem, device)
     assert config in skinny.CONFIGS

@@ -167,7 +167,7 @@ def _config(m: int, n: int, num_warps: int) -> GemmConfig:
 
 
 # Other shares of a warp, and more columns, were nowhere faster on an H100.
-CONFIGS = tuple(_config(16, n, num_warps) for n in (8, 16) for num_warps in (2, 4, 8))
+CONFIGS = tuple(_config(16, n, num_warps) for n, num_warps in ((8, 2), (8, 4), (8, 8), (16, 2), (16, 4)))
 
 
 def pays(problem: GemmProblem, device: DeviceInfo) -> bool:
@@ -223,8 +223,8 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig) -> str
     ):
         if vector(layout, shape, problem.dtype) != (k, VECTOR.value):
             return f"{name} cannot be read along k 16 bytes at a time"
-    if max(problem.M, problem.N, problem.K, _tiles(problem, config)) > MAX_SIZE:
-        return f"sizes and the number of tiles must not exceed {MAX_SIZE}"
+    if max(problem.M, problem.N, problem.K + (config.BLOCK_K or 0), _tiles(problem, config)) > MAX_SIZE:
+        return f"sizes, a step beyond K, and the number of tiles must not exceed {MAX_SIZE}"
     return None
 
 
