@@ -404,6 +404,7 @@ class Descriptor:
         start = operand.storage_offset()
         self.values = torch.as_strided(operand, tensor_map.shape, tensor_map.strides, start)
         self.dtype, self.block_shape, self.layout = tensor_map.dtype, list(tensor_map.block), None
+        self.shape, self.strides = tensor_map.shape, tensor_map.strides
         self.to_tf32 = tensor_map.to_tf32
         self.block_type = SimpleNamespace(nbytes=math.prod(tensor_map.block) * tensor_map.dtype.itemsize)
 

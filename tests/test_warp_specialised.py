@@ -56,7 +56,7 @@ class Simulation:
         operands = {"a": a, "b": b, "c": c, "counters": counters} | ({} if bias is None else {"bias": bias})
         operands |= zip(("a_scale", "b_scale"), scales, strict=False)
         operands["workspace"] = torch.full((launch.workspace // 4,), torch.nan)
-        run(launch, operands, {"alpha": alpha, "beta": beta})
+        run(launch.programmatic(), operands, {"alpha": alpha, "beta": beta})
         assert not counters.any(), "counters are not zero afterwards"
 
 

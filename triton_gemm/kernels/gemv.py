@@ -236,8 +236,8 @@ def store_sums(
 
 
 def pays(problem: GemmProblem) -> bool:
-    """Whether no other kernel is faster here than `default`, but perhaps `skinny`: to be asked with the narrower side as
-    M.
+    """Whether no other kernel but perhaps `skinny` is faster here than `default`: to be asked with the narrower side
+    as M.
 
     On an H100 (bf16), B read along K: 1.07 to 1.8 times cuBLAS's speed with one or two rows, 1.03 to 2 times with four,
     and but for a few sizes faster than the warp-specialised kernel. Along N each 16 bytes are of eight columns, with

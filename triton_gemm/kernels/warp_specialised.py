@@ -5,8 +5,8 @@ with the other but the ring of loaded tiles, so that one may store its part of C
 to itself. C leaves in parts of 64 columns through two small buffers, which is what lets a fourth stage fit.
 
 The tiles of a partial wave are cut along K, so that no multiprocessor idles (`schedule`). Launches follow one another
-programmatically: while one grid runs out the next sets up its barriers, and waits for the other's end only before it
-touches memory.
+programmatically: while one grid runs out the next sets up its barriers and has its first k-tiles fetched into L2, and
+waits for the other's end only before it reads or writes memory.
 """
 
 from __future__ import annotations
@@ -39,6 +39,44 @@ from .schedule import Schedule, locate, work_of
 from .splitk import arrive, wait_for
 
 WARP = gl.constexpr(32)
+
+
+@gluon.jit
+def ask_for(x_ptr, desc, batch, row, column, ROWS: gl.constexpr, COLUMNS: gl.constexpr, COLUMN_MAJOR: gl.constexpr):
+    """Has ROWS x COLUMNS of X at (row, column) fetched into L2."""
+    first = column if COLUMN_MAJOR else row
+    second = row if COLUMN_MAJOR else column
+    fetched: gl.constexpr = 2 * instruction_k(desc.dtype)  # elements in 64 bytes
+    count: gl.constexpr = max((ROWS if COLUMN_MAJOR else COLUMNS) // fetched, 1)
+    layout: gl.constexpr = gl.BlockedLayout([1, 1], [8, 4], [4, 1], [1, 0])
+    rows = first + gl.arange(0, COLUMNS if COLUMN_MAJOR else ROWS, gl.SliceLayout(1, layout))
+    columns = second + gl.arange(0, count, gl.SliceLayout(0, layout)) * fetched
+    x_ptr += batch.to(gl.int64) * desc.strides[0]
+    offsets = gl.minimum(rows, desc.shape[1] - 1).to(gl.int64)[:, None] * desc.strides[1]
+    prefetch(x_ptr + offsets + gl.minimum(columns, desc.shape[2] - 1)[None, :])
+
+
+@gluon.jit
+def ask_for_first_tiles(
+    a_ptr, b_ptr, a_desc, b_desc, num_m, num_n, k_tiles, group, split, parts, a_batches, b_batches,
+    CONSUMERS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, REST_N: gl.constexpr, BLOCK_K: gl.constexpr,
+    A_COLUMN_MAJOR: gl.constexpr, B_COLUMN_MAJOR: gl.constexpr, A_PLANES: gl.constexpr, B_PLANES: gl.constexpr,
+):  # fmt: skip
+    """Has this program's first two k-tiles fetched into L2. That reads nothing the grid before may still write: a line
+    of L2 that is written later is written there."""
+    rows: gl.constexpr = BLOCK_M // CONSUMERS
+    tile_id, _, k_begin, _ = work_of(gl.program_id(0), k_tiles, split, parts)
+    batch, pid_m, pid_n = locate(tile_id, num_m, num_n, group)
+    m = pid_m * BLOCK_M
+    n = pid_n * BLOCK_N
+    k = k_begin * BLOCK_K
+    batch_a = batch * a_batches + (A_PLANES & 3)
+    batch_b = batch * b_batches + (B_PLANES & 3)
+    for w in gl.static_range(CONSUMERS):
+        ask_for(a_ptr, a_desc, batch_a, m + w * rows, k, rows, 2 * BLOCK_K, A_COLUMN_MAJOR)
+    ask_for(b_ptr, b_desc, batch_b, k, n, 2 * BLOCK_K, BLOCK_N - REST_N, B_COLUMN_MAJOR)
+    if REST_N:
+        ask_for(b_ptr, b_desc, batch_b, k, n + BLOCK_N - REST_N, 2 * BLOCK_K, REST_N, B_COLUMN_MAJOR)
 
 
 @gluon.jit
@@ -337,10 +375,9 @@ def consume_partition(
             mine = part == 0
         if HAS_BETA and C_TMA:
             if mine:
-                c_tile_ptr = c_ptr + batch.to(gl.int64) * stride_cb
-                ask_for(c_tile_ptr, m, n, M, N, stride_cm, stride_cn, ROWS, MAIN_N, C_COLUMN_MAJOR)
+                ask_for(c_ptr, c_desc, batch, m, n, ROWS, MAIN_N, C_COLUMN_MAJOR)
                 if REST_N:
-                    ask_for(c_tile_ptr, m, n + MAIN_N, M, N, stride_cm, stride_cn, ROWS, REST_N, C_COLUMN_MAJOR)
+                    ask_for(c_ptr, c_desc, batch, m, n + MAIN_N, ROWS, REST_N, C_COLUMN_MAJOR)
 
         # Main loop
         if not IN_PIECES:
@@ -427,21 +464,6 @@ def with_others(sums, workspace_ptr, block, step, others, stride: gl.constexpr):
             others_sums = gl.load(pointers, mask=first + i < others, other=0.0, cache_modifier=".cg")
             sums += others_sums.to(sums.dtype, bitcast=True)
     return sums
-
-
-@gluon.jit
-def ask_for(
-    c_ptr, m, n, M, N, stride_cm, stride_cn, ROWS: gl.constexpr, COLUMNS: gl.constexpr, COLUMN_MAJOR: gl.constexpr
-):
-    """Has C's own values at (m, n) fetched into L2, while the main loop runs."""
-    fetched: gl.constexpr = 512 // c_ptr.dtype.element_ty.primitive_bitwidth  # elements in 64 bytes
-    step_m: gl.constexpr = fetched if COLUMN_MAJOR else 1
-    step_n: gl.constexpr = 1 if COLUMN_MAJOR else fetched
-    layout: gl.constexpr = gl.BlockedLayout([1, 1], [8, 4], [4, 1], [1, 0])
-    rows = m + gl.arange(0, max(ROWS // step_m, 1), gl.SliceLayout(1, layout)) * step_m
-    columns = n + gl.arange(0, max(COLUMNS // step_n, 1), gl.SliceLayout(0, layout)) * step_n
-    offs_m = gl.minimum(rows, M - 1).to(gl.int64)[:, None] * stride_cm
-    prefetch(c_ptr + offs_m + gl.minimum(columns, N - 1).to(gl.int64)[None, :] * stride_cn)
 
 
 @gluon.jit
@@ -635,6 +657,8 @@ def warp_specialised_kernel(
     b_desc,
     b_rest_desc,
     c_desc,
+    a_ptr,
+    b_ptr,
     tiles_ptr,
     c_ptr,
     bias_ptr,
@@ -685,6 +709,11 @@ def warp_specialised_kernel(
 ):
     if PDL:
         gdc_launch_dependents()
+        if not GROUPS:
+            ask_for_first_tiles(
+                a_ptr, b_ptr, a_desc, b_desc, num_m, num_n, k_tiles, group, split, parts, a_batches, b_batches,
+                CONSUMERS, BLOCK_M, BLOCK_N, REST_N, BLOCK_K, A_COLUMN_MAJOR, B_COLUMN_MAJOR, A_PLANES, B_PLANES,
+            )  # fmt: skip
     a_tiles = gl.allocate_shared_memory(a_desc.dtype, [num_stages * CONSUMERS] + a_desc.block_shape, a_desc.layout)
     b_tiles = gl.allocate_shared_memory(b_desc.dtype, [num_stages] + b_desc.block_shape, b_desc.layout)
     b_rest_tiles = b_tiles
@@ -1006,6 +1035,8 @@ def launches(problem: GemmProblem, config: GemmConfig, schedule: Schedule) -> tu
         "b_desc": b,
         "b_rest_desc": b_rest,
         "c_desc": c if by_tma else b,  # what is not used is something else, as for partitions
+        "a_ptr": Pointer("a"),
+        "b_ptr": Pointer("b"),
         "tiles_ptr": Pointer("tiles" if problem.groups else "c"),
         "c_ptr": Pointer("c"),
         "bias_ptr": Pointer("bias" if problem.bias else "c"),
