@@ -239,11 +239,12 @@ def pays(problem: GemmProblem) -> bool:
     """Whether no other kernel but perhaps `skinny` is faster here than `default`: to be asked with the narrower side
     as M.
 
-    On an H100 (bf16), B read along K: 1.07 to 1.8 times cuBLAS's speed with one or two rows, 1.03 to 2 times with four,
-    and but for a few sizes faster than the warp-specialised kernel. Along N each 16 bytes are of eight columns, with
-    sums of their own for each row, and K is split: 4 % faster than cuBLAS with one row, but 3 % slower than the tensor
-    cores. Many short columns are many short programs: with 512 of K and 32768 columns, or 1536 and 24576, the tensor
-    cores were 1.5 and 1.1 times faster with four rows than this with one. Where between the turn lies was not measured.
+    On an H100 (bf16), B read along K: 1.06 to 1.9 times cuBLAS's speed with one row, 1.04 to 1.3 times with four, whose
+    few but long columns (576 x 7168) the warp-specialised kernel multiplies up to 1.6 times faster. Along N each 16
+    bytes are of eight columns, with sums of their own for each row, and K is split: 4 % faster than cuBLAS with one
+    row, but 3 % slower than the tensor cores. Many short columns are many short programs: with 512 of K and 32768
+    columns, or 1536 and 24576, the tensor cores were 1.5 and 1.1 times faster with four rows than this with one. Where
+    between the turn lies was not measured.
 
     Not measured, but counted: a B that TMA cannot read would be copied first, three times the traffic; and IEEE fp32
     has no tensor core, while 4 FMAs for each 4 bytes use an eighth of the FMA units.
@@ -253,7 +254,8 @@ def pays(problem: GemmProblem) -> bool:
     if problem.precision == "ieee" or problem.b.tma_illegal(problem.dtype.itemsize) is not None:
         return True
     worth_a_program = problem.K >= LONG or problem.N <= FEW_COLUMNS
-    return _along_k(problem) and worth_a_program
+    short_or_many = problem.M <= 2 or problem.K <= 2 * LONG or problem.batch * problem.N >= 2 * LONG
+    return _along_k(problem) and worth_a_program and short_or_many
 
 
 def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig, split_k: int = 1) -> str | None:

@@ -174,18 +174,20 @@ def pays(problem: GemmProblem, device: DeviceInfo) -> bool:
     """Whether no other kernel is faster here than `default`, where that is legal: to be asked with the narrower side as
     M.
 
-    Measured on an H100, launched after one another and between other kernels: with more than four rows faster than the
-    persistent kernel but where few columns and much of K make for few programs (7168 x 576: 15 % slower). With up to
-    four, `gemv` streams long columns in longer pieces, and is up to 1.5 times faster with few of them, but 10 % slower
-    where half a wave of its programs would be left over (4096 x 4096); and it has too little to do in many short ones.
+    Measured on an H100, launched after one another and between other kernels. With more than four rows it is faster
+    than the persistent kernel but where few columns make for few programs, or columns are long: rows of A come again
+    and again, and pieces of 64 bytes are from many pages of memory (16 x 5120 x 25600: 20 % slower). With up to four
+    `gemv` streams long columns in longer pieces, but for a wave of 4096 or so (4096 x 4096: 10 % slower), and has too
+    little to do in many short ones.
     """
     if not 1 <= problem.M <= MAX_ROWS or problem.K < 512:
         return False
     eights, sms = problem.batch * -(-problem.N // 8), device.num_sms
     if problem.M > gemv.MAX_ROWS:
-        return problem.K <= gemv.LONG or 10 * eights >= 9 * sms
+        enough = problem.K <= gemv.LONG or 10 * eights >= 9 * sms
+        return eights >= 16 * sms or (problem.K <= 2 * gemv.LONG and enough)
     if problem.K >= gemv.LONG:
-        return 2 * sms <= eights <= 4 * sms
+        return problem.K <= 4 * gemv.LONG and 2 * sms <= eights <= 4 * sms
     return problem.M > 2 or problem.batch * problem.N > gemv.LONG
 
 
