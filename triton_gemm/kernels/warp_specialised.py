@@ -58,24 +58,25 @@ def ask_for(x_ptr, desc, batch, row, column, ROWS: gl.constexpr, COLUMNS: gl.con
 
 @gluon.jit
 def ask_for_first_tiles(
-    operands, num_m, num_n, k_tiles, group, split, parts, CONSUMERS: gl.constexpr, BLOCK_M: gl.constexpr,
-    MAIN_N: gl.constexpr, REST_N: gl.constexpr, BLOCK_K: gl.constexpr, A_COLUMN_MAJOR: gl.constexpr,
-    B_COLUMN_MAJOR: gl.constexpr,
+    a_ptr, b_ptr, a_desc, b_desc, num_m, num_n, k_tiles, group, split, parts, a_batches, b_batches,
+    CONSUMERS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, REST_N: gl.constexpr, BLOCK_K: gl.constexpr,
+    A_COLUMN_MAJOR: gl.constexpr, B_COLUMN_MAJOR: gl.constexpr, A_PLANES: gl.constexpr, B_PLANES: gl.constexpr,
 ):  # fmt: skip
     """Has this program's first two k-tiles fetched into L2. That reads nothing the grid before may still write: a line
     of L2 that is written later is written there."""
-    a_ptr, b_ptr, a_desc, b_desc, a_batches, b_batches = operands
     rows: gl.constexpr = BLOCK_M // CONSUMERS
     tile_id, _, k_begin, _ = work_of(gl.program_id(0), k_tiles, split, parts)
     batch, pid_m, pid_n = locate(tile_id, num_m, num_n, group)
     m = pid_m * BLOCK_M
-    n = pid_n * (MAIN_N + REST_N)
+    n = pid_n * BLOCK_N
     k = k_begin * BLOCK_K
+    batch_a = batch * a_batches + (A_PLANES & 3)
+    batch_b = batch * b_batches + (B_PLANES & 3)
     for w in gl.static_range(CONSUMERS):
-        ask_for(a_ptr, a_desc, batch * a_batches, m + w * rows, k, rows, 2 * BLOCK_K, A_COLUMN_MAJOR)
-    ask_for(b_ptr, b_desc, batch * b_batches, k, n, 2 * BLOCK_K, MAIN_N, B_COLUMN_MAJOR)
+        ask_for(a_ptr, a_desc, batch_a, m + w * rows, k, rows, 2 * BLOCK_K, A_COLUMN_MAJOR)
+    ask_for(b_ptr, b_desc, batch_b, k, n, 2 * BLOCK_K, BLOCK_N - REST_N, B_COLUMN_MAJOR)
     if REST_N:
-        ask_for(b_ptr, b_desc, batch * b_batches, k, n + MAIN_N, 2 * BLOCK_K, REST_N, B_COLUMN_MAJOR)
+        ask_for(b_ptr, b_desc, batch_b, k, n + BLOCK_N - REST_N, 2 * BLOCK_K, REST_N, B_COLUMN_MAJOR)
 
 
 @gluon.jit
@@ -336,28 +337,22 @@ def added(acc, more, n, scales, REST: gl.constexpr, SCALED: gl.constexpr):
 
 @gluon.jit
 def consume_partition(
-    operands, c_desc, c_parts, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, tiles_ptr, c_ptr,
-    bias_ptr, workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta,
-    num_m, num_n, num_items, k_tiles, group, split, parts, CONSUMER: gl.constexpr, CONSUMERS: gl.constexpr, BLOCK_M:
-    gl.constexpr, BLOCK_N: gl.constexpr, REST_N: gl.constexpr, BLOCK_K: gl.constexpr, PART_N: gl.constexpr,
-    A_COLUMN_MAJOR: gl.constexpr, B_COLUMN_MAJOR: gl.constexpr, C_COLUMN_MAJOR: gl.constexpr, C_TMA: gl.constexpr,
-    HAS_BETA: gl.constexpr, BIAS: gl.constexpr, EARLY_BIAS: gl.constexpr, ACTIVATION: gl.constexpr, SCALES:
-    gl.constexpr, GROUPS: gl.constexpr, SPLIT: gl.constexpr, TERMS: gl.constexpr, IN_PIECES: gl.constexpr, PDL:
-    gl.constexpr,
+    c_desc, c_parts, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, tiles_ptr, c_ptr, bias_ptr,
+    workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m,
+    num_n, num_items, k_tiles, group, split, parts, CONSUMER: gl.constexpr, CONSUMERS: gl.constexpr, BLOCK_M:
+    gl.constexpr, BLOCK_N: gl.constexpr, REST_N: gl.constexpr, PART_N: gl.constexpr, A_COLUMN_MAJOR: gl.constexpr,
+    B_COLUMN_MAJOR: gl.constexpr, C_COLUMN_MAJOR: gl.constexpr, C_TMA: gl.constexpr, HAS_BETA: gl.constexpr, BIAS:
+    gl.constexpr, EARLY_BIAS: gl.constexpr, ACTIVATION: gl.constexpr, SCALES: gl.constexpr, GROUPS: gl.constexpr,
+    SPLIT: gl.constexpr, TERMS: gl.constexpr, IN_PIECES: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: multiplies its rows of every tile and stores them, or shares partial sums with other programs.
 
     A tile's width is a power of two, or the sum of two of them, MAIN_N + REST_N, with accumulators for each.
     """
+    if PDL:
+        gdc_wait()
     ROWS: gl.constexpr = BLOCK_M // CONSUMERS
     MAIN_N: gl.constexpr = BLOCK_N - REST_N
-    if PDL:
-        if CONSUMER == 0 and not GROUPS:
-            ask_for_first_tiles(
-                operands, num_m, num_n, k_tiles, group, split, parts, CONSUMERS, BLOCK_M, MAIN_N, REST_N, BLOCK_K,
-                A_COLUMN_MAJOR, B_COLUMN_MAJOR,
-            )  # fmt: skip
-        gdc_wait()
     PARTS: gl.constexpr = BLOCK_N // PART_N
     slot = 0
     phase = 0
@@ -714,6 +709,11 @@ def warp_specialised_kernel(
 ):
     if PDL:
         gdc_launch_dependents()
+        if not GROUPS:
+            ask_for_first_tiles(
+                a_ptr, b_ptr, a_desc, b_desc, num_m, num_n, k_tiles, group, split, parts, a_batches, b_batches,
+                CONSUMERS, BLOCK_M, BLOCK_N, REST_N, BLOCK_K, A_COLUMN_MAJOR, B_COLUMN_MAJOR, A_PLANES, B_PLANES,
+            )  # fmt: skip
     a_tiles = gl.allocate_shared_memory(a_desc.dtype, [num_stages * CONSUMERS] + a_desc.block_shape, a_desc.layout)
     b_tiles = gl.allocate_shared_memory(b_desc.dtype, [num_stages] + b_desc.block_shape, b_desc.layout)
     b_rest_tiles = b_tiles
@@ -732,7 +732,6 @@ def warp_specialised_kernel(
     for slot in gl.static_range(num_stages):
         mbarrier.init(full_bars.index(slot), count=1 + WARP if BLOCKS else 1)  # scales arrive by each thread's copies
         mbarrier.init(empty_bars.index(slot), count=CONSUMERS)
-    operands = (a_ptr, b_ptr, a_desc, b_desc, a_batches, b_batches)
     c_parts_0 = parts_of_c(c_desc, a_tiles, C_TMA, HAS_BETA, C_BUFFERS)
     c_parts_1 = parts_of_c(c_desc, a_tiles, C_TMA and CONSUMERS > 1, HAS_BETA, C_BUFFERS)
     c_parts_2 = parts_of_c(c_desc, a_tiles, C_TMA and CONSUMERS > 2, HAS_BETA, C_BUFFERS)
@@ -745,12 +744,11 @@ def warp_specialised_kernel(
         gl.warp_specialize(
             [
                 (consume_partition, (
-                    operands, c_desc, c_parts_0, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars,
-                    tiles_ptr, c_ptr, bias_ptr, workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb,
-                    stride_cm, stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles, group, split, parts, 0,
-                    CONSUMERS, BLOCK_M, BLOCK_N, REST_N, BLOCK_K, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
-                    C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, EARLY_BIAS, ACTIVATION, SCALES, GROUPS, SPLIT, TERMS,
-                    IN_PIECES, PDL,
+                    c_desc, c_parts_0, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, tiles_ptr,
+                    c_ptr, bias_ptr, workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm,
+                    stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles, group, split, parts, 0, CONSUMERS,
+                    BLOCK_M, BLOCK_N, REST_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA,
+                    BIAS, EARLY_BIAS, ACTIVATION, SCALES, GROUPS, SPLIT, TERMS, IN_PIECES, PDL,
                 )),
                 (load_partition, (
                     a_desc, b_desc, b_rest_desc, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars,
@@ -766,20 +764,18 @@ def warp_specialised_kernel(
         gl.warp_specialize(
             [
                 (consume_partition, (
-                    operands, c_desc, c_parts_0, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars,
-                    tiles_ptr, c_ptr, bias_ptr, workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb,
-                    stride_cm, stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles, group, split, parts, 0,
-                    CONSUMERS, BLOCK_M, BLOCK_N, REST_N, BLOCK_K, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
-                    C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, EARLY_BIAS, ACTIVATION, SCALES, GROUPS, SPLIT, TERMS,
-                    IN_PIECES, PDL,
+                    c_desc, c_parts_0, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, tiles_ptr,
+                    c_ptr, bias_ptr, workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm,
+                    stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles, group, split, parts, 0, CONSUMERS,
+                    BLOCK_M, BLOCK_N, REST_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA,
+                    BIAS, EARLY_BIAS, ACTIVATION, SCALES, GROUPS, SPLIT, TERMS, IN_PIECES, PDL,
                 )),
                 (consume_partition, (
-                    operands, c_desc, c_parts_1, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars,
-                    tiles_ptr, c_ptr, bias_ptr, workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb,
-                    stride_cm, stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles, group, split, parts, 1,
-                    CONSUMERS, BLOCK_M, BLOCK_N, REST_N, BLOCK_K, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
-                    C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, EARLY_BIAS, ACTIVATION, SCALES, GROUPS, SPLIT, TERMS,
-                    IN_PIECES, PDL,
+                    c_desc, c_parts_1, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, tiles_ptr,
+                    c_ptr, bias_ptr, workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm,
+                    stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles, group, split, parts, 1, CONSUMERS,
+                    BLOCK_M, BLOCK_N, REST_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA,
+                    BIAS, EARLY_BIAS, ACTIVATION, SCALES, GROUPS, SPLIT, TERMS, IN_PIECES, PDL,
                 )),
                 (load_partition, (
                     a_desc, b_desc, b_rest_desc, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars,
@@ -795,28 +791,25 @@ def warp_specialised_kernel(
         gl.warp_specialize(
             [
                 (consume_partition, (
-                    operands, c_desc, c_parts_0, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars,
-                    tiles_ptr, c_ptr, bias_ptr, workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb,
-                    stride_cm, stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles, group, split, parts, 0,
-                    CONSUMERS, BLOCK_M, BLOCK_N, REST_N, BLOCK_K, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
-                    C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, EARLY_BIAS, ACTIVATION, SCALES, GROUPS, SPLIT, TERMS,
-                    IN_PIECES, PDL,
+                    c_desc, c_parts_0, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, tiles_ptr,
+                    c_ptr, bias_ptr, workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm,
+                    stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles, group, split, parts, 0, CONSUMERS,
+                    BLOCK_M, BLOCK_N, REST_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA,
+                    BIAS, EARLY_BIAS, ACTIVATION, SCALES, GROUPS, SPLIT, TERMS, IN_PIECES, PDL,
                 )),
                 (consume_partition, (
-                    operands, c_desc, c_parts_1, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars,
-                    tiles_ptr, c_ptr, bias_ptr, workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb,
-                    stride_cm, stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles, group, split, parts, 1,
-                    CONSUMERS, BLOCK_M, BLOCK_N, REST_N, BLOCK_K, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
-                    C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, EARLY_BIAS, ACTIVATION, SCALES, GROUPS, SPLIT, TERMS,
-                    IN_PIECES, PDL,
+                    c_desc, c_parts_1, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, tiles_ptr,
+                    c_ptr, bias_ptr, workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm,
+                    stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles, group, split, parts, 1, CONSUMERS,
+                    BLOCK_M, BLOCK_N, REST_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA,
+                    BIAS, EARLY_BIAS, ACTIVATION, SCALES, GROUPS, SPLIT, TERMS, IN_PIECES, PDL,
                 )),
                 (consume_partition, (
-                    operands, c_desc, c_parts_2, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars,
-                    tiles_ptr, c_ptr, bias_ptr, workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb,
-                    stride_cm, stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles, group, split, parts, 2,
-                    CONSUMERS, BLOCK_M, BLOCK_N, REST_N, BLOCK_K, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR,
-                    C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, EARLY_BIAS, ACTIVATION, SCALES, GROUPS, SPLIT, TERMS,
-                    IN_PIECES, PDL,
+                    c_desc, c_parts_2, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, tiles_ptr,
+                    c_ptr, bias_ptr, workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm,
+                    stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles, group, split, parts, 2, CONSUMERS,
+                    BLOCK_M, BLOCK_N, REST_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA,
+                    BIAS, EARLY_BIAS, ACTIVATION, SCALES, GROUPS, SPLIT, TERMS, IN_PIECES, PDL,
                 )),
                 (load_partition, (
                     a_desc, b_desc, b_rest_desc, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars,
