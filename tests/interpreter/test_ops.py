@@ -131,6 +131,27 @@ def test_gradients_of_out_dtype() -> None:
     torch.testing.assert_close(a.grad, 0.5 * (grad.half() @ b.T.detach()), rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_the_gradient_of_a_bias_under_many_rows(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 16 bits a product with ones, which is torch's sum."""
+    sizes = []
+    compute = ops.compute
+    monkeypatch.setattr(
+        ops, "compute", lambda a, b, *rest: (sizes.append((*a.shape, b.shape[-1])), compute(a, b, *rest))[1]
+    )
+    rows = ops.MANY_ROWS + 6
+    a, b, grad = (torch.randint(-2, 3, size).to(dtype) for size in ((rows, 2), (2, 5), (rows, 5)))
+    for shape in ((5,), (1, 5), (1, 1)):
+        (bias,) = leaves(torch.randint(-2, 3, shape).to(dtype))
+        for beta in (1.0, -2.0):
+            sizes.clear()
+            triton_gemm.addmm(bias, a, b, beta=beta).backward(grad)
+            assert ((1, rows, 5) in sizes) == (dtype != torch.float32 and shape[-1] == 5)
+            assert bias.grad is not None
+            torch.testing.assert_close(bias.grad, beta * grad.sum_to_size(shape), rtol=0, atol=0)
+            bias.grad = None
+
+
 def test_the_precision_is_the_gradients_too(monkeypatch: pytest.MonkeyPatch) -> None:
     used = []
     monkeypatch.setattr(plan, "multiply", lambda a, b, c, *, precision, **_: (used.append(precision), c.zero_()))
