@@ -451,7 +451,8 @@ def test_memory_stays_bounded_over_many_addresses() -> None:
 WARM = {
     "split": SPLIT,
     "plain": PLAIN,
-    "gemv": (1, 4096, 4096),
+    "gemv": (1, 1024, 4096),
+    "skinny": (4096, 1, 4096),
     "portable": (60, 63, 65),
 }
 
