@@ -2,8 +2,8 @@
 
 A step takes each warp 128 elements along K, of all rows and columns of a tile; the warps of a program lie along K, and
 their sums are added once, at the end. So what a warp multiplies nobody else needs, and operands go from memory straight
-into the registers that `mma` reads: no shared memory, no barrier, and the next step's loads are under way while this
-one's arrive.
+into the registers that `mma` reads: no shared memory and no barrier before the end, and the next step's loads are under
+way while this one's arrive.
 
 `mma` wants of each thread pairs of neighbours along K, which would be loads of 4 bytes. But a sum does not care for the
 order of its terms: with a k_width of 8 a thread takes 8 neighbours, 16 bytes, and both operands agree on which four
@@ -11,8 +11,9 @@ order of its terms: with a k_width of 8 a thread takes 8 neighbours, 16 bytes, a
 al., PPoPP 2025).
 
 Under programmatic launches a kernel must not read what the one before it may still write. But it may ask for it: a line
-of L2 that is written later is written there. So the first step's lines come from DRAM while the kernel before runs out,
-which is 1 us of the 4 that a small product takes.
+of L2 that is written later is written there. So the first step's lines come from DRAM while the kernel before runs out:
+4 x 4096 x 4096 takes 12.2 us instead of 14.4 after one of its own kind, and 13.3 instead of 14.7 between other kernels
+(an H100, bf16). Where all of it takes 3 us it spares nothing.
 """
 
 from __future__ import annotations
@@ -202,7 +203,7 @@ def default(problem: GemmProblem, device: DeviceInfo) -> tuple[GemmConfig, bool]
     if sixteens >= 8 * device.num_sms:
         steps = problem.K // (4 * SHARE)  # of one warp, for four of each program
         return _config(16, 8 if few else 16, 8 if few and steps >= 8 else 4 if steps >= 4 else 2), True
-    if problem.K < 2048:
+    if problem.K < gemv.LONG:
         return _config(16, 8, 4), False
     turned = few and sixteens >= device.num_sms
     return _config(16, 8, 8 if few or sixteens <= device.num_sms else 4), turned
