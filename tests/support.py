@@ -51,10 +51,8 @@ NOT: dict[str, frozenset[str]] = {
             "gradients",
             "double backward",
             "`torch.vmap`",
-            "`torch.compile`",
-            "`torch.export`",
+            "through `use()`",
         }
-        | {"through `use()`"}
     ),
 }
 OPERATIONS = tuple(NOT)

@@ -1,10 +1,17 @@
-"""Products of 8-bit matrices with scales: torch._scaled_mm's conventions."""
+"""Products of 8-bit matrices with scales: torch._scaled_mm's conventions.
+
+The operator `torch.ops.triton_gemm.scaled_gemm` is what torch.compile, torch.export and profilers see of it. It has no
+derivatives: what is rounded to 8 bits has none.
+"""
 
 from __future__ import annotations
 
-import torch
+from typing import Any
 
-from . import checks, plan
+import torch
+from torch.utils.flop_counter import register_flop_formula
+
+from . import checks, ops, plan
 from .precision import FP8_DTYPES, default_precision
 
 SCALED_DTYPES = (*FP8_DTYPES, torch.int8)
@@ -32,6 +39,21 @@ def scaled_matmul(
 
     Raises what `matmul` raises, and ValueError for scales, a bias or an out_dtype that do not fit.
     """
+    checks.tensors("scaled_matmul", a=a, b=b)
+    arguments = (a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum)
+    return _compute(*arguments) if ops.is_plain(*arguments[:5]) else _op(*arguments)
+
+
+def _compute(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    bias: torch.Tensor | None,
+    out_dtype: torch.dtype,
+    use_fast_accum: bool,
+) -> torch.Tensor:
+    """scaled_matmul of tensors that hold data."""
     kind, scales = _check_scaled(a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum)
     c = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype, device=a.device)
     if c.numel() > 0:
@@ -51,10 +73,9 @@ def _check_scaled(
     use_fast_accum: bool,
 ) -> tuple[str, tuple[torch.Tensor, torch.Tensor]]:
     """The kind of scales, and the scales as kernels read them; raises as `scaled_matmul`."""
-    checks.tensors("scaled_matmul", a=a, b=b)
     checks.mm(a, b)
     checks.same_dtype("mm", a, b)
-    checks.computable("scaled_matmul", a, b, dtypes=SCALED_DTYPES)
+    checks.computable("scaled_matmul", a, b, dtypes=SCALED_DTYPES, devices=("cuda", "cpu", "meta"))
     (M, K), N = a.shape, b.shape[1]
     if out_dtype not in SCALED_OUT_DTYPES:
         raise ValueError(
@@ -83,3 +104,26 @@ def _check_scaled(
         f"{[1, N]}, or of fp8 {list(blocks[0])} and {list(blocks[1])}, not {list(scale_a.shape)} and "
         f"{list(scale_b.shape)}"
     )
+
+
+def _fake(a: torch.Tensor, b: torch.Tensor, *others: Any) -> torch.Tensor:
+    *_, out_dtype, _ = others
+    _check_scaled(a, b, *others)
+    return a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype)
+
+
+_library = torch.library.Library("triton_gemm", "FRAGMENT")
+_library.define(
+    "scaled_gemm(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias, ScalarType out_dtype, "
+    "bool use_fast_accum) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout),
+)
+_op = torch.ops.triton_gemm.scaled_gemm.default
+for _key in ("CUDA", "CPU"):
+    _library.impl("scaled_gemm", _compute, _key)
+torch.library.register_fake("triton_gemm::scaled_gemm", _fake, lib=_library)
+
+
+@register_flop_formula(torch.ops.triton_gemm.scaled_gemm)
+def _flops(a_shape: torch.Size, b_shape: torch.Size, *_: Any, **__: Any) -> int:
+    return 2 * a_shape[0] * a_shape[1] * b_shape[1]

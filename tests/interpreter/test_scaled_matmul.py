@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import triton_gemm
 from tests.checks import NAN
@@ -160,3 +161,41 @@ def test_a_mistake_is_named(changes: dict[str, object], kind: type[Exception], t
     call = {"a": draw(E4M3, 4, 5), "b": draw(E4M3, 5, 3), "scale_a": ONE, "scale_b": ONE, **changes}
     with pytest.raises(kind, match=text):
         triton_gemm.scaled_matmul(**call)
+
+
+# --- Under torch's compilers ---
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [(INT8, "tensor"), (INT8, "rows-and-tensor"), (E4M3, "blocks")])
+def test_the_operator_is_sound(dtype: torch.dtype, kind: str) -> None:
+    """Of fp8 but for what torch's check of schemas would multiply it with."""
+    M, N, K = 20, 30, 140
+    operands = (draw(dtype, M, K), draw(dtype, K, N), *draw_scales(kind, M, N, K))
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    for bias in (None, torch.randn(N)):
+        arguments = (*operands, bias, torch.bfloat16, False)
+        torch.library.opcheck(torch.ops.triton_gemm.scaled_gemm.default, arguments, test_utils=checks[dtype != INT8 :])
+
+
+def test_compiled_without_a_break_once_for_all_rows() -> None:
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(triton_gemm.scaled_matmul, fullgraph=True, dynamic=True, backend=backend)
+    for M in (20, 33, 64):
+        a, b, scales = draw(E4M3, M, 140), draw(E4M3, 140, 30), draw_scales("rows", M, 30, 140)
+        assert torch.equal(compiled(a, b, *scales), triton_gemm.scaled_matmul(a, b, *scales))
+    assert len(graphs) == 1
+
+
+def test_meta_tensors_and_flops() -> None:
+    a, b, one = (torch.empty(*shape, device="meta") for shape in ((20, 140), (140, 30), (1,)))
+    c = triton_gemm.scaled_matmul(a.to(E4M3), b.to(E4M3), one, one, out_dtype=torch.float16)
+    assert c.is_meta and c.shape == (20, 30) and c.dtype == torch.float16
+    with FlopCounterMode(display=False) as counter:
+        triton_gemm.scaled_matmul(draw(INT8, 20, 140), draw(INT8, 140, 30), torch.ones(()), torch.ones(()))
+    assert counter.get_total_flops() == 2 * 20 * 140 * 30
