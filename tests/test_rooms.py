@@ -21,7 +21,7 @@ TABLE: dict[str, set[str]] = {
     "nn": {"torch", "api", "checks"},
     "api": TYPES | {"torch", "precision", "checks", "plan", "select", "ops"},
     "grouped": {"torch", "api", "checks", "ops", "plan"},
-    "scaled": {"torch", "precision", "checks", "plan"},
+    "scaled": {"torch", "precision", "checks", "ops", "plan"},
     "checks": {"torch", "compat", "precision", "problem"},
     "ops": {"torch", "problem", "config", "plan", "sharding"},
     "sharding": {"torch"},
