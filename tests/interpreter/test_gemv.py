@@ -290,7 +290,8 @@ def test_the_default_asks_for_enough_and_leaves_no_wave_nearly_empty() -> None:
 
 
 def test_where_it_pays() -> None:
-    assert all(gemv.pays(problem(M, 4096, 4096, "nt")) == (M <= 2) for M in range(1, 9))
+    assert all(gemv.pays(problem(M, 4096, 4096, "nt")) == (M <= 4) for M in range(1, 9))
+    assert all(gemv.pays(problem(M, 576, 7168, "nt")) == (M <= 2) for M in range(1, 5))  # few long columns
     assert not gemv.pays(problem(1, 4096, 4096, "nn"))
     assert gemv.pays(problem(1, 1024, 512, "nt")) and not gemv.pays(problem(1, 32768, 512, "nt"))  # short columns
     assert gemv.pays(problem(4, 4095, 4095, "nn"))  # the tensor-core kernel would copy B first
