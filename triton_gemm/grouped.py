@@ -125,16 +125,12 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     return by_a, by_b, None, None, None
 
 
-_library = torch.library.Library("triton_gemm", "FRAGMENT")
-_library.define(
+_op = ops.operator(
     "grouped_gemm(Tensor a, Tensor b, Tensor offs, ScalarType? out_dtype=None, str? precision=None) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout),
+    _kernel,
+    _fake,
 )
-_op = torch.ops.triton_gemm.grouped_gemm.default
-for _key in ("CUDA", "CPU"):
-    _library.impl("grouped_gemm", _kernel, _key)
-torch.library.register_fake("triton_gemm::grouped_gemm", _fake, lib=_library)
-torch.library.register_autograd("triton_gemm::grouped_gemm", _backward, setup_context=_setup_context, lib=_library)
+torch.library.register_autograd("triton_gemm::grouped_gemm", _backward, setup_context=_setup_context, lib=ops.LIBRARY)
 
 
 @register_flop_formula(torch.ops.triton_gemm.grouped_gemm)

@@ -21,7 +21,6 @@ from torch.utils.flop_counter import register_flop_formula
 
 from . import plan, sharding
 
-HALVES = (torch.float16, torch.bfloat16)
 MANY_ROWS = 1024  # of a gradient, from which on a product with ones sums them faster than torch's sum
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # what a subclass does with its data is its own affair
@@ -184,14 +183,20 @@ def launches(
 
 # --- The operator ---
 
-_library = torch.library.Library("triton_gemm", "DEF")
-# flexible_layout: the kernels take any strides, so the compiler need not copy operands into those that it traced.
-_library.define(
-    "gemm(Tensor a, Tensor b, Tensor? input=None, float alpha=1.0, float beta=1.0, str? activation=None, "
-    "ScalarType? out_dtype=None, str? precision=None) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout),
-)
-_op = torch.ops.triton_gemm.gemm.default
+LIBRARY = torch.library.Library("triton_gemm", "DEF")
+
+
+def operator(schema: str, kernel: Callable[..., torch.Tensor], fake: Callable[..., torch.Tensor]) -> Any:
+    """Defines `torch.ops.triton_gemm`'s operator of that schema: what computes it, and its result without data."""
+    # flexible_layout: the kernels take any strides, so the compiler need not copy operands into those that it traced.
+    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
+    name = schema.partition("(")[0]
+    for key in ("CUDA", "CPU"):
+        LIBRARY.impl(name, kernel, key)
+    torch.library.register_fake(f"triton_gemm::{name}", fake, lib=LIBRARY)
+    return getattr(torch.ops.triton_gemm, name).default
+
+
 DEFAULTS = (None, 1.0, 1.0, None, None, None)  # of what follows a and b; kernels are called without trailing ones
 
 
@@ -350,7 +355,8 @@ def _through_addition(grad: torch.Tensor, beta: float, shape: torch.Size, dtype:
     """
     columns = grad.shape[-1]
     rows = grad.numel() // max(columns, 1)
-    if rows >= MANY_ROWS and shape.numel() == columns == shape[-1] and grad.dtype == dtype in HALVES and is_plain(grad):
+    same = grad.dtype == dtype and shape.numel() == columns == shape[-1]
+    if same and dtype.itemsize == 2 and rows >= MANY_ROWS and is_plain(grad):
         return gemm(grad.new_ones(1, rows), grad.reshape(rows, columns), None, beta).reshape(shape)
     summed = grad.sum_to_size(shape).to(dtype)
     return summed if beta == 1 else beta * summed
@@ -411,11 +417,14 @@ def _vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[
     return _op(*(first(x, dim) for x, dim in operands), *arguments[3:]), 0
 
 
-for _key in ("CUDA", "CPU"):
-    _library.impl("gemm", compute, _key)
-_library.impl("gemm", _autograd, "Autograd")
-torch.library.register_fake("triton_gemm::gemm", _fake, lib=_library)
-torch.library.register_vmap("triton_gemm::gemm", _vmap, lib=_library)
+_op = operator(
+    "gemm(Tensor a, Tensor b, Tensor? input=None, float alpha=1.0, float beta=1.0, str? activation=None, "
+    "ScalarType? out_dtype=None, str? precision=None) -> Tensor",
+    compute,
+    _fake,
+)
+LIBRARY.impl("gemm", _autograd, "Autograd")
+torch.library.register_vmap("triton_gemm::gemm", _vmap, lib=LIBRARY)
 
 
 @register_flop_formula(torch.ops.triton_gemm.gemm)

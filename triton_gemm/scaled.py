@@ -44,17 +44,10 @@ def scaled_matmul(
     return _compute(*arguments) if ops.is_plain(*arguments[:5]) else _op(*arguments)
 
 
-def _compute(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale_a: torch.Tensor,
-    scale_b: torch.Tensor,
-    bias: torch.Tensor | None,
-    out_dtype: torch.dtype,
-    use_fast_accum: bool,
-) -> torch.Tensor:
+def _compute(a: torch.Tensor, b: torch.Tensor, *others: Any) -> torch.Tensor:
     """scaled_matmul of tensors that hold data."""
-    kind, scales = _check_scaled(a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum)
+    kind, scales = _check_scaled(a, b, *others)
+    *_, bias, out_dtype, use_fast_accum = others
     c = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype, device=a.device)
     if c.numel() > 0:
         precision = "fp8 fast" if use_fast_accum and a.dtype in FP8_DTYPES else default_precision(a.dtype)
@@ -107,21 +100,17 @@ def _check_scaled(
 
 
 def _fake(a: torch.Tensor, b: torch.Tensor, *others: Any) -> torch.Tensor:
-    *_, out_dtype, _ = others
     _check_scaled(a, b, *others)
+    *_, out_dtype, _ = others
     return a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype)
 
 
-_library = torch.library.Library("triton_gemm", "FRAGMENT")
-_library.define(
+_op = ops.operator(
     "scaled_gemm(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias, ScalarType out_dtype, "
     "bool use_fast_accum) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout),
+    _compute,
+    _fake,
 )
-_op = torch.ops.triton_gemm.scaled_gemm.default
-for _key in ("CUDA", "CPU"):
-    _library.impl("scaled_gemm", _compute, _key)
-torch.library.register_fake("triton_gemm::scaled_gemm", _fake, lib=_library)
 
 
 @register_flop_formula(torch.ops.triton_gemm.scaled_gemm)
