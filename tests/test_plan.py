@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import FrameType, SimpleNamespace
 from typing import Any
@@ -220,8 +221,9 @@ class FakeStep:
 
 
 def test_a_plan_keeps_few_addresses_and_launches_on_those_it_is_given(few: None, monkeypatch) -> None:
-    monkeypatch.setattr(plan, "_current_device", lambda: 0)
-    monkeypatch.setattr(plan, "_current_stream", lambda _: 0)
+    monkeypatch.setattr(plan, "current_device", lambda: 0)
+    monkeypatch.setattr(plan, "current_stream", lambda _: 0)
+    monkeypatch.setattr(plan, "ensure_context", lambda _: None)
     a, b, c = half(64, 32), half(32, 48), half(64, 48)
     made = plan_without_a_gpu(a, b, c)
     step = FakeStep()
@@ -247,8 +249,9 @@ def hand_over(frame: FrameType, event: str, _: object) -> Any:
 @pytest.mark.parametrize("what", ["plans", "addresses", "ready"])
 def test_threads_may_fill_a_full_cache(what: str, few: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each drops the oldest entry while others do so."""
-    monkeypatch.setattr(plan, "_current_device", lambda: 0)
-    monkeypatch.setattr(plan, "_current_stream", lambda _: 0)
+    monkeypatch.setattr(plan, "current_device", lambda: 0)
+    monkeypatch.setattr(plan, "current_stream", lambda _: 0)
+    monkeypatch.setattr(plan, "ensure_context", lambda _: None)
     monkeypatch.setattr(plan, "_new_plan", lambda *_: object())
     monkeypatch.setattr(api, "_ready", {})
     monkeypatch.setattr(api, "_product", lambda function, a, b, **how: half(a.shape[0], b.shape[1]))
@@ -281,6 +284,73 @@ def test_threads_may_fill_a_full_cache(what: str, few: None, monkeypatch: pytest
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def at_once(work: Callable[[], object], count: int = 16) -> None:
+    """Runs `work` in so many threads that start together; raises what one of them raised."""
+    start = threading.Barrier(count)
+
+    def begin() -> None:
+        start.wait()
+        work()
+
+    with ThreadPoolExecutor(count) as pool:
+        for done in [pool.submit(begin) for _ in range(count)]:
+            done.result()
+
+
+def test_threads_with_the_same_new_problem_share_one_plan(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which one of them makes, and one of them compiles."""
+    made: list[object] = []
+
+    def slowly(*_: object) -> object:
+        time.sleep(0.05)
+        made.append(object())
+        return made[-1]
+
+    monkeypatch.setattr(plan, "_new_plan", slowly)
+    found: list[object] = []
+    at_once(lambda: found.append(plan_of(5)))
+    assert len(made) == 1 and found == 16 * made
+
+    step = plan.Step(SimpleNamespace(arguments={}))  # type: ignore[arg-type]
+    compiled: list[int] = []
+
+    def compile_slowly(*_: object) -> None:
+        time.sleep(0.05)
+        compiled.append(threading.get_ident())
+        step.parts, step.call = [], lambda *_: None
+
+    monkeypatch.setattr(step, "compile", compile_slowly)
+    at_once(lambda: step.bind({}, {}, {}))
+    assert len(compiled) == 1
+
+
+def test_a_failed_compilation_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And leaves no lock that the next thread would wait for."""
+    step = plan.Step(SimpleNamespace(arguments={}))  # type: ignore[arg-type]
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("PassManager::run failed")
+
+    monkeypatch.setattr(step, "compile", fail)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="PassManager"):
+            step.bind({}, {}, {})
+
+
+def test_new_addresses_are_prepared_with_a_context(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that has used no CUDA yet has none, and tensor maps cannot be encoded without; known ones need none."""
+    monkeypatch.setattr(plan, "current_device", lambda: 0)
+    monkeypatch.setattr(plan, "current_stream", lambda _: 0)
+    asked: list[int] = []
+    monkeypatch.setattr(plan, "ensure_context", asked.append)
+    a, b, c = half(64, 32), half(32, 48), half(64, 48)
+    made = plan_without_a_gpu(a, b, c)
+    made.steps = [FakeStep()]  # type: ignore[list-item]
+    for x in (a, half(64, 32), a):
+        made.run(x, b, c)
+    assert asked == [0, 0]
 
 
 # --- The memory that operands span ---
@@ -356,8 +426,9 @@ SHORT: dict[str, Callable[..., torch.Tensor]] = {
 @pytest.mark.parametrize("name", SHORT)
 def test_calls_like_one_before_go_past_the_checks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """But not those whose bias is broadcast, of which a kernel would read more than there is."""
-    monkeypatch.setattr(plan, "_current_device", lambda: 0)
-    monkeypatch.setattr(plan, "_current_stream", lambda _: 0)
+    monkeypatch.setattr(plan, "current_device", lambda: 0)
+    monkeypatch.setattr(plan, "current_stream", lambda _: 0)
+    monkeypatch.setattr(plan, "ensure_context", lambda _: None)
     monkeypatch.setattr(api, "_ready", {})
     monkeypatch.setattr(plan, "PLANS", {})
     checked = []

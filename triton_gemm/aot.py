@@ -18,10 +18,8 @@ from typing import Any
 
 import torch
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler.compiler import make_backend
-from triton.experimental.gluon._runtime import GluonASTSource
-from triton.runtime.jit import JITFunction, create_function_from_signature
+
+from .compat import JITFunction, compile_kernel
 
 
 @dataclass(frozen=True)
@@ -68,21 +66,12 @@ def capture() -> Iterator[list[Launch]]:
 
 def compile_launch(launch: Launch, capability: tuple[int, int]) -> Compiled:
     """Compiles a captured launch for a compute capability; raises whatever the compiler raises."""
-    kernel, target = launch.kernel, GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
-    backend = make_backend(target)
-    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
-    bound, specialization, options = bind(**launch.arguments)
-    options, signature, constexprs, attributes = kernel._pack_args(
-        backend, launch.arguments, bound, specialization, options
-    )
-    source_type = GluonASTSource if kernel.is_gluon() else triton.compiler.ASTSource
-    source = source_type(kernel, signature, constexprs, attributes)
-    compiled = triton.compile(source, target=target, options=options.__dict__)
+    compiled = compile_kernel(launch.kernel, launch.arguments, capability)
     sass, usage = _disassemble(compiled.asm["cubin"])
     instructions = Counter(re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z0-9]+)", sass, re.MULTILINE))
     return Compiled(
         name=compiled.metadata.name,
-        target=f"sm_{target.arch}",
+        target=f"sm_{10 * capability[0] + capability[1]}",
         registers=int(usage["REG"]),
         shared=compiled.metadata.shared,
         spills=instructions["STL"] + instructions["LDL"],

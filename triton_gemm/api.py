@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from . import checks, ops, plan
+from .compat import is_watched
 from .precision import fp32_precision
 from .select import Selection
 
@@ -356,7 +357,7 @@ def _key(
 ) -> tuple[object, ...] | None:
     """What a call's checks and choice depend on, `how` it begins and ends included; None where that is more than can be
     said in short."""
-    if ops.is_watched() or torch.is_autocast_enabled() or type(a) not in ops.PLAIN or type(b) not in ops.PLAIN:
+    if is_watched() or torch.is_autocast_enabled() or type(a) not in ops.PLAIN or type(b) not in ops.PLAIN:
         return None
     if (a.requires_grad or b.requires_grad) and torch.is_grad_enabled():
         return None

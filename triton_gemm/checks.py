@@ -13,7 +13,7 @@ from numbers import Real
 
 import torch
 
-from .compat import INTERPRETED
+from .compat import INTERPRETED, overlaps_itself
 from .precision import MODES
 from .problem import ACTIVATIONS
 
@@ -268,7 +268,7 @@ def out(out: torch.Tensor, shape: Sequence[int], dtype: torch.dtype, device: tor
                 stacklevel=4,
             )
         out.resize_(shape)
-    if not torch.compiler.is_compiling() and torch._debug_has_internal_overlap(out) == 1:
+    if not torch.compiler.is_compiling() and overlaps_itself(out):
         raise RuntimeError(
             "unsupported operation: more than one element of the written-to tensor refers to a single memory "
             "location. Please clone() the tensor before performing the operation."

@@ -1,17 +1,30 @@
-"""The differences between the Tritons this package runs on (3.6 to 3.9) and their interpreter, in one place."""
+"""Everything private of torch and Triton that this package touches, and what differs between their versions.
+
+torch 2.11 to 2.15 and Triton 3.6 to 3.9. No other module names what is private; `tests/test_compat.py` tries each use
+by itself, so that a version which breaks one is told apart from all else that then fails.
+"""
 
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 import triton
 import triton.language as tl
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd import forward_ad
+from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
+from triton.compiler.compiler import make_backend
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import tma
+from triton.runtime.jit import JITFunction as JITFunction
+from triton.runtime.jit import create_function_from_signature
 
 # Whether kernels made from here on run in Triton's interpreter; it is read when triton.jit decorates.
 INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
@@ -90,6 +103,9 @@ tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
 
+_loading = threading.Lock()
+
+
 def launcher(compiled: Any, grid: tuple[int, int, int]) -> Callable[[int, Sequence[Any]], None]:
     """`launch(stream, arguments)` of a compiled kernel: Triton's own C function, without the Python around it.
 
@@ -97,7 +113,8 @@ def launcher(compiled: Any, grid: tuple[int, int, int]) -> Callable[[int, Sequen
     shape and strides one after another. The current device must be the one it was compiled on. Hooks that are set on
     launches (profilers) are called.
     """
-    compiled._init_handles()  # `run` alone may find another thread half way through loading the binary
+    with _loading:  # Triton shows a binary as loaded before all of its handles are set
+        compiled._init_handles()
     run = compiled.run
     assert run.global_scratch_size == 0 and run.profile_scratch_size == 0
     launch = run.launch
@@ -146,3 +163,105 @@ def tensor_maps(compiled: Any) -> list[Callable[[int, Sequence[int], Sequence[in
         )
 
     return [encoder(meta) for meta in compiled.metadata.tensordesc_meta or ()]
+
+
+def compile_kernel(kernel: JITFunction[Any], arguments: dict[str, Any], capability: tuple[int, int]) -> Any:
+    """Triton's compiled kernel for arguments by name, options among them, for a GPU that need not be here."""
+    target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
+    backend = make_backend(target)
+    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+    bound, specialization, options = bind(**arguments)
+    options, signature, constexprs, attributes = kernel._pack_args(backend, arguments, bound, specialization, options)
+    source_type = GluonASTSource if kernel.is_gluon() else triton.compiler.ASTSource
+    source = source_type(kernel, signature, constexprs, attributes)
+    return triton.compiler.compile(source, target=target, options=options.__dict__)
+
+
+# --- torch: devices and streams ---
+
+# The current device's index, and the handle of its current stream; missing where torch was built without CUDA.
+current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", None)  # type: ignore[assignment]
+current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # type: ignore[assignment]
+
+
+# --- torch: the dispatcher ---
+
+# Dispatch keys of tensors that hold others, or nothing.
+_WRAPPED = 0
+for _name in ("Python", "Functionalize", "Batched", "FuncTorchBatched", "FuncTorchGradWrapper", "ZeroTensor"):
+    _WRAPPED |= torch._C.DispatchKeySet(torch._C._parse_dispatch_key(_name)).raw_repr()  # type: ignore[arg-type]
+
+_is_compiling = torch.compiler.is_dynamo_compiling
+_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+_profiles: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
+_tracing_state: Callable[[], object] = torch._C._get_tracing_state
+
+below_autograd = torch._C._AutoDispatchBelowAutograd
+
+
+def is_watched() -> object:
+    """Whether a compiler, a dispatch mode, a tracer, a profiler or forward differentiation is to see every operator."""
+    return _is_compiling() or _dispatch_modes() or _tracing_state() or _profiles() or forward_ad._current_level >= 0
+
+
+def is_wrapper(x: torch.Tensor) -> bool:
+    """Whether x holds other tensors (a subclass, functionalization, vmap, torch.func) or no data at all."""
+    return bool(torch._C._dispatch_keys(x).raw_repr() & _WRAPPED)
+
+
+def overlaps_itself(x: torch.Tensor) -> bool:
+    """Whether elements of x share memory, as far as torch can tell from its strides."""
+    return torch._debug_has_internal_overlap(x) == 1
+
+
+def withdraw(library: torch.library.Library) -> None:
+    """Takes back all that `library` registered; what was there before it is there again."""
+    library._destroy()
+
+
+# --- torch: autograd ---
+
+SingleLevelFunction = torch.autograd.function._SingleLevelFunction
+single_level_autograd = enable_single_level_autograd_function
+
+
+def differentiates_forward() -> bool:
+    """Whether a level of forward differentiation is open."""
+    return forward_ad._current_level >= 0
+
+
+def forward_grad_enabled() -> Any:
+    """A context in which forward differentiation records again."""
+    return forward_ad._set_fwd_grad_enabled(True)
+
+
+# --- torch: Dynamo ---
+
+_eval_frame = torch._C._dynamo.eval_frame
+_SKIP = _eval_frame._FrameExecStrategy(_eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.SKIP)
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def hide_from_dynamo(function: _Function) -> _Function:
+    """`function`, run as it is, with all that it calls, when a compiled function or a graph break comes to it.
+
+    As torch.compiler.disable, but at no cost for a call, and without the second that importing Dynamo takes.
+    """
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    _eval_frame.set_code_exec_strategy(function.__code__, _SKIP)
+    return function
+
+
+# --- torch: DTensor ---
+
+
+def share_sharding_decisions(operator: Any, first_static: int) -> None:
+    """Has DTensor tell apart calls of `operator` by its arguments from number `first_static` on when it looks up how an
+    earlier one was sharded; register_sharding by itself counts from the first integer on."""
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
+
+    schema_info = RuntimeSchemaInfo(static_argnum=first_static, needs_pytree=True)
+    DTensor._op_dispatcher.sharding_propagator.op_to_schema_info[operator] = schema_info

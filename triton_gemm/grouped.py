@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 from torch.utils.flop_counter import register_flop_formula
 
 from . import api, checks, ops, plan
+from .compat import differentiates_forward
 
 
 def grouped_matmul(
@@ -59,7 +60,7 @@ def grouped_gemm(
 ) -> torch.Tensor:
     """The operator, past the dispatcher where that has nothing to do."""
     arguments = (a, b, offs, out_dtype, precision)
-    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in (a, b)):
+    if differentiates_forward() and any(forward_ad.unpack_dual(x).tangent is not None for x in (a, b)):
         raise NotImplementedError("grouped_matmul is not differentiated forwards")
     if ops.is_plain(a, b, offs) and not ops.needs_grad(a, b):
         return _compute(*arguments)

@@ -15,11 +15,18 @@ from math import prod
 from typing import Any, NamedTuple
 
 import torch
-from torch._functorch.utils import enable_single_level_autograd_function
-from torch.autograd import forward_ad
 from torch.utils.flop_counter import register_flop_formula
 
 from . import plan, sharding
+from .compat import (
+    SingleLevelFunction,
+    below_autograd,
+    differentiates_forward,
+    forward_grad_enabled,
+    is_watched,
+    is_wrapper,
+    single_level_autograd,
+)
 
 MANY_ROWS = 1024  # of a gradient, from which on a product with ones sums them faster than torch's sum
 
@@ -200,32 +207,11 @@ def operator(schema: str, kernel: Callable[..., torch.Tensor], fake: Callable[..
 DEFAULTS = (None, 1.0, 1.0, None, None, None)  # of what follows a and b; kernels are called without trailing ones
 
 
-# Dispatch keys of tensors that hold others, or nothing.
-_WRAPPED = 0
-for _name in ("Python", "Functionalize", "Batched", "FuncTorchBatched", "FuncTorchGradWrapper", "ZeroTensor"):
-    _WRAPPED |= torch._C.DispatchKeySet(torch._C._parse_dispatch_key(_name)).raw_repr()  # type: ignore[arg-type]
-
-
-_is_compiling = torch.compiler.is_dynamo_compiling
-_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
-_profiles: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
-_tracing_state: Callable[[], object] = torch._C._get_tracing_state
-
-
-def is_watched() -> object:
-    """Whether somebody is to see every operator: a compiler, a dispatch mode, a tracer, a profiler or forward
-    differentiation."""
-    return _is_compiling() or _dispatch_modes() or _tracing_state() or _profiles() or forward_ad._current_level >= 0
-
-
 def is_plain(*tensors: torch.Tensor | None) -> bool:
     """Whether these tensors are nothing but data, and nobody watches what is done with them. Gradients apart."""
     if is_watched():
         return False
-    return all(
-        x is None or (type(x) in PLAIN and not x.is_meta and not torch._C._dispatch_keys(x).raw_repr() & _WRAPPED)
-        for x in tensors
-    )
+    return all(x is None or (type(x) in PLAIN and not x.is_meta and not is_wrapper(x)) for x in tensors)
 
 
 def needs_grad(*tensors: torch.Tensor | None) -> bool:
@@ -245,13 +231,13 @@ def gemm(
     """The operator, past the dispatcher where that has nothing to do."""
     arguments = (a, b, input, alpha, beta, activation, out_dtype, precision)
     if not is_plain(a, b, input):
-        if not _is_compiling():
+        if not torch.compiler.is_dynamo_compiling():
             sharding.register()
         return _op(*arguments)
     return _differentiable(*arguments) if needs_grad(a, b, input) else compute(*arguments)
 
 
-class _Gemm(torch.autograd.function._SingleLevelFunction):
+class _Gemm(SingleLevelFunction):
     """The derivatives, for one level of differentiation.
 
     This is what torch itself makes of a `torch.autograd.Function` for each level of functorch's transforms. The
@@ -264,7 +250,7 @@ class _Gemm(torch.autograd.function._SingleLevelFunction):
         if is_plain(*arguments[:3]):
             return compute(*arguments)
         # torch stops recording within a forward. The levels below this one are others', and go on.
-        with torch._C._AutoDispatchBelowAutograd(), torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+        with below_autograd(), torch.enable_grad(), forward_grad_enabled():
             return _op(*arguments)
 
     @staticmethod
@@ -280,7 +266,7 @@ class _Gemm(torch.autograd.function._SingleLevelFunction):
             *(a if keep_a else None, b if keep_b else None),
             *(input if again else None, output if activation == "relu" else None),
         )
-        if forward_ad._current_level >= 0:
+        if differentiates_forward():
             ctx.save_for_forward(a, b, input, output)
 
     @staticmethod
@@ -381,10 +367,10 @@ def _through_activation(ctx: Any, x: torch.Tensor) -> torch.Tensor:
 def _autograd(*arguments: Any) -> torch.Tensor:
     sharding.register()
     arguments += DEFAULTS[len(arguments) - 2 :]
-    if needs_grad(*arguments[:3]) or forward_ad._current_level >= 0:
-        with enable_single_level_autograd_function():
+    if needs_grad(*arguments[:3]) or differentiates_forward():
+        with single_level_autograd():
             return _differentiable(*arguments)
-    with torch._C._AutoDispatchBelowAutograd():
+    with below_autograd():
         return _op(*arguments)
 
 

@@ -7,6 +7,7 @@ depends on those is prepared again for new ones and kept, so an address that is 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -14,8 +15,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .compat import INTERPRETED, launcher, tensor_maps
+from .compat import INTERPRETED, current_device, current_stream, launcher, tensor_maps
 from .device import INTERPRETER, device_info
+from .driver import ensure_context
 from .kernels.launch import Launch, Pointer, Scalar, TensorMap, materialise
 from .precision import fp32_precision
 from .problem import GemmProblem, Layout
@@ -28,10 +30,6 @@ MAX_TENSOR_MAPS = 16384
 
 # The launches of a plan with the arguments for one set of addresses.
 Bound = list[tuple[Callable[[int, tuple[Any, ...]], None], tuple[Any, ...]]]
-
-# Missing where torch was built without CUDA, and never called there.
-_current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
-_current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 selection_for = lru_cache(maxsize=MAX_PLANS)(select)
 
@@ -59,6 +57,7 @@ class Step:
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
         self.call: Callable[[int, tuple[Any, ...]], None] | None = None
+        self.compiling = threading.Lock()  # threads that call a new plan at once wait for one of them
 
     def compile(self, operands: Mapping[str, torch.Tensor], scalars: Mapping[str, float]) -> None:
         """Compiles for operands like these, on the current device."""
@@ -76,8 +75,9 @@ class Step:
         self, operands: Mapping[str, torch.Tensor], addresses: Mapping[str, int], scalars: Mapping[str, float]
     ) -> tuple[Callable[[int, tuple[Any, ...]], None], tuple[Any, ...]]:
         """The compiled kernel and its arguments for operands at `addresses`."""
-        if self.call is None:
-            self.compile(operands, scalars)
+        with self.compiling:
+            if self.call is None:
+                self.compile(operands, scalars)
         assert self.call is not None
         arguments: list[Any] = []
         for part, encode in self.parts:
@@ -138,10 +138,10 @@ class GemmPlan:
         beside: tuple[torch.Tensor, ...] = (),
     ) -> None:
         """Launches on the current stream of the operands' device. beside: scales, or where groups end."""
-        if self.index != _current_device():
+        if self.index != current_device():
             with torch.cuda.device(self.index):
                 return self.run(a, b, c, bias, alpha, beta, beside)
-        stream = _current_stream(self.index)
+        stream = current_stream(self.index)
         key: tuple[Any, ...] = (a.data_ptr(), b.data_ptr(), c.data_ptr(), alpha, beta)
         extra: tuple[torch.Tensor, ...] = ()
         if self.needs_more:
@@ -181,6 +181,7 @@ class GemmPlan:
         extra: tuple[torch.Tensor, ...],
         scalars: Mapping[str, float],
     ) -> Bound:
+        ensure_context(self.index)  # this thread may have used no CUDA before
         operands = {"a": a, "b": b, "c": c, **dict(zip(self._names(has_bias), extra, strict=True))}
         addresses = {name: x.data_ptr() for name, x in operands.items()}
         bound = [step.bind(operands, addresses, scalars) for step in self.steps]
@@ -216,6 +217,7 @@ class InterpretedPlan:
 
 Plan = GemmPlan | InterpretedPlan
 PLANS: dict[tuple[Any, ...], Plan] = {}
+_planning = threading.Lock()
 
 
 def plan(
@@ -307,14 +309,18 @@ def plan_for(
     """The cached plan for such operands."""
     key = key_of(a, b, c, no_product, has_beta, bias, bias_axis, activation, precision, scales, groups)
     found = PLANS.get(key)
-    if found is None:
-        axis = None if bias is None else bias_axis
-        how = {"activation": activation, "precision": precision, "scales": scales, "groups": groups}
-        problem = GemmProblem.of(a, b, c, has_beta=has_beta, bias=axis, **how)
-        if no_product:
-            problem = replace(problem, K=0)
-        found = _new_plan(problem, a.device)
-        keep(PLANS, key, found, MAX_PLANS)
+    if found is not None:
+        return found
+    axis = None if bias is None else bias_axis
+    how = {"activation": activation, "precision": precision, "scales": scales, "groups": groups}
+    problem = GemmProblem.of(a, b, c, has_beta=has_beta, bias=axis, **how)
+    if no_product:
+        problem = replace(problem, K=0)
+    with _planning:  # threads that come with the same new problem share one plan, which is compiled once
+        found = PLANS.get(key)
+        if found is None:
+            found = _new_plan(problem, a.device)
+            keep(PLANS, key, found, MAX_PLANS)
     return found
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from . import ops
-from .compat import INTERPRETED
+from .compat import INTERPRETED, hide_from_dynamo, overlaps_itself, withdraw
 from .device import device_info
 from .plan import MAX_PLANS, keep
 from .precision import fp32_precision
@@ -60,6 +60,7 @@ _lock = threading.Lock()
 _ready: dict[tuple[object, ...], ops.Ready] = {}
 
 
+@hide_from_dynamo
 def enable(
     *,
     only: Collection[str | torch.dtype] = (),
@@ -70,19 +71,28 @@ def enable(
     in every thread, until `disable`.
 
     only, exclude: names of those ("addmm") and dtypes that are routed alone, or not; predicate(op, a, b): whether to
-    route a call. What triton_gemm cannot take stays torch's. The innermost rule counts. ValueError for other names.
+    route a call. What triton_gemm cannot take stays torch's. The innermost rule counts.
+
+    Raises ValueError for other names, and RuntimeError where torch sees no CUDA device, unless TRITON_INTERPRET=1 was
+    set before Python started.
     """
-    global _ready
+    global _library, _ready
     names = {x for x in (*only, *exclude) if isinstance(x, str)}
     if not names <= ROUTED.keys():
         raise ValueError(f"enable(): {', '.join(sorted(names - ROUTED.keys()))}: only {', '.join(ROUTED)} are routed")
+    if not INTERPRETED and torch.cuda.device_count() == 0:
+        raise RuntimeError(
+            f"triton_gemm routes products on CUDA devices, and torch {torch.__version__} sees none here; to route "
+            "products of CPU tensors to Triton's interpreter, set TRITON_INTERPRET=1 before Python starts"
+        )
     with _lock:
+        if _library is None:
+            _library = _override()
         _rules.append(Rule(frozenset(only), frozenset(exclude), predicate))
         _ready = {}  # another, for calls under way keep theirs in the old one
-        if _library is None:
-            _override()
 
 
+@hide_from_dynamo
 def disable() -> None:
     """Takes the innermost `enable` back; RuntimeError where there is none."""
     global _library, _ready
@@ -92,7 +102,7 @@ def disable() -> None:
         _rules.pop()
         _ready = {}
         if not _rules and _library is not None:
-            _library._destroy()
+            withdraw(_library)
             _library = None
 
 
@@ -111,6 +121,7 @@ def use(
         disable()
 
 
+@hide_from_dynamo
 def report_routing(*, reset: bool = False) -> dict[tuple[str, str], int]:
     """How many calls of each operator went where, since the start or the last reset: {("addmm", "triton_gemm"): 12,
     ("mm", "torch: int64 is not computed"): 1}."""
@@ -120,14 +131,19 @@ def report_routing(*, reset: bool = False) -> dict[tuple[str, str], int]:
     return found
 
 
-def _override() -> None:
-    global _library
-    _library = torch.library.Library("aten", "IMPL")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns of every override
-        for name in ROUTED:
-            for overload in (name, f"{name}.out"):
-                _library.impl(overload, _routed(name, overload), KEY, with_keyset=True)
+def _override() -> torch.library.Library:
+    """What overrides torch's products; all of them, or none where one cannot be overridden."""
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of every override
+            for name in ROUTED:
+                for overload in (name, f"{name}.out"):
+                    library.impl(overload, _routed(name, overload), KEY, with_keyset=True)
+    except BaseException:
+        withdraw(library)
+        raise
+    return library
 
 
 def _routed(name: str, overload: str) -> Callable[..., torch.Tensor]:
@@ -135,6 +151,7 @@ def _routed(name: str, overload: str) -> Callable[..., torch.Tensor]:
     torchs = torch.library.get_kernel(f"aten::{overload}", KEY)
     first = ROUTED[name]
 
+    @hide_from_dynamo
     def kernel(
         keys: torch.DispatchKeySet, *arguments: torch.Tensor, out: torch.Tensor | None = None, **scalars: Any
     ) -> torch.Tensor:
@@ -224,7 +241,7 @@ def _stays(
             return "out has another shape, or is a negative view"
         if _overlaps(out, a, b, input):
             return "out may overlap an operand"
-        if torch._debug_has_internal_overlap(out) == 1:
+        if overlaps_itself(out):
             return "out overlaps itself"
     return None
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .compat import share_sharding_decisions
+
 if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
 
@@ -25,16 +27,11 @@ def register() -> None:
     global _registered
     if _registered or "torch.distributed.tensor" not in sys.modules:
         return
-    from torch.distributed.tensor import DTensor
-    from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
     from torch.distributed.tensor.experimental import register_sharding
 
     gemm = torch.ops.triton_gemm.gemm.default
     register_sharding(gemm)(_rule)
-    # A decision is remembered by the shardings and the arguments from a certain one on, for register_sharding the first
-    # integer: out_dtype. One taken without an activation must not be found by a call with one.
-    schema_info = RuntimeSchemaInfo(static_argnum=ACTIVATION, needs_pytree=True)
-    DTensor._op_dispatcher.sharding_propagator.op_to_schema_info[gemm] = schema_info
+    share_sharding_decisions(gemm, ACTIVATION)  # one taken without an activation must not serve a call with one
     _registered = True
 
 

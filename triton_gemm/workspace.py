@@ -7,11 +7,11 @@ zero between launches.
 
 from __future__ import annotations
 
-import ctypes
 from collections import OrderedDict
-from functools import cache
 
 import torch
+
+from .driver import capture_id
 
 MAX_WORKSPACES = 16
 COUNTERS = 16_384
@@ -27,7 +27,7 @@ def workspace(device: int, stream: int, nbytes: int) -> list[torch.Tensor]:
     Under capture the counters are zeroed in the graph, once. At most MAX_WORKSPACES are kept; one that is given up
     goes back to torch's allocator, which hands it to no other stream while this one may use it.
     """
-    capture = _capture_id(stream) if torch.cuda.is_current_stream_capturing() else 0
+    capture = capture_id(stream) if torch.cuda.is_current_stream_capturing() else 0
     key = (device, stream, capture)
     found = _workspaces.get(key)
     if found is None or 4 * found[0].numel() < nbytes:
@@ -38,19 +38,3 @@ def workspace(device: int, stream: int, nbytes: int) -> list[torch.Tensor]:
         while len(_workspaces) > MAX_WORKSPACES:
             _workspaces.popitem(last=False)
     return found
-
-
-@cache
-def _driver() -> ctypes.CDLL:
-    return ctypes.CDLL("libcuda.so.1")
-
-
-def _capture_id(stream: int) -> int:
-    """The unique number of the capture that `stream` takes part in (CUDA driver API, cuStreamGetCaptureInfo)."""
-    status, number = ctypes.c_int(), ctypes.c_ulonglong()
-    error = _driver().cuStreamGetCaptureInfo_v2(
-        ctypes.c_void_p(stream), ctypes.byref(status), ctypes.byref(number), None, None, None
-    )
-    if error:
-        raise RuntimeError(f"cuStreamGetCaptureInfo failed with CUDA error {error}")
-    return number.value

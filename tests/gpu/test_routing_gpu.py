@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 import pytest
 import torch
@@ -88,6 +89,122 @@ def test_gradients_are_ours_too(product: Callable[..., torch.Tensor]) -> None:
     for theirs, first, second in zip(*grads, strict=True):
         assert torch.equal(first, second)
         assert (first - theirs).float().norm() < 0.02 * theirs.float().norm()
+
+
+# --- Compiled models: docs/routing.md has the table ---
+
+LAYER = (768, 512)
+
+
+def products(call: Callable[[], object]) -> tuple[int, bool]:
+    """How many products `call` sends to these kernels, and whether one of them runs, launched by a graph or not."""
+    triton_gemm.report_routing(reset=True)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        call()
+        torch.cuda.synchronize()
+    kernels = {event.key for event in profile.key_averages()}
+    counts = triton_gemm.report_routing()
+    return sum(n for (_, where), n in counts.items() if where == OURS), any("persistent" in name for name in kernels)
+
+
+def compiled_layer(**how: object) -> tuple[Callable[[], torch.Tensor], Callable[[], torch.Tensor]]:
+    """A call of a compiled layer, and of the same in eager mode."""
+    torch._dynamo.reset()
+    x, layer = draw(1024, LAYER[0]), torch.nn.Linear(*LAYER, device="cuda", dtype=torch.bfloat16)
+    compiled = torch.compile(lambda x: layer(x).relu(), **how)
+
+    def call() -> torch.Tensor:
+        with torch.no_grad():
+            return compiled(x).clone()
+
+    def eager() -> torch.Tensor:
+        with torch.no_grad():
+            return layer(x).relu()
+
+    return call, eager
+
+
+def assert_like(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, atol=0.05, rtol=0.02)
+
+
+@pytest.mark.slow
+def test_compiled_by_default_it_is_decided_at_each_call() -> None:
+    call, eager = compiled_layer(fullgraph=True)
+    assert_like(call(), eager())
+    with ours():
+        assert products(call) == (1, True)
+        assert_like(call(), eager())
+    assert products(call) == (0, False)
+
+
+@pytest.mark.slow
+def test_a_cuda_graph_of_reduce_overhead_keeps_what_it_captured() -> None:
+    call, eager = compiled_layer(mode="reduce-overhead")
+    with ours():
+        for _ in range(3):  # warms up, captures, replays
+            assert_like(call(), eager())
+        assert products(call) == (0, True)
+    assert products(call) == (0, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backends, routed", [("ATEN", 1), ("TRITON", 0)])
+def test_max_autotune_may_choose_a_template_of_its_own(
+    backends: str, routed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch._inductor.config
+
+    monkeypatch.setattr(torch._inductor.config, "max_autotune_gemm_backends", backends)
+    with ours():
+        call, eager = compiled_layer(mode="max-autotune-no-cudagraphs")
+        assert_like(call(), eager())
+        assert products(call) == (routed, bool(routed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whole", [True, False], ids=["around", "within"])
+def test_a_graph_may_break(whole: bool) -> None:
+    torch._dynamo.reset()
+    a, b = draw(1024, 768), draw(768, 768)
+
+    def function(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        if not whole:
+            with ours():
+                return torch.mm(a, b)
+        c = torch.mm(a, b)
+        torch._dynamo.graph_break()
+        return c
+
+    compiled = torch.compile(function)
+    compiled(a, b)
+    if whole:
+        with ours():
+            assert products(lambda: compiled(a, b)) == (1, True)
+    else:
+        assert products(lambda: compiled(a, b)) == (1, True)
+    assert_product(compiled(a, b), a, b)
+
+
+@pytest.mark.slow
+def test_aot_inductor_calls_cublas_past_the_dispatcher(tmp_path: Path) -> None:
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.theirs = torch.nn.Linear(768, 768, device="cuda", dtype=torch.bfloat16)
+            self.ours = triton_gemm.nn.Linear(768, 768, device="cuda", dtype=torch.bfloat16)
+
+        def forward(self, x: torch.Tensor, ours: bool) -> torch.Tensor:
+            return self.ours(x) if ours else self.theirs(x)
+
+    model, x = Layer(), draw(1024, 768)
+    for which in (False, True):
+        with torch.no_grad(), ours():
+            exported = torch.export.export(model, (x, which))
+            package = torch._inductor.aoti_compile_and_package(exported, package_path=str(tmp_path / f"{which}.pt2"))
+            runner = torch._inductor.aoti_load_package(package)
+            assert products(lambda: runner(x, which)) == (0, which)
+            assert_like(runner(x, which), model(x, which))
 
 
 def test_a_captured_graph_replays() -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 import triton_gemm
 from triton_gemm import routing
+from triton_gemm.compat import withdraw
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -114,7 +119,10 @@ def test_rules() -> None:
         triton_gemm.disable()
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+BACKENDS = pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+
+
+@BACKENDS
 def test_compiled_graphs_call_what_is_routed(backend: str) -> None:
     """When they run: the same graph is torch's again outside, and need not be compiled for it."""
     torch._dynamo.reset()
@@ -128,3 +136,107 @@ def test_compiled_graphs_call_what_is_routed(backend: str) -> None:
         assert ours() == {"addmm": 1, "mm": 1}
         compiled(draw(6, 7)).backward()
     assert ours() == {"addmm": 1, "mm": 1}
+
+
+@BACKENDS
+def test_it_may_begin_and_end_within_a_compiled_function(backend: str) -> None:
+    """Which breaks its graph there; Dynamo must not follow torch's product into the kernel that took its place."""
+    torch._dynamo.reset()
+
+    @torch.compile(backend=backend)
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with triton_gemm.use():
+            z = torch.mm(x, y)
+        return torch.mm(2 * z, y)
+
+    x, y = draw(6, 7), draw(7, 7)
+    torch.testing.assert_close(function(x, y), 2 * (x @ y) @ y)
+    assert ours() == {"mm": 1}
+
+
+def test_it_cannot_begin_within_one_graph() -> None:
+    torch._dynamo.reset()
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with triton_gemm.use():
+            return x @ x
+
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        function(draw(3, 3))
+
+
+@BACKENDS
+def test_a_graph_may_break_within_it(backend: str) -> None:
+    torch._dynamo.reset()
+
+    @torch.compile(backend=backend)
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        z = torch.mm(x, y)
+        torch._dynamo.graph_break()
+        return torch.addmm(y[0], z, y)
+
+    x, y = draw(6, 7), draw(7, 7)
+    with triton_gemm.use():
+        found = function(x, y)
+    torch.testing.assert_close(found, y[0] + x @ y @ y)
+    assert ours() == {"mm": 1, "addmm": 1}
+
+
+WITHOUT_CUDA = """
+import torch, triton_gemm
+from triton_gemm import routing
+for attempt in range(2):
+    try:
+        with triton_gemm.use():
+            raise SystemExit("routed")
+    except RuntimeError as error:
+        assert "sees none here" in str(error) and "TRITON_INTERPRET=1" in str(error), error
+    assert routing._rules == [] and routing._library is None
+assert torch.equal(torch.ones(2, 2) @ torch.ones(2, 2), torch.full((2, 2), 2.0))
+"""
+
+
+def test_without_cuda_it_says_so_and_leaves_nothing_behind() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["CUDA_VISIBLE_DEVICES"] = ""
+    done = subprocess.run([sys.executable, "-c", WITHOUT_CUDA], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_product_that_cannot_be_overridden_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = iter((torch.library.get_kernel, torch.library.get_kernel))
+
+    def get_kernel(*arguments: str) -> object:
+        kernel = next(kernels, None)
+        if kernel is None:
+            raise RuntimeError("no such kernel")
+        return kernel(*arguments)
+
+    monkeypatch.setattr(torch.library, "get_kernel", get_kernel)
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        triton_gemm.enable()
+    assert routing._rules == [] and routing._library is None
+    torch.mm(draw(3, 3), draw(3, 3))
+    assert ours() == {}
+
+
+def test_beside_an_override_of_torchs_own() -> None:
+    """torch 2.14 and later override aten::bmm themselves: what is not routed goes there, and afterwards everything."""
+    library, seen = torch.library.Library("aten", "IMPL"), []
+    torchs = torch.library.get_kernel("aten::bmm", "CPU")
+
+    def override(keys: torch.DispatchKeySet, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        seen.append(a.shape[0])
+        return torchs.call_boxed(keys, a, b)
+
+    library.impl("bmm", override, "CPU", with_keyset=True, allow_override=True)
+    try:
+        pairs = [(draw(batch, 5, 7), draw(batch, 7, 4)) for batch in (1, 2, 3)]
+        with triton_gemm.use(predicate=lambda op, a, b: a.shape[0] != 2):
+            results = [torch.bmm(a, b) for a, b in pairs]
+        assert ours() == {"bmm": 2} and seen == [2]
+        torch.testing.assert_close(results, [torch.bmm(a, b) for a, b in pairs])
+        assert seen == [2, 1, 2, 3] and ours() == {"bmm": 2}
+    finally:
+        withdraw(library)

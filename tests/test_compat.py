@@ -1,0 +1,263 @@
+"""What is private of torch and Triton, use by use: a version that breaks one fails here, by its name."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from triton_gemm import compat, ops, sharding
+from triton_gemm.aot import capture, compile_launch
+from triton_gemm.device import device_of_capability
+from triton_gemm.kernels.launch import materialise
+from triton_gemm.problem import GemmProblem
+from triton_gemm.select import launches, select
+
+PACKAGE = Path(compat.__file__).parent
+VERSIONS = f"torch {torch.__version__} and Triton {triton.__version__}"
+SCALARS = {"alpha": 1.0, "beta": 0.0}
+HOPPER = device_of_capability((9, 0))
+
+
+def _watched() -> None:
+    assert not compat.is_watched()
+    with TorchDispatchMode():
+        assert compat.is_watched()
+    with torch.profiler.profile():
+        assert compat.is_watched()
+    with torch.autograd.forward_ad.dual_level():
+        assert compat.is_watched()
+    seen: list[object] = []
+    torch.jit.trace(lambda x: seen.append(compat.is_watched()) or x + 1, torch.ones(1), check_trace=False)
+    assert seen == [seen[0]] and seen[0]
+
+
+def _wrapper() -> None:
+    assert not compat.is_wrapper(torch.ones(2))
+    seen: list[bool] = []
+    torch.vmap(lambda x: seen.append(compat.is_wrapper(x)) or x)(torch.ones(2))
+    torch.func.grad(lambda x: seen.append(compat.is_wrapper(x)) or x)(torch.tensor(1.0))
+    torch.func.functionalize(lambda x: seen.append(compat.is_wrapper(x)) or x)(torch.ones(2))
+    assert seen == [True, True, True]
+    assert compat.is_wrapper(torch._efficientzerotensor(2))
+
+
+def _overlap() -> None:
+    assert compat.overlaps_itself(torch.ones(1).expand(3))
+    assert not compat.overlaps_itself(torch.ones(3))
+
+
+def _withdraw() -> None:
+    x, library = torch.ones(2, 2), torch.library.Library("aten", "IMPL")
+    library.impl("mm", lambda a, b: a, "CPU", allow_override=True)
+    assert torch.equal(torch.mm(x, x), x)
+    compat.withdraw(library)
+    assert torch.equal(torch.mm(x, x), 2 * x)
+
+
+def _single_level() -> None:
+    class Cube(compat.SingleLevelFunction):
+        @staticmethod
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            return x**3
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None:
+            ctx.save_for_backward(*inputs)
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            return grad * 3 * ctx.saved_tensors[0] ** 2
+
+    x = torch.tensor(2.0, requires_grad=True)
+    with compat.single_level_autograd():
+        Cube.apply(x).backward()
+    assert x.grad == 12
+
+
+def _below_autograd() -> None:
+    x = torch.ones(2, requires_grad=True)
+    with compat.below_autograd():
+        assert (x + 1).grad_fn is None
+
+
+def _forward() -> None:
+    assert not compat.differentiates_forward()
+    with torch.autograd.forward_ad.dual_level():
+        assert compat.differentiates_forward()
+        with torch.no_grad(), compat.forward_grad_enabled():
+            dual = torch.autograd.forward_ad.make_dual(torch.ones(1), torch.ones(1))
+            assert torch.autograd.forward_ad.unpack_dual(dual + dual).tangent == 2
+
+
+HIDDEN = """
+import sys, torch
+from triton_gemm.compat import hide_from_dynamo
+seen = []
+def callee(x):
+    seen.append(torch.compiler.is_dynamo_compiling())
+    return x + 1
+@hide_from_dynamo
+def hidden(x):
+    return callee(x)
+assert "torch._dynamo" not in sys.modules, "importing Dynamo takes a second"
+traced = []
+def backend(graph, _):
+    traced.append(graph)
+    return graph.forward
+assert torch.compile(lambda x: hidden(2 * x) * 3, backend=backend)(torch.ones(1)) == 9
+assert seen == [False] and len(traced) == 2, (seen, traced)
+"""
+
+
+def _hidden() -> None:
+    done = subprocess.run([sys.executable, "-c", HIDDEN], cwd=PACKAGE.parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def _decisions() -> None:
+    import torch.distributed.tensor
+
+    sharding.register()
+    found = torch.distributed.tensor.DTensor._op_dispatcher.sharding_propagator.op_to_schema_info[ops._op]
+    assert found.static_argnum == sharding.ACTIVATION
+
+
+def _devices() -> None:
+    built = torch.backends.cuda.is_built()
+    assert callable(compat.current_device) is callable(compat.current_stream) is built
+
+
+def compiled() -> Any:
+    """A warp-specialised product with tensor maps, compiled for Hopper."""
+    a, b, c = (torch.empty(1024, 1024, dtype=torch.bfloat16, device="meta") for _ in range(3))
+    problem = GemmProblem.of(a, b, c)
+    (launch,) = launches(problem, select(problem, HOPPER))
+    arguments = materialise(launch, {"a": a, "b": b, "c": c, "workspace": a, "counters": a}, SCALARS)
+    return launch, compat.compile_kernel(launch.kernel, {**arguments, **launch.options}, (9, 0))
+
+
+def _launcher() -> None:
+    """The launcher's fields, the order of its arguments and the wrapper around it, as Triton's source has them."""
+    launch, kernel = compiled()
+    for name in ("_init_handles", "launch_metadata", "packed_metadata"):
+        assert hasattr(kernel, name), name
+    from triton.backends.nvidia import driver
+
+    source = inspect.getsource(driver.CudaLauncher)
+    fields = ["global_scratch_size", "profile_scratch_size", "launch_cooperative_grid", "launch_pdl", "launch"]
+    newer = "arg_annotations" in source
+    for name in fields + newer * ["kernel_signature"]:
+        assert f"self.{name} =" in source, name
+    order = ["gridX", "stream", "function", "launch_cooperative_grid", "launch_pdl"]
+    if newer:
+        order += ["kernel_metadata", "launch_metadata", "launch_enter_hook", "launch_exit_hook"]
+    order += ["global_scratch", "profile_scratch", *newer * ("arg_annotations", "kernel_signature"), "args"]
+    (call,) = re.findall(r"self\.launch\((.*?)\)\n", inspect.getsource(driver.CudaLauncher.__call__), re.DOTALL)
+    names = [name.strip(" *").removeprefix("self.") for name in call.replace("\n", " ").split(",")]
+    names[-1] = names[-1].removeprefix("kernel_")  # 3.9 may add arguments, for a sanitizer
+    assert [name for name in names if name not in ("gridY", "gridZ")] == order
+    maps = kernel.metadata.tensordesc_meta
+    wrapped = driver.wrap_handle_tensordesc(launch, dict(enumerate(kernel.src.signature.values())), maps)
+    assert wrapped.__name__ == "inner" and inspect.getclosurevars(wrapped).nonlocals["launcher"] is launch
+
+
+def _tensor_maps() -> None:
+    _, kernel = compiled()
+    maps = kernel.metadata.tensordesc_meta
+    assert len(maps) >= 2
+    for meta in maps:
+        assert {"elem_type", "swizzle", "elem_size", "block_size"} <= meta.keys()
+        assert meta["elem_type"] in compat.TMA_DTYPE_DEVICE_TO_HOST
+    assert "self.fill_tma_descriptor" in inspect.getsource(sys.modules["triton.backends.nvidia.driver"])
+
+
+def _capture() -> None:
+    launch, _ = compiled()
+    operands = {name: torch.empty(1024, 1024, dtype=torch.bfloat16, device="meta") for name in ("a", "b", "c")}
+    with capture() as noted:
+        launch.kernel[launch.grid](**materialise(launch, operands, SCALARS), **launch.options)
+    assert compile_launch(noted[0], (9, 0)).instructions["HGMMA"] > 0
+
+
+USES: dict[str, Callable[[], None]] = {
+    "JITFunction": _capture,
+    "SingleLevelFunction": _single_level,
+    "below_autograd": _below_autograd,
+    "compile_kernel": _capture,
+    "current_device": _devices,
+    "current_stream": _devices,
+    "differentiates_forward": _forward,
+    "forward_grad_enabled": _forward,
+    "hide_from_dynamo": _hidden,
+    "is_watched": _watched,
+    "is_wrapper": _wrapper,
+    "launcher": _launcher,
+    "overlaps_itself": _overlap,
+    "share_sharding_decisions": _decisions,
+    "single_level_autograd": _single_level,
+    "tensor_maps": _tensor_maps,
+    "withdraw": _withdraw,
+}
+# Public names of Gluon that 3.9 changed, and device functions: every kernel's tests use them.
+PUBLIC = {
+    *("INTERPRETED", "TFLOAT32", "async_load", "reinterpret", "tma_load", "tma_store"),
+    *("dot_operand", "number", "power_of_two", "prefetch", "reciprocal", "round_to"),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_each_use_works(use: str) -> None:
+    try:
+        USES[use]()
+    except Exception as error:
+        pytest.fail(f"compat.{use} does not work with {VERSIONS}: {type(error).__name__}: {error}")
+
+
+def test_each_use_is_tried() -> None:
+    tree = ast.parse(Path(compat.__file__).read_text())
+    defined = set()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            defined.add(node.name)
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            defined |= {target.id for target in targets if isinstance(target, ast.Name)}
+    assert {name for name in defined if not name.startswith("_")} | {"JITFunction"} == {*USES, *PUBLIC}
+
+
+def private(source: str) -> Iterator[str]:
+    """The private names of torch and Triton in a module: with an underscore in front, or imported from below Triton's
+    compiler, backends and JIT."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            dotted = ast.unparse(node)
+            if dotted.startswith(("torch.", "triton.", "tl.", "gl.")) and re.match("_[^_]", node.attr):
+                yield dotted
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("torch", "triton")):
+            words = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+            internal = (node.module or "").startswith(("triton.backends", "triton.compiler", "triton.runtime"))
+            if internal or any(word.startswith("_") for word in words):
+                yield f"{node.module}: {', '.join(alias.name for alias in node.names)}"
+
+
+def test_private_names_are_found() -> None:
+    source = "import torch\ntorch._C._x()\nfrom triton.runtime.jit import JITFunction\ntorch.mm(a, torch.__version__)"
+    assert sorted(private(source)) == ["torch._C", "torch._C._x", "triton.runtime.jit: JITFunction"]
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_other_module_names_what_is_private(path: Path) -> None:
+    if path.name != "compat.py":
+        assert list(private(path.read_text())) == []

@@ -1,0 +1,66 @@
+"""CUDA driver calls, against a driver that only notes what it is asked."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+
+import pytest
+
+from triton_gemm import driver
+
+
+class FakeDriver:
+    """As much of libcuda as `driver` calls: `current` is this thread's context, 100 + i the primary one of device i."""
+
+    def __init__(self, current: int | None) -> None:
+        self.current, self.calls, self.error = current, [], 0
+
+    def cuCtxGetCurrent(self, context: object) -> int:  # noqa: N802
+        self.calls.append("get")
+        context._obj.value = self.current  # type: ignore[attr-defined]
+        return self.error
+
+    def cuDeviceGet(self, handle: object, device: ctypes.c_int) -> int:  # noqa: N802
+        handle._obj.value = device.value  # type: ignore[attr-defined]
+        return 0
+
+    def cuDevicePrimaryCtxRetain(self, context: object, handle: ctypes.c_int) -> int:  # noqa: N802
+        self.calls.append(f"retain {handle.value}")
+        context._obj.value = 100 + handle.value  # type: ignore[attr-defined]
+        return 0
+
+    def cuCtxSetCurrent(self, context: ctypes.c_void_p) -> int:  # noqa: N802
+        self.current = context.value
+        return 0
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    driver._primary_context.cache_clear()
+    yield
+    driver._primary_context.cache_clear()
+
+
+def test_a_thread_without_a_context_gets_the_devices_own(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = FakeDriver(None), FakeDriver(None)
+    for fake in (first, second):  # two threads: the context is retained once, and made current in each
+        monkeypatch.setattr(driver, "_library", lambda fake=fake: fake)
+        driver.ensure_context(1)
+    assert (first.current, first.calls) == (101, ["get", "retain 1"])
+    assert (second.current, second.calls) == (101, ["get"])
+
+
+def test_a_context_that_is_there_stays(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeDriver(7)
+    monkeypatch.setattr(driver, "_library", lambda: fake)
+    driver.ensure_context(0)
+    assert (fake.current, fake.calls) == (7, ["get"])
+
+
+def test_the_drivers_errors_are_raised(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeDriver(None)
+    fake.error = 3
+    monkeypatch.setattr(driver, "_library", lambda: fake)
+    with pytest.raises(RuntimeError, match="cuCtxGetCurrent failed with CUDA error 3"):
+        driver.ensure_context(0)

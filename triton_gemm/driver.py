@@ -1,0 +1,53 @@
+"""Calls of the CUDA driver that neither torch nor Triton makes: a thread's context, and the number of a capture.
+
+torch and the CUDA runtime make a device's context current in a thread at its first runtime call there. Driver calls do
+not: in a thread that has made none yet, encoding a tensor map fails with CUDA_ERROR_INVALID_CONTEXT, and Triton's
+launcher takes device 0 (backends/nvidia/driver.c, `ensureCudaContext`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+
+
+def ensure_context(device: int) -> None:
+    """Makes the primary context of `device`, the thread's current device, current in this thread, if none is yet.
+
+    Allowed while a stream is captured. RuntimeError where the driver refuses.
+    """
+    context = ctypes.c_void_p()
+    _call("cuCtxGetCurrent", ctypes.byref(context))
+    if not context.value:
+        _call("cuCtxSetCurrent", _primary_context(device))
+
+
+@cache
+def _primary_context(device: int) -> ctypes.c_void_p:
+    """Retained once, and for as long as the process lives, as the CUDA runtime retains it."""
+    handle, context = ctypes.c_int(), ctypes.c_void_p()
+    _call("cuDeviceGet", ctypes.byref(handle), ctypes.c_int(device))
+    _call("cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)
+    return context
+
+
+def capture_id(stream: int) -> int:
+    """The number of the capture that `stream` takes part in, which no other capture of the process has (CUDA driver
+    API, cuStreamGetCaptureInfo)."""
+    status, number = ctypes.c_int(), ctypes.c_ulonglong()
+    _call(
+        "cuStreamGetCaptureInfo_v2",
+        *(ctypes.c_void_p(stream), ctypes.byref(status), ctypes.byref(number), None, None, None),
+    )
+    return number.value
+
+
+def _call(name: str, *arguments: object) -> None:
+    error = getattr(_library(), name)(*arguments)
+    if error:
+        raise RuntimeError(f"{name} failed with CUDA error {error}")
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
