@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 if "--tiny" in sys.argv:
@@ -31,6 +30,7 @@ try:
     from rich.console import Console
     from rich.table import Table
 
+    from perf import arguments as args
     from perf import environment, example_tables
     from perf.record import write_json
     from perf.timer import interleave, percentiles, ratios
@@ -41,6 +41,7 @@ TINY = GptConfig(vocabulary=128, context=16, layers=1, heads=2, width=32)
 WIDE = 200  # columns where there is no terminal
 HEAD = 64  # columns of each head
 DECODED = 256  # tokens that a cache holds: few, so that a step is mostly weights
+LAYERS, ROUNDS = 12, 20
 TOLERANCE = 5e-2  # bf16 keeps 8 bits, and every layer rounds to them
 
 
@@ -250,22 +251,27 @@ def show(record: dict[str, Any], console: Console) -> None:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m examples.bench_gpt", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--width", type=int, default=1024, help=f"a multiple of {HEAD} (%(default)s)")
-    parser.add_argument("--context", type=int, default=1024)
-    parser.add_argument("--batch", type=int, default=8, help="of training (%(default)s)")
-    parser.add_argument("--decode", type=int, nargs="+", default=[1, 4, 16], metavar="BATCH")
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--quick", action="store_true", help="two layers, five rounds")
+    parser.add_argument("--layers", type=args.count, help=f"({LAYERS})")
+    parser.add_argument("--width", type=args.count, default=1024, help=f"a multiple of {HEAD} (%(default)s)")
+    parser.add_argument("--context", type=args.count, default=1024, help=f"at least {DECODED} (%(default)s)")
+    parser.add_argument("--batch", type=args.count, default=8, help="of training (%(default)s)")
+    parser.add_argument("--decode", type=args.count, nargs="+", default=[1, 4, 16], metavar="BATCH")
+    parser.add_argument("--rounds", type=args.count, help=f"({ROUNDS})")
+    parser.add_argument("--quick", action="store_true", help="two layers and five rounds, where these are not given")
     parser.add_argument("--tiny", action="store_true", help="a few steps in Triton's interpreter; needs no GPU")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="default perf/results/<gpu>/examples/<triton version>")
+    parser.add_argument(
+        "--out", type=args.path, metavar="DIR", help="default perf/results/<gpu>/examples/<triton version>"
+    )
     given = parser.parse_args(arguments)
+    if given.tiny:
+        flags = ("layers", "width", "context", "batch", "decode", "rounds", "quick", "out")
+        args.refuse(parser, given, flags, "--tiny runs one small model and writes nothing")
     if given.width % HEAD:
         parser.error(f"--width is a multiple of {HEAD}")
     if given.context < DECODED:
         parser.error(f"--context is at least {DECODED}")
-    if given.quick:
-        given.layers, given.rounds = 2, 5
+    given.layers = given.layers or (2 if given.quick else LAYERS)
+    given.rounds = given.rounds or (5 if given.quick else ROUNDS)
     return given
 
 

@@ -1,1 +1,35 @@
-"""Measuring the ladder: the one timer, the report and what it draws."""
+"""Measuring the ladder: the one timer, the report and what it draws. `python -m perf` lists the commands."""
+
+import sys
+from pathlib import Path
+
+COMMANDS = {
+    "report": "climb the ladder: every rung, its CUDA twin and cuBLAS; static facts without a GPU",
+    "bench": "suites of shapes against cuBLAS; --list shows them without a GPU",
+    "calibrate": "measure and fit the constants of the cost model",
+    "pages": "put the committed results into README.md and docs/",
+    "counters": "launch one CUDA twin once, for Nsight Compute",
+    "interpret": "run the rungs in Triton's interpreter, against fp64",
+}
+
+
+def _lead_to_commands() -> None:
+    """Ends `python -m perf`, and `python -m perf.NAME` of a module that is no command, with the list of commands.
+
+    Python imports this package before it looks for the module that -m names, and meanwhile sys.argv[0] is "-m". So
+    modules that only others use need not say so one by one.
+    """
+    name = sys.orig_argv[-len(sys.argv)].removeprefix("-m").removeprefix("perf").removeprefix(".")
+    commands = "\n".join(f"  python -m perf.{command:<10} {what}" for command, what in COMMANDS.items())
+    if not name:
+        print(f"{commands}\n\nEach has --help.")
+        sys.exit(0)
+    if name not in COMMANDS and Path(__file__).with_name(f"{name}.py").exists():
+        print(
+            f"error: perf.{name} does nothing by itself, other modules use it; what runs:\n{commands}", file=sys.stderr
+        )
+        sys.exit(2)
+
+
+if sys.argv[:1] == ["-m"]:
+    _lead_to_commands()

@@ -23,8 +23,10 @@ try:
     from rich.table import Table
     from rich.text import Text
 
+    from perf import arguments as args
     from perf import bench_tables, environment, scores, sweep
     from perf.peers import PEERS
+    from perf.providers import OURS
     from perf.scores import Sweep
     from perf.shapes import ALL, PRECISION, SUITES, Suite, chosen
     from perf.tables import Cell
@@ -39,7 +41,8 @@ SHAPE_WIDTH, CELL_WIDTH = 34, 10
 
 @dataclass(frozen=True)
 class Call:
-    """What the command line asks for; json and out are where to write, None is the default place."""
+    """What the command line asks for; json and out are where to write, None is the default place. No suites: their
+    names are to be listed."""
 
     suites: tuple[Suite, ...]
     options: sweep.Options
@@ -58,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     surroundings = environment.describe()
     if surroundings["gpu"] is None:
-        print("error: a sweep needs a CUDA GPU, and torch sees none here; --list shows the shapes", file=sys.stderr)
+        print("error: a sweep needs a CUDA GPU, and torch sees none here; --list shows what there is", file=sys.stderr)
         return 2
     folder = call.out or bench_tables.folder_of(RESULTS, surroundings)
     files = {suite.name: call.json or folder / sweep.file_name(suite, call.options) for suite in call.suites}
@@ -139,7 +142,10 @@ def show_summary(done: Sequence[Sweep], console: Console) -> None:
 
 
 def show_list(call: Call, console: Console) -> None:
-    """The shapes that would be measured."""
+    """The shapes that would be measured; the suites and their sizes if none is named."""
+    for name, suite in SUITES.items() if not call.suites else ():
+        line = f"{name:<{max(map(len, SUITES))}} {len(suite.shapes):>4} shapes: {suite.reason}"
+        console.print(line, highlight=False, soft_wrap=True)
     for suite in call.suites:
         console.print(f"{suite.name}: {suite.reason}", style="bold", highlight=False, soft_wrap=True)
         for shape in chosen(suite, call.options.limit, call.options.unseen):
@@ -155,34 +161,48 @@ def parse(arguments: Sequence[str] | None) -> Call:
     parser = argparse.ArgumentParser(prog="python -m perf.bench", description=__doc__)
     known = ", ".join(SUITES)
     parser.add_argument(
-        "suites", nargs="+", metavar="SUITE", help=f"{known}; all but 16 bits: precision; all, llm-large aside: all"
+        "suites", nargs="*", metavar="SUITE", help=f"{known}; all but 16 bits: precision; all, llm-large aside: all"
     )
-    parser.add_argument("--dtype", choices=("bf16", "fp16"), default="bf16")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where to write, if it is one suite")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="default perf/results/<gpu>/bench/<triton version>")
+    parser.add_argument("--dtype", choices=("bf16", "fp16"), help="of suites of 16 bits (bf16)")
+    parser.add_argument("--json", type=args.path, metavar="FILE", help="where to write, if it is one suite")
+    parser.add_argument(
+        "--out", type=args.path, metavar="DIR", help="default perf/results/<gpu>/bench/<triton version>"
+    )
     parser.add_argument(
         "--budget", type=float, default=sweep.BUDGET_S, metavar="SECONDS", help="of timing a shape (%(default)s)"
     )
-    parser.add_argument("--limit", type=int, metavar="N", help="at most N shapes a suite, evenly spaced")
+    parser.add_argument("--limit", type=args.count, metavar="N", help="at most N shapes a suite, evenly spaced")
     parser.add_argument("--providers", type=_names, metavar="NAME,NAME", help=f"of {', '.join(PEERS)}")
     parser.add_argument("--unseen", type=int, metavar="SEED", help="other shapes of the same regimes, drawn at random")
     parser.add_argument("--warm", action="store_true", help="compile all shapes' kernels first, many at once")
-    parser.add_argument("--list", action="store_true", help="show the shapes and measure nothing; needs no GPU")
+    parser.add_argument(
+        "--list", action="store_true", help="show the suites, or the shapes of those named; measures nothing"
+    )
     given = parser.parse_args(arguments)
     several = {"all": ALL, "precision": PRECISION}
     names = tuple(dict.fromkeys(name for word in given.suites for name in several.get(word, (word,))))
     for name in names:
         if name not in SUITES:
             parser.error(f"no suite {name!r}; there are {known}")
+    if not names and not given.list:
+        parser.error("name a SUITE, or --list them")
+    if given.list:
+        flags = ("dtype", "json", "out", "budget", "providers", "warm")
+        args.refuse(parser, given, flags, "--list measures nothing")
+    if not names:
+        args.refuse(parser, given, ("limit", "unseen"), "without a SUITE no shapes are listed")
+    if all(SUITES[name].mode for name in names):
+        args.refuse(parser, given, ("dtype",), f"{', '.join(names)}: the precision is the suite's own")
+    if given.providers and OURS not in given.providers:
+        args.refuse(parser, given, ("warm",), f"it compiles for {OURS}, which --providers leaves out")
     if given.json and len(names) > 1:
         parser.error("--json is for one suite; --out takes the files of several")
     if given.json and given.out:
         parser.error("--json and --out say the same thing twice")
     if not 0 < given.budget < float("inf"):
         parser.error("--budget is a number of seconds above 0")
-    if given.limit is not None and given.limit < 1:
-        parser.error("--limit starts at 1")
-    options = sweep.Options(given.dtype, given.budget, given.limit, given.providers, given.unseen, given.warm)
+    dtype = given.dtype or sweep.Options.dtype
+    options = sweep.Options(dtype, given.budget, given.limit, given.providers, given.unseen, given.warm)
     return Call(tuple(SUITES[name] for name in names), options, given.json, given.out, given.list)
 
 

@@ -31,6 +31,7 @@ try:
     from rich.console import Console
     from rich.table import Table
 
+    from perf import arguments as args
     from perf import environment, operands, sweep, timer
     from perf.operands import Problem
     from perf.providers import CUBLAS, cublas
@@ -556,15 +557,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     measuring = commands.add_parser("measure", help="time candidates and cuBLAS; needs a Hopper GPU")
-    measuring.add_argument("--out", type=Path, metavar="FILE", help=f"default perf/results/<gpu>/{FILE}")
-    measuring.add_argument("--limit", type=int, metavar="N", help="at most N shapes, evenly spaced")
+    measuring.add_argument("--out", type=args.path, metavar="FILE", help=f"default perf/results/<gpu>/{FILE}")
+    measuring.add_argument("--limit", type=args.count, metavar="N", help="at most N shapes, evenly spaced")
     for name, what in (("fit", "find constants, and their regret"), ("regret", "of the present constants")):
         command = commands.add_parser(name, help=f"{what}; needs no GPU")
-        command.add_argument("file", type=Path, metavar="FILE", help="what `measure` wrote")
-    given = parser.parse_args(arguments)
-    if given.command == "measure" and given.limit is not None and given.limit < 1:
-        parser.error("--limit starts at 1")
-    return given
+        command.add_argument("file", type=args.path, metavar="FILE", help="what `measure` wrote")
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

@@ -1,22 +1,27 @@
 """Nsight Compute's counters for the two kernels whose memory arithmetic S3 teaches.
 
-Run as `python -m perf.counters STEM VARIANT SIZE` it launches one twin once, which is what ncu watches.
+`python -m perf.counters STEM VARIANT SIZE` launches one twin once, which is what ncu watches; it needs a CUDA GPU.
+`python -m perf.report --counters` runs it under ncu.
 """
 
 from __future__ import annotations
 
+import argparse
 import csv
 import io
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from perf import arguments as args
+from perf import operands
 from perf.environment import ROOT
 from perf.seeds import twin_of
-from reference_cuda import load
+from reference_cuda import TWINS, TwinUnavailable, load
 
 # Bytes that threads asked for; Nsight Compute, "Metrics Reference", smsp__sass_*.
 METRICS = {
@@ -68,12 +73,30 @@ def _count(kernel_id: str) -> dict[str, float]:
     return {name: float(values[metric].replace(",", "")) / 4 / SIZE**2 for name, metric in METRICS.items()}
 
 
-def main() -> None:
-    stem, variant, size = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    a, b = torch.randn(2, size, size, device="cuda")
-    load(stem).launch(a, b, torch.empty_like(a), variant=variant)
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m perf.counters", description=__doc__)
+    parser.add_argument("stem", choices=TWINS, metavar="STEM", help=f"of reference_cuda: {', '.join(TWINS)}")
+    parser.add_argument("variant", metavar="VARIANT", help="one of that twin's")
+    parser.add_argument("size", type=args.count, metavar="SIZE", help="M = N = K")
+    given = parser.parse_args(arguments)
+    variants = {variant.name: variant for variant in TWINS[given.stem].variants}
+    if given.variant not in variants:
+        parser.error(f"no variant {given.variant!r} of {given.stem}; there are {', '.join(variants)}")
+    if not torch.cuda.is_available():
+        print("error: this needs a CUDA GPU, and torch sees none here", file=sys.stderr)
+        return 2
+    dtype, out_dtype = variants[given.variant].dtype, variants[given.variant].out_dtype
+    size = (given.size, given.size)
+    generator = torch.Generator(device="cuda").manual_seed(0)
+    a, b = (operands.draw(size, dtype, generator) for _ in range(2))
+    try:
+        load(given.stem).launch(a, b, torch.empty(size, dtype=out_dtype, device="cuda"), variant=given.variant)
+    except TwinUnavailable as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     torch.cuda.synchronize()
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,6 +1,6 @@
 """Every rung in Triton's interpreter, on small shapes, against fp64.
 
-Run as `python -m perf.interpret` it prints one JSON line a case. It needs a process of its own: TRITON_INTERPRET=1
+`TRITON_INTERPRET=1 python -m perf.interpret` prints one JSON line a case. It needs a process of its own: the variable
 must be set before the kernels are imported, and then nothing in that process can be compiled.
 """
 
@@ -12,13 +12,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
 from perf import numerics
 from perf.environment import ROOT
+from triton_gemm.compat import INTERPRETED
 from triton_gemm.ladder import LADDER, Rung
 from triton_gemm.problem import UnsupportedOperandError
 
@@ -99,15 +100,20 @@ def interpret(rung: Rung, dtype: torch.dtype, case: Case) -> dict[str, Any]:
     return {**row, "failed": f"a result is off by {worst:.3g} times the bound"} if worst > 1 else row
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("rungs", nargs="*", help="k03 ...; default all")
-    wanted = parser.parse_args().rungs or [rung.id for rung in LADDER]
-    for rung in LADDER:
-        if rung.id in wanted and rung.interpretable:
-            for dtype in rung.dtypes:
-                for case in CASES:
-                    print(json.dumps({"key": key(rung, dtype, case), **interpret(rung, dtype, case)}))
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m perf.interpret", description=__doc__)
+    known = [rung.id for rung in LADDER if rung.interpretable]
+    parser.add_argument("rungs", nargs="*", metavar="RUNG", help=f"of {', '.join(known)}; default all")
+    wanted = parser.parse_args(arguments).rungs or known
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        parser.error(f"the interpreter has no rung {', '.join(unknown)}; there are {', '.join(known)}")
+    if not INTERPRETED:
+        parser.error("set TRITON_INTERPRET=1 before Python starts")
+    for rung in (rung for rung in LADDER if rung.id in wanted):
+        for dtype in rung.dtypes:
+            for case in CASES:
+                print(json.dumps({"key": key(rung, dtype, case), **interpret(rung, dtype, case)}))
 
 
 if __name__ == "__main__":

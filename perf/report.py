@@ -17,10 +17,12 @@ os.environ.pop("TRITON_INTERPRET", None)  # compiled here; the interpreter gets 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 try:
+    import torch
     from rich.console import Console
 
+    from perf import arguments as args
     from perf import draw, environment, page, progress, suite
-    from perf.providers import MODES
+    from perf.providers import MODES, rungs_of
     from perf.record import Record
     from perf.timer import DeviceLostError
     from triton_gemm.ladder import LADDER, Rung
@@ -87,10 +89,16 @@ def parse(arguments: Sequence[str] | None) -> tuple[suite.Options, Path | None, 
     parser.add_argument("--rungs", type=_rungs, default=LADDER, metavar="k03,k06", help="only these (and their twins)")
     parser.add_argument("--dtype", choices=DTYPES, help="only this precision class (on a GPU)")
     parser.add_argument("--sizes", type=_sizes, metavar="512,1024", help="M = N = K of the sweeps (on a GPU)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="default perf/results/<gpu>")
-    parser.add_argument("--counters", action="store_true", help="count memory traffic with ncu, where it is installed")
+    parser.add_argument("--out", type=args.path, metavar="DIR", help="default perf/results/<gpu>")
+    parser.add_argument(
+        "--counters", action="store_true", help="count memory traffic with ncu, where it is installed (on a GPU)"
+    )
     parser.add_argument("--fresh", action="store_true", help="drop the record that is in the folder")
     given = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        args.refuse(parser, given, ("dtype", "sizes", "counters"), "torch sees no GPU here, and nothing is timed")
+    if given.dtype and not rungs_of(DTYPES[given.dtype], given.rungs):
+        parser.error(f"none of the rungs of --rungs multiplies {given.dtype}")
     modes = (DTYPES[given.dtype],) if given.dtype else suite.QUICK_MODES if given.quick else MODES
     options = suite.Options(
         rungs=given.rungs,

@@ -205,11 +205,21 @@ def test_every_suite_has_its_block_on_the_page() -> None:
         (["square", "--dtype", "fp8"], "--dtype"),
         (["square", "mid", "--json", "a.json"], "--json is for one suite"),
         (["square", "--json", "a.json", "--out", "b"], "the same thing twice"),
-        (["square", "--limit", "0"], "--limit starts at 1"),
+        (["square", "--limit", "0"], "--limit: a whole number from 1 on"),
         (["square", "--budget", "0"], "--budget"),
         (["square", "--budget", "nan"], "--budget"),
         (["square", "--providers", "cuBLAS,magic"], "no provider 'magic'"),
-        ([], "SUITE"),
+        ([], "name a SUITE, or --list them"),
+        (["square", "--out", ""], "--out: an empty name"),
+        (["square", "--json", " "], "--json: an empty name"),
+        (["square", "--list", "--warm", "--budget", "2"], "--budget, --warm would be ignored: --list measures nothing"),
+        (["square", "--list", "--dtype", "bf16"], "--dtype would be ignored"),
+        (["square", "--list", "--json", "a"], "--json would be ignored"),
+        (["square", "--list", "--out", "a"], "--out would be ignored"),
+        (["square", "--list", "--providers", "cuBLAS"], "--providers would be ignored"),
+        (["--list", "--limit", "2", "--unseen", "1"], "--limit, --unseen would be ignored"),
+        (["tf32", "fp8", "--dtype", "fp16"], "--dtype would be ignored: tf32, fp8: the precision is the suite's own"),
+        (["square", "--warm", "--providers", "cuBLAS"], "--warm would be ignored: it compiles for triton_gemm"),
     ],
 )
 def test_a_mistaken_call_is_refused(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -284,6 +294,9 @@ def test_what_is_wrong_or_missing_is_said(
         raise UnsupportedOperandError("rows are not aligned")
 
     file = tmp_path / "one.json"
+    assert bench.main(["--list"]) == 0
+    out = capsys.readouterr().out
+    assert [line.split()[:2] for line in out.splitlines()] == [[n, str(len(s.shapes))] for n, s in SUITES.items()]
     monkeypatch.setitem(peers.PEERS, OURS, lambda _: timer.Provider("", wrong))
     monkeypatch.setitem(peers.PEERS, "peer", lambda _: timer.Provider("", not_taken))
     monkeypatch.setitem(peers.PEERS, "package", peers.package("no_such_module", "mm"))

@@ -213,7 +213,13 @@ def test_regret_and_fit_are_told(
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
-    [([], "COMMAND"), (["guess"], "guess"), (["fit"], "FILE"), (["measure", "--limit", "0"], "--limit starts at 1")],
+    [
+        ([], "COMMAND"),
+        (["guess"], "guess"),
+        (["fit"], "FILE"),
+        (["measure", "--limit", "0"], "--limit: a whole number from 1 on"),
+        (["measure", "--out", ""], "--out: an empty name"),
+    ],
 )
 def test_a_mistaken_call_is_refused(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:

@@ -1,0 +1,37 @@
+"""What the command lines share: types of arguments, and the refusal of flags that would be ignored."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def path(text: str) -> Path:
+    """A file or folder that is named: an empty word would be the current folder."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("an empty name")
+    return Path(text)
+
+
+def count(text: str) -> int:
+    """A whole number from 1 on."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"a whole number from 1 on, not {text!r}")
+    return number
+
+
+def given(parser: argparse.ArgumentParser, found: argparse.Namespace, names: Iterable[str]) -> list[str]:
+    """The flags among `names` that are not as they are by default."""
+    return [f"--{name}" for name in names if getattr(found, name) != parser.get_default(name)]
+
+
+def refuse(parser: argparse.ArgumentParser, found: argparse.Namespace, names: Iterable[str], why: str) -> None:
+    """Ends the program, as argparse does, where a flag among `names` is given; `why` it would be ignored."""
+    ignored = given(parser, found, names)
+    if ignored:
+        parser.error(f"{', '.join(ignored)} would be ignored: {why}")
