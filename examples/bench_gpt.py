@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print("error: this needs a CUDA GPU, and torch sees none here; --tiny runs in the interpreter", file=sys.stderr)
         return 2
-    surroundings = environment.describe()
+    surroundings = environment.describe("gpt")
     folder = given.out or example_tables.folder_of(environment.ROOT / "perf" / "results", surroundings)
     folder.mkdir(parents=True, exist_ok=True)
     config = GptConfig(context=given.context, layers=given.layers, heads=given.width // HEAD, width=given.width)

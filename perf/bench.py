@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if call.list_only:
         show_list(call, console)
         return 0
-    surroundings = environment.describe()
+    surroundings = environment.describe("bench")
     if surroundings["gpu"] is None:
         print("error: a sweep needs a CUDA GPU, and torch sees none here; --list shows what there is", file=sys.stderr)
         return 2

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from perf import scores, tables
+from perf import environment, scores, tables
 from perf.environment import slug
 from perf.providers import CUBLAS, OURS
 from perf.record import read_json
@@ -18,6 +18,7 @@ from perf.tables import Cell
 from triton_gemm.precision import SPLIT
 
 FOLDER = "bench"
+PAGE = "README.md"  # of every shape, beside the sweeps of a GPU and Triton version
 NOTHING = "No sweep is committed yet; `python -m perf.bench all` on a GPU makes them."
 SCORE_COLUMNS = ("suite", "over", "shapes", "geometric mean", "minimum", "target", "losing", "")
 WORST = 8  # losing shapes that are named
@@ -26,6 +27,11 @@ WORST = 8  # losing shapes that are named
 def folder_of(results: Path, surroundings: dict[str, Any]) -> Path:
     """Where the sweeps of a GPU and a Triton belong."""
     return results / slug(surroundings["gpu"]) / FOLDER / str(surroundings["triton"])
+
+
+def page_of(results: Path, surroundings: dict[str, Any]) -> Path:
+    """The page of the shapes of a GPU and a Triton."""
+    return folder_of(results, surroundings) / PAGE
 
 
 def columns(sweep: Sweep) -> list[str]:
@@ -82,9 +88,6 @@ def outcome(result: dict[str, Any]) -> str:
 
 def score_row(score: Score) -> list[Cell]:
     """A line of the summary."""
-    target = score.target
-    wanted = "" if target is None else f"{target.mean:.2f}"
-    wanted += f" / {target.minimum:.2f}" if target is not None and target.minimum is not None else ""
     verdict = {None: "", True: "met", False: "missed"}[score.met]
     count = str(len(score.ratios)) + (f" (+ {score.missing} not timed)" if score.missing else "")
     return [
@@ -93,55 +96,112 @@ def score_row(score: Score) -> list[Cell]:
         count,
         f"{score.mean:.3f}",
         f"{score.minimum:.3f}",
-        wanted,
+        _wanted(score),
         len(score.losers),
         verdict,
     ]
 
 
+def _wanted(score: Score) -> str:
+    """The target for mean and minimum, in words."""
+    target = score.target
+    wanted = "" if target is None else f"{target.mean:.2f}"
+    return f"{wanted} / {target.minimum:.2f}" if target is not None and target.minimum is not None else wanted
+
+
 def score_rows(sweeps: Sequence[Sweep]) -> list[list[Cell]]:
     """The summary over sweeps, under their labels."""
-    rows = []
-    for sweep in sweeps:
-        extra = scores.label(sweep).removeprefix(sweep["suite"])
-        for score in scores.scores(sweep):
-            first, *rest = score_row(score)
-            rows.append([f"{first}{extra}", *rest])
-    return rows
+    return [[name, *score_row(score)[1:]] for sweep in sweeps for name, score in named_scores(sweep)]
+
+
+def named_scores(sweep: Sweep) -> list[tuple[str, Score]]:
+    """The scores that a sweep decides, each by the name of its suite and what differs from the suite's list."""
+    extra = scores.label(sweep).removeprefix(sweep["suite"])
+    return [(f"{score.suite}{extra}", score) for score in scores.scores(sweep)]
 
 
 def committed(results: Path) -> list[Sweep]:
     """Every sweep under `results`, by GPU, Triton version and suite."""
     found = [read_json(path) for path in results.glob(f"*/{FOLDER}/*/*.json")]
-    return sorted(found, key=_order)
+    return sorted(found, key=lambda sweep: (environment.order(sweep["environment"]), _place(sweep)))
 
 
-def _order(sweep: Sweep) -> tuple[Any, ...]:
-    version = [int(part) if part.isdigit() else -1 for part in str(sweep["environment"]["triton"]).split(".")]
-    place = list(SUITES).index(sweep["suite"]) if sweep["suite"] in SUITES else len(SUITES)
-    return sweep["environment"]["gpu"] or "", version, place, scores.label(sweep)
+def _place(sweep: Sweep) -> tuple[int, str]:
+    """Of a sweep's suite among all."""
+    known = list(SUITES)
+    return known.index(sweep["suite"]) if sweep["suite"] in SUITES else len(known), scores.label(sweep)
+
+
+def by_place(sweeps: Sequence[Sweep]) -> list[tuple[dict[str, Any], list[Sweep]]]:
+    """For each GPU and Triton version an environment, and the sweeps; `sweeps` come in this order."""
+    groups = [list(group) for _, group in groupby(sweeps, key=lambda sweep: environment.order(sweep["environment"]))]
+    return [(group[0]["environment"], group) for group in groups]
+
+
+def origin(sweeps: Iterable[Sweep]) -> str:
+    """Which commits and sources they were measured at."""
+    return environment.origin((sweep["environment"] for sweep in sweeps), "bench")
 
 
 def summary(sweeps: Sequence[Sweep]) -> str:
-    """A table for each GPU and Triton version: the block `bench`."""
-    parts = []
-    for place, group in groupby(sweeps, key=where):
-        rows = score_rows(list(group))
-        parts.append(f"{place}:\n\n{tables.table(SCORE_COLUMNS, rows)}")
-    return "\n\n".join(parts) or NOTHING
+    """Every score of one GPU and Triton version, with targets."""
+    return tables.table(SCORE_COLUMNS, score_rows(sweeps))
+
+
+COMPACT = "Geometric mean / minimum, over a suite's shapes, of our speed over that of *over*; ✓: they reach the target."
+
+
+def compact(sweeps: Sequence[Sweep], link: Callable[[dict[str, Any]], str]) -> str:
+    """What every suite comes to, a column for each GPU with its newest Triton: the block `bench`.
+
+    `link` gives the address of an environment's page.
+    """
+    if not sweeps:
+        return NOTHING
+    sweeps = environment.newest(sweeps)
+    places = by_place(sweeps)
+    rows: dict[tuple[str, str], dict[str, Score]] = {}
+    for sweep in sorted(sweeps, key=_place):
+        for name, score in named_scores(sweep):
+            rows.setdefault((name, score.over), {})[sweep["environment"]["gpu"]] = score
+    found = [
+        [name, over, _wanted(next(iter(row.values()))), *(_brief(row.get(made["gpu"])) for made, _ in places)]
+        for (name, over), row in rows.items()
+    ]
+    columns = ["suite", "over", "target", *(environment.short(made["gpu"]) for made, _ in places)]
+    made_at = [f"- {where(group[0])}: [every shape]({link(made)}). {origin(group)}" for made, group in places]
+    return "\n\n".join([COMPACT, "\n".join(made_at), tables.table(columns, found)])
+
+
+def _brief(score: Score | None) -> str | None:
+    return None if score is None else f"{score.mean:.3f} / {score.minimum:.3f}{' ✓' if score.met else ''}"
+
+
+def page(sweeps: Sequence[Sweep]) -> str:
+    """The page of one GPU and Triton version: the summary, and every shape of every suite."""
+    made = sweeps[0]["environment"]
+    parts = [
+        f"# Every shape on {made['gpu']}, Triton {made['triton']}",
+        f"{'; '.join(dict.fromkeys(map(where, sweeps)))}. {origin(sweeps)}",
+        "[docs/performance.md](../../../../../docs/performance.md) says what is measured and how, and what else is.",
+        summary(sweeps),
+    ]
+    names = dict.fromkeys(sweep["suite"] for sweep in sweeps)
+    return "\n\n".join([*parts, *(f"## {name}\n\n{suite(sweeps, name)}" for name in names)]) + "\n"
 
 
 def suite(sweeps: Sequence[Sweep], name: str) -> str:
-    """Every shape of a suite, one table for each GPU and Triton version: the block `bench-<suite>`."""
-    parts = [SUITES[name].reason[0].upper() + SUITES[name].reason[1:] + "."]
+    """Every shape of a suite in `sweeps`, a table for each sweep of it."""
     own = [sweep for sweep in sweeps if sweep["suite"] == name and sweep["shapes"]]
+    parts = [SUITES[name].reason[0].upper() + SUITES[name].reason[1:] + "."]
     for sweep in own:
         rows = [row(sweep, key) for key in sweep["shapes"]]
-        parts.append(f"{where(sweep)}, {sweep['dtype']}, {_shapes(sweep)}:\n\n{tables.table(columns(sweep), rows)}")
+        parts.append(f"{where(sweep)}; {sweep['dtype']}, {_shapes(sweep)}. {origin([sweep])}")
+        parts.append(tables.table(columns(sweep), rows))
         if "copy_tbs" in sweep:
             parts.append(f"A copy reads and writes {tables.number(1000 * sweep['copy_tbs'])} GB/s.")
         parts += [losers(score) for score in scores.scores(sweep) if score.losers]
-    return "\n\n".join(parts if own else [*parts, NOTHING])
+    return "\n\n".join(parts)
 
 
 PRECISION_COLUMNS = ("precision", "TFLOPS", "of cuBLAS's SGEMM", "error, norm", "error, worst element")
@@ -176,8 +236,8 @@ def points(sweeps: Sequence[Sweep]) -> list[Point]:
 def precision(sweeps: Sequence[Sweep]) -> str:
     """Speed and error of every way to multiply, one table for each GPU and Triton version: the block `precision`."""
     parts = []
-    for place, group in groupby(sweeps, key=where):
-        found = points(list(group))
+    for _, group in by_place(sweeps):
+        found = points(group)
         sgemm = next((point.tflops for point in found if (point.provider, point.mode) == (CUBLAS, "ieee")), None)
         rows = [
             [
@@ -189,7 +249,9 @@ def precision(sweeps: Sequence[Sweep]) -> str:
             for point in found
         ]
         if rows:
-            parts.append(f"{place}, {PRECISION_SIZE}:\n\n{tables.table(PRECISION_COLUMNS, rows)}")
+            used = [sweep for sweep in group if points([sweep])]
+            parts.append(f"{where(group[0])}, {PRECISION_SIZE}. {origin(used)}")
+            parts.append(tables.table(PRECISION_COLUMNS, rows))
     return "\n\n".join(parts) or NOTHING
 
 
@@ -202,8 +264,8 @@ def losers(score: Score) -> str:
 
 
 def where(sweep: Sweep) -> str:
-    made = sweep["environment"]
-    return f"{made['gpu']}, torch {made['torch']}, Triton {made['triton']}, CUDA {made['cuda']}"
+    """The GPU and the versions, in words."""
+    return environment.named(sweep["environment"])
 
 
 def _shapes(sweep: Sweep) -> str:

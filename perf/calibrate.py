@@ -529,7 +529,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_measure(out: Path | None, limit: int | None, console: Console) -> int:
-    surroundings = environment.describe()
+    surroundings = environment.describe("calibration")
     if surroundings["gpu"] is None or surroundings["capability"] != [9, 0]:
         print("error: `measure` needs a GPU that is sm_90, which the kernel is for", file=sys.stderr)
         return 2

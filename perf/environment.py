@@ -1,12 +1,20 @@
-"""What a measurement was made on: GPU, driver, clocks, versions, and the sources of what was measured."""
+"""What a measurement was made on: GPU, driver, clocks, versions, commit, and a hash of the sources that decide it.
+
+A page names commit and hash (`origin`), and says where the sources have changed since. That is found out when the page
+is written, and the test that pages are up to date looks past it (`pages.stale`): an edit of a kernel does not make
+every page stale, and the next `python perf/pages.py` tells readers that the figures are older than the kernels.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import re
 import subprocess
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +22,33 @@ import torch
 import triton
 
 ROOT = Path(__file__).resolve().parent.parent
-MEASURED_SOURCES = (
-    *("triton_gemm", "reference_cuda", "perf/timer.py", "perf/operands.py", "perf/numerics.py"),
-    *("perf/providers.py", "perf/roofline.py", "perf/prediction.py", "perf/suite.py"),
-    *("perf/peers.py", "perf/shapes.py", "perf/sweep.py"),
-)
+COMMIT = "TRITON_GEMM_COMMIT"  # names the commit of a tree that was copied without .git
+
+
+def _modules(package: str, names: str) -> tuple[str, ...]:
+    return tuple(f"{package}/{name}.py" for name in names.split())
+
+
+_TIMED = _modules("perf", "timer operands numerics providers roofline")
+_BENCH = ("triton_gemm", *_TIMED, *_modules("perf", "peers shapes sweep"))
+# The files and folders that decide the figures of a record, by what it holds.
+SOURCES: dict[str, tuple[str, ...]] = {
+    "ladder": (
+        *("triton_gemm/ladder", "reference_cuda", *_TIMED),
+        *_modules("triton_gemm", "aot compat config device precision problem"),
+        *_modules("perf", "suite seeds prediction static interpret counters"),
+    ),
+    "bench": _BENCH,
+    "calibration": (*_BENCH, "perf/calibrate.py"),
+    "gpt": ("triton_gemm", "examples", "perf/timer.py"),
+}
 CLOCK_FIELDS = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "clocks_event_reasons.active")
 # What must be equal for two measurements to stand in one record.
 IDENTITY = ("gpu", "driver", "power_limit_w", "torch", "triton", "cuda", "sources")
 
 
-def describe() -> dict[str, Any]:
-    """The environment of this process, with or without a GPU."""
+def describe(measured: str) -> dict[str, Any]:
+    """The environment of this process, with or without a GPU; `measured` is a key of SOURCES."""
     found: dict[str, Any] = {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "python": platform.python_version(),
@@ -33,7 +56,7 @@ def describe() -> dict[str, Any]:
         "triton": triton.__version__,
         "cuda": torch.version.cuda,
         "commit": commit(),
-        "sources": source_hash(),
+        "sources": source_hash(measured),
     }
     if not torch.cuda.is_available():
         return {**found, "gpu": None}
@@ -78,27 +101,80 @@ def _number(text: str) -> Any:
 
 
 def commit() -> str | None:
-    """The git commit of this checkout, with `+` where files differ from it; None outside git."""
+    """The git commit of this checkout, with `+` where files other than results differ from it.
+
+    Of a tree that is no checkout, such as a copy on the machine with the GPU, it is what the environment variable
+    TRITON_GEMM_COMMIT says; None where that is not set either.
+    """
 
     def git(*arguments: str) -> str:
         done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
         return done.stdout.strip()
 
     try:
-        return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain") else "")
+        if Path(git("rev-parse", "--show-toplevel")).resolve() == ROOT:  # and not a repository around a copy
+            changed = git("status", "--porcelain", "--", ".", ":(exclude)perf/results")
+            return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.SubprocessError):
-        return None
+        pass
+    return os.environ.get(COMMIT, "").strip() or None
 
 
-def source_hash() -> str:
-    """Of the kernels and the timer, so that a record is not continued with other code."""
+@cache
+def source_hash(measured: str) -> str:
+    """Of the files under SOURCES[measured], their names and contents: 12 hexadecimal digits.
+
+    A record is not continued where it differs, and a page says so.
+    """
     digest = hashlib.sha256()
-    for name in MEASURED_SOURCES:
+    for name in SOURCES[measured]:
         path = ROOT / name
         files = sorted(p for p in path.rglob("*") if p.suffix in (".py", ".cu", ".cuh", ".h", ".cpp"))
         for file in files or [path]:
             digest.update(file.relative_to(ROOT).as_posix().encode() + file.read_bytes())
     return digest.hexdigest()[:12]
+
+
+CHANGED = " (changed since)"
+
+
+def named(made: Mapping[str, Any]) -> str:
+    """GPU and versions of an environment that `describe` gave, in words."""
+    return f"{made['gpu']}, torch {made['torch']}, Triton {made['triton']}, CUDA {made['cuda']}"
+
+
+def origin(made: Iterable[Mapping[str, Any]], measured: str) -> str:
+    """Which commits and sources records of these environments were measured at, each pair once, in a sentence.
+
+    CHANGED stands after the hash of sources that are not today's.
+    """
+    pairs = dict.fromkeys((found.get("commit"), found.get("sources")) for found in made)
+    words = []
+    for commit, sources in pairs:
+        at = f"commit `{commit}`" if commit else "commit not recorded"
+        old = "" if sources == source_hash(measured) else CHANGED
+        words.append(f"{at}, sources `{sources}`{old}" if sources else f"{at}, sources not recorded")
+    found = "; ".join(words)
+    return f"{found[:1].upper()}{found[1:]}."
+
+
+def short(gpu: str) -> str:
+    """A GPU's name without its maker's, for a column's head."""
+    return gpu.removeprefix("NVIDIA ")
+
+
+def order(made: Mapping[str, Any]) -> tuple[str, list[int]]:
+    """By GPU, then by the number of Triton's version."""
+    return made["gpu"] or "", [int(part) if part.isdigit() else -1 for part in str(made["triton"]).split(".")]
+
+
+def newest(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of the records of each GPU, which have their `environment`, those with its newest Triton, in their order."""
+    records = list(records)
+    latest: dict[str, list[int]] = {}
+    for gpu, version in (order(record["environment"]) for record in records):
+        latest[gpu] = max(latest.get(gpu, []), version)
+    return [record for record in records if order(record["environment"]) in latest.items()]
 
 
 def slug(gpu: str | None) -> str:

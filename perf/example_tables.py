@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from perf import tables
+from perf import environment, tables
 from perf.environment import slug
 from perf.record import read_json
 from perf.tables import Cell
@@ -25,8 +25,9 @@ def folder_of(results: Path, surroundings: dict[str, Any]) -> Path:
 
 
 def committed(results: Path) -> list[dict[str, Any]]:
-    """Every record of the GPT under `results`."""
-    return [read_json(path) for path in sorted(results.glob(f"*/{FOLDER}/*/{FILE}"))]
+    """Every record of the GPT under `results`, by GPU and Triton version."""
+    found = [read_json(path) for path in results.glob(f"*/{FOLDER}/*/{FILE}")]
+    return sorted(found, key=lambda record: environment.order(record["environment"]))
 
 
 def rows(record: dict[str, Any]) -> list[list[Cell]]:
@@ -48,11 +49,15 @@ def _row(case: dict[str, Any]) -> list[Cell]:
 
 def model(record: dict[str, Any]) -> str:
     """The model and what it ran on, in words."""
-    made, config = record["environment"], record["config"]
+    config = record["config"]
     size = f"{config['layers']} layers {config['width']} wide, vocabulary {config['vocabulary']}, bf16"
-    return f"{made['gpu']}, torch {made['torch']}, Triton {made['triton']}, CUDA {made['cuda']}; {size}"
+    return f"{environment.named(record['environment'])}; {size}"
 
 
 def gpt(records: Sequence[dict[str, Any]]) -> str:
-    """A table for each GPU and Triton version: the block `gpt`."""
-    return "\n\n".join(f"{model(r)}:\n\n{tables.table(COLUMNS, rows(r))}" for r in records) or NOTHING
+    """A table for each record."""
+    parts = []
+    for record in records:
+        parts.append(f"{model(record)}. {environment.origin([record['environment']], 'gpt')}")
+        parts.append(tables.table(COLUMNS, rows(record)))
+    return "\n\n".join(parts) or NOTHING

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from perf import static, tables, targets, views
+from perf.environment import origin
 from perf.providers import MODE_TITLES
 from perf.record import Record
 from perf.suite import COUNTERS, TF32_ROUNDING
@@ -14,13 +15,18 @@ from triton_gemm.ladder import LADDER
 FILE = "report.md"
 
 
-def write(record: Record, pictures: list[Path]) -> Path:
+def write(record: Record, pictures: Iterable[Path]) -> Path:
     """Writes the page beside its pictures."""
-    names = {path.name for path in pictures}
-    body = "\n\n".join(_gpu_sections(record, names) if record.environment["gpu"] else _cpu_sections(record, names))
     target = record.folder / FILE
-    target.write_text(body + "\n")
+    target.write_text(text(record, pictures))
     return target
+
+
+def text(record: Record, pictures: Iterable[Path]) -> str:
+    """The page, which lies beside its pictures."""
+    names = {path.name for path in pictures}
+    sections = _gpu_sections(record, names) if record.environment["gpu"] else _cpu_sections(record, names)
+    return "\n\n".join(sections) + "\n"
 
 
 def _picture(name: str, says: str, pictures: set[str]) -> Iterator[str]:
@@ -160,10 +166,10 @@ def _made(record: Record) -> Iterator[str]:
         "Triton": environment["triton"],
         "CUDA": environment["cuda"],
         "Python": environment["python"],
-        "commit": environment["commit"],
     }
     yield "## How it was made"
-    yield "\n".join(f"- {name}: {value}" for name, value in facts.items() if value is not None)
+    lines = [f"{name}: {value}" for name, value in facts.items() if value is not None]
+    yield _bullets([*lines, origin([environment], "ladder").removesuffix(".")])
     if environment["gpu"]:
         yield (
             "Normal random data from fixed seeds. Every provider was checked against fp64 before it was timed: the "

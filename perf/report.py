@@ -36,7 +36,7 @@ DTYPES = {"fp32": "ieee", "tf32": "tf32", "fp16": "fp16", "bf16": "bf16"}
 def main(arguments: Sequence[str] | None = None) -> int:
     options, folder, fresh = parse(arguments)
     console = Console(stderr=True)
-    surroundings = environment.describe()
+    surroundings = environment.describe("ladder")
     folder = folder or default_folder(surroundings["gpu"])
     try:
         record, state = Record.open(folder, surroundings, fresh=fresh)

@@ -12,7 +12,7 @@ from typing import Any
 
 from perf.providers import CUBLAS, OURS
 from perf.shapes import ITEMSIZE, LARGE_M, LARGE_WEIGHT_BYTES
-from perf.targets import SUSPICIOUS_RATIO, SUSPICIOUS_TFLOPS
+from perf.targets import SUSPICIOUS_RATIO, too_fast
 
 Sweep = dict[str, Any]
 Result = dict[str, Any]
@@ -192,6 +192,6 @@ def suspicious(sweeps: Sequence[Sweep]) -> list[str]:
             to_cublas, speed = ratio(shape), tflops(shape, own)
             if to_cublas is not None and to_cublas > SUSPICIOUS_RATIO:
                 found.append(f"{label(sweep)} {key}: {to_cublas:.2f} of cuBLAS")
-            if speed > SUSPICIOUS_TFLOPS and "H100" in sweep["environment"]["gpu"]:
+            if too_fast(speed, sweep["environment"]["gpu"]):
                 found.append(f"{label(sweep)} {key}: {speed:.0f} TFLOPS")
     return found

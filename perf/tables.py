@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from perf import seeds, static, views
+from perf.environment import short
 from perf.numerics import mode_of
 from perf.record import Record
 from perf.suite import COUNTERS, TF32_ROUNDING
@@ -48,6 +49,22 @@ def ladder(record: Record) -> str:
     rows = [_ladder_row(step) for step in views.ladder(record)]
     columns = ["rung", "precision", "TFLOPS", "of cuBLAS", "twin", "twin's TFLOPS", "rung / twin"]
     return table([*columns, "error", "registers", "shared KiB", "spills"], rows)
+
+
+def ladders(records: Sequence[Record]) -> str:
+    """Each rung's speed on every GPU, its share of cuBLAS and its gain over the twin."""
+    rows: dict[str, list[Cell]] = {}
+    for i, record in enumerate(records):
+        for step in views.ladder(record):
+            rung, precision, tflops, share, _, _, over_twin, *_ = _ladder_row(step)
+            row = rows.setdefault(step.rung.id, [rung, precision, *[None] * 3 * len(records)])
+            row[2 + 3 * i : 5 + 3 * i] = tflops, share, over_twin
+    columns = [
+        f"{short(record.environment['gpu'])}, {what}" if i == 0 else what
+        for record in records
+        for i, what in enumerate(("TFLOPS", "of cuBLAS", "rung / twin"))
+    ]
+    return table(["rung", "precision", *columns], [rows[name] for name in sorted(rows)])
 
 
 def _ladder_row(step: views.Step) -> list[Cell]:

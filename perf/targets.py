@@ -21,9 +21,10 @@ OF_CUBLAS = {
 }
 # The warp-tiled wmma twin over the single-warp one.
 TWIN_OVER_TWIN = ("c11_wmma_fp16_warp_tiled", "c09_wmma_fp16", 2.0)
-# Above these a measurement is wrong until shown otherwise: ratio to cuBLAS for half precision, TFLOPS on an H100.
+# Above these a measurement is wrong until shown otherwise: ratio to cuBLAS for half precision, TFLOPS on HOPPERS.
 SUSPICIOUS_RATIO = 1.10
 SUSPICIOUS_TFLOPS = 900
+HOPPERS = ("H100", "H200")  # in their names; of one speed, but for the memory
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def fastest(record: Record, size: int) -> dict[str, dict[str, Any]]:
 
 
 def suspicious(record: Record) -> Iterator[str]:
-    """Figures that are too good: half precision far beyond cuBLAS, or beyond what an H100 does on random data."""
+    """Figures that are too good: half precision far beyond cuBLAS, or beyond what a Hopper does on random data."""
     for mode in views.modes(record):
         for size, problem in views.squares(record, mode).items():
             for name, result in problem["providers"].items():
@@ -86,5 +87,10 @@ def suspicious(record: Record) -> Iterator[str]:
                 ratio, speed = result["ratio"]["median"], views.tflops(problem, result)
                 if ratio > SUSPICIOUS_RATIO:
                     yield f"{name} on {mode} {size}: {ratio:.2f} of cuBLAS"
-                if speed > SUSPICIOUS_TFLOPS and "H100" in record.environment["gpu"]:
+                if too_fast(speed, record.environment["gpu"]):
                     yield f"{name} on {mode} {size}: {speed:.0f} TFLOPS"
+
+
+def too_fast(tflops: float, gpu: str) -> bool:
+    """Whether no kernel does that on random data of 16 bits, as far as is known of the GPU."""
+    return tflops > SUSPICIOUS_TFLOPS and any(name in gpu for name in HOPPERS)

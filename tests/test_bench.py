@@ -144,6 +144,10 @@ def test_scores_beside_cublas() -> None:
 def test_figures_that_are_too_good_are_named() -> None:
     size = "4096x4096x4096 nn"
     assert len(scores.suspicious([made_up("square", {size: 1.3})])) == 1
+    for gpu in ("NVIDIA H100 80GB HBM3", "NVIDIA H200"):
+        fast = made_up("square", {size: 1.05}, environment={**SURROUNDINGS, "gpu": gpu})
+        fast["shapes"][size]["providers"][OURS]["time_ms"] = spread(2 * 4096**3 / 950e9)
+        assert scores.suspicious([fast]) == [f"square {size}: 950 TFLOPS"]
     assert scores.suspicious([made_up("square", {size: 1.05})]) == []
     assert scores.suspicious([made_up("square", {"512x512x512 nn": 1.3})]) == []
 
@@ -157,7 +161,6 @@ def test_tables_say_who_wins(tmp_path: Path) -> None:
     assert "the reason" not in text
     assert f"Slower than cuBLAS: {two} (0.75)." in text
     assert f"2 of {len(SUITES['square'].shapes)} shapes" in text
-    assert bench_tables.NOTHING in bench_tables.suite([measured], "mid")
     summary = bench_tables.summary([measured, made_up("host", dict.fromkeys(keys("host", 2), 0.5))])
     assert summary.count("geometric mean") == 1
     assert "| square | cuBLAS | 2 | 0.968 | 0.750 | 1.04 / 0.98 | 1 | missed |" in summary
@@ -184,18 +187,77 @@ def test_committed_sweeps_are_found_by_gpu_and_version(tmp_path: Path, monkeypat
         ("3.10.0", None),
     ]
     monkeypatch.setattr(pages, "RESULTS", tmp_path)
-    text = "<!-- results:bench -->\n<!-- /results -->\n<!-- results:bench-square -->\n<!-- /results -->\n"
-    filled = pages.filled(text, None, tmp_path)
-    assert filled.index("Triton 3.6.0") < filled.index("Triton 3.10.0")
-    assert "| square unseen 5 |" in filled
-    assert "1 shapes drawn with seed 5" in filled
-    monkeypatch.setattr(pages, "RESULTS", tmp_path / "empty")
-    assert pages.filled(text, None, tmp_path).count(bench_tables.NOTHING) == 2
+    monkeypatch.setattr(pages, "PAGES", ())
+    monkeypatch.setattr(pages.draw, "precisions", None)  # there is nothing to draw
+    versions = pages.filled(BLOCK.format("bench-versions"), pages.Results.read(tmp_path), tmp_path)
+    assert versions.index("Triton 3.6.0") < versions.index("Triton 3.10.0")
+    assert "| square unseen 5 |" in versions
+    pages.rewrite()
+    page = (folder / "README.md").read_text()
+    assert page.startswith("# Every shape on NVIDIA Made-up GPU, Triton 3.6.0\n")
+    assert "1 shapes drawn with seed 5" in page
+    assert "1.250" in page and "1.500" not in page
+    assert "1.500" in (folder.parent / "3.10.0" / "README.md").read_text()
+    assert pages.stale() == []
 
 
-def test_every_suite_has_its_block_on_the_page() -> None:
-    page = (environment.ROOT / "docs" / "performance.md").read_text()
-    assert {name for _, name, _, _ in pages.BLOCK.findall(page)} >= {"bench", *(f"bench-{name}" for name in ALL)}
+BLOCK = "<!-- results:{} -->\n<!-- /results -->\n"
+
+
+def committed(results: Path, gpu: str, version: str, sweep: dict[str, Any], **made: Any) -> None:
+    """Puts a sweep where the bench would, measured on that GPU and Triton."""
+    surroundings = {**SURROUNDINGS, "gpu": gpu, "triton": version, **made}
+    folder = bench_tables.folder_of(results, surroundings)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / f"{sweep['suite']}.json", {**sweep, "environment": surroundings})
+
+
+def test_a_column_for_each_gpu_with_its_newest_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = keys("square", 2)
+    monkeypatch.setattr(pages, "RESULTS", tmp_path)
+    monkeypatch.setattr(environment, "source_hash", lambda _: "today")
+    first, second = ("NVIDIA H100 80GB HBM3", "3.10.0"), ("NVIDIA H200", "3.9.0")
+    committed(tmp_path, first[0], "3.6.0", made_up("square", {one: 3.0}))
+    old = {"commit": "abc", "sources": "old"}
+    committed(tmp_path, *first, made_up("square", {one: 1.25, two: 1.0}), **old)
+    committed(tmp_path, *first, made_up("mid", dict.fromkeys(keys("mid", 2), 1.5)), **old)
+    committed(tmp_path, *second, made_up("host", dict.fromkeys(keys("host", 2), 0.5)), sources="today")
+    committed(tmp_path, *second, made_up("square", {one: 0.5}), sources="today")
+    table = pages.filled(BLOCK.format("bench"), pages.Results.read(tmp_path), tmp_path / "docs")
+    head, _, *rows = (line for line in table.splitlines() if line.startswith("| "))
+    assert head == "| suite | over | target | H100 80GB HBM3 | H200 |"
+    assert rows == [
+        "| square | cuBLAS | 1.04 / 0.98 | 1.118 / 1.000 ✓ | 0.500 / 0.500 |",
+        "| mid | cuBLAS | 1.15 / 1.00 | 1.500 / 1.500 ✓ |  |",
+        "| host | cuBLAS | 1.00 |  | 0.500 / 0.500 |",
+    ]
+    assert "NVIDIA H200, torch 2.11.0, Triton 3.9.0, CUDA 13.0: [every shape](../h200/bench/3.9.0/README.md)." in table
+    assert "3.9.0/README.md). Commit not recorded, sources `today`." in table
+    assert "Triton 3.10.0, CUDA 13.0: [every shape](../h100-80gb-hbm3/bench/3.10.0/README.md)." in table
+    assert "Commit `abc`, sources `old` (changed since)." in table
+    assert "Triton 3.6.0" not in table
+
+
+def test_the_page_of_a_version_names_the_commit_of_every_suite(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "source_hash", lambda _: "today")
+    made = {name: {**SURROUNDINGS, "commit": name, "sources": "today"} for name in ("first", "second")}
+    square = made_up("square", dict.fromkeys(keys("square", 2), 1.5), environment=made["first"])
+    decode = made_up("decode", dict.fromkeys(keys("decode", 2), 0.5), environment=made["second"], copy_tbs=3.0)
+    page = bench_tables.page([square, decode])
+    assert "CUDA 13.0. Commit `first`, sources `today`; commit `second`, sources `today`." in page
+    _, squares, decodes = page.split("\n## ")
+    assert squares.startswith("square\n\nM = N = K")
+    assert f"bf16, 2 of {len(SUITES['square'].shapes)} shapes. Commit `first`, sources `today`." in squares
+    assert "Commit `second`, sources `today`." in decodes
+    assert "A copy reads and writes 3,000 GB/s." in decodes
+    assert "Slower than cuBLAS" in decodes
+
+
+def test_every_committed_sweep_is_on_a_page() -> None:
+    for made, sweeps in bench_tables.by_place(bench_tables.committed(pages.RESULTS)):
+        page = bench_tables.page_of(pages.RESULTS, made).read_text()
+        assert all(f"\n## {sweep['suite']}\n" in page for sweep in sweeps)
+        assert all(f"\n| {key} | " in page for sweep in sweeps for key in sweep["shapes"])
 
 
 @pytest.mark.parametrize(
@@ -232,11 +294,14 @@ def test_a_mistaken_call_is_refused(arguments: list[str], complaint: str, capsys
 def test_without_a_gpu_shapes_are_listed_and_nothing_is_measured(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert bench.main(["--list"]) == 0
+    out = capsys.readouterr().out
+    assert [line.split()[:2] for line in out.splitlines()] == [[n, str(len(s.shapes))] for n, s in SUITES.items()]
     assert bench.main(["square", "llm", "--list", "--limit", "2"]) == 0
     out = capsys.readouterr().out
     assert "512x512x512 nn" in out
     assert "Llama-3 8B qkv" in out
-    monkeypatch.setattr(environment, "describe", lambda: {**SURROUNDINGS, "gpu": None})
+    monkeypatch.setattr(environment, "describe", lambda _: {**SURROUNDINGS, "gpu": None})
     assert bench.main(["square"]) == 2
     assert "needs a CUDA GPU" in capsys.readouterr().err
 
@@ -247,7 +312,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     take_gpu_away(monkeypatch, operands, timer)
     monkeypatch.setattr(timer, "QUEUE_LENGTH", 4)
     monkeypatch.setattr(sweep, "clocks_under_load", lambda _: {"clocks_sm": 1755})
-    monkeypatch.setattr(environment, "describe", lambda: dict(SURROUNDINGS))
+    monkeypatch.setattr(environment, "describe", lambda _: dict(SURROUNDINGS))
     monkeypatch.setitem(peers.PEERS, OURS, lambda problem: timer.Provider("", peers.providers.fused_in_torch(problem)))
     for kind in ("graph", "host", "queue"):
         monkeypatch.setitem(SUITES, f"tiny-{kind}", tiny(kind))
@@ -294,9 +359,6 @@ def test_what_is_wrong_or_missing_is_said(
         raise UnsupportedOperandError("rows are not aligned")
 
     file = tmp_path / "one.json"
-    assert bench.main(["--list"]) == 0
-    out = capsys.readouterr().out
-    assert [line.split()[:2] for line in out.splitlines()] == [[n, str(len(s.shapes))] for n, s in SUITES.items()]
     monkeypatch.setitem(peers.PEERS, OURS, lambda _: timer.Provider("", wrong))
     monkeypatch.setitem(peers.PEERS, "peer", lambda _: timer.Provider("", not_taken))
     monkeypatch.setitem(peers.PEERS, "package", peers.package("no_such_module", "mm"))

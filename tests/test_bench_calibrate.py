@@ -233,7 +233,7 @@ def test_measuring_needs_the_kernels_gpu(
     capability: list[int] | None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu = {"gpu": capability and "NVIDIA Made-up GPU", "capability": capability}
-    monkeypatch.setattr(environment, "describe", lambda: gpu)
+    monkeypatch.setattr(environment, "describe", lambda _: gpu)
     assert calibrate.main(["measure"]) == 2
     assert "sm_90" in capsys.readouterr().err
 
@@ -260,7 +260,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     monkeypatch.setattr(sweep, "clocks_under_load", lambda _: {"clocks_sm": 1755})
-    monkeypatch.setattr(environment, "describe", lambda: dict(SURROUNDINGS))
+    monkeypatch.setattr(environment, "describe", lambda _: dict(SURROUNDINGS))
     monkeypatch.setattr(calibrate, "GemmPlan", FakePlan)
     monkeypatch.setattr(calibrate, "device_info", lambda _: HOPPER)
     monkeypatch.setattr(calibrate, "shapes_to_measure", lambda limit: TINY[:limit])

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from examples import bench_gpt
-from perf import example_tables, pages
+from perf import environment, example_tables, pages
 from perf.record import write_json
 
 
@@ -48,12 +48,56 @@ def test_a_failure_is_shown_and_misses() -> None:
 def test_pages_show_what_is_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "RESULTS", tmp_path)
     text = "<!-- results:gpt -->\n<!-- /results -->"
-    assert example_tables.NOTHING in pages.filled(text, None, tmp_path)
+    assert example_tables.NOTHING in pages.filled(text, pages.Results.read(tmp_path), tmp_path)
     folder = example_tables.folder_of(tmp_path, record()["environment"])
     folder.mkdir(parents=True)
     write_json(folder / example_tables.FILE, record())
-    filled = pages.filled(text, None, tmp_path)
+    filled = pages.filled(text, pages.Results.read(tmp_path), tmp_path)
     assert "NVIDIA H100, torch 2.11, Triton 3.6.0" in filled and "| 2,200 | 1.100 | 1.05 | missed |" in filled
+    assert "bf16. Commit not recorded, sources not recorded.\n" in filled
+
+
+def test_readme_has_the_newest_triton_of_each_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "source_hash", lambda _: "today")
+    for gpu, version in (("NVIDIA H100", "3.6.0"), ("NVIDIA H100", "3.10.0"), ("NVIDIA H200", "3.9.0")):
+        found = record()
+        found["environment"] |= {"gpu": gpu, "triton": version, "commit": "abc", "sources": version}
+        folder = example_tables.folder_of(tmp_path, found["environment"])
+        folder.mkdir(parents=True)
+        write_json(folder / example_tables.FILE, found)
+    results = pages.Results.read(tmp_path)
+    assert environment.newest(results.models[::-1]) == results.models[:0:-1]
+    blocks = [f"<!-- results:{name} -->\n<!-- /results -->" for name in ("gpt", "gpt-versions")]
+    newest, every = (pages.filled(block, results, tmp_path) for block in blocks)
+    assert [newest.count(f"Triton {version}") for version in ("3.6.0", "3.10.0", "3.9.0")] == [0, 1, 1]
+    assert every.index("Triton 3.6.0") < every.index("Triton 3.10.0") < every.index("NVIDIA H200")
+    assert "Commit `abc`, sources `3.9.0` (changed since)." in newest
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--tiny", "--layers", "2", "--quick"], "--layers, --quick would be ignored: --tiny"),
+        (["--tiny", "--decode", "1", "--out", "x"], "--decode, --out would be ignored: --tiny"),
+        (["--out", ""], "--out: an empty name"),
+        (["--rounds", "0"], "--rounds: a whole number from 1 on"),
+        (["--width", "100"], "--width is a multiple of 64"),
+    ],
+)
+def test_a_mistaken_call_is_refused(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        bench_gpt.main(arguments)
+    assert exit_.value.code == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_quick_leaves_what_is_given() -> None:
+    plain, quick, given = (
+        bench_gpt.parse(words) for words in ([], ["--quick"], ["--quick", "--layers", "4", "--rounds", "9"])
+    )
+    assert (plain.layers, plain.rounds) == (bench_gpt.LAYERS, bench_gpt.ROUNDS)
+    assert (quick.layers, quick.rounds) == (2, 5)
+    assert (given.layers, given.rounds) == (4, 9)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says so where there is no GPU")
@@ -65,7 +109,7 @@ def test_it_says_that_it_needs_a_gpu(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.slow
 def test_tiny_runs_in_the_interpreter() -> None:
     command = [sys.executable, "-m", "examples.bench_gpt", "--tiny"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    surroundings = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    done = subprocess.run(command, capture_output=True, text=True, env=surroundings)
     assert done.returncode == 0, done.stderr
     assert "('addmm', 'triton_gemm')" in done.stdout

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import math
 import os
+import shlex
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +19,11 @@ import pytest
 import torch
 
 from perf import (
+    COMMANDS,
+    counters,
     draw,
     environment,
+    interpret,
     numerics,
     operands,
     page,
@@ -29,11 +36,13 @@ from perf import (
     timer,
     views,
 )
+from perf import report as climb
 from perf.operands import Problem
 from perf.providers import CUBLAS
 from perf.record import SECTIONS, Record
 from reference_cuda import TWINS, LoadedTwin
 from tests.fakes import take_gpu_away
+from tests.test_rooms import imports
 from triton_gemm.config import GemmConfig
 from triton_gemm.ladder import LADDER
 from triton_gemm.problem import UnsupportedOperandError
@@ -376,17 +385,224 @@ def test_pages_show_the_results_that_are_committed() -> None:
     assert pages.stale() == []
 
 
+NONE = pages.Results([], [], [])
+
+
 def test_pages_are_filled_between_their_markers_only(record: Record, tmp_path: Path) -> None:
     text = "before\n<!-- results:ladder -->\nold\n<!-- /results -->\nafter\n"
-    filled = pages.filled(text, record, tmp_path)
+    results = pages.Results([record], [], [])
+    filled = pages.filled(text, results, tmp_path)
     assert filled.startswith("before\n<!-- results:ladder -->\n")
     assert filled.endswith("<!-- /results -->\nafter\n")
     assert "old" not in filled
     assert "k11 " in filled
-    assert pages.filled(filled, record, tmp_path) == filled
-    assert pages.NOTHING in pages.filled(text, None, tmp_path)
+    assert pages.filled(filled, results, tmp_path) == filled
     with pytest.raises(ValueError, match="no block"):
-        pages.filled(text.replace("ladder", "nonsense"), record, tmp_path)
+        pages.filled(text.replace("ladder", "nonsense"), results, tmp_path)
+
+
+@pytest.mark.parametrize("name", pages.BLOCKS)
+def test_a_block_without_results_says_so(name: str, tmp_path: Path) -> None:
+    text = f"<!-- results:{name} -->\n<!-- /results -->\n"
+    assert "committed yet" in pages.filled(text, NONE, tmp_path)
+
+
+def second_gpu(record: Record, folder: Path, factor: float) -> Record:
+    """The same ladder on an H200, measured later, with all but cuBLAS `factor` times as fast."""
+    made = {"gpu": "NVIDIA H200", "triton": "3.9.0", "date": "2026-06-01T00:00:00+00:00", "commit": None}
+    data = json.loads(json.dumps(record.data))
+    data["environment"] |= made
+    data["ceilings"]["measured"]["copy_tbs"] = 4.3
+    for problem in data["problems"].values():
+        for name, result in problem["providers"].items():
+            if name != CUBLAS:
+                result["time_ms"] = {key: value / factor for key, value in result["time_ms"].items()}
+    folder.mkdir()
+    (folder / "results.json").write_text(json.dumps(data))
+    return Record.read(folder)
+
+
+def block(name: str, results: pages.Results, folder: Path) -> str:
+    return pages.filled(f"<!-- results:{name} -->\n<!-- /results -->", results, folder)
+
+
+def test_two_gpus_stand_side_by_side(record: Record, tmp_path: Path) -> None:
+    other = second_gpu(record, tmp_path / "h200", 2.0)
+    alone, both = pages.Results([record], [], []), pages.Results([record, other], [], [])
+    table = block("ladders", both, tmp_path)
+    header = next(line for line in table.splitlines() if line.startswith("| rung"))
+    per_gpu = "Made-up GPU, TFLOPS | of cuBLAS | rung / twin | H200, TFLOPS | of cuBLAS | rung / twin |"
+    assert header == f"| rung | precision | {per_gpu}"
+    k03 = next(line.split(" | ") for line in table.splitlines() if line.startswith("| k03"))
+    assert float(k03[5]) == pytest.approx(2 * float(k03[2]), rel=0.01)
+    assert f"[the whole report]({os.path.relpath(record.folder, tmp_path)}/report.md)" in table.replace("](r", "](./r")
+    assert "[the whole report](h200/report.md). Commit not recorded, sources `000000000000`" in table
+    assert "NVIDIA H200, torch 2.11.0, Triton 3.9.0, CUDA 13.0" in table
+    # The newest picture, both GPUs' words and tables for a rung; what docs/ladder.md explains stays the first GPU's.
+    assert "](h200/ladder.png)" in block("picture", both, tmp_path)
+    assert "Made-up GPU" in block("picture", alone, tmp_path)
+    for name in ("roofline", "factors", "targets", "sweep-ieee"):
+        assert block(name, both, tmp_path) == block(name, alone, tmp_path)
+        assert "Made-up GPU" in block(name, both, tmp_path)
+    rung = block("k03", both, tmp_path)
+    assert "**Measured** on Made-up GPU: " in rung
+    assert "**Measured** on H200: " in rung
+    assert block("ladder", both, tmp_path).count("| k03 blocked | ieee |") == 2
+
+
+def test_what_differs_between_the_gpus_is_read_from_their_records(record: Record, tmp_path: Path) -> None:
+    both = pages.Results([record, second_gpu(record, tmp_path / "h200", 1.0)], [], [])
+    rows = [line.strip("| ").split(" | ") for line in block("gpus", both, tmp_path).splitlines() if "|" in line]
+    table = {name: cells for name, *cells in rows}
+    assert rows[0][-2:] == ["Made-up GPU", "H200"]
+    assert table["copy, read and written, TB/s"] == ["2.9", "4.3"]
+    assert table["SMs"] == ["132", "132"]
+    assert float(table["best cuBLAS fp16, TFLOPS"][0]) > 600
+    sweep = {"suite": "decode", "copy_tbs": 2.8, "shapes": {}, "environment": {**SURROUNDINGS, "gpu": "Third"}}
+    only_bench = block("gpus", pages.Results([record], [sweep], []), tmp_path)
+    assert "| copy, as suite `decode` measured it, TB/s |  | 2.8 |" in only_bench
+
+
+@pytest.fixture
+def page_of_two(record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A page and a folder of results of a project that does not exist; both GPUs' sources are today's."""
+    results = tmp_path / "results"
+    results.mkdir()
+    record.folder = results / "made-up-gpu"
+    record.folder.mkdir()
+    record.environment["sources"] = "1" * 12
+    record.save()
+    second_gpu(record, results / "h200", 2.0)
+    target = tmp_path / "README.md"
+    target.write_text("<!-- results:ladders -->\n<!-- /results -->\n")
+    monkeypatch.setattr(pages, "RESULTS", results)
+    monkeypatch.setattr(pages, "PAGES", (target,))
+    monkeypatch.setattr(environment, "source_hash", lambda _: "1" * 12)
+    return target
+
+
+def test_pages_say_when_the_sources_changed_and_are_not_stale_for_that(
+    page_of_two: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert set(pages.stale()) == {page_of_two, *(pages.RESULTS / gpu / "report.md" for gpu in ("made-up-gpu", "h200"))}
+    assert pages.main(["--check"]) == 1
+    assert "is stale: python perf/pages.py" in capsys.readouterr().err
+    assert pages.main([]) == 0
+    assert pages.main(["--check"]) == 0
+    assert "Commit `abc1234`, sources `111111111111`." in page_of_two.read_text()
+    assert "Commit not recorded, sources `111111111111`." in page_of_two.read_text()
+    report = pages.RESULTS / "made-up-gpu" / "report.md"
+    assert "- Commit `abc1234`, sources `111111111111`\n" in report.read_text()
+
+    monkeypatch.setattr(environment, "source_hash", lambda _: "2" * 12)
+    assert pages.stale() == []
+    pages.rewrite()
+    assert page_of_two.read_text().count("sources `111111111111` (changed since).") == 2
+    assert "- Commit `abc1234`, sources `111111111111` (changed since)\n" in report.read_text()
+    assert pages.stale() == []
+    report.unlink()
+    assert pages.stale() == [report]
+
+
+def test_each_commit_and_source_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "source_hash", {"bench": "today"}.__getitem__)
+    made = [{"commit": "abc", "sources": "today"}, {"commit": None, "sources": "old"}, {}]
+    expected = (
+        "Commit `abc`, sources `today`; commit not recorded, sources `old` (changed since); "
+        "commit not recorded, sources not recorded."
+    )
+    assert environment.origin([*made, *made], "bench") == expected
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ("-c", "user.name=nobody", "-c", "user.email=nobody@example.com")
+    return subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project of one file in git, which `environment` takes for its own."""
+    found = (tmp_path / "checkout").resolve()
+    found.mkdir()
+    (found / "kernel.py").write_text("fast = True\n")
+    git(found, "init", "--quiet")
+    git(found, "add", ".")
+    git(found, "commit", "--quiet", "--message", "all")
+    monkeypatch.setattr(environment, "ROOT", found)
+    monkeypatch.setenv(environment.COMMIT, "fedcba9")
+    return found
+
+
+@needs_git
+def test_a_record_names_the_commit_and_whether_files_differ_from_it(checkout: Path) -> None:
+    commit = git(checkout, "rev-parse", "--short", "HEAD").strip()
+    assert environment.commit() == commit
+    (checkout / "perf" / "results").mkdir(parents=True)
+    (checkout / "perf" / "results" / "new.json").write_text("{}")
+    assert environment.commit() == commit
+    (checkout / "kernel.py").write_text("fast = False\n")
+    assert environment.commit() == f"{commit}+"
+
+
+@needs_git
+def test_a_copy_without_git_is_told_its_commit(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside = checkout / "copy"  # of another repository than its own
+    for root in (tmp_path / "copy", inside):
+        root.mkdir()
+        monkeypatch.setattr(environment, "ROOT", root.resolve())
+        assert environment.commit() == "fedcba9"
+    monkeypatch.setenv(environment.COMMIT, "")
+    assert environment.commit() is None
+    monkeypatch.delenv(environment.COMMIT)
+    assert environment.commit() is None
+
+
+@pytest.mark.parametrize("measured", environment.SOURCES)
+def test_the_hash_follows_what_is_measured(measured: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert environment.describe(measured)["sources"] == environment.source_hash(measured)
+    for name in environment.SOURCES[measured]:
+        source = ROOT / name
+        assert source.exists()
+        target = tmp_path / name
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+        else:
+            target.parent.mkdir(exist_ok=True)
+            shutil.copy(source, target)
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    hashed = environment.source_hash.__wrapped__
+    before = environment.source_hash(measured)
+    assert hashed(measured) == before
+    (tmp_path / "README.md").write_text("other words")
+    assert hashed(measured) == before
+    for name in ("triton_gemm/ladder/k06_pipelined.py", "perf/timer.py"):
+        with (tmp_path / name).open("a") as file:
+            file.write("# changed\n")
+        assert hashed(measured) != before
+        before = hashed(measured)
+    kernel = tmp_path / "triton_gemm" / "kernels" / "fma.py"
+    assert kernel.exists() == (measured != "ladder")
+
+
+def test_the_hash_of_the_ladder_holds_all_that_its_rungs_import() -> None:
+    covered = environment.SOURCES["ladder"]
+    waiting = [ROOT / "triton_gemm" / "ladder" / "__init__.py"]
+    seen: set[Path] = set()
+    while waiting:
+        path = waiting.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        for _, module in imports(path, ROOT):
+            target = ROOT.joinpath(*module.split("."))
+            if module.startswith("triton_gemm.") and not target.is_dir():
+                waiting.append(target.with_suffix(".py"))
+    names = {path.relative_to(ROOT).as_posix() for path in seen if path.exists()}
+    assert {"triton_gemm/ladder/k11_warp_specialised.py", "triton_gemm/config.py"} <= names
+    assert [name for name in names if not name.startswith(covered)] == []
 
 
 def report(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -409,11 +625,94 @@ def test_an_unwritable_folder_is_an_error_before_any_work(tmp_path: Path) -> Non
     assert "[  1/" not in done.stderr
 
 
-@pytest.mark.parametrize("arguments", [("--rungs", "k99"), ("--sizes", "1024,many"), ("--dtype", "fp8")])
-def test_a_mistaken_call_is_refused(arguments: tuple[str, str]) -> None:
-    done = report(*arguments)
-    assert done.returncode == 2
-    assert arguments[0] in done.stderr
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ("--rungs k99", "--rungs: no rung 'k99'"),
+        ("--sizes 1024,many", "--sizes"),
+        ("--dtype fp8", "--dtype"),
+        ("--out ''", "--out: an empty name"),
+        ("--sizes 512 --dtype fp16 --counters", "--dtype, --sizes, --counters would be ignored: torch sees no GPU"),
+    ],
+)
+def test_a_mistaken_call_is_refused(
+    arguments: str, complaint: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit) as exit_:
+        climb.main(shlex.split(arguments))
+    assert exit_.value.code == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_flags_that_choose_nothing_are_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    options, _, _ = climb.parse(["--dtype", "fp16", "--sizes", "512", "--counters"])
+    assert (options.modes, options.sizes, options.counters) == (("fp16",), (512,), True)
+    with pytest.raises(SystemExit):
+        climb.parse(["--rungs", "k01,k02", "--dtype", "fp16"])
+    assert "none of the rungs of --rungs multiplies fp16" in capsys.readouterr().err
+
+
+MODULES = sorted(path.stem for path in (ROOT / "perf").glob("*.py") if path.stem != "__init__")
+
+
+def run_module(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", name, *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+def test_commands_are_what_can_be_run() -> None:
+    assert [name for name in MODULES if "__main__" in (ROOT / "perf" / f"{name}.py").read_text()] == sorted(COMMANDS)
+    listed = run_module("perf")
+    assert listed.returncode == 0
+    assert all(f"python -m perf.{name} " in listed.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        importlib.import_module(f"perf.{name}").main(["--help"])
+    assert exit_.value.code == 0
+    assert f"perf{'/' if name in ('report', 'pages') else '.'}{name}" in capsys.readouterr().out
+
+
+def test_a_module_that_is_no_command_leads_to_those() -> None:
+    for name in set(MODULES) - COMMANDS.keys():
+        for arguments in ([], ["--help"]):
+            done = run_module(f"perf.{name}", *arguments)
+            assert done.returncode == 2
+            assert f"perf.{name} does nothing by itself" in done.stderr
+            assert "python -m perf.bench " in done.stderr
+    assert "No module named perf.nonsense" in run_module("perf.nonsense").stderr
+
+
+@pytest.mark.parametrize(
+    ("main", "arguments", "complaint"),
+    [
+        (counters.main, "", "STEM"),
+        (counters.main, "c99 a 64", "invalid choice: 'c99'"),
+        (counters.main, "c03_shared_tiled nonsense 64", "no variant 'nonsense' of c03_shared_tiled; there are"),
+        (counters.main, "c03_shared_tiled fp32_32 0", "SIZE: a whole number from 1 on, not '0'"),
+        (interpret.main, "k01 k99", "no rung k99; there are k01"),
+        (interpret.main, "k01", "set TRITON_INTERPRET=1"),
+    ],
+)
+def test_mistaken_calls_of_other_commands_are_refused(
+    main: Callable[[list[str]], Any], arguments: str, complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(arguments.split())
+    assert exit_.value.code == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_counting_needs_a_gpu(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert counters.main(["c03_shared_tiled", "fp32_32", "64"]) == 2
+    assert "needs a CUDA GPU" in capsys.readouterr().err
 
 
 @pytest.mark.slow
