@@ -13,6 +13,20 @@ from perf.suite import COUNTERS, TF32_ROUNDING
 from triton_gemm.ladder import LADDER
 
 FILE = "report.md"
+RUNGS_AND_TWINS = (
+    "Rungs are kernels in Triton. Most have a *twin*, a kernel in CUDA C++ (`reference_cuda/`) that teaches the rung's "
+    "idea and no other, without inline PTX. A rung that is 4 times as fast as its twin shows what Triton's compiler "
+    "adds to that idea; it does not show that Triton is faster than CUDA. CUDA at its best is cuBLAS, with which every "
+    "rung is compared as well."
+)
+UNALIGNED = (
+    "Hollow marks on grey in the pictures below: {sizes}. Triton compiles a kernel anew for sizes and strides that are "
+    "multiples of 16, and only then knows that every row starts on 16 bytes. Elsewhere, loads and stores through "
+    "pointers move one element at a time instead of 16 bytes. `cp.async` takes 4 bytes or more, so it cannot copy "
+    "single 16-bit elements, and k08 and k09 lose their pipeline as well. k10 and k11 keep theirs: TMA needs rows that "
+    "are a multiple of 16 bytes apart, which it is told at run time. The marks are not on the lines, because a line "
+    "between two multiples of 16 says nothing of the other sizes."
+)
 
 
 def write(record: Record, pictures: Iterable[Path]) -> Path:
@@ -36,6 +50,7 @@ def _picture(name: str, says: str, pictures: set[str]) -> Iterator[str]:
 
 def _gpu_sections(record: Record, pictures: set[str]) -> Iterator[str]:
     yield f"# The ladder on {record.environment['gpu']}"
+    yield RUNGS_AND_TWINS
     yield from _findings(record)
     if views.ladder(record):
         size = views.ladder_size(record)
@@ -43,9 +58,12 @@ def _gpu_sections(record: Record, pictures: set[str]) -> Iterator[str]:
         yield from _picture("ladder.png", "TFLOPS of every rung beside its CUDA twin and cuBLAS", pictures)
         yield tables.ladder(record)
         yield (
-            "A twin is the fastest variant of the CUDA kernels that the rung retells. *Error* is the norm of C minus "
-            "the fp64 product over the norm of the latter. Shares of cuBLAS are medians of ratios taken round by round "
-            "in the same precision; fp16 products are summed in fp32, and the CUDA twins write fp32."
+            "The twin is the fastest variant of those that the rung has. *Error* is the norm of C minus the fp64 "
+            "product over the norm of the latter. *Of cuBLAS* divides the TFLOPS by cuBLAS's in the same precision, "
+            "both by their median times. The findings above take the median of ratios round by round, `ratio` in "
+            "`results.json`. The two differ where a kernel is several times as slow as cuBLAS: such kernels are timed "
+            "apart from the fast ones, and in their rounds the GPU is cooler and cuBLAS faster. fp16 products are "
+            "summed in fp32, and the CUDA twins write fp32."
         )
         yield tables.configurations(record)
         yield "*Call* is what Python pays for one call, measured apart from kernel time."
@@ -53,6 +71,10 @@ def _gpu_sections(record: Record, pictures: set[str]) -> Iterator[str]:
         yield "## Predicted and measured gains"
         yield from _picture("factors.png", "predicted and measured factor of every rung", pictures)
         yield tables.factors(record)
+    unaligned = sorted({s for m in views.modes(record) for s in views.squares(record, m) if not views.aligned(s)})
+    if unaligned:
+        yield "## Sizes that are no multiple of 16"
+        yield UNALIGNED.format(sizes=", ".join(map(str, unaligned)))
     for mode in views.modes(record):
         yield f"## {MODE_TITLES[mode]} against size"
         yield from _picture(f"sweep-{mode}.png", f"TFLOPS against size, {MODE_TITLES[mode]}", pictures)

@@ -1,7 +1,8 @@
 """Puts the committed results and the rungs' headers into README.md and pages in docs/, between markers.
 
 `python perf/pages.py` rewrites them, and the pages that lie beside the results: each report.md, and for each GPU and
-Triton version the shapes of the bench. With `--check` it changes nothing and fails where they are stale.
+Triton version the shapes of the bench; and it draws the pictures of all records again. With `--check` it changes
+nothing and fails where pages are stale.
 A block reads `<!-- results:NAME -->`, its contents, `<!-- /results -->`.
 """
 
@@ -92,6 +93,8 @@ def _without_age(text: str) -> str:
 
 
 def rewrite() -> None:
+    for record in Results.read(RESULTS).records:
+        draw.everything(record, record.folder)
     for path, text in written().items():
         path.write_text(text)
     for folder in RESULTS.glob(f"*/{bench_tables.FOLDER}/*"):
@@ -139,8 +142,9 @@ def _measured(rung: Rung, record: Record) -> Iterator[str]:
         return
     size = views.ladder_size(record)
     says = f"{on} {tables.number(step.tflops)} TFLOPS at {size} x {size} x {size}"
-    if step.own.get("ratio"):
-        says += f", {tables.percent(step.own['ratio']['median'])} of cuBLAS"
+    share = step.share(step.own)
+    if share:
+        says += f", {tables.percent(share)} of cuBLAS"
     if step.twin_tflops:
         says += f"; {step.tflops / step.twin_tflops:.2f} times its fastest twin, `{step.twin}`"
     factor = next((factor for factor in views.factors(record) if factor.rung == rung), None)

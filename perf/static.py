@@ -19,6 +19,7 @@ from triton_gemm.ladder import Rung
 
 SIZE = (4096, 4096, 4096)
 CAPABILITIES = ((8, 0), (8, 9), (9, 0), (10, 0), (12, 0))
+TARGETS = tuple(f"sm_{major}{minor}" for major, minor in CAPABILITIES)
 TUNED_CAPABILITY = (9, 0)  # the one whose every configuration is listed
 TUNED_TARGET = "sm_90"
 

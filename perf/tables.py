@@ -69,13 +69,12 @@ def ladders(records: Sequence[Record]) -> str:
 
 def _ladder_row(step: views.Step) -> list[Cell]:
     own, other = step.tflops, step.twin_tflops
-    ratio = step.own.get("ratio")
     outcome = number(own) or ("failed" if "failed" in step.own else "not run")
     return [
         f"{step.rung.id} {step.rung.title}",
         mode_of(step.rung.precision, step.rung.dtypes[0]),
         outcome,
-        percent(ratio["median"]) if ratio else None,
+        percent(step.share(step.own)),
         step.twin.replace("_", " ", 1).replace("_", "-") if step.twin else None,
         number(other),
         f"{own / other:.2f}" if own and other else None,

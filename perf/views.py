@@ -10,11 +10,15 @@ from perf.numerics import mode_of
 from perf.operands import MODE_DTYPES
 from perf.providers import CUBLAS, MODES, rungs_of, stem_of, twin_name
 from perf.record import Record
-from perf.static import CAPABILITIES
+from perf.static import TARGETS
 from reference_cuda import TWINS
 from triton_gemm.ladder import LADDER, Rung
 
 Result = dict[str, Any]
+
+
+def gpu(record: Record) -> str:
+    return str(record.environment["gpu"] or "no GPU")
 
 
 def timed(result: Result | None) -> bool:
@@ -25,6 +29,20 @@ def tflops(problem: dict[str, Any], result: Result) -> float:
     """By the median time."""
     flop = 2 * problem["M"] * problem["N"] * problem["K"]
     return flop / result["time_ms"]["median"] / 1e9
+
+
+def speeds(problem: dict[str, Any], provider: str) -> tuple[float, float, float] | None:
+    """TFLOPS of a provider that was timed: by the median time, and the 20th and 80th percentile."""
+    result = problem["providers"].get(provider)
+    if not timed(result):
+        return None
+    flop, times = 2 * problem["M"] * problem["N"] * problem["K"] / 1e9, result["time_ms"]
+    return flop / times["median"], flop / times["p80"], flop / times["p20"]
+
+
+def aligned(size: int) -> bool:
+    """Whether Triton knows that rows of `size` elements start on 16 bytes: it asks for a multiple of 16."""
+    return size % 16 == 0
 
 
 def squares(record: Record, mode: str) -> dict[int, dict[str, Any]]:
@@ -80,6 +98,15 @@ class Step:
     def cublas_tflops(self) -> float | None:
         result = self.problem["providers"].get(CUBLAS)
         return tflops(self.problem, result) if result and timed(result) else None
+
+    def share(self, result: Result | None) -> float | None:
+        """Of cuBLAS, by the TFLOPS that are shown: one number for a bar and what stands beside it.
+
+        The median of the ratios round by round, `ratio` in the record, can differ: what takes several times as long
+        as cuBLAS is timed apart (`timer.SLOW`), and beside it the GPU is cooler and cuBLAS faster.
+        """
+        theirs = self.cublas_tflops
+        return tflops(self.problem, result) / theirs if result and timed(result) and theirs else None
 
 
 def ladder_size(record: Record) -> int | None:
@@ -187,12 +214,19 @@ def measured_experiments(record: Record) -> list[seeds.Experiment]:
     return [source for source in seeds.EXPERIMENTS if any(row.time_ms for row in experiment(record, source))]
 
 
+def compared_experiments(record: Record) -> list[seeds.Experiment]:
+    """Those of which two kernels or more were timed: one alone has nothing to be drawn against."""
+    sources = measured_experiments(record)
+    return [source for source in sources if sum(row.time_ms is not None for row in experiment(record, source)) > 1]
+
+
 @dataclass(frozen=True)
 class Roof:
-    """A ceiling of the roofline."""
+    """A ceiling of the roofline; `intensity` is where it was measured."""
 
     label: str
     tflops: float
+    intensity: float | None = None
 
 
 def roofs(record: Record) -> tuple[float | None, list[Roof]]:
@@ -207,12 +241,12 @@ def roofs(record: Record) -> tuple[float | None, list[Roof]]:
         found.append(Roof(f"FFMA units at {clock:.0f} MHz", peak))
     for mode in (mode for mode in modes(record) if mode != "bf16"):
         best = [
-            tflops(problem, problem["providers"][CUBLAS])
+            (tflops(problem, problem["providers"][CUBLAS]), point_intensity(problem))
             for problem in squares(record, mode).values()
             if timed(problem["providers"].get(CUBLAS))
         ]
         if best:
-            found.append(Roof(f"best cuBLAS {mode}", max(best)))
+            found.append(Roof(f"best cuBLAS {mode}", *max(best)))
     return measured.get("copy_tbs"), found
 
 
@@ -220,6 +254,21 @@ def point_intensity(problem: dict[str, Any]) -> float:
     """FLOP a byte of DRAM traffic that cannot be avoided."""
     itemsize = MODE_DTYPES[problem["mode"]].itemsize
     return roofline.intensity(problem["M"], problem["N"], problem["K"], itemsize)
+
+
+def under_roofs(record: Record) -> list[tuple[str, Rung, list[tuple[float, float]]]]:
+    """Precision class, rung, and intensity and TFLOPS at every aligned size; fp16 stands for bf16."""
+    found = []
+    for mode in (mode for mode in modes(record) if mode != "bf16"):
+        for rung in rungs_of(mode):
+            points = [
+                (point_intensity(problem), tflops(problem, problem["providers"][rung.name]))
+                for size, problem in squares(record, mode).items()
+                if aligned(size) and timed(problem["providers"].get(rung.name))
+            ]
+            if points:
+                found.append((mode, rung, points))
+    return found
 
 
 def unmeasured(record: Record) -> list[str]:
@@ -244,9 +293,8 @@ def static_defaults(record: Record) -> dict[str, dict[str, dict[str, Any]]]:
     for facts in record["static"].values():
         if facts["default"]:
             found.setdefault(facts["rung"], {})[facts["target"]] = facts
-    targets = [f"sm_{major}{minor}" for major, minor in CAPABILITIES]
     return {
-        rung.name: {target: found[rung.name][target] for target in targets if target in found[rung.name]}
+        rung.name: {target: found[rung.name][target] for target in TARGETS if target in found[rung.name]}
         for rung in LADDER
         if rung.name in found
     }

@@ -17,10 +17,14 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from perf import (
     COMMANDS,
+    bench_tables,
     counters,
+    curves,
     draw,
     environment,
     interpret,
@@ -31,7 +35,10 @@ from perf import (
     prediction,
     roofline,
     seeds,
+    static,
+    style,
     suite,
+    tables,
     targets,
     timer,
     views,
@@ -134,7 +141,8 @@ def test_everything_is_drawn_and_said(record: Record) -> None:
     names = {path.name for path in pictures}
     assert {f"sweep-{mode}.png" for mode in OPTIONS.modes} <= names
     assert {"ladder.png", "roofline.png", "factors.png"} <= names
-    assert {f"experiment-{source.id}.png" for source in seeds.EXPERIMENTS} <= names
+    assert {f"experiment-{source.id}.png" for source in seeds.EXPERIMENTS if len(source.kernels) > 1} <= names
+    assert "experiment-S1.png" not in names  # one kernel has nothing to be drawn against
     assert all(path.stat().st_size > 5000 for path in pictures)
     written = page.write(record, pictures).read_text()
     assert all(f"]({name})" in written for name in names)
@@ -148,6 +156,181 @@ def test_everything_is_drawn_and_said(record: Record) -> None:
     header, *rows = (record.folder / "sweep-ieee.csv").read_text().splitlines()
     assert header.startswith("size,provider,tflops,tflops_p20,tflops_p80")
     assert len(rows) >= len(OPTIONS.sizes)
+
+
+OKABE_ITO = {"#000000", "#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7"}
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What is drawn in the test, as figures instead of files."""
+    found: dict[str, Any] = {}
+
+    def keep(figure: Any, path: Path) -> Path:
+        found[path.name] = figure
+        style.plt.close(figure)
+        return path
+
+    monkeypatch.setattr(draw, "save", keep)
+    monkeypatch.setattr(curves, "save", keep)
+    return found
+
+
+def add_static_facts(record: Record) -> None:
+    for rung, target in itertools.product(LADDER, static.TARGETS):
+        facts = {"rung": rung.name, "target": target, "config": "64x64x16", "default": True}
+        facts |= {"registers": 96, "shared": 8192, "ceiling_share": 0.7}
+        record["static"][f"{rung.name} {target}"] = facts
+
+
+def made_up_points() -> list[bench_tables.Point]:
+    """Modes whose speed and error are nearly the same, and one without an error."""
+    modes = {"ieee": 50, "fp8": 970, "fp8-blocks": 960, "fp8-rows": 965, "fp8-fast": 1000, "int8": 1100}
+    return [
+        bench_tables.Point(provider, mode, speed, {"norm": 0.0 if mode == "int8" else 1.7e-3})
+        for mode, speed in modes.items()
+        for provider in ("triton_gemm", CUBLAS)
+    ]
+
+
+def texts_of(figure: Any) -> list[Any]:
+    found = figure.findobj(lambda artist: hasattr(artist, "get_text") and hasattr(artist, "get_fontsize"))
+    return [text for text in found if text.get_text() and text.get_visible()]
+
+
+def overlapping(figure: Any) -> list[tuple[str, str]]:
+    """The pairs of texts in a picture that lie on each other."""
+    figure.draw_without_rendering()
+    boxes = [(text.get_text(), text.get_window_extent().padded(-1)) for text in texts_of(figure)]
+    return [(a, b) for (a, one), (b, other) in itertools.combinations(boxes, 2) if one.overlaps(other)]
+
+
+def named_lines(figure: Any) -> list[Any]:
+    """The lines of the first axes that a reader has to find by their name."""
+    return [line for line in figure.axes[0].lines if not str(line.get_label()).startswith("_")]
+
+
+def said(figure: Any) -> str:
+    return " ".join(text.get_text() for text in texts_of(figure)).replace("\n", " ")
+
+
+@pytest.mark.parametrize("of", ["made up", "committed"])
+def test_no_text_lies_on_another_in_any_picture(
+    of: str, record: Record, figures: dict[str, Any], tmp_path: Path
+) -> None:
+    if of == "made up":
+        add_static_facts(record)
+        draw.everything(record, tmp_path)
+        draw.precisions(made_up_points(), "Made-up GPU", tmp_path / "precision.png")
+        assert {"static-resources.png", "static-ceilings.png", "precision.png"} <= figures.keys()
+    else:
+        committed = pages.committed()
+        assert committed is not None
+        draw.everything(committed, tmp_path)
+    assert {name: overlapping(figure) for name, figure in figures.items() if overlapping(figure)} == {}
+
+
+def test_every_line_can_be_told_from_the_others_whatever_the_colour_vision(
+    record: Record, figures: dict[str, Any], tmp_path: Path
+) -> None:
+    assert {colour.lower() for colour in style.PALETTE} < OKABE_ITO
+    add_static_facts(record)
+    draw.everything(record, tmp_path)
+    for name in [*(f"sweep-{mode}.png" for mode in OPTIONS.modes), "roofline.png", "static-resources.png"]:
+        lines = named_lines(figures[name])
+        looks = {str(line.get_label()): (str(line.get_color()).lower(), line.get_marker()) for line in lines}
+        assert {colour for colour, _ in looks.values()} <= OKABE_ITO, name
+        others = {label: look for label, look in looks.items() if CUBLAS not in label and "FFMA" not in label}
+        assert len(set(others.values())) == len(others) > 0, name
+        assert {marker for _, marker in others.values()}.isdisjoint("D"), name
+        assert {look for label, look in looks.items() if CUBLAS in label} <= {("#000000", "D")}, name
+    assert len(named_lines(figures["sweep-ieee.png"])) == 14
+
+
+def test_sizes_that_are_no_multiple_of_16_are_marks_apart_and_explained(
+    record: Record, figures: dict[str, Any], tmp_path: Path
+) -> None:
+    pictures = draw.everything(record, tmp_path)
+    sweep = figures["sweep-fp16.png"]
+    lines = named_lines(sweep)
+    assert all(set(line.get_xdata()) == {512, 1024, 2048, 4096, 6144, 8192} for line in lines)
+    marks = [line for line in sweep.axes[0].lines if line.get_markerfacecolor() == "white"]
+    assert sorted(line.get_xdata()[0] for line in marks) == [1400] * len(lines) + [3000] * len(lines)
+    assert "multiple of 16" in said(sweep)
+    assert "20th to the 80th percentile" in said(sweep)
+    assert "1400, 3000" in page.write(record, pictures).read_text()
+
+    for key in [key for key, problem in record["problems"].items() if problem["M"] % 16]:
+        del record["problems"][key]
+    pictures = draw.everything(record, tmp_path)
+    assert "multiple of 16" not in said(figures["sweep-fp16.png"])
+    assert "multiple of 16" not in page.write(record, pictures).read_text()
+
+
+def test_the_ladder_shows_shares_of_what_it_draws(record: Record, figures: dict[str, Any], tmp_path: Path) -> None:
+    problem = record["problems"][Problem(4096, 4096, 4096, "fp16").key]
+    step = next(step for step in views.ladder(record) if step.rung.id == "k08")
+    assert step.twin_result is not None
+    for result in (step.own, step.twin_result):
+        result["ratio"] = {"median": 0.777, "p20": 0.777, "p80": 0.777}  # of other rounds
+    shares = [
+        tables.percent(problem["providers"][CUBLAS]["time_ms"]["median"] / result["time_ms"]["median"])
+        for result in (step.own, step.twin_result)
+    ]
+    draw.everything(record, tmp_path)
+    assert "78 %" not in said(figures["ladder.png"])
+    assert all(f" {share} " in said(figures["ladder.png"]) for share in shares)
+    row = next(line for line in tables.ladder(record).splitlines() if line.startswith("| k08"))
+    assert f"| {shares[0]} |" in row
+
+
+def test_a_twin_is_explained_before_it_is_compared(record: Record, figures: dict[str, Any], tmp_path: Path) -> None:
+    written = page.write(record, draw.everything(record, tmp_path)).read_text()
+    assert written.index("does not show that Triton is faster than CUDA") < written.index("## Findings")
+    assert "not CUDA at its best" in said(figures["ladder.png"])
+
+
+@pytest.mark.parametrize("kept", ["no cuBLAS", "no twins", "one rung", "odd sizes only"])
+def test_a_record_that_lacks_much_is_drawn(kept: str, record: Record, figures: dict[str, Any], tmp_path: Path) -> None:
+    keeps = {
+        "no cuBLAS": lambda name: name != CUBLAS,
+        "no twins": lambda name: not name.startswith("c0") and not name.startswith("c1"),
+        "one rung": lambda name: name == "k03_blocked",
+    }.get(kept, lambda name: True)
+    for key, problem in list(record["problems"].items()):
+        problem["providers"] = {name: result for name, result in problem["providers"].items() if keeps(name)}
+        if kept == "odd sizes only" and problem["M"] % 16 == 0 and not problem["hot"]:
+            del record["problems"][key]
+    pictures = draw.everything(record, tmp_path)
+    assert {"ladder.png", "sweep-ieee.png"} <= figures.keys()
+    assert ("sweep-fp16.png" in figures) == (kept != "one rung")
+    assert {name: overlapping(figure) for name, figure in figures.items() if overlapping(figure)} == {}
+    page.write(record, pictures)
+
+
+@given(st.lists(st.floats(-0.2, 1.2), min_size=1, max_size=20).map(sorted))
+def test_names_are_spread_apart_and_stay_near(wanted: list[float]) -> None:
+    gap = 0.04
+    places = style.spread(wanted, gap, 0, 1)
+    assert all(after - before >= gap - 1e-9 for before, after in itertools.pairwise(places))
+    assert places[0] >= -1e-9
+    assert places[-1] <= 1 + 1e-9
+    if all(after - before >= gap for before, after in itertools.pairwise(wanted)) and 0 <= wanted[0] <= wanted[-1] <= 1:
+        assert places == pytest.approx(wanted)
+
+
+def test_committed_records_are_drawn_again_without_a_gpu(
+    record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record.folder = tmp_path / "made-up"
+    record.folder.mkdir()
+    record.save()
+    monkeypatch.setattr(pages, "RESULTS", tmp_path)
+    monkeypatch.setattr(pages, "PAGES", ())
+    pages.rewrite()
+    written = (record.folder / "report.md").read_text()
+    assert "](ladder.png)" in written
+    assert (record.folder / "ladder.png").exists()
 
 
 def test_what_failed_is_named_and_not_drawn(record: Record) -> None:
