@@ -224,7 +224,7 @@ def test_no_text_lies_on_another_in_any_picture(
         draw.precisions(made_up_points(), "Made-up GPU", tmp_path / "precision.png")
         assert {"static-resources.png", "static-ceilings.png", "precision.png"} <= figures.keys()
     else:
-        committed = pages.committed()
+        committed = pages.Results.read(pages.RESULTS).main
         assert committed is not None
         draw.everything(committed, tmp_path)
     assert {name: overlapping(figure) for name, figure in figures.items() if overlapping(figure)} == {}
