@@ -111,6 +111,31 @@ def test_layouts_keep_the_claims(rung: Rung, layout: str) -> None:
     assert all(text in gemm.asm["sass"] for text in rung.instructions[HOPPER])
 
 
+# Rows of 1400 elements of fp16 start on 16 bytes; wide, narrow: whether an operand is loaded 16 or 2 bytes at a time.
+@pytest.mark.parametrize(
+    ("size", "wide", "narrow"),
+    [
+        pytest.param((1400, 1400, 1400), False, True, id="all"),
+        pytest.param((1400, 1408, 1408), True, False, id="M"),
+        pytest.param((1408, 1400, 1408), True, True, id="N"),  # of B's rows
+        pytest.param((1408, 1408, 1400), True, True, id="K"),  # of A's rows
+    ],
+)
+@pytest.mark.parametrize("rung", [RUNGS["k08"], RUNGS["k09"]], ids=["k08", "k09"])
+def test_16_bytes_at_a_time_only_in_multiples_of_16_elements(rung: Rung, size, wide: bool, narrow: bool) -> None:
+    """As k08's header says of row-major operands."""
+    config = default(rung, HOPPER, aligned=False)
+    loads = re.findall(r"\b(?:LDGSTS|LDG)\.\S+", compiled(rung, HOPPER, config, size=size)[-1].asm["sass"])
+    assert {"LDGSTS" in load for load in loads} == {kind for kind, seen in ((True, wide), (False, narrow)) if seen}
+    assert all(load.endswith(".128" if "LDGSTS" in load else ".U16") for load in loads)
+
+
+def test_tma_has_no_such_cliff() -> None:
+    for size in ((1400, 1400, 1400), (1408, 1408, 1408)):
+        sass = compiled(RUNGS["k10"], HOPPER, RUNGS["k10"].configs[0], size=size)[-1].asm["sass"]
+        assert "UTMALDG" in sass and "LDGSTS" not in sass and "LDG.E.U16" not in sass
+
+
 def test_tf32_rounds_by_the_instruction() -> None:
     *rounding, _ = compiled(RUNGS["k07"], HOPPER, default(RUNGS["k07"], HOPPER))
     assert [kernel.name for kernel in rounding] == ["repack_kernel"] * 2

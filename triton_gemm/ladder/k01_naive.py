@@ -19,7 +19,7 @@ import triton.language as tl
 
 from ..compat import round_to
 from ..config import GemmConfig
-from .rung import FMA_CAPABILITIES, Rung, pointer_arguments
+from .rung import FMA_CAPABILITIES, Rung, checked, pointer_arguments
 
 STRIP = GemmConfig(BLOCK_M=256, num_warps=4)
 
@@ -83,6 +83,7 @@ def store(c_ptrs, acc, mask, alpha, beta, HAS_BETA: tl.constexpr):
     tl.store(c_ptrs, round_to(out, c_ptrs.dtype.element_ty), mask=mask)
 
 
+@checked(RUNG)
 def launch(
     a: torch.Tensor,
     b: torch.Tensor,

@@ -21,7 +21,7 @@ import triton.language as tl
 
 from ..config import GemmConfig
 from .k01_naive import store
-from .rung import FMA_CAPABILITIES, Rung, pointer_arguments
+from .rung import FMA_CAPABILITIES, Rung, checked, pointer_arguments
 
 STRIP = GemmConfig(BLOCK_N=512, num_warps=4)
 
@@ -77,6 +77,7 @@ def coalesced_kernel(
     store(c_ptr + m * stride_cm + offs_n * stride_cn, acc, offs_n < N, alpha, beta, HAS_BETA)
 
 
+@checked(RUNG)
 def launch(
     a: torch.Tensor,
     b: torch.Tensor,

@@ -18,7 +18,7 @@ import triton.language as tl
 
 from ..config import GemmConfig
 from .k01_naive import store
-from .rung import FMA_CAPABILITIES, Rung, autotune, pointer_arguments, run, tune_key
+from .rung import FMA_CAPABILITIES, Rung, autotune, checked, pointer_arguments, run, tune_key
 
 CONFIGS = tuple(
     GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, num_warps=warps)
@@ -141,6 +141,7 @@ def store_tile(
     store(c_ptrs, acc, (offs_m < M) & (offs_n < N), alpha, beta, HAS_BETA)
 
 
+@checked(RUNG)
 def launch(
     a: torch.Tensor,
     b: torch.Tensor,

@@ -17,7 +17,7 @@ import triton.language as tl
 
 from ..config import GemmConfig
 from .k03_blocked import operand_pointers, store_tile
-from .rung import FMA_CAPABILITIES, Rung, autotune, pointer_arguments, run, tune_key
+from .rung import FMA_CAPABILITIES, Rung, autotune, checked, pointer_arguments, run, tune_key
 
 CONFIGS = tuple(
     GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group, num_warps=warps)
@@ -99,6 +99,7 @@ def tiles(M: int, N: int):
     return lambda meta: (triton.cdiv(M, meta["BLOCK_M"]) * triton.cdiv(N, meta["BLOCK_N"]),)
 
 
+@checked(RUNG)
 def launch(
     a: torch.Tensor,
     b: torch.Tensor,

@@ -23,7 +23,7 @@ import triton.language as tl
 
 from ..config import GemmConfig
 from .k04_grouped import grouped_kernel, tiles
-from .rung import FMA_CAPABILITIES, Rung, autotune, pointer_arguments, run, tune_key
+from .rung import FMA_CAPABILITIES, Rung, autotune, checked, pointer_arguments, run, tune_key
 
 CONFIGS = tuple(
     GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group, num_warps=warps)
@@ -100,6 +100,7 @@ def turned(a: torch.Tensor, N: int) -> torch.Tensor:
     return a if N < TURN_FROM_N or a.stride(0) == 1 else repacked(a.T)[:, :M].T
 
 
+@checked(RUNG)
 def launch(
     a: torch.Tensor,
     b: torch.Tensor,

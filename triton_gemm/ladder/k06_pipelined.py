@@ -20,7 +20,7 @@ import torch
 from ..config import GemmConfig
 from .k04_grouped import grouped_kernel, tiles
 from .k05_register_tiled import repacked, turned
-from .rung import FMA_CAPABILITIES, Rung, autotune, pointer_arguments, run, tune_key
+from .rung import FMA_CAPABILITIES, Rung, autotune, checked, pointer_arguments, run, tune_key
 
 CONFIGS = tuple(
     GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group, num_warps=warps, num_stages=stages)
@@ -50,6 +50,7 @@ RUNG = Rung(
 pipelined_kernel = autotune(RUNG)(grouped_kernel.fn)
 
 
+@checked(RUNG)
 def launch(
     a: torch.Tensor,
     b: torch.Tensor,

@@ -23,7 +23,7 @@ from ..config import GemmConfig
 from .k03_blocked import operand_pointers, store_tile
 from .k04_grouped import grouped_pid, tiles
 from .k05_register_tiled import repacked
-from .rung import Rung, autotune, pointer_arguments, run, tune_key
+from .rung import Rung, autotune, checked, pointer_arguments, run, tune_key
 
 CONFIGS = tuple(
     GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group, num_warps=warps, num_stages=stages)
@@ -121,6 +121,7 @@ def tf32_kernel(
     store_tile(c_ptr, acc, pid_m, pid_n, M, N, stride_cm, stride_cn, alpha, beta, HAS_BETA, BLOCK_M, BLOCK_N)
 
 
+@checked(RUNG)
 def launch(
     a: torch.Tensor,
     b: torch.Tensor,

@@ -5,7 +5,10 @@ Why: a Hopper SM does 2048 dense 16-bit FMAs a clock, twice the TF32 rate, and a
     the same shared memory holds twice the depth. 16-bit `wgmma` reads either operand in either order.
 Predicts: twice the rate of k07's product and none of its pass, 2.5 times k07; the unit's 989 TFLOPS are out of
     reach: at 700 W the clock falls, cuBLAS itself holds 0.75 of it. 0.9 of cuBLAS.
-Requires: fp16 or bf16, sm_80 or newer; any shape and strides, `cp.async` where rows start on 16 bytes.
+Requires: fp16 or bf16, sm_80 or newer; any shape and strides, at speed only where sizes and strides are multiples of
+    16 elements. Triton looks at nothing finer: where K (for a row-major A) or N (for a row-major B) is not such a
+    multiple, that operand's elements are loaded one by one, 2 bytes each, through registers, although rows of a
+    multiple of 8 start on 16 bytes too. `cp.async` takes 4 bytes at least, and so falls away with the overlap it gave.
 Bound by: `cp.async`: all warps compute addresses and issue 16-byte copies between their `wgmma`s, and a program's
     prologue and epilogue overlap nothing.
 Next: k09 keeps programs alive from tile to tile.
@@ -21,7 +24,7 @@ from ..compat import dot_operand
 from ..config import GemmConfig
 from .k03_blocked import operand_pointers, store_tile
 from .k04_grouped import grouped_pid, tiles
-from .rung import Rung, autotune, pointer_arguments, run, tune_key
+from .rung import Rung, autotune, checked, pointer_arguments, run, tune_key
 
 CONFIGS = tuple(
     GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group, num_warps=warps, num_stages=stages)
@@ -104,6 +107,7 @@ def tensor_core_kernel(
     store_tile(c_ptr, acc, pid_m, pid_n, M, N, stride_cm, stride_cn, alpha, beta, HAS_BETA, BLOCK_M, BLOCK_N)
 
 
+@checked(RUNG)
 def launch(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -112,6 +116,6 @@ def launch(
     beta: float = 0.0,
     config: GemmConfig | None = None,
 ) -> None:
-    """c = alpha a @ b + beta c for fp16 or bf16 a [M, K], b [K, N] and a floating-point c [M, N]."""
+    """c = alpha a @ b + beta c for fp16 or bf16 a [M, K], b [K, N] and c [M, N] of fp16, bf16 or fp32."""
     arguments = {**pointer_arguments(a, b, c, alpha, beta), "TUNE_KEY": tune_key(a, b, c, beta)}
     run(RUNG, tensor_core_kernel, tiles(*c.shape), arguments, config)

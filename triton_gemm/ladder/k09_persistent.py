@@ -6,7 +6,7 @@ Why: a program's prologue (the first k-tiles' latency) and epilogue (the store) 
     the next tile's loads under this one's epilogue (`flatten=True` fuses the two loops so that it does).
 Predicts: at 4096^3 a tile's 64 k-tiles take some 35 us, of which about 2 us are prologue and epilogue: 1.04 times
     k08 if hidden. The wave count is not changed: 512 tiles on 132 SMs are 3.88 waves either way.
-Requires: fp16 or bf16, sm_80 or newer; any shape and strides.
+Requires: fp16 or bf16, sm_80 or newer; any shape and strides, at speed only in multiples of 16 elements, as k08.
 Bound by: `cp.async`, as k08, and registers: addresses and predicates of two nested loops stay alive.
 Next: k10 lets the TMA unit compute addresses.
 """
@@ -20,7 +20,7 @@ from ..config import GemmConfig
 from ..device import device_info
 from .k03_blocked import operand_pointers, store_tile
 from .k04_grouped import grouped_pid, tiles
-from .rung import Rung, autotune, pointer_arguments, run, tune_key
+from .rung import Rung, autotune, checked, pointer_arguments, run, tune_key
 
 CONFIGS = tuple(
     GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group, num_warps=warps, num_stages=stages)
@@ -108,6 +108,7 @@ def resident(c: torch.Tensor):
     return lambda meta: (min(num_sms, tiles(*c.shape)(meta)[0]),)
 
 
+@checked(RUNG)
 def launch(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -116,6 +117,6 @@ def launch(
     beta: float = 0.0,
     config: GemmConfig | None = None,
 ) -> None:
-    """c = alpha a @ b + beta c for fp16 or bf16 a [M, K], b [K, N] and a floating-point c [M, N]."""
+    """c = alpha a @ b + beta c for fp16 or bf16 a [M, K], b [K, N] and c [M, N] of fp16, bf16 or fp32."""
     arguments = {**pointer_arguments(a, b, c, alpha, beta), "TUNE_KEY": tune_key(a, b, c, beta)}
     run(RUNG, persistent_kernel, resident(c), arguments, config)

@@ -23,7 +23,7 @@ from ..config import GemmConfig
 from ..problem import UnsupportedOperandError, column_major, tma_operands_illegal
 from .k04_grouped import grouped_pid
 from .k09_persistent import resident
-from .rung import Rung, autotune, run, tune_key
+from .rung import Rung, autotune, checked, run, tune_key
 
 CONFIGS = tuple(
     GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group, num_warps=warps, num_stages=stages)
@@ -135,6 +135,7 @@ def tma_arguments(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, alpha: floa
     }
 
 
+@checked(RUNG)
 def launch(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -143,7 +144,7 @@ def launch(
     beta: float = 0.0,
     config: GemmConfig | None = None,
 ) -> None:
-    """c = alpha a @ b + beta c for fp16 or bf16 a [M, K], b [K, N] and a floating-point c [M, N].
+    """c = alpha a @ b + beta c for fp16 or bf16 a [M, K], b [K, N] and c [M, N] of fp16, bf16 or fp32.
 
     Raises UnsupportedOperandError for operands that TMA cannot read in place.
     """

@@ -33,7 +33,7 @@ from ..config import GemmConfig
 from .k04_grouped import grouped_pid
 from .k09_persistent import resident
 from .k10_tma import set_blocks, tma_arguments
-from .rung import Rung, autotune, run
+from .rung import Rung, autotune, checked, run
 
 CONFIGS = tuple(
     GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=64, GROUP_M=group, num_warps=warps, num_stages=stages)
@@ -58,6 +58,8 @@ RUNG = Rung(
     descriptors=True,
     staged_outputs=(1, 1),
     interpretable=False,
+    least={"BLOCK_K": 16, "num_warps": 4, "num_stages": 2},  # a warpgroup; a slot is filled while another is read
+    rows_per_warp=16,  # `wgmma` gives a warp 16 rows
     predicted=("k10", 1.05),
 )
 
@@ -211,6 +213,7 @@ def warp_specialised_kernel(
     # fmt: on
 
 
+@checked(RUNG)
 def launch(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -219,7 +222,7 @@ def launch(
     beta: float = 0.0,
     config: GemmConfig | None = None,
 ) -> None:
-    """c = alpha a @ b + beta c for fp16 or bf16 a [M, K], b [K, N] and a floating-point c [M, N].
+    """c = alpha a @ b + beta c for fp16 or bf16 a [M, K], b [K, N] and c [M, N] of fp16, bf16 or fp32.
 
     Raises UnsupportedOperandError for operands that TMA cannot read in place.
     """

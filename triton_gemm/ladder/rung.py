@@ -6,8 +6,8 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, wraps
 from typing import Any
 
 import torch
@@ -42,6 +42,8 @@ class Rung:
         descriptors: whether operands come as TMA descriptors.
         staged_outputs: tiles of C in shared memory beside those of A and B: without and with beta C.
         interpretable: whether Triton's interpreter can run it (it knows no Gluon).
+        least: the smallest value its kernel takes of a configuration's field, where that is not 1.
+        rows_per_warp: rows of a tile that each warp must have at least.
         predicted: the header's factor as data: (rung compared with, factor at 4096^3 on an H100).
     """
 
@@ -55,7 +57,17 @@ class Rung:
     descriptors: bool = False
     staged_outputs: tuple[int, int] = (0, 0)
     interpretable: bool = True
+    least: Mapping[str, int] = field(default_factory=lambda: {"BLOCK_K": 16})  # what `tl.dot` takes
+    rows_per_warp: int = 1
     predicted: tuple[str, float] | None = None
+
+    def __post_init__(self) -> None:
+        spec = getattr(sys.modules["__main__"], "__spec__", None)
+        if self.module == "__main__" and spec is not None and spec.name.startswith(f"{__package__}."):
+            # `python -m` of a rung's file
+            number = spec.name.rpartition(".")[2].partition("_")[0]
+            print(f"error: a rung's file runs nothing; type: python -m {__package__} {number}", file=sys.stderr)
+            raise SystemExit(2)
 
     @property
     def name(self) -> str:
@@ -72,9 +84,15 @@ class Rung:
         return tuple(self.instructions)
 
     @property
+    def out_dtypes(self) -> tuple[torch.dtype, ...]:
+        """The dtypes it stores C in."""
+        return (torch.float32,) if self.precision != "half" else (torch.float16, torch.bfloat16, torch.float32)
+
+    @property
     def launch(self) -> Callable[..., None]:
-        """`launch(a, b, c, alpha=1.0, beta=0.0, config=None)`: c = alpha a @ b + beta c, asynchronously, on the
-        current stream of the current device, which must be the tensors'. `config=None` tunes at the first call."""
+        """`launch(a, b, c, alpha=1.0, beta=0.0, config=None)`: c [M, N] = alpha a [M, K] @ b [K, N] + beta c,
+        asynchronously, on the current stream of the current device, which must be the tensors'. `config=None` tunes at
+        the first call. What cannot be right raises before any memory is touched, as `check` says."""
         launch: Callable[..., None] = sys.modules[self.module].launch
         return launch
 
@@ -99,20 +117,156 @@ class Rung:
 
         reads_output: beta is not 0; aligned: as `problem.aligned`, which TMA does not need.
         """
-        return [
-            config
-            for config in self.configs
-            if config.illegal(
-                device,
-                dtype.itemsize,
-                (out_dtype or dtype).itemsize,
-                tensor_cores=self.precision != "ieee",
-                staged_outputs=self.staged_outputs[reads_output],
-                reads_output=reads_output,
-                aligned=aligned or self.descriptors,
+        circumstances = {"reads_output": reads_output, "aligned": aligned}
+        return [c for c in self.configs if self.illegal(c, device, dtype, out_dtype, **circumstances) is None]
+
+    def illegal(
+        self,
+        config: GemmConfig,
+        device: DeviceInfo,
+        dtype: torch.dtype,
+        out_dtype: torch.dtype | None = None,
+        *,
+        reads_output: bool = False,
+        aligned: bool = True,
+    ) -> str | None:
+        """Why `device` cannot run any `config`, one of `configs` or not, in the circumstances of `legal_configs`; None
+        if it can."""
+        return self.misfit(config) or config.illegal(
+            device,
+            dtype.itemsize,
+            (out_dtype or dtype).itemsize,
+            tensor_cores=self.precision != "ieee",
+            staged_outputs=self.staged_outputs[reads_output],
+            reads_output=reads_output,
+            aligned=aligned or self.descriptors,
+        )
+
+    def misfit(self, config: GemmConfig) -> str | None:
+        """Why the kernel has no such configuration on any device, or None if it has."""
+        wanted, given = self.configs[0].meta(), config.meta()
+        lacking, foreign = (
+            [name for name in wanted if name not in given],
+            [name for name in given if name not in wanted],
+        )
+        if lacking:
+            return f"it lacks {' and '.join(lacking)}"
+        if foreign:
+            return f"this kernel has no {' and no '.join(foreign)}"
+        for name, value in config.kwargs().items():
+            least = self.least.get(name, 1)
+            if not isinstance(value, int) or value < least:
+                return f"{name} is {value!r}, not a whole number from {least} on"
+            if name not in ("GROUP_M", "num_stages") and value & (value - 1):
+                return f"{name} is {value}, not a power of two"
+        rows = self.rows_per_warp * config.num_warps
+        if self.rows_per_warp > 1 and (config.BLOCK_M or 0) < rows:
+            return f"BLOCK_M is {config.BLOCK_M}, and {config.num_warps} warps of this kernel want {rows} rows"
+        return None
+
+
+def checked(rung: Rung) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorates a rung's `launch` so that a call that `check` refuses raises, and nothing is launched."""
+
+    def decorate(launch: Callable[..., None]) -> Callable[..., None]:
+        @wraps(launch)
+        def call(
+            a: torch.Tensor,
+            b: torch.Tensor,
+            c: torch.Tensor,
+            alpha: float = 1.0,
+            beta: float = 0.0,
+            config: GemmConfig | None = None,
+            **options: Any,
+        ) -> None:
+            check(rung, a, b, c, beta, config)
+            launch(a, b, c, alpha, beta, config, **options)
+
+        return call
+
+    return decorate
+
+
+def check(
+    rung: Rung, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, beta: float = 0.0, config: GemmConfig | None = None
+) -> None:
+    """Refuses a launch of `rung` that would read or write outside its operands, or fail later in other words.
+
+    Wanted are strided a [M, K] and b [K, N] of one of the rung's `dtypes` and c [M, N] of one of its `out_dtypes`, all
+    on the current CUDA device; on the CPU in Triton's interpreter only. Tensors on `meta`, whose GPU is not known, pass
+    for `aot.capture`. A config must be one that the rung's kernel has and that the GPU can run.
+
+    Raises TypeError for what is no tensor, no GemmConfig or of another dtype, and ValueError for everything else.
+    """
+    for name, x in (("a", a), ("b", b), ("c", c)):
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"{rung.name}: {name} is of type {type(x).__name__}; pass a torch.Tensor")
+        if x.layout != torch.strided:
+            raise TypeError(f"{rung.name}: {name} is {x.layout}; pass a strided tensor, as {name}.to_dense() is")
+        if x.dim() != 2:
+            raise ValueError(f"{rung.name}: {name} has shape {tuple(x.shape)}; pass a matrix, which has two dimensions")
+        wanted = rung.out_dtypes if name == "c" else rung.dtypes
+        if x.dtype not in wanted:
+            names = " or ".join(_short(dtype) for dtype in wanted)
+            raise TypeError(
+                f"{rung.name}: {name} is {_short(x.dtype)}; pass {names}, or take another rung "
+                f"(python -m {__package__} lists what each takes)"
             )
-            is None
-        ]
+    if a.dtype != b.dtype:
+        raise TypeError(
+            f"{rung.name}: a is {_short(a.dtype)} and b {_short(b.dtype)}; convert one to the other's dtype"
+        )
+    if a.shape[1] != b.shape[0]:
+        raise ValueError(
+            f"{rung.name}: a {tuple(a.shape)} cannot be multiplied by b {tuple(b.shape)}; b wants {a.shape[1]} rows"
+        )
+    if c.shape != (a.shape[0], b.shape[1]):
+        raise ValueError(
+            f"{rung.name}: c has shape {tuple(c.shape)}; a {tuple(a.shape)} times b {tuple(b.shape)} wants "
+            f"{(a.shape[0], b.shape[1])}"
+        )
+    if any(stride == 0 and size > 1 for stride, size in zip(c.stride(), c.shape, strict=True)):
+        raise ValueError(f"{rung.name}: c is expanded, so that results would share memory; pass c.contiguous()")
+    _check_device(rung, a, b, c)
+    if config is None:
+        return
+    if not isinstance(config, GemmConfig):
+        raise TypeError(f"{rung.name}: config is of type {type(config).__name__}; pass a triton_gemm.config.GemmConfig")
+    why = rung.misfit(config)
+    if why is None and a.is_cuda and not INTERPRETED:
+        why = rung.illegal(config, device_info(a.device), a.dtype, c.dtype, reads_output=beta != 0)
+    if why is not None:
+        raise ValueError(
+            f"{rung.name} cannot take the configuration {config}: {why}; "
+            f"python -m {__package__} {rung.id} --list shows some that it takes"
+        )
+
+
+def _check_device(rung: Rung, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+    device = a.device
+    if not device == b.device == c.device:
+        raise ValueError(f"{rung.name}: a is on {a.device}, b on {b.device}, c on {c.device}; move them to one device")
+    if INTERPRETED:
+        if not rung.interpretable:
+            raise ValueError(f"{rung.name}: Triton's interpreter knows no Gluon; unset TRITON_INTERPRET and use a GPU")
+        if device.type not in ("cpu", "cuda"):
+            raise ValueError(f"{rung.name}: a, b and c are on {device}; Triton's interpreter wants them on the CPU")
+    elif device.type == "cpu":
+        raise ValueError(
+            f"{rung.name}: a, b and c are on the CPU; move them to a CUDA device, or set TRITON_INTERPRET=1 before "
+            "Python starts to run the kernel in Triton's interpreter"
+        )
+    elif device.type not in ("cuda", "meta"):
+        raise ValueError(f"{rung.name}: a, b and c are on {device}; move them to a CUDA device")
+    elif device.type == "cuda" and device.index != torch.cuda.current_device():
+        raise ValueError(
+            f"{rung.name}: a, b and c are on {device}, and the current device is cuda:{torch.cuda.current_device()}; "
+            "launch inside `with torch.cuda.device(a.device):`"
+        )
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def pointer_arguments(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, alpha: float, beta: float) -> dict[str, Any]:

@@ -1,0 +1,93 @@
+"""Launches of a rung that must raise before anything is read or written, whatever the rung and wherever it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from triton_gemm.config import GemmConfig
+from triton_gemm.ladder import Rung
+
+M, N, K = 48, 32, 64
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """What is passed, the exception that it must raise, and a pattern of its text."""
+
+    operands: tuple[Any, Any, Any]
+    error: type[Exception]
+    says: str
+    config: Any = None
+
+
+def wrong_operands(rung: Rung, device: str) -> dict[str, Wrong]:
+    """Operands that `rung` must refuse, on `device`, by what is wrong with them."""
+    dtype = rung.dtypes[0]
+    other = torch.float16 if dtype == torch.float32 else torch.float32
+
+    def empty(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=device).fill_(1)
+
+    a, b, c = empty(M, K), empty(K, N), empty(M, N)
+    found = {
+        "a-1d": Wrong((empty(K), b, c), ValueError, r"a has shape \(64,\)"),
+        "b-3d": Wrong((a, empty(1, K, N), c), ValueError, r"b has shape \(1, 64, 32\)"),
+        "c-1d": Wrong((a, b, empty(M * N)), ValueError, "c has shape"),
+        "inner-sizes": Wrong((a, empty(K + 16, N), c), ValueError, "b wants 64 rows"),
+        "c-too-small": Wrong((a, b, empty(M, 16)), ValueError, r"c has shape \(48, 16\).*wants \(48, 32\)"),
+        "c-too-large": Wrong((a, b, empty(M + 16, N)), ValueError, r"wants \(48, 32\)"),
+        "c-transposed": Wrong((a, b, empty(N, M)), ValueError, r"wants \(48, 32\)"),
+        "c-expanded": Wrong((a, b, empty(1, N).expand(M, N)), ValueError, "c is expanded.*contiguous"),
+        "other-dtype": Wrong((a.to(other), b.to(other), c.to(other)), TypeError, "a is float"),
+        "b-other-dtype": Wrong((a, b.to(other), c), TypeError, "b is float.*pass"),
+        "integers": Wrong((a.to(torch.int32), b.to(torch.int32), c), TypeError, "a is int32; pass float"),
+        "c-integer": Wrong((a, b, c.to(torch.int32)), TypeError, "c is int32; pass"),
+        "c-fp64": Wrong((a, b, c.double()), TypeError, "c is float64; pass"),
+        "a-list": Wrong(([[1.0]], b, c), TypeError, "a is of type list; pass a torch.Tensor"),
+        "c-none": Wrong((a, b, None), TypeError, "c is of type NoneType"),
+        "sparse": Wrong((torch.eye(K, dtype=dtype).to_sparse(), b, empty(K, N)), TypeError, "to_dense"),
+    }
+    if dtype != torch.float32:
+        found["two-dtypes"] = Wrong((a, b.bfloat16(), c), TypeError, "a is float16 and b bfloat16; convert")
+    else:
+        found["c-half"] = Wrong((a, b, c.half()), TypeError, "c is float16; pass float32")
+    return found
+
+
+def wrong_configs(rung: Rung, device: str) -> dict[str, Wrong]:
+    """Configurations that `rung` must refuse."""
+    a, b, c = (torch.empty(shape, dtype=rung.dtypes[0], device=device).fill_(1) for shape in ((M, K), (K, N), (M, N)))
+    right = rung.configs[0]
+    size = "BLOCK_N" if right.BLOCK_M is None else "BLOCK_M"
+    configs: dict[str, tuple[Any, str]] = {
+        "nothing": (GemmConfig(), f"lacks {size}"),
+        "not-a-power": (replace(right, **{size: 48}), f"{size} is 48, not a power of two"),
+        "zero": (replace(right, **{size: 0}), f"{size} is 0, not a whole number from 1"),
+        "negative-stages": (replace(right, num_stages=-1), "num_stages is -1"),
+        "three-warps": (replace(right, num_warps=6), "num_warps is 6, not a power of two"),
+        "text": (replace(right, **{size: "64"}), f"{size} is '64'"),
+    }
+    if right.GROUP_M is None:
+        configs["group"] = (replace(right, GROUP_M=8), "this kernel has no GROUP_M")
+    else:
+        configs["no-group"] = (replace(right, GROUP_M=None), "lacks GROUP_M")
+    if right.BLOCK_K is not None:
+        configs["no-k"] = (replace(right, BLOCK_K=None), "lacks BLOCK_K")
+        configs["short-k"] = (replace(right, BLOCK_K=8), "BLOCK_K is 8, not a whole number from 16")
+    if rung.id == "k11":
+        configs["one-slot"] = (replace(right, num_stages=1), "num_stages is 1, not a whole number from 2")  # a deadlock
+        configs["half-a-warpgroup"] = (replace(right, num_warps=2), "num_warps is 2, not a whole number from 4")
+        configs["too-few-rows"] = (replace(right, BLOCK_M=64), "8 warps of this kernel want 128 rows")
+    found = {
+        name: Wrong((a, b, c), ValueError, f"{rung.name} cannot take.*{says}.*--list", config)
+        for name, (config, says) in configs.items()
+    }
+    found["tuple"] = Wrong((a, b, c), TypeError, "config is of type tuple; pass a triton_gemm", (64, 64, 16))
+    return found
+
+
+def wrong_launches(rung: Rung, device: str) -> dict[str, Wrong]:
+    return {**wrong_operands(rung, device), **wrong_configs(rung, device)}
