@@ -1,6 +1,6 @@
-"""Every rung in Triton's interpreter, on small shapes, against fp64.
+"""Rungs in Triton's interpreter, on small shapes, against fp64.
 
-`TRITON_INTERPRET=1 python -m perf.interpret` prints one JSON line a case. It needs a process of its own: the variable
+`TRITON_INTERPRET=1 python -m perf.interpret` prints one JSON line a job. It needs a process of its own: the variable
 must be set before the kernels are imported, and then nothing in that process can be compiled.
 """
 
@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ import torch
 from perf import numerics
 from perf.environment import ROOT
 from triton_gemm.compat import INTERPRETED
+from triton_gemm.config import GemmConfig
 from triton_gemm.ladder import LADDER, Rung
 from triton_gemm.problem import UnsupportedOperandError
 
@@ -35,22 +37,50 @@ CASES: tuple[Case, ...] = (
 )
 
 
-def keys(rungs: Iterable[Rung]) -> list[str]:
-    """The keys of all cases, in the order they run in."""
-    return [key(rung, dtype, case) for rung in rungs if rung.interpretable for dtype in rung.dtypes for case in CASES]
+@dataclass(frozen=True)
+class Job:
+    """One rung on one case; layout: A's and B's, n row-major, t column-major; config None: the rung's first."""
+
+    rung: Rung
+    dtype: torch.dtype
+    case: Case
+    layout: str = "nn"
+    config: GemmConfig | None = None
+
+    @property
+    def key(self) -> str:
+        M, N, K, alpha, beta = self.case
+        how = f"{M}x{N}x{K} alpha {alpha:g} beta {beta:g}"
+        more = ("" if self.layout == "nn" else f" {self.layout}") + ("" if self.config is None else f" {self.config}")
+        return f"{self.rung.name} {str(self.dtype).removeprefix('torch.')} {how}{more}"
+
+    def to_json(self) -> dict[str, Any]:
+        config = None if self.config is None else asdict(self.config)
+        dtype = str(self.dtype).removeprefix("torch.")
+        return {"rung": self.rung.id, "dtype": dtype, "case": self.case, "layout": self.layout, "config": config}
+
+    @classmethod
+    def from_json(cls, made: dict[str, Any]) -> Job:
+        rung = next(rung for rung in LADDER if rung.id == made["rung"])
+        config = None if made["config"] is None else GemmConfig(**made["config"])
+        return cls(rung, getattr(torch, made["dtype"]), tuple(made["case"]), made["layout"], config)
 
 
-def key(rung: Rung, dtype: torch.dtype, case: Case) -> str:
-    M, N, K, alpha, beta = case
-    return f"{rung.name} {str(dtype).removeprefix('torch.')} {M}x{N}x{K} alpha {alpha:g} beta {beta:g}"
+def jobs(rungs: Iterable[Rung]) -> list[Job]:
+    """All CASES of the rungs that can be interpreted, in each dtype."""
+    return [Job(rung, dtype, case) for rung in rungs if rung.interpretable for dtype in rung.dtypes for case in CASES]
 
 
-def run(rungs: Iterable[Rung], done: Callable[[str, dict[str, Any]], None]) -> None:
-    """Runs every case in a child process; `done` hears of each as it ends.
+def run(pending: Iterable[Job], done: Callable[[str, dict[str, Any]], None]) -> None:
+    """Runs every job, in a child process where this one compiles; `done` hears of each as it ends.
 
     Raises RuntimeError with the child's last words if it ends early.
     """
-    command = [sys.executable, "-m", "perf.interpret", *(rung.id for rung in rungs if rung.interpretable)]
+    if INTERPRETED:
+        for job in pending:
+            done(job.key, interpret(job))
+        return
+    command = [sys.executable, "-m", "perf.interpret", "--jobs", json.dumps([job.to_json() for job in pending])]
     surroundings = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     surroundings["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     child = subprocess.Popen(
@@ -70,18 +100,21 @@ def run(rungs: Iterable[Rung], done: Callable[[str, dict[str, Any]], None]) -> N
             raise
 
 
-def interpret(rung: Rung, dtype: torch.dtype, case: Case) -> dict[str, Any]:
-    """One case: its error, and `failed` if that is beyond the bound or the rung raises."""
-    M, N, K, alpha, beta = case
+def interpret(job: Job) -> dict[str, Any]:
+    """One job: its error, and `failed` if that is beyond the bound or the rung raises."""
+    rung, dtype, (M, N, K, alpha, beta) = job.rung, job.dtype, job.case
     generator = torch.Generator().manual_seed(0)
-    a = torch.randn(M, K, generator=generator).to(dtype)
-    b = torch.randn(K, N, generator=generator).to(dtype)
-    c0 = torch.randn(M, N, generator=generator).to(dtype)
+
+    def draw(rows: int, columns: int, order: str = "n") -> torch.Tensor:
+        x = torch.randn(rows, columns, generator=generator).to(dtype)
+        return x if order == "n" else x.T.contiguous().T
+
+    a, b, c0 = draw(M, K, job.layout[0]), draw(K, N, job.layout[1]), draw(M, N)
     c = c0.clone() if beta else torch.full_like(c0, float("nan"))
     begin = time.perf_counter()
     row: dict[str, Any] = {"rung": rung.name, "dtype": str(dtype).removeprefix("torch."), "M": M, "N": N, "K": K}
     try:
-        rung.launch(a, b, c, alpha, beta)
+        rung.launch(a, b, c, alpha, beta, config=job.config)
     except UnsupportedOperandError as error:
         return {**row, "absent": str(error)}
     except Exception as error:
@@ -104,16 +137,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m perf.interpret", description=__doc__)
     known = [rung.id for rung in LADDER if rung.interpretable]
     parser.add_argument("rungs", nargs="*", metavar="RUNG", help=f"of {', '.join(known)}; default all")
-    wanted = parser.parse_args(arguments).rungs or known
-    unknown = [name for name in wanted if name not in known]
+    parser.add_argument("--jobs", type=json.loads, metavar="JSON", help="a list of jobs instead, as `run` writes it")
+    given = parser.parse_args(arguments)
+    unknown = [name for name in given.rungs if name not in known]
     if unknown:
         parser.error(f"the interpreter has no rung {', '.join(unknown)}; there are {', '.join(known)}")
+    if given.jobs is not None and given.rungs:
+        parser.error("--jobs names its rungs itself")
     if not INTERPRETED:
         parser.error("set TRITON_INTERPRET=1 before Python starts")
-    for rung in (rung for rung in LADDER if rung.id in wanted):
-        for dtype in rung.dtypes:
-            for case in CASES:
-                print(json.dumps({"key": key(rung, dtype, case), **interpret(rung, dtype, case)}))
+    if given.jobs is None:
+        pending = jobs([rung for rung in LADDER if rung.id in (given.rungs or known)])
+    else:
+        pending = [Job.from_json(made) for made in given.jobs]
+    for job in pending:
+        print(json.dumps({"key": job.key, **interpret(job)}), flush=True)
 
 
 if __name__ == "__main__":

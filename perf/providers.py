@@ -132,11 +132,28 @@ def tuned_config(rung: Rung) -> GemmConfig:
     return GemmConfig(**best.kwargs, num_warps=best.num_warps, num_stages=best.num_stages)
 
 
+def configured_provider(
+    rung: Rung, config: GemmConfig, size: tuple[int, int, int], dtype: torch.dtype, layout: str = "nn"
+) -> Provider:
+    """A rung in one configuration, and what that was compiled to; the GPU must be one that it runs on."""
+    capability = device_info(torch.device("cuda")).capability
+
+    def call(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+        rung.launch(a, b, c, config=config)
+
+    return Provider(str(config), call, details=lambda *_: compiled(rung, config, size, dtype, capability, layout))
+
+
 def compiled(
-    rung: Rung, config: GemmConfig, size: tuple[int, int, int], dtype: torch.dtype, capability: tuple[int, int]
+    rung: Rung,
+    config: GemmConfig,
+    size: tuple[int, int, int],
+    dtype: torch.dtype,
+    capability: tuple[int, int],
+    layout: str = "nn",
 ) -> dict[str, Any]:
     """Registers, shared memory and spills of the kernel that multiplies."""
-    kernel = aot.compile_launch(static.capture(rung, config, size, dtype), capability)
+    kernel = aot.compile_launch(static.capture(rung, config, size, dtype, layout), capability)
     return {"registers": kernel.registers, "shared": kernel.shared, "spills": kernel.spills}
 
 
@@ -147,16 +164,27 @@ def precompile(rungs: Iterable[Rung], size: tuple[int, int, int], dtype: torch.d
     b = torch.empty(K, N, dtype=dtype, device="cuda")
     c = torch.empty(M, N, dtype=dtype, device="cuda")
     device = device_info(a.device)
+    chosen = [
+        (rung, config)
+        for rung in rungs
+        if runs_on(rung, device.capability)
+        for config in rung.legal_configs(device, dtype, aligned=aligned(a, b, c))
+    ]
+    compile_together(chosen, a, b, c)
+
+
+def compile_together(
+    chosen: Iterable[tuple[Rung, GemmConfig]], a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
+) -> None:
+    """Compiles what the rungs launch in these configurations, on all cores at once; who fails is left to fail later."""
     launches: list[aot.Launch] = []
-    for rung in rungs:
-        legal = rung.legal_configs(device, dtype, aligned=aligned(a, b, c))
-        for config in legal if runs_on(rung, device.capability) else ():
-            try:
-                with aot.capture() as captured:
-                    rung.launch(a, b, c, config=config)
-            except UnsupportedOperandError:
-                continue  # the rung does not take the operands: said when it is measured
-            launches += captured
+    for rung, config in chosen:
+        try:
+            with aot.capture() as captured:
+                rung.launch(a, b, c, config=config)
+        except UnsupportedOperandError:
+            continue  # the rung does not take the operands: said when it is measured
+        launches += captured
     index = torch.cuda.current_device()
 
     def compile_one(launch: aot.Launch) -> None:

@@ -38,12 +38,20 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Job:
-    """One rung in one configuration for one compute capability."""
+    """One rung in one configuration for one compute capability, on operands of (M, N, K) `size` in the rung's first
+    dtype, or in the one given; layout: A's and B's, n row-major, t column-major."""
 
     rung: Rung
     config: GemmConfig
     capability: tuple[int, int]
     default: bool
+    size: tuple[int, int, int] = SIZE
+    given_dtype: torch.dtype | None = None
+    layout: str = "nn"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.given_dtype or self.rung.dtypes[0]
 
     @property
     def target(self) -> str:
@@ -67,14 +75,12 @@ def jobs(rungs: Iterable[Rung], *, every_config: bool) -> list[Job]:
     return found
 
 
-def capture(rung: Rung, config: GemmConfig, size: tuple[int, int, int], dtype: torch.dtype) -> aot.Launch:
+def capture(
+    rung: Rung, config: GemmConfig, size: tuple[int, int, int], dtype: torch.dtype, layout: str = "nn"
+) -> aot.Launch:
     """The launch of the kernel that multiplies, the last that a rung makes."""
-    M, N, K = size
-    a = torch.empty(M, K, dtype=dtype, device="meta")
-    b = torch.empty(K, N, dtype=dtype, device="meta")
-    c = torch.empty(M, N, dtype=dtype, device="meta")
     with aot.capture() as launches:
-        rung.launch(a, b, c, config=config)
+        rung.launch(*aot.operands(size, dtype, layout), config=config)
     return launches[-1]
 
 
@@ -88,7 +94,7 @@ def compile_all(pending: Iterable[Job], done: Callable[[str, dict[str, Any]], No
         futures: dict[Future[dict[str, Any]], Job] = {}
         for job in pending:
             try:
-                launch = capture(job.rung, job.config, SIZE, job.rung.dtypes[0])
+                launch = capture(job.rung, job.config, job.size, job.dtype, job.layout)
             except Exception as error:
                 done(job.key, {**identity(job), "failed": one_line(error)})
             else:
@@ -106,7 +112,7 @@ def identity(job: Job) -> dict[str, Any]:
         "rung": job.rung.name,
         "target": job.target,
         "config": str(job.config),
-        "dtype": str(job.rung.dtypes[0]).removeprefix("torch."),
+        "dtype": str(job.dtype).removeprefix("torch."),
         "default": job.default,
     }
 
@@ -120,8 +126,8 @@ def facts(job: Job, launch: aot.Launch) -> dict[str, Any]:
     warps = job.config.num_warps
     best = prediction.ceiling(
         job.config,
-        mode_of(job.rung.precision, job.rung.dtypes[0]),
-        job.rung.dtypes[0].itemsize,
+        mode_of(job.rung.precision, job.dtype),
+        job.dtype.itemsize,
         job.capability,
     )
     return {

@@ -261,16 +261,16 @@ def cpu_tasks(record: Record, options: Options) -> Iterator[Task]:
 
         yield Task("compiling", len(pending), compile_all)
     waiting = [
-        rung for rung in options.rungs if any(key not in record["interpreter"] for key in interpret.keys([rung]))
+        rung for rung in options.rungs if any(job.key not in record["interpreter"] for job in interpret.jobs([rung]))
     ]
-    steps = len(interpret.keys(waiting))
-    if steps:
+    interpreted = interpret.jobs(waiting)
+    if interpreted:
 
         def run(advance: Advance) -> None:
             def done(key: str, row: dict[str, Any]) -> None:
                 record.put("interpreter", key, row)
                 advance(key)
 
-            interpret.run(waiting, done)
+            interpret.run(interpreted, done)
 
-        yield Task("interpreting", steps, run)
+        yield Task("interpreting", len(interpreted), run)

@@ -94,6 +94,15 @@ def compile_call(
 
     `layout` gives A's and B's: n row-major, t column-major. The call must be told its config.
     """
+    with capture() as launches:
+        call(*operands(shapes, dtype, layout, out_dtype), **options)
+    return [compile_launch(launch, capability) for launch in launches]
+
+
+def operands(
+    shapes: tuple[int, int, int], dtype: torch.dtype, layout: str = "nn", out_dtype: torch.dtype | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """a [M, K], b [K, N] and row-major c [M, N] on `meta`; layout as in `compile_call`."""
     M, N, K = shapes
 
     def operand(rows: int, columns: int, order: str) -> torch.Tensor:
@@ -102,9 +111,7 @@ def compile_call(
         return torch.empty(columns, rows, dtype=dtype, device="meta").T
 
     c = torch.empty(M, N, dtype=out_dtype or dtype, device="meta")
-    with capture() as launches:
-        call(operand(M, K, layout[0]), operand(K, N, layout[1]), c, **options)
-    return [compile_launch(launch, capability) for launch in launches]
+    return operand(M, K, layout[0]), operand(K, N, layout[1]), c
 
 
 @lru_cache(maxsize=64)

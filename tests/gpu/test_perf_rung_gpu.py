@@ -1,0 +1,93 @@
+"""A rung by hand on a GPU, as one types it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from triton_gemm.config import GemmConfig
+from triton_gemm.ladder import k06_pipelined
+
+pytestmark = pytest.mark.gpu
+
+ROOT = Path(__file__).parents[2]
+HEADING = "tile,warps,stages,group ms TFLOPS of cuBLAS error registers shared KiB spills"
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return subprocess.run(
+        [sys.executable, "-m", "triton_gemm.ladder", *arguments],
+        cwd=ROOT,
+        env={**environment, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+
+
+def lines(done: subprocess.CompletedProcess[str]) -> dict[str, list[str]]:
+    """The cells below the heading, by configuration."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    title, heading, *rest = done.stdout.splitlines()
+    assert torch.cuda.get_device_name() in title
+    assert " ".join(heading.split()) == HEADING
+    return {line.split()[0]: line.replace(" %", "%").split()[1:] for line in rest}
+
+
+def assert_plausible(cells: list[str], flop: float, largest_error: float) -> None:
+    ms, tflops, share, error, registers, shared, spills = cells
+    assert float(ms) > 0
+    assert float(tflops.replace(",", "")) == pytest.approx(flop / float(ms) / 1e9, rel=0.02)
+    assert 1 < float(share.rstrip("%")) < 1000
+    assert 0 < float(error) < largest_error
+    assert 16 <= int(registers) <= 255 and 0 < float(shared) < 227 and spills == "0"
+
+
+def test_one_configuration_of_k06() -> None:
+    found = lines(command("k06", "--shape", "1024x768x512", "--config", "128x64x16,4,3", "--budget", "0.05"))
+    assert list(found) == ["cuBLAS", "128x64x16,4,3,8"]
+    ms, tflops, share, error = found["cuBLAS"]
+    assert float(ms) > 0 and float(tflops) > 0 and share == "100%" and 0 < float(error) < 1e-5
+    assert_plausible(found["128x64x16,4,3,8"], 2.0 * 1024 * 768 * 512, 1e-5)
+
+
+def test_all_configurations_and_the_best() -> None:
+    if torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("k08 wants sm_80")
+    configs = ("64x64x64,8,4,8", "64x64x32,4,4,8")
+    chosen = [word for config in configs for word in ("--config", config)]
+    done = command("k08", "--size", "1400", "--dtype", "bf16", "--layout", "nt", *chosen, "--budget", "0.05")
+    found = lines(done)
+    assert set(found) == {"cuBLAS", "best:", *configs}
+    for config in configs:
+        assert_plausible(found[config], 2.0 * 1400**3, 1e-2)
+    best = done.stdout.splitlines()[-1].split()
+    assert float(best[1]) == min(float(found[config][0]) for config in configs)
+
+
+def test_an_illegal_configuration_is_refused_in_a_sentence() -> None:
+    done = command("k06", "--config", "256x256x64,4,4")
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("error: k06 cannot take 256x256x64,4,4,8 on ") and done.stderr.count("\n") == 1
+
+
+def test_facts_for_another_architecture_are_no_timings() -> None:
+    done = command("k06", "--arch", "sm_80", "--config", "64x64x16,4,3", "--size", "64")
+    assert done.returncode == 0, done.stderr
+    assert "These are no timings: --arch" in done.stdout and " ms" not in done.stdout
+
+
+def test_a_config_that_this_gpu_cannot_run_is_refused_before_it_is_launched() -> None:
+    a, b, c = (torch.ones(256, 256, device="cuda") for _ in range(3))
+    with pytest.raises(ValueError, match=r"k06_pipelined cannot take .* bytes of shared memory"):
+        k06_pipelined.launch(a, b, c, config=GemmConfig(256, 256, 64, 8, 8, 4))
+    torch.cuda.synchronize()
+    assert (c == 1).all()
+    k06_pipelined.launch(a, b, c, config=k06_pipelined.CONFIGS[0])
+    assert (c == 256).all()

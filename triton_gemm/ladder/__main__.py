@@ -1,0 +1,15 @@
+"""`python -m triton_gemm.ladder k06`: one rung by hand. A door to `perf.rung`, which a wheel does not hold."""
+
+import sys
+
+try:
+    from perf.rung import main
+except ModuleNotFoundError as error:
+    if error.name not in ("perf", "perf.rung"):
+        raise
+    sys.exit(
+        "error: rungs are run and measured by the repository's `perf`, which is not installed: run this in a clone"
+    )
+
+if __name__ == "__main__":
+    sys.exit(main())
