@@ -35,7 +35,7 @@ _BENCH = ("triton_gemm", *_TIMED, *_modules("perf", "peers shapes sweep"))
 SOURCES: dict[str, tuple[str, ...]] = {
     "ladder": (
         *("triton_gemm/ladder", "reference_cuda", *_TIMED),
-        *_modules("triton_gemm", "aot compat config device precision problem"),
+        *_modules("triton_gemm", "aot compat config device driver precision problem"),
         *_modules("perf", "suite seeds prediction static interpret counters"),
     ),
     "bench": _BENCH,

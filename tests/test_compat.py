@@ -190,7 +190,25 @@ def _capture() -> None:
     assert compile_launch(noted[0], (9, 0)).instructions["HGMMA"] > 0
 
 
+def _autotuner() -> None:
+    """triton.autotune times a configuration by `_bench`, from which `trial` gets what it measures."""
+    tuner, seen = object.__new__(compat.Autotuner), []
+    assert "self._bench(*args, config=config, **kwargs)" in inspect.getsource(triton.runtime.Autotuner.run)
+    parameters = list(inspect.signature(triton.runtime.Autotuner._bench).parameters.values())
+    kinds = [(parameter.name, parameter.kind) for parameter in parameters]
+    assert [kind for _, kind in kinds[1:]] == [
+        inspect.Parameter.VAR_POSITIONAL,
+        inspect.Parameter.KEYWORD_ONLY,
+        inspect.Parameter.VAR_KEYWORD,
+    ]
+    assert kinds[2][0] == "config"
+    tuner.trial = lambda measure, config, meta: seen.append((config, meta)) or [1.0]  # type: ignore[method-assign]
+    config = triton.Config({})
+    assert tuner._bench(config=config, M=3) == [1.0] and seen == [(config, {"M": 3})]
+
+
 USES: dict[str, Callable[[], None]] = {
+    "Autotuner": _autotuner,
     "JITFunction": _capture,
     "SingleLevelFunction": _single_level,
     "below_autograd": _below_autograd,
@@ -228,7 +246,7 @@ def test_each_use_is_tried() -> None:
     tree = ast.parse(Path(compat.__file__).read_text())
     defined = set()
     for node in tree.body:
-        if isinstance(node, ast.FunctionDef):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             defined.add(node.name)
         elif isinstance(node, (ast.Assign, ast.AnnAssign)):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]

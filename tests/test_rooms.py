@@ -39,7 +39,7 @@ TABLE: dict[str, set[str]] = {
     "tuning": TYPES | TRITON | {"cost_model", "kernels", "ladder"},
     "tuned": set(),
     "kernels": TYPES | TRITON | {"precision", "ladder"},
-    "ladder": TYPES | TRITON,
+    "ladder": TYPES | TRITON | {"driver"},
     "triton_gemm.ladder.__main__": {"perf"},
     "cli": TYPES | {"torch", "triton", "triton_gemm", "api", "plan", "select", "tuning"},
     "reference_cuda": {"torch"},

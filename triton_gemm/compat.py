@@ -177,6 +177,18 @@ def compile_kernel(kernel: JITFunction[Any], arguments: dict[str, Any], capabili
     return triton.compiler.compile(source, target=target, options=options.__dict__)
 
 
+class Autotuner(triton.runtime.Autotuner):
+    """`triton.autotune`'s tuner, with a method around each of its measurements."""
+
+    def trial(self, measure: Callable[[], list[float]], config: triton.Config, meta: dict[str, Any]) -> list[float]:
+        """What `measure()` gives: milliseconds, the median and two quantiles. meta: the kernel's arguments by name."""
+        return measure()
+
+    def _bench(self, *args: Any, config: triton.Config, **meta: Any) -> list[float]:
+        measure = super()._bench
+        return self.trial(lambda: measure(*args, config=config, **meta), config, meta)
+
+
 # --- torch: devices and streams ---
 
 # The current device's index, and the handle of its current stream; missing where torch was built without CUDA.

@@ -13,9 +13,11 @@ from typing import Any
 import torch
 import triton
 
+from .. import compat
 from ..compat import INTERPRETED
 from ..config import GemmConfig
 from ..device import DeviceInfo, device_info
+from ..driver import ensure_context
 from ..problem import aligned
 
 log = logging.getLogger("triton_gemm.autotune")
@@ -180,6 +182,8 @@ def checked(rung: Rung) -> Callable[[Callable[..., None]], Callable[..., None]]:
             **options: Any,
         ) -> None:
             check(rung, a, b, c, beta, config)
+            if a.is_cuda and not INTERPRETED:
+                ensure_context(a.device.index)  # which tensor maps want, and Triton does not make
             launch(a, b, c, alpha, beta, config, **options)
 
         return call
@@ -316,19 +320,19 @@ def operand(arguments: Mapping[str, Any], name: str) -> torch.Tensor:
     return tensor
 
 
-class Autotuner(triton.runtime.Autotuner):
+class Autotuner(compat.Autotuner):
     """`triton.autotune`'s tuner, on which a failing configuration costs a line in the log and not the tuning.
 
     Triton catches three kinds of exception (autotuner.py, `_bench`); a compiler pass that fails raises others.
     """
 
-    def _bench(self, *args: Any, config: triton.Config, **meta: Any) -> list[float]:
+    def trial(self, measure: Callable[[], list[float]], config: triton.Config, meta: dict[str, Any]) -> list[float]:
         c = operand(meta, "c")
         saved = c.clone() if meta["HAS_BETA"] else None  # each trial adds to C
         why = "does not fit"
         timing = [float("inf")] * 3
         try:
-            timing = super()._bench(*args, config=config, **meta)
+            timing = measure()
         except Exception as error:
             why = f"{type(error).__name__}: {error}".splitlines()[0]
         if saved is not None:
