@@ -30,6 +30,7 @@ KEY = "CPU" if INTERPRETED else "CUDA"
 OURS = "triton_gemm"
 
 Wanted = Callable[[str, torch.Tensor, torch.Tensor], bool]
+Kind = str | torch.dtype  # one of ROUTED's names, or operands' dtype
 
 
 @dataclass(frozen=True)
@@ -63,23 +64,21 @@ _ready: dict[tuple[object, ...], ops.Ready] = {}
 @hide_from_dynamo
 def enable(
     *,
-    only: Collection[str | torch.dtype] = (),
-    exclude: Collection[str | torch.dtype] = (),
+    only: Kind | Collection[Kind] = (),
+    exclude: Kind | Collection[Kind] = (),
     predicate: Wanted | None = None,
 ) -> None:
     """Routes torch's mm, bmm, addmm and baddbmm, and with them matmul, linear and their derivatives, to triton_gemm,
     in every thread, until `disable`.
 
-    only, exclude: names of those ("addmm") and dtypes that are routed alone, or not; predicate(op, a, b): whether to
-    route a call. What triton_gemm cannot take stays torch's. The innermost rule counts.
+    only, exclude: a name of those ("addmm") or a dtype, or several, that are routed alone, or not; predicate(op, a, b):
+    whether to route a call. What triton_gemm cannot take stays torch's. The innermost rule counts.
 
     Raises ValueError for other names, and RuntimeError where torch sees no CUDA device, unless TRITON_INTERPRET=1 was
     set before Python started.
     """
     global _library, _ready
-    names = {x for x in (*only, *exclude) if isinstance(x, str)}
-    if not names <= ROUTED.keys():
-        raise ValueError(f"enable(): {', '.join(sorted(names - ROUTED.keys()))}: only {', '.join(ROUTED)} are routed")
+    rule = Rule(_kinds(only), _kinds(exclude), predicate)
     if not INTERPRETED and torch.cuda.device_count() == 0:
         raise RuntimeError(
             f"triton_gemm routes products on CUDA devices, and torch {torch.__version__} sees none here; to route "
@@ -88,8 +87,19 @@ def enable(
     with _lock:
         if _library is None:
             _library = _override()
-        _rules.append(Rule(frozenset(only), frozenset(exclude), predicate))
+        _rules.append(rule)
         _ready = {}  # another, for calls under way keep theirs in the old one
+
+
+def _kinds(given: Kind | Collection[Kind]) -> frozenset[Kind]:
+    """What `only` or `exclude` names: one, or several."""
+    kinds = frozenset((given,) if isinstance(given, (str, torch.dtype)) else given)
+    unknown = [x for x in kinds if x not in ROUTED and not isinstance(x, torch.dtype)]
+    if unknown:
+        raise ValueError(
+            f"enable(): {', '.join(map(str, unknown))}: only {', '.join(ROUTED)} are routed, and by dtypes"
+        )
+    return kinds
 
 
 @hide_from_dynamo
@@ -109,11 +119,12 @@ def disable() -> None:
 @contextmanager
 def use(
     *,
-    only: Collection[str | torch.dtype] = (),
-    exclude: Collection[str | torch.dtype] = (),
+    only: Kind | Collection[Kind] = (),
+    exclude: Kind | Collection[Kind] = (),
     predicate: Wanted | None = None,
 ) -> Iterator[None]:
-    """`enable` for a block."""
+    """`enable` for a block: in `with triton_gemm.use():` torch's mm, bmm, addmm and baddbmm, and with them matmul,
+    linear and their derivatives, run on triton_gemm, in every thread. only, exclude, predicate: as in `enable`."""
     enable(only=only, exclude=exclude, predicate=predicate)
     try:
         yield

@@ -122,6 +122,33 @@ def test_rules() -> None:
 BACKENDS = pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 
 
+@pytest.mark.parametrize(
+    ("rule", "routed"),
+    [
+        ({"only": "mm"}, {"mm": 2}),
+        ({"only": ["mm", "addmm"]}, {"mm": 2, "addmm": 1}),
+        ({"only": torch.float16}, {"mm": 1}),
+        ({"only": ("mm", torch.float16)}, {"mm": 1}),
+        ({"exclude": "addmm"}, {"mm": 2}),
+        ({"exclude": torch.float16}, {"mm": 1, "addmm": 1}),
+        ({}, {"mm": 2, "addmm": 1}),
+    ],
+    ids=str,
+)
+def test_one_name_or_dtype_is_one(rule: dict[str, object], routed: dict[str, int]) -> None:
+    with triton_gemm.use(**rule):
+        torch.mm(draw(3, 3), draw(3, 3)), torch.addmm(draw(3), draw(3, 3), draw(3, 3))
+        torch.mm(draw(3, 3, dtype=torch.float16), draw(3, 3, dtype=torch.float16))
+    assert ours() == routed
+
+
+@pytest.mark.parametrize("wrong", ["conv2d", ["mm", "conv2d"], ("float16",), (torch.float32, 3)], ids=str)
+def test_other_names_are_refused_before_anything_is_routed(wrong: object) -> None:
+    for argument in ("only", "exclude"):
+        with pytest.raises(ValueError, match="only mm, bmm, addmm, baddbmm are routed"):
+            triton_gemm.enable(**{argument: wrong})
+
+
 @BACKENDS
 def test_compiled_graphs_call_what_is_routed(backend: str) -> None:
     """When they run: the same graph is torch's again outside, and need not be compiled for it."""
