@@ -71,7 +71,7 @@ def ours(problem: Problem) -> Provider:
     """triton_gemm: `matmul` where that is all, else what is below it; the details say which kernel it chose."""
     if problem.scales is not None:
         return scaled_by_us(problem)
-    precision = problem.mode if problem.dtype == torch.float32 else None
+    precision: Any = problem.mode if problem.dtype == torch.float32 else None
     how: dict[str, Any] = {"bias_axis": problem.bias or "n", "activation": problem.activation, "precision": precision}
 
     def details(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, bias: torch.Tensor | None = None) -> dict[str, Any]:

@@ -1,8 +1,10 @@
 """Wrong calls of products, to be answered as torch answers them."""
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -58,16 +60,22 @@ _CALLS: dict[str, list[tuple[Any, ...]]] = {
         *((ones(3), ones(3, **D)), (ones(3), ones(3, 4, **D))),
         *((ones(2, 2, 3), ones(3, 5, **D)), (ones(2, 2, 3), ones(2, 3, 5, **D)), (ones(2, 2, 3), ones(2, 4, 5, **D))),
         *(([1], ones(3)), (ones(3), 1.0), (ones(3, **H), ones(3, **INT8))),
+        (ones(2, 2, 3), ones(3, **D)),
     ],
-    "mm": [([1], ones(3, 5)), (ones(3, 5), 3), (ones(2, 3), ones(3)), (ones(1, 2, 3), ones(3, 5))],
+    "mm": [
+        *(([1], ones(3, 5)), (ones(3, 5), 3), (ones(2, 3), ones(3)), (ones(1, 2, 3), ones(3, 5))),
+        *((ones(), ones(3, 5)), (ones(2, 3), ones()), (ones(), ones())),
+    ],
     "bmm": [
         *((ones(2, 3), ones(2, 3, 5)), (ones(2, 2, 3), ones(3, 5)), (ones(2, 2, 3), ones(3, 3, 5))),
         *((ones(2, 2, 3), ones(2, 4, 5)), (ones(1, 2, 3), ones(2, 3, 5)), (ones(2, 2, 3), ones(2, 3, 5, **D))),
         *((ones(2, 2, 3), [1]), (ones(2, 2, 3), ones(2, 4, 5, **D)), (ones(2, 2, 3), ones(5))),
+        *((ones(), ones(2, 3, 5)), (ones(2, 2, 3), ones())),
     ],
     "mv": [
         *((ones(2, 3), ones(4)), (ones(3), ones(3)), (ones(2, 3), ones(3, 1)), (ones(2, 3), [1])),
-        (ones(2, 3), ones(4, **D)),
+        *((ones(2, 3), ones(4, **D)), (ones(2, 3), ones(3, **D)), (ones(2, 3, **H), ones(3, **B))),
+        *((ones(), ones(3)), (ones(2, 3), ones())),
     ],
     "addmm": [
         *((ones(4), ones(2, 3), ones(3, 5)), (ones(3, 5), ones(2, 3), ones(3, 5)), (ones(5), ones(3), ones(3, 5))),
@@ -76,6 +84,7 @@ _CALLS: dict[str, list[tuple[Any, ...]]] = {
         *((ones(5), ones(2, 3, **D), ones(3, 5)), (ones(5, **D), ones(2, 3), ones(3, 5, **D))),
         (ones(5, **D), ones(2, 3), ones(3, 5)),
         *((ones(4), ones(2, 3), ones(3, 5, **D)), ([1], ones(2, 3), ones(3, 5))),
+        *((ones(5), ones(), ones(3, 5)), (ones(5), ones(2, 3), ones())),
     ],
     "baddbmm": [
         *((ones(4), ones(2, 2, 3), ones(2, 3, 5)), (ones(3, 2, 5), ones(2, 2, 3), ones(2, 3, 5))),
@@ -83,6 +92,7 @@ _CALLS: dict[str, list[tuple[Any, ...]]] = {
         *((ones(5), ones(2, 2, 3), ones(3, 3, 5)), (ones(5), ones(2, 2, 3), ones(2, 4, 5))),
         *((ones(5), ones(2, 2, 3), ones(2, 3, 5, **D)), (ones(5, **D), ones(2, 2, 3), ones(2, 3, 5))),
         *((ones(5, **H), ones(2, 2, 3), ones(2, 3, 5)), (ones(4), ones(2, 2, 3), ones(2, 3, 5, **D))),
+        *((ones(5), ones(), ones(2, 3, 5)), (ones(5), ones(2, 2, 3), ones())),
     ],
     "linear": [
         *((ones(2, 3), ones(2, 5, 3)), (ones(2, 3), ones(5, 4)), (ones(4, 2, 3), ones(5, 4)), (ones(3), ones(5, 4))),
@@ -93,9 +103,6 @@ _CALLS: dict[str, list[tuple[Any, ...]]] = {
         *((ones(2, 3), ones(5, 3), ones(1, 2, 5)), (ones(2, 3), ones(5, 3), ones(4, **D))),
     ],
 }  # fmt: skip
-if "addmv" in words(lambda: torch.mv(ones(2, 3), ones(3, **D)))[1]:  # torch 2.11 does not say yet which product it is
-    _CALLS["mv"] += [(ones(2, 3), ones(3, **D)), (ones(2, 3, **H), ones(3, **B))]
-    _CALLS["matmul"] += [(ones(2, 2, 3), ones(3, **D))]
 
 
 def _shown(argument: Any) -> str:
@@ -108,3 +115,47 @@ OF_PRODUCTS = [
     for name, calls in _CALLS.items()
     for arguments in calls
 ]
+
+# What may be given for beta or alpha, or may not, as torch decides.
+FACTORS = {
+    "number": -2,
+    "bool": True,
+    "numpy": np.float32(0.5),
+    "real complex": 2 + 0j,
+    "complex": 2j,
+    "none": None,
+    "0-D": torch.tensor(0.5),
+    "0-D integer": torch.tensor(3),
+    "0-D double": torch.tensor(0.25, dtype=torch.double),
+    "0-D bool": torch.tensor(True),
+    "0-D complex": torch.tensor(2j),
+    "0-D without data": torch.empty((), device="meta"),
+    "0-D requiring grad": torch.tensor(2.0, requires_grad=True),
+    "1-D": ones(1),
+    "2-D": ones(2, 5),
+}
+
+
+def with_nested(layout: torch.layout) -> Iterator[tuple[str, str, tuple[Any, ...], dict[str, Any]]]:
+    """Every argument of every product nested: the function's and the argument's name, and what to call it with."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls them a prototype
+        nested = torch.nested.nested_tensor([ones(2, 3), ones(4, 3)], layout=layout)
+    a, b, v, row, one, offs = ones(2, 3), ones(3, 5), ones(3), ones(5), ones(), torch.tensor([1, 2], dtype=torch.int32)
+    x, y = a.expand(2, 2, 3), b.expand(2, 3, 5)
+    calls: dict[str, tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]] = {
+        "matmul": ({"input": a, "other": b}, {"out": a}),
+        "mm": ({"input": a, "mat2": b}, {"out": a}),
+        "bmm": ({"input": x, "mat2": y}, {"out": x}),
+        "mv": ({"input": a, "vec": v}, {"out": v}),
+        "addmm": ({"input": row, "mat1": a, "mat2": b}, {"out": a, "beta": one}),
+        "baddbmm": ({"input": row, "batch1": x, "batch2": y}, {"out": x, "alpha": one}),
+        "linear": ({"input": a, "weight": b.T, "bias": row}, {}),
+        "grouped_matmul": ({"mat_a": a, "mat_b": y, "offs": offs}, {}),
+        "scaled_matmul": ({"a": a, "b": b, "scale_a": one, "scale_b": one}, {"bias": row}),
+        "explain": ({"input": a, "other": b}, {}),
+    }
+    for function, (positional, keyword) in calls.items():
+        for name in (*positional, *keyword):
+            arguments = tuple(nested if name == own else x for own, x in positional.items())
+            yield function, name, arguments, {name: nested} if name in keyword else {}

@@ -16,12 +16,15 @@ TREES = ("triton_gemm", "reference_cuda", "perf", "examples", "tests")
 TYPES = {"problem", "device", "config"}
 TRITON = {"torch", "triton", "compat"}
 TABLE: dict[str, set[str]] = {
-    "triton_gemm": TYPES | {"api", "nn", "grouped", "routing", "scaled", "ops", "plan", "select", "tuning"},
+    "triton_gemm": TYPES
+    | {"api", "nn", "grouped", "routing", "scaled", "explanation", "ops", "precision", "plan", "select"}
+    | {"tuning"},
     "routing": {"torch", "compat", "device", "ops", "plan", "precision"},
-    "nn": {"torch", "api", "checks"},
+    "nn": {"torch", "api", "checks", "precision", "problem"},
     "api": TYPES | {"torch", "compat", "precision", "checks", "plan", "select", "ops"},
-    "grouped": {"torch", "compat", "api", "checks", "ops", "plan"},
+    "grouped": {"torch", "precision", "api", "checks", "ops", "plan"},
     "scaled": {"torch", "precision", "checks", "ops", "plan"},
+    "explanation": TYPES | {"torch", "compat", "precision", "checks", "plan", "select", "ops", "scaled"},
     "checks": {"torch", "compat", "precision", "problem"},
     "ops": {"torch", "compat", "problem", "config", "plan", "sharding"},
     "sharding": {"torch", "compat"},

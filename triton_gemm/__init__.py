@@ -1,14 +1,23 @@
 """Matrix multiplication for PyTorch, written in Triton."""
 
 from . import nn as nn
-from .api import addmm, baddbmm, bmm, explain, linear, matmul, mm, mv
+from .api import addmm, baddbmm, bmm, linear, matmul, mm, mv
+from .device import DeviceInfo
+from .explanation import explain
 from .grouped import grouped_matmul
+from .precision import Precision
+from .problem import Activation
 from .routing import disable, enable, report_routing, use
 from .scaled import scaled_matmul
+from .select import Selection
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Activation",
+    "DeviceInfo",
+    "Precision",
+    "Selection",
     "addmm",
     "baddbmm",
     "bmm",

@@ -9,8 +9,8 @@ import torch
 
 from . import checks, ops, plan
 from .compat import is_watched
-from .precision import fp32_precision
-from .select import Selection
+from .precision import Precision, fp32_precision
+from .problem import Activation
 
 ACTIVATIONS: dict[str, Any] = {
     "relu": torch.nn.functional.relu,
@@ -25,28 +25,31 @@ _ready: dict[tuple[object, ...], ops.Ready] = {}
 
 
 def matmul(
-    input: torch.Tensor, other: torch.Tensor, *, out: torch.Tensor | None = None, precision: str | None = None
+    input: torch.Tensor, other: torch.Tensor, *, out: torch.Tensor | None = None, precision: Precision | None = None
 ) -> torch.Tensor:
-    """`torch.matmul`: the product of input [.., M, K] and other [.., K, N], batches broadcast: [.., M, N]; or of
-    vectors, [K] in the place of either, whose dimension the result has not. `out` is filled with it and returned.
+    """`torch.matmul`: the product of input [.., M, K] and other [.., K, N], a tensor [.., M, N]. Leading dimensions are
+    batches and broadcast. A vector [K] counts as one row on the left or one column on the right, and the result has no
+    dimension for it. `out`, where given, is filled with the result and returned.
 
-    Both are fp32, fp16, bf16, fp64 or int8 on one GPU, of any strides, batches' included, and any size, 0 and 1
-    included: views are multiplied where they lie. Batches that no one stride steps through, like those of heads inside
-    of rows, are several launches. fp16 and bf16 accumulate in fp32; int8 gives int32, exactly (modulo 2^32), as
-    `torch._int_mm`. precision says how fp32 is multiplied: "ieee"; "tf32", rounded to nearest; "tf32x3", "bf16x3",
-    "bf16x6" or "bf16x9", as sums of planes on the tensor cores (docs/precision.md); or None, "ieee" unless torch's
-    setting `torch.backends.cuda.matmul.fp32_precision` is "tf32". Nothing is tuned at run time. The same product on the
-    same GPU gives the same bits every time. With TRITON_INTERPRET=1 set before the import, tensors on the CPU are taken
-    too.
+    Both operands are of one dtype and on one GPU, of any strides and any size, 0 and 1 included. The dtypes and their
+    results: fp16 and bf16, summed in fp32, fp32 and fp64 give their own; int8 gives int32, summed exactly (modulo
+    2^32), as in `torch._int_mm` but unlike `torch.matmul`, which gives int8. Nothing is copied that a kernel can read
+    where it lies; batches without a common stride, like heads inside of rows, are several launches.
 
-    Differentiable any number of times, forwards and backwards, in the same precision; at home in torch.func,
-    torch.compile and torch.export. Under autocast operands are cast as torch casts them, and a precision is then an
-    error like that of any operands but fp32.
+    precision: how fp32 is multiplied. "ieee"; "tf32", operands rounded to nearest; "bf16x3", "bf16x6", "bf16x9" or
+    "tf32x3", sums of several products on the tensor cores (docs/precision.md); or None, "ieee" unless torch's setting
+    `torch.backends.cuda.matmul.fp32_precision` is "tf32". Other dtypes take none.
 
-    Raises what torch raises: RuntimeError for shapes, dtypes or devices that do not go together, and for an `out` where
-    an argument requires grad; NotImplementedError for other dtypes, TypeError for other things than tensors. Beyond it
-    RuntimeError for a precision that the GPU does not have, and ValueError for one that is none, or of other operands
-    than fp32.
+    The kernel is chosen by a model and never tuned at run time (`explain` says which and why), and the same product on
+    the same GPU gives the same bits every time. It can be differentiated any number of times, forwards and backwards,
+    in the same precision, and works in torch.func, torch.compile and torch.export. Under autocast operands are cast as
+    torch casts them, and a precision is then an error. With TRITON_INTERPRET=1 set before the import CPU tensors are
+    taken too, and are slow.
+
+    Raises what torch raises, in its words: RuntimeError for shapes, dtypes or devices that do not go together, and for
+    an `out` where an argument requires grad; TypeError for what is no tensor. NotImplementedError for other dtypes,
+    nested or sparse tensors; ValueError for a precision that is none, or of another dtype than fp32; RuntimeError for
+    one that the GPU does not have.
     """
     key = _key("matmul", input, other, None, out, precision)
     c = _repeat(key, input, other, None, out)
@@ -55,7 +58,6 @@ def matmul(
     checks.tensors("matmul", input=input, other=other)
     a, b = _autocast(input, other) if out is None else (input, other)
     checks.matmul(a, b)
-    checks.same_dtype(_words(a, b), a, b)
     c = _product("matmul", a, b, out=out, precision=precision)
     return _remember(key, c, a, b, None, out, None, precision)
 
@@ -66,10 +68,19 @@ def mm(
     out_dtype: torch.dtype | None = None,
     *,
     out: torch.Tensor | None = None,
-    precision: str | None = None,
+    precision: Precision | None = None,
 ) -> torch.Tensor:
-    """`torch.mm`: input [M, K] times mat2 [K, N]: [M, N]. out_dtype: fp32 of fp16 and bf16, which are then not rounded;
-    by default the operands'. Everything else as `matmul`."""
+    """`torch.mm`: the product of two matrices, input [M, K] and mat2 [K, N], a matrix [M, N].
+
+    Both are fp32, fp16, bf16, fp64 or int8 on one GPU, of any strides; the result has their dtype, of int8 int32 (sums
+    are exact). out_dtype: torch.float32 for fp16 and bf16, whose fp32 sums are then not rounded. out: is filled with
+    the result and returned. precision: how fp32 is multiplied, "ieee", "tf32", "bf16x3", "bf16x6", "bf16x9" or
+    "tf32x3"; by default as torch is set. Differentiable, as `matmul`.
+
+    Raises as `matmul`: RuntimeError for shapes, dtypes or devices that do not go together; TypeError for what is no
+    tensor; NotImplementedError for other dtypes, nested or sparse tensors; ValueError for a precision that does not
+    fit.
+    """
     return _of_one_rank("mm", checks.mm, input, mat2, out_dtype, out, precision)
 
 
@@ -79,10 +90,20 @@ def bmm(
     out_dtype: torch.dtype | None = None,
     *,
     out: torch.Tensor | None = None,
-    precision: str | None = None,
+    precision: Precision | None = None,
 ) -> torch.Tensor:
-    """`torch.bmm`: a batch of products, input [B, M, K] times mat2 [B, K, N]: [B, M, N]. out_dtype as in `mm`;
-    everything else as `matmul`."""
+    """`torch.bmm`: the products of two batches of matrices, input [B, M, K] and mat2 [B, K, N], a tensor [B, M, N].
+    Nothing broadcasts (`matmul` does).
+
+    Both are fp32, fp16, bf16, fp64 or int8 on one GPU, of any strides; the result has their dtype, of int8 int32 (sums
+    are exact). out_dtype: torch.float32 for fp16 and bf16, whose fp32 sums are then not rounded. out: is filled with
+    the result and returned. precision: how fp32 is multiplied, "ieee", "tf32", "bf16x3", "bf16x6", "bf16x9" or
+    "tf32x3"; by default as torch is set. Differentiable, as `matmul`.
+
+    Raises as `matmul`: RuntimeError for shapes, dtypes or devices that do not go together; TypeError for what is no
+    tensor; NotImplementedError for other dtypes, nested or sparse tensors; ValueError for a precision that does not
+    fit.
+    """
     return _of_one_rank("bmm", checks.bmm, input, mat2, out_dtype, out, precision)
 
 
@@ -93,7 +114,7 @@ def _of_one_rank(
     mat2: torch.Tensor,
     out_dtype: torch.dtype | None,
     out: torch.Tensor | None,
-    precision: str | None,
+    precision: Precision | None,
 ) -> torch.Tensor:
     """mm, or bmm."""
     key = _key((function, out_dtype), input, mat2, None, out, precision)
@@ -104,21 +125,28 @@ def _of_one_rank(
     if out is None and out_dtype is None:
         input, mat2 = _autocast(input, mat2)
     check(input, mat2)
-    checks.same_dtype(function, input, mat2)
     checks.out_dtype(out_dtype, input)
     c = _product(function, input, mat2, out_dtype=out_dtype, out=out, precision=precision)
     return _remember(key, c, input, mat2, None, out, None, precision)
 
 
 def mv(
-    input: torch.Tensor, vec: torch.Tensor, *, out: torch.Tensor | None = None, precision: str | None = None
+    input: torch.Tensor, vec: torch.Tensor, *, out: torch.Tensor | None = None, precision: Precision | None = None
 ) -> torch.Tensor:
-    """`torch.mv`: input [M, K] times vec [K]: [M]. Everything else as `matmul`."""
+    """`torch.mv`: the product of a matrix and a vector, input [M, K] and vec [K], a vector [M].
+
+    Both are fp32, fp16, bf16, fp64 or int8 on one GPU, of any strides; the result has their dtype, of int8 int32 (sums
+    are exact). out: is filled with the result and returned. precision: how fp32 is multiplied, "ieee", "tf32",
+    "bf16x3", "bf16x6", "bf16x9" or "tf32x3"; by default as torch is set. Differentiable, as `matmul`.
+
+    Raises as `matmul`: RuntimeError for shapes, dtypes or devices that do not go together; TypeError for what is no
+    tensor; NotImplementedError for other dtypes, nested or sparse tensors; ValueError for a precision that does not
+    fit.
+    """
     checks.tensors("mv", input=input, vec=vec)
     if out is None:
         input, vec = _autocast(input, vec)
     checks.mv(input, vec)
-    checks.same_dtype("mv", input, vec)
     return _product("mv", input, vec, out=out, precision=precision)
 
 
@@ -128,16 +156,26 @@ def addmm(
     mat2: torch.Tensor,
     out_dtype: torch.dtype | None = None,
     *,
-    beta: float = 1,
-    alpha: float = 1,
+    beta: float | torch.Tensor = 1,
+    alpha: float | torch.Tensor = 1,
     out: torch.Tensor | None = None,
-    precision: str | None = None,
+    precision: Precision | None = None,
 ) -> torch.Tensor:
-    """`torch.addmm`: beta input + alpha mat1 @ mat2 of mat1 [M, K] and mat2 [K, N]: [M, N], to which input broadcasts.
+    """`torch.addmm`: beta * input + alpha * (mat1 @ mat2), of mat1 [M, K] and mat2 [K, N], a matrix [M, N]. input is of
+    any shape that broadcasts to it.
 
-    A row [N] or column [M, 1] is added as a bias; what has more values is copied into the result first, unless it is
-    `out` itself. With beta = 0 input is not read, with alpha = 0 neither matrix is. All are of one floating dtype;
-    out_dtype is as in `mm`, and input may then be of it. Everything else as `matmul`.
+    A row [N] or a column [M, 1] is added as a bias, in the same kernel; what has more values is copied into the result
+    first, unless it is `out` itself. With beta = 0 input is not read, with alpha = 0 neither matrix is. beta and alpha
+    are numbers, or 0-D tensors that do not require grad, which are read (and waited for).
+
+    All three are fp32, fp16, bf16 or fp64, of one dtype, on one GPU, of any strides. out_dtype: torch.float32 for fp16
+    and bf16, whose fp32 sums are then not rounded; input may be fp32 then. out: is filled with the result and returned.
+    precision: how fp32 is multiplied, "ieee", "tf32", "bf16x3", "bf16x6", "bf16x9" or "tf32x3"; by default as torch is
+    set. Differentiable in all three tensors, as `matmul`.
+
+    Raises as `matmul`: RuntimeError for shapes, dtypes or devices that do not go together; TypeError for what is no
+    tensor, or for beta no number; NotImplementedError for other dtypes, int8 among them, nested or sparse tensors;
+    ValueError for a precision that does not fit.
     """
     once = type(alpha) in (int, float) and type(beta) in (int, float) and alpha == 1 == beta
     key = _key(("addmm", out_dtype), mat1, mat2, input, out, precision) if once else None
@@ -145,12 +183,10 @@ def addmm(
     if c is not None:
         return c
     checks.tensors("addmm", input=input, mat1=mat1, mat2=mat2)
-    checks.numbers("addmm", beta=beta, alpha=alpha)
+    beta, alpha = checks.number("addmm", "beta", beta), checks.number("addmm", "alpha", alpha)
     if out is None and out_dtype is None:
         input, mat1, mat2 = _autocast(input, mat1, mat2)
-    checks.addmm(mat1, mat2)
-    _check_added("addmm", "mat1", input, mat1, mat2, out_dtype)
-    checks.expandable(input, (mat1.shape[0], mat2.shape[1]))
+    checks.addmm(input, mat1, mat2, out_dtype)
     how: dict[str, Any] = {"alpha": alpha, "beta": beta, "out_dtype": out_dtype, "out": out, "precision": precision}
     c = _product("addmm", mat1, mat2, input, **how)
     return _remember(key, c, mat1, mat2, input, out, None, precision)
@@ -162,20 +198,31 @@ def baddbmm(
     batch2: torch.Tensor,
     out_dtype: torch.dtype | None = None,
     *,
-    beta: float = 1,
-    alpha: float = 1,
+    beta: float | torch.Tensor = 1,
+    alpha: float | torch.Tensor = 1,
     out: torch.Tensor | None = None,
-    precision: str | None = None,
+    precision: Precision | None = None,
 ) -> torch.Tensor:
-    """`torch.baddbmm`: beta input + alpha batch1 @ batch2 of batch1 [B, M, K] and batch2 [B, K, N]: [B, M, N], to which
-    input broadcasts. Everything else as `addmm`."""
+    """`torch.baddbmm`: beta * input + alpha * (batch1 @ batch2), of batch1 [B, M, K] and batch2 [B, K, N], a tensor
+    [B, M, N]. input is of any shape that broadcasts to it.
+
+    With beta = 0 input is not read, with alpha = 0 neither batch is. beta and alpha are numbers, or 0-D tensors that do
+    not require grad, which are read (and waited for).
+
+    All three are fp32, fp16, bf16 or fp64, of one dtype, on one GPU, of any strides. out_dtype: torch.float32 for fp16
+    and bf16, whose fp32 sums are then not rounded; input may be fp32 then. out: is filled with the result and returned.
+    precision: how fp32 is multiplied, "ieee", "tf32", "bf16x3", "bf16x6", "bf16x9" or "tf32x3"; by default as torch is
+    set. Differentiable in all three tensors, as `matmul`.
+
+    Raises as `matmul`: RuntimeError for shapes, dtypes or devices that do not go together; TypeError for what is no
+    tensor, or for beta no number; NotImplementedError for other dtypes, int8 among them, nested or sparse tensors;
+    ValueError for a precision that does not fit.
+    """
     checks.tensors("baddbmm", input=input, batch1=batch1, batch2=batch2)
-    checks.numbers("baddbmm", beta=beta, alpha=alpha)
+    beta, alpha = checks.number("baddbmm", "beta", beta), checks.number("baddbmm", "alpha", alpha)
     if out is None and out_dtype is None:
         input, batch1, batch2 = _autocast(input, batch1, batch2)
-    checks.bmm(batch1, batch2)
-    checks.expandable(input, (*batch1.shape[:2], batch2.shape[2]))
-    _check_added("baddbmm", "batch1", input, batch1, batch2, out_dtype)
+    checks.baddbmm(input, batch1, batch2, out_dtype)
     how: dict[str, Any] = {"alpha": alpha, "beta": beta, "out_dtype": out_dtype, "out": out, "precision": precision}
     return _product("baddbmm", batch1, batch2, input, **how)
 
@@ -184,18 +231,24 @@ def linear(
     input: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
-    activation: str | None = None,
+    activation: Activation | None = None,
     *,
-    precision: str | None = None,
+    precision: Precision | None = None,
 ) -> torch.Tensor:
-    """`torch.nn.functional.linear`, and an activation: activation(input @ weight^T + bias) of input [.., K], weight
-    [N, K] and bias [N]: [.., N]; of a weight [K] and a bias [] the result is [..].
+    """`torch.nn.functional.linear` with an activation: activation(input @ weight.T + bias), of input [.., K] and weight
+    [N, K], a tensor [.., N]. Of a weight [K] it is [..].
 
-    activation: "relu", "gelu" (erf), "gelu_tanh" or "silu". Without gradients bias and activation are computed on the
-    accumulators, before the one rounding. With them the activation is torch's own, which keeps what it needs for the
-    backward. All are of one floating dtype; everything else, precision included, as `matmul`.
+    bias: [N], or what else broadcasts as in torch; of a weight [K] it is 0-D. activation: None, "relu", "gelu" (with
+    erf), "gelu_tanh" or "silu". Without gradients bias and activation are computed in the same kernel, before the one
+    rounding; with gradients the activation is torch's own, which keeps what it needs for the backward.
 
-    Raises what `matmul` raises, and ValueError for an activation that is none.
+    All are fp32, fp16, bf16 or fp64, of one dtype, on one GPU, of any strides; so is the result. precision: how fp32 is
+    multiplied, "ieee", "tf32", "bf16x3", "bf16x6", "bf16x9" or "tf32x3"; by default as torch is set. Differentiable in
+    all three tensors, as `matmul`.
+
+    Raises as `matmul`: RuntimeError for shapes, dtypes or devices that do not go together; TypeError for what is no
+    tensor; NotImplementedError for other dtypes, int8 with a bias or an activation among them, nested or sparse
+    tensors; ValueError for a precision that does not fit, or an activation that is none.
     """
     key = _key(("linear", activation), input, weight, bias, None, precision)
     c = _repeat(key, input, weight, bias, None)
@@ -207,25 +260,10 @@ def linear(
         a, b = _autocast(input, weight)
     else:
         a, b, bias = _autocast(input, weight, bias)
-    b = b.t()  # raises in torch's words where it has more than two dimensions
     checks.linear(a, b, bias)
+    b = b.t()
     c = _product("linear", a, b, bias, activation=activation, precision=precision)
     return _remember(key, c, a, b, bias, None, activation, precision)
-
-
-def explain(input: torch.Tensor, other: torch.Tensor, *, precision: str | None = None) -> Selection:
-    """Which kernel and configuration `matmul(input, other, precision=...)` runs, and why; nothing is launched. Where
-    strides make it several launches, of the first. Raises as `matmul`."""
-    checks.tensors("matmul", input=input, other=other)
-    checks.matmul(input, other)
-    checks.same_dtype(_words(input, other), input, other)
-    checks.computable("matmul", input, other)
-    checks.precision("matmul", precision, input.dtype)
-    a, b, _ = _matrices(input, other)
-    c = torch.empty(ops.shape_of(a, b), dtype=ops.out_dtype_of(a.dtype), device="meta")
-    for matrices in ops.launches(a, b, c):
-        return plan.plan(*matrices, precision=precision)
-    raise RuntimeError(f"matmul launches nothing for {list(a.shape)} and {list(b.shape)}")
 
 
 # --- The way of every call ---
@@ -273,8 +311,7 @@ def _product_into(
     vectors: tuple[int, ...],
 ) -> torch.Tensor:
     """out, filled with `_product` without the dimensions `vectors`."""
-    if not isinstance(out, torch.Tensor):
-        raise TypeError(f"{function}(): argument 'out' must be Tensor, not {type(out).__name__}")
+    checks.tensor(function, "'out'", out)
     if ops.needs_grad(a, b, input, out):
         raise checks.no_grad_into_out(function)
     shape = list(ops.shape_of(a, b))
@@ -307,29 +344,6 @@ def _matrices(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
     """a [.., M, K] and b [.., K, N], and which dimensions of the product only stand for those that vectors lack."""
     vectors = (-2,) * (a.dim() == 1) + (-1,) * (b.dim() == 1)
     return (a.unsqueeze(0) if a.dim() == 1 else a), (b.unsqueeze(1) if b.dim() == 1 else b), vectors
-
-
-def _words(a: torch.Tensor, b: torch.Tensor) -> str:
-    """Which of torch's products torch.matmul makes of these."""
-    if b.dim() == 1:
-        return "dot" if a.dim() == 1 else "mv"
-    return "mm" if b.dim() == 2 else "bmm"
-
-
-def _check_added(
-    function: str,
-    name: str,
-    input: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    out_dtype: torch.dtype | None,
-) -> None:
-    """The dtypes of addmm and baddbmm; name: what torch calls a."""
-    if out_dtype is None:
-        checks.same_dtype(function, a, b, input)
-    else:
-        checks.same_dtype("mm" if a.dim() == 2 else "bmm", a, b)
-        checks.out_dtype(out_dtype, a, input, name)
 
 
 def _autocast(*operands: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -1,19 +1,21 @@
 """torch's rules for products, and torch's words for what breaks them.
 
-Every function here raises what torch's function raises for the same mistake, with the same first sentence; where torch
-leaves out shapes or dtypes they are added.
+Every function here raises what torch's function raises for the same mistake, with the same first sentence, because
+torch itself is asked for it (`refuse`), or in words of torch's source where torch has them on a GPU alone.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from numbers import Real
+from typing import NoReturn
 
 import torch
+from torch.autograd import forward_ad
 
-from .compat import INTERPRETED, overlaps_itself
+from .compat import INTERPRETED, differentiates_forward, overlaps_itself
 from .precision import MODES
 from .problem import ACTIVATIONS
 
@@ -27,16 +29,32 @@ HALF = (torch.float16, torch.bfloat16)
 def tensors(function: str, **arguments: object) -> None:
     """Whether the first arguments of `function`, in their order, are tensors."""
     for position, (name, x) in enumerate(arguments.items(), 1):
-        if not isinstance(x, torch.Tensor):
-            raise TypeError(
-                f"{function}(): argument '{name}' (position {position}) must be Tensor, not {type(x).__name__}"
-            )
+        tensor(function, f"'{name}' (position {position})", x)
 
 
-def numbers(function: str, **arguments: object) -> None:
-    for name, x in arguments.items():
-        if not isinstance(x, (Real, torch.SymInt, torch.SymFloat)):
-            raise TypeError(f"{function}(): argument '{name}' must be Number, not {type(x).__name__}")
+def tensor(function: str, argument: str, x: object) -> None:
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{function}(): argument {argument} must be Tensor, not {type(x).__name__}")
+    if x.is_nested:
+        raise NotImplementedError(f"{function}(): argument {argument} is a nested tensor, and these are not taken")
+
+
+def number(function: str, name: str, x: object) -> float:
+    """x as a number. As for torch a 0-D tensor is one too, unless it requires grad."""
+    if isinstance(x, (int, float)):
+        return x
+    if isinstance(x, torch.Tensor):
+        if x.dim() > 0 or x.requires_grad:
+            what = f"a {x.dim()}-D Tensor{' that requires grad' if x.requires_grad else ''}"
+            raise TypeError(f"{function}(): argument '{name}' must be Number, not {what}")
+        x = x.item()
+    if isinstance(x, complex) and x.imag != 0:
+        raise RuntimeError(f"value cannot be converted to type float without overflow: {function}'s {name} is {x}")
+    if isinstance(x, complex):
+        return x.real
+    if not isinstance(x, (Real, torch.SymInt, torch.SymFloat)):
+        raise TypeError(f"{function}(): argument '{name}' must be Number, not {type(x).__name__}")
+    return x  # type: ignore[return-value]  # the operator makes a float of it
 
 
 def activation(function: str, name: str | None) -> None:
@@ -53,29 +71,72 @@ def precision(function: str, name: str | None, dtype: torch.dtype) -> None:
         raise ValueError(f"{function}(): precision says how fp32 is multiplied, and operands are {dtype}")
 
 
-# --- Shapes ---
+# --- Shapes and dtypes ---
+
+
+def refuse(product: Callable[..., object], *operands: torch.Tensor | None) -> NoReturn:
+    """Raises what torch's product of the same operands raises, which do not go together. Its words differ from version
+    to version and from device to device, and leave out shapes or dtypes: those are added."""
+    found = ", ".join(f"{_short(x.dtype)}{list(x.shape)}" for x in operands if x is not None)
+    try:
+        product(*operands)
+    except (RuntimeError, IndexError) as error:
+        raised: Exception = error
+    else:
+        raised = RuntimeError(f"{product.__name__}: operands do not go together")
+    first_line = str(raised).splitlines()[0].rstrip(".")
+    raise type(raised)(f"{first_line}; got {found}") from None
 
 
 def mm(a: torch.Tensor, b: torch.Tensor) -> None:
-    for name, x in (("self", a), ("mat2", b)):
-        if x.dim() != 2:
-            raise RuntimeError(f"{name} must be a matrix, got {by(a.shape)} and {by(b.shape)}")
-    inner(a, b)
-
-
-def addmm(a: torch.Tensor, b: torch.Tensor) -> None:
-    for name, x in (("mat1", a), ("mat2", b)):
-        if x.dim() != 2:
-            raise RuntimeError(f"{name} must be a matrix, got {x.dim()}-D tensor")
-    inner(a, b)
+    if not (a.dim() == b.dim() == 2 and a.shape[1] == b.shape[0] and a.dtype == b.dtype):
+        refuse(torch.mm, a, b)
 
 
 def bmm(a: torch.Tensor, b: torch.Tensor) -> None:
-    for name, x in (("batch1", a), ("batch2", b)):
-        if x.dim() != 3:
-            raise RuntimeError(f"{name} must be a 3D tensor, got {by(a.shape)} and {by(b.shape)}")
-    if a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1]:
-        raise RuntimeError(_first_two([a.shape[0], a.shape[2]], list(b.shape[:2])))
+    if not (_are_batches(a, b) and a.dtype == b.dtype):
+        refuse(torch.bmm, a, b)
+
+
+def mv(a: torch.Tensor, b: torch.Tensor) -> None:
+    if not (a.dim() == 2 and b.dim() == 1 and a.shape[1] == b.shape[0] and a.dtype == b.dtype):
+        refuse(torch.mv, a, b)
+
+
+def addmm(input: torch.Tensor, a: torch.Tensor, b: torch.Tensor, wanted: torch.dtype | None) -> None:
+    matrices = a.dim() == b.dim() == 2 and a.shape[1] == b.shape[0] and a.dtype == b.dtype
+    if not (matrices and _expands(input, (a.shape[0], b.shape[1])) and (wanted or input.dtype == a.dtype)):
+        refuse(torch.addmm, input.to(a.dtype) if wanted else input, a, b)
+    out_dtype(wanted, a, input, "mat1")
+
+
+def baddbmm(input: torch.Tensor, a: torch.Tensor, b: torch.Tensor, wanted: torch.dtype | None) -> None:
+    batches = _are_batches(a, b) and a.dtype == b.dtype
+    if not (batches and _expands(input, (*a.shape[:2], b.shape[2])) and (wanted or input.dtype == a.dtype)):
+        refuse(torch.baddbmm, input.to(a.dtype) if wanted else input, a, b)
+    out_dtype(wanted, a, input, "batch1")
+
+
+def matmul(a: torch.Tensor, b: torch.Tensor) -> None:
+    if not (a.dim() > 0 < b.dim() and a.shape[-1] == b.shape[-2 if b.dim() > 1 else 0] and a.dtype == b.dtype):
+        refuse(torch.matmul, a, b)
+    if a.dim() > 2 and b.dim() > 2:
+        batches = zip(reversed(a.shape[:-2]), reversed(b.shape[:-2]), strict=False)
+        if not all(x == y or x == 1 or y == 1 for x, y in batches):
+            refuse(torch.matmul, a, b)
+
+
+def linear(a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    """a [.., K], weight [N, K] or [K], and what can be added to their product, for which torch folds a's rows into one
+    dimension."""
+    if not (a.dim() > 0 and weight.dim() in (1, 2) and a.shape[-1] == weight.shape[-1] and a.dtype == weight.dtype):
+        refuse(torch.nn.functional.linear, a, weight, bias)
+    if bias is None:
+        return
+    rows = a.shape[:-1] if bias.dim() > 1 else (prod(a.shape[:-1]),)
+    fits = _expands(bias, (*rows, weight.shape[0])) if weight.dim() == 2 else bias.dim() == 0
+    if not fits or bias.dtype != a.dtype:
+        refuse(torch.nn.functional.linear, a, weight, bias)
 
 
 def grouped(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None) -> None:
@@ -84,6 +145,8 @@ def grouped(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None) -> None
             raise RuntimeError(f"{name} has to be 2 or 3d, not {x.dim()}d")
     if a.shape[-1] != b.shape[-2]:
         raise RuntimeError(f"contraction dimension of mat_a and mat_b must match, not {by(a.shape)} and {by(b.shape)}")
+    if a.dtype != b.dtype:
+        raise RuntimeError(f"mat_a and mat_b must have the same dtype, not {a.dtype} and {b.dtype}")
     if offs is None or a.dim() == b.dim() == 3:
         raise RuntimeError("Have to provide offsets if there is a 2d matrix, or no offset if both matrices are 3d")
     tensors("grouped_matmul", mat_a=a, mat_b=b, offs=offs)
@@ -96,107 +159,17 @@ def grouped(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None) -> None
         raise RuntimeError(f"matrix batch sizes have to match, not {batched.shape[0]} matrices and {len(offs)} offsets")
 
 
-def mv(a: torch.Tensor, b: torch.Tensor) -> None:
-    if a.dim() != 2 or b.dim() != 1:
-        raise RuntimeError(f"vector + matrix @ vector expected, got 1, {a.dim()}, {b.dim()}")
-    matmul(a, b)
+def _are_batches(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dim() == b.dim() == 3 and a.shape[0] == b.shape[0] and a.shape[2] == b.shape[1]
 
 
-def matmul(a: torch.Tensor, b: torch.Tensor, function: str = "matmul") -> None:
-    """The rules of torch.matmul, in the words of that of torch's products to which it gives such operands."""
-    if a.dim() == 0 or b.dim() == 0:
-        raise RuntimeError(
-            f"both arguments to {function} need to be at least 1D, but they are {a.dim()}D and {b.dim()}D"
-        )
-    n = b.shape[0] if b.dim() == 1 else b.shape[-2]
-    if a.shape[-1] == n:
-        broadcast(a.shape[:-2], b.shape[:-2])
-    elif a.dim() == b.dim() == 1:
-        raise RuntimeError(
-            f"inconsistent tensor size, expected tensor {list(a.shape)} and src {list(b.shape)} to have the same "
-            f"number of elements, but got {a.numel()} and {n} elements respectively"
-        )
-    elif b.dim() == 1:
-        rows = a.shape[:-1].numel()
-        raise RuntimeError(f"size mismatch, got input ({rows}), mat ({rows}x{a.shape[-1]}), vec ({n})")
-    elif b.dim() == 2:
-        inner(a, b)
-    else:
-        broadcast(a.shape[:-2], b.shape[:-2])
-        batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]).numel()
-        raise RuntimeError(_first_two([batch, a.shape[-1]], [batch, b.shape[-2]]))
-
-
-def linear(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> None:
-    """Shapes and dtypes of a [.., K], b [K, N] or [K], and the bias."""
-    matmul(a, b, "linear")
-    if bias is None:
-        same_dtype("mm" if b.dim() == 2 else "mv", a, b)
-        return
-    if b.dim() == 1 and bias.dim() > 0:
-        raise RuntimeError("mat2 must be a matrix, got 1-D tensor")
-    same_dtype("addmm", a, b, bias)
-    rows = a.shape[:-1] if bias.dim() > 1 else (prod(a.shape[:-1]),)  # as torch folds them
-    expandable(bias, (*rows, *b.shape[1:]))
-
-
-def inner(a: torch.Tensor, b: torch.Tensor) -> None:
-    """a [.., K] and b [K, N]."""
-    if a.shape[-1] != b.shape[0]:
-        rows = f"{a.shape[:-1].numel()}x{a.shape[-1]}"
-        raise RuntimeError(f"mat1 and mat2 shapes cannot be multiplied ({rows} and {by(b.shape)})")
-
-
-def broadcast(a: Sequence[int], b: Sequence[int]) -> None:
-    for i in range(1, min(len(a), len(b)) + 1):
-        if a[-i] != b[-i] and a[-i] != 1 and b[-i] != 1:
-            raise RuntimeError(
-                f"The size of tensor a ({a[-i]}) must match the size of tensor b ({b[-i]}) at non-singleton dimension "
-                f"{max(len(a), len(b)) - i}"
-            )
-
-
-def expandable(x: torch.Tensor, shape: Sequence[int]) -> None:
+def _expands(x: torch.Tensor, shape: Sequence[int]) -> bool:
     fits = all(size in (1, wanted) for size, wanted in zip(reversed(x.shape), reversed(shape), strict=False))
-    if not fits or x.dim() > len(shape):
-        x.expand(*shape)  # raises in torch's words
-
-
-def _first_two(expected: list[int], found: list[int]) -> str:
-    return f"Expected size for first two dimensions of batch2 tensor to be: {expected} but got: {found}."
+    return fits and x.dim() <= len(shape)
 
 
 def by(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape))
-
-
-# --- Dtypes and devices ---
-
-
-def same_dtype(kind: str, a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None = None) -> None:
-    """One dtype of all; kind: "dot", "mv", "mm", "addmm", "bmm" or "baddbmm", the product of torch that speaks."""
-    if a.dtype == b.dtype and (input is None or input.dtype == b.dtype):
-        return
-    if kind == "baddbmm":
-        assert input is not None
-        if a.dtype == input.dtype:  # torch compares only the first two
-            raise RuntimeError(f"expected scalar type {_scalar(a)} but found {_scalar(b)}")
-        found = f"input {_cxx(input.dtype)}, batch1: {_cxx(a.dtype)}, batch2: {_cxx(b.dtype)}"
-        raise RuntimeError(f"Input dtypes must be the same, got: {found}")
-    if kind == "addmm":
-        assert input is not None
-        name, x = ("self", input) if input.dtype != b.dtype else ("mat1", a)
-        raise RuntimeError(f"{name} and mat2 must have the same dtype, but got {_scalar(x)} and {_scalar(b)}")
-    if kind == "dot":
-        found = f"{_scalar(a)} and {_scalar(b)}"
-        raise RuntimeError(f"dot : expected both vectors to have same dtype, but found {found}")
-    if kind == "mv":
-        found = f"{_scalar(b)}, {_scalar(a)}, and {_scalar(b)}"
-        raise RuntimeError(f"addmv input tensors must have the same dtype, but got {found}")
-    if kind == "bmm":
-        raise RuntimeError(f"expected scalar type {_scalar(a)} but found {_scalar(b)}")
-    operands = "mat1 and mat2" if a.is_cuda else "m1 and m2"  # torch's words differ by device
-    raise RuntimeError(f"expected {operands} to have the same dtype, but got: {_cxx(a.dtype)} != {_cxx(b.dtype)}")
+    return "x".join(map(str, shape)) or "0-D"
 
 
 def out_dtype(
@@ -222,7 +195,31 @@ def computable(
     dtypes: Sequence[torch.dtype] = DTYPES,
     devices: Sequence[str] = ("cuda", "cpu"),
 ) -> None:
-    """Whether there is a kernel for operands that torch would take."""
+    """Whether there is a kernel for operands that torch would take, and their device runs it."""
+    implemented(function, a, b, input, dtypes=dtypes)
+    runs(function, a, devices)
+
+
+def runs(function: str, a: torch.Tensor, devices: Sequence[str] = ("cuda", "cpu")) -> None:
+    """Whether kernels run where operands lie."""
+    if a.device.type == "cpu" and not INTERPRETED:
+        raise RuntimeError(
+            f"{function} runs on CUDA tensors; to run its kernels on CPU tensors in Triton's interpreter, "
+            "set TRITON_INTERPRET=1 before importing triton_gemm"
+        )
+    if a.device.type not in devices:
+        raise NotImplementedError(f"{function} runs on CUDA tensors, got tensors on {a.device}")
+
+
+def implemented(
+    function: str,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    input: torch.Tensor | None = None,
+    *,
+    dtypes: Sequence[torch.dtype] = DTYPES,
+) -> None:
+    """Whether there is a kernel for such operands, wherever it would run."""
     for x in (b, input):
         if x is not None and x.device != a.device:
             raise RuntimeError(
@@ -235,13 +232,6 @@ def computable(
     if a.dtype not in dtypes:
         shapes = f"{by(a.shape)} and {by(b.shape)}"
         raise NotImplementedError(f"{function} is not implemented for {a.dtype} ({shapes}); it takes {names(dtypes)}")
-    if a.device.type == "cpu" and not INTERPRETED:
-        raise RuntimeError(
-            f"{function} runs on CUDA tensors; to run its kernels on CPU tensors in Triton's interpreter, "
-            "set TRITON_INTERPRET=1 before importing triton_gemm"
-        )
-    if a.device.type not in devices:
-        raise NotImplementedError(f"{function} runs on CUDA tensors, got tensors on {a.device}")
 
 
 # --- out= ---
@@ -282,6 +272,14 @@ def no_grad_into_out(function: str) -> RuntimeError:
     )
 
 
+def no_tangents(function: str, *tensors: torch.Tensor | None) -> None:
+    """Whether nothing is to be differentiated forwards, which `function` does not do."""
+    if not differentiates_forward():
+        return
+    if any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        raise NotImplementedError(f"{function} is not differentiated forwards")
+
+
 def may_alias(x: torch.Tensor, y: torch.Tensor) -> bool:
     """Whether the memory behind x and y overlaps, though perhaps not in the elements they show."""
     x_storage, y_storage = x.untyped_storage(), y.untyped_storage()
@@ -291,27 +289,27 @@ def may_alias(x: torch.Tensor, y: torch.Tensor) -> bool:
 
 # --- Names of dtypes ---
 
-# As torch's C++ messages print them: the C++ type, and the ScalarType.
-_NAMES = {
-    torch.float16: ("c10::Half", "Half"),
-    torch.bfloat16: ("c10::BFloat16", "BFloat16"),
-    torch.float32: ("float", "Float"),
-    torch.float64: ("double", "Double"),
-    torch.uint8: ("unsigned char", "Byte"),
-    torch.int8: ("signed char", "Char"),
-    torch.int16: ("short int", "Short"),
-    torch.int32: ("int", "Int"),
-    torch.int64: ("long int", "Long"),
-    torch.bool: ("bool", "Bool"),
+# As torch's C++ messages print them.
+_CXX = {
+    torch.float16: "c10::Half",
+    torch.bfloat16: "c10::BFloat16",
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.uint8: "unsigned char",
+    torch.int8: "signed char",
+    torch.int16: "short int",
+    torch.int32: "int",
+    torch.int64: "long int",
+    torch.bool: "bool",
 }
 
 
 def _cxx(dtype: torch.dtype) -> str:
-    return _NAMES[dtype][0] if dtype in _NAMES else str(dtype).removeprefix("torch.")
+    return _CXX.get(dtype, _short(dtype))
 
 
-def _scalar(x: torch.Tensor) -> str:
-    return _NAMES[x.dtype][1] if x.dtype in _NAMES else str(x.dtype).removeprefix("torch.")
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def names(dtypes: Sequence[torch.dtype]) -> str:

@@ -10,11 +10,10 @@ from math import prod
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 from torch.utils.flop_counter import register_flop_formula
 
 from . import api, checks, ops, plan
-from .compat import differentiates_forward
+from .precision import Precision
 
 
 def grouped_matmul(
@@ -23,26 +22,32 @@ def grouped_matmul(
     offs: torch.Tensor | None = None,
     *,
     out_dtype: torch.dtype | None = None,
-    precision: str | None = None,
+    precision: Precision | None = None,
 ) -> torch.Tensor:
-    """`torch.nn.functional.grouped_mm`: a product for each of G groups, which end at offs [G], int32 and ascending, in
-    the GPU's memory: the host never waits for them.
+    """`torch.nn.functional.grouped_mm`: one product for each of G groups, as in mixtures of experts. offs says where
+    each group ends, ascending: an int32 tensor [G] in the GPU's memory, for which the host does not wait.
 
-    Of mat_a [M, K] and mat_b [G, K, N] each group of rows has its own matrix: [M, N]. Of mat_a [G, M, K] and mat_b
-    [K, N] each group of columns: [M, N]. Of mat_a [M, K] and mat_b [K, N] what is summed over is in groups: [G, M, N].
-    Rows, columns and products after the last group's end count to none: of the first two kinds the result is 0 there.
-    Without offs mat_a [G, M, K] and mat_b [G, K, N] are `bmm`'s.
+    - mat_a [M, K], its rows in groups, and mat_b [G, K, N], a matrix for each: [M, N].
+    - mat_a [G, M, K], and mat_b [K, N], its columns in groups: [M, N].
+    - mat_a [M, K] and mat_b [K, N], K in groups: [G, M, N], as in the gradient of the first.
+    - mat_a [G, M, K] and mat_b [G, K, N], without offs: `bmm`.
 
-    Any strides, and any dtype and precision of `matmul` but int8; out_dtype: fp32 of fp16 and bf16. Differentiable any
-    number of times, backwards; not by torch.func. Raises what torch raises: RuntimeError for shapes, dtypes or offs
-    that do not go together; and NotImplementedError for forward differentiation.
+    What comes after the last group's end belongs to none: rows and columns of the result are 0 there.
+
+    Both are fp32, fp16, bf16 or fp64, of one dtype, on one GPU, of any strides; so is the result. out_dtype:
+    torch.float32 for fp16 and bf16, whose fp32 sums are then not rounded. precision: how fp32 is multiplied, "ieee",
+    "tf32", "bf16x3", "bf16x6", "bf16x9" or "tf32x3"; by default as torch is set. Differentiable backwards, any number
+    of times, in both; not by torch.func.
+
+    Raises RuntimeError for shapes, dtypes, devices or offs that do not go together; TypeError for what is no tensor;
+    NotImplementedError for other dtypes, nested or sparse tensors, and forward differentiation; ValueError for a
+    precision that does not fit.
     """
     checks.tensors("grouped_matmul", mat_a=mat_a, mat_b=mat_b)
     if offs is None and mat_a.dim() == mat_b.dim() == 3:
         return api.bmm(mat_a, mat_b, out_dtype, precision=precision)
     checks.grouped(mat_a, mat_b, offs)
     assert offs is not None
-    checks.same_dtype("grouped_matmul", mat_a, mat_b)
     checks.out_dtype(out_dtype, mat_a)
     checks.computable("grouped_matmul", mat_a, mat_b, dtypes=checks.FLOATING, devices=("cuda", "cpu", "meta"))
     checks.precision("grouped_matmul", precision, mat_a.dtype)
@@ -60,8 +65,7 @@ def grouped_gemm(
 ) -> torch.Tensor:
     """The operator, past the dispatcher where that has nothing to do."""
     arguments = (a, b, offs, out_dtype, precision)
-    if differentiates_forward() and any(forward_ad.unpack_dual(x).tangent is not None for x in (a, b)):
-        raise NotImplementedError("grouped_matmul is not differentiated forwards")
+    checks.no_tangents("grouped_matmul", a, b)
     if ops.is_plain(a, b, offs) and not ops.needs_grad(a, b):
         return _compute(*arguments)
     return _op(*arguments)

@@ -7,13 +7,21 @@ from typing import Any
 import torch
 
 from . import api, checks
+from .precision import Precision
+from .problem import Activation
 
 
 class Linear(torch.nn.Linear):
-    """`torch.nn.Linear` with `triton_gemm.linear` under it: the same parameters, initialisation and state dict.
+    """`torch.nn.Linear` computed by `triton_gemm.linear`, input [.., in_features] to [.., out_features], with the same
+    parameters, initialisation and state dict, and two more arguments:
 
-    activation: None, or what follows the layer, "relu", "gelu" (erf), "gelu_tanh" or "silu", which is computed with
-    it; precision: as in `triton_gemm.matmul`, of fp32 weights. Raises as `triton_gemm.linear`.
+    activation: None, or what is applied to the result in the same kernel (with gradients: after it), "relu", "gelu"
+    (with erf), "gelu_tanh" or "silu".
+    precision: how fp32 is multiplied, "ieee", "tf32", "bf16x3", "bf16x6", "bf16x9" or "tf32x3"; by default as torch is
+    set. For fp32 parameters only.
+
+    Parameters and input are fp32, fp16, bf16 or fp64. Raises ValueError for an activation or a precision that does not
+    fit; called, what `triton_gemm.linear` raises.
     """
 
     def __init__(
@@ -24,8 +32,8 @@ class Linear(torch.nn.Linear):
         device: Any = None,
         dtype: torch.dtype | None = None,
         *,
-        activation: str | None = None,
-        precision: str | None = None,
+        activation: Activation | None = None,
+        precision: Precision | None = None,
     ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
         checks.activation("Linear", activation)

@@ -9,8 +9,13 @@ Artificial Intelligence Datatype For Higher-Precision Computations, ARITH 2019).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
+
+# How fp32 may be multiplied, for `precision=` (docs/precision.md).
+Precision = Literal["ieee", "tf32", "bf16x3", "bf16x6", "bf16x9", "tf32x3"]
+MODES: tuple[Precision, ...] = get_args(Precision)
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,6 @@ SPLIT = {
     "bf16x9": Planes(torch.bfloat16, 3, _terms(3, 4)),
     "tf32x3": Planes(torch.float32, 2, _terms(2, 1)),
 }
-MODES = ("ieee", "tf32", *SPLIT)
 FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 

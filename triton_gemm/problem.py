@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 import torch
 
 from .precision import SPLIT, Planes, default_precision
 
-ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
+# What may be applied to a product, for `activation=`: "gelu" is the one with erf, "gelu_tanh" its approximation.
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 
 
 class UnsupportedOperandError(ValueError):

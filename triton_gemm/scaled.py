@@ -6,7 +6,7 @@ derivatives: what is rounded to 8 bits has none.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch.utils.flop_counter import register_flop_formula
@@ -16,6 +16,7 @@ from .precision import FP8_DTYPES, default_precision
 
 SCALED_DTYPES = (*FP8_DTYPES, torch.int8)
 SCALED_OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+ScaleKind = Literal["tensor", "rows", "blocks"]
 
 
 def scaled_matmul(
@@ -28,35 +29,52 @@ def scaled_matmul(
     out_dtype: torch.dtype = torch.bfloat16,
     use_fast_accum: bool = False,
 ) -> torch.Tensor:
-    """(scale_a a) @ (scale_b b) + bias of fp8 or int8 matrices a [M, K] and b [K, N]: [M, N] of out_dtype, bf16, fp16
-    or fp32.
+    """(scale_a a) @ (scale_b b) + bias of fp8 or int8 matrices, as `torch._scaled_mm`: a [M, K] and b [K, N] give
+    [M, N] of out_dtype, on one GPU.
 
-    a and b are of one dtype, float8_e4m3fn, float8_e5m2 or int8, and of any strides. The scales are fp32, by torch's
-    conventions (`torch._scaled_mm`): one number each; or [M, 1] and [1, N]; or of fp8 [M, K / 128] and [K / 128,
-    N / 128], rounded up, one for each 1 x 128 of a and 128 x 128 of b. bias: [N], of any out_dtype. Products of int8
-    are summed exactly. Of fp8 Hopper's tensor cores keep only 14 bits of a sum: every 128 of K it is added up in fp32,
-    unless use_fast_accum.
+    a, b: of one dtype, float8_e4m3fn, float8_e5m2 (compute capability 8.9 or newer) or int8, of any strides and sizes.
+    scale_a, scale_b: fp32 tensors in one of three forms: one number each; [M, 1] and [1, N], one for each row of a and
+    each column of b; or, of fp8 only, [M, K / 128] and [K / 128, N / 128], rounded up, one for each 1 x 128 of a and
+    each 128 x 128 of b.
+    bias: [N], bf16, fp16 or fp32. It is added after the scales and before the one rounding to out_dtype.
+    out_dtype: torch.bfloat16, torch.float16 or torch.float32.
+    use_fast_accum: leaves sums of fp8 to Hopper's tensor cores, which keep 14 bits of them: faster. By default they are
+    added up in fp32 after every 128 of K. It does not go with blocks of scales. int8 is summed exactly either way.
 
-    Raises what `matmul` raises, and ValueError for scales, a bias or an out_dtype that do not fit.
+    There is no derivative: as with torch's, the result of an argument that requires grad requires grad too, and its
+    backward raises RuntimeError; forward differentiation raises NotImplementedError.
+
+    Raises TypeError for scales or a bias that are no tensors; ValueError for those that do not fit, and for another
+    out_dtype; RuntimeError for shapes, dtypes or devices that do not go together, or a GPU that does not multiply the
+    dtype; NotImplementedError for other dtypes, nested or sparse tensors.
     """
-    checks.tensors("scaled_matmul", a=a, b=b)
-    arguments = (a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum)
-    return _compute(*arguments) if ops.is_plain(*arguments[:5]) else _op(*arguments)
+    more = {} if bias is None else {"bias": bias}
+    checks.tensors("scaled_matmul", a=a, b=b, scale_a=scale_a, scale_b=scale_b, **more)
+    operands = (a, b, scale_a, scale_b, bias)
+    checks.no_tangents("scaled_matmul", *operands)
+    plain = ops.is_plain(*operands) and not ops.needs_grad(*operands)
+    return (_compute if plain else _op)(*operands, out_dtype, use_fast_accum)
 
 
 def _compute(a: torch.Tensor, b: torch.Tensor, *others: Any) -> torch.Tensor:
     """scaled_matmul of tensors that hold data."""
-    kind, scales = _check_scaled(a, b, *others)
+    kind, scales = check(a, b, *others)
+    checks.runs("scaled_matmul", a)
     *_, bias, out_dtype, use_fast_accum = others
     c = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype, device=a.device)
     if c.numel() > 0:
-        precision = "fp8 fast" if use_fast_accum and a.dtype in FP8_DTYPES else default_precision(a.dtype)
         bias = None if bias is None else bias.contiguous()
+        precision = precision_of(a.dtype, use_fast_accum)
         plan.multiply(a, b, c, bias=bias, precision=precision, scales=plan.Scales(kind, *scales))
     return c
 
 
-def _check_scaled(
+def precision_of(dtype: torch.dtype, use_fast_accum: bool) -> str:
+    """GemmProblem's word for how operands of `dtype` are multiplied."""
+    return "fp8 fast" if use_fast_accum and dtype in FP8_DTYPES else default_precision(dtype)
+
+
+def check(
     a: torch.Tensor,
     b: torch.Tensor,
     scale_a: torch.Tensor,
@@ -64,11 +82,10 @@ def _check_scaled(
     bias: torch.Tensor | None,
     out_dtype: torch.dtype,
     use_fast_accum: bool,
-) -> tuple[str, tuple[torch.Tensor, torch.Tensor]]:
-    """The kind of scales, and the scales as kernels read them; raises as `scaled_matmul`."""
+) -> tuple[ScaleKind, tuple[torch.Tensor, torch.Tensor]]:
+    """The kind of scales, and the scales as kernels read them; raises as `scaled_matmul`, wherever operands lie."""
     checks.mm(a, b)
-    checks.same_dtype("mm", a, b)
-    checks.computable("scaled_matmul", a, b, dtypes=SCALED_DTYPES, devices=("cuda", "cpu", "meta"))
+    checks.implemented("scaled_matmul", a, b, dtypes=SCALED_DTYPES)
     (M, K), N = a.shape, b.shape[1]
     if out_dtype not in SCALED_OUT_DTYPES:
         raise ValueError(
@@ -100,7 +117,7 @@ def _check_scaled(
 
 
 def _fake(a: torch.Tensor, b: torch.Tensor, *others: Any) -> torch.Tensor:
-    _check_scaled(a, b, *others)
+    check(a, b, *others)
     *_, out_dtype, _ = others
     return a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype)
 
@@ -111,6 +128,13 @@ _op = ops.operator(
     _compute,
     _fake,
 )
+
+
+def _no_derivative(*_: Any) -> NoReturn:
+    raise RuntimeError("derivative for triton_gemm::scaled_gemm is not implemented")
+
+
+torch.library.register_autograd("triton_gemm::scaled_gemm", _no_derivative, lib=ops.LIBRARY)
 
 
 @register_flop_formula(torch.ops.triton_gemm.scaled_gemm)

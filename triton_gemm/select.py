@@ -24,12 +24,20 @@ PACK_FROM = 2**29
 
 @dataclass(frozen=True)
 class Selection:
-    """What a problem runs on: the kernel, its configuration and how work is dealt out, and the reason in a sentence.
+    """The kernel that a product runs on, its configuration, how the work is dealt out, and the reason in a sentence:
+    what `triton_gemm.explain` answers. `str()` of it is one line for people.
 
-    kernel: "warp_specialised", "fma", "portable", "skinny" or "gemv"; schedule: of the persistent kernel; split_k:
-    programs that share a tile's sum in the others; swapped: whether c^T = b^T a^T is computed; packed: operands ("a",
-    "b") that are first copied to where the kernel can read them, in whole lines, or as planes; precision: the
-    problem's.
+    kernel: "warp_specialised" (Hopper's tensor cores, fed by TMA), "portable" (tensor cores, any operands), "fma" (IEEE
+        fp32 on CUDA cores), "skinny" or "gemv" (a few rows or columns); docs/kernels.md has what they do.
+    config: tile sizes in elements, warps of a program and stages of its pipeline.
+    reason: why this one.
+    schedule: how the persistent kernel "warp_specialised" deals tiles out; None for the others.
+    split_k: how many programs share the sum of a tile, in the other kernels.
+    swapped: whether c^T = b^T a^T is computed.
+    packed: operands ("a", "b") that are first copied to where the kernel can read them, in whole lines, or as planes.
+    precision: "half" for fp16 and bf16, "fp64", "int8", "fp8", "fp8 fast", or how fp32 is multiplied: "ieee", "tf32",
+        "tf32x3", "bf16x3", "bf16x6" or "bf16x9".
+    device: the name of the GPU that it was asked for, where `explain` was asked.
     """
 
     kernel: str
@@ -40,6 +48,7 @@ class Selection:
     swapped: bool = False
     packed: tuple[str, ...] = ()
     precision: str = "half"
+    device: str | None = None
 
     def __str__(self) -> str:
         notes = [f"{self.kernel} {self.config}"] + [self.precision] * (self.precision != "half")
@@ -48,7 +57,8 @@ class Selection:
         if self.split_k > 1:
             notes.append(f"K in {self.split_k} parts")
         notes += ["transposed"] * self.swapped + [f"{x} repacked" for x in self.packed]
-        return f"{', '.join(notes)}: {self.reason}"
+        where = "" if self.device is None else f", on {self.device}"
+        return f"{', '.join(notes)}{where}: {self.reason}"
 
 
 def select(problem: GemmProblem, device: DeviceInfo) -> Selection:

@@ -115,6 +115,7 @@ def test_what_is_explained_is_what_runs(size: shapes.Size, kernel: str, packed: 
     a, b = random(M, K), random(K, N)
     choice = triton_gemm.explain(a, b)
     assert (choice.kernel, choice.packed) == (kernel, packed) and choice.reason
+    assert choice.device == torch.cuda.get_device_name() and choice == triton_gemm.explain(M=M, N=N, K=K, dtype=a.dtype)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         triton_gemm.matmul(a, b)
         torch.cuda.synchronize()

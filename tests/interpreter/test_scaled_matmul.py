@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
 import triton_gemm
 from tests.checks import NAN
 from tests.epilogues import expected
+from tests.mistakes import words
 from tests.numerics import error_bound
 from tests.shapes import EMPTY
 from triton_gemm import plan
@@ -161,6 +163,79 @@ def test_a_mistake_is_named(changes: dict[str, object], kind: type[Exception], t
     call = {"a": draw(E4M3, 4, 5), "b": draw(E4M3, 5, 3), "scale_a": ONE, "scale_b": ONE, **changes}
     with pytest.raises(kind, match=text):
         triton_gemm.scaled_matmul(**call)
+
+
+@pytest.mark.parametrize("name", ["a", "b", "scale_a", "scale_b", "bias"])
+@pytest.mark.parametrize("wrong", [1.0, [1.0], None], ids=lambda x: type(x).__name__)
+def test_what_is_no_tensor_is_refused_in_torchs_words(name: str, wrong: object) -> None:
+    if name == "bias" and wrong is None:
+        return
+    call = {"a": draw(E4M3, 16, 16), "b": draw(E4M3, 16, 16).T, "scale_a": ONE, "scale_b": ONE, name: wrong}
+    kind, text = words(lambda: torch._scaled_mm(*call.values()))
+    text = text.replace("_scaled_mm", "scaled_matmul").replace("'input'", "'a'").replace("'mat2'", "'b'")
+    assert words(lambda: triton_gemm.scaled_matmul(**call)) == (kind, text) and kind is TypeError
+
+
+# --- It has no derivative, as torch's ---
+
+
+def graph_of(name: str) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Arguments of which the one of that name requires grad, and it."""
+    arguments = {
+        "a": draw(E4M3, 16, 32),
+        "b": draw(E4M3, 16, 32).T,
+        "scale_a": torch.ones(()),
+        "scale_b": torch.ones(()),
+    }
+    arguments["bias"] = torch.ones(16, dtype=torch.bfloat16)
+    return arguments, arguments[name].detach().requires_grad_()
+
+
+def by_torch(arguments: dict[str, torch.Tensor]) -> torch.Tensor:
+    *positional, bias = arguments.values()
+    return torch._scaled_mm(*positional, bias=bias, out_dtype=torch.bfloat16)
+
+
+def by_us(arguments: dict[str, torch.Tensor]) -> torch.Tensor:
+    return triton_gemm.scaled_matmul(**arguments)
+
+
+def by_the_operator(arguments: dict[str, torch.Tensor]) -> torch.Tensor:
+    return torch.ops.triton_gemm.scaled_gemm(*arguments.values(), torch.bfloat16, False)
+
+
+CALLS = {"torch": by_torch, "ours": by_us, "operator": by_the_operator}
+
+
+@pytest.mark.parametrize("name", ["a", "b", "scale_a", "scale_b", "bias"])
+@pytest.mark.parametrize("call", CALLS)
+def test_what_requires_grad_is_refused_in_the_backward(call: str, name: str) -> None:
+    """And not before: torch's scaled product of it is computed, and requires grad."""
+    arguments, leaf = graph_of(name)
+    plain = CALLS[call](arguments)
+    arguments[name] = leaf
+    c = CALLS[call](arguments)
+    assert c.requires_grad and not plain.requires_grad and torch.equal(c, plain)
+    with pytest.raises(RuntimeError, match=r"derivative for (aten::_scaled_mm|triton_gemm::scaled_gemm) is not impl"):
+        c.sum().backward()
+    with torch.no_grad():
+        assert not CALLS[call](arguments).requires_grad
+    with forward_ad.dual_level():
+        arguments[name] = forward_ad.make_dual(leaf.detach(), torch.ones_like(leaf))
+        if call != "operator":
+            with pytest.raises(NotImplementedError, match="forward"):
+                CALLS[call](arguments)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_nor_is_its_backward_compiled(call: str) -> None:
+    torch._dynamo.reset()
+    arguments, arguments["scale_a"] = graph_of("scale_a")
+    compiled = torch.compile(CALLS[call], fullgraph=True, backend="aot_eager")
+    with pytest.raises(Exception, match=r"derivative for .* is not implemented"):
+        compiled(arguments)
+    arguments["scale_a"] = arguments["scale_a"].detach()
+    assert torch.equal(compiled(arguments), CALLS[call](arguments))
 
 
 # --- Under torch's compilers ---

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,9 +17,9 @@ import triton_gemm
 from perf.numerics import SUM_DTYPE
 from tests.checks import NAN
 from tests.epilogues import activated
-from tests.mistakes import OF_PRODUCTS, assert_same_words, ones, torchs, words
+from tests.mistakes import FACTORS, OF_PRODUCTS, assert_same_words, ones, torchs, with_nested, words
 from tests.products import BATCHES, EXPANDED, VIEWS, assert_product, draw
-from triton_gemm import ops, plan
+from triton_gemm import checks, ops, plan
 from triton_gemm.kernels import portable
 from triton_gemm.problem import ACTIVATIONS
 
@@ -338,6 +339,50 @@ def test_a_mistake_raises_what_torch_raises(name: str, arguments: tuple[Any, ...
     assert_same_words(lambda: torchs(name)(*arguments), lambda: getattr(triton_gemm, name)(*arguments))
 
 
+def test_a_wrong_text_or_type_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours come from torch, so a comparison with torch's must be seen to fail."""
+    a, b = ones(2, 3), ones(4, 5)
+    for wrong in (RuntimeError("mat1 and mat2 cannot be multiplied"), ValueError(words(lambda: torch.mm(a, b))[1])):
+        with monkeypatch.context() as patch, pytest.raises(AssertionError):
+            patch.setattr(checks, "mm", Mock(side_effect=wrong))
+            assert_same_words(lambda: torch.mm(a, b), lambda: triton_gemm.mm(a, b))
+
+
+def test_what_torch_would_multiply_is_refused_all_the_same() -> None:
+    with pytest.raises(RuntimeError, match=r"mm: operands do not go together; got float32\[2, 3\], float32\[3, 5\]"):
+        checks.refuse(torch.mm, ones(2, 3), ones(3, 5))
+
+
+@pytest.mark.parametrize("factor", FACTORS)
+@pytest.mark.parametrize("argument", ["beta", "alpha"])
+@pytest.mark.parametrize("name", ["addmm", "baddbmm"])
+def test_factors_are_what_torch_takes_for_numbers(name: str, argument: str, factor: str) -> None:
+    a, b, row, how = ones(2, 3), ones(3, 5), ones(5), {argument: FACTORS[factor]}
+    if name == "baddbmm":
+        a, b = a.expand(2, 2, 3), b.expand(2, 3, 5)
+    try:
+        expected = getattr(torch, name)(row, a, b, **how)
+    except (TypeError, RuntimeError) as error:
+        with pytest.raises(Exception, match=argument if isinstance(error, TypeError) else None) as caught:
+            getattr(triton_gemm, name)(row, a, b, **how)
+        assert caught.type is type(error)
+        if not isinstance(error, TypeError):  # of which torch lists its signatures
+            assert str(caught.value).startswith(str(error).splitlines()[0])
+    else:
+        assert torch.equal(getattr(triton_gemm, name)(row, a, b, **how), expected)
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+def test_nested_tensors_are_refused_by_name(layout: torch.layout) -> None:
+    for name, argument, arguments, more in with_nested(layout):
+        if argument in ("beta", "alpha"):
+            error: tuple[type[Exception], str] = TypeError, f"argument '{argument}' must be Number, not a 3-D Tensor"
+        else:
+            error = NotImplementedError, rf"{name}\(\): argument '{argument}'.* is a nested tensor"
+        with pytest.raises(error[0], match=error[1]):
+            getattr(triton_gemm, name)(*arguments, **more)
+
+
 @pytest.mark.parametrize("name", ["matmul", "mm", "bmm", "mv", "addmm", "baddbmm"])
 @pytest.mark.parametrize("wrong", ["operand", "out", "dtype", "overlap", "type"])
 def test_an_out_that_cannot_be(name: str, wrong: str) -> None:
@@ -395,11 +440,3 @@ def test_what_is_no_number_or_activation_is_named() -> None:
         triton_gemm.addmm(ones(5), ones(2, 3), ones(3, 5), beta="1")
     with pytest.raises(ValueError, match="activation must be one of relu, gelu, gelu_tanh, silu or None, not 'tanh'"):
         triton_gemm.linear(ones(2, 3), ones(5, 3), None, "tanh")
-
-
-def test_explain_of_batches() -> None:
-    a, b = draw(4, 64, 72, dtype=HALF), draw(72, 80, dtype=HALF)
-    assert str(triton_gemm.explain(a, b)) == str(triton_gemm.explain(a.view(256, 72), b))
-    assert triton_gemm.explain(a[:, 0], b[:, 0]).kernel
-    with pytest.raises(RuntimeError, match="launches nothing"):
-        triton_gemm.explain(a[:0, None], b.expand(2, 72, 80).contiguous())

@@ -1,0 +1,111 @@
+"""triton_gemm.explain without a GPU and without the interpreter, and what the public functions say of themselves."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, get_args, get_type_hints
+
+import pytest
+import torch
+
+import triton_gemm
+from triton_gemm.device import SHARED_MEMORY, device_of_capability
+from triton_gemm.precision import MODES, SPLIT
+from triton_gemm.problem import ACTIVATIONS
+
+BF16 = torch.bfloat16
+SQUARE = {"M": 4096, "N": 4096, "K": 4096, "dtype": BF16}
+
+
+@pytest.mark.parametrize("capability", [c for c in SHARED_MEMORY if c >= (8, 0)], ids=str)
+def test_any_gpu_can_be_asked_about(capability: tuple[int, int]) -> None:
+    name = f"sm_{capability[0]}{capability[1]}"
+    answer = triton_gemm.explain(**SQUARE, layout="nt", device=name)
+    assert answer.kernel == ("warp_specialised" if capability == (9, 0) else "portable")
+    assert answer.device == name and f", on {name}: {answer.reason}" in str(answer)
+    assert isinstance(answer, triton_gemm.Selection)
+
+
+def test_a_device_may_be_described() -> None:
+    info = triton_gemm.DeviceInfo("half a Hopper", (9, 0), 66, SHARED_MEMORY[9, 0])
+    half = triton_gemm.explain(**SQUARE, device=info)
+    whole = triton_gemm.explain(**SQUARE, device=device_of_capability((9, 0)))
+    assert half.device == "half a Hopper" and whole.device == "sm_90"
+    assert half.schedule is not None and whole.schedule is not None
+    assert (half.schedule.programs, whole.schedule.programs) == (66, 132)
+
+
+def test_tensors_of_another_machine_can_be_asked_about() -> None:
+    """On the CPU, or without data: sizes, strides and alignment are what counts."""
+    a, b = torch.ones(4096, 256, dtype=BF16), torch.ones(256, 4100, dtype=BF16)[:, 2:4098]
+    on_cpu = triton_gemm.explain(a, b, device="sm_90")
+    assert "b" in on_cpu.packed or "TMA cannot take b" in on_cpu.reason
+    sizes = {"M": 4096, "N": 4096, "K": 256, "dtype": BF16}
+    assert triton_gemm.explain(a, b.contiguous(), device="sm_90") == triton_gemm.explain(**sizes, device="sm_90")
+    meta = triton_gemm.explain(a.to("meta"), b.contiguous().to("meta"), device="sm_90")
+    assert meta == triton_gemm.explain(**sizes, device="sm_90")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "how", "precision"),
+    [
+        (BF16, {"bias": True, "activation": "gelu"}, "half"),
+        (BF16, {"beta": 1}, "half"),
+        (BF16, {"batch": 4}, "half"),
+        (BF16, {"groups": 8}, "half"),
+        (torch.float8_e4m3fn, {"scales": "blocks"}, "fp8"),
+        (torch.float8_e4m3fn, {"scales": "tensor", "use_fast_accum": True}, "fp8 fast"),
+        (torch.int8, {"scales": "rows", "out_dtype": torch.float16}, "int8"),
+        (torch.float32, {"precision": "tf32"}, "tf32"),
+    ],
+    ids=str,
+)
+def test_every_function_has_an_answer(dtype: torch.dtype, how: dict[str, Any], precision: str) -> None:
+    answer = triton_gemm.explain(**SQUARE | {"dtype": dtype}, layout="nt", device="sm_90", **how)
+    assert (answer.kernel, answer.precision) == ("warp_specialised", precision)
+
+
+def test_groups_of_columns_are_turned() -> None:
+    answers = [triton_gemm.explain(**SQUARE, groups=8, group_dim=dim, device="sm_90") for dim in ("M", "N")]
+    assert [answer.swapped for answer in answers] == [False, True]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to choose for")
+def test_without_a_gpu_one_must_be_named() -> None:
+    for how in ({}, {"device": "cuda"}, {"device": "meta"}):
+        with pytest.raises(RuntimeError, match='there is no GPU to choose for; name one, as in device="sm_90"'):
+            triton_gemm.explain(**SQUARE, **how)
+
+
+# --- What an IDE shows ---
+
+FUNCTIONS = [f for f in map(triton_gemm.__dict__.get, triton_gemm.__all__) if inspect.isfunction(f)]
+
+
+def test_names_of_modes_are_types() -> None:
+    assert get_args(triton_gemm.Precision) == MODES and set(SPLIT) == set(MODES) - {"ieee", "tf32"}
+    assert get_args(triton_gemm.Activation) == ACTIVATIONS
+    for function in (*FUNCTIONS, triton_gemm.nn.Linear.__init__):
+        hints = get_type_hints(function)
+        for name, kind in (("precision", triton_gemm.Precision), ("activation", triton_gemm.Activation)):
+            assert hints.get(name, kind | None) == kind | None, function
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+def test_a_docstring_stands_alone(function: Callable[..., object]) -> None:
+    """It has a word on every parameter; a product's also on shapes, dtypes and what it raises."""
+    text = inspect.getdoc(function) or ""
+    assert [name for name in inspect.signature(function).parameters if name not in text] == []
+    if get_type_hints(function)["return"] is torch.Tensor:
+        assert all(word in text for word in ("K]", "fp16", "GPU", "Raises", "RuntimeError", "TypeError"))
+
+
+def test_every_product_says_what_int8_gives() -> None:
+    for function in (triton_gemm.matmul, triton_gemm.mm, triton_gemm.bmm, triton_gemm.mv):
+        assert "int32" in (function.__doc__ or "")
+
+
+def test_a_selection_describes_its_fields() -> None:
+    text = triton_gemm.Selection.__doc__ or ""
+    assert [name for name in triton_gemm.Selection.__dataclass_fields__ if f"{name}:" not in text] == []

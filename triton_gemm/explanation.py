@@ -1,0 +1,288 @@
+"""explain: which kernel a product would run on, and why. Nothing is launched, and no GPU is needed to ask about one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal, get_args, overload
+
+import torch
+
+from . import checks, ops, plan, scaled
+from .compat import INTERPRETED
+from .device import INTERPRETER, SHARED_MEMORY, DeviceInfo, device_info, device_of_capability
+from .precision import Precision
+from .problem import Activation, GemmProblem
+from .select import Selection
+
+Scales = tuple[torch.Tensor, torch.Tensor] | scaled.ScaleKind
+Layout = Literal["nn", "nt", "tn", "tt"]
+Device = torch.device | str | DeviceInfo
+
+# What no function takes together.
+_ALONE = {
+    "groups": ("bias", "activation", "beta", "scales"),
+    "scales": ("activation", "beta", "precision"),
+    "beta": ("bias", "activation"),
+}
+
+
+@overload
+def explain(
+    input: torch.Tensor,
+    other: torch.Tensor,
+    *,
+    bias: torch.Tensor | bool | None = None,
+    activation: Activation | None = None,
+    beta: float = 0,
+    groups: torch.Tensor | int | None = None,
+    scales: Scales | None = None,
+    use_fast_accum: bool = False,
+    precision: Precision | None = None,
+    out_dtype: torch.dtype | None = None,
+    device: Device | None = None,
+) -> Selection: ...
+
+
+@overload
+def explain(
+    *,
+    M: int,
+    N: int,
+    K: int,
+    dtype: torch.dtype,
+    batch: int = 1,
+    layout: Layout = "nn",
+    bias: torch.Tensor | bool | None = None,
+    activation: Activation | None = None,
+    beta: float = 0,
+    groups: torch.Tensor | int | None = None,
+    group_dim: Literal["M", "N", "K"] = "M",
+    scales: Scales | None = None,
+    use_fast_accum: bool = False,
+    precision: Precision | None = None,
+    out_dtype: torch.dtype | None = None,
+    device: Device | None = None,
+) -> Selection: ...
+
+
+def explain(
+    input: torch.Tensor | None = None,
+    other: torch.Tensor | None = None,
+    *,
+    M: int | None = None,
+    N: int | None = None,
+    K: int | None = None,
+    dtype: torch.dtype | None = None,
+    batch: int = 1,
+    layout: Layout = "nn",
+    bias: torch.Tensor | bool | None = None,
+    activation: Activation | None = None,
+    beta: float = 0,
+    groups: torch.Tensor | int | None = None,
+    group_dim: Literal["M", "N", "K"] = "M",
+    scales: Scales | None = None,
+    use_fast_accum: bool = False,
+    precision: Precision | None = None,
+    out_dtype: torch.dtype | None = None,
+    device: Device | None = None,
+) -> Selection:
+    """Which kernel and configuration a product runs on, on which GPU, and why. Nothing is launched.
+
+        print(triton_gemm.explain(a, b))
+        print(triton_gemm.explain(M=4096, N=4096, K=4096, dtype=torch.bfloat16, layout="nt", device="sm_90"))
+
+    The product is that of two tensors, input [.., M, K] and other [.., K, N] or vectors, as `matmul` takes them; or of
+    sizes in elements, M, N and K, and a dtype, in `batch` matrices whose addresses are multiples of 16 bytes. layout:
+    how A and B lie in memory then, "n" by rows or "t" by columns, so that "nt" is `linear`'s.
+
+    What else is given says which function is explained, without gradients:
+
+    - `matmul`, `mm`, `bmm`, `mv`: nothing; out_dtype as in `mm`.
+    - `linear(x, weight, ...)`: other = weight.t(), bias = True or the bias itself, activation.
+    - `addmm`, `baddbmm`: bias = their input; or beta, not 0, where a whole matrix times beta is added.
+    - `grouped_matmul`: groups = their number, or offs. With sizes group_dim says which of them is cut into groups, "M"
+      (rows of A), "N" (columns of B) or "K"; that size is the one of all groups together.
+    - `scaled_matmul`: scales = "tensor", "rows" or "blocks", or (scale_a, scale_b); with a bias, use_fast_accum, and
+      out_dtype, by default bf16.
+
+    precision: as in `matmul`. device: the GPU to choose for, by default that of the tensors, or the current one.
+    "cuda:1" or a torch.device is one that is here; "sm_90" is any of that compute capability, here or not, with 132
+    multiprocessors; a `DeviceInfo` says all that the choice depends on. Selection.device is its name.
+
+    Where strides make a product several launches, the first is explained.
+
+    Raises what the explained function raises; TypeError unless there are two tensors, or M, N, K and dtype; ValueError
+    for a combination that no function has, and an unknown device; RuntimeError where nothing would be launched, or
+    there is no GPU and none is named.
+    """
+    sizes = {"M": M, "N": N, "K": K, "dtype": dtype}
+    if input is None and other is None and M is not None and N is not None and K is not None and dtype is not None:
+        a, b = _operands(M, N, K, dtype, batch, layout, None if groups is None else (_count(groups), group_dim))
+    elif any(x is not None for x in sizes.values()) or input is None:
+        raise TypeError("explain() takes two tensors, or M, N, K and dtype")
+    else:
+        checks.tensors("explain", input=input, other=other)
+        assert other is not None
+        a, b = input, other
+    bias = None if bias is False else bias
+    if bias is not None and bias is not True:
+        checks.tensor("explain", "'bias'", bias)
+    given = {"bias": bias is not None, "activation": activation is not None, "beta": beta != 0}
+    given |= {"groups": groups is not None, "scales": scales is not None, "precision": precision is not None}
+    for one, others in _ALONE.items():
+        beside = [name for name in others if given[name]]
+        if given[one] and beside:
+            raise ValueError(f"explain(): no product has both {one} and {beside[0]}")
+    info = _device_info(device, a)
+    if groups is not None:
+        problem = _of_groups(a, b, groups, precision, out_dtype)
+    elif scales is not None:
+        problem = _scaled(a, b, scales, bias, use_fast_accum, out_dtype)
+    else:
+        problem = _product(a, b, bias, beta, activation, precision, out_dtype)
+    selection = plan.selection_for(problem, info)
+    # Groups of columns are multiplied as groups of rows of c^T.
+    swapped = selection.swapped or (groups is not None and a.dim() == 3)
+    return replace(selection, swapped=swapped, device=info.name)
+
+
+def _product(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | bool | None,
+    beta: float,
+    activation: str | None,
+    precision: str | None,
+    out_dtype: torch.dtype | None,
+) -> GemmProblem:
+    """Of matmul, linear and addmm: the first launch's."""
+    epilogue = activation is not None or bias is not None or beta != 0
+    checks.matmul(a, b)
+    checks.activation("explain", activation)
+    checks.implemented("explain", a, b, dtypes=checks.FLOATING if epilogue else checks.DTYPES)
+    checks.precision("explain", precision, a.dtype)
+    checks.out_dtype(out_dtype or a.dtype, a, bias if isinstance(bias, torch.Tensor) else None)
+    a = a.unsqueeze(0) if a.dim() == 1 else a
+    b = b.unsqueeze(1) if b.dim() == 1 else b
+    c = torch.empty(ops.shape_of(a, b), dtype=out_dtype or ops.out_dtype_of(a.dtype), device="meta")
+    axis = None if bias is None else "n"
+    if isinstance(bias, torch.Tensor):
+        vector = ops._vector(_like(bias), c)
+        axis, beta = (vector[1], 0) if vector else (None, 1)
+        _like(bias).expand(c.shape)  # raises in torch's words where it does not broadcast
+    if c.numel() == 0:
+        raise _nothing(a, b)
+    first = next(ops.launches(a, b, c, join_rows=axis != "m"))
+    return GemmProblem.of(*first, has_beta=beta != 0, bias=axis, activation=activation, precision=precision)
+
+
+def _of_groups(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    groups: torch.Tensor | int,
+    precision: str | None,
+    out_dtype: torch.dtype | None,
+) -> GemmProblem:
+    """Of grouped_matmul."""
+    checks.grouped(_like(a), _like(b), torch.empty(_count(groups), dtype=torch.int32, device="meta"))
+    checks.implemented("explain", a, b, dtypes=checks.FLOATING)
+    checks.out_dtype(out_dtype, a)
+    checks.precision("explain", precision, a.dtype)
+    if a.dim() == 3:
+        a, b = b.mT, a.mT
+    count = () if b.dim() == 3 else (_count(groups),)
+    c = torch.empty((*count, a.shape[0], b.shape[-1]), dtype=out_dtype or a.dtype, device="meta")
+    if c.numel() == 0 or a.shape[1] == 0 or _count(groups) == 0:
+        raise _nothing(a, b)
+    return GemmProblem.of(a, b, c, precision=precision, groups="k" if count else "m")
+
+
+def _scaled(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scales: Scales,
+    bias: torch.Tensor | bool | None,
+    use_fast_accum: bool,
+    out_dtype: torch.dtype | None,
+) -> GemmProblem:
+    """Of scaled_matmul."""
+    checks.mm(a, b)
+    out_dtype = out_dtype or torch.bfloat16
+    if isinstance(scales, str):
+        given = _scales(scales, a, b)
+    else:
+        checks.tensors("explain", **dict(zip(("scale_a", "scale_b"), scales, strict=True)))
+        given = _like(scales[0]), _like(scales[1])
+    row = _like(bias) if isinstance(bias, torch.Tensor) else None
+    if bias is True:
+        row = torch.empty(b.shape[1:], dtype=out_dtype, device="meta")
+    kind, _ = scaled.check(_like(a), _like(b), *given, row, out_dtype, use_fast_accum)
+    c = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype, device="meta")
+    if c.numel() == 0:
+        raise _nothing(a, b)
+    axis = None if row is None else "n"
+    return GemmProblem.of(*(a, b, c), bias=axis, precision=scaled.precision_of(a.dtype, use_fast_accum), scales=kind)
+
+
+def _scales(kind: str, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales of that kind without data, in the shapes that scaled_matmul takes."""
+    (M, K), N = a.shape, b.shape[1]
+    k, n = -(-K // 128), -(-N // 128)
+    shapes = {"tensor": ((), ()), "rows": ((M, 1), (1, N)), "blocks": ((M, k), (k, n))}
+    if kind not in shapes:
+        raise ValueError(f"explain(): scales must be two tensors or one of {', '.join(shapes)}, not {kind!r}")
+    scale_a, scale_b = (torch.empty(shape, dtype=torch.float32, device="meta") for shape in shapes[kind])
+    return scale_a, scale_b
+
+
+def _operands(
+    M: int, N: int, K: int, dtype: torch.dtype, batch: int, layout: str, groups: tuple[int, str] | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A and B without data."""
+    if layout not in get_args(Layout):
+        raise ValueError(f"explain(): layout must be one of {', '.join(get_args(Layout))}, not {layout!r}")
+    batch_a = batch_b = (batch,) * (batch != 1)
+    if groups is not None:
+        if batch != 1 or groups[1] not in ("M", "N", "K"):
+            raise ValueError("explain(): groups are cut out of one matrix, along group_dim M, N or K")
+        count, dim = groups
+        batch_a, batch_b = (count,) * (dim == "N"), (count,) * (dim == "M")
+
+    def matrix(shape: tuple[int, ...], order: str) -> torch.Tensor:
+        if order == "t":
+            return matrix((*shape[:-2], shape[-1], shape[-2]), "n").mT
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    return matrix((*batch_a, M, K), layout[0]), matrix((*batch_b, K, N), layout[1])
+
+
+def _like(x: torch.Tensor) -> torch.Tensor:
+    """x without its data."""
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+
+
+def _count(groups: torch.Tensor | int) -> int:
+    return groups if isinstance(groups, int) else groups.numel()
+
+
+def _nothing(a: torch.Tensor, b: torch.Tensor) -> RuntimeError:
+    return RuntimeError(f"explain(): a product launches nothing for {list(a.shape)} and {list(b.shape)}")
+
+
+def _device_info(device: Device | None, a: torch.Tensor) -> DeviceInfo:
+    """The GPU that is chosen for."""
+    if isinstance(device, DeviceInfo):
+        return device
+    if isinstance(device, str) and device.startswith("sm_"):
+        known = {f"sm_{major}{minor}": (major, minor) for major, minor in SHARED_MEMORY}
+        if device not in known:
+            raise ValueError(f"explain(): device must be one of {', '.join(known)}, not {device!r}")
+        return device_of_capability(known[device])
+    where = a.device if device is None else torch.device(device)
+    if where.type == "cpu":
+        checks.runs("explain", torch.empty(0))
+    if INTERPRETED and where.type != "cuda":
+        return INTERPRETER
+    if not torch.cuda.is_available():
+        raise RuntimeError('explain(): there is no GPU to choose for; name one, as in device="sm_90"')
+    return device_info(where if where.type == "cuda" else torch.device("cuda"))
