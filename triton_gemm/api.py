@@ -139,9 +139,9 @@ def mv(
     are exact). out: is filled with the result and returned. precision: how fp32 is multiplied, "ieee", "tf32",
     "bf16x3", "bf16x6", "bf16x9" or "tf32x3"; by default as torch is set. Differentiable, as `matmul`.
 
-    Raises as `matmul`: RuntimeError for shapes, dtypes or devices that do not go together; TypeError for what is no
-    tensor; NotImplementedError for other dtypes, nested or sparse tensors; ValueError for a precision that does not
-    fit.
+    Raises as `matmul`: RuntimeError for shapes, dtypes or devices that do not go together, IndexError for 0-D operands;
+    TypeError for what is no tensor; NotImplementedError for other dtypes, nested or sparse tensors; ValueError for a
+    precision that does not fit.
     """
     checks.tensors("mv", input=input, vec=vec)
     if out is None:
@@ -214,9 +214,9 @@ def baddbmm(
     precision: how fp32 is multiplied, "ieee", "tf32", "bf16x3", "bf16x6", "bf16x9" or "tf32x3"; by default as torch is
     set. Differentiable in all three tensors, as `matmul`.
 
-    Raises as `matmul`: RuntimeError for shapes, dtypes or devices that do not go together; TypeError for what is no
-    tensor, or for beta no number; NotImplementedError for other dtypes, int8 among them, nested or sparse tensors;
-    ValueError for a precision that does not fit.
+    Raises as `matmul`: RuntimeError for shapes, dtypes or devices that do not go together, IndexError for 0-D operands;
+    TypeError for what is no tensor, or for beta no number; NotImplementedError for other dtypes, int8 among them,
+    nested or sparse tensors; ValueError for a precision that does not fit.
     """
     checks.tensors("baddbmm", input=input, batch1=batch1, batch2=batch2)
     beta, alpha = checks.number("baddbmm", "beta", beta), checks.number("baddbmm", "alpha", alpha)
