@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference_cuda import TWINS
-from triton_gemm.config import GemmConfig
+from triton_gemm.config import OPTIONS, GemmConfig
 from triton_gemm.device import SHARED_MEMORY, DeviceInfo, device_of_capability
 from triton_gemm.ladder import LADDER, Rung, k06_pipelined, k10_tma, k11_warp_specialised
 from triton_gemm.ladder.rung import HEADER_FIELDS, Autotuner, autotune, tune_key
@@ -49,7 +49,7 @@ LAUNCHES = st.fixed_dictionaries(
 def test_a_launch_takes_what_is_set() -> None:
     config = GemmConfig(BLOCK_M=64, BLOCK_N=32, num_warps=8, num_stages=2)
     assert config.meta() == {"BLOCK_M": 64, "BLOCK_N": 32}
-    assert config.kwargs() == {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 8, "num_stages": 2}
+    assert config.kwargs() == {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 8, "num_stages": 2, **OPTIONS}
     assert str(config) == "64x32 8 warps 2 stages"
     assert str(replace(config, BLOCK_K=16, GROUP_M=8)) == "64x32x16 group 8 8 warps 2 stages"
 

@@ -11,6 +11,8 @@ import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from ..config import OPTIONS
+
 FP8 = {torch.float8_e4m3fn: gl.float8e4nv, torch.float8_e5m2: gl.float8e5}
 
 
@@ -57,9 +59,9 @@ class Launch:
     """One launch of a Triton kernel.
 
     arguments: all of the kernel's parameters by name, in its order: Pointer, TensorMap, Scalar, or a value;
-    options: num_warps, num_stages, maxnreg; temporaries: what it writes that it or a later launch of the same call
-    reads; workspace: bytes it needs of the stream's workspace; counters: int32 that it needs there, zero before and
-    after it.
+    options: num_warps, num_stages, maxnreg, and those of every launch, which need not be given; temporaries: what it
+    writes that it or a later launch of the same call reads; workspace: bytes it needs of the stream's workspace;
+    counters: int32 that it needs there, zero before and after it.
     """
 
     kernel: Any
@@ -69,6 +71,9 @@ class Launch:
     temporaries: tuple[Temporary, ...] = ()
     workspace: int = 0
     counters: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", {**OPTIONS, **self.options})
 
     def programmatic(self) -> Launch:
         """The same launch, as one that may be set up while the one before runs out, where its kernel can be: by a

@@ -21,7 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..config import GemmConfig
+from ..config import OPTIONS, GemmConfig
 from .k04_grouped import grouped_kernel, tiles
 from .rung import FMA_CAPABILITIES, Rung, autotune, checked, pointer_arguments, run, tune_key
 
@@ -88,9 +88,8 @@ def repacked(x: torch.Tensor, convert=identity) -> torch.Tensor:
     padded = 32 * triton.cdiv(columns, 32)
     out = torch.empty(rows, padded, dtype=x.dtype, device=x.device)
     grid = (triton.cdiv(rows, 64) * triton.cdiv(padded, 64),)
-    repack_kernel[grid](
-        x, out, rows, columns, padded, *x.stride(), CONVERT=convert, BLOCK_ROWS=64, BLOCK_COLUMNS=64, num_warps=8
-    )
+    config = {"CONVERT": convert, "BLOCK_ROWS": 64, "BLOCK_COLUMNS": 64, "num_warps": 8}
+    repack_kernel[grid](x, out, rows, columns, padded, *x.stride(), **config, **OPTIONS)
     return out
 
 

@@ -15,7 +15,7 @@ import triton
 
 from .. import compat
 from ..compat import INTERPRETED
-from ..config import GemmConfig
+from ..config import OPTIONS, GemmConfig
 from ..device import DeviceInfo, device_info
 from ..driver import ensure_context
 from ..problem import aligned
@@ -394,7 +394,7 @@ def run(
     if config is None and INTERPRETED:
         config = rung.configs[0]
     if config is None:
-        kernel[grid](**arguments)
+        kernel[grid](**arguments, **OPTIONS)
         return
     arguments = {**arguments, **config.kwargs()}
     pre_hook = kernel.configs[0].pre_hook

@@ -1,0 +1,118 @@
+"""Every kernel has multiplications fused with additions, also where Triton does so only when told: 3.9 warns where
+nothing is said, and 3.10 leaves them apart."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler.compiler import make_backend
+
+from triton_gemm import aot
+from triton_gemm.device import device_of_capability
+from triton_gemm.kernels.launch import Launch, materialise
+from triton_gemm.ladder import LADDER, Rung
+from triton_gemm.ladder.rung import Autotuner
+from triton_gemm.problem import GemmProblem
+from triton_gemm.select import launches, select
+
+HOPPER, AMPERE = (9, 0), (8, 0)
+RUNGS = {rung.id: rung for rung in LADDER}
+
+
+@pytest.fixture(autouse=True)
+def fusion_is_off_by_default() -> Iterator[None]:
+    """As in Triton 3.10; and 3.9's warning, which comes once in a process, is an error."""
+    with triton.knobs.language.scope(), warnings.catch_warnings():
+        triton.knobs.language.default_fp_fusion = False
+        if hasattr(triton._utils, "warn_once"):
+            triton._utils.warn_once.cache_clear()
+        warnings.simplefilter("error")
+        yield
+
+
+def fuses(arguments: dict[str, Any]) -> bool:
+    """Whether a kernel launched with these arguments and options is compiled with fusion."""
+    return make_backend(GPUTarget("cuda", 90, 32)).parse_options(dict(arguments)).enable_fp_fusion
+
+
+def operands(rung: Rung) -> tuple[torch.Tensor, ...]:
+    """a, b, c: enough columns for k05 to copy A."""
+    return tuple(
+        torch.empty(size, dtype=rung.dtypes[0], device="meta") for size in ((512, 256), (256, 1024), (512, 1024))
+    )
+
+
+@pytest.mark.parametrize("rung", LADDER, ids=list(RUNGS))
+def test_every_launch_of_a_rung(rung: Rung) -> None:
+    with aot.capture() as made:
+        rung.launch(*operands(rung), config=rung.configs[0])
+    assert made and all(fuses(launch.arguments) for launch in made)
+
+
+@pytest.mark.parametrize("rung", LADDER[2:], ids=list(RUNGS)[2:])
+def test_every_rung_that_is_tuned(rung: Rung, monkeypatch: pytest.MonkeyPatch) -> None:
+    tuned: list[dict[str, Any]] = []
+    monkeypatch.setattr(Autotuner, "run", lambda self, *args, **kwargs: tuned.append(kwargs))
+    with aot.capture():
+        rung.launch(*operands(rung))
+    (arguments,) = tuned
+    assert fuses(arguments)
+
+
+def problem(M: int, N: int, K: int, dtype: torch.dtype = torch.bfloat16, step: int = 1) -> GemmProblem:
+    """step: distance of neighbours in A's rows."""
+    a = torch.empty(M, step * K, dtype=dtype, device="meta")[:, ::step]
+    return GemmProblem.of(a, a.new_empty(N, K).T, a.new_empty(M, N))
+
+
+def of_groups() -> GemmProblem:
+    a, b = torch.empty(512, 256, dtype=torch.bfloat16, device="meta"), torch.empty(4, 256, 512, device="meta").bfloat16()
+    return GemmProblem.of(a, b, a.new_empty(512, 512), groups="m")
+
+
+PRODUCTS = {
+    "gemv_kernel": (problem(1, 4096, 4096, torch.float32), HOPPER),
+    "skinny_kernel": (problem(16, 4096, 4096), HOPPER),
+    "warp_specialised_kernel": (problem(2048, 2048, 2048), HOPPER),
+    "portable_kernel": (problem(2048, 2048, 2048), AMPERE),
+    "fma_kernel": (problem(2048, 2048, 2048, torch.float32), HOPPER),
+    "repack_kernel": (problem(2048, 2048, 2048, step=2), HOPPER),
+    "list_tiles_kernel": (of_groups(), HOPPER),
+}
+
+
+@pytest.mark.parametrize("kernel", PRODUCTS)
+def test_every_launch_of_a_kernel(kernel: str) -> None:
+    product, capability = PRODUCTS[kernel]
+    made = launches(product, select(product, device_of_capability(capability)))
+    made += tuple(launch.programmatic() for launch in made)
+    assert kernel in {launch.kernel.__name__ for launch in made}
+    assert all(fuses(dict(launch.options)) for launch in made)
+
+
+def compiled(launch: Launch) -> aot.Compiled:
+    """With fp32 operands."""
+    arguments = materialise(launch, dict.fromkeys("abc", torch.empty(1, device="meta")), {"alpha": 1.0, "beta": 0.0})
+    return aot.compile_launch(aot.Launch(launch.kernel, {**arguments, **launch.options}), HOPPER)
+
+
+def test_a_kernel_compiles_to_ffmas_without_a_warning() -> None:
+    product, capability = PRODUCTS["gemv_kernel"]
+    (launch,) = launches(product, select(product, device_of_capability(capability)))
+    assert compiled(launch).instructions["FFMA"] > 0
+    apart = Launch(launch.kernel, launch.grid, launch.arguments, {**launch.options, "enable_fp_fusion": False})
+    assert compiled(apart).instructions["FFMA"] == 0
+
+
+@pytest.mark.parametrize("rung", [RUNGS["k03"], RUNGS["k11"]], ids=["in Triton", "in Gluon"])
+def test_a_rung_compiles_without_a_warning(rung: Rung) -> None:
+    with aot.capture() as made:
+        rung.launch(*operands(rung), config=rung.configs[0])
+    for launch in made:
+        aot.compile_launch(launch, HOPPER)
