@@ -72,7 +72,10 @@ def problem(M: int, N: int, K: int, dtype: torch.dtype = torch.bfloat16, step: i
 
 
 def of_groups() -> GemmProblem:
-    a, b = torch.empty(512, 256, dtype=torch.bfloat16, device="meta"), torch.empty(4, 256, 512, device="meta").bfloat16()
+    a, b = (
+        torch.empty(512, 256, dtype=torch.bfloat16, device="meta"),
+        torch.empty(4, 256, 512, device="meta").bfloat16(),
+    )
     return GemmProblem.of(a, b, a.new_empty(512, 512), groups="m")
 
 

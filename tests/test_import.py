@@ -38,6 +38,7 @@ print(json.dumps({
     "seconds": seconds,
     "cuda_initialized": torch.cuda.is_initialized(),
     "drivers": [repr(d) for d in (driver._default, driver._active) if d is not None],
+    "decorated": sorted(x for x in sys.modules if x.startswith(("triton_gemm.kernels.", "triton_gemm.ladder"))),
     "distributed": sorted(x for x in set(sys.modules) - modules if x.startswith("torch.distributed.tensor")),
     "new_libraries": [path for path in libraries() if path not in before],
     "all": list(triton_gemm.__all__),
@@ -80,6 +81,12 @@ def test_costs_little(imported: dict[str, Any]) -> None:
             break
         least = min(least, probe()["seconds"])
     assert least < SECONDS, f"`import triton_gemm` costs {least:.2f} s beyond torch and triton"
+
+
+def test_leaves_kernels_to_the_first_product(imported: dict[str, Any]) -> None:
+    """They are most of the time: Triton reads the source of all that it decorates."""
+    shared = {f"triton_gemm.kernels.{name}" for name in ("launch", "schedule", "splitk")}
+    assert set(imported["decorated"]) <= shared
 
 
 def test_leaves_dtensor_to_who_uses_it(imported: dict[str, Any]) -> None:

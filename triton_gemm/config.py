@@ -9,8 +9,8 @@ from .device import DeviceInfo
 REGISTERS_PER_SM = 65_536
 MAX_REGISTERS_PER_THREAD = 255
 
-# Options of every launch. Triton up to 3.9 makes one fma of a multiplication and an addition unless told otherwise, from
-# 3.10 on only where told: said here, results and speed are the same with both.
+# Options of every launch. Triton up to 3.9 fuses a multiplication with an addition unless told otherwise, from 3.10 on
+# only if told: said here, results and speed are the same with both.
 OPTIONS = {"enable_fp_fusion": True}
 
 

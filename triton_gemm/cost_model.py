@@ -7,9 +7,9 @@ SXM; a choice depends on their relations only.
 
 from __future__ import annotations
 
+from . import kernels
 from .config import GemmConfig
 from .device import DeviceInfo
-from .kernels import fma, warp_specialised
 from .kernels.schedule import Schedule
 from .problem import GemmProblem, Layout
 
@@ -79,7 +79,7 @@ def schedules(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) -> l
     count, programs = tiles(problem, config), device.num_sms
     k_tiles = -(-problem.K // config.BLOCK_K)
     found = [Schedule(min(count, programs))]
-    if not warp_specialised.splits(config):
+    if not kernels.warp_specialised.splits(config):
         return found
     rest = count % programs if count > programs else count
     for parts in range(2, min(k_tiles // 2, MAX_PARTS) + 1):
@@ -113,7 +113,7 @@ def microseconds(problem: GemmProblem, config: GemmConfig, schedule: Schedule) -
     alone = schedule.programs <= PAIRS
     load = loaded * LINE * (ALONE if alone else 1.0) + beyond * BEYOND
     pace = terms * (soft_maximum(step(m, n) * k_lines, load) + STAGE)
-    start = START[0] + START[1] * m * n + SECOND * bool(warp_specialised.rest_columns(config))
+    start = START[0] + START[1] * m * n + SECOND * bool(kernels.warp_specialised.rest_columns(config))
     busy = -(-(count - schedule.split) // schedule.programs) * (k_tiles * pace + start)
     share = 0.0
     if schedule.split:
@@ -138,11 +138,13 @@ def outer_products(problem: GemmProblem, config: GemmConfig, split_k: int, devic
     """Predicted time of `kernels.fma`, K cut into `split_k` parts: of its busiest multiprocessor."""
     assert config.BLOCK_M is not None and config.BLOCK_N is not None and config.BLOCK_K is not None
     size, warps = config.BLOCK_M * config.BLOCK_N, config.num_warps
-    at_once = fma.WARPS_PER_SM // warps
+    at_once = kernels.fma.WARPS_PER_SM // warps
     pace = (1 + SIDES / config.BLOCK_M + SIDES / config.BLOCK_N) / FMAS
     work = -(-problem.K // (split_k * config.BLOCK_K)) * config.BLOCK_K * size * pace
     full, rest = divmod(-(-tiles(problem, config) * split_k // device.num_sms), at_once)
-    busy = full * at_once * work * _latency(fma.WARPS_PER_SM) + (rest * work * _latency(rest * warps) if rest else 0.0)
+    busy = full * at_once * work * _latency(kernels.fma.WARPS_PER_SM) + (
+        rest * work * _latency(rest * warps) if rest else 0.0
+    )
     busy += (full + bool(rest)) * PROGRAM
     if split_k > 1:
         busy += HANDED_ON[0] + HANDED_ON[1] * size * (split_k + full * at_once + rest)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from . import cost_model
+from . import cost_model, kernels
 from .config import GemmConfig
 from .device import INTERPRETER, DeviceInfo
-from .kernels import fma, gemv, portable, repack, skinny, warp_specialised
 from .kernels.launch import Launch
 from .kernels.schedule import Schedule
 from .kernels.splitk import MAX_COUNTERS
@@ -77,13 +76,13 @@ def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
         turned = problem.N < problem.M
         narrow = problem.swapped if turned else problem
         rows = f"{narrow.M} row{'s' * (narrow.M > 1)} of products"
-        if skinny.pays(narrow, device) and device is not INTERPRETER:
-            config, again = skinny.default(narrow, device)
-            if skinny.illegal(narrow.swapped if again else narrow, device, config) is None:
+        if kernels.skinny.pays(narrow, device) and device is not INTERPRETER:
+            config, again = kernels.skinny.default(narrow, device)
+            if kernels.skinny.illegal(narrow.swapped if again else narrow, device, config) is None:
                 return Selection("skinny", config, f"{rows} along K", swapped=turned != again, precision=precision)
-        if gemv.pays(narrow) or (not hopper and _few_rows(narrow)):
-            config, split_k = gemv.default(narrow, device)
-            if gemv.illegal(narrow, device, config, split_k) is None:
+        if kernels.gemv.pays(narrow) or (not hopper and _few_rows(narrow)):
+            config, split_k = kernels.gemv.default(narrow, device)
+            if kernels.gemv.illegal(narrow, device, config, split_k) is None:
                 return Selection("gemv", config, rows, None, split_k, turned, precision=precision)
     if hopper and not _tiny(problem) and precision == "half" and problem.K > 0:
         found = _warp_specialised(problem, device)
@@ -102,7 +101,9 @@ def _grouped(problem: GemmProblem, device: DeviceInfo) -> Selection:
     average = replace(problem, groups=None, **{size: max(1, -(-getattr(problem, size) // problem.batch))})
     how = f"{problem.batch} groups along {problem.groups}"
     if device.capability == (9, 0) and device is not INTERPRETER and problem.precision == "half":
-        configs = [c for c in warp_specialised.CONFIGS if warp_specialised.illegal(problem, device, c) is None]
+        configs = [
+            c for c in kernels.warp_specialised.CONFIGS if kernels.warp_specialised.illegal(problem, device, c) is None
+        ]
         whole = [(c, s) for c in configs for s in cost_model.schedules(average, c, device) if s.split == 0]
         if whole:
             config, schedule = min(whole, key=lambda found: cost_model.microseconds(average, *found))
@@ -110,8 +111,8 @@ def _grouped(problem: GemmProblem, device: DeviceInfo) -> Selection:
             return Selection("warp_specialised", config, how, schedule, precision=problem.precision)
     legal = [
         (_portable_work(average, device, config, 1), config)
-        for config in portable.CONFIGS[problem.precision]
-        if portable.illegal(problem, device, config) is None
+        for config in kernels.portable.CONFIGS[problem.precision]
+        if kernels.portable.illegal(problem, device, config) is None
     ]
     if not legal:
         raise RuntimeError(f"no kernel multiplies groups of {problem.dtype} on {device.name}")
@@ -121,15 +122,15 @@ def _grouped(problem: GemmProblem, device: DeviceInfo) -> Selection:
 def _ieee(problem: GemmProblem, device: DeviceInfo) -> Selection:
     """Outer products on CUDA cores, over copies of what does not lie across K, or the portable kernel where it is
     faster: in small and narrow products."""
-    packed, turned = fma.unreadable(problem), _turned(problem)
+    packed, turned = kernels.fma.unreadable(problem), _turned(problem)
     readable = repacked(problem, packed)
     given = readable.swapped if turned else readable
     copying = _copying(given, packed, turned)
     legal = [
         (cost_model.outer_products(given, config, split_k, device) + copying, config, split_k)
-        for config in fma.CONFIGS
+        for config in kernels.fma.CONFIGS
         for split_k in _splits(given, config, device)
-        if fma.illegal(given, device, config, split_k) is None
+        if kernels.fma.illegal(given, device, config, split_k) is None
     ]
     simple = _portable(problem, device)
     if not legal:
@@ -145,14 +146,14 @@ def _ieee(problem: GemmProblem, device: DeviceInfo) -> Selection:
 def _splits(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) -> list[int]:
     """Into how many parts K may be cut: as many as keep chains of sums short, or more, to occupy the GPU."""
     count = cost_model.tiles(problem, config)
-    fewest = min(-(-problem.K // fma.LONGEST_CHAIN), fma.MAX_SPLIT) if count <= MAX_COUNTERS else 1
+    fewest = min(-(-problem.K // kernels.fma.LONGEST_CHAIN), kernels.fma.MAX_SPLIT) if count <= MAX_COUNTERS else 1
     more = [s for s in (2, 3, 4, 6, 8, 12, 16, 24, 32) if s > fewest and 64 * s <= problem.K]
     return [fewest, *(s for s in more if count * s <= 4 * device.num_sms)]
 
 
 def _warp_specialised(problem: GemmProblem, device: DeviceInfo) -> Selection | None:
     """The persistent kernel in its fastest configuration by the cost model, over copies of what TMA reads badly."""
-    configs = warp_specialised.configs(problem.planes.dtype)
+    configs = kernels.warp_specialised.configs(problem.planes.dtype)
     best = min(candidates(problem, device, configs), key=Candidate.microseconds, default=None)
     if best is None:
         return None
@@ -203,7 +204,7 @@ def candidates(problem: GemmProblem, device: DeviceInfo, configs: Sequence[GemmC
         for swapped in (False, True) if turns else (False,):
             turned = readable.swapped if swapped else readable
             for config in configs:
-                if _fits(turned, config) and warp_specialised.illegal(turned, device, config) is None:
+                if _fits(turned, config) and kernels.warp_specialised.illegal(turned, device, config) is None:
                     for schedule in cost_model.schedules(turned, config, device):
                         yield Candidate(turned, config, schedule, swapped, packed)
 
@@ -258,14 +259,14 @@ def _portable(problem: GemmProblem, device: DeviceInfo) -> Selection:
     turned_problem = problem.swapped if turned else problem
     best: tuple[float, GemmConfig, int] | None = None
     why: str | None = None
-    for config in portable.CONFIGS[problem.precision]:
+    for config in kernels.portable.CONFIGS[problem.precision]:
         m, n, k = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K
         assert m is not None and n is not None and k is not None
         count, k_tiles = cost_model.tiles(turned_problem, config), max(1, -(-problem.K // k))
         for split_k in (1, 2, 3, 4, 6, 8, 12, 16):
             if split_k > 1 and (count * split_k > 2 * device.num_sms or k_tiles < 4 * split_k):
                 break
-            why = portable.illegal(turned_problem, device, config, split_k)
+            why = kernels.portable.illegal(turned_problem, device, config, split_k)
             if why is not None:
                 continue
             time = _portable_work(turned_problem, device, config, split_k)
@@ -309,7 +310,7 @@ def _copy(problem: GemmProblem, name: str) -> tuple[Launch, Layout]:
     # Tensor cores want all but 16 bits along K, outer products both operands across it.
     column_major = {"half": None, "ieee": name == "a"}.get(problem.precision, name == "b")
     shape = (problem.batch, rows, columns)
-    return repack.launch(
+    return kernels.repack.launch(
         *(name, f"packed_{name}", layout, shape, problem.dtype),
         column_major=column_major,
         planes=SPLIT.get(problem.precision),
@@ -333,14 +334,14 @@ def launches(problem: GemmProblem, selection: Selection) -> tuple[Launch, ...]:
         names = {"a": names.get("b", "b"), "b": names.get("a", "a"), "a_scale": "b_scale", "b_scale": "a_scale"}
     if selection.kernel == "warp_specialised":
         assert selection.schedule is not None
-        made = warp_specialised.launches(problem, selection.config, selection.schedule)
+        made = kernels.warp_specialised.launches(problem, selection.config, selection.schedule)
     elif selection.kernel == "gemv":
-        made = gemv.launches(problem, selection.config, selection.split_k)
+        made = kernels.gemv.launches(problem, selection.config, selection.split_k)
     elif selection.kernel == "skinny":
-        made = skinny.launches(problem, selection.config)
+        made = kernels.skinny.launches(problem, selection.config)
     elif selection.kernel == "fma":
-        made = fma.launches(problem, selection.config, selection.split_k)
+        made = kernels.fma.launches(problem, selection.config, selection.split_k)
     else:
         assert selection.kernel == "portable"
-        made = portable.launches(problem, selection.config, selection.split_k)
+        made = kernels.portable.launches(problem, selection.config, selection.split_k)
     return (*copies, *(launch.renamed(names) for launch in made))
