@@ -1,23 +1,36 @@
 # Every command of this project; `make help` lists them.
 #
 #   PYTHON=python3.12   the interpreter that the environment is made with
+#   CONSTRAINTS=newest  the versions of constraints-newest.txt instead of constraints.txt, in an environment of their
+#                       own, .venv-newest, so that both live side by side; or oldest, or a file. With CUDA: gigabytes
 #   VENV=.venv          where the environment is; VENV=none uses the one that is active and installs nothing
 #   ARGS=...            passed on to the report, the bench or pytest
 #   JOBS=auto           test processes
 #   GPU_JOBS=8          test processes that share the GPU
 
 PYTHON ?= python3
-VENV ?= .venv
+CONSTRAINTS ?=
 JOBS ?= auto
 GPU_JOBS ?= 8
 ARGS ?=
-RESULTS := build/test-results
+
+# newest -> constraints-newest.txt and -newest; my/pins.txt -> my/pins.txt and -pins
+VERSIONS := $(or $(wildcard constraints$(addprefix -,$(CONSTRAINTS)).txt),$(wildcard $(CONSTRAINTS)))
+KIND := $(addprefix -,$(basename $(notdir $(CONSTRAINTS))))
+ifeq ($(VERSIONS),)
+  $(error CONSTRAINTS=$(CONSTRAINTS): there is neither constraints-$(CONSTRAINTS).txt nor such a file)
+endif
+VENV ?= .venv$(KIND)
+RESULTS := build/test-results$(KIND)
 
 # The checkout is importable as it stands, installed or not.
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 export PYTHONUNBUFFERED := 1
 
 ifeq ($(VENV),none)
+  ifneq ($(CONSTRAINTS),)
+    $(error VENV=none installs nothing, so that CONSTRAINTS=$(CONSTRAINTS) would be ignored)
+  endif
   PY := $(PYTHON)
   BIN :=
   READY :=
@@ -36,26 +49,33 @@ else
     ifneq ($(wildcard $(VENV)/.changing),)
       REMAKE := $(READY)
     endif
+    ifneq ($(shell cat '$(READY)'),$(VERSIONS))
+      OTHER_VERSIONS := $(READY)
+    endif
   endif
 endif
 
-.PHONY: help report bench test gpu-test check format clean $(REMAKE)
+.PHONY: help report bench test gpu-test check format clean $(REMAKE) $(OTHER_VERSIONS)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
 help: ## this list
-	@echo 'usage: make COMMAND [ARGS=...] [PYTHON=python3] [VENV=.venv | VENV=none] [JOBS=auto]'
+	@echo 'usage: make COMMAND [ARGS=...] [PYTHON=python3] [CONSTRAINTS=newest] [VENV=.venv | VENV=none] [JOBS=auto]'
 	@echo
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) \
 	  | while IFS='|' read -r name text; do printf '  %-10s %s\n' "$$name" "$$text"; done
+	@echo
+	@echo 'CONSTRAINTS=newest takes the torch and Triton of constraints-newest.txt, in an environment of their own,'
+	@echo '.venv-newest (gigabytes, CUDA included); so does oldest; a file of yours works too.'
 
 # ---- the environment ------------------------------------------------------------------------------
 # One make at a time works on it, where there is flock.
-# .complete says that everything is installed, and is older than pyproject.toml when it has to be brought
-# up to date. .changing is there while pip works: whoever finds it knows that pip was killed, does not
-# trust the environment and makes it from nothing. A folder that make did not make is never deleted.
+# .complete says that everything is installed, and names the file of versions; it is older than pyproject.toml, or
+# names another file, when the environment has to be brought up to date. .changing is there while pip works: whoever
+# finds it knows that pip was killed, does not trust the environment and makes it from nothing. A folder that make did
+# not make is never deleted.
 
-$(VENV)/.complete: pyproject.toml constraints.txt
+$(VENV)/.complete: pyproject.toml $(VERSIONS) constraints-tools.txt
 	@command -v '$(PYTHON)' >/dev/null || { \
 	  echo "error: there is no '$(PYTHON)' here; name an interpreter with PYTHON=/path/to/python3" >&2; exit 1; }
 	@'$(PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
@@ -68,7 +88,8 @@ $(VENV)/.complete: pyproject.toml constraints.txt
 	if command -v flock >/dev/null; then \
 	  exec 9>'$(VENV).lock'; \
 	  flock -n 9 || { echo "==> waiting for another make that works on '$(VENV)'"; flock 9; }; \
-	  if [ -z '$(REMAKE)' ] && [ '$@' -nt pyproject.toml ] && [ '$@' -nt constraints.txt ]; then exit 0; fi; \
+	  if [ -z '$(REMAKE)' ] && [ -f '$@' ] && [ "$$(cat '$@')" = '$(VERSIONS)' ] && \
+	     [ -z "$$(find $^ -newer '$@')" ]; then exit 0; fi; \
 	fi; \
 	rm -rf '$(VENV).discarded'; \
 	if [ ! -f '$@' ] || [ -n '$(REMAKE)' ]; then \
@@ -83,12 +104,12 @@ $(VENV)/.complete: pyproject.toml constraints.txt
 	  mkdir -p '$(VENV)'; : >'$(VENV)/.made-by-make'; \
 	  '$(PYTHON)' -m venv '$(VENV)'; \
 	fi; \
-	echo "==> installing triton_gemm[dev] as constraints.txt says (the first time takes minutes)"; \
+	echo "==> installing triton_gemm[dev] as $(VERSIONS) says (the first time takes minutes)"; \
 	: >'$(VENV)/.changing'; \
-	'$(PY)' -m pip install --disable-pip-version-check --no-input -e '.[dev]' -c constraints.txt || { \
+	'$(PY)' -m pip install --disable-pip-version-check --no-input -e '.[dev]' -c '$(VERSIONS)' || { \
 	  rm -f '$(VENV)/.changing'; \
 	  echo "error: the installation failed; what pip said is above. The next make tries it again." >&2; exit 1; }; \
-	touch '$@'; rm -f '$(VENV)/.changing'
+	echo '$(VERSIONS)' >'$@'; rm -f '$(VENV)/.changing'
 
 # $(call need,MODULES): with VENV=none nothing is installed, so what is missing is named.
 ifeq ($(VENV),none)
@@ -112,7 +133,7 @@ bench: $(READY) ## measure suites of shapes against cuBLAS, on a GPU (ARGS='squa
 # The interpreter is chosen when triton is imported, so its tests run in processes of their own.
 # With ARGS (-k, -m) a group may have nothing to run; without, that is an error.
 test: $(READY) ## all tests that need no GPU (ARGS='-k matmul')
-	$(call need,torch triton numpy hypothesis pytest xdist pytest_timeout)
+	$(call need,torch triton numpy pandas matplotlib rich hypothesis pytest xdist pytest_timeout setuptools)
 	@mkdir -p $(RESULTS); rm -f $(RESULTS)/interpreter.xml $(RESULTS)/compile.xml
 	@failed=; \
 	group() { \
@@ -128,7 +149,7 @@ test: $(READY) ## all tests that need no GPU (ARGS='-k matmul')
 	echo "All tests passed. Results: $(RESULTS)/*.xml"
 
 gpu-test: $(READY) ## the tests that need a CUDA device
-	$(call need,torch triton numpy hypothesis pytest xdist pytest_timeout)
+	$(call need,torch triton numpy pandas matplotlib rich hypothesis pytest xdist pytest_timeout setuptools)
 	@'$(PY)' -c 'import sys, torch; torch.cuda.is_available() or sys.exit( \
 	  f"error: gpu-test needs a CUDA device, and torch {torch.__version__} sees none here (does nvidia-smi?)")'
 	@mkdir -p $(RESULTS); rm -f $(RESULTS)/gpu.xml

@@ -35,7 +35,9 @@ try:
     from perf.record import write_json
     from perf.timer import interleave, percentiles, ratios
 except ModuleNotFoundError as error:
-    sys.exit(f"error: {error}; pip install 'triton_gemm[perf]'")
+    if __name__ != "__main__":
+        raise
+    sys.exit(f"error: {error}; pip install -e '.[dev]'")
 
 TINY = GptConfig(vocabulary=128, context=16, layers=1, heads=2, width=32)
 WIDE = 200  # columns where there is no terminal

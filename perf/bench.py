@@ -32,7 +32,9 @@ try:
     from perf.tables import Cell
     from perf.timer import DeviceLostError
 except ModuleNotFoundError as error:
-    sys.exit(f"error: {error}; pip install 'triton_gemm[perf]'")
+    if __name__ != "__main__":
+        raise
+    sys.exit(f"error: {error}; pip install -e '.[dev]'")
 
 RESULTS = environment.ROOT / "perf" / "results"
 WIDE = 200  # columns where there is no terminal

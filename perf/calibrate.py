@@ -49,7 +49,9 @@ try:
     from triton_gemm.select import Candidate, repacked, select
     from triton_gemm.select import candidates as ways
 except ModuleNotFoundError as error:
-    sys.exit(f"error: {error}; pip install 'triton_gemm[perf]'")
+    if __name__ != "__main__":
+        raise
+    sys.exit(f"error: {error}; pip install -e '.[dev]'")
 
 RESULTS = environment.ROOT / "perf" / "results"
 FILE = "calibration.json"

@@ -27,7 +27,9 @@ try:
     from perf.timer import DeviceLostError
     from triton_gemm.ladder import LADDER, Rung
 except ModuleNotFoundError as error:
-    sys.exit(f"error: {error}; pip install 'triton_gemm[perf]', or `make report`, which installs what it needs")
+    if __name__ != "__main__":
+        raise
+    sys.exit(f"error: {error}; pip install -e '.[dev]', or `make report`, which installs what it needs")
 
 ROOT = environment.ROOT
 DTYPES = {"fp32": "ieee", "tf32": "tf32", "fp16": "fp16", "bf16": "bf16"}

@@ -9,10 +9,19 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from typing import Any, TypeVar
 
 import torch
-import triton
+
+try:
+    import triton
+except ModuleNotFoundError as error:
+    if error.name != "numpy":
+        raise
+    raise ModuleNotFoundError(
+        "TRITON_INTERPRET=1 asks for Triton's interpreter, which needs NumPy: pip install numpy", name="numpy"
+    ) from error
 import triton.language as tl
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
@@ -28,6 +37,11 @@ from triton.runtime.jit import create_function_from_signature
 
 # Whether kernels made from here on run in Triton's interpreter; it is read when triton.jit decorates.
 INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
+
+if INTERPRETED and triton.__version__.startswith("3.6."):
+    _numpy = tuple(map(int, metadata.version("numpy").split(".")[:2]))
+    if _numpy >= (2, 4):
+        raise ImportError("Triton 3.6's interpreter does not run on NumPy 2.4 or newer: pip install 'numpy<2.4'")
 
 _INTERPRETED = tl.constexpr(INTERPRETED)
 
