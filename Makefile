@@ -123,7 +123,7 @@ endif
 # ---- the commands ---------------------------------------------------------------------------------
 
 report: $(READY) ## climb the ladder: measure and draw every rung, its CUDA twin and cuBLAS (ARGS=--quick)
-	$(call need,torch triton matplotlib pandas rich)
+	$(call need,torch triton matplotlib rich)
 	@'$(PY)' perf/report.py $(ARGS)
 
 bench: $(READY) ## measure suites of shapes against cuBLAS, on a GPU (ARGS='square mid --limit 5')
@@ -133,7 +133,7 @@ bench: $(READY) ## measure suites of shapes against cuBLAS, on a GPU (ARGS='squa
 # The interpreter is chosen when triton is imported, so its tests run in processes of their own.
 # With ARGS (-k, -m) a group may have nothing to run; without, that is an error.
 test: $(READY) ## all tests that need no GPU (ARGS='-k matmul')
-	$(call need,torch triton numpy pandas matplotlib rich hypothesis pytest xdist pytest_timeout setuptools)
+	$(call need,torch triton numpy matplotlib rich hypothesis pytest xdist pytest_timeout setuptools)
 	@mkdir -p $(RESULTS); rm -f $(RESULTS)/interpreter.xml $(RESULTS)/compile.xml
 	@failed=; \
 	group() { \
@@ -149,7 +149,7 @@ test: $(READY) ## all tests that need no GPU (ARGS='-k matmul')
 	echo "All tests passed. Results: $(RESULTS)/*.xml"
 
 gpu-test: $(READY) ## the tests that need a CUDA device
-	$(call need,torch triton numpy pandas matplotlib rich hypothesis pytest xdist pytest_timeout setuptools)
+	$(call need,torch triton numpy matplotlib rich hypothesis pytest xdist pytest_timeout setuptools)
 	@'$(PY)' -c 'import sys, torch; torch.cuda.is_available() or sys.exit( \
 	  f"error: gpu-test needs a CUDA device, and torch {torch.__version__} sees none here (does nvidia-smi?)")'
 	@mkdir -p $(RESULTS); rm -f $(RESULTS)/gpu.xml

@@ -46,7 +46,7 @@ PAGES = {
 class _Small(ast.NodeTransformer):
     """A block as it runs on the CPU."""
 
-    def visit_Constant(self, node: ast.Constant) -> ast.Constant:  # noqa: N802
+    def visit_Constant(self, node: ast.Constant) -> ast.Constant:
         value = node.value
         if value == "cuda":
             value = "cpu"

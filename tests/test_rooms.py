@@ -47,7 +47,7 @@ TABLE: dict[str, set[str]] = {
     "cli": TYPES | {"torch", "triton", "triton_gemm", "api", "plan", "select", "tuning"},
     "reference_cuda": {"torch"},
     "perf": {
-        *("torch", "triton", "numpy", "pandas", "matplotlib", "rich"),
+        *("torch", "triton", "numpy", "matplotlib", "rich"),
         *("triton_gemm.*", "reference_cuda", "perf.numerics"),
     },
     "perf.numerics": {"torch"},
