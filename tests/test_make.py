@@ -19,13 +19,10 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make
 
 
 def make(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """`make` as in a shell of its own, whatever started this test."""
-    environment = {
-        name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")
-    }
-    return subprocess.run(
-        ["make", "--no-print-directory", *arguments], cwd=folder, env=environment, capture_output=True, text=True
-    )
+    """`make` as in a new shell: the make that started this test hands down what it was called with."""
+    environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    command = ["make", "--no-print-directory", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
 @pytest.fixture

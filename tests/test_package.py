@@ -238,7 +238,7 @@ sys.modules["rich"] = None
 try:
     import {module}
 except ModuleNotFoundError as error:
-    print(error.name)
+    print(error.name.split(".")[0])
 runpy.run_module({module!r}, run_name="__main__")
 """
     done = run(sys.executable, "-c", code, cwd=ROOT)
