@@ -252,7 +252,10 @@ def not_measured(call: Call, rung: Rung, console: Console) -> int:
                     show(config, {})
             advance(spelled(seen_apart[seen].config or rung.configs[0]))
 
-        interpret.run(seen_apart.values(), done)
+        try:
+            interpret.run(seen_apart.values(), done)
+        except interpret.UnavailableError as error:
+            say(console, f"error: none, since the interpreter does not run here ({error}).")
 
     def compile_all(advance: Callable[[str], None]) -> None:
         def done(key: str, facts: dict[str, Any]) -> None:

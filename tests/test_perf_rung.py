@@ -189,6 +189,18 @@ def test_a_kernel_that_does_not_compile_is_a_failure(
     assert re.search("^128x128x64,8,5,8 +failed: RuntimeError: PassManager::run failed$", out, re.MULTILINE)
 
 
+def test_without_an_interpreter_there_is_what_the_compiler_makes_of_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with Triton 3.6 and NumPy 2.4, where a child says why as it ends."""
+    monkeypatch.setenv("PYTHONHOME", "/nowhere")  # no Python starts
+    assert by_hand.main(["k04", "--arch", "sm_90", "--config", "64x64x16,4,1,4", "--size", "64"]) == 0
+    out = capsys.readouterr().out
+    assert "error: none, since the interpreter does not run here (" in out
+    name, registers, _, spills = columns(out)
+    assert name == "64x64x16,4,1,4" and 32 <= int(registers) <= 255 and spills == "0"
+
+
 # --- The door ---
 
 

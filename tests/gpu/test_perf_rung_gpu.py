@@ -24,7 +24,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "triton_gemm.ladder", *arguments],
         cwd=ROOT,
-        env={**environment, "PYTHONPATH": str(ROOT)},
+        env={**environment, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))},
         capture_output=True,
         text=True,
         timeout=280,

@@ -32,7 +32,8 @@ def sanitizer() -> str:
 
 
 def watch(sanitizer: str, options: list[str], command: list[str]) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONPATH": str(ROOT)}
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONPATH": paths}
     return subprocess.run(
         [sanitizer, *options, "--error-exitcode", str(FOUND), *command],
         cwd=ROOT,
