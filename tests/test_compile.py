@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from triton.backends.nvidia.compiler import get_ptxas
 
 from triton_gemm import aot
 from triton_gemm.config import MAX_REGISTERS_PER_THREAD, GemmConfig
@@ -33,19 +34,40 @@ def compiled(
     return aot.compile_call(rung.launch, size, dtype or rung.dtypes[0], capability, config=config, **options)
 
 
-def assert_fits(rung: Rung, capability: Capability, config: GemmConfig, **options: object) -> aot.Compiled:
-    """Within the registers and shared memory of the GPU and of the legality predicate; returns the GEMM's kernel."""
+def assert_fits(
+    rung: Rung, capability: Capability, config: GemmConfig, *, spills: int = 0, **options: object
+) -> aot.Compiled:
+    """Within the registers and shared memory of the GPU and of the legality predicate; returns the GEMM's kernel.
+
+    spills: how many instructions of the GEMM spill, none of them in its main loop.
+    """
     kernels = compiled(rung, capability, config, **options)
-    for kernel in kernels:
-        assert kernel.spills == 0, f"{kernel.name} spills"
-        assert kernel.registers <= MAX_REGISTERS_PER_THREAD
     gemm = kernels[-1]
+    for kernel in kernels:
+        assert kernel.spills == (spills if kernel is gemm else 0), f"{kernel.name}: {kernel.spills} spills"
+        assert kernel.registers <= MAX_REGISTERS_PER_THREAD
+    assert not spills or not any(opcode.startswith(("STL", "LDL")) for opcode, _ in main_loop(gemm.asm["sass"]))
     dtype = options.get("dtype") or rung.dtypes[0]
     out_dtype = options.get("out_dtype") or dtype
     promised = config.shared_memory(dtype.itemsize, rung.staged_outputs["beta" in options] * out_dtype.itemsize)
     assert gemm.shared <= SHARED_MEMORY[capability], "does not fit the GPU"
     assert gemm.shared <= promised, "needs more shared memory than GemmConfig.shared_memory says"
     return gemm
+
+
+INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?(\S+)\s*(.*?)\s*;", re.MULTILINE)
+
+
+def main_loop(sass: str) -> list[tuple[str, list[str]]]:
+    """(opcode, operands) of the instructions from where the backward branch over most FFMAs leads, to it."""
+    code = [(int(address, 16), opcode, operands) for address, opcode, operands in INSTRUCTION.findall(sass)]
+    best: list[tuple[str, list[str]]] = []
+    for end, opcode, operands in code:
+        target = re.search(r"0x([0-9a-f]+)", operands)
+        if opcode.startswith("BRA") and target and int(target[1], 16) < end:
+            loop = [(o, x.split(", ")) for address, o, x in code if int(target[1], 16) <= address <= end]
+            best = max(best, loop, key=lambda found: sum(o == "FFMA" for o, _ in found))
+    return best
 
 
 @pytest.mark.parametrize(
@@ -85,10 +107,21 @@ def test_beta_spills_nothing(rung: Rung, capability: Capability) -> None:
     assert_fits(rung, capability, default(rung, capability, reads_output=True), alpha=0.5, beta=2.0)
 
 
+# Told --regAllocOptLevel=2, as by Triton 3.9, ptxas 13.4 spills an index or two around the main loop for one more block
+# on a multiprocessor. (assembler, rung, capability, tile): instructions. 8 bytes of a thread in k05, 12 in k06.
+SPILLS = {
+    ("13.4", "k05", (9, 0), "64x128x32"): 3,
+    ("13.4", "k06", (9, 0), "64x64x16"): 5,
+    ("13.4", "k06", (12, 0), "64x64x16"): 5,
+}
+
+
 @pytest.mark.parametrize(("rung", "capability"), [case for case in EVERYWHERE if case.values[0].id in ("k05", "k06")])
-def test_a_that_is_not_turned_spills_nothing(rung: Rung, capability: Capability) -> None:
+def test_a_that_is_not_turned_spills_nothing_else(rung: Rung, capability: Capability) -> None:
+    assembler = get_ptxas(10 * capability[0] + capability[1]).version
     for config in rung.legal_configs(device_of_capability(capability), torch.float32):
-        assert_fits(rung, capability, config, size=NARROW)
+        spills = SPILLS.get((assembler, rung.id, capability, str(config).partition(" ")[0]), 0)
+        assert_fits(rung, capability, config, size=NARROW, spills=spills)
 
 
 @pytest.mark.parametrize(("rung", "capability"), [case for case in EVERYWHERE if case.values[0] in POINTERS])

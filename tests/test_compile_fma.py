@@ -10,6 +10,7 @@ import pytest
 import torch
 from triton.runtime.jit import JITFunction
 
+from tests.test_compile import main_loop
 from tests.test_compile_portable import compile_launch
 from triton_gemm import aot
 from triton_gemm.config import REGISTERS_PER_SM, GemmConfig
@@ -78,20 +79,7 @@ def compiled(circumstance: Circumstance, config: GemmConfig, capability: Capabil
 
 # --- The main loop in SASS ---
 
-INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?(\S+)\s*(.*?)\s*;", re.MULTILINE)
 REGISTER = re.compile(r"R(\d+)(\.reuse)?$")
-
-
-def main_loop(sass: str) -> list[tuple[str, list[str]]]:
-    """(opcode, operands) of the instructions from where the backward branch over most FFMAs leads, to it."""
-    code = [(int(address, 16), opcode, operands) for address, opcode, operands in INSTRUCTION.findall(sass)]
-    best: list[tuple[str, list[str]]] = []
-    for end, opcode, operands in code:
-        target = re.search(r"0x([0-9a-f]+)", operands)
-        if opcode.startswith("BRA") and target and int(target[1], 16) < end:
-            loop = [(o, x.split(", ")) for address, o, x in code if int(target[1], 16) <= address <= end]
-            best = max(best, loop, key=lambda found: sum(o == "FFMA" for o, _ in found))
-    return best
 
 
 def clashes(loop: list[tuple[str, list[str]]]) -> float:
@@ -114,13 +102,14 @@ def clashes(loop: list[tuple[str, list[str]]]) -> float:
 @pytest.mark.parametrize("config", fma.CONFIGS, ids=lambda c: str(c).replace(" ", "-"))
 @pytest.mark.parametrize("name", CIRCUMSTANCES)
 def test_nothing_is_spilled(name: str, config: GemmConfig) -> None:
-    """On Hopper and on one other architecture in turn."""
+    """On Hopper and on one other architecture in turn. Only on sm_120 is one of them illegal."""
     turn = list(CIRCUMSTANCES).index(name) + fma.CONFIGS.index(config)
     for capability in (HOPPER, CAPABILITIES[1 + turn % 4]):
         circumstance = CIRCUMSTANCES[name]
-        assert (
-            fma.illegal(circumstance.problem(), device_of_capability(capability), config, circumstance.split_k) is None
-        )
+        why = fma.illegal(circumstance.problem(), device_of_capability(capability), config, circumstance.split_k)
+        if why is not None:
+            assert (config, capability) == (MAIN, (12, 0)) and "everything in turn" in name
+            continue
         gemm = compiled(circumstance, config, capability)
         assert gemm.spills == 0
         assert gemm.registers * 32 * fma.WARPS_PER_SM <= REGISTERS_PER_SM

@@ -266,7 +266,7 @@ def fma_kernel(
     num_m = gl.cdiv(M, BLOCK_M)
     num_n = gl.cdiv(N, BLOCK_N)
     tile = gl.program_id(0)
-    batch, pid_m, pid_n = locate(tile, num_m, num_n, GROUP_M)
+    batch, pid_m, pid_n = locate(tile, num_m, GROUP_M, GROUP_M * num_n, num_m * num_n)
     m = pid_m * BLOCK_M
     n = pid_n * BLOCK_N
     part = gl.program_id(1)
@@ -347,6 +347,13 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig, split_
             return f"a k-tile of {name} spans more than {MAX_SIZE} elements"
     if problem.has_beta and problem.activation == "gelu":
         return "beta C and gelu's polynomial leave sums too few of a thread's registers"
+    if (
+        problem.activation
+        and _in_turn(problem, config, split_k)
+        and config.num_warps == 8
+        and device.capability[0] == 12
+    ):
+        return "an activation after others' sums leaves sums too few of a thread's registers"
     needed = config.shared_memory(problem.dtype.itemsize)
     if needed > device.shared_memory:
         return f"needs {needed} bytes of shared memory, {device.name} has {device.shared_memory}"
@@ -358,8 +365,7 @@ def launches(problem: GemmProblem, config: GemmConfig, split_k: int = 1) -> tupl
     assert config.BLOCK_M is not None and config.BLOCK_N is not None and config.BLOCK_K is not None
     num_tiles = _num_tiles(problem, config)
     share = _up(-(-problem.K // split_k), config.BLOCK_K)
-    split, size = split_k > 1, config.BLOCK_M * config.BLOCK_N
-    in_turn = split and 4 * split_k * num_tiles * size > LARGEST_WORKSPACE
+    split, in_turn, size = split_k > 1, _in_turn(problem, config, split_k), config.BLOCK_M * config.BLOCK_N
     c_unit, c_vector = vector(problem.c, (problem.M, problem.N), problem.out_dtype)
     sums = Temporary("sums", (num_tiles, size), torch.float32)
     arguments = {
@@ -407,6 +413,12 @@ def launches(problem: GemmProblem, config: GemmConfig, split_k: int = 1) -> tupl
 def _num_tiles(problem: GemmProblem, config: GemmConfig) -> int:
     assert config.BLOCK_M is not None and config.BLOCK_N is not None
     return problem.batch * -(-problem.M // config.BLOCK_M) * -(-problem.N // config.BLOCK_N)
+
+
+def _in_turn(problem: GemmProblem, config: GemmConfig, split_k: int) -> bool:
+    """Whether programs add their sums of a tile one after the other: where those of all would not fit a workspace."""
+    size = (config.BLOCK_M or 0) * (config.BLOCK_N or 0)
+    return split_k > 1 and 4 * split_k * _num_tiles(problem, config) * size > LARGEST_WORKSPACE
 
 
 def _up(value: int, multiple: int) -> int:

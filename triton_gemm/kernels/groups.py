@@ -56,7 +56,7 @@ def list_tiles_kernel(
 
     for tile in range(0, num_m * num_n, CHUNK):
         tiles = tile + tl.arange(0, CHUNK)
-        _, pid_m, pid_n = locate(tiles, num_m, num_n, band)
+        _, pid_m, pid_n = locate(tiles, num_m, band, band * num_n, num_m * num_n)
         entry_ptrs = tiles_ptr + (1 + first + tiles) * 4
         listed = (tiles < num_m * num_n) & (first + tiles < limit)
         tl.store(entry_ptrs, tl.zeros_like(tiles) + group, mask=listed)

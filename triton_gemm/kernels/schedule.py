@@ -54,13 +54,16 @@ def work_of(item, k_tiles, split, parts):
 
 
 @triton.jit
-def locate(tile_id, num_m, num_n, group):
-    """(batch, pid_m, pid_n) of a tile: batch after batch, and within one in bands of `group` rows of tiles."""
-    per_batch = num_m * num_n
+def locate(tile_id, num_m, group, per_band, per_batch):
+    """(batch, pid_m, pid_n) of a tile: batch after batch, and within one in bands of `group` of num_m rows of tiles.
+
+    per_band, per_batch: tiles of a whole band and of a matrix. A kernel in want of registers has them as arguments, and
+    reads them where it needs them: products of arguments would wait in registers through its main loop.
+    """
     batch = tile_id // per_batch
     within = tile_id - batch * per_batch
-    band = within // (group * num_n)
+    band = within // per_band
     rows = tl.minimum(num_m - band * group, group)
-    within -= band * group * num_n
+    within -= band * per_band
     column = within // rows
     return batch, band * group + within - column * rows, column

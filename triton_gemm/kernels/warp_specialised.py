@@ -58,7 +58,7 @@ def ask_for(x_ptr, desc, batch, row, column, ROWS: gl.constexpr, COLUMNS: gl.con
 
 @gluon.jit
 def ask_for_first_tiles(
-    a_ptr, b_ptr, a_desc, b_desc, num_m, num_n, k_tiles, group, split, parts, a_batches, b_batches,
+    a_ptr, b_ptr, a_desc, b_desc, order, k_tiles, split, parts, a_batches, b_batches,
     CONSUMERS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, REST_N: gl.constexpr, BLOCK_K: gl.constexpr,
     A_COLUMN_MAJOR: gl.constexpr, B_COLUMN_MAJOR: gl.constexpr, A_PLANES: gl.constexpr, B_PLANES: gl.constexpr,
 ):  # fmt: skip
@@ -66,7 +66,7 @@ def ask_for_first_tiles(
     of L2 that is written later is written there."""
     rows: gl.constexpr = BLOCK_M // CONSUMERS
     tile_id, _, k_begin, _ = work_of(gl.program_id(0), k_tiles, split, parts)
-    batch, pid_m, pid_n = locate(tile_id, num_m, num_n, group)
+    batch, pid_m, pid_n = locate(tile_id, *order)
     m = pid_m * BLOCK_M
     n = pid_n * BLOCK_N
     k = k_begin * BLOCK_K
@@ -82,7 +82,7 @@ def ask_for_first_tiles(
 @gluon.jit
 def load_partition(
     a_desc, b_desc, b_rest_desc, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, tiles_ptr,
-    a_scale_ptr, b_scale_ptr, M, N, num_m, num_n, num_items, k_tiles, group, split, parts, a_batches, b_batches,
+    a_scale_ptr, b_scale_ptr, M, N, order, num_items, k_tiles, split, parts, a_batches, b_batches,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, REST_N: gl.constexpr, BLOCK_K: gl.constexpr,
     A_COLUMN_MAJOR: gl.constexpr, B_COLUMN_MAJOR: gl.constexpr, TERMS: gl.constexpr, A_PLANES: gl.constexpr,
     B_PLANES: gl.constexpr, SCALED: gl.constexpr, GROUPS: gl.constexpr, PDL: gl.constexpr,
@@ -107,7 +107,7 @@ def load_partition(
         if GROUPS:
             batch, m, _, pid_n, k_end = listed(tiles_ptr, tile_id, k_tiles)
         else:
-            batch, pid_m, pid_n = locate(tile_id, num_m, num_n, group)
+            batch, pid_m, pid_n = locate(tile_id, *order)
             m = pid_m * BLOCK_M
         n = pid_n * BLOCK_N
         for step in range(k_begin * TERMS, k_end * TERMS):
@@ -338,8 +338,8 @@ def added(acc, more, n, scales, REST: gl.constexpr, SCALED: gl.constexpr):
 @gluon.jit
 def consume_partition(
     c_desc, c_parts, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, tiles_ptr, c_ptr, bias_ptr,
-    workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, num_m,
-    num_n, num_items, k_tiles, group, split, parts, CONSUMER: gl.constexpr, CONSUMERS: gl.constexpr, BLOCK_M:
+    workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta, order,
+    num_items, k_tiles, split, parts, CONSUMER: gl.constexpr, CONSUMERS: gl.constexpr, BLOCK_M:
     gl.constexpr, BLOCK_N: gl.constexpr, REST_N: gl.constexpr, PART_N: gl.constexpr, A_COLUMN_MAJOR: gl.constexpr,
     B_COLUMN_MAJOR: gl.constexpr, C_COLUMN_MAJOR: gl.constexpr, C_TMA: gl.constexpr, HAS_BETA: gl.constexpr, BIAS:
     gl.constexpr, EARLY_BIAS: gl.constexpr, ACTIVATION: gl.constexpr, SCALES: gl.constexpr, GROUPS: gl.constexpr,
@@ -366,7 +366,7 @@ def consume_partition(
         if GROUPS:
             batch, m, rows_end, pid_n, k_end = listed(tiles_ptr, tile_id, k_tiles)
         else:
-            batch, pid_m, pid_n = locate(tile_id, num_m, num_n, group)
+            batch, pid_m, pid_n = locate(tile_id, *order)
             m = pid_m * BLOCK_M
         m += CONSUMER * ROWS
         n = pid_n * BLOCK_N
@@ -412,6 +412,7 @@ def consume_partition(
         if SPLIT:
             counter = counters_ptr + tile_id * CONSUMERS + CONSUMER
             stride: gl.constexpr = ROWS * BLOCK_N  # from one block of partial sums to the next
+            ROOM: gl.constexpr = 64 if CONSUMERS < 3 else 32  # registers for what others summed
             sums = by_thread(acc)
             sums_layout: gl.constexpr = acc.type.layout
             if REST_N:
@@ -422,11 +423,11 @@ def consume_partition(
                 if others > 0:
                     wait_for(counter, others)
                 block = tile_id * CONSUMERS + CONSUMER
-                sums = with_others(sums, workspace_ptr, block, split * CONSUMERS, others, stride)
+                sums = with_others(sums, workspace_ptr, block, split * CONSUMERS, others, stride, ROOM)
                 acc = by_row(sums, ROWS, MAIN_N, sums_layout)
                 if REST_N:
                     rest_ptr = workspace_ptr + ROWS * MAIN_N
-                    rest_sums = with_others(rest_sums, rest_ptr, block, split * CONSUMERS, others, stride)
+                    rest_sums = with_others(rest_sums, rest_ptr, block, split * CONSUMERS, others, stride, ROOM)
                     rest = by_row(rest_sums, ROWS, REST_N, rest_layout)
             else:
                 block = ((part - 1) * split + tile_id) * CONSUMERS + CONSUMER
@@ -455,14 +456,24 @@ def consume_partition(
 
 
 @gluon.jit
-def with_others(sums, workspace_ptr, block, step, others, stride: gl.constexpr):
-    """sums and the `others` programs' for the same tile, in blocks `step` apart."""
-    AT_ONCE: gl.constexpr = max(1, 64 * 128 // (sums.shape[0] * 4))  # blocks that take 64 registers
-    for first in range(0, others, AT_ONCE):
-        for i in gl.static_range(AT_ONCE):
-            pointers = sums_pointers(workspace_ptr, block + (first + i) * step, sums, stride)
-            others_sums = gl.load(pointers, mask=first + i < others, other=0.0, cache_modifier=".cg")
-            sums += others_sums.to(sums.dtype, bitcast=True)
+def with_others(sums, workspace_ptr, block, step, others, stride: gl.constexpr, ROOM: gl.constexpr):
+    """sums and the `others` programs' for the same tile, in blocks `step` apart, as many at once as ROOM registers of a
+    thread hold; of larger blocks first all left halves, then all right ones."""
+    REGISTERS: gl.constexpr = sums.shape[0] * 4 // 128
+    if REGISTERS > ROOM:
+        half: gl.constexpr = sums.shape[0] // 2
+        left, right = sums.reshape((2, half, 4)).permute((1, 2, 0)).split()
+        left = with_others(left, workspace_ptr, block, step, others, stride, ROOM)
+        right = with_others(right, workspace_ptr + half * 4, block, step, others, stride, ROOM)
+        joined = gl.join(left, right).permute((2, 0, 1)).reshape((2 * half, 4))
+        sums = gl.convert_layout(joined, sums.type.layout, assert_trivial=True)
+    else:
+        AT_ONCE: gl.constexpr = ROOM // REGISTERS
+        for first in range(0, others, AT_ONCE):
+            for i in gl.static_range(AT_ONCE):
+                pointers = sums_pointers(workspace_ptr, block + (first + i) * step, sums, stride)
+                others_sums = gl.load(pointers, mask=first + i < others, other=0.0, cache_modifier=".cg")
+                sums += others_sums.to(sums.dtype, bitcast=True)
     return sums
 
 
@@ -650,8 +661,8 @@ def sums_pointers(workspace_ptr, block, x, stride: gl.constexpr):
     return workspace_ptr + block.to(gl.int64) * stride + rows[:, None] * 4 + columns[None, :]
 
 
-@gluon.jit(do_not_specialize=["num_m", "num_n", "num_items", "k_tiles", "group", "split", "parts", "a_batches",
-                              "b_batches", "alpha", "beta", "M", "N", "stride_cb"])  # fmt: skip
+@gluon.jit(do_not_specialize=["num_m", "num_items", "k_tiles", "group", "per_band", "per_batch", "split", "parts",
+                              "a_batches", "b_batches", "alpha", "beta", "M", "N", "stride_cb"])  # fmt: skip
 def warp_specialised_kernel(
     a_desc,
     b_desc,
@@ -674,10 +685,11 @@ def warp_specialised_kernel(
     alpha,
     beta,
     num_m,
-    num_n,
     num_items,
     k_tiles,
     group,
+    per_band,
+    per_batch,
     split,
     parts,
     a_batches,
@@ -707,11 +719,12 @@ def warp_specialised_kernel(
     num_stages: gl.constexpr,
     PDL: gl.constexpr,
 ):
+    order = (num_m, group, per_band, per_batch)  # of tiles: as `locate` wants it
     if PDL:
         gdc_launch_dependents()
         if not GROUPS:
             ask_for_first_tiles(
-                a_ptr, b_ptr, a_desc, b_desc, num_m, num_n, k_tiles, group, split, parts, a_batches, b_batches,
+                a_ptr, b_ptr, a_desc, b_desc, order, k_tiles, split, parts, a_batches, b_batches,
                 CONSUMERS, BLOCK_M, BLOCK_N, REST_N, BLOCK_K, A_COLUMN_MAJOR, B_COLUMN_MAJOR, A_PLANES, B_PLANES,
             )  # fmt: skip
     a_tiles = gl.allocate_shared_memory(a_desc.dtype, [num_stages * CONSUMERS] + a_desc.block_shape, a_desc.layout)
@@ -746,13 +759,13 @@ def warp_specialised_kernel(
                 (consume_partition, (
                     c_desc, c_parts_0, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, tiles_ptr,
                     c_ptr, bias_ptr, workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm,
-                    stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles, group, split, parts, 0, CONSUMERS,
+                    stride_cn, alpha, beta, order, num_items, k_tiles, split, parts, 0, CONSUMERS,
                     BLOCK_M, BLOCK_N, REST_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA,
                     BIAS, EARLY_BIAS, ACTIVATION, SCALES, GROUPS, SPLIT, TERMS, IN_PIECES, PDL,
                 )),
                 (load_partition, (
                     a_desc, b_desc, b_rest_desc, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars,
-                    tiles_ptr, a_scale_ptr, b_scale_ptr, M, N, num_m, num_n, num_items, k_tiles, group, split, parts,
+                    tiles_ptr, a_scale_ptr, b_scale_ptr, M, N, order, num_items, k_tiles, split, parts,
                     a_batches, b_batches, BLOCK_M, BLOCK_N, REST_N, BLOCK_K, A_COLUMN_MAJOR, B_COLUMN_MAJOR, TERMS,
                     A_PLANES, B_PLANES, BLOCKS, GROUPS, PDL,
                 )),
@@ -766,20 +779,20 @@ def warp_specialised_kernel(
                 (consume_partition, (
                     c_desc, c_parts_0, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, tiles_ptr,
                     c_ptr, bias_ptr, workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm,
-                    stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles, group, split, parts, 0, CONSUMERS,
+                    stride_cn, alpha, beta, order, num_items, k_tiles, split, parts, 0, CONSUMERS,
                     BLOCK_M, BLOCK_N, REST_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA,
                     BIAS, EARLY_BIAS, ACTIVATION, SCALES, GROUPS, SPLIT, TERMS, IN_PIECES, PDL,
                 )),
                 (consume_partition, (
                     c_desc, c_parts_1, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, tiles_ptr,
                     c_ptr, bias_ptr, workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm,
-                    stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles, group, split, parts, 1, CONSUMERS,
+                    stride_cn, alpha, beta, order, num_items, k_tiles, split, parts, 1, CONSUMERS,
                     BLOCK_M, BLOCK_N, REST_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA,
                     BIAS, EARLY_BIAS, ACTIVATION, SCALES, GROUPS, SPLIT, TERMS, IN_PIECES, PDL,
                 )),
                 (load_partition, (
                     a_desc, b_desc, b_rest_desc, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars,
-                    tiles_ptr, a_scale_ptr, b_scale_ptr, M, N, num_m, num_n, num_items, k_tiles, group, split, parts,
+                    tiles_ptr, a_scale_ptr, b_scale_ptr, M, N, order, num_items, k_tiles, split, parts,
                     a_batches, b_batches, BLOCK_M, BLOCK_N, REST_N, BLOCK_K, A_COLUMN_MAJOR, B_COLUMN_MAJOR, TERMS,
                     A_PLANES, B_PLANES, BLOCKS, GROUPS, PDL,
                 )),
@@ -793,27 +806,27 @@ def warp_specialised_kernel(
                 (consume_partition, (
                     c_desc, c_parts_0, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, tiles_ptr,
                     c_ptr, bias_ptr, workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm,
-                    stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles, group, split, parts, 0, CONSUMERS,
+                    stride_cn, alpha, beta, order, num_items, k_tiles, split, parts, 0, CONSUMERS,
                     BLOCK_M, BLOCK_N, REST_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA,
                     BIAS, EARLY_BIAS, ACTIVATION, SCALES, GROUPS, SPLIT, TERMS, IN_PIECES, PDL,
                 )),
                 (consume_partition, (
                     c_desc, c_parts_1, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, tiles_ptr,
                     c_ptr, bias_ptr, workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm,
-                    stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles, group, split, parts, 1, CONSUMERS,
+                    stride_cn, alpha, beta, order, num_items, k_tiles, split, parts, 1, CONSUMERS,
                     BLOCK_M, BLOCK_N, REST_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA,
                     BIAS, EARLY_BIAS, ACTIVATION, SCALES, GROUPS, SPLIT, TERMS, IN_PIECES, PDL,
                 )),
                 (consume_partition, (
                     c_desc, c_parts_2, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars, tiles_ptr,
                     c_ptr, bias_ptr, workspace_ptr, counters_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm,
-                    stride_cn, alpha, beta, num_m, num_n, num_items, k_tiles, group, split, parts, 2, CONSUMERS,
+                    stride_cn, alpha, beta, order, num_items, k_tiles, split, parts, 2, CONSUMERS,
                     BLOCK_M, BLOCK_N, REST_N, PART_N, A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA,
                     BIAS, EARLY_BIAS, ACTIVATION, SCALES, GROUPS, SPLIT, TERMS, IN_PIECES, PDL,
                 )),
                 (load_partition, (
                     a_desc, b_desc, b_rest_desc, a_tiles, b_tiles, b_rest_tiles, scales, full_bars, empty_bars,
-                    tiles_ptr, a_scale_ptr, b_scale_ptr, M, N, num_m, num_n, num_items, k_tiles, group, split, parts,
+                    tiles_ptr, a_scale_ptr, b_scale_ptr, M, N, order, num_items, k_tiles, split, parts,
                     a_batches, b_batches, BLOCK_M, BLOCK_N, REST_N, BLOCK_K, A_COLUMN_MAJOR, B_COLUMN_MAJOR, TERMS,
                     A_PLANES, B_PLANES, BLOCKS, GROUPS, PDL,
                 )),
@@ -1052,10 +1065,11 @@ def launches(problem: GemmProblem, config: GemmConfig, schedule: Schedule) -> tu
         "alpha": Scalar("alpha"),
         "beta": Scalar("beta"),
         "num_m": num_m,
-        "num_n": num_n,
         "num_items": schedule.items(num_tiles),
         "k_tiles": k_tiles,
         "group": schedule.group,
+        "per_band": schedule.group * num_n,
+        "per_batch": num_m * num_n,
         "split": schedule.split,
         "parts": schedule.parts,
         "a_batches": planes.count * (problem.a.strides[0] > 0),

@@ -29,8 +29,6 @@ CONFIGS = tuple(
     GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group, num_warps=warps)
     for m, n, k, warps in [
         (64, 128, 32, 4),
-        (128, 64, 32, 4),
-        (64, 128, 16, 4),
         (128, 64, 16, 4),
         (128, 128, 32, 8),
         (128, 128, 16, 8),

@@ -26,9 +26,8 @@ CONFIGS = tuple(
     GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group, num_warps=warps, num_stages=stages)
     for m, n, k, warps, depths in [
         (128, 64, 16, 4, (3, 4)),
-        (64, 128, 16, 4, (2, 3)),
+        (64, 128, 16, 4, (2,)),
         (256, 64, 16, 8, (3,)),
-        (64, 256, 16, 8, (3, 4)),
         (64, 64, 16, 4, (3, 4)),
         (32, 64, 32, 4, (2,)),
     ]
