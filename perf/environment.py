@@ -22,7 +22,7 @@ import torch
 import triton
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMIT = "TRITON_GEMM_COMMIT"  # names the commit of a tree that was copied without .git
+COMMIT = "TRITON_GEMM_COMMIT"  # names the commit of a tree that was copied
 
 
 def _modules(package: str, names: str) -> tuple[str, ...]:
@@ -101,11 +101,13 @@ def _number(text: str) -> Any:
 
 
 def commit() -> str | None:
-    """The git commit of this checkout, with `+` where files other than results differ from it.
-
-    Of a tree that is no checkout, such as a copy on the machine with the GPU, it is what the environment variable
-    TRITON_GEMM_COMMIT says; None where that is not set either.
+    """What the environment variable TRITON_GEMM_COMMIT says, for a copy of the tree on the machine with the GPU, which
+    may have no repository, or that of another commit. Else the git commit of this checkout, with `+` where files other
+    than results differ from it; None where it is no checkout.
     """
+    given = os.environ.get(COMMIT, "").strip()
+    if given:
+        return given
 
     def git(*arguments: str) -> str:
         done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -117,7 +119,7 @@ def commit() -> str | None:
             return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.SubprocessError):
         pass
-    return os.environ.get(COMMIT, "").strip() or None
+    return None
 
 
 @cache

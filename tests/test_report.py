@@ -715,7 +715,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     git(found, "add", ".")
     git(found, "commit", "--quiet", "--message", "all")
     monkeypatch.setattr(environment, "ROOT", found)
-    monkeypatch.setenv(environment.COMMIT, "fedcba9")
+    monkeypatch.delenv(environment.COMMIT, raising=False)
     return found
 
 
@@ -731,16 +731,18 @@ def test_a_record_names_the_commit_and_whether_files_differ_from_it(checkout: Pa
 
 
 @needs_git
-def test_a_copy_without_git_is_told_its_commit(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    inside = checkout / "copy"  # of another repository than its own
-    for root in (tmp_path / "copy", inside):
-        root.mkdir()
+def test_a_copy_is_told_its_commit(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a repository of its own, of another commit, as without one or inside of another's."""
+    inside = checkout / "copy"
+    inside.mkdir()
+    (tmp_path / "copy").mkdir()
+    for root in (checkout, tmp_path / "copy", inside):
         monkeypatch.setattr(environment, "ROOT", root.resolve())
+        monkeypatch.setenv(environment.COMMIT, "fedcba9")
         assert environment.commit() == "fedcba9"
-    monkeypatch.setenv(environment.COMMIT, "")
-    assert environment.commit() is None
-    monkeypatch.delenv(environment.COMMIT)
-    assert environment.commit() is None
+        for nothing in ("", " "):
+            monkeypatch.setenv(environment.COMMIT, nothing)
+            assert (environment.commit() is None) is (root != checkout)
 
 
 @pytest.mark.parametrize("measured", environment.SOURCES)
