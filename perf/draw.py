@@ -70,7 +70,8 @@ def precisions(points: Sequence[Point], where: str, path: Path) -> Path:
             inexact = [(row, point.error["norm"]) for row, point in rows if point.error["norm"]]
             errors.plot([norm for _, norm in inexact], [row for row, _ in inexact], linestyle="", **look)
         plain_log(speeds)
-        errors.set_xscale("log")
+        if any(least.values()):  # there is no logarithm of nothing but zeros
+            errors.set_xscale("log")
         for axes in (speeds, errors):
             axes.margins(x=0.1)
             axes.set_ylim(len(modes) - 0.5, -0.5)

@@ -230,6 +230,11 @@ def test_no_text_lies_on_another_in_any_picture(
     assert {name: overlapping(figure) for name, figure in figures.items() if overlapping(figure)} == {}
 
 
+def test_precisions_without_any_error_are_drawn(tmp_path: Path) -> None:
+    exact = [point for point in made_up_points() if point.mode == "int8"]
+    assert draw.precisions(exact, "Made-up GPU", tmp_path / "precision.png").exists()
+
+
 def test_every_line_can_be_told_from_the_others_whatever_the_colour_vision(
     record: Record, figures: dict[str, Any], tmp_path: Path
 ) -> None:
