@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -267,3 +268,28 @@ def test_beside_an_override_of_torchs_own() -> None:
         assert seen == [2, 1, 2, 3] and ours() == {"bmm": 2}
     finally:
         withdraw(library)
+
+
+def test_an_exported_program_asks_at_each_call() -> None:
+    layer, x = torch.nn.Linear(7, 4), draw(6, 7)
+    with torch.no_grad():
+        program = torch.export.export(layer, (x,)).module()
+        program(x)
+        assert ours() == {}
+        with triton_gemm.use():
+            torch.testing.assert_close(program(x), layer(x))
+        assert ours() == {"addmm": 2}
+
+
+@pytest.mark.slow
+def test_aot_inductor_calls_past_the_dispatcher(tmp_path: Path) -> None:
+    layer, x = torch.nn.Linear(16, 8), draw(4, 16)
+    with torch.no_grad(), triton_gemm.use():
+        package = torch._inductor.aoti_compile_and_package(
+            torch.export.export(layer, (x,)), package_path=str(tmp_path / "layer.pt2")
+        )
+        loaded = torch._inductor.aoti_load_package(package)
+        triton_gemm.report_routing(reset=True)
+        found = loaded(x)
+        assert triton_gemm.report_routing() == {}
+        torch.testing.assert_close(found, layer(x))
