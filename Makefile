@@ -123,7 +123,7 @@ endif
 # ---- the commands ---------------------------------------------------------------------------------
 
 report: $(READY) ## climb the ladder: measure and draw every rung, its CUDA twin and cuBLAS (ARGS=--quick)
-	$(call need,torch triton matplotlib rich)
+	$(call need,torch triton matplotlib pandas rich)
 	@'$(PY)' perf/report.py $(ARGS)
 
 bench: $(READY) ## measure suites of shapes against cuBLAS, on a GPU (ARGS='square mid --limit 5')

@@ -21,6 +21,7 @@ def _lead_to_commands() -> None:
     """
     name = sys.orig_argv[-len(sys.argv)].removeprefix("-m").removeprefix("perf").removeprefix(".")
     commands = "\n".join(f"  python -m perf.{command:<10} {what}" for command, what in COMMANDS.items())
+    commands += "\n  python -m triton_gemm.ladder  one rung by hand"
     if not name:
         print(f"{commands}\n\nEach has --help.")
         sys.exit(0)

@@ -90,7 +90,7 @@ def query(*fields: str) -> list[Any]:
         text = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return [None] * len(fields)
-    values = [value.strip() for value in text.splitlines()[0].split(",")]
+    values = [value.strip() for value in text.partition("\n")[0].split(",")]
     return [_number(value) for value in values] if len(values) == len(fields) else [None] * len(fields)
 
 

@@ -17,25 +17,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-try:
-    import torch
-    from rich.console import Console
-    from rich.text import Text
+import torch
+from rich.console import Console
+from rich.text import Text
 
-    from perf import interpret, progress, providers, static, tables, timer
-    from perf.numerics import mode_of
-    from perf.operands import Operands, Problem
-    from perf.providers import CUBLAS
-    from perf.suite import Task
-    from perf.tables import Cell
-    from triton_gemm import aot
-    from triton_gemm.compat import INTERPRETED
-    from triton_gemm.config import GemmConfig
-    from triton_gemm.device import DeviceInfo, device_info, device_of_capability
-    from triton_gemm.ladder import LADDER, Rung
-    from triton_gemm.problem import UnsupportedOperandError, aligned
-except ModuleNotFoundError as error:
-    sys.exit(f"error: {error}; pip install 'triton_gemm[perf]'")
+from perf import interpret, progress, providers, static, tables, timer
+from perf.numerics import mode_of
+from perf.operands import Operands, Problem
+from perf.providers import CUBLAS
+from perf.suite import Task
+from perf.tables import Cell
+from triton_gemm import aot
+from triton_gemm.compat import INTERPRETED
+from triton_gemm.config import GemmConfig
+from triton_gemm.device import DeviceInfo, device_info, device_of_capability
+from triton_gemm.ladder import LADDER, Rung
+from triton_gemm.problem import UnsupportedOperandError, aligned
 
 Size = tuple[int, int, int]
 
@@ -207,7 +204,8 @@ def _show_timed(lines: Lines, name: str, result: dict[str, Any], problem: Proble
         lines.failed(name, result)
         return
     ms = result["time_ms"]["median"]
-    speed = [tables.number(ms, 4), tables.number(problem.flop / ms / 1e9), tables.percent(result["ratio"]["median"])]
+    share = tables.percent(result["ratio"]["median"]) if result["ratio"] else None  # of cuBLAS, where that was right
+    speed = [tables.number(ms, 4), tables.number(problem.flop / ms / 1e9), share]
     lines.show(name, [*speed, tables.error(result["error"]["norm"]), *_static_cells(result)], style)
 
 
@@ -413,8 +411,8 @@ def parse(arguments: Sequence[str] | None) -> Call:
 
 
 def _size(text: str) -> int:
-    if not re.fullmatch("[1-9][0-9]*", text):
-        raise argparse.ArgumentTypeError(f"a size is a whole number from 1 on, not {text!r}")
+    if not re.fullmatch("[1-9][0-9]{0,5}", text):
+        raise argparse.ArgumentTypeError(f"a size is a whole number from 1 to 999999, not {text!r}")
     return int(text)
 
 

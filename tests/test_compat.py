@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -190,6 +191,25 @@ def _capture() -> None:
     assert compile_launch(noted[0], (9, 0)).instructions["HGMMA"] > 0
 
 
+LATE = """
+import os, triton_gemm
+from triton.runtime.jit import JITFunction
+os.environ["TRITON_INTERPRET"] = "1"  # for a kernel of the user's own
+from triton_gemm import kernels
+assert type(kernels.portable.portable_kernel) is JITFunction, kernels.portable.portable_kernel
+assert os.environ["TRITON_INTERPRET"] == "1"
+"""
+
+
+def _decorating() -> None:
+    """A kernel's module is imported at its first use, when TRITON_INTERPRET may have changed."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", LATE], cwd=PACKAGE.parent, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 def _autotuner() -> None:
     """triton.autotune times a configuration by `_bench`, from which `trial` gets what it measures."""
     tuner, seen = object.__new__(compat.Autotuner), []
@@ -215,6 +235,7 @@ USES: dict[str, Callable[[], None]] = {
     "compile_kernel": _capture,
     "current_device": _devices,
     "current_stream": _devices,
+    "decorating": _decorating,
     "differentiates_forward": _forward,
     "forward_grad_enabled": _forward,
     "hide_from_dynamo": _hidden,

@@ -109,3 +109,20 @@ def test_every_product_says_what_int8_gives() -> None:
 def test_a_selection_describes_its_fields() -> None:
     text = triton_gemm.Selection.__doc__ or ""
     assert [name for name in triton_gemm.Selection.__dataclass_fields__ if f"{name}:" not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"device": "xyz"}, ValueError, "device"),
+        ({"use_fast_accum": True, "device": "sm_90"}, ValueError, "use_fast_accum goes with scales"),
+        ({"layout": "nt", "device": "sm_90"}, TypeError, "tensors have their own"),
+        ({"batch": 7, "device": "sm_90"}, TypeError, "tensors have their own"),
+        ({"group_dim": "K", "device": "sm_90"}, TypeError, "tensors have their own"),
+    ],
+    ids=lambda given: str(given) if isinstance(given, dict) else "",
+)
+def test_what_would_be_ignored_is_refused(given: dict[str, object], error: type[Exception], words: str) -> None:
+    a = torch.empty(64, 64, dtype=torch.bfloat16, device="meta")
+    with pytest.raises(error, match=words):
+        triton_gemm.explain(a, a, **given)

@@ -74,7 +74,7 @@ def test_what_a_configuration_leaves_out_comes_from_the_list() -> None:
         ("k06 --layout xy", "argument --layout: invalid choice: 'xy'"),
         ("k11 --arch sm_80", "k11 compiles for sm_90, not 'sm_80'"),
         ("k10 --size 100", "k10: TMA cannot take a (100, 100): its rows are 200 bytes apart"),
-        ("k06 --size 0", "argument --size: a size is a whole number from 1 on, not '0'"),
+        ("k06 --size 0", "argument --size: a size is a whole number from 1 to 999999, not '0'"),
         ("k06 --size 1e3", "argument --size: a size is a whole number"),
         (
             "k06 --shape 64x64",
@@ -199,6 +199,13 @@ def test_without_an_interpreter_there_is_what_the_compiler_makes_of_it(
     assert "error: none, since the interpreter does not run here (" in out
     name, registers, _, spills = columns(out)
     assert name == "64x64x16,4,1,4" and 32 <= int(registers) <= 255 and spills == "0"
+
+
+def test_a_rung_is_shown_where_cublas_was_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    result = {"time_ms": {"median": 2.0}, "ratio": None, "error": {"norm": 1e-7}, "registers": 64, "spills": 0}
+    lines = by_hand.Lines(by_hand.Console(), by_hand.TIMED)
+    by_hand._show_timed(lines, "64x64x16,4,3", result, by_hand.Problem(64, 64, 64, "ieee"))
+    assert "64x64x16,4,3" in capsys.readouterr().out
 
 
 # --- The door ---

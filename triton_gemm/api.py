@@ -34,11 +34,11 @@ def matmul(
     Both operands are of one dtype and on one GPU, of any strides and any size, 0 and 1 included. The dtypes and their
     results: fp16 and bf16, summed in fp32, fp32 and fp64 give their own; int8 gives int32, summed exactly (modulo
     2^32), as in `torch._int_mm` but unlike `torch.matmul`, which gives int8. Nothing is copied that a kernel can read
-    where it lies; batches without a common stride, like heads inside of rows, are several launches.
+    where it lies; batches that no single stride steps through, as heads of [B, S, H, D], take several launches.
 
     precision: how fp32 is multiplied. "ieee"; "tf32", operands rounded to nearest; "bf16x3", "bf16x6", "bf16x9" or
-    "tf32x3", sums of several products on the tensor cores (docs/precision.md); or None, "ieee" unless torch's setting
-    `torch.backends.cuda.matmul.fp32_precision` is "tf32". Other dtypes take none.
+    "tf32x3", emulated by splitting operands into 2 or 3 parts and summing 3, 6 or 9 products (docs/precision.md); or
+    None, "ieee" unless torch's setting `torch.backends.cuda.matmul.fp32_precision` is "tf32". Other dtypes take none.
 
     The kernel is chosen by a model and never tuned at run time (`explain` says which and why), and the same product on
     the same GPU gives the same bits every time. It can be differentiated any number of times, forwards and backwards,

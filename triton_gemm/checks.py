@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from math import prod
 from numbers import Real
 from typing import NoReturn
@@ -76,14 +77,23 @@ def precision(function: str, name: str | None, dtype: torch.dtype) -> None:
 
 def refuse(product: Callable[..., object], *operands: torch.Tensor | None) -> NoReturn:
     """Raises what torch's product of the same operands raises, which do not go together. Its words differ from version
-    to version and from device to device, and leave out shapes or dtypes: those are added."""
-    found = ", ".join(f"{_short(x.dtype)}{list(x.shape)}" for x in operands if x is not None)
+    to version and from device to device, and leave out shapes or dtypes: those are added.
+
+    autocast, which would make one dtype of several, is off: where it applies, operands have been cast before.
+    """
+    given = [x for x in operands if x is not None]
+    found = ", ".join(f"{_short(x.dtype)}{list(x.shape)}" for x in given)
+    device = given[0].device.type
+    cast = device in ("cuda", "cpu") and torch.is_autocast_enabled(device)
     try:
-        product(*operands)
+        with torch.autocast(device, enabled=False) if cast else nullcontext():
+            product(*operands)
     except (RuntimeError, IndexError) as error:
         raised: Exception = error
-    else:
-        raised = RuntimeError(f"{product.__name__}: operands do not go together")
+    else:  # torch takes them, or looks at them only later, as on the meta device
+        same_device(*operands)
+        kind = "dtypes" if len({x.dtype for x in given}) > 1 else "shapes"
+        raised = RuntimeError(f"{product.__name__}: operands of these {kind} are not taken")
     first_line = str(raised).splitlines()[0].rstrip(".")
     raise type(raised)(f"{first_line}; got {found}") from None
 
@@ -211,6 +221,16 @@ def runs(function: str, a: torch.Tensor, devices: Sequence[str] = ("cuda", "cpu"
         raise NotImplementedError(f"{function} runs on CUDA tensors, got tensors on {a.device}")
 
 
+def same_device(a: torch.Tensor | None, *others: torch.Tensor | None) -> None:
+    """Whether all are on the device of the first."""
+    for x in others:
+        if a is not None and x is not None and x.device != a.device:
+            raise RuntimeError(
+                "Expected all tensors to be on the same device, but found at least two devices, "
+                f"{a.device} and {x.device}!"
+            )
+
+
 def implemented(
     function: str,
     a: torch.Tensor,
@@ -220,12 +240,7 @@ def implemented(
     dtypes: Sequence[torch.dtype] = DTYPES,
 ) -> None:
     """Whether there is a kernel for such operands, wherever it would run."""
-    for x in (b, input):
-        if x is not None and x.device != a.device:
-            raise RuntimeError(
-                "Expected all tensors to be on the same device, but found at least two devices, "
-                f"{a.device} and {x.device}!"
-            )
+    same_device(a, b, input)
     for x in (a, b):
         if x.layout != torch.strided:
             raise NotImplementedError(f"{function} takes strided tensors, got {x.layout}")

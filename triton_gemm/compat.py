@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import metadata
 from typing import Any, TypeVar
 
@@ -44,6 +45,15 @@ if INTERPRETED and triton.__version__.startswith("3.6."):
         raise ImportError("Triton 3.6's interpreter does not run on NumPy 2.4 or newer: pip install 'numpy<2.4'")
 
 _INTERPRETED = tl.constexpr(INTERPRETED)
+
+
+@contextmanager
+def decorating() -> Iterator[None]:
+    """Inside, kernels are decorated for the interpreter or the compiler as those before, whatever TRITON_INTERPRET says
+    by now."""
+    with triton.knobs.runtime.scope():
+        triton.knobs.runtime.interpret = INTERPRETED
+        yield
 
 
 @triton.jit

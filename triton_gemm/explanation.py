@@ -91,15 +91,16 @@ def explain(
         print(triton_gemm.explain(a, b))
         print(triton_gemm.explain(M=4096, N=4096, K=4096, dtype=torch.bfloat16, layout="nt", device="sm_90"))
 
-    The product is that of two tensors, input [.., M, K] and other [.., K, N] or vectors, as `matmul` takes them; or of
-    sizes in elements, M, N and K, and a dtype, in `batch` matrices whose addresses are multiples of 16 bytes. layout:
-    how A and B lie in memory then, "n" by rows or "t" by columns, so that "nt" is `linear`'s.
+    The product is that of two tensors, input [.., M, K] and other [.., K, N] or vectors, as `matmul` takes them outside
+    of autocast; or of sizes in elements, M, N and K, and a dtype, in `batch` matrices whose addresses are multiples of
+    16 bytes. layout: how A and B lie in memory then, "n" by rows or "t" by columns, so that "nt" is `linear`'s.
 
     What else is given says which function is explained, without gradients:
 
     - `matmul`, `mm`, `bmm`, `mv`: nothing; out_dtype as in `mm`.
     - `linear(x, weight, ...)`: other = weight.t(), bias = True or the bias itself, activation.
-    - `addmm`, `baddbmm`: bias = their input; or beta, not 0, where a whole matrix times beta is added.
+    - `addmm`, `baddbmm`: bias = their input; or a beta that is not 0, where C itself is read and scaled, as with an
+      input of C's size.
     - `grouped_matmul`: groups = their number, or offs. With sizes group_dim says which of them is cut into groups, "M"
       (rows of A), "N" (columns of B) or "K"; that size is the one of all groups together.
     - `scaled_matmul`: scales = "tensor", "rows" or "blocks", or (scale_a, scale_b); with a bias, use_fast_accum, and
@@ -123,6 +124,8 @@ def explain(
     else:
         checks.tensors("explain", input=input, other=other)
         assert other is not None
+        if (batch, layout, group_dim) != (1, "nn", "M"):
+            raise TypeError("explain(): batch, layout and group_dim go with sizes; tensors have their own")
         a, b = input, other
     bias = None if bias is False else bias
     if bias is not None and bias is not True:
@@ -133,6 +136,8 @@ def explain(
         beside = [name for name in others if given[name]]
         if given[one] and beside:
             raise ValueError(f"explain(): no product has both {one} and {beside[0]}")
+    if use_fast_accum and scales is None:
+        raise ValueError("explain(): use_fast_accum goes with scales")
     info = _device_info(device, a)
     if groups is not None:
         problem = _of_groups(a, b, groups, precision, out_dtype)
@@ -278,9 +283,12 @@ def _device_info(device: Device | None, a: torch.Tensor) -> DeviceInfo:
         if device not in known:
             raise ValueError(f"explain(): device must be one of {', '.join(known)}, not {device!r}")
         return device_of_capability(known[device])
-    where = a.device if device is None else torch.device(device)
+    try:
+        where = a.device if device is None else torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"explain(): {str(error).splitlines()[0]}") from None
     if where.type == "cpu":
-        checks.runs("explain", torch.empty(0))
+        checks.runs("explain", torch.empty(0, device="cpu"))
     if INTERPRETED and where.type != "cuda":
         return INTERPRETER
     if not torch.cuda.is_available():

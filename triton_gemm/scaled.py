@@ -38,8 +38,8 @@ def scaled_matmul(
     each 128 x 128 of b.
     bias: [N], bf16, fp16 or fp32. It is added after the scales and before the one rounding to out_dtype.
     out_dtype: torch.bfloat16, torch.float16 or torch.float32.
-    use_fast_accum: leaves sums of fp8 to Hopper's tensor cores, which keep 14 bits of them: faster. By default they are
-    added up in fp32 after every 128 of K. It does not go with blocks of scales. int8 is summed exactly either way.
+    use_fast_accum: accumulates fp8 in the tensor cores alone, which keep 14 bits of a sum: faster. By default sums are
+    promoted to fp32 after every 128 of K. It does not go with blocks of scales. int8 is summed exactly either way.
 
     There is no derivative: as with torch's, the result of an argument that requires grad requires grad too, and its
     backward raises RuntimeError; forward differentiation raises NotImplementedError.

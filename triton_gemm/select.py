@@ -33,7 +33,7 @@ class Selection:
     schedule: how the persistent kernel "warp_specialised" deals tiles out; None for the others.
     split_k: how many programs share the sum of a tile, in the other kernels.
     swapped: whether c^T = b^T a^T is computed.
-    packed: operands ("a", "b") that are first copied to where the kernel can read them, in whole lines, or as planes.
+    packed: operands ("a", "b") that are copied first: to aligned rows, or split into planes of bf16 or tf32.
     precision: "half" for fp16 and bf16, "fp64", "int8", "fp8", "fp8 fast", or how fp32 is multiplied: "ieee", "tf32",
         "tf32x3", "bf16x3", "bf16x6" or "bf16x9".
     device: the name of the GPU that it was asked for, where `explain` was asked.

@@ -349,7 +349,7 @@ def test_a_wrong_text_or_type_is_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_what_torch_would_multiply_is_refused_all_the_same() -> None:
-    with pytest.raises(RuntimeError, match=r"mm: operands do not go together; got float32\[2, 3\], float32\[3, 5\]"):
+    with pytest.raises(RuntimeError, match=r"mm: operands of these shapes are not taken; got float32\[2, 3\], float32\[3, 5\]"):
         checks.refuse(torch.mm, ones(2, 3), ones(3, 5))
 
 
@@ -440,3 +440,16 @@ def test_what_is_no_number_or_activation_is_named() -> None:
         triton_gemm.addmm(ones(5), ones(2, 3), ones(3, 5), beta="1")
     with pytest.raises(ValueError, match="activation must be one of relu, gelu, gelu_tanh, silu or None, not 'tanh'"):
         triton_gemm.linear(ones(2, 3), ones(5, 3), None, "tanh")
+
+
+def test_autocast_does_not_hide_what_is_wrong() -> None:
+    """With `out` operands are not cast, and torch, asked for its words, must not cast them either."""
+    a, b = torch.ones(3, 4), torch.ones(4, 5, dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(RuntimeError, match="same dtype"):
+        triton_gemm.mm(a, b, out=torch.empty(3, 5))
+
+
+def test_operands_on_two_devices_are_named() -> None:
+    a, b = torch.ones(3, 4, device="meta"), torch.ones(4, 5, dtype=torch.float16)
+    with pytest.raises(RuntimeError, match="two devices, meta and cpu"):
+        triton_gemm.mm(a, b)

@@ -7,6 +7,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from ..compat import decorating
+
 if TYPE_CHECKING:
     from . import fma, gemv, portable, repack, skinny, warp_specialised
 
@@ -15,5 +17,6 @@ __all__ = ["fma", "gemv", "portable", "repack", "skinny", "warp_specialised"]
 
 def __getattr__(name: str) -> ModuleType:
     if name in __all__:
-        return import_module(f".{name}", __name__)
+        with decorating():
+            return import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,7 +6,7 @@ try:
     from perf.rung import main
 except ModuleNotFoundError as error:
     if error.name not in ("perf", "perf.rung"):
-        raise
+        sys.exit(f"error: {error}; in a clone: pip install -e '.[dev]'")
     sys.exit(
         "error: rungs are run and measured by the repository's `perf`, which is not installed: run this in a clone"
     )
