@@ -18,7 +18,7 @@ from perf.tables import Cell
 from triton_gemm.precision import SPLIT
 
 FOLDER = "bench"
-PAGE = "README.md"  # of every shape, beside the sweeps of a GPU and Triton version
+PAGE = "README.md"  # of every shape, in the folder of the sweeps of one GPU and Triton version
 NOTHING = "No sweep is committed yet; `python -m perf.bench all` on a GPU makes them."
 SCORE_COLUMNS = ("suite", "over", "shapes", "geometric mean", "minimum", "target", "losing", "")
 WORST = 8  # losing shapes that are named

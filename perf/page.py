@@ -37,7 +37,7 @@ def write(record: Record, pictures: Iterable[Path]) -> Path:
 
 
 def text(record: Record, pictures: Iterable[Path]) -> str:
-    """The page, which lies beside its pictures."""
+    """The page, in the same folder as its pictures."""
     names = {path.name for path in pictures}
     sections = _gpu_sections(record, names) if record.environment["gpu"] else _cpu_sections(record, names)
     return "\n\n".join(sections) + "\n"
