@@ -1,0 +1,275 @@
+"""What the warp-specialised kernel can run, in which configurations, and its launches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from ...config import GemmConfig
+from ...device import SHARED_MEMORY, DeviceInfo
+from ...problem import GemmProblem, Layout
+from .. import groups
+from ..launch import Launch, Pointer, Scalar, TensorMap
+from ..schedule import Schedule
+from .kernel import warp_specialised_kernel
+
+
+def _configs(*figures: tuple[int, int, int, int, int]) -> tuple[GemmConfig, ...]:
+    return tuple(
+        GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, num_warps=warps, num_stages=stages)
+        for m, n, k, warps, stages in figures
+    )
+
+
+PIECE = 128  # bytes along K of planes that are summed by the tensor cores alone
+
+# What `select` chooses among, for 16-bit operands.
+CONFIGS = _configs(
+    (128, 256, 64, 8, 4),
+    (128, 256, 64, 8, 3),  # where C is fp32
+    (256, 128, 64, 8, 3),
+    (192, 128, 64, 12, 4),
+    (256, 192, 64, 8, 3),
+    (192, 192, 64, 12, 3),
+    (128, 192, 64, 8, 4),
+    (128, 160, 64, 8, 5),
+    (192, 96, 64, 12, 5),
+    (128, 96, 64, 8, 6),
+    (128, 128, 64, 8, 6),
+    (128, 128, 64, 8, 5),  # where scales come along
+    (64, 256, 64, 4, 4),
+    (128, 64, 128, 8, 4),
+    (64, 128, 128, 4, 4),
+    (64, 96, 128, 4, 4),
+    (64, 64, 128, 4, 6),
+    (128, 32, 128, 8, 5),
+    (64, 32, 128, 4, 6),
+    (128, 16, 128, 8, 5),
+    (64, 16, 128, 4, 8),
+    (64, 16, 64, 4, 8),
+)
+
+
+def configs(dtype: torch.dtype) -> tuple[GemmConfig, ...]:
+    """CONFIGS for operands, or planes, of that dtype: as many bytes along K."""
+    return tuple(replace(config, BLOCK_K=(config.BLOCK_K or 0) * 2 // dtype.itemsize) for config in CONFIGS)
+
+
+def part_columns(problem: GemmProblem, config: GemmConfig) -> int:
+    """Columns of C that a warpgroup stores at once: as many as take 32 registers of a thread, for 64 rows 128 bytes,
+    which TMA's swizzle spans; half of them where pointers to C take registers, half where C's elements do."""
+    assert config.BLOCK_M is not None and config.BLOCK_N is not None
+    columns = 32 * 128 // (config.BLOCK_M * 4 // config.num_warps)
+    columns = max(columns >> (not c_by_tma(problem)) >> problem.has_beta, 8)
+    return min(columns, rest_columns(config) or config.BLOCK_N)
+
+
+def rest_columns(config: GemmConfig) -> int:
+    """What a tile's width is beyond a power of two; 0, or another power of two."""
+    assert config.BLOCK_N is not None
+    rest = config.BLOCK_N - (1 << config.BLOCK_N.bit_length() - 1)
+    assert rest & rest - 1 == 0, "accumulators come in two pieces at most"
+    return rest
+
+
+def c_buffers(problem: GemmProblem, config: GemmConfig) -> int:
+    """Buffers through which a warpgroup stores its parts of C: four where they fit, else two."""
+    assert config.BLOCK_N is not None
+    enough = config.BLOCK_N // part_columns(problem, config) >= 4
+    return 4 if enough and _shared_memory(problem, config, 4) <= SHARED_MEMORY[9, 0] else 2
+
+
+def shared_memory(problem: GemmProblem, config: GemmConfig) -> int:
+    """Bytes of shared memory: the ring, each warpgroup's parts of C, and barriers. An upper bound."""
+    return _shared_memory(problem, config, c_buffers(problem, config))
+
+
+def _shared_memory(problem: GemmProblem, config: GemmConfig, buffers: int) -> int:
+    m, n, k = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K
+    assert m is not None and n is not None and k is not None
+    ring = config.num_stages * ((m + n) * k * problem.dtype.itemsize + (problem.scales == "blocks") * 4 * (m + 32))
+    # A part of C before TMA stores it, or of the sums while they change threads.
+    part = m * part_columns(problem, config)
+    parts = buffers * part * problem.out_dtype.itemsize if c_by_tma(problem) else part * 4
+    return ring + parts + 1024
+
+
+def c_by_tma(problem: GemmProblem) -> bool:
+    """Whether TMA can store C: as for operands, its rows must not end inside 16 bytes, of which TMA would store all
+    (triton#11583), and tiles end where C does, not where a group does."""
+    c, itemsize = problem.c, problem.out_dtype.itemsize
+    row = problem.M if c.column_major else problem.N
+    return c.tma_illegal(itemsize) is None and row * itemsize % 16 == 0 and problem.groups is None
+
+
+def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig) -> str | None:
+    """Why `device` cannot run `problem` in this configuration, or None if it can."""
+    if device.capability != (9, 0):
+        return f"needs Hopper's wgmma, {device.name} has none"
+    if problem.precision == "ieee":
+        return "multiplies by tensor cores, which have no IEEE fp32"
+    if problem.dtype.itemsize != 2 and not problem.b.column_major:
+        return "wgmma reads all but 16 bits along K only, from which B's rows turn away"
+    if problem.dtype.itemsize == 1 and problem.a.column_major:
+        return "wgmma reads 8 bits along K only, from which A's columns turn away"
+    if problem.K == 0:
+        return "TMA has nothing to load"
+    if problem.groups == "k":
+        return "TMA loads whole k-tiles, and groups end inside of them"
+    if problem.groups == "m" and problem.a.column_major:
+        return "TMA's boxes begin on 16 bytes, and groups of a's rows anywhere in its columns"
+    why = problem.tma_illegal()
+    if why is not None:
+        return f"TMA cannot take {why}"
+    if problem.dtype == torch.int8 and config.BLOCK_N == 256:
+        return "Triton 3.6 to 3.9 cannot lower wgmma of int8 that is 256 columns wide"
+    room = _room(config)
+    if in_pieces(problem) and config.accumulators() > room * 3 // 4:
+        return f"{config.accumulators()} accumulators leave a thread too few registers for sums of pieces"
+    if in_pieces(problem) and (config.BLOCK_K or 0) * problem.dtype.itemsize > PIECE:
+        return f"a step of {config.BLOCK_K} along K is more than a piece"
+    if problem.scales == "blocks" and config.BLOCK_N not in (16, 32, 64, 128, 192):
+        return f"tiles {config.BLOCK_N} wide lie across more than two blocks of scales, or begin inside of a half"
+    if config.accumulators() > room and (problem.has_beta or not c_by_tma(problem)):
+        return f"{config.accumulators()} accumulators leave a thread too few registers for pointers to C"
+    needed = shared_memory(problem, config)
+    if needed > device.shared_memory:
+        return f"needs {needed} bytes of shared memory, {device.name} has {device.shared_memory}"
+    return None
+
+
+def _room(config: GemmConfig) -> int:
+    """Accumulators beside which a thread has registers for everything else."""
+    return 64 if config.num_warps == 12 else 128
+
+
+def in_pieces(problem: GemmProblem) -> bool:
+    """Whether k-tiles are summed apart: those of planes, and of fp8 unless fast sums will do."""
+    return problem.planes.count > 1 or problem.precision == "fp8"
+
+
+def early_bias(problem: GemmProblem, config: GemmConfig) -> bool:
+    """Whether a thread has registers for the bias of a tile beside its sums, of columns for every fourth; beside C's
+    own values it has none."""
+    assert config.BLOCK_N is not None
+    values = config.BLOCK_N // 4 * problem.out_dtype.itemsize // 4 if problem.bias == "n" else 2
+    if problem.has_beta or in_pieces(problem) or not c_by_tma(problem):
+        return False
+    return config.accumulators() + values <= _room(config) * 5 // 4
+
+
+def splits(config: GemmConfig) -> bool:
+    """Whether its tiles can be cut along K: beside more accumulators than these pointers to partial sums spill."""
+    return config.accumulators() <= 128
+
+
+def tensor_map(
+    operand: str,
+    layout: Layout,
+    dtype: torch.dtype,
+    batch: int,
+    rows: int,
+    columns: int,
+    block_rows: int,
+    block_columns: int,
+    planes: int = 1,
+    to_tf32: bool = False,
+) -> TensorMap:
+    """The map of [batch, rows, columns] matrices; of their transposes where the unit stride runs down the columns.
+    Each matrix may be several, its planes."""
+    step, row, column = layout.strides
+    if layout.column_major:
+        rows, columns, row, block_rows, block_columns = columns, rows, column, block_columns, block_rows
+    count = planes * batch if step else planes
+    step = step // planes or rows * row
+    return TensorMap(operand, dtype, (count, rows, columns), (step, row, 1), (1, block_rows, block_columns), to_tf32)
+
+
+def launches(problem: GemmProblem, config: GemmConfig, schedule: Schedule) -> tuple[Launch, ...]:
+    """The launch that computes `problem`; where groups are cut, after one that lists tiles."""
+    m, n, k = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K
+    assert m is not None and n is not None and k is not None
+    planes = problem.planes
+    num_m, num_n, k_tiles = -(-problem.M // m), -(-problem.N // n), -(-problem.K // k)
+    num_tiles = problem.batch * num_m * num_n
+    consumers, part = config.num_warps // 4, part_columns(problem, config)
+    by_tma = c_by_tma(problem)
+    split = schedule.split > 0
+    assert not (split and problem.groups), "how many tiles there are, only the GPU knows"
+    assert schedule.split <= num_tiles and (splits(config) or not split)
+    shared_parts = schedule.split * (schedule.parts - 1)
+    loaded = (planes.count, problem.dtype == torch.float32)
+    a = tensor_map("a", problem.a, problem.dtype, problem.batch, problem.M, problem.K, m // consumers, k, *loaded)
+    rest = rest_columns(config)
+    of_b = ("b", problem.b, problem.dtype, problem.batch, problem.K, problem.N, k)
+    b = tensor_map(*of_b, n - rest, *loaded)
+    b_rest = tensor_map(*of_b, rest, *loaded) if rest else b
+    c = tensor_map("c", problem.c, problem.out_dtype, problem.batch, problem.M, problem.N, m // consumers, part)
+    arguments = {
+        "a_desc": a,
+        "b_desc": b,
+        "b_rest_desc": b_rest,
+        "c_desc": c if by_tma else b,  # what is not used is something else, as for partitions
+        "a_ptr": Pointer("a"),
+        "b_ptr": Pointer("b"),
+        "tiles_ptr": Pointer("tiles" if problem.groups else "c"),
+        "c_ptr": Pointer("c"),
+        "bias_ptr": Pointer("bias" if problem.bias else "c"),
+        "workspace_ptr": Pointer("workspace" if split else "c"),
+        "counters_ptr": Pointer("counters" if split else "c"),
+        "a_scale_ptr": Pointer("a_scale" if problem.scales else "c"),
+        "b_scale_ptr": Pointer("b_scale" if problem.scales else "c"),
+        "M": problem.M,
+        "N": problem.N,
+        "stride_cb": problem.c.strides[0],
+        "stride_cm": problem.c.strides[1],
+        "stride_cn": problem.c.strides[2],
+        "alpha": Scalar("alpha"),
+        "beta": Scalar("beta"),
+        "num_m": num_m,
+        "num_items": schedule.items(num_tiles),
+        "k_tiles": k_tiles,
+        "group": schedule.group,
+        "per_band": schedule.group * num_n,
+        "per_batch": num_m * num_n,
+        "split": schedule.split,
+        "parts": schedule.parts,
+        "a_batches": planes.count * (problem.a.strides[0] > 0),
+        "b_batches": planes.count * (problem.b.strides[0] > 0),
+        "A_COLUMN_MAJOR": problem.a.column_major,
+        "B_COLUMN_MAJOR": problem.b.column_major,
+        "C_COLUMN_MAJOR": problem.c.column_major,
+        "C_TMA": by_tma,
+        "HAS_BETA": problem.has_beta,
+        "BIAS": problem.bias or "",
+        "EARLY_BIAS": (problem.bias or "") if early_bias(problem, config) and not split else "",
+        "ACTIVATION": problem.activation or "",
+        "SCALES": problem.scales or "",
+        "GROUPS": problem.groups is not None,
+        "SPLIT": split,
+        "CONSUMERS": consumers,
+        "BLOCK_M": m,
+        "BLOCK_N": n,
+        "REST_N": rest,
+        "BLOCK_K": k,
+        "PART_N": part,
+        "C_BUFFERS": c_buffers(problem, config),
+        "TERMS": len(planes.terms),
+        "A_PLANES": sum(i << 2 * term for term, (i, _) in enumerate(planes.terms)),
+        "B_PLANES": sum(j << 2 * term for term, (_, j) in enumerate(planes.terms)),
+        "IN_PIECES": in_pieces(problem),
+        "num_stages": config.num_stages,
+        "PDL": False,
+    }
+    return (
+        *([groups.launch(problem, config, schedule.group)] if problem.groups else []),
+        Launch(
+            warp_specialised_kernel,
+            (schedule.programs, 1, 1),
+            arguments,
+            {"num_warps": 4},
+            workspace=shared_parts * m * n * 4,
+            counters=schedule.split * consumers,
+        ),
+    )
