@@ -30,10 +30,11 @@ try:
     from rich.console import Console
     from rich.table import Table
 
-    from perf import arguments as args
-    from perf import environment, example_tables
-    from perf.record import write_json
-    from perf.timer import interleave, percentiles, ratios
+    from perf.common import arguments as args
+    from perf.ladder.record import write_json
+    from perf.measure import environment
+    from perf.measure.timer import interleave, percentiles, ratios
+    from perf.pages import gpt as example_tables
 except ModuleNotFoundError as error:
     if __name__ != "__main__":
         raise

@@ -8,8 +8,8 @@ COMMANDS = {
     "bench": "suites of shapes against cuBLAS; --list shows them without a GPU",
     "calibrate": "measure and fit the constants of the cost model",
     "pages": "put the committed results into README.md and docs/",
-    "counters": "launch one CUDA twin once, for Nsight Compute",
-    "interpret": "run the rungs in Triton's interpreter, against fp64",
+    "ladder.counters": "launch one CUDA twin once, for Nsight Compute",
+    "ladder.interpret": "run the rungs in Triton's interpreter, against fp64",
 }
 
 
@@ -20,12 +20,12 @@ def _lead_to_commands() -> None:
     modules that only others use need not say so one by one.
     """
     name = sys.orig_argv[-len(sys.argv)].removeprefix("-m").removeprefix("perf").removeprefix(".")
-    commands = "\n".join(f"  python -m perf.{command:<10} {what}" for command, what in COMMANDS.items())
-    commands += "\n  python -m triton_gemm.ladder  one rung by hand"
+    commands = "\n".join(f"  python -m perf.{command:<17} {what}" for command, what in COMMANDS.items())
+    commands += "\n  python -m triton_gemm.ladder       one rung by hand"
     if not name:
         print(f"{commands}\n\nEach has --help.")
         sys.exit(0)
-    if name not in COMMANDS and Path(__file__).with_name(f"{name}.py").exists():
+    if name not in COMMANDS and Path(__file__).with_name(f"{name.replace('.', '/')}.py").exists():
         print(
             f"error: perf.{name} does nothing by itself, other modules use it; what runs:\n{commands}", file=sys.stderr
         )

@@ -20,11 +20,15 @@ try:
     import torch
     from rich.console import Console
 
-    from perf import arguments as args
-    from perf import draw, environment, page, progress, suite
-    from perf.providers import MODES, rungs_of
-    from perf.record import Record
-    from perf.timer import DeviceLostError
+    from perf.common import arguments as args
+    from perf.common import progress
+    from perf.ladder import pictures as draw
+    from perf.ladder import report_page as page
+    from perf.ladder import tasks as suite
+    from perf.ladder.record import Record
+    from perf.measure import environment
+    from perf.measure.providers import MODES, rungs_of
+    from perf.measure.timer import DeviceLostError
     from triton_gemm.ladder import LADDER, Rung
 except ModuleNotFoundError as error:
     if __name__ != "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from perf.numerics import SUM_DTYPE, UNIT_ROUNDOFF, accumulation_error, magnitude, reference, rounded
+from perf.measure.numerics import SUM_DTYPE, UNIT_ROUNDOFF, accumulation_error, magnitude, reference, rounded
 
 
 def activated(x: torch.Tensor, activation: str | None) -> torch.Tensor:

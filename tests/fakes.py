@@ -20,7 +20,7 @@ class FakeReplay:
 
 
 def take_gpu_away(patch: pytest.MonkeyPatch, operands: ModuleType, timer: ModuleType) -> None:
-    """Lets `perf.timer` time what `perf.operands` lays on the CPU."""
+    """Lets `perf.measure.timer` time what `perf.measure.operands` lays on the CPU."""
     patch.setattr(operands, "DEVICE", "cpu")
     patch.setattr(timer, "Replay", FakeReplay)
     patch.setattr(timer, "sets_of", lambda *_: 2)

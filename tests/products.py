@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from perf.numerics import accumulation_error, magnitude, reference, rounded
+from perf.measure.numerics import accumulation_error, magnitude, reference, rounded
 from tests.checks import NAN
 
 View = Callable[[torch.Tensor], torch.Tensor]

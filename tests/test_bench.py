@@ -13,12 +13,16 @@ import pytest
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from perf import bench, bench_tables, environment, operands, pages, peers, scores, sweep, timer
-from perf.operands import Check, Operands, Problem
-from perf.providers import CUBLAS, OURS
-from perf.record import read_json, write_json
-from perf.scores import COMPILED, COPY, Score
-from perf.shapes import ALL, LARGE_M, PROJECTIONS, SUITES, Shape, Suite, chosen, cube, spaced, unseen
+from perf.bench import __main__ as bench
+from perf.bench import peers, scores, sweep
+from perf.bench import tables as bench_tables
+from perf.bench.scores import COMPILED, COPY, Score
+from perf.bench.shapes import ALL, LARGE_M, PROJECTIONS, SUITES, Shape, Suite, chosen, cube, spaced, unseen
+from perf.ladder.record import read_json, write_json
+from perf.measure import environment, operands, timer
+from perf.measure.operands import Check, Operands, Problem
+from perf.measure.providers import CUBLAS, OURS
+from perf.pages import __main__ as pages
 from tests.fakes import take_gpu_away
 from triton_gemm import aot
 from triton_gemm.problem import UnsupportedOperandError

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from perf import calibrate, environment, operands, sweep, timer
-from perf.calibrate import Measured
-from perf.shapes import SUITES, Shape, cube
+from perf.bench import sweep
+from perf.bench.shapes import SUITES, Shape, cube
+from perf.calibrate import __main__ as calibrate
+from perf.calibrate.__main__ import Measured
+from perf.measure import environment, operands, timer
 from tests.fakes import take_gpu_away
 from triton_gemm import cost_model
 from triton_gemm.device import device_of_capability

@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from examples import bench_gpt
-from perf import environment, example_tables, pages
-from perf.record import write_json
+from perf.ladder.record import write_json
+from perf.measure import environment
+from perf.pages import __main__ as pages
+from perf.pages import gpt as example_tables
 
 
 def record() -> dict[str, Any]:

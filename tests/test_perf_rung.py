@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from perf import rung as by_hand
+from perf.ladder import by_hand
 from triton_gemm.config import GemmConfig
 from triton_gemm.ladder import LADDER, Rung
 

@@ -20,33 +20,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perf import (
-    COMMANDS,
-    bench_tables,
-    counters,
-    curves,
-    draw,
-    environment,
-    interpret,
-    numerics,
-    operands,
-    page,
-    pages,
-    prediction,
-    roofline,
-    seeds,
-    static,
-    style,
-    suite,
-    tables,
-    targets,
-    timer,
-    views,
-)
+from perf import COMMANDS
 from perf import report as climb
-from perf.operands import Problem
-from perf.providers import CUBLAS
-from perf.record import SECTIONS, Record
+from perf.bench import tables as bench_tables
+from perf.common import style
+from perf.ladder import counters, curves, interpret, prediction, static, tables, targets, views
+from perf.ladder import pictures as draw
+from perf.ladder import published as seeds
+from perf.ladder import report_page as page
+from perf.ladder import tasks as suite
+from perf.ladder.record import SECTIONS, Record
+from perf.measure import environment, numerics, operands, roofline, timer
+from perf.measure.operands import Problem
+from perf.measure.providers import CUBLAS
+from perf.pages import __main__ as pages
 from reference_cuda import TWINS, LoadedTwin
 from tests.fakes import take_gpu_away
 from tests.test_rooms import imports
@@ -111,7 +98,7 @@ def made_up_problem(problem: Problem, names: list[str]) -> dict[str, Any]:
 def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Record:
     """A complete record of a GPU that does not exist."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
-    monkeypatch.setattr("perf.providers.device_info", lambda _: environment_device())
+    monkeypatch.setattr("perf.measure.providers.device_info", lambda _: environment_device())
     made = Record(tmp_path, dict(SURROUNDINGS))
     twins = {stem: LoadedTwin(twin, sys) for stem, twin in TWINS.items()}
     for stem in TWINS:
@@ -674,7 +661,7 @@ def test_pages_say_when_the_sources_changed_and_are_not_stale_for_that(
 ) -> None:
     assert set(pages.stale()) == {page_of_two, *(pages.RESULTS / gpu / "report.md" for gpu in ("made-up-gpu", "h200"))}
     assert pages.main(["--check"]) == 1
-    assert "is stale: python perf/pages.py" in capsys.readouterr().err
+    assert "is stale: python -m perf.pages" in capsys.readouterr().err
     assert pages.main([]) == 0
     assert pages.main(["--check"]) == 0
     assert "Commit `abc1234`, sources `111111111111`." in page_of_two.read_text()
@@ -760,7 +747,7 @@ def test_the_hash_follows_what_is_measured(measured: str, tmp_path: Path, monkey
         if source.is_dir():
             shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
         else:
-            target.parent.mkdir(exist_ok=True)
+            target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, target)
     monkeypatch.setattr(environment, "ROOT", tmp_path)
     hashed = environment.source_hash.__wrapped__
@@ -768,7 +755,7 @@ def test_the_hash_follows_what_is_measured(measured: str, tmp_path: Path, monkey
     assert hashed(measured) == before
     (tmp_path / "README.md").write_text("other words")
     assert hashed(measured) == before
-    for name in ("triton_gemm/ladder/k06_pipelined.py", "perf/timer.py"):
+    for name in ("triton_gemm/ladder/k06_pipelined.py", "perf/measure/timer.py"):
         with (tmp_path / name).open("a") as file:
             file.write("# changed\n")
         assert hashed(measured) != before
@@ -846,7 +833,12 @@ def test_flags_that_choose_nothing_are_refused(
     assert "none of the rungs of --rungs multiplies fp16" in capsys.readouterr().err
 
 
-MODULES = sorted(path.stem for path in (ROOT / "perf").glob("*.py") if path.stem != "__init__")
+MODULES = {
+    ".".join(path.relative_to(ROOT / "perf").with_suffix("").parts).removesuffix(".__main__"): path
+    for path in (ROOT / "perf").rglob("*.py")
+    if path.stem != "__init__"
+}
+PACKAGES = [name for name, path in MODULES.items() if path.stem == "__main__"]
 
 
 def run_module(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -855,7 +847,7 @@ def run_module(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_commands_are_what_can_be_run() -> None:
-    assert [name for name in MODULES if "__main__" in (ROOT / "perf" / f"{name}.py").read_text()] == sorted(COMMANDS)
+    assert {name for name, path in MODULES.items() if '__name__ == "__main__"' in path.read_text()} == set(COMMANDS)
     listed = run_module("perf")
     assert listed.returncode == 0
     assert all(f"python -m perf.{name} " in listed.stdout for name in COMMANDS)
@@ -864,13 +856,13 @@ def test_commands_are_what_can_be_run() -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
-        importlib.import_module(f"perf.{name}").main(["--help"])
+        importlib.import_module(f"perf.{name}{'.__main__' * (name in PACKAGES)}").main(["--help"])
     assert exit_.value.code == 0
-    assert f"perf{'/' if name in ('report', 'pages') else '.'}{name}" in capsys.readouterr().out
+    assert f"perf{'/' if name == 'report' else '.'}{name}" in capsys.readouterr().out
 
 
 def test_a_module_that_is_no_command_leads_to_those() -> None:
-    for name in set(MODULES) - COMMANDS.keys():
+    for name in MODULES.keys() - COMMANDS.keys():
         for arguments in ([], ["--help"]):
             done = run_module(f"perf.{name}", *arguments)
             assert done.returncode == 2

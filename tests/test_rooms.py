@@ -48,14 +48,14 @@ TABLE: dict[str, set[str]] = {
     "reference_cuda": {"torch"},
     "perf": {
         *("torch", "triton", "numpy", "matplotlib", "rich"),
-        *("triton_gemm.*", "reference_cuda", "perf.numerics"),
+        *("triton_gemm.*", "reference_cuda", "perf.measure.numerics"),
     },
-    "perf.numerics": {"torch"},
+    "perf.measure.numerics": {"torch"},
     "examples": {"torch", "rich", "triton_gemm", "perf", "examples.gpt"},
     "examples.gpt": {"torch"},
     "tests": {
         *("torch", "triton", "numpy", "pytest", "hypothesis"),
-        *("triton_gemm.*", "reference_cuda", "perf.numerics", "examples.gpt"),
+        *("triton_gemm.*", "reference_cuda", "perf.measure.numerics", "examples.gpt"),
     },
 }
 # Other tests take nothing of perf but its arithmetic, and of the examples but the models; these test the rest.
@@ -65,10 +65,11 @@ NEVER_NAMES = {"select": "torch.cuda"}
 
 
 def room_of(module: str) -> str:
-    """`triton_gemm.ladder.k03_tile` -> `ladder`; `perf.bench` -> `perf`; `torch.nn` -> `torch`."""
-    if module in TABLE:
-        return module
+    """`triton_gemm.ladder.k03_tile` -> `ladder`; `perf.bench.sweep` -> `perf.bench`; `torch.nn` -> `torch`."""
     parts = module.split(".")
+    for count in range(len(parts), 1, -1):
+        if ".".join(parts[:count]) in TABLE:
+            return ".".join(parts[:count])
     return parts[1] if parts[0] == "triton_gemm" and len(parts) > 1 else parts[0]
 
 
@@ -173,13 +174,13 @@ def test_the_walk_sees_this_tree() -> None:
         ("triton_gemm/api.py", "import perf.bench", "not import perf.bench"),
         ("triton_gemm/helpers.py", "import torch", "no room 'helpers'"),
         ("reference_cuda/__init__.py", "import triton_gemm", "not import triton_gemm"),
-        ("triton_gemm/ladder/rung.py", "from perf import timer", "'ladder' may not import perf.timer"),
+        ("triton_gemm/ladder/rung.py", "from perf.measure import timer", "'ladder' may not import perf.measure"),
         ("triton_gemm/ladder/__main__.py", "import torch", "'triton_gemm.ladder.__main__' may not import torch"),
         ("perf/bench.py", "from tests import conftest", "not import tests.conftest"),
         ("examples/gpt.py", "import triton_gemm", "'examples.gpt' may not import triton_gemm"),
         ("examples/bench_gpt.py", "from triton_gemm import ops", "not import triton_gemm.ops"),
         ("tests/test_a.py", "from examples import bench_gpt", "'tests' may not import examples.bench_gpt"),
-        ("perf/numerics.py", "from perf import bench", "'perf.numerics' may not import perf.bench"),
+        ("perf/measure/numerics.py", "from perf import bench", "'perf.measure.numerics' may not import perf.bench"),
         ("tests/test_a.py", "import pandas", "'tests' may not import pandas"),
         ("tests/test_a.py", "from perf import bench", "'tests' may not import perf.bench"),
     ],
@@ -203,8 +204,8 @@ def test_a_planted_violation_is_caught(tmp_path: Path, path: str, line: str, com
         ("triton_gemm/ladder/k04_group.py", "from .k03_tile import launch\nfrom .rung import Rung"),
         ("triton_gemm/ladder/k04_group.py", "import triton.language as tl\nfrom ..config import GemmConfig"),
         ("perf/report.py", "import rich.progress\nimport triton_gemm.ladder\nimport reference_cuda"),
-        ("tests/gpu/test_b.py", "import triton_gemm.aot\nfrom perf.numerics import reference"),
-        ("triton_gemm/ladder/__main__.py", "import sys\nfrom perf.rung import main"),
+        ("tests/gpu/test_b.py", "import triton_gemm.aot\nfrom perf.measure.numerics import reference"),
+        ("triton_gemm/ladder/__main__.py", "import sys\nfrom perf.ladder.by_hand import main"),
         ("examples/bench_gpt.py", "import triton_gemm\nfrom examples.gpt import Gpt\nfrom perf import timer"),
         ("tests/gpu/test_c.py", "from examples.gpt import Gpt"),
         ("tests/test_perf_bench.py", "from perf import bench, numerics"),

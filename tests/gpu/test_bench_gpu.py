@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from perf import bench, peers, scores
-from perf.providers import CUBLAS, OURS
-from perf.record import read_json
-from perf.shapes import SUITES, Shape, Suite, cube
+from perf.bench import __main__ as bench
+from perf.bench import peers, scores
+from perf.bench.shapes import SUITES, Shape, Suite, cube
+from perf.ladder.record import read_json
+from perf.measure.providers import CUBLAS, OURS
 
 pytestmark = pytest.mark.gpu
 

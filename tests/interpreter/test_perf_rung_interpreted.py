@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from perf import operands, providers, timer
-from perf import rung as by_hand
-from perf.providers import CUBLAS
+from perf.ladder import by_hand
+from perf.measure import operands, providers, timer
+from perf.measure.providers import CUBLAS
 from tests.fakes import take_gpu_away
 from triton_gemm.device import device_of_capability
 from triton_gemm.ladder import LADDER, Rung

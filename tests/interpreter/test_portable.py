@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from triton.runtime.interpreter import InterpreterBuilder
 
-from perf.numerics import accumulation_error, magnitude, rounded
+from perf.measure.numerics import accumulation_error, magnitude, rounded
 from tests import shapes
 from tests.cases import Case, Operands
 from tests.checks import NAN, VIEWS, Product, battery, integers_exact, nearest_tf32, same_bits

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import triton_gemm
-from perf.numerics import SUM_DTYPE
+from perf.measure.numerics import SUM_DTYPE
 from tests.checks import NAN
 from tests.epilogues import activated
 from tests.mistakes import FACTORS, OF_PRODUCTS, assert_same_words, ones, torchs, with_nested, words

@@ -1,0 +1,222 @@
+"""Measure triton_gemm against cuBLAS on suites of shapes: python -m perf.bench SUITE [SUITE...].
+
+Prints a line for each shape as it is measured, and a summary against the targets; everything goes to one JSON file a
+suite, written after each shape. Exit status: 1 if a provider gave wrong results, 2 for a mistake in the call, 130 if
+interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.pop("TRITON_INTERPRET", None)
+
+try:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from perf.bench import scores, sweep
+    from perf.bench import tables as bench_tables
+    from perf.bench.peers import PEERS
+    from perf.bench.scores import Sweep
+    from perf.bench.shapes import ALL, PRECISION, SUITES, Suite, chosen
+    from perf.common import arguments as args
+    from perf.ladder.tables import Cell
+    from perf.measure import environment
+    from perf.measure.providers import OURS
+    from perf.measure.timer import DeviceLostError
+except ModuleNotFoundError as error:
+    if __name__ != "__main__":
+        raise
+    sys.exit(f"error: {error}; pip install -e '.[dev]'")
+
+RESULTS = environment.ROOT / "perf" / "results"
+WIDE = 200  # columns where there is no terminal
+SHAPE_WIDTH, CELL_WIDTH = 34, 10
+
+
+@dataclass(frozen=True)
+class Call:
+    """What the command line asks for; json and out are where to write, None is the default place. No suites: their
+    names are to be listed."""
+
+    suites: tuple[Suite, ...]
+    options: sweep.Options
+    json: Path | None
+    out: Path | None
+    list_only: bool
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    call = parse(arguments)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDE)
+    if call.list_only:
+        show_list(call, console)
+        return 0
+    surroundings = environment.describe("bench")
+    if surroundings["gpu"] is None:
+        print("error: a sweep needs a CUDA GPU, and torch sees none here; --list shows what there is", file=sys.stderr)
+        return 2
+    folder = call.out or bench_tables.folder_of(RESULTS, surroundings)
+    files = {suite.name: call.json or folder / sweep.file_name(suite, call.options) for suite in call.suites}
+    try:
+        for file in files.values():
+            file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        print(f"error: cannot write to {file.parent}: {error.strerror or error}", file=sys.stderr)
+        return 2
+    done: list[Sweep] = []
+    try:
+        for suite in call.suites:
+            done.append(one(suite, call.options, files[suite.name], surroundings, console))
+    except KeyboardInterrupt:
+        print("interrupted: what was measured is kept", file=sys.stderr)
+        return 130
+    except DeviceLostError as lost:
+        print(f"error: the GPU cannot be used any more {lost}; what was measured is kept", file=sys.stderr)
+        return 1
+    finally:
+        show_summary(done, console)
+        for found in done:
+            console.print(f"{found['suite']}: {shown(files[found['suite']])}", highlight=False, soft_wrap=True)
+    failures = scores.failures(done)
+    for failure in failures:
+        print(f"FAILED {failure}", file=sys.stderr)
+    for line in scores.suspicious(done):
+        print(f"too good to be true until shown otherwise: {line}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def one(suite: Suite, options: sweep.Options, file: Path, surroundings: dict[str, Any], console: Console) -> Sweep:
+    """Measures a suite, a line for each shape."""
+    total = len(chosen(suite, options.limit, options.unseen))
+    console.print(f"\n{suite.name}: {suite.reason}", style="bold", highlight=False)
+    begin = time.perf_counter()
+    heading = True
+    live: Sweep = {"suite": suite.name, "unit": suite.unit, "shapes": {}}
+
+    def show(key: str, result: dict[str, Any]) -> None:
+        nonlocal heading
+        live["shapes"][key] = result
+        if heading:
+            show_line(live, bench_tables.columns(live), "", console, "bold")
+            heading = False
+        counted = f"{len(live['shapes'])}/{total} {time.perf_counter() - begin:.0f} s"
+        ratio = scores.ratio(result)
+        style = "red" if ratio is None or ratio < 1 else "green" if ratio > 1 else ""
+        show_line(live, bench_tables.row(live, key), counted, console, style)
+
+    return sweep.run(suite, options, file, surroundings, show)
+
+
+def show_line(live: Sweep, cells: Sequence[Cell], counted: str, console: Console, style: str) -> None:
+    """One line of columns as wide as their names need; the last cell takes the room it needs."""
+    first, *middle, last = ["" if cell is None else str(cell) for cell in cells]
+    names = bench_tables.columns(live)[1:-1]
+    words = [f"{counted:>12}  {first:<{SHAPE_WIDTH}}"]
+    words += [f"{cell:>{max(CELL_WIDTH, len(name))}}" for cell, name in zip(middle, names, strict=True)]
+    console.print(Text(" ".join([*words, " " + last]).rstrip(), style=style), soft_wrap=True)
+
+
+def show_summary(done: Sequence[Sweep], console: Console) -> None:
+    """Every suite against its targets, and which shapes lose."""
+    rows = bench_tables.score_rows(done)
+    if not rows:
+        return
+    table = Table(title="ratio of times: more than 1 is faster", title_justify="left")
+    for i, name in enumerate(bench_tables.SCORE_COLUMNS):
+        table.add_column(name, justify="left" if i == 0 else "right")
+    for row in rows:
+        style = {"met": "green", "missed": "red"}.get(str(row[-1]), "")
+        table.add_row(*("" if cell is None else str(cell) for cell in row), style=style)
+    console.print()
+    console.print(table)
+    for score in (score for found in done for score in scores.scores(found) if score.losers):
+        console.print(f"{score.suite}: {bench_tables.losers(score)}", highlight=False, soft_wrap=True)
+
+
+def show_list(call: Call, console: Console) -> None:
+    """The shapes that would be measured; the suites and their sizes if none is named."""
+    for name, suite in SUITES.items() if not call.suites else ():
+        line = f"{name:<{max(map(len, SUITES))}} {len(suite.shapes):>4} shapes: {suite.reason}"
+        console.print(line, highlight=False, soft_wrap=True)
+    for suite in call.suites:
+        console.print(f"{suite.name}: {suite.reason}", style="bold", highlight=False, soft_wrap=True)
+        for shape in chosen(suite, call.options.limit, call.options.unseen):
+            console.print(f"  {shape.key:<{SHAPE_WIDTH}} {shape.name}".rstrip(), highlight=False, soft_wrap=True)
+
+
+def shown(path: Path) -> str:
+    """The path as short as it can be said here."""
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def parse(arguments: Sequence[str] | None) -> Call:
+    parser = argparse.ArgumentParser(prog="python -m perf.bench", description=__doc__)
+    known = ", ".join(SUITES)
+    parser.add_argument(
+        "suites", nargs="*", metavar="SUITE", help=f"{known}; all but 16 bits: precision; all, llm-large aside: all"
+    )
+    parser.add_argument("--dtype", choices=("bf16", "fp16"), help="of suites of 16 bits (bf16)")
+    parser.add_argument("--json", type=args.path, metavar="FILE", help="where to write, if it is one suite")
+    parser.add_argument(
+        "--out", type=args.path, metavar="DIR", help="default perf/results/<gpu>/bench/<triton version>"
+    )
+    parser.add_argument(
+        "--budget", type=float, default=sweep.BUDGET_S, metavar="SECONDS", help="of timing a shape (%(default)s)"
+    )
+    parser.add_argument("--limit", type=args.count, metavar="N", help="at most N shapes a suite, evenly spaced")
+    parser.add_argument("--providers", type=_names, metavar="NAME,NAME", help=f"of {', '.join(PEERS)}")
+    parser.add_argument("--unseen", type=int, metavar="SEED", help="other shapes of the same regimes, drawn at random")
+    parser.add_argument("--warm", action="store_true", help="compile all shapes' kernels first, many at once")
+    parser.add_argument(
+        "--list", action="store_true", help="show the suites, or the shapes of those named; measures nothing"
+    )
+    given = parser.parse_args(arguments)
+    several = {"all": ALL, "precision": PRECISION}
+    names = tuple(dict.fromkeys(name for word in given.suites for name in several.get(word, (word,))))
+    for name in names:
+        if name not in SUITES:
+            parser.error(f"no suite {name!r}; there are {known}")
+    if not names and not given.list:
+        parser.error("name a SUITE, or --list them")
+    if given.list:
+        flags = ("dtype", "json", "out", "budget", "providers", "warm")
+        args.refuse(parser, given, flags, "--list measures nothing")
+    if not names:
+        args.refuse(parser, given, ("limit", "unseen"), "without a SUITE no shapes are listed")
+    if all(SUITES[name].mode for name in names):
+        args.refuse(parser, given, ("dtype",), f"{', '.join(names)}: the precision is the suite's own")
+    if given.providers and OURS not in given.providers:
+        args.refuse(parser, given, ("warm",), f"it compiles for {OURS}, which --providers leaves out")
+    if given.json and len(names) > 1:
+        parser.error("--json is for one suite; --out takes the files of several")
+    if given.json and given.out:
+        parser.error("--json and --out say the same thing twice")
+    if not 0 < given.budget < float("inf"):
+        parser.error("--budget is a number of seconds above 0")
+    dtype = given.dtype or sweep.Options.dtype
+    options = sweep.Options(dtype, given.budget, given.limit, given.providers, given.unseen, given.warm)
+    return Call(tuple(SUITES[name] for name in names), options, given.json, given.out, given.list)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(text.split(",")))
+    for name in names:
+        if name not in PEERS:
+            raise argparse.ArgumentTypeError(f"no provider {name!r}; there are {', '.join(PEERS)}")
+    return names
+
+
+if __name__ == "__main__":
+    sys.exit(main())

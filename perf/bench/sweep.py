@@ -1,0 +1,164 @@
+"""A sweep: one suite's shapes measured one after another, written down after each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from perf.bench.peers import COMPILED, PEERS
+from perf.bench.shapes import Shape, Suite, chosen
+from perf.ladder.record import write_json
+from perf.measure import environment, operands, roofline, timer
+from perf.measure.operands import Operands, Problem
+from perf.measure.providers import CUBLAS, OURS
+from perf.measure.timer import Pace, Provider
+
+BUDGET_S = 0.15
+PACE = Pace(patience_s=0.03, replay_ms=4.0, check_rows=1024, extras=False)
+SETTLE_S = 1.5  # at the start of a suite, for the clocks
+COPY_BUDGET_S = 0.3
+LOAD_SIZE = 8192
+LOAD_CALLS = 16
+WARM_THREADS = 16
+DEFAULT_PROVIDERS = (OURS, CUBLAS)
+# Providers that a suite is measured against beside cuBLAS.
+ALSO = {"epilogue": (COMPILED,)}
+
+Shown = Callable[[str, dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What was asked for; budget_s is seconds of timing a shape, providers None is each suite's own."""
+
+    dtype: str = "bf16"
+    budget_s: float = BUDGET_S
+    limit: int | None = None
+    providers: tuple[str, ...] | None = None
+    unseen: int | None = None
+    warm: bool = False
+
+    def providers_of(self, suite: Suite) -> tuple[str, ...]:
+        return self.providers or (*DEFAULT_PROVIDERS, *ALSO.get(suite.name, ()))
+
+
+def file_name(suite: Suite, options: Options) -> str:
+    """A sweep of other shapes or another type has another file."""
+    words = [suite.name]
+    words += [options.dtype] if options.dtype != "bf16" and suite.mode is None else []
+    words += [f"unseen-{options.unseen}"] if options.unseen is not None else []
+    return f"{'-'.join(words)}.json"
+
+
+def problem_of(shape: Shape, suite: Suite, options: Options, seed: int) -> Problem:
+    """A shape as a problem with random operands."""
+    return Problem(
+        shape.M,
+        shape.N,
+        shape.K,
+        suite.mode or options.dtype,
+        seed=seed,
+        batch=shape.batch,
+        layout=shape.layout,
+        pad=shape.pad,
+        offset=shape.offset,
+        bias=shape.bias,
+        activation=shape.activation,
+        scales=shape.scales,
+        given_out=shape.given_out,
+        cold=suite.cold,
+    )
+
+
+def subjects(problem: Problem, names: Sequence[str]) -> list[Provider]:
+    """The providers by name, for one problem."""
+    return [replace(PEERS[name](problem), name=name) for name in names]
+
+
+def run(suite: Suite, options: Options, file: Path, surroundings: dict[str, Any], shown: Shown) -> dict[str, Any]:
+    """Measures a suite on the current GPU; `shown(key, result)` is called after each shape. Returns what is in `file`.
+
+    Raises DeviceLostError where a provider took the GPU down; what was measured before is kept.
+    """
+    shapes = chosen(suite, options.limit, options.unseen)
+    names = options.providers_of(suite)
+    problems = [problem_of(shape, suite, options, seed) for seed, shape in enumerate(shapes)]
+    sweep: dict[str, Any] = {
+        "suite": suite.name,
+        "reason": suite.reason,
+        "kind": suite.kind,
+        "unit": suite.unit,
+        "dtype": suite.mode or options.dtype,
+        "budget_s": options.budget_s,
+        "listed": len(suite.shapes),
+        "unseen": options.unseen,
+        "environment": surroundings,
+        "shapes": {},
+    }
+    if options.warm and OURS in names:
+        warm(problems)
+    sweep["clocks_before"] = clocks_under_load(SETTLE_S)
+    if suite.name == "decode":
+        sweep |= roofline.copy_bandwidth(COPY_BUDGET_S, patience_s=0.5)
+    write_json(file, sweep)
+    for shape, problem in zip(shapes, problems, strict=True):
+        measured = measure(problem, suite.kind, names, options.budget_s)
+        described = {"name": shape.name, **operands.describe(problem)}
+        kept = {name: measured[name] for name in ("sets", "providers")}
+        sweep["shapes"][shape.key] = {**described, **kept}
+        write_json(file, sweep)
+        shown(shape.key, sweep["shapes"][shape.key])
+    sweep["clocks_after"] = clocks_under_load(PACE.patience_s)
+    write_json(file, sweep)
+    return sweep
+
+
+def measure(problem: Problem, kind: str, names: Sequence[str], budget_s: float) -> dict[str, Any]:
+    """One shape: kernel time by graph replay, or the time of calls."""
+    providers = subjects(problem, names)
+    try:
+        if kind == "graph":
+            others = [name for name in names if name not in (OURS, CUBLAS)]
+            return timer.measure(problem, providers, CUBLAS, budget_s, PACE, others)
+        return timer.measure_calls(problem, providers, CUBLAS, budget_s, drain=kind == "queue")
+    except torch.OutOfMemoryError as error:
+        torch.cuda.empty_cache()
+        reason = f"no memory for the operands or the check: {error}".splitlines()[0]
+        return {"sets": 0, "providers": {name: {"failed": reason} for name in names}}
+
+
+def clocks_under_load(patience_s: float) -> dict[str, Any]:
+    """The GPU's clocks while it multiplies, after at most `patience_s` for them to settle."""
+    a, b = torch.randn(2, LOAD_SIZE, LOAD_SIZE, device=operands.DEVICE, dtype=torch.bfloat16)
+    c = torch.empty_like(a)
+    replay = timer.Replay([lambda: torch.mm(a, b, out=c)], LOAD_CALLS)
+    timer.settle(replay.start, patience_s)
+    reads = [replay.start() for _ in range(LOAD_CALLS)]
+    found = environment.clocks()
+    for read in reads:
+        read()
+    return found
+
+
+def warm(problems: Sequence[Problem]) -> None:
+    """Compiles what triton_gemm will launch for each problem, many at once; a failure is left to the measurement."""
+    index = torch.cuda.current_device()
+
+    def one(problem: Problem) -> None:
+        torch.cuda.set_device(index)  # the current device is a thread's own
+        try:
+            laid = Operands(problem, {problem.out_dtype}, 1, empty=True)
+            subjects(problem, [OURS])[0].call(*laid.arguments()[0])
+        except Exception:
+            return
+
+    with ThreadPoolExecutor(min(WARM_THREADS, os.cpu_count() or 1)) as pool:
+        list(pool.map(one, problems))
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()

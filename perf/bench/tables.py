@@ -1,0 +1,278 @@
+"""Sweeps as rows of cells: what `perf.bench` prints and what pages show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from perf.bench import scores
+from perf.bench.scores import Score, Sweep
+from perf.bench.shapes import PRECISION, SUITES
+from perf.ladder import tables
+from perf.ladder.record import read_json
+from perf.ladder.tables import Cell
+from perf.measure import environment
+from perf.measure.environment import slug
+from perf.measure.providers import CUBLAS, OURS
+from triton_gemm.precision import SPLIT
+
+FOLDER = "bench"
+PAGE = "README.md"  # of every shape, in the folder of the sweeps of one GPU and Triton version
+NOTHING = "No sweep is committed yet; `python -m perf.bench all` on a GPU makes them."
+SCORE_COLUMNS = ("suite", "over", "shapes", "geometric mean", "minimum", "target", "losing", "")
+WORST = 8  # losing shapes that are named
+
+
+def folder_of(results: Path, surroundings: dict[str, Any]) -> Path:
+    """Where the sweeps of a GPU and a Triton belong."""
+    return results / slug(surroundings["gpu"]) / FOLDER / str(surroundings["triton"])
+
+
+def page_of(results: Path, surroundings: dict[str, Any]) -> Path:
+    """The page of the shapes of a GPU and a Triton."""
+    return folder_of(results, surroundings) / PAGE
+
+
+def columns(sweep: Sweep) -> list[str]:
+    """The columns of `row`."""
+    unit = sweep["unit"]
+    if unit == "us":
+        measured = ["ours µs", "cuBLAS µs", "ours least", "cuBLAS least"]
+    else:
+        measured = ["ours ms", "cuBLAS ms", f"ours {unit}", f"cuBLAS {unit}"]
+    others = [f"to {name}" for name in other_providers(sweep)]
+    return ["shape", *measured, "ratio", "  p20 to p80", *others, "error", "cuBLAS's", "kernel"]
+
+
+def row(sweep: Sweep, key: str) -> list[Cell]:
+    """One shape: both times and speeds, the ratio, both errors, and what ours ran."""
+    shape = sweep["shapes"][key]
+    results = [scores.timed(shape, name) for name in (OURS, CUBLAS)]
+    if sweep["unit"] == "us":
+        cells = [tables.number(1000 * r[f][g] if g else 1000 * r[f]) if r else None for f, g in _CALLS for r in results]
+    else:
+        speed = scores.tflops if sweep["unit"] == "TFLOPS" else scores.gbs
+        cells = [tables.number(r["time_ms"]["median"], 4) if r else None for r in results]
+        cells += [tables.number(speed(shape, r)) if r else None for r in results]
+    spread = scores.spread(shape)
+    ratios: list[Cell] = (
+        [f"{spread['median']:.3f}", f"{spread['p20']:.3f} to {spread['p80']:.3f}"] if spread else [None] * 2
+    )
+    for name in other_providers(sweep):
+        to_other = scores.ratio(shape, OURS, name)
+        ratios.append(None if to_other is None else f"{to_other:.3f}")
+    errors = [
+        tables.error((shape["providers"].get(name, {}).get("error") or {}).get("norm")) for name in (OURS, CUBLAS)
+    ]
+    return [key, *cells, *ratios, *errors, outcome(shape["providers"].get(OURS, {}))]
+
+
+_CALLS = (("time_ms", "median"), ("least_ms", None))
+
+
+def other_providers(sweep: Sweep) -> list[str]:
+    """The providers beside ours and cuBLAS, in the order they were measured."""
+    names = dict.fromkeys(name for shape in sweep["shapes"].values() for name in shape["providers"])
+    return [name for name in names if name not in (OURS, CUBLAS)]
+
+
+def outcome(result: dict[str, Any]) -> str:
+    """The kernel and configuration that ran, or why nothing did."""
+    if "failed" in result:
+        return f"FAILED: {result['failed']}"
+    if "absent" in result:
+        return f"absent: {result['absent']}"
+    return str(result.get("config", "")).partition(": ")[0]
+
+
+def score_row(score: Score) -> list[Cell]:
+    """A line of the summary."""
+    verdict = {None: "", True: "met", False: "missed"}[score.met]
+    count = str(len(score.ratios)) + (f" (+ {score.missing} not timed)" if score.missing else "")
+    return [
+        score.suite,
+        score.over,
+        count,
+        f"{score.mean:.3f}",
+        f"{score.minimum:.3f}",
+        _wanted(score),
+        len(score.losers),
+        verdict,
+    ]
+
+
+def _wanted(score: Score) -> str:
+    """The target for mean and minimum, in words."""
+    target = score.target
+    wanted = "" if target is None else f"{target.mean:.2f}"
+    return f"{wanted} / {target.minimum:.2f}" if target is not None and target.minimum is not None else wanted
+
+
+def score_rows(sweeps: Sequence[Sweep]) -> list[list[Cell]]:
+    """The summary over sweeps, under their labels."""
+    return [[name, *score_row(score)[1:]] for sweep in sweeps for name, score in named_scores(sweep)]
+
+
+def named_scores(sweep: Sweep) -> list[tuple[str, Score]]:
+    """The scores that a sweep decides, each by the name of its suite and what differs from the suite's list."""
+    extra = scores.label(sweep).removeprefix(sweep["suite"])
+    return [(f"{score.suite}{extra}", score) for score in scores.scores(sweep)]
+
+
+def committed(results: Path) -> list[Sweep]:
+    """Every sweep under `results`, by GPU, Triton version and suite."""
+    found = [read_json(path) for path in results.glob(f"*/{FOLDER}/*/*.json")]
+    return sorted(found, key=lambda sweep: (environment.order(sweep["environment"]), _place(sweep)))
+
+
+def _place(sweep: Sweep) -> tuple[int, str]:
+    """Of a sweep's suite among all."""
+    known = list(SUITES)
+    return known.index(sweep["suite"]) if sweep["suite"] in SUITES else len(known), scores.label(sweep)
+
+
+def by_place(sweeps: Sequence[Sweep]) -> list[tuple[dict[str, Any], list[Sweep]]]:
+    """For each GPU and Triton version an environment, and the sweeps; `sweeps` come in this order."""
+    groups = [list(group) for _, group in groupby(sweeps, key=lambda sweep: environment.order(sweep["environment"]))]
+    return [(group[0]["environment"], group) for group in groups]
+
+
+def origin(sweeps: Iterable[Sweep]) -> str:
+    """Which commits and sources they were measured at."""
+    return environment.origin((sweep["environment"] for sweep in sweeps), "bench")
+
+
+def summary(sweeps: Sequence[Sweep]) -> str:
+    """Every score of one GPU and Triton version, with targets."""
+    return tables.table(SCORE_COLUMNS, score_rows(sweeps))
+
+
+COMPACT = "Geometric mean / minimum, over a suite's shapes, of our speed over that of *over*; ✓: they reach the target."
+
+
+def compact(sweeps: Sequence[Sweep], link: Callable[[dict[str, Any]], str]) -> str:
+    """What every suite comes to, a column for each GPU with its newest Triton: the block `bench`.
+
+    `link` gives the address of an environment's page.
+    """
+    if not sweeps:
+        return NOTHING
+    sweeps = environment.newest(sweeps)
+    places = by_place(sweeps)
+    rows: dict[tuple[str, str], dict[str, Score]] = {}
+    for sweep in sorted(sweeps, key=_place):
+        for name, score in named_scores(sweep):
+            rows.setdefault((name, score.over), {})[sweep["environment"]["gpu"]] = score
+    found = [
+        [name, over, _wanted(next(iter(row.values()))), *(_brief(row.get(made["gpu"])) for made, _ in places)]
+        for (name, over), row in rows.items()
+    ]
+    columns = ["suite", "over", "target", *(environment.short(made["gpu"]) for made, _ in places)]
+    made_at = [f"- {where(group[0])}: [every shape]({link(made)}). {origin(group)}" for made, group in places]
+    return "\n\n".join([COMPACT, "\n".join(made_at), tables.table(columns, found)])
+
+
+def _brief(score: Score | None) -> str | None:
+    return None if score is None else f"{score.mean:.3f} / {score.minimum:.3f}{' ✓' if score.met else ''}"
+
+
+def page(sweeps: Sequence[Sweep]) -> str:
+    """The page of one GPU and Triton version: the summary, and every shape of every suite."""
+    made = sweeps[0]["environment"]
+    parts = [
+        f"# Every shape on {made['gpu']}, Triton {made['triton']}",
+        f"{'; '.join(dict.fromkeys(map(where, sweeps)))}. {origin(sweeps)}",
+        "[docs/performance.md](../../../../../docs/performance.md) says what is measured and how, and what else is.",
+        summary(sweeps),
+    ]
+    names = dict.fromkeys(sweep["suite"] for sweep in sweeps)
+    return "\n\n".join([*parts, *(f"## {name}\n\n{suite(sweeps, name)}" for name in names)]) + "\n"
+
+
+def suite(sweeps: Sequence[Sweep], name: str) -> str:
+    """Every shape of a suite in `sweeps`, a table for each sweep of it."""
+    own = [sweep for sweep in sweeps if sweep["suite"] == name and sweep["shapes"]]
+    parts = [SUITES[name].reason[0].upper() + SUITES[name].reason[1:] + "."]
+    for sweep in own:
+        rows = [row(sweep, key) for key in sweep["shapes"]]
+        parts.append(f"{where(sweep)}; {sweep['dtype']}, {_shapes(sweep)}. {origin([sweep])}")
+        parts.append(tables.table(columns(sweep), rows))
+        if "copy_tbs" in sweep:
+            parts.append(f"A copy reads and writes {tables.number(1000 * sweep['copy_tbs'])} GB/s.")
+        parts += [losers(score) for score in scores.scores(sweep) if score.losers]
+    return "\n\n".join(parts)
+
+
+PRECISION_COLUMNS = ("precision", "TFLOPS", "of cuBLAS's SGEMM", "error, norm", "error, worst element")
+PRECISION_SIZE = "4096x4096x4096"
+
+
+@dataclass(frozen=True)
+class Point:
+    """How fast and how wrong a product is in one way, on PRECISION_SIZE. mode: the suite it is from."""
+
+    provider: str
+    mode: str
+    tflops: float
+    error: Mapping[str, float]
+
+
+def points(sweeps: Sequence[Sweep]) -> list[Point]:
+    """Ours in each mode, and cuBLAS's where it has the mode."""
+    found = []
+    for sweep in sweeps:
+        mode = sweep["suite"]
+        shape = next((shape for key, shape in sweep["shapes"].items() if key.split()[0] == PRECISION_SIZE), None)
+        if mode not in PRECISION or shape is None:
+            continue
+        for provider in (OURS,) if mode in SPLIT else (OURS, CUBLAS):
+            result = scores.timed(shape, provider)
+            if result is not None:
+                found.append(Point(provider, mode, scores.tflops(shape, result), result["error"]))
+    return found
+
+
+def precision(sweeps: Sequence[Sweep]) -> str:
+    """Speed and error of every way to multiply, one table for each GPU and Triton version: the block `precision`."""
+    parts = []
+    for _, group in by_place(sweeps):
+        found = points(group)
+        sgemm = next((point.tflops for point in found if (point.provider, point.mode) == (CUBLAS, "ieee")), None)
+        rows = [
+            [
+                f"{point.provider} {point.mode}",
+                tables.number(point.tflops),
+                f"{point.tflops / sgemm:.2f}" if sgemm else None,
+                *(tables.error(point.error.get(kind)) for kind in ("norm", "componentwise")),
+            ]
+            for point in found
+        ]
+        if rows:
+            used = [sweep for sweep in group if points([sweep])]
+            parts.append(f"{where(group[0])}, {PRECISION_SIZE}. {origin(used)}")
+            parts.append(tables.table(PRECISION_COLUMNS, rows))
+    return "\n\n".join(parts) or NOTHING
+
+
+def losers(score: Score) -> str:
+    """The shapes that lose, in words, the worst first."""
+    named = [f"{key} ({score.ratios[key]:.2f})" for key in score.losers[:WORST]]
+    more = len(score.losers) - len(named)
+    who = f"Below {score.target.mean if score.target else 1:g} of" if score.over == scores.COPY else "Slower than"
+    return f"{who} {score.over}: {', '.join(named)}{f' and {more} more' if more else ''}."
+
+
+def where(sweep: Sweep) -> str:
+    """The GPU and the versions, in words."""
+    return environment.named(sweep["environment"])
+
+
+def _shapes(sweep: Sweep) -> str:
+    count = len(sweep["shapes"])
+    if sweep.get("unseen") is not None:
+        return f"{count} shapes drawn with seed {sweep['unseen']}"
+    listed = len(SUITES[sweep["suite"]].shapes)  # now; the suite may have grown since
+    return f"all {count} shapes" if count == listed else f"{count} of {listed} shapes"

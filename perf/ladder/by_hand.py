@@ -1,0 +1,445 @@
+"""Runs one rung of the ladder, in one configuration or in all that are legal, and prints a line for each.
+
+On a GPU a line has the time, TFLOPS, the share of cuBLAS's speed, the error against fp64, and the registers, shared
+memory and spills of the compiled kernel. Without a GPU, or with --arch, nothing is timed: the error is that of Triton's
+interpreter on a small shape, and the rest is what the compiler makes of the kernel for an architecture.
+
+Exit status: 1 if a configuration fails or is wrong, 2 for a mistake in the call, 130 if interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+import torch
+from rich.console import Console
+from rich.text import Text
+
+from perf.common import progress
+from perf.ladder import interpret, static, tables
+from perf.ladder.tables import Cell
+from perf.ladder.tasks import Task
+from perf.measure import providers, timer
+from perf.measure.numerics import mode_of
+from perf.measure.operands import Operands, Problem
+from perf.measure.providers import CUBLAS
+from triton_gemm import aot
+from triton_gemm.compat import INTERPRETED
+from triton_gemm.config import GemmConfig
+from triton_gemm.device import DeviceInfo, device_info, device_of_capability
+from triton_gemm.ladder import LADDER, Rung
+from triton_gemm.problem import UnsupportedOperandError, aligned
+
+Size = tuple[int, int, int]
+
+PROGRAM = "python -m triton_gemm.ladder"
+EXAMPLES = f"""\
+examples:
+  {PROGRAM}                                     the rungs
+  {PROGRAM} k06 --list                          what k06's autotuner explores
+  {PROGRAM} k06 --size 2048                     all of that, measured
+  {PROGRAM} k06 --config 128x64x16,4,3          one configuration, on the rung's list or not
+  {PROGRAM} k08 --shape 4096x1400x4096 --layout nt --dtype bf16
+  {PROGRAM} k11 --arch sm_90                    what the compiler makes of k11, without a GPU
+"""
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+LAYOUTS = ("nn", "nt", "tn", "tt")
+SIZE = 4096
+SMALL: Size = (96, 128, 64)  # for the interpreter, where the shape asked for is too large
+INTERPRETED_MOST = 256**3  # M N K that the interpreter is given; more takes it minutes
+BUDGET_S = 0.2
+PACE = timer.Pace(patience_s=0.5, check_rows=1024, extras=False)
+CONFIG_WIDTH, CELL_WIDTH = 24, 10
+STATIC = ("registers", "shared KiB", "spills")
+TIMED = ("ms", "TFLOPS", "of cuBLAS", "error", *STATIC)
+
+
+class MistakeError(Exception):
+    """A call that cannot be followed; the text is the sentence that says why."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """What the command line asks for; None is what the machine or the rung decides.
+
+    configs: empty for all legal ones; arch: a compute capability to compile for, and to time nothing.
+    """
+
+    rung: Rung | None
+    listing: bool
+    shape: Size | None
+    dtype: torch.dtype | None
+    layout: str
+    configs: tuple[GemmConfig, ...]
+    arch: tuple[int, int] | None
+    budget_s: float | None
+
+
+@dataclass(frozen=True)
+class Work:
+    """A rung, its operands' (M, N, K), dtype and layout, and the configurations to try."""
+
+    rung: Rung
+    shape: Size
+    dtype: torch.dtype
+    layout: str
+    configs: tuple[GemmConfig, ...]
+
+    @classmethod
+    def of(cls, call: Call, rung: Rung, device: DeviceInfo) -> Work:
+        """What `call` asks for on `device`; raises MistakeError where that cannot run."""
+        shape, dtype = call.shape or (SIZE, SIZE, SIZE), call.dtype or rung.dtypes[0]
+        if not providers.runs_on(rung, device.capability):
+            raise MistakeError(f"{rung.id} runs on {_claims(rung)}, not on {device.name} ({_arch(device.capability)})")
+        for config in call.configs:
+            why = rung.illegal(config, device, dtype)
+            if why is not None:
+                raise MistakeError(f"{rung.id} cannot take {spelled(config)} on {device.name}: {why}")
+        meta = aot.operands(shape, dtype, call.layout)
+        configs = call.configs or tuple(rung.legal_configs(device, dtype, aligned=aligned(*meta)))
+        if not configs:
+            raise MistakeError(f"{rung.id} has no configuration that {device.name} can run on such operands")
+        return cls(rung, shape, dtype, call.layout, configs)
+
+    def title(self, shape: Size) -> str:
+        M, N, K = shape
+        return f"{self.rung.id} {self.rung.title}, {NAMES[self.dtype]} {self.layout}, M x N x K = {M} x {N} x {K}"
+
+    def require_operands(self) -> None:
+        """Raises MistakeError where the rung cannot take operands that lie so."""
+        try:
+            static.capture(self.rung, self.configs[0], self.shape, self.dtype, self.layout)
+        except UnsupportedOperandError as error:
+            raise MistakeError(f"{self.rung.id}: {error}") from error
+
+
+class Lines:
+    """A table that is printed line by line, as the lines come to be known."""
+
+    def __init__(self, console: Console, columns: Sequence[str]) -> None:
+        self.console = console
+        self.show("tile,warps,stages,group", columns, "bold")
+
+    def show(self, name: str, cells: Sequence[Cell], style: str = "") -> None:
+        words = ["" if cell is None else str(cell) for cell in cells]
+        text = f"{name:<{CONFIG_WIDTH}}" + "".join(f" {word:>{CELL_WIDTH}}" for word in words)
+        say(self.console, text.rstrip(), style)
+
+    def failed(self, name: str, result: dict[str, Any]) -> None:
+        say(self.console, f"{name:<{CONFIG_WIDTH}} failed: {_reason(result)}", "red")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    call = parse(arguments)
+    console = Console()
+    if call.rung is None or call.listing:
+        show_rungs(call, console)
+        return 0
+    timed = torch.cuda.is_available() and not INTERPRETED and call.arch is None
+    try:
+        return (measured if timed else not_measured)(call, call.rung, console)
+    except MistakeError as mistake:
+        print(f"error: {mistake}", file=sys.stderr)
+        return 2
+    except torch.OutOfMemoryError as error:
+        print(f"error: no memory for the operands or the check: {error}".splitlines()[0], file=sys.stderr)
+        return 2
+    except timer.DeviceLostError as lost:
+        print(f"error: the GPU cannot be used any more {lost}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def measured(call: Call, rung: Rung, console: Console) -> int:
+    """Times the configurations on the current GPU, each in turn with cuBLAS."""
+    device = device_info(torch.device("cuda"))
+    work = Work.of(call, rung, device)
+    work.require_operands()
+    M, N, K = work.shape
+    problem = Problem(M, N, K, mode_of(rung.precision, work.dtype), layout=work.layout)
+    cublas = providers.cublas(problem)
+    budget_s = call.budget_s or BUDGET_S
+    say(console, f"{work.title(work.shape)}, {device.name}", "bold")
+    for sentence in _left_out(call, work):
+        say(console, sentence)
+    lines = Lines(console, TIMED)
+    results: dict[GemmConfig, dict[str, Any]] = {}
+
+    def compile_all(advance: Callable[[str], None]) -> None:
+        laid = Operands(problem, {problem.out_dtype}, 1, empty=True)
+        a, b, c = laid.arguments()[0]
+        providers.compile_together([(rung, config) for config in work.configs], a, b, c)
+        advance("compiled")
+
+    def measure_all(advance: Callable[[str], None]) -> None:
+        alone = timer.measure(problem, [cublas], CUBLAS, budget_s, PACE)["providers"][CUBLAS]
+        _show_timed(lines, CUBLAS, alone, problem)
+        advance(CUBLAS)
+        for config in work.configs:
+            own = providers.configured_provider(rung, config, work.shape, work.dtype, work.layout)
+            found = timer.measure(problem, [cublas, own], CUBLAS, budget_s, PACE)["providers"]
+            results[config] = found[own.name]
+            _show_timed(lines, spelled(config), results[config], problem)
+            advance(spelled(config))
+
+    tasks = [Task("compiling", 1, compile_all), Task("measuring", 1 + len(work.configs), measure_all)]
+    progress.run(tasks, console)
+    right = {config: result for config, result in results.items() if "time_ms" in result}
+    if len(work.configs) > 1 and right:
+        best = min(right, key=lambda config: float(right[config]["time_ms"]["median"]))
+        say(console, "best:", "bold green")
+        _show_timed(lines, spelled(best), right[best], problem, "bold green")
+    return 0 if len(right) == len(results) else 1
+
+
+def _show_timed(lines: Lines, name: str, result: dict[str, Any], problem: Problem, style: str = "") -> None:
+    if "time_ms" not in result:
+        lines.failed(name, result)
+        return
+    ms = result["time_ms"]["median"]
+    share = tables.percent(result["ratio"]["median"]) if result["ratio"] else None  # of cuBLAS, where that was right
+    speed = [tables.number(ms, 4), tables.number(problem.flop / ms / 1e9), share]
+    lines.show(name, [*speed, tables.error(result["error"]["norm"]), *_static_cells(result)], style)
+
+
+def not_measured(call: Call, rung: Rung, console: Console) -> int:
+    """The error in Triton's interpreter, and what the compiler makes of the configurations; no timings."""
+    if INTERPRETED and call.arch is not None:
+        raise MistakeError("--arch compiles, which TRITON_INTERPRET=1 forbids: unset it")
+    if INTERPRETED and not rung.interpretable:
+        raise MistakeError(f"{rung.id} is written in Gluon, which Triton's interpreter does not know")
+    if call.budget_s is not None:
+        raise MistakeError("--budget is for timing, and nothing is timed here")
+    device = device_of_capability(call.arch or static.TUNED_CAPABILITY)
+    work = Work.of(call, rung, device)
+    if not INTERPRETED:
+        work.require_operands()
+    shape = work.shape if math.prod(work.shape) <= INTERPRETED_MOST else SMALL
+    say(console, work.title(shape if INTERPRETED else work.shape), "bold")
+    for sentence in (*_explained(call, work, shape, device), *_left_out(call, work)):
+        say(console, sentence)
+    lines = Lines(console, ("error",) if INTERPRETED else ("error", *STATIC))
+    errors: dict[str, dict[str, Any]] = {}  # by what the interpreter sees of a configuration
+    failed = False
+
+    def show(config: GemmConfig, facts: dict[str, Any]) -> None:
+        nonlocal failed
+        interpreted = errors.get(str(config.meta()), {})
+        wrong = next((result for result in (interpreted, facts) if _reason(result)), None)
+        failed |= wrong is not None
+        if wrong is not None:
+            lines.failed(spelled(config), wrong)
+        else:
+            lines.show(spelled(config), [tables.error(interpreted.get("norm")), *_static_cells(facts)])
+
+    def interpret_all(advance: Callable[[str], None]) -> None:
+        def done(key: str, row: dict[str, Any]) -> None:
+            if "absent" in row:
+                raise MistakeError(f"{rung.id}: {row['absent']}")
+            seen = by_key[key]
+            errors[seen] = row
+            for config in work.configs if INTERPRETED else ():
+                if str(config.meta()) == seen:
+                    show(config, {})
+            advance(spelled(seen_apart[seen].config or rung.configs[0]))
+
+        try:
+            interpret.run(seen_apart.values(), done)
+        except interpret.UnavailableError as error:
+            say(console, f"error: none, since the interpreter does not run here ({error}).")
+
+    def compile_all(advance: Callable[[str], None]) -> None:
+        def done(key: str, facts: dict[str, Any]) -> None:
+            show(jobs[key].config, facts)
+            advance(spelled(jobs[key].config))
+
+        static.compile_all(jobs.values(), done)
+
+    seen_apart = {
+        str(config.meta()): interpret.Job(rung, work.dtype, (*shape, 1.0, 0.0), work.layout, config)
+        for config in work.configs
+    }
+    by_key = {job.key: seen for seen, job in seen_apart.items()}
+    pending = [
+        static.Job(rung, config, device.capability, False, work.shape, work.dtype, work.layout)
+        for config in work.configs
+    ]
+    jobs = {job.key: job for job in pending}
+    tasks = [Task("interpreting", len(seen_apart), interpret_all)] if rung.interpretable else []
+    tasks += [] if INTERPRETED else [Task("compiling", len(jobs), compile_all)]
+    progress.run(tasks, console)
+    return 1 if failed else 0
+
+
+def _explained(call: Call, work: Work, shape: Size, device: DeviceInfo) -> list[str]:
+    """Why there are no timings, and what there is."""
+    if INTERPRETED:
+        why = "TRITON_INTERPRET=1 is set, so nothing is timed or compiled; unset it for registers and the like."
+    elif call.arch is not None:
+        why = "These are no timings: --arch asks what the compiler makes of the rung."
+    else:
+        why = "These are no timings: torch sees no CUDA GPU here."
+    M, N, K = shape
+    of_error = f"error: in Triton's interpreter at {M} x {N} x {K}, against fp64."
+    if not work.rung.interpretable:
+        of_error = "error: none, since Triton's interpreter does not know Gluon."
+    of_facts = f"registers, shared memory, spills: compiled for {_arch(device.capability)}."
+    return [why, of_error] if INTERPRETED else [why, of_error, of_facts]
+
+
+def _left_out(call: Call, work: Work) -> list[str]:
+    """That some of the rung's configurations are not tried."""
+    count = len(work.rung.configs) - len(work.configs)
+    if call.configs or not count:
+        return []
+    return [f"{count} of {len(work.rung.configs)} configurations are left out, as the autotuner does on such operands."]
+
+
+def _static_cells(facts: dict[str, Any]) -> list[Cell]:
+    return [facts.get("registers"), tables.kib(facts.get("shared")), facts.get("spills")]
+
+
+def _reason(result: dict[str, Any]) -> str | None:
+    """Why there is nothing to show, or None."""
+    return result.get("failed") or result.get("absent")
+
+
+def show_rungs(call: Call, console: Console) -> None:
+    """The rungs, and with --list their configurations; without an argument how to go on."""
+    for rung in LADDER if call.rung is None else (call.rung,):
+        takes = f"{' '.join(NAMES[dtype] for dtype in rung.dtypes):<10} {_claims(rung):<18}"
+        count = f"{len(rung.configs)} configuration{'s' if len(rung.configs) > 1 else ''}"
+        say(console, f"{rung.id} {rung.title:<24} {takes} {count}", "bold" if call.listing else "")
+        for config in rung.configs if call.listing else ():
+            say(console, f"  {spelled(config)}")
+    if not call.listing:
+        say(console, f"\n{EXAMPLES}\n{PROGRAM} --help says more.")
+
+
+def say(console: Console, text: str, style: str = "") -> None:
+    """Prints a line as it is: not cut, not wrapped, no markup in it."""
+    console.print(Text(text, style=style), soft_wrap=True)
+
+
+def spelled(config: GemmConfig) -> str:
+    """A configuration as `--config` takes it: 128x64x16,4,3,8."""
+    tile = "x".join(str(size) for name, size in config.meta().items() if name != "GROUP_M")
+    launch = [config.num_warps, config.num_stages, *([] if config.GROUP_M is None else [config.GROUP_M])]
+    return ",".join([tile, *map(str, launch)])
+
+
+def config_of(rung: Rung, text: str) -> GemmConfig:
+    """`spelled` backwards. What is left out comes from the first configuration of the rung that agrees with the rest,
+    else from its first; raises MistakeError where the text is none of the rung's kind."""
+    fields = list(rung.configs[0].meta())
+    tile = [name for name in fields if name != "GROUP_M"]
+    rest = ["num_warps", "num_stages", *(["GROUP_M"] if "GROUP_M" in fields else [])]
+    sizes, *launch = text.split(",")
+    numbers = [sizes.split("x"), launch]
+    if not all(re.fullmatch("[0-9]+", n) for part in numbers for n in part) or not (
+        len(numbers[0]) == len(tile) and len(launch) <= len(rest)
+    ):
+        form = f"{'x'.join(tile)}[,warps[,stages{'[,group]' if len(rest) > 2 else ''}]]"
+        raise MistakeError(f"{rung.id} takes --config {form}, as {spelled(rung.configs[0])}, not {text!r}")
+    given = dict(zip([*tile, *rest], map(int, [*numbers[0], *launch]), strict=False))
+    agrees = (c for c in rung.configs if all(getattr(c, name) == value for name, value in given.items()))
+    return replace(next(agrees, rung.configs[0]), **given)
+
+
+class Parser(argparse.ArgumentParser):
+    """Says a mistake in one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}\n")
+
+
+def parse(arguments: Sequence[str] | None) -> Call:
+    parser = Parser(
+        prog=PROGRAM, description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("rung", nargs="?", metavar="RUNG", help=f"{LADDER[0].id} to {LADDER[-1].id}; without: a list")
+    parser.add_argument("--list", action="store_true", help="show the configurations of the rung, or of all; run none")
+    shape = parser.add_mutually_exclusive_group()
+    shape.add_argument("--size", type=_size, metavar="N", help=f"M = N = K, default {SIZE}")
+    shape.add_argument("--shape", type=_shape, metavar="MxNxK", help="C is M x N, and a sum has K products")
+    parser.add_argument(
+        "--config",
+        action="append",
+        default=[],
+        metavar="MxNxK[,warps[,stages[,group]]]",
+        help="tile and launch parameters, once or several times; default all that the GPU can run. A strip, as in k01 "
+        "and k02, has one size. What is left out comes from the rung's first configuration that agrees",
+    )
+    parser.add_argument("--dtype", choices=DTYPES, help="of A, B and C, where the rung takes several")
+    parser.add_argument("--layout", choices=LAYOUTS, default="nn", help="A and B: n row-major, t column-major")
+    parser.add_argument("--arch", metavar="sm_90", help="time nothing; show what the rung compiles to there")
+    parser.add_argument(
+        "--budget", type=_seconds, metavar="SECONDS", help=f"of timing a configuration, default {BUDGET_S}"
+    )
+    given = parser.parse_args(arguments)
+    known = {key: rung for rung in LADDER for key in (rung.id, rung.name)}
+    if given.rung is not None and given.rung not in known:
+        parser.error(f"no rung {given.rung!r}; there are {', '.join(rung.id for rung in LADDER)}")
+    rung = known.get(given.rung)
+    others = [name for name in ("size", "shape", "config", "dtype", "arch", "budget") if getattr(given, name)]
+    others += ["layout"] if given.layout != "nn" else []
+    if others and (rung is None or given.list):
+        needs = "name a rung" if rung is None else "leave out --list"
+        parser.error(f"--{others[0]} is for running a rung: {needs}")
+    if rung is None:
+        return Call(None, given.list, None, None, "nn", (), None, None)
+    dtype = DTYPES[given.dtype] if given.dtype else None
+    if dtype is not None and dtype not in rung.dtypes:
+        parser.error(f"{rung.id} takes {' and '.join(NAMES[d] for d in rung.dtypes)}, not {given.dtype}")
+    arches = {_arch(capability): capability for capability in rung.capabilities}
+    if given.arch is not None and given.arch not in arches:
+        parser.error(f"{rung.id} compiles for {', '.join(arches)}, not {given.arch!r}")
+    try:
+        configs = tuple(dict.fromkeys(config_of(rung, text) for text in given.config))
+    except MistakeError as mistake:
+        parser.error(str(mistake))
+    size = None if given.size is None else (given.size,) * 3
+    arch = None if given.arch is None else arches[given.arch]
+    return Call(rung, given.list, given.shape or size, dtype, given.layout, configs, arch, given.budget)
+
+
+def _size(text: str) -> int:
+    if not re.fullmatch("[1-9][0-9]{0,5}", text):
+        raise argparse.ArgumentTypeError(f"a size is a whole number from 1 to 999999, not {text!r}")
+    return int(text)
+
+
+def _shape(text: str) -> Size:
+    if not re.fullmatch("[1-9][0-9]*(x[1-9][0-9]*){2}", text):
+        raise argparse.ArgumentTypeError(f"a shape is three whole numbers from 1 on, as 4096x2048x1024, not {text!r}")
+    M, N, K = map(int, text.split("x"))
+    return M, N, K
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"a number of seconds above 0, not {text!r}")
+    return seconds
+
+
+def _arch(capability: tuple[int, int]) -> str:
+    return f"sm_{capability[0]}{capability[1]}"
+
+
+def _claims(rung: Rung) -> str:
+    """The architectures it is for, in words."""
+    first, *others = map(_arch, rung.capabilities)
+    return f"{first} and newer" if others else first

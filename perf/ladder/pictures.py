@@ -1,0 +1,271 @@
+"""The pictures of a record. Each function writes one PNG and measures nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
+
+from perf.bench.tables import Point
+from perf.common.style import (
+    BLACK,
+    CUBLAS_LOOK,
+    CUDA,
+    GREY,
+    LABEL_SIZE,
+    PALE,
+    PALETTE,
+    STYLE,
+    TRITON,
+    legend_below,
+    note,
+    plain_log,
+    save,
+)
+from perf.ladder import curves, static, tables, views
+from perf.ladder import published as seeds
+from perf.ladder.record import Record
+from perf.measure.providers import CUBLAS, OURS
+
+TARGET_MARKS = "os^vP"
+
+
+def everything(record: Record, folder: Path) -> list[Path]:
+    """Draws whatever the record has data for; returns the pictures."""
+    pictures: list[Path] = []
+    with plt.rc_context(STYLE):
+        pictures += [curves.sweep(record, mode, folder) for mode in views.modes(record) if views.lines(record, mode)]
+        if views.ladder(record):
+            pictures.append(ladder(record, folder))
+        if views.roofs(record)[1] and views.under_roofs(record):
+            pictures.append(curves.roofline(record, folder))
+        pictures += [experiment(record, source, folder) for source in views.compared_experiments(record)]
+        if views.factors(record):
+            pictures.append(factors(record, folder))
+        if any("registers" in facts for facts in record["static"].values()):
+            pictures += [static_resources(record, folder), static_ceilings(record, folder)]
+    return pictures
+
+
+def precisions(points: Sequence[Point], where: str, path: Path) -> Path:
+    """Speed and error of every way to multiply, a row for each, the most exact first."""
+    least = {mode: min(p.error["norm"] for p in points if p.mode == mode) for mode in {p.mode for p in points}}
+    modes = sorted(least, key=lambda mode: (least[mode], mode))
+    with plt.rc_context(STYLE):
+        size = (8, 0.3 * len(modes) + 0.5)
+        figure, (speeds, errors) = plt.subplots(1, 2, figsize=size, sharey=True, width_ratios=(3, 2))
+        for row, mode in enumerate(modes):
+            own = [point.tflops for point in points if point.mode == mode]
+            speeds.plot(own, [row] * len(own), color=GREY, linewidth=1, zorder=1)
+            if least[mode] == 0:
+                across = errors.get_yaxis_transform()
+                errors.text(0.03, row, "0", transform=across, va="center", fontsize=LABEL_SIZE, color=GREY)
+        for provider, look in PROVIDER_LOOKS.items():
+            rows = [(modes.index(point.mode), point) for point in points if point.provider == provider]
+            speeds.plot([p.tflops for _, p in rows], [row for row, _ in rows], linestyle="", label=provider, **look)
+            inexact = [(row, point.error["norm"]) for row, point in rows if point.error["norm"]]
+            errors.plot([norm for _, norm in inexact], [row for row, _ in inexact], linestyle="", **look)
+        plain_log(speeds)
+        if any(least.values()):  # there is no logarithm of nothing but zeros
+            errors.set_xscale("log")
+        for axes in (speeds, errors):
+            axes.margins(x=0.1)
+            axes.set_ylim(len(modes) - 0.5, -0.5)
+            axes.tick_params(axis="y", length=0)
+        speeds.set_yticks(range(len(modes)), modes)
+        speeds.set_xlabel("TFLOPS of the product asked for (log scale)")
+        errors.set_xlabel("relative error (norm)")
+        speeds.set_title(f"Speed and error of each precision, M = N = K = 4096\n{where}")
+        legend_below(speeds)
+        return save(figure, path)
+
+
+PROVIDER_LOOKS: dict[str, dict[str, Any]] = {
+    OURS: {"color": TRITON, "marker": "o", "markersize": 8},
+    CUBLAS: {**CUBLAS_LOOK, "markersize": 4.5},
+}
+
+
+def ladder(record: Record, folder: Path) -> Path:
+    """Each rung's bar above its fastest twin's, with % of cuBLAS, registers, shared memory and spills."""
+    steps = views.ladder(record)
+    figure, axes = plt.subplots(figsize=(5.6, 0.52 * len(steps) + 0.8))
+    largest = max(filter(None, [s.tflops for s in steps] + [s.cublas_tflops for s in steps]), default=1.0)
+    smallest = min(filter(None, [s.tflops for s in steps] + [s.twin_tflops for s in steps]), default=0.1)
+    for row, step in enumerate(steps):
+        apart = 0.19 if step.twin else 0
+        _ladder_bar(axes, row - apart, step, step.own, TRITON)
+        _ladder_bar(axes, row + apart, step, step.twin_result, CUDA)
+        if step.cublas_tflops:
+            axes.plot([step.cublas_tflops] * 2, [row - 0.42, row + 0.42], color=BLACK, linewidth=1)
+            axes.plot(step.cublas_tflops, row, markersize=5, **CUBLAS_LOOK)
+    plain_log(axes)
+    axes.set_xlim(smallest / 2, largest * 1.25)
+    axes.set_ylim(len(steps) - 0.5, -0.9)
+    axes.set_yticks(range(len(steps)), [f"{s.rung.id} {s.rung.title}" for s in steps])
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel("TFLOPS (log scale)")
+    for x, heading in LADDER_COLUMNS:
+        axes.text(x, -0.75, heading, transform=axes.get_yaxis_transform(), fontsize=9, color=GREY, va="center")
+    legend_below(
+        axes,
+        plt.Rectangle((0, 0), 1, 1, color=TRITON, label="Triton rung"),
+        plt.Rectangle((0, 0), 1, 1, color=CUDA, label="its twin in CUDA C++"),
+        plt.Line2D([], [], markersize=5, linewidth=1, label="cuBLAS, same precision", **CUBLAS_LOOK),
+    )
+    note(axes, TWIN, below=62)
+    axes.set_title(f"The ladder at M = N = K = {views.ladder_size(record)}\n{views.gpu(record)}")
+    return save(figure, folder / "ladder.png")
+
+
+TWIN = (
+    "A twin teaches its rung's idea in CUDA C++ and no other: the fastest of its variants is drawn. It is not CUDA at "
+    "its best, which is cuBLAS. Shares of cuBLAS divide the TFLOPS that are drawn."
+)
+LADDER_COLUMNS = ((1.02, "TFLOPS"), (1.17, "of cuBLAS"), (1.37, "regs"), (1.48, "shared"), (1.64, "spills"))
+
+
+def _ladder_bar(axes: Axes, y: float, step: views.Step, result: dict[str, Any] | None, colour: str) -> None:
+    if result is None:
+        return
+    if not views.timed(result):
+        why = "failed its check" if "failed" in result else "not run on this GPU"
+        axes.text(0.01, y, why, transform=axes.get_yaxis_transform(), fontsize=8.5, color=GREY, va="center")
+        return
+    tflops = views.tflops(step.problem, result)
+    axes.barh(y, tflops, height=0.36, color=colour)
+    shared = result.get("shared")
+    cells = (
+        tables.number(tflops),
+        tables.percent(step.share(result)),
+        result.get("registers"),
+        f"{shared / 1024:.0f} KiB" if shared is not None else None,
+        result.get("spills"),
+    )
+    for (x, _), cell in zip(LADDER_COLUMNS, cells, strict=True):
+        says = "" if cell is None else str(cell)
+        axes.text(x, y, says, transform=axes.get_yaxis_transform(), fontsize=9, color=colour, va="center")
+
+
+def experiment(record: Record, source: seeds.Experiment, folder: Path) -> Path:
+    """Speed-ups over the source's own naive kernel, here and as published; GFLOPS where the naive one has no time."""
+    rows = [row for row in views.experiment(record, source) if row.time_ms]
+    speedups = [row.speedup for row in rows if row.speedup]
+    has_naive = len(speedups) == len(rows)
+    here = speedups if has_naive else [row.gflops or 0.0 for row in rows]
+    published = [row.published_speedup if has_naive else None for row in rows]
+    columns = {
+        "here" if has_naive else "GFLOPS": [f"{tables.number(value)}{'x' if has_naive else ''}" for value in here],
+        "published": [f"{tables.number(value)}x" if value else None for value in published],
+        "ms here": [tables.number(row.time_ms) for row in rows],
+        "of cuBLAS": [tables.percent(row.cublas_share) for row in rows],
+    }
+    figure, axes = _pairs(
+        [f"{row.kernel.id} {row.kernel.title}" for row in rows],
+        {f"its twins here, on {views.gpu(record)}": (here, CUDA), "published, on the author's GPU": (published, GREY)},
+        columns,
+    )
+    axes.set_xlabel("speed-up over the source's naive kernel (log scale)" if has_naive else "GFLOPS (log scale)")
+    axes.set_title(f"{source.id}: {source.source}\nM = N = K = {source.size}, hot L2")
+    return save(figure, folder / f"experiment-{source.id}.png")
+
+
+def factors(record: Record, folder: Path) -> Path:
+    """The factor each rung predicts over another, and the one that was measured."""
+    rows = views.factors(record)
+    predicted, measured = [row.predicted for row in rows], [row.measured for row in rows]
+    figure, axes = _pairs(
+        [f"{row.rung.id} over {row.over}" for row in rows],
+        {"measured": (measured, TRITON), "predicted, before measuring": (predicted, GREY)},
+        {
+            "predicted": [tables.number(value) for value in predicted],
+            "measured": [tables.number(value) for value in measured],
+        },
+    )
+    axes.axvline(1, color=BLACK, linewidth=0.8, zorder=1)
+    axes.set_xlabel("times as fast (log scale)")
+    axes.set_title(
+        f"Predicted and measured gain of every rung, M = N = K = {views.ladder_size(record)}\n{views.gpu(record)}"
+    )
+    return save(figure, folder / "factors.png")
+
+
+def _pairs(
+    names: Sequence[str],
+    series: dict[str, tuple[Sequence[float | None], str]],
+    columns: dict[str, Any],
+) -> tuple[Figure, Axes]:
+    """A row for each name: a dot and a ring for the two series, joined; and columns of text."""
+    figure, axes = plt.subplots(figsize=(5.2, 0.36 * len(names) + 0.7))
+    for row, both in enumerate(zip(*(values for values, _ in series.values()), strict=True)):
+        known = [value for value in both if value]
+        axes.plot(known, [row] * len(known), color=GREY, linewidth=1, zorder=1)
+    for i, (label, (values, color)) in enumerate(series.items()):
+        places = [row for row, value in enumerate(values) if value]
+        if places:
+            look = {"markerfacecolor": "white", "markersize": 9, "zorder": 2} if i else {"markersize": 5, "zorder": 3}
+            axes.plot([values[row] for row in places], places, "o", color=color, label=label, **look)
+    plain_log(axes)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    shown = [value for values, _ in series.values() for value in values if value]
+    axes.set_xlim(min(shown) / 1.25, max(1.25 * max(shown), 2.5 * min(shown)))
+    axes.set_ylim(len(names) - 0.5, -1.1)
+    axes.set_yticks(range(len(names)), names)
+    across = axes.get_yaxis_transform()
+    for x, (heading, cells) in enumerate((heading, cells) for heading, cells in columns.items() if any(cells)):
+        place = {"x": 1.04 + 0.2 * x, "transform": across, "fontsize": LABEL_SIZE, "va": "center"}
+        axes.text(y=-0.75, s=heading, color=GREY, **place)
+        for row, cell in enumerate(cells):
+            axes.text(y=row, s=cell or "", **place)
+    legend_below(axes)
+    return figure, axes
+
+
+def static_resources(record: Record, folder: Path) -> Path:
+    """Registers and shared memory of the default configurations, by architecture."""
+    panels = {"registers a thread (255 at most)": ("registers", 1), "shared memory a block, KiB": ("shared", 1024)}
+    return _static(record, "what each rung's default configuration takes", panels, folder / "static-resources.png")
+
+
+def static_ceilings(record: Record, folder: Path) -> Path:
+    """The predicted ceiling of the default configurations, as a share of each architecture's units."""
+    panels = {"% of the units' peak": ("ceiling_share", 0.01)}
+    return _static(record, "the ceiling that counting bytes predicts", panels, folder / "static-ceilings.png")
+
+
+def _static(record: Record, title: str, panels: dict[str, Any], path: Path) -> Path:
+    """A panel for each fact, a row for each rung, a mark for each architecture."""
+    rungs = views.static_defaults(record)
+    seen = {target for facts in rungs.values() for target in facts}
+    targets = [target for target in static.TARGETS if target in seen]
+    height = 0.5 * len(rungs) + 1
+    figure, all_axes = plt.subplots(1, len(panels), figsize=(8, height), sharey=True, squeeze=False)
+    for axes, (label, (key, scale)) in zip(all_axes[0], panels.items(), strict=True):
+        for i, target in enumerate(targets):
+            offset = 0.84 * ((i + 0.5) / len(targets) - 0.5)
+            points = [
+                (facts[target][key] / scale, row + offset)
+                for row, facts in enumerate(rungs.values())
+                if key in facts.get(target, {})
+            ]
+            look = {"color": PALETTE[i], "marker": TARGET_MARKS[i], "markersize": 4.5}
+            if points:
+                axes.plot(*zip(*points, strict=True), linestyle="", clip_on=False, zorder=3, label=target, **look)
+        for row in range(0, len(rungs), 2):
+            axes.axhspan(row - 0.5, row + 0.5, color=PALE, linewidth=0, zorder=0)
+        axes.set_xlim(left=0)
+        axes.set_ylim(len(rungs) - 0.5, -0.5)
+        axes.grid(axis="y", visible=False)
+        axes.set_xlabel(label)
+        axes.tick_params(axis="y", length=0)
+    first = all_axes[0][0]
+    first.set_yticks(range(len(rungs)), list(rungs))
+    first.set_title(f"Static facts, not timings: {title}", pad=30)
+    first.legend(ncols=len(targets), loc="lower left", bbox_to_anchor=(0, 1), handletextpad=0.1, fontsize=LABEL_SIZE)
+    note(first, "No mark: the rung is not for this architecture.")
+    return save(figure, path)

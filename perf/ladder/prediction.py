@@ -1,0 +1,88 @@
+"""What a configuration could reach at best, by counting bytes: pure arithmetic, no GPU, no compiler.
+
+A block's main loop does 2 BLOCK_M BLOCK_N FLOP for every k. For the same k it brings BLOCK_M + BLOCK_N elements from
+L2, and its warps read their fragments from shared memory. Each path has a width in bytes a clock and SM
+(`perf.measure.roofline`); the slowest of units, shared memory and L2 is the ceiling. Latency, occupancy, waves and
+the clock under load are left out, so the truth lies below.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from perf.measure import roofline
+from perf.measure.roofline import Capability
+from triton_gemm.config import REGISTERS_PER_SM, GemmConfig
+
+SHARED_PER_SM = {(8, 0): 167_936, (8, 9): 102_400, (9, 0): 233_472, (10, 0): 233_472, (12, 0): 102_400}
+THREADS_PER_SM = {(8, 0): 2048, (8, 9): 1536, (9, 0): 2048, (10, 0): 2048, (12, 0): 1536}
+SHARED_PER_BLOCK_RESERVED = 1024  # the driver's own; Programming Guide, "Shared Memory" of compute capability 8.x
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """TFLOPS on the architecture's typical GPU, the share of its units' peak, and what sets the limit."""
+
+    tflops: float
+    share: float
+    limit: str
+
+
+def ceiling(config: GemmConfig, mode: str, itemsize: int, capability: Capability) -> Ceiling:
+    """The most that `config` can reach in a precision class."""
+    gpu = roofline.TYPICAL[capability]
+    peak = float(roofline.FLOP_PER_CLOCK[capability][mode])
+    limits = {
+        "units": peak,
+        "L2": roofline.L2_BYTES_PER_CLOCK * l2_intensity(config, itemsize),
+        "shared memory": roofline.SHARED_BYTES_PER_CLOCK * shared_intensity(config, mode, itemsize, capability),
+    }
+    if config.BLOCK_M is None or config.BLOCK_N is None:
+        limits = {"units": peak, "L1": 2 * 32 / strip_wavefronts(config)}
+    limit = min(limits, key=lambda name: limits[name])
+    return Ceiling(limits[limit] * gpu.num_sms * gpu.clock_ghz / 1e3, limits[limit] / peak, limit)
+
+
+def strip_wavefronts(config: GemmConfig) -> int:
+    """L1 wavefronts of a warp for 32 FMA in a kernel without tiles: one broadcast, and one line or 32 of them."""
+    return 2 if config.BLOCK_M is None else 33
+
+
+def l2_intensity(config: GemmConfig, itemsize: int) -> float:
+    """FLOP for each byte from L2."""
+    m, n = config.BLOCK_M or 1, config.BLOCK_N or 1
+    return 2 * m * n / ((m + n) * itemsize)
+
+
+def shared_intensity(config: GemmConfig, mode: str, itemsize: int, capability: Capability) -> float:
+    """FLOP for each byte that a fragment of shared memory brings to the units."""
+    if mode == "ieee":
+        # A thread's square of results: its row and its column of operands for each k.
+        edge = math.sqrt(max(1, config.accumulators()))
+        return 2 * edge * edge / (2 * edge * 4)
+    m, n = fragment(config, capability)
+    return 2 * m * n / ((m + n) * itemsize)
+
+
+def fragment(config: GemmConfig, capability: Capability) -> tuple[float, float]:
+    """The piece of the tile whose operands are read once for each k.
+
+    wgmma (sm_90) reads 64 rows of A and all its columns of B from shared memory, tcgen05 (sm_100) 128 rows;
+    mma.sync reads a warp's share of the tile into registers, the warps standing in the squarest grid.
+    """
+    m, n = config.BLOCK_M or 1, config.BLOCK_N or 1
+    rows = {(9, 0): 64, (10, 0): 128}.get(capability)
+    if rows is not None:
+        return min(rows, m), n
+    grids = [(w, config.num_warps // w) for w in (1, 2, 4, 8, 16) if config.num_warps % w == 0]
+    shares = [(m / warps_m, n / warps_n) for warps_m, warps_n in grids]
+    return min(shares, key=sum)
+
+
+def blocks_per_sm(registers: int, shared: int, num_warps: int, capability: Capability) -> int:
+    """How many blocks fit an SM at once."""
+    threads = 32 * num_warps
+    by_registers = REGISTERS_PER_SM // (max(registers, 1) * threads)
+    by_shared = SHARED_PER_SM[capability] // (shared + SHARED_PER_BLOCK_RESERVED)
+    return min(by_registers, by_shared, THREADS_PER_SM[capability] // threads)

@@ -1,0 +1,148 @@
+"""What the compiler makes of every rung for GPUs that are not here: registers, shared memory, spills, instructions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from perf.ladder import prediction
+from perf.measure.numerics import mode_of
+from triton_gemm import aot
+from triton_gemm.config import GemmConfig
+from triton_gemm.device import device_of_capability
+from triton_gemm.ladder import Rung
+
+SIZE = (4096, 4096, 4096)
+CAPABILITIES = ((8, 0), (8, 9), (9, 0), (10, 0), (12, 0))
+TARGETS = tuple(f"sm_{major}{minor}" for major, minor in CAPABILITIES)
+TUNED_CAPABILITY = (9, 0)  # the one whose every configuration is listed
+TUNED_TARGET = "sm_90"
+
+# What to count of a kernel's SASS, by what it does.
+KINDS = {
+    "FFMA": ("FFMA", "FFMA2"),
+    "tensor": ("HMMA", "HGMMA", "UTCHMMA", "UTCQMMA"),
+    "LDS": ("LDS", "LDSM"),
+    "STS": ("STS", "STSM"),
+    "LDG": ("LDG",),
+    "cp.async": ("LDGSTS",),
+    "TMA": ("UTMALDG", "UTMASTG"),
+    "barrier": ("BAR", "SYNCS", "WARPSYNC", "WARPGROUP"),
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One rung in one configuration for one compute capability, on operands of (M, N, K) `size` in the rung's first
+    dtype, or in the one given; layout: A's and B's, n row-major, t column-major."""
+
+    rung: Rung
+    config: GemmConfig
+    capability: tuple[int, int]
+    default: bool
+    size: tuple[int, int, int] = SIZE
+    given_dtype: torch.dtype | None = None
+    layout: str = "nn"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.given_dtype or self.rung.dtypes[0]
+
+    @property
+    def target(self) -> str:
+        return f"sm_{self.capability[0]}{self.capability[1]}"
+
+    @property
+    def key(self) -> str:
+        return f"{self.rung.name} {self.target} {self.config}"
+
+
+def jobs(rungs: Iterable[Rung], *, every_config: bool) -> list[Job]:
+    """The default configuration for every architecture, and all of them for TUNED_CAPABILITY if asked."""
+    found: list[Job] = []
+    for rung in rungs:
+        for capability in CAPABILITIES:
+            if capability not in rung.capabilities:
+                continue
+            legal = rung.legal_configs(device_of_capability(capability), rung.dtypes[0])
+            chosen = legal if every_config and capability == TUNED_CAPABILITY else legal[:1]
+            found += [Job(rung, config, capability, config == legal[0]) for config in chosen]
+    return found
+
+
+def capture(
+    rung: Rung, config: GemmConfig, size: tuple[int, int, int], dtype: torch.dtype, layout: str = "nn"
+) -> aot.Launch:
+    """The launch of the kernel that multiplies, the last that a rung makes."""
+    with aot.capture() as launches:
+        rung.launch(*aot.operands(size, dtype, layout), config=config)
+    return launches[-1]
+
+
+def compile_all(pending: Iterable[Job], done: Callable[[str, dict[str, Any]], None]) -> None:
+    """Compiles on all cores; `done` hears of each job in this thread.
+
+    Threads do: Triton's passes and ptxas leave the interpreter free. Launches are captured one after another,
+    because capturing replaces a method of Triton's for a moment.
+    """
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        futures: dict[Future[dict[str, Any]], Job] = {}
+        for job in pending:
+            try:
+                launch = capture(job.rung, job.config, job.size, job.dtype, job.layout)
+            except Exception as error:
+                done(job.key, {**identity(job), "failed": one_line(error)})
+            else:
+                futures[pool.submit(facts, job, launch)] = job
+        try:
+            for future in as_completed(futures):
+                done(futures[future].key, future.result())
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def identity(job: Job) -> dict[str, Any]:
+    return {
+        "rung": job.rung.name,
+        "target": job.target,
+        "config": str(job.config),
+        "dtype": str(job.dtype).removeprefix("torch."),
+        "default": job.default,
+    }
+
+
+def facts(job: Job, launch: aot.Launch) -> dict[str, Any]:
+    """The facts of one job; `failed` with the compiler's words where it does not compile."""
+    try:
+        kernel = aot.compile_launch(launch, job.capability)
+    except Exception as error:
+        return {**identity(job), "failed": one_line(error)}
+    warps = job.config.num_warps
+    best = prediction.ceiling(
+        job.config,
+        mode_of(job.rung.precision, job.dtype),
+        job.dtype.itemsize,
+        job.capability,
+    )
+    return {
+        **identity(job),
+        "registers": kernel.registers,
+        "shared": kernel.shared,
+        "spills": kernel.spills,
+        "blocks_per_sm": prediction.blocks_per_sm(kernel.registers, kernel.shared, warps, job.capability),
+        "instructions": sum(kernel.instructions.values()),
+        "mix": {kind: sum(kernel.instructions[opcode] for opcode in opcodes) for kind, opcodes in KINDS.items()},
+        "ceiling_tflops": best.tflops,
+        "ceiling_share": best.share,
+        "ceiling_limit": best.limit,
+    }
+
+
+def one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -1,0 +1,278 @@
+"""What a report consists of: a list of tasks, each of which adds one measurement to the record."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from perf.ladder import counters, interpret, static
+from perf.ladder import published as seeds
+from perf.ladder.record import Record
+from perf.measure import operands, providers, roofline, timer
+from perf.measure.operands import Problem
+from perf.measure.providers import CUBLAS
+from perf.measure.timer import Provider
+from reference_cuda import TWINS, LoadedTwin, TwinUnavailable, load_all
+from triton_gemm.ladder import Rung
+
+LADDER_SIZE = 4096
+SIZES = (512, 1024, 1400, 2048, 3000, 4096, 6144, 8192)
+QUICK_SIZES = (1024, LADDER_SIZE)
+QUICK_MODES = ("ieee", "tf32", "fp16")
+NAIVE_RUNGS = ("k01", "k02")  # they and their twins stop at LADDER_SIZE: above it one call takes seconds
+BUDGET_S = 1.0
+QUICK_BUDGET_S = 0.4
+TF32_ROUNDING = "tf32 rounding"
+COUNTERS = "counters"
+
+Advance = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What was asked for."""
+
+    rungs: tuple[Rung, ...]
+    every_rung: bool
+    modes: tuple[str, ...]
+    sizes: tuple[int, ...]
+    quick: bool
+    counters: bool
+
+    @property
+    def budget_s(self) -> float:
+        return QUICK_BUDGET_S if self.quick else BUDGET_S
+
+    def stems(self) -> list[str]:
+        """The twins of the rungs asked for."""
+        ids = {rung.id for rung in self.rungs}
+        return [stem for stem, twin in TWINS.items() if ids.intersection(twin.rungs)]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A step of a report; `run(advance)` calls `advance(label)` for each of its `steps` as it ends."""
+
+    label: str
+    steps: int
+    run: Callable[[Advance], None]
+
+
+Twins = dict[str, LoadedTwin | TwinUnavailable]
+
+
+def build_task(record: Record, twins: Twins) -> Task:
+    """Fills `twins`, which everything else on a GPU needs."""
+    return Task("building twins", len(TWINS), lambda advance: _build_twins(record, twins, advance))
+
+
+def gpu_tasks(record: Record, options: Options, twins: Twins) -> list[Task]:
+    """Ceilings, problems and experiments that are not in the record yet."""
+    tasks = []
+    if "measured" not in record["ceilings"]:
+        tasks.append(
+            _single(
+                "copy bandwidth and clock",
+                lambda: record.put("ceilings", "measured", roofline.measure(options.budget_s)),
+            )
+        )
+    tasks += _sweeps(record, options, twins)
+    rounds = options.modes.count("tf32") and any(rung.id == "k07" for rung in options.rungs)
+    if rounds and TF32_ROUNDING not in record["experiments"]:
+        tasks.append(
+            _single(TF32_ROUNDING, lambda: record.put("experiments", TF32_ROUNDING, tf32_rounding(options.rungs)))
+        )
+    if options.every_rung:
+        tasks += _experiments(record, options, twins)
+    if options.counters:
+        tasks.append(_single(COUNTERS, lambda: record.put("experiments", COUNTERS, counters.read())))
+    return tasks
+
+
+def _sweeps(record: Record, options: Options, twins: Twins) -> list[Task]:
+    tasks = []
+    compiled: set[tuple[str, bool]] = set()
+    for mode in options.modes:
+        rungs = providers.rungs_of(mode, options.rungs)
+        for size in options.sizes:
+            problem = Problem(size, size, size, mode)
+            subjects = sweep_providers(problem, options, twins, record)
+            if record.has_problem(problem.key, [s.name for s in subjects], options.budget_s):
+                continue
+            variety = (mode, size % 16 == 0)  # Triton compiles them apart
+            if variety not in compiled:
+                compiled.add(variety)
+                tasks.append(_compile_task(rungs, problem))
+            tasks.append(_problem_task(record, problem, subjects, options))
+    return tasks
+
+
+def _compile_task(rungs: list[Rung], problem: Problem) -> Task:
+    size = (problem.M, problem.N, problem.K)
+    return _single(
+        f"compiling for {problem.key} and its like", lambda: providers.precompile(rungs, size, problem.dtype)
+    )
+
+
+def _experiments(record: Record, options: Options, twins: Twins) -> list[Task]:
+    tasks = []
+    for problem, names in experiment_problems():
+        built = [name for name in names if isinstance(twins[providers.stem_of(name)], LoadedTwin)]
+        chosen = [CUBLAS, *built] if problem.mode != "int32" else built
+        if built and not record.has_problem(problem.key, chosen, options.budget_s):
+            subjects = [_provider(name, twins, record) for name in chosen]
+            tasks.append(_problem_task(record, problem, subjects, options))
+    return tasks
+
+
+def _single(label: str, run: Callable[[], None]) -> Task:
+    def whole(advance: Advance) -> None:
+        run()
+        advance(label)
+
+    return Task(label, 1, whole)
+
+
+def _problem_task(record: Record, problem: Problem, subjects: list[Provider], options: Options) -> Task:
+    baseline = CUBLAS if problem.mode != "int32" else None
+
+    def run() -> None:
+        result = timer.measure(problem, subjects, baseline, options.budget_s)
+        record.put_problem(problem.key, result)
+        torch.cuda.empty_cache()
+
+    return _single(problem.key, run)
+
+
+def _build_twins(record: Record, twins: Twins, advance: Advance) -> None:
+    twins |= load_all(progress=lambda stem, _: advance(stem))
+    arch = "sm_{}{}".format(*torch.cuda.get_device_capability())
+    known = [stem for stem, loaded in twins.items() if isinstance(loaded, LoadedTwin)]
+    missing = [stem for stem in known if not record["twins"].get(stem, {}).get("variants")]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = dict(zip(missing, pool.map(lambda stem: providers.twin_resources(stem, arch), missing), strict=True))
+    for stem, loaded in twins.items():
+        if isinstance(loaded, TwinUnavailable):
+            record["twins"][stem] = {"unavailable": str(loaded)}
+        elif stem in found:
+            record["twins"][stem] = {"variants": found[stem]}
+    record.save()
+
+
+def sweep_providers(problem: Problem, options: Options, twins: Twins, record: Record) -> list[Provider]:
+    """cuBLAS, the rungs and the twins of a precision class; every variant of a twin at the ladder's size."""
+    size = (problem.M, problem.N, problem.K)
+    at_ladder = ladder_size(options.sizes) == problem.M
+    found = [providers.cublas()]
+    for rung in providers.rungs_of(problem.mode, options.rungs):
+        if problem.M <= LADDER_SIZE or rung.id not in NAIVE_RUNGS:
+            found.append(providers.rung_provider(rung, size, problem.dtype, inspect=at_ladder))
+    for stem in options.stems():
+        twin = TWINS[stem]
+        too_slow = problem.M > LADDER_SIZE and twin.rung in NAIVE_RUNGS
+        if too_slow or not isinstance(twins[stem], LoadedTwin):
+            continue
+        variants = [v for v in twin.variants if seeds.mode_of(twin, v) == problem.mode]
+        for variant in variants if at_ladder else variants[:1]:
+            found.append(_provider(providers.twin_name(stem, variant), twins, record))
+    return found
+
+
+def _provider(name: str, twins: Twins, record: Record) -> Provider:
+    """cuBLAS, or a twin that was built, by its provider's name."""
+    if name == CUBLAS:
+        return providers.cublas()
+    stem, _, variant = name.partition("/")
+    loaded = twins[stem]
+    assert isinstance(loaded, LoadedTwin)
+    resources = record["twins"][stem]["variants"].get(variant, {})
+    return providers.twin_provider(loaded, TWINS[stem].variant(variant), resources)
+
+
+def ladder_size(sizes: Iterable[int]) -> int:
+    """The size at which the ladder is shown: LADDER_SIZE, the largest below it, or the smallest above."""
+    return min(sizes, key=lambda size: (size > LADDER_SIZE, abs(size - LADDER_SIZE)))
+
+
+def experiment_problems() -> list[tuple[Problem, list[str]]]:
+    """Each source's shape in each precision its kernels use, and the twins to time there.
+
+    L2 is left hot: the sources time one call after another on the same matrices. Sources that share a shape share
+    the measurement.
+    """
+    found: dict[Problem, list[str]] = {}
+    for experiment in seeds.EXPERIMENTS:
+        for kernel in experiment.kernels:
+            problem, name = experiment_problem(experiment, kernel)
+            names = found.setdefault(problem, [])
+            if name not in names:
+                names.append(name)
+    return list(found.items())
+
+
+def experiment_problem(experiment: seeds.Experiment, kernel: seeds.Kernel) -> tuple[Problem, str]:
+    """The problem on which a published kernel's twin is timed, and the provider's name."""
+    twin, variant = seeds.twin_of(kernel.id)
+    size = experiment.size
+    problem = Problem(size, size, size, seeds.mode_of(twin, variant), hot=True)
+    return problem, providers.twin_name(twin.stem, variant)
+
+
+def tf32_rounding(rungs: tuple[Rung, ...]) -> dict[str, Any]:
+    """The error of a TF32 product by who rounds the operands: cuBLAS, k07, and k07 told not to."""
+    rung = next(rung for rung in rungs if rung.id == "k07")
+    size = LADDER_SIZE
+    generator = torch.Generator(device="cuda").manual_seed(0)
+    a = operands.draw((size, size), torch.float32, generator)
+    b = operands.draw((size, size), torch.float32, generator)
+    check = operands.Check(Problem(size, size, size, "tf32"), a, b)
+    calls: dict[str, timer.Call] = {
+        "cuBLAS": lambda a, b, c: torch.mm(a, b, out=c),
+        "k07, operands rounded to nearest": rung.launch,
+        "k07, operands truncated": lambda a, b, c: rung.launch(a, b, c, round_operands=False),
+    }
+    found: dict[str, Any] = {"size": size}
+    with timer.fp32_precision("tf32"):
+        for name, call in calls.items():
+            c = torch.full((size, size), float("nan"), device="cuda")
+            call(a, b, c)
+            error, _ = check.verdict(c)
+            toward_zero = float((check.expected.abs() - c.double().abs()).sum() / check.expected.abs().sum())
+            found[name] = {**error, "toward_zero": toward_zero}
+    return found
+
+
+def cpu_tasks(record: Record, options: Options) -> Iterator[Task]:
+    """Without a GPU: the static facts and the interpreter, less what is recorded."""
+    pending = [
+        job for job in static.jobs(options.rungs, every_config=not options.quick) if job.key not in record["static"]
+    ]
+    if pending:
+
+        def compile_all(advance: Advance) -> None:
+            def done(key: str, facts: dict[str, Any]) -> None:
+                record.put("static", key, facts)
+                advance(key)
+
+            static.compile_all(pending, done)
+
+        yield Task("compiling", len(pending), compile_all)
+    waiting = [
+        rung for rung in options.rungs if any(job.key not in record["interpreter"] for job in interpret.jobs([rung]))
+    ]
+    interpreted = interpret.jobs(waiting)
+    if interpreted:
+
+        def run(advance: Advance) -> None:
+            def done(key: str, row: dict[str, Any]) -> None:
+                record.put("interpreter", key, row)
+                advance(key)
+
+            interpret.run(interpreted, done)
+
+        yield Task("interpreting", len(interpreted), run)

@@ -1,0 +1,406 @@
+"""The one timer. Every provider, cuBLAS included, is checked against fp64, then timed here and nowhere else.
+
+Kernel time is the replay of a CUDA graph that walks over operand sets larger together than the L2 cache (cold), or
+over one set (hot). Providers take turns, round by round, on a GPU whose clocks have settled; what is reported is the
+median over rounds of a provider's time and of its ratio to the baseline in the same round, with p20 and p80. What
+Python pays to ask for the product, and how fast a queue of calls is without a graph, are taken apart.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from perf.measure import environment
+from perf.measure.operands import Check, Operands, Problem, check_rows, sets_of
+from triton_gemm.problem import UnsupportedOperandError
+
+MAX_REPEATS = 512
+SLOW = 4.0  # times the baseline: from there on a provider is timed apart, so that the fast ones keep the GPU hot
+ROUNDS = (5, 40)
+SLOW_ROUNDS = (3, 10)
+SETTLED = 0.01  # clocks have settled when two stretches of work differ by less
+STRETCH_S = 0.25
+QUEUE_LENGTH = 200  # calls in a row; a driver's queue takes about a thousand before it makes Python wait
+QUEUE_ROUNDS = (11, 101)
+Call = Callable[..., object]
+Stopwatch = Callable[[], Callable[[], float]]
+
+
+@dataclass(frozen=True)
+class Provider:
+    """A line in a plot: `call(a, b, c)`, then the bias and the scales where there are any, writes the result to
+    c or returns it.
+
+    `details` is asked, with the same arguments, after the first call. An UnsupportedOperandError or
+    NotImplementedError from `call` means that it does not take the problem.
+    """
+
+    name: str
+    call: Call
+    out_dtype: torch.dtype | None = None
+    details: Callable[..., dict[str, Any]] = lambda *_: {}
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What a measurement spends beside its rounds.
+
+    patience_s: at most this long for the clocks to settle; replay_ms: a replay repeats a kernel until it takes about
+    this long; check_rows: at most so many rows of C are checked, None all; extras: whether clocks and the call time
+    are taken too.
+    """
+
+    patience_s: float = 1.0
+    replay_ms: float = 8.0
+    check_rows: int | None = None
+    extras: bool = True
+
+
+REPORT = Pace()
+
+
+class Replay:
+    """A CUDA graph of `repeats` calls, going round a list of them (one for each operand set)."""
+
+    def __init__(self, calls: Sequence[Callable[[], object]], repeats: int) -> None:
+        self.repeats = repeats
+        self.graph = torch.cuda.CUDAGraph()
+        calls[0]()  # libraries make their handles at the first call, which a capture forbids
+        with torch.cuda.graph(self.graph):
+            for i in range(repeats):
+                calls[i % len(calls)]()
+        self.graph.replay()
+        torch.cuda.synchronize()
+
+    def start(self) -> Callable[[], float]:
+        """Queues one replay; what it returns gives the milliseconds of one call, once the GPU is done."""
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        self.graph.replay()
+        end.record()
+
+        def read() -> float:
+            end.synchronize()
+            return begin.elapsed_time(end) / self.repeats
+
+        return read
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A provider that passed the check, ready to be timed."""
+
+    provider: Provider
+    result: dict[str, Any]
+    estimate_ms: float
+    replay: Replay
+
+
+class DeviceLostError(RuntimeError):
+    """The CUDA context is unusable after a provider's error; nothing more can be measured in this process."""
+
+
+def measure(
+    problem: Problem,
+    providers: Sequence[Provider],
+    baseline: str | None,
+    budget_s: float,
+    pace: Pace = REPORT,
+    others: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Checks and times `providers` on `problem`; `budget_s` is for the timing alone.
+
+    Under `providers` each name has `time_ms`, `ratio` (baseline's time over its own; 1 is as fast), `ratio_to` (the
+    same for each of `others`), `error` and the provider's details, or else `absent` (does not take the problem) or
+    `failed` with the reason; at a pace with extras `call_us` as well.
+    """
+    record: dict[str, Any] = {
+        "M": problem.M,
+        "N": problem.N,
+        "K": problem.K,
+        "mode": problem.mode,
+        "hot": problem.hot,
+        "seed": problem.seed,
+        "budget_s": budget_s,
+    }
+    if pace.extras:
+        record["clocks_before"] = environment.clocks()
+    with fp32_precision("tf32" if problem.mode == "tf32" else "ieee"):
+        out_dtypes = {p.out_dtype or problem.out_dtype for p in providers}
+        operands = Operands(problem, out_dtypes, sets_of(problem, out_dtypes))
+        rows = check_rows(problem, pace.check_rows)
+        check = Check(problem, *operands.sets[0], operands.bias, rows, operands.scales)
+        record["sets"] = len(operands.sets)
+        record["providers"] = {p.name: {} for p in providers}
+        subjects = []
+        for provider in providers:
+            result = record["providers"][provider.name]
+            torchs = provider.name == baseline
+            subject = _prepare(provider, operands, check, result, pace, torchs=torchs)
+            if subject is not None:
+                subjects.append(subject)
+        del check
+        _time(subjects, baseline, budget_s, pace, others)
+        for subject in subjects if pace.extras else ():
+            subject.result["call_us"] = call_time_us(subject, operands)
+    if pace.extras:
+        record["clocks_after"] = environment.clocks()
+    return record
+
+
+@contextmanager
+def fp32_precision(precision: str) -> Iterator[None]:
+    """What torch multiplies fp32 matrices with: "ieee" or "tf32"."""
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = precision
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+
+
+def calls_of(provider: Provider, operands: Operands) -> list[Callable[[], object]]:
+    """The provider's call on each set."""
+    return [partial(provider.call, *arguments) for arguments in operands.arguments(provider.out_dtype)]
+
+
+def _prepare(
+    provider: Provider, operands: Operands, check: Check, result: dict[str, Any], pace: Pace, *, torchs: bool
+) -> Subject | None:
+    """Tunes, compiles and checks a provider and captures its graph; None, and why in `result`, if it cannot."""
+    complaint = verdict(provider, operands, check, result, torchs=torchs)
+    if complaint is not None:
+        return None
+    calls = calls_of(provider, operands)
+    try:
+        estimate_ms = _once_ms(calls[-1])
+        count = repeats(estimate_ms, len(calls), pace.replay_ms)
+        return Subject(provider, result, estimate_ms, Replay(calls, count))
+    except Exception as error:
+        _failed(provider, result, error)
+    return None
+
+
+def verdict(
+    provider: Provider, operands: Operands, check: Check, result: dict[str, Any], *, torchs: bool
+) -> str | None:
+    """Calls a provider once and checks what it gave; why it cannot be timed, which `result` says too, or None."""
+    arguments = operands.arguments(provider.out_dtype)[0]
+    c = arguments[2]
+    try:
+        c.fill_(math.nan if c.is_floating_point() else -(2**31))
+        returned = provider.call(*arguments)
+        torch.cuda.synchronize()
+        given = returned if isinstance(returned, torch.Tensor) else c
+        result["error"], complaint = check.verdict(given, torchs=torchs)
+        if complaint:
+            result["failed"] = complaint
+            return complaint
+        result.update(provider.details(*arguments))
+    except (UnsupportedOperandError, NotImplementedError) as error:
+        result["absent"] = str(error)
+        return str(error)
+    except Exception as error:
+        return _failed(provider, result, error)
+    return None
+
+
+def _failed(provider: Provider, result: dict[str, Any], error: Exception) -> str:
+    result["failed"] = f"{type(error).__name__}: {error}".splitlines()[0]
+    _require_device(provider)
+    return str(result["failed"])
+
+
+def _require_device(provider: Provider) -> None:
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        raise DeviceLostError(f"after {provider.name}: {error}") from error
+
+
+def _once_ms(call: Callable[[], object]) -> float:
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    call()
+    begin.record()
+    call()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end)
+
+
+def repeats(estimate_ms: float, sets: int, replay_ms: float = REPORT.replay_ms) -> int:
+    """Calls in one replay: enough for the clock, few enough to take turns, and every set at least once."""
+    return max(sets, min(MAX_REPEATS, round(replay_ms / estimate_ms)), 1)
+
+
+def _time(
+    subjects: list[Subject], baseline: str | None, budget_s: float, pace: Pace, others: Sequence[str] = ()
+) -> None:
+    """Fills in each subject's `time_ms`, `ratio`, `ratio_to`, `rounds` and `repeats`."""
+    base = next((s for s in subjects if s.provider.name == baseline), None)
+    limit = SLOW * (base or min(subjects, key=lambda s: s.estimate_ms)).estimate_ms if subjects else 0.0
+    fast = [s for s in subjects if s.estimate_ms <= limit]
+    slow = [s for s in subjects if s.estimate_ms > limit]
+    for group, bounds in ((fast, ROUNDS), (slow, SLOW_ROUNDS)):
+        if not group:
+            continue
+        running = group if base is None or base in group else [base, *group]
+        if group is fast:
+            settle((base or running[0]).replay.start, patience_s=pace.patience_s)
+        round_ms = sum(s.estimate_ms * s.replay.repeats for s in running)
+        times = interleave({s.provider.name: s.replay.start for s in running}, round_count(round_ms, budget_s, bounds))
+        for subject in group:
+            own = times[subject.provider.name]
+            subject.result.update(
+                time_ms=percentiles(own),
+                ratio=percentiles(ratios(times, subject.provider.name, base.provider.name)) if base else None,
+                rounds=len(own),
+                repeats=subject.replay.repeats,
+            )
+            compared = [name for name in others if name in times and name != subject.provider.name]
+            if compared:
+                to = {name: percentiles(ratios(times, subject.provider.name, name)) for name in compared}
+                subject.result["ratio_to"] = to
+
+
+def time_alone(call: Callable[[], object], budget_s: float, patience_s: float = 3.0) -> dict[str, float]:
+    """Percentiles of the milliseconds of one call, on settled clocks, with nothing to take turns with."""
+    estimate_ms = _once_ms(call)
+    replay = Replay([call], repeats(estimate_ms, 1))
+    settle(replay.start, patience_s)
+    rounds = round_count(estimate_ms * replay.repeats, budget_s, ROUNDS)
+    return percentiles(interleave({"": replay.start}, rounds)[""])
+
+
+def settle(start: Stopwatch, patience_s: float) -> None:
+    """Keeps the GPU busy until two successive stretches of work take the same time, at most `patience_s`."""
+    before: float | None = None
+    deadline = time.perf_counter() + patience_s
+    while time.perf_counter() < deadline:
+        stretch = time.perf_counter() + min(STRETCH_S, patience_s)
+        reads = []
+        while time.perf_counter() < stretch:
+            reads.append(start())
+            if len(reads) % 4 == 0:
+                reads[-1]()
+        now = float(np.median([read() for read in reads]))
+        if before is not None and abs(now - before) <= SETTLED * before:
+            return
+        before = now
+
+
+def round_count(round_ms: float, budget_s: float, bounds: tuple[int, int]) -> int:
+    """Rounds that fit the budget, within `bounds`."""
+    return max(bounds[0], min(bounds[1], int(1000 * budget_s / max(round_ms, 1e-6))))
+
+
+def interleave(starts: Mapping[str, Stopwatch], rounds: int) -> dict[str, list[float]]:
+    """Times of each provider, one a round. Every other round runs backwards, so none always follows another."""
+    names = list(starts)
+    pending: dict[str, list[Callable[[], float]]] = {name: [] for name in names}
+    for r in range(rounds):
+        for name in names if r % 2 == 0 else reversed(names):
+            pending[name].append(starts[name]())
+    return {name: [read() for read in reads] for name, reads in pending.items()}
+
+
+def ratios(times: Mapping[str, Sequence[float]], name: str, baseline: str) -> list[float]:
+    """The baseline's time over the provider's in the same round: 1 is as fast, more is faster."""
+    return [base / own for base, own in zip(times[baseline], times[name], strict=True)]
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float]:
+    """Median, p20 and p80."""
+    p20, median, p80 = np.percentile(values, [20, 50, 80])
+    return {"median": float(median), "p20": float(p20), "p80": float(p80)}
+
+
+def call_time_us(subject: Subject, operands: Operands) -> float:
+    """Microseconds that Python spends in one call, the GPU's work aside: the least of a few batches."""
+    call = calls_of(subject.provider, operands)[0]
+    batch = max(1, min(50, int(10 / subject.estimate_ms)))
+    least = math.inf
+    for _ in range(5):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(batch):
+            call()
+        least = min(least, (time.perf_counter() - begin) / batch)
+    torch.cuda.synchronize()
+    return 1e6 * least
+
+
+@dataclass(frozen=True)
+class Queue:
+    """Calls of a provider as Python makes them, without a graph: `start` makes `length` of them, one after another.
+
+    Its time is Python's alone or, with `drain`, lasts until the GPU is done with them all; in milliseconds a call.
+    """
+
+    calls: Sequence[Callable[[], object]]
+    length: int
+    drain: bool
+
+    def start(self) -> Callable[[], float]:
+        calls = [self.calls[i % len(self.calls)] for i in range(self.length)]
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for call in calls:
+            call()
+        if self.drain:
+            torch.cuda.synchronize()
+        took = time.perf_counter() - begin
+        return lambda: 1000 * took / self.length
+
+
+def measure_calls(
+    problem: Problem, providers: Sequence[Provider], baseline: str | None, budget_s: float, *, drain: bool
+) -> dict[str, Any]:
+    """As `measure`, for calls from Python without a graph on one operand set, which L2 keeps.
+
+    `time_ms` is Python's time for a call or, with `drain`, a call's share of the time in which a queue of them is
+    made and worked off; `least_ms` is the least of the rounds.
+    """
+    operands = Operands(problem, {problem.dtype}, 1)
+    check = Check(problem, *operands.sets[0], operands.bias)
+    record: dict[str, Any] = {"sets": 1, "budget_s": budget_s, "providers": {p.name: {} for p in providers}}
+    queues: dict[str, Queue] = {}
+    for provider in providers:
+        result, torchs = record["providers"][provider.name], provider.name == baseline
+        if verdict(provider, operands, check, result, torchs=torchs) is None:
+            queues[provider.name] = Queue(calls_of(provider, operands), QUEUE_LENGTH, drain)
+    starts = {name: queue.start for name, queue in queues.items()}
+    with _no_garbage():
+        warm = interleave(starts, 2)  # the first calls fill caches and start the clocks
+        round_ms = QUEUE_LENGTH * sum(min(times) for times in warm.values())
+        times = interleave(starts, round_count(round_ms, budget_s, QUEUE_ROUNDS)) if starts else {}
+    for name, own in times.items():
+        record["providers"][name] |= {
+            "time_ms": percentiles(own),
+            "least_ms": min(own),
+            "ratio": percentiles(ratios(times, name, baseline)) if baseline in times else None,
+            "rounds": len(own),
+            "repeats": QUEUE_LENGTH,
+        }
+    return record
+
+
+@contextmanager
+def _no_garbage() -> Iterator[None]:
+    """Keeps Python's collector out of the times."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

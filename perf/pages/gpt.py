@@ -1,0 +1,64 @@
+"""What examples/bench_gpt.py measured, as rows of cells: what it prints and what pages show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from perf.ladder import tables
+from perf.ladder.record import read_json
+from perf.ladder.tables import Cell
+from perf.measure import environment
+from perf.measure.environment import slug
+
+FOLDER, FILE = "examples", "gpt.json"
+NOTHING = "No measurement is committed yet; `python -m examples.bench_gpt` on a GPU makes one."
+TORCH, OURS = "torch", "triton_gemm"
+TORCH_COMPILED, OURS_COMPILED = "torch, compiled", "triton_gemm, compiled"
+TRAINING, DECODE = 1.0, 1.05  # what the ratios are to reach
+COLUMNS = ("tokens/s", TORCH, OURS, "ratio", TORCH_COMPILED, OURS_COMPILED, "ratio", "target", "")
+
+
+def folder_of(results: Path, surroundings: dict[str, Any]) -> Path:
+    """Where the results of a GPU and a Triton belong."""
+    return results / slug(surroundings["gpu"]) / FOLDER / str(surroundings["triton"])
+
+
+def committed(results: Path) -> list[dict[str, Any]]:
+    """Every record of the GPT under `results`, by GPU and Triton version."""
+    found = [read_json(path) for path in results.glob(f"*/{FOLDER}/*/{FILE}")]
+    return sorted(found, key=lambda record: environment.order(record["environment"]))
+
+
+def rows(record: dict[str, Any]) -> list[list[Cell]]:
+    """A row of COLUMNS for each case; a variant that failed says so."""
+    return [[name, *_row(case)] for name, case in record["cases"].items()]
+
+
+def _row(case: dict[str, Any]) -> list[Cell]:
+    variants, target = case["variants"], case["target"]
+    speeds = {name: "FAILED" if "failed" in v else tables.number(v["tokens_per_s"], 4) for name, v in variants.items()}
+    ratios = [variants[name]["ratio"]["median"] if "ratio" in variants[name] else 0.0 for name in (OURS, OURS_COMPILED)]
+    eager, compiled = (f"{ratio:.3f}" if ratio else None for ratio in ratios)
+    return [
+        *(speeds[TORCH], speeds[OURS], eager),
+        *(speeds[TORCH_COMPILED], speeds[OURS_COMPILED], compiled),
+        *(f"{target:.2f}", "met" if min(ratios) >= target else "missed"),
+    ]
+
+
+def model(record: dict[str, Any]) -> str:
+    """The model and what it ran on, in words."""
+    config = record["config"]
+    size = f"{config['layers']} layers {config['width']} wide, vocabulary {config['vocabulary']}, bf16"
+    return f"{environment.named(record['environment'])}; {size}"
+
+
+def gpt(records: Sequence[dict[str, Any]]) -> str:
+    """A table for each record."""
+    parts = []
+    for record in records:
+        parts.append(f"{model(record)}. {environment.origin([record['environment']], 'gpt')}")
+        parts.append(tables.table(COLUMNS, rows(record)))
+    return "\n\n".join(parts) or NOTHING
