@@ -31,7 +31,7 @@ try:
     from rich.table import Table
 
     from perf.common import arguments as args
-    from perf.ladder.record import write_json
+    from perf.common.files import write_json
     from perf.measure import environment
     from perf.measure.timer import interleave, percentiles, ratios
     from perf.pages import gpt as example_tables

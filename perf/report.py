@@ -22,12 +22,11 @@ try:
 
     from perf.common import arguments as args
     from perf.common import progress
-    from perf.ladder import pictures as draw
-    from perf.ladder import report_page as page
-    from perf.ladder import tasks as suite
+    from perf.common.files import shown
+    from perf.ladder import plots, report_page, tasks
     from perf.ladder.record import Record
+    from perf.ladder.rungs_and_twins import MODES, rungs_of
     from perf.measure import environment
-    from perf.measure.providers import MODES, rungs_of
     from perf.measure.timer import DeviceLostError
     from triton_gemm.ladder import LADDER, Rung
 except ModuleNotFoundError as error:
@@ -59,8 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except DeviceLostError as lost:
         print(f"error: the GPU cannot be used any more {lost}; what was measured is kept", file=sys.stderr)
         return 1
-    pictures = draw.everything(record, folder)
-    written = page.write(record, pictures)
+    pictures = plots.everything(record, folder)
+    written = report_page.write(record, pictures)
     print(f"report: {shown(written)}, {len(pictures)} pictures beside it", file=sys.stderr)
     failures = record.failures()
     for failure in failures:
@@ -68,15 +67,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if failures else 0
 
 
-def measure(record: Record, options: suite.Options, console: Console) -> None:
+def measure(record: Record, options: tasks.Options, console: Console) -> None:
     """Runs what the record lacks."""
     record.save()
     if record.environment["gpu"] is None:
-        progress.run(suite.cpu_tasks(record, options), console)
+        progress.run(tasks.cpu_tasks(record, options), console)
         return
-    twins: suite.Twins = {}
-    progress.run([suite.build_task(record, twins)], console)
-    progress.run(suite.gpu_tasks(record, options, twins), console)
+    twins: tasks.Twins = {}
+    progress.run([tasks.build_task(record, twins)], console)
+    progress.run(tasks.gpu_tasks(record, options, twins), console)
 
 
 def default_folder(gpu: str | None) -> Path:
@@ -84,12 +83,7 @@ def default_folder(gpu: str | None) -> Path:
     return ROOT / "perf" / "results" / environment.slug(gpu) if gpu else ROOT / "build" / "report-no-gpu"
 
 
-def shown(path: Path) -> str:
-    """The path as short as it can be said here."""
-    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
-
-
-def parse(arguments: Sequence[str] | None) -> tuple[suite.Options, Path | None, bool]:
+def parse(arguments: Sequence[str] | None) -> tuple[tasks.Options, Path | None, bool]:
     parser = argparse.ArgumentParser(prog="perf/report.py", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="two sizes, short timings, no bf16: about two minutes")
     parser.add_argument("--rungs", type=_rungs, default=LADDER, metavar="k03,k06", help="only these (and their twins)")
@@ -105,12 +99,12 @@ def parse(arguments: Sequence[str] | None) -> tuple[suite.Options, Path | None, 
         args.refuse(parser, given, ("dtype", "sizes", "counters"), "torch sees no GPU here, and nothing is timed")
     if given.dtype and not rungs_of(DTYPES[given.dtype], given.rungs):
         parser.error(f"none of the rungs of --rungs multiplies {given.dtype}")
-    modes = (DTYPES[given.dtype],) if given.dtype else suite.QUICK_MODES if given.quick else MODES
-    options = suite.Options(
+    modes = (DTYPES[given.dtype],) if given.dtype else tasks.QUICK_MODES if given.quick else MODES
+    options = tasks.Options(
         rungs=given.rungs,
         every_rung=given.rungs == LADDER and given.dtype is None,
         modes=modes,
-        sizes=given.sizes or (suite.QUICK_SIZES if given.quick else suite.SIZES),
+        sizes=given.sizes or (tasks.QUICK_SIZES if given.quick else tasks.SIZES),
         quick=given.quick,
         counters=given.counters,
     )

@@ -15,8 +15,8 @@ class Variant:
     """The block's tile of M, N and K, and each thread's or warp's share of it."""
     kernel: str
     """The instantiation that aligned shapes run: a key of `resources(stem)`."""
-    seeds: tuple[str, ...] = ()
-    """The published kernels that it retells."""
+    retells: tuple[str, ...] = ()
+    """The published kernels whose idea it has, by their ids in `perf.ladder.published`."""
     dtype: torch.dtype = torch.float32
     """Of both operands."""
 

@@ -17,8 +17,9 @@ from perf.bench import __main__ as bench
 from perf.bench import peers, scores, sweep
 from perf.bench import tables as bench_tables
 from perf.bench.scores import COMPILED, COPY, Score
-from perf.bench.shapes import ALL, LARGE_M, PROJECTIONS, SUITES, Shape, Suite, chosen, cube, spaced, unseen
-from perf.ladder.record import read_json, write_json
+from perf.bench.shapes import Shape, cube, spaced
+from perf.bench.suites import ALL, LARGE_M, PROJECTIONS, SUITES, Suite, chosen, unseen
+from perf.common.files import read_json, write_json
 from perf.measure import environment, operands, timer
 from perf.measure.operands import Check, Operands, Problem
 from perf.measure.providers import CUBLAS, OURS

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from perf.bench import sweep
-from perf.bench.shapes import SUITES, Shape, cube
+from perf.bench.shapes import Shape, cube
+from perf.bench.suites import SUITES
 from perf.calibrate import __main__ as calibrate
 from perf.calibrate.__main__ import Measured
 from perf.measure import environment, operands, timer

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from examples import bench_gpt
-from perf.ladder.record import write_json
+from perf.common.files import write_json
 from perf.measure import environment
 from perf.pages import __main__ as pages
 from perf.pages import gpt as example_tables

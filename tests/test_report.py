@@ -22,13 +22,23 @@ from hypothesis import strategies as st
 
 from perf import COMMANDS
 from perf import report as climb
+from perf.bench import plots as bench_plots
 from perf.bench import tables as bench_tables
-from perf.common import style
-from perf.ladder import counters, curves, interpret, prediction, static, tables, targets, views
-from perf.ladder import pictures as draw
-from perf.ladder import published as seeds
-from perf.ladder import report_page as page
-from perf.ladder import tasks as suite
+from perf.common import formats, style
+from perf.ladder import (
+    counters,
+    curves,
+    interpret,
+    plots,
+    prediction,
+    published,
+    report_page,
+    static,
+    tables,
+    targets,
+    tasks,
+    views,
+)
 from perf.ladder.record import SECTIONS, Record
 from perf.measure import environment, numerics, operands, roofline, timer
 from perf.measure.operands import Problem
@@ -58,7 +68,7 @@ SURROUNDINGS: dict[str, Any] = {
     "driver": "580.0",
     "power_limit_w": 700.0,
 }
-OPTIONS = suite.Options(LADDER, True, ("ieee", "tf32", "fp16", "bf16"), suite.SIZES, False, False)
+OPTIONS = tasks.Options(LADDER, True, ("ieee", "tf32", "fp16", "bf16"), tasks.SIZES, False, False)
 PEAK = {"ieee": 50.0, "tf32": 380.0, "fp16": 700.0, "bf16": 700.0, "int32": 5.0}
 
 
@@ -87,7 +97,7 @@ def made_up_problem(problem: Problem, names: list[str]) -> dict[str, Any]:
         "mode": problem.mode,
         "hot": problem.hot,
         "seed": 0,
-        "budget_s": suite.BUDGET_S,
+        "budget_s": tasks.BUDGET_S,
         "clocks_before": clocks,
         "clocks_after": clocks,
         "providers": results,
@@ -98,22 +108,22 @@ def made_up_problem(problem: Problem, names: list[str]) -> dict[str, Any]:
 def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Record:
     """A complete record of a GPU that does not exist."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
-    monkeypatch.setattr("perf.measure.providers.device_info", lambda _: environment_device())
+    monkeypatch.setattr("perf.ladder.rungs_and_twins.device_info", lambda _: environment_device())
     made = Record(tmp_path, dict(SURROUNDINGS))
     twins = {stem: LoadedTwin(twin, sys) for stem, twin in TWINS.items()}
     for stem in TWINS:
         made["twins"][stem] = {"variants": {}}
     for mode, size in itertools.product(OPTIONS.modes, OPTIONS.sizes):
         problem = Problem(size, size, size, mode)
-        names = [p.name for p in suite.sweep_providers(problem, OPTIONS, twins, made)]
+        names = [p.name for p in tasks.sweep_providers(problem, OPTIONS, twins, made)]
         made.put_problem(problem.key, made_up_problem(problem, names))
-    for problem, names in suite.experiment_problems():
+    for problem, names in tasks.experiment_problems():
         chosen = names if problem.mode == "int32" else [CUBLAS, *names]
         made.put_problem(problem.key, made_up_problem(problem, chosen))
     made.put("ceilings", "measured", {"copy_tbs": 2.9, "copy_bytes": 1 << 30, "sm_clock_mhz": 1755})
     row = {"norm": 3e-4, "componentwise": 4e-5, "bound": 0.1, "vs_torch": 1.0, "toward_zero": 1e-5}
-    made.put("experiments", suite.TF32_ROUNDING, {"size": 4096, "cuBLAS": row, "k07, operands truncated": row})
-    made.put("experiments", suite.COUNTERS, {"unavailable": "ncu (Nsight Compute) is not on PATH"})
+    made.put("experiments", tasks.TF32_ROUNDING, {"size": 4096, "cuBLAS": row, "k07, operands truncated": row})
+    made.put("experiments", tasks.COUNTERS, {"unavailable": "ncu (Nsight Compute) is not on PATH"})
     return made
 
 
@@ -124,20 +134,20 @@ def environment_device() -> Any:
 
 
 def test_everything_is_drawn_and_said(record: Record) -> None:
-    pictures = draw.everything(record, record.folder)
+    pictures = plots.everything(record, record.folder)
     names = {path.name for path in pictures}
     assert {f"sweep-{mode}.png" for mode in OPTIONS.modes} <= names
     assert {"ladder.png", "roofline.png", "factors.png"} <= names
-    assert {f"experiment-{source.id}.png" for source in seeds.EXPERIMENTS if len(source.kernels) > 1} <= names
+    assert {f"experiment-{source.id}.png" for source in published.EXPERIMENTS if len(source.kernels) > 1} <= names
     assert "experiment-S1.png" not in names  # one kernel has nothing to be drawn against
     assert all(path.stat().st_size > 5000 for path in pictures)
-    written = page.write(record, pictures).read_text()
+    written = report_page.write(record, pictures).read_text()
     assert all(f"]({name})" in written for name in names)
     assert "Made-up GPU" in written
     assert "nan" not in written.lower().split()
     for rung in LADDER:
         assert f"{rung.id} {rung.title}" in written
-    for source in seeds.EXPERIMENTS:
+    for source in published.EXPERIMENTS:
         for kernel in source.kernels:
             assert f"{kernel.id} {kernel.title}" in written
     header, *rows = (record.folder / "sweep-ieee.csv").read_text().splitlines()
@@ -158,13 +168,14 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         style.plt.close(figure)
         return path
 
-    monkeypatch.setattr(draw, "save", keep)
+    monkeypatch.setattr(plots, "save", keep)
     monkeypatch.setattr(curves, "save", keep)
+    monkeypatch.setattr(bench_plots, "save", keep)
     return found
 
 
 def add_static_facts(record: Record) -> None:
-    for rung, target in itertools.product(LADDER, static.TARGETS):
+    for rung, target in itertools.product(LADDER, static.ARCHITECTURES):
         facts = {"rung": rung.name, "target": target, "config": "64x64x16", "default": True}
         facts |= {"registers": 96, "shared": 8192, "ceiling_share": 0.7}
         record["static"][f"{rung.name} {target}"] = facts
@@ -207,19 +218,19 @@ def test_no_text_lies_on_another_in_any_picture(
 ) -> None:
     if of == "made up":
         add_static_facts(record)
-        draw.everything(record, tmp_path)
-        draw.precisions(made_up_points(), "Made-up GPU", tmp_path / "precision.png")
+        plots.everything(record, tmp_path)
+        bench_plots.precisions(made_up_points(), "Made-up GPU", tmp_path / "precision.png")
         assert {"static-resources.png", "static-ceilings.png", "precision.png"} <= figures.keys()
     else:
         committed = pages.Results.read(pages.RESULTS).main
         assert committed is not None
-        draw.everything(committed, tmp_path)
+        plots.everything(committed, tmp_path)
     assert {name: overlapping(figure) for name, figure in figures.items() if overlapping(figure)} == {}
 
 
 def test_precisions_without_any_error_are_drawn(tmp_path: Path) -> None:
     exact = [point for point in made_up_points() if point.mode == "int8"]
-    assert draw.precisions(exact, "Made-up GPU", tmp_path / "precision.png").exists()
+    assert bench_plots.precisions(exact, "Made-up GPU", tmp_path / "precision.png").exists()
 
 
 def test_every_line_can_be_told_from_the_others_whatever_the_colour_vision(
@@ -227,7 +238,7 @@ def test_every_line_can_be_told_from_the_others_whatever_the_colour_vision(
 ) -> None:
     assert {colour.lower() for colour in style.PALETTE} < OKABE_ITO
     add_static_facts(record)
-    draw.everything(record, tmp_path)
+    plots.everything(record, tmp_path)
     for name in [*(f"sweep-{mode}.png" for mode in OPTIONS.modes), "roofline.png", "static-resources.png"]:
         lines = named_lines(figures[name])
         looks = {str(line.get_label()): (str(line.get_color()).lower(), line.get_marker()) for line in lines}
@@ -242,7 +253,7 @@ def test_every_line_can_be_told_from_the_others_whatever_the_colour_vision(
 def test_sizes_that_are_no_multiple_of_16_are_marks_apart_and_explained(
     record: Record, figures: dict[str, Any], tmp_path: Path
 ) -> None:
-    pictures = draw.everything(record, tmp_path)
+    pictures = plots.everything(record, tmp_path)
     sweep = figures["sweep-fp16.png"]
     lines = named_lines(sweep)
     assert all(set(line.get_xdata()) == {512, 1024, 2048, 4096, 6144, 8192} for line in lines)
@@ -250,13 +261,13 @@ def test_sizes_that_are_no_multiple_of_16_are_marks_apart_and_explained(
     assert sorted(line.get_xdata()[0] for line in marks) == [1400] * len(lines) + [3000] * len(lines)
     assert "multiple of 16" in said(sweep)
     assert "20th to the 80th percentile" in said(sweep)
-    assert "1400, 3000" in page.write(record, pictures).read_text()
+    assert "1400, 3000" in report_page.write(record, pictures).read_text()
 
     for key in [key for key, problem in record["problems"].items() if problem["M"] % 16]:
         del record["problems"][key]
-    pictures = draw.everything(record, tmp_path)
+    pictures = plots.everything(record, tmp_path)
     assert "multiple of 16" not in said(figures["sweep-fp16.png"])
-    assert "multiple of 16" not in page.write(record, pictures).read_text()
+    assert "multiple of 16" not in report_page.write(record, pictures).read_text()
 
 
 def test_the_ladder_shows_shares_of_what_it_draws(record: Record, figures: dict[str, Any], tmp_path: Path) -> None:
@@ -266,10 +277,10 @@ def test_the_ladder_shows_shares_of_what_it_draws(record: Record, figures: dict[
     for result in (step.own, step.twin_result):
         result["ratio"] = {"median": 0.777, "p20": 0.777, "p80": 0.777}  # of other rounds
     shares = [
-        tables.percent(problem["providers"][CUBLAS]["time_ms"]["median"] / result["time_ms"]["median"])
+        formats.percent(problem["providers"][CUBLAS]["time_ms"]["median"] / result["time_ms"]["median"])
         for result in (step.own, step.twin_result)
     ]
-    draw.everything(record, tmp_path)
+    plots.everything(record, tmp_path)
     assert "78 %" not in said(figures["ladder.png"])
     assert all(f" {share} " in said(figures["ladder.png"]) for share in shares)
     row = next(line for line in tables.ladder(record).splitlines() if line.startswith("| k08"))
@@ -277,7 +288,7 @@ def test_the_ladder_shows_shares_of_what_it_draws(record: Record, figures: dict[
 
 
 def test_a_twin_is_explained_before_it_is_compared(record: Record, figures: dict[str, Any], tmp_path: Path) -> None:
-    written = page.write(record, draw.everything(record, tmp_path)).read_text()
+    written = report_page.write(record, plots.everything(record, tmp_path)).read_text()
     assert written.index("does not show that Triton is faster than CUDA") < written.index("## Findings")
     assert "not CUDA at its best" in said(figures["ladder.png"])
 
@@ -293,11 +304,11 @@ def test_a_record_that_lacks_much_is_drawn(kept: str, record: Record, figures: d
         problem["providers"] = {name: result for name, result in problem["providers"].items() if keeps(name)}
         if kept == "odd sizes only" and problem["M"] % 16 == 0 and not problem["hot"]:
             del record["problems"][key]
-    pictures = draw.everything(record, tmp_path)
+    pictures = plots.everything(record, tmp_path)
     assert {"ladder.png", "sweep-ieee.png"} <= figures.keys()
     assert ("sweep-fp16.png" in figures) == (kept != "one rung")
     assert {name: overlapping(figure) for name, figure in figures.items() if overlapping(figure)} == {}
-    page.write(record, pictures)
+    report_page.write(record, pictures)
 
 
 @given(st.lists(st.floats(-0.2, 1.2), min_size=1, max_size=20).map(sorted))
@@ -332,7 +343,7 @@ def test_what_failed_is_named_and_not_drawn(record: Record) -> None:
         del record["problems"][Problem(size, size, size, "ieee").key]["providers"]["k06_pipelined"]
     assert "k06_pipelined" not in views.lines(record, "ieee")
     assert record.failures() == [f"k06_pipelined on {problem.key}: a result is off"]
-    assert "a result is off" in page.write(record, draw.everything(record, record.folder)).read_text()
+    assert "a result is off" in report_page.write(record, plots.everything(record, record.folder)).read_text()
 
 
 def test_a_record_resumes_only_in_the_same_surroundings(record: Record) -> None:
@@ -348,10 +359,10 @@ def test_a_record_resumes_only_in_the_same_surroundings(record: Record) -> None:
 
 def test_a_problem_is_measured_again_for_a_new_provider_or_a_larger_budget(record: Record) -> None:
     key = Problem(4096, 4096, 4096, "ieee").key
-    assert record.has_problem(key, [CUBLAS, "k03_blocked"], suite.BUDGET_S)
-    assert record.has_problem(key, [CUBLAS], suite.QUICK_BUDGET_S)
-    assert not record.has_problem(key, [CUBLAS], 2 * suite.BUDGET_S)
-    assert not record.has_problem(key, [CUBLAS, "k99_new"], suite.BUDGET_S)
+    assert record.has_problem(key, [CUBLAS, "k03_blocked"], tasks.BUDGET_S)
+    assert record.has_problem(key, [CUBLAS], tasks.QUICK_BUDGET_S)
+    assert not record.has_problem(key, [CUBLAS], 2 * tasks.BUDGET_S)
+    assert not record.has_problem(key, [CUBLAS, "k99_new"], tasks.BUDGET_S)
     before = set(record["problems"][key]["providers"])
     record.put_problem(key, {"budget_s": 1.0, "providers": {"k99_new": {}}})
     assert set(record["problems"][key]["providers"]) == before | {"k99_new"}
@@ -364,15 +375,15 @@ def test_an_unreadable_record_is_not_the_end(tmp_path: Path) -> None:
 
 
 def test_every_published_kernel_has_a_twin() -> None:
-    ids = {kernel.id for source in seeds.EXPERIMENTS for kernel in source.kernels}
-    assert ids == {seed for twin in TWINS.values() for variant in twin.variants for seed in variant.seeds}
+    ids = {kernel.id for source in published.EXPERIMENTS for kernel in source.kernels}
+    assert ids == {seed for twin in TWINS.values() for variant in twin.variants for seed in variant.retells}
     expected = {"S0": (1, 2), "S2": (1, 6), "S3": (1, 4), "S4": (0, 5)}
     assert ids == {"S1"} | {f"{s}.{i}" for s, (a, z) in expected.items() for i in range(a, z + 1)}
     for kernel_id in ids:
-        twin, variant = seeds.twin_of(kernel_id)
+        twin, variant = published.twin_of(kernel_id)
         assert variant in twin.variants
-    published = {source.id: source for source in seeds.EXPERIMENTS}
-    s3, s4 = published["S3"], published["S4"]
+    sources = {source.id: source for source in published.EXPERIMENTS}
+    s3, s4 = sources["S3"], sources["S4"]
     assert s3.published_speedup(s3.kernels[1]) == pytest.approx(7.61, abs=0.01)
     assert s3.published_share(s3.kernels[3]) == pytest.approx(0.182, abs=0.001)
     assert s4.published_speedup(s4.kernels[5]) == pytest.approx(64.9, abs=0.1)

@@ -27,9 +27,10 @@ try:
     from perf.bench import tables as bench_tables
     from perf.bench.peers import PEERS
     from perf.bench.scores import Sweep
-    from perf.bench.shapes import ALL, PRECISION, SUITES, Suite, chosen
+    from perf.bench.suites import ALL, PRECISION, SUITES, Suite, chosen
     from perf.common import arguments as args
-    from perf.ladder.tables import Cell
+    from perf.common.files import shown
+    from perf.common.formats import Cell
     from perf.measure import environment
     from perf.measure.providers import OURS
     from perf.measure.timer import DeviceLostError
@@ -154,11 +155,6 @@ def show_list(call: Call, console: Console) -> None:
         console.print(f"{suite.name}: {suite.reason}", style="bold", highlight=False, soft_wrap=True)
         for shape in chosen(suite, call.options.limit, call.options.unseen):
             console.print(f"  {shape.key:<{SHAPE_WIDTH}} {shape.name}".rstrip(), highlight=False, soft_wrap=True)
-
-
-def shown(path: Path) -> str:
-    """The path as short as it can be said here."""
-    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def parse(arguments: Sequence[str] | None) -> Call:

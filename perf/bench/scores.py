@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from perf.bench.shapes import ITEMSIZE, LARGE_M, LARGE_WEIGHT_BYTES
-from perf.ladder.targets import SUSPICIOUS_RATIO, too_fast
+from perf.bench.shapes import ITEMSIZE
+from perf.bench.suites import LARGE_M, LARGE_WEIGHT_BYTES
 from perf.measure.providers import CUBLAS, OURS
+from perf.measure.roofline import SUSPICIOUS_RATIO, too_fast
 
 Sweep = dict[str, Any]
 Result = dict[str, Any]

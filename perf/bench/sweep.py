@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from perf.bench.peers import COMPILED, PEERS
-from perf.bench.shapes import Shape, Suite, chosen
-from perf.ladder.record import write_json
+from perf.bench.shapes import Shape
+from perf.bench.suites import Suite, chosen
+from perf.common.files import write_json
 from perf.measure import environment, operands, roofline, timer
 from perf.measure.operands import Operands, Problem
 from perf.measure.providers import CUBLAS, OURS

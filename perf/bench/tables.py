@@ -10,10 +10,10 @@ from typing import Any
 
 from perf.bench import scores
 from perf.bench.scores import Score, Sweep
-from perf.bench.shapes import PRECISION, SUITES
-from perf.ladder import tables
-from perf.ladder.record import read_json
-from perf.ladder.tables import Cell
+from perf.bench.suites import PRECISION, SUITES
+from perf.common import formats
+from perf.common.files import read_json
+from perf.common.formats import Cell
 from perf.measure import environment
 from perf.measure.environment import slug
 from perf.measure.providers import CUBLAS, OURS
@@ -52,11 +52,13 @@ def row(sweep: Sweep, key: str) -> list[Cell]:
     shape = sweep["shapes"][key]
     results = [scores.timed(shape, name) for name in (OURS, CUBLAS)]
     if sweep["unit"] == "us":
-        cells = [tables.number(1000 * r[f][g] if g else 1000 * r[f]) if r else None for f, g in _CALLS for r in results]
+        cells = [
+            formats.number(1000 * r[f][g] if g else 1000 * r[f]) if r else None for f, g in _CALLS for r in results
+        ]
     else:
         speed = scores.tflops if sweep["unit"] == "TFLOPS" else scores.gbs
-        cells = [tables.number(r["time_ms"]["median"], 4) if r else None for r in results]
-        cells += [tables.number(speed(shape, r)) if r else None for r in results]
+        cells = [formats.number(r["time_ms"]["median"], 4) if r else None for r in results]
+        cells += [formats.number(speed(shape, r)) if r else None for r in results]
     spread = scores.spread(shape)
     ratios: list[Cell] = (
         [f"{spread['median']:.3f}", f"{spread['p20']:.3f} to {spread['p80']:.3f}"] if spread else [None] * 2
@@ -65,7 +67,7 @@ def row(sweep: Sweep, key: str) -> list[Cell]:
         to_other = scores.ratio(shape, OURS, name)
         ratios.append(None if to_other is None else f"{to_other:.3f}")
     errors = [
-        tables.error((shape["providers"].get(name, {}).get("error") or {}).get("norm")) for name in (OURS, CUBLAS)
+        formats.error((shape["providers"].get(name, {}).get("error") or {}).get("norm")) for name in (OURS, CUBLAS)
     ]
     return [key, *cells, *ratios, *errors, outcome(shape["providers"].get(OURS, {}))]
 
@@ -147,7 +149,7 @@ def origin(sweeps: Iterable[Sweep]) -> str:
 
 def summary(sweeps: Sequence[Sweep]) -> str:
     """Every score of one GPU and Triton version, with targets."""
-    return tables.table(SCORE_COLUMNS, score_rows(sweeps))
+    return formats.table(SCORE_COLUMNS, score_rows(sweeps))
 
 
 COMPACT = "Geometric mean / minimum, over a suite's shapes, of our speed over that of *over*; ✓: they reach the target."
@@ -172,7 +174,7 @@ def compact(sweeps: Sequence[Sweep], link: Callable[[dict[str, Any]], str]) -> s
     ]
     columns = ["suite", "over", "target", *(environment.short(made["gpu"]) for made, _ in places)]
     made_at = [f"- {where(group[0])}: [every shape]({link(made)}). {origin(group)}" for made, group in places]
-    return "\n\n".join([COMPACT, "\n".join(made_at), tables.table(columns, found)])
+    return "\n\n".join([COMPACT, "\n".join(made_at), formats.table(columns, found)])
 
 
 def _brief(score: Score | None) -> str | None:
@@ -199,9 +201,9 @@ def suite(sweeps: Sequence[Sweep], name: str) -> str:
     for sweep in own:
         rows = [row(sweep, key) for key in sweep["shapes"]]
         parts.append(f"{where(sweep)}; {sweep['dtype']}, {_shapes(sweep)}. {origin([sweep])}")
-        parts.append(tables.table(columns(sweep), rows))
+        parts.append(formats.table(columns(sweep), rows))
         if "copy_tbs" in sweep:
-            parts.append(f"A copy reads and writes {tables.number(1000 * sweep['copy_tbs'])} GB/s.")
+            parts.append(f"A copy reads and writes {formats.number(1000 * sweep['copy_tbs'])} GB/s.")
         parts += [losers(score) for score in scores.scores(sweep) if score.losers]
     return "\n\n".join(parts)
 
@@ -244,16 +246,16 @@ def precision(sweeps: Sequence[Sweep]) -> str:
         rows = [
             [
                 f"{point.provider} {point.mode}",
-                tables.number(point.tflops),
+                formats.number(point.tflops),
                 f"{point.tflops / sgemm:.2f}" if sgemm else None,
-                *(tables.error(point.error.get(kind)) for kind in ("norm", "componentwise")),
+                *(formats.error(point.error.get(kind)) for kind in ("norm", "componentwise")),
             ]
             for point in found
         ]
         if rows:
             used = [sweep for sweep in group if points([sweep])]
             parts.append(f"{where(group[0])}, {PRECISION_SIZE}. {origin(used)}")
-            parts.append(tables.table(PRECISION_COLUMNS, rows))
+            parts.append(formats.table(PRECISION_COLUMNS, rows))
     return "\n\n".join(parts) or NOTHING
 
 

@@ -33,9 +33,10 @@ try:
 
     from perf.bench import sweep
     from perf.bench.scores import geometric_mean
-    from perf.bench.shapes import SUITES, Shape, spaced, unseen
+    from perf.bench.shapes import Shape, spaced
+    from perf.bench.suites import SUITES, unseen
     from perf.common import arguments as args
-    from perf.ladder.record import read_json
+    from perf.common.files import read_json
     from perf.measure import environment, operands, timer
     from perf.measure.operands import Problem
     from perf.measure.providers import CUBLAS, cublas

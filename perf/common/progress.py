@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from perf.ladder.tasks import Task
+Advance = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A step of a report; `run(advance)` calls `advance(label)` for each of its `steps` as it ends."""
+
+    label: str
+    steps: int
+    run: Callable[[Advance], None]
 
 
 def run(tasks: Iterable[Task], console: Console) -> None:

@@ -21,10 +21,10 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
-from perf.common import progress
-from perf.ladder import interpret, static, tables
-from perf.ladder.tables import Cell
-from perf.ladder.tasks import Task
+from perf.common import formats, progress
+from perf.common.formats import Cell
+from perf.common.progress import Task
+from perf.ladder import interpret, rungs_and_twins, static
 from perf.measure import providers, timer
 from perf.measure.numerics import mode_of
 from perf.measure.operands import Operands, Problem
@@ -96,7 +96,7 @@ class Work:
     def of(cls, call: Call, rung: Rung, device: DeviceInfo) -> Work:
         """What `call` asks for on `device`; raises MistakeError where that cannot run."""
         shape, dtype = call.shape or (SIZE, SIZE, SIZE), call.dtype or rung.dtypes[0]
-        if not providers.runs_on(rung, device.capability):
+        if not rungs_and_twins.runs_on(rung, device.capability):
             raise MistakeError(f"{rung.id} runs on {_claims(rung)}, not on {device.name} ({_arch(device.capability)})")
         for config in call.configs:
             why = rung.illegal(config, device, dtype)
@@ -177,7 +177,7 @@ def measured(call: Call, rung: Rung, console: Console) -> int:
     def compile_all(advance: Callable[[str], None]) -> None:
         laid = Operands(problem, {problem.out_dtype}, 1, empty=True)
         a, b, c = laid.arguments()[0]
-        providers.compile_together([(rung, config) for config in work.configs], a, b, c)
+        rungs_and_twins.compile_together([(rung, config) for config in work.configs], a, b, c)
         advance("compiled")
 
     def measure_all(advance: Callable[[str], None]) -> None:
@@ -185,7 +185,7 @@ def measured(call: Call, rung: Rung, console: Console) -> int:
         _show_timed(lines, CUBLAS, alone, problem)
         advance(CUBLAS)
         for config in work.configs:
-            own = providers.configured_provider(rung, config, work.shape, work.dtype, work.layout)
+            own = rungs_and_twins.configured_provider(rung, config, work.shape, work.dtype, work.layout)
             found = timer.measure(problem, [cublas, own], CUBLAS, budget_s, PACE)["providers"]
             results[config] = found[own.name]
             _show_timed(lines, spelled(config), results[config], problem)
@@ -206,9 +206,9 @@ def _show_timed(lines: Lines, name: str, result: dict[str, Any], problem: Proble
         lines.failed(name, result)
         return
     ms = result["time_ms"]["median"]
-    share = tables.percent(result["ratio"]["median"]) if result["ratio"] else None  # of cuBLAS, where that was right
-    speed = [tables.number(ms, 4), tables.number(problem.flop / ms / 1e9), share]
-    lines.show(name, [*speed, tables.error(result["error"]["norm"]), *_static_cells(result)], style)
+    share = formats.percent(result["ratio"]["median"]) if result["ratio"] else None  # of cuBLAS, where that was right
+    speed = [formats.number(ms, 4), formats.number(problem.flop / ms / 1e9), share]
+    lines.show(name, [*speed, formats.error(result["error"]["norm"]), *_static_cells(result)], style)
 
 
 def not_measured(call: Call, rung: Rung, console: Console) -> int:
@@ -239,7 +239,7 @@ def not_measured(call: Call, rung: Rung, console: Console) -> int:
         if wrong is not None:
             lines.failed(spelled(config), wrong)
         else:
-            lines.show(spelled(config), [tables.error(interpreted.get("norm")), *_static_cells(facts)])
+            lines.show(spelled(config), [formats.error(interpreted.get("norm")), *_static_cells(facts)])
 
     def interpret_all(advance: Callable[[str], None]) -> None:
         def done(key: str, row: dict[str, Any]) -> None:
@@ -305,7 +305,7 @@ def _left_out(call: Call, work: Work) -> list[str]:
 
 
 def _static_cells(facts: dict[str, Any]) -> list[Cell]:
-    return [facts.get("registers"), tables.kib(facts.get("shared")), facts.get("spills")]
+    return [facts.get("registers"), formats.kib(facts.get("shared")), facts.get("spills")]
 
 
 def _reason(result: dict[str, Any]) -> str | None:

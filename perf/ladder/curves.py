@@ -12,6 +12,7 @@ import numpy as np
 import triton
 from matplotlib.axes import Axes
 
+from perf.common import formats
 from perf.common.style import (
     BLACK,
     CUBLAS_LOOK,
@@ -23,9 +24,10 @@ from perf.common.style import (
     save,
     twin_look,
 )
-from perf.ladder import tables, views
+from perf.ladder import views
 from perf.ladder.record import Record
-from perf.measure.providers import CUBLAS, MODE_TITLES, stem_of
+from perf.ladder.rungs_and_twins import MODE_TITLES, stem_of
+from perf.measure.providers import CUBLAS
 
 SWEEP_COLUMNS = (
     "size",
@@ -152,7 +154,7 @@ def roofline(record: Record, folder: Path) -> Path:
     x = np.union1d(np.geomspace(left, right, 200), np.array(measured))
     for roof in roofs:
         under = np.minimum(x * bandwidth, roof.tflops) if bandwidth else np.full_like(x, roof.tflops)
-        says = f"{roof.label}: {tables.number(roof.tflops)}"
+        says = f"{roof.label}: {formats.number(roof.tflops)}"
         lines += axes.plot(x, under, color=BLACK, linewidth=1, linestyle=":", zorder=1.5, label=says)
         if roof.intensity:
             lines[-1].set(linestyle="-", markevery=[int(np.searchsorted(x, roof.intensity))], markersize=5)

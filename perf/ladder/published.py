@@ -107,7 +107,7 @@ EXPERIMENTS = (
 
 def twin_of(kernel_id: str) -> tuple[Twin, Variant]:
     """The CUDA kernel that retells a published one."""
-    found = [(twin, variant) for twin in TWINS.values() for variant in twin.variants if kernel_id in variant.seeds]
+    found = [(twin, variant) for twin in TWINS.values() for variant in twin.variants if kernel_id in variant.retells]
     if len(found) != 1:
         raise LookupError(f"{len(found)} variants in reference_cuda.TWINS retell {kernel_id}")
     return found[0]

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from perf.common.files import write_json
 from perf.measure import environment
 
 SECTIONS = ("twins", "rungs", "problems", "ceilings", "experiments", "static", "interpreter")
@@ -96,20 +97,3 @@ class Record:
     def save(self) -> None:
         """Writes the whole record; a reader sees the old one or the new one, never a part."""
         write_json(self.folder / FILE, self.data)
-
-
-def read_json(source: Path) -> dict[str, Any]:
-    """What `write_json` wrote."""
-    found: dict[str, Any] = json.loads(source.read_text())
-    return found
-
-
-def write_json(target: Path, data: dict[str, Any]) -> None:
-    """Writes `data` to `target`; a reader sees the old file or the new one, never a part."""
-    partial = target.with_suffix(".partial")
-    with partial.open("w") as file:
-        json.dump(data, file, indent=1, allow_nan=True)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, target)

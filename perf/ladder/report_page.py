@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from perf.common import formats
 from perf.ladder import static, tables, targets, views
 from perf.ladder.record import Record
+from perf.ladder.rungs_and_twins import MODE_TITLES
 from perf.ladder.tasks import COUNTERS, TF32_ROUNDING
 from perf.measure.environment import origin
-from perf.measure.providers import MODE_TITLES
 from triton_gemm.ladder import LADDER
 
 FILE = "report.md"
@@ -113,8 +114,8 @@ def _ceilings(record: Record, pictures: set[str]) -> Iterator[str]:
         return
     yield "## Roofline"
     yield from _picture("roofline.png", "every rung under the measured ceilings", pictures)
-    rows: list[tuple[str, str | None]] = [(roof.label, tables.number(roof.tflops)) for roof in roofs]
-    yield tables.table(["ceiling", "TFLOPS"], rows)
+    rows: list[tuple[str, str | None]] = [(roof.label, formats.number(roof.tflops)) for roof in roofs]
+    yield formats.table(["ceiling", "TFLOPS"], rows)
     if bandwidth:
         yield f"A copy moves {bandwidth:.2f} TB/s, read and written together."
 
@@ -166,7 +167,7 @@ def _cpu_sections(record: Record, pictures: set[str]) -> Iterator[str]:
             "boost clock. Latency, waves of tiles and power are left out."
         )
         yield tables.instruction_mix(record)
-        yield f"## Every configuration that the autotuner explores, {static.TUNED_TARGET}"
+        yield f"## Every configuration that the autotuner explores, {static.TUNED_ARCHITECTURE}"
         yield tables.every_configuration(record)
     yield from _made(record)
 

@@ -19,9 +19,9 @@ from triton_gemm.ladder import Rung
 
 SIZE = (4096, 4096, 4096)
 CAPABILITIES = ((8, 0), (8, 9), (9, 0), (10, 0), (12, 0))
-TARGETS = tuple(f"sm_{major}{minor}" for major, minor in CAPABILITIES)
+ARCHITECTURES = tuple(f"sm_{major}{minor}" for major, minor in CAPABILITIES)
 TUNED_CAPABILITY = (9, 0)  # the one whose every configuration is listed
-TUNED_TARGET = "sm_90"
+TUNED_ARCHITECTURE = "sm_90"
 
 # What to count of a kernel's SASS, by what it does.
 KINDS = {

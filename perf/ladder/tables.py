@@ -2,54 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from perf.ladder import published as seeds
-from perf.ladder import static, views
+from perf.common import formats
+from perf.common.formats import Cell
+from perf.ladder import published, static, views
 from perf.ladder.record import Record
 from perf.ladder.tasks import COUNTERS, TF32_ROUNDING
 from perf.measure.environment import short
 from perf.measure.numerics import mode_of
-
-Cell = str | int | float | None
-
-
-def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
-    """A Markdown table: the first column to the left, the others to the right; None is an empty cell."""
-    lines = [" | ".join(columns), " | ".join([":--"] + ["--:"] * (len(columns) - 1))]
-    lines += [" | ".join("" if cell is None else str(cell) for cell in row) for row in rows]
-    return "\n".join(f"| {line} |" for line in lines)
-
-
-def number(value: float | None, digits: int = 3) -> str | None:
-    """`digits` significant figures, never in powers of ten."""
-    if value is None:
-        return None
-    rounded = float(f"{value:.{digits}g}")
-    return f"{rounded:,.0f}" if abs(rounded) >= 10 ** (digits - 1) else f"{rounded:.{digits}g}"
-
-
-def percent(value: float | None) -> str | None:
-    """A share as a whole percentage; small ones with two figures."""
-    if value is None:
-        return None
-    return f"{100 * value:.0f} %" if value >= 0.095 else f"{100 * value:.2g} %"
-
-
-def error(value: float | None) -> str | None:
-    return None if value is None else f"{value:.1e}"
-
-
-def kib(value: int | None) -> str | None:
-    return None if value is None else f"{value / 1024:.1f}"
 
 
 def ladder(record: Record) -> str:
     """Each rung beside its fastest twin."""
     rows = [_ladder_row(step) for step in views.ladder(record)]
     columns = ["rung", "precision", "TFLOPS", "of cuBLAS", "twin", "twin's TFLOPS", "rung / twin"]
-    return table([*columns, "error", "registers", "shared KiB", "spills"], rows)
+    return formats.table([*columns, "error", "registers", "shared KiB", "spills"], rows)
 
 
 def ladders(records: Sequence[Record]) -> str:
@@ -65,23 +34,23 @@ def ladders(records: Sequence[Record]) -> str:
         for record in records
         for i, what in enumerate(("TFLOPS", "of cuBLAS", "rung / twin"))
     ]
-    return table(["rung", "precision", *columns], [rows[name] for name in sorted(rows)])
+    return formats.table(["rung", "precision", *columns], [rows[name] for name in sorted(rows)])
 
 
 def _ladder_row(step: views.Step) -> list[Cell]:
     own, other = step.tflops, step.twin_tflops
-    outcome = number(own) or ("failed" if "failed" in step.own else "not run")
+    outcome = formats.number(own) or ("failed" if "failed" in step.own else "not run")
     return [
         f"{step.rung.id} {step.rung.title}",
         mode_of(step.rung.precision, step.rung.dtypes[0]),
         outcome,
-        percent(step.share(step.own)),
+        formats.percent(step.share(step.own)),
         step.twin.replace("_", " ", 1).replace("_", "-") if step.twin else None,
-        number(other),
+        formats.number(other),
         f"{own / other:.2f}" if own and other else None,
-        error(step.own.get("error", {}).get("norm")),
+        formats.error(step.own.get("error", {}).get("norm")),
         step.own.get("registers"),
-        kib(step.own.get("shared")),
+        formats.kib(step.own.get("shared")),
         step.own.get("spills"),
     ]
 
@@ -89,11 +58,11 @@ def _ladder_row(step: views.Step) -> list[Cell]:
 def configurations(record: Record) -> str:
     """What the autotuner chose for each rung on the ladder, and what a call costs Python."""
     rows = [
-        (f"{step.rung.id} {step.rung.title}", step.own.get("config"), number(step.own.get("call_us")))
+        (f"{step.rung.id} {step.rung.title}", step.own.get("config"), formats.number(step.own.get("call_us")))
         for step in views.ladder(record)
         if step.tflops
     ]
-    return table(["rung", "configuration", "call µs"], rows)
+    return formats.table(["rung", "configuration", "call µs"], rows)
 
 
 def sweep(record: Record, mode: str) -> str:
@@ -105,19 +74,19 @@ def sweep(record: Record, mode: str) -> str:
         cells: list[Cell] = [name]
         for problem in problems.values():
             result = problem["providers"].get(name)
-            cells.append(number(views.tflops(problem, result)) if result and views.timed(result) else None)
+            cells.append(formats.number(views.tflops(problem, result)) if result and views.timed(result) else None)
         rows.append(cells)
-    return table(["TFLOPS", *(str(size) for size in problems)], rows)
+    return formats.table(["TFLOPS", *(str(size) for size in problems)], rows)
 
 
 def errors(record: Record, mode: str) -> str:
     """The error of every provider at every size, as a norm."""
     problems = views.squares(record, mode)
     rows = [
-        [name, *(error(p["providers"].get(name, {}).get("error", {}).get("norm")) for p in problems.values())]
+        [name, *(formats.error(p["providers"].get(name, {}).get("error", {}).get("norm")) for p in problems.values())]
         for name in views.lines(record, mode)
     ]
-    return table(["error", *(str(size) for size in problems)], rows)
+    return formats.table(["error", *(str(size) for size in problems)], rows)
 
 
 def factors(record: Record) -> str:
@@ -127,32 +96,32 @@ def factors(record: Record) -> str:
             f"{factor.rung.id} {factor.rung.title}",
             factor.over,
             f"{factor.predicted:g}",
-            number(factor.measured),
-            percent(factor.measured / factor.predicted) if factor.measured else None,
+            formats.number(factor.measured),
+            formats.percent(factor.measured / factor.predicted) if factor.measured else None,
         )
         for factor in views.factors(record)
     ]
-    return table(["rung", "over", "predicted", "measured", "measured / predicted"], rows)
+    return formats.table(["rung", "over", "predicted", "measured", "measured / predicted"], rows)
 
 
-def experiment(record: Record, source: seeds.Experiment) -> str:
+def experiment(record: Record, source: published.Experiment) -> str:
     """One source's kernels: ours, and the published ratios."""
     columns = ["kernel", "twin", "ms", "GFLOPS", "speed-up", "published speed-up", "of cuBLAS"]
     rows = [
         [
             f"{row.kernel.id} {row.kernel.title}",
             f"{row.provider.partition('/')[0]} ({row.variant})",
-            number(row.time_ms, 4) or row.reason,
-            number(row.gflops, 4),
-            number(row.speedup),
-            number(row.published_speedup),
-            "n/a" if row.precision == "int32" else percent(row.cublas_share),
-            percent(row.published_share),
-            error(row.error),
+            formats.number(row.time_ms, 4) or row.reason,
+            formats.number(row.gflops, 4),
+            formats.number(row.speedup),
+            formats.number(row.published_speedup),
+            "n/a" if row.precision == "int32" else formats.percent(row.cublas_share),
+            formats.percent(row.published_share),
+            formats.error(row.error),
         ]
         for row in views.experiment(record, source)
     ]
-    return table([*columns, "published of cuBLAS", "error"], rows)
+    return formats.table([*columns, "published of cuBLAS", "error"], rows)
 
 
 def tf32_rounding(record: Record) -> str:
@@ -161,8 +130,8 @@ def tf32_rounding(record: Record) -> str:
     rows = [
         (
             name,
-            error(row["norm"]),
-            error(row["componentwise"]),
+            formats.error(row["norm"]),
+            formats.error(row["componentwise"]),
             f"{row['vs_torch']:.2f}",
             f"{row['toward_zero']:+.1e}",
         )
@@ -170,7 +139,7 @@ def tf32_rounding(record: Record) -> str:
         if name != "size"
     ]
     columns = ["product", "error (norm)", "max error / (\\|A\\|\\|B\\|)", "times cuBLAS's"]
-    return table([*columns, "shrinks results by"], rows)
+    return formats.table([*columns, "shrinks results by"], rows)
 
 
 def counters(record: Record) -> str:
@@ -179,12 +148,12 @@ def counters(record: Record) -> str:
     if "unavailable" in found:
         return f"Not counted: {found['unavailable']}."
     rows = [
-        (kernel, memory, number(row["taught"], 4), number(row["counted"], 4))
+        (kernel, memory, formats.number(row["taught"], 4), formats.number(row["counted"], 4))
         for kernel, memories in found.items()
         for memory, row in memories.items()
     ]
     note = "S3 counts a word once for each thread that reads it; the counters count one that a whole warp shares once."
-    return f"{table(['kernel', 'words a result loads from', 'taught', 'counted'], rows)}\n\n{note}"
+    return f"{formats.table(['kernel', 'words a result loads from', 'taught', 'counted'], rows)}\n\n{note}"
 
 
 def static_facts(record: Record) -> str:
@@ -196,49 +165,49 @@ def static_facts(record: Record) -> str:
             target,
             facts["config"],
             facts.get("registers"),
-            kib(facts.get("shared")),
+            formats.kib(facts.get("shared")),
             facts.get("spills"),
             facts.get("blocks_per_sm"),
-            number(facts.get("ceiling_tflops")),
-            percent(facts.get("ceiling_share")),
+            formats.number(facts.get("ceiling_tflops")),
+            formats.percent(facts.get("ceiling_share")),
             facts.get("ceiling_limit") or facts.get("failed"),
         ]
         for name, targets in views.static_defaults(record).items()
         for target, facts in targets.items()
     ]
-    return table([*columns, "ceiling TFLOPS", "of peak", "limited by"], rows)
+    return formats.table([*columns, "ceiling TFLOPS", "of peak", "limited by"], rows)
 
 
 def instruction_mix(record: Record) -> str:
     """Opcodes in the SASS for one architecture, counted in the text and not as executed."""
-    target = static.TUNED_TARGET
+    target = static.TUNED_ARCHITECTURE
     rows = [
         [name, targets[target]["instructions"], *(targets[target]["mix"][kind] or None for kind in static.KINDS)]
         for name, targets in views.static_defaults(record).items()
         if "mix" in targets.get(target, {})
     ]
-    return table([f"SASS, {target}", "all", *static.KINDS], rows)
+    return formats.table([f"SASS, {target}", "all", *static.KINDS], rows)
 
 
 def every_configuration(record: Record) -> str:
     """All that the autotuner explores, for one architecture."""
-    target = static.TUNED_TARGET
+    target = static.TUNED_ARCHITECTURE
     rows = [
         (
             facts["rung"],
             facts["config"],
             facts.get("registers"),
-            kib(facts.get("shared")),
+            formats.kib(facts.get("shared")),
             facts.get("spills"),
             facts.get("blocks_per_sm"),
-            percent(facts.get("ceiling_share")) or facts.get("failed"),
+            formats.percent(facts.get("ceiling_share")) or facts.get("failed"),
         )
         for facts in record["static"].values()
         if facts["target"] == target
     ]
     rows.sort(key=lambda row: str(row[0]))
     columns = ["rung", "configuration", "registers", "shared KiB", "spills", "blocks an SM"]
-    return table([*columns, "ceiling of peak"], rows)
+    return formats.table([*columns, "ceiling of peak"], rows)
 
 
 def interpreter(record: Record) -> str:
@@ -247,5 +216,14 @@ def interpreter(record: Record) -> str:
     for row in sorted(record["interpreter"].values(), key=lambda row: str(row["rung"])):
         outcome = row.get("failed") or (f"not taken: {row['absent']}" if "absent" in row else "right")
         shape = f"{row['M']}x{row['N']}x{row['K']}"
-        rows.append([row["rung"], row["dtype"], shape, error(row.get("norm")), percent(row.get("bound")), outcome])
-    return table(["rung", "dtype", "M x N x K", "error (norm)", "of the bound", "outcome"], rows)
+        rows.append(
+            [
+                row["rung"],
+                row["dtype"],
+                shape,
+                formats.error(row.get("norm")),
+                formats.percent(row.get("bound")),
+                outcome,
+            ]
+        )
+    return formats.table(["rung", "dtype", "M x N x K", "error (norm)", "of the bound", "outcome"], rows)

@@ -9,7 +9,8 @@ from typing import Any
 
 from perf.ladder import views
 from perf.ladder.record import Record
-from perf.measure.providers import stem_of
+from perf.ladder.rungs_and_twins import stem_of
+from perf.measure.roofline import SUSPICIOUS_RATIO, too_fast
 
 # Share of cuBLAS in the same precision.
 OF_CUBLAS = {
@@ -21,10 +22,6 @@ OF_CUBLAS = {
 }
 # The warp-tiled wmma twin over the single-warp one.
 TWIN_OVER_TWIN = ("c11_wmma_fp16_warp_tiled", "c09_wmma_fp16", 2.0)
-# Above these a measurement is wrong until shown otherwise: ratio to cuBLAS for half precision, TFLOPS on HOPPERS.
-SUSPICIOUS_RATIO = 1.10
-SUSPICIOUS_TFLOPS = 900
-HOPPERS = ("H100", "H200")  # in their names; of one speed, but for the memory
 
 
 @dataclass(frozen=True)
@@ -89,8 +86,3 @@ def suspicious(record: Record) -> Iterator[str]:
                     yield f"{name} on {mode} {size}: {ratio:.2f} of cuBLAS"
                 if too_fast(speed, record.environment["gpu"]):
                     yield f"{name} on {mode} {size}: {speed:.0f} TFLOPS"
-
-
-def too_fast(tflops: float, gpu: str) -> bool:
-    """Whether no kernel does that on random data of 16 bits, as far as is known of the GPU."""
-    return tflops > SUSPICIOUS_TFLOPS and any(name in gpu for name in HOPPERS)

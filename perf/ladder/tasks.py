@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from perf.ladder import counters, interpret, static
-from perf.ladder import published as seeds
+from perf.common.progress import Advance, Task
+from perf.ladder import counters, interpret, published, rungs_and_twins, static
 from perf.ladder.record import Record
 from perf.measure import operands, providers, roofline, timer
 from perf.measure.operands import Problem
@@ -29,8 +29,6 @@ BUDGET_S = 1.0
 QUICK_BUDGET_S = 0.4
 TF32_ROUNDING = "tf32 rounding"
 COUNTERS = "counters"
-
-Advance = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -52,15 +50,6 @@ class Options:
         """The twins of the rungs asked for."""
         ids = {rung.id for rung in self.rungs}
         return [stem for stem, twin in TWINS.items() if ids.intersection(twin.rungs)]
-
-
-@dataclass(frozen=True)
-class Task:
-    """A step of a report; `run(advance)` calls `advance(label)` for each of its `steps` as it ends."""
-
-    label: str
-    steps: int
-    run: Callable[[Advance], None]
 
 
 Twins = dict[str, LoadedTwin | TwinUnavailable]
@@ -98,7 +87,7 @@ def _sweeps(record: Record, options: Options, twins: Twins) -> list[Task]:
     tasks = []
     compiled: set[tuple[str, bool]] = set()
     for mode in options.modes:
-        rungs = providers.rungs_of(mode, options.rungs)
+        rungs = rungs_and_twins.rungs_of(mode, options.rungs)
         for size in options.sizes:
             problem = Problem(size, size, size, mode)
             subjects = sweep_providers(problem, options, twins, record)
@@ -115,14 +104,14 @@ def _sweeps(record: Record, options: Options, twins: Twins) -> list[Task]:
 def _compile_task(rungs: list[Rung], problem: Problem) -> Task:
     size = (problem.M, problem.N, problem.K)
     return _single(
-        f"compiling for {problem.key} and its like", lambda: providers.precompile(rungs, size, problem.dtype)
+        f"compiling for {problem.key} and its like", lambda: rungs_and_twins.precompile(rungs, size, problem.dtype)
     )
 
 
 def _experiments(record: Record, options: Options, twins: Twins) -> list[Task]:
     tasks = []
     for problem, names in experiment_problems():
-        built = [name for name in names if isinstance(twins[providers.stem_of(name)], LoadedTwin)]
+        built = [name for name in names if isinstance(twins[rungs_and_twins.stem_of(name)], LoadedTwin)]
         chosen = [CUBLAS, *built] if problem.mode != "int32" else built
         if built and not record.has_problem(problem.key, chosen, options.budget_s):
             subjects = [_provider(name, twins, record) for name in chosen]
@@ -155,7 +144,9 @@ def _build_twins(record: Record, twins: Twins, advance: Advance) -> None:
     known = [stem for stem, loaded in twins.items() if isinstance(loaded, LoadedTwin)]
     missing = [stem for stem in known if not record["twins"].get(stem, {}).get("variants")]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        found = dict(zip(missing, pool.map(lambda stem: providers.twin_resources(stem, arch), missing), strict=True))
+        found = dict(
+            zip(missing, pool.map(lambda stem: rungs_and_twins.twin_resources(stem, arch), missing), strict=True)
+        )
     for stem, loaded in twins.items():
         if isinstance(loaded, TwinUnavailable):
             record["twins"][stem] = {"unavailable": str(loaded)}
@@ -169,17 +160,17 @@ def sweep_providers(problem: Problem, options: Options, twins: Twins, record: Re
     size = (problem.M, problem.N, problem.K)
     at_ladder = ladder_size(options.sizes) == problem.M
     found = [providers.cublas()]
-    for rung in providers.rungs_of(problem.mode, options.rungs):
+    for rung in rungs_and_twins.rungs_of(problem.mode, options.rungs):
         if problem.M <= LADDER_SIZE or rung.id not in NAIVE_RUNGS:
-            found.append(providers.rung_provider(rung, size, problem.dtype, inspect=at_ladder))
+            found.append(rungs_and_twins.rung_provider(rung, size, problem.dtype, inspect=at_ladder))
     for stem in options.stems():
         twin = TWINS[stem]
         too_slow = problem.M > LADDER_SIZE and twin.rung in NAIVE_RUNGS
         if too_slow or not isinstance(twins[stem], LoadedTwin):
             continue
-        variants = [v for v in twin.variants if seeds.mode_of(twin, v) == problem.mode]
+        variants = [v for v in twin.variants if published.mode_of(twin, v) == problem.mode]
         for variant in variants if at_ladder else variants[:1]:
-            found.append(_provider(providers.twin_name(stem, variant), twins, record))
+            found.append(_provider(rungs_and_twins.twin_name(stem, variant), twins, record))
     return found
 
 
@@ -191,7 +182,7 @@ def _provider(name: str, twins: Twins, record: Record) -> Provider:
     loaded = twins[stem]
     assert isinstance(loaded, LoadedTwin)
     resources = record["twins"][stem]["variants"].get(variant, {})
-    return providers.twin_provider(loaded, TWINS[stem].variant(variant), resources)
+    return rungs_and_twins.twin_provider(loaded, TWINS[stem].variant(variant), resources)
 
 
 def ladder_size(sizes: Iterable[int]) -> int:
@@ -206,7 +197,7 @@ def experiment_problems() -> list[tuple[Problem, list[str]]]:
     the measurement.
     """
     found: dict[Problem, list[str]] = {}
-    for experiment in seeds.EXPERIMENTS:
+    for experiment in published.EXPERIMENTS:
         for kernel in experiment.kernels:
             problem, name = experiment_problem(experiment, kernel)
             names = found.setdefault(problem, [])
@@ -215,12 +206,12 @@ def experiment_problems() -> list[tuple[Problem, list[str]]]:
     return list(found.items())
 
 
-def experiment_problem(experiment: seeds.Experiment, kernel: seeds.Kernel) -> tuple[Problem, str]:
+def experiment_problem(experiment: published.Experiment, kernel: published.Kernel) -> tuple[Problem, str]:
     """The problem on which a published kernel's twin is timed, and the provider's name."""
-    twin, variant = seeds.twin_of(kernel.id)
+    twin, variant = published.twin_of(kernel.id)
     size = experiment.size
-    problem = Problem(size, size, size, seeds.mode_of(twin, variant), hot=True)
-    return problem, providers.twin_name(twin.stem, variant)
+    problem = Problem(size, size, size, published.mode_of(twin, variant), hot=True)
+    return problem, rungs_and_twins.twin_name(twin.stem, variant)
 
 
 def tf32_rounding(rungs: tuple[Rung, ...]) -> dict[str, Any]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from perf.ladder import published as seeds
-from perf.ladder import tasks as suite
+from perf.ladder import published, tasks
 from perf.ladder.record import Record
-from perf.ladder.static import TARGETS
+from perf.ladder.rungs_and_twins import MODES, rungs_of, stem_of, twin_name
+from perf.ladder.static import ARCHITECTURES
 from perf.measure import roofline
 from perf.measure.numerics import mode_of
 from perf.measure.operands import MODE_DTYPES
-from perf.measure.providers import CUBLAS, MODES, rungs_of, stem_of, twin_name
+from perf.measure.providers import CUBLAS
 from reference_cuda import TWINS
 from triton_gemm.ladder import LADDER, Rung
 
@@ -70,7 +70,7 @@ def lines(record: Record, mode: str) -> list[str]:
     twins = [
         twin_name(twin.stem, variants[0])
         for twin in TWINS.values()
-        if (variants := [v for v in twin.variants if seeds.mode_of(twin, v) == mode])
+        if (variants := [v for v in twin.variants if published.mode_of(twin, v) == mode])
     ]
     return [name for name in [*rungs, *twins, CUBLAS] if name in seen]
 
@@ -114,7 +114,7 @@ class Step:
 def ladder_size(record: Record) -> int | None:
     """The size at which the ladder is shown, if any was swept."""
     sizes = {size for mode in modes(record) for size in squares(record, mode)}
-    return suite.ladder_size(sizes) if sizes else None
+    return tasks.ladder_size(sizes) if sizes else None
 
 
 def ladder(record: Record) -> list[Step]:
@@ -163,7 +163,7 @@ def factors(record: Record) -> list[Factor]:
 class ExperimentRow:
     """A published kernel and its twin here."""
 
-    kernel: seeds.Kernel
+    kernel: published.Kernel
     provider: str
     variant: str
     precision: str
@@ -177,11 +177,11 @@ class ExperimentRow:
     reason: str
 
 
-def experiment(record: Record, source: seeds.Experiment) -> list[ExperimentRow]:
+def experiment(record: Record, source: published.Experiment) -> list[ExperimentRow]:
     """The rows of one source's experiment; a kernel that was not measured says why."""
     results = []
     for kernel in source.kernels:
-        problem, provider = suite.experiment_problem(source, kernel)
+        problem, provider = tasks.experiment_problem(source, kernel)
         providers = record["problems"].get(problem.key, {}).get("providers", {})
         results.append((kernel, problem, provider, providers))
     _, _, naive_provider, naive_providers = results[0]
@@ -196,7 +196,7 @@ def experiment(record: Record, source: seeds.Experiment) -> list[ExperimentRow]:
             ExperimentRow(
                 kernel=kernel,
                 provider=provider,
-                variant=seeds.twin_of(kernel.id)[1].params,
+                variant=published.twin_of(kernel.id)[1].params,
                 precision=problem.mode,
                 error=result.get("error", {}).get("norm"),
                 time_ms=own,
@@ -211,12 +211,12 @@ def experiment(record: Record, source: seeds.Experiment) -> list[ExperimentRow]:
     return rows
 
 
-def measured_experiments(record: Record) -> list[seeds.Experiment]:
+def measured_experiments(record: Record) -> list[published.Experiment]:
     """The sources of which at least one kernel was timed."""
-    return [source for source in seeds.EXPERIMENTS if any(row.time_ms for row in experiment(record, source))]
+    return [source for source in published.EXPERIMENTS if any(row.time_ms for row in experiment(record, source))]
 
 
-def compared_experiments(record: Record) -> list[seeds.Experiment]:
+def compared_experiments(record: Record) -> list[published.Experiment]:
     """Those of which two kernels or more were timed: one alone has nothing to be drawn against."""
     sources = measured_experiments(record)
     return [source for source in sources if sum(row.time_ms is not None for row in experiment(record, source)) > 1]
@@ -296,7 +296,7 @@ def static_defaults(record: Record) -> dict[str, dict[str, dict[str, Any]]]:
         if facts["default"]:
             found.setdefault(facts["rung"], {})[facts["target"]] = facts
     return {
-        rung.name: {target: found[rung.name][target] for target in TARGETS if target in found[rung.name]}
+        rung.name: {target: found[rung.name][target] for target in ARCHITECTURES if target in found[rung.name]}
         for rung in LADDER
         if rung.name in found
     }

@@ -25,6 +25,11 @@ FLOP_PER_CLOCK: dict[Capability, dict[str, int]] = {
 SHARED_BYTES_PER_CLOCK = 128  # 32 banks of 4 bytes an SM; Programming Guide, "Shared Memory"
 L2_BYTES_PER_CLOCK = 5120 / 108  # an SM's share of L2's read bandwidth; NVIDIA A100 whitepaper, taken for all
 
+# Above these a measurement is wrong until shown otherwise: ratio to cuBLAS for half precision, TFLOPS on HOPPERS.
+SUSPICIOUS_RATIO = 1.10
+SUSPICIOUS_TFLOPS = 900
+HOPPERS = ("H100", "H200")  # in their names; of one speed, but for the memory
+
 
 @dataclass(frozen=True)
 class TypicalGpu:
@@ -58,6 +63,11 @@ def intensity(M: int, N: int, K: int, itemsize: int, out_itemsize: int | None = 
 def attainable_tflops(intensity: float, peak_tflops: float, bandwidth_tbs: float) -> float:
     """The roofline: the lower of the units' peak and intensity x bandwidth."""
     return min(peak_tflops, intensity * bandwidth_tbs)
+
+
+def too_fast(tflops: float, gpu: str) -> bool:
+    """Whether no kernel does that on random data of 16 bits, as far as is known of the GPU."""
+    return tflops > SUSPICIOUS_TFLOPS and any(name in gpu for name in HOPPERS)
 
 
 def measure(budget_s: float) -> dict[str, Any]:

@@ -18,17 +18,18 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from perf.bench import plots as bench_plots
 from perf.bench import tables as bench_tables
 from perf.bench.scores import Sweep
-from perf.ladder import pictures as draw
-from perf.ladder import published as seeds
-from perf.ladder import report_page as page
-from perf.ladder import tables, targets, views
-from perf.ladder.record import FILE, Record, read_json
+from perf.common import formats
+from perf.common.files import read_json
+from perf.ladder import plots, published, report_page, tables, targets, views
+from perf.ladder.record import FILE, Record
+from perf.ladder.rungs_and_twins import MODES
 from perf.ladder.tasks import TF32_ROUNDING
 from perf.measure import environment
 from perf.measure.environment import ROOT
-from perf.measure.providers import CUBLAS, MODES
+from perf.measure.providers import CUBLAS
 from perf.pages import gpt as example_tables
 from triton_gemm.ladder import LADDER, Rung
 
@@ -74,7 +75,7 @@ def written() -> dict[Path, str]:
     results = Results.read(RESULTS)
     found = {path: filled(path.read_text(), results, path.parent) for path in PAGES}
     for record in results.records:
-        found[record.folder / page.FILE] = page.text(record, record.folder.glob("*.png"))
+        found[record.folder / report_page.FILE] = report_page.text(record, record.folder.glob("*.png"))
     for made, sweeps in bench_tables.by_place(results.sweeps):
         found[bench_tables.page_of(RESULTS, made)] = bench_tables.page(sweeps)
     return found
@@ -98,14 +99,14 @@ def _without_age(text: str) -> str:
 
 def rewrite() -> None:
     for record in Results.read(RESULTS).records:
-        draw.everything(record, record.folder)
+        plots.everything(record, record.folder)
     for path, text in written().items():
         path.write_text(text)
     for folder in RESULTS.glob(f"*/{bench_tables.FOLDER}/*"):
         sweeps = [read_json(path) for path in folder.glob("*.json")]
         points = bench_tables.points(sweeps)
         if len({point.mode for point in points}) > 1:  # one has nothing to be compared with
-            draw.precisions(points, bench_tables.where(sweeps[0]), folder / PICTURE)
+            bench_plots.precisions(points, bench_tables.where(sweeps[0]), folder / PICTURE)
 
 
 def filled(text: str, results: Results, folder: Path) -> str:
@@ -145,10 +146,10 @@ def _measured(rung: Rung, record: Record) -> Iterator[str]:
         yield f"{on} {step.own.get('failed') or step.own.get('absent')}"
         return
     size = views.ladder_size(record)
-    says = f"{on} {tables.number(step.tflops)} TFLOPS at {size} x {size} x {size}"
+    says = f"{on} {formats.number(step.tflops)} TFLOPS at {size} x {size} x {size}"
     share = step.share(step.own)
     if share:
-        says += f", {tables.percent(share)} of cuBLAS"
+        says += f", {formats.percent(share)} of cuBLAS"
     if step.twin_tflops:
         says += f"; {step.tflops / step.twin_tflops:.2f} times its fastest twin, `{step.twin}`"
     factor = next((factor for factor in views.factors(record) if factor.rung == rung), None)
@@ -168,7 +169,7 @@ def _picture(record: Record, file: str, says: str, folder: Path) -> str:
 def _made(record: Record, folder: Path) -> str:
     """What a ladder was measured on and with."""
     size = views.ladder_size(record)
-    report = f"[the whole report]({_link(record.folder / page.FILE, folder)})"
+    report = f"[the whole report]({_link(record.folder / report_page.FILE, folder)})"
     origin = environment.origin([record.environment], "ladder")
     return f"{environment.named(record.environment)}; M = N = K = {size}; {report}. {origin}"
 
@@ -200,13 +201,13 @@ def _targets(record: Record) -> str:
         (outcome.what, f"{outcome.wanted:.2f}", f"{outcome.measured:.2f}", "met" if outcome.met else "missed")
         for outcome in targets.outcomes(record)
     ]
-    return tables.table(["target", "wanted", "measured", ""], rows)
+    return formats.table(["target", "wanted", "measured", ""], rows)
 
 
 def _experiments(record: Record) -> str:
     return "\n\n".join(
         f"### {source.id}: {source.source}\n\n{tables.experiment(record, source)}"
-        for source in seeds.EXPERIMENTS
+        for source in published.EXPERIMENTS
         if source in views.measured_experiments(record)
     )
 
@@ -248,7 +249,7 @@ def _gpus(results: Results, folder: Path) -> str:
     facts = {gpu: _facts(reports.get(gpu), sweeps.get(gpu, [])) for gpu in sorted({*reports, *sweeps})}
     names = dict.fromkeys(name for found in facts.values() for name in found)
     rows = [[name, *(found.get(name) for found in facts.values())] for name in names]
-    return tables.table(["", *map(environment.short, facts)], rows) if facts else NOTHING
+    return formats.table(["", *map(environment.short, facts)], rows) if facts else NOTHING
 
 
 def _facts(record: Record | None, sweeps: list[Sweep]) -> dict[str, str]:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from perf.ladder import tables
-from perf.ladder.record import read_json
-from perf.ladder.tables import Cell
+from perf.common import formats
+from perf.common.files import read_json
+from perf.common.formats import Cell
 from perf.measure import environment
 from perf.measure.environment import slug
 
@@ -38,7 +38,7 @@ def rows(record: dict[str, Any]) -> list[list[Cell]]:
 
 def _row(case: dict[str, Any]) -> list[Cell]:
     variants, target = case["variants"], case["target"]
-    speeds = {name: "FAILED" if "failed" in v else tables.number(v["tokens_per_s"], 4) for name, v in variants.items()}
+    speeds = {name: "FAILED" if "failed" in v else formats.number(v["tokens_per_s"], 4) for name, v in variants.items()}
     ratios = [variants[name]["ratio"]["median"] if "ratio" in variants[name] else 0.0 for name in (OURS, OURS_COMPILED)]
     eager, compiled = (f"{ratio:.3f}" if ratio else None for ratio in ratios)
     return [
@@ -60,5 +60,5 @@ def gpt(records: Sequence[dict[str, Any]]) -> str:
     parts = []
     for record in records:
         parts.append(f"{model(record)}. {environment.origin([record['environment']], 'gpt')}")
-        parts.append(tables.table(COLUMNS, rows(record)))
+        parts.append(formats.table(COLUMNS, rows(record)))
     return "\n\n".join(parts) or NOTHING

@@ -8,8 +8,9 @@ import pytest
 
 from perf.bench import __main__ as bench
 from perf.bench import peers, scores
-from perf.bench.shapes import SUITES, Shape, Suite, cube
-from perf.ladder.record import read_json
+from perf.bench.shapes import Shape, cube
+from perf.bench.suites import SUITES, Suite
+from perf.common.files import read_json
 from perf.measure.providers import CUBLAS, OURS
 
 pytestmark = pytest.mark.gpu

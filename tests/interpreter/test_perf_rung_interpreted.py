@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from perf.ladder import by_hand
-from perf.measure import operands, providers, timer
+from perf.ladder import by_hand, rungs_and_twins
+from perf.measure import operands, timer
 from perf.measure.providers import CUBLAS
 from tests.fakes import take_gpu_away
 from triton_gemm.device import device_of_capability
@@ -80,12 +80,12 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     take_gpu_away(monkeypatch, operands, timer)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(by_hand, "INTERPRETED", False)
-    for module in (by_hand, providers):
+    for module in (by_hand, rungs_and_twins):
         monkeypatch.setattr(module, "device_info", lambda _: HOPPER)
     monkeypatch.setattr(by_hand.static, "capture", lambda *_: None)
-    monkeypatch.setattr(providers, "compile_together", lambda *_: None)
+    monkeypatch.setattr(rungs_and_twins, "compile_together", lambda *_: None)
     facts = {"registers": 158, "shared": 24576, "spills": 0}
-    monkeypatch.setattr(providers, "compiled", lambda *_: facts)
+    monkeypatch.setattr(rungs_and_twins, "compiled", lambda *_: facts)
 
 
 @pytest.mark.usefixtures("gpu")
@@ -115,7 +115,7 @@ def test_without_a_configuration_all_are_timed(capsys: pytest.CaptureFixture[str
 
 @pytest.mark.usefixtures("gpu")
 def test_what_is_wrong_is_not_timed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    right = providers.configured_provider
+    right = rungs_and_twins.configured_provider
 
     def half_wrong(rung: Rung, config: Any, *how: Any) -> timer.Provider:
         def call(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
@@ -124,7 +124,7 @@ def test_what_is_wrong_is_not_timed(capsys: pytest.CaptureFixture[str], monkeypa
 
         return timer.Provider(str(config), call) if config.BLOCK_M == 64 else right(rung, config, *how)
 
-    monkeypatch.setattr(providers, "configured_provider", half_wrong)
+    monkeypatch.setattr(rungs_and_twins, "configured_provider", half_wrong)
     assert by_hand.main(["k04", "--size", "48", "--config", "64x64x16", "--config", "32x32x32"]) == 1
     out = capsys.readouterr().out
     assert "64x64x16,4,1,8           failed: 48 results are not finite" in out

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
-from perf.bench.tables import Point
+from perf.common import formats
 from perf.common.style import (
     BLACK,
     CUBLAS_LOOK,
@@ -27,12 +27,10 @@ from perf.common.style import (
     plain_log,
     save,
 )
-from perf.ladder import curves, static, tables, views
-from perf.ladder import published as seeds
+from perf.ladder import curves, published, static, views
 from perf.ladder.record import Record
-from perf.measure.providers import CUBLAS, OURS
 
-TARGET_MARKS = "os^vP"
+ARCHITECTURE_MARKS = "os^vP"
 
 
 def everything(record: Record, folder: Path) -> list[Path]:
@@ -50,45 +48,6 @@ def everything(record: Record, folder: Path) -> list[Path]:
         if any("registers" in facts for facts in record["static"].values()):
             pictures += [static_resources(record, folder), static_ceilings(record, folder)]
     return pictures
-
-
-def precisions(points: Sequence[Point], where: str, path: Path) -> Path:
-    """Speed and error of every way to multiply, a row for each, the most exact first."""
-    least = {mode: min(p.error["norm"] for p in points if p.mode == mode) for mode in {p.mode for p in points}}
-    modes = sorted(least, key=lambda mode: (least[mode], mode))
-    with plt.rc_context(STYLE):
-        size = (8, 0.3 * len(modes) + 0.5)
-        figure, (speeds, errors) = plt.subplots(1, 2, figsize=size, sharey=True, width_ratios=(3, 2))
-        for row, mode in enumerate(modes):
-            own = [point.tflops for point in points if point.mode == mode]
-            speeds.plot(own, [row] * len(own), color=GREY, linewidth=1, zorder=1)
-            if least[mode] == 0:
-                across = errors.get_yaxis_transform()
-                errors.text(0.03, row, "0", transform=across, va="center", fontsize=LABEL_SIZE, color=GREY)
-        for provider, look in PROVIDER_LOOKS.items():
-            rows = [(modes.index(point.mode), point) for point in points if point.provider == provider]
-            speeds.plot([p.tflops for _, p in rows], [row for row, _ in rows], linestyle="", label=provider, **look)
-            inexact = [(row, point.error["norm"]) for row, point in rows if point.error["norm"]]
-            errors.plot([norm for _, norm in inexact], [row for row, _ in inexact], linestyle="", **look)
-        plain_log(speeds)
-        if any(least.values()):  # there is no logarithm of nothing but zeros
-            errors.set_xscale("log")
-        for axes in (speeds, errors):
-            axes.margins(x=0.1)
-            axes.set_ylim(len(modes) - 0.5, -0.5)
-            axes.tick_params(axis="y", length=0)
-        speeds.set_yticks(range(len(modes)), modes)
-        speeds.set_xlabel("TFLOPS of the product asked for (log scale)")
-        errors.set_xlabel("relative error (norm)")
-        speeds.set_title(f"Speed and error of each precision, M = N = K = 4096\n{where}")
-        legend_below(speeds)
-        return save(figure, path)
-
-
-PROVIDER_LOOKS: dict[str, dict[str, Any]] = {
-    OURS: {"color": TRITON, "marker": "o", "markersize": 8},
-    CUBLAS: {**CUBLAS_LOOK, "markersize": 4.5},
-}
 
 
 def ladder(record: Record, folder: Path) -> Path:
@@ -141,8 +100,8 @@ def _ladder_bar(axes: Axes, y: float, step: views.Step, result: dict[str, Any] |
     axes.barh(y, tflops, height=0.36, color=colour)
     shared = result.get("shared")
     cells = (
-        tables.number(tflops),
-        tables.percent(step.share(result)),
+        formats.number(tflops),
+        formats.percent(step.share(result)),
         result.get("registers"),
         f"{shared / 1024:.0f} KiB" if shared is not None else None,
         result.get("spills"),
@@ -152,7 +111,7 @@ def _ladder_bar(axes: Axes, y: float, step: views.Step, result: dict[str, Any] |
         axes.text(x, y, says, transform=axes.get_yaxis_transform(), fontsize=9, color=colour, va="center")
 
 
-def experiment(record: Record, source: seeds.Experiment, folder: Path) -> Path:
+def experiment(record: Record, source: published.Experiment, folder: Path) -> Path:
     """Speed-ups over the source's own naive kernel, here and as published; GFLOPS where the naive one has no time."""
     rows = [row for row in views.experiment(record, source) if row.time_ms]
     speedups = [row.speedup for row in rows if row.speedup]
@@ -160,10 +119,10 @@ def experiment(record: Record, source: seeds.Experiment, folder: Path) -> Path:
     here = speedups if has_naive else [row.gflops or 0.0 for row in rows]
     published = [row.published_speedup if has_naive else None for row in rows]
     columns = {
-        "here" if has_naive else "GFLOPS": [f"{tables.number(value)}{'x' if has_naive else ''}" for value in here],
-        "published": [f"{tables.number(value)}x" if value else None for value in published],
-        "ms here": [tables.number(row.time_ms) for row in rows],
-        "of cuBLAS": [tables.percent(row.cublas_share) for row in rows],
+        "here" if has_naive else "GFLOPS": [f"{formats.number(value)}{'x' if has_naive else ''}" for value in here],
+        "published": [f"{formats.number(value)}x" if value else None for value in published],
+        "ms here": [formats.number(row.time_ms) for row in rows],
+        "of cuBLAS": [formats.percent(row.cublas_share) for row in rows],
     }
     figure, axes = _pairs(
         [f"{row.kernel.id} {row.kernel.title}" for row in rows],
@@ -183,8 +142,8 @@ def factors(record: Record, folder: Path) -> Path:
         [f"{row.rung.id} over {row.over}" for row in rows],
         {"measured": (measured, TRITON), "predicted, before measuring": (predicted, GREY)},
         {
-            "predicted": [tables.number(value) for value in predicted],
-            "measured": [tables.number(value) for value in measured],
+            "predicted": [formats.number(value) for value in predicted],
+            "measured": [formats.number(value) for value in measured],
         },
     )
     axes.axvline(1, color=BLACK, linewidth=0.8, zorder=1)
@@ -242,7 +201,7 @@ def _static(record: Record, title: str, panels: dict[str, Any], path: Path) -> P
     """A panel for each fact, a row for each rung, a mark for each architecture."""
     rungs = views.static_defaults(record)
     seen = {target for facts in rungs.values() for target in facts}
-    targets = [target for target in static.TARGETS if target in seen]
+    targets = [target for target in static.ARCHITECTURES if target in seen]
     height = 0.5 * len(rungs) + 1
     figure, all_axes = plt.subplots(1, len(panels), figsize=(8, height), sharey=True, squeeze=False)
     for axes, (label, (key, scale)) in zip(all_axes[0], panels.items(), strict=True):
@@ -253,7 +212,7 @@ def _static(record: Record, title: str, panels: dict[str, Any], path: Path) -> P
                 for row, facts in enumerate(rungs.values())
                 if key in facts.get(target, {})
             ]
-            look = {"color": PALETTE[i], "marker": TARGET_MARKS[i], "markersize": 4.5}
+            look = {"color": PALETTE[i], "marker": ARCHITECTURE_MARKS[i], "markersize": 4.5}
             if points:
                 axes.plot(*zip(*points, strict=True), linestyle="", clip_on=False, zorder=3, label=target, **look)
         for row in range(0, len(rungs), 2):

@@ -1,0 +1,167 @@
+"""The ladder's rungs and their CUDA twins, as providers that the timer can time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from perf.ladder import static
+from perf.measure.operands import MODE_DTYPES
+from perf.measure.timer import Provider
+from reference_cuda import TWINS, LoadedTwin, TwinUnavailable, Variant, resources
+from triton_gemm import aot
+from triton_gemm.config import GemmConfig
+from triton_gemm.device import device_info
+from triton_gemm.ladder import LADDER, Rung
+from triton_gemm.ladder.rung import TUNERS
+from triton_gemm.problem import UnsupportedOperandError, aligned
+
+MODES = ("ieee", "tf32", "fp16", "bf16")
+MODE_TITLES = {
+    "ieee": "fp32 (IEEE)",
+    "tf32": "TF32",
+    "fp16": "fp16, fp32 sums",
+    "bf16": "bf16, fp32 sums",
+    "int32": "int32",
+}
+
+
+def rungs_of(mode: str, rungs: Iterable[Rung] = LADDER) -> list[Rung]:
+    """The rungs that multiply in a precision class."""
+    precision = "half" if mode in ("fp16", "bf16") else mode
+    return [rung for rung in rungs if rung.precision == precision and MODE_DTYPES[mode] in rung.dtypes]
+
+
+def rung_provider(rung: Rung, size: tuple[int, int, int], dtype: torch.dtype, *, inspect: bool) -> Provider:
+    """A rung with its tuned configuration; `inspect` adds what that was compiled to."""
+    capability = device_info(torch.device("cuda")).capability
+
+    def call(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+        rung.launch(a, b, c)
+
+    def refuse(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+        claims = ", ".join(f"sm_{major}{minor}" for major, minor in rung.capabilities)
+        raise NotImplementedError(f"claims {claims}; this GPU is sm_{capability[0]}{capability[1]}")
+
+    def details(*_: torch.Tensor) -> dict[str, Any]:
+        config = tuned_config(rung)
+        facts = compiled(rung, config, size, dtype, capability) if inspect else {}
+        return {"config": str(config), **facts}
+
+    return Provider(rung.name, call if runs_on(rung, capability) else refuse, details=details)
+
+
+def runs_on(rung: Rung, capability: tuple[int, int]) -> bool:
+    """Whether a rung claims this compute capability, or another of the same generation."""
+    return any(major == capability[0] for major, _ in rung.capabilities)
+
+
+def tuned_config(rung: Rung) -> GemmConfig:
+    """The configuration that the rung's autotuner used last; its only one where nothing is tuned."""
+    if rung.id not in TUNERS:
+        return rung.configs[0]
+    best = TUNERS[rung.id].best_config
+    return GemmConfig(**best.kwargs, num_warps=best.num_warps, num_stages=best.num_stages)
+
+
+def configured_provider(
+    rung: Rung, config: GemmConfig, size: tuple[int, int, int], dtype: torch.dtype, layout: str = "nn"
+) -> Provider:
+    """A rung in one configuration, and what that was compiled to; the GPU must be one that it runs on."""
+    capability = device_info(torch.device("cuda")).capability
+
+    def call(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+        rung.launch(a, b, c, config=config)
+
+    return Provider(str(config), call, details=lambda *_: compiled(rung, config, size, dtype, capability, layout))
+
+
+def compiled(
+    rung: Rung,
+    config: GemmConfig,
+    size: tuple[int, int, int],
+    dtype: torch.dtype,
+    capability: tuple[int, int],
+    layout: str = "nn",
+) -> dict[str, Any]:
+    """Registers, shared memory and spills of the kernel that multiplies."""
+    kernel = aot.compile_launch(static.capture(rung, config, size, dtype, layout), capability)
+    return {"registers": kernel.registers, "shared": kernel.shared, "spills": kernel.spills}
+
+
+def precompile(rungs: Iterable[Rung], size: tuple[int, int, int], dtype: torch.dtype) -> None:
+    """Compiles every configuration that tuning will try, on all cores at once; tuning itself has only one."""
+    M, N, K = size
+    a = torch.empty(M, K, dtype=dtype, device="cuda")
+    b = torch.empty(K, N, dtype=dtype, device="cuda")
+    c = torch.empty(M, N, dtype=dtype, device="cuda")
+    device = device_info(a.device)
+    chosen = [
+        (rung, config)
+        for rung in rungs
+        if runs_on(rung, device.capability)
+        for config in rung.legal_configs(device, dtype, aligned=aligned(a, b, c))
+    ]
+    compile_together(chosen, a, b, c)
+
+
+def compile_together(
+    chosen: Iterable[tuple[Rung, GemmConfig]], a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
+) -> None:
+    """Compiles what the rungs launch in these configurations, on all cores at once; who fails is left to fail later."""
+    launches: list[aot.Launch] = []
+    for rung, config in chosen:
+        try:
+            with aot.capture() as captured:
+                rung.launch(a, b, c, config=config)
+        except UnsupportedOperandError:
+            continue  # the rung does not take the operands: said when it is measured
+        launches += captured
+    index = torch.cuda.current_device()
+
+    def compile_one(launch: aot.Launch) -> None:
+        torch.cuda.set_device(index)  # the current device is a thread's own
+        try:
+            launch.kernel.warmup(grid=(1,), **launch.arguments)
+        except Exception:  # the autotuner meets the same error and logs it
+            return
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(compile_one, launches))
+
+
+def twin_provider(loaded: LoadedTwin, variant: Variant, resources: dict[str, Any]) -> Provider:
+    """A CUDA twin in one of its variants; `resources` is what its kernel takes."""
+    return Provider(
+        twin_name(loaded.twin.stem, variant),
+        lambda a, b, c: loaded.launch(a, b, c, variant=variant.name),
+        out_dtype=variant.out_dtype,
+        details=lambda *_: {"config": variant.params, **resources},
+    )
+
+
+def twin_name(stem: str, variant: Variant) -> str:
+    """The provider's name; `stem_of` gives the stem back."""
+    return f"{stem}/{variant.name}"
+
+
+def stem_of(provider: str) -> str:
+    return provider.partition("/")[0]
+
+
+def twin_resources(stem: str, arch: str) -> dict[str, dict[str, Any]]:
+    """Registers, shared memory and spilled bytes of each variant of a twin, as ptxas tells; empty without nvcc."""
+    try:
+        kernels = resources(stem, arch)
+    except TwinUnavailable:
+        return {}
+    found = {}
+    for variant in TWINS[stem].variants:
+        kernel = kernels[variant.kernel]
+        spills = kernel.spill_stores + kernel.spill_loads
+        found[variant.name] = {"registers": kernel.registers, "shared": kernel.shared, "spills": spills}
+    return found
