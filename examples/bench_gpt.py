@@ -34,7 +34,7 @@ try:
     from perf.common.files import write_json
     from perf.measure import environment
     from perf.measure.timer import interleave, percentiles, ratios
-    from perf.pages import gpt as example_tables
+    from perf.pages import gpt_tables
 except ModuleNotFoundError as error:
     if __name__ != "__main__":
         raise
@@ -61,12 +61,12 @@ class Variant:
 
 
 VARIANTS = (
-    Variant(example_tables.TORCH),
-    Variant(example_tables.OURS, ours=True),
-    Variant(example_tables.TORCH_COMPILED, compiled=True),
-    Variant(example_tables.OURS_COMPILED, ours=True, compiled=True),
+    Variant(gpt_tables.TORCH),
+    Variant(gpt_tables.OURS, ours=True),
+    Variant(gpt_tables.TORCH_COMPILED, compiled=True),
+    Variant(gpt_tables.OURS_COMPILED, ours=True, compiled=True),
 )
-BASELINES = {example_tables.OURS: example_tables.TORCH, example_tables.OURS_COMPILED: example_tables.TORCH_COMPILED}
+BASELINES = {gpt_tables.OURS: gpt_tables.TORCH, gpt_tables.OURS_COMPILED: gpt_tables.TORCH_COMPILED}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("error: this needs a CUDA GPU, and torch sees none here; --tiny runs in the interpreter", file=sys.stderr)
         return 2
     surroundings = environment.describe("gpt")
-    folder = given.out or example_tables.folder_of(environment.ROOT / "perf" / "results", surroundings)
+    folder = given.out or gpt_tables.folder_of(environment.RESULTS, surroundings)
     folder.mkdir(parents=True, exist_ok=True)
     config = GptConfig(context=given.context, layers=given.layers, heads=given.width // HEAD, width=given.width)
     record: dict[str, Any] = {"environment": surroundings, "config": asdict(config), "quick": given.quick, "cases": {}}
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         began = time.perf_counter()
         case = record["cases"][name] = measure()
         case["seconds"] = time.perf_counter() - began
-        write_json(folder / example_tables.FILE, record)
+        write_json(folder / gpt_tables.FILE, record)
         console.print(f"{name}: took {case['seconds']:.0f} s, compiling included", highlight=False)
     show(record, console)
     failures = [
@@ -139,7 +139,7 @@ def decoding(
 
     results = checked(logits)
     times(results, decode, rounds, steps, batch)
-    return {"tokens": batch, "target": example_tables.DECODE, "variants": results}
+    return {"tokens": batch, "target": gpt_tables.DECODE, "variants": results}
 
 
 def training(model: Gpt, batch: int, rounds: int, steps: int = 2) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def training(model: Gpt, batch: int, rounds: int, steps: int = 2) -> dict[str, A
 
     results = checked(gradient)
     times(results, train, rounds, steps, batch * model.config.context)
-    return {"tokens": batch * model.config.context, "target": example_tables.TRAINING, "variants": results}
+    return {"tokens": batch * model.config.context, "target": gpt_tables.TRAINING, "variants": results}
 
 
 # --- How ---
@@ -181,7 +181,7 @@ def checked(compute: Callable[[Variant], torch.Tensor]) -> dict[str, Any]:
         triton_gemm.report_routing(reset=True)
         with variant.routed():
             found = computed[variant.name] = compute(variant).float()
-        expected = computed[BASELINES.get(variant.name, example_tables.TORCH)]
+        expected = computed[BASELINES.get(variant.name, gpt_tables.TORCH)]
         error = float((found - expected).norm() / expected.norm())
         products = sum(count for (_, where), count in triton_gemm.report_routing().items() if where == "triton_gemm")
         result = results[variant.name] = {"error": error, "products": products}
@@ -244,10 +244,10 @@ def tiny(console: Console) -> int:
 
 
 def show(record: dict[str, Any], console: Console) -> None:
-    table = Table(title=f"tokens/s, {example_tables.model(record)}", title_justify="left")
-    for i, name in enumerate(example_tables.COLUMNS):
+    table = Table(title=f"tokens/s, {gpt_tables.model(record)}", title_justify="left")
+    for i, name in enumerate(gpt_tables.COLUMNS):
         table.add_column(name, justify="left" if i == 0 else "right")
-    for row in example_tables.rows(record):
+    for row in gpt_tables.rows(record):
         table.add_row(*("" if cell is None else str(cell) for cell in row))
     console.print(table)
 

@@ -1,4 +1,10 @@
-"""Measuring the ladder: the one timer, the report and what it draws. `python -m perf` lists the commands."""
+"""Everything that measures; `python -m perf` lists the commands.
+
+- `measure`: the one timer, and what it needs to be right: operands, errors, providers, the environment.
+- `ladder`: the rungs and their CUDA twins; `report.py` is its command. `bench`: `matmul` on suites of shapes.
+- `calibrate`: the constants of the cost model. `pages`: results as Markdown. `common`: what these rooms share.
+- `results`: what was measured, a folder for each GPU.
+"""
 
 import sys
 from pathlib import Path
@@ -21,11 +27,12 @@ def _lead_to_commands() -> None:
     """
     name = sys.orig_argv[-len(sys.argv)].removeprefix("-m").removeprefix("perf").removeprefix(".")
     commands = "\n".join(f"  python -m perf.{command:<17} {what}" for command, what in COMMANDS.items())
-    commands += "\n  python -m triton_gemm.ladder       one rung by hand"
+    commands += f"\n  python -m {'triton_gemm.ladder':<22} one rung by hand"
     if not name:
         print(f"{commands}\n\nEach has --help.")
         sys.exit(0)
-    if name not in COMMANDS and Path(__file__).with_name(f"{name.replace('.', '/')}.py").exists():
+    path = Path(__file__).parent.joinpath(*name.split("."))
+    if name not in COMMANDS and (path.with_suffix(".py").exists() or (path / "__init__.py").exists()):
         print(
             f"error: perf.{name} does nothing by itself, other modules use it; what runs:\n{commands}", file=sys.stderr
         )

@@ -34,7 +34,6 @@ except ModuleNotFoundError as error:
         raise
     sys.exit(f"error: {error}; pip install -e '.[dev]', or `make report`, which installs what it needs")
 
-ROOT = environment.ROOT
 DTYPES = {"fp32": "ieee", "tf32": "tf32", "fp16": "fp16", "bf16": "bf16"}
 
 
@@ -80,7 +79,7 @@ def measure(record: Record, options: tasks.Options, console: Console) -> None:
 
 def default_folder(gpu: str | None) -> Path:
     """Results of a GPU belong to the project; facts that every machine can find again do not."""
-    return ROOT / "perf" / "results" / environment.slug(gpu) if gpu else ROOT / "build" / "report-no-gpu"
+    return environment.RESULTS / environment.slug(gpu) if gpu else environment.ROOT / "build" / "report-no-gpu"
 
 
 def parse(arguments: Sequence[str] | None) -> tuple[tasks.Options, Path | None, bool]:

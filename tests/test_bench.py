@@ -24,6 +24,8 @@ from perf.measure import environment, operands, timer
 from perf.measure.operands import Check, Operands, Problem
 from perf.measure.providers import CUBLAS, OURS
 from perf.pages import __main__ as pages
+from perf.pages import blocks
+from perf.pages.results import Results
 from tests.fakes import take_gpu_away
 from triton_gemm import aot
 from triton_gemm.problem import UnsupportedOperandError
@@ -191,10 +193,10 @@ def test_committed_sweeps_are_found_by_gpu_and_version(tmp_path: Path, monkeypat
         ("3.6.0", 5),
         ("3.10.0", None),
     ]
-    monkeypatch.setattr(pages, "RESULTS", tmp_path)
+    monkeypatch.setattr(environment, "RESULTS", tmp_path)
     monkeypatch.setattr(pages, "PAGES", ())
-    monkeypatch.setattr(pages.draw, "precisions", None)  # there is nothing to draw
-    versions = pages.filled(BLOCK.format("bench-versions"), pages.Results.read(tmp_path), tmp_path)
+    monkeypatch.setattr(pages.bench_plots, "precisions", None)  # there is nothing to draw
+    versions = blocks.filled(BLOCK.format("bench-versions"), Results.read(tmp_path), tmp_path)
     assert versions.index("Triton 3.6.0") < versions.index("Triton 3.10.0")
     assert "| square unseen 5 |" in versions
     pages.rewrite()
@@ -219,7 +221,7 @@ def committed(results: Path, gpu: str, version: str, sweep: dict[str, Any], **ma
 
 def test_a_column_for_each_gpu_with_its_newest_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = keys("square", 2)
-    monkeypatch.setattr(pages, "RESULTS", tmp_path)
+    monkeypatch.setattr(environment, "RESULTS", tmp_path)
     monkeypatch.setattr(environment, "source_hash", lambda _: "today")
     first, second = ("NVIDIA H100 80GB HBM3", "3.10.0"), ("NVIDIA H200", "3.9.0")
     committed(tmp_path, first[0], "3.6.0", made_up("square", {one: 3.0}))
@@ -228,7 +230,7 @@ def test_a_column_for_each_gpu_with_its_newest_triton(tmp_path: Path, monkeypatc
     committed(tmp_path, *first, made_up("mid", dict.fromkeys(keys("mid", 2), 1.5)), **old)
     committed(tmp_path, *second, made_up("host", dict.fromkeys(keys("host", 2), 0.5)), sources="today")
     committed(tmp_path, *second, made_up("square", {one: 0.5}), sources="today")
-    table = pages.filled(BLOCK.format("bench"), pages.Results.read(tmp_path), tmp_path / "docs")
+    table = blocks.filled(BLOCK.format("bench"), Results.read(tmp_path), tmp_path / "docs")
     head, _, *rows = (line for line in table.splitlines() if line.startswith("| "))
     assert head == "| suite | over | target | H100 80GB HBM3 | H200 |"
     assert rows == [
@@ -259,8 +261,8 @@ def test_the_page_of_a_version_names_the_commit_of_every_suite(monkeypatch: pyte
 
 
 def test_every_committed_sweep_is_on_a_page() -> None:
-    for made, sweeps in bench_tables.by_place(bench_tables.committed(pages.RESULTS)):
-        page = bench_tables.page_of(pages.RESULTS, made).read_text()
+    for made, sweeps in bench_tables.by_place(bench_tables.committed(environment.RESULTS)):
+        page = bench_tables.page_of(environment.RESULTS, made).read_text()
         assert all(f"\n## {sweep['suite']}\n" in page for sweep in sweeps)
         assert all(f"\n| {key} | " in page for sweep in sweeps for key in sweep["shapes"])
 

@@ -27,7 +27,7 @@ from triton_gemm.problem import GemmProblem
 from triton_gemm.select import Candidate, Selection, select
 
 HOPPER = device_of_capability((9, 0))
-COMMITTED = environment.ROOT / "perf" / "results" / "h100-80gb-hbm3" / calibrate.FILE
+COMMITTED = environment.RESULTS / "h100-80gb-hbm3" / calibrate.FILE
 TINY = (Shape(72, 64, 64, layout="nt"), Shape(64, 64, 192, batch=3))
 SURROUNDINGS: dict[str, Any] = {"gpu": "NVIDIA Made-up GPU", "capability": [9, 0], "num_sms": 132}
 

@@ -14,8 +14,8 @@ import torch
 from examples import bench_gpt
 from perf.common.files import write_json
 from perf.measure import environment
-from perf.pages import __main__ as pages
-from perf.pages import gpt as example_tables
+from perf.pages import blocks, gpt_tables
+from perf.pages.results import Results
 
 
 def record() -> dict[str, Any]:
@@ -28,33 +28,33 @@ def record() -> dict[str, Any]:
         "environment": {"gpu": "NVIDIA H100", "torch": "2.11", "triton": "3.6.0", "cuda": "13.0"},
         "config": {"layers": 12, "width": 1024, "vocabulary": 50304},
         "cases": {
-            "decode, batch 1": {"target": example_tables.DECODE, "variants": variants},
-            "training, 8 x 1024": {"target": example_tables.TRAINING, "variants": variants},
+            "decode, batch 1": {"target": gpt_tables.DECODE, "variants": variants},
+            "training, 8 x 1024": {"target": gpt_tables.TRAINING, "variants": variants},
         },
     }
 
 
 def test_rows() -> None:
-    decode, training = example_tables.rows(record())
+    decode, training = gpt_tables.rows(record())
     assert decode == ["decode, batch 1", "1,000", "1,000", "1.000", "2,000", "2,200", "1.100", "1.05", "missed"]
     assert training[-2:] == ["1.00", "met"]
 
 
 def test_a_failure_is_shown_and_misses() -> None:
     found = record()
-    found["cases"]["decode, batch 1"]["variants"][example_tables.OURS] = {"failed": "differs"}
-    assert example_tables.rows(found)[0][2:4] == ["FAILED", None]
-    assert example_tables.rows(found)[0][-1] == "missed"
+    found["cases"]["decode, batch 1"]["variants"][gpt_tables.OURS] = {"failed": "differs"}
+    assert gpt_tables.rows(found)[0][2:4] == ["FAILED", None]
+    assert gpt_tables.rows(found)[0][-1] == "missed"
 
 
 def test_pages_show_what_is_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "RESULTS", tmp_path)
+    monkeypatch.setattr(environment, "RESULTS", tmp_path)
     text = "<!-- results:gpt -->\n<!-- /results -->"
-    assert example_tables.NOTHING in pages.filled(text, pages.Results.read(tmp_path), tmp_path)
-    folder = example_tables.folder_of(tmp_path, record()["environment"])
+    assert gpt_tables.NOTHING in blocks.filled(text, Results.read(tmp_path), tmp_path)
+    folder = gpt_tables.folder_of(tmp_path, record()["environment"])
     folder.mkdir(parents=True)
-    write_json(folder / example_tables.FILE, record())
-    filled = pages.filled(text, pages.Results.read(tmp_path), tmp_path)
+    write_json(folder / gpt_tables.FILE, record())
+    filled = blocks.filled(text, Results.read(tmp_path), tmp_path)
     assert "NVIDIA H100, torch 2.11, Triton 3.6.0" in filled and "| 2,200 | 1.100 | 1.05 | missed |" in filled
     assert "bf16. Commit not recorded, sources not recorded.\n" in filled
 
@@ -64,13 +64,13 @@ def test_readme_has_the_newest_triton_of_each_gpu(tmp_path: Path, monkeypatch: p
     for gpu, version in (("NVIDIA H100", "3.6.0"), ("NVIDIA H100", "3.10.0"), ("NVIDIA H200", "3.9.0")):
         found = record()
         found["environment"] |= {"gpu": gpu, "triton": version, "commit": "abc", "sources": version}
-        folder = example_tables.folder_of(tmp_path, found["environment"])
+        folder = gpt_tables.folder_of(tmp_path, found["environment"])
         folder.mkdir(parents=True)
-        write_json(folder / example_tables.FILE, found)
-    results = pages.Results.read(tmp_path)
+        write_json(folder / gpt_tables.FILE, found)
+    results = Results.read(tmp_path)
     assert environment.newest(results.models[::-1]) == results.models[:0:-1]
-    blocks = [f"<!-- results:{name} -->\n<!-- /results -->" for name in ("gpt", "gpt-versions")]
-    newest, every = (pages.filled(block, results, tmp_path) for block in blocks)
+    texts = [f"<!-- results:{name} -->\n<!-- /results -->" for name in ("gpt", "gpt-versions")]
+    newest, every = (blocks.filled(text, results, tmp_path) for text in texts)
     assert [newest.count(f"Triton {version}") for version in ("3.6.0", "3.10.0", "3.9.0")] == [0, 1, 1]
     assert every.index("Triton 3.6.0") < every.index("Triton 3.10.0") < every.index("NVIDIA H200")
     assert "Commit `abc`, sources `3.9.0` (changed since)." in newest

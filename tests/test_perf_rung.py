@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from perf.ladder import by_hand
+from perf.ladder import by_hand, by_hand_arguments
 from triton_gemm.config import GemmConfig
 from triton_gemm.ladder import LADDER, Rung
 
@@ -43,16 +43,16 @@ def command(
 @BY_RUNG
 def test_a_configuration_is_read_as_it_is_written(rung: Rung) -> None:
     for config in rung.configs:
-        assert by_hand.config_of(rung, by_hand.spelled(config)) == config
+        assert by_hand_arguments.config_of(rung, by_hand_arguments.spelled(config)) == config
 
 
 def test_what_a_configuration_leaves_out_comes_from_the_list() -> None:
     k06, k08 = RUNGS["k06"], RUNGS["k08"]
-    assert by_hand.config_of(k06, "128x64x16,4,3") == GemmConfig(128, 64, 16, 8, 4, 3)
-    assert by_hand.config_of(k08, "64x64x64") == GemmConfig(64, 64, 64, 8, 8, 4)  # as it is on the list
-    assert by_hand.config_of(k08, "32x64x64,2") == GemmConfig(32, 64, 64, 8, 2, 3)  # of no tile there
-    assert by_hand.config_of(RUNGS["k03"], "64x32x32") == GemmConfig(64, 32, 32, None, 4, 1)
-    assert by_hand.config_of(RUNGS["k02"], "256,2") == GemmConfig(BLOCK_N=256, num_warps=2)
+    assert by_hand_arguments.config_of(k06, "128x64x16,4,3") == GemmConfig(128, 64, 16, 8, 4, 3)
+    assert by_hand_arguments.config_of(k08, "64x64x64") == GemmConfig(64, 64, 64, 8, 8, 4)  # as it is on the list
+    assert by_hand_arguments.config_of(k08, "32x64x64,2") == GemmConfig(32, 64, 64, 8, 2, 3)  # of no tile there
+    assert by_hand_arguments.config_of(RUNGS["k03"], "64x32x32") == GemmConfig(64, 32, 32, None, 4, 1)
+    assert by_hand_arguments.config_of(RUNGS["k02"], "256,2") == GemmConfig(BLOCK_N=256, num_warps=2)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_without_an_argument_it_lists_the_rungs_and_says_how_to_go_on(capsys: py
 def test_a_list_can_be_typed_in_again(rung: Rung, capsys: pytest.CaptureFixture[str]) -> None:
     assert by_hand.main([rung.name, "--list"]) == 0
     _, *configs = capsys.readouterr().out.splitlines()
-    assert tuple(by_hand.config_of(rung, line.strip()) for line in configs) == rung.configs
+    assert tuple(by_hand_arguments.config_of(rung, line.strip()) for line in configs) == rung.configs
 
 
 def test_list_alone_lists_all(capsys: pytest.CaptureFixture[str]) -> None:

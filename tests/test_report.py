@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import json
-import math
 import os
 import shlex
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +16,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perf import COMMANDS
 from perf import report as climb
 from perf.bench import plots as bench_plots
 from perf.bench import tables as bench_tables
 from perf.common import formats, style
 from perf.ladder import (
-    counters,
     curves,
-    interpret,
     plots,
     prediction,
     published,
@@ -40,97 +33,23 @@ from perf.ladder import (
     views,
 )
 from perf.ladder.record import SECTIONS, Record
-from perf.measure import environment, numerics, operands, roofline, timer
+from perf.measure import environment
 from perf.measure.operands import Problem
 from perf.measure.providers import CUBLAS
 from perf.pages import __main__ as pages
-from reference_cuda import TWINS, LoadedTwin
-from tests.fakes import take_gpu_away
-from tests.test_rooms import imports
+from perf.pages.results import Results
+from reference_cuda import TWINS
+from tests.perf_records import OPTIONS, SURROUNDINGS, made_up_record
 from triton_gemm.config import GemmConfig
 from triton_gemm.ladder import LADDER
-from triton_gemm.problem import UnsupportedOperandError
-
-ROOT = Path(__file__).parent.parent
-SURROUNDINGS: dict[str, Any] = {
-    "date": "2026-01-01T00:00:00+00:00",
-    "python": "3.12.0",
-    "torch": "2.11.0",
-    "triton": "3.6.0",
-    "cuda": "13.0",
-    "commit": "abc1234",
-    "sources": "0" * 12,
-    "gpu": "Made-up GPU",
-    "capability": [9, 0],
-    "num_sms": 132,
-    "l2_bytes": 50 << 20,
-    "memory_bytes": 80 << 30,
-    "driver": "580.0",
-    "power_limit_w": 700.0,
-}
-OPTIONS = tasks.Options(LADDER, True, ("ieee", "tf32", "fp16", "bf16"), tasks.SIZES, False, False)
-PEAK = {"ieee": 50.0, "tf32": 380.0, "fp16": 700.0, "bf16": 700.0, "int32": 5.0}
-
-
-def made_up_result(problem: Problem, name: str, share: float) -> dict[str, Any]:
-    size = problem.M
-    tflops = PEAK[problem.mode] * share * size**2 / (size**2 + 1500**2)
-    median = problem.flop / tflops / 1e9
-    spread = {"median": median, "p20": 0.98 * median, "p80": 1.03 * median}
-    ratio = {"median": share, "p20": share, "p80": share} if problem.mode != "int32" else None
-    facts = {"config": "128x128x32 group 8 8 warps 3 stages", "registers": 128, "shared": 98304, "spills": 0}
-    error = {"norm": 2.7e-4, "componentwise": 4e-7, "bound": 0.01, "vs_torch": 1.0}
-    return {"time_ms": spread, "ratio": ratio, "call_us": 15.0, "error": error, "rounds": 5, "repeats": 5, **facts}
-
-
-def made_up_problem(problem: Problem, names: list[str]) -> dict[str, Any]:
-    clocks = {"clocks_sm": 1755, "clocks_mem": 2619}
-    results = {}
-    for name in names:
-        place = [rung.name for rung in LADDER].index(name) if name.startswith("k") else len(name) % 7
-        share = 1.0 if name == CUBLAS else 0.02 * 1.4**place
-        results[name] = made_up_result(problem, name, share)
-    return {
-        "M": problem.M,
-        "N": problem.N,
-        "K": problem.K,
-        "mode": problem.mode,
-        "hot": problem.hot,
-        "seed": 0,
-        "budget_s": tasks.BUDGET_S,
-        "clocks_before": clocks,
-        "clocks_after": clocks,
-        "providers": results,
-    }
 
 
 @pytest.fixture
 def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Record:
-    """A complete record of a GPU that does not exist."""
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
-    monkeypatch.setattr("perf.ladder.rungs_and_twins.device_info", lambda _: environment_device())
-    made = Record(tmp_path, dict(SURROUNDINGS))
-    twins = {stem: LoadedTwin(twin, sys) for stem, twin in TWINS.items()}
-    for stem in TWINS:
-        made["twins"][stem] = {"variants": {}}
-    for mode, size in itertools.product(OPTIONS.modes, OPTIONS.sizes):
-        problem = Problem(size, size, size, mode)
-        names = [p.name for p in tasks.sweep_providers(problem, OPTIONS, twins, made)]
-        made.put_problem(problem.key, made_up_problem(problem, names))
-    for problem, names in tasks.experiment_problems():
-        chosen = names if problem.mode == "int32" else [CUBLAS, *names]
-        made.put_problem(problem.key, made_up_problem(problem, chosen))
-    made.put("ceilings", "measured", {"copy_tbs": 2.9, "copy_bytes": 1 << 30, "sm_clock_mhz": 1755})
-    row = {"norm": 3e-4, "componentwise": 4e-5, "bound": 0.1, "vs_torch": 1.0, "toward_zero": 1e-5}
-    made.put("experiments", tasks.TF32_ROUNDING, {"size": 4096, "cuBLAS": row, "k07, operands truncated": row})
-    made.put("experiments", tasks.COUNTERS, {"unavailable": "ncu (Nsight Compute) is not on PATH"})
-    return made
+    return made_up_record(tmp_path, monkeypatch)
 
 
-def environment_device() -> Any:
-    from triton_gemm.device import device_of_capability
-
-    return device_of_capability((9, 0))
+ROOT = Path(__file__).parent.parent
 
 
 def test_everything_is_drawn_and_said(record: Record) -> None:
@@ -222,7 +141,7 @@ def test_no_text_lies_on_another_in_any_picture(
         bench_plots.precisions(made_up_points(), "Made-up GPU", tmp_path / "precision.png")
         assert {"static-resources.png", "static-ceilings.png", "precision.png"} <= figures.keys()
     else:
-        committed = pages.Results.read(pages.RESULTS).main
+        committed = Results.read(environment.RESULTS).main
         assert committed is not None
         plots.everything(committed, tmp_path)
     assert {name: overlapping(figure) for name, figure in figures.items() if overlapping(figure)} == {}
@@ -328,7 +247,7 @@ def test_committed_records_are_drawn_again_without_a_gpu(
     record.folder = tmp_path / "made-up"
     record.folder.mkdir()
     record.save()
-    monkeypatch.setattr(pages, "RESULTS", tmp_path)
+    monkeypatch.setattr(environment, "RESULTS", tmp_path)
     monkeypatch.setattr(pages, "PAGES", ())
     pages.rewrite()
     written = (record.folder / "report.md").read_text()
@@ -398,161 +317,6 @@ def test_targets_are_decided_from_the_record(record: Record) -> None:
     assert any("k11_warp_specialised" in line for line in targets.suspicious(record))
 
 
-class FakeGpu:
-    """A clock that only moves when a kernel runs."""
-
-    def __init__(self) -> None:
-        self.order: list[str] = []
-
-    def kernel(self, name: str, times: list[float]) -> timer.Stopwatch:
-        remaining = itertools.cycle(times)
-
-        def start() -> Any:
-            self.order.append(name)
-            took = next(remaining)
-            return lambda: took
-
-        return start
-
-
-def test_providers_take_turns_and_ratios_are_taken_round_by_round() -> None:
-    gpu = FakeGpu()
-    # The GPU slows down by half midway: ratios must not notice.
-    starts = {"base": gpu.kernel("base", [2.0, 2.0, 4.0, 4.0]), "own": gpu.kernel("own", [1.0, 1.0, 2.0, 2.0])}
-    times = timer.interleave(starts, 4)
-    assert gpu.order == ["base", "own", "own", "base"] * 2
-    assert timer.ratios(times, "own", "base") == [2.0] * 4
-    spread = timer.percentiles([1.0, 2.0, 3.0, 4.0, 100.0])
-    assert spread["median"] == 3.0
-    assert spread["p20"] < 3.0 < spread["p80"]
-
-
-def test_slow_providers_get_few_rounds_and_every_operand_set_is_used() -> None:
-    assert timer.round_count(round_ms=10.0, budget_s=0.2, bounds=(3, 40)) == 20
-    assert timer.round_count(round_ms=5000.0, budget_s=0.2, bounds=(3, 40)) == 3
-    assert timer.round_count(round_ms=0.0, budget_s=0.2, bounds=(3, 40)) == 40
-    assert timer.repeats(estimate_ms=300.0, sets=1) == 1
-    assert timer.repeats(estimate_ms=300.0, sets=4) == 4
-    assert timer.repeats(estimate_ms=0.01, sets=4) == timer.MAX_REPEATS
-    l2 = 50 << 20
-    assert operands.set_count(size=3 << 20, l2=l2, free=80 << 30) * (3 << 20) >= 2 * l2
-    assert operands.set_count(size=1 << 30, l2=l2, free=80 << 30) == 1
-    assert operands.set_count(size=3 << 20, l2=l2, free=30 << 20) == 4
-
-
-def test_the_check_accepts_torch_and_refuses_a_dropped_tail() -> None:
-    generator = torch.Generator().manual_seed(0)
-    a = operands.draw((65, 47), torch.float32, generator)
-    b = operands.draw((47, 33), torch.float32, generator)
-    check = operands.Check(Problem(65, 33, 47, "ieee"), a, b)
-    error, complaint = check.verdict(a @ b)
-    assert complaint is None
-    assert error["vs_torch"] == pytest.approx(1.0)
-    assert check.verdict(a[:, :46] @ b[:46])[1] is not None
-    assert "not finite" in str(check.verdict(torch.full((65, 33), math.nan))[1])
-    slightly_off = (a @ b) * (1 + 1e-6)
-    assert "torch's own" in str(check.verdict(slightly_off)[1])
-    assert check.verdict(slightly_off, torchs=True)[1] is None
-
-
-def test_the_check_of_integers_is_exact() -> None:
-    generator = torch.Generator().manual_seed(0)
-    a, b = (operands.draw(shape, torch.int32, generator) for shape in ((9, 7), (7, 5)))
-    check = operands.Check(Problem(9, 5, 7, "int32"), a, b)
-    c = a @ b
-    assert check.verdict(c)[1] is None
-    c[3, 2] += 1
-    assert check.verdict(c)[1] == "1 results differ"
-
-
-@pytest.fixture
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets the timer work on the CPU, where providers compute and nothing is timed."""
-    take_gpu_away(monkeypatch, operands, timer)
-    monkeypatch.setattr(environment, "clocks", dict)
-
-
-def product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
-    c.copy_(a @ b)
-
-
-def dropped_tail(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
-    c.copy_(a[:, :-1] @ b[:-1])
-
-
-def unwritten_row(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
-    c[1:] = (a @ b)[1:]
-
-
-def not_taken(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
-    raise UnsupportedOperandError("rows are not aligned")
-
-
-def broken(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
-    raise RuntimeError("PassManager::run failed")
-
-
-@pytest.mark.usefixtures("no_gpu")
-def test_only_what_passes_its_check_is_timed(tmp_path: Path) -> None:
-    problem = Problem(48, 40, 72, "ieee")
-    calls = {CUBLAS: product, "right": product, "tail": dropped_tail, "row": unwritten_row}
-    subjects = [timer.Provider(name, call) for name, call in calls.items()]
-    subjects += [timer.Provider("absent", not_taken), timer.Provider("broken", broken)]
-    measured = timer.measure(problem, subjects, CUBLAS, budget_s=0.01)
-    results = measured["providers"]
-    assert {name for name, result in results.items() if "time_ms" in result} == {CUBLAS, "right"}
-    assert results["right"]["ratio"]["median"] == 1.0
-    assert results["right"]["error"]["bound"] < 1
-    assert "bound" in results["tail"]["failed"]
-    assert "not finite" in results["row"]["failed"]
-    assert results["absent"] == {"absent": "rows are not aligned"}
-    assert results["broken"]["failed"] == "RuntimeError: PassManager::run failed"
-    made = Record(tmp_path, dict(SURROUNDINGS))
-    made.put_problem(problem.key, measured)
-    assert [line.partition(" ")[0] for line in made.failures()] == ["tail", "row", "broken"]
-
-
-@pytest.mark.usefixtures("no_gpu")
-@pytest.mark.parametrize("mode", ["fp16", "int32"])
-def test_other_precisions_are_measured(mode: str) -> None:
-    problem = Problem(16, 24, 40, mode)
-    providers = [timer.Provider("right", product)]
-    result = timer.measure(problem, providers, None, budget_s=0.01)["providers"]["right"]
-    assert result["time_ms"]["median"] == 1.0
-    assert result["ratio"] is None
-
-
-@pytest.mark.parametrize("mode", ["fp16", "bf16"])
-def test_the_bound_holds_for_torch_and_is_not_loose_beyond_the_rounding(mode: str) -> None:
-    dtype = operands.MODE_DTYPES[mode]
-    generator = torch.Generator().manual_seed(1)
-    a, b = (operands.draw(shape, dtype, generator) for shape in ((40, 300), (300, 24)))
-    c0 = operands.draw((40, 24), dtype, generator)
-    expected = numerics.reference(a, b, c0, 0.5, -2.0)
-    bound = numerics.error_bound(a, b, c0, 0.5, -2.0, mode, dtype)
-    rounded = expected.to(dtype)
-    assert bool(((rounded.double() - expected).abs() <= bound).all())
-    assert bool(((rounded.double() - expected).abs().max() / bound.max()) > 0.2)
-
-
-def test_blas_rules_of_the_reference() -> None:
-    nan = torch.full((3, 3), math.nan)
-    ones = torch.ones(3, 3)
-    assert bool((numerics.reference(nan, nan, ones, 0.0, 2.0) == 2).all())
-    assert bool((numerics.reference(ones, ones, nan, 1.0, 0.0) == 3).all())
-
-
-def test_rooflines() -> None:
-    assert roofline.intensity(4096, 4096, 4096, 4) == pytest.approx(4096 / 6)
-    assert roofline.attainable_tflops(10.0, 60.0, 3.0) == 30.0
-    assert roofline.attainable_tflops(100.0, 60.0, 3.0) == 60.0
-    h100 = roofline.TYPICAL[9, 0]
-    assert roofline.unit_peak_tflops((9, 0), "fp16", h100.num_sms, h100.clock_ghz) == pytest.approx(989, rel=0.01)
-    assert roofline.unit_peak_tflops((9, 0), "tf32", h100.num_sms, h100.clock_ghz) == pytest.approx(495, rel=0.01)
-    a100 = roofline.TYPICAL[8, 0]
-    assert roofline.unit_peak_tflops((8, 0), "ieee", a100.num_sms, a100.clock_ghz) == pytest.approx(19.5, rel=0.01)
-
-
 def test_predicted_ceilings_follow_the_tile() -> None:
     small = GemmConfig(BLOCK_M=128, BLOCK_N=128, BLOCK_K=64, num_warps=8, num_stages=3)
     large = GemmConfig(BLOCK_M=128, BLOCK_N=256, BLOCK_K=64, num_warps=8, num_stages=3)
@@ -565,232 +329,6 @@ def test_predicted_ceilings_follow_the_tile() -> None:
     assert coalesced.tflops == pytest.approx(16.5 * naive.tflops)
     assert prediction.blocks_per_sm(registers=128, shared=0, num_warps=8, capability=(9, 0)) == 2
     assert prediction.blocks_per_sm(registers=32, shared=100 << 10, num_warps=4, capability=(9, 0)) == 2
-
-
-def test_pages_show_the_results_that_are_committed() -> None:
-    assert pages.stale() == []
-
-
-NONE = pages.Results([], [], [])
-
-
-def test_pages_are_filled_between_their_markers_only(record: Record, tmp_path: Path) -> None:
-    text = "before\n<!-- results:ladder -->\nold\n<!-- /results -->\nafter\n"
-    results = pages.Results([record], [], [])
-    filled = pages.filled(text, results, tmp_path)
-    assert filled.startswith("before\n<!-- results:ladder -->\n")
-    assert filled.endswith("<!-- /results -->\nafter\n")
-    assert "old" not in filled
-    assert "k11 " in filled
-    assert pages.filled(filled, results, tmp_path) == filled
-    with pytest.raises(ValueError, match="no block"):
-        pages.filled(text.replace("ladder", "nonsense"), results, tmp_path)
-
-
-@pytest.mark.parametrize("name", pages.BLOCKS)
-def test_a_block_without_results_says_so(name: str, tmp_path: Path) -> None:
-    text = f"<!-- results:{name} -->\n<!-- /results -->\n"
-    assert "committed yet" in pages.filled(text, NONE, tmp_path)
-
-
-def second_gpu(record: Record, folder: Path, factor: float) -> Record:
-    """The same ladder on an H200, measured later, with all but cuBLAS `factor` times as fast."""
-    made = {"gpu": "NVIDIA H200", "triton": "3.9.0", "date": "2026-06-01T00:00:00+00:00", "commit": None}
-    data = json.loads(json.dumps(record.data))
-    data["environment"] |= made
-    data["ceilings"]["measured"]["copy_tbs"] = 4.3
-    for problem in data["problems"].values():
-        for name, result in problem["providers"].items():
-            if name != CUBLAS:
-                result["time_ms"] = {key: value / factor for key, value in result["time_ms"].items()}
-    folder.mkdir()
-    (folder / "results.json").write_text(json.dumps(data))
-    return Record.read(folder)
-
-
-def block(name: str, results: pages.Results, folder: Path) -> str:
-    return pages.filled(f"<!-- results:{name} -->\n<!-- /results -->", results, folder)
-
-
-def test_two_gpus_stand_side_by_side(record: Record, tmp_path: Path) -> None:
-    other = second_gpu(record, tmp_path / "h200", 2.0)
-    alone, both = pages.Results([record], [], []), pages.Results([record, other], [], [])
-    table = block("ladders", both, tmp_path)
-    header = next(line for line in table.splitlines() if line.startswith("| rung"))
-    per_gpu = "Made-up GPU, TFLOPS | of cuBLAS | rung / twin | H200, TFLOPS | of cuBLAS | rung / twin |"
-    assert header == f"| rung | precision | {per_gpu}"
-    k03 = next(line.split(" | ") for line in table.splitlines() if line.startswith("| k03"))
-    assert float(k03[5]) == pytest.approx(2 * float(k03[2]), rel=0.01)
-    assert f"[the whole report]({os.path.relpath(record.folder, tmp_path)}/report.md)" in table.replace("](r", "](./r")
-    assert "[the whole report](h200/report.md). Commit not recorded, sources `000000000000`" in table
-    assert "NVIDIA H200, torch 2.11.0, Triton 3.9.0, CUDA 13.0" in table
-    # The newest picture, both GPUs' words and tables for a rung; what docs/ladder.md explains stays the first GPU's.
-    assert "](h200/ladder.png)" in block("picture", both, tmp_path)
-    assert "Made-up GPU" in block("picture", alone, tmp_path)
-    for name in ("roofline", "factors", "targets", "sweep-ieee"):
-        assert block(name, both, tmp_path) == block(name, alone, tmp_path)
-        assert "Made-up GPU" in block(name, both, tmp_path)
-    rung = block("k03", both, tmp_path)
-    assert "**Measured** on Made-up GPU: " in rung
-    assert "**Measured** on H200: " in rung
-    assert block("ladder", both, tmp_path).count("| k03 blocked | ieee |") == 2
-
-
-def test_what_differs_between_the_gpus_is_read_from_their_records(record: Record, tmp_path: Path) -> None:
-    both = pages.Results([record, second_gpu(record, tmp_path / "h200", 1.0)], [], [])
-    rows = [line.strip("| ").split(" | ") for line in block("gpus", both, tmp_path).splitlines() if "|" in line]
-    table = {name: cells for name, *cells in rows}
-    assert rows[0][-2:] == ["Made-up GPU", "H200"]
-    assert table["copy, read and written, TB/s"] == ["2.9", "4.3"]
-    assert table["SMs"] == ["132", "132"]
-    assert float(table["best cuBLAS fp16, TFLOPS"][0]) > 600
-    sweep = {"suite": "decode", "copy_tbs": 2.8, "shapes": {}, "environment": {**SURROUNDINGS, "gpu": "Third"}}
-    only_bench = block("gpus", pages.Results([record], [sweep], []), tmp_path)
-    assert "| copy, as suite `decode` measured it, TB/s |  | 2.8 |" in only_bench
-
-
-@pytest.fixture
-def page_of_two(record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A page and a folder of results of a project that does not exist; both GPUs' sources are today's."""
-    results = tmp_path / "results"
-    results.mkdir()
-    record.folder = results / "made-up-gpu"
-    record.folder.mkdir()
-    record.environment["sources"] = "1" * 12
-    record.save()
-    second_gpu(record, results / "h200", 2.0)
-    target = tmp_path / "README.md"
-    target.write_text("<!-- results:ladders -->\n<!-- /results -->\n")
-    monkeypatch.setattr(pages, "RESULTS", results)
-    monkeypatch.setattr(pages, "PAGES", (target,))
-    monkeypatch.setattr(environment, "source_hash", lambda _: "1" * 12)
-    return target
-
-
-def test_pages_say_when_the_sources_changed_and_are_not_stale_for_that(
-    page_of_two: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert set(pages.stale()) == {page_of_two, *(pages.RESULTS / gpu / "report.md" for gpu in ("made-up-gpu", "h200"))}
-    assert pages.main(["--check"]) == 1
-    assert "is stale: python -m perf.pages" in capsys.readouterr().err
-    assert pages.main([]) == 0
-    assert pages.main(["--check"]) == 0
-    assert "Commit `abc1234`, sources `111111111111`." in page_of_two.read_text()
-    assert "Commit not recorded, sources `111111111111`." in page_of_two.read_text()
-    report = pages.RESULTS / "made-up-gpu" / "report.md"
-    assert "- Commit `abc1234`, sources `111111111111`\n" in report.read_text()
-
-    monkeypatch.setattr(environment, "source_hash", lambda _: "2" * 12)
-    assert pages.stale() == []
-    pages.rewrite()
-    assert page_of_two.read_text().count("sources `111111111111` (changed since).") == 2
-    assert "- Commit `abc1234`, sources `111111111111` (changed since)\n" in report.read_text()
-    assert pages.stale() == []
-    report.unlink()
-    assert pages.stale() == [report]
-
-
-def test_each_commit_and_source_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "source_hash", {"bench": "today"}.__getitem__)
-    made = [{"commit": "abc", "sources": "today"}, {"commit": None, "sources": "old"}, {}]
-    expected = (
-        "Commit `abc`, sources `today`; commit not recorded, sources `old` (changed since); "
-        "commit not recorded, sources not recorded."
-    )
-    assert environment.origin([*made, *made], "bench") == expected
-
-
-def git(folder: Path, *arguments: str) -> str:
-    identity = ("-c", "user.name=nobody", "-c", "user.email=nobody@example.com")
-    return subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout
-
-
-needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
-
-
-@pytest.fixture
-def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project of one file in git, which `environment` takes for its own."""
-    found = (tmp_path / "checkout").resolve()
-    found.mkdir()
-    (found / "kernel.py").write_text("fast = True\n")
-    git(found, "init", "--quiet")
-    git(found, "add", ".")
-    git(found, "commit", "--quiet", "--message", "all")
-    monkeypatch.setattr(environment, "ROOT", found)
-    monkeypatch.delenv(environment.COMMIT, raising=False)
-    return found
-
-
-@needs_git
-def test_a_record_names_the_commit_and_whether_files_differ_from_it(checkout: Path) -> None:
-    commit = git(checkout, "rev-parse", "--short", "HEAD").strip()
-    assert environment.commit() == commit
-    (checkout / "perf" / "results").mkdir(parents=True)
-    (checkout / "perf" / "results" / "new.json").write_text("{}")
-    assert environment.commit() == commit
-    (checkout / "kernel.py").write_text("fast = False\n")
-    assert environment.commit() == f"{commit}+"
-
-
-@needs_git
-def test_a_copy_is_told_its_commit(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a repository of its own, of another commit, as without one or inside of another's."""
-    inside = checkout / "copy"
-    inside.mkdir()
-    (tmp_path / "copy").mkdir()
-    for root in (checkout, tmp_path / "copy", inside):
-        monkeypatch.setattr(environment, "ROOT", root.resolve())
-        monkeypatch.setenv(environment.COMMIT, "fedcba9")
-        assert environment.commit() == "fedcba9"
-        for nothing in ("", " "):
-            monkeypatch.setenv(environment.COMMIT, nothing)
-            assert (environment.commit() is None) is (root != checkout)
-
-
-@pytest.mark.parametrize("measured", environment.SOURCES)
-def test_the_hash_follows_what_is_measured(measured: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert environment.describe(measured)["sources"] == environment.source_hash(measured)
-    for name in environment.SOURCES[measured]:
-        source = ROOT / name
-        assert source.exists()
-        target = tmp_path / name
-        if source.is_dir():
-            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
-        else:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(source, target)
-    monkeypatch.setattr(environment, "ROOT", tmp_path)
-    hashed = environment.source_hash.__wrapped__
-    before = environment.source_hash(measured)
-    assert hashed(measured) == before
-    (tmp_path / "README.md").write_text("other words")
-    assert hashed(measured) == before
-    for name in ("triton_gemm/ladder/k06_pipelined.py", "perf/measure/timer.py"):
-        with (tmp_path / name).open("a") as file:
-            file.write("# changed\n")
-        assert hashed(measured) != before
-        before = hashed(measured)
-    kernel = tmp_path / "triton_gemm" / "kernels" / "fma.py"
-    assert kernel.exists() == (measured != "ladder")
-
-
-def test_the_hash_of_the_ladder_holds_all_that_its_rungs_import() -> None:
-    covered = environment.SOURCES["ladder"]
-    waiting = [ROOT / "triton_gemm" / "ladder" / "__init__.py"]
-    seen: set[Path] = set()
-    while waiting:
-        path = waiting.pop()
-        if path in seen:
-            continue
-        seen.add(path)
-        for _, module in imports(path, ROOT):
-            target = ROOT.joinpath(*module.split("."))
-            if module.startswith("triton_gemm.") and not target.is_dir():
-                waiting.append(target.with_suffix(".py"))
-    names = {path.relative_to(ROOT).as_posix() for path in seen if path.exists()}
-    assert {"triton_gemm/ladder/k11_warp_specialised.py", "triton_gemm/config.py"} <= names
-    assert [name for name in names if not name.startswith(covered)] == []
 
 
 def report(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -842,70 +380,6 @@ def test_flags_that_choose_nothing_are_refused(
     with pytest.raises(SystemExit):
         climb.parse(["--rungs", "k01,k02", "--dtype", "fp16"])
     assert "none of the rungs of --rungs multiplies fp16" in capsys.readouterr().err
-
-
-MODULES = {
-    ".".join(path.relative_to(ROOT / "perf").with_suffix("").parts).removesuffix(".__main__"): path
-    for path in (ROOT / "perf").rglob("*.py")
-    if path.stem != "__init__"
-}
-PACKAGES = [name for name, path in MODULES.items() if path.stem == "__main__"]
-
-
-def run_module(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", name, *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-
-
-def test_commands_are_what_can_be_run() -> None:
-    assert {name for name, path in MODULES.items() if '__name__ == "__main__"' in path.read_text()} == set(COMMANDS)
-    listed = run_module("perf")
-    assert listed.returncode == 0
-    assert all(f"python -m perf.{name} " in listed.stdout for name in COMMANDS)
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        importlib.import_module(f"perf.{name}{'.__main__' * (name in PACKAGES)}").main(["--help"])
-    assert exit_.value.code == 0
-    assert f"perf{'/' if name == 'report' else '.'}{name}" in capsys.readouterr().out
-
-
-def test_a_module_that_is_no_command_leads_to_those() -> None:
-    for name in MODULES.keys() - COMMANDS.keys():
-        for arguments in ([], ["--help"]):
-            done = run_module(f"perf.{name}", *arguments)
-            assert done.returncode == 2
-            assert f"perf.{name} does nothing by itself" in done.stderr
-            assert "python -m perf.bench " in done.stderr
-    assert "No module named perf.nonsense" in run_module("perf.nonsense").stderr
-
-
-@pytest.mark.parametrize(
-    ("main", "arguments", "complaint"),
-    [
-        (counters.main, "", "STEM"),
-        (counters.main, "c99 a 64", "invalid choice: 'c99'"),
-        (counters.main, "c03_shared_tiled nonsense 64", "no variant 'nonsense' of c03_shared_tiled; there are"),
-        (counters.main, "c03_shared_tiled fp32_32 0", "SIZE: a whole number from 1 on, not '0'"),
-        (interpret.main, "k01 k99", "no rung k99; there are k01"),
-        (interpret.main, "k01", "set TRITON_INTERPRET=1"),
-    ],
-)
-def test_mistaken_calls_of_other_commands_are_refused(
-    main: Callable[[list[str]], Any], arguments: str, complaint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        main(arguments.split())
-    assert exit_.value.code == 2
-    assert complaint in capsys.readouterr().err
-
-
-def test_counting_needs_a_gpu(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert counters.main(["c03_shared_tiled", "fp32_32", "64"]) == 2
-    assert "needs a CUDA GPU" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -15,10 +15,10 @@ TREES = ("triton_gemm", "reference_cuda", "perf", "examples", "tests")
 # are always allowed; everything else that a room may import is named here, other packages included.
 TYPES = {"problem", "device", "config"}
 TRITON = {"torch", "triton", "compat"}
+ROOMS_OF_PERF = {"perf.common", "perf.measure"}
 TABLE: dict[str, set[str]] = {
     "triton_gemm": TYPES
-    | {"api", "nn", "grouped", "routing", "scaled", "explanation", "ops", "precision", "plan", "select"}
-    | {"tuning"},
+    | {"api", "nn", "grouped", "routing", "scaled", "explanation", "ops", "precision", "plan", "select"},
     "routing": {"torch", "compat", "device", "ops", "plan", "precision"},
     "nn": {"torch", "api", "checks", "precision", "problem"},
     "api": TYPES | {"torch", "compat", "precision", "checks", "plan", "select", "ops"},
@@ -36,22 +36,25 @@ TABLE: dict[str, set[str]] = {
     "compat": {"torch", "triton"},
     "driver": set(),
     "aot": TRITON,
-    "select": TYPES | {"torch", "precision", "cost_model", "kernels", "tuned"},
+    "select": TYPES | {"torch", "precision", "cost_model", "kernels"},
     "workspace": {"torch", "driver"},
     "plan": TYPES | TRITON | {"driver", "precision", "select", "kernels", "workspace"},
-    "tuning": TYPES | TRITON | {"cost_model", "kernels", "ladder"},
-    "tuned": set(),
     "kernels": TYPES | TRITON | {"precision", "ladder"},
     "ladder": TYPES | TRITON | {"driver"},
-    "triton_gemm.ladder.__main__": {"perf"},
-    "cli": TYPES | {"torch", "triton", "triton_gemm", "api", "plan", "select", "tuning"},
+    "triton_gemm.ladder.__main__": {"perf.ladder"},
     "reference_cuda": {"torch"},
-    "perf": {
-        *("torch", "triton", "numpy", "matplotlib", "rich"),
-        *("triton_gemm.*", "reference_cuda", "perf.measure.numerics"),
-    },
+    "perf": {"torch", "rich", "ladder", *ROOMS_OF_PERF, "perf.ladder"},
+    "perf.common": {"numpy", "matplotlib", "rich"},
+    "perf.measure": {"torch", "triton", "numpy", "triton_gemm.*", "perf.measure.numerics"},
     "perf.measure.numerics": {"torch"},
-    "examples": {"torch", "rich", "triton_gemm", "perf", "examples.gpt"},
+    "perf.ladder": {
+        *("torch", "triton", "numpy", "matplotlib", "rich"),
+        *("triton_gemm.*", "reference_cuda", "perf.measure.numerics", *ROOMS_OF_PERF),
+    },
+    "perf.bench": {"torch", "triton", "matplotlib", "rich", "triton_gemm.*", *ROOMS_OF_PERF},
+    "perf.calibrate": {"torch", "numpy", "rich", "triton_gemm.*", *ROOMS_OF_PERF, "perf.bench"},
+    "perf.pages": {"ladder", *ROOMS_OF_PERF, "perf.ladder", "perf.bench"},
+    "examples": {"torch", "rich", "triton_gemm", *ROOMS_OF_PERF, "perf.pages", "examples.gpt"},
     "examples.gpt": {"torch"},
     "tests": {
         *("torch", "triton", "numpy", "pytest", "hypothesis"),
@@ -59,7 +62,7 @@ TABLE: dict[str, set[str]] = {
     },
 }
 # Other tests take nothing of perf but its arithmetic, and of the examples but the models; these test the rest.
-TESTS_OF_PERF = re.compile(r"test_(perf|report|bench)\w*\.py")
+TESTS_OF_PERF = re.compile(r"(test_)?(perf|report|bench)\w*\.py")
 # Beyond imports: select is pure, and must give the same answer where there is no GPU.
 NEVER_NAMES = {"select": "torch.cuda"}
 
@@ -129,7 +132,7 @@ def violations(root: Path) -> list[str]:
             found.append(f"{where}: there is no room '{room}' in the table")
             continue
         for line, target in imports(path, root):
-            tests_perf = room_of(target) in ("perf", "examples") and TESTS_OF_PERF.fullmatch(path.name)
+            tests_perf = target.split(".")[0] in ("perf", "examples") and TESTS_OF_PERF.fullmatch(path.name)
             if not may_import(room, target) and not tests_perf:
                 found.append(f"{where}:{line}: '{room}' may not import {target}")
             number = rung_number(module)
@@ -181,6 +184,7 @@ def test_the_walk_sees_this_tree() -> None:
         ("examples/bench_gpt.py", "from triton_gemm import ops", "not import triton_gemm.ops"),
         ("tests/test_a.py", "from examples import bench_gpt", "'tests' may not import examples.bench_gpt"),
         ("perf/measure/numerics.py", "from perf import bench", "'perf.measure.numerics' may not import perf.bench"),
+        ("perf/measure/timer.py", "from perf.ladder import views", "'perf.measure' may not import perf.ladder"),
         ("tests/test_a.py", "import pandas", "'tests' may not import pandas"),
         ("tests/test_a.py", "from perf import bench", "'tests' may not import perf.bench"),
     ],
@@ -203,10 +207,10 @@ def test_a_planted_violation_is_caught(tmp_path: Path, path: str, line: str, com
         ("triton_gemm/ladder/__init__.py", "from . import k01_naive, k11_warp_specialized"),
         ("triton_gemm/ladder/k04_group.py", "from .k03_tile import launch\nfrom .rung import Rung"),
         ("triton_gemm/ladder/k04_group.py", "import triton.language as tl\nfrom ..config import GemmConfig"),
-        ("perf/report.py", "import rich.progress\nimport triton_gemm.ladder\nimport reference_cuda"),
+        ("perf/ladder/tasks.py", "import rich.progress\nimport triton_gemm.ladder\nimport reference_cuda"),
         ("tests/gpu/test_b.py", "import triton_gemm.aot\nfrom perf.measure.numerics import reference"),
         ("triton_gemm/ladder/__main__.py", "import sys\nfrom perf.ladder.by_hand import main"),
-        ("examples/bench_gpt.py", "import triton_gemm\nfrom examples.gpt import Gpt\nfrom perf import timer"),
+        ("examples/bench_gpt.py", "import triton_gemm\nfrom examples.gpt import Gpt\nfrom perf.measure import timer"),
         ("tests/gpu/test_c.py", "from examples.gpt import Gpt"),
         ("tests/test_perf_bench.py", "from perf import bench, numerics"),
     ],

@@ -39,7 +39,6 @@ except ModuleNotFoundError as error:
         raise
     sys.exit(f"error: {error}; pip install -e '.[dev]'")
 
-RESULTS = environment.ROOT / "perf" / "results"
 WIDE = 200  # columns where there is no terminal
 SHAPE_WIDTH, CELL_WIDTH = 34, 10
 
@@ -68,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if surroundings["gpu"] is None:
         print("error: a sweep needs a CUDA GPU, and torch sees none here; --list shows what there is", file=sys.stderr)
         return 2
-    folder = call.out or bench_tables.folder_of(RESULTS, surroundings)
+    folder = call.out or bench_tables.folder_of(environment.RESULTS, surroundings)
     files = {suite.name: call.json or folder / sweep.file_name(suite, call.options) for suite in call.suites}
     try:
         for file in files.values():

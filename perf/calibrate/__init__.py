@@ -1,0 +1,1 @@
+"""`python -m perf.calibrate`: measures what the cost model predicts, and fits its constants."""

@@ -55,7 +55,6 @@ except ModuleNotFoundError as error:
         raise
     sys.exit(f"error: {error}; pip install -e '.[dev]'")
 
-RESULTS = environment.ROOT / "perf" / "results"
 FILE = "calibration.json"
 MODE = "bf16"
 WIDE = 160  # columns where there is no terminal
@@ -537,7 +536,7 @@ def run_measure(out: Path | None, limit: int | None, console: Console) -> int:
     if surroundings["gpu"] is None or surroundings["capability"] != [9, 0]:
         print("error: `measure` needs a GPU that is sm_90, which the kernel is for", file=sys.stderr)
         return 2
-    out = out or RESULTS / environment.slug(surroundings["gpu"]) / FILE
+    out = out or environment.RESULTS / environment.slug(surroundings["gpu"]) / FILE
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         failures = measure(shapes_to_measure(limit), out, surroundings, console)

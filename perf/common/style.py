@@ -18,16 +18,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.transforms import ScaledTranslation
 
-from reference_cuda import TWINS
-from triton_gemm.ladder import LADDER
-
 # Okabe and Ito's colours, which are told apart with any colour vision; without yellow, which is too pale for a line,
 # and without black, which is cuBLAS's.
 PALETTE = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#0072B2", "#D55E00")
 TRITON, CUDA = PALETTE[4], PALETTE[5]
 BLACK, GREY, PALE = "#000000", "#6b6b6b", "#f0f0f0"
 CUBLAS_LOOK: dict[str, Any] = {"color": BLACK, "marker": "D"}  # in every picture, and nothing else's
-TWIN_MARKS = "s^vP"  # of the twins of one rung, in their order; a rung's own is a circle
 STYLE = {
     "font.size": 10,
     "axes.titlesize": 11,
@@ -45,19 +41,6 @@ STYLE = {
 }
 LABEL_SIZE = 9
 NOTE_SIZE = 8.5
-
-
-def rung_look(name: str) -> dict[str, Any]:
-    """Colour, mark and line of a rung: neighbours on the ladder differ in colour."""
-    place = [rung.name for rung in LADDER].index(name)
-    return {"color": PALETTE[place % len(PALETTE)], "marker": "o", "linestyle": "-"}
-
-
-def twin_look(stem: str) -> dict[str, Any]:
-    """Colour, mark and line of a CUDA twin: its rung's colour, a mark of its own, dashed."""
-    rung = next(rung for rung in LADDER if rung.id == TWINS[stem].rung)
-    siblings = [other for other, twin in TWINS.items() if twin.rung == rung.id]
-    return {**rung_look(rung.name), "marker": TWIN_MARKS[siblings.index(stem)], "linestyle": "--"}
 
 
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:

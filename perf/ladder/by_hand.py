@@ -9,13 +9,11 @@ Exit status: 1 if a configuration fails or is wrong, 2 for a mistake in the call
 
 from __future__ import annotations
 
-import argparse
 import math
-import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -25,6 +23,19 @@ from perf.common import formats, progress
 from perf.common.formats import Cell
 from perf.common.progress import Task
 from perf.ladder import interpret, rungs_and_twins, static
+from perf.ladder.by_hand_arguments import (
+    BUDGET_S,
+    EXAMPLES,
+    NAMES,
+    PROGRAM,
+    SIZE,
+    Call,
+    MistakeError,
+    Size,
+    parse,
+    spelled,
+)
+from perf.ladder.static import architecture
 from perf.measure import providers, timer
 from perf.measure.numerics import mode_of
 from perf.measure.operands import Operands, Problem
@@ -36,50 +47,12 @@ from triton_gemm.device import DeviceInfo, device_info, device_of_capability
 from triton_gemm.ladder import LADDER, Rung
 from triton_gemm.problem import UnsupportedOperandError, aligned
 
-Size = tuple[int, int, int]
-
-PROGRAM = "python -m triton_gemm.ladder"
-EXAMPLES = f"""\
-examples:
-  {PROGRAM}                                     the rungs
-  {PROGRAM} k06 --list                          what k06's autotuner explores
-  {PROGRAM} k06 --size 2048                     all of that, measured
-  {PROGRAM} k06 --config 128x64x16,4,3          one configuration, on the rung's list or not
-  {PROGRAM} k08 --shape 4096x1400x4096 --layout nt --dtype bf16
-  {PROGRAM} k11 --arch sm_90                    what the compiler makes of k11, without a GPU
-"""
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
-LAYOUTS = ("nn", "nt", "tn", "tt")
-SIZE = 4096
 SMALL: Size = (96, 128, 64)  # for the interpreter, where the shape asked for is too large
 INTERPRETED_MOST = 256**3  # M N K that the interpreter is given; more takes it minutes
-BUDGET_S = 0.2
 PACE = timer.Pace(patience_s=0.5, check_rows=1024, extras=False)
 CONFIG_WIDTH, CELL_WIDTH = 24, 10
 STATIC = ("registers", "shared KiB", "spills")
 TIMED = ("ms", "TFLOPS", "of cuBLAS", "error", *STATIC)
-
-
-class MistakeError(Exception):
-    """A call that cannot be followed; the text is the sentence that says why."""
-
-
-@dataclass(frozen=True)
-class Call:
-    """What the command line asks for; None is what the machine or the rung decides.
-
-    configs: empty for all legal ones; arch: a compute capability to compile for, and to time nothing.
-    """
-
-    rung: Rung | None
-    listing: bool
-    shape: Size | None
-    dtype: torch.dtype | None
-    layout: str
-    configs: tuple[GemmConfig, ...]
-    arch: tuple[int, int] | None
-    budget_s: float | None
 
 
 @dataclass(frozen=True)
@@ -97,7 +70,9 @@ class Work:
         """What `call` asks for on `device`; raises MistakeError where that cannot run."""
         shape, dtype = call.shape or (SIZE, SIZE, SIZE), call.dtype or rung.dtypes[0]
         if not rungs_and_twins.runs_on(rung, device.capability):
-            raise MistakeError(f"{rung.id} runs on {_claims(rung)}, not on {device.name} ({_arch(device.capability)})")
+            raise MistakeError(
+                f"{rung.id} runs on {_claims(rung)}, not on {device.name} ({architecture(device.capability)})"
+            )
         for config in call.configs:
             why = rung.illegal(config, device, dtype)
             if why is not None:
@@ -137,7 +112,7 @@ class Lines:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    call = parse(arguments)
+    call = parse(arguments, __doc__)
     console = Console()
     if call.rung is None or call.listing:
         show_rungs(call, console)
@@ -292,7 +267,7 @@ def _explained(call: Call, work: Work, shape: Size, device: DeviceInfo) -> list[
     of_error = f"error: in Triton's interpreter at {M} x {N} x {K}, against fp64."
     if not work.rung.interpretable:
         of_error = "error: none, since Triton's interpreter does not know Gluon."
-    of_facts = f"registers, shared memory, spills: compiled for {_arch(device.capability)}."
+    of_facts = f"registers, shared memory, spills: compiled for {architecture(device.capability)}."
     return [why, of_error] if INTERPRETED else [why, of_error, of_facts]
 
 
@@ -330,116 +305,7 @@ def say(console: Console, text: str, style: str = "") -> None:
     console.print(Text(text, style=style), soft_wrap=True)
 
 
-def spelled(config: GemmConfig) -> str:
-    """A configuration as `--config` takes it: 128x64x16,4,3,8."""
-    tile = "x".join(str(size) for name, size in config.meta().items() if name != "GROUP_M")
-    launch = [config.num_warps, config.num_stages, *([] if config.GROUP_M is None else [config.GROUP_M])]
-    return ",".join([tile, *map(str, launch)])
-
-
-def config_of(rung: Rung, text: str) -> GemmConfig:
-    """`spelled` backwards. What is left out comes from the first configuration of the rung that agrees with the rest,
-    else from its first; raises MistakeError where the text is none of the rung's kind."""
-    fields = list(rung.configs[0].meta())
-    tile = [name for name in fields if name != "GROUP_M"]
-    rest = ["num_warps", "num_stages", *(["GROUP_M"] if "GROUP_M" in fields else [])]
-    sizes, *launch = text.split(",")
-    numbers = [sizes.split("x"), launch]
-    if not all(re.fullmatch("[0-9]+", n) for part in numbers for n in part) or not (
-        len(numbers[0]) == len(tile) and len(launch) <= len(rest)
-    ):
-        form = f"{'x'.join(tile)}[,warps[,stages{'[,group]' if len(rest) > 2 else ''}]]"
-        raise MistakeError(f"{rung.id} takes --config {form}, as {spelled(rung.configs[0])}, not {text!r}")
-    given = dict(zip([*tile, *rest], map(int, [*numbers[0], *launch]), strict=False))
-    agrees = (c for c in rung.configs if all(getattr(c, name) == value for name, value in given.items()))
-    return replace(next(agrees, rung.configs[0]), **given)
-
-
-class Parser(argparse.ArgumentParser):
-    """Says a mistake in one sentence."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message}\n")
-
-
-def parse(arguments: Sequence[str] | None) -> Call:
-    parser = Parser(
-        prog=PROGRAM, description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("rung", nargs="?", metavar="RUNG", help=f"{LADDER[0].id} to {LADDER[-1].id}; without: a list")
-    parser.add_argument("--list", action="store_true", help="show the configurations of the rung, or of all; run none")
-    shape = parser.add_mutually_exclusive_group()
-    shape.add_argument("--size", type=_size, metavar="N", help=f"M = N = K, default {SIZE}")
-    shape.add_argument("--shape", type=_shape, metavar="MxNxK", help="C is M x N, and a sum has K products")
-    parser.add_argument(
-        "--config",
-        action="append",
-        default=[],
-        metavar="MxNxK[,warps[,stages[,group]]]",
-        help="tile and launch parameters, once or several times; default all that the GPU can run. A strip, as in k01 "
-        "and k02, has one size. What is left out comes from the rung's first configuration that agrees",
-    )
-    parser.add_argument("--dtype", choices=DTYPES, help="of A, B and C, where the rung takes several")
-    parser.add_argument("--layout", choices=LAYOUTS, default="nn", help="A and B: n row-major, t column-major")
-    parser.add_argument("--arch", metavar="sm_90", help="time nothing; show what the rung compiles to there")
-    parser.add_argument(
-        "--budget", type=_seconds, metavar="SECONDS", help=f"of timing a configuration, default {BUDGET_S}"
-    )
-    given = parser.parse_args(arguments)
-    known = {key: rung for rung in LADDER for key in (rung.id, rung.name)}
-    if given.rung is not None and given.rung not in known:
-        parser.error(f"no rung {given.rung!r}; there are {', '.join(rung.id for rung in LADDER)}")
-    rung = known.get(given.rung)
-    others = [name for name in ("size", "shape", "config", "dtype", "arch", "budget") if getattr(given, name)]
-    others += ["layout"] if given.layout != "nn" else []
-    if others and (rung is None or given.list):
-        needs = "name a rung" if rung is None else "leave out --list"
-        parser.error(f"--{others[0]} is for running a rung: {needs}")
-    if rung is None:
-        return Call(None, given.list, None, None, "nn", (), None, None)
-    dtype = DTYPES[given.dtype] if given.dtype else None
-    if dtype is not None and dtype not in rung.dtypes:
-        parser.error(f"{rung.id} takes {' and '.join(NAMES[d] for d in rung.dtypes)}, not {given.dtype}")
-    arches = {_arch(capability): capability for capability in rung.capabilities}
-    if given.arch is not None and given.arch not in arches:
-        parser.error(f"{rung.id} compiles for {', '.join(arches)}, not {given.arch!r}")
-    try:
-        configs = tuple(dict.fromkeys(config_of(rung, text) for text in given.config))
-    except MistakeError as mistake:
-        parser.error(str(mistake))
-    size = None if given.size is None else (given.size,) * 3
-    arch = None if given.arch is None else arches[given.arch]
-    return Call(rung, given.list, given.shape or size, dtype, given.layout, configs, arch, given.budget)
-
-
-def _size(text: str) -> int:
-    if not re.fullmatch("[1-9][0-9]{0,5}", text):
-        raise argparse.ArgumentTypeError(f"a size is a whole number from 1 to 999999, not {text!r}")
-    return int(text)
-
-
-def _shape(text: str) -> Size:
-    if not re.fullmatch("[1-9][0-9]*(x[1-9][0-9]*){2}", text):
-        raise argparse.ArgumentTypeError(f"a shape is three whole numbers from 1 on, as 4096x2048x1024, not {text!r}")
-    M, N, K = map(int, text.split("x"))
-    return M, N, K
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"a number of seconds above 0, not {text!r}")
-    return seconds
-
-
-def _arch(capability: tuple[int, int]) -> str:
-    return f"sm_{capability[0]}{capability[1]}"
-
-
 def _claims(rung: Rung) -> str:
     """The architectures it is for, in words."""
-    first, *others = map(_arch, rung.capabilities)
+    first, *others = map(architecture, rung.capabilities)
     return f"{first} and newer" if others else first

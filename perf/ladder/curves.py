@@ -18,16 +18,17 @@ from perf.common.style import (
     CUBLAS_LOOK,
     LABEL_SIZE,
     PALE,
+    PALETTE,
     label_ends,
     note,
-    rung_look,
     save,
-    twin_look,
 )
 from perf.ladder import views
 from perf.ladder.record import Record
 from perf.ladder.rungs_and_twins import MODE_TITLES, stem_of
 from perf.measure.providers import CUBLAS
+from reference_cuda import TWINS
+from triton_gemm.ladder import LADDER
 
 SWEEP_COLUMNS = (
     "size",
@@ -41,6 +42,7 @@ SWEEP_COLUMNS = (
     "error",
     "config",
 )
+TWIN_MARKS = "s^vP"  # of the twins of one rung, in their order; a rung's own is a circle
 TWINS_DASHED = "Solid: rungs in Triton; dashed: their twins in CUDA C++. "
 BANDS = "Lines are medians, bands go from the 20th to the 80th percentile of the rounds."
 HOLLOW = (
@@ -126,6 +128,19 @@ def _sweep_table(problems: dict[int, dict[str, Any]], names: Sequence[str], path
                 rows.append((size, provider, *(f"{figure:.4g}" for figure in figures), result.get("config", "")))
     with path.open("w", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows([SWEEP_COLUMNS, *rows])
+
+
+def rung_look(name: str) -> dict[str, Any]:
+    """Colour, mark and line of a rung: neighbours on the ladder differ in colour."""
+    place = [rung.name for rung in LADDER].index(name)
+    return {"color": PALETTE[place % len(PALETTE)], "marker": "o", "linestyle": "-"}
+
+
+def twin_look(stem: str) -> dict[str, Any]:
+    """Colour, mark and line of a CUDA twin: its rung's colour, a mark of its own, dashed."""
+    rung = next(rung for rung in LADDER if rung.id == TWINS[stem].rung)
+    siblings = [other for other, twin in TWINS.items() if twin.rung == rung.id]
+    return {**rung_look(rung.name), "marker": TWIN_MARKS[siblings.index(stem)], "linestyle": "--"}
 
 
 MODE_MARKS = {"ieee": "o", "tf32": "s", "fp16": "^"}

@@ -44,8 +44,8 @@ def rung_provider(rung: Rung, size: tuple[int, int, int], dtype: torch.dtype, *,
         rung.launch(a, b, c)
 
     def refuse(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
-        claims = ", ".join(f"sm_{major}{minor}" for major, minor in rung.capabilities)
-        raise NotImplementedError(f"claims {claims}; this GPU is sm_{capability[0]}{capability[1]}")
+        claims = ", ".join(map(static.architecture, rung.capabilities))
+        raise NotImplementedError(f"claims {claims}; this GPU is {static.architecture(capability)}")
 
     def details(*_: torch.Tensor) -> dict[str, Any]:
         config = tuned_config(rung)

@@ -19,9 +19,16 @@ from triton_gemm.ladder import Rung
 
 SIZE = (4096, 4096, 4096)
 CAPABILITIES = ((8, 0), (8, 9), (9, 0), (10, 0), (12, 0))
-ARCHITECTURES = tuple(f"sm_{major}{minor}" for major, minor in CAPABILITIES)
 TUNED_CAPABILITY = (9, 0)  # the one whose every configuration is listed
-TUNED_ARCHITECTURE = "sm_90"
+
+
+def architecture(capability: tuple[int, int]) -> str:
+    """`sm_90`, as the compiler names it."""
+    return "sm_{}{}".format(*capability)
+
+
+ARCHITECTURES = tuple(map(architecture, CAPABILITIES))
+TUNED_ARCHITECTURE = architecture(TUNED_CAPABILITY)
 
 # What to count of a kernel's SASS, by what it does.
 KINDS = {
@@ -55,7 +62,7 @@ class Job:
 
     @property
     def target(self) -> str:
-        return f"sm_{self.capability[0]}{self.capability[1]}"
+        return architecture(self.capability)
 
     @property
     def key(self) -> str:

@@ -140,7 +140,7 @@ def _problem_task(record: Record, problem: Problem, subjects: list[Provider], op
 
 def _build_twins(record: Record, twins: Twins, advance: Advance) -> None:
     twins |= load_all(progress=lambda stem, _: advance(stem))
-    arch = "sm_{}{}".format(*torch.cuda.get_device_capability())
+    arch = static.architecture(torch.cuda.get_device_capability())
     known = [stem for stem, loaded in twins.items() if isinstance(loaded, LoadedTwin)]
     missing = [stem for stem in known if not record["twins"].get(stem, {}).get("variants")]
     with ThreadPoolExecutor(os.cpu_count()) as pool:

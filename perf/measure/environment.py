@@ -22,6 +22,7 @@ import torch
 import triton
 
 ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "perf" / "results"  # a folder for each GPU
 COMMIT = "TRITON_GEMM_COMMIT"  # names the commit of a tree that was copied
 
 
@@ -36,7 +37,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "ladder": (
         *("triton_gemm/ladder", "reference_cuda", *_TIMED),
         *_modules("triton_gemm", "aot compat config device driver precision problem"),
-        *_modules("perf/ladder", "tasks published prediction static interpret counters"),
+        *_modules("perf/ladder", "tasks rungs_and_twins published prediction static interpret counters"),
     ),
     "bench": _BENCH,
     "calibration": (*_BENCH, "perf/calibrate"),
@@ -124,17 +125,16 @@ def commit() -> str | None:
 
 @cache
 def source_hash(measured: str) -> str:
-    """Of the files under SOURCES[measured], their names and contents: 12 hexadecimal digits.
+    """Of what the files under SOURCES[measured] hold, whatever their names: 12 hexadecimal digits.
 
-    A record is not continued where it differs, and a page says so.
+    A record is not continued where it differs, and a page says so. A file that was only moved has not changed.
     """
-    digest = hashlib.sha256()
+    contents = []
     for name in SOURCES[measured]:
         path = ROOT / name
-        files = sorted(p for p in path.rglob("*") if p.suffix in (".py", ".cu", ".cuh", ".h", ".cpp"))
-        for file in files or [path]:
-            digest.update(file.relative_to(ROOT).as_posix().encode() + file.read_bytes())
-    return digest.hexdigest()[:12]
+        files = [p for p in path.rglob("*") if p.suffix in (".py", ".cu", ".cuh", ".h", ".cpp")]
+        contents += [hashlib.sha256(file.read_bytes()).digest() for file in files or [path]]
+    return hashlib.sha256(b"".join(sorted(contents))).hexdigest()[:12]
 
 
 CHANGED = " (changed since)"

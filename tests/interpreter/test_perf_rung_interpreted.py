@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from perf.ladder import by_hand, rungs_and_twins
+from perf.ladder import by_hand, by_hand_arguments, rungs_and_twins
 from perf.measure import operands, timer
 from perf.measure.providers import CUBLAS
 from tests.fakes import take_gpu_away
@@ -31,14 +31,14 @@ def shown(out: str) -> dict[str, list[str]]:
 @pytest.mark.parametrize(
     ("rung", "dtype"),
     [
-        pytest.param(rung, by_hand.NAMES[dtype], id=f"{rung.id}-{by_hand.NAMES[dtype]}")
+        pytest.param(rung, by_hand_arguments.NAMES[dtype], id=f"{rung.id}-{by_hand_arguments.NAMES[dtype]}")
         for rung in LADDER
         if rung.interpretable
         for dtype in rung.dtypes
     ],
 )
 def test_the_error_of_every_rung(rung: Rung, dtype: str, capsys: pytest.CaptureFixture[str]) -> None:
-    config = by_hand.spelled(rung.configs[-1])
+    config = by_hand_arguments.spelled(rung.configs[-1])
     arguments = [rung.id, "--dtype", dtype, "--shape", "64x40x72", "--layout", "nt", "--config", config]
     assert by_hand.main(arguments) == 0
     out = capsys.readouterr().out
@@ -52,7 +52,9 @@ def test_all_configurations_are_shown_and_large_shapes_replaced(capsys: pytest.C
     assert by_hand.main(["k03", "--size", "4096"]) == 0
     out = capsys.readouterr().out
     assert "M x N x K = 96 x 128 x 64" in out
-    assert set(shown(out)) == {by_hand.spelled(config) for config in next(r for r in LADDER if r.id == "k03").configs}
+    assert set(shown(out)) == {
+        by_hand_arguments.spelled(config) for config in next(r for r in LADDER if r.id == "k03").configs
+    }
 
 
 @pytest.mark.parametrize(
@@ -109,7 +111,9 @@ def test_a_line_has_time_speed_error_and_resources(capsys: pytest.CaptureFixture
 @pytest.mark.usefixtures("gpu")
 def test_without_a_configuration_all_are_timed(capsys: pytest.CaptureFixture[str]) -> None:
     assert by_hand.main(["k03", "--size", "48", "--budget", "0.01"]) == 0
-    configs = {by_hand.spelled(config) for config in next(rung for rung in LADDER if rung.id == "k03").configs}
+    configs = {
+        by_hand_arguments.spelled(config) for config in next(rung for rung in LADDER if rung.id == "k03").configs
+    }
     assert set(shown(capsys.readouterr().out)) == {CUBLAS, "best:", *configs}
 
 

@@ -55,7 +55,7 @@ def model(record: dict[str, Any]) -> str:
     return f"{environment.named(record['environment'])}; {size}"
 
 
-def gpt(records: Sequence[dict[str, Any]]) -> str:
+def tables(records: Sequence[dict[str, Any]]) -> str:
     """A table for each record."""
     parts = []
     for record in records:

@@ -1,0 +1,220 @@
+"""The blocks of pages by NAME: each is Markdown that is made of the committed results."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from perf.bench import tables as bench_tables
+from perf.bench.scores import Sweep
+from perf.common import formats
+from perf.ladder import published, report_page, targets, views
+from perf.ladder import tables as ladder_tables
+from perf.ladder.record import Record
+from perf.ladder.rungs_and_twins import MODES
+from perf.ladder.tasks import TF32_ROUNDING
+from perf.measure import environment
+from perf.measure.providers import CUBLAS
+from perf.pages import gpt_tables
+from perf.pages.results import Results
+from triton_gemm.ladder import LADDER, Rung
+
+NOTHING = "No measurement is committed yet; `make report` on a GPU makes one."
+BLOCK = re.compile(r"(<!-- results:([\w-]+) -->\n)(.*?)(<!-- /results -->)", re.DOTALL)
+HEADER_OF_A_SECTION = ("Changes", "Why", "Predicts", "Requires")
+
+Block = Callable[[Results, Path], str]
+
+
+def filled(text: str, results: Results, folder: Path) -> str:
+    """The page `text`, which lies in `folder`, with its blocks made anew; raises ValueError for an unknown block."""
+
+    def block(match: re.Match[str]) -> str:
+        opening, name, _, closing = match.groups()
+        if name not in BLOCKS:
+            raise ValueError(f"no block {name!r}; there are {', '.join(BLOCKS)}")
+        return f"{opening}{BLOCKS[name](results, folder)}\n{closing}"
+
+    return BLOCK.sub(block, text)
+
+
+# --- Of the report ---
+
+
+def _rung(rung: Rung, results: Results, folder: Path) -> str:
+    """A rung's section: its header, and what was measured between prediction and consequence."""
+    source = f"[`{rung.name}.py`](../triton_gemm/ladder/{rung.name}.py)"
+    twins = [f"[`{stem}.cu`](../reference_cuda/{stem}.cu)" for stem in rung.twins]
+    lines = ["Source: " + ", ".join([source, *twins]) + "."]
+    lines += [f"**{name}** {rung.header[name]}" for name in HEADER_OF_A_SECTION]
+    measured = [line for record in results.records for line in _measured(rung, record)]
+    lines += [f"**Measured** {line}" for line in measured or [NOTHING]]
+    lines += [f"**{name}** {rung.header[name]}" for name in ("Bound by", "Next")]
+    return "\n\n".join(lines)
+
+
+def _measured(rung: Rung, record: Record) -> Iterator[str]:
+    """What a rung did on one GPU, in words; nothing if it was not asked."""
+    step = next((step for step in views.ladder(record) if step.rung == rung), None)
+    if step is None:
+        return
+    on = f"on {environment.short(record.environment['gpu'])}:"
+    if step.tflops is None:
+        yield f"{on} {step.own.get('failed') or step.own.get('absent')}"
+        return
+    size = views.ladder_size(record)
+    says = f"{on} {formats.number(step.tflops)} TFLOPS at {size} x {size} x {size}"
+    share = step.share(step.own)
+    if share:
+        says += f", {formats.percent(share)} of cuBLAS"
+    if step.twin_tflops:
+        says += f"; {step.tflops / step.twin_tflops:.2f} times its fastest twin, `{step.twin}`"
+    factor = next((factor for factor in views.factors(record) if factor.rung == rung), None)
+    if factor and factor.measured:
+        says += f"; {factor.measured:.2f} times {factor.over}, where {factor.predicted:g} was predicted"
+    yield f"{says}. Configuration: {step.own['config']}."
+
+
+def _link(file: Path, folder: Path) -> str:
+    return Path(os.path.relpath(file, folder)).as_posix()
+
+
+def _picture(record: Record, file: str, says: str, folder: Path) -> str:
+    return f"![{says} on {record.environment['gpu']}]({_link(record.folder / file, folder)})"
+
+
+def _made(record: Record, folder: Path) -> str:
+    """What a ladder was measured on and with."""
+    size = views.ladder_size(record)
+    report = f"[the whole report]({_link(record.folder / report_page.FILE, folder)})"
+    origin = environment.origin([record.environment], "ladder")
+    return f"{environment.named(record.environment)}; M = N = K = {size}; {report}. {origin}"
+
+
+def _ladder(results: Results, folder: Path) -> str:
+    """The whole table of every GPU."""
+    parts = [f"{_made(record, folder)}\n\n{ladder_tables.ladder(record)}" for record in results.records]
+    return "\n\n".join(parts) or NOTHING
+
+
+def _ladders(results: Results, folder: Path) -> str:
+    """One table for all GPUs, with less in it."""
+    made = "\n".join(f"- {_made(record, folder)}" for record in results.records)
+    return f"{made}\n\n{ladder_tables.ladders(results.records)}" if made else NOTHING
+
+
+def _of_main(contents: Callable[[Record], str]) -> Block:
+    """A table of the main record, and which GPU it is of."""
+    return lambda results, folder: (
+        f"{results.main.environment['gpu']}:\n\n{contents(results.main)}" if results.main else NOTHING
+    )
+
+
+def _picture_of_main(file: str, says: str) -> Block:
+    return lambda results, folder: _picture(results.main, file, says, folder) if results.main else NOTHING
+
+
+def _targets(record: Record) -> str:
+    rows = [
+        (outcome.what, f"{outcome.wanted:.2f}", f"{outcome.measured:.2f}", "met" if outcome.met else "missed")
+        for outcome in targets.outcomes(record)
+    ]
+    return formats.table(["target", "wanted", "measured", ""], rows)
+
+
+def _experiments(record: Record) -> str:
+    return "\n\n".join(
+        f"### {source.id}: {source.source}\n\n{ladder_tables.experiment(record, source)}"
+        for source in published.EXPERIMENTS
+        if source in views.measured_experiments(record)
+    )
+
+
+def _tf32(record: Record) -> str:
+    return ladder_tables.tf32_rounding(record) if TF32_ROUNDING in record["experiments"] else NOTHING
+
+
+# --- Of the bench ---
+
+
+def _bench_page(made: dict[str, Any], folder: Path) -> str:
+    return _link(bench_tables.page_of(environment.RESULTS, made), folder)
+
+
+def _bench(results: Results, folder: Path) -> str:
+    """What every suite comes to on each GPU, with a link to its page."""
+    return bench_tables.compact(results.sweeps, lambda made: _bench_page(made, folder))
+
+
+def _versions(results: Results, folder: Path) -> str:
+    """Every score of every GPU and Triton version, with a link to its page."""
+    parts = [
+        f"### {environment.short(made['gpu'])}, Triton {made['triton']}\n\n"
+        f"{bench_tables.where(sweeps[0])}: [every shape]({_bench_page(made, folder)}). "
+        f"{bench_tables.origin(sweeps)}\n\n{bench_tables.summary(sweeps)}"
+        for made, sweeps in bench_tables.by_place(results.sweeps)
+    ]
+    return "\n\n".join(parts) or bench_tables.NOTHING
+
+
+# --- Of both ---
+
+MORE_RATES = ("fp8", "int8", "fp64")  # of cuBLAS, which only the bench measures
+
+
+def _gpus(results: Results, folder: Path) -> str:
+    """What differs between the GPUs: their units, and what copies and cuBLAS's products reach there."""
+    reports = {record.environment["gpu"]: record for record in results.records}
+    sweeps: dict[str, list[Sweep]] = {}
+    for sweep in environment.newest(results.sweeps):
+        sweeps.setdefault(sweep["environment"]["gpu"], []).append(sweep)
+    facts = {gpu: _facts(reports.get(gpu), sweeps.get(gpu, [])) for gpu in sorted({*reports, *sweeps})}
+    names = dict.fromkeys(name for found in facts.values() for name in found)
+    rows = [[name, *(found.get(name) for found in facts.values())] for name in names]
+    return formats.table(["", *map(environment.short, facts)], rows) if facts else NOTHING
+
+
+def _facts(record: Record | None, sweeps: list[Sweep]) -> dict[str, str]:
+    """Of one GPU by name: what its report and its newest sweeps say."""
+    made = record.environment if record else sweeps[0]["environment"]
+    measured = record["ceilings"].get("measured", {}) if record else {}
+    figures: dict[str, float | None] = {
+        "SMs": made.get("num_sms"),
+        "L2, MiB": made["l2_bytes"] / 2**20 if made.get("l2_bytes") else None,
+        "memory, GiB": made["memory_bytes"] / 2**30 if made.get("memory_bytes") else None,
+        "power limit, W": made.get("power_limit_w"),
+        "SM clock while fp32 is multiplied, MHz": measured.get("sm_clock_mhz"),
+        "copy, read and written, TB/s": measured.get("copy_tbs"),
+        "copy, as suite `decode` measured it, TB/s": next((s["copy_tbs"] for s in sweeps if "copy_tbs" in s), None),
+    }
+    if record:
+        figures |= {f"{roof.label}, TFLOPS": roof.tflops for roof in views.roofs(record)[1] if CUBLAS in roof.label}
+    rates = {point.mode: point.tflops for point in bench_tables.points(sweeps) if point.provider == CUBLAS}
+    figures |= {f"{CUBLAS} {mode}, {bench_tables.PRECISION_SIZE}, TFLOPS": rates.get(mode) for mode in MORE_RATES}
+    return {name: f"{figure:,.4g}" if figure < 1000 else f"{figure:,.0f}" for name, figure in figures.items() if figure}
+
+
+BLOCKS: dict[str, Block] = {
+    **{rung.id: partial(_rung, rung) for rung in LADDER},
+    "picture": lambda results, folder: (
+        _picture(results.latest, "ladder.png", "The ladder", folder) if results.latest else NOTHING
+    ),
+    "ladder": _ladder,
+    "ladders": _ladders,
+    "targets": _of_main(_targets),
+    "factors": _of_main(ladder_tables.factors),
+    "roofline": _picture_of_main("roofline.png", "Every rung under measured ceilings"),
+    "experiments": _of_main(_experiments),
+    "tf32": _of_main(_tf32),
+    **{f"sweep-{mode}": _picture_of_main(f"sweep-{mode}.png", "TFLOPS against size") for mode in MODES},
+    "gpus": _gpus,
+    "bench": _bench,
+    "bench-versions": _versions,
+    "precision": lambda results, folder: bench_tables.precision(results.sweeps),
+    "gpt": lambda results, folder: gpt_tables.tables(environment.newest(results.models)),
+    "gpt-versions": lambda results, folder: gpt_tables.tables(results.models),
+}

@@ -1,0 +1,99 @@
+"""A complete record of a GPU that does not exist."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from perf.ladder import (
+    tasks,
+)
+from perf.ladder.record import Record
+from perf.measure.operands import Problem
+from perf.measure.providers import CUBLAS
+from reference_cuda import TWINS, LoadedTwin
+from triton_gemm.ladder import LADDER
+
+SURROUNDINGS: dict[str, Any] = {
+    "date": "2026-01-01T00:00:00+00:00",
+    "python": "3.12.0",
+    "torch": "2.11.0",
+    "triton": "3.6.0",
+    "cuda": "13.0",
+    "commit": "abc1234",
+    "sources": "0" * 12,
+    "gpu": "Made-up GPU",
+    "capability": [9, 0],
+    "num_sms": 132,
+    "l2_bytes": 50 << 20,
+    "memory_bytes": 80 << 30,
+    "driver": "580.0",
+    "power_limit_w": 700.0,
+}
+OPTIONS = tasks.Options(LADDER, True, ("ieee", "tf32", "fp16", "bf16"), tasks.SIZES, False, False)
+PEAK = {"ieee": 50.0, "tf32": 380.0, "fp16": 700.0, "bf16": 700.0, "int32": 5.0}
+
+
+def made_up_result(problem: Problem, name: str, share: float) -> dict[str, Any]:
+    size = problem.M
+    tflops = PEAK[problem.mode] * share * size**2 / (size**2 + 1500**2)
+    median = problem.flop / tflops / 1e9
+    spread = {"median": median, "p20": 0.98 * median, "p80": 1.03 * median}
+    ratio = {"median": share, "p20": share, "p80": share} if problem.mode != "int32" else None
+    facts = {"config": "128x128x32 group 8 8 warps 3 stages", "registers": 128, "shared": 98304, "spills": 0}
+    error = {"norm": 2.7e-4, "componentwise": 4e-7, "bound": 0.01, "vs_torch": 1.0}
+    return {"time_ms": spread, "ratio": ratio, "call_us": 15.0, "error": error, "rounds": 5, "repeats": 5, **facts}
+
+
+def made_up_problem(problem: Problem, names: list[str]) -> dict[str, Any]:
+    clocks = {"clocks_sm": 1755, "clocks_mem": 2619}
+    results = {}
+    for name in names:
+        place = [rung.name for rung in LADDER].index(name) if name.startswith("k") else len(name) % 7
+        share = 1.0 if name == CUBLAS else 0.02 * 1.4**place
+        results[name] = made_up_result(problem, name, share)
+    return {
+        "M": problem.M,
+        "N": problem.N,
+        "K": problem.K,
+        "mode": problem.mode,
+        "hot": problem.hot,
+        "seed": 0,
+        "budget_s": tasks.BUDGET_S,
+        "clocks_before": clocks,
+        "clocks_after": clocks,
+        "providers": results,
+    }
+
+
+def made_up_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Record:
+    """A complete record of a GPU that does not exist."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr("perf.ladder.rungs_and_twins.device_info", lambda _: environment_device())
+    made = Record(tmp_path, dict(SURROUNDINGS))
+    twins = {stem: LoadedTwin(twin, sys) for stem, twin in TWINS.items()}
+    for stem in TWINS:
+        made["twins"][stem] = {"variants": {}}
+    for mode, size in itertools.product(OPTIONS.modes, OPTIONS.sizes):
+        problem = Problem(size, size, size, mode)
+        names = [p.name for p in tasks.sweep_providers(problem, OPTIONS, twins, made)]
+        made.put_problem(problem.key, made_up_problem(problem, names))
+    for problem, names in tasks.experiment_problems():
+        chosen = names if problem.mode == "int32" else [CUBLAS, *names]
+        made.put_problem(problem.key, made_up_problem(problem, chosen))
+    made.put("ceilings", "measured", {"copy_tbs": 2.9, "copy_bytes": 1 << 30, "sm_clock_mhz": 1755})
+    row = {"norm": 3e-4, "componentwise": 4e-5, "bound": 0.1, "vs_torch": 1.0, "toward_zero": 1e-5}
+    made.put("experiments", tasks.TF32_ROUNDING, {"size": 4096, "cuBLAS": row, "k07, operands truncated": row})
+    made.put("experiments", tasks.COUNTERS, {"unavailable": "ncu (Nsight Compute) is not on PATH"})
+    return made
+
+
+def environment_device() -> Any:
+    from triton_gemm.device import device_of_capability
+
+    return device_of_capability((9, 0))

@@ -1,0 +1,284 @@
+"""How things are measured: the timer, the check against fp64, ceilings, and what a record says of its sources."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from perf.ladder.record import Record
+from perf.measure import environment, numerics, operands, roofline, timer
+from perf.measure.operands import Problem
+from perf.measure.providers import CUBLAS
+from tests.fakes import take_gpu_away
+from tests.perf_records import SURROUNDINGS
+from tests.test_rooms import imports
+from triton_gemm.problem import UnsupportedOperandError
+
+ROOT = Path(__file__).parent.parent
+
+
+class FakeGpu:
+    """A clock that only moves when a kernel runs."""
+
+    def __init__(self) -> None:
+        self.order: list[str] = []
+
+    def kernel(self, name: str, times: list[float]) -> timer.Stopwatch:
+        remaining = itertools.cycle(times)
+
+        def start() -> Any:
+            self.order.append(name)
+            took = next(remaining)
+            return lambda: took
+
+        return start
+
+
+def test_providers_take_turns_and_ratios_are_taken_round_by_round() -> None:
+    gpu = FakeGpu()
+    # The GPU slows down by half midway: ratios must not notice.
+    starts = {"base": gpu.kernel("base", [2.0, 2.0, 4.0, 4.0]), "own": gpu.kernel("own", [1.0, 1.0, 2.0, 2.0])}
+    times = timer.interleave(starts, 4)
+    assert gpu.order == ["base", "own", "own", "base"] * 2
+    assert timer.ratios(times, "own", "base") == [2.0] * 4
+    spread = timer.percentiles([1.0, 2.0, 3.0, 4.0, 100.0])
+    assert spread["median"] == 3.0
+    assert spread["p20"] < 3.0 < spread["p80"]
+
+
+def test_slow_providers_get_few_rounds_and_every_operand_set_is_used() -> None:
+    assert timer.round_count(round_ms=10.0, budget_s=0.2, bounds=(3, 40)) == 20
+    assert timer.round_count(round_ms=5000.0, budget_s=0.2, bounds=(3, 40)) == 3
+    assert timer.round_count(round_ms=0.0, budget_s=0.2, bounds=(3, 40)) == 40
+    assert timer.repeats(estimate_ms=300.0, sets=1) == 1
+    assert timer.repeats(estimate_ms=300.0, sets=4) == 4
+    assert timer.repeats(estimate_ms=0.01, sets=4) == timer.MAX_REPEATS
+    l2 = 50 << 20
+    assert operands.set_count(size=3 << 20, l2=l2, free=80 << 30) * (3 << 20) >= 2 * l2
+    assert operands.set_count(size=1 << 30, l2=l2, free=80 << 30) == 1
+    assert operands.set_count(size=3 << 20, l2=l2, free=30 << 20) == 4
+
+
+def test_the_check_accepts_torch_and_refuses_a_dropped_tail() -> None:
+    generator = torch.Generator().manual_seed(0)
+    a = operands.draw((65, 47), torch.float32, generator)
+    b = operands.draw((47, 33), torch.float32, generator)
+    check = operands.Check(Problem(65, 33, 47, "ieee"), a, b)
+    error, complaint = check.verdict(a @ b)
+    assert complaint is None
+    assert error["vs_torch"] == pytest.approx(1.0)
+    assert check.verdict(a[:, :46] @ b[:46])[1] is not None
+    assert "not finite" in str(check.verdict(torch.full((65, 33), math.nan))[1])
+    slightly_off = (a @ b) * (1 + 1e-6)
+    assert "torch's own" in str(check.verdict(slightly_off)[1])
+    assert check.verdict(slightly_off, torchs=True)[1] is None
+
+
+def test_the_check_of_integers_is_exact() -> None:
+    generator = torch.Generator().manual_seed(0)
+    a, b = (operands.draw(shape, torch.int32, generator) for shape in ((9, 7), (7, 5)))
+    check = operands.Check(Problem(9, 5, 7, "int32"), a, b)
+    c = a @ b
+    assert check.verdict(c)[1] is None
+    c[3, 2] += 1
+    assert check.verdict(c)[1] == "1 results differ"
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the timer work on the CPU, where providers compute and nothing is timed."""
+    take_gpu_away(monkeypatch, operands, timer)
+    monkeypatch.setattr(environment, "clocks", dict)
+
+
+def product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+    c.copy_(a @ b)
+
+
+def dropped_tail(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+    c.copy_(a[:, :-1] @ b[:-1])
+
+
+def unwritten_row(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+    c[1:] = (a @ b)[1:]
+
+
+def not_taken(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+    raise UnsupportedOperandError("rows are not aligned")
+
+
+def broken(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+    raise RuntimeError("PassManager::run failed")
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_only_what_passes_its_check_is_timed(tmp_path: Path) -> None:
+    problem = Problem(48, 40, 72, "ieee")
+    calls = {CUBLAS: product, "right": product, "tail": dropped_tail, "row": unwritten_row}
+    subjects = [timer.Provider(name, call) for name, call in calls.items()]
+    subjects += [timer.Provider("absent", not_taken), timer.Provider("broken", broken)]
+    measured = timer.measure(problem, subjects, CUBLAS, budget_s=0.01)
+    results = measured["providers"]
+    assert {name for name, result in results.items() if "time_ms" in result} == {CUBLAS, "right"}
+    assert results["right"]["ratio"]["median"] == 1.0
+    assert results["right"]["error"]["bound"] < 1
+    assert "bound" in results["tail"]["failed"]
+    assert "not finite" in results["row"]["failed"]
+    assert results["absent"] == {"absent": "rows are not aligned"}
+    assert results["broken"]["failed"] == "RuntimeError: PassManager::run failed"
+    made = Record(tmp_path, dict(SURROUNDINGS))
+    made.put_problem(problem.key, measured)
+    assert [line.partition(" ")[0] for line in made.failures()] == ["tail", "row", "broken"]
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize("mode", ["fp16", "int32"])
+def test_other_precisions_are_measured(mode: str) -> None:
+    problem = Problem(16, 24, 40, mode)
+    providers = [timer.Provider("right", product)]
+    result = timer.measure(problem, providers, None, budget_s=0.01)["providers"]["right"]
+    assert result["time_ms"]["median"] == 1.0
+    assert result["ratio"] is None
+
+
+@pytest.mark.parametrize("mode", ["fp16", "bf16"])
+def test_the_bound_holds_for_torch_and_is_not_loose_beyond_the_rounding(mode: str) -> None:
+    dtype = operands.MODE_DTYPES[mode]
+    generator = torch.Generator().manual_seed(1)
+    a, b = (operands.draw(shape, dtype, generator) for shape in ((40, 300), (300, 24)))
+    c0 = operands.draw((40, 24), dtype, generator)
+    expected = numerics.reference(a, b, c0, 0.5, -2.0)
+    bound = numerics.error_bound(a, b, c0, 0.5, -2.0, mode, dtype)
+    rounded = expected.to(dtype)
+    assert bool(((rounded.double() - expected).abs() <= bound).all())
+    assert bool(((rounded.double() - expected).abs().max() / bound.max()) > 0.2)
+
+
+def test_blas_rules_of_the_reference() -> None:
+    nan = torch.full((3, 3), math.nan)
+    ones = torch.ones(3, 3)
+    assert bool((numerics.reference(nan, nan, ones, 0.0, 2.0) == 2).all())
+    assert bool((numerics.reference(ones, ones, nan, 1.0, 0.0) == 3).all())
+
+
+def test_rooflines() -> None:
+    assert roofline.intensity(4096, 4096, 4096, 4) == pytest.approx(4096 / 6)
+    assert roofline.attainable_tflops(10.0, 60.0, 3.0) == 30.0
+    assert roofline.attainable_tflops(100.0, 60.0, 3.0) == 60.0
+    h100 = roofline.TYPICAL[9, 0]
+    assert roofline.unit_peak_tflops((9, 0), "fp16", h100.num_sms, h100.clock_ghz) == pytest.approx(989, rel=0.01)
+    assert roofline.unit_peak_tflops((9, 0), "tf32", h100.num_sms, h100.clock_ghz) == pytest.approx(495, rel=0.01)
+    a100 = roofline.TYPICAL[8, 0]
+    assert roofline.unit_peak_tflops((8, 0), "ieee", a100.num_sms, a100.clock_ghz) == pytest.approx(19.5, rel=0.01)
+
+
+def test_each_commit_and_source_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "source_hash", {"bench": "today"}.__getitem__)
+    made = [{"commit": "abc", "sources": "today"}, {"commit": None, "sources": "old"}, {}]
+    expected = (
+        "Commit `abc`, sources `today`; commit not recorded, sources `old` (changed since); "
+        "commit not recorded, sources not recorded."
+    )
+    assert environment.origin([*made, *made], "bench") == expected
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ("-c", "user.name=nobody", "-c", "user.email=nobody@example.com")
+    return subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project of one file in git, which `environment` takes for its own."""
+    found = (tmp_path / "checkout").resolve()
+    found.mkdir()
+    (found / "kernel.py").write_text("fast = True\n")
+    git(found, "init", "--quiet")
+    git(found, "add", ".")
+    git(found, "commit", "--quiet", "--message", "all")
+    monkeypatch.setattr(environment, "ROOT", found)
+    monkeypatch.delenv(environment.COMMIT, raising=False)
+    return found
+
+
+@needs_git
+def test_a_record_names_the_commit_and_whether_files_differ_from_it(checkout: Path) -> None:
+    commit = git(checkout, "rev-parse", "--short", "HEAD").strip()
+    assert environment.commit() == commit
+    (checkout / "perf" / "results").mkdir(parents=True)
+    (checkout / "perf" / "results" / "new.json").write_text("{}")
+    assert environment.commit() == commit
+    (checkout / "kernel.py").write_text("fast = False\n")
+    assert environment.commit() == f"{commit}+"
+
+
+@needs_git
+def test_a_copy_is_told_its_commit(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a repository of its own, of another commit, as without one or inside of another's."""
+    inside = checkout / "copy"
+    inside.mkdir()
+    (tmp_path / "copy").mkdir()
+    for root in (checkout, tmp_path / "copy", inside):
+        monkeypatch.setattr(environment, "ROOT", root.resolve())
+        monkeypatch.setenv(environment.COMMIT, "fedcba9")
+        assert environment.commit() == "fedcba9"
+        for nothing in ("", " "):
+            monkeypatch.setenv(environment.COMMIT, nothing)
+            assert (environment.commit() is None) is (root != checkout)
+
+
+@pytest.mark.parametrize("measured", environment.SOURCES)
+def test_the_hash_follows_what_is_measured(measured: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert environment.describe(measured)["sources"] == environment.source_hash(measured)
+    for name in environment.SOURCES[measured]:
+        source = ROOT / name
+        assert source.exists()
+        target = tmp_path / name
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, target)
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    hashed = environment.source_hash.__wrapped__
+    before = environment.source_hash(measured)
+    assert hashed(measured) == before
+    (tmp_path / "README.md").write_text("other words")
+    ladder = tmp_path / "triton_gemm" / "ladder"
+    (ladder / "k04_grouped.py").rename(ladder / "moved.py")  # a name decides no figure
+    assert hashed(measured) == before
+    for name in ("triton_gemm/ladder/k06_pipelined.py", "perf/measure/timer.py"):
+        with (tmp_path / name).open("a") as file:
+            file.write("# changed\n")
+        assert hashed(measured) != before
+        before = hashed(measured)
+    kernel = tmp_path / "triton_gemm" / "kernels" / "fma.py"
+    assert kernel.exists() == (measured != "ladder")
+
+
+def test_the_hash_of_the_ladder_holds_all_that_its_rungs_import() -> None:
+    covered = environment.SOURCES["ladder"]
+    waiting = [ROOT / "triton_gemm" / "ladder" / "__init__.py"]
+    seen: set[Path] = set()
+    while waiting:
+        path = waiting.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        for _, module in imports(path, ROOT):
+            target = ROOT.joinpath(*module.split("."))
+            if module.startswith("triton_gemm.") and not target.is_dir():
+                waiting.append(target.with_suffix(".py"))
+    names = {path.relative_to(ROOT).as_posix() for path in seen if path.exists()}
+    assert {"triton_gemm/ladder/k11_warp_specialised.py", "triton_gemm/config.py"} <= names
+    assert [name for name in names if not name.startswith(covered)] == []
