@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     pictures = plots.everything(record, folder)
     written = report_page.write(record, pictures)
-    print(f"report: {shown(written)}, {len(pictures)} pictures beside it", file=sys.stderr)
+    print(f"report: {shown(written)}, {len(pictures)} pictures next to it", file=sys.stderr)
     failures = record.failures()
     for failure in failures:
         print(f"FAILED {failure}", file=sys.stderr)

@@ -66,7 +66,7 @@ def test_suites_hold_what_they_are_named_for() -> None:
     assert named >= {"Llama-3 8B", "Llama-3 70B", "Qwen3 32B", "DeepSeek-V3"} <= set(PROJECTIONS)
     large = [s for s in SUITES["llm"].shapes if s.M >= LARGE_M]
     assert {s.key for s in large} == {s.key for s in SUITES["llm-large"].shapes}
-    assert max(s.weight_bytes for s in SUITES["decode"].shapes) > 100e6
+    assert max(2 * s.N * s.K for s in SUITES["decode"].shapes) > 100e6
     assert any(s.offset for s in SUITES["odd"].shapes)
     assert any(s.pad for s in SUITES["odd"].shapes)
     assert {s.layout for s in SUITES["layouts"].shapes} == {"nn", "nt", "tn", "tt"}
@@ -135,9 +135,7 @@ def test_scores_beside_cublas() -> None:
     to_eager, to_compiled = scores.scores(made_up("epilogue", dict.fromkeys(keys("epilogue", 2), 1.2)))
     assert (to_compiled.over, to_compiled.mean) == (COMPILED, pytest.approx(1.08))
     assert to_eager.met and to_compiled.met
-    light, heavy = (
-        next(s.key for s in SUITES["decode"].shapes if (s.weight_bytes > 100e6) is h) for h in (False, True)
-    )
+    light, heavy = (next(s.key for s in SUITES["decode"].shapes if (2 * s.N * s.K > 100e6) is h) for h in (False, True))
     found = scores.scores(made_up("decode", {light: 1.0, heavy: 1.0}, copy_tbs=1.0))
     share = next(score for score in found if score.over == COPY)
     assert list(share.ratios) == [heavy]

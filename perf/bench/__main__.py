@@ -45,7 +45,7 @@ SHAPE_WIDTH, CELL_WIDTH = 34, 10
 
 @dataclass(frozen=True)
 class Call:
-    """What the command line asks for; json and out are where to write, None is the default place. No suites: their
+    """The command line, parsed; json and out are where to write, None is the default place. No suites: their
     names are to be listed."""
 
     suites: tuple[Suite, ...]

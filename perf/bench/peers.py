@@ -94,12 +94,12 @@ def tutorial(problem: Problem) -> Provider:
 
 
 def compiled(problem: Problem) -> Provider:
-    """torch.compile, as it is without options, of what torch does eagerly."""
+    """torch.compile, as it is without options, on what torch does eagerly."""
     return Provider(COMPILED, _compiled(providers.fused_in_torch(problem)))
 
 
 def inductor(problem: Problem) -> Provider:
-    """torch.compile in the mode that tries Triton templates beside cuBLAS."""
+    """torch.compile in the mode that tries Triton templates as well as cuBLAS."""
     mode = "max-autotune-no-cudagraphs"
     return Provider(INDUCTOR, _compiled(providers.fused_in_torch(problem), mode))
 

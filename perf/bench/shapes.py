@@ -39,11 +39,6 @@ class Shape:
         words += [] if self.given_out else ["no out"]
         return " ".join(words)
 
-    @property
-    def weight_bytes(self) -> int:
-        """Of B, in 16 bits."""
-        return ITEMSIZE * (self.batch or 1) * self.N * self.K
-
 
 def cube(n: int, layout: str = "nn", pad: int = 0, offset: int = 0, given_out: bool = True) -> Shape:
     """M = N = K = n."""

@@ -28,7 +28,7 @@ LOAD_SIZE = 8192
 LOAD_CALLS = 16
 WARM_THREADS = 16
 DEFAULT_PROVIDERS = (OURS, CUBLAS)
-# Providers that a suite is measured against beside cuBLAS.
+# Providers that a suite is measured against as well as cuBLAS.
 ALSO = {"epilogue": (COMPILED,)}
 
 Shown = Callable[[str, dict[str, Any]], None]
@@ -36,7 +36,7 @@ Shown = Callable[[str, dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked for; budget_s is seconds of timing a shape, providers None is each suite's own."""
+    """What the command line chose; budget_s is seconds of timing a shape, providers None is each suite's own."""
 
     dtype: str = "bf16"
     budget_s: float = BUDGET_S

@@ -76,7 +76,7 @@ _CALLS = (("time_ms", "median"), ("least_ms", None))
 
 
 def other_providers(sweep: Sweep) -> list[str]:
-    """The providers beside ours and cuBLAS, in the order they were measured."""
+    """The providers other than ours and cuBLAS, in the order they were measured."""
     names = dict.fromkeys(name for shape in sweep["shapes"].values() for name in shape["providers"])
     return [name for name in names if name not in (OURS, CUBLAS)]
 

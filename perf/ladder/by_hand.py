@@ -47,7 +47,7 @@ from triton_gemm.device import DeviceInfo, device_info, device_of_capability
 from triton_gemm.ladder import LADDER, Rung
 from triton_gemm.problem import UnsupportedOperandError, aligned
 
-SMALL: Size = (96, 128, 64)  # for the interpreter, where the shape asked for is too large
+SMALL: Size = (96, 128, 64)  # for the interpreter, where the given shape is too large
 INTERPRETED_MOST = 256**3  # M N K that the interpreter is given; more takes it minutes
 PACE = timer.Pace(patience_s=0.5, check_rows=1024, extras=False)
 CONFIG_WIDTH, CELL_WIDTH = 24, 10
@@ -67,7 +67,7 @@ class Work:
 
     @classmethod
     def of(cls, call: Call, rung: Rung, device: DeviceInfo) -> Work:
-        """What `call` asks for on `device`; raises MistakeError where that cannot run."""
+        """What `call` means on `device`; raises MistakeError where that cannot run."""
         shape, dtype = call.shape or (SIZE, SIZE, SIZE), call.dtype or rung.dtypes[0]
         if not rungs_and_twins.runs_on(rung, device.capability):
             raise MistakeError(

@@ -40,7 +40,7 @@ class MistakeError(Exception):
 
 @dataclass(frozen=True)
 class Call:
-    """What the command line asks for; None is what the machine or the rung decides.
+    """The command line, parsed; None is what the machine or the rung decides.
 
     configs: empty for all legal ones; arch: a compute capability to compile for, and to time nothing.
     """

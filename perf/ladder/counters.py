@@ -24,7 +24,7 @@ from perf.measure import operands
 from perf.measure.environment import ROOT
 from reference_cuda import TWINS, TwinUnavailable, load
 
-# Bytes that threads asked for; Nsight Compute, "Metrics Reference", smsp__sass_*.
+# Bytes that threads load; Nsight Compute, "Metrics Reference", smsp__sass_*.
 METRICS = {
     "global": "smsp__sass_data_bytes_mem_global_op_ld.sum",
     "shared": "smsp__sass_data_bytes_mem_shared_op_ld.sum",

@@ -33,7 +33,7 @@ class UnavailableError(RuntimeError):
 
 
 # M, N, K, alpha, beta: no two sizes equal, none a multiple of a tile; K shorter and longer than BLOCK_K.
-# The last has rows of whole 16 bytes, which TMA asks for.
+# The last has rows of whole 16 bytes, which TMA needs.
 CASES: tuple[Case, ...] = (
     (65, 33, 47, 1.0, 0.0),
     (17, 130, 70, 1.0, 0.0),

@@ -31,7 +31,7 @@ UNALIGNED = (
 
 
 def write(record: Record, pictures: Iterable[Path]) -> Path:
-    """Writes the page beside its pictures."""
+    """Writes the page into the folder of its pictures."""
     target = record.folder / FILE
     target.write_text(text(record, pictures))
     return target

@@ -15,7 +15,7 @@ from perf.measure.numerics import mode_of
 
 
 def ladder(record: Record) -> str:
-    """Each rung beside its fastest twin."""
+    """Each rung and its fastest twin."""
     rows = [_ladder_row(step) for step in views.ladder(record)]
     columns = ["rung", "precision", "TFLOPS", "of cuBLAS", "twin", "twin's TFLOPS", "rung / twin"]
     return formats.table([*columns, "error", "registers", "shared KiB", "spills"], rows)

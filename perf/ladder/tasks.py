@@ -33,7 +33,7 @@ COUNTERS = "counters"
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked for."""
+    """What the command line chose."""
 
     rungs: tuple[Rung, ...]
     every_rung: bool
@@ -47,7 +47,7 @@ class Options:
         return QUICK_BUDGET_S if self.quick else BUDGET_S
 
     def stems(self) -> list[str]:
-        """The twins of the rungs asked for."""
+        """The twins of these rungs."""
         ids = {rung.id for rung in self.rungs}
         return [stem for stem, twin in TWINS.items() if ids.intersection(twin.rungs)]
 

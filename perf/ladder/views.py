@@ -43,7 +43,7 @@ def speeds(problem: dict[str, Any], provider: str) -> tuple[float, float, float]
 
 
 def aligned(size: int) -> bool:
-    """Whether Triton knows that rows of `size` elements start on 16 bytes: it asks for a multiple of 16."""
+    """Whether Triton knows that rows of `size` elements start on 16 bytes: it needs a multiple of 16."""
     return size % 16 == 0
 
 
@@ -102,10 +102,10 @@ class Step:
         return tflops(self.problem, result) if result and timed(result) else None
 
     def share(self, result: Result | None) -> float | None:
-        """Of cuBLAS, by the TFLOPS that are shown: one number for a bar and what stands beside it.
+        """Of cuBLAS, by the TFLOPS that are shown: one number for a bar and for the text next to it.
 
         The median of the ratios round by round, `ratio` in the record, can differ: what takes several times as long
-        as cuBLAS is timed apart (`timer.SLOW`), and beside it the GPU is cooler and cuBLAS faster.
+        as cuBLAS is timed apart (`timer.SLOW`), and then the GPU is cooler and cuBLAS faster.
         """
         theirs = self.cublas_tflops
         return tflops(self.problem, result) / theirs if result and timed(result) and theirs else None

@@ -60,11 +60,6 @@ def intensity(M: int, N: int, K: int, itemsize: int, out_itemsize: int | None = 
     return 2 * M * N * K / traffic
 
 
-def attainable_tflops(intensity: float, peak_tflops: float, bandwidth_tbs: float) -> float:
-    """The roofline: the lower of the units' peak and intensity x bandwidth."""
-    return min(peak_tflops, intensity * bandwidth_tbs)
-
-
 def too_fast(tflops: float, gpu: str) -> bool:
     """Whether no kernel does that on random data of 16 bits, as far as is known of the GPU."""
     return tflops > SUSPICIOUS_TFLOPS and any(name in gpu for name in HOPPERS)

@@ -3,7 +3,7 @@
 Kernel time is the replay of a CUDA graph that walks over operand sets larger together than the L2 cache (cold), or
 over one set (hot). Providers take turns, round by round, on a GPU whose clocks have settled; what is reported is the
 median over rounds of a provider's time and of its ratio to the baseline in the same round, with p20 and p80. What
-Python pays to ask for the product, and how fast a queue of calls is without a graph, are taken apart.
+Python pays for a call, and how fast a queue of calls is without a graph, are measured separately.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Provider:
 
 @dataclass(frozen=True)
 class Pace:
-    """What a measurement spends beside its rounds.
+    """What a measurement spends apart from its rounds.
 
     patience_s: at most this long for the clocks to settle; replay_ms: a replay repeats a kernel until it takes about
     this long; check_rows: at most so many rows of C are checked, None all; extras: whether clocks and the call time

@@ -24,7 +24,7 @@ from perf.pages import blocks
 from perf.pages.results import Results
 
 PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("ladder", "performance", "precision")))
-PICTURE = "precision.png"  # beside the newest sweeps
+PICTURE = "precision.png"  # in the folder of each version's sweeps
 
 
 def written() -> dict[Path, str]:
