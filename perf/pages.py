@@ -20,7 +20,19 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from perf import bench_tables, draw, environment, example_tables, page, seeds, tables, targets, views
+from perf import (
+    bench_tables,
+    draw,
+    environment,
+    example_tables,
+    page,
+    rung_diff,
+    seeds,
+    summary,
+    tables,
+    targets,
+    views,
+)
 from perf.environment import ROOT
 from perf.providers import CUBLAS, MODES
 from perf.record import FILE, Record, read_json
@@ -29,7 +41,7 @@ from perf.suite import TF32_ROUNDING
 from triton_gemm.ladder import LADDER, Rung
 
 RESULTS = ROOT / "perf" / "results"
-PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("ladder", "performance", "precision")))
+PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("ladder", "performance", "precision", "use")))
 PICTURE = "precision.png"  # beside the newest sweeps
 NOTHING = "No measurement is committed yet; `make report` on a GPU makes one."
 BLOCK = re.compile(r"(<!-- results:([\w-]+) -->\n)(.*?)(<!-- /results -->)", re.DOTALL)
@@ -120,11 +132,12 @@ def filled(text: str, results: Results, folder: Path) -> str:
 
 
 def _rung(rung: Rung, results: Results, folder: Path) -> str:
-    """A rung's section: its header, and what was measured between prediction and consequence."""
+    """A rung's section: its header, its source against the rung before, and what was measured."""
     source = f"[`{rung.name}.py`](../triton_gemm/ladder/{rung.name}.py)"
     twins = [f"[`{stem}.cu`](../reference_cuda/{stem}.cu)" for stem in rung.twins]
     lines = ["Source: " + ", ".join([source, *twins]) + "."]
     lines += [f"**{name}** {rung.header[name]}" for name in HEADER_OF_A_SECTION]
+    lines += filter(None, [rung_diff.difference(rung)])
     measured = [line for record in results.records for line in _measured(rung, record)]
     lines += [f"**Measured** {line}" for line in measured or [NOTHING]]
     lines += [f"**{name}** {rung.header[name]}" for name in ("Bound by", "Next")]
@@ -272,6 +285,8 @@ BLOCKS: dict[str, Block] = {
     "picture": lambda results, folder: (
         _picture(results.latest, "ladder.png", "The ladder", folder) if results.latest else NOTHING
     ),
+    "climb": lambda results, _: summary.climb(results.latest) if results.latest else NOTHING,
+    "summary": lambda results, _: summary.speed(results.sweeps, results.models),
     "ladder": _ladder,
     "ladders": _ladders,
     "targets": _of_main(_targets),
