@@ -17,8 +17,7 @@ TYPES = {"problem", "device", "config"}
 TRITON = {"torch", "triton", "compat"}
 TABLE: dict[str, set[str]] = {
     "triton_gemm": TYPES
-    | {"api", "nn", "grouped", "routing", "scaled", "explanation", "ops", "precision", "plan", "select"}
-    | {"tuning"},
+    | {"api", "nn", "grouped", "routing", "scaled", "explanation", "ops", "precision", "plan", "select"},
     "routing": {"torch", "compat", "device", "ops", "plan", "precision"},
     "nn": {"torch", "api", "checks", "precision", "problem"},
     "api": TYPES | {"torch", "compat", "precision", "checks", "plan", "select", "ops"},
@@ -36,15 +35,12 @@ TABLE: dict[str, set[str]] = {
     "compat": {"torch", "triton"},
     "driver": set(),
     "aot": TRITON,
-    "select": TYPES | {"torch", "precision", "cost_model", "kernels", "tuned"},
+    "select": TYPES | {"torch", "precision", "cost_model", "kernels"},
     "workspace": {"torch", "driver"},
     "plan": TYPES | TRITON | {"driver", "precision", "select", "kernels", "workspace"},
-    "tuning": TYPES | TRITON | {"cost_model", "kernels", "ladder"},
-    "tuned": set(),
     "kernels": TYPES | TRITON | {"precision", "ladder"},
     "ladder": TYPES | TRITON | {"driver"},
     "triton_gemm.ladder.__main__": {"perf"},
-    "cli": TYPES | {"torch", "triton", "triton_gemm", "api", "plan", "select", "tuning"},
     "reference_cuda": {"torch"},
     "perf": {
         *("torch", "triton", "numpy", "matplotlib", "rich"),
@@ -141,6 +137,10 @@ def violations(root: Path) -> list[str]:
             if name == NEVER_NAMES[room]:
                 found.append(f"{where}:{line}: '{room}' may not use {name}")
     return found
+
+
+def test_every_room_is_built() -> None:
+    assert {room_of(module_name(path, ROOT)) for tree in TREES for path in (ROOT / tree).rglob("*.py")} == set(TABLE)
 
 
 def test_every_import_is_allowed() -> None:
