@@ -1,4 +1,4 @@
-"""The list of twins: what each source file holds, which rung it stands beside, whose kernel it ports."""
+"""The list of twins: what each source file holds, which rung it stands beside, whose kernel it retells."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class Variant:
     kernel: str
     """The instantiation that aligned shapes run: a key of `resources(stem)`."""
     seeds: tuple[str, ...] = ()
-    """The published kernels that it is a port of."""
+    """The published kernels that it retells."""
     dtype: torch.dtype = torch.float32
     """Of both operands."""
 
