@@ -147,6 +147,10 @@ def violations(root: Path) -> list[str]:
     return found
 
 
+def test_every_room_is_built() -> None:
+    assert {room_of(module_name(path, ROOT)) for tree in TREES for path in (ROOT / tree).rglob("*.py")} == set(TABLE)
+
+
 def test_every_import_is_allowed() -> None:
     found = violations(ROOT)
     assert not found, "\n" + "\n".join(found)

@@ -19,7 +19,7 @@ from perf.ladder.rungs_and_twins import MODES
 from perf.ladder.tasks import TF32_ROUNDING
 from perf.measure import environment
 from perf.measure.providers import CUBLAS
-from perf.pages import gpt_tables
+from perf.pages import gpt_tables, rung_diff, summary
 from perf.pages.results import Results
 from triton_gemm.ladder import LADDER, Rung
 
@@ -46,11 +46,12 @@ def filled(text: str, results: Results, folder: Path) -> str:
 
 
 def _rung(rung: Rung, results: Results, folder: Path) -> str:
-    """A rung's section: its header, and what was measured between prediction and consequence."""
+    """A rung's section: its header, its source against the rung before, and what was measured."""
     source = f"[`{rung.name}.py`](../triton_gemm/ladder/{rung.name}.py)"
     twins = [f"[`{stem}.cu`](../reference_cuda/{stem}.cu)" for stem in rung.twins]
     lines = ["Source: " + ", ".join([source, *twins]) + "."]
     lines += [f"**{name}** {rung.header[name]}" for name in HEADER_OF_A_SECTION]
+    lines += filter(None, [rung_diff.difference(rung)])
     measured = [line for record in results.records for line in _measured(rung, record)]
     lines += [f"**Measured** {line}" for line in measured or [NOTHING]]
     lines += [f"**{name}** {rung.header[name]}" for name in ("Bound by", "Next")]
@@ -203,6 +204,8 @@ BLOCKS: dict[str, Block] = {
     "picture": lambda results, folder: (
         _picture(results.latest, "ladder.png", "The ladder", folder) if results.latest else NOTHING
     ),
+    "climb": lambda results, _: summary.climb(results.latest) if results.latest else NOTHING,
+    "summary": lambda results, _: summary.speed(results.sweeps, results.models),
     "ladder": _ladder,
     "ladders": _ladders,
     "targets": _of_main(_targets),

@@ -1,4 +1,4 @@
-"""Naive: every result is a dot product read straight from global memory, and lanes walk down the rows.
+"""Naive: every result is a dot product read straight from global memory, and a warp's lanes run down a column of C.
 
 Changes: nothing before it. One program computes a strip of BLOCK_M rows in one column of C.
 Why: a warp's 32 lanes hold 32 rows of A, K elements apart, so every load of A touches 32 sectors of 32 bytes
@@ -8,9 +8,9 @@ Predicts: 8 bytes asked of L1 for every FMA, and 32 L1 wavefronts a load of A: 1
     132 SMs x 1.7 GHz x 32 FMA / 33 wavefronts = 0.22 T FMA/s = 0.4 TFLOPS, under 1 % of cuBLAS.
 Requires: fp32; any strides.
 Bound by: the L1 cache's wavefronts (`l1tex__data_pipe`), not memory and not arithmetic.
-Next: k02 turns the strip so that lanes walk along a row.
+Next: k02 makes the strip horizontal, so that lanes run along a row.
 
-Retells seeds S3.1 and S4.0.
+Port of the published kernels S3.1 and S4.0: "The published experiments" in docs/ladder.md.
 """
 
 import torch

@@ -1,6 +1,6 @@
-"""Coalesced: the same arithmetic with a warp's lanes along a row of C.
+"""Coalesced: the same arithmetic, but a warp's lanes run along a row of C.
 
-Changes: against k01, the strip lies along N: one program computes BLOCK_N columns of one row, four to a thread.
+Changes: against k01, the strip runs along N: one program computes BLOCK_N columns of one row, four to a thread.
 Why: 32 lanes now read 32 neighbouring elements of B, 128 bytes in one wavefront, and share one element of A;
     C is written in whole lines.
 Predicts: 2 wavefronts an FMA step of a warp where k01 had 33, so up to 16 times k01 by that count;
@@ -9,10 +9,10 @@ Predicts: 2 wavefronts an FMA step of a warp where k01 had 33, so up to 16 times
     Missed low: programs of neighbouring rows on one SM find B's row in L1, so that L2's rate does not bind, and a
     thread's four columns share one element of A and one 16-byte load of B.
 Requires: fp32; any strides, coalesced where B and C are row-major.
-Bound by: the L1 cache's rate and load latency: two loads for every FMA.
+Bound by: L1 bandwidth and load latency: there are two loads for every FMA.
 Next: k03 loads a tile once and uses every element of it many times.
 
-Retells seeds S3.2, S2.1 and S0.1.
+Port of the published kernels S3.2, S2.1 and S0.1: "The published experiments" in docs/ladder.md.
 """
 
 import torch

@@ -1,15 +1,15 @@
-"""Blocked: one program computes a tile of C from tiles of A and B that live in shared memory.
+"""Blocked: one program computes a tile of C from tiles of A and B in shared memory.
 
-Changes: against k02, a program owns BLOCK_M x BLOCK_N results and steps through K by BLOCK_K with `tl.dot`.
-Why: a BLOCK_M x BLOCK_K tile of A is read once from L2 and used BLOCK_N times, one of B BLOCK_M times.
-    IEEE fp32 has no tensor core: `tl.dot` becomes FFMA, each thread a small outer product.
+Changes: against k02, a program computes BLOCK_M x BLOCK_N results and steps through K by BLOCK_K with `tl.dot`.
+Why: a BLOCK_M x BLOCK_K tile of A is read once from L2 and used BLOCK_N times, a tile of B BLOCK_M times.
+    There are no tensor cores for IEEE fp32: `tl.dot` becomes FFMAs, and each thread computes small outer products.
 Predicts: traffic from L2 falls by the tile's edge (32 to 64), so that limit is gone; shared-memory reads take
     over. Threads of 4 x 4 results read 8 words for 16 FMA: 3 to 4 times k02.
-Requires: fp32; any strides; N up to 65,535 tiles, what a grid's second axis takes.
-Bound by: shared-memory bandwidth, and latency: loads and FMAs take turns (num_stages = 1).
+Requires: fp32; any strides; N up to 65,535 tiles, the limit of a grid's second axis.
+Bound by: shared-memory bandwidth, and latency: loads and FMAs alternate (num_stages = 1).
 Next: k04 changes the order of the programs so that L2 is hit more often.
 
-Retells seeds S0.2, S1, S2.2, S3.3 and S4.1.
+Port of the published kernels S0.2, S1, S2.2, S3.3 and S4.1: "The published experiments" in docs/ladder.md.
 """
 
 import torch

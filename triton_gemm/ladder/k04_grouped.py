@@ -1,14 +1,14 @@
-"""Grouped launch: programs walk C in bands of GROUP_M tile rows, so that those running together share operands.
+"""Grouped launch: programs cover C in groups of GROUP_M tile rows, so that those that run together share operands.
 
 Changes: against k03, a 1-D grid and `grouped_pid`, which turns the program's number into a tile.
-Why: about 132 SMs x a few programs run at once. In row-major order they cover a few whole rows of tiles and so all
-    of B; in a band of GROUP_M rows they cover a near-square patch, whose A and B together are smaller and stay in L2.
+Why: a few programs on each of 132 SMs run at once. In row-major order they cover a few whole rows of tiles and so all
+    of B; in a group of GROUP_M rows they cover a nearly square patch, whose A and B are smaller and stay in L2.
 Predicts: a wave of W tiles reads W/GROUP_M + GROUP_M tile strips where it read W/n + n (n tiles in a row of C):
     at 4096^3, 64 x 64 tiles and W = 528, 74 strips with GROUP_M = 8 against 72 row-major. Either way the strips in
     use, 1 MB each, are read from L2, and k03 is bound by shared memory: a factor of 1.0 here, more where L2 is short.
 Requires: fp32; any shape and strides.
-Bound by: as k03, shared-memory bandwidth and latency.
-Next: k05 gives each thread more results to lower the shared-memory reads per FMA.
+Bound by: shared-memory bandwidth and latency, as k03.
+Next: k05 gives each thread more results, which lowers the shared-memory reads per FMA.
 """
 
 import torch
@@ -85,10 +85,10 @@ def grouped_kernel(
 
 @triton.jit
 def grouped_pid(tile_id, num_m, num_n, GROUP_M: tl.constexpr):
-    """Tile (pid_m, pid_n) of `tile_id` when C's num_m x num_n tiles are walked in bands of GROUP_M rows, each band
-    column by column; the last band may be lower. The order is Triton's tutorial 03's."""
-    band = tile_id // (GROUP_M * num_n)
-    first_m = band * GROUP_M
+    """Tile (pid_m, pid_n) of `tile_id`: C's num_m x num_n tiles are covered in groups of GROUP_M rows, each group
+    column by column; the last group may have fewer rows. The order is that of Triton's tutorial 03."""
+    group = tile_id // (GROUP_M * num_n)
+    first_m = group * GROUP_M
     rows = tl.minimum(num_m - first_m, GROUP_M)
     within = tile_id % (GROUP_M * num_n)
     return first_m + within % rows, within // rows

@@ -1,20 +1,20 @@
-"""Register-tiled: large tiles, up to 64 results a thread, and A turned so that reads for them are wide.
+"""Register-tiled: large tiles, up to 64 results a thread, and an M-major A, so that their reads are wide.
 
 Changes: against k04, larger tiles of the same kernel, 64 x 128 on 4 warps or 128 x 128 on 8 (in CUDA C++ a kernel of
-    its own, here a launch parameter), and a pass before it that lays A out with M contiguous.
-Why: a thread with TM x TN results reads TM + TN words from shared memory for TM x TN FMAs. It wants neighbouring
-    results' operands side by side: 16 bytes of B are 4 columns. 16 bytes of a row-major A are 4 steps of K, so the
-    thread must hold 4 steps of all its rows at once. CUDA kernels transpose A on the way into shared memory; Triton
-    keeps global memory's order there, so A is turned before.
+    its own, here a launch parameter), and a pass before it that copies A to M-major (M contiguous).
+Why: a thread with TM x TN results reads TM + TN words from shared memory for TM x TN FMAs. Its reads are wide if the
+    operands of neighbouring results are contiguous: 16 bytes of B are 4 columns. 16 bytes of a row-major A are 4 steps
+    of K, so the thread must hold 4 steps of all its rows at once. CUDA kernels transpose A on the way into shared
+    memory; Triton keeps the order of global memory there, so A is transposed before.
 Predicts: 8 x 8 results read 16 words for 64 FMAs, 1 for 4, where k04's 4 x 4 to 4 x 8 read 1 for 2 to 2.7:
-    shared memory, which bound k04, is asked for half as much, so 1.8 times k04. The pass moves 8 bytes an element of
+    shared memory, which bound k04, is read half as much, so 1.8 times k04. The pass moves 8 bytes an element of
     A, 2 % at 4096^3. Missed high: k04's best tile, 64 x 64 on 4 warps, has 4 x 8 results a thread already. Without
-    the turn the large tiles gain next to nothing: their fragments of A cost a quarter of the resident warps.
+    the M-major copy the large tiles gain next to nothing: their fragments of A cost a quarter of the resident warps.
 Requires: fp32; any shape and strides; workspace for a copy of A.
 Bound by: latency at the start of each k-tile: with num_stages = 1 the loads wait for the FMAs, and they for the loads.
 Next: k06 loads the next tiles while this one multiplies.
 
-Retells seeds S2.3, S3.4, S4.2 and S4.3.
+Port of the published kernels S2.3, S3.4, S4.2 and S4.3: "The published experiments" in docs/ladder.md.
 """
 
 import torch
@@ -48,7 +48,7 @@ RUNG = Rung(
     predicted=("k04", 1.8),
 )
 
-TURN_FROM_N = 1024  # a row of A used fewer times does not repay the pass
+M_MAJOR_FROM_N = 1024  # with fewer columns of C the pass costs more than it gains
 
 register_tiled_kernel = autotune(RUNG)(grouped_kernel.fn)
 
@@ -91,10 +91,10 @@ def repacked(x: torch.Tensor, convert=identity) -> torch.Tensor:
     return out
 
 
-def turned(a: torch.Tensor, N: int) -> torch.Tensor:
-    """a [M, K], or a copy with M contiguous where N columns of C repay it."""
+def m_major(a: torch.Tensor, N: int) -> torch.Tensor:
+    """a [M, K], or an M-major copy of it if C has enough columns N for that to pay."""
     M = a.shape[0]
-    return a if N < TURN_FROM_N or a.stride(0) == 1 else repacked(a.T)[:, :M].T
+    return a if N < M_MAJOR_FROM_N or a.stride(0) == 1 else repacked(a.T)[:, :M].T
 
 
 @checked(RUNG)
@@ -108,6 +108,6 @@ def launch(
 ) -> None:
     """c = alpha a @ b + beta c for fp32 a [M, K], b [K, N], c [M, N]."""
     if alpha != 0:
-        a = turned(a, c.shape[1])
+        a = m_major(a, c.shape[1])
     arguments = {**pointer_arguments(a, b, c, alpha, beta), "TUNE_KEY": tune_key(a, b, c, beta)}
     run(RUNG, register_tiled_kernel, tiles(*c.shape), arguments, config)

@@ -1,25 +1,25 @@
-"""Pipelined: the loads of the next k-tiles run under the FMAs of this one.
+"""Pipelined: the loads of the next k-tiles overlap the FMAs of this one.
 
-Changes: against k05, num_stages goes from 1 to 2-4: Triton turns the loop's loads into `cp.async` into a ring of
-    shared-memory tiles and starts them num_stages - 1 iterations ahead. In CUDA C++ this is the double buffer.
+Changes: against k05, num_stages goes from 1 to 2-4: Triton makes the loop's loads `cp.async` copies into a ring of
+    shared-memory tiles and starts them num_stages - 1 iterations ahead. In CUDA C++ this is double buffering.
 Why: a load from L2 takes some 300 clocks, from memory 600 to 800; a 128 x 128 x 16 k-tile has 1024 FFMA a warp
     scheduler issues in about 2048 clocks for its two warps. Overlapped, the loads cost only their issue slots, and
-    `cp.async` spares the registers and the store to shared memory that a load through registers takes.
+    `cp.async` saves the registers and the store to shared memory that a load through registers needs.
 Predicts: k05 exposes one latency and two barriers in each k-tile, about 500 clocks in 2500: 1.2 times k05,
     near 0.85 of cuBLAS. Missed high: two to four programs on an SM had hidden part of that latency before.
 Requires: fp32, sm_80 or newer for `cp.async`; any shape and strides; workspace for copies of A and of a B that is
     not row-major, whose elements would be loaded one by one.
-Bound by: the FP32 pipes' issue slots: for 64 FFMA a thread also issues 5 shared loads and its share of addresses.
-Next: more fp32 needs other arithmetic; k07 goes to the tensor cores.
+Bound by: issue slots of the FP32 pipes: for 64 FFMAs a thread also issues 5 shared loads and some address arithmetic.
+Next: more speed needs other arithmetic; k07 uses the tensor cores.
 
-Retells seed S2.4.
+Port of the published kernel S2.4: "The published experiments" in docs/ladder.md.
 """
 
 import torch
 
 from ..config import GemmConfig
 from .k04_grouped import grouped_kernel, tiles
-from .k05_register_tiled import repacked, turned
+from .k05_register_tiled import m_major, repacked
 from .rung import FMA_CAPABILITIES, Rung, autotune, checked, pointer_arguments, run, tune_key
 
 CONFIGS = tuple(
@@ -60,7 +60,7 @@ def launch(
 ) -> None:
     """c = alpha a @ b + beta c for fp32 a [M, K], b [K, N], c [M, N]."""
     if alpha != 0:
-        a = turned(a, c.shape[1])
+        a = m_major(a, c.shape[1])
         if b.stride(1) != 1 and min(b.shape) > 1:
             b = repacked(b)[:, : b.shape[1]]
     arguments = {**pointer_arguments(a, b, c, alpha, beta), "TUNE_KEY": tune_key(a, b, c, beta)}

@@ -1,17 +1,17 @@
 """TF32 tensor cores: fp32 operands rounded to ten bits of mantissa, multiplied by tensor cores, summed in fp32.
 
 Changes: against k06, `tl.dot(input_precision="tf32")`, and a pass before it that rounds the operands to nearest and
-    lays both out with K contiguous.
+    makes both K-major (K contiguous).
 Why: a Hopper SM does 1024 dense TF32 FMAs a clock, eight times its 128 FFMAs. The unit ignores the low 13
-    bits of its operands, which truncates: errors up to 2^-10 and all toward zero, where cuBLAS rounds. And its
-    `wgmma` reads TF32 from shared memory only with K contiguous: a row-major B must be turned somewhere.
+    bits of its operands, which truncates: errors up to 2^-10 and all toward zero, where cuBLAS rounds. And
+    `wgmma` reads TF32 from shared memory only K-major: a row-major B must be transposed somewhere.
 Predicts: the product alone at 0.9 of cuBLAS; the pass moves 2 x 8 bytes an element pair, 256 MB at 4096^3, 0.09 ms
     beside 0.37 ms: 0.7 of cuBLAS, 5.5 times k06. Truncated, the error is 2.6 times that of cuBLAS; rounded, equal.
 Requires: fp32, sm_80 or newer; any shape and strides; workspace for a rounded copy of A and of B.
 Bound by: the pass's memory traffic, then shared-memory bandwidth: TF32 operands have twice the bytes of fp16.
 Next: k08 halves the operands' bytes.
 
-Retells seed S2.5.
+Port of the published kernel S2.5: "The published experiments" in docs/ladder.md.
 """
 
 import torch

@@ -2,18 +2,19 @@
 
 Changes: against k07, 16-bit operands straight from global memory: no rounding, no copy; k-tiles of 64.
 Why: a Hopper SM does 2048 dense 16-bit FMAs a clock, twice the TF32 rate, and an operand has half the bytes, so
-    the same shared memory holds twice the depth. 16-bit `wgmma` reads either operand in either order.
+    the same shared memory holds twice the depth. 16-bit `wgmma` reads either operand K-major or not.
 Predicts: twice the rate of k07's product and none of its pass, 2.5 times k07; the unit's 989 TFLOPS are out of
     reach: at 700 W the clock falls, cuBLAS itself holds 0.75 of it. 0.9 of cuBLAS.
-Requires: fp16 or bf16, sm_80 or newer; any shape and strides, at speed only where sizes and strides are multiples of
-    16 elements. Triton looks at nothing finer: where K (for a row-major A) or N (for a row-major B) is not such a
+Requires: fp16 or bf16, sm_80 or newer; any shape and strides, fast only where sizes and strides are multiples of
+    16 elements. Triton knows nothing finer: where K (for a row-major A) or N (for a row-major B) is not such a
     multiple, that operand's elements are loaded one by one, 2 bytes each, through registers, although rows of a
-    multiple of 8 start on 16 bytes too. `cp.async` takes 4 bytes at least, and so falls away with the overlap it gave.
+    multiple of 8 are 16-byte aligned too. `cp.async` copies at least 4 bytes, so it is not used, and its overlap is
+    lost.
 Bound by: `cp.async`: all warps compute addresses and issue 16-byte copies between their `wgmma`s, and a program's
     prologue and epilogue overlap nothing.
-Next: k09 keeps programs alive from tile to tile.
+Next: k09 keeps a program running from tile to tile.
 
-Retells seeds S2.6, S4.4 and S4.5.
+Port of the published kernels S2.6, S4.4 and S4.5: "The published experiments" in docs/ladder.md.
 """
 
 import torch

@@ -1,13 +1,13 @@
-"""Persistent: one program an SM, which computes tile after tile.
+"""Persistent: one program on each SM computes tile after tile.
 
-Changes: against k08, the grid is as large as the machine, and each program loops over the tiles NUM_SMS apart.
+Changes: against k08, the grid has one program for each SM, and each program loops over tiles that are NUM_SMS apart.
 Why: a program's prologue (the first k-tiles' latency) and epilogue (the store) leave the tensor cores idle, and with
     one 128 x 256 tile an SM nothing else runs there. With a loop over tiles in one program, the compiler may start
-    the next tile's loads under this one's epilogue (`flatten=True` fuses the two loops so that it does).
+    the next tile's loads during this one's epilogue (`flatten=True` fuses the two loops so that it does).
 Predicts: at 4096^3 a tile's 64 k-tiles take some 35 us, of which about 2 us are prologue and epilogue: 1.04 times
     k08 if hidden. The wave count is not changed: 512 tiles on 132 SMs are 3.88 waves either way.
-Requires: fp16 or bf16, sm_80 or newer; any shape and strides, at speed only in multiples of 16 elements, as k08.
-Bound by: `cp.async`, as k08, and registers: addresses and predicates of two nested loops stay alive.
+Requires: fp16 or bf16, sm_80 or newer; any shape and strides, fast only in multiples of 16 elements, as k08.
+Bound by: `cp.async`, as k08, and registers: addresses and predicates of two nested loops stay live.
 Next: k10 lets the TMA unit compute addresses.
 """
 

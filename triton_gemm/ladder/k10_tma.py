@@ -1,14 +1,14 @@
-"""TMA: one thread asks the tensor memory accelerator for a whole tile.
+"""TMA: one instruction makes the tensor memory accelerator copy a whole tile.
 
 Changes: against k09, operands and result are tensor descriptors: tiles are loaded and stored by coordinates.
 Why: a `cp.async` moves 16 bytes and needs an address and a predicate in registers, some 24 of them a thread and
     k-tile. A TMA copy is one instruction for the tile: the unit computes addresses, clips at the edges with zeros,
     swizzles against bank conflicts, and signals an `mbarrier`. Registers and issue slots go to `wgmma`.
 Predicts: the k-loop's address arithmetic disappears: 1.04 times k09, 0.95 of cuBLAS.
-Requires: fp16 or bf16, sm_90 or newer; every operand with one unit stride, the other a multiple of 16 bytes, and
+Requires: fp16 or bf16, sm_90 or newer; every operand with one unit stride, the other stride a multiple of 16 bytes, and
     a base aligned to 16 bytes; C row-major, its rows a multiple of 16 bytes long.
 Bound by: one instruction stream: the warps that wait for tiles, issue copies and store C are those that feed `wgmma`.
-Next: k11 gives loading a warp of its own.
+Next: k11 gives the loads a warp of their own.
 """
 
 from typing import Any

@@ -1,15 +1,15 @@
 """Warp-specialised: one warp loads, eight multiply, and neither waits for the other's instructions.
 
-Changes: against k10, Gluon instead of Triton's compiler decides who does what: a load partition of one warp keeps a
-    ring of tiles filled by TMA, an mma partition of two warpgroups empties it with asynchronous `wgmma`, one always
-    in flight; `mbarrier`s, full and empty, pass the ring's slots between them.
+Changes: against k10, Gluon instead of Triton's compiler decides which warps do what: a load partition of one warp fills
+    a ring of tiles by TMA, an mma partition of two warpgroups consumes it by asynchronous `wgmma`, one always in
+    flight; `mbarrier`s, full and empty, pass the ring's slots between them.
 Why: in k10 the same warps issue copies, wait for them, feed the tensor cores and store C, so each wait is an idle
-    tensor core. Here the loads of the next tile are under way while the accumulators of this one are stored, and
-    registers go where they are used: 24 a thread for the loader, 240 for the multipliers.
+    tensor core. Here the loads of the next tile are in flight while the accumulators of this one are stored, and the
+    registers are divided by need: 24 a thread for the load partition, 240 for the mma partition.
 Predicts: epilogue loads hidden and no issue slots lost between `wgmma`s: 1.05 times k10, 1.00 of cuBLAS.
 Requires: fp16 or bf16, sm_90 (`wgmma`); operands as k10.
-Bound by: L2-to-SM traffic of 128 x 256 tiles (103 % of what the L2 gives) and by power, as cuBLAS is.
-Next: beyond the ladder: tile choice by shape, split-K where waves do not come out, larger tiles.
+Bound by: L2-to-SM traffic of 128 x 256 tiles, and power, as cuBLAS is.
+Next: beyond the ladder: tile choice by shape, split-K where the last wave is not full, larger tiles.
 
 The roles and barriers are those of CUTLASS's cooperative kernel and of Gluon's tutorials on warp specialisation.
 """

@@ -39,7 +39,7 @@ class Rung:
         dtypes: operand dtypes it takes.
         capabilities: the compute capabilities it claims to run on.
         instructions: for each of them, what the SASS of its compiled form must contain.
-        twins: stems in `reference_cuda` of the CUDA kernels it retells.
+        twins: stems in `reference_cuda` of its twins, the CUDA kernels that teach the same idea.
         configs: what the autotuner explores; the first legal one is the default without tuning.
         descriptors: whether operands come as TMA descriptors.
         staged_outputs: tiles of C in shared memory beside those of A and B: without and with beta C.
