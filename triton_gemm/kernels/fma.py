@@ -34,7 +34,7 @@ from ..problem import GemmProblem
 from .launch import Launch, Pointer, Scalar, Temporary
 from .portable import MAX_SIZE, store_tile, vector, whole
 from .programmatic import follow
-from .schedule import locate
+from .schedule import tile_coordinates
 from .splitk import MAX_COUNTERS, arrive, last_to_arrive, wait_turn
 
 SIDE = 8  # of a thread's elements of C
@@ -266,7 +266,7 @@ def fma_kernel(
     num_m = gl.cdiv(M, BLOCK_M)
     num_n = gl.cdiv(N, BLOCK_N)
     tile = gl.program_id(0)
-    batch, pid_m, pid_n = locate(tile, num_m, GROUP_M, GROUP_M * num_n, num_m * num_n)
+    batch, pid_m, pid_n = tile_coordinates(tile, num_m, GROUP_M, GROUP_M * num_n, num_m * num_n)
     m = pid_m * BLOCK_M
     n = pid_n * BLOCK_N
     part = gl.program_id(1)

@@ -15,7 +15,7 @@ from ..config import GemmConfig
 from ..problem import GemmProblem
 from .launch import Launch, Pointer, Temporary
 from .programmatic import follow
-from .schedule import locate
+from .schedule import tile_coordinates
 
 CHUNK = 256  # tiles that a program lists at once
 
@@ -56,7 +56,7 @@ def list_tiles_kernel(
 
     for tile in range(0, num_m * num_n, CHUNK):
         tiles = tile + tl.arange(0, CHUNK)
-        _, pid_m, pid_n = locate(tiles, num_m, band, band * num_n, num_m * num_n)
+        _, pid_m, pid_n = tile_coordinates(tiles, num_m, band, band * num_n, num_m * num_n)
         entry_ptrs = tiles_ptr + (1 + first + tiles) * 4
         listed = (tiles < num_m * num_n) & (first + tiles < limit)
         tl.store(entry_ptrs, tl.zeros_like(tiles) + group, mask=listed)
