@@ -17,6 +17,8 @@ def share_sums(acc, tail, output, work, index, item, owned, CONSUMER: gl.constex
     STRIDE: gl.constexpr = ROWS * config.BLOCK_N  # from one block of partial sums to the next
     counter = output.counters_ptr + item.tile_id * config.CONSUMERS + CONSUMER
     workspace_ptr = output.workspace_ptr
+    layout: gl.constexpr = acc.type.layout
+    tail_layout: gl.constexpr = tail.type.layout
     sums = by_thread(acc)
     if config.TAIL_N:
         tail_sums = by_thread(tail)
@@ -27,10 +29,10 @@ def share_sums(acc, tail, output, work, index, item, owned, CONSUMER: gl.constex
         block = item.tile_id * config.CONSUMERS + CONSUMER
         step = work.split_tiles * config.CONSUMERS
         sums = with_others(sums, workspace_ptr, block, step, others, STRIDE, config)
-        acc = by_row(sums, ROWS, MAIN_N, acc.type.layout)
+        acc = by_row(sums, ROWS, MAIN_N, layout)
         if config.TAIL_N:
             tail_sums = with_others(tail_sums, workspace_ptr + ROWS * MAIN_N, block, step, others, STRIDE, config)
-            tail = by_row(tail_sums, ROWS, config.TAIL_N, tail.type.layout)
+            tail = by_row(tail_sums, ROWS, config.TAIL_N, tail_layout)
     else:
         block = ((item.part - 1) * work.split_tiles + item.tile_id) * config.CONSUMERS + CONSUMER
         store_sums(sums, workspace_ptr, block, STRIDE)
