@@ -34,7 +34,7 @@ KERNELS = Path(triton_gemm.kernels.__file__ or "").parent
 WARP = 32
 # Modules and packages of triton_gemm.kernels that run here.
 SIMULATED = ("epilogue", "fma", "groups", "portable", "programmatic", "schedule", "skinny", "splitk")
-SIMULATED += ("warp_specialised",)
+SIMULATED += ("tiles", "warp_specialised")
 
 
 class DeadlockError(Exception):

@@ -128,7 +128,9 @@ def test_every_tile_is_located_once(
     batch: int, num_m: int, num_n: int, group: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tl, "minimum", min)
-    found = [tile_coordinates.fn(tile, num_m, group, group * num_n, num_m * num_n) for tile in range(batch * num_m * num_n)]
+    found = [
+        tile_coordinates.fn(tile, num_m, group, group * num_n, num_m * num_n) for tile in range(batch * num_m * num_n)
+    ]
     assert sorted(found) == [(b, m, n) for b in range(batch) for m in range(num_m) for n in range(num_n)]
     assert [b for b, _, _ in found] == sorted(b for b, _, _ in found), "batches are not one after another"
 

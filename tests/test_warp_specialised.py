@@ -219,18 +219,24 @@ BUGS: dict[str, tuple[tuple[str, str], ...]] = {
     "announces-too-few-bytes": (("config.CONSUMERS * a_desc.block_type.nbytes +", "a_desc.block_type.nbytes +"),),
     "phase-does-not-turn": (("phase ^ wrapped.to(gl.int32)", "phase"),),
     "stores-from-a-buffer-in-use": (("            tma.store_wait(BUFFERS - 1)", "            pass #"),),
-    "next-tile-starts-in-the-same-buffer": (("            count += EPI_TILES\n", "            count += EPI_TILES - EPI_TILES\n"),),
+    "next-tile-starts-in-the-same-buffer": (
+        ("            count += EPI_TILES\n", "            count += EPI_TILES - EPI_TILES\n"),
+    ),
     "leaves-before-c-is-stored": (("        tma.store_wait(0)\n", "        pass\n"),),
     "owner-does-not-wait": (("            wait_for(counter, others)\n", "            pass\n"),),
     "owner-adds-one-part-less": (("mask=first + i < others", "mask=first + i < others - 1"),),
     "parts-share-a-block": (("((item.part - 1) * work.split_tiles + item.tile_id)", "item.tile_id"),),
-    "consumers-share-a-block": (("block = item.tile_id * config.CONSUMERS + CONSUMER", "block = item.tile_id * config.CONSUMERS"),),
+    "consumers-share-a-block": (
+        ("block = item.tile_id * config.CONSUMERS + CONSUMER", "block = item.tile_id * config.CONSUMERS"),
+    ),
     "rows-of-the-other-consumer": (("row = item.m + w * ROWS", "row = item.m"),),
     "groups-of-the-wrong-height": (("tl.minimum(num_m - group * group_m, group_m)", "group_m"),),
     "epilogue-tiles-at-the-same-place": (("m, n + p * EPI_N, rows_end", "m, n, rows_end"),),
     "batch-ignored-in-b": (("batch_b = item.batch * inputs.b_batches", "batch_b = item.batch * 0"),),
     "counter-is-left": (("    tl.store(counter_ptr, 0)\n", "    pass\n"),),
-    "k-in-overlapping-parts": (("k_end = (part + 1) * k_tiles // split_k", "k_end = (part + 1) * k_tiles // split_k + 1"),),
+    "k-in-overlapping-parts": (
+        ("k_end = (part + 1) * k_tiles // split_k", "k_end = (part + 1) * k_tiles // split_k + 1"),
+    ),
 }
 
 BUGS_OF_PLANES: dict[str, tuple[tuple[str, str], ...]] = {
@@ -276,7 +282,9 @@ def test_planted_bugs_of_bytes_are_caught(bug: str) -> None:
 
 
 BUGS_OF_BETA: dict[str, tuple[tuple[str, str], ...]] = {
-    "does-not-wait-for-c": (("            mbarrier.wait(staging.loaded.index(count % BUFFERS), count // BUFFERS & 1)\n", ""),),
+    "does-not-wait-for-c": (
+        ("            mbarrier.wait(staging.loaded.index(count % BUFFERS), count // BUFFERS & 1)\n", ""),
+    ),
     "waits-for-the-round-before": (("count // BUFFERS & 1", "count // BUFFERS + 1 & 1"),),
     "first-loads-into-buffers-in-use": (("    tma.store_wait(0)\n    for p", "    for p"),),
     "next-loads-into-buffers-in-use": (("                tma.store_wait(1)\n", ""),),

@@ -99,8 +99,8 @@ class Work:
 
 @aggregate
 class Item:
-    """One item of work: a tile, or a range of its k-tiles. part 0 of a tile's parts owns it; rows_end: where the rows of
-    its group end, or of C."""
+    """One item of work: a tile, or a range of its k-tiles. Part 0 of a tile's parts owns it; rows_end: where the rows
+    of its group end, or of C."""
 
     tile_id: gl.tensor
     part: gl.tensor

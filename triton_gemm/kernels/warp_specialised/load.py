@@ -64,9 +64,7 @@ def load_scales(ring, slot, inputs, kt, k_tiles, m, n):
     and for the next. In memory A's are [k-tiles, M], B's [N / 128 rounded up, k-tiles]."""
     layout: gl.constexpr = gl.BlockedLayout([1], [WARP], [1], [0])
     rows = m + gl.arange(0, ring.a_scales.shape[1], layout)
-    async_load(
-        ring.a_scales.index(slot), inputs.a_scale_ptr + kt.to(gl.int64) * inputs.M + rows, mask=rows < inputs.M
-    )
+    async_load(ring.a_scales.index(slot), inputs.a_scale_ptr + kt.to(gl.int64) * inputs.M + rows, mask=rows < inputs.M)
     blocks = n // 128 + gl.arange(0, WARP, layout)
     wanted = (blocks < n // 128 + 2) & (blocks < (inputs.N + 127) // 128)
     async_load(ring.b_scales.index(slot), inputs.b_scale_ptr + blocks.to(gl.int64) * k_tiles + kt, mask=wanted)

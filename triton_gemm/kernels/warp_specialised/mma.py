@@ -181,8 +181,8 @@ def left_operand(tile, COLUMN_MAJOR: gl.constexpr, acc_layout: gl.constexpr):
 
 @constexpr_function
 def through_registers(dtype, column_major):
-    """Whether `wgmma` gets A from registers: from shared memory it reads only 16-bit operands in both orders, all others
-    K-major."""
+    """Whether `wgmma` gets A from registers: from shared memory it reads only 16-bit operands in both orders, all
+    others K-major."""
     return column_major and dtype == gl.float32
 
 

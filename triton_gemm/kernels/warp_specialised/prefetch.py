@@ -11,7 +11,9 @@ from .work import item_of
 
 
 @gluon.jit
-def prefetch_tile(x_ptr, desc, batch, row, column, ROWS: gl.constexpr, COLUMNS: gl.constexpr, COLUMN_MAJOR: gl.constexpr):
+def prefetch_tile(
+    x_ptr, desc, batch, row, column, ROWS: gl.constexpr, COLUMNS: gl.constexpr, COLUMN_MAJOR: gl.constexpr
+):
     """Prefetches ROWS x COLUMNS of X at (row, column)."""
     first = column if COLUMN_MAJOR else row
     second = row if COLUMN_MAJOR else column
