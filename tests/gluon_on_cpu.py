@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import importlib.util
 import itertools
 import math
 import re
@@ -31,8 +32,9 @@ from triton_gemm.kernels.launch import Pointer as Address
 
 KERNELS = Path(triton_gemm.kernels.__file__ or "").parent
 WARP = 32
+# Modules and packages of triton_gemm.kernels that run here.
 SIMULATED = ("epilogue", "fma", "groups", "portable", "programmatic", "schedule", "skinny", "splitk")
-SIMULATED += ("warp_specialised",)
+SIMULATED += ("tiles", "warp_specialised")
 
 
 class DeadlockError(Exception):
@@ -616,7 +618,7 @@ MODULES: dict[str, Any] = {
         commit_group=commit_group, wait_group=wait_group
     ),
     "triton.language.extra.cuda.gdc": SimpleNamespace(gdc_launch_dependents=nothing, gdc_wait=nothing),
-    "compat": SimpleNamespace(
+    "triton_gemm.compat": SimpleNamespace(
         async_load=async_load,
         reinterpret=reinterpret,
         tma_load=tma_load,
@@ -627,6 +629,7 @@ MODULES: dict[str, Any] = {
         number=lambda x, dtype: x,
         reciprocal=lambda x: Tensor(1.0 / x.data),
         power_of_two=lambda x: Tensor(torch.exp2(x.data)),
+        aggregate=dataclass(frozen=True),
     ),
 }
 
@@ -649,29 +652,51 @@ class Numbers(ast.NodeTransformer):
         return ast.Name("Counted", node.ctx) if node.id == "range" else node
 
 
+def sources() -> dict[str, str]:
+    """The source of every simulated module by its name in triton_gemm.kernels, those of packages included."""
+    found = {}
+    for name in SIMULATED:
+        package = KERNELS / name
+        files = package.glob("*.py") if package.is_dir() else [KERNELS / f"{name}.py"]
+        for file in files:
+            module = ".".join(file.relative_to(KERNELS).with_suffix("").parts).removesuffix(".__init__")
+            found[module] = file.read_text()
+    return found
+
+
 def simulated(name: str, changes: Sequence[tuple[str, str]] = ()) -> SimpleNamespace:
     """A module of triton_gemm.kernels whose kernels run here, with pieces of the source replaced that it or what it
     imports has."""
-    sources = {module: (KERNELS / f"{module}.py").read_text() for module in SIMULATED}
+    texts = sources()
     for old, new in changes:
-        assert any(old in source for source in sources.values()), f"no kernel has {old!r}"
-        sources = {module: source.replace(old, new) for module, source in sources.items()}
-    return _loaded(name, sources)
+        assert any(old in source for source in texts.values()), f"no kernel has {old!r}"
+        texts = {module: source.replace(old, new) for module, source in texts.items()}
+    return _loaded(name, texts, {})
 
 
-def _loaded(name: str, sources: Mapping[str, str]) -> SimpleNamespace:
+def _loaded(name: str, sources: Mapping[str, str], loaded: dict[str, SimpleNamespace]) -> SimpleNamespace:
+    """The module of that name; `loaded` holds those that were imported already."""
+    is_package = any(module.startswith(f"{name}.") for module in sources)
+    full_name = f"triton_gemm.kernels.{name}"
+    package = full_name if is_package else full_name.rpartition(".")[0]
+
     def imported(module: str, globals_: Any = None, locals_: Any = None, names: Any = (), level: int = 0) -> Any:
-        if level == 1 and module in sources:
-            return _loaded(module, sources)
-        return MODULES.get(module) or builtins.__import__(module, globals_, locals_, names, level)
+        absolute = importlib.util.resolve_name("." * level + module, package) if level else module
+        inner = absolute.removeprefix("triton_gemm.kernels.")
+        if inner in sources:
+            if inner not in loaded:
+                loaded[inner] = _loaded(inner, sources, loaded)
+            return loaded[inner]
+        return MODULES.get(absolute) or builtins.__import__(module, globals_, locals_, names, level)
 
     namespace = {
-        "__name__": f"triton_gemm.kernels.{name}",  # where dataclasses look for what they are made of
-        "__package__": "triton_gemm.kernels",
+        "__name__": full_name,  # where dataclasses look for what they are made of
+        "__package__": package,
         "__builtins__": {**vars(builtins), "__import__": imported, "Counted": counted, "Number": Tensor},
     }
+    path = KERNELS.joinpath(*name.split("."), "__init__") if is_package else KERNELS.joinpath(*name.split("."))
     tree = ast.fix_missing_locations(Numbers().visit(ast.parse(sources[name])))
-    exec(compile(tree, str(KERNELS / f"{name}.py"), "exec", dont_inherit=True), namespace)
+    exec(compile(tree, f"{path}.py", "exec", dont_inherit=True), namespace)
     return SimpleNamespace(**{key: value for key, value in namespace.items() if not key.startswith("__")})
 
 

@@ -15,7 +15,7 @@ from triton_gemm import cost_model
 from triton_gemm.config import GemmConfig
 from triton_gemm.device import DeviceInfo, device_of_capability
 from triton_gemm.kernels import warp_specialised
-from triton_gemm.kernels.schedule import Schedule, locate, work_of
+from triton_gemm.kernels.schedule import Schedule, tile_coordinates, work_item
 from triton_gemm.problem import GemmProblem, Layout
 from triton_gemm.workspace import COUNTERS
 
@@ -42,7 +42,7 @@ def work(schedule: Schedule, tiles: int, k_tiles: int) -> list[tuple[int, int, r
     """(tile, part, k-tiles) of every item, by the kernel's own arithmetic."""
     found = []
     for item in range(schedule.items(tiles)):
-        tile, part, begin, end = work_of.fn(item, k_tiles, schedule.split, schedule.parts)
+        tile, part, begin, end = work_item.fn(item, k_tiles, schedule.split, schedule.parts)
         found.append((tile, part, range(begin, end)))
     return found
 
@@ -128,7 +128,9 @@ def test_every_tile_is_located_once(
     batch: int, num_m: int, num_n: int, group: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tl, "minimum", min)
-    found = [locate.fn(tile, num_m, group, group * num_n, num_m * num_n) for tile in range(batch * num_m * num_n)]
+    found = [
+        tile_coordinates.fn(tile, num_m, group, group * num_n, num_m * num_n) for tile in range(batch * num_m * num_n)
+    ]
     assert sorted(found) == [(b, m, n) for b in range(batch) for m in range(num_m) for n in range(num_n)]
     assert [b for b, _, _ in found] == sorted(b for b, _, _ in found), "batches are not one after another"
 

@@ -179,7 +179,7 @@ def test_groups(kernel: SimpleNamespace, config: GemmConfig) -> None:
         for column in range(2)
     ]
     table = torch.tensor([(len(tiles), len(ends), 0, 0), *tiles], dtype=torch.int32)
-    run(launch, {"a": a, "b": b, "c": c, "tiles": table}, {"alpha": 1.0, "beta": 0.0})
+    run(launch.programmatic(), {"a": a, "b": b, "c": c, "tiles": table}, {"alpha": 1.0, "beta": 0.0})
     assert_right(a, b, torch.tensor(ends), c)
 
 
@@ -209,37 +209,43 @@ def test_all_configurations_that_leave_room_for_pieces_are_legal() -> None:
 # --- Planted bugs ---
 
 BUGS: dict[str, tuple[tuple[str, str], ...]] = {
-    "loads-into-full-slots": (("            mbarrier.wait(empty_bars.index(slot), phase)\n", ""),),
-    "multiplies-what-has-not-come": (("    mbarrier.wait(full_bars.index(slot), phase)\n", ""),),
+    "loads-into-full-slots": (("            mbarrier.wait(ring.empty.index(slot), phase)\n", ""),),
+    "multiplies-what-has-not-come": (("    mbarrier.wait(ring.full.index(slot), phase)\n", ""),),
     "frees-a-slot-that-is-read": (("pred=kt > k_begin)", "pred=True)"),),
-    "frees-the-slot-of-this-step": (("previous_slot(slot, num_stages)), pred=kt", "slot), pred=kt"),),
-    "waits-for-one-product-less": (("acc = warpgroup_mma_wait(IN_FLIGHT, deps", "acc = warpgroup_mma_wait(2, deps"),),
-    "never-frees-the-last-slot": (("pred=k_end > k_begin)", "pred=False)"),),
+    "frees-the-slot-of-this-step": (("previous_slot(slot, config)), pred=kt", "slot), pred=kt"),),
+    "waits-for-one-product-less": (("wait_for_products(acc, tail, IN_FLIGHT,", "wait_for_products(acc, tail, 2,"),),
+    "never-frees-the-last-slot": (("pred=item.k_end > item.k_begin)", "pred=False)"),),
     "starts-in-the-wrong-phase": (("phase = 1  #", "phase = 0  #"),),
-    "announces-too-few-bytes": (("consumers * a_desc.block_type.nbytes +", "a_desc.block_type.nbytes +"),),
+    "announces-too-few-bytes": (("config.CONSUMERS * a_desc.block_type.nbytes +", "a_desc.block_type.nbytes +"),),
     "phase-does-not-turn": (("phase ^ wrapped.to(gl.int32)", "phase"),),
     "stores-from-a-buffer-in-use": (("            tma.store_wait(BUFFERS - 1)", "            pass #"),),
-    "next-tile-starts-in-the-same-buffer": (("            count += PARTS\n", "            count += PARTS - PARTS\n"),),
+    "next-tile-starts-in-the-same-buffer": (
+        ("            count += EPI_TILES\n", "            count += EPI_TILES - EPI_TILES\n"),
+    ),
     "leaves-before-c-is-stored": (("        tma.store_wait(0)\n", "        pass\n"),),
-    "owner-does-not-wait": (("                    wait_for(counter, others)\n", "                    pass\n"),),
+    "owner-does-not-wait": (("            wait_for(counter, others)\n", "            pass\n"),),
     "owner-adds-one-part-less": (("mask=first + i < others", "mask=first + i < others - 1"),),
-    "parts-share-a-block": (("((part - 1) * split + tile_id)", "tile_id"),),
-    "consumers-share-a-block": (("block = tile_id * CONSUMERS + CONSUMER", "block = tile_id * CONSUMERS"),),
-    "rows-of-the-other-consumer": (("row = m + w * rows", "row = m"),),
-    "bands-of-the-wrong-height": (("tl.minimum(num_m - band * group, group)", "group"),),
-    "parts-of-c-side-by-side": (("m, n + p * PART_N, M", "m, n, M"),),
-    "batch-ignored-in-b": (("batch_b = batch * b_batches", "batch_b = batch * 0"),),
+    "parts-share-a-block": (("((item.part - 1) * work.split_tiles + item.tile_id)", "item.tile_id"),),
+    "consumers-share-a-block": (
+        ("block = item.tile_id * config.CONSUMERS + CONSUMER", "block = item.tile_id * config.CONSUMERS"),
+    ),
+    "rows-of-the-other-consumer": (("row = item.m + w * ROWS", "row = item.m"),),
+    "groups-of-the-wrong-height": (("tl.minimum(num_m - group * group_m, group_m)", "group_m"),),
+    "epilogue-tiles-at-the-same-place": (("m, n + p * EPI_N, rows_end", "m, n, rows_end"),),
+    "batch-ignored-in-b": (("batch_b = item.batch * inputs.b_batches", "batch_b = item.batch * 0"),),
     "counter-is-left": (("    tl.store(counter_ptr, 0)\n", "    pass\n"),),
-    "k-in-overlapping-parts": (("k_end = (part + 1) * k_tiles // parts", "k_end = (part + 1) * k_tiles // parts + 1"),),
+    "k-in-overlapping-parts": (
+        ("k_end = (part + 1) * k_tiles // split_k", "k_end = (part + 1) * k_tiles // split_k + 1"),
+    ),
 }
 
 BUGS_OF_PLANES: dict[str, tuple[tuple[str, str], ...]] = {
-    "k-runs-on": (("k = step // TERMS", "k = step"),),
+    "k-runs-on": (("k = step // config.TERMS", "k = step"),),
     "one-plane-for-all": (("batch_a += ", "batch_a += 0 * "),),
-    "planes-of-a-for-b": (("gl.to_tensor(B_PLANES)", "gl.to_tensor(A_PLANES)"),),
-    "a-piece-replaces-the-sum": (("return acc + more\n", "return more\n"),),
-    "a-piece-is-left-out": (("            0, TERMS, slot", "            0, TERMS - 1, slot"),),
-    "frees-no-slot-after-a-piece": (("            mbarrier.arrive(empty_bars.index(used))\n", ""),),
+    "planes-of-a-for-b": (("gl.to_tensor(config.B_PLANES)", "gl.to_tensor(config.A_PLANES)"),),
+    "a-k-tile-replaces-the-sum": (("return acc + more\n", "return more\n"),),
+    "a-term-is-left-out": (("multiply(ring, 0, config.TERMS, slot", "multiply(ring, 0, config.TERMS - 1, slot"),),
+    "frees-no-slot-after-a-k-tile": (("            mbarrier.arrive(ring.empty.index(used))\n", ""),),
 }
 
 
@@ -255,14 +261,14 @@ def test_planted_bugs_of_planes_are_caught(bug: str) -> None:
 BUGS_OF_BYTES: dict[str, tuple[tuple[str, str], ...]] = {
     "scales-of-the-other-consumer": (("CONSUMER * ROWS, acc", "0, acc"),),
     "does-not-wait-for-scales": (("                async_copy.mbarrier_arrive(full, increment_count=False)\n", ""),),
-    "scales-of-the-first-k-tile": (("kt.to(gl.int64) * M + rows", "rows"),),
-    "scales-of-the-k-tile-before": (("scales_of(scales, used,", "scales_of(scales, previous_slot(used, num_stages),"),),
+    "scales-of-the-first-k-tile": (("kt.to(gl.int64) * inputs.M + rows", "rows"),),
+    "scales-of-the-k-tile-before": (("load_factors(ring, used,", "load_factors(ring, previous_slot(used, config),"),),
     "columns-of-one-block": (("gl.where(n % 128 == 0, left, right)", "left"),),
-    "the-rest-has-the-scales-of-the-main": (("gl.convert_layout(right,", "gl.convert_layout(left,"),),
+    "the-tail-has-the-scales-of-the-main": (("gl.convert_layout(right,", "gl.convert_layout(left,"),),
     "sums-go-through-fp32": (("sums.to(gl.float32, bitcast=True)", "sums.to(gl.float32)"),),
-    "adds-what-is-under-way": (("warpgroup_mma_wait(1, deps=(more, more_rest))", "(more, more_rest)"),),
-    "adds-the-rest-that-is-under-way": (("more_rest = warpgroup_mma_wait(0, deps=(more_rest,))", "pass"),),
-    "leaves-the-rest-out": (("rest = added(rest, more_rest, n, factors, True, SCALED)", "pass"),),
+    "adds-what-is-under-way": (("warpgroup_mma_wait(1, deps=(more, more_tail))", "(more, more_tail)"),),
+    "adds-the-tail-that-is-under-way": (("more_tail = warpgroup_mma_wait(0, deps=(more_tail,))", "pass"),),
+    "leaves-the-tail-out": (("tail = promote(tail, more_tail, n, factors, True, config)", "pass"),),
 }
 
 
@@ -276,17 +282,19 @@ def test_planted_bugs_of_bytes_are_caught(bug: str) -> None:
 
 
 BUGS_OF_BETA: dict[str, tuple[tuple[str, str], ...]] = {
-    "does-not-wait-for-c": (("            mbarrier.wait(loaded.index(count % BUFFERS), count // BUFFERS & 1)\n", ""),),
+    "does-not-wait-for-c": (
+        ("            mbarrier.wait(staging.loaded.index(count % BUFFERS), count // BUFFERS & 1)\n", ""),
+    ),
     "waits-for-the-round-before": (("count // BUFFERS & 1", "count // BUFFERS + 1 & 1"),),
-    "first-parts-into-buffers-in-use": (("    tma.store_wait(0)\n    for p", "    for p"),),
-    "next-parts-into-buffers-in-use": (("                tma.store_wait(1)\n", ""),),
-    "next-parts-into-this-buffer": (("count + BUFFERS - 1, batch", "count + BUFFERS, batch"),),
-    "next-parts-of-other-columns": (("n + (BUFFERS - 1) * sums", "n + BUFFERS * sums"),),
-    "one-part-is-not-loaded": (("p - 1 + BUFFERS < PARTS", "p + BUFFERS < PARTS"),),
+    "first-loads-into-buffers-in-use": (("    tma.store_wait(0)\n    for p", "    for p"),),
+    "next-loads-into-buffers-in-use": (("                tma.store_wait(1)\n", ""),),
+    "next-loads-into-this-buffer": (("count + BUFFERS - 1, batch", "count + BUFFERS, batch"),),
+    "next-loads-of-other-columns": (("n + (BUFFERS - 1) * config", "n + BUFFERS * config"),),
+    "one-epilogue-tile-is-not-loaded": (("p - 1 + BUFFERS < EPI_TILES", "p + BUFFERS < EPI_TILES"),),
     "who-shares-loads-too": (
         (
-            "                if mine:\n                    load_f",
-            "                if True:\n                    load_f",
+            "            if owned:\n                load_f",
+            "            if True:\n                load_f",
         ),
     ),
 }
@@ -294,7 +302,7 @@ BUGS_OF_BETA: dict[str, tuple[tuple[str, str], ...]] = {
 
 @pytest.mark.parametrize("bug", BUGS_OF_BETA)
 def test_planted_bugs_of_beta_are_caught(bug: str) -> None:
-    """In eight parts of C through four buffers."""
+    """In eight epilogue tiles through four buffers."""
     broken = simulated("warp_specialised", BUGS_OF_BETA[bug])
     config = next(c for c in CONFIGS if (c.BLOCK_M, c.BLOCK_N) == (128, 256))
     with pytest.raises((AssertionError, DeadlockError, IndexError)):
@@ -304,7 +312,7 @@ def test_planted_bugs_of_beta_are_caught(bug: str) -> None:
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_planted_bugs_are_caught(bug: str) -> None:
-    """By one of two configurations: with four parts of C and four buffers, or one part and two."""
+    """By one of two configurations: with four epilogue tiles and four buffers, or one and two."""
     broken = simulated("warp_specialised", BUGS[bug])
     with pytest.raises((AssertionError, DeadlockError, IndexError)):
         for tile in ((128, 256), (128, 64)):

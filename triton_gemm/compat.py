@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+import typing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
@@ -29,6 +30,7 @@ from torch.autograd import forward_ad
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 from triton.compiler.compiler import make_backend
+from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
@@ -125,6 +127,24 @@ _shared: Any = gl.shared_memory_descriptor
 reinterpret = getattr(_shared, "reinterpret", None) or _shared._reinterpret
 tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+
+
+def _aggregate(cls: type) -> Any:
+    """`gluon.aggregate` before Triton 3.8: a record of values and constants that kernels pass on as one argument. It is
+    made of its fields, by position or by name, and fields that are plain numbers or strings become constants."""
+    fields = typing.get_type_hints(cls)
+
+    def init(self: Any, *values: Any, **named: Any) -> None:
+        for name, value in (dict(zip(fields, values, strict=False)) | named).items():
+            setattr(self, name, value if isinstance(value, gl.base_value) else gl.constexpr(value))
+
+    init.__triton_builtin__ = True  # type: ignore[attr-defined]
+    cls.__annotations__ = fields
+    cls.__init__ = init  # type: ignore[misc]
+    return tl.core._aggregate(cls)
+
+
+aggregate: Any = getattr(gluon, "aggregate", None) or _aggregate
 
 
 _loading = threading.Lock()

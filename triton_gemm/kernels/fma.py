@@ -32,10 +32,11 @@ from ..config import REGISTERS_PER_SM, GemmConfig
 from ..device import DeviceInfo
 from ..problem import GemmProblem
 from .launch import Launch, Pointer, Scalar, Temporary
-from .portable import MAX_SIZE, store_tile, vector, whole
+from .portable import MAX_SIZE, vector
 from .programmatic import follow
-from .schedule import locate
+from .schedule import tile_coordinates
 from .splitk import MAX_COUNTERS, arrive, last_to_arrive, wait_turn
+from .tiles import Epilogue, Output, store_tile, whole
 
 SIDE = 8  # of a thread's elements of C
 VECTOR = gl.constexpr(4)  # elements in 16 bytes
@@ -115,8 +116,8 @@ def load(tile, x_ptr, offsets, rows, inside, left):
 
 
 @gluon.jit
-def multiply(a_ptr, b_ptr, m, n, k, end, M, N, stride_ak, stride_bk, alpha, a_ring, b_ring):
-    """alpha times the tile at (m, n), summed from k to `end`: [BLOCK_M, BLOCK_N]."""
+def multiply(a_ptr, b_ptr, m, n, k, end, M, N, stride_ak, stride_bk, a_ring, b_ring):
+    """The tile at (m, n), summed from k to `end`: [BLOCK_M, BLOCK_N]."""
     STAGES: gl.constexpr = a_ring.shape[0]
     BLOCK_K: gl.constexpr = a_ring.shape[1]
     BLOCK_M: gl.constexpr = a_ring.shape[2]
@@ -158,7 +159,7 @@ def multiply(a_ptr, b_ptr, m, n, k, end, M, N, stride_ak, stride_bk, alpha, a_ri
         slot = gl.where(slot == STAGES - 1, 0, slot + 1)
         left -= BLOCK_K
     wait_group(0)  # the last copies are of nothing, but fill the ring with zeros
-    return times(alpha, acc)
+    return acc
 
 
 @gluon.jit
@@ -183,12 +184,12 @@ def sums_pointers(sums_ptr, block, rows, columns, BLOCK_M: gl.constexpr, BLOCK_N
 
 @gluon.jit
 def finish_square(
-    sums, i, j, sums_ptr, tile, part, last, c_ptr, bias_ptr, m, n, M, N, stride_cm, stride_cn, beta,
-    C_UNIT: gl.constexpr, C_VECTOR: gl.constexpr, SPLIT_K: gl.constexpr, IN_TURN: gl.constexpr, HAS_BETA: gl.constexpr,
-    BIAS: gl.constexpr, ACTIVATION: gl.constexpr,
+    sums, square, sums_ptr, tile, part, last, m, n, out, epi, SPLIT_K: gl.constexpr, IN_TURN: gl.constexpr
 ):  # fmt: skip
-    """Adds other programs' sums to every thread's upper (i = 0) or lower (1), left (j = 0) or right (1) square, and
-    stores it: in C, or until the last program's turn where it waits."""
+    """Adds other programs' sums to one square of every thread, 0 to 3 for upper left, upper right, lower left and lower
+    right, and stores it: in C, or until the last program's turn where it waits. out, epi: as for `store_tile`."""
+    i = square // 2
+    j = square % 2
     BLOCK_M: gl.constexpr = 2 * sums.shape[0]
     BLOCK_N: gl.constexpr = 2 * sums.shape[1]
     rows = gl.arange(0, BLOCK_M // 2, gl.SliceLayout(1, sums.type.layout))
@@ -208,10 +209,7 @@ def finish_square(
             waiting += BLOCK_M * BLOCK_N
             sums += gl.load(waiting, cache_modifier=".cg")
     if last:
-        store_tile(
-            c_ptr, bias_ptr, None, None, sums, m + rows.to(gl.int64), n + columns.to(gl.int64), M, N, stride_cm,
-            stride_cn, 1, 1.0, beta, C_UNIT, C_VECTOR, None, HAS_BETA, BIAS, ACTIVATION,
-        )  # fmt: skip
+        store_tile(sums, m + rows.to(gl.int64), n + columns.to(gl.int64), out, epi)
 
 
 @gluon.jit(
@@ -266,7 +264,7 @@ def fma_kernel(
     num_m = gl.cdiv(M, BLOCK_M)
     num_n = gl.cdiv(N, BLOCK_N)
     tile = gl.program_id(0)
-    batch, pid_m, pid_n = locate(tile, num_m, GROUP_M, GROUP_M * num_n, num_m * num_n)
+    batch, pid_m, pid_n = tile_coordinates(tile, num_m, GROUP_M, GROUP_M * num_n, num_m * num_n)
     m = pid_m * BLOCK_M
     n = pid_n * BLOCK_N
     part = gl.program_id(1)
@@ -281,9 +279,10 @@ def fma_kernel(
     b_ptr += batch.to(gl.int64) * whole(stride_bz, VECTOR)
 
     # Main loop
-    acc = multiply(a_ptr, b_ptr, m, n, begin, end, M, N, stride_ak, stride_bk, alpha, a_ring, b_ring)
+    acc = multiply(a_ptr, b_ptr, m, n, begin, end, M, N, stride_ak, stride_bk, a_ring, b_ring)
 
     # Epilogue
+    acc = times(alpha, acc)
     last = part == SPLIT_K - 1
     if IN_TURN:
         if part > 0:
@@ -299,11 +298,21 @@ def fma_kernel(
         # One square after the other: all addresses of C, or activations, would not fit beside 64 sums.
         c_ptr += batch.to(gl.int64) * whole(stride_cz, C_VECTOR)
         first, second, third, fourth = squares(acc)
-        for i in range(4):
+        for square in range(4):
             finish_square(
-                first, i // 2, i % 2, sums_ptr, tile, part, last, c_ptr, bias_ptr, m, n, M, N, stride_cm, stride_cn,
-                beta, C_UNIT, C_VECTOR, SPLIT_K, IN_TURN, HAS_BETA, BIAS, ACTIVATION,
-            )  # fmt: skip
+                first,
+                square,
+                sums_ptr,
+                tile,
+                part,
+                last,
+                m,
+                n,
+                Output(c_ptr, M, N, stride_cm, stride_cn, bias_ptr, 1, None, None, 1.0, beta),  # alpha is in the sums
+                Epilogue(C_UNIT, C_VECTOR, None, HAS_BETA, BIAS, ACTIVATION),
+                SPLIT_K,
+                IN_TURN,
+            )
             first, second, third, fourth = second, third, fourth, first
     if IN_TURN:
         if not last:

@@ -28,9 +28,10 @@ from ..device import DeviceInfo
 from ..problem import GemmProblem
 from .epilogue import epilogue
 from .launch import Launch, Pointer, Scalar
-from .portable import vector, whole
+from .portable import vector
 from .programmatic import follow
 from .splitk import MAX_COUNTERS, last_to_arrive
+from .tiles import Output, whole
 
 MAX_ROWS = 4
 BYTES_PER_SM = 30 << 10  # that all programs of an SM ask for in one step
@@ -183,10 +184,10 @@ def gemv_kernel(
     # Epilogue
     sums = tl.sum(acc, 2)  # [BLOCK_M, BLOCK_N]
     if SPLIT_K == 1:
-        store_sums(
-            sums, c_ptr + batch * stride_cb, bias_ptr, M, N, stride_cm, stride_cn, alpha, beta, offs_m, offs_n,
-            HAS_BETA, BIAS, ACTIVATION,
+        out = Output(
+            c_ptr + batch * stride_cb, M, N, stride_cm, stride_cn, bias_ptr, 1, None, None, alpha, beta
         )  # fmt: skip
+        store_sums(sums, offs_m, offs_n, out, HAS_BETA, BIAS, ACTIVATION)
     else:
         tile_id = batch * tl.num_programs(0) + pid_n
         partial = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
@@ -197,42 +198,29 @@ def gemv_kernel(
             for split in tl.static_range(SPLIT_K):
                 # .cg: past L1, which other SMs' stores do not reach
                 total += tl.load(partial_ptrs + split * (BLOCK_M * BLOCK_N), cache_modifier=".cg")
-            store_sums(
-                total, c_ptr + batch * stride_cb, bias_ptr, M, N, stride_cm, stride_cn, alpha, beta, offs_m, offs_n,
-                HAS_BETA, BIAS, ACTIVATION,
+            out = Output(
+                c_ptr + batch * stride_cb, M, N, stride_cm, stride_cn, bias_ptr, 1, None, None, alpha, beta
             )  # fmt: skip
+            store_sums(total, offs_m, offs_n, out, HAS_BETA, BIAS, ACTIVATION)
 
 
 @triton.jit
 def store_sums(
-    sums,
-    c_ptr,
-    bias_ptr,
-    M,
-    N,
-    stride_cm,
-    stride_cn,
-    alpha,
-    beta,
-    offs_m,
-    offs_n,
-    HAS_BETA: tl.constexpr,
-    BIAS: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-):
-    """Stores sums [BLOCK_M, BLOCK_N], through the epilogue, as rows offs_m and columns offs_n of C."""
-    mask = (offs_m < M)[:, None] & (offs_n < N)[None, :]
-    c_ptrs = c_ptr + offs_m.to(tl.int64)[:, None] * stride_cm + offs_n.to(tl.int64)[None, :] * stride_cn
+    sums, offs_m, offs_n, out, HAS_BETA: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr
+):  # fmt: skip
+    """Stores sums [BLOCK_M, BLOCK_N], through the epilogue, as rows offs_m and columns offs_n of C. out: Output."""
+    mask = (offs_m < out.M)[:, None] & (offs_n < out.N)[None, :]
+    c_ptrs = out.c_ptr + offs_m.to(tl.int64)[:, None] * out.stride_m + offs_n.to(tl.int64)[None, :] * out.stride_n
     c = sums
     if HAS_BETA:
         c = dot_operand(tl.load(c_ptrs, mask=mask, other=0.0))
     bias = sums
     if BIAS == "m":
-        bias = dot_operand(tl.load(bias_ptr + offs_m, mask=offs_m < M, other=0.0))[:, None]
+        bias = dot_operand(tl.load(out.bias_ptr + offs_m, mask=offs_m < out.M, other=0.0))[:, None]
     elif BIAS == "n":
-        bias = dot_operand(tl.load(bias_ptr + offs_n, mask=offs_n < N, other=0.0))[None, :]
-    out = epilogue(sums, alpha, beta, c, bias, HAS_BETA, BIAS is not None, ACTIVATION)
-    tl.store(c_ptrs, round_to(out, c_ptr.dtype.element_ty), mask=mask)
+        bias = dot_operand(tl.load(out.bias_ptr + offs_n, mask=offs_n < out.N, other=0.0))[None, :]
+    result = epilogue(sums, out.alpha, out.beta, c, bias, HAS_BETA, BIAS is not None, ACTIVATION)
+    tl.store(c_ptrs, round_to(result, out.c_ptr.dtype.element_ty), mask=mask)
 
 
 def pays(problem: GemmProblem) -> bool:

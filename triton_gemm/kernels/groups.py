@@ -15,12 +15,12 @@ from ..config import GemmConfig
 from ..problem import GemmProblem
 from .launch import Launch, Pointer, Temporary
 from .programmatic import follow
-from .schedule import locate
+from .schedule import tile_coordinates
 
 CHUNK = 256  # tiles that a program lists at once
 
 
-@triton.jit(do_not_specialize=["ends_ptr", "M", "num_n", "groups", "limit", "band"])
+@triton.jit(do_not_specialize=["ends_ptr", "M", "num_n", "groups", "limit", "group_m"])
 def list_tiles_kernel(
     ends_ptr,
     tiles_ptr,
@@ -28,7 +28,7 @@ def list_tiles_kernel(
     num_n: tl.int32,
     groups: tl.int32,
     limit: tl.int32,
-    band: tl.int32,
+    group_m: tl.int32,
     BLOCK_M: tl.constexpr,
     GROUPS: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -56,7 +56,7 @@ def list_tiles_kernel(
 
     for tile in range(0, num_m * num_n, CHUNK):
         tiles = tile + tl.arange(0, CHUNK)
-        _, pid_m, pid_n = locate(tiles, num_m, band, band * num_n, num_m * num_n)
+        _, pid_m, pid_n = tile_coordinates(tiles, num_m, group_m, group_m * num_n, num_m * num_n)
         entry_ptrs = tiles_ptr + (1 + first + tiles) * 4
         listed = (tiles < num_m * num_n) & (first + tiles < limit)
         tl.store(entry_ptrs, tl.zeros_like(tiles) + group, mask=listed)
@@ -102,7 +102,7 @@ def launch(problem: GemmProblem, config: GemmConfig, band: int) -> Launch:
         "num_n": -(-problem.N // config.BLOCK_N),
         "groups": problem.batch,
         "limit": limit,
-        "band": band,
+        "group_m": band,
         "BLOCK_M": config.BLOCK_M,
         "GROUPS": triton.next_power_of_2(problem.batch + 1),
         "CHUNK": CHUNK,

@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..compat import dot_operand, number, round_to
+from ..compat import dot_operand
 from ..config import MAX_REGISTERS_PER_THREAD, GemmConfig
 from ..device import DeviceInfo
 from ..ladder.k04_grouped import grouped_pid
@@ -25,12 +25,12 @@ from ..ladder.k07_tf32 import round_tf32
 from ..precision import FP8_DTYPES, SPLIT
 from ..problem import GemmProblem, Layout
 from . import groups
-from .epilogue import epilogue, scaled
 from .groups import listed, range_of
 from .launch import Launch, Pointer, Scalar
 from .planes import split
 from .programmatic import follow
 from .splitk import last_to_arrive
+from .tiles import Epilogue, Output, store_tile, tile_pointers, whole
 
 MAX_SIZE = 2**31 - 512  # of M, N, K and of the grid: their tiles are counted in 32 bits
 SCALED = tl.constexpr(128)  # elements along K, and of B's columns along N, that share a scale of "blocks"
@@ -80,9 +80,9 @@ def portable_kernel(
     PRECISION: tl.constexpr,
     PLANES: tl.constexpr,
     TERMS: tl.constexpr,
-    IN_PIECES: tl.constexpr,
+    PROMOTE: tl.constexpr,
     SCALES: tl.constexpr,
-    GROUPS: tl.constexpr,
+    GROUPED: tl.constexpr,
     HAS_BETA: tl.constexpr,
     BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr,
@@ -95,8 +95,8 @@ def portable_kernel(
     """c = activation(alpha a @ b + beta c + bias), a [batch, M, K], b [batch, K, N], c [batch, M, N].
 
     X_UNIT: the dimension of X with stride 1, 0 or 1, or None; X_VECTOR: elements that may be moved at once along it;
-    PLANES and TERMS: `Planes.count` and `terms` of the precision; IN_PIECES: whether k-tiles are summed apart; GROUPS:
-    the dimension that groups cut, if one does.
+    PLANES and TERMS: `Planes.count` and `terms` of the precision; PROMOTE: whether the sums of each k-tile are added
+    to the others apart; GROUPED: the dimension that groups cut, if one does.
     """
     follow(PDL)
 
@@ -105,7 +105,7 @@ def portable_kernel(
     num_n = tl.cdiv(N, BLOCK_N)
     tile = tl.program_id(0)
     begin_k, end_k, end_m = 0, K, M
-    if GROUPS == "m":
+    if GROUPED == "m":
         if tile >= tl.load(tiles_ptr):
             return
         batch, m, end_m, pid_n, end_k = listed(tiles_ptr, tile, K)
@@ -113,7 +113,7 @@ def portable_kernel(
         batch = tile // (num_m * num_n)
         pid_m, pid_n = grouped_pid(tile % (num_m * num_n), num_m, num_n, GROUP_M)
         m = pid_m.to(tl.int64) * BLOCK_M
-        if GROUPS == "k":
+        if GROUPED == "k":
             begin_k, end_k = range_of(ends_ptr, batch, K)
     batch = batch.to(tl.int64)
     pid_k = tl.program_id(1)
@@ -146,7 +146,7 @@ def portable_kernel(
         b_mask_k = everywhere_k if EVEN_K else offs_k < whole(left, B_VECTOR if B_UNIT == 0 else 1)
         a = tl.load(a_ptrs, mask=a_mask_m[:, None] & a_mask_k[None, :], other=0.0)  # [BLOCK_M, BLOCK_K]
         b = tl.load(b_ptrs, mask=b_mask_k[:, None] & b_mask_n[None, :], other=0.0)  # [BLOCK_K, BLOCK_N]
-        if IN_PIECES:
+        if PROMOTE:
             piece = multiply(a, b, tl.zeros((BLOCK_M, BLOCK_N), dtype=SUM), PRECISION, PLANES, TERMS)
             if SCALES == "blocks":
                 block = k_tile * BLOCK_K // SCALED
@@ -158,16 +158,16 @@ def portable_kernel(
             acc = multiply(a, b, acc, PRECISION, PLANES, TERMS)
         a_ptrs += BLOCK_K if A_UNIT == 1 else BLOCK_K * whole(stride_ak, A_VECTOR)
         b_ptrs += BLOCK_K if B_UNIT == 0 else BLOCK_K * whole(stride_bk, B_VECTOR)
-    if IN_PIECES:
+    if PROMOTE:
         acc = 0 - acc
 
     # Epilogue
     c_ptr += batch * whole(stride_cz, C_VECTOR)
+    out = Output(
+        c_ptr, end_m, N, stride_cm, stride_cn, bias_ptr, stride_bias, a_scale_ptr, b_scale_ptr, alpha, beta
+    )  # fmt: skip
     if SPLIT_K == 1:
-        store_tile(
-            c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, acc, offs_m, offs_n, end_m, N, stride_cm, stride_cn, stride_bias,
-            alpha, beta, C_UNIT, C_VECTOR, SCALES, HAS_BETA, BIAS, ACTIVATION,
-        )  # fmt: skip
+        store_tile(acc, offs_m, offs_n, out, Epilogue(C_UNIT, C_VECTOR, SCALES, HAS_BETA, BIAS, ACTIVATION))
     else:
         # Partial sums [SPLIT_K, BLOCK_M, BLOCK_N] of this tile. They pass through L2: no SM's L1 holds an old one.
         offs = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
@@ -178,28 +178,7 @@ def portable_kernel(
             for _ in range(1, SPLIT_K):
                 partial_ptrs += BLOCK_M * BLOCK_N
                 acc += tl.load(partial_ptrs, cache_modifier=".cg")
-            store_tile(
-                c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, acc, offs_m, offs_n, M, N, stride_cm, stride_cn, stride_bias,
-                alpha, beta, C_UNIT, C_VECTOR, SCALES, HAS_BETA, BIAS, ACTIVATION,
-            )  # fmt: skip
-
-
-@triton.jit
-def whole(x, VECTOR: tl.constexpr):
-    """x, a multiple of VECTOR, written so that the compiler sees that it is one."""
-    return x // VECTOR * VECTOR
-
-
-@triton.jit
-def tile_pointers(ptr, rows, columns, stride_row, stride_column, UNIT: tl.constexpr, VECTOR: tl.constexpr):
-    """ptr[rows, columns] of a matrix whose dimension UNIT (0, 1 or None) has stride 1 and the other a multiple of
-    VECTOR. All offsets are 64-bit: strides may span more than 2^31 elements."""
-    if UNIT == 0:
-        return ptr + rows[:, None] + columns[None, :] * whole(stride_column, VECTOR)
-    elif UNIT == 1:
-        return ptr + rows[:, None] * whole(stride_row, VECTOR) + columns[None, :]
-    else:
-        return ptr + rows[:, None] * stride_row + columns[None, :] * stride_column
+            store_tile(acc, offs_m, offs_n, out, Epilogue(C_UNIT, C_VECTOR, SCALES, HAS_BETA, BIAS, ACTIVATION))
 
 
 @triton.jit
@@ -221,51 +200,6 @@ def multiply(a, b, acc, PRECISION: tl.constexpr, PLANES: tl.constexpr, TERMS: tl
         return tl.dot(round_tf32(a), round_tf32(b), acc, input_precision="tf32")
     else:
         return tl.dot(dot_operand(a), dot_operand(b), acc, input_precision="ieee", out_dtype=acc.dtype)
-
-
-@triton.jit
-def store_tile(
-    c_ptr,
-    bias_ptr,
-    a_scale_ptr,
-    b_scale_ptr,
-    acc,
-    offs_m,
-    offs_n,
-    M,
-    N,
-    stride_cm,
-    stride_cn,
-    stride_bias,
-    alpha,
-    beta,
-    UNIT: tl.constexpr,
-    VECTOR: tl.constexpr,
-    SCALES: tl.constexpr,
-    HAS_BETA: tl.constexpr,
-    BIAS: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-):
-    """c[offs_m, offs_n] = activation(alpha acc + beta c + bias), inside [M, N] and rounded once; acc scaled before."""
-    mask_m = offs_m < whole(M, VECTOR if UNIT == 0 else 1)
-    mask_n = offs_n < whole(N, VECTOR if UNIT == 1 else 1)
-    mask = mask_m[:, None] & mask_n[None, :]
-    c_ptrs = tile_pointers(c_ptr, offs_m, offs_n, stride_cm, stride_cn, UNIT, VECTOR)
-    c = tl.load(c_ptrs, mask=mask, other=0.0) if HAS_BETA else 0.0
-    bias = 0.0
-    if BIAS == "m":
-        bias = tl.load(bias_ptr + offs_m * stride_bias, mask=mask_m, other=0.0)[:, None]
-    elif BIAS == "n":
-        bias = tl.load(bias_ptr + offs_n * stride_bias, mask=mask_n, other=0.0)[None, :]
-    if SCALES == "rows":
-        a_scale = tl.load(a_scale_ptr + offs_m, mask=offs_m < M, other=0.0)
-        b_scale = tl.load(b_scale_ptr + offs_n, mask=offs_n < N, other=0.0)
-        acc = scaled(acc, a_scale[:, None], b_scale[None, :])
-    elif SCALES == "tensor":
-        acc = scaled(acc, tl.load(a_scale_ptr), tl.load(b_scale_ptr))
-    alpha, beta = number(alpha, acc.dtype), number(beta, acc.dtype)
-    out = epilogue(acc, alpha, beta, c, bias, HAS_BETA, BIAS is not None, ACTIVATION)
-    tl.store(c_ptrs, round_to(out, c_ptr.dtype.element_ty), mask=mask)
 
 
 def _configs(tiles: list[tuple[int, int, int, int, int]]) -> tuple[GemmConfig, ...]:
@@ -476,9 +410,9 @@ def launches(problem: GemmProblem, config: GemmConfig, split_k: int = 1, *, stri
         "PRECISION": problem.precision,
         "PLANES": problem.planes.count,
         "TERMS": problem.planes.terms,
-        "IN_PIECES": in_pieces(problem),
+        "PROMOTE": in_pieces(problem),
         "SCALES": problem.scales,
-        "GROUPS": problem.groups,
+        "GROUPED": problem.groups,
         "HAS_BETA": problem.has_beta,
         "BIAS": problem.bias,
         "ACTIVATION": problem.activation,

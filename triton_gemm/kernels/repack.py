@@ -22,8 +22,9 @@ from ..precision import Planes
 from ..problem import Layout
 from .launch import Launch, Pointer, Temporary
 from .planes import split
-from .portable import tile_pointers, vector, whole
+from .portable import vector
 from .programmatic import follow
+from .tiles import tile_pointers, whole
 
 LINE = 128  # bytes
 WIDE_ROW = 1024  # bytes; padding to whole lines adds at most an eighth to it

@@ -39,31 +39,32 @@ class Schedule:
 
 
 @triton.jit
-def work_of(item, k_tiles, split, parts):
+def work_item(item, k_tiles, split_tiles, split_k):
     """(tile, part, first k-tile, end) of an item; part 0 owns the tile."""
-    tile_id = item - split * parts + split
+    tile_id = item - split_tiles * split_k + split_tiles
     part = 0
     k_begin = 0
     k_end = k_tiles
-    if item < split * parts:
-        part = parts - 1 - item // split
-        tile_id = item % split
-        k_begin = part * k_tiles // parts
-        k_end = (part + 1) * k_tiles // parts
+    if item < split_tiles * split_k:
+        part = split_k - 1 - item // split_tiles
+        tile_id = item % split_tiles
+        k_begin = part * k_tiles // split_k
+        k_end = (part + 1) * k_tiles // split_k
     return tile_id, part, k_begin, k_end
 
 
 @triton.jit
-def locate(tile_id, num_m, group, per_band, per_batch):
-    """(batch, pid_m, pid_n) of a tile: batch after batch, and within one in bands of `group` of num_m rows of tiles.
+def tile_coordinates(tile_id, num_m, group_m, per_group, per_batch):
+    """(batch, pid_m, pid_n) of a tile: batch after batch, and in each in groups of group_m of the num_m rows of tiles,
+    column after column, so that programs that run at the same time read the same operands out of L2.
 
-    per_band, per_batch: tiles of a whole band and of a matrix. A kernel in want of registers has them as arguments, and
+    per_group, per_batch: tiles of a whole group and of a matrix. A kernel short of registers has them as arguments, and
     reads them where it needs them: products of arguments would wait in registers through its main loop.
     """
     batch = tile_id // per_batch
     within = tile_id - batch * per_batch
-    band = within // per_band
-    rows = tl.minimum(num_m - band * group, group)
-    within -= band * per_band
+    group = within // per_group
+    rows = tl.minimum(num_m - group * group_m, group_m)
+    within -= group * per_group
     column = within // rows
-    return batch, band * group + within - column * rows, column
+    return batch, group * group_m + within - column * rows, column

@@ -29,8 +29,9 @@ from ..device import DeviceInfo
 from ..problem import GemmProblem
 from . import gemv
 from .launch import Launch, Pointer, Scalar
-from .portable import MAX_REGISTERS, MAX_SIZE, store_tile, vector, whole
+from .portable import MAX_REGISTERS, MAX_SIZE, vector
 from .programmatic import follow
+from .tiles import Epilogue, Output, store_tile, whole
 
 MAX_ROWS = 16
 VECTOR = gl.constexpr(8)  # elements in 16 bytes
@@ -67,8 +68,8 @@ def load(pointers, k, inside, left, EVEN_K: gl.constexpr, STREAMED: gl.constexpr
 
 
 @gluon.jit
-def ask_for(x_ptr, x, extent, stride, K, ROWS: gl.constexpr, SHARE: gl.constexpr):
-    """Has the first step of ROWS rows of X from x on fetched into L2."""
+def prefetch_rows(x_ptr, x, extent, stride, K, ROWS: gl.constexpr, SHARE: gl.constexpr):
+    """Prefetches the first step of ROWS rows of X from x on into L2."""
     layout: gl.constexpr = gl.BlockedLayout([1, 1, 1], [1, 8, 4], [gl.num_warps(), 1, 1], [2, 1, 0])
     rows = gl.minimum(x + along(ROWS, 1, layout), extent - 1)
     k = along(gl.num_warps(), 0, layout) * SHARE + along(SHARE // FETCHED, 2, layout) * FETCHED
@@ -133,9 +134,9 @@ def skinny_kernel(
     # Prologue
     if PDL:
         if STREAMED == "a":
-            ask_for(a_ptr, m, M, stride_am, K, BLOCK_M, SHARE)
+            prefetch_rows(a_ptr, m, M, stride_am, K, BLOCK_M, SHARE)
         else:
-            ask_for(b_ptr, n, N, stride_bn, K, BLOCK_N, SHARE)
+            prefetch_rows(b_ptr, n, N, stride_bn, K, BLOCK_N, SHARE)
     follow(PDL)
     a_ptrs, a_k, in_m = places(a_ptr, m, M, stride_am, BLOCK_M, SHARE, 1, a_layout)
     b_ptrs, b_k, in_n = places(b_ptr, n, N, stride_bn, BLOCK_N, SHARE, 2, b_layout)
@@ -156,11 +157,14 @@ def skinny_kernel(
     sums = gl.sum(acc, 0)
     rows = m + gl.arange(0, BLOCK_M, gl.SliceLayout(1, sums.type.layout))
     columns = n + gl.arange(0, BLOCK_N, gl.SliceLayout(0, sums.type.layout))
+    c_ptr += batch * whole(stride_cz, C_VECTOR)
     store_tile(
-        c_ptr + batch * whole(stride_cz, C_VECTOR), bias_ptr, None, None, sums, rows.to(gl.int64),
-        columns.to(gl.int64), M, N, stride_cm, stride_cn, 1, alpha, beta, C_UNIT, C_VECTOR, None, HAS_BETA, BIAS,
-        ACTIVATION,
-    )  # fmt: skip
+        sums,
+        rows.to(gl.int64),
+        columns.to(gl.int64),
+        Output(c_ptr, M, N, stride_cm, stride_cn, bias_ptr, 1, None, None, alpha, beta),
+        Epilogue(C_UNIT, C_VECTOR, None, HAS_BETA, BIAS, ACTIVATION),
+    )
 
 
 def _config(m: int, n: int, num_warps: int) -> GemmConfig:

@@ -1,0 +1,85 @@
+"""Tiles of matrices in memory: their pointers, and the way of sums through the epilogue to C."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from ..compat import number, round_to
+from .epilogue import epilogue, scaled
+
+
+@triton.jit
+def whole(x, VECTOR: tl.constexpr):
+    """x, a multiple of VECTOR, written so that the compiler sees that it is one."""
+    return x // VECTOR * VECTOR
+
+
+@triton.jit
+def tile_pointers(ptr, rows, columns, stride_row, stride_column, UNIT: tl.constexpr, VECTOR: tl.constexpr):
+    """ptr[rows, columns] of a matrix whose dimension UNIT (0, 1 or None) has stride 1 and the other a multiple of
+    VECTOR. All offsets are 64-bit: strides may span more than 2^31 elements."""
+    if UNIT == 0:
+        return ptr + rows[:, None] + columns[None, :] * whole(stride_column, VECTOR)
+    elif UNIT == 1:
+        return ptr + rows[:, None] * whole(stride_row, VECTOR) + columns[None, :]
+    else:
+        return ptr + rows[:, None] * stride_row + columns[None, :] * stride_column
+
+
+class Output(NamedTuple):
+    """Where a kernel's sums go: a matrix of C, inside [M, N]; and what its epilogue reads. What it does not read may be
+    None."""
+
+    c_ptr: Any
+    M: Any
+    N: Any
+    stride_m: Any
+    stride_n: Any
+    bias_ptr: Any
+    stride_bias: Any
+    a_scale_ptr: Any
+    b_scale_ptr: Any
+    alpha: Any
+    beta: Any
+
+
+class Epilogue(NamedTuple):
+    """Constants of `store_tile`. UNIT, VECTOR: of C, as for `tile_pointers`; SCALES, BIAS, ACTIVATION: GemmProblem's
+    words, or None."""
+
+    UNIT: Any
+    VECTOR: Any
+    SCALES: Any
+    HAS_BETA: Any
+    BIAS: Any
+    ACTIVATION: Any
+
+
+@triton.jit
+def store_tile(acc, offs_m, offs_n, out, epi):
+    """c[offs_m, offs_n] = activation(alpha acc + beta c + bias), inside [M, N] and rounded once; acc scaled before.
+
+    out: Output; epi: Epilogue, to be made in the call, as a variable's constants would become tensors.
+    """
+    mask_m = offs_m < whole(out.M, epi.VECTOR if epi.UNIT == 0 else 1)
+    mask_n = offs_n < whole(out.N, epi.VECTOR if epi.UNIT == 1 else 1)
+    mask = mask_m[:, None] & mask_n[None, :]
+    c_ptrs = tile_pointers(out.c_ptr, offs_m, offs_n, out.stride_m, out.stride_n, epi.UNIT, epi.VECTOR)
+    c = tl.load(c_ptrs, mask=mask, other=0.0) if epi.HAS_BETA else 0.0
+    bias = 0.0
+    if epi.BIAS == "m":
+        bias = tl.load(out.bias_ptr + offs_m * out.stride_bias, mask=mask_m, other=0.0)[:, None]
+    elif epi.BIAS == "n":
+        bias = tl.load(out.bias_ptr + offs_n * out.stride_bias, mask=mask_n, other=0.0)[None, :]
+    if epi.SCALES == "rows":
+        a_scale = tl.load(out.a_scale_ptr + offs_m, mask=offs_m < out.M, other=0.0)
+        b_scale = tl.load(out.b_scale_ptr + offs_n, mask=offs_n < out.N, other=0.0)
+        acc = scaled(acc, a_scale[:, None], b_scale[None, :])
+    elif epi.SCALES == "tensor":
+        acc = scaled(acc, tl.load(out.a_scale_ptr), tl.load(out.b_scale_ptr))
+    alpha, beta = number(out.alpha, acc.dtype), number(out.beta, acc.dtype)
+    result = epilogue(acc, alpha, beta, c, bias, epi.HAS_BETA, epi.BIAS is not None, epi.ACTIVATION)
+    tl.store(c_ptrs, round_to(result, out.c_ptr.dtype.element_ty), mask=mask)

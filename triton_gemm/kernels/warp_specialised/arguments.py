@@ -1,0 +1,142 @@
+"""What the kernel's functions pass on to one another, each group of arguments as one aggregate."""
+
+from __future__ import annotations
+
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import tma
+
+from ...compat import aggregate
+
+
+@aggregate
+class Config:
+    """Constants: the tile, the layouts, and what the kernel does.
+
+    A tile is BLOCK_M x BLOCK_N, BLOCK_N a power of two or the sum of two of them: a main part, and a tail of TAIL_N
+    columns. C leaves in epilogue tiles of EPI_N columns through C_BUFFERS buffers.
+    TERMS, A_PLANES, B_PLANES: operands that are sums of planes have TERMS products for each k-tile; A_PLANES and
+    B_PLANES say of which planes, two bits a term, the first in the lowest.
+    PROMOTE: whether the sums of a k-tile leave the tensor core's accumulators to be added in fp32.
+    EARLY_BIAS: BIAS where the bias is loaded before the last products are done, else "".
+    """
+
+    CONSUMERS: gl.constexpr
+    NUM_STAGES: gl.constexpr
+    BLOCK_M: gl.constexpr
+    BLOCK_N: gl.constexpr
+    TAIL_N: gl.constexpr
+    BLOCK_K: gl.constexpr
+    EPI_N: gl.constexpr
+    C_BUFFERS: gl.constexpr
+    A_COLUMN_MAJOR: gl.constexpr
+    B_COLUMN_MAJOR: gl.constexpr
+    C_COLUMN_MAJOR: gl.constexpr
+    C_TMA: gl.constexpr
+    HAS_BETA: gl.constexpr
+    BIAS: gl.constexpr
+    EARLY_BIAS: gl.constexpr
+    ACTIVATION: gl.constexpr
+    SCALES: gl.constexpr
+    GROUPED: gl.constexpr
+    SPLIT_K: gl.constexpr
+    TERMS: gl.constexpr
+    A_PLANES: gl.constexpr
+    B_PLANES: gl.constexpr
+    PROMOTE: gl.constexpr
+    PDL: gl.constexpr
+
+
+@aggregate
+class Inputs:
+    """The operands. b_tail_desc: for the tail of a tile; a_batches, b_batches: matrices (planes included) from one
+    product of a batch to the next."""
+
+    a_desc: tma.tensor_descriptor
+    b_desc: tma.tensor_descriptor
+    b_tail_desc: tma.tensor_descriptor
+    a_ptr: gl.tensor
+    b_ptr: gl.tensor
+    a_scale_ptr: gl.tensor
+    b_scale_ptr: gl.tensor
+    M: gl.tensor
+    N: gl.tensor
+    a_batches: gl.tensor
+    b_batches: gl.tensor
+
+
+@aggregate
+class Ring:
+    """The ring of k-tiles in shared memory, and the barriers that say of each slot whether it is full or empty.
+
+    a: one tile for each consumer and slot; b, b_tail: one for each slot; a_scales, b_scales: where operands have scales
+    of blocks. Partitions take no None, so what is not used is something else.
+    """
+
+    a: gl.shared_memory_descriptor
+    b: gl.shared_memory_descriptor
+    b_tail: gl.shared_memory_descriptor
+    a_scales: gl.shared_memory_descriptor
+    b_scales: gl.shared_memory_descriptor
+    full: gl.shared_memory_descriptor
+    empty: gl.shared_memory_descriptor
+
+
+@aggregate
+class Work:
+    """Which tiles there are, and in which order programs take them (`schedule`). tiles_ptr: the list of a grouped
+    product's tiles (`groups`)."""
+
+    num_items: gl.tensor
+    k_tiles: gl.tensor
+    split_tiles: gl.tensor
+    split_k: gl.tensor
+    num_m: gl.tensor
+    group_m: gl.tensor
+    per_group: gl.tensor
+    per_batch: gl.tensor
+    tiles_ptr: gl.tensor
+
+
+@aggregate
+class Item:
+    """One item of work: a tile, or a range of its k-tiles. Part 0 of a tile's parts owns it; rows_end: where the rows
+    of its group end, or of C."""
+
+    tile_id: gl.tensor
+    part: gl.tensor
+    k_begin: gl.tensor
+    k_end: gl.tensor
+    batch: gl.tensor
+    m: gl.tensor
+    n: gl.tensor
+    rows_end: gl.tensor
+
+
+@aggregate
+class Output:
+    """C, what the epilogue reads, and where programs that share a tile leave partial sums. A stride of 1 is a constant,
+    so that the compiler sees it."""
+
+    desc: tma.tensor_descriptor
+    ptr: gl.tensor
+    bias_ptr: gl.tensor
+    a_scale_ptr: gl.tensor
+    b_scale_ptr: gl.tensor
+    M: gl.tensor
+    N: gl.tensor
+    stride_b: gl.tensor
+    stride_m: gl.tensor | gl.constexpr
+    stride_n: gl.tensor | gl.constexpr
+    alpha: gl.tensor
+    beta: gl.tensor
+    workspace_ptr: gl.tensor
+    counters_ptr: gl.tensor
+
+
+@aggregate
+class Staging:
+    """One consumer's buffers between registers and C, and the barriers that say whether C's own values are in them;
+    something else where C does not go by TMA, or is not read."""
+
+    buffers: gl.shared_memory_descriptor
+    loaded: gl.shared_memory_descriptor

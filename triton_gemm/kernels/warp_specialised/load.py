@@ -1,0 +1,70 @@
+"""The producer: one warp that fills the ring by TMA."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.language.extra.cuda.gdc import gdc_wait
+
+from ...compat import async_load, tma_load
+from .ring import WARP, next_slot
+from .work import item_of, number_of_items
+
+
+@gluon.jit
+def load_partition(config, inputs, ring, work):
+    """Fills every slot of the ring that has been emptied, in the order in which the consumers read them."""
+    if config.PDL:
+        gdc_wait()
+    a_desc = inputs.a_desc
+    b_desc = inputs.b_desc
+    tail_desc = inputs.b_tail_desc
+    ROWS: gl.constexpr = config.BLOCK_M // config.CONSUMERS
+    b_bytes: gl.constexpr = b_desc.block_type.nbytes + (tail_desc.block_type.nbytes if config.TAIL_N else 0)
+    slot = 0
+    phase = 1  # the first round finds every slot empty
+    for index in range(gl.program_id(0), number_of_items(work, config), gl.num_programs(0)):
+        item = item_of(work, index, inputs.M, config)
+        for step in range(item.k_begin * config.TERMS, item.k_end * config.TERMS):
+            k = step // config.TERMS * config.BLOCK_K
+            batch_a = item.batch * inputs.a_batches
+            batch_b = item.batch * inputs.b_batches
+            if config.TERMS > 1:
+                term = step % config.TERMS
+                batch_a += gl.to_tensor(config.A_PLANES) >> 2 * term & 3
+                batch_b += gl.to_tensor(config.B_PLANES) >> 2 * term & 3
+            full = ring.full.index(slot)
+            mbarrier.wait(ring.empty.index(slot), phase)
+            mbarrier.expect(full, config.CONSUMERS * a_desc.block_type.nbytes + b_bytes)
+            for w in gl.static_range(config.CONSUMERS):
+                row = item.m + w * ROWS
+                a_tile = ring.a.index(slot * config.CONSUMERS + w)
+                tma_load(a_desc, [batch_a, k, row] if config.A_COLUMN_MAJOR else [batch_a, row, k], full, a_tile)
+            load_b(b_desc, batch_b, k, item.n, full, ring.b.index(slot), config)
+            if config.TAIL_N:
+                tail = item.n + config.BLOCK_N - config.TAIL_N
+                load_b(tail_desc, batch_b, k, tail, full, ring.b_tail.index(slot), config)
+            if config.SCALES == "blocks":
+                load_scales(ring, slot, inputs, step, work.k_tiles, item.m, item.n)
+                async_copy.mbarrier_arrive(full, increment_count=False)
+            slot, phase = next_slot(slot, phase, config)
+
+
+@gluon.jit
+def load_b(desc, batch, k, n, full, tile, config):
+    """Starts to load B's box at (k, n)."""
+    tma_load(desc, [batch, n, k] if config.B_COLUMN_MAJOR else [batch, k, n], full, tile)
+
+
+@gluon.jit
+def load_scales(ring, slot, inputs, kt, k_tiles, m, n):
+    """Starts to copy k-tile kt's scales into a slot: A's from row m on; B's for the block of 128 columns that holds n
+    and for the next. In memory A's are [k-tiles, M], B's [N / 128 rounded up, k-tiles]."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [WARP], [1], [0])
+    rows = m + gl.arange(0, ring.a_scales.shape[1], layout)
+    async_load(ring.a_scales.index(slot), inputs.a_scale_ptr + kt.to(gl.int64) * inputs.M + rows, mask=rows < inputs.M)
+    blocks = n // 128 + gl.arange(0, WARP, layout)
+    wanted = (blocks < n // 128 + 2) & (blocks < (inputs.N + 127) // 128)
+    async_load(ring.b_scales.index(slot), inputs.b_scale_ptr + blocks.to(gl.int64) * k_tiles + kt, mask=wanted)

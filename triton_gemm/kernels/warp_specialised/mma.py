@@ -1,0 +1,220 @@
+"""A consumer: one warpgroup that multiplies its rows of every tile by `wgmma`, and hands the sums to the epilogue."""
+
+from __future__ import annotations
+
+from triton import constexpr_function
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.language.extra.cuda.gdc import gdc_wait
+
+from .output import load_bias, load_first_c, prefetch_c, store_tile
+from .ring import instruction_k, matrix, next_slot, previous_slot
+from .split_sums import share_sums
+from .work import item_of, number_of_items
+
+
+@gluon.jit
+def mma_partition(config, ring, work, output, staging, CONSUMER: gl.constexpr):
+    """Multiplies this warpgroup's rows of every tile and stores them, or shares partial sums with other programs."""
+    if config.PDL:
+        gdc_wait()
+    ROWS: gl.constexpr = config.BLOCK_M // config.CONSUMERS
+    MAIN_N: gl.constexpr = config.BLOCK_N - config.TAIL_N
+    EPI_TILES: gl.constexpr = config.BLOCK_N // config.EPI_N
+    LOADS_C: gl.constexpr = config.HAS_BETA and config.C_TMA
+    EARLY_BIAS: gl.constexpr = "" if config.PROMOTE else config.EARLY_BIAS
+    slot = 0
+    phase = 0
+    count = 0  # of epilogue tiles
+    for index in range(gl.program_id(0), number_of_items(work, config), gl.num_programs(0)):
+        # Locate the tile
+        item = item_of(work, index, output.M, config)
+        batch = item.batch
+        m = item.m + CONSUMER * ROWS
+        n = item.n
+        rows_end = item.rows_end
+        owned = True
+        if config.SPLIT_K:
+            owned = item.part == 0
+        if LOADS_C:
+            if owned:
+                prefetch_c(output, batch, m, n, config)
+
+        # Main loop
+        if config.PROMOTE:
+            acc, tail, slot, phase = multiply_with_promotion(
+                ring, item.k_begin, item.k_end, slot, phase, n, CONSUMER, config
+            )
+        else:
+            acc, tail, slot, phase = multiply(ring, item.k_begin, item.k_end, slot, phase, CONSUMER, config)
+        # What the epilogue reads comes under the last products: a bias where registers are left for it.
+        if LOADS_C:
+            if owned:
+                load_first_c(output, staging, count, batch, m, n, config)
+        bias = load_bias(output, m, n, rows_end, MAIN_N, EARLY_BIAS, config)
+        tail_bias = load_bias(output, m, n + MAIN_N, rows_end, config.TAIL_N, EARLY_BIAS, config)
+        if not config.PROMOTE:
+            if steps_in_flight(ring.a.dtype, config.A_COLUMN_MAJOR):
+                acc, tail = wait_for_products(acc, tail, 0, config)
+                used = ring.empty.index(previous_slot(slot, config))
+                mbarrier.arrive(used, pred=item.k_end > item.k_begin)
+
+        # Epilogue
+        if config.SPLIT_K:
+            acc, tail = share_sums(acc, tail, output, work, index, item, owned, CONSUMER, config)
+        if owned:
+            store_tile(acc, bias, output, staging, count, batch, m, n, rows_end, 0, config)
+            if config.TAIL_N:
+                FIRST: gl.constexpr = MAIN_N // config.EPI_N
+                store_tile(
+                    tail, tail_bias, output, staging, count + FIRST, batch, m, n + MAIN_N, rows_end, FIRST, config
+                )
+            count += EPI_TILES
+    if config.C_TMA:
+        tma.store_wait(0)
+
+
+@gluon.jit
+def multiply(ring, k_begin, k_end, slot, phase, CONSUMER: gl.constexpr, config):
+    """(acc, tail, slot, phase): sums over k-tiles from k_begin to k_end, from `slot` on, and the slot after them. The
+    last one's products may be under way, as `steps_in_flight` says."""
+    IN_FLIGHT: gl.constexpr = steps_in_flight(ring.a.dtype, config.A_COLUMN_MAJOR)
+    acc, tail = accumulators(ring, config)
+    for kt in range(k_begin, k_end):
+        acc, tail = start_products(ring, acc, tail, slot, phase, CONSUMER, config)
+        acc, tail = wait_for_products(acc, tail, IN_FLIGHT, config)
+        if IN_FLIGHT:
+            # The step before this one is done, so its slot may be filled again.
+            mbarrier.arrive(ring.empty.index(previous_slot(slot, config)), pred=kt > k_begin)
+        else:
+            mbarrier.arrive(ring.empty.index(slot))
+        slot, phase = next_slot(slot, phase, config)
+    return acc, tail, slot, phase
+
+
+@gluon.jit
+def multiply_with_promotion(ring, k_begin, k_end, slot, phase, n, CONSUMER: gl.constexpr, config):
+    """As `multiply`, but nothing is under way in the end, and the sums of each k-tile are promoted: added in fp32, with
+    SCALES == "blocks" times a scale for each row of A and one for each 128 columns of B.
+
+    Tensor cores cut off what they add to a sum below its last bit (of fp8 below its 14th), so they sum one k-tile's
+    products, of all planes the smallest first, and these sums are rounded to nearest. Those of the main part are added
+    while the tail's products run. (Across the loop's end ptxas would take such products one by one: C7514.)
+    """
+    ROWS: gl.constexpr = config.BLOCK_M // config.CONSUMERS
+    acc, tail = accumulators(ring, config)
+    for _ in range(k_begin, k_end):
+        if config.TERMS == 1:
+            more, more_tail = accumulators(ring, config)
+            more, more_tail = start_products(ring, more, more_tail, slot, phase, CONSUMER, config)
+            slot, phase = next_slot(slot, phase, config)
+        else:
+            more, more_tail, slot, phase = multiply(ring, 0, config.TERMS, slot, phase, CONSUMER, config)
+        used = previous_slot(slot, config)
+        factors = (n, n, n)
+        if config.SCALES == "blocks":
+            factors = load_factors(ring, used, CONSUMER * ROWS, acc)
+        if config.TAIL_N:
+            more, more_tail = warpgroup_mma_wait(1, deps=(more, more_tail))
+            acc = promote(acc, more, n, factors, False, config)
+            more_tail = warpgroup_mma_wait(0, deps=(more_tail,))
+            mbarrier.arrive(ring.empty.index(used))
+            tail = promote(tail, more_tail, n, factors, True, config)
+        else:
+            more = warpgroup_mma_wait(0, deps=(more,))
+            mbarrier.arrive(ring.empty.index(used))
+            acc = promote(acc, more, n, factors, False, config)
+    return acc, tail, slot, phase
+
+
+@gluon.jit
+def start_products(ring, acc, tail, slot, phase, CONSUMER: gl.constexpr, config):
+    """(acc, tail) with the products of the slot's tiles, under way once the tiles have come."""
+    mbarrier.wait(ring.full.index(slot), phase)
+    layout: gl.constexpr = acc.type.layout
+    a = left_operand(ring.a.index(slot * config.CONSUMERS + CONSUMER), config.A_COLUMN_MAJOR, layout)
+    acc = warpgroup_mma(a, matrix(ring.b.index(slot), config.B_COLUMN_MAJOR), acc, is_async=True)
+    if config.TAIL_N:
+        tail = warpgroup_mma(a, matrix(ring.b_tail.index(slot), config.B_COLUMN_MAJOR), tail, is_async=True)
+    return acc, tail
+
+
+@gluon.jit
+def wait_for_products(acc, tail, STEPS: gl.constexpr, config):
+    """(acc, tail) once the products of all but the last STEPS steps are done."""
+    if config.TAIL_N:
+        acc, tail = warpgroup_mma_wait(2 * STEPS, deps=(acc, tail))
+    else:
+        acc = warpgroup_mma_wait(STEPS, deps=(acc,))
+    return acc, tail
+
+
+@gluon.jit
+def accumulators(ring, config):
+    """(acc, tail): zeros for a consumer's rows of the main part of a tile and of its tail; acc again without a tail."""
+    ROWS: gl.constexpr = config.BLOCK_M // config.CONSUMERS
+    acc = zeros(ROWS, config.BLOCK_N - config.TAIL_N, ring.a.dtype)
+    tail = acc
+    if config.TAIL_N:
+        tail = zeros(ROWS, config.TAIL_N, ring.a.dtype)
+    return acc, tail
+
+
+@gluon.jit
+def zeros(ROWS: gl.constexpr, COLUMNS: gl.constexpr, dtype: gl.constexpr):
+    """Zeros [ROWS, COLUMNS] as one warpgroup's `wgmma` of operands of that dtype wants them."""
+    layout: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLUMNS, instruction_k(dtype)]
+    )
+    return gl.zeros((ROWS, COLUMNS), gl.int32 if dtype == gl.int8 else gl.float32, layout)
+
+
+@gluon.jit
+def left_operand(tile, COLUMN_MAJOR: gl.constexpr, acc_layout: gl.constexpr):
+    """A's tile for `wgmma`."""
+    if through_registers(tile.dtype, COLUMN_MAJOR):
+        return matrix(tile, COLUMN_MAJOR).load(gl.DotOperandLayout(0, acc_layout, 1))
+    else:
+        return matrix(tile, COLUMN_MAJOR)
+
+
+@constexpr_function
+def through_registers(dtype, column_major):
+    """Whether `wgmma` gets A from registers: from shared memory it reads only 16-bit operands in both orders, all
+    others K-major."""
+    return column_major and dtype == gl.float32
+
+
+@constexpr_function
+def steps_in_flight(dtype, a_column_major):
+    """Steps whose products run on into the next: none where A goes through registers, which the next step fills."""
+    return 0 if through_registers(dtype, a_column_major) else 1
+
+
+@gluon.jit
+def load_factors(ring, slot, row, acc):
+    """A slot's scales: A's [rows] of acc's rows, the first of which is `row`, and B's two [1]."""
+    of_rows = ring.a_scales.index(slot).slice(row, acc.shape[0]).load(gl.SliceLayout(1, acc.type.layout))
+    left = ring.b_scales.index(slot).slice(0, 1).load(gl.SliceLayout(0, acc.type.layout))
+    right = ring.b_scales.index(slot).slice(1, 1).load(gl.SliceLayout(0, acc.type.layout))
+    return of_rows, left, right
+
+
+@gluon.jit
+def promote(acc, more, n, factors, TAIL: gl.constexpr, config):
+    """acc + more, a k-tile's sums, times their scales. The tile's columns begin at n, a multiple of 64; its TAIL at
+    n + 128, and is 64 wide."""
+    if config.SCALES != "blocks":
+        return acc + more
+    else:
+        of_rows, left, right = factors
+        layout: gl.constexpr = acc.type.layout
+        of_rows = gl.convert_layout(of_rows, gl.SliceLayout(1, layout))
+        if TAIL:
+            of_columns = gl.convert_layout(right, gl.SliceLayout(0, layout))[None, :]
+        else:
+            # Only two halves are told apart, so that a thread needs two registers for all its columns.
+            columns = gl.arange(0, acc.shape[1], gl.SliceLayout(0, layout))
+            of_columns = gl.where(columns < 64, left, gl.where(n % 128 == 0, left, right))[None, :]
+        return acc + more * (of_rows[:, None] * of_columns)

@@ -1,0 +1,194 @@
+"""From accumulators to C: a tile leaves in epilogue tiles of EPI_N columns, through a few buffers and by TMA where TMA
+can store C, else by pointers."""
+
+from __future__ import annotations
+
+from triton import constexpr_function
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+
+from ...compat import tma_load, tma_store
+from ..epilogue import epilogue, scaled
+from .arguments import Staging
+from .prefetch import prefetch_tile
+from .ring import matrix
+
+
+@gluon.jit
+def allocate_staging(output, unused, CONSUMER: gl.constexpr, config):
+    """A consumer's Staging; `unused` where it needs none."""
+    buffers = unused
+    loaded = unused
+    if config.C_TMA and config.CONSUMERS > CONSUMER:
+        desc = output.desc
+        buffers = gl.allocate_shared_memory(desc.dtype, [config.C_BUFFERS] + desc.block_shape, desc.layout)
+        if config.HAS_BETA:
+            loaded = gl.allocate_shared_memory(gl.int64, [config.C_BUFFERS, 1], mbarrier.MBarrierLayout())
+            for buffer in gl.static_range(config.C_BUFFERS):
+                mbarrier.init(loaded.index(buffer), count=1)
+    return Staging(buffers, loaded)
+
+
+@gluon.jit
+def prefetch_c(output, batch, m, n, config):
+    """Prefetches a consumer's rows of the tile at (m, n) of C."""
+    ROWS: gl.constexpr = config.BLOCK_M // config.CONSUMERS
+    MAIN_N: gl.constexpr = config.BLOCK_N - config.TAIL_N
+    prefetch_tile(output.ptr, output.desc, batch, m, n, ROWS, MAIN_N, config.C_COLUMN_MAJOR)
+    if config.TAIL_N:
+        prefetch_tile(output.ptr, output.desc, batch, m, n + MAIN_N, ROWS, config.TAIL_N, config.C_COLUMN_MAJOR)
+
+
+@gluon.jit
+def load_first_c(output, staging, count, batch, m, n, config):
+    """Starts to load as many epilogue tiles of the tile at (m, n) of C as there are buffers."""
+    tma.store_wait(0)
+    for p in gl.static_range(min(staging.buffers.shape[0], config.BLOCK_N // config.EPI_N)):
+        load_c(output, staging, count + p, batch, m, n + p * config.EPI_N, config)
+
+
+@gluon.jit
+def load_c(output, staging, count, batch, m, n, config):
+    """Starts to load the epilogue tile at (m, n) of C, this consumer's number `count`, into its buffer; what was stored
+    from there must have been read."""
+    buffer = count % staging.buffers.shape[0]
+    mbarrier.expect(staging.loaded.index(buffer), output.desc.block_type.nbytes)
+    corner = [batch, n, m] if config.C_COLUMN_MAJOR else [batch, m, n]
+    tma_load(output.desc, corner, staging.loaded.index(buffer), staging.buffers.index(buffer))
+
+
+@gluon.jit
+def load_bias(output, m, n, rows_end, COLUMNS: gl.constexpr, BIAS: gl.constexpr, config):
+    """A tuple of the bias of each epilogue tile of the COLUMNS at (m, n); of something else where BIAS is ""."""
+    layout: gl.constexpr = epilogue_layout(config.EPI_N)
+    if COLUMNS > config.EPI_N:
+        half: gl.constexpr = COLUMNS // 2
+        left = load_bias(output, m, n, rows_end, half, BIAS, config)
+        return left + (load_bias(output, m, n + half, rows_end, half, BIAS, config) if BIAS == "n" else left)
+    elif BIAS == "m":
+        offs_m = m + gl.arange(0, config.BLOCK_M // config.CONSUMERS, gl.SliceLayout(1, layout))
+        return (gl.load(output.bias_ptr + offs_m, mask=offs_m < rows_end, other=0.0)[:, None],)
+    elif BIAS == "n":
+        offs_n = n + gl.arange(0, config.EPI_N, gl.SliceLayout(0, layout))
+        return (gl.load(output.bias_ptr + offs_n, mask=offs_n < output.N, other=0.0)[None, :],)
+    else:
+        return (n,)
+
+
+@gluon.jit
+def store_tile(acc, bias, output, staging, count, batch, m, n, rows_end, FIRST: gl.constexpr, config):
+    """Stores acc at (m, n) of C in epilogue tiles, of which the first is this consumer's number `count`, and number
+    FIRST of its tile. bias: of `load_bias`, used where EARLY_BIAS."""
+    EPI_N: gl.constexpr = config.EPI_N
+    layout: gl.constexpr = epilogue_layout(EPI_N)
+    tiles = split_columns(acc, EPI_N)
+    if config.ACTIVATION != "" and len(tiles) == 4:
+        # An activation is long: written out four times, for each consumer, it would not fit the instruction cache.
+        first, second, third, fourth = tiles
+        first_bias, second_bias, third_bias, fourth_bias = bias
+        for p in range(4):
+            sums = gl.convert_layout(first, layout)
+            store_epilogue_tile(
+                sums, first_bias, output, staging, count + p, FIRST + p, batch, m, n + p * EPI_N, rows_end, config
+            )
+            first, second, third, fourth = second, third, fourth, first
+            if config.EARLY_BIAS == "n":
+                first_bias, second_bias, third_bias, fourth_bias = second_bias, third_bias, fourth_bias, first_bias
+    else:
+        for p in gl.static_range(len(tiles)):
+            sums = gl.convert_layout(tiles[p], layout)
+            store_epilogue_tile(
+                sums, bias[p], output, staging, count + p, FIRST + p, batch, m, n + p * EPI_N, rows_end, config
+            )
+
+
+@constexpr_function
+def epilogue_layout(columns):
+    """How a consumer's threads hold an epilogue tile of so many columns: as `wgmma` left its sums."""
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 16])
+
+
+@gluon.jit
+def split_columns(x, EPI_N: gl.constexpr):
+    """x [rows, columns] as a tuple of [rows, EPI_N], whose number is a power of two."""
+    if x.shape[1] == EPI_N:
+        return (x,)
+    else:
+        left, right = halves(x)
+        return split_columns(left, EPI_N) + split_columns(right, EPI_N)
+
+
+@gluon.jit
+def halves(x):
+    """The left and the right half of x's columns, without moving data between threads."""
+    rows: gl.constexpr = x.shape[0]
+    columns: gl.constexpr = x.shape[1]
+    return x.reshape((rows, 2, columns // 2)).permute((0, 2, 1)).split()
+
+
+@gluon.jit
+def store_epilogue_tile(sums, bias, output, staging, count, p, batch, m, n, rows_end, config):
+    """The epilogue of sums [rows, EPI_N] at (m, n) of C, number p of its tile's. A TMA store runs on, under what comes
+    after. Where TMA loads C's own values, the epilogue tile that is as many further on as there are buffers, less one,
+    is then loaded into the buffer of the one before."""
+    C_COLUMN_MAJOR: gl.constexpr = config.C_COLUMN_MAJOR
+    HAS_BETA: gl.constexpr = config.HAS_BETA
+    BIAS: gl.constexpr = config.BIAS
+    if not config.C_TMA:
+        sums = gl.convert_layout(sums, coalesced_layout(sums.shape[0], sums.shape[1], C_COLUMN_MAJOR))
+    layout: gl.constexpr = sums.type.layout
+    offs_m = m + gl.arange(0, sums.shape[0], gl.SliceLayout(1, layout))
+    offs_n = n + gl.arange(0, sums.shape[1], gl.SliceLayout(0, layout))
+    c = None
+    if config.C_TMA:
+        BUFFERS: gl.constexpr = staging.buffers.shape[0]
+        buffer = staging.buffers.index(count % BUFFERS)
+        if HAS_BETA:
+            mbarrier.wait(staging.loaded.index(count % BUFFERS), count // BUFFERS & 1)
+            c = matrix(buffer, C_COLUMN_MAJOR).load(layout)
+    else:
+        c_ptrs = (
+            output.ptr
+            + batch.to(gl.int64) * output.stride_b
+            + offs_m[:, None].to(gl.int64) * output.stride_m
+            + offs_n[None, :].to(gl.int64) * output.stride_n
+        )
+        mask = (offs_m < rows_end)[:, None] & (offs_n < output.N)[None, :]
+        if HAS_BETA:
+            c = gl.load(c_ptrs, mask=mask, other=0.0)
+    if BIAS == "m" and config.EARLY_BIAS == "":
+        bias = gl.load(output.bias_ptr + offs_m, mask=offs_m < rows_end, other=0.0)[:, None]
+    if BIAS == "n" and config.EARLY_BIAS == "":
+        bias = gl.load(output.bias_ptr + offs_n, mask=offs_n < output.N, other=0.0)[None, :]
+    if config.SCALES == "rows":
+        a_scale = gl.load(output.a_scale_ptr + offs_m, mask=offs_m < rows_end, other=0.0)[:, None]
+        b_scale = gl.load(output.b_scale_ptr + offs_n, mask=offs_n < output.N, other=0.0)[None, :]
+        sums = scaled(sums, a_scale, b_scale)
+    if config.SCALES == "tensor":
+        sums = scaled(sums, gl.load(output.a_scale_ptr), gl.load(output.b_scale_ptr))
+    out = epilogue(sums, output.alpha, output.beta, c, bias, HAS_BETA, BIAS != "", config.ACTIVATION)
+    out = out.to(output.ptr.dtype.element_ty)
+    if config.C_TMA:
+        if not HAS_BETA:
+            tma.store_wait(BUFFERS - 1)  # stores from the other buffers may still read
+        matrix(buffer, C_COLUMN_MAJOR).store(out)
+        fence_async_shared()
+        tma_store(output.desc, [batch, n, m] if C_COLUMN_MAJOR else [batch, m, n], buffer)
+        EPI_TILES: gl.constexpr = config.BLOCK_N // config.EPI_N
+        if HAS_BETA and EPI_TILES > BUFFERS:
+            if (p > 0) & (p - 1 + BUFFERS < EPI_TILES):
+                tma.store_wait(1)
+                load_c(output, staging, count + BUFFERS - 1, batch, m, n + (BUFFERS - 1) * config.EPI_N, config)
+    else:
+        gl.store(c_ptrs, out, mask=mask)
+
+
+@constexpr_function
+def coalesced_layout(rows, columns, column_major):
+    """How a consumer's threads hold an epilogue tile that goes to C by pointers: a warp's threads are neighbours along
+    C's unit stride; of an accumulator's row only four are."""
+    side = min(32, rows if column_major else columns)
+    threads = [side, 32 // side] if column_major else [32 // side, side]
+    warps = [1, 4] if column_major else [4, 1]
+    return gl.BlockedLayout([1, 1], threads, warps, [0, 1] if column_major else [1, 0])
