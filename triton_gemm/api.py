@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from . import checks, ops, plan
+from .arithmetic import DTYPES, FLOATING, Precision, fp32_precision, result_dtype
 from .compat import is_watched
-from .precision import Precision, fp32_precision
 from .problem import Activation
 
 ACTIVATIONS: dict[str, Any] = {
@@ -283,7 +283,7 @@ def _product(
     precision: str | None = None,
 ) -> torch.Tensor:
     """activation(alpha a @ b + beta input) of operands whose shapes and dtypes go together."""
-    dtypes = checks.DTYPES if input is None and activation is None else checks.FLOATING
+    dtypes = DTYPES if input is None and activation is None else FLOATING
     checks.computable(function, a, b, input, dtypes=dtypes, devices=("cuda", "cpu", "meta"))
     checks.precision(function, precision, a.dtype)
     a, b, vectors = _matrices(a, b)
@@ -322,7 +322,7 @@ def _product_into(
         a, b = (x.clone() if checks.may_alias(out, x) else x for x in (a, b))
         if input is not None and (input is not out or list(out.shape) != shape) and checks.may_alias(out, input):
             input = input.clone()
-    checks.out(out, shape, out_dtype or ops.out_dtype_of(a.dtype), a.device, out_dtype is not None)
+    checks.out(out, shape, out_dtype or result_dtype(a.dtype), a.device, out_dtype is not None)
     if not in_place:
         c = ops.gemm(a, b, input, alpha, beta, activation, out_dtype, precision)
         return out.copy_(_without(c, vectors))

@@ -8,13 +8,13 @@ from typing import Literal, get_args, overload
 import torch
 
 from . import checks, ops, plan, scaled
+from .arithmetic import DTYPES, FLOATING, Precision, ScaleKind, result_dtype, scaled_arithmetic
 from .compat import INTERPRETED
 from .device import INTERPRETER, SHARED_MEMORY, DeviceInfo, device_info, device_of_capability
-from .precision import Precision
 from .problem import Activation, GemmProblem
 from .select import Selection
 
-Scales = tuple[torch.Tensor, torch.Tensor] | scaled.ScaleKind
+Scales = tuple[torch.Tensor, torch.Tensor] | ScaleKind
 Layout = Literal["nn", "nt", "tn", "tt"]
 Device = torch.device | str | DeviceInfo
 
@@ -164,12 +164,12 @@ def _product(
     epilogue = activation is not None or bias is not None or beta != 0
     checks.matmul(a, b)
     checks.activation("explain", activation)
-    checks.implemented("explain", a, b, dtypes=checks.FLOATING if epilogue else checks.DTYPES)
+    checks.implemented("explain", a, b, dtypes=FLOATING if epilogue else DTYPES)
     checks.precision("explain", precision, a.dtype)
     checks.out_dtype(out_dtype or a.dtype, a, bias if isinstance(bias, torch.Tensor) else None)
     a = a.unsqueeze(0) if a.dim() == 1 else a
     b = b.unsqueeze(1) if b.dim() == 1 else b
-    c = torch.empty(ops.shape_of(a, b), dtype=out_dtype or ops.out_dtype_of(a.dtype), device="meta")
+    c = torch.empty(ops.shape_of(a, b), dtype=out_dtype or result_dtype(a.dtype), device="meta")
     axis = None if bias is None else "n"
     if isinstance(bias, torch.Tensor):
         vector = ops._vector(_like(bias), c)
@@ -190,7 +190,7 @@ def _of_groups(
 ) -> GemmProblem:
     """Of grouped_matmul."""
     checks.grouped(_like(a), _like(b), torch.empty(_count(groups), dtype=torch.int32, device="meta"))
-    checks.implemented("explain", a, b, dtypes=checks.FLOATING)
+    checks.implemented("explain", a, b, dtypes=FLOATING)
     checks.out_dtype(out_dtype, a)
     checks.precision("explain", precision, a.dtype)
     if a.dim() == 3:
@@ -226,7 +226,8 @@ def _scaled(
     if c.numel() == 0:
         raise _nothing(a, b)
     axis = None if row is None else "n"
-    return GemmProblem.of(*(a, b, c), bias=axis, precision=scaled.precision_of(a.dtype, use_fast_accum), scales=kind)
+    precision = scaled_arithmetic(a.dtype, use_fast_accum).name
+    return GemmProblem.of(*(a, b, c), bias=axis, precision=precision, scales=kind)
 
 
 def _scales(kind: str, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

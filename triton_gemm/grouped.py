@@ -13,7 +13,7 @@ import torch
 from torch.utils.flop_counter import register_flop_formula
 
 from . import api, checks, ops, plan
-from .precision import Precision
+from .arithmetic import FLOATING, Precision
 
 
 def grouped_matmul(
@@ -49,7 +49,7 @@ def grouped_matmul(
     checks.grouped(mat_a, mat_b, offs)
     assert offs is not None
     checks.out_dtype(out_dtype, mat_a)
-    checks.computable("grouped_matmul", mat_a, mat_b, dtypes=checks.FLOATING, devices=("cuda", "cpu", "meta"))
+    checks.computable("grouped_matmul", mat_a, mat_b, dtypes=FLOATING, devices=("cuda", "cpu", "meta"))
     checks.precision("grouped_matmul", precision, mat_a.dtype)
     if mat_a.dim() == 3:
         return grouped_gemm(mat_b.mT, mat_a.mT, offs, out_dtype, precision).mT

@@ -18,6 +18,7 @@ import torch
 from torch.utils.flop_counter import register_flop_formula
 
 from . import plan, sharding
+from .arithmetic import default_arithmetic, result_dtype
 from .compat import (
     SingleLevelFunction,
     below_autograd,
@@ -31,11 +32,6 @@ from .compat import (
 MANY_ROWS = 1024  # of a gradient, from which on a product with ones sums them faster than torch's sum
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # what a subclass does with its data is its own affair
-
-
-def out_dtype_of(dtype: torch.dtype) -> torch.dtype:
-    """The product's dtype of operands of `dtype`."""
-    return torch.int32 if dtype == torch.int8 else dtype
 
 
 def shape_of(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
@@ -62,7 +58,7 @@ def compute(
     precision: str | None = None,
 ) -> torch.Tensor:
     """gemm of plain tensors, without its derivatives."""
-    c = torch.empty(shape_of(a, b), dtype=out_dtype or out_dtype_of(a.dtype), device=a.device)
+    c = torch.empty(shape_of(a, b), dtype=out_dtype or result_dtype(a.dtype), device=a.device)
     compute_into(c, a, b, input, alpha, beta, activation, precision)
     return c
 
@@ -91,7 +87,7 @@ def compute_into(
             # The epilogue adds it as it is; a factor is applied in what the kernels accumulate in.
             bias, axis = vector
             if beta != 1:
-                bias = bias.to(torch.float64 if bias.dtype == torch.float64 else torch.float32) * beta
+                bias = bias.to(default_arithmetic(bias.dtype).accumulator) * beta
             beta = 0.0
     epilogue = {"bias": bias, "bias_axis": axis, "activation": activation, "precision": precision}
     for matrices in launches(a.resolve_neg(), b.resolve_neg(), c, join_rows=axis == "n"):
@@ -384,7 +380,7 @@ def _fake(
     out_dtype: torch.dtype | None = None,
     precision: str | None = None,
 ) -> torch.Tensor:
-    return a.new_empty(shape_of(a, b), dtype=out_dtype or out_dtype_of(a.dtype))
+    return a.new_empty(shape_of(a, b), dtype=out_dtype or result_dtype(a.dtype))
 
 
 def _vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[torch.Tensor, int]:

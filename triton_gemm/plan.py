@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .arithmetic import fp32_precision
 from .compat import INTERPRETED, current_device, current_stream, launcher, tensor_maps
 from .device import INTERPRETER, device_info
 from .driver import ensure_context
 from .kernels.launch import Launch, Pointer, Scalar, TensorMap, materialise
-from .precision import fp32_precision
 from .problem import GemmProblem, Layout
 from .select import Selection, launches, select
 from .workspace import workspace

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 import torch
 
-from .precision import SPLIT, Planes, default_precision
+from .arithmetic import ARITHMETICS, IEEE, Arithmetic, Planes, default_arithmetic
 
 # What may be applied to a product, for `activation=`: "gelu" is the one with erf, "gelu_tanh" its approximation.
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
@@ -76,11 +76,10 @@ class GemmProblem:
     """c = activation(alpha a @ b + beta c + bias), as far as the choice of a kernel depends on it.
 
     a [batch, M, K], b [batch, K, N], c [batch, M, N]. dtype: the operands', or their planes' once they are split;
-    out_dtype: C's; precision: one of `precision.MODES`, what `precision.default_precision` says of other dtypes than
-    fp32, or "fp8 fast"; a, b, c: how they lie in memory; has_beta: whether C is read; bias: None, "m" (one value a
-    row) or "n" (one a column); activation: None or one of ACTIVATIONS; scales: None, or what multiplies A and B:
-    "tensor" (one for A and one for B), "rows" (one for each row of A and column of B) or "blocks" (one for 1 x 128 of A
-    and 128 x 128 of B).
+    out_dtype: C's; precision: the name of an `Arithmetic`; a, b, c: how they lie in memory; has_beta: whether C is
+    read; bias: None, "m" (one value a row) or "n" (one a column); activation: None or one of ACTIVATIONS; scales: None
+    or a `ScaleKind`: "tensor" (one for A and one for B), "rows" (one for each row of A and column of B) or "blocks"
+    (one for 1 x 128 of A and 128 x 128 of B).
 
     groups: None, or the dimension that is cut into `batch` groups whose ends are in the GPU's memory: "m", where a is
     [M, K] and c [M, N] and each group of rows has a matrix of b for its own, or "k", where a is [M, K] and b [K, N] and
@@ -104,8 +103,8 @@ class GemmProblem:
     groups: str | None = None
 
     def __post_init__(self) -> None:
-        if self.K == 0 and self.precision in SPLIT:  # an empty sum is the same in every precision
-            object.__setattr__(self, "precision", "ieee")
+        if self.K == 0 and self.arithmetic.planes:  # an empty sum is the same in every precision
+            object.__setattr__(self, "precision", IEEE.name)
 
     @classmethod
     def of(
@@ -122,18 +121,23 @@ class GemmProblem:
         groups: str | None = None,
     ) -> GemmProblem:
         """The problem of multiplying a [(batch,) M, K] and b [(batch,) K, N] into c [(batch,) M, N], by default in the
-        operands' `precision.default_precision`."""
+        operands' `default_arithmetic`."""
         batch = next((x.shape[0] for x in ((b, c) if groups else (c,)) if x.dim() == 3), 1)
         M, K = a.shape[-2:]
-        precision = precision or default_precision(a.dtype)
+        precision = precision or default_arithmetic(a.dtype).name
         layouts = (Layout.of(a), Layout.of(b), Layout.of(c))
         sizes = (batch, M, b.shape[-1], K)
         return cls(*sizes, a.dtype, c.dtype, precision, *layouts, has_beta, bias, activation, scales, groups)
 
     @property
+    def arithmetic(self) -> Arithmetic:
+        """How A and B are multiplied: the record that `precision` names."""
+        return ARITHMETICS[self.precision]
+
+    @property
     def planes(self) -> Planes:
         """What A and B are sums of; one plane each where they are multiplied as they are."""
-        return SPLIT.get(self.precision) or Planes(self.dtype, 1, ((0, 0),))
+        return self.arithmetic.planes or Planes(self.dtype, 1, ((0, 0),))
 
     @property
     def swapped(self) -> GemmProblem:

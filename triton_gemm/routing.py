@@ -18,14 +18,13 @@ from typing import Any
 import torch
 
 from . import ops
+from .arithmetic import FLOATING, fp32_precision
 from .compat import INTERPRETED, hide_from_dynamo, overlaps_itself, withdraw
 from .device import device_info
 from .plan import MAX_PLANS, keep
-from .precision import fp32_precision
 
 # By aten's name: where a and b are among the arguments.
 ROUTED = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 KEY = "CPU" if INTERPRETED else "CUDA"
 OURS = "triton_gemm"
 
@@ -232,7 +231,7 @@ def _stays(
     why = rules[0].refuses(name, a, b) if rules else "nothing is routed"
     if why is not None:
         return why
-    if a.dtype not in DTYPES:
+    if a.dtype not in FLOATING:
         return f"{a.dtype} is not computed"
     if device_info(a.device).capability < (8, 0):
         return "the GPU is older than compute capability 8.0"

@@ -17,7 +17,7 @@ from tests.mistakes import MISTAKES, assert_same_words, ones, words
 from tests.numerics import error_bound, mode_of, reference
 from tests.shapes import EMPTY, SMALL
 from triton_gemm import plan
-from triton_gemm.precision import MODES, default_precision
+from triton_gemm.arithmetic import MODES, default_arithmetic
 from triton_gemm.problem import ACTIVATIONS, GemmProblem
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
@@ -26,7 +26,7 @@ BY_DTYPE = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)
 
 def assert_right(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, precision: str = "ieee") -> None:
     assert c.shape == (a.shape[0], b.shape[1]) and c.dtype == a.dtype and c.device == a.device
-    mode = precision if a.dtype == torch.float32 else mode_of(default_precision(a.dtype), a.dtype)
+    mode = precision if a.dtype == torch.float32 else mode_of(default_arithmetic(a.dtype).name, a.dtype)
     error = (c.double() - reference(a, b)).abs()
     assert (error <= error_bound(a, b, None, 1.0, 0.0, mode, c.dtype)).all()
 
@@ -57,7 +57,7 @@ def test_any_shape_strides_and_dtype(M: int, N: int, K: int, dtype: torch.dtype,
 
 @BY_DTYPE
 def test_what_every_product_must_do(dtype: torch.dtype) -> None:
-    mode = "ieee" if dtype == torch.float32 else mode_of(default_precision(dtype), dtype)
+    mode = "ieee" if dtype == torch.float32 else mode_of(default_arithmetic(dtype).name, dtype)
     multiply = lambda a, b, c, alpha, beta: triton_gemm.matmul(a, b, out=c)  # noqa: E731
     product = Product(multiply, dtype, mode, dtype, scaled=False)
     for check in battery(product, SMALL).values():
