@@ -20,7 +20,7 @@ from triton_gemm.config import GemmConfig
 from triton_gemm.device import device_info
 from triton_gemm.ladder import LADDER, Rung
 from triton_gemm.ladder.rung import TUNERS
-from triton_gemm.problem import UnsupportedOperandError, aligned
+from triton_gemm.problem import Request, UnsupportedOperandError, aligned
 
 CUBLAS = "cuBLAS"
 OURS = "triton_gemm"
@@ -72,13 +72,13 @@ def ours(problem: Problem) -> Provider:
     if problem.scales is not None:
         return scaled_by_us(problem)
     precision: Any = problem.mode if problem.dtype == torch.float32 else None
-    how: dict[str, Any] = {"bias_axis": problem.bias or "n", "activation": problem.activation, "precision": precision}
+    request = Request(activation=problem.activation, precision=precision, bias=problem.bias)
 
     def details(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, bias: torch.Tensor | None = None) -> dict[str, Any]:
-        return {"config": str(plan.plan(a, b, c, bias=bias, **how))}
+        return {"config": str(plan.selection_of(a, b, c, request))}
 
     if not problem.plain or problem.batch is not None:
-        return Provider(OURS, lambda a, b, c, bias=None: plan.multiply(a, b, c, bias=bias, **how), details=details)
+        return Provider(OURS, lambda a, b, c, *bias: plan.multiply(a, b, c, request, bias), details=details)
     if problem.given_out:
         return Provider(OURS, lambda a, b, c: triton_gemm.matmul(a, b, out=c, precision=precision), details=details)
     return Provider(OURS, lambda a, b, c: triton_gemm.matmul(a, b, precision=precision), details=details)
@@ -89,7 +89,7 @@ def scaled_by_us(problem: Problem) -> Provider:
     how: dict[str, Any] = {"out_dtype": problem.out_dtype, "use_fast_accum": problem.mode == "fp8 fast"}
 
     def details(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *_: torch.Tensor) -> dict[str, Any]:
-        return {"config": str(plan.plan(a, b, c, precision=problem.mode, scales=problem.scales))}
+        return {"config": str(plan.selection_of(a, b, c, Request(precision=problem.mode, scales=problem.scales)))}
 
     return Provider(OURS, lambda a, b, c, *scales: triton_gemm.scaled_matmul(a, b, *scales, **how), details=details)
 
@@ -177,7 +177,7 @@ def compile_together(
     chosen: Iterable[tuple[Rung, GemmConfig]], a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
 ) -> None:
     """Compiles what the rungs launch in these configurations, on all cores at once; who fails is left to fail later."""
-    launches: list[aot.Launch] = []
+    launches: list[aot.CapturedLaunch] = []
     for rung, config in chosen:
         try:
             with aot.capture() as captured:
@@ -187,7 +187,7 @@ def compile_together(
         launches += captured
     index = torch.cuda.current_device()
 
-    def compile_one(launch: aot.Launch) -> None:
+    def compile_one(launch: aot.CapturedLaunch) -> None:
         torch.cuda.set_device(index)  # the current device is a thread's own
         try:
             launch.kernel.warmup(grid=(1,), **launch.arguments)

@@ -108,7 +108,7 @@ CIRCUMSTANCES = {
 def compile_launch(launch: Launch, dtypes: dict[str, torch.dtype], capability: Capability = HOPPER) -> aot.Compiled:
     operands = {name: torch.empty(1, dtype=dtype, device="meta") for name, dtype in dtypes.items()}
     arguments = materialise(launch, operands, {"alpha": 1.0, "beta": 0.0})
-    return aot.compile_launch(aot.Launch(launch.kernel, {**arguments, **launch.options}), capability)
+    return aot.compile_launch(aot.CapturedLaunch(launch.kernel, {**arguments, **launch.options}), capability)
 
 
 def compiled(

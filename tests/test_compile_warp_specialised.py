@@ -68,7 +68,7 @@ def compiled(problem: GemmProblem, config: GemmConfig, schedule: str) -> aot.Com
     }
     operands = {name: torch.empty(1, dtype=dtype, device="meta") for name, dtype in dtypes.items()}
     arguments = materialise(launch, operands, {"alpha": 1.0, "beta": 0.5})
-    kernel = aot.compile_launch(aot.Launch(launch.kernel, {**arguments, **launch.options}), CAPABILITY)
+    kernel = aot.compile_launch(aot.CapturedLaunch(launch.kernel, {**arguments, **launch.options}), CAPABILITY)
     assert kernel.spills == 0, f"{kernel.spills} spills"
     assert kernel.registers <= MAX_REGISTERS_PER_THREAD
     assert kernel.shared <= warp_specialised.shared_memory(problem, config), "more shared memory than it says"

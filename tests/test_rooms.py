@@ -19,11 +19,11 @@ TABLE: dict[str, set[str]] = {
     "triton_gemm": TYPES
     | {"api", "nn", "grouped", "routing", "scaled", "explanation", "ops", "arithmetic", "plan", "select"}
     | {"tuning"},
-    "routing": {"torch", "compat", "device", "ops", "plan", "arithmetic"},
+    "routing": {"torch", "compat", "device", "problem", "ops", "plan", "arithmetic"},
     "nn": {"torch", "api", "checks", "arithmetic", "problem"},
     "api": TYPES | {"torch", "compat", "arithmetic", "checks", "plan", "select", "ops"},
-    "grouped": {"torch", "arithmetic", "api", "checks", "ops", "plan"},
-    "scaled": {"torch", "arithmetic", "checks", "ops", "plan"},
+    "grouped": {"torch", "arithmetic", "problem", "api", "checks", "ops", "plan"},
+    "scaled": {"torch", "arithmetic", "problem", "checks", "ops", "plan"},
     "explanation": TYPES | {"torch", "compat", "arithmetic", "checks", "plan", "select", "ops", "scaled"},
     "checks": {"torch", "compat", "arithmetic", "problem"},
     "ops": {"torch", "arithmetic", "compat", "problem", "config", "plan", "sharding"},

@@ -93,7 +93,7 @@ MANY = settings(max_examples=400, deadline=None)
 def seen_by_kernel(problem: GemmProblem, choice: Selection) -> GemmProblem:
     """The problem that the chosen kernel is given: after copies, and turned."""
     problem = repacked(problem, choice.packed)
-    return problem.swapped if choice.swapped else problem
+    return problem.swap_ab() if choice.swapped else problem
 
 
 # --- Every choice ---
@@ -195,7 +195,7 @@ def test_operands_are_copied_where_tma_cannot_read_them_or_reads_them_badly(prob
 def test_both_sides_of_a_product_are_treated_alike(problem: GemmProblem, device) -> None:
     """c^T = b^T a^T is the same work: the same kernel."""
     if problem.M != problem.N:
-        assert select(problem.swapped, device).kernel == select(problem, device).kernel
+        assert select(problem.swap_ab(), device).kernel == select(problem, device).kernel
 
 
 # --- Named choices ---
@@ -249,7 +249,7 @@ def test_few_rows_along_k_are_read_once_on_every_gpu(rows: int) -> None:
             choice = select(problem, device)
             assert (choice.kernel, choice.schedule, choice.split_k, choice.packed) == ("skinny", None, 1, ())
             assert str(choice).endswith(f": {rows} row{'s' * (rows > 1)} of products along K")
-            assert select(problem.swapped, device) == replace(choice, swapped=not choice.swapped)
+            assert select(problem.swap_ab(), device) == replace(choice, swapped=not choice.swapped)
             (launch,) = launches(problem, choice)
             assert launch.arguments["STREAMED"] == ("a" if choice.swapped else "b")
             turned.add(choice.swapped)
@@ -279,7 +279,7 @@ def test_few_rows_along_k_are_read_once_on_every_gpu(rows: int) -> None:
 )
 def test_other_products_of_few_rows_run_elsewhere(problem: GemmProblem) -> None:
     for device in DEVICES:
-        for asked in (problem, problem.swapped):
+        for asked in (problem, problem.swap_ab()):
             assert select(asked, device).kernel != "skinny"
 
 

@@ -175,4 +175,4 @@ def fp32_precision() -> str:
 
     Only the new setting is read: once it is set, torch raises on reading `allow_tf32`.
     """
-    return TF32.name if torch.backends.cuda.matmul.fp32_precision == TF32.torch_setting else IEEE.name
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"

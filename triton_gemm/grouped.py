@@ -14,6 +14,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from . import api, checks, ops, plan
 from .arithmetic import FLOATING, Precision
+from .problem import Request
 
 
 def grouped_matmul(
@@ -83,8 +84,8 @@ def _compute(
     if a.shape[1] == 0 or offs.shape[0] == 0:
         return c.zero_()
     if c.numel() > 0:
-        groups = plan.Groups("m" if b.dim() == 3 else "k", offs.contiguous())
-        plan.multiply(a.resolve_neg(), b.resolve_neg(), c, precision=precision, groups=groups)
+        request = Request(precision=precision, groups="m" if b.dim() == 3 else "k")
+        plan.multiply(a.resolve_neg(), b.resolve_neg(), c, request, (offs.contiguous(),))
     return c
 
 

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from . import checks, ops, plan
 from .arithmetic import SCALED, ScaleKind, default_arithmetic, scaled_arithmetic
+from .problem import Request
 
 SCALED_OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -61,10 +62,14 @@ def _compute(a: torch.Tensor, b: torch.Tensor, *others: Any) -> torch.Tensor:
     *_, bias, out_dtype, use_fast_accum = others
     c = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype, device=a.device)
     if c.numel() > 0:
-        bias = None if bias is None else bias.contiguous()
-        precision = scaled_arithmetic(a.dtype, use_fast_accum).name
-        plan.multiply(a, b, c, bias=bias, precision=precision, scales=plan.Scales(kind, *scales))
+        auxiliary = scales if bias is None else (bias.contiguous(), *scales)
+        plan.multiply(a, b, c, request_of(a.dtype, use_fast_accum, kind, bias is not None), auxiliary)
     return c
+
+
+def request_of(dtype: torch.dtype, use_fast_accum: bool, kind: ScaleKind, has_bias: bool) -> Request:
+    precision = scaled_arithmetic(dtype, use_fast_accum).name
+    return Request(precision=precision, bias="n" if has_bias else None, scales=kind)
 
 
 def check(

@@ -74,11 +74,11 @@ def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
             return found
     if arithmetic.planes is None and problem.dtype in kernels.gemv.DTYPES:
         turned = problem.N < problem.M
-        narrow = problem.swapped if turned else problem
+        narrow = problem.swap_ab() if turned else problem
         rows = f"{narrow.M} row{'s' * (narrow.M > 1)} of products"
         if kernels.skinny.pays(narrow, device) and device is not INTERPRETER:
             config, again = kernels.skinny.default(narrow, device)
-            if kernels.skinny.illegal(narrow.swapped if again else narrow, device, config) is None:
+            if kernels.skinny.illegal(narrow.swap_ab() if again else narrow, device, config) is None:
                 return Selection("skinny", config, f"{rows} along K", swapped=turned != again, precision=precision)
         if kernels.gemv.pays(narrow) or (not hopper and _few_rows(narrow)):
             config, split_k = kernels.gemv.default(narrow, device)
@@ -124,7 +124,7 @@ def _ieee(problem: GemmProblem, device: DeviceInfo) -> Selection:
     faster: in small and narrow products."""
     packed, turned = kernels.fma.unreadable(problem), _turned(problem)
     readable = repacked(problem, packed)
-    given = readable.swapped if turned else readable
+    given = readable.swap_ab() if turned else readable
     copying = _copying(given, packed, turned)
     legal = [
         (cost_model.outer_products(given, config, split_k, device) + copying, config, split_k)
@@ -136,7 +136,7 @@ def _ieee(problem: GemmProblem, device: DeviceInfo) -> Selection:
     if not legal:
         return simple
     time, config, split_k = min(legal, key=lambda found: found[0])
-    work = _portable_work(problem.swapped if turned else problem, device, simple.config, simple.split_k)
+    work = _portable_work(problem.swap_ab() if turned else problem, device, simple.config, simple.split_k)
     if time > cost_model.LAUNCH + work / cost_model.FMAS:
         return simple
     reason = f"IEEE fp32 has no tensor core; about {time:.3g} us"
@@ -202,7 +202,7 @@ def candidates(problem: GemmProblem, device: DeviceInfo, configs: Sequence[GemmC
         # A square is its own transpose, but for fp32 that wgmma reads from registers: that must be A.
         turns = problem.scales != "blocks" and (problem.M != problem.N or problem.dtype.itemsize != 2)
         for swapped in (False, True) if turns else (False,):
-            turned = readable.swapped if swapped else readable
+            turned = readable.swap_ab() if swapped else readable
             for config in configs:
                 if _fits(turned, config) and kernels.warp_specialised.illegal(turned, device, config) is None:
                     for schedule in cost_model.schedules(turned, config, device):
@@ -256,7 +256,7 @@ def _portable(problem: GemmProblem, device: DeviceInfo) -> Selection:
     """The kernel that takes everything, in the configuration with the least work on the busiest SM; RuntimeError where
     none is legal."""
     turned = _turned(problem)
-    turned_problem = problem.swapped if turned else problem
+    turned_problem = problem.swap_ab() if turned else problem
     best: tuple[float, GemmConfig, int] | None = None
     why: str | None = None
     for config in kernels.portable.CONFIGS[problem.precision]:
@@ -331,7 +331,7 @@ def launches(problem: GemmProblem, selection: Selection) -> tuple[Launch, ...]:
     names = {name: f"packed_{name}" for name in selection.packed}
     problem = repacked(problem, selection.packed)
     if selection.swapped:
-        problem = problem.swapped
+        problem = problem.swap_ab()
         names = {"a": names.get("b", "b"), "b": names.get("a", "a"), "a_scale": "b_scale", "b_scale": "a_scale"}
     if selection.kernel == "warp_specialised":
         assert selection.schedule is not None

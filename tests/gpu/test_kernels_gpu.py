@@ -307,7 +307,7 @@ def test_gemv_in_every_circumstance(name: str) -> None:
     for size, swapped in (((2, 201, 3000), False), ((201, 2, 3000), True)):
         case = circumstance(name, size, pad=1)
         problem = Operands(case).problem
-        config, _ = gemv.default(problem.swapped if swapped else problem, gpu())
+        config, _ = gemv.default(problem.swap_ab() if swapped else problem, gpu())
         check(case, Selection("gemv", config, "by a test", split_k=2, swapped=swapped))
 
 
