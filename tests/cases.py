@@ -16,9 +16,9 @@ from torch import Tensor
 from tests.checks import NAN, SENTINEL, drawn_as
 from tests.epilogues import expected
 from tests.numerics import mode_of
+from triton_gemm.arithmetic import FP8
 from triton_gemm.config import GemmConfig
 from triton_gemm.kernels.schedule import Schedule
-from triton_gemm.precision import FP8_DTYPES
 from triton_gemm.problem import ACTIVATIONS, GemmProblem
 
 Size = tuple[int, int, int]
@@ -214,7 +214,7 @@ def of_bytes(config: GemmConfig, turn: int) -> list[Case]:
     """Products of both fp8 types, summed either way, with every kind of scales, and of int8, for a tile; whole and
     split they fill 6 tiles of 6 k-tiles."""
     m, n, k = blocks(config)
-    fp8 = {"dtype": FP8_DTYPES[turn % 2], "out_dtype": torch.bfloat16}
+    fp8 = {"dtype": FP8.dtypes[turn % 2], "out_dtype": torch.bfloat16}
     kinds: list[dict[str, object]] = [
         {**fp8, "precision": "fp8", "scales": "blocks"},
         {**fp8, "precision": "fp8", "scales": "rows", "bias": "n"},

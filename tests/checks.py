@@ -27,7 +27,7 @@ SCALARS = [(1.0, 0.0), (1.0, 1.0), (-0.5, 2.0), (0.0, 3.0)]
 class Product:
     """Something that computes c = alpha a @ b + beta c, and what may be asked of it.
 
-    mode: how it multiplies, a key of perf.measure.numerics.OPERAND_ERROR. tma: operands need a base on 16 bytes, a unit
+    mode: how it multiplies, a key of perf.measure.numerics.ARITHMETIC. tma: operands need a base on 16 bytes, a unit
     stride and the other a multiple of 16 bytes, and c is row-major. scaled: whether it takes alpha and beta.
     """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from perf.measure.numerics import SUM_DTYPE, UNIT_ROUNDOFF, accumulation_error, magnitude, reference, rounded
+from perf.measure.numerics import ARITHMETIC, accumulation_error, magnitude, reference, rounded
 
 
 def activated(x: torch.Tensor, activation: str | None) -> torch.Tensor:
@@ -36,6 +36,6 @@ def expected(
     error = accumulation_error(a.shape[-1] + parts, mode) * (magnitude(a, b, c0, alpha, beta) + added.abs())
     if activation is not None or bias is not None:
         # No activation is steeper than 1.13; each takes a few roundings of numbers below |x| + 1.
-        error = 1.13 * error + 16 * UNIT_ROUNDOFF[SUM_DTYPE.get(mode, torch.float32)] * (before.abs() + 1)
+        error = 1.13 * error + 16 * (ARITHMETIC[mode].unit_roundoff or 2.0**-24) * (before.abs() + 1)
     after = activated(before, activation)
     return after, rounded(error, after, out_dtype)

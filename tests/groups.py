@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tests.numerics import error_bound, mode_of
-from triton_gemm.precision import default_precision
+from triton_gemm.arithmetic import default_arithmetic
 
 KINDS = ("rows", "columns", "products")
 
@@ -39,7 +39,7 @@ def assert_right(
     a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, c: torch.Tensor, precision: str | None = None
 ) -> None:
     """Whether c is the product of groups that end at offs, as accurate as one product is; and 0 beyond the last."""
-    mode = mode_of(precision or default_precision(a.dtype), a.dtype)
+    mode = mode_of(precision or default_arithmetic(a.dtype).name, a.dtype)
     made = [
         (x.double() @ y.double(), error_bound(x, y, None, 1.0, 0.0, mode, c.dtype)) for x, y in matrices_of(a, b, offs)
     ]

@@ -28,6 +28,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 import triton_gemm
 from triton_gemm import ops, routing
+from triton_gemm.problem import Request
 
 Function = Callable[..., torch.Tensor]
 Case = Callable[[DeviceMesh, torch.dtype], None]
@@ -96,7 +97,7 @@ PRODUCTS: dict[str, tuple[Function, list[tuple[int, ...]], str]] = {
     "baddbmm": (triton_gemm.baddbmm, [(3, 1, 4), (3, 5, 7), (3, 7, 4)], "000 -1- 2-2 +21 -21"),
     "linear": (triton_gemm.linear, [(2, 5, 7), (3, 7), (3,)], "0-- 1-- -00 21+ 21- +--"),
     "linear relu": (lambda *x: triton_gemm.linear(*x, "relu"), [(4, 7), (3, 7), (3,)], "0-- -00 11-"),
-    "fused relu": (lambda *x: ops.gemm(*x, 2.0, 1.0, "relu"), [(4, 7), (7, 3), (3,)], "0-- -10 10-"),
+    "fused relu": (lambda *x: ops.gemm(*x, Request(2.0, 1.0, "relu")), [(4, 7), (7, 3), (3,)], "0-- -10 10-"),
 }  # fmt: skip
 
 
@@ -167,7 +168,8 @@ def activation_after_none(mesh: DeviceMesh, dtype: torch.dtype) -> None:
     """The same operands with an activation are not placed as they were without one, nor the other way round."""
     operands = [integers(mesh, dtype, *shape) for shape in ((6, 8), (8, 4))]
     for activation in (None, "relu", None):
-        call = partial(ops.gemm, activation=activation, precision="ieee" if dtype == torch.float32 else None)
+        precision = "ieee" if dtype == torch.float32 else None
+        call = partial(ops.gemm, request=Request(activation=activation, precision=precision))
         compare(mesh, call, alone(mesh, call, operands, backward=False), [(S1,), (S0,)])
 
 

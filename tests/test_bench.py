@@ -492,7 +492,7 @@ def test_the_tutorial_peer_compiles_for_hopper(transposed: bool) -> None:
     }
     arguments |= dict.fromkeys("MNK", 256)
     peers.set_blocks(arguments)
-    launch = aot.Launch(peers.tutorial_kernel.fn, {**arguments, "num_warps": 4, "num_stages": 4})
+    launch = aot.CapturedLaunch(peers.tutorial_kernel.fn, {**arguments, "num_warps": 4, "num_stages": 4})
     compiled = aot.compile_launch(launch, (9, 0))
     assert compiled.spills == 0
     assert {"HGMMA", "UTMALDG", "UTMASTG"} <= set(compiled.instructions)

@@ -31,15 +31,15 @@ HOPPER = device_of_capability((9, 0))
 
 
 def _watched() -> None:
-    assert not compat.is_watched()
+    assert not compat.must_dispatch()
     with TorchDispatchMode():
-        assert compat.is_watched()
+        assert compat.must_dispatch()
     with torch.profiler.profile():
-        assert compat.is_watched()
+        assert compat.must_dispatch()
     with torch.autograd.forward_ad.dual_level():
-        assert compat.is_watched()
+        assert compat.must_dispatch()
     seen: list[object] = []
-    torch.jit.trace(lambda x: seen.append(compat.is_watched()) or x + 1, torch.ones(1), check_trace=False)
+    torch.jit.trace(lambda x: seen.append(compat.must_dispatch()) or x + 1, torch.ones(1), check_trace=False)
     assert seen == [seen[0]] and seen[0]
 
 
@@ -239,7 +239,7 @@ USES: dict[str, Callable[[], None]] = {
     "differentiates_forward": _forward,
     "forward_grad_enabled": _forward,
     "hide_from_dynamo": _hidden,
-    "is_watched": _watched,
+    "must_dispatch": _watched,
     "is_wrapper": _wrapper,
     "launcher": _launcher,
     "overlaps_itself": _overlap,

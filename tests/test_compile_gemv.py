@@ -60,7 +60,7 @@ def compiled(
     arguments = materialise(
         launch, {**operands, "workspace": workspace, "counters": counters}, {"alpha": 1.0, "beta": 0.5}
     )
-    return aot.compile_launch(aot.Launch(launch.kernel, {**arguments, **launch.options}), capability)
+    return aot.compile_launch(aot.CapturedLaunch(launch.kernel, {**arguments, **launch.options}), capability)
 
 
 def reads_of_weights(kernel: aot.Compiled) -> set[int]:

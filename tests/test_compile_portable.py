@@ -11,11 +11,11 @@ import torch
 
 from tests.test_compile import loads_of_c, stride_multiplications
 from triton_gemm import aot
+from triton_gemm.arithmetic import EMULATED
 from triton_gemm.config import MAX_REGISTERS_PER_THREAD, GemmConfig
 from triton_gemm.device import SHARED_MEMORY, device_of_capability
 from triton_gemm.kernels import portable, repack
 from triton_gemm.kernels.launch import Launch, materialise
-from triton_gemm.precision import SPLIT
 from triton_gemm.problem import GemmProblem, Layout
 
 Capability = tuple[int, int]
@@ -108,7 +108,7 @@ CIRCUMSTANCES = {
 def compile_launch(launch: Launch, dtypes: dict[str, torch.dtype], capability: Capability = HOPPER) -> aot.Compiled:
     operands = {name: torch.empty(1, dtype=dtype, device="meta") for name, dtype in dtypes.items()}
     arguments = materialise(launch, operands, {"alpha": 1.0, "beta": 0.0})
-    return aot.compile_launch(aot.Launch(launch.kernel, {**arguments, **launch.options}), capability)
+    return aot.compile_launch(aot.CapturedLaunch(launch.kernel, {**arguments, **launch.options}), capability)
 
 
 def compiled(
@@ -205,13 +205,13 @@ def fp32_additions(gemm: aot.Compiled) -> int:
 ADDITIONS = ("FADD", "FADD2", "FFMA", "FFMA2")
 
 
-@pytest.mark.parametrize("precision", SPLIT)
+@pytest.mark.parametrize("precision", EMULATED)
 @pytest.mark.parametrize("capability", [(8, 0), (10, 0)])
 def test_planes_of_a_k_tile_are_summed_apart(capability: Capability, precision: str) -> None:
     config = ALIGNED.legal(precision, capability)[0]
     gemm = compiled(ALIGNED, precision, config, capability)
     products = len(re.findall(r"tt\.dot ", gemm.asm["ttir"]))
-    assert products == len(SPLIT[precision].terms)
+    assert products == len(EMULATED[precision].terms)
     assert fp32_additions(gemm) >= config.accumulators()
 
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from triton_gemm import aot
+from triton_gemm.arithmetic import EMULATED
 from triton_gemm.config import MAX_REGISTERS_PER_THREAD, GemmConfig
 from triton_gemm.device import SHARED_MEMORY, device_of_capability
 from triton_gemm.kernels import warp_specialised
 from triton_gemm.kernels.launch import materialise
 from triton_gemm.kernels.schedule import Schedule
-from triton_gemm.precision import SPLIT
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
 from triton_gemm.select import repacked
 
@@ -52,7 +52,7 @@ class Circumstance:
         out_dtype = self.out_dtype or self.dtype
         epilogue = (self.has_beta, self.bias, self.activation, self.scales)
         problem = GemmProblem(self.batch, M, N, K, self.dtype, out_dtype, self.precision, *layouts, *epilogue)
-        return repacked(problem, ("a", "b")) if self.precision in SPLIT else problem
+        return repacked(problem, ("a", "b")) if self.precision in EMULATED else problem
 
     def legal(self) -> list[GemmConfig]:
         return [c for c in CONFIGS if warp_specialised.illegal(self.problem, HOPPER, c) is None]
@@ -68,7 +68,7 @@ def compiled(problem: GemmProblem, config: GemmConfig, schedule: str) -> aot.Com
     }
     operands = {name: torch.empty(1, dtype=dtype, device="meta") for name, dtype in dtypes.items()}
     arguments = materialise(launch, operands, {"alpha": 1.0, "beta": 0.5})
-    kernel = aot.compile_launch(aot.Launch(launch.kernel, {**arguments, **launch.options}), CAPABILITY)
+    kernel = aot.compile_launch(aot.CapturedLaunch(launch.kernel, {**arguments, **launch.options}), CAPABILITY)
     assert kernel.spills == 0, f"{kernel.spills} spills"
     assert kernel.registers <= MAX_REGISTERS_PER_THREAD
     assert kernel.shared <= warp_specialised.shared_memory(problem, config), "more shared memory than it says"

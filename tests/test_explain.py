@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import triton_gemm
+from triton_gemm.arithmetic import EMULATED, MODES
 from triton_gemm.device import SHARED_MEMORY, device_of_capability
-from triton_gemm.precision import MODES, SPLIT
 from triton_gemm.problem import ACTIVATIONS
 
 BF16 = torch.bfloat16
@@ -84,7 +84,7 @@ FUNCTIONS = [f for f in map(triton_gemm.__dict__.get, triton_gemm.__all__) if in
 
 
 def test_names_of_modes_are_types() -> None:
-    assert get_args(triton_gemm.Precision) == MODES and set(SPLIT) == set(MODES) - {"ieee", "tf32"}
+    assert get_args(triton_gemm.Precision) == MODES and set(EMULATED) == set(MODES) - {"ieee", "tf32"}
     assert get_args(triton_gemm.Activation) == ACTIVATIONS
     for function in (*FUNCTIONS, triton_gemm.nn.Linear.__init__):
         hints = get_type_hints(function)

@@ -49,7 +49,7 @@ class Simulation:
         a = copied(a, problem.a) if "a" in names else a
         b = copied(b, problem.b) if "b" in names else b
         if self.swapped:
-            problem, a, b = problem.swapped, b, a
+            problem, a, b = problem.swap_ab(), b, a
         assert fma.illegal(problem, DEVICE, self.config, self.split_k) is None
         self.module.launches.__globals__["LARGEST_WORKSPACE"] = 0 if self.split_k < 0 else 1 << 40
         (launch,) = self.module.launches(problem, self.config, abs(self.split_k))

@@ -102,7 +102,7 @@ def test_every_launch_of_a_kernel(kernel: str) -> None:
 def compiled(launch: Launch) -> aot.Compiled:
     """With fp32 operands."""
     arguments = materialise(launch, dict.fromkeys("abc", torch.empty(1, device="meta")), {"alpha": 1.0, "beta": 0.0})
-    return aot.compile_launch(aot.Launch(launch.kernel, {**arguments, **launch.options}), HOPPER)
+    return aot.compile_launch(aot.CapturedLaunch(launch.kernel, {**arguments, **launch.options}), HOPPER)
 
 
 def test_a_kernel_compiles_to_ffmas_without_a_warning() -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tests.checks import fp32_precision
 from triton_gemm import api, compat, ops, plan
 from triton_gemm.device import INTERPRETER
-from triton_gemm.problem import GemmProblem, Layout
+from triton_gemm.problem import GemmProblem, Layout, Request
 from triton_gemm.select import select
 
 HALF = torch.float16
@@ -86,8 +86,8 @@ def test_swapping_twice_changes_nothing(data: st.DataObject, sizes: tuple[int, i
     M, N, K = sizes
     a, b, c = (data.draw(windows(shape)) for shape in ((M, K), (K, N), (M, N)))
     problem = GemmProblem.of(a, b, c, has_beta=True, bias="m", activation="relu")
-    assert problem.swapped.swapped == problem
-    assert (problem.swapped.M, problem.swapped.N, problem.swapped.bias) == (N, M, "n")
+    assert problem.swap_ab().swap_ab() == problem
+    assert (problem.swap_ab().M, problem.swap_ab().N, problem.swap_ab().bias) == (N, M, "n")
 
 
 # --- What shares a plan ---
@@ -120,20 +120,29 @@ OTHERS: dict[str, dict[str, Any]] = {
     "dtype": {name: operand(*x, dtype=torch.bfloat16) for name, x in (("a", A), ("b", B), ("c", C))},
     "dtype-of-c": {"c": operand(*C, dtype=torch.float32)},
     "device": {name: operand(*x, device=1) for name, x in (("a", A), ("b", B), ("c", C))},
-    "beta": {"has_beta": True},
-    "no-product": {"no_product": True},
+    "beta": {"beta": 0.5},
+    "no-product": {"alpha": 0.0},
     "activation": {"activation": "relu"},
     "another-activation": {"activation": "gelu"},
     "bias": {"bias": BIAS},
-    "bias-of-rows": {"bias": BIAS, "bias_axis": "m"},
+    "bias-of-rows": {"bias": BIAS, "axis": "m"},
     "alignment-of-bias": {"bias": operand((48,), (1,), 1026)},
     "dtype-of-bias": {"bias": operand((48,), (1,), dtype=torch.float32)},
-    "beta-and-bias": {"has_beta": True, "bias": BIAS},
+    "beta-and-bias": {"beta": 0.5, "bias": BIAS},
+    **{f"precision-{mode}": {"precision": mode} for mode in ("fp8", "fp8 fast")},
+    **{f"scales-{kind}": {"scales": kind} for kind in ("tensor", "rows", "blocks")},
+    **{f"groups-{dim}": {"groups": dim} for dim in ("m", "k")},
 }
 
 
+def key_of(a: Any, b: Any, c: Any, bias: Any = None, axis: str = "n", **how: Any) -> tuple[Any, ...]:
+    if bias is None:
+        return plan.key_of(Request(**how), a, b, c)
+    return plan.key_of(Request(**how, bias=axis), a, b, c, (bias,))
+
+
 def test_what_matters_has_a_plan_of_its_own() -> None:
-    keys = {name: plan.key_of(**{**BASE, **change}) for name, change in {"base": {}, **OTHERS}.items()}
+    keys = {name: key_of(**{**BASE, **change}) for name, change in {"base": {}, **OTHERS}.items()}
     by_key: dict[Any, list[str]] = {}
     for name, key in keys.items():
         by_key.setdefault(key, []).append(name)
@@ -144,16 +153,18 @@ def test_another_batch_has_a_plan_of_its_own() -> None:
     """Even where operands do not show it: matrices of which each batch takes the same."""
     one, other = (operand((batch, 64, 48), (64 * 48, 48, 1)) for batch in (2, 3))
     for a, b in ((BASE["a"], BASE["b"]), (operand((1, *A[0]), (0, *A[1])), operand((1, *B[0]), (0, *B[1])))):
-        assert plan.key_of(a, b, one) != plan.key_of(a, b, other)
+        assert key_of(a, b, one) != key_of(a, b, other)
 
 
 def test_addresses_share_a_plan() -> None:
     moved = {"a": operand(*A, 2048), "b": operand(*B, 4096), "c": operand(*C, 16)}
-    assert plan.key_of(**moved) == plan.key_of(**BASE)
+    assert key_of(**moved) == key_of(**BASE)
 
 
-def test_a_bias_axis_without_a_bias_means_nothing() -> None:
-    assert plan.key_of(**BASE, bias_axis="m") == plan.key_of(**BASE)
+def test_factors_share_a_plan() -> None:
+    """Their values are read at the launch; of 0 there is nothing to read."""
+    assert key_of(**BASE, alpha=0.5) == key_of(**BASE) == key_of(**BASE, alpha=2)
+    assert key_of(**BASE, beta=0.5) == key_of(**BASE, beta=1) == key_of(**BASE, alpha=-1, beta=float("nan"))
 
 
 def test_torchs_precision_matters_to_fp32_only() -> None:
@@ -161,7 +172,7 @@ def test_torchs_precision_matters_to_fp32_only() -> None:
     keys = {}
     for precision in ("ieee", "tf32"):
         with fp32_precision(precision):
-            keys[precision] = plan.key_of(**single), plan.key_of(**BASE)
+            keys[precision] = key_of(**single), key_of(**BASE)
     assert keys["ieee"][0] != keys["tf32"][0]
     assert keys["ieee"][1] == keys["tf32"][1]
 
@@ -176,7 +187,7 @@ def test_the_same_key_means_the_same_problem() -> None:
             shapes = ((M, K), (K, N), (M, N))
             tensors = [buffer.as_strided(shape, *view) for shape, view in zip(shapes, (a, b, c), strict=True)]
             problem = GemmProblem.of(*tensors)
-            assert problems.setdefault(plan.key_of(*tensors), problem) == problem
+            assert problems.setdefault(key_of(*tensors), problem) == problem
 
 
 # --- Caches are bounded ---
@@ -230,10 +241,10 @@ def test_a_plan_keeps_few_addresses_and_launches_on_those_it_is_given(few: None,
     made.steps = [step]  # type: ignore[list-item]
     kept = [half(64, 32) for _ in range(30)]  # so that no address is used twice
     for x in [*kept, *kept]:
-        made.run(x, b, c, None, 0.5, 0.0)
+        made.run(x, b, c, (), 0.5, 0.0)
         assert step.calls[-1] == (x.data_ptr(), b.data_ptr(), c.data_ptr(), 0.5, 0.0)
         assert len(made.bound) <= plan.MAX_BOUND
-    made.run(kept[0], b, c, None, 0.25, 0.0)
+    made.run(kept[0], b, c, (), 0.25, 0.0)
     assert step.calls[-1][-2:] == (0.25, 0.0)
 
 
@@ -246,15 +257,15 @@ def hand_over(frame: FrameType, event: str, _: object) -> Any:
     return hand_over
 
 
-@pytest.mark.parametrize("what", ["plans", "addresses", "ready"])
+@pytest.mark.parametrize("what", ["plans", "addresses", "fast"])
 def test_threads_may_fill_a_full_cache(what: str, few: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each drops the oldest entry while others do so."""
     monkeypatch.setattr(plan, "current_device", lambda: 0)
     monkeypatch.setattr(plan, "current_stream", lambda _: 0)
     monkeypatch.setattr(plan, "ensure_context", lambda _: None)
     monkeypatch.setattr(plan, "_new_plan", lambda *_: object())
-    monkeypatch.setattr(api, "_ready", {})
-    monkeypatch.setattr(api, "_product", lambda function, a, b, **how: half(a.shape[0], b.shape[1]))
+    monkeypatch.setattr(api, "_fast", {})
+    monkeypatch.setattr(api, "_product", lambda function, request, a, b, *_: half(a.shape[0], b.shape[1]))
     a, b, c = half(64, 32), half(32, 48), half(64, 48)
     made = plan_without_a_gpu(a, b, c)
     made.steps = [FakeStep()]  # type: ignore[list-item]
@@ -266,10 +277,10 @@ def test_threads_may_fill_a_full_cache(what: str, few: None, monkeypatch: pytest
                 if what == "plans":
                     plan_of(1 + 100 * thread + i)
                 elif what == "addresses":
-                    made.run(a, b, c, None, float(thread), float(i))
+                    made.run(a, b, c, (), float(thread), float(i))
                 else:
                     x = half(1 + 100 * thread + i, 32)
-                    plan.PLANS[plan.key_of(x, b, half(x.shape[0], 48))] = made
+                    plan.PLANS[key_of(x, b, half(x.shape[0], 48))] = made
                     api.matmul(x, b)
         except BaseException as error:
             wrong.append(error)
@@ -402,19 +413,19 @@ def test_a_tensor_map_rounds_to_tf32_where_it_is_to(name: str, monkeypatch: pyte
 
 def test_a_call_that_resized_its_out_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next `out` of that shape is as small, and a launch without checks would write past its end."""
-    monkeypatch.setattr(api, "_ready", {})
+    monkeypatch.setattr(api, "_fast", {})
     monkeypatch.setattr(plan, "PLANS", {})
-    monkeypatch.setattr(api, "_product", lambda function, a, b, out, precision: out.resize_(a.shape[0], b.shape[1]))
+    monkeypatch.setattr(api, "_product", lambda name, request, a, b, input, out: out.resize_(a.shape[0], b.shape[1]))
     a, b = half(64, 32), half(32, 48)
-    plan.PLANS[plan.key_of(a, b, half(64, 48))] = plan_without_a_gpu(a, b, half(64, 48))
+    plan.PLANS[key_of(a, b, half(64, 48))] = plan_without_a_gpu(a, b, half(64, 48))
     api.matmul(a, b, out=half(64, 48))
-    assert len(api._ready) == 1
+    assert len(api._fast) == 1
     api.matmul(a, b, out=half(0))
     api.matmul(a, b, out=half(3, 3))
-    assert len(api._ready) == 1
+    assert len(api._fast) == 1
 
 
-SHORT: dict[str, Callable[..., torch.Tensor]] = {
+FAST: dict[str, Callable[..., torch.Tensor]] = {
     "matmul": lambda a, b, bias: api.matmul(a, b),
     "mm": lambda a, b, bias: api.mm(a, b),
     "bmm": lambda a, b, bias: api.bmm(a[None], b[None])[0],
@@ -423,17 +434,17 @@ SHORT: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize("name", FAST)
 def test_calls_like_one_before_go_past_the_checks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """But not those whose bias is broadcast, of which a kernel would read more than there is."""
     monkeypatch.setattr(plan, "current_device", lambda: 0)
     monkeypatch.setattr(plan, "current_stream", lambda _: 0)
     monkeypatch.setattr(plan, "ensure_context", lambda _: None)
-    monkeypatch.setattr(api, "_ready", {})
+    monkeypatch.setattr(api, "_fast", {})
     monkeypatch.setattr(plan, "PLANS", {})
     checked = []
 
-    def product(function: str, a: torch.Tensor, b: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    def product(function: str, request: Request, a: torch.Tensor, b: torch.Tensor, *_: Any) -> torch.Tensor:
         checked.append(function)
         return half(*a.shape[:-1], b.shape[-1])
 
@@ -442,20 +453,20 @@ def test_calls_like_one_before_go_past_the_checks(name: str, monkeypatch: pytest
     added = bias if name in ("addmm", "linear") else None
     x, y = (a, b.mT.mT) if name != "bmm" else (a[None], b[None])
     made = plan_without_a_gpu(a, b, half(64, 48))
-    made.needs_more, made.shares, made.steps = added is not None, False, [FakeStep()]  # type: ignore[list-item]
-    first, *_ = ops.launches(x, y, half(*x.shape[:-1], 48))
-    plan.PLANS[plan.key_of(*first, bias=added)] = made
+    made.names, made.allocates, made.steps = ("a", "b", "c", *["bias"] * (added is not None)), False, [FakeStep()]  # type: ignore[list-item]
+    first, *_ = ops.views(x, y, half(*x.shape[:-1], 48))
+    plan.PLANS[key_of(*first, bias=added)] = made
     for _ in range(3):
-        SHORT[name](a, b, bias)
-    assert checked == [name] and len(api._ready) == 1
+        FAST[name](a, b, bias)
+    assert checked == [name] and len(api._fast) == 1
     if added is not None:
         for _ in range(2):
-            SHORT[name](a, b, half(1))
+            FAST[name](a, b, half(1))
         assert checked == [name] * 3
     count = len(checked)
     for _ in range(2):
-        SHORT[name](torch._neg_view(a), b, bias)
+        FAST[name](torch._neg_view(a), b, bias)
     assert len(checked) == count + 2, "what is negated on the way does not lie in memory"
     count = len(checked)
-    SHORT[name](a.clone().requires_grad_(), b, bias)
+    FAST[name](a.clone().requires_grad_(), b, bias)
     assert len(checked) == count + 1

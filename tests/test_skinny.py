@@ -44,7 +44,7 @@ class Simulation:
         beta: float,
         scales: tuple[Tensor, ...],
     ) -> None:
-        problem = self.problem.swapped if self.swapped else self.problem
+        problem = self.problem.swap_ab() if self.swapped else self.problem
         assert skinny.illegal(problem, DEVICE, self.config) is None
         (launch,) = self.module.launches(problem, self.config)
         assert not (launch.workspace or launch.counters or launch.temporaries)
@@ -141,7 +141,7 @@ def test_where_it_pays_its_default_is_legal(rows: int, others: int, eighths: int
         return
     config, swapped = skinny.default(problem, device)
     assert config in skinny.CONFIGS
-    assert skinny.illegal(problem.swapped if swapped else problem, device, config) is None
+    assert skinny.illegal(problem.swap_ab() if swapped else problem, device, config) is None
 
 
 # --- Planted bugs ---

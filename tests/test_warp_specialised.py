@@ -14,11 +14,11 @@ from tests.cases import CIRCUMSTANCES, Case, Operands, blocks, circumstance, ids
 from tests.gluon_on_cpu import DeadlockError, run, simulated, to_tf32
 from tests.groups import assert_right
 from triton_gemm import cost_model
+from triton_gemm.arithmetic import EMULATED, Planes
 from triton_gemm.config import GemmConfig
 from triton_gemm.device import device_of_capability
 from triton_gemm.kernels import warp_specialised
 from triton_gemm.kernels.schedule import Schedule
-from triton_gemm.precision import SPLIT, Planes
 from triton_gemm.problem import GemmProblem
 from triton_gemm.select import repacked
 
@@ -142,16 +142,16 @@ def test_tf32(kernel: SimpleNamespace, orders: str, config: GemmConfig) -> None:
         check(case, config, Schedule(9, split=3, parts=3), kernel)
 
 
-@pytest.mark.parametrize("precision", SPLIT)
+@pytest.mark.parametrize("precision", EMULATED)
 @pytest.mark.parametrize("turn", range(4))
 def test_planes(kernel: SimpleNamespace, turn: int, precision: str) -> None:
     """A few configurations, whole, split anywhere among the terms, and a batch."""
-    planes = SPLIT[precision]
+    planes = EMULATED[precision]
     probe = Operands(Case((64, 64, 64), "nnn", dtype=torch.float32, precision=precision), CPU).problem
     configs = warp_specialised.configs(planes.dtype)
     probe = repacked(probe, ("a", "b"))
     legal = [config for config in configs if warp_specialised.illegal(probe, HOPPER, config) is None]
-    config = legal[(turn * 5 + list(SPLIT).index(precision)) % len(legal)]
+    config = legal[(turn * 5 + list(EMULATED).index(precision)) % len(legal)]
     m, n, k = blocks(config)
     case = Case((m + 9, n + 8, 5 * k + 3), ORDERS[turn] + "n", dtype=torch.float32, precision=precision)
     check(case, config, Schedule(3), kernel, times=2)
@@ -198,7 +198,7 @@ def test_bytes(kernel: SimpleNamespace, config: GemmConfig) -> None:
 
 def test_all_configurations_that_leave_room_for_pieces_are_legal() -> None:
     legal = {}
-    for precision, planes in SPLIT.items():
+    for precision, planes in EMULATED.items():
         problem = GemmProblem.of(*(torch.empty(512, 512, device="meta"),) * 3, precision=precision)
         problem = repacked(problem, ("a", "b"))
         found = [c for c in warp_specialised.configs(planes.dtype) if not warp_specialised.illegal(problem, HOPPER, c)]

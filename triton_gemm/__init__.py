@@ -2,10 +2,10 @@
 
 from . import nn as nn
 from .api import addmm, baddbmm, bmm, linear, matmul, mm, mv
+from .arithmetic import Precision
 from .device import DeviceInfo
 from .explanation import explain
 from .grouped import grouped_matmul
-from .precision import Precision
 from .problem import Activation
 from .routing import disable, enable, report_routing, use
 from .scaled import scaled_matmul

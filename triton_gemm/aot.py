@@ -23,7 +23,7 @@ from .compat import JITFunction, compile_kernel
 
 
 @dataclass(frozen=True)
-class Launch:
+class CapturedLaunch:
     """One kernel launch that was asked for and not made: the kernel and its arguments by name."""
 
     kernel: JITFunction[Any]
@@ -49,12 +49,12 @@ class Compiled:
 
 
 @contextmanager
-def capture() -> Iterator[list[Launch]]:
+def capture() -> Iterator[list[CapturedLaunch]]:
     """Inside, kernels are noted in the list instead of launched, so `meta` tensors will do for operands."""
-    launches: list[Launch] = []
+    launches: list[CapturedLaunch] = []
 
     def note(self: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-        launches.append(Launch(self, {**dict(zip(self.arg_names, args, strict=False)), **kwargs}))
+        launches.append(CapturedLaunch(self, {**dict(zip(self.arg_names, args, strict=False)), **kwargs}))
 
     original = JITFunction.run
     JITFunction.run = note
@@ -64,7 +64,7 @@ def capture() -> Iterator[list[Launch]]:
         JITFunction.run = original
 
 
-def compile_launch(launch: Launch, capability: tuple[int, int]) -> Compiled:
+def compile_launch(launch: CapturedLaunch, capability: tuple[int, int]) -> Compiled:
     """Compiles a captured launch for a compute capability; raises whatever the compiler raises."""
     compiled = compile_kernel(launch.kernel, launch.arguments, capability)
     sass, usage = _disassemble(compiled.asm["cubin"])

@@ -1,4 +1,8 @@
-"""What users call: torch's products, with torch's semantics and torch's errors, as views around one operator."""
+"""What users call: torch's products, with torch's semantics and torch's errors, as views around one operator.
+
+A call goes from checks to views, a plan and its launch. One that is like a call before takes the fast path at its
+start: it skips the checks and the views, finds the plan by what the operands are, and launches it.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,9 @@ from typing import Any
 import torch
 
 from . import checks, ops, plan
-from .compat import is_watched
-from .precision import Precision, fp32_precision
-from .problem import Activation
+from .arithmetic import DTYPES, FLOATING, Precision, result_dtype
+from .compat import must_dispatch
+from .problem import Activation, Request
 
 ACTIVATIONS: dict[str, Any] = {
     "relu": torch.nn.functional.relu,
@@ -19,9 +23,8 @@ ACTIVATIONS: dict[str, Any] = {
     "silu": torch.nn.functional.silu,
 }
 
-
-# By everything that the checks and the choice depend on but the addresses.
-_ready: dict[tuple[object, ...], ops.Ready] = {}
+_PRODUCT = Request()  # made once, as most calls say no more
+_fast: dict[tuple[object, ...], ops.FastPath] = {}  # of calls, by function and `plan.key_of`
 
 
 def matmul(
@@ -51,15 +54,15 @@ def matmul(
     nested or sparse tensors; ValueError for a precision that is none, or of another dtype than fp32; RuntimeError for
     one that the GPU does not have.
     """
-    key = _key("matmul", input, other, None, out, precision)
-    c = _repeat(key, input, other, None, out)
+    request = _PRODUCT if precision is None else Request(precision=precision)
+    key, c = _take_fast_path("matmul", request, input, other, None, out)
     if c is not None:
         return c
     checks.tensors("matmul", input=input, other=other)
     a, b = _autocast(input, other) if out is None else (input, other)
     checks.matmul(a, b)
-    c = _product("matmul", a, b, out=out, precision=precision)
-    return _remember(key, c, a, b, None, out, None, precision)
+    c = _product("matmul", request, a, b, None, out)
+    return _keep_fast_path(key, request, a, b, None, out, c)
 
 
 def mm(
@@ -117,8 +120,9 @@ def _of_one_rank(
     precision: Precision | None,
 ) -> torch.Tensor:
     """mm, or bmm."""
-    key = _key((function, out_dtype), input, mat2, None, out, precision)
-    c = _repeat(key, input, mat2, None, out)
+    plain = out_dtype is None and precision is None
+    request = _PRODUCT if plain else Request(out_dtype=out_dtype, precision=precision)
+    key, c = _take_fast_path(function, request, input, mat2, None, out)
     if c is not None:
         return c
     checks.tensors(function, input=input, mat2=mat2)
@@ -126,8 +130,8 @@ def _of_one_rank(
         input, mat2 = _autocast(input, mat2)
     check(input, mat2)
     checks.out_dtype(out_dtype, input)
-    c = _product(function, input, mat2, out_dtype=out_dtype, out=out, precision=precision)
-    return _remember(key, c, input, mat2, None, out, None, precision)
+    c = _product(function, request, input, mat2, None, out)
+    return _keep_fast_path(key, request, input, mat2, None, out, c)
 
 
 def mv(
@@ -147,7 +151,7 @@ def mv(
     if out is None:
         input, vec = _autocast(input, vec)
     checks.mv(input, vec)
-    return _product("mv", input, vec, out=out, precision=precision)
+    return _product("mv", Request(precision=precision), input, vec, None, out)
 
 
 def addmm(
@@ -177,19 +181,19 @@ def addmm(
     tensor, or for beta no number; NotImplementedError for other dtypes, int8 among them, nested or sparse tensors;
     ValueError for a precision that does not fit.
     """
-    once = type(alpha) in (int, float) and type(beta) in (int, float) and alpha == 1 == beta
-    key = _key(("addmm", out_dtype), mat1, mat2, input, out, precision) if once else None
-    c = _repeat(key, mat1, mat2, input, out)
+    request = Request(alpha, beta, None, out_dtype, precision)  # type: ignore[arg-type]  # factors are checked below
+    numbers = type(alpha) in (int, float) and type(beta) in (int, float)
+    key, c = _take_fast_path("addmm", request, mat1, mat2, input, out) if numbers else (None, None)
     if c is not None:
         return c
     checks.tensors("addmm", input=input, mat1=mat1, mat2=mat2)
     beta, alpha = checks.number("addmm", "beta", beta), checks.number("addmm", "alpha", alpha)
+    request = request._replace(alpha=alpha, beta=beta)
     if out is None and out_dtype is None:
         input, mat1, mat2 = _autocast(input, mat1, mat2)
     checks.addmm(input, mat1, mat2, out_dtype)
-    how: dict[str, Any] = {"alpha": alpha, "beta": beta, "out_dtype": out_dtype, "out": out, "precision": precision}
-    c = _product("addmm", mat1, mat2, input, **how)
-    return _remember(key, c, mat1, mat2, input, out, None, precision)
+    c = _product("addmm", request, mat1, mat2, input, out)
+    return _keep_fast_path(key, request, mat1, mat2, input, out, c)
 
 
 def baddbmm(
@@ -223,8 +227,8 @@ def baddbmm(
     if out is None and out_dtype is None:
         input, batch1, batch2 = _autocast(input, batch1, batch2)
     checks.baddbmm(input, batch1, batch2, out_dtype)
-    how: dict[str, Any] = {"alpha": alpha, "beta": beta, "out_dtype": out_dtype, "out": out, "precision": precision}
-    return _product("baddbmm", batch1, batch2, input, **how)
+    request = Request(alpha, beta, None, out_dtype, precision)
+    return _product("baddbmm", request, batch1, batch2, input, out)
 
 
 def linear(
@@ -250,8 +254,8 @@ def linear(
     tensor; NotImplementedError for other dtypes, int8 with a bias or an activation among them, nested or sparse
     tensors; ValueError for a precision that does not fit, or an activation that is none.
     """
-    key = _key(("linear", activation), input, weight, bias, None, precision)
-    c = _repeat(key, input, weight, bias, None)
+    request = Request(beta=1.0, activation=activation, precision=precision)
+    key, c = _take_fast_path("linear", request, input, weight, bias, None)
     if c is not None:
         return c
     checks.tensors("linear", input=input, weight=weight, **({} if bias is None else {"bias": bias}))
@@ -262,52 +266,43 @@ def linear(
         a, b, bias = _autocast(input, weight, bias)
     checks.linear(a, b, bias)
     b = b.t()
-    c = _product("linear", a, b, bias, activation=activation, precision=precision)
-    return _remember(key, c, a, b, bias, None, activation, precision)
+    c = _product("linear", request, a, b, bias, None)
+    return _keep_fast_path(key, request, a, b, bias, None, c)
 
 
-# --- The way of every call ---
+# --- What every call goes through ---
 
 
 def _product(
     function: str,
+    request: Request,
     a: torch.Tensor,
     b: torch.Tensor,
-    input: torch.Tensor | None = None,
-    *,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    activation: str | None = None,
-    out_dtype: torch.dtype | None = None,
-    out: torch.Tensor | None = None,
-    precision: str | None = None,
+    input: torch.Tensor | None,
+    out: torch.Tensor | None,
 ) -> torch.Tensor:
-    """activation(alpha a @ b + beta input) of operands whose shapes and dtypes go together."""
-    dtypes = checks.DTYPES if input is None and activation is None else checks.FLOATING
+    """activation(alpha a @ b + beta input) of operands whose shapes and dtypes go together, in `out` where given."""
+    dtypes = DTYPES if input is None and request.activation is None else FLOATING
     checks.computable(function, a, b, input, dtypes=dtypes, devices=("cuda", "cpu", "meta"))
-    checks.precision(function, precision, a.dtype)
+    checks.precision(function, request.precision, a.dtype)
     a, b, vectors = _matrices(a, b)
     if out is not None:
-        return _product_into(function, out, a, b, input, alpha, beta, activation, out_dtype, precision, vectors)
-    if activation is not None and ops.needs_grad(a, b, input):
+        return _product_into(function, request, out, a, b, input, vectors)
+    if request.activation is not None and ops.needs_grad(a, b, input):
         # Fused, the backward would have to multiply again to know what the activation was applied to.
-        c = ACTIVATIONS[activation](ops.gemm(a, b, input, alpha, beta, None, out_dtype, precision))
+        c = ACTIVATIONS[request.activation](ops.gemm(a, b, input, request._replace(activation=None)))
     else:
-        c = ops.gemm(a, b, input, alpha, beta, activation, out_dtype, precision)
+        c = ops.gemm(a, b, input, request)
     return _without(c, vectors)
 
 
 def _product_into(
     function: str,
+    request: Request,
     out: torch.Tensor,
     a: torch.Tensor,
     b: torch.Tensor,
     input: torch.Tensor | None,
-    alpha: float,
-    beta: float,
-    activation: str | None,
-    out_dtype: torch.dtype | None,
-    precision: str | None,
     vectors: tuple[int, ...],
 ) -> torch.Tensor:
     """out, filled with `_product` without the dimensions `vectors`."""
@@ -322,14 +317,14 @@ def _product_into(
         a, b = (x.clone() if checks.may_alias(out, x) else x for x in (a, b))
         if input is not None and (input is not out or list(out.shape) != shape) and checks.may_alias(out, input):
             input = input.clone()
-    checks.out(out, shape, out_dtype or ops.out_dtype_of(a.dtype), a.device, out_dtype is not None)
+    dtype = request.out_dtype or result_dtype(a.dtype)
+    checks.out(out, shape, dtype, a.device, request.out_dtype is not None)
     if not in_place:
-        c = ops.gemm(a, b, input, alpha, beta, activation, out_dtype, precision)
-        return out.copy_(_without(c, vectors))
+        return out.copy_(_without(ops.gemm(a, b, input, request), vectors))
     c = out
     for dim in reversed(vectors):
         c = c.unsqueeze(dim)
-    ops.compute_into(c, a, b, c if input is out else input, alpha, beta, activation, precision)
+    ops.compute_into(c, a, b, c if input is out else input, request)
     return out
 
 
@@ -358,79 +353,60 @@ def _autocast(*operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
     )
 
 
-# --- The short way of a call like one before ---
+# --- The fast path of a call like one before ---
 
 
-def _key(
-    how: object,
+def _take_fast_path(
+    function: str,
+    request: Request,
     a: torch.Tensor,
     b: torch.Tensor,
     bias: torch.Tensor | None,
     out: torch.Tensor | None,
-    precision: str | None,
-) -> tuple[object, ...] | None:
-    """What a call's checks and choice depend on, `how` it begins and ends included; None where that is more than can be
-    said in short."""
-    if is_watched() or torch.is_autocast_enabled() or type(a) not in ops.PLAIN or type(b) not in ops.PLAIN:
-        return None
-    if (a.requires_grad or b.requires_grad) and torch.is_grad_enabled():
-        return None
-    dtype = a.dtype
-    if dtype is torch.float32:
-        precision = precision or fp32_precision()
+) -> tuple[tuple[object, ...] | None, torch.Tensor | None]:
+    """(the key by which such calls are kept, or None where more than it says decides what is done; the result, if there
+    was a call of that key before). Arguments are as the user gave them, unchecked."""
+    if must_dispatch() or torch.is_autocast_enabled() or (bias is not None and request.beta != 1):
+        return None, None
+    if type(a) not in ops.PLAIN or type(b) not in ops.PLAIN:
+        return None, None
+    if a.is_neg() or b.is_neg() or ((a.requires_grad or b.requires_grad) and torch.is_grad_enabled()):
+        return None, None
+    if (bias is not None and not _is_bare(bias)) or (out is not None and not _is_bare(out)):
+        return None, None
+    auxiliary = () if bias is None else (bias,)
     try:
-        key: tuple[object, ...] = (
-            a.shape, b.shape, a.stride(), b.stride(), dtype, b.dtype, a.get_device(), b.get_device(),
-            a.data_ptr() & 15, b.data_ptr() & 15, a.is_neg(), b.is_neg(), precision, how,
-        )  # fmt: skip
-        if bias is not None:
-            key += _lies(bias)
-        if out is not None:
-            key += _lies(out)
-        return key
+        key = function, plan.key_of(request, a, b, out, auxiliary)
     except RuntimeError:  # a layout without strides, or without storage
-        return None
-
-
-def _lies(x: torch.Tensor) -> tuple[object, ...]:
-    """The same of a bias or an `out`; RuntimeError where it is more."""
-    if type(x) not in ops.PLAIN or x.is_neg() or (x.requires_grad and torch.is_grad_enabled()):
-        raise RuntimeError
-    return x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() & 15
-
-
-def _repeat(
-    key: tuple[object, ...] | None,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None,
-    out: torch.Tensor | None,
-) -> torch.Tensor | None:
-    """The result, if there was a call of that key before."""
-    ready = _ready.get(key) if key is not None else None
-    if ready is None:
-        return None
+        return None, None
+    found = _fast.get(key)
+    if found is None:
+        return key, None
     if out is None:
-        out = a.new_empty(ready.shape, dtype=ready.plan.out_dtype)
-    elif ready.plan.overlap(a, b, out) or (bias is not None and ops.same_storage(bias, out)):
-        return None
-    ready.plan.run(a, b, out, bias)
-    return out
+        out = found.empty()
+    elif found.plan.overlap(a, b, out) or (bias is not None and ops.same_storage(bias, out)):
+        return None, None
+    found.plan.run(a, b, out, auxiliary, request.alpha)
+    return key, out
 
 
-def _remember(
+def _is_bare(x: torch.Tensor) -> bool:
+    """Whether x is no subclass, not negated on the way, and not to be differentiated."""
+    return type(x) in ops.PLAIN and not x.is_neg() and not (x.requires_grad and torch.is_grad_enabled())
+
+
+def _keep_fast_path(
     key: tuple[object, ...] | None,
-    c: torch.Tensor,
+    request: Request,
     a: torch.Tensor,
     b: torch.Tensor,
     bias: torch.Tensor | None,
     out: torch.Tensor | None,
-    activation: str | None,
-    precision: str | None,
+    c: torch.Tensor,
 ) -> torch.Tensor:
     """c; and what computed it is kept, unless `out` was resized, and is not what the key says."""
-    if key is not None and (out is None or key[-len(_lies(out)) :] == _lies(out)):
-        found = ops.ready(a, b, c, bias, activation, precision)
+    if key is not None and (out is None or key[1] == plan.key_of(request, a, b, out, () if bias is None else (bias,))):
+        found = ops.fast_path(a, b, c, bias, request)
         if found is not None:
-            plan.keep(_ready, key, found, plan.MAX_PLANS)
+            plan.keep(_fast, key, found, plan.MAX_PLANS)
     return c

@@ -16,13 +16,9 @@ from typing import NoReturn
 import torch
 from torch.autograd import forward_ad
 
+from .arithmetic import ARITHMETICS, DTYPES, MODES, default_arithmetic
 from .compat import INTERPRETED, differentiates_forward, overlaps_itself
-from .precision import MODES
 from .problem import ACTIVATIONS
-
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int8)
-FLOATING = DTYPES[:-1]  # that have an epilogue
-HALF = (torch.float16, torch.bfloat16)
 
 # --- Arguments ---
 
@@ -68,7 +64,7 @@ def precision(function: str, name: str | None, dtype: torch.dtype) -> None:
         return
     if name not in MODES:
         raise ValueError(f"{function}(): precision must be one of {', '.join(MODES)} or None, not {name!r}")
-    if dtype != torch.float32:
+    if dtype not in ARITHMETICS[name].dtypes:
         raise ValueError(f"{function}(): precision says how fp32 is multiplied, and operands are {dtype}")
 
 
@@ -188,7 +184,7 @@ def out_dtype(
     """fp32 of fp16 and bf16, to which `input` may be given in fp32 too; else the operands' own."""
     if wanted is None:
         return
-    if wanted != a.dtype and (wanted != torch.float32 or a.dtype not in HALF):
+    if wanted != a.dtype and (a.dtype not in DTYPES or wanted not in default_arithmetic(a.dtype).out_dtypes):
         raise RuntimeError(
             f"out_dtype must be the same as input dtype or fp32 for fp16/bf16 inputs, not {wanted} of {a.dtype}"
         )

@@ -255,8 +255,9 @@ _tracing_state: Callable[[], object] = torch._C._get_tracing_state
 below_autograd = torch._C._AutoDispatchBelowAutograd
 
 
-def is_watched() -> object:
-    """Whether a compiler, a dispatch mode, a tracer, a profiler or forward differentiation is to see every operator."""
+def must_dispatch() -> object:
+    """Whether a compiler, a dispatch mode, a tracer, a profiler or forward differentiation is active: it sees only what
+    goes through the dispatcher."""
     return _is_compiling() or _dispatch_modes() or _tracing_state() or _profiles() or forward_ad._current_level >= 0
 
 

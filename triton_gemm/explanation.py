@@ -8,13 +8,13 @@ from typing import Literal, get_args, overload
 import torch
 
 from . import checks, ops, plan, scaled
+from .arithmetic import DTYPES, FLOATING, Precision, ScaleKind, result_dtype
 from .compat import INTERPRETED
 from .device import INTERPRETER, SHARED_MEMORY, DeviceInfo, device_info, device_of_capability
-from .precision import Precision
-from .problem import Activation, GemmProblem
+from .problem import Activation, GemmProblem, Request
 from .select import Selection
 
-Scales = tuple[torch.Tensor, torch.Tensor] | scaled.ScaleKind
+Scales = tuple[torch.Tensor, torch.Tensor] | ScaleKind
 Layout = Literal["nn", "nt", "tn", "tt"]
 Device = torch.device | str | DeviceInfo
 
@@ -133,73 +133,61 @@ def explain(
     given = {"bias": bias is not None, "activation": activation is not None, "beta": beta != 0}
     given |= {"groups": groups is not None, "scales": scales is not None, "precision": precision is not None}
     for one, others in _ALONE.items():
-        beside = [name for name in others if given[name]]
-        if given[one] and beside:
-            raise ValueError(f"explain(): no product has both {one} and {beside[0]}")
+        together = [name for name in others if given[name]]
+        if given[one] and together:
+            raise ValueError(f"explain(): no product has both {one} and {together[0]}")
     if use_fast_accum and scales is None:
         raise ValueError("explain(): use_fast_accum goes with scales")
     info = _device_info(device, a)
+    request = Request(1.0, beta, activation, out_dtype, precision)
     if groups is not None:
-        problem = _of_groups(a, b, groups, precision, out_dtype)
+        problem = _of_groups(a, b, groups, request)
     elif scales is not None:
-        problem = _scaled(a, b, scales, bias, use_fast_accum, out_dtype)
+        problem = _scaled(a, b, scales, bias, use_fast_accum, out_dtype or torch.bfloat16)
     else:
-        problem = _product(a, b, bias, beta, activation, precision, out_dtype)
+        problem = _product(a, b, bias, request)
     selection = plan.selection_for(problem, info)
     # Groups of columns are multiplied as groups of rows of c^T.
     swapped = selection.swapped or (groups is not None and a.dim() == 3)
     return replace(selection, swapped=swapped, device=info.name)
 
 
-def _product(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | bool | None,
-    beta: float,
-    activation: str | None,
-    precision: str | None,
-    out_dtype: torch.dtype | None,
-) -> GemmProblem:
+def _product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | bool | None, request: Request) -> GemmProblem:
     """Of matmul, linear and addmm: the first launch's."""
-    epilogue = activation is not None or bias is not None or beta != 0
+    epilogue = request.activation is not None or bias is not None or request.beta != 0
     checks.matmul(a, b)
-    checks.activation("explain", activation)
-    checks.implemented("explain", a, b, dtypes=checks.FLOATING if epilogue else checks.DTYPES)
-    checks.precision("explain", precision, a.dtype)
-    checks.out_dtype(out_dtype or a.dtype, a, bias if isinstance(bias, torch.Tensor) else None)
+    checks.activation("explain", request.activation)
+    checks.implemented("explain", a, b, dtypes=FLOATING if epilogue else DTYPES)
+    checks.precision("explain", request.precision, a.dtype)
+    added = _like(bias) if isinstance(bias, torch.Tensor) else None
+    checks.out_dtype(request.out_dtype or a.dtype, a, added)
     a = a.unsqueeze(0) if a.dim() == 1 else a
     b = b.unsqueeze(1) if b.dim() == 1 else b
-    c = torch.empty(ops.shape_of(a, b), dtype=out_dtype or ops.out_dtype_of(a.dtype), device="meta")
-    axis = None if bias is None else "n"
-    if isinstance(bias, torch.Tensor):
-        vector = ops._vector(_like(bias), c)
-        axis, beta = (vector[1], 0) if vector else (None, 1)
-        _like(bias).expand(c.shape)  # raises in torch's words where it does not broadcast
+    c = torch.empty(ops.shape_of(a, b), dtype=request.out_dtype or result_dtype(a.dtype), device="meta")
+    if added is not None:
+        vector = ops._vector(added, c)
+        request = request._replace(bias=vector[1], beta=0.0) if vector else request._replace(beta=1.0)
+        added.expand(c.shape)  # raises in torch's words where it does not broadcast
+    elif bias is not None:
+        request = request._replace(bias="n")
     if c.numel() == 0:
         raise _nothing(a, b)
-    first = next(ops.launches(a, b, c, join_rows=axis != "m"))
-    return GemmProblem.of(*first, has_beta=beta != 0, bias=axis, activation=activation, precision=precision)
+    return request.problem(*next(ops.views(a, b, c, join_rows=request.bias != "m")))
 
 
-def _of_groups(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    groups: torch.Tensor | int,
-    precision: str | None,
-    out_dtype: torch.dtype | None,
-) -> GemmProblem:
+def _of_groups(a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | int, request: Request) -> GemmProblem:
     """Of grouped_matmul."""
     checks.grouped(_like(a), _like(b), torch.empty(_count(groups), dtype=torch.int32, device="meta"))
-    checks.implemented("explain", a, b, dtypes=checks.FLOATING)
-    checks.out_dtype(out_dtype, a)
-    checks.precision("explain", precision, a.dtype)
+    checks.implemented("explain", a, b, dtypes=FLOATING)
+    checks.out_dtype(request.out_dtype, a)
+    checks.precision("explain", request.precision, a.dtype)
     if a.dim() == 3:
         a, b = b.mT, a.mT
     count = () if b.dim() == 3 else (_count(groups),)
-    c = torch.empty((*count, a.shape[0], b.shape[-1]), dtype=out_dtype or a.dtype, device="meta")
+    c = torch.empty((*count, a.shape[0], b.shape[-1]), dtype=request.out_dtype or a.dtype, device="meta")
     if c.numel() == 0 or a.shape[1] == 0 or _count(groups) == 0:
         raise _nothing(a, b)
-    return GemmProblem.of(a, b, c, precision=precision, groups="k" if count else "m")
+    return request._replace(groups="k" if count else "m").problem(a, b, c)
 
 
 def _scaled(
@@ -208,11 +196,10 @@ def _scaled(
     scales: Scales,
     bias: torch.Tensor | bool | None,
     use_fast_accum: bool,
-    out_dtype: torch.dtype | None,
+    out_dtype: torch.dtype,
 ) -> GemmProblem:
     """Of scaled_matmul."""
     checks.mm(a, b)
-    out_dtype = out_dtype or torch.bfloat16
     if isinstance(scales, str):
         given = _scales(scales, a, b)
     else:
@@ -225,8 +212,7 @@ def _scaled(
     c = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype, device="meta")
     if c.numel() == 0:
         raise _nothing(a, b)
-    axis = None if row is None else "n"
-    return GemmProblem.of(*(a, b, c), bias=axis, precision=scaled.precision_of(a.dtype, use_fast_accum), scales=kind)
+    return scaled.request_of(a.dtype, use_fast_accum, kind, row is not None).problem(a, b, c)
 
 
 def _scales(kind: str, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,7 +13,8 @@ import torch
 from torch.utils.flop_counter import register_flop_formula
 
 from . import api, checks, ops, plan
-from .precision import Precision
+from .arithmetic import FLOATING, Precision
+from .problem import Request
 
 
 def grouped_matmul(
@@ -49,7 +50,7 @@ def grouped_matmul(
     checks.grouped(mat_a, mat_b, offs)
     assert offs is not None
     checks.out_dtype(out_dtype, mat_a)
-    checks.computable("grouped_matmul", mat_a, mat_b, dtypes=checks.FLOATING, devices=("cuda", "cpu", "meta"))
+    checks.computable("grouped_matmul", mat_a, mat_b, dtypes=FLOATING, devices=("cuda", "cpu", "meta"))
     checks.precision("grouped_matmul", precision, mat_a.dtype)
     if mat_a.dim() == 3:
         return grouped_gemm(mat_b.mT, mat_a.mT, offs, out_dtype, precision).mT
@@ -83,8 +84,8 @@ def _compute(
     if a.shape[1] == 0 or offs.shape[0] == 0:
         return c.zero_()
     if c.numel() > 0:
-        groups = plan.Groups("m" if b.dim() == 3 else "k", offs.contiguous())
-        plan.multiply(a.resolve_neg(), b.resolve_neg(), c, precision=precision, groups=groups)
+        request = Request(precision=precision, groups="m" if b.dim() == 3 else "k")
+        plan.multiply(a.resolve_neg(), b.resolve_neg(), c, request, (offs.contiguous(),))
     return c
 
 

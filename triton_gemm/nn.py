@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from . import api, checks
-from .precision import Precision
+from .arithmetic import Precision
 from .problem import Activation
 
 

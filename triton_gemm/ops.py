@@ -10,6 +10,7 @@ Plain tensors go past the dispatcher, which costs more than the launch (`gemm`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice, product
 from math import prod
 from typing import Any, NamedTuple
@@ -18,24 +19,21 @@ import torch
 from torch.utils.flop_counter import register_flop_formula
 
 from . import plan, sharding
+from .arithmetic import default_arithmetic, result_dtype
 from .compat import (
     SingleLevelFunction,
     below_autograd,
     differentiates_forward,
     forward_grad_enabled,
-    is_watched,
     is_wrapper,
+    must_dispatch,
     single_level_autograd,
 )
+from .problem import Request
 
 MANY_ROWS = 1024  # of a gradient, from which on a product with ones sums them faster than torch's sum
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # what a subclass does with its data is its own affair
-
-
-def out_dtype_of(dtype: torch.dtype) -> torch.dtype:
-    """The product's dtype of operands of `dtype`."""
-    return torch.int32 if dtype == torch.int8 else dtype
 
 
 def shape_of(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
@@ -51,38 +49,22 @@ def shape_of(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
 # --- Computing it ---
 
 
-def compute(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    input: torch.Tensor | None = None,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    activation: str | None = None,
-    out_dtype: torch.dtype | None = None,
-    precision: str | None = None,
-) -> torch.Tensor:
+def compute(a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None, request: Request) -> torch.Tensor:
     """gemm of plain tensors, without its derivatives."""
-    c = torch.empty(shape_of(a, b), dtype=out_dtype or out_dtype_of(a.dtype), device=a.device)
-    compute_into(c, a, b, input, alpha, beta, activation, precision)
+    c = torch.empty(shape_of(a, b), dtype=request.out_dtype or result_dtype(a.dtype), device=a.device)
+    compute_into(c, a, b, input, request)
     return c
 
 
 def compute_into(
-    c: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    input: torch.Tensor | None = None,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    activation: str | None = None,
-    precision: str | None = None,
+    c: torch.Tensor, a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None, request: Request
 ) -> None:
     """c = activation(alpha a @ b + beta input). c shares no memory with the others, but may be `input` itself."""
     if c.numel() == 0:
         return
-    bias, axis = None, "n"
-    if input is None or beta == 0:
-        beta = 0.0
+    auxiliary: tuple[torch.Tensor, ...] = ()
+    if input is None or request.beta == 0:
+        request = request._replace(beta=0.0)
     elif input is not c:
         vector = _vector(input, c)
         if vector is None:
@@ -90,37 +72,39 @@ def compute_into(
         else:
             # The epilogue adds it as it is; a factor is applied in what the kernels accumulate in.
             bias, axis = vector
-            if beta != 1:
-                bias = bias.to(torch.float64 if bias.dtype == torch.float64 else torch.float32) * beta
-            beta = 0.0
-    epilogue = {"bias": bias, "bias_axis": axis, "activation": activation, "precision": precision}
-    for matrices in launches(a.resolve_neg(), b.resolve_neg(), c, join_rows=axis == "n"):
-        plan.multiply(*matrices, alpha=alpha, beta=beta, **epilogue)  # type: ignore[arg-type]
+            if request.beta != 1:
+                bias = bias.to(default_arithmetic(bias.dtype).accumulator) * request.beta
+            request, auxiliary = request._replace(beta=0.0, bias=axis), (bias,)
+    for matrices in views(a.resolve_neg(), b.resolve_neg(), c, join_rows=request.bias != "m"):
+        plan.multiply(*matrices, request, auxiliary)
 
 
-class Ready(NamedTuple):
-    """What a call that passed all checks launches, and the shape of its result."""
+class FastPath(NamedTuple):
+    """What a call that passed all checks launches, and what makes its result where no `out` is given."""
 
     plan: plan.GemmPlan
-    shape: tuple[int, ...]
+    empty: Callable[[], torch.Tensor]
 
 
-def ready(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    activation: str | None = None,
-    precision: str | None = None,
-) -> Ready | None:
-    """What has computed c, where that is one launch on operands that begin where a, b and c do, as they lie there."""
-    if c.numel() == 0 or a.dim() == 1 or b.dim() == 1 or a.is_neg() or b.is_neg():
+def fast_path(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, input: torch.Tensor | None, request: Request
+) -> FastPath | None:
+    """What has computed c, where that is one launch on operands that begin where a, b and c do, as they lie there, and
+    nothing is added but a bias for each column."""
+    if c.numel() == 0 or a.dim() == 1 or b.dim() == 1 or a.is_neg() or b.is_neg() or c.is_neg():
         return None
-    if bias is not None and (bias.shape != c.shape[-1:] or not bias.is_contiguous() or bias.is_neg()):
+    auxiliary: tuple[torch.Tensor, ...] = ()
+    if input is None:
+        request = request._replace(beta=0.0)
+    elif request.beta != 1 or input.shape != c.shape[-1:] or not input.is_contiguous() or input.is_neg():
         return None
-    first, *more = islice(launches(a, b, c), 2)
-    found = None if more else plan.PLANS.get(plan.key_of(*first, bias=bias, activation=activation, precision=precision))
-    return Ready(found, tuple(c.shape)) if isinstance(found, plan.GemmPlan) else None
+    else:
+        request, auxiliary = request._replace(beta=0.0, bias="n"), (input,)
+    first, *more = islice(views(a, b, c), 2)
+    found = None if more else plan.PLANS.get(plan.key_of(request, *first, auxiliary))
+    if not isinstance(found, plan.GemmPlan):
+        return None
+    return FastPath(found, partial(torch.empty_strided, c.shape, c.stride(), dtype=c.dtype, device=c.device))
 
 
 def same_storage(x: torch.Tensor, y: torch.Tensor) -> bool:
@@ -143,11 +127,11 @@ def _vector(input: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, str] | 
     return input.reshape(-1).resolve_neg().contiguous(), axis
 
 
-def launches(
+def views(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, join_rows: bool = True
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Views of a, b and c that together are c = a @ b, and of which each is one launch: matrices, or batches of them
-    one stride apart. Nothing is copied: as many dimensions as lie so are joined, and the shorter ones counted through.
+    """Views of a, b and c that together are c = a @ b, each for one launch: matrices, or batches of them one stride
+    apart. Nothing is copied: as many dimensions as lie so are joined, and the shorter ones counted through.
 
     join_rows: whether matrices that share B may become rows of one, which a bias for each row does not allow.
     """
@@ -174,7 +158,7 @@ def launches(
             M *= size
     longest = max(range(len(dims)), key=lambda i: dims[i][0], default=0)
     together, counted = dims[longest : longest + 1], dims[:longest] + dims[longest + 1 :]
-    views = ((a, (M, K), (row_a, a.stride(-1))), (b, (K, N), b.stride()[-2:]), (c, (M, N), (row_c, c.stride(-1))))
+    matrices = ((a, (M, K), (row_a, a.stride(-1))), (b, (K, N), b.stride()[-2:]), (c, (M, N), (row_c, c.stride(-1))))
     for index in product(*(range(dim[0]) for dim in counted)):
         offsets = [sum(i * dim[which] for i, dim in zip(index, counted, strict=True)) for which in (1, 2, 3)]
         first, second, third = (
@@ -183,7 +167,7 @@ def launches(
                 (*(dim[which] for dim in together), *strides),
                 x.storage_offset() + offset,
             )
-            for which, (x, shape, strides), offset in zip((1, 2, 3), views, offsets, strict=True)
+            for which, (x, shape, strides), offset in zip((1, 2, 3), matrices, offsets, strict=True)
         )
         yield first, second, third
 
@@ -204,12 +188,29 @@ def operator(schema: str, kernel: Callable[..., torch.Tensor], fake: Callable[..
     return getattr(torch.ops.triton_gemm, name).default
 
 
-DEFAULTS = (None, 1.0, 1.0, None, None, None)  # of what follows a and b; kernels are called without trailing ones
+def _request(
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    activation: str | None = None,
+    out_dtype: torch.dtype | None = None,
+    precision: str | None = None,
+) -> Request:
+    """What follows `input` among the operator's arguments, with its defaults: torch leaves out trailing ones."""
+    return Request(alpha, beta, activation, out_dtype, precision)
+
+
+def _dispatched(a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None, request: Request) -> torch.Tensor:
+    """The operator, by the dispatcher."""
+    alpha, beta, activation, out_dtype, precision, *_ = request
+    return _op(a, b, input, alpha, 1.0 if input is None else beta, activation, out_dtype, precision)
+
+
+_ADDING = Request(beta=1.0)
 
 
 def is_plain(*tensors: torch.Tensor | None) -> bool:
-    """Whether these tensors are nothing but data, and nobody watches what is done with them. Gradients apart."""
-    if is_watched():
+    """Whether these tensors are nothing but data, and no mode, tracer or profiler is active. Gradients apart."""
+    if must_dispatch():
         return False
     return all(x is None or (type(x) in PLAIN and not x.is_meta and not is_wrapper(x)) for x in tensors)
 
@@ -222,19 +223,14 @@ def gemm(
     a: torch.Tensor,
     b: torch.Tensor,
     input: torch.Tensor | None = None,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    activation: str | None = None,
-    out_dtype: torch.dtype | None = None,
-    precision: str | None = None,
+    request: Request = _ADDING,
 ) -> torch.Tensor:
     """The operator, past the dispatcher where that has nothing to do."""
-    arguments = (a, b, input, alpha, beta, activation, out_dtype, precision)
     if not is_plain(a, b, input):
         if not torch.compiler.is_dynamo_compiling():
             sharding.register()
-        return _op(*arguments)
-    return _differentiable(*arguments) if needs_grad(a, b, input) else compute(*arguments)
+        return _dispatched(a, b, input, request)
+    return _differentiable(a, b, input, request) if needs_grad(a, b, input) else compute(a, b, input, request)
 
 
 class _Gemm(SingleLevelFunction):
@@ -246,20 +242,20 @@ class _Gemm(SingleLevelFunction):
     """
 
     @staticmethod
-    def forward(*arguments: Any) -> torch.Tensor:
-        if is_plain(*arguments[:3]):
-            return compute(*arguments)
+    def forward(a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None, request: Request) -> torch.Tensor:
+        if is_plain(a, b, input):
+            return compute(a, b, input, request)
         # torch stops recording within a forward. The levels below this one are others', and go on.
         with below_autograd(), torch.enable_grad(), forward_grad_enabled():
-            return _op(*arguments)
+            return _dispatched(a, b, input, request)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        a, b, input, *ctx.scalars = inputs
+        a, b, input, ctx.request = inputs
         ctx.set_materialize_grads(False)
         ctx.a_like, ctx.b_like = _likeness(a), _likeness(b)
         ctx.input_like = None if input is None else (input.shape, input.dtype)
-        activation = inputs[5]
+        activation = ctx.request.activation
         again = activation not in (None, "relu")  # whether the backward computes what the activation was applied to
         keep_a, keep_b = ctx.needs_input_grad[1] or again, ctx.needs_input_grad[0] or again
         ctx.save_for_backward(
@@ -271,32 +267,32 @@ class _Gemm(SingleLevelFunction):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        grads: list[torch.Tensor | None] = [None] * 8
+        grads: list[torch.Tensor | None] = [None] * 4
         if grad is None:
             return tuple(grads)
         a, b, *_ = ctx.saved_tensors
-        alpha, beta, *_, precision = ctx.scalars
+        product = Request(ctx.request.alpha, precision=ctx.request.precision)
         grad = _through_activation(ctx, grad)
         if ctx.needs_input_grad[0]:
-            grads[0] = _summed(grad.to(b.dtype).mT, b.mT, ctx.a_like, alpha, precision)
+            grads[0] = _summed(grad.to(b.dtype).mT, b.mT, ctx.a_like, product)
         if ctx.needs_input_grad[1]:
-            grads[1] = _summed(a, grad.to(a.dtype), ctx.b_like, alpha, precision)
+            grads[1] = _summed(a, grad.to(a.dtype), ctx.b_like, product)
         if ctx.needs_input_grad[2]:
-            grads[2] = _through_addition(grad, beta, *ctx.input_like)
+            grads[2] = _through_addition(grad, ctx.request.beta, *ctx.input_like)
         return tuple(grads)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> torch.Tensor | None:
         a, b, _, output = ctx.saved_tensors
-        by_a, by_b, tangent, *_ = tangents
-        alpha, beta, _, out_dtype, precision = ctx.scalars
+        by_a, by_b, tangent, _ = tangents
+        request = ctx.request._replace(activation=None)
         for left, right in ((by_a, b), (a, by_b)):
             if left is not None and right is not None:
-                tangent = gemm(left, right, tangent, alpha, beta, None, out_dtype, precision)
-                beta = 1.0
+                tangent = gemm(left, right, tangent, request)
+                request = request._replace(beta=1.0)
         if tangent is None:
             return None
-        tangent = tangent if beta == 1 else beta * tangent
+        tangent = tangent if request.beta == 1 else request.beta * tangent
         return _through_activation(ctx, tangent.expand(output.shape).to(output.dtype))
 
 
@@ -308,16 +304,14 @@ def _likeness(x: torch.Tensor) -> tuple[torch.Size, bool]:
     return x.shape, x.stride(-2) == 1 and x.stride(-1) != 1
 
 
-def _summed(
-    x: torch.Tensor, y: torch.Tensor, like: tuple[torch.Size, bool], alpha: float, precision: str | None
-) -> torch.Tensor:
-    """alpha x^T y of x [.., R, I] and y [.., R, J] as the gradient of an operand [.., I, J] like `like`: summed over
-    the dimensions of the batch in which that was broadcast, by joining them with R; and lying as it does, so that it is
-    not copied when gradients are accumulated."""
+def _summed(x: torch.Tensor, y: torch.Tensor, like: tuple[torch.Size, bool], product: Request) -> torch.Tensor:
+    """`product` x^T y of x [.., R, I] and y [.., R, J] as the gradient of an operand [.., I, J] like `like`: summed
+    over the dimensions of the batch in which that was broadcast, by joining them with R; and with its strides, so that
+    it is not copied when gradients are accumulated."""
     shape, column_major = like
     if column_major:
-        turned = torch.Size((*shape[:-2], shape[-1], shape[-2]))
-        return _summed(y, x, (turned, False), alpha, precision).mT
+        transposed = torch.Size((*shape[:-2], shape[-1], shape[-2]))
+        return _summed(y, x, (transposed, False), product).mT
     batch = shape_of(x.mT, y)[:-2]
     target = (1,) * (len(batch) + 2 - len(shape)) + tuple(shape[:-2])
     joined = [i for i in range(len(batch)) if batch[i] != target[i]]
@@ -327,9 +321,9 @@ def _summed(
         rows = prod(batch[i] for i in joined) * x.shape[-2]
         x, y = (z.expand(*batch, *z.shape[-2:]) for z in (x, y))
         if not all(sharding.can_join(z, [*joined, len(batch)]) for z in (x, y)):
-            return gemm(x.mT, y, None, alpha, 1.0, None, None, precision).sum(joined).reshape(shape)
+            return gemm(x.mT, y, None, product).sum(joined).reshape(shape)
         x, y = (z.permute(order).reshape(*kept, rows, z.shape[-1]) for z in (x, y))
-    return gemm(x.mT, y, None, alpha, 1.0, None, None, precision).reshape(shape)
+    return gemm(x.mT, y, None, product).reshape(shape)
 
 
 def _through_addition(grad: torch.Tensor, beta: float, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
@@ -343,20 +337,20 @@ def _through_addition(grad: torch.Tensor, beta: float, shape: torch.Size, dtype:
     rows = grad.numel() // max(columns, 1)
     same = grad.dtype == dtype and shape.numel() == columns == shape[-1]
     if same and dtype.itemsize == 2 and rows >= MANY_ROWS and is_plain(grad):
-        return gemm(grad.new_ones(1, rows), grad.reshape(rows, columns), None, beta).reshape(shape)
+        return gemm(grad.new_ones(1, rows), grad.reshape(rows, columns), None, Request(beta)).reshape(shape)
     summed = grad.sum_to_size(shape).to(dtype)
     return summed if beta == 1 else beta * summed
 
 
 def _through_activation(ctx: Any, x: torch.Tensor) -> torch.Tensor:
     """x times the activation's derivative."""
-    alpha, beta, activation, out_dtype, precision = ctx.scalars
+    activation = ctx.request.activation
     if activation is None:
         return x
     a, b, input, output = ctx.saved_tensors
     if activation == "relu":
         return torch.ops.aten.threshold_backward(x, output, 0)
-    before = gemm(a, b, input, alpha, beta, None, out_dtype, precision)
+    before = gemm(a, b, input, ctx.request._replace(activation=None))
     if activation == "silu":
         gate = before.sigmoid()
         return x * (gate * (1 + before * (1 - gate)))
@@ -364,27 +358,23 @@ def _through_activation(ctx: Any, x: torch.Tensor) -> torch.Tensor:
     return torch.ops.aten.gelu_backward(x, before, approximate=approximate)
 
 
-def _autograd(*arguments: Any) -> torch.Tensor:
+def _autograd(a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None = None, *arguments: Any) -> torch.Tensor:
     sharding.register()
-    arguments += DEFAULTS[len(arguments) - 2 :]
-    if needs_grad(*arguments[:3]) or differentiates_forward():
+    if needs_grad(a, b, input) or differentiates_forward():
         with single_level_autograd():
-            return _differentiable(*arguments)
+            return _differentiable(a, b, input, _request(*arguments))
     with below_autograd():
-        return _op(*arguments)
+        return _op(a, b, input, *arguments)
+
+
+def _kernel(a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None = None, *arguments: Any) -> torch.Tensor:
+    return compute(a, b, input, _request(*arguments))
 
 
 def _fake(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    input: torch.Tensor | None = None,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    activation: str | None = None,
-    out_dtype: torch.dtype | None = None,
-    precision: str | None = None,
+    a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None = None, *arguments: Any, **named: Any
 ) -> torch.Tensor:
-    return a.new_empty(shape_of(a, b), dtype=out_dtype or out_dtype_of(a.dtype))
+    return a.new_empty(shape_of(a, b), dtype=_request(*arguments, **named).out_dtype or result_dtype(a.dtype))
 
 
 def _vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[torch.Tensor, int]:
@@ -406,7 +396,7 @@ def _vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[
 _op = operator(
     "gemm(Tensor a, Tensor b, Tensor? input=None, float alpha=1.0, float beta=1.0, str? activation=None, "
     "ScalarType? out_dtype=None, str? precision=None) -> Tensor",
-    compute,
+    _kernel,
     _fake,
 )
 LIBRARY.impl("gemm", _autograd, "Autograd")

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
+from .arithmetic import fp32_precision
 from .compat import INTERPRETED, current_device, current_stream, launcher, tensor_maps
 from .device import INTERPRETER, device_info
 from .driver import ensure_context
 from .kernels.launch import Launch, Pointer, Scalar, TensorMap, materialise
-from .precision import fp32_precision
-from .problem import GemmProblem, Layout
+from .problem import GemmProblem, Layout, Request
 from .select import Selection, launches, select
 from .workspace import workspace
 
@@ -32,23 +31,6 @@ MAX_TENSOR_MAPS = 16384
 Bound = list[tuple[Callable[[int, tuple[Any, ...]], None], tuple[Any, ...]]]
 
 selection_for = lru_cache(maxsize=MAX_PLANS)(select)
-
-
-class Scales(NamedTuple):
-    """What multiplies A and B: GemmProblem's word for it, and A's and B's as the kernels read them, contiguous fp32:
-    "tensor" one number each; "rows" M and N; "blocks" [K / 128 rounded up, M] and [N / 128 rounded up, K / 128 rounded
-    up], which is how torch._scaled_mm wants them laid out."""
-
-    kind: str
-    a: torch.Tensor
-    b: torch.Tensor
-
-
-class Groups(NamedTuple):
-    """Where groups end: GemmProblem's word for the dimension that they cut, and int32 [groups], ascending."""
-
-    kind: str
-    ends: torch.Tensor
 
 
 class Step:
@@ -107,10 +89,14 @@ class GemmPlan:
         self.temporaries = [temporary for step in self.steps for temporary in step.launch.temporaries]
         self.workspace = max((step.launch.workspace for step in self.steps), default=0)
         self.shares = any(step.launch.counters for step in self.steps)
+        self.allocates = bool(self.shares or self.temporaries)
+        self.names = (
+            *("a", "b", "c", *problem.auxiliary),
+            *(("workspace", "counters") if self.shares else ()),
+            *(temporary.name for temporary in self.temporaries),
+        )
         self.bound: dict[tuple[Any, ...], Bound] = {}
         self.out_dtype = problem.out_dtype
-        self.beside = _beside(problem)
-        self.needs_more = bool(problem.bias or self.beside or self.shares or self.temporaries)
         self.extents = tuple(
             _extent(problem.batch, *shape, layout) * dtype.itemsize
             for shape, layout, dtype in (
@@ -132,57 +118,34 @@ class GemmPlan:
         a: torch.Tensor,
         b: torch.Tensor,
         c: torch.Tensor,
-        bias: torch.Tensor | None = None,
+        auxiliary: tuple[torch.Tensor, ...] = (),
         alpha: float = 1.0,
         beta: float = 0.0,
-        beside: tuple[torch.Tensor, ...] = (),
     ) -> None:
-        """Launches on the current stream of the operands' device. beside: scales, or where groups end."""
+        """Launches on the current stream of the operands' device. auxiliary: those that GemmProblem.auxiliary names."""
         if self.index != current_device():
             with torch.cuda.device(self.index):
-                return self.run(a, b, c, bias, alpha, beta, beside)
+                return self.run(a, b, c, auxiliary, alpha, beta)
         stream = current_stream(self.index)
         key: tuple[Any, ...] = (a.data_ptr(), b.data_ptr(), c.data_ptr(), alpha, beta)
-        extra: tuple[torch.Tensor, ...] = ()
-        if self.needs_more:
-            extra = self._extra(bias, beside, stream)
-            key += tuple(x.data_ptr() for x in extra)
+        if self.allocates:
+            auxiliary += self._allocate(stream)
+        if auxiliary:
+            key += tuple([x.data_ptr() for x in auxiliary])
         bound = self.bound.get(key)
         if bound is None:
-            bound = self._bind(key, a, b, c, bias is not None, extra, {"alpha": float(alpha), "beta": float(beta)})
+            bound = self._bind(key, (a, b, c, *auxiliary), {"alpha": float(alpha), "beta": float(beta)})
         for call, arguments in bound:
             call(stream, arguments)
 
-    def _extra(
-        self, bias: torch.Tensor | None, beside: tuple[torch.Tensor, ...], stream: int
-    ) -> tuple[torch.Tensor, ...]:
-        """What a call needs beside its operands, in the order of `_names`."""
-        extra = [*([] if bias is None else [bias]), *beside]
-        if self.shares:
-            extra += workspace(self.index, stream, self.workspace)
-        extra += [torch.empty(t.shape, dtype=t.dtype, device=self.device) for t in self.temporaries]
-        return tuple(extra)
+    def _allocate(self, stream: int) -> tuple[torch.Tensor, ...]:
+        """Memory that this call needs, after its operands in the order of `names`."""
+        shared = workspace(self.index, stream, self.workspace) if self.shares else ()
+        return (*shared, *(torch.empty(t.shape, dtype=t.dtype, device=self.device) for t in self.temporaries))
 
-    def _names(self, has_bias: bool) -> list[str]:
-        return [
-            *(["bias"] if has_bias else []),
-            *self.beside,
-            *(["workspace", "counters"] if self.shares else []),
-            *(t.name for t in self.temporaries),
-        ]
-
-    def _bind(
-        self,
-        key: tuple[Any, ...],
-        a: torch.Tensor,
-        b: torch.Tensor,
-        c: torch.Tensor,
-        has_bias: bool,
-        extra: tuple[torch.Tensor, ...],
-        scalars: Mapping[str, float],
-    ) -> Bound:
+    def _bind(self, key: tuple[Any, ...], tensors: tuple[torch.Tensor, ...], scalars: Mapping[str, float]) -> Bound:
         ensure_context(self.index)  # this thread may have used no CUDA before
-        operands = {"a": a, "b": b, "c": c, **dict(zip(self._names(has_bias), extra, strict=True))}
+        operands = dict(zip(self.names, tensors, strict=True))
         addresses = {name: x.data_ptr() for name, x in operands.items()}
         bound = [step.bind(operands, addresses, scalars) for step in self.steps]
         keep(self.bound, key, bound, MAX_BOUND)
@@ -193,20 +156,19 @@ class InterpretedPlan:
     """A plan that Triton's interpreter runs, launch by launch."""
 
     def __init__(self, problem: GemmProblem, selection: Selection) -> None:
-        self.selection, self.launches, self.beside = selection, launches(problem, selection), _beside(problem)
+        self.selection, self.launches = selection, launches(problem, selection)
+        self.names = ("a", "b", "c", *problem.auxiliary)
 
     def run(
         self,
         a: torch.Tensor,
         b: torch.Tensor,
         c: torch.Tensor,
-        bias: torch.Tensor | None = None,
+        auxiliary: tuple[torch.Tensor, ...] = (),
         alpha: float = 1.0,
         beta: float = 0.0,
-        beside: tuple[torch.Tensor, ...] = (),
     ) -> None:
-        operands = {"a": a, "b": b, "c": c} | ({} if bias is None else {"bias": bias})
-        operands |= zip(self.beside, beside, strict=True)
+        operands = dict(zip(self.names, (a, b, c, *auxiliary), strict=True))
         for launch in self.launches:
             operands |= {t.name: torch.empty(t.shape, dtype=t.dtype) for t in launch.temporaries}
             operands["workspace"] = torch.empty(launch.workspace // 4, dtype=torch.float32)
@@ -217,105 +179,74 @@ class InterpretedPlan:
 
 Plan = GemmPlan | InterpretedPlan
 PLANS: dict[tuple[Any, ...], Plan] = {}
+_PRODUCT = Request()
 _planning = threading.Lock()
 
 
-def plan(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor,
-    *,
-    beta: float = 0.0,
-    bias: torch.Tensor | None = None,
-    bias_axis: str = "n",
-    activation: str | None = None,
-    precision: str | None = None,
-    scales: str | None = None,
-    groups: str | None = None,
-) -> Selection:
-    """What `multiply` of the same operands would run, with scales or groups of that kind; c may be on the `meta`
-    device."""
-    axis = None if bias is None else bias_axis
-    how = {"activation": activation, "precision": precision, "scales": scales, "groups": groups}
-    problem = GemmProblem.of(a, b, c, has_beta=beta != 0, bias=axis, **how)
-    return selection_for(problem, INTERPRETER if INTERPRETED else device_info(a.device))
+def selection_of(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, request: Request = _PRODUCT) -> Selection:
+    """What `multiply` of the same operands would run; c may be on the `meta` device."""
+    return selection_for(request.problem(a, b, c), INTERPRETER if INTERPRETED else device_info(a.device))
 
 
 def multiply(
     a: torch.Tensor,
     b: torch.Tensor,
     c: torch.Tensor,
-    *,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    bias: torch.Tensor | None = None,
-    bias_axis: str = "n",
-    activation: str | None = None,
-    precision: str | None = None,
-    scales: Scales | None = None,
-    groups: Groups | None = None,
+    request: Request = _PRODUCT,
+    auxiliary: tuple[torch.Tensor, ...] = (),
 ) -> None:
     """c = activation(alpha a @ b + beta c + bias) on the operands' device and its current stream, without waiting.
 
-    a [(batch,) M, K], b [(batch,) K, N], c [(batch,) M, N]; bias: contiguous, one value for each row ("m") or column
-    ("n") of c; precision: of fp32, by default what torch is set to. Operands are taken for checked. As in BLAS alpha
-    = 0 reads neither a nor b, beta = 0 does not read c.
+    a [(batch,) M, K], b [(batch,) K, N], c [(batch,) M, N]. auxiliary: the other operands that the request speaks of,
+    in this order: the bias, contiguous, one value for each row or column of c; A's and B's scales, contiguous fp32, one
+    each, or M and N, or for "blocks" [K / 128 rounded up, M] and [N / 128 rounded up, K / 128 rounded up], as
+    torch._scaled_mm lays them out; where groups end, int32 [groups], ascending. Operands are taken for checked.
     """
-    kinds = scales.kind if scales else None, groups.kind if groups else None
-    plan_for(a, b, c, alpha == 0, beta != 0, bias, bias_axis, activation, precision, *kinds).run(
-        a, b, c, bias, alpha, beta, (*(scales or ())[1:], *(groups or ())[1:])
-    )
+    plan_for(a, b, c, request, auxiliary).run(a, b, c, auxiliary, request.alpha, request.beta)
 
 
 def key_of(
+    request: Request,
     a: torch.Tensor,
     b: torch.Tensor,
-    c: torch.Tensor,
-    no_product: bool = False,
-    has_beta: bool = False,
-    bias: torch.Tensor | None = None,
-    bias_axis: str = "n",
-    activation: str | None = None,
-    precision: str | None = None,
-    scales: str | None = None,
-    groups: str | None = None,
+    c: torch.Tensor | None,
+    auxiliary: tuple[torch.Tensor, ...] = (),
 ) -> tuple[Any, ...]:
-    """What operands have in common that share a plan."""
-    epilogue = None
-    if has_beta or no_product or bias is not None or activation is not None:
-        bias_key = None if bias is None else (bias_axis, bias.dtype, not bias.data_ptr() & 15)
-        epilogue = (has_beta, no_product, bias_key, activation)
-    return (
-        *(a.shape, b.shape, c.shape, a.stride(), b.stride(), c.stride(), a.dtype, c.dtype, a.get_device(), epilogue),
-        *(not a.data_ptr() & 15, not b.data_ptr() & 15, not c.data_ptr() & 15),
-        (precision or fp32_precision()) if a.dtype is torch.float32 else precision,
-        *(scales, groups),
-    )
+    """The key of every cache of plans: what calls have in common that launch the same. That is the request, without
+    factors' values but for 0, and of every operand all but its address, of which alignment is left. c: None where it is
+    made by the call. Operands are not to be negated on the way.
+
+    RuntimeError for a layout without strides or storage.
+    """
+    if request.alpha != 1 or request.beta not in (0, 1):
+        request = request._replace(alpha=float(request.alpha != 0), beta=float(request.beta != 0))
+    dtype, precision = a.dtype, request.precision
+    if dtype is torch.float32 and precision is None:
+        precision = fp32_precision()
+    key: tuple[Any, ...] = (  # one tuple, for it is made at every call
+        request, precision, a.shape, b.shape, a.stride(), b.stride(), dtype, b.dtype, a.get_device(), b.get_device(),
+        not a.data_ptr() & 15, not b.data_ptr() & 15,
+    )  # fmt: skip
+    if c is not None:
+        key += (c.shape, c.stride(), c.dtype, c.get_device(), not c.data_ptr() & 15)
+    for x in auxiliary:
+        key += (x.shape, x.stride(), x.dtype, x.get_device(), not x.data_ptr() & 15)
+    return key
 
 
 def plan_for(
     a: torch.Tensor,
     b: torch.Tensor,
     c: torch.Tensor,
-    no_product: bool = False,
-    has_beta: bool = False,
-    bias: torch.Tensor | None = None,
-    bias_axis: str = "n",
-    activation: str | None = None,
-    precision: str | None = None,
-    scales: str | None = None,
-    groups: str | None = None,
+    request: Request = _PRODUCT,
+    auxiliary: tuple[torch.Tensor, ...] = (),
 ) -> Plan:
     """The cached plan for such operands."""
-    key = key_of(a, b, c, no_product, has_beta, bias, bias_axis, activation, precision, scales, groups)
+    key = key_of(request, a, b, c, auxiliary)
     found = PLANS.get(key)
     if found is not None:
         return found
-    axis = None if bias is None else bias_axis
-    how = {"activation": activation, "precision": precision, "scales": scales, "groups": groups}
-    problem = GemmProblem.of(a, b, c, has_beta=has_beta, bias=axis, **how)
-    if no_product:
-        problem = replace(problem, K=0)
+    problem = request.problem(a, b, c)
     with _planning:  # threads that come with the same new problem share one plan, which is compiled once
         found = PLANS.get(key)
         if found is None:
@@ -337,11 +268,6 @@ def keep(cache: dict[Any, Any], key: object, value: object, limit: int) -> None:
 def _new_plan(problem: GemmProblem, device: torch.device) -> Plan:
     selection = selection_for(problem, INTERPRETER if INTERPRETED else device_info(device))
     return InterpretedPlan(problem, selection) if INTERPRETED else GemmPlan(problem, selection, device)
-
-
-def _beside(problem: GemmProblem) -> tuple[str, ...]:
-    """What kernels read beside operands and bias."""
-    return ("a_scale", "b_scale") * (problem.scales is not None) + ("ends",) * (problem.groups is not None)
 
 
 def _extent(batch: int, rows: int, columns: int, layout: Layout) -> int:

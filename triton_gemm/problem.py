@@ -1,13 +1,14 @@
-"""GemmProblem: one multiplication as plain values, and what makes operands a problem or not."""
+"""One multiplication as plain values: Request, what a call says in addition to its operands, and GemmProblem, all that
+the choice of a kernel depends on; and what makes operands a problem or not."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
-from .precision import SPLIT, Planes, default_precision
+from .arithmetic import ARITHMETICS, IEEE, Arithmetic, Planes, default_arithmetic
 
 # What may be applied to a product, for `activation=`: "gelu" is the one with erf, "gelu_tanh" its approximation.
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
@@ -71,16 +72,41 @@ class Layout:
         return None
 
 
+class Request(NamedTuple):
+    """What a call says in addition to its operands: C = activation(alpha A B + beta C + bias). A named tuple, because
+    every call makes one, and those cost less to make than frozen dataclasses.
+
+    alpha, beta: the factors of the product and of what is added to it; in a plan that is C itself, as in BLAS, and
+    beta = 0 does not read it. activation: None or one of ACTIVATIONS. out_dtype: C's; None: `result_dtype`. precision:
+    the name of an `Arithmetic`; None: `default_arithmetic`. bias: None, or what has a value of its own: each row of C,
+    "m", or each column, "n". scales, groups: as in GemmProblem.
+    """
+
+    alpha: float = 1.0
+    beta: float = 0.0
+    activation: str | None = None
+    out_dtype: torch.dtype | None = None
+    precision: str | None = None
+    bias: str | None = None
+    scales: str | None = None
+    groups: str | None = None
+
+    def problem(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> GemmProblem:
+        """What this is of a, b and c. As in BLAS alpha = 0 reads neither a nor b."""
+        fields = {name: getattr(self, name) for name in ("activation", "precision", "bias", "scales", "groups")}
+        problem = GemmProblem.of(a, b, c, has_beta=self.beta != 0, **fields)
+        return replace(problem, K=0) if self.alpha == 0 else problem
+
+
 @dataclass(frozen=True)
 class GemmProblem:
     """c = activation(alpha a @ b + beta c + bias), as far as the choice of a kernel depends on it.
 
     a [batch, M, K], b [batch, K, N], c [batch, M, N]. dtype: the operands', or their planes' once they are split;
-    out_dtype: C's; precision: one of `precision.MODES`, what `precision.default_precision` says of other dtypes than
-    fp32, or "fp8 fast"; a, b, c: how they lie in memory; has_beta: whether C is read; bias: None, "m" (one value a
-    row) or "n" (one a column); activation: None or one of ACTIVATIONS; scales: None, or what multiplies A and B:
-    "tensor" (one for A and one for B), "rows" (one for each row of A and column of B) or "blocks" (one for 1 x 128 of A
-    and 128 x 128 of B).
+    out_dtype: C's; precision: the name of an `Arithmetic`; a, b, c: how they lie in memory; has_beta: whether C is
+    read; bias: None, "m" (one value a row) or "n" (one a column); activation: None or one of ACTIVATIONS; scales: None
+    or a `ScaleKind`: "tensor" (one for A and one for B), "rows" (one for each row of A and column of B) or "blocks"
+    (one for 1 x 128 of A and 128 x 128 of B).
 
     groups: None, or the dimension that is cut into `batch` groups whose ends are in the GPU's memory: "m", where a is
     [M, K] and c [M, N] and each group of rows has a matrix of b for its own, or "k", where a is [M, K] and b [K, N] and
@@ -104,8 +130,8 @@ class GemmProblem:
     groups: str | None = None
 
     def __post_init__(self) -> None:
-        if self.K == 0 and self.precision in SPLIT:  # an empty sum is the same in every precision
-            object.__setattr__(self, "precision", "ieee")
+        if self.K == 0 and self.arithmetic.planes:  # an empty sum is the same in every precision
+            object.__setattr__(self, "precision", IEEE.name)
 
     @classmethod
     def of(
@@ -114,29 +140,36 @@ class GemmProblem:
         b: torch.Tensor,
         c: torch.Tensor,
         *,
-        has_beta: bool = False,
-        bias: str | None = None,
-        activation: str | None = None,
         precision: str | None = None,
-        scales: str | None = None,
         groups: str | None = None,
+        **fields: Any,
     ) -> GemmProblem:
         """The problem of multiplying a [(batch,) M, K] and b [(batch,) K, N] into c [(batch,) M, N], by default in the
-        operands' `precision.default_precision`."""
+        operands' `default_arithmetic`. fields: those that operands do not tell."""
         batch = next((x.shape[0] for x in ((b, c) if groups else (c,)) if x.dim() == 3), 1)
         M, K = a.shape[-2:]
-        precision = precision or default_precision(a.dtype)
+        precision = precision or default_arithmetic(a.dtype).name
         layouts = (Layout.of(a), Layout.of(b), Layout.of(c))
         sizes = (batch, M, b.shape[-1], K)
-        return cls(*sizes, a.dtype, c.dtype, precision, *layouts, has_beta, bias, activation, scales, groups)
+        return cls(*sizes, a.dtype, c.dtype, precision, *layouts, groups=groups, **fields)
+
+    @property
+    def auxiliary(self) -> tuple[str, ...]:
+        """The operands that kernels read in addition to A, B and C, by name."""
+        names = ("bias",) * (self.bias is not None) + ("a_scale", "b_scale") * (self.scales is not None)
+        return names + ("ends",) * (self.groups is not None)
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """How A and B are multiplied: the record that `precision` names."""
+        return ARITHMETICS[self.precision]
 
     @property
     def planes(self) -> Planes:
         """What A and B are sums of; one plane each where they are multiplied as they are."""
-        return SPLIT.get(self.precision) or Planes(self.dtype, 1, ((0, 0),))
+        return self.arithmetic.planes or Planes(self.dtype, 1, ((0, 0),))
 
-    @property
-    def swapped(self) -> GemmProblem:
+    def swap_ab(self) -> GemmProblem:
         """The same product as c^T = b^T a^T."""
         assert self.scales != "blocks", "A's blocks of scales are not B's"
         assert self.groups != "m", "groups of rows are not groups of columns"

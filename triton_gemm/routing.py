@@ -18,14 +18,14 @@ from typing import Any
 import torch
 
 from . import ops
+from .arithmetic import FLOATING
 from .compat import INTERPRETED, hide_from_dynamo, overlaps_itself, withdraw
 from .device import device_info
-from .plan import MAX_PLANS, keep
-from .precision import fp32_precision
+from .plan import MAX_PLANS, keep, key_of
+from .problem import Request
 
 # By aten's name: where a and b are among the arguments.
 ROUTED = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 KEY = "CPU" if INTERPRETED else "CUDA"
 OURS = "triton_gemm"
 
@@ -57,8 +57,7 @@ _library: torch.library.Library | None = None
 _counts: Counter[tuple[str, str]] = Counter()
 _lock = threading.Lock()
 
-# What calls launch that ours computed before, by everything but addresses on which that depends. Of the innermost rule.
-_ready: dict[tuple[object, ...], ops.Ready] = {}
+_fast: dict[tuple[object, ...], ops.FastPath] = {}  # of calls under the innermost rule, by overload and `plan.key_of`
 
 
 @hide_from_dynamo
@@ -77,7 +76,7 @@ def enable(
     Raises ValueError for other names, and RuntimeError where torch sees no CUDA device, unless TRITON_INTERPRET=1 was
     set before Python started.
     """
-    global _library, _ready
+    global _library, _fast
     rule = Rule(_kinds(only), _kinds(exclude), predicate)
     if not INTERPRETED and torch.cuda.device_count() == 0:
         raise RuntimeError(
@@ -88,7 +87,7 @@ def enable(
         if _library is None:
             _library = _override()
         _rules.append(rule)
-        _ready = {}  # another, for calls under way keep theirs in the old one
+        _fast = {}  # another, for calls under way keep theirs in the old one
 
 
 def _kinds(given: Kind | Collection[Kind]) -> frozenset[Kind]:
@@ -105,12 +104,12 @@ def _kinds(given: Kind | Collection[Kind]) -> frozenset[Kind]:
 @hide_from_dynamo
 def disable() -> None:
     """Takes the innermost `enable` back; RuntimeError where there is none."""
-    global _library, _ready
+    global _library, _fast
     with _lock:
         if not _rules:
             raise RuntimeError("disable(): nothing is routed")
         _rules.pop()
-        _ready = {}
+        _fast = {}
         if not _rules and _library is not None:
             withdraw(_library)
             _library = None
@@ -168,14 +167,14 @@ def _routed(name: str, overload: str) -> Callable[..., torch.Tensor]:
     ) -> torch.Tensor:
         a, b = arguments[first : first + 2]
         input = arguments[0] if first else None
-        alpha, beta = scalars.get("alpha", 1), scalars.get("beta", 1)
-        known = _ready
-        key = _key(overload, a, b, input, out, alpha, beta)
-        ready = known.get(key) if key is not None else None
-        if ready is not None and (out is None or not _overlaps(out, a, b, input)):
+        request = Request(scalars.get("alpha", 1), scalars.get("beta", 1))
+        known = _fast
+        key = _key(overload, request, a, b, input, out)
+        found = known.get(key) if key is not None else None
+        if found is not None and (out is None or not _overlaps(out, a, b, input)):
             _counts[name, OURS] += 1
-            c = a.new_empty(ready.shape) if out is None else out
-            ready.plan.run(a, b, c, input, alpha)
+            c = found.empty() if out is None else out
+            found.plan.run(a, b, c, () if input is None else (input,), request.alpha)
             return c
         why = _stays(name, a, b, input, out, scalars)
         _counts[name, f"torch: {why}" if why else OURS] += 1
@@ -183,11 +182,11 @@ def _routed(name: str, overload: str) -> Callable[..., torch.Tensor]:
             more = {} if out is None else {"out": out}
             result: torch.Tensor = torchs.call_boxed(keys, *arguments, **scalars, **more)
             return result
-        alpha, beta = float(alpha), float(beta)
-        c = ops.compute(a, b, input, alpha, beta) if out is None else out
+        request = Request(float(request.alpha), float(request.beta))
+        c = ops.compute(a, b, input, request) if out is None else out
         if out is not None:
-            ops.compute_into(out, a, b, input, alpha, beta)
-        found = ops.ready(a, b, c, input) if key is not None else None
+            ops.compute_into(out, a, b, input, request)
+        found = ops.fast_path(a, b, c, input, request) if key is not None else None
         if found is not None:
             keep(known, key, found, MAX_PLANS)
         return c
@@ -197,25 +196,22 @@ def _routed(name: str, overload: str) -> Callable[..., torch.Tensor]:
 
 def _key(
     overload: str,
+    request: Request,
     a: torch.Tensor,
     b: torch.Tensor,
     input: torch.Tensor | None,
     out: torch.Tensor | None,
-    alpha: object,
-    beta: object,
 ) -> tuple[object, ...] | None:
     """What decides where a call goes and what it launches; None where a predicate does, or where more than a bias is
     added."""
     rules = _rules[-1:]  # another thread may take it back
-    if not rules or rules[0].predicate is not None or type(alpha) not in (int, float) or alpha == 0:
+    if not rules or rules[0].predicate is not None or type(request.alpha) not in (int, float):
         return None
-    if input is not None and (beta != 1 or input.shape != b.shape[-1:]):
+    if input is not None and (request.beta != 1 or input.shape != b.shape[-1:] or input.is_neg()):
         return None
-    key: list[object] = [overload, fp32_precision() if a.dtype is torch.float32 else None]
-    for x in (a, b, input, out):
-        if x is not None:
-            key += (x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() & 15, x.is_neg())
-    return tuple(key)
+    if a.is_neg() or b.is_neg() or (out is not None and out.is_neg()):
+        return None
+    return overload, key_of(request, a, b, out, () if input is None else (input,))
 
 
 def _stays(
@@ -232,7 +228,7 @@ def _stays(
     why = rules[0].refuses(name, a, b) if rules else "nothing is routed"
     if why is not None:
         return why
-    if a.dtype not in DTYPES:
+    if a.dtype not in FLOATING:
         return f"{a.dtype} is not computed"
     if device_info(a.device).capability < (8, 0):
         return "the GPU is older than compute capability 8.0"

@@ -6,17 +6,16 @@ derivatives: what is rounded to 8 bits has none.
 
 from __future__ import annotations
 
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
 from . import checks, ops, plan
-from .precision import FP8_DTYPES, default_precision
+from .arithmetic import SCALED, ScaleKind, default_arithmetic, scaled_arithmetic
+from .problem import Request
 
-SCALED_DTYPES = (*FP8_DTYPES, torch.int8)
 SCALED_OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-ScaleKind = Literal["tensor", "rows", "blocks"]
 
 
 def scaled_matmul(
@@ -63,15 +62,14 @@ def _compute(a: torch.Tensor, b: torch.Tensor, *others: Any) -> torch.Tensor:
     *_, bias, out_dtype, use_fast_accum = others
     c = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype, device=a.device)
     if c.numel() > 0:
-        bias = None if bias is None else bias.contiguous()
-        precision = precision_of(a.dtype, use_fast_accum)
-        plan.multiply(a, b, c, bias=bias, precision=precision, scales=plan.Scales(kind, *scales))
+        auxiliary = scales if bias is None else (bias.contiguous(), *scales)
+        plan.multiply(a, b, c, request_of(a.dtype, use_fast_accum, kind, bias is not None), auxiliary)
     return c
 
 
-def precision_of(dtype: torch.dtype, use_fast_accum: bool) -> str:
-    """GemmProblem's word for how operands of `dtype` are multiplied."""
-    return "fp8 fast" if use_fast_accum and dtype in FP8_DTYPES else default_precision(dtype)
+def request_of(dtype: torch.dtype, use_fast_accum: bool, kind: ScaleKind, has_bias: bool) -> Request:
+    precision = scaled_arithmetic(dtype, use_fast_accum).name
+    return Request(precision=precision, bias="n" if has_bias else None, scales=kind)
 
 
 def check(
@@ -85,7 +83,7 @@ def check(
 ) -> tuple[ScaleKind, tuple[torch.Tensor, torch.Tensor]]:
     """The kind of scales, and the scales as kernels read them; raises as `scaled_matmul`, wherever operands lie."""
     checks.mm(a, b)
-    checks.implemented("scaled_matmul", a, b, dtypes=SCALED_DTYPES)
+    checks.implemented("scaled_matmul", a, b, dtypes=SCALED)
     (M, K), N = a.shape, b.shape[1]
     if out_dtype not in SCALED_OUT_DTYPES:
         raise ValueError(
@@ -105,8 +103,8 @@ def check(
     if (rows_a or one_a) and (rows_b or one_b):
         return "rows", (scale_a.expand(M, 1).contiguous(), scale_b.expand(1, N).contiguous())
     blocks = ((M, -(-K // 128)), (-(-K // 128), -(-N // 128)))
-    if a.dtype in FP8_DTYPES and (tuple(scale_a.shape), tuple(scale_b.shape)) == blocks:
-        if use_fast_accum:
+    if "blocks" in default_arithmetic(a.dtype).scales and (tuple(scale_a.shape), tuple(scale_b.shape)) == blocks:
+        if "blocks" not in scaled_arithmetic(a.dtype, use_fast_accum).scales:
             raise ValueError("scaled_matmul(): use_fast_accum leaves sums where no block of them could be scaled")
         return "blocks", (scale_a.mT.contiguous(), scale_b.mT.contiguous())
     raise ValueError(

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from . import cost_model, kernels
+from .arithmetic import HALF
 from .config import GemmConfig
 from .device import INTERPRETER, DeviceInfo
 from .kernels.launch import Launch
 from .kernels.schedule import Schedule
 from .kernels.splitk import MAX_COUNTERS
-from .precision import SPLIT
 from .problem import GemmProblem, Layout
 
 # What a program of fp64 takes longer for that has an SM for itself, and nobody to hide its latencies: tiles of 64 x 128
@@ -50,7 +50,7 @@ class Selection:
     device: str | None = None
 
     def __str__(self) -> str:
-        notes = [f"{self.kernel} {self.config}"] + [self.precision] * (self.precision != "half")
+        notes = [f"{self.kernel} {self.config}"] + [self.precision] * (self.precision != HALF.name)
         if self.schedule is not None and self.schedule.split:
             notes.append(f"{self.schedule.split} tiles in {self.schedule.parts} parts")
         if self.split_k > 1:
@@ -66,29 +66,29 @@ def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
         raise RuntimeError(f"matmul needs compute capability 8.0 or newer, {device.name} has less")
     if problem.groups:
         return _grouped(problem, device)
-    precision = problem.precision
+    precision, arithmetic = problem.precision, problem.arithmetic
     hopper = device.capability == (9, 0) and device is not INTERPRETER
-    if hopper and precision not in ("half", "ieee", "fp64"):
+    if hopper and arithmetic.instruction == "mma" and arithmetic is not HALF:
         found = _warp_specialised(problem, device)
         if found is not None:
             return found
-    if precision in ("half", "ieee", "tf32"):
+    if arithmetic.planes is None and problem.dtype in kernels.gemv.DTYPES:
         turned = problem.N < problem.M
-        narrow = problem.swapped if turned else problem
+        narrow = problem.swap_ab() if turned else problem
         rows = f"{narrow.M} row{'s' * (narrow.M > 1)} of products"
         if kernels.skinny.pays(narrow, device) and device is not INTERPRETER:
             config, again = kernels.skinny.default(narrow, device)
-            if kernels.skinny.illegal(narrow.swapped if again else narrow, device, config) is None:
+            if kernels.skinny.illegal(narrow.swap_ab() if again else narrow, device, config) is None:
                 return Selection("skinny", config, f"{rows} along K", swapped=turned != again, precision=precision)
         if kernels.gemv.pays(narrow) or (not hopper and _few_rows(narrow)):
             config, split_k = kernels.gemv.default(narrow, device)
             if kernels.gemv.illegal(narrow, device, config, split_k) is None:
                 return Selection("gemv", config, rows, None, split_k, turned, precision=precision)
-    if hopper and not _tiny(problem) and precision == "half" and problem.K > 0:
+    if hopper and not _tiny(problem) and arithmetic is HALF and problem.K > 0:
         found = _warp_specialised(problem, device)
         if found is not None:
             return found
-    if precision == "ieee" and problem.K > 0 and device is not INTERPRETER:
+    if arithmetic.instruction == "fma" and problem.K > 0 and device is not INTERPRETER:
         return _ieee(problem, device)
     return _portable(problem, device)
 
@@ -100,7 +100,7 @@ def _grouped(problem: GemmProblem, device: DeviceInfo) -> Selection:
     size = problem.groups.upper()
     average = replace(problem, groups=None, **{size: max(1, -(-getattr(problem, size) // problem.batch))})
     how = f"{problem.batch} groups along {problem.groups}"
-    if device.capability == (9, 0) and device is not INTERPRETER and problem.precision == "half":
+    if device.capability == (9, 0) and device is not INTERPRETER and problem.arithmetic is HALF:
         configs = [
             c for c in kernels.warp_specialised.CONFIGS if kernels.warp_specialised.illegal(problem, device, c) is None
         ]
@@ -124,7 +124,7 @@ def _ieee(problem: GemmProblem, device: DeviceInfo) -> Selection:
     faster: in small and narrow products."""
     packed, turned = kernels.fma.unreadable(problem), _turned(problem)
     readable = repacked(problem, packed)
-    given = readable.swapped if turned else readable
+    given = readable.swap_ab() if turned else readable
     copying = _copying(given, packed, turned)
     legal = [
         (cost_model.outer_products(given, config, split_k, device) + copying, config, split_k)
@@ -136,7 +136,7 @@ def _ieee(problem: GemmProblem, device: DeviceInfo) -> Selection:
     if not legal:
         return simple
     time, config, split_k = min(legal, key=lambda found: found[0])
-    work = _portable_work(problem.swapped if turned else problem, device, simple.config, simple.split_k)
+    work = _portable_work(problem.swap_ab() if turned else problem, device, simple.config, simple.split_k)
     if time > cost_model.LAUNCH + work / cost_model.FMAS:
         return simple
     reason = f"IEEE fp32 has no tensor core; about {time:.3g} us"
@@ -190,7 +190,7 @@ def _copying(problem: GemmProblem, packed: tuple[str, ...], swapped: bool) -> fl
     for name in packed:
         rows = problem.M if (name == "a") != swapped else problem.N
         written = problem.dtype.itemsize * problem.planes.count
-        read = 4 if problem.precision in SPLIT else written
+        read = 4 if problem.arithmetic.planes else written
         time += cost_model.copying(problem.batch * rows * problem.K * (read + written))
     return time
 
@@ -202,7 +202,7 @@ def candidates(problem: GemmProblem, device: DeviceInfo, configs: Sequence[GemmC
         # A square is its own transpose, but for fp32 that wgmma reads from registers: that must be A.
         turns = problem.scales != "blocks" and (problem.M != problem.N or problem.dtype.itemsize != 2)
         for swapped in (False, True) if turns else (False,):
-            turned = readable.swapped if swapped else readable
+            turned = readable.swap_ab() if swapped else readable
             for config in configs:
                 if _fits(turned, config) and kernels.warp_specialised.illegal(turned, device, config) is None:
                     for schedule in cost_model.schedules(turned, config, device):
@@ -213,12 +213,12 @@ def _packings(problem: GemmProblem) -> list[tuple[str, ...]]:
     """Which operands to copy first: both as planes; of fp32 those that TMA cannot read, and perhaps others, which then
     lie along K; else those that TMA cannot read, and beside them none, or one whose rows begin inside of L2's sectors,
     but in small products none at all."""
-    if problem.precision in SPLIT:
+    if problem.arithmetic.planes:
         return [("a", "b")]
     itemsize = problem.dtype.itemsize
     layouts = {"a": problem.a, "b": problem.b}
     unreadable = {name for name, layout in layouts.items() if layout.tma_illegal(itemsize) is not None}
-    if problem.precision != "half":
+    if problem.arithmetic.k_major:
         found = [unreadable, unreadable | {"a"}, unreadable | {"b"}, {"a", "b"}]
         return [tuple(sorted(names)) for i, names in enumerate(found) if names not in found[:i]]
     if problem.batch * problem.M * problem.N * problem.K < PACK_FROM:
@@ -249,14 +249,14 @@ def _few_rows(problem: GemmProblem) -> bool:
     every row.
     """
     along_k = problem.b.strides[1] == 1
-    return (4 if along_k else 1) >= problem.M or (problem.precision == "ieee" and problem.M <= 2)
+    return (4 if along_k else 1) >= problem.M or (problem.arithmetic.instruction == "fma" and problem.M <= 2)
 
 
 def _portable(problem: GemmProblem, device: DeviceInfo) -> Selection:
     """The kernel that takes everything, in the configuration with the least work on the busiest SM; RuntimeError where
     none is legal."""
     turned = _turned(problem)
-    turned_problem = problem.swapped if turned else problem
+    turned_problem = problem.swap_ab() if turned else problem
     best: tuple[float, GemmConfig, int] | None = None
     why: str | None = None
     for config in kernels.portable.CONFIGS[problem.precision]:
@@ -275,7 +275,7 @@ def _portable(problem: GemmProblem, device: DeviceInfo) -> Selection:
     if best is None:  # even of the smallest tiles
         raise RuntimeError(f"no kernel multiplies {problem.dtype} in {problem.precision} on {device.name}: {why}")
     _, config, split_k = best
-    why = problem.tma_illegal() if device.capability == (9, 0) and problem.precision == "half" else None
+    why = problem.tma_illegal() if device.capability == (9, 0) and problem.arithmetic is HALF else None
     reason = f"TMA cannot take {why}" if why and problem.K else f"any operands on {device.name}"
     return Selection("portable", config, reason, None, split_k, turned, precision=problem.precision)
 
@@ -285,11 +285,11 @@ def _portable_work(problem: GemmProblem, device: DeviceInfo, config: GemmConfig,
     m, n, k = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K
     assert m is not None and n is not None and k is not None
     # Programs at once on an SM: DMMAs of fewer than eight warps would leave it idle.
-    together = 8 // config.num_warps if problem.precision == "fp64" else 1
+    together = 8 // config.num_warps if problem.arithmetic.instruction == "dmma" else 1
     waves = -(-cost_model.tiles(problem, config) * split_k // (together * device.num_sms))
     # A tile's operands are read once for each of its elements of C: the smaller, the slower.
     step = together * (m * n * k * (1 + 32 / m + 32 / n) + 3e4)
-    if problem.precision == "fp64" and together == 1:
+    if problem.arithmetic.instruction == "dmma" and together == 1:
         step *= FP64_ALONE
     return waves * (-(-max(1, -(-problem.K // k)) // split_k) * step + 2e5) + (split_k > 1) * 1e6
 
@@ -308,12 +308,13 @@ def _copy(problem: GemmProblem, name: str) -> tuple[Launch, Layout]:
     rows, columns = (problem.M, problem.K) if name == "a" else (problem.K, problem.N)
     layout: Layout = getattr(problem, name)
     # Tensor cores want all but 16 bits along K, outer products both operands across it.
-    column_major = {"half": None, "ieee": name == "a"}.get(problem.precision, name == "b")
+    arithmetic = problem.arithmetic
+    column_major = None if arithmetic is HALF else name == ("a" if arithmetic.instruction == "fma" else "b")
     shape = (problem.batch, rows, columns)
     return kernels.repack.launch(
         *(name, f"packed_{name}", layout, shape, problem.dtype),
         column_major=column_major,
-        planes=SPLIT.get(problem.precision),
+        planes=arithmetic.planes,
     )
 
 
@@ -330,7 +331,7 @@ def launches(problem: GemmProblem, selection: Selection) -> tuple[Launch, ...]:
     names = {name: f"packed_{name}" for name in selection.packed}
     problem = repacked(problem, selection.packed)
     if selection.swapped:
-        problem = problem.swapped
+        problem = problem.swap_ab()
         names = {"a": names.get("b", "b"), "b": names.get("a", "a"), "a_scale": "b_scale", "b_scale": "a_scale"}
     if selection.kernel == "warp_specialised":
         assert selection.schedule is not None

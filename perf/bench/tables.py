@@ -17,7 +17,7 @@ from perf.common.formats import Cell
 from perf.measure import environment
 from perf.measure.environment import slug
 from perf.measure.providers import CUBLAS, OURS
-from triton_gemm.precision import SPLIT
+from triton_gemm.arithmetic import EMULATED
 
 FOLDER = "bench"
 PAGE = "README.md"  # of every shape, in the folder of the sweeps of one GPU and Triton version
@@ -230,7 +230,7 @@ def points(sweeps: Sequence[Sweep]) -> list[Point]:
         shape = next((shape for key, shape in sweep["shapes"].items() if key.split()[0] == PRECISION_SIZE), None)
         if mode not in PRECISION or shape is None:
             continue
-        for provider in (OURS,) if mode in SPLIT else (OURS, CUBLAS):
+        for provider in (OURS,) if mode in EMULATED else (OURS, CUBLAS):
             result = scores.timed(shape, provider)
             if result is not None:
                 found.append(Point(provider, mode, scores.tflops(shape, result), result["error"]))

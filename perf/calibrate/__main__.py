@@ -201,7 +201,7 @@ def _measured(entry: dict[str, Any]) -> Measured:
         config = GemmConfig(**dict(zip(COLUMNS, figures, strict=False)))
         if config != FP32_C:
             given = repacked(problem, tuple(packed))
-            given = given.swapped if swapped else given
+            given = given.swap_ab() if swapped else given
             us[Candidate(given, config, Schedule(programs, split, parts), swapped, tuple(packed))] = time
     return Measured(shape, entry["cublas_us"], us)
 

@@ -113,7 +113,7 @@ def compile_together(
     chosen: Iterable[tuple[Rung, GemmConfig]], a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
 ) -> None:
     """Compiles what the rungs launch in these configurations, on all cores at once; who fails is left to fail later."""
-    launches: list[aot.Launch] = []
+    launches: list[aot.CapturedLaunch] = []
     for rung, config in chosen:
         try:
             with aot.capture() as captured:
@@ -123,7 +123,7 @@ def compile_together(
         launches += captured
     index = torch.cuda.current_device()
 
-    def compile_one(launch: aot.Launch) -> None:
+    def compile_one(launch: aot.CapturedLaunch) -> None:
         torch.cuda.set_device(index)  # the current device is a thread's own
         try:
             launch.kernel.warmup(grid=(1,), **launch.arguments)

@@ -84,7 +84,7 @@ def jobs(rungs: Iterable[Rung], *, every_config: bool) -> list[Job]:
 
 def capture(
     rung: Rung, config: GemmConfig, size: tuple[int, int, int], dtype: torch.dtype, layout: str = "nn"
-) -> aot.Launch:
+) -> aot.CapturedLaunch:
     """The launch of the kernel that multiplies, the last that a rung makes."""
     with aot.capture() as launches:
         rung.launch(*aot.operands(size, dtype, layout), config=config)
@@ -124,7 +124,7 @@ def identity(job: Job) -> dict[str, Any]:
     }
 
 
-def facts(job: Job, launch: aot.Launch) -> dict[str, Any]:
+def facts(job: Job, launch: aot.CapturedLaunch) -> dict[str, Any]:
     """The facts of one job; `failed` with the compiler's words where it does not compile."""
     try:
         kernel = aot.compile_launch(launch, job.capability)

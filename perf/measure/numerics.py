@@ -2,45 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
-# Unit roundoff, half the spacing of numbers at 1, of the types C is stored in.
-UNIT_ROUNDOFF = {
-    torch.float64: 2.0**-53,
-    torch.float32: 2.0**-24,
-    torch.float16: 2.0**-11,
-    torch.bfloat16: 2.0**-8,
+from triton_gemm.arithmetic import ARITHMETICS, HALF, TF32
+
+# How a mode multiplies; fp16 and bf16 are told apart by C's dtype alone.
+ARITHMETIC = {
+    **ARITHMETICS,
+    "fp16": HALF,
+    "bf16": HALF,
+    "tf32_truncated": replace(TF32, operand_error=2 * TF32.operand_error),
 }
-
-# Relative error that a precision adds to each operand before it is multiplied.
-OPERAND_ERROR = {
-    "ieee": 0.0,
-    "fp16": 0.0,
-    "bf16": 0.0,
-    "tf32": 2.0**-11,  # rounded to nearest: ten bits of mantissa are stored
-    "tf32_truncated": 2.0**-10,
-    # Half of what the planes leave out of both operands, and the products of planes that are not taken.
-    "tf32x3": 1.5 * 2.0**-22,
-    "bf16x3": 1.5 * 2.0**-16,
-    "bf16x6": 2.1 * 2.0**-24,
-    "bf16x9": 2.0**-24,
-    "fp8": 0.0,
-    "fp8 fast": 0.0,
-    "int8": 0.0,
-    "fp64": 0.0,
-}
-
-# The type in which a precision adds, where that is not fp32.
-SUM_DTYPE = {"fp64": torch.float64}
-
-# What Hopper's tensor cores cut off, for each product of fp8 that they add: they keep 13 bits of a sum's fraction.
-FP8_CUT = 1.07 * 2.0**-13
-FP8_PROMOTED = 128  # products that "fp8" leaves to them before it adds in fp32
 
 
 def mode_of(precision: str, dtype: torch.dtype) -> str:
     """The mode of a problem's precision on operands of `dtype`: "half" is "fp16" or "bf16"."""
-    return precision if precision != "half" else "bf16" if dtype == torch.bfloat16 else "fp16"
+    return precision if precision != HALF.name else "bf16" if dtype == torch.bfloat16 else "fp16"
 
 
 def reference(
@@ -68,7 +47,7 @@ def error_bound(
 ) -> torch.Tensor:
     """The largest error, element by element, that an honest product in `mode` stored as `out_dtype` can have.
 
-    `mode` is a key of OPERAND_ERROR; sums are in fp32 in any order. Compare with |C - reference(...)|.
+    `mode` is a key of ARITHMETIC; sums are in fp32 in any order. Compare with |C - reference(...)|.
     """
     mag = magnitude(a, b, c0, alpha, beta)
     before_rounding = accumulation_error(a.shape[1], mode) * mag
@@ -79,9 +58,11 @@ def error_bound(
 def accumulation_error(K: int, mode: str) -> float:
     """The factor of `magnitude` that bounds the error of K products in `mode`, summed in fp32 (fp64: in fp64; int8:
     exactly, and rounded to fp32 where scales follow)."""
-    cut = {"fp8": min(K, FP8_PROMOTED) * FP8_CUT, "fp8 fast": K * FP8_CUT}.get(mode, 0.0)
-    roundings = 5 if mode == "int8" else K + 2
-    return 2 * OPERAND_ERROR[mode] + cut + gamma(roundings, UNIT_ROUNDOFF[SUM_DTYPE.get(mode, torch.float32)])
+    arithmetic = ARITHMETIC[mode]
+    itemsize = (arithmetic.planes.dtype if arithmetic.planes else arithmetic.dtypes[0]).itemsize
+    together = min(K, arithmetic.promotion // itemsize) if arithmetic.promotion else K  # summed by tensor cores alone
+    sums = gamma(5, 2.0**-24) if arithmetic.exact else gamma(K + 2, arithmetic.unit_roundoff)
+    return 2 * arithmetic.operand_error + together * arithmetic.cut + sums
 
 
 def rounded(bound: torch.Tensor, expected: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
@@ -89,7 +70,7 @@ def rounded(bound: torch.Tensor, expected: torch.Tensor, out_dtype: torch.dtype)
     if not out_dtype.is_floating_point:
         return torch.zeros_like(bound)
     smallest = torch.finfo(out_dtype).smallest_normal * torch.finfo(out_dtype).eps
-    return bound + UNIT_ROUNDOFF[out_dtype] * (expected.abs() + bound) + smallest
+    return bound + torch.finfo(out_dtype).eps / 2 * (expected.abs() + bound) + smallest
 
 
 def scale_shapes(kind: str, M: int, N: int, K: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from perf.measure import numerics
-from triton_gemm.precision import SPLIT
+from triton_gemm.arithmetic import EMULATED
 
 DEVICE = "cuda"
 COLD_FACTOR = 2.0  # operand sets together exceed the L2 cache by this factor
@@ -24,7 +24,7 @@ MIN_CHECK_ROWS = 16
 MODE_DTYPES = {
     "ieee": torch.float32,
     "tf32": torch.float32,
-    **dict.fromkeys(SPLIT, torch.float32),
+    **dict.fromkeys(EMULATED, torch.float32),
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
     "int32": torch.int32,

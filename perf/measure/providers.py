@@ -11,6 +11,7 @@ import triton_gemm
 from perf.measure.operands import ACTIVATIONS, Problem, scaled_by_torch
 from perf.measure.timer import Call, Provider
 from triton_gemm import plan
+from triton_gemm.problem import Request
 
 CUBLAS = "cuBLAS"
 OURS = "triton_gemm"
@@ -54,13 +55,13 @@ def ours(problem: Problem) -> Provider:
     if problem.scales is not None:
         return scaled_by_us(problem)
     precision: Any = problem.mode if problem.dtype == torch.float32 else None
-    how: dict[str, Any] = {"bias_axis": problem.bias or "n", "activation": problem.activation, "precision": precision}
+    request = Request(activation=problem.activation, precision=precision, bias=problem.bias)
 
     def details(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, bias: torch.Tensor | None = None) -> dict[str, Any]:
-        return {"config": str(plan.plan(a, b, c, bias=bias, **how))}
+        return {"config": str(plan.selection_of(a, b, c, request))}
 
     if not problem.plain or problem.batch is not None:
-        return Provider(OURS, lambda a, b, c, bias=None: plan.multiply(a, b, c, bias=bias, **how), details=details)
+        return Provider(OURS, lambda a, b, c, *bias: plan.multiply(a, b, c, request, bias), details=details)
     if problem.given_out:
         return Provider(OURS, lambda a, b, c: triton_gemm.matmul(a, b, out=c, precision=precision), details=details)
     return Provider(OURS, lambda a, b, c: triton_gemm.matmul(a, b, precision=precision), details=details)
@@ -71,6 +72,6 @@ def scaled_by_us(problem: Problem) -> Provider:
     how: dict[str, Any] = {"out_dtype": problem.out_dtype, "use_fast_accum": problem.mode == "fp8 fast"}
 
     def details(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *_: torch.Tensor) -> dict[str, Any]:
-        return {"config": str(plan.plan(a, b, c, precision=problem.mode, scales=problem.scales))}
+        return {"config": str(plan.selection_of(a, b, c, Request(precision=problem.mode, scales=problem.scales)))}
 
     return Provider(OURS, lambda a, b, c, *scales: triton_gemm.scaled_matmul(a, b, *scales, **how), details=details)

@@ -8,6 +8,7 @@ import torch
 import triton_gemm
 from tests.groups import KINDS, assert_right, draw
 from triton_gemm import plan
+from triton_gemm.problem import Request
 
 pytestmark = pytest.mark.gpu
 
@@ -40,7 +41,7 @@ def test_a_layer_of_experts(tokens: int) -> None:
     w = torch.randn(8, 1024, 512, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     y = triton_gemm.grouped_matmul(x, w.mT, ends)
     assert_right(x.detach(), w.detach().mT, ends, y.detach())
-    chosen = plan.plan(x.detach(), w.detach().mT, y.detach(), groups="m")
+    chosen = plan.selection_of(x.detach(), w.detach().mT, y.detach(), Request(groups="m"))
     assert chosen.kernel == ("warp_specialised" if torch.cuda.get_device_capability() == (9, 0) else "portable")
     grad = torch.randn_like(y)
     y.backward(grad)

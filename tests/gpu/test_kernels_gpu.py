@@ -13,12 +13,12 @@ from tests.cases import CIRCUMSTANCES, Case, blocks, circumstance, ids, of_bytes
 from tests.checks import NAN, fp32_precision
 from tests.epilogues import expected
 from triton_gemm import cost_model, workspace
+from triton_gemm.arithmetic import EMULATED
 from triton_gemm.config import GemmConfig
 from triton_gemm.device import DeviceInfo, device_info
 from triton_gemm.kernels import fma, gemv, portable, skinny, warp_specialised
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.plan import GemmPlan
-from triton_gemm.precision import SPLIT
 from triton_gemm.problem import GemmProblem
 from triton_gemm.select import Selection, select
 
@@ -148,7 +148,7 @@ def test_operands_are_copied_to_where_tma_reads(packed: tuple[str, ...], lay: di
 
 KINDS: dict[str, dict[str, object]] = {
     "half": {},
-    **{mode: {"dtype": torch.float32, "precision": mode} for mode in ("tf32", "ieee", *SPLIT)},
+    **{mode: {"dtype": torch.float32, "precision": mode} for mode in ("tf32", "ieee", *EMULATED)},
     "fp64": {"dtype": torch.float64},
     "int8": {"dtype": torch.int8, "out_dtype": torch.int32},
     "fp8": {"dtype": torch.float8_e4m3fn, "out_dtype": torch.bfloat16, "precision": "fp8", "scales": "rows"},
@@ -307,7 +307,7 @@ def test_gemv_in_every_circumstance(name: str) -> None:
     for size, swapped in (((2, 201, 3000), False), ((201, 2, 3000), True)):
         case = circumstance(name, size, pad=1)
         problem = Operands(case).problem
-        config, _ = gemv.default(problem.swapped if swapped else problem, gpu())
+        config, _ = gemv.default(problem.swap_ab() if swapped else problem, gpu())
         check(case, Selection("gemv", config, "by a test", split_k=2, swapped=swapped))
 
 

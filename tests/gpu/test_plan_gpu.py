@@ -22,7 +22,7 @@ from tests.gpu.test_kernels_gpu import counters_are_zero, hopper
 from triton_gemm import api, plan, workspace
 from triton_gemm.kernels import warp_specialised
 from triton_gemm.kernels.schedule import Schedule
-from triton_gemm.problem import GemmProblem
+from triton_gemm.problem import GemmProblem, Request
 from triton_gemm.select import Selection
 
 pytestmark = pytest.mark.gpu
@@ -287,7 +287,7 @@ def test_programs_that_wait_do_not_keep_out_those_they_wait_for() -> None:
 def test_threads() -> None:
     """Each on a stream of its own, some on new problems: selection, compiling and caches under contention."""
     plan.PLANS.clear()
-    api._ready.clear()
+    api._fast.clear()
     shapes = [
         SPLIT,
         (104, 160, 8192),
@@ -417,7 +417,7 @@ def test_scalars_are_those_of_the_call() -> None:
     c0 = random(PLAIN[0], PLAIN[1])
     for alpha, beta in ((2, 1), (0.5, 1), (0.5, -0.25), (1, 3), (2, 1), (1.5, 0.75)):
         c = c0.clone()
-        plan.multiply(a, b, c, alpha=alpha, beta=beta)
+        plan.multiply(a, b, c, Request(alpha, beta))
         truth, bound = expected(a, b, c0, alpha, beta, mode="bf16", out_dtype=c.dtype)
         assert ((c.double() - truth).abs() <= bound).all(), (alpha, beta)
 
@@ -513,11 +513,11 @@ def test_plans_stay_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """And a problem whose plan was dropped is planned again."""
     monkeypatch.setattr(plan, "MAX_PLANS", 4)
     monkeypatch.setattr(plan, "PLANS", {})
-    monkeypatch.setattr(api, "_ready", {})
+    monkeypatch.setattr(api, "_fast", {})
     for M, _ in itertools.product((64, 72, 80, 88, 96, 104), range(2)):
         a, b = pair((M, 64, 64))
         assert_right(a, b, triton_gemm.matmul(a, b))
-    assert len(plan.PLANS) <= 4 and len(api._ready) <= 4
+    assert len(plan.PLANS) <= 4 and len(api._fast) <= 4
 
 
 # --- Profilers ---

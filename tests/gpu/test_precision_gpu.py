@@ -9,7 +9,7 @@ import triton_gemm
 from tests.checks import Product, battery, fp32_precision
 from tests.numerics import error_bound, reference
 from tests.shapes import SMALL
-from triton_gemm.precision import MODES, SPLIT
+from triton_gemm.arithmetic import EMULATED, MODES
 
 pytestmark = [
     pytest.mark.gpu,
@@ -94,7 +94,7 @@ def test_tf32_is_rounded_to_nearest_even() -> None:
 
 
 ENDS = {  # times 1: exactly, but where a mode says otherwise
-    "infinity": (INF, {**dict.fromkeys(SPLIT, float("nan"))}),
+    "infinity": (INF, {**dict.fromkeys(EMULATED, float("nan"))}),
     "largest": (MAX, {"tf32": INF, "tf32x3": INF, "bf16x3": INF}),
     "negative": (-1.5, {}),
     "zero": (0.0, {}),
@@ -112,7 +112,7 @@ def test_ends_of_the_range(precision: str, end: str) -> None:
     assert torch.equal(found.nan_to_num(nan=7.0, posinf=INF, neginf=-INF), expected.nan_to_num(7.0, INF, -INF))
 
 
-@pytest.mark.parametrize("precision", SPLIT)
+@pytest.mark.parametrize("precision", EMULATED)
 def test_what_lies_below_planes_is_lost(precision: str) -> None:
     """2^-134 of bf16's, whose smallest number is 2^-133; tf32's planes are fp32."""
     a = TINY * torch.rand(64, 64, generator=generator(), device="cuda") * powers(-6, 6, 64, 64)

@@ -15,7 +15,7 @@ import torch
 import triton_gemm
 from tests.numerics import error_bound, mode_of, reference
 from triton_gemm import routing
-from triton_gemm.precision import default_precision
+from triton_gemm.arithmetic import default_arithmetic
 
 pytestmark = pytest.mark.gpu
 
@@ -33,7 +33,7 @@ def ours() -> AbstractContextManager[None]:
 
 
 def assert_product(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor, added: torch.Tensor | float = 0.0) -> None:
-    mode = mode_of(default_precision(a.dtype), a.dtype)
+    mode = mode_of(default_arithmetic(a.dtype).name, a.dtype)
     bound = error_bound(a, b, None, 1.0, 0.0, mode, c.dtype) + 2.0**-7 * abs(added)
     assert ((c.double() - reference(a, b) - added).abs() <= bound).all()
 
@@ -50,7 +50,7 @@ def test_calls_like_one_before_launch_the_same(dtype: torch.dtype) -> None:
             out = torch.full((200, 72), torch.nan, dtype=dtype, device="cuda")
             assert torch.addmm(bias, a, b, out=out) is out
             assert_product(out, a, b, bias.double())
-        assert len(routing._ready) == 4
+        assert len(routing._fast) == 4
         counts = triton_gemm.report_routing()
     assert {call: count for call, count in counts.items() if call[1] == OURS} == {("addmm", OURS): 9, ("mm", OURS): 3}
 

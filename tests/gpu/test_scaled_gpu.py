@@ -7,7 +7,7 @@ import torch
 
 import triton_gemm
 from tests.numerics import error_bound, reference, scale_shapes, scaled
-from triton_gemm.precision import FP8_DTYPES
+from triton_gemm.arithmetic import FP8
 
 pytestmark = [
     pytest.mark.gpu,
@@ -45,7 +45,7 @@ def scales_of(size: tuple[int, int, int], kind: str) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", ["tensor", "rows", "blocks"])
-@pytest.mark.parametrize("dtype", [*FP8_DTYPES, torch.int8], ids=str)
+@pytest.mark.parametrize("dtype", [*FP8.dtypes, torch.int8], ids=str)
 def test_every_layout_and_size(dtype: torch.dtype, kind: str) -> None:
     if kind == "blocks" and dtype == torch.int8:
         pytest.skip("blocks of scales are for fp8")

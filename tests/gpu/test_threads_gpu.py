@@ -73,7 +73,7 @@ def test_new_shapes_in_sixteen_threads() -> None:
     for (a, b), c in zip(pairs, outs, strict=True):
         triton_gemm.matmul(a, b, out=c)
     plan.PLANS.clear()
-    api._ready.clear()
+    api._fast.clear()
     in_fresh_threads(
         *(lambda a=a, b=b, c=c: triton_gemm.matmul(a, b, out=c) for (a, b), c in zip(pairs, outs, strict=True))
     )

@@ -284,11 +284,11 @@ def test_the_operator_is_named_in_profiles() -> None:
 
 
 def test_layers_are_repeated_without_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "_ready", {})
+    monkeypatch.setattr(api, "_fast", {})
     layer, x = triton_gemm.nn.Linear(512, 1024, activation="relu", dtype=BF16, device="cuda"), random(4, 250, 512)
     with torch.no_grad():
         first = layer(x)
-        assert len(api._ready) == 1
+        assert len(api._fast) == 1
         monkeypatch.setattr(api, "_product", lambda *_, **__: pytest.fail("checked again"))
         assert torch.equal(layer(x), first)
         monkeypatch.undo()

@@ -139,7 +139,7 @@ def test_what_is_explained_is_what_runs(name: str, monkeypatch: pytest.MonkeyPat
     choose = plan.selection_for
     monkeypatch.setattr(plan, "selection_for", lambda *given: (asked.append(given), choose(*given))[1])
     monkeypatch.setattr(plan, "PLANS", {})
-    monkeypatch.setattr(api, "_ready", {})
+    monkeypatch.setattr(api, "_fast", {})
     call, *questions = SAME[name]
     call()
     ((problem, device),) = asked

@@ -17,8 +17,8 @@ from tests.mistakes import MISTAKES, assert_same_words, ones, words
 from tests.numerics import error_bound, mode_of, reference
 from tests.shapes import EMPTY, SMALL
 from triton_gemm import plan
-from triton_gemm.precision import MODES, default_precision
-from triton_gemm.problem import ACTIVATIONS, GemmProblem
+from triton_gemm.arithmetic import MODES, default_arithmetic
+from triton_gemm.problem import ACTIVATIONS, GemmProblem, Request
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 BY_DTYPE = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
@@ -26,7 +26,7 @@ BY_DTYPE = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)
 
 def assert_right(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, precision: str = "ieee") -> None:
     assert c.shape == (a.shape[0], b.shape[1]) and c.dtype == a.dtype and c.device == a.device
-    mode = precision if a.dtype == torch.float32 else mode_of(default_precision(a.dtype), a.dtype)
+    mode = precision if a.dtype == torch.float32 else mode_of(default_arithmetic(a.dtype).name, a.dtype)
     error = (c.double() - reference(a, b)).abs()
     assert (error <= error_bound(a, b, None, 1.0, 0.0, mode, c.dtype)).all()
 
@@ -57,7 +57,7 @@ def test_any_shape_strides_and_dtype(M: int, N: int, K: int, dtype: torch.dtype,
 
 @BY_DTYPE
 def test_what_every_product_must_do(dtype: torch.dtype) -> None:
-    mode = "ieee" if dtype == torch.float32 else mode_of(default_precision(dtype), dtype)
+    mode = "ieee" if dtype == torch.float32 else mode_of(default_arithmetic(dtype).name, dtype)
     multiply = lambda a, b, c, alpha, beta: triton_gemm.matmul(a, b, out=c)  # noqa: E731
     product = Product(multiply, dtype, mode, dtype, scaled=False)
     for check in battery(product, SMALL).values():
@@ -139,10 +139,10 @@ def test_explain_names_what_the_dtype_is_multiplied_in(dtype: torch.dtype, preci
 def test_alpha_and_beta_of_fp64_are_fp64() -> None:
     a, b, c0 = (torch.randn(shape, dtype=torch.float64) for shape in ((20, 30), (30, 40), (20, 40)))
     c = c0.clone()
-    plan.multiply(a, b, c, alpha=0.1, beta=0.3)
+    plan.multiply(a, b, c, Request(0.1, 0.3))
     truth, bound = expected(a, b, c0, 0.1, 0.3, mode="fp64", out_dtype=c.dtype)
     assert ((c - truth).abs() <= bound).all()
-    plan.multiply(a.fill_(NAN), b, c.copy_(c0), alpha=0.0, beta=0.3)
+    plan.multiply(a.fill_(NAN), b, c.copy_(c0), Request(0.0, 0.3))
     assert torch.equal(c, 0.3 * c0)
 
 
@@ -189,7 +189,7 @@ def test_the_whole_epilogue_in_every_layout(axis: str, orders: str, size: tuple[
         c0 = draw(orders[2], *batch, M, N)
         c, bias = c0.clone(), torch.randn(M if axis == "m" else N).half()
         assert c.stride() == c0.stride()
-        plan.multiply(a, b, c, alpha=0.5, beta=-2.0, bias=bias, bias_axis=axis, activation=activation)
+        plan.multiply(a, b, c, Request(0.5, -2.0, activation, bias=axis), (bias,))
         truth, bound = expected(a, b, c0, 0.5, -2.0, bias, axis, activation, mode="fp16", out_dtype=c.dtype, parts=8)
         assert ((c.double() - truth).abs() <= bound).all()
 
@@ -199,7 +199,7 @@ def test_alpha_zero_is_an_empty_sum(activation: str | None) -> None:
     a, b = torch.full((20, 30), NAN).half(), torch.full((30, 40), NAN).half()
     c0, bias = draw("n", 20, 40), draw("n", 40, 1)[:, 0]
     c = c0.clone()
-    plan.multiply(a, b, c, alpha=0.0, beta=2.0, bias=bias, activation=activation)
+    plan.multiply(a, b, c, Request(0.0, 2.0, activation, bias="n"), (bias,))
     none = a[:, :0], b[:0]
     truth, bound = expected(*none, c0, 1.0, 2.0, bias, "n", activation, mode="fp16", out_dtype=c.dtype)
     assert ((c.double() - truth).abs() <= bound).all()
@@ -219,7 +219,7 @@ def test_a_selection_may_copy_operands_first(packed: tuple[str, ...], swapped: b
     """Hopper's kernel needs it, which is not here; any kernel must read the copies instead."""
     a, b, c = draw("t", 50, 67)[1:], draw("n", 67, 41)[:, 1:], torch.full((49, 40), NAN).half()
     problem = GemmProblem.of(a, b, c)
-    choice = plan.plan(a, b, c)
+    choice = plan.selection_of(a, b, c)
     assert choice.kernel == "portable" and not choice.packed
     made = plan.InterpretedPlan(problem, replace(choice, packed=packed, swapped=swapped))
     assert len(made.launches) == len(packed) + 1

@@ -20,7 +20,7 @@ from tests.epilogues import activated
 from tests.mistakes import torchs
 from tests.products import draw
 from triton_gemm import ops, plan
-from triton_gemm.problem import ACTIVATIONS
+from triton_gemm.problem import ACTIVATIONS, Request
 
 Function = Callable[..., torch.Tensor]
 
@@ -54,8 +54,8 @@ CALLS: dict[str, tuple[Function, tuple[torch.Tensor, ...]]] = {
     "column-major": (lambda a, b: triton_gemm.matmul(a.mT, b.mT), (double(2, 3, 4), double(2, 2, 3))),
     **{f"linear {name}": (lambda *x, name=name: triton_gemm.linear(*x, name), (double(2, 3), double(4, 3), double(4)))
        for name in ACTIVATIONS},
-    **{f"fused {name}": (lambda *x, name=name: ops.gemm(*x, 0.7, 1.3, name), (double(2, 3), double(3, 2), double(2)))
-       for name in ACTIVATIONS},
+    **{f"fused {name}": (lambda *x, name=name: ops.gemm(*x, Request(0.7, 1.3, name)),
+                         (double(2, 3), double(3, 2), double(2))) for name in ACTIVATIONS},
 }  # fmt: skip
 
 
@@ -106,9 +106,7 @@ def test_a_gradient_lies_as_its_operand() -> None:
 def test_only_the_gradients_that_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[int, ...]] = []
     multiply = plan.multiply
-    monkeypatch.setattr(
-        plan, "multiply", lambda a, b, c, **how: (calls.append(tuple(c.shape)), multiply(a, b, c, **how))
-    )
+    monkeypatch.setattr(plan, "multiply", lambda a, b, c, *how: (calls.append(tuple(c.shape)), multiply(a, b, c, *how)))
     for which, products in (("x", [(20, 7), (20, 9)]), ("w", [(20, 7), (7, 9)]), ("bias", [(20, 7)])):
         values = {"x": draw(20, 9), "w": draw(7, 9), "bias": draw(7)}
         values[which].requires_grad_()

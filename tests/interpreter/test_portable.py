@@ -19,11 +19,11 @@ from tests.cases import Case, Operands
 from tests.checks import NAN, VIEWS, Product, battery, integers_exact, nearest_tf32, same_bits
 from tests.epilogues import activated
 from tests.numerics import error_bound, mode_of, reference
+from triton_gemm.arithmetic import EMULATED
 from triton_gemm.config import GemmConfig
 from triton_gemm.device import INTERPRETER
 from triton_gemm.kernels import portable, repack
 from triton_gemm.kernels.launch import Launch, materialise
-from triton_gemm.precision import SPLIT
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
 
 TILES = GemmConfig(BLOCK_M=64, BLOCK_N=64, BLOCK_K=32, GROUP_M=2, num_warps=4, num_stages=2)
@@ -78,13 +78,13 @@ KINDS = {
     "ieee": ("ieee", torch.float32),
     "tf32": ("tf32", torch.float32),
     "fp64": ("fp64", torch.float64),
-    **{mode: (mode, torch.float32) for mode in SPLIT},
+    **{mode: (mode, torch.float32) for mode in EMULATED},
 }
 
 
 def sizes(kind: str, split_k: int) -> dict[str, tuple[int, int, int]]:
     """Splitting, and planes, meet the edges of K; those of M and N are as without."""
-    if split_k == 1 and kind not in SPLIT:
+    if split_k == 1 and kind not in EMULATED:
         return shapes.SMALL
     return {name: shapes.SMALL[name] for name in ("ragged", "k-tail-of-one", "k-below-block", "k-zero", "one")}
 
@@ -166,7 +166,7 @@ def test_fp64_loses_nothing_to_fp32(activation: str | None) -> None:
 # --- Planes ---
 
 
-@pytest.mark.parametrize("mode", SPLIT)
+@pytest.mark.parametrize("mode", EMULATED)
 def test_planes_at_the_ends_of_fp32s_range(mode: str) -> None:
     """As docs/precision.md has it, whichever kernel multiplies."""
     largest = torch.finfo(torch.float32).max
@@ -179,7 +179,7 @@ def test_planes_at_the_ends_of_fp32s_range(mode: str) -> None:
     assert c[4, 0] == 2.0**-130
 
 
-@pytest.mark.parametrize("mode", SPLIT)
+@pytest.mark.parametrize("mode", EMULATED)
 def test_planes_hold_the_bits_that_they_are_said_to(mode: str) -> None:
     """Against one, products are the sums of an operand's planes."""
     a, c = torch.randn(300, 1), torch.empty(300, 1)
@@ -526,10 +526,10 @@ def test_repacking_copies_every_element(dtype, size, order, column_major, offset
 
 
 @pytest.mark.parametrize("order", ["n", "t"])
-@pytest.mark.parametrize("mode", SPLIT)
+@pytest.mark.parametrize("mode", EMULATED)
 def test_planes_add_up(mode: str, order: str) -> None:
     """To all of fp32's bits with three planes of bf16; each plane is what rounding leaves over."""
-    planes = SPLIT[mode]
+    planes = EMULATED[mode]
     x = torch.randn(3, 37, 50) * 2.0 ** torch.randint(-60, 100, (3, 37, 50))
     x[0, 0, :4] = torch.tensor([torch.finfo().max, -torch.finfo().max, 0.0, -0.0])
     x[1, :4, 0] = torch.tensor([torch.inf, -torch.inf, torch.nan, 1.0])

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import triton_gemm
-from perf.measure.numerics import SUM_DTYPE
 from tests.checks import NAN
 from tests.epilogues import activated
 from tests.mistakes import FACTORS, OF_PRODUCTS, assert_same_words, ones, torchs, with_nested, words
@@ -184,7 +183,6 @@ def test_int8_gives_int32() -> None:
 @pytest.mark.skipif("fp64" not in portable.CONFIGS, reason="the portable kernel does not compute in fp64 yet")
 def test_fp64() -> None:
     a, b, input = draw(3, 20, 33).double(), draw(3, 33, 9).double(), draw(20, 9).double()
-    assert SUM_DTYPE["fp64"] is DOUBLE
     torch.testing.assert_close(triton_gemm.bmm(a, b), a @ b, rtol=1e-13, atol=1e-13)
     for added in (input, input[0], input[:, :1]):
         ours, theirs = (f.addmm(added, a[0], b[0], beta=-0.3) for f in (triton_gemm, torch))

@@ -27,6 +27,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere.async_copy import commit_group, wait_group
 
+from ..arithmetic import IEEE
 from ..compat import async_load, reinterpret
 from ..config import REGISTERS_PER_SM, GemmConfig
 from ..device import DeviceInfo
@@ -337,7 +338,7 @@ def unreadable(problem: GemmProblem) -> tuple[str, ...]:
 
 def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig, split_k: int = 1) -> str | None:
     """Why `device` cannot run `problem`, its `unreadable` operands copied, in this configuration, or None if it can."""
-    if problem.precision != "ieee":
+    if problem.arithmetic is not IEEE:
         return f"multiplies IEEE fp32 on CUDA cores, not {problem.precision}"
     if device.capability < (8, 0):
         return f"needs the asynchronous copies of compute capability 8.0, {device.name} has less"

@@ -239,7 +239,7 @@ def pays(problem: GemmProblem) -> bool:
     """
     if problem.M > MAX_ROWS or problem.dtype not in DTYPES or problem.batch > MAX_GRID_Z:
         return False
-    if problem.precision == "ieee" or problem.b.tma_illegal(problem.dtype.itemsize) is not None:
+    if problem.arithmetic.instruction == "fma" or problem.b.tma_illegal(problem.dtype.itemsize) is not None:
         return True
     worth_a_program = problem.K >= LONG or problem.N <= FEW_COLUMNS
     short_or_many = problem.M <= 2 or problem.K <= 2 * LONG or problem.batch * problem.N >= 2 * LONG

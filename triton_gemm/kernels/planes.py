@@ -1,4 +1,4 @@
-"""fp32 values as sums of planes (`precision.py`)."""
+"""fp32 values as sums of planes (`arithmetic.py`)."""
 
 import triton
 import triton.language as tl

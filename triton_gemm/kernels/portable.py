@@ -17,12 +17,12 @@ import torch
 import triton
 import triton.language as tl
 
+from ..arithmetic import EMULATED
 from ..compat import dot_operand
 from ..config import MAX_REGISTERS_PER_THREAD, GemmConfig
 from ..device import DeviceInfo
 from ..ladder.k04_grouped import grouped_pid
 from ..ladder.k07_tf32 import round_tf32
-from ..precision import FP8_DTYPES, SPLIT
 from ..problem import GemmProblem, Layout
 from . import groups
 from .groups import listed, range_of
@@ -296,7 +296,7 @@ CONFIGS: dict[str, tuple[GemmConfig, ...]] = {
     ),
     **dict.fromkeys(("int8", "fp8 fast"), _8_BITS),
     "fp8": tuple(config for config in _8_BITS if config.accumulators() <= 64),  # beside as many sums of pieces
-    **dict.fromkeys(SPLIT, _PLANES),
+    **dict.fromkeys(EMULATED, _PLANES),
     "ieee": _configs(
         [
             (64, 128, 16, 4, 3),
@@ -330,11 +330,12 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig, split_
         return f"needs compute capability 8.0 or newer, {device.name} has less"
     if max(problem.M, problem.N, problem.K) > MAX_SIZE or _num_tiles(problem, config) > MAX_SIZE:
         return f"sizes and the number of tiles must not exceed {MAX_SIZE}"
-    precision, capability = problem.precision, device.capability
-    if problem.dtype in FP8_DTYPES and capability < (8, 9):
-        return f"fp8 needs compute capability 8.9 or newer, {device.name} has less"
-    if problem.scales == "blocks" and precision != "fp8":
-        return f"blocks of scales need sums in pieces, {precision} has none"
+    arithmetic, capability = problem.arithmetic, device.capability
+    if capability < arithmetic.capability:
+        needed = ".".join(map(str, arithmetic.capability))
+        return f"{arithmetic.name} needs compute capability {needed} or newer, {device.name} has less"
+    if problem.scales == "blocks" and arithmetic.promotion is None:
+        return f"blocks of scales need promotion, {arithmetic.name} has none"
     if problem.scales == "blocks" and config.BLOCK_N > SCALED.value:
         return f"{config.BLOCK_N} columns of a tile would be of several blocks of scales"
     if problem.groups and split_k > 1:
@@ -343,7 +344,7 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig, split_
     if capability[0] == 10 and 4 * tile_sums > TENSOR_MEMORY * 7 // 8:  # A's planes lie there too
         return f"Triton 3.6 keeps {tile_sums} sums in tensor memory, one of the tile for each term"
     itemsize, out_itemsize, sum_itemsize = problem.dtype.itemsize, problem.out_dtype.itemsize, _sum_itemsize(problem)
-    tensor_cores = capability in ((8, 0), (9, 0)) if precision == "fp64" else precision != "ieee"
+    tensor_cores = arithmetic.tensor_cores(capability)
     in_loop = sum_itemsize * (2 if in_pieces(problem) else 1)
     why = config.illegal(device, itemsize, out_itemsize, sum_itemsize=in_loop, tensor_cores=tensor_cores)
     if why is not None:
@@ -359,7 +360,7 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig, split_
         return f"{accumulators} accumulators and {addresses} addresses leave too few of a thread's registers"
     beside = sum_itemsize * bool(problem.bias or problem.activation not in (None, "relu") or split_k > 1)
     beside += sum_itemsize * (problem.activation == "gelu")  # a polynomial and two transcendentals
-    beside += sum_itemsize * (problem.scales == "rows" or (problem.scales == "tensor" and precision == "int8"))
+    beside += sum_itemsize * (problem.scales == "rows" or (problem.scales == "tensor" and arithmetic.exact))
     beside += out_itemsize * problem.has_beta + 4 * (c_vector * out_itemsize < 16)
     if config.accumulators(sum_itemsize + beside) > 160:
         sums = config.accumulators(sum_itemsize)
@@ -435,11 +436,11 @@ def launches(problem: GemmProblem, config: GemmConfig, split_k: int = 1, *, stri
 def in_pieces(problem: GemmProblem) -> bool:
     """Whether k-tiles are summed apart and these sums added: those of planes and fp8, which tensor cores cut off below
     the last bits of a sum, and those of int8 that may leave int32, where `mma` saturates."""
-    return problem.precision in ("fp8", *SPLIT) or (problem.precision == "int8" and problem.K >= 2**17)
+    return problem.arithmetic.promotes(problem.K)
 
 
 def _sum_itemsize(problem: GemmProblem) -> int:
-    return 8 if problem.precision == "fp64" else 4
+    return problem.arithmetic.accumulator.itemsize
 
 
 def _num_tiles(problem: GemmProblem, config: GemmConfig) -> int:

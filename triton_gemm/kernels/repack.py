@@ -1,5 +1,5 @@
 """Repack: copies matrices of any strides and alignment to where TMA can read them, row- or column-major, and splits
-fp32 ones into planes whose sum they are (`precision.py`).
+fp32 ones into planes whose sum they are (`arithmetic.py`).
 
 A copy has a pitch of whole 16 bytes; wide rows start on whole 128-byte lines, so that a box of TMA touches no more
 lines than it fills. Rows of an odd pitch are read, and written, one element a thread. That is no hindrance: 2 bytes a
@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..precision import Planes
+from ..arithmetic import Planes
 from ..problem import Layout
 from .launch import Launch, Pointer, Temporary
 from .planes import split

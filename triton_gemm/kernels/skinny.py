@@ -23,6 +23,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
+from ..arithmetic import HALF
 from ..compat import prefetch
 from ..config import GemmConfig
 from ..device import DeviceInfo
@@ -218,7 +219,7 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig) -> str
     assert config.BLOCK_M is not None and config.BLOCK_N is not None
     if device.capability < (8, 0):
         return f"needs compute capability 8.0 or newer, {device.name} has less"
-    if problem.precision != "half" or problem.dtype.itemsize != 2 or problem.scales or problem.groups:
+    if problem.arithmetic is not HALF or problem.scales or problem.groups:
         return "multiplies whole matrices of 16 bits, without scales"
     if problem.K == 0:
         return "there is nothing to load"

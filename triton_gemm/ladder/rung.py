@@ -14,6 +14,7 @@ import torch
 import triton
 
 from .. import compat
+from ..arithmetic import ARITHMETICS
 from ..compat import INTERPRETED
 from ..config import OPTIONS, GemmConfig
 from ..device import DeviceInfo, device_info
@@ -88,7 +89,8 @@ class Rung:
     @property
     def out_dtypes(self) -> tuple[torch.dtype, ...]:
         """The dtypes it stores C in."""
-        return (torch.float32,) if self.precision != "half" else (torch.float16, torch.bfloat16, torch.float32)
+        arithmetic = ARITHMETICS[self.precision]
+        return (*arithmetic.dtypes, *arithmetic.out_dtypes)
 
     @property
     def launch(self) -> Callable[..., None]:
@@ -138,7 +140,7 @@ class Rung:
             device,
             dtype.itemsize,
             (out_dtype or dtype).itemsize,
-            tensor_cores=self.precision != "ieee",
+            tensor_cores=ARITHMETICS[self.precision].tensor_cores(device.capability),
             staged_outputs=self.staged_outputs[reads_output],
             reads_output=reads_output,
             aligned=aligned or self.descriptors,

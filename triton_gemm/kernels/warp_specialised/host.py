@@ -22,8 +22,6 @@ def _configs(*figures: tuple[int, int, int, int, int]) -> tuple[GemmConfig, ...]
     )
 
 
-PIECE = 128  # bytes along K of planes that are summed by the tensor cores alone
-
 # What `select` chooses among, for 16-bit operands.
 CONFIGS = _configs(
     (128, 256, 64, 8, 4),
@@ -107,9 +105,9 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig) -> str
     """Why `device` cannot run `problem` in this configuration, or None if it can."""
     if device.capability != (9, 0):
         return f"needs Hopper's wgmma, {device.name} has none"
-    if problem.precision == "ieee":
-        return "multiplies by tensor cores, which have no IEEE fp32"
-    if problem.dtype.itemsize != 2 and not problem.b.column_major:
+    if problem.arithmetic.instruction != "mma":
+        return f"multiplies by tensor cores, whose wgmma has no {problem.precision}"
+    if problem.arithmetic.k_major and not problem.b.column_major:
         return "wgmma reads all but 16 bits along K only, from which B's rows turn away"
     if problem.dtype.itemsize == 1 and problem.a.column_major:
         return "wgmma reads 8 bits along K only, from which A's columns turn away"
@@ -127,7 +125,7 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig) -> str
     room = _room(config)
     if in_pieces(problem) and config.accumulators() > room * 3 // 4:
         return f"{config.accumulators()} accumulators leave a thread too few registers for sums of pieces"
-    if in_pieces(problem) and (config.BLOCK_K or 0) * problem.dtype.itemsize > PIECE:
+    if (config.BLOCK_K or 0) * problem.dtype.itemsize > (problem.arithmetic.promotion or 2**31):
         return f"a step of {config.BLOCK_K} along K is more than a piece"
     if problem.scales == "blocks" and config.BLOCK_N not in (16, 32, 64, 128, 192):
         return f"tiles {config.BLOCK_N} wide lie across more than two blocks of scales, or begin inside of a half"
@@ -146,7 +144,7 @@ def _room(config: GemmConfig) -> int:
 
 def in_pieces(problem: GemmProblem) -> bool:
     """Whether k-tiles are summed apart: those of planes, and of fp8 unless fast sums will do."""
-    return problem.planes.count > 1 or problem.precision == "fp8"
+    return problem.arithmetic.promotion is not None
 
 
 def early_bias(problem: GemmProblem, config: GemmConfig) -> bool:

@@ -1,0 +1,178 @@
+"""What can be multiplied, and how: one table, `ARITHMETICS`, that checks, choice, kernels and error bounds read.
+
+A new dtype, or a new way to multiply one, is a record here and the kernels that can multiply it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+
+# How fp32 may be multiplied, for `precision=` (docs/precision.md).
+Precision = Literal["ieee", "tf32", "bf16x3", "bf16x6", "bf16x9", "tf32x3"]
+MODES: tuple[Precision, ...] = get_args(Precision)
+
+# What scales may multiply: all of an operand, its rows (of B: columns), or blocks of 1 x 128 of A and 128 x 128 of B.
+ScaleKind = Literal["tensor", "rows", "blocks"]
+
+# "mma": tensor cores, by Hopper's wgmma and other architectures' mma; "dmma": tensor cores for fp64, where a GPU has
+# them at more than FMA's speed; "fma": CUDA cores.
+Instruction = Literal["mma", "dmma", "fma"]
+
+
+@dataclass(frozen=True)
+class Planes:
+    """Operands as sums of planes. dtype: theirs, fp32 for tf32; count: of each operand; terms: the planes of A and of
+    B that are multiplied, in the order in which the products are added."""
+
+    dtype: torch.dtype
+    count: int
+    terms: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """One way to multiply matrices.
+
+    name: what `GemmProblem.precision` calls it; for fp32 one of MODES.
+    dtypes: of operands. What a dtype is multiplied in where nothing else is said is its first record in the table.
+    accumulator: the dtype of sums.
+    instruction: what multiplies.
+    capability: the oldest compute capability that has it.
+    plain: whether operands may come without scales.
+    scales: the kinds of scales that operands may have.
+    out_dtype: C's where nothing else is said; None: the operands'.
+    out_dtypes: others that C may have.
+    planes: what each operand is split into; None: it is multiplied as it is.
+    promotion: bytes of an operand along K after which sums leave the tensor cores and are added in fp32, because tensor
+        cores cut off the last bits of a sum; None: they stay.
+    exact_below: K from which sums of integers may leave the accumulator, where `mma` saturates: from there on sums of
+        k-tiles are added outside of the tensor cores, which wraps.
+    torch_setting: the value of torch's fp32_precision settings that means it.
+    operand_error: the relative error of an operand as it is multiplied, for the largest error of a product of planes.
+    cut: the relative error of each product that is summed in the tensor cores beyond the accumulator's rounding.
+    """
+
+    name: str
+    dtypes: tuple[torch.dtype, ...]
+    accumulator: torch.dtype = torch.float32
+    instruction: Instruction = "mma"
+    capability: tuple[int, int] = (8, 0)
+    plain: bool = True
+    scales: tuple[ScaleKind, ...] = ()
+    out_dtype: torch.dtype | None = None
+    out_dtypes: tuple[torch.dtype, ...] = ()
+    planes: Planes | None = None
+    promotion: int | None = None
+    exact_below: int | None = None
+    torch_setting: str | None = None
+    operand_error: float = 0.0
+    cut: float = 0.0
+
+    def tensor_cores(self, capability: tuple[int, int]) -> bool:
+        """Whether a GPU of this compute capability multiplies on tensor cores."""
+        return capability in ((8, 0), (9, 0)) if self.instruction == "dmma" else self.instruction == "mma"
+
+    @property
+    def k_major(self) -> bool:
+        """Whether wgmma reads operands in shared memory K-major only: all but those of 16 bits."""
+        dtype = self.planes.dtype if self.planes else self.dtypes[0]
+        return self.instruction == "mma" and dtype.itemsize != 2
+
+    @property
+    def exact(self) -> bool:
+        """Whether sums are not rounded."""
+        return not self.accumulator.is_floating_point
+
+    @property
+    def unit_roundoff(self) -> float:
+        """Half the spacing of the accumulator's numbers at 1; 0 where sums are exact."""
+        return 0.0 if self.exact else torch.finfo(self.accumulator).eps / 2
+
+    def promotes(self, K: int) -> bool:
+        """Whether sums of k-tiles are promoted: added outside of the tensor cores."""
+        return self.promotion is not None or (self.exact_below is not None and self.exact_below <= K)
+
+
+def _planes(name: str, dtype: torch.dtype, count: int, smallest: int, operand_error: float) -> Arithmetic:
+    """fp32 as sums of planes: matrices of few bits, every one what rounding leaves over from those before it, so that
+    three planes of bf16's 8 bits hold fp32's 24. Products of planes i and j, which are as many times smaller as i + j
+    says, are added up to `smallest`, the smallest first. The scheme is that of Henry, Tang and Heinecke (Leveraging the
+    bfloat16 Artificial Intelligence Datatype For Higher-Precision Computations, ARITH 2019)."""
+    terms = [(i, j) for i in range(count) for j in range(count) if i + j <= smallest]
+    planes = Planes(dtype, count, tuple(sorted(terms, key=lambda term: (-sum(term), term))))
+    return Arithmetic(name, (torch.float32,), planes=planes, promotion=128, operand_error=operand_error)
+
+
+# What Hopper's tensor cores cut off, for each product of fp8 that they add: they keep 13 bits of a sum's fraction.
+_FP8_CUT = 1.07 * 2.0**-13
+_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+IEEE = Arithmetic("ieee", (torch.float32,), instruction="fma", torch_setting="ieee")
+TF32 = Arithmetic(
+    "tf32", (torch.float32,), torch_setting="tf32", operand_error=2.0**-11
+)  # operands are rounded to nearest
+HALF = Arithmetic("half", (torch.float16, torch.bfloat16), out_dtypes=(torch.float32,))
+FP64 = Arithmetic("fp64", (torch.float64,), torch.float64, instruction="dmma")
+FP8 = Arithmetic(
+    "fp8", _FP8, capability=(8, 9), plain=False, scales=("tensor", "rows", "blocks"), promotion=128, cut=_FP8_CUT
+)
+FP8_FAST = Arithmetic("fp8 fast", _FP8, capability=(8, 9), plain=False, scales=("tensor", "rows"), cut=_FP8_CUT)
+INT8 = Arithmetic(
+    "int8", (torch.int8,), torch.int32, scales=("tensor", "rows"), out_dtype=torch.int32, exact_below=2**17
+)
+
+ARITHMETICS: dict[str, Arithmetic] = {
+    arithmetic.name: arithmetic
+    for arithmetic in (
+        *(IEEE, TF32),
+        # Half of what the planes leave out of both operands, and the products of planes that are not taken.
+        _planes("bf16x3", torch.bfloat16, 2, 1, 1.5 * 2.0**-16),
+        _planes("bf16x6", torch.bfloat16, 3, 2, 2.1 * 2.0**-24),
+        _planes("bf16x9", torch.bfloat16, 3, 4, 2.0**-24),
+        _planes("tf32x3", torch.float32, 2, 1, 1.5 * 2.0**-22),
+        *(HALF, FP64, FP8, FP8_FAST, INT8),
+    )
+}
+EMULATED = {name: found.planes for name, found in ARITHMETICS.items() if found.planes}
+
+
+def _dtypes(plain: bool = False, scaled: bool = False) -> tuple[torch.dtype, ...]:
+    """Those of all operands that may come without scales, or with."""
+    found = [x for x in ARITHMETICS.values() if (plain and x.plain) or (scaled and x.scales)]
+    return tuple(dict.fromkeys(dtype for x in found for dtype in x.dtypes))
+
+
+DTYPES = _dtypes(plain=True)
+FLOATING = tuple(dtype for dtype in DTYPES if dtype.is_floating_point)  # that have an epilogue and derivatives
+SCALED = _dtypes(scaled=True)
+
+_DEFAULTS = {dtype: found for found in reversed(ARITHMETICS.values()) for dtype in found.dtypes}
+
+
+def default_arithmetic(dtype: torch.dtype) -> Arithmetic:
+    """What operands of `dtype` are multiplied in where nothing else is said: fp32 as torch is set, fp8 with promotion.
+    KeyError for others."""
+    return ARITHMETICS[fp32_precision()] if dtype == torch.float32 else _DEFAULTS[dtype]
+
+
+def scaled_arithmetic(dtype: torch.dtype, use_fast_accum: bool) -> Arithmetic:
+    """The same of operands with scales. use_fast_accum: without promotion, where there is a way without."""
+    found = (x for x in ARITHMETICS.values() if dtype in x.dtypes and x.scales and x.promotion is None)
+    return (next(found, None) if use_fast_accum else None) or default_arithmetic(dtype)
+
+
+def result_dtype(dtype: torch.dtype) -> torch.dtype:
+    """C's dtype of operands of `dtype` where nothing else is said."""
+    found = _DEFAULTS.get(dtype)
+    return (found and found.out_dtype) or dtype
+
+
+def fp32_precision() -> str:
+    """ "tf32" where torch allows it for CUDA's matmul, else "ieee".
+
+    Only the new setting is read: once it is set, torch raises on reading `allow_tf32`.
+    """
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
