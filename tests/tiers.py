@@ -1,0 +1,79 @@
+"""Two tiers of tests: `make test` runs the fast one, `make test-all` (`pytest --full`) all of them.
+
+A test is in the fast tier unless it is marked:
+
+    @pytest.mark.full                   only in the full tier
+    @pytest.mark.few                    a few of its cases in the fast tier, that show every value of every parameter
+    @pytest.mark.few(shows=pairs)       ... every pair of values of two parameters that some case has
+    @pytest.mark.few(shows=lambda rung, config: {...})
+                                        ... everything that this function says of some case
+
+A test that is named by itself (`pytest path::name`) runs with all of its cases. Tests of planted bugs have no marks:
+what the fast tier can miss must not be one of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from itertools import combinations
+from typing import Any
+
+import pytest
+
+Shown = Iterable[Hashable]
+PLANTED = re.compile(r"planted|mutant|caught")
+
+
+def each(**values: Any) -> Shown:
+    return [(name, _key(value)) for name, value in values.items()]
+
+
+def pairs(**values: Any) -> Shown:
+    return combinations(each(**values), 2)
+
+
+def _key(value: Any) -> Hashable:
+    try:
+        hash(value)
+    except TypeError:
+        return str(value)
+    return value
+
+
+def cover(shown: Sequence[Shown]) -> list[int]:
+    """A few of the cases, by index, that together show all that any case shows: always the one that adds most."""
+    shows = [frozenset(case) for case in shown]
+    missing = set().union(*shows)
+    chosen = []
+    while missing:
+        best = max(range(len(shows)), key=lambda i: len(shows[i] & missing))
+        chosen.append(best)
+        missing -= shows[best]
+    return chosen or [0]
+
+
+def only_in_the_full_tier(items: list[pytest.Item]) -> set[pytest.Item]:
+    left_out = {item for item in items if item.get_closest_marker("full")}
+    functions = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("few") and item not in left_out:
+            functions[item.nodeid.partition("[")[0]].append(item)
+    for cases in functions.values():
+        shows = cases[0].get_closest_marker("few").kwargs.get("shows", each)  # type: ignore[union-attr]
+        chosen = cover([shows(**case.callspec.params) for case in cases])  # type: ignore[attr-defined]
+        left_out.update(set(cases) - {cases[i] for i in chosen})
+    return left_out
+
+
+def choose(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselects what the tier that `config` asks for leaves out."""
+    left_out = only_in_the_full_tier(items)
+    wrong = sorted({item.nodeid.partition("[")[0] for item in left_out if PLANTED.search(item.name.partition("[")[0])})
+    if wrong:
+        raise pytest.UsageError(f"the fast tier must find every planted bug, and leaves out: {', '.join(wrong)}")
+    if config.getoption("full") or any("::" in argument for argument in config.args) or not left_out:
+        return
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
