@@ -64,6 +64,7 @@ def check(case: Case, config: GemmConfig, module: SimpleNamespace, *, swapped: b
     operands.check(Simulation(operands.problem, config, swapped, module), times=2)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("config", skinny.CONFIGS, ids=ids)
 @pytest.mark.parametrize("rows", ROWS)
 def test_every_config_and_number_of_rows(kernel: SimpleNamespace, rows: int, config: GemmConfig) -> None:

@@ -150,6 +150,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("stem", "variant"), VARIANTS)
 def test_computes_the_product(compile_for_cpu, stem, variant, shape):
@@ -193,6 +194,7 @@ def test_a_broken_kernel_is_caught(compile_for_cpu, stem, old, new):
 # --- What nvcc makes of them ---
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("stem", TWINS)
 def test_compiles_without_spills(stem, arch):

@@ -80,6 +80,7 @@ def check(case: Case, config: GemmConfig, schedule: Schedule, module: SimpleName
     operands.check(Simulation(operands.problem, config, schedule, module), schedule.parts, times)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("config", CONFIGS, ids=ids)
 @pytest.mark.parametrize("schedules", [wholes, splits], ids=["whole", "split"])
 def test_every_config_and_schedule(kernel: SimpleNamespace, schedules, config: GemmConfig) -> None:
@@ -128,6 +129,7 @@ def test_random_problems_in_what_the_cost_model_compares(kernel: SimpleNamespace
 FP32 = warp_specialised.configs(torch.float32)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("config", FP32, ids=ids)
 @pytest.mark.parametrize("orders", ["ntn", "ttn", "ntt"])
 def test_tf32(kernel: SimpleNamespace, orders: str, config: GemmConfig) -> None:
@@ -142,6 +144,7 @@ def test_tf32(kernel: SimpleNamespace, orders: str, config: GemmConfig) -> None:
         check(case, config, Schedule(9, split=3, parts=3), kernel)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("precision", SPLIT)
 @pytest.mark.parametrize("turn", range(4))
 def test_planes(kernel: SimpleNamespace, turn: int, precision: str) -> None:
