@@ -18,7 +18,9 @@ INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--full", action="store_true", help="also the tests that are not in the fast tier (tests/tiers.py)")
+    parser.addoption(
+        "--tier", choices=("fast", "full", "rest"), default="fast", help="which tests run, as tests/tiers.py has it"
+    )
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

@@ -71,7 +71,9 @@ def main_loop(sass: str) -> list[tuple[str, list[str]]]:
     return best
 
 
-@pytest.mark.few(shows=lambda rung, capability, config: {(rung.id, capability), (rung.id, replace(config, GROUP_M=None))})
+@pytest.mark.few(
+    shows=lambda rung, capability, config: {(rung.id, capability), (rung.id, replace(config, GROUP_M=None))}
+)
 @pytest.mark.parametrize(
     ("rung", "capability", "config"),
     [

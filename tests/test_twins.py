@@ -150,7 +150,7 @@ SHAPES = [
 ]
 
 
-@pytest.mark.few
+@pytest.mark.few(shows=lambda stem, variant, shape: {shape, shape == (127, 65, 33) and (stem, variant.name)})
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("stem", "variant"), VARIANTS)
 def test_computes_the_product(compile_for_cpu, stem, variant, shape):

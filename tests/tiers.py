@@ -1,4 +1,4 @@
-"""Two tiers of tests: `make test` runs the fast one, `make test-all` (`pytest --full`) all of them.
+"""Two tiers of tests: `make test` runs the fast one, `make test-all` (`pytest --tier=full`) all of them.
 
 A test is in the fast tier unless it is marked:
 
@@ -8,8 +8,8 @@ A test is in the fast tier unless it is marked:
     @pytest.mark.few(shows=lambda rung, config: {...})
                                         ... everything that this function says of some case
 
-A test that is named by itself (`pytest path::name`) runs with all of its cases. Tests of planted bugs have no marks:
-what the fast tier can miss must not be one of them.
+A test that is named by itself (`pytest path::name`) runs with all of its cases. Tests of planted bugs must not be
+marked: the fast tier finds every one of them.
 """
 
 from __future__ import annotations
@@ -68,12 +68,15 @@ def only_in_the_full_tier(items: list[pytest.Item]) -> set[pytest.Item]:
 
 
 def choose(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects what the tier that `config` asks for leaves out."""
-    left_out = only_in_the_full_tier(items)
-    wrong = sorted({item.nodeid.partition("[")[0] for item in left_out if PLANTED.search(item.name.partition("[")[0])})
+    """Deselects what is not in the tier that `config` asks for; `rest` is the full one without the fast one."""
+    slow = only_in_the_full_tier(items)
+    wrong = sorted({item.nodeid.partition("[")[0] for item in slow if PLANTED.search(item.name.partition("[")[0])})
     if wrong:
         raise pytest.UsageError(f"the fast tier must find every planted bug, and leaves out: {', '.join(wrong)}")
-    if config.getoption("full") or any("::" in argument for argument in config.args) or not left_out:
+    tier = config.getoption("tier")
+    if tier == "full" or any("::" in argument for argument in config.args):
         return
-    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
-    items[:] = [item for item in items if item not in left_out]
+    chosen = [item for item in items if (item in slow) == (tier == "rest")]
+    if len(chosen) < len(items):
+        config.hook.pytest_deselected(items=[item for item in items if (item in slow) != (tier == "rest")])
+        items[:] = chosen
