@@ -121,7 +121,7 @@ SPILLS = {
 }
 
 
-@pytest.mark.few
+@pytest.mark.few(shows=lambda rung, capability, config: {rung.id, capability})
 @pytest.mark.parametrize(
     ("rung", "capability", "config"),
     [
@@ -239,6 +239,7 @@ def loads_of_c(ttir: str) -> int:
     return sum(any(name.startswith("%c_") for name in {load, *made_of.get(load, ())}) for load in loads)
 
 
+@pytest.mark.few(shows=lambda rung: {rung.precision, rung.descriptors})
 @pytest.mark.parametrize("rung", [rung for rung in LADDER if rung.id != "k11"], ids=lambda rung: rung.id)
 def test_beta_zero_compiles_to_no_load_of_c(rung: Rung) -> None:
     config = default(rung, HOPPER, reads_output=True)

@@ -241,7 +241,7 @@ def test_every_circumstance(name: str, config: GemmConfig, schedule: str) -> Non
     assert_claims(compiled(problem, config, schedule), problem, schedule)
 
 
-@pytest.mark.few
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "config", "schedule"),
     [

@@ -905,6 +905,7 @@ def test_counting_needs_a_gpu(capsys: pytest.CaptureFixture[str], monkeypatch: p
     assert "needs a CUDA GPU" in capsys.readouterr().err
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_without_a_gpu_and_from_any_folder(tmp_path: Path) -> None:
     out = tmp_path / "out"

@@ -373,6 +373,7 @@ def test_export(strict: bool) -> None:
         torch.testing.assert_close(loaded(x), block(x))
 
 
+@pytest.mark.full
 def test_a_package_compiled_ahead_of_time_holds_the_operator(tmp_path: Path) -> None:
     """By AOTInductor, for any batch; torch's own products it calls past the dispatcher, where nothing is routed."""
     layer, x = triton_gemm.nn.Linear(16, 8, activation="relu"), draw(4, 16)
