@@ -348,6 +348,7 @@ def test_compile_of_transforms_and_out() -> None:
     torch.testing.assert_close(out, a @ b)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_compile_by_inductor() -> None:
     block, x = Block(), draw(2, 5, 8)

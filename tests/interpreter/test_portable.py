@@ -109,7 +109,7 @@ DTYPES = {
 }
 
 
-@pytest.mark.few(shows=lambda precision, config: {precision, tuple(config.meta().items())})
+@pytest.mark.few(shows=lambda precision, config: {precision, (config.BLOCK_M, config.BLOCK_N, config.BLOCK_K)})
 @pytest.mark.parametrize(
     ("precision", "config"),
     [
