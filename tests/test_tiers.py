@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections import Counter
 from itertools import product
 from pathlib import Path
 
@@ -23,6 +24,15 @@ def test_a_few_cases_show_what_all_of_them_do(shows, most: int) -> None:
     assert set().union(*(shown[i] for i in chosen)) == set().union(*shown)
     assert len(set(chosen)) == len(chosen) <= most
     assert cover(shown) == chosen, "processes must agree on it"
+
+
+def test_a_few_cases_are_of_all_kinds() -> None:
+    """Not of one kernel and GPU but for the rest of them."""
+    chosen = [CASES[i] for i in cover([each(**case) for case in CASES])]
+    assert {name: sorted(Counter(case[name] for case in chosen).values()) for name in ("kernel", "gpu")} == {
+        "kernel": [2, 2, 2],
+        "gpu": [3, 3],
+    }
 
 
 def test_what_is_no_key_of_a_set_is_told_apart_too() -> None:

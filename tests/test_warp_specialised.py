@@ -82,12 +82,17 @@ def check(case: Case, config: GemmConfig, schedule: Schedule, module: SimpleName
 
 
 @pytest.mark.few
-@pytest.mark.parametrize("config", CONFIGS, ids=ids)
-@pytest.mark.parametrize("schedules", [wholes, splits], ids=["whole", "split"])
+@pytest.mark.parametrize(
+    ("schedules", "config"),
+    [
+        pytest.param(schedules, config, id=f"{schedules.__name__}-{ids(config)}")
+        for schedules in (wholes, splits)
+        for config in CONFIGS
+        if schedules is wholes or warp_specialised.splits(config)
+    ],
+)
 def test_every_config_and_schedule(kernel: SimpleNamespace, schedules, config: GemmConfig) -> None:
     """Layouts in turn; all but the sizes that fill a GPU."""
-    if schedules is splits and not warp_specialised.splits(config):
-        return
     turn = CONFIGS.index(config)
     for i, (size, schedule) in enumerate(schedules(config, HOPPER.num_sms)[:-1]):
         orders = ORDERS[(turn + i) % 4] + "n"
@@ -130,16 +135,25 @@ def test_random_problems_in_what_the_cost_model_compares(kernel: SimpleNamespace
 FP32 = warp_specialised.configs(torch.float32)
 
 
+def of_tf32(orders: str, config: GemmConfig) -> Case:
+    m, n, k = blocks(config)
+    how = {"dtype": torch.float32, "precision": "tf32"}
+    return Case((m + 9, 2 * n + 8, 5 * k + 4), orders, integers=orders == "ntn", **how)
+
+
 @pytest.mark.few
-@pytest.mark.parametrize("config", FP32, ids=ids)
-@pytest.mark.parametrize("orders", ["ntn", "ttn", "ntt"])
+@pytest.mark.parametrize(
+    ("orders", "config"),
+    [
+        pytest.param(orders, config, id=f"{orders}-{ids(config)}")
+        for orders in ("ntn", "ttn", "ntt")
+        for config in FP32
+        if warp_specialised.illegal(Operands(of_tf32(orders, config), CPU).problem, HOPPER, config) is None
+    ],
+)
 def test_tf32(kernel: SimpleNamespace, orders: str, config: GemmConfig) -> None:
     """Operands along K, and A across it; C both ways round."""
-    m, n, k = blocks(config)
-    size, dtype = (m + 9, 2 * n + 8, 5 * k + 4), {"dtype": torch.float32, "precision": "tf32"}
-    case = Case(size, orders, integers=orders == "ntn", **dtype)
-    if warp_specialised.illegal(Operands(case, CPU).problem, HOPPER, config) is not None:
-        return
+    case = of_tf32(orders, config)
     check(case, config, Schedule(4), kernel, times=2)
     if warp_specialised.splits(config):
         check(case, config, Schedule(9, split=3, parts=3), kernel)

@@ -15,7 +15,7 @@ marked: the fast tier finds every one of them.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import combinations
 from typing import Any
@@ -43,13 +43,16 @@ def _key(value: Any) -> Hashable:
 
 
 def cover(shown: Sequence[Shown]) -> list[int]:
-    """A few of the cases, by index, that together show all that any case shows: always the one that adds most."""
+    """A few of the cases, by index, that together show all that any case shows: always one that adds most, and of these
+    one of what was shown least."""
     shows = [frozenset(case) for case in shown]
+    times: Counter[Hashable] = Counter()
     missing = set().union(*shows)
     chosen = []
     while missing:
-        best = max(range(len(shows)), key=lambda i: len(shows[i] & missing))
+        best = max(range(len(shows)), key=lambda i: (len(shows[i] & missing), -sum(times[x] for x in shows[i])))
         chosen.append(best)
+        times.update(shows[best])
         missing -= shows[best]
     return chosen or [0]
 
