@@ -141,9 +141,8 @@ def test_the_first_call_registers_the_rule(call: str, mesh: DeviceMesh, monkeypa
 # --- Processes ---
 
 
+@pytest.mark.full
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("group", "shape"), [("line", (RANKS,)), pytest.param("grid", (RANKS, RANKS), marks=pytest.mark.full)]
-)
+@pytest.mark.parametrize(("group", "shape"), [("line", (RANKS,)), ("grid", (RANKS, RANKS))])
 def test_processes_compute_what_one_does(group: str, shape: tuple[int, ...], tmp_path: Path) -> None:
     launch(group, shape, "cpu", torch.float32, tmp_path)
