@@ -55,7 +55,7 @@ else
   endif
 endif
 
-.PHONY: help report bench test gpu-test check format clean $(REMAKE) $(OTHER_VERSIONS)
+.PHONY: help report bench test test-all gpu-test check format clean $(REMAKE) $(OTHER_VERSIONS)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -132,13 +132,18 @@ bench: $(READY) ## measure suites of shapes against cuBLAS, on a GPU (ARGS='squa
 
 # The interpreter is chosen when triton is imported, so its tests run in processes of their own.
 # With ARGS (-k, -m) a group may have nothing to run; without, that is an error.
-test: $(READY) ## all tests that need no GPU (ARGS='-k matmul')
+# Both tiers find every planted bug; tests/tiers.py says what the fast one leaves out.
+TIER := fast
+test: ## the fast tier of the tests that need no GPU: minutes (ARGS='-k matmul')
+test-all: ## every test that needs no GPU
+test-all: TIER := full
+test test-all: $(READY)
 	$(call need,torch triton numpy matplotlib rich hypothesis pytest xdist pytest_timeout setuptools)
 	@mkdir -p $(RESULTS); rm -f $(RESULTS)/interpreter.xml $(RESULTS)/compile.xml
 	@failed=; \
 	group() { \
 	  name=$$1; shift; echo; echo "==> tests: $$name"; \
-	  "$$@" -n $(JOBS) --maxprocesses=8 --durations=5 --junit-xml=$(RESULTS)/$$name.xml $(ARGS); \
+	  "$$@" --tier=$(TIER) -n $(JOBS) --maxprocesses=8 --durations=5 --junit-xml=$(RESULTS)/$$name.xml $(ARGS); \
 	  case $$? in 0$(if $(ARGS),|5)) ;; *) failed="$$failed $$name" ;; esac; \
 	}; \
 	group interpreter env TRITON_INTERPRET=1 OMP_NUM_THREADS=1 '$(PY)' -m pytest tests/interpreter; \
@@ -153,7 +158,7 @@ gpu-test: $(READY) ## the tests that need a CUDA device
 	@'$(PY)' -c 'import sys, torch; torch.cuda.is_available() or sys.exit( \
 	  f"error: gpu-test needs a CUDA device, and torch {torch.__version__} sees none here (does nvidia-smi?)")'
 	@mkdir -p $(RESULTS); rm -f $(RESULTS)/gpu.xml
-	@env -u TRITON_INTERPRET '$(PY)' -m pytest tests/gpu -n $(GPU_JOBS) --durations=10 --junit-xml=$(RESULTS)/gpu.xml $(ARGS) \
+	@env -u TRITON_INTERPRET '$(PY)' -m pytest tests/gpu --tier=full -n $(GPU_JOBS) --durations=10 --junit-xml=$(RESULTS)/gpu.xml $(ARGS) \
 	  || { echo "FAILED: gpu. Results: $(RESULTS)/gpu.xml"; exit 1; }
 	@echo "All GPU tests passed. Results: $(RESULTS)/gpu.xml"
 

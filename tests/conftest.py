@@ -1,4 +1,4 @@
-"""What all tests share: which group a process runs, and which tests need a GPU.
+"""What all tests share: which group and which tier a process runs, and which tests need a GPU.
 
 Triton decides when it is imported whether kernels are interpreted (TRITON_INTERPRET=1) or compiled, so
 a process runs one group: tests/interpreter with the variable set, everything else without it. Plain
@@ -10,9 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from tests import tiers
+
 HERE = Path(__file__).parent
 INTERPRETER = HERE / "interpreter"
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--tier", choices=("fast", "full", "rest"), default="fast", help="which tests run, as tests/tiers.py has it"
+    )
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
@@ -22,7 +30,8 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return True if inside else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    tiers.choose(config, items)
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu_items:
         return

@@ -8,6 +8,7 @@ import torch
 
 from perf.measure.numerics import accumulation_error, magnitude, reference, rounded
 from tests.checks import NAN
+from tests.epilogues import activated
 
 View = Callable[[torch.Tensor], torch.Tensor]
 
@@ -64,3 +65,24 @@ def assert_product(
     before = accumulation_error(a.shape[-1] + 34, "ieee") * size
     assert c.shape == truth.shape and c.dtype == (out_dtype or a.dtype)
     assert ((c.double() - truth).abs() <= rounded(before, truth, c.dtype)).all()
+
+
+def multiply_with_torch(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    bias: torch.Tensor | None = None,
+    bias_axis: str = "n",
+    activation: str | None = None,
+    precision: str | None = None,
+) -> None:
+    """plan.multiply without a kernel, for what is made of many products and is about none of them."""
+    product = alpha * (a @ b) if alpha else torch.zeros_like(c)
+    if beta:
+        product += beta * c
+    if bias is not None:
+        product += bias[:, None] if bias_axis == "m" else bias
+    c.copy_(activated(product, activation))

@@ -7,9 +7,9 @@ from typing import get_args
 
 import pytest
 import torch
-from perf.measure.numerics import accumulation_error, mode_of
 
 import triton_gemm
+from perf.measure.numerics import accumulation_error, mode_of
 from triton_gemm import arithmetic
 from triton_gemm.arithmetic import ARITHMETICS, EMULATED, MODES, Precision
 from triton_gemm.kernels import portable

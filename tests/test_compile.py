@@ -1,6 +1,7 @@
 """What the compiler makes of each rung, for GPUs that are not here: that it fits, spills nothing, keeps its claims."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -70,6 +71,9 @@ def main_loop(sass: str) -> list[tuple[str, list[str]]]:
     return best
 
 
+@pytest.mark.few(
+    shows=lambda rung, capability, config: {(rung.id, capability), (rung.id, replace(config, GROUP_M=None))}
+)
 @pytest.mark.parametrize(
     ("rung", "capability", "config"),
     [
@@ -102,6 +106,7 @@ def ids(rungs: list[Rung]) -> list[str]:
     return [rung.id for rung in rungs]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(("rung", "capability"), EVERYWHERE)
 def test_beta_spills_nothing(rung: Rung, capability: Capability) -> None:
     assert_fits(rung, capability, default(rung, capability, reads_output=True), alpha=0.5, beta=2.0)
@@ -116,19 +121,29 @@ SPILLS = {
 }
 
 
-@pytest.mark.parametrize(("rung", "capability"), [case for case in EVERYWHERE if case.values[0].id in ("k05", "k06")])
-def test_a_that_is_not_turned_spills_nothing_else(rung: Rung, capability: Capability) -> None:
+@pytest.mark.few(shows=lambda rung, capability, config: {rung.id, capability})
+@pytest.mark.parametrize(
+    ("rung", "capability", "config"),
+    [
+        pytest.param(rung, capability, config, id=f"{rung.id}-{arch(capability)}-{config}".replace(" ", "-"))
+        for rung in (RUNGS["k05"], RUNGS["k06"])
+        for capability in rung.capabilities
+        for config in rung.legal_configs(device_of_capability(capability), torch.float32)
+    ],
+)
+def test_a_that_is_not_turned_spills_nothing_else(rung: Rung, capability: Capability, config: GemmConfig) -> None:
     assembler = get_ptxas(10 * capability[0] + capability[1]).version
-    for config in rung.legal_configs(device_of_capability(capability), torch.float32):
-        spills = SPILLS.get((assembler, rung.id, capability, str(config).partition(" ")[0]), 0)
-        assert_fits(rung, capability, config, size=NARROW, spills=spills)
+    spills = SPILLS.get((assembler, rung.id, capability, str(config).partition(" ")[0]), 0)
+    assert_fits(rung, capability, config, size=NARROW, spills=spills)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(("rung", "capability"), [case for case in EVERYWHERE if case.values[0] in POINTERS])
 def test_odd_sizes_spill_nothing(rung: Rung, capability: Capability) -> None:
     assert_fits(rung, capability, default(rung, capability, aligned=False), size=ODD)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
 @pytest.mark.parametrize("rung", HALF, ids=ids(HALF))
 def test_bfloat16_to_itself_and_to_float32(rung: Rung, out_dtype: torch.dtype) -> None:
@@ -137,6 +152,7 @@ def test_bfloat16_to_itself_and_to_float32(rung: Rung, out_dtype: torch.dtype) -
     assert "BF16" in gemm.asm["sass"]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("layout", ["nt", "tn", "tt"])
 @pytest.mark.parametrize("rung", [RUNGS["k06"], RUNGS["k07"], RUNGS["k08"], *TMA], ids=lambda rung: rung.id)
 def test_layouts_keep_the_claims(rung: Rung, layout: str) -> None:
@@ -145,6 +161,7 @@ def test_layouts_keep_the_claims(rung: Rung, layout: str) -> None:
 
 
 # Rows of 1400 elements of fp16 start on 16 bytes; wide, narrow: whether an operand is loaded 16 or 2 bytes at a time.
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("size", "wide", "narrow"),
     [
@@ -222,6 +239,7 @@ def loads_of_c(ttir: str) -> int:
     return sum(any(name.startswith("%c_") for name in {load, *made_of.get(load, ())}) for load in loads)
 
 
+@pytest.mark.few(shows=lambda rung: {rung.precision, rung.descriptors})
 @pytest.mark.parametrize("rung", [rung for rung in LADDER if rung.id != "k11"], ids=lambda rung: rung.id)
 def test_beta_zero_compiles_to_no_load_of_c(rung: Rung) -> None:
     config = default(rung, HOPPER, reads_output=True)

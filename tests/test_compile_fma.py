@@ -99,23 +99,42 @@ def clashes(loop: list[tuple[str, list[str]]]) -> float:
     return sum(waits) / len(waits)
 
 
-@pytest.mark.parametrize("config", fma.CONFIGS, ids=lambda c: str(c).replace(" ", "-"))
-@pytest.mark.parametrize("name", CIRCUMSTANCES)
-def test_nothing_is_spilled(name: str, config: GemmConfig) -> None:
-    """On Hopper and on one other architecture in turn. Only on sm_120 is one of them illegal."""
+def why_not(name: str, config: GemmConfig, capability: Capability) -> str | None:
+    circumstance = CIRCUMSTANCES[name]
+    return fma.illegal(circumstance.problem(), device_of_capability(capability), config, circumstance.split_k)
+
+
+def in_turn(name: str, config: GemmConfig) -> tuple[Capability, Capability]:
+    """Hopper and one other architecture in turn."""
     turn = list(CIRCUMSTANCES).index(name) + fma.CONFIGS.index(config)
-    for capability in (HOPPER, CAPABILITIES[1 + turn % 4]):
-        circumstance = CIRCUMSTANCES[name]
-        why = fma.illegal(circumstance.problem(), device_of_capability(capability), config, circumstance.split_k)
-        if why is not None:
-            assert (config, capability) == (MAIN, (12, 0)) and "everything in turn" in name
-            continue
-        gemm = compiled(circumstance, config, capability)
-        assert gemm.spills == 0
-        assert gemm.registers * 32 * fma.WARPS_PER_SM <= REGISTERS_PER_SM
-        assert gemm.shared <= min(config.shared_memory(4), SHARED_MEMORY[capability])
+    return HOPPER, CAPABILITIES[1 + turn % 4]
 
 
+EVERYWHERE = [(n, config, where) for n in CIRCUMSTANCES for config in fma.CONFIGS for where in in_turn(n, config)]
+
+
+@pytest.mark.few
+@pytest.mark.parametrize(
+    ("name", "config", "capability"),
+    [
+        pytest.param(name, config, where, id=f"{name}-{config}-sm_{where[0]}{where[1]}".replace(" ", "-"))
+        for name, config, where in EVERYWHERE
+        if why_not(name, config, where) is None
+    ],
+)
+def test_nothing_is_spilled(name: str, config: GemmConfig, capability: Capability) -> None:
+    gemm = compiled(CIRCUMSTANCES[name], config, capability)
+    assert gemm.spills == 0
+    assert gemm.registers * 32 * fma.WARPS_PER_SM <= REGISTERS_PER_SM
+    assert gemm.shared <= min(config.shared_memory(4), SHARED_MEMORY[capability])
+
+
+def test_only_on_sm_120_one_of_them_is_illegal() -> None:
+    refused = [case for case in EVERYWHERE if why_not(*case) is not None]
+    assert all(case[1:] == (MAIN, (12, 0)) and "everything in turn" in case[0] for case in refused)
+
+
+@pytest.mark.few
 @pytest.mark.parametrize("config", fma.CONFIGS, ids=lambda c: str(c).replace(" ", "-"))
 @pytest.mark.parametrize("capability", CAPABILITIES, ids=lambda c: f"sm_{c[0]}{c[1]}")
 def test_the_main_loop_is_ffmas_and_moves_of_16_bytes(capability: Capability, config: GemmConfig) -> None:
@@ -134,6 +153,7 @@ def test_the_main_loop_is_ffmas_and_moves_of_16_bytes(capability: Capability, co
     assert others <= 70, "more than one instruction in 15 FFMAs is neither"
 
 
+@pytest.mark.few(shows=lambda name: {("odd" in name, "split" in name)})
 @pytest.mark.parametrize("name", CIRCUMSTANCES)
 def test_registers_of_an_ffma_rarely_clash(name: str) -> None:
     """With other GPUs' compilers they do more often; how fast those are was not measured."""

@@ -96,6 +96,7 @@ def test_every_tile_with_four_rows(layout: str) -> None:
         assert reads_of_weights(kernel) - {0} == {16}, config
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
 @pytest.mark.parametrize("layout", ["nn", "nt"])
 def test_pitches_and_row_starts_of_16_bytes_are_enough(layout: str, dtype: torch.dtype) -> None:
@@ -114,6 +115,7 @@ def test_pitches_and_row_starts_of_16_bytes_are_enough(layout: str, dtype: torch
                 assert reads_of_a(kernel) == {16}, config
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("layout", ["nn", "nt"])
 @pytest.mark.parametrize("pitch", [4, 2])
 def test_narrower_vectors(pitch: int, layout: str) -> None:
@@ -125,6 +127,7 @@ def test_narrower_vectors(pitch: int, layout: str) -> None:
         assert reads_of_weights(kernel) - {0} == {2 * pitch}, config
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("layout", ["nn", "nt"])
 @pytest.mark.parametrize("capability", CAPABILITIES, ids=arch)
 def test_the_default_with_all_of_the_epilogue(capability: Capability, layout: str) -> None:
@@ -136,6 +139,7 @@ def test_the_default_with_all_of_the_epilogue(capability: Capability, layout: st
         assert reads_of_weights(kernel) - {0} == {16}, config
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("layout", ["nn", "nt"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["float16", "float32"])
 def test_other_dtypes(dtype: torch.dtype, layout: str) -> None:

@@ -145,6 +145,7 @@ def instruction(precision: str, config: GemmConfig, capability: Capability) -> s
     return {9: f"{multiplied}GMMA", 10: f"UTC{multiplied}MMA"}.get(capability[0], f"{multiplied}MMA")
 
 
+@pytest.mark.few(shows=lambda precision, config, capability: {config, (precision, capability)})
 @pytest.mark.parametrize(
     ("precision", "config", "capability"),
     [
@@ -164,17 +165,27 @@ def test_every_config(precision: str, config: GemmConfig, capability: Capability
     assert gemm.instructions["LDGSTS"]
 
 
-@pytest.mark.parametrize("name", CIRCUMSTANCES)
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_the_largest_legal_tiles_spill_nothing(precision: str, name: str) -> None:
+def in_turn(precision: str, name: str) -> Capability:
+    return (HOPPER, *OTHERS)[(list(CIRCUMSTANCES).index(name) + PRECISIONS.index(precision)) % 5]
+
+
+@pytest.mark.few
+@pytest.mark.parametrize(
+    ("precision", "name", "capability"),
+    [
+        pytest.param(precision, name, capability, id=f"{precision}-{name}-sm_{capability[0]}{capability[1]}")
+        for precision in PRECISIONS
+        for name, circumstance in CIRCUMSTANCES.items()
+        for capability in dict.fromkeys((HOPPER, in_turn(precision, name)))
+        if circumstance.exists(precision, capability)
+    ],
+)
+def test_the_largest_legal_tiles_spill_nothing(precision: str, name: str, capability: Capability) -> None:
+    """On Hopper and on one other architecture in turn."""
     circumstance = CIRCUMSTANCES[name]
-    capability = (HOPPER, *OTHERS)[(list(CIRCUMSTANCES).index(name) + PRECISIONS.index(precision)) % 5]
-    for where in {HOPPER, capability}:
-        if not circumstance.exists(precision, where):
-            continue
-        config = circumstance.legal(precision, where)[0]
-        gemm = compiled(circumstance, precision, config, where)
-        assert_fits(gemm, config, circumstance.problem(precision).dtype.itemsize, where)
+    config = circumstance.legal(precision, capability)[0]
+    gemm = compiled(circumstance, precision, config, capability)
+    assert_fits(gemm, config, circumstance.problem(precision).dtype.itemsize, capability)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -188,6 +199,7 @@ def test_every_circumstance_has_a_config_everywhere(capability: Capability, prec
 # --- Sums ---
 
 
+@pytest.mark.few(shows=lambda capability: {capability[0] >= 10})
 @pytest.mark.parametrize("capability", [HOPPER, (8, 9), (10, 0), (12, 0)])
 def test_fp8_is_summed_in_fp32_every_k_tile_unless_fast_sums_will_do(capability: Capability) -> None:
     """At most 128 of K; Triton itself would do that on Hopper only, and only where it is told to."""
@@ -205,6 +217,7 @@ def fp32_additions(gemm: aot.Compiled) -> int:
 ADDITIONS = ("FADD", "FADD2", "FFMA", "FFMA2")
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("precision", EMULATED)
 @pytest.mark.parametrize("capability", [(8, 0), (10, 0)])
 def test_planes_of_a_k_tile_are_summed_apart(capability: Capability, precision: str) -> None:

@@ -84,6 +84,7 @@ def loads(kernel: aot.Compiled) -> Counter[tuple[bool, int]]:
     return Counter(("evict_first" in how, int(words or 1) * int(bits) // 8) for how, words, bits in found)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("config", skinny.CONFIGS, ids=ids)
 @pytest.mark.parametrize("name", CIRCUMSTANCES)
 def test_every_config(name: str, config: GemmConfig) -> None:

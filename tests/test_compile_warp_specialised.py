@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -107,6 +109,22 @@ def ids(config: GemmConfig) -> str:
     return str(config).replace(" ", "-")
 
 
+def legal_cases(circumstances: dict[str, Circumstance], configs: list[GemmConfig]) -> list[Any]:
+    """(name, config): every circumstance in all of its legal configurations."""
+    return [
+        pytest.param(name, config, id=f"{name}-{ids(config)}")
+        for name, circumstance in circumstances.items()
+        for config in configs
+        if warp_specialised.illegal(circumstance.problem, HOPPER, config) is None
+    ]
+
+
+def every_shape(name: str, config: GemmConfig) -> set[Hashable]:
+    """What the fast tier shows: every circumstance, and every number of accumulators and of warps."""
+    return {name, (config.accumulators(), config.num_warps)}
+
+
+@pytest.mark.few
 @pytest.mark.parametrize("config", CONFIGS, ids=ids)
 @pytest.mark.parametrize("orders", ["nn", "nt", "tn", "tt"])
 def test_every_config_and_layout(orders: str, config: GemmConfig) -> None:
@@ -124,17 +142,15 @@ FP32_CIRCUMSTANCES = {
 }
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=ids)
-@pytest.mark.parametrize("name", FP32_CIRCUMSTANCES)
+@pytest.mark.few(shows=every_shape)
+@pytest.mark.parametrize(("name", "config"), legal_cases(FP32_CIRCUMSTANCES, warp_specialised.configs(torch.float32)))
 def test_every_config_for_fp32(name: str, config: GemmConfig) -> None:
     """Whole and split in turn. No product waits for the one before: ptxas puts waits where it finds registers written
     under one."""
     problem = FP32_CIRCUMSTANCES[name].problem
-    own = warp_specialised.configs(problem.dtype)[CONFIGS.index(config)]
-    if warp_specialised.illegal(problem, HOPPER, own) is not None:
-        return
-    schedule = in_turn(config, CONFIGS.index(config) + list(FP32_CIRCUMSTANCES).index(name))
-    kernel = compiled(problem, own, schedule)
+    turn = warp_specialised.configs(torch.float32).index(config) + list(FP32_CIRCUMSTANCES).index(name)
+    schedule = in_turn(config, turn)
+    kernel = compiled(problem, config, schedule)
     assert_claims(kernel, problem, schedule)
     consumers = config.num_warps // 4
     waits = re.findall(r"WARPGROUP\.DEPBAR", kernel.asm["sass"])
@@ -157,13 +173,11 @@ BYTE_CIRCUMSTANCES = {
 }
 
 
-@pytest.mark.parametrize("config", warp_specialised.configs(torch.int8), ids=ids)
-@pytest.mark.parametrize("name", BYTE_CIRCUMSTANCES)
+@pytest.mark.few(shows=every_shape)
+@pytest.mark.parametrize(("name", "config"), legal_cases(BYTE_CIRCUMSTANCES, warp_specialised.configs(torch.int8)))
 def test_every_config_for_bytes(name: str, config: GemmConfig) -> None:
     """Whole and split in turn. Sums of fp8 are added up in fp32 after each k-tile of 128, but for fast ones."""
     problem, names = BYTE_CIRCUMSTANCES[name].problem, list(BYTE_CIRCUMSTANCES)
-    if warp_specialised.illegal(problem, HOPPER, config) is not None:
-        return
     kernel = compiled(problem, config, in_turn(config, CONFIGS.index(config_of_16_bits(config)) + names.index(name)))
     multiplies = "IGMMA" if problem.dtype == torch.int8 else "QGMMA"
     assert kernel.instructions[multiplies] and not kernel.instructions["HGMMA"]
@@ -204,23 +218,42 @@ def tight(circumstance: Circumstance) -> list[GemmConfig]:
     return [config for config in legal if config.accumulators() == most or config.num_warps == 12]
 
 
-@pytest.mark.parametrize("name", CIRCUMSTANCES)
-def test_every_circumstance(name: str) -> None:
-    """In the tight configurations and another in turn, whole and split in turn."""
+def in_all_tight_ones(name: str) -> list[tuple[GemmConfig, str]]:
+    """The tight configurations and another in turn, whole and split in turn."""
     circumstance, turn = CIRCUMSTANCES[name], list(CIRCUMSTANCES).index(name)
-    problem, configs = circumstance.problem, tight(circumstance)
+    configs = tight(circumstance)
     others = [config for config in circumstance.legal() if config not in configs]
-    for i, config in enumerate([*configs, others[turn % len(others)]]):
-        schedule = in_turn(config, i + turn)
-        assert_claims(compiled(problem, config, schedule), problem, schedule)
+    chosen = [*configs, others[turn % len(others)]]
+    return [(config, in_turn(config, i + turn)) for i, config in enumerate(chosen)]
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", ["gelu", "everything", "everything-odd"])
-def test_the_heaviest_epilogues_spill_nothing(name: str, schedule: str) -> None:
-    for config in tight(CIRCUMSTANCES[name]):
-        if schedule == "whole" or warp_specialised.splits(config):
-            compiled(CIRCUMSTANCES[name].problem, config, schedule)
+@pytest.mark.few
+@pytest.mark.parametrize(
+    ("name", "config", "schedule"),
+    [
+        pytest.param(name, config, schedule, id=f"{name}-{ids(config)}-{schedule}")
+        for name in CIRCUMSTANCES
+        for config, schedule in in_all_tight_ones(name)
+    ],
+)
+def test_every_circumstance(name: str, config: GemmConfig, schedule: str) -> None:
+    problem = CIRCUMSTANCES[name].problem
+    assert_claims(compiled(problem, config, schedule), problem, schedule)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("name", "config", "schedule"),
+    [
+        pytest.param(name, config, schedule, id=f"{name}-{ids(config)}-{schedule}")
+        for name in ("gelu", "everything", "everything-odd")
+        for config in tight(CIRCUMSTANCES[name])
+        for schedule in SCHEDULES
+        if schedule == "whole" or warp_specialised.splits(config)
+    ],
+)
+def test_the_heaviest_epilogues_spill_nothing(name: str, config: GemmConfig, schedule: str) -> None:
+    compiled(CIRCUMSTANCES[name].problem, config, schedule)
 
 
 # --- The predicate ---

@@ -14,9 +14,10 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_interpreter_group() -> None:
-    command = [sys.executable, "-m", "pytest", "tests/interpreter", "-q", "-n", "2"]
+@pytest.mark.timeout(1800)
+def test_interpreter_group(pytestconfig: pytest.Config) -> None:
+    tier = f"--tier={pytestconfig.getoption('tier')}"
+    command = [sys.executable, "-m", "pytest", "tests/interpreter", tier, "-q", "-n", "2"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environment |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)

@@ -99,6 +99,23 @@ def test_every_version_is_pinned_for_every_python() -> None:
         assert names and max(map(names.count, names)) <= 2
 
 
+@pytest.mark.parametrize(
+    ("arguments", "tier"),
+    [(("test",), "fast"), (("test-all",), "full"), (("test-all", "ARGS=--tier=rest"), "rest")],
+    ids=["test", "test-all", "rest"],
+)
+def test_each_command_runs_its_tier(arguments: tuple[str, ...], tier: str) -> None:
+    """In both groups; ARGS has the last word."""
+    done = make("--dry-run", *arguments, "VENV=none")
+    assert re.findall(r"--tier=(\w+)", done.stdout)[-1:] == [tier]
+    assert len(re.findall(r"^group ", done.stdout, re.MULTILINE)) == 2
+
+
+def test_continuous_integration_runs_every_test_once_and_the_checks() -> None:
+    commands = re.findall(r"^make .*", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+    assert commands == ["make test", "make check", "make test-all ARGS=--tier=rest"]
+
+
 def test_contributing_and_help_show_the_same_commands() -> None:
     shown = re.findall(r"^  ([a-z-]+) +\S", make("help").stdout, re.MULTILINE)
     table = re.findall(r"^\| `make ([a-z-]+)` \|", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
@@ -110,3 +127,19 @@ def test_documents_name_commands_that_are_there() -> None:
     for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
         named = set(re.findall(r"`make ([a-z-]+)", path.read_text()))
         assert named <= commands, path.name
+
+
+def test_contributing_names_the_tests_of_every_kernel() -> None:
+    kernels = {
+        path.relative_to(ROOT / "triton_gemm" / "kernels").parts[0].removesuffix(".py")
+        for path in (ROOT / "triton_gemm" / "kernels").rglob("*.py")
+        if re.search(r"^def launches\(", path.read_text(), re.MULTILINE)
+    }
+    table = re.findall(r"^\| .*test_compile.*", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    rows = [line.split("|")[1:-1] for line in table]
+    tests = {name: " ".join(cells) for first, *cells in rows for name in re.findall(r"`(\w+)`", first)}
+    assert "portable" in kernels and kernels <= set(tests)
+    for kernel in kernels:
+        assert f"test_{kernel}.py" in tests[kernel] and f"test_compile_{kernel}.py" in tests[kernel]
+    for path in re.findall(r"`(\S+\.py)`", " ".join(tests.values())):
+        assert (ROOT / "tests" / path).exists(), path

@@ -220,6 +220,7 @@ import triton_gemm
     assert runs or done.stderr.splitlines()[-1].endswith("pip install 'numpy<2.4'")
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize("interpret", ["0", "1"])
 def test_the_tests_are_collected_in_the_sdist(interpret: str, sdist: Path) -> None:

@@ -382,6 +382,7 @@ def test_flags_that_choose_nothing_are_refused(
     assert "none of the rungs of --rungs multiplies fp16" in capsys.readouterr().err
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_without_a_gpu_and_from_any_folder(tmp_path: Path) -> None:
     out = tmp_path / "out"

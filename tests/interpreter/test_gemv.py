@@ -85,6 +85,7 @@ def product(dtype: torch.dtype, out_dtype: torch.dtype | None = None, **options:
     return Product(call, dtype, mode_of("ieee" if dtype == torch.float32 else "half", dtype), out_dtype or dtype)
 
 
+@pytest.mark.few(shows=lambda size, view, dtype: {size, (view, dtype)})
 @pytest.mark.parametrize("dtype", UNLIKE, ids=name)
 @pytest.mark.parametrize("view", ["nn", "nt"])
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
@@ -94,6 +95,7 @@ def test_sizes(size: tuple[int, int, int], view: str, dtype: torch.dtype) -> Non
     integers_exact(product(dtype), size, VIEWS[view], 3.0, -2.0)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("dtype", UNLIKE, ids=name)
 @pytest.mark.parametrize("tile", TILES.values(), ids=TILES)
 @pytest.mark.parametrize("view", VIEWS)
@@ -103,6 +105,7 @@ def test_views(view: str, tile: GemmConfig, dtype: torch.dtype) -> None:
     integers_exact(product(dtype, config=tile, split_k=2), SIZES["ragged"], VIEWS[view])
 
 
+@pytest.mark.few(shows=lambda rule, dtype, split_k: {(rule, split_k), dtype})
 @pytest.mark.parametrize("split_k", [1, 3])
 @pytest.mark.parametrize("dtype", UNLIKE, ids=name)
 @pytest.mark.parametrize("rule", RULES)
@@ -116,6 +119,7 @@ def test_rows_of_different_scale(dtype: torch.dtype) -> None:
     error_within_bound(product(dtype), SIZES["ragged"], kind="wide")
 
 
+@pytest.mark.few(shows=lambda config: {(config.BLOCK_N, config.BLOCK_K)})
 @pytest.mark.parametrize(
     "config",
     [config for config in gemv.CONFIGS if config.BLOCK_M == 4],
@@ -129,6 +133,7 @@ def test_every_config(config: GemmConfig) -> None:
         assert torch.equal(c, reference(a, b).float())
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("along", ["k", "n"])
 @pytest.mark.parametrize("pitch", [136, 140, 142, 143])  # read in eights, fours, twos and ones
 def test_rows_that_are_read_by_vectors(pitch: int, along: str) -> None:
@@ -145,6 +150,7 @@ def test_rows_that_are_read_by_vectors(pitch: int, along: str) -> None:
             assert torch.equal(c, reference(a, b).float())
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("out_dtype", DTYPES, ids=name)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name)
 def test_c_of_another_dtype(dtype: torch.dtype, out_dtype: torch.dtype) -> None:
@@ -155,6 +161,7 @@ def test_c_of_another_dtype(dtype: torch.dtype, out_dtype: torch.dtype) -> None:
 # --- Splitting K ---
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("split_k", [2, 7, 12])
 @pytest.mark.parametrize("tile", TILES.values(), ids=TILES)
 @pytest.mark.parametrize("K", [0, 1, 530])  # fewer steps than parts, and parts of different length
@@ -208,6 +215,7 @@ def check(a, b, c0, alpha, beta, bias, along, activation, **options) -> None:  #
         assert ((c[z].double() - expected).abs() <= bound).all()
 
 
+@pytest.mark.few(shows=lambda activation, along, dtype: {activation, (along, dtype)})
 @pytest.mark.parametrize("dtype", UNLIKE, ids=name)
 @pytest.mark.parametrize("along", ["m", "n", None])
 @pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
@@ -226,6 +234,7 @@ def test_an_activation_keeps_nan_and_its_place() -> None:
     assert c0[:, 7].isnan().all() and int(c0.isnan().sum()) == c0.shape[0]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("dtype", UNLIKE, ids=name)
 @pytest.mark.parametrize("split_k", [1, 3])
 def test_batches(split_k: int, dtype: torch.dtype) -> None:

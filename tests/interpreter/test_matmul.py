@@ -55,6 +55,7 @@ def test_any_shape_strides_and_dtype(M: int, N: int, K: int, dtype: torch.dtype,
     assert_right(a, b, triton_gemm.matmul(a, b))
 
 
+@pytest.mark.few(shows=lambda dtype: {dtype.itemsize})
 @BY_DTYPE
 def test_what_every_product_must_do(dtype: torch.dtype) -> None:
     mode = "ieee" if dtype == torch.float32 else mode_of(default_arithmetic(dtype).name, dtype)
@@ -178,6 +179,7 @@ def draw(order: str, *shape: int, dtype: torch.dtype = torch.float16) -> torch.T
     return x if order == "n" else x.mT.contiguous().mT
 
 
+@pytest.mark.few(shows=lambda size, orders, axis: {(size, orders), axis})
 @pytest.mark.parametrize("size", [(45, 70, 50), (1, 70, 90), (70, 3, 90)], ids=["portable", "gemv", "gemv-swapped"])
 @pytest.mark.parametrize("orders", ["nnn", "ntt", "tnt"])
 @pytest.mark.parametrize("axis", ["m", "n"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import triton_gemm
 from tests.epilogues import activated
 from tests.mistakes import torchs
-from tests.products import draw
+from tests.products import draw, multiply_with_torch
 from triton_gemm import ops, plan
 from triton_gemm.problem import ACTIVATIONS, Request
 
@@ -59,8 +59,28 @@ CALLS: dict[str, tuple[Function, tuple[torch.Tensor, ...]]] = {
 }  # fmt: skip
 
 
+@pytest.fixture(params=["torch", "kernels"])
+def multiplier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Who computes the products that derivatives are made of: in the interpreter kernels take long."""
+    products: list[torch.Size] = []
+    if request.param == "torch":
+
+        def multiply(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, **how: Any) -> None:
+            products.append(c.shape)
+            multiply_with_torch(a, b, c, **how)
+
+        monkeypatch.setattr(plan, "multiply", multiply)
+    yield request.param
+    assert request.param == "kernels" or products
+
+
+def torch_in_all_and_kernels_in_one(name: str, multiplier: str) -> set[str]:
+    return {f"{name} by torch"} if multiplier == "torch" else {"by kernels"}
+
+
+@pytest.mark.few(shows=torch_in_all_and_kernels_in_one)
 @pytest.mark.parametrize("name", CALLS)
-def test_derivatives(name: str) -> None:
+def test_derivatives(name: str, multiplier: str) -> None:
     """First and second, backwards, forwards and batched."""
     function, arguments = CALLS[name]
     fast = {"fast_mode": True}
@@ -68,8 +88,9 @@ def test_derivatives(name: str) -> None:
     assert torch.autograd.gradgradcheck(function, arguments, check_fwd_over_rev=True, **fast)
 
 
+@pytest.mark.few(shows=torch_in_all_and_kernels_in_one)
 @pytest.mark.parametrize("name", ["one weight", "each with each", "addmm", "linear gelu", "fused silu"])
-def test_derivatives_under_vmap(name: str) -> None:
+def test_derivatives_under_vmap(name: str, multiplier: str) -> None:
     function, arguments = CALLS[name]
     assert torch.autograd.gradcheck(function, arguments, check_batched_grad=True)
 
@@ -325,6 +346,7 @@ def test_compile_of_transforms_and_out() -> None:
     torch.testing.assert_close(out, a @ b)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_compile_by_inductor() -> None:
     block, x = Block(), draw(2, 5, 8)
@@ -350,6 +372,7 @@ def test_export(strict: bool) -> None:
         torch.testing.assert_close(loaded(x), block(x))
 
 
+@pytest.mark.full
 def test_a_package_compiled_ahead_of_time_holds_the_operator(tmp_path: Path) -> None:
     """By AOTInductor, for any batch; torch's own products it calls past the dispatcher, where nothing is routed."""
     layer, x = triton_gemm.nn.Linear(16, 8, activation="relu"), draw(4, 16)

@@ -89,6 +89,7 @@ def sizes(kind: str, split_k: int) -> dict[str, tuple[int, int, int]]:
     return {name: shapes.SMALL[name] for name in ("ragged", "k-tail-of-one", "k-below-block", "k-zero", "one")}
 
 
+@pytest.mark.few(shows=lambda kind, split_k, check: {(kind, split_k), check})
 @pytest.mark.parametrize(
     ("kind", "split_k", "check"),
     [
@@ -108,6 +109,7 @@ DTYPES = {
 }
 
 
+@pytest.mark.few(shows=lambda precision, config: {precision, (config.BLOCK_M, config.BLOCK_N, config.BLOCK_K)})
 @pytest.mark.parametrize(
     ("precision", "config"),
     [
@@ -230,6 +232,7 @@ def of_8_bits(kind: str, size: tuple[int, int, int], orders: str = "nnn", **chan
     return Case(size, orders, **{"out_dtype": torch.bfloat16, **KINDS_8[kind], **changes})
 
 
+@pytest.mark.few(shows=lambda kind, split_k, size: {(kind, split_k), size})
 @pytest.mark.parametrize("size", SIZES_8.values(), ids=SIZES_8)
 @pytest.mark.parametrize("split_k", [1, 3], ids=["whole", "split"])
 @pytest.mark.parametrize("kind", KINDS_8)
@@ -245,12 +248,14 @@ VIEWS_8 = {
 }
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("view", VIEWS_8)
 @pytest.mark.parametrize("kind", KINDS_8)
 def test_8_bits_in_any_layout(kind: str, view: str) -> None:
     check(of_8_bits(kind, (45, 70, 260), **VIEWS_8[view]), TILES_8)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("split_k", [1, 2], ids=["whole", "split"])
 @pytest.mark.parametrize("kind", [kind for kind in KINDS_8 if kind != "int8"])
 def test_scales_come_before_the_epilogue(kind: str, split_k: int) -> None:
@@ -296,6 +301,7 @@ def batches(order: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor,
     return a, b, c
 
 
+@pytest.mark.few(shows=lambda kind, split_k, order: {kind, (split_k, order)})
 @pytest.mark.parametrize("order", ["contiguous", "transposed", "strided", "expanded", "a-is-one"])
 @pytest.mark.parametrize("split_k", [1, 2], ids=["whole", "split"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -335,6 +341,7 @@ def test_a_share_is_summed_as_a_product_of_its_own() -> None:
 # --- Epilogue ---
 
 
+@pytest.mark.few(shows=lambda split_k, axis, activation: {split_k, (axis, activation)})
 @pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
 @pytest.mark.parametrize("axis", [None, "m", "n"])
 @pytest.mark.parametrize("split_k", [1, 3], ids=["whole", "split"])

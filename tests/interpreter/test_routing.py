@@ -281,6 +281,7 @@ def test_an_exported_program_asks_at_each_call() -> None:
         assert ours() == {"addmm": 2}
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_aot_inductor_calls_past_the_dispatcher(tmp_path: Path) -> None:
     layer, x = torch.nn.Linear(16, 8), draw(4, 16)

@@ -55,6 +55,7 @@ def cases(names_of):
     return found
 
 
+@pytest.mark.few(shows=lambda rung, product, size: {(rung.id, product.dtype), (rung.id < "k03", size)})
 @pytest.mark.parametrize(("rung", "product", "size"), cases(lambda rung, _: sizes_of(rung)))
 def test_sizes(rung: Rung, product: Product, size: str) -> None:
     for alpha, beta in SCALARS:
@@ -62,6 +63,7 @@ def test_sizes(rung: Rung, product: Product, size: str) -> None:
     integers_exact(product, sizes_of(rung)[size], VIEWS["nn"], 3.0, -2.0)
 
 
+@pytest.mark.few(shows=lambda rung, product, view: {(rung.id, product.dtype), (rung.descriptors, view)})
 @pytest.mark.parametrize(("rung", "product", "view"), cases(lambda _, product: views(product)))
 def test_views(rung: Rung, product: Product, view: str) -> None:
     size = sizes_of(rung)["ragged"]
@@ -79,6 +81,7 @@ def test_rows_of_different_scale(rung: Rung, product: Product, kind: str) -> Non
     error_within_bound(product, sizes_of(rung)["ragged"], kind=kind)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("rung", "config"),
     [

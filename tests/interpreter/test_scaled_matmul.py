@@ -62,6 +62,7 @@ def assert_right(kind, a, b, scale_a, scale_b, c, bias=None, fast=False) -> None
     assert c.shape == (M, N) and ((c.double() - truth).abs() <= bound).all()
 
 
+@pytest.mark.few(shows=lambda dtype, kind, size: {(dtype, kind), size})
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("kind", ["tensor", "rows", "rows-and-tensor", "tensor-and-rows", "blocks"])
 @BY_DTYPE

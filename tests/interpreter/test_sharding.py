@@ -141,6 +141,7 @@ def test_the_first_call_registers_the_rule(call: str, mesh: DeviceMesh, monkeypa
 # --- Processes ---
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize(("group", "shape"), [("line", (RANKS,)), ("grid", (RANKS, RANKS))])
 def test_processes_compute_what_one_does(group: str, shape: tuple[int, ...], tmp_path: Path) -> None:
