@@ -16,6 +16,7 @@ import pytest
 import torch
 import triton
 from torch.utils._python_dispatch import TorchDispatchMode
+from triton.experimental.gluon import language as gl
 
 from triton_gemm import compat, ops, sharding
 from triton_gemm.aot import capture, compile_launch
@@ -210,6 +211,24 @@ def _decorating() -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+def _aggregate() -> None:
+    """Fields by position and by name, plain values as constants, and types as annotated."""
+
+    class Pair:
+        left: gl.constexpr
+        right: gl.constexpr
+
+    made = compat.aggregate(Pair)
+    pair = made(3, right="n")
+    assert (pair.left, pair.right) == (3, "n") and isinstance(pair.left, gl.constexpr)
+    assert [name for name, _ in pair.type.fields] == ["left", "right"]
+    with pytest.raises(TypeError):
+        made(3, right=gl.tuple([]))
+    # The kernel passes aggregates to its partitions.
+    _, kernel = compiled()
+    assert "ttg.warp_specialize" in kernel.asm["ttgir"]
+
+
 def _autotuner() -> None:
     """triton.autotune times a configuration by `_bench`, from which `trial` gets what it measures."""
     tuner, seen = object.__new__(compat.Autotuner), []
@@ -229,6 +248,7 @@ def _autotuner() -> None:
 
 USES: dict[str, Callable[[], None]] = {
     "Autotuner": _autotuner,
+    "aggregate": _aggregate,
     "JITFunction": _capture,
     "SingleLevelFunction": _single_level,
     "below_autograd": _below_autograd,
@@ -272,7 +292,7 @@ def test_each_use_is_tried() -> None:
         elif isinstance(node, (ast.Assign, ast.AnnAssign)):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             defined |= {target.id for target in targets if isinstance(target, ast.Name)}
-    assert {name for name in defined if not name.startswith("_")} | {"JITFunction"} == {*USES, *PUBLIC}
+    assert {name for name in defined if not name.startswith("_")} | {"JITFunction", "aggregate"} == {*USES, *PUBLIC}
 
 
 def private(source: str) -> Iterator[str]:

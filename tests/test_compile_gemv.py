@@ -54,7 +54,10 @@ def compiled(
     split_k: int = 1,
     capability: Capability = HOPPER,
 ) -> aot.Compiled:
+    """As a plan launches it, programmatically from Hopper on."""
     (launch,) = gemv.launches(problem, config, split_k)
+    if capability >= HOPPER:
+        launch = launch.programmatic()
     workspace = torch.empty(launch.workspace // 4, device="meta")
     counters = torch.empty(launch.counters, dtype=torch.int32, device="meta")
     arguments = materialise(

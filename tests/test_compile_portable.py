@@ -105,7 +105,16 @@ CIRCUMSTANCES = {
 }
 
 
-def compile_launch(launch: Launch, dtypes: dict[str, torch.dtype], capability: Capability = HOPPER) -> aot.Compiled:
+def compile_launch(
+    launch: Launch,
+    dtypes: dict[str, torch.dtype],
+    capability: Capability = HOPPER,
+    *,
+    programmatic: bool | None = None,
+) -> aot.Compiled:
+    """As a plan launches it, programmatically from Hopper on, unless told otherwise."""
+    if capability >= HOPPER if programmatic is None else programmatic:
+        launch = launch.programmatic()
     operands = {name: torch.empty(1, dtype=dtype, device="meta") for name, dtype in dtypes.items()}
     arguments = materialise(launch, operands, {"alpha": 1.0, "beta": 0.0})
     return aot.compile_launch(aot.CapturedLaunch(launch.kernel, {**arguments, **launch.options}), capability)

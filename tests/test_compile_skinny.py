@@ -65,14 +65,11 @@ CIRCUMSTANCES = {
 def compiled(
     circumstance: Circumstance, config: GemmConfig, capability: Capability, *, programmatic: bool | None = None
 ) -> aot.Compiled:
-    """As a plan launches it, if it is not said."""
     problem = circumstance.problem(config)
     assert skinny.illegal(problem, device_of_capability(capability), config) is None
     (launch,) = skinny.launches(problem, config)
-    if programmatic or (programmatic is None and capability >= HOPPER):
-        launch = launch.programmatic()
     dtypes = {"a": problem.dtype, "b": problem.dtype, "c": problem.out_dtype, "bias": problem.out_dtype}
-    return compile_launch(launch, dtypes, capability)
+    return compile_launch(launch, dtypes, capability, programmatic=programmatic)
 
 
 LOAD = re.compile(r"ld\.global(\S*?)(?:\.v(\d))?\.b(\d+) ")

@@ -61,8 +61,9 @@ class Circumstance:
 
 
 def compiled(problem: GemmProblem, config: GemmConfig, schedule: str) -> aot.Compiled:
-    """What the launch compiles to; fails unless it fits the GPU and spills nothing."""
+    """What the launch, programmatic as plans make it, compiles to; fails unless it fits the GPU and spills nothing."""
     (launch,) = warp_specialised.launches(problem, config, SCHEDULES[schedule])
+    launch = launch.programmatic()
     dtypes = {
         **{"a": problem.dtype, "b": problem.dtype, "c": problem.out_dtype, "bias": problem.out_dtype},
         **{"workspace": torch.float32, "counters": torch.int32},
@@ -87,8 +88,9 @@ SPLITTING = {"ld": {"cg.v4.b32", "gpu.acquire.b32"}, "st": {"v4.b32", "b32"}}  #
 
 
 def assert_claims(kernel: aot.Compiled, problem: GemmProblem, schedule: str) -> None:
-    """Tensor cores by `wgmma`, operands by TMA, registers moved to who multiplies; C by TMA where TMA can store it."""
-    for instruction in ("HGMMA", "UTMALDG", "USETMAXREG"):
+    """Tensor cores by `wgmma`, operands by TMA, registers moved to who multiplies; C by TMA where TMA can store it. The
+    first k-tiles are prefetched, and memory is touched only once the grid before has ended."""
+    for instruction in ("HGMMA", "UTMALDG", "USETMAXREG", "CCTL", "ACQBULK"):
         assert kernel.instructions[instruction], instruction
     assert bool(kernel.instructions["UTMASTG"]) == warp_specialised.c_by_tma(problem)
     loads, stores = accesses(kernel, "ld"), accesses(kernel, "st")

@@ -12,7 +12,7 @@ import typing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -144,7 +144,10 @@ def _aggregate(cls: type) -> Any:
     return tl.core._aggregate(cls)
 
 
-aggregate: Any = getattr(gluon, "aggregate", None) or _aggregate
+if TYPE_CHECKING:
+    from dataclasses import dataclass as aggregate  # which type checkers know
+else:
+    aggregate = getattr(gluon, "aggregate", None) or _aggregate
 
 
 _loading = threading.Lock()

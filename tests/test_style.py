@@ -1,0 +1,38 @@
+"""What keeps device code readable: short files, and short lists of parameters."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import triton_gemm.kernels
+
+KERNELS = Path(triton_gemm.kernels.__file__ or "").parent
+MOST_LINES = 400
+MOST_PARAMETERS = 12  # of a function that other device code calls; a kernel has one for each argument of its launch
+
+
+def test_no_file_of_the_warp_specialised_kernel_is_long() -> None:
+    lines = {path.name: len(path.read_text().splitlines()) for path in (KERNELS / "warp_specialised").glob("*.py")}
+    assert {name: count for name, count in lines.items() if count > MOST_LINES} == {}
+
+
+def jit_functions(source: str) -> dict[str, int]:
+    """The number of parameters of each function that `jit` decorates."""
+    return {
+        node.name: len([*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs])
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef)
+        and any("jit" in ast.unparse(decorator).split("(")[0].split(".") for decorator in node.decorator_list)
+    }
+
+
+@pytest.mark.parametrize("path", sorted(KERNELS.rglob("*.py")), ids=lambda path: str(path.relative_to(KERNELS)))
+def test_no_device_function_below_a_kernel_has_many_parameters(path: Path) -> None:
+    found = jit_functions(path.read_text())
+    assert {name: n for name, n in found.items() if n > MOST_PARAMETERS and not name.endswith("_kernel")} == {}
+
+
+def test_jit_functions_are_found() -> None:
+    source = "@gluon.jit(do_not_specialize=[])\ndef k(a, b, *, C): ...\n@triton.jit\ndef f(x): ...\ndef g(y): ..."
+    assert jit_functions(source) == {"k": 3, "f": 1}
