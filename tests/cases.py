@@ -25,11 +25,11 @@ Size = tuple[int, int, int]
 
 
 class Runnable(Protocol):
-    """What computes c = activation(alpha a @ b + beta c + bias) of a, b, c, bias, alpha, beta and scales, as a plan
-    does."""
+    """What computes c = activation(alpha a @ b + beta c + bias) of a, b, c, auxiliary operands, alpha and beta, as a
+    plan does."""
 
     @property
-    def run(self) -> Callable[[Tensor, Tensor, Tensor, Tensor | None, float, float, tuple[Tensor, ...]], None]: ...
+    def run(self) -> Callable[[Tensor, Tensor, Tensor, tuple[Tensor, ...], float, float], None]: ...
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,8 @@ class Operands:
         results = []
         for _ in range(times):
             self.c.copy_(self.c0)
-            plan.run(self.a, self.b, self.c, self.bias, case.alpha, case.beta, self.scales)
+            auxiliary = (*([] if self.bias is None else [self.bias]), *self.scales)
+            plan.run(self.a, self.b, self.c, auxiliary, case.alpha, case.beta)
             results.append(self.c.clone())
         assert all(torch.equal(bits(results[0]), bits(result)) for result in results[1:]), "other bits"
         self.c.fill_(SENTINEL)

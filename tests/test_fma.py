@@ -35,16 +35,7 @@ class Simulation:
     swapped: bool
     module: SimpleNamespace
 
-    def run(
-        self,
-        a: Tensor,
-        b: Tensor,
-        c: Tensor,
-        bias: Tensor | None,
-        alpha: float,
-        beta: float,
-        scales: tuple[Tensor, ...],
-    ) -> None:
+    def run(self, a: Tensor, b: Tensor, c: Tensor, auxiliary: tuple[Tensor, ...], alpha: float, beta: float) -> None:
         names = fma.unreadable(self.problem)
         problem = repacked(self.problem, names)
         a = copied(a, problem.a) if "a" in names else a
@@ -56,7 +47,8 @@ class Simulation:
         (launch,) = self.module.launches(problem, self.config, abs(self.split_k))
         assert launch.arguments["IN_TURN"] is (self.split_k < 0)
         counters = torch.zeros(launch.counters, dtype=torch.int32)
-        operands = {"a": a, "b": b, "c": c, "counters": counters} | ({} if bias is None else {"bias": bias})
+        operands = {"a": a, "b": b, "c": c, "counters": counters}
+        operands |= zip(problem.auxiliary, auxiliary, strict=True)
         operands["workspace"] = torch.full((launch.workspace // 4,), torch.nan)
         operands |= {t.name: torch.full(t.shape, torch.nan, dtype=t.dtype) for t in launch.temporaries}
         run(launch, operands, {"alpha": alpha, "beta": beta})

@@ -35,22 +35,13 @@ class Simulation:
     module: SimpleNamespace
     programmatic: bool = False
 
-    def run(
-        self,
-        a: Tensor,
-        b: Tensor,
-        c: Tensor,
-        bias: Tensor | None,
-        alpha: float,
-        beta: float,
-        scales: tuple[Tensor, ...],
-    ) -> None:
+    def run(self, a: Tensor, b: Tensor, c: Tensor, auxiliary: tuple[Tensor, ...], alpha: float, beta: float) -> None:
         problem = self.problem.swap_ab() if self.swapped else self.problem
         assert skinny.illegal(problem, DEVICE, self.config) is None
         (launch,) = self.module.launches(problem, self.config)
         assert not (launch.workspace or launch.counters or launch.temporaries)
         operands = {"a": b, "b": a} if self.swapped else {"a": a, "b": b}
-        operands |= {"c": c} if bias is None else {"c": c, "bias": bias}
+        operands |= {"c": c, **dict(zip(problem.auxiliary, auxiliary, strict=True))}
         run(launch.programmatic() if self.programmatic else launch, operands, {"alpha": alpha, "beta": beta})
         self.programmatic = not self.programmatic
 

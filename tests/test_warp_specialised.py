@@ -38,24 +38,15 @@ class Simulation:
     schedule: Schedule
     module: SimpleNamespace
 
-    def run(
-        self,
-        a: Tensor,
-        b: Tensor,
-        c: Tensor,
-        bias: Tensor | None,
-        alpha: float,
-        beta: float,
-        scales: tuple[Tensor, ...],
-    ) -> None:
+    def run(self, a: Tensor, b: Tensor, c: Tensor, auxiliary: tuple[Tensor, ...], alpha: float, beta: float) -> None:
         problem, planes = self.problem, self.problem.planes
         if planes.count > 1:
             problem = repacked(problem, ("a", "b"))
             a, b = split(a, planes, problem.a.strides[1]), split(b.mT, planes, problem.b.strides[2])
         (launch,) = self.module.launches(problem, self.config, self.schedule)
         counters = torch.zeros(launch.counters, dtype=torch.int32)
-        operands = {"a": a, "b": b, "c": c, "counters": counters} | ({} if bias is None else {"bias": bias})
-        operands |= zip(("a_scale", "b_scale"), scales, strict=False)
+        operands = {"a": a, "b": b, "c": c, "counters": counters}
+        operands |= zip(problem.auxiliary, auxiliary, strict=True)
         operands["workspace"] = torch.full((launch.workspace // 4,), torch.nan)
         run(launch.programmatic(), operands, {"alpha": alpha, "beta": beta})
         assert not counters.any(), "counters are not zero afterwards"

@@ -105,7 +105,8 @@ def kernels() -> None:
             bias = None if split_k == 1 else ending(N, 1, "n", first)[:, 0]
             epilogue = {} if bias is None else {"has_beta": True, "bias": "n", "activation": "gelu"}
             problem = GemmProblem.of(a, b, c, **epilogue)
-            GemmPlan(problem, choose(problem, split_k), device).run(a, b, c, bias, 1.0, 0.0 if bias is None else 0.5)
+            auxiliary, beta = ((), 0.0) if bias is None else ((bias,), 0.5)
+            GemmPlan(problem, choose(problem, split_k), device).run(a, b, c, auxiliary, 1.0, beta)
             torch.cuda.synchronize()
         print(name)
 

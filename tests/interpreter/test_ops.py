@@ -173,7 +173,7 @@ def test_the_gradient_of_a_bias_under_many_rows(dtype: torch.dtype, monkeypatch:
 
 def test_the_precision_is_the_gradients_too(monkeypatch: pytest.MonkeyPatch) -> None:
     used = []
-    monkeypatch.setattr(plan, "multiply", lambda a, b, c, *, precision, **_: (used.append(precision), c.zero_()))
+    monkeypatch.setattr(plan, "multiply", lambda a, b, c, request, *_: (used.append(request.precision), c.zero_()))
     x, w = leaves(draw(4, 5), draw(3, 5))
     triton_gemm.linear(x, w, precision="bf16x6").sum().backward()
     assert used == ["bf16x6"] * 3

@@ -199,7 +199,7 @@ def test_int8_has_no_epilogue() -> None:
 
 def test_a_precision_is_used_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
     used = []
-    monkeypatch.setattr(plan, "multiply", lambda *_, precision, **__: used.append(precision))
+    monkeypatch.setattr(plan, "multiply", lambda a, b, c, request, *_: used.append(request.precision))
     a, b, row, how = ones(2, 3, 3), ones(2, 3, 3), ones(3), {"precision": "bf16x6"}
     triton_gemm.matmul(a, b, **how), triton_gemm.bmm(a, b, **how), triton_gemm.baddbmm(row, a, b, **how)
     triton_gemm.mm(a[0], b[0], **how), triton_gemm.mv(a[0], row, **how), triton_gemm.addmm(row, a[0], b[0], **how)
