@@ -14,12 +14,15 @@ reaches on an H100, and a launch.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
 
-from ..precision import Planes
-from ..problem import Layout
+from ..device_model import DeviceModel
+from ..precision import SPLIT, Planes
+from ..problem import GemmProblem, Layout
 from .launch import Launch, Pointer, Temporary
 from .planes import split
 from .portable import tile_pointers, vector, whole
@@ -137,3 +140,33 @@ def launch(
     )
     copy = Layout(strides)
     return made, copy.transposed if column_major else copy
+
+
+def copy_of(problem: GemmProblem, name: str) -> tuple[Launch, Layout]:
+    """The launch that copies operand "a" or "b" to where the kernel can read it, and the copy's layout."""
+    rows, columns = (problem.M, problem.K) if name == "a" else (problem.K, problem.N)
+    layout: Layout = getattr(problem, name)
+    # Tensor cores want all but 16 bits along K, outer products both operands across it.
+    column_major = {"half": None, "ieee": name == "a"}.get(problem.precision, name == "b")
+    return launch(
+        *(name, f"packed_{name}", layout, (problem.batch, rows, columns), problem.dtype),
+        column_major=column_major,
+        planes=SPLIT.get(problem.precision),
+    )
+
+
+def repacked(problem: GemmProblem, packed: tuple[str, ...]) -> GemmProblem:
+    """The problem after its `packed` operands were copied."""
+    if not packed:
+        return problem
+    return replace(problem, **{name: copy_of(problem, name)[1] for name in packed}, dtype=problem.planes.dtype)
+
+
+def microseconds(problem: GemmProblem, packed: tuple[str, ...], model: DeviceModel) -> float:
+    """Predicted time of copying the `packed` operands of a problem."""
+    time = 0.0
+    for name in packed:
+        rows = problem.M if name == "a" else problem.N
+        moved = problem.dtype.itemsize + problem.planes.dtype.itemsize * problem.planes.count
+        time += model.copy + problem.batch * rows * problem.K * moved / model.copied
+    return time
