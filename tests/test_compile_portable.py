@@ -11,7 +11,7 @@ import torch
 
 from tests.test_compile import loads_of_c, stride_multiplications
 from triton_gemm import aot
-from triton_gemm.config import MAX_REGISTERS_PER_THREAD, GemmConfig
+from triton_gemm.config import MAX_REGISTERS_PER_THREAD, TileConfig
 from triton_gemm.device import SHARED_MEMORY, device_of_capability
 from triton_gemm.kernels import portable, repack
 from triton_gemm.kernels.launch import Launch, materialise
@@ -62,7 +62,7 @@ class Circumstance:
         epilogue = (self.has_beta, self.bias, self.activation, scales)
         return GemmProblem(1, M, N, K, dtype, out_dtype, precision, *layouts, *epilogue)
 
-    def legal(self, precision: str, capability: Capability) -> list[GemmConfig]:
+    def legal(self, precision: str, capability: Capability) -> list[TileConfig]:
         problem, device = self.problem(precision), device_of_capability(capability)
         return [
             config
@@ -82,7 +82,7 @@ class Circumstance:
         return self.out_dtype != torch.int32 or precision == "int8"
 
 
-TILE = GemmConfig(BLOCK_M=64, BLOCK_N=64, BLOCK_K=64, GROUP_M=8, num_warps=4, num_stages=3)
+TILE = portable.Config(BLOCK_M=64, BLOCK_N=64, BLOCK_K=64, num_warps=4, num_stages=3)
 ALIGNED = Circumstance((512, 768, 1024))
 CIRCUMSTANCES = {
     "odd": Circumstance((509, 767, 1021)),
@@ -112,7 +112,7 @@ def compile_launch(launch: Launch, dtypes: dict[str, torch.dtype], capability: C
 
 
 def compiled(
-    circumstance: Circumstance, precision: str, config: GemmConfig, capability: Capability = HOPPER
+    circumstance: Circumstance, precision: str, config: TileConfig, capability: Capability = HOPPER
 ) -> aot.Compiled:
     problem = circumstance.problem(precision)
     (launch,) = portable.launches(problem, config, circumstance.split_k)
@@ -124,14 +124,14 @@ def compiled(
     return compile_launch(launch, dtypes, capability)
 
 
-def assert_fits(gemm: aot.Compiled, config: GemmConfig, itemsize: int, capability: Capability) -> None:
+def assert_fits(gemm: aot.Compiled, config: TileConfig, itemsize: int, capability: Capability) -> None:
     assert gemm.spills == 0
     assert gemm.registers <= MAX_REGISTERS_PER_THREAD
     assert gemm.shared <= SHARED_MEMORY[capability], "does not fit the GPU"
-    assert gemm.shared <= config.shared_memory(itemsize), "needs more than GemmConfig.shared_memory says"
+    assert gemm.shared <= config.shared_memory(itemsize), "needs more than TileConfig.shared_memory says"
 
 
-def instruction(precision: str, config: GemmConfig, capability: Capability) -> str:
+def instruction(precision: str, config: TileConfig, capability: Capability) -> str:
     """What multiplies, a pattern: sm_90 and sm_100 have instructions for 64 rows and four warps."""
     if precision == "ieee":
         return "FFMA"
@@ -155,7 +155,7 @@ def instruction(precision: str, config: GemmConfig, capability: Capability) -> s
         if ALIGNED.exists(precision, capability) and config in ALIGNED.legal(precision, capability)
     ],
 )
-def test_every_config(precision: str, config: GemmConfig, capability: Capability) -> None:
+def test_every_config(precision: str, config: TileConfig, capability: Capability) -> None:
     """On Hopper and on one other architecture in turn."""
     gemm = compiled(ALIGNED, precision, config, capability)
     assert_fits(gemm, config, ALIGNED.problem(precision).dtype.itemsize, capability)

@@ -386,8 +386,8 @@ def test_tf32_is_rounded_by_tma_and_read_along_k() -> None:
 
 def test_a_split_is_shown() -> None:
     choice = select(of(64, 64, 65536), HOPPER)
-    assert choice.schedule is not None and choice.schedule.split > 0
-    assert f"{choice.schedule.split} tiles in {choice.schedule.parts} parts" in str(choice)
+    assert choice.schedule is not None and choice.schedule.split_tiles > 0
+    assert f"{choice.schedule.split_tiles} tiles in {choice.schedule.split_k} parts" in str(choice)
 
 
 def test_the_interpreter_gets_what_it_can_run() -> None:

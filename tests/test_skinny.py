@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.cases import CIRCUMSTANCES, Case, Operands, blocks, circumstance_along_k, few_rows, ids
 from tests.gluon_on_cpu import DeadlockError, run, simulated
-from triton_gemm.config import GemmConfig
+from triton_gemm.config import TileConfig
 from triton_gemm.device import SHARED_MEMORY, device_of_capability
 from triton_gemm.kernels import skinny
 from triton_gemm.problem import GemmProblem, Layout
@@ -29,7 +29,7 @@ class Simulation:
     for the one before by itself, and prefetches, which every other one does."""
 
     problem: GemmProblem
-    config: GemmConfig
+    config: TileConfig
     swapped: bool
     module: SimpleNamespace
     programmatic: bool = False
@@ -59,14 +59,14 @@ def kernel() -> SimpleNamespace:
     return simulated("skinny")
 
 
-def check(case: Case, config: GemmConfig, module: SimpleNamespace, *, swapped: bool = False) -> None:
+def check(case: Case, config: TileConfig, module: SimpleNamespace, *, swapped: bool = False) -> None:
     operands = Operands(case, CPU)
     operands.check(Simulation(operands.problem, config, swapped, module), times=2)
 
 
 @pytest.mark.parametrize("config", skinny.CONFIGS, ids=ids)
 @pytest.mark.parametrize("rows", ROWS)
-def test_every_config_and_number_of_rows(kernel: SimpleNamespace, rows: int, config: GemmConfig) -> None:
+def test_every_config_and_number_of_rows(kernel: SimpleNamespace, rows: int, config: TileConfig) -> None:
     for case, swapped in few_rows(rows, config):
         check(case, config, kernel, swapped=swapped)
 

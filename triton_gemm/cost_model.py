@@ -19,9 +19,11 @@ def soft_maximum(*bounds: float) -> float:
 def on_busiest_sm(
     programs: int, num_sms: int, at_once: int, together: Callable[[float], float], piled: float = 0.0
 ) -> float:
-    """Time of the SM with the most programs, of which it runs `at_once`; together(n): what n take on an SM; piled: of the
-    room that an SM has left, how much is filled though others have none: while the grid before runs out, programs go to
-    where there is room first."""
+    """Time of the SM with the most programs, of which it runs `at_once`; together(n): what n take on an SM.
+
+    piled: of the programs that an SM still has room for, how many come to it though others have none: while the grid
+    before runs out, programs go to where there is room first.
+    """
     full, rest = divmod(-(-programs // num_sms), at_once)
     if not rest:
         return full * together(at_once)

@@ -30,8 +30,8 @@ BANDWIDTHS |= {(11, 0): 0.27e6, (12, 0): 1.79e6, (12, 1): 0.27e6}
 class DeviceModel:
     """The figures of one GPU.
 
-    source: where they come from; num_sms: its multiprocessors; bandwidth: bytes in a microsecond that its memory's clock
-    and bus allow; launch: of a kernel that does nothing; memory: bytes in a microsecond from memory; l2: lines of 128
+    source: where they come from; num_sms: its multiprocessors; bandwidth: bytes in a microsecond by its memory's clock
+    and bus; launch: of a kernel that does nothing; memory: bytes in a microsecond from memory; l2: lines of 128
     bytes in a microsecond that L2 gives to all SMs; tensor: products of 16 bits in a microsecond that the board's power
     limit allows, times their 2 bytes; copy: copying an operand first, and copied: bytes in a microsecond that are read
     or written for it; kernels: each kernel's own constants.
@@ -54,7 +54,7 @@ class DeviceModel:
         found = self._costs.get(kind)
         if found is None:
             found = self._costs[kind] = kind(**self.kernels[kind.KERNEL])  # type: ignore[attr-defined]
-        return found  # type: ignore[no-any-return]
+        return found
 
     def scaled_to(self, device: DeviceInfo) -> DeviceModel:
         """The model of a GPU that was not measured: each multiprocessor as fast as here; L2, tensor cores and copies by

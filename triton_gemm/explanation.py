@@ -147,8 +147,8 @@ def explain(
         problem = _product(a, b, bias, beta, activation, precision, out_dtype)
     selection = plan.selection_for(problem, info)
     # Groups of columns are multiplied as groups of rows of c^T.
-    swapped = selection.swapped or (groups is not None and a.dim() == 3)
-    return replace(selection, swapped=swapped, device=info.name)
+    swap_ab = selection.swap_ab or (groups is not None and a.dim() == 3)
+    return replace(selection, swap_ab=swap_ab, device=info.name)
 
 
 def _product(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from . import kernels
 from .config import TileConfig
 from .device import DeviceInfo
-from .device_model import model_of
+from .device_model import DeviceModel, model_of
 from .kernels.candidate import Candidate, Work
 from .kernels.launch import Launch
 from .kernels.schedule import Schedule
@@ -45,9 +45,9 @@ class Selection:
 
     @classmethod
     def of(cls, kernel: str, candidate: Candidate, reason: str) -> Selection:
-        work, precision = candidate.work, candidate.problem.precision
-        dealt = (work, 1) if isinstance(work, Schedule) else (None, work)
-        return cls(kernel, candidate.config, reason, *dealt, candidate.swap_ab, candidate.packed, precision)
+        given, config, work, swap_ab, packed = candidate
+        schedule, split_k = (work, 1) if isinstance(work, Schedule) else (None, work)
+        return cls(kernel, config, reason, schedule, split_k, swap_ab, packed, given.precision)
 
     @property
     def work(self) -> Work:
@@ -80,6 +80,12 @@ def ranked(problem: GemmProblem, device: DeviceInfo) -> list[tuple[float, str, C
     return sorted(found, key=lambda one: one[0])  # and of equals the first
 
 
+def predicted(problem: GemmProblem, kernel: str, candidate: Candidate, model: DeviceModel) -> float:
+    """Predicted microseconds of a problem's candidate, copies of operands included."""
+    time = kernels.named(kernel).microseconds(candidate.problem, candidate.config, candidate.work, model)
+    return time + kernels.repack.microseconds(problem, candidate.packed, model)
+
+
 def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
     """The legal candidate for `problem` on `device` of least predicted time; RuntimeError where none is legal."""
     if device.capability < (8, 0):
@@ -95,13 +101,13 @@ def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
         elif best is None:
             best = time, kernel, candidate
         else:  # the next best kernel
-            return Selection.of(*best[1:], f"{_predicted(best[0])}, {kernel} {_predicted(time)}")
+            return Selection.of(*best[1:], f"{_about(best[0])}, {kernel} {_about(time)}")
     if best is None:
         raise RuntimeError(f"no kernel multiplies {problem.dtype} in {problem.precision} on {device.name}: {why}")
-    return Selection.of(*best[1:], _predicted(best[0]))
+    return Selection.of(*best[1:], _about(best[0]))
 
 
-def _predicted(time: float) -> str:
+def _about(time: float) -> str:
     return f"about {time:.3g} us"
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # Of candidates that are predicted to take the same time the first is chosen.
 KERNELS = ("warp_specialised", "skinny", "gemv", "fma", "portable")
 
-__all__ = ["KERNELS", "Kernel", "fma", "gemv", "portable", "repack", "skinny", "named", "warp_specialised"]
+__all__ = ["KERNELS", "Kernel", "fma", "gemv", "named", "portable", "repack", "skinny", "warp_specialised"]
 
 
 class Kernel(Protocol):
@@ -35,10 +35,10 @@ class Kernel(Protocol):
     def candidates(self, problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
         """The ways to compute `problem` that are worth comparing, none where there is no point in asking `illegal`."""
 
-    def illegal(self, problem: GemmProblem, device: DeviceInfo, config: Any, work: Any = ..., /) -> str | None:
+    def illegal(self, problem: GemmProblem, device: DeviceInfo, config: Any, work: Any, /) -> str | None:
         """Why `device` cannot run `problem`, as it lies in memory, in this configuration; None if it can."""
 
-    def launches(self, problem: GemmProblem, config: Any, work: Any = ..., /) -> tuple[Launch, ...]:
+    def launches(self, problem: GemmProblem, config: Any, work: Any, /) -> tuple[Launch, ...]:
         """What computes `problem`, as descriptions without tensors."""
 
     def microseconds(self, problem: GemmProblem, config: Any, work: Any, model: DeviceModel, /) -> float:
@@ -48,7 +48,7 @@ class Kernel(Protocol):
 def named(name: str) -> Kernel:
     """The module of a kernel in KERNELS."""
     assert name in KERNELS, name
-    found: Kernel = __getattr__(name)  # type: ignore[assignment]
+    found: Kernel = __getattr__(name)
     return found
 
 

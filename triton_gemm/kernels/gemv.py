@@ -83,9 +83,7 @@ class Config(TileConfig):
 
 
 CONFIGS = tuple(
-    Config(rows, n, k, warps, stages)
-    for rows in (1, 2, 4)
-    for n, k, warps, stages in K_MAJOR_TILES + N_MAJOR_TILES
+    Config(rows, n, k, warps, stages) for rows in (1, 2, 4) for n, k, warps, stages in K_MAJOR_TILES + N_MAJOR_TILES
 )
 
 
@@ -295,7 +293,7 @@ def default(problem: GemmProblem, device: DeviceInfo) -> tuple[Config, int]:
     unit = 2 / problem.dtype.itemsize  # tiles below are of 16-bit elements
     along_k = _along_k(problem)
 
-    def tile(n: int, k: int, warps: int) -> GemmConfig:
+    def tile(n: int, k: int, warps: int) -> Config:
         n, k = (n, int(k * unit)) if along_k else (int(n * unit), k)
         return Config(rows, n, k, warps)
 
@@ -341,7 +339,8 @@ class Costs:
 
     start: a program's sums across its threads and stores; wait: for the loads of a step, a constant, and for each
     element that a thread loads; fmas: multiply-adds in a microsecond of an SM, loads and conversions included, where
-    threads lie along K, and fmas_n: where they lie along N; share: of all parts of a sum; part: adding one.
+    threads lie along K, and fmas_n: where they lie along N; share: of all parts of a sum; part: adding one; piled: of
+    the programs that an SM has room for, how many come together though others have none.
     """
 
     KERNEL = "gemv"

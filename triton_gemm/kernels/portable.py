@@ -510,8 +510,13 @@ def microseconds(problem: GemmProblem, config: Config, split_k: int, model: Devi
     a_vector, b_vector, _ = (elements for _, elements in _vectors(problem))
     steps, programs = -(-problem.K // (split_k * k)), _num_tiles(problem, config) * split_k
     products = len(problem.planes.terms) * m * n * k
-    shared = k * (pace.move * (m / a_vector + n / b_vector) + pace.read[problem.b.column_major] * sqrt(32 * warps * m * n))
-    work = max(products / of_sm + shared, traffic(problem) * model.num_sms / (pace.memory * model.memory * programs * max(1, steps)))
+    shared = k * (
+        pace.move * (m / a_vector + n / b_vector) + pace.read[problem.b.column_major] * sqrt(32 * warps * m * n)
+    )
+    work = max(
+        products / of_sm + shared,
+        traffic(problem) * model.num_sms / (pace.memory * model.memory * programs * max(1, steps)),
+    )
     alone = soft_maximum(pace.step + pace.latency / (config.num_stages - 1), products / (of_warp * warps) + shared)
     size = m * n / TILE
     start = pace.start[0] + pace.start[1] * size
@@ -531,7 +536,9 @@ def _at_once(config: Config, itemsize: int, sum_itemsize: int) -> int:
     """Programs that an SM has room for."""
     threads = 32 * config.num_warps
     registers = min(config.accumulators(sum_itemsize) + REGISTERS, MAX_REGISTERS)
-    return max(1, min(SHARED_MEMORY_PER_SM // config.shared_memory(itemsize), REGISTERS_PER_SM // (registers * threads)))
+    return max(
+        1, min(SHARED_MEMORY_PER_SM // config.shared_memory(itemsize), REGISTERS_PER_SM // (registers * threads))
+    )
 
 
 def launches(problem: GemmProblem, config: Config, split_k: int = 1, *, stride_bias: int = 1) -> tuple[Launch, ...]:

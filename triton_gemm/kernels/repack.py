@@ -159,7 +159,9 @@ def repacked(problem: GemmProblem, packed: tuple[str, ...]) -> GemmProblem:
     """The problem after its `packed` operands were copied."""
     if not packed:
         return problem
-    return replace(problem, **{name: copy_of(problem, name)[1] for name in packed}, dtype=problem.planes.dtype)
+    a = copy_of(problem, "a")[1] if "a" in packed else problem.a
+    b = copy_of(problem, "b")[1] if "b" in packed else problem.b
+    return replace(problem, a=a, b=b, dtype=problem.planes.dtype)
 
 
 def microseconds(problem: GemmProblem, packed: tuple[str, ...], model: DeviceModel) -> float:

@@ -186,7 +186,9 @@ CONFIGS = tuple(_config(16, n, num_warps) for n, num_warps in ((8, 2), (8, 4), (
 class Costs:
     """What the kernel takes on one GPU, in microseconds.
 
-    start: a program's first loads and its stores; adding: a warp's sums, of an SM; wait: for the loads of a step; bytes: in a microsecond that an SM takes in from L2.
+    start: a program's first loads and its stores; adding: a warp's sums, of an SM; wait: for the loads of a step;
+    bytes: in a microsecond that an SM takes in from L2; piled: of the programs that an SM has room for, how many come
+    together though others have none.
     """
 
     KERNEL = "skinny"

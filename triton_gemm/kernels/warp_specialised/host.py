@@ -124,9 +124,7 @@ def unsuited(problem: GemmProblem, device: DeviceInfo) -> str | None:
     return None if why is None else f"TMA cannot take {why}"
 
 
-def illegal(
-    problem: GemmProblem, device: DeviceInfo, config: Config, schedule: Schedule | None = None
-) -> str | None:
+def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, schedule: Schedule | None = None) -> str | None:
     """Why `device` cannot run `problem` in this configuration, or None if it can."""
     why = unsuited(problem, device)
     if why is not None:
