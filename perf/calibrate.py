@@ -97,8 +97,8 @@ GOOD = 1.25  # times a shape's fastest; slower candidates are not picked anyway 
 POOR_WEIGHT = 0.5
 ERROR, REGRET = 1.2, 3.0  # what a shape's errors, and its regret, weigh in a fit
 LIKE = 0.04  # predictions that differ by so much are hardly told apart
-PRIOR = 0.2  # weight of a figure's logarithm against them
-ITERATIONS = 12
+PRIOR = 0.1  # weight of a figure's logarithm against them
+ITERATIONS = 8
 WORST = 0.05  # regret from which on a shape is named
 HELD_OUT = 3  # one in so many shapes
 
@@ -279,10 +279,8 @@ def shapes_to_measure(limit: int | None) -> tuple[tuple[Shape, str], ...]:
     for mode, shapes in OWN:
         found |= {(shape.key, mode): (shape, mode) for shape in shapes}
     every = tuple(found.values())
-    return tuple(
-        every[i]
-        for i in sorted({round(x) for x in np.linspace(0, len(every) - 1, min(limit or len(every), len(every)))})
-    )
+    evenly = np.linspace(0, len(every) - 1, min(limit or len(every), len(every)))
+    return tuple(every[round(i)] for i in evenly)
 
 
 def measure(
@@ -394,27 +392,32 @@ def with_values(entry: Figures, values: Mapping[Place, float]) -> Figures:
         inner: Any = found
         for key in way:
             inner = _inside(inner, key)
-        inner[last if isinstance(inner, dict) else int(last)] = float(f"{value:.4g}")
+        inner[last if isinstance(inner, dict) else int(last)] = float(value)
     return found
 
 
 def fit(measured: Sequence[Measured], model: DeviceModel) -> DeviceModel:
-    """The model with the least squares of errors (logarithms of predicted over measured time) and of regrets, every
-    figure drawn to its present value: those of the GPU, and of the kernels that were measured."""
-    entry = model.as_dict()
+    """The model with the least squares of errors (logarithms of predicted over measured time), of the GPU's figures and
+    of the kernels' that were measured; and then, of the kernels' alone, with the least squares of regrets too. Every
+    figure is drawn to what it was before."""
     timed = {way.kernel for found in measured for way in found.us}
     precisions = {found.problem.precision for found in measured}
     paces = {precision if precision in ("ieee", "fp64") else "tensor" for precision in precisions}
 
     def seen(place: Place) -> bool:
-        if place[0] != "kernels":
+        if place[0] != "kernels" or place[1] not in timed:
+            return place[0] != "kernels"
+        if place[1] != "portable":
             return True
-        if place[1] == "portable":
-            known = precisions if place[2] == "products" else paces
-            return "portable" in timed and place[3 if place[2] == "products" else 2] in known
-        return place[1] in timed
+        return place[3] in precisions if place[2] == "products" else place[2] in paces
 
-    where = list(places(entry, seen))
+    predicted_well = _fit(measured, model, seen, regret=0.0)
+    return _fit(measured, predicted_well, lambda place: place[0] == "kernels" and seen(place), regret=REGRET)
+
+
+def _fit(measured: Sequence[Measured], model: DeviceModel, only: Callable[[Place], bool], regret: float) -> DeviceModel:
+    entry = model.as_dict()
+    where = list(places(entry, only))
     start = np.log([value_at(entry, place) for place in where])
     taken = [np.log(list(found.us.values())) for found in measured]
     slower = [np.exp(us - us.min()) - 1 for us in taken]
@@ -429,17 +432,18 @@ def fit(measured: Sequence[Measured], model: DeviceModel) -> DeviceModel:
             guess = np.log(found.predicted(moved))
             errors.append(weight * (guess - us))
             chance = np.exp((guess.min() - guess) / LIKE)  # as if the pick were drawn, so that it has a derivative
-            regrets.append(REGRET * float(chance @ np.minimum(slow, 1.0)) / float(chance.sum()))
+            regrets.append(regret * float(chance @ np.minimum(slow, 1.0)) / float(chance.sum()))
         return np.concatenate([*errors, regrets, PRIOR * (x - start)])
 
-    found = least_squares(residuals, start, loss="soft_l1", f_scale=0.5, diff_step=2e-3, max_nfev=ITERATIONS)
-    return at(found.x)
+    return at(least_squares(residuals, start, loss="soft_l1", f_scale=0.5, diff_step=2e-3, max_nfev=ITERATIONS).x)
 
 
 def save(name: str, model: DeviceModel, out: Path) -> None:
     """Writes a GPU's model beside those of others."""
     entries = json.loads(out.read_text()) if out.exists() else {}
-    out.write_text(json.dumps({**entries, name: model.as_dict()}, indent=1) + "\n")
+    figures = model.as_dict()
+    short = {place: float(f"{value_at(figures, place):.4g}") for place in places(figures, lambda _: True)}
+    out.write_text(json.dumps({**entries, name: with_values(figures, short)}, indent=1) + "\n")
 
 
 # ---- regret ----

@@ -182,7 +182,6 @@ def ids(value: object) -> str | None:
 
 
 def blocks(config: TileConfig) -> Size:
-    assert config.BLOCK_M and config.BLOCK_N and config.BLOCK_K
     return config.BLOCK_M, config.BLOCK_N, config.BLOCK_K
 
 

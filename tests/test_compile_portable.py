@@ -193,7 +193,7 @@ def test_fp8_is_summed_in_fp32_every_k_tile_unless_fast_sums_will_do(capability:
     """At most 128 of K; Triton itself would do that on Hopper only, and only where it is told to."""
     circumstance = replace(ALIGNED, orders="ntn", out_dtype=torch.float32)
     config = circumstance.legal("fp8", capability)[0]
-    assert config.BLOCK_K is not None and config.BLOCK_K <= 128
+    assert config.BLOCK_K <= 128
     adds = {p: fp32_additions(compiled(circumstance, p, config, capability)) for p in ("fp8", "fp8 fast")}
     assert adds["fp8"] - adds["fp8 fast"] >= config.accumulators()
 

@@ -42,7 +42,6 @@ class Circumstance:
     swapped: bool = False
 
     def problem(self, config: TileConfig) -> GemmProblem:
-        assert config.BLOCK_N is not None
         M, N = (4099, config.BLOCK_N - 1) if self.swapped else (skinny.MAX_ROWS - 1, 4099)
         row, column = (self.step * N + self.gap, self.step) if self.order == "n" else (self.step, M + self.gap)
         layouts = (Layout((0, self.K, 1)), Layout((0, 1, self.K)), Layout((0, row, column)))

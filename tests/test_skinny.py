@@ -15,6 +15,7 @@ from tests.cases import CIRCUMSTANCES, Case, Operands, blocks, circumstance_alon
 from tests.gluon_on_cpu import DeadlockError, run, simulated
 from triton_gemm.config import TileConfig
 from triton_gemm.device import SHARED_MEMORY, device_of_capability
+from triton_gemm.device_model import model_of
 from triton_gemm.kernels import skinny
 from triton_gemm.problem import GemmProblem, Layout
 
@@ -132,16 +133,17 @@ def test_who_is_refused() -> None:
     st.sampled_from([1, 1, 2, 64]),
     st.sampled_from([device_of_capability(capability) for capability in SHARED_MEMORY if capability >= (8, 0)]),
 )
-def test_where_it_pays_its_default_is_legal(rows: int, others: int, eighths: int, batch: int, device) -> None:
+def test_its_candidates_are_legal(rows: int, others: int, eighths: int, batch: int, device) -> None:
     K = 8 * eighths
     a, b = Layout((K if batch > 1 else 0, batch * K, 1)), Layout((others * K if batch > 1 else 0, 1, K))
     c = Layout((rows * others if batch > 1 else 0, others, 1))
     problem = GemmProblem(batch, rows, others, K, torch.bfloat16, torch.bfloat16, "half", a, b, c)
-    if not skinny.pays(problem, device):
-        return
-    config, swapped = skinny.default(problem, device)
-    assert config in skinny.CONFIGS
-    assert skinny.illegal(problem.swapped if swapped else problem, device, config) is None
+    found = list(skinny.candidates(problem, device))
+    assert {(one.config, one.swap_ab) for one in found} == {(c, s) for c in skinny.CONFIGS for s in (False, True)}
+    for given, config, split_k, swap_ab, packed in found:
+        assert given == (problem.swapped if swap_ab else problem) and packed == ()
+        assert skinny.illegal(given, device, config, split_k) is None
+        assert 0 < skinny.microseconds(given, config, split_k, model_of(device)) < 1e9
 
 
 # --- Planted bugs ---

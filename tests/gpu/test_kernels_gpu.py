@@ -118,7 +118,7 @@ def test_random_problems_in_all_that_the_cost_model_compares(seed: int) -> None:
 @pytest.mark.parametrize("config", warp_specialised.configs(torch.int8), ids=ids)
 def test_bytes(config: TileConfig) -> None:
     """fp8 and int8 in every configuration, whole and split."""
-    for case in of_bytes(config, warp_specialised.CONFIGS.index(replace(config, BLOCK_K=(config.BLOCK_K or 0) // 2))):
+    for case in of_bytes(config, warp_specialised.CONFIGS.index(replace(config, BLOCK_K=config.BLOCK_K // 2))):
         if warp_specialised.illegal(Operands(case).problem, gpu(), config) is None:
             check(case, persistent(config, Schedule(4)), times=2)
             if warp_specialised.can_split_k(config):

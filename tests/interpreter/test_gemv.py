@@ -9,6 +9,7 @@ from tests.checks import RULES, SCALARS, SENTINEL, VIEWS, Product, error_within_
 from tests.numerics import error_bound, mode_of, reference
 from triton_gemm.config import TileConfig
 from triton_gemm.device import INTERPRETER, DeviceInfo, device_of_capability
+from triton_gemm.device_model import model_of
 from triton_gemm.kernels import gemv
 from triton_gemm.kernels.launch import materialise
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
@@ -289,15 +290,23 @@ def test_the_default_asks_for_enough_and_leaves_no_wave_nearly_empty() -> None:
     assert chosen(4, 28672, 8192, layout="nn") == (64, 128, 1)
 
 
-def test_where_it_pays() -> None:
-    assert all(gemv.pays(problem(M, 4096, 4096, "nt")) == (M <= 4) for M in range(1, 9))
-    assert all(gemv.pays(problem(M, 576, 7168, "nt")) == (M <= 2) for M in range(1, 5))  # few long columns
-    assert not gemv.pays(problem(1, 4096, 4096, "nn"))
-    assert gemv.pays(problem(1, 1024, 512, "nt")) and not gemv.pays(problem(1, 32768, 512, "nt"))  # short columns
-    assert gemv.pays(problem(4, 4095, 4095, "nn"))  # the tensor-core kernel would copy B first
-    assert gemv.pays(replace(problem(4, 4096, 4096, "nn", torch.float32), precision="ieee"))
-    assert not gemv.pays(problem(1, 4096, 4096, "nt", torch.float64))
-    assert not gemv.pays(problem(1, 64, 64, "nt", batch=70_000))
+def test_its_candidates_have_the_narrower_side_as_rows_and_k_in_parts_around_the_default() -> None:
+    for M, N in ((1, 4096), (4, 576), (576, 3), (4096, 1)):
+        asked = problem(M, N, 7168, "nt")
+        found = list(gemv.candidates(asked, HOPPER))
+        given = asked.swapped if N < M else asked
+        config, split_k = gemv.default(given, HOPPER)
+        assert all(one[:2] == (given, config) and one.swap_ab == (N < M) for one in found)
+        assert {1, split_k} <= {one.work for one in found}
+    for none in (problem(5, 64, 64, "nn"), problem(1, 64, 64, "nn", torch.float64)):
+        assert list(gemv.candidates(none, HOPPER)) == []
+
+
+def test_more_of_anything_takes_longer() -> None:
+    config, model = gemv.Config(1, 1, 2048), model_of(HOPPER)
+    base = problem(1, 8192, 4096, "nt")
+    for more in (problem(1, 16384, 4096, "nt"), problem(1, 8192, 8192, "nt"), problem(1, 8192, 4096, "nt", batch=3)):
+        assert gemv.microseconds(more, config, 1, model) > 1.2 * gemv.microseconds(base, config, 1, model)
 
 
 @pytest.mark.parametrize(
@@ -306,6 +315,7 @@ def test_where_it_pays() -> None:
         (problem(5, 64, 64, "nn"), gemv.Config(8, 64, 64), "5 rows are more than 4"),
         (problem(2, 64, 64, "nn", torch.float64), gemv.Config(2, 64, 64), "multiplies no torch.float64"),
         (problem(1, 64, 64, "nn"), gemv.Config(2, 64, 64), "2 rows for 1"),
+        (replace(problem(1, 64, 64, "nn", torch.float32), precision="bf16x3"), gemv.Config(1, 64, 64), "not in bf16x3"),
         (problem(1, 64, 64, "nt"), gemv.Config(1, 64, 64), "64 elements along K"),
         (problem(1, 64, 64, "nn"), gemv.Config(1, 4, 1024), "4 columns"),
         (problem(2, 64, 64, "nn"), gemv.Config(2, 64, 64, num_stages=3), "2 x 64 elements of A"),

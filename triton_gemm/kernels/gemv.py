@@ -340,7 +340,8 @@ class Costs:
     start: a program's sums across its threads and stores; wait: for the loads of a step, a constant, and for each
     element that a thread loads; fmas: multiply-adds in a microsecond of an SM, loads and conversions included, where
     threads lie along K, and fmas_n: where they lie along N; share: of all parts of a sum; part: adding one; piled: of
-    the programs that an SM has room for, how many come together though others have none.
+    the programs that an SM has room for, how many come together though others have none; memory: how
+    much of its bandwidth is reached.
     """
 
     KERNEL = "gemv"
@@ -352,6 +353,7 @@ class Costs:
     share: float
     part: float
     piled: float
+    memory: float
 
 
 def candidates(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
@@ -372,7 +374,7 @@ def microseconds(problem: GemmProblem, config: Config, split_k: int, model: Devi
     loads = (config.BLOCK_M + config.BLOCK_N) * config.BLOCK_K // (32 * config.num_warps)
     wait = costs.wait[0] + costs.wait[1] * loads
     size = config.BLOCK_M * config.BLOCK_N * config.BLOCK_K
-    moved = traffic(problem) * model.num_sms / (model.memory * tiles * split_k * max(1, steps))
+    moved = traffic(problem) * model.num_sms / (costs.memory * model.memory * tiles * split_k * max(1, steps))
     work = max(moved, size / (costs.fmas if _along_k(problem) else costs.fmas_n))
 
     def together(programs: float) -> float:
