@@ -358,10 +358,10 @@ class Costs:
 
 def candidates(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
     """The narrower side as rows, in the tile of `default`, with K in about as many parts."""
+    if min(problem.M, problem.N) > MAX_ROWS or problem.dtype not in DTYPES or problem.groups:
+        return
     swap_ab = problem.N < problem.M
     given = problem.swapped if swap_ab else problem
-    if given.M > MAX_ROWS or given.dtype not in DTYPES:
-        return
     config, split_k = default(given, device)
     for parts in sorted({1, max(1, split_k // 2), split_k, 2 * split_k}):
         yield Candidate(given, config, parts, swap_ab)

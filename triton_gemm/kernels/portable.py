@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import gcd, sqrt
+from typing import Any
 
 import torch
 import triton
@@ -22,7 +23,7 @@ import triton.language as tl
 
 from ..compat import dot_operand, number, round_to
 from ..config import MAX_REGISTERS_PER_THREAD, REGISTERS_PER_SM, TileConfig
-from ..cost_model import average, on_busiest_sm, soft_maximum, swap_for_c, traffic
+from ..cost_model import Remembered, average, on_busiest_sm, soft_maximum, swap_for_c, traffic
 from ..device import DeviceInfo
 from ..device_model import DeviceModel
 from ..ladder.k04_grouped import grouped_pid
@@ -483,6 +484,7 @@ class Costs:
 
 
 TILE = 16_384  # elements
+_KNOWN = Remembered()
 SHARED_MEMORY_PER_SM = 228 << 10
 REGISTERS = 80  # of a thread, beside its sums
 
@@ -491,7 +493,9 @@ def candidates(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
     """Every tile, K whole or cut into parts while that gives more SMs something to do."""
     swap_ab = swap_for_c(problem)
     given = problem.swapped if swap_ab else problem
-    for config in CONFIGS[problem.precision]:
+    m, n = max(32, 2 * given.M), max(32, 2 * given.N)  # of larger tiles more than half would be empty
+    configs = [config for config in CONFIGS[problem.precision] if config.BLOCK_M <= m and config.BLOCK_N <= n]
+    for config in configs:
         yield Candidate(given, config, 1, swap_ab)
         count = _num_tiles(given, config)
         most = 0 if problem.groups else min(problem.K // (4 * config.BLOCK_K), 2 * device.num_sms // max(1, count))
@@ -502,33 +506,43 @@ def candidates(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
 
 def microseconds(problem: GemmProblem, config: Config, split_k: int, model: DeviceModel) -> float:
     """Predicted time of the busiest SM, whose programs wait for their loads, for memory, or for one another."""
-    problem = average(problem)
-    costs, precision = model.costs(Costs), problem.precision
-    pace = {"ieee": costs.ieee, "fp64": costs.fp64}.get(precision, costs.tensor)
-    of_sm, of_warp = costs.products[precision]
-    m, n, k, warps = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K, config.num_warps
-    a_vector, b_vector, _ = (elements for _, elements in _vectors(problem))
-    steps, programs = -(-problem.K // (split_k * k)), _num_tiles(problem, config) * split_k
-    products = len(problem.planes.terms) * m * n * k
-    shared = k * (
-        pace.move * (m / a_vector + n / b_vector) + pace.read[problem.b.column_major] * sqrt(32 * warps * m * n)
-    )
-    work = max(
-        products / of_sm + shared,
-        traffic(problem) * model.num_sms / (pace.memory * model.memory * programs * max(1, steps)),
-    )
-    alone = soft_maximum(pace.step + pace.latency / (config.num_stages - 1), products / (of_warp * warps) + shared)
-    size = m * n / TILE
-    start = pace.start[0] + pace.start[1] * size
+    if problem.groups:
+        problem = average(problem)
+    known = _KNOWN.for_problem(problem, model)
+    if config not in known:
+        known[config] = _of_tile(problem, config, model)
+    pace, tiles, at_once, work, alone, start, moved, share, part = known[config]
+    steps, programs = -(-problem.K // (split_k * config.BLOCK_K)), tiles * split_k
+    busy_memory = moved / (programs * max(1, steps))
+    work = work if work > busy_memory else busy_memory
 
     def together(count: float) -> float:
         return start + steps * soft_maximum(alone, count * work)
 
-    at_once = _at_once(config, problem.dtype.itemsize, _sum_itemsize(problem))
     time = model.launch + on_busiest_sm(programs, model.num_sms, at_once, together, pace.piled)
-    if split_k > 1:
-        time += pace.share[0] + pace.share[1] * size + split_k * (pace.part[0] + pace.part[1] * size)
-    return time
+    return time + share + split_k * part if split_k > 1 else time
+
+
+def _of_tile(problem: GemmProblem, config: Config, model: DeviceModel) -> tuple[Any, ...]:
+    """Of a problem in tiles: (pace, how many, how many at once on an SM, time of a k-tile on a busy SM and of one program
+    alone, of its start, of memory times SMs, of sharing sums, and of adding one)."""
+    costs, precision = model.costs(Costs), problem.precision
+    pace: Pace = {"ieee": costs.ieee, "fp64": costs.fp64}.get(precision, costs.tensor)
+    of_sm, of_warp = costs.products[precision]
+    m, n, k, warps = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K, config.num_warps
+    a_vector, b_vector, _ = (elements for _, elements in _vectors(problem))
+    products = len(problem.planes.terms) * m * n * k
+    shared = k * pace.move * (m / a_vector + n / b_vector)
+    shared += k * pace.read[problem.b.column_major] * sqrt(32 * warps * m * n)
+    alone = soft_maximum(pace.step + pace.latency / (config.num_stages - 1), products / (of_warp * warps) + shared)
+    size = m * n / TILE
+    return (
+        *(pace, _num_tiles(problem, config)),
+        _at_once(config, problem.dtype.itemsize, _sum_itemsize(problem)),
+        *(products / of_sm + shared, alone, pace.start[0] + pace.start[1] * size),
+        traffic(problem) * model.num_sms / (pace.memory * model.memory),
+        *(constant + slope * size for constant, slope in (pace.share, pace.part)),
+    )
 
 
 @cache

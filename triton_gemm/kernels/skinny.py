@@ -202,12 +202,13 @@ class Costs:
 
 def candidates(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
     """Every tile, its 16 rows along the few rows of C or across them."""
-    if min(problem.M, problem.N) > MAX_ROWS or problem.dtype.itemsize != 2:
+    if min(problem.M, problem.N) > MAX_ROWS or problem.dtype.itemsize != 2 or problem.groups or not problem.K:
         return
     for swap_ab in (False, True):
         given = problem.swapped if swap_ab else problem
         for config in CONFIGS:
-            yield Candidate(given, config, 1, swap_ab)
+            if given.M <= config.BLOCK_M or given.N <= config.BLOCK_N:
+                yield Candidate(given, config, 1, swap_ab)
 
 
 def microseconds(problem: GemmProblem, config: Config, split_k: int, model: DeviceModel) -> float:

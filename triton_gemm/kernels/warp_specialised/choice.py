@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
 from ...config import TileConfig
-from ...cost_model import SECTOR, average, pitch, soft_maximum, traffic
+from ...cost_model import SECTOR, Remembered, average, pitch, soft_maximum, traffic
 from ...device import DeviceInfo
 from ...device_model import DeviceModel
 from ...problem import GemmProblem, Layout
@@ -18,6 +17,7 @@ from ..schedule import Schedule
 from .host import Config, can_split_k, configs, rest_columns, unsuited
 
 MAX_PARTS = 32
+_KNOWN = Remembered()
 TILE = 32_768  # elements of the largest tile that is stored at once, for which costs by its size are given
 
 
@@ -25,7 +25,7 @@ TILE = 32_768  # elements of the largest tile that is stored at once, for which 
 class Costs:
     """What the kernel takes on one GPU, in microseconds.
 
-    step: what an SM needs for 128 bytes along K of a tile, "128x256", when its operands come from L2, at the clock of
+    setup: of its barriers, beyond an empty launch; step: what an SM needs for 128 bytes along K of a tile, "128x256", when its operands come from L2, at the clock of
     long products; stage: handing a stage of the ring over; line: one line of 128 bytes from L2 to each of two
     neighbouring SMs, and alone: of that to one whose neighbour is idle; beyond: filling a line beyond the matrix with
     zeros; inside_line: lines that 128 bytes of a row count for where rows begin inside of lines, at a sector's 32
@@ -37,6 +37,7 @@ class Costs:
 
     KERNEL = "warp_specialised"
 
+    setup: float
     step: Mapping[str, float]
     stage: float
     line: float
@@ -97,7 +98,7 @@ def _fits(problem: GemmProblem, config: Config) -> bool:
 
 def schedules(problem: GemmProblem, config: Config, device: DeviceInfo) -> list[Schedule]:
     """The ways to deal out a problem's tiles that are worth comparing: all whole, or those of the last wave cut along K
-    into as few parts as make for less work on the busiest SM."""
+    into as few parts as make for less work on the busiest SM, of many parts not every number."""
     count, programs = problem.batch * config.tiles(problem.M, problem.N), device.num_sms
     k_tiles = -(-problem.K // config.BLOCK_K)
     found = [Schedule(min(count, programs))]
@@ -108,7 +109,8 @@ def schedules(problem: GemmProblem, config: Config, device: DeviceInfo) -> list[
     for parts in range(2, min(k_tiles // 2, MAX_PARTS) + 1):
         if not 0 < rest * parts <= programs:  # `Schedule` says why no more
             break
-        if -(-k_tiles // parts) < longest:
+        last = parts == MAX_PARTS or rest * (parts + 1) > programs
+        if -(-k_tiles // parts) < longest and (last or parts % (1 << max(0, parts.bit_length() - 4)) == 0):
             longest = -(-k_tiles // parts)
             found.append(Schedule(min(rest * parts + count - rest, programs), rest, parts))
     return found
@@ -116,12 +118,19 @@ def schedules(problem: GemmProblem, config: Config, device: DeviceInfo) -> list[
 
 def microseconds(problem: GemmProblem, config: TileConfig, schedule: Schedule, model: DeviceModel) -> float:
     """Predicted time of one launch whose operands lie in memory."""
-    problem = average(problem)
+    if problem.groups:
+        problem = average(problem)
     count = problem.batch * config.tiles(problem.M, problem.N)
     k_tiles = -(-problem.K // config.BLOCK_K)
     alone = schedule.programs <= model.num_sms // 2  # programs go to one of each pair of SMs first
-    loaded, pace, start, share, part = _of_tile(problem, config, model, alone)
-    terms, moved, paired = _of_problem(problem, model)
+    known = _KNOWN.for_problem(problem, model)
+    if not known:
+        known[None] = _of_problem(problem, model)
+    tile = (config.BLOCK_M, config.BLOCK_N, config.BLOCK_K, alone)
+    if tile not in known:
+        known[tile] = _of_tile(problem, config, model, alone)
+    loaded, pace, start, share, part = known[tile]
+    setup, terms, moved, paired = known[None]
     busy = -(-(count - schedule.split_tiles) // schedule.programs) * (k_tiles * pace + start)
     shared = 0.0
     if schedule.split_tiles:
@@ -130,6 +139,7 @@ def microseconds(problem: GemmProblem, config: TileConfig, schedule: Schedule, m
         shared = share + (schedule.split_k - 1) * part
     return (
         model.launch
+        + setup
         + shared
         + soft_maximum(
             busy,
@@ -141,15 +151,15 @@ def microseconds(problem: GemmProblem, config: TileConfig, schedule: Schedule, m
     )
 
 
-@lru_cache(maxsize=256)
-def _of_problem(problem: GemmProblem, model: DeviceModel) -> tuple[float, float, float]:
-    """(tensor cores' time at the power limit, memory's, and that of one SM of two)."""
+def _of_problem(problem: GemmProblem, model: DeviceModel) -> tuple[float, float, float, float]:
+    """(setting up, tensor cores' time at the power limit, memory's, and that of one SM of two)."""
+    costs = model.costs(Costs)
     products = problem.batch * problem.M * problem.N * problem.K * len(problem.planes.terms)
     moved = traffic(problem)
-    return problem.dtype.itemsize * products / model.tensor, moved / model.memory, moved / model.costs(Costs).paired
+    power = problem.dtype.itemsize * products / model.tensor
+    return costs.setup, power, moved / model.memory, moved / costs.paired
 
 
-@lru_cache(maxsize=1024)
 def _of_tile(
     problem: GemmProblem, config: Config, model: DeviceModel, alone: bool
 ) -> tuple[float, float, float, float, float]:
