@@ -397,22 +397,27 @@ def with_values(entry: Figures, values: Mapping[Place, float]) -> Figures:
 
 
 def fit(measured: Sequence[Measured], model: DeviceModel) -> DeviceModel:
-    """The model with the least squares of errors (logarithms of predicted over measured time), of the GPU's figures and
-    of the kernels' that were measured; and then, of the kernels' alone, with the least squares of regrets too. Every
-    figure is drawn to what it was before."""
+    """The model with the least squares of errors, logarithms of predicted over measured time: first of the figures of
+    the GPU and of the persistent kernel, which comes nearest to what the GPU can do, by that kernel's times; then of
+    the other kernels that were measured, and of regrets too. Every figure is drawn to what it was before."""
+    first, *others = kernels.KERNELS
     timed = {way.kernel for found in measured for way in found.us}
     precisions = {found.problem.precision for found in measured}
     paces = {precision if precision in ("ieee", "fp64") else "tensor" for precision in precisions}
 
-    def seen(place: Place) -> bool:
-        if place[0] != "kernels" or place[1] not in timed:
-            return place[0] != "kernels"
+    def of_others(place: Place) -> bool:
+        if place[0] != "kernels" or place[1] not in timed.intersection(others):
+            return False
         if place[1] != "portable":
             return True
         return place[3] in precisions if place[2] == "products" else place[2] in paces
 
-    predicted_well = _fit(measured, model, seen, regret=0.0)
-    return _fit(measured, predicted_well, lambda place: place[0] == "kernels" and seen(place), regret=REGRET)
+    persistent = [
+        replace(found, us={way: us for way, us in found.us.items() if way.kernel == first}) for found in measured
+    ]
+    persistent = [found for found in persistent if found.us]
+    model = _fit(persistent, model, lambda place: place[0] != "kernels" or place[1] == first, regret=0.0)
+    return _fit(measured, model, of_others, regret=REGRET) if timed.intersection(others) else model
 
 
 def _fit(measured: Sequence[Measured], model: DeviceModel, only: Callable[[Place], bool], regret: float) -> DeviceModel:
@@ -422,17 +427,25 @@ def _fit(measured: Sequence[Measured], model: DeviceModel, only: Callable[[Place
     taken = [np.log(list(found.us.values())) for found in measured]
     slower = [np.exp(us - us.min()) - 1 for us in taken]
     weights = [ERROR * np.where(x < GOOD - 1, 1.0, POOR_WEIGHT) / math.sqrt(len(x)) for x in slower]
+    # What no figure here changes is predicted once.
+    moving = {place[1] if place[0] == "kernels" else "" for place in where}
+    fixed = [np.log(found.predicted(model)) for found in measured]
+    changes = [[i for i, way in enumerate(found.us) if "" in moving or way.kernel in moving] for found in measured]
+    ways_of = [list(found.us) for found in measured]
 
     def at(x: np.ndarray) -> DeviceModel:
         return DeviceModel(**with_values(entry, dict(zip(where, np.exp(x), strict=True))))
 
     def residuals(x: np.ndarray) -> np.ndarray:
         moved, errors, regrets = at(x), [], []
-        for found, us, slow, weight in zip(measured, taken, slower, weights, strict=True):
-            guess = np.log(found.predicted(moved))
-            errors.append(weight * (guess - us))
+        for i, found in enumerate(measured):
+            guess = fixed[i].copy()
+            for j in changes[i]:
+                way = ways_of[i][j]
+                guess[j] = math.log(predicted(found.problem, way.kernel, way.candidate, moved))
+            errors.append(weights[i] * (guess - taken[i]))
             chance = np.exp((guess.min() - guess) / LIKE)  # as if the pick were drawn, so that it has a derivative
-            regrets.append(regret * float(chance @ np.minimum(slow, 1.0)) / float(chance.sum()))
+            regrets.append(regret * float(chance @ np.minimum(slower[i], 1.0)) / float(chance.sum()))
         return np.concatenate([*errors, regrets, PRIOR * (x - start)])
 
     return at(least_squares(residuals, start, loss="soft_l1", f_scale=0.5, diff_step=2e-3, max_nfev=ITERATIONS).x)

@@ -13,7 +13,7 @@ SECTOR = 32  # bytes
 
 
 class Remembered:
-    """What predictions for one problem share, kept for the last problem: `for_problem` gives a dictionary of its own."""
+    """What predictions for one problem share, kept for the last problem, in a dictionary of its own."""
 
     def __init__(self) -> None:
         self._last: tuple[object, object, dict[Any, Any]] = (None, None, {})

@@ -493,7 +493,7 @@ def candidates(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
     """Every tile, K whole or cut into parts while that gives more SMs something to do."""
     swap_ab = swap_for_c(problem)
     given = problem.swapped if swap_ab else problem
-    m, n = max(32, 2 * given.M), max(32, 2 * given.N)  # of larger tiles more than half would be empty
+    m, n = max(64, 2 * given.M), max(64, 2 * given.N)  # of larger tiles more than half would be empty
     configs = [config for config in CONFIGS[problem.precision] if config.BLOCK_M <= m and config.BLOCK_N <= n]
     for config in configs:
         yield Candidate(given, config, 1, swap_ab)
@@ -524,8 +524,8 @@ def microseconds(problem: GemmProblem, config: Config, split_k: int, model: Devi
 
 
 def _of_tile(problem: GemmProblem, config: Config, model: DeviceModel) -> tuple[Any, ...]:
-    """Of a problem in tiles: (pace, how many, how many at once on an SM, time of a k-tile on a busy SM and of one program
-    alone, of its start, of memory times SMs, of sharing sums, and of adding one)."""
+    """Of a problem in tiles: (pace, how many, how many at once on an SM, time of a k-tile on a busy SM, and of one
+    program alone, of its start, of memory times SMs, of sharing sums, and of adding one)."""
     costs, precision = model.costs(Costs), problem.precision
     pace: Pace = {"ieee": costs.ieee, "fp64": costs.fp64}.get(precision, costs.tensor)
     of_sm, of_warp = costs.products[precision]

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ...config import TileConfig
 from ...cost_model import SECTOR, Remembered, average, pitch, soft_maximum, traffic
 from ...device import DeviceInfo
 from ...device_model import DeviceModel
@@ -25,14 +24,14 @@ TILE = 32_768  # elements of the largest tile that is stored at once, for which 
 class Costs:
     """What the kernel takes on one GPU, in microseconds.
 
-    setup: of its barriers, beyond an empty launch; step: what an SM needs for 128 bytes along K of a tile, "128x256", when its operands come from L2, at the clock of
-    long products; stage: handing a stage of the ring over; line: one line of 128 bytes from L2 to each of two
-    neighbouring SMs, and alone: of that to one whose neighbour is idle; beyond: filling a line beyond the matrix with
-    zeros; inside_line: lines that 128 bytes of a row count for where rows begin inside of lines, at a sector's 32
-    bytes, and inside_sector: where they begin inside of sectors; start: filling the ring and storing a tile, a constant
-    and what is added for TILE elements; tail: storing a tile's second part; share: handing partial sums to another
-    program, and part: adding one more program's, likewise; paired: bytes in a microsecond from memory to each of two
-    neighbouring SMs.
+    setup: of its barriers, beyond an empty launch; step: what an SM needs for 128 bytes along K of a tile, "128x256",
+    when its operands come from L2, at the clock of long products; stage: handing a stage of the ring over; line: one
+    line of 128 bytes from L2 to each of two neighbouring SMs, and alone: of that to one whose neighbour is idle;
+    beyond: filling a line beyond the matrix with zeros; inside_line: lines that 128 bytes of a row count for where rows
+    begin inside of lines, at a sector's 32 bytes, and inside_sector: where they begin inside of sectors; start: filling
+    the ring and storing a tile, a constant and what is added for TILE elements; tail: storing a tile's second part;
+    share: handing partial sums to another program, and part: adding one more program's, likewise; paired: bytes in a
+    microsecond from memory to each of two neighbouring SMs.
     """
 
     KERNEL = "warp_specialised"
@@ -116,7 +115,7 @@ def schedules(problem: GemmProblem, config: Config, device: DeviceInfo) -> list[
     return found
 
 
-def microseconds(problem: GemmProblem, config: TileConfig, schedule: Schedule, model: DeviceModel) -> float:
+def microseconds(problem: GemmProblem, config: Config, schedule: Schedule, model: DeviceModel) -> float:
     """Predicted time of one launch whose operands lie in memory."""
     if problem.groups:
         problem = average(problem)
