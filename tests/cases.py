@@ -17,7 +17,7 @@ from tests.checks import NAN, SENTINEL, drawn_as
 from tests.epilogues import expected
 from tests.numerics import mode_of
 from triton_gemm.arithmetic import FP8
-from triton_gemm.config import GemmConfig
+from triton_gemm.config import TileConfig
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import ACTIVATIONS, GemmProblem
 
@@ -176,18 +176,17 @@ def bits(x: torch.Tensor) -> torch.Tensor:
 
 
 def ids(value: object) -> str | None:
-    return str(value).replace(" ", "-") if isinstance(value, GemmConfig | str) else None
+    return str(value).replace(" ", "-") if isinstance(value, TileConfig | str) else None
 
 
 # --- Sizes and schedules of the warp-specialised kernel ---
 
 
-def blocks(config: GemmConfig) -> Size:
-    assert config.BLOCK_M and config.BLOCK_N and config.BLOCK_K
+def blocks(config: TileConfig) -> Size:
     return config.BLOCK_M, config.BLOCK_N, config.BLOCK_K
 
 
-def wholes(config: GemmConfig, programs: int) -> list[tuple[Size, Schedule]]:
+def wholes(config: TileConfig, programs: int) -> list[tuple[Size, Schedule]]:
     """Sizes and schedules without a split. Rows of C are whole 16 bytes, for TMA."""
     m, n, k = blocks(config)
     return [
@@ -195,23 +194,26 @@ def wholes(config: GemmConfig, programs: int) -> list[tuple[Size, Schedule]]:
         ((2 * m, n, 5 * k), Schedule(2)),  # every tile is whole
         ((3, 8, 5), Schedule(1)),  # far less than a tile, and a k-tile
         ((1, 8, 1), Schedule(1)),  # strides that mean nothing
-        ((7 * m - 1, 3 * n - 8, k), Schedule(2, group=3)),  # programs go round more often than the ring
+        ((7 * m - 1, 3 * n - 8, k), Schedule(2, group_m=3)),  # programs go round more often than the ring
         ((12 * m, 13 * n, 2 * k + 1), Schedule(programs)),  # more tiles than multiprocessors
     ]
 
 
-def splits(config: GemmConfig, programs: int) -> list[tuple[Size, Schedule]]:
+def splits(config: TileConfig, programs: int) -> list[tuple[Size, Schedule]]:
     m, n, k = blocks(config)
     return [
-        ((m + 9, 2 * n + 8, 7 * k + 8), Schedule(18, split=6, parts=3)),  # all tiles, in uneven parts
-        ((3, 8, 40 * k + 3), Schedule(20, split=1, parts=20)),  # one tile: its owner adds nineteen others
-        ((3 * m, 2 * n, 9 * k), Schedule(9, split=2, parts=4)),  # some programs have a part, others a whole tile
-        ((2 * m, 2 * n, 8 * k), Schedule(24, split=3, parts=8)),  # a k-tile each, and one whole tile
-        ((12 * m, 12 * n, 6 * k), Schedule(programs, split=12, parts=3)),  # as a last wave is cut
+        ((m + 9, 2 * n + 8, 7 * k + 8), Schedule(18, split_tiles=6, split_k=3)),  # all tiles, in uneven parts
+        ((3, 8, 40 * k + 3), Schedule(20, split_tiles=1, split_k=20)),  # one tile: its owner adds nineteen others
+        (
+            (3 * m, 2 * n, 9 * k),
+            Schedule(9, split_tiles=2, split_k=4),
+        ),  # some programs have a part, others a whole tile
+        ((2 * m, 2 * n, 8 * k), Schedule(24, split_tiles=3, split_k=8)),  # a k-tile each, and one whole tile
+        ((12 * m, 12 * n, 6 * k), Schedule(programs, split_tiles=12, split_k=3)),  # as a last wave is cut
     ]
 
 
-def of_bytes(config: GemmConfig, turn: int) -> list[Case]:
+def of_bytes(config: TileConfig, turn: int) -> list[Case]:
     """Products of both fp8 types, summed either way, with every kind of scales, and of int8, for a tile; whole and
     split they fill 6 tiles of 6 k-tiles."""
     m, n, k = blocks(config)
@@ -230,7 +232,7 @@ def of_bytes(config: GemmConfig, turn: int) -> list[Case]:
 # --- Products of few rows along K ---
 
 
-def few_rows(rows: int, config: GemmConfig) -> list[tuple[Case, bool]]:
+def few_rows(rows: int, config: TileConfig) -> list[tuple[Case, bool]]:
     """Products of so many rows, and of as many columns, for a tile; and whether to turn them, both ways where it has
     room. Ragged tiles, whole ones, less than a tile and than a step, one step, and its tail; in pitches that K fills,
     and in longer ones, the rest of which is NaN."""

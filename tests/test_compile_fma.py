@@ -13,7 +13,7 @@ from triton.runtime.jit import JITFunction
 from tests.test_compile import main_loop
 from tests.test_compile_portable import compile_launch
 from triton_gemm import aot
-from triton_gemm.config import REGISTERS_PER_SM, GemmConfig
+from triton_gemm.config import REGISTERS_PER_SM, TileConfig
 from triton_gemm.device import SHARED_MEMORY, device_of_capability
 from triton_gemm.kernels import fma
 from triton_gemm.problem import GemmProblem, Layout
@@ -71,7 +71,7 @@ CIRCUMSTANCES = {
 }
 
 
-def compiled(circumstance: Circumstance, config: GemmConfig, capability: Capability = HOPPER) -> aot.Compiled:
+def compiled(circumstance: Circumstance, config: TileConfig, capability: Capability = HOPPER) -> aot.Compiled:
     (launch,) = fma.launches(circumstance.problem(), config, circumstance.split_k)
     dtypes = dict.fromkeys(("a", "b", "c", "bias", "workspace", "sums"), torch.float32)
     return compile_launch(launch, {**dtypes, "counters": torch.int32}, capability)
@@ -99,12 +99,12 @@ def clashes(loop: list[tuple[str, list[str]]]) -> float:
     return sum(waits) / len(waits)
 
 
-def why_not(name: str, config: GemmConfig, capability: Capability) -> str | None:
+def why_not(name: str, config: TileConfig, capability: Capability) -> str | None:
     circumstance = CIRCUMSTANCES[name]
     return fma.illegal(circumstance.problem(), device_of_capability(capability), config, circumstance.split_k)
 
 
-def in_turn(name: str, config: GemmConfig) -> tuple[Capability, Capability]:
+def in_turn(name: str, config: TileConfig) -> tuple[Capability, Capability]:
     """Hopper and one other architecture in turn."""
     turn = list(CIRCUMSTANCES).index(name) + fma.CONFIGS.index(config)
     return HOPPER, CAPABILITIES[1 + turn % 4]
@@ -122,7 +122,7 @@ EVERYWHERE = [(n, config, where) for n in CIRCUMSTANCES for config in fma.CONFIG
         if why_not(name, config, where) is None
     ],
 )
-def test_nothing_is_spilled(name: str, config: GemmConfig, capability: Capability) -> None:
+def test_nothing_is_spilled(name: str, config: TileConfig, capability: Capability) -> None:
     gemm = compiled(CIRCUMSTANCES[name], config, capability)
     assert gemm.spills == 0
     assert gemm.registers * 32 * fma.WARPS_PER_SM <= REGISTERS_PER_SM
@@ -137,7 +137,7 @@ def test_only_on_sm_120_one_of_them_is_illegal() -> None:
 @pytest.mark.few
 @pytest.mark.parametrize("config", fma.CONFIGS, ids=lambda c: str(c).replace(" ", "-"))
 @pytest.mark.parametrize("capability", CAPABILITIES, ids=lambda c: f"sm_{c[0]}{c[1]}")
-def test_the_main_loop_is_ffmas_and_moves_of_16_bytes(capability: Capability, config: GemmConfig) -> None:
+def test_the_main_loop_is_ffmas_and_moves_of_16_bytes(capability: Capability, config: TileConfig) -> None:
     assert config.BLOCK_M and config.BLOCK_N and config.BLOCK_K
     loop = main_loop(compiled(PLAIN, config, capability).asm["sass"])
     opcodes = Counter(opcode for opcode, operands in loop if "[RZ]" not in operands)  # ptxas's own `LDS RZ, [RZ]`

@@ -7,7 +7,7 @@ import torch
 
 from tests.test_compile import loads_of_c, stride_multiplications
 from triton_gemm import aot
-from triton_gemm.config import GemmConfig
+from triton_gemm.config import TileConfig
 from triton_gemm.device import device_of_capability
 from triton_gemm.kernels import gemv
 from triton_gemm.kernels.launch import materialise
@@ -50,7 +50,7 @@ def planned(
 def compiled(
     problem: GemmProblem,
     operands: dict[str, torch.Tensor],
-    config: GemmConfig,
+    config: TileConfig,
     split_k: int = 1,
     capability: Capability = HOPPER,
 ) -> aot.Compiled:
@@ -83,7 +83,7 @@ def reads_of_a(kernel: aot.Compiled) -> set[int]:
     return {int(words or 1) * int(bits) // 8 for words, bits in loads}
 
 
-def legal(problem: GemmProblem, capability: Capability) -> list[GemmConfig]:
+def legal(problem: GemmProblem, capability: Capability) -> list[TileConfig]:
     device = device_of_capability(capability)
     return [config for config in gemv.CONFIGS if gemv.illegal(problem, device, config) is None]
 

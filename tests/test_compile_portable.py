@@ -12,7 +12,7 @@ import torch
 from tests.test_compile import loads_of_c, stride_multiplications
 from triton_gemm import aot
 from triton_gemm.arithmetic import EMULATED
-from triton_gemm.config import MAX_REGISTERS_PER_THREAD, GemmConfig
+from triton_gemm.config import MAX_REGISTERS_PER_THREAD, TileConfig
 from triton_gemm.device import SHARED_MEMORY, device_of_capability
 from triton_gemm.kernels import portable, repack
 from triton_gemm.kernels.launch import Launch, materialise
@@ -62,7 +62,7 @@ class Circumstance:
         epilogue = (self.has_beta, self.bias, self.activation, scales)
         return GemmProblem(1, M, N, K, dtype, out_dtype, precision, *layouts, *epilogue)
 
-    def legal(self, precision: str, capability: Capability) -> list[GemmConfig]:
+    def legal(self, precision: str, capability: Capability) -> list[TileConfig]:
         problem, device = self.problem(precision), device_of_capability(capability)
         return [
             config
@@ -82,7 +82,7 @@ class Circumstance:
         return self.out_dtype != torch.int32 or precision == "int8"
 
 
-TILE = GemmConfig(BLOCK_M=64, BLOCK_N=64, BLOCK_K=64, GROUP_M=8, num_warps=4, num_stages=3)
+TILE = portable.Config(BLOCK_M=64, BLOCK_N=64, BLOCK_K=64, num_warps=4, num_stages=3)
 ALIGNED = Circumstance((512, 768, 1024))
 CIRCUMSTANCES = {
     "odd": Circumstance((509, 767, 1021)),
@@ -121,7 +121,7 @@ def compile_launch(
 
 
 def compiled(
-    circumstance: Circumstance, precision: str, config: GemmConfig, capability: Capability = HOPPER
+    circumstance: Circumstance, precision: str, config: TileConfig, capability: Capability = HOPPER
 ) -> aot.Compiled:
     problem = circumstance.problem(precision)
     (launch,) = portable.launches(problem, config, circumstance.split_k)
@@ -133,14 +133,14 @@ def compiled(
     return compile_launch(launch, dtypes, capability)
 
 
-def assert_fits(gemm: aot.Compiled, config: GemmConfig, itemsize: int, capability: Capability) -> None:
+def assert_fits(gemm: aot.Compiled, config: TileConfig, itemsize: int, capability: Capability) -> None:
     assert gemm.spills == 0
     assert gemm.registers <= MAX_REGISTERS_PER_THREAD
     assert gemm.shared <= SHARED_MEMORY[capability], "does not fit the GPU"
-    assert gemm.shared <= config.shared_memory(itemsize), "needs more than GemmConfig.shared_memory says"
+    assert gemm.shared <= config.shared_memory(itemsize), "needs more than TileConfig.shared_memory says"
 
 
-def instruction(precision: str, config: GemmConfig, capability: Capability) -> str:
+def instruction(precision: str, config: TileConfig, capability: Capability) -> str:
     """What multiplies, a pattern: sm_90 and sm_100 have instructions for 64 rows and four warps."""
     if precision == "ieee":
         return "FFMA"
@@ -165,7 +165,7 @@ def instruction(precision: str, config: GemmConfig, capability: Capability) -> s
         if ALIGNED.exists(precision, capability) and config in ALIGNED.legal(precision, capability)
     ],
 )
-def test_every_config(precision: str, config: GemmConfig, capability: Capability) -> None:
+def test_every_config(precision: str, config: TileConfig, capability: Capability) -> None:
     """On Hopper and on one other architecture in turn."""
     gemm = compiled(ALIGNED, precision, config, capability)
     assert_fits(gemm, config, ALIGNED.problem(precision).dtype.itemsize, capability)
@@ -214,7 +214,7 @@ def test_fp8_is_summed_in_fp32_every_k_tile_unless_fast_sums_will_do(capability:
     """At most 128 of K; Triton itself would do that on Hopper only, and only where it is told to."""
     circumstance = replace(ALIGNED, orders="ntn", out_dtype=torch.float32)
     config = circumstance.legal("fp8", capability)[0]
-    assert config.BLOCK_K is not None and config.BLOCK_K <= 128
+    assert config.BLOCK_K <= 128
     adds = {p: fp32_additions(compiled(circumstance, p, config, capability)) for p in ("fp8", "fp8 fast")}
     assert adds["fp8"] - adds["fp8 fast"] >= config.accumulators()
 

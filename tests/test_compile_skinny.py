@@ -14,7 +14,7 @@ from tests.cases import blocks, ids
 from tests.test_compile import stride_multiplications
 from tests.test_compile_portable import compile_launch
 from triton_gemm import aot
-from triton_gemm.config import GemmConfig
+from triton_gemm.config import TileConfig
 from triton_gemm.device import device_of_capability
 from triton_gemm.kernels import skinny
 from triton_gemm.problem import GemmProblem, Layout
@@ -41,8 +41,7 @@ class Circumstance:
     activation: str | None = None
     swapped: bool = False
 
-    def problem(self, config: GemmConfig) -> GemmProblem:
-        assert config.BLOCK_N is not None
+    def problem(self, config: TileConfig) -> GemmProblem:
         M, N = (4099, config.BLOCK_N - 1) if self.swapped else (skinny.MAX_ROWS - 1, 4099)
         row, column = (self.step * N + self.gap, self.step) if self.order == "n" else (self.step, M + self.gap)
         layouts = (Layout((0, self.K, 1)), Layout((0, 1, self.K)), Layout((0, row, column)))
@@ -63,7 +62,7 @@ CIRCUMSTANCES = {
 
 
 def compiled(
-    circumstance: Circumstance, config: GemmConfig, capability: Capability, *, programmatic: bool | None = None
+    circumstance: Circumstance, config: TileConfig, capability: Capability, *, programmatic: bool | None = None
 ) -> aot.Compiled:
     problem = circumstance.problem(config)
     assert skinny.illegal(problem, device_of_capability(capability), config) is None
@@ -84,7 +83,7 @@ def loads(kernel: aot.Compiled) -> Counter[tuple[bool, int]]:
 @pytest.mark.few
 @pytest.mark.parametrize("config", skinny.CONFIGS, ids=ids)
 @pytest.mark.parametrize("name", CIRCUMSTANCES)
-def test_every_config(name: str, config: GemmConfig) -> None:
+def test_every_config(name: str, config: TileConfig) -> None:
     """On one architecture in turn. There are two steps in the code: the first, and one of the loop."""
     circumstance, (m, n, k) = CIRCUMSTANCES[name], blocks(config)
     turn = list(CIRCUMSTANCES).index(name) + skinny.CONFIGS.index(config)

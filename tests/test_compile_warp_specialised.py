@@ -12,19 +12,19 @@ import torch
 
 from triton_gemm import aot
 from triton_gemm.arithmetic import EMULATED
-from triton_gemm.config import MAX_REGISTERS_PER_THREAD, GemmConfig
+from triton_gemm.config import MAX_REGISTERS_PER_THREAD, TileConfig
 from triton_gemm.device import SHARED_MEMORY, device_of_capability
 from triton_gemm.kernels import warp_specialised
 from triton_gemm.kernels.launch import materialise
+from triton_gemm.kernels.repack import repacked
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
-from triton_gemm.select import repacked
 
 CAPABILITY = (9, 0)
 HOPPER = device_of_capability(CAPABILITY)
 CONFIGS = warp_specialised.CONFIGS
 M, N, K = 1024, 1280, 2048
-SCHEDULES = {"whole": Schedule(HOPPER.num_sms), "split": Schedule(HOPPER.num_sms, split=5, parts=3)}
+SCHEDULES = {"whole": Schedule(HOPPER.num_sms), "split": Schedule(HOPPER.num_sms, split_tiles=5, split_k=3)}
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,11 @@ class Circumstance:
         problem = GemmProblem(self.batch, M, N, K, self.dtype, out_dtype, self.precision, *layouts, *epilogue)
         return repacked(problem, ("a", "b")) if self.precision in EMULATED else problem
 
-    def legal(self) -> list[GemmConfig]:
+    def legal(self) -> list[TileConfig]:
         return [c for c in CONFIGS if warp_specialised.illegal(self.problem, HOPPER, c) is None]
 
 
-def compiled(problem: GemmProblem, config: GemmConfig, schedule: str) -> aot.Compiled:
+def compiled(problem: GemmProblem, config: TileConfig, schedule: str) -> aot.Compiled:
     """What the launch, programmatic as plans make it, compiles to; fails unless it fits the GPU and spills nothing."""
     (launch,) = warp_specialised.launches(problem, config, SCHEDULES[schedule])
     launch = launch.programmatic()
@@ -103,15 +103,15 @@ def assert_claims(kernel: aot.Compiled, problem: GemmProblem, schedule: str) -> 
         assert bool(stores) != warp_specialised.c_by_tma(problem), stores
 
 
-def in_turn(config: GemmConfig, turn: int) -> str:
-    return list(SCHEDULES)[turn % 2] if warp_specialised.splits(config) else "whole"
+def in_turn(config: TileConfig, turn: int) -> str:
+    return list(SCHEDULES)[turn % 2] if warp_specialised.can_split_k(config) else "whole"
 
 
-def ids(config: GemmConfig) -> str:
+def ids(config: TileConfig) -> str:
     return str(config).replace(" ", "-")
 
 
-def legal_cases(circumstances: dict[str, Circumstance], configs: list[GemmConfig]) -> list[Any]:
+def legal_cases(circumstances: dict[str, Circumstance], configs: list[TileConfig]) -> list[Any]:
     """(name, config): every circumstance in all of its legal configurations."""
     return [
         pytest.param(name, config, id=f"{name}-{ids(config)}")
@@ -121,7 +121,7 @@ def legal_cases(circumstances: dict[str, Circumstance], configs: list[GemmConfig
     ]
 
 
-def every_shape(name: str, config: GemmConfig) -> set[Hashable]:
+def every_shape(name: str, config: TileConfig) -> set[Hashable]:
     """What the fast tier shows: every circumstance, and every number of accumulators and of warps."""
     return {name, (config.accumulators(), config.num_warps)}
 
@@ -129,7 +129,7 @@ def every_shape(name: str, config: GemmConfig) -> set[Hashable]:
 @pytest.mark.few
 @pytest.mark.parametrize("config", CONFIGS, ids=ids)
 @pytest.mark.parametrize("orders", ["nn", "nt", "tn", "tt"])
-def test_every_config_and_layout(orders: str, config: GemmConfig) -> None:
+def test_every_config_and_layout(orders: str, config: TileConfig) -> None:
     """Whole and split in turn."""
     schedule = in_turn(config, CONFIGS.index(config) + ("nn", "nt", "tn", "tt").index(orders))
     circumstance = Circumstance(orders + "n")
@@ -146,7 +146,7 @@ FP32_CIRCUMSTANCES = {
 
 @pytest.mark.few(shows=every_shape)
 @pytest.mark.parametrize(("name", "config"), legal_cases(FP32_CIRCUMSTANCES, warp_specialised.configs(torch.float32)))
-def test_every_config_for_fp32(name: str, config: GemmConfig) -> None:
+def test_every_config_for_fp32(name: str, config: TileConfig) -> None:
     """Whole and split in turn. No product waits for the one before: ptxas puts waits where it finds registers written
     under one."""
     problem = FP32_CIRCUMSTANCES[name].problem
@@ -177,7 +177,7 @@ BYTE_CIRCUMSTANCES = {
 
 @pytest.mark.few(shows=every_shape)
 @pytest.mark.parametrize(("name", "config"), legal_cases(BYTE_CIRCUMSTANCES, warp_specialised.configs(torch.int8)))
-def test_every_config_for_bytes(name: str, config: GemmConfig) -> None:
+def test_every_config_for_bytes(name: str, config: TileConfig) -> None:
     """Whole and split in turn. Sums of fp8 are added up in fp32 after each k-tile of 128, but for fast ones."""
     problem, names = BYTE_CIRCUMSTANCES[name].problem, list(BYTE_CIRCUMSTANCES)
     kernel = compiled(problem, config, in_turn(config, CONFIGS.index(config_of_16_bits(config)) + names.index(name)))
@@ -189,7 +189,7 @@ def test_every_config_for_bytes(name: str, config: GemmConfig) -> None:
     assert len(re.findall(r"WARPGROUP\.DEPBAR", kernel.asm["sass"])) <= 3 * consumers
 
 
-def config_of_16_bits(config: GemmConfig) -> GemmConfig:
+def config_of_16_bits(config: TileConfig) -> TileConfig:
     return replace(config, BLOCK_K=(config.BLOCK_K or 0) // 2)
 
 
@@ -213,14 +213,14 @@ CIRCUMSTANCES = {
 }
 
 
-def tight(circumstance: Circumstance) -> list[GemmConfig]:
+def tight(circumstance: Circumstance) -> list[TileConfig]:
     """Where accumulators, or a third warpgroup, leave a thread the fewest registers."""
     legal = circumstance.legal()
     most = max(config.accumulators() for config in legal)
     return [config for config in legal if config.accumulators() == most or config.num_warps == 12]
 
 
-def in_all_tight_ones(name: str) -> list[tuple[GemmConfig, str]]:
+def in_all_tight_ones(name: str) -> list[tuple[TileConfig, str]]:
     """The tight configurations and another in turn, whole and split in turn."""
     circumstance, turn = CIRCUMSTANCES[name], list(CIRCUMSTANCES).index(name)
     configs = tight(circumstance)
@@ -238,7 +238,7 @@ def in_all_tight_ones(name: str) -> list[tuple[GemmConfig, str]]:
         for config, schedule in in_all_tight_ones(name)
     ],
 )
-def test_every_circumstance(name: str, config: GemmConfig, schedule: str) -> None:
+def test_every_circumstance(name: str, config: TileConfig, schedule: str) -> None:
     problem = CIRCUMSTANCES[name].problem
     assert_claims(compiled(problem, config, schedule), problem, schedule)
 
@@ -251,10 +251,10 @@ def test_every_circumstance(name: str, config: GemmConfig, schedule: str) -> Non
         for name in ("gelu", "everything", "everything-odd")
         for config in tight(CIRCUMSTANCES[name])
         for schedule in SCHEDULES
-        if schedule == "whole" or warp_specialised.splits(config)
+        if schedule == "whole" or warp_specialised.can_split_k(config)
     ],
 )
-def test_the_heaviest_epilogues_spill_nothing(name: str, config: GemmConfig, schedule: str) -> None:
+def test_the_heaviest_epilogues_spill_nothing(name: str, config: TileConfig, schedule: str) -> None:
     compiled(CIRCUMSTANCES[name].problem, config, schedule)
 
 

@@ -68,7 +68,7 @@ def test_every_function_has_an_answer(dtype: torch.dtype, how: dict[str, Any], p
 
 def test_groups_of_columns_are_turned() -> None:
     answers = [triton_gemm.explain(**SQUARE, groups=8, group_dim=dim, device="sm_90") for dim in ("M", "N")]
-    assert [answer.swapped for answer in answers] == [False, True]
+    assert [answer.swap_ab for answer in answers] == [False, True]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to choose for")

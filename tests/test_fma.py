@@ -12,11 +12,11 @@ from torch import Tensor
 from tests import planted
 from tests.cases import CIRCUMSTANCES, Case, Operands, blocks, circumstance, ids
 from tests.gluon_on_cpu import run, simulated
-from triton_gemm.config import GemmConfig
+from triton_gemm.config import TileConfig
 from triton_gemm.device import device_of_capability
 from triton_gemm.kernels import fma
+from triton_gemm.kernels.repack import repacked
 from triton_gemm.problem import GemmProblem, Layout
-from triton_gemm.select import repacked
 
 CPU = torch.device("cpu")
 DEVICE = device_of_capability((8, 0))
@@ -30,7 +30,7 @@ class Simulation:
     """The kernel in one configuration, in a plan's place: over copies of what it cannot read, perhaps turned."""
 
     problem: GemmProblem
-    config: GemmConfig
+    config: TileConfig
     split_k: int
     swapped: bool
     module: SimpleNamespace
@@ -72,7 +72,7 @@ def kernel() -> SimpleNamespace:
 
 def check(
     case: Case,
-    config: GemmConfig,
+    config: TileConfig,
     split_k: int,
     module: SimpleNamespace,
     times: int = 1,
@@ -87,7 +87,7 @@ def check(
 
 @pytest.mark.parametrize("config", fma.CONFIGS, ids=ids)
 @pytest.mark.parametrize("split_k", SPLITS)
-def test_every_config_and_split(kernel: SimpleNamespace, split_k: int, config: GemmConfig) -> None:
+def test_every_config_and_split(kernel: SimpleNamespace, split_k: int, config: TileConfig) -> None:
     """Layouts in turn, partial and whole tiles, less than a tile, and parts without a k-tile."""
     m, n, k = blocks(config)
     sizes = [(m + 9, 2 * n + 7, 5 * k + 3), (2 * m, n, 6 * k), (3, 5, 2 * k), (1, 1, 1), (m + 4, n + 4, k)]

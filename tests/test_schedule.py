@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton import language as tl
 
-from triton_gemm import cost_model
-from triton_gemm.config import GemmConfig
+from triton_gemm.config import TileConfig
 from triton_gemm.device import DeviceInfo, device_of_capability
+from triton_gemm.device_model import model_of
 from triton_gemm.kernels import warp_specialised
 from triton_gemm.kernels.schedule import Schedule, tile_coordinates, work_item
 from triton_gemm.problem import GemmProblem, Layout
@@ -42,7 +42,7 @@ def work(schedule: Schedule, tiles: int, k_tiles: int) -> list[tuple[int, int, r
     """(tile, part, k-tiles) of every item, by the kernel's own arithmetic."""
     found = []
     for item in range(schedule.items(tiles)):
-        tile, part, begin, end = work_item.fn(item, k_tiles, schedule.split, schedule.parts)
+        tile, part, begin, end = work_item.fn(item, k_tiles, schedule.split_tiles, schedule.split_k)
         found.append((tile, part, range(begin, end)))
     return found
 
@@ -67,7 +67,7 @@ def test_every_tile_has_one_owner_and_parts_in_the_order_of_k(case: tuple[int, i
         assert part not in parts[tile]
         parts[tile][part] = ks
     for tile, found in parts.items():
-        assert sorted(found) == list(range(schedule.parts if tile < schedule.split else 1))
+        assert sorted(found) == list(range(schedule.split_k if tile < schedule.split_tiles else 1))
         assert all(found[part].stop == found[part + 1].start for part in range(len(found) - 1))
         sizes = [len(ks) for ks in found.values()]
         assert max(sizes) - min(sizes) <= 1, "parts are not equal"
@@ -85,7 +85,7 @@ def test_nobody_waits_for_one_who_waits(case: tuple[int, int, Schedule]) -> None
     assert all(item < owners[items[item][0]] for item in waited_for)
     for program in range(schedule.programs):
         own = range(program, len(items), schedule.programs)
-        waits = [item for item in own if items[item][0] < schedule.split and items[item][1] == 0]
+        waits = [item for item in own if items[item][0] < schedule.split_tiles and items[item][1] == 0]
         assert not [item for item in own if waits and item > waits[0] and items[item][1] > 0]
 
 
@@ -94,23 +94,25 @@ def test_nobody_waits_for_one_who_waits(case: tuple[int, int, Schedule]) -> None
 def test_parts_of_the_same_k_follow_one_another(case: tuple[int, int, Schedule]) -> None:
     """Programs that run at the same time read the same k-tiles, out of L2."""
     tiles, k_tiles, schedule = case
-    starts = [ks.start for tile, _, ks in work(schedule, tiles, k_tiles) if tile < schedule.split]
+    starts = [ks.start for tile, _, ks in work(schedule, tiles, k_tiles) if tile < schedule.split_tiles]
     assert starts == sorted(starts, reverse=True)
 
 
 @settings(deadline=None)
-@given(dealt(), st.sampled_from([config for config in warp_specialised.CONFIGS if warp_specialised.splits(config)]))
-def test_partial_sums_have_places_of_their_own(case: tuple[int, int, Schedule], config: GemmConfig) -> None:
+@given(
+    dealt(), st.sampled_from([config for config in warp_specialised.CONFIGS if warp_specialised.can_split_k(config)])
+)
+def test_partial_sums_have_places_of_their_own(case: tuple[int, int, Schedule], config: TileConfig) -> None:
     tiles, k_tiles, schedule = case
     m, n, k = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K
     assert m and n and k
     (launch,) = warp_specialised.launches(problem_of(m * tiles, n, k * k_tiles), config, schedule)
     blocks = [
-        (part - 1) * schedule.split + tile for tile, part, _ in work(schedule, tiles, k_tiles) if part > 0
+        (part - 1) * schedule.split_tiles + tile for tile, part, _ in work(schedule, tiles, k_tiles) if part > 0
     ]  # as `consume_partition` numbers them
     assert sorted(blocks) == list(range(len(blocks)))
     assert launch.workspace == len(blocks) * m * n * 4
-    assert launch.counters == schedule.split * config.num_warps // 4
+    assert launch.counters == schedule.split_tiles * config.num_warps // 4
     assert launch.arguments["num_items"] == schedule.items(tiles)
 
 
@@ -143,19 +145,19 @@ DEVICES = st.integers(1, 200).map(lambda sms: DeviceInfo("gpu", (9, 0), sms, HOP
 
 @settings(max_examples=300, deadline=None)
 @given(SIZES, SIZES, SIZES, st.integers(1, 70), CONFIGS, DEVICES)
-def test_every_schedule_can_be_run(M: int, N: int, K: int, batch: int, config: GemmConfig, device: DeviceInfo) -> None:
+def test_every_schedule_can_be_run(M: int, N: int, K: int, batch: int, config: TileConfig, device: DeviceInfo) -> None:
     problem = problem_of(M, N, K, batch)
-    count, k_tiles = cost_model.tiles(problem, config), -(-K // (config.BLOCK_K or 1))
-    found = cost_model.schedules(problem, config, device)
-    assert found[0].split == 0 and len(set(found)) == len(found)
+    count, k_tiles = batch * config.tiles(M, N), -(-K // config.BLOCK_K)
+    found = warp_specialised.schedules(problem, config, device)
+    assert found[0].split_tiles == 0 and len(set(found)) == len(found)
     for schedule in found:
         assert 1 <= schedule.programs <= device.num_sms, "programs that wait must all run at once"
         assert schedule.programs <= schedule.items(count), "programs without work"
-        assert 0 <= schedule.split <= count
-        assert (schedule.split == 0) == (schedule.parts == 1)
-        assert schedule.parts == 1 or 2 * schedule.parts <= k_tiles
-        assert schedule.split * (config.num_warps // 4) <= COUNTERS
-        assert cost_model.microseconds(problem, config, schedule) > 0
+        assert 0 <= schedule.split_tiles <= count
+        assert (schedule.split_tiles == 0) == (schedule.split_k == 1)
+        assert schedule.split_k == 1 or 2 * schedule.split_k <= k_tiles
+        assert schedule.split_tiles * (config.num_warps // 4) <= COUNTERS
+        assert warp_specialised.microseconds(problem, config, schedule, model_of(HOPPER)) > 0
 
 
 @settings(deadline=None)
@@ -170,12 +172,15 @@ def test_splitting_makes_the_busiest_multiprocessor_less_busy(tiles: int, k_tile
             loads[item % schedule.programs] += len(ks)
         return max(loads)
 
-    whole, *others = cost_model.schedules(problem, config, HOPPER)
+    whole, *others = warp_specialised.schedules(problem, config, HOPPER)
     assert all(busiest(schedule) <= busiest(whole) for schedule in others)
 
 
 def test_more_of_anything_takes_longer() -> None:
     config, base = warp_specialised.CONFIGS[0], problem_of(2048, 4096, 1024)
-    time = cost_model.microseconds(base, config, Schedule(HOPPER.num_sms))
+
+    def predicted(problem: GemmProblem) -> float:
+        return warp_specialised.microseconds(problem, config, Schedule(HOPPER.num_sms), model_of(HOPPER))
+
     for change in ({"M": 8192}, {"N": 16384}, {"K": 4096}, {"batch": 4}, {"has_beta": True}):
-        assert cost_model.microseconds(replace(base, **change), config, Schedule(HOPPER.num_sms)) > time
+        assert predicted(replace(base, **change)) > predicted(base)

@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import triton_gemm
-from triton_gemm import cost_model
+from triton_gemm import cost_model, kernels
 from triton_gemm.arithmetic import EMULATED
 from triton_gemm.device import INTERPRETER, SHARED_MEMORY, device_of_capability
-from triton_gemm.kernels import fma, gemv, portable, skinny, warp_specialised
+from triton_gemm.kernels import fma, gemv, skinny
 from triton_gemm.kernels.launch import Pointer, TensorMap
+from triton_gemm.kernels.repack import repacked
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
-from triton_gemm.select import Selection, launches, repacked, select
+from triton_gemm.select import Selection, launches, ranked, select
 from triton_gemm.workspace import COUNTERS
 
 HOPPER = device_of_capability((9, 0))
@@ -93,7 +94,7 @@ MANY = settings(max_examples=400, deadline=None)
 def seen_by_kernel(problem: GemmProblem, choice: Selection) -> GemmProblem:
     """The problem that the chosen kernel is given: after copies, and turned."""
     problem = repacked(problem, choice.packed)
-    return problem.swap_ab() if choice.swapped else problem
+    return problem.swap_ab() if choice.swap_ab else problem
 
 
 # --- Every choice ---
@@ -103,24 +104,23 @@ def seen_by_kernel(problem: GemmProblem, choice: Selection) -> GemmProblem:
 @CASES
 def test_the_kernel_itself_calls_the_choice_legal(problem: GemmProblem, device) -> None:
     choice = select(problem, device)
-    given_to_it = seen_by_kernel(problem, choice)
-    if choice.kernel == "warp_specialised":
-        assert choice.schedule is not None and choice.split_k == 1
-        assert choice.config in warp_specialised.configs(given_to_it.dtype)
-        assert warp_specialised.illegal(given_to_it, device, choice.config) is None
-    elif choice.kernel == "portable":
-        assert choice.config in portable.CONFIGS[problem.precision]
-        assert portable.illegal(given_to_it, device, choice.config, choice.split_k) is None
-    elif choice.kernel == "fma":
-        assert choice.config in fma.CONFIGS
-        assert fma.unreadable(problem) == choice.packed
-        assert fma.illegal(given_to_it, device, choice.config, choice.split_k) is None
-    elif choice.kernel == "skinny":
-        assert choice.config in skinny.CONFIGS and choice.schedule is None and choice.split_k == 1
-        assert skinny.illegal(given_to_it, device, choice.config) is None
-    else:
-        assert choice.kernel == "gemv"
-        assert gemv.illegal(given_to_it, device, choice.config) is None
+    kernel = kernels.named(choice.kernel)
+    assert kernel.illegal(seen_by_kernel(problem, choice), device, choice.config, choice.work) is None
+    assert isinstance(choice.config, kernel.Config) and choice.split_k >= 1
+    assert (choice.schedule is not None) == (choice.kernel == "warp_specialised")
+    assert choice.kernel != "fma" or fma.unreadable(problem) == choice.packed
+
+
+@MANY
+@CASES
+def test_nothing_legal_is_predicted_to_be_faster(problem: GemmProblem, device) -> None:
+    choice = replace(select(problem, device), reason="")
+    for microseconds, kernel, way in ranked(problem, device):
+        if Selection.of(kernel, way, "") == choice:
+            assert select(problem, device).reason.startswith(f"about {microseconds:.3g} us")
+            return
+        assert kernels.named(kernel).illegal(way.problem, device, way.config, way.work) is not None
+    pytest.fail("what was chosen is no candidate")
 
 
 @MANY
@@ -166,7 +166,8 @@ def test_outer_products_are_for_ieee(problem: GemmProblem, device) -> None:
     choice = select(problem, device)
     if choice.kernel == "fma":
         assert problem.precision == "ieee" and choice.schedule is None
-        count = cost_model.tiles(seen_by_kernel(problem, choice), choice.config)
+        seen = seen_by_kernel(problem, choice)
+        count = seen.batch * choice.config.tiles(seen.M, seen.N)
         assert (
             -(-problem.K // choice.split_k) <= fma.LONGEST_CHAIN or choice.split_k >= fma.MAX_SPLIT or count > COUNTERS
         )
@@ -248,11 +249,11 @@ def test_few_rows_along_k_are_read_once_on_every_gpu(rows: int) -> None:
         for device in DEVICES:
             choice = select(problem, device)
             assert (choice.kernel, choice.schedule, choice.split_k, choice.packed) == ("skinny", None, 1, ())
-            assert str(choice).endswith(f": {rows} row{'s' * (rows > 1)} of products along K")
-            assert select(problem.swap_ab(), device) == replace(choice, swapped=not choice.swapped)
+            other_way = replace(choice, swap_ab=not choice.swap_ab, reason=select(problem.swap_ab(), device).reason)
+            assert select(problem.swap_ab(), device) == other_way
             (launch,) = launches(problem, choice)
-            assert launch.arguments["STREAMED"] == ("a" if choice.swapped else "b")
-            turned.add(choice.swapped)
+            assert launch.arguments["STREAMED"] == ("a" if choice.swap_ab else "b")
+            turned.add(choice.swap_ab)
     assert turned == {False, True}
 
 
@@ -365,7 +366,7 @@ def test_blocks_of_scales_are_sums_of_pieces() -> None:
     """And C is never turned: A's blocks are not B's."""
     problem = in_mode("fp8 blocks", c=Layout((0, 1, 512)))
     for capability in NOT_HOPPER[1:]:
-        assert not select(problem, device_of_capability(capability)).swapped
+        assert not select(problem, device_of_capability(capability)).swap_ab
         with pytest.raises(RuntimeError, match="blocks of scales need promotion, fp8 fast has none"):
             select(replace(problem, precision="fp8 fast"), device_of_capability(capability))
 
@@ -386,8 +387,8 @@ def test_tf32_is_rounded_by_tma_and_read_along_k() -> None:
 
 def test_a_split_is_shown() -> None:
     choice = select(of(64, 64, 65536), HOPPER)
-    assert choice.schedule is not None and choice.schedule.split > 0
-    assert f"{choice.schedule.split} tiles in {choice.schedule.parts} parts" in str(choice)
+    assert choice.schedule is not None and choice.schedule.split_tiles > 0
+    assert f"{choice.schedule.split_tiles} tiles in {choice.schedule.split_k} parts" in str(choice)
 
 
 def test_the_interpreter_gets_what_it_can_run() -> None:

@@ -14,8 +14,9 @@ from torch import Tensor
 from tests import planted
 from tests.cases import CIRCUMSTANCES, Case, Operands, blocks, circumstance_along_k, few_rows, ids
 from tests.gluon_on_cpu import run, simulated
-from triton_gemm.config import GemmConfig
+from triton_gemm.config import TileConfig
 from triton_gemm.device import SHARED_MEMORY, device_of_capability
+from triton_gemm.device_model import model_of
 from triton_gemm.kernels import skinny
 from triton_gemm.problem import GemmProblem, Layout
 
@@ -30,7 +31,7 @@ class Simulation:
     for the one before by itself, and prefetches, which every other one does."""
 
     problem: GemmProblem
-    config: GemmConfig
+    config: TileConfig
     swapped: bool
     module: SimpleNamespace
     programmatic: bool = False
@@ -51,7 +52,7 @@ def kernel() -> SimpleNamespace:
     return simulated("skinny")
 
 
-def check(case: Case, config: GemmConfig, module: SimpleNamespace, *, swapped: bool = False) -> None:
+def check(case: Case, config: TileConfig, module: SimpleNamespace, *, swapped: bool = False) -> None:
     operands = Operands(case, CPU)
     operands.check(Simulation(operands.problem, config, swapped, module), times=2)
 
@@ -59,7 +60,7 @@ def check(case: Case, config: GemmConfig, module: SimpleNamespace, *, swapped: b
 @pytest.mark.few
 @pytest.mark.parametrize("config", skinny.CONFIGS, ids=ids)
 @pytest.mark.parametrize("rows", ROWS)
-def test_every_config_and_number_of_rows(kernel: SimpleNamespace, rows: int, config: GemmConfig) -> None:
+def test_every_config_and_number_of_rows(kernel: SimpleNamespace, rows: int, config: TileConfig) -> None:
     for case, swapped in few_rows(rows, config):
         check(case, config, kernel, swapped=swapped)
 
@@ -125,16 +126,18 @@ def test_who_is_refused() -> None:
     st.sampled_from([1, 1, 2, 64]),
     st.sampled_from([device_of_capability(capability) for capability in SHARED_MEMORY if capability >= (8, 0)]),
 )
-def test_where_it_pays_its_default_is_legal(rows: int, others: int, eighths: int, batch: int, device) -> None:
+def test_its_candidates_are_legal(rows: int, others: int, eighths: int, batch: int, device) -> None:
     K = 8 * eighths
     a, b = Layout((K if batch > 1 else 0, batch * K, 1)), Layout((others * K if batch > 1 else 0, 1, K))
     c = Layout((rows * others if batch > 1 else 0, others, 1))
     problem = GemmProblem(batch, rows, others, K, torch.bfloat16, torch.bfloat16, "half", a, b, c)
-    if not skinny.pays(problem, device):
-        return
-    config, swapped = skinny.default(problem, device)
-    assert config in skinny.CONFIGS
-    assert skinny.illegal(problem.swap_ab() if swapped else problem, device, config) is None
+    found = list(skinny.candidates(problem, device))
+    assert {one.config for one in found} == set(skinny.CONFIGS)
+    assert {one.swap_ab for one in found} == {False, True}
+    for its, config, split_k, swap_ab, packed in found:
+        assert its == (problem.swap_ab() if swap_ab else problem) and packed == ()
+        assert skinny.illegal(its, device, config, split_k) is None
+        assert 0 < skinny.microseconds(its, config, split_k, model_of(device)) < 1e9
 
 
 # --- Planted bugs ---

@@ -14,14 +14,13 @@ from tests import planted
 from tests.cases import CIRCUMSTANCES, Case, Operands, blocks, circumstance, ids, of_bytes, splits, wholes
 from tests.gluon_on_cpu import run, simulated, to_tf32
 from tests.groups import assert_right
-from triton_gemm import cost_model
 from triton_gemm.arithmetic import EMULATED, Planes
-from triton_gemm.config import GemmConfig
+from triton_gemm.config import TileConfig
 from triton_gemm.device import device_of_capability
 from triton_gemm.kernels import warp_specialised
+from triton_gemm.kernels.repack import repacked
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import GemmProblem
-from triton_gemm.select import repacked
 
 CPU = torch.device("cpu")
 HOPPER = device_of_capability((9, 0))
@@ -34,7 +33,7 @@ class Simulation:
     """The kernel in one configuration and schedule, in a plan's place."""
 
     problem: GemmProblem
-    config: GemmConfig
+    config: TileConfig
     schedule: Schedule
     module: SimpleNamespace
 
@@ -67,9 +66,9 @@ def kernel() -> SimpleNamespace:
     return simulated("warp_specialised")
 
 
-def check(case: Case, config: GemmConfig, schedule: Schedule, module: SimpleNamespace, times: int = 1) -> None:
+def check(case: Case, config: TileConfig, schedule: Schedule, module: SimpleNamespace, times: int = 1) -> None:
     operands = Operands(case, CPU)
-    operands.check(Simulation(operands.problem, config, schedule, module), schedule.parts, times)
+    operands.check(Simulation(operands.problem, config, schedule, module), schedule.split_k, times)
 
 
 @pytest.mark.few
@@ -79,10 +78,10 @@ def check(case: Case, config: GemmConfig, schedule: Schedule, module: SimpleName
         pytest.param(schedules, config, id=f"{schedules.__name__}-{ids(config)}")
         for schedules in (wholes, splits)
         for config in CONFIGS
-        if schedules is wholes or warp_specialised.splits(config)
+        if schedules is wholes or warp_specialised.can_split_k(config)
     ],
 )
-def test_every_config_and_schedule(kernel: SimpleNamespace, schedules, config: GemmConfig) -> None:
+def test_every_config_and_schedule(kernel: SimpleNamespace, schedules, config: TileConfig) -> None:
     """Layouts in turn; all but the sizes that fill a GPU."""
     turn = CONFIGS.index(config)
     for i, (size, schedule) in enumerate(schedules(config, HOPPER.num_sms)[:-1]):
@@ -102,8 +101,8 @@ def test_every_circumstance(kernel: SimpleNamespace, name: str) -> None:
         case = circumstance(name, (m + 8, 2 * n + 8, 6 * k + 3))
         tiles = (case.batch or 1) * 2 * 3
         check(case, config, Schedule(min(tiles, 5)), kernel)
-        if warp_specialised.splits(config):
-            check(case, config, Schedule(3 * (tiles - 1), tiles - 1, parts=3, group=2), kernel)
+        if warp_specialised.can_split_k(config):
+            check(case, config, Schedule(3 * (tiles - 1), tiles - 1, split_k=3, group_m=2), kernel)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -117,16 +116,16 @@ def test_random_problems_in_what_the_cost_model_compares(kernel: SimpleNamespace
             (config, schedule)
             for config in CONFIGS
             if warp_specialised.illegal(operands.problem, HOPPER, config) is None
-            for schedule in cost_model.schedules(operands.problem, config, HOPPER)
+            for schedule in warp_specialised.schedules(operands.problem, config, HOPPER)
         ]
         for config, schedule in chance.sample(found, min(4, len(found))):
-            operands.check(Simulation(operands.problem, config, schedule, kernel), schedule.parts)
+            operands.check(Simulation(operands.problem, config, schedule, kernel), schedule.split_k)
 
 
 FP32 = warp_specialised.configs(torch.float32)
 
 
-def of_tf32(orders: str, config: GemmConfig) -> Case:
+def of_tf32(orders: str, config: TileConfig) -> Case:
     m, n, k = blocks(config)
     how = {"dtype": torch.float32, "precision": "tf32"}
     return Case((m + 9, 2 * n + 8, 5 * k + 4), orders, integers=orders == "ntn", **how)
@@ -142,12 +141,12 @@ def of_tf32(orders: str, config: GemmConfig) -> Case:
         if warp_specialised.illegal(Operands(of_tf32(orders, config), CPU).problem, HOPPER, config) is None
     ],
 )
-def test_tf32(kernel: SimpleNamespace, orders: str, config: GemmConfig) -> None:
+def test_tf32(kernel: SimpleNamespace, orders: str, config: TileConfig) -> None:
     """Operands along K, and A across it; C both ways round."""
     case = of_tf32(orders, config)
     check(case, config, Schedule(4), kernel, times=2)
-    if warp_specialised.splits(config):
-        check(case, config, Schedule(9, split=3, parts=3), kernel)
+    if warp_specialised.can_split_k(config):
+        check(case, config, Schedule(9, split_tiles=3, split_k=3), kernel)
 
 
 @pytest.mark.few
@@ -164,13 +163,13 @@ def test_planes(kernel: SimpleNamespace, turn: int, precision: str) -> None:
     m, n, k = blocks(config)
     case = Case((m + 9, n + 8, 5 * k + 3), ORDERS[turn] + "n", dtype=torch.float32, precision=precision)
     check(case, config, Schedule(3), kernel, times=2)
-    if warp_specialised.splits(config):
-        check(case, config, Schedule(20, split=4, parts=5), kernel)
+    if warp_specialised.can_split_k(config):
+        check(case, config, Schedule(20, split_tiles=4, split_k=5), kernel)
     check(replace(case, batch=2), config, Schedule(5), kernel)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=ids)
-def test_groups(kernel: SimpleNamespace, config: GemmConfig) -> None:
+def test_groups(kernel: SimpleNamespace, config: TileConfig) -> None:
     """Groups of rows that are empty, end inside of tiles, and end before the matrix does, listed by the CPU."""
     m, n, k = blocks(config)
     ends = [0, m + 5, m + 5, 2 * m + 9]
@@ -196,13 +195,13 @@ BYTES = warp_specialised.configs(torch.int8)
 
 
 @pytest.mark.parametrize("config", BYTES, ids=ids)
-def test_bytes(kernel: SimpleNamespace, config: GemmConfig) -> None:
+def test_bytes(kernel: SimpleNamespace, config: TileConfig) -> None:
     for case in of_bytes(config, BYTES.index(config)):
         if warp_specialised.illegal(Operands(case, CPU).problem, HOPPER, config) is not None:
             continue
         check(case, config, Schedule(4), kernel)
-        if warp_specialised.splits(config):
-            check(case, config, Schedule(9, split=3, parts=3), kernel)
+        if warp_specialised.can_split_k(config):
+            check(case, config, Schedule(9, split_tiles=3, split_k=3), kernel)
 
 
 def test_all_configurations_that_leave_room_for_pieces_are_legal() -> None:
@@ -287,7 +286,7 @@ def test_planted_bugs_of_bytes_are_caught(bug: str) -> None:
     config = next(c for c in BYTES if (c.BLOCK_M, c.BLOCK_N) == (128, 192))
     with planted.caught(bug):
         for case in of_bytes(config, 0):
-            check(case, config, Schedule(9, split=3, parts=3), broken)
+            check(case, config, Schedule(9, split_tiles=3, split_k=3), broken)
 
 
 BUGS_OF_BETA: dict[str, tuple[tuple[str, str], ...]] = {
@@ -315,7 +314,7 @@ def test_planted_bugs_of_beta_are_caught(bug: str) -> None:
     broken = simulated("warp_specialised", BUGS_OF_BETA.get(bug, ()))
     config = next(c for c in CONFIGS if (c.BLOCK_M, c.BLOCK_N) == (128, 256))
     with planted.caught(bug):
-        for schedule in (Schedule(3, group=2), Schedule(9, split=9, parts=3, group=2)):
+        for schedule in (Schedule(3, group_m=2), Schedule(9, split_tiles=9, split_k=3, group_m=2)):
             check(Case((330, 520, 400), "nnn", beta=0.5), config, schedule, broken)
 
 
@@ -327,5 +326,5 @@ def test_planted_bugs_are_caught(bug: str) -> None:
         for tile in ((128, 256), (128, 64)):
             config = next(c for c in CONFIGS if tile == (c.BLOCK_M, c.BLOCK_N))
             tiles = 2 * 3 * (3 if tile[1] == 256 else 9)
-            for schedule in (Schedule(3, group=2), Schedule(3 * tiles, tiles, parts=3, group=2)):
+            for schedule in (Schedule(3, group_m=2), Schedule(3 * tiles, tiles, split_k=3, group_m=2)):
                 check(Case((330, 520, 700), "nnn", batch=2), config, schedule, broken)

@@ -1,8 +1,10 @@
-"""GemmConfig: the compile-time choices of a kernel, and the one predicate that says whether a GPU can take them."""
+"""The compile-time choices of kernels, and the one predicate that says whether a GPU has registers and shared memory
+for them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from .device import DeviceInfo
 
@@ -15,42 +17,34 @@ OPTIONS = {"enable_fp_fusion": True}
 
 
 @dataclass(frozen=True)
-class GemmConfig:
-    """Tile sizes (elements) and launch figures of one compiled kernel; None where a kernel has no such parameter."""
+class TileConfig:
+    """The tile of one program (elements), its warps, and the stages of its pipeline. Every kernel has a subclass of its
+    own, with what else it chooses at compile time."""
 
-    BLOCK_M: int | None = None
-    BLOCK_N: int | None = None
-    BLOCK_K: int | None = None
-    GROUP_M: int | None = None
+    BLOCK_M: int
+    BLOCK_N: int
+    BLOCK_K: int
     num_warps: int = 4
     num_stages: int = 1
 
     def meta(self) -> dict[str, int]:
         """The kernel's own compile-time parameters."""
-        tiles = {
-            "BLOCK_M": self.BLOCK_M,
-            "BLOCK_N": self.BLOCK_N,
-            "BLOCK_K": self.BLOCK_K,
-            "GROUP_M": self.GROUP_M,
-        }
-        return {name: value for name, value in tiles.items() if value is not None}
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name.isupper()}
 
-    def kwargs(self) -> dict[str, int]:
-        """Everything a launch takes by keyword: `kernel[grid](*args, **config.kwargs())`."""
-        return {**self.meta(), "num_warps": self.num_warps, "num_stages": self.num_stages, **OPTIONS}
+    def tiles(self, M: int, N: int) -> int:
+        """Tiles of a matrix [M, N]."""
+        return -(-M // self.BLOCK_M) * -(-N // self.BLOCK_N)
 
     def shared_memory(self, itemsize: int, out_itemsize: int = 0) -> int:
         """Bytes of shared memory for `num_stages` tiles of A and of B whose elements have `itemsize` bytes, and for
         one tile of C with `out_itemsize`. An upper bound: without `wgmma`, Triton makes do with a stage less."""
-        if self.BLOCK_M is None or self.BLOCK_N is None or self.BLOCK_K is None:
-            return 0
         stage = (self.BLOCK_M + self.BLOCK_N) * self.BLOCK_K * itemsize
         barriers = 256  # mbarriers, and what warp specialisation keeps of its own
         return self.num_stages * stage + barriers + self.BLOCK_M * self.BLOCK_N * out_itemsize
 
     def accumulators(self, sum_itemsize: int = 4) -> int:
         """Registers of a thread that hold sums of so many bytes."""
-        return (self.BLOCK_M or 1) * (self.BLOCK_N or 1) * sum_itemsize // (4 * 32 * self.num_warps)
+        return self.BLOCK_M * self.BLOCK_N * sum_itemsize // (4 * 32 * self.num_warps)
 
     def illegal(
         self,
@@ -88,6 +82,52 @@ class GemmConfig:
         return None
 
     def __str__(self) -> str:
-        tile = "x".join(str(size) for size in (self.BLOCK_M, self.BLOCK_N, self.BLOCK_K) if size is not None)
-        group = "" if self.GROUP_M is None else f" group {self.GROUP_M}"
-        return f"{tile}{group} {self.num_warps} warps {self.num_stages} stages"
+        return _named(self.meta(), self.num_warps, self.num_stages)
+
+
+@dataclass(frozen=True)
+class GemmConfig:
+    """Tile sizes (elements) and launch figures of a rung of the ladder; None where it has no such parameter."""
+
+    BLOCK_M: int | None = None
+    BLOCK_N: int | None = None
+    BLOCK_K: int | None = None
+    GROUP_M: int | None = None
+    num_warps: int = 4
+    num_stages: int = 1
+
+    def meta(self) -> dict[str, int]:
+        """The kernel's own compile-time parameters."""
+        sizes = {field.name: getattr(self, field.name) for field in fields(self) if field.name.isupper()}
+        return {name: value for name, value in sizes.items() if value is not None}
+
+    def kwargs(self) -> dict[str, int]:
+        """Everything a launch takes by keyword: `kernel[grid](*args, **config.kwargs())`."""
+        return {**self.meta(), "num_warps": self.num_warps, "num_stages": self.num_stages, **OPTIONS}
+
+    @property
+    def tile(self) -> TileConfig:
+        """What is kept on chip: of a rung without tiles of A and B only its sums."""
+        staged = self.BLOCK_K if self.BLOCK_M and self.BLOCK_N else None
+        return TileConfig(self.BLOCK_M or 1, self.BLOCK_N or 1, staged or 0, self.num_warps, self.num_stages)
+
+    def shared_memory(self, itemsize: int, out_itemsize: int = 0) -> int:
+        """As `TileConfig.shared_memory`; none for a rung without tiles of A and B."""
+        return self.tile.shared_memory(itemsize, out_itemsize) if self.tile.BLOCK_K else 0
+
+    def accumulators(self, sum_itemsize: int = 4) -> int:
+        """As `TileConfig.accumulators`."""
+        return self.tile.accumulators(sum_itemsize)
+
+    def illegal(self, device: DeviceInfo, itemsize: int, out_itemsize: int, **how: Any) -> str | None:
+        """As `TileConfig.illegal`."""
+        return self.tile.illegal(device, itemsize, out_itemsize, **how)
+
+    def __str__(self) -> str:
+        return _named(self.meta(), self.num_warps, self.num_stages)
+
+
+def _named(sizes: dict[str, int], num_warps: int, num_stages: int) -> str:
+    tile = "x".join(str(size) for name, size in sizes.items() if name.startswith("BLOCK"))
+    group = f" group {sizes['GROUP_M']}" if "GROUP_M" in sizes else ""
+    return f"{tile}{group} {num_warps} warps {num_stages} stages"

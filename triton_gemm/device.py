@@ -29,13 +29,15 @@ class DeviceInfo:
     """The figures of one GPU, or of a GPU that is not here (`device_of_capability`).
 
     name: marketing name; capability: (major, minor); num_sms: multiprocessors;
-    shared_memory: bytes one block may use.
+    shared_memory: bytes one block may use; bandwidth: bytes in a microsecond that memory's clock and bus allow, 0 where
+    that is not known.
     """
 
     name: str
     capability: tuple[int, int]
     num_sms: int
     shared_memory: int
+    bandwidth: float = 0.0
 
 
 def device_of_capability(capability: tuple[int, int]) -> DeviceInfo:
@@ -55,6 +57,8 @@ def _cuda_device(index: int) -> DeviceInfo:
         (properties.major, properties.minor),
         properties.multi_processor_count,
         properties.shared_memory_per_block_optin,  # type: ignore[attr-defined]
+        # Both edges of a clock in kHz move a bit on every wire.
+        2 * properties.memory_clock_rate * properties.memory_bus_width / 8e3,
     )
 
 

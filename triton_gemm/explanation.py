@@ -148,8 +148,8 @@ def explain(
         problem = _product(a, b, bias, request)
     selection = plan.selection_for(problem, info)
     # Groups of columns are multiplied as groups of rows of c^T.
-    swapped = selection.swapped or (groups is not None and a.dim() == 3)
-    return replace(selection, swapped=swapped, device=info.name)
+    swap_ab = selection.swap_ab or (groups is not None and a.dim() == 3)
+    return replace(selection, swap_ab=swap_ab, device=info.name)
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | bool | None, request: Request) -> GemmProblem:

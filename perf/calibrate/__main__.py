@@ -1,11 +1,11 @@
-"""Where the cost model's constants come from: python -m perf.calibrate measure | fit FILE | regret FILE.
+"""Where the device models come from: python -m perf.calibrate measure | fit FILE | regret FILE.
 
-`measure` (needs a Hopper GPU) times the plausible tiles and schedules of the warp-specialised kernel, and cuBLAS, on
-shapes of every regime, and writes them to one JSON file after each shape. `fit` finds the constants of
-`triton_gemm.cost_model` that predict such times best, near the present ones, and prints them as they stand there.
-`regret` says how much slower than the fastest of a shape's candidates the one is that the model picks, by its present
-constants; `fit` says so for both. A fit makes predictions good and choices need not follow: adopt it where its regret
-is smaller. Exit status: 1 if a candidate gave wrong results, 2 for a mistake in the call, 130 if interrupted.
+`measure` (needs a GPU) times the candidates that are predicted to be fast, of every kernel in `kernels.KERNELS`, and
+cuBLAS, on shapes of every regime, and writes them to one JSON file after each shape. `fit` finds the figures of the
+GPU's `DeviceModel` that predict such times best and choose best by them, near the present ones, and writes them to
+`triton_gemm/device_models.json`. `regret` says how much slower than the fastest of a shape's candidates the one is that
+the present model picks; `fit` says so for both, and with --hold-out SEED of shapes that it has not seen. Exit status: 1
+if a candidate gave wrong results, 2 for a mistake in the call, 130 if interrupted.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from random import Random
 from typing import Any
 
 os.environ.pop("TRITON_INTERPRET", None)
@@ -30,6 +30,7 @@ try:
     import torch
     from rich.console import Console
     from rich.table import Table
+    from scipy.optimize import least_squares
 
     from perf.bench import sweep
     from perf.bench.scores import geometric_mean
@@ -41,22 +42,20 @@ try:
     from perf.measure.operands import Problem
     from perf.measure.providers import CUBLAS, cublas
     from perf.measure.timer import DeviceLostError, Provider
-    from triton_gemm import cost_model
-    from triton_gemm.config import GemmConfig
+    from triton_gemm import device_model, kernels
     from triton_gemm.device import DeviceInfo, device_info, device_of_capability
-    from triton_gemm.kernels import warp_specialised
+    from triton_gemm.device_model import DeviceModel, model_of
+    from triton_gemm.kernels.candidate import Candidate
     from triton_gemm.kernels.schedule import Schedule
     from triton_gemm.plan import GemmPlan
     from triton_gemm.problem import GemmProblem
-    from triton_gemm.select import Candidate, repacked, select
-    from triton_gemm.select import candidates as ways
+    from triton_gemm.select import Selection, predicted, ranked, select
 except ModuleNotFoundError as error:
     if __name__ != "__main__":
         raise
     sys.exit(f"error: {error}; pip install -e '.[dev]'")
 
 FILE = "calibration.json"
-MODE = "bf16"
 WIDE = 160  # columns where there is no terminal
 
 # Suites that a shape may belong to, the narrow regimes first: it counts for the first.
@@ -64,45 +63,70 @@ REGIMES = ("batched", "bigk", "shortk", "square", "mid", "decode", "llm", "layou
 OTHER = "other"
 LISTED, DRAWN, SEED = 9, 6, 1  # shapes of each suite: from its list, and others of its regime
 DRAWN_MID = 30  # of mid, nearly all of which have rows that begin inside of lines, some of them inside of sectors
-# Few rows on a weight that lies row-major, which no suite has.
-OWN = (Shape(16, 4096, 4096), Shape(16, 4096, 14336), Shape(64, 28672, 8192))
+PRECISIONS = {"bf16": "half"}  # modes whose name is not the precision's
 
-KEEP = 20  # candidates of a shape, the fastest by the model
+# Where kernels compete: few rows on weights, tiny and odd matrices, and what tensor cores do not multiply. The columns
+# and the length of the sum of weights:
+WEIGHTS = (
+    (1024, 1024),
+    (4096, 4096),
+    (14336, 4096),
+    (28672, 8192),
+    (8192, 28672),
+    (576, 7168),
+    (32768, 512),
+    (512, 16384),
+)
+SMALL = ((64, 64, 64), (128, 128, 1024), (256, 256, 256), (512, 512, 512), (777, 333, 999), (1024, 1024, 1024))
+OWN: tuple[tuple[str, tuple[Shape, ...]], ...] = (
+    ("bf16", tuple(Shape(m, n, k, layout="nt") for n, k in WEIGHTS for m in (1, 2, 4, 8, 16, 24))),
+    ("bf16", tuple(Shape(m, n, k) for n, k in WEIGHTS for m in (3, 12, 32))),
+    ("bf16", tuple(Shape(*size, layout="nt") for size in ((16, 250, 4096), (7, 1000, 900), (2, 64, 65536)))),
+    ("bf16", tuple(Shape(m, n, k, batch=512, layout="nt") for m, n, k in ((32, 32, 64), (4, 256, 128), (64, 64, 128)))),
+    ("bf16", (*(Shape(*size) for size in SMALL), Shape(64, 28672, 8192), Shape(2047, 2049, 1023), Shape(63, 65, 127))),
+    ("ieee", tuple(Shape(*size, layout=layout) for size in SMALL for layout in ("nn", "nt"))),
+    ("ieee", tuple(Shape(m, 4096, 4096, layout="nt") for m in (1, 2, 4, 8, 32, 128, 4096))),
+    ("fp64", (*(Shape(*size) for size in SMALL), Shape(16, 4096, 4096), Shape(2048, 2048, 2048))),
+    ("tf32", tuple(Shape(m, 4096, 4096, layout="nt") for m in (1, 2, 4, 16, 64, 2048))),
+)
+
+KEEP = 16  # candidates of a shape, the fastest as predicted, of all kernels
+LEAST = 3  # at least so many of each
 BUDGET_S = 0.3
-# Legal for 16-bit C too, where the same tile with a fourth stage is at least as fast; the model knows no difference.
-FP32_C = GemmConfig(BLOCK_M=128, BLOCK_N=256, BLOCK_K=64, num_warps=8, num_stages=3)
 
-# Of the cost model's constants those that are not fitted, or not of the persistent kernel.
-FIXED = ("SHARPNESS", "PAIRS", "MAX_PARTS", "SECTOR", "FMAS", "SIDES", "WARPS", "PROGRAM", "HANDED_ON")
-TILE = 32_768  # elements of the largest tile, in which a figure for each element is printed
 GOOD = 1.25  # times a shape's fastest; slower candidates are not picked anyway and weigh less
 POOR_WEIGHT = 0.5
-PRIOR = 0.08  # weight of a constant's logarithm against that of one candidate's time
-ITERATIONS = 60
-CONVERGED = 1e-5  # of the sum of squares in an iteration
+ERROR, REGRET = 1.2, 3.0  # what a shape's errors, and its regret, weigh in a fit
+LIKE = 0.04  # predictions that differ by so much are hardly told apart
+PRIOR = 0.1  # weight of a figure's logarithm against them
+ITERATIONS = 8
 WORST = 0.05  # regret from which on a shape is named
+HELD_OUT = 3  # one in so many shapes
 
-COLUMNS = (
-    *("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages"),
-    *("programs", "split", "parts", "swapped", "packed", "us"),
-)
-Value = float | tuple[float, ...] | dict[Any, float]
+SIZES = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages")
+COLUMNS = ("kernel", *SIZES, "programs", "split_tiles", "split_k", "swap_ab", "packed", "us")
 
 
 # ---- candidates ----
 
 
-def described(candidate: Candidate) -> str:
-    """A candidate's name among those of its shape."""
-    schedule = candidate.schedule
-    notes = [f", {schedule.split} tiles in {schedule.parts} parts"] if schedule.split else []
-    notes += [", transposed"] * candidate.swapped + [f", {name} copied" for name in candidate.packed]
-    return f"{candidate.config}{''.join(notes)}"
+@dataclass(frozen=True)
+class Way:
+    """A kernel and one of its candidates for a shape."""
+
+    kernel: str
+    candidate: Candidate
+
+    def selection(self) -> Selection:
+        return Selection.of(self.kernel, self.candidate, "calibration")
+
+    def __str__(self) -> str:
+        return str(self.selection()).rpartition(":")[0]
 
 
-def gemm_problem(shape: Shape) -> GemmProblem:
+def gemm_problem(shape: Shape, mode: str = "bf16") -> GemmProblem:
     """The library's problem for contiguous operands of that shape, without memory for them."""
-    dtype = operands.MODE_DTYPES[MODE]
+    dtype = operands.MODE_DTYPES[mode]
     batch = () if shape.batch is None else (shape.batch,)
 
     def lay(rows: int, columns: int, layout: str) -> torch.Tensor:
@@ -111,15 +135,20 @@ def gemm_problem(shape: Shape) -> GemmProblem:
         return torch.empty(*batch, rows, columns, dtype=dtype, device="meta")
 
     a, b = lay(shape.M, shape.K, shape.layout[0]), lay(shape.K, shape.N, shape.layout[1])
-    return GemmProblem.of(a, b, lay(shape.M, shape.N, "n"))
+    return GemmProblem.of(a, b, lay(shape.M, shape.N, "n"), precision=PRECISIONS.get(mode, mode))
 
 
-def candidates(problem: GemmProblem, device: DeviceInfo) -> list[Candidate]:
-    """The fastest by the model, best first, of all that can compute a problem; none if it is not for this kernel."""
-    if select(problem, device).kernel != "warp_specialised":
-        return []
-    configs = [c for c in warp_specialised.CONFIGS if c != FP32_C]
-    return sorted(ways(problem, device, configs), key=Candidate.microseconds)[:KEEP]
+def ways(problem: GemmProblem, device: DeviceInfo) -> list[Way]:
+    """The fastest as predicted, best first, of all legal candidates, and a few of each kernel."""
+    found: list[Way] = []
+    of_kernel = dict.fromkeys(kernels.KERNELS, 0)
+    for _, kernel, candidate in ranked(problem, device):
+        if len(found) < KEEP or of_kernel[kernel] < LEAST:
+            illegal = kernels.named(kernel).illegal
+            if illegal(candidate.problem, device, candidate.config, candidate.work) is None:
+                found.append(Way(kernel, candidate))
+                of_kernel[kernel] += 1
+    return found
 
 
 # ---- measured shapes and their file ----
@@ -127,23 +156,42 @@ def candidates(problem: GemmProblem, device: DeviceInfo) -> list[Candidate]:
 
 @dataclass(frozen=True)
 class Measured:
-    """A shape, cuBLAS's time and each candidate's, in microseconds."""
+    """A shape in a mode, cuBLAS's time and each candidate's, in microseconds."""
 
     shape: Shape
+    mode: str
     cublas_us: float
-    us: Mapping[Candidate, float]
+    us: Mapping[Way, float]
+
+    @property
+    def key(self) -> str:
+        return f"{self.shape.key} {self.mode}"
 
     @property
     def regime(self) -> str:
+        if self.mode != "bf16":
+            return self.mode
+        rows = min(self.shape.M, self.shape.N)
+        if rows <= 32 and self.shape.batch is None:
+            return "1 to 4 rows" if rows <= 4 else "5 to 16 rows" if rows <= 16 else "17 to 32 rows"
         return next((name for name in REGIMES if SUITES[name].regime(self.shape)), OTHER)
 
     @cached_property
-    def best(self) -> Candidate:
+    def problem(self) -> GemmProblem:
+        return gemm_problem(self.shape, self.mode)
+
+    @cached_property
+    def best(self) -> Way:
         return min(self.us, key=self.us.__getitem__)
 
-    def pick(self) -> Candidate:
-        """The model's, as its constants are now; of equals, as in select, the one that is not swapped."""
-        return min(self.us, key=lambda candidate: (candidate.microseconds(), candidate.swapped))
+    def predicted(self, model: DeviceModel) -> list[float]:
+        """Of each candidate, in their order."""
+        return [predicted(self.problem, way.kernel, way.candidate, model) for way in self.us]
+
+    def pick(self, model: DeviceModel) -> Way:
+        """The model's; of equals the one that is not swapped."""
+        times = zip(self.predicted(model), self.us, strict=True)
+        return min(times, key=lambda one: (one[0], one[1].candidate.swap_ab))[1]
 
 
 @dataclass(frozen=True)
@@ -160,15 +208,14 @@ def write(target: Path, surroundings: Mapping[str, Any], measured: Iterable[Meas
     for found in measured:
         shape = found.shape
         batch = {} if shape.batch is None else {"batch": shape.batch}
-        fields = {"M": shape.M, "N": shape.N, "K": shape.K, "layout": shape.layout, **batch}
+        fields = {"M": shape.M, "N": shape.N, "K": shape.K, "layout": shape.layout, **batch, "mode": found.mode}
         head = json.dumps({**fields, "cublas_us": _rounded(found.cublas_us)}).rstrip("}")
-        rows = ",\n".join(f"   {json.dumps(_row(candidate, us))}" for candidate, us in found.us.items())
+        rows = ",\n".join(f"   {json.dumps(_row(way, us))}" for way, us in found.us.items())
         shapes.append(f'  {head}, "rows": [\n{rows}]}}')
     described = json.dumps(dict(surroundings), indent=1).replace("\n", "\n ")
     text = ",\n".join(
         (
             f' "environment": {described}',
-            f' "dtype": "{MODE}"',
             f' "columns": {json.dumps(COLUMNS)}',
             ' "shapes": [\n' + ",\n".join(shapes) + "]",
         )
@@ -179,12 +226,13 @@ def write(target: Path, surroundings: Mapping[str, Any], measured: Iterable[Meas
 
 
 def read(source: Path) -> Calibration:
-    """What `write` wrote, without candidates that only fp32 C has use for. Raises ValueError for another file."""
+    """What `write` wrote. Raises ValueError for another file."""
     try:
         found = read_json(source)
-        if tuple(found["columns"]) != COLUMNS or found["dtype"] != MODE:
-            raise ValueError(f"columns {found['columns']} of {found['dtype']}")
-        device = replace(device_of_capability((9, 0)), num_sms=found["environment"]["num_sms"])
+        if tuple(found["columns"]) != COLUMNS:
+            raise ValueError(f"columns {found['columns']}")
+        gpu = found["environment"]
+        device = replace(device_of_capability((9, 0)), name=gpu["gpu"], num_sms=gpu["num_sms"])
         shapes = [_measured(entry) for entry in found["shapes"]]
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{source} was not written by `measure`: {error}") from error
@@ -195,22 +243,24 @@ def read(source: Path) -> Calibration:
 
 def _measured(entry: dict[str, Any]) -> Measured:
     shape = Shape(entry["M"], entry["N"], entry["K"], batch=entry.get("batch"), layout=entry["layout"])
-    problem = gemm_problem(shape)
+    problem = gemm_problem(shape, entry["mode"])
     us = {}
-    for *figures, programs, split, parts, swapped, packed, time in entry["rows"]:
-        config = GemmConfig(**dict(zip(COLUMNS, figures, strict=False)))
-        if config != FP32_C:
-            given = repacked(problem, tuple(packed))
-            given = given.swap_ab() if swapped else given
-            us[Candidate(given, config, Schedule(programs, split, parts), swapped, tuple(packed))] = time
-    return Measured(shape, entry["cublas_us"], us)
+    for kernel, *figures, programs, split_tiles, split_k, swap_ab, packed, time in entry["rows"]:
+        module: Any = kernels.named(kernel)
+        config = module.Config(**dict(zip(SIZES, figures, strict=True)))
+        given = kernels.repack.repacked(problem, tuple(packed))
+        given = given.swap_ab() if swap_ab else given
+        work = split_k if programs is None else Schedule(programs, split_tiles, split_k)
+        us[Way(kernel, Candidate(given, config, work, swap_ab, tuple(packed)))] = time
+    return Measured(shape, entry["mode"], entry["cublas_us"], us)
 
 
-def _row(candidate: Candidate, us: float) -> list[Any]:
-    figures = [getattr(candidate.config, name) for name in COLUMNS[:5]]
-    schedule = candidate.schedule
-    dealt = (schedule.programs, schedule.split, schedule.parts)
-    return [*figures, *dealt, candidate.swapped, "".join(candidate.packed), _rounded(us)]
+def _row(way: Way, us: float) -> list[Any]:
+    candidate = way.candidate
+    figures = [getattr(candidate.config, name) for name in SIZES]
+    work = candidate.work
+    dealt = (work.programs, work.split_tiles, work.split_k) if isinstance(work, Schedule) else (None, 0, work)
+    return [way.kernel, *figures, *dealt, candidate.swap_ab, "".join(candidate.packed), _rounded(us)]
 
 
 def _rounded(us: float) -> float:
@@ -220,39 +270,41 @@ def _rounded(us: float) -> float:
 # ---- measure ----
 
 
-def shapes_to_measure(limit: int | None) -> tuple[Shape, ...]:
-    """Some of each suite's shapes, others of its regime, and OWN, each once."""
-    found: dict[str, Shape] = {}
+def shapes_to_measure(limit: int | None) -> tuple[tuple[Shape, str], ...]:
+    """Some of each suite's shapes, others of its regime, and OWN, each once, with modes."""
+    found: dict[tuple[str, str], tuple[Shape, str]] = {}
     for name in REGIMES:
         suite = SUITES[name]
         for shape in (*spaced(suite.shapes, LISTED), *unseen(suite, SEED, DRAWN_MID if name == "mid" else DRAWN)):
-            found.setdefault(shape.key, shape)
-    found |= {shape.key: shape for shape in OWN}
-    return spaced(tuple(found.values()), limit)
+            found.setdefault((shape.key, "bf16"), (shape, "bf16"))
+    for mode, shapes in OWN:
+        found |= {(shape.key, mode): (shape, mode) for shape in shapes}
+    every = tuple(found.values())
+    evenly = np.linspace(0, len(every) - 1, min(limit or len(every), len(every)))
+    return tuple(every[round(i)] for i in evenly)
 
 
-def measure(shapes: Sequence[Shape], out: Path, surroundings: Mapping[str, Any], console: Console) -> list[str]:
+def measure(
+    shapes: Sequence[tuple[Shape, str]], out: Path, surroundings: Mapping[str, Any], console: Console
+) -> list[str]:
     """Times every shape's candidates, writing `out` after each; what failed, as lines.
 
     Raises DeviceLostError where a candidate took the GPU down; what was measured before is kept.
     """
     device = torch.device(operands.DEVICE, torch.cuda.current_device())
     jobs = []
-    for shape in shapes:
-        problem = gemm_problem(shape)
-        plans = {
-            c: GemmPlan(problem, c.selection("calibration"), device) for c in candidates(problem, device_info(device))
-        }
-        if plans:
-            jobs.append((shape, plans))
-    console.print(f"{len(jobs)} shapes, {sum(len(plans) for _, plans in jobs)} candidates: compiling")
-    compile_all([plan for _, plans in jobs for plan in plans.values()])
+    for shape, mode in shapes:
+        problem = gemm_problem(shape, mode)
+        plans = {way: GemmPlan(problem, way.selection(), device) for way in ways(problem, device_info(device))}
+        jobs.append((shape, mode, plans))
+    console.print(f"{len(jobs)} shapes, {sum(len(plans) for *_, plans in jobs)} candidates: compiling")
+    compile_all([(plan, mode) for _, mode, plans in jobs for plan in plans.values()])
     surroundings = {**surroundings, "clocks": sweep.clocks_under_load(sweep.SETTLE_S)}
     done: list[Measured] = []
     failures: list[str] = []
-    for seed, (shape, plans) in enumerate(jobs):
+    for seed, (shape, mode, plans) in enumerate(jobs):
         try:
-            found, failed = measure_shape(shape, plans, seed)
+            found, failed = measure_shape(shape, mode, plans, seed)
         except torch.OutOfMemoryError as error:
             torch.cuda.empty_cache()
             failures.append(f"{shape.key}: no memory: {error}".splitlines()[0])
@@ -263,17 +315,15 @@ def measure(shapes: Sequence[Shape], out: Path, surroundings: Mapping[str, Any],
         done.append(found)
         write(out, surroundings, done)
         pick, best, base = found.us.get(next(iter(plans)), math.nan), found.us[found.best], found.cublas_us
-        line = f"{seed + 1}/{len(jobs)} {shape.key}: cuBLAS {base:.4g} us; of that {base / pick:.3f} times as fast the"
-        console.print(
-            f"{line} model's, {base / best:.3f} the best: {described(found.best)}", highlight=False, soft_wrap=True
-        )
+        line = f"{seed + 1}/{len(jobs)} {found.key}: cuBLAS {base:.4g} us; of that {base / pick:.3f} times as fast the"
+        console.print(f"{line} model's, {base / best:.3f} the best: {found.best}", highlight=False, soft_wrap=True)
     return failures
 
 
-def measure_shape(shape: Shape, plans: Mapping[Candidate, GemmPlan], seed: int) -> tuple[Measured, list[str]]:
+def measure_shape(shape: Shape, mode: str, plans: Mapping[Way, GemmPlan], seed: int) -> tuple[Measured, list[str]]:
     """Times candidates beside cuBLAS by the one timer; and what failed."""
-    problem = Problem(shape.M, shape.N, shape.K, MODE, seed=seed, batch=shape.batch, layout=shape.layout)
-    ours = [Provider(described(candidate), plan.run) for candidate, plan in plans.items()]
+    problem = Problem(shape.M, shape.N, shape.K, mode, seed=seed, batch=shape.batch, layout=shape.layout)
+    ours = [Provider(str(way), plan.run) for way, plan in plans.items()]
     timed = timer.measure(problem, [cublas(problem), *ours], CUBLAS, BUDGET_S, sweep.PACE)["providers"]
     us = {name: 1000 * result["time_ms"]["median"] for name, result in timed.items() if "time_ms" in result}
     failed = [
@@ -281,18 +331,20 @@ def measure_shape(shape: Shape, plans: Mapping[Candidate, GemmPlan], seed: int) 
         for name, result in timed.items()
         if name not in us
     ]
-    kept = {candidate: us[described(candidate)] for candidate in plans if described(candidate) in us}
-    return Measured(shape, us.get(CUBLAS, math.nan), kept if CUBLAS in us else {}), failed
+    kept = {way: us[str(way)] for way in plans if str(way) in us}
+    return Measured(shape, mode, us.get(CUBLAS, math.nan), kept if CUBLAS in us else {}), failed
 
 
-def compile_all(plans: Sequence[GemmPlan]) -> None:
-    """Compiles plans, many at once; a failure is left to the measurement, which meets it again."""
+def compile_all(plans: Sequence[tuple[GemmPlan, str]]) -> None:
+    """Compiles plans, with the modes of their operands, many at once; a failure is left to the measurement, which meets
+    it again."""
     index = torch.cuda.current_device()
-    dtypes = dict.fromkeys(("a", "b", "c", "packed_a", "packed_b"), operands.MODE_DTYPES[MODE])
-    dtypes |= {"workspace": torch.float32, "counters": torch.int32}
 
-    def one(plan: GemmPlan) -> None:
+    def one(planned: tuple[GemmPlan, str]) -> None:
         torch.cuda.set_device(index)  # the current device is a thread's own
+        plan, mode = planned
+        dtypes = dict.fromkeys(("a", "b", "c", "packed_a", "packed_b"), operands.MODE_DTYPES[mode])
+        dtypes |= {"workspace": torch.float32, "sums": torch.float32, "counters": torch.int32}
         # Sizes and strides are the launch's; of the tensors only type and alignment count.
         stand_ins = {name: torch.empty(64, dtype=dtype, device=operands.DEVICE) for name, dtype in dtypes.items()}
         for step in plan.steps:
@@ -306,119 +358,106 @@ def compile_all(plans: Sequence[GemmPlan]) -> None:
     torch.cuda.synchronize()
 
 
-# ---- the model's constants as a vector of logarithms ----
+# ---- fit ----
+
+Figures = dict[str, Any]
+Place = tuple[str, ...]
+FIXED = ("source", "num_sms", "bandwidth")
 
 
-def constants() -> dict[str, Value]:
-    """The cost model's constants that are fitted, as they are now; all are positive."""
-    return {name: value for name, value in vars(cost_model).items() if name.isupper() and name not in FIXED}
+def places(entry: Any, only: Callable[[Place], bool], at: Place = ()) -> Iterator[Place]:
+    """Where the figures that are fitted stand in a model's entry; all are positive."""
+    for key in entry if isinstance(entry, Mapping) else map(str, range(len(entry))):
+        value = _inside(entry, key)
+        if isinstance(value, Mapping | list | tuple):
+            yield from places(value, only, (*at, key))
+        elif key not in FIXED and value > 0 and only((*at, key)):
+            yield (*at, key)
 
 
-@contextmanager
-def replaced(values: Mapping[str, Value]) -> Iterator[None]:
-    """Lets the cost model reckon with other constants for a while."""
-    before = constants()
-    assert set(values) <= set(before)
-    vars(cost_model).update(values)
-    try:
-        yield
-    finally:
-        vars(cost_model).update(before)
+def _inside(entry: Any, key: str) -> Any:
+    return entry[key] if isinstance(entry, Mapping) else entry[int(key)]
 
 
-def flat(values: Mapping[str, Value]) -> np.ndarray:
-    """The constants' logarithms, in the order of `values`."""
-    found: list[float] = []
-    for value in values.values():
-        found += value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else [value]
-    return np.log(found)
+def value_at(entry: Figures, place: Place) -> float:
+    found: Any = entry
+    for key in place:
+        found = _inside(found, key)
+    return float(found)
 
 
-def unflat(vector: np.ndarray, like: Mapping[str, Value]) -> dict[str, Value]:
-    """What `flat` made a vector of, in the form of `like`."""
-    figures = iter(np.exp(vector).tolist())
-    found: dict[str, Value] = {}
-    for name, value in like.items():
-        if isinstance(value, dict):
-            found[name] = {key: next(figures) for key in value}
-        elif isinstance(value, tuple):
-            found[name] = tuple(next(figures) for _ in value)
-        else:
-            found[name] = next(figures)
+def with_values(entry: Figures, values: Mapping[Place, float]) -> Figures:
+    """A copy of a model's entry with other figures."""
+    found: Figures = json.loads(json.dumps(entry))
+    for (*way, last), value in values.items():
+        inner: Any = found
+        for key in way:
+            inner = _inside(inner, key)
+        inner[last if isinstance(inner, dict) else int(last)] = float(value)
     return found
 
 
-def as_source(values: Mapping[str, Value]) -> list[str]:
-    """The lines in which cost_model.py says these constants, to three digits, less comments.
+def fit(measured: Sequence[Measured], model: DeviceModel) -> DeviceModel:
+    """The model with the least squares of errors, logarithms of predicted over measured time: first of the figures of
+    the GPU and of the persistent kernel, which comes nearest to what the GPU can do, by that kernel's times; then of
+    the other kernels that were measured, and of regrets too. Every figure is drawn to what it was before."""
+    first, *others = kernels.KERNELS
+    timed = {way.kernel for found in measured for way in found.us}
+    precisions = {found.problem.precision for found in measured}
+    paces = {precision if precision in ("ieee", "fp64") else "tensor" for precision in precisions}
 
-    A pair is a figure and another for each element of a tile.
-    """
-    lines = []
-    for name, value in values.items():
-        if isinstance(value, dict):
-            kind = cost_model.__annotations__[name]
-            lines += [f"{name}: {kind} = {{", *(f"    {key}: {_figure(x)}," for key, x in value.items()), "}"]
-        elif isinstance(value, tuple):
-            lines.append(f"{name} = ({_figure(value[0])}, {_figure(TILE * value[1])} / {TILE:_})")
-        else:
-            lines.append(f"{name} = {_figure(value)}")
-    return lines
+    def of_others(place: Place) -> bool:
+        if place[0] != "kernels" or place[1] not in timed.intersection(others):
+            return False
+        if place[1] != "portable":
+            return True
+        return place[3] in precisions if place[2] == "products" else place[2] in paces
 
-
-def _figure(x: float) -> str:
-    """Three digits; thousands and thousandths by exponent."""
-    exponent = 3 * (math.floor(math.log10(x)) // 3) if x >= 1000 else -3 if x < 0.01 else 0
-    digits = f"{x / 10.0**exponent:.3g}"
-    if exponent:
-        return f"{digits}e{exponent}"
-    return digits if "." in digits else f"{digits}.0"
+    persistent = [
+        replace(found, us={way: us for way, us in found.us.items() if way.kernel == first}) for found in measured
+    ]
+    persistent = [found for found in persistent if found.us]
+    model = _fit(persistent, model, lambda place: place[0] != "kernels" or place[1] == first, regret=0.0)
+    return _fit(measured, model, of_others, regret=REGRET) if timed.intersection(others) else model
 
 
-# ---- fit ----
+def _fit(measured: Sequence[Measured], model: DeviceModel, only: Callable[[Place], bool], regret: float) -> DeviceModel:
+    entry = model.as_dict()
+    where = list(places(entry, only))
+    start = np.log([value_at(entry, place) for place in where])
+    taken = [np.log(list(found.us.values())) for found in measured]
+    slower = [np.exp(us - us.min()) - 1 for us in taken]
+    weights = [ERROR * np.where(x < GOOD - 1, 1.0, POOR_WEIGHT) / math.sqrt(len(x)) for x in slower]
+    # What no figure here changes is predicted once.
+    moving = {place[1] if place[0] == "kernels" else "" for place in where}
+    fixed = [np.log(found.predicted(model)) for found in measured]
+    changes = [[i for i, way in enumerate(found.us) if "" in moving or way.kernel in moving] for found in measured]
+    ways_of = [list(found.us) for found in measured]
+
+    def at(x: np.ndarray) -> DeviceModel:
+        return DeviceModel(**with_values(entry, dict(zip(where, np.exp(x), strict=True))))
+
+    def residuals(x: np.ndarray) -> np.ndarray:
+        moved, errors, regrets = at(x), [], []
+        for i, found in enumerate(measured):
+            guess = fixed[i].copy()
+            for j in changes[i]:
+                way = ways_of[i][j]
+                guess[j] = math.log(predicted(found.problem, way.kernel, way.candidate, moved))
+            errors.append(weights[i] * (guess - taken[i]))
+            chance = np.exp((guess.min() - guess) / LIKE)  # as if the pick were drawn, so that it has a derivative
+            regrets.append(regret * float(chance @ np.minimum(slower[i], 1.0)) / float(chance.sum()))
+        return np.concatenate([*errors, regrets, PRIOR * (x - start)])
+
+    return at(least_squares(residuals, start, loss="soft_l1", f_scale=0.5, diff_step=2e-3, max_nfev=ITERATIONS).x)
 
 
-def fit(measured: Sequence[Measured]) -> dict[str, Value]:
-    """The constants with the least squares of the logarithms of predicted over measured time: Levenberg-Marquardt,
-    each constant drawn to its present value. Tiles without a step of their own get one."""
-    present = constants()
-    tiles = {(c.config.BLOCK_M or 0, c.config.BLOCK_N or 0) for found in measured for c in found.us}
-    present["STEP"] = cost_model.STEP | {tile: cost_model.step(*tile) for tile in sorted(tiles - set(cost_model.STEP))}
-    start = flat(present)
-    rows = [candidate for found in measured for candidate in found.us]
-    taken = np.log([us for found in measured for us in found.us.values()])
-    weights = np.array(
-        [1.0 if us < GOOD * found.us[found.best] else POOR_WEIGHT for found in measured for us in found.us.values()]
-    )
-
-    def residuals(vector: np.ndarray) -> np.ndarray:
-        with replaced(unflat(vector, present)):
-            errors = np.log([candidate.microseconds() for candidate in rows]) - taken
-        return np.concatenate([weights * errors, PRIOR * (vector - start)])
-
-    return unflat(least_squares(residuals, start), present)
-
-
-def least_squares(residuals: Callable[[np.ndarray], np.ndarray], start: np.ndarray) -> np.ndarray:
-    """Levenberg-Marquardt with differences for derivatives: where the sum of the squares of `residuals(x)` is least."""
-    x, damping, step = start, 1e-2, 1e-4
-    r = residuals(x)
-    for _ in range(ITERATIONS):
-        jacobian = np.stack([(residuals(x + step * unit) - r) / step for unit in np.eye(len(x))], axis=1)
-        square = jacobian.T @ jacobian
-        scale = np.diag(np.diag(square) + 1e-9)
-        while True:
-            moved = x - np.linalg.solve(square + damping * scale, jacobian.T @ r)
-            now = residuals(moved)
-            if now @ now < r @ r:
-                break
-            damping *= 4
-            if damping > 1e6:
-                return x
-        gain = 1 - (now @ now) / (r @ r)
-        x, r, damping = moved, now, max(damping / 3, 1e-6)
-        if gain < CONVERGED:
-            return x
-    return x
+def save(name: str, model: DeviceModel, out: Path) -> None:
+    """Writes a GPU's model beside those of others."""
+    entries = json.loads(out.read_text()) if out.exists() else {}
+    figures = model.as_dict()
+    short = {place: float(f"{value_at(figures, place):.4g}") for place in places(figures, lambda _: True)}
+    out.write_text(json.dumps({**entries, name: with_values(figures, short)}, indent=1) + "\n")
 
 
 # ---- regret ----
@@ -429,7 +468,7 @@ class Choice:
     """What the model picked for a measured shape."""
 
     measured: Measured
-    pick: Candidate
+    pick: Way
 
     @property
     def regret(self) -> float:
@@ -437,48 +476,47 @@ class Choice:
         return self.measured.us[self.pick] / self.measured.us[self.measured.best] - 1
 
 
-def choices(measured: Iterable[Measured]) -> list[Choice]:
-    """The picks of the model, as its constants are now."""
-    return [Choice(found, found.pick()) for found in measured]
+def choices(measured: Iterable[Measured], model: DeviceModel) -> list[Choice]:
+    """The picks of a model."""
+    return [Choice(found, found.pick(model)) for found in measured]
 
 
 def mean_regret(chosen: Sequence[Choice]) -> float:
     return sum(choice.regret for choice in chosen) / len(chosen)
 
 
-def rms_error(measured: Sequence[Measured]) -> float:
+def rms_error(measured: Sequence[Measured], model: DeviceModel) -> float:
     """Of the logarithm of predicted over measured time, all candidates alike."""
-    errors = [math.log(candidate.microseconds() / us) for found in measured for candidate, us in found.us.items()]
+    pairs = [zip(found.predicted(model), found.us.values(), strict=True) for found in measured]
+    errors = [math.log(guess / us) for found in pairs for guess, us in found]
     return math.sqrt(sum(error * error for error in errors) / len(errors))
 
 
 def by_regime(chosen: Sequence[Choice]) -> dict[str, list[Choice]]:
     """The choices of each regime, and all."""
     found: dict[str, list[Choice]] = {}
-    for name in (*REGIMES, OTHER):
-        of_it = [choice for choice in chosen if choice.measured.regime == name]
-        if of_it:
-            found[name] = of_it
+    for choice in chosen:
+        found.setdefault(choice.measured.regime, []).append(choice)
     return {**found, "all": list(chosen)}
 
 
 def unmeasured(calibration: Calibration) -> list[str]:
-    """Shapes for which select, by the model's present constants, chooses what is not among the candidates."""
+    """Shapes for which select chooses what is not among the candidates."""
     found = []
     for measured in calibration.shapes:
-        chosen = select(gemm_problem(measured.shape), calibration.device)
-        if chosen.kernel == "warp_specialised" and not any(c.selection(chosen.reason) == chosen for c in measured.us):
-            found.append(measured.shape.key)
+        chosen = replace(select(measured.problem, calibration.device), reason="calibration")
+        if not any(way.selection() == chosen for way in measured.us):
+            found.append(measured.key)
     return found
 
 
-def show_regret(title: str, calibration: Calibration, console: Console) -> None:
-    """The model's choices, as its constants are now: a table by regime, and the worst."""
-    table = Table(title=f"{title}: rms log error {rms_error(calibration.shapes):.3f}", title_justify="left")
+def show_regret(title: str, shapes: Sequence[Measured], model: DeviceModel, console: Console) -> None:
+    """A model's choices: a table by regime, and the worst."""
+    table = Table(title=f"{title}: rms log error {rms_error(shapes, model):.3f}", title_justify="left")
     table.add_column("regime")
     for name in ("shapes", "mean regret", "worst", "cuBLAS / pick", "cuBLAS / best"):
         table.add_column(name, justify="right")
-    chosen = choices(calibration.shapes)
+    chosen = choices(shapes, model)
     for name, group in by_regime(chosen).items():
         base = [choice.measured.cublas_us for choice in group]
         pick = [choice.measured.us[choice.pick] for choice in group]
@@ -495,15 +533,11 @@ def show_regret(title: str, calibration: Calibration, console: Console) -> None:
     for choice in sorted(chosen, key=lambda choice: -choice.regret):
         if choice.regret < WORST:
             break
-        words = [f"{100 * choice.regret:.1f} % {choice.measured.shape.key}:"]
-        for what, candidate in (("picked", choice.pick), ("best", choice.measured.best)):
-            us, guess = choice.measured.us[candidate], candidate.microseconds()
-            words.append(f"{what} {described(candidate)}, {us:.4g} us (predicted {guess:.4g});")
+        words = [f"{100 * choice.regret:.1f} % {choice.measured.key}:"]
+        for what, way in (("picked", choice.pick), ("best", choice.measured.best)):
+            us, guess = choice.measured.us[way], predicted(choice.measured.problem, way.kernel, way.candidate, model)
+            words.append(f"{what} {way}, {us:.4g} us (predicted {guess:.4g});")
         console.print(" ".join(words).rstrip(";"), highlight=False, soft_wrap=True)
-    absent = unmeasured(calibration)
-    if absent:
-        line = f"what select chooses was not measured for {len(absent)}: {', '.join(absent)}"
-        console.print(line, highlight=False, soft_wrap=True)
 
 
 # ---- the command ----
@@ -521,20 +555,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    show_regret("present constants", calibration, console)
-    if given.command == "fit":
-        found = fit(calibration.shapes)
-        with replaced(found):
-            show_regret("fitted constants", calibration, console)
-        for line in as_source(found):
-            console.print(line, highlight=False, markup=False)
+    device, shapes = calibration.device, calibration.shapes
+    show_regret("present model", shapes, model_of(device), console)
+    if given.command == "regret":
+        absent = unmeasured(calibration)
+        if absent:
+            line = f"what select chooses was not measured for {len(absent)}: {', '.join(absent)}"
+            console.print(line, highlight=False, soft_wrap=True)
+    elif given.hold_out is None:
+        found = replace(fit(shapes, model_of(device)), source=os.path.relpath(given.file, environment.ROOT))
+        show_regret("fitted model", shapes, found, console)
+        save(device.name, found, given.out)
+        console.print(f"wrote {given.out}", highlight=False, soft_wrap=True)
+    else:
+        held_out = set(Random(given.hold_out).sample(range(len(shapes)), len(shapes) // HELD_OUT))
+        unseen_ones = [found for i, found in enumerate(shapes) if i in held_out]
+        found = fit([found for i, found in enumerate(shapes) if i not in held_out], model_of(device))
+        show_regret("present model, shapes held out", unseen_ones, model_of(device), console)
+        show_regret("fitted without them", unseen_ones, found, console)
     return 0
 
 
 def run_measure(out: Path | None, limit: int | None, console: Console) -> int:
     surroundings = environment.describe("calibration")
     if surroundings["gpu"] is None or surroundings["capability"] != [9, 0]:
-        print("error: `measure` needs a GPU that is sm_90, which the kernel is for", file=sys.stderr)
+        print("error: `measure` needs a GPU that is sm_90, for all kernels", file=sys.stderr)
         return 2
     out = out or environment.RESULTS / environment.slug(surroundings["gpu"]) / FILE
     try:
@@ -562,9 +607,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     measuring = commands.add_parser("measure", help="time candidates and cuBLAS; needs a Hopper GPU")
     measuring.add_argument("--out", type=args.path, metavar="FILE", help=f"default perf/results/<gpu>/{FILE}")
     measuring.add_argument("--limit", type=args.count, metavar="N", help="at most N shapes, evenly spaced")
-    for name, what in (("fit", "find constants, and their regret"), ("regret", "of the present constants")):
+    for name, what in (("fit", "find a model, and its regret"), ("regret", "of the present model")):
         command = commands.add_parser(name, help=f"{what}; needs no GPU")
         command.add_argument("file", type=args.path, metavar="FILE", help="what `measure` wrote")
+        if name == "fit":
+            there = device_model.FILE
+            command.add_argument("--out", type=args.path, metavar="FILE", default=there, help=f"default {there.name}")
+            command.add_argument("--hold-out", type=int, metavar="SEED", help="write nothing; judge by a third")
     return parser.parse_args(arguments)
 
 

@@ -79,10 +79,10 @@ def kernels() -> None:
         return Selection("portable", tile, "watched", split_k=split_k)
 
     def by_skinny(problem: GemmProblem, split_k: int) -> Selection:
-        return Selection("skinny", skinny.CONFIGS[split_k], "watched", swapped=split_k > 1)
+        return Selection("skinny", skinny.CONFIGS[split_k], "watched", swap_ab=split_k > 1)
 
     def persistent(problem: GemmProblem, split_k: int, packed: tuple[str, ...] = ()) -> Selection:
-        schedule = Schedule(3) if split_k == 1 else Schedule(5, split=1, parts=split_k)
+        schedule = Schedule(3) if split_k == 1 else Schedule(5, split_tiles=1, split_k=split_k)
         return Selection("warp_specialised", ring, "watched", schedule, packed=packed)
 
     def repacking(problem: GemmProblem, split_k: int) -> Selection:

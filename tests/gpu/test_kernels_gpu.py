@@ -12,9 +12,9 @@ from tests import cases
 from tests.cases import CIRCUMSTANCES, Case, blocks, circumstance, ids, of_bytes, splits, wholes
 from tests.checks import NAN, fp32_precision
 from tests.epilogues import expected
-from triton_gemm import cost_model, workspace
+from triton_gemm import workspace
 from triton_gemm.arithmetic import EMULATED
-from triton_gemm.config import GemmConfig
+from triton_gemm.config import TileConfig
 from triton_gemm.device import DeviceInfo, device_info
 from triton_gemm.kernels import fma, gemv, portable, skinny, warp_specialised
 from triton_gemm.kernels.schedule import Schedule
@@ -54,14 +54,14 @@ class Operands(cases.Operands):
 
 def check(case: Case, selection: Selection, times: int = 1) -> None:
     operands = Operands(case)
-    parts = selection.split_k if selection.schedule is None else selection.schedule.parts
+    parts = selection.split_k if selection.schedule is None else selection.schedule.split_k
     operands.check(GemmPlan(operands.problem, selection, DEVICE), parts, times)
 
 
 # --- The warp-specialised kernel ---
 
 
-def persistent(config: GemmConfig, schedule: Schedule, **options: object) -> Selection:
+def persistent(config: TileConfig, schedule: Schedule, **options: object) -> Selection:
     return Selection("warp_specialised", config, "by a test", schedule, **options)
 
 
@@ -69,8 +69,8 @@ def persistent(config: GemmConfig, schedule: Schedule, **options: object) -> Sel
 @pytest.mark.parametrize("orders", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("config", warp_specialised.CONFIGS, ids=ids)
 @pytest.mark.parametrize("schedules", [wholes, splits], ids=["whole", "split"])
-def test_every_config_schedule_and_layout(schedules, config: GemmConfig, orders: str) -> None:
-    if schedules is splits and not warp_specialised.splits(config):
+def test_every_config_schedule_and_layout(schedules, config: TileConfig, orders: str) -> None:
+    if schedules is splits and not warp_specialised.can_split_k(config):
         return
     for size, schedule in schedules(config, gpu().num_sms):
         check(Case(size, orders + "n", integers=True), persistent(config, schedule), times=2)
@@ -91,7 +91,7 @@ def test_every_circumstance(name: str) -> None:
             tiles = (case.batch or 1) * -(-case.size[0] // m) * -(-case.size[1] // n)
             check(case, persistent(config, Schedule(min(tiles, 5))))
             split = max(1, tiles - 1)
-            check(case, persistent(config, Schedule(3 * split, split, parts=3, group=2)))
+            check(case, persistent(config, Schedule(3 * split, split, split_k=3, group_m=2)))
 
 
 @hopper
@@ -108,21 +108,21 @@ def test_random_problems_in_all_that_the_cost_model_compares(seed: int) -> None:
             (config, schedule)
             for config in warp_specialised.CONFIGS
             if warp_specialised.illegal(problem, gpu(), config) is None
-            for schedule in cost_model.schedules(problem, config, gpu())
+            for schedule in warp_specialised.schedules(problem, config, gpu())
         ]
         for config, schedule in chance.sample(found, min(10, len(found))):
-            operands.check(GemmPlan(problem, persistent(config, schedule), DEVICE), schedule.parts)
+            operands.check(GemmPlan(problem, persistent(config, schedule), DEVICE), schedule.split_k)
 
 
 @hopper
 @pytest.mark.parametrize("config", warp_specialised.configs(torch.int8), ids=ids)
-def test_bytes(config: GemmConfig) -> None:
+def test_bytes(config: TileConfig) -> None:
     """fp8 and int8 in every configuration, whole and split."""
-    for case in of_bytes(config, warp_specialised.CONFIGS.index(replace(config, BLOCK_K=(config.BLOCK_K or 0) // 2))):
+    for case in of_bytes(config, warp_specialised.CONFIGS.index(replace(config, BLOCK_K=config.BLOCK_K // 2))):
         if warp_specialised.illegal(Operands(case).problem, gpu(), config) is None:
             check(case, persistent(config, Schedule(4)), times=2)
-            if warp_specialised.splits(config):
-                check(case, persistent(config, Schedule(9, split=3, parts=3)), times=2)
+            if warp_specialised.can_split_k(config):
+                check(case, persistent(config, Schedule(9, split_tiles=3, split_k=3)), times=2)
 
 
 @hopper
@@ -139,8 +139,8 @@ def test_bytes(config: GemmConfig) -> None:
     ],
 )
 def test_operands_are_copied_to_where_tma_reads(packed: tuple[str, ...], lay: dict, swapped: bool) -> None:
-    schedule = Schedule(6, split=2, parts=3)
-    choice = persistent(warp_specialised.CONFIGS[3], schedule, packed=packed, swapped=swapped)
+    schedule = Schedule(6, split_tiles=2, split_k=3)
+    choice = persistent(warp_specialised.CONFIGS[3], schedule, packed=packed, swap_ab=swapped)
     check(Case((300, 264, 517), "ntn", **lay), choice, times=2)
 
 
@@ -171,7 +171,7 @@ LAYS = [
         for config in configs
     ],
 )
-def test_portable(precision: str, config: GemmConfig) -> None:
+def test_portable(precision: str, config: TileConfig) -> None:
     """Each configuration in two of the layouts that it takes, one whole and one split."""
     m, n, k = blocks(config)
     turn = portable.CONFIGS[precision].index(config)
@@ -209,11 +209,11 @@ FP32 = {"dtype": torch.float32, "precision": "ieee"}
 IN_TURN = pytest.mark.parametrize("in_turn", [False, True], ids=["last-adds", "in-turn"])
 
 
-def outer_products(problem: GemmProblem, config: GemmConfig, split_k: int, *, swapped: bool = False) -> Selection:
+def outer_products(problem: GemmProblem, config: TileConfig, split_k: int, *, swapped: bool = False) -> Selection:
     return Selection("fma", config, "by a test", None, split_k, swapped, fma.unreadable(problem), "ieee")
 
 
-def check_fma(case: Case, config: GemmConfig, split_k: int, times: int = 1, *, swapped: bool = False) -> None:
+def check_fma(case: Case, config: TileConfig, split_k: int, times: int = 1, *, swapped: bool = False) -> None:
     operands = Operands(case)
     choice = outer_products(operands.problem, config, split_k, swapped=swapped)
     operands.check(GemmPlan(operands.problem, choice, DEVICE), split_k, times)
@@ -222,7 +222,7 @@ def check_fma(case: Case, config: GemmConfig, split_k: int, times: int = 1, *, s
 @pytest.mark.parametrize("orders", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("config", fma.CONFIGS, ids=ids)
 @IN_TURN
-def test_fma(in_turn: bool, config: GemmConfig, orders: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fma(in_turn: bool, config: TileConfig, orders: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole and split; every edge partial, whole tiles, less than a tile, parts without a k-tile, and many tiles."""
     monkeypatch.setattr(fma, "LARGEST_WORKSPACE", 0 if in_turn else 1 << 40)
     m, n, k = blocks(config)
@@ -308,19 +308,19 @@ def test_gemv_in_every_circumstance(name: str) -> None:
         case = circumstance(name, size, pad=1)
         problem = Operands(case).problem
         config, _ = gemv.default(problem.swap_ab() if swapped else problem, gpu())
-        check(case, Selection("gemv", config, "by a test", split_k=2, swapped=swapped))
+        check(case, Selection("gemv", config, "by a test", split_k=2, swap_ab=swapped))
 
 
 # --- Few rows along K ---
 
 
-def few(config: GemmConfig, *, swapped: bool) -> Selection:
-    return Selection("skinny", config, "by a test", swapped=swapped)
+def few(config: TileConfig, *, swapped: bool) -> Selection:
+    return Selection("skinny", config, "by a test", swap_ab=swapped)
 
 
 @pytest.mark.parametrize("config", skinny.CONFIGS, ids=ids)
 @pytest.mark.parametrize("rows", [1, 2, 7, 8, 9, 16])
-def test_skinny(rows: int, config: GemmConfig) -> None:
+def test_skinny(rows: int, config: TileConfig) -> None:
     """Small products, and one that fills the GPU."""
     large = Case((rows, 4091, 4104), "ntn", pad=64), False
     for case, swapped in (*cases.few_rows(rows, config), large):
@@ -366,14 +366,14 @@ def test_what_is_selected_for_random_problems(seed: int) -> None:
         epilogue = chance.choice([{}, {}, {"beta": 1.0, "bias": "n", "activation": "relu"}])
         operands = Operands(Case(size, **lay, **epilogue, **chance.choice([{}, FP32])))
         choice = select(operands.problem, gpu())
-        parts = max(choice.split_k, choice.schedule.parts if choice.schedule else 1)
+        parts = max(choice.split_k, choice.schedule.split_k if choice.schedule else 1)
         operands.check(GemmPlan(operands.problem, choice, DEVICE), parts)
 
 
 SMALL_TILES = next(c for c in portable.CONFIGS["half"] if blocks(c) == (64, 64, 64))
 MIDDLE_TILES = next(c for c in warp_specialised.CONFIGS if blocks(c)[:2] == (128, 128))
 SELECTIONS = {
-    "warp-specialised": lambda: persistent(MIDDLE_TILES, Schedule(gpu().num_sms, split=24, parts=5)),
+    "warp-specialised": lambda: persistent(MIDDLE_TILES, Schedule(gpu().num_sms, split_tiles=24, split_k=5)),
     "warp-specialised-whole": lambda: persistent(warp_specialised.CONFIGS[0], Schedule(12)),
     "portable": lambda: Selection("portable", SMALL_TILES, "by a test", split_k=4),
     "fma": lambda: Selection("fma", fma.CONFIGS[-1], "by a test", split_k=5, packed=("a", "b"), precision="ieee"),

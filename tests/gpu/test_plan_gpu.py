@@ -48,7 +48,7 @@ def assert_right(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
 
 def is_split(a: torch.Tensor, b: torch.Tensor) -> bool:
     choice = triton_gemm.explain(a, b)
-    return choice.split_k > 1 or (choice.schedule is not None and choice.schedule.split > 0)
+    return choice.split_k > 1 or (choice.schedule is not None and choice.schedule.split_tiles > 0)
 
 
 def busy(milliseconds: float = 20) -> None:
@@ -256,7 +256,7 @@ device = torch.device("cuda", 0)
 programs = device_info(device).num_sms
 rows = programs // 3  # tiles: as many owners that wait as a launch can have
 config = next(c for c in warp_specialised.CONFIGS if (c.BLOCK_M, c.BLOCK_N) == (128, 128))
-choice = Selection("warp_specialised", config, "by a test", Schedule(programs, split=rows, parts=3))
+choice = Selection("warp_specialised", config, "by a test", Schedule(programs, split_tiles=rows, split_k=3))
 jobs = []
 for priority in (0, -1):
     a, b = (torch.randn(shape, device=device).to(torch.bfloat16) for shape in ((128 * rows, 768), (768, 128)))

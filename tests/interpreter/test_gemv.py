@@ -7,8 +7,9 @@ import torch
 
 from tests.checks import RULES, SCALARS, SENTINEL, VIEWS, Product, error_within_bound, integers_exact, operands
 from tests.numerics import error_bound, mode_of, reference
-from triton_gemm.config import GemmConfig
+from triton_gemm.config import TileConfig
 from triton_gemm.device import INTERPRETER, DeviceInfo, device_of_capability
+from triton_gemm.device_model import model_of
 from triton_gemm.kernels import gemv
 from triton_gemm.kernels.launch import materialise
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
@@ -32,8 +33,8 @@ SIZES = {
 
 # Small tiles of both forms.
 TILES = {
-    "along-k": GemmConfig(BLOCK_N=16, BLOCK_K=128, num_warps=1),
-    "along-n": GemmConfig(BLOCK_N=32, BLOCK_K=32, num_warps=2, num_stages=3),
+    "along-k": gemv.Config(BLOCK_M=1, BLOCK_N=16, BLOCK_K=128, num_warps=1),
+    "along-n": gemv.Config(BLOCK_M=1, BLOCK_N=32, BLOCK_K=32, num_warps=2, num_stages=3),
 }
 
 
@@ -52,7 +53,7 @@ def multiply(
     alpha: float = 1.0,
     beta: float = 0.0,
     *,
-    config: GemmConfig | None = None,
+    config: TileConfig | None = None,
     split_k: int | None = None,
     bias: torch.Tensor | None = None,
     along: str | None = None,
@@ -64,7 +65,7 @@ def multiply(
     problem = GemmProblem.of(a, b, c, has_beta=beta != 0, bias=along, activation=activation)
     chosen, split = gemv.default(problem, INTERPRETER)
     if config is not None:
-        chosen = GemmConfig(chosen.BLOCK_M, config.BLOCK_N, config.BLOCK_K, None, config.num_warps, config.num_stages)
+        chosen = replace(config, BLOCK_M=chosen.BLOCK_M)
     for launch in gemv.launches(problem, chosen, split_k or split):
         workspace = torch.full((launch.workspace // 4 + 16,), NAN)
         workspace[launch.workspace // 4 :] = SENTINEL
@@ -99,7 +100,7 @@ def test_sizes(size: tuple[int, int, int], view: str, dtype: torch.dtype) -> Non
 @pytest.mark.parametrize("dtype", UNLIKE, ids=name)
 @pytest.mark.parametrize("tile", TILES.values(), ids=TILES)
 @pytest.mark.parametrize("view", VIEWS)
-def test_views(view: str, tile: GemmConfig, dtype: torch.dtype) -> None:
+def test_views(view: str, tile: TileConfig, dtype: torch.dtype) -> None:
     """Also through the form that its strides do not ask for."""
     error_within_bound(product(dtype, config=tile), SIZES["ragged"], VIEWS[view], 1.5, 0.5)
     integers_exact(product(dtype, config=tile, split_k=2), SIZES["ragged"], VIEWS[view])
@@ -125,7 +126,7 @@ def test_rows_of_different_scale(dtype: torch.dtype) -> None:
     [config for config in gemv.CONFIGS if config.BLOCK_M == 4],
     ids=lambda config: str(config).replace(" ", "-"),
 )
-def test_every_config(config: GemmConfig) -> None:
+def test_every_config(config: TileConfig) -> None:
     """Whole tiles, partial ones, and K split, on plain operands; other rows differ in nothing else."""
     for N, K, split_k in ((75, 1050, 1), (19, 5000, 2), (config.BLOCK_N, 2 * config.BLOCK_K, 1)):
         a, b, c = operands(product(torch.float16, torch.float32), (config.BLOCK_M, N, K), "integers")
@@ -165,7 +166,7 @@ def test_c_of_another_dtype(dtype: torch.dtype, out_dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("split_k", [2, 7, 12])
 @pytest.mark.parametrize("tile", TILES.values(), ids=TILES)
 @pytest.mark.parametrize("K", [0, 1, 530])  # fewer steps than parts, and parts of different length
-def test_any_split(K: int, tile: GemmConfig, split_k: int) -> None:
+def test_any_split(K: int, tile: TileConfig, split_k: int) -> None:
     split = product(torch.float32, config=tile, split_k=split_k)
     error_within_bound(split, (3, 75, K), VIEWS["nt"], 1.5, 0.5)
     integers_exact(split, (3, 75, K), VIEWS["nn"])
@@ -298,39 +299,48 @@ def test_the_default_asks_for_enough_and_leaves_no_wave_nearly_empty() -> None:
     assert chosen(4, 28672, 8192, layout="nn") == (64, 128, 1)
 
 
-def test_where_it_pays() -> None:
-    assert all(gemv.pays(problem(M, 4096, 4096, "nt")) == (M <= 4) for M in range(1, 9))
-    assert all(gemv.pays(problem(M, 576, 7168, "nt")) == (M <= 2) for M in range(1, 5))  # few long columns
-    assert not gemv.pays(problem(1, 4096, 4096, "nn"))
-    assert gemv.pays(problem(1, 1024, 512, "nt")) and not gemv.pays(problem(1, 32768, 512, "nt"))  # short columns
-    assert gemv.pays(problem(4, 4095, 4095, "nn"))  # the tensor-core kernel would copy B first
-    assert gemv.pays(replace(problem(4, 4096, 4096, "nn", torch.float32), precision="ieee"))
-    assert not gemv.pays(problem(1, 4096, 4096, "nt", torch.float64))
-    assert not gemv.pays(problem(1, 64, 64, "nt", batch=70_000))
+def test_its_candidates_have_the_narrower_side_as_rows_and_k_in_parts_around_the_default() -> None:
+    for M, N in ((1, 4096), (4, 576), (576, 3), (4096, 1)):
+        asked = problem(M, N, 7168, "nt")
+        found = list(gemv.candidates(asked, HOPPER))
+        given = asked.swapped if N < M else asked
+        config, split_k = gemv.default(given, HOPPER)
+        assert all(one[:2] == (given, config) and one.swap_ab == (N < M) for one in found)
+        assert {1, split_k} <= {one.work for one in found}
+    for none in (problem(5, 64, 64, "nn"), problem(1, 64, 64, "nn", torch.float64)):
+        assert list(gemv.candidates(none, HOPPER)) == []
+
+
+def test_more_of_anything_takes_longer() -> None:
+    config, model = gemv.Config(1, 1, 2048), model_of(HOPPER)
+    base = problem(1, 8192, 4096, "nt")
+    for more in (problem(1, 16384, 4096, "nt"), problem(1, 8192, 8192, "nt"), problem(1, 8192, 4096, "nt", batch=3)):
+        assert gemv.microseconds(more, config, 1, model) > 1.2 * gemv.microseconds(base, config, 1, model)
 
 
 @pytest.mark.parametrize(
     ("asked", "config", "why"),
     [
-        (problem(5, 64, 64, "nn"), GemmConfig(8, 64, 64), "5 rows are more than 4"),
-        (problem(2, 64, 64, "nn", torch.float64), GemmConfig(2, 64, 64), "multiplies no torch.float64"),
-        (problem(1, 64, 64, "nn"), GemmConfig(2, 64, 64), "2 rows for 1"),
-        (problem(1, 64, 64, "nt"), GemmConfig(1, 64, 64), "64 elements along K"),
-        (problem(1, 64, 64, "nn"), GemmConfig(1, 4, 1024), "4 columns"),
-        (problem(2, 64, 64, "nn"), GemmConfig(2, 64, 64, num_stages=3), "2 x 64 elements of A"),
-        (problem(1, 64, 65, "nt"), GemmConfig(1, 16, 1024), "less than 16 bytes at a time"),
-        (problem(1, 64, 64, "nn", batch=70_000), GemmConfig(1, 64, 64), "70000 products"),
-        (problem(1, 64, 64, "nt"), GemmConfig(1, 16, 4096, num_stages=3), "bytes of shared memory"),
+        (problem(5, 64, 64, "nn"), gemv.Config(8, 64, 64), "5 rows are more than 4"),
+        (problem(2, 64, 64, "nn", torch.float64), gemv.Config(2, 64, 64), "multiplies no torch.float64"),
+        (problem(1, 64, 64, "nn"), gemv.Config(2, 64, 64), "2 rows for 1"),
+        (replace(problem(1, 64, 64, "nn", torch.float32), precision="bf16x3"), gemv.Config(1, 64, 64), "not in bf16x3"),
+        (problem(1, 64, 64, "nt"), gemv.Config(1, 64, 64), "64 elements along K"),
+        (problem(1, 64, 64, "nn"), gemv.Config(1, 4, 1024), "4 columns"),
+        (problem(2, 64, 64, "nn"), gemv.Config(2, 64, 64, num_stages=3), "2 x 64 elements of A"),
+        (problem(1, 64, 65, "nt"), gemv.Config(1, 16, 1024), "less than 16 bytes at a time"),
+        (problem(1, 64, 64, "nn", batch=70_000), gemv.Config(1, 64, 64), "70000 products"),
+        (problem(1, 64, 64, "nt"), gemv.Config(1, 16, 4096, num_stages=3), "bytes of shared memory"),
     ],
 )
-def test_what_is_illegal_says_why(asked: GemmProblem, config: GemmConfig, why: str) -> None:
+def test_what_is_illegal_says_why(asked: GemmProblem, config: TileConfig, why: str) -> None:
     assert why in (gemv.illegal(asked, HOPPER, config) or "")
 
 
 def test_what_a_launch_can_have_is_legal_and_no_more() -> None:
     """Counters for each tile of a split, and the grid's axes."""
     assert gemv.MAX_COUNTERS == COUNTERS
-    config = GemmConfig(1, 64, 64, num_warps=4)
+    config = gemv.Config(1, 64, 64, num_warps=4)
     most = problem(1, 64 * COUNTERS, 640, "nn")
     assert gemv.illegal(most, HOPPER, config, 2) is None
     assert gemv.launches(most, config, 2)[0].counters == COUNTERS

@@ -20,14 +20,14 @@ from tests.checks import NAN, VIEWS, Product, battery, integers_exact, nearest_t
 from tests.epilogues import activated
 from tests.numerics import error_bound, mode_of, reference
 from triton_gemm.arithmetic import EMULATED
-from triton_gemm.config import GemmConfig
+from triton_gemm.config import TileConfig
 from triton_gemm.device import INTERPRETER
 from triton_gemm.kernels import portable, repack
 from triton_gemm.kernels.launch import Launch, materialise
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
 
-TILES = GemmConfig(BLOCK_M=64, BLOCK_N=64, BLOCK_K=32, GROUP_M=2, num_warps=4, num_stages=2)
-SMALL_TILES = GemmConfig(BLOCK_M=32, BLOCK_N=32, BLOCK_K=16, GROUP_M=2, num_warps=4, num_stages=2)
+TILES = portable.Config(BLOCK_M=64, BLOCK_N=64, BLOCK_K=32, GROUP_M=2, num_warps=4, num_stages=2)
+SMALL_TILES = portable.Config(BLOCK_M=32, BLOCK_N=32, BLOCK_K=16, GROUP_M=2, num_warps=4, num_stages=2)
 
 
 def run(launch: Launch, operands: dict[str, torch.Tensor], **scalars: float) -> None:
@@ -46,7 +46,7 @@ def multiply(
     alpha: float = 1.0,
     beta: float = 0.0,
     *,
-    config: GemmConfig = SMALL_TILES,
+    config: TileConfig = SMALL_TILES,
     precision: str | None = None,
     split_k: int = 1,
     bias: torch.Tensor | None = None,
@@ -118,7 +118,7 @@ DTYPES = {
         for config in configs
     ],
 )
-def test_every_config(precision: str, config: GemmConfig) -> None:
+def test_every_config(precision: str, config: TileConfig) -> None:
     dtype = DTYPES.get(precision, torch.float32)
     size = (config.BLOCK_M + 7, 2 * config.BLOCK_N + 3, 2 * config.BLOCK_K + 5)
     if dtype.itemsize == 1:
@@ -197,7 +197,7 @@ def test_planes_hold_the_bits_that_they_are_said_to(mode: str) -> None:
 class Launches:
     """What portable launches, in a plan's place."""
 
-    def __init__(self, problem: GemmProblem, config: GemmConfig, split_k: int) -> None:
+    def __init__(self, problem: GemmProblem, config: TileConfig, split_k: int) -> None:
         self.launches = portable.launches(problem, config, split_k)
 
     def run(self, a, b, c, bias=None, alpha=1.0, beta=0.0, scales=()) -> None:
@@ -207,7 +207,7 @@ class Launches:
             run(launch, operands, alpha=alpha, beta=beta)
 
 
-def check(case: Case, config: GemmConfig = SMALL_TILES, split_k: int = 1) -> None:
+def check(case: Case, config: TileConfig = SMALL_TILES, split_k: int = 1) -> None:
     operands = Operands(case, torch.device("cpu"))
     operands.check(Launches(operands.problem, config, split_k), split_k)
 

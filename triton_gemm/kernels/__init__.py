@@ -1,22 +1,63 @@
 """What `matmul` launches, one module a kernel. `kernels.portable` and the others are imported when they are first used:
-Triton reads the source of each function that it decorates, which takes longer than the rest of `import triton_gemm`."""
+Triton reads the source of each function that it decorates, which takes longer than the rest of `import triton_gemm`.
+
+`select` compares the candidates of all kernels in KERNELS by predicted time, and tests, benches and calibration follow
+that list: a new kernel is a module with what `Kernel` says, and its name here.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..compat import decorating
 
 if TYPE_CHECKING:
+    from ..device import DeviceInfo
+    from ..device_model import DeviceModel
+    from ..problem import GemmProblem
     from . import fma, gemv, portable, repack, skinny, warp_specialised
+    from .candidate import Candidate
+    from .launch import Launch
 
-__all__ = ["fma", "gemv", "portable", "repack", "skinny", "warp_specialised"]
+# Of candidates that are predicted to take the same time the first is chosen.
+KERNELS = ("warp_specialised", "skinny", "gemv", "fma", "portable")
+
+__all__ = ["KERNELS", "Kernel", "fma", "gemv", "named", "portable", "repack", "skinny", "warp_specialised"]
+
+
+class Kernel(Protocol):
+    """What the module of a kernel offers. config: of its own subclass of TileConfig; work: split_k, or for a persistent
+    kernel a Schedule."""
+
+    def candidates(self, problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
+        """The ways to compute `problem` that are worth comparing, none where there is no point in asking `illegal`."""
+
+    def illegal(self, problem: GemmProblem, device: DeviceInfo, config: Any, work: Any, /) -> str | None:
+        """Why `device` cannot run `problem`, as it lies in memory, in this configuration; None if it can."""
+
+    def launches(self, problem: GemmProblem, config: Any, work: Any, /) -> tuple[Launch, ...]:
+        """What computes `problem`, as descriptions without tensors."""
+
+    def microseconds(self, problem: GemmProblem, config: Any, work: Any, model: DeviceModel, /) -> float:
+        """Predicted time of `launches`, operands in memory and not in L2."""
+
+
+def named(name: str) -> Kernel:
+    """The module of a kernel in KERNELS."""
+    assert name in KERNELS, name
+    found: Kernel = __getattr__(name)
+    return found
 
 
 def __getattr__(name: str) -> ModuleType:
-    if name in __all__:
+    if name in (*KERNELS, "repack"):
         with decorating():
             return import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+if TYPE_CHECKING:  # a module that lacks something is a type error here
+    _KERNELS: tuple[Kernel, ...] = (fma, gemv, portable, skinny, warp_specialised)

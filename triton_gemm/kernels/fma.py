@@ -20,6 +20,9 @@ are tiles enough to occupy the GPU.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import torch
 import triton.language as tl
 from triton import constexpr_function
@@ -29,9 +32,13 @@ from triton.experimental.gluon.language.nvidia.ampere.async_copy import commit_g
 
 from ..arithmetic import IEEE
 from ..compat import async_load, reinterpret
-from ..config import REGISTERS_PER_SM, GemmConfig
-from ..device import DeviceInfo
+from ..config import REGISTERS_PER_SM, TileConfig
+from ..cost_model import on_busiest_sm, soft_maximum, swap_for_c
+from ..device import INTERPRETER, DeviceInfo
+from ..device_model import DeviceModel
 from ..problem import GemmProblem
+from . import repack
+from .candidate import Candidate
 from .launch import Launch, Pointer, Scalar, Temporary
 from .portable import MAX_SIZE, vector
 from .programmatic import follow
@@ -320,10 +327,73 @@ def fma_kernel(
             arrive(counters_ptr + tile)
 
 
-CONFIGS = tuple(
-    GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=16, GROUP_M=8, num_warps=m * n // (32 * SIDE**2), num_stages=3)
-    for m, n in ((128, 128), (64, 128), (64, 64))
-)
+@dataclass(frozen=True)
+class Config(TileConfig):
+    """GROUP_M: rows of tiles that follow one another, for the sake of L2."""
+
+    GROUP_M: int = 8
+
+
+CONFIGS = tuple(Config(m, n, 16, m * n // (32 * SIDE**2), 3) for m, n in ((128, 128), (64, 128), (64, 64)))
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What the kernel takes on one GPU, in microseconds.
+
+    fmas: multiply-adds in a microsecond of an SM with many warps; side: what an element that is loaded costs, in
+    multiply-adds; warps: how many are at least busy where an SM is; step: waiting for a k-tile; program: filling the
+    ring and storing a tile; piled: of the programs that an SM has room for, how many come together though others have
+    none; handed_on: partial sums, a constant, and for each TILE elements that a program writes or reads.
+    """
+
+    KERNEL = "fma"
+
+    fmas: float
+    side: float
+    warps: float
+    step: float
+    piled: float
+    program: float
+    handed_on: tuple[float, float]
+
+
+TILE = 16_384  # elements of the largest tile
+
+
+def candidates(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
+    """Over copies of what is not read across K, every tile, and K cut into as many parts as keep chains of sums short,
+    or more, to occupy the GPU."""
+    if problem.dtype != torch.float32 or problem.planes.count > 1 or problem.scales or problem.groups or not problem.K:
+        return
+    packed, swap_ab = unreadable(problem), swap_for_c(problem)
+    readable = repack.repacked(problem, packed)
+    given = readable.swap_ab() if swap_ab else readable
+    for config in CONFIGS:
+        count = _num_tiles(given, config)
+        fewest = min(-(-given.K // LONGEST_CHAIN), MAX_SPLIT) if count <= MAX_COUNTERS else 1
+        yield Candidate(given, config, fewest, swap_ab, packed)
+        for split_k in (2, 3, 4, 6, 8, 12, 16, 24, 32):
+            if fewest < split_k <= given.K // 64 and count * split_k <= 4 * device.num_sms:
+                yield Candidate(given, config, split_k, swap_ab, packed)
+
+
+def microseconds(problem: GemmProblem, config: Config, split_k: int, model: DeviceModel) -> float:
+    """Predicted time of the busiest SM."""
+    costs = model.costs(Costs)
+    size = config.BLOCK_M * config.BLOCK_N
+    pace = (1 + costs.side / config.BLOCK_M + costs.side / config.BLOCK_N) / costs.fmas
+    steps, work = -(-problem.K // (split_k * config.BLOCK_K)), config.BLOCK_K * size * pace
+    least = soft_maximum(costs.step, work * costs.warps / config.num_warps)
+    handed_on = costs.handed_on[1] * size / TILE if split_k > 1 else 0.0
+
+    def together(programs: float) -> float:
+        return steps * soft_maximum(least, programs * work) + programs * handed_on + costs.program
+
+    tiles = _num_tiles(problem, config)
+    busy = on_busiest_sm(tiles * split_k, model.num_sms, WARPS_PER_SM // config.num_warps, together, costs.piled)
+    adding = costs.handed_on[0] + handed_on * split_k if split_k > 1 else 0.0
+    return model.launch + busy + adding
 
 
 def unreadable(problem: GemmProblem) -> tuple[str, ...]:
@@ -336,14 +406,18 @@ def unreadable(problem: GemmProblem) -> tuple[str, ...]:
     )
 
 
-def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig, split_k: int = 1) -> str | None:
+def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, split_k: int = 1) -> str | None:
     """Why `device` cannot run `problem`, its `unreadable` operands copied, in this configuration, or None if it can."""
     if problem.arithmetic is not IEEE:
         return f"multiplies IEEE fp32 on CUDA cores, not {problem.precision}"
+    if device == INTERPRETER:
+        return f"{device.name} runs no Gluon"
     if device.capability < (8, 0):
         return f"needs the asynchronous copies of compute capability 8.0, {device.name} has less"
     if problem.K == 0:
         return "there is nothing to load"
+    if problem.scales or problem.groups:
+        return "multiplies whole matrices, without scales"
     num_tiles, sizes = _num_tiles(problem, config), (problem.M, problem.N, problem.K)
     if max(*sizes, num_tiles) > MAX_SIZE:
         return f"sizes and the number of tiles must not exceed {MAX_SIZE}"
@@ -353,7 +427,7 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig, split_
         why = "its unit stride is along k" if layout.strides[2] != 1 else layout.tma_illegal(problem.dtype.itemsize)
         if why is not None:
             return f"16 bytes at a time of {name}: {why}"
-        if (config.BLOCK_K or 0) * layout.strides[1] + extent > MAX_SIZE:
+        if config.BLOCK_K * layout.strides[1] + extent > MAX_SIZE:
             return f"a k-tile of {name} spans more than {MAX_SIZE} elements"
     if problem.has_beta and problem.activation == "gelu":
         return "beta C and gelu's polynomial leave sums too few of a thread's registers"
@@ -370,9 +444,8 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig, split_
     return None
 
 
-def launches(problem: GemmProblem, config: GemmConfig, split_k: int = 1) -> tuple[Launch, ...]:
+def launches(problem: GemmProblem, config: Config, split_k: int = 1) -> tuple[Launch, ...]:
     """The launch that computes `problem`. split_k: programs that share a tile's sum."""
-    assert config.BLOCK_M is not None and config.BLOCK_N is not None and config.BLOCK_K is not None
     num_tiles = _num_tiles(problem, config)
     share = _up(-(-problem.K // split_k), config.BLOCK_K)
     split, in_turn, size = split_k > 1, _in_turn(problem, config, split_k), config.BLOCK_M * config.BLOCK_N
@@ -420,14 +493,13 @@ def launches(problem: GemmProblem, config: GemmConfig, split_k: int = 1) -> tupl
     )
 
 
-def _num_tiles(problem: GemmProblem, config: GemmConfig) -> int:
-    assert config.BLOCK_M is not None and config.BLOCK_N is not None
-    return problem.batch * -(-problem.M // config.BLOCK_M) * -(-problem.N // config.BLOCK_N)
+def _num_tiles(problem: GemmProblem, config: Config) -> int:
+    return problem.batch * config.tiles(problem.M, problem.N)
 
 
-def _in_turn(problem: GemmProblem, config: GemmConfig, split_k: int) -> bool:
+def _in_turn(problem: GemmProblem, config: Config, split_k: int) -> bool:
     """Whether programs add their sums of a tile one after the other: where those of all would not fit a workspace."""
-    size = (config.BLOCK_M or 0) * (config.BLOCK_N or 0)
+    size = config.BLOCK_M * config.BLOCK_N
     return split_k > 1 and 4 * split_k * _num_tiles(problem, config) * size > LARGEST_WORKSPACE
 
 

@@ -17,15 +17,20 @@ occupancy", GTC 2010, on few threads with many loads each). Tiles and limits are
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
 from ..compat import dot_operand, prefetch, round_to
-from ..config import GemmConfig
+from ..config import TileConfig
+from ..cost_model import on_busiest_sm, soft_maximum, traffic
 from ..device import DeviceInfo
+from ..device_model import DeviceModel
 from ..problem import GemmProblem
+from .candidate import Candidate
 from .epilogue import epilogue
 from .launch import Launch, Pointer, Scalar
 from .portable import vector
@@ -34,13 +39,13 @@ from .splitk import MAX_COUNTERS, last_to_arrive
 from .tiles import Output, whole
 
 MAX_ROWS = 4
+WARPS_PER_SM = 32  # with some 64 registers a thread
 BYTES_PER_SM = 30 << 10  # that all programs of an SM ask for in one step
 SHORTEST_STREAM = 4  # steps along K that are worth a program
 MAX_SPLIT = 32
-LONG = 2048  # of K: as many as a program's threads read at once
-FEW_COLUMNS = 4096  # that pay though they are shorter
 FULL_ENOUGH = 0.8  # of what programs and lanes could do in the waves that they take
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+PRECISIONS = ("half", "ieee", "tf32")
 MAX_GRID_X = 2**31 - 1
 MAX_GRID_Z = 65_535  # and Y; CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"
 
@@ -71,10 +76,15 @@ N_MAJOR_TILES = (
     (64, 32, 4, 5),
     (128, 32, 4, 4),
 )
+
+
+@dataclass(frozen=True)
+class Config(TileConfig):
+    """BLOCK_M: all rows of C, as a power of two."""
+
+
 CONFIGS = tuple(
-    GemmConfig(BLOCK_M=rows, BLOCK_N=n, BLOCK_K=k, num_warps=warps, num_stages=stages)
-    for rows in (1, 2, 4)
-    for n, k, warps, stages in K_MAJOR_TILES + N_MAJOR_TILES
+    Config(rows, n, k, warps, stages) for rows in (1, 2, 4) for n, k, warps, stages in K_MAJOR_TILES + N_MAJOR_TILES
 )
 
 
@@ -223,36 +233,15 @@ def store_sums(
     tl.store(c_ptrs, round_to(result, out.c_ptr.dtype.element_ty), mask=mask)
 
 
-def pays(problem: GemmProblem) -> bool:
-    """Whether no other kernel but perhaps `skinny` is faster here than `default`: to be asked with the narrower side
-    as M.
-
-    On an H100 (bf16), B read along K: 1.06 to 1.9 times cuBLAS's speed with one row, 1.04 to 2.3 times with four, whose
-    few but long columns (576 x 7168) the warp-specialised kernel multiplies up to 1.6 times faster. Along N each 16
-    bytes are of eight columns, with sums of their own for each row, and K is split: 4 % faster than cuBLAS with one
-    row, but 3 % slower than the tensor cores. Many short columns are many short programs: with 512 of K and 32768
-    columns, or 1536 and 24576, the tensor cores were 1.5 and 1.1 times faster with four rows than this with one. Where
-    between the turn lies was not measured.
-
-    Not measured, but counted: a B that TMA cannot read would be copied first, three times the traffic; and IEEE fp32
-    has no tensor core, while 4 FMAs for each 4 bytes use an eighth of the FMA units.
-    """
-    if problem.M > MAX_ROWS or problem.dtype not in DTYPES or problem.batch > MAX_GRID_Z:
-        return False
-    if problem.arithmetic.instruction == "fma" or problem.b.tma_illegal(problem.dtype.itemsize) is not None:
-        return True
-    worth_a_program = problem.K >= LONG or problem.N <= FEW_COLUMNS
-    short_or_many = problem.M <= 2 or problem.K <= 2 * LONG or problem.batch * problem.N >= 2 * LONG
-    return _along_k(problem) and worth_a_program and short_or_many
-
-
-def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig, split_k: int = 1) -> str | None:
+def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, split_k: int = 1) -> str | None:
     """Why `config` with K in `split_k` parts cannot or should not compute `problem` on `device`, or None if it can."""
     rows, block_n, block_k = _blocks(config)
     if problem.M > MAX_ROWS:
         return f"{problem.M} rows are more than {MAX_ROWS}"
     if problem.dtype not in DTYPES:
         return f"it multiplies no {problem.dtype}"
+    if problem.precision not in PRECISIONS or problem.scales or problem.groups:
+        return f"multiplies whole matrices, without scales, and fp32 by FMAs, not in {problem.precision}"
     if rows != _rows(problem):
         return f"its tile has {rows} rows for {problem.M}"
     threads, itemsize = 32 * config.num_warps, problem.dtype.itemsize
@@ -280,7 +269,7 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig, split_
     return None
 
 
-def default(problem: GemmProblem, device: DeviceInfo) -> tuple[GemmConfig, int]:
+def default(problem: GemmProblem, device: DeviceInfo) -> tuple[Config, int]:
     """A configuration and a split of K for `problem` without tuning.
 
     A program along K asks for 4 or 8 KiB in a step, along N for 16 KiB. With one row, and along K always, loads are
@@ -292,11 +281,11 @@ def default(problem: GemmProblem, device: DeviceInfo) -> tuple[GemmConfig, int]:
     unit = 2 / problem.dtype.itemsize  # tiles below are of 16-bit elements
     along_k = _along_k(problem)
 
-    def tile(n: int, k: int, warps: int) -> GemmConfig:
+    def tile(n: int, k: int, warps: int) -> Config:
         n, k = (n, int(k * unit)) if along_k else (int(n * unit), k)
-        return GemmConfig(BLOCK_M=rows, BLOCK_N=n, BLOCK_K=k, num_warps=warps, num_stages=1)
+        return Config(rows, n, k, warps)
 
-    def use(config: GemmConfig, resident: int) -> float:
+    def use(config: Config, resident: int) -> float:
         """The useful part of what `resident` programs on each SM could do in the waves that they take."""
         waves = _tiles(problem, config) / (resident * sms)
         k = _blocks(config)[2]
@@ -332,7 +321,59 @@ def default(problem: GemmProblem, device: DeviceInfo) -> tuple[GemmConfig, int]:
     return config, max(1, min(parts, problem.K // (SHORTEST_STREAM * block_k), MAX_SPLIT))
 
 
-def launches(problem: GemmProblem, config: GemmConfig, split_k: int = 1) -> tuple[Launch, ...]:
+@dataclass(frozen=True)
+class Costs:
+    """What the kernel takes on one GPU, in microseconds.
+
+    start: a program's sums across its threads and stores; wait: for the loads of a step, a constant, and for each
+    element that a thread loads; fmas: multiply-adds in a microsecond of an SM, loads and conversions included, where
+    threads lie along K, and fmas_n: where they lie along N; share: of all parts of a sum; part: adding one; piled: of
+    the programs that an SM has room for, how many come together though others have none; memory: how
+    much of its bandwidth is reached.
+    """
+
+    KERNEL = "gemv"
+
+    start: float
+    wait: tuple[float, float]
+    fmas: float
+    fmas_n: float
+    share: float
+    part: float
+    piled: float
+    memory: float
+
+
+def candidates(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
+    """The narrower side as rows, in the tile of `default`, with K in about as many parts."""
+    if min(problem.M, problem.N) > MAX_ROWS or problem.dtype not in DTYPES or problem.groups:
+        return
+    swap_ab = problem.N < problem.M
+    given = problem.swap_ab() if swap_ab else problem
+    config, split_k = default(given, device)
+    for parts in sorted({1, max(1, split_k // 2), split_k, 2 * split_k}):
+        yield Candidate(given, config, parts, swap_ab)
+
+
+def microseconds(problem: GemmProblem, config: Config, split_k: int, model: DeviceModel) -> float:
+    """Predicted time of the busiest SM, whose programs wait for their loads, for memory, or for one another."""
+    costs, tiles = model.costs(Costs), _tiles(problem, config)
+    steps = -(-problem.K // (split_k * config.BLOCK_K))
+    loads = (config.BLOCK_M + config.BLOCK_N) * config.BLOCK_K // (32 * config.num_warps)
+    wait = costs.wait[0] + costs.wait[1] * loads
+    size = config.BLOCK_M * config.BLOCK_N * config.BLOCK_K
+    moved = traffic(problem) * model.num_sms / (costs.memory * model.memory * tiles * split_k * max(1, steps))
+    work = max(moved, size / (costs.fmas if _along_k(problem) else costs.fmas_n))
+
+    def together(programs: float) -> float:
+        return costs.start + steps * soft_maximum(wait, programs * work)
+
+    busy = on_busiest_sm(tiles * split_k, model.num_sms, WARPS_PER_SM // config.num_warps, together, costs.piled)
+    shared = costs.share + split_k * costs.part if split_k > 1 else 0.0
+    return model.launch + shared + busy
+
+
+def launches(problem: GemmProblem, config: Config, split_k: int = 1) -> tuple[Launch, ...]:
     """The one launch that computes `problem`, its sums over K in `split_k` parts; none for an empty result.
 
     Operands: "a", "b", "c", "bias", and if K is split "workspace" (fp32) and "counters" (int32).
@@ -389,8 +430,7 @@ def launches(problem: GemmProblem, config: GemmConfig, split_k: int = 1) -> tupl
     return (Launch(gemv_kernel, grid, arguments, options, workspace=workspace, counters=tiles),)
 
 
-def _blocks(config: GemmConfig) -> tuple[int, int, int]:
-    assert config.BLOCK_M is not None and config.BLOCK_N is not None and config.BLOCK_K is not None
+def _blocks(config: Config) -> tuple[int, int, int]:
     return config.BLOCK_M, config.BLOCK_N, config.BLOCK_K
 
 
@@ -399,7 +439,7 @@ def _rows(problem: GemmProblem) -> int:
     return int(triton.next_power_of_2(max(1, problem.M)))
 
 
-def _tiles(problem: GemmProblem, config: GemmConfig) -> int:
+def _tiles(problem: GemmProblem, config: Config) -> int:
     _, block_n, _ = _blocks(config)
     return problem.batch * -(-problem.N // block_n)
 
@@ -414,7 +454,7 @@ def _wide(problem: GemmProblem) -> bool:
     return vector(problem.b, (problem.K, problem.N), problem.dtype)[1] * problem.dtype.itemsize == 16
 
 
-def _threads_along_k(problem: GemmProblem, config: GemmConfig) -> tuple[int, int]:
+def _threads_along_k(problem: GemmProblem, config: Config) -> tuple[int, int]:
     """(threads side by side along K, elements of each) in the layout that Triton gives to loads of B.
 
     Only speed depends on it: in any other layout the sums in the loop would pass from thread to thread.

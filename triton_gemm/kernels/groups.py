@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..config import GemmConfig
+from ..config import TileConfig
 from ..problem import GemmProblem
 from .launch import Launch, Pointer, Temporary
 from .programmatic import follow
@@ -85,15 +85,13 @@ def range_of(ends_ptr, group, K):
     return begin, tl.maximum(tl.minimum(tl.load(ends_ptr + group), K), begin)
 
 
-def max_tiles(problem: GemmProblem, config: GemmConfig) -> int:
+def max_tiles(problem: GemmProblem, config: TileConfig) -> int:
     """How many tiles there are at most."""
-    assert config.BLOCK_M is not None and config.BLOCK_N is not None
     return (problem.M // config.BLOCK_M + problem.batch + 1) * -(-problem.N // config.BLOCK_N)
 
 
-def launch(problem: GemmProblem, config: GemmConfig, band: int) -> Launch:
+def launch(problem: GemmProblem, config: TileConfig, band: int) -> Launch:
     """What lists the tiles, in each group in bands of `band` rows of tiles, in the temporary "tiles"."""
-    assert config.BLOCK_N is not None
     limit = max_tiles(problem, config)
     arguments = {
         "ends_ptr": Pointer("ends"),

@@ -11,7 +11,11 @@ and masks whole vectors (`cp.async` of 4, 8 or 16 bytes), even with a ragged num
 
 from __future__ import annotations
 
-from math import gcd
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from math import gcd, sqrt
+from typing import Any
 
 import torch
 import triton
@@ -19,12 +23,15 @@ import triton.language as tl
 
 from ..arithmetic import EMULATED
 from ..compat import dot_operand
-from ..config import MAX_REGISTERS_PER_THREAD, GemmConfig
+from ..config import MAX_REGISTERS_PER_THREAD, REGISTERS_PER_SM, TileConfig
+from ..cost_model import Remembered, average, on_busiest_sm, soft_maximum, swap_for_c, traffic
 from ..device import DeviceInfo
+from ..device_model import DeviceModel
 from ..ladder.k04_grouped import grouped_pid
 from ..ladder.k07_tf32 import round_tf32
 from ..problem import GemmProblem, Layout
 from . import groups
+from .candidate import Candidate
 from .groups import listed, range_of
 from .launch import Launch, Pointer, Scalar
 from .planes import split
@@ -202,11 +209,15 @@ def multiply(a, b, acc, PRECISION: tl.constexpr, PLANES: tl.constexpr, TERMS: tl
         return tl.dot(dot_operand(a), dot_operand(b), acc, input_precision="ieee", out_dtype=acc.dtype)
 
 
-def _configs(tiles: list[tuple[int, int, int, int, int]]) -> tuple[GemmConfig, ...]:
-    return tuple(
-        GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=8, num_warps=warps, num_stages=stages)
-        for m, n, k, warps, stages in tiles
-    )
+@dataclass(frozen=True)
+class Config(TileConfig):
+    """GROUP_M: rows of tiles that follow one another, for the sake of L2."""
+
+    GROUP_M: int = 8
+
+
+def _configs(tiles: list[tuple[int, int, int, int, int]]) -> tuple[Config, ...]:
+    return tuple(Config(*figures) for figures in tiles)
 
 
 # BLOCK_M, BLOCK_N, BLOCK_K, num_warps, num_stages; by precision, from the largest tiles to the smallest. Those with
@@ -241,7 +252,7 @@ _PLANES = _configs(
         (32, 32, 32, 4, 5),
     ]
 )
-CONFIGS: dict[str, tuple[GemmConfig, ...]] = {
+CONFIGS: dict[str, tuple[Config, ...]] = {
     "half": _configs(
         [
             (128, 256, 64, 8, 3),
@@ -317,15 +328,14 @@ TENSOR_MEMORY = 2**18  # bytes, on sm_100
 MAX_REGISTERS = MAX_REGISTERS_PER_THREAD
 
 
-def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig, split_k: int = 1) -> str | None:
+def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, split_k: int = 1) -> str | None:
     """Why `device` cannot run `config` on `problem`, or None if it can.
 
-    Within `GemmConfig.illegal`'s limits ptxas still spills where a thread keeps too many addresses of vectors of A and
+    Within `TileConfig.illegal`'s limits ptxas still spills where a thread keeps too many addresses of vectors of A and
     B in the main loop, or in the epilogue too much beside each accumulator: C's value, its address unless it goes by
     16 bytes, and the temporaries of activation, bias or partial sums. The limits were found by compiling every
     configuration for every architecture.
     """
-    assert config.BLOCK_M is not None and config.BLOCK_N is not None and config.BLOCK_K is not None
     if device.capability < (8, 0):
         return f"needs compute capability 8.0 or newer, {device.name} has less"
     if max(problem.M, problem.N, problem.K) > MAX_SIZE or _num_tiles(problem, config) > MAX_SIZE:
@@ -345,7 +355,7 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig, split_
         return f"Triton 3.6 keeps {tile_sums} sums in tensor memory, one of the tile for each term"
     itemsize, out_itemsize, sum_itemsize = problem.dtype.itemsize, problem.out_dtype.itemsize, _sum_itemsize(problem)
     tensor_cores = arithmetic.tensor_cores(capability)
-    in_loop = sum_itemsize * (2 if in_pieces(problem) else 1)
+    in_loop = sum_itemsize * (2 if promotes(problem) else 1)
     why = config.illegal(device, itemsize, out_itemsize, sum_itemsize=in_loop, tensor_cores=tensor_cores)
     if why is not None:
         return why
@@ -368,14 +378,125 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig, split_
     return None
 
 
-def launches(problem: GemmProblem, config: GemmConfig, split_k: int = 1, *, stride_bias: int = 1) -> tuple[Launch, ...]:
+@dataclass(frozen=True)
+class Pace:
+    """What a program takes on one GPU beside its products, in microseconds.
+
+    move: one copy of up to 16 bytes to shared memory, of an SM; read: an element of an operand that a thread reads from
+    there for FMAs, where B is row-major and where it is K-major; latency: from a load to its arrival, which the stages
+    of a pipeline share; step: the barriers of a k-tile; start: a program's first loads and its stores, a constant, and
+    for each TILE elements of its tile; share: of all parts of a sum, likewise; part: adding one, likewise; piled: of
+    the programs that an SM has room for, how many come together though others have none; memory: how much of its
+    bandwidth is reached.
+    """
+
+    move: float
+    latency: float
+    step: float
+    start: tuple[float, float]
+    share: tuple[float, float]
+    part: tuple[float, float]
+    piled: float
+    memory: float
+    read: tuple[float, float] = (0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What the kernel takes on one GPU. products: multiply-adds in a microsecond of an SM, and of a warp, by precision;
+    tensor, ieee, fp64: the rest, by what multiplies."""
+
+    KERNEL = "portable"
+
+    products: Mapping[str, tuple[float, float]]
+    tensor: Pace
+    ieee: Pace
+    fp64: Pace
+
+    def __post_init__(self) -> None:
+        for name in ("tensor", "ieee", "fp64"):
+            object.__setattr__(self, name, Pace(**getattr(self, name)))
+
+
+TILE = 16_384  # elements
+_KNOWN = Remembered()
+SHARED_MEMORY_PER_SM = 228 << 10
+REGISTERS = 80  # of a thread, beside its sums
+
+
+def candidates(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
+    """Every tile, K whole or cut into parts while that gives more SMs something to do."""
+    swap_ab = swap_for_c(problem)
+    given = problem.swap_ab() if swap_ab else problem
+    m, n = max(64, 2 * given.M), max(64, 2 * given.N)  # of larger tiles more than half would be empty
+    configs = [config for config in CONFIGS[problem.precision] if config.BLOCK_M <= m and config.BLOCK_N <= n]
+    for config in configs:
+        yield Candidate(given, config, 1, swap_ab)
+        count = _num_tiles(given, config)
+        most = 0 if problem.groups else min(problem.K // (4 * config.BLOCK_K), 2 * device.num_sms // max(1, count))
+        for split_k in (2, 3, 4, 6, 8, 12, 16):
+            if split_k <= most:
+                yield Candidate(given, config, split_k, swap_ab)
+
+
+def microseconds(problem: GemmProblem, config: Config, split_k: int, model: DeviceModel) -> float:
+    """Predicted time of the busiest SM, whose programs wait for their loads, for memory, or for one another."""
+    if problem.groups:
+        problem = average(problem)
+    known = _KNOWN.for_problem(problem, model)
+    if config not in known:
+        known[config] = _of_tile(problem, config, model)
+    pace, tiles, at_once, work, alone, start, moved, share, part = known[config]
+    steps, programs = -(-problem.K // (split_k * config.BLOCK_K)), tiles * split_k
+    busy_memory = moved / (programs * max(1, steps))
+    work = work if work > busy_memory else busy_memory
+
+    def together(count: float) -> float:
+        return start + steps * soft_maximum(alone, count * work)
+
+    time = model.launch + on_busiest_sm(programs, model.num_sms, at_once, together, pace.piled)
+    return time + share + split_k * part if split_k > 1 else time
+
+
+def _of_tile(problem: GemmProblem, config: Config, model: DeviceModel) -> tuple[Any, ...]:
+    """Of a problem in tiles: (pace, how many, how many at once on an SM, time of a k-tile on a busy SM, and of one
+    program alone, of its start, of memory times SMs, of sharing sums, and of adding one)."""
+    costs, precision = model.costs(Costs), problem.precision
+    pace: Pace = {"ieee": costs.ieee, "fp64": costs.fp64}.get(precision, costs.tensor)
+    of_sm, of_warp = costs.products[precision]
+    m, n, k, warps = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K, config.num_warps
+    a_vector, b_vector, _ = (elements for _, elements in _vectors(problem))
+    products = len(problem.planes.terms) * m * n * k
+    shared = k * pace.move * (m / a_vector + n / b_vector)
+    shared += k * pace.read[problem.b.column_major] * sqrt(32 * warps * m * n)
+    alone = soft_maximum(pace.step + pace.latency / (config.num_stages - 1), products / (of_warp * warps) + shared)
+    size = m * n / TILE
+    return (
+        *(pace, _num_tiles(problem, config)),
+        _at_once(config, problem.dtype.itemsize, _sum_itemsize(problem)),
+        *(products / of_sm + shared, alone, pace.start[0] + pace.start[1] * size),
+        traffic(problem) * model.num_sms / (pace.memory * model.memory),
+        *(constant + slope * size for constant, slope in (pace.share, pace.part)),
+    )
+
+
+@cache
+def _at_once(config: Config, itemsize: int, sum_itemsize: int) -> int:
+    """Programs that an SM has room for."""
+    threads = 32 * config.num_warps
+    registers = min(config.accumulators(sum_itemsize) + REGISTERS, MAX_REGISTERS)
+    return max(
+        1, min(SHARED_MEMORY_PER_SM // config.shared_memory(itemsize), REGISTERS_PER_SM // (registers * threads))
+    )
+
+
+def launches(problem: GemmProblem, config: Config, split_k: int = 1, *, stride_bias: int = 1) -> tuple[Launch, ...]:
     """The launches that solve `problem`: one, or none where C is empty.
 
     split_k: programs that share a tile's sum; stride_bias: elements between the bias's values.
     """
     if 0 in (problem.batch, problem.M, problem.N):
         return ()
-    assert config.BLOCK_M is not None and config.BLOCK_N is not None and config.BLOCK_K is not None
     of_rows = problem.groups == "m"
     num_tiles = groups.max_tiles(problem, config) if of_rows else _num_tiles(problem, config)
     split = split_k > 1
@@ -411,7 +532,7 @@ def launches(problem: GemmProblem, config: GemmConfig, split_k: int = 1, *, stri
         "PRECISION": problem.precision,
         "PLANES": problem.planes.count,
         "TERMS": problem.planes.terms,
-        "PROMOTE": in_pieces(problem),
+        "PROMOTE": promotes(problem),
         "SCALES": problem.scales,
         "GROUPED": problem.groups,
         "HAS_BETA": problem.has_beta,
@@ -421,7 +542,7 @@ def launches(problem: GemmProblem, config: GemmConfig, split_k: int = 1, *, stri
         "PDL": False,
     }
     return (
-        *([groups.launch(problem, config, config.GROUP_M or 1)] if of_rows else []),
+        *([groups.launch(problem, config, config.GROUP_M)] if of_rows else []),
         Launch(
             portable_kernel,
             (num_tiles, split_k, 1),
@@ -433,7 +554,7 @@ def launches(problem: GemmProblem, config: GemmConfig, split_k: int = 1, *, stri
     )
 
 
-def in_pieces(problem: GemmProblem) -> bool:
+def promotes(problem: GemmProblem) -> bool:
     """Whether k-tiles are summed apart and these sums added: those of planes and fp8, which tensor cores cut off below
     the last bits of a sum, and those of int8 that may leave int32, where `mma` saturates."""
     return problem.arithmetic.promotes(problem.K)
@@ -443,9 +564,8 @@ def _sum_itemsize(problem: GemmProblem) -> int:
     return problem.arithmetic.accumulator.itemsize
 
 
-def _num_tiles(problem: GemmProblem, config: GemmConfig) -> int:
-    assert config.BLOCK_M is not None and config.BLOCK_N is not None
-    return problem.batch * -(-problem.M // config.BLOCK_M) * -(-problem.N // config.BLOCK_N)
+def _num_tiles(problem: GemmProblem, config: Config) -> int:
+    return problem.batch * config.tiles(problem.M, problem.N)
 
 
 def _vectors(problem: GemmProblem) -> tuple[tuple[int | None, int], ...]:

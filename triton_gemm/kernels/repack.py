@@ -14,12 +14,15 @@ reaches on an H100, and a launch.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
 
-from ..arithmetic import Planes
-from ..problem import Layout
+from ..arithmetic import HALF, Planes
+from ..device_model import DeviceModel
+from ..problem import GemmProblem, Layout
 from .launch import Launch, Pointer, Temporary
 from .planes import split
 from .portable import vector
@@ -138,3 +141,37 @@ def launch(
     )
     copy = Layout(strides)
     return made, copy.transposed if column_major else copy
+
+
+def copy_of(problem: GemmProblem, name: str) -> tuple[Launch, Layout]:
+    """The launch that copies operand "a" or "b" to where the kernel can read it, and the copy's layout."""
+    rows, columns = (problem.M, problem.K) if name == "a" else (problem.K, problem.N)
+    layout: Layout = getattr(problem, name)
+    # Tensor cores want all but 16 bits along K, outer products both operands across it.
+    column_major = (
+        None if problem.arithmetic is HALF else name == ("a" if problem.arithmetic.instruction == "fma" else "b")
+    )
+    return launch(
+        *(name, f"packed_{name}", layout, (problem.batch, rows, columns), problem.dtype),
+        column_major=column_major,
+        planes=problem.arithmetic.planes,
+    )
+
+
+def repacked(problem: GemmProblem, packed: tuple[str, ...]) -> GemmProblem:
+    """The problem after its `packed` operands were copied."""
+    if not packed:
+        return problem
+    a = copy_of(problem, "a")[1] if "a" in packed else problem.a
+    b = copy_of(problem, "b")[1] if "b" in packed else problem.b
+    return replace(problem, a=a, b=b, dtype=problem.planes.dtype)
+
+
+def microseconds(problem: GemmProblem, packed: tuple[str, ...], model: DeviceModel) -> float:
+    """Predicted time of copying the `packed` operands of a problem."""
+    time = 0.0
+    for name in packed:
+        rows = problem.M if name == "a" else problem.N
+        moved = problem.dtype.itemsize + problem.planes.dtype.itemsize * problem.planes.count
+        time += model.copy + problem.batch * rows * problem.K * moved / model.copied
+    return time

@@ -22,20 +22,20 @@ import triton.language as tl
 class Schedule:
     """How tiles are dealt out.
 
-    programs: the grid; split: tiles that are cut along K; parts: into how many; group: rows of tiles in a band of the
-    grouped order.
+    programs: the grid; split_tiles: how many are cut along K, and split_k: into how many parts each; group_m: rows of
+    tiles that follow one another, for the sake of L2.
     """
 
     programs: int
-    split: int = 0
-    parts: int = 1
-    group: int = 8
+    split_tiles: int = 0
+    split_k: int = 1
+    group_m: int = 8
 
     def __post_init__(self) -> None:
-        assert self.split * self.parts <= self.programs, "an owner may wait for a program that cannot start"
+        assert self.split_tiles * self.split_k <= self.programs, "an owner may wait for a program that cannot start"
 
     def items(self, num_tiles: int) -> int:
-        return self.split * self.parts + num_tiles - self.split
+        return self.split_tiles * self.split_k + num_tiles - self.split_tiles
 
 
 @triton.jit

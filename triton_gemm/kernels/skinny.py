@@ -18,6 +18,9 @@ of L2 that is written later is written there. So the first step's lines come fro
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -25,16 +28,19 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 from ..arithmetic import HALF
 from ..compat import prefetch
-from ..config import GemmConfig
-from ..device import DeviceInfo
+from ..config import REGISTERS_PER_SM, TileConfig
+from ..cost_model import on_busiest_sm, soft_maximum, traffic
+from ..device import INTERPRETER, DeviceInfo
+from ..device_model import DeviceModel
 from ..problem import GemmProblem
-from . import gemv
+from .candidate import Candidate
 from .launch import Launch, Pointer, Scalar
 from .portable import MAX_REGISTERS, MAX_SIZE, vector
 from .programmatic import follow
 from .tiles import Epilogue, Output, store_tile, whole
 
 MAX_ROWS = 16
+REGISTERS = {8: 128, 16: 152}  # of a thread, by columns of a tile
 VECTOR = gl.constexpr(8)  # elements in 16 bytes
 FETCHED = gl.constexpr(32)  # elements that one prefetch brings
 SHARE = 128  # elements along K that a warp takes in a step
@@ -168,61 +174,76 @@ def skinny_kernel(
     )
 
 
-def _config(m: int, n: int, num_warps: int) -> GemmConfig:
-    return GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=SHARE * num_warps, num_warps=num_warps, num_stages=2)
+@dataclass(frozen=True)
+class Config(TileConfig):
+    """BLOCK_K: SHARE for each warp."""
+
+
+def _config(m: int, n: int, num_warps: int) -> Config:
+    return Config(m, n, SHARE * num_warps, num_warps, num_stages=2)
 
 
 # Other shares of a warp, and more columns, were nowhere faster on an H100.
 CONFIGS = tuple(_config(16, n, num_warps) for n, num_warps in ((8, 2), (8, 4), (8, 8), (16, 2), (16, 4)))
 
 
-def pays(problem: GemmProblem, device: DeviceInfo) -> bool:
-    """Whether no other kernel is faster here than `default`, where that is legal: to be asked with the narrower side as
-    M.
+@dataclass(frozen=True)
+class Costs:
+    """What the kernel takes on one GPU, in microseconds.
 
-    Measured on an H100, launched after one another and between other kernels. With more than four rows it is faster
-    than the persistent kernel but where few columns make for few programs, or columns are long: rows of A come again
-    and again, and pieces of 64 bytes are from many pages of memory (16 x 5120 x 25600: 20 % slower). With up to four
-    `gemv` streams long columns in longer pieces, but for a wave of 4096 or so (4096 x 4096: 10 % slower), and has too
-    little to do in many short ones.
+    start: a program's first loads and its stores; adding: a warp's sums, of an SM; wait: for the loads of a step;
+    bytes: in a microsecond that an SM takes in from L2; piled: of the programs that an SM has room for, how many come
+    together though others have none.
     """
-    if not 1 <= problem.M <= MAX_ROWS or problem.K < 512:
-        return False
-    eights, sms = problem.batch * -(-problem.N // 8), device.num_sms
-    if problem.M > gemv.MAX_ROWS:
-        enough = problem.K <= gemv.LONG or 10 * eights >= 9 * sms
-        return eights >= 16 * sms or (problem.K <= 2 * gemv.LONG and enough)
-    if problem.K >= gemv.LONG:
-        return problem.K <= 4 * gemv.LONG and 2 * sms <= eights <= 4 * sms
-    return problem.M > 2 or problem.batch * problem.N > gemv.LONG
+
+    KERNEL = "skinny"
+
+    start: float
+    adding: float
+    wait: float
+    bytes: float
+    piled: float
 
 
-def default(problem: GemmProblem, device: DeviceInfo) -> tuple[GemmConfig, bool]:
-    """A configuration for a `problem` of few rows, and whether to compute its transpose, from a sweep on an H100.
-
-    Tiles of 8 columns make for the most programs. Where there are many anyway, tiles of 16 columns, which are the rows
-    of `mma` then, spare half of the reading of A. More warps in a program ask for more at once, but add longer at the
-    end: few where each would have few steps.
-    """
-    few, sixteens = problem.M <= 8, problem.batch * -(-problem.N // 16)
-    if sixteens >= 8 * device.num_sms:
-        steps = problem.K // (4 * SHARE)  # of one warp, for four of each program
-        return _config(16, 8 if few else 16, 8 if few and steps >= 8 else 4 if steps >= 4 else 2), True
-    if problem.K < gemv.LONG:
-        return _config(16, 8, 4), False
-    turned = few and sixteens >= device.num_sms
-    return _config(16, 8, 8 if few or sixteens <= device.num_sms else 4), turned
+def candidates(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
+    """Every tile, its 16 rows along the few rows of C or across them."""
+    if min(problem.M, problem.N) > MAX_ROWS or problem.dtype.itemsize != 2 or problem.groups or not problem.K:
+        return
+    for swap_ab in (False, True):
+        given = problem.swap_ab() if swap_ab else problem
+        for config in CONFIGS:
+            if given.M <= config.BLOCK_M or given.N <= config.BLOCK_N:
+                yield Candidate(given, config, 1, swap_ab)
 
 
-def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig) -> str | None:
+def microseconds(problem: GemmProblem, config: Config, split_k: int, model: DeviceModel) -> float:
+    """Predicted time of the busiest SM, whose programs wait for their loads, for memory, or for one another."""
+    costs, programs, warps = model.costs(Costs), _tiles(problem, config), config.num_warps
+    steps = -(-problem.K // config.BLOCK_K)
+    rows = min(config.BLOCK_M, problem.M) + min(config.BLOCK_N, problem.N)
+    loaded = rows * min(config.BLOCK_K, problem.K) * problem.dtype.itemsize / costs.bytes
+    work = max(loaded, traffic(problem) * model.num_sms / (model.memory * programs * steps))
+
+    def together(count: float) -> float:
+        finish = costs.start + count * (work + costs.adding * warps)
+        return finish + (steps - 1) * soft_maximum(costs.wait, count * work)
+
+    at_once = REGISTERS_PER_SM // (32 * warps * REGISTERS[config.BLOCK_N])
+    return model.launch + on_busiest_sm(programs, model.num_sms, at_once, together, costs.piled)
+
+
+def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, split_k: int = 1) -> str | None:
     """Why `device` cannot run `problem` in this configuration, or None if it can."""
-    assert config.BLOCK_M is not None and config.BLOCK_N is not None
+    if device == INTERPRETER:
+        return f"{device.name} runs no Gluon"
     if device.capability < (8, 0):
         return f"needs compute capability 8.0 or newer, {device.name} has less"
     if problem.arithmetic is not HALF or problem.scales or problem.groups:
         return "multiplies whole matrices of 16 bits, without scales"
     if problem.K == 0:
         return "there is nothing to load"
+    if split_k != 1:
+        return "its programs share no sums"
     if problem.M > config.BLOCK_M and problem.N > config.BLOCK_N:
         return "its tiles share neither rows nor columns, so both operands would be read again and again"
     for name, layout, shape, k in (
@@ -231,14 +252,13 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig) -> str
     ):
         if vector(layout, shape, problem.dtype) != (k, VECTOR.value):
             return f"{name} cannot be read along k 16 bytes at a time"
-    if max(problem.M, problem.N, problem.K + (config.BLOCK_K or 0), _tiles(problem, config)) > MAX_SIZE:
+    if max(problem.M, problem.N, problem.K + config.BLOCK_K, _tiles(problem, config)) > MAX_SIZE:
         return f"sizes, a step beyond K, and the number of tiles must not exceed {MAX_SIZE}"
     return None
 
 
-def launches(problem: GemmProblem, config: GemmConfig) -> tuple[Launch, ...]:
+def launches(problem: GemmProblem, config: Config, split_k: int = 1) -> tuple[Launch, ...]:
     """The launch that computes `problem`, or none where C is empty."""
-    assert config.BLOCK_K is not None
     tiles = _tiles(problem, config)
     if tiles == 0:
         return ()
@@ -271,6 +291,5 @@ def launches(problem: GemmProblem, config: GemmConfig) -> tuple[Launch, ...]:
     return (Launch(skinny_kernel, (tiles, 1, 1), arguments, {"num_warps": config.num_warps, "maxnreg": MAX_REGISTERS}),)
 
 
-def _tiles(problem: GemmProblem, config: GemmConfig) -> int:
-    assert config.BLOCK_M is not None and config.BLOCK_N is not None
-    return problem.batch * -(-problem.M // config.BLOCK_M) * -(-problem.N // config.BLOCK_N)
+def _tiles(problem: GemmProblem, config: Config) -> int:
+    return problem.batch * config.tiles(problem.M, problem.N)

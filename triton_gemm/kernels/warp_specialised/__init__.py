@@ -1,14 +1,21 @@
-"""Hopper's production kernel. `kernel` is what runs on the GPU; `host` what it can run, and how it is launched."""
+"""Hopper's production kernel. `kernel` is what runs on the GPU, `host` what it can run, and how it is launched, and
+`choice` which ways are worth comparing, and how long they take."""
 
-from .host import (
-    CONFIGS,
-    c_by_tma,
-    configs,
-    illegal,
-    launches,
-    rest_columns,
-    shared_memory,
-    splits,
-)
+from .choice import Costs, candidates, microseconds, schedules
+from .host import CONFIGS, Config, c_by_tma, can_split_k, configs, illegal, launches, rest_columns, shared_memory
 
-__all__ = ["CONFIGS", "c_by_tma", "configs", "illegal", "launches", "rest_columns", "shared_memory", "splits"]
+__all__ = [
+    "CONFIGS",
+    "Config",
+    "Costs",
+    "c_by_tma",
+    "can_split_k",
+    "candidates",
+    "configs",
+    "illegal",
+    "launches",
+    "microseconds",
+    "rest_columns",
+    "schedules",
+    "shared_memory",
+]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
-from ...config import GemmConfig
-from ...device import SHARED_MEMORY, DeviceInfo
+from ...config import TileConfig
+from ...device import INTERPRETER, SHARED_MEMORY, DeviceInfo
 from ...problem import GemmProblem, Layout
 from .. import groups
 from ..launch import Launch, Pointer, Scalar, TensorMap
@@ -15,15 +15,13 @@ from ..schedule import Schedule
 from .kernel import warp_specialised_kernel
 
 
-def _configs(*figures: tuple[int, int, int, int, int]) -> tuple[GemmConfig, ...]:
-    return tuple(
-        GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, num_warps=warps, num_stages=stages)
-        for m, n, k, warps, stages in figures
-    )
+@dataclass(frozen=True)
+class Config(TileConfig):
+    """num_warps: those that multiply, four for each consumer; num_stages: of the ring."""
 
 
 # What `select` chooses among, for 16-bit operands.
-CONFIGS = _configs(
+_FIGURES = (
     (128, 256, 64, 8, 4),
     (128, 256, 64, 8, 3),  # where C is fp32
     (256, 128, 64, 8, 3),
@@ -47,45 +45,46 @@ CONFIGS = _configs(
     (64, 16, 128, 4, 8),
     (64, 16, 64, 4, 8),
 )
+CONFIGS = tuple(Config(*figures) for figures in _FIGURES)
+_CONFIGS = {
+    itemsize: tuple(replace(config, BLOCK_K=config.BLOCK_K * 2 // itemsize) for config in CONFIGS)
+    for itemsize in (1, 2, 4)
+}
 
 
-def configs(dtype: torch.dtype) -> tuple[GemmConfig, ...]:
+def configs(dtype: torch.dtype) -> tuple[Config, ...]:
     """CONFIGS for operands, or planes, of that dtype: as many bytes along K."""
-    return tuple(replace(config, BLOCK_K=(config.BLOCK_K or 0) * 2 // dtype.itemsize) for config in CONFIGS)
+    return _CONFIGS[dtype.itemsize]
 
 
-def part_columns(problem: GemmProblem, config: GemmConfig) -> int:
+def part_columns(problem: GemmProblem, config: Config) -> int:
     """Columns of C that a warpgroup stores at once: as many as take 32 registers of a thread, for 64 rows 128 bytes,
     which TMA's swizzle spans; half of them where pointers to C take registers, half where C's elements do."""
-    assert config.BLOCK_M is not None and config.BLOCK_N is not None
     columns = 32 * 128 // (config.BLOCK_M * 4 // config.num_warps)
     columns = max(columns >> (not c_by_tma(problem)) >> problem.has_beta, 8)
     return min(columns, rest_columns(config) or config.BLOCK_N)
 
 
-def rest_columns(config: GemmConfig) -> int:
+def rest_columns(config: Config) -> int:
     """What a tile's width is beyond a power of two; 0, or another power of two."""
-    assert config.BLOCK_N is not None
     rest = config.BLOCK_N - (1 << config.BLOCK_N.bit_length() - 1)
     assert rest & rest - 1 == 0, "accumulators come in two pieces at most"
     return rest
 
 
-def c_buffers(problem: GemmProblem, config: GemmConfig) -> int:
+def c_buffers(problem: GemmProblem, config: Config) -> int:
     """Buffers through which a warpgroup stores its parts of C: four where they fit, else two."""
-    assert config.BLOCK_N is not None
     enough = config.BLOCK_N // part_columns(problem, config) >= 4
     return 4 if enough and _shared_memory(problem, config, 4) <= SHARED_MEMORY[9, 0] else 2
 
 
-def shared_memory(problem: GemmProblem, config: GemmConfig) -> int:
+def shared_memory(problem: GemmProblem, config: Config) -> int:
     """Bytes of shared memory: the ring, each warpgroup's parts of C, and barriers. An upper bound."""
     return _shared_memory(problem, config, c_buffers(problem, config))
 
 
-def _shared_memory(problem: GemmProblem, config: GemmConfig, buffers: int) -> int:
+def _shared_memory(problem: GemmProblem, config: Config, buffers: int) -> int:
     m, n, k = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K
-    assert m is not None and n is not None and k is not None
     ring = config.num_stages * ((m + n) * k * problem.dtype.itemsize + (problem.scales == "blocks") * 4 * (m + 32))
     # A part of C before TMA stores it, or of the sums while they change threads.
     part = m * part_columns(problem, config)
@@ -101,9 +100,9 @@ def c_by_tma(problem: GemmProblem) -> bool:
     return c.tma_illegal(itemsize) is None and row * itemsize % 16 == 0 and problem.groups is None
 
 
-def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig) -> str | None:
-    """Why `device` cannot run `problem` in this configuration, or None if it can."""
-    if device.capability != (9, 0):
+def unsuited(problem: GemmProblem, device: DeviceInfo) -> str | None:
+    """Why `device` cannot run `problem` in any configuration, or None."""
+    if device.capability != (9, 0) or device == INTERPRETER:
         return f"needs Hopper's wgmma, {device.name} has none"
     if problem.arithmetic.instruction != "mma":
         return f"multiplies by tensor cores, whose wgmma has no {problem.precision}"
@@ -118,14 +117,22 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig) -> str
     if problem.groups == "m" and problem.a.column_major:
         return "TMA's boxes begin on 16 bytes, and groups of a's rows anywhere in its columns"
     why = problem.tma_illegal()
+    return None if why is None else f"TMA cannot take {why}"
+
+
+def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, schedule: Schedule | None = None) -> str | None:
+    """Why `device` cannot run `problem` in this configuration, or None if it can."""
+    why = unsuited(problem, device)
     if why is not None:
-        return f"TMA cannot take {why}"
+        return why
+    if schedule is not None and schedule.split_tiles and not can_split_k(config):
+        return f"{config.accumulators()} accumulators leave a thread too few registers for partial sums"
     if problem.dtype == torch.int8 and config.BLOCK_N == 256:
         return "Triton 3.6 to 3.9 cannot lower wgmma of int8 that is 256 columns wide"
     room = _room(config)
-    if in_pieces(problem) and config.accumulators() > room * 3 // 4:
+    if promotes(problem) and config.accumulators() > room * 3 // 4:
         return f"{config.accumulators()} accumulators leave a thread too few registers for sums of pieces"
-    if (config.BLOCK_K or 0) * problem.dtype.itemsize > (problem.arithmetic.promotion or 2**31):
+    if config.BLOCK_K * problem.dtype.itemsize > (problem.arithmetic.promotion or 2**31):
         return f"a step of {config.BLOCK_K} along K is more than a piece"
     if problem.scales == "blocks" and config.BLOCK_N not in (16, 32, 64, 128, 192):
         return f"tiles {config.BLOCK_N} wide lie across more than two blocks of scales, or begin inside of a half"
@@ -137,27 +144,26 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: GemmConfig) -> str
     return None
 
 
-def _room(config: GemmConfig) -> int:
+def _room(config: Config) -> int:
     """Accumulators beside which a thread has registers for everything else."""
     return 64 if config.num_warps == 12 else 128
 
 
-def in_pieces(problem: GemmProblem) -> bool:
+def promotes(problem: GemmProblem) -> bool:
     """Whether k-tiles are summed apart: those of planes, and of fp8 unless fast sums will do."""
     return problem.arithmetic.promotion is not None
 
 
-def early_bias(problem: GemmProblem, config: GemmConfig) -> bool:
+def early_bias(problem: GemmProblem, config: Config) -> bool:
     """Whether a thread has registers for the bias of a tile beside its sums, of columns for every fourth; beside C's
     own values it has none."""
-    assert config.BLOCK_N is not None
     values = config.BLOCK_N // 4 * problem.out_dtype.itemsize // 4 if problem.bias == "n" else 2
-    if problem.has_beta or in_pieces(problem) or not c_by_tma(problem):
+    if problem.has_beta or promotes(problem) or not c_by_tma(problem):
         return False
     return config.accumulators() + values <= _room(config) * 5 // 4
 
 
-def splits(config: GemmConfig) -> bool:
+def can_split_k(config: Config) -> bool:
     """Whether its tiles can be cut along K: beside more accumulators than these pointers to partial sums spill."""
     return config.accumulators() <= 128
 
@@ -184,19 +190,18 @@ def tensor_map(
     return TensorMap(operand, dtype, (count, rows, columns), (step, row, 1), (1, block_rows, block_columns), to_tf32)
 
 
-def launches(problem: GemmProblem, config: GemmConfig, schedule: Schedule) -> tuple[Launch, ...]:
+def launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple[Launch, ...]:
     """The launch that computes `problem`; where groups are cut, after one that lists tiles."""
     m, n, k = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K
-    assert m is not None and n is not None and k is not None
     planes = problem.planes
     num_m, num_n, k_tiles = -(-problem.M // m), -(-problem.N // n), -(-problem.K // k)
     num_tiles = problem.batch * num_m * num_n
     consumers, part = config.num_warps // 4, part_columns(problem, config)
     by_tma = c_by_tma(problem)
-    split = schedule.split > 0
+    split = schedule.split_tiles > 0
     assert not (split and problem.groups), "how many tiles there are, only the GPU knows"
-    assert schedule.split <= num_tiles and (splits(config) or not split)
-    shared_parts = schedule.split * (schedule.parts - 1)
+    assert schedule.split_tiles <= num_tiles and (can_split_k(config) or not split)
+    shared_parts = schedule.split_tiles * (schedule.split_k - 1)
     loaded = (planes.count, problem.dtype == torch.float32)
     a = tensor_map("a", problem.a, problem.dtype, problem.batch, problem.M, problem.K, m // consumers, k, *loaded)
     rest = rest_columns(config)
@@ -228,11 +233,11 @@ def launches(problem: GemmProblem, config: GemmConfig, schedule: Schedule) -> tu
         "num_m": num_m,
         "num_items": schedule.items(num_tiles),
         "k_tiles": k_tiles,
-        "group_m": schedule.group,
-        "per_group": schedule.group * num_n,
+        "group_m": schedule.group_m,
+        "per_group": schedule.group_m * num_n,
         "per_batch": num_m * num_n,
-        "split_tiles": schedule.split,
-        "split_k": schedule.parts,
+        "split_tiles": schedule.split_tiles,
+        "split_k": schedule.split_k,
         "a_batches": planes.count * (problem.a.strides[0] > 0),
         "b_batches": planes.count * (problem.b.strides[0] > 0),
         "A_COLUMN_MAJOR": problem.a.column_major,
@@ -256,18 +261,18 @@ def launches(problem: GemmProblem, config: GemmConfig, schedule: Schedule) -> tu
         "TERMS": len(planes.terms),
         "A_PLANES": sum(i << 2 * term for term, (i, _) in enumerate(planes.terms)),
         "B_PLANES": sum(j << 2 * term for term, (_, j) in enumerate(planes.terms)),
-        "PROMOTE": in_pieces(problem),
+        "PROMOTE": promotes(problem),
         "num_stages": config.num_stages,
         "PDL": False,
     }
     return (
-        *([groups.launch(problem, config, schedule.group)] if problem.groups else []),
+        *([groups.launch(problem, config, schedule.group_m)] if problem.groups else []),
         Launch(
             warp_specialised_kernel,
             (schedule.programs, 1, 1),
             arguments,
             {"num_warps": 4},
             workspace=shared_parts * m * n * 4,
-            counters=schedule.split * consumers,
+            counters=schedule.split_tiles * consumers,
         ),
     )

@@ -1,0 +1,93 @@
+"""DeviceModel: how fast a GPU is, as the figures that predicted times are made of.
+
+`device_models.json` holds one for each GPU that was measured: `perf.calibrate fit` writes it. Others are derived. Times
+are microseconds; a choice depends on their relations only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from .device import DeviceInfo
+
+Costs = TypeVar("Costs")
+
+FILE = Path(__file__).parent / "device_models.json"
+BASE = "NVIDIA H100 80GB HBM3"  # what others are derived from
+
+# Bytes in a microsecond, of GPUs that do not say it, by major compute capability: A100's, L4's to RTX 4090's middle
+# (minor 6 and 9 are below), H100's, B200's, Thor's, RTX PRO 6000's and 5090's. NVIDIA's data sheets.
+BANDWIDTHS = {(8, 0): 1.9e6, (8, 6): 0.7e6, (8, 7): 0.2e6, (8, 9): 0.9e6, (9, 0): 3.35e6, (10, 0): 8e6, (10, 3): 8e6}
+BANDWIDTHS |= {(11, 0): 0.27e6, (12, 0): 1.79e6, (12, 1): 0.27e6}
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceModel:
+    """The figures of one GPU.
+
+    source: where they come from; num_sms: its multiprocessors; bandwidth: bytes in a microsecond by its memory's clock
+    and bus; launch: of a kernel that does nothing; memory: bytes in a microsecond from memory; l2: lines of 128
+    bytes in a microsecond that L2 gives to all SMs; tensor: products of 16 bits in a microsecond that the board's power
+    limit allows, times their 2 bytes; copy: copying an operand first, and copied: bytes in a microsecond that are read
+    or written for it; kernels: each kernel's own constants.
+    """
+
+    source: str
+    num_sms: int
+    bandwidth: float
+    launch: float
+    memory: float
+    l2: float
+    tensor: float
+    copy: float
+    copied: float
+    kernels: Mapping[str, Mapping[str, Any]]
+    _costs: dict[type, Any] = field(default_factory=dict, init=False, repr=False)
+
+    def costs(self, kind: type[Costs]) -> Costs:
+        """A kernel's constants as its own record, whose KERNEL says which kernel's."""
+        found = self._costs.get(kind)
+        if found is None:
+            found = self._costs[kind] = kind(**self.kernels[kind.KERNEL])  # type: ignore[attr-defined]
+        return found
+
+    def scaled_to(self, device: DeviceInfo) -> DeviceModel:
+        """The model of a GPU that was not measured: each multiprocessor as fast as here; L2, tensor cores and copies by
+        their number, and memory by its clock and bus."""
+        sms = device.num_sms / self.num_sms
+        bandwidth = device.bandwidth or BANDWIDTHS.get(device.capability, self.bandwidth)
+        memory = bandwidth / self.bandwidth
+        return replace(
+            self,
+            source=f"scaled from {self.source}",
+            num_sms=device.num_sms,
+            bandwidth=bandwidth,
+            memory=self.memory * memory,
+            l2=self.l2 * sms,
+            tensor=self.tensor * sms,
+            copied=self.copied * min(sms, memory),
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `DeviceModel(**...)` makes again, and JSON holds."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+
+
+@lru_cache(maxsize=1)
+def measured() -> dict[str, DeviceModel]:
+    """The models of GPUs that were measured, by name."""
+    return {name: DeviceModel(**entry) for name, entry in json.loads(FILE.read_text()).items()}
+
+
+@lru_cache(maxsize=64)
+def model_of(device: DeviceInfo) -> DeviceModel:
+    """The model of a GPU, measured or derived."""
+    found = measured().get(device.name)
+    if found is not None and found.num_sms == device.num_sms:
+        return found
+    return measured()[BASE].scaled_to(device)
