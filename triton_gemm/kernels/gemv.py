@@ -24,6 +24,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..arithmetic import HALF, IEEE, TF32
 from ..compat import dot_operand, prefetch, round_to
 from ..config import TileConfig
 from ..cost_model import on_busiest_sm, soft_maximum, traffic
@@ -45,7 +46,7 @@ SHORTEST_STREAM = 4  # steps along K that are worth a program
 MAX_SPLIT = 32
 FULL_ENOUGH = 0.8  # of what programs and lanes could do in the waves that they take
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-PRECISIONS = ("half", "ieee", "tf32")
+ARITHMETICS = (HALF, IEEE, TF32)
 MAX_GRID_X = 2**31 - 1
 MAX_GRID_Z = 65_535  # and Y; CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"
 
@@ -240,7 +241,7 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, split_k: i
         return f"{problem.M} rows are more than {MAX_ROWS}"
     if problem.dtype not in DTYPES:
         return f"it multiplies no {problem.dtype}"
-    if problem.precision not in PRECISIONS or problem.scales or problem.groups:
+    if problem.arithmetic not in ARITHMETICS or problem.scales or problem.groups:
         return f"multiplies whole matrices, without scales, and fp32 by FMAs, not in {problem.precision}"
     if rows != _rows(problem):
         return f"its tile has {rows} rows for {problem.M}"

@@ -461,9 +461,9 @@ def microseconds(problem: GemmProblem, config: Config, split_k: int, model: Devi
 def _of_tile(problem: GemmProblem, config: Config, model: DeviceModel) -> tuple[Any, ...]:
     """Of a problem in tiles: (pace, how many, how many at once on an SM, time of a k-tile on a busy SM, and of one
     program alone, of its start, of memory times SMs, of sharing sums, and of adding one)."""
-    costs, precision = model.costs(Costs), problem.precision
-    pace: Pace = {"ieee": costs.ieee, "fp64": costs.fp64}.get(precision, costs.tensor)
-    of_sm, of_warp = costs.products[precision]
+    costs, arithmetic = model.costs(Costs), problem.arithmetic
+    pace: Pace = {"fma": costs.ieee, "dmma": costs.fp64}.get(arithmetic.instruction, costs.tensor)
+    of_sm, of_warp = costs.products[arithmetic.name]
     m, n, k, warps = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K, config.num_warps
     a_vector, b_vector, _ = (elements for _, elements in _vectors(problem))
     products = len(problem.planes.terms) * m * n * k

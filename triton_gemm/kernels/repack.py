@@ -148,13 +148,12 @@ def copy_of(problem: GemmProblem, name: str) -> tuple[Launch, Layout]:
     rows, columns = (problem.M, problem.K) if name == "a" else (problem.K, problem.N)
     layout: Layout = getattr(problem, name)
     # Tensor cores want all but 16 bits along K, outer products both operands across it.
-    column_major = (
-        None if problem.arithmetic is HALF else name == ("a" if problem.arithmetic.instruction == "fma" else "b")
-    )
+    arithmetic = problem.arithmetic
+    column_major = None if arithmetic is HALF else name == ("a" if arithmetic.instruction == "fma" else "b")
     return launch(
         *(name, f"packed_{name}", layout, (problem.batch, rows, columns), problem.dtype),
         column_major=column_major,
-        planes=problem.arithmetic.planes,
+        planes=arithmetic.planes,
     )
 
 
