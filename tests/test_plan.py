@@ -470,3 +470,26 @@ def test_calls_like_one_before_go_past_the_checks(name: str, monkeypatch: pytest
     count = len(checked)
     FAST[name](a.clone().requires_grad_(), b, bias)
     assert len(checked) == count + 1
+
+
+def test_a_factor_is_that_of_the_call_on_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of the product, read at the launch; one of a bias is multiplied before, and its call is always checked."""
+    monkeypatch.setattr(plan, "current_device", lambda: 0)
+    monkeypatch.setattr(plan, "current_stream", lambda _: 0)
+    monkeypatch.setattr(plan, "ensure_context", lambda _: None)
+    monkeypatch.setattr(api, "_fast", {})
+    monkeypatch.setattr(plan, "PLANS", {})
+    checked = []
+    monkeypatch.setattr(api, "_product", lambda name, request, *_: checked.append(request[:2]) or half(64, 48))
+    a, b, bias, step = half(64, 32), half(32, 48), half(48), FakeStep()
+    made = plan_without_a_gpu(a, b, half(64, 48))
+    made.names, made.allocates, made.steps = ("a", "b", "c", "bias"), False, [step]  # type: ignore[list-item]
+    plan.PLANS[key_of(a, b, half(64, 48), bias=bias)] = made
+    for alpha in (1, 0.5, -2.0):
+        api.addmm(bias, a, b, alpha=alpha)
+    assert checked == [(1, 1)] and [call[-2] for call in step.calls] == [0.5, -2.0]
+    for beta in (0.5, 2, torch.tensor(1.0)):
+        for _ in range(2):
+            api.addmm(bias, a, b, beta=beta)
+    api.addmm(bias, a, b, alpha=0)
+    assert len(checked) == 8 and len(step.calls) == 2

@@ -14,7 +14,7 @@ import torch
 from . import checks, ops, plan
 from .arithmetic import DTYPES, FLOATING, Precision, result_dtype
 from .compat import must_dispatch
-from .problem import Activation, Request
+from .problem import PRODUCT, Activation, Request
 
 ACTIVATIONS: dict[str, Any] = {
     "relu": torch.nn.functional.relu,
@@ -23,7 +23,6 @@ ACTIVATIONS: dict[str, Any] = {
     "silu": torch.nn.functional.silu,
 }
 
-_PRODUCT = Request()  # made once, as most calls say no more
 _fast: dict[tuple[object, ...], ops.FastPath] = {}  # of calls, by function and `plan.key_of`
 
 
@@ -54,7 +53,7 @@ def matmul(
     nested or sparse tensors; ValueError for a precision that is none, or of another dtype than fp32; RuntimeError for
     one that the GPU does not have.
     """
-    request = _PRODUCT if precision is None else Request(precision=precision)
+    request = PRODUCT if precision is None else Request(precision=precision)
     key, c = _take_fast_path("matmul", request, input, other, None, out)
     if c is not None:
         return c
@@ -121,7 +120,7 @@ def _of_one_rank(
 ) -> torch.Tensor:
     """mm, or bmm."""
     plain = out_dtype is None and precision is None
-    request = _PRODUCT if plain else Request(out_dtype=out_dtype, precision=precision)
+    request = PRODUCT if plain else Request(out_dtype=out_dtype, precision=precision)
     key, c = _take_fast_path(function, request, input, mat2, None, out)
     if c is not None:
         return c

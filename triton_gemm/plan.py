@@ -19,7 +19,7 @@ from .compat import INTERPRETED, current_device, current_stream, launcher, tenso
 from .device import INTERPRETER, device_info
 from .driver import ensure_context
 from .kernels.launch import Launch, Pointer, Scalar, TensorMap, materialise
-from .problem import GemmProblem, Layout, Request
+from .problem import PRODUCT, GemmProblem, Layout, Request
 from .select import Selection, launches, select
 from .workspace import workspace
 
@@ -179,11 +179,10 @@ class InterpretedPlan:
 
 Plan = GemmPlan | InterpretedPlan
 PLANS: dict[tuple[Any, ...], Plan] = {}
-_PRODUCT = Request()
 _planning = threading.Lock()
 
 
-def selection_of(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, request: Request = _PRODUCT) -> Selection:
+def selection_of(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, request: Request = PRODUCT) -> Selection:
     """What `multiply` of the same operands would run; c may be on the `meta` device."""
     return selection_for(request.problem(a, b, c), INTERPRETER if INTERPRETED else device_info(a.device))
 
@@ -192,7 +191,7 @@ def multiply(
     a: torch.Tensor,
     b: torch.Tensor,
     c: torch.Tensor,
-    request: Request = _PRODUCT,
+    request: Request = PRODUCT,
     auxiliary: tuple[torch.Tensor, ...] = (),
 ) -> None:
     """c = activation(alpha a @ b + beta c + bias) on the operands' device and its current stream, without waiting.
@@ -218,7 +217,7 @@ def key_of(
 
     RuntimeError for a layout without strides or storage.
     """
-    if request.alpha != 1 or request.beta not in (0, 1):
+    if request is not PRODUCT and (request.alpha != 1 or request.beta not in (0, 1)):
         request = request._replace(alpha=float(request.alpha != 0), beta=float(request.beta != 0))
     dtype, precision = a.dtype, request.precision
     if dtype is torch.float32 and precision is None:
@@ -238,7 +237,7 @@ def plan_for(
     a: torch.Tensor,
     b: torch.Tensor,
     c: torch.Tensor,
-    request: Request = _PRODUCT,
+    request: Request = PRODUCT,
     auxiliary: tuple[torch.Tensor, ...] = (),
 ) -> Plan:
     """The cached plan for such operands."""

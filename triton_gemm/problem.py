@@ -98,6 +98,9 @@ class Request(NamedTuple):
         return replace(problem, K=0) if self.alpha == 0 else problem
 
 
+PRODUCT = Request()  # most calls say no more
+
+
 @dataclass(frozen=True)
 class GemmProblem:
     """c = activation(alpha a @ b + beta c + bias), as far as the choice of a kernel depends on it.

@@ -57,6 +57,7 @@ _library: torch.library.Library | None = None
 _counts: Counter[tuple[str, str]] = Counter()
 _lock = threading.Lock()
 
+_SUM = Request(beta=1)
 _fast: dict[tuple[object, ...], ops.FastPath] = {}  # of calls under the innermost rule, by overload and `plan.key_of`
 
 
@@ -167,7 +168,7 @@ def _routed(name: str, overload: str) -> Callable[..., torch.Tensor]:
     ) -> torch.Tensor:
         a, b = arguments[first : first + 2]
         input = arguments[0] if first else None
-        request = Request(scalars.get("alpha", 1), scalars.get("beta", 1))
+        request = Request(scalars.get("alpha", 1), scalars.get("beta", 1)) if scalars else _SUM
         known = _fast
         key = _key(overload, request, a, b, input, out)
         found = known.get(key) if key is not None else None

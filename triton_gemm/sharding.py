@@ -23,7 +23,7 @@ _registered = False
 
 
 def register() -> None:
-    """Registers the rule with DTensor, once; nothing as long as nobody has imported torch.distributed.tensor."""
+    """Registers the rule with DTensor, once; nothing before torch.distributed.tensor is imported."""
     global _registered
     if _registered or "torch.distributed.tensor" not in sys.modules:
         return
