@@ -193,7 +193,7 @@ class Costs:
 
     start: a program's first loads and its stores; adding: a warp's sums, of an SM; wait: for the loads of a step;
     bytes: in a microsecond that an SM takes in from L2; piled: of the programs that an SM has room for, how many come
-    together though others have none.
+    together though others have none; memory: how much of its bandwidth is reached.
     """
 
     KERNEL = "skinny"
@@ -203,13 +203,15 @@ class Costs:
     wait: float
     bytes: float
     piled: float
+    memory: float
 
 
 def candidates(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
     """Every tile, its 16 rows along the few rows of C or across them."""
     if min(problem.M, problem.N) > MAX_ROWS or problem.dtype.itemsize != 2 or problem.groups or not problem.K:
         return
-    for swap_ab in (False, True):
+    narrow_n = problem.N < problem.M  # first with the narrower side as rows
+    for swap_ab in (narrow_n, not narrow_n):
         given = problem.swap_ab() if swap_ab else problem
         for config in CONFIGS:
             if given.M <= config.BLOCK_M or given.N <= config.BLOCK_N:
@@ -222,7 +224,7 @@ def microseconds(problem: GemmProblem, config: Config, split_k: int, model: Devi
     steps = -(-problem.K // config.BLOCK_K)
     rows = min(config.BLOCK_M, problem.M) + min(config.BLOCK_N, problem.N)
     loaded = rows * min(config.BLOCK_K, problem.K) * problem.dtype.itemsize / costs.bytes
-    work = max(loaded, traffic(problem) * model.num_sms / (model.memory * programs * steps))
+    work = max(loaded, traffic(problem) * model.num_sms / (costs.memory * model.memory * programs * steps))
 
     def together(count: float) -> float:
         finish = costs.start + count * (work + costs.adding * warps)
