@@ -377,7 +377,7 @@ def test_tf32_is_rounded_by_tma_and_read_along_k() -> None:
         choice = select(problem, HOPPER)
         assert len(choice.packed) == copies
         *_, launch = launches(problem, choice)
-        maps = [launch.arguments[name] for name in ("a_desc", "b_desc", "b_rest_desc", "c_desc")]
+        maps = [launch.arguments[name] for name in ("a_desc", "b_desc", "b_tail_desc", "c_desc")]
         assert [x.to_tf32 for x in maps] == [True, True, True, False]
         assert launch.arguments["B_COLUMN_MAJOR"]
 

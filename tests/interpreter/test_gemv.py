@@ -303,7 +303,7 @@ def test_its_candidates_have_the_narrower_side_as_rows_and_k_in_parts_around_the
     for M, N in ((1, 4096), (4, 576), (576, 3), (4096, 1)):
         asked = problem(M, N, 7168, "nt")
         found = list(gemv.candidates(asked, HOPPER))
-        given = asked.swapped if N < M else asked
+        given = asked.swap_ab() if N < M else asked
         config, split_k = gemv.default(given, HOPPER)
         assert all(one[:2] == (given, config) and one.swap_ab == (N < M) for one in found)
         assert {1, split_k} <= {one.work for one in found}
