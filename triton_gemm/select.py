@@ -102,14 +102,19 @@ def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
         elif best is None:
             best = time, kernel, candidate
         else:  # the next best kernel
-            return Selection.of(*best[1:], f"{_about(best[0])}, {kernel} {_about(time)}")
+            return _selection(problem, device, best, f", {kernel} about {time:.3g} us")
     if best is None:
         raise RuntimeError(f"no kernel multiplies {problem.dtype} in {problem.precision} on {device.name}: {why}")
-    return Selection.of(*best[1:], _about(best[0]))
+    return _selection(problem, device, best, "")
 
 
-def _about(time: float) -> str:
-    return f"about {time:.3g} us"
+def _selection(
+    problem: GemmProblem, device: DeviceInfo, best: tuple[float, str, Candidate], next_best: str
+) -> Selection:
+    time, kernel, candidate = best
+    why = problem.tma_illegal() if device.capability == (9, 0) and kernel == "portable" and problem.K else None
+    tma = f"; TMA cannot take {why}" if why else ""
+    return Selection.of(kernel, candidate, f"about {time:.3g} us{next_best}{tma}")
 
 
 def launches(problem: GemmProblem, selection: Selection) -> tuple[Launch, ...]:

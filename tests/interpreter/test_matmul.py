@@ -151,9 +151,9 @@ def test_alpha_and_beta_of_fp64_are_fp64() -> None:
     ("size", "orders", "kernel"),
     [
         pytest.param((64, 80, 72), "nn", "portable", id="rows and columns"),
-        pytest.param((1, 80, 72), "nn", "gemv", id="one row"),
-        pytest.param((80, 1, 72), "nn", "gemv", id="one column"),
-        pytest.param((4, 80, 72), "nt", "gemv", id="few rows, weights along k"),
+        pytest.param((1, 80, 2048), "nt", "gemv", id="one row"),
+        pytest.param((80, 1, 2048), "nn", "gemv", id="one column"),
+        pytest.param((4, 80, 2048), "nt", "gemv", id="few rows, weights along k"),
         pytest.param((4, 80, 72), "nn", "portable", id="few rows, weights along n"),
     ],
 )
