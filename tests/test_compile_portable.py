@@ -146,7 +146,7 @@ def instruction(precision: str, config: GemmConfig, capability: Capability) -> s
 
 
 def in_shape(config: GemmConfig) -> tuple[int | None, ...]:
-    """A configuration but for the order of tiles and the number of stages, which need no registers."""
+    """A configuration but for its order of tiles and its number of stages."""
     return config.BLOCK_M, config.BLOCK_N, config.BLOCK_K, config.num_warps
 
 
