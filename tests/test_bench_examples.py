@@ -108,6 +108,7 @@ def test_it_says_that_it_needs_a_gpu(capsys: pytest.CaptureFixture[str]) -> None
     assert "needs a CUDA GPU" in capsys.readouterr().err
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_tiny_runs_in_the_interpreter() -> None:
     command = [sys.executable, "-m", "examples.bench_gpt", "--tiny"]

@@ -154,7 +154,12 @@ def instruction(precision: str, config: TileConfig, capability: Capability) -> s
     return {9: f"{multiplied}GMMA", 10: f"UTC{multiplied}MMA"}.get(capability[0], f"{multiplied}MMA")
 
 
-@pytest.mark.few(shows=lambda precision, config, capability: {config, (precision, capability)})
+def in_shape(config: GemmConfig) -> tuple[int | None, ...]:
+    """A configuration but for its order of tiles and its number of stages."""
+    return config.BLOCK_M, config.BLOCK_N, config.BLOCK_K, config.num_warps
+
+
+@pytest.mark.few(shows=lambda precision, config, capability: {in_shape(config), (precision, capability)})
 @pytest.mark.parametrize(
     ("precision", "config", "capability"),
     [

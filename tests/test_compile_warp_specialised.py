@@ -122,8 +122,8 @@ def legal_cases(circumstances: dict[str, Circumstance], configs: list[TileConfig
 
 
 def every_shape(name: str, config: TileConfig) -> set[Hashable]:
-    """What the fast tier shows: every circumstance, and every number of accumulators and of warps."""
-    return {name, (config.accumulators(), config.num_warps)}
+    """What the fast tier shows: every circumstance, every number of accumulators and every number of warps."""
+    return {name, ("accumulators", config.accumulators()), ("warps", config.num_warps)}
 
 
 @pytest.mark.few

@@ -9,6 +9,7 @@ import pytest
 from tests import snippets
 
 
+@pytest.mark.few(shows=lambda page: {"README" in page})
 @pytest.mark.parametrize("page", snippets.PAGES)
 def test_what_a_page_shows_runs(page: str) -> None:
     snippets.run(snippets.PAGES[page], gpu=False)
