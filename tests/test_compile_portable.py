@@ -154,7 +154,7 @@ def instruction(precision: str, config: TileConfig, capability: Capability) -> s
     return {9: f"{multiplied}GMMA", 10: f"UTC{multiplied}MMA"}.get(capability[0], f"{multiplied}MMA")
 
 
-def in_shape(config: GemmConfig) -> tuple[int | None, ...]:
+def in_shape(config: TileConfig) -> tuple[int | None, ...]:
     """A configuration but for its order of tiles and its number of stages."""
     return config.BLOCK_M, config.BLOCK_N, config.BLOCK_K, config.num_warps
 
