@@ -121,7 +121,8 @@ def microseconds(problem: GemmProblem, config: Config, schedule: Schedule, model
         problem = average(problem)
     count = problem.batch * config.tiles(problem.M, problem.N)
     k_tiles = -(-problem.K // config.BLOCK_K)
-    alone = schedule.programs <= model.num_sms // 2  # programs go to one of each pair of SMs first
+    programs = min(schedule.programs, schedule.items(count))
+    alone = programs <= model.num_sms // 2  # programs go to one of each pair of SMs first
     known = _KNOWN.for_problem(problem, model)
     if not known:
         known[None] = _of_problem(problem, model)
@@ -130,10 +131,10 @@ def microseconds(problem: GemmProblem, config: Config, schedule: Schedule, model
         known[tile] = _of_tile(problem, config, model, alone)
     loaded, pace, start, share, part = known[tile]
     setup, terms, moved, paired = known[None]
-    busy = -(-(count - schedule.split_tiles) // schedule.programs) * (k_tiles * pace + start)
+    busy = -(-(count - schedule.split_tiles) // programs) * (k_tiles * pace + start)
     shared = 0.0
     if schedule.split_tiles:
-        waves = -(-schedule.split_tiles * schedule.split_k // schedule.programs)
+        waves = -(-schedule.split_tiles * schedule.split_k // programs)
         busy += waves * (-(-k_tiles // schedule.split_k) * pace + start)
         shared = share + (schedule.split_k - 1) * part
     return (
@@ -144,7 +145,7 @@ def microseconds(problem: GemmProblem, config: Config, schedule: Schedule, model
             busy,
             count * k_tiles * loaded / model.l2,
             moved,
-            0.0 if alone else paired / schedule.programs,
+            0.0 if alone else paired / programs,
             terms,
         )
     )
