@@ -85,12 +85,22 @@ def test_six_and_nine_products_are_at_least_as_accurate_as_sgemm(precision: str,
     assert (ours / size).max() <= (theirs / size).max()
 
 
-def test_tf32_is_rounded_to_nearest_even() -> None:
-    x = torch.tensor([1 + 2.0**-11, 1 + 3 * 2.0**-11, 1 + 2.0**-12, 1 - 2.0**-12, MAX, TINY / 8], device="cuda")
-    one = torch.ones(1, 8, device="cuda")
-    found = triton_gemm.matmul(x[:, None], one, precision="tf32")[:, 0]
-    expected = torch.tensor([1, 1 + 2.0**-9, 1, 1, INF, TINY / 8], device="cuda")
-    assert torch.equal(found, expected)
+HALFWAY = torch.tensor([1 + 2.0**-11, 1 + 3 * 2.0**-11, 1 + 2.0**-12, 1 - 2.0**-12, MAX, TINY / 8])
+
+
+def test_tma_rounds_to_tf32_with_ties_to_even() -> None:
+    a, b = torch.zeros(384, 64, device="cuda"), torch.zeros(64, 256, device="cuda")
+    a[:, 0], b[0] = HALFWAY.repeat(64), 1
+    assert triton_gemm.explain(a, b, precision="tf32").kernel == "warp_specialised"
+    found = triton_gemm.matmul(a, b, precision="tf32")[:6, 0]
+    assert torch.equal(found.cpu(), torch.tensor([1, 1 + 2.0**-9, 1, 1, INF, TINY / 8]))
+
+
+def test_the_portable_kernel_rounds_to_tf32_with_ties_away_from_zero() -> None:
+    a, b = HALFWAY[:, None].cuda(), torch.ones(1, 8, device="cuda")
+    assert triton_gemm.explain(a, b, precision="tf32").kernel == "portable"
+    found = triton_gemm.matmul(a, b, precision="tf32")[:, 0]
+    assert torch.equal(found.cpu(), torch.tensor([1 + 2.0**-10, 1 + 2.0**-9, 1, 1, INF, TINY / 8]))
 
 
 ENDS = {  # times 1: exactly, but where a mode says otherwise
