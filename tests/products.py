@@ -9,6 +9,7 @@ import torch
 from perf.measure.numerics import accumulation_error, magnitude, reference, rounded
 from tests.checks import NAN
 from tests.epilogues import activated
+from triton_gemm.problem import PRODUCT, Request
 
 View = Callable[[torch.Tensor], torch.Tensor]
 
@@ -71,18 +72,13 @@ def multiply_with_torch(
     a: torch.Tensor,
     b: torch.Tensor,
     c: torch.Tensor,
-    *,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    bias: torch.Tensor | None = None,
-    bias_axis: str = "n",
-    activation: str | None = None,
-    precision: str | None = None,
+    request: Request = PRODUCT,
+    auxiliary: tuple[torch.Tensor, ...] = (),
 ) -> None:
     """plan.multiply without a kernel, for what is made of many products and is about none of them."""
-    product = alpha * (a @ b) if alpha else torch.zeros_like(c)
-    if beta:
-        product += beta * c
-    if bias is not None:
-        product += bias[:, None] if bias_axis == "m" else bias
-    c.copy_(activated(product, activation))
+    product = request.alpha * (a @ b) if request.alpha else torch.zeros_like(c)
+    if request.beta:
+        product += request.beta * c
+    for bias in auxiliary:
+        product += bias[:, None] if request.bias == "m" else bias
+    c.copy_(activated(product, request.activation))

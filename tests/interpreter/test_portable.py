@@ -199,10 +199,10 @@ class Launches:
 
     def __init__(self, problem: GemmProblem, config: TileConfig, split_k: int) -> None:
         self.launches = portable.launches(problem, config, split_k)
+        self.names = ("a", "b", "c", *problem.auxiliary)
 
-    def run(self, a, b, c, bias=None, alpha=1.0, beta=0.0, scales=()) -> None:
-        operands = {"a": a, "b": b, "c": c} | ({} if bias is None else {"bias": bias})
-        operands |= zip(("a_scale", "b_scale"), scales, strict=False)
+    def run(self, a, b, c, auxiliary=(), alpha=1.0, beta=0.0) -> None:
+        operands = dict(zip(self.names, (a, b, c, *auxiliary), strict=True))
         for launch in self.launches:
             run(launch, operands, alpha=alpha, beta=beta)
 
