@@ -36,7 +36,7 @@ _BENCH = ("triton_gemm", *_TIMED, *_modules("perf/bench", "peers shapes suites s
 SOURCES: dict[str, tuple[str, ...]] = {
     "ladder": (
         *("triton_gemm/ladder", "reference_cuda", *_TIMED),
-        *_modules("triton_gemm", "aot compat config device driver precision problem"),
+        *_modules("triton_gemm", "aot arithmetic compat config device driver problem"),
         *_modules("perf/ladder", "tasks rungs_and_twins published prediction static interpret counters"),
     ),
     "bench": _BENCH,
@@ -132,7 +132,7 @@ def source_hash(measured: str) -> str:
     contents = []
     for name in SOURCES[measured]:
         path = ROOT / name
-        files = [p for p in path.rglob("*") if p.suffix in (".py", ".cu", ".cuh", ".h", ".cpp")]
+        files = [p for p in path.rglob("*") if p.suffix in (".py", ".cu", ".cuh", ".h", ".cpp", ".json")]
         contents += [hashlib.sha256(file.read_bytes()).digest() for file in files or [path]]
     return hashlib.sha256(b"".join(sorted(contents))).hexdigest()[:12]
 
