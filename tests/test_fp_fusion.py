@@ -15,6 +15,7 @@ from triton.compiler.compiler import make_backend
 
 from triton_gemm import aot
 from triton_gemm.device import device_of_capability
+from triton_gemm.kernels import KERNELS
 from triton_gemm.kernels.launch import Launch, materialise
 from triton_gemm.ladder import LADDER, Rung
 from triton_gemm.ladder.rung import Autotuner
@@ -88,6 +89,10 @@ PRODUCTS = {
     "repack_kernel": (problem(2048, 2048, 2048, step=2), HOPPER),
     "list_tiles_kernel": (of_groups(), HOPPER),
 }
+
+
+def test_every_kernel_has_a_product() -> None:
+    assert {f"{name}_kernel" for name in KERNELS} <= PRODUCTS.keys()
 
 
 @pytest.mark.parametrize("kernel", PRODUCTS)

@@ -151,6 +151,12 @@ def test_its_launches_name_operands_there_are(problem: GemmProblem, device) -> N
     assert made[-1].counters or not made[-1].workspace, "who shares a workspace counts"
 
 
+def test_an_operand_that_takes_more_programs_than_a_grid_has_is_not_copied_first() -> None:
+    problem = of(85_313, 1, 1409, 70_000, dtype=torch.float32, out_dtype=torch.float32, precision="ieee")
+    assert "a grid has at most 2147483647" in str(kernels.repack.illegal(problem, ("a",)))
+    assert all(launch.grid[0] < 2**31 for launch in launches(problem, select(problem, HOPPER)))
+
+
 @MANY
 @CASES
 def test_hoppers_kernel_is_for_hopper_and_its_tensor_cores(problem: GemmProblem, device) -> None:

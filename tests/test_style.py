@@ -1,4 +1,4 @@
-"""What keeps device code readable: short files, and short lists of parameters."""
+"""What every kernel offers, and what keeps device code readable: short files, and short lists of parameters."""
 
 import ast
 from pathlib import Path
@@ -10,6 +10,15 @@ import triton_gemm.kernels
 KERNELS = Path(triton_gemm.kernels.__file__ or "").parent
 MOST_LINES = 400
 MOST_PARAMETERS = 12  # of a function that other device code calls; a kernel has one for each argument of its launch
+
+
+@pytest.mark.parametrize("name", triton_gemm.kernels.KERNELS)
+def test_a_kernel_offers_what_the_protocol_says(name: str) -> None:
+    kernel, protocol = triton_gemm.kernels.named(name), triton_gemm.kernels.Kernel
+    offered = [*protocol.__annotations__, *(member for member in vars(protocol) if not member.startswith("_"))]
+    assert {"Config", "Costs", "candidates", "illegal", "launches", "microseconds"} <= set(offered)
+    assert [member for member in offered if not hasattr(kernel, member)] == []
+    assert name in triton_gemm.kernels.__all__
 
 
 def test_no_file_of_the_warp_specialised_kernel_is_long() -> None:

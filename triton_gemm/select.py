@@ -97,6 +97,7 @@ def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
         if best is not None and kernel == best[1]:
             continue
         why_not = kernels.named(kernel).illegal(candidate.problem, device, candidate.config, candidate.work)
+        why_not = why_not or kernels.repack.illegal(problem, candidate.packed)
         if why_not is not None:
             why = why_not
         elif best is None:

@@ -14,7 +14,7 @@ import torch
 
 import triton_gemm
 from tests.numerics import error_bound, mode_of, reference
-from triton_gemm import routing
+from triton_gemm import kernels, routing
 from triton_gemm.arithmetic import default_arithmetic
 
 pytestmark = pytest.mark.gpu
@@ -98,7 +98,7 @@ def test_gradients_are_ours_too(product: Callable[..., torch.Tensor]) -> None:
 # --- Compiled models: docs/routing.md has the table ---
 
 LAYER = (768, 512)
-KERNELS = "warp_specialised|portable|skinny|gemv|fma"  # how the names of these kernels begin
+KERNELS = "|".join(kernels.KERNELS)  # how the names of these kernels begin
 
 
 def products(call: Callable[[], object]) -> tuple[int, bool]:

@@ -2,7 +2,8 @@
 Triton reads the source of each function that it decorates, which takes longer than the rest of `import triton_gemm`.
 
 `select` compares the candidates of all kernels in KERNELS by predicted time, and tests, benches and calibration follow
-that list: a new kernel is a module with what `Kernel` says, and its name here.
+that list: a new kernel is a module with what `Kernel` says, and its name in KERNELS, in `__all__`, and in the import and
+the tuple below that are for type checkers.
 """
 
 from __future__ import annotations
@@ -29,8 +30,12 @@ __all__ = ["KERNELS", "Kernel", "fma", "gemv", "named", "portable", "repack", "s
 
 
 class Kernel(Protocol):
-    """What the module of a kernel offers. config: of its own subclass of TileConfig; work: split_k, or for a persistent
-    kernel a Schedule."""
+    """What the module of a kernel offers. Config: its own subclass of TileConfig; Costs: the constants of its predicted
+    times; CONFIGS: all that it is tested in. config: a Config; work: split_k, or for a persistent kernel a Schedule."""
+
+    Config: Any
+    Costs: Any
+    CONFIGS: Any
 
     def candidates(self, problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
         """The ways to compute `problem` that are worth comparing, none where there is no point in asking `illegal`."""

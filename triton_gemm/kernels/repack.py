@@ -31,6 +31,7 @@ from .tiles import tile_pointers, whole
 
 LINE = 128  # bytes
 WIDE_ROW = 1024  # bytes; padding to whole lines adds at most an eighth to it
+MAX_GRID = 2**31 - 1  # programs; CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"
 ELEMENTS = 4096  # of a program
 NUM_WARPS = 4
 
@@ -164,6 +165,16 @@ def repacked(problem: GemmProblem, packed: tuple[str, ...]) -> GemmProblem:
     a = copy_of(problem, "a")[1] if "a" in packed else problem.a
     b = copy_of(problem, "b")[1] if "b" in packed else problem.b
     return replace(problem, a=a, b=b, dtype=problem.planes.dtype)
+
+
+def illegal(problem: GemmProblem, packed: tuple[str, ...]) -> str | None:
+    """Why the `packed` operands of a problem cannot be copied, or None if they can."""
+    for name in packed:
+        if problem.batch * problem.K * max(problem.M, problem.N) > MAX_GRID:  # fewer elements are fewer programs
+            programs = copy_of(problem, name)[0].grid[0]
+            if programs > MAX_GRID:
+                return f"copying {name} takes {programs} programs, and a grid has at most {MAX_GRID}"
+    return None
 
 
 def microseconds(problem: GemmProblem, packed: tuple[str, ...], model: DeviceModel) -> float:

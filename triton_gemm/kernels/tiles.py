@@ -47,8 +47,8 @@ class Output(NamedTuple):
 
 
 class Epilogue(NamedTuple):
-    """Constants of `store_tile`. UNIT, VECTOR: of C, as for `tile_pointers`; SCALES, BIAS, ACTIVATION: GemmProblem's
-    words, or None."""
+    """Constants of `store_tile`. UNIT, VECTOR: of C, as for `tile_pointers`; C's size along UNIT must be a multiple of
+    VECTOR, too, and 1 is always right. SCALES, BIAS, ACTIVATION: GemmProblem's words, or None."""
 
     UNIT: Any
     VECTOR: Any
