@@ -2,8 +2,8 @@
 Triton reads the source of each function that it decorates, which takes longer than the rest of `import triton_gemm`.
 
 `select` compares the candidates of all kernels in KERNELS by predicted time, and tests, benches and calibration follow
-that list: a new kernel is a module with what `Kernel` says, and its name in KERNELS, in `__all__`, and in the import and
-the tuple below that are for type checkers.
+that list: a new kernel is a module with what `Kernel` says, and its name in KERNELS, in `__all__`, and in the import
+and tuple below for type checkers.
 """
 
 from __future__ import annotations
