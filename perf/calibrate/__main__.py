@@ -63,7 +63,7 @@ REGIMES = ("batched", "bigk", "shortk", "square", "mid", "decode", "llm", "layou
 OTHER = "other"
 LISTED, DRAWN, SEED = 9, 6, 1  # shapes of each suite: from its list, and others of its regime
 DRAWN_MID = 30  # of mid, nearly all of which have rows that begin inside of lines, some of them inside of sectors
-PRECISIONS = {"bf16": "half"}  # modes whose name is not the precision's
+PRECISIONS = {"bf16": "half", "fp16": "half"}  # modes whose name is not the precision's
 
 # Where kernels compete: few rows on weights, tiny and odd matrices, and what tensor cores do not multiply. The columns
 # and the length of the sum of weights:
@@ -104,6 +104,7 @@ WORST = 0.05  # regret from which on a shape is named
 HELD_OUT = 3  # one in so many shapes
 
 SIZES = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages")
+OTHERS = ("batch", "pad", "bias", "activation")  # figures of a shape that are written where it has them
 COLUMNS = ("kernel", *SIZES, "programs", "split_tiles", "split_k", "swap_ab", "packed", "us")
 
 
@@ -125,17 +126,19 @@ class Way:
 
 
 def gemm_problem(shape: Shape, mode: str = "bf16") -> GemmProblem:
-    """The library's problem for contiguous operands of that shape, without memory for them."""
+    """The library's problem for operands of that shape, without memory for them."""
     dtype = operands.MODE_DTYPES[mode]
     batch = () if shape.batch is None else (shape.batch,)
 
     def lay(rows: int, columns: int, layout: str) -> torch.Tensor:
         if layout == "t":
-            return torch.empty(*batch, columns, rows, dtype=dtype, device="meta").mT
-        return torch.empty(*batch, rows, columns, dtype=dtype, device="meta")
+            return lay(columns, rows, "n").mT
+        return torch.empty(*batch, rows, columns + shape.pad, dtype=dtype, device="meta")[..., :columns]
 
     a, b = lay(shape.M, shape.K, shape.layout[0]), lay(shape.K, shape.N, shape.layout[1])
-    return GemmProblem.of(a, b, lay(shape.M, shape.N, "n"), precision=PRECISIONS.get(mode, mode))
+    c = torch.empty(*batch, shape.M, shape.N, dtype=operands.OUT_DTYPES.get(dtype, dtype), device="meta")
+    precision = PRECISIONS.get(mode, mode)
+    return GemmProblem.of(a, b, c, precision=precision, bias=shape.bias, activation=shape.activation)
 
 
 def ways(problem: GemmProblem, device: DeviceInfo) -> list[Way]:
@@ -207,10 +210,10 @@ def write(target: Path, surroundings: Mapping[str, Any], measured: Iterable[Meas
     shapes = []
     for found in measured:
         shape = found.shape
-        batch = {} if shape.batch is None else {"batch": shape.batch}
-        fields = {"M": shape.M, "N": shape.N, "K": shape.K, "layout": shape.layout, **batch, "mode": found.mode}
+        others = {name: getattr(shape, name) for name in OTHERS if getattr(shape, name) != getattr(Shape, name)}
+        fields = {"M": shape.M, "N": shape.N, "K": shape.K, "layout": shape.layout, **others, "mode": found.mode}
         head = json.dumps({**fields, "cublas_us": _rounded(found.cublas_us)}).rstrip("}")
-        rows = ",\n".join(f"   {json.dumps(_row(way, us))}" for way, us in found.us.items())
+        rows = ",\n".join(f"   {json.dumps(_row(way, us), separators=(',', ':'))}" for way, us in found.us.items())
         shapes.append(f'  {head}, "rows": [\n{rows}]}}')
     described = json.dumps(dict(surroundings), indent=1).replace("\n", "\n ")
     text = ",\n".join(
@@ -242,7 +245,8 @@ def read(source: Path) -> Calibration:
 
 
 def _measured(entry: dict[str, Any]) -> Measured:
-    shape = Shape(entry["M"], entry["N"], entry["K"], batch=entry.get("batch"), layout=entry["layout"])
+    others = {name: entry[name] for name in OTHERS if name in entry}
+    shape = Shape(entry["M"], entry["N"], entry["K"], layout=entry["layout"], **others)
     problem = gemm_problem(shape, entry["mode"])
     us = {}
     for kernel, *figures, programs, split_tiles, split_k, swap_ab, packed, time in entry["rows"]:
