@@ -100,6 +100,7 @@ ERROR, REGRET = 1.2, 3.0  # what a shape's errors, and its regret, weigh in a fi
 LIKE = 0.04  # predictions that differ by so much are hardly told apart
 PRIOR = 0.1  # weight of a figure's logarithm against them
 ITERATIONS = 8
+DIFFERENCE = 2e-3  # of a figure's logarithm, for slopes
 WORST = 0.05  # regret from which on a shape is named
 HELD_OUT = 3  # one in so many shapes
 
@@ -248,12 +249,14 @@ def _measured(entry: dict[str, Any]) -> Measured:
     others = {name: entry[name] for name in OTHERS if name in entry}
     shape = Shape(entry["M"], entry["N"], entry["K"], layout=entry["layout"], **others)
     problem = gemm_problem(shape, entry["mode"])
-    us = {}
+    us, known = {}, {}
     for kernel, *figures, programs, split_tiles, split_k, swap_ab, packed, time in entry["rows"]:
         module: Any = kernels.named(kernel)
         config = module.Config(**dict(zip(SIZES, figures, strict=True)))
-        given = kernels.repack.repacked(problem, tuple(packed))
-        given = given.swap_ab() if swap_ab else given
+        if (packed, swap_ab) not in known:  # predictions remember what they know of one problem
+            given = kernels.repack.repacked(problem, tuple(packed))
+            known[packed, swap_ab] = given.swap_ab() if swap_ab else given
+        given = known[packed, swap_ab]
         work = split_k if programs is None else Schedule(programs, split_tiles, split_k)
         us[Way(kernel, Candidate(given, config, work, swap_ab, tuple(packed)))] = time
     return Measured(shape, entry["mode"], entry["cublas_us"], us)
@@ -402,58 +405,74 @@ def with_values(entry: Figures, values: Mapping[Place, float]) -> Figures:
 
 
 def fit(measured: Sequence[Measured], model: DeviceModel) -> DeviceModel:
-    """The model with the least squares of errors, logarithms of predicted over measured time: first of the figures of
-    the GPU and of the persistent kernel, which comes nearest to what the GPU can do, by that kernel's times; then of
-    the other kernels that were measured, and of regrets too. Every figure is drawn to what it was before."""
-    first, *others = kernels.KERNELS
+    """The model with the least squares of errors, logarithms of predicted over measured time, and of regrets: of the
+    figures of the GPU and of the kernels that were measured. Every figure is drawn to what it was before."""
     timed = {way.kernel for found in measured for way in found.us}
     precisions = {found.problem.precision for found in measured}
-    paces = {precision if precision in ("ieee", "fp64") else "tensor" for precision in precisions}
+    paces = {pace_of(precision) for precision in precisions}
 
-    def of_others(place: Place) -> bool:
-        if place[0] != "kernels" or place[1] not in timed.intersection(others):
-            return False
-        if place[1] != "portable":
-            return True
-        return place[3] in precisions if place[2] == "products" else place[2] in paces
+    def fitted(place: Place) -> bool:
+        if place[:2] == ("kernels", "portable"):
+            return place[1] in timed and (place[3] in precisions if place[2] == "products" else place[2] in paces)
+        return place[0] != "kernels" or place[1] in timed
 
-    persistent = [
-        replace(found, us={way: us for way, us in found.us.items() if way.kernel == first}) for found in measured
-    ]
-    persistent = [found for found in persistent if found.us]
-    model = _fit(persistent, model, lambda place: place[0] != "kernels" or place[1] == first, regret=0.0)
-    return _fit(measured, model, of_others, regret=REGRET) if timed.intersection(others) else model
-
-
-def _fit(measured: Sequence[Measured], model: DeviceModel, only: Callable[[Place], bool], regret: float) -> DeviceModel:
     entry = model.as_dict()
-    where = list(places(entry, only))
+    where = list(places(entry, fitted))
     start = np.log([value_at(entry, place) for place in where])
-    taken = [np.log(list(found.us.values())) for found in measured]
-    slower = [np.exp(us - us.min()) - 1 for us in taken]
-    weights = [ERROR * np.where(x < GOOD - 1, 1.0, POOR_WEIGHT) / math.sqrt(len(x)) for x in slower]
-    # What no figure here changes is predicted once.
-    moving = {place[1] if place[0] == "kernels" else "" for place in where}
-    fixed = [np.log(found.predicted(model)) for found in measured]
-    changes = [[i for i, way in enumerate(found.us) if "" in moving or way.kernel in moving] for found in measured]
-    ways_of = [list(found.us) for found in measured]
+    problems = [found.problem for found in measured for _ in found.us]
+    ways = [way for found in measured for way in found.us]
+    taken = np.log([us for found in measured for us in found.us.values()])
+    counts = np.array([len(found.us) for found in measured])
+    firsts = np.cumsum(counts) - counts
+    slower = np.exp(taken - np.repeat(np.minimum.reduceat(taken, firsts), counts)) - 1
+    weights = ERROR * np.where(slower < GOOD - 1, 1.0, POOR_WEIGHT) / np.sqrt(np.repeat(counts, counts))
+    lost = np.minimum(slower, 1.0)
 
     def at(x: np.ndarray) -> DeviceModel:
         return DeviceModel(**with_values(entry, dict(zip(where, np.exp(x), strict=True))))
 
-    def residuals(x: np.ndarray) -> np.ndarray:
-        moved, errors, regrets = at(x), [], []
-        for i, found in enumerate(measured):
-            guess = fixed[i].copy()
-            for j in changes[i]:
-                way = ways_of[i][j]
-                guess[j] = math.log(predicted(found.problem, way.kernel, way.candidate, moved))
-            errors.append(weights[i] * (guess - taken[i]))
-            chance = np.exp((guess.min() - guess) / LIKE)  # as if the pick were drawn, so that it has a derivative
-            regrets.append(regret * float(chance @ np.minimum(slower[i], 1.0)) / float(chance.sum()))
-        return np.concatenate([*errors, regrets, PRIOR * (x - start)])
+    def guesses(moved: DeviceModel, rows: Iterable[int]) -> list[float]:
+        return [math.log(predicted(problems[i], ways[i].kernel, ways[i].candidate, moved)) for i in rows]
 
-    return at(least_squares(residuals, start, loss="soft_l1", f_scale=0.5, diff_step=2e-3, max_nfev=ITERATIONS).x)
+    def residuals(guess: np.ndarray, x: np.ndarray) -> np.ndarray:
+        # As if the pick were drawn, so that it has a derivative.
+        best = np.repeat(np.minimum.reduceat(guess, firsts), counts)
+        chance = np.exp((best - guess) / LIKE)
+        regrets = np.add.reduceat(chance * lost, firsts) / np.add.reduceat(chance, firsts)
+        return np.concatenate([weights * (guess - taken), REGRET * regrets, PRIOR * (x - start)])
+
+    dependent = [[i for i, way in enumerate(ways) if concerns(place, way, problems[i])] for place in where]
+
+    def slopes(x: np.ndarray) -> np.ndarray:
+        guess = np.array(guesses(at(x), range(len(ways))))
+        here, columns = residuals(guess, x), []
+        for j, rows in enumerate(dependent):
+            there, other = x.copy(), guess.copy()
+            there[j] += DIFFERENCE
+            other[rows] = guesses(at(there), rows)
+            columns.append((residuals(other, there) - here) / DIFFERENCE)
+        return np.stack(columns, axis=1)
+
+    def every(x: np.ndarray) -> np.ndarray:
+        return residuals(np.array(guesses(at(x), range(len(ways)))), x)
+
+    found = least_squares(every, start, jac=slopes, loss="soft_l1", f_scale=0.5, max_nfev=ITERATIONS)
+    return at(found.x)
+
+
+def pace_of(precision: str) -> str:
+    """Which of `portable`'s paces a precision has."""
+    return precision if precision in ("ieee", "fp64") else "tensor"
+
+
+def concerns(place: Place, way: Way, problem: GemmProblem) -> bool:
+    """Whether a figure may change the prediction of a candidate."""
+    if place[0] in ("copy", "copied"):
+        return bool(way.candidate.packed)
+    if place[0] != "kernels" or place[1] != "portable":
+        return place[0] != "kernels" or place[1] == way.kernel
+    name = problem.precision if place[2] == "products" else pace_of(problem.precision)
+    return way.kernel == "portable" and name == place[3 if place[2] == "products" else 2]
 
 
 def save(name: str, model: DeviceModel, out: Path) -> None:
