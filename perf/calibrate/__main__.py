@@ -94,9 +94,7 @@ KEEP = 16  # candidates of a shape, the fastest as predicted, of all kernels
 LEAST = 3  # at least so many of each
 BUDGET_S = 0.3
 
-GOOD = 1.25  # times a shape's fastest; slower candidates are not picked anyway and weigh less
-POOR_WEIGHT = 0.5
-ERROR, REGRET = 1.2, 3.0  # what a shape's errors, and its regret, weigh in a fit
+ERROR, REGRET = 1.2, 6.0  # what a shape's errors, and its regret, weigh in a fit
 LIKE = 0.04  # predictions that differ by so much are hardly told apart
 PRIOR = 0.1  # weight of a figure's logarithm against them
 ITERATIONS = 8
@@ -425,7 +423,8 @@ def fit(measured: Sequence[Measured], model: DeviceModel) -> DeviceModel:
     counts = np.array([len(found.us) for found in measured])
     firsts = np.cumsum(counts) - counts
     slower = np.exp(taken - np.repeat(np.minimum.reduceat(taken, firsts), counts)) - 1
-    weights = ERROR * np.where(slower < GOOD - 1, 1.0, POOR_WEIGHT) / np.sqrt(np.repeat(counts, counts))
+    # A candidate that takes twice as long as the fastest is not picked anyway: its error weighs a quarter.
+    weights = ERROR / (1 + slower) ** 2 / np.sqrt(np.repeat(counts, counts))
     lost = np.minimum(slower, 1.0)
 
     def at(x: np.ndarray) -> DeviceModel:

@@ -383,7 +383,7 @@ class Pace:
     """What a program takes on one GPU beside its products, in microseconds.
 
     move: one copy of up to 16 bytes to shared memory, of an SM; read: an element of an operand that a thread reads from
-    there for FMAs, where B is row-major and where it is K-major; latency: from a load to its arrival, which the stages
+    there, but of 16 bits, where B is row-major and where it is K-major; latency: from a load to its arrival, which the stages
     of a pipeline share; step: the barriers of a k-tile; start: a program's first loads and its stores, a constant, and
     for each TILE elements of its tile; share: of all parts of a sum, likewise; part: adding one, likewise; piled: of
     the programs that an SM has room for, how many come together though others have none; memory: how much of its
@@ -399,7 +399,7 @@ class Pace:
     piled: float
     memory: float
     spread: float
-    read: tuple[float, float] = (0.0, 0.0)
+    read: tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -447,23 +447,22 @@ def microseconds(problem: GemmProblem, config: Config, split_k: int, model: Devi
     known = _KNOWN.for_problem(problem, model)
     if config not in known:
         known[config] = _of_tile(problem, config, model)
-    pace, tiles, at_once, work, alone, start, moved, share, part, copies = known[config]
+    pace, tiles, at_once, work, alone, start, memory, share, part, ahead, copies = known[config]
     steps, programs = -(-problem.K // (split_k * config.BLOCK_K)), tiles * split_k
-    busy_memory = moved / (programs * max(1, steps))
-    work = work if work > busy_memory else busy_memory
-    filling = max(0, config.num_stages - 1 - steps) * copies  # beyond K's end too
+    filling = max(0, ahead - steps) * copies  # beyond K's end too
 
     def together(count: float) -> float:
         return start + count * filling + steps * soft_maximum(alone, count * work)
 
-    time = model.launch + pace.spread * min(1.0, programs / model.num_sms)
-    time += on_busiest_sm(programs, model.num_sms, at_once, together, pace.piled)
+    busy = on_busiest_sm(programs, model.num_sms, at_once, together, pace.piled)
+    time = model.launch + pace.spread * min(1.0, programs / model.num_sms) + soft_maximum(busy, memory)
     return time + share + split_k * part if split_k > 1 else time
 
 
 def _of_tile(problem: GemmProblem, config: Config, model: DeviceModel) -> tuple[Any, ...]:
     """Of a problem in tiles: (pace, how many, how many at once on an SM, time of a k-tile on a busy SM, and of one
-    program alone, of its start, of memory times SMs, of sharing sums, of adding one, and of a k-tile's copies)."""
+    program alone, of its start, of memory, of sharing sums, of adding one, k-tiles that
+    are loaded ahead, and time of the copies of one)."""
     costs, arithmetic = model.costs(Costs), problem.arithmetic
     pace: Pace = {"fma": costs.ieee, "dmma": costs.fp64}.get(arithmetic.instruction, costs.tensor)
     of_sm, of_warp = costs.products[arithmetic.name]
@@ -471,7 +470,9 @@ def _of_tile(problem: GemmProblem, config: Config, model: DeviceModel) -> tuple[
     a_vector, b_vector, _ = (elements for _, elements in _vectors(problem))
     products = len(problem.planes.terms) * m * n * k
     copies = k * pace.move * (m / a_vector + n / b_vector)
-    shared = copies + k * pace.read[problem.b.column_major] * sqrt(32 * warps * m * n)
+    shared = copies
+    if problem.dtype.itemsize != 2:  # of 16 bits ldmatrix reads either way
+        shared += k * pace.read[problem.b.column_major] * sqrt(32 * warps * m * n)
     # Elements of less than 4 bytes that are moved one by one go through registers, ahead of which no load is issued.
     ahead = config.num_stages - 1 if min(a_vector, b_vector) * problem.dtype.itemsize >= 4 else 1
     alone = soft_maximum(pace.step + pace.latency / ahead, products / (of_warp * warps) + shared)
@@ -480,9 +481,9 @@ def _of_tile(problem: GemmProblem, config: Config, model: DeviceModel) -> tuple[
         *(pace, _num_tiles(problem, config)),
         _at_once(config, problem.dtype.itemsize, _sum_itemsize(problem)),
         *(products / of_sm + shared, alone, pace.start[0] + pace.start[1] * size),
-        traffic(problem) * model.num_sms / (pace.memory * model.memory),
+        traffic(problem) / (pace.memory * model.memory),
         *(constant + slope * size for constant, slope in (pace.share, pace.part)),
-        copies,
+        *(ahead, copies),
     )
 
 

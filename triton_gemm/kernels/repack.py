@@ -172,5 +172,7 @@ def microseconds(problem: GemmProblem, packed: tuple[str, ...], model: DeviceMod
     for name in packed:
         rows = problem.M if name == "a" else problem.N
         moved = problem.dtype.itemsize + problem.planes.dtype.itemsize * problem.planes.count
-        time += model.copy + problem.batch * rows * problem.K * moved / model.copied
+        elements = problem.batch * rows * problem.K
+        time += model.copy[0] + elements * moved / model.copied
+        time += model.copy[1] * min(1.0, elements / (ELEMENTS * model.num_sms))
     return time

@@ -225,8 +225,7 @@ def microseconds(problem: GemmProblem, config: Config, split_k: int, model: Devi
     costs, programs, warps = model.costs(Costs), _tiles(problem, config), config.num_warps
     steps = -(-problem.K // config.BLOCK_K)
     rows = min(config.BLOCK_M, problem.M) + min(config.BLOCK_N, problem.N)
-    loaded = rows * min(config.BLOCK_K, problem.K) * problem.dtype.itemsize / costs.bytes
-    work = max(loaded, traffic(problem) * model.num_sms / (costs.memory * model.memory * programs * steps))
+    work = rows * min(config.BLOCK_K, problem.K) * problem.dtype.itemsize / costs.bytes
 
     def together(count: float) -> float:
         finish = costs.start + count * (work + costs.adding * warps)
@@ -234,7 +233,8 @@ def microseconds(problem: GemmProblem, config: Config, split_k: int, model: Devi
 
     at_once = REGISTERS_PER_SM // (32 * warps * REGISTERS[config.BLOCK_N])
     spread = costs.spread * min(1.0, programs / model.num_sms)
-    return model.launch + spread + on_busiest_sm(programs, model.num_sms, at_once, together, costs.piled)
+    busy = on_busiest_sm(programs, model.num_sms, at_once, together, costs.piled)
+    return model.launch + spread + soft_maximum(busy, traffic(problem) / (costs.memory * model.memory))
 
 
 def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, split_k: int = 1) -> str | None:
