@@ -34,7 +34,7 @@ class DeviceModel:
     and bus; launch: of a kernel that does nothing; memory: bytes in a microsecond from memory; l2: lines of 128
     bytes in a microsecond that L2 gives to all SMs; tensor: products of 16 bits in a microsecond that the board's power
     limit allows, times their 2 bytes; copy: copying an operand first, a constant and what starting that on all SMs adds,
-    and copied: bytes in a microsecond that are read or written for it; kernels: each kernel's own constants.
+    and copied: bytes in a microsecond that are read or written for it, by 16 bytes and one element a thread; kernels: each kernel's own constants.
     """
 
     source: str
@@ -45,7 +45,7 @@ class DeviceModel:
     l2: float
     tensor: float
     copy: tuple[float, float]
-    copied: float
+    copied: tuple[float, float]
     kernels: Mapping[str, Mapping[str, Any]]
     _costs: dict[type, Any] = field(default_factory=dict, init=False, repr=False)
 
@@ -70,7 +70,7 @@ class DeviceModel:
             memory=self.memory * memory,
             l2=self.l2 * sms,
             tensor=self.tensor * sms,
-            copied=self.copied * min(sms, memory),
+            copied=(self.copied[0] * min(sms, memory), self.copied[1] * min(sms, memory)),
         )
 
     def as_dict(self) -> dict[str, Any]:

@@ -94,10 +94,15 @@ KEEP = 16  # candidates of a shape, the fastest as predicted, of all kernels
 LEAST = 3  # at least so many of each
 BUDGET_S = 0.3
 
-ERROR, REGRET = 1.2, 6.0  # what a shape's errors, and its regret, weigh in a fit
+ERROR = 1.2  # what a shape's errors weigh in a fit
+REGRET = 1.5, 1.5  # and its regret: in that of the persistent kernel, and in that of the others
+LEAST_REGRET = 1e-4
 LIKE = 0.04  # predictions that differ by so much are hardly told apart
 PRIOR = 0.1  # weight of a figure's logarithm against them
 ITERATIONS = 8
+SCALE = 0.5  # of errors and regrets: larger ones count less than by their squares
+MOVES = (0.08, 0.04, 0.02, 0.04, 0.02, 0.01)  # of a figure's logarithm
+CLOSE = 0.01  # LIKE, for these
 DIFFERENCE = 2e-3  # of a figure's logarithm, for slopes
 WORST = 0.05  # regret from which on a shape is named
 HELD_OUT = 3  # one in so many shapes
@@ -403,19 +408,30 @@ def with_values(entry: Figures, values: Mapping[Place, float]) -> Figures:
 
 
 def fit(measured: Sequence[Measured], model: DeviceModel) -> DeviceModel:
-    """The model with the least squares of errors, logarithms of predicted over measured time, and of regrets: of the
-    figures of the GPU and of the kernels that were measured. Every figure is drawn to what it was before."""
+    """The model with the least squares of errors, logarithms of predicted over measured time, and of regrets: first of
+    the figures of the GPU and of the persistent kernel, which comes nearest to what the GPU can do, by that kernel's
+    times; then of the other kernels that were measured. Every figure is drawn to what it was before."""
+    first, *others = kernels.KERNELS
     timed = {way.kernel for found in measured for way in found.us}
     precisions = {found.problem.precision for found in measured}
     paces = {pace_of(precision) for precision in precisions}
 
-    def fitted(place: Place) -> bool:
-        if place[:2] == ("kernels", "portable"):
-            return place[1] in timed and (place[3] in precisions if place[2] == "products" else place[2] in paces)
-        return place[0] != "kernels" or place[1] in timed
+    def of_others(place: Place) -> bool:
+        if place[0] != "kernels" or place[1] not in timed.intersection(others):
+            return False
+        return place[1] != "portable" or (place[3] in precisions if place[2] == "products" else place[2] in paces)
 
+    persistent = [
+        replace(found, us={way: us for way, us in found.us.items() if way.kernel == first}) for found in measured
+    ]
+    persistent = [found for found in persistent if found.us]
+    model = _fit(persistent, model, lambda place: place[0] != "kernels" or place[1] == first, REGRET[0])
+    return _fit(measured, model, of_others, REGRET[1]) if timed.intersection(others) else model
+
+
+def _fit(measured: Sequence[Measured], model: DeviceModel, only: Callable[[Place], bool], regret: float) -> DeviceModel:
     entry = model.as_dict()
-    where = list(places(entry, fitted))
+    where = list(places(entry, only))
     start = np.log([value_at(entry, place) for place in where])
     problems = [found.problem for found in measured for _ in found.us]
     ways = [way for found in measured for way in found.us]
@@ -433,12 +449,12 @@ def fit(measured: Sequence[Measured], model: DeviceModel) -> DeviceModel:
     def guesses(moved: DeviceModel, rows: Iterable[int]) -> list[float]:
         return [math.log(predicted(problems[i], ways[i].kernel, ways[i].candidate, moved)) for i in rows]
 
-    def residuals(guess: np.ndarray, x: np.ndarray) -> np.ndarray:
-        # As if the pick were drawn, so that it has a derivative.
+    def residuals(guess: np.ndarray, x: np.ndarray, like: float = LIKE) -> np.ndarray:
+        # As if the pick were drawn, so that it has a derivative. Roots, so that many small regrets count as one large.
         best = np.repeat(np.minimum.reduceat(guess, firsts), counts)
-        chance = np.exp((best - guess) / LIKE)
+        chance = np.exp((best - guess) / like)
         regrets = np.add.reduceat(chance * lost, firsts) / np.add.reduceat(chance, firsts)
-        return np.concatenate([weights * (guess - taken), REGRET * regrets, PRIOR * (x - start)])
+        return np.concatenate([weights * (guess - taken), regret * np.sqrt(regrets + LEAST_REGRET), PRIOR * (x - start)])
 
     dependent = [[i for i, way in enumerate(ways) if concerns(place, way, problems[i])] for place in where]
 
@@ -455,8 +471,27 @@ def fit(measured: Sequence[Measured], model: DeviceModel) -> DeviceModel:
     def every(x: np.ndarray) -> np.ndarray:
         return residuals(np.array(guesses(at(x), range(len(ways)))), x)
 
-    found = least_squares(every, start, jac=slopes, loss="soft_l1", f_scale=0.5, max_nfev=ITERATIONS)
-    return at(found.x)
+    found = least_squares(every, start, jac=slopes, loss="soft_l1", f_scale=SCALE, max_nfev=ITERATIONS).x
+
+    # Which of two near predictions is less has no derivative: one figure after the other is moved while that helps.
+    guess = np.array(guesses(at(found), range(len(ways))))
+    least = cost(residuals(guess, found, CLOSE))
+    for by in MOVES:
+        for j, rows in enumerate(dependent):
+            for direction in (by, -by):
+                there, other = found.copy(), guess.copy()
+                there[j] += direction
+                other[rows] = guesses(at(there), rows)
+                moved = cost(residuals(other, there, CLOSE))
+                if moved < least:
+                    found, guess, least = there, other, moved
+                    break
+    return at(found)
+
+
+def cost(residuals: np.ndarray) -> float:
+    """What `least_squares` makes least."""
+    return float(np.sum(np.sqrt(1 + (residuals / SCALE) ** 2) - 1))
 
 
 def pace_of(precision: str) -> str:

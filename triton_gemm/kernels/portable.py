@@ -382,7 +382,7 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, split_k: i
 class Pace:
     """What a program takes on one GPU beside its products, in microseconds.
 
-    move: one copy of up to 16 bytes to shared memory, of an SM; read: an element of an operand that a thread reads from
+    move: one copy to shared memory, of an SM, of 16 bytes and of fewer; read: an element of an operand that a thread reads from
     there, but of 16 bits, where B is row-major and where it is K-major; latency: from a load to its arrival, which the stages
     of a pipeline share; step: the barriers of a k-tile; start: a program's first loads and its stores, a constant, and
     for each TILE elements of its tile; share: of all parts of a sum, likewise; part: adding one, likewise; piled: of
@@ -390,7 +390,7 @@ class Pace:
     bandwidth is reached; spread: what starting programs on all SMs at once adds, on fewer a share of it.
     """
 
-    move: float
+    move: tuple[float, float]
     latency: float
     step: float
     start: tuple[float, float]
@@ -469,17 +469,19 @@ def _of_tile(problem: GemmProblem, config: Config, model: DeviceModel) -> tuple[
     m, n, k, warps = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K, config.num_warps
     a_vector, b_vector, _ = (elements for _, elements in _vectors(problem))
     products = len(problem.planes.terms) * m * n * k
-    copies = k * pace.move * (m / a_vector + n / b_vector)
+    itemsize = problem.dtype.itemsize
+    copies = k * m / a_vector * pace.move[a_vector * itemsize < 16]
+    copies += k * n / b_vector * pace.move[b_vector * itemsize < 16]
     shared = copies
-    if problem.dtype.itemsize != 2:  # of 16 bits ldmatrix reads either way
+    if itemsize != 2:  # of 16 bits ldmatrix reads either way
         shared += k * pace.read[problem.b.column_major] * sqrt(32 * warps * m * n)
     # Elements of less than 4 bytes that are moved one by one go through registers, ahead of which no load is issued.
-    ahead = config.num_stages - 1 if min(a_vector, b_vector) * problem.dtype.itemsize >= 4 else 1
+    ahead = config.num_stages - 1 if min(a_vector, b_vector) * itemsize >= 4 else 1
     alone = soft_maximum(pace.step + pace.latency / ahead, products / (of_warp * warps) + shared)
     size = m * n / TILE
     return (
         *(pace, _num_tiles(problem, config)),
-        _at_once(config, problem.dtype.itemsize, _sum_itemsize(problem)),
+        _at_once(config, itemsize, _sum_itemsize(problem)),
         *(products / of_sm + shared, alone, pace.start[0] + pace.start[1] * size),
         traffic(problem) / (pace.memory * model.memory),
         *(constant + slope * size for constant, slope in (pace.share, pace.part)),
