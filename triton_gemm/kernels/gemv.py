@@ -376,7 +376,7 @@ def microseconds(problem: GemmProblem, config: Config, split_k: int, model: Devi
     busy = on_busiest_sm(tiles * split_k, model.num_sms, WARPS_PER_SM // config.num_warps, together, costs.piled)
     shared = costs.share + split_k * costs.part if split_k > 1 else 0.0
     spread = costs.spread * min(1.0, tiles * split_k / model.num_sms)
-    return model.launch + spread + shared + soft_maximum(busy, traffic(problem) / (costs.memory * model.memory))
+    return model.launch + spread + shared + max(busy, traffic(problem) / (costs.memory * model.memory))
 
 
 def launches(problem: GemmProblem, config: Config, split_k: int = 1) -> tuple[Launch, ...]:

@@ -385,7 +385,7 @@ class Pace:
     move: one copy to shared memory, of an SM, of 16 bytes and of fewer; read: an element of an operand that a thread reads from
     there, but of 16 bits, where B is row-major and where it is K-major; latency: from a load to its arrival, which the stages
     of a pipeline share; step: the barriers of a k-tile; start: a program's first loads and its stores, a constant, and
-    for each TILE elements of its tile; share: of all parts of a sum, likewise; part: adding one, likewise; piled: of
+    for each TILE elements of its tile; program: what each of an SM's programs adds to that; share: of all parts of a sum, likewise; part: adding one, likewise; piled: of
     the programs that an SM has room for, how many come together though others have none; memory: how much of its
     bandwidth is reached; spread: what starting programs on all SMs at once adds, on fewer a share of it.
     """
@@ -394,6 +394,7 @@ class Pace:
     latency: float
     step: float
     start: tuple[float, float]
+    program: float
     share: tuple[float, float]
     part: tuple[float, float]
     piled: float
@@ -452,7 +453,7 @@ def microseconds(problem: GemmProblem, config: Config, split_k: int, model: Devi
     filling = max(0, ahead - steps) * copies  # beyond K's end too
 
     def together(count: float) -> float:
-        return start + count * filling + steps * soft_maximum(alone, count * work)
+        return start + count * (pace.program + filling) + steps * soft_maximum(alone, count * work)
 
     busy = on_busiest_sm(programs, model.num_sms, at_once, together, pace.piled)
     time = model.launch + pace.spread * min(1.0, programs / model.num_sms) + soft_maximum(busy, memory)

@@ -26,7 +26,8 @@ class Costs:
 
     setup: of its barriers, beyond an empty launch; spread: what starting programs on all SMs at once adds, on fewer a
     share of it; step: what an SM needs for 128 bytes along K of a tile, "128x256",
-    when its operands come from L2, at the clock of long products; stage: handing a stage of the ring over; line: one
+    when its operands come from L2, at the clock of long products; stage: handing a stage of the ring over, of products of
+    16 bits and of others; line: one
     line of 128 bytes from L2 to each of two neighbouring SMs, and alone: of that to one whose neighbour is idle;
     beyond: filling a line beyond the matrix with zeros; inside_line: lines that 128 bytes of a row count for where rows
     begin inside of lines, at a sector's 32 bytes, and inside_sector: where they begin inside of sectors; start: filling
@@ -40,7 +41,7 @@ class Costs:
     setup: float
     spread: float
     step: Mapping[str, float]
-    stage: float
+    stage: tuple[float, float]
     line: float
     alone: float
     beyond: float
@@ -174,7 +175,7 @@ def _of_tile(
     k_lines = config.BLOCK_K * itemsize / 128
     lines = rows * _lines(problem.a, itemsize, costs) + columns * _lines(problem.b, itemsize, costs)
     load = lines * costs.line * (costs.alone if alone else 1.0) + (m - rows + n - columns) * costs.beyond
-    pace = terms * (soft_maximum(step(m, n, costs) * k_lines, load * k_lines) + costs.stage)
+    pace = terms * (soft_maximum(step(m, n, costs) * k_lines, load * k_lines) + costs.stage[itemsize != 2 or terms > 1])
     size = m * n / TILE
     start = costs.start[0] + costs.start[1] * size + costs.tail * bool(rest_columns(config))
     share, part = (constant + slope * size for constant, slope in (costs.share, costs.part))
