@@ -454,7 +454,9 @@ def _fit(measured: Sequence[Measured], model: DeviceModel, only: Callable[[Place
         best = np.repeat(np.minimum.reduceat(guess, firsts), counts)
         chance = np.exp((best - guess) / like)
         regrets = np.add.reduceat(chance * lost, firsts) / np.add.reduceat(chance, firsts)
-        return np.concatenate([weights * (guess - taken), regret * np.sqrt(regrets + LEAST_REGRET), PRIOR * (x - start)])
+        return np.concatenate(
+            [weights * (guess - taken), regret * np.sqrt(regrets + LEAST_REGRET), PRIOR * (x - start)]
+        )
 
     dependent = [[i for i, way in enumerate(ways) if concerns(place, way, problems[i])] for place in where]
 
