@@ -33,8 +33,9 @@ class DeviceModel:
     source: where they come from; num_sms: its multiprocessors; bandwidth: bytes in a microsecond by its memory's clock
     and bus; launch: of a kernel that does nothing; memory: bytes in a microsecond from memory; l2: lines of 128
     bytes in a microsecond that L2 gives to all SMs; tensor: products of 16 bits in a microsecond that the board's power
-    limit allows, times their 2 bytes; copy: copying an operand first, a constant and what starting that on all SMs adds,
-    and copied: bytes in a microsecond that are read or written for it, by 16 bytes and one element a thread; kernels: each kernel's own constants.
+    limit allows, times their 2 bytes; copy: copying an operand first, a constant and what starting that on all SMs
+    adds, and copied: bytes in a microsecond that are read or written for it, by 16 bytes and one element a thread;
+    kernels: each kernel's own constants.
     """
 
     source: str

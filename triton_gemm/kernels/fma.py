@@ -344,7 +344,8 @@ class Costs:
     fmas: multiply-adds in a microsecond of an SM with many warps; side: what an element that is loaded costs, in
     multiply-adds; warps: how many are at least busy where an SM is; step: waiting for a k-tile; program: filling the
     ring and storing a tile; piled: of the programs that an SM has room for, how many come together though others have
-    none; spread: what starting programs on all SMs at once adds, on fewer a share of it; handed_on: partial sums, a constant, and for each TILE elements that a program writes or reads.
+    none; spread: what starting programs on all SMs at once adds, on fewer a share of it; handed_on: partial sums, a
+    constant, and for each TILE elements that a program writes or reads.
     """
 
     KERNEL = "fma"

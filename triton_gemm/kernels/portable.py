@@ -382,12 +382,13 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, split_k: i
 class Pace:
     """What a program takes on one GPU beside its products, in microseconds.
 
-    move: one copy to shared memory, of an SM, of 16 bytes and of fewer; read: an element of an operand that a thread reads from
-    there, but of 16 bits, where B is row-major and where it is K-major; latency: from a load to its arrival, which the stages
-    of a pipeline share; step: the barriers of a k-tile; start: a program's first loads and its stores, a constant, and
-    for each TILE elements of its tile; program: what each of an SM's programs adds to that; share: of all parts of a sum, likewise; part: adding one, likewise; piled: of
-    the programs that an SM has room for, how many come together though others have none; memory: how much of its
-    bandwidth is reached; spread: what starting programs on all SMs at once adds, on fewer a share of it.
+    move: one copy to shared memory, of an SM, of 16 bytes and of fewer; read: an element of an operand that a thread
+    reads from there, but of 16 bits, where B is row-major and where it is K-major; latency: from a load to its
+    arrival, which the stages of a pipeline share; step: the barriers of a k-tile; start: a program's first loads and
+    its stores, a constant, and for each TILE elements of its tile; program: what each of an SM's programs adds to
+    that; share: of all parts of a sum, likewise; part: adding one, likewise; piled: of the programs that an SM has
+    room for, how many come together though others have none; memory: how much of its bandwidth is reached; spread:
+    what starting programs on all SMs at once adds, on fewer a share of it.
     """
 
     move: tuple[float, float]

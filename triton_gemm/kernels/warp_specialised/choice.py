@@ -26,8 +26,8 @@ class Costs:
 
     setup: of its barriers, beyond an empty launch; spread: what starting programs on all SMs at once adds, on fewer a
     share of it; step: what an SM needs for 128 bytes along K of a tile, "128x256",
-    when its operands come from L2, at the clock of long products; stage: handing a stage of the ring over, of products of
-    16 bits and of others; line: one
+    when its operands come from L2, at the clock of long products; stage: handing a stage of the ring over, of
+    products of 16 bits and of others; line: one
     line of 128 bytes from L2 to each of two neighbouring SMs, and alone: of that to one whose neighbour is idle;
     beyond: filling a line beyond the matrix with zeros; inside_line: lines that 128 bytes of a row count for where rows
     begin inside of lines, at a sector's 32 bytes, and inside_sector: where they begin inside of sectors; start: filling
@@ -156,7 +156,8 @@ def microseconds(problem: GemmProblem, config: Config, schedule: Schedule, model
 
 
 def _of_problem(problem: GemmProblem, model: DeviceModel) -> tuple[float, float, float, float, float]:
-    """(setting up, what each program adds to it, tensor cores' time at the power limit, memory's, and that of one SM of two)."""
+    """(setting up, what each program adds to it, tensor cores' time at the power limit, memory's, and that of one SM
+    of two)."""
     costs = model.costs(Costs)
     products = problem.batch * problem.M * problem.N * problem.K * len(problem.planes.terms)
     moved = traffic(problem)
