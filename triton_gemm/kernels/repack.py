@@ -21,7 +21,6 @@ import triton
 import triton.language as tl
 
 from ..arithmetic import HALF, Planes
-from ..cost_model import pitch
 from ..device_model import DeviceModel
 from ..problem import GemmProblem, Layout
 from .launch import Launch, Pointer, Temporary
@@ -174,10 +173,11 @@ def microseconds(problem: GemmProblem, packed: tuple[str, ...], model: DeviceMod
         rows = problem.M if name == "a" else problem.N
         moved = problem.dtype.itemsize + problem.planes.dtype.itemsize * problem.planes.count
         layout = problem.a if name == "a" else problem.b
-        lines, columns = (rows, problem.K) if layout.column_major == (name == "b") else (problem.K, rows)
+        _, row, column = layout.strides
+        lines, columns = (rows, problem.K) if (row < column) == (name == "b") else (problem.K, rows)
         block = min(512, 1 << (columns - 1).bit_length())  # of which what lies beyond the rows' ends takes time too
         elements = problem.batch * lines * -(-columns // block) * block
-        one_by_one = pitch(layout, problem.dtype.itemsize) % 16 != 0
+        one_by_one = max(row, column) * problem.dtype.itemsize % 16 != 0
         time += model.copy[0] + elements * moved / model.copied[one_by_one]
         time += model.copy[1] * min(1.0, elements / (ELEMENTS * model.num_sms))
     return time
