@@ -33,8 +33,9 @@ class DeviceModel:
     source: where they come from; num_sms: its multiprocessors; bandwidth: bytes in a microsecond by its memory's clock
     and bus; launch: of a kernel that does nothing; memory: bytes in a microsecond from memory; l2: lines of 128
     bytes in a microsecond that L2 gives to all SMs; tensor: products of 16 bits in a microsecond that the board's power
-    limit allows, times their 2 bytes; copy: copying an operand first, and copied: bytes in a microsecond that are read
-    or written for it; kernels: each kernel's own constants.
+    limit allows, times their 2 bytes; copy: copying an operand first, a constant and what starting that on all SMs
+    adds, and copied: bytes in a microsecond that are read or written for it, by 16 bytes and one element a thread;
+    kernels: each kernel's own constants.
     """
 
     source: str
@@ -44,8 +45,8 @@ class DeviceModel:
     memory: float
     l2: float
     tensor: float
-    copy: float
-    copied: float
+    copy: tuple[float, float]
+    copied: tuple[float, float]
     kernels: Mapping[str, Mapping[str, Any]]
     _costs: dict[type, Any] = field(default_factory=dict, init=False, repr=False)
 
@@ -70,7 +71,7 @@ class DeviceModel:
             memory=self.memory * memory,
             l2=self.l2 * sms,
             tensor=self.tensor * sms,
-            copied=self.copied * min(sms, memory),
+            copied=(self.copied[0] * min(sms, memory), self.copied[1] * min(sms, memory)),
         )
 
     def as_dict(self) -> dict[str, Any]:

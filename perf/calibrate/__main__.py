@@ -63,7 +63,7 @@ REGIMES = ("batched", "bigk", "shortk", "square", "mid", "decode", "llm", "layou
 OTHER = "other"
 LISTED, DRAWN, SEED = 9, 6, 1  # shapes of each suite: from its list, and others of its regime
 DRAWN_MID = 30  # of mid, nearly all of which have rows that begin inside of lines, some of them inside of sectors
-PRECISIONS = {"bf16": "half"}  # modes whose name is not the precision's
+PRECISIONS = {"bf16": "half", "fp16": "half"}  # modes whose name is not the precision's
 
 # Where kernels compete: few rows on weights, tiny and odd matrices, and what tensor cores do not multiply. The columns
 # and the length of the sum of weights:
@@ -94,16 +94,21 @@ KEEP = 16  # candidates of a shape, the fastest as predicted, of all kernels
 LEAST = 3  # at least so many of each
 BUDGET_S = 0.3
 
-GOOD = 1.25  # times a shape's fastest; slower candidates are not picked anyway and weigh less
-POOR_WEIGHT = 0.5
-ERROR, REGRET = 1.2, 3.0  # what a shape's errors, and its regret, weigh in a fit
+ERROR = 1.2  # what a shape's errors weigh in a fit
+REGRET = 1.5, 1.5  # and its regret: in that of the persistent kernel, and in that of the others
+LEAST_REGRET = 1e-4
 LIKE = 0.04  # predictions that differ by so much are hardly told apart
 PRIOR = 0.1  # weight of a figure's logarithm against them
-ITERATIONS = 8
+ITERATIONS = 6
+SCALE = 0.5  # of errors and regrets: larger ones count less than by their squares
+MOVES = (0.08, 0.04, 0.02, 0.04, 0.02, 0.01)  # of a figure's logarithm
+CLOSE = 0.01  # LIKE, for these
+DIFFERENCE = 2e-3  # of a figure's logarithm, for slopes
 WORST = 0.05  # regret from which on a shape is named
 HELD_OUT = 3  # one in so many shapes
 
 SIZES = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages")
+OTHERS = ("batch", "pad", "bias", "activation")  # figures of a shape that are written where it has them
 COLUMNS = ("kernel", *SIZES, "programs", "split_tiles", "split_k", "swap_ab", "packed", "us")
 
 
@@ -125,17 +130,19 @@ class Way:
 
 
 def gemm_problem(shape: Shape, mode: str = "bf16") -> GemmProblem:
-    """The library's problem for contiguous operands of that shape, without memory for them."""
+    """The library's problem for operands of that shape, without memory for them."""
     dtype = operands.MODE_DTYPES[mode]
     batch = () if shape.batch is None else (shape.batch,)
 
     def lay(rows: int, columns: int, layout: str) -> torch.Tensor:
         if layout == "t":
-            return torch.empty(*batch, columns, rows, dtype=dtype, device="meta").mT
-        return torch.empty(*batch, rows, columns, dtype=dtype, device="meta")
+            return lay(columns, rows, "n").mT
+        return torch.empty(*batch, rows, columns + shape.pad, dtype=dtype, device="meta")[..., :columns]
 
     a, b = lay(shape.M, shape.K, shape.layout[0]), lay(shape.K, shape.N, shape.layout[1])
-    return GemmProblem.of(a, b, lay(shape.M, shape.N, "n"), precision=PRECISIONS.get(mode, mode))
+    c = torch.empty(*batch, shape.M, shape.N, dtype=operands.OUT_DTYPES.get(dtype, dtype), device="meta")
+    precision = PRECISIONS.get(mode, mode)
+    return GemmProblem.of(a, b, c, precision=precision, bias=shape.bias, activation=shape.activation)
 
 
 def ways(problem: GemmProblem, device: DeviceInfo) -> list[Way]:
@@ -207,10 +214,10 @@ def write(target: Path, surroundings: Mapping[str, Any], measured: Iterable[Meas
     shapes = []
     for found in measured:
         shape = found.shape
-        batch = {} if shape.batch is None else {"batch": shape.batch}
-        fields = {"M": shape.M, "N": shape.N, "K": shape.K, "layout": shape.layout, **batch, "mode": found.mode}
+        others = {name: getattr(shape, name) for name in OTHERS if getattr(shape, name) != getattr(Shape, name)}
+        fields = {"M": shape.M, "N": shape.N, "K": shape.K, "layout": shape.layout, **others, "mode": found.mode}
         head = json.dumps({**fields, "cublas_us": _rounded(found.cublas_us)}).rstrip("}")
-        rows = ",\n".join(f"   {json.dumps(_row(way, us))}" for way, us in found.us.items())
+        rows = ",\n".join(f"   {json.dumps(_row(way, us), separators=(',', ':'))}" for way, us in found.us.items())
         shapes.append(f'  {head}, "rows": [\n{rows}]}}')
     described = json.dumps(dict(surroundings), indent=1).replace("\n", "\n ")
     text = ",\n".join(
@@ -242,14 +249,17 @@ def read(source: Path) -> Calibration:
 
 
 def _measured(entry: dict[str, Any]) -> Measured:
-    shape = Shape(entry["M"], entry["N"], entry["K"], batch=entry.get("batch"), layout=entry["layout"])
+    others = {name: entry[name] for name in OTHERS if name in entry}
+    shape = Shape(entry["M"], entry["N"], entry["K"], layout=entry["layout"], **others)
     problem = gemm_problem(shape, entry["mode"])
-    us = {}
+    us, known = {}, {}
     for kernel, *figures, programs, split_tiles, split_k, swap_ab, packed, time in entry["rows"]:
         module: Any = kernels.named(kernel)
         config = module.Config(**dict(zip(SIZES, figures, strict=True)))
-        given = kernels.repack.repacked(problem, tuple(packed))
-        given = given.swap_ab() if swap_ab else given
+        if (packed, swap_ab) not in known:  # predictions remember what they know of one problem
+            given = kernels.repack.repacked(problem, tuple(packed))
+            known[packed, swap_ab] = given.swap_ab() if swap_ab else given
+        given = known[packed, swap_ab]
         work = split_k if programs is None else Schedule(programs, split_tiles, split_k)
         us[Way(kernel, Candidate(given, config, work, swap_ab, tuple(packed)))] = time
     return Measured(shape, entry["mode"], entry["cublas_us"], us)
@@ -398,58 +408,107 @@ def with_values(entry: Figures, values: Mapping[Place, float]) -> Figures:
 
 
 def fit(measured: Sequence[Measured], model: DeviceModel) -> DeviceModel:
-    """The model with the least squares of errors, logarithms of predicted over measured time: first of the figures of
-    the GPU and of the persistent kernel, which comes nearest to what the GPU can do, by that kernel's times; then of
-    the other kernels that were measured, and of regrets too. Every figure is drawn to what it was before."""
+    """The model with the least squares of errors, logarithms of predicted over measured time, and of regrets: first of
+    the figures of the GPU and of the persistent kernel, which comes nearest to what the GPU can do, by that kernel's
+    times; then of the other kernels that were measured. Every figure is drawn to what it was before."""
     first, *others = kernels.KERNELS
     timed = {way.kernel for found in measured for way in found.us}
     precisions = {found.problem.precision for found in measured}
-    paces = {precision if precision in ("ieee", "fp64") else "tensor" for precision in precisions}
+    paces = {pace_of(precision) for precision in precisions}
 
     def of_others(place: Place) -> bool:
         if place[0] != "kernels" or place[1] not in timed.intersection(others):
             return False
-        if place[1] != "portable":
-            return True
-        return place[3] in precisions if place[2] == "products" else place[2] in paces
+        return place[1] != "portable" or (place[3] in precisions if place[2] == "products" else place[2] in paces)
 
     persistent = [
         replace(found, us={way: us for way, us in found.us.items() if way.kernel == first}) for found in measured
     ]
     persistent = [found for found in persistent if found.us]
-    model = _fit(persistent, model, lambda place: place[0] != "kernels" or place[1] == first, regret=0.0)
-    return _fit(measured, model, of_others, regret=REGRET) if timed.intersection(others) else model
+    model = _fit(persistent, model, lambda place: place[0] != "kernels" or place[1] == first, REGRET[0])
+    return _fit(measured, model, of_others, REGRET[1]) if timed.intersection(others) else model
 
 
 def _fit(measured: Sequence[Measured], model: DeviceModel, only: Callable[[Place], bool], regret: float) -> DeviceModel:
     entry = model.as_dict()
     where = list(places(entry, only))
     start = np.log([value_at(entry, place) for place in where])
-    taken = [np.log(list(found.us.values())) for found in measured]
-    slower = [np.exp(us - us.min()) - 1 for us in taken]
-    weights = [ERROR * np.where(x < GOOD - 1, 1.0, POOR_WEIGHT) / math.sqrt(len(x)) for x in slower]
-    # What no figure here changes is predicted once.
-    moving = {place[1] if place[0] == "kernels" else "" for place in where}
-    fixed = [np.log(found.predicted(model)) for found in measured]
-    changes = [[i for i, way in enumerate(found.us) if "" in moving or way.kernel in moving] for found in measured]
-    ways_of = [list(found.us) for found in measured]
+    problems = [found.problem for found in measured for _ in found.us]
+    ways = [way for found in measured for way in found.us]
+    taken = np.log([us for found in measured for us in found.us.values()])
+    counts = np.array([len(found.us) for found in measured])
+    firsts = np.cumsum(counts) - counts
+    slower = np.exp(taken - np.repeat(np.minimum.reduceat(taken, firsts), counts)) - 1
+    # A candidate that takes twice as long as the fastest is not picked anyway: its error weighs a quarter.
+    weights = ERROR / (1 + slower) ** 2 / np.sqrt(np.repeat(counts, counts))
+    lost = np.minimum(slower, 1.0)
 
     def at(x: np.ndarray) -> DeviceModel:
         return DeviceModel(**with_values(entry, dict(zip(where, np.exp(x), strict=True))))
 
-    def residuals(x: np.ndarray) -> np.ndarray:
-        moved, errors, regrets = at(x), [], []
-        for i, found in enumerate(measured):
-            guess = fixed[i].copy()
-            for j in changes[i]:
-                way = ways_of[i][j]
-                guess[j] = math.log(predicted(found.problem, way.kernel, way.candidate, moved))
-            errors.append(weights[i] * (guess - taken[i]))
-            chance = np.exp((guess.min() - guess) / LIKE)  # as if the pick were drawn, so that it has a derivative
-            regrets.append(regret * float(chance @ np.minimum(slower[i], 1.0)) / float(chance.sum()))
-        return np.concatenate([*errors, regrets, PRIOR * (x - start)])
+    def guesses(moved: DeviceModel, rows: Iterable[int]) -> list[float]:
+        return [math.log(predicted(problems[i], ways[i].kernel, ways[i].candidate, moved)) for i in rows]
 
-    return at(least_squares(residuals, start, loss="soft_l1", f_scale=0.5, diff_step=2e-3, max_nfev=ITERATIONS).x)
+    def residuals(guess: np.ndarray, x: np.ndarray, like: float = LIKE) -> np.ndarray:
+        # As if the pick were drawn, so that it has a derivative. Roots, so that many small regrets count as one large.
+        best = np.repeat(np.minimum.reduceat(guess, firsts), counts)
+        chance = np.exp((best - guess) / like)
+        regrets = np.add.reduceat(chance * lost, firsts) / np.add.reduceat(chance, firsts)
+        return np.concatenate(
+            [weights * (guess - taken), regret * np.sqrt(regrets + LEAST_REGRET), PRIOR * (x - start)]
+        )
+
+    dependent = [[i for i, way in enumerate(ways) if concerns(place, way, problems[i])] for place in where]
+
+    def slopes(x: np.ndarray) -> np.ndarray:
+        guess = np.array(guesses(at(x), range(len(ways))))
+        here, columns = residuals(guess, x), []
+        for j, rows in enumerate(dependent):
+            there, other = x.copy(), guess.copy()
+            there[j] += DIFFERENCE
+            other[rows] = guesses(at(there), rows)
+            columns.append((residuals(other, there) - here) / DIFFERENCE)
+        return np.stack(columns, axis=1)
+
+    def every(x: np.ndarray) -> np.ndarray:
+        return residuals(np.array(guesses(at(x), range(len(ways)))), x)
+
+    found = least_squares(every, start, jac=slopes, loss="soft_l1", f_scale=SCALE, max_nfev=ITERATIONS).x
+
+    # Which of two near predictions is less has no derivative: one figure after the other is moved while that helps.
+    guess = np.array(guesses(at(found), range(len(ways))))
+    least = cost(residuals(guess, found, CLOSE))
+    for by in MOVES:
+        for j, rows in enumerate(dependent):
+            for direction in (by, -by):
+                there, other = found.copy(), guess.copy()
+                there[j] += direction
+                other[rows] = guesses(at(there), rows)
+                moved = cost(residuals(other, there, CLOSE))
+                if moved < least:
+                    found, guess, least = there, other, moved
+                    break
+    return at(found)
+
+
+def cost(residuals: np.ndarray) -> float:
+    """What `least_squares` makes least."""
+    return float(np.sum(np.sqrt(1 + (residuals / SCALE) ** 2) - 1))
+
+
+def pace_of(precision: str) -> str:
+    """Which of `portable`'s paces a precision has."""
+    return precision if precision in ("ieee", "fp64") else "tensor"
+
+
+def concerns(place: Place, way: Way, problem: GemmProblem) -> bool:
+    """Whether a figure may change the prediction of a candidate."""
+    if place[0] in ("copy", "copied"):
+        return bool(way.candidate.packed)
+    if place[0] != "kernels" or place[1] != "portable":
+        return place[0] != "kernels" or place[1] == way.kernel
+    name = problem.precision if place[2] == "products" else pace_of(problem.precision)
+    return way.kernel == "portable" and name == place[3 if place[2] == "products" else 2]
 
 
 def save(name: str, model: DeviceModel, out: Path) -> None:

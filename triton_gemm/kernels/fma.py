@@ -344,7 +344,8 @@ class Costs:
     fmas: multiply-adds in a microsecond of an SM with many warps; side: what an element that is loaded costs, in
     multiply-adds; warps: how many are at least busy where an SM is; step: waiting for a k-tile; program: filling the
     ring and storing a tile; piled: of the programs that an SM has room for, how many come together though others have
-    none; handed_on: partial sums, a constant, and for each TILE elements that a program writes or reads.
+    none; spread: what starting programs on all SMs at once adds, on fewer a share of it; handed_on: partial sums, a
+    constant, and for each TILE elements that a program writes or reads.
     """
 
     KERNEL = "fma"
@@ -355,6 +356,7 @@ class Costs:
     step: float
     piled: float
     program: float
+    spread: float
     handed_on: tuple[float, float]
 
 
@@ -393,7 +395,7 @@ def microseconds(problem: GemmProblem, config: Config, split_k: int, model: Devi
     tiles = _num_tiles(problem, config)
     busy = on_busiest_sm(tiles * split_k, model.num_sms, WARPS_PER_SM // config.num_warps, together, costs.piled)
     adding = costs.handed_on[0] + handed_on * split_k if split_k > 1 else 0.0
-    return model.launch + busy + adding
+    return model.launch + costs.spread * min(1.0, tiles * split_k / model.num_sms) + busy + adding
 
 
 def unreadable(problem: GemmProblem) -> tuple[str, ...]:

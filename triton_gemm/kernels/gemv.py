@@ -326,16 +326,18 @@ def default(problem: GemmProblem, device: DeviceInfo) -> tuple[Config, int]:
 class Costs:
     """What the kernel takes on one GPU, in microseconds.
 
-    start: a program's sums across its threads and stores; wait: for the loads of a step, a constant, and for each
+    start: a program's first loads and its stores; finish: a program's end, of an SM, a constant and for each sum across
+    the threads that lie along K; wait: for the loads of a step, a constant, and for each
     element that a thread loads; fmas: multiply-adds in a microsecond of an SM, loads and conversions included, where
     threads lie along K, and fmas_n: where they lie along N; share: of all parts of a sum; part: adding one; piled: of
     the programs that an SM has room for, how many come together though others have none; memory: how
-    much of its bandwidth is reached.
+    much of its bandwidth is reached; spread: what starting programs on all SMs at once adds, on fewer a share of it.
     """
 
     KERNEL = "gemv"
 
     start: float
+    finish: tuple[float, float]
     wait: tuple[float, float]
     fmas: float
     fmas_n: float
@@ -343,6 +345,7 @@ class Costs:
     part: float
     piled: float
     memory: float
+    spread: float
 
 
 def candidates(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
@@ -363,15 +366,17 @@ def microseconds(problem: GemmProblem, config: Config, split_k: int, model: Devi
     loads = (config.BLOCK_M + config.BLOCK_N) * config.BLOCK_K // (32 * config.num_warps)
     wait = costs.wait[0] + costs.wait[1] * loads
     size = config.BLOCK_M * config.BLOCK_N * config.BLOCK_K
-    moved = traffic(problem) * model.num_sms / (costs.memory * model.memory * tiles * split_k * max(1, steps))
-    work = max(moved, size / (costs.fmas if _along_k(problem) else costs.fmas_n))
+    along_k = _along_k(problem)
+    work = size / (costs.fmas if along_k else costs.fmas_n)
+    finish = costs.finish[0] + costs.finish[1] * config.BLOCK_M * config.BLOCK_N * along_k
 
     def together(programs: float) -> float:
-        return costs.start + steps * soft_maximum(wait, programs * work)
+        return costs.start + programs * finish + steps * soft_maximum(wait, programs * work)
 
     busy = on_busiest_sm(tiles * split_k, model.num_sms, WARPS_PER_SM // config.num_warps, together, costs.piled)
     shared = costs.share + split_k * costs.part if split_k > 1 else 0.0
-    return model.launch + shared + busy
+    spread = costs.spread * min(1.0, tiles * split_k / model.num_sms)
+    return model.launch + spread + shared + max(busy, traffic(problem) / (costs.memory * model.memory))
 
 
 def launches(problem: GemmProblem, config: Config, split_k: int = 1) -> tuple[Launch, ...]:

@@ -382,23 +382,26 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, split_k: i
 class Pace:
     """What a program takes on one GPU beside its products, in microseconds.
 
-    move: one copy of up to 16 bytes to shared memory, of an SM; read: an element of an operand that a thread reads from
-    there for FMAs, where B is row-major and where it is K-major; latency: from a load to its arrival, which the stages
-    of a pipeline share; step: the barriers of a k-tile; start: a program's first loads and its stores, a constant, and
-    for each TILE elements of its tile; share: of all parts of a sum, likewise; part: adding one, likewise; piled: of
-    the programs that an SM has room for, how many come together though others have none; memory: how much of its
-    bandwidth is reached.
+    move: one copy to shared memory, of an SM, of 16 bytes and of fewer; read: an element of an operand that a thread
+    reads from there, but of 16 bits, where B is row-major and where it is K-major; latency: from a load to its
+    arrival, which the stages of a pipeline share; step: the barriers of a k-tile; start: a program's first loads and
+    its stores, a constant, and for each TILE elements of its tile; program: what each of an SM's programs adds to
+    that; share: of all parts of a sum, likewise; part: adding one, likewise; piled: of the programs that an SM has
+    room for, how many come together though others have none; memory: how much of its bandwidth is reached; spread:
+    what starting programs on all SMs at once adds, on fewer a share of it.
     """
 
-    move: float
+    move: tuple[float, float]
     latency: float
     step: float
     start: tuple[float, float]
+    program: float
     share: tuple[float, float]
     part: tuple[float, float]
     piled: float
     memory: float
-    read: tuple[float, float] = (0.0, 0.0)
+    spread: float
+    read: tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -446,37 +449,45 @@ def microseconds(problem: GemmProblem, config: Config, split_k: int, model: Devi
     known = _KNOWN.for_problem(problem, model)
     if config not in known:
         known[config] = _of_tile(problem, config, model)
-    pace, tiles, at_once, work, alone, start, moved, share, part = known[config]
+    pace, tiles, at_once, work, alone, start, memory, share, part, ahead, copies = known[config]
     steps, programs = -(-problem.K // (split_k * config.BLOCK_K)), tiles * split_k
-    busy_memory = moved / (programs * max(1, steps))
-    work = work if work > busy_memory else busy_memory
+    filling = max(0, ahead - steps) * copies  # beyond K's end too
 
     def together(count: float) -> float:
-        return start + steps * soft_maximum(alone, count * work)
+        return start + count * (pace.program + filling) + steps * soft_maximum(alone, count * work)
 
-    time = model.launch + on_busiest_sm(programs, model.num_sms, at_once, together, pace.piled)
+    busy = on_busiest_sm(programs, model.num_sms, at_once, together, pace.piled)
+    time = model.launch + pace.spread * min(1.0, programs / model.num_sms) + soft_maximum(busy, memory)
     return time + share + split_k * part if split_k > 1 else time
 
 
 def _of_tile(problem: GemmProblem, config: Config, model: DeviceModel) -> tuple[Any, ...]:
     """Of a problem in tiles: (pace, how many, how many at once on an SM, time of a k-tile on a busy SM, and of one
-    program alone, of its start, of memory times SMs, of sharing sums, and of adding one)."""
+    program alone, of its start, of memory, of sharing sums, of adding one, k-tiles that
+    are loaded ahead, and time of the copies of one)."""
     costs, arithmetic = model.costs(Costs), problem.arithmetic
     pace: Pace = {"fma": costs.ieee, "dmma": costs.fp64}.get(arithmetic.instruction, costs.tensor)
     of_sm, of_warp = costs.products[arithmetic.name]
     m, n, k, warps = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K, config.num_warps
     a_vector, b_vector, _ = (elements for _, elements in _vectors(problem))
     products = len(problem.planes.terms) * m * n * k
-    shared = k * pace.move * (m / a_vector + n / b_vector)
-    shared += k * pace.read[problem.b.column_major] * sqrt(32 * warps * m * n)
-    alone = soft_maximum(pace.step + pace.latency / (config.num_stages - 1), products / (of_warp * warps) + shared)
+    itemsize = problem.dtype.itemsize
+    copies = k * m / a_vector * pace.move[a_vector * itemsize < 16]
+    copies += k * n / b_vector * pace.move[b_vector * itemsize < 16]
+    shared = copies
+    if itemsize != 2:  # of 16 bits ldmatrix reads either way
+        shared += k * pace.read[problem.b.column_major] * sqrt(32 * warps * m * n)
+    # Elements of less than 4 bytes that are moved one by one go through registers, ahead of which no load is issued.
+    ahead = config.num_stages - 1 if min(a_vector, b_vector) * itemsize >= 4 else 1
+    alone = soft_maximum(pace.step + pace.latency / ahead, products / (of_warp * warps) + shared)
     size = m * n / TILE
     return (
         *(pace, _num_tiles(problem, config)),
-        _at_once(config, problem.dtype.itemsize, _sum_itemsize(problem)),
+        _at_once(config, itemsize, _sum_itemsize(problem)),
         *(products / of_sm + shared, alone, pace.start[0] + pace.start[1] * size),
-        traffic(problem) * model.num_sms / (pace.memory * model.memory),
+        traffic(problem) / (pace.memory * model.memory),
         *(constant + slope * size for constant, slope in (pace.share, pace.part)),
+        *(ahead, copies),
     )
 
 

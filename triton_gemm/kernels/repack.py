@@ -183,5 +183,12 @@ def microseconds(problem: GemmProblem, packed: tuple[str, ...], model: DeviceMod
     for name in packed:
         rows = problem.M if name == "a" else problem.N
         moved = problem.dtype.itemsize + problem.planes.dtype.itemsize * problem.planes.count
-        time += model.copy + problem.batch * rows * problem.K * moved / model.copied
+        layout = problem.a if name == "a" else problem.b
+        _, row, column = layout.strides
+        lines, columns = (rows, problem.K) if (row < column) == (name == "b") else (problem.K, rows)
+        block = min(512, 1 << (columns - 1).bit_length())  # of which what lies beyond the rows' ends takes time too
+        elements = problem.batch * lines * -(-columns // block) * block
+        one_by_one = max(row, column) * problem.dtype.itemsize % 16 != 0
+        time += model.copy[0] + elements * moved / model.copied[one_by_one]
+        time += model.copy[1] * min(1.0, elements / (ELEMENTS * model.num_sms))
     return time

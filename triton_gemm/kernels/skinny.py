@@ -193,7 +193,8 @@ class Costs:
 
     start: a program's first loads and its stores; adding: a warp's sums, of an SM; wait: for the loads of a step;
     bytes: in a microsecond that an SM takes in from L2; piled: of the programs that an SM has room for, how many come
-    together though others have none; memory: how much of its bandwidth is reached.
+    together though others have none; memory: how much of its bandwidth is reached; spread: what starting programs on
+    all SMs at once adds, on fewer a share of it.
     """
 
     KERNEL = "skinny"
@@ -204,6 +205,7 @@ class Costs:
     bytes: float
     piled: float
     memory: float
+    spread: float
 
 
 def candidates(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
@@ -223,15 +225,16 @@ def microseconds(problem: GemmProblem, config: Config, split_k: int, model: Devi
     costs, programs, warps = model.costs(Costs), _tiles(problem, config), config.num_warps
     steps = -(-problem.K // config.BLOCK_K)
     rows = min(config.BLOCK_M, problem.M) + min(config.BLOCK_N, problem.N)
-    loaded = rows * min(config.BLOCK_K, problem.K) * problem.dtype.itemsize / costs.bytes
-    work = max(loaded, traffic(problem) * model.num_sms / (costs.memory * model.memory * programs * steps))
+    work = rows * min(config.BLOCK_K, problem.K) * problem.dtype.itemsize / costs.bytes
 
     def together(count: float) -> float:
         finish = costs.start + count * (work + costs.adding * warps)
         return finish + (steps - 1) * soft_maximum(costs.wait, count * work)
 
     at_once = REGISTERS_PER_SM // (32 * warps * REGISTERS[config.BLOCK_N])
-    return model.launch + on_busiest_sm(programs, model.num_sms, at_once, together, costs.piled)
+    spread = costs.spread * min(1.0, programs / model.num_sms)
+    busy = on_busiest_sm(programs, model.num_sms, at_once, together, costs.piled)
+    return model.launch + spread + soft_maximum(busy, traffic(problem) / (costs.memory * model.memory))
 
 
 def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, split_k: int = 1) -> str | None:

@@ -24,8 +24,10 @@ TILE = 32_768  # elements of the largest tile that is stored at once, for which 
 class Costs:
     """What the kernel takes on one GPU, in microseconds.
 
-    setup: of its barriers, beyond an empty launch; step: what an SM needs for 128 bytes along K of a tile, "128x256",
-    when its operands come from L2, at the clock of long products; stage: handing a stage of the ring over; line: one
+    setup: of its barriers, beyond an empty launch; spread: what starting programs on all SMs at once adds, on fewer a
+    share of it; step: what an SM needs for 128 bytes along K of a tile, "128x256",
+    when its operands come from L2, at the clock of long products; stage: handing a stage of the ring over, of
+    products of 16 bits and of others; line: one
     line of 128 bytes from L2 to each of two neighbouring SMs, and alone: of that to one whose neighbour is idle;
     beyond: filling a line beyond the matrix with zeros; inside_line: lines that 128 bytes of a row count for where rows
     begin inside of lines, at a sector's 32 bytes, and inside_sector: where they begin inside of sectors; start: filling
@@ -37,8 +39,9 @@ class Costs:
     KERNEL = "warp_specialised"
 
     setup: float
+    spread: float
     step: Mapping[str, float]
-    stage: float
+    stage: tuple[float, float]
     line: float
     alone: float
     beyond: float
@@ -130,7 +133,7 @@ def microseconds(problem: GemmProblem, config: Config, schedule: Schedule, model
     if tile not in known:
         known[tile] = _of_tile(problem, config, model, alone)
     loaded, pace, start, share, part = known[tile]
-    setup, terms, moved, paired = known[None]
+    setup, spread, terms, moved, paired = known[None]
     busy = -(-(count - schedule.split_tiles) // programs) * (k_tiles * pace + start)
     shared = 0.0
     if schedule.split_tiles:
@@ -140,6 +143,7 @@ def microseconds(problem: GemmProblem, config: Config, schedule: Schedule, model
     return (
         model.launch
         + setup
+        + spread * programs
         + shared
         + soft_maximum(
             busy,
@@ -151,13 +155,14 @@ def microseconds(problem: GemmProblem, config: Config, schedule: Schedule, model
     )
 
 
-def _of_problem(problem: GemmProblem, model: DeviceModel) -> tuple[float, float, float, float]:
-    """(setting up, tensor cores' time at the power limit, memory's, and that of one SM of two)."""
+def _of_problem(problem: GemmProblem, model: DeviceModel) -> tuple[float, float, float, float, float]:
+    """(setting up, what each program adds to it, tensor cores' time at the power limit, memory's, and that of one SM
+    of two)."""
     costs = model.costs(Costs)
     products = problem.batch * problem.M * problem.N * problem.K * len(problem.planes.terms)
     moved = traffic(problem)
     power = problem.dtype.itemsize * products / model.tensor
-    return costs.setup, power, moved / model.memory, moved / costs.paired
+    return costs.setup, costs.spread / model.num_sms, power, moved / model.memory, moved / costs.paired
 
 
 def _of_tile(
@@ -171,7 +176,7 @@ def _of_tile(
     k_lines = config.BLOCK_K * itemsize / 128
     lines = rows * _lines(problem.a, itemsize, costs) + columns * _lines(problem.b, itemsize, costs)
     load = lines * costs.line * (costs.alone if alone else 1.0) + (m - rows + n - columns) * costs.beyond
-    pace = terms * (soft_maximum(step(m, n, costs) * k_lines, load * k_lines) + costs.stage)
+    pace = terms * (soft_maximum(step(m, n, costs) * k_lines, load * k_lines) + costs.stage[itemsize != 2 or terms > 1])
     size = m * n / TILE
     start = costs.start[0] + costs.start[1] * size + costs.tail * bool(rest_columns(config))
     share, part = (constant + slope * size for constant, slope in (costs.share, costs.part))
