@@ -222,12 +222,18 @@ def key_of(
     dtype, precision = a.dtype, request.precision
     if dtype is torch.float32 and precision is None:
         precision = fp32_precision()
-    key: tuple[Any, ...] = (  # one tuple, for it is made at every call
-        request, precision, a.shape, b.shape, a.stride(), b.stride(), dtype, b.dtype, a.get_device(), b.get_device(),
-        not a.data_ptr() & 15, not b.data_ptr() & 15,
-    )  # fmt: skip
-    if c is not None:
-        key += (c.shape, c.stride(), c.dtype, c.get_device(), not c.data_ptr() & 15)
+    key: tuple[Any, ...]  # made at every call, so in one piece where that is cheap
+    if c is None:
+        key = (
+            request, precision, a.shape, b.shape, a.stride(), b.stride(), dtype, b.dtype, a.get_device(),
+            b.get_device(), not a.data_ptr() & 15, not b.data_ptr() & 15,
+        )  # fmt: skip
+    else:
+        key = (
+            request, precision, a.shape, b.shape, c.shape, a.stride(), b.stride(), c.stride(), dtype, b.dtype, c.dtype,
+            a.get_device(), b.get_device(), c.get_device(), not a.data_ptr() & 15, not b.data_ptr() & 15,
+            not c.data_ptr() & 15,
+        )  # fmt: skip
     for x in auxiliary:
         key += (x.shape, x.stride(), x.dtype, x.get_device(), not x.data_ptr() & 15)
     return key
