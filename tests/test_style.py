@@ -21,8 +21,9 @@ def test_a_kernel_offers_what_the_protocol_says(name: str) -> None:
     assert name in triton_gemm.kernels.__all__
 
 
-def test_no_file_of_the_warp_specialised_kernel_is_long() -> None:
-    lines = {path.name: len(path.read_text().splitlines()) for path in (KERNELS / "warp_specialised").glob("*.py")}
+@pytest.mark.parametrize("package", ["warp_specialised", "portable"])
+def test_no_file_of_a_kernel_in_parts_is_long(package: str) -> None:
+    lines = {path.name: len(path.read_text().splitlines()) for path in (KERNELS / package).glob("*.py")}
     assert {name: count for name, count in lines.items() if count > MOST_LINES} == {}
 
 

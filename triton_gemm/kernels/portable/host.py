@@ -1,0 +1,292 @@
+"""What the portable kernel can run, in which configurations, and its launches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+import torch
+
+from ...arithmetic import EMULATED
+from ...config import MAX_REGISTERS_PER_THREAD, TileConfig
+from ...device import DeviceInfo
+from ...problem import GemmProblem, Layout
+from .. import groups
+from ..launch import Launch, Pointer, Scalar
+from .kernel import SCALED, portable_kernel
+
+MAX_SIZE = 2**31 - 512  # of M, N, K and of the grid: their tiles are counted in 32 bits
+
+
+@dataclass(frozen=True)
+class Config(TileConfig):
+    """GROUP_M: rows of tiles that follow one another, for the sake of L2."""
+
+    GROUP_M: int = 8
+
+
+def _configs(tiles: list[tuple[int, int, int, int, int]]) -> tuple[Config, ...]:
+    return tuple(Config(*figures) for figures in tiles)
+
+
+# BLOCK_M, BLOCK_N, BLOCK_K, num_warps, num_stages; by precision, from the largest tiles to the smallest. Those with
+# less BLOCK_K or more warps leave room for the addresses of elements that are moved one by one.
+_8_BITS = _configs(
+    [
+        (128, 256, 128, 8, 3),
+        (256, 128, 128, 8, 3),
+        (128, 128, 128, 8, 3),
+        (128, 128, 64, 4, 4),
+        (64, 128, 128, 4, 3),
+        (128, 64, 128, 8, 3),
+        (64, 64, 128, 4, 4),
+        (64, 128, 32, 8, 6),
+        (64, 64, 32, 4, 6),
+        (32, 128, 128, 4, 4),
+        (64, 32, 128, 4, 4),
+        (32, 64, 128, 4, 5),
+        (16, 64, 128, 4, 5),
+        (64, 16, 128, 4, 5),
+        (32, 32, 64, 4, 5),
+    ]
+)
+_PLANES = _configs(
+    [
+        (128, 64, 16, 8, 4),
+        (64, 64, 16, 4, 4),
+        (32, 64, 16, 4, 5),
+        (64, 32, 16, 4, 5),
+        (16, 64, 32, 4, 5),
+        (64, 16, 32, 4, 5),
+        (32, 32, 32, 4, 5),
+    ]
+)
+CONFIGS: dict[str, tuple[Config, ...]] = {
+    "half": _configs(
+        [
+            (128, 256, 64, 8, 3),
+            (256, 128, 64, 8, 3),
+            (128, 128, 64, 8, 3),
+            (128, 128, 64, 4, 3),
+            (128, 128, 32, 4, 4),
+            (128, 128, 32, 8, 4),
+            (64, 256, 64, 8, 3),
+            (128, 64, 64, 4, 4),
+            (64, 128, 64, 4, 4),
+            (64, 128, 32, 8, 4),
+            (64, 64, 64, 4, 4),
+            (64, 64, 32, 4, 4),
+            (32, 128, 64, 4, 4),
+            (128, 32, 64, 4, 4),
+            (32, 64, 64, 4, 5),
+            (64, 32, 64, 4, 5),
+            (16, 128, 64, 4, 5),
+            (128, 16, 64, 4, 5),
+            (16, 64, 128, 4, 4),
+            (64, 16, 128, 4, 4),
+            (16, 64, 64, 4, 5),
+            (64, 16, 64, 4, 5),
+            (32, 32, 64, 2, 5),
+            (16, 32, 64, 2, 5),
+        ]
+    ),
+    "tf32": _configs(
+        [
+            (128, 128, 32, 8, 3),
+            (64, 128, 32, 4, 4),
+            (64, 64, 32, 4, 4),
+            (32, 64, 32, 4, 5),
+            (64, 32, 32, 4, 5),
+            (16, 64, 64, 4, 4),
+            (64, 16, 64, 4, 4),
+            (32, 32, 32, 2, 5),
+        ]
+    ),
+    "fp64": _configs(
+        [
+            (128, 64, 16, 4, 4),
+            (64, 128, 16, 8, 4),
+            (64, 64, 16, 4, 4),
+            (32, 64, 16, 4, 4),
+            (64, 32, 16, 4, 4),
+            (32, 32, 16, 4, 5),
+            (16, 64, 16, 4, 5),
+            (64, 16, 16, 4, 5),
+        ]
+    ),
+    **dict.fromkeys(("int8", "fp8 fast"), _8_BITS),
+    "fp8": tuple(config for config in _8_BITS if config.accumulators() <= 64),  # beside as many sums of pieces
+    **dict.fromkeys(EMULATED, _PLANES),
+    "ieee": _configs(
+        [
+            (64, 128, 16, 4, 3),
+            (64, 64, 16, 4, 3),
+            (32, 64, 32, 4, 2),
+            (64, 32, 16, 4, 4),
+            (32, 32, 32, 4, 3),
+            (16, 64, 32, 4, 3),
+            (64, 16, 32, 4, 3),
+        ]
+    ),
+}
+
+TENSOR_MEMORY = 2**18  # bytes, on sm_100
+
+# ptxas by itself lowers a thread's registers until one more block fits an SM, and spills for it; what limits blocks
+# here is shared memory.
+MAX_REGISTERS = MAX_REGISTERS_PER_THREAD
+
+
+def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, split_k: int = 1) -> str | None:
+    """Why `device` cannot run `config` on `problem`, or None if it can.
+
+    Within `TileConfig.illegal`'s limits ptxas still spills where a thread keeps too many addresses of vectors of A and
+    B in the main loop, or in the epilogue too much beside each accumulator: C's value, its address unless it goes by
+    16 bytes, and the temporaries of activation, bias or partial sums. The limits were found by compiling every
+    configuration for every architecture.
+    """
+    if device.capability < (8, 0):
+        return f"needs compute capability 8.0 or newer, {device.name} has less"
+    if max(problem.M, problem.N, problem.K) > MAX_SIZE or tiles_of(problem, config) > MAX_SIZE:
+        return f"sizes and the number of tiles must not exceed {MAX_SIZE}"
+    arithmetic, capability = problem.arithmetic, device.capability
+    if capability < arithmetic.capability:
+        needed = ".".join(map(str, arithmetic.capability))
+        return f"{arithmetic.name} needs compute capability {needed} or newer, {device.name} has less"
+    if problem.scales == "blocks" and arithmetic.promotion is None:
+        return f"blocks of scales need promotion, {arithmetic.name} has none"
+    if problem.scales == "blocks" and config.BLOCK_N > SCALED.value:
+        return f"{config.BLOCK_N} columns of a tile would be of several blocks of scales"
+    if problem.groups and split_k > 1:
+        return "programs that share a tile must know how long its sum is"
+    tile_sums = len(problem.planes.terms) * config.BLOCK_M * config.BLOCK_N
+    if capability[0] == 10 and 4 * tile_sums > TENSOR_MEMORY * 7 // 8:  # A's planes lie there too
+        return f"Triton 3.6 keeps {tile_sums} sums in tensor memory, one of the tile for each term"
+    itemsize, out_itemsize, sum_itemsize = problem.dtype.itemsize, problem.out_dtype.itemsize, itemsize_of_sums(problem)
+    tensor_cores = arithmetic.tensor_cores(capability)
+    in_loop = sum_itemsize * (2 if promotes(problem) else 1)
+    why = config.illegal(device, itemsize, out_itemsize, sum_itemsize=in_loop, tensor_cores=tensor_cores)
+    if why is not None:
+        return why
+
+    accumulators = config.accumulators(in_loop)
+    a_vector, b_vector, c_vector = (vector for _, vector in vectors(problem))
+    a_tile, b_tile = config.BLOCK_M * config.BLOCK_K, config.BLOCK_K * config.BLOCK_N
+    addresses = (a_tile // a_vector + b_tile // b_vector) // (32 * config.num_warps)
+    others = 0 if tensor_cores else accumulators  # FMAs read operands from registers
+    others += accumulators // 2 if problem.scales == "blocks" else 0  # scales of rows, and where they are
+    if accumulators + others + 5 * addresses > 210:
+        return f"{accumulators} accumulators and {addresses} addresses leave too few of a thread's registers"
+    beside = sum_itemsize * bool(problem.bias or problem.activation not in (None, "relu") or split_k > 1)
+    beside += sum_itemsize * (problem.activation == "gelu")  # a polynomial and two transcendentals
+    beside += sum_itemsize * (problem.scales == "rows" or (problem.scales == "tensor" and arithmetic.exact))
+    beside += out_itemsize * problem.has_beta + 4 * (c_vector * out_itemsize < 16)
+    if config.accumulators(sum_itemsize + beside) > 160:
+        sums = config.accumulators(sum_itemsize)
+        return f"{sums} accumulators and {beside} bytes beside each leave too few registers to the epilogue"
+    return None
+
+
+def launches(problem: GemmProblem, config: Config, split_k: int = 1, *, stride_bias: int = 1) -> tuple[Launch, ...]:
+    """The launches that solve `problem`: one, or none where C is empty.
+
+    split_k: programs that share a tile's sum; stride_bias: elements between the bias's values.
+    """
+    if 0 in (problem.batch, problem.M, problem.N):
+        return ()
+    of_rows = problem.groups == "m"
+    num_tiles = groups.max_tiles(problem, config) if of_rows else tiles_of(problem, config)
+    split = split_k > 1
+    (a_unit, a_vector), (b_unit, b_vector), (c_unit, c_vector) = vectors(problem)
+    arguments = {
+        "a_ptr": Pointer("a"),
+        "b_ptr": Pointer("b"),
+        "c_ptr": Pointer("c"),
+        "bias_ptr": Pointer("bias") if problem.bias else None,
+        "a_scale_ptr": Pointer("a_scale") if problem.scales else None,
+        "b_scale_ptr": Pointer("b_scale") if problem.scales else None,
+        "workspace_ptr": Pointer("workspace") if split else None,
+        "counters_ptr": Pointer("counters") if split else None,
+        "ends_ptr": Pointer("ends") if problem.groups == "k" else None,
+        "tiles_ptr": Pointer("tiles") if of_rows else None,
+        "M": problem.M,
+        "N": problem.N,
+        "K": problem.K,
+        **dict(zip(("stride_az", "stride_am", "stride_ak"), problem.a.strides, strict=True)),
+        **dict(zip(("stride_bz", "stride_bk", "stride_bn"), problem.b.strides, strict=True)),
+        **dict(zip(("stride_cz", "stride_cm", "stride_cn"), problem.c.strides, strict=True)),
+        "stride_bias": stride_bias,
+        "alpha": Scalar("alpha"),
+        "beta": Scalar("beta"),
+        "A_UNIT": a_unit,
+        "A_VECTOR": a_vector,
+        "B_UNIT": b_unit,
+        "B_VECTOR": b_vector,
+        "C_UNIT": c_unit,
+        "C_VECTOR": c_vector,
+        "EVEN_K": problem.K % config.BLOCK_K == 0 and problem.groups != "k",
+        "SPLIT_K": split_k,
+        "PRECISION": problem.precision,
+        "PLANES": problem.planes.count,
+        "TERMS": problem.planes.terms,
+        "PROMOTE": promotes(problem),
+        "SCALES": problem.scales,
+        "GROUPED": problem.groups,
+        "HAS_BETA": problem.has_beta,
+        "BIAS": problem.bias,
+        "ACTIVATION": problem.activation,
+        **config.meta(),
+        "PDL": False,
+    }
+    return (
+        *([groups.launch(problem, config, config.GROUP_M)] if of_rows else []),
+        Launch(
+            portable_kernel,
+            (num_tiles, split_k, 1),
+            arguments,
+            {"num_warps": config.num_warps, "num_stages": config.num_stages, "maxnreg": MAX_REGISTERS},
+            workspace=itemsize_of_sums(problem) * split_k * num_tiles * config.BLOCK_M * config.BLOCK_N if split else 0,
+            counters=num_tiles if split else 0,
+        ),
+    )
+
+
+def promotes(problem: GemmProblem) -> bool:
+    """Whether k-tiles are summed apart and these sums added: those of planes and fp8, which tensor cores cut off below
+    the last bits of a sum, and those of int8 that may leave int32, where `mma` saturates."""
+    return problem.arithmetic.promotes(problem.K)
+
+
+def itemsize_of_sums(problem: GemmProblem) -> int:
+    return problem.arithmetic.accumulator.itemsize
+
+
+def tiles_of(problem: GemmProblem, config: Config) -> int:
+    return problem.batch * config.tiles(problem.M, problem.N)
+
+
+def vectors(problem: GemmProblem) -> tuple[tuple[int | None, int], ...]:
+    """`vector` of A, B and C."""
+    # Where groups begin at any row, or anywhere along K, no more is known of it than that it is one.
+    M = 1 if problem.groups == "m" else problem.M
+    K = 1 if problem.groups == "k" else problem.K
+    return (
+        vector(problem.a, (M, K), problem.dtype),
+        vector(problem.b, (K, problem.N), problem.dtype),
+        vector(problem.c, (M, problem.N), problem.out_dtype),
+    )
+
+
+def vector(layout: Layout, shape: tuple[int, int], dtype: torch.dtype) -> tuple[int | None, int]:
+    """(dimension with the unit stride, or None; elements that may be moved at once along it, up to 16 bytes).
+
+    Such a vector starts on a multiple of its own size in every row of every matrix, and none crosses a row's end.
+    """
+    batch, row, column = layout.strides
+    if column == 1:
+        unit, pitch, extent = 1, row, shape[1]
+    elif row == 1:
+        unit, pitch, extent = 0, column, shape[0]
+    else:
+        return None, 1
+    return unit, gcd(batch, pitch, extent, 16 // dtype.itemsize) if layout.aligned else 1

@@ -1,0 +1,192 @@
+"""Portable: plain pointers and `tl.dot`, for every architecture from sm_80 on, every stride and every alignment.
+
+It multiplies what TMA cannot read and where there is none, and what is too small for a persistent kernel to pay, in
+every precision: by tensor cores where the architecture has them for it, else by FMAs, and fp8 not before sm_89.
+
+What the compiler may assume comes from constexprs that `launches` derives from the problem, never from the values
+of arguments, so a problem and a configuration name the one variant that is compiled. Of each operand it is told
+which dimension has the unit stride and how many elements lie together on a 16-byte boundary; the kernel then reads
+and masks whole vectors (`cp.async` of 4, 8 or 16 bytes), even with a ragged number of rows.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ...compat import dot_operand
+from ...ladder.k04_grouped import grouped_pid
+from ...ladder.k07_tf32 import round_tf32
+from ..groups import listed, range_of
+from ..planes import split
+from ..programmatic import follow
+from ..splitk import last_to_arrive
+from ..tiles import Epilogue, Output, store_tile, tile_pointers, whole
+
+SCALED = tl.constexpr(128)  # elements along K, and of B's columns along N, that share a scale of "blocks"
+
+
+@triton.jit(
+    do_not_specialize=[
+        *("bias_ptr", "a_scale_ptr", "b_scale_ptr", "counters_ptr", "ends_ptr", "tiles_ptr", "M", "N", "K"),
+        *("stride_az", "stride_am", "stride_ak", "stride_bz", "stride_bk", "stride_bn"),
+        *("stride_cz", "stride_cm", "stride_cn", "stride_bias"),
+    ]
+)
+def portable_kernel(
+    a_ptr,
+    b_ptr,
+    c_ptr,
+    bias_ptr,
+    a_scale_ptr,
+    b_scale_ptr,
+    workspace_ptr,
+    counters_ptr,
+    ends_ptr,
+    tiles_ptr,
+    M: tl.int32,
+    N: tl.int32,
+    K: tl.int32,
+    stride_az: tl.int64,
+    stride_am: tl.int64,
+    stride_ak: tl.int64,
+    stride_bz: tl.int64,
+    stride_bk: tl.int64,
+    stride_bn: tl.int64,
+    stride_cz: tl.int64,
+    stride_cm: tl.int64,
+    stride_cn: tl.int64,
+    stride_bias: tl.int64,
+    alpha: tl.float64,
+    beta: tl.float64,
+    A_UNIT: tl.constexpr,
+    A_VECTOR: tl.constexpr,
+    B_UNIT: tl.constexpr,
+    B_VECTOR: tl.constexpr,
+    C_UNIT: tl.constexpr,
+    C_VECTOR: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    SPLIT_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PLANES: tl.constexpr,
+    TERMS: tl.constexpr,
+    PROMOTE: tl.constexpr,
+    SCALES: tl.constexpr,
+    GROUPED: tl.constexpr,
+    HAS_BETA: tl.constexpr,
+    BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """c = activation(alpha a @ b + beta c + bias), a [batch, M, K], b [batch, K, N], c [batch, M, N].
+
+    X_UNIT: the dimension of X with stride 1, 0 or 1, or None; X_VECTOR: elements that may be moved at once along it;
+    PLANES and TERMS: `Planes.count` and `terms` of the precision; PROMOTE: whether the sums of each k-tile are added
+    to the others apart; GROUPED: the dimension that groups cut, if one does.
+    """
+    follow(PDL)
+
+    # Locate the tile, and this program's share of its k-tiles
+    num_m = tl.cdiv(M, BLOCK_M)
+    num_n = tl.cdiv(N, BLOCK_N)
+    tile = tl.program_id(0)
+    begin_k, end_k, end_m = 0, K, M
+    if GROUPED == "m":
+        if tile >= tl.load(tiles_ptr):
+            return
+        batch, m, end_m, pid_n, end_k = listed(tiles_ptr, tile, K)
+    else:
+        batch = tile // (num_m * num_n)
+        pid_m, pid_n = grouped_pid(tile % (num_m * num_n), num_m, num_n, GROUP_M)
+        m = pid_m.to(tl.int64) * BLOCK_M
+        if GROUPED == "k":
+            begin_k, end_k = range_of(ends_ptr, batch, K)
+    batch = batch.to(tl.int64)
+    pid_k = tl.program_id(1)
+    k_tiles = tl.cdiv(end_k - begin_k, BLOCK_K)
+    share = tl.cdiv(k_tiles, SPLIT_K)
+    first = pid_k * share
+
+    # Prologue. The unit stride's dimension is masked, by whole vectors. Rows of vectors past the edge are clamped to
+    # the last one instead, which costs nothing in the loop; what they compute is not stored.
+    offs_m = m + tl.arange(0, BLOCK_M).to(tl.int64)
+    offs_n = pid_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_k = tl.arange(0, BLOCK_K)
+    everywhere_m = tl.full((BLOCK_M,), True, tl.int1)
+    everywhere_n = tl.full((BLOCK_N,), True, tl.int1)
+    everywhere_k = tl.full((BLOCK_K,), True, tl.int1)
+    a_m = offs_m if A_UNIT == 0 else tl.minimum(offs_m, M - 1)
+    b_n = offs_n if B_UNIT == 1 else tl.minimum(offs_n, N - 1)
+    a_mask_m = offs_m < whole(M, A_VECTOR) if A_UNIT == 0 else everywhere_m
+    b_mask_n = offs_n < whole(N, B_VECTOR) if B_UNIT == 1 else everywhere_n
+    k = begin_k + first.to(tl.int64) * BLOCK_K + offs_k
+    a_ptrs = tile_pointers(a_ptr + batch * whole(stride_az, A_VECTOR), a_m, k, stride_am, stride_ak, A_UNIT, A_VECTOR)
+    b_ptrs = tile_pointers(b_ptr + batch * whole(stride_bz, B_VECTOR), k, b_n, stride_bk, stride_bn, B_UNIT, B_VECTOR)
+    SUM: tl.constexpr = tl.int32 if PRECISION == "int8" else tl.float64 if PRECISION == "fp64" else tl.float32
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=SUM)
+
+    # Main loop
+    for k_tile in range(first, tl.minimum(first + share, k_tiles)):
+        left = end_k - begin_k - k_tile * BLOCK_K
+        a_mask_k = everywhere_k if EVEN_K else offs_k < whole(left, A_VECTOR if A_UNIT == 1 else 1)
+        b_mask_k = everywhere_k if EVEN_K else offs_k < whole(left, B_VECTOR if B_UNIT == 0 else 1)
+        a = tl.load(a_ptrs, mask=a_mask_m[:, None] & a_mask_k[None, :], other=0.0)  # [BLOCK_M, BLOCK_K]
+        b = tl.load(b_ptrs, mask=b_mask_k[:, None] & b_mask_n[None, :], other=0.0)  # [BLOCK_K, BLOCK_N]
+        if PROMOTE:
+            piece = multiply(a, b, tl.zeros((BLOCK_M, BLOCK_N), dtype=SUM), PRECISION, PLANES, TERMS)
+            if SCALES == "blocks":
+                block = k_tile * BLOCK_K // SCALED
+                a_scale = tl.load(a_scale_ptr + block.to(tl.int64) * M + offs_m, mask=offs_m < M, other=0.0)
+                b_scale = tl.load(b_scale_ptr + (pid_n * BLOCK_N // SCALED).to(tl.int64) * tl.cdiv(K, SCALED) + block)
+                piece *= (a_scale * b_scale)[:, None]
+            acc -= piece  # an addition Triton would merge with the product, for the tensor core to make
+        else:
+            acc = multiply(a, b, acc, PRECISION, PLANES, TERMS)
+        a_ptrs += BLOCK_K if A_UNIT == 1 else BLOCK_K * whole(stride_ak, A_VECTOR)
+        b_ptrs += BLOCK_K if B_UNIT == 0 else BLOCK_K * whole(stride_bk, B_VECTOR)
+    if PROMOTE:
+        acc = 0 - acc
+
+    # Epilogue
+    c_ptr += batch * whole(stride_cz, C_VECTOR)
+    out = Output(
+        c_ptr, end_m, N, stride_cm, stride_cn, bias_ptr, stride_bias, a_scale_ptr, b_scale_ptr, alpha, beta
+    )  # fmt: skip
+    if SPLIT_K == 1:
+        store_tile(acc, offs_m, offs_n, out, Epilogue(C_UNIT, C_VECTOR, SCALES, HAS_BETA, BIAS, ACTIVATION))
+    else:
+        # Partial sums [SPLIT_K, BLOCK_M, BLOCK_N] of this tile. They pass through L2: no SM's L1 holds an old one.
+        offs = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+        partial_ptrs = workspace_ptr.to(tl.pointer_type(SUM)) + tile.to(tl.int64) * (SPLIT_K * BLOCK_M * BLOCK_N) + offs
+        tl.store(partial_ptrs + pid_k * (BLOCK_M * BLOCK_N), acc, cache_modifier=".cg")
+        if last_to_arrive(counters_ptr + tile, SPLIT_K):
+            acc = tl.load(partial_ptrs, cache_modifier=".cg")
+            for _ in range(1, SPLIT_K):
+                partial_ptrs += BLOCK_M * BLOCK_N
+                acc += tl.load(partial_ptrs, cache_modifier=".cg")
+            store_tile(acc, offs_m, offs_n, out, Epilogue(C_UNIT, C_VECTOR, SCALES, HAS_BETA, BIAS, ACTIVATION))
+
+
+@triton.jit
+def multiply(a, b, acc, PRECISION: tl.constexpr, PLANES: tl.constexpr, TERMS: tl.constexpr):
+    """acc + a @ b, a and b as sums of PLANES where those are several, whose products TERMS are added in their order.
+
+    "tf32" rounds operands to nearest; the tensor core would truncate them.
+    """
+    if PLANES > 1:
+        PLANE: tl.constexpr = tl.float32 if PRECISION == "tf32x3" else tl.bfloat16
+        a_planes = split(a, PLANE, PLANES)
+        b_planes = split(b, PLANE, PLANES)
+        for i in tl.static_range(len(TERMS)):
+            a_plane = dot_operand(a_planes[TERMS[i][0]])
+            b_plane = dot_operand(b_planes[TERMS[i][1]])
+            acc = tl.dot(a_plane, b_plane, acc, input_precision="tf32")
+        return acc
+    elif PRECISION == "tf32":
+        return tl.dot(round_tf32(a), round_tf32(b), acc, input_precision="tf32")
+    else:
+        return tl.dot(dot_operand(a), dot_operand(b), acc, input_precision="ieee", out_dtype=acc.dtype)
