@@ -331,7 +331,7 @@ def measure(
 
 
 def measure_shape(shape: Shape, mode: str, plans: Mapping[Way, GemmPlan], seed: int) -> tuple[Measured, list[str]]:
-    """Times candidates beside cuBLAS by the one timer; and what failed."""
+    """Times candidates and cuBLAS by the one timer; and what failed."""
     problem = Problem(shape.M, shape.N, shape.K, mode, seed=seed, batch=shape.batch, layout=shape.layout)
     ours = [Provider(str(way), plan.run) for way, plan in plans.items()]
     timed = timer.measure(problem, [cublas(problem), *ours], CUBLAS, BUDGET_S, sweep.PACE)["providers"]
@@ -512,7 +512,7 @@ def concerns(place: Place, way: Way, problem: GemmProblem) -> bool:
 
 
 def save(name: str, model: DeviceModel, out: Path) -> None:
-    """Writes a GPU's model beside those of others."""
+    """Writes the model of a GPU, and keeps those of others."""
     entries = json.loads(out.read_text()) if out.exists() else {}
     figures = model.as_dict()
     short = {place: float(f"{value_at(figures, place):.4g}") for place in places(figures, lambda _: True)}
