@@ -13,11 +13,11 @@ from perf.measure import operands
 from triton_gemm.problem import GemmProblem
 
 # Suites that a shape may belong to, the narrow regimes first: it counts for the first.
-REGIMES = ("batched", "bigk", "shortk", "square", "mid", "decode", "llm", "layouts")
+REGIMES = ("batched", "bigk", "shortk", "square", "mid", "decode", "prefill", "llm", "layouts")
 OTHER = "other"
 LISTED, DRAWN, SEED = 9, 6, 1  # shapes of each suite: from its list, and others of its regime
 # Of more regimes more: nearly all of mid's have rows that begin inside of lines, some of them inside of sectors.
-DRAWN_MORE = {"mid": 30, "llm": 18, "decode": 18}
+DRAWN_MORE = {"mid": 30, "prefill": 18, "llm": 18, "decode": 18}
 PRECISIONS = {"bf16": "half", "fp16": "half"}  # modes whose name is not the precision's
 
 # Where kernels compete: few rows on weights, tiny and odd matrices, and what tensor cores do not multiply. The columns
