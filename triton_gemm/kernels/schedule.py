@@ -38,6 +38,13 @@ class Schedule:
         return self.split_tiles * self.split_k + num_tiles - self.split_tiles
 
 
+def clusters_at_once(ctas: int, num_sms: int) -> int:
+    """How many clusters of so many CTAs, each of which fills an SM, run at the same time: of 2 as many as there are pairs
+    of SMs; of more ten elevenths of the SMs' number, because all are in one GPC, whose SMs are not a multiple of them (on
+    the 132 SMs of an H200, where it was tried, 30 of 4 and 15 of 8)."""
+    return num_sms // ctas if ctas <= 2 else num_sms * 10 // 11 // ctas
+
+
 @triton.jit
 def work_item(item, k_tiles, split_tiles, split_k):
     """(tile, part, first k-tile, end) of an item; part 0 owns the tile."""

@@ -12,7 +12,7 @@ from ...device_model import DeviceModel
 from ...problem import GemmProblem, Layout
 from .. import repack
 from ..candidate import Candidate
-from ..schedule import Schedule
+from ..schedule import Schedule, clusters_at_once
 from .host import Config, can_split_k, configs, rest_columns, unsuited
 
 MAX_PARTS = 32
@@ -101,7 +101,8 @@ def _fits(problem: GemmProblem, config: Config) -> bool:
 def schedules(problem: GemmProblem, config: Config, device: DeviceInfo) -> list[Schedule]:
     """The ways to deal out a problem's tiles that are worth comparing: all whole, or those of the last wave cut along K
     into as few parts as make for less work on the busiest SM, of many parts not every number."""
-    count, programs = problem.batch * config.tiles(problem.M, problem.N), device.num_sms
+    count = problem.batch * config.tiles(problem.M, problem.N)
+    programs = clusters_at_once(config.ctas, device.num_sms)
     k_tiles = -(-problem.K // config.BLOCK_K)
     found = [Schedule(min(count, programs))]
     if not can_split_k(config):

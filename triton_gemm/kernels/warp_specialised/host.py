@@ -6,18 +6,36 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ...compat import CLUSTERS
 from ...config import TileConfig
 from ...device import INTERPRETER, SHARED_MEMORY, DeviceInfo
 from ...problem import GemmProblem, Layout
 from .. import groups
 from ..launch import Launch, Pointer, Scalar, TensorMap
 from ..schedule import Schedule
+from .cluster import slices
 from .kernel import warp_specialised_kernel
 
 
 @dataclass(frozen=True)
 class Config(TileConfig):
-    """num_warps: those that multiply, four for each consumer; num_stages: of the ring."""
+    """num_warps: those that multiply, four for each consumer; num_stages: of the ring; CLUSTER_M, CLUSTER_N: CTAs of a
+    cluster along M and along N, each with a tile of its own (`cluster`)."""
+
+    CLUSTER_M: int = 1
+    CLUSTER_N: int = 1
+
+    @property
+    def ctas(self) -> int:
+        """Of a cluster."""
+        return self.CLUSTER_M * self.CLUSTER_N
+
+    def tiles(self, M: int, N: int) -> int:
+        """Tiles of clusters in a matrix [M, N]."""
+        return -(-M // (self.BLOCK_M * self.CLUSTER_M)) * -(-N // (self.BLOCK_N * self.CLUSTER_N))
+
+    def __str__(self) -> str:
+        return super().__str__() + (f" cluster {self.CLUSTER_M}x{self.CLUSTER_N}" if self.ctas > 1 else "")
 
 
 # What `select` chooses among, for 16-bit operands.
@@ -138,6 +156,10 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, schedule: 
         return f"tiles {config.BLOCK_N} wide lie across more than two blocks of scales, or begin inside of a half"
     if config.accumulators() > room and (problem.has_beta or not c_by_tma(problem)):
         return f"{config.accumulators()} accumulators leave a thread too few registers for pointers to C"
+    if config.ctas > 1 and not CLUSTERS:
+        return "clusters need Triton 3.9 or newer"
+    if config.ctas > 1 and problem.groups:
+        return "a cluster's tiles are of one matrix, and groups end inside of them"
     needed = shared_memory(problem, config)
     if needed > device.shared_memory:
         return f"needs {needed} bytes of shared memory, {device.name} has {device.shared_memory}"
@@ -179,22 +201,27 @@ def tensor_map(
     block_columns: int,
     planes: int = 1,
     to_tf32: bool = False,
+    sharing: int = 1,
 ) -> TensorMap:
     """The map of [batch, rows, columns] matrices; of their transposes where the unit stride runs down the columns.
-    Each matrix may be several, its planes."""
+    Each matrix may be several, its planes. sharing: CTAs of a cluster that share a block, and load a slice of it each."""
     step, row, column = layout.strides
     if layout.column_major:
         rows, columns, row, block_rows, block_columns = columns, rows, column, block_columns, block_rows
     count = planes * batch if step else planes
     step = step // planes or rows * row
-    return TensorMap(operand, dtype, (count, rows, columns), (step, row, 1), (1, block_rows, block_columns), to_tf32)
+    block = (1, block_rows, block_columns)
+    return TensorMap(
+        *(operand, dtype, (count, rows, columns), (step, row, 1), block, to_tf32), slices=slices(block_rows, sharing)
+    )
 
 
 def launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple[Launch, ...]:
     """The launch that computes `problem`; where groups are cut, after one that lists tiles."""
     m, n, k = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K
     planes = problem.planes
-    num_m, num_n, k_tiles = -(-problem.M // m), -(-problem.N // n), -(-problem.K // k)
+    num_m, num_n = -(-problem.M // (m * config.CLUSTER_M)), -(-problem.N // (n * config.CLUSTER_N))
+    k_tiles = -(-problem.K // k)
     num_tiles = problem.batch * num_m * num_n
     consumers, part = config.num_warps // 4, part_columns(problem, config)
     by_tma = c_by_tma(problem)
@@ -203,11 +230,13 @@ def launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple[
     assert schedule.split_tiles <= num_tiles and (can_split_k(config) or not split)
     shared_parts = schedule.split_tiles * (schedule.split_k - 1)
     loaded = (planes.count, problem.dtype == torch.float32)
-    a = tensor_map("a", problem.a, problem.dtype, problem.batch, problem.M, problem.K, m // consumers, k, *loaded)
+    a = tensor_map(
+        "a", problem.a, problem.dtype, problem.batch, problem.M, problem.K, m // consumers, k, *loaded, config.CLUSTER_N
+    )
     rest = rest_columns(config)
     of_b = ("b", problem.b, problem.dtype, problem.batch, problem.K, problem.N, k)
-    b = tensor_map(*of_b, n - rest, *loaded)
-    b_rest = tensor_map(*of_b, rest, *loaded) if rest else b
+    b = tensor_map(*of_b, n - rest, *loaded, config.CLUSTER_M)
+    b_rest = tensor_map(*of_b, rest, *loaded, config.CLUSTER_M) if rest else b
     c = tensor_map("c", problem.c, problem.out_dtype, problem.batch, problem.M, problem.N, m // consumers, part)
     arguments = {
         "a_desc": a,
@@ -231,7 +260,7 @@ def launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple[
         "alpha": Scalar("alpha"),
         "beta": Scalar("beta"),
         "num_m": num_m,
-        "num_items": schedule.items(num_tiles),
+        "num_items": schedule.items(num_tiles) * config.ctas,
         "k_tiles": k_tiles,
         "group_m": schedule.group_m,
         "per_group": schedule.group_m * num_n,
@@ -262,6 +291,8 @@ def launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple[
         "A_PLANES": sum(i << 2 * term for term, (i, _) in enumerate(planes.terms)),
         "B_PLANES": sum(j << 2 * term for term, (_, j) in enumerate(planes.terms)),
         "PROMOTE": promotes(problem),
+        "CLUSTER_M": config.CLUSTER_M,
+        "CLUSTER_N": config.CLUSTER_N,
         "num_stages": config.num_stages,
         "PDL": False,
     }
@@ -269,10 +300,11 @@ def launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple[
         *([groups.launch(problem, config, schedule.group_m)] if problem.groups else []),
         Launch(
             warp_specialised_kernel,
-            (schedule.programs, 1, 1),
+            (schedule.programs * config.ctas, 1, 1),
             arguments,
             {"num_warps": 4},
-            workspace=shared_parts * m * n * 4,
-            counters=schedule.split_tiles * consumers,
+            workspace=shared_parts * config.ctas * m * n * 4,
+            counters=schedule.split_tiles * config.ctas * consumers,
+            cluster=config.ctas,
         ),
     )

@@ -1,0 +1,211 @@
+"""Thread-block clusters: programs that run at the same time, on neighbouring tiles, and share what they load, by TMA
+multicast.
+
+Each CTA of a cluster is a program with a tile of its own, and all that the kernel does is the same with and without
+clusters but for what is here. CTA number i + CLUSTER_M * j, its rank, has the i-th tile along M and the j-th along N of
+the cluster's. CTAs of equal i share A, those of equal j share B; a CTA's peers are all of those, itself included. Of
+what is shared each CTA loads a slice, into the shared memory of all that share it. So each asks L2 for as much as every
+other, and takes in more than its own port from L2 gives.
+
+A slot is full when all of its bytes have come, whoever loaded them, and empty when all peers' consumers have read
+theirs, into which this CTA loads as well: each consumer arrives at the empty barriers of all peers. Bytes may come
+before a CTA says how many it expects: the phase of its barrier cannot end before.
+
+Nothing waits for ever. All CTAs of a cluster run at the same time, and go through the same steps. Let all loads of the
+steps before step t be issued, by all CTAs. Then their slots become full, consumers free the slot of step
+t - NUM_STAGES (after the products of the step after it are begun, which is before t, with two stages or more), and
+every producer issues its loads of step t. Else partitions wait for what their own CTA began, and for partial sums of
+clusters that have started before (`schedule`). A CTA ends when nothing comes to its memory any more: its consumers have
+seen all its slots full, and its producer, in the end, all of them empty (`wait_for_peers`).
+
+This is PTX, and Triton is not told of it: from its clusters (`num_ctas`), in which a tensor is the whole cluster's, come
+a fence and a barrier for the whole GPU's memory at the end, loads by one CTA for all others, and a barrier of all warps
+before each arrival.
+"""
+
+from __future__ import annotations
+
+import os
+
+from triton import constexpr_function
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from ...compat import tma_load
+
+ARRIVE = gl.constexpr(os.environ.get("TG_ARRIVE", "warp"))
+WAIT = gl.constexpr(os.environ.get("TG_WAIT", "asm"))
+SLICED = gl.constexpr(os.environ.get("TG_SLICED", "1"))
+
+
+@constexpr_function
+def slices(outer, group):
+    """Into how many slices, each of whole groups of 8 of its `outer` rows in shared memory, as TMA swizzles them, a tile
+    is cut that a `group` of CTAs share."""
+    return max(1, min(group, outer // 8)) if SLICED.value == "1" else 1
+
+
+@gluon.jit
+def rank(config):
+    """The number of this CTA in its cluster."""
+    return gl.program_id(0) % (config.CLUSTER_M * config.CLUSTER_N)
+
+
+@gluon.jit
+def publish_barriers(config):
+    """Makes this CTA's barriers ready for others, once they have joined it."""
+    if config.CLUSTER_M * config.CLUSTER_N > 1:
+        gl.inline_asm("fence.mbarrier_init.release.cluster;")
+
+
+@gluon.jit
+def join_cluster(config):
+    """Waits until all of the cluster's CTAs have started and made their barriers. All partitions do so, as the barrier
+    of a cluster is of all of its threads."""
+    if config.CLUSTER_M * config.CLUSTER_N > 1:
+        gl.inline_asm("barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.acquire.aligned;")
+
+
+@constexpr_function
+def arrivals(consumers, cluster_m, cluster_n):
+    """How many arrive at an empty barrier: each consumer, or in a cluster each warp of peers' consumers."""
+    if cluster_m * cluster_n == 1:
+        return consumers
+    return consumers * (cluster_m + cluster_n - 1) * (4 if ARRIVE.value == "warp" else 1)
+
+
+@gluon.jit
+def free_slot(ring, slot, pred, config):
+    """This consumer has read a slot: as far as it goes, the slot may be filled again."""
+    if config.CLUSTER_M * config.CLUSTER_N == 1:
+        mbarrier.arrive(ring.empty.index(slot), pred=pred)
+    else:
+        if ARRIVE == "one":
+            gl.barrier()
+        asm: gl.constexpr = arrive_asm(config.CLUSTER_M, config.CLUSTER_N)
+        gl.inline_asm(asm, "r,r", [ring.empty.index(slot), gl.to_tensor(pred).to(gl.int32)])
+
+
+@constexpr_function
+def arrive_asm(cluster_m, cluster_n):
+    """Lane l of each warp arrives at the barrier of peer number l: first those that share A, then others that share B.
+    So no warp waits for the others, which may still read."""
+    peers = cluster_m + cluster_n - 1
+    lane = "mov.u32 lane, %laneid;" if ARRIVE.value == "warp" else "mov.u32 lane, %tid.x; and.b32 lane, lane, 127;"
+    return f"""{{
+.reg .pred chosen, beyond;
+.reg .b32 lane, rank, i, first, other, peer, barrier;
+{lane}
+mov.u32 rank, %cluster_ctarank;
+and.b32 i, rank, {cluster_m - 1};
+sub.s32 first, rank, i;
+mad.lo.s32 peer, lane, {cluster_m}, i;
+sub.s32 other, lane, {cluster_n};
+setp.ge.s32 beyond, other, i;
+@beyond add.s32 other, other, 1;
+setp.ge.s32 beyond, lane, {cluster_n};
+@beyond add.s32 peer, first, other;
+setp.ne.b32 chosen, $1, 0;
+setp.lt.and.s32 chosen, lane, {peers}, chosen;
+@chosen mapa.shared::cluster.u32 barrier, $0, peer;
+@chosen mbarrier.arrive.shared::cluster.b64 _, [barrier];
+}}"""
+
+
+@gluon.jit
+def wait_until_full(ring, slot, phase, config):
+    """Waits for a slot's tiles; in a cluster each warp for itself, which arrives for itself, too."""
+    if config.CLUSTER_M * config.CLUSTER_N == 1 or WAIT == "gluon":
+        mbarrier.wait(ring.full.index(slot), phase)
+    else:
+        gl.inline_asm(WAIT_ASM, "r,r", [ring.full.index(slot), phase])
+
+
+# Triton gives the addresses of barriers and tiles in CTA 0 of a cluster.
+WAIT_ASM = gl.constexpr("""{
+.reg .pred done;
+.reg .b32 rank, barrier;
+mov.u32 rank, %cluster_ctarank;
+mapa.shared::cluster.u32 barrier, $0, rank;
+again:
+mbarrier.try_wait.parity.shared::cta.b64 done, [barrier], $1;
+@!done bra.uni again;
+}""")
+
+
+@gluon.jit
+def wait_for_peers(ring, slot, phase, config):
+    """The producer's end: waits until all slots are empty, so that no peer arrives at barriers of a CTA that has ended."""
+    if config.CLUSTER_M * config.CLUSTER_N > 1:
+        for _ in range(config.NUM_STAGES):
+            mbarrier.wait(ring.empty.index(slot), phase)
+            slot, phase = next_slot(slot, phase, config)
+
+
+@gluon.jit
+def next_slot(slot, phase, config):
+    """The ring's next slot; the phase flips when the ring has gone round."""
+    slot += 1
+    wrapped = slot == config.NUM_STAGES
+    return gl.where(wrapped, 0, slot), phase ^ wrapped.to(gl.int32)
+
+
+@gluon.jit
+def load(
+    desc, PARAMETER: gl.constexpr, batch, column, k, full, tile, OF_A: gl.constexpr, K_MAJOR: gl.constexpr, config
+):
+    """Starts to load the tile of an operand at `column`, a row of A or a column of B, and k; of a tile that others load
+    as well this CTA's slice, for all of them. PARAMETER: the number of the operand's tensor map among the kernel's
+    parameters."""
+    corner = [batch, column, k] if K_MAJOR else [batch, k, column]
+    GROUP: gl.constexpr = config.CLUSTER_N if OF_A else config.CLUSTER_M
+    if GROUP == 1:
+        tma_load(desc, corner, full, tile)
+    else:
+        asm: gl.constexpr = multicast_asm(
+            PARAMETER, desc.block_shape, desc.dtype.primitive_bitwidth // 8, OF_A, config.CLUSTER_M, config.CLUSTER_N
+        )
+        gl.inline_asm(asm, "r,r,r,r,r", [tile, full, corner[2], corner[1], batch])
+
+
+@constexpr_function
+def multicast_asm(parameter, block, itemsize, of_a, cluster_m, cluster_n):
+    """One lane loads this CTA's slice of a tile, in panels of 128 bytes, to which TMA's swizzle is limited."""
+    _, outer, inner = block
+    pieces, panel = slices(outer, cluster_n if of_a else cluster_m), min(inner, 128 // itemsize)
+    size = outer // pieces
+    if of_a:  # number j of those of equal i
+        mine, mask = "j", f"shl.b32 mask, {sum(1 << cluster_m * j for j in range(cluster_n))}, i;"
+    else:
+        mine, mask = "i", f"sub.s32 first, rank, i; shl.b32 mask, {(1 << cluster_m) - 1}, first;"
+    copy = "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+    loads = [f"@chosen {copy} [into], [map, {{x, y, $4}}], [full], peers;"] * (inner // panel)
+    step = f"add.s32 x, x, {panel}; add.s32 into, into, {outer * panel * itemsize};"
+    return f"""{{
+.reg .pred chosen, elected;
+.reg .b16 peers;
+.reg .b32 rank, i, j, first, mask, into, full, x, y;
+.reg .b64 map;
+mov.b64 map, warp_specialised_kernel_param_{parameter};
+cvta.param.u64 map, map;
+mov.u32 rank, %cluster_ctarank;
+and.b32 i, rank, {cluster_m - 1};
+shr.u32 j, rank, {cluster_m.bit_length() - 1};
+{mask}
+cvt.u16.u32 peers, mask;
+mapa.shared::cluster.u32 into, $0, rank;
+mapa.shared::cluster.u32 full, $1, rank;
+mad.lo.s32 into, {mine}, {size * panel * itemsize}, into;
+mov.b32 x, $2;
+mad.lo.s32 y, {mine}, {size}, $3;
+elect.sync _|elected, -1;
+setp.lt.and.s32 chosen, {mine}, {pieces}, elected;
+{(chr(10) + step + chr(10)).join(loads)}
+}}"""
+
+
+@gluon.jit
+def idle_partition(config):
+    """Warps that only fill up the CTA's last warpgroup: the cluster's barrier is of all warps."""
+    join_cluster(config)
