@@ -630,6 +630,7 @@ MODULES: dict[str, Any] = {
         reciprocal=lambda x: Tensor(1.0 / x.data),
         power_of_two=lambda x: Tensor(torch.exp2(x.data)),
         aggregate=dataclass(frozen=True),
+        CLUSTERS=True,
     ),
 }
 

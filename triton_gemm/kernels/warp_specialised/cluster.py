@@ -43,7 +43,7 @@ SLICED = gl.constexpr(os.environ.get("TG_SLICED", "1"))
 def slices(outer, group):
     """Into how many slices, each of whole groups of 8 of its `outer` rows in shared memory, as TMA swizzles them, a tile
     is cut that a `group` of CTAs share."""
-    return max(1, min(group, outer // 8)) if SLICED.value == "1" else 1
+    return max(1, min(group, outer // 8)) if getattr(SLICED, "value", SLICED) == "1" else 1
 
 
 @gluon.jit
@@ -72,7 +72,7 @@ def arrivals(consumers, cluster_m, cluster_n):
     """How many arrive at an empty barrier: each consumer, or in a cluster each warp of peers' consumers."""
     if cluster_m * cluster_n == 1:
         return consumers
-    return consumers * (cluster_m + cluster_n - 1) * (4 if ARRIVE.value == "warp" else 1)
+    return consumers * (cluster_m + cluster_n - 1) * (4 if getattr(ARRIVE, "value", ARRIVE) == "warp" else 1)
 
 
 @gluon.jit
@@ -92,7 +92,11 @@ def arrive_asm(cluster_m, cluster_n):
     """Lane l of each warp arrives at the barrier of peer number l: first those that share A, then others that share B.
     So no warp waits for the others, which may still read."""
     peers = cluster_m + cluster_n - 1
-    lane = "mov.u32 lane, %laneid;" if ARRIVE.value == "warp" else "mov.u32 lane, %tid.x; and.b32 lane, lane, 127;"
+    lane = (
+        "mov.u32 lane, %laneid;"
+        if getattr(ARRIVE, "value", ARRIVE) == "warp"
+        else "mov.u32 lane, %tid.x; and.b32 lane, lane, 127;"
+    )
     return f"""{{
 .reg .pred chosen, beyond;
 .reg .b32 lane, rank, i, first, other, peer, barrier;
