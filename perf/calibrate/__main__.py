@@ -1,4 +1,4 @@
-"""Where the device models come from: python -m perf.calibrate measure | fit FILE | regret FILE.
+"""Where the device models come from: python -m perf.calibrate measure | fit FILE... | regret FILE...
 
 `measure` (needs a GPU) times the candidates that are predicted to be fast, of every kernel in `kernels.KERNELS`, and
 cuBLAS, on shapes of every regime, and writes them to one JSON file after each shape. `fit` finds the figures of the
@@ -15,6 +15,7 @@ import json
 import math
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -39,7 +40,6 @@ try:
     from perf.common import arguments as args
     from perf.common.files import read_json
     from perf.measure import environment, operands, timer
-    from perf.measure.operands import Problem
     from perf.measure.providers import CUBLAS, cublas
     from perf.measure.timer import DeviceLostError, Provider
     from triton_gemm import device_model, kernels
@@ -62,7 +62,8 @@ WIDE = 160  # columns where there is no terminal
 REGIMES = ("batched", "bigk", "shortk", "square", "mid", "decode", "llm", "layouts")
 OTHER = "other"
 LISTED, DRAWN, SEED = 9, 6, 1  # shapes of each suite: from its list, and others of its regime
-DRAWN_MID = 30  # of mid, nearly all of which have rows that begin inside of lines, some of them inside of sectors
+# Of more regimes more: nearly all of mid's have rows that begin inside of lines, some of them inside of sectors.
+DRAWN_MORE = {"mid": 30, "llm": 18, "decode": 18}
 PRECISIONS = {"bf16": "half", "fp16": "half"}  # modes whose name is not the precision's
 
 # Where kernels compete: few rows on weights, tiny and odd matrices, and what tensor cores do not multiply. The columns
@@ -89,17 +90,19 @@ OWN: tuple[tuple[str, tuple[Shape, ...]], ...] = (
     ("fp64", (*(Shape(*size) for size in SMALL), Shape(16, 4096, 4096), Shape(2048, 2048, 2048))),
     ("tf32", tuple(Shape(m, 4096, 4096, layout="nt") for m in (1, 2, 4, 16, 64, 2048))),
 )
+SCALED = ("fp8-rows", "fp8-fast", "fp8-blocks", "int8", "tf32", "bf16x6")  # suites of which a few shapes are measured
 
 KEEP = 16  # candidates of a shape, the fastest as predicted, of all kernels
 LEAST = 3  # at least so many of each
+MOST = 2  # and at most so many of one configuration, which differ in how the work is dealt out
 BUDGET_S = 0.3
 
 ERROR = 1.2  # what a shape's errors weigh in a fit
-REGRET = 1.5, 1.5  # and its regret: in that of the persistent kernel, and in that of the others
+REGRET = 2.5, 2.5  # and its regret: in that of the persistent kernel, and in that of the others
 LEAST_REGRET = 1e-4
 LIKE = 0.04  # predictions that differ by so much are hardly told apart
-PRIOR = 0.1  # weight of a figure's logarithm against them
-ITERATIONS = 6
+PRIOR = 0.3  # weight of a figure's logarithm against them
+ITERATIONS = 15
 SCALE = 0.5  # of errors and regrets: larger ones count less than by their squares
 MOVES = (0.08, 0.04, 0.02, 0.04, 0.02, 0.01)  # of a figure's logarithm
 CLOSE = 0.01  # LIKE, for these
@@ -108,7 +111,7 @@ WORST = 0.05  # regret from which on a shape is named
 HELD_OUT = 3  # one in so many shapes
 
 SIZES = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages")
-OTHERS = ("batch", "pad", "bias", "activation")  # figures of a shape that are written where it has them
+OTHERS = ("batch", "pad", "bias", "activation", "scales")  # figures of a shape that are written where it has them
 COLUMNS = ("kernel", *SIZES, "programs", "split_tiles", "split_k", "swap_ab", "packed", "us")
 
 
@@ -141,20 +144,21 @@ def gemm_problem(shape: Shape, mode: str = "bf16") -> GemmProblem:
 
     a, b = lay(shape.M, shape.K, shape.layout[0]), lay(shape.K, shape.N, shape.layout[1])
     c = torch.empty(*batch, shape.M, shape.N, dtype=operands.OUT_DTYPES.get(dtype, dtype), device="meta")
-    precision = PRECISIONS.get(mode, mode)
-    return GemmProblem.of(a, b, c, precision=precision, bias=shape.bias, activation=shape.activation)
+    more = {"bias": shape.bias, "activation": shape.activation, "scales": shape.scales}
+    return GemmProblem.of(a, b, c, precision=PRECISIONS.get(mode, mode), **more)
 
 
 def ways(problem: GemmProblem, device: DeviceInfo) -> list[Way]:
     """The fastest as predicted, best first, of all legal candidates, and a few of each kernel."""
     found: list[Way] = []
-    of_kernel = dict.fromkeys(kernels.KERNELS, 0)
+    kept: Counter[Any] = Counter()
     for _, kernel, candidate in ranked(problem, device):
-        if len(found) < KEEP or of_kernel[kernel] < LEAST:
+        of_config = (kernel, candidate.config, candidate.swap_ab, candidate.packed)
+        if (len(found) < KEEP or kept[kernel] < LEAST) and kept[of_config] < MOST:
             illegal = kernels.named(kernel).illegal
             if illegal(candidate.problem, device, candidate.config, candidate.work) is None:
                 found.append(Way(kernel, candidate))
-                of_kernel[kernel] += 1
+                kept.update((kernel, of_config))
     return found
 
 
@@ -232,20 +236,25 @@ def write(target: Path, surroundings: Mapping[str, Any], measured: Iterable[Meas
     os.replace(partial, target)
 
 
-def read(source: Path) -> Calibration:
-    """What `write` wrote. Raises ValueError for another file."""
-    try:
-        found = read_json(source)
-        if tuple(found["columns"]) != COLUMNS:
-            raise ValueError(f"columns {found['columns']}")
-        gpu = found["environment"]
-        device = replace(device_of_capability((9, 0)), name=gpu["gpu"], num_sms=gpu["num_sms"])
-        shapes = [_measured(entry) for entry in found["shapes"]]
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{source} was not written by `measure`: {error}") from error
-    if not shapes:
-        raise ValueError(f"{source} holds no shape")
-    return Calibration(device, shapes)
+def read(*sources: Path) -> Calibration:
+    """What `write` wrote, of one GPU. Raises ValueError for another file, or those of several GPUs."""
+    devices: set[DeviceInfo] = set()
+    shapes: list[Measured] = []
+    for source in sources:
+        try:
+            found = read_json(source)
+            if tuple(found["columns"]) != COLUMNS:
+                raise ValueError(f"columns {found['columns']}")
+            gpu = found["environment"]
+            devices.add(replace(device_of_capability((9, 0)), name=gpu["gpu"], num_sms=gpu["num_sms"]))
+            shapes += [_measured(entry) for entry in found["shapes"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{source} was not written by `measure`: {error}") from error
+        if not found["shapes"]:
+            raise ValueError(f"{source} holds no shape")
+    if len(devices) > 1:
+        raise ValueError(f"of several GPUs: {', '.join(sorted(device.name for device in devices))}")
+    return Calibration(devices.pop(), shapes)
 
 
 def _measured(entry: dict[str, Any]) -> Measured:
@@ -280,14 +289,21 @@ def _rounded(us: float) -> float:
 # ---- measure ----
 
 
-def shapes_to_measure(limit: int | None) -> tuple[tuple[Shape, str], ...]:
-    """Some of each suite's shapes, others of its regime, and OWN, each once, with modes."""
+def shapes_to_measure(
+    limit: int | None, seed: int | None = None, suites: Sequence[str] | None = None
+) -> tuple[tuple[Shape, str], ...]:
+    """Some of each suite's shapes, others of its regime, and OWN, each once, with modes; with a seed only others of
+    each regime, more of them; of some suites without OWN."""
     found: dict[tuple[str, str], tuple[Shape, str]] = {}
-    for name in REGIMES:
+    for name in suites or (*REGIMES, *SCALED):
         suite = SUITES[name]
-        for shape in (*spaced(suite.shapes, LISTED), *unseen(suite, SEED, DRAWN_MID if name == "mid" else DRAWN)):
-            found.setdefault((shape.key, "bf16"), (shape, "bf16"))
-    for mode, shapes in OWN:
+        drawn = DRAWN_MORE.get(name, DRAWN)
+        listed = spaced(suite.shapes, LISTED) if seed is None else ()
+        others = unseen(suite, SEED, drawn) if seed is None else unseen(suite, seed, 2 * drawn)
+        for shape in (*listed, *others):
+            mode = suite.mode or "bf16"
+            found.setdefault((shape.key, mode), (shape, mode))
+    for mode, shapes in OWN if seed is None and suites is None else ():
         found |= {(shape.key, mode): (shape, mode) for shape in shapes}
     every = tuple(found.values())
     evenly = np.linspace(0, len(every) - 1, min(limit or len(every), len(every)))
@@ -332,8 +348,8 @@ def measure(
 
 def measure_shape(shape: Shape, mode: str, plans: Mapping[Way, GemmPlan], seed: int) -> tuple[Measured, list[str]]:
     """Times candidates and cuBLAS by the one timer; and what failed."""
-    problem = Problem(shape.M, shape.N, shape.K, mode, seed=seed, batch=shape.batch, layout=shape.layout)
-    ours = [Provider(str(way), plan.run) for way, plan in plans.items()]
+    problem = sweep.problem_of(shape, SUITES["llm"], sweep.Options(mode), seed)
+    ours = [Provider(str(way), calling(plan)) for way, plan in plans.items()]
     timed = timer.measure(problem, [cublas(problem), *ours], CUBLAS, BUDGET_S, sweep.PACE)["providers"]
     us = {name: 1000 * result["time_ms"]["median"] for name, result in timed.items() if "time_ms" in result}
     failed = [
@@ -345,6 +361,11 @@ def measure_shape(shape: Shape, mode: str, plans: Mapping[Way, GemmPlan], seed: 
     return Measured(shape, mode, us.get(CUBLAS, math.nan), kept if CUBLAS in us else {}), failed
 
 
+def calling(plan: GemmPlan) -> Callable[..., None]:
+    """The plan as a provider calls it: with bias and scales one after another."""
+    return lambda a, b, c, *auxiliary: plan.run(a, b, c, auxiliary)
+
+
 def compile_all(plans: Sequence[tuple[GemmPlan, str]]) -> None:
     """Compiles plans, with the modes of their operands, many at once; a failure is left to the measurement, which meets
     it again."""
@@ -353,8 +374,11 @@ def compile_all(plans: Sequence[tuple[GemmPlan, str]]) -> None:
     def one(planned: tuple[GemmPlan, str]) -> None:
         torch.cuda.set_device(index)  # the current device is a thread's own
         plan, mode = planned
-        dtypes = dict.fromkeys(("a", "b", "c", "packed_a", "packed_b"), operands.MODE_DTYPES[mode])
-        dtypes |= {"workspace": torch.float32, "sums": torch.float32, "counters": torch.int32}
+        dtype = operands.MODE_DTYPES[mode]
+        dtypes = {"a": dtype, "b": dtype} | dict.fromkeys(("c", "bias"), operands.OUT_DTYPES.get(dtype, dtype))
+        dtypes |= dict.fromkeys(("a_scale", "b_scale"), torch.float32)
+        for step in plan.steps:
+            dtypes |= {temporary.name: temporary.dtype for temporary in step.launch.temporaries}
         # Sizes and strides are the launch's; of the tensors only type and alignment count.
         stand_ins = {name: torch.empty(64, dtype=dtype, device=operands.DEVICE) for name, dtype in dtypes.items()}
         for step in plan.steps:
@@ -608,9 +632,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not console.is_terminal:
         console = Console(width=WIDE)
     if given.command == "measure":
-        return run_measure(given.out, given.limit, console)
+        return run_measure(given.out, shapes_to_measure(given.limit, given.seed, given.suites), console)
     try:
-        calibration = read(given.file)
+        calibration = read(*given.files)
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -622,7 +646,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             line = f"what select chooses was not measured for {len(absent)}: {', '.join(absent)}"
             console.print(line, highlight=False, soft_wrap=True)
     elif given.hold_out is None:
-        found = replace(fit(shapes, model_of(device)), source=os.path.relpath(given.file, environment.ROOT))
+        source = ", ".join(os.path.relpath(file, environment.ROOT) for file in given.files)
+        found = replace(fit(shapes, model_of(device)), source=source)
         show_regret("fitted model", shapes, found, console)
         save(device.name, found, given.out)
         console.print(f"wrote {given.out}", highlight=False, soft_wrap=True)
@@ -635,7 +660,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def run_measure(out: Path | None, limit: int | None, console: Console) -> int:
+def run_measure(out: Path | None, shapes: Sequence[tuple[Shape, str]], console: Console) -> int:
     surroundings = environment.describe("calibration")
     if surroundings["gpu"] is None or surroundings["capability"] != [9, 0]:
         print("error: `measure` needs a GPU that is sm_90, for all kernels", file=sys.stderr)
@@ -643,7 +668,7 @@ def run_measure(out: Path | None, limit: int | None, console: Console) -> int:
     out = out or environment.RESULTS / environment.slug(surroundings["gpu"]) / FILE
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        failures = measure(shapes_to_measure(limit), out, surroundings, console)
+        failures = measure(shapes, out, surroundings, console)
     except OSError as error:
         print(f"error: cannot write {out}: {error.strerror or error}", file=sys.stderr)
         return 2
@@ -666,9 +691,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     measuring = commands.add_parser("measure", help="time candidates and cuBLAS; needs a Hopper GPU")
     measuring.add_argument("--out", type=args.path, metavar="FILE", help=f"default perf/results/<gpu>/{FILE}")
     measuring.add_argument("--limit", type=args.count, metavar="N", help="at most N shapes, evenly spaced")
+    measuring.add_argument("--seed", type=int, metavar="SEED", help="other shapes of each regime, none that is listed")
+    measuring.add_argument("--suites", nargs="+", choices=SUITES, metavar="SUITE", help="shapes of these suites only")
     for name, what in (("fit", "find a model, and its regret"), ("regret", "of the present model")):
         command = commands.add_parser(name, help=f"{what}; needs no GPU")
-        command.add_argument("file", type=args.path, metavar="FILE", help="what `measure` wrote")
+        command.add_argument("files", type=args.path, metavar="FILE", nargs="+", help="what `measure` wrote")
         if name == "fit":
             there = device_model.FILE
             command.add_argument("--out", type=args.path, metavar="FILE", default=there, help=f"default {there.name}")

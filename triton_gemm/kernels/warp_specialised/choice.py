@@ -13,7 +13,7 @@ from ...problem import GemmProblem, Layout
 from .. import repack
 from ..candidate import Candidate
 from ..schedule import Schedule, clusters_at_once
-from .host import Config, can_split_k, configs, rest_columns, unsuited
+from .host import Config, can_split_k, configs, promotes, rest_columns, unsuited
 
 MAX_PARTS = 32
 _KNOWN = Remembered()
@@ -25,15 +25,15 @@ class Costs:
     """What the kernel takes on one GPU, in microseconds.
 
     setup: of its barriers, beyond an empty launch; spread: what starting programs on all SMs at once adds, on fewer a
-    share of it; step: what an SM needs for 128 bytes along K of a tile, "128x256",
-    when its operands come from L2, at the clock of long products; stage: handing a stage of the ring over, of
-    products of 16 bits and of others; line: one
-    line of 128 bytes from L2 to each of two neighbouring SMs, and alone: of that to one whose neighbour is idle;
-    beyond: filling a line beyond the matrix with zeros; inside_line: lines that 128 bytes of a row count for where rows
-    begin inside of lines, at a sector's 32 bytes, and inside_sector: where they begin inside of sectors; start: filling
-    the ring and storing a tile, a constant and what is added for TILE elements; tail: storing a tile's second part;
-    share: handing partial sums to another program, and part: adding one more program's, likewise; paired: bytes in a
-    microsecond from memory to each of two neighbouring SMs.
+    share of it; step: what an SM needs for 128 bytes along K of a tile, "128x256", when its operands come from L2, at
+    the clock of long products; stage: handing a stage of the ring over, of operands of 16 bits and of others;
+    promotion: adding a k-tile's sums outside of the tensor cores, for TILE elements; line: one line of 128 bytes from
+    L2 to each of two neighbouring SMs, and alone: of that to one whose neighbour is idle; beyond: filling a line beyond
+    the matrix with zeros; inside_line: lines that 128 bytes of a row count for where rows begin inside of lines, at a
+    sector's 32 bytes, and inside_sector: where they begin inside of sectors; start: filling the ring and storing a
+    tile, a constant and what is added for TILE elements; tail: storing a tile's second part; share: handing partial
+    sums to another program, and part: adding one more program's, likewise; paired: bytes in a microsecond from memory
+    to each of two neighbouring SMs.
     """
 
     KERNEL = "warp_specialised"
@@ -42,6 +42,7 @@ class Costs:
     spread: float
     step: Mapping[str, float]
     stage: tuple[float, float]
+    promotion: float
     line: float
     alone: float
     beyond: float
@@ -177,8 +178,10 @@ def _of_tile(
     k_lines = config.BLOCK_K * itemsize / 128
     lines = rows * _lines(problem.a, itemsize, costs) + columns * _lines(problem.b, itemsize, costs)
     load = lines * costs.line * (costs.alone if alone else 1.0) + (m - rows + n - columns) * costs.beyond
-    pace = terms * (soft_maximum(step(m, n, costs) * k_lines, load * k_lines) + costs.stage[itemsize != 2 or terms > 1])
     size = m * n / TILE
+    pace = terms * (soft_maximum(step(m, n, costs) * k_lines, load * k_lines) + costs.stage[itemsize != 2])
+    if promotes(problem):
+        pace += costs.promotion * size
     start = costs.start[0] + costs.start[1] * size + costs.tail * bool(rest_columns(config))
     share, part = (constant + slope * size for constant, slope in (costs.share, costs.part))
     return lines * k_lines * terms, pace, start, share, part
