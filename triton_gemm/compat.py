@@ -127,6 +127,15 @@ _shared: Any = gl.shared_memory_descriptor
 reinterpret = getattr(_shared, "reinterpret", None) or _shared._reinterpret
 # Triton 3.9 gives inline PTX the addresses of shared memory, which clusters need.
 CLUSTERS: bool = hasattr(gl, "inline_asm")
+
+
+@triton.constexpr_function
+def tensor_map_parameter(kernel: str, number: int, dimensions: int) -> str:
+    """What PTX calls a kernel's tensor map of that number. Its tensor maps are its first parameters, all of so many
+    dimensions, and each is followed by its shape and strides."""
+    return f"{kernel}_param_{number * (1 + 2 * dimensions)}"
+
+
 tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 

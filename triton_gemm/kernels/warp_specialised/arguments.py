@@ -86,8 +86,8 @@ class Ring:
 
 @aggregate
 class Work:
-    """Which tiles there are, and in which order programs take them (`schedule`). num_items: of all CTAs,
-    whereas tiles are those of whole clusters; tiles_ptr: the list of a grouped product's tiles (`groups`)."""
+    """Which tiles there are, and in which order programs take them (`schedule`), where clusters take tiles for programs.
+    num_items: those of all CTAs; tiles_ptr: the list of a grouped product's tiles (`groups`)."""
 
     num_items: gl.tensor
     k_tiles: gl.tensor

@@ -16,7 +16,7 @@ steps before step t be issued, by all CTAs. Then their slots become full, consum
 t - NUM_STAGES (after the products of the step after it are begun, which is before t, with two stages or more), and
 every producer issues its loads of step t. Else partitions wait for what their own CTA began, and for partial sums of
 clusters that have started before (`schedule`). A CTA ends when nothing comes to its memory any more: its consumers have
-seen all its slots full, and its producer, in the end, all of them empty (`wait_for_peers`).
+seen all its slots full, and its producer, in the end, all of them empty (`load.wait_for_peers`).
 
 This is PTX, and Triton is not told of it: from its clusters (`num_ctas`), in which a tensor is the whole cluster's, come
 a fence and a barrier for the whole GPU's memory at the end, loads by one CTA for all others, and a barrier of all warps
@@ -25,25 +25,23 @@ before each arrival.
 
 from __future__ import annotations
 
-import os
-
 from triton import constexpr_function
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from ...compat import tma_load
+from ...compat import tensor_map_parameter, tma_load
 
-ARRIVE = gl.constexpr(os.environ.get("TG_ARRIVE", "warp"))
-WAIT = gl.constexpr(os.environ.get("TG_WAIT", "asm"))
-SLICED = gl.constexpr(os.environ.get("TG_SLICED", "1"))
+KERNEL = "warp_specialised_kernel"
+MAX_CTAS = 8  # of a cluster, on every GPU that has them
+CONSUMER_WARPS = 4
 
 
 @constexpr_function
 def slices(outer, group):
     """Into how many slices, each of whole groups of 8 of its `outer` rows in shared memory, as TMA swizzles them, a tile
     is cut that a `group` of CTAs share."""
-    return max(1, min(group, outer // 8)) if getattr(SLICED, "value", SLICED) == "1" else 1
+    return max(1, min(group, outer // 8))
 
 
 @gluon.jit
@@ -72,7 +70,7 @@ def arrivals(consumers, cluster_m, cluster_n):
     """How many arrive at an empty barrier: each consumer, or in a cluster each warp of peers' consumers."""
     if cluster_m * cluster_n == 1:
         return consumers
-    return consumers * (cluster_m + cluster_n - 1) * (4 if getattr(ARRIVE, "value", ARRIVE) == "warp" else 1)
+    return consumers * CONSUMER_WARPS * (cluster_m + cluster_n - 1)
 
 
 @gluon.jit
@@ -81,8 +79,6 @@ def free_slot(ring, slot, pred, config):
     if config.CLUSTER_M * config.CLUSTER_N == 1:
         mbarrier.arrive(ring.empty.index(slot), pred=pred)
     else:
-        if ARRIVE == "one":
-            gl.barrier()
         asm: gl.constexpr = arrive_asm(config.CLUSTER_M, config.CLUSTER_N)
         gl.inline_asm(asm, "r,r", [ring.empty.index(slot), gl.to_tensor(pred).to(gl.int32)])
 
@@ -91,16 +87,10 @@ def free_slot(ring, slot, pred, config):
 def arrive_asm(cluster_m, cluster_n):
     """Lane l of each warp arrives at the barrier of peer number l: first those that share A, then others that share B.
     So no warp waits for the others, which may still read."""
-    peers = cluster_m + cluster_n - 1
-    lane = (
-        "mov.u32 lane, %laneid;"
-        if getattr(ARRIVE, "value", ARRIVE) == "warp"
-        else "mov.u32 lane, %tid.x; and.b32 lane, lane, 127;"
-    )
     return f"""{{
 .reg .pred chosen, beyond;
 .reg .b32 lane, rank, i, first, other, peer, barrier;
-{lane}
+mov.u32 lane, %laneid;
 mov.u32 rank, %cluster_ctarank;
 and.b32 i, rank, {cluster_m - 1};
 sub.s32 first, rank, i;
@@ -111,71 +101,31 @@ setp.ge.s32 beyond, other, i;
 setp.ge.s32 beyond, lane, {cluster_n};
 @beyond add.s32 peer, first, other;
 setp.ne.b32 chosen, $1, 0;
-setp.lt.and.s32 chosen, lane, {peers}, chosen;
+setp.lt.and.s32 chosen, lane, {cluster_m + cluster_n - 1}, chosen;
 @chosen mapa.shared::cluster.u32 barrier, $0, peer;
 @chosen mbarrier.arrive.shared::cluster.b64 _, [barrier];
 }}"""
 
 
 @gluon.jit
-def wait_until_full(ring, slot, phase, config):
-    """Waits for a slot's tiles; in a cluster each warp for itself, which arrives for itself, too."""
-    if config.CLUSTER_M * config.CLUSTER_N == 1 or WAIT == "gluon":
-        mbarrier.wait(ring.full.index(slot), phase)
-    else:
-        gl.inline_asm(WAIT_ASM, "r,r", [ring.full.index(slot), phase])
-
-
-# Triton gives the addresses of barriers and tiles in CTA 0 of a cluster.
-WAIT_ASM = gl.constexpr("""{
-.reg .pred done;
-.reg .b32 rank, barrier;
-mov.u32 rank, %cluster_ctarank;
-mapa.shared::cluster.u32 barrier, $0, rank;
-again:
-mbarrier.try_wait.parity.shared::cta.b64 done, [barrier], $1;
-@!done bra.uni again;
-}""")
-
-
-@gluon.jit
-def wait_for_peers(ring, slot, phase, config):
-    """The producer's end: waits until all slots are empty, so that no peer arrives at barriers of a CTA that has ended."""
-    if config.CLUSTER_M * config.CLUSTER_N > 1:
-        for _ in range(config.NUM_STAGES):
-            mbarrier.wait(ring.empty.index(slot), phase)
-            slot, phase = next_slot(slot, phase, config)
-
-
-@gluon.jit
-def next_slot(slot, phase, config):
-    """The ring's next slot; the phase flips when the ring has gone round."""
-    slot += 1
-    wrapped = slot == config.NUM_STAGES
-    return gl.where(wrapped, 0, slot), phase ^ wrapped.to(gl.int32)
-
-
-@gluon.jit
-def load(
-    desc, PARAMETER: gl.constexpr, batch, column, k, full, tile, OF_A: gl.constexpr, K_MAJOR: gl.constexpr, config
-):
+def load(desc, NUMBER: gl.constexpr, batch, column, k, full, tile, OF_A: gl.constexpr, K_MAJOR: gl.constexpr, config):
     """Starts to load the tile of an operand at `column`, a row of A or a column of B, and k; of a tile that others load
-    as well this CTA's slice, for all of them. PARAMETER: the number of the operand's tensor map among the kernel's
-    parameters."""
+    as well this CTA's slice, for all of them. NUMBER: of the operand's tensor map among the kernel's."""
     corner = [batch, column, k] if K_MAJOR else [batch, k, column]
     GROUP: gl.constexpr = config.CLUSTER_N if OF_A else config.CLUSTER_M
     if GROUP == 1:
         tma_load(desc, corner, full, tile)
     else:
         asm: gl.constexpr = multicast_asm(
-            PARAMETER, desc.block_shape, desc.dtype.primitive_bitwidth // 8, OF_A, config.CLUSTER_M, config.CLUSTER_N
+            NUMBER, desc.block_shape, desc.dtype.primitive_bitwidth // 8, OF_A, config.CLUSTER_M, config.CLUSTER_N
         )
         gl.inline_asm(asm, "r,r,r,r,r", [tile, full, corner[2], corner[1], batch])
 
 
 @constexpr_function
-def multicast_asm(parameter, block, itemsize, of_a, cluster_m, cluster_n):
-    """One lane loads this CTA's slice of a tile, in panels of 128 bytes, to which TMA's swizzle is limited."""
+def multicast_asm(number, block, itemsize, of_a, cluster_m, cluster_n):
+    """One lane loads this CTA's slice of a tile, in panels of 128 bytes, to which TMA's swizzle is limited. (Triton gives
+    the addresses of tiles and barriers in a cluster's first CTA.)"""
     _, outer, inner = block
     pieces, panel = slices(outer, cluster_n if of_a else cluster_m), min(inner, 128 // itemsize)
     size = outer // pieces
@@ -191,7 +141,7 @@ def multicast_asm(parameter, block, itemsize, of_a, cluster_m, cluster_n):
 .reg .b16 peers;
 .reg .b32 rank, i, j, first, mask, into, full, x, y;
 .reg .b64 map;
-mov.b64 map, warp_specialised_kernel_param_{parameter};
+mov.b64 map, {tensor_map_parameter(KERNEL, number, len(block))};
 cvta.param.u64 map, map;
 mov.u32 rank, %cluster_ctarank;
 and.b32 i, rank, {cluster_m - 1};

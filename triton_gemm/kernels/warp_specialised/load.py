@@ -9,14 +9,14 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.extra.cuda.gdc import gdc_wait
 
 from ...compat import async_load
-from .cluster import join_cluster, load, next_slot, wait_for_peers
-from .ring import WARP
+from .cluster import join_cluster, load
+from .ring import WARP, next_slot
 from .work import item_of, number_of_items
 
-# The kernel's parameters that are tensor maps, each of which has its shape and strides after it.
+# Numbers of the operands' tensor maps among the kernel's.
 A_DESC = gl.constexpr(0)
-B_DESC = gl.constexpr(7)
-B_TAIL_DESC = gl.constexpr(14)
+B_DESC = gl.constexpr(1)
+B_TAIL_DESC = gl.constexpr(2)
 
 
 @gluon.jit
@@ -58,7 +58,17 @@ def load_partition(config, inputs, ring, work):
                 load_scales(ring, slot, inputs, step, work.k_tiles, item.m, item.n)
                 async_copy.mbarrier_arrive(full, increment_count=False)
             slot, phase = next_slot(slot, phase, config)
-    wait_for_peers(ring, slot, phase, config)
+    if config.CLUSTER_M * config.CLUSTER_N > 1:
+        wait_for_peers(ring, slot, phase, config)
+
+
+@gluon.jit
+def wait_for_peers(ring, slot, phase, config):
+    """The producer's end in a cluster: waits until every slot is empty, from the one it would fill next on, so that no
+    peer arrives at barriers of a CTA that has ended."""
+    for _ in range(config.NUM_STAGES):
+        mbarrier.wait(ring.empty.index(slot), phase)
+        slot, phase = next_slot(slot, phase, config)
 
 
 @gluon.jit

@@ -5,12 +5,12 @@ from __future__ import annotations
 from triton import constexpr_function
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.language.extra.cuda.gdc import gdc_wait
 
-from .cluster import free_slot, join_cluster, next_slot, wait_until_full
+from .cluster import free_slot, join_cluster
 from .output import load_bias, load_first_c, prefetch_c, store_tile
-from .ring import instruction_k, matrix, previous_slot
+from .ring import instruction_k, matrix, next_slot, previous_slot
 from .split_sums import share_sums
 from .work import item_of, number_of_items
 
@@ -132,7 +132,7 @@ def multiply_with_promotion(ring, k_begin, k_end, slot, phase, n, CONSUMER: gl.c
 @gluon.jit
 def start_products(ring, acc, tail, slot, phase, CONSUMER: gl.constexpr, config):
     """(acc, tail) with the products of the slot's tiles, under way once the tiles have come."""
-    wait_until_full(ring, slot, phase, config)
+    mbarrier.wait(ring.full.index(slot), phase)
     layout: gl.constexpr = acc.type.layout
     a = left_operand(ring.a.index(slot * config.CONSUMERS + CONSUMER), config.A_COLUMN_MAJOR, layout)
     acc = warpgroup_mma(a, matrix(ring.b.index(slot), config.B_COLUMN_MAJOR), acc, is_async=True)

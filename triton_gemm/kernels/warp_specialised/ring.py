@@ -41,6 +41,14 @@ def allocate_ring(inputs, config):
 
 
 @gluon.jit
+def next_slot(slot, phase, config):
+    """The ring's next slot; the phase flips when the ring has gone round."""
+    slot += 1
+    wrapped = slot == config.NUM_STAGES
+    return gl.where(wrapped, 0, slot), phase ^ wrapped.to(gl.int32)
+
+
+@gluon.jit
 def previous_slot(slot, config):
     # Not a variable `previous = slot`: Triton takes one for unchanged in a loop before which it was slot, too.
     return gl.where(slot == 0, config.NUM_STAGES - 1, slot - 1)
