@@ -219,10 +219,10 @@ def test_all_configurations_that_leave_room_for_pieces_are_legal() -> None:
 BUGS: dict[str, tuple[tuple[str, str], ...]] = {
     "loads-into-full-slots": (("            mbarrier.wait(ring.empty.index(slot), phase)\n", ""),),
     "multiplies-what-has-not-come": (("    mbarrier.wait(ring.full.index(slot), phase)\n", ""),),
-    "frees-a-slot-that-is-read": (("pred=kt > k_begin)", "pred=True)"),),
-    "frees-the-slot-of-this-step": (("previous_slot(slot, config)), pred=kt", "slot), pred=kt"),),
+    "frees-a-slot-that-is-read": (("kt > k_begin, config)", "True, config)"),),
+    "frees-the-slot-of-this-step": (("previous_slot(slot, config), kt", "slot, kt"),),
     "waits-for-one-product-less": (("wait_for_products(acc, tail, IN_FLIGHT,", "wait_for_products(acc, tail, 2,"),),
-    "never-frees-the-last-slot": (("pred=item.k_end > item.k_begin)", "pred=False)"),),
+    "never-frees-the-last-slot": (("item.k_end > item.k_begin, config)", "False, config)"),),
     "starts-in-the-wrong-phase": (("phase = 1  #", "phase = 0  #"),),
     "announces-too-few-bytes": (("config.CONSUMERS * a_desc.block_type.nbytes +", "a_desc.block_type.nbytes +"),),
     "phase-does-not-turn": (("phase ^ wrapped.to(gl.int32)", "phase"),),
@@ -233,7 +233,7 @@ BUGS: dict[str, tuple[tuple[str, str], ...]] = {
     "leaves-before-c-is-stored": (("        tma.store_wait(0)\n", "        pass\n"),),
     "owner-does-not-wait": (("            wait_for(counter, others)\n", "            pass\n"),),
     "owner-adds-one-part-less": (("mask=first + i < others", "mask=first + i < others - 1"),),
-    "parts-share-a-block": (("((item.part - 1) * work.split_tiles + item.tile_id)", "item.tile_id"),),
+    "parts-share-a-block": (("((item.part - 1) * split_tiles + item.tile_id)", "item.tile_id"),),
     "consumers-share-a-block": (
         ("block = item.tile_id * config.CONSUMERS + CONSUMER", "block = item.tile_id * config.CONSUMERS"),
     ),
@@ -253,7 +253,7 @@ BUGS_OF_PLANES: dict[str, tuple[tuple[str, str], ...]] = {
     "planes-of-a-for-b": (("gl.to_tensor(config.B_PLANES)", "gl.to_tensor(config.A_PLANES)"),),
     "a-k-tile-replaces-the-sum": (("return acc + more\n", "return more\n"),),
     "a-term-is-left-out": (("multiply(ring, 0, config.TERMS, slot", "multiply(ring, 0, config.TERMS - 1, slot"),),
-    "frees-no-slot-after-a-k-tile": (("            mbarrier.arrive(ring.empty.index(used))\n", ""),),
+    "frees-no-slot-after-a-k-tile": (("            free_slot(ring, used, True, config)\n", ""),),
 }
 
 

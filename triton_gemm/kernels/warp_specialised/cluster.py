@@ -117,16 +117,17 @@ def load(desc, NUMBER: gl.constexpr, batch, column, k, full, tile, OF_A: gl.cons
         tma_load(desc, corner, full, tile)
     else:
         asm: gl.constexpr = multicast_asm(
-            NUMBER, desc.block_shape, desc.dtype.primitive_bitwidth // 8, OF_A, config.CLUSTER_M, config.CLUSTER_N
+            NUMBER, desc.block_shape, desc.block_type.nbytes, OF_A, config.CLUSTER_M, config.CLUSTER_N
         )
         gl.inline_asm(asm, "r,r,r,r,r", [tile, full, corner[2], corner[1], batch])
 
 
 @constexpr_function
-def multicast_asm(number, block, itemsize, of_a, cluster_m, cluster_n):
+def multicast_asm(number, block, nbytes, of_a, cluster_m, cluster_n):
     """One lane loads this CTA's slice of a tile, in panels of 128 bytes, to which TMA's swizzle is limited. (Triton gives
     the addresses of tiles and barriers in a cluster's first CTA.)"""
     _, outer, inner = block
+    itemsize = nbytes // (outer * inner)
     pieces, panel = slices(outer, cluster_n if of_a else cluster_m), min(inner, 128 // itemsize)
     size = outer // pieces
     if of_a:  # number j of those of equal i

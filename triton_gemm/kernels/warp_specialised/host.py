@@ -12,8 +12,8 @@ from ...device import INTERPRETER, SHARED_MEMORY, DeviceInfo
 from ...problem import GemmProblem, Layout
 from .. import groups
 from ..launch import Launch, Pointer, Scalar, TensorMap
-from ..schedule import Schedule
-from .cluster import slices
+from ..schedule import Schedule, clusters_at_once
+from .cluster import MAX_CTAS, slices
 from .kernel import warp_specialised_kernel
 
 
@@ -64,15 +64,32 @@ _FIGURES = (
     (64, 16, 64, 4, 8),
 )
 CONFIGS = tuple(Config(*figures) for figures in _FIGURES)
-_CONFIGS = {
-    itemsize: tuple(replace(config, BLOCK_K=config.BLOCK_K * 2 // itemsize) for config in CONFIGS)
-    for itemsize in (1, 2, 4)
+
+# And in clusters of these forms.
+_CLUSTERED = {
+    (64, 96, 64, 4, 10): ((2, 2), (4, 2)),
+    (64, 128, 64, 4, 8): ((2, 1), (2, 2), (4, 2), (2, 4)),
+    (64, 144, 64, 4, 7): ((2, 2), (4, 2), (2, 4)),
+    (128, 80, 64, 8, 7): ((2, 1), (2, 2), (4, 2)),
+    (128, 96, 64, 8, 6): ((2, 1), (2, 2), (4, 2), (2, 4)),
+    (128, 128, 64, 8, 6): ((2, 1), (1, 2), (2, 2), (4, 2)),
+    (128, 160, 64, 8, 5): ((2, 1), (2, 2)),
+    (256, 128, 64, 8, 3): ((2, 1), (1, 2)),
+    (128, 256, 64, 8, 4): ((2, 1),),
 }
+CLUSTERED = tuple(Config(*figures, *form) for figures, forms in _CLUSTERED.items() for form in forms)
 
 
-def configs(dtype: torch.dtype) -> tuple[Config, ...]:
-    """CONFIGS for operands, or planes, of that dtype: as many bytes along K."""
-    return _CONFIGS[dtype.itemsize]
+def configs(dtype: torch.dtype, clusters: bool = False) -> tuple[Config, ...]:
+    """CONFIGS, or those of CLUSTERED, for operands, or planes, of that dtype: as many bytes along K."""
+    return _CONFIGS[dtype.itemsize, clusters]
+
+
+_CONFIGS = {
+    (itemsize, clusters): tuple(replace(config, BLOCK_K=config.BLOCK_K * 2 // itemsize) for config in found)
+    for itemsize in (1, 2, 4)
+    for clusters, found in ((False, CONFIGS), (True, CLUSTERED))
+}
 
 
 def part_columns(problem: GemmProblem, config: Config) -> int:
@@ -156,13 +173,26 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, schedule: 
         return f"tiles {config.BLOCK_N} wide lie across more than two blocks of scales, or begin inside of a half"
     if config.accumulators() > room and (problem.has_beta or not c_by_tma(problem)):
         return f"{config.accumulators()} accumulators leave a thread too few registers for pointers to C"
-    if config.ctas > 1 and not CLUSTERS:
-        return "clusters need Triton 3.9 or newer"
-    if config.ctas > 1 and problem.groups:
-        return "a cluster's tiles are of one matrix, and groups end inside of them"
+    why = _cluster_illegal(problem, device, config) if config.ctas > 1 else None
+    if why is not None:
+        return why
     needed = shared_memory(problem, config)
     if needed > device.shared_memory:
         return f"needs {needed} bytes of shared memory, {device.name} has {device.shared_memory}"
+    return None
+
+
+def _cluster_illegal(problem: GemmProblem, device: DeviceInfo, config: Config) -> str | None:
+    """Why its CTAs cannot be clusters, or None."""
+    if not CLUSTERS:
+        return "clusters need Triton 3.9 or newer"
+    if problem.groups:
+        return "a cluster's tiles are of one matrix, and groups end inside of them"
+    form = f"{config.CLUSTER_M}x{config.CLUSTER_N}"
+    if config.ctas > MAX_CTAS or any(side & side - 1 for side in (config.CLUSTER_M, config.CLUSTER_N)):
+        return f"a cluster's sides are powers of two, for {MAX_CTAS} CTAs at most, not {form}"
+    if clusters_at_once(config.ctas, device.num_sms) == 0:
+        return f"no cluster of {form} fits on {device.num_sms} multiprocessors"
     return None
 
 
@@ -204,7 +234,7 @@ def tensor_map(
     sharing: int = 1,
 ) -> TensorMap:
     """The map of [batch, rows, columns] matrices; of their transposes where the unit stride runs down the columns.
-    Each matrix may be several, its planes. sharing: CTAs of a cluster that share a block, and load a slice of it each."""
+    Each matrix may be several, its planes. sharing: CTAs of a cluster that share a block, of which each loads a slice."""
     step, row, column = layout.strides
     if layout.column_major:
         rows, columns, row, block_rows, block_columns = columns, rows, column, block_columns, block_rows
