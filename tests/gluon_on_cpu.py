@@ -98,9 +98,9 @@ class Machine:
 
 @dataclass(eq=False)
 class Program:
-    """One of a grid: its numbers, how many there are, and of how many warps it is first; the CTAs of its cluster by rank,
-    and what they see of it: the buffers of its shared memory as they were allocated, and whether its barriers are
-    published. descriptors: tensor maps by the name of their parameter in PTX."""
+    """One of a grid: its numbers, how many there are, and of how many warps it is first; tensor maps by the name of
+    their parameter in PTX; the CTAs of its cluster by rank, and what they see of it: the buffers of its shared memory
+    as they were allocated, all its warps, and how many have joined the cluster."""
 
     id: tuple[int, ...]
     grid: tuple[int, ...]
@@ -133,8 +133,8 @@ class Program:
         assert not any(barrier.loads for barrier in barriers), "something is on its way to a program that has ended"
 
 
-# Of each thread: machine, program, how many warps it stands for, products and stores under way, polled; copies that were
-# asked for, in groups, and those that were waited for; what was read of shared memory since the last barrier.
+# Of each thread: machine, program, how many warps it stands for, products and stores under way, polled; copies that
+# were asked for, in groups, and those that were waited for; what was read of shared memory since the last barrier.
 here = threading.local()
 
 
@@ -596,7 +596,7 @@ def inline_asm(asm: str, constraints: str = "", arguments: Sequence[Any] = ()) -
         active = given[predicate] if predicate else torch.ones(WARP, dtype=torch.bool)
 
         def value(operand: str) -> torch.Tensor:
-            return given[operand] if operand in given else torch.full((WARP,), int(operand))  # noqa: B023
+            return given[operand] if operand in given else torch.full((WARP,), int(operand))
 
         if opcode in ARITHMETIC:
             into, *others = operands
@@ -911,9 +911,7 @@ def run(launch: Launch, operands: Mapping[str, torch.Tensor], scalars: Mapping[s
 
     arguments = [argument(name, value) for name, value in launch.arguments.items()]
     maps = [argument for argument in arguments if isinstance(argument, Descriptor)]  # the first parameters
-    named = {
-        tensor_map_parameter(launch.kernel.__name__, i, len(one.block_shape)): one for i, one in enumerate(maps)
-    }
+    named = {tensor_map_parameter(launch.kernel.__name__, i, len(one.block_shape)): one for i, one in enumerate(maps)}
     machine, ids = Machine(), itertools.product(*(range(size) for size in reversed(launch.grid)))
     warps = launch.options["num_warps"]
     programs: list[Program] = []

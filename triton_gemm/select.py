@@ -23,8 +23,8 @@ class Selection:
 
     kernel: "warp_specialised" (Hopper's tensor cores, fed by TMA), "portable" (tensor cores, any operands), "fma" (IEEE
         fp32 on CUDA cores), "skinny" or "gemv" (a few rows or columns); docs/kernels.md has what they do.
-    config: tile sizes in elements, warps of a program and stages of its pipeline; of clusters their form, "cluster 4x2" of
-        four programs along M and two along N.
+    config: tile sizes in elements, warps of a program and stages of its pipeline; "cluster 4x2": of programs in
+        clusters of four along M and two along N.
     reason: its predicted time, and that of the next best kernel.
     schedule: how the persistent kernel "warp_specialised" deals tiles out; None for the others.
     split_k: how many programs share the sum of a tile, in the other kernels.

@@ -27,8 +27,8 @@ class Pointer:
 class TensorMap:
     """A TMA descriptor of an operand: its shape and strides (elements, the last 1), and the box that one copy moves.
 
-    to_tf32: whether loads round fp32 to tf32; slices: the parts of a box along its second dimension that are copied one by
-    one.
+    to_tf32: whether loads round fp32 to tf32; slices: how many copies, each of a part along its second dimension, move
+    the box.
     """
 
     operand: str

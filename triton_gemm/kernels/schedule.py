@@ -39,9 +39,9 @@ class Schedule:
 
 
 def clusters_at_once(ctas: int, num_sms: int) -> int:
-    """How many clusters of so many CTAs, each of which fills an SM, run at the same time: of 2 as many as there are pairs
-    of SMs; of more ten elevenths of the SMs' number, because all are in one GPC, whose SMs are not a multiple of them (on
-    the 132 SMs of an H200, where it was tried, 30 of 4 and 15 of 8)."""
+    """How many clusters of so many CTAs, each of which fills an SM, run at the same time. Clusters of 2 fill all pairs
+    of SMs. All CTAs of a larger one are in one GPC, whose SMs are no multiple of 4: of an H200's 132 SMs 120 are used,
+    by 30 clusters of 4 or 15 of 8 (measured), and of another number as large a part is assumed."""
     return num_sms // ctas if ctas <= 2 else num_sms * 10 // 11 // ctas
 
 

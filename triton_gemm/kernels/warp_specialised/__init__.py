@@ -2,7 +2,18 @@
 `choice` which ways are worth comparing, and how long they take."""
 
 from .choice import Costs, candidates, microseconds, schedules, without_clusters
-from .host import CLUSTERED, CONFIGS, Config, c_by_tma, can_split_k, configs, illegal, launches, rest_columns, shared_memory
+from .host import (
+    CLUSTERED,
+    CONFIGS,
+    Config,
+    c_by_tma,
+    can_split_k,
+    configs,
+    illegal,
+    launches,
+    rest_columns,
+    shared_memory,
+)
 
 __all__ = [
     "CLUSTERED",

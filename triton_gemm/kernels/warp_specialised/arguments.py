@@ -86,8 +86,8 @@ class Ring:
 
 @aggregate
 class Work:
-    """Which tiles there are, and in which order programs take them (`schedule`), where clusters take tiles for programs.
-    num_items: those of all CTAs; tiles_ptr: the list of a grouped product's tiles (`groups`)."""
+    """Which tiles there are, and in which order programs take them (`schedule`); in clusters all figures but num_items
+    are those of clusters and their tiles. tiles_ptr: the list of a grouped product's tiles (`groups`)."""
 
     num_items: gl.tensor
     k_tiles: gl.tensor

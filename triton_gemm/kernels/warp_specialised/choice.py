@@ -130,7 +130,7 @@ def schedules(problem: GemmProblem, config: Config, device: DeviceInfo) -> list[
 
 
 def microseconds(problem: GemmProblem, config: Config, schedule: Schedule, model: DeviceModel) -> float:
-    """Predicted time of one launch whose operands lie in memory. What comes into an SM by multicast is taken to cost it as
+    """Predicted time of one launch whose operands lie in memory. What an SM gets by multicast is taken to cost it as
     much as what it loads by itself."""
     if problem.groups:
         problem = average(problem)
@@ -181,8 +181,8 @@ def _of_problem(problem: GemmProblem, model: DeviceModel) -> tuple[float, float,
 def _of_tile(
     problem: GemmProblem, config: Config, model: DeviceModel, alone: bool
 ) -> tuple[float, float, float, float, float]:
-    """Of a tile: (lines that a k-tile loads from L2, time of a k-tile, of its start and end, of handing partial sums on,
-    and of adding one program's)."""
+    """Of a tile: (lines that a k-tile loads from L2, time of a k-tile, of its start and end, of handing partial sums
+    on, and of adding one program's)."""
     costs, terms, itemsize = model.costs(Costs), len(problem.planes.terms), problem.dtype.itemsize
     m, n = config.BLOCK_M, config.BLOCK_N
     rows, columns = min(m, problem.M), min(n, problem.N)

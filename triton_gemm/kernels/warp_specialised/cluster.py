@@ -18,9 +18,8 @@ every producer issues its loads of step t. Else partitions wait for what their o
 clusters that have started before (`schedule`). A CTA ends when nothing comes to its memory any more: its consumers have
 seen all its slots full, and its producer, in the end, all of them empty (`load.wait_for_peers`).
 
-This is PTX, and Triton is not told of it: from its clusters (`num_ctas`), in which a tensor is the whole cluster's, come
-a fence and a barrier for the whole GPU's memory at the end, loads by one CTA for all others, and a barrier of all warps
-before each arrival.
+This is PTX, of which Triton knows nothing. In its own clusters (`num_ctas`) a tensor is the whole cluster's, one CTA
+loads for all others, a barrier of all warps precedes each arrival, and a fence of the whole GPU's memory the end.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ CONSUMER_WARPS = 4
 
 @constexpr_function
 def slices(outer, group):
-    """Into how many slices, each of whole groups of 8 of its `outer` rows in shared memory, as TMA swizzles them, a tile
-    is cut that a `group` of CTAs share."""
+    """Into how many slices a tile is cut that a `group` of CTAs share: each has whole groups of 8 of its `outer` rows
+    in shared memory, as TMA swizzles them."""
     return max(1, min(group, outer // 8))
 
 
@@ -124,8 +123,8 @@ def load(desc, NUMBER: gl.constexpr, batch, column, k, full, tile, OF_A: gl.cons
 
 @constexpr_function
 def multicast_asm(number, block, nbytes, of_a, cluster_m, cluster_n):
-    """One lane loads this CTA's slice of a tile, in panels of 128 bytes, to which TMA's swizzle is limited. (Triton gives
-    the addresses of tiles and barriers in a cluster's first CTA.)"""
+    """One lane loads this CTA's slice of a tile, in panels of 128 bytes, to which TMA's swizzle is limited. (Triton
+    gives the addresses of tiles and barriers in a cluster's first CTA.)"""
     _, outer, inner = block
     itemsize = nbytes // (outer * inner)
     pieces, panel = slices(outer, cluster_n if of_a else cluster_m), min(inner, 128 // itemsize)

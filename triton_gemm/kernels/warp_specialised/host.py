@@ -234,7 +234,7 @@ def tensor_map(
     sharing: int = 1,
 ) -> TensorMap:
     """The map of [batch, rows, columns] matrices; of their transposes where the unit stride runs down the columns.
-    Each matrix may be several, its planes. sharing: CTAs of a cluster that share a block, of which each loads a slice."""
+    Each matrix may be several, its planes. sharing: how many CTAs of a cluster share a block, and load a slice each."""
     step, row, column = layout.strides
     if layout.column_major:
         rows, columns, row, block_rows, block_columns = columns, rows, column, block_columns, block_rows
