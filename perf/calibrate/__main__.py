@@ -111,8 +111,13 @@ WORST = 0.05  # regret from which on a shape is named
 HELD_OUT = 3  # one in so many shapes
 
 SIZES = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages")
+CLUSTER = (
+    "CLUSTER_M",
+    "CLUSTER_N",
+)  # of kernels that have them, else 1; files from before there were clusters lack both
 OTHERS = ("batch", "pad", "bias", "activation", "scales")  # figures of a shape that are written where it has them
-COLUMNS = ("kernel", *SIZES, "programs", "split_tiles", "split_k", "swap_ab", "packed", "us")
+COLUMNS = ("kernel", *SIZES, *CLUSTER, "programs", "split_tiles", "split_k", "swap_ab", "packed", "us")
+WITHOUT_CLUSTERS = tuple(name for name in COLUMNS if name not in CLUSTER)
 
 
 # ---- candidates ----
@@ -149,16 +154,17 @@ def gemm_problem(shape: Shape, mode: str = "bf16") -> GemmProblem:
 
 
 def ways(problem: GemmProblem, device: DeviceInfo) -> list[Way]:
-    """The fastest as predicted, best first, of all legal candidates, and a few of each kernel."""
+    """The fastest as predicted, best first, of all legal candidates, and a few of each kernel and form of cluster."""
     found: list[Way] = []
     kept: Counter[Any] = Counter()
     for _, kernel, candidate in ranked(problem, device):
         of_config = (kernel, candidate.config, candidate.swap_ab, candidate.packed)
-        if (len(found) < KEEP or kept[kernel] < LEAST) and kept[of_config] < MOST:
+        of_form = (kernel, *(getattr(candidate.config, name, 1) for name in CLUSTER))
+        if (len(found) < KEEP or kept[of_form] < LEAST) and kept[of_config] < MOST:
             illegal = kernels.named(kernel).illegal
             if illegal(candidate.problem, device, candidate.config, candidate.work) is None:
                 found.append(Way(kernel, candidate))
-                kept.update((kernel, of_config))
+                kept.update((of_form, of_config))
     return found
 
 
@@ -243,11 +249,12 @@ def read(*sources: Path) -> Calibration:
     for source in sources:
         try:
             found = read_json(source)
-            if tuple(found["columns"]) != COLUMNS:
+            columns = tuple(found["columns"])
+            if columns not in (COLUMNS, WITHOUT_CLUSTERS):
                 raise ValueError(f"columns {found['columns']}")
             gpu = found["environment"]
             devices.add(replace(device_of_capability((9, 0)), name=gpu["gpu"], num_sms=gpu["num_sms"]))
-            shapes += [_measured(entry) for entry in found["shapes"]]
+            shapes += [_measured(entry, columns) for entry in found["shapes"]]
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{source} was not written by `measure`: {error}") from error
         if not found["shapes"]:
@@ -257,14 +264,18 @@ def read(*sources: Path) -> Calibration:
     return Calibration(devices.pop(), shapes)
 
 
-def _measured(entry: dict[str, Any]) -> Measured:
+def _measured(entry: dict[str, Any], columns: Sequence[str]) -> Measured:
     others = {name: entry[name] for name in OTHERS if name in entry}
     shape = Shape(entry["M"], entry["N"], entry["K"], layout=entry["layout"], **others)
     problem = gemm_problem(shape, entry["mode"])
     us, known = {}, {}
-    for kernel, *figures, programs, split_tiles, split_k, swap_ab, packed, time in entry["rows"]:
+    for row in entry["rows"]:
+        if columns != COLUMNS:
+            row = [*row[: 1 + len(SIZES)], 1, 1, *row[1 + len(SIZES) :]]
+        kernel, *figures, programs, split_tiles, split_k, swap_ab, packed, time = row
         module: Any = kernels.named(kernel)
-        config = module.Config(**dict(zip(SIZES, figures, strict=True)))
+        sizes = dict(zip((*SIZES, *CLUSTER), figures, strict=True))
+        config = module.Config(**{name: size for name, size in sizes.items() if name in SIZES or size > 1})
         if (packed, swap_ab) not in known:  # predictions remember what they know of one problem
             given = kernels.repack.repacked(problem, tuple(packed))
             known[packed, swap_ab] = given.swap_ab() if swap_ab else given
@@ -276,7 +287,7 @@ def _measured(entry: dict[str, Any]) -> Measured:
 
 def _row(way: Way, us: float) -> list[Any]:
     candidate = way.candidate
-    figures = [getattr(candidate.config, name) for name in SIZES]
+    figures = [getattr(candidate.config, name, 1) for name in (*SIZES, *CLUSTER)]
     work = candidate.work
     dealt = (work.programs, work.split_tiles, work.split_k) if isinstance(work, Schedule) else (None, 0, work)
     return [way.kernel, *figures, *dealt, candidate.swap_ab, "".join(candidate.packed), _rounded(us)]
@@ -632,6 +643,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not console.is_terminal:
         console = Console(width=WIDE)
     if given.command == "measure":
+        kernels.warp_specialised.choice.CLUSTERS_CHOSEN |= given.clusters
         return run_measure(given.out, shapes_to_measure(given.limit, given.seed, given.suites), console)
     try:
         calibration = read(*given.files)
@@ -693,6 +705,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     measuring.add_argument("--limit", type=args.count, metavar="N", help="at most N shapes, evenly spaced")
     measuring.add_argument("--seed", type=int, metavar="SEED", help="other shapes of each regime, none that is listed")
     measuring.add_argument("--suites", nargs="+", choices=SUITES, metavar="SUITE", help="shapes of these suites only")
+    measuring.add_argument("--clusters", action="store_true", help="also candidates in clusters, if none are chosen")
     for name, what in (("fit", "find a model, and its regret"), ("regret", "of the present model")):
         command = commands.add_parser(name, help=f"{what}; needs no GPU")
         command.add_argument("files", type=args.path, metavar="FILE", nargs="+", help="what `measure` wrote")
