@@ -8,6 +8,8 @@ into one equal run for each program, gives that up and was up to twice as slow h
 The part that begins at k = 0 comes last, and owns the tile: who computes it waits for the others. There are no more
 parts than programs, so an owner waits for programs before it, which wait for nobody. Programs start in order: even
 where only a few fit, beside another grid that waits likewise, those an owner waits for have started before it.
+
+Where programs are CTAs of clusters, a cluster stands for a program here, and its CTAs' tiles together for a tile.
 """
 
 from __future__ import annotations
