@@ -14,7 +14,8 @@ from perf.bench import sweep
 from perf.bench.shapes import Shape, cube
 from perf.bench.suites import SUITES
 from perf.calibrate import __main__ as calibrate
-from perf.calibrate.__main__ import Measured
+from perf.calibrate import fit, measure, regret, shapes, times
+from perf.calibrate.times import Measured
 from perf.measure import environment, operands, timer
 from tests.fakes import take_gpu_away
 from triton_gemm import device_model
@@ -27,70 +28,70 @@ from triton_gemm.problem import GemmProblem
 from triton_gemm.select import Selection, select
 
 HOPPER = device_of_capability((9, 0))
-COMMITTED = environment.RESULTS / "h100-80gb-hbm3" / calibrate.FILE
-NEWEST = environment.RESULTS / "h200" / calibrate.FILE  # of all kernels
+COMMITTED = environment.RESULTS / "h100-80gb-hbm3" / times.FILE
+NEWEST = environment.RESULTS / "h200" / times.FILE  # of all kernels
 TINY = ((Shape(72, 64, 64, layout="nt"), "bf16"), (Shape(64, 64, 192, batch=3), "bf16"))
 SURROUNDINGS: dict[str, Any] = {"gpu": "NVIDIA Made-up GPU", "capability": [9, 0], "num_sms": 132}
 
 
 @pytest.fixture(scope="module")
-def committed() -> calibrate.Calibration:
-    return calibrate.read(COMMITTED)
+def committed() -> times.Calibration:
+    return times.read(COMMITTED)
 
 
 @pytest.fixture(scope="module")
-def newest() -> calibrate.Calibration:
-    return calibrate.read(NEWEST)
+def newest() -> times.Calibration:
+    return times.read(NEWEST)
 
 
 def changed(model: DeviceModel, **factors: float) -> DeviceModel:
     """A model with figures multiplied, by their place: "memory", or "kernels__gemv__start"."""
     entry = model.as_dict()
     there = {tuple(place.split("__")): factor for place, factor in factors.items()}
-    return DeviceModel(**calibrate.with_values(entry, {p: calibrate.value_at(entry, p) * f for p, f in there.items()}))
+    return DeviceModel(**fit.with_values(entry, {p: fit.value_at(entry, p) * f for p, f in there.items()}))
 
 
 # ---- what the models choose ----
 
 
-def test_the_models_choices_are_good(committed: calibrate.Calibration) -> None:
+def test_the_models_choices_are_good(committed: times.Calibration) -> None:
     """An edit of a kernel's costs, or of their figures, that makes choices worse must be measured again, or go."""
     model = model_of(committed.device)
-    chosen = calibrate.choices(committed.shapes, model)
+    chosen = regret.choices(committed.shapes, model)
     assert len(chosen) > 100
-    assert calibrate.mean_regret(chosen) <= 0.02
+    assert regret.mean_regret(chosen) <= 0.02
     # Rows that begin inside of L2's sectors, where 66 programs without a neighbour beat 120: 17.6 %.
     assert {c.measured.shape.key for c in chosen if c.regret > 0.15} <= {"396x2800x1928 nt"}
-    assert calibrate.rms_error(committed.shapes, model) < 0.12
+    assert regret.rms_error(committed.shapes, model) < 0.12
 
 
-def test_the_choices_among_all_kernels_are_good(newest: calibrate.Calibration) -> None:
+def test_the_choices_among_all_kernels_are_good(newest: times.Calibration) -> None:
     model = model_of(newest.device)
     assert model is device_model.measured()["NVIDIA H200"]
     assert {way.kernel for found in newest.shapes for way in found.us} == set(KERNELS)
-    chosen = calibrate.choices(newest.shapes, model)
+    chosen = regret.choices(newest.shapes, model)
     assert len(chosen) > 250
-    assert calibrate.mean_regret(chosen) <= 0.02
-    groups = {regime: of_it for regime, of_it in calibrate.by_regime(chosen).items() if len(of_it) >= 20}
+    assert regret.mean_regret(chosen) <= 0.02
+    groups = {regime: of_it for regime, of_it in regret.by_regime(chosen).items() if len(of_it) >= 20}
     assert len(groups) > 12
-    assert not {regime for regime, of_it in groups.items() if calibrate.mean_regret(of_it) > 0.04}
+    assert not {regime for regime, of_it in groups.items() if regret.mean_regret(of_it) > 0.04}
 
 
-def test_a_spoilt_constant_is_noticed(committed: calibrate.Calibration) -> None:
+def test_a_spoilt_constant_is_noticed(committed: times.Calibration) -> None:
     spoilt = changed(model_of(committed.device), kernels__warp_specialised__step__128x256=1.2)
-    assert calibrate.mean_regret(calibrate.choices(committed.shapes, spoilt)) > 0.02
+    assert regret.mean_regret(regret.choices(committed.shapes, spoilt)) > 0.02
 
 
-@pytest.mark.parametrize("regime", calibrate.REGIMES)
+@pytest.mark.parametrize("regime", shapes.REGIMES)
 def test_the_first_way_is_what_select_chooses(regime: str) -> None:
     counted = 0
-    for shape, mode in calibrate.shapes_to_measure(None)[::3]:
+    for shape, mode in shapes.shapes_to_measure(None)[::3]:
         if Measured(shape, mode, 1.0, {}).regime != regime:
             continue
-        problem = calibrate.gemm_problem(shape, mode)
-        chosen, found = select(problem, HOPPER), calibrate.ways(problem, HOPPER)
+        problem = shapes.gemm_problem(shape, mode)
+        chosen, found = select(problem, HOPPER), measure.ways(problem, HOPPER)
         assert replace(chosen, reason="calibration") == found[0].selection()
-        assert len({str(way) for way in found}) == len(found) <= calibrate.KEEP + calibrate.LEAST * len(KERNELS)
+        assert len({str(way) for way in found}) == len(found) <= measure.KEEP + measure.LEAST * len(KERNELS)
         counted += 1
     assert counted
 
@@ -103,47 +104,47 @@ def test_a_problem_without_memory_is_that_of_its_operands() -> None:
         a = a if shape.layout[0] == "n" else a.mT.contiguous().mT
         b = b if shape.layout[1] == "n" else b.mT.contiguous().mT
         c = torch.empty(*batch, shape.M, shape.N, dtype=torch.bfloat16)
-        assert calibrate.gemm_problem(shape) == GemmProblem.of(a, b, c)
+        assert shapes.gemm_problem(shape) == GemmProblem.of(a, b, c)
 
 
 # ---- shapes and their file ----
 
 
 def test_shapes_are_of_every_regime_and_mode() -> None:
-    shapes = calibrate.shapes_to_measure(None)
-    assert len({(shape.key, mode) for shape, mode in shapes}) == len(shapes) > 200
-    regimes = {Measured(shape, mode, 1.0, {}).regime for shape, mode in shapes}
-    assert regimes >= {*calibrate.REGIMES, "1 to 4 rows", "5 to 16 rows", "17 to 32 rows", "ieee", "fp64", "tf32"}
-    assert len(calibrate.shapes_to_measure(7)) == 7
-    assert all(shape.pad == shape.offset == 0 for shape, _ in shapes)
-    assert all(name in SUITES for name in (*calibrate.REGIMES, *calibrate.SCALED))
+    found = shapes.shapes_to_measure(None)
+    assert len({(shape.key, mode) for shape, mode in found}) == len(found) > 200
+    regimes = {Measured(shape, mode, 1.0, {}).regime for shape, mode in found}
+    assert regimes >= {*shapes.REGIMES, "1 to 4 rows", "5 to 16 rows", "17 to 32 rows", "ieee", "fp64", "tf32"}
+    assert len(shapes.shapes_to_measure(7)) == 7
+    assert all(shape.pad == shape.offset == 0 for shape, _ in found)
+    assert all(name in SUITES for name in (*shapes.REGIMES, *shapes.SCALED))
 
 
 def test_other_shapes_are_measured_with_a_seed() -> None:
     usual, first, second = (
-        {(shape.key, mode) for shape, mode in calibrate.shapes_to_measure(None, seed)} for seed in (None, 2, 3)
+        {(shape.key, mode) for shape, mode in shapes.shapes_to_measure(None, seed)} for seed in (None, 2, 3)
     )
     assert len(first) > 200
     assert len(first & second) < 10 and len(first & usual) < 10  # scaled suites draw from few
-    scaled = calibrate.shapes_to_measure(None, None, ["fp8-rows", "fp8-blocks"])
+    scaled = shapes.shapes_to_measure(None, None, ["fp8-rows", "fp8-blocks"])
     assert {(shape.scales, mode) for shape, mode in scaled} == {("rows", "fp8"), ("blocks", "fp8")}
     for shape, mode in scaled:
-        assert calibrate.gemm_problem(shape, mode).scales == shape.scales
+        assert shapes.gemm_problem(shape, mode).scales == shape.scales
 
 
 def test_several_files_are_read_together() -> None:
-    together = calibrate.read(NEWEST, NEWEST)
-    assert len(together.shapes) == 2 * len(calibrate.read(NEWEST).shapes)
+    together = times.read(NEWEST, NEWEST)
+    assert len(together.shapes) == 2 * len(times.read(NEWEST).shapes)
     with pytest.raises(ValueError, match="of several GPUs: NVIDIA H100 80GB HBM3, NVIDIA H200"):
-        calibrate.read(COMMITTED, NEWEST)
+        times.read(COMMITTED, NEWEST)
 
 
 @pytest.mark.parametrize("file", [COMMITTED, NEWEST], ids=["h100", "h200"])
 def test_what_is_written_is_read(file: Path, tmp_path: Path) -> None:
-    read, again = calibrate.read(file), tmp_path / "again.json"
+    read, again = times.read(file), tmp_path / "again.json"
     surroundings = json.loads(file.read_text())["environment"]
-    calibrate.write(again, surroundings, read.shapes)
-    assert calibrate.read(again) == read
+    times.write(again, surroundings, read.shapes)
+    assert times.read(again) == read
     assert json.loads(again.read_text())["environment"] == surroundings
     assert list(tmp_path.iterdir()) == [again]
     assert file.stat().st_size < 600_000
@@ -160,13 +161,13 @@ def clusters(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("clusters")
 def test_clusters_are_among_the_ways_and_in_the_file(tmp_path: Path) -> None:
     shape, file = Shape(712, 1264, 4976, layout="nt"), tmp_path / "clusters.json"
-    found = calibrate.ways(calibrate.gemm_problem(shape), HOPPER)
+    found = measure.ways(shapes.gemm_problem(shape), HOPPER)
     configs = [way.candidate.config for way in found if way.kernel == "warp_specialised"]
     forms = {(config.CLUSTER_M, config.CLUSTER_N) for config in configs}
     assert forms == {(1, 1), *((config.CLUSTER_M, config.CLUSTER_N) for config in warp_specialised.CLUSTERED)}
-    measured = [Measured(shape, "bf16", 16.0, {way: float(i) for i, way in enumerate(found)})]
-    calibrate.write(file, json.loads(NEWEST.read_text())["environment"], measured)
-    assert calibrate.read(file).shapes == measured
+    timed = [Measured(shape, "bf16", 16.0, {way: float(i) for i, way in enumerate(found)})]
+    times.write(file, json.loads(NEWEST.read_text())["environment"], timed)
+    assert times.read(file).shapes == timed
 
 
 def test_clusters_are_measured_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +187,7 @@ def test_another_file_is_refused(text: str, tmp_path: Path, capsys: pytest.Captu
     file = tmp_path / "other.json"
     file.write_text(text)
     if text == "no shape":
-        calibrate.write(file, SURROUNDINGS, [])
+        times.write(file, SURROUNDINGS, [])
     assert calibrate.main(["regret", str(file)]) == 2
     assert str(file) in capsys.readouterr().err
 
@@ -197,70 +198,68 @@ def test_another_file_is_refused(text: str, tmp_path: Path, capsys: pytest.Captu
 def test_figures_have_places_and_a_changed_model_predicts_by_its_own() -> None:
     model = model_of(HOPPER)
     entry = model.as_dict()
-    places = set(calibrate.places(entry, lambda _: True))
+    places = set(fit.places(entry, lambda _: True))
     assert {("memory",), ("kernels", "warp_specialised", "step", "128x256"), ("kernels", "gemv", "wait", "1")} <= places
-    assert not {place for place in places if place[0] in calibrate.FIXED}
-    candidate = Candidate(calibrate.gemm_problem(cube(4096)), warp_specialised.CONFIGS[0], Schedule(132))
-    measured = Measured(cube(4096), "bf16", 1.0, {calibrate.Way("warp_specialised", candidate): 1.0})
+    assert not {place for place in places if place[0] in fit.FIXED}
+    candidate = Candidate(shapes.gemm_problem(cube(4096)), warp_specialised.CONFIGS[0], Schedule(132))
+    measured = Measured(cube(4096), "bf16", 1.0, {times.Way("warp_specialised", candidate): 1.0})
     (before,), (after,) = measured.predicted(model), measured.predicted(changed(model, tensor=0.5))
     assert after > 1.2 * before and measured.predicted(model) == [before]
     assert model.as_dict() == entry
 
 
-def test_a_fit_finds_other_figures_again(committed: calibrate.Calibration, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fit_finds_other_figures_again(committed: times.Calibration, monkeypatch: pytest.MonkeyPatch) -> None:
     """By errors alone: near-equal candidates have a regret that a fit may trade for exactness."""
-    monkeypatch.setattr(calibrate, "REGRET", (0.0, 0.0))
-    monkeypatch.setattr(calibrate, "PRIOR", 0.1)
+    monkeypatch.setattr(fit, "REGRET", (0.0, 0.0))
+    monkeypatch.setattr(fit, "PRIOR", 0.1)
     present = model_of(committed.device)
     other = changed(present, kernels__warp_specialised__step__128x128=1.3, memory=0.8)
     made_up = [
         replace(found, us=dict(zip(found.us, found.predicted(other), strict=True))) for found in committed.shapes[::5]
     ]
-    assert calibrate.rms_error(made_up, present) > 0.05
-    found = calibrate.fit(made_up, present)
-    assert calibrate.rms_error(made_up, found) < 0.02
-    assert calibrate.mean_regret(calibrate.choices(made_up, found)) < 0.005
+    assert regret.rms_error(made_up, present) > 0.05
+    found = fit.fit(made_up, present)
+    assert regret.rms_error(made_up, found) < 0.02
+    assert regret.mean_regret(regret.choices(made_up, found)) < 0.005
     assert found.memory == pytest.approx(other.memory, rel=0.06)
     place = ("kernels", "warp_specialised", "step", "128x128")
-    assert calibrate.value_at(found.as_dict(), place) == pytest.approx(
-        calibrate.value_at(other.as_dict(), place), rel=0.06
-    )
+    assert fit.value_at(found.as_dict(), place) == pytest.approx(fit.value_at(other.as_dict(), place), rel=0.06)
     assert found.kernels["gemv"] == present.kernels["gemv"]  # was not measured
 
 
 def test_regret_is_of_the_pick() -> None:
-    problem, model = calibrate.gemm_problem(cube(4096)), model_of(HOPPER)
+    problem, model = shapes.gemm_problem(cube(4096)), model_of(HOPPER)
     fast, slow = (
-        calibrate.Way("warp_specialised", Candidate(problem, config, Schedule(132)))
+        times.Way("warp_specialised", Candidate(problem, config, Schedule(132)))
         for config in warp_specialised.CONFIGS[:12:9]
     )
     twin = replace(fast, candidate=fast.candidate._replace(swap_ab=True))
     measured = Measured(cube(4096), "bf16", 100.0, {twin: 100.0, slow: 100.0, fast: 103.0})
     assert measured.predicted(model)[2] < measured.predicted(model)[1]
-    (choice,) = calibrate.choices([measured], model)
+    (choice,) = regret.choices([measured], model)
     assert choice.pick == fast
     assert choice.regret == pytest.approx(0.03)
-    assert {name: len(group) for name, group in calibrate.by_regime([choice]).items()} == {"square": 1, "all": 1}
+    assert {name: len(group) for name, group in regret.by_regime([choice]).items()} == {"square": 1, "all": 1}
 
 
 # ---- the command ----
 
 
 def test_regret_and_fit_are_told(
-    committed: calibrate.Calibration,
+    committed: times.Calibration,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     file, out = tmp_path / "few.json", tmp_path / "models.json"
-    calibrate.write(file, SURROUNDINGS, committed.shapes[::25])
+    times.write(file, SURROUNDINGS, committed.shapes[::25])
     assert calibrate.main(["regret", str(file)]) == 0
     told = capsys.readouterr().out
     assert "present model: rms log error" in told
     assert "mean regret" in told and "fitted" not in told
     assert calibrate.main(["fit", str(file), "--out", str(out), "--hold-out", "1"]) == 0
     assert "fitted without them: rms log error" in capsys.readouterr().out and not out.exists()
-    monkeypatch.setattr(calibrate, "ITERATIONS", 2)
+    monkeypatch.setattr(fit, "ITERATIONS", 2)
     assert calibrate.main(["fit", str(file), "--out", str(out)]) == 0
     told = capsys.readouterr().out
     assert "fitted model: rms log error" in told and str(out) in told
@@ -320,8 +319,8 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     monkeypatch.setattr(sweep, "clocks_under_load", lambda _: {"clocks_sm": 1755})
     monkeypatch.setattr(environment, "describe", lambda _: dict(SURROUNDINGS))
-    monkeypatch.setattr(calibrate, "GemmPlan", FakePlan)
-    monkeypatch.setattr(calibrate, "device_info", lambda _: HOPPER)
+    monkeypatch.setattr(measure, "GemmPlan", FakePlan)
+    monkeypatch.setattr(measure, "device_info", lambda _: HOPPER)
     monkeypatch.setattr(calibrate, "shapes_to_measure", lambda limit, seed, suites: TINY[:limit])
 
 
@@ -331,42 +330,42 @@ def test_candidates_are_measured_beside_cublas(tmp_path: Path, capsys: pytest.Ca
     assert calibrate.main(["measure", "--out", str(file)]) == 0
     out = capsys.readouterr().out
     assert "2/2 3 x 64x64x192 nn bf16: cuBLAS 1000 us" in out
-    found = calibrate.read(file)
+    found = times.read(file)
     assert [(measured.shape, measured.mode) for measured in found.shapes] == list(TINY)
     for measured in found.shapes:
-        assert list(measured.us) == calibrate.ways(measured.problem, HOPPER)
+        assert list(measured.us) == measure.ways(measured.problem, HOPPER)
         assert {measured.cublas_us, *measured.us.values()} == {1000.0}
-    assert calibrate.unmeasured(found) == []
+    assert regret.unmeasured(found) == []
     assert json.loads(file.read_text())["environment"] == {**SURROUNDINGS, "clocks": {"clocks_sm": 1755}}
     assert calibrate.main(["measure", "--out", str(file), "--limit", "1"]) == 0
-    assert len(calibrate.read(file).shapes) == 1
+    assert len(times.read(file).shapes) == 1
 
 
 @pytest.mark.usefixtures("no_gpu")
 def test_wrong_results_are_not_timed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wrong = select(calibrate.gemm_problem(TINY[0][0]), HOPPER).config.BLOCK_M
+    wrong = select(shapes.gemm_problem(TINY[0][0]), HOPPER).config.BLOCK_M
     monkeypatch.setattr(FakePlan, "WRONG", wrong)
     file = tmp_path / "file.json"
     assert calibrate.main(["measure", "--out", str(file)]) == 1
     failed = [line for line in capsys.readouterr().err.splitlines() if line.startswith("FAILED 72x64x64 nt: ")]
     assert failed and all("a result is off" in line for line in failed)
-    found = calibrate.read(file)
+    found = times.read(file)
     assert wrong not in {way.candidate.config.BLOCK_M for measured in found.shapes for way in measured.us}
-    assert calibrate.unmeasured(found)
+    assert regret.unmeasured(found)
 
 
 @pytest.mark.usefixtures("no_gpu")
 def test_an_interrupted_run_keeps_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    measure_shape = calibrate.measure_shape
+    measure_shape = measure.measure_shape
 
     def stop(shape: Shape, mode: str, plans: Any, seed: int) -> Any:
         if seed == 1:
             raise KeyboardInterrupt
         return measure_shape(shape, mode, plans, seed)
 
-    monkeypatch.setattr(calibrate, "measure_shape", stop)
+    monkeypatch.setattr(measure, "measure_shape", stop)
     file = tmp_path / "file.json"
     assert calibrate.main(["measure", "--out", str(file)]) == 130
-    assert len(calibrate.read(file).shapes) == 1
+    assert len(times.read(file).shapes) == 1

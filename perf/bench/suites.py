@@ -154,6 +154,30 @@ MID = Suite(
     ),
 )
 
+# ---- prefill ----
+
+PREFILL_TOKENS = range(100, 1001)
+
+
+def prefill_tokens(count: int) -> tuple[int, ...]:
+    """Numbers of tokens as chunks of prompts and batches of requests have them: small ones as often as large ones."""
+    random = Random("tokens of prefill")
+    return tuple(between(random, PREFILL_TOKENS[0], PREFILL_TOKENS[-1]) for _ in range(count))
+
+
+PREFILL = Suite(
+    "prefill",
+    "projections of Llama-3, Qwen3 and DeepSeek-V3 at 100 to 1000 tokens, any number: chunked prefill, batched serving",
+    tuple(
+        Shape(m, n, k, name, layout="nt")
+        for m, ((n, k), name) in zip(prefill_tokens(2 * len(weights())), 2 * tuple(weights().items()), strict=True)
+    ),
+    lambda s: s.layout == "nt" and s.M in PREFILL_TOKENS and (s.N, s.K) in weights(),
+    lambda random: Shape(
+        between(random, PREFILL_TOKENS[0], PREFILL_TOKENS[-1]), *random.choice(tuple(weights())), layout="nt"
+    ),
+)
+
 # ---- decode ----
 
 DECODE = Suite(
@@ -380,6 +404,7 @@ SUITES: dict[str, Suite] = {
         LLM,
         LLM_LARGE,
         MID,
+        PREFILL,
         DECODE,
         SHORTK,
         BIGK,

@@ -1,0 +1,178 @@
+"""Finds the figures of a DeviceModel that predict times best, and choose best by them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from perf.calibrate.times import Measured, Way
+from triton_gemm import kernels
+from triton_gemm.device_model import DeviceModel
+from triton_gemm.problem import GemmProblem
+from triton_gemm.select import predicted
+
+ERROR = 1.2  # what a shape's errors weigh in a fit
+REGRET = 2.5, 2.5  # and its regret: in that of the persistent kernel, and in that of the others
+LEAST_REGRET = 1e-4
+LIKE = 0.04  # predictions that differ by so much are hardly told apart
+PRIOR = 0.3  # weight of a figure's logarithm against them
+ITERATIONS = 15
+SCALE = 0.5  # of errors and regrets: larger ones count less than by their squares
+MOVES = (0.08, 0.04, 0.02, 0.04, 0.02, 0.01)  # of a figure's logarithm
+CLOSE = 0.01  # LIKE, for these
+DIFFERENCE = 2e-3  # of a figure's logarithm, for slopes
+
+Figures = dict[str, Any]
+Place = tuple[str, ...]
+FIXED = ("source", "num_sms", "bandwidth")
+
+
+def places(entry: Any, only: Callable[[Place], bool], at: Place = ()) -> Iterator[Place]:
+    """Where the figures that are fitted stand in a model's entry; all are positive."""
+    for key in entry if isinstance(entry, Mapping) else map(str, range(len(entry))):
+        value = _inside(entry, key)
+        if isinstance(value, Mapping | list | tuple):
+            yield from places(value, only, (*at, key))
+        elif key not in FIXED and value > 0 and only((*at, key)):
+            yield (*at, key)
+
+
+def _inside(entry: Any, key: str) -> Any:
+    return entry[key] if isinstance(entry, Mapping) else entry[int(key)]
+
+
+def value_at(entry: Figures, place: Place) -> float:
+    found: Any = entry
+    for key in place:
+        found = _inside(found, key)
+    return float(found)
+
+
+def with_values(entry: Figures, values: Mapping[Place, float]) -> Figures:
+    """A copy of a model's entry with other figures."""
+    found: Figures = json.loads(json.dumps(entry))
+    for (*way, last), value in values.items():
+        inner: Any = found
+        for key in way:
+            inner = _inside(inner, key)
+        inner[last if isinstance(inner, dict) else int(last)] = float(value)
+    return found
+
+
+def fit(measured: Sequence[Measured], model: DeviceModel) -> DeviceModel:
+    """The model with the least squares of errors, logarithms of predicted over measured time, and of regrets: first of
+    the figures of the GPU and of the persistent kernel, which comes nearest to what the GPU can do, by that kernel's
+    times; then of the other kernels that were measured. Every figure is drawn to what it was before."""
+    first, *others = kernels.KERNELS
+    timed = {way.kernel for found in measured for way in found.us}
+    precisions = {found.problem.precision for found in measured}
+    paces = {pace_of(precision) for precision in precisions}
+
+    def of_others(place: Place) -> bool:
+        if place[0] != "kernels" or place[1] not in timed.intersection(others):
+            return False
+        return place[1] != "portable" or (place[3] in precisions if place[2] == "products" else place[2] in paces)
+
+    persistent = [
+        replace(found, us={way: us for way, us in found.us.items() if way.kernel == first}) for found in measured
+    ]
+    persistent = [found for found in persistent if found.us]
+    model = _fit(persistent, model, lambda place: place[0] != "kernels" or place[1] == first, REGRET[0])
+    return _fit(measured, model, of_others, REGRET[1]) if timed.intersection(others) else model
+
+
+def _fit(measured: Sequence[Measured], model: DeviceModel, only: Callable[[Place], bool], regret: float) -> DeviceModel:
+    entry = model.as_dict()
+    where = list(places(entry, only))
+    start = np.log([value_at(entry, place) for place in where])
+    problems = [found.problem for found in measured for _ in found.us]
+    ways = [way for found in measured for way in found.us]
+    taken = np.log([us for found in measured for us in found.us.values()])
+    counts = np.array([len(found.us) for found in measured])
+    firsts = np.cumsum(counts) - counts
+    slower = np.exp(taken - np.repeat(np.minimum.reduceat(taken, firsts), counts)) - 1
+    # A candidate that takes twice as long as the fastest is not picked anyway: its error weighs a quarter.
+    weights = ERROR / (1 + slower) ** 2 / np.sqrt(np.repeat(counts, counts))
+    lost = np.minimum(slower, 1.0)
+
+    def at(x: np.ndarray) -> DeviceModel:
+        return DeviceModel(**with_values(entry, dict(zip(where, np.exp(x), strict=True))))
+
+    def guesses(moved: DeviceModel, rows: Iterable[int]) -> list[float]:
+        return [math.log(predicted(problems[i], ways[i].kernel, ways[i].candidate, moved)) for i in rows]
+
+    def residuals(guess: np.ndarray, x: np.ndarray, like: float = LIKE) -> np.ndarray:
+        # As if the pick were drawn, so that it has a derivative. Roots, so that many small regrets count as one large.
+        best = np.repeat(np.minimum.reduceat(guess, firsts), counts)
+        chance = np.exp((best - guess) / like)
+        regrets = np.add.reduceat(chance * lost, firsts) / np.add.reduceat(chance, firsts)
+        return np.concatenate(
+            [weights * (guess - taken), regret * np.sqrt(regrets + LEAST_REGRET), PRIOR * (x - start)]
+        )
+
+    dependent = [[i for i, way in enumerate(ways) if concerns(place, way, problems[i])] for place in where]
+
+    def slopes(x: np.ndarray) -> np.ndarray:
+        guess = np.array(guesses(at(x), range(len(ways))))
+        here, columns = residuals(guess, x), []
+        for j, rows in enumerate(dependent):
+            there, other = x.copy(), guess.copy()
+            there[j] += DIFFERENCE
+            other[rows] = guesses(at(there), rows)
+            columns.append((residuals(other, there) - here) / DIFFERENCE)
+        return np.stack(columns, axis=1)
+
+    def every(x: np.ndarray) -> np.ndarray:
+        return residuals(np.array(guesses(at(x), range(len(ways)))), x)
+
+    found = least_squares(every, start, jac=slopes, loss="soft_l1", f_scale=SCALE, max_nfev=ITERATIONS).x
+
+    # Which of two near predictions is less has no derivative: one figure after the other is moved while that helps.
+    guess = np.array(guesses(at(found), range(len(ways))))
+    least = cost(residuals(guess, found, CLOSE))
+    for by in MOVES:
+        for j, rows in enumerate(dependent):
+            for direction in (by, -by):
+                there, other = found.copy(), guess.copy()
+                there[j] += direction
+                other[rows] = guesses(at(there), rows)
+                moved = cost(residuals(other, there, CLOSE))
+                if moved < least:
+                    found, guess, least = there, other, moved
+                    break
+    return at(found)
+
+
+def cost(residuals: np.ndarray) -> float:
+    """What `least_squares` makes least."""
+    return float(np.sum(np.sqrt(1 + (residuals / SCALE) ** 2) - 1))
+
+
+def pace_of(precision: str) -> str:
+    """Which of `portable`'s paces a precision has."""
+    return precision if precision in ("ieee", "fp64") else "tensor"
+
+
+def concerns(place: Place, way: Way, problem: GemmProblem) -> bool:
+    """Whether a figure may change the prediction of a candidate."""
+    if place[0] in ("copy", "copied"):
+        return bool(way.candidate.packed)
+    if place[0] != "kernels" or place[1] != "portable":
+        return place[0] != "kernels" or place[1] == way.kernel
+    name = problem.precision if place[2] == "products" else pace_of(problem.precision)
+    return way.kernel == "portable" and name == place[3 if place[2] == "products" else 2]
+
+
+def save(name: str, model: DeviceModel, out: Path) -> None:
+    """Writes the model of a GPU, and keeps those of others."""
+    entries = json.loads(out.read_text()) if out.exists() else {}
+    figures = model.as_dict()
+    short = {place: float(f"{value_at(figures, place):.4g}") for place in places(figures, lambda _: True)}
+    out.write_text(json.dumps({**entries, name: with_values(figures, short)}, indent=1) + "\n")

@@ -1,0 +1,130 @@
+"""Times the candidates of shapes, and cuBLAS."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from perf.bench import sweep
+from perf.bench.shapes import Shape
+from perf.bench.suites import SUITES
+from perf.calibrate.shapes import gemm_problem
+from perf.calibrate.times import CLUSTER, Measured, Way, write
+from perf.measure import operands, timer
+from perf.measure.providers import CUBLAS, cublas
+from perf.measure.timer import Provider
+from triton_gemm import kernels
+from triton_gemm.device import DeviceInfo, device_info
+from triton_gemm.plan import GemmPlan
+from triton_gemm.problem import GemmProblem
+from triton_gemm.select import ranked
+
+KEEP = 16  # candidates of a shape, the fastest as predicted, of all kernels
+LEAST = 3  # at least so many of each
+MOST = 2  # and at most so many of one configuration, which differ in how the work is dealt out
+BUDGET_S = 0.3
+
+
+def ways(problem: GemmProblem, device: DeviceInfo) -> list[Way]:
+    """The fastest as predicted, best first, of all legal candidates, and a few of each kernel and form of cluster."""
+    found: list[Way] = []
+    kept: Counter[Any] = Counter()
+    for _, kernel, candidate in ranked(problem, device):
+        of_config = (kernel, candidate.config, candidate.swap_ab, candidate.packed)
+        of_form = (kernel, *(getattr(candidate.config, name, 1) for name in CLUSTER))
+        if (len(found) < KEEP or kept[of_form] < LEAST) and kept[of_config] < MOST:
+            illegal = kernels.named(kernel).illegal
+            if illegal(candidate.problem, device, candidate.config, candidate.work) is None:
+                found.append(Way(kernel, candidate))
+                kept.update((of_form, of_config))
+    return found
+
+
+def measure(
+    shapes: Sequence[tuple[Shape, str]], out: Path, surroundings: Mapping[str, Any], console: Console
+) -> list[str]:
+    """Times every shape's candidates, writing `out` after each; what failed, as lines.
+
+    Raises DeviceLostError where a candidate took the GPU down; what was measured before is kept.
+    """
+    device = torch.device(operands.DEVICE, torch.cuda.current_device())
+    jobs = []
+    for shape, mode in shapes:
+        problem = gemm_problem(shape, mode)
+        plans = {way: GemmPlan(problem, way.selection(), device) for way in ways(problem, device_info(device))}
+        jobs.append((shape, mode, plans))
+    console.print(f"{len(jobs)} shapes, {sum(len(plans) for *_, plans in jobs)} candidates: compiling")
+    compile_all([(plan, mode) for _, mode, plans in jobs for plan in plans.values()])
+    surroundings = {**surroundings, "clocks": sweep.clocks_under_load(sweep.SETTLE_S)}
+    done: list[Measured] = []
+    failures: list[str] = []
+    for seed, (shape, mode, plans) in enumerate(jobs):
+        try:
+            found, failed = measure_shape(shape, mode, plans, seed)
+        except torch.OutOfMemoryError as error:
+            torch.cuda.empty_cache()
+            failures.append(f"{shape.key}: no memory: {error}".splitlines()[0])
+            continue
+        failures += failed
+        if not found.us:
+            continue
+        done.append(found)
+        write(out, surroundings, done)
+        pick, best, base = found.us.get(next(iter(plans)), math.nan), found.us[found.best], found.cublas_us
+        line = f"{seed + 1}/{len(jobs)} {found.key}: cuBLAS {base:.4g} us; of that {base / pick:.3f} times as fast the"
+        console.print(f"{line} model's, {base / best:.3f} the best: {found.best}", highlight=False, soft_wrap=True)
+    return failures
+
+
+def measure_shape(shape: Shape, mode: str, plans: Mapping[Way, GemmPlan], seed: int) -> tuple[Measured, list[str]]:
+    """Times candidates and cuBLAS by the one timer; and what failed."""
+    problem = sweep.problem_of(shape, SUITES["llm"], sweep.Options(mode), seed)
+    ours = [Provider(str(way), calling(plan)) for way, plan in plans.items()]
+    timed = timer.measure(problem, [cublas(problem), *ours], CUBLAS, BUDGET_S, sweep.PACE)["providers"]
+    us = {name: 1000 * result["time_ms"]["median"] for name, result in timed.items() if "time_ms" in result}
+    failed = [
+        f"{shape.key}: {name}: {result.get('failed') or result.get('absent')}"
+        for name, result in timed.items()
+        if name not in us
+    ]
+    kept = {way: us[str(way)] for way in plans if str(way) in us}
+    return Measured(shape, mode, us.get(CUBLAS, math.nan), kept if CUBLAS in us else {}), failed
+
+
+def calling(plan: GemmPlan) -> Callable[..., None]:
+    """The plan as a provider calls it: with bias and scales one after another."""
+    return lambda a, b, c, *auxiliary: plan.run(a, b, c, auxiliary)
+
+
+def compile_all(plans: Sequence[tuple[GemmPlan, str]]) -> None:
+    """Compiles plans, with the modes of their operands, many at once; a failure is left to the measurement, which meets
+    it again."""
+    index = torch.cuda.current_device()
+
+    def one(planned: tuple[GemmPlan, str]) -> None:
+        torch.cuda.set_device(index)  # the current device is a thread's own
+        plan, mode = planned
+        dtype = operands.MODE_DTYPES[mode]
+        dtypes = {"a": dtype, "b": dtype} | dict.fromkeys(("c", "bias"), operands.OUT_DTYPES.get(dtype, dtype))
+        dtypes |= dict.fromkeys(("a_scale", "b_scale"), torch.float32)
+        for step in plan.steps:
+            dtypes |= {temporary.name: temporary.dtype for temporary in step.launch.temporaries}
+        # Sizes and strides are the launch's; of the tensors only type and alignment count.
+        stand_ins = {name: torch.empty(64, dtype=dtype, device=operands.DEVICE) for name, dtype in dtypes.items()}
+        for step in plan.steps:
+            try:
+                step.compile(stand_ins, {"alpha": 1.0, "beta": 0.0})
+            except Exception:
+                return
+
+    with ThreadPoolExecutor(min(sweep.WARM_THREADS, os.cpu_count() or 1)) as pool:
+        list(pool.map(one, plans))
+    torch.cuda.synchronize()

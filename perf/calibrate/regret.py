@@ -1,0 +1,94 @@
+"""How much slower a model's choices are than the best candidates that were timed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from rich.console import Console
+from rich.table import Table
+
+from perf.bench.scores import geometric_mean
+from perf.calibrate.times import Calibration, Measured, Way
+from triton_gemm.device_model import DeviceModel
+from triton_gemm.select import predicted, select
+
+WORST = 0.05  # regret from which on a shape is named
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the model picked for a measured shape."""
+
+    measured: Measured
+    pick: Way
+
+    @property
+    def regret(self) -> float:
+        """How much longer the pick takes than the best: 0.02 for 2 % longer."""
+        return self.measured.us[self.pick] / self.measured.us[self.measured.best] - 1
+
+
+def choices(measured: Iterable[Measured], model: DeviceModel) -> list[Choice]:
+    """The picks of a model."""
+    return [Choice(found, found.pick(model)) for found in measured]
+
+
+def mean_regret(chosen: Sequence[Choice]) -> float:
+    return sum(choice.regret for choice in chosen) / len(chosen)
+
+
+def rms_error(measured: Sequence[Measured], model: DeviceModel) -> float:
+    """Of the logarithm of predicted over measured time, all candidates alike."""
+    pairs = [zip(found.predicted(model), found.us.values(), strict=True) for found in measured]
+    errors = [math.log(guess / us) for found in pairs for guess, us in found]
+    return math.sqrt(sum(error * error for error in errors) / len(errors))
+
+
+def by_regime(chosen: Sequence[Choice]) -> dict[str, list[Choice]]:
+    """The choices of each regime, and all."""
+    found: dict[str, list[Choice]] = {}
+    for choice in chosen:
+        found.setdefault(choice.measured.regime, []).append(choice)
+    return {**found, "all": list(chosen)}
+
+
+def unmeasured(calibration: Calibration) -> list[str]:
+    """Shapes for which select chooses what is not among the candidates."""
+    found = []
+    for measured in calibration.shapes:
+        chosen = replace(select(measured.problem, calibration.device), reason="calibration")
+        if not any(way.selection() == chosen for way in measured.us):
+            found.append(measured.key)
+    return found
+
+
+def show_regret(title: str, shapes: Sequence[Measured], model: DeviceModel, console: Console) -> None:
+    """A model's choices: a table by regime, and the worst."""
+    table = Table(title=f"{title}: rms log error {rms_error(shapes, model):.3f}", title_justify="left")
+    table.add_column("regime")
+    for name in ("shapes", "mean regret", "worst", "cuBLAS / pick", "cuBLAS / best"):
+        table.add_column(name, justify="right")
+    chosen = choices(shapes, model)
+    for name, group in by_regime(chosen).items():
+        base = [choice.measured.cublas_us for choice in group]
+        pick = [choice.measured.us[choice.pick] for choice in group]
+        best = [choice.measured.us[choice.measured.best] for choice in group]
+        table.add_row(
+            name,
+            str(len(group)),
+            f"{100 * mean_regret(group):.2f} %",
+            f"{100 * max(choice.regret for choice in group):.1f} %",
+            f"{geometric_mean([b / p for b, p in zip(base, pick, strict=True)]):.3f}",
+            f"{geometric_mean([b / p for b, p in zip(base, best, strict=True)]):.3f}",
+        )
+    console.print(table)
+    for choice in sorted(chosen, key=lambda choice: -choice.regret):
+        if choice.regret < WORST:
+            break
+        words = [f"{100 * choice.regret:.1f} % {choice.measured.key}:"]
+        for what, way in (("picked", choice.pick), ("best", choice.measured.best)):
+            us, guess = choice.measured.us[way], predicted(choice.measured.problem, way.kernel, way.candidate, model)
+            words.append(f"{what} {way}, {us:.4g} us (predicted {guess:.4g});")
+        console.print(" ".join(words).rstrip(";"), highlight=False, soft_wrap=True)

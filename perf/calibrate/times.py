@@ -1,0 +1,173 @@
+"""What was measured: the times of a shape's candidates, and the file that keeps them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from perf.bench.shapes import Shape
+from perf.bench.suites import SUITES
+from perf.calibrate.shapes import OTHER, REGIMES, gemm_problem
+from perf.common.files import read_json
+from triton_gemm import kernels
+from triton_gemm.device import DeviceInfo, device_of_capability
+from triton_gemm.device_model import DeviceModel
+from triton_gemm.kernels.candidate import Candidate
+from triton_gemm.kernels.schedule import Schedule
+from triton_gemm.problem import GemmProblem
+from triton_gemm.select import Selection, predicted
+
+FILE = "calibration.json"
+SIZES = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages")
+CLUSTER = (
+    "CLUSTER_M",
+    "CLUSTER_N",
+)  # of kernels that have them, else 1; files from before there were clusters lack both
+OTHERS = ("batch", "pad", "bias", "activation", "scales")  # figures of a shape that are written where it has them
+COLUMNS = ("kernel", *SIZES, *CLUSTER, "programs", "split_tiles", "split_k", "swap_ab", "packed", "us")
+WITHOUT_CLUSTERS = tuple(name for name in COLUMNS if name not in CLUSTER)
+
+
+@dataclass(frozen=True)
+class Way:
+    """A kernel and one of its candidates for a shape."""
+
+    kernel: str
+    candidate: Candidate
+
+    def selection(self) -> Selection:
+        return Selection.of(self.kernel, self.candidate, "calibration")
+
+    def __str__(self) -> str:
+        return str(self.selection()).rpartition(":")[0]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A shape in a mode, cuBLAS's time and each candidate's, in microseconds."""
+
+    shape: Shape
+    mode: str
+    cublas_us: float
+    us: Mapping[Way, float]
+
+    @property
+    def key(self) -> str:
+        return f"{self.shape.key} {self.mode}"
+
+    @property
+    def regime(self) -> str:
+        if self.mode != "bf16":
+            return self.mode
+        rows = min(self.shape.M, self.shape.N)
+        if rows <= 32 and self.shape.batch is None:
+            return "1 to 4 rows" if rows <= 4 else "5 to 16 rows" if rows <= 16 else "17 to 32 rows"
+        return next((name for name in REGIMES if SUITES[name].regime(self.shape)), OTHER)
+
+    @cached_property
+    def problem(self) -> GemmProblem:
+        return gemm_problem(self.shape, self.mode)
+
+    @cached_property
+    def best(self) -> Way:
+        return min(self.us, key=self.us.__getitem__)
+
+    def predicted(self, model: DeviceModel) -> list[float]:
+        """Of each candidate, in their order."""
+        return [predicted(self.problem, way.kernel, way.candidate, model) for way in self.us]
+
+    def pick(self, model: DeviceModel) -> Way:
+        """The model's; of equals the one that is not swapped."""
+        times = zip(self.predicted(model), self.us, strict=True)
+        return min(times, key=lambda one: (one[0], one[1].candidate.swap_ab))[1]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The measured shapes of one file, and the GPU."""
+
+    device: DeviceInfo
+    shapes: list[Measured]
+
+
+def write(target: Path, surroundings: Mapping[str, Any], measured: Iterable[Measured]) -> None:
+    """Writes what was measured, a line for each candidate; a reader sees the old file or the new one."""
+    shapes = []
+    for found in measured:
+        shape = found.shape
+        others = {name: getattr(shape, name) for name in OTHERS if getattr(shape, name) != getattr(Shape, name)}
+        fields = {"M": shape.M, "N": shape.N, "K": shape.K, "layout": shape.layout, **others, "mode": found.mode}
+        head = json.dumps({**fields, "cublas_us": _rounded(found.cublas_us)}).rstrip("}")
+        rows = ",\n".join(f"   {json.dumps(_row(way, us), separators=(',', ':'))}" for way, us in found.us.items())
+        shapes.append(f'  {head}, "rows": [\n{rows}]}}')
+    described = json.dumps(dict(surroundings), indent=1).replace("\n", "\n ")
+    text = ",\n".join(
+        (
+            f' "environment": {described}',
+            f' "columns": {json.dumps(COLUMNS)}',
+            ' "shapes": [\n' + ",\n".join(shapes) + "]",
+        )
+    )
+    partial = target.with_suffix(".partial")
+    partial.write_text(f"{{\n{text}\n}}\n")
+    os.replace(partial, target)
+
+
+def read(*sources: Path) -> Calibration:
+    """What `write` wrote, of one GPU. Raises ValueError for another file, or those of several GPUs."""
+    devices: set[DeviceInfo] = set()
+    shapes: list[Measured] = []
+    for source in sources:
+        try:
+            found = read_json(source)
+            columns = tuple(found["columns"])
+            if columns not in (COLUMNS, WITHOUT_CLUSTERS):
+                raise ValueError(f"columns {found['columns']}")
+            gpu = found["environment"]
+            devices.add(replace(device_of_capability((9, 0)), name=gpu["gpu"], num_sms=gpu["num_sms"]))
+            shapes += [_measured(entry, columns) for entry in found["shapes"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{source} was not written by `measure`: {error}") from error
+        if not found["shapes"]:
+            raise ValueError(f"{source} holds no shape")
+    if len(devices) > 1:
+        raise ValueError(f"of several GPUs: {', '.join(sorted(device.name for device in devices))}")
+    return Calibration(devices.pop(), shapes)
+
+
+def _measured(entry: dict[str, Any], columns: Sequence[str]) -> Measured:
+    others = {name: entry[name] for name in OTHERS if name in entry}
+    shape = Shape(entry["M"], entry["N"], entry["K"], layout=entry["layout"], **others)
+    problem = gemm_problem(shape, entry["mode"])
+    us, known = {}, {}
+    for row in entry["rows"]:
+        if columns != COLUMNS:
+            row = [*row[: 1 + len(SIZES)], 1, 1, *row[1 + len(SIZES) :]]
+        kernel, *figures, programs, split_tiles, split_k, swap_ab, packed, time = row
+        module: Any = kernels.named(kernel)
+        sizes = dict(zip((*SIZES, *CLUSTER), figures, strict=True))
+        config = module.Config(**{name: size for name, size in sizes.items() if name in SIZES or size > 1})
+        if (packed, swap_ab) not in known:  # predictions remember what they know of one problem
+            given = kernels.repack.repacked(problem, tuple(packed))
+            known[packed, swap_ab] = given.swap_ab() if swap_ab else given
+        given = known[packed, swap_ab]
+        work = split_k if programs is None else Schedule(programs, split_tiles, split_k)
+        us[Way(kernel, Candidate(given, config, work, swap_ab, tuple(packed)))] = time
+    return Measured(shape, entry["mode"], entry["cublas_us"], us)
+
+
+def _row(way: Way, us: float) -> list[Any]:
+    candidate = way.candidate
+    figures = [getattr(candidate.config, name, 1) for name in (*SIZES, *CLUSTER)]
+    work = candidate.work
+    dealt = (work.programs, work.split_tiles, work.split_k) if isinstance(work, Schedule) else (None, 0, work)
+    return [way.kernel, *figures, *dealt, candidate.swap_ab, "".join(candidate.packed), _rounded(us)]
+
+
+def _rounded(us: float) -> float:
+    return float(f"{us:.5g}")
