@@ -3,9 +3,11 @@
 Gluon has no interpreter. Here each partition of each program is a thread, of which one runs at a time, until it waits.
 What is asynchronous on a GPU happens as late as it may: a TMA load when its barrier is waited for, until when the tile
 holds NaN; a `wgmma` and a TMA store when their end is waited for; a copy by `cp.async` at the barrier of a program's
-threads after its end was waited for. So a wait that is missing, a slot filled too early
-and a buffer used again too early give wrong results; accesses outside of operands and programs that wait for one
-another for ever raise. How threads hold a tensor is not modelled: layouts are the compiler's affair.
+threads after its end was waited for; an arrival from another CTA of a cluster when the barrier is waited for. So a wait
+that is missing, a slot filled too early and a buffer used again too early give wrong results; accesses outside of
+operands, accesses to the shared memory of a program that has ended or not begun, and programs that wait for one another
+for ever raise. How threads hold a tensor is not modelled: layouts are the compiler's affair. What clusters do in PTX is
+interpreted, instruction by instruction.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from typing import Any
 import torch
 
 import triton_gemm.kernels
+from triton_gemm.compat import tensor_map_parameter
 from triton_gemm.kernels.launch import Launch, Scalar, TensorMap
 from triton_gemm.kernels.launch import Pointer as Address
 
@@ -71,10 +74,10 @@ class Machine:
                 raise self.error
         self.waiting.pop(me, None)
 
-    def start(self, run: Callable[[], None], program: Program) -> threading.Thread:
+    def start(self, run: Callable[[], None], program: Program, warps: int) -> threading.Thread:
         def body() -> None:
             with self.turn:
-                here.machine, here.program = self, program
+                here.machine, here.program, here.warps = self, program, warps
                 here.products, here.stores, here.polled = [], [], -1
                 here.groups, here.arrived, here.read = [[]], [], []
                 try:
@@ -93,17 +96,45 @@ class Machine:
         return thread
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Program:
-    """One of a grid: its numbers, how many there are, and of how many warps it is."""
+    """One of a grid: its numbers, how many there are, and of how many warps it is first; tensor maps by the name of
+    their parameter in PTX; the CTAs of its cluster by rank, and what they see of it: the buffers of its shared memory
+    as they were allocated, all its warps, and how many have joined the cluster."""
 
     id: tuple[int, ...]
     grid: tuple[int, ...]
     warps: int
+    descriptors: dict[str, Descriptor]
+    cluster: list[Program]
+    memory: list[Shared | Barriers] = field(default_factory=list)
+    all_warps: int = 0  # of all partitions, in whole warpgroups
+    published: bool = False
+    joined: int = 0  # warps that are at the barrier of the cluster, or were
+    ended: bool = False
+
+    @property
+    def rank(self) -> int:
+        return self.cluster.index(self)
+
+    def peer(self, rank: int) -> Program:
+        """A CTA of the cluster whose shared memory is reached."""
+        peer = self.cluster[rank]
+        assert self.all_joined() and peer.published, "reaches a CTA whose barriers may not be there"
+        assert not peer.ended, "reaches a CTA that has ended"
+        return peer
+
+    def all_joined(self) -> bool:
+        return all(0 < cta.all_warps <= cta.joined for cta in self.cluster)
+
+    def end(self) -> None:
+        self.ended = True
+        barriers = [barrier for buffer in self.memory if isinstance(buffer, Barriers) for barrier in buffer]
+        assert not any(barrier.loads for barrier in barriers), "something is on its way to a program that has ended"
 
 
-# Of each thread: machine, program, products and stores under way, polled; copies that were asked for, in groups, and
-# those that were waited for; what was read of shared memory since the last barrier.
+# Of each thread: machine, program, how many warps it stands for, products and stores under way, polled; copies that
+# were asked for, in groups, and those that were waited for; what was read of shared memory since the last barrier.
 here = threading.local()
 
 
@@ -377,6 +408,18 @@ def init(barrier: Barrier, count: int) -> None:
     barrier.count = barrier.pending = count
 
 
+def arrive_later(barrier: Barrier) -> None:
+    """An arrival from another CTA."""
+
+    def complete() -> int:
+        barrier.pending -= 1
+        assert barrier.pending >= 0, "more arrivals than were agreed on"
+        return 0
+
+    barrier.loads.append(complete)
+    here.machine.changed()
+
+
 def arrive(barrier: Barrier, pred: Any = True) -> None:
     if pred:
         barrier.pending -= 1
@@ -407,14 +450,23 @@ class Descriptor:
         self.values = torch.as_strided(operand, tensor_map.shape, tensor_map.strides, start)
         self.dtype, self.block_shape, self.layout = tensor_map.dtype, list(tensor_map.block), None
         self.shape, self.strides = tensor_map.shape, tensor_map.strides
-        self.to_tf32 = tensor_map.to_tf32
+        self.to_tf32, self.slices = tensor_map.to_tf32, tensor_map.slices
         self.block_type = SimpleNamespace(nbytes=math.prod(tensor_map.block) * tensor_map.dtype.itemsize)
 
-    def inside(self, corner: Sequence[Any]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-        """The part of a box that lies in the tensor: where in the tensor, and where in the box."""
+    @property
+    def box(self) -> list[int]:
+        """What one copy moves: of a tile that a cluster shares one panel of a slice."""
+        matrices, outer, inner = self.block_shape
+        return [matrices, outer // self.slices, min(inner, PANEL // self.dtype.itemsize)]
+
+    def inside(
+        self, corner: Sequence[Any], shape: Sequence[int] | None = None
+    ) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+        """The part of a box, by default a block, that lies in the tensor: where in the tensor, and where in the box."""
         corner = [int(x) for x in corner]
         assert min(corner) >= 0
-        sizes = [max(0, min(b, n - x)) for x, b, n in zip(corner, self.block_shape, self.values.shape, strict=True)]
+        box = shape or self.block_shape
+        sizes = [max(0, min(b, n - x)) for x, b, n in zip(corner, box, self.values.shape, strict=True)]
         of_tensor = tuple(slice(x, x + size) for x, size in zip(corner, sizes, strict=True))
         return of_tensor, tuple(slice(0, size) for size in sizes)
 
@@ -426,15 +478,20 @@ def to_tf32(x: torch.Tensor) -> torch.Tensor:
 
 
 def tma_load(descriptor: Descriptor, corner: Sequence[Any], barrier: Barrier, into: Shared) -> None:
-    assert into.shape == descriptor.block_shape
-    into.values.fill_(garbage(into.dtype))
-    of_tensor, of_box = descriptor.inside(corner)
+    assert into.shape == descriptor.block_shape and descriptor.slices == 1
+    start_load(descriptor, corner, barrier, into.values)
+
+
+def start_load(descriptor: Descriptor, corner: Sequence[Any], barrier: Barrier, into: torch.Tensor) -> None:
+    """Of a box of into's shape."""
+    into.fill_(garbage(into.dtype))
+    of_tensor, of_box = descriptor.inside(corner, into.shape)
 
     def complete() -> int:
-        into.values.zero_()
+        into.zero_()
         loaded = descriptor.values[of_tensor]
-        into.values[of_box] = to_tf32(loaded) if descriptor.to_tf32 else loaded
-        return int(descriptor.block_type.nbytes)
+        into[of_box] = to_tf32(loaded) if descriptor.to_tf32 else loaded
+        return into.numel() * into.itemsize
 
     barrier.loads.append(complete)
     here.machine.changed()
@@ -452,9 +509,11 @@ def store_wait(pendings: int) -> None:
 
 
 def allocate_shared_memory(dtype: torch.dtype, shape: Sequence[int], layout: Any) -> Any:
-    if dtype is torch.int64:
-        return Barriers(Barrier() for _ in range(shape[0]))
-    return Shared(torch.full(tuple(shape), garbage(dtype), dtype=dtype))
+    new: Any = Barriers(Barrier() for _ in range(shape[0]))
+    if dtype is not torch.int64:
+        new = Shared(torch.full(tuple(shape), garbage(dtype), dtype=dtype))
+    here.program.memory.append(new)
+    return new
 
 
 def garbage(dtype: torch.dtype) -> float:
@@ -504,11 +563,134 @@ def warp_specialize(partitions: Sequence[tuple[Any, ...]], warps: Sequence[int],
 
         return run
 
-    for function, arguments in partitions[1:]:
-        machine.start(worker(function, arguments), here.program)
+    here.program.all_warps = -(-(here.program.warps + sum(warps)) // 4) * 4
+    for (function, arguments), of_partition in zip(partitions[1:], warps, strict=True):
+        machine.start(worker(function, arguments), here.program, of_partition)
     function, arguments = partitions[0]
     function(*arguments)
     machine.wait_until(lambda: len(ended) == len(partitions) - 1)
+
+
+# ---- PTX ----
+
+# Where another CTA's shared memory is: its rank, the number of a buffer, and bytes in it.
+CTA, BUFFER = 1 << 32, 1 << 24
+PANEL = 128  # bytes of a row of a tile that lie together, as TMA swizzles them; then come those of the next row
+COPY = "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+ARITHMETIC: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(("mov.u32", "mov.b32", "mov.b64", "cvta.param.u64", "cvt.u16.u32"), lambda x: x),
+    **{"add.s32": torch.add, "sub.s32": torch.sub, "and.b32": torch.bitwise_and},
+    **{"shl.b32": torch.bitwise_left_shift, "shr.u32": torch.bitwise_right_shift},
+    **{"setp.ge.s32": torch.ge, "setp.ne.b32": torch.ne, "setp.lt.and.s32": lambda x, y, also: (x < y) & also},
+    **{"mad.lo.s32": lambda x, y, z: x * y + z, "mapa.shared::cluster.u32": lambda x, rank: x % CTA + rank * CTA},
+}
+
+
+def inline_asm(asm: str, constraints: str = "", arguments: Sequence[Any] = ()) -> None:
+    """Runs PTX in each warp of a partition, whose registers hold a value for each lane."""
+    given = {f"${i}": torch.full((WARP,), address_of(x)) for i, x in enumerate(arguments)}
+    given |= {"%laneid": torch.arange(WARP), "%cluster_ctarank": torch.full((WARP,), here.program.rank)}
+    given |= {name: torch.full((WARP,), i) for i, name in enumerate(here.program.descriptors)}
+    effects = []
+    for predicate, opcode, operands in statements(asm):
+        active = given[predicate] if predicate else torch.ones(WARP, dtype=torch.bool)
+
+        def value(operand: str) -> torch.Tensor:
+            return given[operand] if operand in given else torch.full((WARP,), int(operand))
+
+        if opcode in ARITHMETIC:
+            into, *others = operands
+            result = ARITHMETIC[opcode](*(value(x) for x in others))
+            given[into] = torch.where(active, result, given.get(into, torch.zeros_like(result)))
+        elif opcode == "elect.sync":
+            given[operands[0].removeprefix("_|")] = torch.arange(WARP) == 0
+        else:
+            columns = [value(x) for x in operands if x != "_"]
+            effects += [
+                (EFFECTS[opcode], [int(column[lane]) for column in columns])
+                for lane in (active.nonzero()[:, 0] if columns else (0,))
+            ]
+    for effect, numbers in effects:
+        for _ in range(here.warps):
+            effect(*numbers)
+
+
+@cache
+def statements(asm: str) -> list[tuple[str, str, list[str]]]:
+    """(predicate, opcode, operands) of each instruction."""
+    found = []
+    for text in re.split(r"[;\n]+", asm.strip("{} \n")):
+        words = text.split(maxsplit=1)
+        if words and words[0] != ".reg":
+            predicate, opcode, rest = re.fullmatch(r"(?:@(\w+) )?(\S+) ?(.*)", text.strip()).groups()  # type: ignore[union-attr]
+            found.append((predicate or "", opcode, re.findall(r"[^\s,{}\[\]]+", rest)))
+    return found
+
+
+def address_of(x: Any) -> int:
+    """Of a tile or barrier in the shared memory of a cluster's first CTA, as Triton gives them; or a number."""
+    if not isinstance(x, Shared | Barrier):
+        return int(x)
+    for number, buffer in enumerate(here.program.memory):
+        if isinstance(x, Barrier) and isinstance(buffer, Barriers) and any(x is one for one in buffer):
+            return number * BUFFER + 8 * [x is one for one in buffer].index(True)
+        if isinstance(x, Shared) and isinstance(buffer, Shared):
+            start = x.values.data_ptr() - buffer.values.data_ptr()
+            if 0 <= start < buffer.values.numel() * buffer.values.itemsize:
+                return number * BUFFER + start
+    raise AssertionError("no shared memory of this program")
+
+
+def barrier_at(program: Program, address: int) -> Barrier:
+    buffer = program.memory[address // BUFFER]
+    assert isinstance(buffer, Barriers) and address % 8 == 0
+    return buffer[address % BUFFER // 8]
+
+
+def arrive_at(address: int) -> None:
+    arrive_later(barrier_at(here.program.peer(address // CTA), address % CTA))
+
+
+def multicast(into: int, number: int, x: int, y: int, z: int, full: int, peers: int) -> None:
+    """A copy of one box to the same place in the shared memory of several CTAs, whose barriers count it."""
+    descriptor = list(here.program.descriptors.values())[number]
+    _, rows, columns = descriptor.box
+    assert into // CTA == full // CTA == here.program.rank and 0 < peers < 1 << len(here.program.cluster)
+    for rank in range(len(here.program.cluster)):
+        if peers >> rank & 1:
+            peer = here.program.peer(rank)
+            tiles = peer.memory[into % CTA // BUFFER]
+            assert isinstance(tiles, Shared) and tiles.shape[1:] == descriptor.block_shape
+            *_, outer, inner = tiles.shape
+            width = min(inner, PANEL // descriptor.dtype.itemsize) * descriptor.dtype.itemsize
+            row, within = divmod(into % BUFFER, width)
+            panel, row = divmod(row, outer)
+            tile, panel = divmod(panel, inner // columns)
+            assert within == 0 and row % 8 == 0 and row + rows <= outer, "not where a box may lie"
+            box = tiles.values[tile][:, row : row + rows, panel * columns : (panel + 1) * columns]
+            start_load(descriptor, (z, y, x), barrier_at(peer, full % CTA), box)
+
+
+def publish() -> None:
+    here.program.published = True
+
+
+def join() -> None:
+    here.program.joined += 1
+    here.machine.changed()
+
+
+def wait_for_all() -> None:
+    here.machine.wait_until(here.program.all_joined)
+
+
+EFFECTS: dict[str, Callable[..., None]] = {
+    COPY: multicast,
+    "mbarrier.arrive.shared::cluster.b64": arrive_at,
+    "fence.mbarrier_init.release.cluster": publish,
+    "barrier.cluster.arrive.relaxed.aligned": join,
+    "barrier.cluster.wait.acquire.aligned": wait_for_all,
+}
 
 
 PTX = {
@@ -573,7 +755,7 @@ def language() -> SimpleNamespace:
         minimum=lambda x, y: Tensor(torch.minimum(*torch.broadcast_tensors(whole(x), whole(y)))),
         maximum=lambda x, y: Tensor(torch.maximum(*torch.broadcast_tensors(whole(x), whole(y)))),
         cdiv=lambda x, y: (x + (y - 1)) // y,
-        to_tensor=Tensor,
+        to_tensor=lambda x: Tensor(whole(x)),
         abs=lambda x: Tensor(x.data.abs()),
         exp=lambda x: Tensor(x.data.exp()),
         sum=lambda x, axis: Tensor(x.data.sum(axis)),
@@ -583,6 +765,7 @@ def language() -> SimpleNamespace:
         store=store,
         atomic_add=atomic_add,
         debug_barrier=debug_barrier,
+        inline_asm=inline_asm,
         inline_asm_elementwise=inline_asm_elementwise,
         static_assert=nothing,
         static_range=range,
@@ -630,6 +813,8 @@ MODULES: dict[str, Any] = {
         reciprocal=lambda x: Tensor(1.0 / x.data),
         power_of_two=lambda x: Tensor(torch.exp2(x.data)),
         aggregate=dataclass(frozen=True),
+        CLUSTERS=True,
+        tensor_map_parameter=tensor_map_parameter,
     ),
 }
 
@@ -725,11 +910,25 @@ def run(launch: Launch, operands: Mapping[str, torch.Tensor], scalars: Mapping[s
         return value if value is None or "constexpr" in kinds.get(name, "") else Tensor(value)
 
     arguments = [argument(name, value) for name, value in launch.arguments.items()]
+    maps = [argument for argument in arguments if isinstance(argument, Descriptor)]  # the first parameters
+    named = {tensor_map_parameter(launch.kernel.__name__, i, len(one.block_shape)): one for i, one in enumerate(maps)}
     machine, ids = Machine(), itertools.product(*(range(size) for size in reversed(launch.grid)))
     warps = launch.options["num_warps"]
-    programs = [Program(numbers[::-1], launch.grid, warps) for numbers in ids]  # the first number counts fastest
+    programs: list[Program] = []
+    for numbers in ids:  # of which the last counts fastest, a program's first
+        cluster = programs[-1].cluster if len(programs) % launch.cluster else []
+        programs.append(Program(numbers[::-1], launch.grid, warps, named, cluster))
+        cluster.append(programs[-1])
+
+    def whole_program(program: Program) -> Callable[[], None]:
+        def run() -> None:
+            launch.kernel(*arguments)
+            program.end()
+
+        return run
+
     with machine.turn:
-        threads = [machine.start(lambda: launch.kernel(*arguments), program) for program in programs]
+        threads = [machine.start(whole_program(program), program, warps) for program in programs]
     for thread in threads:
         thread.join()
     if machine.error is not None:

@@ -21,7 +21,7 @@ from triton.experimental.gluon import language as gl
 from triton_gemm import compat, ops, sharding
 from triton_gemm.aot import capture, compile_launch
 from triton_gemm.device import device_of_capability
-from triton_gemm.kernels.launch import materialise
+from triton_gemm.kernels.launch import TensorMap, materialise
 from triton_gemm.problem import GemmProblem
 from triton_gemm.select import launches, select
 
@@ -154,6 +154,8 @@ def _launcher() -> None:
     launch, kernel = compiled()
     for name in ("_init_handles", "launch_metadata", "packed_metadata"):
         assert hasattr(kernel, name), name
+    metadata = kernel.metadata
+    assert kernel.packed_metadata[:3] == (metadata.num_warps, metadata.num_ctas, metadata.shared)
     from triton.backends.nvidia import driver
 
     source = inspect.getsource(driver.CudaLauncher)
@@ -182,6 +184,20 @@ def _tensor_maps() -> None:
         assert {"elem_type", "swizzle", "elem_size", "block_size"} <= meta.keys()
         assert meta["elem_type"] in compat.TMA_DTYPE_DEVICE_TO_HOST
     assert "self.fill_tma_descriptor" in inspect.getsource(sys.modules["triton.backends.nvidia.driver"])
+
+
+def _clusters() -> None:
+    version = tuple(map(int, triton.__version__.split(".")[:2]))
+    assert compat.CLUSTERS is (version >= (3, 9))
+
+
+def _tensor_map_parameter() -> None:
+    """Inline PTX names a tensor map by its parameter."""
+    launch, kernel = compiled()
+    found = re.findall(r"\.param \.align \d+ \.b8 (\w+)\[128\]", kernel.asm["ptx"])
+    maps = [part for part in launch.arguments.values() if isinstance(part, TensorMap)]
+    expected = [compat.tensor_map_parameter(launch.kernel.__name__, i, len(x.block)) for i, x in enumerate(maps)]
+    assert found == expected, f"PTX calls the tensor maps {found}, not {expected}: clusters would load from others"
 
 
 def _capture() -> None:
@@ -248,6 +264,7 @@ def _autotuner() -> None:
 
 USES: dict[str, Callable[[], None]] = {
     "Autotuner": _autotuner,
+    "CLUSTERS": _clusters,
     "aggregate": _aggregate,
     "JITFunction": _capture,
     "SingleLevelFunction": _single_level,
@@ -265,6 +282,7 @@ USES: dict[str, Callable[[], None]] = {
     "overlaps_itself": _overlap,
     "share_sharding_decisions": _decisions,
     "single_level_autograd": _single_level,
+    "tensor_map_parameter": _tensor_map_parameter,
     "tensor_maps": _tensor_maps,
     "withdraw": _withdraw,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ import torch
 
 from triton_gemm import aot
 from triton_gemm.arithmetic import EMULATED
+from triton_gemm.compat import CLUSTERS
 from triton_gemm.config import MAX_REGISTERS_PER_THREAD, TileConfig
 from triton_gemm.device import SHARED_MEMORY, device_of_capability
 from triton_gemm.kernels import warp_specialised
@@ -256,6 +258,65 @@ def test_every_circumstance(name: str, config: TileConfig, schedule: str) -> Non
 )
 def test_the_heaviest_epilogues_spill_nothing(name: str, config: TileConfig, schedule: str) -> None:
     compiled(CIRCUMSTANCES[name].problem, config, schedule)
+
+
+# --- Clusters ---
+
+CLUSTERED_CIRCUMSTANCES = {
+    **{orders: Circumstance(orders + "n") for orders in ("nn", "nt", "tn", "tt")},
+    **{name: CIRCUMSTANCES[name] for name in ("beta", "beta-c-odd", "bias-n", "gelu", "batch", "everything-odd")},
+    **FP32_CIRCUMSTANCES,
+    **BYTE_CIRCUMSTANCES,
+}
+OTHER_FORMS = {(4, 1): (192, 128), (1, 4): (64, 64), (8, 1): (64, 64), (1, 8): (64, 64)}
+
+
+def clustered_cases() -> list[Any]:
+    """Every circumstance in a third of its configurations; of other forms one with three consumers and small ones."""
+    found = []
+    for turn, (name, circumstance) in enumerate(CLUSTERED_CIRCUMSTANCES.items()):
+        problem = circumstance.problem
+        configs = warp_specialised.configs(problem.planes.dtype, clusters=True)
+        legal = [config for config in configs if alone_illegal(problem, config) is None]
+        found += [(name, config) for config in legal[turn % 3 :: 3]]
+    for form, tile in OTHER_FORMS.items():
+        config = next(config for config in CONFIGS if tile == (config.BLOCK_M, config.BLOCK_N))
+        found.append(("nn", replace(config, CLUSTER_M=form[0], CLUSTER_N=form[1])))
+    return [pytest.param(name, config, id=f"{name}-{ids(config)}") for name, config in found]
+
+
+def alone_illegal(problem: GemmProblem, config: TileConfig) -> str | None:
+    """Why the configuration is illegal even without clusters, which not every Triton has."""
+    return warp_specialised.illegal(problem, HOPPER, replace(config, CLUSTER_M=1, CLUSTER_N=1))
+
+
+def every_form(name: str, config: TileConfig) -> set[Hashable]:
+    """The fast tier compiles every form and every arithmetic."""
+    return {(config.CLUSTER_M, config.CLUSTER_N), CLUSTERED_CIRCUMSTANCES[name].precision}
+
+
+@pytest.mark.skipif(not CLUSTERS, reason="clusters need Triton 3.9 or newer")
+@pytest.mark.few(shows=every_form)
+@pytest.mark.parametrize(("name", "config"), clustered_cases())
+def test_every_cluster(name: str, config: TileConfig) -> None:
+    """Loads are multicast, barriers of other CTAs are reached, and nothing waits for the whole GPU's memory."""
+    circumstance = CLUSTERED_CIRCUMSTANCES[name]
+    problem = circumstance.problem
+    assert warp_specialised.illegal(problem, HOPPER, config) is None
+    turn = config.CLUSTER_M + list(CLUSTERED_CIRCUMSTANCES).index(name)
+    kernel = compiled(problem, config, in_turn(config, turn))
+    multicast = kernel.asm["sass"].count("UTMALDG.3D.MULTICAST")
+    (launch,) = warp_specialised.launches(problem, config, SCHEDULES["whole"])
+    tiles = [launch.arguments[name] for name in ("a_desc", "b_desc")]
+    panels = [math.ceil(x.block[2] * x.dtype.itemsize / 128) for x in tiles]
+    consumers = config.num_warps // 4
+    wanted = (config.CLUSTER_N > 1) * consumers * panels[0] + (config.CLUSTER_M > 1) * panels[1]
+    assert multicast >= wanted and (multicast == wanted or warp_specialised.rest_columns(config))
+    # Both idle partitions are the same code.
+    assert kernel.asm["sass"].count("UCGABAR_WAIT") == consumers + 2, (
+        "each partition joins the cluster, and that is all"
+    )
+    assert "MEMBAR.ALL.GPU" not in kernel.asm["sass"] or in_turn(config, turn) == "split"
 
 
 # --- The predicate ---

@@ -15,12 +15,12 @@ from triton_gemm.config import TileConfig
 from triton_gemm.device import DeviceInfo, device_of_capability
 from triton_gemm.device_model import model_of
 from triton_gemm.kernels import warp_specialised
-from triton_gemm.kernels.schedule import Schedule, tile_coordinates, work_item
+from triton_gemm.kernels.schedule import Schedule, clusters_at_once, tile_coordinates, work_item
 from triton_gemm.problem import GemmProblem, Layout
 from triton_gemm.workspace import COUNTERS
 
 HOPPER = device_of_capability((9, 0))
-CONFIGS = st.sampled_from(warp_specialised.CONFIGS)
+CONFIGS = st.sampled_from(warp_specialised.CONFIGS + warp_specialised.CLUSTERED)
 
 
 def problem_of(M: int, N: int, K: int, batch: int = 1) -> GemmProblem:
@@ -100,20 +100,29 @@ def test_parts_of_the_same_k_follow_one_another(case: tuple[int, int, Schedule])
 
 @settings(deadline=None)
 @given(
-    dealt(), st.sampled_from([config for config in warp_specialised.CONFIGS if warp_specialised.can_split_k(config)])
+    dealt(),
+    st.sampled_from(
+        [c for c in warp_specialised.CONFIGS + warp_specialised.CLUSTERED if warp_specialised.can_split_k(c)]
+    ),
 )
 def test_partial_sums_have_places_of_their_own(case: tuple[int, int, Schedule], config: TileConfig) -> None:
     tiles, k_tiles, schedule = case
-    m, n, k = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K
-    assert m and n and k
+    m, n, k = config.BLOCK_M * config.CLUSTER_M, config.BLOCK_N * config.CLUSTER_N, config.BLOCK_K
     (launch,) = warp_specialised.launches(problem_of(m * tiles, n, k * k_tiles), config, schedule)
     blocks = [
         (part - 1) * schedule.split_tiles + tile for tile, part, _ in work(schedule, tiles, k_tiles) if part > 0
-    ]  # as `consume_partition` numbers them
+    ]  # as `share_sums` numbers them
     assert sorted(blocks) == list(range(len(blocks)))
     assert launch.workspace == len(blocks) * m * n * 4
-    assert launch.counters == schedule.split_tiles * config.num_warps // 4
-    assert launch.arguments["num_items"] == schedule.items(tiles)
+    assert launch.counters == schedule.split_tiles * config.ctas * config.num_warps // 4
+    assert launch.arguments["num_items"] == schedule.items(tiles) * config.ctas
+    assert launch.grid == (schedule.programs * launch.cluster, 1, 1) and launch.cluster == config.ctas
+
+
+def test_clusters_that_run_at_once_are_those_of_an_h200() -> None:
+    assert [clusters_at_once(ctas, 132) for ctas in (1, 2, 4, 8)] == [132, 66, 30, 15]
+    for sms in range(1, 200):
+        assert all(clusters_at_once(ctas, sms) * ctas <= sms for ctas in (1, 2, 4, 8))
 
 
 @pytest.mark.parametrize(
@@ -148,15 +157,18 @@ DEVICES = st.integers(1, 200).map(lambda sms: DeviceInfo("gpu", (9, 0), sms, HOP
 def test_every_schedule_can_be_run(M: int, N: int, K: int, batch: int, config: TileConfig, device: DeviceInfo) -> None:
     problem = problem_of(M, N, K, batch)
     count, k_tiles = batch * config.tiles(M, N), -(-K // config.BLOCK_K)
+    if clusters_at_once(config.ctas, device.num_sms) == 0:
+        return
     found = warp_specialised.schedules(problem, config, device)
     assert found[0].split_tiles == 0 and len(set(found)) == len(found)
     for schedule in found:
-        assert 1 <= schedule.programs <= device.num_sms, "programs that wait must all run at once"
+        at_once = clusters_at_once(config.ctas, device.num_sms)
+        assert 1 <= schedule.programs <= at_once, "programs that wait must all run at once"
         assert schedule.programs <= schedule.items(count), "programs without work"
         assert 0 <= schedule.split_tiles <= count
         assert (schedule.split_tiles == 0) == (schedule.split_k == 1)
         assert schedule.split_k == 1 or 2 * schedule.split_k <= k_tiles
-        assert schedule.split_tiles * (config.num_warps // 4) <= COUNTERS
+        assert schedule.split_tiles * config.ctas * (config.num_warps // 4) <= COUNTERS
         assert warp_specialised.microseconds(problem, config, schedule, model_of(HOPPER)) > 0
 
 

@@ -14,9 +14,10 @@ import triton_gemm
 from triton_gemm import cost_model, kernels
 from triton_gemm.arithmetic import EMULATED
 from triton_gemm.device import INTERPRETER, SHARED_MEMORY, device_of_capability
-from triton_gemm.kernels import fma, gemv, skinny
+from triton_gemm.kernels import fma, gemv, skinny, warp_specialised
 from triton_gemm.kernels.launch import Pointer, TensorMap
 from triton_gemm.kernels.repack import repacked
+from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
 from triton_gemm.select import Selection, launches, ranked, select
 from triton_gemm.workspace import COUNTERS
@@ -395,6 +396,29 @@ def test_a_split_is_shown() -> None:
     choice = select(of(64, 64, 65536), HOPPER)
     assert choice.schedule is not None and choice.schedule.split_tiles > 0
     assert f"{choice.schedule.split_tiles} tiles in {choice.schedule.split_k} parts" in str(choice)
+
+
+@pytest.mark.parametrize("newer", [True, False])
+def test_clusters_are_chosen_only_when_told_and_missed_only_then(newer: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def explained() -> tuple[bool, str]:
+        found = {config for _, _, (_, config, *_) in ranked(problem, HOPPER)}
+        return bool(found & {*warp_specialised.CLUSTERED}), select(problem, HOPPER).reason
+
+    problem = of(712, 1264, 4976)
+    for module in (warp_specialised.choice, warp_specialised.host):
+        monkeypatch.setattr(module, "CLUSTERS", newer)
+    compared, reason = explained()
+    assert not compared and "clusters" not in reason
+    monkeypatch.setattr(warp_specialised.choice, "CLUSTERS_CHOSEN", True)
+    compared, reason = explained()
+    assert compared == newer
+    assert reason.endswith("; without clusters, which need Triton 3.9") != newer
+
+
+def test_a_cluster_s_form_is_shown() -> None:
+    config = replace(warp_specialised.CONFIGS[0], CLUSTER_M=4, CLUSTER_N=2)
+    chosen = Selection("warp_specialised", config, "because", Schedule(15))
+    assert str(chosen) == "warp_specialised 128x256x64 8 warps 4 stages cluster 4x2: because"
 
 
 def test_the_interpreter_gets_what_it_can_run() -> None:

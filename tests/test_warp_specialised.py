@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests import planted
 from tests.cases import CIRCUMSTANCES, Case, Operands, blocks, circumstance, ids, of_bytes, splits, wholes
-from tests.gluon_on_cpu import run, simulated, to_tf32
+from tests.gluon_on_cpu import Barrier, Barriers, Program, run, simulated, to_tf32
 from tests.groups import assert_right
 from triton_gemm.arithmetic import EMULATED, Planes
 from triton_gemm.config import TileConfig
@@ -214,15 +214,214 @@ def test_all_configurations_that_leave_room_for_pieces_are_legal() -> None:
     assert all((128, 192) in tiles and (128, 256) not in tiles for tiles in legal.values())
 
 
+# --- Clusters ---
+
+CLUSTERED = warp_specialised.CLUSTERED
+FORMS = ((2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (4, 2), (2, 4), (8, 1), (1, 8))
+
+
+def in_form(tile: tuple[int, int], form: tuple[int, int]) -> TileConfig:
+    config = next(c for c in CONFIGS if tile == (c.BLOCK_M, c.BLOCK_N))
+    return replace(config, CLUSTER_M=form[0], CLUSTER_N=form[1])
+
+
+def of_cluster(config: TileConfig) -> tuple[int, int, int]:
+    """What a cluster computes."""
+    return config.BLOCK_M * config.CLUSTER_M, config.BLOCK_N * config.CLUSTER_N, config.BLOCK_K
+
+
+@pytest.mark.few
+@pytest.mark.parametrize(
+    "config",
+    [*CLUSTERED, *(in_form(tile, form) for form in FORMS for tile in ((64, 96), (192, 128)))],
+    ids=ids,
+)
+def test_every_cluster(kernel: SimpleNamespace, config: TileConfig) -> None:
+    """One to three consumers; with tiles that lie outside of C, fewer clusters than tiles, tiles cut along K, and fewer
+    k-tiles than the ring has slots."""
+    m, n, k = of_cluster(config)
+    orders = ORDERS[[*CLUSTERED, config].index(config) % 4] + "n"
+    check(Case((m + 9, n + 8, 3 * k + 8), orders, integers=True), config, Schedule(3), kernel, times=2)
+    check(Case((m - 7, 2 * n - 8, 9 * k + 8), orders), config, Schedule(1, group_m=2), kernel)
+    if warp_specialised.can_split_k(config):
+        check(Case((m + 9, n - 8, 7 * k), orders), config, Schedule(6, split_tiles=2, split_k=3), kernel)
+
+
+@pytest.mark.few
+@pytest.mark.parametrize("name", CIRCUMSTANCES)
+def test_every_circumstance_in_clusters(kernel: SimpleNamespace, name: str) -> None:
+    turn = list(CIRCUMSTANCES).index(name)
+    probe = Operands(circumstance(name, (64, 64, 64)), CPU).problem
+    legal = [config for config in CLUSTERED if kernel.illegal(probe, HOPPER, config) is None]
+    config = legal[turn * 5 % len(legal)]
+    m, n, k = of_cluster(config)
+    case = circumstance(name, (m + 8, n // 2 + 8, 6 * k + 3))
+    tiles = (case.batch or 1) * 2
+    check(case, config, Schedule(tiles - 1), kernel)
+    if warp_specialised.can_split_k(config):
+        check(case, config, Schedule(3 * tiles, tiles, split_k=3, group_m=2), kernel)
+
+
+@pytest.mark.few
+@pytest.mark.parametrize("precision", ["tf32", *EMULATED])
+@pytest.mark.parametrize("form", [(2, 1), (2, 2), (4, 2)], ids=str)
+def test_fp32_in_clusters(kernel: SimpleNamespace, form: tuple[int, int], precision: str) -> None:
+    """Of tf32 A is transposed, and goes through registers."""
+    planes = EMULATED.get(precision)
+    of_dtype = warp_specialised.configs(torch.float32 if planes is None else planes.dtype, clusters=True)
+    config = [c for c in of_dtype if form == (c.CLUSTER_M, c.CLUSTER_N)][2 if precision == "tf32" else 1]
+    m, n, k = of_cluster(config)
+    case = Case((m + 9, n + 8, 5 * k + 4), "ttn", dtype=torch.float32, precision=precision)
+    check(case, config, Schedule(3), kernel)
+    check(case, config, Schedule(12, split_tiles=4, split_k=3), kernel)
+
+
+@pytest.mark.few
+@pytest.mark.parametrize("config", warp_specialised.configs(torch.int8, clusters=True), ids=ids)
+def test_bytes_in_clusters(kernel: SimpleNamespace, config: TileConfig) -> None:
+    """Both fp8 types, summed either way, with every kind of scales, and int8."""
+    m, n, k = of_cluster(config)
+    ran = set()
+    for case in of_bytes(config, warp_specialised.configs(torch.int8, clusters=True).index(config)):
+        case = replace(case, size=(m + 8, n // 2 + 16, 5 * k + 16))
+        if kernel.illegal(Operands(case, CPU).problem, HOPPER, config) is None:
+            check(case, config, Schedule(1), kernel)
+            ran.add(case.precision)
+    assert ran or config.BLOCK_N == 256
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_a_cluster_s_sums_are_those_of_single_programs(kernel: SimpleNamespace, form: tuple[int, int]) -> None:
+    """Bit for bit, also where K is cut into the same parts."""
+    config = in_form((128, 96), form)
+    m, n, k = of_cluster(config)
+    operands = Operands(Case((m, n, 7 * k), "nnn", alpha=0.3), CPU)
+    tiles, results = config.ctas, []
+    for one, whole, split in (
+        (config, Schedule(1), Schedule(3, 1, 3)),
+        (in_form((128, 96), (1, 1)), Schedule(tiles), Schedule(3 * tiles, tiles, 3)),
+    ):
+        for schedule in (whole, split):
+            operands.c.fill_(0)
+            Simulation(operands.problem, one, schedule, kernel).run(operands.a, operands.b, operands.c, (), 0.3, 0.0)
+            results.append(operands.c.clone())
+    assert torch.equal(results[0], results[2]) and torch.equal(results[1], results[3])
+
+
+ILLEGAL_CLUSTERS = {
+    "a cluster's sides are powers of two, for 8 CTAs at most, not 4x4": (4, 4),
+    "a cluster's sides are powers of two, for 8 CTAs at most, not 3x1": (3, 1),
+    "no cluster of 4x2 fits on 8 multiprocessors": (4, 2),
+    "clusters need Triton 3.9 or newer": (2, 1),
+    "a cluster's tiles are of one matrix, and groups end inside of them": (2, 1),
+}
+
+
+@pytest.mark.parametrize("reason", ILLEGAL_CLUSTERS)
+def test_what_is_no_cluster_is_said(kernel: SimpleNamespace, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = in_form((64, 96), ILLEGAL_CLUSTERS[reason])
+    problem = GemmProblem.of(*(torch.empty(512, 512, dtype=torch.bfloat16, device="meta"),) * 3)
+    device, illegal = HOPPER, kernel.illegal
+    if "groups" in reason:
+        problem = replace(problem, groups="m")
+    if "multiprocessors" in reason:
+        device = replace(HOPPER, num_sms=8)
+    if "Triton" in reason:
+        monkeypatch.setattr(warp_specialised.host, "CLUSTERS", False)
+        illegal = warp_specialised.illegal
+    assert illegal(problem, device, config) == reason
+    assert illegal(problem, device, replace(config, CLUSTER_M=1, CLUSTER_N=1)) is None
+
+
+def test_what_does_not_fit_in_clusters_either_is_said(kernel: SimpleNamespace) -> None:
+    config = replace(in_form((64, 96), (2, 2)), num_stages=20)
+    problem = GemmProblem.of(*(torch.empty(512, 512, dtype=torch.bfloat16, device="meta"),) * 3)
+    assert "bytes of shared memory" in kernel.illegal(problem, HOPPER, config)
+
+
+def test_a_program_may_not_end_while_something_comes() -> None:
+    """Nor may its shared memory be reached afterwards."""
+    ctas: list[Program] = []
+    for i in range(2):
+        ctas.append(Program((i, 0, 0), (2, 1, 1), 4, {}, ctas[0].cluster if ctas else [], all_warps=4))
+        ctas[-1].cluster.append(ctas[-1])
+    with pytest.raises(AssertionError, match="may not be there"):
+        ctas[0].peer(1)
+    for cta in ctas:
+        cta.published, cta.joined = True, 4
+    assert ctas[0].peer(1) is ctas[1]
+    ctas[1].memory.append(Barriers([Barrier(1, loads=[lambda: 0])]))
+    with pytest.raises(AssertionError, match="on its way"):
+        ctas[1].end()
+    with pytest.raises(AssertionError, match="has ended"):
+        ctas[0].peer(1)
+
+
 # --- Planted bugs ---
+
+BUGS_OF_CLUSTERS: dict[str, tuple[tuple[str, str], ...]] = {
+    "counts-its-own-consumers-only": (("CONSUMER_WARPS * (cluster_m + cluster_n - 1)", "CONSUMER_WARPS"),),
+    "counts-itself-twice": (
+        ("CONSUMER_WARPS * (cluster_m + cluster_n - 1)", "CONSUMER_WARPS * (cluster_m + cluster_n)"),
+    ),
+    "counts-consumers-not-warps": (("consumers * CONSUMER_WARPS * (", "consumers * ("),),
+    "arrives-at-those-that-share-a-only": (("lane, {cluster_m + cluster_n - 1}, chosen", "lane, {cluster_n}, chosen"),),
+    "arrives-at-itself-twice": (("@beyond add.s32 other, other, 1;", ""),),
+    "arrives-at-others-of-another-group": (("@beyond add.s32 peer, first, other;", "@beyond mov.u32 peer, other;"),),
+    "frees-what-it-has-not-read": (("setp.ne.b32 chosen, $1, 0;", "setp.ne.b32 chosen, 1, 0;"),),
+    "frees-the-slot-of-this-step": (("previous_slot(slot, config), kt", "slot, kt"),),
+    "a-goes-to-neighbours": (("1 << cluster_m * j for", "1 << j for"),),
+    "b-goes-to-the-first": (("(1 << cluster_m) - 1}, first", "(1 << cluster_m) - 1}, 0"),),
+    "b-goes-to-itself": (("shl.b32 mask, {(1 << cluster_m) - 1}, first", "shl.b32 mask, 1, rank"),),
+    "a-goes-to-one-more": (("for j in range(cluster_n))}, i", "for j in range(cluster_n)) | 2}, i"),),
+    "slices-at-the-same-place": (("mad.lo.s32 into, {mine}, {size * panel * itemsize}, into;", ""),),
+    "slices-overlap": (("into, {mine}, {size * panel * itemsize}", "into, {mine}, {8 * panel * itemsize}"),),
+    "slices-of-the-same-rows": (("mad.lo.s32 y, {mine}, {size}, $3;", "mov.b32 y, $3;"),),
+    "panels-at-the-same-place": ((" add.s32 into, into, {outer * panel * itemsize};", ""),),
+    "panels-as-far-apart-as-slices": (("into, {outer * panel", "into, {size * panel"),),
+    "panels-of-the-same-columns": (("add.s32 x, x, {panel};", ""),),
+    "every-lane-loads": (("{pieces}, elected", "{pieces}, 1"),),
+    "slices-beyond-the-tile": (("{mine}, {pieces}, elected", "{mine}, 8, elected"),),
+    "another-s-barrier-counts": (("mapa.shared::cluster.u32 full, $1, rank;", "mov.u32 full, $1;"),),
+    "ends-before-others-have-freed": (("        wait_for_peers(ring, slot, phase, config)\n", "        pass\n"),),
+    "ends-before-the-last-slot": (("range(config.NUM_STAGES)", "range(config.NUM_STAGES - 1)"),),
+    "ends-in-the-wrong-phase": (
+        ("wait_for_peers(ring, slot, phase, config)\n\n", "wait_for_peers(ring, slot, phase ^ 1, config)\n\n"),
+    ),
+    "phase-does-not-turn": (("phase ^ wrapped.to(gl.int32)", "phase"),),
+    "loads-before-all-have-joined": (
+        ("    join_cluster(config)\n    if config.PDL:\n        gdc_wait()\n    a_desc", "    a_desc"),
+    ),
+    "barriers-are-not-published": (('gl.inline_asm("fence.mbarrier_init.release.cluster;")', "pass"),),
+    "idle-warps-do-not-join": (("IDLE: gl.constexpr = 2 if", "IDLE: gl.constexpr = 0 if"),),
+    "tiles-in-another-order": (
+        ("number % config.CLUSTER_M", "number // config.CLUSTER_N"),
+        ("number // config.CLUSTER_M", "number % config.CLUSTER_N"),
+    ),
+    "sums-of-clusters-at-the-same-place": (
+        ("work.split_tiles * (config.CLUSTER_M * config.CLUSTER_N)", "work.split_tiles"),
+    ),
+    "tiles-share-a-counter": (("tile_id = tile_id * CTAS + number", "tile_id = tile_id * CTAS"),),
+}
+
+
+@planted.with_each(BUGS_OF_CLUSTERS)
+def test_planted_bugs_of_clusters_are_caught(bug: str) -> None:
+    """In 4 x 2 CTAs, with a tail that has fewer slices than CTAs share it."""
+    broken = simulated("warp_specialised", BUGS_OF_CLUSTERS.get(bug, ()))
+    config = next(c for c in CLUSTERED if (c.BLOCK_M, c.BLOCK_N) == (64, 144) and c.CLUSTER_M == 4)
+    with planted.caught(bug):
+        check(Case((250, 280, 1000), "ntn"), config, Schedule(1), broken)
+        check(Case((250, 280, 1000), "nnn"), config, Schedule(3, split_tiles=1, split_k=3), broken)
+
 
 BUGS: dict[str, tuple[tuple[str, str], ...]] = {
     "loads-into-full-slots": (("            mbarrier.wait(ring.empty.index(slot), phase)\n", ""),),
     "multiplies-what-has-not-come": (("    mbarrier.wait(ring.full.index(slot), phase)\n", ""),),
-    "frees-a-slot-that-is-read": (("pred=kt > k_begin)", "pred=True)"),),
-    "frees-the-slot-of-this-step": (("previous_slot(slot, config)), pred=kt", "slot), pred=kt"),),
+    "frees-a-slot-that-is-read": (("kt > k_begin, config)", "True, config)"),),
+    "frees-the-slot-of-this-step": (("previous_slot(slot, config), kt", "slot, kt"),),
     "waits-for-one-product-less": (("wait_for_products(acc, tail, IN_FLIGHT,", "wait_for_products(acc, tail, 2,"),),
-    "never-frees-the-last-slot": (("pred=item.k_end > item.k_begin)", "pred=False)"),),
+    "never-frees-the-last-slot": (("item.k_end > item.k_begin, config)", "False, config)"),),
     "starts-in-the-wrong-phase": (("phase = 1  #", "phase = 0  #"),),
     "announces-too-few-bytes": (("config.CONSUMERS * a_desc.block_type.nbytes +", "a_desc.block_type.nbytes +"),),
     "phase-does-not-turn": (("phase ^ wrapped.to(gl.int32)", "phase"),),
@@ -233,7 +432,7 @@ BUGS: dict[str, tuple[tuple[str, str], ...]] = {
     "leaves-before-c-is-stored": (("        tma.store_wait(0)\n", "        pass\n"),),
     "owner-does-not-wait": (("            wait_for(counter, others)\n", "            pass\n"),),
     "owner-adds-one-part-less": (("mask=first + i < others", "mask=first + i < others - 1"),),
-    "parts-share-a-block": (("((item.part - 1) * work.split_tiles + item.tile_id)", "item.tile_id"),),
+    "parts-share-a-block": (("((item.part - 1) * split_tiles + item.tile_id)", "item.tile_id"),),
     "consumers-share-a-block": (
         ("block = item.tile_id * config.CONSUMERS + CONSUMER", "block = item.tile_id * config.CONSUMERS"),
     ),
@@ -253,7 +452,7 @@ BUGS_OF_PLANES: dict[str, tuple[tuple[str, str], ...]] = {
     "planes-of-a-for-b": (("gl.to_tensor(config.B_PLANES)", "gl.to_tensor(config.A_PLANES)"),),
     "a-k-tile-replaces-the-sum": (("return acc + more\n", "return more\n"),),
     "a-term-is-left-out": (("multiply(ring, 0, config.TERMS, slot", "multiply(ring, 0, config.TERMS - 1, slot"),),
-    "frees-no-slot-after-a-k-tile": (("            mbarrier.arrive(ring.empty.index(used))\n", ""),),
+    "frees-no-slot-after-a-k-tile": (("            free_slot(ring, used, True, config)\n", ""),),
 }
 
 

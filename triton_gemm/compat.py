@@ -125,6 +125,17 @@ def prefetch(pointers):
 async_load = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 _shared: Any = gl.shared_memory_descriptor
 reinterpret = getattr(_shared, "reinterpret", None) or _shared._reinterpret
+# Triton 3.9 gives inline PTX the addresses of shared memory, which clusters need.
+CLUSTERS: bool = hasattr(gl, "inline_asm")
+
+
+@triton.constexpr_function
+def tensor_map_parameter(kernel: str, number: int, dimensions: int) -> str:
+    """What PTX calls a kernel's tensor map of that number. Its tensor maps are its first parameters, all of so many
+    dimensions, and each is followed by its shape and strides."""
+    return f"{kernel}_param_{number * (1 + 2 * dimensions)}"
+
+
 tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
@@ -153,12 +164,13 @@ else:
 _loading = threading.Lock()
 
 
-def launcher(compiled: Any, grid: tuple[int, int, int]) -> Callable[[int, Sequence[Any]], None]:
+def launcher(compiled: Any, grid: tuple[int, int, int], cluster: int = 1) -> Callable[[int, Sequence[Any]], None]:
     """`launch(stream, arguments)` of a compiled kernel: Triton's own C function, without the Python around it.
 
     arguments: all of the kernel's parameters in order; pointers as integers, and for each descriptor its tensor map,
     shape and strides one after another. The current device must be the one it was compiled on. Hooks that are set on
-    launches (profilers) are called.
+    launches (profilers) are called. cluster: programs of a cluster, which Triton launches for kernels of several CTAs a
+    program, and no less for those of one.
     """
     with _loading:  # Triton shows a binary as loaded before all of its handles are set
         compiled._init_handles()
@@ -168,6 +180,9 @@ def launcher(compiled: Any, grid: tuple[int, int, int]) -> Callable[[int, Sequen
     if launch.__name__ == "inner":  # Triton wraps kernels with descriptors in a slow encoding of their tensor maps
         launch = inspect.getclosurevars(launch).nonlocals["launcher"]
     function, packed = compiled.function, compiled.packed_metadata
+    if cluster > 1:
+        num_warps, _, shared = packed
+        packed, grid = (num_warps, cluster, shared), (grid[0] // cluster, *grid[1:])
     enter, leave = triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook
     cooperative, pdl = run.launch_cooperative_grid, run.launch_pdl
 
@@ -196,18 +211,25 @@ def launcher(compiled: Any, grid: tuple[int, int, int]) -> Callable[[int, Sequen
 TFLOAT32 = 11  # CU_TENSOR_MAP_DATA_TYPE_TFLOAT32: TMA rounds fp32 to tf32 on its way (as CUTLASS has it do)
 
 
-def tensor_maps(compiled: Any) -> list[Callable[[int, Sequence[int], Sequence[int], bool], Any]]:
-    """For each descriptor among a compiled kernel's parameters, `encode(address, shape, strides, to_tf32)`: its tensor
-    map."""
+def tensor_maps(compiled: Any) -> list[Callable[..., Any]]:
+    """For each descriptor among a compiled kernel's parameters, `encode(address, shape, strides, to_tf32, slices)`: its
+    tensor map; slices: the parts of the kernel's box, along the last dimension but one, that are copied one by one."""
     utils = triton.runtime.driver.active.utils
     fill = getattr(utils, "fill_tma_descriptor_tiled", None) or utils.fill_tma_descriptor
 
-    def encoder(meta: dict[str, Any]) -> Callable[[int, Sequence[int], Sequence[int], bool], Any]:
+    def encoder(meta: dict[str, Any]) -> Callable[..., Any]:
         element = TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]]
-        return lambda address, shape, strides, to_tf32: fill(
-            *(address, meta["swizzle"], meta["elem_size"], TFLOAT32 if to_tf32 else element),
-            *(meta["block_size"], shape, strides, 0),
-        )
+
+        def encode(
+            address: int, shape: Sequence[int], strides: Sequence[int], to_tf32: bool = False, slices: int = 1
+        ) -> Any:
+            *outer, rows, columns = meta["block_size"]
+            return fill(
+                *(address, meta["swizzle"], meta["elem_size"], TFLOAT32 if to_tf32 else element),
+                *([*outer, rows // slices, columns], shape, strides, 0),
+            )
+
+        return encode
 
     return [encoder(meta) for meta in compiled.metadata.tensordesc_meta or ()]
 

@@ -51,7 +51,7 @@ class Step:
             (part, lru_cache(MAX_TENSOR_MAPS)(next(encoders)) if isinstance(part, TensorMap) else None)
             for part in launch.arguments.values()
         ]
-        self.call = launcher(compiled, launch.grid)
+        self.call = launcher(compiled, launch.grid, launch.cluster)
 
     def bind(
         self, operands: Mapping[str, torch.Tensor], addresses: Mapping[str, int], scalars: Mapping[str, float]
@@ -69,7 +69,7 @@ class Step:
                 arguments.append(scalars[part.name])
             elif isinstance(part, TensorMap):
                 assert encode is not None
-                arguments.append(encode(addresses[part.operand], part.shape, part.strides, part.to_tf32))
+                arguments.append(encode(addresses[part.operand], part.shape, part.strides, part.to_tf32, part.slices))
                 arguments += part.shape
                 arguments += part.strides
             else:

@@ -23,7 +23,8 @@ class Selection:
 
     kernel: "warp_specialised" (Hopper's tensor cores, fed by TMA), "portable" (tensor cores, any operands), "fma" (IEEE
         fp32 on CUDA cores), "skinny" or "gemv" (a few rows or columns); docs/kernels.md has what they do.
-    config: tile sizes in elements, warps of a program and stages of its pipeline.
+    config: tile sizes in elements, warps of a program and stages of its pipeline; "cluster 4x2": of programs in
+        clusters of four along M and two along N.
     reason: its predicted time, and that of the next best kernel.
     schedule: how the persistent kernel "warp_specialised" deals tiles out; None for the others.
     split_k: how many programs share the sum of a tile, in the other kernels.
@@ -115,7 +116,8 @@ def _selection(
     time, kernel, candidate = best
     why = problem.tma_illegal() if device.capability == (9, 0) and kernel == "portable" and problem.K else None
     tma = f"; TMA cannot take {why}" if why else ""
-    return Selection.of(kernel, candidate, f"about {time:.3g} us{next_best}{tma}")
+    clusters = kernels.warp_specialised.without_clusters() if kernel == "warp_specialised" else ""
+    return Selection.of(kernel, candidate, f"about {time:.3g} us{next_best}{tma}{clusters}")
 
 
 def launches(problem: GemmProblem, selection: Selection) -> tuple[Launch, ...]:

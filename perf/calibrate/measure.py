@@ -17,7 +17,7 @@ from perf.bench import sweep
 from perf.bench.shapes import Shape
 from perf.bench.suites import SUITES
 from perf.calibrate.shapes import gemm_problem
-from perf.calibrate.times import Measured, Way, write
+from perf.calibrate.times import CLUSTER, Measured, Way, write
 from perf.measure import operands, timer
 from perf.measure.providers import CUBLAS, cublas
 from perf.measure.timer import Provider
@@ -34,16 +34,17 @@ BUDGET_S = 0.3
 
 
 def ways(problem: GemmProblem, device: DeviceInfo) -> list[Way]:
-    """The fastest as predicted, best first, of all legal candidates, and a few of each kernel."""
+    """The fastest as predicted, best first, of all legal candidates, and a few of each kernel and form of cluster."""
     found: list[Way] = []
     kept: Counter[Any] = Counter()
     for _, kernel, candidate in ranked(problem, device):
         of_config = (kernel, candidate.config, candidate.swap_ab, candidate.packed)
-        if (len(found) < KEEP or kept[kernel] < LEAST) and kept[of_config] < MOST:
+        of_form = (kernel, *(getattr(candidate.config, name, 1) for name in CLUSTER))
+        if (len(found) < KEEP or kept[of_form] < LEAST) and kept[of_config] < MOST:
             illegal = kernels.named(kernel).illegal
             if illegal(candidate.problem, device, candidate.config, candidate.work) is None:
                 found.append(Way(kernel, candidate))
-                kept.update((kernel, of_config))
+                kept.update((of_form, of_config))
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,8 +24,13 @@ from triton_gemm.select import Selection, predicted
 
 FILE = "calibration.json"
 SIZES = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages")
+CLUSTER = (
+    "CLUSTER_M",
+    "CLUSTER_N",
+)  # of kernels that have them, else 1; files from before there were clusters lack both
 OTHERS = ("batch", "pad", "bias", "activation", "scales")  # figures of a shape that are written where it has them
-COLUMNS = ("kernel", *SIZES, "programs", "split_tiles", "split_k", "swap_ab", "packed", "us")
+COLUMNS = ("kernel", *SIZES, *CLUSTER, "programs", "split_tiles", "split_k", "swap_ab", "packed", "us")
+WITHOUT_CLUSTERS = tuple(name for name in COLUMNS if name not in CLUSTER)
 
 
 @dataclass(frozen=True)
@@ -120,11 +125,12 @@ def read(*sources: Path) -> Calibration:
     for source in sources:
         try:
             found = read_json(source)
-            if tuple(found["columns"]) != COLUMNS:
+            columns = tuple(found["columns"])
+            if columns not in (COLUMNS, WITHOUT_CLUSTERS):
                 raise ValueError(f"columns {found['columns']}")
             gpu = found["environment"]
             devices.add(replace(device_of_capability((9, 0)), name=gpu["gpu"], num_sms=gpu["num_sms"]))
-            shapes += [_measured(entry) for entry in found["shapes"]]
+            shapes += [_measured(entry, columns) for entry in found["shapes"]]
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{source} was not written by `measure`: {error}") from error
         if not found["shapes"]:
@@ -134,14 +140,18 @@ def read(*sources: Path) -> Calibration:
     return Calibration(devices.pop(), shapes)
 
 
-def _measured(entry: dict[str, Any]) -> Measured:
+def _measured(entry: dict[str, Any], columns: Sequence[str]) -> Measured:
     others = {name: entry[name] for name in OTHERS if name in entry}
     shape = Shape(entry["M"], entry["N"], entry["K"], layout=entry["layout"], **others)
     problem = gemm_problem(shape, entry["mode"])
     us, known = {}, {}
-    for kernel, *figures, programs, split_tiles, split_k, swap_ab, packed, time in entry["rows"]:
+    for row in entry["rows"]:
+        if columns != COLUMNS:
+            row = [*row[: 1 + len(SIZES)], 1, 1, *row[1 + len(SIZES) :]]
+        kernel, *figures, programs, split_tiles, split_k, swap_ab, packed, time = row
         module: Any = kernels.named(kernel)
-        config = module.Config(**dict(zip(SIZES, figures, strict=True)))
+        sizes = dict(zip((*SIZES, *CLUSTER), figures, strict=True))
+        config = module.Config(**{name: size for name, size in sizes.items() if name in SIZES or size > 1})
         if (packed, swap_ab) not in known:  # predictions remember what they know of one problem
             given = kernels.repack.repacked(problem, tuple(packed))
             known[packed, swap_ab] = given.swap_ab() if swap_ab else given
@@ -153,7 +163,7 @@ def _measured(entry: dict[str, Any]) -> Measured:
 
 def _row(way: Way, us: float) -> list[Any]:
     candidate = way.candidate
-    figures = [getattr(candidate.config, name) for name in SIZES]
+    figures = [getattr(candidate.config, name, 1) for name in (*SIZES, *CLUSTER)]
     work = candidate.work
     dealt = (work.programs, work.split_tiles, work.split_k) if isinstance(work, Schedule) else (None, 0, work)
     return [way.kernel, *figures, *dealt, candidate.swap_ab, "".join(candidate.packed), _rounded(us)]

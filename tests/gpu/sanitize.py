@@ -6,12 +6,14 @@ Operands are whole allocations, or end where theirs ends, so that what lies outs
 import itertools
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from reference_cuda import TWINS, load
 from tests.mutants import READS_OUTSIDE
+from triton_gemm.compat import CLUSTERS
 from triton_gemm.device import device_info
 from triton_gemm.kernels import gemv, portable, skinny, warp_specialised
 from triton_gemm.kernels.schedule import Schedule
@@ -70,6 +72,7 @@ def kernels() -> None:
     """What matmul launches, in one small configuration of each, whole and split, or as it is and turned."""
     device = torch.device("cuda", 0)
     ring = next(c for c in warp_specialised.CONFIGS if (c.BLOCK_M, c.BLOCK_N) == (128, 64))
+    clustered = next(c for c in warp_specialised.CLUSTERED if (c.BLOCK_M, c.CLUSTER_M, c.CLUSTER_N) == (64, 4, 2))
     tile = next(c for c in portable.CONFIGS["half"] if (c.BLOCK_M, c.BLOCK_N) == (64, 64))
 
     def by_gemv(problem: GemmProblem, split_k: int) -> Selection:
@@ -85,6 +88,9 @@ def kernels() -> None:
         schedule = Schedule(3) if split_k == 1 else Schedule(5, split_tiles=1, split_k=split_k)
         return Selection("warp_specialised", ring, "watched", schedule, packed=packed)
 
+    def in_clusters(problem: GemmProblem, split_k: int) -> Selection:
+        return replace(persistent(problem, split_k), config=clustered)
+
     def repacking(problem: GemmProblem, split_k: int) -> Selection:
         return persistent(problem, split_k, ("a", "b"))
 
@@ -97,9 +103,11 @@ def kernels() -> None:
     if torch.cuda.get_device_capability() == (9, 0):
         cases["warp_specialised"] = (persistent, [((200, 136, 1032), 0), ((3, 8, 520), 0), ((264, 72, 1024), 0)])
         cases["repack"] = (repacking, any_layout)
+        if CLUSTERS:
+            cases["clusters"] = (in_clusters, cases["warp_specialised"][1])
     for name, (choose, sizes) in cases.items():
         for ((M, N, K), first), orders, split_k in itertools.product(sizes, ORDERS.get(name, ("nnn", "ttt")), (1, 3)):
-            if name == "warp_specialised" and orders == "ttt" and M % 8:
+            if name in ("warp_specialised", "clusters") and orders == "ttt" and M % 8:
                 continue  # TMA reads no such rows
             a, b, c = ending(M, K, orders[0], first), ending(K, N, orders[1], first), ending(M, N, orders[2], first)
             bias = None if split_k == 1 else ending(N, 1, "n", first)[:, 0]

@@ -14,9 +14,11 @@ from tests.checks import NAN, fp32_precision
 from tests.epilogues import expected
 from triton_gemm import workspace
 from triton_gemm.arithmetic import EMULATED
+from triton_gemm.compat import CLUSTERS
 from triton_gemm.config import TileConfig
 from triton_gemm.device import DeviceInfo, device_info
 from triton_gemm.kernels import fma, gemv, portable, skinny, warp_specialised
+from triton_gemm.kernels.repack import repacked
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.plan import GemmPlan
 from triton_gemm.problem import GemmProblem
@@ -63,6 +65,121 @@ def check(case: Case, selection: Selection, times: int = 1) -> None:
 
 def persistent(config: TileConfig, schedule: Schedule, **options: object) -> Selection:
     return Selection("warp_specialised", config, "by a test", schedule, **options)
+
+
+FORMS = ((2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (4, 2), (2, 4), (8, 1), (1, 8))
+CLUSTERED = [
+    *warp_specialised.CLUSTERED,
+    *(
+        replace(config, CLUSTER_M=m, CLUSTER_N=n)
+        for config in warp_specialised.CONFIGS
+        if blocks(config)[:2] in ((64, 64), (192, 128))
+        for m, n in FORMS
+    ),
+]
+clusters = pytest.mark.skipif(not CLUSTERS, reason="clusters need Triton 3.9 or newer")
+
+
+def of_cluster(config: TileConfig) -> tuple[int, int, int]:
+    """What a cluster computes."""
+    return config.BLOCK_M * config.CLUSTER_M, config.BLOCK_N * config.CLUSTER_N, config.BLOCK_K
+
+
+@hopper
+@clusters
+@pytest.mark.parametrize("config", CLUSTERED, ids=ids)
+def test_every_cluster_and_layout(config: TileConfig) -> None:
+    """Right on ragged sizes, whole and split, and bit for bit what programs by themselves compute."""
+    m, n, k = of_cluster(config)
+    alone = replace(config, CLUSTER_M=1, CLUSTER_N=1)
+    for orders in ("nn", "nt", "tn", "tt"):
+        for size, schedule in (
+            ((m + 8, n + 8, 3 * k + 8), Schedule(3)),
+            ((2 * m - 8, 3 * n - 8, 20 * k + 8), Schedule(4, group_m=2)),
+            ((m + 8, n - 8, 9 * k), Schedule(6, split_tiles=2, split_k=3)),
+        ):
+            if schedule.split_k > 1 and not warp_specialised.can_split_k(config):
+                continue
+            operands = Operands(Case(size, orders + "n"))
+            operands.check(GemmPlan(operands.problem, persistent(config, schedule), DEVICE), schedule.split_k, times=3)
+            together = operands.c.clone()
+            tiles = alone.tiles(*size[:2])
+            dealt = Schedule(3 * tiles, tiles, 3) if schedule.split_k > 1 else Schedule(min(tiles, gpu().num_sms))
+            if dealt.programs <= gpu().num_sms:
+                operands.check(GemmPlan(operands.problem, persistent(alone, dealt), DEVICE), schedule.split_k)
+                assert torch.equal(operands.c, together)
+
+
+@hopper
+@clusters
+@pytest.mark.parametrize("name", CIRCUMSTANCES)
+def test_every_circumstance_in_clusters(name: str) -> None:
+    probe = Operands(circumstance(name, (64, 64, 64))).problem
+    legal = [config for config in CLUSTERED if warp_specialised.illegal(probe, gpu(), config) is None]
+    for config in legal[list(CIRCUMSTANCES).index(name) % 7 :: 7]:
+        m, n, k = of_cluster(config)
+        case = circumstance(name, (m + 8, n + 8, 6 * k + 3))
+        tiles = (case.batch or 1) * 4
+        check(case, persistent(config, Schedule(min(tiles, 5))))
+        if warp_specialised.can_split_k(config):
+            check(case, persistent(config, Schedule(tiles, split_tiles=tiles // 2, split_k=2)))
+
+
+@hopper
+@clusters
+@pytest.mark.parametrize("config", warp_specialised.configs(torch.int8, clusters=True), ids=ids)
+def test_bytes_in_clusters(config: TileConfig) -> None:
+    m, n, k = of_cluster(config)
+    for case in of_bytes(config, warp_specialised.configs(torch.int8, clusters=True).index(config)):
+        case = replace(case, size=(m + 16, n + 16, 6 * k + 16))
+        if warp_specialised.illegal(Operands(case).problem, gpu(), config) is None:
+            check(case, persistent(config, Schedule(3)), times=2)
+
+
+@hopper
+@clusters
+@pytest.mark.parametrize("precision", ["tf32", *EMULATED])
+def test_fp32_in_clusters(precision: str) -> None:
+    for config in warp_specialised.configs(torch.float32 if precision.startswith("tf32") else torch.bfloat16, True):
+        m, n, k = of_cluster(config)
+        operands = Operands(Case((m + 8, n + 8, 5 * k + 4), "ttn", dtype=torch.float32, precision=precision))
+        packed = () if precision == "tf32" else ("a", "b")
+        given = repacked(operands.problem, packed)
+        if warp_specialised.illegal(given, gpu(), config) is None:
+            chosen = persistent(config, Schedule(3), packed=packed, precision=precision)
+            operands.check(GemmPlan(operands.problem, chosen, DEVICE))
+
+
+@hopper
+@clusters
+def test_clusters_under_load() -> None:
+    """Launch after launch, of all forms, on two streams, with others' work between: none waits for ever, and results
+    stay the same."""
+    operands = Operands(Case((1000, 1304, 2008), "ntn"))
+    plans = []
+    for config in CLUSTERED:
+        if warp_specialised.illegal(operands.problem, gpu(), config) is None:
+            schedules = warp_specialised.schedules(operands.problem, config, gpu())
+            plans += [GemmPlan(operands.problem, persistent(config, schedule), DEVICE) for schedule in schedules[:2]]
+    expected = []
+    for plan in plans:
+        plan.run(operands.a, operands.b, operands.c, (), 1.0, 0.0)
+        expected.append(operands.c.clone())
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    torch.cuda.synchronize()
+    results = []
+    for turn in range(20):
+        for i, plan in enumerate(plans):
+            with torch.cuda.stream(streams[(turn + i) % 2]):
+                c = torch.empty_like(operands.c)
+                plan.run(operands.a, operands.b, c, (), 1.0, 0.0)
+                if i % 5 == 0:
+                    c @ c.mT
+                if turn in (0, 19):
+                    results.append((i, c))
+    torch.cuda.synchronize()
+    assert all(torch.equal(c, expected[i]) for i, c in results)
+    assert counters_are_zero()
 
 
 @hopper

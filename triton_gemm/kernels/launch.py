@@ -27,7 +27,8 @@ class Pointer:
 class TensorMap:
     """A TMA descriptor of an operand: its shape and strides (elements, the last 1), and the box that one copy moves.
 
-    to_tf32: whether loads round fp32 to tf32.
+    to_tf32: whether loads round fp32 to tf32; slices: how many copies, each of a part along its second dimension, move
+    the box.
     """
 
     operand: str
@@ -36,6 +37,7 @@ class TensorMap:
     strides: tuple[int, ...]
     block: tuple[int, ...]
     to_tf32: bool = False
+    slices: int = 1
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,8 @@ class Launch:
     arguments: all of the kernel's parameters by name, in its order: Pointer, TensorMap, Scalar, or a value;
     options: num_warps, num_stages, maxnreg, and those of every launch, which need not be given; temporaries: what it
     writes that it or a later launch of the same call reads; workspace: bytes it needs of the stream's workspace;
-    counters: int32 that it needs there, zero before and after it.
+    counters: int32 that it needs there, zero before and after it; cluster: programs that run at the same time and reach
+    one another's shared memory, as many after one another of the grid's first dimension.
     """
 
     kernel: Any
@@ -71,6 +74,7 @@ class Launch:
     temporaries: tuple[Temporary, ...] = ()
     workspace: int = 0
     counters: int = 0
+    cluster: int = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", {**OPTIONS, **self.options})

@@ -8,6 +8,8 @@ into one equal run for each program, gives that up and was up to twice as slow h
 The part that begins at k = 0 comes last, and owns the tile: who computes it waits for the others. There are no more
 parts than programs, so an owner waits for programs before it, which wait for nobody. Programs start in order: even
 where only a few fit, beside another grid that waits likewise, those an owner waits for have started before it.
+
+Where programs are CTAs of clusters, a cluster stands for a program here, and its CTAs' tiles together for a tile.
 """
 
 from __future__ import annotations
@@ -36,6 +38,13 @@ class Schedule:
 
     def items(self, num_tiles: int) -> int:
         return self.split_tiles * self.split_k + num_tiles - self.split_tiles
+
+
+def clusters_at_once(ctas: int, num_sms: int) -> int:
+    """How many clusters of so many CTAs, each of which fills an SM, run at the same time. Clusters of 2 fill all pairs
+    of SMs. All CTAs of a larger one are in one GPC, whose SMs are no multiple of 4: of an H200's 132 SMs 120 are used,
+    by 30 clusters of 4 or 15 of 8 (measured), and of another number as large a part is assumed."""
+    return num_sms // ctas if ctas <= 2 else num_sms * 10 // 11 // ctas
 
 
 @triton.jit

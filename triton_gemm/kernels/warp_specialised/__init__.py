@@ -1,10 +1,22 @@
 """Hopper's production kernel. `kernel` is what runs on the GPU, `host` what it can run, and how it is launched, and
 `choice` which ways are worth comparing, and how long they take."""
 
-from .choice import Costs, candidates, microseconds, schedules
-from .host import CONFIGS, Config, c_by_tma, can_split_k, configs, illegal, launches, rest_columns, shared_memory
+from .choice import Costs, candidates, microseconds, schedules, without_clusters
+from .host import (
+    CLUSTERED,
+    CONFIGS,
+    Config,
+    c_by_tma,
+    can_split_k,
+    configs,
+    illegal,
+    launches,
+    rest_columns,
+    shared_memory,
+)
 
 __all__ = [
+    "CLUSTERED",
     "CONFIGS",
     "Config",
     "Costs",
@@ -18,4 +30,5 @@ __all__ = [
     "rest_columns",
     "schedules",
     "shared_memory",
+    "without_clusters",
 ]

@@ -18,6 +18,7 @@ class Config:
     B_PLANES say of which planes, two bits a term, the first in the lowest.
     PROMOTE: whether the sums of a k-tile leave the tensor core's accumulators to be added in fp32.
     EARLY_BIAS: BIAS where the bias is loaded before the last products are done, else "".
+    CLUSTER_M, CLUSTER_N: CTAs of a cluster along M and along N (`cluster`).
     """
 
     CONSUMERS: gl.constexpr
@@ -43,6 +44,8 @@ class Config:
     A_PLANES: gl.constexpr
     B_PLANES: gl.constexpr
     PROMOTE: gl.constexpr
+    CLUSTER_M: gl.constexpr
+    CLUSTER_N: gl.constexpr
     PDL: gl.constexpr
 
 
@@ -83,8 +86,8 @@ class Ring:
 
 @aggregate
 class Work:
-    """Which tiles there are, and in which order programs take them (`schedule`). tiles_ptr: the list of a grouped
-    product's tiles (`groups`)."""
+    """Which tiles there are, and in which order programs take them (`schedule`); in clusters all figures but num_items
+    are those of clusters and their tiles. tiles_ptr: the list of a grouped product's tiles (`groups`)."""
 
     num_items: gl.tensor
     k_tiles: gl.tensor

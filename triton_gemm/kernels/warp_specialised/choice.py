@@ -6,15 +6,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from ...compat import CLUSTERS
 from ...cost_model import SECTOR, Remembered, average, pitch, soft_maximum, traffic
 from ...device import DeviceInfo
 from ...device_model import DeviceModel
 from ...problem import GemmProblem, Layout
 from .. import repack
 from ..candidate import Candidate
-from ..schedule import Schedule
+from ..schedule import Schedule, clusters_at_once
 from .host import Config, can_split_k, configs, promotes, rest_columns, unsuited
 
+CLUSTERS_CHOSEN = False  # whether configurations in clusters are compared: not before their times are predicted
 MAX_PARTS = 32
 _KNOWN = Remembered()
 TILE = 32_768  # elements of the largest tile that is stored at once, for which costs by its size are given
@@ -70,10 +72,16 @@ def candidates(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
         for swap_ab in (False, True) if both else (False,):
             given = readable.swap_ab() if swap_ab else readable
             if unsuited(given, device) is None:
-                for config in configs(given.dtype):
+                clustered = configs(given.dtype, clusters=True) if CLUSTERS_CHOSEN and CLUSTERS else ()
+                for config in (*configs(given.dtype), *clustered):
                     if _fits(given, config):
                         for schedule in schedules(given, config, device):
                             yield Candidate(given, config, schedule, swap_ab, packed)
+
+
+def without_clusters() -> str:
+    """What there is to say where Triton is too old for clusters, which would else be compared."""
+    return "; without clusters, which need Triton 3.9" if CLUSTERS_CHOSEN and not CLUSTERS else ""
 
 
 def _packings(problem: GemmProblem) -> list[tuple[str, ...]]:
@@ -94,15 +102,17 @@ def _packings(problem: GemmProblem) -> list[tuple[str, ...]]:
 
 
 def _fits(problem: GemmProblem, config: Config) -> bool:
-    """Whether less than half of a tile lies outside of C, where a smaller one would do."""
-    m, n = config.BLOCK_M, config.BLOCK_N
+    """Whether less than half of a tile, or a cluster's tiles, lies outside of C, where a smaller one would do."""
+    m, n = config.BLOCK_M * config.CLUSTER_M, config.BLOCK_N * config.CLUSTER_N
     return (m == 64 or m < 2 * problem.M) and (n == 16 or n < 2 * problem.N)
 
 
 def schedules(problem: GemmProblem, config: Config, device: DeviceInfo) -> list[Schedule]:
     """The ways to deal out a problem's tiles that are worth comparing: all whole, or those of the last wave cut along K
-    into as few parts as make for less work on the busiest SM, of many parts not every number."""
-    count, programs = problem.batch * config.tiles(problem.M, problem.N), device.num_sms
+    into as few parts as make for less work on the busiest SM, of many parts not every number. Of clusters as of
+    programs, of which fewer run at the same time."""
+    count = problem.batch * config.tiles(problem.M, problem.N)
+    programs = clusters_at_once(config.ctas, device.num_sms)
     k_tiles = -(-problem.K // config.BLOCK_K)
     found = [Schedule(min(count, programs))]
     if not can_split_k(config):
@@ -120,17 +130,19 @@ def schedules(problem: GemmProblem, config: Config, device: DeviceInfo) -> list[
 
 
 def microseconds(problem: GemmProblem, config: Config, schedule: Schedule, model: DeviceModel) -> float:
-    """Predicted time of one launch whose operands lie in memory."""
+    """Predicted time of one launch whose operands lie in memory. What an SM gets by multicast is taken to cost it as
+    much as what it loads by itself."""
     if problem.groups:
         problem = average(problem)
     count = problem.batch * config.tiles(problem.M, problem.N)
     k_tiles = -(-problem.K // config.BLOCK_K)
     programs = min(schedule.programs, schedule.items(count))
-    alone = programs <= model.num_sms // 2  # programs go to one of each pair of SMs first
+    ctas = programs * config.ctas
+    alone = ctas <= model.num_sms // 2  # programs go to one of each pair of SMs first
     known = _KNOWN.for_problem(problem, model)
     if not known:
         known[None] = _of_problem(problem, model)
-    tile = (config.BLOCK_M, config.BLOCK_N, config.BLOCK_K, alone)
+    tile = (config.BLOCK_M, config.BLOCK_N, config.BLOCK_K, config.CLUSTER_M, config.CLUSTER_N, alone)
     if tile not in known:
         known[tile] = _of_tile(problem, config, model, alone)
     loaded, pace, start, share, part = known[tile]
@@ -144,13 +156,13 @@ def microseconds(problem: GemmProblem, config: Config, schedule: Schedule, model
     return (
         model.launch
         + setup
-        + spread * programs
+        + spread * ctas
         + shared
         + soft_maximum(
             busy,
-            count * k_tiles * loaded / model.l2,
+            count * config.ctas * k_tiles * loaded / model.l2,
             moved,
-            0.0 if alone else paired / programs,
+            0.0 if alone else paired / ctas,
             terms,
         )
     )
@@ -169,21 +181,22 @@ def _of_problem(problem: GemmProblem, model: DeviceModel) -> tuple[float, float,
 def _of_tile(
     problem: GemmProblem, config: Config, model: DeviceModel, alone: bool
 ) -> tuple[float, float, float, float, float]:
-    """Of a tile: (lines that a k-tile loads, time of a k-tile, of its start and end, of handing partial sums on, and of
-    adding one program's)."""
+    """Of a tile: (lines that a k-tile loads from L2, time of a k-tile, of its start and end, of handing partial sums
+    on, and of adding one program's)."""
     costs, terms, itemsize = model.costs(Costs), len(problem.planes.terms), problem.dtype.itemsize
     m, n = config.BLOCK_M, config.BLOCK_N
     rows, columns = min(m, problem.M), min(n, problem.N)
     k_lines = config.BLOCK_K * itemsize / 128
-    lines = rows * _lines(problem.a, itemsize, costs) + columns * _lines(problem.b, itemsize, costs)
-    load = lines * costs.line * (costs.alone if alone else 1.0) + (m - rows + n - columns) * costs.beyond
+    of_a, of_b = rows * _lines(problem.a, itemsize, costs), columns * _lines(problem.b, itemsize, costs)
+    loaded = of_a / config.CLUSTER_N + of_b / config.CLUSTER_M
+    load = (of_a + of_b) * costs.line * (costs.alone if alone else 1.0) + (m - rows + n - columns) * costs.beyond
     size = m * n / TILE
     pace = terms * (soft_maximum(step(m, n, costs) * k_lines, load * k_lines) + costs.stage[itemsize != 2])
     if promotes(problem):
         pace += costs.promotion * size
     start = costs.start[0] + costs.start[1] * size + costs.tail * bool(rest_columns(config))
     share, part = (constant + slope * size for constant, slope in (costs.share, costs.part))
-    return lines * k_lines * terms, pace, start, share, part
+    return loaded * k_lines * terms, pace, start, share, part
 
 
 def _lines(layout: Layout, itemsize: int, costs: Costs) -> float:

@@ -6,18 +6,36 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ...compat import CLUSTERS
 from ...config import TileConfig
 from ...device import INTERPRETER, SHARED_MEMORY, DeviceInfo
 from ...problem import GemmProblem, Layout
 from .. import groups
 from ..launch import Launch, Pointer, Scalar, TensorMap
-from ..schedule import Schedule
+from ..schedule import Schedule, clusters_at_once
+from .cluster import MAX_CTAS, slices
 from .kernel import warp_specialised_kernel
 
 
 @dataclass(frozen=True)
 class Config(TileConfig):
-    """num_warps: those that multiply, four for each consumer; num_stages: of the ring."""
+    """num_warps: those that multiply, four for each consumer; num_stages: of the ring; CLUSTER_M, CLUSTER_N: CTAs of a
+    cluster along M and along N, each with a tile of its own (`cluster`)."""
+
+    CLUSTER_M: int = 1
+    CLUSTER_N: int = 1
+
+    @property
+    def ctas(self) -> int:
+        """Of a cluster."""
+        return self.CLUSTER_M * self.CLUSTER_N
+
+    def tiles(self, M: int, N: int) -> int:
+        """Tiles of clusters in a matrix [M, N]."""
+        return -(-M // (self.BLOCK_M * self.CLUSTER_M)) * -(-N // (self.BLOCK_N * self.CLUSTER_N))
+
+    def __str__(self) -> str:
+        return super().__str__() + (f" cluster {self.CLUSTER_M}x{self.CLUSTER_N}" if self.ctas > 1 else "")
 
 
 # What `select` chooses among, for 16-bit operands.
@@ -46,15 +64,32 @@ _FIGURES = (
     (64, 16, 64, 4, 8),
 )
 CONFIGS = tuple(Config(*figures) for figures in _FIGURES)
-_CONFIGS = {
-    itemsize: tuple(replace(config, BLOCK_K=config.BLOCK_K * 2 // itemsize) for config in CONFIGS)
-    for itemsize in (1, 2, 4)
+
+# And in clusters of these forms.
+_CLUSTERED = {
+    (64, 96, 64, 4, 10): ((2, 2), (4, 2)),
+    (64, 128, 64, 4, 8): ((2, 1), (2, 2), (4, 2), (2, 4)),
+    (64, 144, 64, 4, 7): ((2, 2), (4, 2), (2, 4)),
+    (128, 80, 64, 8, 7): ((2, 1), (2, 2), (4, 2)),
+    (128, 96, 64, 8, 6): ((2, 1), (2, 2), (4, 2), (2, 4)),
+    (128, 128, 64, 8, 6): ((2, 1), (1, 2), (2, 2), (4, 2)),
+    (128, 160, 64, 8, 5): ((2, 1), (2, 2)),
+    (256, 128, 64, 8, 3): ((2, 1), (1, 2)),
+    (128, 256, 64, 8, 4): ((2, 1),),
 }
+CLUSTERED = tuple(Config(*figures, *form) for figures, forms in _CLUSTERED.items() for form in forms)
 
 
-def configs(dtype: torch.dtype) -> tuple[Config, ...]:
-    """CONFIGS for operands, or planes, of that dtype: as many bytes along K."""
-    return _CONFIGS[dtype.itemsize]
+def configs(dtype: torch.dtype, clusters: bool = False) -> tuple[Config, ...]:
+    """CONFIGS, or those of CLUSTERED, for operands, or planes, of that dtype: as many bytes along K."""
+    return _CONFIGS[dtype.itemsize, clusters]
+
+
+_CONFIGS = {
+    (itemsize, clusters): tuple(replace(config, BLOCK_K=config.BLOCK_K * 2 // itemsize) for config in found)
+    for itemsize in (1, 2, 4)
+    for clusters, found in ((False, CONFIGS), (True, CLUSTERED))
+}
 
 
 def part_columns(problem: GemmProblem, config: Config) -> int:
@@ -138,9 +173,26 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, schedule: 
         return f"tiles {config.BLOCK_N} wide lie across more than two blocks of scales, or begin inside of a half"
     if config.accumulators() > room and (problem.has_beta or not c_by_tma(problem)):
         return f"{config.accumulators()} accumulators leave a thread too few registers for pointers to C"
+    why = _cluster_illegal(problem, device, config) if config.ctas > 1 else None
+    if why is not None:
+        return why
     needed = shared_memory(problem, config)
     if needed > device.shared_memory:
         return f"needs {needed} bytes of shared memory, {device.name} has {device.shared_memory}"
+    return None
+
+
+def _cluster_illegal(problem: GemmProblem, device: DeviceInfo, config: Config) -> str | None:
+    """Why its CTAs cannot be clusters, or None."""
+    if not CLUSTERS:
+        return "clusters need Triton 3.9 or newer"
+    if problem.groups:
+        return "a cluster's tiles are of one matrix, and groups end inside of them"
+    form = f"{config.CLUSTER_M}x{config.CLUSTER_N}"
+    if config.ctas > MAX_CTAS or any(side & side - 1 for side in (config.CLUSTER_M, config.CLUSTER_N)):
+        return f"a cluster's sides are powers of two, for {MAX_CTAS} CTAs at most, not {form}"
+    if clusters_at_once(config.ctas, device.num_sms) == 0:
+        return f"no cluster of {form} fits on {device.num_sms} multiprocessors"
     return None
 
 
@@ -179,22 +231,27 @@ def tensor_map(
     block_columns: int,
     planes: int = 1,
     to_tf32: bool = False,
+    sharing: int = 1,
 ) -> TensorMap:
     """The map of [batch, rows, columns] matrices; of their transposes where the unit stride runs down the columns.
-    Each matrix may be several, its planes."""
+    Each matrix may be several, its planes. sharing: how many CTAs of a cluster share a block, and load a slice each."""
     step, row, column = layout.strides
     if layout.column_major:
         rows, columns, row, block_rows, block_columns = columns, rows, column, block_columns, block_rows
     count = planes * batch if step else planes
     step = step // planes or rows * row
-    return TensorMap(operand, dtype, (count, rows, columns), (step, row, 1), (1, block_rows, block_columns), to_tf32)
+    block = (1, block_rows, block_columns)
+    return TensorMap(
+        *(operand, dtype, (count, rows, columns), (step, row, 1), block, to_tf32), slices=slices(block_rows, sharing)
+    )
 
 
 def launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple[Launch, ...]:
     """The launch that computes `problem`; where groups are cut, after one that lists tiles."""
     m, n, k = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K
     planes = problem.planes
-    num_m, num_n, k_tiles = -(-problem.M // m), -(-problem.N // n), -(-problem.K // k)
+    num_m, num_n = -(-problem.M // (m * config.CLUSTER_M)), -(-problem.N // (n * config.CLUSTER_N))
+    k_tiles = -(-problem.K // k)
     num_tiles = problem.batch * num_m * num_n
     consumers, part = config.num_warps // 4, part_columns(problem, config)
     by_tma = c_by_tma(problem)
@@ -203,11 +260,13 @@ def launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple[
     assert schedule.split_tiles <= num_tiles and (can_split_k(config) or not split)
     shared_parts = schedule.split_tiles * (schedule.split_k - 1)
     loaded = (planes.count, problem.dtype == torch.float32)
-    a = tensor_map("a", problem.a, problem.dtype, problem.batch, problem.M, problem.K, m // consumers, k, *loaded)
+    a = tensor_map(
+        "a", problem.a, problem.dtype, problem.batch, problem.M, problem.K, m // consumers, k, *loaded, config.CLUSTER_N
+    )
     rest = rest_columns(config)
     of_b = ("b", problem.b, problem.dtype, problem.batch, problem.K, problem.N, k)
-    b = tensor_map(*of_b, n - rest, *loaded)
-    b_rest = tensor_map(*of_b, rest, *loaded) if rest else b
+    b = tensor_map(*of_b, n - rest, *loaded, config.CLUSTER_M)
+    b_rest = tensor_map(*of_b, rest, *loaded, config.CLUSTER_M) if rest else b
     c = tensor_map("c", problem.c, problem.out_dtype, problem.batch, problem.M, problem.N, m // consumers, part)
     arguments = {
         "a_desc": a,
@@ -231,7 +290,7 @@ def launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple[
         "alpha": Scalar("alpha"),
         "beta": Scalar("beta"),
         "num_m": num_m,
-        "num_items": schedule.items(num_tiles),
+        "num_items": schedule.items(num_tiles) * config.ctas,
         "k_tiles": k_tiles,
         "group_m": schedule.group_m,
         "per_group": schedule.group_m * num_n,
@@ -262,6 +321,8 @@ def launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple[
         "A_PLANES": sum(i << 2 * term for term, (i, _) in enumerate(planes.terms)),
         "B_PLANES": sum(j << 2 * term for term, (_, j) in enumerate(planes.terms)),
         "PROMOTE": promotes(problem),
+        "CLUSTER_M": config.CLUSTER_M,
+        "CLUSTER_N": config.CLUSTER_N,
         "num_stages": config.num_stages,
         "PDL": False,
     }
@@ -269,10 +330,11 @@ def launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple[
         *([groups.launch(problem, config, schedule.group_m)] if problem.groups else []),
         Launch(
             warp_specialised_kernel,
-            (schedule.programs, 1, 1),
+            (schedule.programs * config.ctas, 1, 1),
             arguments,
             {"num_warps": 4},
-            workspace=shared_parts * m * n * 4,
-            counters=schedule.split_tiles * consumers,
+            workspace=shared_parts * config.ctas * m * n * 4,
+            counters=schedule.split_tiles * config.ctas * consumers,
+            cluster=config.ctas,
         ),
     )

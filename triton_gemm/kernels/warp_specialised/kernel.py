@@ -18,6 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from triton.language.extra.cuda.gdc import gdc_launch_dependents
 
 from .arguments import Config, Inputs, Output, Work
+from .cluster import idle_partition, publish_barriers
 from .load import load_partition
 from .mma import mma_partition
 from .output import allocate_staging
@@ -80,6 +81,8 @@ def warp_specialised_kernel(
     A_PLANES: gl.constexpr,
     B_PLANES: gl.constexpr,
     PROMOTE: gl.constexpr,
+    CLUSTER_M: gl.constexpr,
+    CLUSTER_N: gl.constexpr,
     num_stages: gl.constexpr,
     PDL: gl.constexpr,
 ):
@@ -87,7 +90,7 @@ def warp_specialised_kernel(
     config = Config(
         CONSUMERS, num_stages, BLOCK_M, BLOCK_N, TAIL_N, BLOCK_K, EPI_N, C_BUFFERS,
         A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, EARLY_BIAS, ACTIVATION, SCALES,
-        GROUPED, SPLIT_K, TERMS, A_PLANES, B_PLANES, PROMOTE, PDL,
+        GROUPED, SPLIT_K, TERMS, A_PLANES, B_PLANES, PROMOTE, CLUSTER_M, CLUSTER_N, PDL,
     )  # fmt: skip
     inputs = Inputs(
         a_desc, b_desc, b_tail_desc, a_ptr, b_ptr, a_scale_ptr, b_scale_ptr, M, N, a_batches, b_batches
@@ -106,17 +109,20 @@ def warp_specialised_kernel(
     staging_1 = allocate_staging(output, ring.a, 1, config)
     staging_2 = allocate_staging(output, ring.a, 2, config)
     fence_async_shared()
+    publish_barriers(config)
 
     # The first partition is the launch's own warpgroup, and has the registers that the others leave. (A list of
     # partitions, and what is made of it, must not be a variable: its values would become tensors.)
     REGISTERS: gl.constexpr = 240 if CONSUMERS == 2 else 160
+    IDLE: gl.constexpr = 2 if CLUSTER_M * CLUSTER_N > 1 else 0
     gl.warp_specialize(
         [
             (mma_partition, (config, ring, work, output, staging_0, 0)),
             (mma_partition, (config, ring, work, output, staging_1, 1)),
             (mma_partition, (config, ring, work, output, staging_2, 2)),
         ][:CONSUMERS]
-        + [(load_partition, (config, inputs, ring, work))],
-        [4, 4, 1][3 - CONSUMERS :],
-        [REGISTERS, REGISTERS, 24][3 - CONSUMERS :],
+        + [(load_partition, (config, inputs, ring, work))]
+        + [(idle_partition, (config,)), (idle_partition, (config,))][:IDLE],
+        [4, 4, 1, 1, 2][3 - CONSUMERS : 3 + IDLE],
+        [REGISTERS, REGISTERS, 24, 24, 24][3 - CONSUMERS : 3 + IDLE],
     )

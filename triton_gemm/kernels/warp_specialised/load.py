@@ -8,14 +8,21 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.extra.cuda.gdc import gdc_wait
 
-from ...compat import async_load, tma_load
+from ...compat import async_load
+from .cluster import join_cluster, load
 from .ring import WARP, next_slot
 from .work import item_of, number_of_items
+
+# Numbers of the operands' tensor maps among the kernel's.
+A_DESC = gl.constexpr(0)
+B_DESC = gl.constexpr(1)
+B_TAIL_DESC = gl.constexpr(2)
 
 
 @gluon.jit
 def load_partition(config, inputs, ring, work):
     """Fills every slot of the ring that has been emptied, in the order in which the consumers read them."""
+    join_cluster(config)
     if config.PDL:
         gdc_wait()
     a_desc = inputs.a_desc
@@ -41,21 +48,27 @@ def load_partition(config, inputs, ring, work):
             for w in gl.static_range(config.CONSUMERS):
                 row = item.m + w * ROWS
                 a_tile = ring.a.index(slot * config.CONSUMERS + w)
-                tma_load(a_desc, [batch_a, k, row] if config.A_COLUMN_MAJOR else [batch_a, row, k], full, a_tile)
-            load_b(b_desc, batch_b, k, item.n, full, ring.b.index(slot), config)
+                load(a_desc, A_DESC, batch_a, row, k, full, a_tile, True, not config.A_COLUMN_MAJOR, config)
+            load(b_desc, B_DESC, batch_b, item.n, k, full, ring.b.index(slot), False, config.B_COLUMN_MAJOR, config)
             if config.TAIL_N:
                 tail = item.n + config.BLOCK_N - config.TAIL_N
-                load_b(tail_desc, batch_b, k, tail, full, ring.b_tail.index(slot), config)
+                b_tail = ring.b_tail.index(slot)
+                load(tail_desc, B_TAIL_DESC, batch_b, tail, k, full, b_tail, False, config.B_COLUMN_MAJOR, config)
             if config.SCALES == "blocks":
                 load_scales(ring, slot, inputs, step, work.k_tiles, item.m, item.n)
                 async_copy.mbarrier_arrive(full, increment_count=False)
             slot, phase = next_slot(slot, phase, config)
+    if config.CLUSTER_M * config.CLUSTER_N > 1:
+        wait_for_peers(ring, slot, phase, config)
 
 
 @gluon.jit
-def load_b(desc, batch, k, n, full, tile, config):
-    """Starts to load B's box at (k, n)."""
-    tma_load(desc, [batch, n, k] if config.B_COLUMN_MAJOR else [batch, k, n], full, tile)
+def wait_for_peers(ring, slot, phase, config):
+    """The producer's end in a cluster: waits until every slot is empty, from the one it would fill next on, so that no
+    peer arrives at barriers of a CTA that has ended."""
+    for _ in range(config.NUM_STAGES):
+        mbarrier.wait(ring.empty.index(slot), phase)
+        slot, phase = next_slot(slot, phase, config)
 
 
 @gluon.jit

@@ -8,6 +8,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.language.extra.cuda.gdc import gdc_wait
 
+from .cluster import free_slot, join_cluster
 from .output import load_bias, load_first_c, prefetch_c, store_tile
 from .ring import instruction_k, matrix, next_slot, previous_slot
 from .split_sums import share_sums
@@ -17,6 +18,7 @@ from .work import item_of, number_of_items
 @gluon.jit
 def mma_partition(config, ring, work, output, staging, CONSUMER: gl.constexpr):
     """Multiplies this warpgroup's rows of every tile and stores them, or shares partial sums with other programs."""
+    join_cluster(config)
     if config.PDL:
         gdc_wait()
     ROWS: gl.constexpr = config.BLOCK_M // config.CONSUMERS
@@ -57,8 +59,7 @@ def mma_partition(config, ring, work, output, staging, CONSUMER: gl.constexpr):
         if not config.PROMOTE:
             if steps_in_flight(ring.a.dtype, config.A_COLUMN_MAJOR):
                 acc, tail = wait_for_products(acc, tail, 0, config)
-                used = ring.empty.index(previous_slot(slot, config))
-                mbarrier.arrive(used, pred=item.k_end > item.k_begin)
+                free_slot(ring, previous_slot(slot, config), item.k_end > item.k_begin, config)
 
         # Epilogue
         if config.SPLIT_K:
@@ -86,9 +87,9 @@ def multiply(ring, k_begin, k_end, slot, phase, CONSUMER: gl.constexpr, config):
         acc, tail = wait_for_products(acc, tail, IN_FLIGHT, config)
         if IN_FLIGHT:
             # The step before this one is done, so its slot may be filled again.
-            mbarrier.arrive(ring.empty.index(previous_slot(slot, config)), pred=kt > k_begin)
+            free_slot(ring, previous_slot(slot, config), kt > k_begin, config)
         else:
-            mbarrier.arrive(ring.empty.index(slot))
+            free_slot(ring, slot, True, config)
         slot, phase = next_slot(slot, phase, config)
     return acc, tail, slot, phase
 
@@ -119,11 +120,11 @@ def multiply_with_promotion(ring, k_begin, k_end, slot, phase, n, CONSUMER: gl.c
             more, more_tail = warpgroup_mma_wait(1, deps=(more, more_tail))
             acc = promote(acc, more, n, factors, False, config)
             more_tail = warpgroup_mma_wait(0, deps=(more_tail,))
-            mbarrier.arrive(ring.empty.index(used))
+            free_slot(ring, used, True, config)
             tail = promote(tail, more_tail, n, factors, True, config)
         else:
             more = warpgroup_mma_wait(0, deps=(more,))
-            mbarrier.arrive(ring.empty.index(used))
+            free_slot(ring, used, True, config)
             acc = promote(acc, more, n, factors, False, config)
     return acc, tail, slot, phase
 

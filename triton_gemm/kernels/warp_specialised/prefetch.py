@@ -6,6 +6,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ...compat import prefetch
+from .cluster import rank
 from .ring import instruction_k
 from .work import item_of
 
@@ -29,19 +30,29 @@ def prefetch_tile(
 
 @gluon.jit
 def prefetch_first_k_tiles(inputs, work, config):
-    """Prefetches this program's first two k-tiles. That reads nothing the grid before may still write: a line of L2
-    that is written later is written there."""
+    """Prefetches this program's first two k-tiles, of those that a cluster shares a part. That reads nothing the grid
+    before may still write: a line of L2 that is written later is written there."""
     ROWS: gl.constexpr = config.BLOCK_M // config.CONSUMERS
     MAIN_N: gl.constexpr = config.BLOCK_N - config.TAIL_N
+    ROWS_HERE: gl.constexpr = ROWS // config.CLUSTER_N
+    MAIN_HERE: gl.constexpr = MAIN_N // config.CLUSTER_M
+    TAIL_HERE: gl.constexpr = config.TAIL_N // config.CLUSTER_M
     TWO_K: gl.constexpr = 2 * config.BLOCK_K
     item = item_of(work, gl.program_id(0), inputs.M, config)
     k = item.k_begin * config.BLOCK_K
     batch_a = item.batch * inputs.a_batches + (config.A_PLANES & 3)
     batch_b = item.batch * inputs.b_batches + (config.B_PLANES & 3)
+    row = item.m
+    n = item.n
+    if config.CLUSTER_N > 1:
+        row += rank(config) // config.CLUSTER_M * ROWS_HERE
+    if config.CLUSTER_M > 1:
+        n += rank(config) % config.CLUSTER_M * MAIN_HERE
     for w in gl.static_range(config.CONSUMERS):
-        row = item.m + w * ROWS
-        prefetch_tile(inputs.a_ptr, inputs.a_desc, batch_a, row, k, ROWS, TWO_K, config.A_COLUMN_MAJOR)
-    prefetch_tile(inputs.b_ptr, inputs.b_desc, batch_b, k, item.n, TWO_K, MAIN_N, config.B_COLUMN_MAJOR)
+        prefetch_tile(inputs.a_ptr, inputs.a_desc, batch_a, row + w * ROWS, k, ROWS_HERE, TWO_K, config.A_COLUMN_MAJOR)
+    prefetch_tile(inputs.b_ptr, inputs.b_desc, batch_b, k, n, TWO_K, MAIN_HERE, config.B_COLUMN_MAJOR)
     if config.TAIL_N:
         tail = item.n + MAIN_N
-        prefetch_tile(inputs.b_ptr, inputs.b_desc, batch_b, k, tail, TWO_K, config.TAIL_N, config.B_COLUMN_MAJOR)
+        if config.CLUSTER_M > 1:
+            tail += rank(config) % config.CLUSTER_M * TAIL_HERE
+        prefetch_tile(inputs.b_ptr, inputs.b_desc, batch_b, k, tail, TWO_K, TAIL_HERE, config.B_COLUMN_MAJOR)

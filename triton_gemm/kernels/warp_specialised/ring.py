@@ -8,6 +8,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from .arguments import Ring
+from .cluster import arrivals
 
 WARP = gl.constexpr(32)
 
@@ -35,7 +36,7 @@ def allocate_ring(inputs, config):
         b_scales = gl.allocate_shared_memory(gl.float32, [STAGES, WARP], flat)
     for slot in gl.static_range(STAGES):
         mbarrier.init(full.index(slot), count=1 + WARP if SCALED else 1)  # scales arrive by each thread's copies
-        mbarrier.init(empty.index(slot), count=config.CONSUMERS)
+        mbarrier.init(empty.index(slot), count=arrivals(config.CONSUMERS, config.CLUSTER_M, config.CLUSTER_N))
     return Ring(a, b, b_tail, a_scales, b_scales, full, empty)
 
 

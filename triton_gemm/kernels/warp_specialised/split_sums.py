@@ -15,6 +15,7 @@ def share_sums(acc, tail, output, work, index, item, owned, CONSUMER: gl.constex
     ROWS: gl.constexpr = config.BLOCK_M // config.CONSUMERS
     MAIN_N: gl.constexpr = config.BLOCK_N - config.TAIL_N
     STRIDE: gl.constexpr = ROWS * config.BLOCK_N  # from one block of partial sums to the next
+    split_tiles = work.split_tiles * (config.CLUSTER_M * config.CLUSTER_N)
     counter = output.counters_ptr + item.tile_id * config.CONSUMERS + CONSUMER
     workspace_ptr = output.workspace_ptr
     layout: gl.constexpr = acc.type.layout
@@ -23,18 +24,18 @@ def share_sums(acc, tail, output, work, index, item, owned, CONSUMER: gl.constex
     if config.TAIL_N:
         tail_sums = by_thread(tail)
     if owned:
-        others = gl.where(index < work.split_tiles * work.split_k, work.split_k - 1, 0)
+        others = gl.where(index < split_tiles * work.split_k, work.split_k - 1, 0)
         if others > 0:
             wait_for(counter, others)
         block = item.tile_id * config.CONSUMERS + CONSUMER
-        step = work.split_tiles * config.CONSUMERS
+        step = split_tiles * config.CONSUMERS
         sums = with_others(sums, workspace_ptr, block, step, others, STRIDE, config)
         acc = by_row(sums, ROWS, MAIN_N, layout)
         if config.TAIL_N:
             tail_sums = with_others(tail_sums, workspace_ptr + ROWS * MAIN_N, block, step, others, STRIDE, config)
             tail = by_row(tail_sums, ROWS, config.TAIL_N, tail_layout)
     else:
-        block = ((item.part - 1) * work.split_tiles + item.tile_id) * config.CONSUMERS + CONSUMER
+        block = ((item.part - 1) * split_tiles + item.tile_id) * config.CONSUMERS + CONSUMER
         store_sums(sums, workspace_ptr, block, STRIDE)
         if config.TAIL_N:
             store_sums(tail_sums, workspace_ptr + ROWS * MAIN_N, block, STRIDE)
