@@ -93,7 +93,7 @@ MANY = settings(max_examples=400, deadline=None)
 
 
 def seen_by_kernel(problem: GemmProblem, choice: Selection) -> GemmProblem:
-    """The problem that the chosen kernel is given: after copies, and turned."""
+    """The problem that the chosen kernel is given: after copies and swap_ab."""
     problem = repacked(problem, choice.packed)
     return problem.swap_ab() if choice.swap_ab else problem
 
@@ -245,8 +245,8 @@ def test_what_hopper_runs(problem: GemmProblem, kernel: str) -> None:
 
 @pytest.mark.parametrize("rows", range(1, skinny.MAX_ROWS + 1))
 def test_few_rows_along_k_are_read_once_on_every_gpu(rows: int) -> None:
-    """And as many columns alike. Tiles may be turned: then the side that is read once lies across their 16 rows."""
-    turned = set()
+    """And as many columns alike. With swap_ab the side that is read once fills a tile's columns."""
+    swaps = set()
     sizes = [(4096, 512, 1), (50304, 1024, 1), (128, 2040, 64)]
     if rows > gemv.MAX_ROWS:
         sizes += [(1024, 1024, 1), (4093, 4096, 1), (32768, 4096, 1), (512, 8192, 64)]
@@ -263,8 +263,8 @@ def test_few_rows_along_k_are_read_once_on_every_gpu(rows: int) -> None:
             assert select(problem.swap_ab(), device) == other_way
             (launch,) = launches(problem, choice)
             assert launch.arguments["STREAMED"] == ("a" if choice.swap_ab else "b")
-            turned.add(choice.swap_ab)
-    assert True in turned or rows > 8
+            swaps.add(choice.swap_ab)
+    assert True in swaps or rows > 8
 
 
 @pytest.mark.parametrize(
@@ -370,7 +370,7 @@ def test_each_mode_runs_on_hopper(mode: str) -> None:
 
 
 def test_blocks_of_scales_are_sums_of_pieces() -> None:
-    """And C is never turned: A's blocks are not B's."""
+    """And there is no swap_ab: A's blocks are not B's."""
     problem = in_mode("fp8 blocks", c=Layout((0, 1, 512)))
     for capability in NOT_HOPPER[1:]:
         assert not select(problem, device_of_capability(capability)).swap_ab

@@ -19,7 +19,7 @@ from .host import CONFIGS, MAX_REGISTERS, Config, itemsize_of_sums, tiles_of, ve
 
 @dataclass(frozen=True)
 class Pace:
-    """What a program takes on one GPU beside its products, in microseconds.
+    """What a program takes on one GPU in addition to its products, in microseconds.
 
     move: one copy to shared memory, of an SM, of 16 bytes and of fewer; read: an element of an operand that a thread
     reads from there, but of 16 bits, where B is row-major and where it is K-major; latency: from a load to its
@@ -63,7 +63,7 @@ class Costs:
 TILE = 16_384  # elements
 _KNOWN = Remembered()
 SHARED_MEMORY_PER_SM = 228 << 10
-REGISTERS = 80  # of a thread, beside its sums
+REGISTERS = 80  # of a thread, in addition to its sums
 
 
 def candidates(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:

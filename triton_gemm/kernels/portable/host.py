@@ -115,7 +115,7 @@ CONFIGS: dict[str, tuple[Config, ...]] = {
         ]
     ),
     **dict.fromkeys(("int8", "fp8 fast"), _8_BITS),
-    "fp8": tuple(config for config in _8_BITS if config.accumulators() <= 64),  # beside as many sums of pieces
+    "fp8": tuple(config for config in _8_BITS if config.accumulators() <= 64),  # a k-tile's sums take as many again
     **dict.fromkeys(EMULATED, _PLANES),
     "ieee": _configs(
         [
@@ -141,8 +141,8 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, split_k: i
     """Why `device` cannot run `config` on `problem`, or None if it can.
 
     Within `TileConfig.illegal`'s limits ptxas still spills where a thread keeps too many addresses of vectors of A and
-    B in the main loop, or in the epilogue too much beside each accumulator: C's value, its address unless it goes by
-    16 bytes, and the temporaries of activation, bias or partial sums. The limits were found by compiling every
+    B in the main loop, or in the epilogue too much in addition to each accumulator: C's value, its address unless it
+    goes by 16 bytes, and the temporaries of activation, bias or partial sums. The limits were found by compiling every
     configuration for every architecture.
     """
     if device.capability < (8, 0):
@@ -177,13 +177,13 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, split_k: i
     others += accumulators // 2 if problem.scales == "blocks" else 0  # scales of rows, and where they are
     if accumulators + others + 5 * addresses > 210:
         return f"{accumulators} accumulators and {addresses} addresses leave too few of a thread's registers"
-    beside = sum_itemsize * bool(problem.bias or problem.activation not in (None, "relu") or split_k > 1)
-    beside += sum_itemsize * (problem.activation == "gelu")  # a polynomial and two transcendentals
-    beside += sum_itemsize * (problem.scales == "rows" or (problem.scales == "tensor" and arithmetic.exact))
-    beside += out_itemsize * problem.has_beta + 4 * (c_vector * out_itemsize < 16)
-    if config.accumulators(sum_itemsize + beside) > 160:
+    extra = sum_itemsize * bool(problem.bias or problem.activation not in (None, "relu") or split_k > 1)
+    extra += sum_itemsize * (problem.activation == "gelu")  # a polynomial and two transcendentals
+    extra += sum_itemsize * (problem.scales == "rows" or (problem.scales == "tensor" and arithmetic.exact))
+    extra += out_itemsize * problem.has_beta + 4 * (c_vector * out_itemsize < 16)
+    if config.accumulators(sum_itemsize + extra) > 160:
         sums = config.accumulators(sum_itemsize)
-        return f"{sums} accumulators and {beside} bytes beside each leave too few registers to the epilogue"
+        return f"{sums} accumulators and {extra} more bytes for each leave too few registers to the epilogue"
     return None
 
 
