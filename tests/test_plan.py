@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.checks import fp32_precision
-from triton_gemm import api, compat, ops, plan
+from triton_gemm import api, compat, ops, plan, policies
 from triton_gemm.device import INTERPRETER
 from triton_gemm.problem import GemmProblem, Layout, Request
 from triton_gemm.select import select
@@ -213,7 +213,7 @@ def test_plans_are_found_again_and_few_are_kept(few: None) -> None:
 
 
 def test_selections_are_bounded() -> None:
-    assert plan.selection_for.cache_info().maxsize == plan.MAX_PLANS
+    assert policies.by_model.cache_info().maxsize == plan.MAX_PLANS
 
 
 def plan_without_a_gpu(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> plan.GemmPlan:

@@ -23,6 +23,7 @@ ACTIVATIONS: dict[str, Any] = {
     "silu": torch.nn.functional.silu,
 }
 
+_SUM = Request(beta=1.0)
 _fast: dict[tuple[object, ...], ops.FastPath] = {}  # of calls, by function and `plan.key_of`
 
 
@@ -180,8 +181,9 @@ def addmm(
     tensor, or for beta no number; NotImplementedError for other dtypes, int8 among them, nested or sparse tensors;
     ValueError for a precision that does not fit.
     """
-    request = Request(alpha, beta, None, out_dtype, precision)  # type: ignore[arg-type]  # factors are checked below
     numbers = type(alpha) in (int, float) and type(beta) in (int, float)
+    plain = numbers and alpha == beta == 1 and out_dtype is None and precision is None
+    request = _SUM if plain else Request(alpha, beta, None, out_dtype, precision)  # type: ignore[arg-type]  # see below
     key, c = _take_fast_path("addmm", request, mat1, mat2, input, out) if numbers else (None, None)
     if c is not None:
         return c
@@ -253,7 +255,8 @@ def linear(
     tensor; NotImplementedError for other dtypes, int8 with a bias or an activation among them, nested or sparse
     tensors; ValueError for a precision that does not fit, or an activation that is none.
     """
-    request = Request(beta=1.0, activation=activation, precision=precision)
+    plain = activation is None and precision is None
+    request = _SUM if plain else Request(beta=1.0, activation=activation, precision=precision)
     key, c = _take_fast_path("linear", request, input, weight, bias, None)
     if c is not None:
         return c

@@ -5,16 +5,13 @@ from __future__ import annotations
 import hashlib
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 
 from . import policies, tables
 from .device import DeviceInfo, device_info
 from .device_model import model_of
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
 
 
 @overload
@@ -48,7 +45,7 @@ def selection_fingerprint(device: DeviceInfo | None = None, *, parts: bool = Fal
     return found if parts else _hash(repr(found))
 
 
-def check_ranks(group: ProcessGroup | None = None, device: DeviceInfo | None = None) -> None:
+def check_ranks(group: torch.distributed.ProcessGroup | None = None, device: DeviceInfo | None = None) -> None:
     """Raises on every rank of a group where ranks would choose differently, and so compute other bits or take other
     times; says in what. Every rank of the group must call it.
 
@@ -56,8 +53,7 @@ def check_ranks(group: ProcessGroup | None = None, device: DeviceInfo | None = N
 
     Raises RuntimeError where ranks differ; what torch.distributed raises where there is no such group.
     """
-    import torch.distributed as dist
-
+    dist = torch.distributed
     mine = selection_fingerprint(device, parts=True)
     ranks: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(ranks, mine, group=group)

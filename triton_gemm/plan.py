@@ -221,18 +221,18 @@ def key_of(
     """
     if request is not PRODUCT and (request.alpha != 1 or request.beta not in (0, 1)):
         request = request._replace(alpha=float(request.alpha != 0), beta=float(request.beta != 0))
-    dtype, precision = a.dtype, request.precision
-    if dtype is torch.float32 and precision is None:
-        precision = fp32_precision()
+    dtype = a.dtype
+    setting = fp32_precision() if dtype is torch.float32 and request.precision is None else None
+    said = None if request is PRODUCT else request  # most are that one, and its hash is a tenth of the key's time
     key: tuple[Any, ...]  # made at every call, so in one piece where that is cheap
     if c is None:
         key = (
-            in_context(), generation.number, request, precision, a.shape, b.shape, a.stride(), b.stride(), dtype,
+            in_context(), generation.number, said, setting, a.shape, b.shape, a.stride(), b.stride(), dtype,
             b.dtype, a.get_device(), b.get_device(), not a.data_ptr() & 15, not b.data_ptr() & 15,
         )  # fmt: skip
     else:
         key = (
-            in_context(), generation.number, request, precision, a.shape, b.shape, c.shape, a.stride(), b.stride(),
+            in_context(), generation.number, said, setting, a.shape, b.shape, c.shape, a.stride(), b.stride(),
             c.stride(), dtype, b.dtype, c.dtype, a.get_device(), b.get_device(), c.get_device(),
             not a.data_ptr() & 15, not b.data_ptr() & 15, not c.data_ptr() & 15,
         )  # fmt: skip

@@ -195,7 +195,9 @@ def change(folder: Path, empty: Table, what: Callable[[Table], Table]) -> None:
         found = load_as(path, empty)
         if found.wrong:
             _rename(path, *found.wrong)
-        save(folder, what(found.table or empty))
+        table = what(found.table or empty)
+        if table.entries:
+            save(folder, table)
 
 
 def current(folder: Path, empty: Table) -> Table:

@@ -161,12 +161,11 @@ def read_entry(x: Any) -> Entry:
 
 
 def _nonsense(entry: Entry) -> str | None:
-    """Why no kernel ever takes such figures, or None. Tiles and warps are powers of two, or three of them."""
+    """Why no kernel ever takes such figures, or None. Where they are no powers of two, tiles are multiples of a tensor
+    core's 16, and warps of a consumer's 4."""
     for name, value in plain(entry.config).items():
-        counts = name.startswith("BLOCK") or name == "num_warps"
-        if type(value) is int and (
-            not 1 <= value <= 2**16 or (counts and value not in (low := value & -value, 3 * low))
-        ):
+        step = 16 if name.startswith("BLOCK") else 4 if name == "num_warps" else 1
+        if type(value) is int and (not 1 <= value <= 2**16 or (value % step and value & (value - 1))):
             return f"{name} = {value}"
     if len(set(entry.packed)) < len(entry.packed) or not set(entry.packed) <= {"a", "b"}:
         return f"no operand is called {entry.packed}"
