@@ -76,8 +76,8 @@ def problems(draw: st.DrawFn) -> GemmProblem:
 @st.composite
 def entries(draw: st.DrawFn) -> Entry:
     kernel = draw(st.sampled_from(kernels.KERNELS))
-    sizes = st.sampled_from([1, 2, 8, 12, 64, 96, 192, 1024])
-    config = kernels.named(kernel).Config(*(draw(sizes) for _ in range(5)))
+    tile = [draw(st.sampled_from([1, 2, 8, 64, 96, 160, 1024])) for _ in range(3)]
+    config = kernels.named(kernel).Config(*tile, draw(st.sampled_from([1, 4, 12])), draw(st.integers(1, 8)))
     split_k = draw(st.integers(1, 64))
     split = draw(st.integers(0, 64))
     schedule = Schedule(split * split_k + draw(st.integers(1, 132)), split, split_k, draw(st.integers(1, 16)))
