@@ -179,8 +179,14 @@ def test_nothing_is_timed_where_launches_are_recorded(
 class FakePlan:
     """Multiplies by torch."""
 
-    def __init__(self, problem: GemmProblem, selection: Selection) -> None:
+    made: list[FakePlan]
+
+    def __init__(self, problem: GemmProblem, selection: Selection, device: torch.device) -> None:
         self.problem, self.selection = problem, selection
+        self.made.append(self)
+
+    def overlap(self, *_: torch.Tensor) -> bool:
+        return False
 
     def run(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *_: object) -> None:
         c.copy_(a @ b)
@@ -189,13 +195,9 @@ class FakePlan:
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> list[FakePlan]:
     """The plans that are made, for a GPU that is not there, and run on the CPU."""
-    made: list[FakePlan] = []
-
-    def new(problem: GemmProblem, device: torch.device) -> FakePlan:
-        made.append(FakePlan(problem, plan.selection_for(problem, HOPPER, may_tune=True)))
-        return made[-1]
-
-    monkeypatch.setattr(plan, "_new_plan", new)
+    FakePlan.made = made = []
+    monkeypatch.setattr(plan, "GemmPlan", FakePlan)
+    monkeypatch.setattr(plan, "device_info", lambda _: HOPPER)
     monkeypatch.setattr(plan, "PLANS", {})
     monkeypatch.setattr(api, "_fast", {})
     monkeypatch.setattr(api.checks, "computable", lambda *_, **__: None)
@@ -266,6 +268,19 @@ def test_a_tuner_may_multiply(folder: Path, planned: list[FakePlan]) -> None:
         thread.join()
     assert [problem.M for problem in asked] == [512]
     assert sorted((made.problem.M, made.selection.source) for made in planned) == [(16, "model"), (512, "tuner")]
+
+
+def test_what_is_chosen_while_a_graph_is_captured_is_not_kept(
+    folder: Path, planned: list[FakePlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policies.set_tuner(Tuner())
+    triton_gemm.set_policy("tune")
+    with monkeypatch.context() as capturing:
+        capturing.setattr(policies, "_may_time", lambda: False)
+        triton_gemm.matmul(*operands())
+    for _ in range(3):
+        triton_gemm.matmul(*operands())
+    assert [made.selection.source for made in planned] == ["model", "tuner"]
 
 
 def test_a_compiled_call_asks_for_the_sizes_that_it_runs(

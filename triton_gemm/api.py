@@ -43,11 +43,11 @@ def matmul(
     "tf32x3", emulated by splitting operands into 2 or 3 parts and summing 3, 6 or 9 products (docs/precision.md); or
     None, "ieee" unless torch's setting `torch.backends.cuda.matmul.fp32_precision` is "tf32". Other dtypes take none.
 
-    The kernel is chosen by a model and never tuned at run time (`explain` says which and why), and the same product on
-    the same GPU gives the same bits every time. It can be differentiated any number of times, forwards and backwards,
-    in the same precision, and works in torch.func, torch.compile and torch.export. Under autocast operands are cast as
-    torch casts them, and a precision is then an error. With TRITON_INTERPRET=1 set before the import CPU tensors are
-    taken too, and are slow.
+    The kernel is chosen by a model, or a table of what was measured, and never tuned at run time unless `set_policy`
+    says so (`explain` says which and why). The same choice on the same GPU gives the same bits every time. It can be
+    differentiated any number of times, forwards and backwards, in the same precision, and works in torch.func,
+    torch.compile and torch.export. Under autocast operands are cast as torch casts them, and a precision is then an
+    error. With TRITON_INTERPRET=1 set before the import CPU tensors are taken too, and are slow.
 
     Raises what torch raises, in its words: RuntimeError for shapes, dtypes or devices that do not go together, and for
     an `out` where an argument requires grad; TypeError for what is no tensor. NotImplementedError for other dtypes,

@@ -68,6 +68,11 @@ def _cuda_device(index: int) -> DeviceInfo:
     )
 
 
+def current_device_info() -> DeviceInfo:
+    """The DeviceInfo of the current GPU; where there is none, that of the interpreter."""
+    return device_info(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+
+
 def device_info(device: torch.device) -> DeviceInfo:
     """The DeviceInfo of a tensor's device; for the CPU, that of the interpreter."""
     if device.type != "cuda":

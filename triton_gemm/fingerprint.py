@@ -10,7 +10,7 @@ from typing import Any, Literal, overload
 import torch
 
 from . import policies, tables
-from .device import DeviceInfo, device_info
+from .device import DeviceInfo, current_device_info
 from .device_model import model_of
 
 
@@ -31,8 +31,7 @@ def selection_fingerprint(device: DeviceInfo | None = None, *, parts: bool = Fal
 
     Raises ValueError for a policy of the environment that is none.
     """
-    if device is None:
-        device = device_info(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    device = device or current_device_info()
     name, bits = policies.current()
     found = {
         "policy": name if name == "model" else f"{name}, bits {bits}",

@@ -258,7 +258,8 @@ def plan_for(
         found = PLANS.get(key)
         if found is None:
             found = _new_plan(problem, a.device)
-            keep(PLANS, key, found, MAX_PLANS)
+            if not policies.tunes() or found.selection.source != "model":  # else a later call may be tuned
+                keep(PLANS, key, found, MAX_PLANS)
     return found
 
 

@@ -57,6 +57,11 @@ def current() -> Policy:
     return in_context() or _process or _of_environment()
 
 
+def tunes() -> bool:
+    """Whether what no table has is tuned here, where it can be."""
+    return current().name == "tune"
+
+
 def _policy(name: str, bits: str, of: str) -> Policy:
     if name not in NAMES or bits not in BITS:
         allowed, found = (NAMES, name) if name not in NAMES else (BITS, bits)

@@ -22,7 +22,7 @@ import torch
 import triton
 
 from .. import generation
-from ..device import DeviceInfo
+from ..device import DeviceInfo, current_device_info
 from ..problem import GemmProblem
 from ..select import Selection
 from . import files
@@ -190,10 +190,10 @@ def merge(paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) 
     return len(table.entries)
 
 
-def export_to(path: str | os.PathLike[str], device: DeviceInfo, bits: Bits = "same") -> int:
-    """Writes the user's table for `device` into a file that `import_from` takes, here or elsewhere; how many entries it
-    has."""
-    empty = Table(Silicon.of(device), bits=bits)
+def export_to(path: str | os.PathLike[str], device: DeviceInfo | None = None, bits: Bits = "same") -> int:
+    """Writes the user's table for `device`, by default the current GPU, into a file that `import_from` takes, here or
+    elsewhere; how many entries it has."""
+    empty = Table(Silicon.of(device or current_device_info()), bits=bits)
     where = folder()
     table = empty if where is None else files.current(where, empty)
     Path(path).write_text(table.text())
@@ -246,10 +246,10 @@ class Report:
     faults: tuple[str, ...] = ()
 
 
-def verify(device: DeviceInfo) -> list[Report]:
-    """A report of every file of tables, and of all that was set aside: whether it is of this silicon and version of
-    Triton, and each entry legal on `device`. Nothing changes."""
-    reports = []
+def verify(device: DeviceInfo | None = None) -> list[Report]:
+    """A report of every file of tables, and of all that was set aside: whether it is of the silicon of `device`, by
+    default the current GPU, and of this version of Triton, and each entry legal there. Nothing changes."""
+    reports, device = [], device or current_device_info()
     for source, where in _folders():
         aside = sorted(where.glob(f"*.v{files.FORMAT}.json.*.*")) if source == "user's table" else []
         reports += [Report(path, source, 0, ("it is set aside",)) for path in aside]
