@@ -229,6 +229,13 @@ def test_the_power_limit_is_nvmls(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(Silicon.of(replace(HOPPER, bus_width=6144, power_limit=600))) == "sm_90-132sms-6144bit-600W"
 
 
+@pytest.mark.parametrize("what", [{"scales": "blocks"}, {"groups": "m"}], ids=str)
+def test_what_cannot_be_swapped_is_not(what: dict[str, Any]) -> None:
+    """Even where Python checks no assertions."""
+    entry = Entry("portable", kernels.named("portable").Config(64, 64, 32), 1, True, (), 1.0, 1.0, "", "")
+    assert records.illegal(replace(problem_of(), **what), HOPPER, entry) == "it swaps what cannot be swapped"
+
+
 # --- Who writes at once ---
 
 
@@ -390,6 +397,10 @@ HOSTILE: dict[str, tuple[str, Any]] = {
     "no programs": ("wrong-entries", edited(work__programs=0)),
     "no group": ("wrong-entries", edited(work__group_m=0)),
     "a schedule to wait for": ("wrong-entries", edited(work__split_tiles=2**20, work__split_k=2**20)),
+    "work that is none": ("wrong-entries", edited(work=0)),
+    "less than no work": ("wrong-entries", edited(work=-1)),
+    "a huge split": ("wrong-entries", edited(work=2**40)),
+    "a grid of any size": ("wrong-entries", edited(work__programs=2**40)),
     "work of text": ("wrong-entries", edited(work="1")),
     "an operand twice": ("wrong-entries", edited(packed=["a", "a"])),
     "an operand with a path": ("wrong-entries", edited(packed=["../a"])),
@@ -438,7 +449,7 @@ JSON = st.recursive(
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_no_file_makes_reading_fail(data: st.DataObject) -> None:
-    """One value of a good file, or several, is anything; or the file is any bytes."""
+    """One value of a good file, or several, is anything or is missing; or the file is any bytes."""
     problem = problem_of()
     entry = Entry("warp_specialised", another(problem).config, Schedule(132), False, (), 1.0, 1.0, "", "")
     file = json.loads(Table(SILICON, entries={problem: entry}).text())
@@ -449,7 +460,10 @@ def test_no_file_makes_reading_fail(data: st.DataObject) -> None:
             if not isinstance(at[name], (dict, list)) or not at[name] or data.draw(st.booleans()):
                 break
             at = at[name]
-        at[name] = data.draw(JSON)
+        if data.draw(st.booleans()):
+            at[name] = data.draw(JSON)
+        else:
+            del at[name]
     text = data.draw(st.one_of(st.just(json.dumps(file).encode()), st.binary(max_size=50)))
     read = files.parse(text)
     assert (read.table is None) <= (read.wrong is not None)

@@ -24,7 +24,7 @@ from typing import Any, Literal, get_args
 import triton
 
 from ..problem import GemmProblem
-from .records import Entry, WrongError, plain, read, read_entry, read_problem, text_of
+from .records import Entry, WrongError, plain, read, read_entry, text_of
 from .silicon import Silicon
 
 log = logging.getLogger("triton_gemm.tables")
@@ -82,7 +82,9 @@ def merge(tables: Iterable[Table]) -> Table:
     merged: dict[GemmProblem, Entry] = {}
     for table in given:
         for problem, entry in table.entries.items():
-            merged[problem] = min(merged.get(problem, entry), entry, key=Entry.order)
+            before = merged.get(problem)
+            if before is None or entry.order() < before.order():
+                merged[problem] = entry
     # Of names that people gave one silicon the first by the alphabet.
     silicon = min((table.silicon for table in given), key=lambda silicon: silicon.name)
     return Table(silicon, given[0].triton, given[0].bits, merged)
@@ -123,9 +125,9 @@ def parse(text: bytes) -> Contents:
     for line in found["entries"]:
         try:
             rest = dict(line) if isinstance(line, dict) else {}
-            problem = read_problem(rest.pop("problem", None))
+            problem: GemmProblem = read(GemmProblem, rest.pop("problem", None))
             parts.append(Table(*table.kind, {problem: read_entry(rest)}))
-        except (WrongError, AssertionError) as error:
+        except WrongError as error:
             wrong.append(str(error))
     why = ("wrong-entries", f"{len(wrong)} entries are none, the first because {wrong[0][:200]}") if wrong else None
     return Contents(merge([table, *parts]), why)

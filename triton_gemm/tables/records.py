@@ -10,7 +10,7 @@ import json
 import math
 import types
 import typing
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
 from typing import Any, get_args, get_origin
 
@@ -90,24 +90,23 @@ def plain(x: Any) -> Any:
 
 def read(kind: Any, x: Any) -> Any:
     """What `plain` made of a value of that type; WrongError for anything else."""
-    if is_dataclass(kind):
-        return _read_record(kind, x)
-    if kind is torch.dtype:
+    if kind in (bool, int, str):
+        if type(x) is kind and not (kind is int and abs(x) > LARGEST) and not (kind is str and len(x) > LONGEST):
+            return x
+    elif kind is float:
+        if type(x) in (int, float) and 0 <= x < LARGEST and math.isfinite(x):
+            return float(x)
+    elif kind is torch.dtype:
         if isinstance(x, str) and x in _DTYPES:
             return _DTYPES[x]
+    elif is_dataclass(kind):
+        return _read_record(kind, x)
     elif get_origin(kind) is tuple:
         kinds = get_args(kind)
         if isinstance(x, list) and (kinds[-1] is ... or len(x) == len(kinds)) and len(x) < LONGEST:
             return tuple(read(kinds[0] if kinds[-1] is ... else kinds[i], y) for i, y in enumerate(x))
-    elif get_origin(kind) in (typing.Union, types.UnionType):
-        if x is None and type(None) in get_args(kind):
-            return None
-        return read(next(k for k in get_args(kind) if k is not type(None)), x)
-    elif kind is float:
-        if type(x) in (int, float) and 0 <= x < LARGEST and math.isfinite(x):
-            return float(x)
-    elif type(x) is kind and not (kind is int and abs(x) > LARGEST) and not (kind is str and len(x) > LONGEST):
-        return x
+    elif get_origin(kind) in (typing.Union, types.UnionType) and type(None) in get_args(kind):
+        return None if x is None else read(next(k for k in get_args(kind) if k is not type(None)), x)
     raise WrongError(f"{str(x)[:40]!r} is no {getattr(kind, '__name__', kind)}")
 
 
@@ -119,29 +118,24 @@ def _hints(kind: Any) -> dict[str, Any]:
 def _read_record(kind: Any, x: Any) -> Any:
     if not isinstance(x, dict):
         raise WrongError(f"{str(x)[:40]!r} is no {kind.__name__}")
-    known = {field.name: field for field in fields(kind)}
-    unknown = sorted(map(str, x.keys() - known.keys()))
-    missing = [name for name, field in known.items() if name not in x and field.default is MISSING]
-    if unknown or missing:
-        raise WrongError(
-            f"a {kind.__name__} has {', '.join(known)}; {', '.join(unknown + missing)[:80]} unknown or missing"
-        )
-    values = {name: read(_hints(kind)[name], value) for name, value in x.items()}
-    for name, allowed in _NAMES.items():
-        if name in values and kind is GemmProblem and values[name] not in allowed:
-            raise WrongError(f"{values[name]!r} is no {name}")
-    if kind is GemmProblem and min(values["batch"], values["M"], values["N"], values["K"]) < 0:
-        raise WrongError("a size is negative")
-    if kind is Schedule and (
-        values["split_tiles"] * values["split_k"] > values["programs"] or min(values.values()) < 0
-    ):
-        raise WrongError("a schedule that no grid can follow")
-    return kind(**values)
-
-
-def read_problem(x: Any) -> GemmProblem:
-    """The problem that `plain` wrote; WrongError where there is none."""
-    found: GemmProblem = read(GemmProblem, x)
+    hints = _hints(kind)
+    if not x.keys() <= hints.keys():
+        raise WrongError(f"a {kind.__name__} has {', '.join(hints)}, not {', '.join(map(str, x))[:80]}")
+    values = {name: read(hints[name], value) for name, value in x.items()}
+    if kind is GemmProblem:
+        for name, allowed in _NAMES.items():
+            if values.get(name, allowed[0]) not in allowed:
+                raise WrongError(f"{values[name]!r} is no {name}")
+    try:
+        found = kind(**values)
+    except (TypeError, AssertionError) as error:  # a field is missing, or a schedule could not be followed
+        raise WrongError(str(error)) from None
+    sizes = (found.batch, found.M, found.N, found.K) if kind is GemmProblem else ()
+    if kind is Schedule:  # who owns a tile waits for programs that have started
+        waits = found.programs - found.split_tiles * found.split_k
+        sizes = (found.split_tiles, found.programs - 1, found.split_k - 1, found.group_m - 1, waits)
+    if min(sizes, default=0) < 0:
+        raise WrongError(f"{kind.__name__} of {x}"[:200])
     return found
 
 
@@ -170,13 +164,15 @@ def _nonsense(entry: Entry) -> str | None:
     if len(set(entry.packed)) < len(entry.packed) or not set(entry.packed) <= {"a", "b"}:
         return f"no operand is called {entry.packed}"
     work = entry.work
-    figures = (work,) if isinstance(work, int) else (work.programs, work.split_k, work.group_m)
-    return f"work is dealt out by {figures}" if min(figures) < 1 or max(figures) > 2**20 else None
+    least, most = (work, work) if isinstance(work, int) else (1, max(plain(work).values()))
+    return f"work is dealt out as {work}" if least < 1 or most > 2**20 else None
 
 
 def illegal(problem: GemmProblem, device: DeviceInfo, entry: Entry) -> str | None:
     """Why `device` cannot run the entry on `problem`, or None if it can: what the kernel says, and, because a file may
     say what no kernel would propose, whether the work is that of the problem."""
+    if entry.swap_ab and (problem.scales == "blocks" or problem.groups == "m"):
+        return "it swaps what cannot be swapped"
     try:
         why = kernels.repack.illegal(problem, entry.packed)
         given = kernels.repack.repacked(problem, entry.packed)
