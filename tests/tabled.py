@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import strategies as st
 
-from triton_gemm import kernels, tables
+from triton_gemm import generation, kernels, policies, tables
 from triton_gemm.arithmetic import ARITHMETICS, ScaleKind
 from triton_gemm.device import DeviceInfo, device_of_capability
 from triton_gemm.kernels.schedule import Schedule
@@ -39,6 +42,16 @@ def store(problem: GemmProblem, nth: int = 1, **how: object) -> bool:
     return tables.store(problem, another(problem, nth), HOPPER, **{"us": 1.0, "default_us": 2.0, **how})  # type: ignore[arg-type]
 
 
+def found(problem: GemmProblem, **how: Any) -> Any:
+    selection = tables.lookup(problem, HOPPER, **how)
+    return selection and (selection.kernel, selection.config, selection.work, selection.source)
+
+
+def chosen(problem: GemmProblem, nth: int = 1, source: str = "user's table") -> Any:
+    selection = another(problem, nth)
+    return selection.kernel, selection.config, selection.work, source
+
+
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's folder of tables, empty, in this test alone; what is logged once is logged again."""
     monkeypatch.setenv("TRITON_GEMM_CACHE_DIR", str(tmp_path))
@@ -46,6 +59,22 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tables._ignored.clear()
     tables.reload()
     return tmp_path / "tables"
+
+
+@contextmanager
+def default_policy() -> Iterator[None]:
+    """No policy but the default, and no tuner, inside and after."""
+
+    def reset() -> None:
+        policies._process = policies._tuner = None
+        policies._of_environment.cache_clear()
+        generation.advance()
+
+    reset()
+    try:
+        yield
+    finally:
+        reset()
 
 
 def table_in(folder: Path) -> Path:

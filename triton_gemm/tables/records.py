@@ -130,7 +130,7 @@ def _read_record(kind: Any, x: Any) -> Any:
         found = kind(**values)
     except (TypeError, AssertionError) as error:  # a field is missing, or a schedule could not be followed
         raise WrongError(str(error)) from None
-    sizes = (found.batch, found.M, found.N, found.K) if kind is GemmProblem else ()
+    sizes: tuple[int, ...] = (found.batch, found.M, found.N, found.K) if kind is GemmProblem else ()
     if kind is Schedule:  # who owns a tile waits for programs that have started
         waits = found.programs - found.split_tiles * found.split_k
         sizes = (found.split_tiles, found.programs - 1, found.split_k - 1, found.group_m - 1, waits)
