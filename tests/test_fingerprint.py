@@ -48,6 +48,13 @@ def test_equal_states_have_equal_fingerprints(folder: Path, tmp_path: Path) -> N
     store(problem_of(2), us=1.5, measured="2001-01-01", by="another"), store(problem_of(1))
     assert differ(first) == set(), "times and dates decide nothing"
     assert len(triton_gemm.selection_fingerprint(HOPPER)) == 16
+    tables.clear()
+    empty = parts()
+    folder.joinpath(files.Table(tables.Silicon.of(HOPPER)).name).write_text(
+        files.Table(tables.Silicon.of(HOPPER)).text()
+    )
+    tables.reload()
+    assert tables._tables(folder, HOPPER) and differ(empty) == set(), "a table of nothing is as none"
 
 
 def test_other_states_have_other_fingerprints(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
