@@ -493,3 +493,19 @@ def test_a_factor_is_that_of_the_call_on_the_fast_path(monkeypatch: pytest.Monke
             api.addmm(bias, a, b, beta=beta)
     api.addmm(bias, a, b, alpha=0)
     assert len(checked) == 8 and len(step.calls) == 2
+
+
+@pytest.mark.parametrize("how", [{}, {"alpha": 2, "beta": 2}, {"alpha": 2}, {"out_dtype": torch.float32}], ids=str)
+def test_addmm_says_what_it_is_given(how: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Request] = []
+    monkeypatch.setattr(api, "_product", lambda name, request, *_: said.append(request) or half(64, 48))
+    api.addmm(half(48), half(64, 32), half(32, 48), **how)
+    assert said == [Request(**{"alpha": 1, "beta": 1, **how})]
+
+
+@pytest.mark.parametrize("how", [{}, {"precision": "tf32"}, {"activation": "relu"}], ids=str)
+def test_linear_says_what_it_is_given(how: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Request] = []
+    monkeypatch.setattr(api, "_product", lambda name, request, *_: said.append(request) or half(64, 48))
+    api.linear(half(64, 32), half(48, 32), **how)
+    assert said == [Request(**{"beta": 1, **how})]
