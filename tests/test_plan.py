@@ -495,17 +495,18 @@ def test_a_factor_is_that_of_the_call_on_the_fast_path(monkeypatch: pytest.Monke
     assert len(checked) == 8 and len(step.calls) == 2
 
 
-@pytest.mark.parametrize("how", [{}, {"alpha": 2, "beta": 2}, {"alpha": 2}, {"out_dtype": torch.float32}], ids=str)
-def test_addmm_says_what_it_is_given(how: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        *(("addmm", how) for how in ({}, {"alpha": 2, "beta": 2}, {"alpha": 2}, {"out_dtype": torch.float32})),
+        *(("linear", how) for how in ({}, {"precision": "tf32"}, {"activation": "relu"})),
+    ],
+    ids=str,
+)
+def test_the_fast_path_is_told_all_that_a_call_says(name: str, how: dict[str, Any], monkeypatch: Any) -> None:
     said: list[Request] = []
-    monkeypatch.setattr(api, "_product", lambda name, request, *_: said.append(request) or half(64, 48))
-    api.addmm(half(48), half(64, 32), half(32, 48), **how)
-    assert said == [Request(**{"alpha": 1, "beta": 1, **how})]
-
-
-@pytest.mark.parametrize("how", [{}, {"precision": "tf32"}, {"activation": "relu"}], ids=str)
-def test_linear_says_what_it_is_given(how: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[Request] = []
-    monkeypatch.setattr(api, "_product", lambda name, request, *_: said.append(request) or half(64, 48))
-    api.linear(half(64, 32), half(48, 32), **how)
-    assert said == [Request(**{"beta": 1, **how})]
+    monkeypatch.setattr(api, "_take_fast_path", lambda _, request, *__: (None, said.append(request)))
+    monkeypatch.setattr(api, "_product", lambda _, request, *__: said.append(request) or half(64, 48))
+    a, b, bias = half(64, 32), half(32, 48), half(48)
+    api.addmm(bias, a, b, **how) if name == "addmm" else api.linear(a, b.mT, bias, **how)
+    assert said == 2 * [Request(**{"alpha": 1, "beta": 1, **how})]
