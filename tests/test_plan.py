@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.checks import fp32_precision
-from triton_gemm import api, compat, ops, plan
+from triton_gemm import api, compat, ops, plan, policies
 from triton_gemm.device import INTERPRETER
 from triton_gemm.problem import GemmProblem, Layout, Request
 from triton_gemm.select import select
@@ -213,7 +213,7 @@ def test_plans_are_found_again_and_few_are_kept(few: None) -> None:
 
 
 def test_selections_are_bounded() -> None:
-    assert plan.selection_for.cache_info().maxsize == plan.MAX_PLANS
+    assert policies.by_model.cache_info().maxsize == plan.MAX_PLANS
 
 
 def plan_without_a_gpu(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> plan.GemmPlan:
@@ -493,3 +493,20 @@ def test_a_factor_is_that_of_the_call_on_the_fast_path(monkeypatch: pytest.Monke
             api.addmm(bias, a, b, beta=beta)
     api.addmm(bias, a, b, alpha=0)
     assert len(checked) == 8 and len(step.calls) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        *(("addmm", how) for how in ({}, {"alpha": 2, "beta": 2}, {"alpha": 2}, {"out_dtype": torch.float32})),
+        *(("linear", how) for how in ({}, {"precision": "tf32"}, {"activation": "relu"})),
+    ],
+    ids=str,
+)
+def test_the_fast_path_is_told_all_that_a_call_says(name: str, how: dict[str, Any], monkeypatch: Any) -> None:
+    said: list[Request] = []
+    monkeypatch.setattr(api, "_take_fast_path", lambda _, request, *__: (None, said.append(request)))
+    monkeypatch.setattr(api, "_product", lambda _, request, *__: said.append(request) or half(64, 48))
+    a, b, bias = half(64, 32), half(32, 48), half(48)
+    api.addmm(bias, a, b, **how) if name == "addmm" else api.linear(a, b.mT, bias, **how)
+    assert said == 2 * [Request(**{"alpha": 1, "beta": 1, **how})]

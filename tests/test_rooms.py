@@ -18,13 +18,15 @@ TRITON = {"torch", "triton", "compat"}
 ROOMS_OF_PERF = {"perf.common", "perf.measure"}
 TABLE: dict[str, set[str]] = {
     "triton_gemm": TYPES
-    | {"api", "nn", "grouped", "routing", "scaled", "explanation", "ops", "arithmetic", "plan", "select"},
+    | {"api", "nn", "grouped", "routing", "scaled", "explanation", "ops", "arithmetic", "plan", "select", "policies"}
+    | {"fingerprint"},
     "routing": {"torch", "compat", "device", "problem", "ops", "plan", "arithmetic"},
     "nn": {"torch", "api", "checks", "arithmetic", "problem"},
     "api": TYPES | {"torch", "compat", "arithmetic", "checks", "plan", "select", "ops"},
     "grouped": {"torch", "arithmetic", "problem", "api", "checks", "ops", "plan"},
     "scaled": {"torch", "arithmetic", "problem", "checks", "ops", "plan"},
-    "explanation": TYPES | {"torch", "compat", "arithmetic", "checks", "plan", "select", "ops", "scaled"},
+    "explanation": TYPES | {"torch", "compat", "arithmetic", "checks", "plan", "policies", "select", "ops", "scaled"},
+    "fingerprint": {"torch", "device", "device_model", "policies", "tables"},
     "checks": {"torch", "compat", "arithmetic", "problem"},
     "ops": {"torch", "arithmetic", "compat", "problem", "config", "plan", "sharding"},
     "sharding": {"torch", "compat"},
@@ -39,7 +41,10 @@ TABLE: dict[str, set[str]] = {
     "aot": TRITON,
     "select": TYPES | {"torch", "arithmetic", "device_model", "kernels"},
     "workspace": {"torch", "driver"},
-    "plan": TYPES | TRITON | {"driver", "arithmetic", "select", "kernels", "workspace"},
+    "generation": set(),
+    "tables": TYPES | TRITON | {"arithmetic", "select", "kernels", "generation", "platformdirs", "filelock"},
+    "policies": {"torch", "compat", "problem", "device", "select", "tables", "generation"},
+    "plan": TYPES | TRITON | {"driver", "arithmetic", "select", "kernels", "workspace", "policies", "generation"},
     "kernels": TYPES | TRITON | {"arithmetic", "device_model", "cost_model", "ladder"},
     "ladder": TYPES | TRITON | {"arithmetic", "driver"},
     "triton_gemm.ladder.__main__": {"perf.ladder"},

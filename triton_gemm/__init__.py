@@ -5,7 +5,9 @@ from .api import addmm, baddbmm, bmm, linear, matmul, mm, mv
 from .arithmetic import Precision
 from .device import DeviceInfo
 from .explanation import explain
+from .fingerprint import check_ranks, selection_fingerprint
 from .grouped import grouped_matmul
+from .policies import policy, set_policy
 from .problem import Activation
 from .routing import disable, enable, report_routing, use
 from .scaled import scaled_matmul
@@ -21,6 +23,7 @@ __all__ = [
     "addmm",
     "baddbmm",
     "bmm",
+    "check_ranks",
     "disable",
     "enable",
     "explain",
@@ -29,7 +32,10 @@ __all__ = [
     "matmul",
     "mm",
     "mv",
+    "policy",
     "report_routing",
     "scaled_matmul",
+    "selection_fingerprint",
+    "set_policy",
     "use",
 ]

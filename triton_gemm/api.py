@@ -23,6 +23,7 @@ ACTIVATIONS: dict[str, Any] = {
     "silu": torch.nn.functional.silu,
 }
 
+_SUM = Request(beta=1.0)
 _fast: dict[tuple[object, ...], ops.FastPath] = {}  # of calls, by function and `plan.key_of`
 
 
@@ -42,11 +43,11 @@ def matmul(
     "tf32x3", emulated by splitting operands into 2 or 3 parts and summing 3, 6 or 9 products (docs/precision.md); or
     None, "ieee" unless torch's setting `torch.backends.cuda.matmul.fp32_precision` is "tf32". Other dtypes take none.
 
-    The kernel is chosen by a model and never tuned at run time (`explain` says which and why), and the same product on
-    the same GPU gives the same bits every time. It can be differentiated any number of times, forwards and backwards,
-    in the same precision, and works in torch.func, torch.compile and torch.export. Under autocast operands are cast as
-    torch casts them, and a precision is then an error. With TRITON_INTERPRET=1 set before the import CPU tensors are
-    taken too, and are slow.
+    The kernel is chosen by a model, or a table of what was measured, and never tuned at run time unless `set_policy`
+    says so (`explain` says which and why). The same choice on the same GPU gives the same bits every time. It can be
+    differentiated any number of times, forwards and backwards, in the same precision, and works in torch.func,
+    torch.compile and torch.export. Under autocast operands are cast as torch casts them, and a precision is then an
+    error. With TRITON_INTERPRET=1 set before the import CPU tensors are taken too, and are slow.
 
     Raises what torch raises, in its words: RuntimeError for shapes, dtypes or devices that do not go together, and for
     an `out` where an argument requires grad; TypeError for what is no tensor. NotImplementedError for other dtypes,
@@ -180,8 +181,9 @@ def addmm(
     tensor, or for beta no number; NotImplementedError for other dtypes, int8 among them, nested or sparse tensors;
     ValueError for a precision that does not fit.
     """
-    request = Request(alpha, beta, None, out_dtype, precision)  # type: ignore[arg-type]  # factors are checked below
     numbers = type(alpha) in (int, float) and type(beta) in (int, float)
+    plain = numbers and alpha == beta == 1 and out_dtype is None and precision is None
+    request = _SUM if plain else Request(alpha, beta, None, out_dtype, precision)  # type: ignore[arg-type]  # see below
     key, c = _take_fast_path("addmm", request, mat1, mat2, input, out) if numbers else (None, None)
     if c is not None:
         return c
@@ -253,7 +255,8 @@ def linear(
     tensor; NotImplementedError for other dtypes, int8 with a bias or an activation among them, nested or sparse
     tensors; ValueError for a precision that does not fit, or an activation that is none.
     """
-    request = Request(beta=1.0, activation=activation, precision=precision)
+    plain = activation is None and precision is None
+    request = _SUM if plain else Request(beta=1.0, activation=activation, precision=precision)
     key, c = _take_fast_path("linear", request, input, weight, bias, None)
     if c is not None:
         return c

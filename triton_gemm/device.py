@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 import torch
@@ -29,8 +29,9 @@ class DeviceInfo:
     """The figures of one GPU, or of a GPU that is not here (`device_of_capability`).
 
     name: marketing name; capability: (major, minor); num_sms: multiprocessors;
-    shared_memory: bytes one block may use; bandwidth: bytes in a microsecond that memory's clock and bus allow, 0 where
-    that is not known.
+    shared_memory: bytes one block may use; bandwidth: bytes in a microsecond that memory's clock and bus allow;
+    bus_width: of its memory, in bits; power_limit: watts, of a GPU that is not here: that of one which is here is read
+    when a table is looked for. 0 where a figure is not known. uuid: what NVIDIA's tools call this very GPU.
     """
 
     name: str
@@ -38,6 +39,9 @@ class DeviceInfo:
     num_sms: int
     shared_memory: int
     bandwidth: float = 0.0
+    bus_width: int = 0
+    power_limit: int = 0
+    uuid: str = field(default="", compare=False, repr=False)
 
 
 def device_of_capability(capability: tuple[int, int]) -> DeviceInfo:
@@ -59,7 +63,14 @@ def _cuda_device(index: int) -> DeviceInfo:
         properties.shared_memory_per_block_optin,  # type: ignore[attr-defined]
         # Both edges of a clock in kHz move a bit on every wire.
         2 * properties.memory_clock_rate * properties.memory_bus_width / 8e3,
+        properties.memory_bus_width,
+        uuid=str(getattr(properties, "uuid", "")),
     )
+
+
+def current_device_info() -> DeviceInfo:
+    """The DeviceInfo of the current GPU; where there is none, that of the interpreter."""
+    return device_info(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def device_info(device: torch.device) -> DeviceInfo:

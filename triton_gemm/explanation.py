@@ -7,7 +7,7 @@ from typing import Literal, get_args, overload
 
 import torch
 
-from . import checks, ops, plan, scaled
+from . import checks, ops, plan, policies, scaled
 from .arithmetic import DTYPES, FLOATING, Precision, ScaleKind, result_dtype
 from .compat import INTERPRETED
 from .device import INTERPRETER, SHARED_MEMORY, DeviceInfo, device_info, device_of_capability
@@ -108,7 +108,8 @@ def explain(
 
     precision: as in `matmul`. device: the GPU to choose for, by default that of the tensors, or the current one.
     "cuda:1" or a torch.device is one that is here; "sm_90" is any of that compute capability, here or not, with 132
-    multiprocessors; a `DeviceInfo` says all that the choice depends on. Selection.device is its name.
+    multiprocessors; a `DeviceInfo` says all that the choice depends on. Selection.device is its name. Selection.source
+    says what has chosen, the model or a table, and Selection.policy under which policy; nothing is tuned to explain.
 
     Where strides make a product several launches, the first is explained.
 
@@ -149,7 +150,7 @@ def explain(
     selection = plan.selection_for(problem, info)
     # Groups of columns are multiplied as groups of rows of c^T.
     swap_ab = selection.swap_ab or (groups is not None and a.dim() == 3)
-    return replace(selection, swap_ab=swap_ab, device=info.name)
+    return replace(selection, swap_ab=swap_ab, device=info.name, policy=policies.current().name)
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | bool | None, request: Request) -> GemmProblem:

@@ -14,13 +14,15 @@ from typing import Any
 
 import torch
 
+from . import generation, policies
 from .arithmetic import fp32_precision
 from .compat import INTERPRETED, current_device, current_stream, launcher, tensor_maps
 from .device import INTERPRETER, device_info
 from .driver import ensure_context
 from .kernels.launch import Launch, Pointer, Scalar, TensorMap, materialise
+from .policies import in_context
 from .problem import PRODUCT, GemmProblem, Layout, Request
-from .select import Selection, launches, select
+from .select import Selection, launches
 from .workspace import workspace
 
 MAX_PLANS = 4096
@@ -30,7 +32,7 @@ MAX_TENSOR_MAPS = 16384
 # The launches of a plan with the arguments for one set of addresses.
 Bound = list[tuple[Callable[[int, tuple[Any, ...]], None], tuple[Any, ...]]]
 
-selection_for = lru_cache(maxsize=MAX_PLANS)(select)
+selection_for = policies.choose
 
 
 class Step:
@@ -179,7 +181,7 @@ class InterpretedPlan:
 
 Plan = GemmPlan | InterpretedPlan
 PLANS: dict[tuple[Any, ...], Plan] = {}
-_planning = threading.Lock()
+_planning = threading.RLock()  # reentered by a tuner that multiplies
 
 
 def selection_of(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, request: Request = PRODUCT) -> Selection:
@@ -211,28 +213,28 @@ def key_of(
     c: torch.Tensor | None,
     auxiliary: tuple[torch.Tensor, ...] = (),
 ) -> tuple[Any, ...]:
-    """The key of every cache of plans: what calls have in common that launch the same. That is the request, without
-    factors' values but for 0, and of every operand all but its address, of which alignment is left. c: None where it is
-    made by the call. Operands are not to be negated on the way.
+    """The key of every cache of plans: what calls have in common that launch the same. That is the state that choices
+    depend on, the request, without factors' values but for 0, and of every operand all but its address, of which
+    alignment is left. c: None where it is made by the call. Operands are not to be negated on the way.
 
     RuntimeError for a layout without strides or storage.
     """
     if request is not PRODUCT and (request.alpha != 1 or request.beta not in (0, 1)):
         request = request._replace(alpha=float(request.alpha != 0), beta=float(request.beta != 0))
-    dtype, precision = a.dtype, request.precision
-    if dtype is torch.float32 and precision is None:
-        precision = fp32_precision()
+    dtype = a.dtype
+    setting = fp32_precision() if dtype is torch.float32 and request.precision is None else None
+    said = None if request is PRODUCT else request  # most are that one, and its hash is a tenth of the key's time
     key: tuple[Any, ...]  # made at every call, so in one piece where that is cheap
     if c is None:
         key = (
-            request, precision, a.shape, b.shape, a.stride(), b.stride(), dtype, b.dtype, a.get_device(),
-            b.get_device(), not a.data_ptr() & 15, not b.data_ptr() & 15,
+            in_context(), generation.number, said, setting, a.shape, b.shape, a.stride(), b.stride(), dtype,
+            b.dtype, a.get_device(), b.get_device(), not a.data_ptr() & 15, not b.data_ptr() & 15,
         )  # fmt: skip
     else:
         key = (
-            request, precision, a.shape, b.shape, c.shape, a.stride(), b.stride(), c.stride(), dtype, b.dtype, c.dtype,
-            a.get_device(), b.get_device(), c.get_device(), not a.data_ptr() & 15, not b.data_ptr() & 15,
-            not c.data_ptr() & 15,
+            in_context(), generation.number, said, setting, a.shape, b.shape, c.shape, a.stride(), b.stride(),
+            c.stride(), dtype, b.dtype, c.dtype, a.get_device(), b.get_device(), c.get_device(),
+            not a.data_ptr() & 15, not b.data_ptr() & 15, not c.data_ptr() & 15,
         )  # fmt: skip
     for x in auxiliary:
         key += (x.shape, x.stride(), x.dtype, x.get_device(), not x.data_ptr() & 15)
@@ -256,7 +258,8 @@ def plan_for(
         found = PLANS.get(key)
         if found is None:
             found = _new_plan(problem, a.device)
-            keep(PLANS, key, found, MAX_PLANS)
+            if not policies.tunes() or found.selection.source != "model":  # else a later call may be tuned
+                keep(PLANS, key, found, MAX_PLANS)
     return found
 
 
@@ -271,7 +274,7 @@ def keep(cache: dict[Any, Any], key: object, value: object, limit: int) -> None:
 
 
 def _new_plan(problem: GemmProblem, device: torch.device) -> Plan:
-    selection = selection_for(problem, INTERPRETER if INTERPRETED else device_info(device))
+    selection = selection_for(problem, INTERPRETER if INTERPRETED else device_info(device), may_tune=True)
     return InterpretedPlan(problem, selection) if INTERPRETED else GemmPlan(problem, selection, device)
 
 

@@ -32,7 +32,9 @@ class Selection:
     packed: operands ("a", "b") that are copied first: to aligned rows, or split into planes of bf16 or tf32.
     precision: "half" for fp16 and bf16, "fp64", "int8", "fp8", "fp8 fast", or how fp32 is multiplied: "ieee", "tf32",
         "tf32x3", "bf16x3", "bf16x6" or "bf16x9".
+    source: what chose it: "model", "user's table", "shipped table" or "tuner" (docs/tuning.md).
     device: the name of the GPU that it was asked for, where `explain` was asked.
+    policy: that of the caller ("model", "cached", "tune" or "error"), where `explain` was asked.
     """
 
     kernel: str
@@ -43,13 +45,15 @@ class Selection:
     swap_ab: bool = False
     packed: tuple[str, ...] = ()
     precision: str = "half"
+    source: str = "model"
     device: str | None = None
+    policy: str | None = None
 
     @classmethod
-    def of(cls, kernel: str, candidate: Candidate, reason: str) -> Selection:
+    def of(cls, kernel: str, candidate: Candidate, reason: str, source: str = "model") -> Selection:
         given, config, work, swap_ab, packed = candidate
         schedule, split_k = (work, 1) if isinstance(work, Schedule) else (None, work)
-        return cls(kernel, config, reason, schedule, split_k, swap_ab, packed, given.precision)
+        return cls(kernel, config, reason, schedule, split_k, swap_ab, packed, given.precision, source)
 
     @property
     def work(self) -> Work:
@@ -64,7 +68,8 @@ class Selection:
             notes.append(f"K in {self.split_k} parts")
         notes += ["swap_ab"] * self.swap_ab + [f"{x} repacked" for x in self.packed]
         where = "" if self.device is None else f", on {self.device}"
-        return f"{', '.join(notes)}{where}: {self.reason}"
+        chosen = "" if self.policy is None else f"; chosen by the {self.source}, policy {self.policy}"
+        return f"{', '.join(notes)}{where}: {self.reason}{chosen}"
 
 
 def ranked(problem: GemmProblem, device: DeviceInfo) -> list[tuple[float, str, Candidate]]:

@@ -137,7 +137,7 @@ def test_what_is_explained_is_what_runs(name: str, monkeypatch: pytest.MonkeyPat
     """The same problem is chosen for, on the same device."""
     asked: list[tuple[GemmProblem, object]] = []
     choose = plan.selection_for
-    monkeypatch.setattr(plan, "selection_for", lambda *given: (asked.append(given), choose(*given))[1])
+    monkeypatch.setattr(plan, "selection_for", lambda *given, **how: (asked.append(given), choose(*given))[1])
     monkeypatch.setattr(plan, "PLANS", {})
     monkeypatch.setattr(api, "_fast", {})
     call, *questions = SAME[name]

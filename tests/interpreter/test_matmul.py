@@ -162,7 +162,9 @@ def test_explain_names_kernel_config_and_reason(size: tuple[int, int, int], orde
     a, b = torch.randn(M, K).half(), torch.randn(K, N).half()
     choice = triton_gemm.explain(a, b if orders == "nn" else b.T.contiguous().T)
     assert choice.kernel == kernel and choice.reason
-    assert str(choice).startswith(f"{kernel} {choice.config}") and str(choice).endswith(f": {choice.reason}")
+    assert str(choice).startswith(f"{kernel} {choice.config}") and f": {choice.reason}; chosen by the model" in str(
+        choice
+    )
 
 
 def test_explain_says_which_operand_tma_cannot_take() -> None:

@@ -1,0 +1,118 @@
+"""Tables for tests: a GPU that is not there, problems and entries for it, and a folder of tables for a test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import strategies as st
+
+from triton_gemm import generation, kernels, policies, tables
+from triton_gemm.arithmetic import ARITHMETICS, ScaleKind
+from triton_gemm.device import DeviceInfo, device_of_capability
+from triton_gemm.kernels.schedule import Schedule
+from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
+from triton_gemm.select import Selection, ranked
+from triton_gemm.tables import files
+from triton_gemm.tables.records import Entry
+
+HOPPER: DeviceInfo = device_of_capability((9, 0))
+
+
+def problem_of(M: int = 512, N: int = 1024, K: int = 2048, dtype: torch.dtype = torch.bfloat16) -> GemmProblem:
+    layouts = Layout((0, K, 1)), Layout((0, N, 1)), Layout((0, N, 1))
+    return GemmProblem(1, M, N, K, dtype, dtype, "half", *layouts)
+
+
+def another(problem: GemmProblem, nth: int = 1) -> Selection:
+    """A legal selection that is not the model's: the nth best by the model."""
+    legal = (
+        Selection.of(name, candidate, "")
+        for _, name, candidate in ranked(problem, HOPPER)
+        if not kernels.named(name).illegal(candidate.problem, HOPPER, candidate.config, candidate.work)
+    )
+    return [selection for selection, _ in zip(legal, range(nth + 1), strict=False)][nth]
+
+
+def store(problem: GemmProblem, nth: int = 1, **how: object) -> bool:
+    return tables.store(problem, another(problem, nth), HOPPER, **{"us": 1.0, "default_us": 2.0, **how})  # type: ignore[arg-type]
+
+
+def found(problem: GemmProblem, **how: Any) -> Any:
+    selection = tables.lookup(problem, HOPPER, **how)
+    return selection and (selection.kernel, selection.config, selection.work, selection.source)
+
+
+def chosen(problem: GemmProblem, nth: int = 1, source: str = "user's table") -> Any:
+    selection = another(problem, nth)
+    return selection.kernel, selection.config, selection.work, source
+
+
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's folder of tables, empty, in this test alone; what is logged once is logged again."""
+    monkeypatch.setenv("TRITON_GEMM_CACHE_DIR", str(tmp_path))
+    files.say_once.cache_clear()
+    tables._ignored.clear()
+    tables.reload()
+    return tmp_path / "tables"
+
+
+@contextmanager
+def default_policy() -> Iterator[None]:
+    """No policy but the default, and no tuner, inside and after."""
+
+    def reset() -> None:
+        policies._process = policies._tuner = None
+        policies._of_environment.cache_clear()
+        generation.advance()
+
+    reset()
+    try:
+        yield
+    finally:
+        reset()
+
+
+def table_in(folder: Path) -> Path:
+    (path,) = folder.glob("*.json")
+    return path
+
+
+# --- Anything that may be in a table ---
+
+SIZES = st.integers(1, 2**31)
+LAYOUTS = st.builds(Layout, st.tuples(*3 * [st.integers(0, 2**40)]), st.booleans())
+OPERANDS = [(dtype, x.name) for x in ARITHMETICS.values() for dtype in x.dtypes]
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> GemmProblem:
+    dtype, precision = draw(st.sampled_from(OPERANDS))
+    return GemmProblem(
+        *(draw(SIZES) for _ in range(3)),
+        draw(st.one_of(st.just(0), SIZES)),
+        *(dtype, draw(st.sampled_from([torch.float32, torch.bfloat16, torch.int32])), precision),
+        *(draw(LAYOUTS) for _ in range(3)),
+        draw(st.booleans()),
+        *(draw(st.sampled_from([None, *x])) for x in ("mn", ACTIVATIONS, ScaleKind.__args__, "mk")),
+    )
+
+
+@st.composite
+def entries(draw: st.DrawFn) -> Entry:
+    kernel = draw(st.sampled_from(kernels.KERNELS))
+    tile = [draw(st.sampled_from([1, 2, 8, 64, 96, 160, 1024])) for _ in range(3)]
+    config = kernels.named(kernel).Config(*tile, draw(st.sampled_from([1, 4, 12])), draw(st.integers(1, 8)))
+    split_k = draw(st.integers(1, 64))
+    split = draw(st.integers(0, 64))
+    schedule = Schedule(split * split_k + draw(st.integers(1, 132)), split, split_k, draw(st.integers(1, 16)))
+    return Entry(
+        *(kernel, config, draw(st.sampled_from([split_k, schedule])), draw(st.booleans())),
+        draw(st.sampled_from([(), ("a",), ("b",), ("a", "b")])),
+        *(draw(st.floats(0, 1e9)) for _ in range(2)),
+        *(draw(st.text(max_size=40)) for _ in range(2)),
+    )

@@ -1,0 +1,128 @@
+"""Fingerprints: equal where choices are, and ranks that would choose differently are told in what."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import triton_gemm
+from tests import tabled
+from tests.tabled import HOPPER, problem_of, store
+from triton_gemm import device_model, fingerprint, tables
+from triton_gemm.tables import files
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return tabled.own_folder(tmp_path, monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    with tabled.default_policy():
+        yield
+
+
+def parts() -> dict[str, str]:
+    return triton_gemm.selection_fingerprint(HOPPER, parts=True)
+
+
+def differ(first: dict[str, str]) -> set[str]:
+    now = parts()
+    assert (triton_gemm.selection_fingerprint(HOPPER) == fingerprint._hash(repr(first))) == (now == first)
+    return {name for name in first if first[name] != now[name]}
+
+
+def test_equal_states_have_equal_fingerprints(folder: Path, tmp_path: Path) -> None:
+    store(problem_of(1)), store(problem_of(2))
+    first = parts()
+    tables.reload()
+    assert differ(first) == set()
+    tables.clear()
+    store(problem_of(2), us=1.5, measured="2001-01-01", by="another"), store(problem_of(1))
+    assert differ(first) == set(), "times and dates decide nothing"
+    assert len(triton_gemm.selection_fingerprint(HOPPER)) == 16
+    tables.clear()
+    empty = parts()
+    folder.joinpath(files.Table(tables.Silicon.of(HOPPER)).name).write_text(
+        files.Table(tables.Silicon.of(HOPPER)).text()
+    )
+    tables.reload()
+    assert tables._tables(folder, HOPPER) and differ(empty) == set(), "a table of nothing is as none"
+
+
+def test_other_states_have_other_fingerprints(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = parts()
+    store(problem_of())
+    assert differ(first) == {"tables"}
+    first = parts()
+    store(problem_of(), 2)
+    assert differ(first) == {"tables"}
+    with triton_gemm.policy("error"):
+        assert differ(parts() | {"policy": "cached, bits same"}) == {"policy"}
+    with triton_gemm.policy("model"):
+        model = parts()
+        assert model["tables"] == "not asked"
+        store(problem_of(), 3)
+        assert differ(model) == set(), "the model asks no table"
+    first = parts()
+    store(problem_of(7), bits="any")
+    assert differ(first) == set()
+    with triton_gemm.policy("cached", bits="any"):
+        assert differ(first) == {"policy", "tables"}
+    assert triton_gemm.selection_fingerprint(replace(HOPPER, num_sms=114)) != triton_gemm.selection_fingerprint(HOPPER)
+    monkeypatch.setattr(triton_gemm, "__version__", "9")
+    assert differ(first) == {"versions"}
+    slower = replace(device_model.model_of(HOPPER), launch=9.0)
+    monkeypatch.setattr(fingerprint, "model_of", lambda _: slower)
+    assert differ(first) == {"versions", "device model"}
+
+
+def rank(number: int, meeting: str, results: Any) -> None:
+    """Of two, which first agree; then one stores what the other does not see, and takes another policy."""
+    torch.distributed.init_process_group("gloo", init_method=meeting, rank=number, world_size=2)
+    told = []
+    for step in ("agree", "tables", "policy"):
+        if step == "tables":
+            store(problem_of(), number + 1)
+        if step == "policy" and number:
+            triton_gemm.set_policy("model")
+        try:
+            triton_gemm.check_ranks(device=HOPPER)
+            told.append("")
+        except RuntimeError as error:
+            told.append(str(error))
+    torch.distributed.destroy_process_group()
+    results.put(told)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without torch.distributed")
+def test_ranks_that_differ_are_told_in_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = multiprocessing.get_context("fork")
+    results, processes = context.Queue(), []
+    for number in range(2):
+        tabled.own_folder(tmp_path / str(number), monkeypatch)
+        processes.append(context.Process(target=rank, args=(number, f"file://{tmp_path}/meeting", results)))
+        processes[-1].start()
+    told = [results.get(timeout=60) for _ in processes]
+    for process in processes:
+        process.join()
+    assert told[0] == told[1]
+    agree, by_tables, by_policy = told[0]
+    assert agree == "" and by_tables.startswith(
+        "ranks would choose differently, because they differ in tables (ranks 0: "
+    )
+    assert "policy (ranks 0: cached, bits same; ranks 1: model)" in by_policy
+
+
+def test_without_a_gpu_the_fingerprint_is_the_interpreters() -> None:
+    if not torch.cuda.is_available():
+        assert triton_gemm.selection_fingerprint(parts=True)["device"].startswith("Triton's interpreter")
+    assert files.TRITON in parts()["versions"]

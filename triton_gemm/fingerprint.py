@@ -1,0 +1,79 @@
+"""Fingerprints of what would be chosen, for ranks of a distributed program to compare before they diverge."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import torch
+
+from . import policies, tables
+from .device import DeviceInfo, current_device_info
+from .device_model import model_of
+
+
+@overload
+def selection_fingerprint(device: DeviceInfo | None = None, *, parts: Literal[False] = False) -> str: ...
+
+
+@overload
+def selection_fingerprint(device: DeviceInfo | None = None, *, parts: Literal[True]) -> dict[str, str]: ...
+
+
+def selection_fingerprint(device: DeviceInfo | None = None, *, parts: bool = False) -> str | dict[str, str]:
+    """A short hash of all that decides which kernel and configuration a product runs on, equal where every choice is
+    equal: the policy, what tables hold for this GPU, its silicon and cost model, versions and this package's sources.
+
+    device: the GPU, by default the current one. parts: whether to give the hash's parts by name instead. A choice also
+    depends on the product itself, torch's setting of fp32's precision included.
+
+    Raises ValueError for a policy of the environment that is none.
+    """
+    device = device or current_device_info()
+    name, bits = policies.current()
+    found = {
+        "policy": name if name == "model" else f"{name}, bits {bits}",
+        "tables": "not asked" if name == "model" else tables.contents(device, bits)[:16],
+        "device": f"{device.name}, {tables.Silicon.of(device)}",
+        "device model": _hash(repr(sorted(model_of(device).as_dict().items()))),
+        "versions": tables.versions(),
+        "sources": _sources(),
+    }
+    return found if parts else _hash(repr(found))
+
+
+def check_ranks(group: torch.distributed.ProcessGroup | None = None, device: DeviceInfo | None = None) -> None:
+    """Raises on every rank of a group where ranks would choose differently, and so compute other bits or take other
+    times; says in what. Every rank of the group must call it.
+
+    group: of torch.distributed, by default all ranks; device: as in `selection_fingerprint`.
+
+    Raises RuntimeError where ranks differ; what torch.distributed raises where there is no such group.
+    """
+    dist = torch.distributed
+    mine = selection_fingerprint(device, parts=True)
+    ranks: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(ranks, mine, group=group)
+    differ = []
+    for part in mine:
+        by_value: dict[str, list[int]] = {}
+        for rank, parts in enumerate(ranks):
+            by_value.setdefault(parts[part], []).append(rank)
+        if len(by_value) > 1:
+            told = "; ".join(f"ranks {', '.join(map(str, which))}: {value}" for value, which in by_value.items())
+            differ.append(f"{part} ({told})")
+    if differ:
+        raise RuntimeError(f"ranks would choose differently, because they differ in {' and in '.join(differ)}")
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@cache
+def _sources() -> str:
+    """Of this package, where they are files."""
+    files = sorted(Path(__file__).parent.rglob("*.py"))
+    return _hash("".join(hashlib.sha256(path.read_bytes()).hexdigest() for path in files))

@@ -1,0 +1,16 @@
+"""The number of the state that choices depend on. Caches of plans have it in their keys, so that no plan is served that
+was chosen under another policy of the process, or before a table changed."""
+
+from __future__ import annotations
+
+import threading
+
+number = 0
+_lock = threading.Lock()
+
+
+def advance() -> None:
+    """Call it after the state has changed: who reads the new number then sees the new state."""
+    global number
+    with _lock:
+        number += 1

@@ -1,0 +1,266 @@
+"""Tables: what was measured to be fastest, by problem, for each silicon, minor version of Triton and class of bits.
+
+A user's tables are in the folder `folder()`, shipped ones beside this file. A process reads them once, when it first
+plans a product, and again after it has changed one. docs/tuning.md is about their use, `files` about what is on disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+import torch
+import triton
+
+from .. import generation
+from ..device import DeviceInfo, current_device_info
+from ..problem import GemmProblem
+from ..select import Selection
+from . import files
+from .files import BITS, Bits, Table
+from .records import Entry, illegal, plain, text_of
+from .silicon import Silicon as Silicon
+from .silicon import without_power
+
+SHIPPED = Path(__file__).parent
+Source = Literal["user's table", "shipped table"]
+
+_lock = threading.Lock()
+_loaded: dict[tuple[Path, DeviceInfo, str], dict[Bits, Table]] = {}
+_ignored: Counter[str] = Counter()
+
+
+def folder() -> Path | None:
+    """Where a user's tables are: TRITON_GEMM_CACHE_DIR, or else the user's cache folder. None where platformdirs, which
+    knows that, is missing."""
+    given = os.environ.get("TRITON_GEMM_CACHE_DIR")
+    return Path(given) / "tables" if given else _users_folder()
+
+
+@cache
+def _users_folder() -> Path | None:
+    try:
+        from platformdirs import user_cache_path
+    except ModuleNotFoundError:
+        files.say_once("platformdirs is not installed: a user's tables are looked for in TRITON_GEMM_CACHE_DIR only")
+        return None
+    return user_cache_path("triton_gemm", appauthor=False) / "tables"
+
+
+def _folders() -> Iterator[tuple[Source, Path]]:
+    users = folder()
+    if users is not None:
+        yield "user's table", users
+    yield "shipped table", SHIPPED
+
+
+# --- Asking ---
+
+
+def lookup(problem: GemmProblem, device: DeviceInfo, bits: Bits = "same") -> Selection | None:
+    """What a table says is fastest for `problem` on `device`, a user's before a shipped one, or None.
+
+    bits: "same" asks tables of the class of bits that the model's choice gives; "any" asks those of all bits first.
+    Entries that the device cannot run are left out, and counted in `ignored()`.
+    """
+    for source, where in _folders():
+        for table in _asked(where, device, bits):
+            entry = table.entries.get(problem)
+            why = None if entry is None else illegal(problem, device, entry)
+            if why is not None:
+                _ignored[f"{source}: {why}"] += 1
+            elif entry is not None:
+                return entry.selection(problem, source)
+    return None
+
+
+def ignored() -> dict[str, int]:
+    """How often an entry was found and left out, by whose table it is in and why."""
+    return dict(_ignored)
+
+
+def _asked(where: Path, device: DeviceInfo, bits: Bits) -> list[Table]:
+    """A folder's tables in the order in which they are asked."""
+    tables = _tables(where, device)
+    kinds: tuple[Bits, ...] = ("any", "same") if bits == "any" else ("same",)
+    return [tables[kind] for kind in kinds if kind in tables]
+
+
+def _tables(where: Path, device: DeviceInfo) -> dict[Bits, Table]:
+    """The tables of a folder for a device, by class of bits. Where it has none, all that costs is a look at the folder,
+    once: NVML, which knows the power limit, is not asked."""
+    key = where, device, device.uuid
+    found = _loaded.get(key)
+    if found is None:
+        with _lock:
+            found = _loaded.get(key)
+            if found is None:
+                found = _loaded[key] = _load(where, device)
+    return found
+
+
+def _load(where: Path, device: DeviceInfo) -> dict[Bits, Table]:
+    names = files.names(where, without_power(device.capability, device.num_sms, device.bus_width))
+    empty = [Table(Silicon.of(device), bits=bits) for bits in BITS] if names else []
+    return {table.bits: files.current(where, table) for table in empty if table.name in names}
+
+
+def reload() -> None:
+    """Has tables read again when they are next asked for: another process may have changed them."""
+    with _lock:
+        _loaded.clear()
+    generation.advance()
+
+
+def contents(device: DeviceInfo, bits: Bits = "same") -> str:
+    """A hash of all that `lookup` could answer on `device`: equal where answers are."""
+    found = hashlib.sha256()
+    for source, where in _folders():
+        for table in _asked(where, device, bits):
+            chosen = sorted(text_of([plain(problem), _choice(entry)]) for problem, entry in table.entries.items())
+            if chosen:
+                found.update(text_of([source, table.bits, chosen]).encode())
+    return found.hexdigest()
+
+
+def _choice(entry: Entry) -> dict[str, object]:
+    """An entry without its times and where they come from."""
+    return {name: plain(getattr(entry, name)) for name in ("kernel", "config", "work", "swap_ab", "packed")}
+
+
+# --- Changing a user's tables ---
+
+
+def store(
+    problem: GemmProblem,
+    selection: Selection,
+    device: DeviceInfo,
+    *,
+    us: float,
+    default_us: float,
+    bits: Bits = "same",
+    measured: str | None = None,
+    by: str | None = None,
+) -> bool:
+    """Keeps `selection` as the fastest for `problem` on `device`, in place of what the user's table had; whether it was
+    kept. Where the folder cannot be written to, or others hold it for too long, that is logged once and False.
+
+    us, default_us: microseconds that it took, and that the model's choice took at the same time; measured: when, in ISO
+    8601, by default now; by: what measured it, by default the versions of this package, Triton and torch.
+    """
+    measured = measured or datetime.now(timezone.utc).isoformat(timespec="seconds")
+    how = (selection.kernel, selection.config, selection.work, selection.swap_ab, selection.packed)
+    entry = Entry(*how, float(us), float(default_us), measured, by or versions())
+    return _put(Table(Silicon.of(device), bits=bits), {problem: entry})
+
+
+def _put(empty: Table, entries: dict[GemmProblem, Entry]) -> bool:
+    where = folder()
+    try:
+        if where is None:
+            raise OSError("there is no folder")
+        files.change(where, empty, lambda table: Table(*table.kind, table.entries | entries))
+    except OSError as error:
+        files.say_once(f"nothing is kept in {where}: {error.strerror or error}")
+        return False
+    reload()
+    return True
+
+
+def versions() -> str:
+    """Of this package and what it runs on."""
+    package = sys.modules[__name__.partition(".")[0]]
+    return f"triton_gemm {package.__version__}, Triton {triton.__version__}, torch {torch.__version__}"
+
+
+def merge(paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) -> int:
+    """Merges files of one kind into the file `out`, the same in any order of `paths`; how many entries it has.
+    ValueError where a file cannot be read whole, or is of another kind."""
+    table = files.merge([_read(Path(path)) for path in paths])
+    Path(out).write_text(table.text())
+    return len(table.entries)
+
+
+def export_to(path: str | os.PathLike[str], device: DeviceInfo | None = None, bits: Bits = "same") -> int:
+    """Writes the user's table for `device`, by default the current GPU, into a file that `import_from` takes, here or
+    elsewhere; how many entries it has."""
+    empty = Table(Silicon.of(device or current_device_info()), bits=bits)
+    where = folder()
+    table = empty if where is None else files.current(where, empty)
+    Path(path).write_text(table.text())
+    return len(table.entries)
+
+
+def import_from(path: str | os.PathLike[str]) -> int:
+    """Merges a file into the user's table of the silicon that it names, this GPU's or not; how many entries the file
+    has. ValueError where it cannot be read whole, OSError where the folder cannot be written to: nothing changes then.
+    """
+    given, where = _read(Path(path)), folder()
+    if where is None:
+        raise OSError("there is no folder for tables: set TRITON_GEMM_CACHE_DIR")
+    files.change(where, Table(*given.kind), lambda table: files.merge([table, given]))
+    reload()
+    return len(given.entries)
+
+
+def _read(path: Path) -> Table:
+    found = files.load(path)
+    if found.table is None or found.wrong:
+        raise ValueError(f"{path}: {found.wrong[1] if found.wrong else 'there is no such file'}")
+    return found.table
+
+
+def clear() -> int:
+    """Deletes the user's tables, of all silicon; how many there were. What was set aside stays. OSError where the
+    folder cannot be written to."""
+    where = folder()
+    names = [] if where is None else files.names(where, "")
+    if where is not None and names:
+        with files.locked(where):
+            for name in names:
+                (where / name).unlink(missing_ok=True)
+        reload()
+    return len(names)
+
+
+# --- Checking them ---
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `verify` says of a file: path; source: whose it is; entries: how many; faults: why it is not used, or which
+    of its entries are not, a sentence each."""
+
+    path: Path
+    source: Source
+    entries: int
+    faults: tuple[str, ...] = ()
+
+
+def verify(device: DeviceInfo | None = None) -> list[Report]:
+    """A report of every file of tables, and of all that was set aside: whether it is of the silicon of `device`, by
+    default the current GPU, and of this version of Triton, and each entry legal there. Nothing changes."""
+    reports, device = [], device or current_device_info()
+    for source, where in _folders():
+        aside = sorted(where.glob(f"*.v{files.FORMAT}.json.*.*")) if source == "user's table" else []
+        reports += [Report(path, source, 0, ("it is set aside",)) for path in aside]
+        for path in (where / name for name in files.names(where, "")):
+            found = files.load(path)
+            faults = [found.wrong[1]] if found.wrong else []
+            table = found.table
+            if table is not None and (table.silicon, table.triton) != (Silicon.of(device), files.TRITON):
+                faults.append(f"it is of {table.silicon} and Triton {table.triton}")
+            elif table is not None:
+                whys = ((problem, illegal(problem, device, entry)) for problem, entry in table.entries.items())
+                faults += [f"{text_of(plain(problem))}: {why}" for problem, why in whys if why]
+            reports.append(Report(path, source, len(table.entries) if table else 0, tuple(faults)))
+    return reports

@@ -1,0 +1,239 @@
+"""Files of tables: one for each silicon, minor version of Triton and class of bits.
+
+    sm_90-132sms-6144bit-700W-triton3.7-same.v1.json
+
+A file is written whole under another name and then takes the place of the old one, by who holds the folder's lock; so a
+reader needs no lock, and a process that is killed leaves the old file. What no record can be read from is set aside: it
+stays in the folder under a name that says why (`...json.future-format.1`), and the entries that can be read go on.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import triton
+
+from ..problem import GemmProblem
+from .records import Entry, WrongError, plain, read, read_entry, text_of
+from .silicon import Silicon
+
+log = logging.getLogger("triton_gemm.tables")
+
+FORMAT = 1
+LARGEST_FILE = 64 * 2**20  # bytes
+WAIT = 30.0  # seconds that a writer waits for others
+TRITON: str = ".".join(triton.__version__.split(".")[:2])
+
+# Which entries a table holds: of the class of bits that the model's choice gives, or the fastest of all.
+Bits = Literal["same", "any"]
+BITS: tuple[Bits, ...] = get_args(Bits)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Entries by problem, of one silicon, minor version of Triton ("3.7") and class of bits."""
+
+    silicon: Silicon
+    triton: str = TRITON
+    bits: Bits = "same"
+    entries: dict[GemmProblem, Entry] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Of its file. Made of numbers and of one of BITS, whatever a file said."""
+        return f"{self.silicon}-triton{self.triton}-{self.bits}.v{FORMAT}.json"
+
+    @property
+    def kind(self) -> tuple[Silicon, str, Bits]:
+        """What tables must share to be merged."""
+        return self.silicon, self.triton, self.bits
+
+    def text(self) -> str:
+        """The file: a line for each entry, always in the same order."""
+        lines = [
+            text_of({"problem": plain(problem)} | plain(entry))
+            for problem, entry in sorted(self.entries.items(), key=lambda item: _order(item[0]))
+        ]
+        head = {"format": FORMAT, "silicon": plain(self.silicon), "triton": self.triton, "bits": self.bits}
+        parts = [f' "{name}": {text_of(value)},\n' for name, value in head.items()]
+        return "{\n" + "".join(parts) + ' "entries": [' + ",".join(f"\n  {line}" for line in lines) + "\n ]\n}\n"
+
+
+def _order(problem: GemmProblem) -> tuple[object, ...]:
+    return str(problem.dtype), problem.N, problem.K, problem.M, problem.batch, text_of(plain(problem))
+
+
+def merge(tables: Iterable[Table]) -> Table:
+    """One table of all entries; of those for one problem the one that is least by `Entry.order`, so the same whatever
+    the order of the tables. ValueError for none, and where they are of several kinds."""
+    given = list(tables)
+    if len({table.kind for table in given}) != 1:
+        raise ValueError(f"tables must be of one kind to be merged, not {sorted({table.name for table in given})}")
+    merged: dict[GemmProblem, Entry] = {}
+    for table in given:
+        for problem, entry in table.entries.items():
+            before = merged.get(problem)
+            if before is None or entry.order() < before.order():
+                merged[problem] = entry
+    # Of names that people gave one silicon the first by the alphabet.
+    silicon = min((table.silicon for table in given), key=lambda silicon: silicon.name)
+    return Table(silicon, given[0].triton, given[0].bits, merged)
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What was read from a file: its table, if it has one, and why not all of it, as a word for the name that it is set
+    aside under, and a sentence."""
+
+    table: Table | None = None
+    wrong: tuple[str, str] | None = None
+
+
+def parse(text: bytes) -> Contents:
+    """What a file says. Nothing is raised, whatever it holds."""
+    try:
+        found = json.loads(text.decode(), parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        return Contents(wrong=("not-json", f"it is no JSON: {str(error)[:100]}"))
+    if not isinstance(found, dict) or type(found.get("format")) is not int:
+        return Contents(wrong=("no-table", "it has no number of a format"))
+    if found["format"] != FORMAT:
+        which = "future-format" if found["format"] > FORMAT else "no-table"
+        return Contents(wrong=(which, f"its format is {str(found['format'])[:20]}, this version reads {FORMAT}"))
+    try:
+        table = Table(read(Silicon, found.get("silicon")), found.get("triton", ""), found.get("bits", "same"))
+        if not isinstance(table.triton, str) or not re.fullmatch(r"\d{1,3}\.\d{1,3}", table.triton, re.ASCII):
+            raise WrongError("it names no version of Triton")
+        if table.bits not in BITS or not isinstance(found.get("entries"), list):
+            raise WrongError(f"it has no list of entries, of bits {' or '.join(BITS)}")
+        if min(*table.silicon.capability, table.silicon.sms, table.silicon.bus_width, table.silicon.power_limit) < 0:
+            raise WrongError("its silicon has negative figures")
+    except (WrongError, TypeError) as error:
+        return Contents(wrong=("no-table", str(error)[:200]))
+    wrong: list[str] = []
+    parts = []
+    for line in found["entries"]:
+        try:
+            rest = dict(line) if isinstance(line, dict) else {}
+            problem: GemmProblem = read(GemmProblem, rest.pop("problem", None))
+            parts.append(Table(*table.kind, {problem: read_entry(rest)}))
+        except WrongError as error:
+            wrong.append(str(error))
+    why = ("wrong-entries", f"{len(wrong)} entries are none, the first because {wrong[0][:200]}") if wrong else None
+    return Contents(merge([table, *parts]), why)
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def load(path: Path) -> Contents:
+    """`parse` of a regular file that is not too large; Contents() where there is none, or it may not be read."""
+    try:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            about = os.fstat(file.fileno())
+            if not stat.S_ISREG(about.st_mode) or about.st_size > LARGEST_FILE:
+                return Contents(wrong=("no-table", f"it is no regular file of at most {LARGEST_FILE} bytes"))
+            return parse(file.read())
+    except FileNotFoundError:
+        return Contents()
+    except OSError as error:
+        say_once(f"{path} cannot be read, and is left as it is: {error}")
+        return Contents()
+
+
+def load_as(path: Path, table: Table) -> Contents:
+    """`load`, where the file must hold a table of the same kind as `table`, as its name says."""
+    found = load(path)
+    if found.table is not None and found.table.kind != table.kind:
+        return Contents(wrong=("other-kind", f"it is of {found.table.name[:100]}"))
+    return found
+
+
+def save(folder: Path, table: Table) -> None:
+    """Writes the table's file; the folder must be `locked`. OSError where that fails: the old file is there still."""
+    written = folder / f"{table.name}.tmp"
+    try:
+        with open(written, "w") as file:
+            file.write(table.text())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(written, folder / table.name)
+    except OSError:
+        written.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Alone among all threads and processes that write to this folder, which is made. OSError where the folder cannot
+    be written to, TimeoutError (an OSError) where others do not finish."""
+    from filelock import FileLock  # imported by the first who writes
+
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / ".lock")
+    lock.acquire(timeout=WAIT, poll_interval=0.01)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def change(folder: Path, empty: Table, what: Callable[[Table], Table]) -> None:
+    """Replaces the folder's file of the kind of `empty` by `what` makes of the table that is there now. OSError as
+    `locked` and `save`."""
+    with locked(folder):
+        path = folder / empty.name
+        found = load_as(path, empty)
+        if found.wrong:
+            _rename(path, *found.wrong)
+        table = what(found.table or empty)
+        if table.entries:
+            save(folder, table)
+
+
+def current(folder: Path, empty: Table) -> Table:
+    """The folder's table of the kind of `empty`; a file that cannot be read whole is set aside, where that can be."""
+    path = folder / empty.name
+    found = load_as(path, empty)
+    if found.wrong is None:
+        return found.table or empty
+    try:
+        change(folder, empty, lambda table: table)  # looks again: a writer may have been here
+        return load_as(path, empty).table or empty
+    except OSError:
+        say_once(f"{path}: {found.wrong[1]}; it cannot be set aside")
+        return found.table or empty
+
+
+def _rename(path: Path, word: str, why: str) -> None:
+    """Sets a file aside, under the first number that is free."""
+    number = 1
+    while (aside := path.with_name(f"{path.name}.{word}.{number}")).exists():
+        number += 1
+    os.rename(path, aside)
+    log.warning("%s: %s; it is set aside as %s", path, why, aside.name)
+
+
+@lru_cache(maxsize=1000)
+def say_once(message: str) -> None:
+    log.warning("%s", message)
+
+
+def names(folder: Path, beginning: str) -> list[str]:
+    """Of the files of tables in a folder that begin so; none where there is no folder."""
+    try:
+        found: list[Any] = os.listdir(folder)
+    except OSError:
+        return []
+    return sorted(name for name in found if name.startswith(beginning) and name.endswith(f".v{FORMAT}.json"))

@@ -1,0 +1,190 @@
+"""Records of a table as JSON and back, and whether what a file says may be launched.
+
+A record is a dataclass, and is written by its fields: one that a kernel's Config gains is written too, and where a file
+lacks it, it has its default. What is read is held to the fields' types; it is data, and nothing in it is called.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import types
+import typing
+from dataclasses import dataclass, fields, is_dataclass
+from functools import lru_cache
+from typing import Any, get_args, get_origin
+
+import torch
+
+from .. import kernels
+from ..arithmetic import ARITHMETICS, ScaleKind
+from ..config import TileConfig
+from ..device import DeviceInfo
+from ..kernels.candidate import Candidate, Work
+from ..kernels.schedule import Schedule
+from ..problem import ACTIVATIONS, GemmProblem
+from ..select import Selection
+
+LARGEST = 2**48  # of sizes and strides, in elements
+LONGEST = 200  # characters of a text
+
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for x in ARITHMETICS.values()
+    for dtype in (*x.dtypes, *x.out_dtypes, x.accumulator)
+}
+_NAMES: dict[str, tuple[Any, ...]] = {
+    "precision": tuple(ARITHMETICS),
+    "bias": (None, "m", "n"),
+    "activation": (None, *ACTIVATIONS),
+    "scales": (None, *get_args(ScaleKind)),
+    "groups": (None, "m", "k"),
+}
+
+
+class WrongError(ValueError):
+    """What a file says is no record; the text says why."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What was measured to be fastest for a problem: a kernel, its config, and how the work is dealt out, as in
+    `Candidate`. us: microseconds that it took, default_us: those of the model's choice at the same time; measured:
+    when, as ISO 8601 has it; by: what measured it."""
+
+    kernel: str
+    config: TileConfig
+    work: Work
+    swap_ab: bool
+    packed: tuple[str, ...]
+    us: float
+    default_us: float
+    measured: str
+    by: str
+
+    def selection(self, problem: GemmProblem, source: str) -> Selection:
+        """As `select` would say it. source: whose table this is from."""
+        candidate = Candidate(problem, self.config, self.work, self.swap_ab, self.packed)
+        reason = f"{self.us:.3g} us measured on {self.measured[:10]}, the model's choice {self.default_us:.3g} us"
+        return Selection.of(self.kernel, candidate, reason, source)
+
+    def order(self) -> tuple[float, str]:
+        """Of two entries for one problem the lesser is kept when tables are merged: the faster one, and of equals
+        always the same."""
+        return self.us, text_of(plain(self))
+
+
+def text_of(value: object) -> str:
+    """One line of JSON, the same for equal records."""
+    return json.dumps(value, allow_nan=False)
+
+
+def plain(x: Any) -> Any:
+    """A record, or a value of its fields, as JSON has it."""
+    if is_dataclass(x):
+        return {field.name: plain(getattr(x, field.name)) for field in fields(x)}
+    if isinstance(x, torch.dtype):
+        return str(x).removeprefix("torch.")
+    return [plain(y) for y in x] if isinstance(x, tuple) else x
+
+
+def read(kind: Any, x: Any) -> Any:
+    """What `plain` made of a value of that type; WrongError for anything else."""
+    if kind in (bool, int, str):
+        if type(x) is kind and not (kind is int and abs(x) > LARGEST) and not (kind is str and len(x) > LONGEST):
+            return x
+    elif kind is float:
+        if type(x) in (int, float) and 0 <= x < LARGEST and math.isfinite(x):
+            return float(x)
+    elif kind is torch.dtype:
+        if isinstance(x, str) and x in _DTYPES:
+            return _DTYPES[x]
+    elif is_dataclass(kind):
+        return _read_record(kind, x)
+    elif get_origin(kind) is tuple:
+        kinds = get_args(kind)
+        if isinstance(x, list) and (kinds[-1] is ... or len(x) == len(kinds)) and len(x) < LONGEST:
+            return tuple(read(kinds[0] if kinds[-1] is ... else kinds[i], y) for i, y in enumerate(x))
+    elif get_origin(kind) in (typing.Union, types.UnionType) and type(None) in get_args(kind):
+        return None if x is None else read(next(k for k in get_args(kind) if k is not type(None)), x)
+    raise WrongError(f"{str(x)[:40]!r} is no {getattr(kind, '__name__', kind)}")
+
+
+@lru_cache(maxsize=64)
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _read_record(kind: Any, x: Any) -> Any:
+    if not isinstance(x, dict):
+        raise WrongError(f"{str(x)[:40]!r} is no {kind.__name__}")
+    hints = _hints(kind)
+    if not x.keys() <= hints.keys():
+        raise WrongError(f"a {kind.__name__} has {', '.join(hints)}, not {', '.join(map(str, x))[:80]}")
+    values = {name: read(hints[name], value) for name, value in x.items()}
+    if kind is GemmProblem:
+        for name, allowed in _NAMES.items():
+            if values.get(name, allowed[0]) not in allowed:
+                raise WrongError(f"{values[name]!r} is no {name}")
+    try:
+        found = kind(**values)
+    except (TypeError, AssertionError) as error:  # a field is missing, or a schedule could not be followed
+        raise WrongError(str(error)) from None
+    sizes: tuple[int, ...] = (found.batch, found.M, found.N, found.K) if kind is GemmProblem else ()
+    if kind is Schedule:  # who owns a tile waits for programs that have started
+        waits = found.programs - found.split_tiles * found.split_k
+        sizes = (found.split_tiles, found.programs - 1, found.split_k - 1, found.group_m - 1, waits)
+    if min(sizes, default=0) < 0:
+        raise WrongError(f"{kind.__name__} of {x}"[:200])
+    return found
+
+
+def read_entry(x: Any) -> Entry:
+    """The entry that `plain` wrote; WrongError where there is none."""
+    if not isinstance(x, dict) or x.get("kernel") not in kernels.KERNELS:
+        raise WrongError(f"no kernel is called {str(x.get('kernel') if isinstance(x, dict) else x)[:40]!r}")
+    hints = _hints(Entry) | {"config": kernels.named(x["kernel"]).Config}
+    hints["work"] = int if isinstance(x.get("work"), int) else Schedule
+    if x.keys() != hints.keys():
+        raise WrongError(f"an entry has {', '.join(hints)}, not {', '.join(map(str, x))[:80]}")
+    entry = Entry(**{name: read(hint, x[name]) for name, hint in hints.items()})
+    why = _nonsense(entry)
+    if why:
+        raise WrongError(why)
+    return entry
+
+
+def _nonsense(entry: Entry) -> str | None:
+    """Why no kernel ever takes such figures, or None. Where they are no powers of two, tiles are multiples of a tensor
+    core's 16, and warps of a consumer's 4."""
+    for name, value in plain(entry.config).items():
+        step = 16 if name.startswith("BLOCK") else 4 if name == "num_warps" else 1
+        if type(value) is int and (not 1 <= value <= 2**16 or (value % step and value & (value - 1))):
+            return f"{name} = {value}"
+    if len(set(entry.packed)) < len(entry.packed) or not set(entry.packed) <= {"a", "b"}:
+        return f"no operand is called {entry.packed}"
+    work = entry.work
+    least, most = (work, work) if isinstance(work, int) else (1, max(plain(work).values()))
+    return f"work is dealt out as {work}" if least < 1 or most > 2**20 else None
+
+
+def illegal(problem: GemmProblem, device: DeviceInfo, entry: Entry) -> str | None:
+    """Why `device` cannot run the entry on `problem`, or None if it can: what the kernel says, and, because a file may
+    say what no kernel would propose, whether the work is that of the problem."""
+    if entry.swap_ab and (problem.scales == "blocks" or problem.groups == "m"):
+        return "it swaps what cannot be swapped"
+    try:
+        why = kernels.repack.illegal(problem, entry.packed)
+        given = kernels.repack.repacked(problem, entry.packed)
+        given = given.swap_ab() if entry.swap_ab else given
+        why = why or kernels.named(entry.kernel).illegal(given, device, entry.config, entry.work)
+        work = entry.work
+        if isinstance(work, Schedule) and work.split_tiles:
+            tiles, k_tiles = given.batch * entry.config.tiles(given.M, given.N), -(-given.K // entry.config.BLOCK_K)
+            if work.split_tiles > tiles or work.split_k > k_tiles or given.groups:
+                why = why or f"{work} does not fit {tiles} tiles of {k_tiles} steps"
+        elif isinstance(work, int) and work > max(1, given.K):
+            why = why or f"K in {work} parts"
+    except Exception as error:  # it was asked about figures that come from a file
+        return f"{type(error).__name__}: {error}"
+    return why

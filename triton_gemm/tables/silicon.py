@@ -1,0 +1,55 @@
+"""Silicon: what a GPU must share with another for times measured on one to hold on the other."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field
+from functools import cache
+
+from ..device import DeviceInfo
+
+
+@dataclass(frozen=True)
+class Silicon:
+    """capability: (major, minor); sms: multiprocessors; bus_width: of memory, in bits; power_limit: watts that the
+    board may take; 0 where a figure is not known. name: the product's, for people: H100s of one name differ in these.
+    """
+
+    capability: tuple[int, int]
+    sms: int
+    bus_width: int
+    power_limit: int
+    name: str = field(default="", compare=False)
+
+    @classmethod
+    def of(cls, device: DeviceInfo) -> Silicon:
+        """That of a GPU, whose power limit is asked of NVML where DeviceInfo does not say it."""
+        power_limit = device.power_limit or power_limit_of(device.uuid)
+        return cls(device.capability, device.num_sms, device.bus_width, power_limit, device.name)
+
+    def __str__(self) -> str:
+        return f"{without_power(self.capability, self.sms, self.bus_width)}{self.power_limit}W"
+
+
+def without_power(capability: tuple[int, int], sms: int, bus_width: int) -> str:
+    """How the text of such a Silicon begins. It is known without NVML, which takes a while to start."""
+    major, minor = capability
+    return f"sm_{major}{minor}-{sms}sms-{bus_width}bit-"
+
+
+@cache
+def power_limit_of(uuid: str) -> int:
+    """Watts that the GPU of that UUID may take, as it is set now; 0 where NVML does not say."""
+    if not uuid:
+        return 0
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return 0
+    handle, milliwatts = ctypes.c_void_p(), ctypes.c_uint()
+    failed = (
+        nvml.nvmlInit_v2()
+        or nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode(), ctypes.byref(handle))
+        or nvml.nvmlDeviceGetPowerManagementLimit(handle, ctypes.byref(milliwatts))
+    )
+    return 0 if failed else round(milliwatts.value / 1000)
