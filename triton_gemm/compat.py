@@ -9,8 +9,9 @@ from __future__ import annotations
 import inspect
 import threading
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache, wraps
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -347,3 +348,77 @@ def share_sharding_decisions(operator: Any, first_static: int) -> None:
 
     schema_info = RuntimeSchemaInfo(static_argnum=first_static, needs_pytree=True)
     DTensor._op_dispatcher.sharding_propagator.op_to_schema_info[operator] = schema_info
+
+
+# --- torch: Inductor ---
+
+
+@cache
+def inductor_choices(kernels: tuple[tuple[str, Callable[..., object]], ...], state: str) -> dict[str, Any]:
+    """Inductor's candidates, by the name of torch's kernel that each may replace: kernels(*operands, out=, **scalars).
+
+    They are in Inductor's namespace of kernels from then on, where generated code, from a cache or not, looks for them.
+    state: what their times depend on; Inductor keeps times on disk.
+    """
+    from torch._inductor.select_algorithm import ExternKernelChoice, extern_kernels
+
+    class Choice(ExternKernelChoice):
+        def hash_key(self) -> str:
+            return f"{super().hash_key()} {state}"
+
+    missing = [name for name, _ in kernels if not hasattr(extern_kernels, name)]
+    if missing:
+        raise AttributeError(f"it has no kernel {missing[0]}")
+    return {name: Choice(kernel, name=f"triton_gemm_{name}") for name, kernel in kernels}
+
+
+def offer_to_inductor(
+    kernels: Mapping[str, Callable[..., object]], tag: str, takes: Callable[[Sequence[Any], Any, Mapping[str, Any]], bool]
+) -> Callable[[], None]:
+    """Has Inductor's autotuning time kernels[name] wherever it times torch's kernel of that name and `takes(operands,
+    layout, scalars)`; what it returns takes that back.
+
+    The candidates are offered where `tag` is in torch.compiler's cache_key_tag, which is in the keys of all caches of
+    compiled graphs. So a process finds graphs of others that offered the same, and no one else does. (From torch 2.14
+    on each thread has its own settings.)
+
+    Raises RuntimeError where Inductor is not as expected.
+    """
+    try:
+        from torch._inductor import config
+        from torch._inductor.choices import InductorChoices
+        from torch._inductor.kernel import bmm, mm  # noqa: F401 (they make torch's own candidates)
+        from torch._inductor.select_algorithm import ExternKernelCaller, ExternKernelChoice
+        from torch._inductor.virtualized import V
+
+        wanted = ("input_nodes", "layout", "kwargs")
+        if not set(wanted) <= set(inspect.signature(ExternKernelChoice.bind).parameters):
+            raise AttributeError(f"ExternKernelChoice.bind does not take {', '.join(wanted)}")
+        found = InductorChoices.get_template_configs
+        choices = inductor_choices(tuple(kernels.items()), tag)
+        assert isinstance(config.max_autotune, bool) and isinstance(torch.compiler.config.cache_key_tag, str)
+    except (ImportError, AttributeError, AssertionError, TypeError) as error:
+        raise RuntimeError(f"the Inductor of torch {torch.__version__} is not as expected: {error}") from error
+
+    def twin(caller: Any) -> Any:
+        """Our candidate for what a candidate of torch's computes, or None."""
+        choice = choices.get(caller.choice.name) if isinstance(caller, ExternKernelCaller) else None
+        if choice is None or not takes(caller.input_nodes, caller.layout, caller.kwargs):
+            return None
+        return choice.bind(caller.input_nodes, caller.layout, **caller.kwargs)
+
+    @wraps(found)
+    def get_template_configs(self: Any, *arguments: Any, **named: Any) -> list[Any]:
+        callers: list[Any] = found(self, *arguments, **named)
+        tunes = config.max_autotune or config.max_autotune_gemm
+        if not tunes or V.graph.cpp_wrapper or tag not in torch.compiler.config.cache_key_tag:
+            return callers  # where nothing is timed, or where C++ would have to call Python
+        return [*callers, *filter(None, map(twin, callers))]
+
+    InductorChoices.get_template_configs = get_template_configs  # type: ignore[method-assign]
+
+    def take_back() -> None:
+        if InductorChoices.get_template_configs is get_template_configs:
+            InductorChoices.get_template_configs = found  # type: ignore[method-assign]
+
+    return take_back

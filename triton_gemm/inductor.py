@@ -1,0 +1,89 @@
+"""`matmul` as a candidate of torch.compile's autotuning: `register`, `unregister`.
+
+    import triton_gemm.inductor
+    triton_gemm.inductor.register()
+    fast = torch.compile(model, mode="max-autotune-no-cudagraphs")
+
+Inductor then times this package's products, next to torch's own and to its templates, and compiles the fastest in. No
+other function of the package needs this module, which is imported by itself: Inductor takes seconds to import.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from . import __version__, ops
+from .arithmetic import FLOATING
+from .compat import INTERPRETED, offer_to_inductor
+from .device import device_info
+from .problem import Request
+
+DEVICE = "cpu" if INTERPRETED else "cuda"
+TAG = f"[triton_gemm {__version__}]"  # in the keys of torch's caches of compiled graphs
+
+_lock = threading.Lock()
+_take_back: Callable[[], None] | None = None
+
+
+def register() -> None:
+    """Offers the package's mm, addmm, bmm and baddbmm to Inductor's autotuning (`mode="max-autotune"` and the like),
+    wherever that times torch's own: floating dtypes that matmul takes, on CUDA from compute capability 8.0 on, in
+    graphs that Python runs. Call it before the first compiled call; a second time does nothing.
+
+    It adds to `torch.compiler.config.cache_key_tag`, so that compiled graphs are cached apart from those for which
+    nothing was offered. A process that registers finds the graphs of earlier ones that did, and need not tune again.
+    From torch 2.14 on torch's settings, this one too, are each thread's own: register in each that compiles.
+
+    Raises RuntimeError where torch's Inductor is not as expected.
+    """
+    global _take_back
+    with _lock:
+        if _take_back is None:
+            _take_back = offer_to_inductor(KERNELS, TAG, _takes)
+        tag = torch.compiler.config.cache_key_tag
+        if TAG not in tag:
+            torch.compiler.config.cache_key_tag = tag + TAG
+
+
+def unregister() -> None:
+    """Undoes `register`. Functions that were compiled meanwhile stay as they are."""
+    global _take_back
+    with _lock:
+        if _take_back is not None:
+            _take_back()
+            _take_back = None
+        torch.compiler.config.cache_key_tag = torch.compiler.config.cache_key_tag.replace(TAG, "")
+
+
+def _takes(operands: Sequence[Any], layout: Any, scalars: Mapping[str, Any]) -> bool:
+    """Whether the product can be computed here: Inductor's operands, the layout of the result, and alpha and beta."""
+    device, dtype = layout.device, layout.dtype
+    if device.type != DEVICE or dtype not in FLOATING or device_info(device).capability < (8, 0):
+        return False
+    if any(x.get_device() != device or x.get_dtype() != dtype for x in operands):
+        return False
+    return all(type(value) in (int, float) for value in scalars.values())
+
+
+def _product(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+    """out = a @ b, as compiled code calls it: what torch checks was checked when that was traced."""
+    ops.compute_into(out, a, b, None, Request())
+    return out
+
+
+def _sum(
+    input: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor, alpha: float = 1, beta: float = 1
+) -> torch.Tensor:
+    """out = beta input + alpha a @ b."""
+    if input.dim() == 2 and input.stride(0) == 0:
+        input = input[0]  # a bias that Inductor has expanded
+    ops.compute_into(out, a, b, input, Request(float(alpha), float(beta)))
+    return out
+
+
+# By the name of torch's own.
+KERNELS: dict[str, Callable[..., torch.Tensor]] = {"mm": _product, "bmm": _product, "addmm": _sum, "baddbmm": _sum}
