@@ -245,6 +245,53 @@ def _aggregate() -> None:
     assert "ttg.warp_specialize" in kernel.asm["ttgir"]
 
 
+OFFER = """
+import torch
+from triton_gemm.compat import offer_to_inductor
+timed = []
+def mm(a, b, *, out):
+    timed.append(out.shape)
+    return torch.mm(a, b, out=out)
+def addmm(input, a, b, *, out, alpha, beta):
+    timed.append((alpha, beta))
+    return torch.addmm(input, a, b, out=out, alpha=alpha, beta=beta)
+seen = []
+def takes(operands, layout, scalars):
+    seen.append(([list(map(int, x.get_size())) for x in operands], layout.device.type, layout.dtype, scalars))
+    return True
+take_back = offer_to_inductor({"mm": mm, "addmm": addmm}, "a tag", takes)
+def compiled():
+    torch._dynamo.reset()
+    seen.clear(), timed.clear()
+    function = torch.compile(lambda a, b, bias: (a @ b, torch.addmm(bias, a, b, alpha=2)), mode="max-autotune")
+    a, b, bias = torch.randn(24, 40), torch.randn(40, 16), torch.randn(16)
+    product, total = function(a, b, bias)
+    torch.testing.assert_close(product, a @ b)
+    torch.testing.assert_close(total, 2 * a @ b + bias)
+torch._inductor.config.max_autotune_gemm_backends = "ATEN"
+torch._inductor.config.force_disable_caches = True
+compiled()
+assert not seen, "offered without the tag"
+torch.compiler.config.cache_key_tag = "other, a tag"
+compiled()
+(a, b), (bias, *_) = (x[0] for x in sorted(seen, key=lambda x: len(x[0])))
+assert (a, b) == ([24, 40], [40, 16]) and bias[-1] == 16, seen
+assert {x[1:3] for x in seen} == {("cpu", torch.float32)}, seen
+assert torch.Size([24, 16]) in timed and (2, 1) in timed, timed
+from torch._inductor.choices import InductorChoices
+assert hasattr(InductorChoices.get_template_configs, "__wrapped__")
+take_back()
+assert not hasattr(InductorChoices.get_template_configs, "__wrapped__")
+compiled()
+assert not seen
+"""
+
+
+def _offer() -> None:
+    done = subprocess.run([sys.executable, "-c", OFFER], cwd=PACKAGE.parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 def _autotuner() -> None:
     """triton.autotune times a configuration by `_bench`, from which `trial` gets what it measures."""
     tuner, seen = object.__new__(compat.Autotuner), []
@@ -279,6 +326,7 @@ USES: dict[str, Callable[[], None]] = {
     "must_dispatch": _watched,
     "is_wrapper": _wrapper,
     "launcher": _launcher,
+    "offer_to_inductor": _offer,
     "overlaps_itself": _overlap,
     "share_sharding_decisions": _decisions,
     "single_level_autograd": _single_level,

@@ -354,11 +354,11 @@ def share_sharding_decisions(operator: Any, first_static: int) -> None:
 
 
 @cache
-def inductor_choices(kernels: tuple[tuple[str, Callable[..., object]], ...], state: str) -> dict[str, Any]:
-    """Inductor's candidates, by the name of torch's kernel that each may replace: kernels(*operands, out=, **scalars).
+def _inductor_choices(kernels: tuple[tuple[str, Callable[..., object]], ...], state: str) -> dict[str, Any]:
+    """Inductor's candidates by the names of torch's kernels: each is called kernel(*operands, out=out, **scalars).
 
-    They are in Inductor's namespace of kernels from then on, where generated code, from a cache or not, looks for them.
-    state: what their times depend on; Inductor keeps times on disk.
+    They stay in Inductor's namespace of kernels, where generated code looks for them, from a cache or not. state: what
+    their times depend on, because Inductor keeps times on disk.
     """
     from torch._inductor.select_algorithm import ExternKernelChoice, extern_kernels
 
@@ -376,13 +376,10 @@ def offer_to_inductor(
     kernels: Mapping[str, Callable[..., object]], tag: str, takes: Callable[[Sequence[Any], Any, Mapping[str, Any]], bool]
 ) -> Callable[[], None]:
     """Has Inductor's autotuning time kernels[name] wherever it times torch's kernel of that name and `takes(operands,
-    layout, scalars)`; what it returns takes that back.
+    layout, scalars)` is true; what it returns takes that back. RuntimeError where Inductor is not as expected.
 
-    The candidates are offered where `tag` is in torch.compiler's cache_key_tag, which is in the keys of all caches of
-    compiled graphs. So a process finds graphs of others that offered the same, and no one else does. (From torch 2.14
-    on each thread has its own settings.)
-
-    Raises RuntimeError where Inductor is not as expected.
+    Candidates are offered only while `tag` is in torch.compiler.config.cache_key_tag, which is in the keys of all caches
+    of compiled graphs: a graph that may call them is found only by a process that has them.
     """
     try:
         from torch._inductor import config
@@ -395,7 +392,7 @@ def offer_to_inductor(
         if not set(wanted) <= set(inspect.signature(ExternKernelChoice.bind).parameters):
             raise AttributeError(f"ExternKernelChoice.bind does not take {', '.join(wanted)}")
         found = InductorChoices.get_template_configs
-        choices = inductor_choices(tuple(kernels.items()), tag)
+        choices = _inductor_choices(tuple(kernels.items()), tag)
         assert isinstance(config.max_autotune, bool) and isinstance(torch.compiler.config.cache_key_tag, str)
     except (ImportError, AttributeError, AssertionError, TypeError) as error:
         raise RuntimeError(f"the Inductor of torch {torch.__version__} is not as expected: {error}") from error
