@@ -36,7 +36,7 @@ def register() -> None:
 
     It adds to `torch.compiler.config.cache_key_tag`, so that compiled graphs are cached apart from those for which
     nothing was offered. A process that registers finds the graphs of earlier ones that did, and need not tune again.
-    From torch 2.14 on torch's settings, this one too, are each thread's own: register in each that compiles.
+    Newer versions of torch keep their settings, this one too, for each thread: register in each that compiles.
 
     Raises RuntimeError where torch's Inductor is not as expected.
     """
