@@ -54,15 +54,12 @@ def run(rows=24, **how):
 
 def benchmark(cls, choice, arguments):
     timed.append(choice.name)
-    time = measured(cls, choice, arguments)
-    return 0.0 if choice.name in OURS else 1.0 + time  # ours win, whatever the interpreter takes
+    return 1.0 if choice.name in OURS else 2.0  # ours win, whatever the interpreter takes
 
 THEIRS = {"mm", "addmm", "bmm", "baddbmm"}
 OURS = {f"triton_gemm_{name}" for name in THEIRS}
 timed, computed = [], []
-measured, AlgorithmSelectorCache.benchmark_choice = (
-    AlgorithmSelectorCache.benchmark_choice.__func__, classmethod(benchmark)
-)
+AlgorithmSelectorCache.benchmark_choice = classmethod(benchmark)
 compute_into = ops.compute_into
 ops.compute_into = lambda *arguments: computed.append(1) or compute_into(*arguments)
 config.max_autotune_gemm_backends = "ATEN"
@@ -71,7 +68,7 @@ run(dynamic=False)
 """
 FIRST = """
 assert set(timed) == OURS | THEIRS, timed
-assert len(computed) > len(timed), "the winners are called"
+assert len(computed) == 5, "the winners are called"
 run(dynamic=True)
 assert set(timed) >= {"triton_gemm_addmm", "triton_gemm_mm"}, timed
 computed.clear()
@@ -90,6 +87,7 @@ assert (timed, len(computed)) == ([], 5), (timed, computed)
 """
 
 
+@pytest.mark.slow
 def test_what_is_chosen_is_right_and_another_process_finds_it(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     for checks in (FIRST, SECOND):
