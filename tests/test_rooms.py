@@ -23,6 +23,7 @@ TABLE: dict[str, set[str]] = {
     "routing": {"torch", "compat", "device", "problem", "ops", "plan", "arithmetic"},
     "nn": {"torch", "api", "checks", "arithmetic", "problem"},
     "api": TYPES | {"torch", "compat", "arithmetic", "checks", "plan", "select", "ops"},
+    "inductor": {"torch", "triton_gemm", "compat", "arithmetic", "device", "problem", "ops"},
     "grouped": {"torch", "arithmetic", "problem", "api", "checks", "ops", "plan"},
     "scaled": {"torch", "arithmetic", "problem", "checks", "ops", "plan"},
     "explanation": TYPES | {"torch", "compat", "arithmetic", "checks", "plan", "policies", "select", "ops", "scaled"},

@@ -363,7 +363,7 @@ def _inductor_choices(kernels: tuple[tuple[str, Callable[..., object]], ...], st
     from torch._inductor.select_algorithm import ExternKernelChoice, extern_kernels
 
     class Choice(ExternKernelChoice):
-        def hash_key(self) -> str:
+        def hash_key(self) -> str:  # type: ignore[override]
             return f"{super().hash_key()} {state}"
 
     missing = [name for name, _ in kernels if not hasattr(extern_kernels, name)]
@@ -373,13 +373,15 @@ def _inductor_choices(kernels: tuple[tuple[str, Callable[..., object]], ...], st
 
 
 def offer_to_inductor(
-    kernels: Mapping[str, Callable[..., object]], tag: str, takes: Callable[[Sequence[Any], Any, Mapping[str, Any]], bool]
+    kernels: Mapping[str, Callable[..., object]],
+    tag: str,
+    takes: Callable[[Sequence[Any], Any, Mapping[str, Any]], bool],
 ) -> Callable[[], None]:
     """Has Inductor's autotuning time kernels[name] wherever it times torch's kernel of that name and `takes(operands,
     layout, scalars)` is true; what it returns takes that back. RuntimeError where Inductor is not as expected.
 
-    Candidates are offered only while `tag` is in torch.compiler.config.cache_key_tag, which is in the keys of all caches
-    of compiled graphs: a graph that may call them is found only by a process that has them.
+    Candidates are offered only while `tag` is in torch.compiler.config.cache_key_tag, which is in the keys of all
+    caches of compiled graphs: a graph that may call them is found only by a process that has them.
     """
     try:
         from torch._inductor import config

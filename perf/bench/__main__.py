@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.pop("TRITON_INTERPRET", None)
+os.environ.pop("PYTORCH_TUNABLEOP_ENABLED", None)  # cuBLAS is measured as it is; the tuned one is a peer
 
 try:
     from rich.console import Console
@@ -26,7 +27,7 @@ try:
     from perf.bench import scores, sweep
     from perf.bench import tables as bench_tables
     from perf.bench.peers import PEERS
-    from perf.bench.scores import Sweep
+    from perf.bench.scores import AUTOTUNED, Sweep
     from perf.bench.suites import ALL, PRECISION, SUITES, Suite, chosen
     from perf.common import arguments as args
     from perf.common.files import shown
@@ -143,6 +144,8 @@ def show_summary(done: Sequence[Sweep], console: Console) -> None:
     console.print(table)
     for score in (score for found in done for score in scores.scores(found) if score.losers):
         console.print(f"{score.suite}: {bench_tables.losers(score)}", highlight=False, soft_wrap=True)
+    for line in (line for found in done for line in bench_tables.absences(found)):
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 def show_list(call: Call, console: Console) -> None:
@@ -172,6 +175,7 @@ def parse(arguments: Sequence[str] | None) -> Call:
     )
     parser.add_argument("--limit", type=args.count, metavar="N", help="at most N shapes a suite, evenly spaced")
     parser.add_argument("--providers", type=_names, metavar="NAME,NAME", help=f"of {', '.join(PEERS)}")
+    parser.add_argument("--peers", action="store_true", help=f"{' and '.join(AUTOTUNED)} as well")
     parser.add_argument("--unseen", type=int, metavar="SEED", help="other shapes of the same regimes, drawn at random")
     parser.add_argument("--warm", action="store_true", help="compile all shapes' kernels first, many at once")
     parser.add_argument(
@@ -186,7 +190,7 @@ def parse(arguments: Sequence[str] | None) -> Call:
     if not names and not given.list:
         parser.error("name a SUITE, or --list them")
     if given.list:
-        flags = ("dtype", "json", "out", "budget", "providers", "warm")
+        flags = ("dtype", "json", "out", "budget", "providers", "peers", "warm")
         args.refuse(parser, given, flags, "--list measures nothing")
     if not names:
         args.refuse(parser, given, ("limit", "unseen"), "without a SUITE no shapes are listed")
@@ -201,7 +205,7 @@ def parse(arguments: Sequence[str] | None) -> Call:
     if not 0 < given.budget < float("inf"):
         parser.error("--budget is a number of seconds above 0")
     dtype = given.dtype or sweep.Options.dtype
-    options = sweep.Options(dtype, given.budget, given.limit, given.providers, given.unseen, given.warm)
+    options = sweep.Options(dtype, given.budget, given.limit, given.providers, given.unseen, given.warm, given.peers)
     return Call(tuple(SUITES[name] for name in names), options, given.json, given.out, given.list)
 
 

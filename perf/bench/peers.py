@@ -6,7 +6,10 @@ A peer that is a package becomes a line of PEERS: `"name": package("module", "fu
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -15,6 +18,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from perf.bench.scores import COMPILED, INDUCTOR, TUNED
 from perf.measure import providers
 from perf.measure.operands import Problem
 from perf.measure.timer import Call, Provider
@@ -23,10 +27,9 @@ from triton_gemm.device import device_info
 Factory = Callable[[Problem], Provider]
 
 TUTORIAL = "tutorial"
-INDUCTOR = "inductor"
-COMPILED = "torch.compile"
 TUTORIAL_TILES = ((128, 256, 64, 8, 3), (128, 128, 64, 4, 4), (256, 128, 64, 8, 3), (64, 128, 64, 4, 4))
 GROUP_M = 8  # rows of tiles that are worked on together, so that they share B in the L2 cache
+COMPILE_S = 120  # for torch.compile to make one problem's function; its templates are compiled within
 
 
 def set_blocks(arguments: dict[str, Any]) -> None:
@@ -95,30 +98,96 @@ def tutorial(problem: Problem) -> Provider:
 
 def compiled(problem: Problem) -> Provider:
     """torch.compile, as it is without options, on what torch does eagerly."""
-    return Provider(COMPILED, _compiled(providers.fused_in_torch(problem)))
+    return _compiled(COMPILED, problem)
 
 
 def inductor(problem: Problem) -> Provider:
-    """torch.compile in the mode that tries Triton templates as well as cuBLAS."""
-    mode = "max-autotune-no-cudagraphs"
-    return Provider(INDUCTOR, _compiled(providers.fused_in_torch(problem), mode))
+    """torch.compile in the mode that times Triton templates as well as cuBLAS, and takes the fastest."""
+    return _compiled(INDUCTOR, problem, "max-autotune-no-cudagraphs")
 
 
-def _compiled(function: Call, mode: str | None = None) -> Call:
-    """`function` compiled at its first call, for the shapes of that call alone."""
+def _compiled(name: str, problem: Problem, mode: str | None = None) -> Provider:
+    """The problem in torch's words, compiled at its first call, for the shapes of that call alone. The details say how
+    long that took; more than COMPILE_S, and it is absent, because Inductor leaves out what was not ready by then."""
+    made: list[tuple[Call, float]] = []
 
-    @cache
-    def made() -> Call:
+    def first(*arguments: torch.Tensor) -> Call:
         torch._dynamo.reset()  # else the shapes measured before count against the limit of recompilations
-        return torch.compile(function, dynamic=False, mode=mode)
+        function: Call = torch.compile(providers.in_torch(problem), dynamic=False, mode=mode)
+        begin = time.perf_counter()
+        with torch._inductor.config.patch(precompilation_timeout_seconds=COMPILE_S):
+            function(*arguments)
+        made.append((function, time.perf_counter() - begin))
+        return function
 
     def call(*arguments: torch.Tensor) -> object:
         try:
-            return made()(*arguments)
+            function = made[0][0] if made else first(*arguments)
         except (ImportError, torch._dynamo.exc.TorchDynamoException) as error:
             raise NotImplementedError(f"torch.compile: {error}".splitlines()[0]) from error
+        if made[0][1] > COMPILE_S:
+            raise NotImplementedError(f"torch.compile took {made[0][1]:.0f} s, more than {COMPILE_S} s")
+        return function(*arguments)
 
-    return call
+    return Provider(name, call, details=lambda *_: {"compile_s": round(made[0][1], 1)})
+
+
+def cublaslt_tuned(problem: Problem) -> Provider:
+    """torch's own product by the fastest of the candidates that cuBLASLt's heuristic names: TunableOp, with
+    cuBLASLt as torch's preferred library. It tunes at the first call; the details say what it chose."""
+    torchs = providers.cublas(problem).call
+    chosen: list[str] = []
+
+    def call(*arguments: torch.Tensor) -> object:
+        if not hasattr(torch.cuda.tunable, "set_cublaslt_requested_algo_count"):
+            raise NotImplementedError(f"TunableOp of torch {torch.__version__} has no candidates on CUDA")
+        with _tunable_op():
+            if chosen:
+                return torchs(*arguments)
+            before = _results()
+            result = torchs(*arguments)
+            found = _results() - before
+        key = (problem.mode, problem.scales, *((x.shape, x.stride(), x.dtype) for x in arguments))
+        if found:
+            _chosen[key] = ", ".join(sorted(solution for _, _, solution in found))
+        if key not in _chosen:
+            raise NotImplementedError("TunableOp does not tune this product")
+        chosen.append(_chosen[key])
+        return result
+
+    return Provider(TUNED, call, details=lambda *_: {"config": chosen[0]})
+
+
+_chosen: dict[tuple[object, ...], str] = {}  # by TunableOp, which tunes equal products once
+
+
+def _results() -> set[tuple[str, str, str]]:
+    """Operator, parameters and solution of all that TunableOp has tuned."""
+    found: Any = torch.cuda.tunable.get_results()
+    return {result[:3] for result in found}
+
+
+@contextmanager
+def _tunable_op() -> Iterator[None]:
+    """TunableOp on, here and nowhere else: no other provider is to be measured with what it tuned."""
+    library = torch.backends.cuda.preferred_blas_library()
+    _prepare_tunable_op()
+    torch.cuda.tunable.enable(True)
+    torch.backends.cuda.preferred_blas_library("cublaslt")
+    try:
+        yield
+    finally:
+        torch.cuda.tunable.enable(False)
+        torch.backends.cuda.preferred_blas_library(library)
+
+
+@cache
+def _prepare_tunable_op() -> None:
+    """Has TunableOp forget what it knew, and time on operands that the L2 cache does not hold, as the bench does."""
+    folder = tempfile.mkdtemp(prefix="tunableop-")  # it writes a file as it goes, and reads an earlier one
+    torch.cuda.tunable.set_filename(f"{folder}/results.csv")
+    torch.cuda.tunable.set_rotating_buffer_size(-1)  # as large as L2
+    torch.cuda.tunable.tuning_enable(True)
 
 
 def package(module: str, function: str) -> Factory:
@@ -149,5 +218,6 @@ PEERS: dict[str, Factory] = {
     providers.CUBLAS: providers.cublas,
     TUTORIAL: tutorial,
     COMPILED: compiled,
+    TUNED: cublaslt_tuned,
     INDUCTOR: inductor,
 }

@@ -8,8 +8,9 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
+from perf.bench.scores import INDUCTOR, TUNED
 from perf.bench.tables import Point
-from perf.common.style import CUBLAS_LOOK, GREY, LABEL_SIZE, STYLE, TRITON, legend_below, plain_log, save
+from perf.common.style import CUBLAS_LOOK, GREY, LABEL_SIZE, PALETTE, STYLE, TRITON, legend_below, plain_log, save
 from perf.measure.providers import CUBLAS, OURS
 
 
@@ -28,6 +29,8 @@ def precisions(points: Sequence[Point], where: str, path: Path) -> Path:
                 errors.text(0.03, row, "0", transform=across, va="center", fontsize=LABEL_SIZE, color=GREY)
         for provider, look in PROVIDER_LOOKS.items():
             rows = [(modes.index(point.mode), point) for point in points if point.provider == provider]
+            if not rows:
+                continue
             speeds.plot([p.tflops for _, p in rows], [row for row, _ in rows], linestyle="", label=provider, **look)
             inexact = [(row, point.error["norm"]) for row, point in rows if point.error["norm"]]
             errors.plot([norm for _, norm in inexact], [row for row, _ in inexact], linestyle="", **look)
@@ -49,4 +52,6 @@ def precisions(points: Sequence[Point], where: str, path: Path) -> Path:
 PROVIDER_LOOKS: dict[str, dict[str, Any]] = {
     OURS: {"color": TRITON, "marker": "o", "markersize": 8},
     CUBLAS: {**CUBLAS_LOOK, "markersize": 4.5},
+    TUNED: {"color": PALETTE[1], "marker": "s", "markersize": 4.5},
+    INDUCTOR: {"color": PALETTE[2], "marker": "^", "markersize": 5},
 }

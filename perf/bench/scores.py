@@ -19,6 +19,9 @@ Sweep = dict[str, Any]
 Result = dict[str, Any]
 
 COMPILED = "torch.compile"
+TUNED = "cuBLASLt-tuned"
+INDUCTOR = "Inductor-max-autotune"
+AUTOTUNED = (TUNED, INDUCTOR)  # peers that choose by measuring, which `--peers` adds
 COPY = "copy bandwidth"
 SUSPECTS = ("square", "layouts")  # suites in which no honest kernel is far beyond cuBLAS
 SUSPECT_SIZE = 2048
@@ -113,7 +116,7 @@ def scores(sweep: Sweep) -> list[Score]:
 
 
 def _scores(name: str, sweep: Sweep, shapes: Mapping[str, Any]) -> Iterator[Score]:
-    for over in (CUBLAS, COMPILED) if name == "epilogue" else (CUBLAS,):
+    for over in (CUBLAS, *((COMPILED,) if name == "epilogue" else ()), *AUTOTUNED):
         yield from _score(name, over, {key: ratio(shape, OURS, over) for key, shape in shapes.items()})
     if name == "decode" and sweep.get("copy_tbs"):
         large = {key: shape for key, shape in shapes.items() if ITEMSIZE * shape["N"] * shape["K"] > LARGE_WEIGHT_BYTES}

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from perf.bench.peers import COMPILED, PEERS
+from perf.bench.peers import PEERS
+from perf.bench.scores import AUTOTUNED, COMPILED
 from perf.bench.shapes import Shape
 from perf.bench.suites import Suite, chosen
 from perf.common.files import write_json
@@ -36,7 +37,8 @@ Shown = Callable[[str, dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line chose; budget_s is seconds of timing a shape, providers None is each suite's own."""
+    """What the command line chose; budget_s is seconds of timing a shape, providers None is each suite's own; peers:
+    those of AUTOTUNED as well."""
 
     dtype: str = "bf16"
     budget_s: float = BUDGET_S
@@ -44,9 +46,11 @@ class Options:
     providers: tuple[str, ...] | None = None
     unseen: int | None = None
     warm: bool = False
+    peers: bool = False
 
     def providers_of(self, suite: Suite) -> tuple[str, ...]:
-        return self.providers or (*DEFAULT_PROVIDERS, *ALSO.get(suite.name, ()))
+        names = self.providers or (*DEFAULT_PROVIDERS, *ALSO.get(suite.name, ()))
+        return tuple(dict.fromkeys((*names, *(AUTOTUNED if self.peers else ()))))
 
 
 def file_name(suite: Suite, options: Options) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -79,6 +80,20 @@ def other_providers(sweep: Sweep) -> list[str]:
     """The providers other than ours and cuBLAS, in the order they were measured."""
     names = dict.fromkeys(name for shape in sweep["shapes"].values() for name in shape["providers"])
     return [name for name in names if name not in (OURS, CUBLAS)]
+
+
+def absences(sweep: Sweep) -> list[str]:
+    """Which of the other providers did not take shapes, how many, and why not."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for shape in sweep["shapes"].values():
+        for name in other_providers(sweep):
+            reason = shape["providers"].get(name, {}).get("absent")
+            counts.update([(name, reason)] if reason else [])
+    total = len(sweep["shapes"])
+    return [
+        f"{name} is absent on {'all' if n == total else f'{n} of {total}'} shapes: {reason}."
+        for (name, reason), n in counts.items()
+    ]
 
 
 def outcome(result: dict[str, Any]) -> str:
@@ -178,7 +193,10 @@ def compact(sweeps: Sequence[Sweep], link: Callable[[dict[str, Any]], str]) -> s
 
 
 def _brief(score: Score | None) -> str | None:
-    return None if score is None else f"{score.mean:.3f} / {score.minimum:.3f}{' ✓' if score.met else ''}"
+    if score is None:
+        return None
+    some = f" ({len(score.ratios)} of {len(score.ratios) + score.missing} shapes)" if score.missing else ""
+    return f"{score.mean:.3f} / {score.minimum:.3f}{' ✓' if score.met else ''}{some}"
 
 
 def page(sweeps: Sequence[Sweep]) -> str:
@@ -205,6 +223,7 @@ def suite(sweeps: Sequence[Sweep], name: str) -> str:
         if "copy_tbs" in sweep:
             parts.append(f"A copy reads and writes {formats.number(1000 * sweep['copy_tbs'])} GB/s.")
         parts += [losers(score) for score in scores.scores(sweep) if score.losers]
+        parts += absences(sweep)
     return "\n\n".join(parts)
 
 
@@ -223,14 +242,14 @@ class Point:
 
 
 def points(sweeps: Sequence[Sweep]) -> list[Point]:
-    """Ours in each mode, and cuBLAS's where it has the mode."""
+    """Ours in each mode, cuBLAS's where it has the mode, and those of AUTOTUNED where they were measured."""
     found = []
     for sweep in sweeps:
         mode = sweep["suite"]
         shape = next((shape for key, shape in sweep["shapes"].items() if key.split()[0] == PRECISION_SIZE), None)
         if mode not in PRECISION or shape is None:
             continue
-        for provider in (OURS,) if mode in EMULATED else (OURS, CUBLAS):
+        for provider in (OURS,) if mode in EMULATED else (OURS, CUBLAS, *scores.AUTOTUNED):
             result = scores.timed(shape, provider)
             if result is not None:
                 found.append(Point(provider, mode, scores.tflops(shape, result), result["error"]))

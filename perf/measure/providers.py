@@ -34,6 +34,15 @@ def cublas(problem: Problem | None = None) -> Provider:
     return Provider(CUBLAS, lambda a, b, c: torch.mm(a, b))
 
 
+def in_torch(problem: Problem) -> Call:
+    """The problem in torch's words, as a model has them: the result is returned."""
+    if problem.scales is not None:
+        return lambda a, b, c, *scales: scaled_by_torch(problem, a, b, *scales)
+    if problem.dtype == torch.int8:
+        return lambda a, b, c: torch._int_mm(a, b)
+    return fused_in_torch(problem)
+
+
 def fused_in_torch(problem: Problem) -> Call:
     """The problem in torch's words: F.linear, for a bias over M addition, then the activation."""
     activation = ACTIVATIONS[problem.activation] if problem.activation else None

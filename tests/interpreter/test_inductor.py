@@ -154,6 +154,6 @@ def test_another_inductor_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor.choices import InductorChoices
 
     monkeypatch.delattr(InductorChoices, "get_template_configs")
-    with pytest.raises(RuntimeError, match="Inductor of torch .* is not as expected: .*get_template_configs"):
+    with pytest.raises(RuntimeError, match=r"Inductor of torch .* is not as expected: .*get_template_configs"):
         inductor.register()
     assert torch.compiler.config.cache_key_tag == ""
