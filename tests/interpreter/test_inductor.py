@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.products import draw
-from triton_gemm import inductor
+from triton_gemm import inductor, ops
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -123,13 +123,53 @@ def test_what_cannot_be_computed_is_not_offered(monkeypatch: pytest.MonkeyPatch)
     assert not takes(pair, layout(), {}), "a tensor of the CPU"
 
 
-def test_sums() -> None:
+def test_where_it_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import config
+    from torch._inductor.choices import InductorChoices
+    from torch._inductor.select_algorithm import ExternKernelCaller, ExternKernelChoice
+    from torch._inductor.virtualized import V
+
+    def torchs(name: str) -> Any:
+        caller = object.__new__(ExternKernelCaller)
+        caller.choice, caller.input_nodes, caller.kwargs = SimpleNamespace(name=name), [node(), node()], {"alpha": 2}
+        caller.layout = layout()
+        return caller
+
+    callers = [torchs("addmm"), torchs("bias_addmm"), torchs("mm_dtype"), object(), torchs("mm")]
+    monkeypatch.setattr(InductorChoices, "get_template_configs", lambda *_, **__: callers)
+    monkeypatch.setattr(ExternKernelChoice, "bind", lambda self, input_nodes, layout, **kwargs: (self.name, kwargs))
+    inductor.register()
+
+    def offered(cpp_wrapper: bool = False, **settings: bool) -> list[Any]:
+        graph: Any = SimpleNamespace(cpp_wrapper=cpp_wrapper)
+        with config.patch({"max_autotune": False, "max_autotune_gemm": False, **settings}), V.set_graph_handler(graph):
+            found = InductorChoices().get_template_configs(None, [], "mm")  # type: ignore[arg-type]
+        assert found[: len(callers)] == callers
+        return found[len(callers) :]
+
+    ours = [("triton_gemm_addmm", {"alpha": 2}), ("triton_gemm_mm", {"alpha": 2})]
+    assert offered(max_autotune=True) == offered(max_autotune_gemm=True) == ours
+    assert offered() == [], "nothing is timed"
+    assert offered(cpp_wrapper=True, max_autotune=True) == [], "C++ cannot call it"
+    with torch.compiler.config.patch(cache_key_tag="another"):
+        assert offered(max_autotune=True) == [], "graphs would be cached as those without"
+    monkeypatch.setattr(inductor, "FLOATING", ())
+    assert offered(max_autotune=True) == []
+    inductor.unregister()
+
+
+def test_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b, bias, input = draw(24, 40), draw(40, 16), draw(16), draw(24, 16)
     for added in (bias, bias.expand(24, 16), input, input[:, :1], input[:1]):
         for alpha, beta in ((1, 1), (0.5, -2), (1, 0)):
             out = torch.full((24, 16), torch.nan)
             assert inductor._sum(added, a, b, out=out, alpha=alpha, beta=beta) is out
             torch.testing.assert_close(out, torch.addmm(added, a, b, alpha=alpha, beta=beta))
+    with monkeypatch.context() as patch:
+        added = []
+        patch.setattr(ops, "compute_into", lambda out, a, b, input, request: added.append(input.shape))
+        inductor._sum(bias.expand(24, 16), a, b, out=out)
+        assert added == [(16,)], "a bias is not copied into the result first"
     out = torch.empty(24, 16)
     inductor._sum(torch.full((16,), torch.nan), a, b, out=out, beta=0)
     torch.testing.assert_close(out, a @ b)
