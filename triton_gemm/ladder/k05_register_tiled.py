@@ -23,7 +23,7 @@ import triton.language as tl
 
 from ..config import OPTIONS, GemmConfig
 from .k04_grouped import grouped_kernel, tiles
-from .rung import FMA_CAPABILITIES, Rung, autotune, checked, pointer_arguments, run, tune_key
+from .rung import FMA_CAPABILITIES, Choice, Rung, autotune, checked, pointer_arguments, run, tune_key
 
 CONFIGS = tuple(
     GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group, num_warps=warps)
@@ -104,7 +104,7 @@ def launch(
     c: torch.Tensor,
     alpha: float = 1.0,
     beta: float = 0.0,
-    config: GemmConfig | None = None,
+    config: Choice = None,
 ) -> None:
     """c = alpha a @ b + beta c for fp32 a [M, K], b [K, N], c [M, N]."""
     if alpha != 0:

@@ -20,7 +20,7 @@ import torch
 from ..config import GemmConfig
 from .k04_grouped import grouped_kernel, tiles
 from .k05_register_tiled import m_major, repacked
-from .rung import FMA_CAPABILITIES, Rung, autotune, checked, pointer_arguments, run, tune_key
+from .rung import FMA_CAPABILITIES, Choice, Rung, autotune, checked, pointer_arguments, run, tune_key
 
 CONFIGS = tuple(
     GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group, num_warps=warps, num_stages=stages)
@@ -56,7 +56,7 @@ def launch(
     c: torch.Tensor,
     alpha: float = 1.0,
     beta: float = 0.0,
-    config: GemmConfig | None = None,
+    config: Choice = None,
 ) -> None:
     """c = alpha a @ b + beta c for fp32 a [M, K], b [K, N], c [M, N]."""
     if alpha != 0:

@@ -23,7 +23,7 @@ from ..config import GemmConfig
 from .k03_blocked import operand_pointers, store_tile
 from .k04_grouped import grouped_pid, tiles
 from .k05_register_tiled import repacked
-from .rung import Rung, autotune, checked, pointer_arguments, run, tune_key
+from .rung import Choice, Rung, autotune, checked, pointer_arguments, run, tune_key
 
 CONFIGS = tuple(
     GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group, num_warps=warps, num_stages=stages)
@@ -128,7 +128,7 @@ def launch(
     c: torch.Tensor,
     alpha: float = 1.0,
     beta: float = 0.0,
-    config: GemmConfig | None = None,
+    config: Choice = None,
     *,
     round_operands: bool = True,
 ) -> None:

@@ -20,7 +20,7 @@ from ..config import GemmConfig
 from ..device import device_info
 from .k03_blocked import operand_pointers, store_tile
 from .k04_grouped import grouped_pid, tiles
-from .rung import Rung, autotune, checked, pointer_arguments, run, tune_key
+from .rung import Choice, Rung, autotune, checked, pointer_arguments, run, tune_key
 
 CONFIGS = tuple(
     GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group, num_warps=warps, num_stages=stages)
@@ -115,7 +115,7 @@ def launch(
     c: torch.Tensor,
     alpha: float = 1.0,
     beta: float = 0.0,
-    config: GemmConfig | None = None,
+    config: Choice = None,
 ) -> None:
     """c = alpha a @ b + beta c for fp16 or bf16 a [M, K], b [K, N] and c [M, N] of fp16, bf16 or fp32."""
     arguments = {**pointer_arguments(a, b, c, alpha, beta), "TUNE_KEY": tune_key(a, b, c, beta)}

@@ -23,7 +23,7 @@ from ..config import GemmConfig
 from ..problem import UnsupportedOperandError, column_major, tma_operands_illegal
 from .k04_grouped import grouped_pid
 from .k09_persistent import resident
-from .rung import Rung, autotune, checked, run, tune_key
+from .rung import Choice, Rung, autotune, checked, run, tune_key
 
 CONFIGS = tuple(
     GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group, num_warps=warps, num_stages=stages)
@@ -142,7 +142,7 @@ def launch(
     c: torch.Tensor,
     alpha: float = 1.0,
     beta: float = 0.0,
-    config: GemmConfig | None = None,
+    config: Choice = None,
 ) -> None:
     """c = alpha a @ b + beta c for fp16 or bf16 a [M, K], b [K, N] and c [M, N] of fp16, bf16 or fp32.
 

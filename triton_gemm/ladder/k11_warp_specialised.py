@@ -33,7 +33,7 @@ from ..config import GemmConfig
 from .k04_grouped import grouped_pid
 from .k09_persistent import resident
 from .k10_tma import set_blocks, tma_arguments
-from .rung import Rung, autotune, checked, run
+from .rung import Choice, Rung, autotune, checked, run
 
 CONFIGS = tuple(
     GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=64, GROUP_M=group, num_warps=warps, num_stages=stages)
@@ -220,7 +220,7 @@ def launch(
     c: torch.Tensor,
     alpha: float = 1.0,
     beta: float = 0.0,
-    config: GemmConfig | None = None,
+    config: Choice = None,
 ) -> None:
     """c = alpha a @ b + beta c for fp16 or bf16 a [M, K], b [K, N] and c [M, N] of fp16, bf16 or fp32.
 
