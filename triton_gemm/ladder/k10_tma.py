@@ -7,6 +7,9 @@ Why: a `cp.async` moves 16 bytes and needs an address and a predicate in registe
 Predicts: the k-loop's address arithmetic disappears: 1.04 times k09, 0.95 of cuBLAS.
 Requires: fp16 or bf16, sm_90 or newer; every operand with one unit stride, the other stride a multiple of 16 bytes, and
     a base aligned to 16 bytes; C row-major, its rows a multiple of 16 bytes long.
+Tuning: warps: 4 can hold a 128 x 128 tile, 128 sums a thread, as TMA leaves them the registers of the addresses; 8
+    divide it, and one warpgroup may multiply while the other waits. The tile of C takes shared memory, which the
+    ring then lacks.
 Bound by: one instruction stream: the warps that wait for tiles, issue copies and store C are those that feed `wgmma`.
 Next: k11 gives the loads a warp of their own.
 """
