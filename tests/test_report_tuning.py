@@ -75,6 +75,24 @@ def test_every_configuration_that_was_timed_is_taken_from_the_tuner(monkeypatch:
     assert rungs_and_twins.timings(RUNGS["k01"]) == {}
 
 
+def test_what_tuning_timed_and_what_it_compiled_to_are_a_rungs_details(monkeypatch: pytest.MonkeyPatch) -> None:
+    rung = RUNGS["k03"]
+    timed, failed = rung.configs[-1], rung.configs[0]
+    monkeypatch.setattr(rungs_and_twins, "device_info", lambda _: SimpleNamespace(capability=(9, 0)))
+    timings = {triton_config(timed): [2.0, 1.0, 3.0], triton_config(failed): [math.inf] * 3}
+    monkeypatch.setattr(TUNERS["k03"], "configs_timings", timings, raising=False)
+    monkeypatch.setattr(TUNERS["k03"], "best_config", triton_config(timed), raising=False)
+    provider = rungs_and_twins.rung_provider(rung, (256, 256, 256), torch.float32, inspect=True)
+    details = provider.details()
+    assert details["config"] == str(timed) and list(details["tuning"]) == [timed, failed]
+    facts = details["tuning"][timed]
+    assert facts["time_ms"] == {"median": 2.0, "p20": 1.0, "p80": 3.0}
+    assert (facts["registers"], facts["spills"]) == (details["registers"], 0)
+    assert facts["blocks_per_sm"] >= 1 and "time_ms" not in details["tuning"][failed]
+    plain = rungs_and_twins.rung_provider(rung, (256, 256, 256), torch.float32, inspect=False).details()
+    assert plain["tuning"][timed] == {"time_ms": facts["time_ms"]} and "registers" not in plain
+
+
 def test_a_tuning_moves_from_a_rungs_result_into_its_own_section(record: Record) -> None:
     problem = Problem(512, 512, 512, "fp16")
     result: dict[str, Any] = {"config": "", "tuning": {LARGE: {"time_ms": {"median": 1.0, "p20": 1.0, "p80": 1.0}}}}
@@ -86,6 +104,17 @@ def test_a_tuning_moves_from_a_rungs_result_into_its_own_section(record: Record)
     assert tuning.config_of("128x256x64,8,3,8") == LARGE
     tasks.keep_tuning(record, RUNGS["k01"], problem, {"config": "", "tuning": {}})
     assert all(not key.startswith("k01") for key in record["tuning"])
+
+
+def test_a_sweep_keeps_what_its_rungs_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = Record(tmp_path, dict(SURROUNDINGS))
+    own = {"config": str(LARGE), "time_ms": {"median": 0.2}, "tuning": {LARGE: {"time_ms": {"median": 0.2}}}}
+    monkeypatch.setattr(tasks.timer, "measure", lambda *_: {"budget_s": 1.0, "providers": {K08.name: dict(own)}})
+    tasks._problem_task(record, CUBE, [], OPTIONS).run(lambda label: None)
+    again = Record.read(tmp_path)
+    assert list(again["tuning"]) == [KEY] and "128x256x64,8,3,8" in again["tuning"][KEY]["configs"]
+    assert "made" not in again["tuning"][KEY]  # the record's own surroundings
+    assert "tuning" not in again["problems"][CUBE.key]["providers"][K08.name]
 
 
 @pytest.mark.parametrize("rung", TUNED, ids=lambda rung: rung.id)

@@ -52,7 +52,7 @@ def everything(record: Record, folder: Path) -> list[Path]:
 
 def tunings(record: Record, folder: Path) -> list[Path]:
     """A picture for each rung whose tuning is recorded at the ladder's size."""
-    with plt.rc_context(STYLE):
+    with plt.rc_context({**STYLE, "savefig.dpi": 120}):  # there are many, with much text
         return [tuning_plots.configurations(found, folder) for found in tuning.shown(record)]
 
 
