@@ -43,9 +43,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     surroundings = environment.describe("ladder")
     folder = folder or default_folder(surroundings["gpu"])
     try:
-        record, state = Record.open(folder, surroundings, fresh=fresh)
+        record, state = Record.open(folder, surroundings, fresh=fresh, adding=options.tuning)
     except OSError as error:
         print(f"error: cannot write to {folder}: {error.strerror or error}", file=sys.stderr)
+        return 2
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
         return 2
     what = surroundings["gpu"] or "no GPU: static facts and the interpreter, no timings"
     print(f"{what}; {state} in {shown(folder)}", file=sys.stderr)
@@ -57,8 +60,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except DeviceLostError as lost:
         print(f"error: the GPU cannot be used any more {lost}; what was measured is kept", file=sys.stderr)
         return 1
-    pictures = plots.everything(record, folder)
-    written = report_page.write(record, pictures)
+    if options.tuning:
+        pictures = plots.tunings(record, folder)
+        written = report_page.write(record, folder.glob("*.png"))
+    else:
+        pictures = plots.everything(record, folder)
+        written = report_page.write(record, pictures)
     print(f"report: {shown(written)}, {len(pictures)} pictures next to it", file=sys.stderr)
     failures = record.failures()
     for failure in failures:
@@ -71,6 +78,9 @@ def measure(record: Record, options: tasks.Options, console: Console) -> None:
     record.save()
     if record.environment["gpu"] is None:
         progress.run(tasks.cpu_tasks(record, options), console)
+        return
+    if options.tuning:
+        progress.run(tasks.tuning_tasks(record, options), console)
         return
     twins: tasks.Twins = {}
     progress.run([tasks.build_task(record, twins)], console)
@@ -92,20 +102,31 @@ def parse(arguments: Sequence[str] | None) -> tuple[tasks.Options, Path | None, 
     parser.add_argument(
         "--counters", action="store_true", help="count memory traffic with ncu, where it is installed (on a GPU)"
     )
+    parser.add_argument(
+        "--tuning",
+        action="store_true",
+        help="only what the autotuner times for each rung at 4096, added to the record that is there (on a GPU)",
+    )
     parser.add_argument("--fresh", action="store_true", help="drop the record that is in the folder")
     given = parser.parse_args(arguments)
     if not torch.cuda.is_available():
-        args.refuse(parser, given, ("dtype", "sizes", "counters"), "torch sees no GPU here, and nothing is timed")
+        args.refuse(
+            parser, given, ("dtype", "sizes", "counters", "tuning"), "torch sees no GPU here, and nothing is timed"
+        )
     if given.dtype and not rungs_of(DTYPES[given.dtype], given.rungs):
         parser.error(f"none of the rungs of --rungs multiplies {given.dtype}")
-    modes = (DTYPES[given.dtype],) if given.dtype else tasks.QUICK_MODES if given.quick else MODES
+    if given.tuning and (given.fresh or given.counters):
+        parser.error("--tuning adds to the record that is there and counts nothing: leave out --fresh and --counters")
+    few = given.quick or given.tuning
+    modes = (DTYPES[given.dtype],) if given.dtype else tasks.QUICK_MODES if few else MODES
     options = tasks.Options(
         rungs=given.rungs,
         every_rung=given.rungs == LADDER and given.dtype is None,
         modes=modes,
-        sizes=given.sizes or (tasks.QUICK_SIZES if given.quick else tasks.SIZES),
+        sizes=given.sizes or (tasks.QUICK_SIZES if few else tasks.SIZES),
         quick=given.quick,
         counters=given.counters,
+        tuning=given.tuning,
     )
     return options, given.out, given.fresh
 

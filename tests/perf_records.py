@@ -13,11 +13,14 @@ import torch
 from perf.ladder import (
     tasks,
 )
+from perf.ladder.by_hand_arguments import spelled
 from perf.ladder.record import Record
+from perf.measure.numerics import mode_of
 from perf.measure.operands import Problem
 from perf.measure.providers import CUBLAS
 from reference_cuda import TWINS, LoadedTwin
-from triton_gemm.ladder import LADDER
+from triton_gemm.config import GemmConfig
+from triton_gemm.ladder import LADDER, Rung
 
 SURROUNDINGS: dict[str, Any] = {
     "date": "2026-01-01T00:00:00+00:00",
@@ -71,6 +74,22 @@ def made_up_problem(problem: Problem, names: list[str]) -> dict[str, Any]:
     }
 
 
+def made_up_tuning(rung: Rung) -> dict[str, Any]:
+    """Large tiles are fast, more stages and fewer warps faster, and the last of several configurations fails."""
+    mode = mode_of(rung.precision, rung.dtypes[0])
+    problem = Problem(4096, 4096, 4096, mode)
+
+    def facts(config: GemmConfig) -> dict[str, Any]:
+        share = 0.9 - 20 / (config.tile.BLOCK_M + config.tile.BLOCK_N) + 0.01 * config.num_stages
+        median = problem.flop / (PEAK[mode] * (share - 0.005 * config.num_warps - 0.001 * (config.GROUP_M or 0))) / 1e9
+        spread = {"median": median, "p20": 0.98 * median, "p80": 1.03 * median}
+        return {"time_ms": spread, "registers": 128, "shared": 98304, "spills": 0, "blocks_per_sm": 2}
+
+    configs = {spelled(config): facts(config) for config in rung.configs}
+    configs[spelled(rung.configs[-1])] = {}
+    return {"rung": rung.name, "mode": mode, "M": 4096, "N": 4096, "K": 4096, "configs": configs}
+
+
 def made_up_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Record:
     """A complete record of a GPU that does not exist."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
@@ -90,6 +109,10 @@ def made_up_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Record:
     row = {"norm": 3e-4, "componentwise": 4e-5, "bound": 0.1, "vs_torch": 1.0, "toward_zero": 1e-5}
     made.put("experiments", tasks.TF32_ROUNDING, {"size": 4096, "cuBLAS": row, "k07, operands truncated": row})
     made.put("experiments", tasks.COUNTERS, {"unavailable": "ncu (Nsight Compute) is not on PATH"})
+    for rung in LADDER:
+        if len(rung.configs) > 1:
+            tuning = made_up_tuning(rung)
+            made.put_tuning(tasks.tuning_key(rung, Problem(4096, 4096, 4096, tuning["mode"])), tuning)
     return made
 
 

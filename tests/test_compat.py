@@ -307,6 +307,10 @@ def _autotuner() -> None:
     tuner.trial = lambda measure, config, meta: seen.append((config, meta)) or [1.0]  # type: ignore[method-assign]
     config = triton.Config({})
     assert tuner._bench(config=config, M=3) == [1.0] and seen == [(config, {"M": 3})]
+    # What is tried comes from `prune_configs`, once for each tuning.
+    assert "= self.prune_configs(kwargs)" in inspect.getsource(triton.runtime.Autotuner.run)
+    tuner.legal = lambda arguments: [arguments["M"]]  # type: ignore[method-assign]
+    assert tuner.prune_configs({"M": 3}) == [3] and tuner.configs_timings == {}
 
 
 USES: dict[str, Callable[[], None]] = {

@@ -2,10 +2,13 @@
 
 import ast
 import inspect
+import itertools
 import logging
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,10 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference_cuda import TWINS
+from triton_gemm import aot
 from triton_gemm.config import OPTIONS, GemmConfig
 from triton_gemm.device import SHARED_MEMORY, DeviceInfo, device_of_capability
 from triton_gemm.ladder import LADDER, Rung, k06_pipelined, k10_tma, k11_warp_specialised
-from triton_gemm.ladder.rung import HEADER_FIELDS, Autotuner, autotune, tune_key
+from triton_gemm.ladder import rung as rungs
+from triton_gemm.ladder.rung import HEADER_FIELDS, Autotuner, autotune, triton_config, tune_key
 
 RUNGS = pytest.mark.parametrize("rung", LADDER, ids=lambda rung: rung.id)
 HOPPER = device_of_capability((9, 0))
@@ -134,10 +139,14 @@ def tune(monkeypatch: pytest.MonkeyPatch):
         call()
         return [1.0 / kernel.launched[-1]] * 3  # larger tiles are faster
 
-    def tune(failures: dict[int, Exception], beta: float = 0.0) -> torch.Tensor:
+    def tune(
+        failures: dict[int, Exception], beta: float = 0.0, configs: Sequence[GemmConfig | triton.Config] = ()
+    ) -> torch.Tensor:
         nonlocal kernel
         kernel = FakeKernel(failures)
+        monkeypatch.delitem(rungs.TUNERS, RUNG.id, raising=False)
         tuner = autotune(RUNG)(kernel)
+        tuner = tuner.over(configs) if configs else tuner
         tuner.cache_results = False  # the disk's key asks the driver
         tuner._do_bench = do_bench
         a, b, c = torch.zeros(64, 32), torch.zeros(32, 48), torch.zeros(64, 48)
@@ -235,6 +244,97 @@ def test_rungs_tune_through_the_wrapper_and_keep_winners_on_disk() -> None:
     tuner = k06_pipelined.pipelined_kernel
     assert isinstance(tuner, Autotuner) and tuner.cache_results
     assert {"M", "N", "K", "TUNE_KEY"} == set(tuner.keys)
+
+
+MINE = [triton.Config({"BLOCK_M": m, "BLOCK_N": 32, "BLOCK_K": 16}, num_warps=8, num_stages=1) for m in (32, 64, 8192)]
+
+
+def test_a_users_configurations_are_tuned_instead_of_the_rungs(tune, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="triton_gemm.autotune"):
+        tune({}, configs=MINE)
+    assert tune.kernel.launched == [32, 32, 64, 64, 64, 64]
+    (record,) = caplog.records
+    text = record.getMessage()
+    assert "fn leaves out 8192x32x16 8 warps 1 stages: needs" in text and "bytes of shared memory" in text
+    assert tune.tuner.best_config is MINE[1]
+    assert list(tune.tuner.configs_timings) == MINE[:2]
+
+
+def test_triton_and_gemm_configurations_may_be_mixed(tune) -> None:
+    tune({}, configs=[RUNG.configs[1], MINE[1]])
+    assert tune.kernel.launched == [32, 32, 64, 64, 64, 64]
+
+
+def test_what_triton_alone_knows_of_a_configuration_is_kept(tune) -> None:
+    narrow = triton.Config({"BLOCK_M": 64, "BLOCK_N": 32, "BLOCK_K": 16}, num_warps=8, num_stages=1, maxnreg=64)
+    tune({}, configs=[MINE[0], narrow])
+    assert tune.tuner.best_config.maxnreg == 64
+
+
+def test_where_no_configuration_fits_all_reasons_are_named(tune) -> None:
+    other = triton.Config({"BLOCK_M": 4096, "BLOCK_N": 32, "BLOCK_K": 16}, num_warps=8, num_stages=1)
+    with pytest.raises(
+        ValueError, match=r"none of the configurations here: 8192x32x16 .*: needs.*; 4096x32x16 .*needs"
+    ):
+        tune({}, configs=[MINE[2], other])
+
+
+def test_one_list_has_one_tuner(tune) -> None:
+    tune({})
+    assert tune.tuner.over(MINE) is tune.tuner.over(list(MINE)) is not tune.tuner.over(MINE[:1])
+    assert tune.tuner.over(MINE).fn is tune.tuner.fn
+
+
+def test_timings_are_those_of_the_last_tuning(tune) -> None:
+    """Triton 3.9 times nothing where one configuration is left, and would show those of the shape before."""
+    tune({})
+    assert len(tune.tuner.configs_timings) == 4
+    tune.tuner.prune_configs(
+        {f"{name}_ptr": torch.zeros(64, 64) for name in "abc"} | {"HAS_BETA": False, "M": 64, "N": 64, "K": 64}
+    )
+    assert tune.tuner.configs_timings == {}
+
+
+@pytest.mark.parametrize(
+    ("module", "kernel"),
+    [(k06_pipelined, "pipelined_kernel"), (k10_tma, "tma_kernel"), (k11_warp_specialised, "warp_specialised_kernel")],
+    ids=["k06", "k10", "k11"],
+)
+@pytest.mark.parametrize("own", [False, True], ids=["the rung's", "a user's"])
+def test_a_second_process_finds_the_winner_on_disk(
+    module, kernel: str, own: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A new tuner stands for the process: nothing but the disk is shared. Kernels are noted and not launched."""
+    target = triton.backends.compiler.GPUTarget("cuda", 90, 32)
+    fake = SimpleNamespace(active=SimpleNamespace(get_current_target=lambda: target))
+    monkeypatch.setattr(triton.runtime.autotuner, "driver", fake)
+    monkeypatch.setattr(rungs, "device_info", lambda _: HOPPER)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    original, clock = getattr(module, kernel), itertools.count(10, -1)
+    trials: list[object] = []
+
+    def do_bench(call: Callable[[], object], quantiles: object) -> list[float]:
+        call()
+        trials.append(call)
+        return [next(clock)] * 3  # the last is the fastest
+
+    rung = module.RUNG
+    wanted = tuple(map(triton_config, rung.configs[:3])) if own else None
+    monkeypatch.setattr(triton.runtime.Autotuner, "do_bench", property(lambda _: do_bench))
+    x = torch.zeros(256, 256, dtype=rung.dtypes[0], device="meta")
+    last = None
+    for process in range(2):
+        fresh = Autotuner(rung, original.fn, original.configs[:4])
+        monkeypatch.setattr(module, kernel, fresh)
+        with aot.capture() as launches:
+            module.launch(x, x, x.clone(), configs=wanted)
+        assert len(trials) == (3 if own else 4), f"process {process + 1}"
+        last = launches[-1].arguments
+    best = rung.configs[2 if own else 3]
+    assert last is not None and {name: last[name] for name in best.meta()} == best.meta()
+    if rung.descriptors:
+        assert last["c_desc"].block_shape == [best.BLOCK_M, best.BLOCK_N]
+        assert last["a_desc"].block_shape == [best.BLOCK_M, best.BLOCK_K]
 
 
 # --- LADDER ---

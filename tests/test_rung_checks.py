@@ -20,7 +20,7 @@ from triton_gemm.ladder import LADDER, Rung, k04_grouped, k08_tensor_cores, rung
 )
 def test_a_wrong_launch_raises_and_launches_nothing(rung: Rung, wrong: Wrong) -> None:
     with aot.capture() as launches, pytest.raises(wrong.error, match=wrong.says):
-        rung.launch(*wrong.operands, 1.0, 2.0, config=wrong.config)
+        rung.launch(*wrong.operands, 1.0, 2.0, config=wrong.config, configs=wrong.configs)
     assert launches == []
 
 
@@ -64,5 +64,6 @@ def test_a_config_must_fit_the_gpu(config: GemmConfig, beta: float, says: str, m
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(rung, "device_info", lambda _: device_of_capability((9, 0)))
     x = on_cuda(torch.float16)
-    with pytest.raises(ValueError, match=f"k08_tensor_cores cannot take .*{says}"):
-        k08_tensor_cores.launch(x, x, x, 1.0, beta, config)
+    for given in ({"config": config}, {"configs": [rung.triton_config(config)]}):
+        with pytest.raises(ValueError, match=f"k08_tensor_cores cannot take .*{says}"):
+            k08_tensor_cores.launch(x, x, x, 1.0, beta, **given)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import triton
 
 from triton_gemm.config import GemmConfig
 from triton_gemm.ladder import Rung
@@ -21,6 +22,7 @@ class Wrong:
     error: type[Exception]
     says: str
     config: Any = None
+    configs: Any = None
 
 
 def wrong_operands(rung: Rung, device: str) -> dict[str, Wrong]:
@@ -89,5 +91,26 @@ def wrong_configs(rung: Rung, device: str) -> dict[str, Wrong]:
     return found
 
 
+def wrong_lists(rung: Rung, device: str) -> dict[str, Wrong]:
+    """Lists of configurations that `rung` must refuse."""
+    a, b, c = (torch.empty(shape, dtype=rung.dtypes[0], device=device).fill_(1) for shape in ((M, K), (K, N), (M, N)))
+    right = rung.configs[0]
+    if len(rung.configs) == 1:
+        return {"no-tuner": Wrong((a, b, c), ValueError, "has no tuner; pass one configuration", configs=[right])}
+    meta, launch = right.meta(), {"num_warps": right.num_warps, "num_stages": right.num_stages}
+    clusters = triton.Config(meta, **launch, num_ctas=2)
+    lists: dict[str, tuple[Any, type[Exception], str]] = {
+        "empty-list": ([], ValueError, "configs is empty"),
+        "list-of-tuples": ([right, (64, 64, 16)], TypeError, "configs has a tuple; pass triton.Config or GemmConfig"),
+        "list-foreign": ([triton.Config({**meta, "SPLIT_K": 2}, **launch)], ValueError, "this kernel has no SPLIT_K"),
+        "list-lacking": ([right, triton.Config({"BLOCK_M": 64}, **launch)], ValueError, "lacks BLOCK_N and BLOCK_K"),
+        "list-odd-tile": ([triton.Config({**meta, "BLOCK_M": 96}, **launch)], ValueError, "BLOCK_M is 96, not a power"),
+        "list-clusters": ([clusters], ValueError, "num_ctas is 2, and rungs run without clusters"),
+    }
+    found = {name: Wrong((a, b, c), error, says, configs=configs) for name, (configs, error, says) in lists.items()}
+    found["one-and-a-list"] = Wrong((a, b, c), ValueError, "config is one.*configs are several", right, [right])
+    return found
+
+
 def wrong_launches(rung: Rung, device: str) -> dict[str, Wrong]:
-    return {**wrong_operands(rung, device), **wrong_configs(rung, device)}
+    return {**wrong_operands(rung, device), **wrong_configs(rung, device), **wrong_lists(rung, device)}

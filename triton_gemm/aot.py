@@ -54,6 +54,8 @@ def capture() -> Iterator[list[CapturedLaunch]]:
     launches: list[CapturedLaunch] = []
 
     def note(self: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        for hook in self.pre_run_hooks:
+            hook(*args, **kwargs)
         launches.append(CapturedLaunch(self, {**dict(zip(self.arg_names, args, strict=False)), **kwargs}))
 
     original = JITFunction.run

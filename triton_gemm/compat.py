@@ -248,7 +248,17 @@ def compile_kernel(kernel: JITFunction[Any], arguments: dict[str, Any], capabili
 
 
 class Autotuner(triton.runtime.Autotuner):
-    """`triton.autotune`'s tuner, with a method around each of its measurements."""
+    """`triton.autotune`'s tuner, with a method around each of its measurements, and one that says what is tried."""
+
+    configs_timings: dict[triton.Config, list[float]]  # of the last tuning: median, p20 and p80 in milliseconds
+
+    def legal(self, arguments: dict[str, Any]) -> list[triton.Config]:
+        """What a tuning tries, given the kernel's arguments by name."""
+        return list(self.configs)
+
+    def prune_configs(self, kwargs: dict[str, Any]) -> list[triton.Config]:
+        self.configs_timings = {}  # Triton 3.9 leaves those of another shape there if it has one configuration to try
+        return self.legal(kwargs)
 
     def trial(self, measure: Callable[[], list[float]], config: triton.Config, meta: dict[str, Any]) -> list[float]:
         """What `measure()` gives: milliseconds, the median and two quantiles. meta: the kernel's arguments by name."""

@@ -27,7 +27,7 @@ from perf.common.style import (
     plain_log,
     save,
 )
-from perf.ladder import curves, published, static, views
+from perf.ladder import curves, published, static, tuning, tuning_plots, views
 from perf.ladder.record import Record
 
 ARCHITECTURE_MARKS = "os^vP"
@@ -47,7 +47,13 @@ def everything(record: Record, folder: Path) -> list[Path]:
             pictures.append(factors(record, folder))
         if any("registers" in facts for facts in record["static"].values()):
             pictures += [static_resources(record, folder), static_ceilings(record, folder)]
-    return pictures
+    return pictures + tunings(record, folder)
+
+
+def tunings(record: Record, folder: Path) -> list[Path]:
+    """A picture for each rung whose tuning is recorded at the ladder's size."""
+    with plt.rc_context({**STYLE, "savefig.dpi": 120}):  # there are many, with much text
+        return [tuning_plots.configurations(found, folder) for found in tuning.shown(record)]
 
 
 def ladder(record: Record, folder: Path) -> Path:

@@ -4,6 +4,9 @@ A block's main loop does 2 BLOCK_M BLOCK_N FLOP for every k. For the same k it b
 L2, and its warps read their fragments from shared memory. Each path has a width in bytes a clock and SM
 (`perf.measure.roofline`); the slowest of units, shared memory and L2 is the ceiling. Latency, occupancy, waves and
 the clock under load are left out, so the truth lies below.
+
+`clocks` adds latency, occupancy and waves, to say which of a rung's configurations should win. The clock under load,
+DRAM, the order of the tiles (GROUP_M) and loads of single elements are still left out.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from triton_gemm.config import REGISTERS_PER_SM, GemmConfig
 
 SHARED_PER_SM = {(8, 0): 167_936, (8, 9): 102_400, (9, 0): 233_472, (10, 0): 233_472, (12, 0): 102_400}
 THREADS_PER_SM = {(8, 0): 2048, (8, 9): 1536, (9, 0): 2048, (10, 0): 2048, (12, 0): 1536}
+LATENCY_CLOCKS = 600  # of a load from memory, the low end; what k06's header says of it
 SHARED_PER_BLOCK_RESERVED = 1024  # the driver's own; Programming Guide, "Shared Memory" of compute capability 8.x
 
 
@@ -32,16 +36,44 @@ class Ceiling:
 def ceiling(config: GemmConfig, mode: str, itemsize: int, capability: Capability) -> Ceiling:
     """The most that `config` can reach in a precision class."""
     gpu = roofline.TYPICAL[capability]
+    found = limits(config, mode, itemsize, capability)
+    limit = min(found, key=lambda name: found[name])
+    return Ceiling(found[limit] * gpu.num_sms * gpu.clock_ghz / 1e3, found[limit] / found["units"], limit)
+
+
+def limits(config: GemmConfig, mode: str, itemsize: int, capability: Capability) -> dict[str, float]:
+    """FLOP a clock and SM that the units and each path of operands allow."""
     peak = float(roofline.FLOP_PER_CLOCK[capability][mode])
-    limits = {
+    if config.BLOCK_M is None or config.BLOCK_N is None:
+        return {"units": peak, "L1": 2 * 32 / strip_wavefronts(config)}
+    return {
         "units": peak,
         "L2": roofline.L2_BYTES_PER_CLOCK * l2_intensity(config, itemsize),
         "shared memory": roofline.SHARED_BYTES_PER_CLOCK * shared_intensity(config, mode, itemsize, capability),
     }
-    if config.BLOCK_M is None or config.BLOCK_N is None:
-        limits = {"units": peak, "L1": 2 * 32 / strip_wavefronts(config)}
-    limit = min(limits, key=lambda name: limits[name])
-    return Ceiling(limits[limit] * gpu.num_sms * gpu.clock_ghz / 1e3, limits[limit] / peak, limit)
+
+
+def clocks(
+    config: GemmConfig,
+    mode: str,
+    itemsize: int,
+    capability: Capability,
+    size: tuple[int, int, int],
+    num_sms: int,
+    blocks: int,
+) -> float:
+    """Clocks of a product of (M, N, K) `size`, of which an SM runs `blocks` tiles at once: waves x steps x a step.
+
+    A step of BLOCK_K takes its work, FLOP over the least of `limits`, unless latency is longer: each of the blocks has
+    num_stages steps under way, and each of those takes the latency of a load and its own work (Little's law).
+    The busiest SM has `waves` tiles, so no more run on it at once.
+    """
+    M, N, K = size
+    tile = config.tile
+    waves = math.ceil(tile.tiles(M, N) / num_sms)
+    steps = math.ceil(K / tile.BLOCK_K)
+    work = 2 * tile.BLOCK_M * tile.BLOCK_N * tile.BLOCK_K / min(limits(config, mode, itemsize, capability).values())
+    return waves * steps * max(work, (work + LATENCY_CLOCKS) / (max(1, min(blocks, waves)) * config.num_stages))
 
 
 def strip_wavefronts(config: GemmConfig) -> int:

@@ -10,20 +10,26 @@ from typing import Any
 from perf.common.files import write_json
 from perf.measure import environment
 
-SECTIONS = ("twins", "rungs", "problems", "ceilings", "experiments", "static", "interpreter")
+SECTIONS = ("twins", "rungs", "problems", "ceilings", "experiments", "tuning", "static", "interpreter")
 FILE = "results.json"
 
 
 class Record:
-    """The sections of a record, each a dict from a measurement's key to its result."""
+    """The sections of a record, each a dict from a measurement's key to its result; `today`: the surroundings of what
+    is added, which for tunings need not be the record's."""
 
     def __init__(self, folder: Path, surroundings: dict[str, Any]) -> None:
-        self.folder = folder
+        self.folder, self.today = folder, surroundings
         self.data: dict[str, Any] = {"environment": surroundings, **{name: {} for name in SECTIONS}}
 
     @classmethod
-    def open(cls, folder: Path, surroundings: dict[str, Any], *, fresh: bool) -> tuple[Record, str]:
+    def open(
+        cls, folder: Path, surroundings: dict[str, Any], *, fresh: bool, adding: bool = False
+    ) -> tuple[Record, str]:
         """The record of `folder`, to be continued if it was made in the same surroundings; and what became of it.
+
+        adding: only tunings are added, which name their own surroundings, so that the rest stays whatever has changed;
+        ValueError if it is of another GPU.
 
         Raises OSError where the folder cannot be written.
         """
@@ -40,13 +46,16 @@ class Record:
             return record, f"{FILE} was unreadable: a new record"
         if fresh:
             return record, "a new record, the one that was there is dropped"
-        changed = [
-            name for name in environment.IDENTITY if before.get("environment", {}).get(name) != surroundings.get(name)
-        ]
-        if changed:
+        made = before.get("environment", {})
+        changed = _changed(made, surroundings)
+        if changed and adding:
+            if "gpu" in changed:
+                raise ValueError(f"{folder / FILE} is of {made.get('gpu')}, and this GPU is {surroundings['gpu']}")
+            record.data["environment"] = made
+        elif changed:
             return record, f"a new record: {', '.join(changed)} changed since the one that was there"
         record.data |= {name: before.get(name, {}) for name in SECTIONS}
-        return record, "continuing the record that is there"
+        return record, "tunings are added" if changed else "continuing the record that is there"
 
     @classmethod
     def read(cls, folder: Path) -> Record:
@@ -82,6 +91,20 @@ class Record:
             return False
         return all(name in found["providers"] for name in providers)
 
+    def put_tuning(self, key: str, result: dict[str, Any]) -> None:
+        """Adds what a tuning timed, with its surroundings (`made`) where they are not the record's."""
+        own = {"made": self.today} if _changed(self.environment, self.today) else {}
+        self.put("tuning", key, {**result, **own})
+
+    def has_tuning(self, key: str) -> bool:
+        """Whether that was tuned in today's surroundings."""
+        found = self["tuning"].get(key)
+        return (
+            found is not None
+            and "failed" not in found
+            and not _changed(found.get("made", self.environment), self.today)
+        )
+
     def failures(self) -> list[str]:
         """`provider on problem: reason` for all that failed the check."""
         timed = [
@@ -90,10 +113,16 @@ class Record:
             for name, result in problem["providers"].items()
             if "failed" in result
         ]
+        tuned = [f"{key}: {result['failed']}" for key, result in self["tuning"].items() if "failed" in result]
         interpreted = [f"{key}: {row['failed']}" for key, row in self["interpreter"].items() if "failed" in row]
         compiled = [f"{key}: {row['failed']}" for key, row in self["static"].items() if "failed" in row]
-        return timed + interpreted + compiled
+        return timed + tuned + interpreted + compiled
 
     def save(self) -> None:
         """Writes the whole record; a reader sees the old one or the new one, never a part."""
         write_json(self.folder / FILE, self.data)
+
+
+def _changed(made: dict[str, Any], today: dict[str, Any]) -> list[str]:
+    """In what two surroundings differ that makes measurements differ."""
+    return [name for name in environment.IDENTITY if made.get(name) != today.get(name)]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from perf.common import formats
-from perf.ladder import static, tables, targets, views
+from perf.ladder import static, tables, targets, tuning, views
 from perf.ladder.record import Record
 from perf.ladder.rungs_and_twins import MODE_TITLES
 from perf.ladder.tasks import COUNTERS, TF32_ROUNDING
@@ -72,6 +72,7 @@ def _gpu_sections(record: Record, pictures: set[str]) -> Iterator[str]:
         yield "## Predicted and measured gains"
         yield from _picture("factors.png", "predicted and measured factor of every rung", pictures)
         yield tables.factors(record)
+    yield from _tunings(record, pictures)
     unaligned = sorted({s for m in views.modes(record) for s in views.squares(record, m) if not views.aligned(s)})
     if unaligned:
         yield "## Sizes that are no multiple of 16"
@@ -84,6 +85,20 @@ def _gpu_sections(record: Record, pictures: set[str]) -> Iterator[str]:
     yield from _ceilings(record, pictures)
     yield from _experiments(record, pictures)
     yield from _made(record)
+
+
+def _tunings(record: Record, pictures: set[str]) -> Iterator[str]:
+    found = tuning.shown(record)
+    if not found:
+        return
+    yield "## What the autotuner timed"
+    yield tuning.HOW
+    yield origin([each.made for each in found], "ladder")
+    for each in found:
+        yield f"### {each.rung.id} {each.rung.title}"
+        yield from _picture(tuning.picture(each.rung), f"every configuration of {each.rung.id}", pictures)
+        yield tuning.says(each)
+        yield tables.tuning(each)
 
 
 def _findings(record: Record) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from triton_gemm import aot
 from triton_gemm.config import GemmConfig
 from triton_gemm.device import device_info
 from triton_gemm.ladder import LADDER, Rung
-from triton_gemm.ladder.rung import TUNERS
+from triton_gemm.ladder.rung import TUNERS, gemm_config
 from triton_gemm.problem import UnsupportedOperandError, aligned
 
 MODES = ("ieee", "tf32", "fp16", "bf16")
@@ -37,7 +38,7 @@ def rungs_of(mode: str, rungs: Iterable[Rung] = LADDER) -> list[Rung]:
 
 
 def rung_provider(rung: Rung, size: tuple[int, int, int], dtype: torch.dtype, *, inspect: bool) -> Provider:
-    """A rung with its tuned configuration; `inspect` adds what that was compiled to."""
+    """A rung with its tuned configuration, and what tuning timed; `inspect` adds what both were compiled to."""
     capability = device_info(torch.device("cuda")).capability
 
     def call(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
@@ -50,7 +51,10 @@ def rung_provider(rung: Rung, size: tuple[int, int, int], dtype: torch.dtype, *,
     def details(*_: torch.Tensor) -> dict[str, Any]:
         config = tuned_config(rung)
         facts = compiled(rung, config, size, dtype, capability) if inspect else {}
-        return {"config": str(config), **facts}
+        timed = timings(rung)
+        for name, found in compiled_together(rung, timed, size, dtype, capability).items() if inspect else ():
+            timed[name] |= found
+        return {"config": str(config), **facts, "tuning": timed}
 
     return Provider(rung.name, call if runs_on(rung, capability) else refuse, details=details)
 
@@ -64,8 +68,38 @@ def tuned_config(rung: Rung) -> GemmConfig:
     """The configuration that the rung's autotuner used last; its only one where nothing is tuned."""
     if rung.id not in TUNERS:
         return rung.configs[0]
-    best = TUNERS[rung.id].best_config
-    return GemmConfig(**best.kwargs, num_warps=best.num_warps, num_stages=best.num_stages)
+    return gemm_config(TUNERS[rung.id].best_config)
+
+
+def timings(rung: Rung) -> dict[GemmConfig, dict[str, Any]]:
+    """Milliseconds of every configuration in the last tuning of a rung, as `triton.autotune` took them (`do_bench`:
+    median, p20, p80), in the order of the list; nothing of what failed, no configuration where nothing was tuned."""
+    if rung.id not in TUNERS:
+        return {}
+    found = {}
+    for config, (median, p20, p80) in TUNERS[rung.id].configs_timings.items():
+        time_ms = {"median": median, "p20": p20, "p80": p80}
+        found[gemm_config(config)] = {"time_ms": time_ms} if math.isfinite(median) else {}
+    return found
+
+
+def compiled_together(
+    rung: Rung,
+    configs: Iterable[GemmConfig],
+    size: tuple[int, int, int],
+    dtype: torch.dtype,
+    capability: tuple[int, int],
+) -> dict[GemmConfig, dict[str, Any]]:
+    """Of each configuration registers, shared memory, spills and blocks an SM, compiled on all cores."""
+    jobs = {job.key: job for config in configs for job in [static.Job(rung, config, capability, False, size, dtype)]}
+    found: dict[GemmConfig, dict[str, Any]] = {}
+
+    def done(key: str, facts: dict[str, Any]) -> None:
+        kept = ("registers", "shared", "spills", "blocks_per_sm")
+        found[jobs[key].config] = {name: facts[name] for name in kept if name in facts}
+
+    static.compile_all(jobs.values(), done)
+    return found
 
 
 def configured_provider(

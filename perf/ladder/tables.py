@@ -8,8 +8,10 @@ from typing import Any
 from perf.common import formats
 from perf.common.formats import Cell
 from perf.ladder import published, static, views
+from perf.ladder.by_hand_arguments import spelled
 from perf.ladder.record import Record
 from perf.ladder.tasks import COUNTERS, TF32_ROUNDING
+from perf.ladder.tuning import Tuning
 from perf.measure.environment import short
 from perf.measure.numerics import mode_of
 
@@ -63,6 +65,24 @@ def configurations(record: Record) -> str:
         if step.tflops
     ]
     return formats.table(["rung", "configuration", "call µs"], rows)
+
+
+def tuning(found: Tuning) -> str:
+    """Every configuration that was timed, the fastest first, and those that failed."""
+    rows: list[list[Cell]] = [
+        [
+            spelled(timed.config),
+            formats.number(timed.tflops),
+            formats.percent(found.share(timed)),
+            formats.number(found.expected(timed)),
+            timed.registers,
+            timed.spills,
+        ]
+        for timed in sorted(found.timed, key=lambda timed: -timed.tflops)
+    ]
+    rows += [[spelled(config), "failed", *[None] * 4] for config in found.failed]
+    columns = ["tile,warps,stages,group", "TFLOPS", "of the fastest", "predicted, scaled", "registers", "spills"]
+    return formats.table(columns, rows)
 
 
 def sweep(record: Record, mode: str) -> str:

@@ -12,6 +12,7 @@ import torch
 
 from perf.common.progress import Advance, Task
 from perf.ladder import counters, interpret, published, rungs_and_twins, static
+from perf.ladder.by_hand_arguments import spelled
 from perf.ladder.record import Record
 from perf.measure import operands, providers, roofline, timer
 from perf.measure.operands import Problem
@@ -41,6 +42,7 @@ class Options:
     sizes: tuple[int, ...]
     quick: bool
     counters: bool
+    tuning: bool = False
 
     @property
     def budget_s(self) -> float:
@@ -108,6 +110,58 @@ def _compile_task(rungs: list[Rung], problem: Problem) -> Task:
     )
 
 
+def tuning_tasks(record: Record, options: Options) -> list[Task]:
+    """What the autotuner times for each rung that has a choice, on the ladder's size and nothing else; less what is
+    recorded in today's surroundings. The winner's result is checked against fp64, and nothing else is timed."""
+    tasks = []
+    size = ladder_size(options.sizes)
+    capability = torch.cuda.get_device_capability()
+    for mode in options.modes:
+        problem = Problem(size, size, size, mode)
+        rungs = [
+            rung
+            for rung in rungs_and_twins.rungs_of(mode, options.rungs)
+            if len(rung.configs) > 1 and rungs_and_twins.runs_on(rung, capability)
+            if not record.has_tuning(tuning_key(rung, problem))
+        ]
+        if rungs:
+            tasks.append(_compile_task(rungs, problem))
+            tasks += [_tuning_task(record, rung, problem) for rung in rungs]
+    return tasks
+
+
+def _tuning_task(record: Record, rung: Rung, problem: Problem) -> Task:
+    def run() -> None:
+        result: dict[str, Any] = {}
+        with timer.fp32_precision("tf32" if problem.mode == "tf32" else "ieee"):
+            laid = operands.Operands(problem, {problem.out_dtype}, 1)
+            check = operands.Check(problem, *laid.sets[0])
+            provider = rungs_and_twins.rung_provider(
+                rung, (problem.M, problem.N, problem.K), problem.dtype, inspect=True
+            )
+            timer.verdict(provider, laid, check, result, torchs=False)
+        keep_tuning(record, rung, problem, result)
+        if "failed" in result:
+            record.put_tuning(tuning_key(rung, problem), {"failed": result["failed"]})
+        torch.cuda.empty_cache()
+
+    return _single(f"tuning {tuning_key(rung, problem)}", run)
+
+
+def tuning_key(rung: Rung, problem: Problem) -> str:
+    return f"{rung.name} {problem.key}"
+
+
+def keep_tuning(record: Record, rung: Rung, problem: Problem, result: dict[str, Any]) -> None:
+    """Takes `tuning` out of a rung's result and puts it into the record's section of that name; a rung that does not
+    take the problem, or has one configuration, leaves nothing there."""
+    timed = result.pop("tuning", {})
+    about = {"rung": rung.name, "mode": problem.mode, "M": problem.M, "N": problem.N, "K": problem.K}
+    if timed:
+        configs = {spelled(config): found for config, found in timed.items()}
+        record.put_tuning(tuning_key(rung, problem), {**about, "configs": configs})
+
+
 def _experiments(record: Record, options: Options, twins: Twins) -> list[Task]:
     tasks = []
     for problem, names in experiment_problems():
@@ -132,6 +186,8 @@ def _problem_task(record: Record, problem: Problem, subjects: list[Provider], op
 
     def run() -> None:
         result = timer.measure(problem, subjects, baseline, options.budget_s)
+        for rung in options.rungs:
+            keep_tuning(record, rung, problem, result["providers"].get(rung.name, {}))
         record.put_problem(problem.key, result)
         torch.cuda.empty_cache()
 

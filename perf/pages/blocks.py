@@ -12,7 +12,7 @@ from typing import Any
 from perf.bench import tables as bench_tables
 from perf.bench.scores import Sweep
 from perf.common import formats
-from perf.ladder import published, report_page, targets, views
+from perf.ladder import published, report_page, targets, tuning, views
 from perf.ladder import tables as ladder_tables
 from perf.ladder.record import Record
 from perf.ladder.rungs_and_twins import MODES
@@ -24,6 +24,7 @@ from perf.pages.results import Results
 from triton_gemm.ladder import LADDER, Rung
 
 NOTHING = "No measurement is committed yet; `make report` on a GPU makes one."
+NO_TUNING = "No tuning is committed yet; `make report ARGS=--tuning` on a GPU makes one."
 BLOCK = re.compile(r"(<!-- results:([\w-]+) -->\n)(.*?)(<!-- /results -->)", re.DOTALL)
 HEADER_OF_A_SECTION = ("Changes", "Why", "Predicts", "Requires")
 
@@ -46,7 +47,7 @@ def filled(text: str, results: Results, folder: Path) -> str:
 
 
 def _rung(rung: Rung, results: Results, folder: Path) -> str:
-    """A rung's section: its header, its source against the rung before, and what was measured."""
+    """A rung's section: its header, its source against the rung before, what was measured, and what tuning timed."""
     source = f"[`{rung.name}.py`](../triton_gemm/ladder/{rung.name}.py)"
     twins = [f"[`{stem}.cu`](../reference_cuda/{stem}.cu)" for stem in rung.twins]
     lines = ["Source: " + ", ".join([source, *twins]) + "."]
@@ -54,8 +55,31 @@ def _rung(rung: Rung, results: Results, folder: Path) -> str:
     lines += filter(None, [rung_diff.difference(rung)])
     measured = [line for record in results.records for line in _measured(rung, record)]
     lines += [f"**Measured** {line}" for line in measured or [NOTHING]]
+    lines += [f"**Tuning** {rung.header['Tuning']}"]
+    lines += [line for record in results.records for line in _tuned(rung, record, folder)]
     lines += [f"**{name}** {rung.header[name]}" for name in ("Bound by", "Next")]
     return "\n\n".join(lines)
+
+
+def _tuned(rung: Rung, record: Record, folder: Path) -> Iterator[str]:
+    """What the autotuner timed on one GPU, in words and in a picture; nothing if that is not recorded."""
+    for found in tuning.shown(record):
+        if found.rung == rung:
+            yield tuning.says(found)
+            yield _picture(record, tuning.picture(rung), f"Every configuration of {rung.id}", folder)
+
+
+def _tunings(results: Results, folder: Path) -> str:
+    """How the tunings that the rungs show were made."""
+    made = {record.folder: tuning.shown(record) for record in results.records}
+    lines = [
+        f"- {environment.named(found[0].made)}; "
+        f"[every configuration]({_link(place / report_page.FILE, folder)}#what-the-autotuner-timed). "
+        f"{environment.origin([each.made for each in found], 'ladder')}"
+        for place, found in made.items()
+        if found
+    ]
+    return "\n".join([*lines, "", tuning.HOW]) if lines else NO_TUNING
 
 
 def _measured(rung: Rung, record: Record) -> Iterator[str]:
@@ -208,6 +232,7 @@ BLOCKS: dict[str, Block] = {
     "summary": lambda results, _: summary.speed(results.sweeps, results.models),
     "ladder": _ladder,
     "ladders": _ladders,
+    "tunings": _tunings,
     "targets": _of_main(_targets),
     "factors": _of_main(ladder_tables.factors),
     "roofline": _picture_of_main("roofline.png", "Every rung under measured ceilings"),

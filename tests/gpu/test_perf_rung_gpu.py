@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,8 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from perf.ladder.by_hand_arguments import spelled
+from perf.ladder.rungs_and_twins import runs_on
 from triton_gemm.config import GemmConfig
-from triton_gemm.ladder import k06_pipelined
+from triton_gemm.device import device_info
+from triton_gemm.ladder import LADDER, k06_pipelined
 
 pytestmark = pytest.mark.gpu
 
@@ -47,6 +51,30 @@ def assert_plausible(cells: list[str], flop: float, largest_error: float) -> Non
     assert 1 < float(share.rstrip("%")) < 1000
     assert 0 < float(error) < largest_error
     assert 16 <= int(registers) <= 255 and 0 < float(shared) < 227 and spills == "0"
+
+
+def test_tunings_are_recorded_once_and_drawn(tmp_path: Path) -> None:
+    """Every legal configuration is timed; a second run finds nothing left to do."""
+    capability = torch.cuda.get_device_capability()
+    rungs = [rung for rung in LADDER if rung.id in ("k03", "k08", "k10") and runs_on(rung, capability)]
+    names = ",".join(rung.id for rung in rungs)
+    call = [sys.executable, str(ROOT / "perf" / "report.py"), "--tuning", "--sizes", "512", "--rungs", names]
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    out = tmp_path / "out"
+    for count in range(2):
+        done = subprocess.run([*call, "--out", str(out)], env=environment, capture_output=True, text=True, timeout=280)
+        assert done.returncode == 0, done.stderr
+        assert ("tuning k03_blocked" in done.stderr) == (count == 0)
+    tuned = json.loads((out / "results.json").read_text())["tuning"]
+    assert list(tuned) == [f"{rung.name} {'ieee' if rung.id == 'k03' else 'fp16'} 512x512x512" for rung in rungs]
+    for rung, found in zip(rungs, tuned.values(), strict=True):
+        legal = rung.legal_configs(device_info(torch.device("cuda")), rung.dtypes[0])
+        assert list(found["configs"]) == [spelled(config) for config in legal]
+        for facts in found["configs"].values():
+            assert 0 < facts["time_ms"]["p20"] <= facts["time_ms"]["median"] <= facts["time_ms"]["p80"] < 10
+            assert 16 <= facts["registers"] <= 255 and facts["blocks_per_sm"] >= 1 and facts["spills"] == 0
+        assert (out / f"tuning-{rung.id}.png").exists()
+    assert "## What the autotuner timed" in (out / "report.md").read_text()
 
 
 def test_one_configuration_of_k06() -> None:

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ from triton_gemm.config import GemmConfig
 from triton_gemm.device import device_info
 from triton_gemm.ladder import LADDER, Rung, k07_tf32
 from triton_gemm.ladder.k05_register_tiled import repacked
-from triton_gemm.ladder.rung import Autotuner
+from triton_gemm.ladder.rung import TUNERS, Autotuner, triton_config
 
 pytestmark = pytest.mark.gpu
 
@@ -258,13 +259,13 @@ def test_can_be_captured_in_a_graph(rung: Rung) -> None:
 def tuning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """Three configurations a rung, an empty cache on disk; the list grows by a line for each that is timed."""
     timed: list[str] = []
-    all_legal, bench = Rung.legal_configs, Autotuner._bench
+    all_legal, bench = Autotuner.legal, Autotuner._bench
 
     def note(self: Autotuner, *args: object, config: triton.Config, **meta: object) -> list[float]:
         timed.append(str(config))
         return bench(self, *args, config=config, **meta)
 
-    monkeypatch.setattr(Rung, "legal_configs", lambda *args, **kwargs: all_legal(*args, **kwargs)[-3:])
+    monkeypatch.setattr(Autotuner, "legal", lambda *args: all_legal(*args)[-3:])
     monkeypatch.setattr(Autotuner, "_bench", note)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("TRITON_PRINT_AUTOTUNING", "1")
@@ -286,15 +287,40 @@ def test_tuning(rung: Rung, tuning: list[str], capsys: pytest.CaptureFixture[str
     assert "Triton autotuning for function" in capsys.readouterr().out
 
 
-def test_winners_are_kept_on_disk(tuning: list[str]) -> None:
-    rung = RUNGS["k08"]
+@pytest.mark.parametrize("name", ["k08", "k10", "k11"])
+def test_winners_are_kept_on_disk(name: str, tuning: list[str]) -> None:
+    rung = RUNGS[name]
+    skip_unless_claimed(rung)
     product = of_rung(rung, torch.float16, None, "cuda")
-    tuner = sys.modules[rung.module].tensor_core_kernel
-    a, b, c = operands(product, (144, 256, 336))
+    a, b, c = operands(product, (144, 256, 336), "integers")
+    expected = reference(a, b).to(c.dtype)
     for _ in range(2):
-        product.multiply(a, b, c, 1.0, 0.0)
-        tuner.cache.clear()  # as a new process would find it
+        product.multiply(a, b, c.fill_(float("nan")), 1.0, 0.0)
+        assert torch.equal(c, expected)
+        TUNERS[name].cache.clear()  # as a new process would find it
     assert len(tuning) == len(set(tuning)) > 1
+
+
+@pytest.mark.parametrize("name", ["k06", "k08", "k10", "k11"])
+def test_a_users_configurations_are_tuned(name: str, tuning: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    """One that has no shared memory here is left out with its reason; the fastest of the rest is kept on disk."""
+    rung = RUNGS[name]
+    skip_unless_claimed(rung)
+    product = of_rung(rung, rung.dtypes[0], None, "cuda")
+    a, b, c = operands(product, (256, 384, 192), "integers")
+    expected = reference(a, b).to(c.dtype)
+    right = rung.configs[-1]
+    deeper, too_deep = (triton_config(replace(right, num_stages=n)) for n in (right.num_stages + 1, 64))
+    configs = [right, deeper, too_deep]
+    for _ in range(2):
+        rung.launch(a, b, c.fill_(float("nan")), configs=configs)
+        assert torch.equal(c, expected)
+        TUNERS[name].over(configs).cache.clear()
+    assert len(tuning) == 2
+    assert "bytes of shared memory" in caplog.text
+    assert set(TUNERS[name].over(configs).configs_timings) == {triton_config(right), deeper}
+    rung.launch(a, b, c.fill_(float("nan")), configs=[deeper])  # one is not tuned
+    assert torch.equal(c, expected) and len(tuning) == 2
 
 
 # --- A missing barrier ---

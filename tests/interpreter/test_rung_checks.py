@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import triton
 
 from tests.wrong_launches import K, M, N, Wrong, wrong_launches
 from triton_gemm.config import GemmConfig
@@ -21,7 +22,7 @@ RUNGS = {rung.id: rung for rung in LADDER if rung.interpretable}
 def test_a_wrong_launch_raises_and_writes_nothing(rung: Rung, wrong: Wrong) -> None:
     before = [x.clone() if isinstance(x, torch.Tensor) and not x.is_sparse else None for x in wrong.operands]
     with pytest.raises(wrong.error, match=wrong.says):
-        rung.launch(*wrong.operands, 1.0, 2.0, config=wrong.config)
+        rung.launch(*wrong.operands, 1.0, 2.0, config=wrong.config, configs=wrong.configs)
     for x, was in zip(wrong.operands, before, strict=True):
         assert was is None or torch.equal(x, was)
 
@@ -38,6 +39,16 @@ def test_what_is_right_is_launched(rung: Rung) -> None:
             out = torch.full_like(c, float("nan"), dtype=dtype)
             rung.launch(a, b, out, config=config)
             assert (out == K).all()
+
+
+@pytest.mark.parametrize("rung", [rung for rung in RUNGS.values() if len(rung.configs) > 1], ids=lambda rung: rung.id)
+def test_a_users_configurations_run(rung: Rung) -> None:
+    """The interpreter takes the first, as it does of the rung's own; k10's sets its descriptors' blocks."""
+    a, b, c = (torch.ones(shape, dtype=rung.dtypes[0]) for shape in ((M, K), (K, N), (M, N)))
+    mine = triton.Config(dict.fromkeys(rung.configs[0].meta(), 16), num_warps=2, num_stages=2)
+    for configs in ([mine], [mine, rung.configs[0]]):
+        rung.launch(a, b, c.fill_(float("nan")), configs=configs)
+        assert (c == K).all()
 
 
 def test_the_modules_own_launch_checks_too() -> None:

@@ -7,6 +7,7 @@ Why: a warp's 32 lanes hold 32 rows of A, K elements apart, so every load of A t
 Predicts: 8 bytes asked of L1 for every FMA, and 32 L1 wavefronts a load of A: 1 wavefront a clock and SM gives
     132 SMs x 1.7 GHz x 32 FMA / 33 wavefronts = 0.22 T FMA/s = 0.4 TFLOPS, under 1 % of cuBLAS.
 Requires: fp32; any strides.
+Tuning: nothing: one configuration, and no `triton.autotune`.
 Bound by: the L1 cache's wavefronts (`l1tex__data_pipe`), not memory and not arithmetic.
 Next: k02 makes the strip horizontal, so that lanes run along a row.
 

@@ -9,6 +9,7 @@ Predicts: 2 wavefronts an FMA step of a warp where k01 had 33, so up to 16 times
     Missed low: programs of neighbouring rows on one SM find B's row in L1, so that L2's rate does not bind, and a
     thread's four columns share one element of A and one 16-byte load of B.
 Requires: fp32; any strides, coalesced where B and C are row-major.
+Tuning: nothing: one configuration, and no `triton.autotune`.
 Bound by: L1 bandwidth and load latency: there are two loads for every FMA.
 Next: k03 loads a tile once and uses every element of it many times.
 

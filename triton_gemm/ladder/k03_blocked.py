@@ -6,6 +6,9 @@ Why: a BLOCK_M x BLOCK_K tile of A is read once from L2 and used BLOCK_N times, 
 Predicts: traffic from L2 falls by the tile's edge (32 to 64), so that limit is gone; shared-memory reads take
     over. Threads of 4 x 4 results read 8 words for 16 FMA: 3 to 4 times k02.
 Requires: fp32; any strides; N up to 65,535 tiles, the limit of a grid's second axis.
+Tuning: the tile against the threads. 64 x 64 on 4 warps gives a thread 32 results, and with them few reads of
+    shared memory for each FMA; on 8 warps it has 16, and smaller tiles read more from L2 as well. With num_stages =
+    1 only other programs on the SM hide latency, and registers limit how many there are.
 Bound by: shared-memory bandwidth, and latency: loads and FMAs alternate (num_stages = 1).
 Next: k04 changes the order of the programs so that L2 is hit more often.
 
@@ -18,7 +21,7 @@ import triton.language as tl
 
 from ..config import GemmConfig
 from .k01_naive import store
-from .rung import FMA_CAPABILITIES, Rung, autotune, checked, pointer_arguments, run, tune_key
+from .rung import FMA_CAPABILITIES, Choice, Rung, autotune, checked, pointer_arguments, run, tune_key
 
 CONFIGS = tuple(
     GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, num_warps=warps)
@@ -148,7 +151,7 @@ def launch(
     c: torch.Tensor,
     alpha: float = 1.0,
     beta: float = 0.0,
-    config: GemmConfig | None = None,
+    config: Choice = None,
 ) -> None:
     """c = alpha a @ b + beta c for fp32 a [M, K], b [K, N], c [M, N]."""
     M, N = c.shape

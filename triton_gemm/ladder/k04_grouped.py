@@ -7,6 +7,9 @@ Predicts: a wave of W tiles reads W/GROUP_M + GROUP_M tile strips where it read 
     at 4096^3, 64 x 64 tiles and W = 528, 74 strips with GROUP_M = 8 against 72 row-major. Either way the strips in
     use, 1 MB each, are read from L2, and k03 is bound by shared memory: a factor of 1.0 here, more where L2 is short.
 Requires: fp32; any shape and strides.
+Tuning: k03's tiles, and GROUP_M, how many rows of tiles are walked together: the programs that run at once then
+    cover a squarer part of C, and less of what they read is missing from L2. It changes no instruction of the main
+    loop.
 Bound by: shared-memory bandwidth and latency, as k03.
 Next: k05 gives each thread more results, which lowers the shared-memory reads per FMA.
 """
@@ -17,7 +20,7 @@ import triton.language as tl
 
 from ..config import GemmConfig
 from .k03_blocked import operand_pointers, store_tile
-from .rung import FMA_CAPABILITIES, Rung, autotune, checked, pointer_arguments, run, tune_key
+from .rung import FMA_CAPABILITIES, Choice, Rung, autotune, checked, pointer_arguments, run, tune_key
 
 CONFIGS = tuple(
     GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group, num_warps=warps)
@@ -106,7 +109,7 @@ def launch(
     c: torch.Tensor,
     alpha: float = 1.0,
     beta: float = 0.0,
-    config: GemmConfig | None = None,
+    config: Choice = None,
 ) -> None:
     """c = alpha a @ b + beta c for fp32 a [M, K], b [K, N], c [M, N]."""
     arguments = {**pointer_arguments(a, b, c, alpha, beta), "TUNE_KEY": tune_key(a, b, c, beta)}

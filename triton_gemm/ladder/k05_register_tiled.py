@@ -11,6 +11,9 @@ Predicts: 8 x 8 results read 16 words for 64 FMAs, 1 for 4, where k04's 4 x 4 to
     A, 2 % at 4096^3. Missed high: k04's best tile, 64 x 64 on 4 warps, has 4 x 8 results a thread already. Without
     the M-major copy the large tiles gain next to nothing: their fragments of A cost a quarter of the resident warps.
 Requires: fp32; any shape and strides; workspace for a copy of A.
+Tuning: the shape of 64 results a thread, and the depth of a k-tile. A deeper one has fewer barriers, and takes more
+    registers; as only other programs hide the loads, it matters that 64 x 128 on 4 warps leaves room for three on
+    an SM, and 128 x 128 on 8 warps for one or two.
 Bound by: latency at the start of each k-tile: with num_stages = 1 the loads wait for the FMAs, and they for the loads.
 Next: k06 loads the next tiles while this one multiplies.
 
@@ -23,7 +26,7 @@ import triton.language as tl
 
 from ..config import OPTIONS, GemmConfig
 from .k04_grouped import grouped_kernel, tiles
-from .rung import FMA_CAPABILITIES, Rung, autotune, checked, pointer_arguments, run, tune_key
+from .rung import FMA_CAPABILITIES, Choice, Rung, autotune, checked, pointer_arguments, run, tune_key
 
 CONFIGS = tuple(
     GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group, num_warps=warps)
@@ -104,7 +107,7 @@ def launch(
     c: torch.Tensor,
     alpha: float = 1.0,
     beta: float = 0.0,
-    config: GemmConfig | None = None,
+    config: Choice = None,
 ) -> None:
     """c = alpha a @ b + beta c for fp32 a [M, K], b [K, N], c [M, N]."""
     if alpha != 0:

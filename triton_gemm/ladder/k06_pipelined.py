@@ -9,6 +9,8 @@ Predicts: k05 exposes one latency and two barriers in each k-tile, about 500 clo
     near 0.85 of cuBLAS. Missed high: two to four programs on an SM had hidden part of that latency before.
 Requires: fp32, sm_80 or newer for `cp.async`; any shape and strides; workspace for copies of A and of a B that is
     not row-major, whose elements would be loaded one by one.
+Tuning: num_stages: each is one more k-tile in shared memory and one more load under way. Stages beyond what latency
+    needs give nothing; they cost where shared memory, and not registers, limits the programs on an SM.
 Bound by: issue slots of the FP32 pipes: for 64 FFMAs a thread also issues 5 shared loads and some address arithmetic.
 Next: more speed needs other arithmetic; k07 uses the tensor cores.
 
@@ -20,7 +22,7 @@ import torch
 from ..config import GemmConfig
 from .k04_grouped import grouped_kernel, tiles
 from .k05_register_tiled import m_major, repacked
-from .rung import FMA_CAPABILITIES, Rung, autotune, checked, pointer_arguments, run, tune_key
+from .rung import FMA_CAPABILITIES, Choice, Rung, autotune, checked, pointer_arguments, run, tune_key
 
 CONFIGS = tuple(
     GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group, num_warps=warps, num_stages=stages)
@@ -56,7 +58,7 @@ def launch(
     c: torch.Tensor,
     alpha: float = 1.0,
     beta: float = 0.0,
-    config: GemmConfig | None = None,
+    config: Choice = None,
 ) -> None:
     """c = alpha a @ b + beta c for fp32 a [M, K], b [K, N], c [M, N]."""
     if alpha != 0:

@@ -10,6 +10,8 @@ Requires: fp16 or bf16, sm_80 or newer; any shape and strides, fast only where s
     multiple, that operand's elements are loaded one by one, 2 bytes each, through registers, although rows of a
     multiple of 8 are 16-byte aligned too. `cp.async` copies at least 4 bytes, so it is not used, and its overlap is
     lost.
+Tuning: as k07's, with twice the depth in the same shared memory: 128 x 256 x 64 in three stages is 144 KiB. At
+    512^3 that tile would give 8 SMs work and 64 x 128 gives it to 32, so the sizes want different tiles.
 Bound by: `cp.async`: all warps compute addresses and issue 16-byte copies between their `wgmma`s, and a program's
     prologue and epilogue overlap nothing.
 Next: k09 keeps a program running from tile to tile.
@@ -25,7 +27,7 @@ from ..compat import dot_operand
 from ..config import GemmConfig
 from .k03_blocked import operand_pointers, store_tile
 from .k04_grouped import grouped_pid, tiles
-from .rung import Rung, autotune, checked, pointer_arguments, run, tune_key
+from .rung import Choice, Rung, autotune, checked, pointer_arguments, run, tune_key
 
 CONFIGS = tuple(
     GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group, num_warps=warps, num_stages=stages)
@@ -115,7 +117,7 @@ def launch(
     c: torch.Tensor,
     alpha: float = 1.0,
     beta: float = 0.0,
-    config: GemmConfig | None = None,
+    config: Choice = None,
 ) -> None:
     """c = alpha a @ b + beta c for fp16 or bf16 a [M, K], b [K, N] and c [M, N] of fp16, bf16 or fp32."""
     arguments = {**pointer_arguments(a, b, c, alpha, beta), "TUNE_KEY": tune_key(a, b, c, beta)}

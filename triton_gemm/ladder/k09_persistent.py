@@ -7,6 +7,8 @@ Why: a program's prologue (the first k-tiles' latency) and epilogue (the store) 
 Predicts: at 4096^3 a tile's 64 k-tiles take some 35 us, of which about 2 us are prologue and epilogue: 1.04 times
     k08 if hidden. The wave count is not changed: 512 tiles on 132 SMs are 3.88 waves either way.
 Requires: fp16 or bf16, sm_80 or newer; any shape and strides, fast only in multiples of 16 elements, as k08.
+Tuning: k08's tiles, but the tile of C stays in shared memory next to the ring, so that 128 x 256 x 64 has three
+    stages at most. GROUP_M orders the tiles that a program computes one after another, and no longer the launches.
 Bound by: `cp.async`, as k08, and registers: addresses and predicates of two nested loops stay live.
 Next: k10 lets the TMA unit compute addresses.
 """
@@ -20,7 +22,7 @@ from ..config import GemmConfig
 from ..device import device_info
 from .k03_blocked import operand_pointers, store_tile
 from .k04_grouped import grouped_pid, tiles
-from .rung import Rung, autotune, checked, pointer_arguments, run, tune_key
+from .rung import Choice, Rung, autotune, checked, pointer_arguments, run, tune_key
 
 CONFIGS = tuple(
     GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group, num_warps=warps, num_stages=stages)
@@ -115,7 +117,7 @@ def launch(
     c: torch.Tensor,
     alpha: float = 1.0,
     beta: float = 0.0,
-    config: GemmConfig | None = None,
+    config: Choice = None,
 ) -> None:
     """c = alpha a @ b + beta c for fp16 or bf16 a [M, K], b [K, N] and c [M, N] of fp16, bf16 or fp32."""
     arguments = {**pointer_arguments(a, b, c, alpha, beta), "TUNE_KEY": tune_key(a, b, c, beta)}

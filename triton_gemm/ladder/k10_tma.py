@@ -7,6 +7,9 @@ Why: a `cp.async` moves 16 bytes and needs an address and a predicate in registe
 Predicts: the k-loop's address arithmetic disappears: 1.04 times k09, 0.95 of cuBLAS.
 Requires: fp16 or bf16, sm_90 or newer; every operand with one unit stride, the other stride a multiple of 16 bytes, and
     a base aligned to 16 bytes; C row-major, its rows a multiple of 16 bytes long.
+Tuning: warps: 4 can hold a 128 x 128 tile, 128 sums a thread, as TMA leaves them the registers of the addresses; 8
+    divide it, and one warpgroup may multiply while the other waits. The tile of C takes shared memory, which the
+    ring then lacks.
 Bound by: one instruction stream: the warps that wait for tiles, issue copies and store C are those that feed `wgmma`.
 Next: k11 gives the loads a warp of their own.
 """
@@ -23,7 +26,7 @@ from ..config import GemmConfig
 from ..problem import UnsupportedOperandError, column_major, tma_operands_illegal
 from .k04_grouped import grouped_pid
 from .k09_persistent import resident
-from .rung import Rung, autotune, checked, run, tune_key
+from .rung import Choice, Rung, autotune, checked, run, tune_key
 
 CONFIGS = tuple(
     GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group, num_warps=warps, num_stages=stages)
@@ -142,7 +145,7 @@ def launch(
     c: torch.Tensor,
     alpha: float = 1.0,
     beta: float = 0.0,
-    config: GemmConfig | None = None,
+    config: Choice = None,
 ) -> None:
     """c = alpha a @ b + beta c for fp16 or bf16 a [M, K], b [K, N] and c [M, N] of fp16, bf16 or fp32.
 

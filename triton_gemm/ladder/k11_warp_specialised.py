@@ -8,6 +8,9 @@ Why: in k10 the same warps issue copies, wait for them, feed the tensor cores an
     registers are divided by need: 24 a thread for the load partition, 240 for the mma partition.
 Predicts: epilogue loads hidden and no issue slots lost between `wgmma`s: 1.05 times k10, 1.00 of cuBLAS.
 Requires: fp16 or bf16, sm_90 (`wgmma`); operands as k10.
+Tuning: the depth of the ring against the tile: what shared memory a tile leaves becomes more slots, three of 128 x
+    256, five of 128 x 128, six of 64 x 128, and the load partition runs that far ahead. num_warps are those of the
+    mma partition, of which each wants 16 rows of the tile.
 Bound by: L2-to-SM traffic of 128 x 256 tiles, and power, as cuBLAS is.
 Next: beyond the ladder: tile choice by shape, split-K where the last wave is not full, larger tiles.
 
@@ -33,7 +36,7 @@ from ..config import GemmConfig
 from .k04_grouped import grouped_pid
 from .k09_persistent import resident
 from .k10_tma import set_blocks, tma_arguments
-from .rung import Rung, autotune, checked, run
+from .rung import Choice, Rung, autotune, checked, run
 
 CONFIGS = tuple(
     GemmConfig(BLOCK_M=m, BLOCK_N=n, BLOCK_K=64, GROUP_M=group, num_warps=warps, num_stages=stages)
@@ -220,7 +223,7 @@ def launch(
     c: torch.Tensor,
     alpha: float = 1.0,
     beta: float = 0.0,
-    config: GemmConfig | None = None,
+    config: Choice = None,
 ) -> None:
     """c = alpha a @ b + beta c for fp16 or bf16 a [M, K], b [K, N] and c [M, N] of fp16, bf16 or fp32.
 

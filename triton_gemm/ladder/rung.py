@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from typing import Any
@@ -26,7 +26,10 @@ log = logging.getLogger("triton_gemm.autotune")
 # Where an fp32 kernel without tensor cores is compiled ahead of time and tested.
 FMA_CAPABILITIES = ((8, 0), (8, 9), (9, 0), (10, 0), (12, 0))
 
-HEADER_FIELDS = ("Changes", "Why", "Predicts", "Requires", "Bound by", "Next")
+HEADER_FIELDS = ("Changes", "Why", "Predicts", "Requires", "Tuning", "Bound by", "Next")
+
+# A rung's configuration: one, several to tune over (a tuple), or None for the best of its own.
+Choice = GemmConfig | tuple[triton.Config, ...] | None
 
 
 @dataclass(frozen=True)
@@ -94,15 +97,16 @@ class Rung:
 
     @property
     def launch(self) -> Callable[..., None]:
-        """`launch(a, b, c, alpha=1.0, beta=0.0, config=None)`: c [M, N] = alpha a [M, K] @ b [K, N] + beta c,
-        asynchronously, on the current stream of the current device, which must be the tensors'. `config=None` tunes at
-        the first call. What cannot be right raises before any memory is touched, as `check` says."""
+        """`launch(a, b, c, alpha=1.0, beta=0.0, config=None, configs=None)`: c [M, N] = alpha a [M, K] @ b [K, N] +
+        beta c, asynchronously, on the current stream of the current device, which must be the tensors'. Without a
+        `config` the first call tunes, over `configs` (`triton.Config` or `GemmConfig`), or over the rung's own. What
+        cannot be right raises before any memory is touched, as `check` says."""
         launch: Callable[..., None] = sys.modules[self.module].launch
         return launch
 
     @cached_property
     def header(self) -> dict[str, str]:
-        """The six fields of the module's docstring, in order."""
+        """The fields of the module's docstring, in order."""
         text = sys.modules[self.module].__doc__ or ""
         text = text[text.index("Changes: ") :].partition("\n\n")[0]
         parts = re.split(rf"^({'|'.join(HEADER_FIELDS)}): ", text, flags=re.MULTILINE)
@@ -181,12 +185,13 @@ def checked(rung: Rung) -> Callable[[Callable[..., None]], Callable[..., None]]:
             alpha: float = 1.0,
             beta: float = 0.0,
             config: GemmConfig | None = None,
+            configs: Iterable[GemmConfig | triton.Config] | None = None,
             **options: Any,
         ) -> None:
-            check(rung, a, b, c, beta, config)
+            chosen = check(rung, a, b, c, beta, config, configs)
             if a.is_cuda and not INTERPRETED:
                 ensure_context(a.device.index)  # which tensor maps want, and Triton does not make
-            launch(a, b, c, alpha, beta, config, **options)
+            launch(a, b, c, alpha, beta, chosen, **options)
 
         return call
 
@@ -194,15 +199,23 @@ def checked(rung: Rung) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 def check(
-    rung: Rung, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, beta: float = 0.0, config: GemmConfig | None = None
-) -> None:
-    """Refuses a launch of `rung` that would read or write outside its operands, or fail later in other words.
+    rung: Rung,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    beta: float = 0.0,
+    config: GemmConfig | None = None,
+    configs: Iterable[GemmConfig | triton.Config] | None = None,
+) -> Choice:
+    """What to launch with: `config`, or `configs` as a tuple. Refuses a launch of `rung` that would read or write
+    outside its operands, or fail later in other words.
 
     Wanted are strided a [M, K] and b [K, N] of one of the rung's `dtypes` and c [M, N] of one of its `out_dtypes`, all
     on the current CUDA device; on the CPU in Triton's interpreter only. Tensors on `meta`, whose GPU is not known, pass
-    for `aot.capture`. A config must be one that the rung's kernel has and that the GPU can run.
+    for `aot.capture`. A config must be one that the rung's kernel has and that the GPU can run. So must each of
+    `configs`, but that of several those that the GPU cannot run are left out when they are tuned.
 
-    Raises TypeError for what is no tensor, no GemmConfig or of another dtype, and ValueError for everything else.
+    Raises TypeError for what is no tensor, no configuration or of another dtype, and ValueError for everything else.
     """
     for name, x in (("a", a), ("b", b), ("c", c)):
         if not isinstance(x, torch.Tensor):
@@ -234,13 +247,51 @@ def check(
     if any(stride == 0 and size > 1 for stride, size in zip(c.stride(), c.shape, strict=True)):
         raise ValueError(f"{rung.name}: c is expanded, so that results would share memory; pass c.contiguous()")
     _check_device(rung, a, b, c)
+    if configs is not None:
+        if config is not None:
+            raise ValueError(f"{rung.name}: config is one configuration and configs are several to tune; pass one")
+        chosen = given_configs(rung, configs)
+        if len(chosen) == 1:  # Triton launches a single one as it is
+            _check_config(rung, gemm_config(chosen[0]), a, c, beta)
+        return chosen
     if config is None:
-        return
+        return None
     if not isinstance(config, GemmConfig):
         raise TypeError(f"{rung.name}: config is of type {type(config).__name__}; pass a triton_gemm.config.GemmConfig")
+    _check_config(rung, config, a, c, beta)
+    return config
+
+
+def given_configs(rung: Rung, configs: Iterable[GemmConfig | triton.Config]) -> tuple[triton.Config, ...]:
+    """A user's configurations in Triton's form. TypeError for what is none; ValueError for those that the rung's kernel
+    cannot have on any GPU, and for a rung without a tuner."""
+    if rung.id not in TUNERS:
+        raise ValueError(f"{rung.name} has no tuner; pass one configuration, as config")
+    found = []
+    for config in configs:
+        if not isinstance(config, GemmConfig | triton.Config):
+            raise TypeError(f"{rung.name}: configs has a {type(config).__name__}; pass triton.Config or GemmConfig")
+        given = triton_config(config) if isinstance(config, GemmConfig) else config
+        why = f"num_ctas is {given.num_ctas}, and rungs run without clusters" if given.num_ctas != 1 else None
+        foreign = [name for name in given.kwargs if name not in rung.configs[0].meta()]
+        if foreign:
+            why = f"this kernel has no {' and no '.join(foreign)}"
+        _refuse(rung, config, why or rung.misfit(gemm_config(given)))
+        found.append(given)
+    if not found:
+        raise ValueError(f"{rung.name}: configs is empty; pass at least one triton.Config")
+    return tuple(found)
+
+
+def _check_config(rung: Rung, config: GemmConfig, a: torch.Tensor, c: torch.Tensor, beta: float) -> None:
     why = rung.misfit(config)
     if why is None and a.is_cuda and not INTERPRETED:
         why = rung.illegal(config, device_info(a.device), a.dtype, c.dtype, reads_output=beta != 0)
+    _refuse(rung, config, why)
+
+
+def _refuse(rung: Rung, config: GemmConfig | triton.Config, why: str | None) -> None:
+    """Raises ValueError where there is a reason `why`."""
     if why is not None:
         raise ValueError(
             f"{rung.name} cannot take the configuration {config}: {why}; "
@@ -322,11 +373,62 @@ def operand(arguments: Mapping[str, Any], name: str) -> torch.Tensor:
     return tensor
 
 
-class Autotuner(compat.Autotuner):
-    """`triton.autotune`'s tuner, on which a failing configuration costs a line in the log and not the tuning.
+def triton_config(config: GemmConfig) -> triton.Config:
+    """Triton's form of a configuration."""
+    return triton.Config(config.meta(), num_warps=config.num_warps, num_stages=config.num_stages)
 
-    Triton catches three kinds of exception (autotuner.py, `_bench`); a compiler pass that fails raises others.
+
+def gemm_config(config: triton.Config) -> GemmConfig:
+    """What a configuration of Triton's says of tiles, warps and stages; TypeError for names that no rung has."""
+    return GemmConfig(**config.kwargs, num_warps=config.num_warps, num_stages=config.num_stages)
+
+
+class Autotuner(compat.Autotuner):
+    """`triton.autotune`'s tuner of a rung, keyed on the shape and `TUNE_KEY`; it keeps winners on disk.
+
+    What `Rung.illegal` refuses is left out before anything is compiled. A configuration that fails costs a line in the
+    log and not the tuning: Triton catches three kinds of exception (autotuner.py, `_bench`); a compiler pass that
+    fails raises others.
     """
+
+    def __init__(self, rung: Rung, kernel: Any, configs: Sequence[triton.Config]) -> None:
+        super().__init__(
+            kernel,
+            kernel.arg_names,
+            list(configs),
+            ["M", "N", "K", "TUNE_KEY"],
+            reset_to_zero=None,
+            restore_value=None,
+            cache_results=True,
+        )
+        self.rung = rung
+        self._over: dict[tuple[triton.Config, ...], Autotuner] = {}
+
+    def over(self, configs: Iterable[GemmConfig | triton.Config]) -> Autotuner:
+        """The tuner of the same kernel that chooses among a user's `configs`; the same one for the same configurations.
+
+        Raises TypeError and ValueError as `check` does.
+        """
+        given = given_configs(self.rung, configs)
+        if given not in self._over:
+            self._over[given] = Autotuner(self.rung, self.fn, given)
+        return self._over[given]
+
+    def legal(self, arguments: dict[str, Any]) -> list[triton.Config]:
+        """The configurations that fit the GPU and these arguments of the kernel, by name. Of a user's the others are
+        named in the log; ValueError where none is left."""
+        a, b, c = (operand(arguments, name) for name in "abc")
+        device = device_info(a.device)
+        circumstances = {"reads_output": arguments["HAS_BETA"], "aligned": aligned(a, b, c)}
+        why = {x: self.rung.illegal(gemm_config(x), device, a.dtype, c.dtype, **circumstances) for x in self.configs}
+        found = [config for config, reason in why.items() if reason is None]
+        left_out = {str(gemm_config(config)): reason for config, reason in why.items() if reason is not None}
+        if not found:
+            reasons = "; ".join(f"{config}: {reason}" for config, reason in left_out.items())
+            raise ValueError(f"{self.rung.name} can take none of the configurations here: {reasons}")
+        for config, reason in left_out.items() if TUNERS.get(self.rung.id) is not self else ():
+            log.warning("%s leaves out %s: %s", self.base_fn.__name__, config, reason)
+        return found
 
     def trial(self, measure: Callable[[], list[float]], config: triton.Config, meta: dict[str, Any]) -> list[float]:
         c = operand(meta, "c")
@@ -348,37 +450,17 @@ TUNERS: dict[str, Autotuner] = {}  # by rung's id: which configuration won is re
 
 
 def autotune(rung: Rung, *, pre_hook: Callable[[dict[str, Any]], None] | None = None) -> Callable[[Any], Autotuner]:
-    """`triton.autotune` over a rung's configurations: pruned by `GemmConfig.illegal` before anything is compiled,
-    keyed on the shape and `TUNE_KEY`.
+    """`triton.autotune` over a rung's configurations. The kernel's arguments come by keyword.
 
-    The kernel's arguments come by keyword. Winners are kept on disk where Triton can (not with a pre_hook,
-    which it does not serialise).
+    pre_hook: changes the arguments, the configuration's among them, before each launch. It is the kernel's own and not
+    that of a `triton.Config`, because Triton keeps no winners on disk for configurations that have hooks
+    (autotuner.py, `check_disk_cache`).
     """
-    configs = {
-        config: triton.Config(
-            config.meta(), num_warps=config.num_warps, num_stages=config.num_stages, pre_hook=pre_hook
-        )
-        for config in rung.configs
-    }
-
-    def legal(_: object, __: object, **arguments: Any) -> list[triton.Config]:
-        a, b, c = (operand(arguments, name) for name in "abc")
-        legal = rung.legal_configs(
-            device_info(a.device), a.dtype, c.dtype, reads_output=arguments["HAS_BETA"], aligned=aligned(a, b, c)
-        )
-        return [configs[config] for config in legal]
 
     def decorate(kernel: Any) -> Autotuner:
-        TUNERS[rung.id] = Autotuner(
-            kernel,
-            kernel.arg_names,
-            list(configs.values()),
-            ["M", "N", "K", "TUNE_KEY"],
-            reset_to_zero=None,
-            restore_value=None,
-            prune_configs_by={"early_config_prune": legal},
-            cache_results=pre_hook is None,
-        )
+        if pre_hook is not None:
+            kernel.add_pre_run_hook(lambda **arguments: pre_hook(arguments))
+        TUNERS[rung.id] = Autotuner(rung, kernel, tuple(map(triton_config, rung.configs)))
         return TUNERS[rung.id]
 
     return decorate
@@ -389,17 +471,15 @@ def run(
     kernel: Autotuner,
     grid: Callable[[Mapping[str, Any]], tuple[int, ...]],
     arguments: dict[str, Any],
-    config: GemmConfig | None,
+    config: Choice,
 ) -> None:
-    """Launches `kernel` with `config`, or with the tuned one; the interpreter has nothing to tune, and takes the
-    first."""
+    """Launches `kernel` with `config`, with the best of several, or with the tuned one of the rung's own; the
+    interpreter has nothing to tune, and takes the first."""
+    if isinstance(config, tuple):
+        kernel, config = kernel.over(config), None
     if config is None and INTERPRETED:
-        config = rung.configs[0]
+        config = gemm_config(kernel.configs[0])
     if config is None:
         kernel[grid](**arguments, **OPTIONS)
-        return
-    arguments = {**arguments, **config.kwargs()}
-    pre_hook = kernel.configs[0].pre_hook
-    if pre_hook is not None:
-        pre_hook(arguments)
-    kernel.fn[grid](**arguments)
+    else:
+        kernel.fn[grid](**arguments, **config.kwargs())
