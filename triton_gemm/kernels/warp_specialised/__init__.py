@@ -11,7 +11,6 @@ from .host import (
     configs,
     illegal,
     launches,
-    rest_columns,
     shared_memory,
 )
 
@@ -27,7 +26,6 @@ __all__ = [
     "illegal",
     "launches",
     "microseconds",
-    "rest_columns",
     "schedules",
     "shared_memory",
     "without_clusters",

@@ -14,7 +14,7 @@ from ...problem import GemmProblem, Layout
 from .. import repack
 from ..candidate import Candidate
 from ..schedule import Schedule, clusters_at_once
-from .host import Config, can_split_k, configs, promotes, rest_columns, unsuited
+from .host import Config, can_split_k, configs, promotes, unsuited
 
 CLUSTERS_CHOSEN = False  # whether configurations in clusters are compared: not before their times are predicted
 MAX_PARTS = 32
@@ -194,7 +194,7 @@ def _of_tile(
     pace = terms * (soft_maximum(step(m, n, costs) * k_lines, load * k_lines) + costs.stage[itemsize != 2])
     if promotes(problem):
         pace += costs.promotion * size
-    start = costs.start[0] + costs.start[1] * size + costs.tail * bool(rest_columns(config))
+    start = costs.start[0] + costs.start[1] * size + costs.tail * bool(config.tail_n)
     share, part = (constant + slope * size for constant, slope in (costs.share, costs.part))
     return loaded * k_lines * terms, pace, start, share, part
 
