@@ -15,6 +15,7 @@ from .. import repack
 from ..candidate import Candidate
 from ..schedule import Schedule, clusters_at_once
 from .host import Config, can_split_k, configs, promotes, unsuited
+from .widths import widths
 
 CLUSTERS_CHOSEN = False  # whether configurations in clusters are compared: not before their times are predicted
 MAX_PARTS = 32
@@ -73,7 +74,7 @@ def candidates(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
             given = readable.swap_ab() if swap_ab else readable
             if unsuited(given, device) is None:
                 clustered = configs(given.dtype, clusters=True) if CLUSTERS_CHOSEN and CLUSTERS else ()
-                for config in (*configs(given.dtype), *clustered):
+                for config in (*configs(given.dtype), *clustered, *widths(given, device.num_sms)):
                     if _fits(given, config):
                         for schedule in schedules(given, config, device):
                             yield Candidate(given, config, schedule, swap_ab, packed)

@@ -107,14 +107,11 @@ _CONFIGS = {
 }
 
 
-def wide_mma(problem: GemmProblem, config: Config) -> bool:
-    """Whether one `wgmma`, in PTX, spans a tile's width, which may be any multiple of 8; else there is one for its main
-    part and one for its tail."""
+def spans_widths(problem: GemmProblem) -> bool:
+    """Whether one `wgmma`, in PTX, can span the width of any tile that is a multiple of 8."""
     return (
         CLUSTERS
-        and config.tail_n > 0
         and problem.dtype.itemsize == 2
-        and config.BLOCK_K == 64
         and problem.b.column_major
         and c_by_tma(problem)
         and not problem.has_beta
@@ -122,21 +119,33 @@ def wide_mma(problem: GemmProblem, config: Config) -> bool:
     )
 
 
-def part_columns(problem: GemmProblem, config: Config) -> tuple[int, int]:
-    """Columns of C that a warpgroup stores at once, and those of narrower stores for the rest of the width, or 0.
+def wide_mma(problem: GemmProblem, config: Config) -> bool:
+    """Whether one `wgmma` does span its width; else there is one for its main part and one for its tail."""
+    return config.tail_n > 0 and config.BLOCK_K == 64 and spans_widths(problem)
 
-    As many as take 32 registers of a thread, for 64 rows 128 bytes, which TMA's swizzle spans; half of them where
-    pointers to C take registers, half where C's elements do; fewer where that makes for fewer stores of a wide `wgmma`.
-    """
-    most = 32 * 128 // (config.BLOCK_M * 4 // config.num_warps)
-    most = max(most >> (not c_by_tma(problem)) >> problem.has_beta, 8)
-    if not wide_mma(problem, config):
-        return min(most, config.tail_n or config.BLOCK_N), 0
-    ways = [(columns, config.BLOCK_N % columns) for columns in (most, most // 2) if columns <= config.main_n]
-    columns, rest = min(
-        ways, key=lambda way: config.BLOCK_N // way[0] + (way[1] // (way[1] & -way[1]) if way[1] else 0)
-    )
-    return columns, rest & -rest
+
+def part_columns(problem: GemmProblem, config: Config) -> tuple[int, int]:
+    """Columns of C that a warpgroup stores at once, and those of narrower stores for the rest of the width, or 0: as
+    many as take 32 registers of a thread, for 64 rows 128 bytes, which TMA's swizzle spans; half of them where pointers
+    to C take registers, half where C's elements do."""
+    if wide_mma(problem, config):
+        return wide_columns(config)
+    columns = max(_most_columns(config) >> (not c_by_tma(problem)) >> problem.has_beta, 8)
+    return min(columns, config.tail_n or config.BLOCK_N), 0
+
+
+def _most_columns(config: Config) -> int:
+    return 32 * 128 // (config.BLOCK_M * 4 // config.num_warps)
+
+
+def wide_columns(config: Config) -> tuple[int, int]:
+    """`part_columns` where one `wgmma` spans the width: those that make for the fewest stores."""
+    ways = []
+    for columns in (_most_columns(config), _most_columns(config) // 2):
+        rest = config.BLOCK_N % columns
+        narrow = rest & -rest
+        ways.append((config.BLOCK_N // columns + (rest // narrow if rest else 0), columns, narrow))
+    return min(ways)[1:]
 
 
 def c_buffers(problem: GemmProblem, config: Config) -> int:
@@ -151,19 +160,22 @@ def shared_memory(problem: GemmProblem, config: Config) -> int:
 
 
 def _shared_memory(problem: GemmProblem, config: Config, buffers: int) -> int:
-    m, n, k = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K
     if wide_mma(problem, config):
-        n = 8 * blocks_of_b(True, n, config.CLUSTER_M)
+        return wide_memory(config, problem.out_dtype.itemsize, buffers)
+    m, n, k = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K
     ring = config.num_stages * ((m + n) * k * problem.dtype.itemsize + (problem.scales == "blocks") * 4 * (m + 32))
     # A part of C before TMA stores it, or of the sums while they change threads.
-    columns, rest = part_columns(problem, config)
-    if c_by_tma(problem):
-        return (
-            ring
-            + m * (buffers * columns + (config.BLOCK_N % columns if rest else 0)) * problem.out_dtype.itemsize
-            + 1024
-        )
-    return ring + m * columns * 4 + 1024
+    part = m * part_columns(problem, config)[0]
+    parts = buffers * part * problem.out_dtype.itemsize if c_by_tma(problem) else part * 4
+    return ring + parts + 1024
+
+
+def wide_memory(config: Config, out_itemsize: int, buffers: int = 2) -> int:
+    """`shared_memory` where one `wgmma` spans the width, with so many buffers for wide stores."""
+    columns, narrow = wide_columns(config)
+    rows = config.BLOCK_M + 8 * blocks_of_b(True, config.BLOCK_N, config.CLUSTER_M)
+    staged = buffers * columns + (config.BLOCK_N % columns if narrow else 0)
+    return config.num_stages * rows * 128 + config.BLOCK_M * staged * out_itemsize + 1024
 
 
 def c_by_tma(problem: GemmProblem) -> bool:
