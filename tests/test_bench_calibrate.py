@@ -152,10 +152,9 @@ def test_what_is_written_is_read(file: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def clusters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a Triton that has them, and chosen."""
+    """With a Triton that has them."""
     for module in (warp_specialised.choice, warp_specialised.host):
         monkeypatch.setattr(module, "CLUSTERS", True)
-    monkeypatch.setattr(warp_specialised.choice, "CLUSTERS_CHOSEN", True)
 
 
 @pytest.mark.usefixtures("clusters")
@@ -168,15 +167,6 @@ def test_clusters_are_among_the_ways_and_in_the_file(tmp_path: Path) -> None:
     timed = [Measured(shape, "bf16", 16.0, {way: float(i) for i, way in enumerate(found)})]
     times.write(file, json.loads(NEWEST.read_text())["environment"], timed)
     assert times.read(file).shapes == timed
-
-
-def test_clusters_are_measured_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warp_specialised.choice, "CLUSTERS_CHOSEN", False)
-    seen = []
-    monkeypatch.setattr(calibrate, "run_measure", lambda *_: seen.append(warp_specialised.choice.CLUSTERS_CHOSEN) or 0)
-    for more in ([], ["--clusters"]):
-        calibrate.main(["measure", "--limit", "1", *more])
-    assert seen == [False, True]
 
 
 @pytest.mark.parametrize(

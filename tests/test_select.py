@@ -399,20 +399,17 @@ def test_a_split_is_shown() -> None:
 
 
 @pytest.mark.parametrize("newer", [True, False])
-def test_clusters_are_chosen_only_when_told_and_missed_only_then(newer: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    def explained() -> tuple[bool, str]:
-        found = {config for _, _, (_, config, *_) in ranked(problem, HOPPER)}
-        return bool(found & {*warp_specialised.CLUSTERED}), select(problem, HOPPER).reason
-
+def test_clusters_are_chosen_where_they_can_run_and_missed_where_not(
+    newer: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     problem = of(712, 1264, 4976)
     for module in (warp_specialised.choice, warp_specialised.host):
         monkeypatch.setattr(module, "CLUSTERS", newer)
-    compared, reason = explained()
-    assert not compared and "clusters" not in reason
-    monkeypatch.setattr(warp_specialised.choice, "CLUSTERS_CHOSEN", True)
-    compared, reason = explained()
-    assert compared == newer
-    assert reason.endswith("; without clusters, which need Triton 3.9") != newer
+    compared = {config for _, _, (_, config, *_) in ranked(problem, HOPPER)}
+    assert bool(compared & {*warp_specialised.CLUSTERED}) == newer
+    choice = select(problem, HOPPER)
+    assert (choice.config in warp_specialised.CLUSTERED) == newer
+    assert choice.reason.endswith("; without clusters, which need Triton 3.9") != newer
 
 
 def test_a_cluster_s_form_is_shown() -> None:

@@ -8,6 +8,7 @@ and tuple below for type checkers.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from importlib import import_module
 from types import ModuleType
@@ -53,7 +54,7 @@ class Kernel(Protocol):
 def named(name: str) -> Kernel:
     """The module of a kernel in KERNELS."""
     assert name in KERNELS, name
-    found: Kernel = __getattr__(name)
+    found: Kernel = getattr(sys.modules[__name__], name)
     return found
 
 
