@@ -12,9 +12,9 @@ from ...compat import aggregate  # type: ignore[attr-defined]
 class Config:
     """Constants: the tile, the layouts, and what the kernel does.
 
-    A tile is BLOCK_M x BLOCK_N. Its sums are in two tensors: a main part of MAIN_N columns, a power of two, and a tail of
-    TAIL_N, the power of two that holds the rest of BLOCK_N, or 0. C leaves in epilogue tiles of EPI_N columns through
-    C_BUFFERS buffers, and what is left of its width in tiles of REST_N.
+    A tile is BLOCK_M x BLOCK_N. Its sums are in two tensors: a main part of MAIN_N columns, a power of two, and a tail
+    of TAIL_N, the power of two that holds the rest of BLOCK_N, or 0. C leaves in epilogue tiles of EPI_N columns
+    through C_BUFFERS buffers, and what is left of its width in narrow ones of REST_N.
     WIDE_MMA: one `wgmma`, in PTX, has the whole width, any multiple of 8; else main part and tail have one each, and
     BLOCK_N is their sum.
     TERMS, A_PLANES, B_PLANES: operands that are sums of planes have TERMS products for each k-tile; A_PLANES and
@@ -77,8 +77,9 @@ class Inputs:
 class Ring:
     """The ring of k-tiles in shared memory, and the barriers that say of each slot whether it is full or empty.
 
-    a: one tile for each consumer and slot; b, b_tail: one for each slot, of WIDE_MMA in blocks of 8 columns; a_scales, b_scales: where operands have scales
-    of blocks. Partitions take no None, so what is not used is something else.
+    a: one tile for each consumer and slot; b, b_tail: one for each slot, with WIDE_MMA in blocks of 8 columns;
+    a_scales, b_scales: where operands have scales of blocks. Partitions take no None, so what is not used is something
+    else.
     """
 
     a: gl.shared_memory_descriptor
@@ -123,8 +124,8 @@ class Item:
 
 @aggregate
 class Output:
-    """C, of which rest_desc stores the narrow epilogue tiles, what the epilogue reads, and where programs that share a tile leave partial sums. A stride of 1 is a constant,
-    so that the compiler sees it."""
+    """C, of which rest_desc stores narrow epilogue tiles, what the epilogue reads, and where programs that share a tile
+    leave partial sums. A stride of 1 is a constant, so that the compiler sees it."""
 
     desc: tma.tensor_descriptor
     rest_desc: tma.tensor_descriptor

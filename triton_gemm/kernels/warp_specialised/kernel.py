@@ -101,8 +101,8 @@ def warp_specialised_kernel(
     )  # fmt: skip
     work = Work(num_items, k_tiles, split_tiles, split_k, num_m, group_m, per_group, per_batch, tiles_ptr)
     output = Output(
-        c_desc, c_rest_desc, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta,
-        workspace_ptr, counters_ptr,
+        c_desc, c_rest_desc, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm, stride_cn,
+        alpha, beta, workspace_ptr, counters_ptr,
     )  # fmt: skip
     if PDL:
         gdc_launch_dependents()
