@@ -8,10 +8,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.language.extra.cuda.gdc import gdc_wait
 
-from .cluster import blocks_of_b, free_slot, join_cluster
+from .cluster import free_slot, join_cluster
 from .output import load_bias, load_first_c, prefetch_c, store_part_of_tile, store_tile
 from .ring import instruction_k, matrix, next_slot, previous_slot
 from .split_sums import share_sums
+from .wide import start_wide_products
 from .work import item_of, number_of_items
 
 
@@ -156,69 +157,6 @@ def start_products(ring, acc, tail, slot, phase, CONSUMER: gl.constexpr, config)
         if config.TAIL_N:
             tail = warpgroup_mma(a, matrix(ring.b_tail.index(slot), config.B_COLUMN_MAJOR), tail, is_async=True)
         return acc, tail
-
-
-@gluon.jit
-def start_wide_products(ring, a_tile, acc, tail, slot, config):
-    """As `start_products`, by instructions that are BLOCK_N wide. Triton's tensors have powers of two of columns, and
-    with A in shared memory m64nNk16 takes max(N / 2, 16 + N / 4) clocks, so that narrow ones for what is beyond a power
-    of two take longer than their share."""
-    B_SLOT: gl.constexpr = blocks_of_b(True, config.BLOCK_N, config.CLUSTER_M)
-    asm: gl.constexpr = wide_mma_asm(
-        acc.shape, tail.shape[1], config.BLOCK_N, ptx_type(ring.a.dtype), config.A_COLUMN_MAJOR
-    )
-    sums: gl.constexpr = (acc.shape[1] + tail.shape[1]) * acc.shape[0] // 128
-    return gl.inline_asm(asm, tied(sums), [acc, tail, a_tile, ring.b.index(slot * B_SLOT)], [acc.type, tail.type])
-
-
-@constexpr_function
-def tied(sums):
-    """Constraints of so many fp32 that are read and written, and of two addresses."""
-    return ",".join(["=f"] * sums + [str(i) for i in range(sums)] + ["r", "r"])
-
-
-@constexpr_function
-def wide_mma_asm(acc_shape, tail_n, width, kind, a_column_major):
-    """PTX that adds the product of a k-tile of 128 bytes to sums of rows x width, a consumer's, in its threads'
-    registers: those of the main part, then those of the tail, of which the last may not be used. Rows of 128 bytes are
-    swizzled, in groups of 8, 1024 bytes apart (PTX ISA, "Shared Memory Matrix Layout"). B is K-major."""
-    rows, main_n = acc_shape
-    blocks, of_acc, of_tail = rows // 64, main_n // 2, tail_n // 2  # registers of 64 rows
-    sums = blocks * (of_acc + of_tail)
-    lines = [
-        ".reg .pred add;",
-        ".reg .b32 at;",
-        ".reg .b64 a, b, a_k, b_k;",
-        "setp.ne.b32 add, 1, 0;",
-    ]
-    for name, operand in (("a", 2 * sums), ("b", 2 * sums + 1)):
-        lines += [
-            f"and.b32 at, ${operand}, 0x3ffff;",
-            "shr.u32 at, at, 4;",
-            f"cvt.u64.u32 {name}, at;",
-            f"or.b64 {name}, {name}, {1 << 62 | 1024 >> 4 << 32 | 1 << 16:#x};",
-        ]
-    lines.append("wgmma.fence.sync.aligned;")
-    # In 16 bytes: 16 of K are 32 bytes of a row, or 16 rows; 64 rows or columns of A are 8 KiB.
-    a_step, b_step, a_block = 2048 >> 4 if a_column_major else 32 >> 4, 32 >> 4, 8192 >> 4
-    for block in range(blocks):
-        first, second = block * of_acc, blocks * of_acc + block * of_tail
-        used = [*range(first, first + of_acc), *range(second, second + width // 2 - of_acc)]
-        registers = ", ".join(f"${i}" for i in used)
-        for k in range(4):
-            lines += [
-                f"add.s64 a_k, a, {block * a_block + k * a_step};",
-                f"add.s64 b_k, b, {k * b_step};",
-                f"wgmma.mma_async.sync.aligned.m64n{width}k16.f32.{kind}.{kind} {{{registers}}}, a_k, b_k, add, 1, 1, "
-                f"{int(a_column_major)}, 0;",
-            ]
-    lines.append("wgmma.commit_group.sync.aligned;")
-    return "{\n" + "\n".join(lines) + "\n}"
-
-
-@constexpr_function
-def ptx_type(dtype):
-    return "bf16" if dtype == gl.bfloat16 else "f16"
 
 
 @gluon.jit
