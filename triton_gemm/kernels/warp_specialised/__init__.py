@@ -1,7 +1,7 @@
 """Hopper's production kernel. `kernel` is what runs on the GPU, `host` what it can run, and how it is launched, and
 `choice` which ways are worth comparing, and how long they take."""
 
-from .choice import Costs, candidates, microseconds, schedules, without_clusters
+from .choice import Costs, candidates, faster, microseconds, schedules, without_clusters
 from .host import (
     CLUSTERED,
     CONFIGS,
@@ -24,6 +24,7 @@ __all__ = [
     "can_split_k",
     "candidates",
     "configs",
+    "faster",
     "illegal",
     "launches",
     "microseconds",

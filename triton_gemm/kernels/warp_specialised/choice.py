@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from math import sqrt
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -365,6 +366,8 @@ def _best_schedule(problem: GemmProblem, of: _OfConfig, model: DeviceModel, on: 
     least = _time(on, of, tile, count, *best)
     if of.cuts:
         for cut in _cuts(count, tile.k_tiles, of.most):  # into more and more parts, on more and more SMs
+            if on.fixed + of.waiting + of.share + (cut[2] - 1) * of.part + on.cubes ** (1 / 3) >= least:
+                break
             if tile.alone and not _alone(cut[0] * of.config.ctas, model):
                 tile = _of_tile(problem, of, model, alone=False)
             time = _time(on, of, tile, count, *cut)
@@ -380,15 +383,25 @@ def _floors(problem: GemmProblem, on: _OfProblem, model: DeviceModel) -> list[tu
     lines = _lines(problem.a, itemsize, costs), _lines(problem.b, itemsize, costs)
     M, N, K, batch, fixed, cubes, found = problem.M, problem.N, problem.K, problem.batch, on.fixed, on.cubes, []
     kind = problem.planes.dtype, _clusters(problem), len(problem.planes.terms), promotes(problem)
-    for of, m, n, most, cuts, near, far, half, start, shared in _paces(*kind, *lines, model):
+    for of, m, n, most, cuts, near, far, half, start in _paces(*kind, *lines, model):
         count = batch * -(-M // m) * -(-N // n)
         one = K * (far if count > half else near)
-        whole, rest = divmod(count, most)
-        busy = whole * one + start
-        if rest:
-            busy += min(one, rest * one / most + shared) if cuts and 2 * rest <= most else one
-        found.append((fixed + of.waiting + (busy * busy * busy + cubes) ** (1 / 3), of))
+        waves, rest = divmod(count, most)
+        busy = (waves + (rest > 0)) * (one + start)
+        least = (busy * busy * busy + cubes) ** (1 / 3)
+        if cuts and 0 < 2 * rest <= most:
+            cut = _least_cut(waves * (one + start) + start, one, min(most // rest, MAX_PARTS), of, cubes)
+            least = min(least, cut)
+        found.append((fixed + of.waiting + least, of))
     return found
+
+
+def _least_cut(others: float, one: float, most: int, of: _OfConfig, cubes: float) -> float:
+    """What is no more than the time with a tile that takes `one` by itself cut into `most` parts or fewer, after what
+    takes `others`: the smallest parts but only two to add up, or as many as are best if nothing else is waited for."""
+    busy = others + one / most
+    best = min(most, sqrt(one / of.part))  # beyond that a part costs more than it saves
+    return of.share + max((busy * busy * busy + cubes) ** (1 / 3) + of.part, others + one / best + (best - 1) * of.part)
 
 
 @lru_cache(maxsize=64)
@@ -397,7 +410,7 @@ def _paces(
 ) -> list[tuple[Any, ...]]:
     """For `_floors`, of each configuration: it; its tiles' sides, how many run at once, and whether they can be cut;
     time for one of K where neighbouring SMs are idle, and where they are busy, as they are with more clusters than are
-    said next; time of a tile's start, and of the least shared sum."""
+    said next; time of a tile's start."""
     costs, found = model.costs(Costs), []
     for config in (*configs(dtype), *(configs(dtype, clusters=True) if clusters else ())):
         of = _of_config(config, dtype.itemsize, terms, promoted, model)
@@ -407,6 +420,5 @@ def _paces(
             of_b = min(_load(b_lines, config.CLUSTER_M, costs, alone))
             load = (config.BLOCK_M * of_a + config.BLOCK_N * of_b) * of.lines
             paces.append((max(of.multiply, load) + of.more) / config.BLOCK_K)
-        half, shared = model.num_sms // 2 // config.ctas, of.share + of.part
-        found.append((of, of.m, of.n, of.most, of.cuts, *paces, half, of.start, shared))
+        found.append((of, of.m, of.n, of.most, of.cuts, *paces, model.num_sms // 2 // config.ctas, of.start))
     return found
