@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from math import sqrt
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 from ...arithmetic import ARITHMETICS
 from ...config import REGISTERS_PER_SM
-from ...cost_model import Remembered, average, on_busiest_sm, soft_maximum, swap_for_c, traffic
+from ...cost_model import ROUNDING, Remembered, average, on_busiest_sm, soft_maximum, swap_for_c, traffic
 from ...device import DeviceInfo
 from ...device_model import DeviceModel
 from ...problem import GemmProblem
@@ -192,29 +191,28 @@ def _of_config(
 
 def faster(
     problem: GemmProblem, device: DeviceInfo, model: DeviceModel, limit: Callable[[], float]
-) -> Iterator[tuple[float, Candidate]]:
-    """(predicted microseconds, candidate) of candidates that take less than limit(), first those that may be the
-    fastest."""
+) -> Iterator[tuple[float, int, Candidate]]:
+    """(predicted microseconds, place of the configuration, candidate) of those that take no more than limit(), first
+    those that may be the fastest; of one configuration the first of the fastest comes before others as fast."""
     swap_ab = swap_for_c(problem)
     given = problem.swap_ab() if swap_ab else problem
     seen = average(given)
     on = _of_problem(seen, model)
-    if model.launch + on.memory >= limit():
+    if model.launch + on.memory > limit() * ROUNDING:
         return
     floors = []
     for config, of in _configs(*_kind(seen), model):
         tiles, steps = tiles_of(seen, config), -(-seen.K // config.BLOCK_K)
         least = max(on.memory, tiles * steps * of.work / model.num_sms, steps * of.alone / SPLITS[-1])
         floors.append((model.launch + least, config, of, tiles))
-    floors.sort(key=itemgetter(0))
-    for floor, config, of, tiles in floors:
-        if floor >= limit():
+    for place, (floor, config, of, tiles) in sorted(enumerate(floors), key=lambda one: one[1][0]):
+        if floor > limit() * ROUNDING:
             return
         if _fits(given, config):
             for split_k in _splits(given, config, device):
                 time = _time(on, of, tiles, -(-seen.K // (split_k * config.BLOCK_K)), split_k, model)
-                if time < limit():
-                    yield time, Candidate(given, config, split_k, swap_ab)
+                if time <= limit():
+                    yield time, place, Candidate(given, config, split_k, swap_ab)
 
 
 @lru_cache(maxsize=64)
