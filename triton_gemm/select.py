@@ -103,16 +103,17 @@ def illegal(problem: GemmProblem, device: DeviceInfo, kernel: str, candidate: Ca
 
 def _faster(
     name: str, problem: GemmProblem, device: DeviceInfo, model: DeviceModel, limit: Callable[[], float]
-) -> Iterator[tuple[float, Candidate]]:
-    """(predicted microseconds, candidate) of a kernel's candidates that take less than limit()."""
+) -> Iterator[tuple[float, int, Candidate]]:
+    """(predicted microseconds, place, candidate) of a kernel's candidates that take no more than limit(). place: which
+    of those as fast comes first."""
     kernel = kernels.named(name)
     if hasattr(kernel, "faster"):
         yield from kernel.faster(problem, device, model, limit)
         return
-    for candidate in kernel.candidates(problem, device):
+    for place, candidate in enumerate(kernel.candidates(problem, device)):
         time = predicted(problem, name, candidate, model)
-        if time < limit():
-            yield time, candidate
+        if time <= limit():
+            yield time, place, candidate
 
 
 def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
@@ -120,22 +121,25 @@ def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
     as the first legal one of `ranked`."""
     if device.capability < (8, 0):
         raise RuntimeError(f"matmul needs compute capability 8.0 or newer, {device.name} has less")
-    model, least, best, why = model_of(device), math.inf, None, None
+    model, why = model_of(device), None
+    best: tuple[float, int, int] = (math.inf, 0, 0)
+    found: tuple[str, Candidate] | None = None
 
     def limit() -> float:
-        return least
+        return best[0]
 
-    for name in kernels.KERNELS:
-        for time, candidate in _faster(name, problem, device, model, limit):
-            why_not = illegal(problem, device, name, candidate)
-            if why_not is None:
-                least, best = time, (name, candidate)
-            else:
-                why = why_not
-    if best is None:
+    for rank, name in enumerate(kernels.KERNELS):
+        for time, place, candidate in _faster(name, problem, device, model, limit):
+            if (time, rank, place) < best:
+                why_not = illegal(problem, device, name, candidate)
+                if why_not is None:
+                    best, found = (time, rank, place), (name, candidate)
+                else:
+                    why = why_not
+    if found is None:
         raise RuntimeError(f"no kernel multiplies {problem.dtype} in {problem.precision} on {device.name}: {why}")
-    name, candidate = best
-    reason = f"about {least:.3g} us"
+    name, candidate = found
+    reason = f"about {best[0]:.3g} us"
     if name == "portable" and device.capability == (9, 0) and problem.K:
         tma = problem.tma_illegal()
         reason += f"; TMA cannot take {tma}" if tma else ""

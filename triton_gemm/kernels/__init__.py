@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -58,6 +59,7 @@ def named(name: str) -> Kernel:
     return found
 
 
+@cache  # a choice asks for modules many times
 def __getattr__(name: str) -> ModuleType:
     if name in (*KERNELS, "repack"):
         with decorating():

@@ -1,7 +1,8 @@
-"""Hopper's production kernel. `kernel` is what runs on the GPU, `host` what it can run, and how it is launched, and
-`choice` which ways are worth comparing, and how long they take."""
+"""Hopper's production kernel. `kernel` is what runs on the GPU, `host` what it can run, and how it is launched,
+`costs` how long that takes, and `choice` which ways are worth comparing."""
 
-from .choice import Costs, candidates, faster, microseconds, schedules, without_clusters
+from .choice import candidates, faster, schedules, without_clusters
+from .costs import Costs, microseconds
 from .host import (
     CLUSTERED,
     CONFIGS,
