@@ -163,7 +163,7 @@ class Tensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(self.data.shape)
+        return tuple(self.values.shape)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -189,6 +189,9 @@ class Tensor:
 
     def __index__(self) -> int:
         return int(self.data)
+
+    def __format__(self, spec: str) -> str:
+        return format(self.data.item(), spec)
 
     def __neg__(self) -> Tensor:
         return Tensor(-self.data)
@@ -229,15 +232,6 @@ def _operators() -> None:
             setattr(Tensor, f"__r{name}__", backward)
 
 
-@dataclass
-class Product:
-    """A `wgmma` that has been asked for."""
-
-    into: Accumulators
-    a: torch.Tensor
-    b: torch.Tensor
-
-
 class Accumulators(Tensor):
     """The result of products that may still be under way."""
 
@@ -247,6 +241,10 @@ class Accumulators(Tensor):
     def data(self) -> torch.Tensor:
         assert self.under_way == 0, "accumulators are used before their products were waited for"
         return self.values
+
+    @classmethod
+    def of(cls, x: Tensor) -> Accumulators:
+        return x if isinstance(x, Accumulators) else cls(x.data.clone())
 
 
 class Memory:
@@ -450,14 +448,14 @@ class Descriptor:
         self.values = torch.as_strided(operand, tensor_map.shape, tensor_map.strides, start)
         self.dtype, self.block_shape, self.layout = tensor_map.dtype, list(tensor_map.block), None
         self.shape, self.strides = tensor_map.shape, tensor_map.strides
-        self.to_tf32, self.slices = tensor_map.to_tf32, tensor_map.slices
+        self.to_tf32, self.rows = tensor_map.to_tf32, tensor_map.rows
         self.block_type = SimpleNamespace(nbytes=math.prod(tensor_map.block) * tensor_map.dtype.itemsize)
 
     @property
     def box(self) -> list[int]:
-        """What one copy moves: of a tile that a cluster shares one panel of a slice."""
+        """What one copy in PTX moves: a panel of a tile, or of a slice of it."""
         matrices, outer, inner = self.block_shape
-        return [matrices, outer // self.slices, min(inner, PANEL // self.dtype.itemsize)]
+        return [matrices, self.rows or outer, min(inner, PANEL // self.dtype.itemsize)]
 
     def inside(
         self, corner: Sequence[Any], shape: Sequence[int] | None = None
@@ -478,7 +476,7 @@ def to_tf32(x: torch.Tensor) -> torch.Tensor:
 
 
 def tma_load(descriptor: Descriptor, corner: Sequence[Any], barrier: Barrier, into: Shared) -> None:
-    assert into.shape == descriptor.block_shape and descriptor.slices == 1
+    assert into.shape == descriptor.block_shape and descriptor.rows is None
     start_load(descriptor, corner, barrier, into.values)
 
 
@@ -533,21 +531,29 @@ def warpgroup_mma(
     if b.dtype.itemsize != 2:
         assert b.values.stride(0) == 1, "wgmma reads all but 16 bits along K only"
         assert isinstance(a, Tensor) or a.values.stride(1) == 1, "wgmma reads all but 16 bits along K only"
-    if not use_acc:
-        acc = Accumulators(torch.zeros_like(acc.data))
-    elif not isinstance(acc, Accumulators):
-        acc = Accumulators(acc.data.clone())
-    acc.under_way += 1
-    here.products.append(Product(acc, a.values, b.values))
+    acc = Accumulators.of(acc if use_acc else Tensor(torch.zeros_like(acc.data)))
+    start_products([(acc.values, a.values, b.values)], acc)
     return acc
+
+
+def start_products(products: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], *into: Accumulators) -> None:
+    """A group of products of (sums, left, right), done when it is waited for."""
+
+    def complete() -> None:
+        for sums, left, right in products:
+            wide = torch.float32 if left.is_floating_point() else torch.int32
+            sums += left.to(wide) @ right.to(wide)
+        for acc in into:
+            acc.under_way -= 1
+
+    for acc in into:
+        acc.under_way += 1
+    here.products.append(complete)
 
 
 def warpgroup_mma_wait(num_outstanding: int, deps: tuple[Accumulators, ...]) -> Any:
     while len(here.products) > num_outstanding:
-        product = here.products.pop(0)
-        wide = torch.float32 if product.a.is_floating_point() else torch.int32
-        product.into.values += product.a.to(wide) @ product.b.to(wide)
-        product.into.under_way -= 1
+        here.products.pop(0)()
     return deps[0] if len(deps) == 1 else deps
 
 
@@ -576,7 +582,7 @@ def warp_specialize(partitions: Sequence[tuple[Any, ...]], warps: Sequence[int],
 # Where another CTA's shared memory is: its rank, the number of a buffer, and bytes in it.
 CTA, BUFFER = 1 << 32, 1 << 24
 PANEL = 128  # bytes of a row of a tile that lie together, as TMA swizzles them; then come those of the next row
-COPY = "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+COPY = "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
 ARITHMETIC: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("mov.u32", "mov.b32", "mov.b64", "cvta.param.u64", "cvt.u16.u32"), lambda x: x),
     **{"add.s32": torch.add, "sub.s32": torch.sub, "and.b32": torch.bitwise_and},
@@ -586,8 +592,10 @@ ARITHMETIC: dict[str, Callable[..., Any]] = {
 }
 
 
-def inline_asm(asm: str, constraints: str = "", arguments: Sequence[Any] = ()) -> None:
+def inline_asm(asm: str, constraints: str = "", arguments: Sequence[Any] = (), results: Sequence[Any] = ()) -> Any:
     """Runs PTX in each warp of a partition, whose registers hold a value for each lane."""
+    if results:
+        return wide_products(asm, *arguments)
     given = {f"${i}": torch.full((WARP,), address_of(x)) for i, x in enumerate(arguments)}
     given |= {"%laneid": torch.arange(WARP), "%cluster_ctarank": torch.full((WARP,), here.program.rank)}
     given |= {name: torch.full((WARP,), i) for i, name in enumerate(here.program.descriptors)}
@@ -653,22 +661,73 @@ def arrive_at(address: int) -> None:
 
 def multicast(into: int, number: int, x: int, y: int, z: int, full: int, peers: int) -> None:
     """A copy of one box to the same place in the shared memory of several CTAs, whose barriers count it."""
-    descriptor = list(here.program.descriptors.values())[number]
-    _, rows, columns = descriptor.box
-    assert into // CTA == full // CTA == here.program.rank and 0 < peers < 1 << len(here.program.cluster)
+    assert 0 < peers < 1 << len(here.program.cluster)
     for rank in range(len(here.program.cluster)):
         if peers >> rank & 1:
-            peer = here.program.peer(rank)
-            tiles = peer.memory[into % CTA // BUFFER]
-            assert isinstance(tiles, Shared) and tiles.shape[1:] == descriptor.block_shape
-            *_, outer, inner = tiles.shape
-            width = min(inner, PANEL // descriptor.dtype.itemsize) * descriptor.dtype.itemsize
-            row, within = divmod(into % BUFFER, width)
-            panel, row = divmod(row, outer)
-            tile, panel = divmod(panel, inner // columns)
-            assert within == 0 and row % 8 == 0 and row + rows <= outer, "not where a box may lie"
-            box = tiles.values[tile][:, row : row + rows, panel * columns : (panel + 1) * columns]
-            start_load(descriptor, (z, y, x), barrier_at(peer, full % CTA), box)
+            copy(into, number, x, y, z, full, here.program.peer(rank))
+
+
+def copy(into: int, number: int, x: int, y: int, z: int, full: int, peer: Program | None = None) -> None:
+    """A copy of one box to this CTA's own shared memory, or the same place in a peer's."""
+    descriptor = list(here.program.descriptors.values())[number]
+    _, rows, columns = descriptor.box
+    assert into // CTA == full // CTA == here.program.rank
+    peer = peer or here.program
+    tiles = peer.memory[into % CTA // BUFFER]
+    assert isinstance(tiles, Shared) and tiles.shape[1:] == descriptor.block_shape
+    *_, outer, inner = tiles.shape
+    width = min(inner, PANEL // descriptor.dtype.itemsize) * descriptor.dtype.itemsize
+    row, within = divmod(into % BUFFER, width)
+    assert within == 0 and row % 8 == 0, "not where a box may lie"
+    if rows > outer:  # blocks of it after one another
+        box = tiles.values.view(1, -1, inner)[:, row : row + rows]
+        assert box.shape[1] == rows, "not where a box may lie"
+    else:
+        panel, row = divmod(row, outer)
+        tile, panel = divmod(panel, inner // columns)
+        assert row + rows <= outer, "not where a box may lie"
+        box = tiles.values[tile][:, row : row + rows, panel * columns : (panel + 1) * columns]
+    start_load(descriptor, (z, y, x), barrier_at(peer, full % CTA), box)
+
+
+def rows_of(x: Shared) -> torch.Tensor:
+    """All rows of 128 bytes from x to the end of its buffer."""
+    buffer, within = divmod(address_of(x), BUFFER)
+    memory = here.program.memory[buffer]
+    assert isinstance(memory, Shared) and within % PANEL == 0
+    return memory.values.view(-1, PANEL // memory.values.itemsize)[within // PANEL :]
+
+
+def wide_products(asm: str, acc: Tensor, tail: Tensor, a: Shared, b: Shared) -> tuple[Accumulators, Accumulators]:
+    """The products of one k-tile in PTX: the addresses of A and of B move in steps of 16 bytes; registers are given in
+    eights of columns, four for 64 rows, those of acc before those of tail."""
+    tensors = Accumulators.of(acc), Accumulators.of(tail)
+    eights: list[torch.Tensor] = [
+        x.values[row : row + 64, column : column + 8]
+        for x in tensors
+        for row in range(0, x.shape[0], 64)
+        for column in range(0, x.shape[1], 8)
+    ]
+    steps = r"add.s64 a_k, a, (\d+);\nadd.s64 b_k, b, (\d+);\n"
+    product = r"wgmma.mma_async.sync.aligned.m64n(\d+)k16.f32.b?f16.b?f16 {(.*)}, a_k, b_k, add, 1, 1, ([01]), 0;"
+    found = re.findall(steps + product, asm)
+    assert len(found) == asm.count("wgmma.mma_async") and asm.count("wgmma.commit_group") == 1
+    left, right, products = a.values[0], rows_of(b), []
+    for of_a, of_b, width, registers, transposed in found:
+        (row, k), (column, of_k) = divmod(16 * int(of_a), PANEL), divmod(16 * int(of_b), PANEL)
+        first = left[row : row + 64, k // 2 : k // 2 + 16]
+        if int(transposed):  # panels of 64 of its columns
+            panel, row = divmod(row, left.shape[0])
+            first = left[row : row + 16, 64 * panel : 64 * panel + 64].T
+        second = right[column : column + int(width), of_k // 2 : of_k // 2 + 16].T
+        numbers = [int(x) for x in re.findall(r"\$(\d+)", registers)]
+        assert len(numbers) == int(width) // 2 and first.shape[0] == 64 and second.shape[1] == int(width)
+        for i in range(0, int(width), 8):
+            four = numbers[i // 2 : i // 2 + 4]
+            assert four[0] % 4 == 0 and four == list(range(four[0], four[0] + 4)), "registers of different columns"
+            products.append((eights[four[0] // 4], first, second[:, i : i + 8]))
+    start_products(products, *tensors)
+    return tensors
 
 
 def publish() -> None:
@@ -685,7 +744,8 @@ def wait_for_all() -> None:
 
 
 EFFECTS: dict[str, Callable[..., None]] = {
-    COPY: multicast,
+    COPY: copy,
+    f"{COPY}.multicast::cluster": multicast,
     "mbarrier.arrive.shared::cluster.b64": arrive_at,
     "fence.mbarrier_init.release.cluster": publish,
     "barrier.cluster.arrive.relaxed.aligned": join,

@@ -30,6 +30,7 @@ from triton_gemm.select import Selection, select
 HOPPER = device_of_capability((9, 0))
 COMMITTED = environment.RESULTS / "h100-80gb-hbm3" / times.FILE
 NEWEST = environment.RESULTS / "h200" / times.FILE  # of all kernels
+CLUSTERS = NEWEST.with_name("calibration-clusters.json")
 TINY = ((Shape(72, 64, 64, layout="nt"), "bf16"), (Shape(64, 64, 192, batch=3), "bf16"))
 SURROUNDINGS: dict[str, Any] = {"gpu": "NVIDIA Made-up GPU", "capability": [9, 0], "num_sms": 132}
 
@@ -75,6 +76,16 @@ def test_the_choices_among_all_kernels_are_good(newest: times.Calibration) -> No
     means = {regime: regret.mean_regret(of_it) for regime, of_it in regret.by_regime(chosen).items()}
     # Of 12 shapes each: 346x17x1952 loses 88 %, int8's 1024x1024x1024 nn 36 %.
     assert {regime for regime, mean in means.items() if mean > 0.04} <= {"fp16", "int8"}
+
+
+def test_the_choices_among_clusters_are_good() -> None:
+    measured = times.read(CLUSTERS)
+    chosen = regret.choices(measured.shapes, model_of(measured.device))
+    assert sum(choice.pick.candidate.config in warp_specialised.CLUSTERED for choice in chosen) > len(chosen) // 4
+    assert regret.mean_regret(chosen) <= 0.03
+    means = {regime: regret.mean_regret(of_it) for regime, of_it in regret.by_regime(chosen).items()}
+    # Of gemv and warp_specialised, 20 % apart for 2 rows and K of 17920.
+    assert {regime for regime, mean in means.items() if mean > 0.04} <= {"1 to 4 rows"}
 
 
 def test_a_spoilt_constant_is_noticed(committed: times.Calibration) -> None:
@@ -139,7 +150,7 @@ def test_several_files_are_read_together() -> None:
         times.read(COMMITTED, NEWEST)
 
 
-@pytest.mark.parametrize("file", [COMMITTED, NEWEST], ids=["h100", "h200"])
+@pytest.mark.parametrize("file", [COMMITTED, NEWEST, CLUSTERS], ids=["h100", "h200", "clusters"])
 def test_what_is_written_is_read(file: Path, tmp_path: Path) -> None:
     read, again = times.read(file), tmp_path / "again.json"
     surroundings = json.loads(file.read_text())["environment"]
@@ -152,10 +163,9 @@ def test_what_is_written_is_read(file: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def clusters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a Triton that has them, and chosen."""
+    """With a Triton that has them."""
     for module in (warp_specialised.choice, warp_specialised.host):
         monkeypatch.setattr(module, "CLUSTERS", True)
-    monkeypatch.setattr(warp_specialised.choice, "CLUSTERS_CHOSEN", True)
 
 
 @pytest.mark.usefixtures("clusters")
@@ -168,15 +178,6 @@ def test_clusters_are_among_the_ways_and_in_the_file(tmp_path: Path) -> None:
     timed = [Measured(shape, "bf16", 16.0, {way: float(i) for i, way in enumerate(found)})]
     times.write(file, json.loads(NEWEST.read_text())["environment"], timed)
     assert times.read(file).shapes == timed
-
-
-def test_clusters_are_measured_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warp_specialised.choice, "CLUSTERS_CHOSEN", False)
-    seen = []
-    monkeypatch.setattr(calibrate, "run_measure", lambda *_: seen.append(warp_specialised.choice.CLUSTERS_CHOSEN) or 0)
-    for more in ([], ["--clusters"]):
-        calibrate.main(["measure", "--limit", "1", *more])
-    assert seen == [False, True]
 
 
 @pytest.mark.parametrize(

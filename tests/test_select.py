@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from random import Random
 
 import pytest
 import torch
@@ -14,12 +15,13 @@ import triton_gemm
 from triton_gemm import cost_model, kernels
 from triton_gemm.arithmetic import EMULATED
 from triton_gemm.device import INTERPRETER, SHARED_MEMORY, device_of_capability
+from triton_gemm.device_model import measured
 from triton_gemm.kernels import fma, gemv, skinny, warp_specialised
 from triton_gemm.kernels.launch import Pointer, TensorMap
 from triton_gemm.kernels.repack import repacked
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
-from triton_gemm.select import Selection, launches, ranked, select
+from triton_gemm.select import Selection, illegal, launches, ranked, select
 from triton_gemm.workspace import COUNTERS
 
 HOPPER = device_of_capability((9, 0))
@@ -124,6 +126,30 @@ def test_nothing_legal_is_predicted_to_be_faster(problem: GemmProblem, device) -
     pytest.fail("what was chosen is no candidate")
 
 
+@pytest.mark.parametrize("clusters", [True, False])
+@pytest.mark.parametrize("groups", [None, "m", "k"])
+@pytest.mark.parametrize("name", measured())
+def test_what_is_left_out_would_not_have_been_chosen(
+    name: str, groups: str | None, clusters: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`select` compares only what may be the fastest: as if it had compared all."""
+    for module in (warp_specialised.choice, warp_specialised.host):
+        monkeypatch.setattr(module, "CLUSTERS", clusters)
+    device, random = replace(HOPPER, name=name), Random(0)
+    for _ in range(40):
+        M, N, K = (random.choice([random.randrange(8, 1024, 8), 2 ** random.randint(4, 14)]) for _ in range(3))
+        problem = random.choice([of, along_k])(M, N, K, 8 if groups else random.choice([1, 1, 16]), groups=groups)
+        if groups:
+            b = Layout((0, N, 1)) if groups == "k" else problem.b
+            c = Layout((0, N, 1)) if groups == "m" else problem.c
+            problem = replace(problem, a=Layout((0, K, 1)), b=b, c=c)
+        legal = (one for one in ranked(problem, device) if illegal(problem, device, *one[1:]) is None)
+        time, kernel, candidate = next(legal)
+        choice = select(problem, device)
+        assert choice == Selection.of(kernel, candidate, choice.reason)
+        assert choice.reason.startswith(f"about {time:.3g} us")
+
+
 @MANY
 @CASES
 def test_the_choice_is_the_same_every_time_and_says_why(problem: GemmProblem, device) -> None:
@@ -219,7 +245,8 @@ def test_both_sides_of_a_product_are_treated_alike(problem: GemmProblem, device)
         pytest.param(along_k(4, 4096, 4096), "skinny", id="four rows, long columns for a wave"),
         pytest.param(of(4096, 1, 4096), "gemv", id="one column"),
         pytest.param(along_k(2, 4096, 1024), "skinny", id="two rows along k"),
-        pytest.param(along_k(4096, 16, 4096), "skinny", id="few columns along k"),
+        pytest.param(along_k(4096, 8, 4096), "skinny", id="few columns along k"),
+        pytest.param(along_k(4096, 16, 4096), "warp_specialised", id="more columns along k"),
         pytest.param(along_k(17, 4096, 4096), "warp_specialised", id="more rows along k"),
         pytest.param(of(8, 4096, 4096), "warp_specialised", id="few rows along n"),
         pytest.param(along_k(8, 4096, 4100), "portable", id="few rows, k odd"),
@@ -399,20 +426,17 @@ def test_a_split_is_shown() -> None:
 
 
 @pytest.mark.parametrize("newer", [True, False])
-def test_clusters_are_chosen_only_when_told_and_missed_only_then(newer: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    def explained() -> tuple[bool, str]:
-        found = {config for _, _, (_, config, *_) in ranked(problem, HOPPER)}
-        return bool(found & {*warp_specialised.CLUSTERED}), select(problem, HOPPER).reason
-
+def test_clusters_are_chosen_where_they_can_run_and_missed_where_not(
+    newer: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     problem = of(712, 1264, 4976)
     for module in (warp_specialised.choice, warp_specialised.host):
         monkeypatch.setattr(module, "CLUSTERS", newer)
-    compared, reason = explained()
-    assert not compared and "clusters" not in reason
-    monkeypatch.setattr(warp_specialised.choice, "CLUSTERS_CHOSEN", True)
-    compared, reason = explained()
-    assert compared == newer
-    assert reason.endswith("; without clusters, which need Triton 3.9") != newer
+    compared = {config for _, _, (_, config, *_) in ranked(problem, HOPPER)}
+    assert bool(compared & {*warp_specialised.CLUSTERED}) == newer
+    choice = select(problem, HOPPER)
+    assert (choice.config in warp_specialised.CLUSTERED) == newer
+    assert choice.reason.endswith("; without clusters, which need Triton 3.9") != newer
 
 
 def test_a_cluster_s_form_is_shown() -> None:

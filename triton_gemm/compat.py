@@ -213,8 +213,8 @@ TFLOAT32 = 11  # CU_TENSOR_MAP_DATA_TYPE_TFLOAT32: TMA rounds fp32 to tf32 on it
 
 
 def tensor_maps(compiled: Any) -> list[Callable[..., Any]]:
-    """For each descriptor among a compiled kernel's parameters, `encode(address, shape, strides, to_tf32, slices)`: its
-    tensor map; slices: the parts of the kernel's box, along the last dimension but one, that are copied one by one."""
+    """For each descriptor among a compiled kernel's parameters, `encode(address, shape, strides, to_tf32, rows)`: its
+    tensor map; rows: along the last dimension but one that one copy moves, where those are not the kernel's box's."""
     utils = triton.runtime.driver.active.utils
     fill = getattr(utils, "fill_tma_descriptor_tiled", None) or utils.fill_tma_descriptor
 
@@ -222,12 +222,12 @@ def tensor_maps(compiled: Any) -> list[Callable[..., Any]]:
         element = TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]]
 
         def encode(
-            address: int, shape: Sequence[int], strides: Sequence[int], to_tf32: bool = False, slices: int = 1
+            address: int, shape: Sequence[int], strides: Sequence[int], to_tf32: bool = False, rows: int | None = None
         ) -> Any:
-            *outer, rows, columns = meta["block_size"]
+            *outer, box_rows, columns = meta["block_size"]
             return fill(
                 *(address, meta["swizzle"], meta["elem_size"], TFLOAT32 if to_tf32 else element),
-                *([*outer, rows // slices, columns], shape, strides, 0),
+                *([*outer, rows or box_rows, columns], shape, strides, 0),
             )
 
         return encode

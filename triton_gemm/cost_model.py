@@ -10,6 +10,7 @@ from .device_model import DeviceModel
 from .problem import GemmProblem, Layout
 
 SECTOR = 32  # bytes
+ROUNDING = 1 + 1e-9  # more than what two ways to compute a time differ by
 
 
 class Remembered:

@@ -12,7 +12,7 @@ from .arithmetic import DTYPES, FLOATING, Precision, ScaleKind, result_dtype
 from .compat import INTERPRETED
 from .device import INTERPRETER, SHARED_MEMORY, DeviceInfo, device_info, device_of_capability
 from .problem import Activation, GemmProblem, Request
-from .select import Selection
+from .select import Selection, next_best
 
 Scales = tuple[torch.Tensor, torch.Tensor] | ScaleKind
 Layout = Literal["nn", "nt", "tn", "tt"]
@@ -148,6 +148,8 @@ def explain(
     else:
         problem = _product(a, b, bias, request)
     selection = plan.selection_for(problem, info)
+    if selection.source == "model":
+        selection = next_best(problem, info, selection)
     # Groups of columns are multiplied as groups of rows of c^T.
     swap_ab = selection.swap_ab or (groups is not None and a.dim() == 3)
     return replace(selection, swap_ab=swap_ab, device=info.name, policy=policies.current().name)

@@ -71,7 +71,7 @@ class Step:
                 arguments.append(scalars[part.name])
             elif isinstance(part, TensorMap):
                 assert encode is not None
-                arguments.append(encode(addresses[part.operand], part.shape, part.strides, part.to_tf32, part.slices))
+                arguments.append(encode(addresses[part.operand], part.shape, part.strides, part.to_tf32, part.rows))
                 arguments += part.shape
                 arguments += part.strides
             else:

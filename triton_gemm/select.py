@@ -3,7 +3,9 @@ take the least time. Pure, and without tuning."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 from . import kernels
 from .arithmetic import HALF
@@ -25,7 +27,7 @@ class Selection:
         fp32 on CUDA cores), "skinny" or "gemv" (a few rows or columns); docs/kernels.md has what they do.
     config: tile sizes in elements, warps of a program and stages of its pipeline; "cluster 4x2": of programs in
         clusters of four along M and two along N.
-    reason: its predicted time, and that of the next best kernel.
+    reason: its predicted time; where `explain` was asked that of the next best kernel, too.
     schedule: how the persistent kernel "warp_specialised" deals tiles out; None for the others.
     split_k: how many programs share the sum of a tile, in the other kernels.
     swap_ab: whether c^T = b^T a^T is computed.
@@ -93,36 +95,66 @@ def predicted(problem: GemmProblem, kernel: str, candidate: Candidate, model: De
     return time + kernels.repack.microseconds(problem, candidate.packed, model)
 
 
+def illegal(problem: GemmProblem, device: DeviceInfo, kernel: str, candidate: Candidate) -> str | None:
+    """Why `device` cannot run a problem's candidate, or None if it can."""
+    given, config, work, _, packed = candidate
+    return kernels.named(kernel).illegal(given, device, config, work) or kernels.repack.illegal(problem, packed)
+
+
+def _faster(
+    name: str, problem: GemmProblem, device: DeviceInfo, model: DeviceModel, limit: Callable[[], float]
+) -> Iterator[tuple[float, int, Candidate]]:
+    """(predicted microseconds, place, candidate) of a kernel's candidates that take no more than limit(). place: which
+    of those as fast comes first."""
+    kernel = kernels.named(name)
+    if hasattr(kernel, "faster"):
+        yield from kernel.faster(problem, device, model, limit)
+        return
+    for place, candidate in enumerate(kernel.candidates(problem, device)):
+        time = predicted(problem, name, candidate, model)
+        if time <= limit():
+            yield time, place, candidate
+
+
 def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
-    """The legal candidate for `problem` on `device` of least predicted time; RuntimeError where none is legal."""
+    """The legal candidate for `problem` on `device` of least predicted time; RuntimeError where none is legal. The same
+    as the first legal one of `ranked`."""
     if device.capability < (8, 0):
         raise RuntimeError(f"matmul needs compute capability 8.0 or newer, {device.name} has less")
-    best: tuple[float, str, Candidate] | None = None
-    why: str | None = None
-    for time, kernel, candidate in ranked(problem, device):
-        if best is not None and kernel == best[1]:
-            continue
-        why_not = kernels.named(kernel).illegal(candidate.problem, device, candidate.config, candidate.work)
-        why_not = why_not or kernels.repack.illegal(problem, candidate.packed)
-        if why_not is not None:
-            why = why_not
-        elif best is None:
-            best = time, kernel, candidate
-        else:  # the next best kernel
-            return _selection(problem, device, best, f", {kernel} about {time:.3g} us")
-    if best is None:
+    model, why = model_of(device), None
+    best: tuple[float, int, int] = (math.inf, 0, 0)
+    found: tuple[str, Candidate] | None = None
+
+    def limit() -> float:
+        return best[0]
+
+    for rank, name in enumerate(kernels.KERNELS):
+        for time, place, candidate in _faster(name, problem, device, model, limit):
+            if (time, rank, place) < best:
+                why_not = illegal(problem, device, name, candidate)
+                if why_not is None:
+                    best, found = (time, rank, place), (name, candidate)
+                else:
+                    why = why_not
+    if found is None:
         raise RuntimeError(f"no kernel multiplies {problem.dtype} in {problem.precision} on {device.name}: {why}")
-    return _selection(problem, device, best, "")
+    name, candidate = found
+    reason = f"about {best[0]:.3g} us"
+    if name == "portable" and device.capability == (9, 0) and problem.K:
+        tma = problem.tma_illegal()
+        reason += f"; TMA cannot take {tma}" if tma else ""
+    if name == "warp_specialised":
+        reason += kernels.warp_specialised.without_clusters()
+    return Selection.of(name, candidate, reason)
 
 
-def _selection(
-    problem: GemmProblem, device: DeviceInfo, best: tuple[float, str, Candidate], next_best: str
-) -> Selection:
-    time, kernel, candidate = best
-    why = problem.tma_illegal() if device.capability == (9, 0) and kernel == "portable" and problem.K else None
-    tma = f"; TMA cannot take {why}" if why else ""
-    clusters = kernels.warp_specialised.without_clusters() if kernel == "warp_specialised" else ""
-    return Selection.of(kernel, candidate, f"about {time:.3g} us{next_best}{tma}{clusters}")
+def next_best(problem: GemmProblem, device: DeviceInfo, selection: Selection) -> Selection:
+    """What `select` gave, whose reason names the next best kernel, too."""
+    for time, name, candidate in ranked(problem, device):
+        if name != selection.kernel and illegal(problem, device, name, candidate) is None:
+            about, us, others = selection.reason.partition(" us")
+            return replace(selection, reason=f"{about}{us}, {name} about {time:.3g} us{others}")
+    return selection
 
 
 def launches(problem: GemmProblem, selection: Selection) -> tuple[Launch, ...]:

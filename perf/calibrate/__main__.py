@@ -33,7 +33,7 @@ try:
     from perf.common import arguments as args
     from perf.measure import environment
     from perf.measure.timer import DeviceLostError
-    from triton_gemm import device_model, kernels
+    from triton_gemm import device_model
     from triton_gemm.device_model import model_of
 except ModuleNotFoundError as error:
     if __name__ != "__main__":
@@ -50,7 +50,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not console.is_terminal:
         console = Console(width=WIDE)
     if given.command == "measure":
-        kernels.warp_specialised.choice.CLUSTERS_CHOSEN |= given.clusters
         return run_measure(given.out, shapes_to_measure(given.limit, given.seed, given.suites), console)
     try:
         calibration = read(*given.files)
@@ -112,7 +111,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     measuring.add_argument("--limit", type=args.count, metavar="N", help="at most N shapes, evenly spaced")
     measuring.add_argument("--seed", type=int, metavar="SEED", help="other shapes of each regime, none that is listed")
     measuring.add_argument("--suites", nargs="+", choices=SUITES, metavar="SUITE", help="shapes of these suites only")
-    measuring.add_argument("--clusters", action="store_true", help="also candidates in clusters, if none are chosen")
     for name, what in (("fit", "find a model, and its regret"), ("regret", "of the present model")):
         command = commands.add_parser(name, help=f"{what}; needs no GPU")
         command.add_argument("files", type=args.path, metavar="FILE", nargs="+", help="what `measure` wrote")

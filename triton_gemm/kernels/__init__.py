@@ -8,7 +8,9 @@ and tuple below for type checkers.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -53,10 +55,11 @@ class Kernel(Protocol):
 def named(name: str) -> Kernel:
     """The module of a kernel in KERNELS."""
     assert name in KERNELS, name
-    found: Kernel = __getattr__(name)
+    found: Kernel = getattr(sys.modules[__name__], name)
     return found
 
 
+@cache  # a choice asks for modules many times
 def __getattr__(name: str) -> ModuleType:
     if name in (*KERNELS, "repack"):
         with decorating():

@@ -27,8 +27,8 @@ class Pointer:
 class TensorMap:
     """A TMA descriptor of an operand: its shape and strides (elements, the last 1), and the box that one copy moves.
 
-    to_tf32: whether loads round fp32 to tf32; slices: how many copies, each of a part along its second dimension, move
-    the box.
+    to_tf32: whether loads round fp32 to tf32; rows: how many along its second dimension one copy moves, where those are
+    not the box's.
     """
 
     operand: str
@@ -37,7 +37,7 @@ class TensorMap:
     strides: tuple[int, ...]
     block: tuple[int, ...]
     to_tf32: bool = False
-    slices: int = 1
+    rows: int | None = None
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The kernel that takes everything. `kernel` is what runs on the GPU, `host` what it can run, and how it is launched,
 and `choice` which ways are worth comparing, and how long they take."""
 
-from .choice import Costs, candidates, microseconds
+from .choice import Costs, candidates, faster, microseconds
 from .host import CONFIGS, MAX_REGISTERS, MAX_SIZE, Config, illegal, launches, vector
 from .kernel import portable_kernel
 
@@ -12,6 +12,7 @@ __all__ = [
     "Config",
     "Costs",
     "candidates",
+    "faster",
     "illegal",
     "launches",
     "microseconds",

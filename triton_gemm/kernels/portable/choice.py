@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from math import sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
+from ...arithmetic import ARITHMETICS
 from ...config import REGISTERS_PER_SM
-from ...cost_model import Remembered, average, on_busiest_sm, soft_maximum, swap_for_c, traffic
+from ...cost_model import ROUNDING, Remembered, average, on_busiest_sm, soft_maximum, swap_for_c, traffic
 from ...device import DeviceInfo
 from ...device_model import DeviceModel
 from ...problem import GemmProblem
@@ -61,6 +62,7 @@ class Costs:
 
 
 TILE = 16_384  # elements
+SPLITS = (2, 3, 4, 6, 8, 12, 16)  # of K
 _KNOWN = Remembered()
 SHARED_MEMORY_PER_SM = 228 << 10
 REGISTERS = 80  # of a thread, in addition to its sums
@@ -70,15 +72,43 @@ def candidates(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
     """Every tile, K whole or cut into parts while that gives more SMs something to do."""
     swap_ab = swap_for_c(problem)
     given = problem.swap_ab() if swap_ab else problem
-    m, n = max(64, 2 * given.M), max(64, 2 * given.N)  # of larger tiles more than half would be empty
-    configs = [config for config in CONFIGS[problem.precision] if config.BLOCK_M <= m and config.BLOCK_N <= n]
-    for config in configs:
-        yield Candidate(given, config, 1, swap_ab)
-        count = tiles_of(given, config)
-        most = 0 if problem.groups else min(problem.K // (4 * config.BLOCK_K), 2 * device.num_sms // max(1, count))
-        for split_k in (2, 3, 4, 6, 8, 12, 16):
-            if split_k <= most:
+    for config in CONFIGS[problem.precision]:
+        if _fits(given, config):
+            for split_k in _splits(given, config, device):
                 yield Candidate(given, config, split_k, swap_ab)
+
+
+def _fits(problem: GemmProblem, config: Config) -> bool:
+    """Whether no more than half of a tile is empty, where a smaller one would do."""
+    return config.BLOCK_M <= max(64, 2 * problem.M) and config.BLOCK_N <= max(64, 2 * problem.N)
+
+
+def _splits(problem: GemmProblem, config: Config, device: DeviceInfo) -> list[int]:
+    """Into how many parts K may be cut."""
+    most = min(problem.K // (4 * config.BLOCK_K), 2 * device.num_sms // max(1, tiles_of(problem, config)))
+    return [1] if problem.groups else [1, *(split_k for split_k in SPLITS if split_k <= most)]
+
+
+class _OfProblem(NamedTuple):
+    """Of a problem, whatever its tiles: the pace of what multiplies, and the time of memory."""
+
+    pace: Pace
+    memory: float
+
+
+class _OfConfig(NamedTuple):
+    """Of a configuration, whatever the problem's sizes: time of a k-tile on a busy SM, and of one program alone; of a
+    program's start, of sharing sums, of adding one; how many programs an SM has room for; k-tiles that are loaded
+    ahead, and time of the copies of one."""
+
+    work: float
+    alone: float
+    start: float
+    share: float
+    part: float
+    at_once: int
+    ahead: int
+    copies: float
 
 
 def microseconds(problem: GemmProblem, config: Config, split_k: int, model: DeviceModel) -> float:
@@ -86,10 +116,19 @@ def microseconds(problem: GemmProblem, config: Config, split_k: int, model: Devi
     if problem.groups:
         problem = average(problem)
     known = _KNOWN.for_problem(problem, model)
+    if not known:
+        known[None] = _of_problem(problem, model)
     if config not in known:
-        known[config] = _of_tile(problem, config, model)
-    pace, tiles, at_once, work, alone, start, memory, share, part, ahead, copies = known[config]
-    steps, programs = -(-problem.K // (split_k * config.BLOCK_K)), tiles * split_k
+        known[config] = tiles_of(problem, config), _of_config(config, *_kind(problem), model)
+    tiles, of = known[config]
+    return _time(known[None], of, tiles, -(-problem.K // (split_k * config.BLOCK_K)), split_k, model)
+
+
+def _time(on: _OfProblem, of: _OfConfig, tiles: int, steps: int, split_k: int, model: DeviceModel) -> float:
+    """Predicted time of `tiles` by split_k programs each, which take `steps` k-tiles."""
+    work, alone, start, share, part, at_once, ahead, copies = of
+    pace, memory = on
+    programs = tiles * split_k
     filling = max(0, ahead - steps) * copies  # beyond K's end too
 
     def together(count: float) -> float:
@@ -100,34 +139,86 @@ def microseconds(problem: GemmProblem, config: Config, split_k: int, model: Devi
     return time + share + split_k * part if split_k > 1 else time
 
 
-def _of_tile(problem: GemmProblem, config: Config, model: DeviceModel) -> tuple[Any, ...]:
-    """Of a problem in tiles: (pace, how many, how many at once on an SM, time of a k-tile on a busy SM, and of one
-    program alone, of its start, of memory, of sharing sums, of adding one, k-tiles that
-    are loaded ahead, and time of the copies of one)."""
-    costs, arithmetic = model.costs(Costs), problem.arithmetic
+def _of_problem(problem: GemmProblem, model: DeviceModel) -> _OfProblem:
+    costs = model.costs(Costs)
+    pace: Pace = {"fma": costs.ieee, "dmma": costs.fp64}.get(problem.arithmetic.instruction, costs.tensor)
+    return _OfProblem(pace, traffic(problem) / (pace.memory * model.memory))
+
+
+def _kind(problem: GemmProblem) -> tuple[str, int, int, int, int, bool]:
+    """What a tile's time depends on of a problem: its arithmetic, bytes of an element and of a sum, elements of A and
+    of B that are moved at once, and whether B is K-major."""
+    (_, of_a), (_, of_b), _ = vectors(problem)
+    sizes = problem.dtype.itemsize, itemsize_of_sums(problem)
+    return (problem.precision, *sizes, of_a, of_b, problem.b.column_major)
+
+
+@lru_cache(maxsize=4096)
+def _of_config(
+    config: Config,
+    precision: str,
+    itemsize: int,
+    sum_itemsize: int,
+    a_vector: int,
+    b_vector: int,
+    k_major: bool,
+    model: DeviceModel,
+) -> _OfConfig:
+    costs, arithmetic = model.costs(Costs), ARITHMETICS[precision]
     pace: Pace = {"fma": costs.ieee, "dmma": costs.fp64}.get(arithmetic.instruction, costs.tensor)
-    of_sm, of_warp = costs.products[arithmetic.name]
+    of_sm, of_warp = costs.products[precision]
     m, n, k, warps = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K, config.num_warps
-    a_vector, b_vector, _ = (elements for _, elements in vectors(problem))
-    products = len(problem.planes.terms) * m * n * k
-    itemsize = problem.dtype.itemsize
+    products = (len(arithmetic.planes.terms) if arithmetic.planes else 1) * m * n * k
     copies = k * m / a_vector * pace.move[a_vector * itemsize < 16]
     copies += k * n / b_vector * pace.move[b_vector * itemsize < 16]
     shared = copies
     if itemsize != 2:  # of 16 bits ldmatrix reads either way
-        shared += k * pace.read[problem.b.column_major] * sqrt(32 * warps * m * n)
+        shared += k * pace.read[k_major] * sqrt(32 * warps * m * n)
     # Elements of less than 4 bytes that are moved one by one go through registers, ahead of which no load is issued.
     ahead = config.num_stages - 1 if min(a_vector, b_vector) * itemsize >= 4 else 1
-    alone = soft_maximum(pace.step + pace.latency / ahead, products / (of_warp * warps) + shared)
     size = m * n / TILE
-    return (
-        *(pace, tiles_of(problem, config)),
-        _at_once(config, itemsize, itemsize_of_sums(problem)),
-        *(products / of_sm + shared, alone, pace.start[0] + pace.start[1] * size),
-        traffic(problem) / (pace.memory * model.memory),
-        *(constant + slope * size for constant, slope in (pace.share, pace.part)),
-        *(ahead, copies),
+    return _OfConfig(
+        work=products / of_sm + shared,
+        alone=soft_maximum(pace.step + pace.latency / ahead, products / (of_warp * warps) + shared),
+        start=pace.start[0] + pace.start[1] * size,
+        share=pace.share[0] + pace.share[1] * size,
+        part=pace.part[0] + pace.part[1] * size,
+        at_once=_at_once(config, itemsize, sum_itemsize),
+        ahead=ahead,
+        copies=copies,
     )
+
+
+def faster(
+    problem: GemmProblem, device: DeviceInfo, model: DeviceModel, limit: Callable[[], float]
+) -> Iterator[tuple[float, int, Candidate]]:
+    """(predicted microseconds, place of the configuration, candidate) of those that take no more than limit(), first
+    those that may be the fastest; of one configuration the first of the fastest comes before others as fast."""
+    swap_ab = swap_for_c(problem)
+    given = problem.swap_ab() if swap_ab else problem
+    seen = average(given)
+    on = _of_problem(seen, model)
+    if model.launch + on.memory > limit() * ROUNDING:
+        return
+    floors = []
+    for config, of in _configs(*_kind(seen), model):
+        tiles, steps = tiles_of(seen, config), -(-seen.K // config.BLOCK_K)
+        least = max(on.memory, tiles * steps * of.work / model.num_sms, steps * of.alone / SPLITS[-1])
+        floors.append((model.launch + least, config, of, tiles))
+    for place, (floor, config, of, tiles) in sorted(enumerate(floors), key=lambda one: one[1][0]):
+        if floor > limit() * ROUNDING:
+            return
+        if _fits(given, config):
+            for split_k in _splits(given, config, device):
+                time = _time(on, of, tiles, -(-seen.K // (split_k * config.BLOCK_K)), split_k, model)
+                if time <= limit():
+                    yield time, place, Candidate(given, config, split_k, swap_ab)
+
+
+@lru_cache(maxsize=64)
+def _configs(precision: str, *rest: Any) -> list[tuple[Config, _OfConfig]]:
+    """Every configuration, and what it takes."""
+    return [(config, _of_config(config, precision, *rest)) for config in CONFIGS[precision]]
 
 
 @cache

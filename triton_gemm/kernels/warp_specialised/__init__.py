@@ -1,7 +1,8 @@
-"""Hopper's production kernel. `kernel` is what runs on the GPU, `host` what it can run, and how it is launched, and
-`choice` which ways are worth comparing, and how long they take."""
+"""Hopper's production kernel. `kernel` is what runs on the GPU, `host` what it can run, and how it is launched,
+`costs` how long that takes, and `choice` which ways are worth comparing."""
 
-from .choice import Costs, candidates, microseconds, schedules, without_clusters
+from .choice import candidates, faster, schedules, without_clusters
+from .costs import Costs, microseconds
 from .host import (
     CLUSTERED,
     CONFIGS,
@@ -11,7 +12,6 @@ from .host import (
     configs,
     illegal,
     launches,
-    rest_columns,
     shared_memory,
 )
 
@@ -24,10 +24,10 @@ __all__ = [
     "can_split_k",
     "candidates",
     "configs",
+    "faster",
     "illegal",
     "launches",
     "microseconds",
-    "rest_columns",
     "schedules",
     "shared_memory",
     "without_clusters",

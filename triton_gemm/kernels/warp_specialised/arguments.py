@@ -12,8 +12,11 @@ from ...compat import aggregate  # type: ignore[attr-defined]
 class Config:
     """Constants: the tile, the layouts, and what the kernel does.
 
-    A tile is BLOCK_M x BLOCK_N, BLOCK_N a power of two or the sum of two of them: a main part, and a tail of TAIL_N
-    columns. C leaves in epilogue tiles of EPI_N columns through C_BUFFERS buffers.
+    A tile is BLOCK_M x BLOCK_N. Its sums are in two tensors: a main part of MAIN_N columns, a power of two, and a tail
+    of TAIL_N, the power of two that holds the rest of BLOCK_N, or 0. C leaves in epilogue tiles of EPI_N columns
+    through C_BUFFERS buffers, and what is left of its width in narrow ones of REST_N.
+    WIDE_MMA: one `wgmma`, in PTX, has the whole width, any multiple of 8; else main part and tail have one each, and
+    BLOCK_N is their sum.
     TERMS, A_PLANES, B_PLANES: operands that are sums of planes have TERMS products for each k-tile; A_PLANES and
     B_PLANES say of which planes, two bits a term, the first in the lowest.
     PROMOTE: whether the sums of a k-tile leave the tensor core's accumulators to be added in fp32.
@@ -25,9 +28,11 @@ class Config:
     NUM_STAGES: gl.constexpr
     BLOCK_M: gl.constexpr
     BLOCK_N: gl.constexpr
+    MAIN_N: gl.constexpr
     TAIL_N: gl.constexpr
     BLOCK_K: gl.constexpr
     EPI_N: gl.constexpr
+    REST_N: gl.constexpr
     C_BUFFERS: gl.constexpr
     A_COLUMN_MAJOR: gl.constexpr
     B_COLUMN_MAJOR: gl.constexpr
@@ -44,6 +49,7 @@ class Config:
     A_PLANES: gl.constexpr
     B_PLANES: gl.constexpr
     PROMOTE: gl.constexpr
+    WIDE_MMA: gl.constexpr
     CLUSTER_M: gl.constexpr
     CLUSTER_N: gl.constexpr
     PDL: gl.constexpr
@@ -71,8 +77,9 @@ class Inputs:
 class Ring:
     """The ring of k-tiles in shared memory, and the barriers that say of each slot whether it is full or empty.
 
-    a: one tile for each consumer and slot; b, b_tail: one for each slot; a_scales, b_scales: where operands have scales
-    of blocks. Partitions take no None, so what is not used is something else.
+    a: one tile for each consumer and slot; b, b_tail: one for each slot, with WIDE_MMA in blocks of 8 columns;
+    a_scales, b_scales: where operands have scales of blocks. Partitions take no None, so what is not used is something
+    else.
     """
 
     a: gl.shared_memory_descriptor
@@ -117,10 +124,11 @@ class Item:
 
 @aggregate
 class Output:
-    """C, what the epilogue reads, and where programs that share a tile leave partial sums. A stride of 1 is a constant,
-    so that the compiler sees it."""
+    """C, of which rest_desc stores narrow epilogue tiles, what the epilogue reads, and where programs that share a tile
+    leave partial sums. A stride of 1 is a constant, so that the compiler sees it."""
 
     desc: tma.tensor_descriptor
+    rest_desc: tma.tensor_descriptor
     ptr: gl.tensor
     bias_ptr: gl.tensor
     a_scale_ptr: gl.tensor
@@ -138,8 +146,9 @@ class Output:
 
 @aggregate
 class Staging:
-    """One consumer's buffers between registers and C, and the barriers that say whether C's own values are in them;
-    something else where C does not go by TMA, or is not read."""
+    """One consumer's buffers between registers and C, those of narrow epilogue tiles, and the barriers that say whether
+    C's own values are in them; something else where C does not go by TMA, has no such tiles, or is not read."""
 
     buffers: gl.shared_memory_descriptor
+    rest: gl.shared_memory_descriptor
     loaded: gl.shared_memory_descriptor

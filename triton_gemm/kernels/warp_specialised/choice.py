@@ -1,69 +1,57 @@
-"""Which ways to run the warp-specialised kernel are worth comparing, and how long they take: waves, tail, tensor cores,
-L2, memory and power, as arithmetic."""
+"""Which ways to run the warp-specialised kernel are worth comparing, and which of them may be the fastest."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from functools import cache, lru_cache
+from math import sqrt
+from typing import Any
+
+import torch
 
 from ...compat import CLUSTERS
-from ...cost_model import SECTOR, Remembered, average, pitch, soft_maximum, traffic
+from ...cost_model import ROUNDING, SECTOR, pitch
 from ...device import DeviceInfo
 from ...device_model import DeviceModel
-from ...problem import GemmProblem, Layout
+from ...problem import GemmProblem
 from .. import repack
 from ..candidate import Candidate
 from ..schedule import Schedule, clusters_at_once
-from .host import Config, can_split_k, configs, promotes, rest_columns, unsuited
+from .costs import (
+    Costs,
+    OfConfig,
+    OfProblem,
+    are_alone,
+    lines_of,
+    load_times,
+    microseconds,
+    of_config,
+    of_problem,
+    of_tile,
+    time_of,
+)
+from .host import Config, can_split_k, configs, promotes, unsuited
+from .widths import widths
 
-CLUSTERS_CHOSEN = False  # whether configurations in clusters are compared: not before their times are predicted
 MAX_PARTS = 32
-_KNOWN = Remembered()
-TILE = 32_768  # elements of the largest tile that is stored at once, for which costs by its size are given
-
-
-@dataclass(frozen=True)
-class Costs:
-    """What the kernel takes on one GPU, in microseconds.
-
-    setup: of its barriers, beyond an empty launch; spread: what starting programs on all SMs at once adds, on fewer a
-    share of it; step: what an SM needs for 128 bytes along K of a tile, "128x256", when its operands come from L2, at
-    the clock of long products; stage: handing a stage of the ring over, of operands of 16 bits and of others;
-    promotion: adding a k-tile's sums outside of the tensor cores, for TILE elements; line: one line of 128 bytes from
-    L2 to each of two neighbouring SMs, and alone: of that to one whose neighbour is idle; beyond: filling a line beyond
-    the matrix with zeros; inside_line: lines that 128 bytes of a row count for where rows begin inside of lines, at a
-    sector's 32 bytes, and inside_sector: where they begin inside of sectors; start: filling the ring and storing a
-    tile, a constant and what is added for TILE elements; tail: storing a tile's second part; share: handing partial
-    sums to another program, and part: adding one more program's, likewise; paired: bytes in a microsecond from memory
-    to each of two neighbouring SMs.
-    """
-
-    KERNEL = "warp_specialised"
-
-    setup: float
-    spread: float
-    step: Mapping[str, float]
-    stage: tuple[float, float]
-    promotion: float
-    line: float
-    alone: float
-    beyond: float
-    inside_line: float
-    inside_sector: float
-    start: tuple[float, float]
-    tail: float
-    share: tuple[float, float]
-    part: tuple[float, float]
-    paired: float
 
 
 def candidates(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
     """Over copies of what TMA reads badly or not; swapped or not; in every tile that fits; whole and split."""
-    programs = device.num_sms
+    for given, swap_ab, packed in _given(problem, device):
+        for config in (*_listed(given.planes.dtype, _clusters(given)), *widths(given, device.num_sms)):
+            if problem.groups:
+                yield Candidate(given, config, Schedule(device.num_sms))
+            elif _fits(given, config):
+                for schedule in schedules(given, config, device):
+                    yield Candidate(given, config, schedule, swap_ab, packed)
+
+
+def _given(problem: GemmProblem, device: DeviceInfo) -> Iterator[tuple[GemmProblem, bool, tuple[str, ...]]]:
+    """What the kernel may be given for a problem: (the problem, whether it is swapped, operands that are copied)."""
     if problem.groups:
         if unsuited(problem, device) is None:
-            for config in configs(problem.planes.dtype):
-                yield Candidate(problem, config, Schedule(programs))
+            yield problem, False, ()
         return
     # A square is its own transpose, but for fp32 that wgmma reads from registers: that must be A.
     both = problem.scales != "blocks" and (problem.M != problem.N or problem.dtype.itemsize != 2)
@@ -72,16 +60,22 @@ def candidates(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
         for swap_ab in (False, True) if both else (False,):
             given = readable.swap_ab() if swap_ab else readable
             if unsuited(given, device) is None:
-                clustered = configs(given.dtype, clusters=True) if CLUSTERS_CHOSEN and CLUSTERS else ()
-                for config in (*configs(given.dtype), *clustered):
-                    if _fits(given, config):
-                        for schedule in schedules(given, config, device):
-                            yield Candidate(given, config, schedule, swap_ab, packed)
+                yield given, swap_ab, packed
+
+
+def _clusters(problem: GemmProblem) -> bool:
+    """Whether configurations in clusters are compared: only where they can run."""
+    return CLUSTERS and not problem.groups
+
+
+@cache
+def _listed(dtype: torch.dtype, clusters: bool) -> tuple[Config, ...]:
+    return (*configs(dtype), *(configs(dtype, clusters=True) if clusters else ()))
 
 
 def without_clusters() -> str:
     """What there is to say where Triton is too old for clusters, which would else be compared."""
-    return "; without clusters, which need Triton 3.9" if CLUSTERS_CHOSEN and not CLUSTERS else ""
+    return "" if CLUSTERS else "; without clusters, which need Triton 3.9"
 
 
 def _packings(problem: GemmProblem) -> list[tuple[str, ...]]:
@@ -108,111 +102,128 @@ def _fits(problem: GemmProblem, config: Config) -> bool:
 
 
 def schedules(problem: GemmProblem, config: Config, device: DeviceInfo) -> list[Schedule]:
-    """The ways to deal out a problem's tiles that are worth comparing: all whole, or those of the last wave cut along K
-    into as few parts as make for less work on the busiest SM, of many parts not every number. Of clusters as of
-    programs, of which fewer run at the same time."""
+    """The ways to deal out a problem's tiles that are worth comparing: all whole, or those of the last wave cut along
+    K. Of clusters as of programs, of which fewer run at the same time."""
     count = problem.batch * config.tiles(problem.M, problem.N)
     programs = clusters_at_once(config.ctas, device.num_sms)
-    k_tiles = -(-problem.K // config.BLOCK_K)
     found = [Schedule(min(count, programs))]
-    if not can_split_k(config):
-        return found
-    rest = count % programs if count > programs else count
-    longest = k_tiles
-    for parts in range(2, min(k_tiles // 2, MAX_PARTS) + 1):
-        if not 0 < rest * parts <= programs:  # `Schedule` says why no more
-            break
-        last = parts == MAX_PARTS or rest * (parts + 1) > programs
-        if -(-k_tiles // parts) < longest and (last or parts % (1 << max(0, parts.bit_length() - 4)) == 0):
-            longest = -(-k_tiles // parts)
-            found.append(Schedule(min(rest * parts + count - rest, programs), rest, parts))
+    if can_split_k(config):
+        k_tiles = -(-problem.K // config.BLOCK_K)
+        found += [Schedule(n, rest, parts) for n, rest, parts in _cuts(count, k_tiles, programs)]
     return found
 
 
-def microseconds(problem: GemmProblem, config: Config, schedule: Schedule, model: DeviceModel) -> float:
-    """Predicted time of one launch whose operands lie in memory. What an SM gets by multicast is taken to cost it as
-    much as what it loads by itself."""
-    if problem.groups:
-        problem = average(problem)
-    count = problem.batch * config.tiles(problem.M, problem.N)
-    k_tiles = -(-problem.K // config.BLOCK_K)
-    programs = min(schedule.programs, schedule.items(count))
-    ctas = programs * config.ctas
-    alone = ctas <= model.num_sms // 2  # programs go to one of each pair of SMs first
-    known = _KNOWN.for_problem(problem, model)
-    if not known:
-        known[None] = _of_problem(problem, model)
-    tile = (config.BLOCK_M, config.BLOCK_N, config.BLOCK_K, config.CLUSTER_M, config.CLUSTER_N, alone)
-    if tile not in known:
-        known[tile] = _of_tile(problem, config, model, alone)
-    loaded, pace, start, share, part = known[tile]
-    setup, spread, terms, moved, paired = known[None]
-    busy = -(-(count - schedule.split_tiles) // programs) * (k_tiles * pace + start)
-    shared = 0.0
-    if schedule.split_tiles:
-        waves = -(-schedule.split_tiles * schedule.split_k // programs)
-        busy += waves * (-(-k_tiles // schedule.split_k) * pace + start)
-        shared = share + (schedule.split_k - 1) * part
-    return (
-        model.launch
-        + setup
-        + spread * ctas
-        + shared
-        + soft_maximum(
-            busy,
-            count * config.ctas * k_tiles * loaded / model.l2,
-            moved,
-            0.0 if alone else paired / ctas,
-            terms,
-        )
-    )
+def _cuts(count: int, k_tiles: int, most: int) -> Iterator[tuple[int, int, int]]:
+    """(programs, tiles that are cut, into how many parts), for `most` programs at once: the tiles of the last wave,
+    into as few parts as make for less work on the busiest SM; of many parts not every number."""
+    rest = count % most if count > most else count
+    if rest == 0:
+        return
+    enough = min(k_tiles // 2, MAX_PARTS, most // rest)  # `Schedule` says why no more than there are programs
+    longest = k_tiles
+    for parts in range(2, enough + 1):
+        if parts < 16 or parts % 2 == 0 or parts == most // rest:
+            if -(-k_tiles // parts) < longest:
+                longest = -(-k_tiles // parts)
+                yield min(rest * parts + count - rest, most), rest, parts
 
 
-def _of_problem(problem: GemmProblem, model: DeviceModel) -> tuple[float, float, float, float, float]:
-    """(setting up, what each program adds to it, tensor cores' time at the power limit, memory's, and that of one SM
-    of two)."""
-    costs = model.costs(Costs)
-    products = problem.batch * problem.M * problem.N * problem.K * len(problem.planes.terms)
-    moved = traffic(problem)
-    power = problem.dtype.itemsize * products / model.tensor
-    return costs.setup, costs.spread / model.num_sms, power, moved / model.memory, moved / costs.paired
+def faster(
+    problem: GemmProblem, device: DeviceInfo, model: DeviceModel, limit: Callable[[], float]
+) -> Iterator[tuple[float, int, Candidate]]:
+    """(predicted microseconds, place in `candidates`' order, candidate) of those that take no more than limit(), first
+    those that may be the fastest: what `select` needs, in a fraction of the time that all take. Of those that differ in
+    their schedules only, the first of the fastest."""
+    if problem.groups:  # few, and none is cut
+        schedule = Schedule(device.num_sms)
+        for given, _, _ in _given(problem, device):
+            for place, config in enumerate(configs(given.planes.dtype)):
+                time = microseconds(given, config, schedule, model)
+                if time <= limit():
+                    yield time, place, Candidate(given, config, schedule)
+        return
+    floors = []
+    for given, swap_ab, packed in _given(problem, device):
+        copying = repack.microseconds(problem, packed, model)
+        on = of_problem(given, model)
+        how = given, swap_ab, packed, copying, on
+        floors += [(copying + floor, of, how) for floor, of in _floors(given, on, model)]
+    for place, (floor, of, (given, swap_ab, packed, copying, on)) in sorted(
+        enumerate(floors), key=lambda one: one[1][0]
+    ):
+        if floor > limit() * ROUNDING:
+            return
+        if _fits(given, of.config):
+            time, schedule = _best_schedule(given, of, model, on)
+            if copying + time <= limit():
+                yield copying + time, place, Candidate(given, of.config, schedule, swap_ab, packed)
 
 
-def _of_tile(
-    problem: GemmProblem, config: Config, model: DeviceModel, alone: bool
-) -> tuple[float, float, float, float, float]:
-    """Of a tile: (lines that a k-tile loads from L2, time of a k-tile, of its start and end, of handing partial sums
-    on, and of adding one program's)."""
-    costs, terms, itemsize = model.costs(Costs), len(problem.planes.terms), problem.dtype.itemsize
-    m, n = config.BLOCK_M, config.BLOCK_N
-    rows, columns = min(m, problem.M), min(n, problem.N)
-    k_lines = config.BLOCK_K * itemsize / 128
-    of_a, of_b = rows * _lines(problem.a, itemsize, costs), columns * _lines(problem.b, itemsize, costs)
-    loaded = of_a / config.CLUSTER_N + of_b / config.CLUSTER_M
-    load = (of_a + of_b) * costs.line * (costs.alone if alone else 1.0) + (m - rows + n - columns) * costs.beyond
-    size = m * n / TILE
-    pace = terms * (soft_maximum(step(m, n, costs) * k_lines, load * k_lines) + costs.stage[itemsize != 2])
-    if promotes(problem):
-        pace += costs.promotion * size
-    start = costs.start[0] + costs.start[1] * size + costs.tail * bool(rest_columns(config))
-    share, part = (constant + slope * size for constant, slope in (costs.share, costs.part))
-    return loaded * k_lines * terms, pace, start, share, part
+def _best_schedule(problem: GemmProblem, of: OfConfig, model: DeviceModel, on: OfProblem) -> tuple[float, Schedule]:
+    """The first of the `schedules` of least predicted time, and that time."""
+    count = problem.batch * -(-problem.M // of.m) * -(-problem.N // of.n)
+    best = min(count, of.most), 0, 1
+    tile = of_tile(problem, of, model, are_alone(best[0] * of.config.ctas, model))
+    least = time_of(on, of, tile, count, *best)
+    if of.cuts:
+        for cut in _cuts(count, tile.k_tiles, of.most):  # into more and more parts, on more and more SMs
+            if on.fixed + of.waiting + of.share + (cut[2] - 1) * of.part + on.cubes ** (1 / 3) >= least:
+                break
+            if tile.alone and not are_alone(cut[0] * of.config.ctas, model):
+                tile = of_tile(problem, of, model, alone=False)
+            time = time_of(on, of, tile, count, *cut)
+            if time < least:
+                least, best = time, cut
+    return least, Schedule(*best)
 
 
-def _lines(layout: Layout, itemsize: int, costs: Costs) -> float:
-    """Lines of 128 bytes that 128 bytes of a row count for: they touch two where rows begin inside of lines, and five
-    of their sectors instead of four where they begin inside of sectors."""
-    bytes_apart = pitch(layout, itemsize)
-    return 1.0 if bytes_apart % 128 == 0 else costs.inside_line if bytes_apart % SECTOR == 0 else costs.inside_sector
+def _floors(problem: GemmProblem, on: OfProblem, model: DeviceModel) -> list[tuple[float, OfConfig]]:
+    """What each configuration takes at least, however its tiles are dealt out: as if those of a last wave, where they
+    can be cut, took their share of all SMs; without L2's time and what C's edges add."""
+    costs, itemsize = model.costs(Costs), problem.dtype.itemsize
+    lines = lines_of(problem.a, itemsize, costs), lines_of(problem.b, itemsize, costs)
+    M, N, K, batch, fixed, cubes, found = problem.M, problem.N, problem.K, problem.batch, on.fixed, on.cubes, []
+    kind = len(problem.planes.terms), promotes(problem), *lines, model
+    paces = _paces(problem.planes.dtype, _clusters(problem), *kind)
+    paces += tuple(_pace(config, itemsize, *kind) for config in widths(problem, model.num_sms))
+    for of, m, n, most, cuts, near, far, half, start in paces:
+        count = batch * -(-M // m) * -(-N // n)
+        one = K * (far if count > half else near)
+        waves, rest = divmod(count, most)
+        busy = (waves + (rest > 0)) * (one + start)
+        least = (busy * busy * busy + cubes) ** (1 / 3)
+        if cuts and 0 < 2 * rest <= most:
+            cut = _least_cut(waves * (one + start) + start, one, min(most // rest, MAX_PARTS), of, cubes)
+            least = min(least, cut)
+        found.append((fixed + of.waiting + least, of))
+    return found
 
 
-def step(m: int, n: int, costs: Costs) -> float:
-    """Costs.step of a tile [m, n]; of one that was not measured what its parts take, whose sides are powers of two."""
-    found = costs.step.get(f"{m}x{n}")
-    if found is not None:
-        return found
-    width, height = 1 << n.bit_length() - 1, 1 << m.bit_length() - 1
-    if width < n:
-        return step(m, width, costs) + step(m, n - width, costs)
-    height = height if height < m else m // 2
-    return step(height, n, costs) + step(m - height, n, costs)
+def _least_cut(others: float, one: float, most: int, of: OfConfig, cubes: float) -> float:
+    """What is no more than the time with a tile that takes `one` by itself cut into `most` parts or fewer, after what
+    takes `others`: the smallest parts but only two to add up, or as many as are best if nothing else is waited for."""
+    busy = others + one / most
+    best = min(most, sqrt(one / of.part))  # beyond that a part costs more than it saves
+    return of.share + max((busy * busy * busy + cubes) ** (1 / 3) + of.part, others + one / best + (best - 1) * of.part)
+
+
+@lru_cache(maxsize=64)
+def _paces(dtype: torch.dtype, clusters: bool, *kind: Any) -> tuple[tuple[Any, ...], ...]:
+    """`_pace` of every configuration that is listed."""
+    return tuple(_pace(config, dtype.itemsize, *kind) for config in _listed(dtype, clusters))
+
+
+@lru_cache(maxsize=4096)
+def _pace(
+    config: Config, itemsize: int, terms: int, promoted: bool, a_lines: float, b_lines: float, model: DeviceModel
+) -> tuple[Any, ...]:
+    """For `_floors`, of a configuration: it; its tiles' sides, how many run at once, and whether they can be cut; time
+    for one of K where neighbouring SMs are idle, and where they are busy, as they are with more clusters than are said
+    next; time of a tile's start."""
+    costs, of, paces = model.costs(Costs), of_config(config, itemsize, terms, promoted, model), []
+    for alone in (True, False):
+        of_a = min(load_times(a_lines, config.CLUSTER_N, costs, alone))
+        of_b = min(load_times(b_lines, config.CLUSTER_M, costs, alone))
+        load = (config.BLOCK_M * of_a + config.BLOCK_N * of_b) * of.lines
+        paces.append((max(of.multiply, load) + of.more) / config.BLOCK_K)
+    return (of, of.m, of.n, of.most, of.cuts, *paces, model.num_sms // 2 // config.ctas, of.start)

@@ -38,9 +38,21 @@ CONSUMER_WARPS = 4
 
 @constexpr_function
 def slices(outer, group):
-    """Into how many slices a tile is cut that a `group` of CTAs share: each has whole groups of 8 of its `outer` rows
-    in shared memory, as TMA swizzles them."""
-    return max(1, min(group, outer // 8))
+    """Into how many slices a tile is cut that a `group` of CTAs share, each of `slice_rows`."""
+    return -(-outer // slice_rows(outer, group))
+
+
+@constexpr_function
+def slice_rows(outer, group):
+    """Of a tile with `outer` rows in shared memory: whole groups of 8, as TMA swizzles them. The last slice may end
+    beyond the tile."""
+    return -(-outer // (8 * group)) * 8
+
+
+@constexpr_function
+def blocks_of_b(wide_mma, block_n, cluster_m):
+    """How many blocks of its tensor map a tile of B is: with WIDE_MMA of 8 columns each, for whole slices."""
+    return slices(block_n, cluster_m) * slice_rows(block_n, cluster_m) // 8 if wide_mma else 1
 
 
 @gluon.jit
@@ -112,29 +124,32 @@ def load(desc, NUMBER: gl.constexpr, batch, column, k, full, tile, OF_A: gl.cons
     as well this CTA's slice, for all of them. NUMBER: of the operand's tensor map among the kernel's."""
     corner = [batch, column, k] if K_MAJOR else [batch, k, column]
     GROUP: gl.constexpr = config.CLUSTER_N if OF_A else config.CLUSTER_M
-    if GROUP == 1:
+    WIDE: gl.constexpr = config.WIDE_MMA and not OF_A
+    if GROUP == 1 and not WIDE:
         tma_load(desc, corner, full, tile)
     else:
-        asm: gl.constexpr = multicast_asm(
-            NUMBER, desc.block_shape, desc.block_type.nbytes, OF_A, config.CLUSTER_M, config.CLUSTER_N
+        OUTER: gl.constexpr = config.BLOCK_N if WIDE else desc.block_shape[1]
+        asm: gl.constexpr = copy_asm(
+            NUMBER, OUTER, desc.block_shape, desc.block_type.nbytes, OF_A, config.CLUSTER_M, config.CLUSTER_N
         )
         gl.inline_asm(asm, "r,r,r,r,r", [tile, full, corner[2], corner[1], batch])
 
 
 @constexpr_function
-def multicast_asm(number, block, nbytes, of_a, cluster_m, cluster_n):
-    """One lane loads this CTA's slice of a tile, in panels of 128 bytes, to which TMA's swizzle is limited. (Triton
-    gives the addresses of tiles and barriers in a cluster's first CTA.)"""
-    _, outer, inner = block
-    itemsize = nbytes // (outer * inner)
-    pieces, panel = slices(outer, cluster_n if of_a else cluster_m), min(inner, 128 // itemsize)
-    size = outer // pieces
+def copy_asm(number, outer, block, nbytes, of_a, cluster_m, cluster_n):
+    """One lane loads this CTA's slice of a tile with `outer` rows in shared memory, in panels of 128 bytes, to which
+    TMA's swizzle is limited. (Triton gives the addresses of tiles and barriers in a cluster's first CTA.)"""
+    _, rows, inner = block
+    itemsize = nbytes // (rows * inner)
+    group = cluster_n if of_a else cluster_m
+    pieces, size, panel = slices(outer, group), slice_rows(outer, group), min(inner, 128 // itemsize)
     if of_a:  # number j of those of equal i
         mine, mask = "j", f"shl.b32 mask, {sum(1 << cluster_m * j for j in range(cluster_n))}, i;"
     else:
         mine, mask = "i", f"sub.s32 first, rank, i; shl.b32 mask, {(1 << cluster_m) - 1}, first;"
-    copy = "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-    loads = [f"@chosen {copy} [into], [map, {{x, y, $4}}], [full], peers;"] * (inner // panel)
+    copy = "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+    multicast, peers = (".multicast::cluster", ", peers") if cluster_m * cluster_n > 1 else ("", "")
+    loads = [f"@chosen {copy}{multicast} [into], [map, {{x, y, $4}}], [full]{peers};"] * (inner // panel)
     step = f"add.s32 x, x, {panel}; add.s32 into, into, {outer * panel * itemsize};"
     return f"""{{
 .reg .pred chosen, elected;

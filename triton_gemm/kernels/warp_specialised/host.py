@@ -13,14 +13,15 @@ from ...problem import GemmProblem, Layout
 from .. import groups
 from ..launch import Launch, Pointer, Scalar, TensorMap
 from ..schedule import Schedule, clusters_at_once
-from .cluster import MAX_CTAS, slices
+from .cluster import MAX_CTAS, blocks_of_b, slice_rows
 from .kernel import warp_specialised_kernel
 
 
 @dataclass(frozen=True)
 class Config(TileConfig):
-    """num_warps: those that multiply, four for each consumer; num_stages: of the ring; CLUSTER_M, CLUSTER_N: CTAs of a
-    cluster along M and along N, each with a tile of its own (`cluster`)."""
+    """BLOCK_N: a power of two or the sum of two of them, or with one wide `wgmma` any multiple of 8; num_warps: those
+    that multiply, four for each consumer; num_stages: of the ring; CLUSTER_M, CLUSTER_N: CTAs of a cluster along M and
+    along N, each with a tile of its own (`cluster`)."""
 
     CLUSTER_M: int = 1
     CLUSTER_N: int = 1
@@ -29,6 +30,20 @@ class Config(TileConfig):
     def ctas(self) -> int:
         """Of a cluster."""
         return self.CLUSTER_M * self.CLUSTER_N
+
+    @property
+    def main_n(self) -> int:
+        """Columns of a tile whose sums are in its first tensor: the largest power of two."""
+        return 1 << self.BLOCK_N.bit_length() - 1
+
+    @property
+    def tail_n(self) -> int:
+        """Columns of the second tensor: the power of two that holds the rest, or 0."""
+        rest = self.BLOCK_N - self.main_n
+        return rest and 1 << (rest - 1).bit_length()
+
+    def accumulators(self, sum_itemsize: int = 4) -> int:
+        return self.BLOCK_M * (self.main_n + self.tail_n) * sum_itemsize // (4 * 32 * self.num_warps)
 
     def tiles(self, M: int, N: int) -> int:
         """Tiles of clusters in a matrix [M, N]."""
@@ -92,24 +107,50 @@ _CONFIGS = {
 }
 
 
-def part_columns(problem: GemmProblem, config: Config) -> int:
-    """Columns of C that a warpgroup stores at once: as many as take 32 registers of a thread, for 64 rows 128 bytes,
-    which TMA's swizzle spans; half of them where pointers to C take registers, half where C's elements do."""
-    columns = 32 * 128 // (config.BLOCK_M * 4 // config.num_warps)
-    columns = max(columns >> (not c_by_tma(problem)) >> problem.has_beta, 8)
-    return min(columns, rest_columns(config) or config.BLOCK_N)
+def spans_widths(problem: GemmProblem) -> bool:
+    """Whether one `wgmma`, in PTX, can span the width of any tile that is a multiple of 8."""
+    return (
+        CLUSTERS
+        and problem.dtype.itemsize == 2
+        and problem.b.column_major
+        and c_by_tma(problem)
+        and not problem.has_beta
+        and not promotes(problem)
+    )
 
 
-def rest_columns(config: Config) -> int:
-    """What a tile's width is beyond a power of two; 0, or another power of two."""
-    rest = config.BLOCK_N - (1 << config.BLOCK_N.bit_length() - 1)
-    assert rest & rest - 1 == 0, "accumulators come in two pieces at most"
-    return rest
+def wide_mma(problem: GemmProblem, config: Config) -> bool:
+    """Whether one `wgmma` does span its width; else there is one for its main part and one for its tail."""
+    return config.tail_n > 0 and config.BLOCK_K == 64 and spans_widths(problem)
+
+
+def part_columns(problem: GemmProblem, config: Config) -> tuple[int, int]:
+    """Columns of C that a warpgroup stores at once, and those of narrower stores for the rest of the width, or 0: as
+    many as take 32 registers of a thread, for 64 rows 128 bytes, which TMA's swizzle spans; half of them where pointers
+    to C take registers, half where C's elements do."""
+    if wide_mma(problem, config):
+        return wide_columns(config)
+    columns = max(_most_columns(config) >> (not c_by_tma(problem)) >> problem.has_beta, 8)
+    return min(columns, config.tail_n or config.BLOCK_N), 0
+
+
+def _most_columns(config: Config) -> int:
+    return 32 * 128 // (config.BLOCK_M * 4 // config.num_warps)
+
+
+def wide_columns(config: Config) -> tuple[int, int]:
+    """`part_columns` where one `wgmma` spans the width: those that make for the fewest stores."""
+    ways = []
+    for columns in (_most_columns(config), _most_columns(config) // 2):
+        rest = config.BLOCK_N % columns
+        narrow = rest & -rest
+        ways.append((config.BLOCK_N // columns + (rest // narrow if rest else 0), columns, narrow))
+    return min(ways)[1:]
 
 
 def c_buffers(problem: GemmProblem, config: Config) -> int:
     """Buffers through which a warpgroup stores its parts of C: four where they fit, else two."""
-    enough = config.BLOCK_N // part_columns(problem, config) >= 4
+    enough = config.BLOCK_N // part_columns(problem, config)[0] >= 4
     return 4 if enough and _shared_memory(problem, config, 4) <= SHARED_MEMORY[9, 0] else 2
 
 
@@ -119,12 +160,22 @@ def shared_memory(problem: GemmProblem, config: Config) -> int:
 
 
 def _shared_memory(problem: GemmProblem, config: Config, buffers: int) -> int:
+    if wide_mma(problem, config):
+        return wide_memory(config, problem.out_dtype.itemsize, buffers)
     m, n, k = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K
     ring = config.num_stages * ((m + n) * k * problem.dtype.itemsize + (problem.scales == "blocks") * 4 * (m + 32))
     # A part of C before TMA stores it, or of the sums while they change threads.
-    part = m * part_columns(problem, config)
+    part = m * part_columns(problem, config)[0]
     parts = buffers * part * problem.out_dtype.itemsize if c_by_tma(problem) else part * 4
     return ring + parts + 1024
+
+
+def wide_memory(config: Config, out_itemsize: int, buffers: int = 2) -> int:
+    """`shared_memory` where one `wgmma` spans the width, with so many buffers for wide stores."""
+    columns, narrow = wide_columns(config)
+    rows = config.BLOCK_M + 8 * blocks_of_b(True, config.BLOCK_N, config.CLUSTER_M)
+    staged = buffers * columns + (config.BLOCK_N % columns if narrow else 0)
+    return config.num_stages * rows * 128 + config.BLOCK_M * staged * out_itemsize + 1024
 
 
 def c_by_tma(problem: GemmProblem) -> bool:
@@ -164,6 +215,8 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, schedule: 
         return f"{config.accumulators()} accumulators leave a thread too few registers for partial sums"
     if problem.dtype == torch.int8 and config.BLOCK_N == 256:
         return "Triton 3.6 to 3.9 cannot lower wgmma of int8 that is 256 columns wide"
+    if config.tail_n and config.main_n + config.tail_n != config.BLOCK_N and not wide_mma(problem, config):
+        return f"tiles {config.BLOCK_N} wide need one wgmma, as Triton 3.9 has it for K-major operands of 16 bits"
     room = _room(config)
     if promotes(problem) and config.accumulators() > room * 3 // 4:
         return f"{config.accumulators()} accumulators leave a thread too few registers for sums of pieces"
@@ -210,7 +263,7 @@ def early_bias(problem: GemmProblem, config: Config) -> bool:
     """Whether a thread has registers for the bias of a tile beside its sums, of columns for every fourth; beside C's
     own values it has none."""
     values = config.BLOCK_N // 4 * problem.out_dtype.itemsize // 4 if problem.bias == "n" else 2
-    if problem.has_beta or promotes(problem) or not c_by_tma(problem):
+    if problem.has_beta or promotes(problem) or not c_by_tma(problem) or part_columns(problem, config)[1]:
         return False
     return config.accumulators() + values <= _room(config) * 5 // 4
 
@@ -231,10 +284,12 @@ def tensor_map(
     block_columns: int,
     planes: int = 1,
     to_tf32: bool = False,
+    copied_rows: int | None = None,
     sharing: int = 1,
 ) -> TensorMap:
     """The map of [batch, rows, columns] matrices; of their transposes where the unit stride runs down the columns.
-    Each matrix may be several, its planes. sharing: how many CTAs of a cluster share a block, and load a slice each."""
+    Each matrix may be several, its planes. copied_rows: of a copy in place of the block's; sharing: how many CTAs of a
+    cluster share them, and load a slice each."""
     step, row, column = layout.strides
     if layout.column_major:
         rows, columns, row, block_rows, block_columns = columns, rows, column, block_columns, block_rows
@@ -242,7 +297,8 @@ def tensor_map(
     step = step // planes or rows * row
     block = (1, block_rows, block_columns)
     return TensorMap(
-        *(operand, dtype, (count, rows, columns), (step, row, 1), block, to_tf32), slices=slices(block_rows, sharing)
+        *(operand, dtype, (count, rows, columns), (step, row, 1), block, to_tf32),
+        rows=slice_rows(copied_rows or block_rows, sharing) if copied_rows or sharing > 1 else None,
     )
 
 
@@ -253,26 +309,30 @@ def launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple[
     num_m, num_n = -(-problem.M // (m * config.CLUSTER_M)), -(-problem.N // (n * config.CLUSTER_N))
     k_tiles = -(-problem.K // k)
     num_tiles = problem.batch * num_m * num_n
-    consumers, part = config.num_warps // 4, part_columns(problem, config)
+    consumers, wide = config.num_warps // 4, wide_mma(problem, config)
+    part, rest = part_columns(problem, config)
     by_tma = c_by_tma(problem)
     split = schedule.split_tiles > 0
     assert not (split and problem.groups), "how many tiles there are, only the GPU knows"
     assert schedule.split_tiles <= num_tiles and (can_split_k(config) or not split)
     shared_parts = schedule.split_tiles * (schedule.split_k - 1)
     loaded = (planes.count, problem.dtype == torch.float32)
-    a = tensor_map(
-        "a", problem.a, problem.dtype, problem.batch, problem.M, problem.K, m // consumers, k, *loaded, config.CLUSTER_N
-    )
-    rest = rest_columns(config)
+    of_a = ("a", problem.a, problem.dtype, problem.batch, problem.M, problem.K, m // consumers, k)
+    a = tensor_map(*of_a, *loaded, sharing=config.CLUSTER_N)
     of_b = ("b", problem.b, problem.dtype, problem.batch, problem.K, problem.N, k)
-    b = tensor_map(*of_b, n - rest, *loaded, config.CLUSTER_M)
-    b_rest = tensor_map(*of_b, rest, *loaded, config.CLUSTER_M) if rest else b
-    c = tensor_map("c", problem.c, problem.out_dtype, problem.batch, problem.M, problem.N, m // consumers, part)
+    if wide:
+        b = b_tail = tensor_map(*of_b, 8, copied_rows=n, sharing=config.CLUSTER_M)
+    else:
+        b = tensor_map(*of_b, config.main_n, *loaded, sharing=config.CLUSTER_M)
+        b_tail = tensor_map(*of_b, config.tail_n, *loaded, sharing=config.CLUSTER_M) if config.tail_n else b
+    of_c = ("c", problem.c, problem.out_dtype, problem.batch, problem.M, problem.N, m // consumers)
+    c = tensor_map(*of_c, part)
     arguments = {
         "a_desc": a,
         "b_desc": b,
-        "b_tail_desc": b_rest,
+        "b_tail_desc": b_tail,
         "c_desc": c if by_tma else b,  # what is not used is something else, as for partitions
+        "c_rest_desc": tensor_map(*of_c, rest) if rest else b,
         "a_ptr": Pointer("a"),
         "b_ptr": Pointer("b"),
         "tiles_ptr": Pointer("tiles" if problem.groups else "c"),
@@ -313,14 +373,17 @@ def launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple[
         "CONSUMERS": consumers,
         "BLOCK_M": m,
         "BLOCK_N": n,
-        "TAIL_N": rest,
+        "MAIN_N": config.main_n,
+        "TAIL_N": config.tail_n,
         "BLOCK_K": k,
         "EPI_N": part,
+        "REST_N": rest,
         "C_BUFFERS": c_buffers(problem, config),
         "TERMS": len(planes.terms),
         "A_PLANES": sum(i << 2 * term for term, (i, _) in enumerate(planes.terms)),
         "B_PLANES": sum(j << 2 * term for term, (_, j) in enumerate(planes.terms)),
         "PROMOTE": promotes(problem),
+        "WIDE_MMA": wide,
         "CLUSTER_M": config.CLUSTER_M,
         "CLUSTER_N": config.CLUSTER_N,
         "num_stages": config.num_stages,
@@ -333,7 +396,7 @@ def launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple[
             (schedule.programs * config.ctas, 1, 1),
             arguments,
             {"num_warps": 4},
-            workspace=shared_parts * config.ctas * m * n * 4,
+            workspace=shared_parts * config.ctas * m * (config.main_n + config.tail_n) * 4,
             counters=schedule.split_tiles * config.ctas * consumers,
             cluster=config.ctas,
         ),

@@ -33,6 +33,7 @@ def warp_specialised_kernel(
     b_desc,
     b_tail_desc,
     c_desc,
+    c_rest_desc,
     a_ptr,
     b_ptr,
     tiles_ptr,
@@ -73,14 +74,17 @@ def warp_specialised_kernel(
     CONSUMERS: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
+    MAIN_N: gl.constexpr,
     TAIL_N: gl.constexpr,
     BLOCK_K: gl.constexpr,
     EPI_N: gl.constexpr,
+    REST_N: gl.constexpr,
     C_BUFFERS: gl.constexpr,
     TERMS: gl.constexpr,
     A_PLANES: gl.constexpr,
     B_PLANES: gl.constexpr,
     PROMOTE: gl.constexpr,
+    WIDE_MMA: gl.constexpr,
     CLUSTER_M: gl.constexpr,
     CLUSTER_N: gl.constexpr,
     num_stages: gl.constexpr,
@@ -88,17 +92,17 @@ def warp_specialised_kernel(
 ):
     """c = activation(alpha a @ b + beta c + bias), of matrices or batches of them; `arguments` explains the names."""
     config = Config(
-        CONSUMERS, num_stages, BLOCK_M, BLOCK_N, TAIL_N, BLOCK_K, EPI_N, C_BUFFERS,
+        CONSUMERS, num_stages, BLOCK_M, BLOCK_N, MAIN_N, TAIL_N, BLOCK_K, EPI_N, REST_N, C_BUFFERS,
         A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, EARLY_BIAS, ACTIVATION, SCALES,
-        GROUPED, SPLIT_K, TERMS, A_PLANES, B_PLANES, PROMOTE, CLUSTER_M, CLUSTER_N, PDL,
+        GROUPED, SPLIT_K, TERMS, A_PLANES, B_PLANES, PROMOTE, WIDE_MMA, CLUSTER_M, CLUSTER_N, PDL,
     )  # fmt: skip
     inputs = Inputs(
         a_desc, b_desc, b_tail_desc, a_ptr, b_ptr, a_scale_ptr, b_scale_ptr, M, N, a_batches, b_batches
     )  # fmt: skip
     work = Work(num_items, k_tiles, split_tiles, split_k, num_m, group_m, per_group, per_batch, tiles_ptr)
     output = Output(
-        c_desc, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm, stride_cn, alpha, beta,
-        workspace_ptr, counters_ptr,
+        c_desc, c_rest_desc, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm, stride_cn,
+        alpha, beta, workspace_ptr, counters_ptr,
     )  # fmt: skip
     if PDL:
         gdc_launch_dependents()

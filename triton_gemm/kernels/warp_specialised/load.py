@@ -9,7 +9,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.extra.cuda.gdc import gdc_wait
 
 from ...compat import async_load
-from .cluster import join_cluster, load
+from .cluster import blocks_of_b, join_cluster, load
 from .ring import WARP, next_slot
 from .work import item_of, number_of_items
 
@@ -29,7 +29,9 @@ def load_partition(config, inputs, ring, work):
     b_desc = inputs.b_desc
     tail_desc = inputs.b_tail_desc
     ROWS: gl.constexpr = config.BLOCK_M // config.CONSUMERS
-    b_bytes: gl.constexpr = b_desc.block_type.nbytes + (tail_desc.block_type.nbytes if config.TAIL_N else 0)
+    B_SLOT: gl.constexpr = blocks_of_b(config.WIDE_MMA, config.BLOCK_N, config.CLUSTER_M)
+    TAIL: gl.constexpr = config.TAIL_N if not config.WIDE_MMA else 0
+    b_bytes: gl.constexpr = B_SLOT * b_desc.block_type.nbytes + (tail_desc.block_type.nbytes if TAIL else 0)
     slot = 0
     phase = 1  # the first round finds every slot empty
     for index in range(gl.program_id(0), number_of_items(work, config), gl.num_programs(0)):
@@ -49,9 +51,10 @@ def load_partition(config, inputs, ring, work):
                 row = item.m + w * ROWS
                 a_tile = ring.a.index(slot * config.CONSUMERS + w)
                 load(a_desc, A_DESC, batch_a, row, k, full, a_tile, True, not config.A_COLUMN_MAJOR, config)
-            load(b_desc, B_DESC, batch_b, item.n, k, full, ring.b.index(slot), False, config.B_COLUMN_MAJOR, config)
-            if config.TAIL_N:
-                tail = item.n + config.BLOCK_N - config.TAIL_N
+            b_tile = ring.b.index(slot * B_SLOT)
+            load(b_desc, B_DESC, batch_b, item.n, k, full, b_tile, False, config.B_COLUMN_MAJOR, config)
+            if TAIL:
+                tail = item.n + config.MAIN_N
                 b_tail = ring.b_tail.index(slot)
                 load(tail_desc, B_TAIL_DESC, batch_b, tail, k, full, b_tail, False, config.B_COLUMN_MAJOR, config)
             if config.SCALES == "blocks":

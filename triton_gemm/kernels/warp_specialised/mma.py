@@ -9,9 +9,10 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 from triton.language.extra.cuda.gdc import gdc_wait
 
 from .cluster import free_slot, join_cluster
-from .output import load_bias, load_first_c, prefetch_c, store_tile
+from .output import load_bias, load_first_c, prefetch_c, store_part_of_tile, store_tile
 from .ring import instruction_k, matrix, next_slot, previous_slot
 from .split_sums import share_sums
+from .wide import start_wide_products
 from .work import item_of, number_of_items
 
 
@@ -22,8 +23,8 @@ def mma_partition(config, ring, work, output, staging, CONSUMER: gl.constexpr):
     if config.PDL:
         gdc_wait()
     ROWS: gl.constexpr = config.BLOCK_M // config.CONSUMERS
-    MAIN_N: gl.constexpr = config.BLOCK_N - config.TAIL_N
-    EPI_TILES: gl.constexpr = config.BLOCK_N // config.EPI_N
+    MAIN_N: gl.constexpr = config.MAIN_N
+    EPI_TILES: gl.constexpr = config.BLOCK_N // config.EPI_N  # wide ones
     LOADS_C: gl.constexpr = config.HAS_BETA and config.C_TMA
     EARLY_BIAS: gl.constexpr = "" if config.PROMOTE else config.EARLY_BIAS
     slot = 0
@@ -66,8 +67,21 @@ def mma_partition(config, ring, work, output, staging, CONSUMER: gl.constexpr):
             acc, tail = share_sums(acc, tail, output, work, index, item, owned, CONSUMER, config)
         if owned:
             store_tile(acc, bias, output, staging, count, batch, m, n, rows_end, 0, config)
-            if config.TAIL_N:
-                FIRST: gl.constexpr = MAIN_N // config.EPI_N
+            FIRST: gl.constexpr = MAIN_N // config.EPI_N
+            if config.REST_N:
+                store_part_of_tile(
+                    tail,
+                    config.BLOCK_N - MAIN_N,
+                    output,
+                    staging,
+                    count + FIRST,
+                    batch,
+                    m,
+                    n + MAIN_N,
+                    rows_end,
+                    config,
+                )
+            elif config.TAIL_N:
                 store_tile(
                     tail, tail_bias, output, staging, count + FIRST, batch, m, n + MAIN_N, rows_end, FIRST, config
                 )
@@ -134,18 +148,23 @@ def start_products(ring, acc, tail, slot, phase, CONSUMER: gl.constexpr, config)
     """(acc, tail) with the products of the slot's tiles, under way once the tiles have come."""
     mbarrier.wait(ring.full.index(slot), phase)
     layout: gl.constexpr = acc.type.layout
-    a = left_operand(ring.a.index(slot * config.CONSUMERS + CONSUMER), config.A_COLUMN_MAJOR, layout)
-    acc = warpgroup_mma(a, matrix(ring.b.index(slot), config.B_COLUMN_MAJOR), acc, is_async=True)
-    if config.TAIL_N:
-        tail = warpgroup_mma(a, matrix(ring.b_tail.index(slot), config.B_COLUMN_MAJOR), tail, is_async=True)
-    return acc, tail
+    a_tile = ring.a.index(slot * config.CONSUMERS + CONSUMER)
+    if config.WIDE_MMA:
+        return start_wide_products(ring, a_tile, acc, tail, slot, config)
+    else:
+        a = left_operand(a_tile, config.A_COLUMN_MAJOR, layout)
+        acc = warpgroup_mma(a, matrix(ring.b.index(slot), config.B_COLUMN_MAJOR), acc, is_async=True)
+        if config.TAIL_N:
+            tail = warpgroup_mma(a, matrix(ring.b_tail.index(slot), config.B_COLUMN_MAJOR), tail, is_async=True)
+        return acc, tail
 
 
 @gluon.jit
 def wait_for_products(acc, tail, STEPS: gl.constexpr, config):
     """(acc, tail) once the products of all but the last STEPS steps are done."""
+    GROUPS: gl.constexpr = 1 if config.WIDE_MMA else 2  # of products in a step
     if config.TAIL_N:
-        acc, tail = warpgroup_mma_wait(2 * STEPS, deps=(acc, tail))
+        acc, tail = warpgroup_mma_wait(GROUPS * STEPS, deps=(acc, tail))
     else:
         acc = warpgroup_mma_wait(STEPS, deps=(acc,))
     return acc, tail
@@ -155,7 +174,7 @@ def wait_for_products(acc, tail, STEPS: gl.constexpr, config):
 def accumulators(ring, config):
     """(acc, tail): zeros for a consumer's rows of the main part of a tile and of its tail; acc again without a tail."""
     ROWS: gl.constexpr = config.BLOCK_M // config.CONSUMERS
-    acc = zeros(ROWS, config.BLOCK_N - config.TAIL_N, ring.a.dtype)
+    acc = zeros(ROWS, config.MAIN_N, ring.a.dtype)
     tail = acc
     if config.TAIL_N:
         tail = zeros(ROWS, config.TAIL_N, ring.a.dtype)

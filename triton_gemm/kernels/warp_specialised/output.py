@@ -20,21 +20,27 @@ def allocate_staging(output, unused, CONSUMER: gl.constexpr, config):
     """A consumer's Staging; `unused` where it needs none."""
     buffers = unused
     loaded = unused
+    rest = unused
     if config.C_TMA and config.CONSUMERS > CONSUMER:
         desc = output.desc
         buffers = gl.allocate_shared_memory(desc.dtype, [config.C_BUFFERS] + desc.block_shape, desc.layout)
+        if config.REST_N:
+            TILES: gl.constexpr = config.BLOCK_N % config.EPI_N // config.REST_N
+            rest = gl.allocate_shared_memory(
+                desc.dtype, [TILES] + output.rest_desc.block_shape, output.rest_desc.layout
+            )
         if config.HAS_BETA:
             loaded = gl.allocate_shared_memory(gl.int64, [config.C_BUFFERS, 1], mbarrier.MBarrierLayout())
             for buffer in gl.static_range(config.C_BUFFERS):
                 mbarrier.init(loaded.index(buffer), count=1)
-    return Staging(buffers, loaded)
+    return Staging(buffers, rest, loaded)
 
 
 @gluon.jit
 def prefetch_c(output, batch, m, n, config):
     """Prefetches a consumer's rows of the tile at (m, n) of C."""
     ROWS: gl.constexpr = config.BLOCK_M // config.CONSUMERS
-    MAIN_N: gl.constexpr = config.BLOCK_N - config.TAIL_N
+    MAIN_N: gl.constexpr = config.MAIN_N
     prefetch_tile(output.ptr, output.desc, batch, m, n, ROWS, MAIN_N, config.C_COLUMN_MAJOR)
     if config.TAIL_N:
         prefetch_tile(output.ptr, output.desc, batch, m, n + MAIN_N, ROWS, config.TAIL_N, config.C_COLUMN_MAJOR)
@@ -103,6 +109,37 @@ def store_tile(acc, bias, output, staging, count, batch, m, n, rows_end, FIRST: 
             )
 
 
+@gluon.jit
+def store_part_of_tile(acc, COLUMNS: gl.constexpr, output, staging, count, batch, m, n, rows_end, config):
+    """As `store_tile`, of the first COLUMNS of acc, of which the last leave in narrow epilogue tiles of REST_N."""
+    EPI_N: gl.constexpr = config.EPI_N
+    REST_N: gl.constexpr = config.REST_N
+    WIDE: gl.constexpr = COLUMNS // EPI_N
+    for p in gl.static_range(WIDE):
+        sums = gl.convert_layout(columns_from(acc, p * EPI_N, EPI_N), epilogue_layout(EPI_N))
+        store_epilogue_tile(sums, n, output, staging, count + p, p, batch, m, n + p * EPI_N, rows_end, config)
+    tma.store_wait(config.BLOCK_N // EPI_N)  # what was stored before this tile has been read
+    for p in gl.static_range((COLUMNS - WIDE * EPI_N) // REST_N):
+        begin = WIDE * EPI_N + p * REST_N
+        sums = gl.convert_layout(columns_from(acc, begin, REST_N), epilogue_layout(REST_N))
+        out = epilogue_tile(sums, n, None, output, m, n + begin, rows_end, config)
+        store_by_tma(out, output.rest_desc, staging.rest.index(p), batch, m, n + begin, config)
+
+
+@gluon.jit
+def columns_from(x, BEGIN: gl.constexpr, COLUMNS: gl.constexpr):
+    """COLUMNS of x [rows, columns] from BEGIN on, a power of two and a multiple of it."""
+    if x.shape[1] == COLUMNS:
+        return x
+    else:
+        left, right = halves(x)
+        half: gl.constexpr = x.shape[1] // 2
+        if BEGIN < half:
+            return columns_from(left, BEGIN, COLUMNS)
+        else:
+            return columns_from(right, BEGIN - half, COLUMNS)
+
+
 @constexpr_function
 def epilogue_layout(columns):
     """How a consumer's threads hold an epilogue tile of so many columns: as `wgmma` left its sums."""
@@ -134,12 +171,9 @@ def store_epilogue_tile(sums, bias, output, staging, count, p, batch, m, n, rows
     is then loaded into the buffer of the one before."""
     C_COLUMN_MAJOR: gl.constexpr = config.C_COLUMN_MAJOR
     HAS_BETA: gl.constexpr = config.HAS_BETA
-    BIAS: gl.constexpr = config.BIAS
     if not config.C_TMA:
         sums = gl.convert_layout(sums, coalesced_layout(sums.shape[0], sums.shape[1], C_COLUMN_MAJOR))
     layout: gl.constexpr = sums.type.layout
-    offs_m = m + gl.arange(0, sums.shape[0], gl.SliceLayout(1, layout))
-    offs_n = n + gl.arange(0, sums.shape[1], gl.SliceLayout(0, layout))
     c = None
     if config.C_TMA:
         BUFFERS: gl.constexpr = staging.buffers.shape[0]
@@ -148,6 +182,8 @@ def store_epilogue_tile(sums, bias, output, staging, count, p, batch, m, n, rows
             mbarrier.wait(staging.loaded.index(count % BUFFERS), count // BUFFERS & 1)
             c = matrix(buffer, C_COLUMN_MAJOR).load(layout)
     else:
+        offs_m = m + gl.arange(0, sums.shape[0], gl.SliceLayout(1, layout))
+        offs_n = n + gl.arange(0, sums.shape[1], gl.SliceLayout(0, layout))
         c_ptrs = (
             output.ptr
             + batch.to(gl.int64) * output.stride_b
@@ -157,6 +193,27 @@ def store_epilogue_tile(sums, bias, output, staging, count, p, batch, m, n, rows
         mask = (offs_m < rows_end)[:, None] & (offs_n < output.N)[None, :]
         if HAS_BETA:
             c = gl.load(c_ptrs, mask=mask, other=0.0)
+    out = epilogue_tile(sums, bias, c, output, m, n, rows_end, config)
+    if config.C_TMA:
+        if not HAS_BETA:
+            tma.store_wait(BUFFERS - 1)  # stores from the other buffers may still read
+        store_by_tma(out, output.desc, buffer, batch, m, n, config)
+        EPI_TILES: gl.constexpr = config.BLOCK_N // config.EPI_N
+        if HAS_BETA and EPI_TILES > BUFFERS:
+            if (p > 0) & (p - 1 + BUFFERS < EPI_TILES):
+                tma.store_wait(1)
+                load_c(output, staging, count + BUFFERS - 1, batch, m, n + (BUFFERS - 1) * config.EPI_N, config)
+    else:
+        gl.store(c_ptrs, out, mask=mask)
+
+
+@gluon.jit
+def epilogue_tile(sums, bias, c, output, m, n, rows_end, config):
+    """What is stored at (m, n) of C, where its own values are c, and the bias, if it came early, `bias`."""
+    BIAS: gl.constexpr = config.BIAS
+    layout: gl.constexpr = sums.type.layout
+    offs_m = m + gl.arange(0, sums.shape[0], gl.SliceLayout(1, layout))
+    offs_n = n + gl.arange(0, sums.shape[1], gl.SliceLayout(0, layout))
     if BIAS == "m" and config.EARLY_BIAS == "":
         bias = gl.load(output.bias_ptr + offs_m, mask=offs_m < rows_end, other=0.0)[:, None]
     if BIAS == "n" and config.EARLY_BIAS == "":
@@ -167,21 +224,16 @@ def store_epilogue_tile(sums, bias, output, staging, count, p, batch, m, n, rows
         sums = scaled(sums, a_scale, b_scale)
     if config.SCALES == "tensor":
         sums = scaled(sums, gl.load(output.a_scale_ptr), gl.load(output.b_scale_ptr))
-    out = epilogue(sums, output.alpha, output.beta, c, bias, HAS_BETA, BIAS != "", config.ACTIVATION)
-    out = out.to(output.ptr.dtype.element_ty)
-    if config.C_TMA:
-        if not HAS_BETA:
-            tma.store_wait(BUFFERS - 1)  # stores from the other buffers may still read
-        matrix(buffer, C_COLUMN_MAJOR).store(out)
-        fence_async_shared()
-        tma_store(output.desc, [batch, n, m] if C_COLUMN_MAJOR else [batch, m, n], buffer)
-        EPI_TILES: gl.constexpr = config.BLOCK_N // config.EPI_N
-        if HAS_BETA and EPI_TILES > BUFFERS:
-            if (p > 0) & (p - 1 + BUFFERS < EPI_TILES):
-                tma.store_wait(1)
-                load_c(output, staging, count + BUFFERS - 1, batch, m, n + (BUFFERS - 1) * config.EPI_N, config)
-    else:
-        gl.store(c_ptrs, out, mask=mask)
+    out = epilogue(sums, output.alpha, output.beta, c, bias, config.HAS_BETA, BIAS != "", config.ACTIVATION)
+    return out.to(output.ptr.dtype.element_ty)
+
+
+@gluon.jit
+def store_by_tma(out, desc, buffer, batch, m, n, config):
+    """Starts to store an epilogue tile at (m, n) of C, through a buffer from which nothing is stored any more."""
+    matrix(buffer, config.C_COLUMN_MAJOR).store(out)
+    fence_async_shared()
+    tma_store(desc, [batch, n, m] if config.C_COLUMN_MAJOR else [batch, m, n], buffer)
 
 
 @constexpr_function

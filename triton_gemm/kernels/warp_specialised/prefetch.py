@@ -33,7 +33,7 @@ def prefetch_first_k_tiles(inputs, work, config):
     """Prefetches this program's first two k-tiles, of those that a cluster shares a part. That reads nothing the grid
     before may still write: a line of L2 that is written later is written there."""
     ROWS: gl.constexpr = config.BLOCK_M // config.CONSUMERS
-    MAIN_N: gl.constexpr = config.BLOCK_N - config.TAIL_N
+    MAIN_N: gl.constexpr = config.MAIN_N
     ROWS_HERE: gl.constexpr = ROWS // config.CLUSTER_N
     MAIN_HERE: gl.constexpr = MAIN_N // config.CLUSTER_M
     TAIL_HERE: gl.constexpr = config.TAIL_N // config.CLUSTER_M

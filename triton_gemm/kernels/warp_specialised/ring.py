@@ -8,7 +8,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from .arguments import Ring
-from .cluster import arrivals
+from .cluster import arrivals, blocks_of_b
 
 WARP = gl.constexpr(32)
 
@@ -20,9 +20,10 @@ def allocate_ring(inputs, config):
     a_desc = inputs.a_desc
     b_desc = inputs.b_desc
     a = gl.allocate_shared_memory(a_desc.dtype, [STAGES * config.CONSUMERS] + a_desc.block_shape, a_desc.layout)
-    b = gl.allocate_shared_memory(b_desc.dtype, [STAGES] + b_desc.block_shape, b_desc.layout)
+    B_SLOT: gl.constexpr = blocks_of_b(config.WIDE_MMA, config.BLOCK_N, config.CLUSTER_M)
+    b = gl.allocate_shared_memory(b_desc.dtype, [STAGES * B_SLOT] + b_desc.block_shape, b_desc.layout)
     b_tail = b
-    if config.TAIL_N:
+    if config.TAIL_N and not config.WIDE_MMA:
         tail_desc = inputs.b_tail_desc
         b_tail = gl.allocate_shared_memory(tail_desc.dtype, [STAGES] + tail_desc.block_shape, tail_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())

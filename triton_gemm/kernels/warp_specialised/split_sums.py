@@ -13,8 +13,8 @@ def share_sums(acc, tail, output, work, index, item, owned, CONSUMER: gl.constex
     """(acc, tail): the owner's, with all other programs' sums for the tile, once those have come. Every other program
     stores its own, and counts itself."""
     ROWS: gl.constexpr = config.BLOCK_M // config.CONSUMERS
-    MAIN_N: gl.constexpr = config.BLOCK_N - config.TAIL_N
-    STRIDE: gl.constexpr = ROWS * config.BLOCK_N  # from one block of partial sums to the next
+    MAIN_N: gl.constexpr = config.MAIN_N
+    STRIDE: gl.constexpr = ROWS * (MAIN_N + config.TAIL_N)  # from one block of partial sums to the next
     split_tiles = work.split_tiles * (config.CLUSTER_M * config.CLUSTER_N)
     counter = output.counters_ptr + item.tile_id * config.CONSUMERS + CONSUMER
     workspace_ptr = output.workspace_ptr

@@ -1,0 +1,240 @@
+"""How long the warp-specialised kernel takes: waves, tail, tensor cores, L2, what enters an SM, memory and power, as
+arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+from ...cost_model import SECTOR, Remembered, average, pitch, traffic
+from ...device_model import DeviceModel
+from ...problem import GemmProblem, Layout
+from ..schedule import Schedule, clusters_at_once
+from .host import Config, can_split_k, promotes
+
+_KNOWN = Remembered()
+TILE = 32_768  # elements of the largest tile that is stored at once, for which costs by its size are given
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What the kernel takes on one GPU, in microseconds.
+
+    setup: of its barriers, beyond an empty launch; spread: what starting programs on all SMs at once adds, on fewer a
+    share of it; step: what wgmma needs for 128 bytes along K of a tile, "128x256", at the clock of long products;
+    stage: handing a stage of the ring over, of operands of 16 bits and of others; promotion: adding a k-tile's sums
+    outside of the tensor cores, for TILE elements; line: of 128 bytes from L2 into an SM's shared memory; multicast: of
+    one that another CTA of the cluster asks for; beyond: filling a line beyond the matrix with zeros; alone: how much
+    of line and beyond is left on an SM whose neighbour is idle; inside_line: lines that 128 bytes of a row count for
+    where rows begin inside of lines, at a sector's 32 bytes, and inside_sector: where they begin inside of sectors;
+    cluster: what CTAs of a cluster wait for one another, at the start and the end, and in a k-tile, as a share of its
+    step; start: filling the ring and storing a tile, a constant and what is added for TILE elements; tail: storing a
+    tile's second part; share: handing partial sums to another program, and part: adding one more program's, likewise;
+    paired: bytes in a microsecond from memory to each of two neighbouring SMs.
+    """
+
+    KERNEL = "warp_specialised"
+
+    setup: float
+    spread: float
+    step: Mapping[str, float]
+    stage: tuple[float, float]
+    promotion: float
+    line: float
+    multicast: float
+    beyond: float
+    alone: float
+    inside_line: float
+    inside_sector: float
+    cluster: tuple[float, float]
+    start: tuple[float, float]
+    tail: float
+    share: tuple[float, float]
+    part: tuple[float, float]
+    paired: float
+
+
+class OfProblem(NamedTuple):
+    """Of a problem, whatever its tiles: fixed, and what each CTA adds to it; the cubes of the tensor cores' time at the
+    power limit and of memory's, added; and the time that one of two neighbouring SMs would take to load all."""
+
+    fixed: float
+    spread: float
+    cubes: float
+    paired: float
+
+
+class OfConfig(NamedTuple):
+    """Of a configuration, whatever the problem's sizes: the sides of a cluster's tiles, how many clusters run at once,
+    and whether tiles can be cut; the time of a k-tile's products, how often it loads 128 bytes of a row, and the time
+    that it takes in addition; of a tile start and end, handing partial sums on, and adding one program's; of a launch
+    what clusters wait for."""
+
+    config: Config
+    m: int
+    n: int
+    most: int
+    cuts: bool
+    multiply: float
+    lines: float
+    more: float
+    start: float
+    share: float
+    part: float
+    waiting: float
+
+
+class OfTile(NamedTuple):
+    """Of a problem in a configuration: k_tiles, the time of one, and what is added to it at C's edges, where `edges` of
+    `tiles` tiles lie; L2's time for a cluster's tiles; whether neighbouring SMs are idle."""
+
+    k_tiles: int
+    pace: float
+    edge: float
+    edges: int
+    tiles: int
+    l2: float
+    alone: bool
+
+
+def microseconds(problem: GemmProblem, config: Config, schedule: Schedule, model: DeviceModel) -> float:
+    """Predicted time of one launch whose operands lie in memory."""
+    if problem.groups:
+        problem = average(problem)
+    count = problem.batch * config.tiles(problem.M, problem.N)
+    programs = min(schedule.programs, schedule.items(count))
+    alone = are_alone(programs * config.ctas, model)
+    known = _KNOWN.for_problem(problem, model)
+    if not known:
+        known[None] = of_problem(problem, model)
+    if (config, alone) not in known:
+        of = of_config(config, problem.dtype.itemsize, len(problem.planes.terms), promotes(problem), model)
+        known[config, alone] = of, of_tile(problem, of, model, alone)
+    of, tile = known[config, alone]
+    return time_of(known[None], of, tile, count, programs, schedule.split_tiles, schedule.split_k)
+
+
+def are_alone(ctas: int, model: DeviceModel) -> bool:
+    """Whether so many run on one of each pair of SMs, to which they go first."""
+    return ctas <= model.num_sms // 2
+
+
+def time_of(
+    on: OfProblem, of: OfConfig, tile: OfTile, count: int, programs: int, split_tiles: int, split_k: int
+) -> float:
+    """Predicted time of `count` tiles by `programs`, split_tiles of them in split_k parts. The busiest SM is taken to
+    have as many tiles at C's edges as its share of them, rounded up."""
+    k_tiles, pace, edge, edges, tiles, l2, alone = tile
+    waves = -(-(count - split_tiles) // programs)
+    steps, shared = waves * k_tiles, of.waiting
+    if split_tiles:
+        cut = -(-split_tiles * split_k // programs)
+        waves += cut
+        steps += cut * -(-k_tiles // split_k)
+        shared += of.share + (split_k - 1) * of.part
+    busy = steps * (pace + edge * -(-waves * edges // tiles) / waves) + waves * of.start
+    l2 *= count
+    ctas = programs * of.config.ctas
+    paired = 0.0 if alone else on.paired / ctas
+    cubes = busy * busy * busy + l2 * l2 * l2 + paired * paired * paired + on.cubes
+    return on.fixed + on.spread * ctas + shared + cubes ** (1 / 3)
+
+
+def of_problem(problem: GemmProblem, model: DeviceModel) -> OfProblem:
+    costs = model.costs(Costs)
+    products = problem.batch * problem.M * problem.N * problem.K * len(problem.planes.terms)
+    moved = traffic(problem)
+    power, memory = problem.dtype.itemsize * products / model.tensor, moved / model.memory
+    cubes = power * power * power + memory * memory * memory
+    return OfProblem(model.launch + costs.setup, costs.spread / model.num_sms, cubes, moved / costs.paired)
+
+
+def of_config(config: Config, itemsize: int, terms: int, promoted: bool, model: DeviceModel) -> OfConfig:
+    costs, m, n, k_lines = model.costs(Costs), config.BLOCK_M, config.BLOCK_N, config.BLOCK_K * itemsize / 128
+    size, clustered = m * n / TILE, config.ctas > 1
+    multiply = step(m, n, costs) * k_lines
+    more = costs.stage[itemsize != 2] + costs.cluster[1] * multiply * clustered
+    return OfConfig(
+        config=config,
+        m=m * config.CLUSTER_M,
+        n=n * config.CLUSTER_N,
+        most=clusters_at_once(config.ctas, model.num_sms),
+        cuts=can_split_k(config),
+        multiply=terms * multiply,
+        lines=terms * k_lines,
+        more=terms * more + costs.promotion * size * promoted,
+        start=costs.start[0] + costs.start[1] * size + costs.tail * bool(config.tail_n),
+        share=costs.share[0] + costs.share[1] * size,
+        part=costs.part[0] + costs.part[1] * size,
+        waiting=costs.cluster[0] * clustered,
+    )
+
+
+def of_tile(problem: GemmProblem, of: OfConfig, model: DeviceModel, alone: bool) -> OfTile:
+    costs, itemsize, config = model.costs(Costs), problem.dtype.itemsize, of.config
+    m, n = config.BLOCK_M, config.BLOCK_N
+    rows, columns = -(-problem.M // m), -(-problem.N // n)
+    beyond_m, beyond_n = rows * m - problem.M, columns * n - problem.N  # of the last tile
+    a_lines, b_lines = lines_of(problem.a, itemsize, costs), lines_of(problem.b, itemsize, costs)
+    a_line, a_beyond = load_times(a_lines, config.CLUSTER_N, costs, alone)
+    b_line, b_beyond = load_times(b_lines, config.CLUSTER_M, costs, alone)
+    outer = (m - beyond_m) * a_line + beyond_m * a_beyond + (n - beyond_n) * b_line + beyond_n * b_beyond
+    inner = outer
+    if rows > 1:
+        inner += beyond_m * (a_line - a_beyond)
+    if columns > 1:
+        inner += beyond_n * (b_line - b_beyond)
+    pace = max(of.multiply, inner * of.lines)
+    k_tiles = -(-problem.K // config.BLOCK_K)
+    loaded = min(m, problem.M) * a_lines / config.CLUSTER_N + min(n, problem.N) * b_lines / config.CLUSTER_M
+    inside = (rows - (beyond_m > 0)) * (columns - (beyond_n > 0))
+    return OfTile(
+        k_tiles=k_tiles,
+        pace=pace + of.more,
+        edge=max(0.0, outer * of.lines - pace),
+        edges=rows * columns - inside,
+        tiles=rows * columns,
+        l2=config.ctas * k_tiles * of.lines * loaded / model.l2,
+        alone=alone,
+    )
+
+
+def load_times(lines: float, sharing: int, costs: Costs, alone: bool) -> tuple[float, float]:
+    """Time of a row's 128 bytes, which count for so many lines, on an SM whose cluster has so many that share them: it
+    asks for its part, and gets the rest. And of a row beyond the matrix."""
+    slower = costs.alone if alone else 1.0
+    others = costs.multicast * (1 - 1 / sharing)
+    return lines * costs.line * slower / sharing + others, costs.beyond * slower / sharing
+
+
+def lines_of(layout: Layout, itemsize: int, costs: Costs) -> float:
+    """Lines of 128 bytes that 128 bytes of a row count for: they touch two where rows begin inside of lines, and five
+    of their sectors instead of four where they begin inside of sectors."""
+    bytes_apart = pitch(layout, itemsize)
+    return 1.0 if bytes_apart % 128 == 0 else costs.inside_line if bytes_apart % SECTOR == 0 else costs.inside_sector
+
+
+def step(m: int, n: int, costs: Costs) -> float:
+    """Costs.step of a tile [m, n]. One that was not measured takes as much more than `_clocks` as the measured ones
+    next to it in width do, of the same height or else of 64 rows."""
+    found = costs.step.get(f"{m}x{n}")
+    return _step(m, n, tuple(costs.step.items())) if found is None else found
+
+
+@cache
+def _step(m: int, n: int, measured: tuple[tuple[str, float], ...]) -> float:
+    sizes = {tuple(map(int, tile.split("x"))): time for tile, time in measured}
+    height = m if any(rows == m for rows, _ in sizes) else 64
+    ratios = sorted((width, time / _clocks(rows, width)) for (rows, width), time in sizes.items() if rows == height)
+    below = [one for one in ratios if one[0] < n] or ratios[:1]
+    above = [one for one in ratios if one[0] > n] or ratios[-1:]
+    (left, low), (right, high) = below[-1], above[0]
+    return _clocks(m, n) * (low + (high - low) * (n - left) / (right - left) if right > left else low)
+
+
+def _clocks(m: int, n: int) -> float:
+    """That wgmma takes for 16 along K: the tensor cores' n / 2 for each 64 rows, or those of reading both operands from
+    shared memory, 128 bytes a clock."""
+    return m / 64 * max(n / 2, 16 + n / 4)

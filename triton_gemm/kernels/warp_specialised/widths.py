@@ -1,0 +1,57 @@
+"""Widths that fill whole waves: tiles as wide as makes the busiest multiprocessor's work least."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+from ...device import SHARED_MEMORY
+from ...problem import GemmProblem
+from ..schedule import clusters_at_once
+from .host import Config, spans_widths, wide_memory
+
+NARROWEST, WIDEST = 64, 256
+MOST_STAGES = 12
+MOST_SUMS = {4: 192, 8: 192, 12: 96}  # registers of a thread, by warps, beside which nothing spills
+# Heights of tiles, and clusters in which they won somewhere. Those of 8 CTAs share more, but 15 of them leave 12 of 132
+# multiprocessors idle, which only small tiles make up for.
+FORMS = {
+    64: ((2, 1), (2, 2), (4, 2), (2, 4)),
+    128: ((1, 1), (2, 1), (1, 2), (2, 2)),
+    192: ((1, 1), (1, 2), (2, 1)),
+    256: ((1, 1), (2, 1), (2, 2)),
+}
+WAVES = (1 / 3, 1 / 2, 1, 2, 3)  # a third or half of one: of tiles that are cut along K in three or two
+
+
+def widths(problem: GemmProblem, num_sms: int) -> Iterator[Config]:
+    """Configurations whose tiles fill a number of waves, as wide as that needs."""
+    if not spans_widths(problem):
+        return
+    for m, forms in FORMS.items():
+        for cluster_m, cluster_n in forms:
+            if m * cluster_m >= 2 * max(problem.M, 64):
+                continue
+            at_once = clusters_at_once(cluster_m * cluster_n, num_sms)
+            rows = problem.batch * -(-problem.M // (m * cluster_m))
+            found = 0
+            for waves in WAVES:
+                columns = int(waves * at_once) // rows
+                if columns:
+                    n = -(-problem.N // (8 * cluster_n * columns)) * 8
+                    if n != found and NARROWEST <= n <= WIDEST:
+                        found = n
+                        config = _deepest(m, n, cluster_m, cluster_n, problem.out_dtype.itemsize)
+                        if config is not None:
+                            yield config
+
+
+@cache
+def _deepest(m: int, n: int, cluster_m: int, cluster_n: int, out_itemsize: int) -> Config | None:
+    """The tile with as many stages as fit, or None if that is less than three."""
+    num_warps = 8 if m == 256 else m // 16
+    for stages in range(MOST_STAGES, 2, -1):
+        config = Config(m, n, 64, num_warps, stages, cluster_m, cluster_n)
+        if config.accumulators() <= MOST_SUMS[num_warps] and wide_memory(config, out_itemsize) <= SHARED_MEMORY[9, 0]:
+            return config
+    return None
