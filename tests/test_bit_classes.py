@@ -1,5 +1,4 @@
-"""Classes of bits: equal only where K is cut alike for every element of C, and told apart by nothing that has no part in
-it."""
+"""Classes of bits: equal only where K is cut alike for every element of C, and told apart by nothing else."""
 
 from __future__ import annotations
 

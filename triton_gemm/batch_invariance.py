@@ -1,8 +1,8 @@
 """Batch invariance: one class of bits for all numbers of rows, so that a row of C depends on no other row of A.
 
-The class is chosen from N, K, B's unit stride, dtype, precision, scales and epilogue alone, by the model: of those that
-can multiply any number of rows, wherever operands lie, the one that takes least time for few rows and for many together.
-A product then runs on the fastest candidate of that class.
+The class is chosen from N, K, B's unit stride, dtype, precision, scales and epilogue alone: of those that can multiply
+any number of rows, wherever operands lie, the one that the model predicts to take least time for few rows and for many
+together. A product then runs on the fastest candidate of that class.
 """
 
 from __future__ import annotations
@@ -82,16 +82,26 @@ def _ranked(problem: GemmProblem, device: DeviceInfo) -> list[tuple[float, str, 
     """As `select.ranked`, with candidates that only invariance wants."""
     found = ranked(problem, device)
     model = model_of(device)
-    more = [("fma", candidate) for candidate in _whole(problem, device)]
+    more = [*_whole(problem, device), *_other_way_round(problem, device)]
     found += [(predicted(problem, kernel, candidate, model), kernel, candidate) for kernel, candidate in more]
     return sorted(found, key=lambda one: one[0])
 
 
-def _whole(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
+def _whole(problem: GemmProblem, device: DeviceInfo) -> Iterator[tuple[str, Candidate]]:
     """Of long sums in IEEE fp32 those that are not cut, as there must be of so many rows that cut ones cannot run."""
     for candidate in kernels.named("fma").candidates(problem, device):
         if candidate.work != 1:
-            yield candidate._replace(work=1)
+            yield "fma", candidate._replace(work=1)
+
+
+def _other_way_round(problem: GemmProblem, device: DeviceInfo) -> Iterator[tuple[str, Candidate]]:
+    """Of planes and scales, whose order `swap_ab` changes, the portable kernel's other candidates: by itself it chooses
+    by C's unit stride."""
+    if problem.scales == "blocks" or problem.groups or (problem.planes.count == 1 and problem.scales is None):
+        return
+    for candidate in kernels.named("portable").candidates(problem, device):
+        given, swap_ab = candidate.problem.swap_ab(), not candidate.swap_ab
+        yield "portable", candidate._replace(problem=given, swap_ab=swap_ab)
 
 
 def _up(value: int) -> int:
