@@ -295,6 +295,18 @@ def test_every_function_takes_it(name: str, planned: list[FakePlan]) -> None:
             assert bit_class(made.problem, made.selection) == class_of(made.problem, HOPPER)
 
 
+def test_what_is_added_to_one_row_is_what_is_added_to_more(planned: list[FakePlan]) -> None:
+    """A matrix of C's shape is C even where it could be a bias for each column; a vector is a bias."""
+    added = {M: x(M, 32) for M in (1, 8)}
+    for M, c in added.items():
+        triton_gemm.addmm(c, x(M, 64), x(64, 32), beta=3, batch_invariant=True)
+        triton_gemm.addmm(c[0], x(M, 64), x(64, 32), beta=3, batch_invariant=True)
+    triton_gemm.addmm(added[1], x(1, 64), x(64, 32), beta=3)
+    said = [(made.problem.has_beta, made.problem.bias) for made in planned]
+    assert said == [(True, None), (False, "n")] * 2 + [(False, "n")]
+    assert len({bit_class(made.problem, made.selection) for made in planned[:4]}) == 1
+
+
 def losses() -> dict[str, Callable[..., torch.Tensor]]:
     a, b, w = (x(*shape).requires_grad_() for shape in ((8, 64), (64, 32), (32, 64)))
     groups = x(2, 64, 32).requires_grad_()

@@ -43,9 +43,11 @@ def class_of(problem: GemmProblem, device: DeviceInfo) -> str:
 
 @lru_cache(maxsize=4096)
 def _class_of(few: GemmProblem, device: DeviceInfo) -> str:
-    best_of_few, best_of_many = (_best(x, device) for x in (few, _with_rows(few, MANY)))
+    # Of a product alone, so that one row has the same class whether what is added to it is taken for a bias or for C.
+    alone = replace(few, has_beta=False, bias=None)
+    best_of_few, best_of_many = (_best(x, device) for x in (alone, _with_rows(alone, MANY)))
     both = best_of_few.keys() & best_of_many.keys()
-    others = [_with_rows(few, 1), _with_rows(few, MOST), _anywhere(few)]
+    others = [few, *(_with_rows(few, rows) for rows in (1, MANY, MOST)), _anywhere(few)]
     for found in sorted(both, key=lambda name: (best_of_few[name] * best_of_many[name], name)):
         if all(found in _best(other, device) for other in others):
             return found
