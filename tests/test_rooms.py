@@ -26,7 +26,8 @@ TABLE: dict[str, set[str]] = {
     "inductor": {"torch", "triton_gemm", "compat", "arithmetic", "device", "problem", "ops"},
     "grouped": {"torch", "arithmetic", "problem", "api", "checks", "ops", "plan"},
     "scaled": {"torch", "arithmetic", "problem", "checks", "ops", "plan"},
-    "explanation": TYPES | {"torch", "compat", "arithmetic", "checks", "plan", "policies", "select", "ops", "scaled"},
+    "explanation": TYPES
+    | {"torch", "compat", "arithmetic", "checks", "plan", "policies", "select", "ops", "scaled", "bit_classes"},
     "fingerprint": {"torch", "device", "device_model", "policies", "tables"},
     "checks": {"torch", "compat", "arithmetic", "problem"},
     "ops": {"torch", "arithmetic", "compat", "problem", "config", "plan", "sharding"},
@@ -42,9 +43,14 @@ TABLE: dict[str, set[str]] = {
     "aot": TRITON,
     "select": TYPES | {"torch", "arithmetic", "device_model", "kernels"},
     "workspace": {"torch", "driver"},
+    "bit_classes": {"torch", "arithmetic", "problem", "select", "kernels"},
+    "batch_invariance": {"bit_classes", "problem", "device", "device_model", "select", "kernels"},
     "generation": set(),
-    "tables": TYPES | TRITON | {"arithmetic", "select", "kernels", "generation", "platformdirs", "filelock"},
-    "policies": {"torch", "compat", "problem", "device", "select", "tables", "generation"},
+    "tables": TYPES
+    | TRITON
+    | {"arithmetic", "select", "kernels", "generation", "platformdirs", "filelock", "bit_classes"},
+    "policies": {"torch", "compat", "problem", "device", "select", "tables", "generation"}
+    | {"bit_classes", "batch_invariance"},
     "plan": TYPES | TRITON | {"driver", "arithmetic", "select", "kernels", "workspace", "policies", "generation"},
     "kernels": TYPES | TRITON | {"arithmetic", "device_model", "cost_model", "ladder"},
     "ladder": TYPES | TRITON | {"arithmetic", "driver"},

@@ -37,6 +37,8 @@ class Selection:
     source: what chose it: "model", "user's table", "shipped table" or "tuner" (docs/tuning.md).
     device: the name of the GPU that it was asked for, where `explain` was asked.
     policy: that of the caller ("model", "cached", "tune" or "error"), where `explain` was asked.
+    bits: the class of bits, where `explain` was asked: on one GPU equal classes give equal bits (docs/tuning.md).
+    batch_invariant: whether the class is the same for any number of rows.
     """
 
     kernel: str
@@ -50,6 +52,8 @@ class Selection:
     source: str = "model"
     device: str | None = None
     policy: str | None = None
+    bits: str | None = None
+    batch_invariant: bool = False
 
     @classmethod
     def of(cls, kernel: str, candidate: Candidate, reason: str, source: str = "model") -> Selection:
@@ -71,7 +75,8 @@ class Selection:
         notes += ["swap_ab"] * self.swap_ab + [f"{x} repacked" for x in self.packed]
         where = "" if self.device is None else f", on {self.device}"
         chosen = "" if self.policy is None else f"; chosen by the {self.source}, policy {self.policy}"
-        return f"{', '.join(notes)}{where}: {self.reason}{chosen}"
+        bits = "" if self.bits is None else f"; bits: {self.bits}" + ", for any number of rows" * self.batch_invariant
+        return f"{', '.join(notes)}{where}: {self.reason}{bits}{chosen}"
 
 
 def ranked(problem: GemmProblem, device: DeviceInfo) -> list[tuple[float, str, Candidate]]:

@@ -12,6 +12,7 @@ from .host import (
     configs,
     illegal,
     launches,
+    order_of_sums,
     shared_memory,
 )
 
@@ -28,6 +29,7 @@ __all__ = [
     "illegal",
     "launches",
     "microseconds",
+    "order_of_sums",
     "schedules",
     "shared_memory",
     "without_clusters",
