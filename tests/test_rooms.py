@@ -41,6 +41,7 @@ TABLE: dict[str, set[str]] = {
     "aot": TRITON,
     "select": TYPES | {"torch", "arithmetic", "device_model", "kernels"},
     "workspace": {"torch", "driver"},
+    "bit_classes": {"torch", "arithmetic", "problem", "select", "kernels"},
     "generation": set(),
     "tables": TYPES | TRITON | {"arithmetic", "select", "kernels", "generation", "platformdirs", "filelock"},
     "policies": {"torch", "compat", "problem", "device", "select", "tables", "generation"},

@@ -49,6 +49,9 @@ class Kernel(Protocol):
     def microseconds(self, problem: GemmProblem, config: Any, work: Any, model: DeviceModel, /) -> float:
         """Predicted time of `launches`, operands in memory and not in L2."""
 
+    def order_of_sums(self, problem: GemmProblem, config: Any, work: Any, /) -> str:
+        """In which order `launches` sum along K, in the words of `order`: equal only where bits are (`bit_classes`)."""
+
 
 def named(name: str) -> Kernel:
     """The module of a kernel in KERNELS."""

@@ -40,6 +40,7 @@ from ..problem import GemmProblem
 from . import repack
 from .candidate import Candidate
 from .launch import Launch, Pointer, Scalar, Temporary
+from .order import in_parts
 from .portable import MAX_SIZE, vector
 from .programmatic import follow
 from .schedule import tile_coordinates
@@ -449,7 +450,6 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, split_k: i
 def launches(problem: GemmProblem, config: Config, split_k: int = 1) -> tuple[Launch, ...]:
     """The launch that computes `problem`. split_k: programs that share a tile's sum."""
     num_tiles = _num_tiles(problem, config)
-    share = _up(-(-problem.K // split_k), config.BLOCK_K)
     split, in_turn, size = split_k > 1, _in_turn(problem, config, split_k), config.BLOCK_M * config.BLOCK_N
     c_unit, c_vector = vector(problem.c, (problem.M, problem.N), problem.out_dtype)
     sums = Temporary("sums", (num_tiles, size), torch.float32)
@@ -463,7 +463,7 @@ def launches(problem: GemmProblem, config: Config, split_k: int = 1) -> tuple[La
         "M": problem.M,
         "N": problem.N,
         "K": problem.K,
-        "share": share,
+        "share": _share(problem, config, split_k),
         "stride_az": problem.a.strides[0],
         "stride_ak": problem.a.strides[2],
         "stride_bz": problem.b.strides[0],
@@ -495,8 +495,18 @@ def launches(problem: GemmProblem, config: Config, split_k: int = 1) -> tuple[La
     )
 
 
+def order_of_sums(problem: GemmProblem, config: Config, split_k: int = 1) -> str:
+    """One FMA after the other, in all tiles, and in parts, times alpha, one part after the other."""
+    return f"FMAs, fma, {in_parts(split_k, _share(problem, config, split_k))}"
+
+
 def _num_tiles(problem: GemmProblem, config: Config) -> int:
     return problem.batch * config.tiles(problem.M, problem.N)
+
+
+def _share(problem: GemmProblem, config: Config, split_k: int) -> int:
+    """Elements along K that each of a tile's programs sums."""
+    return _up(-(-problem.K // split_k), config.BLOCK_K)
 
 
 def _in_turn(problem: GemmProblem, config: Config, split_k: int) -> bool:

@@ -379,6 +379,13 @@ def microseconds(problem: GemmProblem, config: Config, split_k: int, model: Devi
     return model.launch + spread + shared + max(busy, traffic(problem) / (costs.memory * model.memory))
 
 
+def order_of_sums(problem: GemmProblem, config: Config, split_k: int = 1) -> str:
+    """The threads along K sum what falls to them, and one another's sums in a tree, which the compiler lays out."""
+    threads, elements = _threads_along_k(problem, config)
+    parts = "" if split_k == 1 else f" of {split_k} parts of K"
+    return f"{threads} threads along K{parts}, {elements} elements at once, tiles {config}, gemv"
+
+
 def launches(problem: GemmProblem, config: Config, split_k: int = 1) -> tuple[Launch, ...]:
     """The one launch that computes `problem`, its sums over K in `split_k` parts; none for an empty result.
 

@@ -237,6 +237,11 @@ def microseconds(problem: GemmProblem, config: Config, split_k: int, model: Devi
     return model.launch + spread + soft_maximum(busy, traffic(problem) / (costs.memory * model.memory))
 
 
+def order_of_sums(problem: GemmProblem, config: Config, split_k: int = 1) -> str:
+    """Each warp sums 8 neighbours out of every 32, and these sums are added across warps, as lies with the tile."""
+    return f"{config.num_warps} warps side by side along K, tiles {config.BLOCK_M}x{config.BLOCK_N}, skinny"
+
+
 def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, split_k: int = 1) -> str | None:
     """Why `device` cannot run `problem` in this configuration, or None if it can."""
     if device == INTERPRETER:

@@ -2,7 +2,7 @@
 and `choice` which ways are worth comparing, and how long they take."""
 
 from .choice import Costs, candidates, microseconds
-from .host import CONFIGS, MAX_REGISTERS, MAX_SIZE, Config, illegal, launches, vector
+from .host import CONFIGS, MAX_REGISTERS, MAX_SIZE, Config, illegal, launches, order_of_sums, vector
 from .kernel import portable_kernel
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "illegal",
     "launches",
     "microseconds",
+    "order_of_sums",
     "portable_kernel",
     "vector",
 ]

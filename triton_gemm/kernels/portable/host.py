@@ -13,6 +13,7 @@ from ...device import DeviceInfo
 from ...problem import GemmProblem, Layout
 from .. import groups
 from ..launch import Launch, Pointer, Scalar
+from ..order import by_tensor_cores, exactly, in_parts, promoted
 from .kernel import SCALED, portable_kernel
 
 MAX_SIZE = 2**31 - 512  # of M, N, K and of the grid: their tiles are counted in 32 bits
@@ -255,6 +256,19 @@ def promotes(problem: GemmProblem) -> bool:
     """Whether k-tiles are summed apart and these sums added: those of planes and fp8, which tensor cores cut off below
     the last bits of a sum, and those of int8 that may leave int32, where `mma` saturates."""
     return problem.arithmetic.promotes(problem.K)
+
+
+def order_of_sums(problem: GemmProblem, config: Config, split_k: int = 1) -> str:
+    """A product of instructions after the other, in all tiles, and in parts one part after the other: the k-tiles of a
+    part are as many as in all others, but the last ones."""
+    if problem.arithmetic.exact:
+        return exactly(problem, "portable")
+    how = {"fma": "FMAs, portable", "dmma": "portable"}.get(problem.arithmetic.instruction) or by_tensor_cores(
+        problem, "portable", warpgroups=config.BLOCK_M % 64 == 0 and config.num_warps % 4 == 0
+    )
+    step = config.BLOCK_K * split_k
+    longest = (problem.K + step - 1) // step * config.BLOCK_K
+    return f"{how}, {in_parts(split_k, longest)}{promoted(problem, config.BLOCK_K)}"
 
 
 def itemsize_of_sums(problem: GemmProblem) -> int:

@@ -11,6 +11,7 @@ from .host import (
     configs,
     illegal,
     launches,
+    order_of_sums,
     rest_columns,
     shared_memory,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "illegal",
     "launches",
     "microseconds",
+    "order_of_sums",
     "rest_columns",
     "schedules",
     "shared_memory",

@@ -12,6 +12,7 @@ from ...device import INTERPRETER, SHARED_MEMORY, DeviceInfo
 from ...problem import GemmProblem, Layout
 from .. import groups
 from ..launch import Launch, Pointer, Scalar, TensorMap
+from ..order import ONE, by_tensor_cores, exactly, in_parts, promoted
 from ..schedule import Schedule, clusters_at_once
 from .cluster import MAX_CTAS, slices
 from .kernel import warp_specialised_kernel
@@ -218,6 +219,26 @@ def early_bias(problem: GemmProblem, config: Config) -> bool:
 def can_split_k(config: Config) -> bool:
     """Whether its tiles can be cut along K: beside more accumulators than these pointers to partial sums spill."""
     return config.accumulators() <= 128
+
+
+def order_of_sums(problem: GemmProblem, config: Config, schedule: Schedule) -> str:
+    """One instruction after the other along K, of the parts of a tile one part after the other. Which of C's elements
+    are in tiles that are cut decide the tiles, and their order."""
+    if problem.arithmetic.exact:
+        return exactly(problem, "warp_specialised")
+    how = by_tensor_cores(problem, "warp_specialised", warpgroups=True)
+    depth = promoted(problem, config.BLOCK_K)
+    if schedule.split_tiles == 0:
+        return f"{how}, {ONE}{depth}"
+    k_tiles, parts = -(-problem.K // config.BLOCK_K), schedule.split_k
+    even = "" if k_tiles % parts == 0 else f"{config.BLOCK_K}-deep tiles"
+    cut = in_parts(parts, k_tiles // parts * config.BLOCK_K, even)
+    count = problem.batch * config.tiles(problem.M, problem.N)
+    if schedule.split_tiles < count:
+        tile = f"{config.BLOCK_M * config.CLUSTER_M}x{config.BLOCK_N * config.CLUSTER_N}"
+        c = f"{problem.M}x{problem.N}{' column-major' * problem.c.column_major}"
+        cut += f", {schedule.split_tiles} of {count} tiles {tile} of C {c}, in groups of {schedule.group_m}"
+    return f"{how}, {cut}{depth}"
 
 
 def tensor_map(

@@ -1,0 +1,49 @@
+"""Classes of bits: which ways to compute a product give the same bits for the same operands.
+
+The bits of a result depend on the order in which products are added and rounded along K, and on no more: which
+instruction adds how many of them, where partial sums end and how those are added, and which of C's elements that is so
+for. How large tiles are, which program computes them and when, how operands come to it, and whether they are copied or
+swapped first, does not matter. Each kernel's module says in which order it sums (`order_of_sums`).
+
+Equal classes of two candidates for one problem mean equal bits. Unequal ones need not mean unequal bits: where equality
+was not measured (`tests/gpu/test_bit_classes_gpu.py`), classes are told apart.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from . import kernels
+from .arithmetic import HALF
+from .problem import GemmProblem
+from .select import Selection
+
+
+def bit_class(problem: GemmProblem, selection: Selection) -> str:
+    """The class of bits of a selection for `problem`, as the call has it: a short description, equal for two selections
+    only where they give the same bits on the same GPU, on the same versions of this package and Triton.
+
+        bf16, tensor cores, one sum along K
+        bf16, tensor cores, K in 4 parts of 1024
+        fp32 bf16x3, tensor cores, warp_specialised, one sum along K, promoted every 64
+    """
+    given = kernels.repack.repacked(problem, selection.packed)
+    if selection.swap_ab:
+        given = given.swap_ab()
+    words = _NAMES[problem.dtype].split()
+    words += [word for word in problem.precision.split() if word != HALF.name and word not in words]
+    order = "nothing to sum"
+    if problem.K:
+        order = kernels.named(selection.kernel).order_of_sums(given, selection.config, selection.work)
+    return f"{' '.join(words)}, {order}"
+
+
+_NAMES = {
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float32: "fp32",
+    torch.float64: "fp64",
+    torch.float8_e4m3fn: "fp8 e4m3",
+    torch.float8_e5m2: "fp8 e5m2",
+    torch.int8: "int8",
+}
