@@ -19,7 +19,7 @@ ROOMS_OF_PERF = {"perf.common", "perf.measure"}
 TABLE: dict[str, set[str]] = {
     "triton_gemm": TYPES
     | {"api", "nn", "grouped", "routing", "scaled", "explanation", "ops", "arithmetic", "plan", "select", "policies"}
-    | {"fingerprint"},
+    | {"fingerprint", "tuning"},
     "routing": {"torch", "compat", "device", "problem", "ops", "plan", "arithmetic"},
     "nn": {"torch", "api", "checks", "arithmetic", "problem"},
     "api": TYPES | {"torch", "compat", "arithmetic", "checks", "plan", "select", "ops"},
@@ -43,7 +43,12 @@ TABLE: dict[str, set[str]] = {
     "workspace": {"torch", "driver"},
     "bit_classes": {"torch", "arithmetic", "problem", "select", "kernels"},
     "generation": set(),
-    "tables": TYPES | TRITON | {"arithmetic", "select", "kernels", "generation", "platformdirs", "filelock"},
+    "tables": TYPES | TRITON | {"arithmetic", "select", "kernels", "generation", "nvml", "platformdirs", "filelock"},
+    "nvml": set(),
+    "timing": {"torch"},
+    "tuning": TYPES
+    | {"torch", "rich", "compat", "arithmetic", "bit_classes", "device_model", "explanation", "kernels", "nvml", "plan"}
+    | {"policies", "select", "tables", "timing"},
     "policies": {"torch", "compat", "problem", "device", "select", "tables", "generation"},
     "plan": TYPES | TRITON | {"driver", "arithmetic", "select", "kernels", "workspace", "policies", "generation"},
     "kernels": TYPES | TRITON | {"arithmetic", "device_model", "cost_model", "ladder"},

@@ -116,8 +116,8 @@ class GemmPlan:
         )
 
     def compile(self, *operands: torch.Tensor) -> None:
-        """Compiles for operands like these, a, b, c and the auxiliary ones, on the current device, and launches nothing.
-        Of the operands only dtypes and alignment count, so a few elements of each will do. Threads may do so at once.
+        """Compiles for operands like these, a, b, c and the auxiliary ones, on the current device, without a launch. Of
+        the operands only dtypes and alignment count, so a few elements of each will do. Threads may do so at once.
         """
         ensure_context(self.index)
         dtypes = {"workspace": torch.float32, "counters": torch.int32}

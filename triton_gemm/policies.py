@@ -111,7 +111,8 @@ def set_tuner(tuner: Tuner | None) -> None:
     """What the policy "tune" asks about a problem that no table has; None: nothing, which is an error then.
 
     It is called while a product is planned, by one thread at a time, never while a graph is captured or a compiler
-    traces; products that it runs itself in that thread are the model's choice.
+    traces; products that it runs itself in that thread are the model's choice, and the bits that are asked for those of
+    the policy there. `import triton_gemm` sets `tuning`'s.
     """
     global _tuner
     _tuner = tuner
@@ -135,7 +136,7 @@ def choose(problem: GemmProblem, device: DeviceInfo, *, may_tune: bool = False) 
         return by_model(problem, device)
     if _tuner is None:
         raise RuntimeError(f'no table has {_said(problem)}, the policy is "tune", and there is no tuner: set "cached"')
-    with policy("model"):
+    with policy("model", bits=bits):
         return replace(_tuner(problem, device), source="tuner")
 
 
