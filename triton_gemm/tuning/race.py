@@ -28,7 +28,7 @@ FINAL = (24, 480)  # rounds, at a time and at most
 LEAST_ROUNDS = 5  # of a final for which there is no time
 SLOW = 2.0  # times the incumbent: who is slower at its first call is not timed
 TIE = (0.004, 0.009)  # how much slower than the fastest one may be, and count as fast: at least, and at most
-CONFIDENCE = 2.6  # standard deviations: one of a hundred intervals leaves the truth out
+CONFIDENCE = 3.5  # standard deviations: one of 1000 intervals leaves the truth out, of few rounds one of 200
 SHARE_OF_HEATS = 0.6  # of the time: who has not been compiled then is not timed
 PAUSE_S = 0.01
 
@@ -70,7 +70,7 @@ class Bench(Protocol[_Way]):
 class Race(Generic[Way]):
     """What came of it. way: the winner, which is the incumbent unless another was faster by more than noise; fastest:
     of all, noise or not; ms: of a call, the winner's, the incumbent's and the fastest's in the final; noise: by how
-    much the winner's time over the incumbent's may be off, as a share; rounds: of the final; failed: why candidates
+    much the winner's time over the incumbent's may be off, as a share, or the fastest one's where the incumbent stays; rounds: of the final; failed: why candidates
     could not be timed; untried: how many there was no time for."""
 
     way: Way
@@ -220,8 +220,8 @@ class _Field(Generic[Way]):
 @dataclass(frozen=True)
 class _Verdict:
     """Of a final, by place in it: who is chosen, and who is fastest; whether more rounds would hardly change it; out:
-    who is surely too slow to be either; noise: of the chosen one's time over the incumbent's; beaten: whether that is
-    less than 1 by more than noise."""
+    who is surely too slow to be either; noise: of the chosen one's time over the incumbent's, or if that is the incumbent,
+    of the fastest one's; beaten: whether that is less than 1 by more than noise."""
 
     chosen: int
     fastest: int
@@ -243,7 +243,8 @@ def _judge(logs: Sequence[Sequence[float]], incumbent: int) -> _Verdict:
     chosen = next(i for i, place in enumerate(behind) if place <= cut)
     # On which side of the cut the one who is chosen is, and those who would be chosen before.
     clear = all(i == fastest or abs(behind[i] - cut) > unsure[i] for i in range(chosen + 1))
-    noise = CONFIDENCE * _deviation(logs[chosen])
+    rival = chosen if chosen != incumbent else fastest
+    noise = CONFIDENCE * _deviation(logs[rival]) if rival != incumbent else 0.0
     return _Verdict(chosen, fastest, clear, out, noise, chosen != incumbent and places[chosen] + noise < 0)
 
 
