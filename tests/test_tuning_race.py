@@ -132,7 +132,7 @@ def test_it_ends_in_time(seed: int, count: int, budget_s: float, compile_s: floa
 def test_a_mistake_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: the fastest of a few rounds is taken, whatever the noise."""
 
-    def naive(logs: Any, incumbent: int) -> Any:
+    def naive(logs: Any, incumbent: int, defends: bool) -> Any:
         found = judge(logs, incumbent)
         return race._Verdict(found.fastest, found.fastest, True, found.out, 0.0, found.fastest != incumbent)
 

@@ -9,7 +9,8 @@ whose rounds alone decide.
 Many candidates are as fast as one another, so which is fastest depends on noise, and would differ from run to run. The
 winner is therefore the first, in the model's order, of those that are as fast as the fastest: they are told from the
 slower ones at the widest gap between times in TIE, where noise moves least across it. The incumbent has to be beaten by
-more than the noise besides. What won a race before comes first in that order, so that racing again changes little.
+more than the noise besides. What won a race before comes first in that order, and stays as long as it is within TIE, so that racing again changes
+little.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class _Field(Generic[Way]):
     """The candidates that are still in the race."""
 
     def __init__(self, ways: Sequence[Way], bench: Bench[Way], before: Way | None, said: Said[Way] | None) -> None:
-        self.ways, self.bench, self.said = ways, bench, said
+        self.ways, self.bench, self.before, self.said = ways, bench, before, said
         self.place = {way: -1 if way == before else i for i, way in enumerate(ways)}
         self.ms: dict[Way, float] = {}  # of who is in the race, as far as is known
         self.failed: dict[Way, str] = {}
@@ -198,7 +199,7 @@ class _Field(Generic[Way]):
             fit = int((end - self.bench.now()) / self.bench.round_s(running))
             for way, more in zip(running, self.time(running, min(FINAL[0], max(LEAST_ROUNDS, fit))), strict=True):
                 logs[ways.index(way)] += more
-            found = _judge(logs, incumbent)
+            found = _judge(logs, incumbent, ways[0] == self.before)
             running = [way for i, way in enumerate(ways) if i == incumbent or not found.out[i]]
             over = self.bench.now() + FINAL[0] * self.bench.round_s(running) > end
             if found.clear or over or len(logs[incumbent]) >= FINAL[1] or len(running) == 1:
@@ -231,15 +232,16 @@ class _Verdict:
     beaten: bool
 
 
-def _judge(logs: Sequence[Sequence[float]], incumbent: int) -> _Verdict:
-    """logs: of each finalist's times over the incumbent's; of some fewer rounds than of others."""
+def _judge(logs: Sequence[Sequence[float]], incumbent: int, defends: bool = False) -> _Verdict:
+    """logs: of each finalist's times over the incumbent's; of some fewer rounds than of others. defends: whether the
+    first has won before, and stays if it is in TIE at all."""
     places = [_middle(row) for row in logs]
     fastest = min(range(len(places)), key=places.__getitem__)
     differences = [_difference(row, logs[fastest]) for row in logs]
     behind = [_middle(row) for row in differences]
     unsure = [CONFIDENCE * _deviation(row) for row in differences]
     out = tuple(place - by > TIE[1] for place, by in zip(behind, unsure, strict=True))
-    cut = _widest_gap(behind)
+    cut = TIE[1] if defends and behind[0] <= TIE[1] else _widest_gap(behind)
     chosen = next(i for i, place in enumerate(behind) if place <= cut)
     # On which side of the cut the one who is chosen is, and those who would be chosen before.
     clear = all(i == fastest or abs(behind[i] - cut) > unsure[i] for i in range(chosen + 1))
