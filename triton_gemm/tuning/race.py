@@ -9,8 +9,8 @@ whose rounds alone decide.
 Many candidates are as fast as one another, so which is fastest depends on noise, and would differ from run to run. The
 winner is therefore the first, in the model's order, of those that are as fast as the fastest: they are told from the
 slower ones at the widest gap between times in TIE, where noise moves least across it. The incumbent has to be beaten by
-more than the noise besides. What won a race before comes first in that order, and stays as long as it is within TIE, so that racing again changes
-little.
+more than the noise besides. What won a race before comes first in that order, and stays as long as it is within TIE, so
+that racing again changes little.
 """
 
 from __future__ import annotations
@@ -69,10 +69,14 @@ class Bench(Protocol[_Way]):
 
 @dataclass(frozen=True)
 class Race(Generic[Way]):
-    """What came of it. way: the winner, which is the incumbent unless another was faster by more than noise; fastest:
-    of all, noise or not; ms: of a call, the winner's, the incumbent's and the fastest's in the final; noise: by how
-    much the winner's time over the incumbent's may be off, as a share, or the fastest one's where the incumbent stays; rounds: of the final; failed: why candidates
-    could not be timed; untried: how many there was no time for."""
+    """What came of it.
+
+    way: the winner, which is the incumbent unless another was faster by more than noise; fastest: of all, noise or not;
+    ms: of a call, the winner's, the incumbent's and the fastest's in the final; noise: by how much the winner's time
+    over the incumbent's may be off, as a share, or the fastest one's where the incumbent stays; rounds: of the final;
+    timed: how many candidates, the incumbent included; failed: why others could not be; untried: how many there was no
+    time for.
+    """
 
     way: Way
     fastest: Way
@@ -221,8 +225,8 @@ class _Field(Generic[Way]):
 @dataclass(frozen=True)
 class _Verdict:
     """Of a final, by place in it: who is chosen, and who is fastest; whether more rounds would hardly change it; out:
-    who is surely too slow to be either; noise: of the chosen one's time over the incumbent's, or if that is the incumbent,
-    of the fastest one's; beaten: whether that is less than 1 by more than noise."""
+    who is surely too slow to be either; noise: of the chosen one's time over the incumbent's, or if that is the
+    incumbent, of the fastest one's; beaten: whether that is less than 1 by more than noise."""
 
     chosen: int
     fastest: int
