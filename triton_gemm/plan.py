@@ -122,7 +122,7 @@ class GemmPlan:
         ensure_context(self.index)
         dtypes = {"workspace": torch.float32, "counters": torch.int32}
         dtypes |= {temporary.name: temporary.dtype for temporary in self.temporaries}
-        more = (torch.empty(64, dtype=dtypes[name], device=self.device) for name in self.names[len(operands) :])
+        more = (stand_in(dtypes[name], self.device) for name in self.names[len(operands) :])
         named = dict(zip(self.names, (*operands, *more), strict=True))
         for step in self.steps:
             step.prepare(named, {"alpha": 1.0, "beta": 0.0})
@@ -201,6 +201,12 @@ class InterpretedPlan:
 Plan = GemmPlan | InterpretedPlan
 PLANS: dict[tuple[Any, ...], Plan] = {}
 _planning = threading.RLock()  # reentered by a tuner that multiplies
+
+
+@lru_cache(maxsize=256)
+def stand_in(dtype: torch.dtype, device: torch.device, aligned: bool = True) -> torch.Tensor:
+    """A few elements, to compile for operands of that dtype whose addresses are multiples of 16 bytes, or are not."""
+    return torch.empty(65, dtype=dtype, device=device)[0 if aligned else 1 :]
 
 
 def selection_of(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, request: Request = PRODUCT) -> Selection:

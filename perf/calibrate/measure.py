@@ -24,7 +24,7 @@ from perf.measure.providers import CUBLAS, cublas
 from perf.measure.timer import Provider
 from triton_gemm import kernels
 from triton_gemm.device import DeviceInfo, device_info
-from triton_gemm.plan import GemmPlan
+from triton_gemm.plan import GemmPlan, stand_in
 from triton_gemm.problem import GemmProblem
 from triton_gemm.select import ranked
 
@@ -118,7 +118,7 @@ def compile_all(plans: Sequence[tuple[GemmPlan, str]]) -> None:
         dtypes |= dict.fromkeys(("a_scale", "b_scale"), torch.float32)
         names = ("a", "b", "c", *plan.problem.auxiliary)
         with suppress(Exception):
-            plan.compile(*(torch.empty(64, dtype=dtypes[name], device=operands.DEVICE) for name in names))
+            plan.compile(*(stand_in(dtypes[name], plan.device) for name in names))
 
     with ThreadPoolExecutor(min(sweep.WARM_THREADS, os.cpu_count() or 1)) as pool:
         list(pool.map(one, plans))

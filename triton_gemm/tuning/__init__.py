@@ -105,8 +105,7 @@ def tune(
     _check(wishes.configs)
     if not torch.cuda.is_available():
         raise RuntimeError("tune(): there is no GPU to time anything on")
-    where = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cuda")
-    where = torch.device("cuda", torch.cuda.current_device() if where.index is None else where.index)
+    where = _device(device)
 
     from .gpu import Gpu
 
@@ -117,6 +116,14 @@ def tune(
             return Session(gpu, journal, wishes, said).run(calls, ended)
         finally:
             gpu.close()
+
+
+def _device(device: torch.device | str | int | None) -> torch.device:
+    """A GPU with its number."""
+    found = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cuda")
+    if found.type != "cuda":
+        raise ValueError(f"tune(): {found} is no GPU")
+    return torch.device("cuda", torch.cuda.current_device() if found.index is None else found.index)
 
 
 def problems_of(shapes: Shapes, dtype: torch.dtype, layout: Layout) -> dict[GemmProblem, int]:

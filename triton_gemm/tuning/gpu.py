@@ -12,8 +12,9 @@ from statistics import median
 import torch
 
 from .. import nvml, timing
+from ..compat import loading
 from ..device import device_info
-from ..plan import GemmPlan
+from ..plan import MAX_BOUND, GemmPlan
 from ..policies import by_model
 from ..problem import GemmProblem, Layout
 from ..select import Selection
@@ -50,6 +51,7 @@ class Gpu:
     def prepare(self, problem: GemmProblem, ways: Sequence[Selection]) -> None:
         """Has candidates compiled, after those that came before."""
         new = [way for way in ways if (problem, way) not in self.plans]
+        stand_ins(problem, self.device)  # allocated here, and not in threads while graphs are captured
         for way in new:
             self.plans[problem, way] = GemmPlan(problem, way, self.device)
         self.compiler.add([(problem, way) for way in new])
@@ -98,6 +100,8 @@ class Bench:
         self.gpu, self.problem, self.incumbent = gpu, problem, incumbent
         l2 = torch.cuda.get_device_properties(gpu.device).L2_cache_size
         count = sets_of(problem, l2, torch.cuda.mem_get_info(gpu.device)[0])
+        if gpu.measure == "eager":  # no more than a plan keeps prepared
+            count = min(count, MAX_BOUND // 2)
         self.sets = operands(problem, count, gpu.device, seed)
         self.c = self.sets[0][2].clone() if problem.has_beta else None
         self.expected: torch.Tensor | None = None  # the incumbent's result
@@ -201,7 +205,8 @@ class Bench:
             self.starts[way] = timing.Queue(calls, length, drain=True).start
         else:
             length = timing.repeats(estimate, len(calls), REPLAY_MS)
-            self.starts[way] = timing.Replay(calls, length).start
+            with loading:  # what else is compiled is loaded before the capture, or after
+                self.starts[way] = timing.Replay(calls, length).start
         self.round_ms[way] = estimate * length
         return estimate
 

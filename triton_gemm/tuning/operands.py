@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ..plan import stand_in
 from ..problem import GemmProblem, Layout
 from ..timing import MEMORY_SHARE, draw, set_count
 
@@ -93,8 +94,4 @@ def operands(problem: GemmProblem, count: int, device: torch.device, seed: int =
 def stand_ins(problem: GemmProblem, device: torch.device) -> Operands:
     """Of each operand a few elements, of its dtype and alignment: enough to compile for."""
     aligned = {"a": problem.a.aligned, "b": problem.b.aligned, "c": problem.c.aligned}
-    dtypes = dtypes_of(problem)
-    return tuple(
-        torch.empty(128, dtype=dtype, device=device)[0 if aligned.get(name, True) else 1 :]
-        for name, dtype in dtypes.items()
-    )
+    return tuple(stand_in(dtype, device, aligned.get(name, True)) for name, dtype in dtypes_of(problem).items())
