@@ -25,7 +25,8 @@ TABLE: dict[str, set[str]] = {
     "api": TYPES | {"torch", "compat", "arithmetic", "checks", "plan", "select", "ops"},
     "grouped": {"torch", "arithmetic", "problem", "api", "checks", "ops", "plan"},
     "scaled": {"torch", "arithmetic", "problem", "checks", "ops", "plan"},
-    "explanation": TYPES | {"torch", "compat", "arithmetic", "checks", "plan", "policies", "select", "ops", "scaled"},
+    "explanation": TYPES
+    | {"torch", "compat", "arithmetic", "checks", "plan", "policies", "select", "ops", "scaled", "bit_classes"},
     "fingerprint": {"torch", "device", "device_model", "policies", "tables"},
     "checks": {"torch", "compat", "arithmetic", "problem"},
     "ops": {"torch", "arithmetic", "compat", "problem", "config", "plan", "sharding"},
@@ -42,14 +43,18 @@ TABLE: dict[str, set[str]] = {
     "select": TYPES | {"torch", "arithmetic", "device_model", "kernels"},
     "workspace": {"torch", "driver"},
     "bit_classes": {"torch", "arithmetic", "problem", "select", "kernels"},
+    "batch_invariance": {"bit_classes", "problem", "device", "device_model", "select", "kernels"},
     "generation": set(),
-    "tables": TYPES | TRITON | {"arithmetic", "select", "kernels", "generation", "nvml", "platformdirs", "filelock"},
+    "tables": TYPES
+    | TRITON
+    | {"arithmetic", "select", "kernels", "generation", "platformdirs", "filelock", "bit_classes", "nvml"},
     "nvml": set(),
     "timing": {"torch"},
+    "policies": {"torch", "compat", "problem", "device", "select", "tables", "generation"}
+    | {"bit_classes", "batch_invariance"},
     "tuning": TYPES
     | {"torch", "rich", "compat", "arithmetic", "bit_classes", "device_model", "explanation", "kernels", "nvml", "plan"}
     | {"policies", "select", "tables", "timing"},
-    "policies": {"torch", "compat", "problem", "device", "select", "tables", "generation"},
     "plan": TYPES | TRITON | {"driver", "arithmetic", "select", "kernels", "workspace", "policies", "generation"},
     "kernels": TYPES | TRITON | {"arithmetic", "device_model", "cost_model", "ladder"},
     "ladder": TYPES | TRITON | {"arithmetic", "driver"},

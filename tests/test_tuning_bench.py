@@ -345,16 +345,10 @@ def test_what_compiles_for_too_long_has_failed_and_keeps_no_one() -> None:
 
 
 def test_tune_says_what_it_does_not_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for wrong in (
-        {"bits": "some"},
-        {"measure": "cpu"},
-        {"budget": 0},
-        {"repeat": 0},
-        {"configs": [object()]},
-        {"device": "cpu"},
-    ):
+    options = {"bits": "some", "measure": "cpu", "budget": 0, "repeat": 0, "configs": [object()], "device": "cpu"}
+    for name, value in options.items():
         with pytest.raises(ValueError):
-            triton_gemm.tune([(64, 64, 64)], **wrong)
+            triton_gemm.tune([(64, 64, 64)], **{name: value})  # type: ignore[arg-type]
     for shapes in ([(64, 64)], [(64, 64, 0)], [64]):
         with pytest.raises(ValueError, match="shapes"):
             triton_gemm.tune(shapes)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from .device import DeviceInfo
 from .explanation import explain
 from .fingerprint import check_ranks, selection_fingerprint
 from .grouped import grouped_matmul
-from .policies import policy, set_policy
+from .policies import batch_invariant, policy, set_policy
 from .problem import Activation
 from .routing import disable, enable, report_routing, use
 from .scaled import scaled_matmul
@@ -23,6 +23,7 @@ __all__ = [
     "Selection",
     "addmm",
     "baddbmm",
+    "batch_invariant",
     "bmm",
     "check_ranks",
     "disable",

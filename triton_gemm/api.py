@@ -28,7 +28,12 @@ _fast: dict[tuple[object, ...], ops.FastPath] = {}  # of calls, by function and 
 
 
 def matmul(
-    input: torch.Tensor, other: torch.Tensor, *, out: torch.Tensor | None = None, precision: Precision | None = None
+    input: torch.Tensor,
+    other: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    precision: Precision | None = None,
+    batch_invariant: bool | None = None,
 ) -> torch.Tensor:
     """`torch.matmul`: the product of input [.., M, K] and other [.., K, N], a tensor [.., M, N]. Leading dimensions are
     batches and broadcast. A vector [K] counts as one row on the left or one column on the right, and the result has no
@@ -43,6 +48,9 @@ def matmul(
     "tf32x3", emulated by splitting operands into 2 or 3 parts and summing 3, 6 or 9 products (docs/precision.md); or
     None, "ieee" unless torch's setting `torch.backends.cuda.matmul.fp32_precision` is "tf32". Other dtypes take none.
 
+    batch_invariant: whether a row of the result has the same bits whatever other rows are multiplied with it, in the
+    backward too; None as the block or the environment says (`triton_gemm.batch_invariant`).
+
     The kernel is chosen by a model, or a table of what was measured, and never tuned at run time unless `set_policy`
     says so (`explain` says which and why). The same choice on the same GPU gives the same bits every time. It can be
     differentiated any number of times, forwards and backwards, in the same precision, and works in torch.func,
@@ -54,7 +62,8 @@ def matmul(
     nested or sparse tensors; ValueError for a precision that is none, or of another dtype than fp32; RuntimeError for
     one that the GPU does not have.
     """
-    request = PRODUCT if precision is None else Request(precision=precision)
+    plain = precision is None and batch_invariant is None
+    request = PRODUCT if plain else Request(precision=precision, batch_invariant=batch_invariant)
     key, c = _take_fast_path("matmul", request, input, other, None, out)
     if c is not None:
         return c
@@ -72,19 +81,21 @@ def mm(
     *,
     out: torch.Tensor | None = None,
     precision: Precision | None = None,
+    batch_invariant: bool | None = None,
 ) -> torch.Tensor:
     """`torch.mm`: the product of two matrices, input [M, K] and mat2 [K, N], a matrix [M, N].
 
     Both are fp32, fp16, bf16, fp64 or int8 on one GPU, of any strides; the result has their dtype, of int8 int32 (sums
     are exact). out_dtype: torch.float32 for fp16 and bf16, whose fp32 sums are then not rounded. out: is filled with
     the result and returned. precision: how fp32 is multiplied, "ieee", "tf32", "bf16x3", "bf16x6", "bf16x9" or
-    "tf32x3"; by default as torch is set. Differentiable, as `matmul`.
+    "tf32x3"; by default as torch is set. batch_invariant: as in `matmul`.
+    Differentiable, as `matmul`.
 
     Raises as `matmul`: RuntimeError for shapes, dtypes or devices that do not go together; TypeError for what is no
     tensor; NotImplementedError for other dtypes, nested or sparse tensors; ValueError for a precision that does not
     fit.
     """
-    return _of_one_rank("mm", checks.mm, input, mat2, out_dtype, out, precision)
+    return _of_one_rank("mm", checks.mm, input, mat2, out_dtype, out, precision, batch_invariant)
 
 
 def bmm(
@@ -94,6 +105,7 @@ def bmm(
     *,
     out: torch.Tensor | None = None,
     precision: Precision | None = None,
+    batch_invariant: bool | None = None,
 ) -> torch.Tensor:
     """`torch.bmm`: the products of two batches of matrices, input [B, M, K] and mat2 [B, K, N], a tensor [B, M, N].
     Nothing broadcasts (`matmul` does).
@@ -101,13 +113,14 @@ def bmm(
     Both are fp32, fp16, bf16, fp64 or int8 on one GPU, of any strides; the result has their dtype, of int8 int32 (sums
     are exact). out_dtype: torch.float32 for fp16 and bf16, whose fp32 sums are then not rounded. out: is filled with
     the result and returned. precision: how fp32 is multiplied, "ieee", "tf32", "bf16x3", "bf16x6", "bf16x9" or
-    "tf32x3"; by default as torch is set. Differentiable, as `matmul`.
+    "tf32x3"; by default as torch is set. batch_invariant: as in `matmul`.
+    Differentiable, as `matmul`.
 
     Raises as `matmul`: RuntimeError for shapes, dtypes or devices that do not go together; TypeError for what is no
     tensor; NotImplementedError for other dtypes, nested or sparse tensors; ValueError for a precision that does not
     fit.
     """
-    return _of_one_rank("bmm", checks.bmm, input, mat2, out_dtype, out, precision)
+    return _of_one_rank("bmm", checks.bmm, input, mat2, out_dtype, out, precision, batch_invariant)
 
 
 def _of_one_rank(
@@ -118,10 +131,12 @@ def _of_one_rank(
     out_dtype: torch.dtype | None,
     out: torch.Tensor | None,
     precision: Precision | None,
+    batch_invariant: bool | None,
 ) -> torch.Tensor:
     """mm, or bmm."""
-    plain = out_dtype is None and precision is None
-    request = PRODUCT if plain else Request(out_dtype=out_dtype, precision=precision)
+    request = PRODUCT
+    if not (out_dtype is None and precision is None and batch_invariant is None):
+        request = Request(out_dtype=out_dtype, precision=precision, batch_invariant=batch_invariant)
     key, c = _take_fast_path(function, request, input, mat2, None, out)
     if c is not None:
         return c
@@ -135,13 +150,19 @@ def _of_one_rank(
 
 
 def mv(
-    input: torch.Tensor, vec: torch.Tensor, *, out: torch.Tensor | None = None, precision: Precision | None = None
+    input: torch.Tensor,
+    vec: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    precision: Precision | None = None,
+    batch_invariant: bool | None = None,
 ) -> torch.Tensor:
     """`torch.mv`: the product of a matrix and a vector, input [M, K] and vec [K], a vector [M].
 
     Both are fp32, fp16, bf16, fp64 or int8 on one GPU, of any strides; the result has their dtype, of int8 int32 (sums
     are exact). out: is filled with the result and returned. precision: how fp32 is multiplied, "ieee", "tf32",
-    "bf16x3", "bf16x6", "bf16x9" or "tf32x3"; by default as torch is set. Differentiable, as `matmul`.
+    "bf16x3", "bf16x6", "bf16x9" or "tf32x3"; by default as torch is set. batch_invariant: as in `matmul`.
+    Differentiable, as `matmul`.
 
     Raises as `matmul`: RuntimeError for shapes, dtypes or devices that do not go together, IndexError for 0-D operands;
     TypeError for what is no tensor; NotImplementedError for other dtypes, nested or sparse tensors; ValueError for a
@@ -151,7 +172,8 @@ def mv(
     if out is None:
         input, vec = _autocast(input, vec)
     checks.mv(input, vec)
-    return _product("mv", Request(precision=precision), input, vec, None, out)
+    request = Request(precision=precision, batch_invariant=batch_invariant)
+    return _product("mv", request, input, vec, None, out)
 
 
 def addmm(
@@ -164,6 +186,7 @@ def addmm(
     alpha: float | torch.Tensor = 1,
     out: torch.Tensor | None = None,
     precision: Precision | None = None,
+    batch_invariant: bool | None = None,
 ) -> torch.Tensor:
     """`torch.addmm`: beta * input + alpha * (mat1 @ mat2), of mat1 [M, K] and mat2 [K, N], a matrix [M, N]. input is of
     any shape that broadcasts to it.
@@ -175,15 +198,17 @@ def addmm(
     All three are fp32, fp16, bf16 or fp64, of one dtype, on one GPU, of any strides. out_dtype: torch.float32 for fp16
     and bf16, whose fp32 sums are then not rounded; input may be fp32 then. out: is filled with the result and returned.
     precision: how fp32 is multiplied, "ieee", "tf32", "bf16x3", "bf16x6", "bf16x9" or "tf32x3"; by default as torch is
-    set. Differentiable in all three tensors, as `matmul`.
+    set. batch_invariant: as in `matmul`. Differentiable in all three tensors, as `matmul`.
 
     Raises as `matmul`: RuntimeError for shapes, dtypes or devices that do not go together; TypeError for what is no
     tensor, or for beta no number; NotImplementedError for other dtypes, int8 among them, nested or sparse tensors;
     ValueError for a precision that does not fit.
     """
     numbers = type(alpha) in (int, float) and type(beta) in (int, float)
-    plain = numbers and alpha == beta == 1 and out_dtype is None and precision is None
-    request = _SUM if plain else Request(alpha, beta, None, out_dtype, precision)  # type: ignore[arg-type]  # see below
+    plain = numbers and alpha == beta == 1 and out_dtype is None and precision is None and batch_invariant is None
+    request = _SUM
+    if not plain:
+        request = Request(alpha, beta, None, out_dtype, precision, batch_invariant=batch_invariant)  # type: ignore[arg-type]  # see below
     key, c = _take_fast_path("addmm", request, mat1, mat2, input, out) if numbers else (None, None)
     if c is not None:
         return c
@@ -207,6 +232,7 @@ def baddbmm(
     alpha: float | torch.Tensor = 1,
     out: torch.Tensor | None = None,
     precision: Precision | None = None,
+    batch_invariant: bool | None = None,
 ) -> torch.Tensor:
     """`torch.baddbmm`: beta * input + alpha * (batch1 @ batch2), of batch1 [B, M, K] and batch2 [B, K, N], a tensor
     [B, M, N]. input is of any shape that broadcasts to it.
@@ -217,7 +243,7 @@ def baddbmm(
     All three are fp32, fp16, bf16 or fp64, of one dtype, on one GPU, of any strides. out_dtype: torch.float32 for fp16
     and bf16, whose fp32 sums are then not rounded; input may be fp32 then. out: is filled with the result and returned.
     precision: how fp32 is multiplied, "ieee", "tf32", "bf16x3", "bf16x6", "bf16x9" or "tf32x3"; by default as torch is
-    set. Differentiable in all three tensors, as `matmul`.
+    set. batch_invariant: as in `matmul`. Differentiable in all three tensors, as `matmul`.
 
     Raises as `matmul`: RuntimeError for shapes, dtypes or devices that do not go together, IndexError for 0-D operands;
     TypeError for what is no tensor, or for beta no number; NotImplementedError for other dtypes, int8 among them,
@@ -228,7 +254,7 @@ def baddbmm(
     if out is None and out_dtype is None:
         input, batch1, batch2 = _autocast(input, batch1, batch2)
     checks.baddbmm(input, batch1, batch2, out_dtype)
-    request = Request(alpha, beta, None, out_dtype, precision)
+    request = Request(alpha, beta, None, out_dtype, precision, batch_invariant=batch_invariant)
     return _product("baddbmm", request, batch1, batch2, input, out)
 
 
@@ -239,6 +265,7 @@ def linear(
     activation: Activation | None = None,
     *,
     precision: Precision | None = None,
+    batch_invariant: bool | None = None,
 ) -> torch.Tensor:
     """`torch.nn.functional.linear` with an activation: activation(input @ weight.T + bias), of input [.., K] and weight
     [N, K], a tensor [.., N]. Of a weight [K] it is [..].
@@ -248,15 +275,17 @@ def linear(
     rounding; with gradients the activation is torch's own, which keeps what it needs for the backward.
 
     All are fp32, fp16, bf16 or fp64, of one dtype, on one GPU, of any strides; so is the result. precision: how fp32 is
-    multiplied, "ieee", "tf32", "bf16x3", "bf16x6", "bf16x9" or "tf32x3"; by default as torch is set. Differentiable in
-    all three tensors, as `matmul`.
+    multiplied, "ieee", "tf32", "bf16x3", "bf16x6", "bf16x9" or "tf32x3"; by default as torch is set. batch_invariant:
+    as in `matmul`; its rows are all leading dimensions of input together. Differentiable in all three tensors, as
+    `matmul`.
 
     Raises as `matmul`: RuntimeError for shapes, dtypes or devices that do not go together; TypeError for what is no
     tensor; NotImplementedError for other dtypes, int8 with a bias or an activation among them, nested or sparse
     tensors; ValueError for a precision that does not fit, or an activation that is none.
     """
-    plain = activation is None and precision is None
-    request = _SUM if plain else Request(beta=1.0, activation=activation, precision=precision)
+    request = _SUM
+    if not (activation is None and precision is None and batch_invariant is None):
+        request = Request(1.0, 1.0, activation, None, precision, batch_invariant=batch_invariant)
     key, c = _take_fast_path("linear", request, input, weight, bias, None)
     if c is not None:
         return c

@@ -11,6 +11,7 @@ import threading
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import Context
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -315,6 +316,14 @@ def differentiates_forward() -> bool:
 def forward_grad_enabled() -> Any:
     """A context in which forward differentiation records again."""
     return forward_ad._set_fwd_grad_enabled(True)
+
+
+def context_of_backward() -> Context | None:
+    """The context in which the backward was started that this thread runs a part of; None where it runs none."""
+    key = "context"  # torch.autograd.graph._engine_run_backward keeps it there, for all of the backward's threads
+    running = torch._C._current_graph_task_id() != -1
+    found: Context | None = torch._C._get_obj_in_tls(key) if running and torch._C._is_key_in_tls(key) else None
+    return found
 
 
 # --- torch: Dynamo ---

@@ -9,6 +9,7 @@ import torch
 
 from . import checks, ops, plan, policies, scaled
 from .arithmetic import DTYPES, FLOATING, Precision, ScaleKind, result_dtype
+from .bit_classes import bit_class
 from .compat import INTERPRETED
 from .device import INTERPRETER, SHARED_MEMORY, DeviceInfo, device_info, device_of_capability
 from .problem import Activation, GemmProblem, Request
@@ -38,6 +39,7 @@ def explain(
     scales: Scales | None = None,
     use_fast_accum: bool = False,
     precision: Precision | None = None,
+    batch_invariant: bool | None = None,
     out_dtype: torch.dtype | None = None,
     device: Device | None = None,
 ) -> Selection: ...
@@ -60,6 +62,7 @@ def explain(
     scales: Scales | None = None,
     use_fast_accum: bool = False,
     precision: Precision | None = None,
+    batch_invariant: bool | None = None,
     out_dtype: torch.dtype | None = None,
     device: Device | None = None,
 ) -> Selection: ...
@@ -83,6 +86,7 @@ def explain(
     scales: Scales | None = None,
     use_fast_accum: bool = False,
     precision: Precision | None = None,
+    batch_invariant: bool | None = None,
     out_dtype: torch.dtype | None = None,
     device: Device | None = None,
 ) -> Selection:
@@ -106,10 +110,11 @@ def explain(
     - `scaled_matmul`: scales = "tensor", "rows" or "blocks", or (scale_a, scale_b); with a bias, use_fast_accum, and
       out_dtype, by default bf16.
 
-    precision: as in `matmul`. device: the GPU to choose for, by default that of the tensors, or the current one.
-    "cuda:1" or a torch.device is one that is here; "sm_90" is any of that compute capability, here or not, with 132
-    multiprocessors; a `DeviceInfo` says all that the choice depends on. Selection.device is its name. Selection.source
-    says what has chosen, the model or a table, and Selection.policy under which policy; nothing is tuned to explain.
+    precision, batch_invariant: as in `matmul`. device: the GPU to choose for, by default that of the tensors, or the
+    current one. "cuda:1" or a torch.device is one that is here; "sm_90" is any of that compute capability, here or not,
+    with 132 multiprocessors; a `DeviceInfo` says all that the choice depends on. Selection.device is its name.
+    Selection.source says what has chosen, the model or a table, and Selection.policy under which policy; nothing is
+    tuned to explain. Selection.bits is the class of bits: on one GPU, equal ones give equal bits.
 
     Where strides make a product several launches, the first is explained.
 
@@ -147,10 +152,11 @@ def explain(
         problem = _scaled(a, b, scales, bias, use_fast_accum, out_dtype or torch.bfloat16)
     else:
         problem = _product(a, b, bias, request)
-    selection = plan.selection_for(problem, info)
+    selection = plan.selection_for(problem, info, invariant=batch_invariant)
+    bits = bit_class(problem, selection)
     # Groups of columns are multiplied as groups of rows of c^T.
     swap_ab = selection.swap_ab or (groups is not None and a.dim() == 3)
-    return replace(selection, swap_ab=swap_ab, device=info.name, policy=policies.current().name)
+    return replace(selection, swap_ab=swap_ab, device=info.name, policy=policies.current().name, bits=bits)
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | bool | None, request: Request) -> GemmProblem:

@@ -32,9 +32,9 @@ def selection_fingerprint(device: DeviceInfo | None = None, *, parts: bool = Fal
     Raises ValueError for a policy of the environment that is none.
     """
     device = device or current_device_info()
-    name, bits = policies.current()
+    name, bits, invariant = policies.current()
     found = {
-        "policy": name if name == "model" else f"{name}, bits {bits}",
+        "policy": (name if name == "model" else f"{name}, bits {bits}") + ", batch-invariant" * invariant,
         "tables": "not asked" if name == "model" else tables.contents(device, bits)[:16],
         "device": f"{device.name}, {tables.Silicon.of(device)}",
         "device model": _hash(repr(sorted(model_of(device).as_dict().items()))),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 
 number = 0
+contexts: bool | None = None  # whether a policy was ever set in a context
 _lock = threading.Lock()
 
 

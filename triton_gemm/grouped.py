@@ -24,6 +24,7 @@ def grouped_matmul(
     *,
     out_dtype: torch.dtype | None = None,
     precision: Precision | None = None,
+    batch_invariant: bool | None = None,
 ) -> torch.Tensor:
     """`torch.nn.functional.grouped_mm`: one product for each of G groups, as in mixtures of experts. offs says where
     each group ends, ascending: an int32 tensor [G] in the GPU's memory, for which the host does not wait.
@@ -37,8 +38,9 @@ def grouped_matmul(
 
     Both are fp32, fp16, bf16 or fp64, of one dtype, on one GPU, of any strides; so is the result. out_dtype:
     torch.float32 for fp16 and bf16, whose fp32 sums are then not rounded. precision: how fp32 is multiplied, "ieee",
-    "tf32", "bf16x3", "bf16x6", "bf16x9" or "tf32x3"; by default as torch is set. Differentiable backwards, any number
-    of times, in both; not by torch.func.
+    "tf32", "bf16x3", "bf16x6", "bf16x9" or "tf32x3"; by default as torch is set. batch_invariant: as in `matmul`, where
+    what is cut into groups, rows or columns, may be any number. Differentiable backwards, any number of times, in both;
+    not by torch.func.
 
     Raises RuntimeError for shapes, dtypes, devices or offs that do not go together; TypeError for what is no tensor;
     NotImplementedError for other dtypes, nested or sparse tensors, and forward differentiation; ValueError for a
@@ -46,15 +48,15 @@ def grouped_matmul(
     """
     checks.tensors("grouped_matmul", mat_a=mat_a, mat_b=mat_b)
     if offs is None and mat_a.dim() == mat_b.dim() == 3:
-        return api.bmm(mat_a, mat_b, out_dtype, precision=precision)
+        return api.bmm(mat_a, mat_b, out_dtype, precision=precision, batch_invariant=batch_invariant)
     checks.grouped(mat_a, mat_b, offs)
     assert offs is not None
     checks.out_dtype(out_dtype, mat_a)
     checks.computable("grouped_matmul", mat_a, mat_b, dtypes=FLOATING, devices=("cuda", "cpu", "meta"))
     checks.precision("grouped_matmul", precision, mat_a.dtype)
     if mat_a.dim() == 3:
-        return grouped_gemm(mat_b.mT, mat_a.mT, offs, out_dtype, precision).mT
-    return grouped_gemm(mat_a, mat_b, offs, out_dtype, precision)
+        return grouped_gemm(mat_b.mT, mat_a.mT, offs, out_dtype, precision, batch_invariant).mT
+    return grouped_gemm(mat_a, mat_b, offs, out_dtype, precision, batch_invariant)
 
 
 def grouped_gemm(
@@ -63,13 +65,15 @@ def grouped_gemm(
     offs: torch.Tensor,
     out_dtype: torch.dtype | None = None,
     precision: str | None = None,
+    batch_invariant: bool | None = None,
 ) -> torch.Tensor:
     """The operator, past the dispatcher where that has nothing to do."""
-    arguments = (a, b, offs, out_dtype, precision)
     checks.no_tangents("grouped_matmul", a, b)
-    if ops.is_plain(a, b, offs) and not ops.needs_grad(a, b):
-        return _compute(*arguments)
-    return _op(*arguments)
+    if ops.is_plain(a, b, offs):
+        if not ops.needs_grad(a, b):
+            return _compute(a, b, offs, out_dtype, precision, batch_invariant)
+        batch_invariant = plan.remembering(Request(batch_invariant=batch_invariant)).batch_invariant
+    return _op(a, b, offs, out_dtype, precision, batch_invariant)
 
 
 def _compute(
@@ -78,13 +82,15 @@ def _compute(
     offs: torch.Tensor,
     out_dtype: torch.dtype | None = None,
     precision: str | None = None,
+    batch_invariant: bool | None = None,
 ) -> torch.Tensor:
     """grouped_gemm of plain tensors that go together, without its derivatives."""
     c = _empty(a, b, offs, out_dtype)
     if a.shape[1] == 0 or offs.shape[0] == 0:
         return c.zero_()
     if c.numel() > 0:
-        request = Request(precision=precision, groups="m" if b.dim() == 3 else "k")
+        groups = "m" if b.dim() == 3 else "k"
+        request = Request(precision=precision, groups=groups, batch_invariant=batch_invariant)
         plan.multiply(a.resolve_neg(), b.resolve_neg(), c, request, (offs.contiguous(),))
     return c
 
@@ -106,13 +112,14 @@ def _fake(
     offs: torch.Tensor,
     out_dtype: torch.dtype | None = None,
     precision: str | None = None,
+    batch_invariant: bool | None = None,
 ) -> torch.Tensor:
     checks.grouped(a, b, offs)
     return _empty(a, b, offs, out_dtype)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    a, b, offs, _, ctx.precision = inputs
+    a, b, offs, _, *ctx.how = inputs
     need_a, need_b, *_ = ctx.needs_input_grad
     ctx.save_for_backward(a if need_b else None, b if need_a else None, offs)
     ctx.dtype, ctx.of_rows = a.dtype, b.dim() == 3
@@ -123,16 +130,17 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     grad = grad.to(ctx.dtype)
     by_a = by_b = None
     if b is not None and ctx.of_rows:
-        by_a = grouped_gemm(grad, b.mT, offs, None, ctx.precision)
+        by_a = grouped_gemm(grad, b.mT, offs, None, *ctx.how)
     elif b is not None:
-        by_a = grouped_gemm(b, grad.mT, offs, None, ctx.precision).mT
+        by_a = grouped_gemm(b, grad.mT, offs, None, *ctx.how).mT
     if a is not None:
-        by_b = grouped_gemm(a.mT, grad, offs, None, ctx.precision)
-    return by_a, by_b, None, None, None
+        by_b = grouped_gemm(a.mT, grad, offs, None, *ctx.how)
+    return by_a, by_b, None, None, None, None
 
 
 _op = ops.operator(
-    "grouped_gemm(Tensor a, Tensor b, Tensor offs, ScalarType? out_dtype=None, str? precision=None) -> Tensor",
+    "grouped_gemm(Tensor a, Tensor b, Tensor offs, ScalarType? out_dtype=None, str? precision=None, "
+    "bool? batch_invariant=None) -> Tensor",
     _kernel,
     _fake,
 )

@@ -13,12 +13,13 @@ from .problem import Activation
 
 class Linear(torch.nn.Linear):
     """`torch.nn.Linear` computed by `triton_gemm.linear`, input [.., in_features] to [.., out_features], with the same
-    parameters, initialisation and state dict, and two more arguments:
+    parameters, initialisation and state dict, and three more arguments:
 
     activation: None, or what is applied to the result in the same kernel (with gradients: after it), "relu", "gelu"
     (with erf), "gelu_tanh" or "silu".
     precision: how fp32 is multiplied, "ieee", "tf32", "bf16x3", "bf16x6", "bf16x9" or "tf32x3"; by default as torch is
     set. For fp32 parameters only.
+    batch_invariant: as in `triton_gemm.matmul`; rows are all leading dimensions of the input together.
 
     Parameters and input are fp32, fp16, bf16 or fp64. Raises ValueError for an activation or a precision that does not
     fit; called, what `triton_gemm.linear` raises.
@@ -34,19 +35,23 @@ class Linear(torch.nn.Linear):
         *,
         activation: Activation | None = None,
         precision: Precision | None = None,
+        batch_invariant: bool | None = None,
     ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
         checks.activation("Linear", activation)
         checks.precision("Linear", precision, self.weight.dtype)
-        self.activation, self.precision = activation, precision
+        self.activation, self.precision, self.batch_invariant = activation, precision, batch_invariant
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return api.linear(input, self.weight, self.bias, self.activation, precision=self.precision)
+        precision, invariant = self.precision, self.batch_invariant
+        return api.linear(
+            input, self.weight, self.bias, self.activation, precision=precision, batch_invariant=invariant
+        )
 
     def extra_repr(self) -> str:
         more = [
             f", {name}={value!r}"
-            for name, value in (("activation", self.activation), ("precision", self.precision))
-            if value is not None
+            for name in ("activation", "precision", "batch_invariant")
+            if (value := getattr(self, name)) is not None
         ]
         return super().extra_repr() + "".join(more)

@@ -1,6 +1,7 @@
 """The one operator, `torch.ops.triton_gemm.gemm`, and what torch must know of it: its shape, derivatives, vmap, FLOPs.
 
-    gemm(a, b, input, alpha, beta, activation, out_dtype, precision) = activation(alpha a @ b + beta input)
+    gemm(a, b, input, alpha, beta, activation, out_dtype, precision, batch_invariant)
+        = activation(alpha a @ b + beta input)
 
 a [.., M, K] and b [.., K, N] broadcast as torch.matmul's operands do, input to the result. Every function of the API is
 views around it, and its derivatives are made of itself, so that they can be differentiated, batched and traced again.
@@ -194,15 +195,17 @@ def _request(
     activation: str | None = None,
     out_dtype: torch.dtype | None = None,
     precision: str | None = None,
+    batch_invariant: bool | None = None,
 ) -> Request:
     """What follows `input` among the operator's arguments, with its defaults: torch leaves out trailing ones."""
-    return Request(alpha, beta, activation, out_dtype, precision)
+    return Request(alpha, beta, activation, out_dtype, precision, batch_invariant=batch_invariant)
 
 
 def _dispatched(a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None, request: Request) -> torch.Tensor:
     """The operator, by the dispatcher."""
     alpha, beta, activation, out_dtype, precision, *_ = request
-    return _op(a, b, input, alpha, 1.0 if input is None else beta, activation, out_dtype, precision)
+    beta = 1.0 if input is None else beta
+    return _op(a, b, input, alpha, beta, activation, out_dtype, precision, request.batch_invariant)
 
 
 _ADDING = Request(beta=1.0)
@@ -230,7 +233,9 @@ def gemm(
         if not torch.compiler.is_dynamo_compiling():
             sharding.register()
         return _dispatched(a, b, input, request)
-    return _differentiable(a, b, input, request) if needs_grad(a, b, input) else compute(a, b, input, request)
+    if needs_grad(a, b, input):
+        return _differentiable(a, b, input, plan.remembering(request))
+    return compute(a, b, input, request)
 
 
 class _Gemm(SingleLevelFunction):
@@ -271,7 +276,8 @@ class _Gemm(SingleLevelFunction):
         if grad is None:
             return tuple(grads)
         a, b, *_ = ctx.saved_tensors
-        product = Request(ctx.request.alpha, precision=ctx.request.precision)
+        invariant = ctx.request.batch_invariant
+        product = Request(ctx.request.alpha, precision=ctx.request.precision, batch_invariant=invariant)
         grad = _through_activation(ctx, grad)
         if ctx.needs_input_grad[0]:
             grads[0] = _summed(grad.to(b.dtype).mT, b.mT, ctx.a_like, product)
@@ -362,7 +368,9 @@ def _autograd(a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None = Non
     sharding.register()
     if needs_grad(a, b, input) or differentiates_forward():
         with single_level_autograd():
-            return _differentiable(a, b, input, _request(*arguments))
+            request = _request(*arguments)
+            # What a compiler traces does as it is told where it runs.
+            return _differentiable(a, b, input, request if must_dispatch() else plan.remembering(request))
     with below_autograd():
         return _op(a, b, input, *arguments)
 
@@ -395,7 +403,7 @@ def _vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[
 
 _op = operator(
     "gemm(Tensor a, Tensor b, Tensor? input=None, float alpha=1.0, float beta=1.0, str? activation=None, "
-    "ScalarType? out_dtype=None, str? precision=None) -> Tensor",
+    "ScalarType? out_dtype=None, str? precision=None, bool? batch_invariant=None) -> Tensor",
     _kernel,
     _fake,
 )

@@ -20,7 +20,7 @@ from .compat import INTERPRETED, current_device, current_stream, launcher, tenso
 from .device import INTERPRETER, device_info
 from .driver import ensure_context
 from .kernels.launch import Launch, Pointer, Scalar, TensorMap, materialise
-from .policies import in_context
+from .policies import in_backward, in_context
 from .problem import PRODUCT, GemmProblem, Layout, Request
 from .select import Selection, launches
 from .workspace import workspace
@@ -211,7 +211,15 @@ def stand_in(dtype: torch.dtype, device: torch.device, aligned: bool = True) -> 
 
 def selection_of(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, request: Request = PRODUCT) -> Selection:
     """What `multiply` of the same operands would run; c may be on the `meta` device."""
-    return selection_for(request.problem(a, b, c), INTERPRETER if INTERPRETED else device_info(a.device))
+    device = INTERPRETER if INTERPRETED else device_info(a.device)
+    return selection_for(request.problem(a, b, c), device, invariant=request.batch_invariant)
+
+
+def remembering(request: Request) -> Request:
+    """A request that says by itself what the policy here says of batch invariance, to be followed elsewhere."""
+    if request.batch_invariant is None and policies.current().batch_invariant:
+        return request._replace(batch_invariant=True)
+    return request
 
 
 def multiply(
@@ -249,15 +257,16 @@ def key_of(
     dtype = a.dtype
     setting = fp32_precision() if dtype is torch.float32 and request.precision is None else None
     said = None if request is PRODUCT else request  # most are that one, and its hash is a tenth of the key's time
+    policy = in_context() or (generation.contexts and in_backward())
     key: tuple[Any, ...]  # made at every call, so in one piece where that is cheap
     if c is None:
         key = (
-            in_context(), generation.number, said, setting, a.shape, b.shape, a.stride(), b.stride(), dtype,
+            policy, generation.number, said, setting, a.shape, b.shape, a.stride(), b.stride(), dtype,
             b.dtype, a.get_device(), b.get_device(), not a.data_ptr() & 15, not b.data_ptr() & 15,
         )  # fmt: skip
     else:
         key = (
-            in_context(), generation.number, said, setting, a.shape, b.shape, c.shape, a.stride(), b.stride(),
+            policy, generation.number, said, setting, a.shape, b.shape, c.shape, a.stride(), b.stride(),
             c.stride(), dtype, b.dtype, c.dtype, a.get_device(), b.get_device(), c.get_device(),
             not a.data_ptr() & 15, not b.data_ptr() & 15, not c.data_ptr() & 15,
         )  # fmt: skip
@@ -282,7 +291,7 @@ def plan_for(
     with _planning:  # threads that come with the same new problem share one plan, which is compiled once
         found = PLANS.get(key)
         if found is None:
-            found = _new_plan(problem, a.device)
+            found = _new_plan(problem, a.device, request.batch_invariant)
             if not policies.tunes() or found.selection.source != "model":  # else a later call may be tuned
                 keep(PLANS, key, found, MAX_PLANS)
     return found
@@ -298,8 +307,9 @@ def keep(cache: dict[Any, Any], key: object, value: object, limit: int) -> None:
     cache[key] = value
 
 
-def _new_plan(problem: GemmProblem, device: torch.device) -> Plan:
-    selection = selection_for(problem, INTERPRETER if INTERPRETED else device_info(device), may_tune=True)
+def _new_plan(problem: GemmProblem, device: torch.device, invariant: bool | None) -> Plan:
+    info = INTERPRETER if INTERPRETED else device_info(device)
+    selection = selection_for(problem, info, may_tune=True, invariant=invariant)
     return InterpretedPlan(problem, selection) if INTERPRETED else GemmPlan(problem, selection, device)
 
 

@@ -7,7 +7,8 @@
 - "error": a table's, else an error.
 
 A choice is made when a product is planned, at its first call, so that a table is asked about the sizes that are run and
-not about those that a compiler has traced.
+not about those that a compiler has traced. Under batch invariance (`batch_invariant`) whoever chooses has the choice of
+one class of bits.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from typing import Literal, NamedTuple, get_args
 
 import torch
 
-from . import generation, tables
-from .compat import hide_from_dynamo, must_dispatch
+from . import batch_invariance, generation, tables
+from .bit_classes import bit_class
+from .compat import context_of_backward, hide_from_dynamo, must_dispatch
 from .device import DeviceInfo
 from .problem import GemmProblem
 from .select import Selection, select
@@ -37,10 +39,12 @@ Tuner = Callable[[GemmProblem, DeviceInfo], Selection]
 
 
 class Policy(NamedTuple):
-    """name: one of NAMES; bits: which tables are asked, as in `tables.lookup`."""
+    """name: one of NAMES; bits: which tables are asked, as in `tables.lookup`; batch_invariant: whether products have
+    the bits of `batch_invariance.class_of`, where a call does not say."""
 
     name: PolicyName = "cached"
     bits: Bits = "same"
+    batch_invariant: bool = False
 
 
 _context: ContextVar[Policy | None] = ContextVar("triton_gemm_policy", default=None)
@@ -49,12 +53,13 @@ _process: Policy | None = None
 _tuner: Tuner | None = None
 
 by_model = lru_cache(maxsize=4096)(select)
+_invariant_by_model = lru_cache(maxsize=4096)(batch_invariance.select)
 
 
 def current() -> Policy:
     """The policy that counts here: the context's, or the process's. ValueError where TRITON_GEMM_POLICY or
     TRITON_GEMM_BITS hold what is none."""
-    return in_context() or _process or _of_environment()
+    return in_context() or (generation.contexts and in_backward()) or _process or _of_environment()
 
 
 def tunes() -> bool:
@@ -72,7 +77,11 @@ def _policy(name: str, bits: str, of: str) -> Policy:
 @lru_cache(maxsize=1)
 def _of_environment() -> Policy:
     name, bits = os.environ.get("TRITON_GEMM_POLICY", "cached"), os.environ.get("TRITON_GEMM_BITS", "same")
-    return _policy(name, bits, "TRITON_GEMM_POLICY, and TRITON_GEMM_BITS,")
+    invariant = os.environ.get("TRITON_GEMM_BATCH_INVARIANT", "0")
+    if invariant not in ("0", "1"):
+        raise ValueError(f"TRITON_GEMM_BATCH_INVARIANT must be 0 or 1, not {invariant!r}")
+    found = _policy(name, bits, "TRITON_GEMM_POLICY, and TRITON_GEMM_BITS,")
+    return found._replace(batch_invariant=invariant == "1")
 
 
 @hide_from_dynamo
@@ -89,7 +98,8 @@ def set_policy(name: PolicyName, *, bits: Bits = "same") -> None:
     Raises ValueError for another name. Products that were planned before are planned again.
     """
     global _process
-    _process = _policy(name, bits, "set_policy(): name and bits")
+    found = _policy(name, bits, "set_policy(): name and bits")
+    _process = found._replace(batch_invariant=_of_environment().batch_invariant)
     generation.advance()
 
 
@@ -97,14 +107,48 @@ def set_policy(name: PolicyName, *, bits: Bits = "same") -> None:
 def policy(name: PolicyName, *, bits: Bits = "same") -> Iterator[None]:
     """`set_policy` for a block, in this thread or asyncio task alone: `with triton_gemm.policy("error"):`.
 
-    name, bits: as in `set_policy`, with its errors. torch runs backwards on CUDA in threads of its own, where the
-    process's policy counts.
+    name, bits: as in `set_policy`, with its errors. It counts in backwards that are started in the block, too, which
+    torch runs in threads of its own.
     """
-    token = _context.set(_policy(name, bits, "policy(): name and bits"))
+    found = _policy(name, bits, "policy(): name and bits")
+    with _within(found._replace(batch_invariant=current().batch_invariant)):
+        yield
+
+
+@contextmanager
+def batch_invariant(enabled: bool = True) -> Iterator[None]:
+    """A block in which a row's result does not depend on what other rows are multiplied with it, in this thread or
+    asyncio task alone: `with triton_gemm.batch_invariant():`.
+
+    Of C = A B the rows are A's [M, K]; for `linear` all leading dimensions of its input together are M. On one GPU, for
+    one B and one epilogue, a row of C has the same bits for any M, in any batch, and wherever A and C lie in memory.
+    Every function of this package follows it, and under `use` torch's own. A backward follows it where the forward, or
+    the call of `backward`, is in the block; compiled code where it runs, its backward where that is called.
+
+    `batch_invariant=True` says the same of one call, wherever its backward is, and TRITON_GEMM_BATCH_INVARIANT=1 in the
+    environment of the whole process. enabled: False for a block without, within one or under that environment.
+
+    A product raises RuntimeError where no kernel can multiply so many rows in that class of bits: in IEEE fp32, from
+    65,536 rows on.
+    """
+    with _within(current()._replace(batch_invariant=enabled)):
+        yield
+
+
+@contextmanager
+def _within(policy: Policy) -> Iterator[None]:
+    generation.contexts = True
+    token = _context.set(policy)
     try:
         yield
     finally:
         _context.reset(token)
+
+
+def in_backward() -> Policy | None:
+    """The policy of the context in which a backward was started, for the threads that torch runs it in."""
+    context = context_of_backward()
+    return None if context is None else context.get(_context)
 
 
 def set_tuner(tuner: Tuner | None) -> None:
@@ -119,25 +163,39 @@ def set_tuner(tuner: Tuner | None) -> None:
     generation.advance()
 
 
-def choose(problem: GemmProblem, device: DeviceInfo, *, may_tune: bool = False) -> Selection:
-    """What `problem` runs on, by the policy that counts here. may_tune: whether it is about to run.
+def choose(
+    problem: GemmProblem, device: DeviceInfo, *, may_tune: bool = False, invariant: bool | None = None
+) -> Selection:
+    """What `problem` runs on, by the policy that counts here. may_tune: whether it is about to run; invariant: whether
+    in the class of bits of any number of rows, None as the policy says.
 
-    RuntimeError where the policy is "error" and no table has it, or "tune" and there is no tuner; as `select` else.
+    RuntimeError where the policy is "error" and no table has it, or "tune" and there is no tuner or it answers another
+    class; as `select` else.
     """
-    name, bits = current()
-    found = None if name == "model" else tables.lookup(problem, device, bits)
-    if found is not None:
-        return found
-    if name == "error":
+    name, bits, invariant_here = current()
+    invariant = invariant_here if invariant is None else invariant
+    wanted = batch_invariance.class_of(problem, device) if invariant else None
+    found = None if name == "model" else tables.lookup(problem, device, bits, wanted)
+    if found is None and name == "error":
         raise RuntimeError(
             f'no table has {_said(problem)} on {device.name}, and the policy is "error": tune it, or "cached"'
         )
-    if name != "tune" or not may_tune or not _may_time():
-        return by_model(problem, device)
+    if found is None and name == "tune" and may_tune and _may_time():
+        found = _tuned(problem, device, wanted)
+    if found is None:
+        found = (_invariant_by_model if invariant else by_model)(problem, device)
+    return replace(found, batch_invariant=True) if invariant else found
+
+
+def _tuned(problem: GemmProblem, device: DeviceInfo, wanted: str | None) -> Selection:
+    """The tuner's answer. wanted: the class of bits that it must have, if one."""
     if _tuner is None:
         raise RuntimeError(f'no table has {_said(problem)}, the policy is "tune", and there is no tuner: set "cached"')
-    with policy("model", bits=bits):
-        return replace(_tuner(problem, device), source="tuner")
+    with _within(Policy("model", current().bits, wanted is not None)):
+        found = replace(_tuner(problem, device), source="tuner")
+    if wanted not in (None, bit_class(problem, found)):
+        raise RuntimeError(f"the tuner's answer for {_said(problem)} gives {bit_class(problem, found)}, not {wanted}")
+    return found
 
 
 def _may_time() -> bool:

@@ -79,7 +79,8 @@ class Request(NamedTuple):
     alpha, beta: the factors of the product and of what is added to it; in a plan that is C itself, as in BLAS, and
     beta = 0 does not read it. activation: None or one of ACTIVATIONS. out_dtype: C's; None: `result_dtype`. precision:
     the name of an `Arithmetic`; None: `default_arithmetic`. bias: None, or what has a value of its own: each row of C,
-    "m", or each column, "n". scales, groups: as in GemmProblem.
+    "m", or each column, "n". scales, groups: as in GemmProblem. batch_invariant: whether rows have the same bits for
+    any number of rows; None: as the policy says.
     """
 
     alpha: float = 1.0
@@ -90,6 +91,7 @@ class Request(NamedTuple):
     bias: str | None = None
     scales: str | None = None
     groups: str | None = None
+    batch_invariant: bool | None = None
 
     def problem(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> GemmProblem:
         """What this is of a, b and c. As in BLAS alpha = 0 reads neither a nor b."""

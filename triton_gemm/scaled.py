@@ -27,6 +27,7 @@ def scaled_matmul(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
     use_fast_accum: bool = False,
+    batch_invariant: bool | None = None,
 ) -> torch.Tensor:
     """(scale_a a) @ (scale_b b) + bias of fp8 or int8 matrices, as `torch._scaled_mm`: a [M, K] and b [K, N] give
     [M, N] of out_dtype, on one GPU.
@@ -39,6 +40,8 @@ def scaled_matmul(
     out_dtype: torch.bfloat16, torch.float16 or torch.float32.
     use_fast_accum: accumulates fp8 in the tensor cores alone, which keep 14 bits of a sum: faster. By default sums are
     promoted to fp32 after every 128 of K. It does not go with blocks of scales. int8 is summed exactly either way.
+    batch_invariant: whether a row of the result has the same bits whatever other rows are multiplied with it; None as
+    the block or the environment says (`triton_gemm.batch_invariant`).
 
     There is no derivative: as with torch's, the result of an argument that requires grad requires grad too, and its
     backward raises RuntimeError; forward differentiation raises NotImplementedError.
@@ -52,18 +55,19 @@ def scaled_matmul(
     operands = (a, b, scale_a, scale_b, bias)
     checks.no_tangents("scaled_matmul", *operands)
     plain = ops.is_plain(*operands) and not ops.needs_grad(*operands)
-    return (_compute if plain else _op)(*operands, out_dtype, use_fast_accum)
+    return (_compute if plain else _op)(*operands, out_dtype, use_fast_accum, batch_invariant)
 
 
 def _compute(a: torch.Tensor, b: torch.Tensor, *others: Any) -> torch.Tensor:
     """scaled_matmul of tensors that hold data."""
-    kind, scales = check(a, b, *others)
+    scale_a, scale_b, bias, out_dtype, use_fast_accum, batch_invariant = others
+    kind, scales = check(a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum)
     checks.runs("scaled_matmul", a)
-    *_, bias, out_dtype, use_fast_accum = others
     c = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype, device=a.device)
     if c.numel() > 0:
         auxiliary = scales if bias is None else (bias.contiguous(), *scales)
-        plan.multiply(a, b, c, request_of(a.dtype, use_fast_accum, kind, bias is not None), auxiliary)
+        request = request_of(a.dtype, use_fast_accum, kind, bias is not None)
+        plan.multiply(a, b, c, request._replace(batch_invariant=batch_invariant), auxiliary)
     return c
 
 
@@ -115,14 +119,14 @@ def check(
 
 
 def _fake(a: torch.Tensor, b: torch.Tensor, *others: Any) -> torch.Tensor:
-    check(a, b, *others)
-    *_, out_dtype, _ = others
+    check(a, b, *others[:-1])
+    *_, out_dtype, _, _ = others
     return a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype)
 
 
 _op = ops.operator(
     "scaled_gemm(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias, ScalarType out_dtype, "
-    "bool use_fast_accum) -> Tensor",
+    "bool use_fast_accum, bool? batch_invariant=None) -> Tensor",
     _compute,
     _fake,
 )

@@ -35,6 +35,8 @@ class Selection:
     source: what chose it: "model", "user's table", "shipped table" or "tuner" (docs/tuning.md).
     device: the name of the GPU that it was asked for, where `explain` was asked.
     policy: that of the caller ("model", "cached", "tune" or "error"), where `explain` was asked.
+    bits: the class of bits, where `explain` was asked: on one GPU equal classes give equal bits (docs/tuning.md).
+    batch_invariant: whether the class is the same for any number of rows.
     """
 
     kernel: str
@@ -48,6 +50,8 @@ class Selection:
     source: str = "model"
     device: str | None = None
     policy: str | None = None
+    bits: str | None = None
+    batch_invariant: bool = False
 
     @classmethod
     def of(cls, kernel: str, candidate: Candidate, reason: str, source: str = "model") -> Selection:
@@ -69,7 +73,8 @@ class Selection:
         notes += ["swap_ab"] * self.swap_ab + [f"{x} repacked" for x in self.packed]
         where = "" if self.device is None else f", on {self.device}"
         chosen = "" if self.policy is None else f"; chosen by the {self.source}, policy {self.policy}"
-        return f"{', '.join(notes)}{where}: {self.reason}{chosen}"
+        bits = "" if self.bits is None else f"; bits: {self.bits}" + ", for any number of rows" * self.batch_invariant
+        return f"{', '.join(notes)}{where}: {self.reason}{bits}{chosen}"
 
 
 def ranked(problem: GemmProblem, device: DeviceInfo) -> list[tuple[float, str, Candidate]]:
@@ -93,6 +98,12 @@ def predicted(problem: GemmProblem, kernel: str, candidate: Candidate, model: De
     return time + kernels.repack.microseconds(problem, candidate.packed, model)
 
 
+def illegal(problem: GemmProblem, device: DeviceInfo, kernel: str, candidate: Candidate) -> str | None:
+    """Why `device` cannot run a problem's candidate, or None if it can."""
+    given, config, work, _, packed = candidate
+    return kernels.named(kernel).illegal(given, device, config, work) or kernels.repack.illegal(problem, packed)
+
+
 def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
     """The legal candidate for `problem` on `device` of least predicted time; RuntimeError where none is legal."""
     if device.capability < (8, 0):
@@ -102,8 +113,7 @@ def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
     for time, kernel, candidate in ranked(problem, device):
         if best is not None and kernel == best[1]:
             continue
-        why_not = kernels.named(kernel).illegal(candidate.problem, device, candidate.config, candidate.work)
-        why_not = why_not or kernels.repack.illegal(problem, candidate.packed)
+        why_not = illegal(problem, device, kernel, candidate)
         if why_not is not None:
             why = why_not
         elif best is None:

@@ -60,10 +60,11 @@ def _rule(
     activation: str | None = None,
     out_dtype: torch.dtype | None = None,
     precision: str | None = None,
+    batch_invariant: bool | None = None,
 ) -> list[tuple[list[Placement], list[Placement | None]]]:
     """`acceptable` of the operator's arguments as DTensor describes them, with a place for each."""
     shapes = acceptable(a.shape, b.shape, None if input is None else input.shape, activation)
-    return [([output], [*inputs, *(None,) * 5]) for output, inputs in shapes]
+    return [([output], [*inputs, *(None,) * 6]) for output, inputs in shapes]
 
 
 def acceptable(

@@ -22,6 +22,7 @@ import torch
 import triton
 
 from .. import generation
+from ..bit_classes import bit_class
 from ..device import DeviceInfo, current_device_info
 from ..problem import GemmProblem
 from ..select import Selection
@@ -68,11 +69,12 @@ def _folders() -> Iterator[tuple[Source, Path]]:
 # --- Asking ---
 
 
-def lookup(problem: GemmProblem, device: DeviceInfo, bits: Bits = "same") -> Selection | None:
+def lookup(problem: GemmProblem, device: DeviceInfo, bits: Bits = "same", only: str | None = None) -> Selection | None:
     """What a table says is fastest for `problem` on `device`, a user's before a shipped one, or None.
 
     bits: "same" asks tables of the class of bits that the model's choice gives; "any" asks those of all bits first.
-    Entries that the device cannot run are left out, and counted in `ignored()`.
+    only: a class of bits (`bit_classes`), the one that entries must have. Entries that do not, or that the device
+    cannot run, are left out, and counted in `ignored()`.
     """
     for source, where in _folders():
         for table in _asked(where, device, bits):
@@ -81,7 +83,10 @@ def lookup(problem: GemmProblem, device: DeviceInfo, bits: Bits = "same") -> Sel
             if why is not None:
                 _ignored[f"{source}: {why}"] += 1
             elif entry is not None:
-                return entry.selection(problem, source)
+                found = entry.selection(problem, source)
+                if only is None or bit_class(problem, found) == only:
+                    return found
+                _ignored[f"{source}: it gives other bits than any number of rows must"] += 1
     return None
 
 

@@ -20,6 +20,7 @@ import torch
 
 from .. import policies, tables
 from ..arithmetic import DTYPES, result_dtype
+from ..bit_classes import bit_class
 from ..device import DeviceInfo, device_info
 from ..explanation import Layout, operands_of_sizes
 from ..problem import GemmProblem, Request
@@ -173,7 +174,14 @@ def _journal(device: DeviceInfo) -> Journal:
 
 def _choose(problem: GemmProblem, device: DeviceInfo) -> Selection:
     """What the policy "tune" takes for a problem that no table has: the winner of a race on that GPU, be it
-    stored or not; where there is none, the model's choice."""
+    stored or not; where there is none, the model's choice. Under batch invariance the one within its class of bits,
+    which is tuned where that is the model's own."""
+    choice = policies.by_model(problem, device)
+    if policies.current().batch_invariant:
+        found = policies.choose(problem, device)
+        if bit_class(problem, found) != bit_class(problem, choice):
+            return found
+        return _chosen(problem, device, "same")
     return _chosen(problem, device, policies.current().bits)
 
 

@@ -1,0 +1,99 @@
+"""Batch invariance: one class of bits for all numbers of rows, so that a row of C depends on no other row of A.
+
+The class is chosen from N, K, B's unit stride, dtype, precision, scales and epilogue alone, by the model: of those that
+can multiply any number of rows, wherever operands lie, the one that takes least time for few rows and for many together.
+A product then runs on the fastest candidate of that class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+
+from . import kernels
+from .bit_classes import bit_class
+from .device import DeviceInfo
+from .device_model import model_of
+from .kernels.candidate import Candidate
+from .problem import GemmProblem, Layout
+from .select import Selection, illegal, predicted, ranked
+
+FEW, MANY = 16, 4096  # rows, for which the model compares classes
+MOST = 65_536  # for which a class must have a candidate
+
+
+def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
+    """As `select.select`, of the candidates in `class_of` the problem. RuntimeError where none is legal."""
+    wanted = class_of(problem, device)
+    for time, kernel, candidate in _ranked(problem, device):
+        selection = Selection.of(kernel, candidate, f"about {time:.3g} us")
+        if bit_class(problem, selection) == wanted and illegal(problem, device, kernel, candidate) is None:
+            return selection
+    raise RuntimeError(
+        f"no kernel multiplies {problem.batch} x {problem.M} x {problem.N} x {problem.K} batch-invariantly on "
+        f"{device.name}, which here is: {wanted}; multiply fewer rows at once"
+    )
+
+
+def class_of(problem: GemmProblem, device: DeviceInfo) -> str:
+    """The class of bits of `problem` with any number of rows. RuntimeError where no kernel multiplies it."""
+    return _class_of(_with_rows(problem, FEW), device)
+
+
+@lru_cache(maxsize=4096)
+def _class_of(few: GemmProblem, device: DeviceInfo) -> str:
+    best_of_few, best_of_many = (_best(x, device) for x in (few, _with_rows(few, MANY)))
+    both = best_of_few.keys() & best_of_many.keys()
+    others = [_with_rows(few, 1), _with_rows(few, MOST), _anywhere(few)]
+    for found in sorted(both, key=lambda name: (best_of_few[name] * best_of_many[name], name)):
+        if all(found in _best(other, device) for other in others):
+            return found
+    raise RuntimeError(f"no kernel multiplies {few.dtype} in {few.precision} batch-invariantly on {device.name}")
+
+
+def _with_rows(problem: GemmProblem, M: int) -> GemmProblem:
+    """The problem with M rows, one product, and operands that lie as new ones do: B by rows or by columns."""
+    N, K = problem.N, problem.K
+    a, c = Layout((0, _up(K), 1)), Layout((0, _up(N), 1))
+    b = Layout((0, 1, _up(K))) if problem.b.column_major else Layout((0, _up(N), 1))
+    bias = "n" if problem.bias else None
+    return replace(problem, batch=1, M=M, a=a, b=b, c=c, bias=bias)
+
+
+def _anywhere(problem: GemmProblem) -> GemmProblem:
+    """The same of operands that lie as badly as can be."""
+    M, N, K = problem.M, problem.N, problem.K
+    a, b = Layout((0, 2 * K + 1, 2), aligned=False), Layout((0, 2 * N + 1, 2), aligned=False)
+    return replace(problem, a=a, b=b, c=Layout((0, 1, M + 1), aligned=False))
+
+
+def _best(problem: GemmProblem, device: DeviceInfo) -> dict[str, float]:
+    """Predicted microseconds of the fastest legal candidate of each class."""
+    found: dict[str, float] = {}
+    for time, kernel, candidate in _ranked(problem, device):
+        name = bit_class(problem, Selection.of(kernel, candidate, ""))
+        if name not in found and illegal(problem, device, kernel, candidate) is None:
+            found[name] = time
+    return found
+
+
+def _ranked(problem: GemmProblem, device: DeviceInfo) -> list[tuple[float, str, Candidate]]:
+    """As `select.ranked`, with candidates that only invariance wants."""
+    found = ranked(problem, device)
+    model = model_of(device)
+    more = [("fma", candidate) for candidate in _whole(problem, device)]
+    found += [(predicted(problem, kernel, candidate, model), kernel, candidate) for kernel, candidate in more]
+    return sorted(found, key=lambda one: one[0])
+
+
+def _whole(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
+    """Of long sums in IEEE fp32 those that are not cut, as there must be of so many rows that cut ones cannot run."""
+    for candidate in kernels.named("fma").candidates(problem, device):
+        if candidate.work != 1:
+            yield candidate._replace(work=1)
+
+
+def _up(value: int) -> int:
+    """A multiple of 16 bytes of any dtype."""
+    return -(-value // 16) * 16
