@@ -20,6 +20,7 @@ import triton_gemm
 from tests import tabled
 from tests.tabled import HOPPER, another
 from triton_gemm import nvml, policies, tables, timing, tuning
+from triton_gemm.bit_classes import bit_class
 from triton_gemm.device import DeviceInfo
 from triton_gemm.problem import GemmProblem, Layout
 from triton_gemm.select import Selection, select
@@ -420,6 +421,18 @@ def test_the_policy_tune_tunes_by_itself(tuned_on_the_cpu: Path, monkeypatch: py
     with triton_gemm.policy("tune"):
         policies.choose(small(), HOPPER, may_tune=True)
     assert len(asked) == 2
+
+
+def test_under_batch_invariance_its_class_is_kept(tuned_on_the_cpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model's choice for one row is of another class than that of any number of rows."""
+    policies.set_tuner(tuning._choose)
+    asked: list[Any] = []
+    monkeypatch.setattr(tuning, "_chosen", lambda problem, *_: asked.append(problem) or select(problem, HOPPER))
+    few, many = tabled.problem_of(1, 4096, 4096), tabled.problem_of(4096, 4096, 4096)
+    with triton_gemm.policy("tune"), triton_gemm.batch_invariant():
+        found = [policies.choose(problem, HOPPER, may_tune=True) for problem in (few, many)]
+    assert bit_class(few, found[0]) == bit_class(many, found[1]) != bit_class(few, select(few, HOPPER))
+    assert asked == [many]
 
 
 def test_importing_sets_the_tuner_and_imports_nothing_for_it() -> None:

@@ -18,7 +18,7 @@ from ..kernels.candidate import Candidate, Work
 from ..problem import GemmProblem
 from ..select import Selection, predicted, ranked
 from ..tables.files import Bits
-from ..tables.records import Entry, illegal
+from ..tables.records import Entry, illegal, nonsense
 
 KEEP = 24  # candidates, the fastest as predicted, of all kernels
 LEAST = 3  # at least so many of each kernel
@@ -69,10 +69,11 @@ def kernels_of(config: Any) -> list[tuple[str, TileConfig]]:
             for name, kind in named.items()
             if sizes <= figures.keys() <= {field.name for field in fields(kind)} and None not in figures.values()
         ]
+    found = [(name, own) for name, own in found if nonsense(Entry(name, own, 1, False, (), 0.0, 0.0, "", "")) is None]
     if not found:
         raise ValueError(
             "configs must be Configs of kernels, or triton.Config with BLOCK_M, BLOCK_N, BLOCK_K and what else a "
-            f"kernel has (GROUP_M, CLUSTER_M, CLUSTER_N), not {config}"
+            f"kernel has (GROUP_M, CLUSTER_M, CLUSTER_N), in sizes that tiles can have, not {config}"
         )
     return found
 
