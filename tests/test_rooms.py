@@ -54,7 +54,7 @@ TABLE: dict[str, set[str]] = {
     | {"bit_classes", "batch_invariance"},
     "tuning": TYPES
     | {"torch", "rich", "compat", "arithmetic", "bit_classes", "device_model", "explanation", "kernels", "nvml", "plan"}
-    | {"policies", "select", "tables", "timing"},
+    | {"policies", "select", "tables", "timing", "workspace"},
     "plan": TYPES | TRITON | {"driver", "arithmetic", "select", "kernels", "workspace", "policies", "generation"},
     "kernels": TYPES | TRITON | {"arithmetic", "device_model", "cost_model", "ladder"},
     "ladder": TYPES | TRITON | {"arithmetic", "driver"},

@@ -207,6 +207,7 @@ def test_what_was_disturbed_once_is_measured_again(folder: Path) -> None:
         (Conditions(1.0, 1980), Conditions(1.0, 1500), 1.0, "MHz"),
         (Conditions(1.0, 1980), Conditions(1.0, 0), 1.0, None),
         (Conditions(1.0, 1980, ("too hot",)), Conditions(1.0, 1980), 1.0, "too hot"),
+        (Conditions(1.0, 1980), Conditions(1.0, 1980, (), 1.4), 1.0, "1.40 times as long at times"),
     ],
 )
 def test_conditions(before: Conditions, after: Conditions, best: float, word: str | None) -> None:

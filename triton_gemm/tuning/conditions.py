@@ -6,16 +6,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 TOLERANCE = 0.05  # of the reference product's time, and of clocks
+STEADY = 1.1  # how much more it may take at times than at others, while it is looked at: of who shares a GPU much more
 
 
 @dataclass(frozen=True)
 class Conditions:
     """ms: of the reference product, on clocks that have settled; mhz: the multiprocessors' clock under it, 0 where that
-    is not known; slowed: why clocks are lower than they should be, in words."""
+    is not known; slowed: why clocks are lower than they should be, in words; spread: the product's 80th percentile of
+    times over its 20th."""
 
     ms: float
     mhz: int = 0
     slowed: tuple[str, ...] = ()
+    spread: float = 1.0
 
 
 def complaint(before: Conditions, after: Conditions, best_ms: float) -> str | None:
@@ -24,6 +27,9 @@ def complaint(before: Conditions, after: Conditions, best_ms: float) -> str | No
     slowed = dict.fromkeys(before.slowed + after.slowed)
     if slowed:
         return f"the GPU is {' and '.join(slowed)}"
+    spread = max(before.spread, after.spread)
+    if spread > STEADY:
+        return f"a reference product takes {spread:.2f} times as long at times: the GPU is shared"
     if _apart(before.ms, after.ms):
         return f"a reference product took {1000 * before.ms:.3g} us before and {1000 * after.ms:.3g} us after"
     if min(before.ms, after.ms) > best_ms * (1 + TOLERANCE):

@@ -20,6 +20,7 @@ from ..problem import GemmProblem, Layout
 from ..select import Selection
 from ..tables.files import Bits
 from ..timing import DeviceLostError
+from ..workspace import release_captured
 from .compiling import Compiler
 from .conditions import Conditions
 from .journal import Journal
@@ -31,7 +32,7 @@ LIMIT_S = 10.0  # of a candidate's first launch
 REPLAY_MS = 4.0
 QUEUE = (20, 200)  # calls in a row of "eager", at least and at most
 REFERENCE = 1024  # sides of the product that is timed before and after: too small to meet the power limit
-LOOKS = 11  # replays of it
+LOOKS = 21  # replays of it
 PATIENCE_S, STRETCH_S = 0.4, 0.05  # for the clocks to settle
 
 
@@ -77,7 +78,8 @@ class Gpu:
         timing.settle(replay.start, PATIENCE_S, STRETCH_S)
         reads = [replay.start() for _ in range(LOOKS)]
         mhz, slowed = nvml.sm_clock(self.info.uuid), nvml.slowed(self.info.uuid)
-        return Conditions(median(read() for read in reads), mhz, slowed)
+        times = sorted(read() for read in reads)
+        return Conditions(median(times), mhz, slowed, times[LOOKS * 4 // 5] / times[LOOKS // 5])
 
     def _make_reference(self) -> timing.Replay:
         layout = Layout((0, REFERENCE, 1))
@@ -229,6 +231,7 @@ class Bench:
         """Gives its memory back."""
         self.starts.clear()
         self.sets.clear()
+        release_captured()
         self.c = self.expected = None
 
     def _require_device(self, way: Selection, why: str) -> None:
