@@ -183,6 +183,30 @@ def test_what_hangs_is_noted_and_ends_the_tuning(tmp_path: Path, monkeypatch: py
     assert "runs for more than" in str(Journal(tmp_path / "x.tuning.jsonl", "1").failure(small(), way))
 
 
+def test_what_hangs_later_is_noted_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all that is launched in turns the first that does not end."""
+    bench, choice = bench_of(small(), tmp_path)
+    first, second, _ = others(small())
+    bench.prepare(first), bench.prepare(second)
+    monkeypatch.setattr(gpu, "LIMIT_S", 0.05)
+    bench.round_ms = dict.fromkeys(bench.round_ms, 0.0)
+    made: list[Event] = []
+
+    class Hanging(Event):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+        def query(self) -> bool:
+            return self not in made[4:]  # from the second launch on of the round that runs backwards: `first`'s
+
+    monkeypatch.setattr(torch.cuda, "Event", Hanging)
+    with pytest.raises(DeviceLostError, match="runs for more than"):
+        bench.time([choice, first, second], 3)
+    again = Journal(tmp_path / "x.tuning.jsonl", "1")
+    assert again.failure(small(), first) is not None and again.failure(small(), second) is None
+
+
 def test_it_is_named_on_disk_while_it_runs_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench, _ = bench_of(small(), tmp_path)
     seen: list[int] = []

@@ -89,8 +89,9 @@ def tune(
     ended, is left out, now and later. What was found is stored after every product.
 
     Raises ValueError for shapes, configs or options that are none; OSError for a file that cannot be read; RuntimeError
-    where there is no GPU; `triton_gemm.timing.DeviceLostError`, a RuntimeError, where a candidate hangs or breaks the
-    GPU's context, which no process survives: what was found before is stored, and the next one leaves it out.
+    where there is no GPU, or a graph is captured; `triton_gemm.timing.DeviceLostError`, a RuntimeError, where a
+    candidate hangs or breaks the GPU's context, which no process survives: what was found before is stored, and the
+    next one leaves it out.
     """
     from .report import Measure
     from .session import Session, Wishes
@@ -104,8 +105,8 @@ def tune(
     calls = problems_of(shapes, dtype, layout)
     wishes = Wishes(budget, bits, measure, tuple(configs), resume, repeat)
     _check(wishes.configs)
-    if not torch.cuda.is_available():
-        raise RuntimeError("tune(): there is no GPU to time anything on")
+    if not torch.cuda.is_available() or torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("tune(): there is no GPU to time anything on, or a graph is captured on it")
     where = _device(device)
 
     from .gpu import Gpu
@@ -181,8 +182,12 @@ def _choose(problem: GemmProblem, device: DeviceInfo) -> Selection:
         found = policies.choose(problem, device)
         if bit_class(problem, found) != bit_class(problem, choice):
             return found
-        return _chosen(problem, device, "same")
-    return _chosen(problem, device, policies.current().bits)
+    if not _one_at_a_time.acquire(blocking=False):  # who tunes may wait for this thread to plan
+        return choice
+    try:
+        return _chosen(problem, device, "same" if policies.current().batch_invariant else policies.current().bits)
+    finally:
+        _one_at_a_time.release()
 
 
 @lru_cache(maxsize=4096)

@@ -162,18 +162,21 @@ class Bench:
             first[2].fill_(math.nan if first[2].is_floating_point() else -(2**31))
         torch.cuda.synchronize(self.gpu.device)
         self._run(plan, first)
-        done = torch.cuda.Event()
-        done.record()
-        deadline = time.monotonic() + LIMIT_S
-        try:
-            while not done.query():
-                if time.monotonic() > deadline:
-                    self._lost(way, f"it runs for more than {LIMIT_S:g} s")
-                time.sleep(0)
-        except RuntimeError as error:
-            if isinstance(error, DeviceLostError):
+        self._wait([(way, _recorded())], LIMIT_S)
+
+    def _wait(self, launched: Sequence[tuple[Selection, torch.cuda.Event]], limit_s: float) -> None:
+        """Until the last of what was launched, in this order, has ended; the first that has not is to blame."""
+        deadline = time.monotonic() + limit_s
+        for way, ended in launched:
+            try:
+                while not ended.query():
+                    if time.monotonic() > deadline:
+                        self._lost(way, f"it runs for more than {limit_s:.3g} s")
+                    time.sleep(0)
+            except DeviceLostError:
                 raise
-            self._lost(way, f"{error}".splitlines()[0])
+            except RuntimeError as error:
+                self._lost(way, f"{error}".splitlines()[0])
 
     def _run(self, plan: GemmPlan, of: Operands) -> None:
         a, b, c, *auxiliary = of
@@ -213,12 +216,23 @@ class Bench:
         return estimate
 
     def time(self, ways: Sequence[Selection], rounds: int) -> list[list[float]]:
+        launched: list[tuple[Selection, torch.cuda.Event]] = []
+        limit_s = LIMIT_S + 10 * rounds * self.round_s(ways)
+
+        def watched(way: Selection) -> Callable[[], float]:
+            read = self.starts[way]()
+            launched.append((way, _recorded()))
+
+            def wait() -> float:
+                self._wait(launched, limit_s)
+                launched.clear()
+                return read()
+
+            return wait
+
         eager = self.gpu.measure == "eager"
-        try:
-            with timing.no_garbage() if eager else nullcontext():
-                times = timing.interleave({str(i): self.starts[way] for i, way in enumerate(ways)}, rounds)
-        except RuntimeError as error:
-            raise DeviceLostError(f"while {len(ways)} candidates were timed: {error}".splitlines()[0]) from error
+        with timing.no_garbage() if eager else nullcontext():
+            times = timing.interleave({str(i): partial(watched, way) for i, way in enumerate(ways)}, rounds)
         return list(times.values())
 
     def round_s(self, ways: Sequence[Selection]) -> float:
@@ -247,6 +261,12 @@ class Bench:
             f"the GPU cannot be used any more in this process: {way.kernel} {way.config}: {why}. What was tuned before "
             "is kept; tune again with resume=True, and it is left out"
         )
+
+
+def _recorded() -> torch.cuda.Event:
+    event = torch.cuda.Event()
+    event.record()
+    return event
 
 
 def tolerance(problem: GemmProblem) -> float:
