@@ -25,5 +25,5 @@ def take_gpu_away(patch: pytest.MonkeyPatch, operands: ModuleType, timer: Module
     patch.setattr(timer, "Replay", FakeReplay)
     patch.setattr(timer, "sets_of", lambda *_: 2)
     patch.setattr(timer, "settle", lambda *_, **__: None)
-    patch.setattr(timer, "_once_ms", lambda call: (call(), 1.0)[1])
+    patch.setattr(timer, "once_ms", lambda call: (call(), 1.0)[1])
     patch.setattr(torch.cuda, "synchronize", lambda: None)

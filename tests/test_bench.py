@@ -27,7 +27,7 @@ from perf.pages import __main__ as pages
 from perf.pages import blocks
 from perf.pages.results import Results
 from tests.fakes import take_gpu_away
-from triton_gemm import aot
+from triton_gemm import aot, timing
 from triton_gemm.problem import UnsupportedOperandError
 
 SURROUNDINGS: dict[str, Any] = {
@@ -461,13 +461,13 @@ def test_clocks_have_settled_only_after_two_equal_stretches(monkeypatch: pytest.
         now += 0.05
         return 1.0 if now > 1.0 else 2.0 - now  # the GPU slows down in its first second
 
-    monkeypatch.setattr(timer.time, "perf_counter", lambda: now)
-    monkeypatch.setattr(timer, "SETTLED", 0.01)
-    timer.settle(lambda: read, patience_s=60.0)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(timing, "SETTLED", 0.01)
+    timing.settle(lambda: read, patience_s=60.0)
     assert 1.25 < now < 10
     begin = now
-    timer.settle(lambda: read, patience_s=0.03)
-    assert now - begin < 2 * timer.STRETCH_S
+    timing.settle(lambda: read, patience_s=0.03)
+    assert now - begin < 2 * timing.STRETCH_S
 
 
 def test_a_queue_counts_every_call(monkeypatch: pytest.MonkeyPatch) -> None:

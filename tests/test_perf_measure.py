@@ -19,6 +19,7 @@ from perf.measure.providers import CUBLAS
 from tests.fakes import take_gpu_away
 from tests.perf_records import SURROUNDINGS
 from tests.test_rooms import imports
+from triton_gemm import timing
 from triton_gemm.problem import UnsupportedOperandError
 
 ROOT = Path(__file__).parent.parent
@@ -30,7 +31,7 @@ class FakeGpu:
     def __init__(self) -> None:
         self.order: list[str] = []
 
-    def kernel(self, name: str, times: list[float]) -> timer.Stopwatch:
+    def kernel(self, name: str, times: list[float]) -> timing.Stopwatch:
         remaining = itertools.cycle(times)
 
         def start() -> Any:
@@ -59,7 +60,7 @@ def test_slow_providers_get_few_rounds_and_every_operand_set_is_used() -> None:
     assert timer.round_count(round_ms=0.0, budget_s=0.2, bounds=(3, 40)) == 40
     assert timer.repeats(estimate_ms=300.0, sets=1) == 1
     assert timer.repeats(estimate_ms=300.0, sets=4) == 4
-    assert timer.repeats(estimate_ms=0.01, sets=4) == timer.MAX_REPEATS
+    assert timer.repeats(estimate_ms=0.01, sets=4) == timing.MAX_REPEATS
     l2 = 50 << 20
     assert operands.set_count(size=3 << 20, l2=l2, free=80 << 30) * (3 << 20) >= 2 * l2
     assert operands.set_count(size=1 << 30, l2=l2, free=80 << 30) == 1

@@ -19,7 +19,7 @@ ROOMS_OF_PERF = {"perf.common", "perf.measure"}
 TABLE: dict[str, set[str]] = {
     "triton_gemm": TYPES
     | {"api", "nn", "grouped", "routing", "scaled", "explanation", "ops", "arithmetic", "plan", "select", "policies"}
-    | {"fingerprint"},
+    | {"fingerprint", "tuning"},
     "routing": {"torch", "compat", "device", "problem", "ops", "plan", "arithmetic"},
     "nn": {"torch", "api", "checks", "arithmetic", "problem"},
     "api": TYPES | {"torch", "compat", "arithmetic", "checks", "plan", "select", "ops"},
@@ -48,9 +48,14 @@ TABLE: dict[str, set[str]] = {
     "generation": set(),
     "tables": TYPES
     | TRITON
-    | {"arithmetic", "select", "kernels", "generation", "platformdirs", "filelock", "bit_classes"},
+    | {"arithmetic", "select", "kernels", "generation", "platformdirs", "filelock", "bit_classes", "nvml"},
+    "nvml": set(),
+    "timing": {"torch"},
     "policies": {"torch", "compat", "problem", "device", "select", "tables", "generation"}
     | {"bit_classes", "batch_invariance"},
+    "tuning": TYPES
+    | {"torch", "rich", "compat", "arithmetic", "bit_classes", "device_model", "explanation", "kernels", "nvml", "plan"}
+    | {"policies", "select", "tables", "timing", "workspace"},
     "plan": TYPES | TRITON | {"driver", "arithmetic", "select", "kernels", "workspace", "policies", "generation"},
     "kernels": TYPES | TRITON | {"arithmetic", "device_model", "cost_model", "ladder"},
     "ladder": TYPES | TRITON | {"arithmetic", "driver"},

@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 
 from tests import tabled
 from tests.tabled import HOPPER, another, chosen, entries, found, problem_of, problems, store, table_in
-from triton_gemm import kernels, tables
+from triton_gemm import kernels, nvml, tables
 from triton_gemm.device import INTERPRETER
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import GemmProblem
 from triton_gemm.select import ranked, select
-from triton_gemm.tables import files, records, silicon
+from triton_gemm.tables import files, records
 from triton_gemm.tables.files import Table
 from triton_gemm.tables.records import Entry
 from triton_gemm.tables.silicon import Silicon
@@ -160,7 +160,7 @@ def test_where_there_is_no_table_a_look_at_each_folder_is_all(folder: Path, monk
     looked: list[Any] = []
     listdir = os.listdir
     monkeypatch.setattr(os, "listdir", lambda path: looked.append(path) or listdir(path))
-    monkeypatch.setattr(silicon, "power_limit_of", lambda uuid: pytest.fail("NVML was asked"))
+    monkeypatch.setattr(nvml, "power_limit", lambda uuid: pytest.fail("NVML was asked"))
     for M in range(1, 20):
         assert found(problem_of(M)) is None
     assert looked == [folder, tables.SHIPPED]
@@ -206,8 +206,9 @@ def test_the_power_limit_is_nvmls(monkeypatch: pytest.MonkeyPatch) -> None:
             milliwatts._obj.value = 699_800
             return 0
 
-    monkeypatch.setattr(silicon.ctypes, "CDLL", Nvml)
-    limits = [silicon.power_limit_of.__wrapped__(uuid) for uuid in ("known", "other", "")]
+    monkeypatch.setattr(nvml.ctypes, "CDLL", Nvml)
+    monkeypatch.setattr(nvml, "gpu", nvml.gpu.__wrapped__)
+    limits = [nvml.power_limit.__wrapped__(uuid) for uuid in ("known", "other", "")]
     assert limits == [700, 0, 0]
     assert str(Silicon.of(replace(HOPPER, bus_width=6144, power_limit=600))) == "sm_90-132sms-6144bit-600W"
 

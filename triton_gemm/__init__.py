@@ -12,6 +12,7 @@ from .problem import Activation
 from .routing import disable, enable, report_routing, use
 from .scaled import scaled_matmul
 from .select import Selection
+from .tuning import record_shapes, tune
 
 __version__ = "0.1.0"
 
@@ -34,9 +35,11 @@ __all__ = [
     "mm",
     "mv",
     "policy",
+    "record_shapes",
     "report_routing",
     "scaled_matmul",
     "selection_fingerprint",
     "set_policy",
+    "tune",
     "use",
 ]

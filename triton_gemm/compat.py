@@ -163,7 +163,7 @@ else:
     aggregate = getattr(gluon, "aggregate", None) or _aggregate
 
 
-_loading = threading.Lock()
+loading = threading.Lock()  # held while a binary is loaded, which disturbs a capture
 
 
 def launcher(compiled: Any, grid: tuple[int, int, int], cluster: int = 1) -> Callable[[int, Sequence[Any]], None]:
@@ -174,7 +174,7 @@ def launcher(compiled: Any, grid: tuple[int, int, int], cluster: int = 1) -> Cal
     launches (profilers) are called. cluster: programs of a cluster, which Triton launches for kernels of several CTAs a
     program, and no less for those of one.
     """
-    with _loading:  # Triton shows a binary as loaded before all of its handles are set
+    with loading:  # Triton shows a binary as loaded before all of its handles are set
         compiled._init_handles()
     run = compiled.run
     assert run.global_scratch_size == 0 and run.profile_scratch_size == 0

@@ -124,7 +124,7 @@ def explain(
     """
     sizes = {"M": M, "N": N, "K": K, "dtype": dtype}
     if input is None and other is None and M is not None and N is not None and K is not None and dtype is not None:
-        a, b = _operands(M, N, K, dtype, batch, layout, None if groups is None else (_count(groups), group_dim))
+        a, b = operands_of_sizes(M, N, K, dtype, batch, layout, None if groups is None else (_count(groups), group_dim))
     elif any(x is not None for x in sizes.values()) or input is None:
         raise TypeError("explain() takes two tensors, or M, N, K and dtype")
     else:
@@ -235,7 +235,7 @@ def _scales(kind: str, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, 
     return scale_a, scale_b
 
 
-def _operands(
+def operands_of_sizes(
     M: int, N: int, K: int, dtype: torch.dtype, batch: int, layout: str, groups: tuple[int, str] | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A and B without data."""

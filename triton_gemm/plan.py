@@ -55,14 +55,21 @@ class Step:
         ]
         self.call = launcher(compiled, launch.grid, launch.cluster)
 
-    def bind(
-        self, operands: Mapping[str, torch.Tensor], addresses: Mapping[str, int], scalars: Mapping[str, float]
-    ) -> tuple[Callable[[int, tuple[Any, ...]], None], tuple[Any, ...]]:
-        """The compiled kernel and its arguments for operands at `addresses`."""
+    def prepare(
+        self, operands: Mapping[str, torch.Tensor], scalars: Mapping[str, float]
+    ) -> Callable[[int, tuple[Any, ...]], None]:
+        """The compiled kernel, compiled by the first thread that comes."""
         with self.compiling:
             if self.call is None:
                 self.compile(operands, scalars)
         assert self.call is not None
+        return self.call
+
+    def bind(
+        self, operands: Mapping[str, torch.Tensor], addresses: Mapping[str, int], scalars: Mapping[str, float]
+    ) -> tuple[Callable[[int, tuple[Any, ...]], None], tuple[Any, ...]]:
+        """The compiled kernel and its arguments for operands at `addresses`."""
+        call = self.prepare(operands, scalars)
         arguments: list[Any] = []
         for part, encode in self.parts:
             if isinstance(part, Pointer):
@@ -76,14 +83,14 @@ class Step:
                 arguments += part.strides
             else:
                 arguments.append(part)
-        return self.call, tuple(arguments)
+        return call, tuple(arguments)
 
 
 class GemmPlan:
     """A selection for one problem on one device, ready to be launched."""
 
     def __init__(self, problem: GemmProblem, selection: Selection, device: torch.device) -> None:
-        self.selection, self.device, self.index = selection, device, device.index or 0
+        self.problem, self.selection, self.device, self.index = problem, selection, device, device.index or 0
         made = launches(problem, selection)
         if device_info(device).capability >= (9, 0):
             made = tuple(launch.programmatic() for launch in made)
@@ -107,6 +114,18 @@ class GemmPlan:
                 ((problem.M, problem.N), problem.c, problem.out_dtype),
             )
         )
+
+    def compile(self, *operands: torch.Tensor) -> None:
+        """Compiles for operands like these, a, b, c and the auxiliary ones, on the current device, without a launch. Of
+        the operands only dtypes and alignment count, so a few elements of each will do. Threads may do so at once.
+        """
+        ensure_context(self.index)
+        dtypes = {"workspace": torch.float32, "counters": torch.int32}
+        dtypes |= {temporary.name: temporary.dtype for temporary in self.temporaries}
+        more = (stand_in(dtypes[name], self.device) for name in self.names[len(operands) :])
+        named = dict(zip(self.names, (*operands, *more), strict=True))
+        for step in self.steps:
+            step.prepare(named, {"alpha": 1.0, "beta": 0.0})
 
     def overlap(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> bool:
         """Whether the memory that c spans overlaps that of a or of b."""
@@ -158,7 +177,7 @@ class InterpretedPlan:
     """A plan that Triton's interpreter runs, launch by launch."""
 
     def __init__(self, problem: GemmProblem, selection: Selection) -> None:
-        self.selection, self.launches = selection, launches(problem, selection)
+        self.problem, self.selection, self.launches = problem, selection, launches(problem, selection)
         self.names = ("a", "b", "c", *problem.auxiliary)
 
     def run(
@@ -182,6 +201,12 @@ class InterpretedPlan:
 Plan = GemmPlan | InterpretedPlan
 PLANS: dict[tuple[Any, ...], Plan] = {}
 _planning = threading.RLock()  # reentered by a tuner that multiplies
+
+
+@lru_cache(maxsize=256)
+def stand_in(dtype: torch.dtype, device: torch.device, aligned: bool = True) -> torch.Tensor:
+    """A few elements, to compile for operands of that dtype whose addresses are multiples of 16 bytes, or are not."""
+    return torch.empty(65, dtype=dtype, device=device)[0 if aligned else 1 :]
 
 
 def selection_of(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, request: Request = PRODUCT) -> Selection:

@@ -155,7 +155,8 @@ def set_tuner(tuner: Tuner | None) -> None:
     """What the policy "tune" asks about a problem that no table has; None: nothing, which is an error then.
 
     It is called while a product is planned, by one thread at a time, never while a graph is captured or a compiler
-    traces; products that it runs itself in that thread are the model's choice.
+    traces; products that it runs itself in that thread are the model's choice, and the bits that are asked for those of
+    the policy there. `import triton_gemm` sets `tuning`'s.
     """
     global _tuner
     _tuner = tuner
@@ -190,7 +191,7 @@ def _tuned(problem: GemmProblem, device: DeviceInfo, wanted: str | None) -> Sele
     """The tuner's answer. wanted: the class of bits that it must have, if one."""
     if _tuner is None:
         raise RuntimeError(f'no table has {_said(problem)}, the policy is "tune", and there is no tuner: set "cached"')
-    with _within(Policy("model", batch_invariant=wanted is not None)):
+    with _within(Policy("model", current().bits, wanted is not None)):
         found = replace(_tuner(problem, device), source="tuner")
     if wanted not in (None, bit_class(problem, found)):
         raise RuntimeError(f"the tuner's answer for {_said(problem)} gives {bit_class(problem, found)}, not {wanted}")

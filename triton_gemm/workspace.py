@@ -20,6 +20,12 @@ MINIMUM = 4 << 20
 _workspaces: OrderedDict[tuple[int, int, int], list[torch.Tensor]] = OrderedDict()
 
 
+def release_captured() -> None:
+    """Gives up the memory of captures that have ended. Graphs keep what they need until they are deleted."""
+    for key in [key for key in _workspaces if key[2]]:
+        _workspaces.pop(key, None)
+
+
 def workspace(device: int, stream: int, nbytes: int) -> list[torch.Tensor]:
     """Scratch memory of at least `nbytes` bytes and COUNTERS zeroed int32, for launches on `stream`, which must be the
     current stream of the current device `device`.

@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from perf.measure.providers import CUBLAS, cublas
 from perf.measure.timer import Provider
 from triton_gemm import kernels
 from triton_gemm.device import DeviceInfo, device_info
-from triton_gemm.plan import GemmPlan
+from triton_gemm.plan import GemmPlan, stand_in
 from triton_gemm.problem import GemmProblem
 from triton_gemm.select import ranked
 
@@ -115,15 +116,9 @@ def compile_all(plans: Sequence[tuple[GemmPlan, str]]) -> None:
         dtype = operands.MODE_DTYPES[mode]
         dtypes = {"a": dtype, "b": dtype} | dict.fromkeys(("c", "bias"), operands.OUT_DTYPES.get(dtype, dtype))
         dtypes |= dict.fromkeys(("a_scale", "b_scale"), torch.float32)
-        for step in plan.steps:
-            dtypes |= {temporary.name: temporary.dtype for temporary in step.launch.temporaries}
-        # Sizes and strides are the launch's; of the tensors only type and alignment count.
-        stand_ins = {name: torch.empty(64, dtype=dtype, device=operands.DEVICE) for name, dtype in dtypes.items()}
-        for step in plan.steps:
-            try:
-                step.compile(stand_ins, {"alpha": 1.0, "beta": 0.0})
-            except Exception:
-                return
+        names = ("a", "b", "c", *plan.problem.auxiliary)
+        with suppress(Exception):
+            plan.compile(*(stand_in(dtypes[name], plan.device) for name in names))
 
     with ThreadPoolExecutor(min(sweep.WARM_THREADS, os.cpu_count() or 1)) as pool:
         list(pool.map(one, plans))

@@ -36,7 +36,7 @@ _BENCH = ("triton_gemm", *_TIMED, *_modules("perf/bench", "peers shapes suites s
 SOURCES: dict[str, tuple[str, ...]] = {
     "ladder": (
         *("triton_gemm/ladder", "reference_cuda", *_TIMED),
-        *_modules("triton_gemm", "aot arithmetic compat config device driver problem"),
+        *_modules("triton_gemm", "aot arithmetic compat config device driver problem timing"),
         *_modules("perf/ladder", "tasks rungs_and_twins published prediction static interpret counters"),
     ),
     "bench": _BENCH,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,11 +12,11 @@ import torch.nn.functional as F
 
 from perf.measure import numerics
 from triton_gemm.arithmetic import EMULATED
+from triton_gemm.timing import COLD_FACTOR
+from triton_gemm.timing import draw as draw
+from triton_gemm.timing import set_count as set_count
 
 DEVICE = "cuda"
-COLD_FACTOR = 2.0  # operand sets together exceed the L2 cache by this factor
-MEMORY_SHARE = 0.4  # of the free memory that operand sets may take
-MAX_SETS = 512
 CHECK_FLOP = 2.0**38  # of an fp64 product of some rows
 CHECK_RESULTS = 2**26  # elements of C that are held in fp64
 MIN_CHECK_ROWS = 16
@@ -154,21 +153,6 @@ def sets_of(problem: Problem, out_dtypes: set[torch.dtype]) -> int:
     l2 = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
     free = torch.cuda.mem_get_info()[0]
     return set_count(problem.bytes(out_dtypes), l2, free, problem.cold)
-
-
-def set_count(size: int, l2: int, free: int, cold: float = COLD_FACTOR) -> int:
-    """How many operand sets of `size` bytes are `cold` times L2 together and still leave memory."""
-    return max(1, min(math.ceil(cold * l2 / size), int(MEMORY_SHARE * free / size), MAX_SETS))
-
-
-def draw(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Normal numbers; integers from -8 to 8, of int8 from all there are. Zeros would run faster than real data."""
-    if not dtype.is_floating_point:
-        low, high = (-128, 128) if dtype == torch.int8 else (-8, 9)
-        return torch.randint(low, high, shape, dtype=dtype, device=generator.device, generator=generator)
-    if dtype == torch.float64:
-        return torch.randn(shape, dtype=dtype, device=generator.device, generator=generator)
-    return torch.randn(shape, dtype=torch.float32, device=generator.device, generator=generator).to(dtype)
 
 
 def draw_scales(problem: Problem, generator: torch.Generator) -> tuple[torch.Tensor, ...]:

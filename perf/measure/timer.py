@@ -3,15 +3,15 @@
 Kernel time is the replay of a CUDA graph that walks over operand sets larger together than the L2 cache (cold), or
 over one set (hot). Providers take turns, round by round, on a GPU whose clocks have settled; what is reported is the
 median over rounds of a provider's time and of its ratio to the baseline in the same round, with p20 and p80. What
-Python pays for a call, and how fast a queue of calls is without a graph, are measured separately.
+Python pays for a call, and how fast a queue of calls is without a graph, are measured separately. What runs on the
+device, and how it takes turns, is `triton_gemm.timing`, which tunes by the same clock.
 """
 
 from __future__ import annotations
 
-import gc
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,17 +23,22 @@ import torch
 from perf.measure import environment
 from perf.measure.operands import Check, Operands, Problem, check_rows, sets_of
 from triton_gemm.problem import UnsupportedOperandError
+from triton_gemm.timing import REPLAY_MS, no_garbage, once_ms
+from triton_gemm.timing import DeviceLostError as DeviceLostError
+from triton_gemm.timing import Queue as Queue
+from triton_gemm.timing import Replay as Replay
+from triton_gemm.timing import interleave as interleave
+from triton_gemm.timing import ratios as ratios
+from triton_gemm.timing import repeats as repeats
+from triton_gemm.timing import round_count as round_count
+from triton_gemm.timing import settle as settle
 
-MAX_REPEATS = 512
 SLOW = 4.0  # times the baseline: from there on a provider is timed apart, so that the fast ones keep the GPU hot
 ROUNDS = (5, 40)
 SLOW_ROUNDS = (3, 10)
-SETTLED = 0.01  # clocks have settled when two stretches of work differ by less
-STRETCH_S = 0.25
 QUEUE_LENGTH = 200  # calls in a row; a driver's queue takes about a thousand before it makes Python wait
 QUEUE_ROUNDS = (11, 101)
 Call = Callable[..., object]
-Stopwatch = Callable[[], Callable[[], float]]
 
 
 @dataclass(frozen=True)
@@ -61,39 +66,12 @@ class Pace:
     """
 
     patience_s: float = 1.0
-    replay_ms: float = 8.0
+    replay_ms: float = REPLAY_MS
     check_rows: int | None = None
     extras: bool = True
 
 
 REPORT = Pace()
-
-
-class Replay:
-    """A CUDA graph of `repeats` calls, going round a list of them (one for each operand set)."""
-
-    def __init__(self, calls: Sequence[Callable[[], object]], repeats: int) -> None:
-        self.repeats = repeats
-        self.graph = torch.cuda.CUDAGraph()
-        calls[0]()  # libraries make their handles at the first call, which a capture forbids
-        with torch.cuda.graph(self.graph):
-            for i in range(repeats):
-                calls[i % len(calls)]()
-        self.graph.replay()
-        torch.cuda.synchronize()
-
-    def start(self) -> Callable[[], float]:
-        """Queues one replay; what it returns gives the milliseconds of one call, once the GPU is done."""
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        self.graph.replay()
-        end.record()
-
-        def read() -> float:
-            end.synchronize()
-            return begin.elapsed_time(end) / self.repeats
-
-        return read
 
 
 @dataclass(frozen=True)
@@ -104,10 +82,6 @@ class Subject:
     result: dict[str, Any]
     estimate_ms: float
     replay: Replay
-
-
-class DeviceLostError(RuntimeError):
-    """The CUDA context is unusable after a provider's error; nothing more can be measured in this process."""
 
 
 def measure(
@@ -183,7 +157,7 @@ def _prepare(
         return None
     calls = calls_of(provider, operands)
     try:
-        estimate_ms = _once_ms(calls[-1])
+        estimate_ms = once_ms(calls[-1])
         count = repeats(estimate_ms, len(calls), pace.replay_ms)
         return Subject(provider, result, estimate_ms, Replay(calls, count))
     except Exception as error:
@@ -228,21 +202,6 @@ def _require_device(provider: Provider) -> None:
         raise DeviceLostError(f"after {provider.name}: {error}") from error
 
 
-def _once_ms(call: Callable[[], object]) -> float:
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    call()
-    begin.record()
-    call()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end)
-
-
-def repeats(estimate_ms: float, sets: int, replay_ms: float = REPORT.replay_ms) -> int:
-    """Calls in one replay: enough for the clock, few enough to take turns, and every set at least once."""
-    return max(sets, min(MAX_REPEATS, round(replay_ms / estimate_ms)), 1)
-
-
 def _time(
     subjects: list[Subject], baseline: str | None, budget_s: float, pace: Pace, others: Sequence[str] = ()
 ) -> None:
@@ -275,48 +234,11 @@ def _time(
 
 def time_alone(call: Callable[[], object], budget_s: float, patience_s: float = 3.0) -> dict[str, float]:
     """Percentiles of the milliseconds of one call, on settled clocks, with nothing to take turns with."""
-    estimate_ms = _once_ms(call)
+    estimate_ms = once_ms(call)
     replay = Replay([call], repeats(estimate_ms, 1))
     settle(replay.start, patience_s)
     rounds = round_count(estimate_ms * replay.repeats, budget_s, ROUNDS)
     return percentiles(interleave({"": replay.start}, rounds)[""])
-
-
-def settle(start: Stopwatch, patience_s: float) -> None:
-    """Keeps the GPU busy until two successive stretches of work take the same time, at most `patience_s`."""
-    before: float | None = None
-    deadline = time.perf_counter() + patience_s
-    while time.perf_counter() < deadline:
-        stretch = time.perf_counter() + min(STRETCH_S, patience_s)
-        reads = []
-        while time.perf_counter() < stretch:
-            reads.append(start())
-            if len(reads) % 4 == 0:
-                reads[-1]()
-        now = float(np.median([read() for read in reads]))
-        if before is not None and abs(now - before) <= SETTLED * before:
-            return
-        before = now
-
-
-def round_count(round_ms: float, budget_s: float, bounds: tuple[int, int]) -> int:
-    """Rounds that fit the budget, within `bounds`."""
-    return max(bounds[0], min(bounds[1], int(1000 * budget_s / max(round_ms, 1e-6))))
-
-
-def interleave(starts: Mapping[str, Stopwatch], rounds: int) -> dict[str, list[float]]:
-    """Times of each provider, one a round. Every other round runs backwards, so none always follows another."""
-    names = list(starts)
-    pending: dict[str, list[Callable[[], float]]] = {name: [] for name in names}
-    for r in range(rounds):
-        for name in names if r % 2 == 0 else reversed(names):
-            pending[name].append(starts[name]())
-    return {name: [read() for read in reads] for name, reads in pending.items()}
-
-
-def ratios(times: Mapping[str, Sequence[float]], name: str, baseline: str) -> list[float]:
-    """The baseline's time over the provider's in the same round: 1 is as fast, more is faster."""
-    return [base / own for base, own in zip(times[baseline], times[name], strict=True)]
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
@@ -340,29 +262,6 @@ def call_time_us(subject: Subject, operands: Operands) -> float:
     return 1e6 * least
 
 
-@dataclass(frozen=True)
-class Queue:
-    """Calls of a provider as Python makes them, without a graph: `start` makes `length` of them, one after another.
-
-    Its time is Python's alone or, with `drain`, lasts until the GPU is done with them all; in milliseconds a call.
-    """
-
-    calls: Sequence[Callable[[], object]]
-    length: int
-    drain: bool
-
-    def start(self) -> Callable[[], float]:
-        calls = [self.calls[i % len(self.calls)] for i in range(self.length)]
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        for call in calls:
-            call()
-        if self.drain:
-            torch.cuda.synchronize()
-        took = time.perf_counter() - begin
-        return lambda: 1000 * took / self.length
-
-
 def measure_calls(
     problem: Problem, providers: Sequence[Provider], baseline: str | None, budget_s: float, *, drain: bool
 ) -> dict[str, Any]:
@@ -380,7 +279,7 @@ def measure_calls(
         if verdict(provider, operands, check, result, torchs=torchs) is None:
             queues[provider.name] = Queue(calls_of(provider, operands), QUEUE_LENGTH, drain)
     starts = {name: queue.start for name, queue in queues.items()}
-    with _no_garbage():
+    with no_garbage():
         warm = interleave(starts, 2)  # the first calls fill caches and start the clocks
         round_ms = QUEUE_LENGTH * sum(min(times) for times in warm.values())
         times = interleave(starts, round_count(round_ms, budget_s, QUEUE_ROUNDS)) if starts else {}
@@ -393,14 +292,3 @@ def measure_calls(
             "repeats": QUEUE_LENGTH,
         }
     return record
-
-
-@contextmanager
-def _no_garbage() -> Iterator[None]:
-    """Keeps Python's collector out of the times."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

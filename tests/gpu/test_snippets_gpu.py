@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests import snippets
@@ -10,5 +12,6 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("page", snippets.PAGES)
-def test_what_a_page_shows_runs(page: str) -> None:
+def test_what_a_page_shows_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # a page may write files
     snippets.run(snippets.PAGES[page], gpu=True)

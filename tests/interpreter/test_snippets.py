@@ -11,7 +11,8 @@ from tests import snippets
 
 @pytest.mark.few(shows=lambda page: {"README" in page})
 @pytest.mark.parametrize("page", snippets.PAGES)
-def test_what_a_page_shows_runs(page: str) -> None:
+def test_what_a_page_shows_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # a page may write files
     snippets.run(snippets.PAGES[page], gpu=False)
 
 

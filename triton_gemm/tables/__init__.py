@@ -26,13 +26,15 @@ from ..bit_classes import bit_class
 from ..device import DeviceInfo, current_device_info
 from ..problem import GemmProblem
 from ..select import Selection
-from . import files
+from . import files as files
+from . import records as records
 from .files import BITS, Bits, Table
 from .records import Entry, illegal, plain, text_of
 from .silicon import Silicon as Silicon
 from .silicon import without_power
 
 SHIPPED = Path(__file__).parent
+JOURNAL = ".tuning.jsonl"  # ends the names of files in which a tuner notes what failed
 Source = Literal["user's table", "shipped table"]
 
 _lock = threading.Lock()
@@ -86,6 +88,13 @@ def lookup(problem: GemmProblem, device: DeviceInfo, bits: Bits = "same", only: 
                     return found
                 _ignored[f"{source}: it gives other bits than any number of rows must"] += 1
     return None
+
+
+def entry(problem: GemmProblem, device: DeviceInfo, bits: Bits = "same") -> Entry | None:
+    """What the user's table of that class of bits holds for `problem` on `device`, legal there or not, or None."""
+    where = folder()
+    table = None if where is None else _tables(where, device).get(bits)
+    return None if table is None else table.entries.get(problem)
 
 
 def ignored() -> dict[str, int]:
@@ -225,13 +234,14 @@ def _read(path: Path) -> Table:
 
 
 def clear() -> int:
-    """Deletes the user's tables, of all silicon; how many there were. What was set aside stays. OSError where the
-    folder cannot be written to."""
+    """Deletes the user's tables, of all silicon, and what tuning noted; how many tables there were. What was set aside
+    stays. OSError where the folder cannot be written to."""
     where = folder()
     names = [] if where is None else files.names(where, "")
-    if where is not None and names:
+    notes = [] if where is None else [path.name for path in where.glob(f"*{JOURNAL}*")]
+    if where is not None and names + notes:
         with files.locked(where):
-            for name in names:
+            for name in names + notes:
                 (where / name).unlink(missing_ok=True)
         reload()
     return len(names)

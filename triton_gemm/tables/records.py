@@ -148,13 +148,13 @@ def read_entry(x: Any) -> Entry:
     if x.keys() != hints.keys():
         raise WrongError(f"an entry has {', '.join(hints)}, not {', '.join(map(str, x))[:80]}")
     entry = Entry(**{name: read(hint, x[name]) for name, hint in hints.items()})
-    why = _nonsense(entry)
+    why = nonsense(entry)
     if why:
         raise WrongError(why)
     return entry
 
 
-def _nonsense(entry: Entry) -> str | None:
+def nonsense(entry: Entry) -> str | None:
     """Why no kernel ever takes such figures, or None. Where they are no powers of two, tiles are multiples of a tensor
     core's 16, and warps of a consumer's 4."""
     for name, value in plain(entry.config).items():

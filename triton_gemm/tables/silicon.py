@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass, field
-from functools import cache
 
+from .. import nvml
 from ..device import DeviceInfo
 
 
@@ -24,7 +23,7 @@ class Silicon:
     @classmethod
     def of(cls, device: DeviceInfo) -> Silicon:
         """That of a GPU, whose power limit is asked of NVML where DeviceInfo does not say it."""
-        power_limit = device.power_limit or power_limit_of(device.uuid)
+        power_limit = device.power_limit or nvml.power_limit(device.uuid)
         return cls(device.capability, device.num_sms, device.bus_width, power_limit, device.name)
 
     def __str__(self) -> str:
@@ -35,21 +34,3 @@ def without_power(capability: tuple[int, int], sms: int, bus_width: int) -> str:
     """How the text of such a Silicon begins. It is known without NVML, which takes a while to start."""
     major, minor = capability
     return f"sm_{major}{minor}-{sms}sms-{bus_width}bit-"
-
-
-@cache
-def power_limit_of(uuid: str) -> int:
-    """Watts that the GPU of that UUID may take, as it is set now; 0 where NVML does not say."""
-    if not uuid:
-        return 0
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return 0
-    handle, milliwatts = ctypes.c_void_p(), ctypes.c_uint()
-    failed = (
-        nvml.nvmlInit_v2()
-        or nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode(), ctypes.byref(handle))
-        or nvml.nvmlDeviceGetPowerManagementLimit(handle, ctypes.byref(milliwatts))
-    )
-    return 0 if failed else round(milliwatts.value / 1000)

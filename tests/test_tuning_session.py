@@ -1,0 +1,399 @@
+"""A tuning from problem to problem, on a GPU that is made up: what is stored when, and what is done about faults."""
+
+from __future__ import annotations
+
+import errno
+import json
+import multiprocessing
+import os
+import signal
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import tabled
+from tests.tabled import HOPPER, problem_of
+from tests.tuned import FakeLab
+from triton_gemm import tables
+from triton_gemm.bit_classes import bit_class
+from triton_gemm.problem import GemmProblem
+from triton_gemm.select import Selection, select
+from triton_gemm.tables import files
+from triton_gemm.timing import DeviceLostError
+from triton_gemm.tuning.candidates import candidates
+from triton_gemm.tuning.conditions import Conditions, complaint
+from triton_gemm.tuning.journal import ENDED, Journal
+from triton_gemm.tuning.report import Progress, ShapeReport, TuningReport
+from triton_gemm.tuning.session import Session, Wishes
+
+FORKED = multiprocessing.get_context("fork")
+SMALL, LARGE = problem_of(64, 4096, 4096), problem_of(4096, 4096, 4096)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return tabled.own_folder(tmp_path, monkeypatch)
+
+
+def chance(way: Any) -> float:
+    """Milliseconds from 1 to 1.5, that look like chance, and the model's choice's 1.2."""
+    if way.source == "model":
+        return 1.2
+    named = str(replace(way, reason="", source="tuner"))
+    return 1.0 + 0.5 * (zlib.crc32(named.encode()) % 1000) / 1000
+
+
+def tuned(
+    folder: Path,
+    calls: dict[GemmProblem, int] | None = None,
+    lab: FakeLab | None = None,
+    *,
+    versions: str | None = None,
+    said: Callable[[Progress], None] | None = None,
+    ended: Callable[[ShapeReport], None] = lambda report: None,
+    **wishes: Any,
+) -> TuningReport:
+    lab = lab or FakeLab(chance)
+    journal = Journal(folder / "x.tuning.jsonl", versions or tables.versions())
+    lab.journal = journal  # type: ignore[attr-defined]
+    return Session(lab, journal, Wishes(**{"budget": 60.0, **wishes}), said).run(calls or {SMALL: 1}, ended)
+
+
+def fastest(problem: GemmProblem = SMALL, bits: Any = "same") -> Selection:
+    return min(candidates(problem, HOPPER, select(problem, HOPPER), bits), key=chance)
+
+
+# --- What is stored ---
+
+
+def test_the_fastest_is_stored_and_served(folder: Path) -> None:
+    report = tuned(folder)
+    (shape,) = report.shapes
+    assert shape.outcome == "tuned" and shape.stored and shape.selection is not None
+    assert chance(shape.selection) <= 1.01 * chance(fastest())
+    assert shape.us == pytest.approx(1000 * chance(shape.selection), rel=0.05) and shape.choice_us > shape.us
+    served = tables.lookup(SMALL, HOPPER)
+    assert served is not None and served.source == "user's table"
+    assert (served.kernel, served.config, served.work) == (
+        shape.selection.kernel,
+        shape.selection.config,
+        shape.selection.work,
+    )
+    assert report.regret_before > 0.1 > 0.01 > report.regret_after >= 0
+    assert "faster" in str(report) and json.dumps(report.as_dict(), allow_nan=False)
+
+
+def test_bits_stay_the_same_unless_others_are_asked_for(folder: Path) -> None:
+    choice = select(SMALL, HOPPER)
+    same = candidates(SMALL, HOPPER, choice, "same")
+    every = candidates(SMALL, HOPPER, choice, "any")
+    assert {bit_class(SMALL, way) for way in same} == {bit_class(SMALL, choice)} and len(same) > 3
+    assert len({bit_class(SMALL, way) for way in every}) > 1
+    split = next(way for way in every if bit_class(SMALL, way) != bit_class(SMALL, choice))
+    lab = FakeLab(lambda way: 0.5 if way == split else chance(way))
+    (shape,) = tuned(folder, lab=lab).shapes
+    assert shape.selection is not None and bit_class(SMALL, shape.selection) == bit_class(SMALL, choice)
+    (shape,) = tuned(folder, lab=FakeLab(lab.kernels.true), bits="any").shapes
+    assert shape.selection == split
+    assert tables.lookup(SMALL, HOPPER) != tables.lookup(SMALL, HOPPER, "any")
+
+
+def test_a_winner_within_noise_is_not_stored(folder: Path) -> None:
+    report = tuned(folder, lab=FakeLab(lambda way: 1.0 if way.source == "model" else 0.998))
+    assert report.shapes[0].outcome == "stays" and not report.shapes[0].stored
+    assert tables.lookup(SMALL, HOPPER) is None
+    assert report.regret_before == report.regret_after
+
+
+def test_what_a_table_has_is_replaced_where_the_model_is_faster_now(folder: Path) -> None:
+    tabled.store(SMALL)
+    report = tuned(folder, lab=FakeLab(lambda way: 1.0 if way.source == "model" else 1.3))
+    assert report.shapes[0].outcome == "stays" and report.shapes[0].stored
+    served, choice = tables.lookup(SMALL, HOPPER), select(SMALL, HOPPER)
+    assert served is not None and (served.kernel, served.config, served.work) == (
+        choice.kernel,
+        choice.config,
+        choice.work,
+    )
+
+
+def test_a_second_tuning_keeps_what_the_first_found(folder: Path) -> None:
+    (first,) = tuned(folder, lab=FakeLab(chance, 1)).shapes
+    for seed in range(2, 8):
+        (shape,) = tuned(folder, lab=FakeLab(chance, seed)).shapes
+        assert shape.selection == first.selection
+
+
+def test_how_often_a_second_race_is_won_by_the_same(folder: Path) -> None:
+    problems = {problem_of(M, 4096, 4096): 1 for M in (8, 64, 256, 1024)}
+    report = tuned(folder, problems, repeat=3, budget=200.0)
+    assert [len(shape.again) for shape in report.shapes] == [2] * 4
+    assert report.same_again == 1.0 and report.within_1_percent == 1.0
+    assert "raced again: 100 % were won by the same" in str(report)
+
+
+# --- Budget and order ---
+
+
+def test_the_most_called_come_first_and_all_have_their_share(folder: Path) -> None:
+    problems = {problem_of(M, 1024, 1024): calls for M, calls in ((64, 1), (128, 7), (256, 3))}
+    lab, ended = FakeLab(chance, compile_s=0.1), []
+    report = tuned(folder, problems, lab, budget=15.0, ended=ended.append)
+    assert [problem.M for problem, _ in lab.benches] == [128, 256, 64]
+    assert [shape.calls for shape in report.shapes] == [7, 3, 1] and ended == list(report.shapes)
+    assert all(shape.measured for shape in report.shapes)
+    assert [problem.M for problem in lab.compiled] == [128, 256, 64]
+    assert report.seconds <= 15.0 + 0.5
+
+
+@pytest.mark.parametrize("budget", [0.5, 3.0, 10.0])
+def test_it_ends_within_the_budget_and_one_candidate(budget: float, folder: Path) -> None:
+    problems = {problem_of(M, 1024, 1024): 1 for M in range(64, 64 + 12 * 16, 16)}
+    lab = FakeLab(chance, compile_s=0.05)
+    report = tuned(folder, problems, lab, budget=budget)
+    assert report.seconds <= budget + 1.0
+    assert report.count("no time") > 0 and report.count("no time") + sum(s.measured for s in report.shapes) == 12
+
+
+def test_progress_is_told(folder: Path) -> None:
+    steps: list[Progress] = []
+    tuned(folder, {SMALL: 1, LARGE: 2}, said=steps.append)
+    assert steps[0].problem == LARGE and steps[-1].problem == SMALL and steps[-1].number == steps[-1].count == 2
+    assert steps[-1].best_us < steps[-1].choice_us and steps[-1].timed == steps[-1].candidates
+    left = [step.seconds_left for step in steps]
+    assert left == sorted(left, reverse=True)
+
+
+# --- What is not stored: throttling, contention, clocks ---
+
+
+@pytest.mark.parametrize("fault", ["slowed", "shared", "clock", "throttled half-way"])
+def test_nothing_is_stored_that_was_measured_on_an_unfit_gpu(fault: str, folder: Path) -> None:
+    lab = FakeLab(chance)
+    if fault == "slowed":
+        lab.slowed = lambda now: ("too hot",)
+    elif fault == "shared":  # from some time on, for good
+        lab.kernels.slow = lambda now: 1.0 if now < 0.2 else 1.3
+    elif fault == "clock":
+        lab.mhz = lambda now: 1980 - int(100 * now)
+    else:
+        lab.kernels.slow = lambda now: 1.0 + now
+    report = tuned(folder, lab=lab)
+    assert report.shapes[0].outcome == "refused" and report.shapes[0].why
+    assert len(lab.benches) == 2, "once more, and then no longer"
+    assert tables.lookup(SMALL, HOPPER) is None and report.shapes[0].why in str(report)
+    # Not known: asked again, it is tuned.
+    assert tuned(folder, resume=True).shapes[0].outcome == "tuned"
+
+
+def test_what_was_disturbed_once_is_measured_again(folder: Path) -> None:
+    lab = FakeLab(chance)
+    lab.kernels.slow = lambda now: 1.4 if now > 0.5 and len(lab.benches) == 1 else 1.0
+    report = tuned(folder, lab=lab)
+    assert report.shapes[0].outcome == "tuned" and [seed for _, seed in lab.benches] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "best", "word"),
+    [
+        (Conditions(1.0, 1980), Conditions(1.01, 1965), 1.0, None),
+        (Conditions(1.0), Conditions(1.1), 1.0, "before and"),
+        (Conditions(1.1), Conditions(1.1), 1.0, "shared"),
+        (Conditions(1.0, 1980), Conditions(1.0, 1500), 1.0, "MHz"),
+        (Conditions(1.0, 1980), Conditions(1.0, 0), 1.0, None),
+        (Conditions(1.0, 1980, ("too hot",)), Conditions(1.0, 1980), 1.0, "too hot"),
+        (Conditions(1.0, 1980), Conditions(1.0, 1980, (), 1.4), 1.0, "1.40 times as long at times"),
+    ],
+)
+def test_conditions(before: Conditions, after: Conditions, best: float, word: str | None) -> None:
+    why = complaint(before, after, best)
+    assert why is None if word is None else word in str(why)
+
+
+# --- Candidates that fail ---
+
+
+def test_a_candidate_that_fails_is_left_out_and_named(folder: Path) -> None:
+    bad = fastest()
+    lab = FakeLab(chance, broken=lambda way: "its bits are not those of the model's choice" if way == bad else None)
+    (shape,) = tuned(folder, lab=lab).shapes
+    assert shape.outcome == "tuned" and shape.selection != bad
+    assert len(shape.failed) == 1 and "its bits" in shape.failed[0][1]
+
+
+def test_without_the_models_choice_nothing_is_tuned(folder: Path) -> None:
+    lab = FakeLab(chance, broken=lambda way: "no memory" if way.source == "model" else None)
+    assert tuned(folder, lab=lab).shapes[0].why == "the model's choice: no memory"
+
+
+def test_a_candidate_that_ends_the_process_is_skipped_the_next_time(folder: Path) -> None:
+    """It is named on disk before it runs; who finds the name of a process that is no more leaves it out."""
+    folder.mkdir(parents=True)
+    bad = fastest()
+
+    def die() -> None:
+        Journal(folder / "x.tuning.jsonl", tables.versions()).begin(SMALL, bad)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    child = FORKED.Process(target=die)
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL and len(list(folder.iterdir())) == 1
+    lab = FakeLab(chance)
+    (shape,) = tuned(folder, lab=lab).shapes
+    assert bad not in lab.kernels.timed and shape.outcome == "tuned"
+    assert any(ENDED in why for _, why in shape.failed)
+    # It stays so, without the file of the process that died, until a version is another.
+    assert [file.name for file in folder.glob("x.tuning.jsonl*")] == ["x.tuning.jsonl"]
+    lab = FakeLab(chance)
+    tuned(folder, lab=lab)
+    assert bad not in lab.kernels.timed
+    lab = FakeLab(chance)
+    tuned(folder, lab=lab, versions="another")
+    assert bad in lab.kernels.timed
+
+
+def test_a_process_that_lives_is_left_alone(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    path = folder / "x.tuning.jsonl"
+    journal = Journal(path, "1")
+    journal.begin(SMALL, fastest())
+    journal.me = "another"  # as if this were another process
+    other = Journal(path, "1")
+    assert other.failure(SMALL, fastest()) is None and len(list(folder.glob("x.tuning.jsonl.*"))) == 1
+
+
+def test_a_lost_gpu_costs_nothing_that_was_found(folder: Path) -> None:
+    bad = fastest(SMALL)
+
+    def broken(way: Any) -> str | None:
+        if way == bad:
+            raise DeviceLostError("an illegal memory access was encountered")
+        return None
+
+    with pytest.raises(DeviceLostError):
+        tuned(folder, {LARGE: 2, SMALL: 1}, FakeLab(chance, broken=broken))
+    assert tables.lookup(LARGE, HOPPER) is not None and tables.lookup(SMALL, HOPPER) is None
+
+
+# --- Faults of files ---
+
+
+def test_a_tuning_is_resumed(folder: Path) -> None:
+    problems = {LARGE: 3, SMALL: 2, problem_of(512): 1}
+
+    def stop(report: ShapeReport) -> None:
+        if report.problem == SMALL:
+            raise KeyboardInterrupt
+
+    lab = FakeLab(lambda way: chance(way) if way.work != select(SMALL, HOPPER).work else 1.2)
+    with pytest.raises(KeyboardInterrupt):
+        tuned(folder, problems, lab, ended=stop)
+    lab = FakeLab(chance)
+    report = tuned(folder, problems, lab, resume=True)
+    assert [shape.outcome for shape in report.shapes][:2] == ["known", "known"]
+    assert [problem for problem, _ in lab.benches] == [problem_of(512)]
+    assert all(shape.selection is not None for shape in report.shapes)
+    assert len(FakeLab(chance).benches) == 0
+    report = tuned(folder, problems, lab := FakeLab(chance))
+    assert len(lab.benches) == 3, "without resume all are tuned again"
+
+
+def test_what_stays_is_known_too_and_forgotten_with_the_tables(folder: Path) -> None:
+    even = FakeLab(lambda way: 1.0)
+    assert tuned(folder, lab=even).shapes[0].outcome == "stays"
+    assert tuned(folder, resume=True).shapes[0].outcome == "known"
+    assert tuned(folder, resume=True, bits="any").shapes[0].outcome == "tuned"
+    tables.clear()
+    assert tuned(folder, resume=True).shapes[0].outcome == "tuned"
+
+
+def test_what_there_was_no_time_for_is_not_known(folder: Path) -> None:
+    lab = FakeLab(lambda way: 1.0, compile_s=0.5)
+    report = tuned(folder, lab=lab, budget=3.0)
+    assert report.shapes[0].outcome == "stays" and report.shapes[0].timed < report.shapes[0].candidates
+    assert tuned(folder, resume=True).shapes[0].outcome == "tuned"
+
+
+@pytest.mark.parametrize("after", range(1, 5))
+def test_kill_9_at_any_time_loses_nothing_that_was_stored(after: int, folder: Path) -> None:
+    """A child tunes problem after problem and tells each that is stored; it is killed, and the table has them all."""
+    problems = {problem_of(64 + 8 * i, 1024, 1024): 1 for i in range(500)}
+    told, tell = FORKED.Pipe(duplex=False)
+    child = FORKED.Process(
+        target=tuned,
+        args=(folder, problems),
+        kwargs={"budget": 1e9, "ended": lambda report: tell.send((report.problem, report.stored))},
+    )
+    child.start()
+    stored = [told.recv() for _ in range(after)]
+    child.kill()
+    child.join()
+    while told.poll():
+        stored.append(told.recv())
+    assert child.exitcode == -signal.SIGKILL
+    tables.reload()
+    kept = [problem for problem, was in stored if was]
+    assert kept and all(tables.lookup(problem, HOPPER) for problem in kept)
+    report = tuned(folder, dict.fromkeys([problem for problem, _ in stored], 1), resume=True)
+    assert {shape.outcome for shape in report.shapes} == {"known"}
+
+
+@pytest.mark.parametrize("fault", [errno.ENOSPC, errno.EROFS])
+def test_a_full_disk_keeps_what_was_there_and_tunes_on(
+    fault: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuned(folder, {LARGE: 1})
+    before = tabled.table_in(folder).read_bytes()
+
+    def fails(*_: Any) -> None:
+        raise OSError(fault, os.strerror(fault))
+
+    with monkeypatch.context() as faulty:
+        faulty.setattr(files.os, "fsync", fails)
+        report = tuned(folder, {SMALL: 1})
+    assert report.shapes[0].outcome == "tuned" and not report.shapes[0].stored
+    assert tabled.table_in(folder).read_bytes() == before
+    assert tables.lookup(LARGE, HOPPER) is not None
+
+
+def test_without_a_folder_it_tunes_and_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "folder", lambda: None)
+    report = Session(FakeLab(chance), Journal(None, "1"), Wishes(60.0)).run({SMALL: 1}, lambda report: None)
+    assert report.shapes[0].outcome == "tuned" and not report.shapes[0].stored
+
+
+def test_two_tune_at_once_and_both_are_kept(folder: Path) -> None:
+    problems = [{problem_of(64 * i + j, 1024, 1024): 1 for i in range(1, 6)} for j in (0, 16)]
+    threads = [threading.Thread(target=tuned, args=(folder, each)) for each in problems]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    tables.reload()
+    assert all(tables.lookup(problem, HOPPER) for each in problems for problem in each)
+
+
+def test_a_journal_that_is_cut_short_is_read_as_far_as_it_goes(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    path = folder / "x.tuning.jsonl"
+    journal = Journal(path, "1")
+    journal.failed(SMALL, fastest(SMALL), "first")
+    with path.open("a") as file:
+        file.write('\n{"event": "failed", "vers')
+    journal.failed(LARGE, fastest(LARGE), "second")
+    path.write_text(path.read_text() + '\n[]\nnull\n{"event": 1, "versions": "1", "key": [], "why": {}}\n')
+    again = Journal(path, "1")
+    assert again.failure(SMALL, fastest(SMALL)) == "first" and again.failure(LARGE, fastest(LARGE)) == "second"
+    assert Journal(path, "2").failure(SMALL, fastest(SMALL)) is None
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(tmp_path: Path) -> Iterator[None]:
+    yield
+    assert not list(tmp_path.rglob("*.tmp"))

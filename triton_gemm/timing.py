@@ -1,0 +1,161 @@
+"""The one timer's core: what times kernels on a GPU so that times can be compared. `perf/measure/timer.py` reports by
+it, and `tuning` chooses by it.
+
+A kernel's time is the replay of a CUDA graph that walks over operand sets larger together than the L2 cache. Kernels
+take turns, round by round, on a GPU whose clocks have settled, and are compared within rounds.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+
+MAX_REPEATS = 512
+REPLAY_MS = 8.0
+SETTLED = 0.01  # clocks have settled when two stretches of work differ by less
+STRETCH_S = 0.25
+COLD_FACTOR = 2.0  # operand sets together exceed the L2 cache by this factor
+MEMORY_SHARE = 0.4  # of the free memory that operand sets may take
+MAX_SETS = 512
+Stopwatch = Callable[[], Callable[[], float]]  # starts, and gives what reads the milliseconds of one call
+
+
+class DeviceLostError(RuntimeError):
+    """The CUDA context is unusable after a kernel's error; nothing more can be measured in this process."""
+
+
+class Replay:
+    """A CUDA graph of `repeats` calls, going round a list of them (one for each operand set)."""
+
+    def __init__(self, calls: Sequence[Callable[[], object]], repeats: int) -> None:
+        self.repeats = repeats
+        self.graph = torch.cuda.CUDAGraph()
+        calls[0]()  # libraries make their handles at the first call, which a capture forbids
+        # Other threads may load what they have compiled meanwhile.
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+            for i in range(repeats):
+                calls[i % len(calls)]()
+        self.graph.replay()
+        torch.cuda.synchronize()
+
+    def start(self) -> Callable[[], float]:
+        """Queues one replay; what it returns gives the milliseconds of one call, once the GPU is done."""
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        self.graph.replay()
+        end.record()
+
+        def read() -> float:
+            end.synchronize()
+            return begin.elapsed_time(end) / self.repeats
+
+        return read
+
+
+@dataclass(frozen=True)
+class Queue:
+    """Calls as Python makes them, without a graph: `start` makes `length` of them, one after another.
+
+    Its time is Python's alone or, with `drain`, lasts until the GPU is done with them all; in milliseconds a call.
+    """
+
+    calls: Sequence[Callable[[], object]]
+    length: int
+    drain: bool
+
+    def start(self) -> Callable[[], float]:
+        calls = [self.calls[i % len(self.calls)] for i in range(self.length)]
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for call in calls:
+            call()
+        if self.drain:
+            torch.cuda.synchronize()
+        took = time.perf_counter() - begin
+        return lambda: 1000 * took / self.length
+
+
+@contextmanager
+def no_garbage() -> Iterator[None]:
+    """Keeps Python's collector out of the times."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def once_ms(call: Callable[[], object]) -> float:
+    """Milliseconds of a call, after one that is not timed."""
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    call()
+    begin.record()
+    call()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end)
+
+
+def repeats(estimate_ms: float, sets: int, replay_ms: float = REPLAY_MS) -> int:
+    """Calls in one replay: enough for the clock, few enough to take turns, and every set at least once."""
+    return max(sets, min(MAX_REPEATS, round(replay_ms / estimate_ms)), 1)
+
+
+def settle(start: Stopwatch, patience_s: float, stretch_s: float = STRETCH_S) -> None:
+    """Keeps the GPU busy until two successive stretches of work take the same time, at most `patience_s`."""
+    before: float | None = None
+    deadline = time.perf_counter() + patience_s
+    while time.perf_counter() < deadline:
+        stretch = time.perf_counter() + min(stretch_s, patience_s)
+        reads = []
+        while time.perf_counter() < stretch:
+            reads.append(start())
+            if len(reads) % 4 == 0:
+                reads[-1]()
+        now = median(read() for read in reads)
+        if before is not None and abs(now - before) <= SETTLED * before:
+            return
+        before = now
+
+
+def round_count(round_ms: float, budget_s: float, bounds: tuple[int, int]) -> int:
+    """Rounds that fit the budget, within `bounds`."""
+    return max(bounds[0], min(bounds[1], int(1000 * budget_s / max(round_ms, 1e-6))))
+
+
+def interleave(starts: Mapping[str, Stopwatch], rounds: int) -> dict[str, list[float]]:
+    """Times of each name, one a round. Every other round runs backwards, so none always follows another."""
+    names = list(starts)
+    pending: dict[str, list[Callable[[], float]]] = {name: [] for name in names}
+    for r in range(rounds):
+        for name in names if r % 2 == 0 else reversed(names):
+            pending[name].append(starts[name]())
+    return {name: [read() for read in reads] for name, reads in pending.items()}
+
+
+def ratios(times: Mapping[str, Sequence[float]], name: str, baseline: str) -> list[float]:
+    """The baseline's time over the other's in the same round: 1 is as fast, more is faster."""
+    return [base / own for base, own in zip(times[baseline], times[name], strict=True)]
+
+
+def set_count(size: int, l2: int, free: int, cold: float = COLD_FACTOR) -> int:
+    """How many operand sets of `size` bytes are `cold` times L2 together and still leave memory."""
+    return max(1, min(math.ceil(cold * l2 / size), int(MEMORY_SHARE * free / size), MAX_SETS))
+
+
+def draw(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    """Normal numbers; integers from -8 to 8, of int8 from all there are. Zeros would run faster than real data."""
+    if not dtype.is_floating_point:
+        low, high = (-128, 128) if dtype == torch.int8 else (-8, 9)
+        return torch.randint(low, high, shape, dtype=dtype, device=generator.device, generator=generator)
+    if dtype == torch.float64:
+        return torch.randn(shape, dtype=dtype, device=generator.device, generator=generator)
+    return torch.randn(shape, dtype=torch.float32, device=generator.device, generator=generator).to(dtype)

@@ -1,0 +1,213 @@
+"""Tuning: choosing by measurement what a product runs on, and keeping it in a table.
+
+`recording` notes which products a program runs, `candidates` says what is worth timing for one, `race` which is timed
+when and which wins, `conditions` whether the GPU is fit to be measured, `gpu` measures, `journal` remembers what has
+failed, `session` goes from problem to problem and stores, `report` says what came of it. docs/tuning.md is about its
+use. What is not needed to record is imported when something is tuned.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import policies, tables
+from ..arithmetic import DTYPES, result_dtype
+from ..bit_classes import bit_class
+from ..device import DeviceInfo, device_info
+from ..explanation import Layout, operands_of_sizes
+from ..problem import GemmProblem, Request
+from ..select import Selection
+from ..tables.files import BITS, TRITON, Bits
+from ..tables.silicon import Silicon
+from .recording import read_shapes, record_shapes
+
+if TYPE_CHECKING:
+    from .journal import Journal
+    from .report import Measure, Progress, ShapeReport, TuningReport
+
+__all__ = ["read_shapes", "record_shapes", "tune"]
+
+BUDGET_OF_A_CALL = 10.0  # seconds that the policy "tune" spends on a problem
+
+Shapes = str | os.PathLike[str] | Sequence[tuple[int, int, int] | GemmProblem] | Mapping[GemmProblem, int]
+
+_one_at_a_time = threading.RLock()  # what is timed at once is not timed well; whom progress is told may multiply
+
+
+def tune(
+    shapes: Shapes,
+    *,
+    budget: float = 120.0,
+    bits: Bits = "same",
+    measure: Measure = "graph",
+    configs: Sequence[Any] = (),
+    dtype: torch.dtype = torch.bfloat16,
+    layout: Layout = "nn",
+    resume: bool = False,
+    repeat: int = 1,
+    progress: Callable[[Progress], None] | None = None,
+    device: torch.device | str | int | None = None,
+) -> TuningReport:
+    """Times candidates for products on a GPU, and keeps the winners in the user's table, from which the policy "cached"
+    takes them: in this process from the next call on.
+
+        with triton_gemm.record_shapes("shapes.json"):
+            model(x)
+        print(triton_gemm.tune("shapes.json", budget=120))
+
+    shapes: a file of `record_shapes`; or a sequence of (M, N, K), in elements, and of GemmProblems; or calls by
+        GemmProblem. The most called come first.
+    dtype, layout: of those that are (M, N, K); layout is A's and B's, "n" by rows and "t" by columns: "nt" is
+        `linear`'s.
+    budget: seconds for all of them together, of which each gets its share; one candidate's compilation or first launch
+        may end later.
+    bits: "same" times only candidates that give the bits of the model's choice (`bit_classes`); "any" all, whose
+        winners serve only who asks for them: `set_policy(.., bits="any")`.
+    measure: "graph", a kernel's time: replays of CUDA graphs, of operands that lie in memory and not in L2; "eager",
+        that of calls from Python.
+    configs: users' own configurations in addition to the kernels': the Config of a kernel, or a triton.Config with
+        BLOCK_M, BLOCK_N, BLOCK_K and what else a kernel has (GROUP_M, CLUSTER_M, CLUSTER_N).
+    resume: leaves out what the same versions of this package, Triton and torch have tuned before.
+    repeat: races for each product, with operands of their own; the first counts, and the report says how often the
+        others were won by the same.
+    progress: is called with a `Progress` after every step. Without it a terminal shows a line where rich is installed,
+        and the logger `triton_gemm.tuning` has a line for each product.
+    device: the GPU, by default the current one.
+
+    A winner is kept if it is faster than the model's choice by more than the noise of their rounds, and of equally fast
+    ones the first in the model's order. Nothing is kept that was measured while a reference product, the clock or the
+    driver said that the GPU was throttled or shared: the race is run again, and then refused. A candidate whose result
+    is not that of the model's choice, that cannot be compiled or launched, or during whose first launch the process
+    ended, is left out, now and later. What was found is stored after every product.
+
+    Raises ValueError for shapes, configs or options that are none; OSError for a file that cannot be read; RuntimeError
+    where there is no GPU, or a graph is captured; `triton_gemm.timing.DeviceLostError`, a RuntimeError, where a
+    candidate hangs or breaks the GPU's context, which no process survives: what was found before is stored, and the
+    next one leaves it out.
+    """
+    from .report import Measure
+    from .session import Session, Wishes
+    from .shown import shown
+
+    if bits not in BITS or measure not in Measure.__args__ or repeat < 1 or not budget > 0:  # type: ignore[attr-defined]
+        raise ValueError(
+            f"tune(): bits must be one of {', '.join(BITS)}, measure graph or eager, budget and repeat positive, not "
+            f"{bits!r}, {measure!r}, {budget!r} and {repeat!r}"
+        )
+    calls = problems_of(shapes, dtype, layout)
+    wishes = Wishes(budget, bits, measure, tuple(configs), resume, repeat)
+    _check(wishes.configs)
+    if not torch.cuda.is_available() or torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("tune(): there is no GPU to time anything on, or a graph is captured on it")
+    where = _device(device)
+
+    from .gpu import Gpu
+
+    with _one_at_a_time, torch.cuda.device(where), shown(progress) as (said, ended):
+        journal = _journal(device_info(where))
+        gpu = Gpu(where, journal, bits, measure)
+        try:
+            return Session(gpu, journal, wishes, said).run(calls, ended)
+        finally:
+            gpu.close()
+
+
+def _device(device: torch.device | str | int | None) -> torch.device:
+    """A GPU with its number."""
+    found = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cuda")
+    if found.type != "cuda":
+        raise ValueError(f"tune(): {found} is no GPU")
+    return torch.device("cuda", torch.cuda.current_device() if found.index is None else found.index)
+
+
+def problems_of(shapes: Shapes, dtype: torch.dtype, layout: Layout) -> dict[GemmProblem, int]:
+    """What `tune` takes as shapes, as calls by problem; raises as it does."""
+    if isinstance(shapes, (str, os.PathLike)):
+        return read_shapes(shapes)
+    if isinstance(shapes, Mapping):
+        return dict(shapes)
+    calls: dict[GemmProblem, int] = {}
+    for shape in shapes:
+        problem = shape if isinstance(shape, GemmProblem) else _of_sizes(shape, dtype, layout)
+        calls[problem] = calls.get(problem, 0) + 1
+    return calls
+
+
+def _of_sizes(sizes: tuple[int, int, int], dtype: torch.dtype, layout: Layout) -> GemmProblem:
+    if dtype not in DTYPES:
+        raise ValueError(f"tune(): {dtype} is not multiplied by sizes alone: give GemmProblems, or a recorded file")
+    try:
+        M, N, K = sizes
+        positive = min(M, N, K) > 0
+    except (TypeError, ValueError):
+        positive = False
+    if not positive:
+        raise ValueError(f"tune(): shapes are (M, N, K), at least 1, or GemmProblems, not {sizes!r}")
+    a, b = operands_of_sizes(M, N, K, dtype, 1, layout, None)
+    return Request().problem(a, b, torch.empty(M, N, dtype=result_dtype(dtype), device="meta"))
+
+
+def _check(configs: Sequence[Any]) -> None:
+    from .candidates import kernels_of
+
+    for config in configs:
+        kernels_of(config)
+
+
+def _journal(device: DeviceInfo) -> Journal:
+    from .journal import Journal
+
+    where = tables.folder()
+    path: Path | None = None if where is None else where / f"{Silicon.of(device)}-triton{TRITON}{tables.JOURNAL}"
+    return Journal(path, tables.versions())
+
+
+# --- The policy "tune" ---
+
+
+def _choose(problem: GemmProblem, device: DeviceInfo) -> Selection:
+    """What the policy "tune" takes for a problem that no table has: the winner of a race on that GPU, be it
+    stored or not; where there is none, the model's choice. Under batch invariance the one within its class of bits,
+    which is tuned where that is the model's own."""
+    choice = policies.by_model(problem, device)
+    if policies.current().batch_invariant:
+        found = policies.choose(problem, device)
+        if bit_class(problem, found) != bit_class(problem, choice):
+            return found
+    if not _one_at_a_time.acquire(blocking=False):  # who tunes may wait for this thread to plan
+        return choice
+    try:
+        return _chosen(problem, device, "same" if policies.current().batch_invariant else policies.current().bits)
+    finally:
+        _one_at_a_time.release()
+
+
+@lru_cache(maxsize=4096)
+def _chosen(problem: GemmProblem, device: DeviceInfo, bits: Bits) -> Selection:
+    choice = policies.by_model(problem, device)
+    if _journal(device).has_stayed(problem, bits):
+        return choice
+    gpus = range(torch.cuda.device_count())
+    index = next(i for i in gpus if device_info(torch.device("cuda", i)).uuid == device.uuid)
+    (report,) = tune([problem], budget=BUDGET_OF_A_CALL, bits=bits, progress=_silent, device=index).shapes
+    return choice if report.selection is None else _said(report, report.selection)
+
+
+def _said(report: ShapeReport, selection: Selection) -> Selection:
+    times = f"{report.us:.3g} us measured, the model's choice {report.choice_us:.3g} us"
+    return replace(selection, reason=times)
+
+
+def _silent(_: Progress) -> None:
+    """No line in a terminal for what runs under a product."""
+
+
+policies.set_tuner(_choose)

@@ -1,0 +1,130 @@
+"""What is worth timing for a problem: the model's choice, then what it predicts to be fast, then users' own."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
+from functools import partial
+from typing import Any
+
+from .. import kernels
+from ..bit_classes import bit_class
+from ..config import TileConfig
+from ..device import DeviceInfo
+from ..device_model import model_of
+from ..kernels.candidate import Candidate, Work
+from ..problem import GemmProblem
+from ..select import Selection, predicted, ranked
+from ..tables.files import Bits
+from ..tables.records import Entry, illegal, nonsense
+
+KEEP = 24  # candidates, the fastest as predicted, of all kernels
+LEAST = 3  # at least so many of each kernel
+MOST = 3  # and at most so many of one configuration, which differ in how the work is dealt out
+
+
+def candidates(
+    problem: GemmProblem, device: DeviceInfo, choice: Selection, bits: Bits = "same", configs: Sequence[Any] = ()
+) -> list[Selection]:
+    """`choice`, the model's, and then others that `device` can run, users' own first and the rest in the model's order.
+
+    bits: "same" leaves out what would give other bits than the choice. configs: users' own, as `tune` takes them.
+    ValueError for one of these that is no kernel's.
+    """
+    own = [pair for config in configs for pair in kernels_of(config)]
+    same = bit_class(problem, choice)
+    found = {_way(choice): choice}
+    kept: Counter[Any] = Counter()
+    given: set[Any] = {(kernel, config) for kernel, config in own}
+    offered = [*_own(problem, device, own), *((name, candidate) for _, name, candidate in ranked(problem, device))]
+    for kernel, candidate in offered:
+        selection = Selection.of(kernel, candidate, "", "tuner")
+        theirs = (kernel, candidate.config) in given
+        of_config = (kernel, candidate.config, candidate.swap_ab, candidate.packed)
+        enough = len(found) >= KEEP and kept[kernel] >= LEAST
+        if _way(selection) in found or kept[of_config] >= MOST or (enough and not theirs):
+            continue
+        if bits == "same" and not _gives(same, problem, selection):
+            continue
+        if illegal(problem, device, entry_of(selection)) is None:
+            found[_way(selection)] = selection
+            kept.update((kernel, of_config))
+    return list(found.values())
+
+
+def kernels_of(config: Any) -> list[tuple[str, TileConfig]]:
+    """The kernels that a user's configuration is for, and their own form of it: that of a kernel's Config is one, and a
+    triton.Config is for every kernel that has all of its parameters. ValueError where it is for none."""
+    named = {name: kernels.named(name).Config for name in kernels.KERNELS}
+    if isinstance(config, TileConfig):
+        found = [(name, config) for name, kind in named.items() if type(config) is kind]
+    else:
+        figures = dict(getattr(config, "kwargs", None) or {})
+        figures |= {name: getattr(config, name, None) for name in ("num_warps", "num_stages")}
+        sizes = {"BLOCK_M", "BLOCK_N", "BLOCK_K"}
+        found = [
+            (name, kind(**figures))
+            for name, kind in named.items()
+            if sizes <= figures.keys() <= {field.name for field in fields(kind)} and None not in figures.values()
+        ]
+    found = [(name, own) for name, own in found if nonsense(Entry(name, own, 1, False, (), 0.0, 0.0, "", "")) is None]
+    if not found:
+        raise ValueError(
+            "configs must be Configs of kernels, or triton.Config with BLOCK_M, BLOCK_N, BLOCK_K and what else a "
+            f"kernel has (GROUP_M, CLUSTER_M, CLUSTER_N), in sizes that tiles can have, not {config}"
+        )
+    return found
+
+
+def _own(
+    problem: GemmProblem, device: DeviceInfo, own: Sequence[tuple[str, TileConfig]]
+) -> Iterator[tuple[str, Candidate]]:
+    """Users' configurations in the ways in which each kernel offers its own for this problem: swapped, packed and cut
+    along K as those are, the fastest as predicted first."""
+    for kernel, config in own:
+        module = kernels.named(kernel)
+        works: dict[Any, dict[Work, None]] = {}
+        for offered, _, work, swap_ab, packed in module.candidates(problem, device):
+            works.setdefault((offered, swap_ab, packed), {})[work] = None
+        found = [
+            Candidate(given, config, work, swap_ab, packed)
+            for (given, swap_ab, packed), of_others in works.items()
+            for work in _dealt_out(given, config, device, of_others)
+        ]
+        yield from (
+            (kernel, candidate) for candidate in sorted(found, key=partial(_predicted, problem, device, kernel))
+        )
+
+
+def _dealt_out(given: GemmProblem, config: TileConfig, device: DeviceInfo, of_others: Iterable[Work]) -> Iterable[Work]:
+    """How the work of a configuration may be dealt out: a schedule is of its own tiles, other work as of others."""
+    if not isinstance(config, kernels.warp_specialised.Config):
+        return of_others
+    return of_others if given.groups else kernels.warp_specialised.schedules(given, config, device)
+
+
+def _predicted(problem: GemmProblem, device: DeviceInfo, kernel: str, candidate: Candidate) -> float:
+    try:
+        return predicted(problem, kernel, candidate, model_of(device))
+    except Exception:  # the model knows nothing of such a configuration
+        return math.inf
+
+
+def _gives(same: str, problem: GemmProblem, selection: Selection) -> bool:
+    try:
+        return bit_class(problem, selection) == same
+    except Exception:  # a user's configuration, of which no kernel can say in which order it sums
+        return False
+
+
+def entry_of(selection: Selection) -> Entry:
+    """As a table would hold it, without times."""
+    how = (selection.kernel, selection.config, selection.work, selection.swap_ab, selection.packed)
+    return Entry(*how, 0.0, 0.0, "", "")
+
+
+def _way(selection: Selection) -> tuple[object, ...]:
+    """All of a selection that decides what is launched."""
+    return selection.kernel, selection.config, selection.work, selection.swap_ab, selection.packed

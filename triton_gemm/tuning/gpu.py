@@ -1,0 +1,286 @@
+"""The GPU as a bench: compiles candidates, checks what they compute, and times them by the one timer."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from statistics import median
+
+import torch
+
+from .. import nvml, timing
+from ..compat import loading
+from ..device import device_info
+from ..plan import MAX_BOUND, GemmPlan
+from ..policies import by_model
+from ..problem import GemmProblem, Layout
+from ..select import Selection
+from ..tables.files import Bits
+from ..timing import DeviceLostError
+from ..workspace import release_captured
+from .compiling import Compiler
+from .conditions import Conditions
+from .journal import Journal
+from .operands import BETA, Operands, operands, sets_of, stand_ins
+from .race import FailedError
+from .report import Measure
+
+LIMIT_S = 10.0  # of a candidate's first launch
+REPLAY_MS = 4.0
+QUEUE = (20, 200)  # calls in a row of "eager", at least and at most
+REFERENCE = 1024  # sides of the product that is timed before and after: too small to meet the power limit
+LOOKS = 21  # replays of it
+PATIENCE_S, STRETCH_S = 0.4, 0.05  # for the clocks to settle
+
+
+class Gpu:
+    """One GPU, for as long as it is tuned on: its compiler, and what says whether it is fit to be measured."""
+
+    def __init__(self, device: torch.device, journal: Journal, bits: Bits, measure: Measure) -> None:
+        self.device, self.info, self.journal = device, device_info(device), journal
+        self.bits, self.measure = bits, measure
+        self.compiler = Compiler(self._compile)
+        self.plans: dict[tuple[GemmProblem, Selection], GemmPlan] = {}
+        self.reference: timing.Replay | None = None
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def prepare(self, problem: GemmProblem, ways: Sequence[Selection]) -> None:
+        """Has candidates compiled, after those that came before."""
+        new = [way for way in ways if (problem, way) not in self.plans]
+        stand_ins(problem, self.device)  # allocated here, and not in threads while graphs are captured
+        for way in new:
+            self.plans[problem, way] = GemmPlan(problem, way, self.device)
+        self.compiler.add([(problem, way) for way in new])
+
+    def _compile(self, job: object) -> None:
+        torch.cuda.set_device(self.device)  # the current device is a thread's own
+        plan = self.plans[job]  # type: ignore[index]
+        plan.compile(*stand_ins(plan.problem, self.device))
+
+    def bench(self, problem: GemmProblem, ways: Sequence[Selection], seed: int) -> Bench:
+        """torch.OutOfMemoryError where there is too little memory for the operands."""
+        self.prepare(problem, ways)
+        return Bench(self, problem, ways[0], seed)
+
+    def forget(self, problem: GemmProblem) -> None:
+        """Its candidates will not be timed again."""
+        for key in [key for key in self.plans if key[0] == problem]:
+            if self.compiler.done(key):
+                del self.plans[key]
+
+    def look(self) -> Conditions:
+        replay = self.reference or self._make_reference()
+        timing.settle(replay.start, PATIENCE_S, STRETCH_S)
+        reads = [replay.start() for _ in range(LOOKS)]
+        mhz, slowed = nvml.sm_clock(self.info.uuid), nvml.slowed(self.info.uuid)
+        times = sorted(read() for read in reads)
+        return Conditions(median(times), mhz, slowed, times[LOOKS * 4 // 5] / times[LOOKS // 5])
+
+    def _make_reference(self) -> timing.Replay:
+        layout = Layout((0, REFERENCE, 1))
+        sizes = (1, REFERENCE, REFERENCE, REFERENCE)
+        problem = GemmProblem(*sizes, torch.bfloat16, torch.bfloat16, "half", layout, layout, layout)
+        plan = GemmPlan(problem, by_model(problem, self.info), self.device)
+        a, b, c = operands(problem, 1, self.device)[0]
+        call = partial(plan.run, a, b, c)
+        self.reference = timing.Replay([call], timing.repeats(timing.once_ms(call), 1, 1.0))
+        return self.reference
+
+    def close(self) -> None:
+        self.compiler.close()
+
+
+class Bench:
+    """One problem on a GPU, with its operands; as `race.Bench` has it."""
+
+    def __init__(self, gpu: Gpu, problem: GemmProblem, incumbent: Selection, seed: int) -> None:
+        self.gpu, self.problem, self.incumbent = gpu, problem, incumbent
+        l2 = torch.cuda.get_device_properties(gpu.device).L2_cache_size
+        count = sets_of(problem, l2, torch.cuda.mem_get_info(gpu.device)[0])
+        if gpu.measure == "eager":  # no more than a plan keeps prepared
+            count = min(count, MAX_BOUND // 2)
+        self.sets = operands(problem, count, gpu.device, seed)
+        self.c = self.sets[0][2].clone() if problem.has_beta else None
+        self.expected: torch.Tensor | None = None  # the incumbent's result
+        self.starts: dict[Selection, timing.Stopwatch] = {}
+        self.round_ms: dict[Selection, float] = {}
+
+    def now(self) -> float:
+        return self.gpu.now()
+
+    def pause(self, seconds: float) -> None:
+        self.gpu.compiler.pause(seconds)
+
+    def ready(self, way: Selection) -> bool:
+        if self.gpu.measure == "eager":  # compiling takes Python's time, which is measured
+            return all(self.gpu.compiler.done(key) for key in self.gpu.plans if key[0] == self.problem)
+        return self.gpu.compiler.done((self.problem, way))
+
+    def prepare(self, way: Selection) -> float:
+        key = (self.problem, way)
+        while not self.gpu.compiler.done(key):
+            self.gpu.compiler.pause(0.1)
+        why = self.gpu.compiler.failure(key)
+        if why is not None:
+            return self._fail(way, why)
+        plan = self.gpu.plans[key]
+        if way != self.incumbent:  # what users run anyhow is not given up because someone has ended a tuning
+            self.gpu.journal.begin(self.problem, way)
+        try:
+            self._launch(plan, way)
+            why = self._check(way)
+            if why is None:
+                return self._make_ready(plan, way)
+        except DeviceLostError:
+            raise
+        except torch.OutOfMemoryError as error:
+            torch.cuda.empty_cache()
+            raise FailedError(f"{error}".splitlines()[0]) from None
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}".splitlines()[0]
+            self._require_device(way, why)
+        finally:
+            self.gpu.journal.end()
+        return self._fail(way, why)
+
+    def _fail(self, way: Selection, why: str) -> float:
+        if way != self.incumbent:
+            self.gpu.journal.failed(self.problem, way, why)
+        raise FailedError(why)
+
+    def _launch(self, plan: GemmPlan, way: Selection) -> None:
+        """For the first time, and waits for at most LIMIT_S seconds."""
+        first = self.sets[0]
+        if self.c is not None:
+            first[2].copy_(self.c)
+        else:
+            first[2].fill_(math.nan if first[2].is_floating_point() else -(2**31))
+        torch.cuda.synchronize(self.gpu.device)
+        self._run(plan, first)
+        self._wait([(way, _recorded())], LIMIT_S)
+
+    def _wait(self, launched: Sequence[tuple[Selection, torch.cuda.Event]], limit_s: float) -> None:
+        """Until the last of what was launched, in this order, has ended; the first that has not is to blame."""
+        deadline = time.monotonic() + limit_s
+        for way, ended in launched:
+            try:
+                while not ended.query():
+                    if time.monotonic() > deadline:
+                        self._lost(way, f"it runs for more than {limit_s:.3g} s")
+                    time.sleep(0)
+            except DeviceLostError:
+                raise
+            except RuntimeError as error:
+                self._lost(way, f"{error}".splitlines()[0])
+
+    def _run(self, plan: GemmPlan, of: Operands) -> None:
+        a, b, c, *auxiliary = of
+        plan.run(a, b, c, tuple(auxiliary), 1.0, BETA if self.problem.has_beta else 0.0)
+
+    def _check(self, way: Selection) -> str | None:
+        """Why what it has computed is wrong, or None."""
+        c = self.sets[0][2]
+        if way == self.incumbent:
+            if c.is_floating_point() and not bool(torch.isfinite(c).all()):
+                return "results are not finite (C holds NaN before the call)"
+            self.expected = c.clone()
+            return None
+        assert self.expected is not None
+        if torch.equal(c, self.expected):
+            return None
+        if self.gpu.bits == "same":
+            return "its bits are not those of the model's choice"
+        off = _distance(c, self.expected)
+        bound = tolerance(self.problem)
+        return (
+            None if off <= bound else f"its result is off by {off:.3g} of the model's choice, {bound:.3g} is rounding"
+        )
+
+    def _make_ready(self, plan: GemmPlan, way: Selection) -> float:
+        calls: list[Callable[[], object]] = [partial(self._run, plan, of) for of in self.sets]
+        estimate = timing.once_ms(calls[-1])
+        if self.gpu.measure == "eager":
+            least, most = QUEUE
+            length = max(least, min(most, round(REPLAY_MS / estimate)))
+            self.starts[way] = timing.Queue(calls, length, drain=True).start
+        else:
+            length = timing.repeats(estimate, len(calls), REPLAY_MS)
+            with loading:  # what else is compiled is loaded before the capture, or after
+                self.starts[way] = timing.Replay(calls, length).start
+        self.round_ms[way] = estimate * length
+        return estimate
+
+    def time(self, ways: Sequence[Selection], rounds: int) -> list[list[float]]:
+        launched: list[tuple[Selection, torch.cuda.Event]] = []
+        limit_s = LIMIT_S + 10 * rounds * self.round_s(ways)
+
+        def watched(way: Selection) -> Callable[[], float]:
+            read = self.starts[way]()
+            launched.append((way, _recorded()))
+
+            def wait() -> float:
+                self._wait(launched, limit_s)
+                launched.clear()
+                return read()
+
+            return wait
+
+        eager = self.gpu.measure == "eager"
+        with timing.no_garbage() if eager else nullcontext():
+            times = timing.interleave({str(i): partial(watched, way) for i, way in enumerate(ways)}, rounds)
+        return list(times.values())
+
+    def round_s(self, ways: Sequence[Selection]) -> float:
+        return sum(self.round_ms[way] for way in ways) / 1000
+
+    def drop(self, way: Selection) -> None:
+        self.starts.pop(way, None)
+
+    def close(self) -> None:
+        """Gives its memory back."""
+        self.starts.clear()
+        self.sets.clear()
+        release_captured()
+        self.c = self.expected = None
+
+    def _require_device(self, way: Selection, why: str) -> None:
+        try:
+            torch.cuda.synchronize(self.gpu.device)
+        except RuntimeError:
+            self._lost(way, why)
+
+    def _lost(self, way: Selection, why: str) -> None:
+        if way != self.incumbent:
+            self.gpu.journal.failed(self.problem, way, why)
+        raise DeviceLostError(
+            f"the GPU cannot be used any more in this process: {way.kernel} {way.config}: {why}. What was tuned before "
+            "is kept; tune again with resume=True, and it is left out"
+        )
+
+
+def _recorded() -> torch.cuda.Event:
+    event = torch.cuda.Event()
+    event.record()
+    return event
+
+
+def tolerance(problem: GemmProblem) -> float:
+    """How far results of other sums may be apart, as a share of their norm: eight times what rounding makes of sums of
+    random numbers, whose errors grow as the square root of K, and of C's own rounding."""
+    arithmetic = problem.arithmetic
+    if not problem.out_dtype.is_floating_point:
+        return 0.0
+    of_sums = max(arithmetic.unit_roundoff, arithmetic.cut, arithmetic.operand_error**2)
+    of_c = torch.finfo(problem.out_dtype).eps / 2
+    return 8 * (math.sqrt(max(1, problem.K)) * of_sums + of_c)
+
+
+def _distance(c: torch.Tensor, expected: torch.Tensor) -> float:
+    """The norm of the difference over that of what was expected; infinite where c is not finite."""
+    off = float((c.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-300))
+    return off if math.isfinite(off) else math.inf

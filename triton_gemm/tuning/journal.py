@@ -1,0 +1,158 @@
+"""What tuning remembers apart from tables: candidates that failed, and problems for which the model's choice stayed.
+
+A candidate's first launch may hang the GPU, or end the process. So before it a small file is written that names it, and
+deleted after; who finds such a file of a process that is no more knows what has ended it, and leaves that out. Both are
+in the folder of tables, and hold for one version of everything: what failed in another is tried again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from ..problem import GemmProblem
+from ..select import Selection
+from ..tables.files import say_once
+from ..tables.records import plain, text_of
+from .candidates import entry_of
+
+ENDED = "the process ended, or was ended, during its first launch"
+
+
+class Journal:
+    """path: a file, or None where nothing can be kept; versions: of what is tuned with."""
+
+    def __init__(self, path: Path | None, versions: str) -> None:
+        self.path, self.versions = path, versions
+        self.me = _process(os.getpid())
+        self.failures: dict[str, str] = {}
+        self.stayed: set[str] = set()
+        for line in _lines(path):
+            self._take(line)
+        self._find_the_dead()
+
+    def failure(self, problem: GemmProblem, selection: Selection) -> str | None:
+        """Why a candidate failed before, or None."""
+        return self.failures.get(_key(problem, selection))
+
+    def has_stayed(self, problem: GemmProblem, bits: str) -> bool:
+        """Whether the model's choice was not beaten before."""
+        return _key(problem, bits) in self.stayed
+
+    def failed(self, problem: GemmProblem, selection: Selection, why: str) -> None:
+        self._append("failed", _key(problem, selection), f"{selection}"[:100], why[:500])
+
+    def stays(self, problem: GemmProblem, bits: str) -> None:
+        self._append("stays", _key(problem, bits), f"{problem.M}x{problem.N}x{problem.K}", "")
+
+    def begin(self, problem: GemmProblem, selection: Selection) -> None:
+        """It is launched for the first time now."""
+        flight = self._flight(self.me)
+        if flight is None:
+            return
+        try:
+            with open(flight, "w") as file:
+                file.write(_line("failed", self.versions, _key(problem, selection), f"{selection}"[:100], ENDED))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            say_once(f"{flight} cannot be written, so what hangs will be tried again: {error.strerror}")
+
+    def end(self) -> None:
+        """What was launched has ended."""
+        flight = self._flight(self.me)
+        if flight is not None:
+            try:
+                flight.unlink(missing_ok=True)
+            except OSError:
+                return
+
+    def _flight(self, process: str) -> Path | None:
+        return None if self.path is None else self.path.with_name(f"{self.path.name}.{process}")
+
+    def _append(self, event: str, key: str, what: str, why: str) -> None:
+        line = _line(event, self.versions, key, what, why)
+        self._take(line)
+        if self.path is None:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            # One write, so that lines of several processes do not mix; a line that was cut short ends before it.
+            file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            try:
+                os.write(file, f"\n{line}\n".encode())
+            finally:
+                os.close(file)
+        except OSError as error:
+            say_once(f"{self.path} cannot be written: {error.strerror}")
+
+    def _take(self, line: str) -> None:
+        try:
+            found = json.loads(line)
+            event, versions, key, why = (found[name] for name in ("event", "versions", "key", "why"))
+        except (ValueError, TypeError, KeyError, RecursionError):  # cut short, or of another version
+            return
+        if versions == self.versions and isinstance(key, str):
+            if event == "failed":
+                self.failures[key] = str(why)
+            elif event == "stays":
+                self.stayed.add(key)
+
+    def _find_the_dead(self) -> None:
+        """Takes what a process was at that is no more for failed."""
+        for flight in [] if self.path is None else sorted(self.path.parent.glob(f"{self.path.name}.*")):
+            process = flight.name.removeprefix(f"{self.path.name}.") if self.path else ""
+            if process == self.me or _lives(process):
+                continue
+            for line in _lines(flight):
+                self._take(line)
+                try:
+                    found = json.loads(line)
+                    if found["versions"] == self.versions:
+                        self._append("failed", found["key"], found["what"], found["why"])
+                except (ValueError, TypeError, KeyError):
+                    continue
+            try:
+                flight.unlink(missing_ok=True)
+            except OSError:
+                continue
+
+
+def _key(problem: GemmProblem, what: Selection | str) -> str:
+    """Of a candidate for a problem, or of a problem and a class of bits."""
+    of = what if isinstance(what, str) else plain(entry_of(what))
+    return hashlib.sha256(text_of([plain(problem), of]).encode()).hexdigest()[:24]
+
+
+def _line(event: str, versions: str, key: str, what: str, why: str) -> str:
+    found: dict[str, Any] = {"event": event, "versions": versions, "key": key, "what": what, "why": why}
+    return json.dumps(found)
+
+
+def _lines(path: Path | None) -> list[str]:
+    try:
+        return [] if path is None else [line for line in path.read_text(errors="replace").splitlines() if line]
+    except OSError:
+        return []
+
+
+def _process(pid: int) -> str:
+    """A name that no other process has, as far as can be known: machine, number, and when it began."""
+    try:
+        began = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        began = "0"
+    return f"{socket.gethostname()}~{pid}~{began}"
+
+
+def _lives(process: str) -> bool:
+    """Whether a process of that name may still run: those of other machines may."""
+    host, _, rest = process.partition("~")
+    pid = rest.partition("~")[0]
+    if host != socket.gethostname() or not pid.isdigit():
+        return True
+    return _process(int(pid)) == process and Path(f"/proc/{pid}").exists()

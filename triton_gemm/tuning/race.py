@@ -1,0 +1,291 @@
+"""The order in which candidates are timed, and which one wins: pure logic over a `Bench`, so that it is tested with a
+clock and kernels that are made up.
+
+Candidates come in the model's order, its own choice first: the incumbent. All that are timed take turns with it, round
+by round, and are compared within rounds. Heats of a few rounds take whatever is compiled already; then halves of the
+field drop out while rounds double (successive halving: Jamieson and Talwalkar, AISTATS 2016); the last few run a final,
+whose rounds alone decide.
+
+Many candidates are as fast as one another, so which is fastest depends on noise, and would differ from run to run. The
+winner is therefore the first, in the model's order, of those that are as fast as the fastest: they are told from the
+slower ones at the widest gap between times in TIE, where noise moves least across it. The incumbent has to be beaten by
+more than the noise besides. What won a race before comes first in that order, and stays as long as it is within TIE, so
+that racing again changes little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import exp, log, sqrt
+from statistics import fmean, median
+from typing import Generic, Protocol, TypeVar
+
+HEAT = 3  # rounds
+AT_ONCE = 6  # candidates of a heat, with the incumbent
+FINALISTS = 8
+FINAL = (24, 480)  # rounds, at a time and at most
+LEAST_ROUNDS = 5  # of a final for which there is no time
+SLOW = 2.0  # times the incumbent: who is slower at its first call is not timed
+TIE = (0.004, 0.009)  # how much slower than the fastest one may be, and count as fast: at least, and at most
+CONFIDENCE = 3.5  # standard deviations: one of 1000 intervals leaves the truth out, of few rounds one of 200
+SHARE_OF_HEATS = 0.6  # of the time: who has not been compiled then is not timed
+PAUSE_S = 0.01
+
+Way = TypeVar("Way")
+_Way = TypeVar("_Way", contravariant=True)
+
+
+class FailedError(Exception):
+    """A candidate cannot be timed; the text says why."""
+
+
+class Bench(Protocol[_Way]):
+    """What compiles and times: a GPU, or a stand-in."""
+
+    def now(self) -> float:
+        """Seconds, from any beginning."""
+
+    def pause(self, seconds: float) -> None:
+        """Waits for what is being compiled."""
+
+    def ready(self, way: _Way) -> bool:
+        """Whether it need not be waited for: it is compiled, or has failed."""
+
+    def prepare(self, way: _Way) -> float:
+        """Makes it ready to be timed, and checks what it computes: about how many milliseconds a call takes.
+        FailedError where it cannot be timed."""
+
+    def time(self, ways: Sequence[_Way], rounds: int) -> list[list[float]]:
+        """Milliseconds of a call of each, in each of so many rounds in which they take turns."""
+
+    def round_s(self, ways: Sequence[_Way]) -> float:
+        """About how many seconds such a round takes."""
+
+    def drop(self, way: _Way) -> None:
+        """It will not be timed again."""
+
+
+@dataclass(frozen=True)
+class Race(Generic[Way]):
+    """What came of it.
+
+    way: the winner, which is the incumbent unless another was faster by more than noise; fastest: of all, noise or not;
+    ms: of a call, the winner's, the incumbent's and the fastest's in the final; noise: by how much the winner's time
+    over the incumbent's may be off, as a share, or the fastest one's where the incumbent stays; rounds: of the final;
+    timed: how many candidates, the incumbent included; failed: why others could not be; untried: how many there was no
+    time for.
+    """
+
+    way: Way
+    fastest: Way
+    ms: float
+    incumbent_ms: float
+    fastest_ms: float
+    noise: float
+    rounds: int
+    timed: int
+    failed: Mapping[Way, str] = field(default_factory=dict)
+    untried: int = 0
+
+
+Said = Callable[[int, int, Way, float, float], None]  # timed so far, of how many, the best, its ms, the incumbent's
+
+
+def race(
+    ways: Sequence[Way],
+    bench: Bench[Way],
+    budget_s: float,
+    *,
+    before: Way | None = None,
+    said: Said[Way] | None = None,
+) -> Race[Way]:
+    """Times candidates against ways[0], the incumbent, within `budget_s` seconds but for what is under way then.
+
+    before: who won the last time, if it is known; said: is told what is timed and who leads. FailedError where the
+    incumbent cannot be timed.
+    """
+    begin = bench.now()
+    running = _Field(ways, bench, before, said)
+    running.enter(ways[0])
+    running.heats(begin + SHARE_OF_HEATS * budget_s)
+    running.halve(begin + budget_s)
+    return running.final(begin + budget_s)
+
+
+class _Field(Generic[Way]):
+    """The candidates that are still in the race."""
+
+    def __init__(self, ways: Sequence[Way], bench: Bench[Way], before: Way | None, said: Said[Way] | None) -> None:
+        self.ways, self.bench, self.before, self.said = ways, bench, before, said
+        self.place = {way: -1 if way == before else i for i, way in enumerate(ways)}
+        self.ms: dict[Way, float] = {}  # of who is in the race, as far as is known
+        self.failed: dict[Way, str] = {}
+        self.waiting = list(ways[1:])
+        self.timed = 1
+
+    def enter(self, way: Way) -> None:
+        self.ms[way] = self.bench.prepare(way)
+
+    def leave(self, way: Way) -> None:
+        del self.ms[way]
+        self.bench.drop(way)
+
+    def heats(self, until: float) -> None:
+        """Times who is compiled, a few at a time, as soon as they are."""
+        incumbent, bench = self.ways[0], self.bench
+        while self.waiting and bench.now() < until:
+            ready = [way for way in self.waiting if bench.ready(way)][: AT_ONCE - 1]
+            if not ready:
+                bench.pause(PAUSE_S)
+                continue
+            self.waiting = [way for way in self.waiting if way not in ready]
+            entered = []
+            for way in ready:
+                try:
+                    self.enter(way)
+                except FailedError as error:
+                    self.failed[way] = str(error)
+                    continue
+                self.timed += 1
+                if self.ms[way] > SLOW * self.ms[incumbent]:
+                    self.leave(way)
+                else:
+                    entered.append(way)
+            if entered:
+                self.time([incumbent, *entered], HEAT)
+            self.tell()
+
+    def time(self, ways: Sequence[Way], rounds: int) -> list[list[float]]:
+        """The logarithms of their times in each round, over the incumbent's, who is among them."""
+        times = self.bench.time(ways, rounds)
+        bases = times[ways.index(self.ways[0])]
+        logs = [[log(own / base) for own, base in zip(row, bases, strict=True)] for row in times]
+        base = median(bases)
+        for way, row in zip(ways, logs, strict=True):
+            self.ms[way] = base * exp(_middle(row))
+        return logs
+
+    def halve(self, end: float) -> None:
+        rounds = 2 * HEAT
+        while len(self.ms) > FINALISTS:
+            standing = self.order()
+            if self.bench.now() + rounds * self.bench.round_s(standing) > (self.bench.now() + end) / 2:
+                break
+            self.time(standing, rounds)
+            self.keep(max(FINALISTS, -(-len(standing) // 2)))
+            rounds *= 2
+            self.tell()
+        self.keep(FINALISTS)
+
+    def keep(self, count: int) -> None:
+        """The incumbent, the fastest half of so many, and of others that may be as fast the first in order."""
+        incumbent = self.ways[0]
+        fast = sorted(self.order(), key=self.ms.__getitem__)
+        least = self.ms[fast[0]]
+        kept = [incumbent, *fast[: count // 2]]
+        rest = [way for way in fast if way not in kept]
+        near = [way for way in self.order() if way in rest and self.ms[way] <= least * (1 + 2 * TIE[1])]
+        kept += near + [way for way in rest if way not in near]
+        for way in [way for way in fast if way not in dict.fromkeys(kept[: max(count, 1)])]:
+            self.leave(way)
+
+    def order(self) -> list[Way]:
+        """Who is in the race, in the order in which ties are decided."""
+        return sorted(self.ms, key=self.place.__getitem__)
+
+    def final(self, end: float) -> Race[Way]:
+        ways = running = self.order()
+        incumbent = ways.index(self.ways[0])
+        logs: list[list[float]] = [[] for _ in ways]
+        while True:
+            fit = int((end - self.bench.now()) / self.bench.round_s(running))
+            for way, more in zip(running, self.time(running, min(FINAL[0], max(LEAST_ROUNDS, fit))), strict=True):
+                logs[ways.index(way)] += more
+            found = _judge(logs, incumbent, ways[0] == self.before)
+            running = [way for i, way in enumerate(ways) if i == incumbent or not found.out[i]]
+            over = self.bench.now() + FINAL[0] * self.bench.round_s(running) > end
+            if found.clear or over or len(logs[incumbent]) >= FINAL[1] or len(running) == 1:
+                break
+        base = self.ms[ways[incumbent]]
+        chosen = found.chosen if found.beaten else incumbent
+        ms = [base * exp(_middle(row)) for row in logs]
+        return Race(
+            *(ways[chosen], ways[found.fastest], ms[chosen], ms[incumbent], ms[found.fastest]),
+            *(found.noise, len(logs[incumbent]), self.timed, self.failed, len(self.waiting)),
+        )
+
+    def tell(self) -> None:
+        if self.said is not None:
+            best = min(self.ms, key=self.ms.__getitem__)
+            self.said(self.timed, len(self.ways), best, self.ms[best], self.ms[self.ways[0]])
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    """Of a final, by place in it: who is chosen, and who is fastest; whether more rounds would hardly change it; out:
+    who is surely too slow to be either; noise: of the chosen one's time over the incumbent's, or if that is the
+    incumbent, of the fastest one's; beaten: whether that is less than 1 by more than noise."""
+
+    chosen: int
+    fastest: int
+    clear: bool
+    out: tuple[bool, ...]
+    noise: float
+    beaten: bool
+
+
+def _judge(logs: Sequence[Sequence[float]], incumbent: int, defends: bool = False) -> _Verdict:
+    """logs: of each finalist's times over the incumbent's; of some fewer rounds than of others. defends: whether the
+    first has won before, and stays if it is in TIE at all."""
+    places = [_middle(row) for row in logs]
+    fastest = min(range(len(places)), key=places.__getitem__)
+    differences = [_difference(row, logs[fastest]) for row in logs]
+    behind = [_middle(row) for row in differences]
+    unsure = [CONFIDENCE * _deviation(row) for row in differences]
+    out = tuple(place - by > TIE[1] for place, by in zip(behind, unsure, strict=True))
+    cut = TIE[1] if defends and behind[0] <= TIE[1] else _widest_gap(behind)
+    chosen = next(i for i, place in enumerate(behind) if place <= cut)
+    # On which side of the cut the one who is chosen is, and those who would be chosen before.
+    clear = all(i == fastest or abs(behind[i] - cut) > unsure[i] for i in range(chosen + 1))
+    rival = chosen if chosen != incumbent else fastest
+    noise = CONFIDENCE * _deviation(logs[rival]) if rival != incumbent else 0.0
+    return _Verdict(chosen, fastest, clear, out, noise, chosen != incumbent and places[chosen] + noise < 0)
+
+
+def _widest_gap(behind: Sequence[float]) -> float:
+    """Where to part the fast from the slow: the middle of the widest gap between times behind the fastest in TIE."""
+    low, high = TIE
+    edges = sorted([low, *(place for place in behind if low < place < high), high])
+    gaps = [(after - before, before) for before, after in pairwise(edges)]
+    gap, before = max(gaps)
+    return before + gap / 2
+
+
+def _middle(row: Sequence[float]) -> float:
+    """The mean of the middle half: what disturbs a round is left out, at less noise than the median's."""
+    kept = _half(row)
+    return fmean(kept)
+
+
+def _half(row: Sequence[float]) -> list[float]:
+    ordered, cut = sorted(row), len(row) // 4
+    return ordered[cut : len(row) - cut]
+
+
+def _deviation(row: Sequence[float]) -> float:
+    """Of `_middle`, estimated from the winsorised variance (Tukey and McLaughlin, Sankhya A 25, 1963)."""
+    count, cut = len(row), len(row) // 4
+    ordered = sorted(row)
+    if count < 4:
+        return (ordered[-1] - ordered[0]) or 1e-9
+    low, high = ordered[cut], ordered[count - 1 - cut]
+    clipped = [min(max(x, low), high) for x in ordered]
+    mean = fmean(clipped)
+    variance = sum((x - mean) ** 2 for x in clipped) / (count - 1)
+    return sqrt(variance / count) / ((count - 2 * cut) / count) or 1e-9
+
+
+def _difference(row: Sequence[float], other: Sequence[float]) -> list[float]:
+    return [x - y for x, y in zip(row, other, strict=False)]

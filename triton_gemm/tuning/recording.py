@@ -1,0 +1,120 @@
+"""Recording which products a program runs, for tuning them later, on this GPU or another."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .. import plan
+from ..compat import current_device
+from ..problem import GemmProblem
+from ..tables.records import WrongError, plain, read, text_of
+
+FORMAT = 1
+LARGEST_FILE = 64 * 2**20  # bytes
+
+_recorders: list[Counter[Any]] = []
+_lock = threading.Lock()
+_runs: dict[Any, Any] = {}  # of each kind of plan, its own method
+
+
+@contextmanager
+def record_shapes(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Writes which products run in the block, and how often, into the file `path`, for `tune`:
+
+        with triton_gemm.record_shapes("shapes.json"):
+            model(x)
+
+    Every launch is counted, in all threads of the process: of this package's functions and modules, of torch's products
+    where they are routed (`use`), of backwards and of compiled functions. What a CUDA graph replays is counted once,
+    when it is captured. The file holds sizes, strides, dtypes and epilogues, and no data; it is written when the block
+    ends, be it by an exception, in place of one that was there.
+
+    Raises OSError where the folder does not exist, and where the file cannot be written. Calls take under a microsecond
+    longer while something is recorded, and no longer than usual before and after.
+    """
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"record_shapes(): there is no folder {target.parent}")
+    counts: Counter[Any] = Counter()
+    _begin(counts)
+    try:
+        yield
+    finally:
+        _end(counts)
+        write(target, by_problem(counts))
+
+
+def by_problem(counts: Counter[Any]) -> dict[GemmProblem, int]:
+    """Calls by problem, of calls by plan; the most called first."""
+    found: Counter[GemmProblem] = Counter()
+    for one, calls in counts.items():
+        found[one.problem] += calls
+    return dict(found.most_common())
+
+
+def _begin(counts: Counter[Any]) -> None:
+    with _lock:
+        _recorders.append(counts)
+        if len(_recorders) == 1:  # calls go through the plans' own method again once no one records
+            for kind in (plan.GemmPlan, plan.InterpretedPlan):
+                _runs[kind] = kind.run
+                kind.run = _counting(kind.run)  # type: ignore[method-assign]
+
+
+def _end(counts: Counter[Any]) -> None:
+    with _lock:
+        _recorders[:] = [one for one in _recorders if one is not counts]
+        if not _recorders:
+            for kind, run in _runs.items():
+                kind.run = run
+            _runs.clear()
+
+
+def _counting(run: Any) -> Any:
+    def counted(self: Any, *arguments: Any, **named: Any) -> None:
+        index = getattr(self, "index", None)
+        if index is None or index == current_device():  # else it calls itself again on that device
+            with _lock:
+                for counts in _recorders:
+                    counts[self] += 1
+        run(self, *arguments, **named)
+
+    return counted
+
+
+def write(path: Path, calls: dict[GemmProblem, int]) -> None:
+    """A line for each product, the most called first."""
+    lines = [text_of({"calls": count, "problem": plain(problem)}) for problem, count in calls.items()]
+    text = f'{{\n "format": {FORMAT},\n "products": [' + ",".join(f"\n  {line}" for line in lines) + "\n ]\n}\n"
+    written = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        written.write_text(text)
+        os.replace(written, path)
+    except OSError:
+        written.unlink(missing_ok=True)
+        raise
+
+
+def read_shapes(path: str | os.PathLike[str]) -> dict[GemmProblem, int]:
+    """What `record_shapes` wrote: calls by problem. Nothing in the file is executed. ValueError where it holds anything
+    else, OSError where it cannot be read."""
+    source = Path(path)
+    if source.stat().st_size > LARGEST_FILE:
+        raise ValueError(f"{source} has more than {LARGEST_FILE} bytes")
+    try:
+        found = json.loads(source.read_text())
+        if found["format"] != FORMAT:
+            raise WrongError(f"its format is {str(found['format'])[:20]}, this version reads {FORMAT}")
+        calls: Counter[GemmProblem] = Counter()
+        for line in found["products"]:
+            calls[read(GemmProblem, line["problem"])] += read(int, line["calls"])
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ValueError(f"{source} is no file of record_shapes: {type(error).__name__}: {error}"[:300]) from None
+    return dict(calls.most_common())

@@ -1,0 +1,172 @@
+"""What tuning says: while it runs, and at its end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..problem import GemmProblem
+from ..select import Selection
+from ..tables.files import Bits
+from ..tables.records import plain
+
+Measure = Literal["graph", "eager"]
+
+# "tuned": a selection was stored; "stays": the model's choice was not beaten; "known": it was tuned before, with
+# resume=True; "refused": the GPU was not fit to be measured; "failed": the model's choice, or the operands, cannot be
+# had; "no time": the budget was spent.
+Outcome = Literal["tuned", "stays", "known", "refused", "failed", "no time"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """number: of this problem, from 1, of how many; timed: candidates so far, of how many; best: so far, and its time
+    and that of the model's choice, in microseconds (0 before anything was timed); seconds_left: of the budget."""
+
+    number: int
+    count: int
+    problem: GemmProblem
+    timed: int
+    candidates: int
+    best: Selection
+    best_us: float
+    choice_us: float
+    seconds_left: float
+
+
+@dataclass(frozen=True)
+class ShapeReport:
+    """What came of one problem.
+
+    calls: how often it was recorded; choice: the model's, and choice_us its time in microseconds; selection: what is
+    run from now on, and its time us; fastest_us: that of the fastest candidate, noise or not; noise: by how much the
+    ratio of us to choice_us may be off; clocks and reference product as found in `why` where they are refused;
+    candidates: how many there were, and how many were timed; failed: those that could not be, and why; again: of each
+    further race of `repeat`, how much slower its winner was than this one, and 0 where it was the same.
+    """
+
+    problem: GemmProblem
+    calls: int
+    outcome: Outcome
+    choice: Selection | None = None
+    selection: Selection | None = None
+    choice_us: float = math.nan
+    us: float = math.nan
+    fastest_us: float = math.nan
+    noise: float = math.nan
+    candidates: int = 0
+    timed: int = 0
+    rounds: int = 0
+    why: str = ""
+    stored: bool = False
+    failed: tuple[tuple[str, str], ...] = ()
+    again: tuple[Again, ...] = ()
+
+    @property
+    def measured(self) -> bool:
+        return self.outcome in ("tuned", "stays")
+
+    def __str__(self) -> str:
+        p = self.problem
+        batch = f"{p.batch}x" if p.batch > 1 else ""
+        shape = f"{batch}{p.M}x{p.N}x{p.K} {plain(p.dtype)}"
+        if not self.measured:
+            return f"{shape}: {self.outcome}{': ' if self.why else ''}{self.why}"
+        times = f"{self.choice_us:.4g} us"
+        if self.outcome == "tuned" and self.selection is not None:
+            chosen = f"{self.selection.kernel} {self.selection.config}"
+            gain = 100 * (self.choice_us / self.us - 1)
+            noise = 100 * self.noise
+            return f"{shape}: {times} to {self.us:.4g} us, {gain:.1f} % (noise {noise:.1f} %) faster, {chosen}"
+        return f"{shape}: {times}, the model's choice stays ({self.timed} of {self.candidates} timed)"
+
+
+@dataclass(frozen=True)
+class Again:
+    """Another race over the same problem. same: whether its winner was the same; slower: how much more time it took
+    than the first one's, as measured in the race that won it, as a share."""
+
+    same: bool
+    slower: float
+
+
+@dataclass(frozen=True)
+class TuningReport:
+    """What `tune` did. shapes: a report of each problem, the most called first; device: the GPU's name; bits, measure,
+    budget (seconds): as they were given; seconds: that it took. `str()` is a table for people."""
+
+    shapes: tuple[ShapeReport, ...]
+    device: str
+    bits: Bits
+    measure: Measure
+    budget: float
+    seconds: float
+
+    @property
+    def regret_before(self) -> float:
+        """How much longer the model's choices take than the fastest candidates that were timed, in the geometric mean,
+        as a share; NaN where nothing was measured."""
+        return _mean([one.choice_us / one.fastest_us for one in self.shapes if one.measured])
+
+    @property
+    def regret_after(self) -> float:
+        """The same of what is run from now on."""
+        return _mean([one.us / one.fastest_us for one in self.shapes if one.measured])
+
+    @property
+    def same_again(self) -> float:
+        """Of further races (`repeat`), the share that the same candidate won; NaN where there were none."""
+        again = [race.same for one in self.shapes for race in one.again]
+        return sum(again) / len(again) if again else math.nan
+
+    @property
+    def within_1_percent(self) -> float:
+        """Of the same, the share whose winner was within 1 % of the first race's in time."""
+        again = [abs(race.slower) <= 0.01 for one in self.shapes for race in one.again]
+        return sum(again) / len(again) if again else math.nan
+
+    def count(self, outcome: Outcome) -> int:
+        return sum(one.outcome == outcome for one in self.shapes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, as JSON has them; None for what was not measured."""
+        shapes = [
+            {
+                "problem": plain(one.problem),
+                **{name: getattr(one, name) for name in ("calls", "outcome", "candidates", "timed", "rounds")},
+                **{name: _number(getattr(one, name)) for name in ("choice_us", "us", "fastest_us", "noise")},
+                **{name: getattr(one, name) and str(getattr(one, name)) for name in ("choice", "selection")},
+                **{"why": one.why, "stored": one.stored, "failed": [list(pair) for pair in one.failed]},
+                "again": [{"same": race.same, "slower": race.slower} for race in one.again],
+            }
+            for one in self.shapes
+        ]
+        names = ("regret_before", "regret_after", "same_again", "within_1_percent")
+        given = {name: getattr(self, name) for name in ("device", "bits", "measure", "budget", "seconds")}
+        return {**given, **{name: _number(getattr(self, name)) for name in names}, "shapes": shapes}
+
+    def __str__(self) -> str:
+        lines = [str(one) for one in self.shapes]
+        lines += [f"  {what}: {why}" for one in self.shapes for what, why in one.failed]
+        counts = [f"{self.count(outcome)} {outcome}" for outcome in Outcome.__args__ if self.count(outcome)]  # type: ignore[attr-defined]
+        lines.append(
+            f"{self.device}: {', '.join(counts) or 'nothing to tune'}; {self.seconds:.0f} of {self.budget:g} s"
+        )
+        if not math.isnan(self.regret_before):
+            before, after = 100 * self.regret_before, 100 * self.regret_after
+            lines.append(f"slower than the fastest that was timed: {before:.1f} % before, {after:.1f} % after")
+        if not math.isnan(self.same_again):
+            same, near = 100 * self.same_again, 100 * self.within_1_percent
+            lines.append(f"raced again: {same:.0f} % were won by the same, {near:.0f} % within 1 % in time")
+        return "\n".join(lines)
+
+
+def _mean(ratios: Sequence[float]) -> float:
+    """The geometric mean of ratios, less 1."""
+    return math.exp(sum(map(math.log, ratios)) / len(ratios)) - 1 if ratios else math.nan
+
+
+def _number(x: float) -> float | None:
+    return None if math.isnan(x) else x

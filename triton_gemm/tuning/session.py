@@ -1,0 +1,233 @@
+"""A tuning: one problem after another, the most called first, each with its share of what is left of the budget; what
+was found is stored after each. Pure logic over a `Lab`, so that it is tested without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+
+from .. import tables
+from ..bit_classes import bit_class
+from ..device import DeviceInfo
+from ..problem import GemmProblem
+from ..select import Selection, select
+from ..tables.files import Bits
+from . import race
+from .candidates import candidates
+from .conditions import Conditions, complaint
+from .journal import Journal
+from .report import Again, Measure, Progress, ShapeReport, TuningReport
+
+LEAST_S = 1.0  # of a race: of more problems than that leaves time for, the last are left out
+MOST_S = 20.0
+ATTEMPTS = 2  # at a race during which the GPU was not fit to be measured
+
+
+class Bench(race.Bench[Selection], Protocol):
+    def close(self) -> None:
+        """Gives its memory back."""
+
+
+class Lab(Protocol):
+    """A GPU, or a stand-in."""
+
+    info: DeviceInfo
+
+    def now(self) -> float: ...
+
+    def look(self) -> Conditions:
+        """What a reference product takes now."""
+
+    def prepare(self, problem: GemmProblem, ways: Sequence[Selection]) -> None:
+        """Has candidates compiled, after those that came before."""
+
+    def bench(self, problem: GemmProblem, ways: Sequence[Selection], seed: int) -> Bench:
+        """torch.OutOfMemoryError where there is too little memory for the operands."""
+
+    def forget(self, problem: GemmProblem) -> None:
+        """Its candidates will not be timed again."""
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What `tune` was told."""
+
+    budget: float
+    bits: Bits = "same"
+    measure: Measure = "graph"
+    configs: tuple[Any, ...] = ()
+    resume: bool = False
+    repeat: int = 1
+
+
+@dataclass(frozen=True)
+class _Entrant:
+    """A problem with its candidates: the model's choice, then others; before: which of them a table has."""
+
+    problem: GemmProblem
+    ways: tuple[Selection, ...]
+    before: Selection | None
+    left_out: tuple[tuple[str, str], ...]
+
+
+class Session:
+    def __init__(
+        self, lab: Lab, journal: Journal, wishes: Wishes, said: Callable[[Progress], None] | None = None
+    ) -> None:
+        self.lab, self.journal, self.wishes, self.said = lab, journal, wishes, said
+        self.begin = lab.now()
+        self.best_ms = float("inf")  # of the reference product
+
+    def left(self) -> float:
+        return self.wishes.budget - (self.lab.now() - self.begin)
+
+    def run(self, calls: Mapping[GemmProblem, int], ended: Callable[[ShapeReport], None]) -> TuningReport:
+        """Tunes every problem; `ended` is called after each. DeviceLostError where a candidate has cost the GPU: all
+        that was found before is stored."""
+        problems = sorted(calls, key=lambda problem: -calls[problem])  # of equals the first
+        entrants: dict[GemmProblem, _Entrant | ShapeReport] = {}
+        reports = []
+        for i, problem in enumerate(problems):
+            for near in problems[i : i + (2 if self.wishes.measure == "graph" else 1)]:  # compiles the next meanwhile
+                if near not in entrants and self.left() > 0:
+                    entrants[near] = found = self.enter(near)
+                    if isinstance(found, _Entrant):
+                        self.lab.prepare(near, found.ways)
+            share = self.left() / (len(problems) - i)
+            report = self.tune(entrants.get(problem), problem, share, (i + 1, len(problems)))
+            self.lab.forget(problem)
+            reports.append(replace(report, calls=calls[problem]))
+            ended(reports[-1])
+        seconds = self.lab.now() - self.begin
+        wishes = self.wishes
+        return TuningReport(tuple(reports), self.lab.info.name, wishes.bits, wishes.measure, wishes.budget, seconds)
+
+    def enter(self, problem: GemmProblem) -> _Entrant | ShapeReport:
+        """The candidates of a problem, or why it is not tuned."""
+        device, bits = self.lab.info, self.wishes.bits
+        try:
+            choice = replace(select(problem, device), reason="")
+        except RuntimeError as error:
+            return ShapeReport(problem, 0, "failed", why=f"{error}")
+        entry = tables.entry(problem, device, bits)
+        if self.wishes.resume:
+            if entry is not None and entry.by == tables.versions():
+                known = entry.selection(problem, "user's table")
+                us = (entry.default_us, entry.us)
+                return ShapeReport(problem, 0, "known", choice, known, *us, why="a table has it")
+            if self.journal.has_stayed(problem, bits):
+                return ShapeReport(problem, 0, "known", choice, choice, why="the model's choice was not beaten")
+        offered = candidates(problem, device, choice, bits, self.wishes.configs)
+        before = None
+        if entry is not None:
+            known = replace(entry.selection(problem, "tuner"), reason="")
+            alike = (way for way in offered if replace(way, source="tuner") == known)
+            before = next(alike, None)
+            legal = tables.records.illegal(problem, device, entry) is None
+            if before is None and legal and (bits == "any" or bit_class(problem, known) == bit_class(problem, choice)):
+                before = known
+                offered.append(known)
+        failures = {way: self.journal.failure(problem, way) for way in offered[1:]}
+        left_out = tuple((_named(way), f"left out: {why}") for way, why in failures.items() if why is not None)
+        ways = tuple(way for way in offered if failures.get(way) is None)
+        return _Entrant(problem, ways, before, left_out)
+
+    def tune(
+        self, entrant: _Entrant | ShapeReport | None, problem: GemmProblem, share: float, number: tuple[int, int]
+    ) -> ShapeReport:
+        if isinstance(entrant, ShapeReport):
+            return entrant
+        if entrant is None or self.left() <= 0:
+            return ShapeReport(problem, 0, "no time")
+        allowance = min(max(share, LEAST_S), self.left(), MOST_S * self.wishes.repeat) / self.wishes.repeat
+        report = self.races(entrant, allowance, 0, number)
+        if not report.measured:
+            return report
+        assert report.selection is not None
+        again = []
+        for seed in range(1, self.wishes.repeat):
+            if self.left() <= 0:
+                break
+            other = self.races(entrant, min(allowance, self.left()), seed, number, independent=True)
+            if other.measured:
+                same = other.selection == report.selection
+                slower = 0.0 if same else (other.us / other.choice_us) / (report.us / report.choice_us) - 1
+                again.append(Again(same, slower))
+        report = replace(report, again=tuple(again))
+        return replace(report, stored=self.store(report, entrant))
+
+    def races(
+        self,
+        entrant: _Entrant,
+        allowance: float,
+        seed: int,
+        number: tuple[int, int],
+        *,
+        independent: bool = False,
+    ) -> ShapeReport:
+        """A race, or a second one where the GPU was not fit to be measured during the first."""
+        problem, ways = entrant.problem, entrant.ways
+        begin, why = self.lab.now(), ""
+        tell = self.telling(problem, number)
+        for attempt in range(ATTEMPTS):
+            left = allowance - (self.lab.now() - begin)
+            if attempt and left < LEAST_S:
+                break
+            try:
+                bench = self.lab.bench(problem, ways, ATTEMPTS * seed + attempt)
+            except torch.OutOfMemoryError as error:
+                return ShapeReport(problem, 0, "failed", ways[0], why=f"{error}".splitlines()[0])
+            try:
+                before = self.look()
+                race_s = max(0.0, allowance - 2 * (self.lab.now() - begin))  # looking afterwards takes as long again
+                preferred = None if independent or self.wishes.repeat > 1 else entrant.before
+                found = race.race(ways, bench, race_s, before=preferred, said=tell)
+            except race.FailedError as error:
+                return ShapeReport(problem, 0, "failed", ways[0], why=f"the model's choice: {error}")
+            finally:
+                bench.close()
+            after = self.look()
+            complained = complaint(before, after, self.best_ms)
+            failed = (*entrant.left_out, *((_named(way), reason) for way, reason in found.failed.items()))
+            if complained is None:
+                return ShapeReport(
+                    *(problem, 0, "stays" if found.way == ways[0] else "tuned", ways[0], found.way),
+                    *(1000 * found.incumbent_ms, 1000 * found.ms, 1000 * found.fastest_ms, found.noise),
+                    *(len(ways), found.timed, found.rounds),
+                    failed=failed,
+                )
+            why = complained
+        return ShapeReport(problem, 0, "refused", ways[0], candidates=len(ways), why=why)
+
+    def look(self) -> Conditions:
+        found = self.lab.look()
+        self.best_ms = min(self.best_ms, found.ms)
+        return found
+
+    def telling(self, problem: GemmProblem, number: tuple[int, int]) -> race.Said[Selection] | None:
+        if self.said is None:
+            return None
+        said = self.said
+
+        def tell(timed: int, count: int, best: Selection, ms: float, choice_ms: float) -> None:
+            said(Progress(*number, problem, timed, count, best, 1000 * ms, 1000 * choice_ms, self.left()))
+
+        return tell
+
+    def store(self, report: ShapeReport, entrant: _Entrant) -> bool:
+        """Keeps what was found. The model's choice is stored only in place of what a table has, which it beats now."""
+        problem, bits = report.problem, self.wishes.bits
+        assert report.selection is not None
+        if report.outcome == "tuned" or entrant.before is not None:
+            us, choice_us = report.us, report.choice_us
+            return tables.store(problem, report.selection, self.lab.info, us=us, default_us=choice_us, bits=bits)
+        if report.timed == report.candidates - len(report.failed) + len(entrant.left_out):  # there was time for all
+            self.journal.stays(problem, bits)
+        return False
+
+
+def _named(way: Selection) -> str:
+    return str(replace(way, reason="")).rstrip(": ")
