@@ -42,7 +42,7 @@ with (
 ):
     for problem in problems:
         made = plan.GemmPlan(problem, plan.selection_for(problem, HOPPER), torch.device("cuda", 0))
-        operands = precompile._operands(problem, [step.launch for step in made.steps])
+        operands = precompile.operands_of(problem, [step.launch for step in made.steps])
         for name, like in operands.items():
             memory = torch.empty(128, dtype=like.dtype)
             operands[name] = memory[like.storage_offset():]

@@ -25,7 +25,7 @@ from .problem import GemmProblem
 
 # Addresses do not matter, but whether they are multiples of 16 bytes: operands are on no device, and begin there.
 _ELEMENTS = 64
-_SCALARS = {"alpha": 1.0, "beta": 0.0}
+SCALARS = {"alpha": 1.0, "beta": 0.0}
 _OF_EVERY_CALL = {
     **dict.fromkeys(("a_scale", "b_scale", "workspace"), torch.float32),
     **dict.fromkeys(("ends", "counters"), torch.int32),
@@ -78,7 +78,7 @@ def precompile(
             except RuntimeError as error:
                 failures.append(str(error))
                 continue
-            operands = _operands(problem, made)
+            operands = operands_of(problem, made)
             for launch in made:
                 of_capability.setdefault(_identity(launch, operands), (launch, operands))
     total = sum(map(len, wanted.values()))
@@ -92,7 +92,7 @@ def precompile(
     progress(0, total)
     for capability, launches in wanted.items():
         with compiling_for(capability, cache), compilations(note), ThreadPoolExecutor(workers or os.cpu_count()) as pool:
-            jobs = {pool.submit(compiled, launch, operands, _SCALARS): launch for launch, operands in launches.values()}
+            jobs = {pool.submit(compiled, launch, operands, SCALARS): launch for launch, operands in launches.values()}
             for job in as_completed(jobs):
                 error = job.exception()
                 if error is None:
@@ -112,7 +112,7 @@ def precompile(
     )
 
 
-def _operands(problem: GemmProblem, made: Sequence[Launch]) -> dict[str, torch.Tensor]:
+def operands_of(problem: GemmProblem, made: Sequence[Launch]) -> dict[str, torch.Tensor]:
     """What a plan of the problem would launch with, as far as compiling depends on it."""
     dtypes = {"a": problem.dtype, "b": problem.dtype, "c": problem.out_dtype, "bias": problem.out_dtype}
     dtypes |= _OF_EVERY_CALL

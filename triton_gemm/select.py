@@ -87,6 +87,12 @@ def ranked(problem: GemmProblem, device: DeviceInfo) -> list[tuple[float, str, C
     return sorted(found, key=lambda one: one[0])  # and of equals the first
 
 
+def illegal(problem: GemmProblem, device: DeviceInfo, kernel: str, candidate: Candidate) -> str | None:
+    """Why `device` cannot run a problem's candidate, or None if it can."""
+    why = kernels.named(kernel).illegal(candidate.problem, device, candidate.config, candidate.work)
+    return why or kernels.repack.illegal(problem, candidate.packed)
+
+
 def predicted(problem: GemmProblem, kernel: str, candidate: Candidate, model: DeviceModel) -> float:
     """Predicted microseconds of a problem's candidate, copies of operands included."""
     time = kernels.named(kernel).microseconds(candidate.problem, candidate.config, candidate.work, model)
@@ -102,8 +108,7 @@ def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
     for time, kernel, candidate in ranked(problem, device):
         if best is not None and kernel == best[1]:
             continue
-        why_not = kernels.named(kernel).illegal(candidate.problem, device, candidate.config, candidate.work)
-        why_not = why_not or kernels.repack.illegal(problem, candidate.packed)
+        why_not = illegal(problem, device, kernel, candidate)
         if why_not is not None:
             why = why_not
         elif best is None:

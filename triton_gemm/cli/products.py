@@ -1,0 +1,35 @@
+"""Which products a command is about: --shapes, --suite or --shapes-from."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+
+import torch
+
+from ..device import INTERPRETER
+from ..explanation import asked
+from ..problem import GemmProblem
+from . import output, words
+
+
+def chosen(
+    shapes: str | None, suite: str | None, shapes_from: Path | None, dtype: torch.dtype, layout: str
+) -> list[GemmProblem]:
+    """The problems that a call names in one of these ways. dtype, layout: of --shapes, and of suites of 16 bits."""
+    given = {"--shapes": shapes, "--suite": suite, "--shapes-from": shapes_from}
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) != 1:
+        raise output.wrong_call(f"give one of {', '.join(given)}" + f", not {' and '.join(named)}" * bool(named))
+    if shapes is not None:
+        return [problem(*sizes, dtype, layout) for sizes in words.shapes(shapes)]
+    if suite is not None:
+        return of_suite(suite, dtype)
+    assert shapes_from is not None
+    return recorded(shapes_from)
+
+
+def problem(batch: int, M: int, N: int, K: int, dtype: torch.dtype, layout: str) -> GemmProblem:
+    """A plain product."""
+    found, _, _ = asked(M=M, N=N, K=K, dtype=dtype, batch=batch, layout=layout, device=INTERPRETER)  # type: ignore[arg-type]
+    return found
