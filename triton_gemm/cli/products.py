@@ -10,6 +10,8 @@ import torch
 from ..device import INTERPRETER
 from ..explanation import asked
 from ..problem import GemmProblem
+from ..suites import SUITES
+from ..suites.problems import gemm_problem
 from . import output, words
 
 
@@ -33,3 +35,14 @@ def problem(batch: int, M: int, N: int, K: int, dtype: torch.dtype, layout: str)
     """A plain product."""
     found, _, _ = asked(M=M, N=N, K=K, dtype=dtype, batch=batch, layout=layout, device=INTERPRETER)  # type: ignore[arg-type]
     return found
+
+
+def of_suite(name: str, dtype: torch.dtype) -> list[GemmProblem]:
+    """The problems of a suite; those of one precision keep their own dtype."""
+    if name not in SUITES:
+        raise output.wrong_call(f"--suite: {name!r} is none of {', '.join(SUITES)}")
+    suite = SUITES[name]
+    mode = suite.mode or {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype)
+    if mode is None:
+        raise output.wrong_call(f"--suite {name} is of 16 bits: --dtype bf16 or fp16")
+    return list(dict.fromkeys(gemm_problem(shape, mode) for shape in suite.shapes))
