@@ -60,7 +60,9 @@ print("loaded")
 
 
 def _unaligned(problem: GemmProblem) -> GemmProblem:
-    return GemmProblem(1, 100, 60, 40, problem.dtype, problem.dtype, "half", Layout((0, 40, 1), False), *2 * [Layout((0, 60, 1))])
+    return GemmProblem(
+        1, 100, 60, 40, problem.dtype, problem.dtype, "half", Layout((0, 40, 1), False), *2 * [Layout((0, 60, 1))]
+    )
 
 
 PROBLEMS = [problem_of(), problem_of(17, 33, 65), _unaligned(problem_of())]

@@ -47,6 +47,9 @@ from triton.runtime import build
 from triton.runtime.jit import JITFunction as JITFunction
 from triton.runtime.jit import create_function_from_signature
 
+# The oldest and the newest versions, (major, minor), that the tests are run with.
+TESTED = {"torch": ((2, 11), (2, 15)), "Triton": ((3, 6), (3, 9))}
+
 # Whether kernels made from here on run in Triton's interpreter; it is read when triton.jit decorates.
 INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
 
@@ -254,6 +257,7 @@ def compile_kernel(kernel: JITFunction[Any], arguments: dict[str, Any], capabili
     source = source_type(kernel, signature, constexprs, attributes)
     return triton.compiler.compile(source, target=target, options=options.__dict__)
 
+
 # --- Triton: compiling where there is no GPU ---
 
 
@@ -327,6 +331,8 @@ def c_compiler() -> str | None:
 # Up to Triton 3.7 what is built with a C compiler is found by its source alone; later also by the folders it was linked
 # in, of which one is the GPU driver's.
 LAUNCHER_NAMES_DRIVER: bool = hasattr(build, "compile_so_from_file")
+# Triton 3.6 also builds a launcher for each kernel.
+LAUNCHERS_OF_KERNELS: bool = hasattr(nvidia, "make_launcher")
 
 
 def build_launcher(kernels: Sequence[Any] = (), cache: str | os.PathLike[str] | None = None) -> str | None:
@@ -350,7 +356,7 @@ def build_launcher(kernels: Sequence[Any] = (), cache: str | os.PathLike[str] | 
         "libraries": nvidia.libraries,
     }
     source = Path(nvidia.dirname, "driver.c")
-    launchers = [_launcher_source(kernel) for kernel in kernels] if hasattr(nvidia, "make_launcher") else []
+    launchers = [_launcher_source(kernel) for kernel in kernels] if LAUNCHERS_OF_KERNELS else []
     with tempfile.TemporaryDirectory() as folder, triton.knobs.cache.scope(), _linking_in(folder):
         try:
             _make_stand_in(compiler, folder, [source.read_text(), *launchers[:1]])

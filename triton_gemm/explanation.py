@@ -109,8 +109,9 @@ def explain(
 
     precision: as in `matmul`. device: the GPU to choose for, by default that of the tensors, or the current one.
     "cuda:1" or a torch.device is one that is here; "h100" and "h200" are those in SXM form, and "sm_90" is any of that
-    compute capability with 132 multiprocessors, here or not; a `DeviceInfo` says all that the choice depends on. Selection.device is its name. Selection.source
-    says what has chosen, the model or a table, and Selection.policy under which policy; nothing is tuned to explain.
+    compute capability with 132 multiprocessors, here or not; a `DeviceInfo` says all that the choice depends on.
+    Selection.device is its name. Selection.source says what has chosen, the model or a table, and Selection.policy
+    under which policy; nothing is tuned to explain.
 
     Where strides make a product several launches, the first is explained.
 
@@ -123,7 +124,6 @@ def explain(
     # Groups of columns are multiplied as groups of rows of c^T.
     swap_ab = selection.swap_ab or of_columns
     return replace(selection, swap_ab=swap_ab, device=info.name, policy=policies.current().name)
-
 
 
 def asked(

@@ -91,14 +91,18 @@ def precompile(
 
     progress(0, total)
     for capability, launches in wanted.items():
-        with compiling_for(capability, cache), compilations(note), ThreadPoolExecutor(workers or os.cpu_count()) as pool:
+        with (
+            compiling_for(capability, cache),
+            compilations(note),
+            ThreadPoolExecutor(workers or os.cpu_count()) as pool,
+        ):
             jobs = {pool.submit(compiled, launch, operands, SCALARS): launch for launch, operands in launches.values()}
             for job in as_completed(jobs):
-                error = job.exception()
-                if error is None:
+                wrong = job.exception()
+                if wrong is None:
                     kernels.append(job.result())
                 else:
-                    failures.append(f"{jobs[job].kernel.__name__}: {_line(error)}")
+                    failures.append(f"{jobs[job].kernel.__name__}: {_line(wrong)}")
                 done += 1
                 progress(done, total)
     return Precompiled(

@@ -8,10 +8,10 @@ import pytest
 
 from perf.bench import __main__ as bench
 from perf.bench import peers, scores
-from triton_gemm.suites.shapes import Shape, cube
-from triton_gemm.suites import SUITES, Suite
 from perf.common.files import read_json
 from perf.measure.providers import CUBLAS, OURS
+from triton_gemm.suites import SUITES, Suite
+from triton_gemm.suites.shapes import Shape, cube
 
 pytestmark = pytest.mark.gpu
 

@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from .. import tables
 from ..tables import files
-from ..tables.files import BITS, Bits, Table
+from ..tables.files import Bits, Table
 from ..tables.records import plain
 from . import output, words
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Tables of what was measured to be fastest: see them, share them, check them. docs/tuning.md says how they are "
-    "used. `triton-gemm cache ls` shows where they are.",
+    help="Tables of what was measured to be fastest: see them, share them, check them. docs/tuning.md "
+    "says how they are used. `triton-gemm cache ls` shows where they are.",
 )
 
-BitsWord = Annotated[
-    str, typer.Option("--bits", help="Which table: same (the bits of the model's choice) or any.", metavar="same|any")
-]
+BitsWord = Annotated[Bits, typer.Option("--bits", help="Which table: of the bits of the model's choice, or of any.")]
 File = Annotated[Path, typer.Argument(exists=True, dir_okay=False, metavar="FILE", show_default=False)]
 Files = Annotated[list[Path], typer.Argument(exists=True, dir_okay=False, metavar="FILE...", show_default=False)]
-
-
-def bits_of(word: str) -> Bits:
-    if word not in BITS:
-        raise output.wrong_call(f"--bits: {word!r} is none of {', '.join(get_args(Bits))}")
-    return word  # type: ignore[return-value]
 
 
 @app.command("ls")
@@ -93,8 +85,10 @@ def show(
     def render(console: Console) -> None:
         columns = ("product", "kernel and configuration", "bits", "measured", "us", "model's us", "gain")
         lines = [
-            [x["text"], x["selection"], x["bits"], str(x["measured"])[:10], output.us(x["us"])]
-            + [output.us(x["default_us"]), f"{100 * x['gain']:.1f} %"]
+            (
+                *(x["text"], x["selection"], x["bits"], str(x["measured"])[:10]),
+                *(output.us(x["us"]), output.us(x["default_us"]), f"{100 * x['gain']:.1f} %"),
+            )
             for x in rows
         ]
         console.print(output.table(columns, lines, left=4) if lines else "no table has an entry")
@@ -124,7 +118,7 @@ def export(
     as_json: output.Json = False,
 ) -> None:
     """Write your table for a GPU into the file OUT, for another machine."""
-    count = tables.export_to(out, words.device(device), bits_of(bits))
+    count = tables.export_to(out, words.device(device), bits)
     _counted(count, out, as_json)
 
 

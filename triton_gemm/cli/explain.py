@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from enum import Enum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
-from ..arithmetic import MODES
+from ..arithmetic import Precision, ScaleKind
 from ..comparison import Comparison, Way, compare
 from ..explanation import asked
-from ..problem import ACTIVATIONS
+from ..problem import Activation
 from ..tables.records import plain
 from . import output, words
-
-Activation = Enum("Activation", {name: name for name in ACTIVATIONS}, type=str)  # type: ignore[misc]
-Precision = Enum("Precision", {name: name for name in MODES}, type=str)  # type: ignore[misc]
-Scales = Enum("Scales", {name: name for name in ("tensor", "rows", "blocks")}, type=str)  # type: ignore[misc]
-Bias = Enum("Bias", {"n": "n"}, type=str)  # type: ignore[misc]
-GroupDim = Enum("GroupDim", {name: name for name in "MNK"}, type=str)  # type: ignore[misc]
-
-Size = Annotated[int, typer.Argument(min=1, show_default=False)]
 
 
 @output.command
@@ -31,16 +22,16 @@ def explain(
     N: Annotated[int, typer.Argument(min=1, metavar="N", help="Columns of B and C.")],
     K: Annotated[int, typer.Argument(min=1, metavar="K", help="Columns of A and rows of B: the length of sums.")],
     dtype: words.Dtype = "bf16",
-    layout: words.Layout = words.LayoutWord.nn,
+    layout: words.Layout = "nn",
     batch: Annotated[int, typer.Option(min=1, help="How many such products at once.")] = 1,
-    bias: Annotated[Bias | None, typer.Option(help="n: add one value for each column of C.")] = None,
+    bias: Annotated[Literal["n"] | None, typer.Option(help="n: add one value for each column of C.")] = None,
     activation: Annotated[Activation | None, typer.Option(help="What is applied to C.")] = None,
     beta: Annotated[float, typer.Option(help="beta C is added, as addmm does; 0 does not read C.")] = 0.0,
     precision: Annotated[Precision | None, typer.Option(help="How fp32 is multiplied: docs/precision.md.")] = None,
-    scales: Annotated[Scales | None, typer.Option(help="What fp8's and int8's scales are for.")] = None,
+    scales: Annotated[ScaleKind | None, typer.Option(help="What fp8's and int8's scales are for.")] = None,
     fast_accum: Annotated[bool, typer.Option("--fast-accum", help="fp8: leave sums to the tensor cores.")] = False,
     groups: Annotated[int | None, typer.Option(min=1, help="A grouped product of so many groups.")] = None,
-    group_dim: Annotated[GroupDim, typer.Option(help="Which size is cut into groups.")] = GroupDim.M,
+    group_dim: Annotated[Literal["M", "N", "K"], typer.Option(help="Which size is cut into groups.")] = "M",
     out_dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="Of C, where it is another.")] = None,
     device: words.Device = None,
     limit: Annotated[int, typer.Option(min=1, help="How many candidates to show.")] = 10,
@@ -51,8 +42,9 @@ def explain(
 ) -> None:
     """Show which kernels could compute a product, how long each takes, and which one runs.
 
-    Nothing is launched, and no GPU is needed for one that is named: [b]triton-gemm explain 16 14336 4096 --layout nt
-    --device h200[/b] is a linear layer of Llama-3 8B with 16 tokens on an H200.
+    Nothing is launched, and no GPU is needed if one is named. A linear layer with 16 tokens on an H200:
+
+    `triton-gemm explain 16 14336 4096 --layout nt --device h200`
     """
     info = words.device(device)
     problem, info, _ = asked(
@@ -60,25 +52,21 @@ def explain(
         N=N,
         K=K,
         dtype=words.dtype(dtype),
-        layout=layout.value,
+        layout=layout,
         batch=batch,
         bias=None if bias is None else True,
-        activation=_value(activation),
+        activation=activation,
         beta=beta,
-        precision=_value(precision),
-        scales=_value(scales),
+        precision=precision,
+        scales=scales,
         use_fast_accum=fast_accum,
         groups=groups,
-        group_dim=group_dim.value,
+        group_dim=group_dim,
         out_dtype=None if out_dtype is None else words.dtype(out_dtype),
         device=info,
     )
     found = compare(problem, info, limit=limit, compiled=compile)
     output.show(as_plain(found), as_json, lambda console: render(found, console))
-
-
-def _value(word: Any) -> Any:
-    return None if word is None else word.value
 
 
 def as_plain(found: Comparison) -> dict[str, Any]:
@@ -123,7 +111,7 @@ def render(found: Comparison, console: Console) -> None:
         rows.append(row[: len(columns)])
     console.print(output.table(columns, rows, left=3))
     legal = found.candidates - found.refused
-    console.print(f"{len(found.ways)} of {legal} candidates that this GPU can run; times by {found.model}")
+    console.print(f"{len(found.ways)} of the {legal} candidates that this GPU can run")
     console.print(f"runs: {found.chosen}")
     console.print(f"chosen by the {found.chosen.source}, policy {found.policy.name}, bits {found.policy.bits}")
     if "registers" not in columns:

@@ -32,8 +32,8 @@ def wrong_call(words: str) -> FailedError:
 
 
 def command(function: Function) -> Function:
-    """Has errors of a command end it with a sentence on stderr, and with --json with a document on stdout too: what the
-    call says is wrong (ValueError, TypeError) with 2, what cannot be done (RuntimeError, OSError) with 1."""
+    """Has errors of a command end it with a sentence on stderr, and with --json with a document on stdout too: where the
+    call is wrong (ValueError, TypeError, NotImplementedError) with 2, else (RuntimeError, OSError) with 1."""
 
     @functools.wraps(function)
     def run(*arguments: Any, **options: Any) -> None:
@@ -42,7 +42,7 @@ def command(function: Function) -> Function:
         except (FailedError, ValueError, TypeError, RuntimeError, OSError) as error:
             if isinstance(error, typer.Exit | typer.Abort):  # which are RuntimeErrors
                 raise
-            wrong = isinstance(error, ValueError | TypeError)
+            wrong = isinstance(error, ValueError | TypeError | NotImplementedError)
             code = error.code if isinstance(error, FailedError) else WRONG_CALL if wrong else FAILED
             end(str(error), code, bool(options.get("as_json")))
         except KeyboardInterrupt:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ..device import INTERPRETER
-from ..explanation import asked
+from ..explanation import Layout, asked
 from ..problem import GemmProblem
 from ..suites import SUITES
 from ..suites.problems import gemm_problem
@@ -16,7 +17,7 @@ from . import output, words
 
 
 def chosen(
-    shapes: str | None, suite: str | None, shapes_from: Path | None, dtype: torch.dtype, layout: str
+    shapes: str | None, suite: str | None, shapes_from: Path | None, dtype: torch.dtype, layout: Layout
 ) -> list[GemmProblem]:
     """The problems that a call names in one of these ways. dtype, layout: of --shapes, and of suites of 16 bits."""
     given = {"--shapes": shapes, "--suite": suite, "--shapes-from": shapes_from}
@@ -31,9 +32,9 @@ def chosen(
     return recorded(shapes_from)
 
 
-def problem(batch: int, M: int, N: int, K: int, dtype: torch.dtype, layout: str) -> GemmProblem:
+def problem(batch: int, M: int, N: int, K: int, dtype: torch.dtype, layout: Layout) -> GemmProblem:
     """A plain product."""
-    found, _, _ = asked(M=M, N=N, K=K, dtype=dtype, batch=batch, layout=layout, device=INTERPRETER)  # type: ignore[arg-type]
+    found, _, _ = asked(M=M, N=N, K=K, dtype=dtype, batch=batch, layout=layout, device=INTERPRETER)
     return found
 
 
@@ -46,3 +47,18 @@ def of_suite(name: str, dtype: torch.dtype) -> list[GemmProblem]:
     if mode is None:
         raise output.wrong_call(f"--suite {name} is of 16 bits: --dtype bf16 or fp16")
     return list(dict.fromkeys(gemm_problem(shape, mode) for shape in suite.shapes))
+
+
+def recorded(path: Path) -> list[GemmProblem]:
+    """The problems of a file of `record_shapes`, the most called first."""
+    if not path.is_file():
+        raise output.wrong_call(f"--shapes-from: there is no file {path}")
+    return list(tuning().recording.read_shapes(path))
+
+
+def tuning() -> Any:
+    """The package that tunes, which is imported when it is needed."""
+    try:
+        return import_module("triton_gemm.tuning")
+    except ModuleNotFoundError:
+        raise output.FailedError("this version of the package has no tuner") from None

@@ -41,6 +41,8 @@ COMMANDS = {
     "calibrate": _passed_on(
         "perf.calibrate", "Measure this GPU and fit the cost model to it: all words go to `python -m perf.calibrate`."
     ),
-    "bench": _passed_on("perf.bench", "Measure suites of shapes against cuBLAS: all words go to `python -m perf.bench`."),
+    "bench": _passed_on(
+        "perf.bench", "Measure suites of shapes against cuBLAS: all words go to `python -m perf.bench`."
+    ),
     "ladder": _passed_on("triton_gemm.ladder", "One rung by hand: all words go to `python -m triton_gemm.ladder`."),
 }

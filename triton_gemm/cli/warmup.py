@@ -21,7 +21,7 @@ def warmup(
     shapes: words.Shapes = None,
     shapes_from: words.ShapesFrom = None,
     dtype: words.Dtype = "bf16",
-    layout: words.Layout = words.LayoutWord.nn,
+    layout: words.Layout = "nn",
     arch: Annotated[
         str | None,
         typer.Option(metavar="sm_XX", help="All GPUs of that compute capability that the package has a model of."),
@@ -36,14 +36,22 @@ def warmup(
 ) -> None:
     """Compile what products will run on, before there is a GPU, into Triton's cache.
 
-    Run it where an image is built, with the same Python packages as at run time: [b]triton-gemm warmup --shapes-from
-    shapes.json --device h200 --out /opt/triton-cache[/b], and set [b]TRITON_CACHE_DIR=/opt/triton-cache[/b] in the
-    image. Nothing is compiled at run time then, and no C compiler is needed.
+    Run it where an image is built, with the same Python packages as at run time:
+
+    `triton-gemm warmup --shapes-from shapes.json --device h200 --out /opt/triton-cache`
+
+    Set `TRITON_CACHE_DIR=/opt/triton-cache` in the image: nothing is compiled at run time then, and no C compiler
+    is needed. It also builds Triton's launcher; with Triton 3.8 or later set `TRITON_LIBCUDA_PATH` for that, here
+    and in the image, to the folder that has libcuda.so.1 at run time, mostly /usr/lib/x86_64-linux-gnu.
     """
-    problems = products.chosen(shapes, None, shapes_from, words.dtype(dtype), layout.value)
+    problems = products.chosen(shapes, None, shapes_from, words.dtype(dtype), layout)
     devices = devices_of(arch, device)
+    errors = Console(stderr=True)
     with Progress(
-        BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=Console(stderr=True), transient=True
+        *(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()),
+        console=errors,
+        transient=True,
+        disable=not errors.is_terminal,
     ) as bar:
         line = bar.add_task("")
         made = precompile(

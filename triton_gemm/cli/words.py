@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 
+from .. import explanation
 from ..arithmetic import DTYPES, SCALED
 from ..device import DeviceInfo, current_device_info, device_info
 from ..device_model import NAMES, named_device
@@ -23,20 +23,11 @@ DTYPE_WORDS = {_SHORT[dtype]: dtype for dtype in dict.fromkeys((*DTYPES, *SCALED
 _LONG = {str(dtype).removeprefix("torch."): dtype for dtype in (*DTYPE_WORDS.values(), torch.int32)}
 
 
-class LayoutWord(str, Enum):
-    """How A and B lie in memory: "n" by rows, "t" by columns."""
-
-    nn = "nn"
-    nt = "nt"
-    tn = "tn"
-    tt = "tt"
-
-
 Dtype = Annotated[
     str, typer.Option(help=f"Of the operands: {', '.join(DTYPE_WORDS)}, or torch's name.", metavar="DTYPE")
 ]
 Layout = Annotated[
-    LayoutWord, typer.Option(help="How A and B lie in memory: n by rows, t by columns; nt is a linear layer's.")
+    explanation.Layout, typer.Option(help="How A and B lie in memory: n by rows, t by columns; nt is a linear layer's.")
 ]
 Device = Annotated[
     str | None,
@@ -82,7 +73,7 @@ def shapes(text: str) -> list[tuple[int, int, int, int]]:
 
 
 def seconds(text: str) -> float:
-    """"90", "90s", "2m" or "1.5h" in seconds."""
+    """ "90", "90s", "2m" or "1.5h" in seconds."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([smh]?)\s*", text)
     value = float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]] if found else 0.0
     if not value:
