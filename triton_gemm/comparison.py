@@ -66,13 +66,14 @@ def compare(problem: GemmProblem, device: DeviceInfo, *, limit: int = 10, compil
     chosen = plan.selection_for(problem, device)
     model = model_of(device)
     every = ranked(problem, device)
-    legal = {
-        _identity(selection): (time, selection)
-        for time, kernel, candidate in reversed(every)
-        if illegal(problem, device, kernel, candidate) is None
-        for selection in [Selection.of(kernel, candidate, f"about {time:.3g} us")]
-    }
-    count = len(every) - len(legal)
+    legal: dict[object, tuple[float, Selection]] = {}
+    refused = 0
+    for time, kernel, candidate in every:
+        if illegal(problem, device, kernel, candidate) is None:
+            selection = Selection.of(kernel, candidate, f"about {time:.3g} us")
+            legal.setdefault(_identity(selection), (time, selection))
+        else:
+            refused += 1
     known: dict[object, tuple[float, str]] = {}
     for source, entry in tables.known(problem, device, "any"):
         if records.illegal(problem, device, entry) is None:
@@ -89,7 +90,7 @@ def compare(problem: GemmProblem, device: DeviceInfo, *, limit: int = 10, compil
         made = _compiled(problem, selection, device) if rank < compiled else ()
         bits = _bit_class(problem, selection)
         ways.append(Way(selection, time, us, table, bits, identity == always[0], made))
-    return Comparison(problem, device, chosen, policies.current(), model.source, tuple(ways), len(every), count)
+    return Comparison(problem, device, chosen, policies.current(), model.source, tuple(ways), len(every), refused)
 
 
 def _identity(selection: Selection) -> object:

@@ -32,8 +32,8 @@ def wrong_call(words: str) -> FailedError:
 
 
 def command(function: Function) -> Function:
-    """Has errors of a command end it with a sentence on stderr, and with --json with a document on stdout too: where the
-    call is wrong (ValueError, TypeError, NotImplementedError) with 2, else (RuntimeError, OSError) with 1."""
+    """Has errors of a command end it with a sentence on stderr, and with --json with a document on stdout too; with 2
+    where the call is wrong (ValueError, TypeError, NotImplementedError), else 1 (RuntimeError, OSError)."""
 
     @functools.wraps(function)
     def run(*arguments: Any, **options: Any) -> None:
