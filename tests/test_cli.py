@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import sys
 from pathlib import Path
@@ -157,7 +158,8 @@ def test_explain_shows_candidates_and_the_choice(folder: Path) -> None:
 def test_explain_knows_what_was_measured_and_who_chose(folder: Path) -> None:
     stored = store(problem_of(), nth=25)
     found = document("explain", *PRODUCT, "--device", "h200", "--limit", "2")
-    (way,) = [way for way in found["candidates"] if way["known_us"]]
+    models, way = (way for way in found["candidates"] if way["known_us"])
+    assert models["known_us"] == 12.0 and not models["chosen"], "the model's choice, measured at the same time"
     assert way["known_us"] == 10.0 and way["chosen"] and way["table"] == "user's table"
     assert way["config"]["BLOCK_M"] == stored.config.BLOCK_M and len(found["candidates"]) == 3
     assert found["chosen"]["by"] == "user's table"
@@ -296,16 +298,11 @@ class FakeTuning(ModuleType):
     def __init__(self) -> None:
         super().__init__("triton_gemm.tuning")
         self.asked: dict[str, Any] = {}
-        self.recording = SimpleNamespace(read_shapes=lambda path: {problem_of(8): 3, problem_of(): 1})
+        self.read_shapes = lambda path: {problem_of(8): 3, problem_of(): 1}
 
-    def tune(self, shapes: Any, *, progress: Any, **how: Any) -> Any:
+    def tune(self, shapes: Any, **how: Any) -> Any:
         self.asked = {"shapes": shapes, **how}
-        best = select(problem_of(), H200)
-        for timed in (0, 1):
-            progress(SimpleNamespace(
-                number=1, count=1, problem=problem_of(), timed=timed, candidates=2, best=best, best_us=10.0 * timed,
-                choice_us=11.0, seconds_left=3.0,
-            ))  # fmt: skip
+        logging.getLogger("triton_gemm.tuning").info("one product is done")
         report = SimpleNamespace(
             as_dict=lambda *_: {"regret_after": 0.0}, shapes=[SimpleNamespace(outcome=self.outcome)]
         )
@@ -316,14 +313,15 @@ class FakeTuning(ModuleType):
 def tuning(monkeypatch: pytest.MonkeyPatch) -> FakeTuning:
     fake = FakeTuning()
     monkeypatch.setitem(sys.modules, "triton_gemm.tuning", fake)
+    monkeypatch.setattr(logging.getLogger("triton_gemm.tuning"), "handlers", [])
     return fake
 
 
 def test_tune_passes_on_what_it_was_told(tuning: FakeTuning, tmp_path: Path) -> None:
     shapes = "4096x4096x4096,16x14336x4096"
     done = words_of("tune", "--shapes", shapes, "--layout", "nt", "--budget", "1.5m", "--bits", "any", "--resume")
-    assert "1/1 512x1024x2048 bf16 nn" in done and "all was tuned" in done
-    how = {"budget": 90.0, "bits": "any", "measure": "graph", "resume": True, "device": None}
+    assert "one product is done" in done and "all was tuned" in done
+    how = {"budget": 90.0, "bits": "any", "measure": "graph", "resume": True, "repeat": 1, "device": None}
     assert {name: tuning.asked[name] for name in how} == how
     assert [words.problem_text(problem) for problem in tuning.asked["shapes"]] == [
         "4096x4096x4096 bf16 nt",

@@ -75,10 +75,11 @@ def compare(problem: GemmProblem, device: DeviceInfo, *, limit: int = 10, compil
         else:
             refused += 1
     known: dict[object, tuple[float, str]] = {}
-    for source, entry in tables.known(problem, device, "any"):
+    for source, entry in tables.known(problem, device):
         if records.illegal(problem, device, entry) is None:
             selection = entry.selection(problem, source)
             known.setdefault(_identity(selection), (entry.us, source))
+            known.setdefault(_identity(policies.by_model(problem, device)), (entry.default_us, source))
             time = predicted(problem, entry.kernel, _candidate(problem, selection), model)
             legal.setdefault(_identity(selection), (time, selection))
     order = sorted(legal, key=lambda identity: legal[identity][0])

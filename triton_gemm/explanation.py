@@ -108,12 +108,12 @@ def explain(
       out_dtype, by default bf16.
 
     precision: as in `matmul`. device: the GPU to choose for, by default that of the tensors, or the current one.
-    "cuda:1" or a torch.device is one that is here; "h100" and "h200" are those in SXM form, and "sm_90" is any of that
-    compute capability with 132 multiprocessors, here or not; a `DeviceInfo` says all that the choice depends on.
-    Selection.device is its name. Selection.source says what has chosen, the model or a table, and Selection.policy
-    under which policy; nothing is tuned to explain.
+    "cuda:1" or a torch.device is one that is here; "sm_90" is any of that compute capability, here or not, with 132
+    multiprocessors; a `DeviceInfo` says all that the choice depends on. Selection.device is its name. Selection.source
+    says what has chosen, the model or a table, and Selection.policy under which policy; nothing is tuned to explain.
 
-    Where strides make a product several launches, the first is explained.
+    "h100" and "h200" name these GPUs in SXM form, here or not. Where strides make a product several launches, the first
+    is explained.
 
     Raises what the explained function raises; TypeError unless there are two tensors, or M, N, K and dtype; ValueError
     for a combination that no function has, and an unknown device; RuntimeError where nothing would be launched, or

@@ -53,7 +53,7 @@ def recorded(path: Path) -> list[GemmProblem]:
     """The problems of a file of `record_shapes`, the most called first."""
     if not path.is_file():
         raise output.wrong_call(f"--shapes-from: there is no file {path}")
-    return list(tuning().recording.read_shapes(path))
+    return list(tuning().read_shapes(path))
 
 
 def tuning() -> Any:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import logging
+import sys
+from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
-from rich.status import Status
 
 from ..suites import SUITES
 from . import output, products, words
@@ -30,6 +30,9 @@ def tune(
     resume: Annotated[
         bool, typer.Option("--resume", help="Leave out what was tuned before, with the same versions.")
     ] = False,
+    repeat: Annotated[
+        int, typer.Option(min=1, help="Measure so often; the report says how often the same candidate won.")
+    ] = 1,
     device: Annotated[str | None, typer.Option(metavar="cuda:N", help="The GPU to tune on; by default cuda:0.")] = None,
     as_json: output.Json = False,
 ) -> None:
@@ -44,45 +47,24 @@ def tune(
     seconds = words.seconds(budget)
     problems = products.chosen(shapes, suite, shapes_from, words.dtype(dtype), layout)
     tuning = products.tuning()
-    errors = Console(stderr=True, highlight=False, markup=False)
-    with _Telling(errors) as telling:
-        report = tuning.tune(
-            problems if shapes_from is None else shapes_from,
-            budget=seconds,
-            bits=bits,
-            measure=measure,
-            resume=resume,
-            progress=telling,
-            device=device,
-        )
+    if not sys.stderr.isatty():  # in a terminal tuning shows what it tries and the best so far
+        _log_to_stderr()
+    report = tuning.tune(
+        problems if shapes_from is None else shapes_from,
+        budget=seconds,
+        bits=bits,
+        measure=measure,
+        resume=resume,
+        repeat=repeat,
+        device=device,
+    )
     output.show(report.as_dict(), as_json, lambda console: console.print(str(report), soft_wrap=True))
     if any(one.outcome in ("failed", "refused") for one in report.shapes):
         raise typer.Exit(output.FAILED)
 
 
-class _Telling:
-    """What is tried and the best so far: a line that changes, or where there is no terminal one for each product."""
-
-    def __init__(self, console: Console) -> None:
-        self.console, self.number = console, 0
-        self.status: Status | None = Status("", console=console) if console.is_terminal else None
-
-    def __enter__(self) -> _Telling:
-        if self.status is not None:
-            self.status.start()
-        return self
-
-    def __exit__(self, *_: object) -> Literal[False]:
-        if self.status is not None:
-            self.status.stop()
-        return False
-
-    def __call__(self, now: Any) -> None:
-        where = f"{now.number}/{now.count} {words.problem_text(now.problem)}"
-        if self.status is not None:
-            best = f"{now.best.kernel} {now.best.config} {now.best_us:.4g} us" if now.best_us else ""
-            times = f"{now.timed} of {now.candidates} timed; model's choice {now.choice_us:.4g} us, best {best}"
-            self.status.update(f"{where}: {times}; {now.seconds_left:.0f} s left")
-        elif now.number != self.number:
-            self.console.print(where, soft_wrap=True)
-        self.number = now.number
+def _log_to_stderr() -> None:
+    """Has tuning say a line for each product."""
+    log = logging.getLogger("triton_gemm.tuning")
+    log.setLevel(logging.INFO)
+    log.addHandler(logging.StreamHandler(sys.stderr))

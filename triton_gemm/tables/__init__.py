@@ -72,27 +72,26 @@ def lookup(problem: GemmProblem, device: DeviceInfo, bits: Bits = "same") -> Sel
     bits: "same" asks tables of the class of bits that the model's choice gives; "any" asks those of all bits first.
     Entries that the device cannot run are left out, and counted in `ignored()`.
     """
-    for source, entry in known(problem, device, bits):
-        why = illegal(problem, device, entry)
-        if why is None:
-            return entry.selection(problem, source)
-        _ignored[f"{source}: {why}"] += 1
-    return None
-
-
-def known(problem: GemmProblem, device: DeviceInfo, bits: Bits = "same") -> Iterator[tuple[Source, Entry]]:
-    """What tables hold for `problem` on `device`, legal or not, and whose they are, in the order in which `lookup`
-    takes them."""
     for source, where in _folders():
         for table in _asked(where, device, bits):
             entry = table.entries.get(problem)
-            if entry is not None:
-                yield source, entry
+            why = None if entry is None else illegal(problem, device, entry)
+            if why is not None:
+                _ignored[f"{source}: {why}"] += 1
+            elif entry is not None:
+                return entry.selection(problem, source)
+    return None
 
 
 def ignored() -> dict[str, int]:
     """How often an entry was found and left out, by whose table it is in and why."""
     return dict(_ignored)
+
+
+def known(problem: GemmProblem, device: DeviceInfo) -> list[tuple[Source, Entry]]:
+    """All that tables of any bits hold for `problem` on `device`, legal there or not, and whose they are."""
+    every = ((source, table) for source, where in _folders() for table in _asked(where, device, "any"))
+    return [(source, table.entries[problem]) for source, table in every if problem in table.entries]
 
 
 def _asked(where: Path, device: DeviceInfo, bits: Bits) -> list[Table]:
