@@ -42,7 +42,7 @@ def test_gpus_have_names(name: str) -> None:
 
 
 def test_a_gpu_without_a_name_is_refused() -> None:
-    with pytest.raises(ValueError, match="device must be one of sm_75, .*, h100, h200, not 'h300'"):
+    with pytest.raises(ValueError, match=r"device must be one of sm_75, .*, h100, h200, not 'h300'"):
         named_device("h300")
 
 
