@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from tests.tabled import HOPPER, problem_of
 from triton_gemm import compat, precompile
 from triton_gemm.device import device_of_capability
-from triton_gemm.problem import GemmProblem, Layout
+from triton_gemm.problem import Layout
 
 ROOT = Path(__file__).parent.parent
 
@@ -45,7 +46,7 @@ with (
         operands = precompile.operands_of(problem, [step.launch for step in made.steps])
         for name, like in operands.items():
             memory = torch.empty(128, dtype=like.dtype)
-            operands[name] = memory[like.storage_offset():]
+            operands[name] = memory[1:] if name == "b" and not problem.b.aligned else memory
         for step in made.steps:
             step.compile(operands, {"alpha": 0.5, "beta": 2.0})
 print(json.dumps(found))
@@ -59,13 +60,10 @@ print("loaded")
 """
 
 
-def _unaligned(problem: GemmProblem) -> GemmProblem:
-    return GemmProblem(
-        1, 100, 60, 40, problem.dtype, problem.dtype, "half", Layout((0, 40, 1), False), *2 * [Layout((0, 60, 1))]
-    )
-
-
-PROBLEMS = [problem_of(), problem_of(17, 33, 65), _unaligned(problem_of())]
+UNALIGNED = replace(problem_of(100, 60, 40), b=Layout((0, 60, 1), aligned=False))
+# The first two share a kernel; Triton compiles the third and fourth apart, because of 1000's last bits.
+PROBLEMS = [problem_of(), problem_of(513), problem_of(1, 1024, 1024), problem_of(1, 1000, 1024)]
+PROBLEMS += [problem_of(17, 33, 65), problem_of(100, 60, 40), UNALIGNED]
 BEYOND = problem_of(2048, 2048, 2048)
 
 
@@ -94,7 +92,7 @@ def made(cache: Path) -> precompile.Precompiled:
 
 def test_a_plan_finds_in_the_cache_what_was_compiled_ahead(cache: Path, made: precompile.Precompiled) -> None:
     assert made.failures == () and made.cache == cache
-    assert made.kernels == made.compiled >= len(PROBLEMS)
+    assert made.kernels == made.compiled == len(PROBLEMS) - 1
     found = json.loads(run(RUN, TRITON_CACHE_DIR=str(cache)))
     assert len(found) == made.kernels and all(found.values())
     assert not all(json.loads(run(RUN, "beyond", TRITON_CACHE_DIR=str(cache))).values())

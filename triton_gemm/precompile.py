@@ -132,18 +132,20 @@ def operands_of(problem: GemmProblem, made: Sequence[Launch]) -> dict[str, torch
 
 def _identity(launch: Launch, operands: Mapping[str, torch.Tensor]) -> object:
     """Equal for launches that Triton compiles to one kernel: what it makes of arguments is their dtype and alignment,
-    and of integers that are not compile-time constants whether they are 1 or multiples of 16."""
+    and of integers that are no compile-time constants their width and whether they are 1 or multiples of 16."""
 
     def kind(name: str, value: object) -> object:
         if isinstance(value, Pointer):
             return operands[value.operand].dtype, operands[value.operand].data_ptr() % 16 == 0
         if isinstance(value, TensorMap):
             return value.dtype, value.block
-        if type(value) is int and not is_constant[name]:
-            return value == 1, value % 16 == 0, value.bit_length() > 31
+        parameter = parameters[name]
+        if type(value) is int and not parameter.is_constexpr:
+            wide = value.bit_length() > 31
+            return wide if parameter.do_not_specialize else (wide, value == 1, value % 16 == 0)
         return str(value)
 
-    is_constant = {parameter.name: parameter.is_constexpr for parameter in launch.kernel.params}
+    parameters = {parameter.name: parameter for parameter in launch.kernel.params}
     arguments = tuple((name, kind(name, value)) for name, value in launch.arguments.items())
     return launch.kernel.__name__, arguments, tuple(launch.options.items())
 
