@@ -361,6 +361,7 @@ def test_durations(text: str, seconds: float) -> None:
 
 
 def test_doctor_shows_what_it_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(folder))
     found = document("doctor", code=int(doctor.examine().broken))
     assert {one["about"] for one in found["findings"]} >= {"versions", "GPU", "compiler", "caches", "policy"}
     findings = (Finding("GPU", "good", "there is one"), Finding("GPU", "broken", "it is on fire", "put it out"))

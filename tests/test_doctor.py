@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from triton_gemm.device_model import named_device
 from triton_gemm.doctor import Diagnosis, Finding
 
 H200 = named_device("h200")
+PACKAGE = Path(doctor.__file__).parent
 
 
 @pytest.fixture(autouse=True)
@@ -136,8 +138,8 @@ def test_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / name).write_bytes(bytes(10**6))
     os.symlink(tmp_path / "absent", tmp_path / "dangling")
     assert doctor._size(tmp_path) == "3 files, 3.0 MB" and doctor._size(tmp_path / "no") == "not there yet"
-    monkeypatch.setattr(doctor, "MOST_FILES", 2)
-    assert doctor._size(tmp_path).startswith("more than 2 files")
+    monkeypatch.setattr(doctor, "LONGEST", -1.0)
+    assert doctor._size(tmp_path).startswith("more than 1 files")
 
 
 def test_tables_and_their_faults(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,6 +154,12 @@ def test_tables_and_their_faults(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     assert the_one("tables", "it is no JSON").do
     with_gpu(monkeypatch)
     assert the_one("tables", "it is no JSON").status == "broken"
+
+
+def test_all_variables_are_known() -> None:
+    sources = (path for path in PACKAGE.rglob("*.py") if path.name != "doctor.py")
+    read = {name for path in sources for name in re.findall(r"TRITON_GEMM_[A-Z_]*[A-Z]", path.read_text())}
+    assert read | {"TRITON_GEMM_COMMIT"} == set(doctor.VARIABLES)
 
 
 def test_words_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sysconfig
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -33,7 +34,7 @@ VARIABLES = ("TRITON_GEMM_BITS", "TRITON_GEMM_CACHE_DIR", "TRITON_GEMM_COMMIT", 
 OTHERS = re.compile(r"TRITON_(?!GEMM_)\w+|CUDA_VISIBLE_DEVICES|CUDA_HOME|CC|PTXAS_OPTIONS|TORCHINDUCTOR_CACHE_DIR")
 NETWORK = re.compile(r"nfs\d?|cifs|smb\d?|lustre|gpfs|beegfs|ceph|glusterfs|afs|fuse\.(sshfs|s3fs|gcsfuse|goofys)|9p")
 OLDEST = (8, 0)  # compute capability
-MOST_FILES = 50_000  # of a folder that are counted
+LONGEST = 1.0  # seconds that the files of a folder are counted
 
 
 @dataclass(frozen=True)
@@ -271,6 +272,7 @@ def _writable(path: Path) -> bool:
 
 def _size(path: Path) -> str:
     count = total = 0
+    end = time.monotonic() + LONGEST
     for folder, _, names in os.walk(path):
         for name in names:
             try:
@@ -278,7 +280,7 @@ def _size(path: Path) -> str:
             except OSError:
                 continue
             count += 1
-            if count == MOST_FILES:
+            if time.monotonic() > end:
                 return f"more than {count} files, {total / 1e6:.0f} MB and more"
     return f"{count} files, {total / 1e6:.1f} MB" if path.exists() else "not there yet"
 
@@ -329,11 +331,11 @@ def _tables() -> Found:
 
 def _policy() -> Found:
     try:
-        name, bits = policies.current()
+        found = policies.current()._asdict()
     except ValueError as error:
         yield "broken", str(error), "set TRITON_GEMM_POLICY and TRITON_GEMM_BITS to one of these, or unset them"
         return
-    yield "good", f"policy {name}, bits {bits}"
+    yield "good", ", ".join(f"{name} {value}" for name, value in found.items())
 
 
 def _environment() -> Found:
