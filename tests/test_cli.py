@@ -282,6 +282,8 @@ def test_warmup_says_what_was_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert "the launcher: there is no C compiler" in shown
     assert asked["devices"] == ["NVIDIA H100 80GB HBM3", "NVIDIA H200", "sm_90"] and asked["cache"] == tmp_path
     assert [problem.batch for problem in asked["problems"]] == [1, 2]
+    assert call("warmup", "--suite", "square", "--device", "h200").exit_code == 0
+    assert len(asked["problems"]) == len(SUITES["square"].shapes)
     failures = ("gemv_kernel: it broke",)
     assert document("warmup", *shapes, "--device", "h200", code=1)["failures"] == list(failures)
     assert asked["devices"] == ["NVIDIA H200"]

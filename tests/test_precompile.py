@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,19 @@ def test_it_says_what_it_could_not_compile(monkeypatch: pytest.MonkeyPatch, tmp_
     assert made.kernels == 0 and len(made.failures) == 2
     assert "needs compute capability 8.0" in made.failures[0]
     assert made.failures[1].endswith("_kernel: ValueError: ptxas")
+
+
+def test_an_interruption_ends_it_soon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    begun: list[Any] = []
+    monkeypatch.setattr(precompile, "compiled", lambda *how: begun.append(how) or time.sleep(0.05))
+
+    def interrupt(done: int, total: int) -> None:
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        precompile.precompile(PROBLEMS, [HOPPER], cache=tmp_path, workers=1, progress=interrupt)
+    assert len(begun) < 4
 
 
 def test_the_active_driver_is_the_one_of_before() -> None:

@@ -25,7 +25,7 @@ class Way:
 
     selection: the kernel, its configuration, and how the work is dealt out; predicted_us: microseconds by the cost
     model; known_us: by a table, or None; table: which table that is; bits: its class of bits; chosen:
-    whether it is what runs; compiled: its launches as the compiler made them, where that was asked for.
+    whether it is what runs; compiled: its launches as the compiler made them, where that was wanted.
     """
 
     selection: Selection

@@ -35,7 +35,7 @@ _OF_EVERY_CALL = {
 @dataclass(frozen=True)
 class Precompiled:
     """What was compiled. kernels: how many there are; compiled: of those, how many were not in the cache before;
-    problems: how many were asked for; failures: of problem or kernel, a sentence each; launcher: why Triton's launcher
+    problems: how many were given; failures: of problem or kernel, a sentence each; launcher: why Triton's launcher
     was not built, so that the machine with the GPU needs a C compiler, or None; cache: the folder of Triton's cache;
     seconds: that it took."""
 
@@ -97,14 +97,18 @@ def precompile(
             ThreadPoolExecutor(workers or os.cpu_count()) as pool,
         ):
             jobs = {pool.submit(compiled, launch, operands, SCALARS): launch for launch, operands in launches.values()}
-            for job in as_completed(jobs):
-                wrong = job.exception()
-                if wrong is None:
-                    kernels.append(job.result())
-                else:
-                    failures.append(f"{jobs[job].kernel.__name__}: {_line(wrong)}")
-                done += 1
-                progress(done, total)
+            try:
+                for job in as_completed(jobs):
+                    wrong = job.exception()
+                    if wrong is None:
+                        kernels.append(job.result())
+                    else:
+                        failures.append(f"{jobs[job].kernel.__name__}: {_line(wrong)}")
+                    done += 1
+                    progress(done, total)
+            except BaseException:  # an interruption does not wait for what has not begun
+                pool.shutdown(cancel_futures=True)
+                raise
     return Precompiled(
         kernels=len(found),
         compiled=sum(not was_there for was_there in found.values()),

@@ -1,4 +1,4 @@
-"""`triton-gemm cache`: tables of what was measured to be fastest."""
+"""`triton-gemm cache`: tables of measured choices."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ from rich.console import Console
 
 from .. import tables
 from ..tables import files
-from ..tables.files import Bits, Table
+from ..tables.files import Table
 from ..tables.records import plain
 from . import output, words
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Tables of what was measured to be fastest: see them, share them, check them. docs/tuning.md "
+    help="Tables of measured choices: see them, share them, check them. docs/tuning.md "
     "says how they are used. `triton-gemm cache ls` shows where they are.",
 )
 
-BitsWord = Annotated[Bits, typer.Option("--bits", help="Which table: of the bits of the model's choice, or of any.")]
-File = Annotated[Path, typer.Argument(exists=True, dir_okay=False, metavar="FILE", show_default=False)]
 Files = Annotated[list[Path], typer.Argument(exists=True, dir_okay=False, metavar="FILE...", show_default=False)]
 
 
@@ -114,7 +112,7 @@ def _tables_of(device: str | None) -> list[tuple[str, Table]]:
 def export(
     out: Annotated[Path, typer.Argument(dir_okay=False, metavar="OUT", show_default=False)],
     device: words.Device = None,
-    bits: BitsWord = "same",
+    bits: words.Bits = "same",
     as_json: output.Json = False,
 ) -> None:
     """Write your table for a GPU into the file OUT, for another machine."""

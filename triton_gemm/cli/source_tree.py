@@ -1,5 +1,5 @@
 """Commands of the repository's `perf`, which a wheel does not hold: calibrate, bench, ladder. They are passed on to it,
-with all of their words, in a process in the place of this one, so that exit codes, signals and output are theirs."""
+with all of their words, in a process that replaces this one, so that exit codes, signals and output are theirs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]  # of a clone
 
 def run_module(module: str, arguments: list[str]) -> None:
     """`python -m module` of the clone that this package is in, instead of this process."""
-    if not (ROOT / "perf" / "__main__.py").exists() and not (ROOT / "perf" / "__init__.py").exists():
+    if not (ROOT / "perf" / "__init__.py").exists():
         raise output.FailedError(
             f"`{module}` is in the repository and not in an installed package: "
             "clone it, and there `pip install -e '.[dev]'`, then run this again"

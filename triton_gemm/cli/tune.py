@@ -8,22 +8,18 @@ from typing import Annotated, Literal
 
 import typer
 
-from ..suites import SUITES
 from . import output, products, words
-from .cache import BitsWord
 
 
 @output.command
 def tune(
     shapes: words.Shapes = None,
-    suite: Annotated[
-        str | None, typer.Option(metavar="NAME", help=f"The shapes of a suite: {', '.join(SUITES)}.")
-    ] = None,
+    suite: words.Suite = None,
     shapes_from: words.ShapesFrom = None,
     dtype: words.Dtype = "bf16",
     layout: words.Layout = "nn",
     budget: Annotated[str, typer.Option(metavar="TIME", help="How long it may take: 90s, 2m, 1h.")] = "2m",
-    bits: BitsWord = "same",
+    bits: words.Bits = "same",
     measure: Annotated[
         Literal["graph", "eager"], typer.Option(help="What is timed: a CUDA graph's replay, or calls from Python.")
     ] = "graph",

@@ -15,6 +15,8 @@ from ..arithmetic import DTYPES, SCALED
 from ..device import DeviceInfo, current_device_info, device_info
 from ..device_model import NAMES, named_device
 from ..problem import GemmProblem
+from ..suites import SUITES
+from ..tables import files
 from .output import wrong_call
 
 _SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64"}
@@ -45,6 +47,11 @@ Shapes = Annotated[
         help="M x N x K of each product, with a batch before it if there is one: 4096x4096x4096,8x16x14336x4096.",
         metavar="MxNxK,...",
     ),
+]
+Suite = Annotated[str | None, typer.Option(metavar="NAME", help=f"The shapes of a suite: {', '.join(SUITES)}.")]
+Bits = Annotated[
+    files.Bits,
+    typer.Option(help="same: what gives the bits of the model's choice; any: what is fastest, whatever its bits."),
 ]
 ShapesFrom = Annotated[
     Path | None,
@@ -102,7 +109,7 @@ def device(word: str | None) -> DeviceInfo:
 
 
 def _described(path: Path) -> DeviceInfo:
-    """The first GPU of what `doctor --json` printed."""
+    """The first GPU that `doctor --json` printed."""
     try:
         found: Any = json.loads(path.read_text())["devices"][0]
         found["capability"] = tuple(map(int, found["capability"]))
