@@ -17,8 +17,6 @@ from perf.bench import __main__ as bench
 from perf.bench import peers, scores, sweep
 from perf.bench import tables as bench_tables
 from perf.bench.scores import COMPILED, COPY, Score
-from perf.bench.shapes import Shape, cube, spaced
-from perf.bench.suites import ALL, LARGE_M, PROJECTIONS, SUITES, Suite, chosen, unseen
 from perf.common.files import read_json, write_json
 from perf.measure import environment, operands, timer
 from perf.measure.operands import Check, Operands, Problem
@@ -29,6 +27,8 @@ from perf.pages.results import Results
 from tests.fakes import take_gpu_away
 from triton_gemm import aot, timing
 from triton_gemm.problem import UnsupportedOperandError
+from triton_gemm.suites import ALL, LARGE_M, PROJECTIONS, SUITES, Suite, chosen, unseen
+from triton_gemm.suites.shapes import Shape, cube, spaced
 
 SURROUNDINGS: dict[str, Any] = {
     "gpu": "NVIDIA Made-up GPU",

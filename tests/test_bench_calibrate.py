@@ -11,8 +11,6 @@ import pytest
 import torch
 
 from perf.bench import sweep
-from perf.bench.shapes import Shape, cube
-from perf.bench.suites import SUITES
 from perf.calibrate import __main__ as calibrate
 from perf.calibrate import fit, measure, regret, shapes, times
 from perf.calibrate.times import Measured
@@ -26,6 +24,9 @@ from triton_gemm.kernels.candidate import Candidate
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import GemmProblem
 from triton_gemm.select import Selection, select
+from triton_gemm.suites import SUITES
+from triton_gemm.suites.problems import gemm_problem
+from triton_gemm.suites.shapes import Shape, cube
 
 HOPPER = device_of_capability((9, 0))
 COMMITTED = environment.RESULTS / "h100-80gb-hbm3" / times.FILE
@@ -99,7 +100,7 @@ def test_the_first_way_is_what_select_chooses(regime: str) -> None:
     for shape, mode in shapes.shapes_to_measure(None)[::3]:
         if Measured(shape, mode, 1.0, {}).regime != regime:
             continue
-        problem = shapes.gemm_problem(shape, mode)
+        problem = gemm_problem(shape, mode)
         chosen, found = select(problem, HOPPER), measure.ways(problem, HOPPER)
         assert replace(chosen, reason="calibration") == found[0].selection()
         assert len({str(way) for way in found}) == len(found) <= measure.KEEP + measure.LEAST * len(KERNELS)
@@ -115,7 +116,7 @@ def test_a_problem_without_memory_is_that_of_its_operands() -> None:
         a = a if shape.layout[0] == "n" else a.mT.contiguous().mT
         b = b if shape.layout[1] == "n" else b.mT.contiguous().mT
         c = torch.empty(*batch, shape.M, shape.N, dtype=torch.bfloat16)
-        assert shapes.gemm_problem(shape) == GemmProblem.of(a, b, c)
+        assert gemm_problem(shape) == GemmProblem.of(a, b, c)
 
 
 # ---- shapes and their file ----
@@ -140,7 +141,7 @@ def test_other_shapes_are_measured_with_a_seed() -> None:
     scaled = shapes.shapes_to_measure(None, None, ["fp8-rows", "fp8-blocks"])
     assert {(shape.scales, mode) for shape, mode in scaled} == {("rows", "fp8"), ("blocks", "fp8")}
     for shape, mode in scaled:
-        assert shapes.gemm_problem(shape, mode).scales == shape.scales
+        assert gemm_problem(shape, mode).scales == shape.scales
 
 
 def test_several_files_are_read_together() -> None:
@@ -171,7 +172,7 @@ def clusters(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("clusters")
 def test_clusters_are_among_the_ways_and_in_the_file(tmp_path: Path) -> None:
     shape, file = Shape(712, 1264, 4976, layout="nt"), tmp_path / "clusters.json"
-    found = measure.ways(shapes.gemm_problem(shape), HOPPER)
+    found = measure.ways(gemm_problem(shape), HOPPER)
     configs = [way.candidate.config for way in found if way.kernel == "warp_specialised"]
     forms = {(config.CLUSTER_M, config.CLUSTER_N) for config in configs}
     assert forms == {(1, 1), *((config.CLUSTER_M, config.CLUSTER_N) for config in warp_specialised.CLUSTERED)}
@@ -202,7 +203,7 @@ def test_figures_have_places_and_a_changed_model_predicts_by_its_own() -> None:
     places = set(fit.places(entry, lambda _: True))
     assert {("memory",), ("kernels", "warp_specialised", "step", "128x256"), ("kernels", "gemv", "wait", "1")} <= places
     assert not {place for place in places if place[0] in fit.FIXED}
-    candidate = Candidate(shapes.gemm_problem(cube(4096)), warp_specialised.CONFIGS[0], Schedule(132))
+    candidate = Candidate(gemm_problem(cube(4096)), warp_specialised.CONFIGS[0], Schedule(132))
     measured = Measured(cube(4096), "bf16", 1.0, {times.Way("warp_specialised", candidate): 1.0})
     (before,), (after,) = measured.predicted(model), measured.predicted(changed(model, tensor=0.5))
     assert after > 1.2 * before and measured.predicted(model) == [before]
@@ -229,7 +230,7 @@ def test_a_fit_finds_other_figures_again(committed: times.Calibration, monkeypat
 
 
 def test_regret_is_of_the_pick() -> None:
-    problem, model = shapes.gemm_problem(cube(4096)), model_of(HOPPER)
+    problem, model = gemm_problem(cube(4096)), model_of(HOPPER)
     fast, slow = (
         times.Way("warp_specialised", Candidate(problem, config, Schedule(132)))
         for config in warp_specialised.CONFIGS[:12:9]
@@ -346,7 +347,7 @@ def test_candidates_are_measured_beside_cublas(tmp_path: Path, capsys: pytest.Ca
 def test_wrong_results_are_not_timed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wrong = select(shapes.gemm_problem(TINY[0][0]), HOPPER).config.BLOCK_M
+    wrong = select(gemm_problem(TINY[0][0]), HOPPER).config.BLOCK_M
     monkeypatch.setattr(FakePlan, "WRONG", wrong)
     file = tmp_path / "file.json"
     assert calibrate.main(["measure", "--out", str(file)]) == 1

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from perf.bench.suites import SUITES
 
 from perf.bench import __main__ as bench
 from perf.bench import peers, plots, scores, sweep
 from perf.bench import tables as bench_tables
 from perf.bench.scores import AUTOTUNED, INDUCTOR, TUNED
-from perf.bench.suites import SUITES
 from perf.measure import operands, timer
 from perf.measure.operands import Problem
 from perf.measure.providers import CUBLAS, OURS

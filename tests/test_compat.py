@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ from triton.experimental.gluon import language as gl
 from triton_gemm import compat, ops, sharding
 from triton_gemm.aot import capture, compile_launch
 from triton_gemm.device import device_of_capability
+from triton_gemm.kernels import launch as kernel_launch
 from triton_gemm.kernels.launch import TensorMap, materialise
+from triton_gemm.precompile import operands_of
 from triton_gemm.problem import GemmProblem
 from triton_gemm.select import launches, select
 
@@ -313,9 +316,53 @@ def _autotuner() -> None:
     assert tuner.prune_configs({"M": 3}) == [3] and tuner.configs_timings == {}
 
 
+def _elsewhere() -> None:
+    problem = GemmProblem.of(*(torch.empty(64, 64, dtype=torch.bfloat16, device="meta") for _ in "abc"))
+    (launch,) = launches(problem, select(problem, HOPPER))
+    seen: list[tuple[str, bool]] = []
+    before = triton.runtime.driver._active
+    with tempfile.TemporaryDirectory() as cache:
+        for _ in range(2):
+            launch.kernel.device_caches.pop("sm_90", None)
+            with compat.compiling_for((9, 0), cache), compat.compilations(lambda *found: seen.append(found)):
+                kernel = kernel_launch.compiled(launch, operands_of(problem, [launch]), SCALARS)
+        assert list(Path(cache).rglob("*.cubin")), "in the folder that was named"
+    assert kernel.metadata.target.arch == 90 and triton.runtime.driver._active is before
+    assert seen == [(kernel.hash, False), (kernel.hash, True)]
+
+
+def _build_launcher() -> None:
+    version = tuple(map(int, triton.__version__.split(".")[:2]))
+    assert compat.LAUNCHER_NAMES_DRIVER is (version >= (3, 8))
+    assert compat.LAUNCHERS_OF_KERNELS is (version < (3, 7))
+    if compat.c_compiler() is None:
+        return
+    with tempfile.TemporaryDirectory() as cache, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_LIBCUDA_PATH", cache)
+        compat.nvidia.libcuda_dirs.cache_clear()
+        try:
+            assert compat.build_launcher(cache=cache) is None
+        finally:
+            compat.nvidia.libcuda_dirs.cache_clear()
+        assert list(Path(cache).rglob("cuda_utils*.so"))
+
+
+def _tested() -> None:
+    for name, version in (("torch", torch.__version__), ("Triton", triton.__version__)):
+        oldest, newest = compat.TESTED[name]
+        assert oldest <= tuple(map(int, version.split(".")[:2])) <= newest
+
+
 USES: dict[str, Callable[[], None]] = {
     "Autotuner": _autotuner,
     "CLUSTERS": _clusters,
+    "LAUNCHERS_OF_KERNELS": _build_launcher,
+    "LAUNCHER_NAMES_DRIVER": _build_launcher,
+    "TESTED": _tested,
+    "build_launcher": _build_launcher,
+    "c_compiler": _build_launcher,
+    "compilations": _elsewhere,
+    "compiling_for": _elsewhere,
     "aggregate": _aggregate,
     "JITFunction": _capture,
     "SingleLevelFunction": _single_level,

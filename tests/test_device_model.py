@@ -6,10 +6,11 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 
-from triton_gemm import kernels
+from triton_gemm import explain, kernels
 from triton_gemm.device import SHARED_MEMORY, DeviceInfo, device_of_capability
-from triton_gemm.device_model import BASE, FILE, DeviceModel, measured, model_of
+from triton_gemm.device_model import BASE, FILE, NAMES, DeviceModel, measured, model_of, named_device
 
 H100 = DeviceInfo(BASE, (9, 0), 132, SHARED_MEMORY[9, 0])
 
@@ -26,6 +27,23 @@ def test_a_stand_in_for_hopper_is_an_h100() -> None:
     ours, base = model_of(device_of_capability((9, 0))), measured()[BASE]
     assert replace(ours, source=base.source, bandwidth=base.bandwidth).memory == pytest.approx(base.memory, rel=0.01)
     assert (ours.l2, ours.tensor, ours.launch) == (base.l2, base.tensor, base.launch)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gpus_have_names(name: str) -> None:
+    device = named_device(name)
+    if name.startswith("sm_"):
+        assert device == device_of_capability(device.capability)
+    else:
+        assert model_of(device) is measured()[device.name] and name.upper() in device.name
+        assert device.bandwidth == measured()[device.name].bandwidth
+    if device.capability >= (8, 0):
+        assert explain(M=512, N=512, K=512, dtype=torch.float16, device=name).device == device.name
+
+
+def test_a_gpu_without_a_name_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"device must be one of sm_75, .*, h100, h200, not 'h300'"):
+        named_device("h300")
 
 
 @pytest.mark.parametrize("capability", [capability for capability in SHARED_MEMORY if capability >= (8, 0)], ids=str)

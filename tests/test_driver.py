@@ -34,6 +34,10 @@ class FakeDriver:
         self.current = context.value
         return 0
 
+    def cuDriverGetVersion(self, version: object) -> int:  # noqa: N802
+        version._obj.value = 12090  # type: ignore[attr-defined]
+        return self.error
+
 
 @pytest.fixture
 def fresh() -> Iterator[None]:
@@ -64,3 +68,8 @@ def test_the_drivers_errors_are_raised(fresh: None, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(driver, "_library", lambda: fake)
     with pytest.raises(RuntimeError, match="cuCtxGetCurrent failed with CUDA error 3"):
         driver.ensure_context(0)
+
+
+def test_the_drivers_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "_library", lambda: FakeDriver(None))
+    assert driver.driver_version() == (12, 9)

@@ -37,6 +37,7 @@ print(json.dumps({
     "cuda_initialized": torch.cuda.is_initialized(),
     "drivers": [repr(d) for d in (driver._default, driver._active) if d is not None],
     "decorated": sorted(x for x in sys.modules if x.startswith(("triton_gemm.kernels.", "triton_gemm.ladder"))),
+    "command": sorted({x.split(".")[0] for x in set(sys.modules) - modules} & {"typer", "rich", "pydantic"}),
     "distributed": sorted(x for x in set(sys.modules) - modules if x.startswith("torch.distributed.tensor")),
     "new_libraries": [path for path in libraries() if path not in before],
     "all": list(triton_gemm.__all__),
@@ -89,6 +90,10 @@ def test_leaves_kernels_to_the_first_product(imported: dict[str, Any]) -> None:
 
 def test_leaves_dtensor_to_who_uses_it(imported: dict[str, Any]) -> None:
     assert imported["distributed"] == []
+
+
+def test_leaves_the_command_line_to_who_uses_it(imported: dict[str, Any]) -> None:
+    assert imported["command"] == []
 
 
 def test_all_is_exactly_the_public_names(imported: dict[str, Any]) -> None:

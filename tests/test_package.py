@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import shutil
@@ -139,7 +140,7 @@ def test_the_wheel_asks_for_little_more_than_torch_and_triton(wheel: Wheel) -> N
     required = wheel.metadata.get_all("Requires-Dist", [])
     needed = {re.split(r"\W", line)[0] for line in required if "extra ==" not in line}
     assert needed == {"torch", "triton", "platformdirs", "filelock"}
-    assert set(wheel.metadata.get_all("Provides-Extra", [])) == {"interpreter", "dev"}
+    assert set(wheel.metadata.get_all("Provides-Extra", [])) == {"cli", "interpreter", "dev"}
 
 
 def test_dev_brings_what_the_repository_imports(source: Path, wheel: Wheel) -> None:
@@ -190,6 +191,30 @@ print(triton_gemm.report_routing(), triton_gemm.explain(a, b))
     done = installed.run("-c", code, TRITON_INTERPRET="1")
     assert done.returncode == 0, done.stderr
     assert "{('mm', 'triton_gemm'): 1} portable" in done.stdout
+
+
+def test_the_command_works(installed: Installed) -> None:
+    command = installed.folder / "bin" / "triton-gemm"
+    for how in ((command,), (installed.python, "-m", "triton_gemm")):
+        done = run(*how, "explain", "16", "64", "32", "--device", "h200", "--json", cwd=installed.folder)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["chosen"]["by"] == "model"
+    done = run(command, "explain", "16", "64", cwd=installed.folder)
+    assert done.returncode == 2 and "Usage: triton-gemm explain" in done.stderr
+
+
+def test_the_command_says_what_is_in_a_clone_only(installed: Installed) -> None:
+    done = installed.run("-m", "triton_gemm", "bench", "square")
+    assert done.returncode == 1
+    assert re.fullmatch(r"error: [^\n]*`perf.bench`[^\n]*clone it[^\n]*\n", done.stderr)
+
+
+@pytest.mark.parametrize("package", ["typer", "rich"])
+def test_the_command_says_what_it_needs(package: str, installed: Installed) -> None:
+    hidden = f"import sys; sys.modules[{package!r}] = None; from triton_gemm.cli import main; main()"
+    done = installed.run("-c", hidden)
+    assert done.returncode == 1
+    assert done.stderr == "error: the command line needs typer and rich: pip install 'triton_gemm[cli]'\n"
 
 
 def test_the_ladders_door_says_what_it_needs(installed: Installed) -> None:

@@ -49,7 +49,7 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_a_module_that_is_no_command_leads_to_those() -> None:
-    for name in ("measure", "measure.timer", "bench.suites"):
+    for name in ("measure", "measure.timer", "bench.scores"):
         for arguments in ([], ["--help"]):
             done = run_module(f"perf.{name}", *arguments)
             assert done.returncode == 2

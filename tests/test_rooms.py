@@ -27,13 +27,21 @@ TABLE: dict[str, set[str]] = {
     "grouped": {"torch", "arithmetic", "problem", "api", "checks", "ops", "plan"},
     "scaled": {"torch", "arithmetic", "problem", "checks", "ops", "plan"},
     "explanation": TYPES
-    | {"torch", "compat", "arithmetic", "checks", "plan", "policies", "select", "ops", "scaled", "bit_classes"},
+    | {"torch", "compat", "arithmetic", "checks", "device_model", "plan", "policies", "select", "bit_classes", "ops"}
+    | {"scaled"},
+    "comparison": {"problem", "device", "device_model", "select", "kernels", "plan", "policies", "tables", "aot"}
+    | {"bit_classes", "precompile"},
+    "precompile": TRITON | {"problem", "device", "kernels", "plan"},
+    "doctor": TRITON | {"api", "device", "device_model", "driver", "policies", "tables"},
+    "cli": {"torch", "typer", "rich", "triton_gemm.*"},
+    "triton_gemm.__main__": {"cli"},
     "fingerprint": {"torch", "device", "device_model", "policies", "tables"},
     "checks": {"torch", "compat", "arithmetic", "problem"},
     "ops": {"torch", "arithmetic", "compat", "problem", "config", "plan", "sharding"},
     "sharding": {"torch", "compat"},
     "arithmetic": {"torch"},
     "problem": {"torch", "arithmetic"},
+    "suites": {"torch", "arithmetic", "problem"},
     "device": {"torch"},
     "device_model": {"device"},
     "config": {"torch", "device"},
@@ -75,7 +83,7 @@ TABLE: dict[str, set[str]] = {
     "examples": {"torch", "rich", "triton_gemm", *ROOMS_OF_PERF, "perf.pages", "examples.gpt"},
     "examples.gpt": {"torch"},
     "tests": {
-        *("torch", "triton", "numpy", "pytest", "hypothesis"),
+        *("torch", "triton", "numpy", "pytest", "hypothesis", "typer"),
         *("triton_gemm.*", "reference_cuda", "perf.measure.numerics", "examples.gpt"),
     },
 }

@@ -7,6 +7,11 @@ by itself, so that a version which breaks one is told apart from all else that t
 from __future__ import annotations
 
 import inspect
+import os
+import re
+import shutil
+import subprocess
+import tempfile
 import threading
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +19,7 @@ from contextlib import contextmanager
 from contextvars import Context
 from functools import cache, wraps
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -30,6 +36,8 @@ import triton.language as tl
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from triton.backends.compiler import GPUTarget
+from triton.backends.driver import GPUDriver
+from triton.backends.nvidia import driver as nvidia
 from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 from triton.compiler.compiler import make_backend
 from triton.experimental import gluon
@@ -37,8 +45,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import tma
+from triton.runtime import build
 from triton.runtime.jit import JITFunction as JITFunction
 from triton.runtime.jit import create_function_from_signature
+
+# The oldest and the newest versions, (major, minor), that the tests are run with.
+TESTED = {"torch": ((2, 11), (2, 15)), "Triton": ((3, 6), (3, 9))}
 
 # Whether kernels made from here on run in Triton's interpreter; it is read when triton.jit decorates.
 INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
@@ -246,6 +258,163 @@ def compile_kernel(kernel: JITFunction[Any], arguments: dict[str, Any], capabili
     source_type = GluonASTSource if kernel.is_gluon() else triton.compiler.ASTSource
     source = source_type(kernel, signature, constexprs, attributes)
     return triton.compiler.compile(source, target=target, options=options.__dict__)
+
+
+# --- Triton: compiling where there is no GPU ---
+
+
+class _Elsewhere(GPUDriver):
+    """Triton's driver of a GPU that is not here: what compiling asks a driver."""
+
+    def __init__(self, capability: tuple[int, int]) -> None:
+        self.target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
+
+    @staticmethod
+    def is_active() -> bool:
+        return True
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_current_device(self) -> str:
+        return f"sm_{self.target.arch}"  # kernels keep what they compiled by device: not for one that is here
+
+    def get_current_stream(self, device: object = None) -> int:
+        return 0
+
+    def map_python_to_cpp_type(self, ty: str) -> str:
+        return ty
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("meta")
+
+    def get_benchmarker(self) -> Any:
+        raise NotImplementedError
+
+
+@contextmanager
+def compiling_for(capability: tuple[int, int], cache: str | os.PathLike[str] | None = None) -> Iterator[None]:
+    """Inside, `kernel.warmup` compiles for a GPU of that compute capability, here or not, as it would on that GPU, so
+    that what it puts into Triton's cache is found there. cache: another folder for that cache.
+
+    Triton has one driver for all threads: nothing may be launched meanwhile, and threads started inside compile for
+    that GPU too.
+    """
+    driver = triton.runtime.driver
+    before = driver._active
+    with triton.knobs.cache.scope():
+        if cache is not None:
+            triton.knobs.cache.dir = str(cache)
+        driver.set_active(_Elsewhere(capability))
+        try:
+            yield
+        finally:
+            driver.set_active(before)
+
+
+@contextmanager
+def compilations(note: Callable[[str, bool], None]) -> Iterator[None]:
+    """Inside, `note(hash, found)` is called, in the thread that compiles, for each kernel that Triton makes or finds in
+    its cache on disk. hash: of all that decides the binary."""
+
+    def listener(*, metadata: Any, cache_hit: bool, **_: Any) -> None:
+        note(metadata["hash"], cache_hit)
+
+    with triton.knobs.compilation.scope():
+        triton.knobs.compilation.listener = listener
+        yield
+
+
+def c_compiler() -> str | None:
+    """The command of the C compiler that Triton builds its launcher with, or None."""
+    return os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+
+
+# Up to Triton 3.7 what is built with a C compiler is found by its source alone; later also by the folders it was linked
+# in, of which one is the GPU driver's.
+LAUNCHER_NAMES_DRIVER: bool = hasattr(build, "compile_so_from_file")
+# Triton 3.6 also builds a launcher for each kernel.
+LAUNCHERS_OF_KERNELS: bool = hasattr(nvidia, "make_launcher")
+
+
+def build_launcher(kernels: Sequence[Any] = (), cache: str | os.PathLike[str] | None = None) -> str | None:
+    """Builds what Triton loads to launch kernels into its cache, with a C compiler but without a GPU's driver, so that
+    a machine with a GPU needs no compiler; why it cannot be built, or None once it is there.
+
+    kernels: that were compiled; Triton 3.6 builds a launcher for each. cache: another folder for Triton's cache.
+    """
+    compiler = c_compiler()
+    if compiler is None:
+        return "there is no C compiler: set CC, or install gcc"
+    try:
+        folders = nvidia.libcuda_dirs()
+    except (AssertionError, OSError, subprocess.CalledProcessError):
+        if LAUNCHER_NAMES_DRIVER:
+            return "set TRITON_LIBCUDA_PATH, here and where the GPU is, to the folder that has libcuda.so.1 there"
+        folders = []
+    link: dict[str, Any] = {
+        "library_dirs": [nvidia.libdevice_dir, *folders],
+        "include_dirs": nvidia.include_dirs,
+        "libraries": nvidia.libraries,
+    }
+    source = Path(nvidia.dirname, "driver.c")
+    launchers = [_launcher_source(kernel) for kernel in kernels] if LAUNCHERS_OF_KERNELS else []
+    with tempfile.TemporaryDirectory() as folder, triton.knobs.cache.scope(), _linking_in(folder):
+        try:
+            _make_stand_in(compiler, folder, [source.read_text(), *launchers[:1]])
+            if cache is not None:
+                triton.knobs.cache.dir = str(cache)
+            if LAUNCHER_NAMES_DRIVER:
+                build.compile_so_from_file(str(source), "cuda_utils", **link)
+            else:
+                _build_unloaded("cuda_utils", source.read_text(), link)
+            for launcher in launchers:
+                _build_unloaded("__triton_launcher", launcher, link)
+        except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
+            words = (getattr(error, "stderr", None) or str(error)).strip()
+            return f"{compiler}: {words.splitlines()[-1]}"
+    return None
+
+
+def _make_stand_in(compiler: str, folder: str, sources: Sequence[str]) -> None:
+    """Makes a libcuda.so.1 with the functions that the sources call, and nothing in them: what a linker looks for."""
+    names = sorted({name for source in sources for name in re.findall(r"\bcu[A-Z]\w*", source)})
+    Path(folder, "stand_in.c").write_text("\n".join(f"void {name}(void) {{}}" for name in names))
+    options = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", f"{folder}/libcuda.so.1", f"{folder}/stand_in.c"]
+    subprocess.run([compiler, *options], check=True, capture_output=True, text=True)
+
+
+@contextmanager
+def _linking_in(folder: str) -> Iterator[None]:
+    """Inside, compilers look for libraries in `folder` last: GCC and Clang do so in LIBRARY_PATH."""
+    before = os.environ.get("LIBRARY_PATH")
+    os.environ["LIBRARY_PATH"] = folder if before is None else f"{before}:{folder}"
+    try:
+        yield
+    finally:
+        os.environ.pop("LIBRARY_PATH")
+        if before is not None:
+            os.environ["LIBRARY_PATH"] = before
+
+
+def _build_unloaded(name: str, source: str, link: dict[str, Any]) -> None:
+    """Builds a module of C into Triton's cache up to Triton 3.7, which would also import it."""
+    load = build._load_module_from_path
+    build._load_module_from_path = lambda *_: None
+    try:
+        build.compile_module_from_src(source, name, **link)
+    finally:
+        build._load_module_from_path = load
+
+
+def _launcher_source(kernel: Any) -> str:
+    """Of a compiled kernel's launcher, in Triton 3.6."""
+    source = kernel.src
+    numbers = {(source.fn.arg_names.index(x),) if isinstance(x, str) else x: v for x, v in source.constants.items()}
+    return nvidia.make_launcher(numbers, dict(source.signature), getattr(kernel.metadata, "tensordesc_meta", None))
+
+
+# --- Triton: its tuner ---
 
 
 class Autotuner(triton.runtime.Autotuner):

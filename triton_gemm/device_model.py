@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .device import DeviceInfo
+from .device import SHARED_MEMORY, DeviceInfo, device_of_capability
 
 Costs = TypeVar("Costs")
 
@@ -92,3 +92,23 @@ def model_of(device: DeviceInfo) -> DeviceModel:
     if found is not None and found.num_sms == device.num_sms:
         return found
     return measured()[BASE].scaled_to(device)
+
+
+# GPUs that were measured, by the word that people have for them: width of the memory's bus in bits and the board's
+# power limit in watts, from NVIDIA's data sheets.
+_HOPPERS = {"h100": ("NVIDIA H100 80GB HBM3", 5120, 700), "h200": ("NVIDIA H200", 6144, 700)}
+NAMES = (*_HOPPERS, *(f"sm_{major}{minor}" for major, minor in SHARED_MEMORY))
+
+
+def named_device(name: str) -> DeviceInfo:
+    """A GPU that need not be here: "h100" and "h200" in SXM form, or "sm_90" and the like, any GPU of that compute
+    capability, with 132 multiprocessors. ValueError for others."""
+    if name in _HOPPERS:
+        product, bus_width, power_limit = _HOPPERS[name]
+        model = measured()[product]
+        shared = SHARED_MEMORY[9, 0]
+        return DeviceInfo(product, (9, 0), model.num_sms, shared, model.bandwidth, bus_width, power_limit)
+    capabilities = {f"sm_{major}{minor}": (major, minor) for major, minor in SHARED_MEMORY}
+    if name not in capabilities:
+        raise ValueError(f"device must be one of {', '.join((*capabilities, *_HOPPERS))}, not {name!r}")
+    return device_of_capability(capabilities[name])

@@ -1,4 +1,4 @@
-"""Calls of the CUDA driver that neither torch nor Triton makes: a thread's context, and the number of a capture.
+"""Calls of the CUDA driver that neither torch nor Triton makes: contexts, numbers of captures, its version.
 
 torch and the CUDA runtime make a device's context current in a thread at its first runtime call there. Driver calls do
 not: in a thread that has made none yet, encoding a tensor map fails with CUDA_ERROR_INVALID_CONTEXT, and Triton's
@@ -40,6 +40,14 @@ def capture_id(stream: int) -> int:
         *(ctypes.c_void_p(stream), ctypes.byref(status), ctypes.byref(number), None, None, None),
     )
     return number.value
+
+
+def driver_version() -> tuple[int, int]:
+    """The newest CUDA that the driver runs, as (major, minor) (cuDriverGetVersion). OSError where there is no driver,
+    RuntimeError where it refuses."""
+    version = ctypes.c_int()
+    _call("cuDriverGetVersion", ctypes.byref(version))
+    return version.value // 1000, version.value % 1000 // 10
 
 
 def _call(name: str, *arguments: object) -> None:

@@ -11,7 +11,8 @@ from . import checks, ops, plan, policies, scaled
 from .arithmetic import DTYPES, FLOATING, Precision, ScaleKind, result_dtype
 from .bit_classes import bit_class
 from .compat import INTERPRETED
-from .device import INTERPRETER, SHARED_MEMORY, DeviceInfo, device_info, device_of_capability
+from .device import INTERPRETER, DeviceInfo, device_info
+from .device_model import NAMES, named_device
 from .problem import Activation, GemmProblem, Request
 from .select import Selection, next_best
 
@@ -116,12 +117,48 @@ def explain(
     Selection.source says what has chosen, the model or a table, and Selection.policy under which policy; nothing is
     tuned to explain. Selection.bits is the class of bits: on one GPU, equal ones give equal bits.
 
-    Where strides make a product several launches, the first is explained.
+    "h100" and "h200" name these GPUs in SXM form, here or not. Where strides make a product several launches, the first
+    is explained.
 
     Raises what the explained function raises; TypeError unless there are two tensors, or M, N, K and dtype; ValueError
     for a combination that no function has, and an unknown device; RuntimeError where nothing would be launched, or
     there is no GPU and none is named.
     """
+    arguments = locals()
+    del arguments["batch_invariant"]
+    problem, info, of_columns = asked(**arguments)
+    selection = plan.selection_for(problem, info, invariant=batch_invariant)
+    if selection.source == "model":
+        selection = next_best(problem, info, selection)
+    bits = bit_class(problem, selection)
+    # Groups of columns are multiplied as groups of rows of c^T.
+    swap_ab = selection.swap_ab or of_columns
+    return replace(selection, swap_ab=swap_ab, device=info.name, policy=policies.current().name, bits=bits)
+
+
+def asked(
+    input: torch.Tensor | None = None,
+    other: torch.Tensor | None = None,
+    *,
+    M: int | None = None,
+    N: int | None = None,
+    K: int | None = None,
+    dtype: torch.dtype | None = None,
+    batch: int = 1,
+    layout: Layout = "nn",
+    bias: torch.Tensor | bool | None = None,
+    activation: Activation | None = None,
+    beta: float = 0,
+    groups: torch.Tensor | int | None = None,
+    group_dim: Literal["M", "N", "K"] = "M",
+    scales: Scales | None = None,
+    use_fast_accum: bool = False,
+    precision: Precision | None = None,
+    out_dtype: torch.dtype | None = None,
+    device: Device | None = None,
+) -> tuple[GemmProblem, DeviceInfo, bool]:
+    """What `explain` of the same arguments is about, with its errors: a problem, the GPU to choose for, and whether
+    groups are of columns."""
     sizes = {"M": M, "N": N, "K": K, "dtype": dtype}
     if input is None and other is None and M is not None and N is not None and K is not None and dtype is not None:
         a, b = operands_of_sizes(M, N, K, dtype, batch, layout, None if groups is None else (_count(groups), group_dim))
@@ -152,13 +189,7 @@ def explain(
         problem = _scaled(a, b, scales, bias, use_fast_accum, out_dtype or torch.bfloat16)
     else:
         problem = _product(a, b, bias, request)
-    selection = plan.selection_for(problem, info, invariant=batch_invariant)
-    if selection.source == "model":
-        selection = next_best(problem, info, selection)
-    bits = bit_class(problem, selection)
-    # Groups of columns are multiplied as groups of rows of c^T.
-    swap_ab = selection.swap_ab or (groups is not None and a.dim() == 3)
-    return replace(selection, swap_ab=swap_ab, device=info.name, policy=policies.current().name, bits=bits)
+    return problem, info, groups is not None and a.dim() == 3
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | bool | None, request: Request) -> GemmProblem:
@@ -273,11 +304,11 @@ def _device_info(device: Device | None, a: torch.Tensor) -> DeviceInfo:
     """The GPU that is chosen for."""
     if isinstance(device, DeviceInfo):
         return device
-    if isinstance(device, str) and device.startswith("sm_"):
-        known = {f"sm_{major}{minor}": (major, minor) for major, minor in SHARED_MEMORY}
-        if device not in known:
-            raise ValueError(f"explain(): device must be one of {', '.join(known)}, not {device!r}")
-        return device_of_capability(known[device])
+    if isinstance(device, str) and (device.startswith("sm_") or device in NAMES):
+        try:
+            return named_device(device)
+        except ValueError as error:
+            raise ValueError(f"explain(): {error}") from None
     try:
         where = a.device if device is None else torch.device(device)
     except RuntimeError as error:

@@ -17,9 +17,9 @@ import torch
 from . import generation, policies
 from .arithmetic import fp32_precision
 from .compat import INTERPRETED, current_device, current_stream, launcher, tensor_maps
-from .device import INTERPRETER, device_info
+from .device import INTERPRETER, DeviceInfo, device_info
 from .driver import ensure_context
-from .kernels.launch import Launch, Pointer, Scalar, TensorMap, materialise
+from .kernels.launch import Launch, Pointer, Scalar, TensorMap, compiled, materialise
 from .policies import in_backward, in_context
 from .problem import PRODUCT, GemmProblem, Layout, Request
 from .select import Selection, launches
@@ -46,14 +46,13 @@ class Step:
     def compile(self, operands: Mapping[str, torch.Tensor], scalars: Mapping[str, float]) -> None:
         """Compiles for operands like these, on the current device."""
         launch = self.launch
-        arguments = materialise(launch, operands, scalars)
-        compiled = launch.kernel.warmup(*arguments.values(), grid=launch.grid, **launch.options)
-        encoders = iter(tensor_maps(compiled))
+        kernel = compiled(launch, operands, scalars)
+        encoders = iter(tensor_maps(kernel))
         self.parts = [
             (part, lru_cache(MAX_TENSOR_MAPS)(next(encoders)) if isinstance(part, TensorMap) else None)
             for part in launch.arguments.values()
         ]
-        self.call = launcher(compiled, launch.grid, launch.cluster)
+        self.call = launcher(kernel, launch.grid, launch.cluster)
 
     def prepare(
         self, operands: Mapping[str, torch.Tensor], scalars: Mapping[str, float]
@@ -86,15 +85,18 @@ class Step:
         return call, tuple(arguments)
 
 
+def launches_on(device: DeviceInfo, problem: GemmProblem, selection: Selection) -> tuple[Launch, ...]:
+    """What a plan launches: on Hopper and later programmatically, where the kernel can be."""
+    made = launches(problem, selection)
+    return tuple(launch.programmatic() for launch in made) if device.capability >= (9, 0) else made
+
+
 class GemmPlan:
     """A selection for one problem on one device, ready to be launched."""
 
     def __init__(self, problem: GemmProblem, selection: Selection, device: torch.device) -> None:
         self.problem, self.selection, self.device, self.index = problem, selection, device, device.index or 0
-        made = launches(problem, selection)
-        if device_info(device).capability >= (9, 0):
-            made = tuple(launch.programmatic() for launch in made)
-        self.steps = [Step(launch) for launch in made]
+        self.steps = [Step(launch) for launch in launches_on(device_info(device), problem, selection)]
         self.temporaries = [temporary for step in self.steps for temporary in step.launch.temporaries]
         self.workspace = max((step.launch.workspace for step in self.steps), default=0)
         self.shares = any(step.launch.counters for step in self.steps)

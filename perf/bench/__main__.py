@@ -28,13 +28,13 @@ try:
     from perf.bench import tables as bench_tables
     from perf.bench.peers import PEERS
     from perf.bench.scores import AUTOTUNED, Sweep
-    from perf.bench.suites import ALL, PRECISION, SUITES, Suite, chosen
     from perf.common import arguments as args
     from perf.common.files import shown
     from perf.common.formats import Cell
     from perf.measure import environment
     from perf.measure.providers import OURS
     from perf.measure.timer import DeviceLostError
+    from triton_gemm.suites import ALL, PRECISION, SUITES, Suite, chosen
 except ModuleNotFoundError as error:
     if __name__ != "__main__":
         raise

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from perf.bench.shapes import ITEMSIZE
-from perf.bench.suites import LARGE_M, LARGE_WEIGHT_BYTES
 from perf.measure.providers import CUBLAS, OURS
 from perf.measure.roofline import SUSPICIOUS_RATIO, too_fast
+from triton_gemm.suites import LARGE_M, LARGE_WEIGHT_BYTES
+from triton_gemm.suites.shapes import ITEMSIZE
 
 Sweep = dict[str, Any]
 Result = dict[str, Any]

@@ -13,13 +13,13 @@ import torch
 
 from perf.bench.peers import PEERS
 from perf.bench.scores import AUTOTUNED, COMPILED
-from perf.bench.shapes import Shape
-from perf.bench.suites import Suite, chosen
 from perf.common.files import write_json
 from perf.measure import environment, operands, roofline, timer
 from perf.measure.operands import Operands, Problem
 from perf.measure.providers import CUBLAS, OURS
 from perf.measure.timer import Pace, Provider
+from triton_gemm.suites import Suite, chosen
+from triton_gemm.suites.shapes import Shape
 
 BUDGET_S = 0.15
 PACE = Pace(patience_s=0.03, replay_ms=4.0, check_rows=1024, extras=False)

@@ -11,7 +11,6 @@ from typing import Any
 
 from perf.bench import scores
 from perf.bench.scores import Score, Sweep
-from perf.bench.suites import PRECISION, SUITES
 from perf.common import formats
 from perf.common.files import read_json
 from perf.common.formats import Cell
@@ -19,6 +18,7 @@ from perf.measure import environment
 from perf.measure.environment import slug
 from perf.measure.providers import CUBLAS, OURS
 from triton_gemm.arithmetic import EMULATED
+from triton_gemm.suites import PRECISION, SUITES
 
 FOLDER = "bench"
 PAGE = "README.md"  # of every shape, in the folder of the sweeps of one GPU and Triton version

@@ -23,8 +23,6 @@ os.environ.pop("TRITON_INTERPRET", None)
 try:
     from rich.console import Console
 
-    from perf.bench.shapes import Shape
-    from perf.bench.suites import SUITES
     from perf.calibrate.fit import fit, save
     from perf.calibrate.measure import measure
     from perf.calibrate.regret import show_regret, unmeasured
@@ -35,6 +33,8 @@ try:
     from perf.measure.timer import DeviceLostError
     from triton_gemm import device_model
     from triton_gemm.device_model import model_of
+    from triton_gemm.suites import SUITES
+    from triton_gemm.suites.shapes import Shape
 except ModuleNotFoundError as error:
     if __name__ != "__main__":
         raise

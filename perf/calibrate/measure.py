@@ -15,9 +15,6 @@ import torch
 from rich.console import Console
 
 from perf.bench import sweep
-from perf.bench.shapes import Shape
-from perf.bench.suites import SUITES
-from perf.calibrate.shapes import gemm_problem
 from perf.calibrate.times import CLUSTER, Measured, Way, write
 from perf.measure import operands, timer
 from perf.measure.providers import CUBLAS, cublas
@@ -27,6 +24,9 @@ from triton_gemm.device import DeviceInfo, device_info
 from triton_gemm.plan import GemmPlan, stand_in
 from triton_gemm.problem import GemmProblem
 from triton_gemm.select import ranked
+from triton_gemm.suites import SUITES
+from triton_gemm.suites.problems import gemm_problem
+from triton_gemm.suites.shapes import Shape
 
 KEEP = 16  # candidates of a shape, the fastest as predicted, of all kernels
 LEAST = 3  # at least so many of each

@@ -1,16 +1,13 @@
-"""Which shapes are measured, and as what problems."""
+"""Which shapes are measured."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
-from perf.bench.shapes import Shape, spaced
-from perf.bench.suites import SUITES, unseen
-from perf.measure import operands
-from triton_gemm.problem import GemmProblem
+from triton_gemm.suites import SUITES, unseen
+from triton_gemm.suites.shapes import Shape, spaced
 
 # Suites that a shape may belong to, the narrow regimes first: it counts for the first.
 REGIMES = ("batched", "bigk", "shortk", "square", "mid", "decode", "prefill", "llm", "layouts")
@@ -18,7 +15,6 @@ OTHER = "other"
 LISTED, DRAWN, SEED = 9, 6, 1  # shapes of each suite: from its list, and others of its regime
 # Of more regimes more: nearly all of mid's have rows that begin inside of lines, some of them inside of sectors.
 DRAWN_MORE = {"mid": 30, "prefill": 18, "llm": 18, "decode": 18}
-PRECISIONS = {"bf16": "half", "fp16": "half"}  # modes whose name is not the precision's
 
 # Where kernels compete: few rows on weights, tiny and odd matrices, and what tensor cores do not multiply. The columns
 # and the length of the sum of weights:
@@ -66,19 +62,3 @@ def shapes_to_measure(
     every = tuple(found.values())
     evenly = np.linspace(0, len(every) - 1, min(limit or len(every), len(every)))
     return tuple(every[round(i)] for i in evenly)
-
-
-def gemm_problem(shape: Shape, mode: str = "bf16") -> GemmProblem:
-    """The library's problem for operands of that shape, without memory for them."""
-    dtype = operands.MODE_DTYPES[mode]
-    batch = () if shape.batch is None else (shape.batch,)
-
-    def lay(rows: int, columns: int, layout: str) -> torch.Tensor:
-        if layout == "t":
-            return lay(columns, rows, "n").mT
-        return torch.empty(*batch, rows, columns + shape.pad, dtype=dtype, device="meta")[..., :columns]
-
-    a, b = lay(shape.M, shape.K, shape.layout[0]), lay(shape.K, shape.N, shape.layout[1])
-    c = torch.empty(*batch, shape.M, shape.N, dtype=operands.OUT_DTYPES.get(dtype, dtype), device="meta")
-    more = {"bias": shape.bias, "activation": shape.activation, "scales": shape.scales}
-    return GemmProblem.of(a, b, c, precision=PRECISIONS.get(mode, mode), **more)

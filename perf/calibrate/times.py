@@ -10,9 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from perf.bench.shapes import Shape
-from perf.bench.suites import SUITES
-from perf.calibrate.shapes import OTHER, REGIMES, gemm_problem
+from perf.calibrate.shapes import OTHER, REGIMES
 from perf.common.files import read_json
 from triton_gemm import kernels
 from triton_gemm.device import DeviceInfo, device_of_capability
@@ -21,6 +19,9 @@ from triton_gemm.kernels.candidate import Candidate
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import GemmProblem
 from triton_gemm.select import Selection, predicted
+from triton_gemm.suites import SUITES
+from triton_gemm.suites.problems import gemm_problem
+from triton_gemm.suites.shapes import Shape
 
 FILE = "calibration.json"
 SIZES = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages")

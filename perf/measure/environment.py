@@ -31,7 +31,7 @@ def _modules(package: str, names: str) -> tuple[str, ...]:
 
 
 _TIMED = _modules("perf/measure", "timer operands numerics providers roofline")
-_BENCH = ("triton_gemm", *_TIMED, *_modules("perf/bench", "peers shapes suites sweep"))
+_BENCH = ("triton_gemm", *_TIMED, *_modules("perf/bench", "peers sweep"))
 # The files and folders that decide the figures of a record, by what it holds.
 SOURCES: dict[str, tuple[str, ...]] = {
     "ladder": (

@@ -9,10 +9,10 @@ import torch
 
 from perf.bench import __main__ as bench
 from perf.bench import peers, scores
-from perf.bench.shapes import Shape, cube
-from perf.bench.suites import SUITES, Suite
 from perf.common.files import read_json
 from perf.measure.providers import CUBLAS, OURS
+from triton_gemm.suites import SUITES, Suite
+from triton_gemm.suites.shapes import Shape, cube
 
 pytestmark = pytest.mark.gpu
 

@@ -124,3 +124,10 @@ def materialise(
         return argument
 
     return {name: value(argument) for name, argument in launch.arguments.items()}
+
+
+def compiled(launch: Launch, operands: Mapping[str, torch.Tensor], scalars: Mapping[str, float] | None = None) -> Any:
+    """Triton's compiled kernel of a launch for operands like these, for the active driver's GPU, from its cache where
+    that has it; as `materialise`."""
+    arguments = materialise(launch, operands, scalars)
+    return launch.kernel.warmup(*arguments.values(), grid=launch.grid, **launch.options)

@@ -102,6 +102,12 @@ def ignored() -> dict[str, int]:
     return dict(_ignored)
 
 
+def known(problem: GemmProblem, device: DeviceInfo) -> list[tuple[Source, Entry]]:
+    """All that tables of any bits hold for `problem` on `device`, legal there or not, and whose they are."""
+    every = ((source, table) for source, where in _folders() for table in _asked(where, device, "any"))
+    return [(source, table.entries[problem]) for source, table in every if problem in table.entries]
+
+
 def _asked(where: Path, device: DeviceInfo, bits: Bits) -> list[Table]:
     """A folder's tables in the order in which they are asked."""
     tables = _tables(where, device)
@@ -253,29 +259,43 @@ def clear() -> int:
 @dataclass(frozen=True)
 class Report:
     """What `verify` says of a file: path; source: whose it is; entries: how many; faults: why it is not used, or which
-    of its entries are not, a sentence each."""
+    of its entries are not, a sentence each; elsewhere: what other silicon or version of Triton it is of, if it is."""
 
     path: Path
     source: Source
     entries: int
     faults: tuple[str, ...] = ()
+    elsewhere: str = ""
+
+
+def listed() -> list[tuple[Source, Path, files.Contents]]:
+    """Every file of tables, whose it is, and what it holds."""
+    return [
+        (source, where / name, files.load(where / name))
+        for source, where in _folders()
+        for name in files.names(where, "")
+    ]
+
+
+def set_aside() -> list[Path]:
+    """The files that could not be read whole, and that were set aside in the user's folder."""
+    where = folder()
+    return sorted(where.glob(f"*.v{files.FORMAT}.json.*.*")) if where else []
 
 
 def verify(device: DeviceInfo | None = None) -> list[Report]:
     """A report of every file of tables, and of all that was set aside: whether it is of the silicon of `device`, by
     default the current GPU, and of this version of Triton, and each entry legal there. Nothing changes."""
-    reports, device = [], device or current_device_info()
-    for source, where in _folders():
-        aside = sorted(where.glob(f"*.v{files.FORMAT}.json.*.*")) if source == "user's table" else []
-        reports += [Report(path, source, 0, ("it is set aside",)) for path in aside]
-        for path in (where / name for name in files.names(where, "")):
-            found = files.load(path)
-            faults = [found.wrong[1]] if found.wrong else []
-            table = found.table
-            if table is not None and (table.silicon, table.triton) != (Silicon.of(device), files.TRITON):
-                faults.append(f"it is of {table.silicon} and Triton {table.triton}")
-            elif table is not None:
-                whys = ((problem, illegal(problem, device, entry)) for problem, entry in table.entries.items())
-                faults += [f"{text_of(plain(problem))}: {why}" for problem, why in whys if why]
-            reports.append(Report(path, source, len(table.entries) if table else 0, tuple(faults)))
+    reports = [Report(path, "user's table", 0, ("it is set aside",)) for path in set_aside()]
+    device = device or current_device_info()
+    for source, path, found in listed():
+        faults, elsewhere = [found.wrong[1]] if found.wrong else [], ""
+        table = found.table
+        if table is not None and (table.silicon, table.triton) != (Silicon.of(device), files.TRITON):
+            elsewhere = f"it is of {table.silicon} and Triton {table.triton}"
+            faults.append(elsewhere)
+        elif table is not None:
+            whys = ((problem, illegal(problem, device, entry)) for problem, entry in table.entries.items())
+            faults += [f"{text_of(plain(problem))}: {why}" for problem, why in whys if why]
+        reports.append(Report(path, source, len(table.entries) if table else 0, tuple(faults), elsewhere))
     return reports

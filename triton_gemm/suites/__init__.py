@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-from perf.bench.shapes import ITEMSIZE, Shape, between, box, cube, spaced
+from .shapes import ITEMSIZE, Shape, between, box, cube, spaced
 
 LARGE_M = 1024  # from here on a projection is bound by arithmetic
 LARGE_WEIGHT_BYTES = 100e6  # a weight of more never fits an L2 cache

@@ -1,0 +1,171 @@
+"""Compiling ahead of time: what a plan on a GPU asks Triton's cache for is there, and so is what needs a C compiler."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tabled import HOPPER, problem_of
+from triton_gemm import compat, precompile
+from triton_gemm.device import device_of_capability
+from triton_gemm.problem import Layout
+
+ROOT = Path(__file__).parent.parent
+
+# A process of its own makes plans as a call does on a GPU, with operands that have addresses, and says for each kernel
+# whether Triton found it.
+RUN = """
+import json, sys
+from unittest import mock
+import torch
+from tests.tabled import HOPPER
+from triton_gemm import compat, plan, precompile
+from tests import test_precompile
+
+found = {}
+problems = test_precompile.PROBLEMS
+for change in sys.argv[1:]:
+    problems = [test_precompile.BEYOND]
+with (
+    mock.patch.object(plan, "device_info", lambda device: HOPPER),
+    mock.patch.object(plan, "launcher", lambda *_: None),
+    mock.patch.object(plan, "tensor_maps", lambda kernel: 9 * [print]),
+    compat.compiling_for((9, 0)),
+    compat.compilations(lambda kernel, hit: found.setdefault(kernel, hit)),
+):
+    for problem in problems:
+        made = plan.GemmPlan(problem, plan.selection_for(problem, HOPPER), torch.device("cuda", 0))
+        operands = precompile.operands_of(problem, [step.launch for step in made.steps])
+        for name, like in operands.items():
+            memory = torch.empty(128, dtype=like.dtype)
+            operands[name] = memory[1:] if name == "b" and not problem.b.aligned else memory
+        for step in made.steps:
+            step.compile(operands, {"alpha": 0.5, "beta": 2.0})
+print(json.dumps(found))
+"""
+# For a process without a C compiler and with a driver that does nothing: Triton loads its launcher.
+LOAD = """
+import triton
+from triton.backends.nvidia.driver import CudaUtils
+CudaUtils()
+print("loaded")
+"""
+
+
+UNALIGNED = replace(problem_of(100, 60, 40), b=Layout((0, 60, 1), aligned=False))
+# The first two share a kernel; Triton compiles the third and fourth apart, because of 1000's last bits.
+PROBLEMS = [problem_of(), problem_of(513), problem_of(1, 1024, 1024), problem_of(1, 1000, 1024)]
+PROBLEMS += [problem_of(17, 33, 65), problem_of(100, 60, 40), UNALIGNED]
+BEYOND = problem_of(2048, 2048, 2048)
+
+
+def run(code: str, *arguments: str, **variables: str) -> str:
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}", **variables}
+    done = subprocess.run([sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def made(cache: Path) -> precompile.Precompiled:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_LIBCUDA_PATH", str(cache / "driver"))  # as an image says where its driver will be
+        compat.nvidia.libcuda_dirs.cache_clear()
+        try:
+            return precompile.precompile(PROBLEMS, [HOPPER], cache=cache)
+        finally:
+            compat.nvidia.libcuda_dirs.cache_clear()
+
+
+def test_a_plan_finds_in_the_cache_what_was_compiled_ahead(cache: Path, made: precompile.Precompiled) -> None:
+    assert made.failures == () and made.cache == cache
+    assert made.kernels == made.compiled == len(PROBLEMS) - 1
+    found = json.loads(run(RUN, TRITON_CACHE_DIR=str(cache)))
+    assert len(found) == made.kernels and all(found.values())
+    assert not all(json.loads(run(RUN, "beyond", TRITON_CACHE_DIR=str(cache))).values())
+
+
+def test_what_is_in_the_cache_is_not_compiled_again(cache: Path, made: precompile.Precompiled) -> None:
+    calls: list[tuple[int, int]] = []
+    again = precompile.precompile(PROBLEMS[:1], [HOPPER], cache=cache, progress=lambda *how: calls.append(how))
+    assert again.compiled == 0 and again.problems == 1
+    assert calls[0][0] == 0 and calls[-1][0] == calls[-1][1] == len(calls) - 1
+
+
+@pytest.mark.skipif(not (shutil.which("gcc") and shutil.which("nm")), reason="makes a driver's library with GCC")
+def test_the_launcher_needs_no_compiler_where_it_was_built(cache: Path, made: precompile.Precompiled) -> None:
+    assert made.launcher is None
+    (launcher,) = cache.rglob("cuda_utils*.so")
+    undefined = subprocess.run(["nm", "-D", "--undefined-only", launcher], capture_output=True, text=True, check=True)
+    names = [line.split()[-1] for line in undefined.stdout.splitlines() if line.split()[-1].startswith("cu")]
+    driver = cache / "driver"
+    driver.mkdir()
+    (driver / "driver.c").write_text("\n".join(f"int {name}(void) {{ return 0; }}" for name in names))
+    options = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", driver / "libcuda.so.1", driver / "driver.c"]
+    subprocess.run(["gcc", *options], check=True)
+    surroundings = {"LD_LIBRARY_PATH": str(driver), "TRITON_LIBCUDA_PATH": str(driver), "CC": "/bin/false"}
+    assert run(LOAD, TRITON_CACHE_DIR=str(cache), **surroundings) == "loaded\n"
+    with pytest.raises(AssertionError, match="CalledProcessError"):
+        run(LOAD, TRITON_CACHE_DIR=str(cache / "empty"), **surroundings)
+
+
+def test_why_there_is_no_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CC", str(tmp_path / "no-compiler"))
+    monkeypatch.setenv("TRITON_LIBCUDA_PATH", str(tmp_path))
+    compat.nvidia.libcuda_dirs.cache_clear()
+    try:
+        assert "no-compiler" in str(compat.build_launcher(cache=tmp_path))
+    finally:
+        compat.nvidia.libcuda_dirs.cache_clear()
+    monkeypatch.delenv("CC")
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert compat.build_launcher() == "there is no C compiler: set CC, or install gcc"
+
+
+def test_it_says_what_it_could_not_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fails(*_: Any) -> None:
+        raise ValueError("ptxas\ndied")
+
+    monkeypatch.setattr(precompile, "compiled", fails)
+    monkeypatch.setattr(precompile, "build_launcher", lambda *_: None)
+    made = precompile.precompile([problem_of()], [device_of_capability((7, 5)), HOPPER], cache=tmp_path)
+    assert made.kernels == 0 and len(made.failures) == 2
+    assert "needs compute capability 8.0" in made.failures[0]
+    assert made.failures[1].endswith("_kernel: ValueError: ptxas")
+
+
+def test_an_interruption_ends_it_soon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    begun: list[Any] = []
+    monkeypatch.setattr(precompile, "compiled", lambda *how: begun.append(how) or time.sleep(0.05))
+
+    def interrupt(done: int, total: int) -> None:
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        precompile.precompile(PROBLEMS, [HOPPER], cache=tmp_path, workers=1, progress=interrupt)
+    assert len(begun) < 4
+
+
+def test_the_active_driver_is_the_one_of_before() -> None:
+    import triton
+
+    before = triton.runtime.driver._active
+    with pytest.raises(KeyError), compat.compiling_for((9, 0)):
+        assert triton.runtime.driver.active.get_current_target().arch == 90
+        raise KeyError
+    assert triton.runtime.driver._active is before

@@ -1,0 +1,195 @@
+"""`triton-gemm cache`: tables of measured choices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from .. import tables
+from ..tables import files
+from ..tables.files import Table
+from ..tables.records import plain
+from . import output, words
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Tables of measured choices: see them, share them, check them. docs/tuning.md "
+    "says how they are used. `triton-gemm cache ls` shows where they are.",
+)
+
+Files = Annotated[list[Path], typer.Argument(exists=True, dir_okay=False, metavar="FILE...", show_default=False)]
+
+
+@app.command("ls")
+@output.command
+def ls(as_json: output.Json = False) -> None:
+    """List all tables, your own and those that came with the package, and what was set aside."""
+    found = [
+        {
+            "file": path,
+            "whose": source,
+            "silicon": table and str(table.silicon),
+            "name": table and table.silicon.name,
+            "triton": table and table.triton,
+            "bits": table and table.bits,
+            "entries": len(table.entries) if table else 0,
+            "wrong": contents.wrong and contents.wrong[1],
+        }
+        for source, path, contents in tables.listed()
+        for table in [contents.table]
+    ]
+    data = {"folder": tables.folder(), "tables": found, "set_aside": tables.set_aside()}
+
+    def render(console: Console) -> None:
+        console.print(f"your tables are in {data['folder']}")
+        columns = ("silicon", "GPU", "Triton", "bits", "whose", "file", "entries")
+        rows = [
+            [x["silicon"], x["name"], x["triton"], x["bits"], x["whose"], Path(str(x["file"])).name, x["entries"]]
+            for x in found
+        ]
+        console.print(output.table(columns, rows, left=6) if rows else "there is no table yet: triton-gemm tune")
+        for x in found:
+            if x["wrong"]:
+                console.print(f"{x['file']}: {x['wrong']}")
+        for path in data["set_aside"]:  # type: ignore[union-attr]
+            console.print(f"set aside: {path}")
+
+    output.show(data, as_json, render)
+
+
+@app.command("show")
+@output.command
+def show(
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="FILE", show_default=False, help="A table; by default those of the GPU."),
+    ] = None,
+    device: words.Device = None,
+    as_json: output.Json = False,
+) -> None:
+    """Show what a table says, or all tables of a GPU: for each product the kernel, and what it gains."""
+    shown = [("file", _table(file))] if file else _tables_of(device)
+    rows = [
+        {"problem": plain(problem), "text": words.problem_text(problem), "whose": whose, "bits": table.bits}
+        | plain(entry)
+        | {"selection": str(entry.selection(problem, whose)).partition(":")[0], "gain": entry.default_us / entry.us - 1}
+        for whose, table in shown
+        for problem, entry in table.entries.items()
+    ]
+
+    def render(console: Console) -> None:
+        columns = ("product", "kernel and configuration", "bits", "measured", "us", "model's us", "gain")
+        lines = [
+            (
+                *(x["text"], x["selection"], x["bits"], str(x["measured"])[:10]),
+                *(output.us(x["us"]), output.us(x["default_us"]), f"{100 * x['gain']:.1f} %"),
+            )
+            for x in rows
+        ]
+        console.print(output.table(columns, lines, left=4) if lines else "no table has an entry")
+
+    output.show({"entries": rows}, as_json, render)
+
+
+def _table(path: Path) -> Table:
+    found = files.load(path)
+    if found.table is None:
+        raise output.FailedError(f"{path}: {found.wrong[1] if found.wrong else 'it cannot be read'}")
+    return found.table
+
+
+def _tables_of(device: str | None) -> list[tuple[str, Table]]:
+    silicon = tables.Silicon.of(words.device(device))
+    every = ((source, contents.table) for source, _, contents in tables.listed())
+    return [(source, table) for source, table in every if table is not None and table.silicon == silicon]
+
+
+@app.command("export")
+@output.command
+def export(
+    out: Annotated[Path, typer.Argument(dir_okay=False, metavar="OUT", show_default=False)],
+    device: words.Device = None,
+    bits: words.Bits = "same",
+    as_json: output.Json = False,
+) -> None:
+    """Write your table for a GPU into the file OUT, for another machine."""
+    count = tables.export_to(out, words.device(device), bits)
+    _counted(count, out, as_json)
+
+
+@app.command("import")
+@output.command
+def import_(sources: Files, as_json: output.Json = False) -> None:
+    """Merge files into your tables: the faster entry for a product wins. A file that is wrong changes nothing."""
+    for path in sources:
+        if (wrong := files.load(path).wrong) is not None:
+            raise output.FailedError(f"{path}: {wrong[1]}")
+    count = sum(tables.import_from(path) for path in sources)
+    _counted(count, tables.folder(), as_json)
+
+
+@app.command("merge")
+@output.command
+def merge(
+    sources: Files,
+    out: Annotated[Path, typer.Option("--out", "-o", dir_okay=False, metavar="OUT", help="The file to write.")],
+    as_json: output.Json = False,
+) -> None:
+    """Merge files of one kind into the file OUT: the faster entry for a product wins, in any order of files."""
+    for path in sources:
+        if (wrong := files.load(path).wrong) is not None:
+            raise output.FailedError(f"{path}: {wrong[1]}")
+    _counted(tables.merge(sources, out), out, as_json)
+
+
+def _counted(count: int, where: Path | None, as_json: bool) -> None:
+    output.show({"entries": count, "to": where}, as_json, lambda console: console.print(f"{count} entries -> {where}"))
+
+
+@app.command("verify")
+@output.command
+def verify(device: words.Device = None, as_json: output.Json = False) -> None:
+    """Check every table: can it be read, and can this GPU run each entry? Exit status 1 if not.
+
+    A table of another GPU or version of Triton is no fault: it is not used here.
+    """
+    reports = tables.verify(words.device(device))
+    found: list[dict[str, Any]] = [
+        {
+            "file": x.path,
+            "whose": x.source,
+            "entries": x.entries,
+            "faults": [fault for fault in x.faults if fault != x.elsewhere],
+            "elsewhere": x.elsewhere or None,
+        }
+        for x in reports
+    ]
+
+    def render(console: Console) -> None:
+        for x in found:
+            said = "; ".join(x["faults"]) or (f"not used here: {x['elsewhere']}" if x["elsewhere"] else "good")
+            console.print(f"{Path(x['file']).name}: {x['entries']} entries, {said}")
+        if not found:
+            console.print(f"there is no table in {tables.folder()}, and none came with the package")
+
+    output.show({"tables": found}, as_json, render)
+    if any(x["faults"] for x in found):
+        raise typer.Exit(output.FAILED)
+
+
+@app.command("clear")
+@output.command
+def clear(
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False, as_json: output.Json = False
+) -> None:
+    """Delete your own tables, of all GPUs. It asks first."""
+    own = [path for source, path, _ in tables.listed() if source == "user's table"]
+    if own and not yes:
+        if as_json:
+            raise output.wrong_call("--json cannot ask: add --yes")
+        typer.confirm(f"Delete {len(own)} tables in {tables.folder()}?", abort=True)
+    count = tables.clear()
+    output.show({"deleted": count}, as_json, lambda console: console.print(f"deleted {count} tables"))

@@ -1,0 +1,48 @@
+"""`triton-gemm doctor`: what works here and what does not."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from ..doctor import Diagnosis, examine
+from . import output
+
+_LOOK = {"good": ("ok", "green"), "note": ("note", "yellow"), "broken": ("BROKEN", "red bold")}
+
+
+@output.command
+def doctor(as_json: output.Json = False) -> None:
+    """Find out what works on this machine, what does not, and what to do about it.
+
+    It looks at the GPU and its driver, torch, Triton, compilers, caches, tables, the policy and environment variables,
+    and needs no GPU. The exit status is 1 if something is broken. Put the output into a report of a bug.
+    """
+    found = examine()
+    data = {
+        "findings": [asdict(finding) for finding in found.findings],
+        "devices": [asdict(device) for device in found.devices],
+        "broken": found.broken,
+    }
+    output.show(data, as_json, lambda console: render(found, console))
+    if found.broken:
+        raise typer.Exit(output.FAILED)
+
+
+def render(found: Diagnosis, console: Console) -> None:
+    """A line for each finding, and what to do below it."""
+    width = max(len(finding.about) for finding in found.findings)
+    before = ""
+    for finding in found.findings:
+        word, style = _LOOK[finding.status]
+        about = finding.about if finding.about != before else ""
+        before = finding.about
+        line = Text.assemble(f"{about:<{width}}  ", (f"{word:<6}", style), f"  {finding.says}")
+        console.print(line, soft_wrap=True)
+        if finding.do:
+            console.print(f"{'':<{width + 10}}{finding.do}", soft_wrap=True)
+    broken = sum(finding.status == "broken" for finding in found.findings)
+    console.print(f"{broken} broken" if broken else "nothing is broken", style="bold")

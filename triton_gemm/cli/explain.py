@@ -1,0 +1,118 @@
+"""`triton-gemm explain`: what a product could run on, and what it does run on."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+
+from ..arithmetic import Precision, ScaleKind
+from ..comparison import Comparison, Way, compare
+from ..explanation import asked
+from ..problem import Activation
+from ..tables.records import plain
+from . import output, words
+
+
+@output.command
+def explain(
+    M: Annotated[int, typer.Argument(min=1, metavar="M", help="Rows of A and C.")],
+    N: Annotated[int, typer.Argument(min=1, metavar="N", help="Columns of B and C.")],
+    K: Annotated[int, typer.Argument(min=1, metavar="K", help="Columns of A and rows of B: the length of sums.")],
+    dtype: words.Dtype = "bf16",
+    layout: words.Layout = "nn",
+    batch: Annotated[int, typer.Option(min=1, help="How many such products at once.")] = 1,
+    bias: Annotated[Literal["n"] | None, typer.Option(help="n: add one value for each column of C.")] = None,
+    activation: Annotated[Activation | None, typer.Option(help="What is applied to C.")] = None,
+    beta: Annotated[float, typer.Option(help="beta C is added, as addmm does; 0 does not read C.")] = 0.0,
+    precision: Annotated[Precision | None, typer.Option(help="How fp32 is multiplied: docs/precision.md.")] = None,
+    scales: Annotated[ScaleKind | None, typer.Option(help="What fp8's and int8's scales are for.")] = None,
+    fast_accum: Annotated[bool, typer.Option("--fast-accum", help="fp8: leave sums to the tensor cores.")] = False,
+    groups: Annotated[int | None, typer.Option(min=1, help="A grouped product of so many groups.")] = None,
+    group_dim: Annotated[Literal["M", "N", "K"], typer.Option(help="Which size is cut into groups.")] = "M",
+    out_dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="Of C, where it is another.")] = None,
+    device: words.Device = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many candidates to show.")] = 10,
+    compile: Annotated[
+        int, typer.Option(min=0, help="Compile the first so many, for their registers and shared memory.")
+    ] = 0,
+    as_json: output.Json = False,
+) -> None:
+    """Show which kernels could compute a product, how long each takes, and which one runs.
+
+    Nothing is launched, and no GPU is needed if one is named. A linear layer with 16 tokens on an H200:
+
+    `triton-gemm explain 16 14336 4096 --layout nt --device h200`
+    """
+    info = words.device(device)
+    problem, info, _ = asked(
+        M=M,
+        N=N,
+        K=K,
+        dtype=words.dtype(dtype),
+        layout=layout,
+        batch=batch,
+        bias=None if bias is None else True,
+        activation=activation,
+        beta=beta,
+        precision=precision,
+        scales=scales,
+        use_fast_accum=fast_accum,
+        groups=groups,
+        group_dim=group_dim,
+        out_dtype=None if out_dtype is None else words.dtype(out_dtype),
+        device=info,
+    )
+    found = compare(problem, info, limit=limit, compiled=compile)
+    output.show(as_plain(found), as_json, lambda console: render(found, console))
+
+
+def as_plain(found: Comparison) -> dict[str, Any]:
+    """For JSON."""
+    return {
+        "problem": plain(found.problem),
+        "device": asdict(found.device),
+        "model": found.model,
+        "policy": found.policy._asdict(),
+        "chosen": {"by": found.chosen.source, "reason": found.chosen.reason} | _selection(found.chosen),
+        "candidates": [_way(way) for way in found.ways],
+        "compared": found.candidates,
+        "refused": found.refused,
+    }
+
+
+def _selection(selection: Any) -> dict[str, Any]:
+    names = ("kernel", "config", "schedule", "split_k", "swap_ab", "packed", "precision")
+    return {name: plain(getattr(selection, name)) for name in names}
+
+
+def _way(way: Way) -> dict[str, Any]:
+    figures = {"predicted_us": way.predicted_us, "known_us": way.known_us, "table": way.table}
+    launches = [
+        {"kernel": x.name, "registers": x.registers, "shared_memory": x.shared, "spills": x.spills}
+        for x in way.compiled
+    ]
+    return _selection(way.selection) | figures | {"bits": way.bits, "chosen": way.chosen, "launches": launches}
+
+
+def render(found: Comparison, console: Console) -> None:
+    """For people."""
+    console.print(f"{words.problem_text(found.problem)} on {found.device.name}", style="bold")
+    columns = ["", "kernel and configuration", "bits", "predicted us", "known us"]
+    columns += ["registers", "shared memory", "spills"] if any(way.compiled for way in found.ways) else []
+    rows = []
+    for way in found.ways:
+        what = str(way.selection).removesuffix(f": {way.selection.reason}")
+        row: list[object] = ["->" if way.chosen else "", what, way.bits, output.us(way.predicted_us)]
+        row.append(way.known_us and f"{output.us(way.known_us)} ({way.table})")
+        row += [" + ".join(str(getattr(x, name)) for x in way.compiled) for name in ("registers", "shared", "spills")]
+        rows.append(row[: len(columns)])
+    console.print(output.table(columns, rows, left=3))
+    legal = found.candidates - found.refused
+    console.print(f"{len(found.ways)} of the {legal} candidates that this GPU can run")
+    console.print(f"runs: {found.chosen}")
+    console.print(f"chosen by the {found.chosen.source}, policy {found.policy.name}, bits {found.policy.bits}")
+    if "registers" not in columns:
+        console.print("--compile 3 compiles the first three, for their registers and shared memory")

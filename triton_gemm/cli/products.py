@@ -1,0 +1,64 @@
+"""Which products a command is about: --shapes, --suite or --shapes-from."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..device import INTERPRETER
+from ..explanation import Layout, asked
+from ..problem import GemmProblem
+from ..suites import SUITES
+from ..suites.problems import gemm_problem
+from . import output, words
+
+
+def chosen(
+    shapes: str | None, suite: str | None, shapes_from: Path | None, dtype: torch.dtype, layout: Layout
+) -> list[GemmProblem]:
+    """The problems that a call names in one of these ways. dtype, layout: of --shapes, and of suites of 16 bits."""
+    given = {"--shapes": shapes, "--suite": suite, "--shapes-from": shapes_from}
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) != 1:
+        raise output.wrong_call(f"give one of {', '.join(given)}" + f", not {' and '.join(named)}" * bool(named))
+    if shapes is not None:
+        return [problem(*sizes, dtype, layout) for sizes in words.shapes(shapes)]
+    if suite is not None:
+        return of_suite(suite, dtype)
+    assert shapes_from is not None
+    return recorded(shapes_from)
+
+
+def problem(batch: int, M: int, N: int, K: int, dtype: torch.dtype, layout: Layout) -> GemmProblem:
+    """A plain product."""
+    found, _, _ = asked(M=M, N=N, K=K, dtype=dtype, batch=batch, layout=layout, device=INTERPRETER)
+    return found
+
+
+def of_suite(name: str, dtype: torch.dtype) -> list[GemmProblem]:
+    """The problems of a suite; those of one precision keep their own dtype."""
+    if name not in SUITES:
+        raise output.wrong_call(f"--suite: {name!r} is none of {', '.join(SUITES)}")
+    suite = SUITES[name]
+    mode = suite.mode or {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype)
+    if mode is None:
+        raise output.wrong_call(f"--suite {name} is of 16 bits: --dtype bf16 or fp16")
+    return list(dict.fromkeys(gemm_problem(shape, mode) for shape in suite.shapes))
+
+
+def recorded(path: Path) -> list[GemmProblem]:
+    """The problems of a file of `record_shapes`, the most called first."""
+    if not path.is_file():
+        raise output.wrong_call(f"--shapes-from: there is no file {path}")
+    return list(tuning().read_shapes(path))
+
+
+def tuning() -> Any:
+    """The package that tunes, which is imported when it is needed."""
+    try:
+        return import_module("triton_gemm.tuning")
+    except ModuleNotFoundError:
+        raise output.FailedError("this version of the package has no tuner") from None

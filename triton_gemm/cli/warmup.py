@@ -1,0 +1,90 @@
+"""`triton-gemm warmup`: compile ahead of time."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+
+from ..device import DeviceInfo
+from ..device_model import NAMES, named_device
+from ..precompile import precompile
+from . import output, products, words
+
+
+@output.command
+def warmup(
+    shapes: words.Shapes = None,
+    suite: words.Suite = None,
+    shapes_from: words.ShapesFrom = None,
+    dtype: words.Dtype = "bf16",
+    layout: words.Layout = "nn",
+    arch: Annotated[
+        str | None,
+        typer.Option(metavar="sm_XX", help="All GPUs of that compute capability that the package has a model of."),
+    ] = None,
+    device: words.Device = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(file_okay=False, metavar="DIR", help="The cache's folder; by default Triton's own."),
+    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Threads; by default one for each core.")] = None,
+    as_json: output.Json = False,
+) -> None:
+    """Compile what products will run on, before there is a GPU, into Triton's cache.
+
+    Run it where an image is built, with the same Python packages as at run time:
+
+    `triton-gemm warmup --shapes-from shapes.json --device h200 --out /opt/triton-cache`
+
+    Set `TRITON_CACHE_DIR=/opt/triton-cache` in the image: nothing is compiled at run time then, and no C compiler
+    is needed. It also builds Triton's launcher; with Triton 3.8 or later set `TRITON_LIBCUDA_PATH` for that, here
+    and in the image, to the folder that has libcuda.so.1 at run time, mostly /usr/lib/x86_64-linux-gnu.
+    """
+    problems = products.chosen(shapes, suite, shapes_from, words.dtype(dtype), layout)
+    devices = devices_of(arch, device)
+    errors = Console(stderr=True)
+    with Progress(
+        *(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()),
+        console=errors,
+        transient=True,
+        disable=not errors.is_terminal,
+    ) as bar:
+        line = bar.add_task("")
+        made = precompile(
+            problems,
+            devices,
+            cache=out,
+            workers=workers,
+            progress=lambda done, total: bar.update(line, completed=done, total=total),
+        )
+
+    def render(console: Console) -> None:
+        already = made.kernels - made.compiled
+        names = ", ".join(x.name for x in devices)
+        console.print(f"{made.kernels} kernels for {made.problems} products on {names} in {made.cache}")
+        console.print(f"{made.compiled} compiled in {made.seconds:.0f} s, {already} were there")
+        console.print(f"the launcher: {made.launcher or 'built'}")
+        for failure in made.failures:
+            console.print(f"failed: {failure}")
+
+    output.show(asdict(made) | {"devices": [x.name for x in devices]}, as_json, render)
+    if made.failures:
+        raise typer.Exit(output.FAILED)
+
+
+def devices_of(arch: str | None, device: str | None) -> list[DeviceInfo]:
+    """Of --arch every GPU with that compute capability that has a name here; else that of --device."""
+    if arch is None:
+        return [words.device(device)]
+    if device is not None:
+        raise output.wrong_call("--arch and --device say the same: give one of them")
+    if not arch.startswith("sm_") or arch not in NAMES:
+        known = ", ".join(name for name in NAMES if name.startswith("sm_"))
+        raise output.wrong_call(f"--arch: {arch!r} is none of {known}")
+    wanted = named_device(arch)
+    return [x for x in map(named_device, NAMES) if x.capability == wanted.capability]

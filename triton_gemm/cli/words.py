@@ -1,0 +1,132 @@
+"""What words of a command line mean: sizes, dtypes, devices, durations."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from .. import explanation
+from ..arithmetic import DTYPES, SCALED
+from ..device import DeviceInfo, current_device_info, device_info
+from ..device_model import NAMES, named_device
+from ..problem import GemmProblem
+from ..suites import SUITES
+from ..tables import files
+from .output import wrong_call
+
+_SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64"}
+_SHORT |= {torch.int8: "int8", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8-e5m2"}
+DTYPE_WORDS = {_SHORT[dtype]: dtype for dtype in dict.fromkeys((*DTYPES, *SCALED))}
+_LONG = {str(dtype).removeprefix("torch."): dtype for dtype in (*DTYPE_WORDS.values(), torch.int32)}
+
+
+Dtype = Annotated[
+    str, typer.Option(help=f"Of the operands: {', '.join(DTYPE_WORDS)}, or torch's name.", metavar="DTYPE")
+]
+Layout = Annotated[
+    explanation.Layout, typer.Option(help="How A and B lie in memory: n by rows, t by columns; nt is a linear layer's.")
+]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        help="The GPU to choose for: "
+        f"{', '.join(NAMES)}; cuda:1; or a file with the JSON that `triton-gemm doctor --json` prints on that GPU. "
+        "By default the current one.",
+        metavar="GPU",
+        show_default=False,
+    ),
+]
+Shapes = Annotated[
+    str | None,
+    typer.Option(
+        help="M x N x K of each product, with a batch before it if there is one: 4096x4096x4096,8x16x14336x4096.",
+        metavar="MxNxK,...",
+    ),
+]
+Suite = Annotated[str | None, typer.Option(metavar="NAME", help=f"The shapes of a suite: {', '.join(SUITES)}.")]
+Bits = Annotated[
+    files.Bits,
+    typer.Option(help="same: what gives the bits of the model's choice; any: what is fastest, whatever its bits."),
+]
+ShapesFrom = Annotated[
+    Path | None,
+    typer.Option(help="A file that `triton_gemm.record_shapes` wrote while a model ran.", metavar="FILE"),
+]
+
+
+def dtype(word: str) -> torch.dtype:
+    """bf16, or bfloat16 as torch has it."""
+    found = DTYPE_WORDS.get(word) or _LONG.get(word.removeprefix("torch."))
+    if found is None:
+        raise wrong_call(f"--dtype: {word!r} is none of {', '.join(DTYPE_WORDS)}")
+    return found
+
+
+def shapes(text: str) -> list[tuple[int, int, int, int]]:
+    """(batch, M, N, K) of each product; batch is 1 where it is not said."""
+    found = []
+    for word in text.split(","):
+        sizes = re.fullmatch(r"\s*(?:([1-9]\d*)x)?([1-9]\d*)x([1-9]\d*)x([1-9]\d*)\s*", word)
+        if sizes is None:
+            raise wrong_call(f"--shapes: {word.strip()!r} is no MxNxK with numbers from 1 on, as in 16x14336x4096")
+        batch, *rest = sizes.groups(default="1")
+        found.append((int(batch), *map(int, rest)))
+    return found  # type: ignore[return-value]
+
+
+def seconds(text: str) -> float:
+    """ "90", "90s", "2m" or "1.5h" in seconds."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([smh]?)\s*", text)
+    value = float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]] if found else 0.0
+    if not value:
+        raise wrong_call(f"--budget: {text!r} is no duration above 0, as in 90s, 2m or 1h")
+    return value
+
+
+def device(word: str | None) -> DeviceInfo:
+    """The GPU that a word names, by default the current one."""
+    if word is None:
+        if not torch.cuda.is_available():
+            raise wrong_call("there is no GPU here: name one, as in --device h200")
+        return current_device_info()
+    if word.endswith(".json"):
+        return _described(Path(word))
+    if re.fullmatch(r"cuda(:\d+)?", word):
+        here = torch.device(word)
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (here.index or 0) >= count:
+            raise wrong_call(f"--device: there is no {word} here, of {count} GPUs")
+        return device_info(here)
+    try:
+        return named_device(word)
+    except ValueError:
+        raise wrong_call(f"--device: {word!r} is none of {', '.join(NAMES)}, cuda:0 and a .json file") from None
+
+
+def _described(path: Path) -> DeviceInfo:
+    """The first GPU that `doctor --json` printed."""
+    try:
+        found: Any = json.loads(path.read_text())["devices"][0]
+        found["capability"] = tuple(map(int, found["capability"]))
+        return DeviceInfo(**found)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise wrong_call(f"--device: {path} holds no GPU, as `doctor --json` describes it: {error}") from None
+
+
+def problem_text(problem: GemmProblem) -> str:
+    """A problem for people: 16x14336x4096 bf16 nt, and what else is not usual."""
+    batch = f"{problem.batch}x" if problem.batch != 1 else ""
+    layout = "".join("t" if x.column_major else "n" for x in (problem.a, problem.b))
+    words = [f"{batch}{problem.M}x{problem.N}x{problem.K}", _SHORT.get(problem.dtype, str(problem.dtype)), layout]
+    words += [problem.precision] * (problem.precision not in ("half", "fp64", "int8", "fp8"))
+    words += [f"bias {problem.bias}"] * bool(problem.bias) + [problem.activation or ""] * bool(problem.activation)
+    words += ["+ beta C"] * problem.has_beta + [f"scales {problem.scales}"] * bool(problem.scales)
+    words += [f"groups of {problem.groups}"] * bool(problem.groups)
+    words += [f"to {str(problem.out_dtype).removeprefix('torch.')}"] * (problem.out_dtype != problem.dtype)
+    words += [f"{x} not aligned" for x in "abc" if not getattr(problem, x).aligned]
+    return " ".join(words)

@@ -1,0 +1,122 @@
+"""All ways to compute a product that are worth comparing, with what is predicted and known of each: what `explain` does
+not say. Nothing is launched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+
+from . import kernels, plan, policies, tables
+from .aot import CapturedLaunch, Compiled, compile_launch
+from .device import DeviceInfo
+from .device_model import model_of
+from .kernels.candidate import Candidate
+from .kernels.launch import materialise
+from .policies import Policy
+from .precompile import SCALARS, operands_of
+from .problem import GemmProblem
+from .select import Selection, illegal, predicted, ranked
+from .tables import records
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to compute a product.
+
+    selection: the kernel, its configuration, and how the work is dealt out; predicted_us: microseconds by the cost
+    model; known_us: by a table, or None; table: which table that is; bits: its class of bits; chosen:
+    whether it is what runs; compiled: its launches as the compiler made them, where that was wanted.
+    """
+
+    selection: Selection
+    predicted_us: float
+    known_us: float | None
+    table: str | None
+    bits: str | None
+    chosen: bool
+    compiled: tuple[Compiled, ...] = ()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What there is to choose from for a problem on a device, and the choice.
+
+    chosen: what runs, its source says who chose; policy: under which; model: where the cost model's figures come from;
+    ways: the legal ones that are predicted to be fastest, in that order, and what runs and what tables have in any
+    case; candidates: how many were compared; refused: how many of those the
+    device cannot run.
+    """
+
+    problem: GemmProblem
+    device: DeviceInfo
+    chosen: Selection
+    policy: Policy
+    model: str
+    ways: tuple[Way, ...]
+    candidates: int
+    refused: int
+
+
+def compare(problem: GemmProblem, device: DeviceInfo, *, limit: int = 10, compiled: int = 0) -> Comparison:
+    """The `limit` fastest ways to compute `problem` on `device`, as predicted, and what runs under the present policy.
+
+    compiled: how many of the first ways are compiled, for their registers and shared memory; that takes seconds each.
+    Raises RuntimeError where no kernel can compute it, or the policy is "error" and no table has it.
+    """
+    chosen = plan.selection_for(problem, device)
+    model = model_of(device)
+    every = ranked(problem, device)
+    legal: dict[object, tuple[float, Selection]] = {}
+    refused = 0
+    for time, kernel, candidate in every:
+        if illegal(problem, device, kernel, candidate) is None:
+            selection = Selection.of(kernel, candidate, f"about {time:.3g} us")
+            legal.setdefault(_identity(selection), (time, selection))
+        else:
+            refused += 1
+    known: dict[object, tuple[float, str]] = {}
+    for source, entry in tables.known(problem, device):
+        if records.illegal(problem, device, entry) is None:
+            selection = entry.selection(problem, source)
+            known.setdefault(_identity(selection), (entry.us, source))
+            known.setdefault(_identity(policies.by_model(problem, device)), (entry.default_us, source))
+            time = predicted(problem, entry.kernel, _candidate(problem, selection), model)
+            legal.setdefault(_identity(selection), (time, selection))
+    order = sorted(legal, key=lambda identity: legal[identity][0])
+    always = (_identity(chosen), *known)
+    ways = []
+    for rank, identity in enumerate(x for i, x in enumerate(order) if i < limit or x in always):
+        time, selection = legal[identity]
+        us, table = known.get(identity, (None, None))
+        made = _compiled(problem, selection, device) if rank < compiled else ()
+        bits = _bit_class(problem, selection)
+        ways.append(Way(selection, time, us, table, bits, identity == always[0], made))
+    return Comparison(problem, device, chosen, policies.current(), model.source, tuple(ways), len(every), refused)
+
+
+def _identity(selection: Selection) -> object:
+    """Equal for selections that launch the same."""
+    return selection.kernel, selection.config, selection.work, selection.swap_ab, selection.packed
+
+
+def _candidate(problem: GemmProblem, selection: Selection) -> Candidate:
+    given = kernels.repack.repacked(problem, selection.packed)
+    given = given.swap_ab() if selection.swap_ab else given
+    return Candidate(given, selection.config, selection.work, selection.swap_ab, selection.packed)
+
+
+def _compiled(problem: GemmProblem, selection: Selection, device: DeviceInfo) -> tuple[Compiled, ...]:
+    """What the compiler makes of a selection's launches."""
+    made = plan.launches_on(device, problem, selection)
+    operands = operands_of(problem, made)
+    launches = (CapturedLaunch(x.kernel, {**materialise(x, operands, SCALARS), **x.options}) for x in made)
+    return tuple(compile_launch(launch, device.capability) for launch in launches)
+
+
+def _bit_class(problem: GemmProblem, selection: Selection) -> str | None:
+    """The class of bits, where this version tells them apart."""
+    try:
+        classes = import_module(f"{__package__}.bit_classes")
+    except ModuleNotFoundError:
+        return None
+    return classes.bit_class(problem, selection)

@@ -1,0 +1,361 @@
+"""What works on this machine and what does not, found without a GPU too: plain data, which `triton-gemm doctor` shows.
+
+Each examination looks at one thing and says what it found; one that fails says so itself, and the others go on.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+import torch
+import triton
+
+from . import policies, tables
+from .compat import CLUSTERS, INTERPRETED, LAUNCHERS_OF_KERNELS, TESTED, c_compiler
+from .device import SHARED_MEMORY, DeviceInfo, device_info
+from .device_model import measured, model_of
+from .driver import driver_version
+
+Status = Literal["good", "note", "broken"]
+
+VARIABLES = ("TRITON_GEMM_BITS", "TRITON_GEMM_CACHE_DIR", "TRITON_GEMM_COMMIT", "TRITON_GEMM_POLICY")
+# Variables of others that change what is compiled, where it is kept, or which GPU is seen.
+OTHERS = re.compile(r"TRITON_(?!GEMM_)\w+|CUDA_VISIBLE_DEVICES|CUDA_HOME|CC|PTXAS_OPTIONS|TORCHINDUCTOR_CACHE_DIR")
+NETWORK = re.compile(r"nfs\d?|cifs|smb\d?|lustre|gpfs|beegfs|ceph|glusterfs|afs|fuse\.(sshfs|s3fs|gcsfuse|goofys)|9p")
+OLDEST = (8, 0)  # compute capability
+LONGEST = 1.0  # seconds that the files of a folder are counted
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What an examination found. about: a word; status: "broken" is what keeps this machine from its purpose, "note"
+    what one may want to know; says: a sentence; do: what to do about it, or nothing."""
+
+    about: str
+    status: Status
+    says: str
+    do: str = ""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """All findings, and the GPUs that torch sees."""
+
+    findings: tuple[Finding, ...]
+    devices: tuple[DeviceInfo, ...]
+
+    @property
+    def broken(self) -> bool:
+        return any(finding.status == "broken" for finding in self.findings)
+
+
+def examine() -> Diagnosis:
+    """Looks at everything, and multiplies two small matrices if there is a GPU. Nothing is raised."""
+    findings: list[Finding] = []
+    for about, look in EXAMINATIONS.items():
+        try:
+            findings += [Finding(about, *found) for found in look()]
+        except Exception as error:  # it is what doctors look for
+            words = (str(error).strip() or "no words").splitlines()[0]
+            findings.append(Finding(about, "broken", f"{type(error).__name__}: {words}"))
+    return Diagnosis(tuple(findings), _devices())
+
+
+Found = Iterator[tuple[Status, str] | tuple[Status, str, str]]
+
+
+def _devices() -> tuple[DeviceInfo, ...]:
+    try:
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        return tuple(device_info(torch.device("cuda", index)) for index in range(count))
+    except Exception:  # `_gpu` tells
+        return ()
+
+
+def _has_gpu() -> bool:
+    """Whether the machine has an NVIDIA GPU, whatever torch says."""
+    return Path("/proc/driver/nvidia/version").exists() or any(Path("/dev").glob("nvidia[0-9]*"))
+
+
+# --- What it runs on ---
+
+
+def _versions() -> Found:
+    yield "good", f"{tables.versions()}, Python {platform.python_version()}"
+    for name, version in (("torch", torch.__version__), ("Triton", triton.__version__)):
+        oldest, newest = TESTED[name]
+        numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
+        if numbers < oldest:
+            yield "broken", f"{name} {version} is too old", f"install {name} {_dotted(oldest)} or newer"
+        elif numbers > newest:
+            yield "note", f"{name} {version} is newer than what this package was tested with, {_dotted(newest)}"
+    if INTERPRETED:
+        how = "unset TRITON_INTERPRET to use the GPU" if _has_gpu() else ""
+        yield "note", "TRITON_INTERPRET is set: kernels run in Triton's interpreter, on the CPU, slowly", how
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))
+
+
+def _gpu() -> Found:
+    if torch.version.hip:
+        yield "broken", f"torch {torch.__version__} is for AMD's GPUs, and this package for NVIDIA's"
+        return
+    if not torch.cuda.is_available():
+        if not _has_gpu():
+            how = "`explain`, `warmup` and `cache` need none: name a GPU, as in --device h200"
+            yield "note", "this machine has no NVIDIA GPU", how
+        elif torch.version.cuda is None:
+            yield "broken", f"there is a GPU, but torch {torch.__version__} was built without CUDA", "install another"
+        else:
+            yield "broken", f"there is a GPU, but torch cannot use it: {_why_not()}", "see `nvidia-smi`, and the driver"
+        return
+    for index, device in enumerate(_devices()):
+        major, minor = device.capability
+        power = tables.Silicon.of(device).power_limit
+        says = f"cuda:{index} is {device.name}: sm_{major}{minor}, {device.num_sms} SMs, {power} W"
+        if device.capability < OLDEST:
+            yield "broken", f"{says}, and compute capability {_dotted(OLDEST)} is the oldest that works"
+        else:
+            yield "good", says
+
+
+def _why_not() -> str:
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return "CUDA_VISIBLE_DEVICES hides it"
+    try:
+        torch.zeros(1, device="cuda")
+    except Exception as error:
+        return str(error).splitlines()[0]
+    return "it does not say why"
+
+
+def _driver() -> Found:
+    if not _has_gpu():
+        return
+    newest = driver_version()
+    about = Path("/proc/driver/nvidia/version")
+    release = re.search(r"Kernel Module\D*([\d.]+)", about.read_text()) if about.exists() else None
+    says = f"driver {release[1] if release else 'of unknown release'}, for CUDA up to {_dotted(newest)}"
+    wanted = tuple(map(int, (torch.version.cuda or "0.0").split(".")[:2]))
+    if wanted[0] > newest[0]:
+        yield (
+            "broken",
+            f"{says}, and torch is built for CUDA {torch.version.cuda}",
+            "update the driver, or install an older torch",
+        )
+    else:
+        yield "good", f"{says}; torch is built for {torch.version.cuda}"
+
+
+def _kernels() -> Found:
+    """What kernels the GPUs have."""
+    for device in {device.capability: device for device in _devices()}.values():
+        if device.capability == (9, 0):
+            yield "good", f"{device.name} runs `warp_specialised`: wgmma, TMA"
+            if not CLUSTERS:
+                yield "note", f"clusters need Triton 3.9, this is {triton.__version__}"
+        elif device.capability >= OLDEST:
+            yield "note", f"{device.name} runs `portable` and the small kernels: `warp_specialised` is for sm_90"
+        if device.capability not in SHARED_MEMORY:
+            yield "note", f"sm_{device.capability[0]}{device.capability[1]} is not known to this package"
+        source = model_of(device).source
+        if device.name not in measured():
+            how = "tune your shapes, with `triton-gemm tune`"
+            yield "note", f"predicted times for {device.name} are {source.split(':')[0][:60]}, not measured", how
+
+
+# --- What compiles ---
+
+
+def _compiler() -> Found:
+    """GCC or Clang: Triton builds its launcher with it, once."""
+    command = c_compiler()
+    built = next(Path(triton.knobs.cache.dir).glob("*/cuda_utils*.so"), None)
+    problem = None
+    if command is None:
+        problem = "there is no C compiler"
+    elif not Path(sysconfig.get_paths()["include"], "Python.h").exists():
+        problem = "Python's headers are missing (Python.h)"
+    else:
+        try:
+            done = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=60)
+            first = (done.stdout or done.stderr).splitlines()[:1]
+            problem = f"{command} --version failed: {' '.join(first)}" if done.returncode else None
+        except OSError as error:
+            problem = f"{command}: {error.strerror}"
+    if problem is None:
+        yield "good", f"{command} and Python's headers, with which Triton builds its launcher"
+    elif built is not None and not LAUNCHERS_OF_KERNELS:
+        yield "note", f"{problem}, but a launcher is in Triton's cache"
+    else:
+        how = "install gcc and python3-dev, or run `triton-gemm warmup` where there are, and copy Triton's cache"
+        yield ("broken" if _has_gpu() else "note"), f"{problem}, and Triton needs one to build its launcher", how
+
+
+def _ptxas() -> Found:
+    names = ["ptxas"] + ["ptxas_blackwell"] * any(device.capability >= (10, 0) for device in _devices())
+    for name in names:
+        tool = getattr(triton.knobs.nvidia, name)  # which runs it; RuntimeError where it cannot be run
+        wanted = os.environ.get(variable := f"TRITON_{name.upper()}_PATH")
+        if wanted and wanted != tool.path:
+            yield "note", f"{variable} is {wanted}, which does not run; Triton takes {tool.path}", f"unset {variable}"
+        yield "good", f"{name} {tool.version}, {tool.path}"
+
+
+def _product() -> Found:
+    """Whether a product is right, from compiling it to its result."""
+    if not torch.cuda.is_available() or INTERPRETED or torch.cuda.get_device_capability() < OLDEST:
+        return
+    from .api import matmul
+
+    a = torch.arange(64 * 96, device="cuda").remainder(7).reshape(64, 96).to(torch.bfloat16)
+    b = torch.arange(96 * 80, device="cuda").remainder(5).reshape(96, 80).to(torch.bfloat16)
+    with policies.policy("model"):
+        c = matmul(a, b)
+    if torch.equal(c.double(), (a.double() @ b.double()).to(torch.bfloat16).double()):
+        yield "good", "a small product is right"
+    else:
+        yield "broken", "a small product is wrong", "report it, with the output of `triton-gemm doctor --json`"
+
+
+# --- Where things are kept ---
+
+
+def _caches() -> Found:
+    yield from _folder("Triton's cache", Path(triton.knobs.cache.dir), "TRITON_CACHE_DIR", "broken")
+    where = tables.folder()
+    if where is None:
+        how = "set TRITON_GEMM_CACHE_DIR, or install platformdirs"
+        yield "note", "there is no folder for tables: nothing that is tuned is kept", how
+    else:
+        yield from _folder("the folder of tables", where, "TRITON_GEMM_CACHE_DIR", "note")
+
+
+def _folder(what: str, path: Path, variable: str, if_closed: Status) -> Found:
+    kind = _filesystem(path)
+    network = bool(kind and NETWORK.fullmatch(kind))
+    says = f"{what} is {path}, {_size(path)}{f', on {kind}' if kind else ''}"
+    if not _writable(path):
+        if what == "Triton's cache" and any(path.glob("*/*.cubin")):
+            yield "note", f"{says}; it cannot be written to: what is not in it cannot be compiled"
+        else:
+            yield if_closed, f"{says}; it cannot be written to", f"set {variable} to a folder of yours"
+    elif network:
+        yield "note", f"{says}: a network's file system is slow, and its locks may not hold", f"set {variable}"
+    else:
+        yield "good", says
+
+
+def _writable(path: Path) -> bool:
+    """Whether files can be made there, or the folder itself, which is not made."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    try:
+        with tempfile.TemporaryFile(dir=path):
+            return True
+    except OSError:
+        return False
+
+
+def _size(path: Path) -> str:
+    count = total = 0
+    end = time.monotonic() + LONGEST
+    for folder, _, names in os.walk(path):
+        for name in names:
+            try:
+                total += os.stat(os.path.join(folder, name)).st_size
+            except OSError:
+                continue
+            count += 1
+            if time.monotonic() > end:
+                return f"more than {count} files, {total / 1e6:.0f} MB and more"
+    return f"{count} files, {total / 1e6:.1f} MB" if path.exists() else "not there yet"
+
+
+def _filesystem(path: Path) -> str:
+    """What kind of file system a path is on, as Linux calls it; empty where it does not say."""
+    wanted = os.path.realpath(path)
+    best = ("", "")
+    for place, kind in _mounts():
+        inside = wanted == place or wanted.startswith(place.rstrip("/") + "/")
+        if inside and len(place) >= len(best[0]):
+            best = (place, kind)
+    return best[1]
+
+
+@cache
+def _mounts() -> list[tuple[str, str]]:
+    try:
+        lines = Path("/proc/self/mounts").read_text().splitlines()
+    except OSError:
+        return []
+    return [(parts[1].replace("\\040", " "), parts[2]) for parts in map(str.split, lines) if len(parts) > 2]
+
+
+# --- What is said to it ---
+
+
+def _tables() -> Found:
+    devices = _devices()
+    reports = tables.verify(devices[0]) if devices else []
+    if not devices:
+        for _, path, contents in tables.listed():
+            if contents.wrong:
+                yield "broken", f"{path}: {contents.wrong[1]}", "move it away: triton-gemm cache verify"
+    for report in reports:
+        faults = [fault for fault in report.faults if fault != report.elsewhere]
+        if report.elsewhere:
+            yield "note", f"{report.path.name} is not used here: {report.elsewhere}"
+        elif faults:
+            says = f"{report.path.name}: {faults[0][:200]}{f', and {len(faults) - 1} more' if faults[1:] else ''}"
+            yield "note", says, "see `triton-gemm cache verify`; tune again, or move the file away"
+        else:
+            yield "good", f"{report.path.name}: {report.entries} entries, {report.source}"
+    if not devices or not reports:
+        count = len(tables.listed())
+        yield "good", f"{count} tables" + (": the cost model chooses, or tune" if not count else "")
+
+
+def _policy() -> Found:
+    try:
+        found = policies.current()._asdict()
+    except ValueError as error:
+        yield "broken", str(error), "set TRITON_GEMM_POLICY and TRITON_GEMM_BITS to one of these, or unset them"
+        return
+    yield "good", ", ".join(f"{name} {value}" for name, value in found.items())
+
+
+def _environment() -> Found:
+    for name, value in sorted(os.environ.items()):
+        if name.startswith("TRITON_GEMM_") and name not in VARIABLES:
+            yield "note", f"{name} is set, and nothing reads it", f"it may be one of {', '.join(VARIABLES)}"
+        elif name in VARIABLES or OTHERS.fullmatch(name):
+            yield "good", f"{name}={value}"
+
+
+EXAMINATIONS: dict[str, Callable[[], Found]] = {
+    "versions": _versions,
+    "GPU": _gpu,
+    "driver": _driver,
+    "kernels": _kernels,
+    "compiler": _compiler,
+    "ptxas": _ptxas,
+    "caches": _caches,
+    "tables": _tables,
+    "policy": _policy,
+    "environment": _environment,
+    "product": _product,
+}

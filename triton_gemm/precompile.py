@@ -1,0 +1,159 @@
+"""Compiling ahead of time what products will run on, into Triton's cache, where there need be no GPU.
+
+What is found in that cache depends on the installation of Triton, this package's sources and the environment variables
+that change what Triton compiles: compile in the image that will run, or in one that is made the same way. It also
+depends on the selection, and so on the GPU, its tables and the policy.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import triton
+
+from .compat import INTERPRETED, build_launcher, compilations, compiling_for
+from .device import DeviceInfo
+from .kernels.launch import Launch, Pointer, TensorMap, compiled
+from .plan import launches_on, selection_for
+from .problem import GemmProblem
+
+# Addresses do not matter, but whether they are multiples of 16 bytes: operands are on no device, and begin there.
+_ELEMENTS = 64
+SCALARS = {"alpha": 1.0, "beta": 0.0}
+_OF_EVERY_CALL = {
+    **dict.fromkeys(("a_scale", "b_scale", "workspace"), torch.float32),
+    **dict.fromkeys(("ends", "counters"), torch.int32),
+}
+
+
+@dataclass(frozen=True)
+class Precompiled:
+    """What was compiled. kernels: how many there are; compiled: of those, how many were not in the cache before;
+    problems: how many were given; failures: of problem or kernel, a sentence each; launcher: why Triton's launcher
+    was not built, so that the machine with the GPU needs a C compiler, or None; cache: the folder of Triton's cache;
+    seconds: that it took."""
+
+    kernels: int
+    compiled: int
+    problems: int
+    cache: Path
+    seconds: float
+    failures: tuple[str, ...] = field(default=())
+    launcher: str | None = None
+
+
+def precompile(
+    problems: Sequence[GemmProblem],
+    devices: Iterable[DeviceInfo],
+    *,
+    cache: str | os.PathLike[str] | None = None,
+    workers: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Precompiled:
+    """Compiles what every problem would run on, on each of the devices, under the policy that counts here, and the
+    launcher that Triton builds with a C compiler.
+
+    devices: GPUs, here or not (`device_model.named_device`); cache: the folder that TRITON_CACHE_DIR will name, by
+    default Triton's own; workers: threads, by default one for each core; progress: called with how many kernels are
+    done, and of how many. Biases are taken to have C's dtype, and to begin at multiples of 16 bytes as torch's do.
+
+    Nothing may be launched meanwhile. Raises RuntimeError where Triton interprets kernels.
+    """
+    if INTERPRETED:
+        raise RuntimeError("TRITON_INTERPRET=1 has Triton interpret kernels, and nothing is compiled: unset it")
+    begin = time.perf_counter()
+    failures: list[str] = []
+    wanted: dict[tuple[int, int], dict[object, tuple[Launch, Mapping[str, torch.Tensor]]]] = {}
+    for device in devices:
+        of_capability = wanted.setdefault(device.capability, {})
+        for problem in problems:
+            try:
+                made = launches_on(device, problem, selection_for(problem, device))
+            except RuntimeError as error:
+                failures.append(str(error))
+                continue
+            operands = operands_of(problem, made)
+            for launch in made:
+                of_capability.setdefault(_identity(launch, operands), (launch, operands))
+    total = sum(map(len, wanted.values()))
+    found: dict[str, bool] = {}
+    kernels: list[object] = []
+    done = 0
+
+    def note(kernel: str, was_there: bool) -> None:
+        found.setdefault(kernel, was_there)
+
+    progress(0, total)
+    for capability, launches in wanted.items():
+        with (
+            compiling_for(capability, cache),
+            compilations(note),
+            ThreadPoolExecutor(workers or os.cpu_count()) as pool,
+        ):
+            jobs = {pool.submit(compiled, launch, operands, SCALARS): launch for launch, operands in launches.values()}
+            try:
+                for job in as_completed(jobs):
+                    wrong = job.exception()
+                    if wrong is None:
+                        kernels.append(job.result())
+                    else:
+                        failures.append(f"{jobs[job].kernel.__name__}: {_line(wrong)}")
+                    done += 1
+                    progress(done, total)
+            except BaseException:  # an interruption does not wait for what has not begun
+                pool.shutdown(cancel_futures=True)
+                raise
+    return Precompiled(
+        kernels=len(found),
+        compiled=sum(not was_there for was_there in found.values()),
+        problems=len(problems),
+        cache=Path(cache or triton.knobs.cache.dir),
+        seconds=time.perf_counter() - begin,
+        failures=tuple(dict.fromkeys(failures)),
+        launcher=build_launcher(kernels, cache),
+    )
+
+
+def operands_of(problem: GemmProblem, made: Sequence[Launch]) -> dict[str, torch.Tensor]:
+    """What a plan of the problem would launch with, as far as compiling depends on it."""
+    dtypes = {"a": problem.dtype, "b": problem.dtype, "c": problem.out_dtype, "bias": problem.out_dtype}
+    dtypes |= _OF_EVERY_CALL
+    dtypes |= {temporary.name: temporary.dtype for launch in made for temporary in launch.temporaries}
+    aligned = {"a": problem.a.aligned, "b": problem.b.aligned, "c": problem.c.aligned}
+
+    def operand(name: str, dtype: torch.dtype) -> torch.Tensor:
+        memory = torch.empty(_ELEMENTS, dtype=dtype, device="meta")
+        return memory if aligned.get(name, True) else memory[1:]
+
+    return {name: operand(name, dtype) for name, dtype in dtypes.items()}
+
+
+def _identity(launch: Launch, operands: Mapping[str, torch.Tensor]) -> object:
+    """Equal for launches that Triton compiles to one kernel: what it makes of arguments is their dtype and alignment,
+    and of integers that are no compile-time constants their width and whether they are 1 or multiples of 16."""
+
+    def kind(name: str, value: object) -> object:
+        if isinstance(value, Pointer):
+            return operands[value.operand].dtype, operands[value.operand].data_ptr() % 16 == 0
+        if isinstance(value, TensorMap):
+            return value.dtype, value.block
+        parameter = parameters[name]
+        if type(value) is int and not parameter.is_constexpr:
+            wide = value.bit_length() > 31
+            return wide if parameter.do_not_specialize else (wide, value == 1, value % 16 == 0)
+        return str(value)
+
+    parameters = {parameter.name: parameter for parameter in launch.kernel.params}
+    arguments = tuple((name, kind(name, value)) for name, value in launch.arguments.items())
+    return launch.kernel.__name__, arguments, tuple(launch.options.items())
+
+
+def _line(error: BaseException) -> str:
+    """The first line of an error's text, with its kind."""
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"

@@ -1,0 +1,35 @@
+"""Shapes of suites as problems, without memory for operands."""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+
+from ..arithmetic import ARITHMETICS, result_dtype
+from ..problem import GemmProblem
+from .shapes import Shape
+
+_HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_SCALED_OUT = {torch.float8_e4m3fn: torch.bfloat16}  # what products of fp8 are stored as
+
+
+def gemm_problem(shape: Shape, mode: str = "bf16") -> GemmProblem:
+    """The problem of a product of that shape. mode: "bf16", "fp16", or the name of another `Arithmetic`, whose first
+    dtype the operands have; KeyError for others."""
+    arithmetic = ARITHMETICS["half" if mode in _HALF else mode]
+    dtype = _HALF.get(mode) or arithmetic.dtypes[0]
+    batch = () if shape.batch is None else (shape.batch,)
+
+    def lay(rows: int, columns: int, layout: str) -> torch.Tensor:
+        if layout == "t":
+            return lay(columns, rows, "n").mT
+        sizes = (*batch, rows, columns + shape.pad)
+        memory = torch.empty(prod(sizes) + shape.offset, dtype=dtype, device="meta")[shape.offset :]
+        return memory.view(sizes)[..., :columns]
+
+    a, b = lay(shape.M, shape.K, shape.layout[0]), lay(shape.K, shape.N, shape.layout[1])
+    out_dtype = _SCALED_OUT.get(dtype) or result_dtype(dtype)
+    c = torch.empty(*batch, shape.M, shape.N, dtype=out_dtype, device="meta")
+    more = {"bias": shape.bias, "activation": shape.activation, "scales": shape.scales}
+    return GemmProblem.of(a, b, c, precision=arithmetic.name, **more)
