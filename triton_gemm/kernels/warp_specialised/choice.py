@@ -125,7 +125,7 @@ def _cuts(count: int, k_tiles: int, most: int) -> Iterator[tuple[int, int, int]]
 
 def faster(
     problem: GemmProblem, device: DeviceInfo, model: DeviceModel, limit: Callable[[], float]
-) -> Iterator[tuple[float, int, Candidate]]:
+) -> Iterator[tuple[float, tuple[int, int], Candidate]]:
     """(predicted microseconds, place in `candidates`' order, candidate) of those that take no more than limit(), first
     those that may be the fastest: what `select` needs, in a fraction of the time that all take. Of those that differ in
     their schedules only, the first of the fastest."""
@@ -135,23 +135,18 @@ def faster(
             for place, config in enumerate(configs(given.planes.dtype)):
                 time = microseconds(given, config, schedule, model)
                 if time <= limit():
-                    yield time, place, Candidate(given, config, schedule)
+                    yield time, (0, place), Candidate(given, config, schedule)
         return
-    floors = []
-    for given, swap_ab, packed in _given(problem, device):
+    for i, (given, swap_ab, packed) in enumerate(_given(problem, device)):
         copying = repack.microseconds(problem, packed, model)
         on = of_problem(given, model)
-        how = given, swap_ab, packed, copying, on
-        floors += [(copying + floor, of, how) for floor, of in _floors(given, on, model)]
-    for place, (floor, of, (given, swap_ab, packed, copying, on)) in sorted(
-        enumerate(floors), key=lambda one: one[1][0]
-    ):
-        if floor > limit() * ROUNDING:
-            return
-        if _fits(given, of.config):
-            time, schedule = _best_schedule(given, of, model, on)
-            if copying + time <= limit():
-                yield copying + time, place, Candidate(given, of.config, schedule, swap_ab, packed)
+        for floor, j, of in sorted(_floors(given, on, model, limit() * ROUNDING - copying)):
+            if copying + floor > limit() * ROUNDING:
+                break
+            if _fits(given, of.config):
+                time, schedule = _best_schedule(given, of, model, on)
+                if copying + time <= limit():
+                    yield copying + time, (i, j), Candidate(given, of.config, schedule, swap_ab, packed)
 
 
 def _best_schedule(problem: GemmProblem, of: OfConfig, model: DeviceModel, on: OfProblem) -> tuple[float, Schedule]:
@@ -172,24 +167,28 @@ def _best_schedule(problem: GemmProblem, of: OfConfig, model: DeviceModel, on: O
     return least, Schedule(*best)
 
 
-def _floors(problem: GemmProblem, on: OfProblem, model: DeviceModel) -> list[tuple[float, OfConfig]]:
-    """What each configuration takes at least, however its tiles are dealt out: as if those of a last wave, where they
-    can be cut, took their share of all SMs; without L2's time and what C's edges add."""
+def _floors(
+    problem: GemmProblem, on: OfProblem, model: DeviceModel, limit: float
+) -> Iterator[tuple[float, int, OfConfig]]:
+    """(what it takes at least, its place, configuration) of those that may take less than a limit, however their tiles
+    are dealt out: without L2's time and what C's edges add."""
     costs, itemsize = model.costs(Costs), problem.dtype.itemsize
     lines = lines_of(problem.a, itemsize, costs), lines_of(problem.b, itemsize, costs)
-    M, N, K, batch, fixed, cubes, found = problem.M, problem.N, problem.K, problem.batch, on.fixed, on.cubes, []
+    M, N, K, batch, fixed, cubes = problem.M, problem.N, problem.K, problem.batch, on.fixed, on.cubes
     kind = problem.planes.dtype, _clusters(problem), len(problem.planes.terms), promotes(problem)
-    for of, m, n, most, cuts, near, far, half, start in _paces(*kind, *lines, model):
+    room = limit - fixed
+    for place, of, m, n, most, cuts, near, far, half, start in _paces(*kind, *lines, model):
         count = batch * -(-M // m) * -(-N // n)
         one = K * (far if count > half else near)
+        if count * one > room * most:  # each takes its share of all SMs
+            continue
         waves, rest = divmod(count, most)
         busy = (waves + (rest > 0)) * (one + start)
         least = (busy * busy * busy + cubes) ** (1 / 3)
         if cuts and 0 < 2 * rest <= most:
             cut = _least_cut(waves * (one + start) + start, one, min(most // rest, MAX_PARTS), of, cubes)
             least = min(least, cut)
-        found.append((fixed + of.waiting + least, of))
-    return found
+        yield fixed + of.waiting + least, place, of
 
 
 def _least_cut(others: float, one: float, most: int, of: OfConfig, cubes: float) -> float:
@@ -204,11 +203,11 @@ def _least_cut(others: float, one: float, most: int, of: OfConfig, cubes: float)
 def _paces(
     dtype: torch.dtype, clusters: bool, terms: int, promoted: bool, a_lines: float, b_lines: float, model: DeviceModel
 ) -> list[tuple[Any, ...]]:
-    """For `_floors`, of each configuration: it; its tiles' sides, how many run at once, and whether they can be cut;
-    time for one of K where neighbouring SMs are idle, and where they are busy, as they are with more clusters than are
-    said next; time of a tile's start."""
+    """For `_floors`, of each configuration: its place, it, its tiles' sides, how many run at once, whether they can be
+    cut; time for one of K where neighbouring SMs are idle, and where they are busy, as they are with more clusters than
+    are said next; time of a tile's start."""
     costs, found = model.costs(Costs), []
-    for config in (*configs(dtype), *(configs(dtype, clusters=True) if clusters else ())):
+    for place, config in enumerate((*configs(dtype), *(configs(dtype, clusters=True) if clusters else ()))):
         of = of_config(config, dtype.itemsize, terms, promoted, model)
         paces = []
         for alone in (True, False):
@@ -216,5 +215,5 @@ def _paces(
             of_b = min(load_times(b_lines, config.CLUSTER_M, costs, alone))
             load = (config.BLOCK_M * of_a + config.BLOCK_N * of_b) * of.lines
             paces.append((max(of.multiply, load) + of.more) / config.BLOCK_K)
-        found.append((of, of.m, of.n, of.most, of.cuts, *paces, model.num_sms // 2 // config.ctas, of.start))
+        found.append((place, of, of.m, of.n, of.most, of.cuts, *paces, model.num_sms // 2 // config.ctas, of.start))
     return found
