@@ -108,7 +108,7 @@ def illegal(problem: GemmProblem, device: DeviceInfo, kernel: str, candidate: Ca
 
 def _faster(
     name: str, problem: GemmProblem, device: DeviceInfo, model: DeviceModel, limit: Callable[[], float]
-) -> Iterator[tuple[float, int, Candidate]]:
+) -> Iterator[tuple[float, tuple[int, int], Candidate]]:
     """(predicted microseconds, place, candidate) of a kernel's candidates that take no more than limit(). place: which
     of those as fast comes first."""
     kernel = kernels.named(name)
@@ -118,7 +118,7 @@ def _faster(
     for place, candidate in enumerate(kernel.candidates(problem, device)):
         time = predicted(problem, name, candidate, model)
         if time <= limit():
-            yield time, place, candidate
+            yield time, (0, place), candidate
 
 
 def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
@@ -127,7 +127,7 @@ def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
     if device.capability < (8, 0):
         raise RuntimeError(f"matmul needs compute capability 8.0 or newer, {device.name} has less")
     model, why = model_of(device), None
-    best: tuple[float, int, int] = (math.inf, 0, 0)
+    best: tuple[float, int, tuple[int, int]] = (math.inf, 0, (0, 0))
     found: tuple[str, Candidate] | None = None
 
     def limit() -> float:

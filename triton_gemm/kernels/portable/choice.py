@@ -191,7 +191,7 @@ def _of_config(
 
 def faster(
     problem: GemmProblem, device: DeviceInfo, model: DeviceModel, limit: Callable[[], float]
-) -> Iterator[tuple[float, int, Candidate]]:
+) -> Iterator[tuple[float, tuple[int, int], Candidate]]:
     """(predicted microseconds, place of the configuration, candidate) of those that take no more than limit(), first
     those that may be the fastest; of one configuration the first of the fastest comes before others as fast."""
     swap_ab = swap_for_c(problem)
@@ -212,7 +212,7 @@ def faster(
             for split_k in _splits(given, config, device):
                 time = _time(on, of, tiles, -(-seen.K // (split_k * config.BLOCK_K)), split_k, model)
                 if time <= limit():
-                    yield time, place, Candidate(given, config, split_k, swap_ab)
+                    yield time, (0, place), Candidate(given, config, split_k, swap_ab)
 
 
 @lru_cache(maxsize=64)

@@ -130,7 +130,7 @@ def _cuts(count: int, k_tiles: int, most: int) -> Iterator[tuple[int, int, int]]
 
 def faster(
     problem: GemmProblem, device: DeviceInfo, model: DeviceModel, limit: Callable[[], float]
-) -> Iterator[tuple[float, int, Candidate]]:
+) -> Iterator[tuple[float, tuple[int, int], Candidate]]:
     """(predicted microseconds, place in `candidates`' order, candidate) of those that take no more than limit(), first
     those that may be the fastest: what `select` needs, in a fraction of the time that all take. Of those that differ in
     their schedules only, the first of the fastest."""
@@ -140,23 +140,18 @@ def faster(
             for place, config in enumerate(configs(given.planes.dtype)):
                 time = microseconds(given, config, schedule, model)
                 if time <= limit():
-                    yield time, place, Candidate(given, config, schedule)
+                    yield time, (0, place), Candidate(given, config, schedule)
         return
-    floors = []
-    for given, swap_ab, packed in _given(problem, device):
+    for i, (given, swap_ab, packed) in enumerate(_given(problem, device)):
         copying = repack.microseconds(problem, packed, model)
         on = of_problem(given, model)
-        how = given, swap_ab, packed, copying, on
-        floors += [(copying + floor, of, how) for floor, of in _floors(given, on, model)]
-    for place, (floor, of, (given, swap_ab, packed, copying, on)) in sorted(
-        enumerate(floors), key=lambda one: one[1][0]
-    ):
-        if floor > limit() * ROUNDING:
-            return
-        if _fits(given, of.config):
-            time, schedule = _best_schedule(given, of, model, on)
-            if copying + time <= limit():
-                yield copying + time, place, Candidate(given, of.config, schedule, swap_ab, packed)
+        for floor, j, of in sorted(_floors(given, on, model, limit() * ROUNDING - copying)):
+            if copying + floor > limit() * ROUNDING:
+                break
+            if _fits(given, of.config):
+                time, schedule = _best_schedule(given, of, model, on)
+                if copying + time <= limit():
+                    yield copying + time, (i, j), Candidate(given, of.config, schedule, swap_ab, packed)
 
 
 def _best_schedule(problem: GemmProblem, of: OfConfig, model: DeviceModel, on: OfProblem) -> tuple[float, Schedule]:
@@ -177,26 +172,30 @@ def _best_schedule(problem: GemmProblem, of: OfConfig, model: DeviceModel, on: O
     return least, Schedule(*best)
 
 
-def _floors(problem: GemmProblem, on: OfProblem, model: DeviceModel) -> list[tuple[float, OfConfig]]:
-    """What each configuration takes at least, however its tiles are dealt out: as if those of a last wave, where they
-    can be cut, took their share of all SMs; without L2's time and what C's edges add."""
+def _floors(
+    problem: GemmProblem, on: OfProblem, model: DeviceModel, limit: float
+) -> Iterator[tuple[float, int, OfConfig]]:
+    """(what it takes at least, its place, configuration) of those that may take less than a limit, however their tiles
+    are dealt out: without L2's time and what C's edges add."""
     costs, itemsize = model.costs(Costs), problem.dtype.itemsize
     lines = lines_of(problem.a, itemsize, costs), lines_of(problem.b, itemsize, costs)
-    M, N, K, batch, fixed, cubes, found = problem.M, problem.N, problem.K, problem.batch, on.fixed, on.cubes, []
+    M, N, K, batch, fixed, cubes = problem.M, problem.N, problem.K, problem.batch, on.fixed, on.cubes
     kind = len(problem.planes.terms), promotes(problem), *lines, model
     paces = _paces(problem.planes.dtype, _clusters(problem), *kind)
     paces += tuple(_pace(config, itemsize, *kind) for config in widths(problem, model.num_sms))
-    for of, m, n, most, cuts, near, far, half, start in paces:
+    room = limit - fixed
+    for place, (of, m, n, most, cuts, near, far, half, start) in enumerate(paces):
         count = batch * -(-M // m) * -(-N // n)
         one = K * (far if count > half else near)
+        if count * one > room * most:  # each takes its share of all SMs
+            continue
         waves, rest = divmod(count, most)
         busy = (waves + (rest > 0)) * (one + start)
         least = (busy * busy * busy + cubes) ** (1 / 3)
         if cuts and 0 < 2 * rest <= most:
             cut = _least_cut(waves * (one + start) + start, one, min(most // rest, MAX_PARTS), of, cubes)
             least = min(least, cut)
-        found.append((fixed + of.waiting + least, of))
-    return found
+        yield fixed + of.waiting + least, place, of
 
 
 def _least_cut(others: float, one: float, most: int, of: OfConfig, cubes: float) -> float:
