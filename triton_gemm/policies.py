@@ -107,8 +107,8 @@ def set_policy(name: PolicyName, *, bits: Bits = "same") -> None:
 def policy(name: PolicyName, *, bits: Bits = "same") -> Iterator[None]:
     """`set_policy` for a block, in this thread or asyncio task alone: `with triton_gemm.policy("error"):`.
 
-    name, bits: as in `set_policy`, with its errors. It counts in backwards that are started in the block, too, which
-    torch runs in threads of its own.
+    name, bits: as in `set_policy`, with its errors. It counts in backwards that are started in the block, too, though
+    torch runs them in threads of its own. What is said of batch invariance stays as it was.
     """
     found = _policy(name, bits, "policy(): name and bits")
     with _within(found._replace(batch_invariant=current().batch_invariant)):
