@@ -138,7 +138,7 @@ test: ## the fast tier of the tests that need no GPU: minutes (ARGS='-k matmul')
 test-all: ## every test that needs no GPU
 test-all: TIER := full
 test test-all: $(READY)
-	$(call need,torch triton numpy matplotlib rich hypothesis pytest xdist pytest_timeout setuptools)
+	$(call need,torch triton numpy matplotlib rich hypothesis pytest xdist pytest_timeout setuptools typer)
 	@mkdir -p $(RESULTS); rm -f $(RESULTS)/interpreter.xml $(RESULTS)/compile.xml
 	@failed=; \
 	group() { \
