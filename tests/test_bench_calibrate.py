@@ -301,10 +301,13 @@ class FakePlan:
     """Multiplies on the CPU; wrongly with tiles of `WRONG` rows."""
 
     WRONG = 0
-    steps = ()
 
     def __init__(self, problem: GemmProblem, selection: Selection, device: torch.device) -> None:
+        self.problem, self.device = problem, device
         self.wrong = selection.config.BLOCK_M == self.WRONG
+
+    def compile(self, *operands: torch.Tensor) -> None:
+        assert len(operands) == 3
 
     def run(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, auxiliary: tuple[torch.Tensor, ...] = ()) -> None:
         assert not auxiliary

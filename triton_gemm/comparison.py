@@ -4,10 +4,10 @@ not say. Nothing is launched."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import import_module
 
 from . import kernels, plan, policies, tables
 from .aot import CapturedLaunch, Compiled, compile_launch
+from .bit_classes import bit_class
 from .device import DeviceInfo
 from .device_model import model_of
 from .kernels.candidate import Candidate
@@ -32,7 +32,7 @@ class Way:
     predicted_us: float
     known_us: float | None
     table: str | None
-    bits: str | None
+    bits: str
     chosen: bool
     compiled: tuple[Compiled, ...] = ()
 
@@ -89,7 +89,7 @@ def compare(problem: GemmProblem, device: DeviceInfo, *, limit: int = 10, compil
         time, selection = legal[identity]
         us, table = known.get(identity, (None, None))
         made = _compiled(problem, selection, device) if rank < compiled else ()
-        bits = _bit_class(problem, selection)
+        bits = bit_class(problem, selection)
         ways.append(Way(selection, time, us, table, bits, identity == always[0], made))
     return Comparison(problem, device, chosen, policies.current(), model.source, tuple(ways), len(every), refused)
 
@@ -111,12 +111,3 @@ def _compiled(problem: GemmProblem, selection: Selection, device: DeviceInfo) ->
     operands = operands_of(problem, made)
     launches = (CapturedLaunch(x.kernel, {**materialise(x, operands, SCALARS), **x.options}) for x in made)
     return tuple(compile_launch(launch, device.capability) for launch in launches)
-
-
-def _bit_class(problem: GemmProblem, selection: Selection) -> str | None:
-    """The class of bits, where this version tells them apart."""
-    try:
-        classes = import_module(f"{__package__}.bit_classes")
-    except ModuleNotFoundError:
-        return None
-    return classes.bit_class(problem, selection)

@@ -29,7 +29,7 @@ from .driver import driver_version
 
 Status = Literal["good", "note", "broken"]
 
-VARIABLES = ("TRITON_GEMM_BITS", "TRITON_GEMM_CACHE_DIR", "TRITON_GEMM_COMMIT", "TRITON_GEMM_POLICY")
+VARIABLES = tuple(f"TRITON_GEMM_{name}" for name in ("BATCH_INVARIANT", "BITS", "CACHE_DIR", "COMMIT", "POLICY"))
 # Variables of others that change what is compiled, where it is kept, or which GPU is seen.
 OTHERS = re.compile(r"TRITON_(?!GEMM_)\w+|CUDA_VISIBLE_DEVICES|CUDA_HOME|CC|PTXAS_OPTIONS|TORCHINDUCTOR_CACHE_DIR")
 NETWORK = re.compile(r"nfs\d?|cifs|smb\d?|lustre|gpfs|beegfs|ceph|glusterfs|afs|fuse\.(sshfs|s3fs|gcsfuse|goofys)|9p")
