@@ -32,6 +32,7 @@ HOPPER = device_of_capability((9, 0))
 COMMITTED = environment.RESULTS / "h100-80gb-hbm3" / times.FILE
 NEWEST = environment.RESULTS / "h200" / times.FILE  # of all kernels
 CLUSTERS = NEWEST.with_name("calibration-clusters.json")
+WIDTHS = NEWEST.with_name("calibration-widths.json")
 TINY = ((Shape(72, 64, 64, layout="nt"), "bf16"), (Shape(64, 64, 192, batch=3), "bf16"))
 SURROUNDINGS: dict[str, Any] = {"gpu": "NVIDIA Made-up GPU", "capability": [9, 0], "num_sms": 132}
 
@@ -87,6 +88,14 @@ def test_the_choices_among_clusters_are_good() -> None:
     means = {regime: regret.mean_regret(of_it) for regime, of_it in regret.by_regime(chosen).items()}
     # Of gemv and warp_specialised, 20 % apart for 2 rows and K of 17920.
     assert {regime for regime, mean in means.items() if mean > 0.04} <= {"1 to 4 rows"}
+
+
+def test_the_choices_among_widths_are_good() -> None:
+    measured = times.read(WIDTHS)
+    chosen = regret.choices(measured.shapes, model_of(measured.device))
+    picks = [choice.pick.candidate.config for choice in chosen]
+    assert sum(pick.tail_n > 0 for pick in picks if hasattr(pick, "tail_n")) > len(chosen) // 2
+    assert regret.mean_regret(chosen) <= 0.035
 
 
 def test_a_spoilt_constant_is_noticed(committed: times.Calibration) -> None:
