@@ -122,7 +122,7 @@ def test_nothing_legal_is_predicted_to_be_faster(problem: GemmProblem, device) -
         if Selection.of(kernel, way, "") == choice:
             assert select(problem, device).reason.startswith(f"about {microseconds:.3g} us")
             return
-        assert kernels.named(kernel).illegal(way.problem, device, way.config, way.work) is not None
+        assert illegal(problem, device, kernel, way) is not None
     pytest.fail("what was chosen is no candidate")
 
 
