@@ -360,8 +360,8 @@ def test_a_program_may_not_end_while_something_comes() -> None:
 
 # --- Tiles of any width ---
 
-# For one, two and three consumers, and for two with two blocks of 64 rows each; alone and in clusters, whose CTAs along M
-# cannot share most of them evenly in blocks of 8.
+# For one, two and three consumers, and for two with two blocks of 64 rows each; alone and in clusters, whose CTAs along
+# M cannot share most of them evenly in blocks of 8.
 WIDTHS = {
     64: {72: (4, 1), 88: (1, 1), 120: (2, 1), 136: (4, 2), 168: (2, 2), 200: (1, 4), 232: (8, 1), 248: (2, 4)},
     128: {80: (1, 1), 96: (2, 2), 104: (2, 1), 120: (1, 2), 144: (4, 1), 152: (4, 2), 160: (1, 1), 248: (2, 1)},
@@ -520,7 +520,8 @@ BUGS_OF_CLUSTERS: dict[str, tuple[tuple[str, str], ...]] = {
 
 @planted.with_each(BUGS_OF_CLUSTERS)
 def test_planted_bugs_of_clusters_are_caught(bug: str) -> None:
-    """In 4 x 2 CTAs, with a tail that has fewer slices than CTAs share it; with beta, as else one `wgmma` spans both."""
+    """In 4 x 2 CTAs, with a tail that has fewer slices than CTAs share it: where C is read, else one `wgmma` spans
+    both."""
     broken = simulated("warp_specialised", BUGS_OF_CLUSTERS.get(bug, ()))
     config = next(c for c in CLUSTERED if (c.BLOCK_M, c.BLOCK_N) == (64, 144) and c.CLUSTER_M == 4)
     with planted.caught(bug):

@@ -88,7 +88,7 @@ def test_middle_sizes_have_widths_in_every_height_and_form() -> None:
 
 
 def test_a_width_that_fills_the_gpu() -> None:
-    """1216 rows are 10 tiles of two CTAs, 64 rows each; of 66 such clusters that leaves 6 for 1264 columns: 216 each."""
+    """1216 rows are 10 tiles of clusters of two; of 66 of those that leaves 6 for 1264 columns, 216 each."""
     found = widths.widths(product(1216, 1264, 4096), 132)
     assert Config(64, 216, 64, 4, 5, 2, 1) in found
 

@@ -1,10 +1,10 @@
 """Products of tiles whose width is any multiple of 8, by one `wgmma` that spans it.
 
-Triton's tensors have powers of two of columns, so that its own `wgmma` do, too. But m64nNk16 multiplies with every N that
-is a multiple of 8, and narrow ones for what is beyond a power of two take more than their share: with A in shared memory
-max(N / 2, 16 + N / 4) clocks. So here the instruction is PTX, and its sums are in the registers of two of Triton's
-tensors, a main part and a tail. To Triton they are values that PTX gives back, for which it waits as for those of its
-own `wgmma`.
+Triton's tensors have powers of two of columns, so that its own `wgmma` do, too. But m64nNk16 multiplies with every N
+that is a multiple of 8, and narrow ones for what is beyond a power of two take more than their share: with A in shared
+memory max(N / 2, 16 + N / 4) clocks. So here the instruction is PTX, and its sums are in the registers of two of
+Triton's tensors, a main part and a tail. To Triton they are values that PTX gives back, for which it waits as for those
+of its own `wgmma`.
 """
 
 from __future__ import annotations
