@@ -51,7 +51,7 @@ def slice_rows(outer, group):
 
 @constexpr_function
 def blocks_of_b(wide_mma, block_n, cluster_m):
-    """How many blocks of its tensor map a tile of B is: with WIDE_MMA they have 8 columns, and whole slices are held."""
+    """How many blocks of its tensor map a tile of B is: with WIDE_MMA of 8 columns each, and whole slices are held."""
     return slices(block_n, cluster_m) * slice_rows(block_n, cluster_m) // 8 if wide_mma else 1
 
 
