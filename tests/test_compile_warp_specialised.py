@@ -307,16 +307,76 @@ def test_every_cluster(name: str, config: TileConfig) -> None:
     kernel = compiled(problem, config, in_turn(config, turn))
     multicast = kernel.asm["sass"].count("UTMALDG.3D.MULTICAST")
     (launch,) = warp_specialised.launches(problem, config, SCHEDULES["whole"])
-    tiles = [launch.arguments[name] for name in ("a_desc", "b_desc")]
-    panels = [math.ceil(x.block[2] * x.dtype.itemsize / 128) for x in tiles]
-    consumers = config.num_warps // 4
-    wanted = (config.CLUSTER_N > 1) * consumers * panels[0] + (config.CLUSTER_M > 1) * panels[1]
-    assert multicast >= wanted and (multicast == wanted or warp_specialised.rest_columns(config))
+    tiles = [launch.arguments[name] for name in ("a_desc", "b_desc", "b_tail_desc")]
+    a, b, b_tail = (math.ceil(x.block[2] * x.dtype.itemsize / 128) for x in tiles)  # panels
+    consumers, two = config.num_warps // 4, config.tail_n and not launch.arguments["WIDE_MMA"]
+    wanted = (config.CLUSTER_N > 1) * consumers * a + (config.CLUSTER_M > 1) * (b + (b_tail if two else 0))
+    assert multicast == wanted
     # Both idle partitions are the same code.
     assert kernel.asm["sass"].count("UCGABAR_WAIT") == consumers + 2, (
         "each partition joins the cluster, and that is all"
     )
     assert "MEMBAR.ALL.GPU" not in kernel.asm["sass"] or in_turn(config, turn) == "split"
+
+
+# --- Tiles of any width ---
+
+WIDTHS = {
+    64: {72: (4, 2), 104: (2, 1), 136: (2, 2), 168: (2, 4), 200: (1, 1), 248: (2, 1)},
+    128: {72: (1, 1), 88: (2, 1), 120: (1, 2), 152: (2, 2), 168: (2, 1), 200: (1, 1), 232: (2, 1), 248: (1, 2)},
+    192: {72: (1, 1), 120: (2, 1), 136: (1, 2), 184: (1, 1)},
+    256: {80: (1, 1), 120: (2, 1), 136: (2, 2), 152: (1, 1), 176: (2, 1), 184: (1, 1)},
+}
+WIDE_CIRCUMSTANCES = {
+    **{orders: Circumstance(orders) for orders in ("ntn", "ttn", "ntt")},
+    "bias-m": Circumstance("ttn", bias="m"),
+    "bias-n": Circumstance("ntn", bias="n"),
+    "gelu": Circumstance("ntn", activation="gelu"),
+    "float32": Circumstance("ntn", out_dtype=torch.float32),
+    "float16": Circumstance("ttt", dtype=torch.float16, batch=3),
+    "everything": Circumstance("ntn", bias="n", activation="gelu_tanh", out_dtype=torch.float32),
+}
+
+
+def with_deepest_ring(m: int, n: int, form: tuple[int, int], out_itemsize: int) -> TileConfig:
+    found = [warp_specialised.Config(m, n, 64, 8 if m == 256 else m // 16, stages, *form) for stages in range(2, 13)]
+    return [c for c in found if warp_specialised.host.wide_memory(c, out_itemsize) <= SHARED_MEMORY[CAPABILITY]][-1]
+
+
+def wide_cases() -> list[Any]:
+    """Every circumstance in a third of all widths, and in those that leave a thread the fewest registers."""
+    found = []
+    for turn, (name, circumstance) in enumerate(WIDE_CIRCUMSTANCES.items()):
+        itemsize = (circumstance.out_dtype or circumstance.dtype).itemsize
+        tiles = [(m, n, form) for m, widths in WIDTHS.items() for n, form in widths.items()]
+        configs = [with_deepest_ring(*tile, itemsize) for tile in tiles]
+        found += [
+            pytest.param(name, config, id=f"{name}-{ids(config)}")
+            for i, config in enumerate(configs)
+            if i % 3 == turn % 3 or (config.BLOCK_M >= 192 and config.BLOCK_N == 184)
+        ]
+    return found
+
+
+def every_height(name: str, config: TileConfig) -> set[Hashable]:
+    """The fast tier compiles every circumstance and every height, with the most accumulators."""
+    return {name, config.BLOCK_M, ("accumulators", config.BLOCK_M, config.accumulators() >= 96)}
+
+
+@pytest.mark.skipif(not CLUSTERS, reason="wide products need Triton 3.9 or newer")
+@pytest.mark.few(shows=every_height)
+@pytest.mark.parametrize(("name", "config"), wide_cases())
+def test_every_width(name: str, config: TileConfig) -> None:
+    """One `wgmma` of that width for 16 of K and 64 rows, and none waits for the one before; whole and split in turn."""
+    problem = WIDE_CIRCUMSTANCES[name].problem
+    assert warp_specialised.illegal(problem, HOPPER, config) is None
+    schedule = in_turn(config, list(WIDE_CIRCUMSTANCES).index(name) + config.BLOCK_N // 8)
+    kernel = compiled(problem, config, schedule)
+    assert_claims(kernel, problem, schedule)
+    products = re.findall(r"HGMMA\.(\w+)", kernel.asm["sass"])
+    assert products == [f"64x{config.BLOCK_N}x16"] * (config.BLOCK_M // 64 * config.BLOCK_K // 16)
+    waits = re.findall(r"WARPGROUP\.DEPBAR", kernel.asm["sass"])
+    assert len(waits) == 2 * config.num_warps // 4, "a product waits for the one before"
 
 
 # --- The predicate ---

@@ -411,6 +411,19 @@ def test_a_tensor_map_rounds_to_tf32_where_it_is_to(name: str, monkeypatch: pyte
         assert found == (4096, 3, 4, element, [1, 64, 32], (1, 100, 40), (4000, 40, 1), 0)
 
 
+def test_a_tensor_map_s_copies_have_rows_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer than the kernel's box, where CTAs share it, or more, where tiles are several of its boxes."""
+    utils = SimpleNamespace(fill_tma_descriptor_tiled=lambda *arguments: arguments)
+    monkeypatch.setattr(compat.triton.runtime, "driver", SimpleNamespace(active=SimpleNamespace(utils=utils)))
+    meta = {"elem_type": 7, "swizzle": 3, "elem_size": 2, "block_size": [1, 64, 32]}
+    compiled = SimpleNamespace(metadata=SimpleNamespace(tensordesc_meta=[meta]))
+    (encode,) = compat.tensor_maps(compiled)
+    for rows, copied in ((None, 64), (16, 16), (168, 168)):
+        found = encode(4096, (1, 100, 40), (4000, 40, 1), False, rows)
+        assert found == (4096, 3, 2, 7, [1, copied, 32], (1, 100, 40), (4000, 40, 1), 0)
+    assert meta["block_size"] == [1, 64, 32], "a kernel's own box has changed"
+
+
 def test_a_call_that_resized_its_out_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next `out` of that shape is as small, and a launch without checks would write past its end."""
     monkeypatch.setattr(api, "_fast", {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
@@ -20,7 +21,7 @@ from triton_gemm.device import device_of_capability
 from triton_gemm.kernels import warp_specialised
 from triton_gemm.kernels.repack import repacked
 from triton_gemm.kernels.schedule import Schedule
-from triton_gemm.problem import GemmProblem
+from triton_gemm.problem import ACTIVATIONS, GemmProblem
 
 CPU = torch.device("cpu")
 HOPPER = device_of_capability((9, 0))
@@ -357,6 +358,118 @@ def test_a_program_may_not_end_while_something_comes() -> None:
         ctas[0].peer(1)
 
 
+# --- Tiles of any width ---
+
+# For one, two and three consumers, and for two with two blocks of 64 rows each; alone and in clusters, whose CTAs along
+# M cannot share most of them evenly in blocks of 8.
+WIDTHS = {
+    64: {72: (4, 1), 88: (1, 1), 120: (2, 1), 136: (4, 2), 168: (2, 2), 200: (1, 4), 232: (8, 1), 248: (2, 4)},
+    128: {80: (1, 1), 96: (2, 2), 104: (2, 1), 120: (1, 2), 144: (4, 1), 152: (4, 2), 160: (1, 1), 248: (2, 1)},
+    192: {72: (1, 2), 88: (2, 1), 96: (1, 1), 120: (4, 2)},
+    256: {72: (2, 1), 96: (2, 2), 112: (4, 1), 120: (1, 1), 136: (2, 1), 152: (1, 1), 168: (2, 2), 184: (1, 1)},
+}
+ORDERS_OF_WIDTHS = ("ntn", "ttn", "ntt")
+OF_WIDTHS = {
+    "bias-m": {"bias": "m"},
+    "bias-n": {"bias": "n", "alpha": 0.25},
+    **{name: {"activation": name, "alpha": 0.25} for name in ACTIVATIONS},
+    "float32": {"out_dtype": torch.float32},
+    "float16": {"dtype": torch.float16},
+    "batch": {"batch": 3},
+    "batch-between": {"batch": 2, "between": True, "bias": "m"},
+    "batch-of-one-a": {"batch": 3, "shared": True},
+    "everything": {"bias": "n", "activation": "gelu", "alpha": -0.5, "dtype": torch.float16, "batch": 2},
+}
+
+
+def of_width(m: int, n: int, form: tuple[int, int] = (1, 1)) -> TileConfig:
+    """The ring is short, so that it goes round."""
+    return warp_specialised.Config(m, n, 64, 8 if m == 256 else m // 16, 3, *form)
+
+
+WIDE = [of_width(m, n, form) for m, widths in WIDTHS.items() for n, form in widths.items()]
+
+
+def check_wide(case: Case, config: TileConfig, schedule: Schedule, module: SimpleNamespace, times: int = 1) -> None:
+    """`check`, where one `wgmma` must span the tile."""
+    problem = Operands(case, CPU).problem
+    assert module.illegal(problem, HOPPER, config, schedule) is None
+    (launch,) = module.launches(problem, config, schedule)
+    assert launch.arguments["WIDE_MMA"]
+    check(case, config, schedule, module, times)
+
+
+def heights_and_forms(config: TileConfig, orders: str) -> set[Hashable]:
+    """What the fast tier shows."""
+    return {(config.BLOCK_M, orders), (config.CLUSTER_M, config.CLUSTER_N)}
+
+
+@pytest.mark.few(shows=heights_and_forms)
+@pytest.mark.parametrize("orders", ORDERS_OF_WIDTHS)
+@pytest.mark.parametrize("config", WIDE, ids=ids)
+def test_every_width(kernel: SimpleNamespace, config: TileConfig, orders: str) -> None:
+    """C ends inside of the last, narrow epilogue tile of its last tile; programs have several tiles; tiles are cut
+    along K."""
+    m, n, k = of_cluster(config)
+    ends = 8 if orders[2] == "n" else 3
+    check_wide(Case((m + 8, 2 * n - ends, 3 * k + 8), orders, integers=True), config, Schedule(2), kernel, times=2)
+    check_wide(Case((m - 8, n + 8, 5 * k + 3), orders), config, Schedule(1, group_m=2), kernel)
+    if warp_specialised.can_split_k(config):
+        check_wide(Case((m + 8, n - 8, 7 * k), orders), config, Schedule(6, split_tiles=2, split_k=3), kernel)
+
+
+@pytest.mark.few
+@pytest.mark.parametrize("name", OF_WIDTHS)
+@pytest.mark.parametrize("orders", ORDERS_OF_WIDTHS)
+def test_every_circumstance_of_widths(kernel: SimpleNamespace, orders: str, name: str) -> None:
+    """In one configuration in turn, whole and split; C's rows end inside of a narrow epilogue tile."""
+    turn = list(OF_WIDTHS).index(name) + 5 * ORDERS_OF_WIDTHS.index(orders)
+    small = [config for config in WIDE if config.ctas <= 2 and warp_specialised.can_split_k(config)]
+    config = small[turn * 3 % len(small)]
+    m, n, k = of_cluster(config)
+    end = 4 if OF_WIDTHS[name].get("out_dtype") == torch.float32 else 8
+    case = Case((m - 8, n + config.BLOCK_N - end, 4 * k + 3), orders, **OF_WIDTHS[name])
+    tiles = (case.batch or 1) * 2
+    check_wide(case, config, Schedule(tiles - 1), kernel)
+    check_wide(case, config, Schedule(2 * tiles, tiles, split_k=2, group_m=2), kernel)
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
+@pytest.mark.parametrize("config", [c for c in WIDE if warp_specialised.can_split_k(c)][::4], ids=ids)
+def test_bits_do_not_depend_on_the_width(kernel: SimpleNamespace, config: TileConfig, split: bool) -> None:
+    """They are those of tiles 128 wide, epilogues included. (Products are of whole numbers, as here those of one k-tile
+    are summed at once in these.)"""
+    operands = Operands(Case((264, 520, 448), "ntn", bias="n", activation="gelu", alpha=0.003, integers=True), CPU)
+    results = []
+    for one in (config, in_form((128, 128), (1, 1))):
+        tiles = one.tiles(264, 520)
+        schedule = Schedule(3 * tiles, tiles, 3) if split else Schedule(2)
+        operands.c.fill_(0)
+        simulation = Simulation(operands.problem, one, schedule, kernel)
+        simulation.run(operands.a, operands.b, operands.c, (operands.bias,), 0.003, 0.0)
+        results.append(operands.c.clone())
+    assert torch.equal(*results)
+
+
+NO_WIDTHS = {
+    "beta": Case((64, 64, 64), "ntn", beta=0.5),
+    "pointers-to-c": Case((64, 64, 64), "ntn", gap=1),
+    "b-across": Case((64, 64, 64), "nnn"),
+    "fp32": Case((64, 64, 64), "ntn", dtype=torch.float32, precision="tf32"),
+    "planes": Case((64, 64, 64), "ntn", dtype=torch.float32, precision="bf16x3"),
+}
+
+
+@pytest.mark.parametrize("name", NO_WIDTHS)
+def test_what_no_wgmma_spans_is_said(kernel: SimpleNamespace, name: str) -> None:
+    """Of such products the width is the sum of two powers of two."""
+    problem = repacked(Operands(NO_WIDTHS[name], CPU).problem, ("a", "b") if name == "planes" else ())
+    k = 128 // problem.dtype.itemsize
+    why = kernel.illegal(problem, HOPPER, replace(of_width(64, 88), BLOCK_K=k))
+    assert why == "tiles 88 wide need one wgmma, as Triton 3.9 has it for K-major operands of 16 bits"
+    assert kernel.illegal(problem, HOPPER, replace(of_width(64, 96), BLOCK_K=k)) is None
+
+
 # --- Planted bugs ---
 
 BUGS_OF_CLUSTERS: dict[str, tuple[tuple[str, str], ...]] = {
@@ -407,11 +520,12 @@ BUGS_OF_CLUSTERS: dict[str, tuple[tuple[str, str], ...]] = {
 
 @planted.with_each(BUGS_OF_CLUSTERS)
 def test_planted_bugs_of_clusters_are_caught(bug: str) -> None:
-    """In 4 x 2 CTAs, with a tail that has fewer slices than CTAs share it."""
+    """In 4 x 2 CTAs, with a tail that has fewer slices than CTAs share it: where C is read, else one `wgmma` spans
+    both."""
     broken = simulated("warp_specialised", BUGS_OF_CLUSTERS.get(bug, ()))
     config = next(c for c in CLUSTERED if (c.BLOCK_M, c.BLOCK_N) == (64, 144) and c.CLUSTER_M == 4)
     with planted.caught(bug):
-        check(Case((250, 280, 1000), "ntn"), config, Schedule(1), broken)
+        check(Case((250, 280, 1000), "ntn", beta=0.5), config, Schedule(1), broken)
         check(Case((250, 280, 1000), "nnn"), config, Schedule(3, split_tiles=1, split_k=3), broken)
 
 
@@ -486,6 +600,57 @@ def test_planted_bugs_of_bytes_are_caught(bug: str) -> None:
     with planted.caught(bug):
         for case in of_bytes(config, 0):
             check(case, config, Schedule(9, split_tiles=3, split_k=3), broken)
+
+
+BUGS_OF_WIDTHS: dict[str, tuple[tuple[str, str], ...]] = {
+    "the-tail-in-the-main-s-registers": (("blocks * of_acc + block * of_tail", "block * of_tail"),),
+    "both-blocks-in-the-same-registers": (("block * of_acc, blocks", "0, blocks"),),
+    "both-blocks-tails-in-the-same-registers": (("blocks * of_acc + block * of_tail", "blocks * of_acc"),),
+    "a-stays-along-k": (("{block * a_block + k * a_step}", "{block * a_block}"),),
+    "b-stays-along-k": (("{k * b_step}", "0"),),
+    "a-s-columns-step-as-rows-do": (("2048 >> 4 if a_column_major else 32 >> 4", "32 >> 4"),),
+    "a-s-rows-step-as-columns-do": (("2048 >> 4 if a_column_major else 32 >> 4", "2048 >> 4"),),
+    "a-s-columns-are-read-as-rows": (('f"{int(a_column_major)}, 0;"', '"0, 0;"'),),
+    "the-second-block-has-the-first-s-rows": (("{block * a_block + k * a_step}", "{k * a_step}"),),
+    "the-second-block-is-32-rows-on": (("8192 >> 4", "4096 >> 4"),),
+    "a-group-less-is-awaited": (("1 if config.WIDE_MMA else 2", "2"),),
+    "b-s-last-slice-has-no-room": (
+        ("slices(block_n, cluster_m) * slice_rows(block_n, cluster_m) // 8 if", "block_n // 8 if"),
+    ),
+    "b-s-slots-overlap": (("ring.b.index(slot * B_SLOT)", "ring.b.index(slot)"),),
+    "b-is-loaded-where-slots-overlap": (("b_tile = ring.b.index(slot * B_SLOT)", "b_tile = ring.b.index(slot)"),),
+    "b-is-read-in-the-first-slot": (("ring.b.index(slot * B_SLOT)]", "ring.b.index(0)]"),),
+    "announces-one-block-of-b": (("B_SLOT * b_desc.block_type.nbytes", "b_desc.block_type.nbytes"),),
+    "announces-one-block-less": (("B_SLOT * b_desc.block_type.nbytes", "(B_SLOT - 1) * b_desc.block_type.nbytes"),),
+    "slices-at-the-same-place": (("mad.lo.s32 into, {mine}, {size * panel * itemsize}, into;", ""),),
+    "slices-of-the-same-columns": (("mad.lo.s32 y, {mine}, {size}, $3;", "mov.b32 y, $3;"),),
+    "a-copy-moves-the-main-part-only": (("copied_rows=n,", "copied_rows=config.main_n,"),),
+    "the-tail-over-the-main-part": (("n + MAIN_N,\n                    rows_end", "n,\n                    rows_end"),),
+    "narrow-tiles-at-the-same-place": (("batch, m, n + begin, config)", "batch, m, n + WIDE * EPI_N, config)"),),
+    "narrow-tiles-have-the-first-s-bias": (("m, n + begin, rows_end", "m, n + WIDE * EPI_N, rows_end"),),
+    "narrow-tiles-have-the-first-s-sums": (("columns_from(acc, begin, REST_N)", "columns_from(acc, 0, REST_N)"),),
+    "the-right-half-s-columns-are-the-left-s": (("columns_from(right, BEGIN", "columns_from(left, BEGIN"),),
+    "narrow-tiles-share-a-buffer": (("staging.rest.index(p)", "staging.rest.index(0)"),),
+    "narrow-buffers-are-written-at-once": (("    tma.store_wait(config.BLOCK_N // EPI_N)", "    pass"),),
+    "a-store-too-many-may-read": (("store_wait(config.BLOCK_N // EPI_N)", "store_wait(config.BLOCK_N // EPI_N + 1)"),),
+    "blocks-of-sums-overlap": (("ROWS * (MAIN_N + config.TAIL_N)", "ROWS * config.BLOCK_N"),),
+    "the-tail-s-sums-over-the-main-s": (
+        ("workspace_ptr + ROWS * MAIN_N, block, STRIDE", "workspace_ptr, block, STRIDE"),
+    ),
+}
+
+
+@planted.with_each(BUGS_OF_WIDTHS)
+def test_planted_bugs_of_widths_are_caught(bug: str) -> None:
+    """In tiles of one wide store and three narrow ones, shared by four, whose last slice ends beyond the tile; of three
+    and three, with two blocks of rows; and of three and five, one of which is wide and of the tail."""
+    broken = simulated("warp_specialised", BUGS_OF_WIDTHS.get(bug, ()))
+    with planted.caught(bug):
+        check(Case((520, 168, 700), "ntn"), of_width(64, 88, (4, 1)), Schedule(1), broken)
+        for orders in ("ttn", "ntn"):
+            split = Schedule(6, split_tiles=2, split_k=3)
+            check(Case((264, 112, 500), orders, bias="n"), of_width(256, 120), split, broken)
+        check(Case((120, 456, 500), "ntn"), of_width(64, 232), Schedule(3), broken)
 
 
 BUGS_OF_BETA: dict[str, tuple[tuple[str, str], ...]] = {

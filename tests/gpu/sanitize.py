@@ -25,7 +25,7 @@ from triton_gemm.select import Selection
 SIZES = [(127, 65, 33), (200, 270, 150), (1, 140, 70), (37, 20, 0), (128, 256, 64)]
 TMA_SIZES = [(120, 72, 40), (200, 272, 152), (8, 136, 72), (128, 256, 64)]  # rows of whole 16 bytes
 SCALARS = [(1.0, 0.0), (-0.5, 2.0)]
-ORDERS = {"skinny": ("ntn", "ntt")}  # where A, B and C do not lie alike
+ORDERS = {"skinny": ("ntn", "ntt"), "widths": ("ntn", "ttt")}  # where A, B and C do not lie alike
 
 
 def operands(size: tuple[int, int, int], dtype: torch.dtype, out_dtype: torch.dtype) -> list[torch.Tensor]:
@@ -73,6 +73,7 @@ def kernels() -> None:
     device = torch.device("cuda", 0)
     ring = next(c for c in warp_specialised.CONFIGS if (c.BLOCK_M, c.BLOCK_N) == (128, 64))
     clustered = next(c for c in warp_specialised.CLUSTERED if (c.BLOCK_M, c.CLUSTER_M, c.CLUSTER_N) == (64, 4, 2))
+    wide = warp_specialised.Config(64, 88, 64, 4, 8, 4, 1)
     tile = next(c for c in portable.CONFIGS["half"] if (c.BLOCK_M, c.BLOCK_N) == (64, 64))
 
     def by_gemv(problem: GemmProblem, split_k: int) -> Selection:
@@ -91,6 +92,9 @@ def kernels() -> None:
     def in_clusters(problem: GemmProblem, split_k: int) -> Selection:
         return replace(persistent(problem, split_k), config=clustered)
 
+    def of_width(problem: GemmProblem, split_k: int) -> Selection:
+        return replace(persistent(problem, split_k), config=wide)
+
     def repacking(problem: GemmProblem, split_k: int) -> Selection:
         return persistent(problem, split_k, ("a", "b"))
 
@@ -105,15 +109,17 @@ def kernels() -> None:
         cases["repack"] = (repacking, any_layout)
         if CLUSTERS:
             cases["clusters"] = (in_clusters, cases["warp_specialised"][1])
+            cases["widths"] = (of_width, cases["warp_specialised"][1])
     for name, (choose, sizes) in cases.items():
         for ((M, N, K), first), orders, split_k in itertools.product(sizes, ORDERS.get(name, ("nnn", "ttt")), (1, 3)):
-            if name in ("warp_specialised", "clusters") and orders == "ttt" and M % 8:
+            if name in ("warp_specialised", "clusters", "widths") and orders == "ttt" and M % 8:
                 continue  # TMA reads no such rows
             a, b, c = ending(M, K, orders[0], first), ending(K, N, orders[1], first), ending(M, N, orders[2], first)
             bias = None if split_k == 1 else ending(N, 1, "n", first)[:, 0]
-            epilogue = {} if bias is None else {"has_beta": True, "bias": "n", "activation": "gelu"}
+            has_beta = bias is not None and name != "widths"  # where C is read, no `wgmma` spans any width
+            epilogue = {} if bias is None else {"has_beta": has_beta, "bias": "n", "activation": "gelu"}
             problem = GemmProblem.of(a, b, c, **epilogue)
-            auxiliary, beta = ((), 0.0) if bias is None else ((bias,), 0.5)
+            auxiliary, beta = () if bias is None else (bias,), 0.5 * has_beta
             GemmPlan(problem, choose(problem, split_k), device).run(a, b, c, auxiliary, 1.0, beta)
             torch.cuda.synchronize()
         print(name)

@@ -53,6 +53,12 @@ class Operands(cases.Operands):
         super().check(plan, parts, times)
         assert counters_are_zero(), "counters are not zero afterwards"
 
+    def run(self, plan: cases.Runnable) -> torch.Tensor:
+        """A copy of the plan's result, without scales and beta. (A check leaves none.)"""
+        auxiliary = () if self.bias is None else (self.bias,)
+        plan.run(self.a, self.b, self.c, auxiliary, self.case.alpha, 0.0)
+        return self.c.clone()
+
 
 def check(case: Case, selection: Selection, times: int = 1) -> None:
     operands = Operands(case)
@@ -101,13 +107,14 @@ def test_every_cluster_and_layout(config: TileConfig) -> None:
             if schedule.split_k > 1 and not warp_specialised.can_split_k(config):
                 continue
             operands = Operands(Case(size, orders + "n"))
-            operands.check(GemmPlan(operands.problem, persistent(config, schedule), DEVICE), schedule.split_k, times=3)
-            together = operands.c.clone()
+            plan = GemmPlan(operands.problem, persistent(config, schedule), DEVICE)
+            operands.check(plan, schedule.split_k, times=3)
             tiles = alone.tiles(*size[:2])
             dealt = Schedule(3 * tiles, tiles, 3) if schedule.split_k > 1 else Schedule(min(tiles, gpu().num_sms))
             if dealt.programs <= gpu().num_sms:
-                operands.check(GemmPlan(operands.problem, persistent(alone, dealt), DEVICE), schedule.split_k)
-                assert torch.equal(operands.c, together)
+                single = GemmPlan(operands.problem, persistent(alone, dealt), DEVICE)
+                operands.check(single, schedule.split_k)
+                assert torch.equal(operands.run(plan), operands.run(single))
 
 
 @hopper
@@ -153,11 +160,15 @@ def test_fp32_in_clusters(precision: str) -> None:
 @hopper
 @clusters
 def test_clusters_under_load() -> None:
-    """Launch after launch, of all forms, on two streams, with others' work between: none waits for ever, and results
-    stay the same."""
+    run_under_load(CLUSTERED)
+
+
+def run_under_load(configs: list[TileConfig]) -> None:
+    """Launch after launch, of all configurations, on two streams, with others' work between: none waits for ever, and
+    results stay the same."""
     operands = Operands(Case((1000, 1304, 2008), "ntn"))
     plans = []
-    for config in CLUSTERED:
+    for config in configs:
         if warp_specialised.illegal(operands.problem, gpu(), config) is None:
             schedules = warp_specialised.schedules(operands.problem, config, gpu())
             plans += [GemmPlan(operands.problem, persistent(config, schedule), DEVICE) for schedule in schedules[:2]]
@@ -180,6 +191,107 @@ def test_clusters_under_load() -> None:
     torch.cuda.synchronize()
     assert all(torch.equal(c, expected[i]) for i, c in results)
     assert counters_are_zero()
+
+
+# --- Tiles of any width ---
+
+WIDTHS = {
+    (64, (2, 1)): (72, 200),
+    (64, (4, 2)): (104,),
+    (64, (2, 4)): (248,),
+    (128, (1, 1)): (232,),
+    (128, (1, 2)): (152,),
+    (128, (2, 1)): (168,),
+    (192, (1, 1)): (136, 184),
+    (192, (2, 1)): (120,),
+    (256, (1, 1)): (120, 184),
+    (256, (2, 2)): (152,),
+}
+
+
+def of_width(m: int, n: int, form: tuple[int, int], out_itemsize: int = 2) -> TileConfig:
+    """With as many stages as fit."""
+    found = [warp_specialised.Config(m, n, 64, 8 if m == 256 else m // 16, stages, *form) for stages in range(2, 13)]
+    return [c for c in found if warp_specialised.host.wide_memory(c, out_itemsize) <= gpu().shared_memory][-1]
+
+
+OF_WIDTHS: dict[str, dict[str, object]] = {
+    "plain": {},
+    "bias-m": {"bias": "m", "alpha": 0.5},
+    "bias-n": {"bias": "n"},
+    **{name: {"activation": name, "alpha": 0.25} for name in ("gelu", "silu")},
+    "float16": {"dtype": torch.float16, "batch": 3},
+    "float32": {"out_dtype": torch.float32},
+    "everything": {"bias": "n", "activation": "gelu_tanh", "alpha": -0.5, "dtype": torch.float16, "batch": 2},
+}
+WIDE = [pytest.param(*tile, n, id=f"{tile[0]}x{n}-{tile[1][0]}x{tile[1][1]}") for tile in WIDTHS for n in WIDTHS[tile]]
+TILE_OF_128 = next(c for c in warp_specialised.CONFIGS if blocks(c)[:2] == (128, 128) and c.num_stages == 5)
+
+
+def check_wide(case: Case, config: TileConfig, schedule: Schedule, times: int = 1) -> None:
+    """Right, and bit for bit what tiles 128 wide give, where those are cut along K likewise."""
+    operands = Operands(case)
+    assert warp_specialised.host.wide_mma(operands.problem, config)
+    plan, parts = GemmPlan(operands.problem, persistent(config, schedule), DEVICE), schedule.split_k
+    operands.check(plan, parts, times)
+    tiles = (case.batch or 1) * TILE_OF_128.tiles(*case.size[:2])
+    dealt = Schedule(min(tiles, gpu().num_sms)) if parts == 1 else Schedule(parts * tiles, tiles, parts)
+    if dealt.programs <= gpu().num_sms:
+        alone = GemmPlan(operands.problem, persistent(TILE_OF_128, dealt), DEVICE)
+        assert torch.equal(operands.run(plan), operands.run(alone)), "other bits than those of tiles 128 wide"
+
+
+@hopper
+@clusters
+@pytest.mark.parametrize(("m", "form", "n"), WIDE)
+def test_every_width(m: int, form: tuple[int, int], n: int) -> None:
+    """On ragged sizes, which end inside of narrow stores, with many tiles a program; in one layout in turn split."""
+    config = of_width(m, n, form)
+    of_m, of_n, k = of_cluster(config)
+    for turn, orders in enumerate(("ntn", "ttn", "ntt")):
+        ends = 8 if orders[2] == "n" else 3
+        check_wide(Case((of_m + 8, 2 * of_n - ends, 3 * k + 8), orders), config, Schedule(2), times=2)
+        check_wide(Case((3 * of_m - 8, 3 * of_n + 8, 20 * k + 8), orders), config, Schedule(4, group_m=2), times=2)
+        if (m + n) // 8 % 3 == turn and warp_specialised.can_split_k(config):
+            check_wide(Case((of_m + 8, of_n - 8, 9 * k), orders), config, Schedule(6, 2, 3), times=3)
+
+
+@hopper
+@clusters
+@pytest.mark.parametrize("name", OF_WIDTHS)
+def test_every_circumstance_of_widths(name: str) -> None:
+    """In a fourth of the widths in turn, whole and split in turn."""
+    change, turn = OF_WIDTHS[name], list(OF_WIDTHS).index(name)
+    itemsize = 4 if change.get("out_dtype") == torch.float32 else 2
+    configs = [of_width(m, n, form, itemsize) for (m, form), widths in WIDTHS.items() for n in widths]
+    for i, config in enumerate(configs[turn % 4 :: 4]):
+        of_m, of_n, k = of_cluster(config)
+        case = Case((of_m + 8, of_n + config.BLOCK_N - 16 // itemsize, 6 * k + 3), ("ntn", "ttt")[i % 2], **change)
+        tiles = (case.batch or 1) * config.tiles(*case.size[:2])
+        if i % 2 and warp_specialised.can_split_k(config) and 2 * tiles * config.ctas <= gpu().num_sms // 2:
+            check_wide(case, config, Schedule(2 * tiles, tiles, split_k=2))
+        else:
+            check_wide(case, config, Schedule(max(1, tiles - 1)))
+
+
+@hopper
+@clusters
+def test_what_fills_waves_is_right() -> None:
+    """A few of the widths that are compared for middle sizes, whole and split."""
+    for size in ((1216, 1264, 1032), (712, 1264, 2056), (2048, 2816, 520)):
+        operands = Operands(Case(size, "ntn"))
+        found = list(warp_specialised.widths.widths(operands.problem, gpu().num_sms))
+        assert found
+        for config in found[::10]:
+            for schedule in warp_specialised.schedules(operands.problem, config, gpu())[:2]:
+                chosen = persistent(config, schedule)
+                operands.check(GemmPlan(operands.problem, chosen, DEVICE), schedule.split_k, times=2)
+
+
+@hopper
+@clusters
+def test_widths_under_load() -> None:
+    run_under_load([of_width(m, n, form) for (m, form), widths in WIDTHS.items() for n in widths])
 
 
 @hopper

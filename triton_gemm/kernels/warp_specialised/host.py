@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ...compat import CLUSTERS
-from ...config import TileConfig
+from ...config import MAX_REGISTERS_PER_THREAD, TileConfig
 from ...device import INTERPRETER, SHARED_MEMORY, DeviceInfo
 from ...problem import GemmProblem, Layout
 from .. import groups
@@ -218,6 +218,8 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, schedule: 
         return "Triton 3.6 to 3.9 cannot lower wgmma of int8 that is 256 columns wide"
     if config.tail_n and config.main_n + config.tail_n != config.BLOCK_N and not wide_mma(problem, config):
         return f"tiles {config.BLOCK_N} wide need one wgmma, as Triton 3.9 has it for K-major operands of 16 bits"
+    if config.accumulators() > MAX_REGISTERS_PER_THREAD:
+        return f"{config.accumulators()} accumulators are more registers than a thread has"
     room = _room(config)
     if promotes(problem) and config.accumulators() > room * 3 // 4:
         return f"{config.accumulators()} accumulators leave a thread too few registers for sums of pieces"

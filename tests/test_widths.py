@@ -1,0 +1,188 @@
+"""Widths of tiles that fill waves, as arithmetic: each can run, and fills the waves for which it was chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from triton_gemm.config import MAX_REGISTERS_PER_THREAD, TileConfig
+from triton_gemm.device import SHARED_MEMORY, device_of_capability
+from triton_gemm.kernels import warp_specialised
+from triton_gemm.kernels.schedule import clusters_at_once
+from triton_gemm.kernels.warp_specialised import Config, choice, cluster, host, widths
+from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
+from triton_gemm.select import select
+
+HOPPER = device_of_capability((9, 0))
+SMS = (132, 114, 78, 66, 1)
+SIZES = st.integers(1, 3000).map(lambda i: 8 * i)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def clusters() -> Iterator[None]:
+    """As with a Triton that has them."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (choice, host):
+            patch.setattr(module, "CLUSTERS", True)
+        yield
+
+
+def layout(rows: int, columns: int, order: str, batch: int = 1, gap: int = 0) -> Layout:
+    row, column = (columns + gap, 1) if order == "n" else (1, rows + gap)
+    return Layout((rows * columns * (batch > 1), row, column))
+
+
+def product(M: int, N: int, K: int, orders: str = "ntn", *, batch: int = 1, gap: int = 0, **how: object) -> GemmProblem:
+    a, b, c = orders
+    layouts = layout(M, K, a, batch), layout(K, N, b, batch), layout(M, N, c, batch, gap)
+    dtype = how.pop("dtype", torch.bfloat16)
+    return GemmProblem(
+        batch, M, N, K, dtype, how.pop("out_dtype", dtype), how.pop("precision", "half"), *layouts, **how
+    )
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> GemmProblem:
+    """Products whose tiles may be of any width."""
+    how = {
+        "dtype": draw(st.sampled_from([torch.bfloat16, torch.float16])),
+        "bias": draw(st.sampled_from([None, "m", "n"])),
+        "activation": draw(st.sampled_from([None, *ACTIVATIONS])),
+        "batch": draw(st.sampled_from([1, 1, 1, 2, 7, 64])),
+    }
+    if draw(st.booleans()):
+        how["out_dtype"] = torch.float32
+    return product(draw(SIZES), draw(SIZES), draw(SIZES), draw(st.sampled_from(["ntn", "ttn", "ntt", "ttt"])), **how)
+
+
+@settings(max_examples=300, deadline=None)
+@given(problems(), st.sampled_from(SMS))
+def test_every_width_can_run_and_fills_its_waves(problem: GemmProblem, num_sms: int) -> None:
+    """There are never more clusters than run in those waves, and would be with tiles narrower by 8. The ring is as deep
+    as shared memory lets it be."""
+    device = replace(HOPPER, num_sms=num_sms)
+    assume(host.unsuited(problem, device) is None)
+    for config in widths.widths(problem, num_sms):
+        assert warp_specialised.illegal(problem, device, config) is None
+        assert config.BLOCK_N % 8 == 0 and widths.NARROWEST <= config.BLOCK_N <= widths.WIDEST
+        tiles = problem.batch * config.tiles(problem.M, problem.N)
+        more = problem.batch * replace(config, BLOCK_N=config.BLOCK_N - 8).tiles(problem.M, problem.N)
+        at_once = clusters_at_once(config.ctas, num_sms)
+        assert any(tiles <= waves * at_once < more for waves in widths.WAVES)
+        deeper = replace(config, num_stages=config.num_stages + 1)
+        if config.num_stages < widths.MOST_STAGES:
+            assert host.wide_memory(deeper, problem.out_dtype.itemsize) > SHARED_MEMORY[9, 0]
+        assert config.accumulators() <= widths.MOST_SUMS[config.num_warps] < MAX_REGISTERS_PER_THREAD
+
+
+def test_middle_sizes_have_widths_in_every_height_and_form() -> None:
+    found = {config for n in range(512, 8192, 64) for config in widths.widths(product(2048, n, 4096), 132)}
+    forms = {(c.BLOCK_M, (c.CLUSTER_M, c.CLUSTER_N)) for c in found}
+    assert forms == {(m, form) for m, of_height in widths.FORMS.items() for form in of_height}
+    assert {config.BLOCK_N for config in found} >= {*range(64, 200, 8)}
+
+
+def test_a_width_that_fills_the_gpu() -> None:
+    """1216 rows are 10 tiles of clusters of two; of 66 of those that leaves 6 for 1264 columns, 216 each."""
+    found = widths.widths(product(1216, 1264, 4096), 132)
+    assert Config(64, 216, 64, 4, 5, 2, 1) in found
+
+
+# --- How a width leaves ---
+
+EVERY_TILE = [
+    Config(m, n, 64, 8 if m == 256 else m // 16, 3, *form)
+    for m, forms in widths.FORMS.items()
+    for form in forms
+    for n in range(64, 257, 8)
+]
+
+
+def test_stores_cover_every_width_exactly() -> None:
+    """Wide ones first, which do not cross from the main part to the tail; each narrow one begins at a multiple of its
+    width; and a tail without any is stored whole."""
+    for config in EVERY_TILE:
+        if config.accumulators() > MAX_REGISTERS_PER_THREAD:
+            continue
+        wide, narrow = host.wide_columns(config)
+        assert 8 <= wide <= 64 and wide & wide - 1 == 0 and config.main_n % wide == 0
+        rest = config.BLOCK_N % wide
+        if narrow:
+            assert rest % narrow == 0 and 8 <= narrow < wide and narrow & narrow - 1 == 0
+            assert (config.BLOCK_N - rest - config.main_n) % narrow == 0
+        else:
+            assert rest == 0 and config.tail_n == config.BLOCK_N - config.main_n
+
+
+def test_the_two_parts_hold_every_width() -> None:
+    for config in EVERY_TILE:
+        main, tail = config.main_n, config.tail_n
+        assert main & main - 1 == 0 and tail & tail - 1 == 0 and tail < config.BLOCK_N <= main + tail
+        assert main <= config.BLOCK_N < 2 * main and (tail == 0) == (main == config.BLOCK_N)
+        assert tail == 0 or tail // 2 < config.BLOCK_N - main
+
+
+@pytest.mark.parametrize("group", [1, 2, 4, 8])
+def test_slices_cover_b(group: int) -> None:
+    """In blocks of 8, as few as may be, of which each CTA loads as many but perhaps the last."""
+    for n in range(64, 257, 8):
+        rows, count = host.slice_rows(n, group), cluster.slices(n, group)
+        assert rows % 8 == 0 and count <= group and (count - 1) * rows < n <= count * rows
+        assert (rows - 8) * group < n, "slices could be smaller"
+        assert host.blocks_of_b(True, n, group) * 8 == count * rows
+
+
+def test_what_no_thread_can_hold_is_said() -> None:
+    problem, tile = product(4096, 4096, 4096), Config(256, 224, 64, 8, 3)
+    assert host.illegal(problem, HOPPER, tile) == "256 accumulators are more registers than a thread has"
+    assert host.illegal(problem, HOPPER, replace(tile, BLOCK_N=192)) is None
+
+
+# --- Where there are none ---
+
+
+def names(config: TileConfig) -> tuple[int | None, ...]:
+    return config.BLOCK_M, config.BLOCK_N
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        pytest.param(product(2048, 2048, 2048, has_beta=True), id="beta"),
+        pytest.param(product(2048, 2044, 2048), id="rows of C end inside of 16 bytes"),
+        pytest.param(product(2048, 2048, 2048, gap=1), id="pointers to C"),
+        pytest.param(product(2048, 2048, 2048, "nnn"), id="B across"),
+        pytest.param(product(2048, 2048, 2048, dtype=torch.float32, precision="tf32"), id="fp32"),
+        pytest.param(product(2048, 2048, 2048, dtype=torch.int8, out_dtype=torch.int32, precision="int8"), id="int8"),
+        pytest.param(product(2048, 2048, 2048, precision="bf16x3"), id="planes"),
+        pytest.param(replace(product(2048, 2048, 2048, batch=4), groups="m"), id="groups"),
+    ],
+)
+def test_products_that_wgmma_cannot_span_have_none(problem: GemmProblem) -> None:
+    assert list(widths.widths(product(2048, 2048, 2048), 132))
+    assert not list(widths.widths(problem, 132))
+
+
+def test_older_tritons_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (choice, host):
+        monkeypatch.setattr(module, "CLUSTERS", False)
+    problem = product(1216, 1264, 4096)
+    assert not list(widths.widths(problem, 132))
+    assert host.illegal(problem, HOPPER, Config(64, 88, 64, 4, 4)) is not None
+    listed = {names(config) for config in warp_specialised.CONFIGS}
+    for M, N, K in ((1216, 1264, 4096), (712, 1264, 4976), (2048, 2816, 4096), (4000, 4000, 4000)):
+        chosen = select(product(M, N, K), HOPPER)
+        assert chosen.kernel != "warp_specialised" or names(chosen.config) in listed
+        given = [c for c in warp_specialised.candidates(product(M, N, K), HOPPER)]
+        assert {names(c.config) for c in given} <= listed
+
+
+def test_newer_tritons_compare_them() -> None:
+    problem = product(1216, 1264, 4096)
+    compared = {candidate.config for candidate in warp_specialised.candidates(problem, HOPPER)}
+    assert compared >= set(widths.widths(problem, HOPPER.num_sms)) != set()
