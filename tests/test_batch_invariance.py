@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import triton_gemm
 from tests import tabled
+from tests.sums_by_hand import parts as parts_of
 from tests.tabled import HOPPER
 from tests.test_bit_classes import problem_of
 from triton_gemm import api, batch_invariance, plan, policies, tables
@@ -21,9 +22,10 @@ from triton_gemm.arithmetic import ARITHMETICS
 from triton_gemm.batch_invariance import class_of
 from triton_gemm.bit_classes import bit_class
 from triton_gemm.device import DeviceInfo, device_of_capability
+from triton_gemm.kernels.splitk import MAX_COUNTERS
 from triton_gemm.policies import Policy, choose
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout, Request
-from triton_gemm.select import Selection
+from triton_gemm.select import Selection, launches
 
 BF16 = torch.bfloat16
 DEVICES = [HOPPER, *(device_of_capability(x) for x in ((8, 0), (8, 9), (10, 0), (12, 0)))]
@@ -118,6 +120,21 @@ def test_what_the_class_depends_on() -> None:
     long = problem_of(1, 8192, 8192, "ieee")
     assert class_of(long, HOPPER) == "fp32 ieee, FMAs, fma, one sum along K"
     assert "parts" in class_of(problem_of(1, 576, 8192, "ieee"), HOPPER)
+
+
+@pytest.mark.parametrize("M", [1, 64, 1024, 8192, 65_536])
+@pytest.mark.parametrize(("N", "K"), [(576, 7168), (256, 7168), (1024, 8192)])
+def test_few_columns_of_long_sums_are_cut_alike(M: int, N: int, K: int) -> None:
+    """All tiles, into as many parts as N and K say: less time for few rows, and hardly more for many."""
+    problem = problem_of(M, N, K)
+    parts = 4 if N == 256 else 2
+    selection = batch_invariance.select(problem, HOPPER)
+    assert bit_class(problem, selection) == f"bf16, tensor cores, K in {parts} parts of {K // parts}"
+    ((cut, everywhere),) = parts_of(problem, selection).items()
+    assert [len(k) for k in cut] == [K // parts] * parts and everywhere.all()
+    *_, launch = launches(problem, selection)
+    assert launch.counters <= MAX_COUNTERS and launch.workspace <= 4 * 1024 * max(M, 256)
+    assert launch.grid[0] == selection.schedule.programs == parts * selection.schedule.split_tiles
 
 
 def test_too_many_rows_are_told() -> None:

@@ -16,11 +16,18 @@ from .bit_classes import bit_class
 from .device import DeviceInfo
 from .device_model import model_of
 from .kernels.candidate import Candidate
+from .kernels.schedule import Schedule
+from .kernels.splitk import MAX_COUNTERS
 from .problem import GemmProblem, Layout
 from .select import Selection, illegal, predicted, ranked
 
 FEW, MANY = 16, 4096  # rows, for which the model compares classes
 MOST = 65_536  # for which a class must have a candidate
+
+# All tiles are cut along K only of so many columns, times the partial sums of each that are stored, so that these take
+# 4 KiB for each row at most; and into parts of so many k-tiles at least.
+COLUMNS = 1024
+SHORTEST = 8
 
 
 def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
@@ -86,7 +93,36 @@ def _ranked(problem: GemmProblem, device: DeviceInfo) -> list[tuple[float, str, 
     model = model_of(device)
     more = [*_whole(problem, device), *_other_way_round(problem, device)]
     found += [(predicted(problem, kernel, candidate, model), kernel, candidate) for kernel, candidate in more]
+    found += _cut_alike(problem, device)
     return sorted(found, key=lambda one: one[0])
+
+
+def _cut_alike(problem: GemmProblem, device: DeviceInfo) -> Iterator[tuple[float, str, Candidate]]:
+    """The warp-specialised kernel's tiles, all of them cut into the same equal parts, whatever their number. Beyond one
+    wave they are predicted to take as long as whole ones, and as their partial sums do to and from memory.
+
+    Of parts that are more than fit the GPU at once owners wait for programs that have started before them (`schedule`).
+    """
+    if problem.groups or problem.arithmetic.exact:
+        return
+    kernel, model = kernels.warp_specialised, model_of(device)
+    for candidate in kernel.candidates(problem, device):
+        given, config, work, _, _ = candidate
+        assert isinstance(config, kernel.Config) and isinstance(work, Schedule)
+        tiles, k_tiles = given.batch * config.tiles(given.M, given.N), -(-given.K // config.BLOCK_K)
+        if work.split_tiles or config.ctas > 1 or not kernel.can_split_k(config):
+            continue
+        for parts in (2, 4, 8):
+            columns, counters = (parts - 1) * problem.N, tiles * config.num_warps // 4
+            if columns > COLUMNS or counters > MAX_COUNTERS or k_tiles % parts or k_tiles < parts * SHORTEST:
+                continue
+            cut = candidate._replace(work=Schedule(tiles * parts, tiles, parts))
+            if tiles * parts <= device.num_sms:
+                time = predicted(problem, "warp_specialised", cut, model)
+            else:
+                partial = 4 * given.batch * given.M * columns
+                time = predicted(problem, "warp_specialised", candidate, model) + 2 * partial / model.memory
+            yield time, "warp_specialised", cut
 
 
 def _whole(problem: GemmProblem, device: DeviceInfo) -> Iterator[tuple[str, Candidate]]:

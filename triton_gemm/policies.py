@@ -128,8 +128,8 @@ def batch_invariant(enabled: bool = True) -> Iterator[None]:
     `batch_invariant=True` says the same of one call, wherever its backward is, and TRITON_GEMM_BATCH_INVARIANT=1 in the
     environment of the whole process. enabled: False for a block without, within one or under that environment.
 
-    A product raises RuntimeError where no kernel can multiply so many rows in that class of bits: in IEEE fp32, from
-    65,536 rows on.
+    A product raises RuntimeError where no kernel can multiply so many rows in that class of bits, from 65,536 rows on
+    at the earliest (docs/tuning.md).
     """
     with _within(current()._replace(batch_invariant=enabled)):
         yield

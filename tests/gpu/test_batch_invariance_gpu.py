@@ -16,7 +16,7 @@ pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda", 0)
 MOST = 8192
 ROWS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 48, 64, 65, 100, 128, 129, 200, 256, 300, 384, 511, 512, 1024, 4096)
-SHAPES = [(256, 2048), (1536, 512), (1000, 1064)]  # few columns of long sums, which are split; many; odd
+SHAPES = [(256, 7168), (1536, 512), (1000, 1064)]  # few columns of long sums, which are cut; more; odd
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 FP8, SCALE = torch.float8_e4m3fn, 0.5
@@ -97,6 +97,22 @@ def test_rows_do_not_depend_on_their_number(kind: str, N: int, K: int) -> None:
             for begin in (0, 16 * (M % 7 + 1)):
                 wrong = int((bits(product(a[begin : begin + M], b)) != whole[begin : begin + M]).sum())
                 assert wrong == 0, f"{wrong} elements of {M} rows from row {begin} on are others"
+
+
+def test_more_parts_than_run_at_once() -> None:
+    """Owners of tiles wait for programs that have started before them, also beside another stream's."""
+    a, b = draw(MOST, 7168, dtype=torch.bfloat16, seed=1), draw(256, 7168, dtype=torch.bfloat16, seed=2).t()
+    other = torch.cuda.Stream()
+    with triton_gemm.batch_invariant():
+        whole = bits(triton_gemm.matmul(a, b))
+        torch.cuda.synchronize()
+        for _ in range(20):
+            with torch.cuda.stream(other):
+                beside = triton_gemm.matmul(a[:4096], b)
+            again = triton_gemm.matmul(a, b)
+            assert torch.equal(bits(again), whole)
+        torch.cuda.synchronize()
+    assert torch.equal(bits(beside), whole[:4096])
 
 
 def test_batches_and_what_lies_anywhere() -> None:
