@@ -233,7 +233,6 @@ def test_without_the_models_choice_nothing_is_tuned(folder: Path) -> None:
 
 def test_a_candidate_that_ends_the_process_is_skipped_the_next_time(folder: Path) -> None:
     """It is named on disk before it runs; who finds the name of a process that is no more leaves it out."""
-    folder.mkdir(parents=True)
     bad = fastest()
 
     def die() -> None:
