@@ -1,4 +1,4 @@
-"""What a selection sums for each element of C, worked out tile by tile from how work is dealt out, not from its class."""
+"""What a selection sums for each element of C, worked out tile by tile from how work is dealt out."""
 
 from __future__ import annotations
 

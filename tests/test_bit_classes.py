@@ -1,8 +1,8 @@
-"""Classes of bits: equal only where K is cut alike for every element of C, and told apart by nothing that has no part in
-it."""
+"""Classes of bits: equal only where K is cut alike for every element of C, and told apart by nothing else."""
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import triton_gemm
 from tests.sums_by_hand import parts, same
-from tests.test_compile_portable import instruction
+from tests.test_compile_portable import compile_launch, instruction
 from triton_gemm import kernels
 from triton_gemm.arithmetic import ARITHMETICS, HALF, Arithmetic
 from triton_gemm.bit_classes import bit_class
@@ -22,7 +22,7 @@ from triton_gemm.device import DeviceInfo, device_of_capability
 from triton_gemm.kernels import fma, portable, warp_specialised
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
-from triton_gemm.select import Selection, illegal, ranked
+from triton_gemm.select import Selection, illegal, launches, ranked
 
 HOPPER = device_of_capability((9, 0))
 AMPERE = device_of_capability((8, 0))
@@ -130,8 +130,10 @@ def test_what_does_not_matter_is_not_in_it() -> None:
     split = [ws(i, Schedule(400, warp_specialised.CONFIGS[i].tiles(problem.M, problem.N), 4)) for i in (13, 14, 17)]
     split.append(by("portable", portable.CONFIGS["half"][2], 4))
     assert {bit_class(problem, x) for x in split} == {"bf16, tensor cores, K in 4 parts of 256"}
-    for name in ("bias", "batch", "a", "c"):
-        other = replace(problem, **{name: {"bias": "n", "batch": 3}.get(name, Layout((0, 1, 2048), False))})
+    for name in ("bias", "has_beta", "batch", "a", "c"):
+        other = replace(
+            problem, **{name: {"bias": "n", "has_beta": True, "batch": 3}.get(name, Layout((0, 1, 2048), False))}
+        )
         assert bit_class(other, ws()) == one, name
     of_fp32 = problem_of(precision="ieee")
     assert len({bit_class(of_fp32, by("fma", x, 3, swap_ab=s)) for x in fma.CONFIGS for s in (False, True)}) == 1
@@ -163,8 +165,8 @@ DIFFERENT = {
         by("portable", portable.CONFIGS["fp8"][2]),
         by("portable", portable.CONFIGS["fp8"][4]),
     ),
-    "what is added besides, which was not measured": (
-        problem_of(has_beta=True),
+    "an activation, which was not measured": (
+        problem_of(activation="gelu"),
         ws(),
         by("portable", portable.CONFIGS["half"][2]),
     ),
@@ -194,6 +196,24 @@ def test_what_the_compiler_makes_of_tl_dot_is_in_it() -> None:
         for config in portable.CONFIGS[precision]:
             by_warps = "warp by warp" in bit_class(problem_of(precision=precision), by("portable", config))
             assert by_warps == ("GMMA" not in instruction(precision, config, (9, 0)))
+
+
+def test_what_is_added_is_fused_alike() -> None:
+    """Of alpha acc + beta c one product is rounded by itself in every kernel: beta c."""
+    problem = problem_of(512, 512, 512, has_beta=True)
+    tensors = dict.fromkeys("abc", torch.bfloat16)
+    for name, config in (
+        ("portable", portable.CONFIGS["half"][-3]),
+        ("warp_specialised", warp_specialised.CONFIGS[14]),
+    ):
+        selection = ws(config) if name == "warp_specialised" else by(name, config)
+        (launch,) = launches(problem, selection)
+        ptx = compile_launch(launch, tensors, (9, 0)).asm["ptx"]
+        products = re.findall(r"mul\.f32 \t(%r\d+), (%r\d+), ", ptx)
+        fused = re.findall(r"fma\.rn\.f32 \t%r\d+, (%r\d+), (%r\d+), (%r\d+);", ptx)
+        assert fused and {last for *_, last in fused} == {product for product, _ in products}
+        (beta,) = {factor for _, factor in products}
+        assert all(beta not in factors[:2] for factors in fused) and "add.f32" not in ptx
 
 
 def test_explain_says_the_class() -> None:

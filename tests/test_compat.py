@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,24 @@ def _forward() -> None:
         with torch.no_grad(), compat.forward_grad_enabled():
             dual = torch.autograd.forward_ad.make_dual(torch.ones(1), torch.ones(1))
             assert torch.autograd.forward_ad.unpack_dual(dual + dual).tangent == 2
+
+
+VARIABLE: ContextVar[str] = ContextVar("variable")
+
+
+def _backward() -> None:
+    """Of the thread that started it; and not kept afterwards."""
+    seen: list[object] = []
+    x = torch.ones(1, requires_grad=True)
+    y = x * 2
+    y.register_hook(lambda _: seen.append(compat.context_of_backward()[VARIABLE]))
+    token = VARIABLE.set("started")
+    try:
+        y.backward()
+        assert compat.context_of_backward() is None
+    finally:
+        VARIABLE.reset(token)
+    assert seen == ["started"]
 
 
 HIDDEN = """
@@ -275,6 +294,7 @@ USES: dict[str, Callable[[], None]] = {
     "decorating": _decorating,
     "differentiates_forward": _forward,
     "forward_grad_enabled": _forward,
+    "context_of_backward": _backward,
     "hide_from_dynamo": _hidden,
     "must_dispatch": _watched,
     "is_wrapper": _wrapper,

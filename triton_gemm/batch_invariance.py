@@ -1,8 +1,8 @@
 """Batch invariance: one class of bits for all numbers of rows, so that a row of C depends on no other row of A.
 
-The class is chosen from N, K, B's unit stride, dtype, precision, scales and epilogue alone, by the model: of those that
-can multiply any number of rows, wherever operands lie, the one that takes least time for few rows and for many together.
-A product then runs on the fastest candidate of that class.
+The class is chosen from N, K, B's unit stride, dtype, precision, scales and epilogue alone: of those that can multiply
+any number of rows, wherever operands lie, the one that the model predicts to take least time for few rows and for many
+together. A product then runs on the fastest candidate of that class.
 """
 
 from __future__ import annotations
@@ -16,11 +16,18 @@ from .bit_classes import bit_class
 from .device import DeviceInfo
 from .device_model import model_of
 from .kernels.candidate import Candidate
+from .kernels.schedule import Schedule
+from .kernels.splitk import MAX_COUNTERS
 from .problem import GemmProblem, Layout
 from .select import Selection, illegal, predicted, ranked
 
 FEW, MANY = 16, 4096  # rows, for which the model compares classes
 MOST = 65_536  # for which a class must have a candidate
+
+# All tiles are cut along K only of so many columns, times the partial sums of each that are stored, so that these take
+# 4 KiB for each row at most; and into parts of so many k-tiles at least.
+COLUMNS = 1024
+SHORTEST = 8
 
 
 def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
@@ -43,9 +50,11 @@ def class_of(problem: GemmProblem, device: DeviceInfo) -> str:
 
 @lru_cache(maxsize=4096)
 def _class_of(few: GemmProblem, device: DeviceInfo) -> str:
-    best_of_few, best_of_many = (_best(x, device) for x in (few, _with_rows(few, MANY)))
+    # Of a product alone, so that one row has the same class whether what is added to it is taken for a bias or for C.
+    alone = replace(few, has_beta=False, bias=None)
+    best_of_few, best_of_many = (_best(x, device) for x in (alone, _with_rows(alone, MANY)))
     both = best_of_few.keys() & best_of_many.keys()
-    others = [_with_rows(few, 1), _with_rows(few, MOST), _anywhere(few)]
+    others = [few, *(_with_rows(few, rows) for rows in (1, MANY, MOST)), _anywhere(few)]
     for found in sorted(both, key=lambda name: (best_of_few[name] * best_of_many[name], name)):
         if all(found in _best(other, device) for other in others):
             return found
@@ -82,16 +91,55 @@ def _ranked(problem: GemmProblem, device: DeviceInfo) -> list[tuple[float, str, 
     """As `select.ranked`, with candidates that only invariance wants."""
     found = ranked(problem, device)
     model = model_of(device)
-    more = [("fma", candidate) for candidate in _whole(problem, device)]
+    more = [*_whole(problem, device), *_other_way_round(problem, device)]
     found += [(predicted(problem, kernel, candidate, model), kernel, candidate) for kernel, candidate in more]
+    found += _cut_alike(problem, device)
     return sorted(found, key=lambda one: one[0])
 
 
-def _whole(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
+def _cut_alike(problem: GemmProblem, device: DeviceInfo) -> Iterator[tuple[float, str, Candidate]]:
+    """The warp-specialised kernel's tiles, all of them cut into the same equal parts, whatever their number. Beyond one
+    wave they are predicted to take as long as whole ones, and as their partial sums do to and from memory.
+
+    Of parts that are more than fit the GPU at once owners wait for programs that have started before them (`schedule`).
+    """
+    if problem.groups or problem.arithmetic.exact:
+        return
+    kernel, model = kernels.warp_specialised, model_of(device)
+    for candidate in kernel.candidates(problem, device):
+        given, config, work, _, _ = candidate
+        assert isinstance(config, kernel.Config) and isinstance(work, Schedule)
+        tiles, k_tiles = given.batch * config.tiles(given.M, given.N), -(-given.K // config.BLOCK_K)
+        if work.split_tiles or config.ctas > 1 or not kernel.can_split_k(config):
+            continue
+        for parts in (2, 4, 8):
+            columns, counters = (parts - 1) * problem.N, tiles * config.num_warps // 4
+            if columns > COLUMNS or counters > MAX_COUNTERS or k_tiles % parts or k_tiles < parts * SHORTEST:
+                continue
+            cut = candidate._replace(work=Schedule(tiles * parts, tiles, parts))
+            if tiles * parts <= device.num_sms:
+                time = predicted(problem, "warp_specialised", cut, model)
+            else:
+                partial = 4 * given.batch * given.M * columns
+                time = predicted(problem, "warp_specialised", candidate, model) + 2 * partial / model.memory
+            yield time, "warp_specialised", cut
+
+
+def _whole(problem: GemmProblem, device: DeviceInfo) -> Iterator[tuple[str, Candidate]]:
     """Of long sums in IEEE fp32 those that are not cut, as there must be of so many rows that cut ones cannot run."""
     for candidate in kernels.named("fma").candidates(problem, device):
         if candidate.work != 1:
-            yield candidate._replace(work=1)
+            yield "fma", candidate._replace(work=1)
+
+
+def _other_way_round(problem: GemmProblem, device: DeviceInfo) -> Iterator[tuple[str, Candidate]]:
+    """Of planes and scales, whose order `swap_ab` changes, the portable kernel's other candidates: by itself it chooses
+    by C's unit stride."""
+    if problem.scales == "blocks" or problem.groups or (problem.planes.count == 1 and problem.scales is None):
+        return
+    for candidate in kernels.named("portable").candidates(problem, device):
+        given, swap_ab = candidate.problem.swap_ab(), not candidate.swap_ab
+        yield "portable", candidate._replace(problem=given, swap_ab=swap_ab)
 
 
 def _up(value: int) -> int:

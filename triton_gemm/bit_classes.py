@@ -2,8 +2,9 @@
 
 The bits of a result depend on the order in which products are added and rounded along K, and on no more: which
 instruction adds how many of them, where partial sums end and how those are added, and which of C's elements that is so
-for. How large tiles are, which program computes them and when, how operands come to it, and whether they are copied or
-swapped first, does not matter. Each kernel's module says in which order it sums (`order_of_sums`).
+for. How large tiles are, which program computes them and when, how operands come to it, and whether they are copied
+first, does not matter. Nor do swapped operands, unless they have planes or scales, which are multiplied A's first. Each
+kernel's module says in which order it sums (`order_of_sums`).
 
 Equal classes of two candidates for one problem mean equal bits. Unequal ones need not mean unequal bits: where equality
 was not measured (`tests/gpu/test_bit_classes_gpu.py`), classes are told apart.
@@ -35,6 +36,8 @@ def bit_class(problem: GemmProblem, selection: Selection) -> str:
     order = "nothing to sum"
     if problem.K:
         order = kernels.named(selection.kernel).order_of_sums(given, selection.config, selection.work)
+        if selection.swap_ab and (problem.planes.count > 1 or problem.scales):
+            order += ", of C^T"  # whose terms come in another order, as do A's and B's scales
     return f"{' '.join(words)}, {order}"
 
 

@@ -68,6 +68,8 @@ def compute_into(
         request = request._replace(beta=0.0)
     elif input is not c:
         vector = _vector(input, c)
+        if vector is not None and input.shape == c.shape and plan.remembering(request).batch_invariant:
+            vector = None  # of more rows it would be no vector
         if vector is None:
             c.copy_(input)
         else:

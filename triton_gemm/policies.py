@@ -107,8 +107,8 @@ def set_policy(name: PolicyName, *, bits: Bits = "same") -> None:
 def policy(name: PolicyName, *, bits: Bits = "same") -> Iterator[None]:
     """`set_policy` for a block, in this thread or asyncio task alone: `with triton_gemm.policy("error"):`.
 
-    name, bits: as in `set_policy`, with its errors. It counts in backwards that are started in the block, too, which
-    torch runs in threads of its own.
+    name, bits: as in `set_policy`, with its errors. It counts in backwards that are started in the block, too, though
+    torch runs them in threads of its own. What is said of batch invariance stays as it was.
     """
     found = _policy(name, bits, "policy(): name and bits")
     with _within(found._replace(batch_invariant=current().batch_invariant)):
@@ -128,8 +128,8 @@ def batch_invariant(enabled: bool = True) -> Iterator[None]:
     `batch_invariant=True` says the same of one call, wherever its backward is, and TRITON_GEMM_BATCH_INVARIANT=1 in the
     environment of the whole process. enabled: False for a block without, within one or under that environment.
 
-    A product raises RuntimeError where no kernel can multiply so many rows in that class of bits: in IEEE fp32, from
-    65,536 rows on.
+    A product raises RuntimeError where no kernel can multiply so many rows in that class of bits, from 65,536 rows on
+    at the earliest (docs/tuning.md).
     """
     with _within(current()._replace(batch_invariant=enabled)):
         yield

@@ -58,9 +58,17 @@ def scaled_matmul(
     return (_compute if plain else _op)(*operands, out_dtype, use_fast_accum, batch_invariant)
 
 
-def _compute(a: torch.Tensor, b: torch.Tensor, *others: Any) -> torch.Tensor:
+def _compute(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    bias: torch.Tensor | None,
+    out_dtype: torch.dtype,
+    use_fast_accum: bool,
+    batch_invariant: bool | None = None,
+) -> torch.Tensor:
     """scaled_matmul of tensors that hold data."""
-    scale_a, scale_b, bias, out_dtype, use_fast_accum, batch_invariant = others
     kind, scales = check(a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum)
     checks.runs("scaled_matmul", a)
     c = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype, device=a.device)
@@ -118,9 +126,17 @@ def check(
     )
 
 
-def _fake(a: torch.Tensor, b: torch.Tensor, *others: Any) -> torch.Tensor:
-    check(a, b, *others[:-1])
-    *_, out_dtype, _, _ = others
+def _fake(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    bias: torch.Tensor | None,
+    out_dtype: torch.dtype,
+    use_fast_accum: bool,
+    batch_invariant: bool | None = None,
+) -> torch.Tensor:
+    check(a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum)
     return a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import triton_gemm
 from tests.sharded import launch
-from triton_gemm import ops, sharding
+from triton_gemm import ops, plan, sharding
 
 RANKS = 2
 S0, S1, R, P = Shard(0), Shard(1), Replicate(), Partial()
@@ -118,6 +119,27 @@ def test_an_activation_is_not_applied_to_partial_sums(mesh: DeviceMesh) -> None:
         for more in ((), (None, "ieee")):  # trailing defaults are not there for DTensor
             c = torch.ops.triton_gemm.gemm(a, b, None, 1.0, 1.0, activation, *more)
             assert c.placements[0].is_partial() is partial
+
+
+def test_batch_invariance_goes_to_every_shard(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an argument in the backward, too, and in a block."""
+    asked: list[bool | None] = []
+    choose = plan.selection_for
+
+    def note(*given: Any, invariant: bool | None, **how: Any) -> Any:
+        asked.append(invariant)
+        return choose(*given, invariant=invariant, **how)
+
+    monkeypatch.setattr(plan, "selection_for", note)
+    monkeypatch.setattr(plan, "PLANS", {})
+    a, b = laid(mesh, (4, 6), S0).requires_grad_(), laid(mesh, (6, 14), R)
+    triton_gemm.matmul(a, b, batch_invariant=True).sum().backward()
+    assert asked == [True, True]
+    with triton_gemm.batch_invariant():
+        c = triton_gemm.matmul(a, laid(mesh, (6, 15), R))
+    asked.clear()
+    c.sum().backward()
+    assert asked == [True], "what the forward was told"
 
 
 def test_what_cannot_be_sharded_is_replicated(mesh: DeviceMesh) -> None:

@@ -12,11 +12,11 @@ ONE = "one sum along K"
 def by_tensor_cores(problem: GemmProblem, kernel: str, *, warpgroups: bool) -> str:
     """What multiplies. warpgroups: whether four warps do it together, by `wgmma` on Hopper; else each by its own `mma`.
 
-    That two kernels give the same bits was measured in 16 bits, where no more is added than a bias. Elsewhere their
-    names are in it.
+    That two kernels give the same bits was measured in 16 bits; and what they add, the compiler adds alike. Elsewhere,
+    and where an activation is more than a choice, their names are in it.
     """
     how = "tensor cores" if warpgroups else "tensor cores, warp by warp"
-    shared = problem.arithmetic is HALF and not problem.has_beta and problem.activation in (None, "relu")
+    shared = problem.arithmetic is HALF and problem.activation in (None, "relu")
     return how if shared else f"{how}, {kernel}"
 
 

@@ -1,0 +1,202 @@
+"""Candidates of one class give the same bits on a GPU, and add in the same tree."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+import torch
+
+from tests.cases import Case, Operands, bits
+from tests.fprev import Tree, refined
+from triton_gemm.arithmetic import FP8
+from triton_gemm.bit_classes import bit_class
+from triton_gemm.device import DeviceInfo, device_info
+from triton_gemm.plan import GemmPlan
+from triton_gemm.problem import ACTIVATIONS, GemmProblem
+from triton_gemm.select import Selection, illegal, ranked
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = torch.device("cuda", 0)
+MEMBERS = 4  # of each class, of as many kernels, tiles and ways round as there are
+CLASSES = 4  # with several members, for each problem
+
+FP32 = {"dtype": torch.float32}
+BYTES = {"dtype": FP8.dtypes[0], "out_dtype": torch.bfloat16, "orders": "ntn", "pad": 16}
+# k-tiles 64 deep end elsewhere than those 128 deep, and the last of either is not full.
+FEW, MANY = (13, 264, 1064), (333, 520, 1064)
+KINDS: dict[str, dict[str, object]] = {
+    "bf16": {},
+    "bf16 nt": {"orders": "ntn"},
+    "bf16 tn": {"orders": "tnn"},
+    "bf16 to fp32": {"out_dtype": torch.float32, "orders": "ntn"},
+    "bf16 odd": {"orders": "ntn", "pad": 1, "offset": 1},
+    "fp16": {"dtype": torch.float16, "out_dtype": torch.float32},
+    "bias": {"bias": "n", "orders": "ntn", "alpha": 0.7},
+    "bias of rows": {"bias": "m", "orders": "ntt"},
+    "relu": {"bias": "n", "activation": "relu"},
+    "beta": {"beta": 0.3, "alpha": 0.7},
+    **{name: {"bias": "n", "activation": name, "alpha": 0.7} for name in ACTIVATIONS if name != "relu"},
+    "batch": {"batch": 3, "orders": "ntn"},
+    "ieee": {**FP32, "precision": "ieee", "alpha": 0.7, "bias": "n"},
+    "tf32": {**FP32, "precision": "tf32"},
+    "tf32 tt": {**FP32, "precision": "tf32", "orders": "ttn"},
+    **{name: {**FP32, "precision": name} for name in ("bf16x3", "bf16x6", "bf16x9", "tf32x3")},
+    "fp64": {"dtype": torch.float64},
+    "fp64 beta": {"dtype": torch.float64, "beta": 0.3, "alpha": 0.7},
+    "int8": {"dtype": torch.int8, "out_dtype": torch.int32, "orders": "ntn", "pad": 16},
+    "int8 rows": {"dtype": torch.int8, "out_dtype": torch.bfloat16, "orders": "ntn", "pad": 16, "scales": "rows"},
+    "fp8": {**BYTES, "precision": "fp8", "scales": "tensor"},
+    "fp8 rows": {**BYTES, "precision": "fp8", "scales": "rows", "bias": "n"},
+    "fp8 blocks": {**BYTES, "precision": "fp8", "scales": "blocks"},
+    "fp8 fast": {**BYTES, "precision": "fp8 fast", "scales": "tensor", "out_dtype": torch.float32},
+}
+
+
+def gpu() -> DeviceInfo:
+    return device_info(DEVICE)
+
+
+def selections(problem: GemmProblem) -> dict[str, list[Selection]]:
+    """Of all legal candidates, by class."""
+    found = defaultdict(list)
+    for _, kernel, candidate in ranked(problem, gpu()):
+        if illegal(problem, gpu(), kernel, candidate) is None:
+            selection = Selection.of(kernel, candidate, "by a test")
+            found[bit_class(problem, selection)].append(selection)
+    return found
+
+
+def unlike(members: list[Selection], count: int) -> list[Selection]:
+    """So many of them, as unlike one another as there are: the model's first, then each as far from all before."""
+
+    def traits(x: Selection) -> list[object]:
+        tile = x.config.BLOCK_M, x.config.BLOCK_N, x.config.BLOCK_K
+        return [x.kernel, x.kernel, x.swap_ab, x.packed, *tile, x.config.num_warps, x.work == 1]
+
+    chosen, rest = members[:1], members[1:]
+    while rest and len(chosen) < count:
+        farthest = max(
+            rest,
+            key=lambda x: min(sum(p != q for p, q in zip(traits(x), traits(y), strict=True)) for y in chosen),
+        )
+        chosen.append(farthest)
+        rest.remove(farthest)
+    return chosen
+
+
+def supported(case: Case) -> bool:
+    return not (case.dtype.itemsize == 1 and case.dtype.is_floating_point and gpu().capability < (8, 9))
+
+
+def compare(operands: Operands) -> int:
+    """How many members of classes gave the bits of another."""
+    case, problem, compared = operands.case, operands.problem, 0
+    several = sorted((found for found in selections(problem).items() if len(found[1]) > 1), key=lambda x: -len(x[1]))
+    for name, members in several[:CLASSES]:
+        results = []
+        for selection in unlike(members, MEMBERS):
+            operands.c.copy_(operands.c0)
+            auxiliary = (*([] if operands.bias is None else [operands.bias]), *operands.scales)
+            plan = GemmPlan(problem, selection, DEVICE)
+            plan.run(operands.a, operands.b, operands.c, auxiliary, case.alpha, case.beta)
+            results.append((str(selection), bits(operands.c).clone()))
+        (first, expected), *others = results
+        for other, found in others:
+            wrong = int((found != expected).sum())
+            assert wrong == 0, f"{name}: {wrong} of {found.numel()} elements of {other} are not those of {first}"
+        compared += len(others)
+    return compared
+
+
+@pytest.mark.parametrize("size", [FEW, MANY], ids=["few", "many"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_equal_classes_give_equal_bits(kind: str, size: tuple[int, int, int]) -> None:
+    """Values of all magnitudes, whose sums lose other bits in any other order."""
+    case = Case(size, **KINDS[kind])  # type: ignore[arg-type]
+    if not supported(case):
+        pytest.skip("there is no such product on this GPU")
+    operands = Operands(case, DEVICE)
+    if case.dtype.itemsize > 1:
+        for x in (operands.a, operands.b):
+            x.mul_(torch.exp2(torch.randint(-6, 3, x.shape, device=DEVICE, generator=operands.generator)))
+    assert compare(operands) > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_zeros_beyond_k_leave_signs_of_zeros(dtype: torch.dtype) -> None:
+    """Products that are less than any number, of both signs: sums of nothing but those, and with a few others."""
+    case = Case(MANY, "ntn", dtype=dtype, out_dtype=torch.float32, precision="ieee" if dtype == torch.float32 else None)
+    operands = Operands(case, DEVICE)
+    operands.a.mul_(2.0**-80), operands.b.mul_(2.0**-80)
+    operands.a[: case.size[0] // 2, ::97] = 1.0
+    assert compare(operands) > 0
+
+
+@pytest.mark.parametrize("splits", [1, 2, 4])
+def test_what_is_cut_alike_is_one_class_whatever_the_tile(splits: int) -> None:
+    """Without the model's choice: every kernel, tile and way round that sums 4 x 256 x 1024 in one of these ways."""
+    operands = Operands(Case((48, 64, 1024), "ntn", out_dtype=torch.float32), DEVICE)
+    wanted = "one sum along K" if splits == 1 else f"K in {splits} parts of {1024 // splits}"
+    members = selections(operands.problem)[f"bf16, tensor cores, {wanted}"]
+    results = set()
+    for selection in unlike(members, 8):
+        operands.c.fill_(torch.nan)
+        GemmPlan(operands.problem, selection, DEVICE).run(operands.a, operands.b, operands.c, (), 1.0, 0.0)
+        results.add(bits(operands.c).cpu().numpy().tobytes())
+    assert len(members) > 3 and len(results) == 1
+
+
+# --- The trees ---
+
+# dtype, precision, M and what stands for 1: which M hides, and fp32 counts.
+SUMS = {
+    "bf16": (torch.bfloat16, None, 2.0**100, 1.0),
+    "fp16": (torch.float16, None, 2.0**15, 2.0**-24),
+    "ieee": (torch.float32, "ieee", 2.0**100, 1.0),
+    "tf32": (torch.float32, "tf32", 2.0**100, 1.0),
+    "bf16x6": (torch.float32, "bf16x6", 2.0**100, 1.0),
+    "fp64": (torch.float64, None, 2.0**100, 1.0),
+}
+ROWS, COLUMNS, TERMS = 64, 4, 256
+
+
+def tree(problem: GemmProblem, selection: Selection, big: float, one: float) -> Tree:
+    """In which every element of the product is summed."""
+    pairs = list(combinations(range(TERMS), 2))
+    count = -(-len(pairs) // ROWS) * ROWS
+    a = torch.full((count, TERMS), one, dtype=problem.dtype, device=DEVICE)
+    which = torch.tensor(pairs, device=DEVICE)
+    rows = torch.arange(len(pairs), device=DEVICE)
+    a[rows, which[:, 0]], a[rows, which[:, 1]] = big, -big
+    b = torch.ones(COLUMNS, TERMS, dtype=problem.dtype, device=DEVICE).t()
+    c = torch.full((count, COLUMNS), torch.nan, dtype=problem.out_dtype, device=DEVICE)
+    plan = GemmPlan(problem, selection, DEVICE)
+    for part, out in zip(a.split(ROWS), c.split(ROWS), strict=True):
+        plan.run(part, b, out)
+    assert torch.equal(c, c[:, :1].expand_as(c)), "columns are summed otherwise"
+    counts = (TERMS - (c[: len(pairs), 0].double() / one).round().long()).tolist()
+    known = dict(zip(pairs, counts, strict=True))
+    return refined(TERMS, lambda i, others: [known[min(i, j), max(i, j)] for j in others])
+
+
+@pytest.mark.parametrize("kind", SUMS)
+def test_equal_classes_add_in_the_same_tree(kind: str) -> None:
+    dtype, precision, big, one = SUMS[kind]
+    shapes = ((ROWS, TERMS), (COLUMNS, TERMS), (ROWS, COLUMNS))
+    a, b, c = (torch.empty(shape, dtype=dtype, device=DEVICE) for shape in shapes)
+    problem = GemmProblem.of(a, b.t(), c, precision=precision)
+    problem = replace(problem, out_dtype=torch.float32 if dtype.itemsize == 2 else dtype)
+    trees = defaultdict(set)
+    for name, members in selections(problem).items():
+        if " of C " in name:  # other elements are summed otherwise
+            continue
+        for selection in unlike(members, 3):
+            trees[name].add(tree(problem, selection, big, one))
+    assert len(trees) > 1
+    assert {name: len(found) for name, found in trees.items()} == dict.fromkeys(trees, 1)
+    whole = [found for name, found in trees.items() if "one sum" in name]
+    assert whole and all(found.isdisjoint(trees[name]) for found in whole for name in trees if "parts" in name)
