@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -278,7 +280,18 @@ def test_the_reference_product_is_looked_at_under_load(tmp_path: Path, monkeypat
     monkeypatch.setattr(gpu, "PATIENCE_S", 0.01)
     monkeypatch.setattr(nvml, "sm_clock", lambda uuid: 1980)
     monkeypatch.setattr(nvml, "slowed", lambda uuid: ("too hot",))
+    made: list[weakref.ref[torch.Tensor]] = []
+    random = operands.operands
+
+    def noting(*of: Any) -> Any:
+        sets = random(*of)
+        made.extend(map(weakref.ref, sets[0]))
+        return sets
+
+    monkeypatch.setattr(gpu, "operands", noting)
     found = lab.look()
+    gc.collect()
+    assert len(made) == 3 and all(x() is not None for x in made), "a graph does not keep what it reads and writes"
     assert (found.ms, found.mhz, found.slowed) == (1.0, 1980, ("too hot",))
 
 

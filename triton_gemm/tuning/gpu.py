@@ -47,6 +47,7 @@ class Gpu:
         self.compiler = Compiler(self._compile)
         self.plans: dict[tuple[GemmProblem, Selection], GemmPlan] = {}
         self.reference: timing.Replay | None = None
+        self.held: tuple[object, ...] = ()  # what the reference product reads and writes: a graph keeps addresses only
 
     def now(self) -> float:
         return time.monotonic()
@@ -89,6 +90,7 @@ class Gpu:
         problem = GemmProblem(*sizes, torch.bfloat16, torch.bfloat16, "half", layout, layout, layout)
         plan = GemmPlan(problem, by_model(problem, self.info), self.device)
         a, b, c = operands(problem, 1, self.device)[0]
+        self.held = (plan, a, b, c)
         call = partial(plan.run, a, b, c)
         repeats = timing.repeats(timing.once_ms(call), 1, 1.0)
         with loading:
