@@ -314,12 +314,17 @@ class FakePlan:
     def __init__(self, problem: GemmProblem, selection: Selection, device: torch.device) -> None:
         self.problem, self.device = problem, device
         self.wrong = selection.config.BLOCK_M == self.WRONG
+        self.compiled = False
+
+    def compile(self, *stand_ins: torch.Tensor) -> None:
+        assert [x.dtype for x in stand_ins] == [self.problem.dtype, self.problem.dtype, self.problem.out_dtype]
+        self.compiled = True
 
     def compile(self, *operands: torch.Tensor) -> None:
         assert len(operands) == 3
 
     def run(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, auxiliary: tuple[torch.Tensor, ...] = ()) -> None:
-        assert not auxiliary
+        assert self.compiled and not auxiliary
         torch.matmul(a, b, out=c)
         if self.wrong:
             c[..., 0, 0] += 100

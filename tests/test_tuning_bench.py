@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -22,10 +24,11 @@ from tests.tabled import HOPPER, another
 from triton_gemm import nvml, policies, tables, timing, tuning
 from triton_gemm.bit_classes import bit_class
 from triton_gemm.device import DeviceInfo
+from triton_gemm.plan import MAX_BOUND
 from triton_gemm.problem import GemmProblem, Layout
 from triton_gemm.select import Selection, select
 from triton_gemm.timing import DeviceLostError
-from triton_gemm.tuning import gpu, operands
+from triton_gemm.tuning import candidates, gpu, operands
 from triton_gemm.tuning.compiling import Compiler
 from triton_gemm.tuning.gpu import Gpu
 from triton_gemm.tuning.journal import Journal
@@ -236,8 +239,10 @@ def test_too_little_memory_is_no_candidates_fault(tmp_path: Path, monkeypatch: p
         bench_of(small(), tmp_path)
 
 
-def test_eager_calls_are_timed_when_nothing_is_compiled_any_more(tmp_path: Path) -> None:
+def test_eager_calls_are_timed_when_nothing_is_compiled_any_more(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: SimpleNamespace(L2_cache_size=50 << 20))
     bench, choice = bench_of(small(), tmp_path, measure="eager")
+    assert len(bench.sets) == MAX_BOUND // 2, "more would be prepared anew at each call"
     while not bench.ready(others(small())[0]):
         bench.pause(0.01)
     assert all(bench.gpu.compiler.done((small(), way)) for way in others(small()))
@@ -275,7 +280,18 @@ def test_the_reference_product_is_looked_at_under_load(tmp_path: Path, monkeypat
     monkeypatch.setattr(gpu, "PATIENCE_S", 0.01)
     monkeypatch.setattr(nvml, "sm_clock", lambda uuid: 1980)
     monkeypatch.setattr(nvml, "slowed", lambda uuid: ("too hot",))
+    made: list[weakref.ref[torch.Tensor]] = []
+    random = operands.operands
+
+    def noting(*of: Any) -> Any:
+        sets = random(*of)
+        made.extend(map(weakref.ref, sets[0]))
+        return sets
+
+    monkeypatch.setattr(gpu, "operands", noting)
     found = lab.look()
+    gc.collect()
+    assert len(made) == 3 and all(x() is not None for x in made), "a graph does not keep what it reads and writes"
     assert (found.ms, found.mhz, found.slowed) == (1.0, 1980, ("too hot",))
 
 
@@ -403,6 +419,8 @@ def tuned_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tuning, "_device", lambda _: CPU)
     monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
     monkeypatch.setattr(gpu, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(candidates, "KEEP", 5)
+    monkeypatch.setattr(candidates, "LEAST", 1)
     tuning._chosen.cache_clear()
     return folder
 
@@ -415,7 +433,7 @@ def test_a_whole_tuning(tuned_on_the_cpu: Path, monkeypatch: pytest.MonkeyPatch)
     assert report.device == HOPPER.name and report.regret_after == 0.0
     assert triton_gemm.tune([small()], resume=True).shapes[0].outcome == "known"
     steps: list[Any] = []
-    triton_gemm.tune([small()], budget=1, progress=steps.append, measure="eager")
+    triton_gemm.tune([small()], budget=20, progress=steps.append)
     assert steps and steps[-1].problem == small()
 
 

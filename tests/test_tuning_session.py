@@ -233,7 +233,6 @@ def test_without_the_models_choice_nothing_is_tuned(folder: Path) -> None:
 
 def test_a_candidate_that_ends_the_process_is_skipped_the_next_time(folder: Path) -> None:
     """It is named on disk before it runs; who finds the name of a process that is no more leaves it out."""
-    folder.mkdir(parents=True)
     bad = fastest()
 
     def die() -> None:
@@ -260,12 +259,22 @@ def test_a_candidate_that_ends_the_process_is_skipped_the_next_time(folder: Path
 
 def test_a_process_that_lives_is_left_alone(folder: Path) -> None:
     folder.mkdir(parents=True)
-    path = folder / "x.tuning.jsonl"
-    journal = Journal(path, "1")
-    journal.begin(SMALL, fastest())
-    journal.me = "another"  # as if this were another process
-    other = Journal(path, "1")
-    assert other.failure(SMALL, fastest()) is None and len(list(folder.glob("x.tuning.jsonl.*"))) == 1
+    path, begun = folder / "x.tuning.jsonl", FORKED.Event()
+
+    def live() -> None:
+        Journal(path, "1").begin(SMALL, fastest())
+        begun.set()
+        threading.Event().wait()
+
+    child = FORKED.Process(target=live)
+    child.start()
+    try:
+        assert begun.wait(60)
+        assert Journal(path, "1").failure(SMALL, fastest()) is None and len(list(folder.iterdir())) == 1
+    finally:
+        child.kill()
+        child.join()
+    assert Journal(path, "1").failure(SMALL, fastest()) == ENDED
 
 
 def test_a_lost_gpu_costs_nothing_that_was_found(folder: Path) -> None:
@@ -284,7 +293,7 @@ def test_a_lost_gpu_costs_nothing_that_was_found(folder: Path) -> None:
 # --- Faults of files ---
 
 
-def test_a_tuning_is_resumed(folder: Path) -> None:
+def test_a_tuning_is_resumed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     problems = {LARGE: 3, SMALL: 2, problem_of(512): 1}
 
     def stop(report: ShapeReport) -> None:
@@ -299,9 +308,11 @@ def test_a_tuning_is_resumed(folder: Path) -> None:
     assert [shape.outcome for shape in report.shapes][:2] == ["known", "known"]
     assert [problem for problem, _ in lab.benches] == [problem_of(512)]
     assert all(shape.selection is not None for shape in report.shapes)
-    assert len(FakeLab(chance).benches) == 0
-    report = tuned(folder, problems, lab := FakeLab(chance))
+    tuned(folder, problems, lab := FakeLab(chance))
     assert len(lab.benches) == 3, "without resume all are tuned again"
+    monkeypatch.setattr(tables, "versions", lambda: "another")
+    tuned(folder, problems, lab := FakeLab(chance), resume=True)
+    assert len(lab.benches) == 3, "and with it what other versions have tuned"
 
 
 def test_what_stays_is_known_too_and_forgotten_with_the_tables(folder: Path) -> None:

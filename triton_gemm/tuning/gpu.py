@@ -14,7 +14,7 @@ import torch
 from .. import nvml, timing
 from ..compat import loading
 from ..device import device_info
-from ..plan import MAX_BOUND, GemmPlan
+from ..plan import MAX_BOUND, GemmPlan, stand_in
 from ..policies import by_model
 from ..problem import GemmProblem, Layout
 from ..select import Selection
@@ -42,9 +42,12 @@ class Gpu:
     def __init__(self, device: torch.device, journal: Journal, bits: Bits, measure: Measure) -> None:
         self.device, self.info, self.journal = device, device_info(device), journal
         self.bits, self.measure = bits, measure
+        for dtype in (torch.float32, torch.int32, torch.bfloat16, torch.float16, torch.float64, torch.int8):
+            stand_in(dtype, device)  # allocated here, and not in threads while graphs are captured
         self.compiler = Compiler(self._compile)
         self.plans: dict[tuple[GemmProblem, Selection], GemmPlan] = {}
         self.reference: timing.Replay | None = None
+        self.held: tuple[object, ...] = ()  # what the reference product reads and writes: a graph keeps addresses only
 
     def now(self) -> float:
         return time.monotonic()
@@ -52,7 +55,7 @@ class Gpu:
     def prepare(self, problem: GemmProblem, ways: Sequence[Selection]) -> None:
         """Has candidates compiled, after those that came before."""
         new = [way for way in ways if (problem, way) not in self.plans]
-        stand_ins(problem, self.device)  # allocated here, and not in threads while graphs are captured
+        stand_ins(problem, self.device)
         for way in new:
             self.plans[problem, way] = GemmPlan(problem, way, self.device)
         self.compiler.add([(problem, way) for way in new])
@@ -87,8 +90,11 @@ class Gpu:
         problem = GemmProblem(*sizes, torch.bfloat16, torch.bfloat16, "half", layout, layout, layout)
         plan = GemmPlan(problem, by_model(problem, self.info), self.device)
         a, b, c = operands(problem, 1, self.device)[0]
+        self.held = (plan, a, b, c)
         call = partial(plan.run, a, b, c)
-        self.reference = timing.Replay([call], timing.repeats(timing.once_ms(call), 1, 1.0))
+        repeats = timing.repeats(timing.once_ms(call), 1, 1.0)
+        with loading:
+            self.reference = timing.Replay([call], repeats)
         return self.reference
 
     def close(self) -> None:

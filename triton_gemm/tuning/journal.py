@@ -55,6 +55,7 @@ class Journal:
         if flight is None:
             return
         try:
+            flight.parent.mkdir(parents=True, exist_ok=True)
             with open(flight, "w") as file:
                 file.write(_line("failed", self.versions, _key(problem, selection), f"{selection}"[:100], ENDED))
                 file.flush()

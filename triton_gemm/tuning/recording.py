@@ -19,7 +19,10 @@ from ..tables.records import WrongError, plain, read, text_of
 FORMAT = 1
 LARGEST_FILE = 64 * 2**20  # bytes
 
+AT_MOST = 1 << 16  # launches that are noted before they are counted
+
 _recorders: list[Counter[Any]] = []
+_launched: list[Any] = []  # plans, once for each launch: appending is what calls cost, and needs no lock
 _lock = threading.Lock()
 _runs: dict[Any, Any] = {}  # of each kind of plan, its own method
 
@@ -61,15 +64,17 @@ def by_problem(counts: Counter[Any]) -> dict[GemmProblem, int]:
 
 def _begin(counts: Counter[Any]) -> None:
     with _lock:
+        _count()
         _recorders.append(counts)
-        if len(_recorders) == 1:  # calls go through the plans' own method again once no one records
-            for kind in (plan.GemmPlan, plan.InterpretedPlan):
+        if len(_recorders) == 1:  # calls go through the plans' own methods again once no one records
+            for kind, noting in ((plan.GemmPlan, _noting_on_a_gpu), (plan.InterpretedPlan, _noting)):
                 _runs[kind] = kind.run
-                kind.run = _counting(kind.run)  # type: ignore[method-assign]
+                kind.run = noting(kind.run)  # type: ignore[method-assign]
 
 
 def _end(counts: Counter[Any]) -> None:
     with _lock:
+        _count()
         _recorders[:] = [one for one in _recorders if one is not counts]
         if not _recorders:
             for kind, run in _runs.items():
@@ -77,16 +82,37 @@ def _end(counts: Counter[Any]) -> None:
             _runs.clear()
 
 
-def _counting(run: Any) -> Any:
-    def counted(self: Any, *arguments: Any, **named: Any) -> None:
-        index = getattr(self, "index", None)
-        if index is None or index == current_device():  # else it calls itself again on that device
-            with _lock:
-                for counts in _recorders:
-                    counts[self] += 1
-        run(self, *arguments, **named)
+def _noting(run: Any) -> Any:
+    def noted(self: Any, *arguments: Any) -> None:
+        _note(self)
+        run(self, *arguments)
 
-    return counted
+    return noted
+
+
+def _noting_on_a_gpu(run: Any) -> Any:
+    def noted(self: Any, *arguments: Any) -> None:
+        if self.index == current_device():  # else it calls itself again on that device
+            _note(self)
+        run(self, *arguments)
+
+    return noted
+
+
+def _note(launched: Any) -> None:
+    _launched.append(launched)
+    if len(_launched) > AT_MOST:
+        with _lock:
+            _count()
+
+
+def _count() -> None:
+    """Counts what is noted; others may note more meanwhile."""
+    count = len(_launched)
+    noted = _launched[:count]
+    del _launched[:count]
+    for counts in _recorders:
+        counts.update(noted)
 
 
 def write(path: Path, calls: dict[GemmProblem, int]) -> None:
