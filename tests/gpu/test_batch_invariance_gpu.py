@@ -160,7 +160,8 @@ def test_layers_and_their_backwards(way: str) -> None:
     with triton_gemm.batch_invariant():
         if "use" in way:
             with triton_gemm.use():
-                whole, cut = rows(200), rows(1, 2, 13, 56, 128)
+                fewest = 2 if "compile" in way else 1  # of one row Inductor may make no product at all
+                whole, cut = rows(200), rows(fewest, 3, 13, 56, 128 - fewest)
         else:
             whole, cut = rows(200), rows(1, 2, 13, 56, 128)
     assert torch.equal(whole, cut)
