@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextvars import copy_context
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,7 +61,7 @@ def layers(draw: st.DrawFn) -> tuple[GemmProblem, DeviceInfo]:
     """What does not depend on rows, with one row."""
     device = draw(st.sampled_from(DEVICES))
     arithmetic = draw(st.sampled_from([x for x in ARITHMETICS.values() if able(x.name, device)]))
-    N, K = draw(st.integers(1, 12_000)), draw(st.integers(1, 12_000))
+    N, K = (draw(st.one_of(st.integers(1, 20), st.integers(1, 12_000))) for _ in range(2))
     fields: dict[str, object] = {"scales": None if arithmetic.plain else draw(st.sampled_from(arithmetic.scales))}
     if arithmetic.dtypes[0].itemsize > 1:
         fields |= {"has_beta": draw(st.booleans()), "activation": draw(st.sampled_from([None, *ACTIVATIONS]))}
@@ -172,6 +173,17 @@ def test_an_argument_a_block_and_the_environment_say_so(monkeypatch: pytest.Monk
     policies._of_environment.cache_clear()
     with pytest.raises(ValueError, match="TRITON_GEMM_BATCH_INVARIANT must be 0 or 1, not 'yes'"):
         policies.current()
+
+
+def test_threads_of_a_backward_have_the_block_that_it_was_started_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = x(8, 64), x(64, 32)
+    with triton_gemm.batch_invariant():
+        started, within = copy_context(), plan.key_of(Request(), a, b, None)
+    monkeypatch.setattr(policies, "context_of_backward", lambda: started)
+    found: list[object] = []
+    thread = threading.Thread(target=lambda: found.extend([policies.current(), plan.key_of(Request(), a, b, None)]))
+    thread.start(), thread.join()
+    assert found == [Policy("cached", "same", True), within]
 
 
 def test_explain_says_so() -> None:

@@ -23,6 +23,7 @@ from .select import Selection, illegal, predicted, ranked
 
 FEW, MANY = 16, 4096  # rows, for which the model compares classes
 MOST = 65_536  # for which a class must have a candidate
+FOR_FEW = ("skinny", "gemv")  # kernels whose classes come and go with the number of rows
 
 # All tiles are cut along K only of so many columns, times the partial sums of each that are stored, so that these take
 # 4 KiB for each row at most; and into parts of so many k-tiles at least.
@@ -88,8 +89,8 @@ def _best(problem: GemmProblem, device: DeviceInfo) -> dict[str, float]:
 
 
 def _ranked(problem: GemmProblem, device: DeviceInfo) -> list[tuple[float, str, Candidate]]:
-    """As `select.ranked`, with candidates that only invariance wants."""
-    found = ranked(problem, device)
+    """As `select.ranked`, with candidates that only invariance wants, and without kernels for few rows or columns."""
+    found = [one for one in ranked(problem, device) if one[1] not in FOR_FEW]
     model = model_of(device)
     more = [*_whole(problem, device), *_other_way_round(problem, device)]
     found += [(predicted(problem, kernel, candidate, model), kernel, candidate) for kernel, candidate in more]
