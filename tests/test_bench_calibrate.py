@@ -320,9 +320,6 @@ class FakePlan:
         assert [x.dtype for x in stand_ins] == [self.problem.dtype, self.problem.dtype, self.problem.out_dtype]
         self.compiled = True
 
-    def compile(self, *operands: torch.Tensor) -> None:
-        assert len(operands) == 3
-
     def run(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, auxiliary: tuple[torch.Tensor, ...] = ()) -> None:
         assert self.compiled and not auxiliary
         torch.matmul(a, b, out=c)

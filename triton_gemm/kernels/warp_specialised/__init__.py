@@ -1,20 +1,10 @@
-"""Hopper's production kernel. `kernel` is what runs on the GPU, `host` what it can run, and how it is launched,
-`costs` how long that takes, and `choice` which ways are worth comparing."""
+"""Hopper's production kernel. `kernel` is what runs on the GPU, `configs` its tiles, `host` what it can
+run, and how it is launched, `costs` how long that takes, and `choice` which ways are worth comparing."""
 
 from .choice import candidates, faster, schedules, without_clusters
+from .configs import CLUSTERED, CONFIGS, Config, configs
 from .costs import Costs, microseconds
-from .host import (
-    CLUSTERED,
-    CONFIGS,
-    Config,
-    c_by_tma,
-    can_split_k,
-    configs,
-    illegal,
-    launches,
-    order_of_sums,
-    shared_memory,
-)
+from .host import c_by_tma, can_split_k, illegal, launches, order_of_sums, shared_memory
 
 __all__ = [
     "CLUSTERED",

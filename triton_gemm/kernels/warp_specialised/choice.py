@@ -17,6 +17,7 @@ from ...problem import GemmProblem
 from .. import repack
 from ..candidate import Candidate
 from ..schedule import Schedule, clusters_at_once
+from .configs import Config, configs
 from .costs import (
     Costs,
     OfConfig,
@@ -30,7 +31,7 @@ from .costs import (
     of_tile,
     time_of,
 )
-from .host import Config, can_split_k, configs, promotes, unsuited
+from .host import can_split_k, promotes, unsuited
 from .widths import widths
 
 MAX_PARTS = 32

@@ -12,7 +12,8 @@ from ...cost_model import SECTOR, Remembered, average, pitch, traffic
 from ...device_model import DeviceModel
 from ...problem import GemmProblem, Layout
 from ..schedule import Schedule, clusters_at_once
-from .host import Config, can_split_k, promotes
+from .configs import Config
+from .host import can_split_k, promotes
 
 _KNOWN = Remembered()
 TILE = 32_768  # elements of the largest tile that is stored at once, for which costs by its size are given

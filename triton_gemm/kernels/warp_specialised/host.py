@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import torch
 
 from ...compat import CLUSTERS
-from ...config import MAX_REGISTERS_PER_THREAD, TileConfig
+from ...config import MAX_REGISTERS_PER_THREAD
 from ...device import INTERPRETER, SHARED_MEMORY, DeviceInfo
 from ...problem import GemmProblem, Layout
 from .. import groups
@@ -15,97 +13,8 @@ from ..launch import Launch, Pointer, Scalar, TensorMap
 from ..order import ONE, by_tensor_cores, exactly, in_parts, promoted
 from ..schedule import Schedule, clusters_at_once
 from .cluster import MAX_CTAS, blocks_of_b, slice_rows
+from .configs import Config
 from .kernel import warp_specialised_kernel
-
-
-@dataclass(frozen=True)
-class Config(TileConfig):
-    """BLOCK_N: a power of two or the sum of two of them, or with one wide `wgmma` any multiple of 8; num_warps: those
-    that multiply, four for each consumer; num_stages: of the ring; CLUSTER_M, CLUSTER_N: CTAs of a cluster along M and
-    along N, each with a tile of its own (`cluster`)."""
-
-    CLUSTER_M: int = 1
-    CLUSTER_N: int = 1
-
-    @property
-    def ctas(self) -> int:
-        """Of a cluster."""
-        return self.CLUSTER_M * self.CLUSTER_N
-
-    @property
-    def main_n(self) -> int:
-        """Columns of a tile whose sums are in its first tensor: the largest power of two."""
-        return 1 << self.BLOCK_N.bit_length() - 1
-
-    @property
-    def tail_n(self) -> int:
-        """Columns of the second tensor: the power of two that holds the rest, or 0."""
-        rest = self.BLOCK_N - self.main_n
-        return rest and 1 << (rest - 1).bit_length()
-
-    def accumulators(self, sum_itemsize: int = 4) -> int:
-        return self.BLOCK_M * (self.main_n + self.tail_n) * sum_itemsize // (4 * 32 * self.num_warps)
-
-    def tiles(self, M: int, N: int) -> int:
-        """Tiles of clusters in a matrix [M, N]."""
-        return -(-M // (self.BLOCK_M * self.CLUSTER_M)) * -(-N // (self.BLOCK_N * self.CLUSTER_N))
-
-    def __str__(self) -> str:
-        return super().__str__() + (f" cluster {self.CLUSTER_M}x{self.CLUSTER_N}" if self.ctas > 1 else "")
-
-
-# What `select` chooses among, for 16-bit operands.
-_FIGURES = (
-    (128, 256, 64, 8, 4),
-    (128, 256, 64, 8, 3),  # where C is fp32
-    (256, 128, 64, 8, 3),
-    (192, 128, 64, 12, 4),
-    (256, 192, 64, 8, 3),
-    (192, 192, 64, 12, 3),
-    (128, 192, 64, 8, 4),
-    (128, 160, 64, 8, 5),
-    (192, 96, 64, 12, 5),
-    (128, 96, 64, 8, 6),
-    (128, 128, 64, 8, 6),
-    (128, 128, 64, 8, 5),  # where scales come along
-    (64, 256, 64, 4, 4),
-    (128, 64, 128, 8, 4),
-    (64, 128, 128, 4, 4),
-    (64, 96, 128, 4, 4),
-    (64, 64, 128, 4, 6),
-    (128, 32, 128, 8, 5),
-    (64, 32, 128, 4, 6),
-    (128, 16, 128, 8, 5),
-    (64, 16, 128, 4, 8),
-    (64, 16, 64, 4, 8),
-)
-CONFIGS = tuple(Config(*figures) for figures in _FIGURES)
-
-# And in clusters of these forms.
-_CLUSTERED = {
-    (64, 96, 64, 4, 10): ((2, 2), (4, 2)),
-    (64, 128, 64, 4, 8): ((2, 1), (2, 2), (4, 2), (2, 4)),
-    (64, 144, 64, 4, 7): ((2, 2), (4, 2), (2, 4)),
-    (128, 80, 64, 8, 7): ((2, 1), (2, 2), (4, 2)),
-    (128, 96, 64, 8, 6): ((2, 1), (2, 2), (4, 2), (2, 4)),
-    (128, 128, 64, 8, 6): ((2, 1), (1, 2), (2, 2), (4, 2)),
-    (128, 160, 64, 8, 5): ((2, 1), (2, 2)),
-    (256, 128, 64, 8, 3): ((2, 1), (1, 2)),
-    (128, 256, 64, 8, 4): ((2, 1),),
-}
-CLUSTERED = tuple(Config(*figures, *form) for figures, forms in _CLUSTERED.items() for form in forms)
-
-
-def configs(dtype: torch.dtype, clusters: bool = False) -> tuple[Config, ...]:
-    """CONFIGS, or those of CLUSTERED, for operands, or planes, of that dtype: as many bytes along K."""
-    return _CONFIGS[dtype.itemsize, clusters]
-
-
-_CONFIGS = {
-    (itemsize, clusters): tuple(replace(config, BLOCK_K=config.BLOCK_K * 2 // itemsize) for config in found)
-    for itemsize in (1, 2, 4)
-    for clusters, found in ((False, CONFIGS), (True, CLUSTERED))
-}
 
 
 def spans_widths(problem: GemmProblem) -> bool:

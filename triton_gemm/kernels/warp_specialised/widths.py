@@ -8,7 +8,8 @@ from functools import cache
 from ...device import SHARED_MEMORY
 from ...problem import GemmProblem
 from ..schedule import clusters_at_once
-from .host import Config, spans_widths, wide_memory
+from .configs import Config
+from .host import spans_widths, wide_memory
 
 NARROWEST, WIDEST = 64, 256
 MOST_STAGES = 12
