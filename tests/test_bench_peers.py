@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from perf.bench.suites import SUITES
 
 from perf.bench import __main__ as bench
 from perf.bench import peers, plots, scores, sweep
@@ -18,6 +17,7 @@ from perf.measure import operands, timer
 from perf.measure.operands import Problem
 from perf.measure.providers import CUBLAS, OURS
 from tests.fakes import take_gpu_away
+from triton_gemm.suites import SUITES
 
 PROBLEM = Problem(24, 16, 40, "bf16", layout="nt")
 NAMES = (OURS, CUBLAS, *AUTOTUNED)

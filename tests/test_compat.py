@@ -397,6 +397,7 @@ USES: dict[str, Callable[[], None]] = {
     "must_dispatch": _watched,
     "is_wrapper": _wrapper,
     "launcher": _launcher,
+    "loading": _launcher,
     "offer_to_inductor": _offer,
     "overlaps_itself": _overlap,
     "share_sharding_decisions": _decisions,

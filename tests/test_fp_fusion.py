@@ -82,7 +82,7 @@ def of_groups() -> GemmProblem:
 
 PRODUCTS = {
     "gemv_kernel": (problem(1, 4096, 4096, torch.float32), HOPPER),
-    "skinny_kernel": (problem(16, 4096, 4096), HOPPER),
+    "skinny_kernel": (problem(8, 4096, 4096), HOPPER),
     "warp_specialised_kernel": (problem(2048, 2048, 2048), HOPPER),
     "portable_kernel": (problem(2048, 2048, 2048), AMPERE),
     "fma_kernel": (problem(2048, 2048, 2048, torch.float32), HOPPER),

@@ -63,7 +63,7 @@ print("loaded")
 
 UNALIGNED = replace(problem_of(100, 60, 40), b=Layout((0, 60, 1), aligned=False))
 # The first two share a kernel; Triton compiles the third and fourth apart, because of 1000's last bits.
-PROBLEMS = [problem_of(), problem_of(513), problem_of(1, 1024, 1024), problem_of(1, 1000, 1024)]
+PROBLEMS = [problem_of(), problem_of(511), problem_of(1, 1024, 1024), problem_of(1, 1000, 1024)]
 PROBLEMS += [problem_of(17, 33, 65), problem_of(100, 60, 40), UNALIGNED]
 BEYOND = problem_of(2048, 2048, 2048)
 

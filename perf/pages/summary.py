@@ -23,6 +23,7 @@ SUITES = {
     "llm": "projections of language models, 1 to 8192 tokens",
     "decode": "decoding, up to 64 tokens",
     "mid": "middle sizes, M from 128 to 1024",
+    "prefill": "projections of language models, 100 to 1000 tokens",
     "shortk": "short K",
     "bigk": "long K",
     "odd": "rows that are not 16-byte aligned",

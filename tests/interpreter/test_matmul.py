@@ -162,9 +162,8 @@ def test_explain_names_kernel_config_and_reason(size: tuple[int, int, int], orde
     a, b = torch.randn(M, K).half(), torch.randn(K, N).half()
     choice = triton_gemm.explain(a, b if orders == "nn" else b.T.contiguous().T)
     assert choice.kernel == kernel and choice.reason
-    assert str(choice).startswith(f"{kernel} {choice.config}") and f": {choice.reason}; chosen by the model" in str(
-        choice
-    )
+    assert choice.bits and str(choice).startswith(f"{kernel} {choice.config}")
+    assert f": {choice.reason}; bits: {choice.bits}; chosen by the model" in str(choice)
 
 
 def test_explain_says_which_operand_tma_cannot_take() -> None:

@@ -11,7 +11,7 @@ import torch
 import typer
 
 from .. import explanation
-from ..arithmetic import DTYPES, SCALED
+from ..arithmetic import DTYPES, SCALED, default_arithmetic
 from ..device import DeviceInfo, current_device_info, device_info
 from ..device_model import NAMES, named_device
 from ..problem import GemmProblem
@@ -123,7 +123,8 @@ def problem_text(problem: GemmProblem) -> str:
     batch = f"{problem.batch}x" if problem.batch != 1 else ""
     layout = "".join("t" if x.column_major else "n" for x in (problem.a, problem.b))
     words = [f"{batch}{problem.M}x{problem.N}x{problem.K}", _SHORT.get(problem.dtype, str(problem.dtype)), layout]
-    words += [problem.precision] * (problem.precision not in ("half", "fp64", "int8", "fp8"))
+    usual = problem.dtype != torch.float32 and problem.arithmetic is default_arithmetic(problem.dtype)
+    words += [problem.precision] * (not usual)
     words += [f"bias {problem.bias}"] * bool(problem.bias) + [problem.activation or ""] * bool(problem.activation)
     words += ["+ beta C"] * problem.has_beta + [f"scales {problem.scales}"] * bool(problem.scales)
     words += [f"groups of {problem.groups}"] * bool(problem.groups)

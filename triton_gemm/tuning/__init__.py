@@ -28,10 +28,10 @@ from ..select import Selection
 from ..tables.files import BITS, TRITON, Bits
 from ..tables.silicon import Silicon
 from .recording import read_shapes, record_shapes
+from .report import Measure, Progress, ShapeReport, TuningReport
 
 if TYPE_CHECKING:
     from .journal import Journal
-    from .report import Measure, Progress, ShapeReport, TuningReport
 
 __all__ = ["read_shapes", "record_shapes", "tune"]
 
@@ -93,7 +93,6 @@ def tune(
     candidate hangs or breaks the GPU's context, which no process survives: what was found before is stored, and the
     next one leaves it out.
     """
-    from .report import Measure
     from .session import Session, Wishes
     from .shown import shown
 
