@@ -408,7 +408,7 @@ def test_clusters_are_chosen_where_they_can_run_and_missed_where_not(
     compared = {config for _, _, (_, config, *_) in ranked(problem, HOPPER)}
     assert bool(compared & {*warp_specialised.CLUSTERED}) == newer
     choice = select(problem, HOPPER)
-    assert (choice.config in warp_specialised.CLUSTERED) == newer
+    assert (choice.config.ctas > 1) == newer
     assert choice.reason.endswith("; without clusters, which need Triton 3.9") != newer
 
 
