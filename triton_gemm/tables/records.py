@@ -156,9 +156,10 @@ def read_entry(x: Any) -> Entry:
 
 def nonsense(entry: Entry) -> str | None:
     """Why no kernel ever takes such figures, or None. Where they are no powers of two, tiles are multiples of a tensor
-    core's 16, and warps of a consumer's 4."""
+    core's 16, widths of `wgmma`'s 8, and warps of a consumer's 4."""
+    steps = {"BLOCK_M": 16, "BLOCK_N": 8, "BLOCK_K": 16, "num_warps": 4}
     for name, value in plain(entry.config).items():
-        step = 16 if name.startswith("BLOCK") else 4 if name == "num_warps" else 1
+        step = steps.get(name, 1)
         if type(value) is int and (not 1 <= value <= 2**16 or (value % step and value & (value - 1))):
             return f"{name} = {value}"
     if len(set(entry.packed)) < len(entry.packed) or not set(entry.packed) <= {"a", "b"}:

@@ -31,7 +31,7 @@ def spans_widths(problem: GemmProblem) -> bool:
 
 def wide_mma(problem: GemmProblem, config: Config) -> bool:
     """Whether one `wgmma` does span its width; else there is one for its main part and one for its tail."""
-    return config.tail_n > 0 and config.BLOCK_K == 64 and spans_widths(problem)
+    return config.tail_n > 0 and config.BLOCK_N <= 256 and config.BLOCK_K == 64 and spans_widths(problem)
 
 
 def part_columns(problem: GemmProblem, config: Config) -> tuple[int, int]:
