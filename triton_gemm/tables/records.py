@@ -157,7 +157,8 @@ def read_entry(x: Any) -> Entry:
 def nonsense(entry: Entry) -> str | None:
     """Why no kernel ever takes such figures, or None. Where they are no powers of two, tiles are multiples of a tensor
     core's 16, widths of `wgmma`'s 8, and warps of a consumer's 4."""
-    steps = {"BLOCK_M": 16, "BLOCK_N": 8, "BLOCK_K": 16, "num_warps": 4}
+    width = 8 if entry.kernel == "warp_specialised" else 16
+    steps = {"BLOCK_M": 16, "BLOCK_N": width, "BLOCK_K": 16, "num_warps": 4}
     for name, value in plain(entry.config).items():
         step = steps.get(name, 1)
         if type(value) is int and (not 1 <= value <= 2**16 or (value % step and value & (value - 1))):
