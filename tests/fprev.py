@@ -1,8 +1,8 @@
 """The order in which a sum is added, found from outside: FPRev ("FPRev: Revealing the Order of Floating-Point Summation
 Operations", arXiv 2411.00442).
 
-Of n terms let one be M, one -M and all others 1, so small beside M that they are lost. What is added to either before
-they cancel is lost, so the sum counts the terms outside of the smallest subtree that has both. Those counts of all
+Of n terms let one be M, one -M and all others 1, so small that M + 1 rounds to M. What is added to either before they
+cancel is lost, so the sum counts the terms outside of the smallest subtree that has both. Those counts of all
 pairs are the tree. A node may have many children: tensor cores add several products and what was summed before at once.
 
 A tree is an index, or the set of its children: an addition of two does not care for their order.

@@ -83,8 +83,8 @@ def label_ends(axes: Axes, lines: Sequence[Line2D]) -> None:
 
 
 def legend_below(axes: Axes, *handles: Any, below: float = 40, ncols: int | None = None) -> None:
-    """A legend in one line or in `ncols` columns, `below` points under the axes; of what is labelled, or of
-    `handles`."""
+    """A legend in one line or in `ncols` columns, `below` points under the axes: of all labelled artists,
+    or of `handles`."""
     under = axes.transAxes + ScaledTranslation(0, -below / 72, axes.figure.dpi_scale_trans)
     shown = list(handles) or axes.get_legend_handles_labels()[0]
     place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, 0), "bbox_transform": under, "borderaxespad": 0}

@@ -15,8 +15,8 @@ FILE = "results.json"
 
 
 class Record:
-    """The sections of a record, each a dict from a measurement's key to its result; `today`: the surroundings of what
-    is added, which for tunings need not be the record's."""
+    """The sections of a record, each a dict from a measurement's key to its result; `today`: the environment of new
+    results, which for tunings need not be the record's."""
 
     def __init__(self, folder: Path, surroundings: dict[str, Any]) -> None:
         self.folder, self.today = folder, surroundings

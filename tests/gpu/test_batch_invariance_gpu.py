@@ -106,7 +106,7 @@ def test_rows_do_not_depend_on_their_number(kind: str, N: int, K: int) -> None:
 
 
 def test_more_parts_than_run_at_once() -> None:
-    """Owners of tiles wait for programs that have started before them, also beside another stream's."""
+    """Owners of tiles wait for programs that have started before them, also while another stream's run."""
     a, b = draw(MOST, 7168, dtype=torch.bfloat16, seed=1), draw(256, 7168, dtype=torch.bfloat16, seed=2).t()
     other = torch.cuda.Stream()
     with triton_gemm.batch_invariant():
@@ -114,11 +114,11 @@ def test_more_parts_than_run_at_once() -> None:
         torch.cuda.synchronize()
         for _ in range(20):
             with torch.cuda.stream(other):
-                beside = triton_gemm.matmul(a[:4096], b)
+                concurrent = triton_gemm.matmul(a[:4096], b)
             again = triton_gemm.matmul(a, b)
             assert torch.equal(bits(again), whole)
         torch.cuda.synchronize()
-    assert torch.equal(bits(beside), whole[:4096])
+    assert torch.equal(bits(concurrent), whole[:4096])
 
 
 def test_batches_and_what_lies_anywhere() -> None:
