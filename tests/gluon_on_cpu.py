@@ -27,6 +27,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import triton
 
 import triton_gemm.kernels
 from triton_gemm.compat import tensor_map_parameter
@@ -36,7 +37,7 @@ from triton_gemm.kernels.launch import Pointer as Address
 KERNELS = Path(triton_gemm.kernels.__file__ or "").parent
 WARP = 32
 # Modules and packages of triton_gemm.kernels that run here.
-SIMULATED = ("epilogue", "fma", "groups", "portable", "programmatic", "schedule", "skinny", "splitk")
+SIMULATED = ("epilogue", "fma", "groups", "portable", "programmatic", "reduction", "schedule", "skinny", "splitk")
 SIMULATED += ("tiles", "warp_specialised")
 
 
@@ -847,7 +848,13 @@ def hopper() -> SimpleNamespace:
 
 _operators()
 LANGUAGE = language()
-TRITON = SimpleNamespace(jit=decorator, constexpr_function=decorator, language=LANGUAGE)
+TRITON = SimpleNamespace(
+    jit=decorator,
+    constexpr_function=decorator,
+    language=LANGUAGE,
+    cdiv=triton.cdiv,
+    next_power_of_2=triton.next_power_of_2,
+)
 MODULES: dict[str, Any] = {
     "triton": TRITON,
     "triton.language": TRITON,  # as `import a.b` means it

@@ -43,12 +43,13 @@ class Simulation:
         if planes.count > 1:
             problem = repacked(problem, ("a", "b"))
             a, b = split(a, planes, problem.a.strides[1]), split(b.mT, planes, problem.b.strides[2])
-        (launch,) = self.module.launches(problem, self.config, self.schedule)
-        counters = torch.zeros(launch.counters, dtype=torch.int32)
+        launches = self.module.launches(problem, self.config, self.schedule)
+        counters = torch.zeros(launches[0].counters, dtype=torch.int32)
         operands = {"a": a, "b": b, "c": c, "counters": counters}
         operands |= zip(problem.auxiliary, auxiliary, strict=True)
-        operands["workspace"] = torch.full((launch.workspace // 4,), torch.nan)
-        run(launch.programmatic(), operands, {"alpha": alpha, "beta": beta})
+        operands["workspace"] = torch.full((launches[0].workspace // 4,), torch.nan)
+        for launch in launches:
+            run(launch.programmatic(), operands, {"alpha": alpha, "beta": beta})
         assert not counters.any(), "counters are not zero afterwards"
 
 

@@ -70,6 +70,7 @@ class Selection:
         notes = [f"{self.kernel} {self.config}"] + [self.precision] * (self.precision != HALF.name)
         if self.schedule is not None and self.schedule.split_tiles:
             notes.append(f"{self.schedule.split_tiles} tiles in {self.schedule.split_k} parts")
+            notes += ["reduced by a second launch"] * self.schedule.reduction
         if self.split_k > 1:
             notes.append(f"K in {self.split_k} parts")
         notes += ["swap_ab"] * self.swap_ab + [f"{x} repacked" for x in self.packed]

@@ -25,13 +25,13 @@ from triton_gemm.suites.shapes import Shape
 
 FILE = "calibration.json"
 SIZES = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages")
-CLUSTER = (
-    "CLUSTER_M",
-    "CLUSTER_N",
-)  # of kernels that have them, else 1; files from before there were clusters lack both
+CLUSTER = ("CLUSTER_M", "CLUSTER_N")  # of kernels that have them, else 1
 OTHERS = ("batch", "pad", "bias", "activation", "scales")  # figures of a shape that are written where it has them
-COLUMNS = ("kernel", *SIZES, *CLUSTER, "programs", "split_tiles", "split_k", "swap_ab", "packed", "us")
-WITHOUT_CLUSTERS = tuple(name for name in COLUMNS if name not in CLUSTER)
+COLUMNS = ("kernel", *SIZES, *CLUSTER, "programs", "split_tiles", "split_k", "reduction", "swap_ab", "packed", "us")
+# Files from before there were second launches, and clusters.
+OLDER = tuple(
+    tuple(name for name in COLUMNS if name not in absent) for absent in (("reduction",), ("reduction", *CLUSTER))
+)
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def read(*sources: Path) -> Calibration:
         try:
             found = read_json(source)
             columns = tuple(found["columns"])
-            if columns not in (COLUMNS, WITHOUT_CLUSTERS):
+            if columns not in (COLUMNS, *OLDER):
                 raise ValueError(f"columns {found['columns']}")
             gpu = found["environment"]
             devices.add(replace(device_of_capability((9, 0)), name=gpu["gpu"], num_sms=gpu["num_sms"]))
@@ -147,18 +147,20 @@ def _measured(entry: dict[str, Any], columns: Sequence[str]) -> Measured:
     problem = gemm_problem(shape, entry["mode"])
     us, known = {}, {}
     for row in entry["rows"]:
-        if columns != COLUMNS:
-            row = [*row[: 1 + len(SIZES)], 1, 1, *row[1 + len(SIZES) :]]
-        kernel, *figures, programs, split_tiles, split_k, swap_ab, packed, time = row
+        said = dict.fromkeys(CLUSTER, 1) | {"reduction": False} | dict(zip(columns, row, strict=True))
+        kernel, swap_ab, packed = said["kernel"], said["swap_ab"], said["packed"]
         module: Any = kernels.named(kernel)
-        sizes = dict(zip((*SIZES, *CLUSTER), figures, strict=True))
+        sizes = {name: said[name] for name in (*SIZES, *CLUSTER)}
         config = module.Config(**{name: size for name, size in sizes.items() if name in SIZES or size > 1})
         if (packed, swap_ab) not in known:  # predictions remember what they know of one problem
             given = kernels.repack.repacked(problem, tuple(packed))
             known[packed, swap_ab] = given.swap_ab() if swap_ab else given
         given = known[packed, swap_ab]
-        work = split_k if programs is None else Schedule(programs, split_tiles, split_k)
-        us[Way(kernel, Candidate(given, config, work, swap_ab, tuple(packed)))] = time
+        work: Schedule | int = said["split_k"]
+        if said["programs"] is not None:
+            dealt = said["programs"], said["split_tiles"], said["split_k"]
+            work = Schedule(*dealt, reduction=bool(said["reduction"]))
+        us[Way(kernel, Candidate(given, config, work, swap_ab, tuple(packed)))] = said["us"]
     return Measured(shape, entry["mode"], entry["cublas_us"], us)
 
 
@@ -166,7 +168,9 @@ def _row(way: Way, us: float) -> list[Any]:
     candidate = way.candidate
     figures = [getattr(candidate.config, name, 1) for name in (*SIZES, *CLUSTER)]
     work = candidate.work
-    dealt = (work.programs, work.split_tiles, work.split_k) if isinstance(work, Schedule) else (None, 0, work)
+    dealt: tuple[Any, ...] = (None, 0, work, False)
+    if isinstance(work, Schedule):
+        dealt = (work.programs, work.split_tiles, work.split_k, work.reduction)
     return [way.kernel, *figures, *dealt, candidate.swap_ab, "".join(candidate.packed), _rounded(us)]
 
 

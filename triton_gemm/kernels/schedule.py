@@ -25,13 +25,15 @@ class Schedule:
     """How tiles are dealt out.
 
     programs: the grid; split_tiles: how many are cut along K, and split_k: into how many parts each; group_m: rows of
-    tiles that follow one another, for the sake of L2.
+    tiles that follow one another, for the sake of L2; reduction: whether a second launch adds the parts up, and no
+    program waits (`reduction`). Then all tiles are cut.
     """
 
     programs: int
     split_tiles: int = 0
     split_k: int = 1
     group_m: int = 8
+    reduction: bool = False
 
     def __post_init__(self) -> None:
         assert self.split_tiles * self.split_k <= self.programs, "an owner may wait for a program that cannot start"

@@ -2,13 +2,14 @@
 run, and how it is launched, `costs` how long that takes, and `choice` which ways are worth comparing."""
 
 from .choice import candidates, faster, schedules, without_clusters
-from .configs import CLUSTERED, CONFIGS, Config, configs
+from .configs import CLUSTERED, CONFIGS, FOR_LONG_SUMS, Config, configs
 from .costs import Costs, microseconds
 from .host import c_by_tma, can_split_k, illegal, launches, order_of_sums, shared_memory
 
 __all__ = [
     "CLUSTERED",
     "CONFIGS",
+    "FOR_LONG_SUMS",
     "Config",
     "Costs",
     "c_by_tma",

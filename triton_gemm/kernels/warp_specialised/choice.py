@@ -7,8 +7,6 @@ from functools import cache, lru_cache
 from math import sqrt
 from typing import Any
 
-import torch
-
 from ...compat import CLUSTERS
 from ...cost_model import ROUNDING, SECTOR, pitch
 from ...device import DeviceInfo
@@ -17,7 +15,7 @@ from ...problem import GemmProblem
 from .. import repack
 from ..candidate import Candidate
 from ..schedule import Schedule, clusters_at_once
-from .configs import Config, configs
+from .configs import CLUSTERED, CONFIGS, FOR_LONG_SUMS, Config, of_itemsize
 from .costs import (
     Costs,
     OfConfig,
@@ -34,13 +32,15 @@ from .costs import (
 from .host import can_split_k, promotes, unsuited
 from .widths import widths
 
-MAX_PARTS = 32
+MAX_PARTS = 32  # that one program adds up
+LONG = 8  # of a sum, how many times as long as C's longer side
+SHORTEST_PART = 4  # k-tiles of those that a second launch adds up
 
 
 def candidates(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
     """Over copies of what TMA reads badly or not; swapped or not; in every tile that fits; whole and split."""
     for given, swap_ab, packed in _given(problem, device):
-        for config in (*_listed(given.planes.dtype, _clusters(given)), *widths(given, device.num_sms)):
+        for config in (*_listed(given.planes.dtype.itemsize, *_clusters(given)), *widths(given, device.num_sms)):
             if problem.groups:
                 yield Candidate(given, config, Schedule(device.num_sms))
             elif _fits(given, config):
@@ -64,14 +64,15 @@ def _given(problem: GemmProblem, device: DeviceInfo) -> Iterator[tuple[GemmProbl
                 yield given, swap_ab, packed
 
 
-def _clusters(problem: GemmProblem) -> bool:
-    """Whether configurations in clusters are compared: only where they can run."""
-    return CLUSTERS and not problem.groups
+def _clusters(problem: GemmProblem) -> tuple[bool, bool]:
+    """Whether configurations in clusters are compared, only where they can run; and whether those for long sums."""
+    clusters = CLUSTERS and not problem.groups
+    return clusters, clusters and max(problem.M, problem.N) * LONG <= problem.K
 
 
 @cache
-def _listed(dtype: torch.dtype, clusters: bool) -> tuple[Config, ...]:
-    return (*configs(dtype), *(configs(dtype, clusters=True) if clusters else ()))
+def _listed(itemsize: int, clusters: bool, long_sums: bool) -> tuple[Config, ...]:
+    return of_itemsize(CONFIGS + CLUSTERED * clusters + FOR_LONG_SUMS * long_sums, itemsize)
 
 
 def without_clusters() -> str:
@@ -108,10 +109,22 @@ def schedules(problem: GemmProblem, config: Config, device: DeviceInfo) -> list[
     count = problem.batch * config.tiles(problem.M, problem.N)
     programs = clusters_at_once(config.ctas, device.num_sms)
     found = [Schedule(min(count, programs))]
+    k_tiles = -(-problem.K // config.BLOCK_K)
     if can_split_k(config):
-        k_tiles = -(-problem.K // config.BLOCK_K)
         found += [Schedule(n, rest, parts) for n, rest, parts in _cuts(count, k_tiles, programs)]
+    parts = _reduced_parts(problem, count, k_tiles, programs)
+    if parts:
+        found.append(Schedule(count * parts, count, parts, reduction=True))
     return found
+
+
+def _reduced_parts(problem: GemmProblem, count: int, k_tiles: int, most: int) -> int:
+    """Into how many parts to cut all of `count` tiles that a second launch is to add up: as many as fill one wave, less
+    those that make no part shorter; 0 for less than two, and for what such a launch cannot add."""
+    parts = min(most // count, k_tiles // SHORTEST_PART)
+    if parts < 2 or problem.arithmetic.exact or problem.groups:
+        return 0
+    return -(-k_tiles // -(-k_tiles // parts))
 
 
 def _cuts(count: int, k_tiles: int, most: int) -> Iterator[tuple[int, int, int]]:
@@ -138,7 +151,7 @@ def faster(
     if problem.groups:  # few, and none is cut
         schedule = Schedule(device.num_sms)
         for given, _, _ in _given(problem, device):
-            for place, config in enumerate(configs(given.planes.dtype)):
+            for place, config in enumerate(_listed(given.planes.dtype.itemsize, False, False)):
                 time = microseconds(given, config, schedule, model)
                 if time <= limit():
                     yield time, (0, place), Candidate(given, config, schedule)
@@ -170,6 +183,12 @@ def _best_schedule(problem: GemmProblem, of: OfConfig, model: DeviceModel, on: O
             time = time_of(on, of, tile, count, *cut)
             if time < least:
                 least, best = time, cut
+    parts = _reduced_parts(problem, count, tile.k_tiles, of.most)
+    if parts:
+        tile = of_tile(problem, of, model, are_alone(count * parts * of.config.ctas, model))
+        time = time_of(on, of, tile, count, count * parts, count, parts, reduction=True)
+        if time < least:
+            return time, Schedule(count * parts, count, parts, reduction=True)
     return least, Schedule(*best)
 
 
@@ -182,7 +201,7 @@ def _floors(
     lines = lines_of(problem.a, itemsize, costs), lines_of(problem.b, itemsize, costs)
     M, N, K, batch, fixed, cubes = problem.M, problem.N, problem.K, problem.batch, on.fixed, on.cubes
     kind = len(problem.planes.terms), promotes(problem), *lines, model
-    paces = _paces(problem.planes.dtype, _clusters(problem), *kind)
+    paces = _paces(problem.planes.dtype.itemsize, _clusters(problem), *kind)
     paces += tuple(_pace(config, itemsize, *kind) for config in widths(problem, model.num_sms))
     room = limit - fixed
     for place, (of, m, n, most, cuts, near, far, half, start) in enumerate(paces):
@@ -196,6 +215,10 @@ def _floors(
         if cuts and 0 < 2 * rest <= most:
             cut = _least_cut(waves * (one + start) + start, one, min(most // rest, MAX_PARTS), of, cubes)
             least = min(least, cut)
+        if 2 * count <= most:
+            busy = one / (most // count) + start
+            reduced = on.reduction + 2 * on.reduced_part + (busy * busy * busy + cubes) ** (1 / 3)
+            least = min(least, reduced)
         yield fixed + of.waiting + least, place, of
 
 
@@ -208,9 +231,9 @@ def _least_cut(others: float, one: float, most: int, of: OfConfig, cubes: float)
 
 
 @lru_cache(maxsize=64)
-def _paces(dtype: torch.dtype, clusters: bool, *kind: Any) -> tuple[tuple[Any, ...], ...]:
+def _paces(itemsize: int, clusters: tuple[bool, bool], *kind: Any) -> tuple[tuple[Any, ...], ...]:
     """`_pace` of every configuration that is listed."""
-    return tuple(_pace(config, dtype.itemsize, *kind) for config in _listed(dtype, clusters))
+    return tuple(_pace(config, itemsize, *kind) for config in _listed(itemsize, *clusters))
 
 
 @lru_cache(maxsize=4096)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 
@@ -86,14 +87,25 @@ _CLUSTERED = {
 }
 CLUSTERED = tuple(Config(*figures, *form) for figures, forms in _CLUSTERED.items() for form in forms)
 
+# For long sums, all tiles of which are cut and whose parts a second launch adds up: small tiles in clusters that span a
+# small C, so that each operand comes from memory to one cluster. C's parts are fp32.
+_FOR_LONG_SUMS = {
+    (64, 16, 128, 4, 10): ((1, 4),),
+    (64, 32, 128, 4, 8): ((1, 4), (2, 4)),
+    (64, 64, 128, 4, 6): ((2, 2), (4, 2), (2, 4)),
+    (64, 128, 128, 4, 4): ((2, 2), (4, 1), (4, 2)),
+    (64, 128, 64, 4, 8): ((4, 1),),
+    (128, 128, 64, 8, 5): ((2, 1), (2, 2)),
+}
+FOR_LONG_SUMS = tuple(Config(*figures, *form) for figures, forms in _FOR_LONG_SUMS.items() for form in forms)
+
 
 def configs(dtype: torch.dtype, clusters: bool = False) -> tuple[Config, ...]:
     """CONFIGS, or those of CLUSTERED, for operands, or planes, of that dtype: as many bytes along K."""
-    return _CONFIGS[dtype.itemsize, clusters]
+    return of_itemsize(CLUSTERED if clusters else CONFIGS, dtype.itemsize)
 
 
-_CONFIGS = {
-    (itemsize, clusters): tuple(replace(config, BLOCK_K=config.BLOCK_K * 2 // itemsize) for config in found)
-    for itemsize in (1, 2, 4)
-    for clusters, found in ((False, CONFIGS), (True, CLUSTERED))
-}
+@cache
+def of_itemsize(found: tuple[Config, ...], itemsize: int) -> tuple[Config, ...]:
+    """Configurations for operands of that size instead of 2 bytes: as many bytes along K."""
+    return tuple(replace(config, BLOCK_K=config.BLOCK_K * 2 // itemsize) for config in found)

@@ -33,6 +33,8 @@ class Costs:
     cluster: what CTAs of a cluster wait for one another, at the start and the end, and in a k-tile, as a share of its
     step; start: filling the ring and storing a tile, a constant and what is added for TILE elements; tail: storing a
     tile's second part; share: handing partial sums to another program, and part: adding one more program's, likewise;
+    reduction: a second launch that adds up all parts, what each of them adds to it, and bytes of partial sums in a
+    microsecond;
     paired: bytes in a microsecond from memory to each of two neighbouring SMs.
     """
 
@@ -54,17 +56,21 @@ class Costs:
     tail: float
     share: tuple[float, float]
     part: tuple[float, float]
+    reduction: tuple[float, float, float]
     paired: float
 
 
 class OfProblem(NamedTuple):
     """Of a problem, whatever its tiles: fixed, and what each CTA adds to it; the cubes of the tensor cores' time at the
-    power limit and of memory's, added; and the time that one of two neighbouring SMs would take to load all."""
+    power limit and of memory's, added; the time that one of two neighbouring SMs would take to load all; that of a
+    second launch that adds up parts, and of each part."""
 
     fixed: float
     spread: float
     cubes: float
     paired: float
+    reduction: float
+    reduced_part: float
 
 
 class OfConfig(NamedTuple):
@@ -114,7 +120,7 @@ def microseconds(problem: GemmProblem, config: Config, schedule: Schedule, model
         of = of_config(config, problem.dtype.itemsize, len(problem.planes.terms), promotes(problem), model)
         known[config, alone] = of, of_tile(problem, of, model, alone)
     of, tile = known[config, alone]
-    return time_of(known[None], of, tile, count, programs, schedule.split_tiles, schedule.split_k)
+    return time_of(known[None], of, tile, count, programs, schedule.split_tiles, schedule.split_k, schedule.reduction)
 
 
 def are_alone(ctas: int, model: DeviceModel) -> bool:
@@ -123,10 +129,18 @@ def are_alone(ctas: int, model: DeviceModel) -> bool:
 
 
 def time_of(
-    on: OfProblem, of: OfConfig, tile: OfTile, count: int, programs: int, split_tiles: int, split_k: int
+    on: OfProblem,
+    of: OfConfig,
+    tile: OfTile,
+    count: int,
+    programs: int,
+    split_tiles: int,
+    split_k: int,
+    reduction: bool = False,
 ) -> float:
-    """Predicted time of `count` tiles by `programs`, split_tiles of them in split_k parts. The busiest SM is taken to
-    have as many tiles at C's edges as its share of them, rounded up."""
+    """Predicted time of `count` tiles by `programs`, split_tiles of them in split_k parts, which are added up by their
+    owners, or with `reduction` by a second launch. The busiest SM is taken to have as many tiles at C's edges as its
+    share of them, rounded up."""
     k_tiles, pace, edge, edges, tiles, l2, alone = tile
     waves = -(-(count - split_tiles) // programs)
     steps, shared = waves * k_tiles, of.waiting
@@ -134,7 +148,10 @@ def time_of(
         cut = -(-split_tiles * split_k // programs)
         waves += cut
         steps += cut * -(-k_tiles // split_k)
-        shared += of.share + (split_k - 1) * of.part
+        if reduction:
+            shared += on.reduction + split_k * on.reduced_part
+        else:
+            shared += of.share + (split_k - 1) * of.part
     busy = steps * (pace + edge * -(-waves * edges // tiles) / waves) + waves * of.start
     l2 *= count
     ctas = programs * of.config.ctas
@@ -149,7 +166,9 @@ def of_problem(problem: GemmProblem, model: DeviceModel) -> OfProblem:
     moved = traffic(problem)
     power, memory = problem.dtype.itemsize * products / model.tensor, moved / model.memory
     cubes = power * power * power + memory * memory * memory
-    return OfProblem(model.launch + costs.setup, costs.spread / model.num_sms, cubes, moved / costs.paired)
+    fixed, spread, paired = model.launch + costs.setup, costs.spread / model.num_sms, moved / costs.paired
+    part = costs.reduction[1] + 4 * problem.batch * problem.M * problem.N / costs.reduction[2]
+    return OfProblem(fixed, spread, cubes, paired, costs.reduction[0], part)
 
 
 def of_config(config: Config, itemsize: int, terms: int, promoted: bool, model: DeviceModel) -> OfConfig:
@@ -176,8 +195,9 @@ def of_config(config: Config, itemsize: int, terms: int, promoted: bool, model: 
 def of_tile(problem: GemmProblem, of: OfConfig, model: DeviceModel, alone: bool) -> OfTile:
     costs, itemsize, config = model.costs(Costs), problem.dtype.itemsize, of.config
     m, n = config.BLOCK_M, config.BLOCK_N
-    rows, columns = -(-problem.M // m), -(-problem.N // n)
-    beyond_m, beyond_n = rows * m - problem.M, columns * n - problem.N  # of the last tile
+    # Of the last tile, which in a cluster may lie beyond the matrix as a whole:
+    rows, columns = -(-problem.M // of.m) * config.CLUSTER_M, -(-problem.N // of.n) * config.CLUSTER_N
+    beyond_m, beyond_n = min(m, rows * m - problem.M), min(n, columns * n - problem.N)
     a_lines, b_lines = lines_of(problem.a, itemsize, costs), lines_of(problem.b, itemsize, costs)
     a_line, a_beyond = load_times(a_lines, config.CLUSTER_N, costs, alone)
     b_line, b_beyond = load_times(b_lines, config.CLUSTER_M, costs, alone)
@@ -190,7 +210,7 @@ def of_tile(problem: GemmProblem, of: OfConfig, model: DeviceModel, alone: bool)
     pace = max(of.multiply, inner * of.lines)
     k_tiles = -(-problem.K // config.BLOCK_K)
     loaded = min(m, problem.M) * a_lines / config.CLUSTER_N + min(n, problem.N) * b_lines / config.CLUSTER_M
-    inside = (rows - (beyond_m > 0)) * (columns - (beyond_n > 0))
+    inside = (problem.M // m) * (problem.N // n)
     return OfTile(
         k_tiles=k_tiles,
         pace=pace + of.more,

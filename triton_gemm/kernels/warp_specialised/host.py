@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from ...compat import CLUSTERS
@@ -11,6 +13,8 @@ from ...problem import GemmProblem, Layout
 from .. import groups
 from ..launch import Launch, Pointer, Scalar, TensorMap
 from ..order import ONE, by_tensor_cores, exactly, in_parts, promoted
+from ..reduction import launch as reduction
+from ..reduction import parts_of
 from ..schedule import Schedule, clusters_at_once
 from .cluster import MAX_CTAS, blocks_of_b, slice_rows
 from .configs import Config
@@ -121,7 +125,13 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, schedule: 
     why = unsuited(problem, device)
     if why is not None:
         return why
-    if schedule is not None and schedule.split_tiles and not can_split_k(config):
+    if schedule is not None and schedule.reduction:
+        if problem.groups or problem.arithmetic.exact:
+            return "a second launch adds up no groups' sums, and no integers"
+        if schedule.split_tiles != problem.batch * config.tiles(problem.M, problem.N) or schedule.split_k < 2:
+            return f"a second launch adds up the parts of all tiles, and {schedule} does not cut all"
+        problem = parts_of(problem)
+    elif schedule is not None and schedule.split_tiles and not can_split_k(config):
         return f"{config.accumulators()} accumulators leave a thread too few registers for partial sums"
     if problem.dtype == torch.int8 and config.BLOCK_N == 256:
         return "Triton 3.6 to 3.9 cannot lower wgmma of int8 that is 256 columns wide"
@@ -190,7 +200,8 @@ def order_of_sums(problem: GemmProblem, config: Config, schedule: Schedule) -> s
     are in tiles that are cut decide the tiles, and their order."""
     if problem.arithmetic.exact:
         return exactly(problem, "warp_specialised")
-    how = by_tensor_cores(problem, "warp_specialised", warpgroups=True)
+    who = "warp_specialised, reduced" if schedule.reduction else "warp_specialised"
+    how = by_tensor_cores(problem, who, warpgroups=True)
     depth = promoted(problem, config.BLOCK_K)
     if schedule.split_tiles == 0:
         return f"{how}, {ONE}{depth}"
@@ -235,7 +246,17 @@ def tensor_map(
 
 
 def launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple[Launch, ...]:
-    """The launch that computes `problem`; where groups are cut, after one that lists tiles."""
+    """The launch that computes `problem`; where groups are cut, after one that lists tiles; where parts of K are added
+    up by a second one, before it."""
+    if schedule.reduction:
+        (first,) = _launches(parts_of(problem), config, schedule)
+        first = replace(first, arguments={**first.arguments, "alpha": 1.0, "beta": 0.0})
+        adds = reduction(problem, schedule.split_k)
+        return replace(first.renamed({"c": "workspace"}), workspace=adds.workspace), adds
+    return _launches(problem, config, schedule)
+
+
+def _launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple[Launch, ...]:
     m, n, k = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K
     planes = problem.planes
     num_m, num_n = -(-problem.M // (m * config.CLUSTER_M)), -(-problem.N // (n * config.CLUSTER_N))
@@ -244,10 +265,12 @@ def launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple[
     consumers, wide = config.num_warps // 4, wide_mma(problem, config)
     part, rest = part_columns(problem, config)
     by_tma = c_by_tma(problem)
-    split = schedule.split_tiles > 0
+    split = schedule.split_tiles > 0 and not schedule.reduction
+    copies = problem.batch * schedule.split_k if schedule.reduction else problem.batch  # of C
     assert not (split and problem.groups), "how many tiles there are, only the GPU knows"
     assert schedule.split_tiles <= num_tiles and (can_split_k(config) or not split)
-    shared_parts = schedule.split_tiles * (schedule.split_k - 1)
+    assert schedule.split_tiles == num_tiles or not schedule.reduction
+    shared_parts = schedule.split_tiles * (schedule.split_k - 1) if split else 0
     loaded = (planes.count, problem.dtype == torch.float32)
     of_a = ("a", problem.a, problem.dtype, problem.batch, problem.M, problem.K, m // consumers, k)
     a = tensor_map(*of_a, *loaded, sharing=config.CLUSTER_N)
@@ -257,7 +280,7 @@ def launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple[
     else:
         b = tensor_map(*of_b, config.main_n, *loaded, sharing=config.CLUSTER_M)
         b_tail = tensor_map(*of_b, config.tail_n, *loaded, sharing=config.CLUSTER_M) if config.tail_n else b
-    of_c = ("c", problem.c, problem.out_dtype, problem.batch, problem.M, problem.N, m // consumers)
+    of_c = ("c", problem.c, problem.out_dtype, copies, problem.M, problem.N, m // consumers)
     c = tensor_map(*of_c, part)
     arguments = {
         "a_desc": a,
@@ -302,6 +325,7 @@ def launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple[
         "SCALES": problem.scales or "",
         "GROUPED": problem.groups is not None,
         "SPLIT_K": split,
+        "REDUCTION": schedule.reduction,
         "CONSUMERS": consumers,
         "BLOCK_M": m,
         "BLOCK_N": n,
@@ -329,7 +353,7 @@ def launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple[
             arguments,
             {"num_warps": 4},
             workspace=shared_parts * config.ctas * m * (config.main_n + config.tail_n) * 4,
-            counters=schedule.split_tiles * config.ctas * consumers,
+            counters=schedule.split_tiles * config.ctas * consumers if split else 0,
             cluster=config.ctas,
         ),
     )

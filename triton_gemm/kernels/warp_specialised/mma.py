@@ -34,6 +34,8 @@ def mma_partition(config, ring, work, output, staging, CONSUMER: gl.constexpr):
         # Locate the tile
         item = item_of(work, index, output.M, config)
         batch = item.batch
+        if config.REDUCTION:
+            batch += item.part * (work.split_tiles // work.per_batch)
         m = item.m + CONSUMER * ROWS
         n = item.n
         rows_end = item.rows_end

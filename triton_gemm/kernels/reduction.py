@@ -1,0 +1,160 @@
+"""The second launch of a product whose K is split: adds up the partial sums that the first left in the workspace, and
+has the epilogue (CUTLASS's parallel split-K; cuBLAS's `splitKreduce`).
+
+A few tiles in many parts, as of a long K, are slow to add up by the program that owns a tile: it alone reads what all
+others stored, as fast as one SM does. Here all SMs add. That costs a launch, whose start programmatic launches hide
+under the end of the one before, and a store of each tile's first part, which an owner keeps in registers.
+
+Parts are added from the lowest k to the highest, as an owner adds them, so that both give the same bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import triton
+import triton.language as tl
+
+from ..problem import GemmProblem, Layout
+from .launch import Launch, Pointer, Scalar
+from .portable import vector
+from .programmatic import follow
+from .tiles import Epilogue, Output, store_tile, tile_pointers, whole
+
+VECTOR = 4  # partial sums that a thread reads at once: 16 bytes
+NUM_WARPS = 2
+MOST_AT_ONCE = 32  # parts that a thread reads before it adds them, which take half of its registers
+ELEMENTS = VECTOR * 32 * NUM_WARPS  # of a program: so few that C of a single tile keeps many SMs busy
+
+
+@triton.jit(do_not_specialize=["M", "N", "parts", "stride_part", "alpha", "beta"])
+def reduction_kernel(
+    sums_ptr,
+    c_ptr,
+    bias_ptr,
+    a_scale_ptr,
+    b_scale_ptr,
+    M: tl.int32,
+    N: tl.int32,
+    parts: tl.int32,
+    stride_part: tl.int64,
+    stride_sb: tl.int64,
+    stride_sm: tl.int64,
+    stride_sn: tl.int64,
+    stride_cb: tl.int64,
+    stride_cm: tl.int64,
+    stride_cn: tl.int64,
+    alpha,
+    beta,
+    SUMS_UNIT: tl.constexpr,
+    SUMS_VECTOR: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    C_UNIT: tl.constexpr,
+    C_VECTOR: tl.constexpr,
+    SCALES: tl.constexpr,
+    HAS_BETA: tl.constexpr,
+    BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """c [batch, M, N] = activation(alpha s + beta c + bias), where s is the sum of sums [parts, batch, M, N] over its
+    parts, of which a thread asks for AT_ONCE before it adds them. SUMS_UNIT, C_UNIT: 0 or 1, the dimension of a matrix
+    with stride 1 (C's may be None); SUMS_VECTOR: what the rows of sums have room for a multiple of."""
+    # Locate the tile
+    num_m = tl.cdiv(M, BLOCK_M)
+    num_n = tl.cdiv(N, BLOCK_N)
+    pid = tl.program_id(0)
+    batch = (pid // (num_m * num_n)).to(tl.int64)
+    offs_m = (pid % (num_m * num_n) // num_n).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n = (pid % num_n).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    rows = tl.cdiv(M, SUMS_VECTOR) * SUMS_VECTOR if SUMS_UNIT == 0 else M
+    columns = tl.cdiv(N, SUMS_VECTOR) * SUMS_VECTOR if SUMS_UNIT == 1 else N
+    mask = (offs_m < rows)[:, None] & (offs_n < columns)[None, :]
+    sums_ptr += batch * whole(stride_sb, SUMS_VECTOR)
+    pointers = tile_pointers(sums_ptr, offs_m, offs_n, stride_sm, stride_sn, SUMS_UNIT, SUMS_VECTOR)
+    stride_part = whole(stride_part, SUMS_VECTOR)
+    follow(PDL)
+
+    # Add the parts
+    acc = tl.load(pointers, mask=mask, other=0.0, cache_modifier=".cg")
+    for first in range(1, parts, AT_ONCE):
+        for i in tl.static_range(AT_ONCE):
+            more = tl.load(
+                pointers + (first + i) * stride_part,
+                mask=mask & (first + i < parts),
+                other=0.0,
+                cache_modifier=".cg",
+            )
+            acc += more
+
+    # Epilogue
+    out = Output(
+        c_ptr + batch * stride_cb, M, N, stride_cm, stride_cn, bias_ptr, 1, a_scale_ptr, b_scale_ptr, alpha, beta
+    )  # fmt: skip
+    store_tile(acc, offs_m, offs_n, out, Epilogue(C_UNIT, C_VECTOR, SCALES, HAS_BETA, BIAS, ACTIVATION))
+
+
+def parts_of(problem: GemmProblem) -> GemmProblem:
+    """The first launch's problem: its C are fp32 sums, a matrix for each part and product of a batch, whose rows, or
+    columns where C is column-major, begin on 16 bytes. Scales of blocks are of the sums, all else comes later."""
+    M, N = problem.M, problem.N
+    if problem.c.column_major:
+        c = Layout((N * _up(M), 1, _up(M)))
+    else:
+        c = Layout((M * _up(N), _up(N), 1))
+    scales = problem.scales if problem.scales == "blocks" else None
+    return replace(problem, c=c, out_dtype=torch.float32, has_beta=False, bias=None, activation=None, scales=scales)
+
+
+def nbytes(problem: GemmProblem, parts: int) -> int:
+    """Of the workspace that the parts take."""
+    return 4 * parts * problem.batch * parts_of(problem).c.strides[0]
+
+
+def launch(problem: GemmProblem, parts: int) -> Launch:
+    """The launch that adds up the parts of `problem` that `parts_of` it left in the workspace."""
+    sums = parts_of(problem).c
+    unit = 0 if problem.c.column_major else 1
+    c_unit, c_vector = vector(problem.c, (problem.M, problem.N), problem.out_dtype)
+    along = min(128, triton.next_power_of_2((problem.M, problem.N)[unit]))
+    block = (along, ELEMENTS // along) if unit == 0 else (ELEMENTS // along, along)
+    arguments = {
+        "sums_ptr": Pointer("workspace"),
+        "c_ptr": Pointer("c"),
+        "bias_ptr": Pointer("bias" if problem.bias else "c"),
+        "a_scale_ptr": Pointer("a_scale" if problem.scales else "c"),
+        "b_scale_ptr": Pointer("b_scale" if problem.scales else "c"),
+        "M": problem.M,
+        "N": problem.N,
+        "parts": parts,
+        "stride_part": problem.batch * sums.strides[0],
+        **dict(zip(("stride_sb", "stride_sm", "stride_sn"), sums.strides, strict=True)),
+        **dict(zip(("stride_cb", "stride_cm", "stride_cn"), problem.c.strides, strict=True)),
+        "alpha": Scalar("alpha"),
+        "beta": Scalar("beta"),
+        "SUMS_UNIT": unit,
+        "SUMS_VECTOR": VECTOR,
+        "AT_ONCE": MOST_AT_ONCE if parts > MOST_AT_ONCE // 2 + 1 else MOST_AT_ONCE // 2,
+        "C_UNIT": c_unit,
+        "C_VECTOR": c_vector,
+        "SCALES": problem.scales if problem.scales != "blocks" else None,
+        "HAS_BETA": problem.has_beta,
+        "BIAS": problem.bias,
+        "ACTIVATION": problem.activation,
+        "BLOCK_M": block[0],
+        "BLOCK_N": block[1],
+        "PDL": False,
+    }
+    tiles = triton.cdiv(problem.M, block[0]) * triton.cdiv(problem.N, block[1])
+    return Launch(
+        *(reduction_kernel, (problem.batch * tiles, 1, 1), arguments, {"num_warps": NUM_WARPS}),
+        workspace=nbytes(problem, parts),
+    )
+
+
+def _up(count: int) -> int:
+    """Sums to the next 16 bytes."""
+    return -(-count // VECTOR) * VECTOR
