@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor
 
 from tests import planted
 from tests.cases import CIRCUMSTANCES, Case, Operands, blocks, circumstance, ids, of_bytes, splits, wholes
-from tests.gluon_on_cpu import Barrier, Barriers, Program, run, simulated, to_tf32
+from tests.gluon_on_cpu import Barrier, Barriers, Program, run, simulated
 from tests.groups import assert_right
-from triton_gemm.arithmetic import EMULATED, Planes
+from tests.simulation import CPU, Simulation, check
+from triton_gemm.arithmetic import EMULATED
 from triton_gemm.config import TileConfig
 from triton_gemm.device import device_of_capability
 from triton_gemm.kernels import warp_specialised
@@ -23,54 +23,14 @@ from triton_gemm.kernels.repack import repacked
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import ACTIVATIONS, GemmProblem
 
-CPU = torch.device("cpu")
 HOPPER = device_of_capability((9, 0))
 CONFIGS = warp_specialised.CONFIGS
 ORDERS = ("nn", "nt", "tn", "tt")
 
 
-@dataclass
-class Simulation:
-    """The kernel in one configuration and schedule, in a plan's place."""
-
-    problem: GemmProblem
-    config: TileConfig
-    schedule: Schedule
-    module: SimpleNamespace
-
-    def run(self, a: Tensor, b: Tensor, c: Tensor, auxiliary: tuple[Tensor, ...], alpha: float, beta: float) -> None:
-        problem, planes = self.problem, self.problem.planes
-        if planes.count > 1:
-            problem = repacked(problem, ("a", "b"))
-            a, b = split(a, planes, problem.a.strides[1]), split(b.mT, planes, problem.b.strides[2])
-        launches = self.module.launches(problem, self.config, self.schedule)
-        counters = torch.zeros(launches[0].counters, dtype=torch.int32)
-        operands = {"a": a, "b": b, "c": c, "counters": counters}
-        operands |= zip(problem.auxiliary, auxiliary, strict=True)
-        operands["workspace"] = torch.full((launches[0].workspace // 4,), torch.nan)
-        for launch in launches:
-            run(launch.programmatic(), operands, {"alpha": alpha, "beta": beta})
-        assert not counters.any(), "counters are not zero afterwards"
-
-
-def split(x: torch.Tensor, planes: Planes, pitch: int) -> torch.Tensor:
-    """x [(batch,) rows, columns] as [(batch,) count, rows, pitch]."""
-    pieces = torch.full((*x.shape[:-2], planes.count, x.shape[-2], pitch), torch.nan, dtype=planes.dtype)
-    for i in range(planes.count):
-        piece = to_tf32(x) if planes.dtype == torch.float32 else x.to(planes.dtype)
-        pieces[..., i, :, : x.shape[-1]] = piece
-        x = x - piece
-    return pieces
-
-
 @pytest.fixture(scope="module")
 def kernel() -> SimpleNamespace:
     return simulated("warp_specialised")
-
-
-def check(case: Case, config: TileConfig, schedule: Schedule, module: SimpleNamespace, times: int = 1) -> None:
-    operands = Operands(case, CPU)
-    operands.check(Simulation(operands.problem, config, schedule, module), schedule.split_k, times)
 
 
 @pytest.mark.few

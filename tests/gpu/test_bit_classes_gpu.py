@@ -75,7 +75,8 @@ def unlike(members: list[Selection], count: int) -> list[Selection]:
 
     def traits(x: Selection) -> list[object]:
         tile = x.config.BLOCK_M, x.config.BLOCK_N, x.config.BLOCK_K
-        return [x.kernel, x.kernel, x.swap_ab, x.packed, *tile, x.config.num_warps, x.work == 1]
+        second = x.schedule is not None and x.schedule.reduction
+        return [x.kernel, x.kernel, x.swap_ab, x.packed, *tile, x.config.num_warps, x.work == 1, second, second]
 
     chosen, rest = members[:1], members[1:]
     while rest and len(chosen) < count:

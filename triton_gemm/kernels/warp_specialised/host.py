@@ -200,8 +200,7 @@ def order_of_sums(problem: GemmProblem, config: Config, schedule: Schedule) -> s
     are in tiles that are cut decide the tiles, and their order."""
     if problem.arithmetic.exact:
         return exactly(problem, "warp_specialised")
-    who = "warp_specialised, reduced" if schedule.reduction else "warp_specialised"
-    how = by_tensor_cores(problem, who, warpgroups=True)
+    how = by_tensor_cores(problem, "warp_specialised", warpgroups=True)
     depth = promoted(problem, config.BLOCK_K)
     if schedule.split_tiles == 0:
         return f"{how}, {ONE}{depth}"
