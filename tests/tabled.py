@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from triton_gemm import generation, kernels, policies, tables
 from triton_gemm.arithmetic import ARITHMETICS, ScaleKind
+from triton_gemm.bit_classes import bit_class
 from triton_gemm.device import DeviceInfo, device_of_capability
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
@@ -28,14 +30,18 @@ def problem_of(M: int = 512, N: int = 1024, K: int = 2048, dtype: torch.dtype = 
     return GemmProblem(1, M, N, K, dtype, dtype, "half", *layouts)
 
 
-def another(problem: GemmProblem, nth: int = 1) -> Selection:
-    """A legal selection that is not the model's: the nth best by the model."""
+def another(problem: GemmProblem, nth: int = 1, bits: bool = True) -> Selection:
+    """A legal selection that is not the model's choice: the nth best by the model of those that give the choice's bits,
+    or with bits=False of those that do not."""
     legal = (
         Selection.of(name, candidate, "")
         for _, name, candidate in ranked(problem, HOPPER)
         if not kernels.named(name).illegal(candidate.problem, HOPPER, candidate.config, candidate.work)
     )
-    return [selection for selection, _ in zip(legal, range(nth + 1), strict=False)][nth]
+    choice = next(legal)
+    same = bit_class(problem, choice)
+    others = (selection for selection in legal if (bit_class(problem, selection) == same) == bits)
+    return next(islice(others, nth - 1, None))
 
 
 def store(problem: GemmProblem, nth: int = 1, **how: object) -> bool:

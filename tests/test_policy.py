@@ -16,6 +16,7 @@ import triton_gemm
 from tests import tabled
 from tests.tabled import HOPPER, another, problem_of, store
 from triton_gemm import api, plan, policies, tables
+from triton_gemm.bit_classes import bit_class
 from triton_gemm.device import DeviceInfo
 from triton_gemm.policies import Policy, choose
 from triton_gemm.problem import GemmProblem, Request
@@ -54,6 +55,27 @@ def test_a_table_goes_before_the_model_unless_the_model_is_asked(folder: Path) -
         assert choose(known, HOPPER).source == "user's table"
         with pytest.raises(RuntimeError, match=r'no table has 1024 x 1024 x 2048 in bfloat16 on sm_90, .* is "error"'):
             choose(unknown, HOPPER)
+
+
+def test_an_entry_of_other_bits_than_the_models_choice_is_left_out(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one is that was tuned before the model changed; the model is only asked where there is an entry."""
+    problem, unknown = problem_of(), problem_of(M=1024)
+    other = another(problem, bits=False)
+    tables.store(problem, other, HOPPER, us=1.0, default_us=2.0)
+    assert choose(problem, HOPPER) == select(problem, HOPPER)
+    ((why, count),) = tables.ignored().items()
+    assert why == f"user's table: it gives other bits than {bit_class(problem, select(problem, HOPPER))}" and count == 1
+    with triton_gemm.policy("error"):
+        for missing in (problem, unknown):
+            with pytest.raises(RuntimeError, match="no table has"):
+                choose(missing, HOPPER)
+    with triton_gemm.policy("cached", bits="any"):
+        assert of(choose(problem, HOPPER)) == of(replace(other, source="user's table"))
+    monkeypatch.setattr(policies, "by_model", lambda *_: pytest.fail("the model was asked"))
+    with triton_gemm.policy("error"), pytest.raises(RuntimeError, match="no table has"):
+        choose(problem_of(M=2048), HOPPER)
 
 
 def test_a_policy_is_one_of_four(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,12 @@ by_model = lru_cache(maxsize=4096)(select)
 _invariant_by_model = lru_cache(maxsize=4096)(batch_invariance.select)
 
 
+@lru_cache(maxsize=4096)
+def _class_by_model(problem: GemmProblem, device: DeviceInfo) -> str:
+    """The class of bits of the model's choice."""
+    return bit_class(problem, by_model(problem, device))
+
+
 def current() -> Policy:
     """The policy that counts here: the context's, or the process's. ValueError where TRITON_GEMM_POLICY or
     TRITON_GEMM_BITS hold what is none."""
@@ -91,8 +97,8 @@ def set_policy(name: PolicyName, *, bits: Bits = "same") -> None:
 
     name: "model", the cost model; "cached", a table of what was measured, and the model for what no table has; "tune",
     a table, and a tuner for what none has, but the model while a CUDA graph is captured or torch.compile traces;
-    "error", a table, and RuntimeError for what none has. bits: "same" asks tables whose entries give the bits that the
-    model's choice gives; "any" asks also those of the fastest, whatever their bits. The environment has
+    "error", a table, and RuntimeError for what none has. bits: "same" takes from tables only what gives the bits that
+    the model's choice gives; "any" asks also those of the fastest, whatever their bits. The environment has
     TRITON_GEMM_BITS for it.
 
     Raises ValueError for another name. Products that were planned before are planned again.
@@ -174,14 +180,14 @@ def choose(
     """
     name, bits, invariant_here = current()
     invariant = invariant_here if invariant is None else invariant
-    wanted = batch_invariance.class_of(problem, device) if invariant else None
+    wanted = batch_invariance.class_of if invariant else _class_by_model if bits == "same" else None
     found = None if name == "model" else tables.lookup(problem, device, bits, wanted)
     if found is None and name == "error":
         raise RuntimeError(
             f'no table has {_said(problem)} on {device.name}, and the policy is "error": tune it, or "cached"'
         )
     if found is None and name == "tune" and may_tune and _may_time():
-        found = _tuned(problem, device, wanted)
+        found = _tuned(problem, device, batch_invariance.class_of(problem, device) if invariant else None)
     if found is None:
         found = (_invariant_by_model if invariant else by_model)(problem, device)
     return replace(found, batch_invariant=True) if invariant else found
