@@ -111,8 +111,11 @@ def problems(draw: st.DrawFn) -> GemmProblem:
 @st.composite
 def entries(draw: st.DrawFn) -> Entry:
     kernel = draw(st.sampled_from(kernels.KERNELS))
-    tile = [draw(st.sampled_from([1, 2, 8, 64, 96, 160, 1024])) for _ in range(3)]
-    config = kernels.named(kernel).Config(*tile, draw(st.sampled_from([1, 4, 12])), draw(st.integers(1, 8)))
+    hopper = kernel == "warp_specialised"
+    sides = ([192] * hopper, [96, 160] * hopper, [])  # that are no powers of two, along M, N and K
+    tile = [draw(st.sampled_from([1, 2, 8, 64, 1024, *more])) for more in sides]
+    num_warps = draw(st.sampled_from([1, 4, *[12] * hopper]))
+    config = kernels.named(kernel).Config(*tile, num_warps, draw(st.integers(1, 8)))
     split_k = draw(st.integers(1, 64))
     split = draw(st.integers(0, 64))
     schedule = Schedule(split * split_k + draw(st.integers(1, 132)), split, split_k, draw(st.integers(1, 16)))

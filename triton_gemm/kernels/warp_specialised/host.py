@@ -12,6 +12,7 @@ from .. import groups
 from ..launch import Launch, Pointer, Scalar, TensorMap
 from ..order import ONE, by_tensor_cores, exactly, in_parts, promoted
 from ..schedule import Schedule, clusters_at_once
+from ..splitk import MAX_COUNTERS
 from .cluster import MAX_CTAS, blocks_of_b, slice_rows
 from .configs import Config
 from .kernel import warp_specialised_kernel
@@ -118,11 +119,15 @@ def unsuited(problem: GemmProblem, device: DeviceInfo) -> str | None:
 
 def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, schedule: Schedule | None = None) -> str | None:
     """Why `device` cannot run `problem` in this configuration, or None if it can."""
-    why = unsuited(problem, device)
+    why = unsuited(problem, device) or _shapeless(config)
     if why is not None:
         return why
-    if schedule is not None and schedule.split_tiles and not can_split_k(config):
-        return f"{config.accumulators()} accumulators leave a thread too few registers for partial sums"
+    if schedule is not None and schedule.split_tiles:
+        if not can_split_k(config):
+            return f"{config.accumulators()} accumulators leave a thread too few registers for partial sums"
+        counters = _counters(config, schedule)
+        if counters > MAX_COUNTERS:
+            return f"tiles that are cut take {counters} counters, a stream has {MAX_COUNTERS}"
     if problem.dtype == torch.int8 and config.BLOCK_N == 256:
         return "Triton 3.6 to 3.9 cannot lower wgmma of int8 that is 256 columns wide"
     if config.tail_n and config.main_n + config.tail_n != config.BLOCK_N and not wide_mma(problem, config):
@@ -145,6 +150,25 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, schedule: 
     if needed > device.shared_memory:
         return f"needs {needed} bytes of shared memory, {device.name} has {device.shared_memory}"
     return None
+
+
+def _shapeless(config: Config) -> str | None:
+    """Why the kernel has no such tile, on any problem, or None."""
+    consumers, odd = divmod(config.num_warps, 4)
+    if odd or not 1 <= consumers <= 3:
+        return f"one to three warpgroups multiply, not {config.num_warps} warps"
+    if config.BLOCK_M not in (64 * consumers, 128 * consumers):
+        return f"each of {consumers} warpgroups has 64 or 128 rows, not a part of {config.BLOCK_M}"
+    if config.BLOCK_K & config.BLOCK_K - 1:
+        return f"BLOCK_K = {config.BLOCK_K} is no power of two"
+    if config.num_stages < 2:  # consumers give a slot back while the next one's products run
+        return "a ring has two stages at least"
+    return None
+
+
+def _counters(config: Config, schedule: Schedule) -> int:
+    """One for each warpgroup of each tile that is cut."""
+    return schedule.split_tiles * config.ctas * config.num_warps // 4
 
 
 def _cluster_illegal(problem: GemmProblem, device: DeviceInfo, config: Config) -> str | None:
@@ -329,7 +353,7 @@ def launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple[
             arguments,
             {"num_warps": 4},
             workspace=shared_parts * config.ctas * m * (config.main_n + config.tail_n) * 4,
-            counters=schedule.split_tiles * config.ctas * consumers,
+            counters=_counters(config, schedule),
             cluster=config.ctas,
         ),
     )
