@@ -239,7 +239,7 @@ def import_from(path: str | os.PathLike[str]) -> int:
 
 
 def _read(path: Path) -> Table:
-    found = files.load(path)
+    found = files.look(path)
     if found.table is None or found.wrong:
         raise ValueError(f"{path}: {found.wrong[1] if found.wrong else 'there is no such file'}")
     return found.table
@@ -277,7 +277,7 @@ class Report:
 def listed() -> list[tuple[Source, Path, files.Contents]]:
     """Every file of tables, whose it is, and what it holds."""
     return [
-        (source, where / name, files.load(where / name))
+        (source, where / name, files.look(where / name))
         for source, where in _folders()
         for name in files.names(where, "")
     ]
