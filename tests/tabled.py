@@ -67,13 +67,18 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "tables"
 
 
+def read_environment_again() -> None:
+    policies._of_environment.cache_clear()
+    policies._invariant_in_environment.cache_clear()
+
+
 @contextmanager
 def default_policy() -> Iterator[None]:
     """No policy but the default, and no tuner, inside and after."""
 
     def reset() -> None:
         policies._process = policies._tuner = None
-        policies._of_environment.cache_clear()
+        read_environment_again()
         generation.advance()
 
     reset()

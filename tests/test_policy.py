@@ -14,6 +14,7 @@ import torch
 
 import triton_gemm
 from tests import tabled
+from tests.fakes import FakePlan, take_plans_away
 from tests.tabled import HOPPER, another, problem_of, store
 from triton_gemm import api, plan, policies, tables
 from triton_gemm.bit_classes import bit_class
@@ -95,6 +96,17 @@ def test_the_environment_counts_until_one_is_set(monkeypatch: pytest.MonkeyPatch
     assert policies.current() == Policy("error", "any")
     triton_gemm.set_policy("model")
     assert policies.current() == Policy("model", "same")
+
+
+def test_a_wrong_environment_hinders_no_right_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is an error where it counts."""
+    monkeypatch.setenv("TRITON_GEMM_POLICY", "bogus")
+    with triton_gemm.policy("error"):
+        assert policies.current() == Policy("error")
+    with pytest.raises(ValueError, match="not 'bogus'"):
+        policies.current()
+    triton_gemm.set_policy("model")
+    assert policies.current() == Policy("model")
 
 
 def test_a_context_is_its_threads_or_tasks_alone() -> None:
@@ -190,32 +202,9 @@ def test_nothing_is_timed_where_launches_are_recorded(
 # --- What is served ---
 
 
-class FakePlan:
-    """Multiplies by torch."""
-
-    made: list[FakePlan]
-
-    def __init__(self, problem: GemmProblem, selection: Selection, device: torch.device) -> None:
-        self.problem, self.selection = problem, selection
-        self.made.append(self)
-
-    def overlap(self, *_: torch.Tensor) -> bool:
-        return False
-
-    def run(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *_: object) -> None:
-        c.copy_(a @ b)
-
-
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> list[FakePlan]:
-    """The plans that are made, for a GPU that is not there, and run on the CPU."""
-    FakePlan.made = made = []
-    monkeypatch.setattr(plan, "GemmPlan", FakePlan)
-    monkeypatch.setattr(plan, "device_info", lambda _: HOPPER)
-    monkeypatch.setattr(plan, "PLANS", {})
-    monkeypatch.setattr(api, "_fast", {})
-    monkeypatch.setattr(api.checks, "computable", lambda *_, **__: None)
-    return made
+    return take_plans_away(monkeypatch)
 
 
 def operands(M: int = 512, N: int = 1024, K: int = 2048) -> tuple[torch.Tensor, torch.Tensor]:

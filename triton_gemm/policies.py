@@ -65,7 +65,18 @@ def _class_by_model(problem: GemmProblem, device: DeviceInfo) -> str:
 def current() -> Policy:
     """The policy that counts here: the context's, or the process's. ValueError where TRITON_GEMM_POLICY or
     TRITON_GEMM_BITS hold what is none."""
-    return in_context() or (generation.contexts and in_backward()) or _process or _of_environment()
+    return _set() or _of_environment()
+
+
+def _set() -> Policy | None:
+    """The policy that was set where it counts here, if one was."""
+    return in_context() or (in_backward() if generation.contexts else None) or _process
+
+
+def _is_invariant() -> bool:
+    """Whether products are batch-invariant here; asks the environment for nothing else."""
+    found = _set()
+    return _invariant_in_environment() if found is None else found.batch_invariant
 
 
 def tunes() -> bool:
@@ -83,11 +94,16 @@ def _policy(name: str, bits: str, of: str) -> Policy:
 @lru_cache(maxsize=1)
 def _of_environment() -> Policy:
     name, bits = os.environ.get("TRITON_GEMM_POLICY", "cached"), os.environ.get("TRITON_GEMM_BITS", "same")
-    invariant = os.environ.get("TRITON_GEMM_BATCH_INVARIANT", "0")
-    if invariant not in ("0", "1"):
-        raise ValueError(f"TRITON_GEMM_BATCH_INVARIANT must be 0 or 1, not {invariant!r}")
     found = _policy(name, bits, "TRITON_GEMM_POLICY, and TRITON_GEMM_BITS,")
-    return found._replace(batch_invariant=invariant == "1")
+    return found._replace(batch_invariant=_invariant_in_environment())
+
+
+@lru_cache(maxsize=1)
+def _invariant_in_environment() -> bool:
+    found = os.environ.get("TRITON_GEMM_BATCH_INVARIANT", "0")
+    if found not in ("0", "1"):
+        raise ValueError(f"TRITON_GEMM_BATCH_INVARIANT must be 0 or 1, not {found!r}")
+    return found == "1"
 
 
 @hide_from_dynamo
@@ -105,7 +121,7 @@ def set_policy(name: PolicyName, *, bits: Bits = "same") -> None:
     """
     global _process
     found = _policy(name, bits, "set_policy(): name and bits")
-    _process = found._replace(batch_invariant=_of_environment().batch_invariant)
+    _process = found._replace(batch_invariant=_invariant_in_environment())
     generation.advance()
 
 
@@ -117,7 +133,7 @@ def policy(name: PolicyName, *, bits: Bits = "same") -> Iterator[None]:
     torch runs them in threads of its own. What is said of batch invariance stays as it was.
     """
     found = _policy(name, bits, "policy(): name and bits")
-    with _within(found._replace(batch_invariant=current().batch_invariant)):
+    with _within(found._replace(batch_invariant=_is_invariant())):
         yield
 
 

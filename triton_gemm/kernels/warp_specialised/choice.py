@@ -74,9 +74,9 @@ def _listed(dtype: torch.dtype, clusters: bool) -> tuple[Config, ...]:
     return (*configs(dtype), *(configs(dtype, clusters=True) if clusters else ()))
 
 
-def without_clusters() -> str:
+def without_clusters(problem: GemmProblem) -> str:
     """What there is to say where Triton is too old for clusters, which would else be compared."""
-    return "" if CLUSTERS else "; without clusters, which need Triton 3.9"
+    return "" if CLUSTERS or problem.groups else "; without clusters, which need Triton 3.9"
 
 
 def _packings(problem: GemmProblem) -> list[tuple[str, ...]]:
