@@ -181,6 +181,7 @@ def test_threads_of_a_backward_have_the_block_that_it_was_started_in(monkeypatch
     with triton_gemm.batch_invariant():
         started, within = copy_context(), plan.key_of(Request(), a, b, None)
     monkeypatch.setattr(policies, "context_of_backward", lambda: started)
+    monkeypatch.setattr(policies, "backward_here", lambda: 0)
     found: list[object] = []
     thread = threading.Thread(target=lambda: found.extend([policies.current(), plan.key_of(Request(), a, b, None)]))
     thread.start(), thread.join()

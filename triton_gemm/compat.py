@@ -542,10 +542,13 @@ def forward_grad_enabled() -> Any:
     return forward_ad._set_fwd_grad_enabled(True)
 
 
+backward_here = torch._C._current_graph_task_id  # the number of the one that this thread runs a part of, or -1
+
+
 def context_of_backward() -> Context | None:
     """The context in which the backward was started that this thread runs a part of; None where it runs none."""
     key = "context"  # torch.autograd.graph._engine_run_backward keeps it there, for all of the backward's threads
-    running = torch._C._current_graph_task_id() != -1
+    running = backward_here() >= 0
     found: Context | None = torch._C._get_obj_in_tls(key) if running and torch._C._is_key_in_tls(key) else None
     return found
 

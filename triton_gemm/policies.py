@@ -25,7 +25,7 @@ import torch
 
 from . import batch_invariance, generation, tables
 from .bit_classes import bit_class
-from .compat import context_of_backward, hide_from_dynamo, must_dispatch
+from .compat import backward_here, context_of_backward, hide_from_dynamo, must_dispatch
 from .device import DeviceInfo
 from .problem import GemmProblem
 from .select import Selection, select
@@ -169,6 +169,8 @@ def _within(policy: Policy) -> Iterator[None]:
 
 def in_backward() -> Policy | None:
     """The policy of the context in which a backward was started, for the threads that torch runs it in."""
+    if backward_here() < 0:  # so nearly always, and many calls ask
+        return None
     context = context_of_backward()
     return None if context is None else context.get(_context)
 
