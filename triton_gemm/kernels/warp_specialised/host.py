@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 
 from ...compat import CLUSTERS
@@ -49,6 +51,7 @@ def _most_columns(config: Config) -> int:
     return 32 * 128 // (config.BLOCK_M * 4 // config.num_warps)
 
 
+@cache
 def wide_columns(config: Config) -> tuple[int, int]:
     """`part_columns` where one `wgmma` spans the width: those that make for the fewest stores."""
     ways = []
@@ -81,6 +84,7 @@ def _shared_memory(problem: GemmProblem, config: Config, buffers: int) -> int:
     return ring + parts + 1024
 
 
+@cache
 def wide_memory(config: Config, out_itemsize: int, buffers: int = 2) -> int:
     """`shared_memory` where one `wgmma` spans the width, with so many buffers for wide stores."""
     columns, narrow = wide_columns(config)
