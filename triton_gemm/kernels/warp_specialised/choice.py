@@ -23,7 +23,6 @@ from .costs import (
     OfConfig,
     OfProblem,
     are_alone,
-    lines_of,
     load_times,
     microseconds,
     of_config,
@@ -159,14 +158,14 @@ def _best_schedule(problem: GemmProblem, of: OfConfig, model: DeviceModel, on: O
     """The first of the `schedules` of least predicted time, and that time."""
     count = problem.batch * -(-problem.M // of.m) * -(-problem.N // of.n)
     best = min(count, of.most), 0, 1
-    tile = of_tile(problem, of, model, are_alone(best[0] * of.config.ctas, model))
+    tile = of_tile(problem, on, of, model, are_alone(best[0] * of.config.ctas, model))
     least = time_of(on, of, tile, count, *best)
     if of.cuts:
         for cut in _cuts(count, tile.k_tiles, of.most):  # into more and more parts, on more and more SMs
             if on.fixed + of.waiting + of.share + (cut[2] - 1) * of.part + on.cubes ** (1 / 3) >= least:
                 break
             if tile.alone and not are_alone(cut[0] * of.config.ctas, model):
-                tile = of_tile(problem, of, model, alone=False)
+                tile = of_tile(problem, on, of, model, alone=False)
             time = time_of(on, of, tile, count, *cut)
             if time < least:
                 least, best = time, cut
@@ -177,19 +176,19 @@ def _floors(
     problem: GemmProblem, on: OfProblem, model: DeviceModel, limit: float
 ) -> Iterator[tuple[float, int, OfConfig]]:
     """(what it takes at least, its place, configuration) of those that may take less than a limit, however their tiles
-    are dealt out: without L2's time and what C's edges add."""
-    costs, itemsize = model.costs(Costs), problem.dtype.itemsize
-    lines = lines_of(problem.a, itemsize, costs), lines_of(problem.b, itemsize, costs)
-    M, N, K, batch, fixed, cubes = problem.M, problem.N, problem.K, problem.batch, on.fixed, on.cubes
-    kind = len(problem.planes.terms), promotes(problem), *lines, model
+    are dealt out: without what C's edges add, and L2's time where a tile is larger than C."""
+    M, N, K, batch, fixed = problem.M, problem.N, problem.K, problem.batch, on.fixed
+    kind = len(problem.planes.terms), promotes(problem), on.a_lines, on.b_lines, model
     paces = _paces(problem.planes.dtype, _clusters(problem), *kind)
-    paces += tuple(_pace(config, itemsize, *kind) for config in widths(problem, model.num_sms))
+    paces += tuple(_pace(config, problem.dtype.itemsize, *kind) for config in widths(problem, model.num_sms))
     room = limit - fixed
-    for place, (of, m, n, most, cuts, near, far, half, start) in enumerate(paces):
+    for place, (of, m, n, most, cuts, near, far, half, start, l2) in enumerate(paces):
         count = batch * -(-M // m) * -(-N // n)
         one = K * (far if count > half else near)
         if count * one > room * most:  # each takes its share of all SMs
             continue
+        loading = count * K * l2 if m <= M and n <= N else 0.0
+        cubes = on.cubes + loading * loading * loading
         waves, rest = divmod(count, most)
         busy = (waves + (rest > 0)) * (one + start)
         least = (busy * busy * busy + cubes) ** (1 / 3)
@@ -219,11 +218,13 @@ def _pace(
 ) -> tuple[Any, ...]:
     """For `_floors`, of a configuration: it; its tiles' sides, how many run at once, and whether they can be cut; time
     for one of K where neighbouring SMs are idle, and where they are busy, as they are with more clusters than are said
-    next; time of a tile's start."""
+    next; time of a tile's start; L2's time for one of K."""
     costs, of, paces = model.costs(Costs), of_config(config, itemsize, terms, promoted, model), []
     for alone in (True, False):
         of_a = min(load_times(a_lines, config.CLUSTER_N, costs, alone))
         of_b = min(load_times(b_lines, config.CLUSTER_M, costs, alone))
         load = (config.BLOCK_M * of_a + config.BLOCK_N * of_b) * of.lines
         paces.append((max(of.multiply, load) + of.more) / config.BLOCK_K)
-    return (of, of.m, of.n, of.most, of.cuts, *paces, model.num_sms // 2 // config.ctas, of.start)
+    loaded = config.BLOCK_M * a_lines / config.CLUSTER_N + config.BLOCK_N * b_lines / config.CLUSTER_M
+    l2 = config.ctas * of.lines * loaded / (model.l2 * config.BLOCK_K)
+    return (of, of.m, of.n, of.most, of.cuts, *paces, model.num_sms // 2 // config.ctas, of.start, l2)

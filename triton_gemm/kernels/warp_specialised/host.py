@@ -126,9 +126,10 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, schedule: 
     why = unsuited(problem, device) or _shapeless(config)
     if why is not None:
         return why
+    sums = config.accumulators()
     if schedule is not None and schedule.split_tiles:
         if not can_split_k(config):
-            return f"{config.accumulators()} accumulators leave a thread too few registers for partial sums"
+            return f"{sums} accumulators leave a thread too few registers for partial sums"
         counters = _counters(config, schedule)
         if counters > MAX_COUNTERS:
             return f"tiles that are cut take {counters} counters, a stream has {MAX_COUNTERS}"
@@ -136,17 +137,17 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, schedule: 
         return "Triton 3.6 to 3.9 cannot lower wgmma of int8 that is 256 columns wide"
     if config.tail_n and config.main_n + config.tail_n != config.BLOCK_N and not wide_mma(problem, config):
         return f"tiles {config.BLOCK_N} wide need one wgmma, as Triton 3.9 has it for K-major operands of 16 bits"
-    if config.accumulators() > MAX_REGISTERS_PER_THREAD:
-        return f"{config.accumulators()} accumulators are more registers than a thread has"
+    if sums > MAX_REGISTERS_PER_THREAD:
+        return f"{sums} accumulators are more registers than a thread has"
     room = _room(config)
-    if promotes(problem) and config.accumulators() > room * 3 // 4:
-        return f"{config.accumulators()} accumulators leave a thread too few registers for sums of pieces"
+    if promotes(problem) and sums > room * 3 // 4:
+        return f"{sums} accumulators leave a thread too few registers for sums of pieces"
     if config.BLOCK_K * problem.dtype.itemsize > (problem.arithmetic.promotion or 2**31):
         return f"a step of {config.BLOCK_K} along K is more than a piece"
     if problem.scales == "blocks" and config.BLOCK_N not in (16, 32, 64, 128, 192):
         return f"tiles {config.BLOCK_N} wide lie across more than two blocks of scales, or begin inside of a half"
-    if config.accumulators() > room and (problem.has_beta or not c_by_tma(problem)):
-        return f"{config.accumulators()} accumulators leave a thread too few registers for pointers to C"
+    if sums > room and (problem.has_beta or not c_by_tma(problem)):
+        return f"{sums} accumulators leave a thread too few registers for pointers to C"
     why = _cluster_illegal(problem, device, config) if config.ctas > 1 else None
     if why is not None:
         return why
