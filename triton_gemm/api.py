@@ -25,7 +25,9 @@ ACTIVATIONS: dict[str, Any] = {
 
 # Made once, because making one takes a tenth of a call.
 _SUM = Request(beta=1.0)
-_ACTIVATED = {activation: Request(beta=1.0, activation=activation) for activation in ACTIVATIONS}
+_ACTIVATED: dict[str | None, Request] = {
+    activation: Request(beta=1.0, activation=activation) for activation in ACTIVATIONS
+}
 _fast: dict[tuple[object, ...], ops.FastPath] = {}  # of calls, by function and `plan.key_of`
 
 
