@@ -1,4 +1,4 @@
-"""perf without a GPU: providers compute on the CPU, and replays take no time."""
+"""Without a GPU: plans and providers compute on the CPU, and replays take no time."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+
+from triton_gemm import api, plan
+from triton_gemm.device import device_of_capability
+from triton_gemm.problem import GemmProblem
+from triton_gemm.select import Selection
 
 
 class FakeReplay:
@@ -27,3 +32,33 @@ def take_gpu_away(patch: pytest.MonkeyPatch, operands: ModuleType, timer: Module
     patch.setattr(timer, "settle", lambda *_, **__: None)
     patch.setattr(timer, "once_ms", lambda call: (call(), 1.0)[1])
     patch.setattr(torch.cuda, "synchronize", lambda: None)
+
+
+class FakePlan:
+    """Multiplies matrices of bf16 by torch, and of what else makes zeros; `made` notes all."""
+
+    made: list[FakePlan]
+
+    def __init__(self, problem: GemmProblem, selection: Selection, device: torch.device) -> None:
+        self.problem, self.selection = problem, selection
+        self.made.append(self)
+
+    def overlap(self, *_: torch.Tensor) -> bool:
+        return False
+
+    def run(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *_: object) -> None:
+        whole = a.dtype == torch.bfloat16 and not self.problem.groups and b.shape[-2] == a.shape[-1]
+        c.copy_(a @ b if whole else torch.zeros_like(c))
+
+
+def take_plans_away(patch: pytest.MonkeyPatch) -> list[FakePlan]:
+    """Has products on the CPU planned as on a Hopper GPU; the plans, as they are made."""
+    hopper = device_of_capability((9, 0))
+    patch.setattr(FakePlan, "made", [], raising=False)
+    patch.setattr(plan, "GemmPlan", FakePlan)
+    patch.setattr(plan, "device_info", lambda _: hopper)
+    patch.setattr(plan, "PLANS", {})
+    patch.setattr(api, "_fast", {})
+    patch.setattr(api.checks, "computable", lambda *_, **__: None)
+    patch.setattr(api.checks, "runs", lambda *_: None)
+    return FakePlan.made

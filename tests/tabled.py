@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from triton_gemm import generation, kernels, policies, tables
 from triton_gemm.arithmetic import ARITHMETICS, ScaleKind
+from triton_gemm.bit_classes import bit_class
 from triton_gemm.device import DeviceInfo, device_of_capability
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
@@ -28,14 +30,18 @@ def problem_of(M: int = 512, N: int = 1024, K: int = 2048, dtype: torch.dtype = 
     return GemmProblem(1, M, N, K, dtype, dtype, "half", *layouts)
 
 
-def another(problem: GemmProblem, nth: int = 1) -> Selection:
-    """A legal selection that is not the model's: the nth best by the model."""
+def another(problem: GemmProblem, nth: int = 1, bits: bool = True) -> Selection:
+    """A legal selection that is not the model's choice: the nth best by the model of those that give the choice's bits,
+    or with bits=False of those that do not."""
     legal = (
         Selection.of(name, candidate, "")
         for _, name, candidate in ranked(problem, HOPPER)
         if not kernels.named(name).illegal(candidate.problem, HOPPER, candidate.config, candidate.work)
     )
-    return [selection for selection, _ in zip(legal, range(nth + 1), strict=False)][nth]
+    choice = next(legal)
+    same = bit_class(problem, choice)
+    others = (selection for selection in legal if (bit_class(problem, selection) == same) == bits)
+    return next(islice(others, nth - 1, None))
 
 
 def store(problem: GemmProblem, nth: int = 1, **how: object) -> bool:
@@ -61,13 +67,18 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "tables"
 
 
+def read_environment_again() -> None:
+    policies._of_environment.cache_clear()
+    policies._invariant_in_environment.cache_clear()
+
+
 @contextmanager
 def default_policy() -> Iterator[None]:
     """No policy but the default, and no tuner, inside and after."""
 
     def reset() -> None:
         policies._process = policies._tuner = None
-        policies._of_environment.cache_clear()
+        read_environment_again()
         generation.advance()
 
     reset()
@@ -105,8 +116,11 @@ def problems(draw: st.DrawFn) -> GemmProblem:
 @st.composite
 def entries(draw: st.DrawFn) -> Entry:
     kernel = draw(st.sampled_from(kernels.KERNELS))
-    tile = [draw(st.sampled_from([1, 2, 8, 64, 96, 160, 1024])) for _ in range(3)]
-    config = kernels.named(kernel).Config(*tile, draw(st.sampled_from([1, 4, 12])), draw(st.integers(1, 8)))
+    hopper = kernel == "warp_specialised"
+    sides = ([192] * hopper, [96, 160] * hopper, [])  # that are no powers of two, along M, N and K
+    tile = [draw(st.sampled_from([1, 2, 8, 64, 1024, *more])) for more in sides]
+    num_warps = draw(st.sampled_from([1, 4, *[12] * hopper]))
+    config = kernels.named(kernel).Config(*tile, num_warps, draw(st.integers(1, 8)))
     split_k = draw(st.integers(1, 64))
     split = draw(st.integers(0, 64))
     schedule = Schedule(split * split_k + draw(st.integers(1, 132)), split, split_k, draw(st.integers(1, 16)))

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 import triton_gemm
 from tests import tabled
+from tests.fakes import FakePlan, take_plans_away
 from tests.sums_by_hand import parts as parts_of
 from tests.tabled import HOPPER
 from tests.test_bit_classes import problem_of
-from triton_gemm import api, batch_invariance, plan, policies, tables
+from triton_gemm import batch_invariance, plan, policies, tables
 from triton_gemm.arithmetic import ARITHMETICS
 from triton_gemm.batch_invariance import class_of
 from triton_gemm.bit_classes import bit_class
@@ -162,7 +163,7 @@ def test_an_argument_a_block_and_the_environment_say_so(monkeypatch: pytest.Monk
         thread.start(), thread.join()
         assert elsewhere == [Policy()]
     monkeypatch.setenv("TRITON_GEMM_BATCH_INVARIANT", "1")
-    policies._of_environment.cache_clear()
+    tabled.read_environment_again()
     assert choose(few, HOPPER).batch_invariant
     triton_gemm.set_policy("model")
     assert policies.current() == Policy("model", "same", True)
@@ -170,7 +171,7 @@ def test_an_argument_a_block_and_the_environment_say_so(monkeypatch: pytest.Monk
         assert not choose(few, HOPPER).batch_invariant
     monkeypatch.setenv("TRITON_GEMM_BATCH_INVARIANT", "yes")
     monkeypatch.setattr(policies, "_process", None)
-    policies._of_environment.cache_clear()
+    tabled.read_environment_again()
     with pytest.raises(ValueError, match="TRITON_GEMM_BATCH_INVARIANT must be 0 or 1, not 'yes'"):
         policies.current()
 
@@ -180,6 +181,7 @@ def test_threads_of_a_backward_have_the_block_that_it_was_started_in(monkeypatch
     with triton_gemm.batch_invariant():
         started, within = copy_context(), plan.key_of(Request(), a, b, None)
     monkeypatch.setattr(policies, "context_of_backward", lambda: started)
+    monkeypatch.setattr(policies, "backward_here", lambda: 0)
     found: list[object] = []
     thread = threading.Thread(target=lambda: found.extend([policies.current(), plan.key_of(Request(), a, b, None)]))
     thread.start(), thread.join()
@@ -251,34 +253,9 @@ def test_a_tuner_is_held_to_the_class(folder: Path) -> None:
 # --- What is planned ---
 
 
-class FakePlan:
-    """Multiplies by torch, and notes how."""
-
-    made: list[FakePlan]
-
-    def __init__(self, problem: GemmProblem, selection: Selection, device: torch.device) -> None:
-        self.problem, self.selection = problem, selection
-        self.made.append(self)
-
-    def overlap(self, *_: torch.Tensor) -> bool:
-        return False
-
-    def run(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *_: object) -> None:
-        whole = a.dtype == BF16 and not self.problem.groups and b.shape[-2] == a.shape[-1]
-        c.copy_(a @ b if whole else torch.zeros_like(c))
-
-
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> list[FakePlan]:
-    """The plans that are made, for a GPU that is not there, and run on the CPU."""
-    FakePlan.made = made = []
-    monkeypatch.setattr(plan, "GemmPlan", FakePlan)
-    monkeypatch.setattr(plan, "device_info", lambda _: HOPPER)
-    monkeypatch.setattr(plan, "PLANS", {})
-    monkeypatch.setattr(api, "_fast", {})
-    monkeypatch.setattr(api.checks, "computable", lambda *_, **__: None)
-    monkeypatch.setattr(api.checks, "runs", lambda *_: None)
-    return made
+    return take_plans_away(monkeypatch)
 
 
 def x(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:

@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.checks import fp32_precision
-from triton_gemm import api, compat, ops, plan, policies
+from triton_gemm import api, compat, generation, ops, plan, policies
 from triton_gemm.device import INTERPRETER
-from triton_gemm.problem import GemmProblem, Layout, Request
+from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout, Request
 from triton_gemm.select import select
 
 HALF = torch.float16
@@ -523,3 +523,17 @@ def test_the_fast_path_is_told_all_that_a_call_says(name: str, how: dict[str, An
     a, b, bias = half(64, 32), half(32, 48), half(48)
     api.addmm(bias, a, b, **how) if name == "addmm" else api.linear(a, b.mT, bias, **how)
     assert said == 2 * [Request(**{"alpha": 1, "beta": 1, **how})]
+
+
+def test_what_many_calls_say_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Request] = []
+    monkeypatch.setattr(api, "_take_fast_path", lambda _, request, *__: (None, said.append(request) or half(64, 48)))
+    a, b = half(64, 32), half(48, 32)
+    for activation in (None, *ACTIVATIONS):
+        for _ in range(2):
+            api.linear(a, b, None, activation)
+        assert said[-1] is said[-2] and said[-1] == Request(beta=1.0, activation=activation)
+    # Nor does a call that is in no backward look for the context of one, though a policy was set in some context.
+    monkeypatch.setattr(generation, "contexts", True)
+    monkeypatch.setattr(policies, "context_of_backward", lambda: pytest.fail("it was asked"))
+    key_of(a, b.mT, half(64, 48))

@@ -14,8 +14,10 @@ import torch
 
 import triton_gemm
 from tests import tabled
+from tests.fakes import FakePlan, take_plans_away
 from tests.tabled import HOPPER, another, problem_of, store
 from triton_gemm import api, plan, policies, tables
+from triton_gemm.bit_classes import bit_class
 from triton_gemm.device import DeviceInfo
 from triton_gemm.policies import Policy, choose
 from triton_gemm.problem import GemmProblem, Request
@@ -56,6 +58,27 @@ def test_a_table_goes_before_the_model_unless_the_model_is_asked(folder: Path) -
             choose(unknown, HOPPER)
 
 
+def test_an_entry_of_other_bits_than_the_models_choice_is_left_out(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one is that was tuned before the model changed; the model is only asked where there is an entry."""
+    problem, unknown = problem_of(), problem_of(M=1024)
+    other = another(problem, bits=False)
+    tables.store(problem, other, HOPPER, us=1.0, default_us=2.0)
+    assert choose(problem, HOPPER) == select(problem, HOPPER)
+    ((why, count),) = tables.ignored().items()
+    assert why == f"user's table: it gives other bits than {bit_class(problem, select(problem, HOPPER))}" and count == 1
+    with triton_gemm.policy("error"):
+        for missing in (problem, unknown):
+            with pytest.raises(RuntimeError, match="no table has"):
+                choose(missing, HOPPER)
+    with triton_gemm.policy("cached", bits="any"):
+        assert of(choose(problem, HOPPER)) == of(replace(other, source="user's table"))
+    monkeypatch.setattr(policies, "by_model", lambda *_: pytest.fail("the model was asked"))
+    with triton_gemm.policy("error"), pytest.raises(RuntimeError, match="no table has"):
+        choose(problem_of(M=2048), HOPPER)
+
+
 def test_a_policy_is_one_of_four(monkeypatch: pytest.MonkeyPatch) -> None:
     for call in (triton_gemm.set_policy, lambda *x, **how: triton_gemm.policy(*x, **how).__enter__()):
         with pytest.raises(ValueError, match="one of model, cached, tune, error, not 'fast'"):
@@ -73,6 +96,17 @@ def test_the_environment_counts_until_one_is_set(monkeypatch: pytest.MonkeyPatch
     assert policies.current() == Policy("error", "any")
     triton_gemm.set_policy("model")
     assert policies.current() == Policy("model", "same")
+
+
+def test_a_wrong_environment_hinders_no_right_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is an error where it counts."""
+    monkeypatch.setenv("TRITON_GEMM_POLICY", "bogus")
+    with triton_gemm.policy("error"):
+        assert policies.current() == Policy("error")
+    with pytest.raises(ValueError, match="not 'bogus'"):
+        policies.current()
+    triton_gemm.set_policy("model")
+    assert policies.current() == Policy("model")
 
 
 def test_a_context_is_its_threads_or_tasks_alone() -> None:
@@ -168,32 +202,9 @@ def test_nothing_is_timed_where_launches_are_recorded(
 # --- What is served ---
 
 
-class FakePlan:
-    """Multiplies by torch."""
-
-    made: list[FakePlan]
-
-    def __init__(self, problem: GemmProblem, selection: Selection, device: torch.device) -> None:
-        self.problem, self.selection = problem, selection
-        self.made.append(self)
-
-    def overlap(self, *_: torch.Tensor) -> bool:
-        return False
-
-    def run(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *_: object) -> None:
-        c.copy_(a @ b)
-
-
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> list[FakePlan]:
-    """The plans that are made, for a GPU that is not there, and run on the CPU."""
-    FakePlan.made = made = []
-    monkeypatch.setattr(plan, "GemmPlan", FakePlan)
-    monkeypatch.setattr(plan, "device_info", lambda _: HOPPER)
-    monkeypatch.setattr(plan, "PLANS", {})
-    monkeypatch.setattr(api, "_fast", {})
-    monkeypatch.setattr(api.checks, "computable", lambda *_, **__: None)
-    return made
+    return take_plans_away(monkeypatch)
 
 
 def operands(M: int = 512, N: int = 1024, K: int = 2048) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,10 @@ import pytest
 from tests.tabled import HOPPER, problem_of
 from triton_gemm import compat, precompile
 from triton_gemm.device import device_of_capability
+from triton_gemm.kernels.launch import compiled
 from triton_gemm.problem import Layout
+from triton_gemm.select import launches, select
+from triton_gemm.tuning.compiling import Compiler
 
 ROOT = Path(__file__).parent.parent
 
@@ -134,6 +138,82 @@ def test_why_there_is_no_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.delenv("CC")
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert compat.build_launcher() == "there is no C compiler: set CC, or install gcc"
+
+
+class Crowded:
+    """A compiler that fails while another one runs, as Triton 3.7.1 has."""
+
+    def __init__(self) -> None:
+        self.running = self.calls = 0
+        self.met = threading.Event()
+
+    def warmup(self, *_: Any, **how: Any) -> Any:
+        self.calls += 1
+        self.running += 1
+        crowd = self.running > 1
+        if crowd:
+            self.met.set()
+        self.met.wait(5)  # the first two meet
+        time.sleep(0.02)
+        self.running -= 1
+        if crowd:
+            raise RuntimeError("PassManager::run failed")
+        return self
+
+
+def test_what_fails_while_others_compile_is_compiled_again_by_itself(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Wherever it is compiled: ahead of time, or in the threads of a tuner."""
+    problems = [problem_of(), problem_of(1, 1024, 1024), problem_of(17, 33, 65), problem_of(100, 60, 40)]
+    monkeypatch.setattr(precompile, "build_launcher", lambda *_: None)
+    crowded = Crowded()
+    monkeypatch.setattr(compat.JITFunction, "warmup", crowded.warmup)
+    assert precompile.precompile(problems, [HOPPER], cache=tmp_path, workers=4).failures == ()
+    assert crowded.calls > len(problems)
+    jobs = {problem: launches(problem, select(problem, HOPPER))[-1] for problem in problems}
+    again = Crowded()
+    monkeypatch.setattr(compat.JITFunction, "warmup", again.warmup)
+    compiler = Compiler(
+        lambda job: compiled(jobs[job], precompile.operands_of(job, [jobs[job]]), precompile.SCALARS),  # type: ignore[index,arg-type,func-returns-value]
+        threads=4,
+    )
+    compiler.add(problems)
+    while not all(map(compiler.done, problems)):
+        compiler.pause(0.1)
+    compiler.close()
+    assert [compiler.failure(problem) for problem in problems] == 4 * [None] and again.calls > len(problems)
+
+
+def test_what_fails_by_itself_has_failed() -> None:
+    compiling, calls = compat.Compiling(), []
+
+    def fails() -> None:
+        calls.append(0)
+        raise ValueError
+
+    for _ in range(2):
+        with pytest.raises(ValueError):
+            compiling(fails)
+    assert len(calls) == 2
+
+
+def test_a_compiler_that_hangs_keeps_no_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat.Compiling, "PATIENCE_S", 0.05)
+    compiling, begun, stop, calls = compat.Compiling(), threading.Event(), threading.Event(), []
+    hanging = threading.Thread(target=compiling, args=(lambda: (begun.set(), stop.wait(30)),))
+    hanging.start()
+    begun.wait(5)
+
+    def fails_once() -> int:
+        calls.append(0)
+        if len(calls) == 1:
+            raise ValueError
+        return len(calls)
+
+    assert compiling(fails_once) == 2 and compiling(lambda: 5) == 5
+    stop.set()
+    hanging.join()
 
 
 def test_it_says_what_it_could_not_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -438,6 +438,9 @@ def test_clusters_are_chosen_where_they_can_run_and_missed_where_not(
     choice = select(problem, HOPPER)
     assert (choice.config.ctas > 1) == newer
     assert choice.reason.endswith("; without clusters, which need Triton 3.9") != newer
+    groups = replace(problem, batch=8, groups="m", b=Layout((problem.N * problem.K, 1, problem.K)))
+    assert select(groups, HOPPER).kernel == "warp_specialised"
+    assert "clusters" not in select(groups, HOPPER).reason, "groups never have them"
 
 
 def test_a_cluster_s_form_is_shown() -> None:

@@ -23,6 +23,7 @@ from triton_gemm import kernels, nvml, tables
 from triton_gemm.device import INTERPRETER
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import GemmProblem
+from triton_gemm.select import illegal as select_illegal
 from triton_gemm.select import ranked, select
 from triton_gemm.tables import files, records
 from triton_gemm.tables.files import Table
@@ -211,6 +212,28 @@ def test_the_power_limit_is_nvmls(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = [nvml.power_limit.__wrapped__(uuid) for uuid in ("known", "other", "")]
     assert limits == [700, 0, 0]
     assert str(Silicon.of(replace(HOPPER, bus_width=6144, power_limit=600))) == "sm_90-132sms-6144bit-600W"
+
+
+@pytest.mark.parametrize("kernel", kernels.KERNELS)
+@pytest.mark.parametrize("odd", [{"BLOCK_M": 96}, {"BLOCK_N": 48}, {"BLOCK_K": 48}, {"num_warps": 12}], ids=str)
+def test_only_the_warp_specialised_kernel_has_sides_that_are_no_powers_of_two(kernel: str, odd: dict[str, int]) -> None:
+    """Along N, and warps: its rows are those of whole warpgroups. Triton compiles no others."""
+    entry = Entry(kernel, replace(kernels.named(kernel).Config(64, 64, 64), **odd), 1, False, (), 1.0, 1.0, "", "")
+    ((name, value),) = odd.items()
+    fits = kernel == "warp_specialised" and name in ("BLOCK_N", "num_warps")
+    assert records.nonsense(entry) == (None if fits else f"{name} = {value}")
+
+
+@pytest.mark.parametrize("packed", [(), ("a",), ("b",), ("a", "b"), ("b", "a")], ids=str)
+@pytest.mark.parametrize("kernel", ["warp_specialised", "portable"])
+def test_planes_are_copies_of_both_operands_or_of_none(kernel: str, packed: tuple[str, ...]) -> None:
+    problem = replace(problem_of(dtype=torch.float32), precision="bf16x3")
+    ways = ((name, candidate) for _, name, candidate in ranked(problem, HOPPER) if name == kernel)
+    legal = next(candidate for name, candidate in ways if select_illegal(problem, HOPPER, name, candidate) is None)
+    entry = Entry(kernel, legal.config, legal.work, legal.swap_ab, packed, 1.0, 1.0, "", "")
+    fits = set(packed) == set(legal.packed)
+    assert (records.illegal(problem, HOPPER, entry) is None) == fits
+    assert fits == (len(packed) == (2 if kernel == "warp_specialised" else 0))
 
 
 @pytest.mark.parametrize("what", [{"scales": "blocks"}, {"groups": "m"}], ids=str)

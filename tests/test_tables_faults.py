@@ -136,6 +136,38 @@ def test_a_folder_that_is_only_read(folder: Path, monkeypatch: Any, caplog: pyte
     assert len(caplog.messages) == 2 and "cannot be set aside" in caplog.messages[1]
 
 
+def test_a_file_that_may_not_be_read_is_not_written_over(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one that another user has made in a folder of several."""
+    store(problem_of(1))
+    path, before = table_in(folder), table_in(folder).read_bytes()
+    other = folder.parent / "other.json"
+    tables.export_to(other, HOPPER)
+    with monkeypatch.context() as patch:
+        os_open = os.open
+
+        def opened(name: Any, *how: Any, **more: Any) -> int:
+            if Path(name) == path:
+                raise PermissionError(errno.EACCES, "Permission denied")
+            return os_open(name, *how, **more)
+
+        patch.setattr(os, "open", opened)
+        tables.reload()
+        assert found(problem_of(1)) is None and not store(problem_of(2)) and not store(problem_of(2))
+        with pytest.raises(PermissionError):
+            tables.import_from(other)
+        with pytest.raises(ValueError, match="cannot be read: Permission denied"):
+            tables.import_from(path)
+        assert [report.faults for report in tables.verify(HOPPER)] == [("it cannot be read: Permission denied",)]
+    assert caplog.messages == [
+        f"{path} cannot be read, and is left as it is: Permission denied",
+        f"nothing is kept in {folder}: Permission denied",
+    ]
+    tables.reload()
+    assert path.read_bytes() == before and list(folder.glob("*.json*")) == [path] and found(problem_of(1))
+
+
 def test_no_folder_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_GEMM_CACHE_DIR", os.devnull)
     assert not store(problem_of()) and tables.clear() == 0 and found(problem_of()) is None

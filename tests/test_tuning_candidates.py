@@ -115,6 +115,8 @@ def test_what_no_gpu_could_run_is_left_out() -> None:
         for figures in (
             (64, 64, 0, 4, 3),
             (0, 64, 64, 4, 3),
+            (96, 64, 64, 4, 3),
+            (64, 64, 48, 4, 3),
             (64, 64, 64, 3, 3),
             (64, 68, 64, 4, 4),
             (64, 64, 64, 4, 0),
@@ -124,6 +126,11 @@ def test_what_no_gpu_could_run_is_left_out() -> None:
         for figures in ((64, 64, 64, 4, 999), (4096, 4096, 4096, 4, 3)):
             found = of(problem, bits="any", configs=[kind(*figures)])
             assert not any(way.config == kind(*figures) for way in found)
+    # One stage is enough for a kernel that has no ring.
+    found = of(
+        problem, bits="any", configs=[triton.Config({"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64}, num_stages=1)]
+    )
+    assert {way.kernel for way in found if way.config.num_stages == 1} == {"portable"}
 
 
 # --- What is shown ---

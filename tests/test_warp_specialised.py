@@ -21,6 +21,7 @@ from triton_gemm.device import device_of_capability
 from triton_gemm.kernels import warp_specialised
 from triton_gemm.kernels.repack import repacked
 from triton_gemm.kernels.schedule import Schedule
+from triton_gemm.kernels.splitk import MAX_COUNTERS
 from triton_gemm.problem import ACTIVATIONS, GemmProblem
 
 HOPPER = device_of_capability((9, 0))
@@ -431,6 +432,41 @@ def test_what_no_wgmma_spans_is_said(kernel: SimpleNamespace, name: str) -> None
     why = kernel.illegal(problem, HOPPER, replace(of_width(64, 88), BLOCK_K=k))
     assert why == "tiles 88 wide need one wgmma, as Triton 3.9 has it for K-major operands of 16 bits"
     assert kernel.illegal(problem, HOPPER, replace(of_width(64, 96), BLOCK_K=k)) is None
+
+
+# --- What it cannot be ---
+
+SHAPELESS = {
+    "one-stage": ({"num_stages": 1}, "a ring has two stages at least"),
+    "two-warps": ({"num_warps": 2}, "one to three warpgroups multiply, not 2 warps"),
+    "four-warpgroups": ({"BLOCK_M": 256, "num_warps": 16}, "one to three warpgroups multiply, not 16 warps"),
+    "half-a-warpgroup's-rows": ({"num_warps": 8}, "each of 2 warpgroups has 64 or 128 rows, not a part of 64"),
+    "more-rows": ({"BLOCK_M": 192}, "each of 1 warpgroups has 64 or 128 rows, not a part of 192"),
+    "k-of-three-quarters": ({"BLOCK_K": 96}, "BLOCK_K = 96 is no power of two"),
+}
+
+
+@pytest.mark.parametrize("name", SHAPELESS)
+def test_tiles_that_no_warpgroups_have_are_told(name: str) -> None:
+    """A consumer gives a slot back once the next one's products run, so that one stage would wait for itself."""
+    problem, tile = Operands(Case((512, 512, 512), "ntn"), CPU).problem, warp_specialised.Config(64, 64, 64, 4, 4)
+    change, why = SHAPELESS[name]
+    assert warp_specialised.illegal(problem, HOPPER, tile) is None
+    assert warp_specialised.illegal(problem, HOPPER, replace(tile, **change)) == why
+
+
+def test_more_tiles_are_cut_than_there_are_counters_for() -> None:
+    """One for each warpgroup of each."""
+    problem = Operands(Case((64, 64, 512), "ntn"), CPU).problem
+    problem, config = replace(problem, M=64 * 20_000), warp_specialised.Config(64, 64, 64, 4, 4)
+
+    def why(config: TileConfig, cut: int) -> str | None:
+        return warp_specialised.illegal(problem, HOPPER, config, Schedule(2 * cut, cut, 2))
+
+    assert why(config, MAX_COUNTERS) is None
+    assert why(config, MAX_COUNTERS + 1) == "tiles that are cut take 16385 counters, a stream has 16384"
+    two = replace(config, BLOCK_M=128, num_warps=8)
+    assert why(two, MAX_COUNTERS // 2) is None and "16386 counters" in str(why(two, MAX_COUNTERS // 2 + 1))
 
 
 # --- Planted bugs ---

@@ -17,7 +17,6 @@ from .device import DeviceInfo
 from .device_model import model_of
 from .kernels.candidate import Candidate
 from .kernels.schedule import Schedule
-from .kernels.splitk import MAX_COUNTERS
 from .problem import GemmProblem, Layout
 from .select import Selection, illegal, predicted, ranked
 
@@ -114,8 +113,8 @@ def _cut_alike(problem: GemmProblem, device: DeviceInfo) -> Iterator[tuple[float
         if work.split_tiles or config.ctas > 1 or not kernel.can_split_k(config):
             continue
         for parts in (2, 4, 8):
-            columns, counters = (parts - 1) * problem.N, tiles * config.num_warps // 4
-            if columns > COLUMNS or counters > MAX_COUNTERS or k_tiles % parts or k_tiles < parts * SHORTEST:
+            columns = (parts - 1) * problem.N
+            if columns > COLUMNS or k_tiles % parts or k_tiles < parts * SHORTEST:
                 continue
             cut = candidate._replace(work=Schedule(tiles * parts, tiles, parts))
             if tiles * parts <= device.num_sms:

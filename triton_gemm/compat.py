@@ -52,6 +52,9 @@ from triton.runtime.jit import create_function_from_signature
 # The oldest and the newest versions, (major, minor), that the tests are run with.
 TESTED = {"torch": ((2, 11), (2, 15)), "Triton": ((3, 6), (3, 9))}
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Result = TypeVar("_Result")
+
 # Whether kernels made from here on run in Triton's interpreter; it is read when triton.jit decorates.
 INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
 
@@ -258,6 +261,47 @@ def compile_kernel(kernel: JITFunction[Any], arguments: dict[str, Any], capabili
     source_type = GluonASTSource if kernel.is_gluon() else triton.compiler.ASTSource
     source = source_type(kernel, signature, constexprs, attributes)
     return triton.compiler.compile(source, target=target, options=options.__dict__)
+
+
+class Compiling:
+    """Runs compilations, in any number of threads at once. One that fails while others run is run once more by itself,
+    before its failure counts: Triton 3.7.1 has failed in one of two threads to compile what it compiled in one."""
+
+    PATIENCE_S = 10.0  # with which one waits for others: a compiler may hang
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.begun = self.running = self.first = 0  # first: those that are to run by themselves, and go first
+
+    def __call__(self, compile: Callable[[], _Result]) -> _Result:
+        with self._turn(by_itself=False) as (begun, running):
+            try:
+                return compile()
+            except Exception:
+                if running == 1 and self.begun == begun:
+                    raise
+        with self._turn(by_itself=True):
+            return compile()
+
+    @contextmanager
+    def _turn(self, by_itself: bool) -> Iterator[tuple[int, int]]:
+        """How many have begun, and how many run, with this one."""
+        with self.changed:
+            self.first += by_itself
+            self.changed.wait_for(lambda: not (self.running if by_itself else self.first), self.PATIENCE_S)
+            self.begun += 1
+            self.running += 1
+            counts = self.begun, self.running
+        try:
+            yield counts
+        finally:
+            with self.changed:
+                self.first -= by_itself
+                self.running -= 1
+                self.changed.notify_all()
+
+
+compiling = Compiling()
 
 
 # --- Triton: compiling where there is no GPU ---
@@ -498,10 +542,13 @@ def forward_grad_enabled() -> Any:
     return forward_ad._set_fwd_grad_enabled(True)
 
 
+backward_here = torch._C._current_graph_task_id  # the number of the one that this thread runs a part of, or -1
+
+
 def context_of_backward() -> Context | None:
     """The context in which the backward was started that this thread runs a part of; None where it runs none."""
     key = "context"  # torch.autograd.graph._engine_run_backward keeps it there, for all of the backward's threads
-    running = torch._C._current_graph_task_id() != -1
+    running = backward_here() >= 0
     found: Context | None = torch._C._get_obj_in_tls(key) if running and torch._C._is_key_in_tls(key) else None
     return found
 
@@ -510,9 +557,6 @@ def context_of_backward() -> Context | None:
 
 _eval_frame = torch._C._dynamo.eval_frame
 _SKIP = _eval_frame._FrameExecStrategy(_eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.SKIP)
-
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def hide_from_dynamo(function: _Function) -> _Function:

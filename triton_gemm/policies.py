@@ -25,7 +25,7 @@ import torch
 
 from . import batch_invariance, generation, tables
 from .bit_classes import bit_class
-from .compat import context_of_backward, hide_from_dynamo, must_dispatch
+from .compat import backward_here, context_of_backward, hide_from_dynamo, must_dispatch
 from .device import DeviceInfo
 from .problem import GemmProblem
 from .select import Selection, select
@@ -56,10 +56,27 @@ by_model = lru_cache(maxsize=4096)(select)
 _invariant_by_model = lru_cache(maxsize=4096)(batch_invariance.select)
 
 
+@lru_cache(maxsize=4096)
+def _class_by_model(problem: GemmProblem, device: DeviceInfo) -> str:
+    """The class of bits of the model's choice."""
+    return bit_class(problem, by_model(problem, device))
+
+
 def current() -> Policy:
     """The policy that counts here: the context's, or the process's. ValueError where TRITON_GEMM_POLICY or
     TRITON_GEMM_BITS hold what is none."""
-    return in_context() or (generation.contexts and in_backward()) or _process or _of_environment()
+    return _set() or _of_environment()
+
+
+def _set() -> Policy | None:
+    """The policy that was set where it counts here, if one was."""
+    return in_context() or (in_backward() if generation.contexts else None) or _process
+
+
+def _is_invariant() -> bool:
+    """Whether products are batch-invariant here; asks the environment for nothing else."""
+    found = _set()
+    return _invariant_in_environment() if found is None else found.batch_invariant
 
 
 def tunes() -> bool:
@@ -77,11 +94,16 @@ def _policy(name: str, bits: str, of: str) -> Policy:
 @lru_cache(maxsize=1)
 def _of_environment() -> Policy:
     name, bits = os.environ.get("TRITON_GEMM_POLICY", "cached"), os.environ.get("TRITON_GEMM_BITS", "same")
-    invariant = os.environ.get("TRITON_GEMM_BATCH_INVARIANT", "0")
-    if invariant not in ("0", "1"):
-        raise ValueError(f"TRITON_GEMM_BATCH_INVARIANT must be 0 or 1, not {invariant!r}")
     found = _policy(name, bits, "TRITON_GEMM_POLICY, and TRITON_GEMM_BITS,")
-    return found._replace(batch_invariant=invariant == "1")
+    return found._replace(batch_invariant=_invariant_in_environment())
+
+
+@lru_cache(maxsize=1)
+def _invariant_in_environment() -> bool:
+    found = os.environ.get("TRITON_GEMM_BATCH_INVARIANT", "0")
+    if found not in ("0", "1"):
+        raise ValueError(f"TRITON_GEMM_BATCH_INVARIANT must be 0 or 1, not {found!r}")
+    return found == "1"
 
 
 @hide_from_dynamo
@@ -91,15 +113,15 @@ def set_policy(name: PolicyName, *, bits: Bits = "same") -> None:
 
     name: "model", the cost model; "cached", a table of what was measured, and the model for what no table has; "tune",
     a table, and a tuner for what none has, but the model while a CUDA graph is captured or torch.compile traces;
-    "error", a table, and RuntimeError for what none has. bits: "same" asks tables whose entries give the bits that the
-    model's choice gives; "any" asks also those of the fastest, whatever their bits. The environment has
+    "error", a table, and RuntimeError for what none has. bits: "same" takes from tables only what gives the bits that
+    the model's choice gives; "any" asks also those of the fastest, whatever their bits. The environment has
     TRITON_GEMM_BITS for it.
 
     Raises ValueError for another name. Products that were planned before are planned again.
     """
     global _process
     found = _policy(name, bits, "set_policy(): name and bits")
-    _process = found._replace(batch_invariant=_of_environment().batch_invariant)
+    _process = found._replace(batch_invariant=_invariant_in_environment())
     generation.advance()
 
 
@@ -111,7 +133,7 @@ def policy(name: PolicyName, *, bits: Bits = "same") -> Iterator[None]:
     torch runs them in threads of its own. What is said of batch invariance stays as it was.
     """
     found = _policy(name, bits, "policy(): name and bits")
-    with _within(found._replace(batch_invariant=current().batch_invariant)):
+    with _within(found._replace(batch_invariant=_is_invariant())):
         yield
 
 
@@ -147,6 +169,8 @@ def _within(policy: Policy) -> Iterator[None]:
 
 def in_backward() -> Policy | None:
     """The policy of the context in which a backward was started, for the threads that torch runs it in."""
+    if backward_here() < 0:  # so nearly always, and many calls ask
+        return None
     context = context_of_backward()
     return None if context is None else context.get(_context)
 
@@ -174,14 +198,14 @@ def choose(
     """
     name, bits, invariant_here = current()
     invariant = invariant_here if invariant is None else invariant
-    wanted = batch_invariance.class_of(problem, device) if invariant else None
+    wanted = batch_invariance.class_of if invariant else _class_by_model if bits == "same" else None
     found = None if name == "model" else tables.lookup(problem, device, bits, wanted)
     if found is None and name == "error":
         raise RuntimeError(
             f'no table has {_said(problem)} on {device.name}, and the policy is "error": tune it, or "cached"'
         )
     if found is None and name == "tune" and may_tune and _may_time():
-        found = _tuned(problem, device, wanted)
+        found = _tuned(problem, device, batch_invariance.class_of(problem, device) if invariant else None)
     if found is None:
         found = (_invariant_by_model if invariant else by_model)(problem, device)
     return replace(found, batch_invariant=True) if invariant else found

@@ -91,28 +91,24 @@ def precompile(
 
     progress(0, total)
     for capability, launches in wanted.items():
-        again: list[tuple[Launch, Mapping[str, torch.Tensor]]] = []
-        with compiling_for(capability, cache), compilations(note):
-            with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
-                jobs = {pool.submit(compiled, *how, SCALARS): how for how in launches.values()}
-                try:
-                    for job in as_completed(jobs):
-                        if job.exception() is None:
-                            kernels.append(job.result())
-                            done += 1
-                            progress(done, total)
-                        else:
-                            again.append(jobs[job])
-                except BaseException:  # an interruption does not wait for what has not begun
-                    pool.shutdown(cancel_futures=True)
-                    raise
-            for how in again:  # by itself: Triton compiles in threads, and now and then fails there
-                try:
-                    kernels.append(compiled(*how, SCALARS))
-                except Exception as error:
-                    failures.append(f"{how[0].kernel.__name__}: {_line(error)}")
-                done += 1
-                progress(done, total)
+        with (
+            compiling_for(capability, cache),
+            compilations(note),
+            ThreadPoolExecutor(workers or os.cpu_count()) as pool,
+        ):
+            jobs = {pool.submit(compiled, launch, operands, SCALARS): launch for launch, operands in launches.values()}
+            try:
+                for job in as_completed(jobs):
+                    wrong = job.exception()
+                    if wrong is None:
+                        kernels.append(job.result())
+                    else:
+                        failures.append(f"{jobs[job].kernel.__name__}: {_line(wrong)}")
+                    done += 1
+                    progress(done, total)
+            except BaseException:  # an interruption does not wait for what has not begun
+                pool.shutdown(cancel_futures=True)
+                raise
     return Precompiled(
         kernels=len(found),
         compiled=sum(not was_there for was_there in found.values()),

@@ -4,6 +4,7 @@ the choice of a kernel depends on; and what makes operands a problem or not."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -172,7 +173,7 @@ class GemmProblem:
     @property
     def planes(self) -> Planes:
         """What A and B are sums of; one plane each where they are multiplied as they are."""
-        return self.arithmetic.planes or Planes(self.dtype, 1, ((0, 0),))
+        return self.arithmetic.planes or _one_plane(self.dtype)
 
     def swap_ab(self) -> GemmProblem:
         """The same product as c^T = b^T a^T."""
@@ -196,6 +197,11 @@ class GemmProblem:
             if why is not None:
                 return f"{name} {shape}: {why}"
         return None
+
+
+@cache
+def _one_plane(dtype: torch.dtype) -> Planes:
+    return Planes(dtype, 1, ((0, 0),))
 
 
 def aligned(*tensors: torch.Tensor) -> bool:

@@ -150,7 +150,7 @@ def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
         tma = problem.tma_illegal()
         reason += f"; TMA cannot take {tma}" if tma else ""
     if name == "warp_specialised":
-        reason += kernels.warp_specialised.without_clusters()
+        reason += kernels.warp_specialised.without_clusters(problem)
     return Selection.of(name, candidate, reason)
 
 

@@ -95,7 +95,7 @@ def show(
 
 
 def _table(path: Path) -> Table:
-    found = files.load(path)
+    found = files.look(path)
     if found.table is None:
         raise output.FailedError(f"{path}: {found.wrong[1] if found.wrong else 'it cannot be read'}")
     return found.table
@@ -125,7 +125,7 @@ def export(
 def import_(sources: Files, as_json: output.Json = False) -> None:
     """Merge files into your tables: the faster entry for a product wins. A file that is wrong changes nothing."""
     for path in sources:
-        if (wrong := files.load(path).wrong) is not None:
+        if (wrong := files.look(path).wrong) is not None:
             raise output.FailedError(f"{path}: {wrong[1]}")
     count = sum(tables.import_from(path) for path in sources)
     _counted(count, tables.folder(), as_json)
@@ -140,7 +140,7 @@ def merge(
 ) -> None:
     """Merge files of one kind into the file OUT: the faster entry for a product wins, in any order of files."""
     for path in sources:
-        if (wrong := files.load(path).wrong) is not None:
+        if (wrong := files.look(path).wrong) is not None:
             raise output.FailedError(f"{path}: {wrong[1]}")
     _counted(tables.merge(sources, out), out, as_json)
 

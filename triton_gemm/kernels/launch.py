@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from ..compat import compiling
 from ..config import OPTIONS
 
 FP8 = {torch.float8_e4m3fn: gl.float8e4nv, torch.float8_e5m2: gl.float8e5}
@@ -128,6 +130,6 @@ def materialise(
 
 def compiled(launch: Launch, operands: Mapping[str, torch.Tensor], scalars: Mapping[str, float] | None = None) -> Any:
     """Triton's compiled kernel of a launch for operands like these, for the active driver's GPU, from its cache where
-    that has it; as `materialise`."""
+    that has it; as `materialise`. Threads may compile at once."""
     arguments = materialise(launch, operands, scalars)
-    return launch.kernel.warmup(*arguments.values(), grid=launch.grid, **launch.options)
+    return compiling(partial(launch.kernel.warmup, *arguments.values(), grid=launch.grid, **launch.options))

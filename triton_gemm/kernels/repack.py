@@ -103,21 +103,20 @@ def launch(
     """
     if column_major is None:
         column_major = layout.column_major
+    planes = planes or Planes(dtype, 1, ((0, 0),))
+    copy = _copy(layout, shape, column_major, planes)
     batch, rows, columns = shape
+    pitch = copy.strides[1]
     if column_major:  # the kernel writes row-major: it copies the transpose
-        layout, rows, columns = layout.transposed, columns, rows
+        layout, rows, columns, pitch = layout.transposed, columns, rows, copy.strides[2]
     if layout.strides[0] == 0:
         batch = 1
     unit, x_vector = vector(layout, (rows, columns), dtype)
-    out_dtype, count = (planes.dtype, planes.count) if planes else (dtype, 1)
-    widest = 16 // out_dtype.itemsize
+    widest = 16 // planes.dtype.itemsize
     out_vector = widest if unit == 0 else x_vector
-    alignment = (LINE if columns * out_dtype.itemsize >= WIDE_ROW else 16) // out_dtype.itemsize
-    pitch = triton.cdiv(columns, alignment) * alignment
     block_n = min(512 if unit == 1 else 64, triton.next_power_of_2(columns))
     block_n = max(block_n, widest)
     block_m = ELEMENTS // block_n
-    strides = (count * rows * pitch if layout.strides[0] else 0, pitch, 1)
     arguments = {
         "x_ptr": Pointer(operand),
         "out_ptr": Pointer(out),
@@ -128,7 +127,7 @@ def launch(
         "X_UNIT": unit,
         "X_VECTOR": x_vector,
         "OUT_VECTOR": out_vector,
-        "PLANES": count,
+        "PLANES": planes.count,
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
         "PDL": False,
@@ -138,33 +137,47 @@ def launch(
         (batch * triton.cdiv(rows, block_m) * triton.cdiv(columns, block_n), 1, 1),
         arguments,
         {"num_warps": NUM_WARPS},
-        temporaries=(Temporary(out, (batch, count, rows, pitch), out_dtype),),
+        temporaries=(Temporary(out, (batch, planes.count, rows, pitch), planes.dtype),),
     )
-    copy = Layout(strides)
-    return made, copy.transposed if column_major else copy
+    return made, copy
+
+
+def _copy(layout: Layout, shape: tuple[int, int, int], column_major: bool, planes: Planes) -> Layout:
+    """How the copy of a matrix lies in memory."""
+    _, rows, columns = shape
+    if column_major:
+        rows, columns = columns, rows
+    itemsize = planes.dtype.itemsize
+    alignment = (LINE if columns * itemsize >= WIDE_ROW else 16) // itemsize
+    pitch = -(-columns // alignment) * alignment
+    step = planes.count * rows * pitch if layout.strides[0] else 0
+    return Layout((step, 1, pitch) if column_major else (step, pitch, 1))
+
+
+def _matrix(problem: GemmProblem, name: str) -> tuple[Layout, tuple[int, int, int], bool]:
+    """The layout of operand "a" or "b", its batch, rows and columns, and whether a copy of it is column-major."""
+    layout, rows, columns = (problem.a, problem.M, problem.K) if name == "a" else (problem.b, problem.K, problem.N)
+    # Tensor cores want all but 16 bits along K, outer products both operands across it.
+    arithmetic = problem.arithmetic
+    across = layout.column_major if arithmetic is HALF else name == ("a" if arithmetic.instruction == "fma" else "b")
+    return layout, (problem.batch, rows, columns), across
 
 
 def copy_of(problem: GemmProblem, name: str) -> tuple[Launch, Layout]:
     """The launch that copies operand "a" or "b" to where the kernel can read it, and the copy's layout."""
-    rows, columns = (problem.M, problem.K) if name == "a" else (problem.K, problem.N)
-    layout: Layout = getattr(problem, name)
-    # Tensor cores want all but 16 bits along K, outer products both operands across it.
-    arithmetic = problem.arithmetic
-    column_major = None if arithmetic is HALF else name == ("a" if arithmetic.instruction == "fma" else "b")
-    return launch(
-        *(name, f"packed_{name}", layout, (problem.batch, rows, columns), problem.dtype),
-        column_major=column_major,
-        planes=arithmetic.planes,
-    )
+    layout, shape, column_major = _matrix(problem, name)
+    planes = problem.arithmetic.planes
+    return launch(name, f"packed_{name}", layout, shape, problem.dtype, column_major=column_major, planes=planes)
 
 
 def repacked(problem: GemmProblem, packed: tuple[str, ...]) -> GemmProblem:
     """The problem after its `packed` operands were copied."""
     if not packed:
         return problem
-    a = copy_of(problem, "a")[1] if "a" in packed else problem.a
-    b = copy_of(problem, "b")[1] if "b" in packed else problem.b
-    return replace(problem, a=a, b=b, dtype=problem.planes.dtype)
+    planes = problem.planes
+    a = _copy(*_matrix(problem, "a"), planes) if "a" in packed else problem.a
+    b = _copy(*_matrix(problem, "b"), planes) if "b" in packed else problem.b
+    return replace(problem, a=a, b=b, dtype=planes.dtype)
 
 
 def illegal(problem: GemmProblem, packed: tuple[str, ...]) -> str | None:

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cache
@@ -69,12 +69,17 @@ def _folders() -> Iterator[tuple[Source, Path]]:
 # --- Asking ---
 
 
-def lookup(problem: GemmProblem, device: DeviceInfo, bits: Bits = "same", only: str | None = None) -> Selection | None:
+def lookup(
+    problem: GemmProblem,
+    device: DeviceInfo,
+    bits: Bits = "same",
+    only: Callable[[GemmProblem, DeviceInfo], str] | None = None,
+) -> Selection | None:
     """What a table says is fastest for `problem` on `device`, a user's before a shipped one, or None.
 
-    bits: "same" asks tables of the class of bits that the model's choice gives; "any" asks those of all bits first.
-    only: a class of bits (`bit_classes`), the one that entries must have. Entries that do not, or that the device
-    cannot run, are left out, and counted in `ignored()`.
+    bits: "same" asks the tables of that name alone, "any" those of the fastest, whatever their bits, first. only: says
+    which class of bits (`bit_classes`) entries must have, and is called only if there is one. Entries of another class,
+    and those that the device cannot run, are left out, and counted in `ignored()`.
     """
     for source, where in _folders():
         for table in _asked(where, device, bits):
@@ -84,9 +89,10 @@ def lookup(problem: GemmProblem, device: DeviceInfo, bits: Bits = "same", only: 
                 _ignored[f"{source}: {why}"] += 1
             elif entry is not None:
                 found = entry.selection(problem, source)
-                if only is None or bit_class(problem, found) == only:
+                wanted = None if only is None else only(problem, device)
+                if wanted in (None, bit_class(problem, found)):
                     return found
-                _ignored[f"{source}: it gives other bits than any number of rows must"] += 1
+                _ignored[f"{source}: it gives other bits than {wanted}"] += 1
     return None
 
 
@@ -233,7 +239,7 @@ def import_from(path: str | os.PathLike[str]) -> int:
 
 
 def _read(path: Path) -> Table:
-    found = files.load(path)
+    found = files.look(path)
     if found.table is None or found.wrong:
         raise ValueError(f"{path}: {found.wrong[1] if found.wrong else 'there is no such file'}")
     return found.table
@@ -271,7 +277,7 @@ class Report:
 def listed() -> list[tuple[Source, Path, files.Contents]]:
     """Every file of tables, whose it is, and what it holds."""
     return [
-        (source, where / name, files.load(where / name))
+        (source, where / name, files.look(where / name))
         for source, where in _folders()
         for name in files.names(where, "")
     ]

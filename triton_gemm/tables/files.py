@@ -138,7 +138,8 @@ def _no_number(name: str) -> None:
 
 
 def load(path: Path) -> Contents:
-    """`parse` of a regular file that is not too large; Contents() where there is none, or it may not be read."""
+    """`parse` of a regular file that is not too large; Contents() where there is none. OSError where it may not be
+    read."""
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             about = os.fstat(file.fileno())
@@ -147,9 +148,14 @@ def load(path: Path) -> Contents:
             return parse(file.read())
     except FileNotFoundError:
         return Contents()
+
+
+def look(path: Path) -> Contents:
+    """`load`, for who will not write: a file that may not be read is wrong, too."""
+    try:
+        return load(path)
     except OSError as error:
-        say_once(f"{path} cannot be read, and is left as it is: {error}")
-        return Contents()
+        return Contents(wrong=("unreadable", f"it cannot be read: {error.strerror or error}"))
 
 
 def load_as(path: Path, table: Table) -> Contents:
@@ -191,7 +197,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 def change(folder: Path, empty: Table, what: Callable[[Table], Table]) -> None:
     """Replaces the folder's file of the kind of `empty` by `what` makes of the table that is there now. OSError as
-    `locked` and `save`."""
+    `locked`, `load` and `save`."""
     with locked(folder):
         path = folder / empty.name
         found = load_as(path, empty)
@@ -205,7 +211,11 @@ def change(folder: Path, empty: Table, what: Callable[[Table], Table]) -> None:
 def current(folder: Path, empty: Table) -> Table:
     """The folder's table of the kind of `empty`; a file that cannot be read whole is set aside, where that can be."""
     path = folder / empty.name
-    found = load_as(path, empty)
+    try:
+        found = load_as(path, empty)
+    except OSError as error:
+        say_once(f"{path} cannot be read, and is left as it is: {error.strerror or error}")
+        return empty
     if found.wrong is None:
         return found.table or empty
     try:

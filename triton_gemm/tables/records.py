@@ -155,13 +155,15 @@ def read_entry(x: Any) -> Entry:
 
 
 def nonsense(entry: Entry) -> str | None:
-    """Why no kernel ever takes such figures, or None. Where they are no powers of two, tiles are multiples of a tensor
-    core's 16, widths of `wgmma`'s 8, and warps of a consumer's 4."""
-    width = 8 if entry.kernel == "warp_specialised" else 16
-    steps = {"BLOCK_M": 16, "BLOCK_N": width, "BLOCK_K": 16, "num_warps": 4}
+    """Why no kernel ever takes such figures, or None. A tile's sides and its warps are powers of two, or in the
+    warp-specialised kernel multiples of a warpgroup's 64 rows and 4 warps, and of `wgmma`'s 8 columns."""
+    steps = {"BLOCK_M": 64, "BLOCK_N": 8, "num_warps": 4} if entry.kernel == "warp_specialised" else {}
     for name, value in plain(entry.config).items():
-        step = steps.get(name, 1)
-        if type(value) is int and (not 1 <= value <= 2**16 or (value % step and value & (value - 1))):
+        if type(value) is not int:
+            continue
+        multiple = name in steps and value % steps[name] == 0
+        odd = (name.startswith("BLOCK") or name == "num_warps") and value & (value - 1) and not multiple
+        if odd or not 1 <= value <= 2**16:
             return f"{name} = {value}"
     if len(set(entry.packed)) < len(entry.packed) or not set(entry.packed) <= {"a", "b"}:
         return f"no operand is called {entry.packed}"
@@ -175,6 +177,9 @@ def illegal(problem: GemmProblem, device: DeviceInfo, entry: Entry) -> str | Non
     say what no kernel would propose, whether the work is that of the problem."""
     if entry.swap_ab and (problem.scales == "blocks" or problem.groups == "m"):
         return "it swaps what cannot be swapped"
+    planes = {"a", "b"} if entry.kernel == "warp_specialised" else set()  # others split operands as they load them
+    if problem.planes.count > 1 and set(entry.packed) != planes:
+        return f"it copies {entry.packed} to planes"
     try:
         why = kernels.repack.illegal(problem, entry.packed)
         given = kernels.repack.repacked(problem, entry.packed)

@@ -200,12 +200,13 @@ def faster(
     on = _of_problem(seen, model)
     if model.launch + on.memory > limit() * ROUNDING:
         return
-    floors = []
-    for config, of in _configs(*_kind(seen), model):
+    floors, most = [], limit() * ROUNDING
+    for place, (config, of) in enumerate(_configs(*_kind(seen), model)):
         tiles, steps = tiles_of(seen, config), -(-seen.K // config.BLOCK_K)
         least = max(on.memory, tiles * steps * of.work / model.num_sms, steps * of.alone / SPLITS[-1])
-        floors.append((model.launch + least, config, of, tiles))
-    for place, (floor, config, of, tiles) in sorted(enumerate(floors), key=lambda one: one[1][0]):
+        if model.launch + least <= most:
+            floors.append((model.launch + least, place, config, of, tiles))
+    for floor, place, config, of, tiles in sorted(floors):  # by floor, then place
         if floor > limit() * ROUNDING:
             return
         if _fits(given, config):

@@ -21,7 +21,6 @@ from .costs import (
     OfConfig,
     OfProblem,
     are_alone,
-    lines_of,
     load_times,
     microseconds,
     of_config,
@@ -29,7 +28,7 @@ from .costs import (
     of_tile,
     time_of,
 )
-from .host import can_split_k, promotes, unsuited
+from .host import can_split_k, illegal, promotes, unsuited
 from .widths import widths
 
 MAX_PARTS = 32  # that one program adds up
@@ -75,9 +74,9 @@ def _listed(itemsize: int, clusters: bool, long_sums: bool) -> tuple[Config, ...
     return of_itemsize(CONFIGS + CLUSTERED * clusters + FOR_LONG_SUMS * long_sums, itemsize)
 
 
-def without_clusters() -> str:
+def without_clusters(problem: GemmProblem) -> str:
     """What there is to say where Triton is too old for clusters, which would else be compared."""
-    return "" if CLUSTERS else "; without clusters, which need Triton 3.9"
+    return "" if CLUSTERS or problem.groups else "; without clusters, which need Triton 3.9"
 
 
 def _packings(problem: GemmProblem) -> list[tuple[str, ...]]:
@@ -163,32 +162,36 @@ def faster(
             if copying + floor > limit() * ROUNDING:
                 break
             if _fits(given, of.config):
-                time, schedule = _best_schedule(given, of, model, on)
+                time, schedule = _best_schedule(given, device, of, model, on)
                 if copying + time <= limit():
                     yield copying + time, (i, j), Candidate(given, of.config, schedule, swap_ab, packed)
 
 
-def _best_schedule(problem: GemmProblem, of: OfConfig, model: DeviceModel, on: OfProblem) -> tuple[float, Schedule]:
-    """The first of the `schedules` of least predicted time, and that time."""
+def _best_schedule(
+    problem: GemmProblem, device: DeviceInfo, of: OfConfig, model: DeviceModel, on: OfProblem
+) -> tuple[float, Schedule]:
+    """The first of the `schedules` of least predicted time, and that time; of those with a second launch only if it is
+    legal, as its parts take more shared memory."""
     count = problem.batch * -(-problem.M // of.m) * -(-problem.N // of.n)
     best = min(count, of.most), 0, 1
-    tile = of_tile(problem, of, model, are_alone(best[0] * of.config.ctas, model))
+    tile = of_tile(problem, on, of, model, are_alone(best[0] * of.config.ctas, model))
     least = time_of(on, of, tile, count, *best)
     if of.cuts:
         for cut in _cuts(count, tile.k_tiles, of.most):  # into more and more parts, on more and more SMs
             if on.fixed + of.waiting + of.share + (cut[2] - 1) * of.part + on.cubes ** (1 / 3) >= least:
                 break
             if tile.alone and not are_alone(cut[0] * of.config.ctas, model):
-                tile = of_tile(problem, of, model, alone=False)
+                tile = of_tile(problem, on, of, model, alone=False)
             time = time_of(on, of, tile, count, *cut)
             if time < least:
                 least, best = time, cut
     parts = _reduced_parts(problem, count, tile.k_tiles, of.most)
     if parts:
-        tile = of_tile(problem, of, model, are_alone(count * parts * of.config.ctas, model))
+        tile = of_tile(problem, on, of, model, are_alone(count * parts * of.config.ctas, model))
         time = time_of(on, of, tile, count, count * parts, count, parts, reduction=True)
-        if time < least:
-            return time, Schedule(count * parts, count, parts, reduction=True)
+        reduced = Schedule(count * parts, count, parts, reduction=True)
+        if time < least and illegal(problem, device, of.config, reduced) is None:
+            return time, reduced
     return least, Schedule(*best)
 
 
@@ -196,19 +199,19 @@ def _floors(
     problem: GemmProblem, on: OfProblem, model: DeviceModel, limit: float
 ) -> Iterator[tuple[float, int, OfConfig]]:
     """(what it takes at least, its place, configuration) of those that may take less than a limit, however their tiles
-    are dealt out: without L2's time and what C's edges add."""
-    costs, itemsize = model.costs(Costs), problem.dtype.itemsize
-    lines = lines_of(problem.a, itemsize, costs), lines_of(problem.b, itemsize, costs)
-    M, N, K, batch, fixed, cubes = problem.M, problem.N, problem.K, problem.batch, on.fixed, on.cubes
-    kind = len(problem.planes.terms), promotes(problem), *lines, model
+    are dealt out: without what C's edges add, and L2's time where a tile is larger than C."""
+    M, N, K, batch, fixed = problem.M, problem.N, problem.K, problem.batch, on.fixed
+    kind = len(problem.planes.terms), promotes(problem), on.a_lines, on.b_lines, model
     paces = _paces(problem.planes.dtype.itemsize, _clusters(problem), *kind)
-    paces += tuple(_pace(config, itemsize, *kind) for config in widths(problem, model.num_sms))
+    paces += tuple(_pace(config, problem.dtype.itemsize, *kind) for config in widths(problem, model.num_sms))
     room = limit - fixed
-    for place, (of, m, n, most, cuts, near, far, half, start) in enumerate(paces):
+    for place, (of, m, n, most, cuts, near, far, half, start, l2) in enumerate(paces):
         count = batch * -(-M // m) * -(-N // n)
         one = K * (far if count > half else near)
         if count * one > room * most:  # each takes its share of all SMs
             continue
+        loading = count * K * l2 if m <= M and n <= N else 0.0
+        cubes = on.cubes + loading * loading * loading
         waves, rest = divmod(count, most)
         busy = (waves + (rest > 0)) * (one + start)
         least = (busy * busy * busy + cubes) ** (1 / 3)
@@ -242,11 +245,13 @@ def _pace(
 ) -> tuple[Any, ...]:
     """For `_floors`, of a configuration: it; its tiles' sides, how many run at once, and whether they can be cut; time
     for one of K where neighbouring SMs are idle, and where they are busy, as they are with more clusters than are said
-    next; time of a tile's start."""
+    next; time of a tile's start; L2's time for one of K."""
     costs, of, paces = model.costs(Costs), of_config(config, itemsize, terms, promoted, model), []
     for alone in (True, False):
         of_a = min(load_times(a_lines, config.CLUSTER_N, costs, alone))
         of_b = min(load_times(b_lines, config.CLUSTER_M, costs, alone))
         load = (config.BLOCK_M * of_a + config.BLOCK_N * of_b) * of.lines
         paces.append((max(of.multiply, load) + of.more) / config.BLOCK_K)
-    return (of, of.m, of.n, of.most, of.cuts, *paces, model.num_sms // 2 // config.ctas, of.start)
+    loaded = config.BLOCK_M * a_lines / config.CLUSTER_N + config.BLOCK_N * b_lines / config.CLUSTER_M
+    l2 = config.ctas * of.lines * loaded / (model.l2 * config.BLOCK_K)
+    return (of, of.m, of.n, of.most, of.cuts, *paces, model.num_sms // 2 // config.ctas, of.start, l2)

@@ -63,7 +63,8 @@ class Costs:
 class OfProblem(NamedTuple):
     """Of a problem, whatever its tiles: fixed, and what each CTA adds to it; the cubes of the tensor cores' time at the
     power limit and of memory's, added; the time that one of two neighbouring SMs would take to load all; that of a
-    second launch that adds up parts, and of each part."""
+    second launch that adds up parts, and of each part; and the lines that 128 bytes of a row of A and of B count for.
+    """
 
     fixed: float
     spread: float
@@ -71,6 +72,8 @@ class OfProblem(NamedTuple):
     paired: float
     reduction: float
     reduced_part: float
+    a_lines: float
+    b_lines: float
 
 
 class OfConfig(NamedTuple):
@@ -118,7 +121,7 @@ def microseconds(problem: GemmProblem, config: Config, schedule: Schedule, model
         known[None] = of_problem(problem, model)
     if (config, alone) not in known:
         of = of_config(config, problem.dtype.itemsize, len(problem.planes.terms), promotes(problem), model)
-        known[config, alone] = of, of_tile(problem, of, model, alone)
+        known[config, alone] = of, of_tile(problem, known[None], of, model, alone)
     of, tile = known[config, alone]
     return time_of(known[None], of, tile, count, programs, schedule.split_tiles, schedule.split_k, schedule.reduction)
 
@@ -168,7 +171,8 @@ def of_problem(problem: GemmProblem, model: DeviceModel) -> OfProblem:
     cubes = power * power * power + memory * memory * memory
     fixed, spread, paired = model.launch + costs.setup, costs.spread / model.num_sms, moved / costs.paired
     part = costs.reduction[1] + 4 * problem.batch * problem.M * problem.N / costs.reduction[2]
-    return OfProblem(fixed, spread, cubes, paired, costs.reduction[0], part)
+    lines = (lines_of(layout, problem.dtype.itemsize, costs) for layout in (problem.a, problem.b))
+    return OfProblem(fixed, spread, cubes, paired, costs.reduction[0], part, *lines)
 
 
 def of_config(config: Config, itemsize: int, terms: int, promoted: bool, model: DeviceModel) -> OfConfig:
@@ -192,13 +196,12 @@ def of_config(config: Config, itemsize: int, terms: int, promoted: bool, model: 
     )
 
 
-def of_tile(problem: GemmProblem, of: OfConfig, model: DeviceModel, alone: bool) -> OfTile:
-    costs, itemsize, config = model.costs(Costs), problem.dtype.itemsize, of.config
+def of_tile(problem: GemmProblem, on: OfProblem, of: OfConfig, model: DeviceModel, alone: bool) -> OfTile:
+    costs, config, a_lines, b_lines = model.costs(Costs), of.config, on.a_lines, on.b_lines
     m, n = config.BLOCK_M, config.BLOCK_N
     # Of the last tile, which in a cluster may lie beyond the matrix as a whole:
     rows, columns = -(-problem.M // of.m) * config.CLUSTER_M, -(-problem.N // of.n) * config.CLUSTER_N
     beyond_m, beyond_n = min(m, rows * m - problem.M), min(n, columns * n - problem.N)
-    a_lines, b_lines = lines_of(problem.a, itemsize, costs), lines_of(problem.b, itemsize, costs)
     a_line, a_beyond = load_times(a_lines, config.CLUSTER_N, costs, alone)
     b_line, b_beyond = load_times(b_lines, config.CLUSTER_M, costs, alone)
     outer = (m - beyond_m) * a_line + beyond_m * a_beyond + (n - beyond_n) * b_line + beyond_n * b_beyond

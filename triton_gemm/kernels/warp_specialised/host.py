@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import torch
 
@@ -16,6 +17,7 @@ from ..order import ONE, by_tensor_cores, exactly, in_parts, promoted
 from ..reduction import launch as reduction
 from ..reduction import parts_of
 from ..schedule import Schedule, clusters_at_once
+from ..splitk import MAX_COUNTERS
 from .cluster import MAX_CTAS, blocks_of_b, slice_rows
 from .configs import Config
 from .kernel import warp_specialised_kernel
@@ -52,6 +54,7 @@ def _most_columns(config: Config) -> int:
     return 32 * 128 // (config.BLOCK_M * 4 // config.num_warps)
 
 
+@cache
 def wide_columns(config: Config) -> tuple[int, int]:
     """`part_columns` where one `wgmma` spans the width: those that make for the fewest stores."""
     ways = []
@@ -84,6 +87,7 @@ def _shared_memory(problem: GemmProblem, config: Config, buffers: int) -> int:
     return ring + parts + 1024
 
 
+@cache
 def wide_memory(config: Config, out_itemsize: int, buffers: int = 2) -> int:
     """`shared_memory` where one `wgmma` spans the width, with so many buffers for wide stores."""
     columns, narrow = wide_columns(config)
@@ -122,32 +126,37 @@ def unsuited(problem: GemmProblem, device: DeviceInfo) -> str | None:
 
 def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, schedule: Schedule | None = None) -> str | None:
     """Why `device` cannot run `problem` in this configuration, or None if it can."""
-    why = unsuited(problem, device)
+    why = unsuited(problem, device) or _shapeless(config)
     if why is not None:
         return why
+    sums = config.accumulators()
     if schedule is not None and schedule.reduction:
         if problem.groups or problem.arithmetic.exact:
             return "a second launch adds up no groups' sums, and no integers"
         if schedule.split_tiles != problem.batch * config.tiles(problem.M, problem.N) or schedule.split_k < 2:
             return f"a second launch adds up the parts of all tiles, and {schedule} does not cut all"
         problem = parts_of(problem)
-    elif schedule is not None and schedule.split_tiles and not can_split_k(config):
-        return f"{config.accumulators()} accumulators leave a thread too few registers for partial sums"
+    elif schedule is not None and schedule.split_tiles:
+        if not can_split_k(config):
+            return f"{sums} accumulators leave a thread too few registers for partial sums"
+        counters = _counters(config, schedule)
+        if counters > MAX_COUNTERS:
+            return f"tiles that are cut take {counters} counters, a stream has {MAX_COUNTERS}"
     if problem.dtype == torch.int8 and config.BLOCK_N == 256:
         return "Triton 3.6 to 3.9 cannot lower wgmma of int8 that is 256 columns wide"
     if config.tail_n and config.main_n + config.tail_n != config.BLOCK_N and not wide_mma(problem, config):
         return f"tiles {config.BLOCK_N} wide need one wgmma, as Triton 3.9 has it for K-major operands of 16 bits"
-    if config.accumulators() > MAX_REGISTERS_PER_THREAD:
-        return f"{config.accumulators()} accumulators are more registers than a thread has"
+    if sums > MAX_REGISTERS_PER_THREAD:
+        return f"{sums} accumulators are more registers than a thread has"
     room = _room(config)
-    if promotes(problem) and config.accumulators() > room * 3 // 4:
-        return f"{config.accumulators()} accumulators leave a thread too few registers for sums of pieces"
+    if promotes(problem) and sums > room * 3 // 4:
+        return f"{sums} accumulators leave a thread too few registers for sums of pieces"
     if config.BLOCK_K * problem.dtype.itemsize > (problem.arithmetic.promotion or 2**31):
         return f"a step of {config.BLOCK_K} along K is more than a piece"
     if problem.scales == "blocks" and config.BLOCK_N not in (16, 32, 64, 128, 192):
         return f"tiles {config.BLOCK_N} wide lie across more than two blocks of scales, or begin inside of a half"
-    if config.accumulators() > room and (problem.has_beta or not c_by_tma(problem)):
-        return f"{config.accumulators()} accumulators leave a thread too few registers for pointers to C"
+    if sums > room and (problem.has_beta or not c_by_tma(problem)):
+        return f"{sums} accumulators leave a thread too few registers for pointers to C"
     why = _cluster_illegal(problem, device, config) if config.ctas > 1 else None
     if why is not None:
         return why
@@ -155,6 +164,25 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, schedule: 
     if needed > device.shared_memory:
         return f"needs {needed} bytes of shared memory, {device.name} has {device.shared_memory}"
     return None
+
+
+def _shapeless(config: Config) -> str | None:
+    """Why the kernel has no such tile, on any problem, or None."""
+    consumers, odd = divmod(config.num_warps, 4)
+    if odd or not 1 <= consumers <= 3:
+        return f"one to three warpgroups multiply, not {config.num_warps} warps"
+    if config.BLOCK_M not in (64 * consumers, 128 * consumers):
+        return f"each of {consumers} warpgroups has 64 or 128 rows, not a part of {config.BLOCK_M}"
+    if config.BLOCK_K & config.BLOCK_K - 1:
+        return f"BLOCK_K = {config.BLOCK_K} is no power of two"
+    if config.num_stages < 2:  # consumers give a slot back while the next one's products run
+        return "a ring has two stages at least"
+    return None
+
+
+def _counters(config: Config, schedule: Schedule) -> int:
+    """One for each warpgroup of each tile that is cut."""
+    return schedule.split_tiles * config.ctas * config.num_warps // 4
 
 
 def _cluster_illegal(problem: GemmProblem, device: DeviceInfo, config: Config) -> str | None:
@@ -352,7 +380,7 @@ def _launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple
             arguments,
             {"num_warps": 4},
             workspace=shared_parts * config.ctas * m * (config.main_n + config.tail_n) * 4,
-            counters=schedule.split_tiles * config.ctas * consumers if split else 0,
+            counters=_counters(config, schedule) if split else 0,
             cluster=config.ctas,
         ),
     )

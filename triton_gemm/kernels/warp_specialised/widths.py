@@ -29,22 +29,33 @@ def widths(problem: GemmProblem, num_sms: int) -> Iterator[Config]:
     """Configurations whose tiles fill a number of waves, as wide as that needs."""
     if not spans_widths(problem):
         return
+    M, N, out_itemsize = problem.M, problem.N, problem.out_dtype.itemsize
+    for m, cluster_m, cluster_n, waves in _forms(num_sms):
+        rows = problem.batch * -(-M // (m * cluster_m))
+        fewest = max(1, -(-N // (WIDEST * cluster_n)))  # columns of clusters
+        if m * cluster_m >= 2 * max(M, 64) or rows * fewest > waves[-1]:
+            continue
+        found = 0
+        for clusters in waves:
+            columns = clusters // rows
+            if columns >= fewest:
+                n = -(-N // (8 * cluster_n * columns)) * 8
+                if n != found and n >= NARROWEST:
+                    found = n
+                    config = _deepest(m, n, cluster_m, cluster_n, out_itemsize)
+                    if config is not None:
+                        yield config
+
+
+@cache
+def _forms(num_sms: int) -> tuple[tuple[int, int, int, tuple[int, ...]], ...]:
+    """Heights of tiles, clusters along M and N, and how many clusters each of WAVES has."""
+    found = []
     for m, forms in FORMS.items():
         for cluster_m, cluster_n in forms:
-            if m * cluster_m >= 2 * max(problem.M, 64):
-                continue
             at_once = clusters_at_once(cluster_m * cluster_n, num_sms)
-            rows = problem.batch * -(-problem.M // (m * cluster_m))
-            found = 0
-            for waves in WAVES:
-                columns = int(waves * at_once) // rows
-                if columns:
-                    n = -(-problem.N // (8 * cluster_n * columns)) * 8
-                    if n != found and NARROWEST <= n <= WIDEST:
-                        found = n
-                        config = _deepest(m, n, cluster_m, cluster_n, problem.out_dtype.itemsize)
-                        if config is not None:
-                            yield config
+            found.append((m, cluster_m, cluster_n, tuple(int(waves * at_once) for waves in WAVES)))
+    return tuple(found)
 
 
 @cache
