@@ -416,7 +416,7 @@ def test_shapes_are_problems() -> None:
 def tuned_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tabled.own_folder(tmp_path, monkeypatch)
     monkeypatch.setattr(tuning, "device_info", lambda _: HOPPER)
-    monkeypatch.setattr(tuning, "_device", lambda _: CPU)
+    monkeypatch.setattr(tuning, "gpu_of", lambda _: CPU)
     monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
     monkeypatch.setattr(gpu, "PATIENCE_S", 0.01)
     monkeypatch.setattr(candidates, "KEEP", 5)
@@ -517,7 +517,7 @@ def test_devices_are_found_by_their_uuid(monkeypatch: pytest.MonkeyPatch) -> Non
         return SimpleNamespace(shapes=[SimpleNamespace(selection=None)])
 
     monkeypatch.setattr(tuning, "tune", tune)
-    monkeypatch.setattr(tuning, "_journal", lambda _: Journal(None, "1"))
+    monkeypatch.setattr(tuning, "journal_of", lambda _: Journal(None, "1"))
     tuning._chosen.cache_clear()
     second: DeviceInfo = infos[1]
     assert tuning._choose(small(), second) == policies.by_model(small(), second)

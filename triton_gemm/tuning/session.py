@@ -131,7 +131,7 @@ class Session:
                 before = known
                 offered.append(known)
         failures = {way: self.journal.failure(problem, way) for way in offered[1:]}
-        left_out = tuple((_named(way), f"left out: {why}") for way, why in failures.items() if why is not None)
+        left_out = tuple((named(way), f"left out: {why}") for way, why in failures.items() if why is not None)
         ways = tuple(way for way in offered if failures.get(way) is None)
         return _Entrant(problem, ways, before, left_out)
 
@@ -191,7 +191,7 @@ class Session:
                 bench.close()
             after = self.look()
             complained = complaint(before, after, self.best_ms)
-            failed = (*entrant.left_out, *((_named(way), reason) for way, reason in found.failed.items()))
+            failed = (*entrant.left_out, *((named(way), reason) for way, reason in found.failed.items()))
             if complained is None:
                 return ShapeReport(
                     *(problem, 0, "stays" if found.way == ways[0] else "tuned", ways[0], found.way),
@@ -229,5 +229,5 @@ class Session:
         return False
 
 
-def _named(way: Selection) -> str:
+def named(way: Selection) -> str:
     return str(replace(way, reason="")).rstrip(": ")
