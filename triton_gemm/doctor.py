@@ -24,12 +24,14 @@ import triton
 from . import policies, tables
 from .compat import CLUSTERS, INTERPRETED, LAUNCHERS_OF_KERNELS, TESTED, c_compiler
 from .device import SHARED_MEMORY, DeviceInfo, device_info
-from .device_model import measured, model_of
+from .device_model import model_of, origin
 from .driver import driver_version
 
 Status = Literal["good", "note", "broken"]
 
-VARIABLES = tuple(f"TRITON_GEMM_{name}" for name in ("BATCH_INVARIANT", "BITS", "CACHE_DIR", "COMMIT", "POLICY"))
+VARIABLES = tuple(
+    f"TRITON_GEMM_{name}" for name in ("BATCH_INVARIANT", "BITS", "CACHE_DIR", "CAPABILITY", "COMMIT", "POLICY")
+)
 # Variables of others that change what is compiled, where it is kept, or which GPU is seen.
 OTHERS = re.compile(r"TRITON_(?!GEMM_)\w+|CUDA_VISIBLE_DEVICES|CUDA_HOME|CC|PTXAS_OPTIONS|TORCHINDUCTOR_CACHE_DIR")
 NETWORK = re.compile(r"nfs\d?|cifs|smb\d?|lustre|gpfs|beegfs|ceph|glusterfs|afs|fuse\.(sshfs|s3fs|gcsfuse|goofys)|9p")
@@ -171,10 +173,12 @@ def _kernels() -> Found:
             yield "note", f"{device.name} runs `portable` and the small kernels: `warp_specialised` is for sm_90"
         if device.capability not in SHARED_MEMORY:
             yield "note", f"sm_{device.capability[0]}{device.capability[1]} is not known to this package"
-        source = model_of(device).source
-        if device.name not in measured():
-            how = "tune your shapes, with `triton-gemm tune`"
-            yield "note", f"predicted times for {device.name} are {source.split(':')[0][:60]}, not measured", how
+        source = model_of(device).source.split(":")[0][:60]
+        if origin(device) == "calibrated":
+            yield "good", f"the cost model of {device.name} is the user's, {model_of(device).source}"
+        elif origin(device) == "derived":
+            how = "calibrate in a minute, with `triton-gemm calibrate`, and tune your shapes, with `triton-gemm tune`"
+            yield "note", f"predicted times for {device.name} are {source}, not measured", how
 
 
 # --- What compiles ---

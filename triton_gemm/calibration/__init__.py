@@ -48,8 +48,8 @@ def calibrate(
     drawn to it: figures that were not measured change with those like them. It is kept if it predicts products that it
     was not fitted to better than the model it began with. Nothing counts that was measured while a reference product,
     the clock or the driver said that the GPU was throttled or shared: it is timed again, and if half of all cannot
-    count, nothing is fitted. Another model chooses other kernels, so results may differ in their last bits; `check_ranks`
-    and `selection_fingerprint` notice.
+    count, nothing is fitted. Another model chooses other kernels, so results may differ in their last bits;
+    `check_ranks` and `selection_fingerprint` notice.
 
     Raises ValueError for a budget that is not positive, or a device that is no GPU; RuntimeError where there is no GPU,
     or a graph is captured; `triton_gemm.timing.DeviceLostError`, a RuntimeError, where a candidate hangs or breaks the

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ..device_model import DeviceModel
 from ..problem import GemmProblem
 
 Figures = dict[str, Any]

@@ -26,6 +26,7 @@ FREEDOM = 4.0  # degrees, of Student's t
 # Standard deviations of figures' logarithms before: of the GPU's own figures and of what is common to a family, and of
 # each figure of a kernel.
 COMMON, ALONE = 0.3, 0.1
+SHIPPED = 0.3  # of these, where the model is of such a GPU: boards of one kind differ less
 FAMILIES = ("step", "products")  # tables of one kind of figure for many tiles or precisions
 ITERATIONS = 6
 ENOUGH = 0.01  # a step that improves less, as a share, is the last
@@ -52,14 +53,14 @@ class Score:
     regret: float
 
 
-def fit(timed: Sequence[Timed], model: DeviceModel) -> DeviceModel:
-    """The model that is most likely after these times, of all near `model`."""
+def fit(timed: Sequence[Timed], model: DeviceModel, width: float = 1.0) -> DeviceModel:
+    """The model that is most likely after these times, of all near `model`. width: of its figures, SHIPPED where they
+    are known of such a GPU."""
     entry = model.as_dict()
     where = list(places(entry))
     start = _logs([value_at(entry, place) for place in where])
-    prior = torch.linalg.inv(covariance(where))
-    data = _Data(timed)
-    of_place = [data.concerned(place) for place in where]
+    prior = torch.linalg.inv(width**2 * covariance(where))
+    data = Data(timed)
 
     def at(x: torch.Tensor) -> DeviceModel:
         return DeviceModel(**with_values(entry, dict(zip(where, (start + x).exp().tolist(), strict=True))))
@@ -68,12 +69,7 @@ def fit(timed: Sequence[Timed], model: DeviceModel) -> DeviceModel:
     errors = data.errors(model)
     for _ in range(ITERATIONS):
         weights = data.weights(errors)
-        slopes = torch.zeros(len(errors), len(where), dtype=torch.float64)
-        for j, rows in enumerate(of_place):
-            if rows:
-                moved = x.clone()
-                moved[j] += DIFFERENCE
-                slopes[rows, j] = (data.errors(at(moved), rows) - errors[rows]) / DIFFERENCE
+        slopes = data.slopes(at(x), where)
         design, residuals = data.whitened(slopes, weights), data.whitened(errors[:, None], weights)[:, 0]
         step = -torch.linalg.solve(design.T @ design + prior, design.T @ residuals + prior @ x)
         least = float(residuals @ residuals + x @ prior @ x)
@@ -100,19 +96,20 @@ def covariance(where: Sequence[Place]) -> torch.Tensor:
     families = [_family(place) for place in where]
     for i, one in enumerate(families):
         for j, other in enumerate(families):
-            found[i, j] += COMMON**2 * (one == other)
+            found[i, j] += COMMON**2 * (one is not None and one == other)
     return found
 
 
 def _family(place: Place) -> Place | None:
-    """What a figure has a factor in common with: those of one kind, or for a GPU's own only itself."""
+    """What a figure has a factor in common with, if it has: those of one kind, or for a GPU's own only itself."""
     return place if place[0] != "kernels" else place[:3] if place[2] in FAMILIES else None
 
 
-class _Data:
+class Data:
     """Times as rows, one a candidate."""
 
     def __init__(self, timed: Sequence[Timed]) -> None:
+        # Predictions remember what they know of the last problem, so rows of one are next to each other.
         self.rows = [(found.problem, kernel, candidate) for found in timed for kernel, candidate in found.us]
         self.of = torch.tensor([i for i, found in enumerate(timed) for _ in found.us])  # which product
         self.count = len(timed)
@@ -136,6 +133,17 @@ class _Data:
             problem, kernel, candidate = self.rows[i]
             guesses.append(predicted(problem, kernel, candidate, model))
         return _logs(guesses) - (self.taken if rows is None else self.taken[list(rows)])
+
+    def slopes(self, model: DeviceModel, where: Sequence[Place]) -> torch.Tensor:
+        """How errors change with the logarithms of figures [rows, figures]."""
+        entry, errors = model.as_dict(), self.errors(model)
+        found = torch.zeros(len(errors), len(where), dtype=torch.float64)
+        for j, place in enumerate(where):
+            rows = self.concerned(place)
+            if rows:
+                moved = DeviceModel(**with_values(entry, {place: value_at(entry, place) * math.exp(DIFFERENCE)}))
+                found[rows, j] = (self.errors(moved, rows) - errors[rows]) / DIFFERENCE
+        return found
 
     def weights(self, errors: torch.Tensor) -> torch.Tensor:
         """Of each error [rows]: how much it matters, and less where it is far out among those of its product."""
@@ -173,17 +181,17 @@ class _Data:
         return torch.full((self.count,), math.inf, dtype=torch.float64).scatter_reduce(0, self.of, x, "amin")
 
 
-def crossed(timed: Sequence[Timed], model: DeviceModel) -> tuple[Score, Score]:
+def crossed(timed: Sequence[Timed], model: DeviceModel, width: float = 1.0) -> tuple[Score, Score]:
     """How good `model` is, and models fitted from it, each for the products that it was not fitted to: those of one
     fold in FOLDS."""
-    data = _Data(timed)
+    data = Data(timed)
     errors = data.errors(model)
     fitted = torch.empty_like(errors)
     for fold in range(FOLDS):
         rest = [found for i, found in enumerate(timed) if i % FOLDS != fold]
         rows = (data.of % FOLDS == fold).nonzero()[:, 0].tolist()
         if rows and rest:
-            fitted[rows] = data.errors(fit(rest, model), rows)
+            fitted[rows] = data.errors(fit(rest, model, width), rows)
     return data.score(errors), data.score(fitted)
 
 

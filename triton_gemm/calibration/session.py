@@ -7,12 +7,12 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..device_model import DeviceModel, model_without_calibration
+from ..device_model import DeviceModel, measured, model_without_calibration
 from ..problem import GemmProblem
 from ..select import Selection
 from . import kept, measuring
 from .figures import places, value_at
-from .fit import crossed, fit
+from .fit import SHIPPED, crossed, fit
 from .measuring import Lab, Probe
 from .probes import probes
 from .report import CalibrationReport, Progress
@@ -59,12 +59,13 @@ class Session:
         if len(found.timed) < LEAST:
             why = f"{len(found.timed)} products could be timed, {LEAST} are needed: give it a larger budget"
             return self.ended(replace(report, why=why))
-        before, after = crossed(found.timed, start)
+        width = SHIPPED if start in measured().values() else 1.0
+        before, after = crossed(found.timed, start, width)
         report = replace(report, error=(before.error, after.error), regret=(before.regret, after.regret))
         if after.misfit >= before.misfit:
             why = "the model predicts what it was not fitted to no better than the one before"
             return self.ended(replace(report, outcome="unchanged", why=why))
-        fitted = fit(found.timed, start)
+        fitted = fit(found.timed, start, width)
         report = replace(report, figures=changes(start, fitted))
         path = kept.store(fitted, device) if self.keep else None
         return self.ended(replace(report, outcome="not kept" if path is None else "kept", path=path))
