@@ -17,6 +17,7 @@ from perf.calibrate.times import Measured
 from perf.measure import environment, operands, timer
 from tests.fakes import take_gpu_away
 from triton_gemm import device_model
+from triton_gemm.calibration import figures
 from triton_gemm.device import device_of_capability
 from triton_gemm.device_model import DeviceModel, model_of
 from triton_gemm.kernels import KERNELS, warp_specialised
@@ -211,7 +212,7 @@ def test_figures_have_places_and_a_changed_model_predicts_by_its_own() -> None:
     entry = model.as_dict()
     places = set(fit.places(entry, lambda _: True))
     assert {("memory",), ("kernels", "warp_specialised", "step", "128x256"), ("kernels", "gemv", "wait", "1")} <= places
-    assert not {place for place in places if place[0] in fit.FIXED}
+    assert not {place for place in places if place[0] in figures.FIXED}
     candidate = Candidate(gemm_problem(cube(4096)), warp_specialised.CONFIGS[0], Schedule(132))
     measured = Measured(cube(4096), "bf16", 1.0, {times.Way("warp_specialised", candidate): 1.0})
     (before,), (after,) = measured.predicted(model), measured.predicted(changed(model, tensor=0.5))

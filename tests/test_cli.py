@@ -381,9 +381,7 @@ def test_doctors_device_can_be_asked_about(tmp_path: Path, folder: Path, monkeyp
 # --- What only a clone has ---
 
 
-@pytest.mark.parametrize(
-    ("name", "module"), [("bench", "perf.bench"), ("calibrate", "perf.calibrate"), ("ladder", "triton_gemm.ladder")]
-)
+@pytest.mark.parametrize(("name", "module"), [("bench", "perf.bench"), ("ladder", "triton_gemm.ladder")])
 def test_other_commands_take_all_words(name: str, module: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     started: list[Any] = []
     monkeypatch.setattr(source_tree.os, "execve", lambda *how: started.append(how))

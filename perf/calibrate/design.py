@@ -2,7 +2,7 @@
 that figures change its predictions: what `triton_gemm.calibrate` times, and in which order.
 
 Greedy Bayesian design (Chaloner and Verdinelli, Statistical Science 10, 1995): the next product is the one that most
-lowers the variance of the differences between candidates of all products, each regime as important as the next.
+lowers the variance of the differences between candidates of all products, each regime of bf16 as important as the next.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from triton_gemm.calibration.probes import WAYS
 from triton_gemm.device_model import DeviceModel
 from triton_gemm.kernels.candidate import Candidate
 
-SECONDS = 0.3, 0.06  # about, that timing takes: a product, and each of its candidates
+OTHERS = 0.3  # of the weight of bf16's regimes have those of other dtypes and precisions
 
 
 def design(measured: Sequence[Measured], model: DeviceModel, count: int) -> list[Measured]:
@@ -33,8 +33,8 @@ def design(measured: Sequence[Measured], model: DeviceModel, count: int) -> list
         slopes = data.slopes(model, where)
         rows.append(data.whitened(slopes, data.matters))
         mean = (data.matters[:, None] * slopes).sum(0) / data.matters.sum()
-        scale = (len(slopes) * regimes[found.regime]) ** 0.5
-        differences.append((slopes - mean) * data.matters[:, None] / scale)
+        scale = (OTHERS if found.mode != "bf16" else 1.0) / (len(slopes) * regimes[found.regime]) ** 0.5
+        differences.append((slopes - mean) * data.matters[:, None] * scale)
     aims = torch.cat(differences)
     chosen: list[int] = []
     while len(chosen) < min(count, len(measured)):
@@ -44,7 +44,7 @@ def design(measured: Sequence[Measured], model: DeviceModel, count: int) -> list
             for i, x in enumerate(rows)
             if i not in chosen
         }
-        chosen.append(max(gains, key=lambda i: gains[i] / (SECONDS[0] + SECONDS[1] * (len(rows[i]) - 1))))
+        chosen.append(max(gains, key=gains.__getitem__))
         x = rows[chosen[-1]]
         spread = spread - spread @ x.T @ torch.linalg.solve(_noisy(x, spread), x @ spread)
     return [measured[i] for i in chosen]

@@ -53,7 +53,17 @@ class Score:
     regret: float
 
 
-def fit(timed: Sequence[Timed], model: DeviceModel, width: float = 1.0) -> DeviceModel:
+@dataclass(frozen=True)
+class Fitted:
+    """The model that is most likely after the times; how good the one before is, and how good models are for products
+    that they were not fitted to: all but those of one fold in FOLDS."""
+
+    model: DeviceModel
+    before: Score
+    after: Score
+
+
+def fit(timed: Sequence[Timed], model: DeviceModel, width: float = 1.0) -> Fitted:
     """The model that is most likely after these times, of all near `model`. width: of its figures, SHIPPED where they
     are known of such a GPU."""
     entry = model.as_dict()
@@ -65,29 +75,42 @@ def fit(timed: Sequence[Timed], model: DeviceModel, width: float = 1.0) -> Devic
     def at(x: torch.Tensor) -> DeviceModel:
         return DeviceModel(**with_values(entry, dict(zip(where, (start + x).exp().tolist(), strict=True))))
 
+    def solved(slopes: torch.Tensor, residuals: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Gauss and Newton's step from x."""
+        return -torch.linalg.solve(slopes.T @ slopes + prior, slopes.T @ residuals + prior @ x)
+
+    def squares(errors: torch.Tensor, weights: torch.Tensor, x: torch.Tensor) -> float:
+        white = data.whitened(errors[:, None], weights)[:, 0]
+        return float(white @ white + x @ prior @ x)
+
     x = torch.zeros_like(start)
-    errors = data.errors(model)
+    first = errors = data.errors(model)
     for _ in range(ITERATIONS):
         weights = data.weights(errors)
-        slopes = data.slopes(at(x), where)
-        design, residuals = data.whitened(slopes, weights), data.whitened(errors[:, None], weights)[:, 0]
-        step = -torch.linalg.solve(design.T @ design + prior, design.T @ residuals + prior @ x)
-        least = float(residuals @ residuals + x @ prior @ x)
-        share = 1.0
+        slopes = data.whitened(data.slopes(at(x), where), weights)
+        residuals = data.whitened(errors[:, None], weights)[:, 0]
+        step, share, least = solved(slopes, residuals, x), 1.0, squares(errors, weights, x)
         while share > LEAST_STEP:
-            there = x + share * step
-            found = data.errors(at(there))
-            white = data.whitened(found[:, None], weights)[:, 0]
-            cost = float(white @ white + there @ prior @ there)
+            found = data.errors(at(x + share * step))
+            cost = squares(found, weights, x + share * step)
             if cost < least:
                 break
             share /= 2
         else:
             break
-        x, errors = there, found
+        x, errors = x + share * step, found
         if least - cost < ENOUGH * least:
             break
-    return at(x)
+
+    # Near the maximum one step without a fold's products leads to the maximum without them.
+    unseen = torch.empty_like(errors)
+    for fold in range(FOLDS):
+        inside = data.of % FOLDS == fold
+        others = torch.cat([~inside, torch.arange(data.count) % FOLDS != fold])
+        rows = inside.nonzero()[:, 0].tolist()
+        if rows:
+            unseen[rows] = data.errors(at(x + solved(slopes[others], residuals[others], x)), rows)
+    return Fitted(at(x), data.score(first), data.score(unseen))
 
 
 def covariance(where: Sequence[Place]) -> torch.Tensor:
@@ -117,13 +140,14 @@ class Data:
         # A candidate that takes twice as long as the fastest is not picked anyway: its error counts a quarter.
         self.matters = (2 * (self._least(self.taken)[self.of] - self.taken)).exp()
 
+        self._concerned: dict[Place, list[int]] = {}
+
     def concerned(self, place: Place) -> list[int]:
         """The rows whose predictions a figure may change."""
-        return [
-            i
-            for i, (problem, kernel, candidate) in enumerate(self.rows)
-            if concerns(place, kernel, candidate.packed, problem)
-        ]
+        if place not in self._concerned:
+            rows = enumerate(self.rows)
+            self._concerned[place] = [i for i, (of, name, x) in rows if concerns(place, name, x.packed, of)]
+        return self._concerned[place]
 
     def errors(self, model: DeviceModel, rows: Sequence[int] | None = None) -> torch.Tensor:
         """Logarithms of predicted over measured times [rows]."""
@@ -179,20 +203,6 @@ class Data:
     def _least(self, x: torch.Tensor) -> torch.Tensor:
         """Of the candidates of each product [products]."""
         return torch.full((self.count,), math.inf, dtype=torch.float64).scatter_reduce(0, self.of, x, "amin")
-
-
-def crossed(timed: Sequence[Timed], model: DeviceModel, width: float = 1.0) -> tuple[Score, Score]:
-    """How good `model` is, and models fitted from it, each for the products that it was not fitted to: those of one
-    fold in FOLDS."""
-    data = Data(timed)
-    errors = data.errors(model)
-    fitted = torch.empty_like(errors)
-    for fold in range(FOLDS):
-        rest = [found for i, found in enumerate(timed) if i % FOLDS != fold]
-        rows = (data.of % FOLDS == fold).nonzero()[:, 0].tolist()
-        if rows and rest:
-            fitted[rows] = data.errors(fit(rest, model, width), rows)
-    return data.score(errors), data.score(fitted)
 
 
 def _logs(values: Sequence[float]) -> torch.Tensor:

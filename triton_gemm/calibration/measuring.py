@@ -117,11 +117,16 @@ def _time(lab: Lab, probe: Probe, seed: int, found: Measured) -> Timed | None:
         times = bench.time(ways, ROUNDS)
     except race.FailedError as error:
         found.failed.append((told(probe.problem, first), f"{error}"))
-        return None
+        return _time(lab, without(probe, first), seed, found) if len(others) > 1 else None
     finally:
         bench.close()
     us = {(way.kernel, probe.ways[way]): 1000 * median(row) for way, row in zip(ways, times, strict=True)}
     return Timed(probe.problem, us) if len(us) > 1 else None
+
+
+def without(probe: Probe, *ways: Selection) -> Probe:
+    """The probe with fewer candidates."""
+    return Probe(probe.problem, {way: candidate for way, candidate in probe.ways.items() if way not in ways})
 
 
 def told(problem: GemmProblem, way: Selection) -> str:

@@ -12,7 +12,7 @@ from ..problem import GemmProblem
 from ..select import Selection
 from . import kept, measuring
 from .figures import places, value_at
-from .fit import SHIPPED, crossed, fit
+from .fit import SHIPPED, fit
 from .measuring import Lab, Probe
 from .probes import probes
 from .report import CalibrationReport, Progress
@@ -60,27 +60,22 @@ class Session:
             why = f"{len(found.timed)} products could be timed, {LEAST} are needed: give it a larger budget"
             return self.ended(replace(report, why=why))
         width = SHIPPED if start in measured().values() else 1.0
-        before, after = crossed(found.timed, start, width)
+        fitted = fit(found.timed, start, width)
+        before, after = fitted.before, fitted.after
         report = replace(report, error=(before.error, after.error), regret=(before.regret, after.regret))
         if after.misfit >= before.misfit:
             why = "the model predicts what it was not fitted to no better than the one before"
             return self.ended(replace(report, outcome="unchanged", why=why))
-        fitted = fit(found.timed, start, width)
-        report = replace(report, figures=changes(start, fitted))
-        path = kept.store(fitted, device) if self.keep else None
+        report = replace(report, figures=changes(start, fitted.model))
+        path = kept.store(fitted.model, device) if self.keep else None
         return self.ended(replace(report, outcome="not kept" if path is None else "kept", path=path))
 
     def without_failures(self, probe: Probe, left_out: list[tuple[str, str]]) -> Probe:
         """The probe without what failed before, which is noted; its first candidate stays, since users run it."""
-        first, *others = probe.ways
-        ways = {first: probe.ways[first]}
-        for way in others:
-            why = self.failure(probe.problem, way)
-            if why is None:
-                ways[way] = probe.ways[way]
-            else:
-                left_out.append((measuring.told(probe.problem, way), f"left out: {why}"))
-        return replace(probe, ways=ways)
+        failures = {way: self.failure(probe.problem, way) for way in list(probe.ways)[1:]}
+        failed = [way for way, why in failures.items() if why is not None]
+        left_out += [(measuring.told(probe.problem, way), f"left out: {failures[way]}") for way in failed]
+        return measuring.without(probe, *failed)
 
     def ended(self, report: CalibrationReport) -> CalibrationReport:
         report = replace(report, seconds=self.lab.now() - self.begin)
