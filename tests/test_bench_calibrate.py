@@ -12,12 +12,12 @@ import torch
 
 from perf.bench import sweep
 from perf.calibrate import __main__ as calibrate
-from perf.calibrate import fit, measure, regret, shapes, times
+from perf.calibrate import design, fit, measure, regret, shapes, times
 from perf.calibrate.times import Measured
 from perf.measure import environment, operands, timer
 from tests.fakes import take_gpu_away
 from triton_gemm import device_model
-from triton_gemm.calibration import figures
+from triton_gemm.calibration import figures, kept, probes
 from triton_gemm.device import device_of_capability
 from triton_gemm.device_model import DeviceModel, model_of
 from triton_gemm.kernels import KERNELS, warp_specialised
@@ -239,6 +239,17 @@ def test_a_fit_finds_other_figures_again(committed: times.Calibration, monkeypat
     assert found.kernels["gemv"] == present.kernels["gemv"]  # was not measured
 
 
+def test_shapes_that_tell_the_same_are_not_both_early(newest: times.Calibration) -> None:
+    model = model_of(newest.device)
+    some = newest.shapes[::40]
+    twins = [replace(found, shape=replace(found.shape, name="again")) for found in some]
+    found = design.design([*some, *twins], model, 10)
+    assert len(found) == 10 and len({one.key for one in found[:3]}) == 3
+    assert len(design.design(some, model, 99)) == len(some)
+    few = design.few(some[0], model)
+    assert len(few.us) == len({(kernel, candidate.config) for kernel, candidate in few.us}) <= probes.WAYS
+
+
 def test_regret_is_of_the_pick() -> None:
     problem, model = gemm_problem(cube(4096)), model_of(HOPPER)
     fast, slow = (
@@ -278,6 +289,24 @@ def test_regret_and_fit_are_told(
     (entry,) = json.loads(out.read_text()).values()
     assert DeviceModel(**entry).as_dict() == entry and entry["source"].endswith("few.json")
     assert set(json.loads(out.read_text())) == {SURROUNDINGS["gpu"]}
+
+
+def test_regret_of_a_calibrated_model_is_told(
+    committed: times.Calibration, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_GEMM_CACHE_DIR", str(tmp_path))
+    file = tmp_path / "few.json"
+    times.write(file, SURROUNDINGS, committed.shapes[::40])
+    device = replace(HOPPER, name=SURROUNDINGS["gpu"])
+    model = kept.store(changed(model_of(device), memory=0.5), device)
+    assert calibrate.main(["regret", str(file), "--model", str(model)]) == 0
+    told = capsys.readouterr().out
+    assert "present model: rms log error" in told
+    assert told.count("rms log error") == 2
+    assert calibrate.main(["regret", str(file), "--model", str(file)]) == 2
+    assert "it has no number of a format" in capsys.readouterr().err
+    assert calibrate.main(["design", str(file), "--count", "2"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
 
 
 @pytest.mark.parametrize(

@@ -311,11 +311,13 @@ def test_the_doctor_says_which_model_it_is(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("triton_gemm.doctor._devices", lambda: (OTHER,))
 
     def says() -> str:
-        return " ".join(word for found in doctor._kernels() for word in found[1:])
+        return " ".join(word for found in (*doctor._kernels(), *doctor._tables()) for word in found[1:])
 
     assert "not measured" in says() and "triton-gemm calibrate" in says()
     kept.store(slower(), OTHER)
-    assert "calibrated 20" in says() and "not measured" not in says()
+    assert "calibrated 20" in says() and "not measured" not in says() and "not used" not in says()
+    edited(file_of(), UNLIKE["zero"])
+    assert "is not used: model.memory is no figure" in says() and "not measured" in says()
 
 
 def file_of(info: DeviceInfo = OTHER) -> Path:

@@ -209,7 +209,7 @@ def test_a_gpu_is_described_by_a_file(tmp_path: Path, folder: Path) -> None:
 
 
 def test_tables_are_listed_shown_and_verified(folder: Path) -> None:
-    assert document("cache", "ls") == {"folder": str(folder), "tables": [], "set_aside": []}
+    assert document("cache", "ls") == {"folder": str(folder), "tables": [], "set_aside": [], "models": []}
     assert "there is no table yet" in words_of("cache", "ls")
     assert document("cache", "verify", "--device", "h200")["tables"] == []
     stored = store(problem_of())

@@ -32,7 +32,7 @@ TABLE: dict[str, set[str]] = {
     "comparison": {"problem", "device", "device_model", "select", "kernels", "plan", "policies", "tables", "aot"}
     | {"bit_classes", "precompile"},
     "precompile": TRITON | {"problem", "device", "kernels", "plan"},
-    "doctor": TRITON | {"api", "device", "device_model", "driver", "policies", "tables"},
+    "doctor": TRITON | {"api", "calibration", "device", "device_model", "driver", "policies", "tables"},
     "cli": {"torch", "typer", "rich", "triton_gemm.*"},
     "triton_gemm.__main__": {"cli"},
     "fingerprint": {"torch", "device", "device_model", "policies", "tables"},

@@ -22,6 +22,7 @@ import torch
 import triton
 
 from . import policies, tables
+from .calibration import kept
 from .compat import CLUSTERS, INTERPRETED, LAUNCHERS_OF_KERNELS, TESTED, c_compiler
 from .device import SHARED_MEMORY, DeviceInfo, device_info
 from .device_model import model_of, origin
@@ -328,6 +329,10 @@ def _tables() -> Found:
             yield "note", says, "see `triton-gemm cache verify`; tune again, or move the file away"
         else:
             yield "good", f"{report.path.name}: {report.entries} entries, {report.source}"
+    for path, contents in kept.listed():
+        why = contents.elsewhere or (contents.wrong and contents.wrong[1])
+        if why:
+            yield "note", f"the model in {path} is not used: {why}", "calibrate again, with `triton-gemm calibrate`"
     if not devices or not reports:
         count = len(tables.listed())
         yield "good", f"{count} tables" + (": the cost model chooses, or tune" if not count else "")

@@ -106,6 +106,7 @@ def _time(lab: Lab, probe: Probe, seed: int, found: Measured) -> Timed | None:
     except torch.OutOfMemoryError as error:
         found.failed.append((told(probe.problem, first), f"{error}".splitlines()[0]))
         return None
+    us = None
     try:
         ms = {first: bench.prepare(first)}
         for way in others:
@@ -114,13 +115,14 @@ def _time(lab: Lab, probe: Probe, seed: int, found: Measured) -> Timed | None:
             except race.FailedError as error:
                 found.failed.append((told(probe.problem, way), f"{error}"))
         ways = [way for way in ms if ms[way] <= SLOW * ms[first]]
-        times = bench.time(ways, ROUNDS)
+        rows = zip(ways, bench.time(ways, ROUNDS), strict=True)
+        us = {(way.kernel, probe.ways[way]): 1000 * median(row) for way, row in rows}
     except race.FailedError as error:
         found.failed.append((told(probe.problem, first), f"{error}"))
-        return _time(lab, without(probe, first), seed, found) if len(others) > 1 else None
     finally:
         bench.close()
-    us = {(way.kernel, probe.ways[way]): 1000 * median(row) for way, row in zip(ways, times, strict=True)}
+    if us is None:  # others are compared with the next
+        return _time(lab, without(probe, first), seed, found) if len(others) > 1 else None
     return Timed(probe.problem, us) if len(us) > 1 else None
 
 
