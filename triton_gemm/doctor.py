@@ -329,8 +329,8 @@ def _tables() -> Found:
             yield "note", says, "see `triton-gemm cache verify`; tune again, or move the file away"
         else:
             yield "good", f"{report.path.name}: {report.entries} entries, {report.source}"
-    for path, contents in kept.listed():
-        why = contents.elsewhere or (contents.wrong and contents.wrong[1])
+    for path, held in kept.listed():
+        why = held.elsewhere or (held.wrong and held.wrong[1])
         if why:
             yield "note", f"the model in {path} is not used: {why}", "calibrate again, with `triton-gemm calibrate`"
     if not devices or not reports:
