@@ -35,6 +35,7 @@ from triton_gemm.suites import SUITES, unseen
 from triton_gemm.suites.problems import gemm_problem
 from triton_gemm.tables import files
 from triton_gemm.timing import DeviceLostError
+from triton_gemm.tuning.journal import Journal
 
 H200 = named_device("h200")
 OTHER = replace(H200, name="another Hopper", power_limit=500)
@@ -508,3 +509,13 @@ def test_measuring_needs_two_candidates() -> None:
     first = next(iter(probe.ways))
     found = measuring.measure(lab, [probe], 10.0)
     assert found.timed == [] and len(found.failed) == len(probe.ways) - 1
+
+
+def test_a_choice_that_stayed_has_not_where_the_model_has_another(tmp_path: Path) -> None:
+    problem = tabled.problem_of()
+    first, second = tabled.another(problem, 0), tabled.another(problem, 1)
+    journal = Journal(tmp_path / "x.tuning.jsonl", "1")
+    journal.stays(problem, "same", first)
+    again = Journal(tmp_path / "x.tuning.jsonl", "1")
+    assert again.has_stayed(problem, "same", replace(first, reason="about 3 us"))
+    assert not again.has_stayed(problem, "same", second) and not again.has_stayed(problem, "any", first)

@@ -42,7 +42,7 @@ def of_models(maxsize: int) -> Callable[[Function], Function]:
         def now(*arguments: object) -> object:
             return remembered(models, *arguments)
 
-        cast(Any, now).cache_clear = remembered.cache_clear
+        cast(Any, now).cache_clear, cast(Any, now).cache_info = remembered.cache_clear, remembered.cache_info
         return cast(Function, now)
 
     return remembering

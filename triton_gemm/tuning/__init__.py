@@ -191,7 +191,7 @@ def _choose(problem: GemmProblem, device: DeviceInfo) -> Selection:
 @generation.of_models(4096)
 def _chosen(problem: GemmProblem, device: DeviceInfo, bits: Bits) -> Selection:
     choice = policies.by_model(problem, device)
-    if journal_of(device).has_stayed(problem, bits):
+    if journal_of(device).has_stayed(problem, bits, choice):
         return choice
     gpus = range(torch.cuda.device_count())
     index = next(i for i in gpus if device_info(torch.device("cuda", i)).uuid == device.uuid)

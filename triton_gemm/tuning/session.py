@@ -118,7 +118,7 @@ class Session:
                 known = entry.selection(problem, "user's table")
                 us = (entry.default_us, entry.us)
                 return ShapeReport(problem, 0, "known", choice, known, *us, why="a table has it")
-            if self.journal.has_stayed(problem, bits):
+            if self.journal.has_stayed(problem, bits, choice):
                 return ShapeReport(problem, 0, "known", choice, choice, why="the model's choice was not beaten")
         offered = candidates(problem, device, choice, bits, self.wishes.configs)
         before = None
@@ -225,7 +225,7 @@ class Session:
             us, choice_us = report.us, report.choice_us
             return tables.store(problem, report.selection, self.lab.info, us=us, default_us=choice_us, bits=bits)
         if report.timed == report.candidates - len(report.failed) + len(entrant.left_out):  # there was time for all
-            self.journal.stays(problem, bits)
+            self.journal.stays(problem, bits, entrant.ways[0])
         return False
 
 
