@@ -304,7 +304,8 @@ def test_it_is_told() -> None:
     told = triton_gemm.explain(**question)
     assert told.model == "calibrated" and "chosen by the calibrated model, policy" in str(told)
     assert triton_gemm.selection_fingerprint(OTHER) == triton_gemm.selection_fingerprint(OTHER)
-    kept.store(slower(), OTHER)  # at another time, the same figures
+    edited(file_of(), lambda found: found.update(measured="2001-01-01", by="another"))  # the same figures
+    assert model_of(OTHER).source == "calibrated 2001-01-01, by another"
     assert triton_gemm.selection_fingerprint(OTHER, parts=True) == second
 
 
@@ -501,6 +502,14 @@ def test_tables_do_not_take_models_for_tables() -> None:
     file_of()
     assert tables.listed() == [] or all("models" not in str(path) for _, path, _ in tables.listed())
     assert tables.set_aside() == [] and files.names(kept.folder() or Path(), "")
+
+
+def test_where_the_models_choice_fails_others_are_compared_with_the_next() -> None:
+    probe = probes.probes(OTHER)[1]
+    first, second, *rest = probe.ways
+    lab = Lab(OTHER, model_without_calibration(OTHER), broken=lambda way: "no" if way == first else None)
+    (timed,) = measuring.measure(lab, [probe], 10.0).timed
+    assert len(timed.us) == 1 + len(rest) and (second.kernel, probe.ways[second]) in timed.us
 
 
 def test_measuring_needs_two_candidates() -> None:
