@@ -12,7 +12,7 @@ PYTHON ?= python3
 CONSTRAINTS ?=
 JOBS ?= auto
 GPU_JOBS ?= 8
-TIMED := tests/gpu/test_tuning_gpu.py# needs the GPU for itself
+TIMED := tests/gpu/test_tuning_gpu.py tests/gpu/test_calibration_gpu.py# need the GPU for themselves
 ARGS ?=
 
 # newest -> constraints-newest.txt and -newest; my/pins.txt -> my/pins.txt and -pins
@@ -159,7 +159,7 @@ gpu-test: $(READY) ## the tests that need a CUDA device
 	@'$(PY)' -c 'import sys, torch; torch.cuda.is_available() or sys.exit( \
 	  f"error: gpu-test needs a CUDA device, and torch {torch.__version__} sees none here (does nvidia-smi?)")'
 	@mkdir -p $(RESULTS); rm -f $(RESULTS)/gpu.xml
-	@env -u TRITON_INTERPRET '$(PY)' -m pytest tests/gpu --ignore=$(TIMED) --tier=full -n $(GPU_JOBS) --durations=10 \
+	@env -u TRITON_INTERPRET '$(PY)' -m pytest tests/gpu $(addprefix --ignore=,$(TIMED)) --tier=full -n $(GPU_JOBS) --durations=10 \
 	  --junit-xml=$(RESULTS)/gpu.xml $(ARGS) || { echo "FAILED: gpu. Results: $(RESULTS)/gpu.xml"; exit 1; }
 	@env -u TRITON_INTERPRET '$(PY)' -m pytest $(TIMED) --tier=full -n 0 --junit-xml=$(RESULTS)/gpu-timed.xml $(ARGS) || [ $$? = 5 ] \
 	  || { echo "FAILED: gpu-timed. Results: $(RESULTS)/gpu-timed.xml"; exit 1; }

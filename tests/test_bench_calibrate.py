@@ -12,11 +12,12 @@ import torch
 
 from perf.bench import sweep
 from perf.calibrate import __main__ as calibrate
-from perf.calibrate import fit, measure, regret, shapes, times
+from perf.calibrate import design, fit, measure, regret, shapes, times
 from perf.calibrate.times import Measured
 from perf.measure import environment, operands, timer
 from tests.fakes import take_gpu_away
 from triton_gemm import device_model
+from triton_gemm.calibration import figures, kept, probes
 from triton_gemm.device import device_of_capability
 from triton_gemm.device_model import DeviceModel, model_of
 from triton_gemm.kernels import KERNELS, warp_specialised
@@ -211,7 +212,7 @@ def test_figures_have_places_and_a_changed_model_predicts_by_its_own() -> None:
     entry = model.as_dict()
     places = set(fit.places(entry, lambda _: True))
     assert {("memory",), ("kernels", "warp_specialised", "step", "128x256"), ("kernels", "gemv", "wait", "1")} <= places
-    assert not {place for place in places if place[0] in fit.FIXED}
+    assert not {place for place in places if place[0] in figures.FIXED}
     candidate = Candidate(gemm_problem(cube(4096)), warp_specialised.CONFIGS[0], Schedule(132))
     measured = Measured(cube(4096), "bf16", 1.0, {times.Way("warp_specialised", candidate): 1.0})
     (before,), (after,) = measured.predicted(model), measured.predicted(changed(model, tensor=0.5))
@@ -236,6 +237,17 @@ def test_a_fit_finds_other_figures_again(committed: times.Calibration, monkeypat
     place = ("kernels", "warp_specialised", "step", "128x128")
     assert fit.value_at(found.as_dict(), place) == pytest.approx(fit.value_at(other.as_dict(), place), rel=0.06)
     assert found.kernels["gemv"] == present.kernels["gemv"]  # was not measured
+
+
+def test_a_shape_that_tells_something_else_comes_early(newest: times.Calibration) -> None:
+    model = model_of(newest.device)
+    square = next(found for found in newest.shapes if found.regime == "square")
+    row = next(found for found in newest.shapes if found.regime == "1 to 4 rows")
+    some = [*8 * [square], row]
+    found = design.design(some, model, 99)
+    assert row in found[:3] and len(found) == len(some) and len(design.design(some, model, 4)) == 4
+    few = design.few(some[0], model)
+    assert len(few.us) == len({(kernel, candidate.config) for kernel, candidate in few.us}) <= probes.WAYS
 
 
 def test_regret_is_of_the_pick() -> None:
@@ -277,6 +289,24 @@ def test_regret_and_fit_are_told(
     (entry,) = json.loads(out.read_text()).values()
     assert DeviceModel(**entry).as_dict() == entry and entry["source"].endswith("few.json")
     assert set(json.loads(out.read_text())) == {SURROUNDINGS["gpu"]}
+
+
+def test_regret_of_a_calibrated_model_is_told(
+    committed: times.Calibration, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_GEMM_CACHE_DIR", str(tmp_path))
+    file = tmp_path / "few.json"
+    times.write(file, SURROUNDINGS, committed.shapes[::40])
+    device = replace(HOPPER, name=SURROUNDINGS["gpu"])
+    model = kept.store(changed(model_of(device), memory=0.5), device)
+    assert calibrate.main(["regret", str(file), "--model", str(model)]) == 0
+    told = capsys.readouterr().out
+    assert "present model: rms log error" in told
+    assert told.count("rms log error") == 2
+    assert calibrate.main(["regret", str(file), "--model", str(file)]) == 2
+    assert "it has no number of a format" in capsys.readouterr().err
+    assert calibrate.main(["design", str(file), "--count", "2"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
 
 
 @pytest.mark.parametrize(

@@ -209,7 +209,7 @@ def test_a_gpu_is_described_by_a_file(tmp_path: Path, folder: Path) -> None:
 
 
 def test_tables_are_listed_shown_and_verified(folder: Path) -> None:
-    assert document("cache", "ls") == {"folder": str(folder), "tables": [], "set_aside": []}
+    assert document("cache", "ls") == {"folder": str(folder), "tables": [], "set_aside": [], "models": []}
     assert "there is no table yet" in words_of("cache", "ls")
     assert document("cache", "verify", "--device", "h200")["tables"] == []
     stored = store(problem_of())
@@ -381,9 +381,7 @@ def test_doctors_device_can_be_asked_about(tmp_path: Path, folder: Path, monkeyp
 # --- What only a clone has ---
 
 
-@pytest.mark.parametrize(
-    ("name", "module"), [("bench", "perf.bench"), ("calibrate", "perf.calibrate"), ("ladder", "triton_gemm.ladder")]
-)
+@pytest.mark.parametrize(("name", "module"), [("bench", "perf.bench"), ("ladder", "triton_gemm.ladder")])
 def test_other_commands_take_all_words(name: str, module: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     started: list[Any] = []
     monkeypatch.setattr(source_tree.os, "execve", lambda *how: started.append(how))

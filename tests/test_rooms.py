@@ -19,7 +19,7 @@ ROOMS_OF_PERF = {"perf.common", "perf.measure"}
 TABLE: dict[str, set[str]] = {
     "triton_gemm": TYPES
     | {"api", "nn", "grouped", "routing", "scaled", "explanation", "ops", "arithmetic", "plan", "select", "policies"}
-    | {"fingerprint", "tuning"},
+    | {"fingerprint", "tuning", "calibration"},
     "routing": {"torch", "compat", "device", "problem", "ops", "plan", "arithmetic"},
     "nn": {"torch", "api", "checks", "arithmetic", "problem"},
     "api": TYPES | {"torch", "compat", "arithmetic", "checks", "plan", "select", "ops"},
@@ -32,7 +32,7 @@ TABLE: dict[str, set[str]] = {
     "comparison": {"problem", "device", "device_model", "select", "kernels", "plan", "policies", "tables", "aot"}
     | {"bit_classes", "precompile"},
     "precompile": TRITON | {"problem", "device", "kernels", "plan"},
-    "doctor": TRITON | {"api", "device", "device_model", "driver", "policies", "tables"},
+    "doctor": TRITON | {"api", "calibration", "device", "device_model", "driver", "policies", "tables"},
     "cli": {"torch", "typer", "rich", "triton_gemm.*"},
     "triton_gemm.__main__": {"cli"},
     "fingerprint": {"torch", "device", "device_model", "policies", "tables"},
@@ -52,7 +52,7 @@ TABLE: dict[str, set[str]] = {
     "select": TYPES | {"torch", "arithmetic", "device_model", "kernels"},
     "workspace": {"torch", "driver"},
     "bit_classes": {"torch", "arithmetic", "problem", "select", "kernels"},
-    "batch_invariance": {"bit_classes", "problem", "device", "device_model", "select", "kernels"},
+    "batch_invariance": {"bit_classes", "problem", "device", "device_model", "select", "kernels", "generation"},
     "generation": set(),
     "tables": TYPES
     | TRITON
@@ -63,7 +63,9 @@ TABLE: dict[str, set[str]] = {
     | {"bit_classes", "batch_invariance"},
     "tuning": TYPES
     | {"torch", "rich", "compat", "arithmetic", "bit_classes", "device_model", "explanation", "kernels", "nvml", "plan"}
-    | {"policies", "select", "tables", "timing", "workspace"},
+    | {"policies", "select", "tables", "timing", "workspace", "generation"},
+    "calibration": {"torch", "problem", "device", "device_model", "kernels", "select", "suites", "tables", "tuning"}
+    | {"timing", "generation"},
     "plan": TYPES | TRITON | {"driver", "arithmetic", "select", "kernels", "workspace", "policies", "generation"},
     "kernels": TYPES | TRITON | {"arithmetic", "device_model", "cost_model", "ladder"},
     "ladder": TYPES | TRITON | {"arithmetic", "driver"},

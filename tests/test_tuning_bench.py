@@ -21,12 +21,14 @@ import torch
 import triton_gemm
 from tests import tabled
 from tests.tabled import HOPPER, another
-from triton_gemm import nvml, policies, tables, timing, tuning
+from triton_gemm import calibration, device_model, nvml, policies, tables, timing, tuning
 from triton_gemm.bit_classes import bit_class
+from triton_gemm.calibration import probes
 from triton_gemm.device import DeviceInfo
 from triton_gemm.plan import MAX_BOUND
 from triton_gemm.problem import GemmProblem, Layout
 from triton_gemm.select import Selection, select
+from triton_gemm.suites.shapes import Shape
 from triton_gemm.timing import DeviceLostError
 from triton_gemm.tuning import candidates, gpu, operands
 from triton_gemm.tuning.compiling import Compiler
@@ -416,7 +418,7 @@ def test_shapes_are_problems() -> None:
 def tuned_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tabled.own_folder(tmp_path, monkeypatch)
     monkeypatch.setattr(tuning, "device_info", lambda _: HOPPER)
-    monkeypatch.setattr(tuning, "_device", lambda _: CPU)
+    monkeypatch.setattr(tuning, "gpu_of", lambda _: CPU)
     monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
     monkeypatch.setattr(gpu, "PATIENCE_S", 0.01)
     monkeypatch.setattr(candidates, "KEEP", 5)
@@ -435,6 +437,24 @@ def test_a_whole_tuning(tuned_on_the_cpu: Path, monkeypatch: pytest.MonkeyPatch)
     steps: list[Any] = []
     triton_gemm.tune([small()], budget=20, progress=steps.append)
     assert steps and steps[-1].problem == small()
+
+
+def test_a_whole_calibration(tuned_on_the_cpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the same bench. Every kernel takes a millisecond, so small products take longer than any model says."""
+    monkeypatch.setattr(calibration, "device_info", lambda _: HOPPER)
+    shapes = [("bf16", Shape(M, 64, K)) for M in (32, 64, 96) for K in (64, 128, 192)]
+    monkeypatch.setattr(probes, "SHAPES", shapes)
+    steps: list[Any] = []
+    report = triton_gemm.calibrate(60, progress=steps.append)
+    assert report.outcome in ("kept", "unchanged") and report.shapes == len(shapes) == len(steps), report
+    assert report.timed > 3 * report.shapes and not report.failed and report.device == HOPPER.name
+    kept = device_model.model_of(HOPPER)
+    assert (report.path is None) == (kept is device_model.model_without_calibration(HOPPER))
+    way = next(iter(probes.probes(HOPPER)[0].ways))
+    FakePlan.wrong = {way: "raises"}
+    report = triton_gemm.calibrate(60, keep=False)
+    assert any("cannot be launched" in why for _, why in report.failed) and report.path is None
+    calibration.clear()
 
 
 def test_the_policy_tune_tunes_by_itself(tuned_on_the_cpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -517,7 +537,7 @@ def test_devices_are_found_by_their_uuid(monkeypatch: pytest.MonkeyPatch) -> Non
         return SimpleNamespace(shapes=[SimpleNamespace(selection=None)])
 
     monkeypatch.setattr(tuning, "tune", tune)
-    monkeypatch.setattr(tuning, "_journal", lambda _: Journal(None, "1"))
+    monkeypatch.setattr(tuning, "journal_of", lambda _: Journal(None, "1"))
     tuning._chosen.cache_clear()
     second: DeviceInfo = infos[1]
     assert tuning._choose(small(), second) == policies.by_model(small(), second)

@@ -3,6 +3,7 @@
 from . import nn as nn
 from .api import addmm, baddbmm, bmm, linear, matmul, mm, mv
 from .arithmetic import Precision
+from .calibration import calibrate
 from .device import DeviceInfo
 from .explanation import explain
 from .fingerprint import check_ranks, selection_fingerprint
@@ -25,6 +26,7 @@ __all__ = [
     "baddbmm",
     "batch_invariant",
     "bmm",
+    "calibrate",
     "check_ranks",
     "disable",
     "enable",

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import lru_cache
 
-from . import kernels
+from . import generation, kernels
 from .bit_classes import bit_class
 from .device import DeviceInfo
 from .device_model import model_of
@@ -48,7 +47,7 @@ def class_of(problem: GemmProblem, device: DeviceInfo) -> str:
     return _class_of(_with_rows(problem, FEW), device)
 
 
-@lru_cache(maxsize=4096)
+@generation.of_models(4096)
 def _class_of(few: GemmProblem, device: DeviceInfo) -> str:
     # Of a product alone, so that one row has the same class whether what is added to it is taken for a bias or for C.
     alone = replace(few, has_beta=False, bias=None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -53,12 +55,31 @@ def device_of_capability(capability: tuple[int, int]) -> DeviceInfo:
 INTERPRETER = DeviceInfo("Triton's interpreter", (9, 0), 4, SHARED_MEMORY[9, 0])
 
 
+# An environment variable: the compute capability as whose GPU each is treated, to have what newer ones only can do
+# switched off: "8.0" leaves `warp_specialised` out.
+CAPABILITY = "TRITON_GEMM_CAPABILITY"
+
+
+def treated_as(capability: tuple[int, int]) -> tuple[int, int]:
+    """The compute capability that choices are made for on a GPU of this one. ValueError where CAPABILITY is none, or is
+    newer."""
+    given = os.environ.get(CAPABILITY, "")
+    if not given:
+        return capability
+    found = re.fullmatch(r"(\d{1,2})\.(\d)", given, re.ASCII)
+    if found is None or (int(found[1]), int(found[2])) > capability:
+        raise ValueError(
+            f"{CAPABILITY} must be a compute capability up to {'.'.join(map(str, capability))}, not {given!r}"
+        )
+    return int(found[1]), int(found[2])
+
+
 @cache
 def _cuda_device(index: int) -> DeviceInfo:
     properties = torch.cuda.get_device_properties(index)
     return DeviceInfo(
         properties.name,
-        (properties.major, properties.minor),
+        treated_as((properties.major, properties.minor)),
         properties.multi_processor_count,
         properties.shared_memory_per_block_optin,  # type: ignore[attr-defined]
         # Both edges of a clock in kHz move a bit on every wire.

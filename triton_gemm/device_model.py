@@ -7,11 +7,11 @@ are microseconds; a choice depends on their relations only.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from .device import SHARED_MEMORY, DeviceInfo, device_of_capability
 
@@ -85,9 +85,33 @@ def measured() -> dict[str, DeviceModel]:
     return {name: DeviceModel(**entry) for name, entry in json.loads(FILE.read_text()).items()}
 
 
-@lru_cache(maxsize=64)
+Origin = Literal["calibrated", "shipped", "derived"]
+
+_calibrated: Callable[[DeviceInfo], DeviceModel | None] | None = None
+
+
+def set_calibrated(find: Callable[[DeviceInfo], DeviceModel | None]) -> None:
+    """Has `model_of` ask `find` for the model that a user's calibration has found for a GPU."""
+    global _calibrated
+    _calibrated = find
+
+
 def model_of(device: DeviceInfo) -> DeviceModel:
-    """The model of a GPU, measured or derived."""
+    """The model of a GPU: that of the user's calibration, or else a shipped one, or one derived from these."""
+    found = None if _calibrated is None else _calibrated(device)
+    return found or model_without_calibration(device)
+
+
+def origin(device: DeviceInfo) -> Origin:
+    """Where `model_of(device)` comes from."""
+    if _calibrated is not None and _calibrated(device) is not None:
+        return "calibrated"
+    return "shipped" if model_without_calibration(device) in measured().values() else "derived"
+
+
+@lru_cache(maxsize=64)
+def model_without_calibration(device: DeviceInfo) -> DeviceModel:
+    """The shipped model of a GPU, or one that is derived from another's."""
     found = measured().get(device.name)
     if found is not None and found.num_sms == device.num_sms:
         return found

@@ -22,14 +22,17 @@ import torch
 import triton
 
 from . import policies, tables
+from .calibration import kept
 from .compat import CLUSTERS, INTERPRETED, LAUNCHERS_OF_KERNELS, TESTED, c_compiler
 from .device import SHARED_MEMORY, DeviceInfo, device_info
-from .device_model import measured, model_of
+from .device_model import model_of, origin
 from .driver import driver_version
 
 Status = Literal["good", "note", "broken"]
 
-VARIABLES = tuple(f"TRITON_GEMM_{name}" for name in ("BATCH_INVARIANT", "BITS", "CACHE_DIR", "COMMIT", "POLICY"))
+VARIABLES = tuple(
+    f"TRITON_GEMM_{name}" for name in ("BATCH_INVARIANT", "BITS", "CACHE_DIR", "CAPABILITY", "COMMIT", "POLICY")
+)
 # Variables of others that change what is compiled, where it is kept, or which GPU is seen.
 OTHERS = re.compile(r"TRITON_(?!GEMM_)\w+|CUDA_VISIBLE_DEVICES|CUDA_HOME|CC|PTXAS_OPTIONS|TORCHINDUCTOR_CACHE_DIR")
 NETWORK = re.compile(r"nfs\d?|cifs|smb\d?|lustre|gpfs|beegfs|ceph|glusterfs|afs|fuse\.(sshfs|s3fs|gcsfuse|goofys)|9p")
@@ -171,10 +174,12 @@ def _kernels() -> Found:
             yield "note", f"{device.name} runs `portable` and the small kernels: `warp_specialised` is for sm_90"
         if device.capability not in SHARED_MEMORY:
             yield "note", f"sm_{device.capability[0]}{device.capability[1]} is not known to this package"
-        source = model_of(device).source
-        if device.name not in measured():
-            how = "tune your shapes, with `triton-gemm tune`"
-            yield "note", f"predicted times for {device.name} are {source.split(':')[0][:60]}, not measured", how
+        source = model_of(device).source.split(":")[0][:60]
+        if origin(device) == "calibrated":
+            yield "good", f"the cost model of {device.name} is the user's, {model_of(device).source}"
+        elif origin(device) == "derived":
+            how = "calibrate in a minute, with `triton-gemm calibrate`, and tune your shapes, with `triton-gemm tune`"
+            yield "note", f"predicted times for {device.name} are {source}, not measured", how
 
 
 # --- What compiles ---
@@ -324,6 +329,10 @@ def _tables() -> Found:
             yield "note", says, "see `triton-gemm cache verify`; tune again, or move the file away"
         else:
             yield "good", f"{report.path.name}: {report.entries} entries, {report.source}"
+    for path, held in kept.listed():
+        why = held.elsewhere or (held.wrong and held.wrong[1])
+        if why:
+            yield "note", f"the model in {path} is not used: {why}", "calibrate again, with `triton-gemm calibrate`"
     if not devices or not reports:
         count = len(tables.listed())
         yield "good", f"{count} tables" + (": the cost model chooses, or tune" if not count else "")

@@ -12,7 +12,7 @@ from .arithmetic import DTYPES, FLOATING, Precision, ScaleKind, result_dtype
 from .bit_classes import bit_class
 from .compat import INTERPRETED
 from .device import INTERPRETER, DeviceInfo, device_info
-from .device_model import NAMES, named_device
+from .device_model import NAMES, named_device, origin
 from .problem import Activation, GemmProblem, Request
 from .select import Selection, next_best
 
@@ -115,7 +115,8 @@ def explain(
     current one. "cuda:1" or a torch.device is one that is here; "sm_90" is any of that compute capability, here or not,
     with 132 multiprocessors; a `DeviceInfo` says all that the choice depends on. Selection.device is its name.
     Selection.source says what has chosen, the model or a table, and Selection.policy under which policy; nothing is
-    tuned to explain. Selection.bits is the class of bits: on one GPU, equal ones give equal bits.
+    tuned to explain. Selection.model is "calibrated" where the model's figures are those of `calibrate`. Selection.bits
+    is the class of bits: on one GPU, equal ones give equal bits.
 
     "h100" and "h200" name these GPUs in SXM form, here or not. Where strides make a product several launches, the first
     is explained.
@@ -133,7 +134,8 @@ def explain(
     bits = bit_class(problem, selection)
     # Groups of columns are multiplied as groups of rows of c^T.
     swap_ab = selection.swap_ab or of_columns
-    return replace(selection, swap_ab=swap_ab, device=info.name, policy=policies.current().name, bits=bits)
+    policy = policies.current().name
+    return replace(selection, swap_ab=swap_ab, device=info.name, policy=policy, bits=bits, model=origin(info))
 
 
 def asked(

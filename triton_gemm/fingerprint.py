@@ -11,7 +11,7 @@ import torch
 
 from . import policies, tables
 from .device import DeviceInfo, current_device_info
-from .device_model import model_of
+from .device_model import model_of, origin
 
 
 @overload
@@ -37,7 +37,7 @@ def selection_fingerprint(device: DeviceInfo | None = None, *, parts: bool = Fal
         "policy": (name if name == "model" else f"{name}, bits {bits}") + ", batch-invariant" * invariant,
         "tables": "not asked" if name == "model" else tables.contents(device, bits)[:16],
         "device": f"{device.name}, {tables.Silicon.of(device)}",
-        "device model": _hash(repr(sorted(model_of(device).as_dict().items()))),
+        "device model": f"{origin(device)}, {_model(device)}",
         "versions": tables.versions(),
         "sources": _sources(),
     }
@@ -66,6 +66,12 @@ def check_ranks(group: torch.distributed.ProcessGroup | None = None, device: Dev
             differ.append(f"{part} ({told})")
     if differ:
         raise RuntimeError(f"ranks would choose differently, because they differ in {' and in '.join(differ)}")
+
+
+def _model(device: DeviceInfo) -> str:
+    """Of the figures that decide choices, and not of where they come from."""
+    figures = {name: value for name, value in model_of(device).as_dict().items() if name != "source"}
+    return _hash(repr(sorted(figures.items())))
 
 
 def _hash(text: str) -> str:

@@ -4,10 +4,15 @@ was chosen under another policy of the process, or before a table changed."""
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import Any, TypeVar, cast
 
 number = 0
+models = 0  # of the models that GPUs are chosen for by; plans have `number`, which follows it
 contexts: bool | None = None  # whether a policy was ever set in a context
 _lock = threading.Lock()
+Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def advance() -> None:
@@ -15,3 +20,29 @@ def advance() -> None:
     global number
     with _lock:
         number += 1
+
+
+def advance_models() -> None:
+    """Call it after a GPU's model has changed."""
+    global models
+    with _lock:
+        models += 1
+    advance()
+
+
+def of_models(maxsize: int) -> Callable[[Function], Function]:
+    """`lru_cache` of what follows from models: it is computed again after one has changed."""
+
+    def remembering(function: Function) -> Function:
+        @lru_cache(maxsize)
+        def remembered(_: int, *arguments: object) -> object:
+            return function(*arguments)
+
+        @wraps(function)
+        def now(*arguments: object) -> object:
+            return remembered(models, *arguments)
+
+        cast(Any, now).cache_clear, cast(Any, now).cache_info = remembered.cache_clear, remembered.cache_info
+        return cast(Function, now)
+
+    return remembering

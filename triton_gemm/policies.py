@@ -52,8 +52,8 @@ in_context = _context.get  # the policy of this thread's or task's context; None
 _process: Policy | None = None
 _tuner: Tuner | None = None
 
-by_model = lru_cache(maxsize=4096)(select)
-_invariant_by_model = lru_cache(maxsize=4096)(batch_invariance.select)
+by_model = generation.of_models(4096)(select)
+_invariant_by_model = generation.of_models(4096)(batch_invariance.select)
 
 
 @lru_cache(maxsize=4096)

@@ -39,6 +39,7 @@ class Selection:
     policy: that of the caller ("model", "cached", "tune" or "error"), where `explain` was asked.
     bits: the class of bits, where `explain` was asked: on one GPU equal classes give equal bits (docs/tuning.md).
     batch_invariant: whether the class is the same for any number of rows.
+    model: where the cost model's figures come from, where `explain` was asked: "calibrated", "shipped" or "derived".
     """
 
     kernel: str
@@ -54,6 +55,7 @@ class Selection:
     policy: str | None = None
     bits: str | None = None
     batch_invariant: bool = False
+    model: str | None = None
 
     @classmethod
     def of(cls, kernel: str, candidate: Candidate, reason: str, source: str = "model") -> Selection:
@@ -66,6 +68,10 @@ class Selection:
         """How the work is dealt out, as the kernel takes it."""
         return self.split_k if self.schedule is None else self.schedule
 
+    @property
+    def _chooser(self) -> str:
+        return "calibrated model" if (self.source, self.model) == ("model", "calibrated") else self.source
+
     def __str__(self) -> str:
         notes = [f"{self.kernel} {self.config}"] + [self.precision] * (self.precision != HALF.name)
         if self.schedule is not None and self.schedule.split_tiles:
@@ -75,7 +81,7 @@ class Selection:
             notes.append(f"K in {self.split_k} parts")
         notes += ["swap_ab"] * self.swap_ab + [f"{x} repacked" for x in self.packed]
         where = "" if self.device is None else f", on {self.device}"
-        chosen = "" if self.policy is None else f"; chosen by the {self.source}, policy {self.policy}"
+        chosen = "" if self.policy is None else f"; chosen by the {self._chooser}, policy {self.policy}"
         bits = "" if self.bits is None else f"; bits: {self.bits}" + ", for any number of rows" * self.batch_invariant
         return f"{', '.join(notes)}{where}: {self.reason}{bits}{chosen}"
 

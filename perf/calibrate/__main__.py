@@ -1,10 +1,12 @@
-"""Where the device models come from: python -m perf.calibrate measure | fit FILE... | regret FILE...
+"""Where the device models come from: python -m perf.calibrate measure | fit FILE... | regret FILE... | design FILE...
 
 `measure` (needs a GPU) times the candidates that are predicted to be fast, of every kernel in `kernels.KERNELS`, and
 cuBLAS, on shapes of every regime, and writes them to one JSON file after each shape. `fit` finds the figures of the
 GPU's `DeviceModel` that predict such times best and choose best by them, near the present ones, and writes them to
 `triton_gemm/device_models.json`. `regret` says how much slower than the fastest of a shape's candidates the one is that
-the present model picks; `fit` says so for both, and with --hold-out SEED of shapes that it has not seen. Exit status: 1
+the present model picks, or with --model that of a file of `triton-gemm calibrate`; `fit` says so for both, and with
+--hold-out SEED of shapes that it has not seen. `design` prints which shapes tell most about the model, the best first:
+what `triton-gemm calibrate` times in a minute. Exit status: 1
 if a candidate gave wrong results, 2 for a mistake in the call, 130 if interrupted.
 """
 
@@ -23,6 +25,7 @@ os.environ.pop("TRITON_INTERPRET", None)
 try:
     from rich.console import Console
 
+    from perf.calibrate.design import design
     from perf.calibrate.fit import fit, save
     from perf.calibrate.measure import measure
     from perf.calibrate.regret import show_regret, unmeasured
@@ -32,6 +35,7 @@ try:
     from perf.measure import environment
     from perf.measure.timer import DeviceLostError
     from triton_gemm import device_model
+    from triton_gemm.calibration import kept
     from triton_gemm.device_model import model_of
     from triton_gemm.suites import SUITES
     from triton_gemm.suites.shapes import Shape
@@ -42,6 +46,7 @@ except ModuleNotFoundError as error:
 
 WIDE = 160  # columns where there is no terminal
 HELD_OUT = 3  # one in so many shapes
+DESIGNED = 72  # shapes that `design` prints
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,8 +62,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     device, shapes = calibration.device, calibration.shapes
+    if given.command == "design":
+        for chosen in design(shapes, model_of(device), given.count):
+            console.print(chosen.key, highlight=False, soft_wrap=True)
+        return 0
     show_regret("present model", shapes, model_of(device), console)
     if given.command == "regret":
+        if given.model is not None:
+            kept_one = kept.load(given.model)
+            if kept_one.kept is None:
+                print(f"error: {given.model}: {kept_one.elsewhere or kept_one.wrong}", file=sys.stderr)
+                return 2
+            show_regret(f"model in {given.model}", shapes, kept.model_in(kept_one.kept), console)
         absent = unmeasured(calibration)
         if absent:
             line = f"what select chooses was not measured for {len(absent)}: {', '.join(absent)}"
@@ -111,13 +126,18 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     measuring.add_argument("--limit", type=args.count, metavar="N", help="at most N shapes, evenly spaced")
     measuring.add_argument("--seed", type=int, metavar="SEED", help="other shapes of each regime, none that is listed")
     measuring.add_argument("--suites", nargs="+", choices=SUITES, metavar="SUITE", help="shapes of these suites only")
-    for name, what in (("fit", "find a model, and its regret"), ("regret", "of the present model")):
+    told = {"fit": "find a model, and its regret", "regret": "of the present model", "design": "which shapes tell most"}
+    for name, what in told.items():
         command = commands.add_parser(name, help=f"{what}; needs no GPU")
         command.add_argument("files", type=args.path, metavar="FILE", nargs="+", help="what `measure` wrote")
         if name == "fit":
             there = device_model.FILE
             command.add_argument("--out", type=args.path, metavar="FILE", default=there, help=f"default {there.name}")
             command.add_argument("--hold-out", type=int, metavar="SEED", help="write nothing; judge by a third")
+        elif name == "regret":
+            command.add_argument("--model", type=args.path, metavar="FILE", help="also of a calibrated model")
+        else:
+            command.add_argument("--count", type=args.count, metavar="N", default=DESIGNED, help=f"default {DESIGNED}")
     return parser.parse_args(arguments)
 
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from scipy.optimize import least_squares
 
-from perf.calibrate.times import Measured, Way
+from perf.calibrate.times import Measured
 from triton_gemm import kernels
+from triton_gemm.calibration.figures import Place, concerns, pace_of, places, rounded, value_at, with_values
 from triton_gemm.device_model import DeviceModel
-from triton_gemm.problem import GemmProblem
 from triton_gemm.select import predicted
 
 ERROR = 1.2  # what a shape's errors weigh in a fit
@@ -28,42 +27,6 @@ SCALE = 0.5  # of errors and regrets: larger ones count less than by their squar
 MOVES = (0.08, 0.04, 0.02, 0.04, 0.02, 0.01)  # of a figure's logarithm
 CLOSE = 0.01  # LIKE, for these
 DIFFERENCE = 2e-3  # of a figure's logarithm, for slopes
-
-Figures = dict[str, Any]
-Place = tuple[str, ...]
-FIXED = ("source", "num_sms", "bandwidth")
-
-
-def places(entry: Any, only: Callable[[Place], bool], at: Place = ()) -> Iterator[Place]:
-    """Where the figures that are fitted stand in a model's entry; all are positive."""
-    for key in entry if isinstance(entry, Mapping) else map(str, range(len(entry))):
-        value = _inside(entry, key)
-        if isinstance(value, Mapping | list | tuple):
-            yield from places(value, only, (*at, key))
-        elif key not in FIXED and value > 0 and only((*at, key)):
-            yield (*at, key)
-
-
-def _inside(entry: Any, key: str) -> Any:
-    return entry[key] if isinstance(entry, Mapping) else entry[int(key)]
-
-
-def value_at(entry: Figures, place: Place) -> float:
-    found: Any = entry
-    for key in place:
-        found = _inside(found, key)
-    return float(found)
-
-
-def with_values(entry: Figures, values: Mapping[Place, float]) -> Figures:
-    """A copy of a model's entry with other figures."""
-    found: Figures = json.loads(json.dumps(entry))
-    for (*way, last), value in values.items():
-        inner: Any = found
-        for key in way:
-            inner = _inside(inner, key)
-        inner[last if isinstance(inner, dict) else int(last)] = float(value)
-    return found
 
 
 def fit(measured: Sequence[Measured], model: DeviceModel) -> DeviceModel:
@@ -117,7 +80,10 @@ def _fit(measured: Sequence[Measured], model: DeviceModel, only: Callable[[Place
             [weights * (guess - taken), regret * np.sqrt(regrets + LEAST_REGRET), PRIOR * (x - start)]
         )
 
-    dependent = [[i for i, way in enumerate(ways) if concerns(place, way, problems[i])] for place in where]
+    dependent = [
+        [i for i, way in enumerate(ways) if concerns(place, way.kernel, way.candidate.packed, problems[i])]
+        for place in where
+    ]
 
     def slopes(x: np.ndarray) -> np.ndarray:
         guess = np.array(guesses(at(x), range(len(ways))))
@@ -155,24 +121,7 @@ def cost(residuals: np.ndarray) -> float:
     return float(np.sum(np.sqrt(1 + (residuals / SCALE) ** 2) - 1))
 
 
-def pace_of(precision: str) -> str:
-    """Which of `portable`'s paces a precision has."""
-    return precision if precision in ("ieee", "fp64") else "tensor"
-
-
-def concerns(place: Place, way: Way, problem: GemmProblem) -> bool:
-    """Whether a figure may change the prediction of a candidate."""
-    if place[0] in ("copy", "copied"):
-        return bool(way.candidate.packed)
-    if place[0] != "kernels" or place[1] != "portable":
-        return place[0] != "kernels" or place[1] == way.kernel
-    name = problem.precision if place[2] == "products" else pace_of(problem.precision)
-    return way.kernel == "portable" and name == place[3 if place[2] == "products" else 2]
-
-
 def save(name: str, model: DeviceModel, out: Path) -> None:
     """Writes the model of a GPU, and keeps those of others."""
     entries = json.loads(out.read_text()) if out.exists() else {}
-    figures = model.as_dict()
-    short = {place: float(f"{value_at(figures, place):.4g}") for place in places(figures, lambda _: True)}
-    out.write_text(json.dumps({**entries, name: with_values(figures, short)}, indent=1) + "\n")
+    out.write_text(json.dumps({**entries, name: rounded(model.as_dict())}, indent=1) + "\n")

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from . import cache, doctor, explain, source_tree, tune, warmup
+from . import cache, calibrate, doctor, explain, source_tree, tune, warmup
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -19,6 +19,7 @@ app = typer.Typer(
 )
 app.command("explain")(explain.explain)
 app.command("tune")(tune.tune)
+app.command("calibrate")(calibrate.calibrate)
 app.command("warmup")(warmup.warmup)
 app.add_typer(cache.app, name="cache")
 app.command("doctor")(doctor.doctor)

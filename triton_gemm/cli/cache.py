@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from .. import tables
+from ..calibration import kept
 from ..tables import files
 from ..tables.files import Table
 from ..tables.records import plain
@@ -26,7 +27,7 @@ Files = Annotated[list[Path], typer.Argument(exists=True, dir_okay=False, metava
 @app.command("ls")
 @output.command
 def ls(as_json: output.Json = False) -> None:
-    """List all tables, your own and those that came with the package, and what was set aside."""
+    """List all tables, your own and those that came with the package, what was set aside, and calibrated models."""
     found = [
         {
             "file": path,
@@ -41,7 +42,17 @@ def ls(as_json: output.Json = False) -> None:
         for source, path, contents in tables.listed()
         for table in [contents.table]
     ]
-    data = {"folder": tables.folder(), "tables": found, "set_aside": tables.set_aside()}
+    models = [
+        {
+            "file": path,
+            "silicon": contents.kept and str(contents.kept.silicon),
+            "name": contents.kept and contents.kept.silicon.name,
+            "measured": contents.kept and contents.kept.measured,
+            "wrong": contents.elsewhere or (contents.wrong and contents.wrong[1]),
+        }
+        for path, contents in kept.listed()
+    ]
+    data = {"folder": tables.folder(), "tables": found, "set_aside": tables.set_aside(), "models": models}
 
     def render(console: Console) -> None:
         console.print(f"your tables are in {data['folder']}")
@@ -56,6 +67,10 @@ def ls(as_json: output.Json = False) -> None:
                 console.print(f"{x['file']}: {x['wrong']}")
         for path in data["set_aside"]:  # type: ignore[union-attr]
             console.print(f"set aside: {path}")
+        for model in models:
+            good = f"{model['name']}, calibrated {model['measured']}"
+            said = f"not used: {model['wrong']}" if model["wrong"] else good
+            console.print(f"model: {model['file']}: {said}", soft_wrap=True)
 
     output.show(data, as_json, render)
 
@@ -183,13 +198,16 @@ def verify(device: words.Device = None, as_json: output.Json = False) -> None:
 @app.command("clear")
 @output.command
 def clear(
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False, as_json: output.Json = False
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    models: Annotated[bool, typer.Option("--models", help="Delete calibrated models, and no table.")] = False,
+    as_json: output.Json = False,
 ) -> None:
-    """Delete your own tables, of all GPUs. It asks first."""
-    own = [path for source, path, _ in tables.listed() if source == "user's table"]
+    """Delete your own tables, of all GPUs, or your calibrated models. It asks first."""
+    what, where, delete = ("models", kept.folder(), kept.clear) if models else ("tables", tables.folder(), tables.clear)
+    own = kept.listed() if models else [one for one in tables.listed() if one[0] == "user's table"]
     if own and not yes:
         if as_json:
             raise output.wrong_call("--json cannot ask: add --yes")
-        typer.confirm(f"Delete {len(own)} tables in {tables.folder()}?", abort=True)
-    count = tables.clear()
-    output.show({"deleted": count}, as_json, lambda console: console.print(f"deleted {count} tables"))
+        typer.confirm(f"Delete {len(own)} {what} in {where}?", abort=True)
+    count = delete()
+    output.show({"deleted": count}, as_json, lambda console: console.print(f"deleted {count} {what}"))

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from ..arithmetic import Precision, ScaleKind
 from ..comparison import Comparison, Way, compare
+from ..device_model import origin
 from ..explanation import asked
 from ..problem import Activation
 from ..tables.records import plain
@@ -114,5 +115,6 @@ def render(found: Comparison, console: Console) -> None:
     console.print(f"{len(found.ways)} of the {legal} candidates that this GPU can run")
     console.print(f"runs: {found.chosen}")
     console.print(f"chosen by the {found.chosen.source}, policy {found.policy.name}, bits {found.policy.bits}")
+    console.print(f"predicted times: {origin(found.device)} model")
     if "registers" not in columns:
         console.print("--compile 3 compiles the first three, for their registers and shared memory")

@@ -1,4 +1,4 @@
-"""Commands of the repository's `perf`, which a wheel does not hold: calibrate, bench, ladder. They are passed on to it,
+"""Commands of the repository's `perf`, which a wheel does not hold: bench, ladder. They are passed on to it,
 with all of their words, in a process that replaces this one, so that exit codes, signals and output are theirs."""
 
 from __future__ import annotations
@@ -38,9 +38,6 @@ def _passed_on(module: str, what: str) -> Callable[[typer.Context], None]:
 
 
 COMMANDS = {
-    "calibrate": _passed_on(
-        "perf.calibrate", "Measure this GPU and fit the cost model to it: all words go to `python -m perf.calibrate`."
-    ),
     "bench": _passed_on(
         "perf.bench", "Measure suites of shapes against cuBLAS: all words go to `python -m perf.bench`."
     ),

@@ -101,15 +101,9 @@ class Contents:
 
 def parse(text: bytes) -> Contents:
     """What a file says. Nothing is raised, whatever it holds."""
-    try:
-        found = json.loads(text.decode(), parse_constant=_no_number)
-    except (ValueError, RecursionError) as error:
-        return Contents(wrong=("not-json", f"it is no JSON: {str(error)[:100]}"))
-    if not isinstance(found, dict) or type(found.get("format")) is not int:
-        return Contents(wrong=("no-table", "it has no number of a format"))
-    if found["format"] != FORMAT:
-        which = "future-format" if found["format"] > FORMAT else "no-table"
-        return Contents(wrong=(which, f"its format is {str(found['format'])[:20]}, this version reads {FORMAT}"))
+    found, wrong_file = document(text, FORMAT, "no-table")
+    if wrong_file is not None:
+        return Contents(wrong=wrong_file)
     try:
         table = Table(read(Silicon, found.get("silicon")), found.get("triton", ""), found.get("bits", "same"))
         if not isinstance(table.triton, str) or not re.fullmatch(r"\d{1,3}\.\d{1,3}", table.triton, re.ASCII):
@@ -133,21 +127,32 @@ def parse(text: bytes) -> Contents:
     return Contents(merge([table, *parts]), why)
 
 
+def document(text: bytes, number: int, otherwise: str) -> tuple[dict[str, Any], tuple[str, str] | None]:
+    """A JSON document of the format `number`, and why it is none, as in Contents.wrong; `otherwise` is the word for
+    what is JSON and no such document."""
+    try:
+        found = json.loads(text.decode(), parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        return {}, ("not-json", f"it is no JSON: {str(error)[:100]}")
+    if not isinstance(found, dict) or type(found.get("format")) is not int:
+        return {}, (otherwise, "it has no number of a format")
+    if found["format"] != number:
+        which = "future-format" if found["format"] > number else otherwise
+        return {}, (which, f"its format is {str(found['format'])[:20]}, this version reads {number}")
+    return found, None
+
+
 def _no_number(name: str) -> None:
     raise ValueError(f"{name} is no number of JSON")
 
 
 def load(path: Path) -> Contents:
-    """`parse` of a regular file that is not too large; Contents() where there is none. OSError where it may not be
-    read."""
+    """`parse` of what `contents` reads; Contents() where there is nothing. OSError where it may not be read."""
     try:
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            about = os.fstat(file.fileno())
-            if not stat.S_ISREG(about.st_mode) or about.st_size > LARGEST_FILE:
-                return Contents(wrong=("no-table", f"it is no regular file of at most {LARGEST_FILE} bytes"))
-            return parse(file.read())
-    except FileNotFoundError:
-        return Contents()
+        text = contents(path)
+    except ValueError as error:
+        return Contents(wrong=("no-table", f"{error}"))
+    return Contents() if text is None else parse(text)
 
 
 def look(path: Path) -> Contents:
@@ -156,6 +161,19 @@ def look(path: Path) -> Contents:
         return load(path)
     except OSError as error:
         return Contents(wrong=("unreadable", f"it cannot be read: {error.strerror or error}"))
+
+
+def contents(path: Path) -> bytes | None:
+    """Of a regular file that is not too large; None where there is none. ValueError for what is no such file, OSError
+    where it may not be read."""
+    try:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            about = os.fstat(file.fileno())
+            if not stat.S_ISREG(about.st_mode) or about.st_size > LARGEST_FILE:
+                raise ValueError(f"it is no regular file of at most {LARGEST_FILE} bytes")
+            return file.read()
+    except FileNotFoundError:
+        return None
 
 
 def load_as(path: Path, table: Table) -> Contents:
@@ -167,14 +185,19 @@ def load_as(path: Path, table: Table) -> Contents:
 
 
 def save(folder: Path, table: Table) -> None:
-    """Writes the table's file; the folder must be `locked`. OSError where that fails: the old file is there still."""
-    written = folder / f"{table.name}.tmp"
+    """Writes the table's file, as `write`."""
+    write(folder / table.name, table.text())
+
+
+def write(path: Path, text: str) -> None:
+    """Writes a file whole; its folder must be `locked`. OSError where that fails: the old file is there still."""
+    written = path.with_name(f"{path.name}.tmp")
     try:
         with open(written, "w") as file:
-            file.write(table.text())
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(written, folder / table.name)
+        os.replace(written, path)
     except OSError:
         written.unlink(missing_ok=True)
         raise
@@ -202,7 +225,7 @@ def change(folder: Path, empty: Table, what: Callable[[Table], Table]) -> None:
         path = folder / empty.name
         found = load_as(path, empty)
         if found.wrong:
-            _rename(path, *found.wrong)
+            put_aside(path, *found.wrong)
         table = what(found.table or empty)
         if table.entries:
             save(folder, table)
@@ -226,7 +249,7 @@ def current(folder: Path, empty: Table) -> Table:
         return found.table or empty
 
 
-def _rename(path: Path, word: str, why: str) -> None:
+def put_aside(path: Path, word: str, why: str) -> None:
     """Sets a file aside, under the first number that is free."""
     number = 1
     while (aside := path.with_name(f"{path.name}.{word}.{number}")).exists():

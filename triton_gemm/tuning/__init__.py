@@ -12,13 +12,12 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import policies, tables
+from .. import generation, policies, tables
 from ..arithmetic import DTYPES, result_dtype
 from ..bit_classes import bit_class
 from ..device import DeviceInfo, device_info
@@ -39,7 +38,7 @@ BUDGET_OF_A_CALL = 10.0  # seconds that the policy "tune" spends on a problem
 
 Shapes = str | os.PathLike[str] | Sequence[tuple[int, int, int] | GemmProblem] | Mapping[GemmProblem, int]
 
-_one_at_a_time = threading.RLock()  # what is timed at once is not timed well; whom progress is told may multiply
+one_at_a_time = threading.RLock()  # what is timed at once is not timed well; whom progress is told may multiply
 
 
 def tune(
@@ -106,12 +105,12 @@ def tune(
     _check(wishes.configs)
     if not torch.cuda.is_available() or torch.cuda.is_current_stream_capturing():
         raise RuntimeError("tune(): there is no GPU to time anything on, or a graph is captured on it")
-    where = _device(device)
+    where = gpu_of(device)
 
     from .gpu import Gpu
 
-    with _one_at_a_time, torch.cuda.device(where), shown(progress) as (said, ended):
-        journal = _journal(device_info(where))
+    with one_at_a_time, torch.cuda.device(where), shown(progress) as (said, ended):
+        journal = journal_of(device_info(where))
         gpu = Gpu(where, journal, bits, measure)
         try:
             return Session(gpu, journal, wishes, said).run(calls, ended)
@@ -119,11 +118,11 @@ def tune(
             gpu.close()
 
 
-def _device(device: torch.device | str | int | None) -> torch.device:
+def gpu_of(device: torch.device | str | int | None) -> torch.device:
     """A GPU with its number."""
     found = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cuda")
     if found.type != "cuda":
-        raise ValueError(f"tune(): {found} is no GPU")
+        raise ValueError(f"{found} is no GPU")
     return torch.device("cuda", torch.cuda.current_device() if found.index is None else found.index)
 
 
@@ -161,7 +160,7 @@ def _check(configs: Sequence[Any]) -> None:
         kernels_of(config)
 
 
-def _journal(device: DeviceInfo) -> Journal:
+def journal_of(device: DeviceInfo) -> Journal:
     from .journal import Journal
 
     where = tables.folder()
@@ -181,18 +180,18 @@ def _choose(problem: GemmProblem, device: DeviceInfo) -> Selection:
         found = policies.choose(problem, device)
         if bit_class(problem, found) != bit_class(problem, choice):
             return found
-    if not _one_at_a_time.acquire(blocking=False):  # who tunes may wait for this thread to plan
+    if not one_at_a_time.acquire(blocking=False):  # who tunes may wait for this thread to plan
         return choice
     try:
         return _chosen(problem, device, "same" if policies.current().batch_invariant else policies.current().bits)
     finally:
-        _one_at_a_time.release()
+        one_at_a_time.release()
 
 
-@lru_cache(maxsize=4096)
+@generation.of_models(4096)
 def _chosen(problem: GemmProblem, device: DeviceInfo, bits: Bits) -> Selection:
     choice = policies.by_model(problem, device)
-    if _journal(device).has_stayed(problem, bits):
+    if journal_of(device).has_stayed(problem, bits, choice):
         return choice
     gpus = range(torch.cuda.device_count())
     index = next(i for i in gpus if device_info(torch.device("cuda", i)).uuid == device.uuid)

@@ -65,6 +65,13 @@ class Gpu:
         plan = self.plans[job]  # type: ignore[index]
         plan.compile(*stand_ins(plan.problem, self.device))
 
+    def ready(self, problem: GemmProblem, ways: Sequence[Selection]) -> bool:
+        """Whether all of these, which are `prepare`d, are compiled or have failed."""
+        return all(self.compiler.done((problem, way)) for way in ways)
+
+    def pause(self, seconds: float) -> None:
+        self.compiler.pause(seconds)
+
     def bench(self, problem: GemmProblem, ways: Sequence[Selection], seed: int) -> Bench:
         """torch.OutOfMemoryError where there is too little memory for the operands."""
         self.prepare(problem, ways)
@@ -264,8 +271,8 @@ class Bench:
         if way != self.incumbent:
             self.gpu.journal.failed(self.problem, way, why)
         raise DeviceLostError(
-            f"the GPU cannot be used any more in this process: {way.kernel} {way.config}: {why}. What was tuned before "
-            "is kept; tune again with resume=True, and it is left out"
+            f"the GPU cannot be used any more in this process: {way.kernel} {way.config}: {why}. Another process "
+            "leaves it out; what was tuned before is kept, and tuning goes on from there with resume=True"
         )
 
 

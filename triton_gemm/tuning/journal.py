@@ -39,15 +39,16 @@ class Journal:
         """Why a candidate failed before, or None."""
         return self.failures.get(_key(problem, selection))
 
-    def has_stayed(self, problem: GemmProblem, bits: str) -> bool:
-        """Whether the model's choice was not beaten before."""
-        return _key(problem, bits) in self.stayed
+    def has_stayed(self, problem: GemmProblem, bits: str, choice: Selection) -> bool:
+        """Whether `choice`, the model's, was not beaten before: a GPU that was calibrated since may have another."""
+        return _key(problem, f"{bits} {_key(problem, choice)}") in self.stayed
 
     def failed(self, problem: GemmProblem, selection: Selection, why: str) -> None:
         self._append("failed", _key(problem, selection), f"{selection}"[:100], why[:500])
 
-    def stays(self, problem: GemmProblem, bits: str) -> None:
-        self._append("stays", _key(problem, bits), f"{problem.M}x{problem.N}x{problem.K}", "")
+    def stays(self, problem: GemmProblem, bits: str, choice: Selection) -> None:
+        key = _key(problem, f"{bits} {_key(problem, choice)}")
+        self._append("stays", key, f"{problem.M}x{problem.N}x{problem.K}", "")
 
     def begin(self, problem: GemmProblem, selection: Selection) -> None:
         """It is launched for the first time now."""
@@ -124,7 +125,7 @@ class Journal:
 
 
 def _key(problem: GemmProblem, what: Selection | str) -> str:
-    """Of a candidate for a problem, or of a problem and a class of bits."""
+    """Of a candidate for a problem, or of a problem and a text."""
     of = what if isinstance(what, str) else plain(entry_of(what))
     return hashlib.sha256(text_of([plain(problem), of]).encode()).hexdigest()[:24]
 

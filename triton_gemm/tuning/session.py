@@ -118,7 +118,7 @@ class Session:
                 known = entry.selection(problem, "user's table")
                 us = (entry.default_us, entry.us)
                 return ShapeReport(problem, 0, "known", choice, known, *us, why="a table has it")
-            if self.journal.has_stayed(problem, bits):
+            if self.journal.has_stayed(problem, bits, choice):
                 return ShapeReport(problem, 0, "known", choice, choice, why="the model's choice was not beaten")
         offered = candidates(problem, device, choice, bits, self.wishes.configs)
         before = None
@@ -131,7 +131,7 @@ class Session:
                 before = known
                 offered.append(known)
         failures = {way: self.journal.failure(problem, way) for way in offered[1:]}
-        left_out = tuple((_named(way), f"left out: {why}") for way, why in failures.items() if why is not None)
+        left_out = tuple((named(way), f"left out: {why}") for way, why in failures.items() if why is not None)
         ways = tuple(way for way in offered if failures.get(way) is None)
         return _Entrant(problem, ways, before, left_out)
 
@@ -191,7 +191,7 @@ class Session:
                 bench.close()
             after = self.look()
             complained = complaint(before, after, self.best_ms)
-            failed = (*entrant.left_out, *((_named(way), reason) for way, reason in found.failed.items()))
+            failed = (*entrant.left_out, *((named(way), reason) for way, reason in found.failed.items()))
             if complained is None:
                 return ShapeReport(
                     *(problem, 0, "stays" if found.way == ways[0] else "tuned", ways[0], found.way),
@@ -225,9 +225,9 @@ class Session:
             us, choice_us = report.us, report.choice_us
             return tables.store(problem, report.selection, self.lab.info, us=us, default_us=choice_us, bits=bits)
         if report.timed == report.candidates - len(report.failed) + len(entrant.left_out):  # there was time for all
-            self.journal.stays(problem, bits)
+            self.journal.stays(problem, bits, entrant.ways[0])
         return False
 
 
-def _named(way: Selection) -> str:
+def named(way: Selection) -> str:
     return str(replace(way, reason="")).rstrip(": ")

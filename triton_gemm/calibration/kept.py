@@ -1,0 +1,231 @@
+"""Calibrated models in the user's folder: a file for each silicon, next to the folder of tables.
+
+    models/sm_90-132sms-6144bit-700W.v1.json
+
+Files are read, written and set aside as those of tables are (`tables.files`). A model whose figures are not those of
+this version's kernels is left as it is and not used.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from .. import generation, tables
+from ..device import DeviceInfo
+from ..device_model import DeviceModel, model_without_calibration
+from ..tables import files
+from ..tables.files import say_once
+from ..tables.records import WrongError, plain, read, text_of
+from ..tables.silicon import Silicon, without_power
+from .figures import rounded
+
+FORMAT = 1
+
+_lock = threading.Lock()
+_loaded: dict[tuple[Path, DeviceInfo, str], DeviceModel | None] = {}
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a file holds: silicon: the GPU's; measured: when, in ISO 8601; by: versions that measured it; entry: the
+    figures, as `DeviceModel(**entry)` takes them."""
+
+    silicon: Silicon
+    measured: str
+    by: str
+    entry: dict[str, Any]
+
+    def text(self) -> str:
+        """The file."""
+        head = {"format": FORMAT, "silicon": plain(self.silicon), "measured": self.measured, "by": self.by}
+        lines = "".join(f' "{name}": {text_of(value)},\n' for name, value in head.items())
+        entry = json.dumps(self.entry, indent=1).replace("\n", "\n ")
+        return f'{{\n{lines} "model": {entry}\n}}\n'
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What was read from a file, if that can be used; wrong: why it is no such file, as a word for the name that it is
+    set aside under, and a sentence; elsewhere: why it is one, but not for this version of the package."""
+
+    kept: Kept | None = None
+    wrong: tuple[str, str] | None = None
+    elsewhere: str = ""
+
+
+def folder() -> Path | None:
+    """Where calibrated models are; None where there is no folder for what the user keeps."""
+    where = tables.folder()
+    return None if where is None else where.with_name("models")
+
+
+def name_of(silicon: Silicon) -> str:
+    return f"{silicon}.v{FORMAT}.json"
+
+
+def load(path: Path) -> Contents:
+    """What a file holds. Nothing is raised, whatever that is."""
+    try:
+        text = files.contents(path)
+        return Contents() if text is None else parse(text)
+    except ValueError as error:
+        return Contents(wrong=("no-model", f"{error}"[:200]))
+    except OSError as error:
+        say_once(f"{path} cannot be read, and is left as it is: {error.strerror or error}")
+        return Contents()
+
+
+def parse(text: bytes) -> Contents:
+    """What a file says. Nothing is raised, whatever it holds."""
+    found, wrong = files.document(text, FORMAT, "no-model")
+    if wrong is not None:
+        return Contents(wrong=wrong)
+    try:
+        silicon: Silicon = read(Silicon, found.get("silicon"))
+        measured, by, entry = found.get("measured"), found.get("by"), found.get("model")
+        if not isinstance(measured, str) or not isinstance(by, str) or not isinstance(entry, dict):
+            raise WrongError("it lacks a model, or when and by what that was measured")
+    except (WrongError, TypeError, RecursionError) as error:
+        return Contents(wrong=("no-model", f"{error}"[:200]))
+    why = _unlike(entry, expected(silicon), "model")
+    if why is None and entry["num_sms"] != silicon.sms:
+        why = f"its model is of {entry['num_sms']} multiprocessors"
+    if why is not None:
+        return Contents(elsewhere=f"{why}: calibrate again")
+    return Contents(Kept(silicon, measured[:100], by[:200], entry))
+
+
+def expected(silicon: Silicon) -> dict[str, Any]:
+    """The entry of this version's model for a silicon, whose figures a calibrated one must have."""
+    device = DeviceInfo(silicon.name, silicon.capability, silicon.sms, 0)
+    return model_without_calibration(device).as_dict()
+
+
+def _unlike(entry: Any, known: Any, where: str) -> str | None:
+    """Why an entry does not have the figures that a known one has, or None."""
+    if isinstance(known, Mapping):
+        if not isinstance(entry, dict) or entry.keys() != known.keys():
+            return f"{where} has other figures than this version's kernels"
+        pairs = [(entry[name], known[name], f"{where}.{name}") for name in known]
+    elif isinstance(known, list | tuple):
+        if not isinstance(entry, list) or len(entry) != len(known):
+            return f"{where} has other figures than this version's kernels"
+        pairs = [(*both, f"{where}.{i}") for i, both in enumerate(zip(entry, known, strict=True))]
+    elif isinstance(known, str):
+        return None if isinstance(entry, str) else f"{where} is no text"
+    else:
+        number = isinstance(entry, int | float) and not isinstance(entry, bool)
+        legal = number and 0 <= entry < 1e18 and math.isfinite(entry) and (entry > 1e-12 or not known)
+        return None if legal else f"{where} is no figure that it can have"
+    return next((why for one in pairs if (why := _unlike(*one)) is not None), None)
+
+
+# --- Which is used ---
+
+
+def find(device: DeviceInfo) -> DeviceModel | None:
+    """The model that the user has had calibrated for a device's silicon, or None. A file is read once; where there is
+    none, all that costs is a look at the folder, once: NVML, which knows the power limit, is not asked."""
+    where = folder()
+    if where is None:
+        return None
+    key = where, device, device.uuid
+    if key not in _loaded:
+        with _lock:
+            if key not in _loaded:
+                _loaded[key] = _find(where, device)
+    return _loaded.get(key)
+
+
+def _find(where: Path, device: DeviceInfo) -> DeviceModel | None:
+    names = files.names(where, without_power(device.capability, device.num_sms, device.bus_width))
+    silicon = Silicon.of(device) if names else None
+    if silicon is None or name_of(silicon) not in names:
+        return None
+    found = _current(where / name_of(silicon), silicon)
+    if found.elsewhere:
+        say_once(f"{where / name_of(silicon)} is not used: {found.elsewhere}")
+    return None if found.kept is None else model_in(found.kept)
+
+
+def model_in(kept: Kept) -> DeviceModel:
+    """The model that a file holds."""
+    return DeviceModel(**kept.entry | {"source": f"calibrated {kept.measured}, by {kept.by}"})
+
+
+def _current(path: Path, silicon: Silicon) -> Contents:
+    """What a file holds, which is set aside where it is none, if that can be."""
+    found = _load_as(path, silicon)
+    if found.wrong is None:
+        return found
+    try:
+        with files.locked(path.parent):
+            found = _load_as(path, silicon)  # looks again: a writer may have been here
+            if found.wrong is not None:
+                files.put_aside(path, *found.wrong)
+                return Contents()
+    except OSError:
+        say_once(f"{path}: {found.wrong[1] if found.wrong else ''}; it cannot be set aside")
+        return Contents()
+    return found
+
+
+def _load_as(path: Path, silicon: Silicon) -> Contents:
+    found = load(path)
+    if found.kept is not None and found.kept.silicon != silicon:
+        return Contents(wrong=("other-silicon", f"it is of {name_of(found.kept.silicon)}"))
+    return found
+
+
+def reload() -> None:
+    """Has models read again when they are next asked for, and products planned again."""
+    with _lock:
+        _loaded.clear()
+    generation.advance_models()
+
+
+# --- Changing it ---
+
+
+def store(model: DeviceModel, device: DeviceInfo) -> Path | None:
+    """Keeps a model for a device's silicon, in place of the one before, and uses it from the next plan on; the file.
+    Where the folder cannot be written to, that is logged once and None."""
+    where, silicon = folder(), Silicon.of(device)
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    kept = Kept(silicon, now, tables.versions(), rounded(replace(model, source="calibrated").as_dict()))
+    try:
+        if where is None:
+            raise OSError("there is no folder: set TRITON_GEMM_CACHE_DIR")
+        path = where / name_of(silicon)
+        with files.locked(where):
+            files.write(path, kept.text())
+    except OSError as error:
+        say_once(f"no model is kept in {where}: {error.strerror or error}")
+        return None
+    reload()
+    return path
+
+
+def listed() -> list[tuple[Path, Contents]]:
+    """Every calibrated model of the user's, of any silicon."""
+    where = folder()
+    return [] if where is None else [(where / name, load(where / name)) for name in files.names(where, "")]
+
+
+def clear() -> int:
+    """Deletes them; how many there were. OSError where the folder cannot be written to."""
+    where = folder()
+    names = [] if where is None else files.names(where, "")
+    if where is not None and names:
+        with files.locked(where):
+            for name in names:
+                (where / name).unlink(missing_ok=True)
+        reload()
+    return len(names)

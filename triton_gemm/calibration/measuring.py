@@ -1,0 +1,136 @@
+"""What is timed when: one product after another, as soon as its candidates are compiled, while the time lasts. Pure
+logic over a `Lab`, so that it is tested without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Protocol
+
+import torch
+
+from ..kernels.candidate import Candidate
+from ..problem import GemmProblem
+from ..select import Selection
+from ..tuning import race, session
+from ..tuning.conditions import complaint
+from .fit import Timed
+from .report import Progress
+
+ROUNDS = 7  # in which the candidates of a product take turns
+SLOW = 3.0  # times the model's choice: who is slower at the first call is not timed
+ATTEMPTS = 2  # at a product during which the GPU was not fit to be measured
+PAUSE_S = 0.02
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A product, and the candidates of it that are timed; the first is what others' results are compared with."""
+
+    problem: GemmProblem
+    ways: dict[Selection, Candidate]
+
+
+class Lab(session.Lab, Protocol):
+    """A GPU, or a stand-in."""
+
+    def ready(self, problem: GemmProblem, ways: Sequence[Selection]) -> bool:
+        """Whether none of these candidates need be waited for."""
+
+    def pause(self, seconds: float) -> None:
+        """Waits for what is being compiled."""
+
+
+@dataclass
+class Measured:
+    """timed: what counts; failed: candidates that could not be timed, and why; repeated: products that were timed
+    again; refused: how many were and still do not count; complaint: why, the last reason."""
+
+    timed: list[Timed] = field(default_factory=list)
+    failed: list[tuple[str, str]] = field(default_factory=list)
+    repeated: int = 0
+    refused: int = 0
+    complaint: str = ""
+
+
+def measure(
+    lab: Lab, probes: Sequence[Probe], until: float, said: Callable[[Progress], None] | None = None
+) -> Measured:
+    """Times the probes' candidates until `until`, by the lab's clock, but for what is under way then. Products during
+    which the GPU was throttled or shared are timed once more, after the others. DeviceLostError where a candidate has
+    cost the GPU."""
+    found, best_ms = Measured(), float("inf")
+    waiting = [(probe, 0) for probe in probes]
+    for probe in probes:
+        lab.prepare(probe.problem, list(probe.ways))
+    before = None
+    while waiting and lab.now() < until:
+        ready = next((one for one in waiting if lab.ready(one[0].problem, list(one[0].ways))), None)
+        if ready is None:
+            lab.pause(PAUSE_S)
+            continue
+        waiting.remove(ready)
+        probe, attempt = ready
+        found.repeated += attempt > 0
+        if said is not None:
+            count = sum(len(timed.us) for timed in found.timed)
+            number = len(probes) - len(waiting)
+            said(Progress(number, len(probes), probe.problem, count, until - lab.now()))
+        before = before or lab.look()
+        best_ms = min(best_ms, before.ms)
+        timed = _time(lab, probe, attempt, found)
+        after = lab.look()
+        best_ms = min(best_ms, after.ms)
+        why = complaint(before, after, best_ms)
+        before = after
+        if timed is None:
+            continue
+        if why is None:
+            found.timed.append(timed)
+            continue
+        found.complaint = why
+        if attempt + 1 < ATTEMPTS:
+            waiting.append((probe, attempt + 1))
+        else:
+            found.refused += 1
+    found.refused += sum(attempt > 0 for _, attempt in waiting)
+    return found
+
+
+def _time(lab: Lab, probe: Probe, seed: int, found: Measured) -> Timed | None:
+    """The times of a probe's candidates that can be timed, at least two, or None."""
+    first, *others = probe.ways
+    try:
+        bench = lab.bench(probe.problem, list(probe.ways), seed)
+    except torch.OutOfMemoryError as error:
+        found.failed.append((told(probe.problem, first), f"{error}".splitlines()[0]))
+        return None
+    us = None
+    try:
+        ms = {first: bench.prepare(first)}
+        for way in others:
+            try:
+                ms[way] = bench.prepare(way)
+            except race.FailedError as error:
+                found.failed.append((told(probe.problem, way), f"{error}"))
+        ways = [way for way in ms if ms[way] <= SLOW * ms[first]]
+        rows = zip(ways, bench.time(ways, ROUNDS), strict=True)
+        us = {(way.kernel, probe.ways[way]): 1000 * median(row) for way, row in rows}
+    except race.FailedError as error:
+        found.failed.append((told(probe.problem, first), f"{error}"))
+    finally:
+        bench.close()
+    if us is None:  # others are compared with the next
+        return _time(lab, without(probe, first), seed, found) if len(others) > 1 else None
+    return Timed(probe.problem, us) if len(us) > 1 else None
+
+
+def without(probe: Probe, *ways: Selection) -> Probe:
+    """The probe with fewer candidates."""
+    return Probe(probe.problem, {way: candidate for way, candidate in probe.ways.items() if way not in ways})
+
+
+def told(problem: GemmProblem, way: Selection) -> str:
+    """A candidate, for people."""
+    return f"{problem.M}x{problem.N}x{problem.K}: {session.named(way)}"

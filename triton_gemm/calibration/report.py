@@ -1,0 +1,89 @@
+"""What a calibration says: while it runs, and at its end."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ..problem import GemmProblem
+
+# "kept": the model is stored, and used from now on; "not kept": it was not wanted (keep=False), or the folder cannot be
+# written to; "unchanged": predictions of what it was not fitted to did not become better; "refused": the GPU was not
+# fit to be measured, or too little could be.
+Outcome = Literal["kept", "not kept", "unchanged", "refused"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """number: of this product, from 1, of how many; timed: candidates so far; problem: that is timed now;
+    seconds_left: of the budget."""
+
+    number: int
+    count: int
+    problem: GemmProblem
+    timed: int
+    seconds_left: float
+
+
+@dataclass(frozen=True)
+class CalibrationReport:
+    """What `calibrate` did.
+
+    outcome: one of Outcome, and why, where it is "unchanged" or "refused"; device: the GPU's name; start: where the
+    model comes from that the fit began with; path: the file; budget, seconds: given, and taken; shapes, timed: products
+    and candidates that were timed; failed: candidates that could not be, and why; repeated: products whose times did
+    not count at first; error: the root mean square of the logarithms of predicted over measured times, of the model
+    before and after, each time of products that it was not fitted to (cross-validation); regret: how much longer the
+    models' picks took than the fastest of what was timed, of the same; figures: (name, before, after) of those that
+    changed by 1 % or more. `str()` is for people.
+    """
+
+    outcome: Outcome
+    device: str
+    start: str
+    budget: float
+    seconds: float
+    why: str = ""
+    path: Path | None = None
+    shapes: int = 0
+    timed: int = 0
+    failed: tuple[tuple[str, str], ...] = ()
+    repeated: int = 0
+    error: tuple[float, float] = (math.nan, math.nan)
+    regret: tuple[float, float] = (math.nan, math.nan)
+    figures: tuple[tuple[str, float, float], ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, as JSON has them; None for what was not measured."""
+        names = ("outcome", "why", "device", "start", "budget", "seconds", "shapes", "timed", "repeated")
+        pairs = {
+            f"{name}_{when}": None if math.isnan(value) else value
+            for name in ("error", "regret")
+            for when, value in zip(("before", "after"), getattr(self, name), strict=True)
+        }
+        figures = {name: {"before": before, "after": after} for name, before, after in self.figures}
+        given = {name: getattr(self, name) for name in names} | pairs
+        return given | {
+            "path": None if self.path is None else str(self.path),
+            "failed": [list(pair) for pair in self.failed],
+            "figures": figures,
+        }
+
+    def __str__(self) -> str:
+        lines = [f"  {what}: {why}" for what, why in self.failed]
+        lines += [f"  {name}: {before:.4g} -> {after:.4g}" for name, before, after in self.figures]
+        lines.append(
+            f"{self.device}: {self.timed} candidates of {self.shapes} products timed, in {self.seconds:.0f} of "
+            f"{self.budget:g} s, starting from the model {self.start.split(':')[0][:80]}"
+        )
+        if not math.isnan(self.error[0]):
+            error, regret = ([f"{100 * x:.1f} %" for x in pair] for pair in (self.error, self.regret))
+            lines.append(
+                f"of products that it was not fitted to: predictions are off by {error[0]} before, {error[1]} after; "
+                f"the picks are {regret[0]} slower than the fastest before, {regret[1]} after"
+            )
+        told = {"kept": f"kept in {self.path}", "not kept": "not kept"}.get(self.outcome, self.outcome)
+        lines.append(f"{told}{': ' if self.why else ''}{self.why}")
+        return "\n".join(lines)

@@ -1,0 +1,90 @@
+"""A calibration: what is timed, the fit, whether it is better, and keeping it. Logic over a `Lab`, so that it is tested
+without a GPU."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from ..device_model import DeviceModel, measured, model_without_calibration
+from ..problem import GemmProblem
+from ..select import Selection
+from . import kept, measuring
+from .figures import places, value_at
+from .fit import SHIPPED, fit
+from .measuring import Lab, Probe
+from .probes import probes
+from .report import CalibrationReport, Progress
+
+FITTING = 0.15  # of the budget, for the fit
+LEAST = 8  # products that a model can be fitted to
+NOTED = 0.01  # by how much a figure changes that is reported
+
+log = logging.getLogger("triton_gemm.calibration")
+
+
+class Session:
+    """lab: a GPU; failure: why a candidate failed before, or None."""
+
+    def __init__(
+        self,
+        lab: Lab,
+        budget: float,
+        keep: bool = True,
+        failure: Callable[[GemmProblem, Selection], str | None] = lambda problem, way: None,
+        said: Callable[[Progress], None] | None = None,
+    ) -> None:
+        self.lab, self.budget, self.keep, self.failure, self.said = lab, budget, keep, failure, said
+        self.begin = lab.now()
+
+    def run(self) -> CalibrationReport:
+        """DeviceLostError where a candidate has cost the GPU; nothing is kept then."""
+        device = self.lab.info
+        start = model_without_calibration(device)
+        left_out: list[tuple[str, str]] = []
+        wanted = [self.without_failures(probe, left_out) for probe in probes(device)]
+        wanted = [probe for probe in wanted if len(probe.ways) > 1]
+        until = self.begin + (1 - FITTING) * self.budget
+        found = measuring.measure(self.lab, wanted, until, self.said)
+        report = CalibrationReport(
+            *("refused", device.name, start.source, self.budget, 0.0),
+            shapes=len(found.timed),
+            timed=sum(len(timed.us) for timed in found.timed),
+            failed=(*left_out, *found.failed),
+            repeated=found.repeated,
+        )
+        if found.refused > len(found.timed):
+            return self.ended(replace(report, why=found.complaint))
+        if len(found.timed) < LEAST:
+            why = f"{len(found.timed)} products could be timed, {LEAST} are needed: give it a larger budget"
+            return self.ended(replace(report, why=why))
+        width = SHIPPED if start in measured().values() else 1.0
+        fitted = fit(found.timed, start, width)
+        before, after = fitted.before, fitted.after
+        report = replace(report, error=(before.error, after.error), regret=(before.regret, after.regret))
+        if after.misfit >= before.misfit:
+            why = "the model predicts what it was not fitted to no better than the one before"
+            return self.ended(replace(report, outcome="unchanged", why=why))
+        report = replace(report, figures=changes(start, fitted.model))
+        path = kept.store(fitted.model, device) if self.keep else None
+        return self.ended(replace(report, outcome="not kept" if path is None else "kept", path=path))
+
+    def without_failures(self, probe: Probe, left_out: list[tuple[str, str]]) -> Probe:
+        """The probe without what failed before, which is noted; its first candidate stays, since users run it."""
+        failures = {way: self.failure(probe.problem, way) for way in list(probe.ways)[1:]}
+        failed = [way for way, why in failures.items() if why is not None]
+        left_out += [(measuring.told(probe.problem, way), f"left out: {failures[way]}") for way in failed]
+        return measuring.without(probe, *failed)
+
+    def ended(self, report: CalibrationReport) -> CalibrationReport:
+        report = replace(report, seconds=self.lab.now() - self.begin)
+        log.info("%s", report)
+        return report
+
+
+def changes(before: DeviceModel, after: DeviceModel) -> tuple[tuple[str, float, float], ...]:
+    """The figures that differ by NOTED or more, by their names."""
+    one, other = before.as_dict(), after.as_dict()
+    pairs = ((".".join(place), value_at(one, place), value_at(other, place)) for place in places(one))
+    return tuple(pair for pair in pairs if abs(pair[2] / pair[1] - 1) >= NOTED)

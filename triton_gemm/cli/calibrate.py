@@ -1,0 +1,55 @@
+"""`triton-gemm calibrate`: fit the cost model to this GPU."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from .. import calibration
+from ..calibration import Progress
+from . import output, words
+
+
+@output.command
+def calibrate(
+    budget: Annotated[str, typer.Option(metavar="TIME", help="How long it may take: 60s, 2m.")] = "60s",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure and report, and keep nothing.")] = False,
+    device: Annotated[str | None, typer.Option(metavar="cuda:N", help="The GPU; by default cuda:0.")] = None,
+    as_json: output.Json = False,
+) -> None:
+    """Fit the cost model to this GPU, by timing candidates of fixed products for about a minute.
+
+    What no table has is chosen by the fitted model from then on, for all GPUs of this silicon. It may choose other
+    kernels, whose results may differ in their last bits. `triton-gemm cache ls` shows the file, `triton-gemm cache
+    clear --models` deletes it. The exit status is 1 if the GPU was not fit to be measured, or nothing could be kept.
+    """
+    seconds = words.seconds(budget)
+    with _shown() as progress:
+        report = calibration.calibrate(seconds, keep=not dry_run, progress=progress, device=device)
+    output.show(report.as_dict(), as_json, lambda console: console.print(str(report), soft_wrap=True))
+    if report.outcome == "refused" or (report.outcome == "not kept" and not dry_run):
+        raise typer.Exit(output.FAILED)
+
+
+@contextmanager
+def _shown() -> Iterator[Callable[[Progress], None] | None]:
+    """What is told of every product: a line that changes where a terminal is watched."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    with Console(stderr=True, highlight=False).status("compiling") as status:
+        yield lambda step: status.update(said(step))
+
+
+def said(step: Progress) -> str:
+    """A step in one line."""
+    p = step.problem
+    return (
+        f"{step.number}/{step.count} {words.problem_text(p)}: {step.timed} candidates timed; "
+        f"{max(0.0, step.seconds_left):.0f} s left"
+    )
