@@ -9,8 +9,8 @@ from functools import cache
 import torch
 
 from triton_gemm import kernels, precompile
-from triton_gemm.arithmetic import ARITHMETICS, HALF, IEEE, TF32, Arithmetic
 from triton_gemm.aot import CapturedLaunch
+from triton_gemm.arithmetic import ARITHMETICS, HALF, IEEE, TF32, Arithmetic
 from triton_gemm.config import TileConfig
 from triton_gemm.device import DeviceInfo, device_of_capability
 from triton_gemm.explanation import operands_of_sizes
