@@ -316,6 +316,7 @@ def _product(
     dtypes = DTYPES if input is None and request.activation is None else FLOATING
     checks.computable(function, a, b, input, dtypes=dtypes, devices=("cuda", "cpu", "meta"))
     checks.precision(function, request.precision, a.dtype)
+    checks.flag(function, "batch_invariant", request.batch_invariant, or_none=True)
     a, b, vectors = _matrices(a, b)
     if out is not None:
         return _product_into(function, request, out, a, b, input, vectors)
@@ -408,9 +409,9 @@ def _take_fast_path(
     auxiliary = () if bias is None else (bias,)
     try:
         key = function, plan.key_of(request, a, b, out, auxiliary)
-    except RuntimeError:  # a layout without strides, or without storage
+        found = _fast.get(key)
+    except (RuntimeError, TypeError):  # a layout without strides, or without storage; an argument without a hash
         return None, None
-    found = _fast.get(key)
     if found is None:
         return key, None
     if out is None:

@@ -52,6 +52,9 @@ def scaled_matmul(
     """
     more = {} if bias is None else {"bias": bias}
     checks.tensors("scaled_matmul", a=a, b=b, scale_a=scale_a, scale_b=scale_b, **more)
+    checks.dtype(out_dtype)
+    checks.flag("scaled_matmul", "use_fast_accum", use_fast_accum)
+    checks.flag("scaled_matmul", "batch_invariant", batch_invariant, or_none=True)
     operands = (a, b, scale_a, scale_b, bias)
     checks.no_tangents("scaled_matmul", *operands)
     plain = ops.is_plain(*operands) and not ops.needs_grad(*operands)

@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
-from .. import policies, tables
+from .. import checks, policies, tables
 from ..arithmetic import DTYPES, result_dtype
 from ..bit_classes import bit_class
 from ..device import DeviceInfo, device_info
@@ -96,14 +96,21 @@ def tune(
     from .session import Session, Wishes
     from .shown import shown
 
-    if bits not in BITS or measure not in Measure.__args__ or repeat < 1 or not budget > 0:  # type: ignore[attr-defined]
-        raise ValueError(
-            f"tune(): bits must be one of {', '.join(BITS)}, measure graph or eager, budget and repeat positive, not "
-            f"{bits!r}, {measure!r}, {budget!r} and {repeat!r}"
-        )
+    checks.count("repeat", repeat, 1)
+    budget = checks.positive("tune", "budget", budget)
+    checks.flag("tune", "resume", resume)
+    checks.callback("tune", "progress", progress)
+    checks.one_of("tune", "bits", bits, BITS)
+    checks.one_of("tune", "measure", measure, get_args(Measure))
+    checks.one_of("tune", "layout", layout, get_args(Layout))
+    checks.dtype(dtype, "dtype")
+    if not isinstance(shapes, (str, os.PathLike)):
+        checks.several("tune", "shapes", shapes)
+    checks.several("tune", "configs", configs)
     calls = problems_of(shapes, dtype, layout)
     wishes = Wishes(budget, bits, measure, tuple(configs), resume, repeat)
     _check(wishes.configs)
+    _gpu(device)
     if not torch.cuda.is_available() or torch.cuda.is_current_stream_capturing():
         raise RuntimeError("tune(): there is no GPU to time anything on, or a graph is captured on it")
     where = _device(device)
@@ -119,11 +126,17 @@ def tune(
             gpu.close()
 
 
-def _device(device: torch.device | str | int | None) -> torch.device:
-    """A GPU with its number."""
-    found = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cuda")
+def _gpu(device: torch.device | str | int | None) -> torch.device:
+    """What is named, with a number or without; ValueError where it is no GPU, and torch's errors for what is nothing."""
+    found = torch.device("cuda", device) if isinstance(device, int) else torch.device("cuda" if device is None else device)
     if found.type != "cuda":
         raise ValueError(f"tune(): {found} is no GPU")
+    return found
+
+
+def _device(device: torch.device | str | int | None) -> torch.device:
+    """A GPU with its number."""
+    found = _gpu(device)
     return torch.device("cuda", torch.cuda.current_device() if found.index is None else found.index)
 
 
