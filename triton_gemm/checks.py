@@ -294,8 +294,8 @@ def implemented(
 ) -> None:
     """Whether there is a kernel for such operands, wherever it would run."""
     same_device(a, b, input)
-    for x in (a, b):
-        if x.layout != torch.strided:
+    for x in (a, b, input):
+        if x is not None and x.layout != torch.strided:
             raise NotImplementedError(f"{function} takes strided tensors, got {x.layout}")
     if a.dtype not in dtypes:
         shapes = f"{by(a.shape)} and {by(b.shape)}"

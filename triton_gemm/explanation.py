@@ -204,9 +204,10 @@ def _product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | bool | None,
     epilogue = request.activation is not None or bias is not None or request.beta != 0
     checks.matmul(a, b)
     checks.activation("explain", request.activation)
-    checks.implemented("explain", a, b, dtypes=FLOATING if epilogue else DTYPES)
+    tensor = bias if isinstance(bias, torch.Tensor) else None
+    checks.implemented("explain", a, b, tensor, dtypes=FLOATING if epilogue else DTYPES)
     checks.precision("explain", request.precision, a.dtype)
-    added = _like(bias) if isinstance(bias, torch.Tensor) else None
+    added = None if tensor is None else _like(tensor)
     checks.out_dtype(a.dtype if request.out_dtype is None else request.out_dtype, a, added)
     a = a.unsqueeze(0) if a.dim() == 1 else a
     b = b.unsqueeze(1) if b.dim() == 1 else b
