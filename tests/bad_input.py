@@ -170,7 +170,9 @@ KINDS = {
 }
 # By parameter, or by function and parameter where the same name means something else.
 OF_PARAMETERS: Mapping[str, str] = {
-    **dict.fromkeys(("input", "other", "mat2", "vec", "mat1", "batch1", "batch2", "weight", "mat_a", "mat_b"), "tensor"),
+    **dict.fromkeys(
+        ("input", "other", "mat2", "vec", "mat1", "batch1", "batch2", "weight", "mat_a", "mat_b"), "tensor"
+    ),
     **dict.fromkeys(("a", "b", "offs"), "tensor"),
     **dict.fromkeys(("scale_a", "scale_b"), "scale"),
     **dict.fromkeys(("addmm.input", "baddbmm.input", "bias"), "added"),
@@ -224,7 +226,6 @@ def wrong_values(function: str, parameter: str, arguments: Arguments) -> Iterato
 # --- What torch does with the same ---
 
 
-
 def _explained(input: Any, other: Any, bias: Any = None, **_: Any) -> Any:
     product = torch.matmul(input, other)
     return product if bias is None or bias is True else torch.add(product, bias)
@@ -246,7 +247,7 @@ _TORCHS: dict[str, Callable[..., Any]] = {
 }
 
 
-def torchs_error(function: str, parameter: str, arguments: Arguments) -> BaseException | None | bool:
+def torchs_error(function: str, parameter: str, arguments: Arguments) -> BaseException | bool | None:
     """What torch's function of that name raises for the same arguments, None where it takes them, and False where torch
     has no such function or argument."""
     ours = {"precision", "activation", "batch_invariant"}

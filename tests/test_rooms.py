@@ -62,7 +62,19 @@ TABLE: dict[str, set[str]] = {
     "policies": {"torch", "compat", "checks", "problem", "device", "select", "tables", "generation"}
     | {"bit_classes", "batch_invariance"},
     "tuning": TYPES
-    | {"torch", "rich", "compat", "checks", "arithmetic", "bit_classes", "device_model", "explanation", "kernels", "nvml", "plan"}
+    | {
+        "torch",
+        "rich",
+        "compat",
+        "checks",
+        "arithmetic",
+        "bit_classes",
+        "device_model",
+        "explanation",
+        "kernels",
+        "nvml",
+        "plan",
+    }
     | {"policies", "select", "tables", "timing", "workspace"},
     "plan": TYPES | TRITON | {"driver", "arithmetic", "select", "kernels", "workspace", "policies", "generation"},
     "kernels": TYPES | TRITON | {"arithmetic", "device_model", "cost_model", "ladder"},

@@ -14,7 +14,7 @@ from triton_gemm.arithmetic import ARITHMETICS, HALF, IEEE, TF32, Arithmetic
 from triton_gemm.config import TileConfig
 from triton_gemm.device import DeviceInfo, device_of_capability
 from triton_gemm.explanation import operands_of_sizes
-from triton_gemm.kernels.candidate import Candidate
+from triton_gemm.kernels.candidate import Candidate, Work
 from triton_gemm.kernels.launch import Launch, materialise
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import GemmProblem, Request
@@ -85,25 +85,29 @@ def every() -> dict[str, Case]:
 
 
 def _of_kernel(kernel: str, arithmetic: Arithmetic, device: DeviceInfo) -> Iterator[Case]:
+    """The configurations that the kernel offers for one of the products, and then those that it only lists: tiles as wide
+    as a wave needs are offered and not listed, and what is listed for other sizes is not offered."""
     module = kernels.named(kernel)
-    known: set[TileConfig] = set()
+    offered: dict[TileConfig, Case] = {}
+    listed: dict[TileConfig, Case] = {}
     for size, layout in PRODUCTS:
-        made = problem(size, layout, arithmetic)
-        offered: dict[GemmProblem, list[Candidate]] = {}
-        for candidate in module.candidates(made, device):
-            offered.setdefault(candidate.problem, []).append(candidate)
-        for given, candidates in offered.items():
-            # Those of a wave's width are offered for this product alone, and listed nowhere.
-            listed = (*configurations(kernel, candidates[0]), *(candidate.config for candidate in candidates))
-            for config in dict.fromkeys(listed):
-                works = {candidate.work: None for candidate in candidates if candidate.config == config}
-                whole = Schedule(device.num_sms) if isinstance(candidates[0].work, Schedule) else 1
-                work = next((w for w in (whole, *works) if module.illegal(given, device, config, w) is None), None)
-                if work is not None and config not in known:
-                    known.add(config)
-                    *_, launch = module.launches(given, config, work)
-                    shape = f"{'x'.join(map(str, size))} {layout}"
-                    yield Case(f"{kernel} {arithmetic.name}, {shape}: {config}", launch, given)
+        shape = f"{'x'.join(map(str, size))} {layout}"
+        given: dict[GemmProblem, list[Candidate]] = {}
+        for candidate in module.candidates(problem(size, layout, arithmetic), device):
+            given.setdefault(candidate.problem, []).append(candidate)
+        for made, candidates in given.items():
+            whole = Schedule(device.num_sms) if isinstance(candidates[0].work, Schedule) else 1
+            works: dict[TileConfig, list[Work]] = {}
+            for candidate in candidates:
+                works.setdefault(candidate.config, [whole]).append(candidate.work)
+            for config in (*works, *configurations(kernel, candidates[0])):
+                found = offered if config in works else listed
+                legal = (w for w in works.get(config, [whole]) if module.illegal(made, device, config, w) is None)
+                work = None if config in found else next(legal, None)
+                if work is not None:
+                    *_, launch = module.launches(made, config, work)
+                    found[config] = Case(f"{kernel} {arithmetic.name}, {shape}: {config}", launch, made)
+    yield from (listed | offered).values()
 
 
 def _copies(arithmetic: Arithmetic) -> Iterator[Case]:

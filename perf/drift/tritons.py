@@ -51,7 +51,7 @@ def toolchain(what: str, installed: Path = INSTALLED) -> Toolchain:
     if what == triton.__version__:
         return Toolchain(sys.executable)
     version = re.fullmatch(r"\d+\.\d+(\.\d+)?\S*", what) and not path.exists()
-    folder = installed / re.sub(r"[^\w.+-]+", "-", path.name if path.exists() else what)
+    folder = installed / re.sub(r"[^\w.+-]+", "-", path.stem if path.exists() else what)
     if not (folder / "triton" / "__init__.py").exists():
         requirement = f"triton=={what}" if version else what
         subprocess.run([sys.executable, "-m", "pip", "install", *PIP, "--target", folder, requirement], check=True)

@@ -127,8 +127,9 @@ def tune(
 
 
 def _gpu(device: torch.device | str | int | None) -> torch.device:
-    """What is named, with a number or without; ValueError where it is no GPU, and torch's errors for what is nothing."""
-    found = torch.device("cuda", device) if isinstance(device, int) else torch.device("cuda" if device is None else device)
+    """What is named, with a number or without; ValueError where it is no GPU, torch's errors for what is nothing."""
+    named = "cuda" if device is None else device
+    found = torch.device("cuda", named) if isinstance(named, int) else torch.device(named)
     if found.type != "cuda":
         raise ValueError(f"tune(): {found} is no GPU")
     return found
