@@ -53,7 +53,7 @@ TABLE: dict[str, set[str]] = {
     "workspace": {"torch", "driver"},
     "bit_classes": {"torch", "arithmetic", "problem", "select", "kernels"},
     "batch_invariance": {"bit_classes", "problem", "device", "device_model", "select", "kernels"},
-    "generation": set(),
+    "generation": {"compat"},
     "tables": TYPES
     | TRITON
     | {"checks", "arithmetic", "select", "kernels", "generation", "platformdirs", "filelock", "bit_classes", "nvml"},

@@ -52,6 +52,16 @@ from triton.runtime.jit import create_function_from_signature
 # The oldest and the newest versions, (major, minor), that the tests are run with.
 TESTED = {"torch": ((2, 11), (2, 15)), "Triton": ((3, 6), (3, 9))}
 
+_Lock = TypeVar("_Lock")
+
+
+def free_in_children(lock: _Lock) -> _Lock:
+    """`lock`, which a forked child finds free: the thread that may have held it lives in the parent alone. For locks of
+    modules, as Python's own modules do it."""
+    os.register_at_fork(after_in_child=lock._at_fork_reinit)  # type: ignore[attr-defined]
+    return lock
+
+
 # Whether kernels made from here on run in Triton's interpreter; it is read when triton.jit decorates.
 INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
 
@@ -175,7 +185,7 @@ else:
     aggregate = getattr(gluon, "aggregate", None) or _aggregate
 
 
-loading = threading.Lock()  # held while a binary is loaded, which disturbs a capture
+loading = free_in_children(threading.Lock())  # held while a binary is loaded, which disturbs a capture
 
 
 def launcher(compiled: Any, grid: tuple[int, int, int], cluster: int = 1) -> Callable[[int, Sequence[Any]], None]:

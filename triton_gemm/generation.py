@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import threading
 
+from .compat import free_in_children
+
 number = 0
 contexts: bool | None = None  # whether a policy was ever set in a context
-_lock = threading.Lock()
+_lock = free_in_children(threading.Lock())
 
 
 def advance() -> None:

@@ -19,7 +19,7 @@ import torch
 
 from . import checks, ops
 from .arithmetic import FLOATING
-from .compat import INTERPRETED, hide_from_dynamo, overlaps_itself, withdraw
+from .compat import INTERPRETED, free_in_children, hide_from_dynamo, overlaps_itself, withdraw
 from .device import device_info
 from .plan import MAX_PLANS, keep, key_of
 from .problem import Request
@@ -55,7 +55,7 @@ class Rule:
 _rules: list[Rule] = []
 _library: torch.library.Library | None = None
 _counts: Counter[tuple[str, str]] = Counter()
-_lock = threading.Lock()
+_lock = free_in_children(threading.Lock())
 
 _SUM = Request(beta=1)
 _fast: dict[tuple[object, ...], ops.FastPath] = {}  # of calls under the innermost rule, by overload and `plan.key_of`

@@ -85,8 +85,8 @@ def every() -> dict[str, Case]:
 
 
 def _of_kernel(kernel: str, arithmetic: Arithmetic, device: DeviceInfo) -> Iterator[Case]:
-    """The configurations that the kernel offers for one of the products, and then those that it only lists: tiles as wide
-    as a wave needs are offered and not listed, and what is listed for other sizes is not offered."""
+    """The configurations that the kernel offers for one of the products, and those that it lists. Tiles as wide as a
+    wave needs are offered and not listed, and what is listed for other sizes is not offered."""
     module = kernels.named(kernel)
     offered: dict[TileConfig, Case] = {}
     listed: dict[TileConfig, Case] = {}

@@ -23,6 +23,7 @@ import triton
 
 from .. import checks, generation
 from ..bit_classes import bit_class
+from ..compat import free_in_children
 from ..device import DeviceInfo, current_device_info
 from ..problem import GemmProblem
 from ..select import Selection
@@ -37,7 +38,7 @@ SHIPPED = Path(__file__).parent
 JOURNAL = ".tuning.jsonl"  # ends the names of files in which a tuner notes what failed
 Source = Literal["user's table", "shipped table"]
 
-_lock = threading.Lock()
+_lock = free_in_children(threading.Lock())
 _loaded: dict[tuple[Path, DeviceInfo, str], dict[Bits, Table]] = {}
 _ignored: Counter[str] = Counter()
 

@@ -21,6 +21,7 @@ import torch
 from .. import checks, policies, tables
 from ..arithmetic import DTYPES, result_dtype
 from ..bit_classes import bit_class
+from ..compat import free_in_children
 from ..device import DeviceInfo, device_info
 from ..explanation import Layout, operands_of_sizes
 from ..problem import GemmProblem, Request
@@ -39,7 +40,8 @@ BUDGET_OF_A_CALL = 10.0  # seconds that the policy "tune" spends on a problem
 
 Shapes = str | os.PathLike[str] | Sequence[tuple[int, int, int] | GemmProblem] | Mapping[GemmProblem, int]
 
-_one_at_a_time = threading.RLock()  # what is timed at once is not timed well; whom progress is told may multiply
+# What is timed at once is not timed well; whom progress is told may multiply.
+_one_at_a_time = free_in_children(threading.RLock())
 
 
 def tune(
