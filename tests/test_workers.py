@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -69,6 +70,8 @@ def in_child(work: Callable[[], object]) -> int:
             signal.alarm(SECONDS)
             work()
             status = 0
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(status)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -229,7 +232,7 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> plan.GemmPlan:
 def test_after_an_interruption_the_next_call_begins_anew(
     where: str, on_a_gpu: plan.GemmPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C while a kernel is chosen, compiled or loaded leaves no lock that is held, and nothing that is half made."""
+    """Ctrl-C while a kernel is chosen, compiled or loaded leaves no lock that is held, and nothing half made."""
     a, b, c = half(64, 32), half(32, 48), half(64, 48)
     launched: list[int] = []
     steps = {"choice": lambda *_: on_a_gpu, "compiler": lambda *_: "kernel", "loading": lambda *_: loaded}

@@ -284,6 +284,13 @@ def same_device(a: torch.Tensor | None, *others: torch.Tensor | None) -> None:
             )
 
 
+def strided(function: str, *tensors: torch.Tensor | None) -> None:
+    """Whether none is sparse."""
+    for x in tensors:
+        if x is not None and x.layout != torch.strided:
+            raise NotImplementedError(f"{function} takes strided tensors, got {x.layout}")
+
+
 def implemented(
     function: str,
     a: torch.Tensor,
@@ -294,9 +301,7 @@ def implemented(
 ) -> None:
     """Whether there is a kernel for such operands, wherever it would run."""
     same_device(a, b, input)
-    for x in (a, b, input):
-        if x is not None and x.layout != torch.strided:
-            raise NotImplementedError(f"{function} takes strided tensors, got {x.layout}")
+    strided(function, a, b, input)
     if a.dtype not in dtypes:
         shapes = f"{by(a.shape)} and {by(b.shape)}"
         raise NotImplementedError(f"{function} is not implemented for {a.dtype} ({shapes}); it takes {names(dtypes)}")

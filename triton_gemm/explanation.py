@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, get_args, overload
 
@@ -205,7 +204,8 @@ def _product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | bool | None,
     checks.matmul(a, b)
     checks.activation("explain", request.activation)
     tensor = bias if isinstance(bias, torch.Tensor) else None
-    checks.implemented("explain", a, b, tensor, dtypes=FLOATING if epilogue else DTYPES)
+    checks.strided("explain", tensor)
+    checks.implemented("explain", a, b, dtypes=FLOATING if epilogue else DTYPES)
     checks.precision("explain", request.precision, a.dtype)
     added = None if tensor is None else _like(tensor)
     checks.out_dtype(a.dtype if request.out_dtype is None else request.out_dtype, a, added)
@@ -249,11 +249,12 @@ def _scaled(
 ) -> GemmProblem:
     """Of scaled_matmul."""
     checks.mm(a, b)
-    if isinstance(scales, str) or not isinstance(scales, Sequence) or len(scales) != 2:
-        given = _scales(scales, a, b)
+    if isinstance(scales, (tuple, list)) and len(scales) == 2:
+        scale_a, scale_b = scales
+        checks.tensors("explain", scale_a=scale_a, scale_b=scale_b)
+        given = _like(scale_a), _like(scale_b)
     else:
-        checks.tensors("explain", **dict(zip(("scale_a", "scale_b"), scales, strict=True)))
-        given = _like(scales[0]), _like(scales[1])
+        given = _scales(scales, a, b)
     row = _like(bias) if isinstance(bias, torch.Tensor) else None
     if bias is True:
         row = torch.empty(b.shape[1:], dtype=out_dtype, device="meta")

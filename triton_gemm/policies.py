@@ -71,7 +71,7 @@ def _policy(name: str, bits: str, of: str) -> Policy:
     for found, allowed in ((name, NAMES), (bits, BITS)):
         if not (isinstance(found, str) and found in allowed):
             raise ValueError(f"{of} must be one of {', '.join(allowed)}, not {found!r}")
-    return Policy(name, bits)
+    return Policy(name, bits)  # type: ignore[arg-type]  # which they are
 
 
 @lru_cache(maxsize=1)

@@ -87,7 +87,8 @@ def _row(line: Mapping[str, str]) -> Row:
     if line["error"]:
         return Row(error=line["error"])
     main = {name: int(line[name]) for name in MAIN if line[name] != "0"}
-    return Row(*(int(line[name]) for name in FIGURES), main)
+    registers, spills, shared, instructions = (int(line[name]) for name in FIGURES)
+    return Row(registers, spills, shared, instructions, main)
 
 
 @dataclass(frozen=True)
