@@ -228,7 +228,7 @@ def wrong_values(function: str, parameter: str, arguments: Arguments) -> Iterato
 
 def _explained(input: Any, other: Any, bias: Any = None, **_: Any) -> Any:
     product = torch.matmul(input, other)
-    return product if bias is None or bias is True else torch.add(product, bias)
+    return product if bias is None or bias is True else torch.add(product.to("meta"), bias.to("meta"))  # of any device
 
 
 def _scaled(a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any, **how: Any) -> Any:
