@@ -316,7 +316,8 @@ def _product(
     dtypes = DTYPES if input is None and request.activation is None else FLOATING
     checks.computable(function, a, b, input, dtypes=dtypes, devices=("cuda", "cpu", "meta"))
     checks.precision(function, request.precision, a.dtype)
-    checks.flag(function, "batch_invariant", request.batch_invariant, or_none=True)
+    if request.batch_invariant is not None:
+        checks.flag(function, "batch_invariant", request.batch_invariant)
     a, b, vectors = _matrices(a, b)
     if out is not None:
         return _product_into(function, request, out, a, b, input, vectors)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from math import prod
 from numbers import Integral, Real
@@ -75,8 +75,8 @@ def instance(function: str, name: str, x: object, kind: type, *, or_none: bool =
 
 
 def several(function: str, name: str, x: object) -> None:
-    """Whether x is a collection, and no word."""
-    if not isinstance(x, Collection) or isinstance(x, (str, bytes)):
+    """Whether x can be gone through, and is no word."""
+    if not isinstance(x, Iterable) or isinstance(x, (str, bytes)):
         raise TypeError(f"{function}(): argument '{name}' must be a collection, not {type(x).__name__}")
 
 

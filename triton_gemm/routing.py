@@ -94,8 +94,10 @@ def enable(
 
 def _kinds(name: str, given: Kind | Collection[Kind]) -> frozenset[Kind]:
     """What `only` or `exclude`, which `name` says, names: one, or several."""
-    several = (given,) if isinstance(given, (str, torch.dtype)) else given
-    checks.several("enable", name, several)
+    if isinstance(given, (str, torch.dtype)):
+        given = (given,)
+    checks.several("enable", name, given)
+    several = tuple(given)
     unknown = [x for x in several if not (isinstance(x, torch.dtype) or (isinstance(x, str) and x in ROUTED))]
     if unknown:
         raise ValueError(

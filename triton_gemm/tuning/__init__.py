@@ -99,7 +99,9 @@ def tune(
     from .shown import shown
 
     checks.count("repeat", repeat, 1)
-    budget = checks.positive("tune", "budget", budget)
+    budget = checks.number("tune", "budget", budget)
+    if not budget > 0:
+        raise ValueError(f"tune(): budget must be positive, not {budget!r}")
     checks.flag("tune", "resume", resume)
     checks.callback("tune", "progress", progress)
     checks.one_of("tune", "bits", bits, BITS)
