@@ -55,7 +55,7 @@ def locks() -> dict[str, Any]:
 
 
 def planned() -> list[str]:
-    """What a worker does that plans: products that nobody has planned before, under a policy of its own."""
+    """What a worker does that plans: new products, under a policy of its own."""
     triton_gemm.set_policy("model")  # advances the generation, as a new table would
     sizes = [(100 + os.getpid() % 50, 72, 136), (512, 1024, 2048)]
     return [str(policies.choose(problem_of(*size), HOPPER)) for size in sizes][1:]
