@@ -210,6 +210,7 @@ def test_an_address_that_comes_again_with_other_strides_has_another_plan(monkeyp
     for x in [*views, *reversed(views)]:
         assert plan.plan_for(x, b, c).problem.a.strides == (0, *x.stride())
     assert len(plan.PLANS) == len(layouts) == len({key_of(x, b, c) for x in views})
+    assert len(layouts) == len({plan.key_of(Request(), x, b, None) for x in views}), "where the call makes its result"
 
 
 # --- Calls that end before they are done ---
