@@ -6,6 +6,7 @@
 #   VENV=.venv          where the environment is; VENV=none uses the one that is active and installs nothing
 #   ARGS=...            passed on to the report, the bench or pytest
 #   JOBS=auto           test processes
+#   VERSION=0.2.0       what `make release` cuts before it builds
 #   GPU_JOBS=8          test processes that share the GPU
 
 PYTHON ?= python3
@@ -14,6 +15,7 @@ JOBS ?= auto
 GPU_JOBS ?= 8
 TIMED := tests/gpu/test_tuning_gpu.py tests/gpu/test_calibration_gpu.py# need the GPU for themselves
 ARGS ?=
+VERSION ?=
 
 # newest -> constraints-newest.txt and -newest; my/pins.txt -> my/pins.txt and -pins
 VERSIONS := $(or $(wildcard constraints$(addprefix -,$(CONSTRAINTS)).txt),$(wildcard $(CONSTRAINTS)))
@@ -56,7 +58,7 @@ else
   endif
 endif
 
-.PHONY: help report bench test test-all gpu-test check format clean $(REMAKE) $(OTHER_VERSIONS)
+.PHONY: help report bench test test-all gpu-test check format release clean $(REMAKE) $(OTHER_VERSIONS)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -183,6 +185,10 @@ format: $(READY) ## rewrite the sources as ruff and clang-format want them
 	@'$(PY)' -m ruff check --fix --quiet . || true
 	@'$(PY)' -m ruff format .
 	@$(CUDA_SOURCES) | xargs -r '$(BIN)clang-format' -i
+
+release: $(READY) ## build the release that HEAD is, reproducibly; VERSION=0.2.0 cuts it first (docs/release.md)
+	$(call need,build hatchling packaging)
+	@'$(PY)' .ci/release.py $(VERSION)
 
 clean: ## remove what was built, the caches and the environment; results in perf/ stay
 	@rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -13,6 +13,7 @@ COMMANDS = {
     "report": "climb the ladder: every rung, its CUDA twin and cuBLAS; static facts without a GPU",
     "bench": "suites of shapes against cuBLAS; --list shows them without a GPU",
     "calibrate": "measure and fit the constants of the cost model",
+    "drift": "what other Tritons make of the kernels, against a record; needs no GPU",
     "pages": "put the committed results into README.md and docs/",
     "ladder.counters": "launch one CUDA twin once, for Nsight Compute",
     "ladder.interpret": "run the rungs in Triton's interpreter, against fp64",

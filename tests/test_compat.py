@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
@@ -61,6 +62,21 @@ def _wrapper() -> None:
 def _overlap() -> None:
     assert compat.overlaps_itself(torch.ones(1).expand(3))
     assert not compat.overlaps_itself(torch.ones(3))
+
+
+def _forked() -> None:
+    for kind in (threading.Lock, threading.RLock):
+        lock, end = compat.free_in_children(kind()), threading.Event()
+        holder = threading.Thread(target=lambda lock=lock, end=end: lock.acquire() and end.wait() and lock.release())
+        holder.start()
+        while lock.acquire(blocking=False):
+            lock.release()
+        child = os.fork()
+        if child == 0:
+            os._exit(not lock.acquire(blocking=False))
+        end.set()
+        holder.join()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def _withdraw() -> None:
@@ -392,6 +408,7 @@ USES: dict[str, Callable[[], None]] = {
     "decorating": _decorating,
     "differentiates_forward": _forward,
     "forward_grad_enabled": _forward,
+    "free_in_children": _forked,
     "context_of_backward": _backward,
     "hide_from_dynamo": _hidden,
     "must_dispatch": _watched,

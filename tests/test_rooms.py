@@ -20,7 +20,7 @@ TABLE: dict[str, set[str]] = {
     "triton_gemm": TYPES
     | {"api", "nn", "grouped", "routing", "scaled", "explanation", "ops", "arithmetic", "plan", "select", "policies"}
     | {"fingerprint", "tuning", "calibration"},
-    "routing": {"torch", "compat", "device", "problem", "ops", "plan", "arithmetic"},
+    "routing": {"torch", "compat", "checks", "device", "problem", "ops", "plan", "arithmetic"},
     "nn": {"torch", "api", "checks", "arithmetic", "problem"},
     "api": TYPES | {"torch", "compat", "arithmetic", "checks", "plan", "select", "ops"},
     "inductor": {"torch", "triton_gemm", "compat", "arithmetic", "device", "problem", "ops"},
@@ -35,7 +35,7 @@ TABLE: dict[str, set[str]] = {
     "doctor": TRITON | {"api", "calibration", "device", "device_model", "driver", "policies", "tables"},
     "cli": {"torch", "typer", "rich", "triton_gemm.*"},
     "triton_gemm.__main__": {"cli"},
-    "fingerprint": {"torch", "device", "device_model", "policies", "tables"},
+    "fingerprint": {"torch", "checks", "device", "device_model", "policies", "tables"},
     "checks": {"torch", "compat", "arithmetic", "problem"},
     "ops": {"torch", "arithmetic", "compat", "problem", "config", "plan", "sharding"},
     "sharding": {"torch", "compat"},
@@ -53,17 +53,17 @@ TABLE: dict[str, set[str]] = {
     "workspace": {"torch", "driver"},
     "bit_classes": {"torch", "arithmetic", "problem", "select", "kernels"},
     "batch_invariance": {"bit_classes", "problem", "device", "device_model", "select", "kernels", "generation"},
-    "generation": set(),
+    "generation": {"compat"},
     "tables": TYPES
     | TRITON
-    | {"arithmetic", "select", "kernels", "generation", "platformdirs", "filelock", "bit_classes", "nvml"},
+    | {"checks", "arithmetic", "select", "kernels", "generation", "platformdirs", "filelock", "bit_classes", "nvml"},
     "nvml": set(),
     "timing": {"torch"},
-    "policies": {"torch", "compat", "problem", "device", "select", "tables", "generation"}
+    "policies": {"torch", "compat", "checks", "problem", "device", "select", "tables", "generation"}
     | {"bit_classes", "batch_invariance"},
     "tuning": TYPES
-    | {"torch", "rich", "compat", "arithmetic", "bit_classes", "device_model", "explanation", "kernels", "nvml", "plan"}
-    | {"policies", "select", "tables", "timing", "workspace", "generation"},
+    | {"torch", "rich", "compat", "checks", "arithmetic", "bit_classes", "device_model", "explanation", "kernels"}
+    | {"nvml", "plan", "policies", "select", "tables", "timing", "workspace", "generation"},
     "calibration": {"torch", "problem", "device", "device_model", "kernels", "select", "suites", "tables", "tuning"}
     | {"timing", "generation"},
     "plan": TYPES | TRITON | {"driver", "arithmetic", "select", "kernels", "workspace", "policies", "generation"},
@@ -81,6 +81,7 @@ TABLE: dict[str, set[str]] = {
     },
     "perf.bench": {"torch", "triton", "matplotlib", "rich", "triton_gemm.*", *ROOMS_OF_PERF},
     "perf.calibrate": {"torch", "numpy", "scipy", "rich", "triton_gemm.*", *ROOMS_OF_PERF, "perf.bench"},
+    "perf.drift": {"torch", "triton", "rich", "triton_gemm.*", *ROOMS_OF_PERF},
     "perf.pages": {"ladder", *ROOMS_OF_PERF, "perf.ladder", "perf.bench"},
     "examples": {"torch", "rich", "triton_gemm", *ROOMS_OF_PERF, "perf.pages", "examples.gpt"},
     "examples.gpt": {"torch"},

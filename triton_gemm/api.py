@@ -323,6 +323,8 @@ def _product(
     dtypes = DTYPES if input is None and request.activation is None else FLOATING
     checks.computable(function, a, b, input, dtypes=dtypes, devices=("cuda", "cpu", "meta"))
     checks.precision(function, request.precision, a.dtype)
+    if request.batch_invariant is not None:
+        checks.flag(function, "batch_invariant", request.batch_invariant)
     a, b, vectors = _matrices(a, b)
     if out is not None:
         return _product_into(function, request, out, a, b, input, vectors)
@@ -415,9 +417,9 @@ def _take_fast_path(
     auxiliary = () if bias is None else (bias,)
     try:
         key = function, plan.key_of(request, a, b, out, auxiliary)
-    except RuntimeError:  # a layout without strides, or without storage
+        found = _fast.get(key)
+    except (RuntimeError, TypeError):  # a layout without strides, or without storage; an argument without a hash
         return None, None
-    found = _fast.get(key)
     if found is None:
         return key, None
     if out is None:

@@ -6,11 +6,12 @@ torch itself is asked for it (`refuse`), or in words of torch's source where tor
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from math import prod
-from numbers import Real
+from numbers import Integral, Real
 from typing import NoReturn
 
 import torch
@@ -54,16 +55,67 @@ def number(function: str, name: str, x: object) -> float:
     return x  # type: ignore[return-value]  # the operator makes a float of it
 
 
+def flag(function: str, name: str, x: object, *, or_none: bool = False) -> None:
+    """Whether x is a bool, as torch takes them: no number and no word, but NumPy's bool too."""
+    if not (isinstance(x, bool) or (or_none and x is None) or type(x).__name__ in ("bool", "bool_")):
+        raise TypeError(f"{function}(): argument '{name}' must be bool{' or None' * or_none}, not {type(x).__name__}")
+
+
+def callback(function: str, name: str, x: object) -> None:
+    """Whether x can be called, or is None."""
+    if x is not None and not callable(x):
+        raise TypeError(f"{function}(): argument '{name}' must be callable or None, not {type(x).__name__}")
+
+
+def instance(function: str, name: str, x: object, kind: type, *, or_none: bool = False) -> None:
+    """Whether x is of a class."""
+    if not (isinstance(x, kind) or (or_none and x is None)):
+        what = f"{kind.__name__}{' or None' * or_none}"
+        raise TypeError(f"{function}(): argument '{name}' must be {what}, not {type(x).__name__}")
+
+
+def several(function: str, name: str, x: object) -> None:
+    """Whether x can be gone through, and is no word."""
+    if not isinstance(x, Iterable) or isinstance(x, (str, bytes)):
+        raise TypeError(f"{function}(): argument '{name}' must be a collection, not {type(x).__name__}")
+
+
+def positive(function: str, name: str, x: object) -> float:
+    """x as a number, which is more than 0 and finite."""
+    found = number(function, name, x)
+    if not 0 < found < math.inf:
+        raise ValueError(f"{function}(): {name} must be a positive number, not {x!r}")
+    return found
+
+
+def dtype(x: object, name: str = "out_dtype") -> None:
+    """Whether x is a dtype, for the argument of that name."""
+    if not isinstance(x, torch.dtype):
+        raise TypeError(f"argument '{name}' must be torch.dtype, not {type(x).__name__}")
+
+
+def count(name: str, x: object, least: int = 0) -> None:
+    """Whether x is a whole number, at least so much."""
+    if not isinstance(x, (Integral, torch.SymInt)) or isinstance(x, bool):
+        raise TypeError(f"argument '{name}' must be int, not {type(x).__name__}")
+    if x < least:
+        raise ValueError(f"argument '{name}' must be at least {least}, not {x}")
+
+
+def one_of(function: str, name: str, x: object, allowed: Sequence[str], *, or_none: bool = False) -> None:
+    """Whether x is one of the words that an argument may be."""
+    if not ((isinstance(x, str) and x in allowed) or (or_none and x is None)):
+        raise ValueError(f"{function}(): {name} must be one of {', '.join(allowed)}{' or None' * or_none}, not {x!r}")
+
+
 def activation(function: str, name: str | None) -> None:
-    if name is not None and name not in ACTIVATIONS:
-        raise ValueError(f"{function}(): activation must be one of {', '.join(ACTIVATIONS)} or None, not {name!r}")
+    one_of(function, "activation", name, ACTIVATIONS, or_none=True)
 
 
 def precision(function: str, name: str | None, dtype: torch.dtype) -> None:
     if name is None:
         return
-    if name not in MODES:
-        raise ValueError(f"{function}(): precision must be one of {', '.join(MODES)} or None, not {name!r}")
+    one_of(function, "precision", name, MODES, or_none=True)
     if dtype not in ARITHMETICS[name].dtypes:
         raise ValueError(f"{function}(): precision says how fp32 is multiplied, and operands are {dtype}")
 
@@ -110,6 +162,8 @@ def mv(a: torch.Tensor, b: torch.Tensor) -> None:
 
 
 def addmm(input: torch.Tensor, a: torch.Tensor, b: torch.Tensor, wanted: torch.dtype | None) -> None:
+    if wanted is not None:
+        dtype(wanted)
     matrices = a.dim() == b.dim() == 2 and a.shape[1] == b.shape[0] and a.dtype == b.dtype
     if not (matrices and _expands(input, (a.shape[0], b.shape[1])) and (wanted or input.dtype == a.dtype)):
         refuse(torch.addmm, input.to(a.dtype) if wanted else input, a, b)
@@ -117,6 +171,8 @@ def addmm(input: torch.Tensor, a: torch.Tensor, b: torch.Tensor, wanted: torch.d
 
 
 def baddbmm(input: torch.Tensor, a: torch.Tensor, b: torch.Tensor, wanted: torch.dtype | None) -> None:
+    if wanted is not None:
+        dtype(wanted)
     batches = _are_batches(a, b) and a.dtype == b.dtype
     if not (batches and _expands(input, (*a.shape[:2], b.shape[2])) and (wanted or input.dtype == a.dtype)):
         refuse(torch.baddbmm, input.to(a.dtype) if wanted else input, a, b)
@@ -184,6 +240,7 @@ def out_dtype(
     """fp32 of fp16 and bf16, to which `input` may be given in fp32 too; else the operands' own."""
     if wanted is None:
         return
+    dtype(wanted)
     if wanted != a.dtype and (a.dtype not in DTYPES or wanted not in default_arithmetic(a.dtype).out_dtypes):
         raise RuntimeError(
             f"out_dtype must be the same as input dtype or fp32 for fp16/bf16 inputs, not {wanted} of {a.dtype}"
@@ -227,6 +284,13 @@ def same_device(a: torch.Tensor | None, *others: torch.Tensor | None) -> None:
             )
 
 
+def strided(function: str, *tensors: torch.Tensor | None) -> None:
+    """Whether none is sparse."""
+    for x in tensors:
+        if x is not None and x.layout != torch.strided:
+            raise NotImplementedError(f"{function} takes strided tensors, got {x.layout}")
+
+
 def implemented(
     function: str,
     a: torch.Tensor,
@@ -237,9 +301,7 @@ def implemented(
 ) -> None:
     """Whether there is a kernel for such operands, wherever it would run."""
     same_device(a, b, input)
-    for x in (a, b):
-        if x.layout != torch.strided:
-            raise NotImplementedError(f"{function} takes strided tensors, got {x.layout}")
+    strided(function, a, b, input)
     if a.dtype not in dtypes:
         shapes = f"{by(a.shape)} and {by(b.shape)}"
         raise NotImplementedError(f"{function} is not implemented for {a.dtype} ({shapes}); it takes {names(dtypes)}")

@@ -54,6 +54,15 @@ TESTED = {"torch": ((2, 11), (2, 15)), "Triton": ((3, 6), (3, 9))}
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Result = TypeVar("_Result")
+_Lock = TypeVar("_Lock")
+
+
+def free_in_children(lock: _Lock) -> _Lock:
+    """`lock`, which a forked child finds free: the thread that may have held it lives in the parent alone. For locks of
+    modules, as Python's own modules do it."""
+    os.register_at_fork(after_in_child=lock._at_fork_reinit)  # type: ignore[attr-defined]
+    return lock
+
 
 # Whether kernels made from here on run in Triton's interpreter; it is read when triton.jit decorates.
 INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
@@ -178,7 +187,7 @@ else:
     aggregate = getattr(gluon, "aggregate", None) or _aggregate
 
 
-loading = threading.Lock()  # held while a binary is loaded, which disturbs a capture
+loading = free_in_children(threading.Lock())  # held while a binary is loaded, which disturbs a capture
 
 
 def launcher(compiled: Any, grid: tuple[int, int, int], cluster: int = 1) -> Callable[[int, Sequence[Any]], None]:

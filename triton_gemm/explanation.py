@@ -127,6 +127,7 @@ def explain(
     """
     arguments = locals()
     del arguments["batch_invariant"]
+    checks.flag("explain", "batch_invariant", batch_invariant, or_none=True)
     problem, info, of_columns = asked(**arguments)
     selection = plan.selection_for(problem, info, invariant=batch_invariant)
     if selection.source == "model":
@@ -161,6 +162,11 @@ def asked(
 ) -> tuple[GemmProblem, DeviceInfo, bool]:
     """What `explain` of the same arguments is about, with its errors: a problem, the GPU to choose for, and whether
     groups are of columns."""
+    checks.count("batch", batch)
+    checks.one_of("explain", "layout", layout, get_args(Layout))
+    checks.one_of("explain", "group_dim", group_dim, ("M", "N", "K"))
+    beta = checks.number("explain", "beta", beta)
+    checks.flag("explain", "use_fast_accum", use_fast_accum)
     sizes = {"M": M, "N": N, "K": K, "dtype": dtype}
     if input is None and other is None and M is not None and N is not None and K is not None and dtype is not None:
         a, b = operands_of_sizes(M, N, K, dtype, batch, layout, None if groups is None else (_count(groups), group_dim))
@@ -188,7 +194,7 @@ def asked(
     if groups is not None:
         problem = _of_groups(a, b, groups, request)
     elif scales is not None:
-        problem = _scaled(a, b, scales, bias, use_fast_accum, out_dtype or torch.bfloat16)
+        problem = _scaled(a, b, scales, bias, use_fast_accum, torch.bfloat16 if out_dtype is None else out_dtype)
     else:
         problem = _product(a, b, bias, request)
     return problem, info, groups is not None and a.dim() == 3
@@ -199,10 +205,12 @@ def _product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | bool | None,
     epilogue = request.activation is not None or bias is not None or request.beta != 0
     checks.matmul(a, b)
     checks.activation("explain", request.activation)
+    tensor = bias if isinstance(bias, torch.Tensor) else None
+    checks.strided("explain", tensor)
     checks.implemented("explain", a, b, dtypes=FLOATING if epilogue else DTYPES)
     checks.precision("explain", request.precision, a.dtype)
-    added = _like(bias) if isinstance(bias, torch.Tensor) else None
-    checks.out_dtype(request.out_dtype or a.dtype, a, added)
+    added = None if tensor is None else _like(tensor)
+    checks.out_dtype(a.dtype if request.out_dtype is None else request.out_dtype, a, added)
     a = a.unsqueeze(0) if a.dim() == 1 else a
     b = b.unsqueeze(1) if b.dim() == 1 else b
     c = torch.empty(ops.shape_of(a, b), dtype=request.out_dtype or result_dtype(a.dtype), device="meta")
@@ -219,7 +227,8 @@ def _product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | bool | None,
 
 def _of_groups(a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | int, request: Request) -> GemmProblem:
     """Of grouped_matmul."""
-    checks.grouped(_like(a), _like(b), torch.empty(_count(groups), dtype=torch.int32, device="meta"))
+    offs = groups if isinstance(groups, torch.Tensor) else torch.empty(_count(groups), dtype=torch.int32)
+    checks.grouped(_like(a), _like(b), _like(offs))
     checks.implemented("explain", a, b, dtypes=FLOATING)
     checks.out_dtype(request.out_dtype, a)
     checks.precision("explain", request.precision, a.dtype)
@@ -242,11 +251,12 @@ def _scaled(
 ) -> GemmProblem:
     """Of scaled_matmul."""
     checks.mm(a, b)
-    if isinstance(scales, str):
-        given = _scales(scales, a, b)
+    if isinstance(scales, (tuple, list)) and len(scales) == 2:
+        scale_a, scale_b = scales
+        checks.tensors("explain", scale_a=scale_a, scale_b=scale_b)
+        given = _like(scale_a), _like(scale_b)
     else:
-        checks.tensors("explain", **dict(zip(("scale_a", "scale_b"), scales, strict=True)))
-        given = _like(scales[0]), _like(scales[1])
+        given = _scales(scales, a, b)
     row = _like(bias) if isinstance(bias, torch.Tensor) else None
     if bias is True:
         row = torch.empty(b.shape[1:], dtype=out_dtype, device="meta")
@@ -257,12 +267,12 @@ def _scaled(
     return scaled.request_of(a.dtype, use_fast_accum, kind, row is not None).problem(a, b, c)
 
 
-def _scales(kind: str, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _scales(kind: object, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Scales of that kind without data, in the shapes that scaled_matmul takes."""
     (M, K), N = a.shape, b.shape[1]
     k, n = -(-K // 128), -(-N // 128)
     shapes = {"tensor": ((), ()), "rows": ((M, 1), (1, N)), "blocks": ((M, k), (k, n))}
-    if kind not in shapes:
+    if not isinstance(kind, str) or kind not in shapes:
         raise ValueError(f"explain(): scales must be two tensors or one of {', '.join(shapes)}, not {kind!r}")
     scale_a, scale_b = (torch.empty(shape, dtype=torch.float32, device="meta") for shape in shapes[kind])
     return scale_a, scale_b
@@ -271,13 +281,14 @@ def _scales(kind: str, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, 
 def operands_of_sizes(
     M: int, N: int, K: int, dtype: torch.dtype, batch: int, layout: str, groups: tuple[int, str] | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A and B without data."""
-    if layout not in get_args(Layout):
-        raise ValueError(f"explain(): layout must be one of {', '.join(get_args(Layout))}, not {layout!r}")
+    """A and B without data. TypeError or ValueError for sizes, a dtype or a layout that are none."""
+    for name, size in (("M", M), ("N", N), ("K", K)):
+        checks.count(name, size)
+    checks.dtype(dtype, "dtype")
     batch_a = batch_b = (batch,) * (batch != 1)
     if groups is not None:
-        if batch != 1 or groups[1] not in ("M", "N", "K"):
-            raise ValueError("explain(): groups are cut out of one matrix, along group_dim M, N or K")
+        if batch != 1:
+            raise ValueError("explain(): groups are cut out of one matrix, and batch says more")
         count, dim = groups
         batch_a, batch_b = (count,) * (dim == "N"), (count,) * (dim == "M")
 
@@ -295,7 +306,10 @@ def _like(x: torch.Tensor) -> torch.Tensor:
 
 
 def _count(groups: torch.Tensor | int) -> int:
-    return groups if isinstance(groups, int) else groups.numel()
+    if isinstance(groups, torch.Tensor):
+        return groups.numel()
+    checks.count("groups", groups)
+    return groups
 
 
 def _nothing(a: torch.Tensor, b: torch.Tensor) -> RuntimeError:

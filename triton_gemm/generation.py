@@ -8,10 +8,12 @@ from collections.abc import Callable
 from functools import lru_cache, wraps
 from typing import Any, TypeVar, cast
 
+from .compat import free_in_children
+
 number = 0
 models = 0  # of the models that GPUs are chosen for by; plans have `number`, which follows it
 contexts: bool | None = None  # whether a policy was ever set in a context
-_lock = threading.Lock()
+_lock = free_in_children(threading.Lock())
 Function = TypeVar("Function", bound=Callable[..., object])
 
 

@@ -54,6 +54,8 @@ def grouped_matmul(
     checks.out_dtype(out_dtype, mat_a)
     checks.computable("grouped_matmul", mat_a, mat_b, dtypes=FLOATING, devices=("cuda", "cpu", "meta"))
     checks.precision("grouped_matmul", precision, mat_a.dtype)
+    if batch_invariant is not None:
+        checks.flag("grouped_matmul", "batch_invariant", batch_invariant)
     if mat_a.dim() == 3:
         return grouped_gemm(mat_b.mT, mat_a.mT, offs, out_dtype, precision, batch_invariant).mT
     return grouped_gemm(mat_a, mat_b, offs, out_dtype, precision, batch_invariant)

@@ -18,14 +18,14 @@ import torch
 
 from . import __version__, ops
 from .arithmetic import FLOATING
-from .compat import INTERPRETED, offer_to_inductor
+from .compat import INTERPRETED, free_in_children, offer_to_inductor
 from .device import device_info
 from .problem import Request
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 TAG = f"[triton_gemm {__version__}]"  # in the keys of torch's caches of compiled graphs
 
-_lock = threading.Lock()
+_lock = free_in_children(threading.Lock())
 _take_back: Callable[[], None] | None = None
 
 

@@ -40,6 +40,7 @@ class Linear(torch.nn.Linear):
         super().__init__(in_features, out_features, bias, device, dtype)
         checks.activation("Linear", activation)
         checks.precision("Linear", precision, self.weight.dtype)
+        checks.flag("Linear", "batch_invariant", batch_invariant, or_none=True)
         self.activation, self.precision, self.batch_invariant = activation, precision, batch_invariant
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ depends on those is prepared again for new ones and kept, so an address that is 
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -16,7 +17,7 @@ import torch
 
 from . import generation, policies
 from .arithmetic import fp32_precision
-from .compat import INTERPRETED, current_device, current_stream, launcher, tensor_maps
+from .compat import INTERPRETED, current_device, current_stream, free_in_children, launcher, tensor_maps
 from .device import INTERPRETER, DeviceInfo, device_info
 from .driver import ensure_context
 from .kernels.launch import Launch, Pointer, Scalar, TensorMap, compiled, materialise
@@ -202,7 +203,17 @@ class InterpretedPlan:
 
 Plan = GemmPlan | InterpretedPlan
 PLANS: dict[tuple[Any, ...], Plan] = {}
-_planning = threading.RLock()  # reentered by a tuner that multiplies
+_planning = free_in_children(threading.RLock())  # reentered by a tuner that multiplies
+
+
+def _free_steps() -> None:
+    """In a forked child: a thread of the parent may be compiling one of the plans."""
+    for found in PLANS.values():
+        for step in getattr(found, "steps", ()):
+            step.compiling = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_free_steps)
 
 
 @lru_cache(maxsize=256)

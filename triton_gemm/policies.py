@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple, get_args
 
 import torch
 
-from . import batch_invariance, generation, tables
+from . import batch_invariance, checks, generation, tables
 from .bit_classes import bit_class
 from .compat import backward_here, context_of_backward, hide_from_dynamo, must_dispatch
 from .device import DeviceInfo
@@ -85,10 +85,10 @@ def tunes() -> bool:
 
 
 def _policy(name: str, bits: str, of: str) -> Policy:
-    if name not in NAMES or bits not in BITS:
-        allowed, found = (NAMES, name) if name not in NAMES else (BITS, bits)
-        raise ValueError(f"{of} must be one of {', '.join(allowed)}, not {found!r}")
-    return Policy(name, bits)
+    for found, allowed in ((name, NAMES), (bits, BITS)):
+        if not (isinstance(found, str) and found in allowed):
+            raise ValueError(f"{of} must be one of {', '.join(allowed)}, not {found!r}")
+    return Policy(name, bits)  # type: ignore[arg-type]  # which they are
 
 
 @lru_cache(maxsize=1)
@@ -153,7 +153,8 @@ def batch_invariant(enabled: bool = True) -> Iterator[None]:
     A product raises RuntimeError where no kernel can multiply so many rows in that class of bits, from 65,536 rows on
     at the earliest (docs/tuning.md).
     """
-    with _within(current()._replace(batch_invariant=enabled)):
+    checks.flag("batch_invariant", "enabled", enabled)
+    with _within(current()._replace(batch_invariant=bool(enabled))):
         yield
 
 
@@ -183,6 +184,7 @@ def set_tuner(tuner: Tuner | None) -> None:
     the policy there. `import triton_gemm` sets `tuning`'s.
     """
     global _tuner
+    checks.callback("set_tuner", "tuner", tuner)
     _tuner = tuner
     generation.advance()
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from . import ops
+from . import checks, ops
 from .arithmetic import FLOATING
-from .compat import INTERPRETED, hide_from_dynamo, overlaps_itself, withdraw
+from .compat import INTERPRETED, free_in_children, hide_from_dynamo, overlaps_itself, withdraw
 from .device import device_info
 from .plan import MAX_PLANS, keep, key_of
 from .problem import Request
@@ -55,7 +55,7 @@ class Rule:
 _rules: list[Rule] = []
 _library: torch.library.Library | None = None
 _counts: Counter[tuple[str, str]] = Counter()
-_lock = threading.Lock()
+_lock = free_in_children(threading.Lock())
 
 _SUM = Request(beta=1)
 _fast: dict[tuple[object, ...], ops.FastPath] = {}  # of calls under the innermost rule, by overload and `plan.key_of`
@@ -78,7 +78,8 @@ def enable(
     set before Python started.
     """
     global _library, _fast
-    rule = Rule(_kinds(only), _kinds(exclude), predicate)
+    checks.callback("enable", "predicate", predicate)
+    rule = Rule(_kinds("only", only), _kinds("exclude", exclude), predicate)
     if not INTERPRETED and torch.cuda.device_count() == 0:
         raise RuntimeError(
             f"triton_gemm routes products on CUDA devices, and torch {torch.__version__} sees none here; to route "
@@ -91,15 +92,18 @@ def enable(
         _fast = {}  # another, for calls under way keep theirs in the old one
 
 
-def _kinds(given: Kind | Collection[Kind]) -> frozenset[Kind]:
-    """What `only` or `exclude` names: one, or several."""
-    kinds = frozenset((given,) if isinstance(given, (str, torch.dtype)) else given)
-    unknown = [x for x in kinds if x not in ROUTED and not isinstance(x, torch.dtype)]
+def _kinds(name: str, given: Kind | Collection[Kind]) -> frozenset[Kind]:
+    """What `only` or `exclude`, which `name` says, names: one, or several."""
+    if isinstance(given, (str, torch.dtype)):
+        given = (given,)
+    checks.several("enable", name, given)
+    several = tuple(given)
+    unknown = [x for x in several if not (isinstance(x, torch.dtype) or (isinstance(x, str) and x in ROUTED))]
     if unknown:
         raise ValueError(
             f"enable(): {', '.join(map(str, unknown))}: only {', '.join(ROUTED)} are routed, and by dtypes"
         )
-    return kinds
+    return frozenset(several)
 
 
 @hide_from_dynamo
@@ -136,6 +140,7 @@ def use(
 def report_routing(*, reset: bool = False) -> dict[tuple[str, str], int]:
     """How many calls of each operator went where, since the start or the last reset: {("addmm", "triton_gemm"): 12,
     ("mm", "torch: int64 is not computed"): 1}."""
+    checks.flag("report_routing", "reset", reset)
     found = dict(sorted(_counts.items()))
     if reset:
         _counts.clear()

@@ -52,6 +52,10 @@ def scaled_matmul(
     """
     more = {} if bias is None else {"bias": bias}
     checks.tensors("scaled_matmul", a=a, b=b, scale_a=scale_a, scale_b=scale_b, **more)
+    if use_fast_accum is not False:
+        checks.flag("scaled_matmul", "use_fast_accum", use_fast_accum)
+    if batch_invariant is not None:
+        checks.flag("scaled_matmul", "batch_invariant", batch_invariant)
     operands = (a, b, scale_a, scale_b, bias)
     checks.no_tangents("scaled_matmul", *operands)
     plain = ops.is_plain(*operands) and not ops.needs_grad(*operands)
@@ -98,6 +102,7 @@ def check(
     checks.implemented("scaled_matmul", a, b, dtypes=SCALED)
     (M, K), N = a.shape, b.shape[1]
     if out_dtype not in SCALED_OUT_DTYPES:
+        checks.dtype(out_dtype)
         raise ValueError(
             f"scaled_matmul(): out_dtype must be one of {checks.names(SCALED_OUT_DTYPES)}, not {out_dtype}"
         )

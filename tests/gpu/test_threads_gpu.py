@@ -18,7 +18,7 @@ import torch
 
 import triton_gemm
 from tests.gpu.test_plan_gpu import PLAIN, SPLIT, assert_right, pair, random, script
-from triton_gemm import api, plan
+from triton_gemm import api, plan, workspace
 from triton_gemm.device import device_info
 from triton_gemm.ladder import LADDER
 
@@ -105,6 +105,40 @@ def test_a_pool_of_threads() -> None:
     torch.cuda.synchronize()
     for (a, b), c in zip(pairs, outs, strict=True):
         assert_right(a, b, c)
+
+
+def test_a_workspace_that_does_not_fit() -> None:
+    """torch's error comes through, and the next call has the bits of the one before."""
+    a, b = pair(SPLIT)
+    c, first = empty(a, b), triton_gemm.matmul(a, b)
+    assert workspace._workspaces, "this product has a workspace"
+    workspace._workspaces.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workspace, "MINIMUM", 1 << 50)  # more than any GPU has
+        for _ in range(2):
+            with pytest.raises(torch.OutOfMemoryError):
+                triton_gemm.matmul(a, b, out=c)
+    assert not workspace._workspaces
+    triton_gemm.matmul(a, b, out=c)
+    assert torch.equal(c, first)
+
+
+def test_an_interruption_while_it_compiles() -> None:
+    """The next call compiles again, in whatever thread."""
+    a, b = pair((648, 1096, 520))
+    c = empty(a, b)
+    plan.PLANS.clear()
+    api._fast.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "compiled", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            triton_gemm.matmul(a, b, out=c)
+    in_fresh_threads(*[lambda: triton_gemm.matmul(a, b, out=c)] * 4)
+    assert_right(a, b, c)
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_routed_products() -> None:

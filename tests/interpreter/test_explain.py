@@ -199,7 +199,11 @@ MISTAKES: dict[str, tuple[Call, type[Exception], str]] = {
     "an old device": (lambda: explain(A, B, device="sm_75"), RuntimeError, "needs compute capability 8.0 or newer"),
     "groups with a bias": (lambda: explain(A, Y, groups=OFFS, bias=ROW), ValueError, "both groups and bias"),
     "groups in batches": (lambda: explain(**SIZES, groups=3, batch=2), ValueError, "cut out of one matrix"),
-    "group_dim": (lambda: explain(**SIZES, groups=3, group_dim="m"), ValueError, "along group_dim M, N or K"),
+    "group_dim": (
+        lambda: explain(**SIZES, groups=3, group_dim="m"),
+        ValueError,
+        "group_dim must be one of M, N, K, not 'm'",
+    ),
     "groups of others": (lambda: explain(A, Y, groups=2), RuntimeError, "batch sizes have to match"),
     "scales": (lambda: explain(A8, B8, scales="columns"), ValueError, "one of tensor, rows, blocks, not 'columns'"),
     "scales of fp16": (lambda: explain(A, B, scales="rows"), NotImplementedError, "float16"),

@@ -21,8 +21,9 @@ from typing import Literal
 import torch
 import triton
 
-from .. import generation
+from .. import checks, generation
 from ..bit_classes import bit_class
+from ..compat import free_in_children
 from ..device import DeviceInfo, current_device_info
 from ..problem import GemmProblem
 from ..select import Selection
@@ -37,7 +38,7 @@ SHIPPED = Path(__file__).parent
 JOURNAL = ".tuning.jsonl"  # ends the names of files in which a tuner notes what failed
 Source = Literal["user's table", "shipped table"]
 
-_lock = threading.Lock()
+_lock = free_in_children(threading.Lock())
 _loaded: dict[tuple[Path, DeviceInfo, str], dict[Bits, Table]] = {}
 _ignored: Counter[str] = Counter()
 
@@ -81,6 +82,8 @@ def lookup(
     which class of bits (`bit_classes`) entries must have, and is called only if there is one. Entries of another class,
     and those that the device cannot run, are left out, and counted in `ignored()`.
     """
+    _check("lookup", device, bits, problem)
+    checks.instance("lookup", "only", only, str, or_none=True)
     for source, where in _folders():
         for table in _asked(where, device, bits):
             entry = table.entries.get(problem)
@@ -112,6 +115,14 @@ def known(problem: GemmProblem, device: DeviceInfo) -> list[tuple[Source, Entry]
     """All that tables of any bits hold for `problem` on `device`, legal there or not, and whose they are."""
     every = ((source, table) for source, where in _folders() for table in _asked(where, device, "any"))
     return [(source, table.entries[problem]) for source, table in every if problem in table.entries]
+
+
+def _check(function: str, device: DeviceInfo, bits: Bits, *problems: GemmProblem) -> None:
+    """Whether these are what they are said to be."""
+    for problem in problems:
+        checks.instance(function, "problem", problem, GemmProblem)
+    checks.instance(function, "device", device, DeviceInfo)
+    checks.one_of(function, "bits", bits, BITS)
 
 
 def _asked(where: Path, device: DeviceInfo, bits: Bits) -> list[Table]:
@@ -182,7 +193,14 @@ def store(
 
     us, default_us: microseconds that it took, and that the model's choice took at the same time; measured: when, in ISO
     8601, by default now; by: what measured it, by default the versions of this package, Triton and torch.
+
+    Raises TypeError or ValueError for what no table could hold: nothing is written then.
     """
+    _check("store", device, bits, problem)
+    checks.instance("store", "selection", selection, Selection)
+    us, default_us = checks.positive("store", "us", us), checks.positive("store", "default_us", default_us)
+    checks.instance("store", "measured", measured, str, or_none=True)
+    checks.instance("store", "by", by, str, or_none=True)
     measured = measured or datetime.now(timezone.utc).isoformat(timespec="seconds")
     how = (selection.kernel, selection.config, selection.work, selection.swap_ab, selection.packed)
     entry = Entry(*how, float(us), float(default_us), measured, by or versions())
@@ -211,6 +229,7 @@ def versions() -> str:
 def merge(paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) -> int:
     """Merges files of one kind into the file `out`, the same in any order of `paths`; how many entries it has.
     ValueError where a file cannot be read whole, or is of another kind."""
+    checks.several("merge", "paths", paths)
     table = files.merge([_read(Path(path)) for path in paths])
     Path(out).write_text(table.text())
     return len(table.entries)
@@ -219,7 +238,9 @@ def merge(paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) 
 def export_to(path: str | os.PathLike[str], device: DeviceInfo | None = None, bits: Bits = "same") -> int:
     """Writes the user's table for `device`, by default the current GPU, into a file that `import_from` takes, here or
     elsewhere; how many entries it has."""
-    empty = Table(Silicon.of(device or current_device_info()), bits=bits)
+    device = device if device is not None else current_device_info()
+    _check("export_to", device, bits)
+    empty = Table(Silicon.of(device), bits=bits)
     where = folder()
     table = empty if where is None else files.current(where, empty)
     Path(path).write_text(table.text())
@@ -292,6 +313,7 @@ def set_aside() -> list[Path]:
 def verify(device: DeviceInfo | None = None) -> list[Report]:
     """A report of every file of tables, and of all that was set aside: whether it is of the silicon of `device`, by
     default the current GPU, and of this version of Triton, and each entry legal there. Nothing changes."""
+    checks.instance("verify", "device", device, DeviceInfo, or_none=True)
     reports = [Report(path, "user's table", 0, ("it is set aside",)) for path in set_aside()]
     device = device or current_device_info()
     for source, path, found in listed():

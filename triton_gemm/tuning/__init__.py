@@ -13,13 +13,14 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
-from .. import generation, policies, tables
+from .. import checks, generation, policies, tables
 from ..arithmetic import DTYPES, result_dtype
 from ..bit_classes import bit_class
+from ..compat import free_in_children
 from ..device import DeviceInfo, device_info
 from ..explanation import Layout, operands_of_sizes
 from ..problem import GemmProblem, Request
@@ -38,7 +39,8 @@ BUDGET_OF_A_CALL = 10.0  # seconds that the policy "tune" spends on a problem
 
 Shapes = str | os.PathLike[str] | Sequence[tuple[int, int, int] | GemmProblem] | Mapping[GemmProblem, int]
 
-one_at_a_time = threading.RLock()  # what is timed at once is not timed well; whom progress is told may multiply
+# What is timed at once is not timed well; whom progress is told may multiply.
+one_at_a_time = free_in_children(threading.RLock())
 
 
 def tune(
@@ -95,14 +97,23 @@ def tune(
     from .session import Session, Wishes
     from .shown import shown
 
-    if bits not in BITS or measure not in Measure.__args__ or repeat < 1 or not budget > 0:  # type: ignore[attr-defined]
-        raise ValueError(
-            f"tune(): bits must be one of {', '.join(BITS)}, measure graph or eager, budget and repeat positive, not "
-            f"{bits!r}, {measure!r}, {budget!r} and {repeat!r}"
-        )
+    checks.count("repeat", repeat, 1)
+    budget = checks.number("tune", "budget", budget)
+    if not budget > 0:
+        raise ValueError(f"tune(): budget must be positive, not {budget!r}")
+    checks.flag("tune", "resume", resume)
+    checks.callback("tune", "progress", progress)
+    checks.one_of("tune", "bits", bits, BITS)
+    checks.one_of("tune", "measure", measure, get_args(Measure))
+    checks.one_of("tune", "layout", layout, get_args(Layout))
+    checks.dtype(dtype, "dtype")
+    if not isinstance(shapes, (str, os.PathLike)):
+        checks.several("tune", "shapes", shapes)
+    checks.several("tune", "configs", configs)
     calls = problems_of(shapes, dtype, layout)
     wishes = Wishes(budget, bits, measure, tuple(configs), resume, repeat)
     _check(wishes.configs)
+    _gpu(device)
     if not torch.cuda.is_available() or torch.cuda.is_current_stream_capturing():
         raise RuntimeError("tune(): there is no GPU to time anything on, or a graph is captured on it")
     where = gpu_of(device)
@@ -118,11 +129,18 @@ def tune(
             gpu.close()
 
 
-def gpu_of(device: torch.device | str | int | None) -> torch.device:
-    """A GPU with its number."""
-    found = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cuda")
+def _gpu(device: torch.device | str | int | None) -> torch.device:
+    """What is named, with a number or without; ValueError where it is no GPU, torch's errors for what is nothing."""
+    named = "cuda" if device is None else device
+    found = torch.device("cuda", named) if isinstance(named, int) else torch.device(named)
     if found.type != "cuda":
         raise ValueError(f"{found} is no GPU")
+    return found
+
+
+def gpu_of(device: torch.device | str | int | None) -> torch.device:
+    """A GPU with its number."""
+    found = _gpu(device)
     return torch.device("cuda", torch.cuda.current_device() if found.index is None else found.index)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import plan
-from ..compat import current_device
+from ..compat import current_device, free_in_children
 from ..problem import GemmProblem
 from ..tables.records import WrongError, plain, read, text_of
 
@@ -23,7 +23,7 @@ AT_MOST = 1 << 16  # launches that are noted before they are counted
 
 _recorders: list[Counter[Any]] = []
 _launched: list[Any] = []  # plans, once for each launch: appending is what calls cost, and needs no lock
-_lock = threading.Lock()
+_lock = free_in_children(threading.Lock())
 _runs: dict[Any, Any] = {}  # of each kind of plan, its own method
 
 

@@ -1,0 +1,120 @@
+"""What is compiled: every kernel in each of its configurations, in one product for each precision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+
+import torch
+
+from triton_gemm import kernels, precompile
+from triton_gemm.aot import CapturedLaunch
+from triton_gemm.arithmetic import ARITHMETICS, HALF, IEEE, TF32, Arithmetic
+from triton_gemm.config import TileConfig
+from triton_gemm.device import DeviceInfo, device_of_capability
+from triton_gemm.explanation import operands_of_sizes
+from triton_gemm.kernels.candidate import Candidate, Work
+from triton_gemm.kernels.launch import Launch, materialise
+from triton_gemm.kernels.schedule import Schedule
+from triton_gemm.problem import GemmProblem, Request
+
+# (M, N, K) and layout of A and B. A configuration is compiled in the first of these that its kernel takes: "nt" is
+# `linear`'s, the narrow ones are for the kernels of a few rows.
+PRODUCTS = (
+    ((1024, 1280, 2048), "nt"),
+    ((1024, 1280, 2048), "nn"),
+    *(((rows, 1280, 2048), layout) for rows in (1, 2, 4, 16) for layout in ("nt", "nn")),
+)
+ODD = (1023, 1279, 2047)  # whose rows TMA cannot read, so that they are copied
+CAPABILITY = (9, 0)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kernel to compile. name: kernel, precision, product and configuration: what records know it by."""
+
+    name: str
+    launch: Launch = field(repr=False)
+    problem: GemmProblem = field(repr=False)
+
+    def captured(self) -> CapturedLaunch:
+        """The launch as a plan on Hopper makes it, on operands that do not exist."""
+        launch = self.launch.programmatic()
+        operands: Mapping[str, torch.Tensor] = precompile.operands_of(self.problem, [launch])
+        arguments = materialise(launch, operands, precompile.SCALARS)
+        return CapturedLaunch(launch.kernel, {**arguments, **launch.options})
+
+
+def problem(size: tuple[int, int, int], layout: str, arithmetic: Arithmetic) -> GemmProblem:
+    """The product of that size in a precision's main dtype, bf16 of the 16-bit ones, without an epilogue. Operands
+    that have scales have one for each of them, and give bf16."""
+    M, N, K = size
+    dtype = torch.bfloat16 if arithmetic is HALF else arithmetic.dtypes[0]
+    out_dtype = arithmetic.out_dtype or (torch.bfloat16 if dtype.itemsize == 1 else dtype)
+    a, b = operands_of_sizes(M, N, K, dtype, 1, layout, None)
+    request = Request(precision=arithmetic.name, scales=None if arithmetic.plain else "tensor")
+    return request.problem(a, b, torch.empty(M, N, dtype=out_dtype, device="meta"))
+
+
+def configurations(kernel: str, candidate: Candidate) -> tuple[TileConfig, ...]:
+    """All that a kernel lists for what it is given."""
+    given, module = candidate.problem, kernels.named(kernel)
+    if kernel == "warp_specialised":
+        listed = kernels.warp_specialised
+        return listed.configs(given.dtype) + listed.configs(given.dtype, clusters=True)
+    if isinstance(module.CONFIGS, dict):
+        found: tuple[TileConfig, ...] = module.CONFIGS[given.precision]
+        return found
+    return tuple(module.CONFIGS)
+
+
+@cache
+def every() -> dict[str, Case]:
+    """All cases by name, those of one kernel after one another, for sm_90 (132 multiprocessors assumed)."""
+    device = device_of_capability(CAPABILITY)
+    found: dict[str, Case] = {}
+    for kernel in kernels.KERNELS:
+        for arithmetic in ARITHMETICS.values():
+            for case in _of_kernel(kernel, arithmetic, device):
+                found.setdefault(case.name, case)
+    for arithmetic in ARITHMETICS.values():
+        for case in _copies(arithmetic):
+            found.setdefault(case.name, case)
+    return found
+
+
+def _of_kernel(kernel: str, arithmetic: Arithmetic, device: DeviceInfo) -> Iterator[Case]:
+    """The configurations that the kernel offers for one of the products, and those that it lists. Tiles as wide as a
+    wave needs are offered and not listed, and what is listed for other sizes is not offered."""
+    module = kernels.named(kernel)
+    offered: dict[TileConfig, Case] = {}
+    listed: dict[TileConfig, Case] = {}
+    for size, layout in PRODUCTS:
+        shape = f"{'x'.join(map(str, size))} {layout}"
+        given: dict[GemmProblem, list[Candidate]] = {}
+        for candidate in module.candidates(problem(size, layout, arithmetic), device):
+            given.setdefault(candidate.problem, []).append(candidate)
+        for made, candidates in given.items():
+            whole = Schedule(device.num_sms) if isinstance(candidates[0].work, Schedule) else 1
+            works: dict[TileConfig, list[Work]] = {}
+            for candidate in candidates:
+                works.setdefault(candidate.config, [whole]).append(candidate.work)
+            for config in (*works, *configurations(kernel, candidates[0])):
+                found = offered if config in works else listed
+                legal = (w for w in works.get(config, [whole]) if module.illegal(made, device, config, w) is None)
+                work = None if config in found else next(legal, None)
+                if work is not None:
+                    *_, launch = module.launches(made, config, work)
+                    found[config] = Case(f"{kernel} {arithmetic.name}, {shape}: {config}", launch, made)
+    yield from (listed | offered).values()
+
+
+def _copies(arithmetic: Arithmetic) -> Iterator[Case]:
+    """Those that `kernels.repack` makes of operands which a kernel cannot read, or multiplies in planes."""
+    if arithmetic not in (HALF, IEEE, TF32) and not arithmetic.planes:
+        return
+    made = problem(ODD, "nn", arithmetic)
+    for name in ("a", "b"):
+        launch, _ = kernels.repack.copy_of(made, name)
+        yield Case(f"repack {arithmetic.name}, {'x'.join(map(str, ODD))} nn: {name}", launch, made)
