@@ -1,0 +1,348 @@
+"""Fuzzing: products drawn at random and called in any order, each held to fp64; `python -m tests.fuzz` is the command.
+
+`Calls` is a hypothesis state machine. Its rules are calls of one product with different values, of earlier products
+again, on another stream, through torch under `use()`, and from a captured graph; and changes of what calls depend on:
+the policy, batch invariance, torch's precision of fp32, and the caches. Operands lie in the same memory every time.
+
+On a GPU processes share the work, each for MINUTES. Most problems come from a pool, so that kernels are compiled once
+for all processes and runs; one in FRESH is drawn anew. Verdicts stay on the GPU until an example ends. A failure is
+printed shrunk, as a test to paste. Without a GPU (TRITON_INTERPRET=1) products are tiny, and run in the interpreter:
+tests/interpreter/test_fuzz.py runs the same thousand every time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+
+import triton_gemm
+from tests.random_products import (
+    LARGE,
+    ROUTED,
+    SMALL,
+    VALUES,
+    Memory,
+    Prepared,
+    Problem,
+    draw_problem,
+    on_stream,
+)
+from triton_gemm import api, plan, policies
+from triton_gemm.compat import INTERPRETED
+
+DEVICE = "cpu" if INTERPRETED else "cuda"
+POOL, FRESH = 1500, 40
+TIMES = 1 if INTERPRETED else 4  # draws of values for each call of a rule
+GRAPHS = 2  # that an example captures at most
+LIMIT_S = 60.0  # of one example, beyond the time that was given
+
+TEST = """from tests.fuzz import Calls, Problem
+
+
+def test_found_by_fuzzing() -> None:
+    calls = Calls()
+    try:
+{}
+    finally:
+        calls.teardown()
+"""
+
+
+@lru_cache(maxsize=1)
+def pool() -> list[Problem]:
+    """The problems that most examples are made of, the simplest first: the same in every process."""
+    chosen = random.Random(0)
+    return sorted((draw_problem(chosen.choice, LARGE) for _ in range(POOL)), key=lambda problem: problem.cost)
+
+
+@st.composite
+def problems(draw: Any) -> Problem:
+    if not INTERPRETED and draw(st.integers(0, FRESH - 1)):
+        return draw(st.sampled_from(pool()))
+    return draw_problem(lambda options: draw(st.sampled_from(options)), SMALL if INTERPRETED else LARGE)
+
+
+PROBLEMS, SEEDS = problems(), st.integers(0, 999)
+DRAWN = st.sampled_from(VALUES)
+
+
+def fitting(problem: Problem, values: str) -> str:
+    """`values`, unless a problem promises nothing of them: activations of infinities are those of torch's formulas."""
+    return "nan" if values == "inf" and problem.activation not in (None, "relu") else values
+
+
+class Calls(RuleBasedStateMachine):
+    """Calls of products, in any order."""
+
+    products = 0  # of all machines of this process
+    kernels: Counter[str] = Counter()  # planned problems by kernel
+    log: list[str] = []  # the steps of the present example; of the last one, when it has failed
+    journal: Path | None = None  # a file that holds the log, too, for a process that does not come back
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = Memory(DEVICE)
+        self.contexts: list[Any] = []
+        self.seen: list[Problem] = []
+        self.graphs: list[tuple[Any, Prepared]] = []
+        self.waiting: list[tuple[torch.Tensor, str]] = []
+        self.setting = torch.backends.cuda.matmul.fp32_precision
+        Calls.log = []
+        forget()  # what an example finds must not depend on those before
+
+    # --- Calls ---
+
+    @rule(problem=PROBLEMS, values=DRAWN, seed=SEEDS)
+    def multiply(self, problem: Problem, values: str, seed: int) -> None:
+        self._say("multiply", problem=problem, values=values, seed=seed)
+        self.seen.append(problem)
+        self._multiply(problem, values, seed)
+
+    @precondition(lambda self: self.seen)
+    @rule(which=st.integers(0, 9), values=DRAWN, seed=SEEDS)
+    def again(self, which: int, values: str, seed: int) -> None:
+        """An earlier product, by what is cached of it."""
+        self._say("again", which=which, values=values, seed=seed)
+        self._multiply(self.seen[which % len(self.seen)], values, seed)
+
+    @precondition(lambda self: self.seen)
+    @rule(which=st.integers(0, 9), values=DRAWN, seed=SEEDS)
+    def on_a_stream(self, which: int, values: str, seed: int) -> None:
+        self._say("on_a_stream", which=which, values=values, seed=seed)
+        with on_stream(DEVICE):
+            self._multiply(self.seen[which % len(self.seen)], values, seed)
+        if DEVICE == "cuda":
+            torch.cuda.synchronize()  # the memory is the next call's
+
+    @precondition(lambda self: any(problem.operation in ROUTED for problem in self.seen))
+    @rule(which=st.integers(0, 9), values=DRAWN, seed=SEEDS)
+    def through_torch(self, which: int, values: str, seed: int) -> None:
+        """torch's function under `use()`."""
+        self._say("through_torch", which=which, values=values, seed=seed)
+        routed = [problem for problem in self.seen if problem.operation in ROUTED]
+        problem = routed[which % len(routed)]
+        if problem.dtype == "int8" or problem.out_dtype or problem.activation or problem.candidate is not None:
+            return  # which torch's do not have
+        self._multiply(problem, values, seed, through_torch=True)
+
+    @precondition(lambda self: DEVICE == "cuda" and len(self.graphs) < GRAPHS)
+    @rule(problem=PROBLEMS)
+    def capture(self, problem: Problem) -> None:
+        self._say("capture", problem=problem)
+        prepared = Prepared(problem, Memory(DEVICE))  # its own memory: the graph keeps the addresses
+        prepared.fill("integers", 0)
+        prepared.call()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            prepared.call()
+        self.graphs.append((graph, prepared))
+
+    @precondition(lambda self: self.graphs)
+    @rule(which=st.integers(0, GRAPHS - 1), values=DRAWN, seed=SEEDS)
+    def replay(self, which: int, values: str, seed: int) -> None:
+        self._say("replay", which=which, values=values, seed=seed)
+        graph, prepared = self.graphs[which % len(self.graphs)]
+        self._check(prepared, graph.replay, fitting(prepared.problem, values), seed)
+
+    # --- What calls depend on ---
+
+    @rule(name=st.sampled_from(("model", "cached")), bits=st.sampled_from(("same", "any")))
+    def enter_policy(self, name: str, bits: str) -> None:
+        self._say("enter_policy", name=name, bits=bits)
+        self._enter(triton_gemm.policy(name, bits=bits))  # type: ignore[arg-type]
+
+    @rule(enabled=st.booleans())
+    def enter_batch_invariant(self, enabled: bool) -> None:
+        self._say("enter_batch_invariant", enabled=enabled)
+        self._enter(triton_gemm.batch_invariant(enabled))
+
+    @precondition(lambda self: self.contexts)
+    @rule()
+    def leave(self) -> None:
+        self._say("leave")
+        self.contexts.pop().__exit__(None, None, None)
+
+    @rule(precision=st.sampled_from(("ieee", "tf32")))
+    def set_fp32_precision(self, precision: str) -> None:
+        self._say("set_fp32_precision", precision=precision)
+        torch.backends.cuda.matmul.fp32_precision = precision
+
+    @rule()
+    def forget(self) -> None:
+        """What was planned, in all caches."""
+        self._say("forget")
+        forget()
+
+    def teardown(self) -> None:
+        with ExitStack() as stack:
+            torch.backends.cuda.matmul.fp32_precision = self.setting
+            for context in self.contexts:  # the innermost leaves first
+                stack.push(context.__exit__)
+            self.contexts = []
+            self.graphs.clear()
+            self.flush()
+
+    # --- How ---
+
+    def _enter(self, context: Any) -> None:
+        context.__enter__()
+        self.contexts.append(context)
+
+    def _multiply(self, problem: Problem, values: str, seed: int, *, through_torch: bool = False) -> None:
+        prepared = Prepared(problem, self.memory)
+        call = prepared.call_through_torch if through_torch else prepared.call
+        for i in range(TIMES):
+            self._check(prepared, call, fitting(problem, values), seed + i, through_torch=through_torch)
+
+    def _check(self, prepared: Prepared, call: Any, values: str, seed: int, *, through_torch: bool = False) -> None:
+        prepared.fill(values, seed)
+        call()
+        found = prepared.verdict(through_torch=through_torch)
+        Calls.products += 1
+        self.waiting.append((found, f"{Calls.log[-1]}: {prepared.problem}, seed {seed}"))
+        if DEVICE == "cpu":
+            self.flush()
+
+    def flush(self) -> None:
+        """Waits for all verdicts; AssertionError for the first that is not right."""
+        waiting, self.waiting = self.waiting, []
+        if not waiting:
+            return
+        for (wrong, worst, outside), (_, said) in zip(
+            torch.stack([verdict for verdict, _ in waiting]).tolist(), waiting, strict=True
+        ):
+            assert outside == 0, f"{said}: {outside:.0f} bytes were written that are no result's"
+            assert wrong == 0, f"{said}: {wrong:.0f} elements are wrong, by up to {worst:.3g} times the bound"
+
+    def _say(self, name: str, /, **arguments: Any) -> None:
+        shown = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+        Calls.log.append(f"calls.{name}({shown})")
+        if Calls.journal is not None:
+            Calls.journal.write_text("\n".join(Calls.log))
+
+
+def forget() -> None:
+    """Empties the caches of plans, and counts what was planned."""
+    Calls.kernels.update(planned.selection.kernel for planned in plan.PLANS.values())
+    plan.PLANS.clear()
+    api._fast.clear()
+
+
+def as_test(log: Sequence[str]) -> str:
+    """Steps of an example as a test to paste."""
+    return TEST.format("\n".join(f"        {line}" for line in log))
+
+
+def fuzz(number: int, examples: int, steps: int, machine: type[Calls] = Calls) -> None:
+    """So many examples of at most so many steps, the same for the same number. A failure raises, its last note being
+    the shrunk example as a test."""
+    chosen = settings(
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        database=None,
+        print_blob=False,
+        report_multiple_bugs=False,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+    )
+    try:
+        run_state_machine_as_test(seed(number)(type("Calls", (machine,), {})), settings=chosen)
+    except Exception as error:
+        error.found = as_test(Calls.log)  # type: ignore[attr-defined]
+        raise
+
+
+# --- The command ---
+
+
+def work(number: int, minutes: float, journal: Path) -> int:
+    """One process: examples until the time is over."""
+    Calls.journal, deadline, chunk = journal, time.monotonic() + 60 * minutes, 0
+    try:
+        while time.monotonic() < deadline:
+            fuzz(1000 * number + chunk, 5, 40)
+            chunk += 1
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}\n\n{error.found}", file=sys.stderr, flush=True)  # type: ignore[attr-defined]
+        return 1
+    finally:
+        forget()
+        kernels = ", ".join(f"{count} {kernel}" for kernel, count in Calls.kernels.most_common())
+        print(f"{Calls.products} products; planned: {kernels}", flush=True)
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--jobs", type=int, default=8, help="processes that share the GPU")
+    parser.add_argument("--seed", type=int, default=int(time.time()) % 100_000, help="of what is drawn; else the clock's")
+    parser.add_argument("--journal", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if given.journal is not None:
+        return work(given.seed, given.minutes, given.journal)
+    if not INTERPRETED and not torch.cuda.is_available():
+        parser.error("there is no CUDA device here; TRITON_INTERPRET=1 fuzzes tiny products in the interpreter")
+    print(f"fuzzing for {given.minutes:g} minutes in {given.jobs} processes, seed {given.seed}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        return _share(given.minutes, given.jobs, given.seed, Path(folder))
+
+
+def _share(minutes: float, jobs: int, number: int, folder: Path) -> int:
+    """Runs the processes; prints what they found, and the steps of one that died or did not end."""
+    begin = time.monotonic()
+    children = []
+    for i in range(jobs):
+        journal = folder / str(i)
+        command = [sys.executable, "-m", "tests.fuzz", "--seed", str(number + i), "--minutes", str(minutes)]
+        child = subprocess.Popen(
+            [*command, "--journal", str(journal)],
+            stdout=(folder / f"{i}.out").open("w"),
+            stderr=(folder / f"{i}.err").open("w"),
+        )
+        children.append((child, journal))
+    failed, total, kernels = 0, 0, Counter[str]()
+    for i, (child, journal) in enumerate(children):
+        try:
+            child.wait(max(1.0, begin + 60 * minutes + LIMIT_S - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+        said, words = (folder / f"{i}.out").read_text(), (folder / f"{i}.err").read_text()
+        if child.returncode:
+            failed += 1
+            how = "failed" if child.returncode == 1 else f"died, or did not end ({child.returncode})"
+            print(f"process {i}, seed {number + i}, {how}:\n{words}")
+            if child.returncode != 1 and journal.exists():
+                print(f"Its last example, not shrunk:\n\n{as_test(journal.read_text().splitlines())}")
+        count, _, planned = said.partition(" products; planned: ")
+        total += int(count) if count.isdigit() else 0
+        for item in filter(None, planned.strip().split(", ")):
+            size, kernel = item.split(" ")
+            kernels[kernel] += int(size)
+    planned = ", ".join(f"{count:,} on {kernel}" for kernel, count in kernels.most_common())
+    print(f"{total:,} products in {time.monotonic() - begin:.0f} s; problems planned: {planned}")
+    print(f"FAILED: {failed} of {jobs} processes" if failed else "No wrong element, and no byte written elsewhere.")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
