@@ -20,8 +20,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -29,13 +30,16 @@ from typing import Any
 import torch
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 import triton_gemm
 from tests.random_products import (
+    GAPS,
     LARGE,
+    ORDERS,
     ROUTED,
     SMALL,
+    STEPS,
     VALUES,
     Memory,
     Prepared,
@@ -87,12 +91,23 @@ def fitting(problem: Problem, values: str) -> str:
     return "nan" if values == "inf" and problem.activation not in (None, "relu") else values
 
 
+@dataclass(frozen=True)
+class Step:
+    """A call of a rule."""
+
+    name: str
+    arguments: dict[str, Any]
+
+    def __str__(self) -> str:
+        return f"calls.{self.name}({', '.join(f'{key}={value!r}' for key, value in self.arguments.items())})"
+
+
 class Calls(RuleBasedStateMachine):
     """Calls of products, in any order."""
 
     products = 0  # of all machines of this process
     kernels: Counter[str] = Counter()  # planned problems by kernel
-    log: list[str] = []  # the steps of the present example; of the last one, when it has failed
+    log: list[Step] = []  # the present example's; of the last one, when it has failed
     journal: Path | None = None  # a file that holds the log, too, for a process that does not come back
 
     def __init__(self) -> None:
@@ -105,6 +120,11 @@ class Calls(RuleBasedStateMachine):
         self.setting = torch.backends.cuda.matmul.fp32_precision
         Calls.log = []
         forget()  # what an example finds must not depend on those before
+
+    @initialize(precision=st.sampled_from(("ieee", "tf32")))
+    def begin(self, precision: str) -> None:
+        self._say("begin", precision=precision)
+        torch.backends.cuda.matmul.fp32_precision = precision
 
     # --- Calls ---
 
@@ -120,6 +140,29 @@ class Calls(RuleBasedStateMachine):
         """An earlier product, by what is cached of it."""
         self._say("again", which=which, values=values, seed=seed)
         self._multiply(self.seen[which % len(self.seen)], values, seed)
+
+    @precondition(lambda self: self.seen)
+    @rule(precision=st.sampled_from(("ieee", "tf32")), which=st.integers(0, 9), values=DRAWN, seed=SEEDS)
+    def in_precision(self, precision: str, which: int, values: str, seed: int) -> None:
+        """An earlier product, with torch's setting of fp32, which stays."""
+        self._say("in_precision", precision=precision, which=which, values=values, seed=seed)
+        torch.backends.cuda.matmul.fp32_precision = precision
+        self._multiply(self.seen[which % len(self.seen)], values, seed)
+
+    @precondition(lambda self: self.seen)
+    @rule(
+        which=st.integers(0, 9),
+        orders=st.sampled_from(ORDERS),
+        gap=st.sampled_from(GAPS),
+        step=st.sampled_from(STEPS),
+        values=DRAWN,
+        seed=SEEDS,
+    )
+    def lying_otherwise(self, which: int, orders: str, gap: int, step: int, values: str, seed: int) -> None:
+        """An earlier product of operands with other strides, at the same addresses."""
+        self._say("lying_otherwise", which=which, orders=orders, gap=gap, step=step, values=values, seed=seed)
+        problem = replace(self.seen[which % len(self.seen)], orders=orders, gap=gap, step=step)
+        self._multiply(problem, values, seed)
 
     @precondition(lambda self: self.seen)
     @rule(which=st.integers(0, 9), values=DRAWN, seed=SEEDS)
@@ -179,11 +222,6 @@ class Calls(RuleBasedStateMachine):
         self._say("leave")
         self.contexts.pop().__exit__(None, None, None)
 
-    @rule(precision=st.sampled_from(("ieee", "tf32")))
-    def set_fp32_precision(self, precision: str) -> None:
-        self._say("set_fp32_precision", precision=precision)
-        torch.backends.cuda.matmul.fp32_precision = precision
-
     @rule()
     def forget(self) -> None:
         """What was planned, in all caches."""
@@ -216,7 +254,7 @@ class Calls(RuleBasedStateMachine):
         call()
         found = prepared.verdict(through_torch=through_torch)
         Calls.products += 1
-        self.waiting.append((found, f"{Calls.log[-1]}: {prepared.problem}, seed {seed}"))
+        self.waiting.append((found, f"{Calls.log[-1]}, of {prepared.problem}"))
         if DEVICE == "cpu":
             self.flush()
 
@@ -232,10 +270,9 @@ class Calls(RuleBasedStateMachine):
             assert wrong == 0, f"{said}: {wrong:.0f} elements are wrong, by up to {worst:.3g} times the bound"
 
     def _say(self, name: str, /, **arguments: Any) -> None:
-        shown = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
-        Calls.log.append(f"calls.{name}({shown})")
+        Calls.log.append(Step(name, arguments))
         if Calls.journal is not None:
-            Calls.journal.write_text("\n".join(Calls.log))
+            Calls.journal.write_text(as_test(Calls.log))
 
 
 def forget() -> None:
@@ -245,14 +282,59 @@ def forget() -> None:
     api._fast.clear()
 
 
-def as_test(log: Sequence[str]) -> str:
+def as_test(log: Sequence[Step]) -> str:
     """Steps of an example as a test to paste."""
-    return TEST.format("\n".join(f"        {line}" for line in log))
+    return TEST.format("\n".join(f"        {step}" for step in log))
+
+
+def fails(log: Sequence[Step]) -> bool:
+    """Whether a result is wrong in these steps; what cannot be called at all is no failure."""
+    calls = Calls()
+    try:
+        try:
+            for step in log:
+                getattr(calls, step.name)(**step.arguments)
+        finally:
+            calls.teardown()
+    except AssertionError:
+        return True
+    except Exception:
+        return False
+    return False
+
+
+def simpler(log: Sequence[Step]) -> Iterator[list[Step]]:
+    """The same without a step, and with a problem's field at its default, or smaller."""
+    for i, step in enumerate(log):
+        yield [*log[:i], *log[i + 1 :]]
+        problem = step.arguments.get("problem")
+        if problem is not None:
+            values = [(x.name, x.default) for x in fields(problem)]
+            for which, size in enumerate(problem.size):
+                smaller = sorted({1, 2, size // 2, size - 1} & set(range(1, size)))
+                values += [("size", (*problem.size[:which], x, *problem.size[which + 1 :])) for x in smaller]
+            for name, value in values:
+                if value != getattr(problem, name):
+                    arguments = {**step.arguments, "problem": replace(problem, **{name: value})}
+                    yield [*log[:i], Step(step.name, arguments), *log[i + 1 :]]
+
+
+def shrunk(log: Sequence[Step]) -> list[Step]:
+    """What is left of failing steps when none can be simpler. hypothesis shrinks first; a problem of the pool it can
+    only replace by another."""
+    found, better = list(log), True
+    while better:
+        better = False
+        for candidate in simpler(found):
+            if fails(candidate):
+                found, better = candidate, True
+                break
+    return found
 
 
 def fuzz(number: int, examples: int, steps: int, machine: type[Calls] = Calls) -> None:
-    """So many examples of at most so many steps, the same for the same number. A failure raises, its last note being
-    the shrunk example as a test."""
+    """So many examples of at most so many steps, the same for the same number. A failure raises what has `found`, the
+    shrunk example as a test."""
     chosen = settings(
         max_examples=examples,
         stateful_step_count=steps,
@@ -266,7 +348,8 @@ def fuzz(number: int, examples: int, steps: int, machine: type[Calls] = Calls) -
     try:
         run_state_machine_as_test(seed(number)(type("Calls", (machine,), {})), settings=chosen)
     except Exception as error:
-        error.found = as_test(Calls.log)  # type: ignore[attr-defined]
+        log = list(Calls.log)
+        error.found = as_test(shrunk(log) if fails(log) else log)  # type: ignore[attr-defined]
         raise
 
 
@@ -332,7 +415,7 @@ def _share(minutes: float, jobs: int, number: int, folder: Path) -> int:
             how = "failed" if child.returncode == 1 else f"died, or did not end ({child.returncode})"
             print(f"process {i}, seed {number + i}, {how}:\n{words}")
             if child.returncode != 1 and journal.exists():
-                print(f"Its last example, not shrunk:\n\n{as_test(journal.read_text().splitlines())}")
+                print(f"Its last example, not shrunk:\n\n{journal.read_text()}")
         count, _, planned = said.partition(" products; planned: ")
         total += int(count) if count.isdigit() else 0
         for item in filter(None, planned.strip().split(", ")):

@@ -32,6 +32,7 @@ Choose = Callable[[Sequence[Any]], Any]
 
 PARTS = 34  # partial sums of a product cut along K, at most
 NAN_BYTE, OTHER_BYTE = 0xFF, 0x5A  # NaN in every dtype that has it; in all a number that no test computes
+ORDERS, GAPS, STEPS = ("nnn", "ntn", "tnn", "ttn", "nnt"), (0, 8, 3), (1, 2)
 VALUES = ("integers", "normal", "wide", "nan", "inf")
 FLOATS = ("float32", "bfloat16", "float16", "float64")
 ADDING = {"addmm", "baddbmm", "linear"}
@@ -114,16 +115,16 @@ def draw_problem(choose: Choose, limits: Limits) -> Problem:
         whole = operation in ("mm", "matmul", "bmm", "mv")
         given["dtype"] = choose((*FLOATS, "int8") if whole else FLOATS)
     if given["dtype"] == "float32":
-        given["precision"] = choose((None, *MODES))
+        given["precision"] = choose((None, None, None, *MODES))
     if given["dtype"] in ("bfloat16", "float16") and operation in ("mm", "bmm", "addmm", "baddbmm", *GROUPED):
         given["out_dtype"] = choose((None, "float32"))
     if operation == "matmul":
         given["batch"] = choose(tuple(BATCHES))
     elif operation in ("bmm", "baddbmm"):
         given["batch"] = choose((1, 2, 3))
-    given["orders"] = choose(("nnn", "ntn", "tnn", "ttn", "nnt"))
-    given["gap"], given["offset"] = choose((0, 0, 8, 3)), choose((0, 0, 0, 1))
-    given["step"] = choose((1, 1, 1, 2))
+    given["orders"] = choose(ORDERS)
+    given["gap"], given["offset"] = choose((0, *GAPS)), choose((0, 0, 0, 1))
+    given["step"] = choose((1, 1, *STEPS))
     given["between"] = given.get("batch", "none") != "none" and choose((False, False, True))
     if operation in ADDING:
         given["added"] = choose(("row", "column", "matrix", None) if operation != "linear" else (None, "row"))
