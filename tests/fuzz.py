@@ -21,11 +21,11 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from hypothesis import HealthCheck, Phase, seed, settings
@@ -47,12 +47,13 @@ from tests.random_products import (
     draw_problem,
     on_stream,
 )
-from triton_gemm import api, plan, policies
+from triton_gemm import api, plan
 from triton_gemm.compat import INTERPRETED
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 POOL, FRESH = 1500, 40
 TIMES = 1 if INTERPRETED else 4  # draws of values for each call of a rule
+DEAD = 3  # the status of a process whose GPU cannot be used any more
 GRAPHS = 2  # that an example captures at most
 LIMIT_S = 60.0  # of one example, beyond the time that was given
 
@@ -102,12 +103,25 @@ class Step:
         return f"calls.{self.name}({', '.join(f'{key}={value!r}' for key, value in self.arguments.items())})"
 
 
+@contextmanager
+def alive() -> Iterator[None]:
+    """Ends a process of the command whose GPU cannot be used any more: there every call fails, and no example could be
+    shrunk. Its journal says which it was."""
+    try:
+        yield
+    except RuntimeError as error:
+        if Calls.journal is not None and ("CUDA error" in str(error) or "[CUDA]" in str(error)):
+            print(error, file=sys.stderr, flush=True)
+            os._exit(DEAD)
+        raise
+
+
 class Calls(RuleBasedStateMachine):
     """Calls of products, in any order."""
 
     products = 0  # of all machines of this process
-    kernels: Counter[str] = Counter()  # planned problems by kernel
-    log: list[Step] = []  # the present example's; of the last one, when it has failed
+    kernels: ClassVar[Counter[str]] = Counter()  # planned problems by kernel
+    log: ClassVar[list[Step]] = []  # the present example's; of the last one, when it has failed
     journal: Path | None = None  # a file that holds the log, too, for a process that does not come back
 
     def __init__(self) -> None:
@@ -171,7 +185,8 @@ class Calls(RuleBasedStateMachine):
         with on_stream(DEVICE):
             self._multiply(self.seen[which % len(self.seen)], values, seed)
         if DEVICE == "cuda":
-            torch.cuda.synchronize()  # the memory is the next call's
+            with alive():
+                torch.cuda.synchronize()  # the memory is the next call's
 
     @precondition(lambda self: any(problem.operation in ROUTED for problem in self.seen))
     @rule(which=st.integers(0, 9), values=DRAWN, seed=SEEDS)
@@ -190,11 +205,12 @@ class Calls(RuleBasedStateMachine):
         self._say("capture", problem=problem)
         prepared = Prepared(problem, Memory(DEVICE))  # its own memory: the graph keeps the addresses
         prepared.fill("integers", 0)
-        prepared.call()
-        torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with alive():
             prepared.call()
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph):
+                prepared.call()
         self.graphs.append((graph, prepared))
 
     @precondition(lambda self: self.graphs)
@@ -250,8 +266,11 @@ class Calls(RuleBasedStateMachine):
             self._check(prepared, call, fitting(problem, values), seed + i, through_torch=through_torch)
 
     def _check(self, prepared: Prepared, call: Any, values: str, seed: int, *, through_torch: bool = False) -> None:
-        prepared.fill(values, seed)
-        call()
+        with alive():
+            prepared.fill(values, seed)
+            call()
+        if not prepared.ours:
+            return
         found = prepared.verdict(through_torch=through_torch)
         Calls.products += 1
         self.waiting.append((found, f"{Calls.log[-1]}, of {prepared.problem}"))
@@ -263,9 +282,9 @@ class Calls(RuleBasedStateMachine):
         waiting, self.waiting = self.waiting, []
         if not waiting:
             return
-        for (wrong, worst, outside), (_, said) in zip(
-            torch.stack([verdict for verdict, _ in waiting]).tolist(), waiting, strict=True
-        ):
+        with alive():
+            found = torch.stack([verdict for verdict, _ in waiting]).tolist()
+        for (wrong, worst, outside), (_, said) in zip(found, waiting, strict=True):
             assert outside == 0, f"{said}: {outside:.0f} bytes were written that are no result's"
             assert wrong == 0, f"{said}: {wrong:.0f} elements are wrong, by up to {worst:.3g} times the bound"
 
@@ -377,7 +396,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--jobs", type=int, default=8, help="processes that share the GPU")
-    parser.add_argument("--seed", type=int, default=int(time.time()) % 100_000, help="of what is drawn; else the clock's")
+    parser.add_argument(
+        "--seed", type=int, default=int(time.time()) % 100_000, help="of what is drawn; else the clock's"
+    )
     parser.add_argument("--journal", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.journal is not None:

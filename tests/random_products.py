@@ -1,4 +1,4 @@
-"""Products as users may call them, drawn at random, and the fp64 oracle that they are held to: what tests/fuzz.py calls.
+"""Products as users may call them, drawn at random, and the fp64 oracle that they are held to, for tests/fuzz.py.
 
 Operands lie in memory that is used again by every product, among bytes that are NaN in every dtype, and a given `out`
 among bytes that must stay as they are.
@@ -51,7 +51,7 @@ class Problem:
     gap: unused elements after each row (or column); step: distance of neighbours in a row; offset: of each first
     element from a 16-byte boundary; between: matrices of a batch lie between one another's rows; out: whether it is
     given; added: what is added, a "row", a "column", a "matrix", or "out" itself; ends: where groups end, as shares of
-    what is grouped; fast: `use_fast_accum`; candidate: which of all legal candidates computes it, instead of the choice.
+    what is grouped; fast: `use_fast_accum`; candidate: which of the legal candidates computes it, not the chosen one.
     """
 
     operation: str = "mm"
@@ -188,7 +188,8 @@ class Prepared:
     def __init__(self, problem: Problem, memory: Memory) -> None:
         self.problem, self.memory = problem, memory
         self.dtype = getattr(torch, problem.dtype)
-        self.out_dtype = getattr(torch, problem.out_dtype) if problem.out_dtype else result_dtype(self.dtype)
+        default = torch.bfloat16 if problem.operation == "scaled" else result_dtype(self.dtype)
+        self.out_dtype = getattr(torch, problem.out_dtype) if problem.out_dtype else default
         (M, N, K), device = problem.size, memory.device
         shape_a, shape_b = self._shapes()
         around_a, self.a = memory.place("a", shape_a, self.dtype, problem, problem.orders[0], NAN_BYTE)
@@ -196,12 +197,10 @@ class Prepared:
         self.read = [around_a, around_b]
         self.out: torch.Tensor | None = None
         if problem.out:
-            shape = torch.broadcast_shapes(shape_a[:-2], shape_b[:-2]) + (M, N)
+            shape = (*torch.broadcast_shapes(shape_a[:-2], shape_b[:-2]), M, N)
             if problem.operation == "mv":
                 shape = (M, 1)
-            self.around, self.window = memory.place(
-                "c", shape, self.out_dtype, problem, problem.orders[2], OTHER_BYTE
-            )
+            self.around, self.window = memory.place("c", shape, self.out_dtype, problem, problem.orders[2], OTHER_BYTE)
             self.out = self.window[:, 0] if problem.operation == "mv" else self.window
         added = {"row": (N,), "column": (M, 1), "matrix": (*shape_a[:-2], M, N), "out": (), None: ()}[problem.added]
         dtype = self.out_dtype if problem.operation == "scaled" else self.dtype
@@ -246,7 +245,11 @@ class Prepared:
             draw(self.added)
         for scale in self.scales or ():
             steps = torch.randint(-1, 2, scale.shape, generator=generator, device=scale.device)
-            scale.copy_(2.0**steps if values == "integers" else 0.5 + torch.rand(scale.shape, generator=generator, device=scale.device))
+            scale.copy_(
+                2.0**steps
+                if values == "integers"
+                else 0.5 + torch.rand(scale.shape, generator=generator, device=scale.device)
+            )
             if self.dtype == torch.int8:
                 scale.mul_(2.0**-6)
         if values in ("nan", "inf") and self.dtype.is_floating_point and self.a.numel() and self.b.numel():
@@ -272,7 +275,7 @@ class Prepared:
 
     def call(self) -> None:
         """By this package's function, or on one candidate."""
-        problem, how = self.problem, self._how()
+        problem, how, self.ours = self.problem, self._how(), True
         if problem.candidate is not None:
             self.result = self._by_candidate(problem.candidate)
         elif problem.operation in GROUPED:
@@ -286,12 +289,14 @@ class Prepared:
 
     def call_through_torch(self) -> None:
         """By torch's function of the same name, under `use()`, in torch's setting of fp32. Twice, for the second call
-        goes a shorter way, unless it would add to what the first has left."""
+        goes a shorter way, unless it would add to what the first has left. What stays torch's is not judged."""
+        triton_gemm.report_routing(reset=True)
         how = {} if self.out is None else {"out": self.out}
         module = torch.nn.functional if self.problem.operation == "linear" else torch
         with triton_gemm.use():  # and not around the verdict, whose own products are torch's
             for _ in range(1 if self.before is not None else 2):
                 self.result = self._as_torch(module, how)
+        self.ours = all(where == "triton_gemm" for _, where in triton_gemm.report_routing(reset=True))
 
     def _as_torch(self, module: Any, how: dict[str, Any]) -> torch.Tensor:
         problem, function = self.problem, getattr(module, self.problem.operation)

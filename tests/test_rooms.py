@@ -78,8 +78,9 @@ TABLE: dict[str, set[str]] = {
         *("triton_gemm.*", "reference_cuda", "perf.measure.numerics", *ROOMS_OF_PERF),
     },
     "perf.bench": {"torch", "triton", "matplotlib", "rich", "triton_gemm.*", *ROOMS_OF_PERF},
+    "perf.accuracy": {"torch", "rich", "triton_gemm.*", "perf.measure.numerics", *ROOMS_OF_PERF},
     "perf.calibrate": {"torch", "numpy", "scipy", "rich", "triton_gemm.*", *ROOMS_OF_PERF, "perf.bench"},
-    "perf.pages": {"ladder", *ROOMS_OF_PERF, "perf.ladder", "perf.bench"},
+    "perf.pages": {"ladder", *ROOMS_OF_PERF, "perf.ladder", "perf.bench", "perf.accuracy"},
     "examples": {"torch", "rich", "triton_gemm", *ROOMS_OF_PERF, "perf.pages", "examples.gpt"},
     "examples.gpt": {"torch"},
     "tests": {
