@@ -45,6 +45,7 @@ from tests.random_products import (
     Prepared,
     Problem,
     draw_problem,
+    meant,
     on_stream,
 )
 from triton_gemm import api, plan
@@ -153,7 +154,7 @@ class Calls(RuleBasedStateMachine):
     def again(self, which: int, values: str, seed: int) -> None:
         """An earlier product, by what is cached of it."""
         self._say("again", which=which, values=values, seed=seed)
-        self._multiply(self.seen[which % len(self.seen)], values, seed)
+        self._multiply(self._earlier(which), values, seed)
 
     @precondition(lambda self: self.seen)
     @rule(precision=st.sampled_from(("ieee", "tf32")), which=st.integers(0, 9), values=DRAWN, seed=SEEDS)
@@ -161,7 +162,7 @@ class Calls(RuleBasedStateMachine):
         """An earlier product, with torch's setting of fp32, which stays."""
         self._say("in_precision", precision=precision, which=which, values=values, seed=seed)
         torch.backends.cuda.matmul.fp32_precision = precision
-        self._multiply(self.seen[which % len(self.seen)], values, seed)
+        self._multiply(self._earlier(which), values, seed)
 
     @precondition(lambda self: self.seen)
     @rule(
@@ -175,7 +176,7 @@ class Calls(RuleBasedStateMachine):
     def lying_otherwise(self, which: int, orders: str, gap: int, step: int, values: str, seed: int) -> None:
         """An earlier product of operands with other strides, at the same addresses."""
         self._say("lying_otherwise", which=which, orders=orders, gap=gap, step=step, values=values, seed=seed)
-        problem = replace(self.seen[which % len(self.seen)], orders=orders, gap=gap, step=step)
+        problem = replace(self._earlier(which), orders=orders, gap=gap, step=step)
         self._multiply(problem, values, seed)
 
     @precondition(lambda self: self.seen)
@@ -183,7 +184,7 @@ class Calls(RuleBasedStateMachine):
     def on_a_stream(self, which: int, values: str, seed: int) -> None:
         self._say("on_a_stream", which=which, values=values, seed=seed)
         with on_stream(DEVICE):
-            self._multiply(self.seen[which % len(self.seen)], values, seed)
+            self._multiply(self._earlier(which), values, seed)
         if DEVICE == "cuda":
             with alive():
                 torch.cuda.synchronize()  # the memory is the next call's
@@ -194,7 +195,7 @@ class Calls(RuleBasedStateMachine):
         """torch's function under `use()`."""
         self._say("through_torch", which=which, values=values, seed=seed)
         routed = [problem for problem in self.seen if problem.operation in ROUTED]
-        problem = routed[which % len(routed)]
+        problem = routed[-1 - which % len(routed)]
         if problem.dtype == "int8" or problem.out_dtype or problem.activation or problem.candidate is not None:
             return  # which torch's do not have
         self._multiply(problem, values, seed, through_torch=True)
@@ -254,6 +255,10 @@ class Calls(RuleBasedStateMachine):
             self.flush()
 
     # --- How ---
+
+    def _earlier(self, which: int) -> Problem:
+        """A product that was called before, counted from the last."""
+        return self.seen[-1 - which % len(self.seen)]
 
     def _enter(self, context: Any) -> None:
         context.__enter__()
@@ -323,24 +328,35 @@ def fails(log: Sequence[Step]) -> bool:
 
 
 def simpler(log: Sequence[Step]) -> Iterator[list[Step]]:
-    """The same without a step, and with a problem's field at its default, or smaller."""
+    """The same without some of its steps, many at first, and with one argument, or one field of a problem, that is
+    simpler."""
+    size = len(log) // 2
+    while size:
+        yield from ([*log[:i], *log[i + size :]] for i in range(0, len(log), size))
+        size //= 2
     for i, step in enumerate(log):
-        yield [*log[:i], *log[i + 1 :]]
-        problem = step.arguments.get("problem")
-        if problem is not None:
-            values = [(x.name, x.default) for x in fields(problem)]
-            for which, size in enumerate(problem.size):
-                smaller = sorted({1, 2, size // 2, size - 1} & set(range(1, size)))
-                values += [("size", (*problem.size[:which], x, *problem.size[which + 1 :])) for x in smaller]
-            for name, value in values:
-                if value != getattr(problem, name):
-                    arguments = {**step.arguments, "problem": replace(problem, **{name: value})}
-                    yield [*log[:i], Step(step.name, arguments), *log[i + 1 :]]
+        for name, value in step.arguments.items():
+            for other in simpler_values(name, value):
+                yield [*log[:i], Step(step.name, {**step.arguments, name: other}), *log[i + 1 :]]
+
+
+def simpler_values(name: str, value: Any) -> list[Any]:
+    """Of an argument, the simplest first; those that come to the same are left out."""
+    if isinstance(value, Problem):
+        found = [replace(value, **{x.name: x.default}) for x in fields(value)]
+        for i, size in enumerate(value.size):
+            smaller = sorted({1, 2, size // 2, size - 1} & set(range(1, size)))
+            found += [replace(value, size=(*value.size[:i], x, *value.size[i + 1 :])) for x in smaller]
+        found += [replace(value, ends=value.ends[:i] + value.ends[i + 1 :]) for i in range(len(value.ends))]
+        return [x for x in map(meant, found) if x.cost < value.cost]
+    if name == "values":
+        return list(VALUES[: VALUES.index(value)])
+    return sorted({0, value // 2}) if isinstance(value, int) and value > 0 else []
 
 
 def shrunk(log: Sequence[Step]) -> list[Step]:
-    """What is left of failing steps when none can be simpler. hypothesis shrinks first; a problem of the pool it can
-    only replace by another."""
+    """What is left of failing steps when none can be simpler. hypothesis could replace a problem of the pool only by
+    another, and takes longer."""
     found, better = list(log), True
     while better:
         better = False
@@ -361,7 +377,7 @@ def fuzz(number: int, examples: int, steps: int, machine: type[Calls] = Calls) -
         database=None,
         print_blob=False,
         report_multiple_bugs=False,
-        phases=[Phase.generate, Phase.shrink],
+        phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
     try:

@@ -6,9 +6,9 @@ among bytes that must stay as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from math import prod
 from typing import Any, TypeVar
@@ -139,10 +139,32 @@ def draw_problem(choose: Choose, limits: Limits) -> Problem:
         given["ends"] = tuple(sorted(choose((0, 0.25, 0.5, 0.9, 1)) for _ in range(choose((1, 2, 3)))))
     given["batch_invariant"] = choose((None, None, None, True))
     if operation in BY_CANDIDATE and given.get("added") in (None, "row", "matrix") and given["size"][2] > 0:
-        given["candidate"] = choose((None, None, *range(12)))
+        given["candidate"] = choose((*[None] * 24, *range(12)))
         if given["candidate"] is not None:
             given |= {"out": False, "batch_invariant": None}
-    return Problem(**given)
+    return meant(Problem(**given))
+
+
+OF_OPERATIONS: dict[str, Collection[str]] = {
+    "alpha": ("addmm", "baddbmm"),
+    "beta": ("addmm", "baddbmm"),
+    "activation": ("linear",),
+    "added": (*ADDING, "scaled"),
+    "scales": ("scaled",),
+    "fast": ("scaled",),
+    "ends": tuple(GROUPED),
+    "batch": ("matmul", "bmm", "baddbmm"),
+    "out": ("mm", "matmul", "bmm", "mv", "addmm", "baddbmm"),
+    "out_dtype": ("mm", "bmm", "addmm", "baddbmm", "scaled", *GROUPED),
+    "candidate": BY_CANDIDATE,
+}
+
+
+def meant(problem: Problem) -> Problem:
+    """The problem without fields that its operation does not have."""
+    defaults = {x.name: x.default for x in fields(problem)}
+    unused = {name: defaults[name] for name, those in OF_OPERATIONS.items() if problem.operation not in those}
+    return replace(problem, **unused)
 
 
 # --- Memory ---

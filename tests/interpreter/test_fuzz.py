@@ -145,7 +145,8 @@ def beyond(self: InterpretedPlan, a: torch.Tensor, b: torch.Tensor, c: torch.Ten
 
 def lost_tail(self: InterpretedPlan, a: torch.Tensor, b: torch.Tensor, *rest: Any) -> tuple[Any, ...]:
     """One column of K beyond a whole k-tile is not summed."""
-    return (a[..., :-1], b[..., :-1, :], *rest) if a.shape[-1] % 16 == 1 and not self.problem.groups else (a, b, *rest)
+    plain = not (self.problem.groups or self.problem.scales)
+    return (a[..., :-1], b[..., :-1, :], *rest) if plain and a.shape[-1] % 16 == 1 else (a, b, *rest)
 
 
 def batch_of_one(self: InterpretedPlan, a: torch.Tensor, b: torch.Tensor, *rest: Any) -> tuple[Any, ...]:
