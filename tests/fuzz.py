@@ -13,6 +13,7 @@ tests/interpreter/test_fuzz.py runs the same thousand every time.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import random
 import subprocess
@@ -55,7 +56,8 @@ DEVICE = "cpu" if INTERPRETED else "cuda"
 POOL, FRESH = 1500, 40
 TIMES = 1 if INTERPRETED else 4  # draws of values for each call of a rule
 DEAD = 3  # the status of a process whose GPU cannot be used any more
-GRAPHS = 2  # that an example captures at most
+GRAPHS = 1  # that an example captures at most
+SHRINK_S = 40.0
 LIMIT_S = 60.0  # of one example, beyond the time that was given
 
 TEST = """from tests.fuzz import Calls, Problem
@@ -123,6 +125,7 @@ class Calls(RuleBasedStateMachine):
     products = 0  # of all machines of this process
     kernels: ClassVar[Counter[str]] = Counter()  # planned problems by kernel
     log: ClassVar[list[Step]] = []  # the present example's; of the last one, when it has failed
+    deadline = math.inf  # of time.monotonic(); from then on nothing is called
     journal: Path | None = None  # a file that holds the log, too, for a process that does not come back
 
     def __init__(self) -> None:
@@ -265,6 +268,8 @@ class Calls(RuleBasedStateMachine):
         self.contexts.append(context)
 
     def _multiply(self, problem: Problem, values: str, seed: int, *, through_torch: bool = False) -> None:
+        if time.monotonic() > Calls.deadline:
+            return
         prepared = Prepared(problem, self.memory)
         call = prepared.call_through_torch if through_torch else prepared.call
         for i in range(TIMES):
@@ -355,13 +360,13 @@ def simpler_values(name: str, value: Any) -> list[Any]:
 
 
 def shrunk(log: Sequence[Step]) -> list[Step]:
-    """What is left of failing steps when none can be simpler. hypothesis could replace a problem of the pool only by
+    """What is left of failing steps when none can be simpler, or after SHRINK_S. hypothesis could replace a problem of the pool only by
     another, and takes longer."""
-    found, better = list(log), True
+    found, better, end = list(log), True, time.monotonic() + SHRINK_S
     while better:
         better = False
         for candidate in simpler(found):
-            if fails(candidate):
+            if time.monotonic() < end and fails(candidate):
                 found, better = candidate, True
                 break
     return found
@@ -383,7 +388,7 @@ def fuzz(number: int, examples: int, steps: int, machine: type[Calls] = Calls) -
     try:
         run_state_machine_as_test(seed(number)(type("Calls", (machine,), {})), settings=chosen)
     except Exception as error:
-        log = list(Calls.log)
+        log, Calls.journal, Calls.deadline = list(Calls.log), None, math.inf
         error.found = as_test(shrunk(log) if fails(log) else log)  # type: ignore[attr-defined]
         raise
 
@@ -393,10 +398,10 @@ def fuzz(number: int, examples: int, steps: int, machine: type[Calls] = Calls) -
 
 def work(number: int, minutes: float, journal: Path) -> int:
     """One process: examples until the time is over."""
-    Calls.journal, deadline, chunk = journal, time.monotonic() + 60 * minutes, 0
+    Calls.journal, Calls.deadline, chunk = journal, time.monotonic() + 60 * minutes, 0
     try:
-        while time.monotonic() < deadline:
-            fuzz(1000 * number + chunk, 5, 40)
+        while time.monotonic() < Calls.deadline:
+            fuzz(1000 * number + chunk, 20, 40)
             chunk += 1
     except Exception as error:
         print(f"{type(error).__name__}: {error}\n\n{error.found}", file=sys.stderr, flush=True)  # type: ignore[attr-defined]

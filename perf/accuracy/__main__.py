@@ -16,7 +16,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +26,14 @@ import torch
 from rich.console import Console
 
 from perf.accuracy import tables
-from perf.accuracy.judge import Bench, benches, ends, failures, long_benches
-from perf.accuracy.ways import KINDS, LONG, SIZES, SMALL, SMALL_LONG, Kind
+from perf.accuracy.judge import PARTS, Row, failures, of_kind
+from perf.accuracy.ways import KINDS, Kind, possible
 from perf.common import arguments as given_arguments
 from perf.common.files import shown, write_json
 from perf.common.progress import Task, run
 from perf.measure import environment
 from perf.measure.environment import RESULTS
 from triton_gemm.compat import INTERPRETED
-from triton_gemm.device import device_info
-from triton_gemm.tuning.compiling import Compiler
 
 IN_THE_INTERPRETER = (
     "In Triton's interpreter, on small products: kernels for Hopper are left out, and tensor cores' rounding is not "
@@ -41,61 +41,27 @@ IN_THE_INTERPRETER = (
 )
 
 
-def possible(kind: Kind, device: torch.device) -> bool:
-    """Whether the device multiplies such operands."""
-    fp8 = kind.dtype.itemsize == 1 and kind.dtype.is_floating_point
-    return not fp8 or device_info(device).capability >= (8, 9)
-
-
-def prepared(kinds: Sequence[Kind], device: torch.device) -> tuple[list[Bench], list[Bench]]:
-    """All that is measured: ways, and long sums."""
-    sizes, long = (SMALL, SMALL_LONG) if INTERPRETED else (SIZES, LONG)
-    found = [bench for kind in kinds for bench in benches(kind, sizes, device)]
-    plain = [kind for kind in kinds if not (kind.scales or kind.groups or kind.odd)]
-    return found, [bench for kind in plain for bench in long_benches(kind, long, device)]
-
-
-def compile_all(found: Sequence[Bench], advance: Callable[[str], None]) -> None:
-    """Compiles in threads; raises RuntimeError for what cannot be compiled."""
-
-    def one(job: object) -> None:
-        torch.cuda.set_device(0)
-        found[job].compile()  # type: ignore[call-overload]
-
-    compiler = Compiler(one)
-    compiler.add(range(len(found)))
-    try:
-        for i in range(len(found)):
-            while not compiler.done(i):
-                compiler.pause(0.1)
-            why = compiler.failure(i)
-            if why is not None:
-                raise RuntimeError(f"{found[i].way.selection}: {why}")
-            advance(f"compiled {found[i].operands.kind.name}")
-    finally:
-        compiler.close()
-
-
-def measured(kinds: Sequence[Kind], device: torch.device, console: Console) -> dict[str, Any]:
-    """A record, without its environment."""
+def measured(kinds: Sequence[Kind], device: torch.device, jobs: int, console: Console) -> dict[str, Any]:
+    """A record, without its environment: `jobs` processes each take a kind at a time."""
     begin = time.monotonic()
-    found, long = prepared(kinds, device)
-    made: dict[str, list[dict[str, Any]]] = {"ways": [], "long": [], "ends": []}
+    found: dict[str, dict[str, list[Row]]] = {}
 
-    def ask(part: str, bench: Bench) -> Callable[[Callable[[str], None]], None]:
-        def asked(advance: Callable[[str], None]) -> None:
-            made[part].append(bench.measure())
-            advance(f"{bench.operands.kind.name}: {bench.way.bits}")
+    def here(advance: Callable[[str], None]) -> None:
+        for kind in kinds:
+            found[kind.name] = of_kind(kind, device)
+            advance(kind.name)
 
-        return asked
+    def shared(advance: Callable[[str], None]) -> None:
+        first = sorted(kinds, key=lambda kind: not kind.every)  # what takes longest
+        with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+            running = {pool.submit(of_kind, kind, device): kind.name for kind in first}
+            for done in as_completed(running):
+                found[running[done]] = done.result()
+                advance(running[done])
 
-    every = [*found, *long]
-    tasks = [] if INTERPRETED else [Task("compiling", len(every), lambda advance: compile_all(every, advance))]
-    tasks += [Task("measuring", 1, ask("ways", bench)) for bench in found]
-    tasks += [Task("long sums", 1, ask("long", bench)) for bench in long]
-    run(tasks, console)
-    made["ends"] = [{"kind": kind.name, "wrong": wrong} for kind in kinds if (wrong := ends(kind, device))]
-    failed = [words for part in made.values() for words in failures(part)]
+    run([Task("measuring", len(kinds), here if jobs == 1 else shared)], console)
+    made = {part: [row for kind in kinds for row in found[kind.name][part]] for part in PARTS}
+    failed = [words for rows in made.values() for words in failures(rows)]
     return {**made, "failed": failed, "seconds": round(time.monotonic() - begin, 1)}
 
 
@@ -103,6 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m perf.accuracy", description=__doc__)
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {'; '.join(KINDS)}. Default: all")
     parser.add_argument("--out", type=given_arguments.path, metavar="FILE", help="where the record goes, instead")
+    parser.add_argument("--jobs", type=given_arguments.count, default=8, help="processes that share the GPU")
     given = parser.parse_args(arguments)
     unknown = [name for name in given.kinds if name not in KINDS]
     if unknown:
@@ -117,7 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         kinds = [replace(kind, every=False) for kind in kinds]
     if INTERPRETED:
         print(IN_THE_INTERPRETER, flush=True)
-    record = {"environment": environment.describe("accuracy"), **measured(kinds, device, Console(stderr=True))}
+    jobs = 1 if INTERPRETED or len(kinds) == 1 else min(given.jobs, len(kinds))
+    record = {"environment": environment.describe("accuracy"), **measured(kinds, device, jobs, Console(stderr=True))}
     print(tables.text(record))
     _keep(record, given.out, whole=not given.kinds)
     for words in record["failed"]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +10,26 @@ import torch
 
 import triton_gemm
 from perf.accuracy.inputs import ERRORS, INPUTS, LONG, Drawing, drawn
-from perf.accuracy.ways import Kind, Operands, Size, Way, chosen_ways, describe, planned, ways
+from perf.accuracy.ways import LONG as LONG_SUM
+from perf.accuracy.ways import (
+    SIZES,
+    SMALL,
+    SMALL_LONG,
+    Kind,
+    Operands,
+    Size,
+    Way,
+    chosen_ways,
+    describe,
+    planned,
+    ways,
+)
 from perf.measure.numerics import accumulation_error, magnitude, reference, rounded, underflow
 from triton_gemm.arithmetic import EMULATED
+from triton_gemm.compat import INTERPRETED
+from triton_gemm.tuning.compiling import Compiler
 
+PARTS = ("ways", "long", "ends")  # of a record
 Row = dict[str, Any]
 Multiply = Callable[..., None]  # as a plan's `run`
 
@@ -134,6 +150,38 @@ def long_benches(kind: Kind, size: Size, device: torch.device) -> list[Bench]:
     asked = questions(operands, LONG)
     problem = operands.problem
     return [Bench(operands, asked, way, planned(problem, way, device)) for way in chosen_ways(problem, device)]
+
+
+def compile_all(found: Sequence[Bench]) -> None:
+    """Compiles in threads; RuntimeError for what cannot be compiled."""
+
+    def one(job: object) -> None:
+        torch.cuda.set_device(0)
+        found[job].compile()  # type: ignore[call-overload]
+
+    compiler = Compiler(one)
+    compiler.add(range(len(found)))
+    try:
+        for i, bench in enumerate(found):
+            while not compiler.done(i):
+                compiler.pause(0.1)
+            why = compiler.failure(i)
+            if why is not None:
+                raise RuntimeError(f"{bench.way.selection}: {why}")
+    finally:
+        compiler.close()
+
+
+def of_kind(kind: Kind, device: torch.device) -> dict[str, list[Row]]:
+    """What a record says of a kind: rows for each of PARTS."""
+    sizes, long = (SMALL, SMALL_LONG) if INTERPRETED else (SIZES, LONG_SUM)
+    found = benches(kind, sizes, device)
+    of_long = [] if kind.scales or kind.groups or kind.odd else long_benches(kind, long, device)
+    if not INTERPRETED:
+        compile_all([*found, *of_long])
+    rows = ([bench.measure() for bench in part] for part in (found, of_long))
+    wrong = ends(kind, device)
+    return dict(zip(PARTS, (*rows, [{"kind": kind.name, "wrong": wrong}] if wrong else []), strict=True))
 
 
 def ends(kind: Kind, device: torch.device) -> dict[str, int]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from perf.measure.numerics import mode_of, scale_shapes, scaled
-from triton_gemm.arithmetic import EMULATED, FP8
+from triton_gemm.arithmetic import ARITHMETICS, EMULATED, FP8
 from triton_gemm.bit_classes import bit_class
 from triton_gemm.compat import INTERPRETED
 from triton_gemm.device import device_info
@@ -91,6 +91,11 @@ KINDS = {
 }
 
 
+def possible(kind: Kind, device: torch.device) -> bool:
+    """Whether the device multiplies such operands."""
+    return device_info(device).capability >= ARITHMETICS[kind.precision].capability
+
+
 @dataclass
 class Operands:
     """A kind's tensors of one size, in memory whose rest is NaN; `put` gives them values."""
@@ -161,8 +166,8 @@ def _placed(
     pitch = inner + 1 + inner % 2 if odd else -(-inner // 16) * 16
     matrix, first = outer * pitch, 64 + odd
     count = batch[0] if batch else 1
-    buffer = torch.full((first + count * matrix + 64,), 0xFF, dtype=torch.uint8, device=device)
-    buffer = buffer.repeat_interleave(dtype.itemsize).view(dtype)
+    size = (first + count * matrix + 64) * dtype.itemsize
+    buffer = torch.full((size,), 0xFF, dtype=torch.uint8, device=device).view(dtype)
     strides = (1, pitch) if column_major else (pitch, 1)
     return buffer.as_strided(shape, (matrix, *strides)[-len(shape) :], first)
 

@@ -272,3 +272,27 @@ def test_a_test_to_paste_has_its_steps() -> None:
     assert as_test([Step("forget", {})]).splitlines()[-5:] == [
         *("    calls = Calls()", "    try:", "        calls.forget()", "    finally:", "        calls.teardown()")
     ]
+
+
+# --- The command ---
+
+
+def test_the_command_prints_a_failure_as_a_test(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(InterpretedPlan, "run", RUNS["k-tail-lost"])
+    monkeypatch.setattr(Calls, "journal", None)
+    monkeypatch.setattr(Calls, "deadline", Calls.deadline)
+    assert fuzz.work(0, 1.0, tmp_path / "journal") == 1
+    said = capsys.readouterr()
+    assert "def test_found_by_fuzzing() -> None:" in said.err and "        calls.multiply(problem=Problem(" in said.err
+    assert " products; planned: " in said.out
+    assert "calls." in (tmp_path / "journal").read_text(), "a process that dies could not say what it did"
+
+
+def test_the_command_shares_its_work(capfd: pytest.CaptureFixture[str]) -> None:
+    assert fuzz.main(["--minutes", "0.001", "--jobs", "1", "--seed", "5"]) == 0
+    said = capfd.readouterr().out.splitlines()
+    assert said[0] == "fuzzing for 0.001 minutes in 1 processes, seed 5"
+    assert " products in " in said[-2] and " on portable" in said[-2]
+    assert said[-1] == "No wrong element, and no byte written elsewhere."
