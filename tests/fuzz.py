@@ -207,6 +207,8 @@ class Calls(RuleBasedStateMachine):
     @rule(problem=PROBLEMS)
     def capture(self, problem: Problem) -> None:
         self._say("capture", problem=problem)
+        if time.monotonic() > Calls.deadline:
+            return
         prepared = Prepared(problem, Memory(DEVICE))  # its own memory: the graph keeps the addresses
         prepared.fill("integers", 0)
         graph = torch.cuda.CUDAGraph()
@@ -360,8 +362,8 @@ def simpler_values(name: str, value: Any) -> list[Any]:
 
 
 def shrunk(log: Sequence[Step]) -> list[Step]:
-    """What is left of failing steps when none can be simpler, or after SHRINK_S. hypothesis could replace a problem of the pool only by
-    another, and takes longer."""
+    """What is left of failing steps when none can be simpler, or after SHRINK_S. hypothesis could replace a problem of
+    the pool only by another, and takes longer."""
     found, better, end = list(log), True, time.monotonic() + SHRINK_S
     while better:
         better = False
@@ -426,12 +428,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return work(given.seed, given.minutes, given.journal)
     if not INTERPRETED and not torch.cuda.is_available():
         parser.error("there is no CUDA device here; TRITON_INTERPRET=1 fuzzes tiny products in the interpreter")
-    print(f"fuzzing for {given.minutes:g} minutes in {given.jobs} processes, seed {given.seed}", flush=True)
+    print(f"fuzzing for {given.minutes:g} minutes, processes: {given.jobs}, seed: {given.seed}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        return _share(given.minutes, given.jobs, given.seed, Path(folder))
+        return share(given.minutes, given.jobs, given.seed, Path(folder))
 
 
-def _share(minutes: float, jobs: int, number: int, folder: Path) -> int:
+def share(minutes: float, jobs: int, number: int, folder: Path) -> int:
     """Runs the processes; prints what they found, and the steps of one that died or did not end."""
     begin = time.monotonic()
     children = []
@@ -465,8 +467,11 @@ def _share(minutes: float, jobs: int, number: int, folder: Path) -> int:
             kernels[kernel] += int(size)
     planned = ", ".join(f"{count:,} on {kernel}" for kernel, count in kernels.most_common())
     print(f"{total:,} products in {time.monotonic() - begin:.0f} s; problems planned: {planned}")
-    print(f"FAILED: {failed} of {jobs} processes" if failed else "No wrong element, and no byte written elsewhere.")
-    return 1 if failed else 0
+    if failed or not total:
+        print(f"FAILED: {failed} of {jobs} processes" if failed else "FAILED: nothing was multiplied")
+        return 1
+    print("No wrong element, and no byte written elsewhere.")
+    return 0
 
 
 if __name__ == "__main__":
