@@ -69,7 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m perf.accuracy", description=__doc__)
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {'; '.join(KINDS)}. Default: all")
     parser.add_argument("--out", type=given_arguments.path, metavar="FILE", help="where the record goes, instead")
-    parser.add_argument("--jobs", type=given_arguments.count, default=8, help="processes that share the GPU")
+    parser.add_argument(
+        "--jobs", type=given_arguments.count, default=min(8, len(os.sched_getaffinity(0))), help="processes"
+    )
     given = parser.parse_args(arguments)
     unknown = [name for name in given.kinds if name not in KINDS]
     if unknown:
@@ -84,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         kinds = [replace(kind, every=False) for kind in kinds]
     if INTERPRETED:
         print(IN_THE_INTERPRETER, flush=True)
-    jobs = 1 if INTERPRETED or len(kinds) == 1 else min(given.jobs, len(kinds))
+    jobs = min(given.jobs, len(kinds))
     record = {"environment": environment.describe("accuracy"), **measured(kinds, device, jobs, Console(stderr=True))}
     print(tables.text(record))
     _keep(record, given.out, whole=not given.kinds)
