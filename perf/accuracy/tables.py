@@ -76,7 +76,9 @@ def said(record: Record) -> str:
     products = sum(len(row["wrong"]) for part in ("ways", "long") for row in record[part])
     classes = len({(row["kind"], row["kernel"], row["bits"]) for row in record["ways"]})
     rules = "K = 0, alpha = 0 of NaN and beta = 0 of NaN are right in every dtype and precision"
-    if _wrong(record["ends"]) != "right":
+    if _wrong(record["ends"]) == "":
+        rules = "K = 0, alpha = 0 and beta = 0 were not measured"
+    elif _wrong(record["ends"]) != "right":
         rules = f"K = 0, alpha = 0 and beta = 0: {_wrong(record['ends'])}"
     return f"{products:,} products of {classes} kernels and classes of bits; {len(record['failed'])} failures. {rules}."
 
