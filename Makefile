@@ -8,12 +8,14 @@
 #   JOBS=auto           test processes
 #   VERSION=0.2.0       what `make release` cuts before it builds
 #   GPU_JOBS=8          test processes that share the GPU
+#   MINUTES=10          how long `make gpu-fuzz` draws products
 
 PYTHON ?= python3
 CONSTRAINTS ?=
 JOBS ?= auto
 GPU_JOBS ?= 8
 TIMED := tests/gpu/test_tuning_gpu.py tests/gpu/test_calibration_gpu.py# need the GPU for themselves
+MINUTES ?= 10
 ARGS ?=
 VERSION ?=
 
@@ -58,7 +60,7 @@ else
   endif
 endif
 
-.PHONY: help report bench test test-all gpu-test check format release clean $(REMAKE) $(OTHER_VERSIONS)
+.PHONY: help report bench test test-all gpu-test gpu-fuzz check format release clean $(REMAKE) $(OTHER_VERSIONS)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -166,6 +168,10 @@ gpu-test: $(READY) ## the tests that need a CUDA device
 	@env -u TRITON_INTERPRET '$(PY)' -m pytest $(TIMED) --tier=full -n 0 --junit-xml=$(RESULTS)/gpu-timed.xml $(ARGS) || [ $$? = 5 ] \
 	  || { echo "FAILED: gpu-timed. Results: $(RESULTS)/gpu-timed.xml"; exit 1; }
 	@echo "All GPU tests passed. Results: $(RESULTS)/gpu.xml"
+
+gpu-fuzz: $(READY) ## products drawn at random against fp64, on a GPU (MINUTES=10 ARGS='--seed 7')
+	$(call need,torch triton numpy hypothesis)
+	@env -u TRITON_INTERPRET '$(PY)' -m tests.fuzz --minutes $(MINUTES) --jobs $(GPU_JOBS) $(ARGS)
 
 CUDA_SOURCES = find reference_cuda -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.h'
 

@@ -2,7 +2,8 @@
 
 - `measure`: the one timer, and what it needs to be right: operands, errors, providers, the environment.
 - `ladder`: the rungs and their CUDA twins; `report.py` is its command. `bench`: `matmul` on suites of shapes.
-- `calibrate`: the constants of the cost model. `pages`: results as Markdown. `common`: what these rooms share.
+- `accuracy`: how wrong every kernel is. `calibrate`: the constants of the cost model.
+- `pages`: results as Markdown. `common`: what these rooms share.
 - `results`: what was measured, a folder for each GPU.
 """
 
@@ -12,6 +13,7 @@ from pathlib import Path
 COMMANDS = {
     "report": "climb the ladder: every rung, its CUDA twin and cuBLAS; static facts without a GPU",
     "bench": "suites of shapes against cuBLAS; --list shows them without a GPU",
+    "accuracy": "errors of every kernel, precision and class of bits against fp64; small products without a GPU",
     "calibrate": "measure and fit the constants of the cost model",
     "drift": "what other Tritons make of the kernels, against a record; needs no GPU",
     "pages": "put the committed results into README.md and docs/",

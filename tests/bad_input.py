@@ -95,6 +95,7 @@ def right(device: str, folder: Path) -> dict[str, Arguments]:
         "report_routing": {},
         "record_shapes": {"path": folder / "shapes.json"},
         "tune": {"shapes": [(64, 64, 64)]},
+        "calibrate": {},
         "policies.set_tuner": {"tuner": None},
         "tables.store": {"problem": problem, "selection": another(problem), "us": 1.0, "default_us": 2.0, **named},
         "tables.export_to": {"path": exported, **named},
@@ -104,7 +105,7 @@ def right(device: str, folder: Path) -> dict[str, Arguments]:
     }
 
 
-NOT_CALLED = {"check_ranks", "tune", "nn.Linear"}  # a group of ranks, a GPU; and what is called later
+NOT_CALLED = {"check_ranks", "tune", "calibrate", "nn.Linear"}  # a group of ranks, a GPU; and what is called later
 
 # --- Kinds of parameters, and what none of that kind may be ---
 
@@ -187,9 +188,10 @@ OF_PARAMETERS: Mapping[str, str] = {
     **dict.fromkeys(("measured", "by"), "text"),
     **dict.fromkeys(("only", "exclude"), "kinds"),
     **dict.fromkeys(("predicate", "progress", "tuner"), "callback"),
+    "keep": "flag",
     **dict.fromkeys(("shapes", "configs", "paths"), "collection"),
     **dict.fromkeys(("path", "tables.merge.out"), "path"),
-    **dict.fromkeys(("explain.device", "tune.device"), "device"),
+    **dict.fromkeys(("explain.device", "tune.device", "calibrate.device"), "device"),
     **dict.fromkeys(("problem", "selection"), "value"),
     "out": "out",
     "budget": "budget",

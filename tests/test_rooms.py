@@ -64,8 +64,19 @@ TABLE: dict[str, set[str]] = {
     "tuning": TYPES
     | {"torch", "rich", "compat", "checks", "arithmetic", "bit_classes", "device_model", "explanation", "kernels"}
     | {"nvml", "plan", "policies", "select", "tables", "timing", "workspace", "generation"},
-    "calibration": {"torch", "problem", "device", "device_model", "kernels", "select", "suites", "tables", "tuning"}
-    | {"timing", "generation"},
+    "calibration": {
+        "torch",
+        "compat",
+        "checks",
+        "problem",
+        "device",
+        "device_model",
+        "kernels",
+        "select",
+        "suites",
+        "tables",
+    }
+    | {"tuning", "timing", "generation"},
     "plan": TYPES | TRITON | {"driver", "arithmetic", "select", "kernels", "workspace", "policies", "generation"},
     "kernels": TYPES | TRITON | {"arithmetic", "device_model", "cost_model", "ladder"},
     "ladder": TYPES | TRITON | {"arithmetic", "driver"},
@@ -80,9 +91,10 @@ TABLE: dict[str, set[str]] = {
         *("triton_gemm.*", "reference_cuda", "perf.measure.numerics", *ROOMS_OF_PERF),
     },
     "perf.bench": {"torch", "triton", "matplotlib", "rich", "triton_gemm.*", *ROOMS_OF_PERF},
+    "perf.accuracy": {"torch", "rich", "triton_gemm.*", "perf.measure.numerics", *ROOMS_OF_PERF},
     "perf.calibrate": {"torch", "numpy", "scipy", "rich", "triton_gemm.*", *ROOMS_OF_PERF, "perf.bench"},
     "perf.drift": {"torch", "triton", "rich", "triton_gemm.*", *ROOMS_OF_PERF},
-    "perf.pages": {"ladder", *ROOMS_OF_PERF, "perf.ladder", "perf.bench"},
+    "perf.pages": {"ladder", *ROOMS_OF_PERF, "perf.ladder", "perf.bench", "perf.accuracy"},
     "examples": {"torch", "rich", "triton_gemm", *ROOMS_OF_PERF, "perf.pages", "examples.gpt"},
     "examples.gpt": {"torch"},
     "tests": {

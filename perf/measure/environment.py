@@ -40,6 +40,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
         *_modules("perf/ladder", "tasks rungs_and_twins published prediction static interpret counters"),
     ),
     "bench": _BENCH,
+    "accuracy": ("triton_gemm", "perf/accuracy", "perf/measure/numerics.py"),
     "calibration": (*_BENCH, "perf/calibrate"),
     "gpt": ("triton_gemm", "examples", "perf/measure/timer.py"),
 }

@@ -65,6 +65,15 @@ def accumulation_error(K: int, mode: str) -> float:
     return 2 * arithmetic.operand_error + together * arithmetic.cut + sums
 
 
+def underflow(mode: str) -> float:
+    """What may be lost of an operand in `mode` whatever its size: numbers below the smallest normal one have fewer bits
+    in planes, and in tf32, than in fp32."""
+    arithmetic = ARITHMETIC[mode]
+    if arithmetic.planes and arithmetic.planes.dtype == torch.bfloat16:
+        return 3 * 2.0**-134
+    return 3 * 2.0**-136 if arithmetic.operand_error else 0.0
+
+
 def rounded(bound: torch.Tensor, expected: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
     """`bound` after one more rounding, of a number near `expected`, to `out_dtype`."""
     if not out_dtype.is_floating_point:

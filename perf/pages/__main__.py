@@ -23,7 +23,10 @@ from perf.measure.environment import ROOT
 from perf.pages import blocks
 from perf.pages.results import Results
 
-PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("ladder", "performance", "precision", "use")))
+PAGES = (
+    ROOT / "README.md",
+    *(ROOT / "docs" / f"{name}.md" for name in ("accuracy", "ladder", "performance", "precision", "use")),
+)
 PICTURE = "precision.png"  # in the folder of each version's sweeps
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from perf.accuracy import tables as accuracy_tables
 from perf.bench import tables as bench_tables
 from perf.bench.scores import Sweep
 from perf.common import formats
@@ -243,6 +244,7 @@ BLOCKS: dict[str, Block] = {
     "bench": _bench,
     "bench-versions": _versions,
     "precision": lambda results, folder: bench_tables.precision(results.sweeps),
+    "accuracy": lambda results, folder: accuracy_tables.tables(environment.newest(results.accuracies)),
     "gpt": lambda results, folder: gpt_tables.tables(environment.newest(results.models)),
     "gpt-versions": lambda results, folder: gpt_tables.tables(results.models),
 }

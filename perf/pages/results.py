@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from perf.accuracy import tables as accuracy_tables
 from perf.bench import tables as bench_tables
 from perf.bench.scores import Sweep
 from perf.ladder import views
@@ -17,17 +18,19 @@ from perf.pages import gpt_tables
 
 @dataclass(frozen=True)
 class Results:
-    """What is committed, each in the order of GPUs and Triton versions: reports, sweeps of the bench, GPTs."""
+    """What is committed, each in the order of GPUs and Triton versions: reports, sweeps, GPTs, and accuracy."""
 
     records: list[Record]
     sweeps: list[Sweep]
     models: list[dict[str, Any]]
+    accuracies: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
     def read(cls, folder: Path) -> Results:
         records = [Record.read(path.parent) for path in folder.glob(f"*/{FILE}")]
         records.sort(key=lambda record: environment.order(record.environment))
-        return cls(records, bench_tables.committed(folder), gpt_tables.committed(folder))
+        others = (tables.committed(folder) for tables in (bench_tables, gpt_tables, accuracy_tables))
+        return cls(records, *others)
 
     @cached_property
     def main(self) -> Record | None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import generation, tables
+from ..compat import free_in_children
 from ..device import DeviceInfo
 from ..device_model import DeviceModel, model_without_calibration
 from ..tables import files
@@ -28,7 +29,7 @@ from .figures import rounded
 
 FORMAT = 1
 
-_lock = threading.Lock()
+_lock = free_in_children(threading.Lock())
 _loaded: dict[tuple[Path, DeviceInfo, str], DeviceModel | None] = {}
 
 

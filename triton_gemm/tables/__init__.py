@@ -83,7 +83,7 @@ def lookup(
     and those that the device cannot run, are left out, and counted in `ignored()`.
     """
     _check("lookup", device, bits, problem)
-    checks.instance("lookup", "only", only, str, or_none=True)
+    checks.callback("lookup", "only", only)
     for source, where in _folders():
         for table in _asked(where, device, bits):
             entry = table.entries.get(problem)

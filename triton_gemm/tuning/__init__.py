@@ -113,7 +113,7 @@ def tune(
     calls = problems_of(shapes, dtype, layout)
     wishes = Wishes(budget, bits, measure, tuple(configs), resume, repeat)
     _check(wishes.configs)
-    _gpu(device)
+    named_gpu(device)
     if not torch.cuda.is_available() or torch.cuda.is_current_stream_capturing():
         raise RuntimeError("tune(): there is no GPU to time anything on, or a graph is captured on it")
     where = gpu_of(device)
@@ -129,7 +129,7 @@ def tune(
             gpu.close()
 
 
-def _gpu(device: torch.device | str | int | None) -> torch.device:
+def named_gpu(device: torch.device | str | int | None) -> torch.device:
     """What is named, with a number or without; ValueError where it is no GPU, torch's errors for what is nothing."""
     named = "cuda" if device is None else device
     found = torch.device("cuda", named) if isinstance(named, int) else torch.device(named)
@@ -140,7 +140,7 @@ def _gpu(device: torch.device | str | int | None) -> torch.device:
 
 def gpu_of(device: torch.device | str | int | None) -> torch.device:
     """A GPU with its number."""
-    found = _gpu(device)
+    found = named_gpu(device)
     return torch.device("cuda", torch.cuda.current_device() if found.index is None else found.index)
 
 
