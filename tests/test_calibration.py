@@ -450,7 +450,7 @@ def test_a_gpu_is_treated_as_an_older_one(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_wrong_call_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="budget must be positive"):
+    with pytest.raises(ValueError, match="budget must be a positive number"):
         triton_gemm.calibrate(0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(RuntimeError, match="there is no GPU"):
@@ -522,7 +522,7 @@ def test_measuring_needs_two_candidates() -> None:
 
 def test_a_choice_that_stayed_has_not_where_the_model_has_another(tmp_path: Path) -> None:
     problem = tabled.problem_of()
-    first, second = tabled.another(problem, 0), tabled.another(problem, 1)
+    first, second = tabled.another(problem, 1), tabled.another(problem, 2)
     journal = Journal(tmp_path / "x.tuning.jsonl", "1")
     journal.stays(problem, "same", first)
     again = Journal(tmp_path / "x.tuning.jsonl", "1")

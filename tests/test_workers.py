@@ -151,10 +151,12 @@ SMALL = {
     "triton_gemm.kernels.warp_specialised.configs.of_itemsize",
     "triton_gemm.kernels.warp_specialised.costs._step",
     "triton_gemm.kernels.warp_specialised.host.wide_columns",
+    "triton_gemm.kernels.warp_specialised.host.wide_memory",
     "triton_gemm.kernels.warp_specialised.widths._deepest",
     "triton_gemm.kernels.warp_specialised.widths._forms",
     "triton_gemm.nvml.gpu",
     "triton_gemm.nvml.power_limit",
+    "triton_gemm.problem._one_plane",
     "triton_gemm.tables._users_folder",
 }
 

@@ -289,7 +289,7 @@ def linear(
     """
     request = _SUM
     if not (activation is None and precision is None and batch_invariant is None):
-        plain = precision is None and batch_invariant is None
+        plain = isinstance(activation, str) and precision is None and batch_invariant is None
         request = (_ACTIVATED.get(activation) if plain else None) or Request(
             1.0, 1.0, activation, None, precision, batch_invariant=batch_invariant
         )
