@@ -55,7 +55,7 @@ def parameters(function: Callable[..., Any]) -> list[str]:
 # Those that take nothing.
 WITHOUT = {"disable", "inductor.register", "inductor.unregister"}
 WITHOUT |= {f"tables.{name}" for name in ("folder", "ignored", "clear", "reload")}
-WITHOUT |= {f"calibration.{name}" for name in ("folder", "clear", "reload")}
+WITHOUT |= {f"calibration.{name}" for name in ("reload",)}
 PRODUCTS = ("matmul", "mm", "bmm", "mv", "addmm", "baddbmm", "linear", "grouped_matmul", "scaled_matmul")
 
 
