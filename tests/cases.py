@@ -213,6 +213,13 @@ def splits(config: TileConfig, programs: int) -> list[tuple[Size, Schedule]]:
     ]
 
 
+def reduced(case: Case, config: TileConfig, parts: int) -> Schedule:
+    """All of a product's tiles, each in so many parts."""
+    M, N, _ = case.size
+    tiles = (case.batch or 1) * config.tiles(M, N)
+    return Schedule(tiles * parts, tiles, parts, reduction=True)
+
+
 def of_bytes(config: TileConfig, turn: int) -> list[Case]:
     """Products of both fp8 types, summed either way, with every kind of scales, and of int8, for a tile; whole and
     split they fill 6 tiles of 6 k-tiles."""

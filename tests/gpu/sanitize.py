@@ -92,6 +92,11 @@ def kernels() -> None:
     def in_clusters(problem: GemmProblem, split_k: int) -> Selection:
         return replace(persistent(problem, split_k), config=clustered)
 
+    def by_two_launches(problem: GemmProblem, split_k: int) -> Selection:
+        tiles = problem.batch * ring.tiles(problem.M, problem.N)
+        parts = split_k + 1
+        return replace(persistent(problem, 1), schedule=Schedule(tiles * parts, tiles, parts, reduction=True))
+
     def of_width(problem: GemmProblem, split_k: int) -> Selection:
         return replace(persistent(problem, split_k), config=wide)
 
@@ -106,13 +111,14 @@ def kernels() -> None:
     }
     if torch.cuda.get_device_capability() == (9, 0):
         cases["warp_specialised"] = (persistent, [((200, 136, 1032), 0), ((3, 8, 520), 0), ((264, 72, 1024), 0)])
+        cases["reduction"] = (by_two_launches, cases["warp_specialised"][1])
         cases["repack"] = (repacking, any_layout)
         if CLUSTERS:
             cases["clusters"] = (in_clusters, cases["warp_specialised"][1])
             cases["widths"] = (of_width, cases["warp_specialised"][1])
     for name, (choose, sizes) in cases.items():
         for ((M, N, K), first), orders, split_k in itertools.product(sizes, ORDERS.get(name, ("nnn", "ttt")), (1, 3)):
-            if name in ("warp_specialised", "clusters", "widths") and orders == "ttt" and M % 8:
+            if name in ("warp_specialised", "reduction", "clusters", "widths") and orders == "ttt" and M % 8:
                 continue  # TMA reads no such rows
             a, b, c = ending(M, K, orders[0], first), ending(K, N, orders[1], first), ending(M, N, orders[2], first)
             bias = None if split_k == 1 else ending(N, 1, "n", first)[:, 0]

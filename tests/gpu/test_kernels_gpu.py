@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests import cases
-from tests.cases import CIRCUMSTANCES, Case, blocks, circumstance, ids, of_bytes, splits, wholes
+from tests.cases import CIRCUMSTANCES, Case, blocks, circumstance, ids, of_bytes, reduced, splits, wholes
 from tests.checks import NAN, fp32_precision
 from tests.epilogues import expected
 from triton_gemm import workspace
@@ -115,6 +115,63 @@ def test_every_cluster_and_layout(config: TileConfig) -> None:
                 single = GemmPlan(operands.problem, persistent(alone, dealt), DEVICE)
                 operands.check(single, schedule.split_k)
                 assert torch.equal(operands.run(plan), operands.run(single))
+
+
+LONG = (*warp_specialised.CONFIGS[::2], *(warp_specialised.FOR_LONG_SUMS if CLUSTERS else ()))
+
+
+@hopper
+@pytest.mark.parametrize("config", LONG, ids=ids)
+def test_sums_of_a_second_launch_are_those_of_owners(config: TileConfig) -> None:
+    """Bit for bit, with C's edges inside of tiles, parts of unequal lengths, and more of them than a thread reads at
+    once; relaunched at once, so that a second launch and the next first one overlap."""
+    m, n, k = of_cluster(config)
+    for orders, size, parts in (
+        ("ntn", (m - 7, n + 8, 7 * k + 8), 3),
+        ("nnt", (m, max(n - 8, 8), 41 * k), 20),
+        ("tnn", (m - 8, n, 80 * k + 3), 40),
+    ):
+        case = Case(size, orders)
+        schedule, operands = reduced(case, config, parts), Operands(case)
+        if warp_specialised.illegal(operands.problem, gpu(), config, schedule) is not None:
+            continue
+        plan = GemmPlan(operands.problem, persistent(config, schedule), DEVICE)
+        operands.check(plan, parts, times=3)
+        results = [operands.run(plan) for _ in range(5)]
+        owners = replace(schedule, reduction=False)
+        if schedule.programs * config.ctas <= gpu().num_sms * 10 // 11 and (
+            warp_specialised.illegal(operands.problem, gpu(), config, owners) is None
+        ):
+            results.append(operands.run(GemmPlan(operands.problem, persistent(config, owners), DEVICE)))
+        assert all(torch.equal(results[0], result) for result in results)
+
+
+@hopper
+@pytest.mark.parametrize("name", CIRCUMSTANCES)
+def test_every_circumstance_of_second_launches(name: str) -> None:
+    case = circumstance(name, (133, 264, 2051))
+    for config in (warp_specialised.CONFIGS[10], warp_specialised.CONFIGS[16]):
+        check(case, persistent(config, reduced(case, config, 5)), times=2)
+
+
+@hopper
+@pytest.mark.parametrize("precision", ["tf32", *EMULATED])
+def test_second_launches_of_fp32(precision: str) -> None:
+    case = Case((133, 264, 1028), "ntn", dtype=torch.float32, precision=precision, bias="n")
+    planes = EMULATED.get(precision)
+    of_dtype = warp_specialised.configs(torch.float32 if planes is None else planes.dtype)
+    config = next(c for c in of_dtype if (c.BLOCK_M, c.BLOCK_N) == (64, 64))
+    packed = ("a", "b") if planes else ()
+    check(case, persistent(config, reduced(case, config, 3), packed=packed, precision=precision), times=2)
+
+
+@hopper
+@pytest.mark.parametrize("turn", range(2))
+def test_second_launches_of_bytes(turn: int) -> None:
+    config = warp_specialised.configs(torch.int8)[-1]
+    for case in of_bytes(config, turn):
+        if case.dtype != torch.int8:
+            check(case, persistent(config, reduced(case, config, 3), precision=case.precision or "half"), times=2)
 
 
 @hopper
