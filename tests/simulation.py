@@ -38,6 +38,8 @@ class Simulation:
         operands = {"a": a, "b": b, "c": c, "counters": counters}
         operands |= zip(problem.auxiliary, auxiliary, strict=True)
         operands["workspace"] = torch.full((launches[0].workspace // 4,), torch.nan)
+        for temporary in launches[0].temporaries:
+            operands[temporary.name] = torch.full(temporary.shape, torch.nan, dtype=temporary.dtype)
         for launch in launches:
             run(launch.programmatic(), operands, {"alpha": alpha, "beta": beta})
         assert not counters.any(), "counters are not zero afterwards"

@@ -100,7 +100,7 @@ class GemmPlan:
         self.steps = [Step(launch) for launch in launches_on(device_info(device), problem, selection)]
         self.temporaries = [temporary for step in self.steps for temporary in step.launch.temporaries]
         self.workspace = max((step.launch.workspace for step in self.steps), default=0)
-        self.shares = self.workspace > 0 or any(step.launch.counters for step in self.steps)
+        self.shares = any(step.launch.counters for step in self.steps)
         self.allocates = bool(self.shares or self.temporaries)
         self.names = (
             *("a", "b", "c", *problem.auxiliary),

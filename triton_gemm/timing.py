@@ -38,8 +38,9 @@ class Replay:
         self.repeats = repeats
         self.graph = torch.cuda.CUDAGraph()
         calls[0]()  # libraries make their handles at the first call, which a capture forbids
-        # Other threads may load what they have compiled meanwhile.
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+        # Other threads may load what they have compiled meanwhile. This one may not unload a kernel, as a collection of
+        # what is no longer used does.
+        with no_garbage(), torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
             for i in range(repeats):
                 calls[i % len(calls)]()
         self.graph.replay()

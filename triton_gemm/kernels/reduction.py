@@ -1,5 +1,5 @@
-"""The second launch of a product whose K is split: adds up the partial sums that the first left in the workspace, and
-has the epilogue (CUTLASS's parallel split-K; cuBLAS's `splitKreduce`).
+"""The second launch of a product whose K is split: adds up the partial sums that the first left in memory, and has the
+epilogue (CUTLASS's parallel split-K; cuBLAS's `splitKreduce`).
 
 A few tiles in many parts, as of a long K, are slow to add up by the program that owns a tile: it alone reads what all
 others stored, as fast as one SM does. Here all SMs add. That costs a launch, whose start programmatic launches hide
@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from ..problem import GemmProblem, Layout
-from .launch import Launch, Pointer, Scalar
+from .launch import Launch, Pointer, Scalar, Temporary
 from .portable import vector
 from .programmatic import follow
 from .tiles import Epilogue, Output, store_tile, tile_pointers, whole
@@ -109,20 +109,21 @@ def parts_of(problem: GemmProblem) -> GemmProblem:
     return replace(problem, c=c, out_dtype=torch.float32, has_beta=False, bias=None, activation=None, scales=scales)
 
 
-def nbytes(problem: GemmProblem, parts: int) -> int:
-    """Of the workspace that the parts take."""
-    return 4 * parts * problem.batch * parts_of(problem).c.strides[0]
+def sums_of(problem: GemmProblem, parts: int) -> Temporary:
+    """What the first launch writes and the second reads: a call's own memory, as another thread's first launch on the
+    same stream may come between them."""
+    return Temporary("sums", (parts, problem.batch, parts_of(problem).c.strides[0]), torch.float32)
 
 
 def launch(problem: GemmProblem, parts: int) -> Launch:
-    """The launch that adds up the parts of `problem` that `parts_of` it left in the workspace."""
+    """The launch that adds up the parts of `problem` that are in `sums_of` it."""
     sums = parts_of(problem).c
     unit = 0 if problem.c.column_major else 1
     c_unit, c_vector = vector(problem.c, (problem.M, problem.N), problem.out_dtype)
     along = min(128, triton.next_power_of_2((problem.M, problem.N)[unit]))
     block = (along, ELEMENTS // along) if unit == 0 else (ELEMENTS // along, along)
     arguments = {
-        "sums_ptr": Pointer("workspace"),
+        "sums_ptr": Pointer("sums"),
         "c_ptr": Pointer("c"),
         "bias_ptr": Pointer("bias" if problem.bias else "c"),
         "a_scale_ptr": Pointer("a_scale" if problem.scales else "c"),
@@ -149,10 +150,7 @@ def launch(problem: GemmProblem, parts: int) -> Launch:
         "PDL": False,
     }
     tiles = triton.cdiv(problem.M, block[0]) * triton.cdiv(problem.N, block[1])
-    return Launch(
-        *(reduction_kernel, (problem.batch * tiles, 1, 1), arguments, {"num_warps": NUM_WARPS}),
-        workspace=nbytes(problem, parts),
-    )
+    return Launch(reduction_kernel, (problem.batch * tiles, 1, 1), arguments, {"num_warps": NUM_WARPS})
 
 
 def _up(count: int) -> int:

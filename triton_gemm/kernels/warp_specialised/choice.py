@@ -103,8 +103,8 @@ def _fits(problem: GemmProblem, config: Config) -> bool:
 
 
 def schedules(problem: GemmProblem, config: Config, device: DeviceInfo) -> list[Schedule]:
-    """The ways to deal out a problem's tiles that are worth comparing: all whole, or those of the last wave cut along
-    K. Of clusters as of programs, of which fewer run at the same time."""
+    """The ways to deal out a problem's tiles that are worth comparing: all whole, those of the last wave cut along K,
+    or all of them, where that is legal. Of clusters as of programs, of which fewer run at the same time."""
     count = problem.batch * config.tiles(problem.M, problem.N)
     programs = clusters_at_once(config.ctas, device.num_sms)
     found = [Schedule(min(count, programs))]
@@ -113,7 +113,8 @@ def schedules(problem: GemmProblem, config: Config, device: DeviceInfo) -> list[
         found += [Schedule(n, rest, parts) for n, rest, parts in _cuts(count, k_tiles, programs)]
     parts = _reduced_parts(problem, count, k_tiles, programs)
     if parts:
-        found.append(Schedule(count * parts, count, parts, reduction=True))
+        reduced = Schedule(count * parts, count, parts, reduction=True)
+        found += [reduced] * (illegal(problem, device, config, reduced) is None)
     return found
 
 

@@ -15,7 +15,7 @@ from .. import groups
 from ..launch import Launch, Pointer, Scalar, TensorMap
 from ..order import ONE, by_tensor_cores, exactly, in_parts, promoted
 from ..reduction import launch as reduction
-from ..reduction import parts_of
+from ..reduction import parts_of, sums_of
 from ..schedule import Schedule, clusters_at_once
 from ..splitk import MAX_COUNTERS
 from .cluster import MAX_CTAS, blocks_of_b, slice_rows
@@ -277,9 +277,9 @@ def launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple[
     up by a second one, before it."""
     if schedule.reduction:
         (first,) = _launches(parts_of(problem), config, schedule)
-        first = replace(first, arguments={**first.arguments, "alpha": 1.0, "beta": 0.0})
-        adds = reduction(problem, schedule.split_k)
-        return replace(first.renamed({"c": "workspace"}), workspace=adds.workspace), adds
+        arguments = {**first.arguments, "alpha": 1.0, "beta": 0.0}
+        first = replace(first, arguments=arguments, temporaries=(sums_of(problem, schedule.split_k),))
+        return first.renamed({"c": "sums"}), reduction(problem, schedule.split_k)
     return _launches(problem, config, schedule)
 
 
