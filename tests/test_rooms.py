@@ -66,6 +66,7 @@ TABLE: dict[str, set[str]] = {
     | {"nvml", "plan", "policies", "select", "tables", "timing", "workspace", "generation"},
     "calibration": {
         "torch",
+        "arithmetic",
         "compat",
         "checks",
         "problem",

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from ..arithmetic import ARITHMETICS
 from ..problem import GemmProblem
 
 Figures = dict[str, Any]
@@ -59,7 +60,7 @@ def rounded(entry: Figures) -> Figures:
 
 def pace_of(precision: str) -> str:
     """Which of `portable`'s paces a precision has."""
-    return precision if precision in ("ieee", "fp64") else "tensor"
+    return {"fma": "ieee", "dmma": "fp64"}.get(ARITHMETICS[precision].instruction, "tensor")
 
 
 def concerns(place: Place, kernel: str, packed: tuple[str, ...], problem: GemmProblem) -> bool:
