@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,10 +13,11 @@ from tests import planted
 from tests.cases import CIRCUMSTANCES, Case, Operands, circumstance, ids, of_bytes, reduced
 from tests.gluon_on_cpu import simulated
 from tests.simulation import CPU, Simulation, check
+from tests.test_compile_portable import compile_launch
 from triton_gemm.arithmetic import EMULATED
 from triton_gemm.config import TileConfig
 from triton_gemm.device import device_of_capability
-from triton_gemm.kernels import warp_specialised
+from triton_gemm.kernels import reduction, warp_specialised
 from triton_gemm.kernels.repack import repacked
 from triton_gemm.kernels.schedule import Schedule
 
@@ -152,3 +154,16 @@ def test_planted_bugs_are_caught(bug: str) -> None:
             Case((65, 40, 2310), "nnn"),
         ):
             check(case, config, reduced(case, config, 18 if case.batch is None else 3), broken)
+
+
+@pytest.mark.parametrize("parts", [3, 40])
+@pytest.mark.parametrize("name", ["batch", "c-odd", "c-column-major", "everything", "float32"])
+def test_the_second_launch_reads_16_bytes_a_thread(name: str, parts: int) -> None:
+    """Whatever C's layout and however many parts there are; and spills nothing."""
+    problem = Operands(circumstance(name, (136, 264, 640)), CPU).problem
+    dtypes = {"sums": torch.float32, "c": problem.out_dtype, "bias": problem.out_dtype}
+    result = compile_launch(reduction.launch(problem, parts), dtypes)
+    assert result.spills == 0
+    loads = re.findall(r"ld\.global\.cg\.([\w.]+)", result.asm["ptx"])
+    at_once = reduction.MOST_AT_ONCE if parts > 17 else reduction.MOST_AT_ONCE // 2
+    assert loads == ["v4.b32"] * (1 + at_once)
