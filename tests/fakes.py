@@ -35,7 +35,7 @@ def take_gpu_away(patch: pytest.MonkeyPatch, operands: ModuleType, timer: Module
 
 
 class FakePlan:
-    """Multiplies matrices of bf16 by torch, and of what else makes zeros; `made` notes all."""
+    """Multiplies bf16 matrices by torch, and gives zeros for others; `made` notes all."""
 
     made: list[FakePlan]
 

@@ -1,8 +1,9 @@
 """Fuzzing: products drawn at random and called in any order, each held to fp64; `python -m tests.fuzz` is the command.
 
 `Calls` is a hypothesis state machine. Its rules are calls of one product with different values, of earlier products
-again, on another stream, through torch under `use()`, and from a captured graph; and changes of what calls depend on:
-the policy, batch invariance, torch's precision of fp32, and the caches. Operands lie in the same memory every time.
+again, on another stream, through torch under `use()`, and from a captured graph; and changes of the state that
+calls depend on: the policy, batch invariance, torch's precision of fp32, and the caches. Operands lie in the same memory
+every time.
 
 On a GPU processes share the work, each for MINUTES. Most problems come from a pool, so that kernels are compiled once
 for all processes and runs; one in FRESH is drawn anew. Verdicts stay on the GPU until an example ends. A failure is
@@ -422,7 +423,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--jobs", type=int, default=8, help="processes that share the GPU")
     parser.add_argument(
-        "--seed", type=int, default=int(time.time()) % 100_000, help="of what is drawn; else the clock's"
+        "--seed",
+        type=int,
+        default=int(time.time()) % 100_000,
+        help="of the products that are drawn; by default the clock's",
     )
     parser.add_argument("--journal", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)

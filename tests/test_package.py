@@ -51,7 +51,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def built(what: str, folder: Path, out: Path) -> Path:
-    """The path of what hatchling makes of a folder: its "sdist" or "wheel"."""
+    """Builds the "sdist" or the "wheel" of a folder by hatchling; the path of it."""
     code = f"import sys; from hatchling import build; build.build_{what}(sys.argv[1])"
     done = run(sys.executable, "-c", code, out, cwd=folder)
     assert done.returncode == 0, done.stderr

@@ -199,7 +199,7 @@ key_of = plan.key_of
 
 
 def without(*left_out: int) -> Callable[..., tuple[Any, ...]]:
-    """`plan.key_of` without some of what it says."""
+    """`plan.key_of` without some of its parts."""
     return lambda *given: tuple(x for i, x in enumerate(key_of(*given)) if i not in left_out)
 
 

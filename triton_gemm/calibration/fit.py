@@ -21,10 +21,11 @@ from ..problem import GemmProblem
 from ..select import predicted
 from .figures import Place, concerns, places, value_at, with_values
 
-OWN, SHARED = 0.1, 0.1  # standard deviations of errors: of a candidate's own, and of what a product's share
+# Standard deviations of errors: of a candidate's own, and of those that a product's candidates share.
+OWN, SHARED = 0.1, 0.1
 FREEDOM = 4.0  # degrees, of Student's t
-# Standard deviations of figures' logarithms before: of the GPU's own figures and of what is common to a family, and of
-# each figure of a kernel.
+# Standard deviations of figures' logarithms before: of the GPU's own figures and of the factor that is common
+# to a family, and of each figure of a kernel.
 COMMON, ALONE = 0.3, 0.1
 SHIPPED = 0.3  # of these, where the model is of such a GPU: boards of one kind differ less
 FAMILIES = ("step", "products")  # tables of one kind of figure for many tiles or precisions
@@ -45,8 +46,11 @@ class Timed:
 
 @dataclass(frozen=True)
 class Score:
-    """How good a model is: misfit: the mean of what a fit makes least, without the prior; error: the root mean square
-    of the logarithms of predicted over measured times; regret: how much longer the picks take than the fastest."""
+    """How good a model is.
+
+    misfit: the mean of the sum that a fit minimises, without the prior; error: the root mean square of the logarithms of
+    predicted over measured times; regret: how much longer the picks take than the fastest.
+    """
 
     misfit: float
     error: float
