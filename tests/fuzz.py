@@ -2,8 +2,8 @@
 
 `Calls` is a hypothesis state machine. Its rules are calls of one product with different values, of earlier products
 again, on another stream, through torch under `use()`, and from a captured graph; and changes of the state that
-calls depend on: the policy, batch invariance, torch's precision of fp32, and the caches. Operands lie in the same memory
-every time.
+calls depend on: the policy, batch invariance, torch's precision of fp32, and the caches. Operands lie in the same
+memory every time.
 
 On a GPU processes share the work, each for MINUTES. Most problems come from a pool, so that kernels are compiled once
 for all processes and runs; one in FRESH is drawn anew. Verdicts stay on the GPU until an example ends. A failure is

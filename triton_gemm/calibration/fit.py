@@ -48,8 +48,8 @@ class Timed:
 class Score:
     """How good a model is.
 
-    misfit: the mean of the sum that a fit minimises, without the prior; error: the root mean square of the logarithms of
-    predicted over measured times; regret: how much longer the picks take than the fastest.
+    misfit: the mean of the sum that a fit minimises, without the prior; error: the root mean square of the logarithms
+    of predicted over measured times; regret: how much longer the picks take than the fastest.
     """
 
     misfit: float
