@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from triton_gemm import generation, kernels, policies, tables
+from triton_gemm import calibration, generation, kernels, policies, tables
 from triton_gemm.arithmetic import ARITHMETICS, ScaleKind
 from triton_gemm.bit_classes import bit_class
 from triton_gemm.device import DeviceInfo, device_of_capability
@@ -130,3 +130,13 @@ def entries(draw: st.DrawFn) -> Entry:
         *(draw(st.floats(0, 1e9)) for _ in range(2)),
         *(draw(st.text(max_size=40)) for _ in range(2)),
     )
+
+
+@contextmanager
+def own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The user's folder of calibrated models, empty, with tables and a policy of this test alone."""
+    with default_policy():
+        own_folder(tmp_path, monkeypatch)
+        calibration.reload()
+        yield tmp_path / "models"
+    calibration.reload()

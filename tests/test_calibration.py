@@ -45,11 +45,8 @@ AMPERE = replace(OTHER, name="a GPU without wgmma", capability=(8, 0), num_sms=1
 @pytest.fixture(autouse=True)
 def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The user's folder of models, empty, in a test alone."""
-    with tabled.default_policy():
-        tabled.own_folder(tmp_path, monkeypatch)
-        kept.reload()
-        yield tmp_path / "models"
-    kept.reload()
+    with tabled.own_models(tmp_path, monkeypatch) as models:
+        yield models
 
 
 def planted(start: DeviceModel) -> DeviceModel:

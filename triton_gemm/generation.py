@@ -33,7 +33,7 @@ def advance_models() -> None:
 
 
 def of_models(maxsize: int) -> Callable[[Function], Function]:
-    """`lru_cache` of what follows from models: it is computed again after one has changed."""
+    """An `lru_cache` that is emptied when a GPU's model changes, for functions whose results depend on it."""
 
     def remembering(function: Function) -> Function:
         @lru_cache(maxsize)

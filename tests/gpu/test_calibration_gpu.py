@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,9 +10,9 @@ import torch
 
 import triton_gemm
 from tests import tabled
+from tests.gpu.sharing import shared_gpu
 from tests.gpu.test_plan_gpu import assert_right, pair, script
-from tests.gpu.test_tuning_gpu import _multiply_for
-from triton_gemm import calibration, device_model
+from triton_gemm import device_model
 from triton_gemm.calibration import probes
 from triton_gemm.device import current_device_info
 
@@ -23,11 +22,8 @@ pytestmark = pytest.mark.gpu
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Tables and models of this test alone."""
-    with tabled.default_policy():
-        tabled.own_folder(tmp_path, monkeypatch)
-        calibration.reload()
-        yield tmp_path / "models"
-    calibration.reload()
+    with tabled.own_models(tmp_path, monkeypatch) as models:
+        yield models
 
 
 def test_a_minute_gives_a_model_that_predicts_what_it_has_not_seen() -> None:
@@ -82,18 +78,10 @@ def test_kernels_of_other_gpus_are_calibrated_and_tuned_by_the_same_code(monkeyp
 
 
 def test_nothing_is_kept_while_another_process_uses_the_gpu(folder: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    begun = context.Event()
-    other = context.Process(target=_multiply_for, args=(60.0, begun))
-    other.start()
-    try:
-        assert begun.wait(60)
+    with shared_gpu():
         report = triton_gemm.calibrate(20)
         print(f"\n{report}")
         assert report.outcome == "refused"
-    finally:
-        other.kill()
-        other.join()
     assert not folder.exists()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ import triton
 
 import triton_gemm
 from tests import tabled
+from tests.gpu.sharing import shared_gpu
 from tests.gpu.test_kernels_gpu import hopper
 from tests.gpu.test_plan_gpu import assert_right, pair, random, script
 from triton_gemm import kernels, plan, policies, tables, tuning
@@ -261,31 +261,11 @@ def test_what_ends_the_process_is_left_out_the_next_time() -> None:
     assert shape.measured and any("the process ended" in why for _, why in shape.failed)
 
 
-def _multiply_for(seconds: float, begun: Any) -> None:
-    a = torch.randn(8192, 8192, device="cuda", dtype=BF16)
-    a @ a
-    torch.cuda.synchronize()
-    begun.set()
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        for _ in range(20):
-            a @ a
-        torch.cuda.synchronize()
-
-
 def test_nothing_is_stored_while_another_process_uses_the_gpu() -> None:
-    context = multiprocessing.get_context("spawn")
-    begun = context.Event()
-    other = context.Process(target=_multiply_for, args=(60.0, begun))
-    other.start()
-    try:
-        assert begun.wait(60)
+    with shared_gpu():
         report = triton_gemm.tune([(512, 2048, 4096)], budget=15)
         print(f"\n{report}")
         assert report.shapes[0].outcome == "refused"
-    finally:
-        other.kill()
-        other.join()
     assert tables.lookup(report.shapes[0].problem, current_device_info()) is None
 
 

@@ -10,8 +10,8 @@ from typing import Any, Literal
 from ..problem import GemmProblem
 
 # "kept": the model is stored, and used from now on; "not kept": it was not wanted (keep=False), or the folder cannot be
-# written to; "unchanged": predictions of what it was not fitted to did not become better; "refused": the GPU was not
-# fit to be measured, or too little could be.
+# written to; "unchanged": it predicts products that it was not fitted to no better than the model before; "refused":
+# the GPU was throttled or shared, or too few products could be timed.
 Outcome = Literal["kept", "not kept", "unchanged", "refused"]
 
 
@@ -36,8 +36,8 @@ class CalibrationReport:
     and candidates that were timed; failed: candidates that could not be, and why; repeated: products whose times did
     not count at first; error: the root mean square of the logarithms of predicted over measured times, of the model
     before and after, each time of products that it was not fitted to (cross-validation); regret: how much longer the
-    models' picks took than the fastest of what was timed, of the same; figures: (name, before, after) of those that
-    changed by 1 % or more. `str()` is for people.
+    models' choices took than the fastest timed candidates, of the same products; figures: (name, before, after) of
+    those that changed by 1 % or more. `str()` is for people.
     """
 
     outcome: Outcome

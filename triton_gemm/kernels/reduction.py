@@ -61,7 +61,7 @@ def reduction_kernel(
     PDL: tl.constexpr,
 ):
     """c [batch, M, N] = activation(alpha s + beta c + bias), where s is the sum of sums [parts, batch, M, N] over its
-    parts, of which a thread asks for AT_ONCE before it adds them. SUMS_UNIT, C_UNIT: 0 or 1, the dimension of a matrix
+    parts. A thread loads AT_ONCE of them before it adds them. SUMS_UNIT, C_UNIT: 0 or 1, the dimension of a matrix
     with stride 1 (C's may be None); SUMS_VECTOR: what the rows of sums have room for a multiple of."""
     # Locate the tile
     num_m = tl.cdiv(M, BLOCK_M)

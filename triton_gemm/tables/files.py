@@ -147,7 +147,7 @@ def _no_number(name: str) -> None:
 
 
 def load(path: Path) -> Contents:
-    """`parse` of what `contents` reads; Contents() where there is nothing. OSError where it may not be read."""
+    """A file's `contents`, parsed; Contents() where there is no file. OSError where it may not be read."""
     try:
         text = contents(path)
     except ValueError as error:
