@@ -586,7 +586,8 @@ PANEL = 128  # bytes of a row of a tile that lie together, as TMA swizzles them;
 COPY = "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
 ARITHMETIC: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("mov.u32", "mov.b32", "mov.b64", "cvta.param.u64", "cvt.u16.u32"), lambda x: x),
-    **{"add.s32": torch.add, "sub.s32": torch.sub, "and.b32": torch.bitwise_and},
+    **{"add.s32": torch.add, "sub.s32": torch.sub, "mul.lo.s32": torch.mul, "min.s32": torch.minimum},
+    "and.b32": torch.bitwise_and,
     **{"shl.b32": torch.bitwise_left_shift, "shr.u32": torch.bitwise_right_shift},
     **{"setp.ge.s32": torch.ge, "setp.ne.b32": torch.ne, "setp.lt.and.s32": lambda x, y, also: (x < y) & also},
     **{"mad.lo.s32": lambda x, y, z: x * y + z, "mapa.shared::cluster.u32": lambda x, rank: x % CTA + rank * CTA},

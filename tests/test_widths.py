@@ -129,12 +129,13 @@ def test_the_two_parts_hold_every_width() -> None:
 
 @pytest.mark.parametrize("group", [1, 2, 4, 8])
 def test_slices_cover_b(group: int) -> None:
-    """In blocks of 8, as few as may be, of which each CTA loads as many but perhaps the last."""
+    """In blocks of 8, as few as may be and for each CTA as many; the last slice ends with B."""
     for n in range(64, 257, 8):
         rows, count = host.slice_rows(n, group), cluster.slices(n, group)
         assert rows % 8 == 0 and count <= group and (count - 1) * rows < n <= count * rows
         assert (rows - 8) * group < n, "slices could be smaller"
-        assert host.blocks_of_b(True, n, group) * 8 == count * rows
+        assert cluster.blocks_of_b(True, n) * 8 == n >= rows
+        assert cluster.loaded_blocks_of_b(True, n, group) * 8 == count * rows
 
 
 def test_what_no_thread_can_hold_is_said() -> None:

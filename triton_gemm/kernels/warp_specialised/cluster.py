@@ -44,14 +44,20 @@ def slices(outer, group):
 
 @constexpr_function
 def slice_rows(outer, group):
-    """Of a tile with `outer` rows in shared memory: whole groups of 8, as TMA swizzles them. The last slice may end
-    beyond the tile."""
+    """Of a tile with `outer` rows in shared memory: whole groups of 8, as TMA swizzles them. The last slice ends with
+    the tile, and so may begin within the one before, of whose rows it loads some again."""
     return -(-outer // (8 * group)) * 8
 
 
 @constexpr_function
-def blocks_of_b(wide_mma, block_n, cluster_m):
-    """How many blocks of its tensor map a tile of B is: with WIDE_MMA of 8 columns each, for whole slices."""
+def blocks_of_b(wide_mma, block_n):
+    """How many blocks of its tensor map a tile of B is: with WIDE_MMA of 8 columns each."""
+    return block_n // 8 if wide_mma else 1
+
+
+@constexpr_function
+def loaded_blocks_of_b(wide_mma, block_n, cluster_m):
+    """How many blocks come of it, with those that two slices have."""
     return slices(block_n, cluster_m) * slice_rows(block_n, cluster_m) // 8 if wide_mma else 1
 
 
@@ -154,7 +160,7 @@ def copy_asm(number, outer, block, nbytes, of_a, cluster_m, cluster_n):
     return f"""{{
 .reg .pred chosen, elected;
 .reg .b16 peers;
-.reg .b32 rank, i, j, first, mask, into, full, x, y;
+.reg .b32 rank, i, j, first, mask, begin, into, full, x, y;
 .reg .b64 map;
 mov.b64 map, {tensor_map_parameter(KERNEL, number, len(block))};
 cvta.param.u64 map, map;
@@ -165,9 +171,11 @@ shr.u32 j, rank, {cluster_m.bit_length() - 1};
 cvt.u16.u32 peers, mask;
 mapa.shared::cluster.u32 into, $0, rank;
 mapa.shared::cluster.u32 full, $1, rank;
-mad.lo.s32 into, {mine}, {size * panel * itemsize}, into;
+mul.lo.s32 begin, {mine}, {size};
+min.s32 begin, begin, {outer - size};
+mad.lo.s32 into, begin, {panel * itemsize}, into;
 mov.b32 x, $2;
-mad.lo.s32 y, {mine}, {size}, $3;
+add.s32 y, begin, $3;
 elect.sync _|elected, -1;
 setp.lt.and.s32 chosen, {mine}, {pieces}, elected;
 {(chr(10) + step + chr(10)).join(loads)}

@@ -18,7 +18,7 @@ from ..reduction import launch as reduction
 from ..reduction import parts_of, sums_of
 from ..schedule import Schedule, clusters_at_once
 from ..splitk import MAX_COUNTERS
-from .cluster import MAX_CTAS, blocks_of_b, slice_rows
+from .cluster import MAX_CTAS, slice_rows
 from .configs import Config
 from .kernel import warp_specialised_kernel
 
@@ -91,7 +91,7 @@ def _shared_memory(problem: GemmProblem, config: Config, buffers: int) -> int:
 def wide_memory(config: Config, out_itemsize: int, buffers: int = 2) -> int:
     """`shared_memory` where one `wgmma` spans the width, with so many buffers for wide stores."""
     columns, narrow = wide_columns(config)
-    rows = config.BLOCK_M + 8 * blocks_of_b(True, config.BLOCK_N, config.CLUSTER_M)
+    rows = config.BLOCK_M + config.BLOCK_N
     staged = buffers * columns + (config.BLOCK_N % columns if narrow else 0)
     return config.num_stages * rows * 128 + config.BLOCK_M * staged * out_itemsize + 1024
 

@@ -9,7 +9,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.extra.cuda.gdc import gdc_wait
 
 from ...compat import async_load
-from .cluster import blocks_of_b, join_cluster, load
+from .cluster import blocks_of_b, join_cluster, load, loaded_blocks_of_b
 from .ring import WARP, next_slot
 from .work import item_of, number_of_items
 
@@ -29,9 +29,10 @@ def load_partition(config, inputs, ring, work):
     b_desc = inputs.b_desc
     tail_desc = inputs.b_tail_desc
     ROWS: gl.constexpr = config.BLOCK_M // config.CONSUMERS
-    B_SLOT: gl.constexpr = blocks_of_b(config.WIDE_MMA, config.BLOCK_N, config.CLUSTER_M)
+    B_SLOT: gl.constexpr = blocks_of_b(config.WIDE_MMA, config.BLOCK_N)
     TAIL: gl.constexpr = config.TAIL_N if not config.WIDE_MMA else 0
-    b_bytes: gl.constexpr = B_SLOT * b_desc.block_type.nbytes + (tail_desc.block_type.nbytes if TAIL else 0)
+    B_BLOCKS: gl.constexpr = loaded_blocks_of_b(config.WIDE_MMA, config.BLOCK_N, config.CLUSTER_M)
+    b_bytes: gl.constexpr = B_BLOCKS * b_desc.block_type.nbytes + (tail_desc.block_type.nbytes if TAIL else 0)
     slot = 0
     phase = 1  # the first round finds every slot empty
     for index in range(gl.program_id(0), number_of_items(work, config), gl.num_programs(0)):

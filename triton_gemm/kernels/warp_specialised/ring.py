@@ -20,7 +20,7 @@ def allocate_ring(inputs, config):
     a_desc = inputs.a_desc
     b_desc = inputs.b_desc
     a = gl.allocate_shared_memory(a_desc.dtype, [STAGES * config.CONSUMERS] + a_desc.block_shape, a_desc.layout)
-    B_SLOT: gl.constexpr = blocks_of_b(config.WIDE_MMA, config.BLOCK_N, config.CLUSTER_M)
+    B_SLOT: gl.constexpr = blocks_of_b(config.WIDE_MMA, config.BLOCK_N)
     b = gl.allocate_shared_memory(b_desc.dtype, [STAGES * B_SLOT] + b_desc.block_shape, b_desc.layout)
     b_tail = b
     if config.TAIL_N and not config.WIDE_MMA:

@@ -19,7 +19,7 @@ from .cluster import blocks_of_b
 @gluon.jit
 def start_wide_products(ring, a_tile, acc, tail, slot, config):
     """(acc, tail) with the products of A's tile and of B's in the slot under way."""
-    B_SLOT: gl.constexpr = blocks_of_b(True, config.BLOCK_N, config.CLUSTER_M)
+    B_SLOT: gl.constexpr = blocks_of_b(True, config.BLOCK_N)
     asm: gl.constexpr = wide_mma_asm(
         acc.shape, tail.shape[1], config.BLOCK_N, ptx_type(ring.a.dtype), config.A_COLUMN_MAJOR
     )
