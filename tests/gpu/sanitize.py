@@ -1,31 +1,48 @@
-"""What compute-sanitizer watches: `python sanitize.py rungs|twins|kernels|mutant` launches each on ragged sizes.
+"""What sanitizers watch: `python -m tests.gpu.sanitize WHAT`.
 
-Operands are whole allocations, or end where theirs ends, so that what lies outside them belongs to nobody.
+`rungs`, `twins` and `kernels` are launched on ragged sizes; operands are whole allocations, or end where theirs ends,
+so that what lies outside them belongs to nobody. compute-sanitizer watches them from outside. `consan` compiles rungs
+and kernels with Triton's ConSan, which watches shared memory and barriers from inside, each in a process of its own: a
+kernel that ConSan stops takes its context along. What is PTX of ours ConSan does not see, and takes barriers that such
+PTX serves for deadlocks: it watches no clusters and no products of any width.
 """
 
-import itertools
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
 import sys
 import tempfile
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
+import triton
+import triton.language as tl
 
 from reference_cuda import TWINS, load
-from tests.mutants import READS_OUTSIDE
-from triton_gemm.compat import CLUSTERS
-from triton_gemm.device import device_info
-from triton_gemm.kernels import gemv, portable, skinny, warp_specialised
-from triton_gemm.kernels.schedule import Schedule
+from tests.mutants import K11_RACE, MUTANTS, READS_OUTSIDE, Mutant
+from tests.random_products import Memory
+from tests.ways import Alone, circumstances, shared, ways
+from triton_gemm.device import DeviceInfo, device_info
 from triton_gemm.ladder import LADDER, Rung
-from triton_gemm.plan import GemmPlan
-from triton_gemm.problem import GemmProblem
-from triton_gemm.select import Selection
+from triton_gemm.plan import InterpretedPlan
 
 SIZES = [(127, 65, 33), (200, 270, 150), (1, 140, 70), (37, 20, 0), (128, 256, 64)]
 TMA_SIZES = [(120, 72, 40), (200, 272, 152), (8, 136, 72), (128, 256, 64)]  # rows of whole 16 bytes
 SCALARS = [(1.0, 0.0), (-0.5, 2.0)]
-ORDERS = {"skinny": ("ntn", "ntt"), "widths": ("ntn", "ttt")}  # where A, B and C do not lie alike
+WAYS, WAYS_OF_CONSAN = 6, 1  # to compute a product
+CONSAN = {"TRITON_INSTRUMENTATION_MODE": "consan", "CUDA_LAUNCH_BLOCKING": "1"}
+LIMIT_S = 150.0  # of a process that ConSan watches
+
+
+def gpu() -> DeviceInfo:
+    return device_info(torch.device("cuda"))
+
+
+# --- Launches ---
 
 
 def operands(size: tuple[int, int, int], dtype: torch.dtype, out_dtype: torch.dtype) -> list[torch.Tensor]:
@@ -34,108 +51,172 @@ def operands(size: tuple[int, int, int], dtype: torch.dtype, out_dtype: torch.dt
     return [torch.ones(rows, columns, dtype=kind, device="cuda") for rows, columns, kind in sides]
 
 
-def rungs() -> None:
+def runnable(rungs: Sequence[Rung] = LADDER) -> Iterator[Rung]:
     capability = torch.cuda.get_device_capability()
-    for rung in LADDER:
-        if capability in rung.capabilities:
-            launch_rung(rung, rung.launch, TMA_SIZES if rung.descriptors else SIZES)
+    yield from (rung for rung in rungs if capability in rung.capabilities)
 
 
-def launch_rung(rung: Rung, launch, sizes: list[tuple[int, int, int]]) -> None:
-    config = rung.legal_configs(device_info(torch.device("cuda")), rung.dtypes[0])[-1]
-    for size in sizes:
+def rungs(share: str) -> Iterator[str]:
+    for rung in runnable(list(shared({rung.name: rung for rung in LADDER}, share).values())):
+        yield from launch_rung(rung, rung.launch)
+
+
+def launch_rung(rung: Rung, launch: Callable[..., None]) -> Iterator[str]:
+    config = rung.legal_configs(gpu(), rung.dtypes[0])[-1]
+    for size in TMA_SIZES if rung.descriptors else SIZES:
         for alpha, beta in SCALARS:
             a, b, c = operands(size, rung.dtypes[0], rung.dtypes[0])
             launch(a, b, c, alpha, beta, config=config)
             torch.cuda.synchronize()
-    print(rung.name)
+            yield f"{rung.name} {size} {beta:g}"
 
 
-def twins() -> None:
-    for stem, twin in TWINS.items():
+def twins(share: str) -> Iterator[str]:
+    for stem, twin in shared(dict(TWINS), share).items():
         loaded = load(stem)
         for variant in twin.variants:
             for size in SIZES:
                 for alpha, beta in ((1, 0), (2, -1)):
                     loaded.launch(*operands(size, variant.dtype, variant.out_dtype), alpha, beta, variant=variant.name)
-        torch.cuda.synchronize()
-        print(stem)
+                    torch.cuda.synchronize()
+                    yield f"{stem} {variant.name} {size} {beta:g}"
 
 
-def ending(rows: int, columns: int, order: str, first: int = 0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    """A matrix whose last element is its allocation's last, and whose first is element `first`."""
-    memory = torch.ones(first + rows * columns, dtype=dtype, device="cuda")[first:]
-    return memory.view(rows, columns) if order == "n" else memory.view(columns, rows).T
-
-
-def kernels() -> None:
-    """What matmul launches, in one small configuration of each, whole and split, or as it is and turned."""
-    device = torch.device("cuda", 0)
-    ring = next(c for c in warp_specialised.CONFIGS if (c.BLOCK_M, c.BLOCK_N) == (128, 64))
-    clustered = next(c for c in warp_specialised.CLUSTERED if (c.BLOCK_M, c.CLUSTER_M, c.CLUSTER_N) == (64, 4, 2))
-    wide = warp_specialised.Config(64, 88, 64, 4, 8, 4, 1)
-    tile = next(c for c in portable.CONFIGS["half"] if (c.BLOCK_M, c.BLOCK_N) == (64, 64))
-
-    def by_gemv(problem: GemmProblem, split_k: int) -> Selection:
-        return Selection("gemv", gemv.default(problem, device_info(device))[0], "watched", split_k=split_k)
-
-    def by_portable(problem: GemmProblem, split_k: int) -> Selection:
-        return Selection("portable", tile, "watched", split_k=split_k)
-
-    def by_skinny(problem: GemmProblem, split_k: int) -> Selection:
-        return Selection("skinny", skinny.CONFIGS[split_k], "watched", swap_ab=split_k > 1)
-
-    def persistent(problem: GemmProblem, split_k: int, packed: tuple[str, ...] = ()) -> Selection:
-        schedule = Schedule(3) if split_k == 1 else Schedule(5, split_tiles=1, split_k=split_k)
-        return Selection("warp_specialised", ring, "watched", schedule, packed=packed)
-
-    def in_clusters(problem: GemmProblem, split_k: int) -> Selection:
-        return replace(persistent(problem, split_k), config=clustered)
-
-    def by_two_launches(problem: GemmProblem, split_k: int) -> Selection:
-        tiles = problem.batch * ring.tiles(problem.M, problem.N)
-        parts = split_k + 1
-        return replace(persistent(problem, 1), schedule=Schedule(tiles * parts, tiles, parts, reduction=True))
-
-    def of_width(problem: GemmProblem, split_k: int) -> Selection:
-        return replace(persistent(problem, split_k), config=wide)
-
-    def repacking(problem: GemmProblem, split_k: int) -> Selection:
-        return persistent(problem, split_k, ("a", "b"))
-
-    any_layout = [((127, 65, 333), 0), ((200, 270, 1030), 1), ((64, 128, 512), 0)]  # (M, N, K), first element
-    cases = {
-        "portable": (by_portable, any_layout),
-        "gemv": (by_gemv, [((1, 1037, 4099), 0), ((3, 130, 1001), 1), ((4, 256, 2048), 0)]),
-        "skinny": (by_skinny, [((5, 1037, 4104), 0), ((130, 7, 1000), 0), ((16, 256, 2048), 0), ((3, 70, 72), 8)]),
-    }
-    if torch.cuda.get_device_capability() == (9, 0):
-        cases["warp_specialised"] = (persistent, [((200, 136, 1032), 0), ((3, 8, 520), 0), ((264, 72, 1024), 0)])
-        cases["reduction"] = (by_two_launches, cases["warp_specialised"][1])
-        cases["repack"] = (repacking, any_layout)
-        if CLUSTERS:
-            cases["clusters"] = (in_clusters, cases["warp_specialised"][1])
-            cases["widths"] = (of_width, cases["warp_specialised"][1])
-    for name, (choose, sizes) in cases.items():
-        for ((M, N, K), first), orders, split_k in itertools.product(sizes, ORDERS.get(name, ("nnn", "ttt")), (1, 3)):
-            if name in ("warp_specialised", "reduction", "clusters", "widths") and orders == "ttt" and M % 8:
-                continue  # TMA reads no such rows
-            a, b, c = ending(M, K, orders[0], first), ending(K, N, orders[1], first), ending(M, N, orders[2], first)
-            bias = None if split_k == 1 else ending(N, 1, "n", first)[:, 0]
-            has_beta = bias is not None and name != "widths"  # where C is read, no `wgmma` spans any width
-            epilogue = {} if bias is None else {"has_beta": has_beta, "bias": "n", "activation": "gelu"}
-            problem = GemmProblem.of(a, b, c, **epilogue)
-            auxiliary, beta = () if bias is None else (bias,), 0.5 * has_beta
-            GemmPlan(problem, choose(problem, split_k), device).run(a, b, c, auxiliary, 1.0, beta)
+def kernels(share: str) -> Iterator[str]:
+    """What matmul launches, in every form."""
+    for prepared, found in ways(shared(circumstances(), share), Alone("cuda"), gpu(), WAYS):
+        for way in found:
+            prepared.call_by(way.plan(prepared.request.problem(*prepared.operands), "cuda"))
             torch.cuda.synchronize()
-        print(name)
+            yield str(way)
 
 
-def mutant() -> None:
+# --- ConSan ---
+
+
+def watched_by_consan(device: DeviceInfo) -> list[str]:
+    """The names of what ConSan watches, each for a process of its own."""
+    names = [rung.name for rung in LADDER if device.capability in rung.capabilities]
+    for _, found in ways(circumstances(), Memory("cpu"), device, WAYS_OF_CONSAN, inline_ptx=False):
+        names += map(str, found)
+    return names
+
+
+def consan(only: str) -> Iterator[str]:
+    """One of them, in this process. Triton's own launcher gives instrumented kernels the memory that they note things
+    in, and `InterpretedPlan` is what calls kernels by Triton."""
+    for rung in runnable():
+        if rung.name == only:
+            yield from launch_rung(rung, rung.launch)
+    device, name = gpu(), only.partition(": ")[0]
+    if name not in circumstances():
+        return
+    # All of them, because what was taken before decides.
+    for prepared, found in ways(circumstances(), Memory("cpu"), device, WAYS_OF_CONSAN, inline_ptx=False):
+        for way in found:
+            if str(way) == only:
+                on_gpu = type(prepared)(way.problem, Alone("cuda"), by_plan=True)
+                described = on_gpu.request.problem(*on_gpu.operands)
+                with torch.device("cuda"):
+                    on_gpu.call_by(InterpretedPlan(described, way.selection))
+                torch.cuda.synchronize()
+                yield only
+
+
+def watch_by_consan(jobs: int) -> Iterator[tuple[str, str | None]]:
+    """(name, what is wrong or None) of each."""
+
+    def watch(name: str) -> tuple[str, str | None]:
+        command = [sys.executable, "-m", "tests.gpu.sanitize", "consan", "--only", name]
+        try:
+            done = subprocess.run(
+                command,
+                env={**os.environ, **CONSAN},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=LIMIT_S,
+            )
+        except subprocess.TimeoutExpired:
+            return name, f"did not end within {LIMIT_S:.0f} s"
+        if done.returncode == 0 and "\ndone: " in done.stdout:
+            return name, None
+        lines = [line for line in done.stdout.splitlines() if "Assertion" in line or "Error" in line]
+        return name, " ".join((lines or done.stdout.splitlines())[-1:])[:300] or f"exit status {done.returncode}"
+
+    with ThreadPoolExecutor(jobs) as pool:
+        yield from pool.map(watch, watched_by_consan(gpu()))
+
+
+# --- Planted bugs ---
+
+
+def planted(bug: Mutant) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
-        launch_rung(READS_OUTSIDE.original, READS_OUTSIDE.load(Path(folder)).launch, SIZES)
+        yield from launch_rung(bug.original, bug.load(Path(folder)).launch)
+
+
+@triton.jit
+def divergent_kernel(x_ptr):
+    """A barrier of the program at which only some of its threads arrive."""
+    offs = tl.arange(0, 128)
+    asm: tl.constexpr = """{
+.reg .pred some;
+.reg .b32 thread;
+mov.u32 thread, %tid.x;
+setp.lt.u32 some, thread, 70;
+@some bar.sync 0;
+mov.b32 $0, $1;
+}"""
+    x = tl.inline_asm_elementwise(asm, "=r,r", [tl.load(x_ptr + offs)], tl.int32, is_pure=False, pack=1)
+    tl.store(x_ptr + offs, x)
+
+
+def divergent() -> Iterator[str]:
+    divergent_kernel[(1,)](torch.ones(128, dtype=torch.int32, device="cuda"), num_warps=4)
+    torch.cuda.synchronize()
+    yield "divergent"
+
+
+PLANTED: dict[str, Callable[[], Iterator[str]]] = {
+    "read": lambda: planted(READS_OUTSIDE),
+    "write": lambda: planted(MUTANTS["store-one-row-too-many"]),
+    "barrier": divergent,
+    "race": lambda: planted(K11_RACE),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.gpu.sanitize", description=__doc__)
+    parser.add_argument("what", choices=("rungs", "twins", "kernels", "consan", *PLANTED), metavar="WHAT")
+    parser.add_argument("--share", default="1/1", metavar="I/N", help="a part of them")
+    parser.add_argument("--only", help="of what ConSan watches one, in this process")
+    parser.add_argument("--jobs", type=int, default=8, help="processes that ConSan watches at a time")
+    given = parser.parse_args(arguments)
+    if given.what == "consan" and given.only is None:
+        return report(watch_by_consan(given.jobs))
+    of_what = {"rungs": rungs, "twins": twins, "kernels": kernels}
+    if given.what in PLANTED:
+        launched = PLANTED[given.what]()
+    else:
+        launched = consan(given.only) if given.what == "consan" else of_what[given.what](given.share)
+    number = 0
+    for number, name in enumerate(launched, 1):
+        print(name, flush=True)
+    print(f"{number:,} launches")
+    print(f"done: {given.what}")
+    return 0 if number else 1
+
+
+def report(found: Iterator[tuple[str, str | None]]) -> int:
+    """Prints what was watched; the exit status."""
+    number = failed = 0
+    for number, (name, wrong) in enumerate(found, 1):
+        print(name if wrong is None else f"FAILED: {name}: {wrong}", flush=True)
+        failed += wrong is not None
+    print(f"{number:,} launches")
+    return 1 if failed or not number else 0
 
 
 if __name__ == "__main__":
-    {"rungs": rungs, "twins": twins, "kernels": kernels, "mutant": mutant}[sys.argv[1]]()
-    print("done")
+    sys.exit(main())
