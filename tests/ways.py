@@ -113,11 +113,12 @@ class Way:
         """Whether loads, products or barriers are PTX of which Triton knows nothing."""
         return "cluster" in self.form or "wide" in self.form
 
-    def plan(self, described: GemmProblem, device: str) -> GemmPlan | InterpretedPlan:
+    def plan(self, described: GemmProblem, device: str, *, by_triton: bool = False) -> GemmPlan | InterpretedPlan:
+        """by_triton: whether Triton itself launches the kernels."""
         with ExitStack() as stack:
             if self.selection.kernel == "fma":
                 stack.enter_context(patch.object(fma, "LARGEST_WORKSPACE", 0 if self.in_turn else 1 << 40))
-            if INTERPRETED:
+            if INTERPRETED or by_triton:
                 return InterpretedPlan(described, self.selection)
             return GemmPlan(described, self.selection, torch.device(device))
 

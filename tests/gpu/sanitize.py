@@ -1,40 +1,51 @@
-"""What sanitizers watch: `python -m tests.gpu.sanitize WHAT`.
+"""What sanitizers watch: `python -m tests.gpu.sanitize TOOL WHAT`.
 
-`rungs`, `twins` and `kernels` are launched on ragged sizes; operands are whole allocations, or end where theirs ends,
-so that what lies outside them belongs to nobody. compute-sanitizer watches them from outside. `consan` compiles rungs
-and kernels with Triton's ConSan, which watches shared memory and barriers from inside, each in a process of its own: a
-kernel that ConSan stops takes its context along. What is PTX of ours ConSan does not see, and takes barriers that such
-PTX serves for deadlocks: it watches no clusters and no products of any width.
+WHAT: `rungs`, `twins` and `kernels` are launched on ragged sizes; operands are whole allocations, or end where theirs
+ends, so that what lies outside them belongs to nobody. Others are planted bugs, which TOOL is to find.
+
+TOOL: compute-sanitizer's `memcheck` and `synccheck` watch the process from outside, and `nothing` does not. `consan` is
+Triton's: it compiles kernels with checks of their barriers and of who reads and writes shared memory. A kernel that it
+stops takes the process along, so that each has one of its own. It knows nothing of our PTX, and takes barriers that
+serve such PTX for deadlocks: it watches no clusters, and no products by one `wgmma` of any width.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from reference_cuda import TWINS, load
+from reference_cuda import TWINS, TwinUnavailable, load
 from tests.mutants import K11_RACE, MUTANTS, READS_OUTSIDE, Mutant
-from tests.random_products import Memory
-from tests.ways import Alone, circumstances, shared, ways
+from tests.random_products import Memory, Prepared
+from tests.ways import Alone, circumstances, forms, shared, ways
 from triton_gemm.device import DeviceInfo, device_info
 from triton_gemm.ladder import LADDER, Rung
-from triton_gemm.plan import InterpretedPlan
 
 SIZES = [(127, 65, 33), (200, 270, 150), (1, 140, 70), (37, 20, 0), (128, 256, 64)]
 TMA_SIZES = [(120, 72, 40), (200, 272, 152), (8, 136, 72), (128, 256, 64)]  # rows of whole 16 bytes
 SCALARS = [(1.0, 0.0), (-0.5, 2.0)]
 WAYS, WAYS_OF_CONSAN = 6, 1  # to compute a product
+ROOT = Path(__file__).parents[2]
+FOUND, SKIPPED = 9, 77  # exit statuses: a tool has found something; it cannot run here, as Automake says it
+TOOLS = {
+    "memcheck": ["--tool", "memcheck", "--check-api-memory-access=no", "--kernel-name-exclude", "kns=nvjet"],
+    "synccheck": ["--tool", "synccheck", "--kernel-name-exclude", "kns=nvjet"],
+    "racecheck": ["--tool", "racecheck", "--racecheck-report", "all"],
+}
 CONSAN = {"TRITON_INSTRUMENTATION_MODE": "consan", "CUDA_LAUNCH_BLOCKING": "1"}
+OLDEST_CONSAN = (3, 9)  # Triton 3.6's ends the process while it compiles `fma`
 LIMIT_S = 150.0  # of a process that ConSan watches
 
 
@@ -91,6 +102,26 @@ def kernels(share: str) -> Iterator[str]:
             yield str(way)
 
 
+# --- compute-sanitizer ---
+
+
+def sanitizer() -> str | None:
+    """Where compute-sanitizer is: on PATH, or in the CUDA toolkit."""
+    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
+    folders = [f"{home}/{folder}" for home in homes if home for folder in ("bin", "compute-sanitizer")]
+    return shutil.which("compute-sanitizer", path=os.pathsep.join([os.environ.get("PATH", ""), *folders]))
+
+
+def watch(tool: str, command: Sequence[str], **how: Any) -> subprocess.CompletedProcess[str]:
+    """Runs a command under compute-sanitizer, without torch's cache of memory. FOUND is its status if something was."""
+    program = sanitizer()
+    assert program is not None
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONPATH": paths}
+    options = [*TOOLS[tool], "--error-exitcode", str(FOUND)]
+    return subprocess.run([program, *options, *command], cwd=ROOT, env=environment, text=True, **how)
+
+
 # --- ConSan ---
 
 
@@ -102,50 +133,55 @@ def watched_by_consan(device: DeviceInfo) -> list[str]:
     return names
 
 
-def consan(only: str) -> Iterator[str]:
-    """One of them, in this process. Triton's own launcher gives instrumented kernels the memory that they note things
-    in, and `InterpretedPlan` is what calls kernels by Triton."""
-    for rung in runnable():
-        if rung.name == only:
+def by_name(name: str) -> Iterator[str]:
+    """One of them, launched by Triton, which gives instrumented kernels the memory that they note things in."""
+    for rung in LADDER:
+        if rung.name == name:
             yield from launch_rung(rung, rung.launch)
-    device, name = gpu(), only.partition(": ")[0]
-    if name not in circumstances():
+    circumstance = name.partition(": ")[0]
+    if circumstance not in circumstances():
         return
-    # All of them, because what was taken before decides.
-    for prepared, found in ways(circumstances(), Memory("cpu"), device, WAYS_OF_CONSAN, inline_ptx=False):
-        for way in found:
-            if str(way) == only:
-                on_gpu = type(prepared)(way.problem, Alone("cuda"), by_plan=True)
-                described = on_gpu.request.problem(*on_gpu.operands)
-                with torch.device("cuda"):
-                    on_gpu.call_by(InterpretedPlan(described, way.selection))
-                torch.cuda.synchronize()
-                yield only
+    prepared = Prepared(circumstances()[circumstance], Alone("cuda"), by_plan=True)
+    described = prepared.request.problem(*prepared.operands)
+    for way in forms(circumstance, prepared.problem, described, gpu()):
+        if str(way) == name:
+            with torch.device("cuda"):
+                prepared.call_by(way.plan(described, "cuda", by_triton=True))
+            torch.cuda.synchronize()
+            yield name
 
 
-def watch_by_consan(jobs: int) -> Iterator[tuple[str, str | None]]:
-    """(name, what is wrong or None) of each."""
+def consan(command: Sequence[str]) -> str | None:
+    """What ConSan finds in this command, or None."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.gpu.sanitize", "nothing", *command],
+            cwd=ROOT,
+            env={**os.environ, **CONSAN},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=LIMIT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return f"did not end within {LIMIT_S:.0f} s"
+    if done.returncode == 0:
+        return None
+    lines = [line for line in done.stdout.splitlines() if "ssert" in line or "Error" in line]
+    said = [*dict.fromkeys(lines), *done.stdout.splitlines()[-1:]]
+    return " | ".join(said)[:400] or f"exit status {done.returncode}"
 
-    def watch(name: str) -> tuple[str, str | None]:
-        command = [sys.executable, "-m", "tests.gpu.sanitize", "consan", "--only", name]
-        try:
-            done = subprocess.run(
-                command,
-                env={**os.environ, **CONSAN},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                timeout=LIMIT_S,
-            )
-        except subprocess.TimeoutExpired:
-            return name, f"did not end within {LIMIT_S:.0f} s"
-        if done.returncode == 0 and "\ndone: " in done.stdout:
-            return name, None
-        lines = [line for line in done.stdout.splitlines() if "Assertion" in line or "Error" in line]
-        return name, " ".join((lines or done.stdout.splitlines())[-1:])[:300] or f"exit status {done.returncode}"
 
+def watch_by_consan(share: str, jobs: int) -> int:
+    """Prints what each is found to do; the exit status."""
+    names = list(shared(dict.fromkeys(watched_by_consan(gpu())), share))
+    failed = 0
     with ThreadPoolExecutor(jobs) as pool:
-        yield from pool.map(watch, watched_by_consan(gpu()))
+        for name, wrong in zip(names, pool.map(lambda name: consan(["one", "--name", name]), names), strict=True):
+            print(name if wrong is None else f"FAILED: {name}: {wrong}", flush=True)
+            failed += wrong is not None
+    print(f"{len(names):,} launches; {failed} failures")
+    return 1 if failed or not names else 0
 
 
 # --- Planted bugs ---
@@ -186,36 +222,52 @@ PLANTED: dict[str, Callable[[], Iterator[str]]] = {
 }
 
 
+def launch(what: str, share: str, name: str) -> int:
+    """Launches, and prints each; the exit status."""
+    of_what: dict[str, Callable[[], Iterator[str]]] = {
+        "rungs": lambda: rungs(share),
+        "twins": lambda: twins(share),
+        "kernels": lambda: kernels(share),
+        "one": lambda: by_name(name),
+        **PLANTED,
+    }
+    launched = 0
+    try:
+        for said in of_what[what]():
+            print(said, flush=True)
+            launched += 1
+    except TwinUnavailable as error:
+        print(error)
+        return SKIPPED
+    print(f"{launched:,} launches")
+    return 0 if launched else 1
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.gpu.sanitize", description=__doc__)
-    parser.add_argument("what", choices=("rungs", "twins", "kernels", "consan", *PLANTED), metavar="WHAT")
+    parser.add_argument("tool", choices=("nothing", *TOOLS, "consan"), metavar="TOOL")
+    parser.add_argument("what", choices=("rungs", "twins", "kernels", "one", *PLANTED), metavar="WHAT")
     parser.add_argument("--share", default="1/1", metavar="I/N", help="a part of them")
-    parser.add_argument("--only", help="of what ConSan watches one, in this process")
+    parser.add_argument("--name", default="", help="what `one` is: of what ConSan watches")
     parser.add_argument("--jobs", type=int, default=8, help="processes that ConSan watches at a time")
     given = parser.parse_args(arguments)
-    if given.what == "consan" and given.only is None:
-        return report(watch_by_consan(given.jobs))
-    of_what = {"rungs": rungs, "twins": twins, "kernels": kernels}
-    if given.what in PLANTED:
-        launched = PLANTED[given.what]()
-    else:
-        launched = consan(given.only) if given.what == "consan" else of_what[given.what](given.share)
-    number = 0
-    for number, name in enumerate(launched, 1):
-        print(name, flush=True)
-    print(f"{number:,} launches")
-    print(f"done: {given.what}")
-    return 0 if number else 1
-
-
-def report(found: Iterator[tuple[str, str | None]]) -> int:
-    """Prints what was watched; the exit status."""
-    number = failed = 0
-    for number, (name, wrong) in enumerate(found, 1):
-        print(name if wrong is None else f"FAILED: {name}: {wrong}", flush=True)
-        failed += wrong is not None
-    print(f"{number:,} launches")
-    return 1 if failed or not number else 0
+    if given.tool == "nothing":
+        return launch(given.what, given.share, given.name)
+    if given.tool == "consan":
+        version = tuple(map(int, triton.__version__.split(".")[:2]))
+        if version < OLDEST_CONSAN:
+            print(f"ConSan of Triton {triton.__version__} cannot compile these kernels; 3.9's can")
+            return SKIPPED
+        if given.what == "kernels":
+            return watch_by_consan(given.share, given.jobs)
+        wrong = consan([given.what, "--name", given.name])
+        print("nothing found" if wrong is None else f"FAILED: {given.what}: {wrong}")
+        return 0 if wrong is None else FOUND
+    if sanitizer() is None:
+        print("compute-sanitizer not found: install the CUDA toolkit, or set CUDA_HOME to it")
+        return SKIPPED
+    options = ["--share", given.share, "--name", given.name]
+    return watch(given.tool, [sys.executable, "-m", "tests.gpu.sanitize", "nothing", given.what, *options]).returncode
 
 
 if __name__ == "__main__":
