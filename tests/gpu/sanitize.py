@@ -125,6 +125,11 @@ def watch(tool: str, command: Sequence[str], **how: Any) -> subprocess.Completed
 # --- ConSan ---
 
 
+def version() -> tuple[int, ...]:
+    """Of Triton, major and minor."""
+    return tuple(map(int, triton.__version__.split(".")[:2]))
+
+
 def watched_by_consan(device: DeviceInfo) -> list[str]:
     """The names of what ConSan watches, each for a process of its own."""
     names = [rung.name for rung in LADDER if device.capability in rung.capabilities]
@@ -254,8 +259,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.tool == "nothing":
         return launch(given.what, given.share, given.name)
     if given.tool == "consan":
-        version = tuple(map(int, triton.__version__.split(".")[:2]))
-        if version < OLDEST_CONSAN:
+        if version() < OLDEST_CONSAN:
             print(f"ConSan of Triton {triton.__version__} cannot compile these kernels; 3.9's can")
             return SKIPPED
         if given.what == "kernels":

@@ -106,3 +106,25 @@ def test_racecheck_sees_a_missing_barrier(stem: str, removed: int, tmp_path: Pat
     hazards = re.search(r"RACECHECK SUMMARY: (\d+) hazard", done.stdout)
     assert hazards is not None, done.stdout[-5000:]
     assert (int(hazards[1]) > 0, done.returncode) == ((True, FOUND) if removed else (False, 0)), done.stdout[-5000:]
+
+
+# --- ConSan ---
+
+consan = pytest.mark.skipif(sanitize.version() < sanitize.OLDEST_CONSAN, reason="needs Triton 3.9's ConSan")
+
+
+@consan
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("share", range(SHARES))
+def test_consan(share: int, capsys: pytest.CaptureFixture[str]) -> None:
+    status = sanitize.main(["consan", "kernels", "--share", f"{share + 1}/{SHARES}", "--jobs", "2"])
+    assert status == 0, capsys.readouterr().out
+
+
+@consan
+@pytest.mark.skipif("torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0)", reason="needs Hopper")
+def test_consan_sees_a_race() -> None:
+    """k11's consumers read what TMA still writes."""
+    found = sanitize.consan(["race"])
+    assert found is not None and "outstanding" in found
