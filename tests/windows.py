@@ -1,9 +1,9 @@
 """`python -m tests.windows`: products amid NaN, into results amid sentinels, held to fp64.
 
-Operands begin 0 to 3 elements beyond a multiple of 16 bytes. Every kernel runs in each of its forms, with other values
-at every call: an element that is read outside of an operand makes a NaN, one that is written outside of the result is
-no sentinel any more. With --far, an operand's first and last elements are more than 2^31 elements, and bytes, apart,
-and what an offset cut to 32 bits would reach is NaN or belongs to nobody.
+Operands begin 0 to 3 elements beyond a multiple of 16 bytes. Every rung runs, and every kernel in each of its forms,
+with other values at every call: an element that is read outside of an operand makes a NaN, one that is written outside
+of the result is no sentinel any more. With --far, an operand's first and last elements are more than 2^31 elements, and
+bytes, apart, and what an offset cut to 32 bits would reach is NaN or belongs to nobody.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ import torch
 
 from tests.mutants import MUTANTS, Mutant, mutant
 from tests.random_products import VALUES, Memory, Prepared, Problem
-from tests.ways import Far, Separate, Way, circumstances, shared, ways
+from tests.ways import Far, Separate, Size, Way, circumstances, shared, ways
 from triton_gemm.compat import INTERPRETED
 from triton_gemm.device import DeviceInfo, device_info
+from triton_gemm.ladder import LADDER, Rung
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 OFFSETS = (0, 1, 2, 3)
 ALIGNED, UNALIGNED = 6, 2  # ways of a product whose operands begin on 16 bytes, and of others
+OF_RUNGS: Size = (20, 24, 40) if INTERPRETED else (144, 72, 104)
 AT_ONCE = 100  # verdicts that wait on the GPU
 SKIPPED = 77  # the exit status of what cannot run here, as Automake has it
 FAR = (
@@ -73,16 +75,33 @@ def planned(way: Way, prepared: Prepared, device: str) -> Call:
     return Call(f"{way}, offset {problem.offset}", prepared, plan)
 
 
-class Mutated:
-    """A rung with a planted bug, called as a plan is."""
+class ByRung:
+    """A rung's launch, or that of a mutant, called as a plan is, in its last legal configuration."""
 
-    def __init__(self, bug: str, folder: Path) -> None:
-        self.rung, self.launch = PLANTED[bug].original, PLANTED[bug].load(folder).launch
+    def __init__(self, rung: Rung, launch: Callable[..., None], device: DeviceInfo) -> None:
+        self.launch = launch
+        self.config = rung.legal_configs(device, rung.dtypes[0])[-1]
 
     def run(
         self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, _: tuple[torch.Tensor, ...], alpha: float, beta: float
     ) -> None:
-        self.launch(a, b, c, alpha, beta, config=self.rung.configs[0])
+        self.launch(a, b, c, alpha, beta, config=self.config)
+
+
+def by_rungs(memory: Memory, device: DeviceInfo, offset: int) -> Iterator[Call]:
+    """Each rung that runs here, with and without beta C; those that need TMA only where it can read operands."""
+    for rung in LADDER:
+        if not (rung.interpretable if INTERPRETED else device.capability in rung.capabilities):
+            continue
+        if rung.descriptors and offset:
+            continue
+        precision = None if rung.precision == "half" else rung.precision
+        dtype = str(rung.dtypes[0]).removeprefix("torch.")
+        problem = Problem("mm", OF_RUNGS, dtype, precision, offset=offset, gap=8 if rung.descriptors else 9)
+        for case in (problem, replace(problem, operation="addmm", added="matrix", alpha=-0.5, beta=2)):
+            plan = ByRung(rung, rung.launch, device)
+            name = f"{rung.name}, {case.operation}, offset {offset}"
+            yield Call(name, Prepared(case, memory, by_plan=True), plan)
 
 
 def judged(found: list[tuple[Call, str, torch.Tensor]]) -> Iterator[str]:
@@ -117,19 +136,29 @@ def multiply(every: list[Call], number: int, say: Callable[[str], None]) -> int:
 
 def chosen(given: argparse.Namespace) -> Iterator[list[Call]]:
     """Calls that are to be made as often as one another: at one offset, of one operand that lies far."""
-    device = device_info(torch.device(DEVICE))
+    device, first = device_info(torch.device(DEVICE)), given.share.startswith("1/")
     if given.planted:
         with tempfile.TemporaryDirectory() as folder:
-            problem = Problem("mm", (144, 72, 100), gap=8, precision="ieee")
+            bug = PLANTED[given.planted]
+            problem = Problem("mm", (144, 72, 100), precision="ieee", gap=8)
             memory = Far(DEVICE, "a") if given.planted == "far" else Separate(DEVICE)
-            yield [Call("a planted bug", Prepared(problem, memory, by_plan=True), Mutated(given.planted, Path(folder)))]
+            plan = ByRung(bug.original, bug.load(Path(folder)).launch, device)
+            yield [Call("a planted bug", Prepared(problem, memory, by_plan=True), plan)]
     elif given.far:
         problems = {name: problem for name, problem in circumstances().items() if name in FAR}
-        yield list(calls(Far(DEVICE, given.far), device, shared(problems, given.share), 0))
+        memory = Far(DEVICE, given.far)
+        yield [
+            *calls(memory, device, shared(problems, given.share), 0),
+            *(by_rungs(memory, device, 0) if first else ()),
+        ]
     else:
         problems = shared(circumstances(), given.share)
         for offset in OFFSETS:
-            yield list(calls(Separate(DEVICE), device, problems, offset))
+            memory = Separate(DEVICE)
+            yield [
+                *calls(memory, device, problems, offset),
+                *(by_rungs(memory, device, offset) if first else ()),
+            ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -152,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for every in chosen(given):
         total += multiply(every, -(-given.calls // groups), say)
     print(f"{total:,} products; {len(failed)} failures")
-    return 1 if failed else 0
+    return 1 if failed or not total else 0
 
 
 if __name__ == "__main__":

@@ -28,6 +28,15 @@ def test_nothing_outside_is_read_or_written(offset: int, share: str) -> None:
     assert failed == []
 
 
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
+@pytest.mark.parametrize("offset", [0, 1])
+def test_rungs_read_and_write_nothing_outside(offset: int) -> None:
+    found = list(windows.by_rungs(Separate("cpu"), CPU, offset))
+    failed: list[str] = []
+    assert windows.multiply(found, 1, failed.append) == len(found) >= 16
+    assert failed == []
+
+
 @pytest.mark.parametrize("which", ["a", "b", "c"])
 def test_far_operands_span_what_they_say(which: str) -> None:
     """And are multiplied right."""
@@ -41,7 +50,8 @@ def test_far_operands_span_what_they_say(which: str) -> None:
         assert 1 in x.stride()
     few = {name: far[name] for name in ("bf16 ntn", "bf16 few", "bf16 groups of rows", "int8")}
     failed: list[str] = []
-    windows.multiply(list(windows.calls(memory, CPU, few, 0)), 1, failed.append)
+    found = [*windows.calls(memory, CPU, few, 0), *windows.by_rungs(memory, CPU, 0)]
+    windows.multiply(found, 1, failed.append)
     assert failed == []
 
 
@@ -53,10 +63,11 @@ def test_a_planted_bug_is_found(bug: str, words: str, capsys: pytest.CaptureFixt
 
 
 def test_a_command_without_bugs_passes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windows, "circumstances", lambda: {"bf16 ntn": circumstances(SMALL)["bf16 ntn"]})
-    assert windows.main(["--calls", "8"]) == 0
+    monkeypatch.setattr(windows, "circumstances", lambda: circumstances(SMALL))
+    assert windows.main(["--calls", "8", "--share", "50/50"]) == 0
     said = capsys.readouterr().out
     assert said.endswith(" products; 0 failures\n") and int(said.split()[0]) >= 8
+    assert windows.main(["--share", "99/99"]) == 1  # there is none
 
 
 def watched(most: int, inline_ptx: bool = True) -> Counter[str]:
