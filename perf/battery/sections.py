@@ -83,6 +83,14 @@ def sections(cores: int, budget: float, folder: Path) -> tuple[Section, ...]:
             (Job("accuracy", accuracy, cores=some),),
         ),
         Section(
+            "ConSan",
+            "shared memory and barriers, of kernels and rungs without PTX of their own",
+            (
+                Job("kernels", (*consan_of, "kernels", "--jobs", str(some)), cores=some),
+                Job("race", (*consan_of, "race"), finds="outstanding"),
+            ),
+        ),
+        Section(
             "windows",
             "operands amid NaN, results amid sentinels, 0 to 3 elements beyond 16 bytes",
             (
@@ -113,14 +121,6 @@ def sections(cores: int, budget: float, folder: Path) -> tuple[Section, ...]:
             "memcheck",
             "no access outside of allocations, of kernels in every form, rungs and twins",
             _sanitized("memcheck", {"read": "Invalid __global__ read", "write": "Invalid __global__ write"}),
-        ),
-        Section(
-            "ConSan",
-            "shared memory and barriers, of kernels and rungs without PTX of their own",
-            (
-                Job("kernels", (*consan_of, "kernels", "--jobs", str(some)), cores=some),
-                Job("race", (*consan_of, "race"), finds="outstanding"),
-            ),
         ),
         Section(
             "synccheck",
