@@ -3,7 +3,7 @@
 Operands begin 0 to 3 elements beyond a multiple of 16 bytes. Every rung runs, and every kernel in each of its forms,
 with other values at every call: an element that is read outside of an operand makes a NaN, one that is written outside
 of the result is no sentinel any more. With --far, an operand's first and last elements are more than 2^31 elements, and
-bytes, apart, and what an offset cut to 32 bits would reach is NaN or belongs to nobody.
+bytes, apart, and what an offset cut to 32 bits would reach is NaN or not allocated.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CALLS = 10_000  # in windows
-SHARES = 6  # of what compute-sanitizer watches, and of the windows, each a process
+SHARES = 6  # processes for the kernels under compute-sanitizer, and for the windows
 FUZZING = 0.4  # of the budget
 
 

@@ -1,7 +1,7 @@
 """What sanitizers watch: `python -m tests.gpu.sanitize TOOL WHAT`.
 
 WHAT: `rungs`, `twins` and `kernels` are launched on ragged sizes; operands are whole allocations, or end where theirs
-ends, so that what lies outside them belongs to nobody. Others are planted bugs, which TOOL is to find.
+ends, so that the next byte is not allocated. Others are planted bugs, which TOOL is to find.
 
 TOOL: compute-sanitizer's `memcheck` and `synccheck` watch the process from outside, and `nothing` does not. `consan` is
 Triton's: it compiles kernels with checks of their barriers and of who reads and writes shared memory. A kernel that it
@@ -253,7 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("tool", choices=("nothing", *TOOLS, "consan"), metavar="TOOL")
     parser.add_argument("what", choices=("rungs", "twins", "kernels", "one", *PLANTED), metavar="WHAT")
     parser.add_argument("--share", default="1/1", metavar="I/N", help="a part of them")
-    parser.add_argument("--name", default="", help="what `one` is: of what ConSan watches")
+    parser.add_argument("--name", default="", help="what `one` is: a rung, or a way as `kernels` prints it")
     parser.add_argument("--jobs", type=int, default=8, help="processes that ConSan watches at a time")
     given = parser.parse_args(arguments)
     if given.tool == "nothing":

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from tests import ways, windows
-from tests.random_products import Memory, Prepared
+from tests.random_products import Memory, Prepared, Problem
 from tests.ways import SMALL, Alone, Far, Separate, circumstances
 from triton_gemm import kernels
 from triton_gemm.device import device_info, device_of_capability
+from triton_gemm.plan import InterpretedPlan
 
 CPU = device_info(torch.device("cpu"))
 HOPPER = device_of_capability((9, 0))
@@ -68,6 +69,25 @@ def test_a_command_without_bugs_passes(capsys: pytest.CaptureFixture[str], monke
     said = capsys.readouterr().out
     assert said.endswith(" products; 0 failures\n") and int(said.split()[0]) >= 8
     assert windows.main(["--share", "99/99"]) == 1  # there is none
+
+
+def test_a_candidate_that_fuzzing_draws_has_windows_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it writes before C is seen."""
+    run = InterpretedPlan.run
+
+    def stray(self: InterpretedPlan, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *more: object) -> None:
+        run(self, a, b, c, *more)  # type: ignore[arg-type]
+        c.as_strided((1,), (1,), c.storage_offset() - 1).zero_()
+
+    problem = Problem("mm", (5, 8, 16), "bfloat16", candidate=3)
+    for planted in (False, True):
+        if planted:
+            monkeypatch.setattr(InterpretedPlan, "run", stray)
+        prepared = Prepared(problem, Memory("cpu"))
+        prepared.fill("normal", 1)
+        prepared.call()
+        wrong, _, outside = prepared.verdict().tolist()
+        assert wrong == 0 and (outside > 0) == planted
 
 
 def watched(most: int, inline_ptx: bool = True) -> Counter[str]:
