@@ -60,7 +60,7 @@ else
   endif
 endif
 
-.PHONY: help report bench test test-all gpu-test gpu-fuzz check format release clean $(REMAKE) $(OTHER_VERSIONS)
+.PHONY: help report bench test test-all gpu-test gpu-fuzz gpu-battery check format release clean $(REMAKE) $(OTHER_VERSIONS)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -172,6 +172,10 @@ gpu-test: $(READY) ## the tests that need a CUDA device
 gpu-fuzz: $(READY) ## products drawn at random against fp64, on a GPU (MINUTES=10 ARGS='--seed 7')
 	$(call need,torch triton numpy hypothesis)
 	@env -u TRITON_INTERPRET '$(PY)' -m tests.fuzz --minutes $(MINUTES) --jobs $(GPU_JOBS) $(ARGS)
+
+gpu-battery: $(READY) ## all that shows the kernels to be right, on a GPU, in one table (ARGS='--only memcheck windows')
+	$(call need,torch triton numpy rich hypothesis pytest xdist pytest_timeout setuptools)
+	@env -u TRITON_INTERPRET '$(PY)' -m perf.battery $(ARGS)
 
 CUDA_SOURCES = find reference_cuda -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.h'
 

@@ -122,3 +122,5 @@ LOADER_WAIT = "mbarrier.wait(empty_bars.index(slot), phase ^ 1)"
 MULTIPLIER_WAIT = "mbarrier.wait(full_bars.index(slot), (step // num_stages) & 1)"
 K11_WITHOUT_THE_LOADERS_WAIT = mutant("k11", (LOADER_WAIT, "pass"))
 K11_WITHOUT_WAITS = mutant("k11", (LOADER_WAIT, "pass"), (MULTIPLIER_WAIT, "pass"))
+# And what waits for nothing that it reads, for ConSan.
+K11_RACE = mutant("k11", (MULTIPLIER_WAIT, "pass"))

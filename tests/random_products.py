@@ -205,9 +205,9 @@ class Memory:
 
 
 class Prepared:
-    """A problem's tensors, the call, and the verdict on what it gives."""
+    """A problem's tensors, the call, and the verdict on what it gives. by_plan: whether `call_by` is to be called."""
 
-    def __init__(self, problem: Problem, memory: Memory) -> None:
+    def __init__(self, problem: Problem, memory: Memory, *, by_plan: bool = False) -> None:
         self.problem, self.memory = problem, memory
         self.dtype = getattr(torch, problem.dtype)
         default = torch.bfloat16 if problem.operation == "scaled" else result_dtype(self.dtype)
@@ -218,11 +218,15 @@ class Prepared:
         around_b, self.b = memory.place("b", shape_b, self.dtype, problem, problem.orders[1], NAN_BYTE)
         self.read = [around_a, around_b]
         self.out: torch.Tensor | None = None
-        if problem.out:
+        self.window: torch.Tensor | None = None
+        if problem.out or problem.candidate is not None or by_plan:
             shape = (*torch.broadcast_shapes(shape_a[:-2], shape_b[:-2]), M, N)
             if problem.operation == "mv":
                 shape = (M, 1)
+            elif problem.operation in GROUPED:
+                shape = (*([len(problem.ends)] if problem.operation == "grouped products" else []), M, N)
             self.around, self.window = memory.place("c", shape, self.out_dtype, problem, problem.orders[2], OTHER_BYTE)
+        if problem.out and self.window is not None:
             self.out = self.window[:, 0] if problem.operation == "mv" else self.window
         added = {"row": (N,), "column": (M, 1), "matrix": (*shape_a[:-2], M, N), "out": (), None: ()}[problem.added]
         dtype = self.out_dtype if problem.operation == "scaled" else self.dtype
@@ -276,10 +280,10 @@ class Prepared:
                 scale.mul_(2.0**-6)
         if values in ("nan", "inf") and self.dtype.is_floating_point and self.a.numel() and self.b.numel():
             self._plant(values, seed)
-        if self.out is not None:
-            self.out.fill_(torch.nan if self.out_dtype.is_floating_point else 77)
-            if self.problem.added == "out":
-                draw(self.out)
+        if self.window is not None:
+            self.window.fill_(torch.nan if self.out_dtype.is_floating_point else 77)
+        if self.problem.added == "out" and self.out is not None:
+            draw(self.out)
         self.before = self.out.clone() if self.problem.added == "out" and self.out is not None else None
         self.kept = [x.clone() for x in self.read]
 
@@ -345,29 +349,45 @@ class Prepared:
         return how
 
     def _by_candidate(self, which: int) -> torch.Tensor:
-        problem, (M, N, _) = self.problem, self.problem.size
-        groups = {"rows": "m", "products": "k"}.get(GROUPED.get(problem.operation, ""))
-        before = (len(problem.ends),) if groups == "k" else self.a.shape[:-2]
-        c = torch.full((*before, M, N), torch.nan, device=self.a.device).to(self.out_dtype)
-        auxiliary: tuple[torch.Tensor, ...] = ()
-        beta = problem.beta if problem.added == "matrix" else 0.0
-        if problem.added == "matrix":
-            c.copy_(self.added)  # type: ignore[arg-type]
-        elif self.added is not None:
-            factor = 1 if problem.operation == "scaled" else problem.beta
-            auxiliary = (self.added * factor,)
-        scales = {}
+        return self.call_by(_planned(self.request.problem(*self.operands), which, str(self.a.device)))
+
+    def call_by(self, plan: Any) -> torch.Tensor:
+        """By a plan of `request`, into the window."""
+        self.ours = True
+        if self.problem.added == "matrix":
+            self.operands[2].copy_(self.added)  # type: ignore[arg-type]
+        plan.run(*self.operands, self.auxiliary, self.request.alpha, self.request.beta)
+        self.result = self.operands[2]
+        return self.result
+
+    @property
+    def operands(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """a, b and the result as plans take them."""
+        assert self.window is not None
+        return self.a, self.b, self.window
+
+    @property
+    def request(self) -> Request:
+        """What a plan is to compute."""
+        problem, scales = self.problem, {}
         if self.scales is not None:
             scales = {"scales": problem.scales}
-            blocks = problem.scales == "blocks"
-            auxiliary += tuple((x.mT if blocks else x).contiguous() for x in self.scales)
-        if self.ends is not None:
-            auxiliary += (self.ends,)
-        bias = "n" if problem.added == "row" else None
-        request = Request(problem.alpha, beta, None, None, self._arithmetic, bias, groups=groups, **scales)
-        described = request.problem(self.a, self.b, c)
-        _planned(described, which, str(self.a.device)).run(self.a, self.b, c, auxiliary, problem.alpha, beta)
-        return c
+        groups = {"rows": "m", "products": "k"}.get(GROUPED.get(problem.operation, ""))
+        bias = {"row": "n", "column": "m"}.get(problem.added or "")
+        beta = problem.beta if problem.added == "matrix" else 0.0
+        epilogue = (problem.activation, None, self._arithmetic, bias)
+        return Request(problem.alpha, beta, *epilogue, groups=groups, **scales)
+
+    @property
+    def auxiliary(self) -> tuple[torch.Tensor, ...]:
+        """The operands that plans of `request` take in addition, which it says in what order."""
+        found: tuple[torch.Tensor, ...] = ()
+        if self.added is not None and self.problem.added in ("row", "column"):
+            found = ((self.added * self.problem.beta).flatten(),)
+        if self.scales is not None:
+            blocks = self.problem.scales == "blocks"
+            found += tuple((x.mT if blocks else x).contiguous() for x in self.scales)
+        return found if self.ends is None else (*found, self.ends)
 
     # --- The verdict ---
 
@@ -393,8 +413,8 @@ class Prepared:
         if exact or not self.out_dtype.is_floating_point:
             right &= c == truth.to(c.dtype)
         outside = sum((x != y).sum() for x, y in zip(self.read, self.kept, strict=True))
-        if self.out is not None:
-            assert c.data_ptr() == self.out.data_ptr(), "another result than out"
+        if self.window is not None:
+            assert c.data_ptr() == self.window.data_ptr(), "another result than out"
             self.window.copy_(torch.full((c.itemsize,), OTHER_BYTE, dtype=torch.uint8, device=c.device).view(c.dtype))
             outside = outside + (self.around != OTHER_BYTE).sum()
         worst = share.nan_to_num(torch.inf).max() if share.numel() else share.sum()

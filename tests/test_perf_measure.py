@@ -256,7 +256,7 @@ def test_the_hash_follows_what_is_measured(measured: str, tmp_path: Path, monkey
     ladder = tmp_path / "triton_gemm" / "ladder"
     (ladder / "k04_grouped.py").rename(ladder / "moved.py")  # a name decides no figure
     assert hashed(measured) == before
-    timed = "perf/measure/numerics.py" if measured == "accuracy" else "perf/measure/timer.py"
+    timed = "perf/measure/numerics.py" if measured in ("accuracy", "battery") else "perf/measure/timer.py"
     for name in ("triton_gemm/ladder/k06_pipelined.py", timed):
         with (tmp_path / name).open("a") as file:
             file.write("# changed\n")

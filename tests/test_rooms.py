@@ -93,9 +93,10 @@ TABLE: dict[str, set[str]] = {
     },
     "perf.bench": {"torch", "triton", "matplotlib", "rich", "triton_gemm.*", *ROOMS_OF_PERF},
     "perf.accuracy": {"torch", "rich", "triton_gemm.*", "perf.measure.numerics", *ROOMS_OF_PERF},
+    "perf.battery": {"torch", "rich", *ROOMS_OF_PERF},
     "perf.calibrate": {"torch", "numpy", "scipy", "rich", "triton_gemm.*", *ROOMS_OF_PERF, "perf.bench"},
     "perf.drift": {"torch", "triton", "rich", "triton_gemm.*", *ROOMS_OF_PERF},
-    "perf.pages": {"ladder", *ROOMS_OF_PERF, "perf.ladder", "perf.bench", "perf.accuracy"},
+    "perf.pages": {"ladder", *ROOMS_OF_PERF, "perf.ladder", "perf.bench", "perf.accuracy", "perf.battery"},
     "examples": {"torch", "rich", "triton_gemm", *ROOMS_OF_PERF, "perf.pages", "examples.gpt"},
     "examples.gpt": {"torch"},
     "tests": {

@@ -25,7 +25,10 @@ from perf.pages.results import Results
 
 PAGES = (
     ROOT / "README.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("accuracy", "ladder", "performance", "precision", "use")),
+    *(
+        ROOT / "docs" / f"{name}.md"
+        for name in ("accuracy", "ladder", "performance", "precision", "reliability", "use")
+    ),
 )
 PICTURE = "precision.png"  # in the folder of each version's sweeps
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from perf.accuracy import tables as accuracy_tables
+from perf.battery import tables as battery_tables
 from perf.bench import tables as bench_tables
 from perf.bench.scores import Sweep
 from perf.ladder import views
@@ -18,18 +19,19 @@ from perf.pages import gpt_tables
 
 @dataclass(frozen=True)
 class Results:
-    """What is committed, each in the order of GPUs and Triton versions: reports, sweeps, GPTs, and accuracy."""
+    """What is committed, each in the order of GPUs and Triton versions: reports, sweeps, GPTs, accuracy, batteries."""
 
     records: list[Record]
     sweeps: list[Sweep]
     models: list[dict[str, Any]]
     accuracies: list[dict[str, Any]] = field(default_factory=list)
+    batteries: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
     def read(cls, folder: Path) -> Results:
         records = [Record.read(path.parent) for path in folder.glob(f"*/{FILE}")]
         records.sort(key=lambda record: environment.order(record.environment))
-        others = (tables.committed(folder) for tables in (bench_tables, gpt_tables, accuracy_tables))
+        others = (tables.committed(folder) for tables in (bench_tables, gpt_tables, accuracy_tables, battery_tables))
         return cls(records, *others)
 
     @cached_property

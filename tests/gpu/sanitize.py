@@ -1,31 +1,59 @@
-"""What compute-sanitizer watches: `python sanitize.py rungs|twins|kernels|mutant` launches each on ragged sizes.
+"""What sanitizers watch: `python -m tests.gpu.sanitize TOOL WHAT`.
 
-Operands are whole allocations, or end where theirs ends, so that what lies outside them belongs to nobody.
+WHAT: `rungs`, `twins` and `kernels` are launched on ragged sizes; operands are whole allocations, or end where theirs
+ends, so that the next byte is not allocated. Others are planted bugs, which TOOL is to find.
+
+TOOL: compute-sanitizer's `memcheck` and `synccheck` watch the process from outside, and `nothing` does not. `consan` is
+Triton's: it compiles kernels with checks of their barriers and of who reads and writes shared memory. A kernel that it
+stops takes the process along, so that each has one of its own. It knows nothing of our PTX, and takes barriers that
+serve such PTX for deadlocks: it watches no clusters, and no products by one `wgmma` of any width.
 """
 
-import itertools
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
 import sys
 import tempfile
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 
-from reference_cuda import TWINS, load
-from tests.mutants import READS_OUTSIDE
-from triton_gemm.compat import CLUSTERS
-from triton_gemm.device import device_info
-from triton_gemm.kernels import gemv, portable, skinny, warp_specialised
-from triton_gemm.kernels.schedule import Schedule
+from reference_cuda import TWINS, TwinUnavailable, load
+from tests.mutants import K11_RACE, MUTANTS, READS_OUTSIDE, Mutant
+from tests.random_products import Memory, Prepared
+from tests.ways import Alone, circumstances, forms, shared, ways
+from triton_gemm.device import DeviceInfo, device_info
 from triton_gemm.ladder import LADDER, Rung
-from triton_gemm.plan import GemmPlan
-from triton_gemm.problem import GemmProblem
-from triton_gemm.select import Selection
 
 SIZES = [(127, 65, 33), (200, 270, 150), (1, 140, 70), (37, 20, 0), (128, 256, 64)]
 TMA_SIZES = [(120, 72, 40), (200, 272, 152), (8, 136, 72), (128, 256, 64)]  # rows of whole 16 bytes
 SCALARS = [(1.0, 0.0), (-0.5, 2.0)]
-ORDERS = {"skinny": ("ntn", "ntt"), "widths": ("ntn", "ttt")}  # where A, B and C do not lie alike
+WAYS, WAYS_OF_CONSAN = 6, 1  # to compute a product
+ROOT = Path(__file__).parents[2]
+FOUND, SKIPPED = 9, 77  # exit statuses: a tool has found something; it cannot run here, as Automake says it
+TOOLS = {
+    "memcheck": ["--tool", "memcheck", "--check-api-memory-access=no", "--kernel-name-exclude", "kns=nvjet"],
+    "synccheck": ["--tool", "synccheck", "--kernel-name-exclude", "kns=nvjet"],
+    "racecheck": ["--tool", "racecheck", "--racecheck-report", "all"],
+}
+CONSAN = {"TRITON_INSTRUMENTATION_MODE": "consan", "CUDA_LAUNCH_BLOCKING": "1"}
+OLDEST_CONSAN = (3, 9)  # Triton 3.6's ends the process while it compiles `fma`
+LIMIT_S = 150.0  # of a process that ConSan watches
+
+
+def gpu() -> DeviceInfo:
+    return device_info(torch.device("cuda"))
+
+
+# --- Launches ---
 
 
 def operands(size: tuple[int, int, int], dtype: torch.dtype, out_dtype: torch.dtype) -> list[torch.Tensor]:
@@ -34,108 +62,217 @@ def operands(size: tuple[int, int, int], dtype: torch.dtype, out_dtype: torch.dt
     return [torch.ones(rows, columns, dtype=kind, device="cuda") for rows, columns, kind in sides]
 
 
-def rungs() -> None:
+def runnable(rungs: Sequence[Rung] = LADDER) -> Iterator[Rung]:
     capability = torch.cuda.get_device_capability()
-    for rung in LADDER:
-        if capability in rung.capabilities:
-            launch_rung(rung, rung.launch, TMA_SIZES if rung.descriptors else SIZES)
+    yield from (rung for rung in rungs if capability in rung.capabilities)
 
 
-def launch_rung(rung: Rung, launch, sizes: list[tuple[int, int, int]]) -> None:
-    config = rung.legal_configs(device_info(torch.device("cuda")), rung.dtypes[0])[-1]
-    for size in sizes:
+def rungs(share: str) -> Iterator[str]:
+    for rung in runnable(list(shared({rung.name: rung for rung in LADDER}, share).values())):
+        yield from launch_rung(rung, rung.launch)
+
+
+def launch_rung(rung: Rung, launch: Callable[..., None]) -> Iterator[str]:
+    config = rung.legal_configs(gpu(), rung.dtypes[0])[-1]
+    for size in TMA_SIZES if rung.descriptors else SIZES:
         for alpha, beta in SCALARS:
             a, b, c = operands(size, rung.dtypes[0], rung.dtypes[0])
             launch(a, b, c, alpha, beta, config=config)
             torch.cuda.synchronize()
-    print(rung.name)
+            yield f"{rung.name} {size} {beta:g}"
 
 
-def twins() -> None:
-    for stem, twin in TWINS.items():
+def twins(share: str) -> Iterator[str]:
+    for stem, twin in shared(dict(TWINS), share).items():
         loaded = load(stem)
         for variant in twin.variants:
             for size in SIZES:
                 for alpha, beta in ((1, 0), (2, -1)):
                     loaded.launch(*operands(size, variant.dtype, variant.out_dtype), alpha, beta, variant=variant.name)
-        torch.cuda.synchronize()
-        print(stem)
+                    torch.cuda.synchronize()
+                    yield f"{stem} {variant.name} {size} {beta:g}"
 
 
-def ending(rows: int, columns: int, order: str, first: int = 0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    """A matrix whose last element is its allocation's last, and whose first is element `first`."""
-    memory = torch.ones(first + rows * columns, dtype=dtype, device="cuda")[first:]
-    return memory.view(rows, columns) if order == "n" else memory.view(columns, rows).T
-
-
-def kernels() -> None:
-    """What matmul launches, in one small configuration of each, whole and split, or as it is and turned."""
-    device = torch.device("cuda", 0)
-    ring = next(c for c in warp_specialised.CONFIGS if (c.BLOCK_M, c.BLOCK_N) == (128, 64))
-    clustered = next(c for c in warp_specialised.CLUSTERED if (c.BLOCK_M, c.CLUSTER_M, c.CLUSTER_N) == (64, 4, 2))
-    wide = warp_specialised.Config(64, 88, 64, 4, 8, 4, 1)
-    tile = next(c for c in portable.CONFIGS["half"] if (c.BLOCK_M, c.BLOCK_N) == (64, 64))
-
-    def by_gemv(problem: GemmProblem, split_k: int) -> Selection:
-        return Selection("gemv", gemv.default(problem, device_info(device))[0], "watched", split_k=split_k)
-
-    def by_portable(problem: GemmProblem, split_k: int) -> Selection:
-        return Selection("portable", tile, "watched", split_k=split_k)
-
-    def by_skinny(problem: GemmProblem, split_k: int) -> Selection:
-        return Selection("skinny", skinny.CONFIGS[split_k], "watched", swap_ab=split_k > 1)
-
-    def persistent(problem: GemmProblem, split_k: int, packed: tuple[str, ...] = ()) -> Selection:
-        schedule = Schedule(3) if split_k == 1 else Schedule(5, split_tiles=1, split_k=split_k)
-        return Selection("warp_specialised", ring, "watched", schedule, packed=packed)
-
-    def in_clusters(problem: GemmProblem, split_k: int) -> Selection:
-        return replace(persistent(problem, split_k), config=clustered)
-
-    def by_two_launches(problem: GemmProblem, split_k: int) -> Selection:
-        tiles = problem.batch * ring.tiles(problem.M, problem.N)
-        parts = split_k + 1
-        return replace(persistent(problem, 1), schedule=Schedule(tiles * parts, tiles, parts, reduction=True))
-
-    def of_width(problem: GemmProblem, split_k: int) -> Selection:
-        return replace(persistent(problem, split_k), config=wide)
-
-    def repacking(problem: GemmProblem, split_k: int) -> Selection:
-        return persistent(problem, split_k, ("a", "b"))
-
-    any_layout = [((127, 65, 333), 0), ((200, 270, 1030), 1), ((64, 128, 512), 0)]  # (M, N, K), first element
-    cases = {
-        "portable": (by_portable, any_layout),
-        "gemv": (by_gemv, [((1, 1037, 4099), 0), ((3, 130, 1001), 1), ((4, 256, 2048), 0)]),
-        "skinny": (by_skinny, [((5, 1037, 4104), 0), ((130, 7, 1000), 0), ((16, 256, 2048), 0), ((3, 70, 72), 8)]),
-    }
-    if torch.cuda.get_device_capability() == (9, 0):
-        cases["warp_specialised"] = (persistent, [((200, 136, 1032), 0), ((3, 8, 520), 0), ((264, 72, 1024), 0)])
-        cases["reduction"] = (by_two_launches, cases["warp_specialised"][1])
-        cases["repack"] = (repacking, any_layout)
-        if CLUSTERS:
-            cases["clusters"] = (in_clusters, cases["warp_specialised"][1])
-            cases["widths"] = (of_width, cases["warp_specialised"][1])
-    for name, (choose, sizes) in cases.items():
-        for ((M, N, K), first), orders, split_k in itertools.product(sizes, ORDERS.get(name, ("nnn", "ttt")), (1, 3)):
-            if name in ("warp_specialised", "reduction", "clusters", "widths") and orders == "ttt" and M % 8:
-                continue  # TMA reads no such rows
-            a, b, c = ending(M, K, orders[0], first), ending(K, N, orders[1], first), ending(M, N, orders[2], first)
-            bias = None if split_k == 1 else ending(N, 1, "n", first)[:, 0]
-            has_beta = bias is not None and name != "widths"  # where C is read, no `wgmma` spans any width
-            epilogue = {} if bias is None else {"has_beta": has_beta, "bias": "n", "activation": "gelu"}
-            problem = GemmProblem.of(a, b, c, **epilogue)
-            auxiliary, beta = () if bias is None else (bias,), 0.5 * has_beta
-            GemmPlan(problem, choose(problem, split_k), device).run(a, b, c, auxiliary, 1.0, beta)
+def kernels(share: str) -> Iterator[str]:
+    """What matmul launches, in every form."""
+    for prepared, found in ways(shared(circumstances(), share), Alone("cuda"), gpu(), WAYS):
+        for way in found:
+            prepared.call_by(way.plan(prepared.request.problem(*prepared.operands), "cuda"))
             torch.cuda.synchronize()
-        print(name)
+            yield str(way)
 
 
-def mutant() -> None:
+# --- compute-sanitizer ---
+
+
+def sanitizer() -> str | None:
+    """Where compute-sanitizer is: on PATH, or in the CUDA toolkit."""
+    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
+    folders = [f"{home}/{folder}" for home in homes if home for folder in ("bin", "compute-sanitizer")]
+    return shutil.which("compute-sanitizer", path=os.pathsep.join([os.environ.get("PATH", ""), *folders]))
+
+
+def watch(tool: str, command: Sequence[str], **how: Any) -> subprocess.CompletedProcess[str]:
+    """Runs a command under compute-sanitizer, without torch's cache of memory. FOUND is its status if something was."""
+    program = sanitizer()
+    assert program is not None
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONPATH": paths}
+    options = [*TOOLS[tool], "--error-exitcode", str(FOUND)]
+    return subprocess.run([program, *options, *command], cwd=ROOT, env=environment, text=True, **how)
+
+
+# --- ConSan ---
+
+
+def version() -> tuple[int, ...]:
+    """Of Triton, major and minor."""
+    return tuple(map(int, triton.__version__.split(".")[:2]))
+
+
+def watched_by_consan(device: DeviceInfo) -> list[str]:
+    """The names of what ConSan watches, each for a process of its own."""
+    names = [rung.name for rung in LADDER if device.capability in rung.capabilities]
+    for _, found in ways(circumstances(), Memory("cpu"), device, WAYS_OF_CONSAN, inline_ptx=False):
+        names += map(str, found)
+    return names
+
+
+def by_name(name: str) -> Iterator[str]:
+    """One of them, launched by Triton, which gives instrumented kernels the memory that they note things in."""
+    for rung in LADDER:
+        if rung.name == name:
+            yield from launch_rung(rung, rung.launch)
+    circumstance = name.partition(": ")[0]
+    if circumstance not in circumstances():
+        return
+    prepared = Prepared(circumstances()[circumstance], Alone("cuda"), by_plan=True)
+    described = prepared.request.problem(*prepared.operands)
+    for way in forms(circumstance, prepared.problem, described, gpu()):
+        if str(way) == name:
+            with torch.device("cuda"):
+                prepared.call_by(way.plan(described, "cuda", by_triton=True))
+            torch.cuda.synchronize()
+            yield name
+
+
+def consan(command: Sequence[str]) -> str | None:
+    """What ConSan finds in this command, or None."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.gpu.sanitize", "nothing", *command],
+            cwd=ROOT,
+            env={**os.environ, **CONSAN},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=LIMIT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return f"did not end within {LIMIT_S:.0f} s"
+    if done.returncode == 0:
+        return None
+    lines = [line for line in done.stdout.splitlines() if "ssert" in line or "Error" in line]
+    said = [*dict.fromkeys(lines), *done.stdout.splitlines()[-1:]]
+    return " | ".join(said)[:400] or f"exit status {done.returncode}"
+
+
+def watch_by_consan(share: str, jobs: int) -> int:
+    """Prints what each is found to do; the exit status."""
+    names = list(shared(dict.fromkeys(watched_by_consan(gpu())), share))
+    failed = 0
+    with ThreadPoolExecutor(jobs) as pool:
+        for name, wrong in zip(names, pool.map(lambda name: consan(["one", "--name", name]), names), strict=True):
+            print(name if wrong is None else f"FAILED: {name}: {wrong}", flush=True)
+            failed += wrong is not None
+    print(f"{len(names):,} launches; {failed} failures")
+    return 1 if failed or not names else 0
+
+
+# --- Planted bugs ---
+
+
+def planted(bug: Mutant) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
-        launch_rung(READS_OUTSIDE.original, READS_OUTSIDE.load(Path(folder)).launch, SIZES)
+        yield from launch_rung(bug.original, bug.load(Path(folder)).launch)
+
+
+@triton.jit
+def divergent_kernel(x_ptr):
+    """A barrier of the program at which only some of its threads arrive."""
+    offs = tl.arange(0, 128)
+    asm: tl.constexpr = """{
+.reg .pred some;
+.reg .b32 thread;
+mov.u32 thread, %tid.x;
+setp.lt.u32 some, thread, 70;
+@some bar.sync 0;
+mov.b32 $0, $1;
+}"""
+    x = tl.inline_asm_elementwise(asm, "=r,r", [tl.load(x_ptr + offs)], tl.int32, is_pure=False, pack=1)
+    tl.store(x_ptr + offs, x)
+
+
+def divergent() -> Iterator[str]:
+    divergent_kernel[(1,)](torch.ones(128, dtype=torch.int32, device="cuda"), num_warps=4)
+    torch.cuda.synchronize()
+    yield "divergent"
+
+
+PLANTED: dict[str, Callable[[], Iterator[str]]] = {
+    "read": lambda: planted(READS_OUTSIDE),
+    "write": lambda: planted(MUTANTS["store-one-row-too-many"]),
+    "barrier": divergent,
+    "race": lambda: planted(K11_RACE),
+}
+
+
+def launch(what: str, share: str, name: str) -> int:
+    """Launches, and prints each; the exit status."""
+    of_what: dict[str, Callable[[], Iterator[str]]] = {
+        "rungs": lambda: rungs(share),
+        "twins": lambda: twins(share),
+        "kernels": lambda: kernels(share),
+        "one": lambda: by_name(name),
+        **PLANTED,
+    }
+    launched = 0
+    try:
+        for said in of_what[what]():
+            print(said, flush=True)
+            launched += 1
+    except TwinUnavailable as error:
+        print(error)
+        return SKIPPED
+    print(f"{launched:,} launches")
+    return 0 if launched else 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.gpu.sanitize", description=__doc__)
+    parser.add_argument("tool", choices=("nothing", *TOOLS, "consan"), metavar="TOOL")
+    parser.add_argument("what", choices=("rungs", "twins", "kernels", "one", *PLANTED), metavar="WHAT")
+    parser.add_argument("--share", default="1/1", metavar="I/N", help="a part of them")
+    parser.add_argument("--name", default="", help="what `one` is: a rung, or a way as `kernels` prints it")
+    parser.add_argument("--jobs", type=int, default=8, help="processes that ConSan watches at a time")
+    given = parser.parse_args(arguments)
+    if given.tool == "nothing":
+        return launch(given.what, given.share, given.name)
+    if given.tool == "consan":
+        if version() < OLDEST_CONSAN:
+            print(f"ConSan of Triton {triton.__version__} cannot compile these kernels; 3.9's can")
+            return SKIPPED
+        if given.what == "kernels":
+            return watch_by_consan(given.share, given.jobs)
+        wrong = consan([given.what, "--name", given.name])
+        print("nothing found" if wrong is None else f"FAILED: {given.what}: {wrong}")
+        return 0 if wrong is None else FOUND
+    if sanitizer() is None:
+        print("compute-sanitizer not found: install the CUDA toolkit, or set CUDA_HOME to it")
+        return SKIPPED
+    options = ["--share", given.share, "--name", given.name]
+    return watch(given.tool, [sys.executable, "-m", "tests.gpu.sanitize", "nothing", given.what, *options]).returncode
 
 
 if __name__ == "__main__":
-    {"rungs": rungs, "twins": twins, "kernels": kernels, "mutant": mutant}[sys.argv[1]]()
-    print("done")
+    sys.exit(main())

@@ -11,7 +11,6 @@ import torch
 from tests import cases
 from tests.cases import CIRCUMSTANCES, Case, blocks, circumstance, ids, of_bytes, reduced, splits, wholes
 from tests.checks import NAN, fp32_precision
-from tests.epilogues import expected
 from triton_gemm import workspace
 from triton_gemm.arithmetic import EMULATED
 from triton_gemm.compat import CLUSTERS
@@ -695,45 +694,3 @@ def test_the_same_bits_whatever_else_runs(name: str, monkeypatch: pytest.MonkeyP
         results.append(operands.c.clone())
     assert counters_are_zero()
     assert all(torch.equal(result, results[0]) for result in results)
-
-
-FAR = 2**30 + 8  # elements: three rows span more than 2^31
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "kernel", [pytest.param("warp_specialised", marks=hopper), "portable", "gemv", "skinny", "fma"]
-)
-@pytest.mark.parametrize("which", ["a", "b", "c"])
-def test_rows_may_lie_more_than_2_31_elements_apart(which: str, kernel: str) -> None:
-    if kernel in ("fma", "skinny") and which == "b":
-        pytest.skip("illegal")
-    dtype = torch.float32 if kernel == "fma" else torch.bfloat16
-    if torch.cuda.mem_get_info()[0] < dtype.itemsize << 32:
-        pytest.skip("needs 8 GiB, or for fp32 16")
-    rows = 3
-    M, N, K = (rows, 40, 64) if which in "ac" else (4, 40, rows)
-    buffer = torch.empty(2 * FAR + 64, dtype=dtype, device=DEVICE)
-    shapes = {"a": (M, K), "b": (K, N), "c": (M, N)}
-    tensors = {
-        name: torch.randn(shape[0], 64, device=DEVICE).to(dtype)[:, : shape[1]] for name, shape in shapes.items()
-    }
-    far = buffer.as_strided(shapes[which], (FAR + (which == "c"), 1))  # TMA cannot store that
-    tensors[which] = far.copy_(tensors[which])
-    if kernel == "skinny":
-        tensors["b"] = tensors["b"].mT.contiguous().mT
-    a, b, c = tensors.values()
-    problem = GemmProblem.of(a, b, c, precision="ieee" if kernel == "fma" else None)
-    if kernel == "warp_specialised":
-        choice = persistent(warp_specialised.CONFIGS[-1], Schedule(2))
-    elif kernel == "fma":
-        choice = outer_products(problem, fma.CONFIGS[-1], 1)
-    elif kernel == "portable":
-        choice = Selection("portable", portable.CONFIGS["half"][-1], "by a test")
-    elif kernel == "skinny":
-        choice = few(skinny.CONFIGS[0], swapped=which == "a")
-    else:
-        choice = Selection("gemv", gemv.default(problem, gpu())[0], "by a test")
-    GemmPlan(problem, choice, DEVICE).run(a, b, c)
-    truth, bound = expected(a, b, None, mode="ieee" if kernel == "fma" else "bf16", out_dtype=c.dtype)
-    assert ((c.double() - truth).abs() <= bound).all()

@@ -1,8 +1,7 @@
-"""compute-sanitizer over every rung, twin and kernel: no access outside, no race. And it sees one that is planted."""
+"""Sanitizers over every rung, twin and kernel: no access outside, no barrier that waits for ever, no race. And they see
+what is planted."""
 
-import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,64 +10,63 @@ import pytest
 import torch
 
 from reference_cuda import TWINS, toolchain
+from tests.gpu import sanitize
+from tests.gpu.sanitize import FOUND
 
 pytestmark = pytest.mark.gpu
 
-ROOT = Path(__file__).parents[2]
-FOUND = 9  # the exit status asked for when something is found
-
-MEMCHECK = ["--tool", "memcheck", "--check-api-memory-access=no", "--kernel-name-exclude", "kns=nvjet"]
-RACECHECK = ["--tool", "racecheck", "--racecheck-report", "all"]
+SHARES = 8
+CAPTURED = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
 
 
 @pytest.fixture(scope="module")
-def sanitizer() -> str:
-    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
-    folders = [f"{home}/{folder}" for home in homes if home for folder in ("bin", "compute-sanitizer")]
-    found = shutil.which("compute-sanitizer", path=os.pathsep.join([os.environ.get("PATH", ""), *folders]))
-    if found is None:
+def sanitizer() -> None:
+    if sanitize.sanitizer() is None:
         pytest.skip("compute-sanitizer not found: install the CUDA toolkit, or set CUDA_HOME to it")
-    return found
 
 
-def watch(sanitizer: str, options: list[str], command: list[str]) -> subprocess.CompletedProcess[str]:
-    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONPATH": paths}
-    return subprocess.run(
-        [sanitizer, *options, "--error-exitcode", str(FOUND), *command],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+def watch(tool: str, command: list[str]) -> subprocess.CompletedProcess[str]:
+    return sanitize.watch(tool, command, **CAPTURED)
 
 
-def script(what: str) -> list[str]:
-    return [sys.executable, str(Path(__file__).parent / "sanitize.py"), what]
+def script(*what: str) -> list[str]:
+    return [sys.executable, "-m", "tests.gpu.sanitize", "nothing", *what]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("what", ["rungs", "twins", "kernels"])
-def test_memcheck(sanitizer: str, what: str) -> None:
-    done = watch(sanitizer, MEMCHECK, script(what))
-    assert done.returncode == 0 and "\ndone" in done.stdout, done.stdout[-5000:]
+@pytest.mark.parametrize("what", ["rungs", "twins", *(f"kernels {i + 1}/{SHARES}" for i in range(SHARES))])
+@pytest.mark.parametrize("tool", ["memcheck", "synccheck"])
+@pytest.mark.usefixtures("sanitizer")
+def test_nothing_is_found(tool: str, what: str) -> None:
+    name, _, share = what.partition(" ")
+    done = watch(tool, script(name, "--share", share or "1/1"))
+    assert done.returncode == 0 and re.search(r"^\d[\d,]* launches$", done.stdout, re.M), done.stdout[-5000:]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_racecheck_of_the_twins(sanitizer: str) -> None:
-    done = watch(sanitizer, RACECHECK, script("twins"))
-    assert done.returncode == 0 and "\ndone" in done.stdout, done.stdout[-5000:]
+@pytest.mark.usefixtures("sanitizer")
+def test_racecheck_of_the_twins() -> None:
+    done = watch("racecheck", script("twins"))
+    assert done.returncode == 0 and re.search(r"^\d[\d,]* launches$", done.stdout, re.M), done.stdout[-5000:]
 
 
-# --- The sanitizer can fail ---
+# --- The sanitizers can fail ---
 
 
-def test_memcheck_sees_a_read_outside_that_changes_no_result(sanitizer: str) -> None:
-    done = watch(sanitizer, MEMCHECK, script("mutant"))
-    assert done.returncode == FOUND and "Invalid __global__ read" in done.stdout, done.stdout[-5000:]
+@pytest.mark.parametrize(
+    ("tool", "bug", "words"),
+    [
+        ("memcheck", "read", "Invalid __global__ read"),  # which changes no result
+        ("memcheck", "write", "Invalid __global__ write"),
+        ("synccheck", "barrier", "Barrier error detected"),
+    ],
+)
+@pytest.mark.usefixtures("sanitizer")
+def test_what_is_planted_is_found(tool: str, bug: str, words: str) -> None:
+    done = watch(tool, script(bug))
+    assert done.returncode == FOUND and words in done.stdout, done.stdout[-5000:]
 
 
 MAIN = """
@@ -102,8 +100,31 @@ def build(stem: str, barriers_removed: int, folder: Path) -> Path:
 
 @pytest.mark.parametrize("removed", [0, 1], ids=["as-it-is", "one-barrier-removed"])
 @pytest.mark.parametrize("stem", WITH_BARRIERS)
-def test_racecheck_sees_a_missing_barrier(sanitizer: str, stem: str, removed: int, tmp_path: Path) -> None:
-    done = watch(sanitizer, RACECHECK, [str(build(stem, removed, tmp_path))])
+@pytest.mark.usefixtures("sanitizer")
+def test_racecheck_sees_a_missing_barrier(stem: str, removed: int, tmp_path: Path) -> None:
+    done = watch("racecheck", [str(build(stem, removed, tmp_path))])
     hazards = re.search(r"RACECHECK SUMMARY: (\d+) hazard", done.stdout)
     assert hazards is not None, done.stdout[-5000:]
     assert (int(hazards[1]) > 0, done.returncode) == ((True, FOUND) if removed else (False, 0)), done.stdout[-5000:]
+
+
+# --- ConSan ---
+
+consan = pytest.mark.skipif(sanitize.version() < sanitize.OLDEST_CONSAN, reason="needs Triton 3.9's ConSan")
+
+
+@consan
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("share", range(SHARES))
+def test_consan(share: int, capsys: pytest.CaptureFixture[str]) -> None:
+    status = sanitize.main(["consan", "kernels", "--share", f"{share + 1}/{SHARES}", "--jobs", "2"])
+    assert status == 0, capsys.readouterr().out
+
+
+@consan
+@pytest.mark.skipif("torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0)", reason="needs Hopper")
+def test_consan_sees_a_race() -> None:
+    """k11's consumers read what TMA still writes."""
+    found = sanitize.consan(["race"])
+    assert found is not None and "outstanding" in found

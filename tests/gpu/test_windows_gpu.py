@@ -1,0 +1,44 @@
+"""Products amid NaN and sentinels, and of operands that span more than 2^31 elements, in every form of every kernel;
+and planted bugs, which are found. `make gpu-battery` makes 10,000 calls."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import windows
+
+pytestmark = pytest.mark.gpu
+
+ROOT = Path(__file__).parents[2]
+SHARES = 8
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("share", range(SHARES))
+def test_nothing_outside_is_read_or_written(share: int) -> None:
+    assert windows.main(["--calls", "200", "--share", f"{share + 1}/{SHARES}"]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("which", ["a", "b", "c"])
+def test_operands_may_span_more_than_2_31_elements(which: str) -> None:
+    status = windows.main(["--far", which, "--calls", "1"])
+    if status == windows.SKIPPED:
+        pytest.skip("needs more of the GPU's memory")
+    assert status == 0
+
+
+@pytest.mark.parametrize("bug", windows.PLANTED)
+def test_what_is_planted_is_found(bug: str) -> None:
+    """In a process of its own, which an access outside ends."""
+    command = [sys.executable, "-m", "tests.windows", "--planted", bug, "--calls", "5"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    said = done.stdout + done.stderr
+    words = {"write": ["no result's"], "read": ["are wrong"], "far": ["illegal memory access", "are wrong"]}[bug]
+    assert done.returncode and any(word in said for word in words), said[-3000:]
