@@ -201,7 +201,7 @@ def test_no_kernel_takes_a_side_that_32_bits_do_not_count(size: tuple[int, int, 
 
 
 def test_no_tile_is_cut_into_parts_that_32_bits_do_not_count() -> None:
-    """Where a part begins is counted as k-tiles times parts: a product of one row with 4 columns, and one of 16 with 16."""
+    """A part begins at a k-tile that is found as k-tiles times parts."""
     K = 2**31 - 1024
     layouts = Layout((0, K, 1)), Layout((0, 4, 1)), Layout((0, 4, 1))
     problem = GemmProblem(1, 1, 4, K, torch.float16, torch.float16, "half", *layouts)

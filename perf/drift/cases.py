@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
@@ -78,10 +78,15 @@ def every() -> dict[str, Case]:
     """All cases by name, those of one kernel after one another, for sm_90 (132 multiprocessors assumed)."""
     device = device_of_capability(CAPABILITY)
     found: dict[str, Case] = {}
-    of_kernels = [partial(_of_kernel, kernel, device=device) for kernel in kernels.KERNELS]
-    for made in (partial(_for_long_sums, device=device), *of_kernels, _second_launches, _copies):
+    makers: list[Callable[[Arithmetic], Iterator[Case]]] = [
+        partial(_for_long_sums, device=device),
+        *(partial(_of_kernel, kernel, device=device) for kernel in kernels.KERNELS),
+        _second_launches,
+        _copies,
+    ]
+    for cases in makers:
         for arithmetic in ARITHMETICS.values():
-            for case in made(arithmetic=arithmetic):
+            for case in cases(arithmetic):
                 found.setdefault(case.name, case)
     return found
 
