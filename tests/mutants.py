@@ -1,17 +1,21 @@
-"""Kernels with planted bugs: a rung's source with a piece of it replaced, as a module of its own.
+"""Kernels with planted bugs: a rung's source with a piece of it replaced, as a module of its own, or all of
+triton_gemm.kernels, as a package of its own.
 
 Triton reads a kernel's source from its file, so a mutant is written to one. It is loaded under a name in
-triton_gemm.ladder, from where it imports lower rungs as the original does.
+triton_gemm.ladder, from where it imports lower rungs as the original does, or in triton_gemm.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+from triton_gemm import kernels
 from triton_gemm.ladder import LADDER, Rung
 
 RUNGS = {rung.id: rung for rung in LADDER}
@@ -36,13 +40,30 @@ class Mutant:
             text = text.replace(old, new)
         path = folder / f"{self.original.name}_mutant.py"
         path.write_text(text)
-        name = f"{self.original.module}_mutant_{abs(hash((self, str(folder)))):x}"
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-        return module
+        return _loaded(f"{self.original.module}_mutant_{abs(hash((self, str(folder)))):x}", path)
+
+
+def kernels_with(changes: Sequence[tuple[str, str]], folder: Path) -> ModuleType:
+    """A copy of triton_gemm.kernels in which `old` is `new`, for each (old, new), wherever a module has it."""
+    copy = folder / "kernels"
+    shutil.copytree(Path(kernels.__file__ or "").parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    for old, new in changes:
+        found = [path for path in copy.rglob("*.py") if old in path.read_text()]
+        assert found, f"no kernel has {old!r}"
+        for path in found:
+            path.write_text(path.read_text().replace(old, new))
+    return _loaded(f"triton_gemm.kernels_{abs(hash((tuple(changes), str(folder)))):x}", copy / "__init__.py", [copy])
+
+
+def _loaded(name: str, path: Path, folders: Sequence[Path] | None = None) -> ModuleType:
+    """The module in a file, or the package with these folders."""
+    places = None if folders is None else list(map(str, folders))
+    spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=places)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def mutant(rung: str, *changes: tuple[str, str]) -> Mutant:

@@ -38,12 +38,22 @@ def test_every_configuration_of_every_kernel_is_compiled() -> None:
         listed = kernels.named(kernel).CONFIGS
         several = [one for many in listed.values() for one in many] if isinstance(listed, dict) else listed
         assert {str(config) for config in several} - shapes[kernel] <= NOWHERE, kernel
-    assert {str(config) for config in kernels.warp_specialised.CLUSTERED} <= shapes[
-        "warp_specialised"
-    ] or not compat.CLUSTERS
+    warp_specialised = kernels.warp_specialised
+    clustered = {str(config) for config in (*warp_specialised.CLUSTERED, *warp_specialised.FOR_LONG_SUMS)}
+    assert clustered <= shapes["warp_specialised"] or not compat.CLUSTERS
     assert {name.split(",")[0].partition(" ")[2] for name in cases.every()} == {
         *("half", "ieee", "tf32", "bf16x3", "bf16x6", "bf16x9", "tf32x3", "fp64", "int8", "fp8", "fp8 fast")
     }
+
+
+def test_a_second_launch_is_compiled_and_a_first_one_for_it() -> None:
+    """With as many loads at once as few parts take, and as many do; clusters only where this Triton has them."""
+    seconds = [case.launch for name, case in cases.every().items() if name.startswith("reduction ")]
+    assert {launch.kernel.__name__ for launch in seconds} == {"reduction_kernel"}
+    assert {launch.arguments["AT_ONCE"] for launch in seconds} == {16, 32}
+    firsts = [case.launch for case in cases.every().values() if case.launch.arguments.get("REDUCTION")]
+    assert len(firsts) >= len(kernels.warp_specialised.FOR_LONG_SUMS) * compat.CLUSTERS
+    assert all(launch.cluster > 1 for launch in firsts)
 
 
 def test_cases_are_chosen_by_their_names_alone() -> None:

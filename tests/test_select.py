@@ -184,6 +184,38 @@ def test_an_operand_that_takes_more_programs_than_a_grid_has_is_not_copied_first
     assert all(launch.grid[0] < 2**31 for launch in launches(problem, select(problem, HOPPER)))
 
 
+@pytest.mark.parametrize("size", [(2**31 + 64, 8, 8), (8, 2**31 + 64, 8), (2, 8, 2**31 + 64)], ids=str)
+def test_no_kernel_takes_a_side_that_32_bits_do_not_count(size: tuple[int, int, int]) -> None:
+    """Their tiles, and TMA's coordinates, are of 32 bits."""
+    M, N, K = size
+    layouts = Layout((0, K, 1)), Layout((0, 1, K)), Layout((0, N, 1))
+    problem = GemmProblem(1, M, N, K, torch.bfloat16, torch.bfloat16, "half", *layouts)
+    found = [
+        (module.illegal(one.problem, HOPPER, one.config, one.work), name)
+        for name in kernels.KERNELS
+        for module in [kernels.named(name)]
+        for one in module.candidates(problem, HOPPER)
+    ]
+    assert found
+    assert [name for why, name in found if why is None] == []
+
+
+def test_no_tile_is_cut_into_parts_that_32_bits_do_not_count() -> None:
+    """A part begins at a k-tile that is found as k-tiles times parts."""
+    K = 2**31 - 1024
+    layouts = Layout((0, K, 1)), Layout((0, 4, 1)), Layout((0, 4, 1))
+    problem = GemmProblem(1, 1, 4, K, torch.float16, torch.float16, "half", *layouts)
+    tile = kernels.gemv.Config(1, 64, 32, 4)
+    assert kernels.gemv.illegal(problem, HOPPER, tile, 16) is None
+    assert "k-tiles times parts" in str(kernels.gemv.illegal(problem, HOPPER, tile, 64))
+    layouts = Layout((0, K, 1)), Layout((0, 1, K)), Layout((0, 16, 1))
+    problem = GemmProblem(1, 16, 16, K, torch.bfloat16, torch.bfloat16, "half", *layouts)
+    config = kernels.warp_specialised.Config(64, 16, 64, 4, 8)
+    for parts, legal in ((32, True), (132, False)):
+        why = kernels.warp_specialised.illegal(problem, HOPPER, config, Schedule(parts, 1, parts, reduction=True))
+        assert (why is None) == legal and (legal or "k-tiles times parts" in str(why))
+
+
 @MANY
 @CASES
 def test_hoppers_kernel_is_for_hopper_and_its_tensor_cores(problem: GemmProblem, device) -> None:

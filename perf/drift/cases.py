@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 
 import torch
 
@@ -14,9 +14,11 @@ from triton_gemm.arithmetic import ARITHMETICS, HALF, IEEE, TF32, Arithmetic
 from triton_gemm.config import TileConfig
 from triton_gemm.device import DeviceInfo, device_of_capability
 from triton_gemm.explanation import operands_of_sizes
+from triton_gemm.kernels import reduction
 from triton_gemm.kernels.candidate import Candidate, Work
 from triton_gemm.kernels.launch import Launch, materialise
 from triton_gemm.kernels.schedule import Schedule
+from triton_gemm.kernels.warp_specialised.configs import of_itemsize
 from triton_gemm.problem import GemmProblem, Request
 
 # (M, N, K) and layout of A and B. A configuration is compiled in the first of these that its kernel takes: "nt" is
@@ -27,6 +29,8 @@ PRODUCTS = (
     *(((rows, 1280, 2048), layout) for rows in (1, 2, 4, 16) for layout in ("nt", "nn")),
 )
 ODD = (1023, 1279, 2047)  # whose rows TMA cannot read, so that they are copied
+LONG = (256, 320, 32768)  # whose parts of K a second launch adds up
+PARTS = (8, 32)  # of K; the second launch reads more of many at once
 CAPABILITY = (9, 0)
 
 
@@ -74,13 +78,16 @@ def every() -> dict[str, Case]:
     """All cases by name, those of one kernel after one another, for sm_90 (132 multiprocessors assumed)."""
     device = device_of_capability(CAPABILITY)
     found: dict[str, Case] = {}
-    for kernel in kernels.KERNELS:
+    makers: list[Callable[[Arithmetic], Iterator[Case]]] = [
+        partial(_for_long_sums, device=device),
+        *(partial(_of_kernel, kernel, device=device) for kernel in kernels.KERNELS),
+        _second_launches,
+        _copies,
+    ]
+    for cases in makers:
         for arithmetic in ARITHMETICS.values():
-            for case in _of_kernel(kernel, arithmetic, device):
+            for case in cases(arithmetic):
                 found.setdefault(case.name, case)
-    for arithmetic in ARITHMETICS.values():
-        for case in _copies(arithmetic):
-            found.setdefault(case.name, case)
     return found
 
 
@@ -91,7 +98,6 @@ def _of_kernel(kernel: str, arithmetic: Arithmetic, device: DeviceInfo) -> Itera
     offered: dict[TileConfig, Case] = {}
     listed: dict[TileConfig, Case] = {}
     for size, layout in PRODUCTS:
-        shape = f"{'x'.join(map(str, size))} {layout}"
         given: dict[GemmProblem, list[Candidate]] = {}
         for candidate in module.candidates(problem(size, layout, arithmetic), device):
             given.setdefault(candidate.problem, []).append(candidate)
@@ -106,8 +112,31 @@ def _of_kernel(kernel: str, arithmetic: Arithmetic, device: DeviceInfo) -> Itera
                 work = None if config in found else next(legal, None)
                 if work is not None:
                     *_, launch = module.launches(made, config, work)
-                    found[config] = Case(f"{kernel} {arithmetic.name}, {shape}: {config}", launch, made)
+                    found[config] = Case(f"{kernel} {arithmetic.name}, {_shape(size, layout)}: {config}", launch, made)
     yield from (listed | offered).values()
+
+
+def _for_long_sums(arithmetic: Arithmetic, device: DeviceInfo) -> Iterator[Case]:
+    """The warp-specialised kernel's configurations for sums that are cut, with all tiles cut for a second launch."""
+    kernel = kernels.warp_specialised
+    for given in dict.fromkeys(
+        candidate.problem for candidate in kernel.candidates(problem(LONG, "nt", arithmetic), device)
+    ):
+        for config in of_itemsize(kernel.FOR_LONG_SUMS, given.planes.dtype.itemsize):
+            tiles = config.tiles(given.M, given.N)
+            work = Schedule(2 * tiles, tiles, 2, reduction=True)
+            if kernel.illegal(given, device, config, work) is None:
+                first, _ = kernel.launches(given, config, work)
+                yield Case(f"warp_specialised {arithmetic.name}, {_shape(LONG, 'nt')}: {config}", first, given)
+
+
+def _second_launches(arithmetic: Arithmetic) -> Iterator[Case]:
+    """Those that add up the parts of K that another left in memory: in 16 bits and fp32, whatever was multiplied."""
+    if arithmetic in (HALF, TF32):
+        made = problem(LONG, "nt", arithmetic)
+        for parts in PARTS:
+            launch = replace(reduction.launch(made, parts), temporaries=(reduction.sums_of(made, parts),))
+            yield Case(f"reduction {arithmetic.name}, {_shape(LONG, 'nt')}: {parts} parts", launch, made)
 
 
 def _copies(arithmetic: Arithmetic) -> Iterator[Case]:
@@ -117,4 +146,8 @@ def _copies(arithmetic: Arithmetic) -> Iterator[Case]:
     made = problem(ODD, "nn", arithmetic)
     for name in ("a", "b"):
         launch, _ = kernels.repack.copy_of(made, name)
-        yield Case(f"repack {arithmetic.name}, {'x'.join(map(str, ODD))} nn: {name}", launch, made)
+        yield Case(f"repack {arithmetic.name}, {_shape(ODD, 'nn')}: {name}", launch, made)
+
+
+def _shape(size: tuple[int, int, int], layout: str) -> str:
+    return f"{'x'.join(map(str, size))} {layout}"

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import triton_gemm
+from tests.epilogues import expected
 from tests.gpu.test_plan_gpu import PLAIN, SPLIT, assert_right, pair, random, script
 from triton_gemm import api, plan, workspace
 from triton_gemm.device import device_info
@@ -91,6 +92,38 @@ def test_sixty_four_threads_on_one_plan() -> None:
     for (a, b), c in zip(pairs, outs, strict=True):
         assert torch.equal(c, triton_gemm.matmul(a, b))
     assert_right(*pairs[-1], outs[-1])
+
+
+@pytest.mark.parametrize("problems", [1, 16])
+def test_sixteen_threads_compile_each_problem_once(problems: int) -> None:
+    """At the first use of one problem, or of one each, in other layouts and dtypes, on boundaries of 16 bytes or not."""
+    plan.PLANS.clear()
+    api._fast.clear()
+    operands = []
+    for i in range(16):
+        kind = i % problems
+        M, N, K = 272 + 16 * problems + kind // 8, 1112 + kind // 8, 536 + kind // 8
+        dtype = torch.float16 if kind // 4 % 2 else torch.bfloat16
+        a = random(M, K, dtype=dtype) if kind % 2 else random(K, M, dtype=dtype).mT
+        b = random(K, N, dtype=dtype) if kind // 2 % 2 else random(N, K, dtype=dtype).mT
+        operands.append((a, b, empty(a, b)))
+    compiled: list[object] = []
+
+    def noted(launch: Any, *rest: Any) -> Any:
+        compiled.append(launch)
+        return compile_launch(launch, *rest)
+
+    compile_launch = plan.compiled
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "compiled", noted)
+        in_fresh_threads(*(lambda a=a, b=b, c=c: triton_gemm.matmul(a, b, out=c) for a, b, c in operands))
+    plans = list(plan.PLANS.values())
+    assert len(plans) == problems
+    assert len(compiled) == sum(len(made.steps) for made in plans if isinstance(made, plan.GemmPlan))
+    for a, b, c in operands:
+        assert torch.equal(c, triton_gemm.matmul(a, b, out=empty(a, b)))
+        truth, bound = expected(a, b, None, mode="bf16", out_dtype=c.dtype, parts=32)
+        assert ((c.double() - truth).abs() <= bound).all()
 
 
 def test_a_pool_of_threads() -> None:

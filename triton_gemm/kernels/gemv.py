@@ -34,7 +34,7 @@ from ..problem import GemmProblem
 from .candidate import Candidate
 from .epilogue import epilogue
 from .launch import Launch, Pointer, Scalar
-from .portable import vector
+from .portable import MAX_SIZE, vector
 from .programmatic import follow
 from .splitk import MAX_COUNTERS, last_to_arrive
 from .tiles import Output, whole
@@ -243,6 +243,8 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, split_k: i
         return f"it multiplies no {problem.dtype}"
     if problem.arithmetic not in ARITHMETICS or problem.scales or problem.groups:
         return f"multiplies whole matrices, without scales, and fp32 by FMAs, not in {problem.precision}"
+    if max(problem.N, problem.K, -(-problem.K // block_k) * split_k) > MAX_SIZE:
+        return f"sizes, and k-tiles times parts of K, must not exceed {MAX_SIZE}"
     if rows != _rows(problem):
         return f"its tile has {rows} rows for {problem.M}"
     threads, itemsize = 32 * config.num_warps, problem.dtype.itemsize

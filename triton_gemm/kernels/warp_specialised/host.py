@@ -14,6 +14,7 @@ from ...problem import GemmProblem, Layout
 from .. import groups
 from ..launch import Launch, Pointer, Scalar, TensorMap
 from ..order import ONE, by_tensor_cores, exactly, in_parts, promoted
+from ..portable import MAX_SIZE
 from ..reduction import launch as reduction
 from ..reduction import parts_of, sums_of
 from ..schedule import Schedule, clusters_at_once
@@ -116,6 +117,8 @@ def unsuited(problem: GemmProblem, device: DeviceInfo) -> str | None:
         return "wgmma reads 8 bits along K only, from which A's columns turn away"
     if problem.K == 0:
         return "TMA has nothing to load"
+    if max(problem.M, problem.N, problem.K) > MAX_SIZE:
+        return f"sizes must not exceed {MAX_SIZE}, as TMA's coordinates are of 32 bits"
     if problem.groups == "k":
         return "TMA loads whole k-tiles, and groups end inside of them"
     if problem.groups == "m" and problem.a.column_major:
@@ -130,6 +133,8 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, schedule: 
     if why is not None:
         return why
     sums = config.accumulators()
+    if schedule is not None and schedule.split_k * -(-problem.K // config.BLOCK_K) > MAX_SIZE:
+        return f"k-tiles times parts of K must not exceed {MAX_SIZE}"
     if schedule is not None and schedule.reduction:
         if problem.groups or problem.arithmetic.exact:
             return "a second launch adds up no groups' sums, and no integers"
