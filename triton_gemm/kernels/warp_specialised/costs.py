@@ -33,6 +33,7 @@ class Costs:
     cluster: what CTAs of a cluster wait for one another, at the start and the end, and in a k-tile, as a share of its
     step; start: filling the ring and storing a tile, a constant and what is added for TILE elements; tail: storing a
     tile's second part; share: handing partial sums to another program, and part: adding one more program's, likewise;
+    bias: what a tile's bias adds if each of its columns has one (of rows it adds nothing: a thread has few);
     reduction: a second launch that adds up all parts, what each of them adds to it, and bytes of partial sums in a
     microsecond;
     paired: bytes in a microsecond from memory to each of two neighbouring SMs.
@@ -56,6 +57,7 @@ class Costs:
     tail: float
     share: tuple[float, float]
     part: tuple[float, float]
+    bias: float
     reduction: tuple[float, float, float]
     paired: float
 
@@ -63,8 +65,8 @@ class Costs:
 class OfProblem(NamedTuple):
     """Of a problem, whatever its tiles: fixed, and what each CTA adds to it; the cubes of the tensor cores' time at the
     power limit and of memory's, added; the time that one of two neighbouring SMs would take to load all; that of a
-    second launch that adds up parts, and of each part; and the lines that 128 bytes of a row of A and of B count for.
-    """
+    second launch that adds up parts, and of each part; of each tile's bias; and the lines that 128 bytes of a row of A
+    and of B count for."""
 
     fixed: float
     spread: float
@@ -72,6 +74,7 @@ class OfProblem(NamedTuple):
     paired: float
     reduction: float
     reduced_part: float
+    bias: float
     a_lines: float
     b_lines: float
 
@@ -155,7 +158,7 @@ def time_of(
             shared += on.reduction + split_k * on.reduced_part
         else:
             shared += of.share + (split_k - 1) * of.part
-    busy = steps * (pace + edge * -(-waves * edges // tiles) / waves) + waves * of.start
+    busy = steps * (pace + edge * -(-waves * edges // tiles) / waves) + waves * (of.start + on.bias * (not reduction))
     l2 *= count
     ctas = programs * of.config.ctas
     paired = 0.0 if alone else on.paired / ctas
@@ -172,7 +175,8 @@ def of_problem(problem: GemmProblem, model: DeviceModel) -> OfProblem:
     fixed, spread, paired = model.launch + costs.setup, costs.spread / model.num_sms, moved / costs.paired
     part = costs.reduction[1] + 4 * problem.batch * problem.M * problem.N / costs.reduction[2]
     lines = (lines_of(layout, problem.dtype.itemsize, costs) for layout in (problem.a, problem.b))
-    return OfProblem(fixed, spread, cubes, paired, costs.reduction[0], part, *lines)
+    bias = costs.bias * (problem.bias == "n")
+    return OfProblem(fixed, spread, cubes, paired, costs.reduction[0], part, bias, *lines)
 
 
 def of_config(config: Config, itemsize: int, terms: int, promoted: bool, model: DeviceModel) -> OfConfig:
