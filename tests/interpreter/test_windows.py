@@ -124,6 +124,17 @@ def test_every_form_of_every_kernel_is_watched() -> None:
     assert not any("clusters" in form or "wide" in form for form in watched(1, inline_ptx=False))
 
 
+@pytest.mark.parametrize("which", ["a", "b", "c"])
+def test_every_kernel_has_far_operands(which: str) -> None:
+    """And copies of them, and second launches."""
+    problems = {name: problem for name, problem in circumstances().items() if name in windows.FAR}
+    found = ways.ways(problems, Far("meta", which), HOPPER, windows.ALIGNED)
+    chosen = [way for _, several in found for way in several]
+    assert {way.selection.kernel for way in chosen} == set(kernels.KERNELS)
+    assert any(which in way.selection.packed for way in chosen) or which == "c"
+    assert any("second launch" in way.form for way in chosen)
+
+
 def test_shares_are_all_there_is() -> None:
     every = circumstances()
     parts = [ways.shared(every, f"{i + 1}/7") for i in range(7)]
