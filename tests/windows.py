@@ -146,11 +146,12 @@ def chosen(given: argparse.Namespace) -> Iterator[list[Call]]:
             yield [Call("a planted bug", Prepared(problem, memory, by_plan=True), plan)]
     elif given.far:
         problems = {name: problem for name, problem in circumstances().items() if name in FAR}
-        memory = Far(DEVICE, given.far)
-        yield [
-            *calls(memory, device, shared(problems, given.share), 0),
-            *(by_rungs(memory, device, 0) if first else ()),
-        ]
+        memory = Far(DEVICE, given.far[0])
+        for memory.which in given.far:  # in the same memory
+            yield [
+                *calls(memory, device, shared(problems, given.share), 0),
+                *(by_rungs(memory, device, 0) if first else ()),
+            ]
     else:
         problems = shared(circumstances(), given.share)
         for offset in OFFSETS:
@@ -165,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.windows", description=__doc__)
     parser.add_argument("--calls", type=int, default=10_000, help="at least; of each way as many")
     parser.add_argument("--share", default="1/1", metavar="I/N", help="the products that are multiplied, a part of all")
-    parser.add_argument("--far", choices=("a", "b", "c"), help="the operand that spans more than 2^31 elements")
+    parser.add_argument("--far", nargs="+", choices=("a", "b", "c"), help="operands that span more than 2^31 elements")
     parser.add_argument("--planted", choices=PLANTED, help="multiply by a kernel with this bug, which is to be found")
     given = parser.parse_args(arguments)
     failed: list[str] = []
@@ -174,10 +175,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         failed.append(words)
         print(f"FAILED: {words}", flush=True)
 
-    if not INTERPRETED and given.far and torch.cuda.mem_get_info()[0] < 1.2 * Far(DEVICE, given.far).size:
-        print(f"needs {1.2 * Far(DEVICE, given.far).size / 2**30:.0f} GiB of the GPU's memory, free")
+    if not INTERPRETED and given.far and torch.cuda.mem_get_info()[0] < 1.2 * Far(DEVICE, "a").size:
+        print(f"needs {1.2 * Far(DEVICE, 'a').size / 2**30:.0f} GiB of the GPU's memory, free")
         return SKIPPED
-    total, groups = 0, len(OFFSETS) if not (given.far or given.planted) else 1
+    total, groups = 0, 1 if given.planted else len(given.far or OFFSETS)
     for every in chosen(given):
         total += multiply(every, -(-given.calls // groups), say)
     print(f"{total:,} products; {len(failed)} failures")

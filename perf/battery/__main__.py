@@ -1,8 +1,9 @@
 """Runs all that shows the kernels to be right on a GPU, and prints one table: `make gpu-battery`.
 
-Sections share the GPU and the cores; all of them end within ten minutes on an H200 with 16 cores. Some run kernels with
-planted bugs, too, which are to be found. Writes perf/results/<gpu>/battery-<Triton>.json. Exit status: 1 if something
-failed or a planted bug was not found, 3 if nothing did but something could not run here, 2 for a mistake in the call.
+Sections share the GPU and the cores. What has not ended after --budget seconds has failed. Some sections run kernels
+with planted bugs, too, which are to be found. Writes perf/results/<gpu>/battery-<Triton>.json. Exit status: 1 if
+something failed or a planted bug was not found, 3 if nothing did but something could not run here, 2 for a mistake in
+the call.
 """
 
 from __future__ import annotations

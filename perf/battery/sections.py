@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-CALLS = 10_000  # in windows
+CALLS, FAR_CALLS = 10_000, 1_500  # in windows, and of operands that span more than 2^31 elements
 SHARES = 6  # processes for the kernels under compute-sanitizer, and for the windows
 FUZZING = 0.4  # of the budget
 
@@ -91,20 +91,20 @@ def sections(cores: int, budget: float, folder: Path) -> tuple[Section, ...]:
             ),
         ),
         Section(
+            "large offsets",
+            "operands and results that span more than 2^31 elements, and bytes",
+            (
+                Job("a, b and c", _module("tests.windows", "--far", "a", "b", "c", "--calls", str(FAR_CALLS))),
+                _planted("far", "illegal memory access|are wrong"),
+            ),
+        ),
+        Section(
             "windows",
             "operands amid NaN, results amid sentinels, 0 to 3 elements beyond 16 bytes",
             (
                 *windows,
                 _planted("write", "no result's"),
                 _planted("read", "are wrong"),
-            ),
-        ),
-        Section(
-            "large offsets",
-            "operands and results that span more than 2^31 elements, and bytes",
-            (
-                *(Job(which, _module("tests.windows", "--far", which, "--calls", "500")) for which in "abc"),
-                _planted("far", "illegal memory access|are wrong"),
             ),
         ),
         Section(

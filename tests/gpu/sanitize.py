@@ -45,7 +45,7 @@ TOOLS = {
     "racecheck": ["--tool", "racecheck", "--racecheck-report", "all"],
 }
 CONSAN = {"TRITON_INSTRUMENTATION_MODE": "consan", "CUDA_LAUNCH_BLOCKING": "1"}
-OLDEST_CONSAN = (3, 9)  # Triton 3.6's ends the process while it compiles `fma`
+OLDEST_CONSAN = (3, 9)  # Triton 3.6's dies of `fma`, 3.7.1's takes minutes
 LIMIT_S = 150.0  # of a process that ConSan watches
 
 

@@ -90,6 +90,26 @@ def test_a_candidate_that_fuzzing_draws_has_windows_too(monkeypatch: pytest.Monk
         assert wrong == 0 and (outside > 0) == planted
 
 
+def test_the_command_takes_each_operand_in_turn(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(windows, "circumstances", lambda: {"bf16 few": circumstances(SMALL)["bf16 few"]})
+    monkeypatch.setattr(windows, "Far", lambda device, which: Far(device, which, 1 << 14))
+    monkeypatch.setattr(windows, "by_rungs", lambda *_: [])
+    seen: list[str] = []
+    judged = windows.judged
+
+    def judge(found: list[tuple[windows.Call, str, torch.Tensor]]) -> list[str]:
+        for call, *_ in found:
+            operands = zip("abc", call.prepared.operands, strict=True)
+            seen.extend(name for name, x in operands if max(x.stride()) > 1 << 8)
+        return list(judged(found))
+
+    monkeypatch.setattr(windows, "judged", judge)
+    assert windows.main(["--far", "a", "b", "c", "--calls", "1"]) == 0
+    assert sorted(set(seen)) == ["a", "b", "c"] and seen == sorted(seen)
+
+
 def watched(most: int, inline_ptx: bool = True) -> Counter[str]:
     """How often each form is, on Hopper."""
     found = ways.ways(circumstances(), Memory("meta"), HOPPER, most, inline_ptx=inline_ptx)
@@ -102,6 +122,17 @@ def test_every_form_of_every_kernel_is_watched() -> None:
     assert {form.partition(",")[0] for form in everything} == set(kernels.KERNELS)
     assert {"fma, split, in turn", "warp_specialised, second launch", "gemv, split"} <= set(everything)
     assert not any("clusters" in form or "wide" in form for form in watched(1, inline_ptx=False))
+
+
+@pytest.mark.parametrize("which", ["a", "b", "c"])
+def test_every_kernel_has_far_operands(which: str) -> None:
+    """And copies of them, and second launches."""
+    problems = {name: problem for name, problem in circumstances().items() if name in windows.FAR}
+    found = ways.ways(problems, Far("meta", which), HOPPER, windows.ALIGNED)
+    chosen = [way for _, several in found for way in several]
+    assert {way.selection.kernel for way in chosen} == set(kernels.KERNELS)
+    assert any(which in way.selection.packed for way in chosen) or which == "c"
+    assert any("second launch" in way.form for way in chosen)
 
 
 def test_shares_are_all_there_is() -> None:
