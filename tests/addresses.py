@@ -1,5 +1,5 @@
-"""What kernels read and write, by address alone: their source runs in Triton's interpreter on operands that have shapes
-and strides but no memory, so that these may span more than 2^31 elements.
+"""What kernels read and write, by address alone: their source runs in Triton's interpreter, or as `gluon_on_cpu` runs
+it, on operands that have shapes and strides but no memory, so that these may span more than 2^31 elements.
 
 Every address of a load or store whose mask is true must be that of an element. Each element of a result is stored once,
 and read only before that and where the kernel may; what programs hand on is read after it was stored; an operand is
@@ -10,6 +10,7 @@ but of operands that have values: addresses depend on those.
 from __future__ import annotations
 
 import inspect
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +26,11 @@ from torch import Tensor
 from triton.language import core
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, TensorHandle
+
+from tests import gluon_on_cpu
+from tests.gluon_on_cpu import Memory
+from triton_gemm.kernels.launch import Launch
+from triton_gemm.problem import GemmProblem
 
 REGION = 56  # bits of an address within one operand; those above number operands
 MOST = 64  # programs of a grid that run, so many along its first axis; of more a few
@@ -220,12 +226,36 @@ class Recorder:
         operand.values[numbers] += value.data
         return TensorHandle(before, value.dtype)
 
+    # ---- What `gluon_on_cpu` calls ----
+
+    def simulated_load(self, pointers: Memory, mask: Any = None, other: Any = 0.0, **how: Any) -> Any:
+        if not pointers.storage.is_meta:
+            return LOAD(pointers, mask, other, **how)
+        operand, numbers, where = self.simulated_touch(pointers, mask)
+        operand.read(numbers)
+        return gluon_on_cpu.Tensor(torch.zeros(where, dtype=pointers.storage.dtype))
+
+    def simulated_store(self, pointers: Memory, value: Any, mask: Any = None, **how: Any) -> None:
+        if not pointers.storage.is_meta:
+            return STORE(pointers, value, mask, **how)
+        operand, numbers, _ = self.simulated_touch(pointers, mask)
+        operand.store(numbers)
+
+    def simulated_touch(self, pointers: Memory, mask: Any) -> tuple[Operand, np.ndarray, torch.Size]:
+        """(operand, its elements that an access touches, the access' shape)."""
+        operand = self.of(pointers.storage)
+        mask = gluon_on_cpu.whole(True if mask is None else mask)
+        offsets, where = torch.broadcast_tensors(pointers.offsets, mask)
+        touched = offsets[where].numpy() * pointers.storage.itemsize
+        return operand, operand.elements(operand.address(pointers.storage) + touched), where.shape
+
 
 def pointer(address: int, dtype: torch.dtype) -> Any:
     kind = tl.pointer_type(NAMES.get(dtype) or getattr(tl, str(dtype).removeprefix("torch.")))
     return tl.tensor(TensorHandle(np.array([address], np.uint64), kind), kind)
 
 
+LOAD, STORE = gluon_on_cpu.load, gluon_on_cpu.store
 NAMES = {torch.float8_e4m3fn: tl.float8e4nv, torch.float8_e5m2: tl.float8e5}
 
 
@@ -251,6 +281,127 @@ def recorded() -> Iterator[Recorder]:
             known.restore()
 
 
+@contextmanager
+def simulated() -> Iterator[Recorder]:
+    """Inside, `gluon_on_cpu.run` runs launches on addresses, and products are not computed."""
+    recorder = Recorder()
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (gluon_on_cpu, gluon_on_cpu.LANGUAGE):
+            patch.setattr(module, "load", recorder.simulated_load)
+            patch.setattr(module, "store", recorder.simulated_store)
+        patch.setattr(gluon_on_cpu, "extent", lambda x: x.untyped_storage().nbytes() // x.itemsize - x.storage_offset())
+        yield recorder
+
+
 def forms_of_triton() -> Any:
     """A function whose module has Triton's language, in both forms, which the interpreter changes to run one."""
     return tl, core
+
+
+# ---- Operands ----
+
+NEAR, FAR = 1 << 28, 1 << 32  # elements: strides of which 32 bits hold a few, and none
+LONGEST = 2**31 - 600  # of a side that is as long as kernels take
+
+
+class Draw(random.Random):
+    """Sizes and strides, always the same for a seed."""
+
+    def near(self, block: int, most: int = 3) -> int:
+        """A size around a block's multiples: one less, one more, far less, or the block itself."""
+        return self.choice([1, self.randint(1, block), block - 1, block, block + 1, self.randint(block, most * block)])
+
+    def side(self, block: int) -> int:
+        """Of a matrix, now and then the longest that there may be."""
+        return self.near(block) if self.random() < 0.9 else LONGEST
+
+    def matrices(
+        self,
+        batch: int | None,
+        rows: int,
+        columns: int,
+        dtype: torch.dtype,
+        *,
+        result: bool = False,
+        order: str = "",
+    ) -> Tensor:
+        """[(batch,) rows, columns] on meta: row- or column-major or with no stride of 1, rows after one another or far
+        apart, on a boundary of 16 bytes or not, matrices between one another's rows or all the same one. order: "n"
+        row-major, "t" column-major, and then all begin on boundaries of 16 bytes; "" any."""
+        column_major = order == "t" if order else self.random() < 0.5
+        outer, inner = (columns, rows) if column_major else (rows, columns)
+        step = 1 if order else self.choice([1, 1, 1, 1, 2, 3, NEAR + 1, FAR + 1])
+        wide = 16 // dtype.itemsize
+        length = (inner - 1) * step + 1
+        apart = self.choice([length, length + 1, *[-(-length // wide) * wide + wide] * 2])
+        pitch = self.choice([apart, apart, NEAR + 64, NEAR + 65, FAR + 64, FAR + 65])
+        if order:
+            pitch = -(-inner // wide) * wide + self.choice([0, wide, 3 * wide, NEAR // 4])
+        if max(rows, columns) > 1 << 20:  # what addresses have bits for
+            step, pitch = 1, inner + self.choice([0, 1, wide])
+            length = inner
+        pitch = max(pitch, length)
+        strides = (step, pitch) if column_major else (pitch, step)
+        shape: tuple[int, ...] = (rows, columns)
+        if batch is not None:
+            matrix = (outer - 1) * pitch + length
+            forms = [(matrix, 1), (-(-matrix // wide) * wide + 2 * wide, 1), (1 << (36 if order else 44), 1)]
+            forms.append((pitch, batch))
+            if not result:
+                forms.append((0, 1))
+            between, times = self.choice(forms[1:3] if order else forms)
+            if matrix > 1 << 44:
+                between, times = matrix + 16, 1
+            strides = (step, pitch * times) if column_major else (pitch * times, step)
+            shape, strides = (batch, *shape), (between, *strides)
+        offset = self.choice([0, wide] if order else [0, 0, 0, wide, 1, 3])
+        size = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+        return torch.empty(offset + size, dtype=dtype, device="meta").as_strided(shape, strides, offset)
+
+    def product(
+        self, dtype: torch.dtype, sizes: tuple[int, int, int], out_dtype: torch.dtype | None = None, orders: str = ""
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(a, b, c) of a product. orders: of a and b."""
+        M, N, K = sizes
+        batch = None if max(sizes) > 1 << 20 else self.choice([None, None, 2, 3])
+        a = self.matrices(batch, M, K, dtype, order=orders[:1])
+        b = self.matrices(batch, K, N, dtype, order=orders[1:])
+        return a, b, self.matrices(batch, M, N, out_dtype or dtype, result=True)
+
+
+def vector(length: int, dtype: torch.dtype, stride: int = 1) -> Tensor:
+    return torch.empty(1 + (length - 1) * stride, dtype=dtype, device="meta").as_strided((length,), (stride,))
+
+
+def operands_of(
+    recorder: Recorder, problem: GemmProblem, a: Tensor, b: Tensor, c: Tensor, step: int = 1
+) -> dict[str, Tensor]:
+    """A product's operands. step: from a value of the bias to the next."""
+    M, N, K = problem.M, problem.N, problem.K
+    found = {"a": recorder.add("a", a, READ), "b": recorder.add("b", b, READ)}
+    found["c"] = recorder.add("c", c, READ_FIRST if problem.has_beta else RESULT)
+    if problem.bias:
+        bias = vector(M if problem.bias == "m" else N, problem.out_dtype, step)
+        found["bias"] = recorder.add("bias", bias, READ)
+    if problem.scales:
+        blocks = -(-K // 128)
+        of_a, of_b = {"tensor": ((1,), (1,)), "rows": ((M,), (N,)), "blocks": ((blocks, M), (-(-N // 128), blocks))}[
+            problem.scales
+        ]
+        found["a_scale"] = recorder.add("a_scale", torch.empty(of_a, device="meta"), READ)
+        found["b_scale"] = recorder.add("b_scale", torch.empty(of_b, device="meta"), READ)
+    return found
+
+
+def handed_on(recorder: Recorder, launches: Sequence[Launch]) -> dict[str, Tensor]:
+    """What launches need in addition to a product's operands, which one hands on to another, or a program to others."""
+    found = {}
+    for made in launches:
+        for temporary in made.temporaries:
+            device = "cpu" if temporary.dtype == torch.int32 else "meta"
+            tensor = torch.zeros(temporary.shape, dtype=temporary.dtype, device=device)
+            found[temporary.name] = recorder.add(temporary.name, tensor, HANDED_ON)
+        if made.workspace:
+            found["workspace"] = recorder.add("workspace", torch.empty(made.workspace // 4, device="meta"), HANDED_ON)
+            found["counters"] = recorder.add("counters", torch.zeros(made.counters, dtype=torch.int32), COUNTED)
+    return found

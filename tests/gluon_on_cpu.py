@@ -147,7 +147,17 @@ def raw(x: Any) -> Any:
 
 
 def whole(x: Any) -> torch.Tensor:
-    return torch.as_tensor(raw(x))
+    """A number as a tensor, too: a whole one of 32 bits if they hold it, as in Triton."""
+    x = raw(x)
+    if type(x) is int:
+        return torch.tensor(x, dtype=torch.int32 if -(2**31) <= x < 2**31 else torch.int64)
+    return torch.as_tensor(x)
+
+
+def wide(x: torch.Tensor, other: Any) -> Any:
+    """x, of 64 bits where another tensor of whole numbers is: torch asks only those that have dimensions."""
+    is_wide = isinstance(other, torch.Tensor) and other.dtype == torch.int64
+    return x.to(torch.int64) if is_wide and x.dtype == torch.int32 else x
 
 
 class Tensor:
@@ -156,7 +166,7 @@ class Tensor:
     type = SimpleNamespace(layout=None)
 
     def __init__(self, data: Any) -> None:
-        self.values = torch.as_tensor(data)
+        self.values = whole(data)
 
     @property
     def data(self) -> torch.Tensor:
@@ -222,13 +232,20 @@ def _operators() -> None:
         method = f"__{name}__"
 
         def forward(self: Tensor, other: Any, method: str = method) -> Any:
-            return NotImplemented if isinstance(other, Memory) else Tensor(getattr(self.data, method)(raw(other)))
+            if isinstance(other, Memory):
+                return NotImplemented
+            x, y = self.data, raw(other)
+            if isinstance(y, torch.Tensor):
+                x, y = wide(x, y), wide(y, x)
+            return Tensor(getattr(x, method)(y))
 
         setattr(Tensor, method, forward)
         if hasattr(torch.Tensor, f"__r{name}__"):
 
             def backward(self: Tensor, other: Any, method: str = method) -> Tensor:
-                return Tensor(getattr(torch.as_tensor(other), method)(self.data))
+                other = torch.as_tensor(other)
+                x = other if other.is_floating_point() else other.to(self.data.dtype)
+                return Tensor(getattr(x, method)(self.data))
 
             setattr(Tensor, f"__r{name}__", backward)
 
@@ -252,11 +269,11 @@ class Memory:
     """Pointers into an operand: offsets in elements from its first."""
 
     def __init__(self, storage: torch.Tensor, offsets: Any = 0) -> None:
-        self.storage, self.offsets = storage, whole(offsets)
+        self.storage, self.offsets = storage, whole(offsets).to(torch.int64)
         self.dtype = SimpleNamespace(element_ty=storage.dtype)
 
     def __add__(self, other: Any) -> Memory:
-        return Memory(self.storage, self.offsets + raw(other))
+        return Memory(self.storage, self.offsets + whole(other).to(torch.int64))
 
     def chosen(self, mask: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Which elements an access touches, and where; fails outside of the operand."""
@@ -811,7 +828,7 @@ def language() -> SimpleNamespace:
         program_id=lambda axis: Tensor(here.program.id[axis]),
         num_programs=lambda axis: Tensor(here.program.grid[axis]),
         num_warps=lambda: here.program.warps,
-        arange=lambda start, end, layout=None: Tensor(torch.arange(start, end)),
+        arange=lambda start, end, layout=None: Tensor(torch.arange(start, end, dtype=torch.int32)),
         zeros=lambda shape, dtype, layout=None: Tensor(torch.zeros(shape, dtype=dtype)),
         where=lambda condition, x, y: Tensor(torch.where(*(whole(value) for value in (condition, x, y)))),
         minimum=lambda x, y: Tensor(torch.minimum(*torch.broadcast_tensors(whole(x), whole(y)))),
@@ -975,7 +992,9 @@ def run(launch: Launch, operands: Mapping[str, torch.Tensor], scalars: Mapping[s
             return Descriptor(value, operands[value.operand])
         if isinstance(value, Scalar):
             return Tensor(torch.tensor(scalars[value.name], dtype=torch.float32))
-        return value if value is None or "constexpr" in kinds.get(name, "") else Tensor(value)
+        if value is None or "constexpr" in kinds.get(name, ""):
+            return value
+        return Tensor(torch.tensor(value)) if "int64" in kinds.get(name, "") else Tensor(value)
 
     arguments = [argument(name, value) for name, value in launch.arguments.items()]
     maps = [argument for argument in arguments if isinstance(argument, Descriptor)]  # the first parameters

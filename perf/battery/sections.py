@@ -110,7 +110,10 @@ def sections(cores: int, budget: float, folder: Path) -> tuple[Section, ...]:
         Section(
             "concurrency",
             "threads, streams, graphs, processes, addresses used again",
-            (Job("threads", _tests("test_threads_gpu.py"), cores=2),),
+            (
+                Job("threads", _tests("test_threads_gpu.py"), cores=2),
+                Job("load", _tests("test_load_gpu.py"), cores=4),
+            ),
         ),
         Section(
             "bad input",

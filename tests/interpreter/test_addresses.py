@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from tests import planted
-from tests.addresses import ANYHOW, COUNTED, HANDED_ON, READ, READ_FIRST, RESULT, Recorder, recorded
+from tests.addresses import (
+    ANYHOW,
+    FAR,
+    LONGEST,
+    READ,
+    READ_FIRST,
+    RESULT,
+    Draw,
+    Recorder,
+    handed_on,
+    operands_of,
+    recorded,
+)
 from tests.mutants import Mutant, kernels_with, mutant
 from triton_gemm import kernels
 from triton_gemm.arithmetic import ARITHMETICS
@@ -25,76 +35,6 @@ from triton_gemm.ladder import LADDER
 from triton_gemm.problem import GemmProblem, Layout
 
 HOPPER = device_of_capability((9, 0))
-NEAR, FAR = (
-    1 << 28,
-    1 << 32,
-)  # elements: a stride that 32 bits hold, a few of which they do not; and one that they do not
-LONGEST = 2**31 - 600  # of a side that is as long as kernels take
-
-
-class Draw(random.Random):
-    """Sizes and strides, always the same for a seed."""
-
-    def near(self, block: int, most: int = 3) -> int:
-        """A size around a block's multiples: one less, one more, far less, or the block itself."""
-        return self.choice([1, self.randint(1, block), block - 1, block, block + 1, self.randint(block, most * block)])
-
-    def side(self, block: int) -> int:
-        """Of a matrix, now and then the longest that there may be."""
-        return self.near(block) if self.random() < 0.9 else LONGEST
-
-    def matrices(
-        self,
-        batch: int | None,
-        rows: int,
-        columns: int,
-        dtype: torch.dtype,
-        *,
-        result: bool = False,
-        unit: bool = False,
-    ) -> Tensor:
-        """[(batch,) rows, columns] on meta: row- or column-major or with no stride of 1, rows after one another or far
-        apart, on a boundary of 16 bytes or not, matrices between one another's rows or all the same one. unit: with a
-        stride of 1."""
-        column_major = self.random() < 0.5
-        outer, inner = (columns, rows) if column_major else (rows, columns)
-        step = 1 if unit else self.choice([1, 1, 1, 1, 2, 3, NEAR + 1, FAR + 1])
-        wide = 16 // dtype.itemsize
-        length = (inner - 1) * step + 1
-        apart = self.choice([length, length + 1, *[-(-length // wide) * wide + wide] * 2])
-        pitch = self.choice([apart, apart, NEAR + 64, NEAR + 65, FAR + 64, FAR + 65])
-        if max(rows, columns) > 1 << 20:  # what addresses have bits for
-            step, pitch = 1, inner + self.choice([0, 1, wide])
-            length = inner
-        pitch = max(pitch, length)
-        strides = (step, pitch) if column_major else (pitch, step)
-        shape: tuple[int, ...] = (rows, columns)
-        if batch is not None:
-            matrix = (outer - 1) * pitch + length
-            forms = [(matrix, 1), (-(-matrix // wide) * wide + 2 * wide, 1), (1 << 44, 1), (pitch, batch)]
-            if not result:
-                forms.append((0, 1))
-            between, times = self.choice(forms)
-            if matrix > 1 << 44:
-                between, times = matrix + 16, 1
-            strides = (step, pitch * times) if column_major else (pitch * times, step)
-            shape, strides = (batch, *shape), (between, *strides)
-        offset = self.choice([0, 0, 0, wide, 1, 3])
-        size = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
-        return torch.empty(offset + size, dtype=dtype, device="meta").as_strided(shape, strides, offset)
-
-    def product(
-        self, dtype: torch.dtype, sizes: tuple[int, int, int], out_dtype: torch.dtype | None = None, **how: Any
-    ):
-        """(a, b, c) of a product."""
-        M, N, K = sizes
-        batch = None if max(sizes) > 1 << 20 else self.choice([None, None, 2, 3])
-        a, b = self.matrices(batch, M, K, dtype, **how), self.matrices(batch, K, N, dtype, **how)
-        return a, b, self.matrices(batch, M, N, out_dtype or dtype, result=True)
-
-
-def vector(length: int, dtype: torch.dtype, stride: int = 1) -> Tensor:
-    return torch.empty(1 + (length - 1) * stride, dtype=dtype, device="meta").as_strided((length,), (stride,))
 
 
 def part(package: ModuleType, name: str) -> ModuleType:
@@ -104,42 +44,12 @@ def part(package: ModuleType, name: str) -> ModuleType:
 
 def launch(recorder: Recorder, package: ModuleType, launches: tuple[Launch, ...], operands: dict[str, Tensor]) -> None:
     """Runs launches on the recorder's operands and what they hand on to one another."""
-    for made in launches:
-        for temporary in made.temporaries:
-            place = torch.zeros if temporary.dtype == torch.int32 else torch.empty
-            device = "cpu" if temporary.dtype == torch.int32 else "meta"
-            tensor = place(temporary.shape, dtype=temporary.dtype, device=device)
-            operands[temporary.name] = recorder.add(temporary.name, tensor, HANDED_ON)
-        if made.workspace:
-            tensor = torch.empty(made.workspace // 4, device="meta")
-            operands["workspace"] = recorder.add("workspace", tensor, HANDED_ON)
-            counters = torch.zeros(made.counters, dtype=torch.int32)
-            operands["counters"] = recorder.add("counters", counters, COUNTED)
+    operands |= handed_on(recorder, launches)
     for made in launches:
         made.kernel[made.grid](
             **part(package, "launch").materialise(made, operands, {"alpha": 1.0, "beta": 1.0}), **made.options
         )
     recorder.check()
-
-
-def operands_of(
-    recorder: Recorder, problem: GemmProblem, a: Tensor, b: Tensor, c: Tensor, step: int = 1
-) -> dict[str, Tensor]:
-    """A product's operands. step: from a value of the bias to the next."""
-    M, N, K = problem.M, problem.N, problem.K
-    found = {"a": recorder.add("a", a, READ), "b": recorder.add("b", b, READ)}
-    found["c"] = recorder.add("c", c, READ_FIRST if problem.has_beta else RESULT)
-    if problem.bias:
-        bias = vector(M if problem.bias == "m" else N, problem.out_dtype, step)
-        found["bias"] = recorder.add("bias", bias, READ)
-    if problem.scales:
-        blocks = -(-K // 128)
-        of_a, of_b = {"tensor": ((1,), (1,)), "rows": ((M,), (N,)), "blocks": ((blocks, M), (-(-N // 128), blocks))}[
-            problem.scales
-        ]
-        found["a_scale"] = recorder.add("a_scale", torch.empty(of_a, device="meta"), READ)
-        found["b_scale"] = recorder.add("b_scale", torch.empty(of_b, device="meta"), READ)
-    return found
 
 
 # ---- Kernels ----
