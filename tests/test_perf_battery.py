@@ -281,4 +281,6 @@ def test_it_makes_ten_thousand_calls_in_windows_and_fits_sixteen_cores() -> None
     calls = [int(job.command[job.command.index("--calls") + 1]) for job in found.jobs if job.finds is None]
     assert sum(calls) >= 10_000
     assert all(job.cores <= 16 for section in EVERY for job in section.jobs)
-    assert all(job.cores == 1 for x in sections(1, 600, Path()) for job in x.jobs if job.name not in ("threads", "load"))
+    assert all(
+        job.cores == 1 for x in sections(1, 600, Path()) for job in x.jobs if job.name not in ("threads", "load")
+    )

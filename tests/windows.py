@@ -9,6 +9,7 @@ bytes, apart, and what an offset cut to 32 bits would reach is NaN or not alloca
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -170,6 +171,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--planted", choices=PLANTED, help="multiply by a kernel with this bug, which is to be found")
     given = parser.parse_args(arguments)
     failed: list[str] = []
+    if given.planted:  # so that the launch itself says what it did
+        os.environ["CUDA_LAUNCH_BLOCKING"] = "1"
 
     def say(words: str) -> None:
         failed.append(words)

@@ -39,8 +39,10 @@ SCALARS = [(1.0, 0.0), (-0.5, 2.0)]
 WAYS, WAYS_OF_CONSAN = 6, 1  # to compute a product
 ROOT = Path(__file__).parents[2]
 FOUND, SKIPPED = 9, 77  # exit statuses: a tool has found something; it cannot run here, as Automake says it
+MEMCHECK = ["--tool", "memcheck", "--check-api-memory-access=no", "--kernel-name-exclude", "kns=nvjet"]
 TOOLS = {
-    "memcheck": ["--tool", "memcheck", "--check-api-memory-access=no", "--kernel-name-exclude", "kns=nvjet"],
+    # Calls of the driver that fail are errors of torch and Triton; one of Triton 3.9's may, which then makes another.
+    "memcheck": [*MEMCHECK, "--report-api-errors=no"],
     "synccheck": ["--tool", "synccheck", "--kernel-name-exclude", "kns=nvjet"],
     "racecheck": ["--tool", "racecheck", "--racecheck-report", "all"],
 }

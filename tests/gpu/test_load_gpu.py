@@ -13,13 +13,14 @@ import pytest
 import torch
 
 import triton_gemm
-from tests.cases import Case, bits
-from tests.gpu.test_kernels_gpu import DEVICE, Operands, counters_are_zero, gpu, persistent
+from tests.cases import bits
+from tests.gpu.test_kernels_gpu import DEVICE, counters_are_zero, gpu, persistent
 from tests.gpu.test_plan_gpu import PLAIN, SPLIT
 from triton_gemm.compat import CLUSTERS
 from triton_gemm.kernels import warp_specialised
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.plan import GemmPlan
+from triton_gemm.problem import GemmProblem
 
 pytestmark = pytest.mark.gpu
 
@@ -63,17 +64,16 @@ def chosen(size: tuple[int, int, int], dtype: torch.dtype = torch.bfloat16, orde
 def given(config: warp_specialised.Config, kind: str) -> Job | None:
     """A product of Hopper's kernel in a configuration; kind: "whole", "split" or "reduced". None where it has no such
     schedule."""
-    operands = Operands(Case((200, 264, 8200), "ntn"))
-    for schedule in warp_specialised.schedules(operands.problem, config, gpu()):
-        if kind_of(schedule) == kind and warp_specialised.illegal(operands.problem, gpu(), config, schedule) is None:
-            plan = GemmPlan(operands.problem, persistent(config, schedule), DEVICE)
-            run = partial(run_plan, plan, operands)
-            return Job.of(f"{config}, {schedule}", run, torch.empty(200, 264, dtype=torch.bfloat16, device=DEVICE))
+    M, N, K = 200, 264, 8200
+    a = torch.randn(M, K, device=DEVICE).bfloat16()
+    b = torch.randn(N, K, device=DEVICE).bfloat16().mT
+    c = torch.empty(M, N, dtype=torch.bfloat16, device=DEVICE)
+    problem = GemmProblem.of(a, b, c)
+    for schedule in warp_specialised.schedules(problem, config, gpu()):
+        if kind_of(schedule) == kind and warp_specialised.illegal(problem, gpu(), config, schedule) is None:
+            plan = GemmPlan(problem, persistent(config, schedule), DEVICE)
+            return Job.of(f"{config}, {schedule}", partial(plan.run, a, b), c)
     return None
-
-
-def run_plan(plan: GemmPlan, operands: Operands, c: torch.Tensor) -> None:
-    plan.run(operands.a, operands.b, c, (), 1.0, 0.0)
 
 
 def kind_of(schedule: Schedule) -> str:

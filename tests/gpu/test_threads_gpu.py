@@ -21,7 +21,9 @@ from tests.epilogues import expected
 from tests.gpu.test_plan_gpu import PLAIN, SPLIT, assert_right, pair, random, script
 from triton_gemm import api, plan, workspace
 from triton_gemm.device import device_info
+from triton_gemm.kernels import portable
 from triton_gemm.ladder import LADDER
+from triton_gemm.select import Selection
 
 pytestmark = pytest.mark.gpu
 
@@ -143,16 +145,23 @@ def test_a_pool_of_threads() -> None:
 def test_a_workspace_that_does_not_fit() -> None:
     """torch's error comes through, and the next call has the bits of the one before."""
     a, b = pair(SPLIT)
-    c, first = empty(a, b), triton_gemm.matmul(a, b)
-    assert workspace._workspaces, "this product has a workspace"
-    workspace._workspaces.clear()
+    c = empty(a, b)
+    shared = Selection("portable", portable.CONFIGS["half"][0], "by a test", split_k=3)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(workspace, "MINIMUM", 1 << 50)  # more than any GPU has
-        for _ in range(2):
-            with pytest.raises(torch.OutOfMemoryError):
-                triton_gemm.matmul(a, b, out=c)
-    assert not workspace._workspaces
-    triton_gemm.matmul(a, b, out=c)
+        patch.setattr(plan, "selection_for", lambda *_, **__: shared)
+        plan.PLANS.clear()
+        api._fast.clear()
+        first = triton_gemm.matmul(a, b)
+        workspace._workspaces.clear()
+        with pytest.MonkeyPatch.context() as too_large:
+            too_large.setattr(workspace, "MINIMUM", 1 << 50)  # more than any GPU has
+            for _ in range(2):
+                with pytest.raises(torch.OutOfMemoryError):
+                    triton_gemm.matmul(a, b, out=c)
+        assert not workspace._workspaces
+        triton_gemm.matmul(a, b, out=c)
+    plan.PLANS.clear()
+    api._fast.clear()
     assert torch.equal(c, first)
 
 
