@@ -1,0 +1,140 @@
+"""Mutants of the package, and whether the tests catch them: python -m tests.mutation [GROUP ...]
+
+Draws mutants of each group of sources by a seed, changes a copy of the checkout in build/mutation, and runs the fast
+tests that reach the changed line until one fails. Goes on where it was stopped. Prints the mutants that survive; exit
+status 1 if fewer than 95 % of those that a test could tell from the original were caught, or a survivor has no reason
+in tests/mutation/survivors.json. No GPU is needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from tests.mutation import report, runner
+from tests.mutation.operators import Mutant
+from tests.mutation.runner import GROUPS, ROOT, Group, Verdict, Worker
+
+FOLDER = ROOT / "build" / "mutation"
+SEED, SAMPLE, WANTED = 17, 60, 0.95
+
+
+class Journal:
+    """What became of mutants of these sources, a line each."""
+
+    def __init__(self, path: Path, tests: Sequence[str]) -> None:
+        self.path = path
+        self.package = runner.package_digest()
+        self.digests = {name: runner.digest([ROOT / name]) for name in tests}
+        self.tests = runner.digest([ROOT / name for name in tests])
+        lines = path.read_text().splitlines() if path.exists() else []
+        self.known = {one["verdict"]["name"]: one for one in map(json.loads, lines) if one["package"] == self.package}
+
+    def __getitem__(self, mutant: Mutant) -> Verdict | None:
+        """What is known of it, if the tests that it is known by are as they were."""
+        one = self.known.get(mutant.name)
+        if one is None:
+            return None
+        found = Verdict(**one["verdict"])
+        file = found.by.partition("::")[0]
+        same = one["tests"] == self.tests if found.outcome == "survived" else one["by"] == self.digests.get(file)
+        return found if same else None
+
+    def add(self, found: Verdict) -> None:
+        by = self.digests.get(found.by.partition("::")[0])
+        line = {"package": self.package, "tests": self.tests, "by": by, "verdict": asdict(found)}
+        with self.path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+@contextmanager
+def workers(tree: Path, scratch: Path) -> Iterator[dict[bool, Worker]]:
+    found = {kind: Worker(tree, scratch, kind) for kind in (True, False)}
+    try:
+        yield found
+    finally:
+        for worker in found.values():
+            worker.close()
+
+
+def run(groups: Sequence[Group], sample: int | None, seed: int, words: str = "") -> dict[str, list[Verdict]]:
+    """Verdicts by group; with `words`, of the mutants that have them in their name, whatever is known of them."""
+    tests = runner.files()
+    drawn = {group.name: group.sample(None if words else sample, seed) for group in groups}
+    if words:
+        drawn = {name: [one for one in mutants if words in one.name] for name, mutants in drawn.items()}
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    journal = Journal(FOLDER / "journal.jsonl", tests)
+    runner.copy(FOLDER / "tree")
+    print(f"{sum(map(len, drawn.values()))} mutants; which test runs which line:", flush=True)
+    with workers(FOLDER / "tree", FOLDER / "scratch") as ready:
+        lines = runner.measured(ready, FOLDER / "map", tests)
+        found: dict[str, list[Verdict]] = {name: [] for name in drawn}
+        for name, mutants in drawn.items():
+            began = time.monotonic()
+            for i, mutant in enumerate(mutants):
+                verdict = None if words else journal[mutant]
+                if verdict is None:
+                    verdict = runner.judged(mutant, FOLDER / "tree", ready, lines)
+                    journal.add(verdict)
+                    what = f"{verdict.outcome:9} {mutant.name}"
+                    print(f"[{name} {i + 1}/{len(mutants)}, {time.monotonic() - began:.0f} s] {what}", flush=True)
+                    if words:
+                        print(
+                            f"    by {verdict.by or verdict.tests}: {verdict.words} ({verdict.seconds} s)", flush=True
+                        )
+                found[name].append(verdict)
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    summary, _, more = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.mutation", description=summary.partition(":")[0] + ".", epilog=more
+    )
+    names = [group.name for group in GROUPS]
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(names)}; by default all")
+    parser.add_argument("--sample", type=int, default=SAMPLE, metavar="N", help=f"mutants a group; {SAMPLE}, 0 for all")
+    parser.add_argument("--seed", type=int, default=SEED, help="of the sample")
+    parser.add_argument("--only", default="", metavar="WORDS", help="mutants that have these words in their name")
+    parser.add_argument("--list", action="store_true", help="print the mutants, and run none")
+    parser.add_argument("--update", action="store_true", help="write the record, and the table in docs/reliability.md")
+    given = parser.parse_args(arguments)
+    if wrong := sorted(set(given.groups) - set(names)):
+        parser.error(f"no group is named {', '.join(wrong)}; there are {', '.join(names)}")
+    groups = [group for group in GROUPS if not given.groups or group.name in given.groups]
+    if given.list:
+        for group in groups:
+            print(
+                "\n".join(one.name for one in group.sample(given.sample or None, given.seed) if given.only in one.name)
+            )
+        return 0
+    found = run(groups, given.sample or None, given.seed, given.only)
+    known = report.known_survivors()
+    made = report.record(found, {group.name: len(group.mutants()) for group in groups}, given.seed)
+    print("\n" + report.table(made, known))
+    survivors = [one for verdicts in found.values() for one in verdicts if one.outcome == "survived"]
+    unknown = [one for one in survivors if one.name not in known]
+    for one in survivors:
+        about = known.get(one.name)
+        print(f"survived {one.tests} tests: {one.name}" + (f"\n  {about['kind']}: {about['why']}" if about else ""))
+    if given.update:
+        report.save(made)
+    total = sum((report.counts(of["drawn"], known) for of in made["mutants"].values()), start=Counter())
+    if unknown or report.rate(total) < WANTED:
+        print(
+            f"FAILED: {100 * report.rate(total):.1f} % caught; {len(unknown)} survivors have no reason in survivors.json"
+        )
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
