@@ -66,18 +66,18 @@ def workers(tree: Path, scratch: Path) -> Iterator[dict[bool, Worker]]:
 
 def run(groups: Sequence[Group], sample: int | None, seed: int, words: str = "") -> dict[str, list[Verdict]]:
     """Verdicts by group; with `words`, of the mutants that have them in their name, whatever is known of them."""
-    tests = runner.files()
     drawn = {group.name: group.sample(None if words else sample, seed) for group in groups}
     if words:
         drawn = {name: [one for one in mutants if words in one.name] for name, mutants in drawn.items()}
     FOLDER.mkdir(parents=True, exist_ok=True)
-    journal = Journal(FOLDER / "journal.jsonl", tests)
     runner.copy(FOLDER / "tree")
-    print(f"{sum(map(len, drawn.values()))} mutants; which test runs which line:", flush=True)
+    print(f"{sum(map(len, drawn.values()))} mutants; measuring first which test runs which line", flush=True)
     with workers(FOLDER / "tree", FOLDER / "scratch") as ready:
-        lines = runner.measured(ready, FOLDER / "map", tests)
         found: dict[str, list[Verdict]] = {name: [] for name in drawn}
-        for name, mutants in drawn.items():
+        for group in groups:
+            name, mutants = group.name, drawn[group.name]
+            journal = Journal(FOLDER / "journal.jsonl", group.files())
+            lines = runner.measured(ready, FOLDER / "map", group.files())
             began = time.monotonic()
             for i, mutant in enumerate(mutants):
                 verdict = None if words else journal[mutant]

@@ -46,10 +46,11 @@ class Mutant:
     def name(self) -> str:
         return f"{self.path}:{self.scope}: {self.shown}" + (f" #{self.place + 1}" if self.place else "")
 
-    def applied(self, text: str) -> str:
+    def applied(self, text: str, begin: int = 0, end: int | None = None) -> str:
+        """The mutant's source, or its bytes from what was `begin` to what was `end`."""
         source = text.encode()
         assert source[self.begin : self.end].decode() == self.old, f"{self.path} has changed"
-        return (source[: self.begin] + self.new.encode() + source[self.end :]).decode()
+        return (source[begin : self.begin] + self.new.encode() + source[self.end : end]).decode()
 
 
 class _Finder:
@@ -226,20 +227,25 @@ def _short(text: str) -> str:
 
 
 def mutants_of(text: str, path: str, only_jit: bool = False) -> list[Mutant]:
-    """All mutants of a source; `only_jit`: of functions that Triton compiles."""
+    """All mutants of a source that can be compiled; `only_jit`: of functions that Triton compiles."""
     finder = _Finder(text, path, only_jit)
-    finder.visit(ast.parse(text))
+    found: list[Mutant] = []
+    for node in ast.parse(text).body:
+        finder.found = []
+        finder.visit(node)
+        begin, end = finder.begin(node), finder.end(node)
+        found += [one for one in finder.found if _compiles(one.applied(text, begin, end) + "\n")]
     places: Counter[str] = Counter()
-    found = []
-    for mutant in sorted(finder.found, key=lambda one: (one.begin, one.end, one.new)):
-        found.append(replace(mutant, place=places[mutant.name]))
+    named = []
+    for mutant in sorted(found, key=lambda one: (one.begin, one.end, one.new)):
+        named.append(replace(mutant, place=places[mutant.name]))
         places[mutant.name] += 1
-    return [mutant for mutant in found if _compiles(mutant.applied(text))]
+    return named
 
 
 def _compiles(text: str) -> bool:
     try:
         compile(text, "mutant", "exec", dont_inherit=True)
-    except (SyntaxError, ValueError):
+    except SyntaxError:
         return False
     return True

@@ -28,15 +28,36 @@ COPIED = ("triton_gemm", "tests", "perf", "reference_cuda", "examples", "docs", 
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "results", ".hypothesis", "*.png")
 PACKAGE = "triton_gemm"
 SECONDS = 60.0  # of tests, by what they took for the map, that a mutant has to survive
+# Imported once, before anything is forked.
+IMPORTED = (
+    "numpy",
+    "torch",
+    "torch._dynamo",
+    "torch.testing",
+    "triton",
+    "triton.language",
+    "triton.experimental.gluon",
+)
+IMPORTED += ("triton.runtime.interpreter", "pytest", "hypothesis", "hypothesis.stateful", "rich.console", "coverage")
+LEAST_S = 10.0  # that a test may take, and five times what it took
 FIRST_S = 6.0  # of the tests that run first, before more files are imported
+
+
+CHOICES = ("select", "plan", "policy", "bit_classes", "batch_invariance", "explain", "device_model", "precompile")
+TABLES = ("tables", "tables_faults", "policy", "fingerprint", "tuning_session", "cli", "doctor", "calibration")
+TUNING = ("tuning_bench", "tuning_candidates", "tuning_race", "tuning_session", "report_tuning", "policy", "cli")
+CALLS = ("surface", "matmul", "ops", "routing", "support", "bad_input", "recording", "explain", "batch_invariance")
 
 
 @dataclass(frozen=True)
 class Group:
-    """Sources that are mutated together, and the tests that could find it."""
+    """Sources that are mutated together, and the files of tests that could find it, without and with Triton's
+    interpreter."""
 
     name: str
     sources: tuple[str, ...]
+    tests: tuple[str, ...]
+    interpreted: tuple[str, ...] = ()
     only_jit: bool = False
 
     def mutants(self, root: Path = ROOT) -> list[Mutant]:
@@ -55,53 +76,35 @@ class Group:
             return mutants
         return random.Random(f"{seed} {self.name}").sample(mutants, count)
 
+    def files(self) -> list[str]:
+        return [
+            *(f"tests/test_{name}.py" for name in self.tests),
+            *(f"tests/interpreter/test_{name}.py" for name in self.interpreted),
+        ]
 
+
+KERNELS = ("portable/*", "gemv", "skinny", "fma", "repack", "reduction", "tiles", "epilogue", "groups", "schedule")
 GROUPS = (
-    Group("select", ("select.py",)),
-    Group("plan", ("plan.py",)),
-    Group("api", ("api.py",)),
-    Group("tuning", ("tuning/*.py",)),
-    Group("tables", ("tables/*.py",)),
+    Group("select", ("select.py",), CHOICES, ("explain",)),
+    Group("plan", ("plan.py",), (*CHOICES, "workers"), CALLS),
+    Group("api", ("api.py",), (*CHOICES, "workers"), CALLS),
+    Group("tuning", ("tuning/*.py",), TUNING, ("recording", "bad_input")),
+    Group("tables", ("tables/*.py",), TABLES),
     Group(
         "kernels",
-        tuple(
-            f"kernels/{name}.py"
-            for name in (
-                *("portable/*", "gemv", "skinny", "fma", "repack", "reduction", "tiles", "epilogue", "groups"),
-                *("schedule", "planes"),
-            )
-        ),
+        tuple(f"kernels/{name}.py" for name in KERNELS),
+        ("skinny", "fma", "reduction", "schedule", "warp_specialised"),
+        ("portable", "gemv", "matmul", "grouped", "scaled_matmul"),
         only_jit=True,
     ),
     Group(
         "barriers",
         ("kernels/warp_specialised/*.py", "kernels/splitk.py", "kernels/programmatic.py"),
+        ("warp_specialised", "reduction", "widths", "fma", "skinny"),
+        ("portable", "gemv"),
         only_jit=True,
     ),
 )
-
-# Files whose tests could find a mutant of these groups, in the process that each needs.
-INTERPRETED = ("matmul", "portable", "gemv", "grouped", "scaled_matmul", "explain", "ops", "surface", "support")
-INTERPRETED += ("routing", "recording", "bit_classes", "batch_invariance", "bad_input", "sharding")
-OTHERS = ("select", "plan", "policy", "tables", "tables_faults", "tuning_bench", "tuning_candidates", "tuning_race")
-OTHERS += (
-    "tuning_session",
-    "report_tuning",
-    "schedule",
-    "reduction",
-    "skinny",
-    "fma",
-    "warp_specialised",
-    "bit_classes",
-)
-OTHERS += ("batch_invariance", "explain", "fingerprint", "device_model", "config", "workers", "precompile", "widths")
-OTHERS += ("calibration", "cli", "doctor")
-
-
-def files(root: Path = ROOT) -> list[str]:
-    named = [f"tests/interpreter/test_{name}.py" for name in INTERPRETED]
-    named += [f"tests/test_{name}.py" for name in OTHERS]
-    return [name for name in named if (root / name).exists()]
 
 
 def interprets(name: str) -> bool:
@@ -137,7 +140,7 @@ def copy(tree: Path, root: Path = ROOT) -> None:
 class Worker:
     """The process of one group of tests, in a copy of the checkout, with folders of its own for what tests write."""
 
-    def __init__(self, tree: Path, scratch: Path, interpreting: bool) -> None:
+    def __init__(self, tree: Path, scratch: Path, interpreting: bool, imported: Sequence[str] = IMPORTED) -> None:
         self.scratch = scratch / ("interpreter" if interpreting else "compile")
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
         for name in ("TRITON_INTERPRET", "PYTHONPATH", "TRITON_GEMM_POLICY"):
@@ -149,7 +152,7 @@ class Worker:
         environment |= {"TRITON_CACHE_DIR": str(self.scratch / "triton"), "OMP_NUM_THREADS": "1"}
         environment |= {"TRITON_INTERPRET": "1"} if interpreting else {}
         self.process = subprocess.Popen(
-            [sys.executable, str(tree / "tests" / "mutation" / "worker.py")],
+            [sys.executable, str(tree / "tests" / "mutation" / "worker.py"), *imported],
             cwd=tree,
             env=environment,
             stdin=subprocess.PIPE,
@@ -245,7 +248,8 @@ def measured(workers: Mapping[bool, Worker], cache: Path, names: Sequence[str], 
         if not kept.exists():
             answer = workers[interprets(name)].ask([[name]], chosen=False, coverage=True)
             if "lines" not in answer or not answer["inside"]:
-                raise RuntimeError(f"{name} cannot be measured: {answer.get('late') or answer.get('died') or answer}")
+                why = answer.get("late") or answer.get("died") or answer
+                raise RuntimeError(f"{name} cannot be measured: {why}")
             for old in cache.glob(f"{Path(name).stem}-{interprets(name):d}-*.json"):
                 old.unlink()
             kept.write_text(json.dumps(answer))
@@ -287,7 +291,7 @@ def judged(mutant: Mutant, tree: Path, workers: Mapping[bool, Worker], tests: Ma
     path = tree / mutant.path
     text = path.read_text()
     chosen = tests.tests_of(mutant, scope_of(mutant, text))
-    limits = {name: 10 + 5 * tests.seconds[name] for name in chosen}
+    limits = {name: LEAST_S + 5 * tests.seconds[name] for name in chosen}
     path.write_text(mutant.applied(text))
     seconds, ran = 0.0, 0
     try:

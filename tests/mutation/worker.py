@@ -1,8 +1,8 @@
 """A process that has imported torch, Triton and pytest, and forks to run tests of the tree it lies in.
 
-Run as a script in a copy of the checkout, by `runner.Worker`: it reads a request a line, and answers with a line. The
-package and its tests are imported in the fork alone, so that each sees the tree as it is then, and dies with what it
-did. Nothing of the checkout is imported.
+Run as a script in a copy of the checkout, by `runner.Worker`, with the names of what it is to import. It reads a request
+a line, and answers with a line. The package and its tests are imported in the fork alone, so that each sees the tree as
+it is then, and dies with what it did. Nothing of the checkout is imported.
 """
 
 from __future__ import annotations
@@ -19,16 +19,6 @@ from pathlib import Path
 from typing import Any
 
 TREE = Path(__file__).resolve().parents[2]
-IMPORTED = (
-    "numpy",
-    "torch",
-    "torch._dynamo",
-    "torch.testing",
-    "triton",
-    "triton.language",
-    "triton.experimental.gluon",
-)
-IMPORTED += ("triton.runtime.interpreter", "pytest", "hypothesis", "hypothesis.stateful", "rich.console", "coverage")
 LIMIT_S = {True: 60.0, False: 600.0}  # of what has no limit of its own: collecting; a test that is measured
 
 
@@ -132,11 +122,14 @@ def forked(request: dict[str, Any]) -> dict[str, Any]:
             answer.write_text(json.dumps(run(request)))
         finally:
             os._exit(0)
-    began, seen, since, late = time.monotonic(), "", time.monotonic(), ""
+    began, seen, since, late, parent = time.monotonic(), "", time.monotonic(), "", os.getppid()
     while os.waitpid(child, os.WNOHANG) == (0, 0):
         now, test = time.monotonic(), status.read_text()
         if test != seen:
             seen, since = test, now
+        if os.getppid() != parent:  # which was killed
+            kill(child)
+            sys.exit(1)
         if now - since > request["limits"].get(seen, LIMIT_S[request["chosen"]]):
             late = seen or "collection"
             kill(child)
@@ -164,7 +157,7 @@ def requests() -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     sys.path[:] = [str(TREE), *(path for path in sys.path[1:] if path and path != str(TREE))]
-    for name in IMPORTED:
+    for name in sys.argv[1:]:
         importlib.import_module(name)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what is printed is no answer
