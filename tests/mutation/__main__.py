@@ -9,6 +9,7 @@ in tests/mutation/survivors.json. No GPU is needed.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import sys
 import time
@@ -70,6 +71,11 @@ def run(groups: Sequence[Group], sample: int | None, seed: int, words: str = "")
     if words:
         drawn = {name: [one for one in mutants if words in one.name] for name, mutants in drawn.items()}
     FOLDER.mkdir(parents=True, exist_ok=True)
+    lock = (FOLDER / "lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit(f"error: another run works in {FOLDER}")
     runner.copy(FOLDER / "tree")
     print(f"{sum(map(len, drawn.values()))} mutants; measuring first which test runs which line", flush=True)
     with workers(FOLDER / "tree", FOLDER / "scratch") as ready:
@@ -129,9 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report.save(made)
     total = sum((report.counts(of["drawn"], known) for of in made["mutants"].values()), start=Counter())
     if unknown or report.rate(total) < WANTED:
-        print(
-            f"FAILED: {100 * report.rate(total):.1f} % caught; {len(unknown)} survivors have no reason in survivors.json"
-        )
+        print(f"FAILED: {100 * report.rate(total):.1f} % caught; survivors without a reason: {len(unknown)}")
         return 1
     return 0
 

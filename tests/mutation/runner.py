@@ -70,11 +70,10 @@ class Group:
         ]
 
     def sample(self, count: int | None, seed: int, root: Path = ROOT) -> list[Mutant]:
-        """`count` of the mutants, drawn by `seed`; all with None."""
+        """`count` of the mutants, drawn by `seed`, a larger sample begins with a smaller one; all with None."""
         mutants = self.mutants(root)
-        if count is None or count >= len(mutants):
-            return mutants
-        return random.Random(f"{seed} {self.name}").sample(mutants, count)
+        random.Random(f"{seed} {self.name}").shuffle(mutants)
+        return mutants[:count]
 
     def files(self) -> list[str]:
         return [
@@ -176,7 +175,7 @@ class Worker:
         chosen: bool = True,
         coverage: bool = False,
     ) -> dict[str, Any]:
-        """Runs batches of tests; `chosen`: they are single tests, else files. With `coverage`, all of them, and with the
+        """Runs batches of tests; `chosen`: they are single tests, else files. With `coverage` all of them, with the
         lines that each runs; else until one fails."""
         assert self.process.stdin is not None
         request = {"batches": batches, "limits": limits or {}, "chosen": chosen, "coverage": coverage}

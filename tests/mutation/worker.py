@@ -1,8 +1,8 @@
 """A process that has imported torch, Triton and pytest, and forks to run tests of the tree it lies in.
 
-Run as a script in a copy of the checkout, by `runner.Worker`, with the names of what it is to import. It reads a request
-a line, and answers with a line. The package and its tests are imported in the fork alone, so that each sees the tree as
-it is then, and dies with what it did. Nothing of the checkout is imported.
+Run as a script in a copy of the checkout, by `runner.Worker`, with the names of what it imports. It reads requests,
+and answers each with a line. The package and its tests are imported in the fork alone, so that each sees the tree as it
+is then, and dies with what it did. Nothing of the checkout is imported.
 """
 
 from __future__ import annotations
