@@ -180,7 +180,7 @@ def test_a_mutant_is_caught_where_a_test_can_tell(
     monkeypatch.setattr(runner, "LEAST_S", 1.0)
     before = contents(checkout)
     tree, workers = worker
-    found = runner.judged(mutant_of(checkout, words), tree, workers, lines)
+    found = runner.judged(mutant_of(checkout, words), tree, workers, lines, 60.0)
     assert found.outcome == outcome, found
     assert contents(checkout) == before
     assert (tree / "triton_gemm" / "select.py").read_bytes() == before[str(checkout / "triton_gemm" / "select.py")]
@@ -188,20 +188,21 @@ def test_a_mutant_is_caught_where_a_test_can_tell(
 
 def test_the_tests_that_reach_the_line_run_first(checkout: Path, lines: Map) -> None:
     mutant = mutant_of(checkout, "return x > 5 -> return None")
-    chosen = lines.tests_of(mutant, runner.scope_of(mutant, PACKAGE["triton_gemm/select.py"]))
+    chosen = lines.tests_of(mutant, runner.scope_of(mutant, PACKAGE["triton_gemm/select.py"]), 60.0)
     assert chosen[0] == "tests/test_select.py::test_weak" and len(chosen) == 3
 
 
 def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     (caught, survived), names = GROUPS[0].mutants()[:2], ["tests/test_select.py", "tests/test_plan.py"]
-    journal = Journal(tmp_path / "journal", names)
+    journal = Journal(tmp_path / "journal", names, 20.0)
     journal.add(Verdict(caught.name, "caught", "tests/test_select.py::test_a"))
     journal.add(Verdict(survived.name, "survived"))
-    journal = Journal(tmp_path / "journal", names)
+    journal = Journal(tmp_path / "journal", names, 20.0)
     assert (journal[caught], journal[survived]) == (
         Verdict(caught.name, "caught", "tests/test_select.py::test_a"),
         Verdict(survived.name, "survived"),
     )
+    assert Journal(tmp_path / "journal", names, 40.0)[survived] is None
     journal.tests = "others"  # what survived may be caught by new ones
     assert journal[caught] is not None and journal[survived] is None
     journal.digests["tests/test_select.py"] = "another"

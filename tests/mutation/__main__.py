@@ -24,14 +24,14 @@ from tests.mutation.operators import Mutant
 from tests.mutation.runner import GROUPS, ROOT, Group, Verdict, Worker
 
 FOLDER = ROOT / "build" / "mutation"
-SEED, SAMPLE, WANTED = 17, 60, 0.95
+SEED, SAMPLE, SECONDS, WANTED = 17, 60, 60.0, 0.95
 
 
 class Journal:
     """What became of mutants of these sources, a line each."""
 
-    def __init__(self, path: Path, tests: Sequence[str]) -> None:
-        self.path = path
+    def __init__(self, path: Path, tests: Sequence[str], seconds: float) -> None:
+        self.path, self.seconds = path, seconds
         self.package = runner.package_digest()
         self.digests = {name: runner.digest([ROOT / name]) for name in tests}
         self.tests = runner.digest([ROOT / name for name in tests])
@@ -45,12 +45,19 @@ class Journal:
             return None
         found = Verdict(**one["verdict"])
         file = found.by.partition("::")[0]
-        same = one["tests"] == self.tests if found.outcome == "survived" else one["by"] == self.digests.get(file)
-        return found if same else None
+        if found.outcome == "survived":
+            return found if one["tests"] == self.tests and one["budget"] >= self.seconds else None
+        return found if one["by"] == self.digests.get(file) else None
 
     def add(self, found: Verdict) -> None:
         by = self.digests.get(found.by.partition("::")[0])
-        line = {"package": self.package, "tests": self.tests, "by": by, "verdict": asdict(found)}
+        line = {
+            "package": self.package,
+            "tests": self.tests,
+            "by": by,
+            "budget": self.seconds,
+            "verdict": asdict(found),
+        }
         with self.path.open("a") as file:
             file.write(json.dumps(line) + "\n")
 
@@ -65,7 +72,9 @@ def workers(tree: Path, scratch: Path) -> Iterator[dict[bool, Worker]]:
             worker.close()
 
 
-def run(groups: Sequence[Group], sample: int | None, seed: int, words: str = "") -> dict[str, list[Verdict]]:
+def run(
+    groups: Sequence[Group], sample: int | None, seed: int, seconds: float, words: str = ""
+) -> dict[str, list[Verdict]]:
     """Verdicts by group; with `words`, of the mutants that have them in their name, whatever is known of them."""
     drawn = {group.name: group.sample(None if words else sample, seed) for group in groups}
     if words:
@@ -82,13 +91,13 @@ def run(groups: Sequence[Group], sample: int | None, seed: int, words: str = "")
         found: dict[str, list[Verdict]] = {name: [] for name in drawn}
         for group in groups:
             name, mutants = group.name, drawn[group.name]
-            journal = Journal(FOLDER / "journal.jsonl", group.files())
+            journal = Journal(FOLDER / "journal.jsonl", group.files(), seconds)
             lines = runner.measured(ready, FOLDER / "map", group.files())
             began = time.monotonic()
             for i, mutant in enumerate(mutants):
                 verdict = None if words else journal[mutant]
                 if verdict is None:
-                    verdict = runner.judged(mutant, FOLDER / "tree", ready, lines)
+                    verdict = runner.judged(mutant, FOLDER / "tree", ready, lines, seconds)
                     journal.add(verdict)
                     what = f"{verdict.outcome:9} {mutant.name}"
                     print(f"[{name} {i + 1}/{len(mutants)}, {time.monotonic() - began:.0f} s] {what}", flush=True)
@@ -109,6 +118,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(names)}; by default all")
     parser.add_argument("--sample", type=int, default=SAMPLE, metavar="N", help=f"mutants a group; {SAMPLE}, 0 for all")
     parser.add_argument("--seed", type=int, default=SEED, help="of the sample")
+    parser.add_argument(
+        "--seconds", type=float, default=SECONDS, help=f"of tests that a mutant has to survive; {SECONDS:g}"
+    )
     parser.add_argument("--only", default="", metavar="WORDS", help="mutants that have these words in their name")
     parser.add_argument("--list", action="store_true", help="print the mutants, and run none")
     parser.add_argument("--update", action="store_true", help="write the record, and the table in docs/reliability.md")
@@ -122,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 "\n".join(one.name for one in group.sample(given.sample or None, given.seed) if given.only in one.name)
             )
         return 0
-    found = run(groups, given.sample or None, given.seed, given.only)
+    found = run(groups, given.sample or None, given.seed, given.seconds, given.only)
     known = report.known_survivors()
     made = report.record(found, {group.name: len(group.mutants()) for group in groups}, given.seed)
     print("\n" + report.table(made, known))

@@ -27,7 +27,6 @@ ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("triton_gemm", "tests", "perf", "reference_cuda", "examples", "docs", "pyproject.toml", "README.md")
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "results", ".hypothesis", "*.png")
 PACKAGE = "triton_gemm"
-SECONDS = 60.0  # of tests, by what they took for the map, that a mutant has to survive
 # Imported once, before anything is forked.
 IMPORTED = (
     "numpy",
@@ -207,19 +206,19 @@ class Map:
     def of_path(self, path: str) -> set[str]:
         return {name for (found, _), names in list(self.lines.items()) if found == path for name in names}
 
-    def tests_of(self, mutant: Mutant, scope: range) -> list[str]:
-        """Those that run the mutant's lines, then those of the rest of its function, then, where both are few, of its
+    def tests_of(self, mutant: Mutant, scope: range, seconds: float) -> list[str]:
+        """Tests that take `seconds`, by what they took for the map. Those that run the mutant's lines, then those of the rest of its function, then, where both are few, of its
         module, as lines may run at import, or once and be remembered. In each, first few cases of every test, the
         shortest, those whose file is about the module before others."""
         direct = {name for line in mutant.lines for name in self.lines.get((mutant.path, line), ())}
         near = {name for line in scope for name in self.lines.get((mutant.path, line), ())}
         found = self.in_order(direct, mutant) + self.in_order(near - direct, mutant)
-        if sum(self.seconds[name] for name in found) < SECONDS:
+        if sum(self.seconds[name] for name in found) < seconds:
             found += self.in_order(self.of_path(mutant.path) - direct - near, mutant)
         chosen, total = [], 0.0
         for name in found:
             total += self.seconds[name]
-            if total <= SECONDS or not chosen:
+            if total <= seconds or not chosen:
                 chosen.append(name)
         return chosen
 
@@ -285,11 +284,11 @@ def scope_of(mutant: Mutant, text: str) -> range:
     return best
 
 
-def judged(mutant: Mutant, tree: Path, workers: Mapping[bool, Worker], tests: Map) -> Verdict:
-    """Runs a mutant's tests on it, in the copy; the copy is as it was afterwards."""
+def judged(mutant: Mutant, tree: Path, workers: Mapping[bool, Worker], tests: Map, budget: float) -> Verdict:
+    """Runs a mutant's tests on it, in the copy, for `budget` seconds; the copy is as it was afterwards."""
     path = tree / mutant.path
     text = path.read_text()
-    chosen = tests.tests_of(mutant, scope_of(mutant, text))
+    chosen = tests.tests_of(mutant, scope_of(mutant, text), budget)
     limits = {name: LEAST_S + 5 * tests.seconds[name] for name in chosen}
     path.write_text(mutant.applied(text))
     seconds, ran = 0.0, 0
