@@ -123,7 +123,7 @@ PACKAGE = {
     ),
 }
 NAMES = ["tests/test_select.py"]
-PLANTED = Group("select", ("select.py",))
+PLANTED = Group("select", ("select.py",), ("select",))
 
 
 @pytest.fixture(scope="module")
@@ -194,15 +194,15 @@ def test_the_tests_that_reach_the_line_run_first(checkout: Path, lines: Map) -> 
 
 def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     (caught, survived), names = GROUPS[0].mutants()[:2], ["tests/test_select.py", "tests/test_plan.py"]
-    journal = Journal(tmp_path / "journal", names, 20.0)
+    journal = Journal(tmp_path / "journal", ROOT, names, 20.0)
     journal.add(Verdict(caught.name, "caught", "tests/test_select.py::test_a"))
     journal.add(Verdict(survived.name, "survived"))
-    journal = Journal(tmp_path / "journal", names, 20.0)
+    journal = Journal(tmp_path / "journal", ROOT, names, 20.0)
     assert (journal[caught], journal[survived]) == (
         Verdict(caught.name, "caught", "tests/test_select.py::test_a"),
         Verdict(survived.name, "survived"),
     )
-    assert Journal(tmp_path / "journal", names, 40.0)[survived] is None
+    assert Journal(tmp_path / "journal", ROOT, names, 40.0)[survived] is None
     journal.tests = "others"  # what survived may be caught by new ones
     assert journal[caught] is not None and journal[survived] is None
     journal.digests["tests/test_select.py"] = "another"

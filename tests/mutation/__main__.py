@@ -28,13 +28,13 @@ SEED, SAMPLE, SECONDS, WANTED = 17, 60, 60.0, 0.95
 
 
 class Journal:
-    """What became of mutants of these sources, a line each."""
+    """What became of a tree's mutants, a line each."""
 
-    def __init__(self, path: Path, tests: Sequence[str], seconds: float) -> None:
+    def __init__(self, path: Path, tree: Path, tests: Sequence[str], seconds: float) -> None:
         self.path, self.seconds = path, seconds
-        self.package = runner.package_digest()
-        self.digests = {name: runner.digest([ROOT / name]) for name in tests}
-        self.tests = runner.digest([ROOT / name for name in tests])
+        self.package = runner.package_digest(tree)
+        self.digests = {name: runner.digest([tree / name]) for name in tests}
+        self.tests = runner.digest([tree / name for name in tests])
         lines = path.read_text().splitlines() if path.exists() else []
         self.known = {one["verdict"]["name"]: one for one in map(json.loads, lines) if one["package"] == self.package}
 
@@ -76,28 +76,29 @@ def run(
     groups: Sequence[Group], sample: int | None, seed: int, seconds: float, words: str = ""
 ) -> dict[str, list[Verdict]]:
     """Verdicts by group; with `words`, of the mutants that have them in their name, whatever is known of them."""
-    drawn = {group.name: group.sample(None if words else sample, seed) for group in groups}
-    if words:
-        drawn = {name: [one for one in mutants if words in one.name] for name, mutants in drawn.items()}
     FOLDER.mkdir(parents=True, exist_ok=True)
     lock = (FOLDER / "lock").open("w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         sys.exit(f"error: another run works in {FOLDER}")
-    runner.copy(FOLDER / "tree")
+    tree = FOLDER / "tree"
+    runner.copy(tree)
+    drawn = {group.name: group.sample(None if words else sample, seed, tree) for group in groups}
+    if words:
+        drawn = {name: [one for one in mutants if words in one.name] for name, mutants in drawn.items()}
     print(f"{sum(map(len, drawn.values()))} mutants; measuring first which test runs which line", flush=True)
-    with workers(FOLDER / "tree", FOLDER / "scratch") as ready:
+    with workers(tree, FOLDER / "scratch") as ready:
         found: dict[str, list[Verdict]] = {name: [] for name in drawn}
         for group in groups:
             name, mutants = group.name, drawn[group.name]
-            journal = Journal(FOLDER / "journal.jsonl", group.files(), seconds)
-            lines = runner.measured(ready, FOLDER / "map", group.files())
+            journal = Journal(FOLDER / "journal.jsonl", tree, group.files(), seconds)
+            lines = runner.measured(ready, FOLDER / "map", group.files(), tree)
             began = time.monotonic()
             for i, mutant in enumerate(mutants):
                 verdict = None if words else journal[mutant]
                 if verdict is None:
-                    verdict = runner.judged(mutant, FOLDER / "tree", ready, lines, seconds)
+                    verdict = runner.judged(mutant, tree, ready, lines, seconds)
                     journal.add(verdict)
                     what = f"{verdict.outcome:9} {mutant.name}"
                     print(f"[{name} {i + 1}/{len(mutants)}, {time.monotonic() - began:.0f} s] {what}", flush=True)

@@ -207,9 +207,9 @@ class Map:
         return {name for (found, _), names in list(self.lines.items()) if found == path for name in names}
 
     def tests_of(self, mutant: Mutant, scope: range, seconds: float) -> list[str]:
-        """Tests that take `seconds`, by what they took for the map. Those that run the mutant's lines, then those of the rest of its function, then, where both are few, of its
-        module, as lines may run at import, or once and be remembered. In each, first few cases of every test, the
-        shortest, those whose file is about the module before others."""
+        """Tests that take `seconds`, by what they took for the map: those that run the mutant's lines, then those of
+        the rest of its function, then, where both are few, of its module, as lines may run at import, or once and be
+        remembered. In each, first few cases of every test, those whose file is about the module before others."""
         direct = {name for line in mutant.lines for name in self.lines.get((mutant.path, line), ())}
         near = {name for line in scope for name in self.lines.get((mutant.path, line), ())}
         found = self.in_order(direct, mutant) + self.in_order(near - direct, mutant)
@@ -235,7 +235,7 @@ class Map:
         return sorted(keys, key=lambda name: keys[name])
 
 
-def measured(workers: Mapping[bool, Worker], cache: Path, names: Sequence[str], root: Path = ROOT) -> Map:
+def measured(workers: Mapping[bool, Worker], cache: Path, names: Sequence[str], root: Path) -> Map:
     """The map of these files of tests; what was measured of the same sources before is read from `cache`."""
     cache.mkdir(parents=True, exist_ok=True)
     package = package_digest(root)
