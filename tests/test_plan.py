@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from types import FrameType, SimpleNamespace
 from typing import Any
 
@@ -18,9 +20,10 @@ from hypothesis import strategies as st
 
 from tests.checks import fp32_precision
 from triton_gemm import api, compat, generation, ops, plan, policies
-from triton_gemm.device import INTERPRETER
-from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout, Request
-from triton_gemm.select import select
+from triton_gemm.device import INTERPRETER, device_of_capability
+from triton_gemm.kernels.launch import Launch, Pointer, Scalar, TensorMap
+from triton_gemm.problem import ACTIVATIONS, PRODUCT, GemmProblem, Layout, Request
+from triton_gemm.select import launches, select
 
 HALF = torch.float16
 
@@ -362,6 +365,151 @@ def test_new_addresses_are_prepared_with_a_context(few: None, monkeypatch: pytes
     for x in (a, half(64, 32), a):
         made.run(x, b, c)
     assert asked == [0, 0]
+
+
+# --- What a plan launches ---
+
+
+class FakeDriver:
+    """In the place of compiler and GPU: notes what is compiled, for operands of which dtypes, and what is launched."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.compiled: list[tuple[Launch, dict[str, torch.Tensor], dict[str, float]]] = []
+        self.launched: list[tuple[Launch, int, tuple[Any, ...]]] = []
+        self.contexts: list[int] = []
+        self.device, self.asked = 0, 0
+        self.memory = [torch.empty(4), torch.zeros(4, dtype=torch.int32)]
+        monkeypatch.setattr(plan, "device_info", lambda _: device_of_capability((9, 0)))
+        monkeypatch.setattr(plan, "current_device", lambda: self.device)
+        monkeypatch.setattr(plan, "current_stream", lambda index: 70 + index)
+        monkeypatch.setattr(plan, "ensure_context", self.contexts.append)
+        monkeypatch.setattr(plan, "compiled", self.compile)
+        monkeypatch.setattr(plan, "tensor_maps", lambda launch: [partial(self.encoded, i) for i in range(9)])
+        monkeypatch.setattr(plan, "launcher", self.launcher)
+        monkeypatch.setattr(plan, "workspace", self.workspace)
+        monkeypatch.setattr(torch.cuda, "device", self.on_device)
+
+    def compile(self, launch: Launch, operands: dict[str, torch.Tensor], scalars: dict[str, float]) -> Launch:
+        self.compiled.append((launch, dict(operands), dict(scalars)))
+        return launch
+
+    def encoded(self, place: int, *arguments: object) -> tuple[object, ...]:
+        return (place, *arguments)
+
+    def launcher(self, kernel: Launch, grid: tuple[int, ...], cluster: int) -> Callable[..., None]:
+        assert (grid, cluster) == (kernel.grid, kernel.cluster)
+        return lambda stream, arguments: self.launched.append((kernel, stream, arguments))
+
+    def workspace(self, device: int, stream: int, nbytes: int) -> list[torch.Tensor]:
+        assert (device, stream) == (self.device, 70 + self.device)
+        self.asked = nbytes
+        return self.memory
+
+    @contextmanager
+    def on_device(self, index: int) -> Iterator[None]:
+        before, self.device = self.device, index
+        yield
+        self.device = before
+
+
+def arguments_of(launch: Launch, addresses: dict[str, int], scalars: dict[str, float]) -> tuple[object, ...]:
+    """What the driver is given for a launch: a tensor map is followed by its shape and its strides."""
+    given: list[object] = []
+    maps = 0
+    for part in launch.arguments.values():
+        if isinstance(part, TensorMap):
+            said = (part.shape, part.strides, part.to_tf32, part.rows)
+            given += [(maps, addresses[part.operand], *said), *part.shape, *part.strides]
+            maps += 1
+        elif isinstance(part, Pointer):
+            given.append(addresses[part.operand])
+        else:
+            given.append(scalars[part.name] if isinstance(part, Scalar) else part)
+    return tuple(given)
+
+
+LAUNCHED: dict[str, tuple[tuple[int, int, int], torch.dtype, Request]] = {
+    "one launch": ((4096, 2048, 512), torch.bfloat16, PRODUCT),
+    "parts that are added up in the workspace": ((128, 128, 16384), torch.bfloat16, PRODUCT),
+    "copies, and a second launch": ((256, 320, 512), torch.float32, Request(precision="tf32x3")),
+    "a copy, a workspace and a bias": ((128, 129, 16384), torch.bfloat16, Request(alpha=2.0, bias="n")),
+}
+
+
+@pytest.mark.parametrize("name", LAUNCHED)
+@pytest.mark.parametrize("ahead", [False, True], ids=["at the first call", "compiled ahead"])
+def test_a_plan_compiles_once_and_launches_on_what_it_is_given(
+    name: str, ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = FakeDriver(monkeypatch)
+    (M, N, K), dtype, request = LAUNCHED[name]
+    a, b, c = (torch.empty(shape, dtype=dtype) for shape in ((M, K), (K, N), (M, N)))
+    auxiliary = (torch.empty(N, dtype=dtype),) if request.bias else ()
+    problem = request.problem(a, b, c)
+    selection = select(problem, device_of_capability((9, 0)))
+    made = plan.GemmPlan(problem, selection, torch.device("cpu"))
+    expected = [launch.programmatic() for launch in launches(problem, selection)]
+    temporaries = [temporary for launch in expected for temporary in launch.temporaries]
+    shares = any(launch.counters for launch in expected)
+    assert (name == "one launch") == (len(expected) == 1 and not shares) and made.out_dtype == dtype
+    if ahead:
+        made.compile(*(x.reshape(-1)[:65] for x in (a, b, c, *auxiliary)))
+        assert driver.contexts == [0] and not driver.launched
+        assert all(scalars == {"alpha": 1.0, "beta": 0.0} for _, _, scalars in driver.compiled)
+        made.compile(*(x.reshape(-1)[:65] for x in (a, b, c, *auxiliary)))  # by another thread
+    bound: list[dict[str, int]] = []
+    bind = plan.Step.bind
+    monkeypatch.setattr(plan.Step, "bind", lambda step, *given: bound.append(dict(given[1])) or bind(step, *given))
+    made.run(a, b, c, auxiliary, 3, 0.5)
+
+    assert [launch for launch, _, _ in driver.compiled] == expected
+    for _, operands, _ in driver.compiled:
+        assert {operand: operands[operand].dtype for operand in "abc"} == dict.fromkeys("abc", dtype)
+        assert {x.name: operands[x.name].dtype for x in temporaries} == {x.name: x.dtype for x in temporaries}
+        assert not ahead or all(x.data_ptr() % 16 == 0 and 65 <= x.numel() < 100 for x in operands.values())
+        if shares:
+            assert (operands["workspace"].dtype, operands["counters"].dtype) == (torch.float32, torch.int32)
+        if not ahead:
+            assert all(operands[x.name].shape == x.shape for x in temporaries)
+    assert driver.asked == (max(launch.workspace for launch in expected) if shares else 0)
+
+    addresses = {"a": a.data_ptr(), "b": b.data_ptr(), "c": c.data_ptr()}
+    addresses |= {"bias": auxiliary[0].data_ptr()} if request.bias else {}
+    for place in bound:
+        assert {operand: place[operand] for operand in addresses} == addresses
+        if shares:
+            assert (place["workspace"], place["counters"]) == tuple(x.data_ptr() for x in driver.memory)
+    scalars = {"alpha": 3.0, "beta": 0.5}
+    wanted = [(launch, 70, arguments_of(launch, bound[i], scalars)) for i, launch in enumerate(expected)]
+    assert driver.launched == wanted
+    if not temporaries:  # else they lie elsewhere
+        contexts = len(driver.contexts)
+        made.run(a, b, c, auxiliary, 3, 0.5)
+        assert driver.launched == 2 * wanted and len(bound) == len(expected) and len(driver.contexts) == contexts
+
+
+def test_a_plan_launches_on_the_stream_of_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = FakeDriver(monkeypatch)
+    a, b, c = half(4096, 512), half(512, 2048), half(4096, 2048)
+    problem = GemmProblem.of(a, b, c)
+    made = plan.GemmPlan(problem, select(problem, device_of_capability((9, 0))), torch.device("cuda", 1))
+    made.run(a, b, c)
+    assert [stream for _, stream, _ in driver.launched] == [71] and driver.contexts == [1] and driver.device == 0
+
+
+def test_before_hopper_nothing_is_launched_programmatically() -> None:
+    problem = GemmProblem.of(half(64, 64), half(64, 64), half(64, 64))
+    for capability, programmatic in (((8, 0), False), ((8, 9), False), ((9, 0), True), ((10, 0), True)):
+        device = device_of_capability(capability)
+        for launch in plan.launches_on(device, problem, select(problem, device)):
+            assert launch.options.get("launch_pdl", False) == launch.arguments["PDL"] == programmatic
+
+
+def test_what_stands_in_is_aligned_or_is_not() -> None:
+    for dtype in (torch.int8, HALF, torch.float32, torch.float64):
+        for aligned in (True, False):
+            x = plan.stand_in(dtype, torch.device("cpu"), aligned)
+            assert x.dtype is dtype and (x.data_ptr() % 16 == 0) == aligned and x.numel() >= 64
 
 
 # --- The memory that operands span ---
