@@ -152,6 +152,24 @@ def test_what_matters_has_a_plan_of_its_own() -> None:
     assert [names for names in by_key.values() if len(names) > 1] == []
 
 
+def test_what_matters_does_so_where_the_call_makes_c() -> None:
+    changes = {name: {**BASE, **change, "c": None} for name, change in OTHERS.items() if "c" not in change}
+    changes |= {name: {**BASE, **OTHERS[name], "c": None} for name in ("dtype", "device")}
+    keys = [key_of(**change) for change in (dict(BASE, c=None), *changes.values())]
+    assert len(set(keys)) == len(keys) > 20
+
+
+@pytest.mark.parametrize("name", ["a", "b", "c"])
+@pytest.mark.parametrize("made", [False, True], ids=["into c", "c is made"])
+def test_alignment_is_that_of_16_bytes(name: str, made: bool) -> None:
+    base = {**BASE, "c": None} if made else BASE
+    if base[name] is None:
+        return
+    kept = {"a": A, "b": B, "c": C}[name]
+    keys = {offset: key_of(**{**base, name: operand(*kept, 1024 + offset)}) for offset in (0, 1, 2, 4, 8, 12, 16, 32)}
+    assert keys[0] == keys[16] == keys[32] and keys[1] == keys[2] == keys[4] == keys[8] == keys[12] != keys[0]
+
+
 def test_another_batch_has_a_plan_of_its_own() -> None:
     """Even where operands do not show it: matrices of which each batch takes the same."""
     one, other = (operand((batch, 64, 48), (64 * 48, 48, 1)) for batch in (2, 3))
@@ -495,6 +513,31 @@ def test_a_plan_launches_on_the_stream_of_its_own_device(monkeypatch: pytest.Mon
     made = plan.GemmPlan(problem, select(problem, device_of_capability((9, 0))), torch.device("cuda", 1))
     made.run(a, b, c)
     assert [stream for _, stream, _ in driver.launched] == [71] and driver.contexts == [1] and driver.device == 0
+    assert [scalars for _, _, scalars in driver.compiled] == [{"alpha": 1.0, "beta": 0.0}]
+    with driver.on_device(1):
+        made.run(a, b, c)
+    assert len(driver.contexts) == 1 and driver.launched[0] == driver.launched[1]
+
+
+def test_the_interpreter_gets_the_workspace_that_a_launch_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no byte less: what it writes beyond is another tensor's."""
+    a, b, c = half(4, 40_000), half(40_000, 4), half(4, 4)
+    made = plan.InterpretedPlan(problem := GemmProblem.of(a, b, c), select(problem, INTERPRETER))
+    shared = [launch for launch in made.launches if launch.counters]
+    assert shared and all(launch.workspace for launch in shared)
+    seen: list[dict[str, Any]] = []
+
+    def materialise(launch: Launch, operands: dict[str, torch.Tensor], scalars: dict[str, float]) -> dict[str, Any]:
+        assert operands["workspace"].nbytes == launch.workspace and operands["workspace"].dtype == torch.float32
+        assert operands["counters"].tolist() == [0] * launch.counters and operands["counters"].dtype == torch.int32
+        seen.append({"launch": launch, **scalars})
+        return {}
+
+    run = type("Kernel", (), {"__getitem__": lambda *_: lambda **_: None})()
+    made.launches = tuple(replace(launch, kernel=run) for launch in made.launches)
+    monkeypatch.setattr(plan, "materialise", materialise)
+    made.run(a, b, c)
+    assert [(one["alpha"], one["beta"]) for one in seen] == [(1.0, 0.0)] * len(made.launches)
 
 
 def test_before_hopper_nothing_is_launched_programmatically() -> None:

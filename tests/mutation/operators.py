@@ -22,6 +22,8 @@ SIZES = {"M": "N", "N": "K", "K": "M", "BLOCK_M": "BLOCK_N", "BLOCK_N": "BLOCK_M
 # What can change a kernel's speed and nothing else.
 HINTS = {"eviction_policy", "cache_modifier", "num_stages", "loop_unroll_factor"}
 STATEMENTS = (ast.Expr, ast.AugAssign, ast.Raise, ast.Delete, ast.Break, ast.Continue)
+# What only says that something cannot be, like an assertion.
+CHECKS = {"strict"}
 LEFT_ALONE = (ast.JoinedStr, ast.Raise, ast.Assert, ast.Import, ast.ImportFrom)
 
 
@@ -115,7 +117,7 @@ class _Finder:
         if isinstance(node, ast.stmt):
             self.statement = node
             self.of_statement(node)
-        if isinstance(node, LEFT_ALONE) or self.is_layout(node):
+        if isinstance(node, LEFT_ALONE) or self.is_layout(node) or getattr(node, "arg", None) in HINTS | CHECKS:
             self.statement = outer
             return
         self.of_expression(node)
@@ -195,7 +197,7 @@ class _Finder:
             self.add("other function", end - len(name), end, CALLS[name])
         parts: list[ast.AST] = sorted([*node.args, *node.keywords], key=self.begin)
         for i, part in enumerate(parts):
-            if not isinstance(part, ast.keyword) or part.arg in HINTS:
+            if not isinstance(part, ast.keyword) or part.arg in HINTS | CHECKS:
                 continue
             begin, end = self.begin(part), self.end(part)
             if i:  # from the end of the one before, parentheses and comma

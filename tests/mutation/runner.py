@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import py_compile
-import random
 import shutil
 import subprocess
 import sys
@@ -69,10 +68,9 @@ class Group:
         ]
 
     def sample(self, count: int | None, seed: int, root: Path = ROOT) -> list[Mutant]:
-        """`count` of the mutants, drawn by `seed`, a larger sample begins with a smaller one; all with None."""
-        mutants = self.mutants(root)
-        random.Random(f"{seed} {self.name}").shuffle(mutants)
-        return mutants[:count]
+        """`count` of the mutants, drawn by `seed`; all with None. A larger sample begins with a smaller one, and one of
+        changed sources has the same mutants of what has not changed."""
+        return sorted(self.mutants(root), key=lambda mutant: _drawn(seed, mutant))[:count]
 
     def files(self) -> list[str]:
         return [
@@ -103,6 +101,10 @@ GROUPS = (
         only_jit=True,
     ),
 )
+
+
+def _drawn(seed: int, mutant: Mutant) -> str:
+    return hashlib.sha256(f"{seed} {mutant.name}".encode()).hexdigest()
 
 
 def interprets(name: str) -> bool:
