@@ -667,6 +667,10 @@ def test_calls_like_one_before_go_past_the_checks(name: str, monkeypatch: pytest
         for _ in range(2):
             FAST[name](a, b, half(1))
         assert checked == [name] * 3
+    if name == "addmm":
+        for factors in ({"alpha": 0, "beta": 0}, {"beta": 0}, {"beta": 2}):
+            api.addmm(bias, a, b, **factors)
+        assert checked == [name] * 6, "another beta is no bias"
     count = len(checked)
     for _ in range(2):
         FAST[name](torch._neg_view(a), b, bias)

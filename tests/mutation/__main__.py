@@ -137,8 +137,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     found = run(groups, given.sample or None, given.seed, given.seconds, given.only)
     known = report.known_survivors()
-    made = report.record(found, {group.name: len(group.mutants()) for group in groups}, given.seed)
-    print("\n" + report.table(made, known))
+    made = report.record(
+        found, {group.name: len(group.mutants()) for group in groups}, given.seed, given.seconds, known
+    )
+    print("\n" + report.table(made))
     survivors = [one for verdicts in found.values() for one in verdicts if one.outcome == "survived"]
     unknown = [one for one in survivors if one.name not in known]
     for one in survivors:
@@ -146,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"survived {one.tests} tests: {one.name}" + (f"\n  {about['kind']}: {about['why']}" if about else ""))
     if given.update:
         report.save(made)
-    total = sum((report.counts(of["drawn"], known) for of in made["mutants"].values()), start=Counter())
+    total = sum((report.counts(of["drawn"]) for of in made["mutants"].values()), start=Counter())
     if unknown or report.rate(total) < WANTED:
         print(f"FAILED: {100 * report.rate(total):.1f} % caught; survivors without a reason: {len(unknown)}")
         return 1

@@ -10,13 +10,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tests.mutation.runner import GROUPS, ROOT, Group, Verdict, package_digest
+from tests.mutation.runner import ROOT, Verdict, package_digest
 
 RECORD = ROOT / "perf" / "results" / "mutation" / "mutants.json"
 KNOWN = Path(__file__).parent / "survivors.json"
 PAGE = ROOT / "docs" / "reliability.md"
 BEGIN, END = "<!-- mutants -->\n", "<!-- end of mutants -->"
-REASONS = ("equivalent", "left")
+KINDS = ("equivalent", "left")
 
 
 def known_survivors(path: Path = KNOWN) -> dict[str, dict[str, str]]:
@@ -24,35 +24,41 @@ def known_survivors(path: Path = KNOWN) -> dict[str, dict[str, str]]:
     return {one["mutant"]: one for one in json.loads(path.read_text())}
 
 
-def stale(known: Mapping[str, object], groups: Sequence[Group] = GROUPS, root: Path = ROOT) -> list[str]:
-    """Survivors that are no mutants of today's sources."""
-    return sorted(set(known) - {mutant.name for group in groups for mutant in group.mutants(root)})
-
-
-def record(verdicts: Mapping[str, Sequence[Verdict]], sizes: Mapping[str, int], seed: int) -> dict[str, Any]:
+def record(
+    verdicts: Mapping[str, Sequence[Verdict]],
+    sizes: Mapping[str, int],
+    seed: int,
+    seconds: float,
+    known: Mapping[str, Mapping[str, str]],
+) -> dict[str, Any]:
+    """A run, with what was known then of those that survived."""
     return {
         "seed": seed,
+        "seconds": seconds,
         "sources": package_digest(),
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "triton")},
         "mutants": {
             name: {
                 "all": sizes[name],
-                "drawn": [
-                    {"mutant": one.name, "outcome": one.outcome, "by": one.by}
-                    for one in sorted(found, key=lambda one: one.name)
-                ],
+                "drawn": [_said(one, known.get(one.name, {})) for one in sorted(found, key=lambda one: one.name)],
             }
             for name, found in verdicts.items()
         },
     }
 
 
-def counts(drawn: Sequence[Mapping[str, str]], known: Mapping[str, Mapping[str, str]]) -> Counter[str]:
+def _said(one: Verdict, known: Mapping[str, str]) -> dict[str, str]:
+    found = {"mutant": one.name, "outcome": one.outcome}
+    if one.outcome == "survived":
+        return found | {name: known[name] for name in ("kind", "why") if name in known}
+    return found | {"by": one.by}
+
+
+def counts(drawn: Sequence[Mapping[str, str]]) -> Counter[str]:
     """How many were caught, timed out and survived; of the survivors, how many are equivalent."""
     found = Counter(one["outcome"] for one in drawn)
-    survivors = [known.get(one["mutant"], {}) for one in drawn if one["outcome"] == "survived"]
-    found["equivalent"] = sum(one.get("kind") == "equivalent" for one in survivors)
+    found["equivalent"] = sum(one.get("kind") == "equivalent" for one in drawn)
     return found
 
 
@@ -62,11 +68,11 @@ def rate(found: Counter[str]) -> float:
     return caught / ((caught + found["survived"] - found["equivalent"]) or 1)
 
 
-def table(made: Mapping[str, Any], known: Mapping[str, Mapping[str, str]]) -> str:
+def table(made: Mapping[str, Any]) -> str:
     rows, total, sizes = [], Counter[str](), Counter[str]()
     for name, of_group in made["mutants"].items():
         drawn = of_group["drawn"]
-        found = counts(drawn, known)
+        found = counts(drawn)
         total += found
         sizes += Counter({"all": of_group["all"], "drawn": len(drawn)})
         rows.append(_row(name, of_group["all"], len(drawn), found))
@@ -81,27 +87,28 @@ def _row(name: str, size: int, drawn: int, found: Counter[str]) -> str:
     return f"| {name} | {' | '.join(f'{cell:,}' for cell in cells)} | {100 * rate(found):.1f} % |"
 
 
-def survivors(made: Mapping[str, Any], known: Mapping[str, Mapping[str, str]]) -> str:
+def survivors(made: Mapping[str, Any]) -> str:
     """Those that a test could tell from the original and none does, with the reason, as a list."""
-    lines = []
-    for of_group in made["mutants"].values():
-        for one in of_group["drawn"]:
-            about = known.get(one["mutant"], {})
-            if one["outcome"] == "survived" and about.get("kind") != "equivalent":
-                lines.append(f"- `{one['mutant']}`: {about.get('why', 'no reason is known')}")
+    lines = [
+        f"- `{one['mutant']}`: {one.get('why', 'no reason is known.')}"
+        for of_group in made["mutants"].values()
+        for one in of_group["drawn"]
+        if one["outcome"] == "survived" and one.get("kind") != "equivalent"
+    ]
     return "\n".join(lines) + "\n" if lines else "None survived that a test could tell from the original.\n"
 
 
-def written(page: str, made: Mapping[str, Any], known: Mapping[str, Mapping[str, str]]) -> str:
-    """The page with today's table and list."""
+def written(page: str, made: Mapping[str, Any]) -> str:
+    """The page with the table and the list of a run."""
     before, rest = page.split(BEGIN)
-    versions = f"Seed {made['seed']}, Python {made['python']}, torch {made['torch']}, Triton {made['triton']}."
-    return (
-        f"{before}{BEGIN}\n{table(made, known)}\n{versions}\n\n{survivors(made, known)}\n{END}" + rest.split(END, 1)[1]
+    how = (
+        f"Seed {made['seed']}, tests of {made['seconds']:g} s for each mutant, Python {made['python']}, "
+        f"torch {made['torch']}, Triton {made['triton']}."
     )
+    return f"{before}{BEGIN}\n{table(made)}\n{how}\n\n{survivors(made)}\n{END}" + rest.split(END, 1)[1]
 
 
 def save(made: Mapping[str, Any]) -> None:
     RECORD.parent.mkdir(parents=True, exist_ok=True)
     RECORD.write_text(json.dumps(made, indent=1) + "\n")
-    PAGE.write_text(written(PAGE.read_text(), made, known_survivors()))
+    PAGE.write_text(written(PAGE.read_text(), made))
