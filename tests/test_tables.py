@@ -284,3 +284,9 @@ def test_nothing_is_logged_where_all_is_well(folder: Path, caplog: pytest.LogCap
     caplog.set_level(logging.INFO, "triton_gemm")
     assert store(problem_of()) and found(problem_of()) and tabled.table_in(folder).stat().st_size < 2000
     assert caplog.messages == []
+
+
+def test_no_table_holds_what_json_has_not() -> None:
+    for value in (float("nan"), float("inf"), -float("inf")):
+        with pytest.raises(ValueError):
+            records.text_of({"us": value})
