@@ -43,7 +43,7 @@ FIRST_S = 6.0  # of the tests that run first, before more files are imported
 
 CHOICES = ("select", "plan", "policy", "bit_classes", "batch_invariance", "explain", "device_model", "precompile")
 TABLES = ("tables", "tables_faults", "policy", "fingerprint", "tuning_session", "cli", "doctor", "calibration")
-TUNING = ("tuning_bench", "tuning_candidates", "tuning_race", "tuning_session", "report_tuning", "policy", "cli")
+TUNING = ("tuning_bench", "tuning_candidates", "tuning_race", "tuning_session", "policy", "cli")
 CALLS = ("surface", "matmul", "ops", "routing", "support", "bad_input", "recording", "explain", "batch_invariance")
 
 
@@ -82,7 +82,7 @@ class Group:
 KERNELS = ("portable/*", "gemv", "skinny", "fma", "repack", "reduction", "tiles", "epilogue", "groups", "schedule")
 GROUPS = (
     Group("select", ("select.py",), CHOICES, ("explain",)),
-    Group("plan", ("plan.py",), (*CHOICES, "workers"), CALLS),
+    Group("plan", ("plan.py",), (*CHOICES, "workers", "tuning_bench"), CALLS),
     Group("api", ("api.py",), (*CHOICES, "workers"), CALLS),
     Group("tuning", ("tuning/*.py",), TUNING, ("recording", "bad_input")),
     Group("tables", ("tables/*.py",), TABLES),
