@@ -505,6 +505,10 @@ def test_a_choice_has_a_schedule_or_a_number_of_parts() -> None:
     persistent, other = select(of(4096, 4096, 4096), HOPPER), select(of(64, 64, 64), HOPPER)
     assert persistent.work is persistent.schedule is not None and persistent.split_k == 1
     assert other.schedule is None and other.work == other.split_k >= 1
+    plain = Selection("portable", other.config, "because")
+    assert plain.work == 1 and str(plain) == f"portable {other.config}: because"
+    parts = replace(plain, split_k=3, swap_ab=True, packed=("b",), precision="tf32", device="a GPU")
+    assert str(parts) == f"portable {other.config}, tf32, K in 3 parts, swap_ab, b repacked, on a GPU: because"
 
 
 def test_ieee_is_multiplied_across_k() -> None:
