@@ -548,6 +548,12 @@ def test_before_hopper_nothing_is_launched_programmatically() -> None:
             assert launch.options.get("launch_pdl", False) == launch.arguments["PDL"] == programmatic
 
 
+def test_a_selection_is_that_of_the_operands_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "device_info", lambda _: device_of_capability((9, 0)))
+    a, b, c = half(4096, 512), half(512, 2048), half(4096, 2048)
+    assert plan.selection_of(a, b, c) == select(GemmProblem.of(a, b, c), device_of_capability((9, 0)))
+
+
 def test_what_stands_in_is_aligned_or_is_not() -> None:
     for dtype in (torch.int8, HALF, torch.float32, torch.float64):
         for aligned in (True, False):
