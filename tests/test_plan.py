@@ -448,6 +448,7 @@ def arguments_of(launch: Launch, addresses: dict[str, int], scalars: dict[str, f
 
 LAUNCHED: dict[str, tuple[tuple[int, int, int], torch.dtype, Request]] = {
     "one launch": ((4096, 2048, 512), torch.bfloat16, PRODUCT),
+    "one launch with a bias": ((4096, 2048, 512), torch.bfloat16, Request(bias="n")),
     "parts that are added up in the workspace": ((128, 128, 16384), torch.bfloat16, PRODUCT),
     "copies, and a second launch": ((256, 320, 512), torch.float32, Request(precision="tf32x3")),
     "a copy, a workspace and a bias": ((128, 129, 16384), torch.bfloat16, Request(alpha=2.0, bias="n")),
@@ -469,7 +470,7 @@ def test_a_plan_compiles_once_and_launches_on_what_it_is_given(
     expected = [launch.programmatic() for launch in launches(problem, selection)]
     temporaries = [temporary for launch in expected for temporary in launch.temporaries]
     shares = any(launch.counters for launch in expected)
-    assert (name == "one launch") == (len(expected) == 1 and not shares) and made.out_dtype == dtype
+    assert ("one launch" in name) == (len(expected) == 1 and not shares) and made.out_dtype == dtype
     if ahead:
         made.compile(*(x.reshape(-1)[:65] for x in (a, b, c, *auxiliary)))
         assert driver.contexts == [0] and not driver.launched
@@ -504,6 +505,13 @@ def test_a_plan_compiles_once_and_launches_on_what_it_is_given(
         contexts = len(driver.contexts)
         made.run(a, b, c, auxiliary, 3, 0.5)
         assert driver.launched == 2 * wanted and len(bound) == len(expected) and len(driver.contexts) == contexts
+        for others in ((a.clone(), b, c), (a, b.clone(), c), (a, b, c.clone())):
+            made.run(*others, auxiliary, 3, 0.5)
+            given = [bound[-1][operand] for operand in "abc"]
+            assert given == [x.data_ptr() for x in others]
+        if auxiliary:
+            made.run(a, b, c, other := (auxiliary[0].clone(),), 3, 0.5)
+            assert bound[-1]["bias"] == other[0].data_ptr() and driver.launched[-1][2] != wanted[-1][2]
 
 
 def test_a_plan_launches_on_the_stream_of_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:

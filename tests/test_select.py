@@ -15,13 +15,13 @@ import triton_gemm
 from triton_gemm import cost_model, kernels
 from triton_gemm.arithmetic import EMULATED
 from triton_gemm.device import INTERPRETER, SHARED_MEMORY, device_of_capability
-from triton_gemm.device_model import measured
+from triton_gemm.device_model import measured, model_of
 from triton_gemm.kernels import fma, gemv, skinny, warp_specialised
 from triton_gemm.kernels.launch import Pointer, TensorMap
 from triton_gemm.kernels.repack import repacked
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
-from triton_gemm.select import Selection, illegal, launches, next_best, ranked, select
+from triton_gemm.select import Selection, illegal, launches, next_best, predicted, ranked, select
 from triton_gemm.workspace import COUNTERS
 
 HOPPER = device_of_capability((9, 0))
@@ -499,6 +499,18 @@ def test_the_next_best_kernel_is_the_first_other_that_is_legal(problem: GemmProb
     about, us, rest = choice.reason.partition(" us")
     expected = f"{about}{us}, {others[0][1]} about {others[0][0]:.3g} us{rest}" if others else choice.reason
     assert next_best(problem, HOPPER, choice) == replace(choice, reason=expected)
+
+
+@pytest.mark.parametrize(
+    "problem", [of(512, 511, 509), in_mode("tf32x3"), of(64, 64, 64)], ids=["odd", "planes", "none"]
+)
+def test_a_prediction_has_the_time_of_copies(problem: GemmProblem) -> None:
+    model, compared = model_of(HOPPER), ranked(problem, HOPPER)
+    for us, name, candidate in compared:
+        assert predicted(problem, name, candidate, model) == us
+        own = kernels.named(name).microseconds(candidate.problem, candidate.config, candidate.work, model)
+        assert us > own if candidate.packed else us == own
+    assert any(candidate.packed for *_, candidate in compared) == (problem.M != 64)
 
 
 def test_a_choice_has_a_schedule_or_a_number_of_parts() -> None:
