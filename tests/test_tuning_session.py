@@ -464,3 +464,11 @@ def test_a_record_of_shapes_that_cannot_be_written_leaves_nothing(tmp_path: Path
     with pytest.raises(OSError):
         recording.write(taken, {SMALL: 2})
     assert list(tmp_path.iterdir()) == [taken]
+
+
+def test_a_race_has_a_second_and_the_last_problems_none(folder: Path) -> None:
+    """Where there is less for each, those that are called least are left out."""
+    calls = {problem_of(64, 4096, 512 * i): 9 - i for i in range(1, 9)}
+    report = tuned(folder, calls, budget=4.0)
+    outcomes = [shape.outcome for shape in report.shapes]
+    assert all(shape.measured for shape in report.shapes[:5]) and outcomes[5:] == ["no time"] * 3
