@@ -614,6 +614,8 @@ ARITHMETIC: dict[str, Callable[..., Any]] = {
 def inline_asm(asm: str, constraints: str = "", arguments: Sequence[Any] = (), results: Sequence[Any] = ()) -> Any:
     """Runs PTX in each warp of a partition, whose registers hold a value for each lane."""
     if results:
+        sums, threads = sum(x.values.numel() for x in arguments[:2]), WARP * here.warps
+        assert constraints.count("=f") * threads == sums, "not as many registers as there are sums"
         return wide_products(asm, *arguments)
     given = {f"${i}": torch.full((WARP,), address_of(x)) for i, x in enumerate(arguments)}
     given |= {"%laneid": torch.arange(WARP), "%cluster_ctarank": torch.full((WARP,), here.program.rank)}

@@ -133,6 +133,7 @@ BUGS: dict[str, tuple[tuple[str, str], ...]] = {
     "squares-twice": (("first, second, third, fourth = second, third, fourth, first", "pass"),),
     "squares-side-by-side": (("rows // 16 * 32", "rows // 16 * 16"),),
     "batch-ignored-in-b": (("b_ptr += batch.to(gl.int64)", "b_ptr += 0 * batch.to(gl.int64)"),),
+    "matrices-of-b-are-a-row-apart": (("whole(stride_bz, VECTOR)", "whole(stride_bk, VECTOR)"),),
     "a-part-of-the-sum-is-left-out": (("gl.static_range(1, SPLIT_K)", "gl.static_range(2, SPLIT_K)"),),
     "parts-share-a-block": (("tile * SPLIT_K + part, rows", "tile * SPLIT_K, rows"),),
     "alpha-twice": (("stride_cn, 1, 1.0,", "stride_cn, 1, -0.5,"),),

@@ -100,7 +100,7 @@ TABLE: dict[str, set[str]] = {
     "examples": {"torch", "rich", "triton_gemm", *ROOMS_OF_PERF, "perf.pages", "examples.gpt"},
     "examples.gpt": {"torch"},
     "tests": {
-        *("torch", "triton", "numpy", "pytest", "hypothesis", "typer"),
+        *("torch", "triton", "numpy", "pytest", "hypothesis", "coverage", "typer"),
         *("triton_gemm.*", "reference_cuda", "perf.measure.numerics", "examples.gpt"),
     },
 }

@@ -15,13 +15,13 @@ import triton_gemm
 from triton_gemm import cost_model, kernels
 from triton_gemm.arithmetic import EMULATED
 from triton_gemm.device import INTERPRETER, SHARED_MEMORY, device_of_capability
-from triton_gemm.device_model import measured
+from triton_gemm.device_model import measured, model_of
 from triton_gemm.kernels import fma, gemv, skinny, warp_specialised
 from triton_gemm.kernels.launch import Pointer, TensorMap
 from triton_gemm.kernels.repack import repacked
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
-from triton_gemm.select import Selection, illegal, launches, ranked, select
+from triton_gemm.select import Selection, illegal, launches, next_best, predicted, ranked, select
 from triton_gemm.workspace import COUNTERS
 
 HOPPER = device_of_capability((9, 0))
@@ -508,8 +508,60 @@ def test_it_takes_no_time() -> None:
 
 
 def test_an_old_gpu_is_told_what_is_needed() -> None:
-    with pytest.raises(RuntimeError, match=r"compute capability 8\.0 or newer, sm_75 has less"):
+    with pytest.raises(RuntimeError, match=r"^matmul needs compute capability 8\.0 or newer, sm_75 has less$"):
         select(of(64, 64, 64), device_of_capability((7, 5)))
+
+
+@pytest.mark.parametrize(
+    ("problem", "why"),
+    [
+        (of(100, 100, 101), "; TMA cannot take a (100, 101): its rows are 202 bytes apart"),
+        (of(64, 64, 64), ""),
+        (of(65, 65, 0), ""),
+    ],
+    ids=["odd rows", "what it could take", "nothing to load"],
+)
+def test_hopper_says_what_kept_tma_away(problem: GemmProblem, why: str) -> None:
+    choice = select(problem, HOPPER)
+    assert choice.kernel == "portable" and choice.reason.partition(" us")[2].startswith(why)
+    assert bool(why) == ("TMA" in choice.reason)
+    for capability in NOT_HOPPER:
+        assert "TMA" not in select(problem, device_of_capability(capability)).reason
+
+
+@pytest.mark.parametrize("problem", [of(64, 64, 64), of(100, 100, 101), of(1, 512, 512), of(65, 65, 0)], ids=str)
+def test_the_next_best_kernel_is_the_first_other_that_is_legal(problem: GemmProblem) -> None:
+    choice = select(problem, HOPPER)
+    others = [
+        (time, name)
+        for time, name, candidate in ranked(problem, HOPPER)
+        if name != choice.kernel and illegal(problem, HOPPER, name, candidate) is None
+    ]
+    about, us, rest = choice.reason.partition(" us")
+    expected = f"{about}{us}, {others[0][1]} about {others[0][0]:.3g} us{rest}" if others else choice.reason
+    assert next_best(problem, HOPPER, choice) == replace(choice, reason=expected)
+
+
+@pytest.mark.parametrize(
+    "problem", [of(512, 511, 509), in_mode("tf32x3"), of(64, 64, 64)], ids=["odd", "planes", "none"]
+)
+def test_a_prediction_has_the_time_of_copies(problem: GemmProblem) -> None:
+    model, compared = model_of(HOPPER), ranked(problem, HOPPER)
+    for us, name, candidate in compared:
+        assert predicted(problem, name, candidate, model) == us
+        own = kernels.named(name).microseconds(candidate.problem, candidate.config, candidate.work, model)
+        assert us > own if candidate.packed else us == own
+    assert any(candidate.packed for *_, candidate in compared) == (problem.M != 64)
+
+
+def test_a_choice_has_a_schedule_or_a_number_of_parts() -> None:
+    persistent, other = select(of(4096, 4096, 4096), HOPPER), select(of(64, 64, 64), HOPPER)
+    assert persistent.work is persistent.schedule is not None and persistent.split_k == 1
+    assert other.schedule is None and other.work == other.split_k >= 1
+    plain = Selection("portable", other.config, "because")
+    assert plain.work == 1 and str(plain) == f"portable {other.config}: because"
+    parts = replace(plain, split_k=3, swap_ab=True, packed=("b",), precision="tf32", device="a GPU")
+    assert str(parts) == f"portable {other.config}, tf32, K in 3 parts, swap_ab, b repacked, on a GPU: because"
 
 
 def test_ieee_is_multiplied_across_k() -> None:

@@ -284,3 +284,38 @@ def test_nothing_is_logged_where_all_is_well(folder: Path, caplog: pytest.LogCap
     caplog.set_level(logging.INFO, "triton_gemm")
     assert store(problem_of()) and found(problem_of()) and tabled.table_in(folder).stat().st_size < 2000
     assert caplog.messages == []
+
+
+def test_no_table_holds_what_json_has_not() -> None:
+    for value in (float("nan"), float("inf"), -float("inf")):
+        with pytest.raises(ValueError):
+            records.text_of({"us": value})
+
+
+def test_values_are_read_within_their_bounds() -> None:
+    most, long = records.LARGEST, "x" * records.LONGEST
+    for kind, taken, refused in (
+        (int, [0, 5, -5, most, -most], [most + 1, -most - 1, True, 1.0, "1", None]),
+        (float, [0, 0.5, most - 1.0], [-0.5, float(most), float("inf"), float("nan"), True, "1", None]),
+        (str, ["", long], [long + "x", 1, None]),
+        (bool, [True, False], [1, 0, None]),
+        (int | None, [None, 3], ["3", most + 1]),
+        (tuple[int, ...], [[], [1, 2]], [1, ["1"], [0] * records.LONGEST]),
+        (tuple[int, str], [[1, "a"]], [[1], ["a", 1], [1, "a", 2]]),
+    ):
+        for value in taken:
+            found = records.read(kind, value)
+            assert found == (tuple(value) if isinstance(value, list) else value)
+        for value in refused:
+            with pytest.raises(records.WrongError, match="is no "):
+                records.read(kind, value)
+
+
+def test_what_cannot_be_written_is_said_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"table\.json\.tmp") as caught:
+        files.write(tmp_path / "gone" / "table.json", "{}")
+    assert caught.value.__context__ is None
+    (tmp_path / "table.json").mkdir()
+    with pytest.raises(OSError):
+        files.write(tmp_path / "table.json", "{}")
+    assert [path.name for path in tmp_path.iterdir()] == ["table.json"]

@@ -256,7 +256,10 @@ def test_a_hostile_file_is_set_aside(name: str, folder: Path, caplog: pytest.Log
         aside = path.with_name(f"{path.name}.{word}.{number}")
         assert aside.read_text() == text and len(caplog.messages) == 1 and aside.name in caplog.text
     assert store(problem_of()) and found(problem_of()) == chosen(problem_of())
-    assert [report.faults for report in tables.verify(HOPPER)] == 2 * [("it is set aside",)] + [()]
+    reports = tables.verify(HOPPER)
+    assert [report.faults for report in reports] == 2 * [("it is set aside",)] + [()]
+    assert [report.entries for report in reports] == [0, 0, 1]
+    assert {report.source for report in reports} == {"user's table"}
     with pytest.raises(ValueError, match="of one kind" if word == "other-kind" else aside.name):
         tables.merge([path, aside], folder / "out")
 

@@ -188,6 +188,20 @@ def test_what_hangs_is_noted_and_ends_the_tuning(tmp_path: Path, monkeypatch: py
     assert "runs for more than" in str(Journal(tmp_path / "x.tuning.jsonl", "1").failure(small(), way))
 
 
+def test_what_takes_a_while_is_waited_for(tmp_path: Path) -> None:
+    bench, choice = bench_of(small(), tmp_path)
+    asked = iter([False, False, False, True])
+    bench._wait([(choice, SimpleNamespace(query=lambda: next(asked)))], 30.0)
+    assert list(asked) == []
+
+
+def test_the_time_of_a_round_is_that_of_its_candidates(tmp_path: Path) -> None:
+    bench, choice = bench_of(small(), tmp_path)
+    way = others(small())[0]
+    bench.round_ms = {choice: 2.0, way: 3.0}
+    assert bench.round_s([choice, way, way]) == 0.008
+
+
 def test_what_hangs_later_is_noted_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all that is launched in turns the first that does not end."""
     bench, choice = bench_of(small(), tmp_path)

@@ -141,3 +141,33 @@ def test_a_mistake_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any(run([1.0] * 12, seed).way != 0 for seed in range(20))
     same = sum(run(world(seed), 2 * seed).way == run(world(seed), 2 * seed + 1).way for seed in range(100))
     assert same < 95
+
+
+def test_who_enters_is_timed_against_the_incumbent_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And who is far too slow is not."""
+    kernels, heats = Kernels([1.0, 1.1, 9.0, 0.9, 1.05, 1.2, 0.95].__getitem__), []
+    timed = kernels.time
+    monkeypatch.setattr(kernels, "time", lambda ways, rounds: heats.append((list(ways), rounds)) or timed(ways, rounds))
+    field = race._Field(range(7), kernels, None, None)
+    field.enter(0)
+    field.heats(BUDGET_S)
+    assert all(ways[0] == 0 and 1 < len(ways) <= race.AT_ONCE and rounds == race.HEAT for ways, rounds in heats)
+    assert sorted(way for ways, _ in heats for way in ways[1:]) == [1, 3, 4, 5, 6]
+    assert sorted(field.ms) == [0, 1, 3, 4, 5, 6] and kernels.dropped == [2] and field.timed == 7
+
+
+def test_the_deviation_is_that_of_the_middle_half() -> None:
+    """By hand: of 0 to 7, clipped to 2 and 5, the variance is 14 / 7, and half of the rounds are kept."""
+    assert race._deviation([3.0, 0.0, 1.0, 7.0, 6.0, 2.0, 4.0, 5.0]) == pytest.approx((2 / 8) ** 0.5 / (4 / 8))
+    assert race._deviation([1.0, 4.0, 2.0]) == 3.0, "of few rounds it is their range"
+    assert race._deviation([1.0, 2.0, 2.0, 3.0]) == pytest.approx(0.0, abs=1e-8)
+    assert race._deviation([2.0]) == race._deviation([2.0] * 9) == 1e-9
+
+
+def test_a_final_goes_on_until_the_chosen_one_is_surely_on_its_side() -> None:
+    slow, fastest = [0.5] * 8, [-0.001] * 8
+    noisy = [0.1, -0.1] * 4
+    verdict = race._judge([slow, noisy, fastest], incumbent=0)
+    assert (verdict.chosen, verdict.fastest, verdict.clear) == (1, 2, False)
+    quiet = race._judge([slow, [0.0] * 8, fastest], incumbent=0)
+    assert (quiet.chosen, quiet.clear, quiet.beaten, quiet.out) == (1, True, False, (True, False, False))

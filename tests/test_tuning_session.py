@@ -25,10 +25,11 @@ from triton_gemm.problem import GemmProblem
 from triton_gemm.select import Selection, select
 from triton_gemm.tables import files
 from triton_gemm.timing import DeviceLostError
+from triton_gemm.tuning import recording
 from triton_gemm.tuning.candidates import candidates
 from triton_gemm.tuning.conditions import Conditions, complaint
 from triton_gemm.tuning.journal import ENDED, Journal
-from triton_gemm.tuning.report import Progress, ShapeReport, TuningReport
+from triton_gemm.tuning.report import Again, Progress, ShapeReport, TuningReport
 from triton_gemm.tuning.session import Session, Wishes
 
 FORKED = multiprocessing.get_context("fork")
@@ -66,6 +67,42 @@ def tuned(
 
 def fastest(problem: GemmProblem = SMALL, bits: Any = "same") -> Selection:
     return min(candidates(problem, HOPPER, select(problem, HOPPER), bits), key=chance)
+
+
+# --- What is said ---
+
+
+def test_reports_are_said_in_words() -> None:
+    choice = select(SMALL, HOPPER)
+    times = {
+        "choice": choice,
+        "choice_us": 6.0,
+        "us": 4.0,
+        "fastest_us": 3.0,
+        "noise": 0.015,
+        "candidates": 9,
+        "timed": 7,
+    }
+    again = (Again(True, 0.0), Again(False, 0.01), Again(False, -0.011), Again(False, 0.02))
+    won = ShapeReport(SMALL, 5, "tuned", selection=choice, again=again, **times)
+    stays = ShapeReport(replace(SMALL, batch=3), 4, "stays", **{**times, "us": 6.0})
+    failed = ShapeReport(LARGE, 3, "failed", why="it hangs", failed=(("a candidate", "its bits differ"),))
+    assert str(won) == (
+        f"64x4096x4096 bfloat16: 6 us to 4 us, 50.0 % (noise 1.5 %) faster, {choice.kernel} {choice.config}"
+    )
+    assert str(stays) == "3x64x4096x4096 bfloat16: 6 us, the model's choice stays (7 of 9 timed)"
+    assert str(failed) == "4096x4096x4096 bfloat16: failed: it hangs"
+    assert str(replace(failed, why="")) == "4096x4096x4096 bfloat16: failed"
+    report = TuningReport((won, stays, failed), "a GPU", "same", "graph", 60.0, 12.3)
+    assert report.regret_before == pytest.approx(1.0) and report.regret_after == pytest.approx((4 / 3 * 2) ** 0.5 - 1)
+    assert (report.same_again, report.within_1_percent) == (0.25, 0.5)
+    assert str(report).splitlines()[3:] == [
+        "  a candidate: its bits differ",
+        "a GPU: 1 tuned, 1 stays, 1 failed; 12 of 60 s",
+        "slower than the fastest that was timed: 100.0 % before, 63.3 % after",
+        "raced again: 25 % were won by the same, 50 % within 1 % in time",
+    ]
+    assert str(replace(report, shapes=())) == "a GPU: nothing to tune; 12 of 60 s"
 
 
 # --- What is stored ---
@@ -408,3 +445,30 @@ def test_a_journal_that_is_cut_short_is_read_as_far_as_it_goes(folder: Path) -> 
 def nothing_left(tmp_path: Path) -> Iterator[None]:
     yield
     assert not list(tmp_path.rglob("*.tmp"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+def test_a_journal_leaves_no_file_open(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "x.tuning.jsonl", "1")
+    journal.failed(SMALL, select(SMALL, HOPPER), "why")
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        journal.failed(SMALL, select(SMALL, HOPPER), "why")
+        journal.stays(SMALL, "same", select(SMALL, HOPPER))
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_record_of_shapes_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    taken = tmp_path / "shapes.json"
+    taken.mkdir()
+    with pytest.raises(OSError):
+        recording.write(taken, {SMALL: 2})
+    assert list(tmp_path.iterdir()) == [taken]
+
+
+def test_a_race_has_a_second_and_the_last_problems_none(folder: Path) -> None:
+    """Where there is less for each, those that are called least are left out."""
+    calls = {problem_of(64, 4096, 512 * i): 9 - i for i in range(1, 9)}
+    report = tuned(folder, calls, budget=4.0)
+    outcomes = [shape.outcome for shape in report.shapes]
+    assert all(shape.measured for shape in report.shapes[:5]) and outcomes[5:] == ["no time"] * 3

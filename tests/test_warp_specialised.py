@@ -424,6 +424,18 @@ NO_WIDTHS = {
 }
 
 
+WIDE_EPILOGUES = [config for config in CONFIGS if config.BLOCK_N == 256]
+
+
+@pytest.mark.parametrize("config", WIDE_EPILOGUES, ids=ids)
+@pytest.mark.parametrize("bias", ["m", "n"])
+def test_each_epilogue_tile_has_its_own_bias(kernel: SimpleNamespace, config: TileConfig, bias: str) -> None:
+    """Where it is loaded before the last products are done, and the epilogue, with its activation, is a loop."""
+    case = Case((config.BLOCK_M + 8, config.BLOCK_N + 8, 2 * config.BLOCK_K), "ntn", bias=bias, activation="gelu")
+    assert warp_specialised.host.early_bias(Operands(case, CPU).problem, config)
+    check(case, config, Schedule(2), kernel)
+
+
 @pytest.mark.parametrize("name", NO_WIDTHS)
 def test_what_no_wgmma_spans_is_said(kernel: SimpleNamespace, name: str) -> None:
     """Of such products the width is the sum of two powers of two."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import triton_gemm
 from tests.groups import KINDS, assert_right, draw
+from triton_gemm.kernels import groups
+from triton_gemm.kernels.launch import materialise
 
 ENDS = ([10, 10, 33], [0, 0, 40], [0, 0, 0], [40, 40, 40], [40], list(range(0, 41)), [39, 40])
 
@@ -31,6 +34,29 @@ def test_groups_of_every_size(kind: str, ends: list[int]) -> None:
     for dtype in (torch.bfloat16, torch.float32) if len(ends) < 10 else (torch.float16,):
         a, b = draw(kind, 40, len(ends), 50, 24, dtype)
         assert_right(a, b, int32(ends), triton_gemm.grouped_matmul(a, b, int32(ends)))
+
+
+@pytest.mark.parametrize("ends", [[16, 32, 33], [0, 15, 80], [80], [0, 0, 0], [48, 40, 90], [1, 2, 3, 4, 64]], ids=str)
+@pytest.mark.parametrize("band", [1, 2, 8])
+def test_the_list_of_tiles_has_each_once(ends: list[int], band: int) -> None:
+    """Those of a group one after another, and after all groups the rows that belong to none."""
+    M, N, side = 80, 24, 16
+    problem = SimpleNamespace(M=M, N=N, batch=len(ends))
+    launch = groups.launch(problem, SimpleNamespace(BLOCK_M=side, BLOCK_N=side), band)  # type: ignore[arg-type]
+    (temporary,) = launch.temporaries
+    tiles = torch.full(temporary.shape, -1, dtype=temporary.dtype)
+    arguments = materialise(launch, {"ends": int32(ends), "tiles": tiles}, {})
+    launch.kernel[launch.grid](**arguments, **launch.options)
+    within = [min(end, M) for end in ends]
+    expected = []
+    for group, (begin, end) in enumerate(zip([0, *within], [*within, M], strict=True)):
+        rows = range(begin, end, side)
+        expected.append([(group, row, column, end) for row in rows for column in range(-(-N // side))])
+    count = sum(map(len, expected))
+    assert tiles[0, :2].tolist() == [count, len(ends)] and (tiles[1 + count :] == -1).all()
+    found = iter(map(tuple, tiles[1 : 1 + count].tolist()))
+    for of_group in expected:
+        assert sorted(next(found) for _ in of_group) == of_group
 
 
 @pytest.mark.parametrize("kind", KINDS)
