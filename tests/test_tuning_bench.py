@@ -107,6 +107,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "is_available": lambda: True,
         "device_count": lambda: 1,
         "current_device": lambda: 0,
+        "get_device_capability": lambda *_: (9, 0),
         "get_device_properties": lambda *_: properties,
         "mem_get_info": lambda *_: (2**30, 2**31),
         "is_current_stream_capturing": lambda: False,
@@ -114,6 +115,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name, value in cuda.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(gpu, "GemmPlan", FakePlan)
+    monkeypatch.setattr(gpu, "Worker", lambda _: None)
     monkeypatch.setattr(gpu, "device_info", lambda _: HOPPER)
     monkeypatch.setattr(timing, "Replay", FakeReplay)
     with tabled.default_policy():

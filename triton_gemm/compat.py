@@ -500,7 +500,7 @@ current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStr
 
 
 # Keeps the current stream busy for so many clocks of a multiprocessor.
-occupy: Callable[[int], None] = torch.cuda._sleep  # type: ignore[assignment]
+occupy: Callable[[int], None] = torch.cuda._sleep
 
 
 # --- torch: the dispatcher ---

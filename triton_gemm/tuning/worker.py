@@ -2,8 +2,9 @@
 them, a millisecond or two of Python for each. In threads of that process Triton's compiler takes its GIL, for 5 ms at a
 time and more, and the GPU idles in the midst of what is timed while Python waits.
 
-The worker is a new interpreter, since a fork of a process with a CUDA context cannot be relied on, and `multiprocessing`
-would run the user's script again. Its stdin is a socket, through which `Connection`s pass pickled objects both ways.
+The worker is a new interpreter: what is forked from a process with a CUDA context cannot be relied on, and
+`multiprocessing` would run the user's script again. Its stdin is a socket, through which `Connection`s pass pickled
+objects both ways.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Worker:
             said = self._receive(START_S)
             if said != READY:
                 raise RuntimeError(f"it says {said!r}")
-        except EOFError:
+        except (EOFError, ConnectionError):
             raise LostError(f"it ended with {self.end()}") from None
         except Exception as error:  # no such command, no memory, too slow
             self.end()
@@ -96,7 +97,7 @@ class Worker:
         return why
 
     def close(self) -> None:
-        """From another thread: kills the process, and lets no other start. The thread whose worker it is calls `end`."""
+        """From another thread: kills the process, and lets no other start. The worker's own thread calls `end`."""
         with self.changing:
             self.closed = True
             self._kill()
@@ -124,8 +125,8 @@ class Worker:
 
 
 def _launched(command: Sequence[str]) -> tuple[Connection[Any, Any], subprocess.Popen[bytes]]:
-    """The process sees no GPU, on which its context would take memory and time. What it prints is thrown away; its errors
-    are seen. In a session of its own it gets no Ctrl-C, which is for this process to handle."""
+    """The process sees no GPU, on which a context would take memory. What it prints is thrown away, but for errors. It
+    gets no Ctrl-C, which is for this process to handle, as it is in a session of its own."""
     ours, theirs = Pipe()
     with theirs:
         try:
