@@ -386,6 +386,16 @@ def test_what_compiles_for_too_long_has_failed_and_keeps_no_one() -> None:
     compiler.close()
 
 
+def test_workers_compile_for_the_gpu_that_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it is treated as an older one, whose kernels it has."""
+    older, targets = replace(HOPPER, capability=(8, 0)), list[Any]()
+    monkeypatch.setattr(gpu, "device_info", lambda _: older)
+    monkeypatch.setattr(gpu, "Worker", targets.append)
+    lab = Gpu(CPU, Journal(tmp_path / "x.tuning.jsonl", "1"), "same", "graph")
+    assert targets and all(target == (older, (9, 0)) for target in targets)
+    lab.close()
+
+
 # --- tune, and the policy "tune" ---
 
 

@@ -1,4 +1,4 @@
-"""Candidates are compiled in processes: what these put into Triton's cache is found here, and none outlives a tuning."""
+"""Candidates are compiled in processes: what they put into Triton's cache is found here, and none outlives a tuning."""
 
 from __future__ import annotations
 
