@@ -176,6 +176,7 @@ def _decisions() -> None:
 def _devices() -> None:
     built = torch.backends.cuda.is_built()
     assert callable(compat.current_device) is callable(compat.current_stream) is built
+    assert list(inspect.signature(compat.occupy).parameters) == ["cycles"]
 
 
 def compiled() -> Any:
@@ -418,6 +419,7 @@ USES: dict[str, Callable[[], None]] = {
     "is_wrapper": _wrapper,
     "launcher": _launcher,
     "loading": _launcher,
+    "occupy": _devices,
     "offer_to_inductor": _offer,
     "overlaps_itself": _overlap,
     "share_sharding_decisions": _decisions,

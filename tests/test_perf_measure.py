@@ -7,6 +7,7 @@ import math
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -52,6 +53,26 @@ def test_providers_take_turns_and_ratios_are_taken_round_by_round() -> None:
     spread = timer.percentiles([1.0, 2.0, 3.0, 4.0, 100.0])
     assert spread["median"] == 3.0
     assert spread["p20"] < 3.0 < spread["p80"]
+
+
+@pytest.mark.parametrize("idle", [True, False])
+def test_what_python_does_before_a_replay_is_not_in_its_time(idle: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An idle GPU would begin at once, and wait for Python."""
+    order: list[str] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None: ...
+
+        def record(self) -> None:
+            order.append("event")
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(query=lambda: idle))
+    monkeypatch.setattr(timing, "occupy", lambda clocks: order.append("busy"))
+    replay = object.__new__(timing.Replay)
+    replay.graph = SimpleNamespace(replay=lambda: order.append("replay"))  # type: ignore[assignment]
+    replay.start()
+    assert order == (["busy"] if idle else []) + ["event", "replay", "event"]
 
 
 def test_slow_providers_get_few_rounds_and_every_operand_set_is_used() -> None:

@@ -58,12 +58,12 @@ TABLE: dict[str, set[str]] = {
     | TRITON
     | {"checks", "arithmetic", "select", "kernels", "generation", "platformdirs", "filelock", "bit_classes", "nvml"},
     "nvml": set(),
-    "timing": {"torch"},
+    "timing": {"torch", "compat"},
     "policies": {"torch", "compat", "checks", "problem", "device", "select", "tables", "generation"}
     | {"bit_classes", "batch_invariance"},
     "tuning": TYPES
     | {"torch", "rich", "compat", "checks", "arithmetic", "bit_classes", "device_model", "explanation", "kernels"}
-    | {"nvml", "plan", "policies", "select", "tables", "timing", "workspace", "generation"},
+    | {"nvml", "plan", "policies", "precompile", "select", "tables", "timing", "workspace", "generation"},
     "calibration": {
         "torch",
         "arithmetic",

@@ -107,6 +107,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "is_available": lambda: True,
         "device_count": lambda: 1,
         "current_device": lambda: 0,
+        "get_device_capability": lambda *_: (9, 0),
         "get_device_properties": lambda *_: properties,
         "mem_get_info": lambda *_: (2**30, 2**31),
         "is_current_stream_capturing": lambda: False,
@@ -114,6 +115,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name, value in cuda.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(gpu, "GemmPlan", FakePlan)
+    monkeypatch.setattr(gpu, "Worker", lambda _: None)
     monkeypatch.setattr(gpu, "device_info", lambda _: HOPPER)
     monkeypatch.setattr(timing, "Replay", FakeReplay)
     with tabled.default_policy():
@@ -396,6 +398,16 @@ def test_what_compiles_for_too_long_has_failed_and_keeps_no_one() -> None:
     assert all(thread.daemon for thread in compiler.threads)
     stop.set()
     compiler.close()
+
+
+def test_workers_compile_for_the_gpu_that_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it is treated as an older one, whose kernels it has."""
+    older, targets = replace(HOPPER, capability=(8, 0)), list[Any]()
+    monkeypatch.setattr(gpu, "device_info", lambda _: older)
+    monkeypatch.setattr(gpu, "Worker", targets.append)
+    lab = Gpu(CPU, Journal(tmp_path / "x.tuning.jsonl", "1"), "same", "graph")
+    assert targets and all(target == (older, (9, 0)) for target in targets)
+    lab.close()
 
 
 # --- tune, and the policy "tune" ---

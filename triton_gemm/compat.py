@@ -499,6 +499,10 @@ current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", None)  
 current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # type: ignore[assignment]
 
 
+# Keeps the current stream busy for so many clocks of a multiprocessor.
+occupy: Callable[[int], None] = torch.cuda._sleep
+
+
 # --- torch: the dispatcher ---
 
 # Dispatch keys of tensors that hold others, or nothing.

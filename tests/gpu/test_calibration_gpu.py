@@ -49,6 +49,30 @@ def test_every_probe_can_be_timed() -> None:
     assert report.shapes >= 0.95 * len(probes.probes(current_device_info()))
 
 
+COLD = """
+import os, triton_gemm
+from triton_gemm.compat import compilations
+missed = []
+with compilations(lambda kernel, there: there or missed.append(kernel)):
+    report = triton_gemm.calibrate(30, keep=False)
+print(report)
+assert report.outcome in ("not kept", "unchanged") and report.shapes >= 8 and not report.failed
+assert len(missed) <= 2, f"{len(missed)} kernels were compiled while others were timed, more than the reference's"
+try:
+    raise AssertionError(f"a worker is left: {os.waitpid(-1, os.WNOHANG)}")
+except ChildProcessError:
+    print("timed", report.timed)
+"""
+
+
+def test_compiling_does_not_disturb_what_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing has been compiled before: processes do, and this one finds it in Triton's cache."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    output = script(COLD, 120)
+    print(output)
+    assert "timed" in output
+
+
 PORTABLE = """
 import torch, triton_gemm
 from triton_gemm.device import current_device_info

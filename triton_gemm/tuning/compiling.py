@@ -1,25 +1,36 @@
-"""Compiles in threads of its own while something else is timed."""
+"""Compiles while something else is timed: in processes, each with a thread of this one."""
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from .worker import LostError, Worker, told
+
 THREADS = 16
 LIMIT_S = 60.0  # of one compilation
 PATIENCE_S = 5.0  # for what is being compiled at the end
 
+log = logging.getLogger("triton_gemm.tuning")
+
 
 class Compiler:
     """`compile(job)` for jobs in the order in which they come, many at once. Threads are daemons: one that never ends
-    does not keep Python from ending."""
+    does not keep Python from ending.
+
+    worker: makes what has a process compile a job first, one for each thread; what `compile` then does is to load what
+    is in Triton's cache. A process is started when its thread has the first job. A thread whose process cannot be
+    started, or is lost, goes on alone: its `compile` compiles.
+    """
 
     def __init__(
         self,
         compile: Callable[[object], None],
+        worker: Callable[[], Worker | None] = lambda: None,
         threads: int | None = None,
         limit_s: float = LIMIT_S,
         clock: Callable[[], float] = time.monotonic,
@@ -29,9 +40,12 @@ class Compiler:
         self.begun: dict[object, float] = {}
         self.ended: dict[object, str | None] = {}  # why not, or None
         self.changed = threading.Condition()
-        self.closed = False
-        count = threads or min(THREADS, len(os.sched_getaffinity(0)))
-        self.threads = [threading.Thread(target=self._work, daemon=True) for _ in range(count)]
+        self.closed = self.said = False
+        # A core is left to the thread that times. To begin with a worker takes 1.3 s of a core, and it takes up to
+        # 340 MB of its own: less than machines with GPUs have for each core.
+        count = threads or max(1, min(THREADS, len(os.sched_getaffinity(0)) - 1))
+        self.workers = [worker() for _ in range(count)]
+        self.threads = [threading.Thread(target=self._work, args=(one,), daemon=True) for one in self.workers]
         for thread in self.threads:
             thread.start()
 
@@ -57,29 +71,59 @@ class Compiler:
             self.changed.wait(seconds)
 
     def close(self) -> None:
-        """Begins nothing more, and waits a little for what is under way."""
+        """Begins nothing more, ends the processes, and waits a little for what is under way in this one."""
         with self.changed:
             self.closed = True
             self.waiting.clear()
             self.changed.notify_all()
+        for worker in self.workers:
+            if worker is not None:
+                worker.close()
         deadline = time.monotonic() + PATIENCE_S
         for thread in self.threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _work(self) -> None:
-        while True:
-            with self.changed:
-                while not self.waiting and not self.closed:
-                    self.changed.wait()
-                if self.closed:
-                    return
-                job = self.waiting.popleft()
-                self.begun[job] = self.clock()
-            why = None
-            try:
-                self.compile(job)
-            except Exception as error:
-                why = f"{type(error).__name__}: {error}".splitlines()[0]
-            with self.changed:
-                self.ended[job] = why
-                self.changed.notify_all()
+    def _work(self, worker: Worker | None) -> None:
+        try:
+            while True:
+                with self.changed:
+                    while not self.waiting and not self.closed:
+                        self.changed.wait()
+                    if self.closed:
+                        return
+                    job = self.waiting.popleft()
+                why = None
+                try:
+                    if worker is not None:
+                        worker.start()
+                        self.begun[job] = self.clock()
+                        why = worker.compile(job, self.limit_s)
+                except LostError as lost:
+                    if self.closed:
+                        return
+                    worker = None
+                    self._say(lost)
+                if why is None:
+                    self.begun[job] = self.clock()
+                    why = self._load(job)
+                with self.changed:
+                    self.ended[job] = why
+                    self.changed.notify_all()
+        finally:
+            if worker is not None:
+                worker.end()
+
+    def _load(self, job: object) -> str | None:
+        try:
+            self.compile(job)
+        except Exception as error:
+            return told(error)
+        return None
+
+    def _say(self, lost: LostError) -> None:
+        with self.changed:
+            said, self.said = self.said, True
+        if not said:
+            log.warning(
+                "compiling in this process, which disturbs what is timed: a process of its own is lost: %s", lost
+            )

@@ -27,6 +27,7 @@ from .journal import Journal
 from .operands import BETA, Operands, operands, sets_of, stand_ins
 from .race import FailedError
 from .report import Measure
+from .worker import Worker
 
 LIMIT_S = 10.0  # of a candidate's first launch
 REPLAY_MS = 4.0
@@ -44,7 +45,8 @@ class Gpu:
         self.bits, self.measure = bits, measure
         for dtype in (torch.float32, torch.int32, torch.bfloat16, torch.float16, torch.float64, torch.int8):
             stand_in(dtype, device)  # allocated here, and not in threads while graphs are captured
-        self.compiler = Compiler(self._compile)
+        target = self.info, torch.cuda.get_device_capability(device)  # the GPU may be treated as an older one
+        self.compiler = Compiler(self._compile, partial(Worker, target))
         self.plans: dict[tuple[GemmProblem, Selection], GemmPlan] = {}
         self.reference: timing.Replay | None = None
         self.held: tuple[object, ...] = ()  # what the reference product reads and writes: a graph keeps addresses only
