@@ -98,11 +98,7 @@ def test_sixty_four_threads_on_one_plan() -> None:
 
 @pytest.mark.parametrize("problems", [1, 16])
 def test_sixteen_threads_compile_each_problem_once(problems: int) -> None:
-<<<<<<< HEAD
     """At the first use of one problem, or of one each, of other layouts, dtypes and sizes."""
-=======
-    """At the first use of one problem, or of one each, in other layouts and dtypes, aligned to 16 bytes or not."""
->>>>>>> compilers
     plan.PLANS.clear()
     api._fast.clear()
     operands = []
