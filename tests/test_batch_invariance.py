@@ -125,17 +125,17 @@ def test_what_the_class_depends_on() -> None:
 
 
 @pytest.mark.parametrize("M", [1, 64, 1024, 8192, 65_536])
-@pytest.mark.parametrize(("N", "K"), [(576, 7168), (256, 7168), (1024, 8192), (1536, 7168)])
+@pytest.mark.parametrize(("N", "K"), [(576, 7168), (256, 7168), (1024, 8192)])
 def test_few_columns_of_long_sums_are_cut_alike(M: int, N: int, K: int) -> None:
     """All tiles, into as many parts as N and K say: less time for few rows, and hardly more for many."""
     problem = problem_of(M, N, K)
-    parts = 4 if N < 1024 else 2
+    parts = 4 if N == 256 else 2
     selection = batch_invariance.select(problem, HOPPER)
     assert bit_class(problem, selection) == f"bf16, tensor cores, K in {parts} parts of {K // parts}"
     ((cut, everywhere),) = parts_of(problem, selection).items()
     assert [len(k) for k in cut] == [K // parts] * parts and everywhere.all()
     *_, launch = launches(problem, selection)
-    assert launch.counters <= MAX_COUNTERS and launch.workspace <= 8 * 1024 * max(M, 256)
+    assert launch.counters <= MAX_COUNTERS and launch.workspace <= 4 * 1024 * max(M, 256)
     assert launch.grid[0] == selection.schedule.programs == parts * selection.schedule.split_tiles
 
 

@@ -24,8 +24,8 @@ MOST = 65_536  # for which a class must have a candidate
 FOR_FEW = ("skinny", "gemv")  # kernels whose classes come and go with the number of rows
 
 # All tiles are cut along K only of so many columns, times the partial sums of each that are stored, so that these take
-# 8 KiB for each row at most; and into parts of so many k-tiles at least.
-COLUMNS = 2048
+# 4 KiB for each row at most; and into parts of so many k-tiles at least.
+COLUMNS = 1024
 SHORTEST = 8
 
 
