@@ -236,6 +236,20 @@ def test_a_model_that_is_no_better_is_not_kept(models: Path, monkeypatch: pytest
     assert report.outcome == "unchanged" and report.path is None and not models.exists()
 
 
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("shipped", [False, True])
+def test_picks_must_be_faster_than_a_shipped_model_s(
+    shipped: bool, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = model_without_calibration(OTHER)
+    monkeypatch.setattr(session, "measured", lambda: {"made up": start} if shipped else {})
+    before, after = fit.Score(0.1, 0.1, 0.03), fit.Score(0.09, 0.09, 0.031)
+    monkeypatch.setattr(session, "fit", lambda _, start, width: fit.Fitted(start, before, after))
+    report = calibrated(Lab(OTHER, planted(start)))
+    assert (report.outcome == "unchanged" and "no faster" in report.why) if shipped else report.outcome == "kept"
+    assert models.exists() != shipped
+
+
 def test_a_fit_is_judged_by_what_it_has_not_seen() -> None:
     """Times that follow no model are fitted better than they are predicted."""
     start, random = model_without_calibration(OTHER), Random(1)

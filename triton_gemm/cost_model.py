@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from .device_model import DeviceModel
 from .problem import GemmProblem, Layout
@@ -59,6 +59,23 @@ def pitch(layout: Layout, itemsize: int) -> int:
     """Bytes from one row to the next, or from one column where the unit stride runs down the columns."""
     _, row, column = layout.strides
     return (row if column == 1 else column) * itemsize
+
+
+class Lines(Protocol):
+    """Figures of a kernel. inside_line: lines that 128 bytes of a row count for where rows begin inside of lines, at a
+    sector's 32 bytes, and inside_sector: where they begin inside of sectors."""
+
+    @property
+    def inside_line(self) -> float: ...
+    @property
+    def inside_sector(self) -> float: ...
+
+
+def lines_of(layout: Layout, itemsize: int, costs: Lines) -> float:
+    """Lines of 128 bytes that 128 bytes of a row count for: they touch two where rows begin inside of lines, and five
+    of their sectors instead of four where they begin inside of sectors."""
+    bytes_apart = pitch(layout, itemsize)
+    return 1.0 if bytes_apart % 128 == 0 else costs.inside_line if bytes_apart % SECTOR == 0 else costs.inside_sector
 
 
 def average(problem: GemmProblem) -> GemmProblem:

@@ -59,12 +59,15 @@ class Session:
         if len(found.timed) < LEAST:
             why = f"{len(found.timed)} products could be timed, {LEAST} are needed: give it a larger budget"
             return self.ended(replace(report, why=why))
-        width = SHIPPED if start in measured().values() else 1.0
-        fitted = fit(found.timed, start, width)
+        shipped = start in measured().values()
+        fitted = fit(found.timed, start, SHIPPED if shipped else 1.0)
         before, after = fitted.before, fitted.after
         report = replace(report, error=(before.error, after.error), regret=(before.regret, after.regret))
         if after.misfit >= before.misfit:
             why = "the model predicts what it was not fitted to no better than the one before"
+            return self.ended(replace(report, outcome="unchanged", why=why))
+        if shipped and after.regret >= before.regret:  # which was fitted to many more products
+            why = "its picks of what it was not fitted to are no faster than the shipped model's"
             return self.ended(replace(report, outcome="unchanged", why=why))
         report = replace(report, figures=changes(start, fitted.model))
         path = kept.store(fitted.model, device) if self.keep else None

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ...arithmetic import ARITHMETICS
 from ...config import REGISTERS_PER_SM
-from ...cost_model import ROUNDING, Remembered, average, on_busiest_sm, soft_maximum, swap_for_c, traffic
+from ...cost_model import ROUNDING, Remembered, average, lines_of, on_busiest_sm, soft_maximum, swap_for_c, traffic
 from ...device import DeviceInfo
 from ...device_model import DeviceModel
 from ...problem import GemmProblem
@@ -28,7 +28,8 @@ class Pace:
     its stores, a constant, and for each TILE elements of its tile; program: what each of an SM's programs adds to
     that; share: of all parts of a sum, likewise; part: adding one, likewise; piled: of the programs that an SM has
     room for, how many come together though others have none; memory: how much of its bandwidth is reached; spread:
-    what starting programs on all SMs at once adds, on fewer a share of it.
+    what starting programs on all SMs at once adds, on fewer a share of it; inside_line, inside_sector: how many copies
+    one counts for where an operand's rows begin inside of lines of 128 bytes, and inside of their sectors.
     """
 
     move: tuple[float, float]
@@ -42,6 +43,8 @@ class Pace:
     memory: float
     spread: float
     read: tuple[float, float]
+    inside_line: float
+    inside_sector: float
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,7 @@ def microseconds(problem: GemmProblem, config: Config, split_k: int, model: Devi
     if not known:
         known[None] = _of_problem(problem, model)
     if config not in known:
-        known[config] = tiles_of(problem, config), _of_config(config, *_kind(problem), model)
+        known[config] = tiles_of(problem, config), _of_config(config, *_kind(problem, known[None].pace), model)
     tiles, of = known[config]
     return _time(known[None], of, tiles, -(-problem.K // (split_k * config.BLOCK_K)), split_k, model)
 
@@ -140,17 +143,23 @@ def _time(on: _OfProblem, of: _OfConfig, tiles: int, steps: int, split_k: int, m
 
 
 def _of_problem(problem: GemmProblem, model: DeviceModel) -> _OfProblem:
-    costs = model.costs(Costs)
-    pace: Pace = {"fma": costs.ieee, "dmma": costs.fp64}.get(problem.arithmetic.instruction, costs.tensor)
+    pace = _pace(problem.precision, model)
     return _OfProblem(pace, traffic(problem) / (pace.memory * model.memory))
 
 
-def _kind(problem: GemmProblem) -> tuple[str, int, int, int, int, bool]:
+def _pace(precision: str, model: DeviceModel) -> Pace:
+    costs = model.costs(Costs)
+    found: Pace = {"fma": costs.ieee, "dmma": costs.fp64}.get(ARITHMETICS[precision].instruction, costs.tensor)
+    return found
+
+
+def _kind(problem: GemmProblem, pace: Pace) -> tuple[str, int, int, int, int, float, float, bool]:
     """What a tile's time depends on of a problem: its arithmetic, bytes of an element and of a sum, elements of A and
-    of B that are moved at once, and whether B is K-major."""
+    of B that are moved at once, what such a copy counts for, and whether B is K-major."""
     (_, of_a), (_, of_b), _ = vectors(problem)
     sizes = problem.dtype.itemsize, itemsize_of_sums(problem)
-    return (problem.precision, *sizes, of_a, of_b, problem.b.column_major)
+    lines = (lines_of(layout, problem.dtype.itemsize, pace) for layout in (problem.a, problem.b))
+    return (problem.precision, *sizes, of_a, of_b, *lines, problem.b.column_major)
 
 
 @lru_cache(maxsize=4096)
@@ -161,16 +170,17 @@ def _of_config(
     sum_itemsize: int,
     a_vector: int,
     b_vector: int,
+    a_lines: float,
+    b_lines: float,
     k_major: bool,
     model: DeviceModel,
 ) -> _OfConfig:
-    costs, arithmetic = model.costs(Costs), ARITHMETICS[precision]
-    pace: Pace = {"fma": costs.ieee, "dmma": costs.fp64}.get(arithmetic.instruction, costs.tensor)
-    of_sm, of_warp = costs.products[precision]
+    arithmetic, pace = ARITHMETICS[precision], _pace(precision, model)
+    of_sm, of_warp = model.costs(Costs).products[precision]
     m, n, k, warps = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K, config.num_warps
     products = (len(arithmetic.planes.terms) if arithmetic.planes else 1) * m * n * k
-    copies = k * m / a_vector * pace.move[a_vector * itemsize < 16]
-    copies += k * n / b_vector * pace.move[b_vector * itemsize < 16]
+    copies = k * m / a_vector * pace.move[a_vector * itemsize < 16] * a_lines
+    copies += k * n / b_vector * pace.move[b_vector * itemsize < 16] * b_lines
     shared = copies
     if itemsize != 2:  # of 16 bits ldmatrix reads either way
         shared += k * pace.read[k_major] * sqrt(32 * warps * m * n)
@@ -201,7 +211,7 @@ def faster(
     if model.launch + on.memory > limit() * ROUNDING:
         return
     floors, most = [], limit() * ROUNDING
-    for place, (config, of) in enumerate(_configs(*_kind(seen), model)):
+    for place, (config, of) in enumerate(_configs(*_kind(seen, on.pace), model)):
         tiles, steps = tiles_of(seen, config), -(-seen.K // config.BLOCK_K)
         least = max(on.memory, tiles * steps * of.work / model.num_sms, steps * of.alone / SPLITS[-1])
         if model.launch + least <= most:

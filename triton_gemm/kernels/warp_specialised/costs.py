@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
-from ...cost_model import SECTOR, Remembered, average, pitch, traffic
+from ...cost_model import Remembered, average, lines_of, traffic
 from ...device_model import DeviceModel
-from ...problem import GemmProblem, Layout
+from ...problem import GemmProblem
 from ..schedule import Schedule, clusters_at_once
 from .configs import Config
 from .host import can_split_k, promotes
@@ -235,13 +235,6 @@ def load_times(lines: float, sharing: int, costs: Costs, alone: bool) -> tuple[f
     slower = costs.alone if alone else 1.0
     others = costs.multicast * (1 - 1 / sharing)
     return lines * costs.line * slower / sharing + others, costs.beyond * slower / sharing
-
-
-def lines_of(layout: Layout, itemsize: int, costs: Costs) -> float:
-    """Lines of 128 bytes that 128 bytes of a row count for: they touch two where rows begin inside of lines, and five
-    of their sectors instead of four where they begin inside of sectors."""
-    bytes_apart = pitch(layout, itemsize)
-    return 1.0 if bytes_apart % 128 == 0 else costs.inside_line if bytes_apart % SECTOR == 0 else costs.inside_sector
 
 
 def step(m: int, n: int, costs: Costs) -> float:
