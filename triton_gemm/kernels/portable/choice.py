@@ -158,8 +158,8 @@ def _kind(problem: GemmProblem, pace: Pace) -> tuple[str, int, int, int, int, fl
     of B that are moved at once, what such a copy counts for, and whether B is K-major."""
     (_, of_a), (_, of_b), _ = vectors(problem)
     sizes = problem.dtype.itemsize, itemsize_of_sums(problem)
-    lines = (lines_of(layout, problem.dtype.itemsize, pace) for layout in (problem.a, problem.b))
-    return (problem.precision, *sizes, of_a, of_b, *lines, problem.b.column_major)
+    of_lines = [lines_of(layout, problem.dtype.itemsize, pace) for layout in (problem.a, problem.b)]
+    return (problem.precision, *sizes, of_a, of_b, of_lines[0], of_lines[1], problem.b.column_major)
 
 
 @lru_cache(maxsize=4096)
