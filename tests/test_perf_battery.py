@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from perf.accuracy import tables as accuracy_tables
 from perf.battery import __main__ as command
 from perf.battery import running, tables
 from perf.battery.running import Outcome, read
@@ -267,6 +268,13 @@ def test_every_command_takes_its_arguments(job: Job, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parsed)
     with pytest.raises(Parsed):
         module.main(arguments)
+
+
+def test_the_products_of_numerics_are_counted() -> None:
+    way = {"kind": "bf16", "kernel": "portable", "bits": "one sum", "wrong": {"normal": 0, "integers": 0}}
+    said = accuracy_tables.said({"ways": [way], "long": [], "ends": [], "failed": []})
+    count = running.COUNT.search(f"a table\n\n{said}\n")
+    assert count is not None and count[1] == "2"
 
 
 def test_every_file_of_tests_is_there() -> None:

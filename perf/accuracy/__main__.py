@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(IN_THE_INTERPRETER, flush=True)
     jobs = min(given.jobs, len(kinds))
     record = {"environment": environment.describe("accuracy"), **measured(kinds, device, jobs, Console(stderr=True))}
-    print(tables.text(record))
+    print(f"{tables.text(record)}\n\n{tables.said(record)}")
     _keep(record, given.out, whole=not given.kinds)
     for words in record["failed"]:
         print(f"FAILED: {words}", file=sys.stderr)
