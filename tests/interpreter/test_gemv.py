@@ -338,7 +338,7 @@ def test_what_is_illegal_says_why(asked: GemmProblem, config: TileConfig, why: s
 
 
 def test_what_a_launch_can_have_is_legal_and_no_more() -> None:
-    """Counters for each tile of a split, and the grid's axes."""
+    """Counters for each tile of a split, the grid's axes, and sides that 32 bits count."""
     assert gemv.MAX_COUNTERS == COUNTERS
     config = gemv.Config(1, 64, 64, num_warps=4)
     most = problem(1, 64 * COUNTERS, 640, "nn")
@@ -349,4 +349,4 @@ def test_what_a_launch_can_have_is_legal_and_no_more() -> None:
     assert "counters" in (gemv.illegal(more, HOPPER, config, 2) or "")
     assert "parts of K" in (gemv.illegal(most, HOPPER, config, 65_536) or "")
     assert "parts of K" in (gemv.illegal(most, HOPPER, config, 0) or "")
-    assert "first axis" in (gemv.illegal(problem(1, 2**38, 64, "nn"), HOPPER, config) or "")
+    assert "must not exceed" in (gemv.illegal(problem(1, 2**38, 64, "nn"), HOPPER, config) or "")

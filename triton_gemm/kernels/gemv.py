@@ -47,7 +47,6 @@ MAX_SPLIT = 32
 FULL_ENOUGH = 0.8  # of what programs and lanes could do in the waves that they take
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 ARITHMETICS = (HALF, IEEE, TF32)
-MAX_GRID_X = 2**31 - 1
 MAX_GRID_Z = 65_535  # and Y; CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"
 
 # (BLOCK_N, BLOCK_K, num_warps, num_stages): what came within 1 % of the fastest somewhere, where no other did better
@@ -262,8 +261,6 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, split_k: i
     if not 1 <= split_k <= MAX_GRID_Z:
         return f"{split_k} parts of K are not what a grid's second axis takes"
     tiles = _tiles(problem, config)
-    if tiles > max(1, problem.batch) * MAX_GRID_X:
-        return f"{tiles} tiles are more than a grid's first axis takes"
     if split_k > 1 and tiles > MAX_COUNTERS:
         return f"{tiles} tiles of partial sums are more than there are counters"
     shared = config.num_stages * (rows + block_n) * block_k * itemsize if config.num_stages > 1 else 0
