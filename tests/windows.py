@@ -14,7 +14,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -118,11 +117,8 @@ def judged(found: list[tuple[Call, str, torch.Tensor]]) -> Iterator[str]:
 def multiply(every: list[Call], number: int, say: Callable[[str], None]) -> int:
     """At least `number` calls, each of `every` as often as every other; returns how many. `say` is told what failed."""
     made: list[tuple[Call, str, torch.Tensor]] = []
-    for seed in count():
-        if seed * len(every) >= number or not every:
-            for words in judged(made):
-                say(words)
-            return seed * len(every)
+    rounds = -(-number // len(every)) if every else 0
+    for seed in range(rounds):
         for call in every:
             values = VALUES[seed % len(VALUES)]
             if values in ("nan", "inf") and call.prepared.problem.activation is not None:
@@ -132,7 +128,9 @@ def multiply(every: list[Call], number: int, say: Callable[[str], None]) -> int:
                 for words in judged(made):
                     say(words)
                 made = []
-    return 0
+    for words in judged(made):
+        say(words)
+    return rounds * len(every)
 
 
 def chosen(given: argparse.Namespace) -> Iterator[list[Call]]:

@@ -136,7 +136,10 @@ def run(
                 done.append(each.outcome(now, status))
                 advance(str(done[-1]))
             if now >= budget:
-                late = [Outcome(name, job.name, failures=(f"{job.name}: no time was left",)) for name, job in waiting]
+                why = "no time was left"
+                late = [
+                    Outcome(name, x.name, failures=(f"{x.name}: {why}",), begin=now, end=now) for name, x in waiting
+                ]
                 done, waiting = done + late, []
             for name, job in list(waiting):
                 if min(job.cores, cores) <= free:

@@ -57,7 +57,10 @@ def test_far_operands_span_what_they_say(which: str) -> None:
 
 
 @pytest.mark.parametrize(("bug", "words"), [("write", "no result's"), ("read", "elements are wrong")])
-def test_a_planted_bug_is_found(bug: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_planted_bug_is_found(
+    bug: str, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "0")  # which the command changes
     assert windows.main(["--planted", bug, "--calls", "1"]) == 1
     said = capsys.readouterr().out
     assert "FAILED: a planted bug" in said and words in said and "1 products; 1 failures" in said
