@@ -18,10 +18,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from tests.mutation import report, runner
 from tests.mutation.operators import Mutant
-from tests.mutation.runner import GROUPS, ROOT, Group, Verdict, Worker
+from tests.mutation.runner import GROUPS, NO_TEST, ROOT, Group, Verdict, Worker
 
 FOLDER = ROOT / "build" / "mutation"
 SEED, SAMPLE, SECONDS, WANTED = 17, 60, 60.0, 0.95
@@ -32,11 +33,13 @@ class Journal:
 
     def __init__(self, path: Path, tree: Path, tests: Sequence[str], seconds: float) -> None:
         self.path, self.seconds = path, seconds
-        self.package = runner.package_digest(tree)
+        self.sources = [runner.package_digest(tree), runner.helpers_digest(tree)]
         self.digests = {name: runner.digest([tree / name]) for name in tests}
         self.tests = runner.digest([tree / name for name in tests])
         lines = path.read_text().splitlines() if path.exists() else []
-        self.known = {one["verdict"]["name"]: one for one in map(json.loads, lines) if one["package"] == self.package}
+        self.known = {
+            one["verdict"]["name"]: one for one in map(json.loads, lines) if one.get("sources") == self.sources
+        }
 
     def __getitem__(self, mutant: Mutant) -> Verdict | None:
         """What is known of it, if the tests that it is known by are as they were."""
@@ -45,14 +48,14 @@ class Journal:
             return None
         found = Verdict(**one["verdict"])
         file = found.by.partition("::")[0]
-        if found.outcome == "survived":
-            return found if one["tests"] == self.tests and one["budget"] >= self.seconds else None
-        return found if one["by"] == self.digests.get(file) else None
+        if file in self.digests:
+            return found if one["by"] == self.digests[file] else None
+        return found if one["tests"] == self.tests and one["budget"] >= self.seconds else None
 
     def add(self, found: Verdict) -> None:
         by = self.digests.get(found.by.partition("::")[0])
         line = {
-            "package": self.package,
+            "sources": self.sources,
             "tests": self.tests,
             "by": by,
             "budget": self.seconds,
@@ -74,8 +77,9 @@ def workers(tree: Path, scratch: Path) -> Iterator[dict[bool, Worker]]:
 
 def run(
     groups: Sequence[Group], sample: int | None, seed: int, seconds: float, words: str = ""
-) -> dict[str, list[Verdict]]:
-    """Verdicts by group; with `words`, of the mutants that have them in their name, whatever is known of them."""
+) -> tuple[dict[str, list[Verdict]], dict[str, Any]]:
+    """Verdicts by group, and their record; with `words`, of the mutants that have them in their name, whatever is
+    known of them."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     lock = (FOLDER / "lock").open("w")
     try:
@@ -84,6 +88,7 @@ def run(
         sys.exit(f"error: another run works in {FOLDER}")
     tree = FOLDER / "tree"
     runner.copy(tree)
+    of_tree = report.described(tree)
     drawn = {group.name: group.sample(None if words else sample, seed, tree) for group in groups}
     if words:
         drawn = {name: [one for one in mutants if words in one.name] for name, mutants in drawn.items()}
@@ -107,7 +112,9 @@ def run(
                             f"    by {verdict.by or verdict.tests}: {verdict.words} ({verdict.seconds} s)", flush=True
                         )
                 found[name].append(verdict)
-    return found
+    sizes = {group.name: len(group.mutants(tree)) for group in groups}
+    known = report.known_survivors(tree / report.KNOWN.relative_to(ROOT))
+    return found, report.record(found, sizes, seed, seconds, known, of_tree)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -128,6 +135,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if wrong := sorted(set(given.groups) - set(names)):
         parser.error(f"no group is named {', '.join(wrong)}; there are {', '.join(names)}")
+    if given.update and (given.groups or given.only or 0 < given.sample < SAMPLE):
+        parser.error(f"--update writes a run of all groups, of {SAMPLE} mutants each or more")
     groups = [group for group in GROUPS if not given.groups or group.name in given.groups]
     if given.list:
         for group in groups:
@@ -135,17 +144,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 "\n".join(one.name for one in group.sample(given.sample or None, given.seed) if given.only in one.name)
             )
         return 0
-    found = run(groups, given.sample or None, given.seed, given.seconds, given.only)
-    known = report.known_survivors()
-    made = report.record(
-        found, {group.name: len(group.mutants()) for group in groups}, given.seed, given.seconds, known
-    )
+    found, made = run(groups, given.sample or None, given.seed, given.seconds, given.only)
+    known = {one["mutant"]: one for of in made["mutants"].values() for one in of["drawn"] if "why" in one}
     print("\n" + report.table(made))
-    survivors = [one for verdicts in found.values() for one in verdicts if one.outcome == "survived"]
+    survivors = [one for verdicts in found.values() for one in verdicts if one.outcome in ("survived", NO_TEST)]
     unknown = [one for one in survivors if one.name not in known]
     for one in survivors:
         about = known.get(one.name)
-        print(f"survived {one.tests} tests: {one.name}" + (f"\n  {about['kind']}: {about['why']}" if about else ""))
+        what = NO_TEST if one.outcome == NO_TEST else f"survived {one.tests} tests"
+        print(f"{what}: {one.name}" + (f"\n  {about['kind']}: {about['why']}" if about else ""))
     if given.update:
         report.save(made)
     total = sum((report.counts(of["drawn"]) for of in made["mutants"].values()), start=Counter())

@@ -38,12 +38,13 @@ IMPORTED = (
 )
 IMPORTED += ("triton.runtime.interpreter", "pytest", "hypothesis", "hypothesis.stateful", "rich.console", "coverage")
 LEAST_S = 10.0  # that a test may take, and five times what it took
+CLOSE_S = 10.0  # that a worker has to end by itself
 FIRST_S = 6.0  # of the tests that run first, before more files are imported
 
 
 CHOICES = ("select", "plan", "policy", "bit_classes", "batch_invariance", "explain", "device_model", "precompile")
 TABLES = ("tables", "tables_faults", "policy", "fingerprint", "tuning_session", "cli", "doctor", "calibration")
-TUNING = ("tuning_bench", "tuning_candidates", "tuning_race", "tuning_session", "policy", "cli")
+TUNING = ("tuning_bench", "tuning_candidates", "tuning_race", "tuning_session", "tuning_worker", "policy", "cli")
 CALLS = ("surface", "matmul", "ops", "routing", "support", "bad_input", "recording", "explain", "batch_invariance")
 
 
@@ -122,6 +123,11 @@ def package_digest(root: Path = ROOT) -> str:
     return digest(path for path in (root / PACKAGE).rglob("*") if path.suffix in (".py", ".json"))
 
 
+def helpers_digest(root: Path = ROOT) -> str:
+    """Of what tests import from `tests`, and of its conftest.py."""
+    return digest(path for path in (root / "tests").glob("*.py") if not path.name.startswith("test_"))
+
+
 def copy(tree: Path, root: Path = ROOT) -> None:
     """The checkout at `tree`, made anew. Bytecode there is valid as long as its source has the same bytes."""
     shutil.rmtree(tree, ignore_errors=True)
@@ -187,7 +193,12 @@ class Worker:
     def close(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.close()
-        self.process.wait(10)
+        for end in (self.process.terminate, self.process.kill):
+            try:
+                self.process.wait(CLOSE_S)
+            except subprocess.TimeoutExpired:
+                end()
+        self.process.wait()
 
 
 @dataclass
@@ -241,7 +252,7 @@ def measured(workers: Mapping[bool, Worker], cache: Path, names: Sequence[str], 
     """The map of these files of tests; what was measured of the same sources before is read from `cache`."""
     cache.mkdir(parents=True, exist_ok=True)
     package = package_digest(root)
-    helpers = digest(path for path in (root / "tests").glob("*.py") if not path.name.startswith("test_"))
+    helpers = helpers_digest(root)
     found = Map()
     for i, name in enumerate(names):
         kept = cache / f"{Path(name).stem}-{interprets(name):d}-{package}-{helpers}-{digest([root / name])}.json"
@@ -263,9 +274,12 @@ def measured(workers: Mapping[bool, Worker], cache: Path, names: Sequence[str], 
     return found
 
 
+NO_TEST = "no test"  # of the group's tests runs a line of the mutant's module
+
+
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a mutant: caught (by which test), timed out, or survived (how many tests)."""
+    """What became of a mutant: caught (by which test), timed out, survived (how many tests), or NO_TEST."""
 
     name: str
     outcome: str
@@ -313,7 +327,7 @@ def judged(mutant: Mutant, tree: Path, workers: Mapping[bool, Worker], tests: Ma
             ran += len(answer["tests"])
     finally:
         path.write_text(text)
-    return Verdict(mutant.name, "survived", tests=ran, seconds=seconds)
+    return Verdict(mutant.name, "survived" if ran else NO_TEST, tests=ran, seconds=seconds)
 
 
 def stages(chosen: Sequence[str], seconds: Mapping[str, float]) -> Iterator[list[str]]:

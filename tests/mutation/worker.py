@@ -114,6 +114,7 @@ def forked(request: dict[str, Any]) -> dict[str, Any]:
     child = os.fork()
     if child == 0:
         os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         for stream in (1, 2):
             os.dup2(output, stream)
@@ -123,20 +124,21 @@ def forked(request: dict[str, Any]) -> dict[str, Any]:
         finally:
             os._exit(0)
     began, seen, since, late, parent = time.monotonic(), "", time.monotonic(), "", os.getppid()
-    while os.waitpid(child, os.WNOHANG) == (0, 0):
-        now, test = time.monotonic(), status.read_text()
-        if test != seen:
-            seen, since = test, now
-        if os.getppid() != parent:  # which was killed
-            kill(child)
-            sys.exit(1)
-        if now - since > request["limits"].get(seen, LIMIT_S[request["chosen"]]):
-            late = seen or "collection"
-            kill(child)
+    try:
+        while os.waitpid(child, os.WNOHANG) == (0, 0):
+            now, test = time.monotonic(), status.read_text()
+            if test != seen:
+                seen, since = test, now
+            if os.getppid() != parent:  # which was killed
+                sys.exit(1)
+            if now - since > request["limits"].get(seen, LIMIT_S[request["chosen"]]):
+                late = seen or "collection"
+                break
+            time.sleep(0.02)
+    finally:  # of an interrupt too
+        kill(child)  # and what it started
+        with contextlib.suppress(ChildProcessError):
             os.waitpid(child, 0)
-            break
-        time.sleep(0.02)
-    kill(child)  # what it started
     seconds = round(time.monotonic() - began, 2)
     if late:
         return {"late": late, "seconds": seconds}
@@ -156,6 +158,7 @@ def requests() -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which ends the fork first
     sys.path[:] = [str(TREE), *(path for path in sys.path[1:] if path and path != str(TREE))]
     for name in sys.argv[1:]:
         importlib.import_module(name)
