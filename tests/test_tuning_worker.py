@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -144,7 +145,9 @@ def test_a_crash_of_the_compiler_is_the_candidates_failure(one: Worker) -> None:
 
 def test_a_crash_ends_what_the_compiler_has_started(one: Worker) -> None:
     ptxas = one.compile("answer = str(subprocess.Popen(['sleep', '60'], stdin=subprocess.DEVNULL).pid)", 10)
-    assert one.compile("os.kill(os.getpid(), signal.SIGSEGV)", 10) == "the compiler crashed with SIGSEGV"
+    os.kill(pid := pid_of(one), signal.SIGSEGV)
+    assert soon(lambda: not runs(pid))
+    assert one.compile("", 10) == "the compiler crashed with SIGSEGV"
     assert soon(lambda: not runs(int(str(ptxas))))
 
 
@@ -169,18 +172,20 @@ def test_one_that_cannot_be_killed_blocks_nothing(one: Worker, monkeypatch: pyte
     one.pipe.send("time.sleep(60)")
     monkeypatch.setattr(worker, "GONE_S", 1.0)
     ending = threading.Thread(target=one.end, daemon=True)
-    with monkeypatch.context() as sleeping:
-        sleeping.setattr(os, "killpg", lambda *_: None)  # an uninterruptible sleep
-        ending.start()
-        time.sleep(0.1)
-        closing = threading.Thread(target=one.close, daemon=True)
-        closing.start()
-        closing.join(0.5)
-        assert not closing.is_alive()
-        ending.join(10)
-        assert not ending.is_alive() and runs(process.pid)
-    process.kill()
-    process.wait()
+    try:
+        with monkeypatch.context() as sleeping:
+            sleeping.setattr(os, "killpg", lambda *_: None)  # an uninterruptible sleep
+            ending.start()
+            time.sleep(0.1)
+            closing = threading.Thread(target=one.close, daemon=True)
+            closing.start()
+            closing.join(0.5)
+            assert not closing.is_alive()
+            ending.join(10)
+            assert not ending.is_alive() and runs(process.pid)
+    finally:
+        process.kill()
+        process.wait()
 
 
 @pytest.mark.parametrize("code", ["", "import sys; sys.exit(1)", STUB.replace('"ready"', '"else"'), "time.sleep(60)"])
