@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -141,13 +143,49 @@ def test_a_crash_of_the_compiler_is_the_candidates_failure(one: Worker) -> None:
     assert one.compile("os.kill(os.getpid(), signal.SIGABRT)", 10) == "the compiler crashed with SIGABRT"
 
 
+def test_a_crash_ends_what_the_compiler_has_started(one: Worker) -> None:
+    ptxas = one.compile("answer = str(subprocess.Popen(['sleep', '60'], stdin=subprocess.DEVNULL).pid)", 10)
+    os.kill(pid := pid_of(one), signal.SIGSEGV)
+    assert soon(lambda: not runs(pid))
+    assert one.compile("", 10) == "the compiler crashed with SIGSEGV"
+    assert soon(lambda: not runs(int(str(ptxas))))
+
+
 @pytest.mark.parametrize(
-    "how", ["sys.exit(3)", "os.kill(os.getpid(), signal.SIGKILL)", "pipe.close()", "os.write(pipe.fileno(), bytes(8))"]
+    ("how", "why"),
+    [
+        ("sys.exit(3)", "it ended with 3"),
+        ("pipe.close(); time.sleep(0.2); sys.exit(3)", "it ended with 3"),
+        ("os.write(pipe.fileno(), b'\\0\\0\\0\\1?'); time.sleep(60)", "UnpicklingError"),
+        (lambda: None, "PicklingError|AttributeError"),
+    ],
 )
-def test_a_worker_that_is_ended_from_outside_is_lost(one: Worker, how: str) -> None:
-    with pytest.raises(LostError):
-        one.compile(f"{how}; time.sleep(0.2); sys.exit()", 10)
+def test_a_worker_that_ends_or_is_not_understood_is_lost(one: Worker, how: object, why: str) -> None:
+    with pytest.raises(LostError, match=why):
+        one.compile(how, 10)
     assert one.process is None
+
+
+def test_one_that_cannot_be_killed_blocks_nothing(one: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert one.process is not None and one.pipe is not None
+    process = one.process
+    one.pipe.send("time.sleep(60)")
+    monkeypatch.setattr(worker, "GONE_S", 1.0)
+    ending = threading.Thread(target=one.end, daemon=True)
+    try:
+        with monkeypatch.context() as sleeping:
+            sleeping.setattr(os, "killpg", lambda *_: None)  # an uninterruptible sleep
+            ending.start()
+            time.sleep(0.1)
+            closing = threading.Thread(target=one.close, daemon=True)
+            closing.start()
+            closing.join(0.5)
+            assert not closing.is_alive()
+            ending.join(10)
+            assert not ending.is_alive() and runs(process.pid)
+    finally:
+        process.kill()
+        process.wait()
 
 
 @pytest.mark.parametrize("code", ["", "import sys; sys.exit(1)", STUB.replace('"ready"', '"else"'), "time.sleep(60)"])
@@ -214,15 +252,15 @@ def test_what_cannot_be_loaded_has_failed() -> None:
 
 def test_a_compilation_that_hangs_costs_a_thread_nothing() -> None:
     workers = Workers()
-    compiler = Compiler(lambda job: None, workers, threads=1, limit_s=0.3)
+    compiler = Compiler(lambda job: None, workers, threads=1, limit_s=2)
     jobs = ["time.sleep(60)", "answer = 'ValueError: no'", "answer = None"]
     compiler.add(jobs)
-    assert finished(compiler, *jobs) == ["compiling takes more than 0.3 s", "ValueError: no", None]
+    assert finished(compiler, *jobs) == ["compiling takes more than 2 s", "ValueError: no", None]
     compiler.close()
 
 
 def test_the_time_until_a_worker_is_ready_is_not_a_jobs() -> None:
-    compiler = Compiler(lambda job: None, Workers(f"import time; time.sleep(0.6)\n{STUB}"), threads=1, limit_s=0.3)
+    compiler = Compiler(lambda job: None, Workers(f"import time; time.sleep(3)\n{STUB}"), threads=1, limit_s=2)
     compiler.add([""])
     assert finished(compiler, "") == [None]
     compiler.close()
@@ -242,10 +280,24 @@ def test_without_workers_it_is_compiled_here_and_said_once(caplog: pytest.LogCap
 def test_what_a_lost_worker_was_compiling_is_compiled_here(caplog: pytest.LogCaptureFixture) -> None:
     loaded: list[object] = []
     compiler = Compiler(loaded.append, Workers(), threads=1)
-    jobs = ["os.kill(os.getpid(), signal.SIGKILL)", "answer = 'ValueError: a worker says so'"]
+    jobs = ["sys.exit(3)", "answer = 'ValueError: a worker says so'"]
     compiler.add(jobs)
     assert finished(compiler, *jobs) == [None, None] and loaded == jobs
-    assert "ended with -9" in caplog.text
+    assert "ended with 3" in caplog.text
+    compiler.close()
+
+
+def test_what_was_killed_from_outside_has_failed(caplog: pytest.LogCaptureFixture) -> None:
+    """There is one more worker, and then none."""
+    loaded: list[object] = []
+    compiler = Compiler(loaded.append, Workers(), threads=1)
+    kill, answer = "os.kill(os.getpid(), signal.SIGKILL)", "answer = 'ValueError: a worker says so'"
+    jobs = [kill, answer, f"{kill} ", f"{answer} "]
+    compiler.add(jobs)
+    killed = "the process that compiled it was killed with SIGKILL, as when memory runs out"
+    assert finished(compiler, *jobs) == [killed, "ValueError: a worker says so", killed, None]
+    assert loaded == jobs[3:]
+    assert "SIGKILL ended 2 of them" in caplog.text
     compiler.close()
 
 
@@ -268,8 +320,11 @@ def test_closing_waits_for_no_worker_and_compiles_nothing_more(caplog: pytest.Lo
 
 
 def test_a_core_is_left_to_the_thread_that_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    for cores, count in ((1, 1), (2, 1), (8, 7), (64, 16)):
+    """Of each rank on the host."""
+    cases = ((1, "", 1), (2, "", 1), (8, "", 7), (64, "", 16), (64, "8", 7), (8, "8", 1), (8, "0", 7), (8, "-2", 7))
+    for cores, ranks, count in cases:
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
         compiler = Compiler(lambda job: None)
         assert len(compiler.threads) == count
         compiler.close()

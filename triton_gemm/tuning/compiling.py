@@ -24,7 +24,8 @@ class Compiler:
 
     worker: makes what has a process compile a job first, one for each thread; what `compile` then does is to load what
     is in Triton's cache. A process is started when its thread has the first job. A thread whose process cannot be
-    started, or is lost, goes on alone: its `compile` compiles.
+    started, or is lost, goes on alone: its `compile` compiles. What a process was compiling when something outside
+    killed it has failed, and there is one more process.
     """
 
     def __init__(
@@ -41,9 +42,9 @@ class Compiler:
         self.ended: dict[object, str | None] = {}  # why not, or None
         self.changed = threading.Condition()
         self.closed = self.said = False
-        # A core is left to the thread that times. To begin with a worker takes 1.3 s of a core, and it takes up to
-        # 340 MB of its own: less than machines with GPUs have for each core.
-        count = threads or max(1, min(THREADS, len(os.sched_getaffinity(0)) - 1))
+        # A core is left to the thread that times. A worker takes about a second of CPU to begin with and some hundred
+        # MB, measured once on two cores: less than machines with GPUs have for each core.
+        count = threads or max(1, min(THREADS, len(os.sched_getaffinity(0)) // _ranks() - 1))
         self.workers = [worker() for _ in range(count)]
         self.threads = [threading.Thread(target=self._work, args=(one,), daemon=True) for one in self.workers]
         for thread in self.threads:
@@ -127,3 +128,9 @@ class Compiler:
             log.warning(
                 "compiling in this process, which disturbs what is timed: a process of its own is lost: %s", lost
             )
+
+
+def _ranks() -> int:
+    """The processes of a distributed run that share this host's cores, as torchrun says."""
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(ranks)) if ranks.isdecimal() else 1

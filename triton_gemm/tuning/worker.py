@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing import Pipe
@@ -30,6 +31,8 @@ from ..problem import GemmProblem
 from ..select import Selection
 
 START_S = 60.0  # until it has imported torch and Triton
+GONE_S = 5.0  # until a process is gone whose end of the pipe is closed, or that is killed
+KILLS = 2  # from outside, after which no other process is started
 CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}  # of the compiler itself
 READY = "ready"
 
@@ -58,12 +61,16 @@ class Worker:
         self.process: subprocess.Popen[bytes] | None = None
         self.pipe: Connection[Any, Any] | None = None
         self.closed = False
+        self.kills = 0
         self.changing = threading.Lock()
 
     def start(self) -> None:
-        """Starts a process if there is none, and waits until it is ready. LostError where that fails."""
+        """Starts a process if there is none, and waits until it is ready. LostError where that fails, or KILLS of
+        them were killed from outside."""
         if self.process is not None:
             return
+        if self.kills == KILLS:
+            raise LostError(f"SIGKILL ended {KILLS} of them")
         try:
             with self.changing:
                 if self.closed:
@@ -74,14 +81,16 @@ class Worker:
             if said != READY:
                 raise RuntimeError(f"it says {said!r}")
         except (EOFError, ConnectionError):
-            raise LostError(f"it ended with {self.end()}") from None
+            raise LostError(f"it ended with {self.end(GONE_S)}") from None
         except Exception as error:  # no such command, no memory, too slow
             self.end()
             raise LostError(told(error)) from None
 
     def compile(self, job: object, limit_s: float) -> str | None:
-        """Has the process, which is started, compile; why that has failed, or None. LostError where it has ended, but
-        not by a crash of the compiler, which is the job's failure."""
+        """Has the process, which is started, compile; why that has failed, or None. A crash of the compiler is the
+        job's failure, and so is SIGKILL from outside: what takes too much memory is not to be compiled in the user's
+        process. LostError where the process has ended otherwise, or does not understand the job or is not understood.
+        """
         assert self.pipe is not None
         try:
             self.pipe.send(job)
@@ -89,39 +98,61 @@ class Worker:
         except TimeoutError:
             self.end()
             return f"compiling takes more than {limit_s:g} s"
-        except Exception:
-            code = self.end()
+        except (EOFError, ConnectionError):
+            code = self.end(GONE_S)
             if -code in CRASHES:
                 return f"the compiler crashed with {signal.Signals(-code).name}"
+            if -code == signal.SIGKILL and not self.closed:
+                self.kills += 1
+                return "the process that compiled it was killed with SIGKILL, as when memory runs out"
             raise LostError(f"it ended with {code}") from None
+        except Exception as error:
+            self.end()
+            raise LostError(told(error)) from None
         return why
 
     def close(self) -> None:
         """From another thread: kills the process, and lets no other start. The worker's own thread calls `end`."""
         with self.changing:
             self.closed = True
-            self._kill()
+            if self.process is not None:
+                _kill(self.process)
 
-    def end(self) -> int:
-        """Kills the process if there is one, and waits until it is gone; its exit status, as subprocess has it."""
+    def end(self, patience_s: float = 0.0) -> int:
+        """Kills the process if there is one and it has not ended by itself after so long, and what it has started. Its
+        exit status, as subprocess has it; 0 where there is none, or the kernel does not let it end."""
         with self.changing:
-            self._kill()
-            code = 0 if self.process is None else self.process.wait()
-            if self.pipe is not None:
-                self.pipe.close()
+            process, pipe = self.process, self.pipe
             self.process = self.pipe = None
-        return code
-
-    def _kill(self) -> None:
-        if self.process is not None and self.process.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)  # it leads a group, in which ptxas may run
+        if process is None or pipe is None:
+            return 0
+        _wait(process, patience_s)
+        _kill(process)
+        with pipe, suppress(subprocess.TimeoutExpired):
+            return process.wait(GONE_S)
+        return 0
 
     def _receive(self, limit_s: float) -> Any:
         assert self.pipe is not None
         if not self.pipe.poll(limit_s):
             raise TimeoutError(f"no answer within {limit_s:g} s")
         return self.pipe.recv()
+
+
+def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Until it has ended, at most so long. It stays a zombie: its pid, which is its group's too, is no other's yet."""
+    deadline = time.monotonic() + seconds
+    with suppress(ChildProcessError):  # no zombies, where SIGCHLD is ignored
+        while time.monotonic() < deadline:
+            if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None:
+                return
+            time.sleep(0.005)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """With its group, which it leads: ptxas may run there, even when the leader itself has crashed. Before `wait`."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _launched(command: Sequence[str]) -> tuple[Connection[Any, Any], subprocess.Popen[bytes]]:
