@@ -98,9 +98,4 @@ def text(record: Record) -> str:
 
 def tables(records: Sequence[Record]) -> str:
     """The tables of all records, and what they were measured on."""
-    parts = [
-        f"{environment.named(record['environment'])}. {environment.origin([record['environment']], 'accuracy')}\n\n"
-        f"{text(record)}"
-        for record in records
-    ]
-    return "\n\n".join(parts) or NOTHING
+    return environment.under_origins(records, "accuracy", text) or NOTHING

@@ -62,9 +62,4 @@ def text(record: Record) -> str:
 
 def tables(records: Sequence[Record]) -> str:
     """The tables of all records, and what they were run on."""
-    parts = [
-        f"{environment.named(record['environment'])}. {environment.origin([record['environment']], 'battery')}\n\n"
-        f"{text(record)}"
-        for record in records
-    ]
-    return "\n\n".join(parts) or NOTHING
+    return environment.under_origins(records, "battery", text) or NOTHING

@@ -12,7 +12,7 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
@@ -165,6 +165,12 @@ def origin(made: Iterable[Mapping[str, Any]], measured: str) -> str:
 def short(gpu: str) -> str:
     """A GPU's name without its maker's, for a column's head."""
     return gpu.removeprefix("NVIDIA ")
+
+
+def under_origins(records: Iterable[Mapping[str, Any]], measured: str, text: Callable[[Mapping[str, Any]], str]) -> str:
+    """The text of each record, below what it was measured on and at."""
+    made = ((record, record["environment"]) for record in records)
+    return "\n\n".join(f"{named(of)}. {origin([of], measured)}\n\n{text(record)}" for record, of in made)
 
 
 def order(made: Mapping[str, Any]) -> tuple[str, list[int]]:
