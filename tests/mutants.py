@@ -70,6 +70,9 @@ def mutant(rung: str, *changes: tuple[str, str]) -> Mutant:
     return Mutant(rung, changes)
 
 
+# Only strides beyond 32 bits show it (test_addresses, windows).
+ROWS_OF_32_BITS = mutant("k03", ("offs_m[:, None].to(tl.int64) * stride_am", "offs_m[:, None] * stride_am"))
+
 # What the interpreter can run. Each is caught by the checks that the rungs pass (interpreter/test_mutants.py).
 MUTANTS: dict[str, Mutant] = {
     "k-tail-unmasked-in-a": mutant("k03", ("a_ptrs, mask=offs_k[None, :] < K - k, other=0.0", "a_ptrs")),
@@ -109,7 +112,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "tf32-truncated": mutant("k07", ("bits + 0x1000", "bits")),
     "turned-but-not-read-as-turned": mutant("k05", ("repacked(a.T)[:, :M].T", "repacked(a.T)[:, :M].reshape(a.shape)")),
-    "turned-rows-cut-short": mutant("k05", ("(r < rows) & (k < padded)", "(r < rows) & (k < columns - 1)")),
+    "transposed-rows-cut-short": mutant("k05", ("(r < rows) & (k < padded)", "(r < rows) & (k < columns - 1)")),
     "tf32-rounds-a-twice": mutant("k07", ("repacked(b.T, round_tf32).T", "repacked(b, round_tf32).T")),
     "sums-in-16-bit": mutant(
         "k08",

@@ -165,7 +165,8 @@ def test_its_launches_name_operands_there_are(problem: GemmProblem, device) -> N
     choice = select(problem, device)
     there = {"a", "b", "c"} | ({"bias"} if problem.bias else set())
     made = launches(problem, choice)
-    assert made and len(made) == len(choice.packed) + 1
+    reduced = choice.schedule is not None and choice.schedule.reduction
+    assert len(made) == len(choice.packed) + 1 + reduced
     for launch in made:
         there |= {temporary.name for temporary in launch.temporaries}
         there |= {"workspace", "counters"} if launch.counters else set()
@@ -483,7 +484,7 @@ def test_a_cluster_s_form_is_shown() -> None:
 
 @pytest.mark.parametrize("size", [(8192, 4096, 1024), (8192, 3072, 1024), (8192, 1024, 1024)], ids=str)
 def test_a_bias_of_columns_is_read_as_one_of_rows(size: tuple[int, int, int]) -> None:
-    """Of C^T. For a thread that is one value of each row, and as measured up to 8 % faster."""
+    """By swap_ab: a thread then reads one value per row. Measured, 3 to 5 % faster with these tiles."""
     M, N, K = size
     plain = along_k(M, N, K)
     assert select(replace(plain, bias="n"), HOPPER).swap_ab

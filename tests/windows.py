@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from tests.mutants import MUTANTS, Mutant, mutant
+from tests.mutants import MUTANTS, ROWS_OF_32_BITS, Mutant
 from tests.random_products import VALUES, Memory, Prepared, Problem
-from tests.ways import Far, Separate, Size, Way, circumstances, shared, ways
+from tests.ways import SKIPPED, Far, Separate, Size, Way, circumstances, shared, ways
 from triton_gemm.compat import INTERPRETED
 from triton_gemm.device import DeviceInfo, device_info
 from triton_gemm.ladder import LADDER, Rung
@@ -31,7 +31,6 @@ OFFSETS = (0, 1, 2, 3)
 ALIGNED, UNALIGNED = 6, 2  # ways of a product whose operands begin on 16 bytes, and of others
 OF_RUNGS: Size = (20, 24, 40) if INTERPRETED else (144, 72, 104)
 AT_ONCE = 100  # verdicts that wait on the GPU
-SKIPPED = 77  # the exit status of what cannot run here, as Automake has it
 FAR = (
     *("bf16 nnn", "bf16 ntn", "bf16 tnn", "bf16 nnt", "bf16 few", "bf16 few, row-major", "bf16 few columns"),
     *("bf16 long", "bf16 to fp32", "bf16 beta", "bf16 batch", "bf16 groups of rows", "bf16 groups of products"),
@@ -42,7 +41,7 @@ FAR = (
 PLANTED: dict[str, Mutant] = {
     "write": MUTANTS["store-one-column-too-many"],
     "read": MUTANTS["k-mask-one-too-far"],
-    "far": mutant("k03", ("offs_m[:, None].to(tl.int64) * stride_am", "offs_m[:, None] * stride_am")),
+    "far": ROWS_OF_32_BITS,
 }
 
 

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 from perf.battery.sections import Job, Section
 from perf.measure.environment import ROOT
 
-SKIPPED = 77  # the exit status of what cannot run here, as Automake has it
+SKIPPED = 77  # exit status of a check that cannot run on this machine, by Automake's convention
 COUNT = re.compile(r"^([\d,]+) (?:products|launches)\b", re.MULTILINE)
 FAILED = re.compile(r"^FAILED:? (.*)", re.MULTILINE)
 PYTEST = re.compile(r"^=* ?((?:\d+ \w+(?:, )?)+) in [\d.]+s", re.MULTILINE)

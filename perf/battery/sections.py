@@ -14,8 +14,8 @@ FUZZING = 0.4  # of the budget
 
 @dataclass(frozen=True)
 class Job:
-    """A command. name: what it is in its section; cores: that it keeps busy; finds: where it is to fail, because what
-    it runs has a planted bug, a pattern of what it then says."""
+    """A command. name: what it is in its section; cores: that it keeps busy; finds: a regular
+    expression that the output of a job with a planted bug must match; such a job must fail."""
 
     name: str
     command: tuple[str, ...]

@@ -29,7 +29,7 @@ import triton.language as tl
 from reference_cuda import TWINS, TwinUnavailable, load
 from tests.mutants import K11_RACE, MUTANTS, READS_OUTSIDE, Mutant
 from tests.random_products import Memory, Prepared
-from tests.ways import Alone, circumstances, forms, shared, ways
+from tests.ways import SKIPPED, Alone, circumstances, forms, shared, ways
 from triton_gemm.device import DeviceInfo, device_info
 from triton_gemm.ladder import LADDER, Rung
 
@@ -38,7 +38,7 @@ TMA_SIZES = [(120, 72, 40), (200, 272, 152), (8, 136, 72), (128, 256, 64)]  # ro
 SCALARS = [(1.0, 0.0), (-0.5, 2.0)]
 WAYS, WAYS_OF_CONSAN = 6, 1  # to compute a product
 ROOT = Path(__file__).parents[2]
-FOUND, SKIPPED = 9, 77  # exit statuses: a tool has found something; it cannot run here, as Automake says it
+FOUND = 9  # exit status of a tool that has found an error
 MEMCHECK = ["--tool", "memcheck", "--check-api-memory-access=no", "--kernel-name-exclude", "kns=nvjet"]
 TOOLS = {
     # Calls of the driver that fail are errors of torch and Triton; one of Triton 3.9's may, which then makes another.
@@ -133,7 +133,7 @@ def version() -> tuple[int, ...]:
 
 
 def watched_by_consan(device: DeviceInfo) -> list[str]:
-    """The names of what ConSan watches, each for a process of its own."""
+    """Names of the kernels that ConSan checks. Each runs in its own process."""
     names = [rung.name for rung in LADDER if device.capability in rung.capabilities]
     for _, found in ways(circumstances(), Memory("cpu"), device, WAYS_OF_CONSAN, inline_ptx=False):
         names += map(str, found)

@@ -1,5 +1,5 @@
-"""Launches on streams, in threads and in graphs at once, beside others' work: every result has the bits that the same
-product has alone."""
+"""Concurrent launches on several streams, threads and graphs, on a GPU that other kernels keep busy. Each result must
+be bit-identical to that of the same product launched alone."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from tests.addresses import (
     operands_of,
     recorded,
 )
-from tests.mutants import Mutant, kernels_with, mutant
+from tests.mutants import MUTANTS, ROWS_OF_32_BITS, Mutant, kernels_with, mutant
 from triton_gemm import kernels
 from triton_gemm.arithmetic import ARITHMETICS
 from triton_gemm.device import device_of_capability
@@ -183,7 +183,7 @@ def rung(call: Callable[..., None], number: str, draw: Draw) -> None:
     if number in ("k01", "k02"):
         sizes = draw.near(256, 2), draw.randint(1, 4), draw.randint(1, 5)
     elif draw.random() < 0.2:
-        sizes = 5, 1030, 33  # so wide that A is turned, and that tiles come in more than one band
+        sizes = 5, 1030, 33  # wide enough that A is transposed, and that there is more than one group of tiles
     else:
         sizes = draw.near(config.BLOCK_M), draw.near(config.BLOCK_N), draw.near(config.BLOCK_K)
     a, b, c = (x[0] if x.dim() == 3 else x for x in draw.product(dtype, sizes))
@@ -292,16 +292,17 @@ BUGS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     "reduction-batches-ignored": ("reduction", (("c_ptr + batch * stride_cb, M", "c_ptr, M"),)),
 }
 OF_RUNGS: dict[str, Mutant] = {
-    "k-mask-one-too-far": mutant("k03", ("< K - k", "<= K - k")),
-    "k-tail-unmasked-in-a": mutant("k03", ("a_ptrs, mask=offs_k[None, :] < K - k, other=0.0", "a_ptrs")),
-    "rows-wrap-at-n": mutant("k03", ("BLOCK_M)) % M", "BLOCK_M)) % N")),
+    name: MUTANTS[name]
+    for name in (
+        *("k-mask-one-too-far", "k-tail-unmasked-in-a", "rows-wrap-at-n", "store-one-row-too-many"),
+        "transposed-rows-cut-short",
+    )
+} | {
     "columns-do-not-wrap": mutant("k03", ("BLOCK_N)) % N", "BLOCK_N))")),
-    "store-one-row-too-many": mutant("k03", ("offs_m < M", "offs_m <= M")),
-    "rows-of-32-bits": mutant("k03", ("offs_m[:, None].to(tl.int64) * stride_am", "offs_m[:, None] * stride_am")),
+    "rows-of-32-bits": ROWS_OF_32_BITS,
     "strip-not-masked": mutant("k01", ("acc, offs_m < M,", "acc, offs_m >= 0,")),
     "band-as-wide-as-high": mutant("k04", ("(GROUP_M * num_n)", "(GROUP_M * num_m)")),
     "last-band-not-lower": mutant("k04", ("tl.minimum(num_m - first_m, GROUP_M)", "GROUP_M")),
-    "turned-rows-cut-short": mutant("k05", ("(r < rows) & (k < padded)", "(r < rows) & (k < columns - 1)")),
 }
 
 
