@@ -356,7 +356,7 @@ def _launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple
         "C_TMA": by_tma,
         "HAS_BETA": problem.has_beta,
         "BIAS": problem.bias or "",
-        "EARLY_BIAS": (problem.bias or "") if early_bias(problem, config) and schedule.split_k == 1 else "",
+        "EARLY_BIAS": (problem.bias or "") if early_bias(problem, config) and not (split or schedule.in_turn) else "",
         "ACTIVATION": problem.activation or "",
         "SCALES": problem.scales or "",
         "GROUPED": problem.groups is not None,
