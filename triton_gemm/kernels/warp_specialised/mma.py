@@ -121,8 +121,8 @@ def finish_products(ring, acc, tail, slot, some, config):
 
 @gluon.jit
 def multiply_in_turn(ring, k_tiles, parts, slot, phase, n, CONSUMER: gl.constexpr, config):
-    """As `multiply` of all k-tiles, but nothing is under way in the end, and they are in parts, as `work_item` cuts them:
-    each is summed from zero, and added in fp32, from the lowest k on. So do an owner (`split_sums`) and a second launch
+    """As `multiply` of all k-tiles, but nothing is under way in the end, and K is in parts, cut as by `work_item`: each
+    is summed from zero, and added in fp32, from the lowest k on. So do an owner (`split_sums`) and a second launch
     (`reduction`) add them, and all three give the same bits."""
     acc, tail = accumulators(ring, config)
     for part in range(parts):
