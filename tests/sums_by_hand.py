@@ -45,6 +45,9 @@ def parts(problem: GemmProblem, selection: Selection) -> dict[Parts, np.ndarray]
         for item in range(schedule.items(given.batch * num_m * num_n)):
             tile, part, *ks = work_item.fn(item, k_tiles, schedule.split_tiles, schedule.split_k)
             of_tile.setdefault(tile, {})[part] = range(*ks)
+            if schedule.in_turn:
+                bounds = [part * k_tiles // schedule.split_k for part in range(schedule.split_k + 1)]
+                of_tile[tile] = {i: range(*pair) for i, pair in enumerate(pairwise(bounds))}
         for tile, cut in of_tile.items():
             batch, i, j = _coordinates(tile, num_m, num_n, schedule.group_m)
             mask(tuple(cut[part] for part in sorted(cut)))[batch, i * m : (i + 1) * m, j * n : (j + 1) * n] = True

@@ -24,10 +24,10 @@ from triton_gemm.arithmetic import ARITHMETICS
 from triton_gemm.batch_invariance import class_of
 from triton_gemm.bit_classes import bit_class
 from triton_gemm.device import DeviceInfo, device_of_capability
-from triton_gemm.kernels.splitk import MAX_COUNTERS
+from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.policies import Policy, choose
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout, Request
-from triton_gemm.select import Selection, launches
+from triton_gemm.select import Selection, launches, ranked
 
 BF16 = torch.bfloat16
 DEVICES = [HOPPER, *(device_of_capability(x) for x in ((8, 0), (8, 9), (10, 0), (12, 0)))]
@@ -125,18 +125,43 @@ def test_what_the_class_depends_on() -> None:
 
 
 @pytest.mark.parametrize("M", [1, 64, 1024, 8192, 65_536])
-@pytest.mark.parametrize(("N", "K"), [(576, 7168), (256, 7168), (1024, 8192)])
+@pytest.mark.parametrize(("N", "K"), [(576, 7168), (256, 7168), (1024, 8192), (1536, 7168)])
 def test_few_columns_of_long_sums_are_cut_alike(M: int, N: int, K: int) -> None:
-    """All tiles, into as many parts as N and K say: less time for few rows, and hardly more for many."""
+    """All tiles, into as many parts as N and K say, less time for few rows: programs share tiles where all parts run at
+    once; else each sums the parts of its tiles in turn, without memory and counters."""
     problem = problem_of(M, N, K)
-    parts = 4 if N == 256 else 2
     selection = batch_invariance.select(problem, HOPPER)
-    assert bit_class(problem, selection) == f"bf16, tensor cores, K in {parts} parts of {K // parts}"
+    name = bit_class(problem, selection)
+    assert name == class_of(problem_of(1, N, K), HOPPER)
+    parts = int(name.split()[5])
+    assert name == f"bf16, tensor cores, K in {parts} parts of {K // parts}" and parts in batch_invariance.PARTS
     ((cut, everywhere),) = parts_of(problem, selection).items()
     assert [len(k) for k in cut] == [K // parts] * parts and everywhere.all()
-    *_, launch = launches(problem, selection)
-    assert launch.counters <= MAX_COUNTERS and launch.workspace <= 4 * 1024 * max(M, 256)
-    assert launch.grid[0] == selection.schedule.programs == parts * selection.schedule.split_tiles
+    schedule, config = selection.schedule, selection.config
+    if schedule.in_turn:
+        (launch,) = launches(problem, selection)
+        assert launch.workspace == launch.counters == 0 and f"{parts} parts in turn" in str(selection)
+    else:
+        assert schedule.programs == parts * schedule.split_tiles <= HOPPER.num_sms // config.ctas
+    assert schedule.in_turn or M < 8192
+
+
+@pytest.mark.parametrize("precision", ["half", "tf32", "bf16x6", "fp8", "fp8 fast"])
+def test_what_is_cut_for_few_rows_is_summed_in_turn_for_many(precision: str) -> None:
+    """Whatever multiplies."""
+    layer = problem_of(1, 1024, 8192, precision)
+    parts = class_of(layer, HOPPER).partition("K in ")[2].split()[0]
+    for M in (4096, 65_536):
+        selection = batch_invariance.select(problem_of(M, 1024, 8192, precision), HOPPER)
+        assert selection.schedule.in_turn and selection.schedule.split_k == int(parts)
+
+
+@pytest.mark.parametrize(("N", "K"), [(576, 7168), (4096, 4096)])
+def test_default_products_have_no_parts_in_turn(N: int, K: int) -> None:
+    """They gain nothing there: a whole sum takes less."""
+    for M in ROWS:
+        for _, _, candidate in ranked(problem_of(M, N, K), HOPPER):
+            assert not (isinstance(candidate.work, Schedule) and candidate.work.in_turn)
 
 
 def test_too_many_rows_are_told() -> None:

@@ -128,6 +128,8 @@ def test_what_does_not_matter_is_not_in_it() -> None:
     ]
     assert {bit_class(problem, x) for x in whole} == {one}
     split = [ws(i, Schedule(400, warp_specialised.CONFIGS[i].tiles(problem.M, problem.N), 4)) for i in (13, 14, 17)]
+    split += [ws(i, Schedule(9, split_k=4)) for i in (6, 13, 14, 17)]  # each program's in turn
+    split.append(ws(warp_specialised.CLUSTERED[0], Schedule(3, split_k=4, group_m=2), swap_ab=True))
     split.append(by("portable", portable.CONFIGS["half"][2], 4))
     assert {bit_class(problem, x) for x in split} == {"bf16, tensor cores, K in 4 parts of 256"}
     for name in ("bias", "has_beta", "batch", "a", "c"):
@@ -145,6 +147,9 @@ def test_what_does_not_matter_is_not_in_it() -> None:
 
 DIFFERENT = {
     "parts": (problem_of(), ws(14, Schedule(132, 20, 2)), ws(14, Schedule(132, 20, 3))),
+    "parts in turn": (problem_of(), ws(14, Schedule(132, split_k=2)), ws(14, Schedule(132, split_k=4))),
+    "whether there are parts in turn": (problem_of(), ws(14, Schedule(132)), ws(14, Schedule(132, split_k=4))),
+    "whether all tiles have parts": (problem_of(), ws(14, Schedule(132, 3, 2)), ws(14, Schedule(132, split_k=2))),
     "which tiles are cut": (problem_of(), ws(14, Schedule(132, 3, 2)), ws(14, Schedule(132, 4, 2))),
     "which tiles come first": (problem_of(), ws(14, Schedule(132, 3, 2)), ws(14, Schedule(132, 3, 2, group_m=2))),
     "how large cut tiles are": (problem_of(), ws(14, Schedule(132, 3, 2)), ws(13, Schedule(132, 3, 2))),

@@ -27,6 +27,7 @@ HOPPER = device_of_capability(CAPABILITY)
 CONFIGS = warp_specialised.CONFIGS
 M, N, K = 1024, 1280, 2048
 SCHEDULES = {"whole": Schedule(HOPPER.num_sms), "split": Schedule(HOPPER.num_sms, split_tiles=5, split_k=3)}
+PARTS_IN_TURN = Schedule(HOPPER.num_sms, split_k=4)
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,10 @@ class Circumstance:
         return [c for c in CONFIGS if warp_specialised.illegal(self.problem, HOPPER, c) is None]
 
 
-def compiled(problem: GemmProblem, config: TileConfig, schedule: str) -> aot.Compiled:
+def compiled(problem: GemmProblem, config: TileConfig, schedule: str | Schedule) -> aot.Compiled:
     """What the launch, programmatic as plans make it, compiles to; fails unless it fits the GPU and spills nothing."""
-    (launch,) = warp_specialised.launches(problem, config, SCHEDULES[schedule])
+    schedule = SCHEDULES[schedule] if isinstance(schedule, str) else schedule
+    (launch,) = warp_specialised.launches(problem, config, schedule)
     launch = launch.programmatic()
     dtypes = {
         **{"a": problem.dtype, "b": problem.dtype, "c": problem.out_dtype, "bias": problem.out_dtype},
@@ -377,6 +379,55 @@ def test_every_width(name: str, config: TileConfig) -> None:
     assert products == [f"64x{config.BLOCK_N}x16"] * (config.BLOCK_M // 64 * config.BLOCK_K // 16)
     waits = re.findall(r"WARPGROUP\.DEPBAR", kernel.asm["sass"])
     assert len(waits) == 2 * config.num_warps // 4, "a product waits for the one before"
+
+
+# --- Parts in turn ---
+
+CIRCUMSTANCES_IN_TURN = {
+    **{orders: Circumstance(orders + "n") for orders in ("nt", "tn")},
+    **{name: CIRCUMSTANCES[name] for name in ("beta", "beta-c-odd", "bias-n", "gelu", "everything", "everything-odd")},
+    **FP32_CIRCUMSTANCES,
+    **{name: BYTE_CIRCUMSTANCES[name] for name in ("fp8", "fp8-blocks", "fp8-fast")},
+}
+
+
+def cases_in_turn() -> list[Any]:
+    """Every circumstance in all legal configurations, a third of those in clusters, and widths with the most
+    accumulators."""
+    found = []
+    for turn, (name, circumstance) in enumerate(CIRCUMSTANCES_IN_TURN.items()):
+        problem = circumstance.problem
+        configs = list(warp_specialised.configs(problem.planes.dtype))
+        if CLUSTERS:
+            configs += warp_specialised.configs(problem.planes.dtype, clusters=True)[turn % 3 :: 3]
+            configs += [
+                with_deepest_ring(*tile, 2) for tile in ((64, 184, (2, 1)), (128, 184, (1, 2)), (256, 96, (2, 1)))
+            ]
+        legal = [c for c in configs if warp_specialised.illegal(problem, HOPPER, c, PARTS_IN_TURN) is None]
+        assert legal, "nothing is legal in turn"
+        found += [pytest.param(name, config, id=f"{name}-{ids(config)}") for config in legal]
+    return found
+
+
+def most_sums(name: str, config: TileConfig) -> set[Hashable]:
+    """What the fast tier shows: of every circumstance where registers are fewest."""
+    problem = CIRCUMSTANCES_IN_TURN[name].problem
+    configs = warp_specialised.configs(problem.planes.dtype)
+    legal = [c for c in configs if warp_specialised.illegal(problem, HOPPER, c, PARTS_IN_TURN) is None]
+    most = config.accumulators() == max(c.accumulators() for c in legal)
+    return {name if most else "others", config.num_warps, config.ctas > 1}
+
+
+@pytest.mark.few(shows=most_sums)
+@pytest.mark.parametrize(("name", "config"), cases_in_turn())
+def test_parts_in_turn(name: str, config: TileConfig) -> None:
+    """Nothing goes through memory but what the epilogue reads, and no product waits for the one before."""
+    problem = CIRCUMSTANCES_IN_TURN[name].problem
+    kernel = compiled(problem, config, PARTS_IN_TURN)
+    assert not SPLITTING["ld"] & accesses(kernel, "ld")
+    waits = re.findall(r"WARPGROUP\.DEPBAR", kernel.asm["sass"])
+    promoted = warp_specialised.host.promotes(problem)
+    assert len(waits) <= config.num_warps // 4 * (4 if promoted else 2)
 
 
 # --- The predicate ---

@@ -119,6 +119,34 @@ def test_partial_sums_have_places_of_their_own(case: tuple[int, int, Schedule], 
     assert launch.grid == (schedule.programs * launch.cluster, 1, 1) and launch.cluster == config.ctas
 
 
+@pytest.mark.parametrize("config", [warp_specialised.CONFIGS[4], warp_specialised.CLUSTERED[0]], ids=str)
+def test_parts_in_turn_are_whole_items_that_share_nothing(config: TileConfig) -> None:
+    """And those parts are those of tiles that are cut."""
+    tiles, k_tiles, schedule = 7, 23, Schedule(5, split_k=4)
+    assert schedule.in_turn and not Schedule(5).in_turn and not Schedule(28, 7, 4).in_turn
+    assert work(schedule, tiles, k_tiles) == [(tile, 0, range(k_tiles)) for tile in range(tiles)]
+    m, n, k = config.BLOCK_M * config.CLUSTER_M, config.BLOCK_N * config.CLUSTER_N, config.BLOCK_K
+    (launch,) = warp_specialised.launches(problem_of(m * tiles, n, k * k_tiles), config, schedule)
+    assert launch.workspace == launch.counters == 0 and launch.grid == (5 * config.ctas, 1, 1)
+    assert launch.arguments["num_items"] == tiles * config.ctas and launch.arguments["split_k"] == 4
+    assert launch.arguments["IN_TURN"] and not launch.arguments["SPLIT_K"]
+
+
+def test_parts_in_turn_take_what_adding_them_does() -> None:
+    """A whole sum's time, and for each part of each tile of the busiest program that of promoting a k-tile's sums."""
+    config, model = warp_specialised.CONFIGS[4], model_of(HOPPER)
+    problem = problem_of(4096, 4096, 4096)
+    whole = Schedule(HOPPER.num_sms)
+    times = [
+        warp_specialised.microseconds(problem, config, replace(whole, split_k=parts), model) for parts in (1, 2, 4, 8)
+    ]
+    assert times == sorted(set(times))
+    size = config.BLOCK_M * config.BLOCK_N / warp_specialised.costs.TILE
+    waves = -(-config.tiles(4096, 4096) // HOPPER.num_sms)
+    added = waves * 8 * size * model.costs(warp_specialised.Costs).promotion
+    assert 0 < times[-1] - times[0] <= added * 1.001
+
+
 def test_clusters_that_run_at_once_are_those_of_an_h200() -> None:
     assert [clusters_at_once(ctas, 132) for ctas in (1, 2, 4, 8)] == [132, 66, 30, 15]
     for sms in range(1, 200):

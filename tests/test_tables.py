@@ -157,6 +157,14 @@ def test_work_that_is_not_the_problems_is_never_launched(work: Any) -> None:
     assert (why is None) == (work == Schedule(10**6))  # programs beyond the last item do nothing
 
 
+def test_there_are_no_more_parts_in_turn_than_steps() -> None:
+    problem, config = problem_of(), kernels.named("warp_specialised").Config(128, 128, 64, 8, 5)
+    steps = -(-problem.K // 64)
+    for parts in (steps, steps + 1):
+        entry = Entry("warp_specialised", config, Schedule(9, split_k=parts), False, (), 1.0, 1.0, "", "")
+        assert (records.illegal(problem, HOPPER, entry) is None) == (parts == steps)
+
+
 def test_where_there_is_no_table_a_look_at_each_folder_is_all(folder: Path, monkeypatch: Any) -> None:
     looked: list[Any] = []
     listdir = os.listdir

@@ -11,7 +11,19 @@ import pytest
 import torch
 
 from tests import planted
-from tests.cases import CIRCUMSTANCES, Case, Operands, blocks, circumstance, ids, of_bytes, splits, wholes
+from tests.cases import (
+    CIRCUMSTANCES,
+    Case,
+    Operands,
+    bits,
+    blocks,
+    circumstance,
+    ids,
+    of_bytes,
+    reduced,
+    splits,
+    wholes,
+)
 from tests.gluon_on_cpu import Barrier, Barriers, Program, run, simulated
 from tests.groups import assert_right
 from tests.simulation import CPU, Simulation, check
@@ -444,6 +456,215 @@ def test_what_no_wgmma_spans_is_said(kernel: SimpleNamespace, name: str) -> None
     why = kernel.illegal(problem, HOPPER, replace(of_width(64, 88), BLOCK_K=k))
     assert why == "tiles 88 wide need one wgmma, as Triton 3.9 has it for K-major operands of 16 bits"
     assert kernel.illegal(problem, HOPPER, replace(of_width(64, 96), BLOCK_K=k)) is None
+
+
+# --- Parts in turn ---
+
+
+def summed(operands: Operands, config: TileConfig, schedule: Schedule, module: SimpleNamespace) -> torch.Tensor:
+    """The bits of C."""
+    case, auxiliary = operands.case, (*([] if operands.bias is None else [operands.bias]), *operands.scales)
+    operands.c.copy_(operands.c0)
+    simulation = Simulation(operands.problem, config, schedule, module)
+    simulation.run(operands.a, operands.b, operands.c, auxiliary, case.alpha, case.beta)
+    return bits(operands.c).clone()
+
+
+def check_in_turn(
+    case: Case, config: TileConfig, parts: int, kernel: SimpleNamespace, module: SimpleNamespace | None = None
+) -> None:
+    """Right by `module`, and bit for bit what owners of tiles sum by `kernel`; by fewer programs than tiles."""
+    operands, module = Operands(case, CPU), module or kernel
+    planes = operands.problem.planes.count > 1
+    problem = repacked(operands.problem, ("a", "b") if planes else ())
+    tiles = (case.batch or 1) * config.tiles(*case.size[:2])
+    in_turn, shared = Schedule(max(1, tiles // 2), split_k=parts, group_m=2), Schedule(parts * tiles, tiles, parts)
+    assert kernel.illegal(problem, HOPPER, config, in_turn) is None
+    orders = {kernel.order_of_sums(problem, config, schedule) for schedule in (in_turn, shared)}
+    assert len(orders) == 1 and f"K in {parts} parts" in orders.pop()
+    launch = module.launches(problem, config, in_turn)[-1]
+    assert launch.workspace == launch.counters == 0
+    operands.check(Simulation(operands.problem, config, in_turn, module), parts)
+    same = summed(operands, config, in_turn, module) == summed(operands, config, shared, kernel)
+    assert same.all(), f"{int((~same).sum())} of {same.numel()} elements are others"
+
+
+def legal_in_turn(case: Case, config: TileConfig) -> bool:
+    """Whether it is, clusters or not, which not every Triton has."""
+    problem = Operands(case, CPU).problem
+    problem = repacked(problem, ("a", "b") if problem.planes.count > 1 else ())
+    alone = replace(config, CLUSTER_M=1, CLUSTER_N=1)
+    return warp_specialised.illegal(problem, HOPPER, alone, Schedule(1, split_k=2)) is None
+
+
+PLAIN = Case((64, 64, 64), "nnn")
+IN_TURN = [config for config in CONFIGS if legal_in_turn(PLAIN, config)]
+CLUSTERED_IN_TURN = [config for config in CLUSTERED if config.ctas <= 4 and legal_in_turn(PLAIN, config)]
+WIDE_IN_TURN = [c for c in WIDE if c.ctas <= 4 and c.accumulators() <= (48 if c.num_warps == 12 else 96)]
+
+
+@pytest.mark.few
+@pytest.mark.parametrize("config", IN_TURN, ids=ids)
+def test_parts_in_turn(kernel: SimpleNamespace, config: TileConfig) -> None:
+    """In every configuration: uneven parts, and more parts than k-tiles; C ends inside of tiles, and the ring goes on
+    from one tile to the next."""
+    m, n, k = blocks(config)
+    orders = ORDERS[IN_TURN.index(config) % 4] + "n"
+    check_in_turn(Case((m - 7, 2 * n + 8, 7 * k + 3), orders), config, 3, kernel)
+    check_in_turn(Case((m - 7, n - 8, 2 * k - 5), orders, integers=True), config, 5, kernel)
+
+
+def every_form(config: TileConfig) -> set[Hashable]:
+    """What the fast tier shows."""
+    return {(config.CLUSTER_M, config.CLUSTER_N)}
+
+
+@pytest.mark.few(shows=every_form)
+@pytest.mark.parametrize("config", CLUSTERED_IN_TURN, ids=ids)
+def test_parts_in_turn_in_clusters(kernel: SimpleNamespace, config: TileConfig) -> None:
+    m, n, k = of_cluster(config)
+    check_in_turn(Case((m - 7, n + 8, 7 * k + 3), "ntn"), config, 3, kernel)
+
+
+@pytest.mark.few(shows=lambda config: {config.BLOCK_M})
+@pytest.mark.parametrize("config", WIDE_IN_TURN, ids=ids)
+def test_parts_in_turn_of_any_width(kernel: SimpleNamespace, config: TileConfig) -> None:
+    m, n, k = of_cluster(config)
+    case = Case((m - 8, 2 * n - 8, 7 * k + 3), ("ntn", "ttn")[WIDE_IN_TURN.index(config) % 2])
+    (launch,) = kernel.launches(Operands(case, CPU).problem, config, Schedule(1, split_k=3))
+    assert launch.arguments["WIDE_MMA"]
+    check_in_turn(case, config, 3, kernel)
+
+
+@pytest.mark.few
+@pytest.mark.parametrize("name", CIRCUMSTANCES)
+def test_every_circumstance_in_turn(kernel: SimpleNamespace, name: str) -> None:
+    """Bias, activation, C's own values, C's layouts, batches."""
+    legal = [c for c in IN_TURN if c.accumulators() <= 64 and legal_in_turn(circumstance(name, (64, 64, 64)), c)]
+    config = legal[list(CIRCUMSTANCES).index(name) * 5 % len(legal)]
+    m, n, k = blocks(config)
+    check_in_turn(circumstance(name, (m - 8, n + 8, 4 * k + 3)), config, 3, kernel)
+
+
+OTHERS_IN_TURN = {
+    "tf32": Case((64, 64, 64), "ntn", dtype=torch.float32, precision="tf32"),
+    "tf32-a-by-registers": Case((64, 64, 64), "ttn", dtype=torch.float32, precision="tf32"),
+    **{x: Case((64, 64, 64), "nnn", dtype=torch.float32, precision=x) for x in ("tf32x3", "bf16x3", "bf16x6")},
+    **{
+        f"fp8-{scales}": Case(
+            (64, 64, 64),
+            "ntn",
+            pad=16,
+            dtype=torch.float8_e4m3fn,
+            out_dtype=torch.bfloat16,
+            precision=how,
+            scales=scales,
+        )
+        for scales, how in (("tensor", "fp8 fast"), ("rows", "fp8"), ("blocks", "fp8"))
+    },
+}
+
+
+@pytest.mark.few
+@pytest.mark.parametrize("tile", [(128, 128), (128, 96), (64, 16)], ids=str)
+@pytest.mark.parametrize("name", OTHERS_IN_TURN)
+def test_other_sums_in_turn(kernel: SimpleNamespace, name: str, tile: tuple[int, int]) -> None:
+    """Of promoted sums both they and their parts are added."""
+    case, itemsize = OTHERS_IN_TURN[name], 2 if "bf16" in name else 1 if "fp8" in name else 4
+    dtype = {1: torch.int8, 2: torch.bfloat16, 4: torch.float32}[itemsize]
+    found = [c for c in warp_specialised.configs(dtype) if tile == (c.BLOCK_M, c.BLOCK_N) and legal_in_turn(case, c)]
+    if not found:
+        assert name == "fp8-blocks" and tile == (128, 96)
+        return
+    m, n, k = blocks(found[-1])
+    check_in_turn(replace(case, size=(m - 16, n + 16, 4 * k + 16)), found[-1], 3, kernel)
+
+
+def test_whoever_adds_parts_gives_the_same_bits(kernel: SimpleNamespace) -> None:
+    """A program, owners, a second launch; and one sum gives others."""
+    config = next(c for c in CONFIGS if blocks(c) == (64, 64, 128))
+    case = Case((100, 136, 1500), "ntn", alpha=0.3, bias="n", out_dtype=torch.float32)
+    operands, tiles = Operands(case, CPU), config.tiles(100, 136)
+    in_turn, shared, second, whole = (
+        summed(operands, config, schedule, kernel)
+        for schedule in (
+            *(Schedule(2, split_k=5), Schedule(5 * tiles, tiles, 5), reduced(case, config, 5)),
+            Schedule(2),
+        )
+    )
+    assert torch.equal(in_turn, shared) and torch.equal(in_turn, second) and not torch.equal(in_turn, whole)
+
+
+def test_what_has_no_parts_in_turn_is_said() -> None:
+    in_turn = Schedule(1, split_k=2)
+
+    def why(case: Case, config: TileConfig, **change: object) -> str | None:
+        problem = replace(Operands(case, CPU).problem, **change)
+        problem = repacked(problem, ("a", "b") if problem.planes.count > 1 else ())
+        return warp_specialised.illegal(problem, HOPPER, config, in_turn)
+
+    large, small = (next(c for c in CONFIGS if blocks(c)[:2] == tile) for tile in ((128, 256), (64, 16)))
+    integers = Case((64, 64, 64), "ntn", pad=16, dtype=torch.int8, out_dtype=torch.int32)
+    few = "leave a thread too few registers for sums of pieces"
+    assert why(PLAIN, small) is None
+    assert why(PLAIN, large) == f"128 accumulators {few}"
+    assert why(integers, small) == "no group's sums, and no integers, have parts in turn"
+    assert why(PLAIN, small, groups="m") == "no group's sums, and no integers, have parts in turn"
+    planes = next(c for c in CONFIGS if blocks(c)[:2] == (128, 160))
+    assert why(PLAIN, planes) is None and why(OTHERS_IN_TURN["bf16x6"], planes) == f"80 accumulators {few}"
+
+
+BUGS_IN_TURN: dict[str, tuple[tuple[str, str], ...]] = {
+    "one-sum": (('"IN_TURN": schedule.in_turn', '"IN_TURN": False'),),
+    "parts-go-on-from-the-sum": (
+        ("    acc, tail = accumulators(ring, config)\n    for kt in", "    acc, tail = sums\n    for kt in"),
+        (
+            "def multiply(ring, k_begin, k_end, slot, phase, CONSUMER: gl.constexpr, config):",
+            "def multiply(ring, k_begin, k_end, slot, phase, CONSUMER: gl.constexpr, config, sums):",
+        ),
+        (
+            "multiply(ring, begin, end, slot, phase, CONSUMER, config)\n            more, more_tail = f",
+            "multiply(ring, begin, end, slot, phase, CONSUMER, config, (acc, tail))\n            more, more_tail = f",
+        ),
+        ("        acc += more\n", "        acc = more\n"),
+        ("            tail += more_tail\n", "            tail = more_tail\n"),
+    ),
+    "longer-parts-first": (
+        ("begin = part * k_tiles // parts", "begin = k_tiles - (parts - part) * k_tiles // parts"),
+        (
+            "end = (part + 1) * k_tiles // parts\n        if",
+            "end = k_tiles - (parts - part - 1) * k_tiles // parts\n        if",
+        ),
+    ),
+    "parts-of-equal-length": (
+        ("end = (part + 1) * k_tiles // parts\n        if", "end = begin + k_tiles // parts\n        if"),
+    ),
+    "a-part-less": (("for part in range(parts):", "for part in range(parts - 1):"),),
+    "a-part-replaces-the-sum": (("        acc += more\n", "        acc = more\n"),),
+    "the-tail-is-left-out": (("            tail += more_tail\n", "            pass\n"),),
+    "adds-what-is-under-way": (("acc, tail = wait_for_products(acc, tail, 0, config)", "pass"),),
+    "never-frees-a-part-s-last-slot": (
+        ("previous_slot(slot, config), some, config)", "previous_slot(slot, config), False, config)"),
+    ),
+    "frees-the-next-slot": (("free_slot(ring, previous_slot(slot, config), some", "free_slot(ring, slot, some"),),
+    "frees-a-slot-of-no-k-tile": (
+        ("previous_slot(slot, config), some, config)", "previous_slot(slot, config), True, config)"),
+    ),
+    "starts-every-part-in-the-first-slot": (
+        ("more, more_tail, slot, phase = multiply(ring, begin", "more, more_tail, _, _ = multiply(ring, begin"),
+    ),
+}
+
+
+@planted.with_each(BUGS_IN_TURN)
+def test_planted_bugs_of_parts_in_turn_are_caught(kernel: SimpleNamespace, bug: str) -> None:
+    """In tiles with a tail, by one `wgmma` or two, in parts of unequal lengths, and in some that are empty."""
+    broken = simulated("warp_specialised", BUGS_IN_TURN.get(bug, ()))
+    with planted.caught(bug):
+        for config, orders in ((of_width(64, 88), "ntn"), (next(c for c in IN_TURN if c.tail_n), "nnn")):
+            m, n, k = blocks(config)
+            for depth in (8 * k - 3, 2 * k):
+                check_in_turn(Case((m + 8, n + 8, depth), orders, out_dtype=torch.float32), config, 3, kernel, broken)
 
 
 # --- What it cannot be ---

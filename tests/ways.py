@@ -1,7 +1,8 @@
 """Every kernel in each of its forms, on products of every kind: what is watched for accesses outside of operands.
 
-A form is what makes other code of a kernel: sums that programs share or not, clusters, one `wgmma` of any width, a
-second launch. Forms are taken from what `select` compares, so that a new kernel is among them.
+A form is what makes other code of a kernel: sums that programs share or not, or add up in parts, clusters, one `wgmma`
+of any width, a second launch. Forms are taken from what `select` compares, so that a new kernel is among them; parts in
+turn, which only batch invariance compares, are added.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from triton_gemm.compat import INTERPRETED
 from triton_gemm.device import DeviceInfo
 from triton_gemm.kernels import fma, warp_specialised
 from triton_gemm.kernels.candidate import Candidate
+from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.plan import GemmPlan, InterpretedPlan
 from triton_gemm.problem import ACTIVATIONS, GemmProblem
 from triton_gemm.select import Selection, illegal, ranked
@@ -133,15 +135,24 @@ def form(kernel: str, candidate: Candidate) -> str:
         words += ["wide"] * warp_specialised.host.wide_mma(given, config)
         if work.split_tiles:
             words.append("second launch" if work.reduction else "split")
+        words += ["parts in turn"] * work.in_turn
     elif work > 1:
         words.append("split")
     return ", ".join(words)
 
 
+def with_parts_in_turn(found: list[tuple[float, str, Candidate]]) -> Iterator[tuple[str, Candidate]]:
+    """Kernels and candidates, each whole one of the warp-specialised kernel with three parts in turn, too."""
+    for _, kernel, candidate in found:
+        yield kernel, candidate
+        if isinstance(candidate.work, Schedule) and candidate.work.split_k == 1:
+            yield kernel, candidate._replace(work=replace(candidate.work, split_k=3))
+
+
 def forms(circumstance: str, problem: Problem, described: GemmProblem, device: DeviceInfo) -> Iterator[Way]:
     """The fastest legal candidate of each form, as predicted, for a problem as operands have it."""
     found: dict[str, Selection] = {}
-    for _, kernel, candidate in ranked(described, device):
+    for kernel, candidate in with_parts_in_turn(ranked(described, device)):
         name = form(kernel, candidate)
         if name not in found and illegal(described, device, kernel, candidate) is None:
             found[name] = Selection.of(kernel, candidate, "watched")

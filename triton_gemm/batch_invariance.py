@@ -15,7 +15,7 @@ from .bit_classes import bit_class
 from .device import DeviceInfo
 from .device_model import model_of
 from .kernels.candidate import Candidate
-from .kernels.schedule import Schedule
+from .kernels.schedule import Schedule, clusters_at_once
 from .problem import GemmProblem, Layout
 from .select import Selection, illegal, predicted, ranked
 
@@ -23,9 +23,8 @@ FEW, MANY = 16, 4096  # rows, for which the model compares classes
 MOST = 65_536  # for which a class must have a candidate
 FOR_FEW = ("skinny", "gemv")  # kernels whose classes come and go with the number of rows
 
-# All tiles are cut along K only of so many columns, times the partial sums of each that are stored, so that these take
-# 4 KiB for each row at most; and into parts of so many k-tiles at least.
-COLUMNS = 1024
+# Into how many parts all tiles are cut along K, each of so many k-tiles at least.
+PARTS = (2, 4, 8, 16)
 SHORTEST = 8
 
 
@@ -97,31 +96,26 @@ def _ranked(problem: GemmProblem, device: DeviceInfo) -> list[tuple[float, str, 
 
 
 def _cut_alike(problem: GemmProblem, device: DeviceInfo) -> Iterator[tuple[float, str, Candidate]]:
-    """The warp-specialised kernel's tiles, all of them cut into the same equal parts, whatever their number. Beyond one
-    wave they are predicted to take as long as whole ones, and as their partial sums do to and from memory.
-
-    Of parts that are more than fit the GPU at once owners wait for programs that have started before them (`schedule`).
-    """
+    """The warp-specialised kernel's tiles, all of them cut into the same equal parts: programs share tiles where all
+    parts fit the GPU at once; else each sums the parts of its tiles in turn (`schedule`)."""
     if problem.groups or problem.arithmetic.exact:
         return
     kernel, model = kernels.warp_specialised, model_of(device)
     for candidate in kernel.candidates(problem, device):
-        given, config, work, _, _ = candidate
-        assert isinstance(config, kernel.Config) and isinstance(work, Schedule)
-        tiles, k_tiles = given.batch * config.tiles(given.M, given.N), -(-given.K // config.BLOCK_K)
-        if work.split_tiles or config.ctas > 1 or not kernel.can_split_k(config):
+        given, config, whole, _, _ = candidate
+        assert isinstance(config, kernel.Config) and isinstance(whole, Schedule)
+        if whole.split_tiles:
             continue
-        for parts in (2, 4, 8):
-            columns = (parts - 1) * problem.N
-            if columns > COLUMNS or k_tiles % parts or k_tiles < parts * SHORTEST:
+        tiles, k_tiles = given.batch * config.tiles(given.M, given.N), -(-given.K // config.BLOCK_K)
+        at_once = clusters_at_once(config.ctas, device.num_sms)
+        for parts in PARTS:
+            if k_tiles % parts or k_tiles < parts * SHORTEST:
                 continue
-            cut = candidate._replace(work=Schedule(tiles * parts, tiles, parts))
-            if tiles * parts <= device.num_sms:
-                time = predicted(problem, "warp_specialised", cut, model)
-            else:
-                partial = 4 * given.batch * given.M * columns
-                time = predicted(problem, "warp_specialised", candidate, model) + 2 * partial / model.memory
-            yield time, "warp_specialised", cut
+            work = replace(whole, split_k=parts)
+            if tiles * parts <= at_once and kernel.can_split_k(config):
+                work = Schedule(tiles * parts, tiles, parts)
+            cut = candidate._replace(work=work)
+            yield predicted(problem, "warp_specialised", cut, model), "warp_specialised", cut
 
 
 def _whole(problem: GemmProblem, device: DeviceInfo) -> Iterator[tuple[str, Candidate]]:

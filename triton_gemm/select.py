@@ -77,6 +77,8 @@ class Selection:
         if self.schedule is not None and self.schedule.split_tiles:
             notes.append(f"{self.schedule.split_tiles} tiles in {self.schedule.split_k} parts")
             notes += ["reduced by a second launch"] * self.schedule.reduction
+        if self.schedule is not None and self.schedule.in_turn:
+            notes.append(f"{self.schedule.split_k} parts in turn")
         if self.split_k > 1:
             notes.append(f"K in {self.split_k} parts")
         notes += ["swap_ab"] * self.swap_ab + [f"{x} repacked" for x in self.packed]

@@ -14,6 +14,8 @@ from tests.fprev import Tree, refined
 from triton_gemm.arithmetic import FP8
 from triton_gemm.bit_classes import bit_class
 from triton_gemm.device import DeviceInfo, device_info
+from triton_gemm.kernels import warp_specialised
+from triton_gemm.kernels.schedule import Schedule, clusters_at_once
 from triton_gemm.plan import GemmPlan
 from triton_gemm.problem import ACTIVATIONS, GemmProblem
 from triton_gemm.select import Selection, illegal, ranked
@@ -154,6 +156,61 @@ def test_what_is_cut_alike_is_one_class_whatever_the_tile(splits: int) -> None:
         GemmPlan(operands.problem, selection, DEVICE).run(operands.a, operands.b, operands.c, (), 1.0, 0.0)
         results.add(bits(operands.c).cpu().numpy().tobytes())
     assert len(members) > 3 and len(results) == 1
+
+
+def with_parts(problem: GemmProblem, parts: int) -> dict[str, dict[str, list[Selection]]]:
+    """By class, and by who adds them up, what multiplies in so many parts of all tiles: the program that sums them in
+    turn, owners, or a second launch."""
+    found: dict[str, dict[str, list[Selection]]] = defaultdict(lambda: defaultdict(list))
+    for candidate in warp_specialised.candidates(problem, gpu()):
+        given, config, whole, _, _ = candidate
+        if whole.split_tiles:
+            continue
+        tiles = given.batch * config.tiles(given.M, given.N)
+        ways = {
+            "in turn": replace(whole, split_k=parts),
+            "owners": Schedule(tiles * parts, tiles, parts),
+            "second launch": Schedule(tiles * parts, tiles, parts, reduction=True),
+        }
+        for who, work in ways.items():
+            cut = candidate._replace(work=work)
+            fits = work.programs <= clusters_at_once(config.ctas, gpu().num_sms)
+            if fits and illegal(problem, gpu(), "warp_specialised", cut) is None:
+                selection = Selection.of("warp_specialised", cut, "by a test")
+                found[bit_class(problem, selection)][who].append(selection)
+    return found
+
+
+IN_TURN = [kind for kind in KINDS if "fp64" not in kind and "int8" not in kind and kind != "ieee"]
+
+
+@pytest.mark.skipif("torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0)", reason="needs Hopper")
+@pytest.mark.parametrize(
+    ("kind", "parts"),
+    [*((kind, 4) for kind in IN_TURN), *((x, 3) for x in ("bf16 nt", "tf32", "bf16x6", "fp8 blocks"))],
+)
+def test_parts_in_turn_have_the_bits_of_shared_ones(kind: str, parts: int) -> None:
+    """Whoever adds them, in tiles as unlike as there are; uneven ones in k-tiles of one depth."""
+    operands = Operands(Case((333, 520, 2040), **KINDS[kind]), DEVICE)  # type: ignore[arg-type]
+    case, problem, compared = operands.case, operands.problem, 0
+    if case.dtype.itemsize > 1:
+        for x in (operands.a, operands.b):
+            x.mul_(torch.exp2(torch.randint(-6, 3, x.shape, device=DEVICE, generator=operands.generator)))
+    for name, by in with_parts(problem, parts).items():
+        results = []
+        for who, members in by.items():
+            for selection in unlike(members, 3 if who == "in turn" else 1):
+                operands.c.copy_(operands.c0)
+                auxiliary = (*([] if operands.bias is None else [operands.bias]), *operands.scales)
+                plan = GemmPlan(problem, selection, DEVICE)
+                plan.run(operands.a, operands.b, operands.c, auxiliary, case.alpha, case.beta)
+                results.append((f"{who}: {selection}", bits(operands.c).clone()))
+        (first, expected), *others = results
+        for other, found in others:
+            wrong = int((found != expected).sum())
+            assert wrong == 0, f"{name}: {wrong} of {found.numel()} elements of {other} are not those of {first}"
+        compared += len(by) > 1 and "in turn" in by
+    assert compared > 0, "nobody else has the class of parts in turn"
 
 
 # --- The trees ---

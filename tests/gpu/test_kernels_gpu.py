@@ -302,6 +302,11 @@ def check_wide(case: Case, config: TileConfig, schedule: Schedule, times: int = 
         assert torch.equal(operands.run(plan), operands.run(alone)), "other bits than those of tiles 128 wide"
 
 
+def few_enough(config: TileConfig) -> bool:
+    """Whether a thread has registers for its sums twice."""
+    return config.accumulators() <= (48 if config.num_warps == 12 else 96)
+
+
 @hopper
 @clusters
 @pytest.mark.parametrize(("m", "form", "n"), WIDE)
@@ -315,6 +320,8 @@ def test_every_width(m: int, form: tuple[int, int], n: int) -> None:
         check_wide(Case((3 * of_m - 8, 3 * of_n + 8, 20 * k + 8), orders), config, Schedule(4, group_m=2), times=2)
         if (m + n) // 8 % 3 == turn and warp_specialised.can_split_k(config):
             check_wide(Case((of_m + 8, of_n - 8, 9 * k), orders), config, Schedule(6, 2, 3), times=3)
+        if (m + n) // 8 % 3 == turn and few_enough(config):
+            check_wide(Case((of_m + 8, of_n - 8, 10 * k), orders), config, Schedule(1, split_k=3), times=3)
 
 
 @hopper
@@ -402,6 +409,50 @@ def test_random_problems_in_all_that_the_cost_model_compares(seed: int) -> None:
         ]
         for config, schedule in chance.sample(found, min(10, len(found))):
             operands.check(GemmPlan(problem, persistent(config, schedule), DEVICE), schedule.split_k)
+
+
+PARTS_IN_TURN = [c for c in (*(CLUSTERED if CLUSTERS else ()), *warp_specialised.CONFIGS) if few_enough(c)]
+
+
+@hopper
+@pytest.mark.parametrize("config", PARTS_IN_TURN, ids=ids)
+def test_parts_in_turn(config: TileConfig) -> None:
+    """Right, and bit for bit what owners of tiles sum by themselves: uneven parts, and one for each k-tile."""
+    m, n, k = of_cluster(config)
+    alone = replace(config, CLUSTER_M=1, CLUSTER_N=1)
+    orders = ("nnn", "ttn", "tnt")[PARTS_IN_TURN.index(config) % 3]
+    for size, programs, parts in (((m + 8, 2 * n - 8, 23 * k + 8), 3, 3), ((2 * m - 8, n + 8, 8 * k), 1, 8)):
+        operands = Operands(Case(size, orders))
+        problem, in_turn = operands.problem, Schedule(programs, split_k=parts, group_m=2)
+        assert warp_specialised.illegal(problem, gpu(), config, in_turn) is None
+        plan = GemmPlan(problem, persistent(config, in_turn), DEVICE)
+        operands.check(plan, parts, times=3)
+        tiles = alone.tiles(*size[:2])
+        if tiles * parts <= gpu().num_sms:
+            owners = GemmPlan(problem, persistent(alone, Schedule(tiles * parts, tiles, parts)), DEVICE)
+            assert torch.equal(operands.run(plan), operands.run(owners))
+
+
+@hopper
+@pytest.mark.parametrize("name", CIRCUMSTANCES)
+def test_every_circumstance_of_parts_in_turn(name: str) -> None:
+    """In the largest tile and one other in turn."""
+    turn = list(CIRCUMSTANCES).index(name)
+    probe, in_turn = Operands(circumstance(name, (64, 64, 64))).problem, Schedule(3, split_k=4)
+    legal = [c for c in warp_specialised.CONFIGS if warp_specialised.illegal(probe, gpu(), c, in_turn) is None]
+    for config in (legal[0], legal[1 + turn % (len(legal) - 1)]):
+        m, n, k = blocks(config)
+        check(circumstance(name, (m + 8, 2 * n + 8, 11 * k + 3)), persistent(config, in_turn), times=2)
+
+
+@hopper
+@pytest.mark.parametrize("config", warp_specialised.configs(torch.int8), ids=ids)
+def test_bytes_in_turn(config: TileConfig) -> None:
+    """fp8 of every kind of scales, also where what is added are promoted sums."""
+    in_turn = Schedule(4, split_k=3)
+    for case in of_bytes(config, warp_specialised.configs(torch.int8).index(config)):
+        if warp_specialised.illegal(Operands(case).problem, gpu(), config, in_turn) is None:
+            check(case, persistent(config, in_turn), times=2)
 
 
 @hopper

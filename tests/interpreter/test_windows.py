@@ -124,6 +124,7 @@ def test_every_form_of_every_kernel_is_watched() -> None:
     assert set(few) == set(everything)
     assert {form.partition(",")[0] for form in everything} == set(kernels.KERNELS)
     assert {"fma, split, in turn", "warp_specialised, second launch", "gemv, split"} <= set(everything)
+    assert "warp_specialised, parts in turn" in everything
     assert not any("clusters" in form or "wide" in form for form in watched(1, inline_ptx=False))
 
 

@@ -24,9 +24,12 @@ import triton.language as tl
 class Schedule:
     """How tiles are dealt out.
 
-    programs: the grid; split_tiles: how many are cut along K, and split_k: into how many parts each; group_m: rows of
-    tiles that follow one another, for the sake of L2; reduction: whether a second launch adds the parts up, and no
-    program waits (`reduction`). Then all tiles are cut.
+    programs: the grid; split_tiles: how many are cut along K, so that programs share them, and split_k: into how many
+    parts each; group_m: rows of tiles that follow one another, for the sake of L2; reduction: whether a second launch
+    adds the parts up, and no program waits (`reduction`). Then all tiles are cut.
+
+    Where split_tiles is 0 and split_k is not 1, no tile is shared, and programs sum the parts of each in turn: the bits
+    of all tiles cut into so many parts, without partial sums in memory, and without waiting.
     """
 
     programs: int
@@ -37,6 +40,11 @@ class Schedule:
 
     def __post_init__(self) -> None:
         assert self.split_tiles * self.split_k <= self.programs, "an owner may wait for a program that cannot start"
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether each program sums the parts of its tiles one after another."""
+        return self.split_tiles == 0 and self.split_k > 1
 
     def items(self, num_tiles: int) -> int:
         return self.split_tiles * self.split_k + num_tiles - self.split_tiles

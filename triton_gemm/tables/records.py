@@ -186,7 +186,7 @@ def illegal(problem: GemmProblem, device: DeviceInfo, entry: Entry) -> str | Non
         given = given.swap_ab() if entry.swap_ab else given
         why = why or kernels.named(entry.kernel).illegal(given, device, entry.config, entry.work)
         work = entry.work
-        if isinstance(work, Schedule) and work.split_tiles:
+        if isinstance(work, Schedule) and (work.split_tiles or work.in_turn):
             tiles, k_tiles = given.batch * entry.config.tiles(given.M, given.N), -(-given.K // entry.config.BLOCK_K)
             if work.split_tiles > tiles or work.split_k > k_tiles or given.groups:
                 why = why or f"{work} does not fit {tiles} tiles of {k_tiles} steps"

@@ -21,7 +21,8 @@ class Config:
     B_PLANES say of which planes, two bits a term, the first in the lowest.
     PROMOTE: whether the sums of a k-tile leave the tensor core's accumulators to be added in fp32.
     SPLIT_K: whether owners of tiles add other programs' sums to their own (`split_sums`); REDUCTION: whether each part
-    of K has matrices of C for its own instead, which a second launch adds up (`reduction`).
+    of K has matrices of C for its own instead, which a second launch adds up (`reduction`); IN_TURN: whether a program
+    sums all parts of its tile, one after another.
     EARLY_BIAS: BIAS where the bias is loaded before the last products are done, else "".
     CLUSTER_M, CLUSTER_N: CTAs of a cluster along M and along N (`cluster`).
     """
@@ -48,6 +49,7 @@ class Config:
     GROUPED: gl.constexpr
     SPLIT_K: gl.constexpr
     REDUCTION: gl.constexpr
+    IN_TURN: gl.constexpr
     TERMS: gl.constexpr
     A_PLANES: gl.constexpr
     B_PLANES: gl.constexpr

@@ -83,7 +83,7 @@ class OfConfig(NamedTuple):
     """Of a configuration, whatever the problem's sizes: the sides of a cluster's tiles, how many clusters run at once,
     and whether tiles can be cut; the time of a k-tile's products, how often it loads 128 bytes of a row, and the time
     that it takes in addition; of a tile start and end, handing partial sums on, and adding one program's; of a launch
-    what clusters wait for."""
+    what clusters wait for; of sums, adding them outside of the tensor cores."""
 
     config: Config
     m: int
@@ -97,6 +97,7 @@ class OfConfig(NamedTuple):
     share: float
     part: float
     waiting: float
+    adding: float
 
 
 class OfTile(NamedTuple):
@@ -126,6 +127,8 @@ def microseconds(problem: GemmProblem, config: Config, schedule: Schedule, model
         of = of_config(config, problem.dtype.itemsize, len(problem.planes.terms), promotes(problem), model)
         known[config, alone] = of, of_tile(problem, known[None], of, model, alone)
     of, tile = known[config, alone]
+    if schedule.in_turn:  # sums of parts are added as promoted ones are
+        tile = tile._replace(pace=tile.pace + of.adding * schedule.split_k / tile.k_tiles)
     return time_of(known[None], of, tile, count, programs, schedule.split_tiles, schedule.split_k, schedule.reduction)
 
 
@@ -182,6 +185,7 @@ def of_problem(problem: GemmProblem, model: DeviceModel) -> OfProblem:
 def of_config(config: Config, itemsize: int, terms: int, promoted: bool, model: DeviceModel) -> OfConfig:
     costs, m, n, k_lines = model.costs(Costs), config.BLOCK_M, config.BLOCK_N, config.BLOCK_K * itemsize / 128
     size, clustered = m * n / TILE, config.ctas > 1
+    adding = costs.promotion * size
     multiply = step(m, n, costs) * k_lines
     more = costs.stage[itemsize != 2] + costs.cluster[1] * multiply * clustered
     return OfConfig(
@@ -192,11 +196,12 @@ def of_config(config: Config, itemsize: int, terms: int, promoted: bool, model: 
         cuts=can_split_k(config),
         multiply=terms * multiply,
         lines=terms * k_lines,
-        more=terms * more + costs.promotion * size * promoted,
+        more=terms * more + adding * promoted,
         start=costs.start[0] + costs.start[1] * size + costs.tail * bool(config.tail_n),
         share=costs.share[0] + costs.share[1] * size,
         part=costs.part[0] + costs.part[1] * size,
         waiting=costs.cluster[0] * clustered,
+        adding=adding,
     )
 
 

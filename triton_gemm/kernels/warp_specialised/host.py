@@ -141,6 +141,9 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, schedule: 
         if schedule.split_tiles != problem.batch * config.tiles(problem.M, problem.N) or schedule.split_k < 2:
             return f"a second launch adds up the parts of all tiles, and {schedule} does not cut all"
         problem = parts_of(problem)
+    elif schedule is not None and schedule.in_turn:
+        if problem.groups or problem.arithmetic.exact:
+            return "no group's sums, and no integers, have parts in turn"
     elif schedule is not None and schedule.split_tiles:
         if not can_split_k(config):
             return f"{sums} accumulators leave a thread too few registers for partial sums"
@@ -154,7 +157,8 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, schedule: 
     if sums > MAX_REGISTERS_PER_THREAD:
         return f"{sums} accumulators are more registers than a thread has"
     room = _room(config)
-    if promotes(problem) and sums > room * 3 // 4:
+    nested = promotes(problem) + (schedule is not None and schedule.in_turn)  # sums that others are added to
+    if nested and sums * (1 + nested) > room * 3 // 2:
         return f"{sums} accumulators leave a thread too few registers for sums of pieces"
     if config.BLOCK_K * problem.dtype.itemsize > (problem.arithmetic.promotion or 2**31):
         return f"a step of {config.BLOCK_K} along K is more than a piece"
@@ -229,19 +233,19 @@ def can_split_k(config: Config) -> bool:
 
 
 def order_of_sums(problem: GemmProblem, config: Config, schedule: Schedule) -> str:
-    """One instruction after the other along K, of the parts of a tile one part after the other. Which of C's elements
-    are in tiles that are cut decide the tiles, and their order."""
+    """One instruction after the other along K, of the parts of a tile one part after the other, whoever adds them up.
+    Which of C's elements are in tiles that are cut decide the tiles, and their order."""
     if problem.arithmetic.exact:
         return exactly(problem, "warp_specialised")
     how = by_tensor_cores(problem, "warp_specialised", warpgroups=True)
     depth = promoted(problem, config.BLOCK_K)
-    if schedule.split_tiles == 0:
+    if schedule.split_k == 1:
         return f"{how}, {ONE}{depth}"
     k_tiles, parts = -(-problem.K // config.BLOCK_K), schedule.split_k
     even = "" if k_tiles % parts == 0 else f"{config.BLOCK_K}-deep tiles"
     cut = in_parts(parts, k_tiles // parts * config.BLOCK_K, even)
     count = problem.batch * config.tiles(problem.M, problem.N)
-    if schedule.split_tiles < count:
+    if not schedule.in_turn and schedule.split_tiles < count:
         tile = f"{config.BLOCK_M * config.CLUSTER_M}x{config.BLOCK_N * config.CLUSTER_N}"
         c = f"{problem.M}x{problem.N}{' column-major' * problem.c.column_major}"
         cut += f", {schedule.split_tiles} of {count} tiles {tile} of C {c}, in groups of {schedule.group_m}"
@@ -352,12 +356,13 @@ def _launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple
         "C_TMA": by_tma,
         "HAS_BETA": problem.has_beta,
         "BIAS": problem.bias or "",
-        "EARLY_BIAS": (problem.bias or "") if early_bias(problem, config) and not split else "",
+        "EARLY_BIAS": (problem.bias or "") if early_bias(problem, config) and not (split or schedule.in_turn) else "",
         "ACTIVATION": problem.activation or "",
         "SCALES": problem.scales or "",
         "GROUPED": problem.groups is not None,
         "SPLIT_K": split,
         "REDUCTION": schedule.reduction,
+        "IN_TURN": schedule.in_turn,
         "CONSUMERS": consumers,
         "BLOCK_M": m,
         "BLOCK_N": n,

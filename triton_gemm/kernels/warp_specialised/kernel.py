@@ -6,7 +6,8 @@ tensor cores to itself. C leaves in epilogue tiles of 64 columns through two sma
 fourth stage.
 
 The tiles of a partial wave are split along K, so that no multiprocessor idles (`schedule`). Who owns a tile adds up its
-parts (`split_sums`); where they are many, a second launch does (`reduction`). Launches
+parts (`split_sums`); where they are many, a second launch does (`reduction`). Where the bits of cut tiles are wanted of
+more tiles than run at once, each program sums the parts of its tiles in turn (`mma.multiply_in_turn`). Launches
 follow one another programmatically: while one grid runs out the next sets up its barriers and prefetches its first
 k-tiles into L2 (`prefetch`), and waits for the other's end only before it reads or writes memory.
 """
@@ -73,6 +74,7 @@ def warp_specialised_kernel(
     GROUPED: gl.constexpr,
     SPLIT_K: gl.constexpr,
     REDUCTION: gl.constexpr,
+    IN_TURN: gl.constexpr,
     CONSUMERS: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
@@ -96,7 +98,7 @@ def warp_specialised_kernel(
     config = Config(
         CONSUMERS, num_stages, BLOCK_M, BLOCK_N, MAIN_N, TAIL_N, BLOCK_K, EPI_N, REST_N, C_BUFFERS,
         A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, EARLY_BIAS, ACTIVATION, SCALES,
-        GROUPED, SPLIT_K, REDUCTION, TERMS, A_PLANES, B_PLANES, PROMOTE, WIDE_MMA, CLUSTER_M, CLUSTER_N, PDL,
+        GROUPED, SPLIT_K, REDUCTION, IN_TURN, TERMS, A_PLANES, B_PLANES, PROMOTE, WIDE_MMA, CLUSTER_M, CLUSTER_N, PDL,
     )  # fmt: skip
     inputs = Inputs(
         a_desc, b_desc, b_tail_desc, a_ptr, b_ptr, a_scale_ptr, b_scale_ptr, M, N, a_batches, b_batches

@@ -26,7 +26,7 @@ def mma_partition(config, ring, work, output, staging, CONSUMER: gl.constexpr):
     MAIN_N: gl.constexpr = config.MAIN_N
     EPI_TILES: gl.constexpr = config.BLOCK_N // config.EPI_N  # wide ones
     LOADS_C: gl.constexpr = config.HAS_BETA and config.C_TMA
-    EARLY_BIAS: gl.constexpr = "" if config.PROMOTE else config.EARLY_BIAS
+    EARLY_BIAS: gl.constexpr = "" if config.PROMOTE or config.IN_TURN else config.EARLY_BIAS
     slot = 0
     phase = 0
     count = 0  # of epilogue tiles
@@ -47,7 +47,9 @@ def mma_partition(config, ring, work, output, staging, CONSUMER: gl.constexpr):
                 prefetch_c(output, batch, m, n, config)
 
         # Main loop
-        if config.PROMOTE:
+        if config.IN_TURN:
+            acc, tail, slot, phase = multiply_in_turn(ring, item.k_end, work.split_k, slot, phase, n, CONSUMER, config)
+        elif config.PROMOTE:
             acc, tail, slot, phase = multiply_with_promotion(
                 ring, item.k_begin, item.k_end, slot, phase, n, CONSUMER, config
             )
@@ -59,10 +61,8 @@ def mma_partition(config, ring, work, output, staging, CONSUMER: gl.constexpr):
                 load_first_c(output, staging, count, batch, m, n, config)
         bias = load_bias(output, m, n, rows_end, MAIN_N, EARLY_BIAS, config)
         tail_bias = load_bias(output, m, n + MAIN_N, rows_end, config.TAIL_N, EARLY_BIAS, config)
-        if not config.PROMOTE:
-            if steps_in_flight(ring.a.dtype, config.A_COLUMN_MAJOR):
-                acc, tail = wait_for_products(acc, tail, 0, config)
-                free_slot(ring, previous_slot(slot, config), item.k_end > item.k_begin, config)
+        if not (config.PROMOTE or config.IN_TURN):
+            acc, tail = finish_products(ring, acc, tail, slot, item.k_end > item.k_begin, config)
 
         # Epilogue
         if config.SPLIT_K:
@@ -107,6 +107,35 @@ def multiply(ring, k_begin, k_end, slot, phase, CONSUMER: gl.constexpr, config):
         else:
             free_slot(ring, slot, True, config)
         slot, phase = next_slot(slot, phase, config)
+    return acc, tail, slot, phase
+
+
+@gluon.jit
+def finish_products(ring, acc, tail, slot, some, config):
+    """(acc, tail) once what `multiply` left under way is done, and its last slot is free; some: whether it had any."""
+    if steps_in_flight(ring.a.dtype, config.A_COLUMN_MAJOR):
+        acc, tail = wait_for_products(acc, tail, 0, config)
+        free_slot(ring, previous_slot(slot, config), some, config)
+    return acc, tail
+
+
+@gluon.jit
+def multiply_in_turn(ring, k_tiles, parts, slot, phase, n, CONSUMER: gl.constexpr, config):
+    """As `multiply` of all k-tiles, but nothing is under way in the end, and K is in parts, cut as by `work_item`: each
+    is summed from zero, and added in fp32, from the lowest k on. So do an owner (`split_sums`) and a second launch
+    (`reduction`) add them, and all three give the same bits."""
+    acc, tail = accumulators(ring, config)
+    for part in range(parts):
+        begin = part * k_tiles // parts
+        end = (part + 1) * k_tiles // parts
+        if config.PROMOTE:
+            more, more_tail, slot, phase = multiply_with_promotion(ring, begin, end, slot, phase, n, CONSUMER, config)
+        else:
+            more, more_tail, slot, phase = multiply(ring, begin, end, slot, phase, CONSUMER, config)
+            more, more_tail = finish_products(ring, more, more_tail, slot, end > begin, config)
+        acc += more
+        if config.TAIL_N:
+            tail += more_tail
     return acc, tail, slot, phase
 
 
