@@ -175,7 +175,7 @@ gpu-test: $(READY) ## the tests that need a CUDA device
 
 gpu-fuzz: $(READY) ## products drawn at random against fp64, on a GPU (MINUTES=10 ARGS='--seed 7')
 	$(call need,torch triton numpy hypothesis)
-	@env -u TRITON_INTERPRET '$(PY)' -m tests.fuzz --minutes $(MINUTES) --jobs $(GPU_JOBS) $(ARGS)
+	@env -u TRITON_INTERPRET '$(PY)' -m tests.fuzz --minutes $(MINUTES) $(ARGS)
 
 gpu-battery: $(READY) ## all that shows the kernels to be right, on a GPU, in one table (ARGS='--only memcheck windows')
 	$(call need,torch triton numpy rich hypothesis pytest xdist pytest_timeout setuptools)

@@ -55,7 +55,7 @@ from triton_gemm.compat import INTERPRETED
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 POOL, FRESH = 1500, 40
-TIMES = 1 if INTERPRETED else 4  # draws of values for each call of a rule
+TIMES = 1 if INTERPRETED else 15  # draws of values for each call of a rule: compiling takes longer than all of them
 DEAD = 3  # the status of a process whose GPU cannot be used any more
 GRAPHS = 1  # that an example captures at most
 SHRINK_S = 40.0
@@ -134,7 +134,7 @@ class Calls(RuleBasedStateMachine):
         self.memory = Memory(DEVICE)
         self.contexts: list[Any] = []
         self.seen: list[Problem] = []
-        self.graphs: list[tuple[Any, Prepared]] = []
+        self.graphs: list[tuple[Any, Prepared] | None] = []
         self.waiting: list[tuple[torch.Tensor, str]] = []
         self.setting = torch.backends.cuda.matmul.fp32_precision
         Calls.log = []
@@ -211,6 +211,7 @@ class Calls(RuleBasedStateMachine):
     def capture(self, problem: Problem) -> None:
         self._say("capture", problem=problem)
         if time.monotonic() > Calls.deadline:
+            self.graphs.append(None)  # so that hypothesis draws what it drew in time
             return
         prepared = Prepared(problem, Memory(DEVICE))  # its own memory: the graph keeps the addresses
         prepared.fill("integers", 0)
@@ -226,7 +227,10 @@ class Calls(RuleBasedStateMachine):
     @rule(which=st.integers(0, GRAPHS - 1), values=DRAWN, seed=SEEDS)
     def replay(self, which: int, values: str, seed: int) -> None:
         self._say("replay", which=which, values=values, seed=seed)
-        graph, prepared = self.graphs[which % len(self.graphs)]
+        captured = self.graphs[which % len(self.graphs)]
+        if captured is None or time.monotonic() > Calls.deadline:
+            return
+        graph, prepared = captured
         self._check(prepared, graph.replay, fitting(prepared.problem, values), seed)
 
     # --- What calls depend on ---
@@ -278,7 +282,8 @@ class Calls(RuleBasedStateMachine):
         prepared = Prepared(problem, self.memory)
         call = prepared.call_through_torch if through_torch else prepared.call
         for i in range(TIMES):
-            self._check(prepared, call, fitting(problem, values), seed + i, through_torch=through_torch)
+            kind = VALUES[(VALUES.index(values) + i) % len(VALUES)]
+            self._check(prepared, call, fitting(problem, kind), seed + i, through_torch=through_torch)
 
     def _check(self, prepared: Prepared, call: Any, values: str, seed: int, *, through_torch: bool = False) -> None:
         with alive():
@@ -421,7 +426,12 @@ def work(number: int, minutes: float, journal: Path) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--jobs", type=int, default=8, help="processes that share the GPU")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=min(16, os.cpu_count() or 1),
+        help="processes that share the GPU; by default one for each core, 16 at most, since they compile most of the time",
+    )
     parser.add_argument(
         "--seed",
         type=int,

@@ -297,3 +297,16 @@ def test_the_command_shares_its_work(capfd: pytest.CaptureFixture[str]) -> None:
     assert " products in " in said[-2] and " on portable" in said[-2]
     assert said[-1] == "No wrong element, and no byte written elsewhere."
     assert fuzz.main(["--minutes", "0", "--jobs", "1"]) == 1, "nothing was shown"
+
+
+def test_what_hypothesis_draws_does_not_depend_on_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule's precondition holds after the deadline as before it, or replaying an example ends in an error."""
+    calls = Calls()
+    monkeypatch.setattr(fuzz, "DEVICE", "cuda")
+    monkeypatch.setattr(Calls, "deadline", 0.0)
+    before = Calls.products
+    calls.capture(problem=Problem())
+    assert len(calls.graphs) == 1
+    calls.replay(which=0, values="normal", seed=0)
+    calls.teardown()
+    assert Calls.products == before
