@@ -302,6 +302,7 @@ class Prepared:
     def call(self) -> None:
         """By this package's function, or on one candidate."""
         problem, how, self.ours = self.problem, self._how(), True
+        self.arithmetic = self._arithmetic  # in torch's present setting of fp32, and so for replays of a graph
         if problem.candidate is not None:
             self.result = self._by_candidate(problem.candidate)
         elif problem.operation in GROUPED:
@@ -322,6 +323,7 @@ class Prepared:
         with triton_gemm.use():  # and not around the verdict, whose own products are torch's
             for _ in range(1 if self.before is not None else 2):
                 self.result = self._as_torch(module, how)
+        self.arithmetic = default_arithmetic(self.dtype).name
         self.ours = all(where == "triton_gemm" for _, where in triton_gemm.report_routing(reset=True))
 
     def _as_torch(self, module: Any, how: dict[str, Any]) -> torch.Tensor:
@@ -353,7 +355,7 @@ class Prepared:
 
     def call_by(self, plan: Any) -> torch.Tensor:
         """By a plan of `request`, into the window."""
-        self.ours = True
+        self.ours, self.arithmetic = True, self._arithmetic
         if self.problem.added == "matrix":
             self.operands[2].copy_(self.added)  # type: ignore[arg-type]
         plan.run(*self.operands, self.auxiliary, self.request.alpha, self.request.beta)
@@ -397,12 +399,12 @@ class Prepared:
             return scaled_arithmetic(self.dtype, self.problem.fast).name
         return self.problem.precision or default_arithmetic(self.dtype).name
 
-    def verdict(self, *, through_torch: bool = False) -> torch.Tensor:
+    def verdict(self) -> torch.Tensor:
         """Three numbers, still on the device: wrong elements of the result, the largest share of its bound that an
         error takes, and bytes that were written although they belong to no result."""
         problem = self.problem
-        precision = default_arithmetic(self.dtype).name if through_torch else self._arithmetic
-        truth, bound = self._truth(precision)
+        precision = self.arithmetic
+        truth, bound = self._truth()
         c = self.result
         assert c.shape == truth.shape and c.dtype == self.out_dtype, f"{c.dtype} {c.shape}, not {truth.shape}"
         finite = truth.isfinite()
@@ -420,10 +422,10 @@ class Prepared:
         worst = share.nan_to_num(torch.inf).max() if share.numel() else share.sum()
         return torch.stack([(~right).sum().double(), worst, outside.double()])  # type: ignore[union-attr]
 
-    def _truth(self, precision: str) -> tuple[torch.Tensor, torch.Tensor]:
+    def _truth(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(the result in fp64, the largest error of an honest one)."""
         problem, a, b = self.problem, self.a, self.b
-        mode = mode_of(precision, self.dtype)
+        mode = mode_of(self.arithmetic, self.dtype)
         how: dict[str, Any] = {"mode": mode, "out_dtype": self.out_dtype, "parts": PARTS}
         if self.ends is not None:
             return self._truth_of_groups(how)
