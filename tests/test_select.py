@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import triton_gemm
 from triton_gemm import cost_model, kernels
-from triton_gemm.arithmetic import EMULATED
+from triton_gemm.arithmetic import EMULATED, MODES
 from triton_gemm.device import INTERPRETER, SHARED_MEMORY, device_of_capability
 from triton_gemm.device_model import measured, model_of
 from triton_gemm.kernels import fma, gemv, skinny, warp_specialised
@@ -112,6 +112,20 @@ def test_the_kernel_itself_calls_the_choice_legal(problem: GemmProblem, device) 
     assert isinstance(choice.config, kernel.Config) and choice.split_k >= 1
     assert (choice.schedule is not None) == (choice.kernel == "warp_specialised")
     assert choice.kernel != "fma" or fma.unreadable(problem) == choice.packed
+    assert choice.kernel != "warp_specialised" or problem.planes.count == 1 or choice.packed == ("a", "b")
+
+
+@pytest.mark.parametrize("groups", ["m", "k"])
+@pytest.mark.parametrize("precision", MODES)
+def test_groups_are_not_split_into_planes(precision: str, groups: str) -> None:
+    """Those of tf32x3 have the dtype of their operands, which so must not be taken for planes."""
+    problem = along_k(512, 256, 256, groups=groups, dtype=torch.float32, out_dtype=torch.float32, precision=precision)
+    problem = replace(problem, batch=4, a=Layout((0, 256, 1)), b=Layout((256 * 256, 1, 256)), c=Layout((0, 256, 1)))
+    for _, kernel, candidate in ranked(problem, HOPPER):
+        assert kernel != "warp_specialised" or candidate.problem.planes.count == 1
+    if problem.planes.count > 1:  # of a table, too
+        config = warp_specialised.configs(torch.float32)[0]
+        assert "planes" in str(warp_specialised.illegal(problem, HOPPER, config, Schedule(132)))
 
 
 @MANY

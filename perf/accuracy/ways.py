@@ -62,6 +62,7 @@ def _of_fp32() -> Iterator[Kind]:
         yield Kind(precision, FLOAT32, precision)
     for precision in ("ieee", "tf32", "bf16x6"):
         yield Kind(f"{precision}, odd", FLOAT32, precision, every=False, odd=True)
+    for precision in ("ieee", "tf32", "tf32x3", "bf16x6"):
         yield Kind(f"{precision}, groups of rows", FLOAT32, precision, groups="m", every=False)
 
 

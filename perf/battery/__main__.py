@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,7 +28,7 @@ from perf.measure import environment
 from perf.measure.environment import RESULTS, ROOT
 
 BUDGET_S = 570
-LOGS = ROOT / "build" / "battery"  # what each command said
+LOGS = ROOT / "build" / "battery"  # what each command said, and the numerics' record
 
 
 def battery(chosen: Sequence[Section], cores: int, budget: float) -> dict[str, Any]:
@@ -64,9 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         parser.error("there is no CUDA device here")
-    with tempfile.TemporaryDirectory() as folder:
-        chosen = named(sections(given.cores, given.budget, Path(folder)), given.only)
-        record = {"environment": environment.describe("battery"), **battery(chosen, given.cores, given.budget)}
+    chosen = named(sections(given.cores, given.budget, LOGS), given.only)
+    record = {"environment": environment.describe("battery"), **battery(chosen, given.cores, given.budget)}
     print(f"{tables.text(record)}\n\nWhat each command said: {shown(LOGS)}")
     out = given.out or (None if given.only else tables.path_of(RESULTS, record["environment"]))
     if out is not None:

@@ -71,7 +71,8 @@ def read(section: str, job: Job, status: int | None, said: str) -> Outcome:
 
 
 def _count(said: str) -> int:
-    return sum(int(number.replace(",", "")) for number in COUNT.findall(said))
+    """The last that is said."""
+    return sum(int(number.replace(",", "")) for number in COUNT.findall(said)[-1:])
 
 
 def _tests(said: str) -> tuple[int, int]:

@@ -8,6 +8,7 @@ import torch
 import triton_gemm
 from tests.groups import KINDS, assert_right, draw
 from triton_gemm import plan
+from triton_gemm.arithmetic import MODES
 from triton_gemm.problem import Request
 
 pytestmark = pytest.mark.gpu
@@ -30,6 +31,17 @@ def test_every_kind_and_layout(dtype: torch.dtype, kind: str, ends: list[int]) -
             results = [triton_gemm.grouped_matmul(x, y, int32(ends)) for _ in range(2)]
             assert torch.equal(*results)
             assert_right(x, y, int32(ends), results[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("precision", MODES)
+def test_every_precision_of_fp32(precision: str, kind: str) -> None:
+    """Operands along K, which is how Hopper's tensor cores read fp32."""
+    for rows, columns in ((512, 264), (4, 4)):
+        a, b = draw(kind, 400, 3, rows, columns, torch.float32, "cuda")
+        y = b.mT.contiguous().mT
+        result = triton_gemm.grouped_matmul(a, y, int32([100, 100, 333]), precision=precision)
+        assert_right(a, y, int32([100, 100, 333]), result, precision)
 
 
 @pytest.mark.parametrize("tokens", [16, 300, 5000])

@@ -119,6 +119,8 @@ def unsuited(problem: GemmProblem, device: DeviceInfo) -> str | None:
         return "TMA has nothing to load"
     if max(problem.M, problem.N, problem.K) > MAX_SIZE:
         return f"sizes must not exceed {MAX_SIZE}, as TMA's coordinates are of 32 bits"
+    if problem.groups and problem.planes.count > 1:
+        return "groups' operands are not split into planes"
     if problem.groups == "k":
         return "TMA loads whole k-tiles, and groups end inside of them"
     if problem.groups == "m" and problem.a.column_major:
