@@ -26,6 +26,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 
@@ -603,12 +604,17 @@ PANEL = 128  # bytes of a row of a tile that lie together, as TMA swizzles them;
 COPY = "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
 ARITHMETIC: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("mov.u32", "mov.b32", "mov.b64", "cvta.param.u64", "cvt.u16.u32"), lambda x: x),
-    **{"add.s32": torch.add, "sub.s32": torch.sub, "mul.lo.s32": torch.mul, "min.s32": torch.minimum},
-    "and.b32": torch.bitwise_and,
-    **{"shl.b32": torch.bitwise_left_shift, "shr.u32": torch.bitwise_right_shift},
-    **{"setp.ge.s32": torch.ge, "setp.ne.b32": torch.ne, "setp.lt.and.s32": lambda x, y, also: (x < y) & also},
+    **{"add.s32": np.add, "sub.s32": np.subtract, "mul.lo.s32": np.multiply, "min.s32": np.minimum},
+    "and.b32": np.bitwise_and,
+    **{"shl.b32": np.left_shift, "shr.u32": np.right_shift},
+    **{
+        "setp.ge.s32": np.greater_equal,
+        "setp.ne.b32": np.not_equal,
+        "setp.lt.and.s32": lambda x, y, also: (x < y) & also,
+    },
     **{"mad.lo.s32": lambda x, y, z: x * y + z, "mapa.shared::cluster.u32": lambda x, rank: x % CTA + rank * CTA},
 }
+LANES, EVERY_LANE = np.arange(WARP), np.ones(WARP, dtype=bool)
 
 
 def inline_asm(asm: str, constraints: str = "", arguments: Sequence[Any] = (), results: Sequence[Any] = ()) -> Any:
@@ -617,27 +623,27 @@ def inline_asm(asm: str, constraints: str = "", arguments: Sequence[Any] = (), r
         sums, threads = sum(x.values.numel() for x in arguments[:2]), WARP * here.warps
         assert constraints.count("=f") * threads == sums, "not as many registers as there are sums"
         return wide_products(asm, *arguments)
-    given = {f"${i}": torch.full((WARP,), address_of(x)) for i, x in enumerate(arguments)}
-    given |= {"%laneid": torch.arange(WARP), "%cluster_ctarank": torch.full((WARP,), here.program.rank)}
-    given |= {name: torch.full((WARP,), i) for i, name in enumerate(here.program.descriptors)}
+    given: dict[str, Any] = {f"${i}": address_of(x) for i, x in enumerate(arguments)}
+    given |= {"%laneid": LANES, "%cluster_ctarank": here.program.rank}
+    given |= {name: i for i, name in enumerate(here.program.descriptors)}
     effects = []
+
+    def value(operand: str) -> Any:
+        return given[operand] if operand in given else int(operand)
+
     for predicate, opcode, operands in statements(asm):
-        active = given[predicate] if predicate else torch.ones(WARP, dtype=torch.bool)
-
-        def value(operand: str) -> torch.Tensor:
-            return given[operand] if operand in given else torch.full((WARP,), int(operand))
-
+        active = given[predicate] & EVERY_LANE if predicate else EVERY_LANE
         if opcode in ARITHMETIC:
             into, *others = operands
             result = ARITHMETIC[opcode](*(value(x) for x in others))
-            given[into] = torch.where(active, result, given.get(into, torch.zeros_like(result)))
+            given[into] = np.where(active, result, given.get(into, 0)) if predicate else result
         elif opcode == "elect.sync":
-            given[operands[0].removeprefix("_|")] = torch.arange(WARP) == 0
+            given[operands[0].removeprefix("_|")] = LANES == 0
         else:
-            columns = [value(x) for x in operands if x != "_"]
+            columns = [np.broadcast_to(value(x), WARP) for x in operands if x != "_"]
             effects += [
                 (EFFECTS[opcode], [int(column[lane]) for column in columns])
-                for lane in (active.nonzero()[:, 0] if columns else (0,))
+                for lane in (active.nonzero()[0] if columns else (0,))
             ]
     for effect, numbers in effects:
         for _ in range(here.warps):
@@ -723,11 +729,8 @@ def wide_products(asm: str, acc: Tensor, tail: Tensor, a: Shared, b: Shared) -> 
     """The products of one k-tile in PTX: the addresses of A and of B move in steps of 16 bytes; registers are given in
     eights of columns, four for 64 rows, those of acc before those of tail."""
     tensors = Accumulators.of(acc), Accumulators.of(tail)
-    eights: list[torch.Tensor] = [
-        x.values[row : row + 64, column : column + 8]
-        for x in tensors
-        for row in range(0, x.shape[0], 64)
-        for column in range(0, x.shape[1], 8)
+    eights = [
+        (x, row, column) for x in tensors for row in range(0, x.shape[0], 64) for column in range(0, x.shape[1], 8)
     ]
     steps = r"add.s64 a_k, a, (\d+);\nadd.s64 b_k, b, (\d+);\n"
     product = r"wgmma.mma_async.sync.aligned.m64n(\d+)k16.f32.b?f16.b?f16 {(.*)}, a_k, b_k, add, 1, 1, ([01]), 0;"
@@ -743,10 +746,18 @@ def wide_products(asm: str, acc: Tensor, tail: Tensor, a: Shared, b: Shared) -> 
         second = right[column : column + int(width), of_k // 2 : of_k // 2 + 16].T
         numbers = [int(x) for x in re.findall(r"\$(\d+)", registers)]
         assert len(numbers) == int(width) // 2 and first.shape[0] == 64 and second.shape[1] == int(width)
-        for i in range(0, int(width), 8):
-            four = numbers[i // 2 : i // 2 + 4]
-            assert four[0] % 4 == 0 and four == list(range(four[0], four[0] + 4)), "registers of different columns"
-            products.append((eights[four[0] // 4], first, second[:, i : i + 8]))
+        assert all(n % 4 == 0 and numbers[i : i + 4] == [*range(n, n + 4)] for i, n in [*enumerate(numbers)][::4]), (
+            "registers of different columns"
+        )
+        used = [eights[n // 4] for n in numbers[::4]]
+        for x in tensors:
+            mine = [i for i, (tensor, _, _) in enumerate(used) if tensor is x]
+            if mine:
+                _, row, column = used[mine[0]]
+                assert mine == [*range(mine[0], mine[0] + len(mine))], "columns of B that do not follow one another"
+                assert [used[i] for i in mine] == [(x, row, column + 8 * i) for i in range(len(mine))]
+                sums = x.values[row : row + 64, column : column + 8 * len(mine)]
+                products.append((sums, first, second[:, 8 * mine[0] : 8 * mine[-1] + 8]))
     start_products(products, *tensors)
     return tensors
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
 import pytest
@@ -154,12 +155,13 @@ def instruction(precision: str, config: TileConfig, capability: Capability) -> s
     return {9: f"{multiplied}GMMA", 10: f"UTC{multiplied}MMA"}.get(capability[0], f"{multiplied}MMA")
 
 
-def in_shape(config: TileConfig) -> tuple[int | None, ...]:
-    """A configuration but for its order of tiles and its number of stages."""
-    return config.BLOCK_M, config.BLOCK_N, config.BLOCK_K, config.num_warps
+def every_figure(precision: str, config: TileConfig, capability: Capability) -> set[Hashable]:
+    """What the fast tier shows: every precision everywhere; every height, width, depth and number of warps."""
+    figures = (config.BLOCK_M, config.BLOCK_N, config.BLOCK_K, config.num_warps)
+    return {(precision, capability), *enumerate(figures)}
 
 
-@pytest.mark.few(shows=lambda precision, config, capability: {in_shape(config), (precision, capability)})
+@pytest.mark.few(shows=every_figure)
 @pytest.mark.parametrize(
     ("precision", "config", "capability"),
     [

@@ -199,6 +199,7 @@ def test_a_compiler_that_dies_costs_its_case_alone(monkeypatch: pytest.MonkeyPat
     assert [found[name].registers for name in ("a", "bb", "ccc")] == [1, 2, 3]
 
 
+@pytest.mark.full
 def test_the_command_compiles_and_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--triton", triton.__version__, "--only", FEW, "--jobs", "1", "--records", str(tmp_path)]
     assert command.main(options) == 0

@@ -122,6 +122,7 @@ def page_of_two(record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     return target
 
 
+@pytest.mark.full
 def test_pages_say_when_the_sources_changed_and_are_not_stale_for_that(
     page_of_two: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -212,6 +212,7 @@ def test_a_twin_is_explained_before_it_is_compared(record: Record, figures: dict
     assert "not CUDA at its best" in said(figures["ladder.png"])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kept", ["no cuBLAS", "no twins", "one rung", "odd sizes only"])
 def test_a_record_that_lacks_much_is_drawn(kept: str, record: Record, figures: dict[str, Any], tmp_path: Path) -> None:
     keeps = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -46,7 +46,17 @@ def kernel() -> SimpleNamespace:
     return simulated("warp_specialised")
 
 
-@pytest.mark.few
+def heights_and_schedules(schedules: Callable[..., object], config: TileConfig) -> set[Hashable]:
+    """What the fast tier shows."""
+    return {
+        (schedules, config.BLOCK_M, config.num_warps),
+        (schedules, config.tail_n > 0),
+        config.BLOCK_N,
+        config.BLOCK_K,
+    }
+
+
+@pytest.mark.few(shows=heights_and_schedules)
 @pytest.mark.parametrize(
     ("schedules", "config"),
     [
@@ -205,7 +215,12 @@ def of_cluster(config: TileConfig) -> tuple[int, int, int]:
     return config.BLOCK_M * config.CLUSTER_M, config.BLOCK_N * config.CLUSTER_N, config.BLOCK_K
 
 
-@pytest.mark.few
+def every_form(config: TileConfig) -> set[Hashable]:
+    """What the fast tier shows."""
+    return {(config.CLUSTER_M, config.CLUSTER_N), config.num_warps, ("tail", config.tail_n > 0)}
+
+
+@pytest.mark.few(shows=every_form)
 @pytest.mark.parametrize(
     "config",
     [*CLUSTERED, *(in_form(tile, form) for form in FORMS for tile in ((64, 96), (192, 128)))],
@@ -251,7 +266,7 @@ def test_fp32_in_clusters(kernel: SimpleNamespace, form: tuple[int, int], precis
     check(case, config, Schedule(12, split_tiles=4, split_k=3), kernel)
 
 
-@pytest.mark.few
+@pytest.mark.few(shows=every_form)
 @pytest.mark.parametrize("config", warp_specialised.configs(torch.int8, clusters=True), ids=ids)
 def test_bytes_in_clusters(kernel: SimpleNamespace, config: TileConfig) -> None:
     """Both fp8 types, summed either way, with every kind of scales, and int8."""
@@ -410,6 +425,7 @@ def test_every_circumstance_of_widths(kernel: SimpleNamespace, orders: str, name
     check_wide(case, config, Schedule(2 * tiles, tiles, split_k=2, group_m=2), kernel)
 
 
+@pytest.mark.few(shows=lambda config, split: {(config.BLOCK_M, split)})
 @pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
 @pytest.mark.parametrize("config", [c for c in WIDE if warp_specialised.can_split_k(c)][::4], ids=ids)
 def test_bits_do_not_depend_on_the_width(kernel: SimpleNamespace, config: TileConfig, split: bool) -> None:
@@ -512,11 +528,6 @@ def test_parts_in_turn(kernel: SimpleNamespace, config: TileConfig) -> None:
     orders = ORDERS[IN_TURN.index(config) % 4] + "n"
     check_in_turn(Case((m - 7, 2 * n + 8, 7 * k + 3), orders), config, 3, kernel)
     check_in_turn(Case((m - 7, n - 8, 2 * k - 5), orders, integers=True), config, 5, kernel)
-
-
-def every_form(config: TileConfig) -> set[Hashable]:
-    """What the fast tier shows."""
-    return {(config.CLUSTER_M, config.CLUSTER_N)}
 
 
 @pytest.mark.few(shows=every_form)

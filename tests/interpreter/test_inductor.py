@@ -87,6 +87,7 @@ assert (timed, len(computed)) == ([], 5), (timed, computed)
 """
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_what_is_chosen_is_right_and_another_process_finds_it(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}

@@ -9,7 +9,7 @@ import pytest
 from tests import snippets
 
 
-@pytest.mark.few(shows=lambda page: {"README" in page})
+@pytest.mark.few(shows=lambda page: {page} & {"README.md"})
 @pytest.mark.parametrize("page", snippets.PAGES)
 def test_what_a_page_shows_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # a page may write files
