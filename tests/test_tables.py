@@ -190,7 +190,9 @@ print(sorted({"platformdirs", "filelock"} & (set(sys.modules) - known)), looked)
     assert done.stdout == "[] []\n"
 
 
-def test_the_users_folder_is_the_platforms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_users_folder_is_the_platforms(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     pytest.importorskip("platformdirs")
     monkeypatch.delenv("TRITON_GEMM_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -198,7 +200,12 @@ def test_the_users_folder_is_the_platforms(monkeypatch: pytest.MonkeyPatch, tmp_
     assert tables.folder() == tmp_path / "triton_gemm" / "tables"
     tables._users_folder.cache_clear()
     monkeypatch.setitem(sys.modules, "platformdirs", None)
+    files.say_once.cache_clear()
     assert tables.folder() is None and tables.lookup(problem_of(), HOPPER) is None and not store(problem_of())
+    assert caplog.messages == [
+        "platformdirs is not installed: a user's tables are looked for in TRITON_GEMM_CACHE_DIR only",
+        "nothing is kept: there is no folder for it: set TRITON_GEMM_CACHE_DIR",
+    ]
     tables._users_folder.cache_clear()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import pairwise
 from math import exp
 from typing import Any
 
@@ -154,6 +155,20 @@ def test_who_enters_is_timed_against_the_incumbent_a_few_at_a_time(monkeypatch: 
     assert all(ways[0] == 0 and 1 < len(ways) <= race.AT_ONCE and rounds == race.HEAT for ways, rounds in heats)
     assert sorted(way for ways, _ in heats for way in ways[1:]) == [1, 3, 4, 5, 6]
     assert sorted(field.ms) == [0, 1, 3, 4, 5, 6] and kernels.dropped == [2] and field.timed == 7
+
+
+def test_rounds_double_as_the_field_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that each halving takes as long as the one before."""
+    kernels = Kernels([1 + 0.01 * i for i in range(40)].__getitem__)
+    field = race._Field(range(40), kernels, None, None)
+    field.enter(0)
+    field.heats(1000.0)
+    halves, timed = [], kernels.time
+    monkeypatch.setattr(kernels, "time", lambda ways, rounds: halves.append((len(ways), rounds)) or timed(ways, rounds))
+    field.halve(1000.0)
+    assert len(halves) >= 3 and halves[0][1] == 2 * race.HEAT
+    for (before, some), (after, more) in pairwise(halves):
+        assert after <= max(race.FINALISTS, -(-before // 2)) and more == 2 * some
 
 
 def test_the_deviation_is_that_of_the_middle_half() -> None:

@@ -91,7 +91,7 @@ GROUPS = (
         "kernels",
         tuple(f"kernels/{name}.py" for name in KERNELS),
         ("skinny", "fma", "reduction", "schedule", "warp_specialised"),
-        ("portable", "gemv", "matmul", "grouped", "scaled_matmul"),
+        ("portable", "gemv", "matmul", "grouped", "scaled_matmul", "addresses"),
         only_jit=True,
     ),
     Group(

@@ -211,10 +211,10 @@ def _put(empty: Table, entries: dict[GemmProblem, Entry]) -> bool:
     where = folder()
     try:
         if where is None:
-            raise OSError("there is no folder")
+            raise OSError("there is no folder for it: set TRITON_GEMM_CACHE_DIR")
         files.change(where, empty, lambda table: Table(*table.kind, table.entries | entries))
     except OSError as error:
-        files.say_once(f"nothing is kept in {where}: {error.strerror or error}")
+        files.say_once(f"nothing is kept{f' in {where}' if where else ''}: {error.strerror or error}")
         return False
     reload()
     return True
