@@ -291,6 +291,8 @@ def test_rounding_is_no_mistake_and_a_lost_tile_is(tmp_path: Path) -> None:
         parts = sum(a[:, k : k + 512] @ b[k : k + 512] for k in range(0, 8192, 512)).to(out_dtype)
         lost = (a[:, :-64] @ b[:-64]).to(out_dtype)
         assert gpu._distance(parts, whole) <= gpu.tolerance(problem) < gpu._distance(lost, whole) / 2
+    as_tf32 = small(M=64, N=64, K=8192, dtype=fp32, out_dtype=fp32, precision="tf32")  # both operands are rounded alike
+    assert gpu.tolerance(as_tf32) < 0.01
 
 
 def test_the_reference_product_is_looked_at_under_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

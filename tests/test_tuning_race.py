@@ -182,7 +182,7 @@ def test_the_deviation_is_that_of_the_middle_half() -> None:
 def test_a_final_goes_on_until_the_chosen_one_is_surely_on_its_side() -> None:
     slow, fastest = [0.5] * 8, [-0.001] * 8
     noisy = [0.1, -0.1] * 4
-    verdict = race._judge([slow, noisy, fastest], incumbent=0)
+    verdict = race._judge([slow, noisy, fastest], incumbent=0, defends=False)
     assert (verdict.chosen, verdict.fastest, verdict.clear) == (1, 2, False)
-    quiet = race._judge([slow, [0.0] * 8, fastest], incumbent=0)
+    quiet = race._judge([slow, [0.0] * 8, fastest], incumbent=0, defends=False)
     assert (quiet.chosen, quiet.clear, quiet.beaten, quiet.out) == (1, True, False, (True, False, False))

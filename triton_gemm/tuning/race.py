@@ -236,7 +236,7 @@ class _Verdict:
     beaten: bool
 
 
-def _judge(logs: Sequence[Sequence[float]], incumbent: int, defends: bool = False) -> _Verdict:
+def _judge(logs: Sequence[Sequence[float]], incumbent: int, defends: bool) -> _Verdict:
     """logs: of each finalist's times over the incumbent's; of some fewer rounds than of others. defends: whether the
     first has won before, and stays if it is in TIE at all."""
     places = [_middle(row) for row in logs]
