@@ -134,7 +134,7 @@ def test_a_mistake_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: the fastest of a few rounds is taken, whatever the noise."""
 
     def naive(logs: Any, incumbent: int, defends: bool) -> Any:
-        found = judge(logs, incumbent)
+        found = judge(logs, incumbent, False)
         return race._Verdict(found.fastest, found.fastest, True, found.out, 0.0, found.fastest != incumbent)
 
     judge: Callable[..., Any] = race._judge
