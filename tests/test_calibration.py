@@ -280,7 +280,7 @@ def test_it_is_kept_for_the_silicon_and_used_at_once(models: Path) -> None:
     assert device_model.origin(OTHER) == "derived" and device_model.origin(H200) == "shipped"
     changed = replace(model_without_calibration(OTHER), launch=99.0)
     path = kept.store(changed, OTHER)
-    assert path == models / "sm_90-132sms-6144bit-500W.v1.json" and generation.number > number
+    assert path == models / "sm_90-132sms-6016bit-500W.v1.json" and generation.number > number
     assert model_of(OTHER).launch == 99.0 and model_of(OTHER) is model_of(OTHER)
     assert model_of(OTHER).source.startswith("calibrated 20") and device_model.origin(OTHER) == "calibrated"
     assert model_of(H200) is model_without_calibration(H200), "another power limit is another silicon"

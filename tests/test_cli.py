@@ -215,7 +215,7 @@ def test_tables_are_listed_shown_and_verified(folder: Path) -> None:
     stored = store(problem_of())
     (one,) = document("cache", "ls")["tables"]
     assert (one["entries"], one["silicon"], one["whose"]) == (1, str(Silicon.of(H200)), "user's table")
-    assert "sm_90-132sms-6144bit-700W" in words_of("cache", "ls")
+    assert "sm_90-132sms-6016bit-700W" in words_of("cache", "ls")
     for where in ([one["file"]], ["--device", "h200"]):
         (entry,) = document("cache", "show", *where)["entries"]
         assert entry["text"] == "512x1024x2048 bf16 nn" and entry["gain"] == pytest.approx(0.2)
@@ -224,7 +224,7 @@ def test_tables_are_listed_shown_and_verified(folder: Path) -> None:
     (report,) = document("cache", "verify", "--device", "h200")["tables"]
     assert report["faults"] == [] and report["elsewhere"] is None
     (report,) = document("cache", "verify", "--device", "h100")["tables"]
-    assert report["faults"] == [] and "6144bit" in report["elsewhere"]
+    assert report["faults"] == [] and "6016bit" in report["elsewhere"]
     assert "not used here" in words_of("cache", "verify", "--device", "h100")
 
 

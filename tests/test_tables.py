@@ -20,7 +20,9 @@ from hypothesis import strategies as st
 from tests import tabled
 from tests.tabled import HOPPER, another, chosen, entries, found, problem_of, problems, store, table_in
 from triton_gemm import kernels, nvml, tables
+from triton_gemm.bit_classes import bit_class
 from triton_gemm.device import INTERPRETER
+from triton_gemm.device_model import named_device
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import GemmProblem
 from triton_gemm.select import illegal as select_illegal
@@ -31,7 +33,7 @@ from triton_gemm.tables.records import Entry
 from triton_gemm.tables.silicon import Silicon
 
 few = settings(max_examples=40, deadline=None)
-SILICON = Silicon((9, 0), 132, 6144, 700, "a GPU")
+SILICON = Silicon((9, 0), 132, 6016, 700, "a GPU")
 
 
 @pytest.fixture
@@ -117,6 +119,20 @@ def test_a_users_entry_goes_before_a_shipped_one(folder: Path, tmp_path: Path, m
     assert found(problem_of(M=1024)) is None
     reason = str(tables.lookup(second, HOPPER))
     assert "1 us measured on 20" in reason and "the model's choice 2 us" in reason
+
+
+@pytest.mark.parametrize("path", sorted(tables.SHIPPED.glob("*.json")), ids=lambda path: path.stem)
+def test_a_shipped_table_is_whole_legal_and_faster_than_the_model(path: Path) -> None:
+    found = files.look(path)
+    table = found.table
+    assert found.wrong is None and table is not None and table.name == path.name
+    (device,) = (gpu for gpu in map(named_device, ("h100", "h200")) if Silicon.of(gpu) == table.silicon)
+    for problem, entry in table.entries.items():
+        assert entry.us < entry.default_us
+        if table.triton == files.TRITON:
+            assert records.illegal(problem, device, entry) is None
+            choice = select(problem, device)
+            assert bit_class(problem, entry.selection(problem, "shipped table")) == bit_class(problem, choice)
 
 
 def test_entries_of_any_bits_are_for_who_wants_them(folder: Path) -> None:
@@ -226,7 +242,7 @@ def test_the_power_limit_is_nvmls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "gpu", nvml.gpu.__wrapped__)
     limits = [nvml.power_limit.__wrapped__(uuid) for uuid in ("known", "other", "")]
     assert limits == [700, 0, 0]
-    assert str(Silicon.of(replace(HOPPER, bus_width=6144, power_limit=600))) == "sm_90-132sms-6144bit-600W"
+    assert str(Silicon.of(replace(HOPPER, bus_width=6016, power_limit=600))) == "sm_90-132sms-6016bit-600W"
 
 
 @pytest.mark.parametrize("kernel", kernels.KERNELS)

@@ -27,7 +27,7 @@ from triton_gemm.tables.files import Table
 from triton_gemm.tables.records import Entry
 from triton_gemm.tables.silicon import Silicon
 
-SILICON = Silicon((9, 0), 132, 6144, 700, "a GPU")
+SILICON = Silicon((9, 0), 132, 6016, 700, "a GPU")
 
 
 @pytest.fixture

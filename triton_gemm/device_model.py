@@ -119,8 +119,8 @@ def model_without_calibration(device: DeviceInfo) -> DeviceModel:
 
 
 # GPUs that were measured, by the word that people have for them: width of the memory's bus in bits and the board's
-# power limit in watts, from NVIDIA's data sheets.
-_HOPPERS = {"h100": ("NVIDIA H100 80GB HBM3", 5120, 700), "h200": ("NVIDIA H200", 6144, 700)}
+# power limit in watts, as the driver says them, since tables are found by them.
+_HOPPERS = {"h100": ("NVIDIA H100 80GB HBM3", 5120, 700), "h200": ("NVIDIA H200", 6016, 700)}
 NAMES = (*_HOPPERS, *(f"sm_{major}{minor}" for major, minor in SHARED_MEMORY))
 
 

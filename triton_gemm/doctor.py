@@ -316,6 +316,7 @@ def _mounts() -> list[tuple[str, str]]:
 def _tables() -> Found:
     devices = _devices()
     reports = tables.verify(devices[0]) if devices else []
+    reports = [report for report in reports if report.source == "user's table" or not report.elsewhere]
     if not devices:
         for _, path, contents in tables.listed():
             if contents.wrong:
@@ -334,7 +335,7 @@ def _tables() -> Found:
         if why:
             yield "note", f"the model in {path} is not used: {why}", "calibrate again, with `triton-gemm calibrate`"
     if not devices or not reports:
-        count = len(tables.listed())
+        count = len(tables.listed()) if not devices else 0
         yield "good", f"{count} tables" + (": the cost model chooses, or tune" if not count else "")
 
 

@@ -1,13 +1,21 @@
-"""Products of DTensors and parallel models on several GPUs, with NCCL."""
+"""Products of DTensors and parallel models on several GPUs, with NCCL, and whether ranks choose alike."""
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 
+import triton_gemm
+from tests import tabled
 from tests.sharded import launch
+from triton_gemm import tables
+from triton_gemm.device import current_device_info
 
 pytestmark = pytest.mark.gpu
 
@@ -20,3 +28,32 @@ def test_gpus_compute_what_one_does(group: str, shape: tuple[int, ...], dtype: t
     if torch.cuda.device_count() < needed:
         pytest.skip(f"needs {needed} CUDA devices")
     launch(group, shape, "cuda", dtype, tmp_path)
+
+
+def rank(number: int, folder: Path) -> None:
+    """Of two, which first agree; then one has a table of its own, and then a policy."""
+    os.environ["TRITON_GEMM_CACHE_DIR"] = str(folder / str(number))
+    torch.cuda.set_device(number)
+    dist.init_process_group("nccl", init_method=f"file://{folder}/meeting", rank=number, world_size=2)
+    told = []
+    for step in ("agree", "tables", "policy"):
+        if step == "tables" and number:
+            problem = tabled.problem_of()
+            tables.store(problem, tabled.another(problem), current_device_info(), us=1.0, default_us=2.0)
+        if step == "policy" and number:
+            triton_gemm.set_policy("model")
+        try:
+            triton_gemm.check_ranks()
+            told.append("")
+        except RuntimeError as error:
+            told.append(str(error))
+    dist.destroy_process_group()
+    (folder / f"{number}.json").write_text(json.dumps(told))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 CUDA devices")
+def test_ranks_that_differ_are_told_in_what(tmp_path: Path) -> None:
+    mp.spawn(rank, (tmp_path,), nprocs=2)
+    agree, by_tables, by_policy = json.loads((tmp_path / "0.json").read_text())
+    assert [agree, by_tables, by_policy] == json.loads((tmp_path / "1.json").read_text())
+    assert agree == "" and "differ in tables" in by_tables and "policy" in by_policy

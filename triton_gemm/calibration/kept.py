@@ -1,6 +1,6 @@
 """Calibrated models in the user's folder: a file for each silicon, next to the folder of tables.
 
-    models/sm_90-132sms-6144bit-700W.v1.json
+    models/sm_90-132sms-6016bit-700W.v1.json
 
 Files are read, written and set aside as those of tables are (`tables.files`). A model whose figures are not those of
 this version's kernels is left as it is and not used.

@@ -1,6 +1,6 @@
 """Files of tables: one for each silicon, minor version of Triton and class of bits.
 
-    sm_90-132sms-6144bit-700W-triton3.7-same.v1.json
+    sm_90-132sms-6016bit-700W-triton3.7-same.v1.json
 
 A file is written whole under another name and then takes the place of the old one, by who holds the folder's lock; so a
 reader needs no lock, and a process that is killed leaves the old file. What no record can be read from is set aside: it
