@@ -8,10 +8,11 @@ import re
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import torch
+from typer.models import CommandInfo, OptionInfo
 from typer.testing import CliRunner, Result
 
 import triton_gemm
@@ -181,6 +182,16 @@ def test_explain_compiles_on_request(folder: Path) -> None:
     assert 0 < launch["registers"] <= 255 and launch["spills"] == 0 and launch["shared_memory"] >= 0
     assert found["candidates"][1]["launches"] == []
     assert "registers" in words_of("explain", "16", "32", "64", "--device", "sm_90", "--limit", "2", "--compile", "1")
+
+
+@pytest.mark.parametrize("command", app.registered_commands, ids=lambda command: command.name)
+def test_options_are_named_whatever_typer_makes_of_a_metavar(command: CommandInfo) -> None:
+    """typer 0.27 takes one that is the parameter's name in capitals for the option's name, unless that is given."""
+    assert command.callback is not None
+    for name, hint in get_type_hints(command.callback, include_extras=True).items():
+        for option in getattr(hint, "__metadata__", ()):
+            if isinstance(option, OptionInfo) and (option.metavar or "").lower() == name:
+                assert f"--{name}" in (option.default, *(option.param_decls or ()))  # where typer keeps it
 
 
 @pytest.mark.parametrize(

@@ -63,17 +63,20 @@ def problems(draw: st.DrawFn) -> GemmProblem:
 @settings(max_examples=300, deadline=None)
 @given(problems(), st.sampled_from(SMS))
 def test_every_width_can_run_and_fills_its_waves(problem: GemmProblem, num_sms: int) -> None:
-    """There are never more clusters than run in those waves, and would be with tiles narrower by 8. The ring is as deep
-    as shared memory lets it be."""
+    """There are never more clusters than run in those waves, and would be with tiles narrower by 8; or where there are
+    more waves anyway, no more columns. The ring is as deep as shared memory lets it be."""
     device = replace(HOPPER, num_sms=num_sms)
     assume(host.unsuited(problem, device) is None)
     for config in widths.widths(problem, num_sms):
         assert warp_specialised.illegal(problem, device, config) is None
         assert config.BLOCK_N % 8 == 0 and widths.NARROWEST <= config.BLOCK_N <= widths.WIDEST
-        tiles = problem.batch * config.tiles(problem.M, problem.N)
-        more = problem.batch * replace(config, BLOCK_N=config.BLOCK_N - 8).tiles(problem.M, problem.N)
+        narrower = replace(config, BLOCK_N=config.BLOCK_N - 8)
+        tiles, more = (problem.batch * one.tiles(problem.M, problem.N) for one in (config, narrower))
+        columns, more_columns = (one.tiles(config.BLOCK_M, problem.N) for one in (config, narrower))
         at_once = clusters_at_once(config.ctas, num_sms)
-        assert any(tiles <= waves * at_once < more for waves in widths.WAVES)
+        if not any(tiles <= waves * at_once < more for waves in widths.WAVES):
+            assert (config.BLOCK_M, config.CLUSTER_M, config.CLUSTER_N) in widths.FOR_MANY_WAVES
+            assert columns <= widths.COLUMNS and columns < more_columns
         deeper = replace(config, num_stages=config.num_stages + 1)
         if config.num_stages < widths.MOST_STAGES:
             assert host.wide_memory(deeper, problem.out_dtype.itemsize) > SHARED_MEMORY[9, 0]
@@ -91,6 +94,13 @@ def test_a_width_that_fills_the_gpu() -> None:
     """1216 rows are 10 tiles of clusters of two; of 66 of those that leaves 6 for 1264 columns, 216 each."""
     found = widths.widths(product(1216, 1264, 4096), 132)
     assert Config(64, 216, 64, 4, 5, 2, 1) in found
+
+
+def test_of_many_waves_widths_divide_c_evenly() -> None:
+    """263 columns are two of 136, where 160 would compute 57 columns beyond C."""
+    found = set(widths.widths(product(57344, 263, 8192, "ntt"), 132))
+    assert {Config(128, 136, 64, 8, 5), Config(128, 136, 64, 8, 5, 2, 1)} <= found
+    assert {config.BLOCK_N for config in found} == {136, 88, 72}
 
 
 # --- How a width leaves ---

@@ -26,7 +26,7 @@ _LONG = {str(dtype).removeprefix("torch."): dtype for dtype in (*DTYPE_WORDS.val
 
 
 Dtype = Annotated[
-    str, typer.Option(help=f"Of the operands: {', '.join(DTYPE_WORDS)}, or torch's name.", metavar="DTYPE")
+    str, typer.Option("--dtype", help=f"Of the operands: {', '.join(DTYPE_WORDS)}, or torch's name.", metavar="DTYPE")
 ]
 Layout = Annotated[
     explanation.Layout, typer.Option(help="How A and B lie in memory: n by rows, t by columns; nt is a linear layer's.")

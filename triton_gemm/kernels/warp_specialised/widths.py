@@ -1,4 +1,5 @@
-"""Widths that fill whole waves: tiles as wide as makes the busiest multiprocessor's work least."""
+"""Widths that fill whole waves: tiles as wide as makes the busiest multiprocessor's work least; and of more waves
+than that can be said of, widths that divide C's into equal columns of tiles, so that none computes much beyond C."""
 
 from __future__ import annotations
 
@@ -23,21 +24,28 @@ FORMS = {
     256: ((1, 1), (2, 1), (2, 2)),
 }
 WAVES = (1 / 3, 1 / 2, 1, 2, 3)  # a third or half of one: of tiles that are cut along K in three or two
+COLUMNS = 4  # of clusters: of more waves than these, widths that make so many are compared
+FOR_MANY_WAVES = {(128, 1, 1), (128, 2, 1), (192, 1, 1), (256, 1, 1)}  # forms of those
 
 
 def widths(problem: GemmProblem, num_sms: int) -> Iterator[Config]:
-    """Configurations whose tiles fill a number of waves, as wide as that needs."""
+    """Configurations whose tiles fill a number of waves, or make a number of columns, as wide as that needs."""
     if not spans_widths(problem):
         return
     M, N, out_itemsize = problem.M, problem.N, problem.out_dtype.itemsize
     for m, cluster_m, cluster_n, waves in _forms(num_sms):
         rows = problem.batch * -(-M // (m * cluster_m))
         fewest = max(1, -(-N // (WIDEST * cluster_n)))  # columns of clusters
-        if m * cluster_m >= 2 * max(M, 64) or rows * fewest > waves[-1]:
+        if m * cluster_m >= 2 * max(M, 64):
+            continue
+        if rows * fewest <= waves[-1]:
+            numbers = [clusters // rows for clusters in waves]
+        elif waves[-1] and (m, cluster_m, cluster_n) in FOR_MANY_WAVES:
+            numbers = list(range(COLUMNS, 0, -1))
+        else:
             continue
         found = 0
-        for clusters in waves:
-            columns = clusters // rows
+        for columns in numbers:
             if columns >= fewest:
                 n = -(-N // (8 * cluster_n * columns)) * 8
                 if n != found and n >= NARROWEST:
