@@ -18,7 +18,7 @@ import pytest
 
 from tests import tabled
 from tests.tabled import HOPPER, problem_of
-from tests.tuned import FakeLab
+from tests.tuned import FakeLab, Kernels
 from triton_gemm import tables
 from triton_gemm.bit_classes import bit_class
 from triton_gemm.problem import GemmProblem
@@ -172,6 +172,21 @@ def test_how_often_a_second_race_is_won_by_the_same(folder: Path) -> None:
     assert [len(shape.again) for shape in report.shapes] == [2] * 4
     assert report.same_again == 1.0 and report.within_1_percent == 1.0
     assert "raced again: 100 % were won by the same" in str(report)
+
+
+def test_a_second_race_has_the_first_ones_field(folder: Path) -> None:
+    """Candidates that were compiled too late for the first would win the second, and say nothing of noise."""
+    fields: list[set[Selection]] = []
+
+    class Watched(FakeLab):
+        def bench(self, problem: GemmProblem, ways: Sequence[Selection], seed: int) -> Kernels:
+            fields.append(set(ways))
+            return super().bench(problem, ways, seed)
+
+    report = tuned(folder, lab=Watched(chance, compile_s=0.5), repeat=2, budget=12.0)
+    (shape,) = report.shapes
+    assert len(fields) == 2 and len(shape.again) == 1
+    assert fields[1] < fields[0] and len(fields[1]) == shape.timed < shape.candidates
 
 
 # --- Budget and order ---

@@ -74,7 +74,7 @@ class Race(Generic[Way]):
     way: the winner, which is the incumbent unless another was faster by more than noise; fastest: of all, noise or not;
     ms: of a call, the winner's, the incumbent's and the fastest's in the final; noise: by how much the winner's time
     over the incumbent's may be off, as a share, or the fastest one's where the incumbent stays; rounds: of the final;
-    timed: how many candidates, the incumbent included; failed: why others could not be; untried: how many there was no
+    timed: how many candidates, the incumbent included; failed: why others could not be; untried: those that there was no
     time for.
     """
 
@@ -87,7 +87,7 @@ class Race(Generic[Way]):
     rounds: int
     timed: int
     failed: Mapping[Way, str] = field(default_factory=dict)
-    untried: int = 0
+    untried: tuple[Way, ...] = ()
 
 
 Said = Callable[[int, int, Way, float, float], None]  # timed so far, of how many, the best, its ms, the incumbent's
@@ -213,7 +213,7 @@ class _Field(Generic[Way]):
         ms = [base * exp(_middle(row)) for row in logs]
         return Race(
             *(ways[chosen], ways[found.fastest], ms[chosen], ms[incumbent], ms[found.fastest]),
-            *(found.noise, len(logs[incumbent]), self.timed, self.failed, len(self.waiting)),
+            *(found.noise, len(logs[incumbent]), self.timed, self.failed, tuple(self.waiting)),
         )
 
     def tell(self) -> None:

@@ -143,7 +143,7 @@ class Session:
         if entrant is None or self.left() <= 0:
             return ShapeReport(problem, 0, "no time")
         allowance = min(max(share, LEAST_S), self.left(), MOST_S * self.wishes.repeat) / self.wishes.repeat
-        report = self.races(entrant, allowance, 0, number)
+        report, tried = self.races(entrant, allowance, 0, number)
         if not report.measured:
             return report
         assert report.selection is not None
@@ -151,7 +151,8 @@ class Session:
         for seed in range(1, self.wishes.repeat):
             if self.left() <= 0:
                 break
-            other = self.races(entrant, min(allowance, self.left()), seed, number, independent=True)
+            # Of the same field: what is compiled only by now could win, and say nothing of the first race.
+            other, _ = self.races(tried, min(allowance, self.left()), seed, number, independent=True)
             if other.measured:
                 same = other.selection == report.selection
                 slower = 0.0 if same else (other.us / other.choice_us) / (report.us / report.choice_us) - 1
@@ -167,8 +168,9 @@ class Session:
         number: tuple[int, int],
         *,
         independent: bool = False,
-    ) -> ShapeReport:
-        """A race, or a second one where the GPU was not fit to be measured during the first."""
+    ) -> tuple[ShapeReport, _Entrant]:
+        """A race, or a second one where the GPU was not fit to be measured during the first; and the entrant without
+        the candidates that there was no time for."""
         problem, ways = entrant.problem, entrant.ways
         begin, why = self.lab.now(), ""
         tell = self.telling(problem, number)
@@ -179,28 +181,29 @@ class Session:
             try:
                 bench = self.lab.bench(problem, ways, ATTEMPTS * seed + attempt)
             except torch.OutOfMemoryError as error:
-                return ShapeReport(problem, 0, "failed", ways[0], why=f"{error}".splitlines()[0])
+                return ShapeReport(problem, 0, "failed", ways[0], why=f"{error}".splitlines()[0]), entrant
             try:
                 before = self.look()
                 race_s = max(0.0, allowance - 2 * (self.lab.now() - begin))  # looking afterwards takes as long again
                 preferred = None if independent or self.wishes.repeat > 1 else entrant.before
                 found = race.race(ways, bench, race_s, before=preferred, said=tell)
             except race.FailedError as error:
-                return ShapeReport(problem, 0, "failed", ways[0], why=f"the model's choice: {error}")
+                return ShapeReport(problem, 0, "failed", ways[0], why=f"the model's choice: {error}"), entrant
             finally:
                 bench.close()
             after = self.look()
             complained = complaint(before, after, self.best_ms)
             failed = (*entrant.left_out, *((named(way), reason) for way, reason in found.failed.items()))
             if complained is None:
-                return ShapeReport(
+                report = ShapeReport(
                     *(problem, 0, "stays" if found.way == ways[0] else "tuned", ways[0], found.way),
                     *(1000 * found.incumbent_ms, 1000 * found.ms, 1000 * found.fastest_ms, found.noise),
                     *(len(ways), found.timed, found.rounds),
                     failed=failed,
                 )
+                return report, replace(entrant, ways=tuple(way for way in ways if way not in found.untried))
             why = complained
-        return ShapeReport(problem, 0, "refused", ways[0], candidates=len(ways), why=why)
+        return ShapeReport(problem, 0, "refused", ways[0], candidates=len(ways), why=why), entrant
 
     def look(self) -> Conditions:
         found = self.lab.look()
