@@ -42,7 +42,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 def test_every_document_is_linked_from_readme() -> None:
     linked = set(LINK.findall((ROOT / "README.md").read_text()))
     documents = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")}
-    from_use = {f"docs/{name}.md" for name in ("accuracy", "precision", "routing", "tuning")}
+    from_use = {f"docs/{name}.md" for name in ("accuracy", "precision", "routing")}
     assert documents - linked == from_use
 
 
