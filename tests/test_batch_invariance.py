@@ -102,6 +102,7 @@ def test_one_class_for_all_rows(data: st.DataObject, layer: tuple[GemmProblem, D
         assert class_of(rows, device) == wanted == chosen(rows, device)
 
 
+@pytest.mark.few(shows=lambda precision, N, K: {precision})
 @pytest.mark.parametrize("precision", ARITHMETICS)
 @pytest.mark.parametrize(("N", "K"), [(4096, 4096), (576, 7168)])
 def test_one_class_from_1_to_8192_rows(precision: str, N: int, K: int) -> None:

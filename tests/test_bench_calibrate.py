@@ -231,6 +231,7 @@ def test_figures_have_places_and_a_changed_model_predicts_by_its_own() -> None:
     assert model.as_dict() == entry
 
 
+@pytest.mark.full
 def test_a_fit_finds_other_figures_again(committed: times.Calibration, monkeypatch: pytest.MonkeyPatch) -> None:
     """By errors alone: near-equal candidates have a regret that a fit may trade for exactness."""
     monkeypatch.setattr(fit, "REGRET", (0.0, 0.0))

@@ -70,12 +70,7 @@ def main_loop(sass: str) -> list[tuple[str, list[str]]]:
     return best
 
 
-@pytest.mark.few(
-    shows=lambda rung, capability, config: {
-        *((rung.id, x) for x in (capability, ("m", config.BLOCK_M), ("n", config.BLOCK_N), ("k", config.BLOCK_K))),
-        *((rung.id, x) for x in (("warps", config.num_warps), ("stages", config.num_stages))),
-    }
-)
+@pytest.mark.few(shows=lambda rung, capability, config: {rung.id, capability, (rung.id, config.num_warps)})
 @pytest.mark.parametrize(
     ("rung", "capability", "config"),
     [
@@ -108,7 +103,7 @@ def ids(rungs: list[Rung]) -> list[str]:
     return [rung.id for rung in rungs]
 
 
-@pytest.mark.few
+@pytest.mark.few(shows=lambda rung, capability: {capability})
 @pytest.mark.parametrize(("rung", "capability"), EVERYWHERE)
 def test_beta_spills_nothing(rung: Rung, capability: Capability) -> None:
     assert_fits(rung, capability, default(rung, capability, reads_output=True), alpha=0.5, beta=2.0)
@@ -139,7 +134,7 @@ def test_a_that_is_not_turned_spills_nothing_else(rung: Rung, capability: Capabi
     assert_fits(rung, capability, config, size=NARROW, spills=spills)
 
 
-@pytest.mark.few
+@pytest.mark.few(shows=lambda rung, capability: {capability})
 @pytest.mark.parametrize(("rung", "capability"), [case for case in EVERYWHERE if case.values[0] in POINTERS])
 def test_odd_sizes_spill_nothing(rung: Rung, capability: Capability) -> None:
     assert_fits(rung, capability, default(rung, capability, aligned=False), size=ODD)
@@ -154,7 +149,7 @@ def test_bfloat16_to_itself_and_to_float32(rung: Rung, out_dtype: torch.dtype) -
     assert "BF16" in gemm.asm["sass"]
 
 
-@pytest.mark.few
+@pytest.mark.few(shows=lambda rung, layout: {layout})
 @pytest.mark.parametrize("layout", ["nt", "tn", "tt"])
 @pytest.mark.parametrize("rung", [RUNGS["k06"], RUNGS["k07"], RUNGS["k08"], *TMA], ids=lambda rung: rung.id)
 def test_layouts_keep_the_claims(rung: Rung, layout: str) -> None:
@@ -228,6 +223,7 @@ def stride_multiplications(ttir: str) -> list[str]:
     ]
 
 
+@pytest.mark.few(shows=lambda rung: {rung.dtypes})
 @pytest.mark.parametrize("rung", POINTERS, ids=ids(POINTERS))
 def test_offsets_multiply_in_64_bits(rung: Rung) -> None:
     ttir = compiled(rung, HOPPER, default(rung, HOPPER), size=ODD, layout="nt")[-1].asm["ttir"]

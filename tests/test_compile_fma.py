@@ -113,7 +113,7 @@ def in_turn(name: str, config: TileConfig) -> tuple[Capability, Capability]:
 EVERYWHERE = [(n, config, where) for n in CIRCUMSTANCES for config in fma.CONFIGS for where in in_turn(n, config)]
 
 
-@pytest.mark.few
+@pytest.mark.few(shows=lambda name, config, capability: {capability, config})
 @pytest.mark.parametrize(
     ("name", "config", "capability"),
     [

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.test_compile import loads_of_c, stride_multiplications
+from tests.tiers import one
 from triton_gemm import aot
 from triton_gemm.config import TileConfig
 from triton_gemm.device import device_of_capability
@@ -88,6 +89,7 @@ def legal(problem: GemmProblem, capability: Capability) -> list[TileConfig]:
     return [config for config in gemv.CONFIGS if gemv.illegal(problem, device, config) is None]
 
 
+@pytest.mark.few(shows=one)
 @pytest.mark.parametrize("layout", ["nn", "nt"])
 def test_every_tile_with_four_rows(layout: str) -> None:
     problem, operands = planned(4, ALIGNED, layout)
@@ -99,7 +101,7 @@ def test_every_tile_with_four_rows(layout: str) -> None:
         assert reads_of_weights(kernel) - {0} == {16}, config
 
 
-@pytest.mark.few
+@pytest.mark.few(shows=one)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
 @pytest.mark.parametrize("layout", ["nn", "nt"])
 def test_pitches_and_row_starts_of_16_bytes_are_enough(layout: str, dtype: torch.dtype) -> None:
@@ -130,7 +132,7 @@ def test_narrower_vectors(pitch: int, layout: str) -> None:
         assert reads_of_weights(kernel) - {0} == {2 * pitch}, config
 
 
-@pytest.mark.few
+@pytest.mark.few(shows=one)
 @pytest.mark.parametrize("layout", ["nn", "nt"])
 @pytest.mark.parametrize("capability", CAPABILITIES, ids=arch)
 def test_the_default_with_all_of_the_epilogue(capability: Capability, layout: str) -> None:
@@ -154,6 +156,7 @@ def test_other_dtypes(dtype: torch.dtype, layout: str) -> None:
         assert reads_of_weights(kernel) - {0} == {16}, config
 
 
+@pytest.mark.few(shows=one)
 @pytest.mark.parametrize("layout", ["nn", "nt"])
 def test_odd_sizes_spill_nothing(layout: str) -> None:
     for M in (1, 4):
@@ -169,6 +172,7 @@ def main_loop(ptx: str) -> str:
     return loop
 
 
+@pytest.mark.few(shows=one)
 @pytest.mark.parametrize("layout", ["nn", "nt"])
 def test_sums_stay_in_their_thread(layout: str) -> None:
     """In the loop no number passes between threads by a shuffle: LANES_K and VECTOR_K are the layout's."""

@@ -156,9 +156,8 @@ def instruction(precision: str, config: TileConfig, capability: Capability) -> s
 
 
 def every_figure(precision: str, config: TileConfig, capability: Capability) -> set[Hashable]:
-    """What the fast tier shows: every precision everywhere; every height, width, depth and number of warps."""
-    figures = (config.BLOCK_M, config.BLOCK_N, config.BLOCK_K, config.num_warps)
-    return {(precision, capability), *enumerate(figures)}
+    """What the fast tier shows: every precision, every architecture, every height, width and number of warps."""
+    return {precision, capability, *enumerate((config.BLOCK_M, config.BLOCK_N, config.num_warps))}
 
 
 @pytest.mark.few(shows=every_figure)
@@ -185,7 +184,7 @@ def in_turn(precision: str, name: str) -> Capability:
     return (HOPPER, *OTHERS)[(list(CIRCUMSTANCES).index(name) + PRECISIONS.index(precision)) % 5]
 
 
-@pytest.mark.few
+@pytest.mark.few(shows=lambda precision, name, capability: {precision})
 @pytest.mark.parametrize(
     ("precision", "name", "capability"),
     [

@@ -126,11 +126,11 @@ def legal_cases(circumstances: dict[str, Circumstance], configs: list[TileConfig
 
 
 def every_shape(name: str, config: TileConfig) -> set[Hashable]:
-    """What the fast tier shows: every circumstance, every number of accumulators and every number of warps."""
-    return {name, ("accumulators", config.accumulators()), ("warps", config.num_warps)}
+    """What the fast tier shows: every circumstance and every number of warps."""
+    return {name, ("warps", config.num_warps)}
 
 
-@pytest.mark.few
+@pytest.mark.few(shows=lambda orders, config: {orders, config.num_warps, ("tail", config.tail_n > 0)})
 @pytest.mark.parametrize("config", CONFIGS, ids=ids)
 @pytest.mark.parametrize("orders", ["nn", "nt", "tn", "tt"])
 def test_every_config_and_layout(orders: str, config: TileConfig) -> None:
@@ -233,7 +233,7 @@ def in_all_tight_ones(name: str) -> list[tuple[TileConfig, str]]:
     return [(config, in_turn(config, i + turn)) for i, config in enumerate(chosen)]
 
 
-@pytest.mark.few
+@pytest.mark.few(shows=lambda name, config, schedule: {CIRCUMSTANCES[name].orders, config.num_warps, schedule})
 @pytest.mark.parametrize(
     ("name", "config", "schedule"),
     [
@@ -410,12 +410,12 @@ def cases_in_turn() -> list[Any]:
 
 
 def most_sums(name: str, config: TileConfig) -> set[Hashable]:
-    """What the fast tier shows: of every circumstance where registers are fewest."""
+    """What the fast tier shows: of every dtype where registers are fewest."""
     problem = CIRCUMSTANCES_IN_TURN[name].problem
     configs = warp_specialised.configs(problem.planes.dtype)
     legal = [c for c in configs if warp_specialised.illegal(problem, HOPPER, c, PARTS_IN_TURN) is None]
     most = config.accumulators() == max(c.accumulators() for c in legal)
-    return {name if most else "others", config.num_warps, config.ctas > 1}
+    return {problem.dtype if most else "others", config.num_warps, ("cluster", config.ctas > 1)}
 
 
 @pytest.mark.few(shows=most_sums)

@@ -85,6 +85,7 @@ def check(
     operands.check(Simulation(operands.problem, config, split_k, swapped, module), abs(split_k), times)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("config", fma.CONFIGS, ids=ids)
 @pytest.mark.parametrize("split_k", SPLITS)
 def test_every_config_and_split(kernel: SimpleNamespace, split_k: int, config: TileConfig) -> None:
@@ -97,6 +98,7 @@ def test_every_config_and_split(kernel: SimpleNamespace, split_k: int, config: T
         check(Case(size, orders + "n", pad=1, **FP32), config, split_k, kernel, swapped=turn % 2 == 1)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", [name for name, change in CIRCUMSTANCES.items() if "dtype" not in change])
 @pytest.mark.parametrize("split_k", SPLITS)
 def test_every_circumstance(kernel: SimpleNamespace, split_k: int, name: str) -> None:

@@ -213,12 +213,14 @@ def test_the_command_says_what_it_needs(package: str, installed: Installed) -> N
     assert done.stderr == "error: the command line needs typer and rich: pip install 'triton_gemm[cli]'\n"
 
 
+@pytest.mark.full
 def test_the_ladders_door_says_what_it_needs(installed: Installed) -> None:
     done = installed.run("-m", "triton_gemm.ladder", "k06")
     assert done.returncode == 1
     assert re.fullmatch(r"error: [^\n]*`perf`[^\n]*\n", done.stderr)
 
 
+@pytest.mark.full
 def test_the_interpreter_says_that_it_needs_numpy(installed: Installed) -> None:
     hidden = "import sys; sys.modules['numpy'] = None; import torch, triton_gemm"
     done = installed.run("-c", hidden, TRITON_INTERPRET="1")
@@ -228,6 +230,7 @@ def test_the_interpreter_says_that_it_needs_numpy(installed: Installed) -> None:
     assert installed.run("-c", hidden).returncode == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("numpy", "runs"), [("2.3.5", True), ("2.4.0", False)])
 def test_the_interpreter_of_triton_3_6_says_which_numpy_it_needs(numpy: str, runs: bool, installed: Installed) -> None:
     code = f"""

@@ -184,6 +184,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("no_gpu")
 def test_without_a_gpu_the_interpreter_is_named(capfd: pytest.CaptureFixture[str]) -> None:
     assert command.main(["int8", "int8, rows", "--jobs", "2"]) == 0

@@ -134,6 +134,7 @@ def test_a_smaller_job_goes_before_one_that_has_to_wait(tmp_path: Path) -> None:
     assert begun["a"] == begun["c"] < begun["b"]
 
 
+@pytest.mark.full
 def test_what_does_not_end_in_time_is_ended_with_its_children(tmp_path: Path) -> None:
     child = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(60)"
     start = f"subprocess.run([sys.executable, '-c', {child!r}])"

@@ -166,6 +166,7 @@ def test_gluon_is_only_compiled(capsys: pytest.CaptureFixture[str]) -> None:
     assert name == "128x128x64,8,5,8" and 32 <= int(registers) <= 255 and spills == "0"
 
 
+@pytest.mark.full
 def test_all_that_are_legal_are_tried_and_the_rest_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     """At odd sizes large tiles are out, unless one is named."""
     assert by_hand.main(["k08", "--arch", "sm_90", "--shape", "72x88x56"]) == 0

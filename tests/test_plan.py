@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.checks import fp32_precision
+from tests.tiers import one
 from triton_gemm import api, compat, generation, ops, plan, policies
 from triton_gemm.device import INTERPRETER, device_of_capability
 from triton_gemm.kernels.launch import Launch, Pointer, Scalar, TensorMap
@@ -278,6 +279,7 @@ def hand_over(frame: FrameType, event: str, _: object) -> Any:
     return hand_over
 
 
+@pytest.mark.few(shows=one)
 @pytest.mark.parametrize("what", ["plans", "addresses", "fast"])
 def test_threads_may_fill_a_full_cache(what: str, few: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each drops the oldest entry while others do so."""

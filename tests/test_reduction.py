@@ -156,6 +156,7 @@ def test_planted_bugs_are_caught(bug: str) -> None:
             check(case, config, reduced(case, config, 18 if case.batch is None else 3), broken)
 
 
+@pytest.mark.few(shows=lambda name, parts: {parts})
 @pytest.mark.parametrize("parts", [3, 40])
 @pytest.mark.parametrize("name", ["batch", "c-odd", "c-column-major", "everything", "float32"])
 def test_the_second_launch_reads_16_bytes_a_thread(name: str, parts: int) -> None:

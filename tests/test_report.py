@@ -152,6 +152,7 @@ def test_precisions_without_any_error_are_drawn(tmp_path: Path) -> None:
     assert bench_plots.precisions(exact, "Made-up GPU", tmp_path / "precision.png").exists()
 
 
+@pytest.mark.full
 def test_every_line_can_be_told_from_the_others_whatever_the_colour_vision(
     record: Record, figures: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -169,6 +170,7 @@ def test_every_line_can_be_told_from_the_others_whatever_the_colour_vision(
     assert len(named_lines(figures["sweep-ieee.png"])) == 14
 
 
+@pytest.mark.full
 def test_sizes_that_are_no_multiple_of_16_are_marks_apart_and_explained(
     record: Record, figures: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -189,6 +191,7 @@ def test_sizes_that_are_no_multiple_of_16_are_marks_apart_and_explained(
     assert "multiple of 16" not in report_page.write(record, pictures).read_text()
 
 
+@pytest.mark.full
 def test_the_ladder_shows_shares_of_what_it_draws(record: Record, figures: dict[str, Any], tmp_path: Path) -> None:
     problem = record["problems"][Problem(4096, 4096, 4096, "fp16").key]
     step = next(step for step in views.ladder(record) if step.rung.id == "k08")
@@ -206,6 +209,7 @@ def test_the_ladder_shows_shares_of_what_it_draws(record: Record, figures: dict[
     assert f"| {shares[0]} |" in row
 
 
+@pytest.mark.full
 def test_a_twin_is_explained_before_it_is_compared(record: Record, figures: dict[str, Any], tmp_path: Path) -> None:
     written = report_page.write(record, plots.everything(record, tmp_path)).read_text()
     assert written.index("does not show that Triton is faster than CUDA") < written.index("## Findings")

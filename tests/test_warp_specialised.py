@@ -179,6 +179,7 @@ def test_groups(kernel: SimpleNamespace, config: TileConfig) -> None:
 BYTES = warp_specialised.configs(torch.int8)
 
 
+@pytest.mark.few(shows=lambda config: {config.BLOCK_M, ("tail", config.tail_n > 0)})
 @pytest.mark.parametrize("config", BYTES, ids=ids)
 def test_bytes(kernel: SimpleNamespace, config: TileConfig) -> None:
     for case in of_bytes(config, BYTES.index(config)):
@@ -237,7 +238,7 @@ def test_every_cluster(kernel: SimpleNamespace, config: TileConfig) -> None:
         check(Case((m + 9, n - 8, 7 * k), orders), config, Schedule(6, split_tiles=2, split_k=3), kernel)
 
 
-@pytest.mark.few
+@pytest.mark.full
 @pytest.mark.parametrize("name", CIRCUMSTANCES)
 def test_every_circumstance_in_clusters(kernel: SimpleNamespace, name: str) -> None:
     turn = list(CIRCUMSTANCES).index(name)
@@ -252,7 +253,7 @@ def test_every_circumstance_in_clusters(kernel: SimpleNamespace, name: str) -> N
         check(case, config, Schedule(3 * tiles, tiles, split_k=3, group_m=2), kernel)
 
 
-@pytest.mark.few
+@pytest.mark.few(shows=lambda form, precision: {precision == "tf32"})
 @pytest.mark.parametrize("precision", ["tf32", *EMULATED])
 @pytest.mark.parametrize("form", [(2, 1), (2, 2), (4, 2)], ids=str)
 def test_fp32_in_clusters(kernel: SimpleNamespace, form: tuple[int, int], precision: str) -> None:
@@ -280,6 +281,7 @@ def test_bytes_in_clusters(kernel: SimpleNamespace, config: TileConfig) -> None:
     assert ran or config.BLOCK_N == 256
 
 
+@pytest.mark.few(shows=lambda form: {form[0] * form[1]})
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_a_cluster_s_sums_are_those_of_single_programs(kernel: SimpleNamespace, form: tuple[int, int]) -> None:
     """Bit for bit, also where K is cut into the same parts."""
@@ -390,7 +392,7 @@ def check_wide(case: Case, config: TileConfig, schedule: Schedule, module: Simpl
 
 def heights_and_forms(config: TileConfig, orders: str) -> set[Hashable]:
     """What the fast tier shows."""
-    return {(config.BLOCK_M, orders), (config.CLUSTER_M, config.CLUSTER_N)}
+    return {config.BLOCK_M, orders, (config.CLUSTER_M, config.CLUSTER_N)}
 
 
 @pytest.mark.few(shows=heights_and_forms)
@@ -425,7 +427,7 @@ def test_every_circumstance_of_widths(kernel: SimpleNamespace, orders: str, name
     check_wide(case, config, Schedule(2 * tiles, tiles, split_k=2, group_m=2), kernel)
 
 
-@pytest.mark.few(shows=lambda config, split: {(config.BLOCK_M, split)})
+@pytest.mark.few(shows=lambda config, split: {split})
 @pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
 @pytest.mark.parametrize("config", [c for c in WIDE if warp_specialised.can_split_k(c)][::4], ids=ids)
 def test_bits_do_not_depend_on_the_width(kernel: SimpleNamespace, config: TileConfig, split: bool) -> None:

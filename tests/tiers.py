@@ -5,6 +5,7 @@ A test is in the fast tier unless it is marked:
     @pytest.mark.full                   only in the full tier
     @pytest.mark.few                    a few of its cases in the fast tier, that show every value of every parameter
     @pytest.mark.few(shows=pairs)       ... every pair of values of two parameters that some case has
+    @pytest.mark.few(shows=one)         ... nothing in particular: one case
     @pytest.mark.few(shows=lambda rung, config: {...})
                                         ... everything that this function says of some case
 
@@ -32,6 +33,10 @@ def each(**values: Any) -> Shown:
 
 def pairs(**values: Any) -> Shown:
     return combinations(each(**values), 2)
+
+
+def one(**values: Any) -> Shown:
+    return ["any"]
 
 
 def _key(value: Any) -> Hashable:

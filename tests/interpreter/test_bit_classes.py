@@ -65,6 +65,7 @@ def configs(precision: str) -> list[portable.Config]:
     return list(found.values())
 
 
+@pytest.mark.few(shows=lambda precision, at_once: {precision == "half"})
 @PRECISIONS
 def test_equal_classes_give_equal_bits(precision: str, at_once: None) -> None:
     """Ragged tiles, k-tiles that end beyond K, parts of K, both ways round."""

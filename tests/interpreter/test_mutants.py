@@ -8,6 +8,7 @@ import pytest
 from tests.checks import battery, of_rung
 from tests.mutants import MUTANTS, Mutant, mutant
 from tests.shapes import SMALL, STRIPS
+from tests.tiers import one
 
 
 def steps(planted: Mutant, launch: Callable[..., object] | None) -> dict[str, Callable[[], None]]:
@@ -37,6 +38,7 @@ def test_the_mutant_is_caught(name: str, tmp_path: Path) -> None:
     assert killer(planted, planted.load(tmp_path).launch), "it survives every check"
 
 
+@pytest.mark.few(shows=one)
 @pytest.mark.parametrize("rung", sorted({planted.rung for planted in MUTANTS.values()}))
 def test_an_unchanged_copy_survives(rung: str, tmp_path: Path) -> None:
     """So that it is the bug that is caught, and not the way a mutant is made."""

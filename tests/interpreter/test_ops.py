@@ -19,6 +19,7 @@ import triton_gemm
 from tests.epilogues import activated
 from tests.mistakes import torchs
 from tests.products import draw, multiply_with_torch
+from tests.tiers import one
 from triton_gemm import ops, plan
 from triton_gemm.problem import ACTIVATIONS, Request
 
@@ -150,6 +151,7 @@ def test_gradients_of_out_dtype() -> None:
     torch.testing.assert_close(a.grad, 0.5 * (grad.half() @ b.T.detach()), rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.few(shows=one)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 def test_the_gradient_of_a_bias_under_many_rows(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """In 16 bits a product with ones, which is torch's sum."""

@@ -12,8 +12,8 @@ CPU = torch.device("cpu")
 NAMES = ("bf16 to fp32", "bf16, odd", "ieee", "tf32, odd", "bf16x6, groups of rows", "fp64", "fp8 e4m3, blocks", "int8")
 
 
+@pytest.mark.few(shows=lambda name: {"bf16" in name, "ieee" in name})
 @pytest.mark.filterwarnings("ignore:invalid value", "ignore:overflow")
-@pytest.mark.few
 @pytest.mark.parametrize("name", NAMES)
 def test_every_kernel_is_within_its_bound(name: str) -> None:
     kind = KINDS[name]

@@ -89,7 +89,7 @@ def sizes(kind: str, split_k: int) -> dict[str, tuple[int, int, int]]:
     return {name: shapes.SMALL[name] for name in ("ragged", "k-tail-of-one", "k-below-block", "k-zero", "one")}
 
 
-@pytest.mark.few(shows=lambda kind, split_k, check: {(kind, split_k), check})
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("kind", "split_k", "check"),
     [
@@ -109,7 +109,7 @@ DTYPES = {
 }
 
 
-@pytest.mark.few(shows=lambda precision, config: {precision, (config.BLOCK_M, config.BLOCK_N, config.BLOCK_K)})
+@pytest.mark.few(shows=lambda precision, config: {precision, *enumerate((config.BLOCK_M, config.BLOCK_N))})
 @pytest.mark.parametrize(
     ("precision", "config"),
     [

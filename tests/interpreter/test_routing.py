@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import triton_gemm
+from tests.tiers import one
 from triton_gemm import routing
 from triton_gemm.compat import withdraw
 
@@ -150,6 +151,7 @@ def test_other_names_are_refused_before_anything_is_routed(wrong: object) -> Non
             triton_gemm.enable(**{argument: wrong})
 
 
+@pytest.mark.few(shows=one)
 @BACKENDS
 def test_compiled_graphs_call_what_is_routed(backend: str) -> None:
     """When they run: the same graph is torch's again outside, and need not be compiled for it."""

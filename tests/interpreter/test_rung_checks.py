@@ -4,6 +4,7 @@ import pytest
 import torch
 import triton
 
+from tests.tiers import one
 from tests.wrong_launches import K, M, N, Wrong, wrong_launches
 from triton_gemm.config import GemmConfig
 from triton_gemm.ladder import LADDER, Rung, k04_grouped, k11_warp_specialised
@@ -27,6 +28,7 @@ def test_a_wrong_launch_raises_and_writes_nothing(rung: Rung, wrong: Wrong) -> N
         assert was is None or torch.equal(x, was)
 
 
+@pytest.mark.few(shows=one)
 @pytest.mark.parametrize("rung", RUNGS.values(), ids=RUNGS)
 def test_what_is_right_is_launched(rung: Rung) -> None:
     """Configurations that are on no list among them."""

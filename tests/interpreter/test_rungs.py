@@ -81,7 +81,7 @@ def test_rows_of_different_scale(rung: Rung, product: Product, kind: str) -> Non
     error_within_bound(product, sizes_of(rung)["ragged"], kind=kind)
 
 
-@pytest.mark.few
+@pytest.mark.few(shows=lambda rung, config: {rung.id, (rung.id, config.BLOCK_M > config.BLOCK_N)})
 @pytest.mark.parametrize(
     ("rung", "config"),
     [

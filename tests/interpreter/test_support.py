@@ -133,6 +133,7 @@ def try_it(operation: Operation, aspect: str) -> None:
         assert_right(operation, c, operands)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(("operation", "aspect"), CELLS, ids=lambda x: x.replace("`", ""))
 def test_every_cell(operation: str, aspect: str) -> None:
     if aspect not in support.NOT[operation]:

@@ -74,8 +74,8 @@ class Race(Generic[Way]):
     way: the winner, which is the incumbent unless another was faster by more than noise; fastest: of all, noise or not;
     ms: of a call, the winner's, the incumbent's and the fastest's in the final; noise: by how much the winner's time
     over the incumbent's may be off, as a share, or the fastest one's where the incumbent stays; rounds: of the final;
-    timed: how many candidates, the incumbent included; failed: why others could not be; untried: those that there was no
-    time for.
+    timed: how many candidates, the incumbent included; failed: why others could not be; untried: those that there was
+    no time for.
     """
 
     way: Way
