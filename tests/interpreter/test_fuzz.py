@@ -291,9 +291,9 @@ def test_the_command_prints_a_failure_as_a_test(
 
 
 def test_the_command_shares_its_work(capfd: pytest.CaptureFixture[str]) -> None:
-    assert fuzz.main(["--minutes", "0.03", "--jobs", "1", "--seed", "5"]) == 0
+    assert fuzz.main(["--minutes", "0.1", "--jobs", "1", "--seed", "5"]) == 0
     said = capfd.readouterr().out.splitlines()
-    assert said[0] == "fuzzing for 0.03 minutes, processes: 1, seed: 5"
+    assert said[0] == "fuzzing for 0.1 minutes, processes: 1, seed: 5"
     assert " products in " in said[-2] and " on portable" in said[-2]
     assert said[-1] == "No wrong element, and no byte written elsewhere."
     assert fuzz.main(["--minutes", "0", "--jobs", "1"]) == 1, "nothing was shown"
