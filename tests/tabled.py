@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
+import triton_gemm
 from triton_gemm import calibration, generation, kernels, policies, tables
 from triton_gemm.arithmetic import ARITHMETICS, ScaleKind
 from triton_gemm.bit_classes import bit_class
@@ -88,6 +89,23 @@ def default_policy() -> Iterator[None]:
         yield
     finally:
         reset()
+
+
+def what_check_ranks_says(number: int, device: DeviceInfo) -> list[str]:
+    """On one of two ranks, each with a folder of its own: as they begin, after both have stored different entries, and
+    after the second took another policy; "" where it does not raise."""
+    problem, told = problem_of(), []
+    for step in ("agree", "tables", "policy"):
+        if step == "tables":
+            tables.store(problem, another(problem, number + 1), device, us=1.0, default_us=2.0)
+        if step == "policy" and number:
+            triton_gemm.set_policy("model")
+        try:
+            triton_gemm.check_ranks(device=device)
+            told.append("")
+        except RuntimeError as error:
+            told.append(str(error))
+    return told
 
 
 def table_in(folder: Path) -> Path:

@@ -85,19 +85,8 @@ def test_other_states_have_other_fingerprints(folder: Path, monkeypatch: pytest.
 
 
 def rank(number: int, meeting: str, results: Any) -> None:
-    """Of two, which first agree; then one stores what the other does not see, and takes another policy."""
     torch.distributed.init_process_group("gloo", init_method=meeting, rank=number, world_size=2)
-    told = []
-    for step in ("agree", "tables", "policy"):
-        if step == "tables":
-            store(problem_of(), number + 1)
-        if step == "policy" and number:
-            triton_gemm.set_policy("model")
-        try:
-            triton_gemm.check_ranks(device=HOPPER)
-            told.append("")
-        except RuntimeError as error:
-            told.append(str(error))
+    told = tabled.what_check_ranks_says(number, HOPPER)
     torch.distributed.destroy_process_group()
     results.put(told)
 

@@ -119,7 +119,7 @@ def model_without_calibration(device: DeviceInfo) -> DeviceModel:
 
 
 # GPUs that were measured, by the word that people have for them: width of the memory's bus in bits and the board's
-# power limit in watts, as the driver says them, since tables are found by them.
+# power limit in watts, by which tables are found: the H200's as its driver says, the H100's from NVIDIA's data sheet.
 _HOPPERS = {"h100": ("NVIDIA H100 80GB HBM3", 5120, 700), "h200": ("NVIDIA H200", 6016, 700)}
 NAMES = (*_HOPPERS, *(f"sm_{major}{minor}" for major, minor in SHARED_MEMORY))
 

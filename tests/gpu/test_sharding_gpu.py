@@ -11,10 +11,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-import triton_gemm
 from tests import tabled
 from tests.sharded import launch
-from triton_gemm import tables
 from triton_gemm.device import current_device_info
 
 pytestmark = pytest.mark.gpu
@@ -31,22 +29,10 @@ def test_gpus_compute_what_one_does(group: str, shape: tuple[int, ...], dtype: t
 
 
 def rank(number: int, folder: Path) -> None:
-    """Of two, which first agree; then one has a table of its own, and then a policy."""
     os.environ["TRITON_GEMM_CACHE_DIR"] = str(folder / str(number))
     torch.cuda.set_device(number)
     dist.init_process_group("nccl", init_method=f"file://{folder}/meeting", rank=number, world_size=2)
-    told = []
-    for step in ("agree", "tables", "policy"):
-        if step == "tables" and number:
-            problem = tabled.problem_of()
-            tables.store(problem, tabled.another(problem), current_device_info(), us=1.0, default_us=2.0)
-        if step == "policy" and number:
-            triton_gemm.set_policy("model")
-        try:
-            triton_gemm.check_ranks()
-            told.append("")
-        except RuntimeError as error:
-            told.append(str(error))
+    told = tabled.what_check_ranks_says(number, current_device_info())
     dist.destroy_process_group()
     (folder / f"{number}.json").write_text(json.dumps(told))
 

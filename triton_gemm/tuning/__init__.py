@@ -77,8 +77,8 @@ def tune(
     configs: users' own configurations in addition to the kernels': the Config of a kernel, or a triton.Config with
         BLOCK_M, BLOCK_N, BLOCK_K and what else a kernel has (GROUP_M, CLUSTER_M, CLUSTER_N).
     resume: leaves out what the same versions of this package, Triton and torch have tuned before.
-    repeat: races for each product, with operands of their own; the first counts, and the report says how often the
-        others were won by the same.
+    repeat: races for each product, with operands of their own and the first one's candidates; the first counts, and
+        the report says how often the others were won by the same.
     progress: is called with a `Progress` after every step. Without it a terminal shows a line where rich is installed,
         and the logger `triton_gemm.tuning` has a line for each product.
     device: the GPU, by default the current one.

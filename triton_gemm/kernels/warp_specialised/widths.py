@@ -24,8 +24,8 @@ FORMS = {
     256: ((1, 1), (2, 1), (2, 2)),
 }
 WAVES = (1 / 3, 1 / 2, 1, 2, 3)  # a third or half of one: of tiles that are cut along K in three or two
-COLUMNS = 4  # of clusters: of more waves than these, widths that make so many are compared
-FOR_MANY_WAVES = {(128, 1, 1), (128, 2, 1), (192, 1, 1), (256, 1, 1)}  # forms of those
+COLUMNS = 4  # of clusters at most, into which C is divided where there are more waves than these
+FOR_MANY_WAVES = {(128, 1, 1), (128, 2, 1), (192, 1, 1), (256, 1, 1)}  # heights and clusters, where it is
 
 
 def widths(problem: GemmProblem, num_sms: int) -> Iterator[Config]:
@@ -40,7 +40,7 @@ def widths(problem: GemmProblem, num_sms: int) -> Iterator[Config]:
             continue
         if rows * fewest <= waves[-1]:
             numbers = [clusters // rows for clusters in waves]
-        elif waves[-1] and (m, cluster_m, cluster_n) in FOR_MANY_WAVES:
+        elif (m, cluster_m, cluster_n) in FOR_MANY_WAVES and waves[-1]:  # the GPU has room for such a cluster
             numbers = list(range(COLUMNS, 0, -1))
         else:
             continue
