@@ -147,7 +147,7 @@ SMALL = {
     "triton_gemm.fingerprint._sources",
     "triton_gemm.kernels.__getattr__",
     "triton_gemm.kernels.portable.choice._at_once",
-    "triton_gemm.kernels.warp_specialised.choice._listed",
+    "triton_gemm.kernels.warp_specialised.configs.listed",
     "triton_gemm.kernels.warp_specialised.configs.of_itemsize",
     "triton_gemm.kernels.warp_specialised.costs._step",
     "triton_gemm.kernels.warp_specialised.host.wide_columns",

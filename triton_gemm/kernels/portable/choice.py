@@ -208,10 +208,11 @@ def faster(
     given = problem.swap_ab() if swap_ab else problem
     seen = average(given)
     on = _of_problem(seen, model)
-    if model.launch + on.memory > limit() * ROUNDING:
-        return
     floors, most = [], limit() * ROUNDING
-    for place, (config, of) in enumerate(_configs(*_kind(seen, on.pace), model)):
+    least, listed = _configs(*_kind(seen, on.pace), model)
+    if model.launch + max(on.memory, seen.batch * seen.M * seen.N * seen.K * least / model.num_sms) > most:
+        return
+    for place, (config, of) in enumerate(listed):
         tiles, steps = tiles_of(seen, config), -(-seen.K // config.BLOCK_K)
         least = max(on.memory, tiles * steps * of.work / model.num_sms, steps * of.alone / SPLITS[-1])
         if model.launch + least <= most:
@@ -227,9 +228,10 @@ def faster(
 
 
 @lru_cache(maxsize=64)
-def _configs(precision: str, *rest: Any) -> list[tuple[Config, _OfConfig]]:
-    """Every configuration, and what it takes."""
-    return [(config, _of_config(config, precision, *rest)) for config in CONFIGS[precision]]
+def _configs(precision: str, *rest: Any) -> tuple[float, list[tuple[Config, _OfConfig]]]:
+    """The least that a product of two elements takes of a busy SM; and every configuration, and what it takes."""
+    found = [(config, _of_config(config, precision, *rest)) for config in CONFIGS[precision]]
+    return min(of.work / (x.BLOCK_M * x.BLOCK_N * x.BLOCK_K) for x, of in found), found
 
 
 @cache

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cache, lru_cache
-from math import sqrt
-from typing import Any
 
 from ...compat import CLUSTERS
 from ...cost_model import ROUNDING, SECTOR, pitch
@@ -15,31 +12,19 @@ from ...problem import GemmProblem
 from .. import repack
 from ..candidate import Candidate
 from ..schedule import Schedule, clusters_at_once
-from .configs import CLUSTERED, CONFIGS, FOR_LONG_SUMS, Config, of_itemsize
-from .costs import (
-    Costs,
-    OfConfig,
-    OfProblem,
-    are_alone,
-    load_times,
-    microseconds,
-    of_config,
-    of_problem,
-    of_tile,
-    time_of,
-)
-from .host import can_split_k, illegal, promotes, unsuited
+from .bounds import MAX_PARTS, SHORTEST_PART, floors
+from .configs import Config, listed
+from .costs import OfConfig, OfProblem, are_alone, microseconds, of_problem, of_tile, time_of
+from .host import can_split_k, illegal, unsuited
 from .widths import widths
 
-MAX_PARTS = 32  # that one program adds up
 LONG = 8  # of a sum, how many times as long as C's longer side
-SHORTEST_PART = 4  # k-tiles of those that a second launch adds up
 
 
 def candidates(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
     """Over copies of what TMA reads badly or not; swapped or not; in every tile that fits; whole and split."""
     for given, swap_ab, packed in _given(problem, device):
-        for config in (*_listed(given.planes.dtype.itemsize, *_clusters(given)), *widths(given, device.num_sms)):
+        for config in (*listed(given.planes.dtype.itemsize, *_clusters(given)), *widths(given, device.num_sms)):
             if problem.groups:
                 yield Candidate(given, config, Schedule(device.num_sms))
             elif _fits(given, config):
@@ -67,11 +52,6 @@ def _clusters(problem: GemmProblem) -> tuple[bool, bool]:
     """Whether configurations in clusters are compared, only where they can run; and whether those for long sums."""
     clusters = CLUSTERS and not problem.groups
     return clusters, clusters and max(problem.M, problem.N) * LONG <= problem.K
-
-
-@cache
-def _listed(itemsize: int, clusters: bool, long_sums: bool) -> tuple[Config, ...]:
-    return of_itemsize(CONFIGS + CLUSTERED * clusters + FOR_LONG_SUMS * long_sums, itemsize)
 
 
 def without_clusters(problem: GemmProblem) -> str:
@@ -151,7 +131,7 @@ def faster(
     if problem.groups:  # few, and none is cut
         schedule = Schedule(device.num_sms)
         for given, _, _ in _given(problem, device):
-            for place, config in enumerate(_listed(given.planes.dtype.itemsize, False, False)):
+            for place, config in enumerate(listed(given.planes.dtype.itemsize, False, False)):
                 time = microseconds(given, config, schedule, model)
                 if time <= limit():
                     yield time, (0, place), Candidate(given, config, schedule)
@@ -159,100 +139,41 @@ def faster(
     for i, (given, swap_ab, packed) in enumerate(_given(problem, device)):
         copying = repack.microseconds(problem, packed, model)
         on = of_problem(given, model)
-        for floor, j, of in sorted(_floors(given, on, model, limit() * ROUNDING - copying)):
-            if copying + floor > limit() * ROUNDING:
+        for floor, j, of in sorted(floors(given, on, model, limit() * ROUNDING - copying, _clusters(given))):
+            room = limit() * ROUNDING - copying
+            if floor > room:
                 break
             if _fits(given, of.config):
-                time, schedule = _best_schedule(given, device, of, model, on)
+                time, schedule = _best_schedule(given, device, of, model, on, room)
                 if copying + time <= limit():
                     yield copying + time, (i, j), Candidate(given, of.config, schedule, swap_ab, packed)
 
 
 def _best_schedule(
-    problem: GemmProblem, device: DeviceInfo, of: OfConfig, model: DeviceModel, on: OfProblem
+    problem: GemmProblem, device: DeviceInfo, of: OfConfig, model: DeviceModel, on: OfProblem, room: float
 ) -> tuple[float, Schedule]:
-    """The first of the `schedules` of least predicted time, and that time; of those with a second launch only if it is
-    legal, as its parts take more shared memory."""
+    """The first of the `schedules` of least predicted time, and that time, where it is no more than `room`, else some
+    schedule and its time; of those with a second launch only if it is legal, as its parts take more shared memory."""
     count = problem.batch * -(-problem.M // of.m) * -(-problem.N // of.n)
     best = min(count, of.most), 0, 1
     tile = of_tile(problem, on, of, model, are_alone(best[0] * of.config.ctas, model))
     least = time_of(on, of, tile, count, *best)
+    parts = _reduced_parts(problem, count, tile.k_tiles, of.most)
+    l2 = tile.l2 * count
+    others = on.fixed + of.waiting + (on.cubes + l2 * l2 * l2) ** (1 / 3)  # however little a program multiplies
     if of.cuts:
         for cut in _cuts(count, tile.k_tiles, of.most):  # into more and more parts, on more and more SMs
-            if on.fixed + of.waiting + of.share + (cut[2] - 1) * of.part + on.cubes ** (1 / 3) >= least:
+            if others + of.share + (cut[2] - 1) * of.part >= min(least, room):
                 break
             if tile.alone and not are_alone(cut[0] * of.config.ctas, model):
                 tile = of_tile(problem, on, of, model, alone=False)
             time = time_of(on, of, tile, count, *cut)
             if time < least:
                 least, best = time, cut
-    parts = _reduced_parts(problem, count, tile.k_tiles, of.most)
-    if parts:
+    if parts and others + on.reduction + parts * on.reduced_part < min(least, room):
         tile = of_tile(problem, on, of, model, are_alone(count * parts * of.config.ctas, model))
         time = time_of(on, of, tile, count, count * parts, count, parts, reduction=True)
         reduced = Schedule(count * parts, count, parts, reduction=True)
-        if time < least and illegal(problem, device, of.config, reduced) is None:
+        if time < min(least, room) and illegal(problem, device, of.config, reduced) is None:
             return time, reduced
     return least, Schedule(*best)
-
-
-def _floors(
-    problem: GemmProblem, on: OfProblem, model: DeviceModel, limit: float
-) -> Iterator[tuple[float, int, OfConfig]]:
-    """(what it takes at least, its place, configuration) of those that may take less than a limit, however their tiles
-    are dealt out: without what C's edges add, and L2's time where a tile is larger than C."""
-    M, N, K, batch, fixed = problem.M, problem.N, problem.K, problem.batch, on.fixed
-    kind = len(problem.planes.terms), promotes(problem), on.a_lines, on.b_lines, model
-    paces = _paces(problem.planes.dtype.itemsize, _clusters(problem), *kind)
-    paces += tuple(_pace(config, problem.dtype.itemsize, *kind) for config in widths(problem, model.num_sms))
-    room = limit - fixed
-    for place, (of, m, n, most, cuts, near, far, half, start, l2) in enumerate(paces):
-        count = batch * -(-M // m) * -(-N // n)
-        one = K * (far if count > half else near)
-        if count * one > room * most:  # each takes its share of all SMs
-            continue
-        loading = count * K * l2 if m <= M and n <= N else 0.0
-        cubes = on.cubes + loading * loading * loading
-        waves, rest = divmod(count, most)
-        busy = (waves + (rest > 0)) * (one + start)
-        least = (busy * busy * busy + cubes) ** (1 / 3)
-        if cuts and 0 < 2 * rest <= most:
-            cut = _least_cut(waves * (one + start) + start, one, min(most // rest, MAX_PARTS), of, cubes)
-            least = min(least, cut)
-        if 2 * count <= most:
-            busy = one / (most // count) + start
-            reduced = on.reduction + 2 * on.reduced_part + (busy * busy * busy + cubes) ** (1 / 3)
-            least = min(least, reduced)
-        yield fixed + of.waiting + least, place, of
-
-
-def _least_cut(others: float, one: float, most: int, of: OfConfig, cubes: float) -> float:
-    """What is no more than the time with a tile that takes `one` by itself cut into `most` parts or fewer, after what
-    takes `others`: the smallest parts but only two to add up, or as many as are best if nothing else is waited for."""
-    busy = others + one / most
-    best = min(most, sqrt(one / of.part))  # beyond that a part costs more than it saves
-    return of.share + max((busy * busy * busy + cubes) ** (1 / 3) + of.part, others + one / best + (best - 1) * of.part)
-
-
-@lru_cache(maxsize=64)
-def _paces(itemsize: int, clusters: tuple[bool, bool], *kind: Any) -> tuple[tuple[Any, ...], ...]:
-    """`_pace` of every configuration that is listed."""
-    return tuple(_pace(config, itemsize, *kind) for config in _listed(itemsize, *clusters))
-
-
-@lru_cache(maxsize=4096)
-def _pace(
-    config: Config, itemsize: int, terms: int, promoted: bool, a_lines: float, b_lines: float, model: DeviceModel
-) -> tuple[Any, ...]:
-    """For `_floors`, of a configuration: it; its tiles' sides, how many run at once, and whether they can be cut; time
-    for one of K where neighbouring SMs are idle, and where they are busy, as they are with more clusters than are said
-    next; time of a tile's start; L2's time for one of K."""
-    costs, of, paces = model.costs(Costs), of_config(config, itemsize, terms, promoted, model), []
-    for alone in (True, False):
-        of_a = min(load_times(a_lines, config.CLUSTER_N, costs, alone))
-        of_b = min(load_times(b_lines, config.CLUSTER_M, costs, alone))
-        load = (config.BLOCK_M * of_a + config.BLOCK_N * of_b) * of.lines
-        paces.append((max(of.multiply, load) + of.more) / config.BLOCK_K)
-    loaded = config.BLOCK_M * a_lines / config.CLUSTER_N + config.BLOCK_N * b_lines / config.CLUSTER_M
-    l2 = config.ctas * of.lines * loaded / (model.l2 * config.BLOCK_K)
-    return (of, of.m, of.n, of.most, of.cuts, *paces, model.num_sms // 2 // config.ctas, of.start, l2)

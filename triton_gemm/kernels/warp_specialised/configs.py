@@ -109,3 +109,9 @@ def configs(dtype: torch.dtype, clusters: bool = False) -> tuple[Config, ...]:
 def of_itemsize(found: tuple[Config, ...], itemsize: int) -> tuple[Config, ...]:
     """Configurations for operands of that size instead of 2 bytes: as many bytes along K."""
     return tuple(replace(config, BLOCK_K=config.BLOCK_K * 2 // itemsize) for config in found)
+
+
+@cache
+def listed(itemsize: int, clusters: bool, long_sums: bool) -> tuple[Config, ...]:
+    """CONFIGS for operands of that size, those in clusters, and those for long sums."""
+    return of_itemsize(CONFIGS + CLUSTERED * clusters + FOR_LONG_SUMS * long_sums, itemsize)
