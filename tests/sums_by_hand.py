@@ -43,10 +43,11 @@ def parts(problem: GemmProblem, selection: Selection) -> dict[Parts, np.ndarray]
         num_m, num_n = -(-given.M // m), -(-given.N // n)
         of_tile: dict[int, dict[int, range]] = {}
         for item in range(schedule.items(given.batch * num_m * num_n)):
-            tile, part, *ks = work_item.fn(item, k_tiles, schedule.split_tiles, schedule.split_k)
+            tile, part, *ks = work_item.fn(item, k_tiles, schedule.split_tiles, schedule.split_k, schedule.unit)
             of_tile.setdefault(tile, {})[part] = range(*ks)
             if schedule.in_turn:
-                bounds = [part * k_tiles // schedule.split_k for part in range(schedule.split_k + 1)]
+                units, last = -(-k_tiles // schedule.unit), schedule.split_k
+                bounds = [min(part * units // last * schedule.unit, k_tiles) for part in range(last + 1)]
                 of_tile[tile] = {i: range(*pair) for i, pair in enumerate(pairwise(bounds))}
         for tile, cut in of_tile.items():
             batch, i, j = _coordinates(tile, num_m, num_n, schedule.group_m)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextvars import copy_context
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -135,9 +136,11 @@ def test_few_columns_of_long_sums_are_cut_alike(M: int, N: int, K: int) -> None:
     name = bit_class(problem, selection)
     assert name == class_of(problem_of(1, N, K), HOPPER)
     parts = int(name.split()[5])
-    assert name == f"bf16, tensor cores, K in {parts} parts of {K // parts}" and parts in batch_invariance.PARTS
+    lengths = "128-deep tiles" if K // 128 % parts else K // parts
+    assert name == f"bf16, tensor cores, K in {parts} parts of {lengths}" and parts in batch_invariance.PARTS
     ((cut, everywhere),) = parts_of(problem, selection).items()
-    assert [len(k) for k in cut] == [K // parts] * parts and everywhere.all()
+    units = [i * (K // 128) // parts for i in range(parts + 1)]
+    assert [(k.start, k.stop) for k in cut] == [(128 * i, 128 * j) for i, j in pairwise(units)] and everywhere.all()
     schedule, config = selection.schedule, selection.config
     if schedule.in_turn:
         (launch,) = launches(problem, selection)

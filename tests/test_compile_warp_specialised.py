@@ -421,9 +421,10 @@ def most_sums(name: str, config: TileConfig) -> set[Hashable]:
 @pytest.mark.few(shows=most_sums)
 @pytest.mark.parametrize(("name", "config"), cases_in_turn())
 def test_parts_in_turn(name: str, config: TileConfig) -> None:
-    """Nothing goes through memory but what the epilogue reads, and no product waits for the one before."""
+    """Nothing goes through memory but what the epilogue reads, and no product waits for the one before. Half of them
+    have parts of two k-tiles' multiples."""
     problem = CIRCUMSTANCES_IN_TURN[name].problem
-    kernel = compiled(problem, config, PARTS_IN_TURN)
+    kernel = compiled(problem, config, replace(PARTS_IN_TURN, unit=1 + config.BLOCK_N // 16 % 2))
     assert not SPLITTING["ld"] & accesses(kernel, "ld")
     waits = re.findall(r"WARPGROUP\.DEPBAR", kernel.asm["sass"])
     promoted = warp_specialised.host.promotes(problem)

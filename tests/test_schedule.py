@@ -30,19 +30,20 @@ def problem_of(M: int, N: int, K: int, batch: int = 1) -> GemmProblem:
 
 @st.composite
 def dealt(draw: st.DrawFn) -> tuple[int, int, Schedule]:
-    """Tiles, k-tiles, and any schedule of them whose parts have a k-tile each."""
+    """Tiles, k-tiles, and any schedule of them whose parts have a k-tile each, or a unit of two."""
     tiles, k_tiles = draw(st.integers(1, 300)), draw(st.integers(1, 70))
     split = draw(st.integers(0, min(tiles, 75))) if k_tiles > 1 else 0
-    parts = draw(st.integers(2, min(k_tiles, 32))) if split else 1
+    unit = draw(st.sampled_from([1, 2])) if split and k_tiles > 2 else 1
+    parts = draw(st.integers(2, min(-(-k_tiles // unit), 32))) if split else 1
     programs = draw(st.integers(max(1, split * parts), max(150, split * parts)))
-    return tiles, k_tiles, Schedule(programs, split, parts)
+    return tiles, k_tiles, Schedule(programs, split, parts, unit=unit)
 
 
 def work(schedule: Schedule, tiles: int, k_tiles: int) -> list[tuple[int, int, range]]:
     """(tile, part, k-tiles) of every item, by the kernel's own arithmetic."""
     found = []
     for item in range(schedule.items(tiles)):
-        tile, part, begin, end = work_item.fn(item, k_tiles, schedule.split_tiles, schedule.split_k)
+        tile, part, begin, end = work_item.fn(item, k_tiles, schedule.split_tiles, schedule.split_k, schedule.unit)
         found.append((tile, part, range(begin, end)))
     return found
 
@@ -69,8 +70,19 @@ def test_every_tile_has_one_owner_and_parts_in_the_order_of_k(case: tuple[int, i
     for tile, found in parts.items():
         assert sorted(found) == list(range(schedule.split_k if tile < schedule.split_tiles else 1))
         assert all(found[part].stop == found[part + 1].start for part in range(len(found) - 1))
-        sizes = [len(ks) for ks in found.values()]
+        sizes = [-(-len(ks) // schedule.unit) for ks in found.values()]
         assert max(sizes) - min(sizes) <= 1, "parts are not equal"
+        assert not [ks for ks in found.values() if ks.start % schedule.unit], "a part begins inside of a unit"
+
+
+@given(st.integers(3, 200), st.integers(2, 16))
+def test_parts_of_units_begin_where_those_of_deeper_tiles_do(deep: int, parts: int) -> None:
+    """Also where the last of the deeper tiles is half full."""
+    for k_tiles in (2 * deep - 1, 2 * deep):
+        for item in range(parts):
+            _, part, begin, end = work_item.fn(item, deep, 1, parts)
+            halves = work_item.fn(item, k_tiles, 1, parts, 2)
+            assert halves == (0, part, 2 * begin, min(2 * end, k_tiles))
 
 
 @settings(deadline=None)

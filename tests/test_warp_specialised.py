@@ -489,22 +489,31 @@ def summed(operands: Operands, config: TileConfig, schedule: Schedule, module: S
 
 
 def check_in_turn(
-    case: Case, config: TileConfig, parts: int, kernel: SimpleNamespace, module: SimpleNamespace | None = None
-) -> None:
-    """Right by `module`, and bit for bit what owners of tiles sum by `kernel`; by fewer programs than tiles."""
+    case: Case,
+    config: TileConfig,
+    parts: int,
+    kernel: SimpleNamespace,
+    module: SimpleNamespace | None = None,
+    unit: int = 1,
+) -> torch.Tensor:
+    """Right by `module`, and bit for bit what owners of tiles sum by `kernel`; by fewer programs than tiles. The bits
+    of C."""
     operands, module = Operands(case, CPU), module or kernel
     planes = operands.problem.planes.count > 1
     problem = repacked(operands.problem, ("a", "b") if planes else ())
     tiles = (case.batch or 1) * config.tiles(*case.size[:2])
-    in_turn, shared = Schedule(max(1, tiles // 2), split_k=parts, group_m=2), Schedule(parts * tiles, tiles, parts)
+    in_turn = Schedule(max(1, tiles // 2), split_k=parts, group_m=2, unit=unit)
+    shared = Schedule(parts * tiles, tiles, parts, unit=unit)
     assert kernel.illegal(problem, HOPPER, config, in_turn) is None
     orders = {kernel.order_of_sums(problem, config, schedule) for schedule in (in_turn, shared)}
     assert len(orders) == 1 and f"K in {parts} parts" in orders.pop()
     launch = module.launches(problem, config, in_turn)[-1]
     assert launch.workspace == launch.counters == 0
     operands.check(Simulation(operands.problem, config, in_turn, module), parts)
-    same = summed(operands, config, in_turn, module) == summed(operands, config, shared, kernel)
+    found = summed(operands, config, in_turn, module)
+    same = found == summed(operands, config, shared, kernel)
     assert same.all(), f"{int((~same).sum())} of {same.numel()} elements are others"
+    return found
 
 
 def legal_in_turn(case: Case, config: TileConfig) -> bool:
@@ -530,6 +539,20 @@ def test_parts_in_turn(kernel: SimpleNamespace, config: TileConfig) -> None:
     orders = ORDERS[IN_TURN.index(config) % 4] + "n"
     check_in_turn(Case((m - 7, 2 * n + 8, 7 * k + 3), orders), config, 3, kernel)
     check_in_turn(Case((m - 7, n - 8, 2 * k - 5), orders, integers=True), config, 5, kernel)
+
+
+def test_parts_that_do_not_depend_on_the_depth_of_tiles(kernel: SimpleNamespace) -> None:
+    """64-deep tiles with parts of 128s are of the class of 128-deep ones; with parts of 64s of another, with other
+    bits. The second K ends inside of the first half of a 128-deep tile."""
+    tiles = (64, 64, 128), (128, 96, 64)
+    deep, flat = (replace(next(c for c in IN_TURN if blocks(c) == tile), num_stages=4) for tile in tiles)
+    for K in (640, 1060):
+        case = Case((100, 136, K), "ntn", out_dtype=torch.float32)
+        problem = Operands(case, CPU).problem
+        found = [(config, Schedule(1, split_k=3, unit=unit)) for config, unit in ((deep, 1), (flat, 2), (flat, 1))]
+        orders = [kernel.order_of_sums(problem, *one) for one in found]
+        assert orders[0] == orders[1] != orders[2]
+        assert not check_in_turn(case, flat, 3, kernel, unit=2).equal(check_in_turn(case, flat, 3, kernel))
 
 
 @pytest.mark.few(shows=every_form)
@@ -643,14 +666,14 @@ BUGS_IN_TURN: dict[str, tuple[tuple[str, str], ...]] = {
         ("            tail += more_tail\n", "            tail = more_tail\n"),
     ),
     "longer-parts-first": (
-        ("begin = part * k_tiles // parts", "begin = k_tiles - (parts - part) * k_tiles // parts"),
+        ("begin = part * units // parts * config.UNIT", "begin = k_tiles - (parts - part) * k_tiles // parts"),
         (
-            "end = (part + 1) * k_tiles // parts\n        if",
+            "end = (part + 1) * units // parts * config.UNIT\n        if",
             "end = k_tiles - (parts - part - 1) * k_tiles // parts\n        if",
         ),
     ),
     "parts-of-equal-length": (
-        ("end = (part + 1) * k_tiles // parts\n        if", "end = begin + k_tiles // parts\n        if"),
+        ("end = (part + 1) * units // parts * config.UNIT\n        if", "end = begin + k_tiles // parts\n        if"),
     ),
     "a-part-less": (("for part in range(parts):", "for part in range(parts - 1):"),),
     "a-part-replaces-the-sum": (("        acc += more\n", "        acc = more\n"),),
@@ -801,7 +824,7 @@ BUGS: dict[str, tuple[tuple[str, str], ...]] = {
     "batch-ignored-in-b": (("batch_b = item.batch * inputs.b_batches", "batch_b = item.batch * 0"),),
     "counter-is-left": (("    tl.store(counter_ptr, 0)\n", "    pass\n"),),
     "k-in-overlapping-parts": (
-        ("k_end = (part + 1) * k_tiles // split_k", "k_end = (part + 1) * k_tiles // split_k + 1"),
+        ("k_end = (part + 1) * units // split_k * UNIT", "k_end = (part + 1) * units // split_k * UNIT + 1"),
     ),
 }
 

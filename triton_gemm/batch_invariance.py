@@ -23,9 +23,10 @@ FEW, MANY = 16, 4096  # rows, for which the model compares classes
 MOST = 65_536  # for which a class must have a candidate
 FOR_FEW = ("skinny", "gemv")  # kernels whose classes come and go with the number of rows
 
-# Into how many parts all tiles are cut along K, each of so many k-tiles at least.
-PARTS = (2, 4, 8, 16)
-SHORTEST = 8
+# Into how many parts all tiles are cut along K, at multiples of so many bytes of a row, and of so many each at least.
+PARTS = (2, 3, 4, 6, 8, 16)
+DEPTH = 256  # of the deepest tiles
+SHORTEST = 4
 
 
 def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
@@ -96,8 +97,8 @@ def _ranked(problem: GemmProblem, device: DeviceInfo) -> list[tuple[float, str, 
 
 
 def _cut_alike(problem: GemmProblem, device: DeviceInfo) -> Iterator[tuple[float, str, Candidate]]:
-    """The warp-specialised kernel's tiles, all of them cut into the same equal parts: programs share tiles where all
-    parts fit the GPU at once; else each sums the parts of its tiles in turn (`schedule`)."""
+    """The warp-specialised kernel's tiles, all of them cut into the same parts, whatever their depth: programs share
+    tiles where all parts fit the GPU at once; else each sums the parts of its tiles in turn (`schedule`)."""
     if problem.groups or problem.arithmetic.exact:
         return
     kernel, model = kernels.warp_specialised, model_of(device)
@@ -108,12 +109,14 @@ def _cut_alike(problem: GemmProblem, device: DeviceInfo) -> Iterator[tuple[float
             continue
         tiles, k_tiles = given.batch * config.tiles(given.M, given.N), -(-given.K // config.BLOCK_K)
         at_once = clusters_at_once(config.ctas, device.num_sms)
+        unit = DEPTH // (config.BLOCK_K * given.planes.dtype.itemsize)
+        units = -(-k_tiles // unit)
         for parts in PARTS:
-            if k_tiles % parts or k_tiles < parts * SHORTEST:
-                continue
-            work = replace(whole, split_k=parts)
+            if units < parts * SHORTEST:
+                break
+            work = replace(whole, split_k=parts, unit=unit if units % parts or k_tiles % parts else 1)
             if tiles * parts <= at_once and kernel.can_split_k(config):
-                work = Schedule(tiles * parts, tiles, parts)
+                work = replace(work, programs=tiles * parts, split_tiles=tiles)
             cut = candidate._replace(work=work)
             yield predicted(problem, "warp_specialised", cut, model), "warp_specialised", cut
 

@@ -1,9 +1,10 @@
 """Which tiles, and which part of K, each program of a persistent grid computes.
 
 Work is a list of items, of which a program takes every NUM_PROGRAMS-th. First come `split` tiles cut along K into
-`parts` equal parts, then all others, whole. Parts of the same k-range follow one another, so that programs that run
-at the same time read the same k-tiles of A and B, out of L2; stream-K (Osama et al., PPoPP 2023), which cuts all tiles
-into one equal run for each program, gives that up and was up to twice as slow here.
+`parts` parts, as equal as k-tiles, or units of some, allow, then all others, whole. Parts of the same k-range follow
+one another, so that programs that run at the same time read the same k-tiles of A and B, out of L2; stream-K (Osama et
+al., PPoPP 2023), which cuts all tiles into one equal run for each program, gives that up and was up to twice as slow
+here.
 
 The part that begins at k = 0 comes last, and owns the tile: who computes it waits for the others. There are no more
 parts than programs, so an owner waits for programs before it, which wait for nobody. Programs start in order: even
@@ -26,7 +27,8 @@ class Schedule:
 
     programs: the grid; split_tiles: how many are cut along K, so that programs share them, and split_k: into how many
     parts each; group_m: rows of tiles that follow one another, for the sake of L2; reduction: whether a second launch
-    adds the parts up, and no program waits (`reduction`). Then all tiles are cut.
+    adds the parts up, and no program waits (`reduction`). Then all tiles are cut. unit: k-tiles of which all parts but
+    the last are multiples, so that tiles half as deep are cut at the same k.
 
     Where split_tiles is 0 and split_k is not 1, no tile is shared, and programs sum the parts of each in turn: the bits
     of all tiles cut into so many parts, without partial sums in memory, and without waiting.
@@ -37,8 +39,10 @@ class Schedule:
     split_k: int = 1
     group_m: int = 8
     reduction: bool = False
+    unit: int = 1
 
     def __post_init__(self) -> None:
+        assert self.unit == 1 or self.split_k > 1, "parts of a unit's multiples, and none"
         assert self.split_tiles * self.split_k <= self.programs, "an owner may wait for a program that cannot start"
 
     @property
@@ -58,7 +62,7 @@ def clusters_at_once(ctas: int, num_sms: int) -> int:
 
 
 @triton.jit
-def work_item(item, k_tiles, split_tiles, split_k):
+def work_item(item, k_tiles, split_tiles, split_k, UNIT: tl.constexpr = 1):
     """(tile, part, first k-tile, end) of an item; part 0 owns the tile."""
     tile_id = item - split_tiles * split_k + split_tiles
     part = 0
@@ -67,8 +71,11 @@ def work_item(item, k_tiles, split_tiles, split_k):
     if item < split_tiles * split_k:
         part = split_k - 1 - item // split_tiles
         tile_id = item % split_tiles
-        k_begin = part * k_tiles // split_k
-        k_end = (part + 1) * k_tiles // split_k
+        units = (k_tiles + UNIT - 1) // UNIT
+        k_begin = part * units // split_k * UNIT
+        k_end = (part + 1) * units // split_k * UNIT
+        if UNIT > 1:
+            k_end = min(k_end, k_tiles)
     return tile_id, part, k_begin, k_end
 
 

@@ -133,7 +133,7 @@ def _read_record(kind: Any, x: Any) -> Any:
     sizes: tuple[int, ...] = (found.batch, found.M, found.N, found.K) if kind is GemmProblem else ()
     if kind is Schedule:  # who owns a tile waits for programs that have started
         waits = found.programs - found.split_tiles * found.split_k
-        sizes = (found.split_tiles, found.programs - 1, found.split_k - 1, found.group_m - 1, waits)
+        sizes = (found.split_tiles, found.programs - 1, found.split_k - 1, found.group_m - 1, found.unit - 1, waits)
     if min(sizes, default=0) < 0:
         raise WrongError(f"{kind.__name__} of {x}"[:200])
     return found

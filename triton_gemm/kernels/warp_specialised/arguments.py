@@ -22,7 +22,7 @@ class Config:
     PROMOTE: whether the sums of a k-tile leave the tensor core's accumulators to be added in fp32.
     SPLIT_K: whether owners of tiles add other programs' sums to their own (`split_sums`); REDUCTION: whether each part
     of K has matrices of C for its own instead, which a second launch adds up (`reduction`); IN_TURN: whether a program
-    sums all parts of its tile, one after another.
+    sums all parts of its tile, one after another. UNIT: k-tiles of which parts are multiples.
     EARLY_BIAS: BIAS where the bias is loaded before the last products are done, else "".
     CLUSTER_M, CLUSTER_N: CTAs of a cluster along M and along N (`cluster`).
     """
@@ -50,6 +50,7 @@ class Config:
     SPLIT_K: gl.constexpr
     REDUCTION: gl.constexpr
     IN_TURN: gl.constexpr
+    UNIT: gl.constexpr
     TERMS: gl.constexpr
     A_PLANES: gl.constexpr
     B_PLANES: gl.constexpr

@@ -129,7 +129,8 @@ def microseconds(problem: GemmProblem, config: Config, schedule: Schedule, model
     of, tile = known[config, alone]
     if schedule.in_turn:  # sums of parts are added as promoted ones are
         tile = tile._replace(pace=tile.pace + of.adding * schedule.split_k / tile.k_tiles)
-    return time_of(known[None], of, tile, count, programs, schedule.split_tiles, schedule.split_k, schedule.reduction)
+    dealt = schedule.split_tiles, schedule.split_k, schedule.reduction, schedule.unit
+    return time_of(known[None], of, tile, count, programs, *dealt)
 
 
 def are_alone(ctas: int, model: DeviceModel) -> bool:
@@ -146,6 +147,7 @@ def time_of(
     split_tiles: int,
     split_k: int,
     reduction: bool = False,
+    unit: int = 1,
 ) -> float:
     """Predicted time of `count` tiles by `programs`, split_tiles of them in split_k parts, which are added up by their
     owners, or with `reduction` by a second launch. The busiest SM is taken to have as many tiles at C's edges as its
@@ -156,7 +158,7 @@ def time_of(
     if split_tiles:
         cut = -(-split_tiles * split_k // programs)
         waves += cut
-        steps += cut * -(-k_tiles // split_k)
+        steps += cut * -(-k_tiles // (split_k * unit)) * unit
         if reduction:
             shared += on.reduction + split_k * on.reduced_part
         else:

@@ -240,18 +240,18 @@ def order_of_sums(problem: GemmProblem, config: Config, schedule: Schedule) -> s
     if problem.arithmetic.exact:
         return exactly(problem, "warp_specialised")
     how = by_tensor_cores(problem, "warp_specialised", warpgroups=True)
-    depth = promoted(problem, config.BLOCK_K)
+    pieces = promoted(problem, config.BLOCK_K)
     if schedule.split_k == 1:
-        return f"{how}, {ONE}{depth}"
-    k_tiles, parts = -(-problem.K // config.BLOCK_K), schedule.split_k
-    even = "" if k_tiles % parts == 0 else f"{config.BLOCK_K}-deep tiles"
-    cut = in_parts(parts, k_tiles // parts * config.BLOCK_K, even)
+        return f"{how}, {ONE}{pieces}"
+    depth, parts = schedule.unit * config.BLOCK_K, schedule.split_k
+    units = -(-problem.K // depth)
+    cut = in_parts(parts, units // parts * depth, "" if units % parts == 0 else f"{depth}-deep tiles")
     count = problem.batch * config.tiles(problem.M, problem.N)
     if not schedule.in_turn and schedule.split_tiles < count:
         tile = f"{config.BLOCK_M * config.CLUSTER_M}x{config.BLOCK_N * config.CLUSTER_N}"
         c = f"{problem.M}x{problem.N}{' column-major' * problem.c.column_major}"
         cut += f", {schedule.split_tiles} of {count} tiles {tile} of C {c}, in groups of {schedule.group_m}"
-    return f"{how}, {cut}{depth}"
+    return f"{how}, {cut}{pieces}"
 
 
 def tensor_map(
@@ -365,6 +365,7 @@ def _launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple
         "SPLIT_K": split,
         "REDUCTION": schedule.reduction,
         "IN_TURN": schedule.in_turn,
+        "UNIT": schedule.unit,
         "CONSUMERS": consumers,
         "BLOCK_M": m,
         "BLOCK_N": n,

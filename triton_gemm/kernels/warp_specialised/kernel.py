@@ -75,6 +75,7 @@ def warp_specialised_kernel(
     SPLIT_K: gl.constexpr,
     REDUCTION: gl.constexpr,
     IN_TURN: gl.constexpr,
+    UNIT: gl.constexpr,
     CONSUMERS: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
@@ -98,7 +99,8 @@ def warp_specialised_kernel(
     config = Config(
         CONSUMERS, num_stages, BLOCK_M, BLOCK_N, MAIN_N, TAIL_N, BLOCK_K, EPI_N, REST_N, C_BUFFERS,
         A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, EARLY_BIAS, ACTIVATION, SCALES,
-        GROUPED, SPLIT_K, REDUCTION, IN_TURN, TERMS, A_PLANES, B_PLANES, PROMOTE, WIDE_MMA, CLUSTER_M, CLUSTER_N, PDL,
+        GROUPED, SPLIT_K, REDUCTION, IN_TURN, UNIT, TERMS, A_PLANES, B_PLANES, PROMOTE, WIDE_MMA,
+        CLUSTER_M, CLUSTER_N, PDL,
     )  # fmt: skip
     inputs = Inputs(
         a_desc, b_desc, b_tail_desc, a_ptr, b_ptr, a_scale_ptr, b_scale_ptr, M, N, a_batches, b_batches

@@ -125,9 +125,12 @@ def multiply_in_turn(ring, k_tiles, parts, slot, phase, n, CONSUMER: gl.constexp
     is summed from zero, and added in fp32, from the lowest k on. So do an owner (`split_sums`) and a second launch
     (`reduction`) add them, and all three give the same bits."""
     acc, tail = accumulators(ring, config)
+    units = (k_tiles + config.UNIT - 1) // config.UNIT
     for part in range(parts):
-        begin = part * k_tiles // parts
-        end = (part + 1) * k_tiles // parts
+        begin = part * units // parts * config.UNIT
+        end = (part + 1) * units // parts * config.UNIT
+        if config.UNIT > 1:
+            end = gl.minimum(end, k_tiles)
         if config.PROMOTE:
             more, more_tail, slot, phase = multiply_with_promotion(ring, begin, end, slot, phase, n, CONSUMER, config)
         else:

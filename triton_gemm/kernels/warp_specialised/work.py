@@ -27,7 +27,7 @@ def item_of(work, item, M, config):
     CTAS: gl.constexpr = config.CLUSTER_M * config.CLUSTER_N
     if CTAS > 1:
         item = item // CTAS
-    tile_id, part, k_begin, k_end = work_item(item, work.k_tiles, work.split_tiles, work.split_k)
+    tile_id, part, k_begin, k_end = work_item(item, work.k_tiles, work.split_tiles, work.split_k, config.UNIT)
     rows_end = M
     if config.GROUPED:
         batch, m, rows_end, pid_n, k_end = listed(work.tiles_ptr, tile_id, work.k_tiles)
