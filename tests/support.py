@@ -35,7 +35,7 @@ NOT: dict[str, frozenset[str]] = {
     "matmul": frozenset({"fp8", "`out_dtype=`"}),
     "mm": frozenset({"fp8"}),
     "bmm": frozenset({"fp8"}),
-    "mv": frozenset({"fp8", "`out_dtype=`"}),
+    "mv": frozenset({"fp8", "`out_dtype=`", "through `use()`"}),
     "addmm": frozenset({"int8", "fp8"}),
     "baddbmm": frozenset({"int8", "fp8"}),
     "linear": frozenset({"int8", "fp8", "`out=`", "`out_dtype=`"}),

@@ -2,7 +2,8 @@
 
 torch dispatches matmul, linear and their derivatives to aten's mm, addmm, bmm and baddbmm, and compiled graphs call
 their `out=` forms. While anything is routed, those are overridden for CUDA (in the interpreter: for the CPU) below
-autograd and autocast, and what was there before is kept for all that stays torch's.
+autograd and autocast, and what was there before is kept for all that stays torch's. They stay overridden, and pass all
+on, where other threads may be calling them when nothing is routed any more: torch would free what these threads run.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ def enable(
     exclude: Kind | Collection[Kind] = (),
     predicate: Wanted | None = None,
 ) -> None:
-    """Routes torch's mm, bmm, addmm and baddbmm, and with them matmul, linear and their derivatives, to triton_gemm,
-    in every thread, until `disable`.
+    """Routes torch's mm, bmm, addmm and baddbmm, and with them matmul and linear of matrices and their derivatives, to
+    triton_gemm, in every thread, until `disable`.
 
     only, exclude: a name of those ("addmm") or a dtype, or several, that are routed alone, or not; predicate(op, a, b):
     whether to route a call. What triton_gemm cannot take stays torch's. The innermost rule counts.
@@ -77,6 +78,12 @@ def enable(
     Raises ValueError for other names, and RuntimeError where torch sees no CUDA device, unless TRITON_INTERPRET=1 was
     set before Python started.
     """
+    _enter(only, exclude, predicate)
+
+
+@hide_from_dynamo
+def _enter(only: Kind | Collection[Kind], exclude: Kind | Collection[Kind], predicate: Wanted | None) -> Rule:
+    """As `enable`; the rule, which is the innermost one now."""
     global _library, _fast
     checks.callback("enable", "predicate", predicate)
     rule = Rule(_kinds("only", only), _kinds("exclude", exclude), predicate)
@@ -90,6 +97,7 @@ def enable(
             _library = _override()
         _rules.append(rule)
         _fast = {}  # another, for calls under way keep theirs in the old one
+    return rule
 
 
 def _kinds(name: str, given: Kind | Collection[Kind]) -> frozenset[Kind]:
@@ -109,13 +117,20 @@ def _kinds(name: str, given: Kind | Collection[Kind]) -> frozenset[Kind]:
 @hide_from_dynamo
 def disable() -> None:
     """Takes the innermost `enable` back; RuntimeError where there is none."""
+    rules = _rules[-1:]  # another thread may take it back
+    if not rules:
+        raise RuntimeError("disable(): nothing is routed")
+    _leave(rules[0])
+
+
+@hide_from_dynamo
+def _leave(rule: Rule) -> None:
+    """Takes that rule back, and no other, unless `disable` has done so."""
     global _library, _fast
     with _lock:
-        if not _rules:
-            raise RuntimeError("disable(): nothing is routed")
-        _rules.pop()
+        _rules[:] = [x for x in _rules if x is not rule]
         _fast = {}
-        if not _rules and _library is not None:
+        if not _rules and _library is not None and threading.active_count() == 1:
             withdraw(_library)
             _library = None
 
@@ -129,11 +144,11 @@ def use(
 ) -> Iterator[None]:
     """`enable` for a block: in `with triton_gemm.use():` torch's mm, bmm, addmm and baddbmm, and with them matmul,
     linear and their derivatives, run on triton_gemm, in every thread. only, exclude, predicate: as in `enable`."""
-    enable(only=only, exclude=exclude, predicate=predicate)
+    rule = _enter(only, exclude, predicate)
     try:
         yield
     finally:
-        disable()
+        _leave(rule)
 
 
 @hide_from_dynamo
@@ -171,6 +186,9 @@ def _routed(name: str, overload: str) -> Callable[..., torch.Tensor]:
     def kernel(
         keys: torch.DispatchKeySet, *arguments: torch.Tensor, out: torch.Tensor | None = None, **scalars: Any
     ) -> torch.Tensor:
+        more = {} if out is None else {"out": out}
+        if not _rules:
+            return torchs.call_boxed(keys, *arguments, **scalars, **more)  # type: ignore[no-any-return]
         a, b = arguments[first : first + 2]
         input = arguments[0] if first else None
         request = Request(scalars.get("alpha", 1), scalars.get("beta", 1)) if scalars else _SUM
@@ -185,7 +203,6 @@ def _routed(name: str, overload: str) -> Callable[..., torch.Tensor]:
         why = _stays(name, a, b, input, out, scalars)
         _counts[name, f"torch: {why}" if why else OURS] += 1
         if why is not None:
-            more = {} if out is None else {"out": out}
             result: torch.Tensor = torchs.call_boxed(keys, *arguments, **scalars, **more)
             return result
         request = Request(float(request.alpha), float(request.beta))

@@ -27,7 +27,10 @@ def draw(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 def fresh():
     triton_gemm.report_routing(reset=True)
     yield
-    assert not routing._rules and routing._library is None, "something is still routed"
+    assert not routing._rules, "something is still routed"
+    if routing._library is not None:  # as pytest may have other threads
+        withdraw(routing._library)
+        routing._library = None
 
 
 def ours() -> dict[str, int]:
@@ -142,6 +145,53 @@ def test_one_name_or_dtype_is_one(rule: dict[str, object], routed: dict[str, int
         torch.mm(draw(3, 3), draw(3, 3)), torch.addmm(draw(3), draw(3, 3), draw(3, 3))
         torch.mm(draw(3, 3, dtype=torch.float16), draw(3, 3, dtype=torch.float16))
     assert ours() == routed
+
+
+def test_a_block_that_ends_takes_its_own_rule_back() -> None:
+    """And not that of another thread, which began later and goes on."""
+    one, other = triton_gemm.use(only="mm"), triton_gemm.use(only="bmm")
+    a, b = draw(3, 5, 4), draw(3, 4, 2)
+    with one:
+        other.__enter__()
+    torch.bmm(a, b)
+    assert ours() == {"bmm": 1}
+    triton_gemm.disable()
+    other.__exit__(None, None, None)
+    torch.bmm(a, b)
+    assert ours() == {"bmm": 1}
+
+
+IN_THREADS = """
+import threading, time, torch, triton_gemm
+from triton_gemm import routing
+failures, until = [], time.monotonic() + 3
+
+def multiply():
+    a = torch.eye(8)
+    try:
+        while time.monotonic() < until and not failures:
+            with triton_gemm.use(only=torch.float64):
+                assert torch.mm(a, a).equal(a)
+            assert torch.mm(a, a).equal(a)
+    except BaseException as error:
+        failures.append(error)
+
+threads = [threading.Thread(target=multiply) for _ in range(4)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+assert not failures, failures
+assert routing._library is not None and torch.mm(torch.eye(3), torch.eye(3)).equal(torch.eye(3))
+assert ("mm", "triton_gemm") not in triton_gemm.report_routing()
+with triton_gemm.use():
+    pass
+assert routing._library is None, "of one thread it is withdrawn"
+"""
+
+
+def test_it_begins_and_ends_while_other_threads_multiply() -> None:
+    """torch frees kernels that are withdrawn, while those threads run them: it crashed within seconds."""
+    done = subprocess.run([sys.executable, "-c", IN_THREADS], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("wrong", ["conv2d", ["mm", "conv2d"], ("float16",), (torch.float32, 3)], ids=str)

@@ -46,7 +46,7 @@ OPERATIONS = {
     "matmul": Operation(((B, M, K), (K, N)), triton_gemm.matmul, torch.matmul, torch.matmul),
     "mm": Operation(MATRICES, triton_gemm.mm, torch.mm, torch.mm),
     "bmm": Operation(BATCHES, triton_gemm.bmm, torch.bmm, torch.bmm),
-    "mv": Operation(((M, K), (K,)), triton_gemm.mv, torch.mv, lambda a, b: torch.mm(a, b[:, None])[:, 0]),
+    "mv": Operation(((M, K), (K,)), triton_gemm.mv, torch.mv, torch.mv),
     "addmm": Operation(((M, N), *MATRICES), triton_gemm.addmm, torch.addmm, torch.addmm),
     "baddbmm": Operation(((B, M, N), *BATCHES), triton_gemm.baddbmm, torch.baddbmm, torch.baddbmm),
     "linear": Operation(((B, M, K), (N, K), (N,)), triton_gemm.linear, F.linear, F.linear),
