@@ -694,6 +694,33 @@ def test_calls_like_one_before_go_past_the_checks(name: str, monkeypatch: pytest
     count = len(checked)
     FAST[name](a.clone().requires_grad_(), b, bias)
     assert len(checked) == count + 1
+    torch.func.functionalize(FAST[name])(a, b, bias)
+    assert len(checked) == count + 2, "nothing lies in memory of what functionalization gives"
+    if added is not None:
+        torch.func.functionalize(lambda x: FAST[name](a, b, x))(bias)
+        assert len(checked) == count + 3
+
+
+def test_the_fast_path_says_that_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To what autograd has saved; and what may not be written outside of inference mode is checked."""
+    monkeypatch.setattr(plan, "current_device", lambda: 0)
+    monkeypatch.setattr(plan, "current_stream", lambda _: 0)
+    monkeypatch.setattr(plan, "ensure_context", lambda _: None)
+    monkeypatch.setattr(api, "_fast", {})
+    monkeypatch.setattr(plan, "PLANS", {})
+    checked = []
+    monkeypatch.setattr(api, "_product", lambda *all: checked.append(all) or all[-1])
+    a, b, out = half(64, 32), half(32, 48), half(64, 48)
+    made = plan_without_a_gpu(a, b, out)
+    made.names, made.allocates, made.steps = ("a", "b", "c"), False, [FakeStep()]  # type: ignore[list-item]
+    plan.PLANS[key_of(a, b, out)] = made
+    for version in (0, 1, 2):  # the first call is checked, here by who writes nothing
+        assert api.mm(a, b, out=out)._version == version
+    assert len(checked) == 1
+    with torch.inference_mode():
+        refused = half(64, 48)
+    api.mm(a, b, out=refused)
+    assert len(checked) == 2
 
 
 def test_a_factor_is_that_of_the_call_on_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:

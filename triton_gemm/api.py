@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 
 from . import checks, ops, plan
 from .arithmetic import DTYPES, FLOATING, Precision, result_dtype
@@ -365,6 +366,7 @@ def _product_into(
     for dim in reversed(vectors):
         c = c.unsqueeze(dim)
     ops.compute_into(c, a, b, c if input is out else input, request)
+    increment_version(out)
     return out
 
 
@@ -422,10 +424,14 @@ def _take_fast_path(
         return None, None
     if found is None:
         return key, None
+    if not a.data_ptr() or not b.data_ptr() or (bias is not None and not bias.data_ptr()):
+        return None, None  # torch.func.functionalize's, or zeros without memory
     if out is None:
         out = found.empty()
-    elif found.plan.overlap(a, b, out) or (bias is not None and ops.same_storage(bias, out)):
+    elif found.plan.overlap(a, b, out) or (bias is not None and ops.same_storage(bias, out)) or out.is_inference():
         return None, None
+    else:
+        increment_version(out)
     found.plan.run(a, b, out, auxiliary, request.alpha)
     return key, out
 

@@ -17,7 +17,7 @@ from typing import NoReturn
 import torch
 from torch.autograd import forward_ad
 
-from .arithmetic import ARITHMETICS, DTYPES, MODES, default_arithmetic
+from .arithmetic import ARITHMETICS, DTYPES, MODES, default_arithmetic, result_dtype
 from .compat import INTERPRETED, differentiates_forward, overlaps_itself
 from .problem import ACTIVATIONS
 
@@ -237,11 +237,12 @@ def by(shape: Sequence[int]) -> str:
 def out_dtype(
     wanted: torch.dtype | None, a: torch.Tensor, input: torch.Tensor | None = None, name: str = "mat1"
 ) -> None:
-    """fp32 of fp16 and bf16, to which `input` may be given in fp32 too; else the operands' own."""
+    """fp32 of fp16 and bf16, to which `input` may be given in fp32 too; else the one that there is without it."""
     if wanted is None:
         return
     dtype(wanted)
-    if wanted != a.dtype and (a.dtype not in DTYPES or wanted not in default_arithmetic(a.dtype).out_dtypes):
+    others = default_arithmetic(a.dtype).out_dtypes if a.dtype in DTYPES else ()
+    if wanted not in (result_dtype(a.dtype), *others):
         raise RuntimeError(
             f"out_dtype must be the same as input dtype or fp32 for fp16/bf16 inputs, not {wanted} of {a.dtype}"
         )
@@ -321,6 +322,12 @@ def out(out: torch.Tensor, shape: Sequence[int], dtype: torch.dtype, device: tor
         raise RuntimeError(f"Expected out tensor to have dtype {_cxx(dtype)}, but got {_cxx(out.dtype)} instead")
     if out.device != device:
         raise RuntimeError(f"Expected out tensor to have device {device}, but got {out.device} instead")
+    compiling = torch.compiler.is_compiling()
+    if not compiling and out.is_inference() and not torch.is_inference_mode_enabled():
+        raise RuntimeError(
+            "Inplace update to inference tensor outside InferenceMode is not allowed.You can make a clone to get a "
+            "normal tensor before doing inplace update."
+        )
     if tuple(out.shape) != tuple(shape):
         if out.numel() > 0:
             warnings.warn(
@@ -331,7 +338,7 @@ def out(out: torch.Tensor, shape: Sequence[int], dtype: torch.dtype, device: tor
                 stacklevel=4,
             )
         out.resize_(shape)
-    if not torch.compiler.is_compiling() and overlaps_itself(out):
+    if not compiling and overlaps_itself(out):
         raise RuntimeError(
             "unsupported operation: more than one element of the written-to tensor refers to a single memory "
             "location. Please clone() the tensor before performing the operation."

@@ -524,6 +524,19 @@ def must_dispatch() -> object:
     return _is_compiling() or _dispatch_modes() or _tracing_state() or _profiles() or forward_ad._current_level >= 0
 
 
+# Whether one of torch.func's transforms is active.
+in_transform: Callable[[], object] = torch._C._functorch.peek_interpreter_stack
+
+
+def may_differ(x: int | torch.SymInt, y: int | torch.SymInt) -> bool:
+    """Whether sizes differ, as far as is known: a compiler may know a size only when its code runs."""
+    if isinstance(x, int) and isinstance(y, int):
+        return x != y
+    from torch.fx.experimental.symbolic_shapes import guard_or_true
+
+    return guard_or_true(x != y)
+
+
 def is_wrapper(x: torch.Tensor) -> bool:
     """Whether x holds other tensors (a subclass, functionalization, vmap, torch.func) or no data at all."""
     return bool(torch._C._dispatch_keys(x).raw_repr() & _WRAPPED)

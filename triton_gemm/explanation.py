@@ -210,7 +210,7 @@ def _product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | bool | None,
     checks.implemented("explain", a, b, dtypes=FLOATING if epilogue else DTYPES)
     checks.precision("explain", request.precision, a.dtype)
     added = None if tensor is None else _like(tensor)
-    checks.out_dtype(a.dtype if request.out_dtype is None else request.out_dtype, a, added)
+    checks.out_dtype(result_dtype(a.dtype) if request.out_dtype is None else request.out_dtype, a, added)
     a = a.unsqueeze(0) if a.dim() == 1 else a
     b = b.unsqueeze(1) if b.dim() == 1 else b
     c = torch.empty(ops.shape_of(a, b), dtype=request.out_dtype or result_dtype(a.dtype), device="meta")

@@ -26,7 +26,9 @@ from .compat import (
     below_autograd,
     differentiates_forward,
     forward_grad_enabled,
+    in_transform,
     is_wrapper,
+    may_differ,
     must_dispatch,
     single_level_autograd,
 )
@@ -236,6 +238,8 @@ def gemm(
             sharding.register()
         return _dispatched(a, b, input, request)
     if needs_grad(a, b, input):
+        if in_transform():  # of other tensors; the dispatcher makes this a level of it
+            return _dispatched(a, b, input, request)
         return _differentiable(a, b, input, plan.remembering(request))
     return compute(a, b, input, request)
 
@@ -277,10 +281,10 @@ class _Gemm(SingleLevelFunction):
         grads: list[torch.Tensor | None] = [None] * 4
         if grad is None:
             return tuple(grads)
-        a, b, *_ = ctx.saved_tensors
+        a, b, *_ = saved = ctx.saved_tensors  # once, as checkpoints give them once
         invariant = ctx.request.batch_invariant
         product = Request(ctx.request.alpha, precision=ctx.request.precision, batch_invariant=invariant)
-        grad = _through_activation(ctx, grad)
+        grad = _through_activation(ctx.request, saved, grad)
         if ctx.needs_input_grad[0]:
             grads[0] = _summed(grad.to(b.dtype).mT, b.mT, ctx.a_like, product)
         if ctx.needs_input_grad[1]:
@@ -291,7 +295,7 @@ class _Gemm(SingleLevelFunction):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> torch.Tensor | None:
-        a, b, _, output = ctx.saved_tensors
+        a, b, _, output = saved = ctx.saved_tensors
         by_a, by_b, tangent, _ = tangents
         request = ctx.request._replace(activation=None)
         for left, right in ((by_a, b), (a, by_b)):
@@ -301,7 +305,12 @@ class _Gemm(SingleLevelFunction):
         if tangent is None:
             return None
         tangent = tangent if request.beta == 1 else request.beta * tangent
-        return _through_activation(ctx, tangent.expand(output.shape).to(output.dtype))
+        return _through_activation(ctx.request, saved, tangent.expand(output.shape).to(output.dtype))
+
+    @staticmethod
+    def _compiled_autograd_key(ctx: Any) -> tuple[int, ...]:
+        """By which compiled autograd tells nodes apart, as a plain Function has it."""
+        return (ctx._autograd_function_id,)
 
 
 _differentiable: Callable[..., torch.Tensor] = _Gemm.apply  # type: ignore[attr-defined]
@@ -322,7 +331,7 @@ def _summed(x: torch.Tensor, y: torch.Tensor, like: tuple[torch.Size, bool], pro
         return _summed(y, x, (transposed, False), product).mT
     batch = shape_of(x.mT, y)[:-2]
     target = (1,) * (len(batch) + 2 - len(shape)) + tuple(shape[:-2])
-    joined = [i for i in range(len(batch)) if batch[i] != target[i]]
+    joined = [i for i in range(len(batch)) if may_differ(batch[i], target[i])]
     if joined:
         kept = [size for i, size in enumerate(batch) if i not in joined]
         order = [*(i for i in range(len(batch)) if i not in joined), *joined, len(batch), len(batch) + 1]
@@ -344,21 +353,22 @@ def _through_addition(grad: torch.Tensor, beta: float, shape: torch.Size, dtype:
     columns = grad.shape[-1]
     rows = grad.numel() // max(columns, 1)
     same = grad.dtype == dtype and shape.numel() == columns == shape[-1]
-    if same and dtype.itemsize == 2 and rows >= MANY_ROWS and is_plain(grad):
+    if is_plain(grad) and same and dtype.itemsize == 2 and rows >= MANY_ROWS:
         return gemm(grad.new_ones(1, rows), grad.reshape(rows, columns), None, Request(beta)).reshape(shape)
     summed = grad.sum_to_size(shape).to(dtype)
     return summed if beta == 1 else beta * summed
 
 
-def _through_activation(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-    """x times the activation's derivative."""
-    activation = ctx.request.activation
+def _through_activation(request: Request, saved: tuple[torch.Tensor | None, ...], x: torch.Tensor) -> torch.Tensor:
+    """x times the activation's derivative. saved: what `setup_context` saved."""
+    activation = request.activation
     if activation is None:
         return x
-    a, b, input, output = ctx.saved_tensors
+    a, b, input, output = saved
     if activation == "relu":
         return torch.ops.aten.threshold_backward(x, output, 0)
-    before = gemm(a, b, input, ctx.request._replace(activation=None))
+    assert a is not None and b is not None
+    before = gemm(a, b, input, request._replace(activation=None))
     if activation == "silu":
         gate = before.sigmoid()
         return x * (gate * (1 + before * (1 - gate)))
@@ -378,6 +388,8 @@ def _autograd(a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None = Non
 
 
 def _kernel(a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None = None, *arguments: Any) -> torch.Tensor:
+    if a.dtype != b.dtype:
+        raise RuntimeError(f"gemm: {a.dtype} and {b.dtype} cannot be multiplied")
     return compute(a, b, input, _request(*arguments))
 
 
@@ -404,7 +416,7 @@ def _vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[
 
 
 _op = operator(
-    "gemm(Tensor a, Tensor b, Tensor? input=None, float alpha=1.0, float beta=1.0, str? activation=None, "
+    "gemm(Tensor a, Tensor b, Tensor? input=None, Scalar alpha=1.0, Scalar beta=1.0, str? activation=None, "
     "ScalarType? out_dtype=None, str? precision=None, bool? batch_invariant=None) -> Tensor",
     _kernel,
     _fake,

@@ -188,7 +188,7 @@ def _routed(name: str, overload: str) -> Callable[..., torch.Tensor]:
     ) -> torch.Tensor:
         more = {} if out is None else {"out": out}
         if not _rules:
-            return torchs.call_boxed(keys, *arguments, **scalars, **more)  # type: ignore[no-any-return]
+            return torchs.call_boxed(keys, *arguments, **scalars, **more)
         a, b = arguments[first : first + 2]
         input = arguments[0] if first else None
         request = Request(scalars.get("alpha", 1), scalars.get("beta", 1)) if scalars else _SUM

@@ -77,7 +77,7 @@ def _compute(
     checks.runs("scaled_matmul", a)
     c = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype, device=a.device)
     if c.numel() > 0:
-        auxiliary = scales if bias is None else (bias.contiguous(), *scales)
+        auxiliary = scales if bias is None else (bias.resolve_neg().contiguous(), *scales)
         request = request_of(a.dtype, use_fast_accum, kind, bias is not None)
         plan.multiply(a, b, c, request._replace(batch_invariant=batch_invariant), auxiliary)
     return c
@@ -113,6 +113,7 @@ def check(
         tuple(bias.shape) != (N,) or bias.dtype not in SCALED_OUT_DTYPES or bias.device != a.device
     ):
         raise ValueError(f"scaled_matmul(): bias must be [{N}] of {checks.names(SCALED_OUT_DTYPES)} on {a.device}")
+    scale_a, scale_b = scale_a.resolve_neg(), scale_b.resolve_neg()
     one_a, one_b = scale_a.numel() == 1, scale_b.numel() == 1
     if one_a and one_b:
         return "tensor", (scale_a, scale_b)

@@ -228,6 +228,24 @@ def test_func_of_the_operator_itself() -> None:
         torch.testing.assert_close(ours(*arguments), TRANSFORMS[transform](torch.matmul)[0](*arguments))
 
 
+def test_func_of_products_of_others() -> None:
+    """A transform whose own tensors a product has none of, as where weights are made of trained factors in it."""
+    W, down, up = draw(5, 4), draw(2, 4).requires_grad_(), draw(5, 2).requires_grad_()
+    rows = draw(3, 4)
+
+    def results(matmul: Function, linear: Function) -> list[torch.Tensor]:
+        def loss(row: torch.Tensor) -> torch.Tensor:
+            return linear(row, W + matmul(up, down)).sin().sum()
+
+        of_samples = torch.func.vmap(torch.func.grad(loss))(rows)
+        total = torch.func.vmap(lambda row: row.sum() + matmul(up, down).sum())(rows).sum()
+        return [of_samples, *torch.autograd.grad(of_samples.sum() + total, (up, down))]
+
+    torch.testing.assert_close(
+        results(triton_gemm.matmul, triton_gemm.linear), results(torch.matmul, torch.nn.functional.linear)
+    )
+
+
 @pytest.mark.parametrize(
     "in_dims", [(0, None, None), (None, 0, None), (None, None, 0), (0, None, 1), (0, 1, 1)], ids=str
 )
@@ -338,6 +356,49 @@ def test_compile_once_for_all_batches() -> None:
     assert frames == 3
 
 
+def test_a_factor_may_vary_in_compiled_code() -> None:
+    """As torch's: once as a constant, and then as a variable, by a backend that has such; and a tensor is one."""
+    frames = torch._dynamo.testing.CompileCounter()
+    call = compiled(lambda x, a, b, factor: triton_gemm.addmm(x, a, b, alpha=factor), backend=frames)
+    x, a, b = draw(3), draw(4, 5), draw(5, 3)
+    for factor in (1.5, 2.5, 3.5, 4.5, -1.0):
+        torch.testing.assert_close(call(x, a, b, factor), torch.addmm(x, a, b, alpha=factor))
+    assert frames.frame_count == 2
+    torch.testing.assert_close(call(x, a, b, torch.tensor(2.0)), torch.addmm(x, a, b, alpha=2))
+
+
+def test_compile_once_for_few_rows_and_many() -> None:
+    """Though eager gradients of a bias are computed otherwise from 1024 rows on."""
+    layer, frames = triton_gemm.nn.Linear(8, 4, dtype=torch.bfloat16), []
+    call = torch.compile(layer, dynamic=True, backend=torch._dynamo.testing.CompileCounterWithBackend("aot_eager"))
+    torch._dynamo.reset()
+    for rows in (500, 700, ops.MANY_ROWS + 76, 1500):
+        call(draw(rows, 8).bfloat16()).sum().backward()
+        frames.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert frames == [frames[0]] * 4
+
+
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_compile_of_a_size_that_only_the_run_knows() -> None:
+    """A batch of as many matrices as a mask has ones, forwards and backwards."""
+    layer = triton_gemm.nn.Linear(8, 4)
+    call = compiled(lambda x, mask: layer(x[mask.nonzero().squeeze(1)]).sin().sum())
+    x, mask = draw(5, 3, 8).requires_grad_(), torch.tensor([1, 0, 1, 1, 0])
+    found = torch.autograd.grad(call(x, mask), (x, layer.weight, layer.bias))
+    expected = torch.autograd.grad(layer(x[mask.bool()]).sin().sum(), (x, layer.weight, layer.bias))
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_backward_by_compiled_autograd() -> None:
+    a, b = draw(4, 5).requires_grad_(), draw(5, 3).requires_grad_()
+    c = triton_gemm.matmul(a, b).sin().sum()
+    expected = torch.autograd.grad(c, (a, b), retain_graph=True)
+    torch._dynamo.reset()
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
+        c.backward()
+    torch.testing.assert_close((a.grad, b.grad), expected)
+
+
 def test_compile_of_transforms_and_out() -> None:
     a, b = draw(6, 4, 5), draw(5, 3)
     f, _ = TRANSFORMS["vmap of grad"](triton_gemm.matmul)
@@ -370,8 +431,9 @@ def test_export(strict: bool) -> None:
     torch.export.save(program, buffer)
     buffer.seek(0)
     loaded = torch.export.load(buffer).module()
-    for x in (draw(2, 5, 8), draw(7, 5, 8)):
-        torch.testing.assert_close(loaded(x), block(x))
+    with torch.no_grad():  # as it was exported: the activation is in the product
+        for x in (draw(2, 5, 8), draw(7, 5, 8)):
+            torch.testing.assert_close(loaded(x), block(x))
 
 
 @pytest.mark.full
@@ -510,6 +572,25 @@ def test_checkpoints(reentrant: bool) -> None:
         gradients.append([x.grad, *(p.grad for p in layers.parameters())])
     # Without gradients, as the reentrant one first runs it, the activation is fused and rounds once less.
     torch.testing.assert_close(*gradients, **({} if reentrant else {"rtol": 0, "atol": 0}))
+
+
+def test_a_checkpoint_of_the_operator_itself() -> None:
+    """Which computes again in its backward what the activation was applied to; a checkpoint gives tensors once."""
+    a, b = draw(4, 5).requires_grad_(), draw(5, 3).requires_grad_()
+    gradients = []
+    for call in (gelu_of_product, lambda *operands: checkpoint(gelu_of_product, *operands, use_reentrant=False)):
+        gradients.append(torch.autograd.grad(call(a, b).sum(), (a, b)))
+    torch.testing.assert_close(*gradients, rtol=0, atol=0)
+
+
+def gelu_of_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    c: torch.Tensor = torch.ops.triton_gemm.gemm(a, b, None, 1.0, 1.0, "gelu")
+    return c
+
+
+def test_the_operator_refuses_two_dtypes() -> None:
+    with pytest.raises(RuntimeError, match=r"torch\.float32 and torch\.float16 cannot be multiplied"):
+        torch.ops.triton_gemm.gemm(draw(4, 5), draw(5, 3).half())
 
 
 def test_a_subclass_stays_one() -> None:

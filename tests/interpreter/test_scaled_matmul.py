@@ -107,6 +107,18 @@ def test_operands_and_scales_of_any_strides() -> None:
     assert_right("blocks", a, b, scale_a, scale_b, c)
 
 
+@pytest.mark.parametrize("kind", ["tensor", "rows", "blocks"])
+def test_scales_and_a_bias_with_the_sign_turned(kind: str) -> None:
+    """As torch turns it, without touching memory: `.conj().imag`."""
+    a, b = draw(E4M3, 33, 140), draw(E4M3, 140, 50)
+    turned = [
+        torch.complex(torch.zeros_like(x), x).conj().imag for x in (*draw_scales(kind, 33, 50, 140), torch.randn(50))
+    ]
+    assert all(x.is_neg() for x in turned)
+    c = triton_gemm.scaled_matmul(a, b, *turned[:2], bias=turned[2], out_dtype=torch.float32)
+    assert_right(kind, a, b, *turned[:2], c, turned[2])
+
+
 @pytest.mark.parametrize("size", EMPTY.values(), ids=EMPTY)
 def test_empty(size: tuple[int, int, int]) -> None:
     M, N, K = size

@@ -189,6 +189,13 @@ def test_fp64() -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-13, atol=1e-13)
 
 
+def test_int8_has_one_out_dtype() -> None:
+    a = torch.full((4, 400), 100, dtype=torch.int8)
+    assert triton_gemm.mm(a, a.T, out_dtype=torch.int32).equal(torch.full((4, 4), 4_000_000, dtype=torch.int32))
+    with pytest.raises(RuntimeError, match=r"out_dtype must be .*, not torch\.int8 of torch\.int8"):
+        triton_gemm.mm(a, a.T, out_dtype=torch.int8)
+
+
 def test_int8_has_no_epilogue() -> None:
     a, b = torch.ones(2, 3, dtype=INT8), torch.ones(3, 5, dtype=INT8)
     with pytest.raises(NotImplementedError, match=r"addmm is not implemented for torch\.int8"):
@@ -265,6 +272,26 @@ def test_out_is_filled_where_it_lies(name: str) -> None:
         assert function(*added, *operands, out=out) is out and out.stride() == before
         assert_product(out, *operands, *added)
     assert int((~buffer.isnan()).sum()) == shape.numel(), "wrote between the elements of a strided out"
+
+
+def test_what_a_backward_wants_is_not_written_unnoticed() -> None:
+    """As torch says it: `out` is a new version of what was there."""
+    w, x, ones = draw(4, 4).requires_grad_(), draw(4, 4), torch.ones(4, 4)
+    loss = (x * w).sum()
+    triton_gemm.mm(ones, ones, out=x)
+    assert x._version == 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_out_of_inference_mode() -> None:
+    with torch.inference_mode():
+        out = torch.empty(4, 4)
+    for mm in (torch.mm, triton_gemm.mm):
+        with pytest.raises(RuntimeError, match="Inplace update to inference tensor outside InferenceMode is not"):
+            mm(torch.ones(4, 4), torch.ones(4, 4), out=out)
+    with torch.inference_mode():
+        assert triton_gemm.mm(torch.ones(4, 4), torch.ones(4, 4), out=out).equal(torch.full((4, 4), 4.0))
 
 
 @pytest.mark.parametrize("which", ["input", "row of out", "overlapping", "mat1", "mat2", "mat1 and input"])
