@@ -277,10 +277,11 @@ def test_the_ladders_size_and_the_first_dtype_are_shown(record: Record) -> None:
 def test_a_tuning_is_told_with_its_figures(record: Record) -> None:
     (found,) = tuning.shown(record)
     assert tuning.says(found) == (
-        "On Made-up GPU, fp16, 4096 x 4096 x 4096: of 5 configurations the slowest reaches 275 TFLOPS and the fastest "
-        "687, 2.50 times as much. The fastest is `128x256x64,8,4,8` (tile, warps, stages, GROUP_M). With one choice "
-        "changed, and of its speed: tile 128x128x64 83.3 %; num_stages 3 80.0 %; GROUP_M 16 95.2 %. The prediction "
-        "names `128x256x64,8,3,8`, which reaches 80.0 % of it. `128x256x64,8,5,8` failed."
+        "On Made-up GPU, fp16, 4096 x 4096 x 4096: of 5 configurations, as the tuner times the kernel alone, the "
+        "slowest reaches 275 TFLOPS and the fastest 687, 2.50 times as much. The fastest is `128x256x64,8,4,8` (tile, "
+        "warps, stages, GROUP_M). With one choice changed, and of its speed: tile 128x128x64 83.3 %; num_stages 3 "
+        "80.0 %; GROUP_M 16 95.2 %. The prediction names `128x256x64,8,3,8`, which reaches 80.0 % of it. "
+        "`128x256x64,8,5,8` failed."
     )
     record["tuning"][KEY]["configs"]["128x256x64,8,3,8"]["time_ms"]["median"] = 0.1
     assert "The prediction names it." in tuning.says(tuning.shown(record)[0])

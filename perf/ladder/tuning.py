@@ -30,10 +30,11 @@ CHOICES = {
 }
 HOW = (
     "The times are those that `triton.autotune` chooses by: `do_bench`, with an L2 cache that is emptied before each "
-    "call, on clocks as they come. They are not the report's own, which take turns on settled clocks. The prediction "
-    "is arithmetic (`clocks` in `perf/ladder/prediction.py`): waves of tiles, times steps of K, times the slowest of "
-    "units, L2, shared memory and latency. It knows nothing of GROUP_M, DRAM and power; of equal configurations it "
-    "takes the first of the list."
+    "call, on clocks as they come, of the kernel alone, without what a rung does to its operands first. So they "
+    "compare configurations of one rung. Rungs are compared by the report's own times, which take turns on settled "
+    "clocks: a rung may be faster there and slower here, as k11 is beside k10. The prediction is arithmetic (`clocks` "
+    "in `perf/ladder/prediction.py`): waves of tiles, times steps of K, times the slowest of units, L2, shared memory "
+    "and latency. It knows nothing of GROUP_M, DRAM and power; of equal configurations it takes the first of the list."
 )
 
 
@@ -161,9 +162,10 @@ def says(tuning: Tuning) -> str:
     speeds = [timed.tflops for timed in tuning.timed]
     best = tuning.fastest.config
     fields = "tile, warps, stages" if best.GROUP_M is None else "tile, warps, stages, GROUP_M"
+    where = f"On {environment.short(tuning.made['gpu'])}, {tuning.mode}, {M} x {N} x {K}"
     text = (
-        f"On {environment.short(tuning.made['gpu'])}, {tuning.mode}, {M} x {N} x {K}: of {len(speeds)} configurations "
-        f"the slowest reaches {formats.number(min(speeds))} TFLOPS and the fastest {formats.number(max(speeds))}, "
+        f"{where}: of {len(speeds)} configurations, as the tuner times the kernel alone, the slowest reaches "
+        f"{formats.number(min(speeds))} TFLOPS and the fastest {formats.number(max(speeds))}, "
         f"{max(speeds) / min(speeds):.2f} times as much. The fastest is `{spelled(best)}` ({fields})."
     )
     parts = []

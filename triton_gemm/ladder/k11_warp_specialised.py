@@ -6,7 +6,8 @@ Changes: against k10, Gluon instead of Triton's compiler decides which warps do 
 Why: in k10 the same warps issue copies, wait for them, feed the tensor cores and store C, so each wait is an idle
     tensor core. Here the loads of the next tile are in flight while the accumulators of this one are stored, and the
     registers are divided by need: 24 a thread for the load partition, 240 for the mma partition.
-Predicts: epilogue loads hidden and no issue slots lost between `wgmma`s: 1.05 times k10, 1.00 of cuBLAS.
+Predicts: loads hide the epilogue's stores, and no issue slots are lost between `wgmma`s: 1.05 times k10, 1.00 of
+    cuBLAS.
 Requires: fp16 or bf16, sm_90 (`wgmma`); operands as k10.
 Tuning: the depth of the ring against the tile: what shared memory a tile leaves becomes more slots, three of 128 x
     256, five of 128 x 128, six of 64 x 128, and the load partition runs that far ahead. num_warps are those of the
