@@ -19,6 +19,7 @@ ROWS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 48, 64, 65, 100, 128, 129, 2
 SHAPES = [(256, 7168), (1536, 512)]  # few columns of long sums, which are cut, and more
 ODD = (1000, 1064)
 LONG = (1536, 7168)
+UNEVEN = (384, 3200)  # 25 k-tiles of 128, in six parts
 CUT = ("bf16", "gelu", "residual", "bf16 to fp32", "tf32", "bf16x6", "fp8 tensor", "fp8 rows", "fp8 blocks", "fp8 fast")
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -90,6 +91,7 @@ def draw(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
     [
         *(pytest.param(kind, *size, id=f"{kind}-{size[0]}x{size[1]}") for kind in KINDS for size in SHAPES),
         *(pytest.param(kind, *LONG, id=f"{kind}-long") for kind in CUT),
+        *(pytest.param(kind, *UNEVEN, id=f"{kind}-uneven") for kind in CUT),
         *(pytest.param(kind, *ODD, id=f"{kind}-odd") for kind in ("bf16", "residual", "ieee", "tf32", "fp8 rows")),
     ],
 )
