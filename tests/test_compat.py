@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 import triton
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.experimental.gluon import language as gl
 
@@ -105,6 +106,25 @@ def _single_level() -> None:
     with compat.single_level_autograd():
         Cube.apply(x).backward()
     assert x.grad == 12
+
+
+def _transform() -> None:
+    seen = []
+    torch.func.vmap(lambda x: seen.append(bool(compat.in_transform())) or x)(torch.ones(2))
+    assert seen == [True] and not compat.in_transform()
+
+
+def _sizes() -> None:
+    seen = []
+
+    def watch(mask: torch.Tensor) -> torch.Tensor:
+        rows = mask.nonzero().shape[0]
+        seen.append(compat.may_differ(rows, 1))
+        return mask
+
+    assert compat.may_differ(2, 1) and not compat.may_differ(1, 1)
+    make_fx(watch, tracing_mode="symbolic")(torch.ones(2))
+    assert seen == [True]
 
 
 def _below_autograd() -> None:
@@ -415,7 +435,9 @@ USES: dict[str, Callable[[], None]] = {
     "context_of_backward": _backward,
     "backward_here": _backward,
     "hide_from_dynamo": _hidden,
+    "may_differ": _sizes,
     "must_dispatch": _watched,
+    "in_transform": _transform,
     "is_wrapper": _wrapper,
     "launcher": _launcher,
     "loading": _launcher,

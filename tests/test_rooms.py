@@ -24,7 +24,7 @@ TABLE: dict[str, set[str]] = {
     "nn": {"torch", "api", "checks", "arithmetic", "problem"},
     "api": TYPES | {"torch", "compat", "arithmetic", "checks", "plan", "select", "ops"},
     "inductor": {"torch", "triton_gemm", "compat", "arithmetic", "device", "problem", "ops"},
-    "grouped": {"torch", "arithmetic", "problem", "api", "checks", "ops", "plan"},
+    "grouped": {"torch", "compat", "arithmetic", "problem", "api", "checks", "ops", "plan"},
     "scaled": {"torch", "arithmetic", "problem", "checks", "ops", "plan"},
     "explanation": TYPES
     | {"torch", "compat", "arithmetic", "checks", "device_model", "plan", "policies", "select", "bit_classes", "ops"}

@@ -14,6 +14,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from . import api, checks, ops, plan
 from .arithmetic import FLOATING, Precision
+from .compat import below_autograd, single_level_autograd
 from .problem import Request
 
 
@@ -120,24 +121,58 @@ def _fake(
     return _empty(a, b, offs, out_dtype)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    a, b, offs, _, *ctx.how = inputs
-    need_a, need_b, *_ = ctx.needs_input_grad
-    ctx.save_for_backward(a if need_b else None, b if need_a else None, offs)
-    ctx.dtype, ctx.of_rows = a.dtype, b.dim() == 3
+class _Grouped(ops.Derivatives):
+    @staticmethod
+    def forward(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, *how: Any) -> torch.Tensor:
+        if ops.is_plain(a, b, offs):
+            return _compute(a, b, offs, *how)
+        with below_autograd(), torch.enable_grad():  # the levels below this one go on
+            return _op(a, b, offs, *how)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        a, b, offs, _, *ctx.how = inputs
+        need_a, need_b, *_ = ctx.needs_input_grad
+        ctx.save_for_backward(a if need_b else None, b if need_a else None, offs)
+        ctx.dtype, ctx.of_rows, ctx.arguments = a.dtype, b.dim() == 3, len(inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        a, b, offs = ctx.saved_tensors
+        grad = grad.to(ctx.dtype)
+        by_a = by_b = None
+        if b is not None and ctx.of_rows:
+            by_a = grouped_gemm(grad, b.mT, offs, None, *ctx.how)
+        elif b is not None:
+            by_a = grouped_gemm(b, grad.mT, offs, None, *ctx.how).mT
+        if a is not None:
+            by_b = grouped_gemm(a.mT, grad, offs, None, *ctx.how)
+        return by_a, by_b, *[None] * (ctx.arguments - 2)
 
 
-def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    a, b, offs = ctx.saved_tensors
-    grad = grad.to(ctx.dtype)
-    by_a = by_b = None
-    if b is not None and ctx.of_rows:
-        by_a = grouped_gemm(grad, b.mT, offs, None, *ctx.how)
-    elif b is not None:
-        by_a = grouped_gemm(b, grad.mT, offs, None, *ctx.how).mT
-    if a is not None:
-        by_b = grouped_gemm(a.mT, grad, offs, None, *ctx.how)
-    return by_a, by_b, None, None, None, None
+def _autograd(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor,
+    out_dtype: torch.dtype | None = None,
+    precision: str | None = None,
+    batch_invariant: bool | None = None,
+) -> torch.Tensor:
+    checks.grouped(a, b, offs)
+    how = out_dtype, precision, batch_invariant
+    if ops.needs_grad(a, b):
+        with single_level_autograd():
+            found: torch.Tensor = _Grouped.apply(a, b, offs, *how)  # type: ignore[attr-defined]
+            return found
+    with below_autograd():
+        return _op(a, b, offs, *how)
+
+
+def _vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[torch.Tensor, int]:
+    """One after the other, as torch would, which warns of it: whose groups begin elsewhere is no batch."""
+    operands = list(zip(arguments[:3], in_dims, strict=False))
+    each = ([x if dim is None else x.select(dim, i) for x, dim in operands] for i in range(info.batch_size))
+    return torch.stack([_op(*those, *arguments[3:]) for those in each]), 0
 
 
 _op = ops.operator(
@@ -146,7 +181,8 @@ _op = ops.operator(
     _kernel,
     _fake,
 )
-torch.library.register_autograd("triton_gemm::grouped_gemm", _backward, setup_context=_setup_context, lib=ops.LIBRARY)
+ops.LIBRARY.impl("grouped_gemm", _autograd, "Autograd")
+torch.library.register_vmap("triton_gemm::grouped_gemm", _vmap, lib=ops.LIBRARY)
 
 
 @register_flop_formula(torch.ops.triton_gemm.grouped_gemm)

@@ -244,14 +244,21 @@ def gemm(
     return compute(a, b, input, request)
 
 
-class _Gemm(SingleLevelFunction):
-    """The derivatives, for one level of differentiation.
+class Derivatives(SingleLevelFunction):
+    """An operator's derivatives, for one level of differentiation.
 
     This is what torch itself makes of a `torch.autograd.Function` for each level of functorch's transforms. The
     dispatcher calls the operator's Autograd kernel once for each level too, so that must be such a function from the
     start; as a plain Function it would be handed back to functorch, and fail.
     """
 
+    @staticmethod
+    def _compiled_autograd_key(ctx: Any) -> tuple[int, ...]:
+        """By which compiled autograd tells nodes apart, as plain Functions have it."""
+        return (ctx._autograd_function_id,)
+
+
+class _Gemm(Derivatives):
     @staticmethod
     def forward(a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None, request: Request) -> torch.Tensor:
         if is_plain(a, b, input):
@@ -306,11 +313,6 @@ class _Gemm(SingleLevelFunction):
             return None
         tangent = tangent if request.beta == 1 else request.beta * tangent
         return _through_activation(ctx.request, saved, tangent.expand(output.shape).to(output.dtype))
-
-    @staticmethod
-    def _compiled_autograd_key(ctx: Any) -> tuple[int, ...]:
-        """By which compiled autograd tells nodes apart, as a plain Function has it."""
-        return (ctx._autograd_function_id,)
 
 
 _differentiable: Callable[..., torch.Tensor] = _Gemm.apply  # type: ignore[attr-defined]

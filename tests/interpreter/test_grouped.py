@@ -136,6 +136,27 @@ def test_gradients(kind: str, check: Callable[..., bool]) -> None:
     assert check(triton_gemm.grouped_matmul, (a, b, offs), fast_mode=True)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("in_dims", [(0, 0, 0), (1, None, None), (None, 2, None), (None, None, 0)], ids=str)
+def test_vmap(in_dims: tuple[int | None, ...]) -> None:
+    """Also of gradients; and without torch's warning that it goes one after the other."""
+    ends = [int32([2, 2, 4]), int32([1, 4, 5])]
+    each = [(*draw("rows", 5, 3, 3, 2, torch.float64), offs) for offs in ends]
+    operands = [
+        xs[0] if dim is None else torch.stack(xs, dim) for xs, dim in zip(zip(*each, strict=True), in_dims, strict=True)
+    ]
+
+    def gradient(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        c = triton_gemm.grouped_matmul(a, b, offs)
+        by_a, by_b = torch.func.grad(lambda *ab: triton_gemm.grouped_matmul(*ab, offs).sin().sum(), (0, 1))(a, b)
+        return c, by_a, by_b
+
+    found = torch.func.vmap(gradient, in_dims)(*operands)
+    for i in range(2):
+        own = [x if dim is None else x.select(dim, i) for x, dim in zip(operands, in_dims, strict=True)]
+        torch.testing.assert_close([x[i] for x in found], list(gradient(*own)))
+
+
 @pytest.mark.parametrize("wanted", [0, 1])
 def test_only_the_gradients_asked_for(wanted: int) -> None:
     operands = draw("rows", 20, 2, 8, 6, torch.float32)
