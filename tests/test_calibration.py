@@ -23,6 +23,7 @@ import triton_gemm
 from tests import tabled
 from tests.tuned import FakeLab, Kernels
 from triton_gemm import calibration, device, device_model, doctor, generation, policies, tables
+from triton_gemm.bit_classes import bit_class
 from triton_gemm.calibration import figures, fit, kept, measuring, probes, session
 from triton_gemm.calibration.report import CalibrationReport, Progress
 from triton_gemm.cli.app import app
@@ -300,6 +301,26 @@ def test_a_users_model_goes_before_a_shipped_one_and_a_new_one_starts_from_the_s
     assert model_of(H200).memory == pytest.approx(0.65 * device_model.measured()["NVIDIA H200"].memory, rel=1e-3)
     report = calibrated(Lab(H200, model_without_calibration(H200)), 3.0)
     assert report.start == device_model.measured()["NVIDIA H200"].source
+
+
+def another_class() -> DeviceModel:
+    """A model that chooses another class of bits for LONG: memory ten times as slow."""
+    shipped = model_without_calibration(H200)
+    return replace(shipped, memory=shipped.memory / 10)
+
+
+LONG = tabled.problem_of(16, 576, 7168)
+
+
+def test_an_entry_of_the_class_of_before_is_left_out_at_once() -> None:
+    before = policies.by_model(LONG, H200)
+    tables.store(LONG, before, H200, us=4.0, default_us=5.0)
+    assert policies.choose(LONG, H200).source == "user's table"
+    kept.store(another_class(), H200)
+    assert bit_class(LONG, select(LONG, H200)) != bit_class(LONG, before)
+    assert policies.choose(LONG, H200) == select(LONG, H200)
+    kept.clear()
+    assert policies.choose(LONG, H200).source == "user's table"
 
 
 def test_it_is_told() -> None:

@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, get_type_hints
@@ -18,7 +19,7 @@ from typer.testing import CliRunner, Result
 import triton_gemm
 from tests import tabled
 from tests.tabled import problem_of
-from triton_gemm import cli, doctor, precompile, tables
+from triton_gemm import cli, doctor, nvml, precompile, tables
 from triton_gemm.cli import products, source_tree, words
 from triton_gemm.cli.app import app
 from triton_gemm.device_model import named_device
@@ -387,6 +388,14 @@ def test_doctors_device_can_be_asked_about(tmp_path: Path, folder: Path, monkeyp
     file = tmp_path / "here.json"
     file.write_text(json.dumps(document("doctor")))
     assert words.device(str(file)) == H200
+    # A GPU that is there has no power limit of its own: NVML is asked, here and not where the file is read.
+    here = replace(H200, power_limit=0, uuid="known")
+    monkeypatch.setattr(nvml, "power_limit", lambda uuid: 700 if uuid == "known" else 0)
+    monkeypatch.setattr(cli.doctor, "examine", lambda: doctor.Diagnosis((Finding("GPU", "good", ""),), (here,)))
+    file.write_text(json.dumps(document("doctor")))
+    monkeypatch.setattr(nvml, "power_limit", lambda uuid: 0)
+    store(problem_of())
+    assert document("explain", *PRODUCT, "--device", file)["chosen"]["by"] == "user's table"
 
 
 # --- What only a clone has ---

@@ -25,7 +25,7 @@ import torch
 
 from . import batch_invariance, checks, generation, tables
 from .bit_classes import bit_class
-from .compat import backward_here, context_of_backward, hide_from_dynamo, must_dispatch
+from .compat import INTERPRETED, backward_here, context_of_backward, hide_from_dynamo, must_dispatch
 from .device import DeviceInfo
 from .problem import GemmProblem
 from .select import Selection, select
@@ -56,7 +56,7 @@ by_model = generation.of_models(4096)(select)
 _invariant_by_model = generation.of_models(4096)(batch_invariance.select)
 
 
-@lru_cache(maxsize=4096)
+@generation.of_models(4096)
 def _class_by_model(problem: GemmProblem, device: DeviceInfo) -> str:
     """The class of bits of the model's choice."""
     return bit_class(problem, by_model(problem, device))
@@ -225,9 +225,9 @@ def _tuned(problem: GemmProblem, device: DeviceInfo, wanted: str | None) -> Sele
 
 
 def _may_time() -> bool:
-    """Whether launches may be waited for here, and are no one's to record."""
+    """Whether launches may be waited for here, and are no one's to record. The interpreter's times say nothing."""
     capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-    return not (capturing or torch.compiler.is_compiling() or must_dispatch())
+    return not (INTERPRETED or capturing or torch.compiler.is_compiling() or must_dispatch())
 
 
 def _said(problem: GemmProblem) -> str:
