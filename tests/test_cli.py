@@ -13,6 +13,7 @@ from typing import Any, get_type_hints
 
 import pytest
 import torch
+import triton
 from typer.models import CommandInfo, OptionInfo
 from typer.testing import CliRunner, Result
 
@@ -27,7 +28,9 @@ from triton_gemm.doctor import Finding
 from triton_gemm.problem import GemmProblem
 from triton_gemm.select import Selection, select
 from triton_gemm.suites import SUITES
+from triton_gemm.tables import records
 from triton_gemm.tables.silicon import Silicon
+from triton_gemm.tuning.candidates import candidates
 
 H200 = named_device("h200")
 PRODUCT = ["512", "1024", "2048"]  # problem_of()
@@ -169,6 +172,40 @@ def test_explain_knows_what_was_measured_and_who_chose(folder: Path) -> None:
     assert "10 (user's table)" in words_of("explain", *PRODUCT, "--device", "h200")
     with triton_gemm.policy("model"):
         assert document("explain", *PRODUCT, "--device", "h200")["chosen"]["by"] == "model"
+
+
+def test_what_another_choice_took_is_not_said_of_this_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry has the time of the model's choice as it was when the product was tuned."""
+    store(problem_of(), nth=25)
+    path = tabled.table_in(folder)
+    text = path.read_text()
+    for default in ("portable 64x64x32 4 warps 3 stages", ""):
+        path.write_text(text.replace(records.named(select(problem_of(), H200)), default))
+        tables.reload()
+        (way,) = (way for way in document("explain", *PRODUCT, "--device", "h200")["candidates"] if way["known_us"])
+        assert way["known_us"] == 10.0 and way["table"] == "user's table"
+
+
+def test_a_tuned_configuration_that_the_model_knows_nothing_of_is_shown(folder: Path) -> None:
+    """As a user's own may be."""
+    problem, choice = problem_of(dtype=torch.float16), select(problem_of(dtype=torch.float16), H200)
+    own = [triton.Config({"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 8}, num_warps=4, num_stages=1)]
+    own_way = next(way for way in candidates(problem, H200, choice, "any", own) if way.config.num_stages == 1)
+    assert tables.store(problem, own_way, H200, us=1.0, default_us=2.0, bits="any")
+    found = document("explain", *PRODUCT, "--dtype", "fp16", "--device", "h200")
+    last = found["candidates"][-1]
+    assert (last["predicted_us"], last["known_us"], last["config"]["num_stages"]) == (None, 1.0, 1)
+    assert "1 (user's table)" in words_of("explain", *PRODUCT, "--dtype", "fp16", "--device", "h200")
+
+
+def test_explain_marks_what_runs_under_batch_invariance(folder: Path) -> None:
+    """Parts in turn are no candidate of everyone's."""
+    with triton_gemm.batch_invariant():
+        found = document("explain", "4096", "576", "7168", "--layout", "nt", "--device", "h200")
+        shown = words_of("explain", "4096", "576", "7168", "--layout", "nt", "--device", "h200")
+    (way,) = (way for way in found["candidates"] if way["chosen"])
+    assert way["schedule"] == found["chosen"]["schedule"] and way["predicted_us"] > 0
+    assert "-> warp_specialised" in shown
 
 
 def test_explain_shows_classes_of_bits(folder: Path) -> None:

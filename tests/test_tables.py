@@ -352,6 +352,38 @@ def test_values_are_read_within_their_bounds() -> None:
                 records.read(kind, value)
 
 
+@pytest.mark.parametrize("name", ["us", "default_us"])
+@pytest.mark.parametrize("us", [0, 1e-320, 0.009])
+def test_nothing_takes_no_time(name: str, us: float, folder: Path) -> None:
+    """A file that says so would win every merge."""
+    store(problem_of())
+    path = table_in(folder)
+    document = json.loads(path.read_text())
+    document["entries"][0][name] = us
+    path.write_text(json.dumps(document))
+    assert "it takes" in str(files.look(path).wrong)
+    with pytest.raises(ValueError, match=r"it takes|must be a positive number"):
+        store(problem_of(64), **{name: us})
+    document["entries"][0][name] = records.LEAST_US
+    path.write_text(json.dumps(document))
+    assert files.look(path).wrong is None
+
+
+def test_nothing_is_stored_that_cannot_be_read_again(folder: Path) -> None:
+    for what in ({"us": 1e300}, {"by": "x" * 1000}):
+        with pytest.raises(ValueError, match="is no"):
+            store(problem_of(), **what)
+    assert not folder.exists()
+
+
+def test_an_entry_says_which_choice_of_the_models_was_timed(folder: Path) -> None:
+    store(problem_of())
+    (entry,) = files.look(table_in(folder)).table.entries.values()  # type: ignore[union-attr]
+    assert entry.default == records.named(select(problem_of(), HOPPER))
+    older = {name: value for name, value in records.plain(entry).items() if name != "default"}
+    assert records.read_entry(older) == replace(entry, default="")
+
+
 def test_what_cannot_be_written_is_said_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"table\.json\.tmp") as caught:
         files.write(tmp_path / "gone" / "table.json", "{}")

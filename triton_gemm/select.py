@@ -109,6 +109,15 @@ def predicted(problem: GemmProblem, kernel: str, candidate: Candidate, model: De
     return time + kernels.repack.microseconds(problem, candidate.packed, model)
 
 
+def predicted_or_inf(problem: GemmProblem, kernel: str, candidate: Candidate, model: DeviceModel) -> float:
+    """`predicted`, and infinity for what the model knows nothing of: a table's or a user's configuration may be none that
+    the kernel would propose."""
+    try:
+        return predicted(problem, kernel, candidate, model)
+    except Exception:  # whatever a kernel's formula raises for figures that it was not made for
+        return math.inf
+
+
 def illegal(problem: GemmProblem, device: DeviceInfo, kernel: str, candidate: Candidate) -> str | None:
     """Why `device` cannot run a problem's candidate, or None if it can."""
     given, config, work, _, packed = candidate

@@ -62,7 +62,7 @@ def end(words: str, code: int, as_json: bool) -> None:
 def show(data: Any, as_json: bool, render: Callable[[Console], None]) -> None:
     """A command's result: `data` as a JSON document, or `render` for people."""
     if as_json:
-        typer.echo(json.dumps(data, indent=1, default=_plain))
+        typer.echo(json.dumps(data, indent=1, default=_plain, allow_nan=False))
     else:
         render(console())
 

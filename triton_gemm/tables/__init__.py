@@ -26,7 +26,7 @@ from ..bit_classes import bit_class
 from ..compat import free_in_children
 from ..device import DeviceInfo, current_device_info
 from ..problem import GemmProblem
-from ..select import Selection
+from ..select import Selection, select
 from . import files as files
 from . import records as records
 from .files import BITS, Bits, Table
@@ -203,8 +203,18 @@ def store(
     checks.instance("store", "by", by, str, or_none=True)
     measured = measured or datetime.now(timezone.utc).isoformat(timespec="seconds")
     how = (selection.kernel, selection.config, selection.work, selection.swap_ab, selection.packed)
-    entry = Entry(*how, float(us), float(default_us), measured, by or versions())
+    default = _named_choice(problem, device)
+    given = Entry(*how, float(us), float(default_us), measured, by or versions(), default)
+    entry = records.read_entry(plain(given))  # as who reads the file will
     return _put(Table(Silicon.of(device), bits=bits), {problem: entry})
+
+
+def _named_choice(problem: GemmProblem, device: DeviceInfo) -> str:
+    """Which choice of the model's `default_us` is of."""
+    try:
+        return records.named(select(problem, device))
+    except RuntimeError:  # it has none
+        return ""
 
 
 def _put(empty: Table, entries: dict[GemmProblem, Entry]) -> bool:

@@ -10,7 +10,7 @@ import json
 import math
 import types
 import typing
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import lru_cache
 from typing import Any, get_args, get_origin
 
@@ -27,6 +27,7 @@ from ..select import Selection
 
 LARGEST = 2**48  # of sizes and strides, in elements
 LONGEST = 200  # characters of a text
+LEAST_US = 0.01  # microseconds that anything takes: a file that says less would win against all others
 
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -50,7 +51,8 @@ class WrongError(ValueError):
 class Entry:
     """What was measured to be fastest for a problem: a kernel, its config, and how the work is dealt out, as in
     `Candidate`. us: microseconds that it took, default_us: those of the model's choice at the same time; measured:
-    when, as ISO 8601 has it; by: what measured it."""
+    when, as ISO 8601 has it; by: what measured it; default: which choice of the model's that was, as `named` says it,
+    or nothing where that is not known."""
 
     kernel: str
     config: TileConfig
@@ -61,6 +63,7 @@ class Entry:
     default_us: float
     measured: str
     by: str
+    default: str = ""
 
     def selection(self, problem: GemmProblem, source: str) -> Selection:
         """As `select` would say it. source: whose table this is from."""
@@ -72,6 +75,11 @@ class Entry:
         """Of two entries for one problem the lesser is kept when tables are merged: the faster one, and of equals
         always the same."""
         return self.us, text_of(plain(self))
+
+
+def named(selection: Selection) -> str:
+    """A selection in words that are the same whatever chose it and why."""
+    return str(replace(selection, reason="")).rstrip(": ")[:LONGEST]
 
 
 def text_of(value: object) -> str:
@@ -145,10 +153,10 @@ def read_entry(x: Any) -> Entry:
         raise WrongError(f"no kernel is called {str(x.get('kernel') if isinstance(x, dict) else x)[:40]!r}")
     hints = _hints(Entry) | {"config": kernels.named(x["kernel"]).Config}
     hints["work"] = int if isinstance(x.get("work"), int) else Schedule
-    if x.keys() != hints.keys():
+    if x.keys() | {"default"} != hints.keys():
         raise WrongError(f"an entry has {', '.join(hints)}, not {', '.join(map(str, x))[:80]}")
-    entry = Entry(**{name: read(hint, x[name]) for name, hint in hints.items()})
-    why = nonsense(entry)
+    entry = Entry(**{name: read(hints[name], value) for name, value in x.items()})
+    why = nonsense(entry) or too_fast(entry)
     if why:
         raise WrongError(why)
     return entry
@@ -170,6 +178,11 @@ def nonsense(entry: Entry) -> str | None:
     work = entry.work
     least, most = (work, work) if isinstance(work, int) else (1, max(plain(work).values()))
     return f"work is dealt out as {work}" if least < 1 or most > 2**20 else None
+
+
+def too_fast(entry: Entry) -> str | None:
+    """Why nothing takes such times, or None."""
+    return next((f"it takes {us:.3g} us" for us in (entry.us, entry.default_us) if us < LEAST_US), None)
 
 
 def illegal(problem: GemmProblem, device: DeviceInfo, entry: Entry) -> str | None:

@@ -15,6 +15,7 @@ from ..device import DeviceInfo
 from ..problem import GemmProblem
 from ..select import Selection, select
 from ..tables.files import Bits
+from ..tables.records import named
 from . import race
 from .candidates import candidates
 from .conditions import Conditions, complaint
@@ -230,7 +231,3 @@ class Session:
         if report.timed == report.candidates - len(report.failed) + len(entrant.left_out):  # there was time for all
             self.journal.stays(problem, bits, entrant.ways[0])
         return False
-
-
-def named(way: Selection) -> str:
-    return str(replace(way, reason="")).rstrip(": ")
