@@ -303,6 +303,40 @@ def test_tables_travel(folder: Path, tmp_path: Path) -> None:
             tables.import_from(path)
 
 
+@pytest.mark.parametrize("fault", ["class", "illegal"])
+def test_what_is_used_is_not_replaced_by_what_is_not(fault: str, folder: Path, tmp_path: Path) -> None:
+    """An entry of another class of bits than the model's choice, or one that cannot run, be it as fast as it may."""
+    problem, used, unused, out = problem_of(), *(tmp_path / f"{name}.json" for name in ("used", "unused", "out"))
+    wrong = replace(another(problem), kernel="skinny", config=kernels.named("skinny").Config(16, 16, 64))
+    wrong = another(problem, bits=False) if fault == "class" else wrong
+    assert tables.store(problem, wrong, HOPPER, us=1.0, default_us=5.0)
+    (entry,) = (entry for _, entry in tables.known(problem, HOPPER))
+    assert not tables.serves(problem, HOPPER, entry) and tables.serves(problem, HOPPER, entry, "any") == (
+        fault == "class"
+    )
+    tables.export_to(unused, HOPPER), tables.clear()
+    store(problem, us=4.5)
+    tables.export_to(used, HOPPER)
+    tables.import_from(unused)
+    assert found(problem) == chosen(problem)
+    tables.clear(), tables.import_from(unused)
+    assert found(problem) != chosen(problem)
+    tables.import_from(used)
+    assert found(problem) == chosen(problem), "the slower one, which is used"
+    for order in ([used, unused], [unused, used]):
+        assert tables.merge(order, out) == 1 and out.read_bytes() == table_in(folder).read_bytes()
+
+
+def test_a_gpu_that_is_here_is_asked_what_is_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table's silicon does not say all that a model is derived from."""
+    here = replace(HOPPER, name="renamed", bandwidth=1e6)
+    assert tables._device_of(Silicon.of(HOPPER)) == HOPPER
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(tables, "device_info", lambda device: here if device.index else replace(here, num_sms=66))
+    assert tables._device_of(Silicon.of(HOPPER)) is here
+
+
 def test_a_table_of_other_silicon_can_be_kept_and_is_not_used(folder: Path, tmp_path: Path) -> None:
     other = replace(HOPPER, num_sms=78)
     path = tmp_path / "other.json"

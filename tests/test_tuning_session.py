@@ -367,6 +367,14 @@ def test_a_tuning_is_resumed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert len(lab.benches) == 3, "and with it what other versions have tuned"
 
 
+def test_an_entry_that_is_not_used_is_no_reason_to_leave_a_product_out(folder: Path) -> None:
+    """As one of the class of bits that the model chose before a calibration."""
+    tables.store(SMALL, tabled.another(SMALL, bits=False), HOPPER, us=1.0, default_us=2.0)
+    (shape,) = tuned(folder, resume=True).shapes
+    assert shape.outcome == "tuned" and shape.stored
+    assert tuned(folder, resume=True).shapes[0].outcome == "known"
+
+
 def test_what_stays_is_known_too_and_forgotten_with_the_tables(folder: Path) -> None:
     even = FakeLab(lambda way: 1.0)
     assert tuned(folder, lab=even).shapes[0].outcome == "stays"

@@ -25,8 +25,9 @@ class Way:
     """One way to compute a product.
 
     selection: the kernel, its configuration, and how the work is dealt out; predicted_us: microseconds by the cost
-    model, or None where it knows nothing of such a configuration; known_us: by a table, or None; table: which table that is; bits: its class of bits; chosen:
-    whether it is what runs; compiled: its launches as the compiler made them, where that was wanted.
+    model, or None where it knows nothing of such a configuration; known_us: by a table, or None; table: which table
+    that is; bits: its class of bits; chosen: whether it is what runs; compiled: its launches as the compiler made them,
+    where that was wanted.
     """
 
     selection: Selection
@@ -96,8 +97,8 @@ def compare(problem: GemmProblem, device: DeviceInfo, *, limit: int = 10, compil
         us, table = known.get(identity, (None, None))
         made = _compiled(problem, selection, device) if rank < compiled else ()
         bits = bit_class(problem, selection)
-        known_to_model = None if time == math.inf else time
-        ways.append(Way(selection, known_to_model, us, table, bits, identity == always[0], made))
+        about = None if time == math.inf else time
+        ways.append(Way(selection, about, us, table, bits, identity == always[0], made))
     return Comparison(problem, device, chosen, policies.current(), model.source, tuple(ways), len(every), refused)
 
 

@@ -110,8 +110,8 @@ def predicted(problem: GemmProblem, kernel: str, candidate: Candidate, model: De
 
 
 def predicted_or_inf(problem: GemmProblem, kernel: str, candidate: Candidate, model: DeviceModel) -> float:
-    """`predicted`, and infinity for what the model knows nothing of: a table's or a user's configuration may be none that
-    the kernel would propose."""
+    """`predicted`, and infinity for what the model knows nothing of: no kernel may propose a table's or a user's
+    configuration."""
     try:
         return predicted(problem, kernel, candidate, model)
     except Exception:  # whatever a kernel's formula raises for figures that it was not made for

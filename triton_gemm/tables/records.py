@@ -71,6 +71,11 @@ class Entry:
         reason = f"{self.us:.3g} us measured on {self.measured[:10]}, the model's choice {self.default_us:.3g} us"
         return Selection.of(self.kernel, candidate, reason, source)
 
+    @property
+    def launches(self) -> tuple[object, ...]:
+        """Equal for entries that launch the same for a problem."""
+        return self.kernel, self.config, self.work, self.swap_ab, self.packed
+
     def order(self) -> tuple[float, str]:
         """Of two entries for one problem the lesser is kept when tables are merged: the faster one, and of equals
         always the same."""

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 import torch
 
 from .. import tables
-from ..bit_classes import bit_class
 from ..device import DeviceInfo
 from ..problem import GemmProblem
 from ..select import Selection, select
@@ -114,6 +113,8 @@ class Session:
         except RuntimeError as error:
             return ShapeReport(problem, 0, "failed", why=f"{error}")
         entry = tables.entry(problem, device, bits)
+        if entry is not None and not tables.serves(problem, device, entry, bits):  # as after a calibration
+            entry = None
         if self.wishes.resume:
             if entry is not None and entry.by == tables.versions():
                 known = entry.selection(problem, "user's table")
@@ -125,10 +126,8 @@ class Session:
         before = None
         if entry is not None:
             known = replace(entry.selection(problem, "tuner"), reason="")
-            alike = (way for way in offered if replace(way, source="tuner") == known)
-            before = next(alike, None)
-            legal = tables.records.illegal(problem, device, entry) is None
-            if before is None and legal and (bits == "any" or bit_class(problem, known) == bit_class(problem, choice)):
+            before = next((way for way in offered if replace(way, source="tuner") == known), None)
+            if before is None:
                 before = known
                 offered.append(known)
         failures = {way: self.journal.failure(problem, way) for way in offered[1:]}
