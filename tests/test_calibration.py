@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import multiprocessing
 import os
@@ -26,7 +27,10 @@ from triton_gemm import calibration, device, device_model, doctor, generation, p
 from triton_gemm.bit_classes import bit_class
 from triton_gemm.calibration import figures, fit, kept, measuring, probes, session
 from triton_gemm.calibration.report import CalibrationReport, Progress
+from triton_gemm.cli import output
 from triton_gemm.cli.app import app
+from triton_gemm.cli.explain import render
+from triton_gemm.comparison import compare
 from triton_gemm.device import DeviceInfo
 from triton_gemm.device_model import DeviceModel, model_of, model_without_calibration, named_device
 from triton_gemm.kernels.candidate import Candidate
@@ -335,6 +339,9 @@ def test_it_is_told() -> None:
     assert second["device model"].startswith("calibrated, ")
     told = triton_gemm.explain(**question)
     assert told.model == "calibrated" and "chosen by the calibrated model, policy" in str(told)
+    shown = io.StringIO()
+    render(compare(LONG, OTHER), output.Console(file=shown, width=240))
+    assert "chosen by the calibrated model, policy" in shown.getvalue()
     assert triton_gemm.selection_fingerprint(OTHER) == triton_gemm.selection_fingerprint(OTHER)
     edited(file_of(), lambda found: found.update(measured="2001-01-01", by="another"))  # the same figures
     assert model_of(OTHER).source == "calibrated 2001-01-01, by another"

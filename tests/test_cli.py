@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import re
@@ -19,16 +20,16 @@ from typer.testing import CliRunner, Result
 
 import triton_gemm
 from tests import tabled
-from tests.tabled import problem_of
+from tests.tabled import another, problem_of
 from triton_gemm import cli, doctor, nvml, precompile, tables
-from triton_gemm.cli import products, source_tree, words
+from triton_gemm.cli import output, products, source_tree, words
 from triton_gemm.cli.app import app
 from triton_gemm.device_model import named_device
 from triton_gemm.doctor import Finding
 from triton_gemm.problem import GemmProblem
 from triton_gemm.select import Selection, select
 from triton_gemm.suites import SUITES
-from triton_gemm.tables import records
+from triton_gemm.tables import files, records
 from triton_gemm.tables.silicon import Silicon
 from triton_gemm.tuning.candidates import candidates
 
@@ -109,6 +110,12 @@ def test_help_shows_every_command_in_plain_words() -> None:
         ("tune --shapes 1x2x3 --budget 0", "is no duration above 0"),
         ("tune --shapes 1x2x3 --bits some", "'some' is not one of"),
         ("tune --shapes 1x2x3 --measure wall", "'wall' is not one of"),
+        ("tune --shapes 1x2x3 --device foo", "--device: 'foo' is no GPU to measure"),
+        ("tune --shapes 1x2x3 --device h200", "--device: 'h200' is no GPU to measure"),
+        ("calibrate --device 0", "--device: '0' is no GPU to measure"),
+        ("warmup --device h200 --shapes 1x2x3 --dtype fp8", "products of torch.float8_e4m3fn have scales"),
+        ("warmup --device h200 --shapes-from empty.json", "is no file of record_shapes"),
+        ("explain 99999999999999999999 16 16 --device h200", "Invalid value for 'M'"),
         ("cache nonsense", "No such command 'nonsense'"),
         ("cache show absent.json", "absent.json"),
         ("cache import absent.json", "does not exist"),
@@ -118,8 +125,64 @@ def test_a_wrong_call_is_told_so(
     arguments: str, complaint: str, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    line = records.text_of({"calls": 1, "problem": records.plain(replace(problem_of(), batch=0))})
+    Path("empty.json").write_text(f'{{"format": 1, "products": [{line}]}}')
     code = 1 if arguments.startswith("cache show") else 2
     assert complaint in words_of(*arguments.split(), code=code)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["nonsense", "--nonsense", "explain 16 16", "explain 0 1 1", "cache import absent.json", "cache nonsense"],
+)
+def test_programs_are_told_why_words_are_no_call(arguments: str) -> None:
+    said = call(*arguments.split()).output
+    error = document(*arguments.split(), code=2)["error"]
+    assert error.split()[-1].strip(".'") in said
+
+
+def test_torchs_backtraces_are_no_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise RuntimeError("it is too large\nException raised from sizes at sizes.cpp:79\nframe #0: ..")
+
+    monkeypatch.setattr(cli.doctor, "examine", fails)
+    assert document("doctor", code=1) == {"error": "it is too large"}
+
+
+def test_an_interruption_of_importing_has_its_own_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted:
+        def find_spec(self, name: str, *_: Any) -> None:
+            if name == "triton_gemm.cli.app":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "triton_gemm.cli.app")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--help"])
+    assert ended.value.code == 130
+
+
+def test_nothing_in_a_file_reaches_the_terminal_as_a_command(folder: Path) -> None:
+    hostile = "\x1b[2J\x07"
+    assert tables.store(problem_of(), another(problem_of()), H200, us=1.0, default_us=2.0, measured=hostile)
+    for arguments in (["cache", "show"], ["explain", *PRODUCT]):
+        assert "\x1b" not in (shown := words_of(*arguments, "--device", "h200")) and "\\x1b[2J\\x07" in shown
+
+
+def test_words_are_not_broken_where_lines_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "console", lambda: SimpleNamespace(width=80))
+    names = (
+        "warp_specialised 64x16x128 4 warps 8 stages, 9 tiles in 7 parts, swap_ab",
+        "bf16, tensor cores, 128-deep tiles",
+    )
+    columns = ["", "kernel and configuration", "bits", "predicted us", "known us", "registers", "shared memory"]
+    made = output.table(columns, [["->", *names, 5.23, "10 (a table)", 255, 168212]], left=3)
+    console = output.Console(width=80, file=io.StringIO())
+    with console.capture() as shown:
+        console.print(made)
+    for word in [*" ".join((*names, *columns)).split(), "10 (a table)", "168212"]:
+        assert word in shown.get()
+    assert max(map(len, shown.get().splitlines())) <= 80
 
 
 def test_who_asks_without_a_gpu_is_told_to_name_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,12 +332,24 @@ def test_tables_are_listed_shown_and_verified(folder: Path) -> None:
         (entry,) = document("cache", "show", *where)["entries"]
         assert entry["text"] == "512x1024x2048 bf16 nn" and entry["gain"] == pytest.approx(0.2)
         assert str(stored.config) in words_of("cache", "show", *where)
+        assert (entry["triton"], entry["used"]) == (files.TRITON, True)
+        assert "not used here" not in words_of("cache", "show", *where)
     assert document("cache", "show", "--device", "h100")["entries"] == []
     (report,) = document("cache", "verify", "--device", "h200")["tables"]
     assert report["faults"] == [] and report["elsewhere"] is None
     (report,) = document("cache", "verify", "--device", "h100")["tables"]
     assert report["faults"] == [] and "6016bit" in report["elsewhere"]
     assert "not used here" in words_of("cache", "verify", "--device", "h100")
+
+
+def test_tables_of_other_tritons_are_shown_as_not_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store(problem_of())
+    monkeypatch.setattr(files, "TRITON", "9.9")
+    (entry,) = document("cache", "show", "--device", "h200")["entries"]
+    assert entry["triton"] != "9.9" and not entry["used"]
+    assert f"not used here: what is of Triton {entry['triton']}, as this is 9.9" in words_of(
+        "cache", "show", "--device", "h200"
+    )
 
 
 def test_a_fault_fails_verify(folder: Path) -> None:

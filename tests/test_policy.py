@@ -88,6 +88,10 @@ def test_a_policy_is_one_of_four(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_GEMM_POLICY", "fast")
     with pytest.raises(ValueError, match="TRITON_GEMM_POLICY"):
         policies.current()
+    monkeypatch.setenv("TRITON_GEMM_POLICY", "model")
+    monkeypatch.setenv("TRITON_GEMM_BITS", "all")
+    with pytest.raises(ValueError, match=r"^TRITON_GEMM_BITS must be one of same, any, not 'all'$"):
+        policies.current()
 
 
 def test_the_environment_counts_until_one_is_set(monkeypatch: pytest.MonkeyPatch) -> None:

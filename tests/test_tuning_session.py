@@ -489,6 +489,15 @@ def test_a_record_of_shapes_that_cannot_be_written_leaves_nothing(tmp_path: Path
     assert list(tmp_path.iterdir()) == [taken]
 
 
+@pytest.mark.parametrize("path", ["", "."])
+def test_where_nothing_can_be_recorded_no_block_runs(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(IsADirectoryError), recording.record_shapes(path):
+        pytest.fail("the block runs")
+
+
 def test_a_race_has_a_second_and_the_last_problems_none(folder: Path) -> None:
     """Where there is less for each, those that are called least are left out."""
     calls = {problem_of(64, 4096, 512 * i): 9 - i for i in range(1, 9)}

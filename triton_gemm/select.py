@@ -69,7 +69,8 @@ class Selection:
         return self.split_k if self.schedule is None else self.schedule
 
     @property
-    def _chooser(self) -> str:
+    def chooser(self) -> str:
+        """`source`, for people: whether the model was calibrated, where `model` says it."""
         return "calibrated model" if (self.source, self.model) == ("model", "calibrated") else self.source
 
     def __str__(self) -> str:
@@ -83,7 +84,7 @@ class Selection:
             notes.append(f"K in {self.split_k} parts")
         notes += ["swap_ab"] * self.swap_ab + [f"{x} repacked" for x in self.packed]
         where = "" if self.device is None else f", on {self.device}"
-        chosen = "" if self.policy is None else f"; chosen by the {self._chooser}, policy {self.policy}"
+        chosen = "" if self.policy is None else f"; chosen by the {self.chooser}, policy {self.policy}"
         bits = "" if self.bits is None else f"; bits: {self.bits}" + ", for any number of rows" * self.batch_invariant
         return f"{', '.join(notes)}{where}: {self.reason}{bits}{chosen}"
 

@@ -42,7 +42,7 @@ def render(found: Diagnosis, console: Console) -> None:
         word, style = _LOOK[finding.status]
         about = finding.about if finding.about != before else ""
         before = finding.about
-        line = Text.assemble(f"{about:<{width}}  ", (f"{word:<6}", style), f"  {finding.says}")
+        line = Text.assemble(f"{about:<{width}}  ", (f"{word:<6}", style), f"  {output.printable(finding.says)}")
         console.print(line, soft_wrap=True)
         if finding.do:
             console.print(f"{'':<{width + 10}}{finding.do}", soft_wrap=True)

@@ -52,7 +52,7 @@ def tune(
         measure=measure,
         resume=resume,
         repeat=repeat,
-        device=device,
+        device=words.gpu(device),
     )
     output.show(report.as_dict(), as_json, lambda console: console.print(str(report), soft_wrap=True))
     if any(one.outcome in ("failed", "refused") for one in report.shapes):

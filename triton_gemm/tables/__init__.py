@@ -41,6 +41,7 @@ Source = Literal["user's table", "shipped table"]
 _lock = free_in_children(threading.Lock())
 _loaded: dict[tuple[Path, DeviceInfo, str], dict[Bits, Table]] = {}
 _ignored: Counter[str] = Counter()
+cleared = 0  # how often this process has cleared the tables
 
 
 def folder() -> Path | None:
@@ -274,9 +275,9 @@ def export_to(path: str | os.PathLike[str], device: DeviceInfo | None = None, bi
 
 
 def import_from(path: str | os.PathLike[str]) -> int:
-    """Merges a file into the user's table of the silicon that it names, this GPU's or not, as `merge` does: no entry that
-    is used is replaced by one that is not. How many entries the file has. ValueError where it cannot be read whole,
-    OSError where the folder cannot be written to: nothing changes then."""
+    """Merges a file into the user's table of the silicon that it names, this GPU's or not, as `merge` does: no entry
+    that is used is replaced by one that is not. How many entries the file has. ValueError where it cannot be read, or
+    not whole, OSError where the folder cannot be written to: nothing changes then."""
     given, where = _read(Path(path)), folder()
     if where is None:
         raise OSError("there is no folder for tables: set TRITON_GEMM_CACHE_DIR")
@@ -308,8 +309,9 @@ def _read(path: Path) -> Table:
 
 
 def clear() -> int:
-    """Deletes the user's tables, of all silicon, and what tuning noted; how many tables there were. What was set aside
-    stays. OSError where the folder cannot be written to."""
+    """Deletes the user's tables, of all silicon, and what tuning noted, in files and in this process; how many tables
+    there were. What was set aside stays. OSError where the folder cannot be written to."""
+    global cleared
     where = folder()
     names = [] if where is None else files.names(where, "")
     notes = [] if where is None else [path.name for path in where.glob(f"*{JOURNAL}*")]
@@ -317,7 +319,8 @@ def clear() -> int:
         with files.locked(where):
             for name in names + notes:
                 (where / name).unlink(missing_ok=True)
-        reload()
+    cleared += 1
+    reload()
     return len(names)
 
 

@@ -74,9 +74,9 @@ def _order(problem: GemmProblem) -> tuple[object, ...]:
 
 
 def merge(tables: Iterable[Table], used: Callable[[GemmProblem, Entry], bool] | None = None) -> Table:
-    """One table of all entries; of those for one problem one that is `used`, where that is asked, and of these the least
-    by `Entry.order`, so the same whatever the order of the tables. ValueError for none, and where they are of several
-    kinds."""
+    """One table of all entries; of those for one problem one that is `used`, where that is asked, and of these the
+    least by `Entry.order`, so the same whatever the order of the tables. ValueError for none, and where they are of
+    several kinds."""
     given = list(tables)
     if len({table.kind for table in given}) != 1:
         raise ValueError(f"tables must be of one kind to be merged, not {sorted({table.name for table in given})}")

@@ -143,7 +143,8 @@ def _read_record(kind: Any, x: Any) -> Any:
         found = kind(**values)
     except (TypeError, AssertionError) as error:  # a field is missing, or a schedule could not be followed
         raise WrongError(str(error)) from None
-    sizes: tuple[int, ...] = (found.batch, found.M, found.N, found.K) if kind is GemmProblem else ()
+    # Without an element of C nothing is launched.
+    sizes: tuple[int, ...] = (found.batch - 1, found.M - 1, found.N - 1, found.K) if kind is GemmProblem else ()
     if kind is Schedule:  # who owns a tile waits for programs that have started
         waits = found.programs - found.split_tiles * found.split_k
         sizes = (found.split_tiles, found.programs - 1, found.split_k - 1, found.group_m - 1, found.unit - 1, waits)
