@@ -142,7 +142,7 @@ def test_a_shipped_table_is_legal_and_beats_what_the_model_chooses(path: Path, m
         assert entry.us < entry.default_us and records.illegal(problem, device, entry) is None
         assert bit_class(problem, served) == bit_class(problem, choice)
         layout = "nt" if problem.b.column_major else "nn"
-        assert str(replace(choice, reason="")).rstrip(": ") == beaten[f"{problem.M}x{problem.N}x{problem.K} {layout}"]
+        assert records.named(choice) == beaten[f"{problem.M}x{problem.N}x{problem.K} {layout}"] == entry.default
 
 
 def test_entries_of_any_bits_are_for_who_wants_them(folder: Path) -> None:

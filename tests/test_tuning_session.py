@@ -159,6 +159,27 @@ def test_what_a_table_has_is_replaced_where_the_model_is_faster_now(folder: Path
     )
 
 
+@pytest.mark.parametrize("choice_ms", [1.2, 0.9], ids=["another wins", "the model's choice stays"])
+@pytest.mark.parametrize("offered", [True, False])
+def test_what_a_table_has_is_not_replaced_unless_it_was_timed(choice_ms: float, offered: bool, folder: Path) -> None:
+    """It is compiled before others; where there is not even time for that, it stays."""
+    choice = select(SMALL, HOPPER)
+    known = candidates(SMALL, HOPPER, choice)[-1]
+    known = known if offered else replace(known, config=replace(known.config, num_stages=known.config.num_stages - 1))
+    assert tables.store(SMALL, known, HOPPER, us=500.0, default_us=1000.0)
+
+    def true(way: Any) -> float:
+        best = replace(way, source="tuner", reason="") == replace(known, source="tuner", reason="")
+        return 0.5 if best else choice_ms if way.source == "model" else 1.0
+
+    before = tables.lookup(SMALL, HOPPER)
+    for budget in (1.0, 4.0):
+        (shape,) = tuned(folder, lab=FakeLab(true, compile_s=0.8), budget=budget).shapes
+        served = tables.lookup(SMALL, HOPPER)
+        assert before is not None and served is not None and served.config == before.config, budget
+        assert (shape.outcome == "tuned" and shape.stored) == (budget == 4.0)
+
+
 def test_a_second_tuning_keeps_what_the_first_found(folder: Path) -> None:
     (first,) = tuned(folder, lab=FakeLab(chance, 1)).shapes
     for seed in range(2, 8):

@@ -126,10 +126,8 @@ class Session:
         before = None
         if entry is not None:
             known = replace(entry.selection(problem, "tuner"), reason="")
-            before = next((way for way in offered if replace(way, source="tuner") == known), None)
-            if before is None:
-                before = known
-                offered.append(known)
+            before = next((way for way in offered if replace(way, source="tuner") == known), known)
+            offered = list(dict.fromkeys([choice, before, *offered]))  # it is compiled before others
         failures = {way: self.journal.failure(problem, way) for way in offered[1:]}
         left_out = tuple((named(way), f"left out: {why}") for way, why in failures.items() if why is not None)
         ways = tuple(way for way in offered if failures.get(way) is None)
@@ -158,6 +156,8 @@ class Session:
                 slower = 0.0 if same else (other.us / other.choice_us) / (report.us / report.choice_us) - 1
                 again.append(Again(same, slower))
         report = replace(report, again=tuple(again))
+        if entrant.before in entrant.ways and entrant.before not in tried.ways:  # there was no time for it
+            return report
         return replace(report, stored=self.store(report, entrant))
 
     def races(
