@@ -20,7 +20,7 @@ from triton_gemm.device import DeviceInfo, device_of_capability
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
 from triton_gemm.select import Selection, ranked
-from triton_gemm.tables import files
+from triton_gemm.tables import files, records
 from triton_gemm.tables.records import Entry
 
 HOPPER: DeviceInfo = device_of_capability((9, 0))
@@ -147,8 +147,8 @@ def entries(draw: st.DrawFn) -> Entry:
     return Entry(
         *(kernel, config, draw(st.sampled_from([split_k, schedule])), draw(st.booleans())),
         draw(st.sampled_from([(), ("a",), ("b",), ("a", "b")])),
-        *(draw(st.floats(0, 1e9)) for _ in range(2)),
-        *(draw(st.text(max_size=40)) for _ in range(2)),
+        *(draw(st.floats(records.LEAST_US, 1e9)) for _ in range(2)),
+        *(draw(st.text(max_size=40)) for _ in range(3)),
     )
 
 

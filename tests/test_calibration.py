@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import multiprocessing
 import os
@@ -23,9 +24,13 @@ import triton_gemm
 from tests import tabled
 from tests.tuned import FakeLab, Kernels
 from triton_gemm import calibration, device, device_model, doctor, generation, policies, tables
+from triton_gemm.bit_classes import bit_class
 from triton_gemm.calibration import figures, fit, kept, measuring, probes, session
 from triton_gemm.calibration.report import CalibrationReport, Progress
+from triton_gemm.cli import output
 from triton_gemm.cli.app import app
+from triton_gemm.cli.explain import render
+from triton_gemm.comparison import compare
 from triton_gemm.device import DeviceInfo
 from triton_gemm.device_model import DeviceModel, model_of, model_without_calibration, named_device
 from triton_gemm.kernels.candidate import Candidate
@@ -302,6 +307,26 @@ def test_a_users_model_goes_before_a_shipped_one_and_a_new_one_starts_from_the_s
     assert report.start == device_model.measured()["NVIDIA H200"].source
 
 
+def another_class() -> DeviceModel:
+    """A model that chooses another class of bits for LONG: memory ten times as slow."""
+    shipped = model_without_calibration(H200)
+    return replace(shipped, memory=shipped.memory / 10)
+
+
+LONG = tabled.problem_of(16, 576, 7168)
+
+
+def test_an_entry_of_the_class_of_before_is_left_out_at_once() -> None:
+    before = policies.by_model(LONG, H200)
+    tables.store(LONG, before, H200, us=4.0, default_us=5.0)
+    assert policies.choose(LONG, H200).source == "user's table"
+    kept.store(another_class(), H200)
+    assert bit_class(LONG, select(LONG, H200)) != bit_class(LONG, before)
+    assert policies.choose(LONG, H200) == select(LONG, H200)
+    kept.clear()
+    assert policies.choose(LONG, H200).source == "user's table"
+
+
 def test_it_is_told() -> None:
     first = triton_gemm.selection_fingerprint(OTHER, parts=True)
     question: dict[str, Any] = {"M": 16, "N": 4096, "K": 4096, "dtype": torch.bfloat16, "device": OTHER}
@@ -314,6 +339,9 @@ def test_it_is_told() -> None:
     assert second["device model"].startswith("calibrated, ")
     told = triton_gemm.explain(**question)
     assert told.model == "calibrated" and "chosen by the calibrated model, policy" in str(told)
+    shown = io.StringIO()
+    render(compare(LONG, OTHER), output.Console(file=shown, width=240))
+    assert "chosen by the calibrated model, policy" in shown.getvalue()
     assert triton_gemm.selection_fingerprint(OTHER) == triton_gemm.selection_fingerprint(OTHER)
     edited(file_of(), lambda found: found.update(measured="2001-01-01", by="another"))  # the same figures
     assert model_of(OTHER).source == "calibrated 2001-01-01, by another"

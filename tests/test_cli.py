@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, get_type_hints
 
 import pytest
 import torch
+import triton
 from typer.models import CommandInfo, OptionInfo
 from typer.testing import CliRunner, Result
 
 import triton_gemm
 from tests import tabled
-from tests.tabled import problem_of
-from triton_gemm import cli, doctor, precompile, tables
-from triton_gemm.cli import products, source_tree, words
+from tests.tabled import another, problem_of
+from triton_gemm import cli, doctor, nvml, precompile, tables
+from triton_gemm.cli import output, products, source_tree, words
 from triton_gemm.cli.app import app
 from triton_gemm.device_model import named_device
 from triton_gemm.doctor import Finding
 from triton_gemm.problem import GemmProblem
 from triton_gemm.select import Selection, select
 from triton_gemm.suites import SUITES
+from triton_gemm.tables import files, records
 from triton_gemm.tables.silicon import Silicon
+from triton_gemm.tuning.candidates import candidates
 
 H200 = named_device("h200")
 PRODUCT = ["512", "1024", "2048"]  # problem_of()
@@ -105,6 +110,12 @@ def test_help_shows_every_command_in_plain_words() -> None:
         ("tune --shapes 1x2x3 --budget 0", "is no duration above 0"),
         ("tune --shapes 1x2x3 --bits some", "'some' is not one of"),
         ("tune --shapes 1x2x3 --measure wall", "'wall' is not one of"),
+        ("tune --shapes 1x2x3 --device foo", "--device: 'foo' is no GPU to measure"),
+        ("tune --shapes 1x2x3 --device h200", "--device: 'h200' is no GPU to measure"),
+        ("calibrate --device 0", "--device: '0' is no GPU to measure"),
+        ("warmup --device h200 --shapes 1x2x3 --dtype fp8", "products of torch.float8_e4m3fn have scales"),
+        ("warmup --device h200 --shapes-from empty.json", "is no file of record_shapes"),
+        ("explain 99999999999999999999 16 16 --device h200", "Invalid value for 'M'"),
         ("cache nonsense", "No such command 'nonsense'"),
         ("cache show absent.json", "absent.json"),
         ("cache import absent.json", "does not exist"),
@@ -114,8 +125,64 @@ def test_a_wrong_call_is_told_so(
     arguments: str, complaint: str, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    line = records.text_of({"calls": 1, "problem": records.plain(replace(problem_of(), batch=0))})
+    Path("empty.json").write_text(f'{{"format": 1, "products": [{line}]}}')
     code = 1 if arguments.startswith("cache show") else 2
     assert complaint in words_of(*arguments.split(), code=code)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["nonsense", "--nonsense", "explain 16 16", "explain 0 1 1", "cache import absent.json", "cache nonsense"],
+)
+def test_programs_are_told_why_words_are_no_call(arguments: str) -> None:
+    said = call(*arguments.split()).output
+    error = document(*arguments.split(), code=2)["error"]
+    assert error.split()[-1].strip(".'") in said
+
+
+def test_torchs_backtraces_are_no_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise RuntimeError("it is too large\nException raised from sizes at sizes.cpp:79\nframe #0: ..")
+
+    monkeypatch.setattr(cli.doctor, "examine", fails)
+    assert document("doctor", code=1) == {"error": "it is too large"}
+
+
+def test_an_interruption_of_importing_has_its_own_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted:
+        def find_spec(self, name: str, *_: Any) -> None:
+            if name == "triton_gemm.cli.app":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "triton_gemm.cli.app")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--help"])
+    assert ended.value.code == 130
+
+
+def test_nothing_in_a_file_reaches_the_terminal_as_a_command(folder: Path) -> None:
+    hostile = "\x1b[2J\x07"
+    assert tables.store(problem_of(), another(problem_of()), H200, us=1.0, default_us=2.0, measured=hostile)
+    for arguments in (["cache", "show"], ["explain", *PRODUCT]):
+        assert "\x1b" not in (shown := words_of(*arguments, "--device", "h200")) and "\\x1b[2J\\x07" in shown
+
+
+def test_words_are_not_broken_where_lines_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "console", lambda: SimpleNamespace(width=80))
+    names = (
+        "warp_specialised 64x16x128 4 warps 8 stages, 9 tiles in 7 parts, swap_ab",
+        "bf16, tensor cores, 128-deep tiles",
+    )
+    columns = ["", "kernel and configuration", "bits", "predicted us", "known us", "registers", "shared memory"]
+    made = output.table(columns, [["->", *names, 5.23, "10 (a table)", 255, 168212]], left=3)
+    console = output.Console(width=80, file=io.StringIO())
+    with console.capture() as shown:
+        console.print(made)
+    for word in [*" ".join((*names, *columns)).split(), "10 (a table)", "168212"]:
+        assert word in shown.get()
+    assert max(map(len, shown.get().splitlines())) <= 80
 
 
 def test_who_asks_without_a_gpu_is_told_to_name_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,6 +235,40 @@ def test_explain_knows_what_was_measured_and_who_chose(folder: Path) -> None:
     assert "10 (user's table)" in words_of("explain", *PRODUCT, "--device", "h200")
     with triton_gemm.policy("model"):
         assert document("explain", *PRODUCT, "--device", "h200")["chosen"]["by"] == "model"
+
+
+def test_what_another_choice_took_is_not_said_of_this_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry has the time of the model's choice as it was when the product was tuned."""
+    store(problem_of(), nth=25)
+    path = tabled.table_in(folder)
+    text = path.read_text()
+    for default in ("portable 64x64x32 4 warps 3 stages", ""):
+        path.write_text(text.replace(records.named(select(problem_of(), H200)), default))
+        tables.reload()
+        (way,) = (way for way in document("explain", *PRODUCT, "--device", "h200")["candidates"] if way["known_us"])
+        assert way["known_us"] == 10.0 and way["table"] == "user's table"
+
+
+def test_a_tuned_configuration_that_the_model_knows_nothing_of_is_shown(folder: Path) -> None:
+    """As a user's own may be."""
+    problem, choice = problem_of(dtype=torch.float16), select(problem_of(dtype=torch.float16), H200)
+    own = [triton.Config({"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 8}, num_warps=4, num_stages=1)]
+    own_way = next(way for way in candidates(problem, H200, choice, "any", own) if way.config.num_stages == 1)
+    assert tables.store(problem, own_way, H200, us=1.0, default_us=2.0, bits="any")
+    found = document("explain", *PRODUCT, "--dtype", "fp16", "--device", "h200")
+    last = found["candidates"][-1]
+    assert (last["predicted_us"], last["known_us"], last["config"]["num_stages"]) == (None, 1.0, 1)
+    assert "1 (user's table)" in words_of("explain", *PRODUCT, "--dtype", "fp16", "--device", "h200")
+
+
+def test_explain_marks_what_runs_under_batch_invariance(folder: Path) -> None:
+    """Parts in turn are no candidate of everyone's."""
+    with triton_gemm.batch_invariant():
+        found = document("explain", "4096", "576", "7168", "--layout", "nt", "--device", "h200")
+        shown = words_of("explain", "4096", "576", "7168", "--layout", "nt", "--device", "h200")
+    (way,) = (way for way in found["candidates"] if way["chosen"])
+    assert way["schedule"] == found["chosen"]["schedule"] and way["predicted_us"] > 0
+    assert "-> warp_specialised" in shown
 
 
 def test_explain_shows_classes_of_bits(folder: Path) -> None:
@@ -231,12 +332,24 @@ def test_tables_are_listed_shown_and_verified(folder: Path) -> None:
         (entry,) = document("cache", "show", *where)["entries"]
         assert entry["text"] == "512x1024x2048 bf16 nn" and entry["gain"] == pytest.approx(0.2)
         assert str(stored.config) in words_of("cache", "show", *where)
+        assert (entry["triton"], entry["used"]) == (files.TRITON, True)
+        assert "not used here" not in words_of("cache", "show", *where)
     assert document("cache", "show", "--device", "h100")["entries"] == []
     (report,) = document("cache", "verify", "--device", "h200")["tables"]
     assert report["faults"] == [] and report["elsewhere"] is None
     (report,) = document("cache", "verify", "--device", "h100")["tables"]
     assert report["faults"] == [] and "6016bit" in report["elsewhere"]
     assert "not used here" in words_of("cache", "verify", "--device", "h100")
+
+
+def test_tables_of_other_tritons_are_shown_as_not_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store(problem_of())
+    monkeypatch.setattr(files, "TRITON", "9.9")
+    (entry,) = document("cache", "show", "--device", "h200")["entries"]
+    assert entry["triton"] != "9.9" and not entry["used"]
+    assert f"not used here: what is of Triton {entry['triton']}, as this is 9.9" in words_of(
+        "cache", "show", "--device", "h200"
+    )
 
 
 def test_a_fault_fails_verify(folder: Path) -> None:
@@ -387,6 +500,14 @@ def test_doctors_device_can_be_asked_about(tmp_path: Path, folder: Path, monkeyp
     file = tmp_path / "here.json"
     file.write_text(json.dumps(document("doctor")))
     assert words.device(str(file)) == H200
+    # A GPU that is there has no power limit of its own: NVML is asked, here and not where the file is read.
+    here = replace(H200, power_limit=0, uuid="known")
+    monkeypatch.setattr(nvml, "power_limit", lambda uuid: 700 if uuid == "known" else 0)
+    monkeypatch.setattr(cli.doctor, "examine", lambda: doctor.Diagnosis((Finding("GPU", "good", ""),), (here,)))
+    file.write_text(json.dumps(document("doctor")))
+    monkeypatch.setattr(nvml, "power_limit", lambda uuid: 0)
+    store(problem_of())
+    assert document("explain", *PRODUCT, "--device", file)["chosen"]["by"] == "user's table"
 
 
 # --- What only a clone has ---

@@ -168,6 +168,14 @@ def test_words_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     with tabled.default_policy():
         assert look("policy")[0].status == "broken" and "fastest" in look("policy")[0].says
         assert doctor.examine().broken
+        for name, value in (("BITS", "most"), ("BATCH_INVARIANT", "yes")):
+            monkeypatch.setenv("TRITON_GEMM_POLICY", "model")
+            monkeypatch.setenv(f"TRITON_GEMM_{name}", value)
+            tabled.read_environment_again()
+            (found,) = look("policy")
+            assert found.says.startswith(f"TRITON_GEMM_{name} must be ") and value in found.says
+            assert found.do == f"set TRITON_GEMM_{name} to one of these, or unset it"
+            monkeypatch.delenv(f"TRITON_GEMM_{name}")
     assert "nothing reads it" in the_one("environment", "TRITON_GEMM_POLCY").says
     assert the_one("environment", "TRITON_CACHE_DIR=").status == "good"
 

@@ -88,6 +88,10 @@ def test_a_policy_is_one_of_four(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_GEMM_POLICY", "fast")
     with pytest.raises(ValueError, match="TRITON_GEMM_POLICY"):
         policies.current()
+    monkeypatch.setenv("TRITON_GEMM_POLICY", "model")
+    monkeypatch.setenv("TRITON_GEMM_BITS", "all")
+    with pytest.raises(ValueError, match=r"^TRITON_GEMM_BITS must be one of same, any, not 'all'$"):
+        policies.current()
 
 
 def test_the_environment_counts_until_one_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +183,7 @@ def test_a_tuner_is_asked_for_what_no_table_has(folder: Path) -> None:
     assert choose(unknown, HOPPER, may_tune=True).source == "model", "under no other policy"
 
 
-@pytest.mark.parametrize("where", ["a capture", "a compiler", "a mode"])
+@pytest.mark.parametrize("where", ["a capture", "a compiler", "a mode", "the interpreter"])
 def test_nothing_is_timed_where_launches_are_recorded(
     where: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +195,8 @@ def test_nothing_is_timed_where_launches_are_recorded(
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     elif where == "a compiler":
         monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    elif where == "the interpreter":
+        monkeypatch.setattr(policies, "INTERPRETED", True)
     else:
         triton_gemm.set_policy("tune")
         context = torch.utils.flop_counter.FlopCounterMode(display=False)

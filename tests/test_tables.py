@@ -142,7 +142,7 @@ def test_a_shipped_table_is_legal_and_beats_what_the_model_chooses(path: Path, m
         assert entry.us < entry.default_us and records.illegal(problem, device, entry) is None
         assert bit_class(problem, served) == bit_class(problem, choice)
         layout = "nt" if problem.b.column_major else "nn"
-        assert str(replace(choice, reason="")).rstrip(": ") == beaten[f"{problem.M}x{problem.N}x{problem.K} {layout}"]
+        assert records.named(choice) == beaten[f"{problem.M}x{problem.N}x{problem.K} {layout}"] == entry.default
 
 
 def test_entries_of_any_bits_are_for_who_wants_them(folder: Path) -> None:
@@ -303,6 +303,40 @@ def test_tables_travel(folder: Path, tmp_path: Path) -> None:
             tables.import_from(path)
 
 
+@pytest.mark.parametrize("fault", ["class", "illegal"])
+def test_what_is_used_is_not_replaced_by_what_is_not(fault: str, folder: Path, tmp_path: Path) -> None:
+    """An entry of another class of bits than the model's choice, or one that cannot run, be it as fast as it may."""
+    problem, used, unused, out = problem_of(), *(tmp_path / f"{name}.json" for name in ("used", "unused", "out"))
+    wrong = replace(another(problem), kernel="skinny", config=kernels.named("skinny").Config(16, 16, 64))
+    wrong = another(problem, bits=False) if fault == "class" else wrong
+    assert tables.store(problem, wrong, HOPPER, us=1.0, default_us=5.0)
+    (entry,) = (entry for _, entry in tables.known(problem, HOPPER))
+    assert not tables.serves(problem, HOPPER, entry) and tables.serves(problem, HOPPER, entry, "any") == (
+        fault == "class"
+    )
+    tables.export_to(unused, HOPPER), tables.clear()
+    store(problem, us=4.5)
+    tables.export_to(used, HOPPER)
+    tables.import_from(unused)
+    assert found(problem) == chosen(problem)
+    tables.clear(), tables.import_from(unused)
+    assert found(problem) != chosen(problem)
+    tables.import_from(used)
+    assert found(problem) == chosen(problem), "the slower one, which is used"
+    for order in ([used, unused], [unused, used]):
+        assert tables.merge(order, out) == 1 and out.read_bytes() == table_in(folder).read_bytes()
+
+
+def test_a_gpu_that_is_here_is_asked_what_is_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table's silicon does not say all that a model is derived from."""
+    here = replace(HOPPER, name="renamed", bandwidth=1e6)
+    assert tables._device_of(Silicon.of(HOPPER)) == HOPPER
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(tables, "device_info", lambda device: here if device.index else replace(here, num_sms=66))
+    assert tables._device_of(Silicon.of(HOPPER)) is here
+
+
 def test_a_table_of_other_silicon_can_be_kept_and_is_not_used(folder: Path, tmp_path: Path) -> None:
     other = replace(HOPPER, num_sms=78)
     path = tmp_path / "other.json"
@@ -350,6 +384,38 @@ def test_values_are_read_within_their_bounds() -> None:
         for value in refused:
             with pytest.raises(records.WrongError, match="is no "):
                 records.read(kind, value)
+
+
+@pytest.mark.parametrize("name", ["us", "default_us"])
+@pytest.mark.parametrize("us", [0, 1e-320, 0.009])
+def test_nothing_takes_no_time(name: str, us: float, folder: Path) -> None:
+    """A file that says so would win every merge."""
+    store(problem_of())
+    path = table_in(folder)
+    document = json.loads(path.read_text())
+    document["entries"][0][name] = us
+    path.write_text(json.dumps(document))
+    assert "it takes" in str(files.look(path).wrong)
+    with pytest.raises(ValueError, match=r"it takes|must be a positive number"):
+        store(problem_of(64), **{name: us})
+    document["entries"][0][name] = records.LEAST_US
+    path.write_text(json.dumps(document))
+    assert files.look(path).wrong is None
+
+
+def test_nothing_is_stored_that_cannot_be_read_again(folder: Path) -> None:
+    for what in ({"us": 1e300}, {"by": "x" * 1000}):
+        with pytest.raises(ValueError, match="is no"):
+            store(problem_of(), **what)
+    assert not folder.exists()
+
+
+def test_an_entry_says_which_choice_of_the_models_was_timed(folder: Path) -> None:
+    store(problem_of())
+    (entry,) = files.look(table_in(folder)).table.entries.values()  # type: ignore[union-attr]
+    assert entry.default == records.named(select(problem_of(), HOPPER))
+    older = {name: value for name, value in records.plain(entry).items() if name != "default"}
+    assert records.read_entry(older) == replace(entry, default="")
 
 
 def test_what_cannot_be_written_is_said_and_leaves_nothing(tmp_path: Path) -> None:

@@ -511,6 +511,12 @@ def test_the_policy_tune_tunes_by_itself(tuned_on_the_cpu: Path, monkeypatch: py
     with triton_gemm.policy("tune"):
         policies.choose(small(), HOPPER, may_tune=True)
     assert len(asked) == 2
+    # What is cleared is forgotten in this process, too.
+    tables.clear()
+    with triton_gemm.policy("tune"):
+        policies.choose(small(), HOPPER, may_tune=True)
+        policies.choose(small(), HOPPER, may_tune=True)
+    assert len(asked) == 3
 
 
 def test_under_batch_invariance_its_class_is_kept(tuned_on_the_cpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,7 @@ def test_the_models_choice_comes_first_and_all_can_be_stored(name: str, device: 
         assert len(found) <= offered.KEEP + offered.LEAST * len(kernels.KERNELS)
         for way in found:
             assert records.illegal(problem, device, entry_of(way)) is None
-            plain = records.plain(entry_of(way)) | {"measured": "2026-01-01", "by": "x"}
+            plain = records.plain(entry_of(way)) | {"us": 1.0, "default_us": 2.0, "measured": "2026-01-01", "by": "x"}
             assert records.read_entry(plain).selection(problem, "").config == way.config
         classes = {bit_class(problem, way) for way in found}
         assert bits == "any" or classes == {bit_class(problem, choice)}

@@ -159,6 +159,27 @@ def test_what_a_table_has_is_replaced_where_the_model_is_faster_now(folder: Path
     )
 
 
+@pytest.mark.parametrize("choice_ms", [1.2, 0.9], ids=["another wins", "the model's choice stays"])
+@pytest.mark.parametrize("offered", [True, False])
+def test_what_a_table_has_is_not_replaced_unless_it_was_timed(choice_ms: float, offered: bool, folder: Path) -> None:
+    """It is compiled before others; where there is not even time for that, it stays."""
+    choice = select(SMALL, HOPPER)
+    known = candidates(SMALL, HOPPER, choice)[-1]
+    known = known if offered else replace(known, config=replace(known.config, num_stages=known.config.num_stages - 1))
+    assert tables.store(SMALL, known, HOPPER, us=500.0, default_us=1000.0)
+
+    def true(way: Any) -> float:
+        best = replace(way, source="tuner", reason="") == replace(known, source="tuner", reason="")
+        return 0.5 if best else choice_ms if way.source == "model" else 1.0
+
+    before = tables.lookup(SMALL, HOPPER)
+    for budget in (1.0, 4.0):
+        (shape,) = tuned(folder, lab=FakeLab(true, compile_s=0.8), budget=budget).shapes
+        served = tables.lookup(SMALL, HOPPER)
+        assert before is not None and served is not None and served.config == before.config, budget
+        assert (shape.outcome == "tuned" and shape.stored) == (budget == 4.0)
+
+
 def test_a_second_tuning_keeps_what_the_first_found(folder: Path) -> None:
     (first,) = tuned(folder, lab=FakeLab(chance, 1)).shapes
     for seed in range(2, 8):
@@ -367,6 +388,14 @@ def test_a_tuning_is_resumed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert len(lab.benches) == 3, "and with it what other versions have tuned"
 
 
+def test_an_entry_that_is_not_used_is_no_reason_to_leave_a_product_out(folder: Path) -> None:
+    """As one of the class of bits that the model chose before a calibration."""
+    tables.store(SMALL, tabled.another(SMALL, bits=False), HOPPER, us=1.0, default_us=2.0)
+    (shape,) = tuned(folder, resume=True).shapes
+    assert shape.outcome == "tuned" and shape.stored
+    assert tuned(folder, resume=True).shapes[0].outcome == "known"
+
+
 def test_what_stays_is_known_too_and_forgotten_with_the_tables(folder: Path) -> None:
     even = FakeLab(lambda way: 1.0)
     assert tuned(folder, lab=even).shapes[0].outcome == "stays"
@@ -479,6 +508,15 @@ def test_a_record_of_shapes_that_cannot_be_written_leaves_nothing(tmp_path: Path
     with pytest.raises(OSError):
         recording.write(taken, {SMALL: 2})
     assert list(tmp_path.iterdir()) == [taken]
+
+
+@pytest.mark.parametrize("path", ["", "."])
+def test_where_nothing_can_be_recorded_no_block_runs(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(IsADirectoryError), recording.record_shapes(path):
+        pytest.fail("the block runs")
 
 
 def test_a_race_has_a_second_and_the_last_problems_none(folder: Path) -> None:

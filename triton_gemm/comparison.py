@@ -3,6 +3,7 @@ not say. Nothing is launched."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from . import kernels, plan, policies, tables
@@ -15,7 +16,7 @@ from .kernels.launch import materialise
 from .policies import Policy
 from .precompile import SCALARS, operands_of
 from .problem import GemmProblem
-from .select import Selection, illegal, predicted, ranked
+from .select import Selection, illegal, predicted_or_inf, ranked
 from .tables import records
 
 
@@ -24,12 +25,13 @@ class Way:
     """One way to compute a product.
 
     selection: the kernel, its configuration, and how the work is dealt out; predicted_us: microseconds by the cost
-    model; known_us: by a table, or None; table: which table that is; bits: its class of bits; chosen:
-    whether it is what runs; compiled: its launches as the compiler made them, where that was wanted.
+    model, or None where it knows nothing of such a configuration; known_us: by a table, or None; table: which table
+    that is; bits: its class of bits; chosen: whether it is what runs; compiled: its launches as the compiler made them,
+    where that was wanted.
     """
 
     selection: Selection
-    predicted_us: float
+    predicted_us: float | None
     known_us: float | None
     table: str | None
     bits: str
@@ -75,13 +77,18 @@ def compare(problem: GemmProblem, device: DeviceInfo, *, limit: int = 10, compil
         else:
             refused += 1
     known: dict[object, tuple[float, str]] = {}
+    by_model = policies.by_model(problem, device)
+    offered = [chosen]  # which is no candidate of everyone's under batch invariance
     for source, entry in tables.known(problem, device):
         if records.illegal(problem, device, entry) is None:
             selection = entry.selection(problem, source)
             known.setdefault(_identity(selection), (entry.us, source))
-            known.setdefault(_identity(policies.by_model(problem, device)), (entry.default_us, source))
-            time = predicted(problem, entry.kernel, _candidate(problem, selection), model)
-            legal.setdefault(_identity(selection), (time, selection))
+            if records.named(by_model) == entry.default:  # and not what the model chose before a calibration
+                known.setdefault(_identity(by_model), (entry.default_us, source))
+            offered.append(selection)
+    for selection in offered:
+        time = predicted_or_inf(problem, selection.kernel, _candidate(problem, selection), model)
+        legal.setdefault(_identity(selection), (time, selection))
     order = sorted(legal, key=lambda identity: legal[identity][0])
     always = (_identity(chosen), *known)
     ways = []
@@ -90,7 +97,8 @@ def compare(problem: GemmProblem, device: DeviceInfo, *, limit: int = 10, compil
         us, table = known.get(identity, (None, None))
         made = _compiled(problem, selection, device) if rank < compiled else ()
         bits = bit_class(problem, selection)
-        ways.append(Way(selection, time, us, table, bits, identity == always[0], made))
+        about = None if time == math.inf else time
+        ways.append(Way(selection, about, us, table, bits, identity == always[0], made))
     return Comparison(problem, device, chosen, policies.current(), model.source, tuple(ways), len(every), refused)
 
 

@@ -343,7 +343,7 @@ def _policy() -> Found:
     try:
         found = policies.current()._asdict()
     except ValueError as error:
-        yield "broken", str(error), "set TRITON_GEMM_POLICY and TRITON_GEMM_BITS to one of these, or unset them"
+        yield "broken", str(error), f"set {str(error).split()[0]} to one of these, or unset it"
         return
     yield "good", ", ".join(f"{name} {value}" for name, value in found.items())
 

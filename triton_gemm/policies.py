@@ -2,8 +2,8 @@
 
 - "model": the model's choice, as `select` has it.
 - "cached": a table's, where one has the problem, else the model's. The default.
-- "tune": a table's, else that of the tuner; where nothing may be timed (a graph is captured, a compiler traces), the
-  model's.
+- "tune": a table's, else that of the tuner; where nothing may be timed (a graph is captured, a compiler traces,
+  Triton interprets), the model's.
 - "error": a table's, else an error.
 
 A choice is made when a product is planned, at its first call, so that a table is asked about the sizes that are run and
@@ -25,7 +25,7 @@ import torch
 
 from . import batch_invariance, checks, generation, tables
 from .bit_classes import bit_class
-from .compat import backward_here, context_of_backward, hide_from_dynamo, must_dispatch
+from .compat import INTERPRETED, backward_here, context_of_backward, hide_from_dynamo, must_dispatch
 from .device import DeviceInfo
 from .problem import GemmProblem
 from .select import Selection, select
@@ -56,7 +56,7 @@ by_model = generation.of_models(4096)(select)
 _invariant_by_model = generation.of_models(4096)(batch_invariance.select)
 
 
-@lru_cache(maxsize=4096)
+@generation.of_models(4096)
 def _class_by_model(problem: GemmProblem, device: DeviceInfo) -> str:
     """The class of bits of the model's choice."""
     return bit_class(problem, by_model(problem, device))
@@ -84,8 +84,8 @@ def tunes() -> bool:
     return current().name == "tune"
 
 
-def _policy(name: str, bits: str, of: str) -> Policy:
-    for found, allowed in ((name, NAMES), (bits, BITS)):
+def _policy(name: str, bits: str, of_name: str, of_bits: str) -> Policy:
+    for found, allowed, of in ((name, NAMES, of_name), (bits, BITS, of_bits)):
         if not (isinstance(found, str) and found in allowed):
             raise ValueError(f"{of} must be one of {', '.join(allowed)}, not {found!r}")
     return Policy(name, bits)  # type: ignore[arg-type]  # which they are
@@ -94,7 +94,7 @@ def _policy(name: str, bits: str, of: str) -> Policy:
 @lru_cache(maxsize=1)
 def _of_environment() -> Policy:
     name, bits = os.environ.get("TRITON_GEMM_POLICY", "cached"), os.environ.get("TRITON_GEMM_BITS", "same")
-    found = _policy(name, bits, "TRITON_GEMM_POLICY, and TRITON_GEMM_BITS,")
+    found = _policy(name, bits, "TRITON_GEMM_POLICY", "TRITON_GEMM_BITS")
     return found._replace(batch_invariant=_invariant_in_environment())
 
 
@@ -108,19 +108,20 @@ def _invariant_in_environment() -> bool:
 
 @hide_from_dynamo
 def set_policy(name: PolicyName, *, bits: Bits = "same") -> None:
-    """Sets the policy of the process, in all threads, wherever no `with policy(...)` is open: what chooses the kernel
-    and configuration of each product. Before it is called, the environment's TRITON_GEMM_POLICY counts, or "cached".
+    """Sets the policy of the process, in all threads, wherever no `with policy(...)` or `with batch_invariant()` is
+    open: what chooses the kernel and configuration of each product. Before it is called, the environment's
+    TRITON_GEMM_POLICY counts, or "cached".
 
     name: "model", the cost model; "cached", a table of what was measured, and the model for what no table has; "tune",
-    a table, and a tuner for what none has, but the model while a CUDA graph is captured or torch.compile traces;
-    "error", a table, and RuntimeError for what none has. bits: "same" takes from tables only what gives the bits that
-    the model's choice gives; "any" asks also those of the fastest, whatever their bits. The environment has
-    TRITON_GEMM_BITS for it.
+    a table, and a tuner for what none has, but the model while a CUDA graph is captured or torch.compile traces, and in
+    Triton's interpreter; "error", a table, and RuntimeError for what none has. bits: "same" takes from tables only what
+    gives the bits that the model's choice gives; "any" asks also those of the fastest, whatever their bits. The
+    environment has TRITON_GEMM_BITS for it.
 
     Raises ValueError for another name. Products that were planned before are planned again.
     """
     global _process
-    found = _policy(name, bits, "set_policy(): name and bits")
+    found = _policy(name, bits, "set_policy(): name", "set_policy(): bits")
     _process = found._replace(batch_invariant=_invariant_in_environment())
     generation.advance()
 
@@ -132,7 +133,7 @@ def policy(name: PolicyName, *, bits: Bits = "same") -> Iterator[None]:
     name, bits: as in `set_policy`, with its errors. It counts in backwards that are started in the block, too, though
     torch runs them in threads of its own. What is said of batch invariance stays as it was.
     """
-    found = _policy(name, bits, "policy(): name and bits")
+    found = _policy(name, bits, "policy(): name", "policy(): bits")
     with _within(found._replace(batch_invariant=_is_invariant())):
         yield
 
@@ -145,7 +146,8 @@ def batch_invariant(enabled: bool = True) -> Iterator[None]:
     Of C = A B the rows are A's [M, K]; for `linear` all leading dimensions of its input together are M. On one GPU, for
     one B and one epilogue, a row of C has the same bits for any M, in any batch, and wherever A and C lie in memory.
     Every function of this package follows it, and under `use` torch's own. A backward follows it where the forward, or
-    the call of `backward`, is in the block; compiled code where it runs, its backward where that is called.
+    the call of `backward`, is in the block; compiled code where it runs, its backward where that is called. The policy
+    is that of the block's beginning, whatever `set_policy` says meanwhile.
 
     `batch_invariant=True` says the same of one call, wherever its backward is, and TRITON_GEMM_BATCH_INVARIANT=1 in the
     environment of the whole process. enabled: False for a block without, within one or under that environment.
@@ -225,9 +227,9 @@ def _tuned(problem: GemmProblem, device: DeviceInfo, wanted: str | None) -> Sele
 
 
 def _may_time() -> bool:
-    """Whether launches may be waited for here, and are no one's to record."""
+    """Whether launches may be waited for here, and are no one's to record. The interpreter's times say nothing."""
     capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-    return not (capturing or torch.compiler.is_compiling() or must_dispatch())
+    return not (INTERPRETED or capturing or torch.compiler.is_compiling() or must_dispatch())
 
 
 def _said(problem: GemmProblem) -> str:

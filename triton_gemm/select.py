@@ -69,7 +69,8 @@ class Selection:
         return self.split_k if self.schedule is None else self.schedule
 
     @property
-    def _chooser(self) -> str:
+    def chooser(self) -> str:
+        """`source`, for people: whether the model was calibrated, where `model` says it."""
         return "calibrated model" if (self.source, self.model) == ("model", "calibrated") else self.source
 
     def __str__(self) -> str:
@@ -83,7 +84,7 @@ class Selection:
             notes.append(f"K in {self.split_k} parts")
         notes += ["swap_ab"] * self.swap_ab + [f"{x} repacked" for x in self.packed]
         where = "" if self.device is None else f", on {self.device}"
-        chosen = "" if self.policy is None else f"; chosen by the {self._chooser}, policy {self.policy}"
+        chosen = "" if self.policy is None else f"; chosen by the {self.chooser}, policy {self.policy}"
         bits = "" if self.bits is None else f"; bits: {self.bits}" + ", for any number of rows" * self.batch_invariant
         return f"{', '.join(notes)}{where}: {self.reason}{bits}{chosen}"
 
@@ -107,6 +108,15 @@ def predicted(problem: GemmProblem, kernel: str, candidate: Candidate, model: De
     """Predicted microseconds of a problem's candidate, copies of operands included."""
     time = kernels.named(kernel).microseconds(candidate.problem, candidate.config, candidate.work, model)
     return time + kernels.repack.microseconds(problem, candidate.packed, model)
+
+
+def predicted_or_inf(problem: GemmProblem, kernel: str, candidate: Candidate, model: DeviceModel) -> float:
+    """`predicted`, and infinity for what the model knows nothing of: no kernel may propose a table's or a user's
+    configuration."""
+    try:
+        return predicted(problem, kernel, candidate, model)
+    except Exception:  # whatever a kernel's formula raises for figures that it was not made for
+        return math.inf
 
 
 def illegal(problem: GemmProblem, device: DeviceInfo, kernel: str, candidate: Candidate) -> str | None:

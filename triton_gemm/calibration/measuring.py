@@ -13,6 +13,7 @@ import torch
 from ..kernels.candidate import Candidate
 from ..problem import GemmProblem
 from ..select import Selection
+from ..tables.records import named
 from ..tuning import race, session
 from ..tuning.conditions import complaint
 from .fit import Timed
@@ -133,4 +134,4 @@ def without(probe: Probe, *ways: Selection) -> Probe:
 
 def told(problem: GemmProblem, way: Selection) -> str:
     """A candidate, for people."""
-    return f"{problem.M}x{problem.N}x{problem.K}: {session.named(way)}"
+    return f"{problem.M}x{problem.N}x{problem.K}: {named(way)}"

@@ -17,4 +17,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if (error.name or "").split(".")[0] not in ("typer", "rich"):
             raise
         sys.exit("error: the command line needs typer and rich: pip install 'triton_gemm[cli]'")
+    except KeyboardInterrupt:  # while modules are imported
+        sys.exit(130)
     app(arguments, prog_name="triton-gemm")

@@ -2,14 +2,49 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from .. import __version__
 from . import cache, calibrate, doctor, explain, source_tree, tune, warmup
 
+# click's, which newer versions of typer have themselves.
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+
+
+class _Commands(TyperGroup):
+    """Says with --json, too, why words are no call: typer tells people on stderr before a command runs."""
+
+    def main(self, args: Sequence[str] | None = None, *more: Any, **how: Any) -> Any:
+        self.as_json = "--json" in (sys.argv[1:] if args is None else args)
+        return super().main(args, *more, **how)
+
+    def make_context(self, *words: Any, **how: Any) -> Any:
+        with self._told():
+            return super().make_context(*words, **how)
+
+    def invoke(self, *words: Any) -> Any:
+        with self._told():
+            return super().invoke(*words)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except _UsageError as error:
+            if self.as_json:
+                typer.echo(json.dumps({"error": error.format_message()}))  # type: ignore[attr-defined]
+            raise
+
+
 app = typer.Typer(
+    cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

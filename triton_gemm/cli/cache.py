@@ -85,10 +85,14 @@ def show(
     device: words.Device = None,
     as_json: output.Json = False,
 ) -> None:
-    """Show what a table says, or all tables of a GPU: for each product the kernel, and what it gains."""
+    """Show what a table says, or all tables of a GPU: for each product the kernel, and what it gains.
+
+    A table of another version of Triton is not used, which is said below it.
+    """
     shown = [("file", _table(file))] if file else _tables_of(device)
     rows = [
         {"problem": plain(problem), "text": words.problem_text(problem), "whose": whose, "bits": table.bits}
+        | {"triton": table.triton, "used": table.triton == files.TRITON}
         | plain(entry)
         | {"selection": str(entry.selection(problem, whose)).partition(":")[0], "gain": entry.default_us / entry.us - 1}
         for whose, table in shown
@@ -96,15 +100,17 @@ def show(
     ]
 
     def render(console: Console) -> None:
-        columns = ("product", "kernel and configuration", "bits", "measured", "us", "model's us", "gain")
+        columns = ("product", "kernel and configuration", "bits", "Triton", "measured", "us", "model's us", "gain")
         lines = [
             (
-                *(x["text"], x["selection"], x["bits"], str(x["measured"])[:10]),
+                *(x["text"], x["selection"], x["bits"], x["triton"], str(x["measured"])[:10]),
                 *(output.us(x["us"]), output.us(x["default_us"]), f"{100 * x['gain']:.1f} %"),
             )
             for x in rows
         ]
-        console.print(output.table(columns, lines, left=4) if lines else "no table has an entry")
+        console.print(output.table(columns, lines, left=5) if lines else "no table has an entry")
+        for version in sorted({str(x["triton"]) for x in rows if not x["used"]}):
+            console.print(f"not used here: what is of Triton {version}, as this is {files.TRITON}")
 
     output.show({"entries": rows}, as_json, render)
 
@@ -138,7 +144,10 @@ def export(
 @app.command("import")
 @output.command
 def import_(sources: Files, as_json: output.Json = False) -> None:
-    """Merge files into your tables: the faster entry for a product wins. A file that is wrong changes nothing."""
+    """Merge files into your tables: the faster entry for a product wins, of those that are used on such a GPU.
+
+    An entry is used if it can run and has the bits of the model's choice. A file that is wrong changes nothing.
+    """
     for path in sources:
         if (wrong := files.look(path).wrong) is not None:
             raise output.FailedError(f"{path}: {wrong[1]}")
@@ -153,7 +162,7 @@ def merge(
     out: Annotated[Path, typer.Option("--out", "-o", dir_okay=False, metavar="OUT", help="The file to write.")],
     as_json: output.Json = False,
 ) -> None:
-    """Merge files of one kind into the file OUT: the faster entry for a product wins, in any order of files."""
+    """Merge files of one kind into the file OUT, as import does: the same in any order of files."""
     for path in sources:
         if (wrong := files.look(path).wrong) is not None:
             raise output.FailedError(f"{path}: {wrong[1]}")

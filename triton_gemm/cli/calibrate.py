@@ -30,7 +30,7 @@ def calibrate(
     """
     seconds = words.seconds(budget)
     with _shown() as progress:
-        report = calibration.calibrate(seconds, keep=not dry_run, progress=progress, device=device)
+        report = calibration.calibrate(seconds, keep=not dry_run, progress=progress, device=words.gpu(device))
     output.show(report.as_dict(), as_json, lambda console: console.print(str(report), soft_wrap=True))
     if report.outcome == "refused" or (report.outcome == "not kept" and not dry_run):
         raise typer.Exit(output.FAILED)

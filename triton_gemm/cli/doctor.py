@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from ..doctor import Diagnosis, examine
+from ..tables import Silicon
 from . import output
 
 _LOOK = {"good": ("ok", "green"), "note": ("note", "yellow"), "broken": ("BROKEN", "red bold")}
@@ -24,7 +25,8 @@ def doctor(as_json: output.Json = False) -> None:
     found = examine()
     data = {
         "findings": [asdict(finding) for finding in found.findings],
-        "devices": [asdict(device) for device in found.devices],
+        # With the power limit, without which no table of theirs is found elsewhere.
+        "devices": [asdict(replace(x, power_limit=Silicon.of(x).power_limit)) for x in found.devices],
         "broken": found.broken,
     }
     output.show(data, as_json, lambda console: render(found, console))
@@ -40,7 +42,7 @@ def render(found: Diagnosis, console: Console) -> None:
         word, style = _LOOK[finding.status]
         about = finding.about if finding.about != before else ""
         before = finding.about
-        line = Text.assemble(f"{about:<{width}}  ", (f"{word:<6}", style), f"  {finding.says}")
+        line = Text.assemble(f"{about:<{width}}  ", (f"{word:<6}", style), f"  {output.printable(finding.says)}")
         console.print(line, soft_wrap=True)
         if finding.do:
             console.print(f"{'':<{width + 10}}{finding.do}", soft_wrap=True)

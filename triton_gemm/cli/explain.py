@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated, Any, Literal
 
 import typer
@@ -13,18 +13,20 @@ from ..comparison import Comparison, Way, compare
 from ..device_model import origin
 from ..explanation import asked
 from ..problem import Activation
-from ..tables.records import plain
+from ..tables.records import LARGEST, plain
 from . import output, words
 
 
 @output.command
 def explain(
-    M: Annotated[int, typer.Argument(min=1, metavar="M", help="Rows of A and C.")],
-    N: Annotated[int, typer.Argument(min=1, metavar="N", help="Columns of B and C.")],
-    K: Annotated[int, typer.Argument(min=1, metavar="K", help="Columns of A and rows of B: the length of sums.")],
+    M: Annotated[int, typer.Argument(min=1, max=LARGEST, metavar="M", help="Rows of A and C.")],
+    N: Annotated[int, typer.Argument(min=1, max=LARGEST, metavar="N", help="Columns of B and C.")],
+    K: Annotated[
+        int, typer.Argument(min=1, max=LARGEST, metavar="K", help="Columns of A and rows of B: the length of sums.")
+    ],
     dtype: words.Dtype = "bf16",
     layout: words.Layout = "nn",
-    batch: Annotated[int, typer.Option(min=1, help="How many such products at once.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, max=LARGEST, help="How many such products at once.")] = 1,
     bias: Annotated[Literal["n"] | None, typer.Option(help="n: add one value for each column of C.")] = None,
     activation: Annotated[Activation | None, typer.Option(help="What is applied to C.")] = None,
     beta: Annotated[float, typer.Option(help="beta C is added, as addmm does; 0 does not read C.")] = 0.0,
@@ -114,7 +116,9 @@ def render(found: Comparison, console: Console) -> None:
     legal = found.candidates - found.refused
     console.print(f"{len(found.ways)} of the {legal} candidates that this GPU can run")
     console.print(f"runs: {found.chosen}")
-    console.print(f"chosen by the {found.chosen.source}, policy {found.policy.name}, bits {found.policy.bits}")
-    console.print(f"predicted times: {origin(found.device)} model")
+    model = origin(found.device)
+    chooser = replace(found.chosen, model=model).chooser
+    console.print(f"chosen by the {chooser}, policy {found.policy.name}, bits {found.policy.bits}")
+    console.print(f"predicted times: {model} model")
     if "registers" not in columns:
         console.print("--compile 3 compiles the first three, for their registers and shared memory")

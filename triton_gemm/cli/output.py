@@ -44,7 +44,7 @@ def command(function: Function) -> Function:
                 raise
             wrong = isinstance(error, ValueError | TypeError | NotImplementedError)
             code = error.code if isinstance(error, FailedError) else WRONG_CALL if wrong else FAILED
-            end(str(error), code, bool(options.get("as_json")))
+            end(str(error).partition("\nException raised from")[0], code, bool(options.get("as_json")))
         except KeyboardInterrupt:
             end("interrupted", INTERRUPTED, bool(options.get("as_json")))
 
@@ -55,14 +55,14 @@ def end(words: str, code: int, as_json: bool) -> None:
     """Says why, and exits."""
     if as_json:
         typer.echo(json.dumps({"error": words}))
-    typer.echo(f"error: {words}", err=True)
+    typer.echo(f"error: {printable(words)}", err=True)
     raise typer.Exit(code)
 
 
 def show(data: Any, as_json: bool, render: Callable[[Console], None]) -> None:
     """A command's result: `data` as a JSON document, or `render` for people."""
     if as_json:
-        typer.echo(json.dumps(data, indent=1, default=_plain))
+        typer.echo(json.dumps(data, indent=1, default=_plain, allow_nan=False))
     else:
         render(console())
 
@@ -72,20 +72,48 @@ def _plain(x: object) -> object:
     return str(x).removeprefix("torch.") if isinstance(x, torch.dtype | Path) else repr(x)
 
 
+def printable(text: str) -> str:
+    """A text whose control characters are written out: a file's could tell a terminal to do anything."""
+    return "".join(x if x.isprintable() or x == "\n" else repr(x)[1:-1] for x in text)
+
+
+class _Console(Console):
+    def print(self, *objects: Any, **how: Any) -> None:
+        super().print(*(printable(x) if isinstance(x, str) else x for x in objects), **how)
+
+
 def console() -> Console:
     """As wide as the terminal; where there is none, so wide that no line is broken."""
-    found = Console(highlight=False, markup=False)
-    return found if found.is_terminal else Console(highlight=False, markup=False, width=240)
+    found = _Console(highlight=False, markup=False)
+    return found if found.is_terminal else _Console(highlight=False, markup=False, width=240)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], left: int = 1, title: str | None = None) -> Table:
     """A table whose first `left` columns are words, the others figures. None is an empty cell."""
     made = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
-    for number, column in enumerate(columns):
-        made.add_column(column, justify="left" if number < left else "right", overflow="fold")
-    for row in rows:
-        made.add_row(*("" if cell is None else str(cell) for cell in row))
+    cells = [["" if cell is None else printable(str(cell)) for cell in row] for row in rows]
+    widths = _widths(columns, cells, left, console().width - 2 * (len(columns) - 1))
+    for number, (column, width) in enumerate(zip(columns, widths, strict=True)):
+        made.add_column(column, justify="left" if number < left else "right", overflow="fold", width=width)
+    for row in cells:
+        made.add_row(*row)
     return made
+
+
+def _widths(columns: Sequence[str], cells: Sequence[Sequence[str]], left: int, room: int) -> list[int | None]:
+    """Of columns that are wrapped between words, figures only where they must be; None, which leaves it to rich, where
+    all fit as they are, or words do not: rich breaks words of wide columns where it could wrap others."""
+    texts = list(zip(columns, *cells, strict=True))
+    wanted = [max(map(len, text)) for text in texts]
+    words = [max(map(len, " ".join(text).split()), default=0) for text in texts]
+    whole = [max(map(len, (*text[0].split(), *text[1:])), default=0) for text in texts[left:]]
+    for least in ([*words[:left], *whole], words):
+        more = room - sum(least)
+        if more >= 0 and sum(wanted) > room:
+            lacking = [wanted[i] - least[i] for i in range(left)]
+            given = [min(lack, more * lack // max(1, sum(lacking))) for lack in lacking]
+            return [*(least[i] + given[i] for i in range(left)), *least[left:]]
+    return [None] * len(columns)
 
 
 def us(value: float | None) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..arithmetic import DTYPES
 from ..device import INTERPRETER
 from ..explanation import Layout, asked
 from ..problem import GemmProblem
@@ -34,6 +35,8 @@ def chosen(
 
 def problem(batch: int, M: int, N: int, K: int, dtype: torch.dtype, layout: Layout) -> GemmProblem:
     """A plain product."""
+    if dtype not in DTYPES:
+        raise output.wrong_call(f"--shapes: products of {dtype} have scales; record them, for --shapes-from")
     found, _, _ = asked(M=M, N=N, K=K, dtype=dtype, batch=batch, layout=layout, device=INTERPRETER)
     return found
 

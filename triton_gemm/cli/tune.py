@@ -40,7 +40,7 @@ def tune(
     tuned kernels give the same bits as the untuned ones. What was found is kept after each product, so it can be
     interrupted, and goes on with --resume.
     """
-    seconds = words.seconds(budget)
+    seconds, gpu = words.seconds(budget), words.gpu(device)
     problems = products.chosen(shapes, suite, shapes_from, words.dtype(dtype), layout)
     tuning = products.tuning()
     if not sys.stderr.isatty():  # in a terminal tuning shows what it tries and the best so far
@@ -52,7 +52,7 @@ def tune(
         measure=measure,
         resume=resume,
         repeat=repeat,
-        device=device,
+        device=gpu,
     )
     output.show(report.as_dict(), as_json, lambda console: console.print(str(report), soft_wrap=True))
     if any(one.outcome in ("failed", "refused") for one in report.shapes):

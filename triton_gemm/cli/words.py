@@ -21,6 +21,7 @@ from .output import wrong_call
 
 _SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64"}
 _SHORT |= {torch.int8: "int8", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8-e5m2"}
+CUDA = r"cuda(:\d{1,3})?"
 DTYPE_WORDS = {_SHORT[dtype]: dtype for dtype in dict.fromkeys((*DTYPES, *SCALED))}
 _LONG = {str(dtype).removeprefix("torch."): dtype for dtype in (*DTYPE_WORDS.values(), torch.int32)}
 
@@ -96,7 +97,7 @@ def device(word: str | None) -> DeviceInfo:
         return current_device_info()
     if word.endswith(".json"):
         return _described(Path(word))
-    if re.fullmatch(r"cuda(:\d+)?", word):
+    if re.fullmatch(CUDA, word):
         here = torch.device(word)
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (here.index or 0) >= count:
@@ -106,6 +107,13 @@ def device(word: str | None) -> DeviceInfo:
         return named_device(word)
     except ValueError:
         raise wrong_call(f"--device: {word!r} is none of {', '.join(NAMES)}, cuda:0 and a .json file") from None
+
+
+def gpu(word: str | None) -> str | None:
+    """What is measured: cuda or cuda:1, and no GPU that is elsewhere."""
+    if word is not None and not re.fullmatch(CUDA, word):
+        raise wrong_call(f"--device: {word!r} is no GPU to measure, as cuda:0 is")
+    return word
 
 
 def _described(path: Path) -> DeviceInfo:

@@ -24,9 +24,9 @@ import triton
 from .. import checks, generation
 from ..bit_classes import bit_class
 from ..compat import free_in_children
-from ..device import DeviceInfo, current_device_info
+from ..device import SHARED_MEMORY, DeviceInfo, current_device_info, device_info
 from ..problem import GemmProblem
-from ..select import Selection
+from ..select import Selection, select
 from . import files as files
 from . import records as records
 from .files import BITS, Bits, Table
@@ -41,6 +41,7 @@ Source = Literal["user's table", "shipped table"]
 _lock = free_in_children(threading.Lock())
 _loaded: dict[tuple[Path, DeviceInfo, str], dict[Bits, Table]] = {}
 _ignored: Counter[str] = Counter()
+cleared = 0  # how often this process has cleared the tables
 
 
 def folder() -> Path | None:
@@ -104,6 +105,20 @@ def entry(problem: GemmProblem, device: DeviceInfo, bits: Bits = "same") -> Entr
     where = folder()
     table = None if where is None else _tables(where, device).get(bits)
     return None if table is None else table.entries.get(problem)
+
+
+def serves(problem: GemmProblem, device: DeviceInfo, entry: Entry, bits: Bits = "same") -> bool:
+    """Whether an entry of a table of those bits is used on `device` with the model of now: it can run there, and in
+    "same" gives the bits of the model's choice."""
+    if illegal(problem, device, entry) is not None:
+        return False
+    if bits == "any":
+        return True
+    try:
+        choice = select(problem, device)
+    except RuntimeError:  # there is none
+        return False
+    return bit_class(problem, entry.selection(problem, "")) == bit_class(problem, choice)
 
 
 def ignored() -> dict[str, int]:
@@ -203,8 +218,18 @@ def store(
     checks.instance("store", "by", by, str, or_none=True)
     measured = measured or datetime.now(timezone.utc).isoformat(timespec="seconds")
     how = (selection.kernel, selection.config, selection.work, selection.swap_ab, selection.packed)
-    entry = Entry(*how, float(us), float(default_us), measured, by or versions())
+    default = _named_choice(problem, device)
+    given = Entry(*how, float(us), float(default_us), measured, by or versions(), default)
+    entry = records.read_entry(plain(given))  # as who reads the file will
     return _put(Table(Silicon.of(device), bits=bits), {problem: entry})
+
+
+def _named_choice(problem: GemmProblem, device: DeviceInfo) -> str:
+    """Which choice of the model's `default_us` is of."""
+    try:
+        return records.named(select(problem, device))
+    except RuntimeError:  # it has none
+        return ""
 
 
 def _put(empty: Table, entries: dict[GemmProblem, Entry]) -> bool:
@@ -227,10 +252,12 @@ def versions() -> str:
 
 
 def merge(paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) -> int:
-    """Merges files of one kind into the file `out`, the same in any order of `paths`; how many entries it has.
-    ValueError where a file cannot be read whole, or is of another kind."""
+    """Merges files of one kind into the file `out`, the same in any order of `paths`; how many entries it has. Of two
+    entries for a product one that is used on such a GPU, by the model that it has here (`serves`), goes before one that
+    is not, and then the faster one. ValueError where a file cannot be read whole, or is of another kind."""
     checks.several("merge", "paths", paths)
-    table = files.merge([_read(Path(path)) for path in paths])
+    given = [_read(Path(path)) for path in paths]
+    table = files.merge(given, _used(given[0]) if given else None)
     Path(out).write_text(table.text())
     return len(table.entries)
 
@@ -248,15 +275,30 @@ def export_to(path: str | os.PathLike[str], device: DeviceInfo | None = None, bi
 
 
 def import_from(path: str | os.PathLike[str]) -> int:
-    """Merges a file into the user's table of the silicon that it names, this GPU's or not; how many entries the file
-    has. ValueError where it cannot be read whole, OSError where the folder cannot be written to: nothing changes then.
-    """
+    """Merges a file into the user's table of the silicon that it names, this GPU's or not, as `merge` does: no entry
+    that is used is replaced by one that is not. How many entries the file has. ValueError where it cannot be read, or
+    not whole, OSError where the folder cannot be written to: nothing changes then."""
     given, where = _read(Path(path)), folder()
     if where is None:
         raise OSError("there is no folder for tables: set TRITON_GEMM_CACHE_DIR")
-    files.change(where, Table(*given.kind), lambda table: files.merge([table, given]))
+    files.change(where, Table(*given.kind), lambda table: files.merge([table, given], _used(given)))
     reload()
     return len(given.entries)
+
+
+def _used(table: Table) -> Callable[[GemmProblem, Entry], bool]:
+    """Whether an entry is used on a GPU of a table's silicon."""
+    device = _device_of(table.silicon)
+    return lambda problem, entry: serves(problem, device, entry, table.bits)
+
+
+def _device_of(silicon: Silicon) -> DeviceInfo:
+    """A GPU of that silicon: one that is here, or else as much as a table says of it."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    here = (device_info(torch.device("cuda", index)) for index in range(count))
+    shared = SHARED_MEMORY.get(silicon.capability, 0)
+    figures = (silicon.name, silicon.capability, silicon.sms, shared, 0.0, silicon.bus_width, silicon.power_limit)
+    return next((device for device in here if Silicon.of(device) == silicon), DeviceInfo(*figures))
 
 
 def _read(path: Path) -> Table:
@@ -267,8 +309,9 @@ def _read(path: Path) -> Table:
 
 
 def clear() -> int:
-    """Deletes the user's tables, of all silicon, and what tuning noted; how many tables there were. What was set aside
-    stays. OSError where the folder cannot be written to."""
+    """Deletes the user's tables, of all silicon, and what tuning noted, in files and in this process; how many tables
+    there were. What was set aside stays. OSError where the folder cannot be written to."""
+    global cleared
     where = folder()
     names = [] if where is None else files.names(where, "")
     notes = [] if where is None else [path.name for path in where.glob(f"*{JOURNAL}*")]
@@ -276,7 +319,8 @@ def clear() -> int:
         with files.locked(where):
             for name in names + notes:
                 (where / name).unlink(missing_ok=True)
-        reload()
+    cleared += 1
+    reload()
     return len(names)
 
 

@@ -73,17 +73,22 @@ def _order(problem: GemmProblem) -> tuple[object, ...]:
     return str(problem.dtype), problem.N, problem.K, problem.M, problem.batch, text_of(plain(problem))
 
 
-def merge(tables: Iterable[Table]) -> Table:
-    """One table of all entries; of those for one problem the one that is least by `Entry.order`, so the same whatever
-    the order of the tables. ValueError for none, and where they are of several kinds."""
+def merge(tables: Iterable[Table], used: Callable[[GemmProblem, Entry], bool] | None = None) -> Table:
+    """One table of all entries; of those for one problem one that is `used`, where that is asked, and of these the
+    least by `Entry.order`, so the same whatever the order of the tables. ValueError for none, and where they are of
+    several kinds."""
     given = list(tables)
     if len({table.kind for table in given}) != 1:
         raise ValueError(f"tables must be of one kind to be merged, not {sorted({table.name for table in given})}")
     merged: dict[GemmProblem, Entry] = {}
     for table in given:
         for problem, entry in table.entries.items():
-            before = merged.get(problem)
-            if before is None or entry.order() < before.order():
+            before = merged.setdefault(problem, entry)
+            if used is None or before.launches == entry.launches:
+                first = entry.order() < before.order()
+            else:
+                first = (not used(problem, entry), entry.order()) < (not used(problem, before), before.order())
+            if first:
                 merged[problem] = entry
     # Of names that people gave one silicon the first by the alphabet.
     silicon = min((table.silicon for table in given), key=lambda silicon: silicon.name)

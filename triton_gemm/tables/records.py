@@ -10,7 +10,7 @@ import json
 import math
 import types
 import typing
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import lru_cache
 from typing import Any, get_args, get_origin
 
@@ -27,6 +27,7 @@ from ..select import Selection
 
 LARGEST = 2**48  # of sizes and strides, in elements
 LONGEST = 200  # characters of a text
+LEAST_US = 0.01  # microseconds that anything takes: a file that says less would win against all others
 
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -50,7 +51,8 @@ class WrongError(ValueError):
 class Entry:
     """What was measured to be fastest for a problem: a kernel, its config, and how the work is dealt out, as in
     `Candidate`. us: microseconds that it took, default_us: those of the model's choice at the same time; measured:
-    when, as ISO 8601 has it; by: what measured it."""
+    when, as ISO 8601 has it; by: what measured it; default: which choice of the model's that was, as `named` says it,
+    or nothing where that is not known."""
 
     kernel: str
     config: TileConfig
@@ -61,6 +63,7 @@ class Entry:
     default_us: float
     measured: str
     by: str
+    default: str = ""
 
     def selection(self, problem: GemmProblem, source: str) -> Selection:
         """As `select` would say it. source: whose table this is from."""
@@ -68,10 +71,20 @@ class Entry:
         reason = f"{self.us:.3g} us measured on {self.measured[:10]}, the model's choice {self.default_us:.3g} us"
         return Selection.of(self.kernel, candidate, reason, source)
 
+    @property
+    def launches(self) -> tuple[object, ...]:
+        """Equal for entries that launch the same for a problem."""
+        return self.kernel, self.config, self.work, self.swap_ab, self.packed
+
     def order(self) -> tuple[float, str]:
         """Of two entries for one problem the lesser is kept when tables are merged: the faster one, and of equals
         always the same."""
         return self.us, text_of(plain(self))
+
+
+def named(selection: Selection) -> str:
+    """A selection in words that are the same whatever chose it and why."""
+    return str(replace(selection, reason="")).rstrip(": ")[:LONGEST]
 
 
 def text_of(value: object) -> str:
@@ -130,7 +143,8 @@ def _read_record(kind: Any, x: Any) -> Any:
         found = kind(**values)
     except (TypeError, AssertionError) as error:  # a field is missing, or a schedule could not be followed
         raise WrongError(str(error)) from None
-    sizes: tuple[int, ...] = (found.batch, found.M, found.N, found.K) if kind is GemmProblem else ()
+    # Without an element of C nothing is launched.
+    sizes: tuple[int, ...] = (found.batch - 1, found.M - 1, found.N - 1, found.K) if kind is GemmProblem else ()
     if kind is Schedule:  # who owns a tile waits for programs that have started
         waits = found.programs - found.split_tiles * found.split_k
         sizes = (found.split_tiles, found.programs - 1, found.split_k - 1, found.group_m - 1, found.unit - 1, waits)
@@ -145,10 +159,10 @@ def read_entry(x: Any) -> Entry:
         raise WrongError(f"no kernel is called {str(x.get('kernel') if isinstance(x, dict) else x)[:40]!r}")
     hints = _hints(Entry) | {"config": kernels.named(x["kernel"]).Config}
     hints["work"] = int if isinstance(x.get("work"), int) else Schedule
-    if x.keys() != hints.keys():
+    if x.keys() | {"default"} != hints.keys():
         raise WrongError(f"an entry has {', '.join(hints)}, not {', '.join(map(str, x))[:80]}")
-    entry = Entry(**{name: read(hint, x[name]) for name, hint in hints.items()})
-    why = nonsense(entry)
+    entry = Entry(**{name: read(hints[name], value) for name, value in x.items()})
+    why = nonsense(entry) or too_fast(entry)
     if why:
         raise WrongError(why)
     return entry
@@ -170,6 +184,11 @@ def nonsense(entry: Entry) -> str | None:
     work = entry.work
     least, most = (work, work) if isinstance(work, int) else (1, max(plain(work).values()))
     return f"work is dealt out as {work}" if least < 1 or most > 2**20 else None
+
+
+def too_fast(entry: Entry) -> str | None:
+    """Why nothing takes such times, or None."""
+    return next((f"it takes {us:.3g} us" for us in (entry.us, entry.default_us) if us < LEAST_US), None)
 
 
 def illegal(problem: GemmProblem, device: DeviceInfo, entry: Entry) -> str | None:

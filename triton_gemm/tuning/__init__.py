@@ -201,13 +201,15 @@ def _choose(problem: GemmProblem, device: DeviceInfo) -> Selection:
     if not one_at_a_time.acquire(blocking=False):  # who tunes may wait for this thread to plan
         return choice
     try:
-        return _chosen(problem, device, "same" if policies.current().batch_invariant else policies.current().bits)
+        bits = "same" if policies.current().batch_invariant else policies.current().bits
+        return _chosen(problem, device, bits, tables.cleared)
     finally:
         one_at_a_time.release()
 
 
 @generation.of_models(4096)
-def _chosen(problem: GemmProblem, device: DeviceInfo, bits: Bits) -> Selection:
+def _chosen(problem: GemmProblem, device: DeviceInfo, bits: Bits, cleared: int) -> Selection:
+    """cleared: how often tables were, so that what won before is tuned again."""
     choice = policies.by_model(problem, device)
     if journal_of(device).has_stayed(problem, bits, choice):
         return choice

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
-from functools import partial
 from typing import Any
 
 from .. import kernels
@@ -16,7 +14,7 @@ from ..device import DeviceInfo
 from ..device_model import model_of
 from ..kernels.candidate import Candidate, Work
 from ..problem import GemmProblem
-from ..select import Selection, predicted, ranked
+from ..select import Selection, predicted_or_inf, ranked
 from ..tables.files import Bits
 from ..tables.records import Entry, illegal, nonsense
 
@@ -83,6 +81,7 @@ def _own(
 ) -> Iterator[tuple[str, Candidate]]:
     """Users' configurations in the ways in which each kernel offers its own for this problem: swapped, packed and cut
     along K as those are, the fastest as predicted first."""
+    model = model_of(device)
     for kernel, config in own:
         module = kernels.named(kernel)
         works: dict[Any, dict[Work, None]] = {}
@@ -93,9 +92,8 @@ def _own(
             for (given, swap_ab, packed), of_others in works.items()
             for work in _dealt_out(given, config, device, of_others)
         ]
-        yield from (
-            (kernel, candidate) for candidate in sorted(found, key=partial(_predicted, problem, device, kernel))
-        )
+        times = [predicted_or_inf(problem, kernel, candidate, model) for candidate in found]
+        yield from ((kernel, found[i]) for i in sorted(range(len(found)), key=times.__getitem__))
 
 
 def _dealt_out(given: GemmProblem, config: TileConfig, device: DeviceInfo, of_others: Iterable[Work]) -> Iterable[Work]:
@@ -103,13 +101,6 @@ def _dealt_out(given: GemmProblem, config: TileConfig, device: DeviceInfo, of_ot
     if not isinstance(config, kernels.warp_specialised.Config):
         return of_others
     return of_others if given.groups else kernels.warp_specialised.schedules(given, config, device)
-
-
-def _predicted(problem: GemmProblem, device: DeviceInfo, kernel: str, candidate: Candidate) -> float:
-    try:
-        return predicted(problem, kernel, candidate, model_of(device))
-    except Exception:  # the model knows nothing of such a configuration
-        return math.inf
 
 
 def _gives(same: str, problem: GemmProblem, selection: Selection) -> bool:

@@ -39,12 +39,15 @@ def record_shapes(path: str | os.PathLike[str]) -> Iterator[None]:
     when it is captured. The file holds sizes, strides, dtypes and epilogues, and no data; it is written when the block
     ends, be it by an exception, in place of one that was there.
 
-    Raises OSError where the folder does not exist, and where the file cannot be written. Calls take under a microsecond
+    Raises OSError where the folder does not exist or the path is one, before the block runs, and where the file cannot
+    be written. Calls take under a microsecond
     longer while something is recorded, and no longer than usual before and after.
     """
     target = Path(path)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"record_shapes(): there is no folder {target.parent}")
+    if target.is_dir():  # as "" is, too
+        raise IsADirectoryError(f"record_shapes(): {target} is a folder, and not a file")
     counts: Counter[Any] = Counter()
     _begin(counts)
     try:

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 import torch
 
 from .. import tables
-from ..bit_classes import bit_class
 from ..device import DeviceInfo
 from ..problem import GemmProblem
 from ..select import Selection, select
 from ..tables.files import Bits
+from ..tables.records import named
 from . import race
 from .candidates import candidates
 from .conditions import Conditions, complaint
@@ -113,6 +113,8 @@ class Session:
         except RuntimeError as error:
             return ShapeReport(problem, 0, "failed", why=f"{error}")
         entry = tables.entry(problem, device, bits)
+        if entry is not None and not tables.serves(problem, device, entry, bits):  # as after a calibration
+            entry = None
         if self.wishes.resume:
             if entry is not None and entry.by == tables.versions():
                 known = entry.selection(problem, "user's table")
@@ -124,12 +126,8 @@ class Session:
         before = None
         if entry is not None:
             known = replace(entry.selection(problem, "tuner"), reason="")
-            alike = (way for way in offered if replace(way, source="tuner") == known)
-            before = next(alike, None)
-            legal = tables.records.illegal(problem, device, entry) is None
-            if before is None and legal and (bits == "any" or bit_class(problem, known) == bit_class(problem, choice)):
-                before = known
-                offered.append(known)
+            before = next((way for way in offered if replace(way, source="tuner") == known), known)
+            offered = list(dict.fromkeys([choice, before, *offered]))  # it is compiled before others
         failures = {way: self.journal.failure(problem, way) for way in offered[1:]}
         left_out = tuple((named(way), f"left out: {why}") for way, why in failures.items() if why is not None)
         ways = tuple(way for way in offered if failures.get(way) is None)
@@ -158,6 +156,8 @@ class Session:
                 slower = 0.0 if same else (other.us / other.choice_us) / (report.us / report.choice_us) - 1
                 again.append(Again(same, slower))
         report = replace(report, again=tuple(again))
+        if entrant.before in entrant.ways and entrant.before not in tried.ways:  # there was no time for it
+            return report
         return replace(report, stored=self.store(report, entrant))
 
     def races(
@@ -230,7 +230,3 @@ class Session:
         if report.timed == report.candidates - len(report.failed) + len(entrant.left_out):  # there was time for all
             self.journal.stays(problem, bits, entrant.ways[0])
         return False
-
-
-def named(way: Selection) -> str:
-    return str(replace(way, reason="")).rstrip(": ")
