@@ -113,7 +113,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- What is timed, and the fit ---
 
 
-def regret_of(model: DeviceModel, true: DeviceModel, info: DeviceInfo, count: int = 2) -> float:
+def regret_of(model: DeviceModel, true: DeviceModel, info: DeviceInfo, count: int = 8) -> float:
     """How much longer a model's picks take than the fastest candidates, in the mean of unseen shapes."""
     lost = []
     for name in ("mid", "decode", "square", "bigk", "llm"):

@@ -9,7 +9,7 @@ from functools import cache
 from ...device import SHARED_MEMORY
 from ...problem import GemmProblem
 from ..schedule import clusters_at_once
-from .configs import Config
+from .configs import CLUSTERED, CONFIGS, Config
 from .host import spans_widths, wide_memory
 
 NARROWEST, WIDEST = 64, 256
@@ -68,10 +68,10 @@ def _forms(num_sms: int) -> tuple[tuple[int, int, int, tuple[int, ...]], ...]:
 
 @cache
 def _deepest(m: int, n: int, cluster_m: int, cluster_n: int, out_itemsize: int) -> Config | None:
-    """The tile with as many stages as fit, or None if that is less than three."""
+    """The tile with as many stages as fit, or None if that is less than three, or it is listed."""
     num_warps = 8 if m == 256 else m // 16
     for stages in range(MOST_STAGES, 2, -1):
         config = Config(m, n, 64, num_warps, stages, cluster_m, cluster_n)
         if config.accumulators() <= MOST_SUMS[num_warps] and wide_memory(config, out_itemsize) <= SHARED_MEMORY[9, 0]:
-            return config
+            return None if config in CONFIGS or config in CLUSTERED else config
     return None
