@@ -28,7 +28,7 @@ from triton_gemm.device import DeviceInfo, device_of_capability
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.policies import Policy, choose
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout, Request
-from triton_gemm.select import Selection, launches, ranked
+from triton_gemm.select import Selection, illegal, launches, ranked
 
 BF16 = torch.bfloat16
 DEVICES = [HOPPER, *(device_of_capability(x) for x in ((8, 0), (8, 9), (10, 0), (12, 0)))]
@@ -148,6 +148,19 @@ def test_few_columns_of_long_sums_are_cut_alike(M: int, N: int, K: int) -> None:
     else:
         assert schedule.programs == parts * schedule.split_tiles <= HOPPER.num_sms // config.ctas
     assert schedule.in_turn or M < 8192
+
+
+@pytest.mark.parametrize(("N", "K"), [(576, 7168), (4096, 4096), (384, 3200)])
+def test_what_is_left_out_would_not_have_been_chosen(N: int, K: int) -> None:
+    """Only the class's own number of parts is compared: as if all had been."""
+    for M in (1, 33, 300, 4096):
+        problem = problem_of(M, N, K)
+        selection, wanted = batch_invariance.select(problem, HOPPER), class_of(problem, HOPPER)
+        for time, kernel, candidate in batch_invariance._ranked(problem, HOPPER):
+            found = Selection.of(kernel, candidate, f"about {time:.3g} us")
+            if bit_class(problem, found) == wanted and illegal(problem, HOPPER, kernel, candidate) is None:
+                assert found == selection
+                break
 
 
 @pytest.mark.parametrize("precision", ["half", "tf32", "bf16x6", "fp8", "fp8 fast"])

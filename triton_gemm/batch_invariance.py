@@ -7,7 +7,7 @@ together. A product then runs on the fastest candidate of that class.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from . import generation, kernels
@@ -31,8 +31,8 @@ SHORTEST = 4
 
 def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
     """As `select.select`, of the candidates in `class_of` the problem. RuntimeError where none is legal."""
-    wanted = class_of(problem, device)
-    for time, kernel, candidate in _ranked(problem, device):
+    wanted, parts = _class_of(_with_rows(problem, FEW), device)
+    for time, kernel, candidate in _ranked(problem, device, (parts,)):
         selection = Selection.of(kernel, candidate, f"about {time:.3g} us")
         if bit_class(problem, selection) == wanted and illegal(problem, device, kernel, candidate) is None:
             return selection
@@ -44,19 +44,20 @@ def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
 
 def class_of(problem: GemmProblem, device: DeviceInfo) -> str:
     """The class of bits of `problem` with any number of rows. RuntimeError where no kernel multiplies it."""
-    return _class_of(_with_rows(problem, FEW), device)
+    return _class_of(_with_rows(problem, FEW), device)[0]
 
 
 @generation.of_models(4096)
-def _class_of(few: GemmProblem, device: DeviceInfo) -> str:
+def _class_of(few: GemmProblem, device: DeviceInfo) -> tuple[str, int]:
+    """The class, and into how many of PARTS all tiles are cut, or 1."""
     # Of a product alone, so that one row has the same class whether what is added to it is taken for a bias or for C.
     alone = replace(few, has_beta=False, bias=None)
     best_of_few, best_of_many = (_best(x, device) for x in (alone, _with_rows(alone, MANY)))
     both = best_of_few.keys() & best_of_many.keys()
     others = [few, *(_with_rows(few, rows) for rows in (1, MANY, MOST)), _anywhere(few)]
-    for found in sorted(both, key=lambda name: (best_of_few[name] * best_of_many[name], name)):
+    for found in sorted(both, key=lambda name: (best_of_few[name][0] * best_of_many[name][0], name)):
         if all(found in _best(other, device) for other in others):
-            return found
+            return found, best_of_many[found][1]
     raise RuntimeError(f"no kernel multiplies {few.dtype} in {few.precision} batch-invariantly on {device.name}")
 
 
@@ -76,30 +77,37 @@ def _anywhere(problem: GemmProblem) -> GemmProblem:
     return replace(problem, a=a, b=b, c=Layout((0, 1, M + 1), aligned=False))
 
 
-def _best(problem: GemmProblem, device: DeviceInfo) -> dict[str, float]:
-    """Predicted microseconds of the fastest legal candidate of each class."""
-    found: dict[str, float] = {}
+def _best(problem: GemmProblem, device: DeviceInfo) -> dict[str, tuple[float, int]]:
+    """Predicted microseconds of the fastest legal candidate of each class, and its parts of K."""
+    found: dict[str, tuple[float, int]] = {}
     for time, kernel, candidate in _ranked(problem, device):
         name = bit_class(problem, Selection.of(kernel, candidate, ""))
         if name not in found and illegal(problem, device, kernel, candidate) is None:
-            found[name] = time
+            work = candidate.work
+            found[name] = time, work.split_k if isinstance(work, Schedule) else 1
     return found
 
 
-def _ranked(problem: GemmProblem, device: DeviceInfo) -> list[tuple[float, str, Candidate]]:
-    """As `select.ranked`, with candidates that only invariance wants, and without kernels for few rows or columns."""
+def _ranked(
+    problem: GemmProblem, device: DeviceInfo, parts: Collection[int] = PARTS
+) -> list[tuple[float, str, Candidate]]:
+    """As `select.ranked`, with candidates that only invariance wants, cut into one of these numbers of parts, and
+    without kernels for few rows or columns."""
     found = [one for one in ranked(problem, device) if one[1] not in FOR_FEW]
     model = model_of(device)
     more = [*_whole(problem, device), *_other_way_round(problem, device)]
     found += [(predicted(problem, kernel, candidate, model), kernel, candidate) for kernel, candidate in more]
-    found += _cut_alike(problem, device)
+    found += _cut_alike(problem, device, parts)
     return sorted(found, key=lambda one: one[0])
 
 
-def _cut_alike(problem: GemmProblem, device: DeviceInfo) -> Iterator[tuple[float, str, Candidate]]:
+def _cut_alike(
+    problem: GemmProblem, device: DeviceInfo, numbers: Collection[int]
+) -> Iterator[tuple[float, str, Candidate]]:
     """The warp-specialised kernel's tiles, all of them cut into the same parts, whatever their depth: programs share
     tiles where all parts fit the GPU at once; else each sums the parts of its tiles in turn (`schedule`)."""
-    if problem.groups or problem.arithmetic.exact:
+    numbers = [parts for parts in PARTS if parts in numbers]
+    if problem.groups or problem.arithmetic.exact or not numbers:
         return
     kernel, model = kernels.warp_specialised, model_of(device)
     for candidate in kernel.candidates(problem, device):
@@ -111,7 +119,7 @@ def _cut_alike(problem: GemmProblem, device: DeviceInfo) -> Iterator[tuple[float
         at_once = clusters_at_once(config.ctas, device.num_sms)
         unit = DEPTH // (config.BLOCK_K * given.planes.dtype.itemsize)
         units = -(-k_tiles // unit)
-        for parts in PARTS:
+        for parts in numbers:
             if units < parts * SHORTEST:
                 break
             work = replace(whole, split_k=parts, unit=unit if units % parts or k_tiles % parts else 1)
