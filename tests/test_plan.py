@@ -645,6 +645,15 @@ def test_a_call_that_resized_its_out_is_not_repeated(monkeypatch: pytest.MonkeyP
     assert len(api._fast) == 1
 
 
+def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is planned, and what is planned launches on no device."""
+    monkeypatch.setattr(plan, "current_device", lambda: 0)
+    monkeypatch.setattr(plan, "current_stream", lambda _: 0)
+    monkeypatch.setattr(plan, "ensure_context", lambda _: None)
+    monkeypatch.setattr(api, "_fast", {})
+    monkeypatch.setattr(plan, "PLANS", {})
+
+
 FAST: dict[str, Callable[..., torch.Tensor]] = {
     "matmul": lambda a, b, bias: api.matmul(a, b),
     "mm": lambda a, b, bias: api.mm(a, b),
@@ -657,11 +666,7 @@ FAST: dict[str, Callable[..., torch.Tensor]] = {
 @pytest.mark.parametrize("name", FAST)
 def test_calls_like_one_before_go_past_the_checks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """But not those whose bias is broadcast, of which a kernel would read more than there is."""
-    monkeypatch.setattr(plan, "current_device", lambda: 0)
-    monkeypatch.setattr(plan, "current_stream", lambda _: 0)
-    monkeypatch.setattr(plan, "ensure_context", lambda _: None)
-    monkeypatch.setattr(api, "_fast", {})
-    monkeypatch.setattr(plan, "PLANS", {})
+    without_a_gpu(monkeypatch)
     checked = []
 
     def product(function: str, request: Request, a: torch.Tensor, b: torch.Tensor, *_: Any) -> torch.Tensor:
@@ -703,11 +708,7 @@ def test_calls_like_one_before_go_past_the_checks(name: str, monkeypatch: pytest
 
 def test_the_fast_path_says_that_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     """To what autograd has saved; and what may not be written outside of inference mode is checked."""
-    monkeypatch.setattr(plan, "current_device", lambda: 0)
-    monkeypatch.setattr(plan, "current_stream", lambda _: 0)
-    monkeypatch.setattr(plan, "ensure_context", lambda _: None)
-    monkeypatch.setattr(api, "_fast", {})
-    monkeypatch.setattr(plan, "PLANS", {})
+    without_a_gpu(monkeypatch)
     checked = []
     monkeypatch.setattr(api, "_product", lambda *all: checked.append(all) or all[-1])
     a, b, out = half(64, 32), half(32, 48), half(64, 48)
@@ -725,11 +726,7 @@ def test_the_fast_path_says_that_it_writes(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_factor_is_that_of_the_call_on_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of the product, read at the launch; one of a bias is multiplied before, and its call is always checked."""
-    monkeypatch.setattr(plan, "current_device", lambda: 0)
-    monkeypatch.setattr(plan, "current_stream", lambda _: 0)
-    monkeypatch.setattr(plan, "ensure_context", lambda _: None)
-    monkeypatch.setattr(api, "_fast", {})
-    monkeypatch.setattr(plan, "PLANS", {})
+    without_a_gpu(monkeypatch)
     checked = []
     monkeypatch.setattr(api, "_product", lambda name, request, *_: checked.append(request[:2]) or half(64, 48))
     a, b, bias, step = half(64, 32), half(32, 48), half(48), FakeStep()

@@ -150,16 +150,9 @@ class _Grouped(ops.Derivatives):
         return by_a, by_b, *[None] * (ctx.arguments - 2)
 
 
-def _autograd(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    offs: torch.Tensor,
-    out_dtype: torch.dtype | None = None,
-    precision: str | None = None,
-    batch_invariant: bool | None = None,
-) -> torch.Tensor:
+def _autograd(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, *how: Any) -> torch.Tensor:
     checks.grouped(a, b, offs)
-    how = out_dtype, precision, batch_invariant
+    how += (None,) * (3 - len(how))  # torch leaves out trailing defaults
     if ops.needs_grad(a, b):
         with single_level_autograd():
             found: torch.Tensor = _Grouped.apply(a, b, offs, *how)  # type: ignore[attr-defined]

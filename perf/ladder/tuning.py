@@ -32,7 +32,7 @@ HOW = (
     "The times are those that `triton.autotune` chooses by: `do_bench`, with an L2 cache that is emptied before each "
     "call, on clocks as they come, of the kernel alone, without what a rung does to its operands first. So they "
     "compare configurations of one rung. Rungs are compared by the report's own times, which take turns on settled "
-    "clocks: a rung may be faster there and slower here, as k11 is beside k10. The prediction is arithmetic (`clocks` "
+    "clocks: a rung may be faster there and slower here, as k11 is against k10. The prediction is arithmetic (`clocks` "
     "in `perf/ladder/prediction.py`): waves of tiles, times steps of K, times the slowest of units, L2, shared memory "
     "and latency. It knows nothing of GROUP_M, DRAM and power; of equal configurations it takes the first of the list."
 )

@@ -108,15 +108,15 @@ def test_operands_and_scales_of_any_strides() -> None:
 
 
 @pytest.mark.parametrize("kind", ["tensor", "rows", "blocks"])
-def test_scales_and_a_bias_with_the_sign_turned(kind: str) -> None:
-    """As torch turns it, without touching memory: `.conj().imag`."""
+def test_scales_and_a_bias_that_are_negative_views(kind: str) -> None:
+    """Whose sign torch changes without touching memory: `.conj().imag`."""
     a, b = draw(E4M3, 33, 140), draw(E4M3, 140, 50)
-    turned = [
+    negative = [
         torch.complex(torch.zeros_like(x), x).conj().imag for x in (*draw_scales(kind, 33, 50, 140), torch.randn(50))
     ]
-    assert all(x.is_neg() for x in turned)
-    c = triton_gemm.scaled_matmul(a, b, *turned[:2], bias=turned[2], out_dtype=torch.float32)
-    assert_right(kind, a, b, *turned[:2], c, turned[2])
+    assert all(x.is_neg() for x in negative)
+    c = triton_gemm.scaled_matmul(a, b, *negative[:2], bias=negative[2], out_dtype=torch.float32)
+    assert_right(kind, a, b, *negative[:2], c, negative[2])
 
 
 @pytest.mark.parametrize("size", EMPTY.values(), ids=EMPTY)
