@@ -117,17 +117,18 @@ def _kinds(name: str, given: Kind | Collection[Kind]) -> frozenset[Kind]:
 @hide_from_dynamo
 def disable() -> None:
     """Takes the innermost `enable` back; RuntimeError where there is none."""
-    rules = _rules[-1:]  # another thread may take it back
-    if not rules:
-        raise RuntimeError("disable(): nothing is routed")
-    _leave(rules[0])
+    _leave(None)
 
 
 @hide_from_dynamo
-def _leave(rule: Rule) -> None:
-    """Takes that rule back, and no other, unless `disable` has done so."""
+def _leave(rule: Rule | None) -> None:
+    """Takes that rule back, and no other, unless `disable` has done so; or the innermost."""
     global _library, _fast
     with _lock:
+        if rule is None:
+            if not _rules:
+                raise RuntimeError("disable(): nothing is routed")
+            rule = _rules[-1]
         _rules[:] = [x for x in _rules if x is not rule]
         _fast = {}
         if not _rules and _library is not None and threading.active_count() == 1:
@@ -182,13 +183,22 @@ def _routed(name: str, overload: str) -> Callable[..., torch.Tensor]:
     torchs = torch.library.get_kernel(f"aten::{overload}", KEY)
     first = ROUTED[name]
 
+    def by_torch(
+        keys: torch.DispatchKeySet,
+        arguments: tuple[torch.Tensor, ...],
+        out: torch.Tensor | None,
+        scalars: dict[str, Any],
+    ) -> torch.Tensor:
+        more = {} if out is None else {"out": out}
+        result: torch.Tensor = torchs.call_boxed(keys, *arguments, **scalars, **more)
+        return result
+
     @hide_from_dynamo
     def kernel(
         keys: torch.DispatchKeySet, *arguments: torch.Tensor, out: torch.Tensor | None = None, **scalars: Any
     ) -> torch.Tensor:
-        more = {} if out is None else {"out": out}
         if not _rules:
-            return torchs.call_boxed(keys, *arguments, **scalars, **more)
+            return by_torch(keys, arguments, out, scalars)
         a, b = arguments[first : first + 2]
         input = arguments[0] if first else None
         request = Request(scalars.get("alpha", 1), scalars.get("beta", 1)) if scalars else _SUM
@@ -203,8 +213,7 @@ def _routed(name: str, overload: str) -> Callable[..., torch.Tensor]:
         why = _stays(name, a, b, input, out, scalars)
         _counts[name, f"torch: {why}" if why else OURS] += 1
         if why is not None:
-            result: torch.Tensor = torchs.call_boxed(keys, *arguments, **scalars, **more)
-            return result
+            return by_torch(keys, arguments, out, scalars)
         request = Request(float(request.alpha), float(request.beta))
         c = ops.compute(a, b, input, request) if out is None else out
         if out is not None:

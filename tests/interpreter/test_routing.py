@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -159,6 +160,18 @@ def test_a_block_that_ends_takes_its_own_rule_back() -> None:
     other.__exit__(None, None, None)
     torch.bmm(a, b)
     assert ours() == {"bmm": 1}
+
+
+def test_threads_that_disable_take_back_a_rule_each() -> None:
+    for _ in range(20):
+        for _ in range(8):
+            triton_gemm.enable()
+        threads = [threading.Thread(target=triton_gemm.disable) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert routing._rules == []
 
 
 IN_THREADS = """

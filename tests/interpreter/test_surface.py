@@ -275,7 +275,7 @@ def test_out_is_filled_where_it_lies(name: str) -> None:
 
 
 def test_what_a_backward_wants_is_not_written_unnoticed() -> None:
-    """As torch says it: `out` is a new version of what was there."""
+    """Writing to `out` increments its version counter, so that the backward raises as torch's does."""
     w, x, ones = draw(4, 4).requires_grad_(), draw(4, 4), torch.ones(4, 4)
     loss = (x * w).sum()
     triton_gemm.mm(ones, ones, out=x)
