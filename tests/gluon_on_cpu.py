@@ -908,6 +908,7 @@ MODULES: dict[str, Any] = {
         dot_operand=lambda x: x,
         round_to=lambda x, dtype: x.to(dtype),
         number=lambda x, dtype: x,
+        multiply_add=lambda x, y, z: x * y + z,
         reciprocal=lambda x: Tensor(1.0 / x.data),
         power_of_two=lambda x: Tensor(torch.exp2(x.data)),
         aggregate=dataclass(frozen=True),

@@ -19,7 +19,7 @@ from triton_gemm import kernels
 from triton_gemm.arithmetic import ARITHMETICS, HALF, Arithmetic
 from triton_gemm.bit_classes import bit_class
 from triton_gemm.device import DeviceInfo, device_of_capability
-from triton_gemm.kernels import fma, portable, warp_specialised
+from triton_gemm.kernels import fma, gemv, portable, skinny, warp_specialised
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
 from triton_gemm.select import Selection, illegal, launches, ranked
@@ -203,22 +203,34 @@ def test_what_the_compiler_makes_of_tl_dot_is_in_it() -> None:
             assert by_warps == ("GMMA" not in instruction(precision, config, (9, 0)))
 
 
-def test_what_is_added_is_fused_alike() -> None:
-    """Of alpha acc + beta c one product is rounded by itself in every kernel: beta c."""
-    problem = problem_of(512, 512, 512, has_beta=True)
-    tensors = dict.fromkeys("abc", torch.bfloat16)
-    for name, config in (
-        ("portable", portable.CONFIGS["half"][-3]),
-        ("warp_specialised", warp_specialised.CONFIGS[14]),
-    ):
-        selection = ws(config) if name == "warp_specialised" else by(name, config)
-        (launch,) = launches(problem, selection)
-        ptx = compile_launch(launch, tensors, (9, 0)).asm["ptx"]
-        products = re.findall(r"mul\.f32 \t(%r\d+), (%r\d+), ", ptx)
-        fused = re.findall(r"fma\.rn\.f32 \t%r\d+, (%r\d+), (%r\d+), (%r\d+);", ptx)
-        assert fused and {last for *_, last in fused} == {product for product, _ in products}
-        (beta,) = {factor for _, factor in products}
-        assert all(beta not in factors[:2] for factors in fused) and "add.f32" not in ptx
+TAIL = warp_specialised.Config(64, 96, 128, 4, 4)  # 32 of its columns are sums of their own
+ADDED = {
+    "portable": by("portable", portable.CONFIGS["half"][-3]),
+    "whole": ws(14),
+    "by-owners": ws(TAIL, Schedule(128, 32, 4)),
+    "in-turn": ws(TAIL, Schedule(32, 0, 4)),
+    "by-a-second-launch": ws(TAIL, Schedule(256, 64, 4, reduction=True)),
+    "skinny": by("skinny", skinny.CONFIGS[0]),
+    "gemv": by("gemv", gemv.CONFIGS[0]),
+}
+
+
+@pytest.mark.parametrize("selection", ADDED.values(), ids=ADDED)
+def test_what_is_added_is_fused_alike(selection: Selection) -> None:
+    """Of alpha acc + beta c one product is rounded by itself in every kernel, and in all of it: beta c."""
+    few = selection.kernel in ("skinny", "gemv")
+    problem = problem_of(1 if few else 200, 1536, 1024, has_beta=True)
+    dtypes = {**dict.fromkeys("abc", torch.bfloat16), **dict.fromkeys(("sums", "workspace"), torch.float32)}
+    launch = launches(problem, selection)[-1]
+    assert launch.arguments["HAS_BETA"]
+    ptx = compile_launch(launch, {**dtypes, "counters": torch.int32}, (9, 0)).asm["ptx"]
+    scalars = re.findall(r"ld\.param\.(?:v2\.)?b\d+ \t{?(%rd?\d+)(?:, (%r\d+)})?, \[\w+_param_(\d+)", ptx)
+    place = {name: 2 * int(number) + i for *names, number in scalars for i, name in enumerate(names)}
+    place |= {x: place[y] for x, y in re.findall(r"cvt\.rn\.f32\.f64 \t(%r\d+), (%rd\d+);", ptx)}
+    products = dict(re.findall(r"mul\.f32 \t(%r\d+), (%r\d+), ", ptx))
+    fused = re.findall(r"fma\.rn\.f32 \t%r\d+, (%r\d+), %r\d+, (%r\d+);", ptx)
+    ((alpha, beta),) = {(place[x], place[products[y]]) for x, y in fused if x in place and y in products}
+    assert alpha < beta <= alpha + 2, "alpha comes first"
 
 
 def test_explain_says_the_class() -> None:

@@ -110,6 +110,15 @@ def number(x, dtype: tl.constexpr):
 
 
 @triton.jit
+def multiply_add(x, y, z):
+    """x y + z, rounded once; in the interpreter, where x may be a `number`, twice."""
+    if _INTERPRETED:
+        return x * y + z
+    else:
+        return tl.fma(x, y, z)
+
+
+@triton.jit
 def round_to(x, dtype: tl.constexpr):
     """fp32 x rounded to nearest even in dtype; the interpreter's own cast to bf16 truncates."""
     if _INTERPRETED and dtype == tl.bfloat16:

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from ..compat import power_of_two, reciprocal
+from ..compat import multiply_add, power_of_two, reciprocal
 
 
 @triton.jit
@@ -56,13 +56,18 @@ def scaled(acc, a_scale, b_scale):
 @triton.jit
 def epilogue(acc, alpha, beta, c, bias, HAS_BETA: tl.constexpr, HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr):
     """activation(alpha acc + beta c + bias) in acc's dtype; c and bias, already broadcast against acc, are read only
-    where HAS_BETA and HAS_BIAS say so. Integers are what they are: acc alone."""
+    where HAS_BETA and HAS_BIAS say so. Integers are what they are: acc alone.
+
+    beta c is rounded by itself, as CUTLASS does it. Left to the compiler, which fuses either product with the addition,
+    that was alpha acc in some kernels, so that equal sums became elements of C that differ in a bit."""
     if acc.dtype == tl.int32:
         return acc
-    else:
-        out = alpha * acc
-        if HAS_BETA:
-            out += beta * c.to(acc.dtype)
+    elif HAS_BETA:
+        out = multiply_add(alpha, acc, beta * c.to(acc.dtype))
         if HAS_BIAS:
             out += bias.to(acc.dtype)
         return activate(out, ACTIVATION)
+    elif HAS_BIAS:
+        return activate(multiply_add(alpha, acc, bias.to(acc.dtype)), ACTIVATION)
+    else:
+        return activate(alpha * acc, ACTIVATION)
