@@ -15,6 +15,7 @@ from triton_gemm.device import SHARED_MEMORY, device_of_capability
 from triton_gemm.kernels import warp_specialised
 from triton_gemm.kernels.schedule import clusters_at_once
 from triton_gemm.kernels.warp_specialised import Config, choice, cluster, host, widths
+from triton_gemm.kernels.warp_specialised.configs import LONG
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
 from triton_gemm.select import select
 
@@ -64,9 +65,11 @@ def problems(draw: st.DrawFn) -> GemmProblem:
 @given(problems(), st.sampled_from(SMS))
 def test_every_width_can_run_and_fills_its_waves(problem: GemmProblem, num_sms: int) -> None:
     """There are never more clusters than run in those waves, and would be with tiles narrower by 8; or where there are
-    more waves anyway, no more columns. The ring is as deep as shared memory lets it be."""
+    more waves anyway, or a long sum's parts fill them, no more columns. The ring is as deep as shared memory lets it
+    be, for a long sum beside parts in fp32."""
     device = replace(HOPPER, num_sms=num_sms)
     assume(host.unsuited(problem, device) is None)
+    long = LONG * max(problem.M, problem.N) <= problem.K
     for config in widths.widths(problem, num_sms):
         assert warp_specialised.illegal(problem, device, config) is None
         assert config.BLOCK_N % 8 == 0 and widths.NARROWEST <= config.BLOCK_N <= widths.WIDEST
@@ -75,11 +78,15 @@ def test_every_width_can_run_and_fills_its_waves(problem: GemmProblem, num_sms: 
         columns, more_columns = (one.tiles(config.BLOCK_M, problem.N) for one in (config, narrower))
         at_once = clusters_at_once(config.ctas, num_sms)
         if not any(tiles <= waves * at_once < more for waves in widths.WAVES):
-            assert (config.BLOCK_M, config.CLUSTER_M, config.CLUSTER_N) in widths.FOR_MANY_WAVES
+            form = config.CLUSTER_M, config.CLUSTER_N
+            assert (config.BLOCK_M, *form) in widths.FOR_MANY_WAVES or (
+                long and form in widths.SPANNING[config.BLOCK_M]
+            )
             assert columns <= widths.COLUMNS and columns < more_columns
         deeper = replace(config, num_stages=config.num_stages + 1)
         if config.num_stages < widths.MOST_STAGES:
-            assert host.wide_memory(deeper, problem.out_dtype.itemsize) > SHARED_MEMORY[9, 0]
+            stored = 4 if long else problem.out_dtype.itemsize
+            assert host.wide_memory(deeper, stored) > SHARED_MEMORY[9, 0]
         assert config.accumulators() <= widths.MOST_SUMS[config.num_warps] < MAX_REGISTERS_PER_THREAD
 
 
@@ -101,6 +108,13 @@ def test_of_many_waves_widths_divide_c_evenly() -> None:
     found = set(widths.widths(product(57344, 263, 8192, "ntt"), 132))
     assert {Config(128, 136, 64, 8, 5), Config(128, 136, 64, 8, 5, 2, 1)} <= found
     assert {config.BLOCK_N for config in found} == {136, 88, 72}
+
+
+def test_of_long_sums_few_columns_span_c() -> None:
+    """All of C [224, 216] is one cluster's, or one row of two; the second launch's parts leave it less of a ring."""
+    of_long, of_short = (set(widths.widths(product(224, 216, K), 132)) for K in (8 * 224, 8 * 224 - 8))
+    assert {Config(64, 112, 64, 4, 9, 4, 2), Config(64, 112, 64, 4, 9, 2, 2)} <= of_long - of_short
+    assert of_short < of_long and len(of_long) == len(list(widths.widths(product(224, 216, 8 * 224), 132)))
 
 
 # --- How a width leaves ---

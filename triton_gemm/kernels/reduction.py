@@ -23,7 +23,7 @@ from .programmatic import follow
 from .tiles import Epilogue, Output, store_tile, tile_pointers, whole
 
 VECTOR = 4  # partial sums that a thread reads at once: 16 bytes
-NUM_WARPS = 2
+NUM_WARPS = 1
 MOST_AT_ONCE = 32  # parts that a thread reads before it adds them, which take half of its registers
 ELEMENTS = VECTOR * 32 * NUM_WARPS  # of a program: so few that C of a single tile keeps many SMs busy
 
@@ -120,7 +120,7 @@ def launch(problem: GemmProblem, parts: int) -> Launch:
     sums = parts_of(problem).c
     unit = 0 if problem.c.column_major else 1
     c_unit, c_vector = vector(problem.c, (problem.M, problem.N), problem.out_dtype)
-    along = min(128, triton.next_power_of_2((problem.M, problem.N)[unit]))
+    along = min(ELEMENTS, triton.next_power_of_2((problem.M, problem.N)[unit]))
     block = (along, ELEMENTS // along) if unit == 0 else (ELEMENTS // along, along)
     arguments = {
         "sums_ptr": Pointer("sums"),

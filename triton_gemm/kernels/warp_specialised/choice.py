@@ -13,12 +13,10 @@ from .. import repack
 from ..candidate import Candidate
 from ..schedule import Schedule, clusters_at_once
 from .bounds import MAX_PARTS, SHORTEST_PART, floors
-from .configs import Config, listed
+from .configs import LONG, Config, listed
 from .costs import OfConfig, OfProblem, are_alone, microseconds, of_problem, of_tile, time_of
 from .host import can_split_k, illegal, unsuited
 from .widths import widths
-
-LONG = 8  # of a sum, how many times as long as C's longer side
 
 
 def candidates(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:

@@ -87,6 +87,8 @@ _CLUSTERED = {
 }
 CLUSTERED = tuple(Config(*figures, *form) for figures, forms in _CLUSTERED.items() for form in forms)
 
+LONG = 8  # of a sum, how many times as long as C's longer side
+
 # For long sums, all tiles of which are cut and whose parts a second launch adds up: small tiles in clusters that span a
 # small C, so that each operand comes from memory to one cluster. C's parts are fp32.
 _FOR_LONG_SUMS = {

@@ -3,13 +3,13 @@ than that can be said of, widths that divide C's into equal columns of tiles, so
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Iterable, Iterator
+from functools import cache, lru_cache
 
 from ...device import SHARED_MEMORY
 from ...problem import GemmProblem
 from ..schedule import clusters_at_once
-from .configs import CLUSTERED, CONFIGS, Config
+from .configs import CLUSTERED, CONFIGS, FOR_LONG_SUMS, LONG, Config
 from .host import spans_widths, wide_memory
 
 NARROWEST, WIDEST = 64, 256
@@ -26,12 +26,23 @@ FORMS = {
 WAVES = (1 / 3, 1 / 2, 1, 2, 3)  # a third or half of one: of tiles that are cut along K in three or two
 COLUMNS = 4  # of clusters at most, into which C is divided where there are more waves than these
 FOR_MANY_WAVES = {(128, 1, 1), (128, 2, 1), (192, 1, 1), (256, 1, 1)}  # heights and clusters, where it is
+# For long sums, whose parts fill the wave: heights and clusters that span C in a few columns, as wide as those are.
+SPANNING = {64: ((2, 1), (4, 1), (2, 2), (4, 2), (2, 4)), 128: ((2, 1), (4, 1), (2, 2))}
+SPANNED = (1, 2, 3)  # columns
 
 
-def widths(problem: GemmProblem, num_sms: int) -> Iterator[Config]:
-    """Configurations whose tiles fill a number of waves, or make a number of columns, as wide as that needs."""
+def widths(problem: GemmProblem, num_sms: int) -> Iterable[Config]:
+    """Configurations whose tiles fill a number of waves, or make a number of columns, as wide as that needs; for a long
+    sum also those that span C."""
     if not spans_widths(problem):
-        return
+        return ()
+    filling = _filling(problem, num_sms)
+    if max(problem.M, problem.N) * LONG > problem.K:
+        return filling
+    return dict.fromkeys((*filling, *_spanning(problem.M, problem.N, num_sms)))
+
+
+def _filling(problem: GemmProblem, num_sms: int) -> Iterator[Config]:
     M, N, out_itemsize = problem.M, problem.N, problem.out_dtype.itemsize
     for m, cluster_m, cluster_n, waves in _forms(num_sms):
         rows = problem.batch * -(-M // (m * cluster_m))
@@ -55,6 +66,22 @@ def widths(problem: GemmProblem, num_sms: int) -> Iterator[Config]:
                         yield config
 
 
+@lru_cache(maxsize=1024)
+def _spanning(M: int, N: int, num_sms: int) -> tuple[Config, ...]:
+    """Configurations for a long sum's C [M, N], whose parts are fp32."""
+    found = []
+    for m, forms in SPANNING.items():
+        for cluster_m, cluster_n in forms:
+            if m * cluster_m >= 2 * max(M, 64) or not clusters_at_once(cluster_m * cluster_n, num_sms):
+                continue
+            for columns in SPANNED:
+                n = -(-N // (8 * cluster_n * columns)) * 8
+                config = _deepest(m, n, cluster_m, cluster_n, 4) if NARROWEST <= n <= WIDEST else None
+                if config is not None:
+                    found.append(config)
+    return tuple(found)
+
+
 @cache
 def _forms(num_sms: int) -> tuple[tuple[int, int, int, tuple[int, ...]], ...]:
     """Heights of tiles, clusters along M and N, and how many clusters each of WAVES has."""
@@ -73,5 +100,5 @@ def _deepest(m: int, n: int, cluster_m: int, cluster_n: int, out_itemsize: int) 
     for stages in range(MOST_STAGES, 2, -1):
         config = Config(m, n, 64, num_warps, stages, cluster_m, cluster_n)
         if config.accumulators() <= MOST_SUMS[num_warps] and wide_memory(config, out_itemsize) <= SHARED_MEMORY[9, 0]:
-            return None if config in CONFIGS or config in CLUSTERED else config
+            return None if config in CONFIGS or config in CLUSTERED or config in FOR_LONG_SUMS else config
     return None
