@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import triton
+from triton.backends.nvidia.compiler import get_ptxas
 
 from reference_cuda import load
 from tests import shapes
@@ -28,6 +29,7 @@ from tests.checks import (
     tf32_edges,
 )
 from tests.numerics import error_bound, reference
+from triton_gemm.compat import CLUSTERS
 from triton_gemm.config import GemmConfig
 from triton_gemm.device import device_info
 from triton_gemm.ladder import LADDER, Rung, k07_tf32
@@ -122,6 +124,9 @@ def test_bfloat16_to_itself_and_to_float32(rung: Rung, out_dtype: torch.dtype) -
     ],
 )
 def test_every_tile(rung: Rung, config: GemmConfig) -> None:
+    assembler = get_ptxas(90).version
+    if CLUSTERS and (assembler, rung.id, config.BLOCK_M, config.BLOCK_N) == ("13.0", "k09", 128, 256):
+        pytest.skip("ptxas of CUDA 13.0 miscompiles what Triton 3.9 gives it for this tile (docs/kernels.md)")
     product = product_of(rung, config=config)
     if config not in rung.legal_configs(device_info(torch.device("cuda")), product.dtype):
         pytest.skip("does not fit this GPU")
