@@ -50,9 +50,12 @@ class Circumstance:
 
 
 PLAIN = Circumstance()
+UNEVEN = replace(PLAIN, K=4160)
 EVERYTHING = Circumstance(4104, "n", 0, 2, has_beta=True, bias="n", activation="gelu")
 CIRCUMSTANCES = {
     "plain": PLAIN,
+    "uneven": UNEVEN,
+    "uneven swapped": replace(UNEVEN, order="t", swapped=True),
     "swapped": replace(PLAIN, order="t", swapped=True),
     "everything": EVERYTHING,
     "everything swapped": replace(
@@ -90,6 +93,7 @@ def test_every_config(name: str, config: TileConfig) -> None:
     capability = CAPABILITIES[turn % len(CAPABILITIES)]
     kernel = compiled(circumstance, config, capability)
     assert kernel.spills == 0
+    assert kernel.registers <= skinny.REGISTERS[n], "as many programs fit an SM as the cost model says"
     assert kernel.shared <= 4 * config.num_warps * m * n, "shared memory is for the sums of warps"
     assert k == skinny.SHARE * config.num_warps
     assert kernel.instructions["HMMA"] == 2 * (n // 8) * (skinny.SHARE // 16)

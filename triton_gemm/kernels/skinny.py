@@ -35,12 +35,14 @@ from ..device_model import DeviceModel
 from ..problem import GemmProblem
 from .candidate import Candidate
 from .launch import Launch, Pointer, Scalar
-from .portable import MAX_REGISTERS, MAX_SIZE, vector
+from .portable import MAX_SIZE, vector
 from .programmatic import follow
 from .tiles import Epilogue, Output, store_tile, whole
 
 MAX_ROWS = 16
-REGISTERS = {8: 128, 16: 152}  # of a thread, by columns of a tile
+# The most of a thread, by columns of a tile: 8, 4 or 2 programs of 2, 4 or 8 warps fit an SM, and 6 or 3. Without a limit a
+# K that steps do not divide took up to 132, so that a single program of 8 warps ran on an SM.
+REGISTERS = {8: 128, 16: 168}
 VECTOR = gl.constexpr(8)  # elements in 16 bytes
 FETCHED = gl.constexpr(32)  # elements that one prefetch brings
 SHARE = 128  # elements along K that a warp takes in a step
@@ -298,7 +300,8 @@ def launches(problem: GemmProblem, config: Config, split_k: int = 1) -> tuple[La
         **config.meta(),
         "PDL": False,
     }
-    return (Launch(skinny_kernel, (tiles, 1, 1), arguments, {"num_warps": config.num_warps, "maxnreg": MAX_REGISTERS}),)
+    options = {"num_warps": config.num_warps, "maxnreg": REGISTERS[config.BLOCK_N]}
+    return (Launch(skinny_kernel, (tiles, 1, 1), arguments, options),)
 
 
 def _tiles(problem: GemmProblem, config: Config) -> int:
