@@ -156,10 +156,11 @@ def launch(
     """c = alpha a @ b + beta c for fp32 a [M, K], b [K, N], c [M, N]."""
     M, N = c.shape
     arguments = {**pointer_arguments(a, b, c, alpha, beta), "TUNE_KEY": tune_key(a, b, c, beta)}
-    run(
-        RUNG,
-        blocked_kernel,
-        lambda meta: (triton.cdiv(M, meta["BLOCK_M"]), triton.cdiv(N, meta["BLOCK_N"])),
-        arguments,
-        config,
-    )
+
+    def grid(meta):
+        num_m, num_n = triton.cdiv(M, meta["BLOCK_M"]), triton.cdiv(N, meta["BLOCK_N"])
+        if num_n > 65_535:
+            raise ValueError(f"{RUNG.name}: c has {num_n} columns of tiles; a grid's second axis takes 65535: take k04")
+        return num_m, num_n
+
+    run(RUNG, blocked_kernel, grid, arguments, config)

@@ -56,6 +56,7 @@ RUNG = Rung(
     configs=CONFIGS,
     descriptors=True,
     staged_outputs=(1, 2),
+    least={"BLOCK_M": 8, "BLOCK_N": 8, "BLOCK_K": 16},  # TMA copies rows of 16 bytes or more
     predicted=("k09", 1.04),
 )
 

@@ -62,7 +62,8 @@ RUNG = Rung(
     descriptors=True,
     staged_outputs=(1, 1),
     interpretable=False,
-    least={"BLOCK_K": 16, "num_warps": 4, "num_stages": 2},  # a warpgroup; a slot is filled while another is read
+    least={"BLOCK_N": 8, "BLOCK_K": 16, "num_warps": 4, "num_stages": 2},  # a warpgroup; one slot fills, one is read
+    most={"BLOCK_N": 256, "num_warps": 16},  # `wgmma` takes 256; the load partition is four warps more
     rows_per_warp=16,  # `wgmma` gives a warp 16 rows
     predicted=("k10", 1.05),
 )
@@ -73,8 +74,7 @@ LOADER_REGISTERS = gl.constexpr(24)
 def set_blocks_and_layouts(arguments):
     """Gives the descriptors the configuration's tiles, and the shared-memory layout `wgmma` reads of each."""
     set_blocks(arguments)
-    for name in ("a_desc", "b_desc", "c_desc"):
-        desc = arguments[name]
+    for desc in (arguments[name] for name in ("a_desc", "b_desc", "c_desc")):
         desc.layout = shared_layout(tuple(desc.block_shape), desc.base.dtype)
 
 
