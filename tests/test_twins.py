@@ -460,6 +460,15 @@ def test_launch_checks_its_tensors(change, error, text):
         loaded.launch(**arguments)
 
 
+@pytest.mark.parametrize("which", range(3))
+def test_the_negative_bit_is_refused(which):
+    matrices = [torch.ones(32, 32) for _ in range(3)]
+    matrices[which] = torch._neg_view(matrices[which])
+    assert matrices[which].is_contiguous()
+    with pytest.raises(ValueError, match=r"negative bit \(call .resolve_neg\(\)\)"):
+        LoadedTwin(TWINS["c01_naive_uncoalesced"], SimpleNamespace()).launch(*matrices)
+
+
 def test_int32_takes_whole_scalars_only():
     matrix = torch.zeros(2, 2, dtype=torch.int32)
     loaded = LoadedTwin(TWINS["c03_shared_tiled"], SimpleNamespace())
