@@ -228,8 +228,8 @@ def check(
     """What to launch with: `config`, or `configs` as a tuple. Refuses a launch of `rung` that would read or write
     outside its operands, or fail later in other words.
 
-    Wanted are strided a [M, K] and b [K, N] of one of the rung's `dtypes` and c [M, N] of one of its `out_dtypes`, all
-    on the current CUDA device; on the CPU in Triton's interpreter only. Tensors on `meta`, whose GPU is not known, pass
+    Wanted are strided a [M, K] and b [K, N] of one of the rung's `dtypes` and c [M, N] of one of its `out_dtypes`, not
+    in their memory, all on the current CUDA device; on the CPU in Triton's interpreter only. Tensors on `meta`, whose GPU is not known, pass
     for `aot.capture`. A config must be one that the rung's kernel has and that the GPU can run. So must each of
     `configs`, but that of several those that the GPU cannot run are left out when they are tuned.
 
