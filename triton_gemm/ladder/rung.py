@@ -229,9 +229,9 @@ def check(
     outside its operands, or fail later in other words.
 
     Wanted are strided a [M, K] and b [K, N] of one of the rung's `dtypes` and c [M, N] of one of its `out_dtypes`, not
-    in their memory, all on the current CUDA device; on the CPU in Triton's interpreter only. Tensors on `meta`, whose GPU is not known, pass
-    for `aot.capture`. A config must be one that the rung's kernel has and that the GPU can run. So must each of
-    `configs`, but that of several those that the GPU cannot run are left out when they are tuned.
+    in their memory, all on the current CUDA device; on the CPU in Triton's interpreter only. Tensors on `meta`, whose
+    GPU is not known, pass for `aot.capture`. A config must be one that the rung's kernel has and that the GPU can run.
+    So must each of `configs`, but that of several those that the GPU cannot run are left out when they are tuned.
 
     Raises TypeError for what is no tensor, no configuration or of another dtype, and ValueError for everything else.
     """
