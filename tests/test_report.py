@@ -331,6 +331,9 @@ def test_predicted_ceilings_follow_the_tile() -> None:
     ours = [prediction.ceiling(config, "fp16", 2, (9, 0)) for config in (small, large)]
     assert ours[0].share < ours[1].share <= 1
     assert ours[0].limit == "L2"
+    for mode, itemsize in (("tf32", 4), ("fp16", 2)):  # what k07 says of `wgmma`'s 64 x 256
+        limits = prediction.limits(large, mode, itemsize, (9, 0))
+        assert limits["shared memory"] == 128 / 80 * limits["units"]
     naive = prediction.ceiling(GemmConfig(BLOCK_M=256, num_warps=8), "ieee", 4, (9, 0))
     coalesced = prediction.ceiling(GemmConfig(BLOCK_N=256, num_warps=8), "ieee", 4, (9, 0))
     assert naive.limit == coalesced.limit == "L1"
