@@ -5,9 +5,11 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import hypothesis
 import pytest
 import torch
 import triton
+from hypothesis import strategies as st
 
 from tests.wrong_launches import Wrong, wrong_launches
 from triton_gemm import aot
@@ -73,6 +75,13 @@ def test_a_config_must_fit_the_gpu(config: GemmConfig, beta: float, says: str, m
     for given in ({"config": config}, {"configs": [rung.triton_config(config)]}):
         with pytest.raises(ValueError, match=f"k08_tensor_cores cannot take .*{says}"):
             k08_tensor_cores.launch(x, x, on_cuda(torch.float16), 1.0, beta, **given)
+
+
+@hypothesis.given(st.tuples(*[st.integers(0, 5)] * 2), st.tuples(*[st.integers(0, 9)] * 2))
+def test_elements_in_one_place(shape: tuple[int, int], strides: tuple[int, int]) -> None:
+    x = torch.zeros(100).as_strided(shape, strides)
+    places = torch.arange(100).as_strided(shape, strides).flatten()
+    assert rung._folded(x) == (places.unique().numel() < places.numel())
 
 
 @pytest.mark.parametrize("rung", LADDER, ids=lambda rung: rung.id)

@@ -48,6 +48,8 @@ def wrong_operands(rung: Rung, device: str) -> dict[str, Wrong]:
         "c-too-large": Wrong((a, b, empty(M + 16, N)), ValueError, r"wants \(48, 32\)"),
         "c-transposed": Wrong((a, b, empty(N, M)), ValueError, r"wants \(48, 32\)"),
         "c-expanded": Wrong((a, b, empty(1, N).expand(M, N)), ValueError, "c is expanded.*contiguous"),
+        "c-in-itself": Wrong((a, b, empty(M + N).as_strided((M, N), (1, 1))), ValueError, "c is expanded.*contiguous"),
+        "c-of-long-rows": Wrong((a, b, empty(M * N).as_strided((M, N), (N - 1, 1))), ValueError, "share memory"),
         "other-dtype": Wrong((a.to(other), b.to(other), c.to(other)), TypeError, "a is float"),
         "b-other-dtype": Wrong((a, b.to(other), c), TypeError, "b is float.*pass"),
         "integers": Wrong((a.to(torch.int32), b.to(torch.int32), c), TypeError, "a is int32; pass float"),

@@ -8,9 +8,9 @@ Predicts: at 4096^3 a tile of 64 k-tiles takes some 50 us, 2 x 128 x 256 x 4096 
     of which about 2 us are prologue and epilogue: 1.04 times k08 if hidden. The wave count is not changed: 512
     tiles on 132 SMs are 3.88 waves either way.
 Requires: fp16 or bf16, sm_80 or newer; any shape and strides, fast only in multiples of 16 elements, as k08.
-Tuning: k08's tiles, but C passes through shared memory next to the ring, half of a tile in 16 bits and all of one in
-    fp32. Room is kept for the whole tile, so that 128 x 256 x 64 has three stages at most. GROUP_M orders the
-    tiles that a program computes one after another, and no longer the launches.
+Tuning: k08's tiles, but C passes through shared memory next to the ring, of 128 x 256 a half at a time in 16 bits and
+    all at once in fp32. Room is kept for whole tiles, so that 128 x 256 x 64 has three stages at most. GROUP_M orders
+    the tiles that a program computes one after another, and no longer the launches.
 Bound by: `cp.async`, as k08, and registers: addresses and predicates of two nested loops stay live.
 Next: k10 lets the TMA unit compute addresses.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -262,7 +263,7 @@ def check(
             f"{rung.name}: c has shape {tuple(c.shape)}; a {tuple(a.shape)} times b {tuple(b.shape)} wants "
             f"{(a.shape[0], b.shape[1])}"
         )
-    if any(stride == 0 and size > 1 for stride, size in zip(c.stride(), c.shape, strict=True)):
+    if _folded(c):
         raise ValueError(f"{rung.name}: c is expanded, so that results would share memory; pass c.contiguous()")
     for name, x in (("a", a), ("b", b)):
         if not x.is_meta and _overlap(x, c):
@@ -356,6 +357,19 @@ def _check_device(rung: Rung, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor)
             f"{rung.name}: a, b and c are on {device}, and the current device is cuda:{torch.cuda.current_device()}; "
             "launch inside `with torch.cuda.device(a.device):`"
         )
+
+
+def _folded(x: torch.Tensor) -> bool:
+    """Whether elements of a matrix lie in one place, as those of expanded ones do and of rows that overlap."""
+    (rows, columns), (down, right) = x.shape, x.stride()
+    if x.numel() < 2:
+        return False
+    if (rows > 1 and down == 0) or (columns > 1 and right == 0):
+        return True
+    if rows < 2 or columns < 2:
+        return False
+    step = math.gcd(down, right)  # right / step rows down lies what is down / step columns to the right
+    return right // step < rows and down // step < columns
 
 
 def _overlap(x: torch.Tensor, y: torch.Tensor) -> bool:
