@@ -291,6 +291,7 @@ def test_k01_and_k02_load_as_often_as_they_say() -> None:
     )
 
 
+@pytest.mark.few(shows=lambda number, tile, results, words: {number})
 @pytest.mark.parametrize(
     ("number", "tile", "results", "words"),
     [

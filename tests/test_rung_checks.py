@@ -91,6 +91,17 @@ def test_all_arguments_are_in_the_signature(rung: Rung) -> None:
     assert names == ["a", "b", "c", "alpha", "beta", "config", "configs", *own]
 
 
+@pytest.mark.parametrize("given", LADDER, ids=lambda rung: rung.id)
+def test_no_kernel_is_given_the_negative_bit(given: Rung) -> None:
+    """k11's among them, which no interpreter runs."""
+    a, b, c = (torch._neg_view(torch.empty(64, 64, dtype=given.dtypes[0], device="meta")) for _ in "abc")
+    with aot.capture() as launches:
+        given.launch(a, b, c, config=given.configs[0])
+    tensors = [getattr(x, "base", x) for launch in launches for x in launch.arguments.values()]
+    tensors = [x for x in tensors if isinstance(x, torch.Tensor)]
+    assert len(tensors) >= 3 and not any(x.is_neg() for x in tensors)
+
+
 def test_a_grid_of_too_many_columns_of_tiles() -> None:
     """k03's second axis; k04 has but one."""
     config = GemmConfig(BLOCK_M=16, BLOCK_N=16, BLOCK_K=16)
