@@ -94,7 +94,12 @@ def default_folder(gpu: str | None) -> Path:
 
 def parse(arguments: Sequence[str] | None) -> tuple[tasks.Options, Path | None, bool]:
     parser = argparse.ArgumentParser(prog="perf/report.py", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="two sizes, short timings, no bf16: about two minutes")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="two sizes, short timings and no bf16, unless --sizes and --dtype say otherwise (on a GPU); "
+        "without a GPU each rung's first configuration alone",
+    )
     parser.add_argument("--rungs", type=_rungs, default=LADDER, metavar="k03,k06", help="only these (and their twins)")
     parser.add_argument("--dtype", choices=DTYPES, help="only this precision class (on a GPU)")
     parser.add_argument("--sizes", type=_sizes, metavar="512,1024", help="M = N = K of the sweeps (on a GPU)")

@@ -4,7 +4,8 @@
 // Why:      a value of B in a register serves THREAD_M FMAs; only A is read from shared memory for each.
 // Predicts: shared reads per result fall from 2K to K (1 + 1 / THREAD_M), with 8 rows 9K / 8: up to 1.8.
 // Requires: fp32; any M, N, K.
-// Bound by: shared-memory bandwidth still: more than one read for every FMA.
+// Bound by: shared-memory bandwidth still: more than one word for every FMA; read four of A at a time they
+//           are a warp's 24 loads for 64 FMAs, of which an SM does 4 a clock.
 // Next:     c05 tiles columns too, so that A is reused as B is.
 #include "common.cuh"
 

@@ -4,8 +4,8 @@
 // Why:      an outer product of 8 and 8 values in registers is 64 FMAs for 16 shared reads.
 // Predicts: shared reads per result fall from 9K / 8 to K / 4: the FMA pipe becomes the roof.
 // Requires: fp32; any M, N, K.
-// Bound by: latency: two warps a block, scalar loads, and strided shared reads that conflict on banks.
-// Next:     c06 stores A transposed and reads both operands 16 bytes at a time.
+// Bound by: latency: two warps a block, scalar global loads, and strided shared reads that conflict on banks.
+// Next:     c06 stores A transposed, so that 16 bytes of it are of one k, and stages 16 bytes at a time.
 #include "common.cuh"
 
 template <int BLOCK_M, int BLOCK_N, int BLOCK_K, int THREAD_M, int THREAD_N>

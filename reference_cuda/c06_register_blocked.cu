@@ -1,7 +1,9 @@
 // Register blocking with float4: every global load and every shared read of the main loop moves 16 bytes.
 //
-// Changes:  c05's scalar accesses become 16-byte ones, and A lies transposed in shared memory.
-// Why:      transposed, a thread's four rows of one k are neighbours: one LDS.128 instead of four LDS.
+// Changes:  c05's scalar global loads become 16-byte ones, A lies transposed in shared memory, and 256
+//           threads compute 4 x 4 results each.
+// Why:      transposed, a thread's four rows of one k are neighbours: one LDS.128. Of c05's rows one LDS.128
+//           brings four k, so that a thread must hold four k of A at once.
 // Predicts: 2 shared-memory instructions for 16 FMAs, and 256 threads a block to hide their latency.
 // Requires: fp32; any M, N, K (scalar global accesses unless N, K and the pointers allow 16 bytes).
 // Bound by: two barriers and an exposed global latency a k-tile; 4 x 4 results use each value 4 times.

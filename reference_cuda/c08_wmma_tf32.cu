@@ -1,8 +1,8 @@
 // TF32 tensor cores through wmma 16 x 16 x 8: fp32 in memory, 10 bits of mantissa in the product.
 //
 // Changes:  c06's outer product becomes a tensor-core instruction; four warps hold 32 x 32 of C each.
-// Why:      one instruction multiplies what a warp needs 64 FFMAs for. It would truncate its operands:
-//           rounding them to nearest, once, on the way to shared memory, halves the worst error.
+// Why:      one mma_sync multiplies what a warp needs 64 FFMAs for, in four instructions. They would truncate
+//           their operands: rounding to nearest, once, on the way to shared memory, halves the worst error.
 // Predicts: fragment loads, 2 + 2 for 4 products, replace FFMA issue as the limit; far from the peak.
 // Requires: fp32, sm_80; any M, N, K (scalar global accesses unless N, K and the pointers allow 16 bytes).
 // Bound by: two barriers and an exposed global latency for only 8 of k.

@@ -5,7 +5,7 @@
 // Predicts: at least twice c09, whose limit is those loads.
 // Requires: fp16 in, fp32 out; any M, N, K (scalar global loads unless N, K and the pointers allow 16 bytes).
 // Bound by: registers: 128 sums a thread leave few warps to hide global and barrier latency.
-// Next:     asynchronous copies, and wgmma, which reads shared memory itself: k09 to k11.
+// Next:     asynchronous copies, and wgmma, which reads shared memory itself: what k08 compiles to.
 #include "wmma.cuh"
 
 template <int WARPS_M, int WARPS_N, int BLOCK_K, bool VECTOR>

@@ -50,7 +50,8 @@ class LoadedTwin:
     ) -> None:
         """`c = alpha a b + beta c` on the current stream of the tensors' device.
 
-        All three are contiguous. beta = 0 does not read c; alpha = 0 does not read a and b.
+        All three are contiguous, and without torch's negative bit. beta = 0 does not read c; alpha = 0 does not read a
+        and b.
         """
         chosen = self.twin.variant(variant)
         _check(a, b, c, alpha, beta, chosen)
@@ -81,6 +82,8 @@ def _check(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, alpha: float, beta
     if not (a.is_contiguous() and b.is_contiguous() and c.is_contiguous()):
         strides = f"a {a.stride()}, b {b.stride()}, c {c.stride()}"
         raise ValueError(f"twins take contiguous tensors (call .contiguous()), got strides {strides}: {shapes}")
+    if a.is_neg() or b.is_neg() or c.is_neg():
+        raise ValueError("twins read memory as it lies, without torch's negative bit (call .resolve_neg())")
     if variant.dtype == torch.int32 and not (float(alpha).is_integer() and float(beta).is_integer()):
         raise ValueError(f"alpha and beta of an int32 product must be whole numbers, got {alpha}, {beta}")
     if not (a.is_cuda and a.device == b.device == c.device):

@@ -1,13 +1,15 @@
 """What the compiler makes of each rung, for GPUs that are not here: that it fits, spills nothing, keeps its claims."""
 
 import re
+from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 from triton.backends.nvidia.compiler import get_ptxas
 
-from triton_gemm import aot
-from triton_gemm.config import MAX_REGISTERS_PER_THREAD, GemmConfig
+from triton_gemm import aot, compat
+from triton_gemm.config import MAX_REGISTERS_PER_THREAD, REGISTERS_PER_SM, GemmConfig
 from triton_gemm.device import SHARED_MEMORY, device_of_capability
 from triton_gemm.ladder import LADDER, Rung
 
@@ -58,15 +60,16 @@ def assert_fits(
 INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?(\S+)\s*(.*?)\s*;", re.MULTILINE)
 
 
-def main_loop(sass: str) -> list[tuple[str, list[str]]]:
-    """(opcode, operands) of the instructions from where the backward branch over most FFMAs leads, to it."""
+def main_loop(sass: str, of: str = "FFMA") -> list[tuple[str, list[str]]]:
+    """(opcode, operands) of the instructions from where the backward branch over most FFMAs leads, to it; of: another
+    instruction than FFMA."""
     code = [(int(address, 16), opcode, operands) for address, opcode, operands in INSTRUCTION.findall(sass)]
     best: list[tuple[str, list[str]]] = []
     for end, opcode, operands in code:
         target = re.search(r"0x([0-9a-f]+)", operands)
         if opcode.startswith("BRA") and target and int(target[1], 16) < end:
             loop = [(o, x.split(", ")) for address, o, x in code if int(target[1], 16) <= address <= end]
-            best = max(best, loop, key=lambda found: sum(o == "FFMA" for o, _ in found))
+            best = max(best, loop, key=lambda found: sum(o.partition(".")[0] == of for o, _ in found))
     return best
 
 
@@ -249,3 +252,129 @@ def test_beta_zero_compiles_to_no_load_of_c_in_gluon() -> None:
     rung, config = RUNGS["k11"], default(RUNGS["k11"], HOPPER)
     assert "ld.global" not in compiled(rung, HOPPER, config)[-1].asm["ptx"]
     assert "ld.global" in compiled(rung, HOPPER, config, beta=2.0)[-1].asm["ptx"]
+
+
+# --- What the rungs' headers count ---
+
+
+def counted(sass: str, of: str = "FFMA") -> Counter[str]:
+    """The instructions of a step of the main loop, by opcode; of loads and copies their width, too."""
+    names = []
+    for opcode, _ in main_loop(sass, of):
+        kind, *parts = opcode.split(".")
+        wide = [part for part in parts if part in ("64", "128")] if kind.startswith(("LD", "ST")) else []
+        names.append(".".join([kind, *wide]))
+    return Counter(names)
+
+
+def listed(rung: Rung, m: int, n: int, k: int, warps: int) -> GemmConfig:
+    """The first of the rung's configurations with this tile and these warps."""
+    wanted = (m, n, k, warps)
+    return next(c for c in rung.configs if (c.BLOCK_M, c.BLOCK_N, c.BLOCK_K, c.num_warps) == wanted)
+
+
+def programs_an_sm(kernel: aot.Compiled, config: GemmConfig) -> int:
+    """As many as there are registers for, which are given to warps in multiples of 8 a thread."""
+    return REGISTERS_PER_SM // (32 * config.num_warps * (-(-kernel.registers // 8) * 8))
+
+
+def test_k01_and_k02_load_as_often_as_they_say() -> None:
+    """k01: two rows a thread, each with its load of A, one load of B for both. k02: one load of each for four FMAs."""
+    strip = {
+        number: counted(compiled(RUNGS[number], HOPPER, RUNGS[number].configs[0])[-1].asm["sass"])
+        for number in ("k01", "k02")
+    }
+    assert 2 * strip["k01"]["LDG"] == 3 * strip["k01"]["FFMA"] > 0
+    assert strip["k02"]["LDG"] == strip["k02"]["LDG.128"] == strip["k02"]["FFMA"] // 4 > 0
+    assert (
+        "next seven steps" in RUNGS["k01"].header["Why"] and "65 wavefronts for 64" in RUNGS["k01"].header["Predicts"]
+    )
+
+
+@pytest.mark.few(shows=lambda number, tile, results, words: {number})
+@pytest.mark.parametrize(
+    ("number", "tile", "results", "words"),
+    [
+        ("k03", (64, 64, 16, 4), 32, 12),  # 4 x 8 results of a thread
+        ("k03", (64, 64, 32, 8), 16, 8),  # 4 x 4
+        ("k04", (64, 64, 16, 4), 32, 12),
+        ("k05", (64, 128, 32, 4), 64, 20),  # 4 x 16, and not 8 x 8
+        ("k05", (128, 64, 16, 4), 64, 20),
+        ("k05", (128, 128, 32, 8), 64, 20),
+        ("k05", (128, 128, 16, 8), 64, 20),
+        ("k06", (128, 64, 16, 4), 64, 20),
+    ],
+)
+def test_words_from_shared_memory_for_each_result(number: str, tile, results: int, words: int) -> None:
+    config = listed(RUNGS[number], *tile)
+    step = counted(compiled(RUNGS[number], HOPPER, config)[-1].asm["sass"])
+    assert config.accumulators() == results and step["FFMA"] == results * config.BLOCK_K
+    assert 0 <= words * config.BLOCK_K - 4 * step["LDS.128"] <= 4  # ptxas 13.4 moves one out of the loop
+    if number == "k06":
+        assert 64 * step["LDS.128"] == 5 * step["FFMA"]  # as its "Bound by" says
+
+
+def test_a_wave_of_k03_and_of_k04() -> None:
+    """Rows and columns of 64 x 64 tiles at 4096^3 in the first wave: five programs on each of 132 SMs."""
+    rung, config = RUNGS["k03"], listed(RUNGS["k03"], 64, 64, 16, 4)
+    assert programs_an_sm(compiled(rung, HOPPER, config)[-1], config) == 5
+    wave, edge, group = 5 * 132, 4096 // 64, 8
+    columns_first = [(pid % edge, pid // edge) for pid in range(wave)]  # a grid's first axis runs first
+    grouped = [(pid // (group * edge) * group + pid % group, pid % (group * edge) // group) for pid in range(wave)]
+    assert [len({tile[axis] for tile in columns_first}) for axis in (0, 1)] == [64, 11]
+    assert [len({tile[axis] for tile in grouped}) for axis in (0, 1)] == [16, 64]
+    assert (
+        "in k03 of 64 rows and 11 columns, with GROUP_M = 8 of 16 rows and 64 columns"
+        in RUNGS["k04"].header["Predicts"]
+    )
+
+
+def test_programs_of_k05_on_an_sm() -> None:
+    """With A turned and without, where fragments of a row-major A take registers. ptxas 13.4 takes more for one."""
+    rung = RUNGS["k05"]
+    found = {}
+    for tile in ((64, 128, 32, 4), (128, 64, 16, 4), (128, 128, 32, 8), (128, 128, 16, 8)):
+        config = listed(rung, *tile)
+        turned, as_it_was = (compiled(rung, HOPPER, config, size=size)[-1] for size in (ALIGNED, NARROW))
+        assert 0 < as_it_was.registers - turned.registers <= 48
+        found[tile[:3]] = programs_an_sm(turned, config), programs_an_sm(as_it_was, config)
+    assert found.pop((128, 128, 16)) in ((2, 1), (1, 1))
+    assert found == {(64, 128, 32): (3, 3), (128, 64, 16): (3, 2), (128, 128, 32): (1, 1)}
+
+
+def test_copies_of_a_k_tile() -> None:
+    """k08: 12 of 16 bytes for each of 256 threads. k10, k11: boxes of 64 columns, one for A and four for B."""
+    config = RUNGS["k08"].configs[0]
+    step = counted(compiled(RUNGS["k08"], HOPPER, config)[-1].asm["sass"], "HGMMA")
+    assert step["LDGSTS.128"] == 12 and 12 * 256 * 16 == (128 + 256) * 64 * 2 == config.shared_memory(2) // 3 - 85
+    with aot.capture() as launches:
+        RUNGS["k10"].launch(*aot.operands(ALIGNED, torch.float16), config=RUNGS["k10"].configs[0])
+    kernel = compat.compile_kernel(launches[-1].kernel, launches[-1].arguments, HOPPER)
+    assert [meta["block_size"] for meta in kernel.metadata.tensordesc_meta[:2]] == [[128, 64], [64, 64]]
+    assert counted(compiled(RUNGS["k11"], HOPPER, RUNGS["k11"].configs[0])[-1].asm["sass"], "UTMALDG")["UTMALDG"] == 5
+
+
+@pytest.mark.parametrize(
+    ("dtype", "staged"), [(torch.float16, 0.5), (torch.bfloat16, 0.5), (torch.float32, 1)], ids=str
+)
+def test_c_beside_the_ring_of_k09(dtype: torch.dtype, staged: float) -> None:
+    rung = RUNGS["k09"]
+    config = rung.configs[0]
+    tile = config.BLOCK_M * config.BLOCK_N * dtype.itemsize
+    gemm = compiled(rung, HOPPER, config, out_dtype=dtype, dtype=torch.float16 if dtype == torch.float32 else dtype)[-1]
+    assert gemm.shared == config.shared_memory(2) - 256 + staged * tile
+    hopper = device_of_capability(HOPPER)
+    assert "shared memory" in (rung.illegal(replace(config, num_stages=4), hopper, torch.float16) or "")
+
+
+def test_slots_and_registers_of_k11() -> None:
+    rung, hopper = RUNGS["k11"], device_of_capability(HOPPER)
+    most = {}
+    for m, n, warps, listed_slots in ((128, 256, 8, 3), (128, 128, 8, 5), (64, 128, 4, 6)):
+        config = listed(rung, m, n, 64, warps)
+        assert config.num_stages == listed_slots
+        fits = [s for s in range(2, 20) if not rung.illegal(replace(config, num_stages=s), hopper, torch.float16)]
+        most[m, n] = max(fits)
+    assert most == {(128, 256): 3, (128, 128): 6, (64, 128): 8}
+    sass = compiled(rung, HOPPER, rung.configs[0])[-1].asm["sass"]
+    assert {int(count, 16) for count in re.findall(r"USETMAXREG\S+ .*?(0x\w+)", sass)} == {24, 240}

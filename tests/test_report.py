@@ -8,6 +8,8 @@ import os
 import shlex
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from perf.ladder import (
     tasks,
     views,
 )
+from perf.ladder.by_hand_arguments import config_of
 from perf.ladder.record import SECTIONS, Record
 from perf.measure import environment
 from perf.measure.operands import Problem
@@ -323,17 +326,73 @@ def test_targets_are_decided_from_the_record(record: Record) -> None:
 
 
 def test_predicted_ceilings_follow_the_tile() -> None:
-    small = GemmConfig(BLOCK_M=128, BLOCK_N=128, BLOCK_K=64, num_warps=8, num_stages=3)
+    small = GemmConfig(BLOCK_M=64, BLOCK_N=128, BLOCK_K=64, num_warps=8, num_stages=3)
     large = GemmConfig(BLOCK_M=128, BLOCK_N=256, BLOCK_K=64, num_warps=8, num_stages=3)
     ours = [prediction.ceiling(config, "fp16", 2, (9, 0)) for config in (small, large)]
     assert ours[0].share < ours[1].share <= 1
     assert ours[0].limit == "L2"
+    for mode, itemsize in (("tf32", 4), ("fp16", 2)):  # what k07 says of `wgmma`'s 64 x 256
+        limits = prediction.limits(large, mode, itemsize, (9, 0))
+        assert limits["shared memory"] == 128 / 80 * limits["units"]
     naive = prediction.ceiling(GemmConfig(BLOCK_M=256, num_warps=8), "ieee", 4, (9, 0))
     coalesced = prediction.ceiling(GemmConfig(BLOCK_N=256, num_warps=8), "ieee", 4, (9, 0))
     assert naive.limit == coalesced.limit == "L1"
     assert coalesced.tflops == pytest.approx(16.5 * naive.tflops)
-    assert prediction.blocks_per_sm(registers=128, shared=0, num_warps=8, capability=(9, 0)) == 2
-    assert prediction.blocks_per_sm(registers=32, shared=100 << 10, num_warps=4, capability=(9, 0)) == 2
+    assert prediction.strip_wavefronts(LADDER[0].configs[0]) == 65 / 2  # two rows a thread
+    assert prediction.strip_wavefronts(LADDER[1].configs[0]) == 5 / 4  # four columns a thread
+
+
+@pytest.mark.parametrize(
+    ("registers", "shared", "num_warps", "capability", "blocks"),
+    [
+        (128, 0, 8, (9, 0), 2),
+        (32, 100 << 10, 4, (9, 0), 2),
+        (85, 0, 4, (9, 0), 5),  # given as 88
+        (96, 0, 4, (9, 0), 5),
+        (16, 0, 1, (9, 0), 32),
+        (16, 0, 1, (12, 0), 24),
+        (32, 0, 4, (8, 9), 12),  # 1536 threads
+    ],
+)
+def test_blocks_of_an_sm(registers: int, shared: int, num_warps: int, capability, blocks: int) -> None:
+    assert prediction.blocks_per_sm(registers, shared, num_warps, capability) == blocks
+
+
+def test_all_warps_of_k11_count() -> None:
+    """A warpgroup beside the configuration's own: 256 threads of 255 registers leave no room for a second block."""
+    config = GemmConfig(BLOCK_M=64, BLOCK_N=64, BLOCK_K=64, GROUP_M=8, num_warps=4, num_stages=2)
+    job = static.Job(LADDER[10], config, (9, 0), default=False, size=(512, 512, 512))
+    found = static.facts(job, static.capture(job.rung, config, job.size, job.dtype))
+    assert found["shared"] < 64 << 10 and found["blocks_per_sm"] == 1
+
+
+def committed_times() -> Iterator[tuple[str, str, str, float]]:
+    """Rung, precision class, configuration in words and TFLOPS of what is committed, at sizes of multiples of 16."""
+    for path in environment.RESULTS.glob("*/results.json"):
+        record = Record.read(path.parent)
+        for entry in record["tuning"].values():
+            for text, result in entry.get("configs", {}).items():
+                if "time_ms" in result:
+                    yield entry["rung"], entry["mode"], text, views.tflops(entry, result)
+        for problem in record["problems"].values():
+            for name, result in problem["providers"].items():
+                if problem["M"] % 16 == 0 and "time_ms" in result and name.startswith("k"):
+                    yield name, problem["mode"], result["config"], views.tflops(problem, result)
+
+
+def test_no_committed_time_beats_its_ceiling() -> None:
+    """At 1.98 GHz, the most that these GPUs run at."""
+    rungs = {rung.name: rung for rung in LADDER}
+    seen = Counter[str]()
+    for name, mode, text, tflops in committed_times():
+        rung = rungs[name]
+        config = config_of(rung, text) if "," in text else next((c for c in rung.configs if str(c) == text), None)
+        if config is None:
+            continue
+        limits = prediction.limits(config, mode, rung.dtypes[0].itemsize, (9, 0))
+        assert tflops <= 132 * 1.98e-3 * min(limits.values()), (name, text)
+        seen[name] += 1
+    assert set(seen) == set(rungs), "a rung was not seen"
 
 
 def report(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from perf.bench.scores import Sweep
+from perf.ladder import views
+from perf.ladder.record import SECTIONS, Record
+from perf.ladder.rungs_and_twins import rungs_of
 from perf.measure import environment
 from perf.measure.providers import CUBLAS, OURS
 from perf.pages import __main__ as pages
@@ -57,6 +62,59 @@ def test_the_ladders_page_has_every_difference() -> None:
 def test_a_changed_rung_makes_its_page_stale(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rung_diff, "CONTEXT", 1)
     assert [path.name for path in pages.stale()] == ["ladder.md"]
+
+
+def beside_its_neighbours(record: Record, mode: str, rung: str, size: int) -> float:
+    """The rung's speed at `size` over the mean of those at the next sizes that are multiples of 16."""
+    known = {
+        size: views.tflops(problem, problem["providers"][rung])
+        for size, problem in views.squares(record, mode).items()
+        if views.timed(problem["providers"].get(rung))
+    }
+    below, above = max(s for s in known if s < size and s % 16 == 0), min(s for s in known if s > size and s % 16 == 0)
+    return 2 * known[size] / (known[below] + known[above])
+
+
+@pytest.mark.parametrize("record", RESULTS.records, ids=lambda record: record.folder.name)
+def test_what_the_page_says_of_sizes_that_are_no_multiples_of_16(record: Record) -> None:
+    for size in (1400, 3000):
+        found = {
+            rung.id: beside_its_neighbours(record, mode, rung.name, size)
+            for mode in ("ieee", "tf32", "fp16")
+            for rung in rungs_of(mode)
+        }
+        assert found.pop("k01") > 1.2 and all(ratio < 0.9 for ratio in found.values())
+        assert {"k08", "k09"} == set(sorted(found, key=lambda number: found[number])[:2])
+        assert min(found["k10"], found["k11"]) > 2.5 * max(found["k08"], found["k09"])
+        assert len({24 * row % 32 for row in range(32)}) == 4 and size % 32 == 24  # banks of a warp's words
+    assert -(-3000 // 128) * -(-3000 // 256) == 288 == 2 * 132 + 24
+
+
+@pytest.mark.parametrize("record", RESULTS.records, ids=lambda record: record.folder.name)
+def test_records_have_what_the_report_says(record: Record) -> None:
+    for problem in record["problems"].values():
+        for reading in (problem["clocks_before"], problem["clocks_after"]):
+            assert {"clocks_sm", "clocks_mem", "temperature_gpu", "power_draw"} <= set(reading)
+        for result in filter(views.timed, problem["providers"].values()):
+            assert {"median", "p20", "p80"} == set(result["time_ms"]) and {"rounds", "repeats"} <= set(result)
+            exact = problem["mode"] == "int32"
+            assert exact or {"norm", "componentwise", "bound", "vs_torch"} <= set(result["error"])
+
+
+def test_what_k11_says_of_its_tiles() -> None:
+    """Those of 64 x 128 read twice as much for each FLOP, and are more than half as fast."""
+    (entry,) = (e for record in RESULTS.records for key, e in record["tuning"].items() if key.startswith("k11"))
+    best = {
+        tile: max(views.tflops(entry, timed) for text, timed in entry["configs"].items() if text.startswith(tile))
+        for tile in ("64x128x64,", "128x256x64,")
+    }
+    assert best["64x128x64,"] > 0.8 * best["128x256x64,"]
+
+
+def test_every_section_of_a_record_is_written_by_something() -> None:
+    written = "".join(path.read_text() for path in (pages.ROOT / "perf" / "ladder").glob("*.py"))
+    for section in SECTIONS:
+        assert re.search(rf'put(_\w+)?\(\s*"{section}"', written) or f'record["{section}"]' in written, section
 
 
 # --- README's summary ---

@@ -225,7 +225,7 @@ def clocks(config: GemmConfig, size: int = 4096, blocks: int = 1, mode: str = "f
 
 
 def test_predicted_clocks_are_waves_of_steps() -> None:
-    step = 2 * 128 * 256 * 64 / min(prediction.limits(LARGE, "fp16", 2, (9, 0)).values())
+    step = 2 * 128 * 256 * 64 / min(prediction.limits(LARGE, "fp16", 2, (9, 0), sustained=True).values())
     assert clocks(LARGE) == pytest.approx(4 * 64 * step)  # 512 tiles on 132 SMs; latency is hidden by three stages
     assert clocks(LARGE, 512) == pytest.approx(8 * step)  # fewer tiles than SMs
     assert clocks(LARGE) < clocks(SMALL) and clocks(SMALL, 512) < clocks(LARGE, 512)

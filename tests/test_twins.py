@@ -5,6 +5,7 @@ What they compute is checked by g++: cuda_on_cpu.h runs a kernel's threads as fi
 
 import ctypes
 import fcntl
+import functools
 import re
 import shutil
 import subprocess
@@ -15,9 +16,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import triton
 
 import reference_cuda
 from reference_cuda import TWINS, LoadedTwin, TwinUnavailable, Variant, loader, ptxas, resources, toolchain
+from tests.test_compile import counted
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "reference_cuda"
@@ -212,6 +215,66 @@ def test_compiles_without_spills(stem, arch):
         assert kernel.shared <= 48 << 10, name
 
 
+@pytest.fixture(scope="module")
+def loops(tmp_path_factory):
+    """loops(stem, of): the instructions of a step of each kernel's main loop on sm_90, by the readable name."""
+    try:
+        nvcc = toolchain.find_nvcc()
+    except TwinUnavailable as error:
+        pytest.skip(str(error))
+    cubin = tmp_path_factory.mktemp("cubin") / "kernel.cubin"
+
+    @functools.cache
+    def disassembled(stem):
+        command = [nvcc, "-cubin", "-arch=sm_90", *toolchain.NVCC_FLAGS, f"{stem}.cu", "-o", str(cubin)]
+        subprocess.run(command, cwd=SOURCES, check=True, capture_output=True)
+        disassemble = [triton.knobs.nvidia.cuobjdump.path, "-sass", str(cubin)]
+        sass = subprocess.run(disassemble, check=True, capture_output=True, text=True).stdout
+        return [text.split(maxsplit=1) for text in sass.split("Function : ")[1:]]
+
+    def count(stem, of):
+        return {ptxas.readable(name): counted(code, of) for name, code in disassembled(stem)}
+
+    return count
+
+
+@pytest.mark.few(shows=lambda stem, kernel, of, step: {of})
+@pytest.mark.parametrize(
+    ("stem", "kernel", "of", "step"),
+    [
+        ("c01_naive_uncoalesced", "naive_uncoalesced_kernel<256, 1>", "FFMA", {"FFMA": 1, "LDG": 2}),
+        ("c02_naive_coalesced", "naive_coalesced_kernel<32, 32>", "FFMA", {"FFMA": 1, "LDG": 2}),
+        ("c03_shared_tiled", "shared_tiled_kernel<float, 32, 0>", "FFMA", {"FFMA": 32, "LDS": 32, "LDS.128": 8}),
+        ("c03_shared_tiled", "shared_tiled_kernel<float, 32, 1>", "FFMA", {"FFMA": 32, "LDS": 64, "LDS.128": 0}),
+        ("c04_thread_tiled_1d", "thread_tiled_1d_kernel<64, 64, 8, 8>", "FFMA", {"FFMA": 64, "LDS": 8, "LDS.128": 16}),
+        ("c05_thread_tiled_2d", "thread_tiled_2d_kernel<64, 64, 8, 8, 8>", "FFMA", {"FFMA": 64, "LDS.128": 4}),
+        ("c06_register_blocked", "register_blocked_kernel<true>", "FFMA", {"FFMA": 16, "LDS.128": 2}),
+        ("c07_warp_tiled", "warp_tiled_kernel<8, true>", "FFMA", {"FFMA": 64, "LDS.128": 4}),
+        ("c08_wmma_tf32", "wmma_tf32_kernel<true>", "HMMA", {"HMMA": 4 * 4, "BAR": 2}),
+        ("c09_wmma_fp16", "wmma_fp16_kernel<true>", "HMMA", {"HMMA": 2}),
+        ("c10_wmma_fp16_padded", "wmma_fp16_padded_kernel<true>", "HMMA", {"HMMA": 2 * 4, "LDSM": 4, "BAR": 2}),
+        (
+            "c11_wmma_fp16_warp_tiled",
+            "wmma_fp16_warp_tiled_kernel<2, 2, 32, true>",
+            "HMMA",
+            {"HMMA": 2 * 16, "LDSM": 8},
+        ),
+    ],
+)
+def test_a_step_has_the_instructions_that_its_text_counts(loops, stem, kernel, of, step):
+    """Loops may be unrolled: a multiple of what is said."""
+    found = loops(stem, of)[kernel]
+    times, rest = divmod(found[of], step[of])
+    assert times and not rest
+    for opcode, count in step.items():
+        assert found[opcode] == count * times, opcode
+
+
+def test_c07_has_one_barrier_a_k_tile_and_c06_two(loops):
+    assert loops("c07_warp_tiled", "FFMA")["warp_tiled_kernel<8, true>"]["BAR"] == 1
+    assert loops("c06_register_blocked", "FFMA")["register_blocked_kernel<true>"]["BAR"] == 2
+
+
 def test_readable_names():
     assert ptxas.readable("_Z4gemmILi8ELb1EEvPKfS1_Pfiiiff") == "gemm<8, true>"
     assert ptxas.readable("_Z4gemmIiLi16ELi0EEvPKT_S2_PS0_iiiS0_S0_") == "gemm<int, 16, 0>"
@@ -395,6 +458,15 @@ def test_launch_checks_its_tensors(change, error, text):
     arguments = {"a": torch.zeros(2, 4), "b": torch.zeros(4, 3), "c": torch.zeros(2, 3)} | change
     with pytest.raises(error, match=text):
         loaded.launch(**arguments)
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_the_negative_bit_is_refused(which):
+    matrices = [torch.ones(32, 32) for _ in range(3)]
+    matrices[which] = torch._neg_view(matrices[which])
+    assert matrices[which].is_contiguous()
+    with pytest.raises(ValueError, match=r"negative bit \(call .resolve_neg\(\)\)"):
+        LoadedTwin(TWINS["c01_naive_uncoalesced"], SimpleNamespace()).launch(*matrices)
 
 
 def test_int32_takes_whole_scalars_only():

@@ -23,6 +23,11 @@ class Wrong:
     says: str
     config: Any = None
     configs: Any = None
+    alpha: Any = 1.0
+    beta: Any = 2.0
+
+    def launch(self, rung: Rung) -> None:
+        rung.launch(*self.operands, self.alpha, self.beta, config=self.config, configs=self.configs)
 
 
 def wrong_operands(rung: Rung, device: str) -> dict[str, Wrong]:
@@ -43,6 +48,8 @@ def wrong_operands(rung: Rung, device: str) -> dict[str, Wrong]:
         "c-too-large": Wrong((a, b, empty(M + 16, N)), ValueError, r"wants \(48, 32\)"),
         "c-transposed": Wrong((a, b, empty(N, M)), ValueError, r"wants \(48, 32\)"),
         "c-expanded": Wrong((a, b, empty(1, N).expand(M, N)), ValueError, "c is expanded.*contiguous"),
+        "c-in-itself": Wrong((a, b, empty(M + N).as_strided((M, N), (1, 1))), ValueError, "c is expanded.*contiguous"),
+        "c-of-long-rows": Wrong((a, b, empty(M * N).as_strided((M, N), (N - 1, 1))), ValueError, "share memory"),
         "other-dtype": Wrong((a.to(other), b.to(other), c.to(other)), TypeError, "a is float"),
         "b-other-dtype": Wrong((a, b.to(other), c), TypeError, "b is float.*pass"),
         "integers": Wrong((a.to(torch.int32), b.to(torch.int32), c), TypeError, "a is int32; pass float"),
@@ -67,7 +74,7 @@ def wrong_configs(rung: Rung, device: str) -> dict[str, Wrong]:
     configs: dict[str, tuple[Any, str]] = {
         "nothing": (GemmConfig(), f"lacks {size}"),
         "not-a-power": (replace(right, **{size: 48}), f"{size} is 48, not a power of two"),
-        "zero": (replace(right, **{size: 0}), f"{size} is 0, not a whole number from 1"),
+        "zero": (replace(right, **{size: 0}), f"{size} is 0, not a whole number from (1|8)"),
         "negative-stages": (replace(right, num_stages=-1), "num_stages is -1"),
         "three-warps": (replace(right, num_warps=6), "num_warps is 6, not a power of two"),
         "text": (replace(right, **{size: "64"}), f"{size} is '64'"),
@@ -79,7 +86,14 @@ def wrong_configs(rung: Rung, device: str) -> dict[str, Wrong]:
     if right.BLOCK_K is not None:
         configs["no-k"] = (replace(right, BLOCK_K=None), "lacks BLOCK_K")
         configs["short-k"] = (replace(right, BLOCK_K=8), "BLOCK_K is 8, not a whole number from 16")
+    configs["too-many-warps"] = (replace(right, num_warps=64), "num_warps is 64, and this kernel takes (32|16) at most")
+    if rung.descriptors:
+        configs["narrow-n"] = (replace(right, BLOCK_N=4), "BLOCK_N is 4, not a whole number from 8")
+    if rung.id == "k10":
+        configs["narrow-m"] = (replace(right, BLOCK_M=4), "BLOCK_M is 4, not a whole number from 8")
     if rung.id == "k11":
+        configs["wide-n"] = (replace(right, BLOCK_N=512), "BLOCK_N is 512, and this kernel takes 256 at most")
+        configs["32-warps"] = (replace(right, BLOCK_M=512, num_warps=32), "num_warps is 32, .* takes 16 at most")
         configs["one-slot"] = (replace(right, num_stages=1), "num_stages is 1, not a whole number from 2")  # a deadlock
         configs["half-a-warpgroup"] = (replace(right, num_warps=2), "num_warps is 2, not a whole number from 4")
         configs["too-few-rows"] = (replace(right, BLOCK_M=64), "8 warps of this kernel want 128 rows")
@@ -105,6 +119,12 @@ def wrong_lists(rung: Rung, device: str) -> dict[str, Wrong]:
         "list-foreign": ([triton.Config({**meta, "SPLIT_K": 2}, **launch)], ValueError, "this kernel has no SPLIT_K"),
         "list-lacking": ([right, triton.Config({"BLOCK_M": 64}, **launch)], ValueError, "lacks BLOCK_N and BLOCK_K"),
         "list-odd-tile": ([triton.Config({**meta, "BLOCK_M": 96}, **launch)], ValueError, "BLOCK_M is 96, not a power"),
+        "list-many-warps": ([triton.Config(meta, num_warps=64)], ValueError, "num_warps is 64, and this kernel takes"),
+        "list-number": (5, TypeError, "configs is of type int; pass a list of triton.Config or GemmConfig"),
+        "list-none": ([None], TypeError, "configs has a NoneType; pass triton.Config"),
+        "list-one": (right, TypeError, "configs is of type GemmConfig; pass a list"),
+        "list-text": ("64x64", TypeError, "configs is of type str; pass a list"),
+        "list-fields": (meta, TypeError, "configs is of type dict; pass a list"),
         "list-clusters": ([clusters], ValueError, "num_ctas is 2, and rungs run without clusters"),
     }
     found = {name: Wrong((a, b, c), error, says, configs=configs) for name, (configs, error, says) in lists.items()}
@@ -112,5 +132,24 @@ def wrong_lists(rung: Rung, device: str) -> dict[str, Wrong]:
     return found
 
 
+def wrong_numbers(rung: Rung, device: str) -> dict[str, Wrong]:
+    """alpha and beta that `rung` must refuse."""
+    operands = [torch.empty(shape, dtype=rung.dtypes[0], device=device).fill_(1) for shape in ((M, K), (K, N), (M, N))]
+    values: dict[str, tuple[Any, type[Exception], str]] = {
+        "tensor": (torch.tensor(2.0), TypeError, r"is a torch.Tensor; pass a number, as (alpha|beta).item\(\)"),
+        "vector": (torch.ones(2), TypeError, "is a torch.Tensor; pass a number"),
+        "text": ("2", TypeError, "is of type str; pass a real number"),
+        "none": (None, TypeError, "is of type NoneType; pass a real number"),
+        "complex": (1j, TypeError, "is of type complex; pass a real number"),
+        "too-large": (10**400, ValueError, "is a whole number beyond those of a float"),
+    }
+    return {
+        f"{name}-{kind}": Wrong(tuple(operands), error, f"{rung.name}: {name} {says}", **{name: value})
+        for name in ("alpha", "beta")
+        for kind, (value, error, says) in values.items()
+    }
+
+
 def wrong_launches(rung: Rung, device: str) -> dict[str, Wrong]:
-    return {**wrong_operands(rung, device), **wrong_configs(rung, device), **wrong_lists(rung, device)}
+    kinds = (wrong_operands, wrong_configs, wrong_lists, wrong_numbers)
+    return {name: wrong for kind in kinds for name, wrong in kind(rung, device).items()}

@@ -3,10 +3,11 @@
 A block's main loop does 2 BLOCK_M BLOCK_N FLOP for every k. For the same k it brings BLOCK_M + BLOCK_N elements from
 L2, and its warps read their fragments from shared memory. Each path has a width in bytes a clock and SM
 (`perf.measure.roofline`); the slowest of units, shared memory and L2 is the ceiling. Latency, occupancy, waves and
-the clock under load are left out, so the truth lies below.
+the clock under load are left out, so the truth lies below at the same clock.
 
-`clocks` adds latency, occupancy and waves, to say which of a rung's configurations should win. The clock under load,
-DRAM, the order of the tiles (GROUP_M) and loads of single elements are still left out.
+`clocks` says which of a rung's configurations should win: it takes what the paths sustain rather than their widths,
+and adds latency, occupancy and waves. The clock under load, DRAM, the order of the tiles (GROUP_M) and loads of single
+elements are still left out.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from triton_gemm.config import REGISTERS_PER_SM, GemmConfig
 
 SHARED_PER_SM = {(8, 0): 167_936, (8, 9): 102_400, (9, 0): 233_472, (10, 0): 233_472, (12, 0): 102_400}
 THREADS_PER_SM = {(8, 0): 2048, (8, 9): 1536, (9, 0): 2048, (10, 0): 2048, (12, 0): 1536}
+BLOCKS_PER_SM = {(8, 0): 32, (8, 9): 24, (9, 0): 32, (10, 0): 32, (12, 0): 24}
 LATENCY_CLOCKS = 600  # of a load from memory, the low end; what k06's header says of it
 SHARED_PER_BLOCK_RESERVED = 1024  # the driver's own; Programming Guide, "Shared Memory" of compute capability 8.x
 
@@ -41,15 +43,21 @@ def ceiling(config: GemmConfig, mode: str, itemsize: int, capability: Capability
     return Ceiling(found[limit] * gpu.num_sms * gpu.clock_ghz / 1e3, found[limit] / found["units"], limit)
 
 
-def limits(config: GemmConfig, mode: str, itemsize: int, capability: Capability) -> dict[str, float]:
-    """FLOP a clock and SM that the units and each path of operands allow."""
+def limits(
+    config: GemmConfig, mode: str, itemsize: int, capability: Capability, *, sustained: bool = False
+) -> dict[str, float]:
+    """FLOP a clock and SM that the units and each path of operands allow; sustained: with an SM's share of L2 where
+    all read at once, and shared memory that serves each thread by itself. It serves two lanes at once whose 16 bytes
+    are the same."""
     peak = float(roofline.FLOP_PER_CLOCK[capability][mode])
     if config.BLOCK_M is None or config.BLOCK_N is None:
         return {"units": peak, "L1": 2 * 32 / strip_wavefronts(config)}
+    l2 = roofline.L2_SHARE_PER_CLOCK if sustained else roofline.L2_BYTES_PER_CLOCK
+    lanes = 2 if mode == "ieee" and not sustained else 1
     return {
         "units": peak,
-        "L2": roofline.L2_BYTES_PER_CLOCK * l2_intensity(config, itemsize),
-        "shared memory": roofline.SHARED_BYTES_PER_CLOCK * shared_intensity(config, mode, itemsize, capability),
+        "L2": l2 * l2_intensity(config, itemsize),
+        "shared memory": lanes * roofline.SHARED_BYTES_PER_CLOCK * shared_intensity(config, mode, itemsize, capability),
     }
 
 
@@ -64,21 +72,24 @@ def clocks(
 ) -> float:
     """Clocks of a product of (M, N, K) `size`, of which an SM runs `blocks` tiles at once: waves x steps x a step.
 
-    A step of BLOCK_K takes its work, FLOP over the least of `limits`, unless latency is longer: each of the blocks has
-    num_stages steps under way, and each of those takes the latency of a load and its own work (Little's law).
-    The busiest SM has `waves` tiles, so no more run on it at once.
+    A step of BLOCK_K takes its work, FLOP over the least of the sustained `limits`, unless latency is longer: each of
+    the blocks has num_stages steps under way, and each of those takes the latency of a load and its own work
+    (Little's law). The busiest SM has `waves` tiles, so no more run on it at once.
     """
     M, N, K = size
     tile = config.tile
     waves = math.ceil(tile.tiles(M, N) / num_sms)
     steps = math.ceil(K / tile.BLOCK_K)
-    work = 2 * tile.BLOCK_M * tile.BLOCK_N * tile.BLOCK_K / min(limits(config, mode, itemsize, capability).values())
+    rate = min(limits(config, mode, itemsize, capability, sustained=True).values())
+    work = 2 * tile.BLOCK_M * tile.BLOCK_N * tile.BLOCK_K / rate
     return waves * steps * max(work, (work + LATENCY_CLOCKS) / (max(1, min(blocks, waves)) * config.num_stages))
 
 
-def strip_wavefronts(config: GemmConfig) -> int:
-    """L1 wavefronts of a warp for 32 FMA in a kernel without tiles: one broadcast, and one line or 32 of them."""
-    return 2 if config.BLOCK_M is None else 33
+def strip_wavefronts(config: GemmConfig) -> float:
+    """L1 wavefronts of a warp for 32 FMA in a kernel without tiles: a line of B for each of a thread's columns, or 32
+    of A for each of its rows, which are a multiple of 128 bytes apart; and a broadcast that all of these share."""
+    results = (config.BLOCK_M or config.BLOCK_N or 1) / (32 * config.num_warps)
+    return (1 if config.BLOCK_M is None else 32) + 1 / max(1.0, results)
 
 
 def l2_intensity(config: GemmConfig, itemsize: int) -> float:
@@ -113,8 +124,8 @@ def fragment(config: GemmConfig, capability: Capability) -> tuple[float, float]:
 
 
 def blocks_per_sm(registers: int, shared: int, num_warps: int, capability: Capability) -> int:
-    """How many blocks fit an SM at once."""
+    """How many blocks fit an SM at once. A warp is given registers 256 at a time, 8 a thread."""
     threads = 32 * num_warps
-    by_registers = REGISTERS_PER_SM // (max(registers, 1) * threads)
+    by_registers = REGISTERS_PER_SM // (8 * max(1, math.ceil(registers / 8)) * threads)
     by_shared = SHARED_PER_SM[capability] // (shared + SHARED_PER_BLOCK_RESERVED)
-    return min(by_registers, by_shared, THREADS_PER_SM[capability] // threads)
+    return min(by_registers, by_shared, THREADS_PER_SM[capability] // threads, BLOCKS_PER_SM[capability])

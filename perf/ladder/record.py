@@ -10,7 +10,7 @@ from typing import Any
 from perf.common.files import write_json
 from perf.measure import environment
 
-SECTIONS = ("twins", "rungs", "problems", "ceilings", "experiments", "tuning", "static", "interpreter")
+SECTIONS = ("twins", "problems", "ceilings", "experiments", "tuning", "static", "interpreter")
 FILE = "results.json"
 
 

@@ -178,8 +178,8 @@ def _cpu_sections(record: Record, pictures: set[str]) -> Iterator[str]:
         yield from _picture("static-ceilings.png", "predicted ceilings by architecture", pictures)
         yield (
             "The ceiling is arithmetic (`perf/ladder/prediction.py`): the slowest of the units, of shared memory and "
-            "of L2, by the bytes that a tile asks of each for its FLOP, on a typical GPU of the architecture at its "
-            "boost clock. Latency, waves of tiles and power are left out."
+            "of L2, by the bytes that a tile asks of each for its FLOP, on a typical GPU of the architecture at the "
+            "clock of its data sheet's peak, which light loads exceed. Latency, waves of tiles and power are left out."
         )
         yield tables.instruction_mix(record)
         yield f"## Every configuration that the autotuner explores, {static.TUNED_ARCHITECTURE}"
@@ -213,8 +213,9 @@ def _made(record: Record) -> Iterator[str]:
             "Normal random data from fixed seeds. Every provider was checked against fp64 before it was timed: the "
             "error at most twice torch's own in the same precision, and every element within its bound. Kernel time is "
             "the replay of a CUDA graph, over operand sets larger than L2 unless *hot* is said; providers take turns "
-            "on settled clocks, and the figure is the median over rounds. `results.json` has p20 and p80, clocks "
-            "before and after, and everything else."
+            "on settled clocks, and the figure is the median over rounds. `results.json` has the 20th and 80th "
+            "percentile, rounds, repeats and all measures of the error of each provider, and clocks, temperature and "
+            "power before and after."
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -130,7 +131,8 @@ def facts(job: Job, launch: aot.CapturedLaunch) -> dict[str, Any]:
         kernel = aot.compile_launch(launch, job.capability)
     except Exception as error:
         return {**identity(job), "failed": one_line(error)}
-    warps = job.config.num_warps
+    threads = re.search(r"\.reqntid (\d+)", kernel.asm["ptx"])  # k11 has more warps than its configuration says
+    warps = int(threads[1]) // 32 if threads else job.config.num_warps
     best = prediction.ceiling(
         job.config,
         mode_of(job.rung.precision, job.dtype),

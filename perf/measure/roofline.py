@@ -23,7 +23,8 @@ FLOP_PER_CLOCK: dict[Capability, dict[str, int]] = {
     (12, 0): {"ieee": 256, "tf32": 256, "fp16": 512, "bf16": 512},
 }
 SHARED_BYTES_PER_CLOCK = 128  # 32 banks of 4 bytes an SM; Programming Guide, "Shared Memory"
-L2_BYTES_PER_CLOCK = 5120 / 108  # an SM's share of L2's read bandwidth; NVIDIA A100 whitepaper, taken for all
+L2_BYTES_PER_CLOCK = 64  # the width of an SM's port
+L2_SHARE_PER_CLOCK = 5120 / 108  # an SM's share of L2's read bandwidth; NVIDIA A100 whitepaper, taken for all
 
 # Above these a measurement is wrong until shown otherwise: ratio to cuBLAS for half precision, TFLOPS on HOPPERS.
 SUSPICIOUS_RATIO = 1.10

@@ -4,7 +4,7 @@ Changes: against k02, a program computes BLOCK_M x BLOCK_N results and steps thr
 Why: a BLOCK_M x BLOCK_K tile of A is read once from L2 and used BLOCK_N times, a tile of B BLOCK_M times.
     There are no tensor cores for IEEE fp32: `tl.dot` becomes FFMAs, and each thread computes small outer products.
 Predicts: traffic from L2 falls by the tile's edge (32 to 64), so that limit is gone; shared-memory reads take
-    over. Threads of 4 x 4 results read 8 words for 16 FMA: 3 to 4 times k02.
+    over. Threads of 4 x 4 results read 8 words for 16 FMA, those of 4 x 8 results 12 for 32: 3 to 4 times k02.
 Requires: fp32; any strides; N up to 65,535 tiles, the limit of a grid's second axis.
 Tuning: the tile against the threads. 64 x 64 on 4 warps gives a thread 32 results, and with them few reads of
     shared memory for each FMA; on 8 warps it has 16, and smaller tiles read more from L2 as well. With num_stages =
@@ -156,10 +156,11 @@ def launch(
     """c = alpha a @ b + beta c for fp32 a [M, K], b [K, N], c [M, N]."""
     M, N = c.shape
     arguments = {**pointer_arguments(a, b, c, alpha, beta), "TUNE_KEY": tune_key(a, b, c, beta)}
-    run(
-        RUNG,
-        blocked_kernel,
-        lambda meta: (triton.cdiv(M, meta["BLOCK_M"]), triton.cdiv(N, meta["BLOCK_N"])),
-        arguments,
-        config,
-    )
+
+    def grid(meta):
+        num_m, num_n = triton.cdiv(M, meta["BLOCK_M"]), triton.cdiv(N, meta["BLOCK_N"])
+        if num_n > 65_535:
+            raise ValueError(f"{RUNG.name}: c has {num_n} columns of tiles; a grid's second axis takes 65535: take k04")
+        return num_m, num_n
+
+    run(RUNG, blocked_kernel, grid, arguments, config)

@@ -1,11 +1,13 @@
 """Grouped launch: programs cover C in groups of GROUP_M tile rows, so that those that run together share operands.
 
 Changes: against k03, a 1-D grid and `grouped_pid`, which turns the program's number into a tile.
-Why: a few programs on each of 132 SMs run at once. In row-major order they cover a few whole rows of tiles and so all
-    of B; in a group of GROUP_M rows they cover a nearly square patch, whose A and B are smaller and stay in L2.
-Predicts: a wave of W tiles reads W/GROUP_M + GROUP_M tile strips where it read W/n + n (n tiles in a row of C):
-    at 4096^3, 64 x 64 tiles and W = 528, 74 strips with GROUP_M = 8 against 72 row-major. Either way the strips in
-    use, 1 MB each, are read from L2, and k03 is bound by shared memory: a factor of 1.0 here, more where L2 is short.
+Why: a few programs on each of 132 SMs run at once. k03's go down the columns of tiles, cover a few of them and so all
+    of A; in groups of GROUP_M rows they cover GROUP_M rows by as many columns as they reach. Where C has many more
+    rows of tiles than GROUP_M, that patch is squarer, and its A and B are smaller and stay in L2.
+Predicts: a wave of W tiles reads W/GROUP_M + GROUP_M tile strips where it read W/m + m (m tiles in a column of C).
+    At 4096^3 C is too small for that: five programs an SM are W = 660 tiles of 64 x 64, in k03 of 64 rows and 11
+    columns, with GROUP_M = 8 of 16 rows and 64 columns. Either way the strips in use, 1 MiB each, are read from L2,
+    and k03 is bound by shared memory: a factor of 1.0 here, more where L2 is short.
 Requires: fp32; any shape and strides.
 Tuning: k03's tiles, and GROUP_M, how many rows of tiles are walked together: the programs that run at once then
     cover a squarer part of C, and less of what they read is missing from L2. It changes no instruction of the main

@@ -8,8 +8,9 @@ Why: a thread with TM x TN results reads TM + TN words from shared memory for TM
     memory; Triton keeps the order of global memory there, so A is transposed before.
 Predicts: 8 x 8 results read 16 words for 64 FMAs, 1 for 4, where k04's 4 x 4 to 4 x 8 read 1 for 2 to 2.7:
     shared memory, which bound k04, is read half as much, so 1.8 times k04. The pass moves 8 bytes an element of
-    A, 2 % at 4096^3. Missed high: k04's best tile, 64 x 64 on 4 warps, has 4 x 8 results a thread already. Without
-    the M-major copy the large tiles gain next to nothing: their fragments of A cost a quarter of the resident warps.
+    A, 2 % at 4096^3. Missed high: Triton gives a thread 4 x 16 or 16 x 4 results, 20 words for 64 FMAs, 1 for 3.2, and
+    k04's best tile, 64 x 64 on 4 warps, has 4 x 8 already. Without the M-major copy the large tiles gain next to
+    nothing: fragments of A take up to 48 registers more, and leave 128 x 64 two programs an SM instead of three.
 Requires: fp32; any shape and strides; workspace for a copy of A.
 Tuning: the shape of 64 results a thread, and the depth of a k-tile. A deeper one has fewer barriers, and takes more
     registers; as only other programs hide the loads, it matters that 64 x 128 on 4 warps leaves room for three on

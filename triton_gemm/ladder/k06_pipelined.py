@@ -2,10 +2,10 @@
 
 Changes: against k05, num_stages goes from 1 to 2-4: Triton makes the loop's loads `cp.async` copies into a ring of
     shared-memory tiles and starts them num_stages - 1 iterations ahead. In CUDA C++ this is double buffering.
-Why: a load from L2 takes some 300 clocks, from memory 600 to 800. Of a 128 x 128 x 16 k-tile a thread of eight warps
-    does 1024 FMAs, so that a scheduler issues 2048 for its two warps, in as many clocks. Overlapped, the loads cost
-    only their issue slots, and `cp.async` saves the registers and the store to shared memory that a load through
-    registers needs.
+Why: a load from L2 takes some 300 clocks, from memory 600 to 800. Of k05's 128 x 128 x 16 k-tile a thread of eight
+    warps does 1024 FMAs, so that a scheduler issues 2048 for its two warps, in as many clocks. Overlapped, the loads
+    cost only their issue slots, and `cp.async` saves the registers and the store to shared memory that a load
+    through registers needs.
 Predicts: k05 exposes one latency and two barriers in each k-tile, about 500 clocks in 2500: 1.2 times k05,
     near 0.85 of cuBLAS. Missed high: two to four programs on an SM had hidden part of that latency before.
 Requires: fp32, sm_80 or newer for `cp.async`; any shape and strides; workspace for copies of A and of a B that is

@@ -5,14 +5,15 @@ Changes: against k10, Gluon instead of Triton's compiler decides which warps do 
     flight; `mbarrier`s, full and empty, pass the ring's slots between them.
 Why: in k10 the same warps issue copies, wait for them, feed the tensor cores and store C, so each wait is an idle
     tensor core. Here the loads of the next tile are in flight while the accumulators of this one are stored, and the
-    registers are divided by need: 24 a thread for the load partition, 240 for the mma partition.
+    registers are divided by need: 24 a thread for the load partition, 240 for an mma partition of eight warps.
 Predicts: loads hide the epilogue's stores, and no issue slots are lost between `wgmma`s: 1.05 times k10, 1.00 of
     cuBLAS.
 Requires: fp16 or bf16, sm_90 (`wgmma`); operands as k10.
-Tuning: the depth of the ring against the tile: what shared memory a tile leaves becomes more slots, three of 128 x
-    256, five of 128 x 128, six of 64 x 128, and the load partition runs that far ahead. num_warps are those of the
-    mma partition, of which each wants 16 rows of the tile.
-Bound by: L2-to-SM traffic of 128 x 256 tiles, and power, as cuBLAS is.
+Tuning: the depth of the ring against the tile: three slots of 128 x 256 fill shared memory, and smaller tiles have
+    more, five of 128 x 128 and six of 64 x 128, where six and eight would fit; the load partition runs that far
+    ahead. num_warps are those of the mma partition, of which each wants 16 rows of the tile.
+Bound by: power, as cuBLAS is, and the last wave. Traffic from L2 does not bind its 128 x 256 tiles: 64 x 128 ones
+    read twice as much for each FLOP, and are more than half as fast.
 Next: beyond the ladder: tile choice by shape, split-K where the last wave is not full, larger tiles.
 
 The roles and barriers are those of CUTLASS's cooperative kernel and of Gluon's tutorials on warp specialisation.
@@ -62,7 +63,8 @@ RUNG = Rung(
     descriptors=True,
     staged_outputs=(1, 1),
     interpretable=False,
-    least={"BLOCK_K": 16, "num_warps": 4, "num_stages": 2},  # a warpgroup; a slot is filled while another is read
+    least={"BLOCK_N": 8, "BLOCK_K": 16, "num_warps": 4, "num_stages": 2},  # a warpgroup; one slot fills, one is read
+    most={"BLOCK_N": 256, "num_warps": 16},  # `wgmma` takes 256; the load partition is four warps more
     rows_per_warp=16,  # `wgmma` gives a warp 16 rows
     predicted=("k10", 1.05),
 )
@@ -73,8 +75,7 @@ LOADER_REGISTERS = gl.constexpr(24)
 def set_blocks_and_layouts(arguments):
     """Gives the descriptors the configuration's tiles, and the shared-memory layout `wgmma` reads of each."""
     set_blocks(arguments)
-    for name in ("a_desc", "b_desc", "c_desc"):
-        desc = arguments[name]
+    for desc in (arguments[name] for name in ("a_desc", "b_desc", "c_desc")):
         desc.layout = shared_layout(tuple(desc.block_shape), desc.base.dtype)
 
 

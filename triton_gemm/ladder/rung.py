@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
+import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
+from numbers import Real
 from typing import Any
 
 import torch
@@ -27,6 +30,8 @@ log = logging.getLogger("triton_gemm.autotune")
 FMA_CAPABILITIES = ((8, 0), (8, 9), (9, 0), (10, 0), (12, 0))
 
 HEADER_FIELDS = ("Changes", "Why", "Predicts", "Requires", "Tuning", "Bound by", "Next")
+
+MAX_WARPS = 32  # of a program: 1024 threads
 
 # A rung's configuration: one, several to tune over (a tuple), or None for the best of its own.
 Choice = GemmConfig | tuple[triton.Config, ...] | None
@@ -49,6 +54,7 @@ class Rung:
         staged_outputs: tiles of C in shared memory beside those of A and B: without and with beta C.
         interpretable: whether Triton's interpreter can run it (it knows no Gluon).
         least: the smallest value its kernel takes of a configuration's field, where that is not 1.
+        most: the largest value its kernel takes of a field, beside the 32 warps of a program.
         rows_per_warp: rows of a tile that each warp must have at least.
         predicted: the header's factor as data: (rung compared with, factor at 4096^3 on an H100).
     """
@@ -64,6 +70,7 @@ class Rung:
     staged_outputs: tuple[int, int] = (0, 0)
     interpretable: bool = True
     least: Mapping[str, int] = field(default_factory=lambda: {"BLOCK_K": 16})  # what `tl.dot` takes
+    most: Mapping[str, int] = field(default_factory=dict)
     rows_per_warp: int = 1
     predicted: tuple[str, float] | None = None
 
@@ -98,9 +105,10 @@ class Rung:
     @property
     def launch(self) -> Callable[..., None]:
         """`launch(a, b, c, alpha=1.0, beta=0.0, config=None, configs=None)`: c [M, N] = alpha a [M, K] @ b [K, N] +
-        beta c, asynchronously, on the current stream of the current device, which must be the tensors'. Without a
-        `config` the first call tunes, over `configs` (`triton.Config` or `GemmConfig`), or over the rung's own. What
-        cannot be right raises before any memory is touched, as `check` says."""
+        beta c, asynchronously, on the current stream of the current device, which must be the tensors'. alpha and beta
+        are numbers, NaN and infinities among them; with alpha = 0 neither a nor b is read, with beta = 0 not c. Without
+        a `config` the first call tunes, over `configs` (`triton.Config` or `GemmConfig`), or over the rung's own. What
+        cannot be right raises before any memory is touched, as `check` says. Autograd hears of nothing."""
         launch: Callable[..., None] = sys.modules[self.module].launch
         return launch
 
@@ -162,9 +170,11 @@ class Rung:
         if foreign:
             return f"this kernel has no {' and no '.join(foreign)}"
         for name, value in config.kwargs().items():
-            least = self.least.get(name, 1)
+            least, most = self.least.get(name, 1), {"num_warps": MAX_WARPS, **self.most}.get(name)
             if not isinstance(value, int) or value < least:
                 return f"{name} is {value!r}, not a whole number from {least} on"
+            if most is not None and value > most:
+                return f"{name} is {value}, and this kernel takes {most} at most"
             if name not in ("GROUP_M", "num_stages") and value & (value - 1):
                 return f"{name} is {value}, not a power of two"
         rows = self.rows_per_warp * config.num_warps
@@ -174,7 +184,8 @@ class Rung:
 
 
 def checked(rung: Rung) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorates a rung's `launch` so that a call that `check` refuses raises, and nothing is launched."""
+    """Decorates a rung's `launch` so that a call that `check` refuses raises, and nothing is launched. Kernels read and
+    write memory, and know nothing of torch's negative bit (of `x.conj().imag`): here such operands become plain."""
 
     def decorate(launch: Callable[..., None]) -> Callable[..., None]:
         @wraps(launch)
@@ -188,11 +199,19 @@ def checked(rung: Rung) -> Callable[[Callable[..., None]], Callable[..., None]]:
             configs: Iterable[GemmConfig | triton.Config] | None = None,
             **options: Any,
         ) -> None:
+            alpha, beta = _number(rung, "alpha", alpha), _number(rung, "beta", beta)
             chosen = check(rung, a, b, c, beta, config, configs)
             if a.is_cuda and not INTERPRETED:
                 ensure_context(a.device.index)  # which tensor maps want, and Triton does not make
-            launch(a, b, c, alpha, beta, chosen, **options)
+            plain = c.resolve_neg()
+            launch(a.resolve_neg(), b.resolve_neg(), plain, alpha, beta, chosen, **options)
+            if plain is not c:
+                c.copy_(plain)
 
+        of_call, of_launch = inspect.signature(call, follow_wrapped=False), inspect.signature(launch)
+        own = [p for p in of_launch.parameters.values() if p.kind is p.KEYWORD_ONLY]
+        shared = [p for p in of_call.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        call.__signature__ = of_call.replace(parameters=shared + own)  # type: ignore[attr-defined]
         return call
 
     return decorate
@@ -210,10 +229,10 @@ def check(
     """What to launch with: `config`, or `configs` as a tuple. Refuses a launch of `rung` that would read or write
     outside its operands, or fail later in other words.
 
-    Wanted are strided a [M, K] and b [K, N] of one of the rung's `dtypes` and c [M, N] of one of its `out_dtypes`, all
-    on the current CUDA device; on the CPU in Triton's interpreter only. Tensors on `meta`, whose GPU is not known, pass
-    for `aot.capture`. A config must be one that the rung's kernel has and that the GPU can run. So must each of
-    `configs`, but that of several those that the GPU cannot run are left out when they are tuned.
+    Wanted are strided a [M, K] and b [K, N] of one of the rung's `dtypes` and c [M, N] of one of its `out_dtypes`, not
+    in their memory, all on the current CUDA device; on the CPU in Triton's interpreter only. Tensors on `meta`, whose
+    GPU is not known, pass for `aot.capture`. A config must be one that the rung's kernel has and that the GPU can run.
+    So must each of `configs`, but that of several those that the GPU cannot run are left out when they are tuned.
 
     Raises TypeError for what is no tensor, no configuration or of another dtype, and ValueError for everything else.
     """
@@ -244,8 +263,11 @@ def check(
             f"{rung.name}: c has shape {tuple(c.shape)}; a {tuple(a.shape)} times b {tuple(b.shape)} wants "
             f"{(a.shape[0], b.shape[1])}"
         )
-    if any(stride == 0 and size > 1 for stride, size in zip(c.stride(), c.shape, strict=True)):
+    if _folded(c):
         raise ValueError(f"{rung.name}: c is expanded, so that results would share memory; pass c.contiguous()")
+    for name, x in (("a", a), ("b", b)):
+        if not x.is_meta and _overlap(x, c):
+            raise ValueError(f"{rung.name}: c lies in the memory of {name}, which is still read; pass another c")
     _check_device(rung, a, b, c)
     if configs is not None:
         if config is not None:
@@ -262,11 +284,26 @@ def check(
     return config
 
 
+def _number(rung: Rung, name: str, x: Any) -> float:
+    """x as a float, so that 1 and 1.0 run the same compiled kernel; TypeError for what is no real number."""
+    if isinstance(x, torch.Tensor):
+        raise TypeError(f"{rung.name}: {name} is a torch.Tensor; pass a number, as {name}.item() is of one element")
+    if not isinstance(x, Real):
+        raise TypeError(f"{rung.name}: {name} is of type {type(x).__name__}; pass a real number")
+    try:
+        return float(x)
+    except OverflowError:
+        raise ValueError(f"{rung.name}: {name} is a whole number beyond those of a float; pass a smaller one") from None
+
+
 def given_configs(rung: Rung, configs: Iterable[GemmConfig | triton.Config]) -> tuple[triton.Config, ...]:
     """A user's configurations in Triton's form. TypeError for what is none; ValueError for those that the rung's kernel
     cannot have on any GPU, and for a rung without a tuner."""
     if rung.id not in TUNERS:
         raise ValueError(f"{rung.name} has no tuner; pass one configuration, as config")
+    if not isinstance(configs, Iterable) or isinstance(configs, str | Mapping):
+        kind = type(configs).__name__
+        raise TypeError(f"{rung.name}: configs is of type {kind}; pass a list of triton.Config or GemmConfig")
     found = []
     for config in configs:
         if not isinstance(config, GemmConfig | triton.Config):
@@ -320,6 +357,33 @@ def _check_device(rung: Rung, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor)
             f"{rung.name}: a, b and c are on {device}, and the current device is cuda:{torch.cuda.current_device()}; "
             "launch inside `with torch.cuda.device(a.device):`"
         )
+
+
+def _folded(x: torch.Tensor) -> bool:
+    """Whether elements of a matrix lie in one place, as those of expanded ones do and of rows that overlap."""
+    (rows, columns), (down, right) = x.shape, x.stride()
+    if x.numel() < 2:
+        return False
+    if (rows > 1 and down == 0) or (columns > 1 and right == 0):
+        return True
+    if rows < 2 or columns < 2:
+        return False
+    step = math.gcd(down, right)  # right / step rows down lies what is down / step columns to the right
+    return right // step < rows and down // step < columns
+
+
+def _overlap(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Whether x and y share an element for certain: they begin with the same, or overlap and have no gaps."""
+    (x_first, x_end, x_dense), (y_first, y_end, y_dense) = map(_span, (x, y))
+    return x_first < y_end and y_first < x_end and (x_first == y_first or (x_dense and y_dense))
+
+
+def _span(x: torch.Tensor) -> tuple[int, int, bool]:
+    """The addresses of x's first byte and behind its last, and whether every byte between is x's."""
+    if x.numel() == 0:
+        return 0, 0, True
+    elements = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return x.data_ptr(), x.data_ptr() + elements * x.element_size(), elements == x.numel()
 
 
 def _short(dtype: torch.dtype) -> str:
