@@ -17,6 +17,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd import forward_ad
 from torch.utils.flop_counter import register_flop_formula
 
 from . import plan, sharding
@@ -302,17 +303,31 @@ class _Gemm(Derivatives):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> torch.Tensor | None:
-        a, b, _, output = saved = ctx.saved_tensors
-        by_a, by_b, tangent, _ = tangents
-        request = ctx.request._replace(activation=None)
+        # torch stops forward differentiation within a jvp. This level's tangents end here; those of the levels below
+        # it go on, through what the activation's derivative is made of too.
+        with forward_grad_enabled():
+            saved = tuple(None if x is None else forward_ad.unpack_dual(x).primal for x in ctx.saved_tensors)
+            return _Gemm._tangent(ctx.request, saved, *tangents[:3])
+
+    @staticmethod
+    def _tangent(
+        request: Request,
+        saved: tuple[torch.Tensor | None, ...],
+        by_a: torch.Tensor | None,
+        by_b: torch.Tensor | None,
+        tangent: torch.Tensor | None,
+    ) -> torch.Tensor | None:
+        a, b, _, output = saved
+        assert a is not None and b is not None and output is not None
+        product = request._replace(activation=None)
         for left, right in ((by_a, b), (a, by_b)):
             if left is not None and right is not None:
-                tangent = gemm(left, right, tangent, request)
-                request = request._replace(beta=1.0)
+                tangent = gemm(left, right, tangent, product)
+                product = product._replace(beta=1.0)
         if tangent is None:
             return None
-        tangent = tangent if request.beta == 1 else request.beta * tangent
-        return _through_activation(ctx.request, saved, tangent.expand(output.shape).to(output.dtype))
+        tangent = tangent if product.beta == 1 else product.beta * tangent
+        return _through_activation(request, saved, tangent.expand(output.shape).to(output.dtype))
 
 
 _differentiable: Callable[..., torch.Tensor] = _Gemm.apply  # type: ignore[attr-defined]
@@ -354,7 +369,7 @@ def _through_addition(grad: torch.Tensor, beta: float, shape: torch.Size, dtype:
     """
     columns = grad.shape[-1]
     rows = grad.numel() // max(columns, 1)
-    same = grad.dtype == dtype and shape.numel() == columns == shape[-1]
+    same = grad.dtype == dtype and tuple(shape[-1:]) == (columns,) and shape.numel() == columns
     if is_plain(grad) and same and dtype.itemsize == 2 and rows >= MANY_ROWS:
         return gemm(grad.new_ones(1, rows), grad.reshape(rows, columns), None, Request(beta)).reshape(shape)
     summed = grad.sum_to_size(shape).to(dtype)

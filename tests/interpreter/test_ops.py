@@ -173,6 +173,20 @@ def test_the_gradient_of_a_bias_under_many_rows(dtype: torch.dtype, monkeypatch:
             bias.grad = None
 
 
+@pytest.mark.parametrize("columns", [1, 5])
+@pytest.mark.parametrize("shape", ["", "1", "1 1", "rows 1", "columns", "rows columns"])
+def test_the_gradient_of_what_broadcasts(shape: str, columns: int) -> None:
+    """A number is of no dimensions, and is the only one that a product of one column has."""
+    sizes = {"1": 1, "rows": 4, "columns": columns}
+    values = draw(*(sizes[size] for size in shape.split()), seed=2), draw(4, 5), draw(5, columns)
+    for beta in (1.0, -2.0):
+        ours, theirs = leaves(*values), leaves(*values)
+        triton_gemm.addmm(*ours, beta=beta).sin().sum().backward()
+        torch.addmm(*theirs, beta=beta).sin().sum().backward()
+        for x, y in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(x.grad, y.grad, rtol=1e-4, atol=1e-5)
+
+
 def test_the_precision_is_the_gradients_too(monkeypatch: pytest.MonkeyPatch) -> None:
     used = []
     monkeypatch.setattr(plan, "multiply", lambda a, b, c, request, *_: (used.append(request.precision), c.zero_()))
@@ -226,6 +240,28 @@ def test_func_of_the_operator_itself() -> None:
     for transform in ("grad of grad", "vmap of grad", "grad of vmap"):
         ours, arguments = TRANSFORMS[transform](torch.ops.triton_gemm.gemm)
         torch.testing.assert_close(ours(*arguments), TRANSFORMS[transform](torch.matmul)[0](*arguments))
+
+
+NESTED: dict[str, Callable[[Function], Function]] = {
+    "jvp of jvp": lambda f: lambda x: func.jvp(lambda y: func.jvp(f, (y,), (y.cos(),))[1], (x,), (x.sin(),))[1],
+    "jacfwd of jacfwd": lambda f: func.jacfwd(func.jacfwd(f)),
+    "three times jacfwd": lambda f: func.jacfwd(func.jacfwd(func.jacfwd(f))),
+    "jacfwd of jacfwd of jacrev": lambda f: func.jacfwd(func.jacfwd(func.jacrev(f))),
+    "jacrev of jacfwd": lambda f: func.jacrev(func.jacfwd(f)),
+}
+
+
+@pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
+@pytest.mark.parametrize("name", NESTED)
+def test_forward_derivatives_of_forward_derivatives(
+    name: str, activation: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an activation in the kernel, too; x is in both operands and in what is added."""
+    monkeypatch.setattr(plan, "multiply", multiply_with_torch)
+    x, w, row = draw(2, 2).double(), draw(2, 2, seed=1).double(), draw(2, seed=2).double()
+    ours = NESTED[name](lambda x: triton_gemm.linear(x, x * w, x.sum(0) * row, activation))(x)
+    theirs = NESTED[name](lambda x: torchs_linear(x, x * w, x.sum(0) * row, activation))(x)
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
 def test_func_of_products_of_others() -> None:
