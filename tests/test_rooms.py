@@ -25,7 +25,7 @@ TABLE: dict[str, set[str]] = {
     "api": TYPES | {"torch", "compat", "arithmetic", "checks", "plan", "select", "ops"},
     "inductor": {"torch", "triton_gemm", "compat", "arithmetic", "device", "problem", "ops"},
     "grouped": {"torch", "compat", "arithmetic", "problem", "api", "checks", "ops", "plan"},
-    "scaled": {"torch", "arithmetic", "problem", "checks", "ops", "plan"},
+    "scaled": {"torch", "compat", "arithmetic", "problem", "checks", "ops", "plan"},
     "explanation": TYPES
     | {"torch", "compat", "arithmetic", "checks", "device_model", "plan", "policies", "select", "bit_classes", "ops"}
     | {"scaled"},

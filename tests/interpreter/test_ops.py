@@ -319,6 +319,28 @@ def test_dual_numbers_without_func() -> None:
         torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(c).tangent, tangent @ b)
 
 
+@pytest.mark.parametrize("activation", [None, "gelu"])
+def test_compile_of_forward_derivatives(activation: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By torch.func, and by dual numbers, whose levels the compiled graph opens by itself."""
+    monkeypatch.setattr(plan, "multiply", multiply_with_torch)
+    x, tangent, w, row = draw(4, 5), draw(4, 5, seed=1), draw(3, 5), draw(3)
+
+    def dual_numbers(f: Function) -> Function:
+        def tangent_of(x: torch.Tensor, tangent: torch.Tensor) -> torch.Tensor:
+            with torch.autograd.forward_ad.dual_level():
+                return torch.autograd.forward_ad.unpack_dual(f(torch.autograd.forward_ad.make_dual(x, tangent))).tangent
+
+        return tangent_of
+
+    def jvp(f: Function) -> Function:
+        return lambda x, tangent: func.jvp(f, (x,), (tangent,))[1]
+
+    for transform in (jvp, dual_numbers, lambda f: jvp(lambda x: jvp(f)(x, x.sin()))):
+        ours = compiled(transform(lambda x: triton_gemm.linear(x, w, row, activation)))
+        theirs = transform(lambda x: torchs_linear(x, w, row, activation))
+        torch.testing.assert_close(ours(x, tangent), theirs(x, tangent), rtol=1e-4, atol=1e-5)
+
+
 # --- Tracing ---
 
 SAMPLES: dict[str, tuple[Any, ...]] = {
@@ -423,6 +445,81 @@ def test_compile_of_a_size_that_only_the_run_knows() -> None:
     found = torch.autograd.grad(call(x, mask), (x, layer.weight, layer.bias))
     expected = torch.autograd.grad(layer(x[mask.bool()]).sin().sum(), (x, layer.weight, layer.bias))
     torch.testing.assert_close(found, expected)
+
+
+def first(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    """As many rows of x as count, a tensor, says."""
+    rows = count.item()
+    torch._check(rows >= 0)  # type: ignore[operator]
+    torch._check(rows <= x.shape[0])  # type: ignore[operator]
+    return x[:rows]
+
+
+def ones(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return x[mask.nonzero().squeeze(1)]
+
+
+UNKNOWN: dict[str, tuple[Callable[..., torch.Tensor], tuple[tuple[int, ...], ...]]] = {
+    "rows": (lambda f, a, b, m, n: f.matmul(ones(a, m), b), ((5, 8), (8, 4))),
+    "rows of a batch": (lambda f, a, b, m, n: f.matmul(first(a, n), b.mT), ((5, 3, 8), (4, 8))),
+    "columns": (lambda f, a, b, m, n: f.mm(a, first(b, n).T), ((3, 8), (5, 8))),
+    "two sums": (lambda f, a, b, m, n: f.mm(ones(a, m).T, ones(b, m.flip(0))), ((5, 8), (5, 4))),
+    "two batches": (lambda f, a, b, m, n: f.matmul(ones(a, m), ones(b, m.flip(0))), ((5, 3, 8), (5, 8, 4))),
+    "a batch and a fixed one": (lambda f, a, b, m, n: f.bmm(ones(a, m), b), ((5, 3, 8), (3, 8, 4))),
+    "a batch and one": (lambda f, a, b, m, n: f.matmul(ones(a, m), b), ((5, 3, 8), (1, 8, 4))),
+    "an outer batch": (lambda f, a, b, m, n: f.matmul(ones(a, m), b), ((5, 2, 3, 8), (2, 8, 4))),
+    "vectors": (lambda f, a, b, m, n: f.mv(ones(a, m), b), ((5, 8), (8,))),
+    "added": (lambda f, c, a, b, m, n: f.addmm(ones(c, m), ones(a, m), b), ((5, 4), (5, 8), (8, 4))),
+    "a column added": (lambda f, c, a, b, m, n: f.addmm(ones(c, m), ones(a, m), b), ((5, 1), (5, 8), (8, 4))),
+    "a batch added": (
+        lambda f, c, a, b, m, n: f.baddbmm(ones(c, m), ones(a, m), ones(b, m)), ((5, 3, 4), (5, 3, 8), (5, 8, 4)),
+    ),
+}  # fmt: skip
+
+
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True)
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_compile_of_sizes_that_only_the_run_knows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "multiply", multiply_with_torch)
+    function, shapes = UNKNOWN[name]
+    operands = [draw(*shape, seed=i).requires_grad_() for i, shape in enumerate(shapes)]
+    mask, count = torch.tensor([1, 0, 1, 1, 0]), torch.tensor(3)
+    call = compiled(lambda *x: function(triton_gemm, *x))
+    ours, theirs = call(*operands, mask, count), function(torch, *operands, mask, count)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    gradients = [torch.autograd.grad(c.sin().sum(), operands) for c in (ours, theirs)]
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
+
+
+SIZES = ((2, 4, 6), (3, 7, 6), (4, 9, 8), (5, 5, 5))  # batch, rows, columns
+
+DYNAMIC: dict[str, tuple[str, Callable[[int, int, int], tuple[tuple[int, ...], ...]]]] = {
+    "mm": ("mm", lambda batch, m, n: ((m, 5), (5, n))),
+    "mv": ("mv", lambda batch, m, n: ((m, n), (n,))),
+    "bmm": ("bmm", lambda batch, m, n: ((batch, m, 5), (batch, 5, n))),
+    "one weight": ("matmul", lambda batch, m, n: ((batch, m, 5), (5, n))),
+    "outer": ("matmul", lambda batch, m, n: ((batch, 3, m, 5), (3, 5, n))),
+    "row": ("addmm", lambda batch, m, n: ((n,), (m, 5), (5, n))),
+    "added": ("addmm", lambda batch, m, n: ((m, n), (m, 5), (5, n))),
+    "batch added": ("baddbmm", lambda batch, m, n: ((n,), (batch, m, 5), (batch, 5, n))),
+}
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_compile_once_for_all_sizes(name: str, grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch's own products; and no graph is traced twice, as one with a float for a variable is."""
+    monkeypatch.setattr(plan, "multiply", multiply_with_torch)
+    function, shapes = DYNAMIC[name]
+    frames = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    call = compiled(getattr(triton_gemm, function), backend=frames, dynamic=True)
+    for sizes in SIZES:
+        operands = [draw(*shape).requires_grad_(grad) for shape in shapes(*sizes)]
+        c = call(*operands)
+        torch.testing.assert_close(c, getattr(torch, function)(*operands), rtol=1e-4, atol=1e-5)
+        if grad:
+            c.sum().backward()
+    assert frames.frame_count == 1
 
 
 def test_a_backward_by_compiled_autograd() -> None:
