@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -129,6 +130,24 @@ def _sizes() -> None:
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         torch.compile(watch, backend="eager", fullgraph=True)(torch.ones(2))
     assert seen == [(True, False, False)] * 2
+
+
+def _graph_trees() -> None:
+    from torch._inductor import cudagraph_trees
+
+    assert compat.stream_of_graph_trees(0) is None
+    container = cudagraph_trees.get_container(0)
+    assert container.tree_manager is None and "self.stream" in inspect.getsource(cudagraph_trees.CUDAGraphTreeManager)
+    container.tree_manager = SimpleNamespace(stream=SimpleNamespace(cuda_stream=7))  # type: ignore[assignment]
+    seen: list[int | None] = []
+    other = threading.Thread(target=lambda: seen.append(compat.stream_of_graph_trees(0)))
+    try:
+        seen.append(compat.stream_of_graph_trees(0))
+        other.start()
+        other.join()
+    finally:
+        container.tree_manager = None
+    assert seen == [7, None]
 
 
 def _below_autograd() -> None:
@@ -472,6 +491,7 @@ USES: dict[str, Callable[[], None]] = {
     "overlaps_itself": _overlap,
     "share_sharding_decisions": _decisions,
     "single_level_autograd": _single_level,
+    "stream_of_graph_trees": _graph_trees,
     "tensor_map_parameter": _tensor_map_parameter,
     "tensor_maps": _tensor_maps,
     "withdraw": _withdraw,

@@ -50,7 +50,7 @@ TABLE: dict[str, set[str]] = {
     "driver": set(),
     "aot": TRITON,
     "select": TYPES | {"torch", "arithmetic", "device_model", "kernels"},
-    "workspace": {"torch", "driver"},
+    "workspace": {"torch", "compat", "driver"},
     "bit_classes": {"torch", "arithmetic", "problem", "select", "kernels"},
     "batch_invariance": {"bit_classes", "problem", "device", "device_model", "select", "kernels", "generation"},
     "generation": {"compat"},

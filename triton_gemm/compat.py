@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 import typing
@@ -510,6 +511,17 @@ current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStr
 
 # Keeps the current stream busy for so many clocks of a multiprocessor.
 occupy: Callable[[int], None] = torch.cuda._sleep
+
+
+def stream_of_graph_trees(device: int) -> int | None:
+    """The handle of the stream on which Inductor's trees of CUDA graphs (`mode="reduce-overhead"`) warm up and capture
+    what this thread compiles; None where there are none."""
+    trees: Any = sys.modules.get("torch._inductor.cudagraph_trees")
+    key = "tree_manager_containers"  # it is there once for each thread, and handed to those of a backward
+    if trees is None or not (hasattr(trees.local, key) or torch._C._is_key_in_tls(key)):
+        return None
+    manager = trees.get_manager(device, create_if_none_exists=False)
+    return None if manager is None else int(manager.stream.cuda_stream)
 
 
 # --- torch: the dispatcher ---
