@@ -608,7 +608,7 @@ def differentiates_forward(*tensors: torch.Tensor | None) -> bool:
 
 def dual(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
     """x without its tangent, and its tangent, if it has one: of torch's only level, whose number is 0."""
-    primal, tangent = torch._VF._unpack_dual(x, level=0)  # type: ignore[attr-defined]
+    primal, tangent = torch._VF._unpack_dual(x, level=0)
     return primal, tangent
 
 
