@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -119,12 +120,34 @@ def _sizes() -> None:
 
     def watch(mask: torch.Tensor) -> torch.Tensor:
         rows = mask.nonzero().shape[0]
-        seen.append(compat.may_differ(rows, 1))
+        seen.append((compat.may_differ(rows, 1), compat.differ(rows, 1), compat.differ(rows, rows)))
         return mask
 
-    assert compat.may_differ(2, 1) and not compat.may_differ(1, 1)
+    for differ in (compat.differ, compat.may_differ):
+        assert differ(2, 1) and not differ(1, 1)
     make_fx(watch, tracing_mode="symbolic")(torch.ones(2))
-    assert seen == [True]
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        torch.compile(watch, backend="eager", fullgraph=True)(torch.ones(2))
+    assert seen == [(True, False, False)] * 2
+
+
+def _graph_trees() -> None:
+    from torch._inductor import cudagraph_trees
+
+    assert compat.stream_of_graph_trees(0) is None
+    container = cudagraph_trees.get_container(0)
+    assert container.tree_manager is None and "self.stream" in inspect.getsource(cudagraph_trees.CUDAGraphTreeManager)
+    container.tree_manager = SimpleNamespace(stream=SimpleNamespace(cuda_stream=7))  # type: ignore[assignment]
+    seen: list[int | None] = []
+    other = threading.Thread(target=lambda: seen.append(compat.stream_of_graph_trees(0)))
+    try:
+        seen.append(compat.stream_of_graph_trees(0))
+        other.start()
+        other.join()
+    finally:
+        container.tree_manager = None
+    assert seen == [7, None]
 
 
 def _below_autograd() -> None:
@@ -138,8 +161,28 @@ def _forward() -> None:
     with torch.autograd.forward_ad.dual_level():
         assert compat.differentiates_forward()
         with torch.no_grad(), compat.forward_grad_enabled():
-            dual = torch.autograd.forward_ad.make_dual(torch.ones(1), torch.ones(1))
-            assert torch.autograd.forward_ad.unpack_dual(dual + dual).tangent == 2
+            one = torch.autograd.forward_ad.make_dual(torch.ones(1), torch.ones(1))
+            primal, tangent = compat.dual(one + one)
+            assert tangent == 2 and compat.dual(primal) == (2, None)
+    seen = []
+
+    def watch(x: torch.Tensor) -> torch.Tensor:
+        seen.append(compat.differentiates_forward(x))
+        return x
+
+    torch.func.jvp(watch, (torch.ones(1),), (torch.ones(1),))
+    torch.func.vmap(watch)(torch.ones(1))
+    # As in a graph that Dynamo has traced: torch's Python knows of no level.
+    level = torch._C._enter_dual_level()
+    try:
+        x = torch._VF._make_dual(torch.ones(1), torch.ones(1), level=level)  # type: ignore[attr-defined]
+        without = torch.ones(1)
+        with TorchDispatchMode():
+            watch(x)
+            watch(without)
+    finally:
+        torch._C._exit_dual_level(level)
+    assert seen == [True, False, True, False]
 
 
 VARIABLE: ContextVar[str] = ContextVar("variable")
@@ -429,7 +472,9 @@ USES: dict[str, Callable[[], None]] = {
     "current_device": _devices,
     "current_stream": _devices,
     "decorating": _decorating,
+    "differ": _sizes,
     "differentiates_forward": _forward,
+    "dual": _forward,
     "forward_grad_enabled": _forward,
     "free_in_children": _forked,
     "context_of_backward": _backward,
@@ -446,6 +491,7 @@ USES: dict[str, Callable[[], None]] = {
     "overlaps_itself": _overlap,
     "share_sharding_decisions": _decisions,
     "single_level_autograd": _single_level,
+    "stream_of_graph_trees": _graph_trees,
     "tensor_map_parameter": _tensor_map_parameter,
     "tensor_maps": _tensor_maps,
     "withdraw": _withdraw,

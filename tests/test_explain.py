@@ -66,6 +66,13 @@ def test_every_function_has_an_answer(dtype: torch.dtype, how: dict[str, Any], p
     assert (answer.kernel, answer.precision) == ("warp_specialised", precision)
 
 
+def test_the_default_device_need_not_be_there() -> None:
+    """As where a process for GPUs is tried without one."""
+    expected = str(triton_gemm.explain(**SQUARE, groups=8, device="sm_90"))
+    with torch.device("cuda:7"):
+        assert str(triton_gemm.explain(**SQUARE, groups=8, device="sm_90")) == expected
+
+
 def test_groups_of_columns_are_turned() -> None:
     answers = [triton_gemm.explain(**SQUARE, groups=8, group_dim=dim, device="sm_90") for dim in ("M", "N")]
     assert [answer.swap_ab for answer in answers] == [False, True]

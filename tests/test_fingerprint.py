@@ -91,6 +91,39 @@ def rank(number: int, meeting: str, results: Any) -> None:
     results.put(told)
 
 
+def rank_of_three(number: int, meeting: str, results: Any) -> None:
+    torch.distributed.init_process_group("gloo", init_method=meeting, rank=number, world_size=3)
+    group, told = torch.distributed.new_group([1, 2]), ""
+    if number == 2:
+        triton_gemm.set_policy("model")
+    try:
+        triton_gemm.check_ranks(group, HOPPER)
+    except RuntimeError as error:
+        told = str(error)
+    torch.distributed.destroy_process_group()
+    results.put((number, told))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:Running all_gather_object on global rank 0")
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without torch.distributed")
+def test_ranks_of_a_group_have_their_numbers_among_all(tmp_path: Path) -> None:
+    """And who is not in the group is told nothing."""
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    processes = [
+        context.Process(target=rank_of_three, args=(number, f"file://{tmp_path}/meeting", results))
+        for number in range(3)
+    ]
+    for process in processes:
+        process.start()
+    told = dict(results.get(timeout=60) for _ in processes)
+    for process in processes:
+        process.join()
+    assert told[0] == "" and told[1] == told[2]
+    assert "policy (ranks 1: cached, bits same; ranks 2: model)" in told[1]
+
+
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without torch.distributed")
 def test_ranks_that_differ_are_told_in_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ TABLE: dict[str, set[str]] = {
     "api": TYPES | {"torch", "compat", "arithmetic", "checks", "plan", "select", "ops"},
     "inductor": {"torch", "triton_gemm", "compat", "arithmetic", "device", "problem", "ops"},
     "grouped": {"torch", "compat", "arithmetic", "problem", "api", "checks", "ops", "plan"},
-    "scaled": {"torch", "arithmetic", "problem", "checks", "ops", "plan"},
+    "scaled": {"torch", "compat", "arithmetic", "problem", "checks", "ops", "plan"},
     "explanation": TYPES
     | {"torch", "compat", "arithmetic", "checks", "device_model", "plan", "policies", "select", "bit_classes", "ops"}
     | {"scaled"},
@@ -50,7 +50,7 @@ TABLE: dict[str, set[str]] = {
     "driver": set(),
     "aot": TRITON,
     "select": TYPES | {"torch", "arithmetic", "device_model", "kernels"},
-    "workspace": {"torch", "driver"},
+    "workspace": {"torch", "compat", "driver"},
     "bit_classes": {"torch", "arithmetic", "problem", "select", "kernels"},
     "batch_invariance": {"bit_classes", "problem", "device", "device_model", "select", "kernels", "generation"},
     "generation": {"compat"},

@@ -25,9 +25,9 @@ ACTIVATIONS: dict[str, Any] = {
 }
 
 # Made once, because making one takes a tenth of a call.
-_SUM = Request(beta=1.0)
+_SUM = Request(beta=1)
 _ACTIVATED: dict[str | None, Request] = {
-    activation: Request(beta=1.0, activation=activation) for activation in ACTIVATIONS
+    activation: Request(beta=1, activation=activation) for activation in ACTIVATIONS
 }
 _fast: dict[tuple[object, ...], ops.FastPath] = {}  # of calls, by function and `plan.key_of`
 
@@ -292,7 +292,7 @@ def linear(
     if not (activation is None and precision is None and batch_invariant is None):
         plain = isinstance(activation, str) and precision is None and batch_invariant is None
         request = (_ACTIVATED.get(activation) if plain else None) or Request(
-            1.0, 1.0, activation, None, precision, batch_invariant=batch_invariant
+            1, 1, activation, None, precision, batch_invariant=batch_invariant
         )
     key, c = _take_fast_path("linear", request, input, weight, bias, None)
     if c is not None:

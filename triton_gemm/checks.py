@@ -18,7 +18,7 @@ import torch
 from torch.autograd import forward_ad
 
 from .arithmetic import ARITHMETICS, DTYPES, MODES, default_arithmetic, result_dtype
-from .compat import INTERPRETED, differentiates_forward, overlaps_itself
+from .compat import INTERPRETED, differ, differentiates_forward, may_differ, overlaps_itself
 from .problem import ACTIVATIONS
 
 # --- Arguments ---
@@ -147,7 +147,7 @@ def refuse(product: Callable[..., object], *operands: torch.Tensor | None) -> No
 
 
 def mm(a: torch.Tensor, b: torch.Tensor) -> None:
-    if not (a.dim() == b.dim() == 2 and a.shape[1] == b.shape[0] and a.dtype == b.dtype):
+    if not (a.dim() == b.dim() == 2 and not differ(a.shape[1], b.shape[0]) and a.dtype == b.dtype):
         refuse(torch.mm, a, b)
 
 
@@ -157,14 +157,14 @@ def bmm(a: torch.Tensor, b: torch.Tensor) -> None:
 
 
 def mv(a: torch.Tensor, b: torch.Tensor) -> None:
-    if not (a.dim() == 2 and b.dim() == 1 and a.shape[1] == b.shape[0] and a.dtype == b.dtype):
+    if not (a.dim() == 2 and b.dim() == 1 and not differ(a.shape[1], b.shape[0]) and a.dtype == b.dtype):
         refuse(torch.mv, a, b)
 
 
 def addmm(input: torch.Tensor, a: torch.Tensor, b: torch.Tensor, wanted: torch.dtype | None) -> None:
     if wanted is not None:
         dtype(wanted)
-    matrices = a.dim() == b.dim() == 2 and a.shape[1] == b.shape[0] and a.dtype == b.dtype
+    matrices = a.dim() == b.dim() == 2 and not differ(a.shape[1], b.shape[0]) and a.dtype == b.dtype
     if not (matrices and _expands(input, (a.shape[0], b.shape[1])) and (wanted or input.dtype == a.dtype)):
         refuse(torch.addmm, input.to(a.dtype) if wanted else input, a, b)
     out_dtype(wanted, a, input, "mat1")
@@ -180,18 +180,20 @@ def baddbmm(input: torch.Tensor, a: torch.Tensor, b: torch.Tensor, wanted: torch
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor) -> None:
-    if not (a.dim() > 0 < b.dim() and a.shape[-1] == b.shape[-2 if b.dim() > 1 else 0] and a.dtype == b.dtype):
+    ranks = a.dim() > 0 < b.dim()
+    if not (ranks and not differ(a.shape[-1], b.shape[-2 if b.dim() > 1 else 0]) and a.dtype == b.dtype):
         refuse(torch.matmul, a, b)
     if a.dim() > 2 and b.dim() > 2:
         batches = zip(reversed(a.shape[:-2]), reversed(b.shape[:-2]), strict=False)
-        if not all(x == y or x == 1 or y == 1 for x, y in batches):
+        if any(differ(x, y) and may_differ(x, 1) and may_differ(y, 1) for x, y in batches):
             refuse(torch.matmul, a, b)
 
 
 def linear(a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
     """a [.., K], weight [N, K] or [K], and what can be added to their product, for which torch folds a's rows into one
     dimension."""
-    if not (a.dim() > 0 and weight.dim() in (1, 2) and a.shape[-1] == weight.shape[-1] and a.dtype == weight.dtype):
+    ranks = a.dim() > 0 and weight.dim() in (1, 2)
+    if not (ranks and not differ(a.shape[-1], weight.shape[-1]) and a.dtype == weight.dtype):
         refuse(torch.nn.functional.linear, a, weight, bias)
     if bias is None:
         return
@@ -205,7 +207,7 @@ def grouped(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None) -> None
     for name, x in (("mat_a", a), ("mat_b", b)):
         if x.dim() not in (2, 3):
             raise RuntimeError(f"{name} has to be 2 or 3d, not {x.dim()}d")
-    if a.shape[-1] != b.shape[-2]:
+    if differ(a.shape[-1], b.shape[-2]):
         raise RuntimeError(f"contraction dimension of mat_a and mat_b must match, not {by(a.shape)} and {by(b.shape)}")
     if a.dtype != b.dtype:
         raise RuntimeError(f"mat_a and mat_b must have the same dtype, not {a.dtype} and {b.dtype}")
@@ -217,17 +219,22 @@ def grouped(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None) -> None
     if offs.dtype != torch.int32:
         raise RuntimeError(f"Offsets have to be int32, not {offs.dtype}")
     batched = next((x for x in (a, b) if x.dim() == 3), None)
-    if batched is not None and batched.shape[0] != offs.shape[0]:
+    if batched is not None and differ(batched.shape[0], offs.shape[0]):
         raise RuntimeError(f"matrix batch sizes have to match, not {batched.shape[0]} matrices and {len(offs)} offsets")
 
 
 def _are_batches(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.dim() == b.dim() == 3 and a.shape[0] == b.shape[0] and a.shape[2] == b.shape[1]
+    return a.dim() == b.dim() == 3 and not differ(a.shape[0], b.shape[0]) and not differ(a.shape[2], b.shape[1])
 
 
 def _expands(x: torch.Tensor, shape: Sequence[int]) -> bool:
-    fits = all(size in (1, wanted) for size, wanted in zip(reversed(x.shape), reversed(shape), strict=False))
-    return fits and x.dim() <= len(shape)
+    sizes = zip(reversed(x.shape), reversed(shape), strict=False)
+    return x.dim() <= len(shape) and not any(differ(size, wanted) and may_differ(size, 1) for size, wanted in sizes)
+
+
+def may_be(shape: Sequence[int], wanted: Sequence[int]) -> bool:
+    """Whether a shape is the one wanted, as far as sizes are known."""
+    return len(shape) == len(wanted) and not any(map(differ, shape, wanted))
 
 
 def by(shape: Sequence[int]) -> str:
@@ -328,7 +335,7 @@ def out(out: torch.Tensor, shape: Sequence[int], dtype: torch.dtype, device: tor
             "Inplace update to inference tensor outside InferenceMode is not allowed.You can make a clone to get a "
             "normal tensor before doing inplace update."
         )
-    if tuple(out.shape) != tuple(shape):
+    if not may_be(out.shape, shape):
         if out.numel() > 0:
             warnings.warn(
                 "An output with one or more elements was resized since it had shape "
@@ -354,7 +361,7 @@ def no_grad_into_out(function: str) -> RuntimeError:
 
 def no_tangents(function: str, *tensors: torch.Tensor | None) -> None:
     """Whether nothing is to be differentiated forwards, which `function` does not do."""
-    if not differentiates_forward():
+    if not differentiates_forward(*tensors):
         return
     if any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors):
         raise NotImplementedError(f"{function} is not differentiated forwards")

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 import typing
@@ -512,6 +513,17 @@ current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStr
 occupy: Callable[[int], None] = torch.cuda._sleep
 
 
+def stream_of_graph_trees(device: int) -> int | None:
+    """The handle of the stream on which Inductor's trees of CUDA graphs (`mode="reduce-overhead"`) warm up and capture
+    what this thread compiles; None where there are none."""
+    trees: Any = sys.modules.get("torch._inductor.cudagraph_trees")
+    key = "tree_manager_containers"  # it is there once for each thread, and handed to those of a backward
+    if trees is None or not (hasattr(trees.local, key) or torch._C._is_key_in_tls(key)):
+        return None
+    manager = trees.get_manager(device, create_if_none_exists=False)
+    return None if manager is None else int(manager.stream.cuda_stream)
+
+
 # --- torch: the dispatcher ---
 
 # Dispatch keys of tensors that hold others, or nothing.
@@ -534,16 +546,27 @@ def must_dispatch() -> object:
 
 
 # Whether one of torch.func's transforms is active.
-in_transform: Callable[[], object] = torch._C._functorch.peek_interpreter_stack
+in_transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
+
+
+def differ(x: int | torch.SymInt, y: int | torch.SymInt) -> bool:
+    """Whether sizes are known to differ; a compiler may know a size only when its code runs."""
+    unequal = x != y
+    if not _is_compiling() and not isinstance(unequal, torch.SymBool):  # to Dynamo it is a bool
+        return bool(unequal)
+    from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+    return guard_or_false(unequal)
 
 
 def may_differ(x: int | torch.SymInt, y: int | torch.SymInt) -> bool:
-    """Whether sizes differ, as far as is known: a compiler may know a size only when its code runs."""
-    if isinstance(x, int) and isinstance(y, int):
-        return x != y
+    """Whether sizes differ, or are not known to be the same."""
+    unequal = x != y
+    if not _is_compiling() and not isinstance(unequal, torch.SymBool):
+        return bool(unequal)
     from torch.fx.experimental.symbolic_shapes import guard_or_true
 
-    return guard_or_true(x != y)
+    return guard_or_true(unequal)
 
 
 def is_wrapper(x: torch.Tensor) -> bool:
@@ -567,9 +590,26 @@ SingleLevelFunction = torch.autograd.function._SingleLevelFunction
 single_level_autograd = enable_single_level_autograd_function
 
 
-def differentiates_forward() -> bool:
-    """Whether a level of forward differentiation is open."""
-    return forward_ad._current_level >= 0
+def differentiates_forward(*tensors: torch.Tensor | None) -> bool:
+    """Whether a level of forward differentiation is open, as a call with these tensors sees it."""
+    if forward_ad._current_level >= 0:
+        return True
+    if _is_compiling():
+        return False
+    # What Dynamo has traced opens levels past torch's Python, which does not know of them then.
+    transform = in_transform()
+    if transform is not None and transform.key() == torch._C._functorch.TransformType.Jvp:
+        return True
+    if not _dispatch_modes():
+        return False
+    with forward_grad_enabled(), torch._C._DisableTorchDispatch():  # or those modes would see it
+        return any(x is not None and dual(x)[1] is not None for x in tensors)
+
+
+def dual(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """x without its tangent, and its tangent, if it has one: of torch's only level, whose number is 0."""
+    primal, tangent = torch._VF._unpack_dual(x, level=0)
+    return primal, tangent
 
 
 def forward_grad_enabled() -> Any:

@@ -227,7 +227,7 @@ def _product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | bool | None,
 
 def _of_groups(a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | int, request: Request) -> GemmProblem:
     """Of grouped_matmul."""
-    offs = groups if isinstance(groups, torch.Tensor) else torch.empty(_count(groups), dtype=torch.int32)
+    offs = groups if isinstance(groups, torch.Tensor) else torch.empty(_count(groups), dtype=torch.int32, device="meta")
     checks.grouped(_like(a), _like(b), _like(offs))
     checks.implemented("explain", a, b, dtypes=FLOATING)
     checks.out_dtype(request.out_dtype, a)

@@ -50,7 +50,8 @@ def check_ranks(group: torch.distributed.ProcessGroup | None = None, device: Dev
     """Raises on every rank of a group where ranks would choose differently, and so compute other bits or take other
     times; says in what. Every rank of the group must call it.
 
-    group: of torch.distributed, by default all ranks; device: as in `selection_fingerprint`.
+    group: of torch.distributed, by default all ranks; device: as in `selection_fingerprint`. Ranks are named by their
+    numbers among all ranks.
 
     Raises RuntimeError where ranks differ; what torch.distributed raises where there is no such group.
     """
@@ -60,11 +61,14 @@ def check_ranks(group: torch.distributed.ProcessGroup | None = None, device: Dev
     dist.all_gather_object(ranks, mine, group=group)
     differ = []
     for part in mine:
-        by_value: dict[str, list[int]] = {}
+        by_value: dict[str, list[int]] = {}  # ranks of the group
         for rank, parts in enumerate(ranks):
             by_value.setdefault(parts[part], []).append(rank)
         if len(by_value) > 1:
-            told = "; ".join(f"ranks {', '.join(map(str, which))}: {value}" for value, which in by_value.items())
+            numbers = dist.get_process_group_ranks(group)  # as all of the program count them
+            told = "; ".join(
+                f"ranks {', '.join(str(numbers[rank]) for rank in which)}: {value}" for value, which in by_value.items()
+            )
             differ.append(f"{part} ({told})")
     if differ:
         raise RuntimeError(f"ranks would choose differently, because they differ in {' and in '.join(differ)}")

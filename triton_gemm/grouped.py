@@ -41,7 +41,7 @@ def grouped_matmul(
     torch.float32 for fp16 and bf16, whose fp32 sums are then not rounded. precision: how fp32 is multiplied, "ieee",
     "tf32", "bf16x3", "bf16x6", "bf16x9" or "tf32x3"; by default as torch is set. batch_invariant: as in `matmul`, where
     what is cut into groups, rows or columns, may be any number. Differentiable backwards, any number of times, in both;
-    not by torch.func.
+    not forwards (torch.func.jvp, jacfwd).
 
     Raises RuntimeError for shapes, dtypes, devices or offs that do not go together; TypeError for what is no tensor;
     NotImplementedError for other dtypes, nested or sparse tensors, and forward differentiation; ValueError for a

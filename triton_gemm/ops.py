@@ -10,7 +10,7 @@ Plain tensors go past the dispatcher, which costs more than the launch (`gemm`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice, product
 from math import prod
@@ -24,7 +24,9 @@ from .arithmetic import default_arithmetic, result_dtype
 from .compat import (
     SingleLevelFunction,
     below_autograd,
+    differ,
     differentiates_forward,
+    dual,
     forward_grad_enabled,
     in_transform,
     is_wrapper,
@@ -41,12 +43,19 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)  # what a subclass does with its data
 
 def shape_of(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
     """The shape of a @ b; RuntimeError where there is none."""
-    if a.shape[-1] != b.shape[-2]:
+    if differ(a.shape[-1], b.shape[-2]):
         raise RuntimeError(f"gemm: {list(a.shape)} and {list(b.shape)} cannot be multiplied")
     if b.dim() == 2:
         return (*a.shape[:-1], b.shape[1])
-    batch = a.shape[:-2] if a.shape[:-2] == b.shape[:-2] else torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    return (*batch, a.shape[-2], b.shape[-1])
+    return (*_batch(a.shape, b.shape), a.shape[-2], b.shape[-1])
+
+
+def _batch(a: Sequence[int], b: Sequence[int]) -> Sequence[int]:
+    """Of the product of these shapes."""
+    if len(a) == 2 or len(b) == 2:
+        return b[:-2] if len(a) == 2 else a[:-2]
+    same = len(a) == len(b) and not any(map(may_differ, a[:-2], b[:-2]))
+    return a[:-2] if same else torch.broadcast_shapes(a[:-2], b[:-2])
 
 
 # --- Computing it ---
@@ -194,8 +203,8 @@ def operator(schema: str, kernel: Callable[..., torch.Tensor], fake: Callable[..
 
 
 def _request(
-    alpha: float = 1.0,
-    beta: float = 1.0,
+    alpha: float = 1,
+    beta: float = 1,
     activation: str | None = None,
     out_dtype: torch.dtype | None = None,
     precision: str | None = None,
@@ -208,11 +217,11 @@ def _request(
 def _dispatched(a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None, request: Request) -> torch.Tensor:
     """The operator, by the dispatcher."""
     alpha, beta, activation, out_dtype, precision, *_ = request
-    beta = 1.0 if input is None else beta
+    beta = 1 if input is None else beta
     return _op(a, b, input, alpha, beta, activation, out_dtype, precision, request.batch_invariant)
 
 
-_ADDING = Request(beta=1.0)
+_ADDING = Request(beta=1)
 
 
 def is_plain(*tensors: torch.Tensor | None) -> bool:
@@ -280,7 +289,7 @@ class _Gemm(Derivatives):
             *(a if keep_a else None, b if keep_b else None),
             *(input if again else None, output if activation == "relu" else None),
         )
-        if differentiates_forward():
+        if differentiates_forward(a, b, input):
             ctx.save_for_forward(a, b, input, output)
 
     @staticmethod
@@ -292,27 +301,44 @@ class _Gemm(Derivatives):
         invariant = ctx.request.batch_invariant
         product = Request(ctx.request.alpha, precision=ctx.request.precision, batch_invariant=invariant)
         grad = _through_activation(ctx.request, saved, grad)
+        # Sizes are the operands': a compiler may know those of a gradient in the backward alone.
+        a_shape, b_shape = ctx.a_like[0], ctx.b_like[0]
+        batch, M, N = _batch(a_shape, b_shape), a_shape[-2], b_shape[-1]
         if ctx.needs_input_grad[0]:
-            grads[0] = _summed(grad.to(b.dtype).mT, b.mT, ctx.a_like, product)
+            grads[0] = _summed(grad.to(b.dtype).mT, b.mT, ctx.a_like, (*batch, N), product)
         if ctx.needs_input_grad[1]:
-            grads[1] = _summed(a, grad.to(a.dtype), ctx.b_like, product)
+            grads[1] = _summed(a, grad.to(a.dtype), ctx.b_like, (*batch, M), product)
         if ctx.needs_input_grad[2]:
             grads[2] = _through_addition(grad, ctx.request.beta, *ctx.input_like)
         return tuple(grads)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> torch.Tensor | None:
-        a, b, _, output = saved = ctx.saved_tensors
-        by_a, by_b, tangent, _ = tangents
-        request = ctx.request._replace(activation=None)
+        # torch stops forward differentiation within a jvp. This level's tangents end here; those of the levels below
+        # it go on, through what the activation's derivative is made of too.
+        with forward_grad_enabled():
+            saved = tuple(None if x is None else dual(x)[0] for x in ctx.saved_tensors)
+            return _Gemm._tangent(ctx.request, saved, *tangents[:3])
+
+    @staticmethod
+    def _tangent(
+        request: Request,
+        saved: tuple[torch.Tensor | None, ...],
+        by_a: torch.Tensor | None,
+        by_b: torch.Tensor | None,
+        tangent: torch.Tensor | None,
+    ) -> torch.Tensor | None:
+        a, b, _, output = saved
+        assert a is not None and b is not None and output is not None
+        product = request._replace(activation=None)
         for left, right in ((by_a, b), (a, by_b)):
             if left is not None and right is not None:
-                tangent = gemm(left, right, tangent, request)
-                request = request._replace(beta=1.0)
+                tangent = gemm(left, right, tangent, product)
+                product = product._replace(beta=1.0)
         if tangent is None:
             return None
-        tangent = tangent if request.beta == 1 else request.beta * tangent
-        return _through_activation(ctx.request, saved, tangent.expand(output.shape).to(output.dtype))
+        tangent = tangent if product.beta == 1 else product.beta * tangent
+        return _through_activation(request, saved, tangent.expand(output.shape).to(output.dtype))
 
 
 _differentiable: Callable[..., torch.Tensor] = _Gemm.apply  # type: ignore[attr-defined]
@@ -320,24 +346,26 @@ _differentiable: Callable[..., torch.Tensor] = _Gemm.apply  # type: ignore[attr-
 
 def _likeness(x: torch.Tensor) -> tuple[torch.Size, bool]:
     """x's shape, and whether its columns lie together."""
-    return x.shape, x.stride(-2) == 1 and x.stride(-1) != 1
+    return x.shape, not may_differ(x.stride(-2), 1) and may_differ(x.stride(-1), 1)
 
 
-def _summed(x: torch.Tensor, y: torch.Tensor, like: tuple[torch.Size, bool], product: Request) -> torch.Tensor:
+def _summed(
+    x: torch.Tensor, y: torch.Tensor, like: tuple[torch.Size, bool], over: Sequence[int], product: Request
+) -> torch.Tensor:
     """`product` x^T y of x [.., R, I] and y [.., R, J] as the gradient of an operand [.., I, J] like `like`: summed
     over the dimensions of the batch in which that was broadcast, by joining them with R; and with its strides, so that
-    it is not copied when gradients are accumulated."""
+    it is not copied when gradients are accumulated. over: the batch's sizes and R."""
     shape, column_major = like
     if column_major:
         transposed = torch.Size((*shape[:-2], shape[-1], shape[-2]))
-        return _summed(y, x, (transposed, False), product).mT
-    batch = shape_of(x.mT, y)[:-2]
+        return _summed(y, x, (transposed, False), over, product).mT
+    *batch, rows = over
     target = (1,) * (len(batch) + 2 - len(shape)) + tuple(shape[:-2])
-    joined = [i for i in range(len(batch)) if may_differ(batch[i], target[i])]
+    joined = [i for i in range(len(batch)) if not may_differ(target[i], 1) and may_differ(batch[i], 1)]
     if joined:
         kept = [size for i, size in enumerate(batch) if i not in joined]
         order = [*(i for i in range(len(batch)) if i not in joined), *joined, len(batch), len(batch) + 1]
-        rows = prod(batch[i] for i in joined) * x.shape[-2]
+        rows = prod(batch[i] for i in joined) * rows
         x, y = (z.expand(*batch, *z.shape[-2:]) for z in (x, y))
         if not all(sharding.can_join(z, [*joined, len(batch)]) for z in (x, y)):
             return gemm(x.mT, y, None, product).sum(joined).reshape(shape)
@@ -352,11 +380,11 @@ def _through_addition(grad: torch.Tensor, beta: float, shape: torch.Size, dtype:
     fast as torch's sum on an H100, for 2048 to 8192 rows of 1024 to 4096. Compilers fuse the sum with what comes before
     it.
     """
-    columns = grad.shape[-1]
-    rows = grad.numel() // max(columns, 1)
-    same = grad.dtype == dtype and shape.numel() == columns == shape[-1]
-    if is_plain(grad) and same and dtype.itemsize == 2 and rows >= MANY_ROWS:
-        return gemm(grad.new_ones(1, rows), grad.reshape(rows, columns), None, Request(beta)).reshape(shape)
+    if is_plain(grad) and grad.dtype == dtype and dtype.itemsize == 2:
+        columns = grad.shape[-1]
+        rows = grad.numel() // max(columns, 1)
+        if rows >= MANY_ROWS and tuple(shape[-1:]) == (columns,) and shape.numel() == columns:
+            return gemm(grad.new_ones(1, rows), grad.reshape(rows, columns), None, Request(beta)).reshape(shape)
     summed = grad.sum_to_size(shape).to(dtype)
     return summed if beta == 1 else beta * summed
 
@@ -380,7 +408,7 @@ def _through_activation(request: Request, saved: tuple[torch.Tensor | None, ...]
 
 def _autograd(a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None = None, *arguments: Any) -> torch.Tensor:
     sharding.register()
-    if needs_grad(a, b, input) or differentiates_forward():
+    if needs_grad(a, b, input) or differentiates_forward(a, b, input):
         with single_level_autograd():
             request = _request(*arguments)
             # What a compiler traces does as it is told where it runs.

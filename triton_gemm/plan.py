@@ -194,9 +194,9 @@ class InterpretedPlan:
     ) -> None:
         operands = dict(zip(self.names, (a, b, c, *auxiliary), strict=True))
         for launch in self.launches:
-            operands |= {t.name: torch.empty(t.shape, dtype=t.dtype) for t in launch.temporaries}
-            operands["workspace"] = torch.empty(launch.workspace // 4, dtype=torch.float32)
-            operands["counters"] = torch.zeros(launch.counters, dtype=torch.int32)
+            operands |= {t.name: torch.empty(t.shape, dtype=t.dtype, device=c.device) for t in launch.temporaries}
+            operands["workspace"] = torch.empty(launch.workspace // 4, dtype=torch.float32, device=c.device)
+            operands["counters"] = torch.zeros(launch.counters, dtype=torch.int32, device=c.device)
             arguments = materialise(launch, operands, {"alpha": float(alpha), "beta": float(beta)})
             launch.kernel[launch.grid](**arguments, **launch.options)
 

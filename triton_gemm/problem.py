@@ -84,8 +84,8 @@ class Request(NamedTuple):
     any number of rows; None: as the policy says.
     """
 
-    alpha: float = 1.0
-    beta: float = 0.0
+    alpha: float = 1  # whole numbers, because compilers take a float that is no constant of the source for a variable
+    beta: float = 0
     activation: str | None = None
     out_dtype: torch.dtype | None = None
     precision: str | None = None

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from . import checks, ops, plan
 from .arithmetic import SCALED, ScaleKind, default_arithmetic, scaled_arithmetic
+from .compat import may_differ
 from .problem import Request
 
 SCALED_OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -110,18 +111,19 @@ def check(
         if scale.dtype != torch.float32 or scale.device != a.device:
             raise ValueError(f"scaled_matmul(): {name} must be fp32 on {a.device}, not {scale.dtype} on {scale.device}")
     if bias is not None and (
-        tuple(bias.shape) != (N,) or bias.dtype not in SCALED_OUT_DTYPES or bias.device != a.device
+        not checks.may_be(bias.shape, (N,)) or bias.dtype not in SCALED_OUT_DTYPES or bias.device != a.device
     ):
         raise ValueError(f"scaled_matmul(): bias must be [{N}] of {checks.names(SCALED_OUT_DTYPES)} on {a.device}")
     scale_a, scale_b = scale_a.resolve_neg(), scale_b.resolve_neg()
-    one_a, one_b = scale_a.numel() == 1, scale_b.numel() == 1
+    one_a, one_b = not may_differ(scale_a.numel(), 1), not may_differ(scale_b.numel(), 1)
     if one_a and one_b:
         return "tensor", (scale_a, scale_b)
-    rows_a, rows_b = tuple(scale_a.shape) == (M, 1), tuple(scale_b.shape) == (1, N)
+    rows_a, rows_b = checks.may_be(scale_a.shape, (M, 1)), checks.may_be(scale_b.shape, (1, N))
     if (rows_a or one_a) and (rows_b or one_b):
         return "rows", (scale_a.expand(M, 1).contiguous(), scale_b.expand(1, N).contiguous())
     blocks = ((M, -(-K // 128)), (-(-K // 128), -(-N // 128)))
-    if "blocks" in default_arithmetic(a.dtype).scales and (tuple(scale_a.shape), tuple(scale_b.shape)) == blocks:
+    in_blocks = checks.may_be(scale_a.shape, blocks[0]) and checks.may_be(scale_b.shape, blocks[1])
+    if "blocks" in default_arithmetic(a.dtype).scales and in_blocks:
         if "blocks" not in scaled_arithmetic(a.dtype, use_fast_accum).scales:
             raise ValueError("scaled_matmul(): use_fast_accum leaves sums where no block of them could be scaled")
         return "blocks", (scale_a.mT.contiguous(), scale_b.mT.contiguous())

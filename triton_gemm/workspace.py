@@ -3,6 +3,9 @@
 Launches on one stream follow one another, so they may share a piece; launches on two streams may not, nor may a
 captured graph, which replays beside anything, share one with the stream it was captured on. The counters in it are
 zero between launches.
+
+Inductor's trees of CUDA graphs warm up and capture out of a pool of their own, in which nothing may stay but what their
+graphs return: it is overwritten. There each launch has memory for itself.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from collections import OrderedDict
 
 import torch
 
+from .compat import stream_of_graph_trees
 from .driver import capture_id
 
 MAX_WORKSPACES = 16
@@ -31,7 +35,8 @@ def workspace(device: int, stream: int, nbytes: int) -> list[torch.Tensor]:
     current stream of the current device `device`.
 
     Under capture the counters are zeroed in the graph, once. At most MAX_WORKSPACES are kept; one that is given up
-    goes back to torch's allocator, which hands it to no other stream while this one may use it.
+    goes back to torch's allocator, which hands it to no other stream while this one may use it. On the stream of
+    Inductor's trees of CUDA graphs none is kept, and the counters are zeroed for each launch.
     """
     capture = capture_id(stream) if torch.cuda.is_current_stream_capturing() else 0
     key = (device, stream, capture)
@@ -40,6 +45,8 @@ def workspace(device: int, stream: int, nbytes: int) -> list[torch.Tensor]:
         size = max(nbytes, MINIMUM)
         memory = torch.empty(size // 4, dtype=torch.float32, device=torch.device("cuda", device))
         counters = found[1] if found else torch.zeros(COUNTERS, dtype=torch.int32, device=memory.device)
+        if stream_of_graph_trees(device) == stream:
+            return [memory, counters]
         found = _workspaces[key] = [memory, counters]
         while len(_workspaces) > MAX_WORKSPACES:
             _workspaces.popitem(last=False)

@@ -10,7 +10,8 @@ import torch
 import triton_gemm
 from tests.mistakes import OF_PRODUCTS, assert_same_words, torchs
 from tests.products import BATCHES, EXPANDED, VIEWS, assert_product, draw
-from triton_gemm import api
+from triton_gemm import api, plan, workspace
+from triton_gemm.compat import stream_of_graph_trees
 
 pytestmark = pytest.mark.gpu
 
@@ -207,6 +208,37 @@ def test_compile(mode: str) -> None:
         block.zero_grad()
         with torch.no_grad():
             close(compiled(x), block(x))
+
+
+@pytest.mark.slow
+def test_inductors_graphs_of_products_that_share_memory() -> None:
+    """Partial sums of two graphs in one pool, each warmed up, captured and replayed between the other's; Inductor
+    raises where something of the pool is kept, and overwrites it."""
+    torch._dynamo.reset()
+    a, b, row = random(128, 16384), random(16384, 128, seed=1), random(128, seed=2)
+    triton_gemm.matmul(a, b)
+    assert any(getattr(found, "shares", False) for found in plan.PLANS.values()), "the product has partial sums"
+    before = set(workspace._workspaces)
+
+    def one(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return triton_gemm.matmul(a, b).relu() + 1
+
+    def two(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return triton_gemm.addmm(row, a, b) @ triton_gemm.addmm(row, a.neg(), b)
+
+    with torch.no_grad():
+        graphs = {f: torch.compile(f, fullgraph=True, mode="reduce-overhead") for f in (one, two)}
+        for turn in range(6):
+            for function, graph in graphs.items():
+                x = random(128, 16384, seed=turn)
+                torch.compiler.cudagraph_mark_step_begin()
+                found = graph(x, b).clone()
+                junk = [torch.full((1 << 20,), float("nan"), device="cuda") for _ in range(8)]
+                expected = function(x, b)
+                assert (found - expected).norm() <= 2e-2 * expected.norm()
+                del junk
+    trees = stream_of_graph_trees(torch.cuda.current_device())
+    assert trees is not None and all(stream != trees for _, stream, _ in set(workspace._workspaces) - before)
 
 
 @pytest.mark.slow

@@ -335,6 +335,16 @@ def test_sparse_operands_are_refused() -> None:
         triton_gemm.matmul(ones(2, 3).to_sparse(), ones(3, 5))
 
 
+def test_the_default_device_is_for_other_tensors() -> None:
+    """Copies of operands, partial sums and counters are where operands are."""
+    for M, N, K in ((5, 7, 300), (1, 33, 4096), (33, 1, 4096)):
+        a, b, row = torch.randn(M, K), torch.randn(K, N), torch.randn(N)
+        with torch.device("meta"):
+            c, added = triton_gemm.matmul(a, b), triton_gemm.addmm(row, a, b)
+        assert_right(a, b, c)
+        torch.testing.assert_close(added, torch.addmm(row, a, b), rtol=1e-4, atol=1e-3)
+
+
 def test_operands_are_not_changed_and_nothing_is_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
     from triton_gemm.ladder.rung import Autotuner
 

@@ -173,6 +173,20 @@ def test_the_gradient_of_a_bias_under_many_rows(dtype: torch.dtype, monkeypatch:
             bias.grad = None
 
 
+@pytest.mark.parametrize("columns", [1, 5])
+@pytest.mark.parametrize("shape", ["", "1", "1 1", "rows 1", "columns", "rows columns"])
+def test_the_gradient_of_what_broadcasts(shape: str, columns: int) -> None:
+    """A number is of no dimensions, and is the only one that a product of one column has."""
+    sizes = {"1": 1, "rows": 4, "columns": columns}
+    values = draw(*(sizes[size] for size in shape.split()), seed=2), draw(4, 5), draw(5, columns)
+    for beta in (1.0, -2.0):
+        ours, theirs = leaves(*values), leaves(*values)
+        triton_gemm.addmm(*ours, beta=beta).sin().sum().backward()
+        torch.addmm(*theirs, beta=beta).sin().sum().backward()
+        for x, y in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(x.grad, y.grad, rtol=1e-4, atol=1e-5)
+
+
 def test_the_precision_is_the_gradients_too(monkeypatch: pytest.MonkeyPatch) -> None:
     used = []
     monkeypatch.setattr(plan, "multiply", lambda a, b, c, request, *_: (used.append(request.precision), c.zero_()))
@@ -228,6 +242,28 @@ def test_func_of_the_operator_itself() -> None:
         torch.testing.assert_close(ours(*arguments), TRANSFORMS[transform](torch.matmul)[0](*arguments))
 
 
+NESTED: dict[str, Callable[[Function], Function]] = {
+    "jvp of jvp": lambda f: lambda x: func.jvp(lambda y: func.jvp(f, (y,), (y.cos(),))[1], (x,), (x.sin(),))[1],
+    "jacfwd of jacfwd": lambda f: func.jacfwd(func.jacfwd(f)),
+    "three times jacfwd": lambda f: func.jacfwd(func.jacfwd(func.jacfwd(f))),
+    "jacfwd of jacfwd of jacrev": lambda f: func.jacfwd(func.jacfwd(func.jacrev(f))),
+    "jacrev of jacfwd": lambda f: func.jacrev(func.jacfwd(f)),
+}
+
+
+@pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
+@pytest.mark.parametrize("name", NESTED)
+def test_forward_derivatives_of_forward_derivatives(
+    name: str, activation: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an activation in the kernel, too; x is in both operands and in what is added."""
+    monkeypatch.setattr(plan, "multiply", multiply_with_torch)
+    x, w, row = draw(2, 2).double(), draw(2, 2, seed=1).double(), draw(2, seed=2).double()
+    ours = NESTED[name](lambda x: triton_gemm.linear(x, x * w, x.sum(0) * row, activation))(x)
+    theirs = NESTED[name](lambda x: torchs_linear(x, x * w, x.sum(0) * row, activation))(x)
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
 def test_func_of_products_of_others() -> None:
     """A transform whose own tensors a product has none of, as where weights are made of trained factors in it."""
     W, down, up = draw(5, 4), draw(2, 4).requires_grad_(), draw(5, 2).requires_grad_()
@@ -281,6 +317,28 @@ def test_dual_numbers_without_func() -> None:
     with torch.autograd.forward_ad.dual_level():
         c = triton_gemm.matmul(torch.autograd.forward_ad.make_dual(a, tangent), b)
         torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(c).tangent, tangent @ b)
+
+
+@pytest.mark.parametrize("activation", [None, "gelu"])
+def test_compile_of_forward_derivatives(activation: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By torch.func, and by dual numbers, whose levels the compiled graph opens by itself."""
+    monkeypatch.setattr(plan, "multiply", multiply_with_torch)
+    x, tangent, w, row = draw(4, 5), draw(4, 5, seed=1), draw(3, 5), draw(3)
+
+    def dual_numbers(f: Function) -> Function:
+        def tangent_of(x: torch.Tensor, tangent: torch.Tensor) -> torch.Tensor:
+            with torch.autograd.forward_ad.dual_level():
+                return torch.autograd.forward_ad.unpack_dual(f(torch.autograd.forward_ad.make_dual(x, tangent))).tangent
+
+        return tangent_of
+
+    def jvp(f: Function) -> Function:
+        return lambda x, tangent: func.jvp(f, (x,), (tangent,))[1]
+
+    for transform in (jvp, dual_numbers, lambda f: jvp(lambda x: jvp(f)(x, x.sin()))):
+        ours = compiled(transform(lambda x: triton_gemm.linear(x, w, row, activation)))
+        theirs = transform(lambda x: torchs_linear(x, w, row, activation))
+        torch.testing.assert_close(ours(x, tangent), theirs(x, tangent), rtol=1e-4, atol=1e-5)
 
 
 # --- Tracing ---
@@ -387,6 +445,81 @@ def test_compile_of_a_size_that_only_the_run_knows() -> None:
     found = torch.autograd.grad(call(x, mask), (x, layer.weight, layer.bias))
     expected = torch.autograd.grad(layer(x[mask.bool()]).sin().sum(), (x, layer.weight, layer.bias))
     torch.testing.assert_close(found, expected)
+
+
+def first(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    """As many rows of x as count, a tensor, says."""
+    rows = count.item()
+    torch._check(rows >= 0)  # type: ignore[operator]
+    torch._check(rows <= x.shape[0])  # type: ignore[operator]
+    return x[:rows]
+
+
+def ones(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return x[mask.nonzero().squeeze(1)]
+
+
+UNKNOWN: dict[str, tuple[Callable[..., torch.Tensor], tuple[tuple[int, ...], ...]]] = {
+    "rows": (lambda f, a, b, m, n: f.matmul(ones(a, m), b), ((5, 8), (8, 4))),
+    "rows of a batch": (lambda f, a, b, m, n: f.matmul(first(a, n), b.mT), ((5, 3, 8), (4, 8))),
+    "columns": (lambda f, a, b, m, n: f.mm(a, first(b, n).T), ((3, 8), (5, 8))),
+    "two sums": (lambda f, a, b, m, n: f.mm(ones(a, m).T, ones(b, m.flip(0))), ((5, 8), (5, 4))),
+    "two batches": (lambda f, a, b, m, n: f.matmul(ones(a, m), ones(b, m.flip(0))), ((5, 3, 8), (5, 8, 4))),
+    "a batch and a fixed one": (lambda f, a, b, m, n: f.bmm(ones(a, m), b), ((5, 3, 8), (3, 8, 4))),
+    "a batch and one": (lambda f, a, b, m, n: f.matmul(ones(a, m), b), ((5, 3, 8), (1, 8, 4))),
+    "an outer batch": (lambda f, a, b, m, n: f.matmul(ones(a, m), b), ((5, 2, 3, 8), (2, 8, 4))),
+    "vectors": (lambda f, a, b, m, n: f.mv(ones(a, m), b), ((5, 8), (8,))),
+    "added": (lambda f, c, a, b, m, n: f.addmm(ones(c, m), ones(a, m), b), ((5, 4), (5, 8), (8, 4))),
+    "a column added": (lambda f, c, a, b, m, n: f.addmm(ones(c, m), ones(a, m), b), ((5, 1), (5, 8), (8, 4))),
+    "a batch added": (
+        lambda f, c, a, b, m, n: f.baddbmm(ones(c, m), ones(a, m), ones(b, m)), ((5, 3, 4), (5, 3, 8), (5, 8, 4)),
+    ),
+}  # fmt: skip
+
+
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True)
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_compile_of_sizes_that_only_the_run_knows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "multiply", multiply_with_torch)
+    function, shapes = UNKNOWN[name]
+    operands = [draw(*shape, seed=i).requires_grad_() for i, shape in enumerate(shapes)]
+    mask, count = torch.tensor([1, 0, 1, 1, 0]), torch.tensor(3)
+    call = compiled(lambda *x: function(triton_gemm, *x))
+    ours, theirs = call(*operands, mask, count), function(torch, *operands, mask, count)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    gradients = [torch.autograd.grad(c.sin().sum(), operands) for c in (ours, theirs)]
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
+
+
+SIZES = ((2, 4, 6), (3, 7, 6), (4, 9, 8), (5, 5, 5))  # batch, rows, columns
+
+DYNAMIC: dict[str, tuple[str, Callable[[int, int, int], tuple[tuple[int, ...], ...]]]] = {
+    "mm": ("mm", lambda batch, m, n: ((m, 5), (5, n))),
+    "mv": ("mv", lambda batch, m, n: ((m, n), (n,))),
+    "bmm": ("bmm", lambda batch, m, n: ((batch, m, 5), (batch, 5, n))),
+    "one weight": ("matmul", lambda batch, m, n: ((batch, m, 5), (5, n))),
+    "outer": ("matmul", lambda batch, m, n: ((batch, 3, m, 5), (3, 5, n))),
+    "row": ("addmm", lambda batch, m, n: ((n,), (m, 5), (5, n))),
+    "added": ("addmm", lambda batch, m, n: ((m, n), (m, 5), (5, n))),
+    "batch added": ("baddbmm", lambda batch, m, n: ((n,), (batch, m, 5), (batch, 5, n))),
+}
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_compile_once_for_all_sizes(name: str, grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch's own products; and no graph is traced twice, as one with a float for a variable is."""
+    monkeypatch.setattr(plan, "multiply", multiply_with_torch)
+    function, shapes = DYNAMIC[name]
+    frames = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    call = compiled(getattr(triton_gemm, function), backend=frames, dynamic=True)
+    for sizes in SIZES:
+        operands = [draw(*shape).requires_grad_(grad) for shape in shapes(*sizes)]
+        c = call(*operands)
+        torch.testing.assert_close(c, getattr(torch, function)(*operands), rtol=1e-4, atol=1e-5)
+        if grad:
+            c.sum().backward()
+    assert frames.frame_count == 1
 
 
 def test_a_backward_by_compiled_autograd() -> None:

@@ -70,6 +70,11 @@ class Fitted:
 def fit(timed: Sequence[Timed], model: DeviceModel, width: float = 1.0) -> Fitted:
     """The model that is most likely after these times, of all near `model`. width: of its figures, SHIPPED where they
     are known of such a GPU."""
+    with torch.device("cpu"):  # whatever torch.set_default_device says
+        return _fit(timed, model, width)
+
+
+def _fit(timed: Sequence[Timed], model: DeviceModel, width: float) -> Fitted:
     entry = model.as_dict()
     where = list(places(entry))
     start = _logs([value_at(entry, place) for place in where])

@@ -37,17 +37,21 @@ def record_shapes(path: str | os.PathLike[str]) -> Iterator[None]:
     Every launch is counted, in all threads of the process: of this package's functions and modules, of torch's products
     where they are routed (`use`), of backwards and of compiled functions. What a CUDA graph replays is counted once,
     when it is captured. The file holds sizes, strides, dtypes and epilogues, and no data; it is written when the block
-    ends, be it by an exception, in place of one that was there.
+    ends, be it by an exception, in place of one that was there. A relative path is one of the folder that is the
+    current one when the block begins.
 
-    Raises OSError where the folder does not exist or the path is one, before the block runs, and where the file cannot
-    be written. Calls take under a microsecond
-    longer while something is recorded, and no longer than usual before and after.
+    Raises OSError where the folder does not exist or cannot be written to or the path is one, before the block runs,
+    and where the file cannot be written. Calls take under a microsecond longer while something is recorded, and no
+    longer than usual before and after.
     """
     target = Path(path)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"record_shapes(): there is no folder {target.parent}")
     if target.is_dir():  # as "" is, too
         raise IsADirectoryError(f"record_shapes(): {target} is a folder, and not a file")
+    if not os.access(target.parent, os.W_OK | os.X_OK):
+        raise PermissionError(f"record_shapes(): the folder {target.parent} cannot be written to")
+    target = target.absolute()  # the block may change the current folder
     counts: Counter[Any] = Counter()
     _begin(counts)
     try:
