@@ -287,3 +287,22 @@ def test_meta_tensors_and_flops() -> None:
     with FlopCounterMode(display=False) as counter:
         triton_gemm.scaled_matmul(draw(INT8, 20, 140), draw(INT8, 140, 30), torch.ones(()), torch.ones(()))
     assert counter.get_total_flops() == 2 * 20 * 140 * 30
+
+
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+@pytest.mark.parametrize("rows", [True, False])
+def test_compile_of_rows_that_only_the_run_knows(rows: bool) -> None:
+    """As many as a mask has ones, with a scale for each or one for all."""
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randint(-5, 6, shape, generator=generator).to(torch.int8) for shape in ((5, 64), (64, 8)))
+    scale_a, scale_b = (torch.rand(shape, generator=generator) for shape in ((5, 1), (1, 8)))
+    mask = torch.tensor([1, 0, 1, 1, 0])
+
+    def of_the_mask(a: torch.Tensor, scale: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        which = mask.nonzero().squeeze(1)
+        scale = scale[which] if rows else scale[:1]
+        return triton_gemm.scaled_matmul(a[which], b, scale, scale_b, out_dtype=torch.float32)
+
+    torch._dynamo.reset()
+    call = torch.compile(of_the_mask, fullgraph=True, backend="aot_eager")
+    assert torch.equal(call(a, scale_a, mask), of_the_mask(a, scale_a, mask))
