@@ -215,7 +215,8 @@ def test_inductors_graphs_of_products_that_share_memory() -> None:
     """Partial sums of two graphs in one pool, each warmed up, captured and replayed between the other's; Inductor
     raises where something of the pool is kept, and overwrites it."""
     torch._dynamo.reset()
-    a, b, row = random(128, 16384), random(16384, 128, seed=1), random(128, seed=2)
+    sizes = ((128, 16384), (16384, 128), (128,))
+    a, b, row = (random(*size, dtype=torch.float32, seed=seed) for seed, size in enumerate(sizes))
     triton_gemm.matmul(a, b)
     assert any(getattr(found, "shares", False) for found in plan.PLANS.values()), "the product has partial sums"
     before = set(workspace._workspaces)
@@ -230,7 +231,7 @@ def test_inductors_graphs_of_products_that_share_memory() -> None:
         graphs = {f: torch.compile(f, fullgraph=True, mode="reduce-overhead") for f in (one, two)}
         for turn in range(6):
             for function, graph in graphs.items():
-                x = random(128, 16384, seed=turn)
+                x = random(128, 16384, dtype=torch.float32, seed=turn)
                 torch.compiler.cudagraph_mark_step_begin()
                 found = graph(x, b).clone()
                 junk = [torch.full((1 << 20,), float("nan"), device="cuda") for _ in range(8)]
