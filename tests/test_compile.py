@@ -330,14 +330,14 @@ def test_a_wave_of_k03_and_of_k04() -> None:
 
 
 def test_programs_of_k05_on_an_sm() -> None:
-    """With A turned and without, where fragments of a row-major A take registers. ptxas 13.4 takes more for one."""
+    """With A transposed first and without: fragments of a row-major A take registers. ptxas 13.4 takes more for one."""
     rung = RUNGS["k05"]
     found = {}
     for tile in ((64, 128, 32, 4), (128, 64, 16, 4), (128, 128, 32, 8), (128, 128, 16, 8)):
         config = listed(rung, *tile)
-        turned, as_it_was = (compiled(rung, HOPPER, config, size=size)[-1] for size in (ALIGNED, NARROW))
-        assert 0 < as_it_was.registers - turned.registers <= 48
-        found[tile[:3]] = programs_an_sm(turned, config), programs_an_sm(as_it_was, config)
+        transposed, row_major = (compiled(rung, HOPPER, config, size=size)[-1] for size in (ALIGNED, NARROW))
+        assert 0 < row_major.registers - transposed.registers <= 48
+        found[tile[:3]] = programs_an_sm(transposed, config), programs_an_sm(row_major, config)
     assert found.pop((128, 128, 16)) in ((2, 1), (1, 1))
     assert found == {(64, 128, 32): (3, 3), (128, 64, 16): (3, 2), (128, 128, 32): (1, 1)}
 

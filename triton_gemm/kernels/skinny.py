@@ -40,8 +40,8 @@ from .programmatic import follow
 from .tiles import Epilogue, Output, store_tile, whole
 
 MAX_ROWS = 16
-# The most of a thread, by columns of a tile: 8, 4 or 2 programs of 2, 4 or 8 warps fit an SM, and 6 or 3. Without a limit a
-# K that steps do not divide took up to 132, so that a single program of 8 warps ran on an SM.
+# The most of a thread, by columns of a tile: 8, 4 or 2 programs of 2, 4 or 8 warps fit an SM, and 6 or 3 of 2 or 4.
+# Without a limit a K that steps do not divide took up to 132, so that a single program of 8 warps ran on an SM.
 REGISTERS = {8: 128, 16: 168}
 VECTOR = gl.constexpr(8)  # elements in 16 bytes
 FETCHED = gl.constexpr(32)  # elements that one prefetch brings
