@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import pkgutil
 import shutil
 import subprocess
 import sys
 import threading
 import time
+from collections import defaultdict
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+from triton.runtime.jit import JITCallable
 
+import triton_gemm
 from tests.tabled import HOPPER, problem_of
 from triton_gemm import compat, precompile
 from triton_gemm.device import device_of_capability
@@ -101,6 +106,30 @@ def test_a_plan_finds_in_the_cache_what_was_compiled_ahead(cache: Path, made: pr
     found = json.loads(run(RUN, TRITON_CACHE_DIR=str(cache)))
     assert len(found) == made.kernels and all(found.values())
     assert not all(json.loads(run(RUN, "beyond", TRITON_CACHE_DIR=str(cache))).values())
+
+
+def test_a_kernels_key_does_not_depend_on_which_comes_first() -> None:
+    """Or one process would not find in the cache what another has compiled. Triton adds a function's globals to those
+    callers alone that are hashed after it."""
+    modules = [import_module(module.name) for module in pkgutil.walk_packages(triton_gemm.__path__, "triton_gemm.")]
+    values = [value for module in modules for value in vars(module).values()]
+    values += [value.fn for value in values if isinstance(value, compat.Autotuner)]
+    functions = {id(value): value for value in values if isinstance(value, JITCallable)}.values()
+    kernels = {f"{f.__module__}.{f._fn_name}": f for f in functions if f._fn_name.endswith("kernel")}
+    assert len(kernels) > 15
+    before = [(function, function.hash, function.used_global_vals) for function in functions]
+    keys = defaultdict(set)
+    try:
+        for first in kernels.values():
+            for function in functions:
+                function.hash, function.used_global_vals = None, {}
+            for name, kernel in (("", first), *kernels.items()):
+                keys[name].add(kernel.cache_key)
+    finally:
+        for function, key, used in before:
+            function.hash, function.used_global_vals = key, used
+    del keys[""]
+    assert {name: len(found) for name, found in keys.items()} == dict.fromkeys(kernels, 1)
 
 
 def test_what_is_in_the_cache_is_not_compiled_again(cache: Path, made: precompile.Precompiled) -> None:

@@ -30,11 +30,11 @@ def split(x, dtype: tl.constexpr, PLANES: tl.constexpr):
 
 
 @triton.jit
-def nearest(x, dtype: tl.constexpr):
+def nearest(x, dtype: tl.constexpr, INTERPRETED: tl.constexpr = _INTERPRETED):
     """fp32 x rounded to nearest bf16, or to nearest tf32 in fp32."""
     if dtype == tl.float32:
         return round_tf32(x)
-    elif _INTERPRETED:
+    elif INTERPRETED:
         return round_to(x, dtype)
     else:  # Two at once: one by one, as the compiler would, at a quarter of the rate
         instruction: tl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;"

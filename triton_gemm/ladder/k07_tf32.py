@@ -64,12 +64,12 @@ _INTERPRETED = tl.constexpr(INTERPRETED)
 
 
 @triton.jit
-def round_tf32(x):
+def round_tf32(x, INTERPRETED: tl.constexpr = _INTERPRETED):
     """fp32 x rounded to TF32: to nearest, ties away from zero, as `cvt.rna.tf32.f32` (PTX ISA, `cvt`).
 
     That instruction makes infinity of a NaN whose payload lies in the bits it drops; here it stays a NaN.
     """
-    if _INTERPRETED:  # runs no inline assembly
+    if INTERPRETED:  # runs no inline assembly
         bits = x.to(tl.uint32, bitcast=True)
         nearest = ((bits + 0x1000) & 0xFFFFE000).to(tl.float32, bitcast=True)
     else:
