@@ -359,7 +359,7 @@ def test_blocks_of_an_sm(registers: int, shared: int, num_warps: int, capability
 
 
 def test_all_warps_of_k11_count() -> None:
-    """A warpgroup beside the configuration's own: 256 threads of 255 registers leave no room for a second block."""
+    """The load partition is a second warpgroup: with 255 registers for each of 256 threads one block fits an SM."""
     config = GemmConfig(BLOCK_M=64, BLOCK_N=64, BLOCK_K=64, GROUP_M=8, num_warps=4, num_stages=2)
     job = static.Job(LADDER[10], config, (9, 0), default=False, size=(512, 512, 512))
     found = static.facts(job, static.capture(job.rung, config, job.size, job.dtype))
@@ -367,7 +367,7 @@ def test_all_warps_of_k11_count() -> None:
 
 
 def committed_times() -> Iterator[tuple[str, str, str, float]]:
-    """Rung, precision class, configuration in words and TFLOPS of what is committed, at sizes of multiples of 16."""
+    """(rung, precision, configuration as text, TFLOPS) of every committed time at a size that is a multiple of 16."""
     for path in environment.RESULTS.glob("*/results.json"):
         record = Record.read(path.parent)
         for entry in record["tuning"].values():

@@ -148,6 +148,6 @@ def noting_grids() -> Iterator[list[tuple[int, ...]]]:
     ids=lambda value: value.id if isinstance(value, Rung) else str(value).replace(" ", "-"),
 )  # fmt: skip
 def test_what_is_just_allowed_compiles(rung: Rung, config: GemmConfig, most: int) -> None:
-    """The ends of `least` and `most`; k11's load partition is a warpgroup beside the others."""
+    """The smallest and largest values that `least` and `most` allow; k11's load partition adds a warpgroup."""
     gemm = aot.compile_call(rung.launch, (512, 1536, 1024), rung.dtypes[0], (9, 0), config=config)[-1]
     assert re.findall(r"\.reqntid (\d+)", gemm.asm["ptx"]) == [str(most)]

@@ -262,7 +262,7 @@ def loops(tmp_path_factory):
     ],
 )
 def test_a_step_has_the_instructions_that_its_text_counts(loops, stem, kernel, of, step):
-    """Loops may be unrolled: a multiple of what is said."""
+    """The compiler may unroll the loop, so its counts are a multiple of those in the text."""
     found = loops(stem, of)[kernel]
     times, rest = divmod(found[of], step[of])
     assert times and not rest
