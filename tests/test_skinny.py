@@ -143,9 +143,11 @@ def test_its_candidates_are_legal(rows: int, others: int, eighths: int, batch: i
 # --- Planted bugs ---
 
 BUGS: dict[str, tuple[tuple[str, str], ...]] = {
-    "k-tail-not-masked": (("inside = inside & (k < whole(left, VECTOR))", "pass"),),
-    "k-tail-masked-one-vector-short": (("(k < whole(left, VECTOR))", "(k < left - VECTOR)"),),
-    "k-tail-as-in-the-first-step": (("in_n, K - k, EVEN_K", "in_n, K, EVEN_K"),),
+    "k-tail-not-masked": (("in_k = k < whole(K - step, VECTOR)", "in_k = k >= 0"),),
+    "k-tail-masked-one-vector-short": (("k < whole(K - step, VECTOR)", "k < K - step - VECTOR"),),
+    "k-tail-as-in-the-first-step": (("k < whole(K - step, VECTOR)", "k < whole(K, VECTOR)"),),
+    "k-tail-as-one-more-whole-step": (("range(BLOCK_K, K - BLOCK_K + 1, BLOCK_K)", "range(BLOCK_K, K, BLOCK_K)"),),
+    "k-tail-again-where-the-first-step-has-it": (("gl.maximum(K // BLOCK_K, 1)", "K // BLOCK_K"),),
     "rows-not-masked": (("rows < extent\n", "rows >= 0\n"),),
     "rows-of-b-masked-by-a's": (("places(b_ptr, n, N,", "places(b_ptr, n, M,"),),
     "last-step-dropped": (("    acc = mma_v2(a, b, acc)\n\n", "\n"),),

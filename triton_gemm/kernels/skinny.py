@@ -60,20 +60,36 @@ def along(size: gl.constexpr, DIM: gl.constexpr, layout: gl.constexpr):
 
 
 @gluon.jit
-def places(x_ptr, x, extent, stride, ROWS: gl.constexpr, SHARE: gl.constexpr, DIM: gl.constexpr, layout: gl.constexpr):
+def places(
+    x_ptr, x, extent, stride, ROWS: gl.constexpr, SHARE: gl.constexpr, DIM: gl.constexpr, layout: gl.constexpr,
+    STREAMED: gl.constexpr,
+):  # fmt: skip
     """(pointers, k, inside) of the first step of ROWS rows of X from x on, which lie along dimension DIM, warps along
-    the first, and K along the other: the place along K, and which rows are in the matrix."""
+    the first, and K along the other: the place along K, and which rows are in the matrix. Of an operand that is
+    STREAMED the last row is read instead of those beyond it; what they give is not stored."""
     rows = x + along(ROWS, DIM, layout)
     k = along(gl.num_warps(), 0, layout) * SHARE + along(SHARE, 3 - DIM, layout)
-    return x_ptr + rows.to(gl.int64) * whole(stride, VECTOR) + k, k, rows < extent
+    inside = rows < extent
+    if STREAMED:
+        rows = gl.minimum(rows, extent - 1)
+    return x_ptr + rows.to(gl.int64) * whole(stride, VECTOR) + k, k, inside
 
 
 @gluon.jit
-def load(pointers, k, inside, left, EVEN_K: gl.constexpr, STREAMED: gl.constexpr):
-    """A step of an operand; 0 outside of it, and from `left` on along K."""
-    if not EVEN_K:
-        inside = inside & (k < whole(left, VECTOR))
-    return gl.load(pointers, mask=inside, other=0.0, eviction_policy="evict_first" if STREAMED else "")
+def load(places, step, K, WHOLE: gl.constexpr, STREAMED: gl.constexpr):
+    """A step of an operand, `step` elements along K after the first; 0 outside of its rows, and unless the step is
+    WHOLE from K on."""
+    pointers, k, inside = places
+    if WHOLE and STREAMED:
+        return gl.load(pointers + step, eviction_policy="evict_first")
+    elif WHOLE:
+        return gl.load(pointers + step, mask=inside, other=0.0)
+    else:
+        in_k = k < whole(K - step, VECTOR)
+        if STREAMED:
+            return gl.load(pointers + step, mask=in_k, other=0.0, eviction_policy="evict_first")
+        else:
+            return gl.load(pointers + step, mask=inside & in_k, other=0.0)
 
 
 @gluon.jit
@@ -147,16 +163,23 @@ def skinny_kernel(
         else:
             prefetch_rows(b_ptr, n, N, stride_bn, K, BLOCK_N, SHARE)
     follow(PDL)
-    a_ptrs, a_k, in_m = places(a_ptr, m, M, stride_am, BLOCK_M, SHARE, 1, a_layout)
-    b_ptrs, b_k, in_n = places(b_ptr, n, N, stride_bn, BLOCK_N, SHARE, 2, b_layout)
-    a = load(a_ptrs, a_k, in_m, K, EVEN_K, STREAMED == "a")
-    b = load(b_ptrs, b_k, in_n, K, EVEN_K, STREAMED == "b")
+    a_places = places(a_ptr, m, M, stride_am, BLOCK_M, SHARE, 1, a_layout, STREAMED == "a")
+    b_places = places(b_ptr, n, N, stride_bn, BLOCK_N, SHARE, 2, b_layout, STREAMED == "b")
+    a = load(a_places, 0, K, EVEN_K, STREAMED == "a")
+    b = load(b_places, 0, K, EVEN_K, STREAMED == "b")
     acc = gl.zeros([gl.num_warps(), BLOCK_M, BLOCK_N], gl.float32, sums_layout)
 
-    # Main loop
-    for k in range(BLOCK_K, K, BLOCK_K):
-        next_a = load(a_ptrs + k, a_k, in_m, K - k, EVEN_K, STREAMED == "a")
-        next_b = load(b_ptrs + k, b_k, in_n, K - k, EVEN_K, STREAMED == "b")
+    # Main loop, over whole steps: masks along K would come before each step's loads
+    for k in range(BLOCK_K, K - BLOCK_K + 1, BLOCK_K):
+        next_a = load(a_places, k, K, True, STREAMED == "a")
+        next_b = load(b_places, k, K, True, STREAMED == "b")
+        acc = mma_v2(a, b, acc)
+        a = next_a
+        b = next_b
+    if not EVEN_K:
+        k = gl.maximum(K // BLOCK_K, 1) * BLOCK_K  # nothing is left there if K ends in the first step
+        next_a = load(a_places, k, K, False, STREAMED == "a")
+        next_b = load(b_places, k, K, False, STREAMED == "b")
         acc = mma_v2(a, b, acc)
         a = next_a
         b = next_b
