@@ -32,7 +32,8 @@ from triton_gemm.precompile import operands_of
 from triton_gemm.problem import GemmProblem
 from triton_gemm.select import launches, select
 
-PACKAGE = Path(compat.__file__).parent
+ROOM = Path(compat.__file__).parent
+PACKAGE = ROOM.parent
 VERSIONS = f"torch {torch.__version__} and Triton {triton.__version__}"
 SCALARS = {"alpha": 1.0, "beta": 0.0}
 HOPPER = device_of_capability((9, 0))
@@ -284,7 +285,7 @@ def _tensor_maps() -> None:
     assert len(maps) >= 2
     for meta in maps:
         assert {"elem_type", "swizzle", "elem_size", "block_size"} <= meta.keys()
-        assert meta["elem_type"] in compat.TMA_DTYPE_DEVICE_TO_HOST
+        assert meta["elem_type"] in compat.launching.TMA_DTYPE_DEVICE_TO_HOST
     assert "self.fill_tma_descriptor" in inspect.getsource(sys.modules["triton.backends.nvidia.driver"])
 
 
@@ -438,11 +439,11 @@ def _build_launcher() -> None:
         return
     with tempfile.TemporaryDirectory() as cache, pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_LIBCUDA_PATH", cache)
-        compat.nvidia.libcuda_dirs.cache_clear()
+        compat.building.nvidia.libcuda_dirs.cache_clear()
         try:
             assert compat.build_launcher(cache=cache) is None
         finally:
-            compat.nvidia.libcuda_dirs.cache_clear()
+            compat.building.nvidia.libcuda_dirs.cache_clear()
         assert list(Path(cache).rglob("cuda_utils*.so"))
 
 
@@ -512,15 +513,19 @@ def test_each_use_works(use: str) -> None:
 
 
 def test_each_use_is_tried() -> None:
-    tree = ast.parse(Path(compat.__file__).read_text())
     defined = set()
-    for node in tree.body:
+    for node in (node for path in ROOM.glob("*.py") for node in ast.parse(path.read_text()).body):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             defined.add(node.name)
         elif isinstance(node, (ast.Assign, ast.AnnAssign)):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             defined |= {target.id for target in targets if isinstance(target, ast.Name)}
     assert {name for name in defined if not name.startswith("_")} | {"JITFunction", "aggregate"} == {*USES, *PUBLIC}
+    assert set(compat.__all__) == {*USES, *PUBLIC}
+
+
+def test_no_module_of_the_room_has_the_name_of_what_it_offers() -> None:
+    assert {path.stem for path in ROOM.glob("*.py")}.isdisjoint(compat.__all__)
 
 
 def private(source: str) -> Iterator[str]:
@@ -546,5 +551,5 @@ def test_private_names_are_found() -> None:
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_no_other_module_names_what_is_private(path: Path) -> None:
-    if path.name != "compat.py":
+    if path.parent != ROOM:
         assert list(private(path.read_text())) == []

@@ -609,7 +609,7 @@ def test_neighbours_do_not_overlap() -> None:
 def test_a_tensor_map_rounds_to_tf32_where_it_is_to(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By CUDA's element type 11, CU_TENSOR_MAP_DATA_TYPE_TFLOAT32, in the place of fp32's; Tritons have two names."""
     utils = SimpleNamespace(**{name: lambda *arguments: arguments})
-    monkeypatch.setattr(compat.triton.runtime, "driver", SimpleNamespace(active=SimpleNamespace(utils=utils)))
+    monkeypatch.setattr(compat.launching.triton.runtime, "driver", SimpleNamespace(active=SimpleNamespace(utils=utils)))
     meta = {"elem_type": 7, "swizzle": 3, "elem_size": 4, "block_size": [1, 64, 32]}
     compiled = SimpleNamespace(metadata=SimpleNamespace(tensordesc_meta=[meta]))
     (encode,) = compat.tensor_maps(compiled)
@@ -621,7 +621,7 @@ def test_a_tensor_map_rounds_to_tf32_where_it_is_to(name: str, monkeypatch: pyte
 def test_a_tensor_map_s_copies_have_rows_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer than the kernel's box, where CTAs share it, or more, where tiles are several of its boxes."""
     utils = SimpleNamespace(fill_tma_descriptor_tiled=lambda *arguments: arguments)
-    monkeypatch.setattr(compat.triton.runtime, "driver", SimpleNamespace(active=SimpleNamespace(utils=utils)))
+    monkeypatch.setattr(compat.launching.triton.runtime, "driver", SimpleNamespace(active=SimpleNamespace(utils=utils)))
     meta = {"elem_type": 7, "swizzle": 3, "elem_size": 2, "block_size": [1, 64, 32]}
     compiled = SimpleNamespace(metadata=SimpleNamespace(tensordesc_meta=[meta]))
     (encode,) = compat.tensor_maps(compiled)

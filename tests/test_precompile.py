@@ -93,11 +93,11 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def made(cache: Path) -> precompile.Precompiled:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_LIBCUDA_PATH", str(cache / "driver"))  # as an image says where its driver will be
-        compat.nvidia.libcuda_dirs.cache_clear()
+        compat.building.nvidia.libcuda_dirs.cache_clear()
         try:
             return precompile.precompile(PROBLEMS, [HOPPER], cache=cache)
         finally:
-            compat.nvidia.libcuda_dirs.cache_clear()
+            compat.building.nvidia.libcuda_dirs.cache_clear()
 
 
 def test_a_plan_finds_in_the_cache_what_was_compiled_ahead(cache: Path, made: precompile.Precompiled) -> None:
@@ -159,11 +159,11 @@ def test_the_launcher_needs_no_compiler_where_it_was_built(cache: Path, made: pr
 def test_why_there_is_no_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CC", str(tmp_path / "no-compiler"))
     monkeypatch.setenv("TRITON_LIBCUDA_PATH", str(tmp_path))
-    compat.nvidia.libcuda_dirs.cache_clear()
+    compat.building.nvidia.libcuda_dirs.cache_clear()
     try:
         assert "no-compiler" in str(compat.build_launcher(cache=tmp_path))
     finally:
-        compat.nvidia.libcuda_dirs.cache_clear()
+        compat.building.nvidia.libcuda_dirs.cache_clear()
     monkeypatch.delenv("CC")
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert compat.build_launcher() == "there is no C compiler: set CC, or install gcc"

@@ -139,7 +139,7 @@ def test_a_spawned_worker_plans_as_its_parent() -> None:
 
 SMALL = {
     # by devices, dtypes, configurations and tables, of which there are few
-    "triton_gemm.compat._inductor_choices",
+    "triton_gemm.compat.torch_compile._inductor_choices",
     "triton_gemm.device._cuda_device",
     "triton_gemm.doctor._mounts",
     "triton_gemm.driver._library",

@@ -35,8 +35,8 @@ _BENCH = ("triton_gemm", *_TIMED, *_modules("perf/bench", "peers sweep"))
 # The files and folders that decide the figures of a record, by what it holds.
 SOURCES: dict[str, tuple[str, ...]] = {
     "ladder": (
-        *("triton_gemm/ladder", "reference_cuda", *_TIMED),
-        *_modules("triton_gemm", "aot arithmetic compat config device driver problem timing"),
+        *("triton_gemm/ladder", "triton_gemm/compat", "reference_cuda", *_TIMED),
+        *_modules("triton_gemm", "aot arithmetic config device driver problem timing"),
         *_modules("perf/ladder", "tasks rungs_and_twins published prediction static interpret counters"),
     ),
     "bench": _BENCH,

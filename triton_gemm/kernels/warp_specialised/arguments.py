@@ -5,7 +5,7 @@ from __future__ import annotations
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
-from ...compat import aggregate  # type: ignore[attr-defined]
+from ...compat import aggregate
 
 
 @aggregate

@@ -1,0 +1,130 @@
+"""Everything private of torch and Triton that this package touches, and what differs between their versions.
+
+torch 2.11 to 2.15 and Triton 3.6 to 3.9. No other room names what is private; `tests/test_compat.py` tries each use by
+itself, so that a version which breaks one is told apart from all else that then fails. Other rooms import from here,
+not from the modules:
+
+- `language`: whether Triton's interpreter runs kernels, and device functions that know it
+- `gluon`: names of Gluon
+- `compiler`: compiles kernels for any GPU, here or not
+- `building`: what Triton builds with a C compiler, without a GPU's driver
+- `launching`: launches what was compiled, and encodes tensor maps
+- `tuner`: that of `triton.autotune`
+- `devices`: torch's devices and streams
+- `autograd`: torch's autograd
+- `dispatcher`: torch's dispatcher, and DTensor's
+- `torch_compile`: Dynamo and Inductor
+- `locks`: those that a forked child finds free
+"""
+
+# First, since it says what is missing where Triton cannot be imported.
+from .language import (
+    INTERPRETED,
+    decorating,
+    dot_operand,
+    multiply_add,
+    number,
+    power_of_two,
+    prefetch,
+    reciprocal,
+    round_to,
+)
+
+# isort: split
+from .autograd import (
+    SingleLevelFunction,
+    backward_here,
+    context_of_backward,
+    dual,
+    forward_grad_enabled,
+    single_level_autograd,
+)
+from .building import LAUNCHER_NAMES_DRIVER, LAUNCHERS_OF_KERNELS, build_launcher, c_compiler
+from .compiler import Compiling, JITFunction, compilations, compile_kernel, compiling, compiling_for
+from .devices import current_device, current_stream, occupy, stream_of_graph_trees
+from .dispatcher import (
+    below_autograd,
+    differ,
+    differentiates_forward,
+    in_transform,
+    is_wrapper,
+    may_differ,
+    must_dispatch,
+    overlaps_itself,
+    share_sharding_decisions,
+    withdraw,
+)
+from .gluon import (  # type: ignore[attr-defined]
+    CLUSTERS,
+    aggregate,
+    async_load,
+    reinterpret,
+    tensor_map_parameter,
+    tma_load,
+    tma_store,
+)
+from .launching import TFLOAT32, launcher, loading, tensor_maps
+from .locks import free_in_children
+from .torch_compile import hide_from_dynamo, offer_to_inductor
+from .tuner import Autotuner
+
+# The oldest and the newest versions, (major, minor), that the tests are run with.
+TESTED = {"torch": ((2, 11), (2, 15)), "Triton": ((3, 6), (3, 9))}
+
+__all__ = [
+    "CLUSTERS",
+    "INTERPRETED",
+    "LAUNCHERS_OF_KERNELS",
+    "LAUNCHER_NAMES_DRIVER",
+    "TESTED",
+    "TFLOAT32",
+    "Autotuner",
+    "Compiling",
+    "JITFunction",
+    "SingleLevelFunction",
+    "aggregate",
+    "async_load",
+    "backward_here",
+    "below_autograd",
+    "build_launcher",
+    "c_compiler",
+    "compilations",
+    "compile_kernel",
+    "compiling",
+    "compiling_for",
+    "context_of_backward",
+    "current_device",
+    "current_stream",
+    "decorating",
+    "differ",
+    "differentiates_forward",
+    "dot_operand",
+    "dual",
+    "forward_grad_enabled",
+    "free_in_children",
+    "hide_from_dynamo",
+    "in_transform",
+    "is_wrapper",
+    "launcher",
+    "loading",
+    "may_differ",
+    "multiply_add",
+    "must_dispatch",
+    "number",
+    "occupy",
+    "offer_to_inductor",
+    "overlaps_itself",
+    "power_of_two",
+    "prefetch",
+    "reciprocal",
+    "reinterpret",
+    "round_to",
+    "share_sharding_decisions",
+    "single_level_autograd",
+    "stream_of_graph_trees",
+    "tensor_map_parameter",
+    "tensor_maps",
+    "tma_load",
+    "tma_store",
+    "withdraw",
+]

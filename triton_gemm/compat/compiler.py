@@ -1,0 +1,136 @@
+"""Triton's compiler: a kernel compiled by its arguments, several in threads at once, and compiling for a GPU that is
+not here, whose driver is replaced by one that knows its compute capability only."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.driver import GPUDriver
+from triton.compiler.compiler import make_backend
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.runtime.jit import JITFunction as JITFunction
+from triton.runtime.jit import create_function_from_signature
+
+_Result = TypeVar("_Result")
+
+
+def compile_kernel(kernel: JITFunction[Any], arguments: dict[str, Any], capability: tuple[int, int]) -> Any:
+    """Triton's compiled kernel for arguments by name, options among them, for a GPU that need not be here."""
+    target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
+    backend = make_backend(target)
+    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+    bound, specialization, options = bind(**arguments)
+    options, signature, constexprs, attributes = kernel._pack_args(backend, arguments, bound, specialization, options)
+    source_type = GluonASTSource if kernel.is_gluon() else triton.compiler.ASTSource
+    source = source_type(kernel, signature, constexprs, attributes)
+    return triton.compiler.compile(source, target=target, options=options.__dict__)
+
+
+class Compiling:
+    """Runs compilations, in any number of threads at once. One that fails while others run is run once more by itself,
+    before its failure counts: Triton 3.7.1 has failed in one of two threads to compile what it compiled in one."""
+
+    PATIENCE_S = 10.0  # with which one waits for others: a compiler may hang
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.begun = self.running = self.first = 0  # first: those that are to run by themselves, and go first
+
+    def __call__(self, compile: Callable[[], _Result]) -> _Result:
+        with self._turn(by_itself=False) as (begun, running):
+            try:
+                return compile()
+            except Exception:
+                if running == 1 and self.begun == begun:
+                    raise
+        with self._turn(by_itself=True):
+            return compile()
+
+    @contextmanager
+    def _turn(self, by_itself: bool) -> Iterator[tuple[int, int]]:
+        """How many have begun, and how many run, with this one."""
+        with self.changed:
+            self.first += by_itself
+            self.changed.wait_for(lambda: not (self.running if by_itself else self.first), self.PATIENCE_S)
+            self.begun += 1
+            self.running += 1
+            counts = self.begun, self.running
+        try:
+            yield counts
+        finally:
+            with self.changed:
+                self.first -= by_itself
+                self.running -= 1
+                self.changed.notify_all()
+
+
+compiling = Compiling()
+
+
+class _Elsewhere(GPUDriver):
+    """Triton's driver of a GPU that is not here: what compiling asks a driver."""
+
+    def __init__(self, capability: tuple[int, int]) -> None:
+        self.target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
+
+    @staticmethod
+    def is_active() -> bool:
+        return True
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_current_device(self) -> str:
+        return f"sm_{self.target.arch}"  # kernels keep what they compiled by device: not for one that is here
+
+    def get_current_stream(self, device: object = None) -> int:
+        return 0
+
+    def map_python_to_cpp_type(self, ty: str) -> str:
+        return ty
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("meta")
+
+    def get_benchmarker(self) -> Any:
+        raise NotImplementedError
+
+
+@contextmanager
+def compiling_for(capability: tuple[int, int], cache: str | os.PathLike[str] | None = None) -> Iterator[None]:
+    """Inside, `kernel.warmup` compiles for a GPU of that compute capability, here or not, as it would on that GPU, so
+    that what it puts into Triton's cache is found there. cache: another folder for that cache.
+
+    Triton has one driver for all threads: nothing may be launched meanwhile, and threads started inside compile for
+    that GPU too.
+    """
+    driver = triton.runtime.driver
+    before = driver._active
+    with triton.knobs.cache.scope():
+        if cache is not None:
+            triton.knobs.cache.dir = str(cache)
+        driver.set_active(_Elsewhere(capability))
+        try:
+            yield
+        finally:
+            driver.set_active(before)
+
+
+@contextmanager
+def compilations(note: Callable[[str, bool], None]) -> Iterator[None]:
+    """Inside, `note(hash, found)` is called, in the thread that compiles, for each kernel that Triton makes or finds in
+    its cache on disk. hash: of all that decides the binary."""
+
+    def listener(*, metadata: Any, cache_hit: bool, **_: Any) -> None:
+        note(metadata["hash"], cache_hit)
+
+    with triton.knobs.compilation.scope():
+        triton.knobs.compilation.listener = listener
+        yield

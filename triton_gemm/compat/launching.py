@@ -1,0 +1,86 @@
+"""Launching compiled kernels: Triton's own C functions that launch, and that encode tensor maps, without the Python
+that Triton puts around them. They differ in their arguments from version to version."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import triton
+from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
+
+from .locks import free_in_children
+
+loading = free_in_children(threading.Lock())  # held while a binary is loaded, which disturbs a capture
+
+
+def launcher(compiled: Any, grid: tuple[int, int, int], cluster: int = 1) -> Callable[[int, Sequence[Any]], None]:
+    """`launch(stream, arguments)` of a compiled kernel: Triton's own C function, without the Python around it.
+
+    arguments: all of the kernel's parameters in order; pointers as integers, and for each descriptor its tensor map,
+    shape and strides one after another. The current device must be the one it was compiled on. Hooks that are set on
+    launches (profilers) are called. cluster: programs of a cluster, which Triton launches for kernels of several CTAs a
+    program, and no less for those of one.
+    """
+    with loading:  # Triton shows a binary as loaded before all of its handles are set
+        compiled._init_handles()
+    run = compiled.run
+    assert run.global_scratch_size == 0 and run.profile_scratch_size == 0
+    launch = run.launch
+    if launch.__name__ == "inner":  # Triton wraps kernels with descriptors in a slow encoding of their tensor maps
+        launch = inspect.getclosurevars(launch).nonlocals["launcher"]
+    function, packed = compiled.function, compiled.packed_metadata
+    if cluster > 1:
+        num_warps, _, shared = packed
+        packed, grid = (num_warps, cluster, shared), (grid[0] // cluster, *grid[1:])
+    enter, leave = triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook
+    cooperative, pdl = run.launch_cooperative_grid, run.launch_pdl
+
+    def hooks(stream: int, arguments: Sequence[Any]) -> tuple[Any, Any, Any]:
+        if not (enter.calls or leave.calls):
+            return None, None, None
+        return compiled.launch_metadata(grid, stream, *arguments), enter, leave
+
+    if not hasattr(run, "arg_annotations"):  # Triton 3.6
+
+        def call_3_6(stream: int, arguments: Sequence[Any]) -> None:
+            launch(*grid, stream, function, cooperative, pdl, None, None, packed, *hooks(stream, arguments), *arguments)
+
+        return call_3_6
+    annotations, signature = run.arg_annotations, run.kernel_signature
+
+    def call(stream: int, arguments: Sequence[Any]) -> None:
+        launch(
+            *(*grid, stream, function, cooperative, pdl, packed, *hooks(stream, arguments)),
+            *(None, None, annotations, signature, arguments),
+        )
+
+    return call
+
+
+TFLOAT32 = 11  # CU_TENSOR_MAP_DATA_TYPE_TFLOAT32: TMA rounds fp32 to tf32 on its way (as CUTLASS has it do)
+
+
+def tensor_maps(compiled: Any) -> list[Callable[..., Any]]:
+    """For each descriptor among a compiled kernel's parameters, `encode(address, shape, strides, to_tf32, rows)`: its
+    tensor map; rows: along the last dimension but one that one copy moves, where those are not the kernel's box's."""
+    utils = triton.runtime.driver.active.utils
+    fill = getattr(utils, "fill_tma_descriptor_tiled", None) or utils.fill_tma_descriptor
+
+    def encoder(meta: dict[str, Any]) -> Callable[..., Any]:
+        element = TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]]
+
+        def encode(
+            address: int, shape: Sequence[int], strides: Sequence[int], to_tf32: bool = False, rows: int | None = None
+        ) -> Any:
+            *outer, box_rows, columns = meta["block_size"]
+            return fill(
+                *(address, meta["swizzle"], meta["elem_size"], TFLOAT32 if to_tf32 else element),
+                *([*outer, rows or box_rows, columns], shape, strides, 0),
+            )
+
+        return encode
+
+    return [encoder(meta) for meta in compiled.metadata.tensordesc_meta or ()]
