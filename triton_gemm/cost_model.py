@@ -49,6 +49,14 @@ def on_busiest_sm(
     return full * together(at_once) + together(rest + piled * (min(at_once, programs) - rest))
 
 
+def beyond_its_share(programs: int, num_sms: int, at_once: int, piled: float) -> float:
+    """Of the programs that come to the busiest SM, the part that is more than an SM gets on average."""
+    full, rest = divmod(-(-programs // num_sms), at_once)
+    if rest:
+        rest += piled * (min(at_once, programs) - rest)
+    return 1 - programs / (num_sms * (full * at_once + rest))
+
+
 def traffic(problem: GemmProblem) -> int:
     """Bytes that must move through memory: each operand once."""
     operands = problem.dtype.itemsize * problem.planes.count * problem.K * (problem.M + problem.N)

@@ -330,7 +330,8 @@ class Costs:
     element that a thread loads; fmas: multiply-adds in a microsecond of an SM, loads and conversions included, where
     threads lie along K, and fmas_n: where they lie along N; share: of all parts of a sum; part: adding one; piled: of
     the programs that an SM has room for, how many come together though others have none; memory: how
-    much of its bandwidth is reached; spread: what starting programs on all SMs at once adds, on fewer a share of it.
+    much of its bandwidth is reached where threads lie along K, and memory_n: where they lie along N; spread: what
+    starting programs on all SMs at once adds, on fewer a share of it.
     """
 
     KERNEL = "gemv"
@@ -344,6 +345,7 @@ class Costs:
     part: float
     piled: float
     memory: float
+    memory_n: float
     spread: float
 
 
@@ -375,7 +377,8 @@ def microseconds(problem: GemmProblem, config: Config, split_k: int, model: Devi
     busy = on_busiest_sm(tiles * split_k, model.num_sms, WARPS_PER_SM // config.num_warps, together, costs.piled)
     shared = costs.share + split_k * costs.part if split_k > 1 else 0.0
     spread = costs.spread * min(1.0, tiles * split_k / model.num_sms)
-    return model.launch + spread + shared + max(busy, traffic(problem) / (costs.memory * model.memory))
+    memory = traffic(problem) / ((costs.memory if along_k else costs.memory_n) * model.memory)
+    return model.launch + spread + shared + max(busy, memory)
 
 
 def order_of_sums(problem: GemmProblem, config: Config, split_k: int = 1) -> str:

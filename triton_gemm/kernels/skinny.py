@@ -29,7 +29,7 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from ..arithmetic import HALF
 from ..compat import prefetch
 from ..config import REGISTERS_PER_SM, TileConfig
-from ..cost_model import on_busiest_sm, soft_maximum, traffic
+from ..cost_model import beyond_its_share, on_busiest_sm, soft_maximum, traffic
 from ..device import INTERPRETER, DeviceInfo
 from ..device_model import DeviceModel
 from ..problem import GemmProblem
@@ -258,8 +258,11 @@ def microseconds(problem: GemmProblem, config: Config, split_k: int, model: Devi
 
     at_once = REGISTERS_PER_SM // (32 * warps * REGISTERS[config.BLOCK_N])
     spread = costs.spread * min(1.0, programs / model.num_sms)
-    busy = on_busiest_sm(programs, model.num_sms, at_once, together, costs.piled)
-    return model.launch + spread + soft_maximum(busy, traffic(problem) / (costs.memory * model.memory))
+    grid = programs, model.num_sms, at_once
+    busy = on_busiest_sm(*grid, together, costs.piled)
+    # Memory serves all SMs alike: when an average one is done, the busiest still has programs.
+    memory = traffic(problem) / (costs.memory * model.memory) + beyond_its_share(*grid, costs.piled) * busy
+    return model.launch + spread + soft_maximum(busy, memory)
 
 
 def order_of_sums(problem: GemmProblem, config: Config, split_k: int = 1) -> str:
