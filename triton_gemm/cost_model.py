@@ -52,9 +52,10 @@ def on_busiest_sm(
 def beyond_its_share(programs: int, num_sms: int, at_once: int, piled: float) -> float:
     """Of the programs that come to the busiest SM, the part that is more than an SM gets on average."""
     full, rest = divmod(-(-programs // num_sms), at_once)
+    most: float = full * at_once + rest
     if rest:
-        rest += piled * (min(at_once, programs) - rest)
-    return 1 - programs / (num_sms * (full * at_once + rest))
+        most += piled * (min(at_once, programs) - rest)
+    return 1 - programs / (num_sms * most)
 
 
 def traffic(problem: GemmProblem) -> int:
