@@ -3,7 +3,7 @@
 A step takes each warp 128 elements along K, of all rows and columns of a tile; the warps of a program lie along K, and
 their sums are added once, at the end. So what a warp multiplies nobody else needs, and operands go from memory straight
 into the registers that `mma` reads: no shared memory and no barrier before the end, and the next step's loads are under
-way while this one's arrive.
+way while this one is multiplied.
 
 `mma` wants of each thread pairs of neighbours along K, which would be loads of 4 bytes. But a sum does not care for the
 order of its terms: with a k_width of 8 a thread takes 8 neighbours, 16 bytes, and both operands agree on which four
