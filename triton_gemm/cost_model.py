@@ -43,19 +43,20 @@ def on_busiest_sm(
     piled: of the programs that an SM still has room for, how many come to it though others have none: while the grid
     before runs out, programs go to where there is room first.
     """
-    full, rest = divmod(-(-programs // num_sms), at_once)
-    if not rest:
-        return full * together(at_once)
-    return full * together(at_once) + together(rest + piled * (min(at_once, programs) - rest))
+    full, rest = _waves(programs, num_sms, at_once, piled)
+    return full * together(at_once) + (together(rest) if rest else 0.0)
 
 
 def beyond_its_share(programs: int, num_sms: int, at_once: int, piled: float) -> float:
     """Of the programs that come to the busiest SM, the part that is more than an SM gets on average."""
+    full, rest = _waves(programs, num_sms, at_once, piled)
+    return 1 - programs / (num_sms * (full * at_once + rest))
+
+
+def _waves(programs: int, num_sms: int, at_once: int, piled: float) -> tuple[int, float]:
+    """Of the busiest SM: how often it runs `at_once` programs, and how many after that."""
     full, rest = divmod(-(-programs // num_sms), at_once)
-    most: float = full * at_once + rest
-    if rest:
-        most += piled * (min(at_once, programs) - rest)
-    return 1 - programs / (num_sms * most)
+    return full, rest + piled * (min(at_once, programs) - rest) if rest else 0.0
 
 
 def traffic(problem: GemmProblem) -> int:

@@ -77,8 +77,8 @@ def places(
 
 @gluon.jit
 def load(places, step, K, WHOLE: gl.constexpr, STREAMED: gl.constexpr):
-    """A step of an operand, `step` elements along K after the first; 0 outside of its rows, and unless the step is
-    WHOLE from K on."""
+    """A step of an operand, `step` elements along K after the first. Of a step that is not WHOLE what lies beyond K is 0,
+    and of an operand that is not STREAMED what lies beyond its rows."""
     pointers, k, inside = places
     if WHOLE and STREAMED:
         return gl.load(pointers + step, eviction_policy="evict_first")
