@@ -73,6 +73,10 @@ BUGS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     "skinny-k-tail-not-masked": ("skinny", (("in_k = k < whole(K - step, VECTOR)", "in_k = k >= 0"),)),
     "skinny-streamed-rows-not-clamped": ("skinny", (("rows = gl.minimum(rows, extent - 1)", "pass"),)),
     "skinny-rows-not-masked": ("skinny", (("rows < extent\n", "rows >= 0\n"),)),
+    "skinny-the-other-operand-not-masked": (
+        "skinny",
+        (("a = load(a_places, 0, K, EVEN_K, A_STREAMED)", "a = load(a_places, 0, K, EVEN_K, B_STREAMED)"),),
+    ),
     "skinny-rows-of-32-bits": (
         "skinny",
         (

@@ -48,7 +48,7 @@ def on_busiest_sm(
 
 
 def beyond_its_share(programs: int, num_sms: int, at_once: int, piled: float) -> float:
-    """Of the programs that come to the busiest SM, the part that is more than an SM gets on average."""
+    """Of the programs that come to the busiest SM, the part that is more than an SM gets on average; of one or more."""
     full, rest = _waves(programs, num_sms, at_once, piled)
     return 1 - programs / (num_sms * (full * at_once + rest))
 

@@ -77,8 +77,8 @@ def places(
 
 @gluon.jit
 def load(places, step, K, WHOLE: gl.constexpr, STREAMED: gl.constexpr):
-    """A step of an operand, `step` elements along K after the first. Of a step that is not WHOLE what lies beyond K is 0,
-    and of an operand that is not STREAMED what lies beyond its rows."""
+    """A step of an operand, `step` elements along K after the first. What lies beyond K is 0 unless the step is WHOLE,
+    and what lies beyond its rows unless it is STREAMED, as `places` was told."""
     pointers, k, inside = places
     if WHOLE and STREAMED:
         return gl.load(pointers + step, eviction_policy="evict_first")
@@ -145,6 +145,8 @@ def skinny_kernel(
     sums_layout: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [gl.num_warps(), 1, 1], [1, 16, 8])
     a_layout: gl.constexpr = gl.DotOperandLayout(0, sums_layout, VECTOR)
     b_layout: gl.constexpr = gl.DotOperandLayout(1, sums_layout, VECTOR)
+    A_STREAMED: gl.constexpr = STREAMED == "a"
+    B_STREAMED: gl.constexpr = STREAMED == "b"
 
     # Locate the tile
     num_m = gl.cdiv(M, BLOCK_M)
@@ -158,28 +160,28 @@ def skinny_kernel(
 
     # Prologue
     if PDL:
-        if STREAMED == "a":
+        if A_STREAMED:
             prefetch_rows(a_ptr, m, M, stride_am, K, BLOCK_M, SHARE)
         else:
             prefetch_rows(b_ptr, n, N, stride_bn, K, BLOCK_N, SHARE)
     follow(PDL)
-    a_places = places(a_ptr, m, M, stride_am, BLOCK_M, SHARE, 1, a_layout, STREAMED == "a")
-    b_places = places(b_ptr, n, N, stride_bn, BLOCK_N, SHARE, 2, b_layout, STREAMED == "b")
-    a = load(a_places, 0, K, EVEN_K, STREAMED == "a")
-    b = load(b_places, 0, K, EVEN_K, STREAMED == "b")
+    a_places = places(a_ptr, m, M, stride_am, BLOCK_M, SHARE, 1, a_layout, A_STREAMED)
+    b_places = places(b_ptr, n, N, stride_bn, BLOCK_N, SHARE, 2, b_layout, B_STREAMED)
+    a = load(a_places, 0, K, EVEN_K, A_STREAMED)
+    b = load(b_places, 0, K, EVEN_K, B_STREAMED)
     acc = gl.zeros([gl.num_warps(), BLOCK_M, BLOCK_N], gl.float32, sums_layout)
 
-    # Main loop, over whole steps: masks along K would come before each step's loads
+    # Main loop, over steps that need no masks along K, and a last one that does
     for k in range(BLOCK_K, K - BLOCK_K + 1, BLOCK_K):
-        next_a = load(a_places, k, K, True, STREAMED == "a")
-        next_b = load(b_places, k, K, True, STREAMED == "b")
+        next_a = load(a_places, k, K, True, A_STREAMED)
+        next_b = load(b_places, k, K, True, B_STREAMED)
         acc = mma_v2(a, b, acc)
         a = next_a
         b = next_b
     if not EVEN_K:
         k = gl.maximum(K // BLOCK_K, 1) * BLOCK_K  # nothing is left there if K ends in the first step
-        next_a = load(a_places, k, K, False, STREAMED == "a")
-        next_b = load(b_places, k, K, False, STREAMED == "b")
+        next_a = load(a_places, k, K, False, A_STREAMED)
+        next_b = load(b_places, k, K, False, B_STREAMED)
         acc = mma_v2(a, b, acc)
         a = next_a
         b = next_b
@@ -218,8 +220,9 @@ class Costs:
 
     start: a program's first loads and its stores; adding: a warp's sums, of an SM; wait: for the loads of a step;
     bytes: in a microsecond that an SM takes in from L2; piled: of the programs that an SM has room for, how many come
-    together though others have none; memory: how much of its bandwidth is reached; spread: what starting programs on
-    all SMs at once adds, on fewer a share of it.
+    together though others have none; memory: how much of its bandwidth is reached; beyond: how much of the time of
+    programs beyond its share the busiest SM takes after memory has served an average one's, 0 in figures that were
+    fitted without it; spread: what starting programs on all SMs at once adds, on fewer a share of it.
     """
 
     KERNEL = "skinny"
@@ -230,6 +233,7 @@ class Costs:
     bytes: float
     piled: float
     memory: float
+    beyond: float
     spread: float
 
 
@@ -261,7 +265,8 @@ def microseconds(problem: GemmProblem, config: Config, split_k: int, model: Devi
     grid = programs, model.num_sms, at_once
     busy = on_busiest_sm(*grid, together, costs.piled)
     # Memory serves all SMs alike: when an average one is done, the busiest still has programs.
-    memory = traffic(problem) / (costs.memory * model.memory) + beyond_its_share(*grid, costs.piled) * busy
+    memory = traffic(problem) / (costs.memory * model.memory)
+    memory += costs.beyond * beyond_its_share(*grid, costs.piled) * busy
     return model.launch + spread + soft_maximum(busy, memory)
 
 
