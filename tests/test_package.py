@@ -225,7 +225,7 @@ def test_the_interpreter_says_that_it_needs_numpy(installed: Installed) -> None:
     hidden = "import sys; sys.modules['numpy'] = None; import torch, triton_gemm"
     done = installed.run("-c", hidden, TRITON_INTERPRET="1")
     assert done.stderr.splitlines()[-1] == (
-        "ModuleNotFoundError: TRITON_INTERPRET=1 asks for Triton's interpreter, which needs NumPy: pip install numpy"
+        "ModuleNotFoundError: TRITON_INTERPRET=1 selects Triton's interpreter, which needs NumPy: pip install numpy"
     )
     assert installed.run("-c", hidden).returncode == 0
 

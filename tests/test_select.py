@@ -287,17 +287,17 @@ def test_both_sides_of_a_product_are_treated_alike(problem: GemmProblem, device)
     [
         pytest.param(132, 0.0, 1, id="one each"),
         pytest.param(133, 0.0, 2, id="one more"),
-        pytest.param(60, 0.0, 1, id="fewer than SMs"),
-        pytest.param(588, 0.0, 5, id="dealt out"),
-        pytest.param(588, 1.0, 8, id="as many as an SM holds"),
-        pytest.param(588, 0.5, 6.5, id="half of what it has room for"),
-        pytest.param(3, 1.0, 3, id="no more than there are"),
-        pytest.param(132 * 9, 0.5, 12.5, id="full SMs, and then some"),
+        pytest.param(60, 0.0, 1, id="fewer programs than SMs"),
+        pytest.param(588, 0.0, 5, id="evenly distributed"),
+        pytest.param(588, 1.0, 8, id="busiest SM full"),
+        pytest.param(588, 0.5, 6.5, id="half of its free slots taken"),
+        pytest.param(3, 1.0, 3, id="at most all programs"),
+        pytest.param(132 * 9, 0.5, 12.5, id="a full wave, then a partial one"),
     ],
 )
-def test_what_the_busiest_sm_has_beyond_its_share(programs: int, piled: float, most: float) -> None:
+def test_load_imbalance(programs: int, piled: float, most: float) -> None:
     share = programs / 132
-    assert cost_model.beyond_its_share(programs, 132, 8, piled) == pytest.approx((most - share) / most)
+    assert cost_model.load_imbalance(programs, 132, 8, piled) == pytest.approx((most - share) / most)
 
 
 @pytest.mark.parametrize(

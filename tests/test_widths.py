@@ -64,9 +64,9 @@ def problems(draw: st.DrawFn) -> GemmProblem:
 @settings(max_examples=300, deadline=None)
 @given(problems(), st.sampled_from(SMS))
 def test_every_width_can_run_and_fills_its_waves(problem: GemmProblem, num_sms: int) -> None:
-    """There are never more clusters than run in those waves, and would be with tiles narrower by 8; or where there are
-    more waves anyway, or a long sum's parts fill them, no more columns. The ring has as many stages as fit shared
-    memory beside C's staging buffer, which is fp32 for a long sum."""
+    """There are never more clusters than run in those waves, and would be with tiles narrower by 8; or where there
+    are more waves anyway, or a long sum's parts fill them, no more columns. The pipeline has as many stages as fit in
+    shared memory next to C's staging buffer, which is fp32 for a long sum."""
     device = replace(HOPPER, num_sms=num_sms)
     assume(host.unsuited(problem, device) is None)
     long = LONG * max(problem.M, problem.N) <= problem.K

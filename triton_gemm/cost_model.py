@@ -47,14 +47,14 @@ def on_busiest_sm(
     return full * together(at_once) + (together(rest) if rest else 0.0)
 
 
-def beyond_its_share(programs: int, num_sms: int, at_once: int, piled: float) -> float:
-    """Of the programs that come to the busiest SM, the part that is more than an SM gets on average; of one or more."""
+def load_imbalance(programs: int, num_sms: int, at_once: int, piled: float) -> float:
+    """Fraction of the busiest SM's programs that exceeds the average per SM, for one program or more."""
     full, rest = _waves(programs, num_sms, at_once, piled)
     return 1 - programs / (num_sms * (full * at_once + rest))
 
 
 def _waves(programs: int, num_sms: int, at_once: int, piled: float) -> tuple[int, float]:
-    """Of the busiest SM: how often it runs `at_once` programs, and how many after that."""
+    """Of the busiest SM: the number of full waves, of `at_once` programs each, and the programs of its last wave."""
     full, rest = divmod(-(-programs // num_sms), at_once)
     return full, rest + piled * (min(at_once, programs) - rest) if rest else 0.0
 

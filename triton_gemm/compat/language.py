@@ -14,7 +14,7 @@ except ModuleNotFoundError as error:
     if error.name != "numpy":
         raise
     raise ModuleNotFoundError(
-        "TRITON_INTERPRET=1 asks for Triton's interpreter, which needs NumPy: pip install numpy", name="numpy"
+        "TRITON_INTERPRET=1 selects Triton's interpreter, which needs NumPy: pip install numpy", name="numpy"
     ) from error
 import triton.language as tl
 

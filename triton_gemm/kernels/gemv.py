@@ -329,9 +329,9 @@ class Costs:
     the threads that lie along K; wait: for the loads of a step, a constant, and for each
     element that a thread loads; fmas: multiply-adds in a microsecond of an SM, loads and conversions included, where
     threads lie along K, and fmas_n: where they lie along N; share: of all parts of a sum; part: adding one; piled: of
-    the programs that an SM has room for, how many come together though others have none; memory: how
-    much of its bandwidth is reached where threads lie along K, and memory_n: where they lie along N; spread: what
-    starting programs on all SMs at once adds, on fewer a share of it.
+    the programs that an SM has room for, how many come together though others have none; memory:
+    fraction of the memory bandwidth reached where threads lie along K (K-major B), and memory_n: where they lie along N
+    (N-major B); spread: what starting programs on all SMs at once adds, on fewer a share of it.
     """
 
     KERNEL = "gemv"

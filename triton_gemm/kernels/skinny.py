@@ -29,7 +29,7 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from ..arithmetic import HALF
 from ..compat import prefetch
 from ..config import REGISTERS_PER_SM, TileConfig
-from ..cost_model import beyond_its_share, on_busiest_sm, soft_maximum, traffic
+from ..cost_model import load_imbalance, on_busiest_sm, soft_maximum, traffic
 from ..device import INTERPRETER, DeviceInfo
 from ..device_model import DeviceModel
 from ..problem import GemmProblem
@@ -65,8 +65,8 @@ def places(
     STREAMED: gl.constexpr,
 ):  # fmt: skip
     """(pointers, k, inside) of the first step of ROWS rows of X from x on, which lie along dimension DIM, warps along
-    the first, and K along the other: the place along K, and which rows are in the matrix. Of an operand that is
-    STREAMED the last row is read instead of those beyond it; what they give is not stored."""
+    the first, and K along the other: the place along K, and which rows are in the matrix. If STREAMED,
+    rows past the end are clamped to the last one instead of masked; their results are not stored."""
     rows = x + along(ROWS, DIM, layout)
     k = along(gl.num_warps(), 0, layout) * SHARE + along(SHARE, 3 - DIM, layout)
     inside = rows < extent
@@ -77,19 +77,16 @@ def places(
 
 @gluon.jit
 def load(places, step, K, WHOLE: gl.constexpr, STREAMED: gl.constexpr):
-    """A step of an operand, `step` elements along K after the first. What lies beyond K is 0 unless the step is WHOLE,
-    and what lies beyond its rows unless it is STREAMED, as `places` was told."""
+    """A step of an operand, which starts at element `step` along K. Masked with 0: elements past K unless the step is
+    WHOLE, and rows past the end unless `places` has clamped them (STREAMED)."""
     pointers, k, inside = places
     if WHOLE and STREAMED:
         return gl.load(pointers + step, eviction_policy="evict_first")
-    elif WHOLE:
-        return gl.load(pointers + step, mask=inside, other=0.0)
     else:
-        in_k = k < whole(K - step, VECTOR)
-        if STREAMED:
-            return gl.load(pointers + step, mask=in_k, other=0.0, eviction_policy="evict_first")
-        else:
-            return gl.load(pointers + step, mask=inside & in_k, other=0.0)
+        if not WHOLE:
+            in_k = k < whole(K - step, VECTOR)
+            inside = in_k if STREAMED else inside & in_k
+        return gl.load(pointers + step, mask=inside, other=0.0, eviction_policy="evict_first" if STREAMED else "")
 
 
 @gluon.jit
@@ -171,7 +168,7 @@ def skinny_kernel(
     b = load(b_places, 0, K, EVEN_K, B_STREAMED)
     acc = gl.zeros([gl.num_warps(), BLOCK_M, BLOCK_N], gl.float32, sums_layout)
 
-    # Main loop, over steps that need no masks along K, and a last one that does
+    # Main loop: whole steps, without masks along K, then a partial one
     for k in range(BLOCK_K, K - BLOCK_K + 1, BLOCK_K):
         next_a = load(a_places, k, K, True, A_STREAMED)
         next_b = load(b_places, k, K, True, B_STREAMED)
@@ -179,7 +176,7 @@ def skinny_kernel(
         a = next_a
         b = next_b
     if not EVEN_K:
-        k = gl.maximum(K // BLOCK_K, 1) * BLOCK_K  # nothing is left there if K ends in the first step
+        k = gl.maximum(K // BLOCK_K, 1) * BLOCK_K  # past K, all masked, if the first step was the partial one
         next_a = load(a_places, k, K, False, A_STREAMED)
         next_b = load(b_places, k, K, False, B_STREAMED)
         acc = mma_v2(a, b, acc)
@@ -220,9 +217,9 @@ class Costs:
 
     start: a program's first loads and its stores; adding: a warp's sums, of an SM; wait: for the loads of a step;
     bytes: in a microsecond that an SM takes in from L2; piled: of the programs that an SM has room for, how many come
-    together though others have none; memory: how much of its bandwidth is reached; beyond: how much of the time of
-    programs beyond its share the busiest SM takes after memory has served an average one's, 0 in figures that were
-    fitted without it; spread: what starting programs on all SMs at once adds, on fewer a share of it.
+    together though others have none; memory: fraction of the memory bandwidth reached; imbalance: weight of the load
+    imbalance between SMs where memory is the bound, 0 in figures that were fitted without it; spread: what starting
+    programs on all SMs at once adds, on fewer a share of it.
     """
 
     KERNEL = "skinny"
@@ -233,7 +230,7 @@ class Costs:
     bytes: float
     piled: float
     memory: float
-    beyond: float
+    imbalance: float
     spread: float
 
 
@@ -264,9 +261,9 @@ def microseconds(problem: GemmProblem, config: Config, split_k: int, model: Devi
     spread = costs.spread * min(1.0, programs / model.num_sms)
     grid = programs, model.num_sms, at_once
     busy = on_busiest_sm(*grid, together, costs.piled)
-    # Memory serves all SMs alike: when an average one is done, the busiest still has programs.
+    # SMs share the bandwidth evenly, so when the average SM has finished, the busiest still has programs to run.
     memory = traffic(problem) / (costs.memory * model.memory)
-    memory += costs.beyond * beyond_its_share(*grid, costs.piled) * busy
+    memory += costs.imbalance * load_imbalance(*grid, costs.piled) * busy
     return model.launch + spread + soft_maximum(busy, memory)
 
 
