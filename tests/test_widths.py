@@ -159,7 +159,7 @@ def test_slices_cover_b(group: int) -> None:
         assert rows % 8 == 0 and count <= group and (count - 1) * rows < n <= count * rows
         assert (rows - 8) * group < n, "slices could be smaller"
         assert cluster.blocks_of_b(True, n) * 8 == n >= rows
-        assert cluster.loaded_blocks_of_b(True, n, group) * 8 == count * rows
+        assert cluster.loaded_rows(n, group) == count * rows
 
 
 def test_what_no_thread_can_hold_is_said() -> None:

@@ -56,9 +56,9 @@ def blocks_of_b(wide_mma, block_n):
 
 
 @constexpr_function
-def loaded_blocks_of_b(wide_mma, block_n, cluster_m):
-    """How many blocks come of it, with those that two slices have."""
-    return slices(block_n, cluster_m) * slice_rows(block_n, cluster_m) // 8 if wide_mma else 1
+def loaded_rows(copied, group):
+    """How many rows come of a tile of which so many are copied, with those that two slices have."""
+    return slices(copied, group) * slice_rows(copied, group)
 
 
 @gluon.jit
@@ -127,28 +127,31 @@ setp.lt.and.s32 chosen, lane, {cluster_m + cluster_n - 1}, chosen;
 @gluon.jit
 def load(desc, NUMBER: gl.constexpr, batch, column, k, full, tile, OF_A: gl.constexpr, K_MAJOR: gl.constexpr, config):
     """Starts to load the tile of an operand at `column`, a row of A or a column of B, and k; of a tile that others load
-    as well this CTA's slice, for all of them. NUMBER: of the operand's tensor map among the kernel's."""
+    as well this CTA's slice, for all of them; and of one that reaches far beyond the matrix only the first rows. NUMBER:
+    of the operand's tensor map among the kernel's."""
     corner = [batch, column, k] if K_MAJOR else [batch, k, column]
     GROUP: gl.constexpr = config.CLUSTER_N if OF_A else config.CLUSTER_M
     WIDE: gl.constexpr = config.WIDE_MMA and not OF_A
-    if GROUP == 1 and not WIDE:
+    OUTER: gl.constexpr = config.BLOCK_N if WIDE else desc.block_shape[1]
+    COPIED: gl.constexpr = (config.A_COPIED if OF_A else config.B_COPIED) or OUTER
+    if GROUP == 1 and COPIED == OUTER and not WIDE:
         tma_load(desc, corner, full, tile)
     else:
-        OUTER: gl.constexpr = config.BLOCK_N if WIDE else desc.block_shape[1]
         asm: gl.constexpr = copy_asm(
-            NUMBER, OUTER, desc.block_shape, desc.block_type.nbytes, OF_A, config.CLUSTER_M, config.CLUSTER_N
+            NUMBER, OUTER, COPIED, desc.block_shape, desc.block_type.nbytes, OF_A, config.CLUSTER_M, config.CLUSTER_N
         )
         gl.inline_asm(asm, "r,r,r,r,r", [tile, full, corner[2], corner[1], batch])
 
 
 @constexpr_function
-def copy_asm(number, outer, block, nbytes, of_a, cluster_m, cluster_n):
-    """One lane loads this CTA's slice of a tile with `outer` rows in shared memory, in panels of 128 bytes, to which
-    TMA's swizzle is limited. (Triton gives the addresses of tiles and barriers in a cluster's first CTA.)"""
+def copy_asm(number, outer, copied, block, nbytes, of_a, cluster_m, cluster_n):
+    """One lane loads this CTA's slice of the first `copied` rows of a tile with `outer` rows in shared memory, in panels
+    of 128 bytes, to which TMA's swizzle is limited. (Triton gives the addresses of tiles and barriers in a cluster's
+    first CTA.)"""
     _, rows, inner = block
     itemsize = nbytes // (rows * inner)
     group = cluster_n if of_a else cluster_m
-    pieces, size, panel = slices(outer, group), slice_rows(outer, group), min(inner, 128 // itemsize)
+    pieces, size, panel = slices(copied, group), slice_rows(copied, group), min(inner, 128 // itemsize)
     if of_a:  # number j of those of equal i
         mine, mask = "j", f"shl.b32 mask, {sum(1 << cluster_m * j for j in range(cluster_n))}, i;"
     else:
@@ -172,7 +175,7 @@ cvt.u16.u32 peers, mask;
 mapa.shared::cluster.u32 into, $0, rank;
 mapa.shared::cluster.u32 full, $1, rank;
 mul.lo.s32 begin, {mine}, {size};
-min.s32 begin, begin, {outer - size};
+min.s32 begin, begin, {copied - size};
 mad.lo.s32 into, begin, {panel * itemsize}, into;
 mov.b32 x, $2;
 add.s32 y, begin, $3;

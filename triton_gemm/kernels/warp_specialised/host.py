@@ -41,6 +41,22 @@ def wide_mma(problem: GemmProblem, config: Config) -> bool:
     return config.tail_n > 0 and config.BLOCK_N <= 256 and config.BLOCK_K == 64 and spans_widths(problem)
 
 
+def copied(problem: GemmProblem, config: Config) -> tuple[int, int]:
+    """How many rows of A's tile, and columns of B's, are copied where C has so few that all are in half of a tile: a
+    power of two, as each makes a kernel of its own, and no less than the 8 that TMA swizzles together. Else 0 for all.
+    Only of K-major operands, whose rows shared memory has one after the other."""
+    if not CLUSTERS or problem.groups:
+        return 0, 0
+    a = problem.a.column_major or config.num_warps > 4
+    b = not problem.b.column_major or config.tail_n > 0
+    return 0 if a else _fewer(problem.M, config.BLOCK_M), 0 if b else _fewer(problem.N, config.BLOCK_N)
+
+
+def _fewer(extent: int, block: int) -> int:
+    rows = max(8, 1 << max(extent - 1, 0).bit_length())
+    return rows if rows <= block // 2 else 0
+
+
 def part_columns(problem: GemmProblem, config: Config) -> tuple[int, int]:
     """Columns of C that a warpgroup stores at once, and those of narrower stores for the rest of the width, or 0: as
     many as take 32 registers of a thread, for 64 rows 128 bytes, which TMA's swizzle spans; half of them where pointers
@@ -265,7 +281,7 @@ def tensor_map(
     block_columns: int,
     planes: int = 1,
     to_tf32: bool = False,
-    copied_rows: int | None = None,
+    copied_rows: int = 0,
     sharing: int = 1,
 ) -> TensorMap:
     """The map of [batch, rows, columns] matrices; of their transposes where the unit stride runs down the columns.
@@ -311,12 +327,13 @@ def _launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple
     shared_parts = schedule.split_tiles * (schedule.split_k - 1) if split else 0
     loaded = (planes.count, problem.dtype == torch.float32)
     of_a = ("a", problem.a, problem.dtype, problem.batch, problem.M, problem.K, m // consumers, k)
-    a = tensor_map(*of_a, *loaded, sharing=config.CLUSTER_N)
+    a_copied, b_copied = copied(problem, config)
+    a = tensor_map(*of_a, *loaded, copied_rows=a_copied, sharing=config.CLUSTER_N)
     of_b = ("b", problem.b, problem.dtype, problem.batch, problem.K, problem.N, k)
     if wide:
         b = b_tail = tensor_map(*of_b, 8, copied_rows=n, sharing=config.CLUSTER_M)
     else:
-        b = tensor_map(*of_b, config.main_n, *loaded, sharing=config.CLUSTER_M)
+        b = tensor_map(*of_b, config.main_n, *loaded, copied_rows=b_copied, sharing=config.CLUSTER_M)
         b_tail = tensor_map(*of_b, config.tail_n, *loaded, sharing=config.CLUSTER_M) if config.tail_n else b
     of_c = ("c", problem.c, problem.out_dtype, copies, problem.M, problem.N, m // consumers)
     c = tensor_map(*of_c, part)
@@ -380,6 +397,8 @@ def _launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple
         "B_PLANES": sum(j << 2 * term for term, (_, j) in enumerate(planes.terms)),
         "PROMOTE": promotes(problem),
         "WIDE_MMA": wide,
+        "A_COPIED": a_copied,
+        "B_COPIED": b_copied,
         "CLUSTER_M": config.CLUSTER_M,
         "CLUSTER_N": config.CLUSTER_N,
         "num_stages": config.num_stages,

@@ -90,6 +90,8 @@ def warp_specialised_kernel(
     B_PLANES: gl.constexpr,
     PROMOTE: gl.constexpr,
     WIDE_MMA: gl.constexpr,
+    A_COPIED: gl.constexpr,
+    B_COPIED: gl.constexpr,
     CLUSTER_M: gl.constexpr,
     CLUSTER_N: gl.constexpr,
     num_stages: gl.constexpr,
@@ -100,7 +102,7 @@ def warp_specialised_kernel(
         CONSUMERS, num_stages, BLOCK_M, BLOCK_N, MAIN_N, TAIL_N, BLOCK_K, EPI_N, REST_N, C_BUFFERS,
         A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, EARLY_BIAS, ACTIVATION, SCALES,
         GROUPED, SPLIT_K, REDUCTION, IN_TURN, UNIT, TERMS, A_PLANES, B_PLANES, PROMOTE, WIDE_MMA,
-        CLUSTER_M, CLUSTER_N, PDL,
+        A_COPIED, B_COPIED, CLUSTER_M, CLUSTER_N, PDL,
     )  # fmt: skip
     inputs = Inputs(
         a_desc, b_desc, b_tail_desc, a_ptr, b_ptr, a_scale_ptr, b_scale_ptr, M, N, a_batches, b_batches

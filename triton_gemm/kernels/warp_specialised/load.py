@@ -9,7 +9,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.extra.cuda.gdc import gdc_wait
 
 from ...compat import async_load
-from .cluster import blocks_of_b, join_cluster, load, loaded_blocks_of_b
+from .cluster import blocks_of_b, join_cluster, load, loaded_rows
 from .ring import WARP, next_slot
 from .work import item_of, number_of_items
 
@@ -31,8 +31,11 @@ def load_partition(config, inputs, ring, work):
     ROWS: gl.constexpr = config.BLOCK_M // config.CONSUMERS
     B_SLOT: gl.constexpr = blocks_of_b(config.WIDE_MMA, config.BLOCK_N)
     TAIL: gl.constexpr = config.TAIL_N if not config.WIDE_MMA else 0
-    B_BLOCKS: gl.constexpr = loaded_blocks_of_b(config.WIDE_MMA, config.BLOCK_N, config.CLUSTER_M)
-    b_bytes: gl.constexpr = B_BLOCKS * b_desc.block_type.nbytes + (tail_desc.block_type.nbytes if TAIL else 0)
+    MAIN: gl.constexpr = config.BLOCK_N if config.WIDE_MMA else config.MAIN_N
+    a_rows: gl.constexpr = config.CONSUMERS * loaded_rows(config.A_COPIED or ROWS, config.CLUSTER_N)
+    b_rows: gl.constexpr = loaded_rows(config.B_COPIED or MAIN, config.CLUSTER_M)
+    k_bytes: gl.constexpr = a_desc.block_type.nbytes // ROWS
+    tail_bytes: gl.constexpr = tail_desc.block_type.nbytes if TAIL else 0
     slot = 0
     phase = 1  # the first round finds every slot empty
     for index in range(gl.program_id(0), number_of_items(work, config), gl.num_programs(0)):
@@ -47,7 +50,7 @@ def load_partition(config, inputs, ring, work):
                 batch_b += gl.to_tensor(config.B_PLANES) >> 2 * term & 3
             full = ring.full.index(slot)
             mbarrier.wait(ring.empty.index(slot), phase)
-            mbarrier.expect(full, config.CONSUMERS * a_desc.block_type.nbytes + b_bytes)
+            mbarrier.expect(full, (a_rows + b_rows) * k_bytes + tail_bytes)
             for w in gl.static_range(config.CONSUMERS):
                 row = item.m + w * ROWS
                 a_tile = ring.a.index(slot * config.CONSUMERS + w)
