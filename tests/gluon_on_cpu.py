@@ -707,7 +707,7 @@ def copy(into: int, number: int, x: int, y: int, z: int, full: int, peer: Progra
     row, within = divmod(into % BUFFER, width)
     assert within == 0 and row % 8 == 0, "not where a box may lie"
     if rows > outer:  # blocks of it after one another
-        box = tiles.values.view(1, -1, inner)[:, row : row + rows]
+        box = tiles.values.view(1, -1, PANEL // descriptor.dtype.itemsize)[:, row : row + rows]
         assert box.shape[1] == rows, "not where a box may lie"
     else:
         panel, row = divmod(row, outer)
@@ -739,9 +739,10 @@ def wide_products(asm: str, acc: Tensor, tail: Tensor, a: Shared, b: Shared) -> 
     left, right, products = a.values[0], rows_of(b), []
     for of_a, of_b, width, registers, transposed in found:
         (row, k), (column, of_k) = divmod(16 * int(of_a), PANEL), divmod(16 * int(of_b), PANEL)
+        panel, row = divmod(row, left.shape[0])
+        k += panel * PANEL
         first = left[row : row + 64, k // 2 : k // 2 + 16]
         if int(transposed):  # panels of 64 of its columns
-            panel, row = divmod(row, left.shape[0])
             first = left[row : row + 16, 64 * panel : 64 * panel + 64].T
         second = right[column : column + int(width), of_k // 2 : of_k // 2 + 16].T
         numbers = [int(x) for x in re.findall(r"\$(\d+)", registers)]

@@ -373,12 +373,16 @@ OF_WIDTHS = {
 }
 
 
-def of_width(m: int, n: int, form: tuple[int, int] = (1, 1)) -> TileConfig:
+DEEP = {(64, 40): (1, 1), (64, 88): (4, 1), (128, 104): (2, 1), (192, 72): (1, 2), (256, 112): (1, 1)}  # 128 along K
+
+
+def of_width(m: int, n: int, form: tuple[int, int] = (1, 1), k: int = 64) -> TileConfig:
     """The ring is short, so that it goes round."""
-    return warp_specialised.Config(m, n, 64, 8 if m == 256 else m // 16, 3, *form)
+    return warp_specialised.Config(m, n, k, 8 if m == 256 else m // 16, 3 if k == 64 else 2, *form)
 
 
 WIDE = [of_width(m, n, form) for m, widths in WIDTHS.items() for n, form in widths.items()]
+WIDE += [of_width(*tile, form, 128) for tile, form in DEEP.items()]
 
 
 def check_wide(case: Case, config: TileConfig, schedule: Schedule, module: SimpleNamespace, times: int = 1) -> None:
@@ -392,7 +396,7 @@ def check_wide(case: Case, config: TileConfig, schedule: Schedule, module: Simpl
 
 def heights_and_forms(config: TileConfig, orders: str) -> set[Hashable]:
     """What the fast tier shows."""
-    return {config.BLOCK_M, orders, (config.CLUSTER_M, config.CLUSTER_N)}
+    return {config.BLOCK_M, orders, (config.CLUSTER_M, config.CLUSTER_N), (config.BLOCK_K, orders)}
 
 
 @pytest.mark.few(shows=heights_and_forms)

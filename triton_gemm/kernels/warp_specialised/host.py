@@ -38,7 +38,7 @@ def spans_widths(problem: GemmProblem) -> bool:
 
 def wide_mma(problem: GemmProblem, config: Config) -> bool:
     """Whether one `wgmma` does span its width; else there is one for its main part and one for its tail."""
-    return config.tail_n > 0 and config.BLOCK_N <= 256 and config.BLOCK_K == 64 and spans_widths(problem)
+    return config.tail_n > 0 and config.BLOCK_N <= 256 and config.BLOCK_K in (64, 128) and spans_widths(problem)
 
 
 def copied(problem: GemmProblem, config: Config) -> tuple[int, int]:
@@ -110,7 +110,7 @@ def wide_memory(config: Config, out_itemsize: int, buffers: int = 2) -> int:
     columns, narrow = wide_columns(config)
     rows = config.BLOCK_M + config.BLOCK_N
     staged = buffers * columns + (config.BLOCK_N % columns if narrow else 0)
-    return config.num_stages * rows * 128 + config.BLOCK_M * staged * out_itemsize + 1024
+    return config.num_stages * rows * config.BLOCK_K * 2 + config.BLOCK_M * staged * out_itemsize + 1024
 
 
 def c_by_tma(problem: GemmProblem) -> bool:

@@ -21,7 +21,7 @@ def start_wide_products(ring, a_tile, acc, tail, slot, config):
     """(acc, tail) with the products of A's tile and of B's in the slot under way."""
     B_SLOT: gl.constexpr = blocks_of_b(True, config.BLOCK_N)
     asm: gl.constexpr = wide_mma_asm(
-        acc.shape, tail.shape[1], config.BLOCK_N, ptx_type(ring.a.dtype), config.A_COLUMN_MAJOR
+        acc.shape, tail.shape[1], config.BLOCK_N, config.BLOCK_K, ptx_type(ring.a.dtype), config.A_COLUMN_MAJOR
     )
     sums: gl.constexpr = (acc.shape[1] + tail.shape[1]) * acc.shape[0] // 128
     return gl.inline_asm(asm, tied(sums), [acc, tail, a_tile, ring.b.index(slot * B_SLOT)], [acc.type, tail.type])
@@ -34,10 +34,11 @@ def tied(sums):
 
 
 @constexpr_function
-def wide_mma_asm(acc_shape, tail_n, width, kind, a_column_major):
-    """PTX that adds the product of a k-tile of 128 bytes to sums of rows x width, a consumer's, in its threads'
-    registers: those of the main part, then those of the tail, of which the last may not be used. Rows of 128 bytes are
-    swizzled, in groups of 8, 1024 bytes apart (PTX ISA, "Shared Memory Matrix Layout"). B is K-major."""
+def wide_mma_asm(acc_shape, tail_n, width, depth, kind, a_column_major):
+    """PTX that adds the product of a k-tile of `depth` elements to sums of rows x width, a consumer's, in its threads'
+    registers: those of the main part, then those of the tail, of which the last may not be used. Tiles are in panels of
+    128 bytes of each row, swizzled in groups of 8 rows, 1024 bytes apart (PTX ISA, "Shared Memory Matrix Layout"). B is
+    K-major."""
     rows, main_n = acc_shape
     blocks, of_acc, of_tail = rows // 64, main_n // 2, tail_n // 2  # registers of 64 rows
     sums = blocks * (of_acc + of_tail)
@@ -55,16 +56,19 @@ def wide_mma_asm(acc_shape, tail_n, width, kind, a_column_major):
             f"or.b64 {name}, {name}, {1 << 62 | 1024 >> 4 << 32 | 1 << 16:#x};",
         ]
     lines.append("wgmma.fence.sync.aligned;")
-    # In 16 bytes: 16 of K are 32 bytes of a row, or 16 rows; 64 rows or columns of A are 8 KiB.
-    a_step, b_step, a_block = 2048 >> 4 if a_column_major else 32 >> 4, 32 >> 4, 8192 >> 4
+    # In 16 bytes, of which 128 bytes are 8: 16 of K are 32 bytes of a row, or 16 rows; and A's next 64 rows begin 64 rows
+    # of the panel later, or its next 64 columns with the next panel.
+    a_block = 8 * (depth if a_column_major else 64)
     for block in range(blocks):
         first, second = block * of_acc, blocks * of_acc + block * of_tail
         used = [*range(first, first + of_acc), *range(second, second + width // 2 - of_acc)]
         registers = ", ".join(f"${i}" for i in used)
-        for k in range(4):
+        for k in range(depth // 16):
+            panel, inside = k // 4, k % 4 * 32 >> 4
+            a_place = k * 8 * 16 if a_column_major else panel * 8 * rows + inside
             lines += [
-                f"add.s64 a_k, a, {block * a_block + k * a_step};",
-                f"add.s64 b_k, b, {k * b_step};",
+                f"add.s64 a_k, a, {block * a_block + a_place};",
+                f"add.s64 b_k, b, {panel * 8 * width + inside};",
                 f"wgmma.mma_async.sync.aligned.m64n{width}k16.f32.{kind}.{kind} {{{registers}}}, a_k, b_k, add, 1, 1, "
                 f"{int(a_column_major)}, 0;",
             ]
