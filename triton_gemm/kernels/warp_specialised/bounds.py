@@ -14,7 +14,7 @@ from ...device_model import DeviceModel
 from ...problem import GemmProblem
 from .configs import Config, listed
 from .costs import Costs, OfConfig, OfProblem, load_times, of_config
-from .host import promotes
+from .host import few_copied, promotes
 from .widths import widths
 
 MAX_PARTS = 32  # that one program adds up
@@ -28,7 +28,8 @@ class Bound(NamedTuple):
     m, n: its tiles' sides; most: how many run at once; ctas: of each; half: more keep both SMs of some pair busy; k:
     depth of a k-tile; multiply: time of its products; idle, busy: of its loads, where neighbouring SMs are idle and
     where they are busy; more: what is added to either; a_beyond, b_beyond: what a row of A and a column of B beyond the
-    matrix add to the loads, 0 in a cluster with others along that side; l2: L2's time for it.
+    matrix add to the loads, 0 in a cluster with others along that side; a_row, b_row: what one takes off that is not
+    copied, at most; l2: L2's time for it.
     """
 
     least: float
@@ -47,6 +48,8 @@ class Bound(NamedTuple):
     more: float
     a_beyond: float
     b_beyond: float
+    a_row: float
+    b_row: float
     l2: float
 
 
@@ -57,6 +60,7 @@ def floors(
     tiles are dealt out: without what C's edges add, and L2's time where a tile is larger than C. clusters: whether
     configurations in clusters are compared, and those for long sums."""
     M, N, K, batch = problem.M, problem.N, problem.K, problem.batch
+    few_m, few_n = few_copied(problem)
     always, spread, bias, others = on.fixed, on.spread, on.bias, on.cubes
     kind = len(problem.planes.terms), promotes(problem), on.a_lines, on.b_lines, model
     leasts, bounds = _bounds(problem.planes.dtype.itemsize, clusters, *kind)
@@ -64,11 +68,19 @@ def floors(
     few = bounds[: bisect_right(leasts, (limit - always) / max(1, batch * M * N * K))]
     paired = (on.paired / model.num_sms) ** 3
     for place, bound in chain(few, enumerate(wide, len(bounds))):
-        _, of, waiting, start, m, n, most, ctas, half, k, multiply, idle, busy, more, a_beyond, b_beyond, l2 = bound
+        _, of, waiting, start, m, n, most, ctas, half, k, multiply, idle, busy, more, a_beyond, b_beyond, *_ = bound
         count, k_tiles = batch * -(-M // m) * -(-N // n), -(-K // k)
-        beyond = (m - M) * a_beyond if m > M else 0.0
+        beyond = 0.0
+        if m > M:
+            if few_m and few_m < of.config.BLOCK_M and of.config.num_warps == 4:
+                beyond = (few_m - M) * a_beyond - (of.config.BLOCK_M - few_m) * bound.a_row
+            else:
+                beyond = (m - M) * a_beyond
         if n > N:
-            beyond += (n - N) * b_beyond
+            if few_n and few_n < of.config.BLOCK_N and not of.config.tail_n:
+                beyond += (few_n - N) * b_beyond - (of.config.BLOCK_N - few_n) * bound.b_row
+            else:
+                beyond += (n - N) * b_beyond
         load = (busy if count > half else idle) + beyond
         pace = (multiply if multiply > load else load) + more
         start += bias
@@ -78,7 +90,7 @@ def floors(
             continue
         cubes = others
         if m <= M and n <= N:
-            loading = count * k_tiles * l2
+            loading = count * k_tiles * bound.l2
             cubes += loading * loading * loading
         crowded = cubes + paired
         if count > half:
@@ -135,10 +147,11 @@ def _bound(
 ) -> Bound:
     costs, of = model.costs(Costs), of_config(config, itemsize, terms, promoted, model)
     m, n = config.BLOCK_M, config.BLOCK_N
-    loads, beyond = [], []
+    loads, beyond, rows = [], [], []
     for alone in (True, False):
         a, a_beyond = load_times(a_lines, config.CLUSTER_N, costs, alone)
         b, b_beyond = load_times(b_lines, config.CLUSTER_M, costs, alone)
+        rows.append((of.lines * min(a, a_beyond), of.lines * min(b, b_beyond)))
         loads.append(of.lines * (m * min(a, a_beyond) + n * min(b, b_beyond)))
         beyond.append((of.lines * max(0.0, a_beyond - a), of.lines * max(0.0, b_beyond - b)))
     loaded = m * a_lines / config.CLUSTER_N + n * b_lines / config.CLUSTER_M
@@ -160,5 +173,7 @@ def _bound(
         more=of.more,
         a_beyond=min(a for a, _ in beyond) * (config.CLUSTER_M == 1),
         b_beyond=min(b for _, b in beyond) * (config.CLUSTER_N == 1),
+        a_row=max(a for a, _ in rows),
+        b_row=max(b for _, b in rows),
         l2=config.ctas * of.lines * loaded / model.l2,
     )

@@ -13,7 +13,7 @@ from ...device_model import DeviceModel
 from ...problem import GemmProblem
 from ..schedule import Schedule, clusters_at_once
 from .configs import Config
-from .host import can_split_k, promotes
+from .host import can_split_k, copied, promotes
 
 _KNOWN = Remembered()
 TILE = 32_768  # elements of the largest tile that is stored at once, for which costs by its size are given
@@ -210,9 +210,14 @@ def of_config(config: Config, itemsize: int, terms: int, promoted: bool, model: 
 def of_tile(problem: GemmProblem, on: OfProblem, of: OfConfig, model: DeviceModel, alone: bool) -> OfTile:
     costs, config, a_lines, b_lines = model.costs(Costs), of.config, on.a_lines, on.b_lines
     m, n = config.BLOCK_M, config.BLOCK_N
-    # Of the last tile, which in a cluster may lie beyond the matrix as a whole:
+    # Of the last tile, which in a cluster may lie beyond the matrix as a whole, and of which not all may be copied:
     rows, columns = -(-problem.M // of.m) * config.CLUSTER_M, -(-problem.N // of.n) * config.CLUSTER_N
     beyond_m, beyond_n = min(m, rows * m - problem.M), min(n, columns * n - problem.N)
+    few_m, few_n = copied(problem, config)
+    if few_m:
+        m, beyond_m = few_m, few_m - problem.M
+    if few_n:
+        n, beyond_n = few_n, few_n - problem.N
     a_line, a_beyond = load_times(a_lines, config.CLUSTER_N, costs, alone)
     b_line, b_beyond = load_times(b_lines, config.CLUSTER_M, costs, alone)
     outer = (m - beyond_m) * a_line + beyond_m * a_beyond + (n - beyond_n) * b_line + beyond_n * b_beyond

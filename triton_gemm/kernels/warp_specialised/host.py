@@ -24,6 +24,9 @@ from .configs import Config
 from .kernel import warp_specialised_kernel
 
 
+FEW = (8, 16, 32, 48)  # rows of a tile that may be copied alone; TMA swizzles 8 together
+
+
 def spans_widths(problem: GemmProblem) -> bool:
     """Whether one `wgmma`, in PTX, can span the width of any tile that is a multiple of 8."""
     return (
@@ -41,20 +44,19 @@ def wide_mma(problem: GemmProblem, config: Config) -> bool:
     return config.tail_n > 0 and config.BLOCK_N <= 256 and config.BLOCK_K in (64, 128) and spans_widths(problem)
 
 
-def copied(problem: GemmProblem, config: Config) -> tuple[int, int]:
-    """How many rows of A's tile, and columns of B's, are copied where C has so few that all are in half of a tile: a
-    power of two, as each makes a kernel of its own, and no less than the 8 that TMA swizzles together. Else 0 for all.
-    Only of K-major operands, whose rows shared memory has one after the other."""
+def few_copied(problem: GemmProblem) -> tuple[int, int]:
+    """How many rows of A, and columns of B, are copied of tiles with more than C has: the least of FEW, as each makes a
+    kernel of its own; 0 for all. Only of K-major operands, whose rows shared memory has one after the other."""
     if not CLUSTERS or problem.groups:
         return 0, 0
-    a = problem.a.column_major or config.num_warps > 4
-    b = not problem.b.column_major or config.tail_n > 0
-    return 0 if a else _fewer(problem.M, config.BLOCK_M), 0 if b else _fewer(problem.N, config.BLOCK_N)
+    a, b = (next((rows for rows in FEW if rows >= extent), 0) for extent in (problem.M, problem.N))
+    return 0 if problem.a.column_major else a, b if problem.b.column_major else 0
 
 
-def _fewer(extent: int, block: int) -> int:
-    rows = max(8, 1 << max(extent - 1, 0).bit_length())
-    return rows if rows <= block // 2 else 0
+def copied(problem: GemmProblem, config: Config) -> tuple[int, int]:
+    """`few_copied` in tiles of `config`, where one warpgroup has all rows, and one `wgmma` all columns that are copied."""
+    a, b = few_copied(problem)
+    return a if a < config.BLOCK_M and config.num_warps == 4 else 0, b if b < config.BLOCK_N and not config.tail_n else 0
 
 
 def part_columns(problem: GemmProblem, config: Config) -> tuple[int, int]:

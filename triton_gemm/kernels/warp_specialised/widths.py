@@ -13,12 +13,14 @@ from .configs import CLUSTERED, CONFIGS, FOR_LONG_SUMS, LONG, Config
 from .host import spans_widths, wide_memory
 
 NARROWEST, WIDEST = 64, 256
+NARROWEST_OF_FEW = 32  # of tiles for at most FEW_ROWS
+FEW_ROWS = 64
 MOST_STAGES = 12
 MOST_SUMS = {4: 192, 8: 192, 12: 96}  # registers of a thread, by warps, beside which nothing spills
 # Heights of tiles, and clusters in which they won somewhere. Those of 8 CTAs share more, but 15 of them leave 12 of 132
 # multiprocessors idle, which only small tiles make up for.
 FORMS = {
-    64: ((2, 1), (2, 2), (4, 2), (2, 4)),
+    64: ((1, 1), (2, 1), (2, 2), (4, 2), (2, 4)),  # alone for few rows
     128: ((1, 1), (2, 1), (1, 2), (2, 2)),
     192: ((1, 1), (1, 2), (2, 1)),
     256: ((1, 1), (2, 1), (2, 2)),
@@ -47,7 +49,8 @@ def _filling(problem: GemmProblem, num_sms: int) -> Iterator[Config]:
     for m, cluster_m, cluster_n, waves in _forms(num_sms):
         rows = problem.batch * -(-M // (m * cluster_m))
         fewest = max(1, -(-N // (WIDEST * cluster_n)))  # columns of clusters
-        if m * cluster_m >= 2 * max(M, 64):
+        few = m == FEW_ROWS and cluster_m * cluster_n == 1
+        if m * cluster_m >= 2 * max(M, 64) or few and M > FEW_ROWS:
             continue
         if rows * fewest <= waves[-1]:
             numbers = [clusters // rows for clusters in waves]
@@ -59,9 +62,11 @@ def _filling(problem: GemmProblem, num_sms: int) -> Iterator[Config]:
         for columns in numbers:
             if columns >= fewest:
                 n = -(-N // (8 * cluster_n * columns)) * 8
-                if n != found and n >= NARROWEST:
+                if n != found and n >= (NARROWEST_OF_FEW if few else NARROWEST):
                     found = n
-                    config = _deepest(m, n, cluster_m, cluster_n, out_itemsize)
+                    form = m, n, cluster_m, cluster_n, out_itemsize
+                    # Of few rows a k-tile's products take less time than what is said about it.
+                    config = few and _deepest(*form, k=128, fewest=4) or _deepest(*form)
                     if config is not None:
                         yield config
 
@@ -94,11 +99,13 @@ def _forms(num_sms: int) -> tuple[tuple[int, int, int, tuple[int, ...]], ...]:
 
 
 @cache
-def _deepest(m: int, n: int, cluster_m: int, cluster_n: int, out_itemsize: int) -> Config | None:
-    """The tile with as many stages as fit, or None if that is less than three, or it is listed."""
+def _deepest(
+    m: int, n: int, cluster_m: int, cluster_n: int, out_itemsize: int, k: int = 64, fewest: int = 3
+) -> Config | None:
+    """The tile with as many stages as fit, or None if that is less than `fewest`, or it is listed."""
     num_warps = 8 if m == 256 else m // 16
-    for stages in range(MOST_STAGES, 2, -1):
-        config = Config(m, n, 64, num_warps, stages, cluster_m, cluster_n)
+    for stages in range(MOST_STAGES, fewest - 1, -1):
+        config = Config(m, n, k, num_warps, stages, cluster_m, cluster_n)
         if config.accumulators() <= MOST_SUMS[num_warps] and wide_memory(config, out_itemsize) <= SHARED_MEMORY[9, 0]:
             return None if config in CONFIGS or config in CLUSTERED or config in FOR_LONG_SUMS else config
     return None
