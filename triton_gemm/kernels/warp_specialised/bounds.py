@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ...device_model import DeviceModel
 from ...problem import GemmProblem
-from .configs import Config, listed
+from .configs import FEW_ROWS, Config, listed
 from .costs import Costs, OfConfig, OfProblem, load_times, of_config
 from .host import few_copied, promotes
 from .widths import widths
@@ -65,22 +65,28 @@ def floors(
     kind = len(problem.planes.terms), promotes(problem), on.a_lines, on.b_lines, model
     leasts, bounds = _bounds(problem.planes.dtype.itemsize, clusters, *kind)
     wide = [_bound(config, problem.dtype.itemsize, *kind) for config in widths(problem, model.num_sms)]
-    few = bounds[: bisect_right(leasts, (limit - always) / max(1, batch * M * N * K))]
+    shared = model.costs(Costs).shared if min(M, N) <= FEW_ROWS else 1.0
+    few = bounds[: bisect_right(leasts, (limit - always) / max(1, batch * M * N * K * shared))]
     paired = (on.paired / model.num_sms) ** 3
     for place, bound in chain(few, enumerate(wide, len(bounds))):
-        _, of, waiting, start, m, n, most, ctas, half, k, multiply, idle, busy, more, a_beyond, b_beyond, *_ = bound
+        _, of, waiting, start, m, n, most, ctas, half, k, multiply, idle, busy, more, *rows, l2 = bound
+        a_beyond, b_beyond, a_row, b_row = rows
         count, k_tiles = batch * -(-M // m) * -(-N // n), -(-K // k)
         beyond = 0.0
-        if m > M:
+        if m >= M:
             if few_m and few_m < of.config.BLOCK_M and of.config.num_warps == 4:
-                beyond = (few_m - M) * a_beyond - (of.config.BLOCK_M - few_m) * bound.a_row
+                beyond = (few_m - M) * a_beyond - (of.config.BLOCK_M - few_m) * a_row
             else:
                 beyond = (m - M) * a_beyond
-        if n > N:
+            if M <= N:
+                beyond -= (1 - shared) * M * a_row
+        if n >= N:
             if few_n and few_n < of.config.BLOCK_N and not of.config.tail_n:
-                beyond += (few_n - N) * b_beyond - (of.config.BLOCK_N - few_n) * bound.b_row
+                beyond += (few_n - N) * b_beyond - (of.config.BLOCK_N - few_n) * b_row
             else:
                 beyond += (n - N) * b_beyond
+            if N < M:
+                beyond -= (1 - shared) * N * b_row
         load = (busy if count > half else idle) + beyond
         pace = (multiply if multiply > load else load) + more
         start += bias
@@ -90,7 +96,7 @@ def floors(
             continue
         cubes = others
         if m <= M and n <= N:
-            loading = count * k_tiles * bound.l2
+            loading = count * k_tiles * l2
             cubes += loading * loading * loading
         crowded = cubes + paired
         if count > half:

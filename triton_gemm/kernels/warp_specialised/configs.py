@@ -87,6 +87,7 @@ _CLUSTERED = {
 }
 CLUSTERED = tuple(Config(*figures, *form) for figures, forms in _CLUSTERED.items() for form in forms)
 
+FEW_ROWS = 64  # or columns, that C has at most: the other operand is read once, from memory
 LONG = 8  # of a sum, how many times as long as C's longer side
 
 # For long sums, all tiles of which are cut and whose parts a second launch adds up: small tiles in clusters that span a

@@ -12,10 +12,11 @@ from ...cost_model import Remembered, average, lines_of, traffic
 from ...device_model import DeviceModel
 from ...problem import GemmProblem
 from ..schedule import Schedule, clusters_at_once
-from .configs import Config
+from .configs import FEW_ROWS, Config
 from .host import can_split_k, copied, promotes
 
 _KNOWN = Remembered()
+HELD = 2  # slots of the ring that are not being filled: consumers read one, and have yet to free the one before
 TILE = 32_768  # elements of the largest tile that is stored at once, for which costs by its size are given
 
 
@@ -36,7 +37,9 @@ class Costs:
     bias: what a tile's bias adds if each of its columns has one (of rows it adds nothing: a thread has few);
     reduction: a second launch that adds up all parts, what each of them adds to it, and bytes of partial sums in a
     microsecond;
-    paired: bytes in a microsecond from memory to each of two neighbouring SMs.
+    paired: bytes in a microsecond from memory to each of two neighbouring SMs; of at most FEW_ROWS rows or columns
+    shared: how much of line one of them takes, which all SMs ask for at once, and round_trip: from asking for a k-tile of
+    the other operand, which lies in memory, until its slot in the ring is free again.
     """
 
     KERNEL = "warp_specialised"
@@ -60,6 +63,8 @@ class Costs:
     bias: float
     reduction: tuple[float, float, float]
     paired: float
+    shared: float
+    round_trip: float
 
 
 class OfProblem(NamedTuple):
@@ -220,6 +225,11 @@ def of_tile(problem: GemmProblem, on: OfProblem, of: OfConfig, model: DeviceMode
         n, beyond_n = few_n, few_n - problem.N
     a_line, a_beyond = load_times(a_lines, config.CLUSTER_N, costs, alone)
     b_line, b_beyond = load_times(b_lines, config.CLUSTER_M, costs, alone)
+    few = few_rows(problem, config)
+    if few and rows == 1 and problem.M <= problem.N:
+        a_line *= costs.shared
+    elif few and columns == 1 and problem.N < problem.M:
+        b_line *= costs.shared
     outer = (m - beyond_m) * a_line + beyond_m * a_beyond + (n - beyond_n) * b_line + beyond_n * b_beyond
     inner = outer
     if rows > 1:
@@ -227,6 +237,8 @@ def of_tile(problem: GemmProblem, on: OfProblem, of: OfConfig, model: DeviceMode
     if columns > 1:
         inner += beyond_n * (b_line - b_beyond)
     pace = max(of.multiply, inner * of.lines)
+    if few and config.num_stages > HELD:
+        pace = max(pace, costs.round_trip / (config.num_stages - HELD) - of.more)
     k_tiles = -(-problem.K // config.BLOCK_K)
     loaded = min(m, problem.M) * a_lines / config.CLUSTER_N + min(n, problem.N) * b_lines / config.CLUSTER_M
     inside = (problem.M // m) * (problem.N // n)
@@ -239,6 +251,11 @@ def of_tile(problem: GemmProblem, on: OfProblem, of: OfConfig, model: DeviceMode
         l2=config.ctas * k_tiles * of.lines * loaded / model.l2,
         alone=alone,
     )
+
+
+def few_rows(problem: GemmProblem, config: Config) -> bool:
+    """Whether one operand has so few rows, or columns, that what a program loads comes from memory, but for those."""
+    return config.ctas == 1 and min(problem.M, problem.N) <= FEW_ROWS
 
 
 def load_times(lines: float, sharing: int, costs: Costs, alone: bool) -> tuple[float, float]:

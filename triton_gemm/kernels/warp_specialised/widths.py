@@ -9,12 +9,11 @@ from functools import cache, lru_cache
 from ...device import SHARED_MEMORY
 from ...problem import GemmProblem
 from ..schedule import clusters_at_once
-from .configs import CLUSTERED, CONFIGS, FOR_LONG_SUMS, LONG, Config
+from .configs import CLUSTERED, CONFIGS, FEW_ROWS, FOR_LONG_SUMS, LONG, Config
 from .host import spans_widths, wide_memory
 
 NARROWEST, WIDEST = 64, 256
 NARROWEST_OF_FEW = 32  # of tiles for at most FEW_ROWS
-FEW_ROWS = 64
 MOST_STAGES = 12
 MOST_SUMS = {4: 192, 8: 192, 12: 96}  # registers of a thread, by warps, beside which nothing spills
 # Heights of tiles, and clusters in which they won somewhere. Those of 8 CTAs share more, but 15 of them leave 12 of 132
