@@ -324,7 +324,7 @@ def test_every_cluster(name: str, config: TileConfig) -> None:
 # --- Tiles of any width ---
 
 WIDTHS = {
-    64: {72: (4, 2), 104: (2, 1), 136: (2, 2), 168: (2, 4), 200: (1, 1), 248: (2, 1)},
+    64: {24: (1, 1), 40: (1, 1), 72: (4, 2), 104: (2, 1), 136: (2, 2), 168: (2, 4), 200: (1, 1), 248: (2, 1)},
     128: {72: (1, 1), 88: (2, 1), 120: (1, 2), 152: (2, 2), 168: (2, 1), 200: (1, 1), 232: (2, 1), 248: (1, 2)},
     192: {72: (1, 1), 120: (2, 1), 136: (1, 2), 184: (1, 1)},
     256: {80: (1, 1), 120: (2, 1), 136: (2, 2), 152: (1, 1), 176: (2, 1), 184: (1, 1)},
@@ -340,8 +340,11 @@ WIDE_CIRCUMSTANCES = {
 }
 
 
-def with_deepest_ring(m: int, n: int, form: tuple[int, int], out_itemsize: int) -> TileConfig:
-    found = [warp_specialised.Config(m, n, 64, 8 if m == 256 else m // 16, stages, *form) for stages in range(2, 13)]
+DEEP = ((64, 48, (1, 1)), (64, 88, (1, 1)), (64, 120, (1, 1)))  # of k-tiles 128 deep
+
+
+def with_deepest_ring(m: int, n: int, form: tuple[int, int], out_itemsize: int, k: int = 64) -> TileConfig:
+    found = [warp_specialised.Config(m, n, k, 8 if m == 256 else m // 16, stages, *form) for stages in range(2, 13)]
     return [c for c in found if warp_specialised.host.wide_memory(c, out_itemsize) <= SHARED_MEMORY[CAPABILITY]][-1]
 
 
@@ -352,6 +355,7 @@ def wide_cases() -> list[Any]:
         itemsize = (circumstance.out_dtype or circumstance.dtype).itemsize
         tiles = [(m, n, form) for m, widths in WIDTHS.items() for n, form in widths.items()]
         configs = [with_deepest_ring(*tile, itemsize) for tile in tiles]
+        configs += [with_deepest_ring(*tile, itemsize, 128) for tile in DEEP]
         found += [
             pytest.param(name, config, id=f"{name}-{ids(config)}")
             for i, config in enumerate(configs)
@@ -362,7 +366,7 @@ def wide_cases() -> list[Any]:
 
 def every_height(name: str, config: TileConfig) -> set[Hashable]:
     """The fast tier compiles every circumstance and every height, with the most accumulators."""
-    return {name, config.BLOCK_M, ("accumulators", config.BLOCK_M, config.accumulators() >= 96)}
+    return {name, config.BLOCK_M, config.BLOCK_K, ("accumulators", config.BLOCK_M, config.accumulators() >= 96)}
 
 
 @pytest.mark.skipif(not CLUSTERS, reason="wide products need Triton 3.9 or newer")

@@ -354,7 +354,7 @@ def test_a_program_may_not_end_while_something_comes() -> None:
 # For one, two and three consumers, and for two with two blocks of 64 rows each; alone and in clusters, whose CTAs along
 # M cannot share most of them evenly in blocks of 8.
 WIDTHS = {
-    64: {72: (4, 1), 88: (1, 1), 120: (2, 1), 136: (4, 2), 168: (2, 2), 200: (1, 4), 232: (8, 1), 248: (2, 4)},
+    64: {24: (1, 1), 40: (1, 1), 72: (4, 1), 88: (1, 1), 120: (2, 1), 136: (4, 2), 168: (2, 2), 200: (1, 4), 232: (8, 1), 248: (2, 4)},
     128: {80: (1, 1), 96: (2, 2), 104: (2, 1), 120: (1, 2), 144: (4, 1), 152: (4, 2), 160: (1, 1), 248: (2, 1)},
     192: {72: (1, 2), 88: (2, 1), 96: (1, 1), 120: (4, 2)},
     256: {72: (2, 1), 96: (2, 2), 112: (4, 1), 120: (1, 1), 136: (2, 1), 152: (1, 1), 168: (2, 2), 184: (1, 1)},
@@ -809,7 +809,7 @@ BUGS: dict[str, tuple[tuple[str, str], ...]] = {
     "waits-for-one-product-less": (("wait_for_products(acc, tail, IN_FLIGHT,", "wait_for_products(acc, tail, 2,"),),
     "never-frees-the-last-slot": (("item.k_end > item.k_begin, config)", "False, config)"),),
     "starts-in-the-wrong-phase": (("phase = 1  #", "phase = 0  #"),),
-    "announces-too-few-bytes": (("config.CONSUMERS * a_desc.block_type.nbytes +", "a_desc.block_type.nbytes +"),),
+    "announces-too-few-bytes": (("config.CONSUMERS * loaded_rows(config.A_COPIED", "loaded_rows(config.A_COPIED"),),
     "phase-does-not-turn": (("phase ^ wrapped.to(gl.int32)", "phase"),),
     "stores-from-a-buffer-in-use": (("            tma.store_wait(BUFFERS - 1)", "            pass #"),),
     "next-tile-starts-in-the-same-buffer": (
@@ -878,21 +878,24 @@ BUGS_OF_WIDTHS: dict[str, tuple[tuple[str, str], ...]] = {
     "the-tail-in-the-main-s-registers": (("blocks * of_acc + block * of_tail", "block * of_tail"),),
     "both-blocks-in-the-same-registers": (("block * of_acc, blocks", "0, blocks"),),
     "both-blocks-tails-in-the-same-registers": (("blocks * of_acc + block * of_tail", "blocks * of_acc"),),
-    "a-stays-along-k": (("{block * a_block + k * a_step}", "{block * a_block}"),),
-    "b-stays-along-k": (("{k * b_step}", "0"),),
-    "a-s-columns-step-as-rows-do": (("2048 >> 4 if a_column_major else 32 >> 4", "32 >> 4"),),
-    "a-s-rows-step-as-columns-do": (("2048 >> 4 if a_column_major else 32 >> 4", "2048 >> 4"),),
+    "a-stays-along-k": (("{block * a_block + a_place}", "{block * a_block}"),),
+    "b-stays-along-k": (("{panel * 8 * width + inside}", "{panel * 8 * width}"),),
+    "a-s-second-panel-over-the-first": (("panel * 8 * rows + inside", "inside"),),
+    "b-s-second-panel-over-the-first": (("{panel * 8 * width + inside}", "{inside}"),),
+    "a-s-columns-step-as-rows-do": (("k * 8 * 16 if a_column_major else panel", "panel"),),
+    "a-s-rows-step-as-columns-do": (("k * 8 * 16 if a_column_major else panel * 8 * rows + inside", "k * 8 * 16"),),
     "a-s-columns-are-read-as-rows": (('f"{int(a_column_major)}, 0;"', '"0, 0;"'),),
-    "the-second-block-has-the-first-s-rows": (("{block * a_block + k * a_step}", "{k * a_step}"),),
-    "the-second-block-is-32-rows-on": (("8192 >> 4", "4096 >> 4"),),
+    "the-second-block-has-the-first-s-rows": (("{block * a_block + a_place}", "{a_place}"),),
+    "the-second-block-is-32-rows-on": (("depth if a_column_major else 64)", "depth if a_column_major else 32)"),),
+    "columns-of-the-second-block-begin-64-deep": (("8 * (depth if a_column_major else 64)", "8 * 64"),),
     "a-group-less-is-awaited": (("1 if config.WIDE_MMA else 2", "2"),),
-    "b-s-last-slice-ends-beyond-it": (("min.s32 begin, begin, {outer - size};", ""),),
-    "what-comes-twice-is-announced-once": (("b_bytes: gl.constexpr = B_BLOCKS", "b_bytes: gl.constexpr = B_SLOT"),),
+    "b-s-last-slice-ends-beyond-it": (("min.s32 begin, begin, {copied - size};", ""),),
+    "what-comes-twice-is-announced-once": (("loaded_rows(config.B_COPIED or MAIN, config.CLUSTER_M)", "MAIN"),),
     "b-s-slots-overlap": (("ring.b.index(slot * B_SLOT)", "ring.b.index(slot)"),),
     "b-is-loaded-where-slots-overlap": (("b_tile = ring.b.index(slot * B_SLOT)", "b_tile = ring.b.index(slot)"),),
     "b-is-read-in-the-first-slot": (("ring.b.index(slot * B_SLOT)]", "ring.b.index(0)]"),),
-    "announces-one-block-of-b": (("B_BLOCKS * b_desc.block_type.nbytes", "b_desc.block_type.nbytes"),),
-    "announces-one-block-less": (("B_BLOCKS * b_desc.block_type.nbytes", "(B_BLOCKS - 1) * b_desc.block_type.nbytes"),),
+    "announces-one-block-of-b": (("(a_rows + b_rows) * k_bytes", "(a_rows + 8) * k_bytes"),),
+    "announces-one-block-less": (("(a_rows + b_rows) * k_bytes", "(a_rows + b_rows - 8) * k_bytes"),),
     "slices-at-the-same-place": (("mad.lo.s32 into, begin, {panel * itemsize}, into;", ""),),
     "slices-of-the-same-columns": (("add.s32 y, begin, $3;", "mov.b32 y, $3;"),),
     "a-copy-moves-the-main-part-only": (("copied_rows=n,", "copied_rows=config.main_n,"),),
@@ -922,6 +925,90 @@ def test_planted_bugs_of_widths_are_caught(bug: str) -> None:
             split = Schedule(6, split_tiles=2, split_k=3)
             check(Case((264, 112, 500), orders, bias="n"), of_width(256, 120), split, broken)
         check(Case((120, 456, 500), "ntn"), of_width(64, 232), Schedule(3), broken)
+        for orders in ("ttn", "ntn"):
+            check(Case((250, 112, 700), orders), of_width(256, 112, k=128), Schedule(1), broken)
+
+
+# --- Few rows, of which no more are copied ---
+
+# Tiles of which few rows are A's, and of which few columns are B's.
+OF_FEW = {
+    "a": ((64, 40, 128), (64, 64, 128), (64, 88, 64), (128, 64, 64)),
+    "b": ((64, 16, 128), (128, 32, 128), (64, 128, 128)),
+}
+FEW_SIZES = (1, 7, 8, 9, 16, 17, 31, 33, 48)
+
+
+def of_few(operand: str, tile: tuple[int, int, int], form: tuple[int, int] = (1, 1)) -> TileConfig:
+    m, n, k = tile
+    return warp_specialised.Config(m, n, k, m // 16, 3, *form)
+
+
+def case_of_few(operand: str, few: int, config: TileConfig, orders: str, **how: object) -> Case:
+    """Two tiles along what is not few."""
+    m, n, k = of_cluster(config)
+    return Case((few, 2 * n - 8, 5 * k + 8) if operand == "a" else (2 * m - 8, few, 5 * k + 8), orders, **how)
+
+
+@pytest.mark.few(shows=lambda operand, tile, few: {(operand, few), tile})
+@pytest.mark.parametrize("few", FEW_SIZES)
+@pytest.mark.parametrize(("operand", "tile"), [(x, tile) for x, tiles in OF_FEW.items() for tile in tiles])
+def test_few_rows_are_copied_alone(
+    kernel: SimpleNamespace, operand: str, tile: tuple[int, int, int], few: int
+) -> None:
+    """No more than 15 beyond the matrix; and what is in the tile's other rows, NaN here, reaches no result. Whole and cut
+    along K, in a batch, with a bias."""
+    config = of_few(operand, tile)
+    for how in ({}, {"batch": 2, "bias": "n", "activation": "gelu"}):
+        # C's rows are whole vectors of 16 bytes, or it is stored past TMA.
+        case = case_of_few(operand, few, config, "ntn" if operand == "a" else "ntt", **how)
+        problem = Operands(case, CPU).problem
+        rows = warp_specialised.host.copied(problem, config)["ab".index(operand)]
+        side = tile["ab".index(operand)]
+        assert few <= rows < few + 16 <= side + 16 if rows else few > side - 16
+        tiles = 2 * (case.batch or 1)
+        check(case, config, Schedule(tiles - 1), kernel)
+        check(case, config, Schedule(3 * tiles, tiles, split_k=3), kernel)
+
+
+@pytest.mark.parametrize("form", [(1, 4), (2, 2), (4, 1)], ids=str)
+@pytest.mark.parametrize("operand", OF_FEW)
+def test_few_rows_in_clusters(kernel: SimpleNamespace, operand: str, form: tuple[int, int]) -> None:
+    """Of 8 rows one CTA loads all, for those that share them; of 33 some load slices."""
+    config = of_few(operand, OF_FEW[operand][1], form)
+    for few in (3, 20):
+        check(case_of_few(operand, few, config, "ntn" if operand == "a" else "ntt"), config, Schedule(1), kernel)
+
+
+@pytest.mark.parametrize("orders", ["tnn", "nnn", "ttn"])
+def test_what_does_not_lie_along_k_is_copied_whole(kernel: SimpleNamespace, orders: str) -> None:
+    """Its rows in shared memory are along K."""
+    problem = Operands(Case((24, 24, 256), orders), CPU).problem
+    config = warp_specialised.Config(64, 64, 64, 4, 3)
+    assert warp_specialised.host.copied(problem, config) == (0 if orders[0] == "t" else 32, 0 if orders[1] == "n" else 32)
+    check(Case((24, 24, 256), orders), config, Schedule(1), kernel)
+
+
+BUGS_OF_FEW: dict[str, tuple[tuple[str, str], ...]] = {
+    "announces-all-rows": (("loaded_rows(config.A_COPIED or ROWS, config.CLUSTER_N)", "ROWS"),),
+    "announces-all-columns": (("loaded_rows(config.B_COPIED or MAIN, config.CLUSTER_M)", "MAIN"),),
+    "copies-too-few": (("if rows >= extent", "if rows >= extent - 8"),),
+    "the-second-panel-after-the-copied-rows": (("{outer * panel * itemsize}", "{copied * panel * itemsize}"),),
+    "columns-of-a-tail": (("config.BLOCK_N and not config.tail_n", "config.BLOCK_N"),),
+    "what-lies-across-k": (("0 if problem.a.column_major else a", "a"),),
+}
+
+
+@planted.with_each(BUGS_OF_FEW)
+def test_planted_bugs_of_few_rows_are_caught(bug: str) -> None:
+    """In tiles with a tail and without, A along K and across it."""
+    broken = simulated("warp_specialised", BUGS_OF_FEW.get(bug, ()))
+    with planted.caught(bug):
+        for few in (5, 20):
+            check(Case((few, 120, 700), "ntn"), of_few("a", (64, 64, 128)), Schedule(1), broken)
+            check(Case((120, few, 700), "ntt"), of_few("b", (64, 64, 128)), Schedule(1), broken)
+        check(Case((72, 40, 300), "ntn"), of_width(64, 88), Schedule(1), broken)
+        check(Case((24, 64, 300), "ttn"), of_few("a", (64, 64, 64)), Schedule(1), broken)
 
 
 BUGS_OF_BETA: dict[str, tuple[tuple[str, str], ...]] = {

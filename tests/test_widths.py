@@ -15,7 +15,7 @@ from triton_gemm.device import SHARED_MEMORY, device_of_capability
 from triton_gemm.kernels import warp_specialised
 from triton_gemm.kernels.schedule import clusters_at_once
 from triton_gemm.kernels.warp_specialised import Config, choice, cluster, host, widths
-from triton_gemm.kernels.warp_specialised.configs import LONG
+from triton_gemm.kernels.warp_specialised.configs import FEW_ROWS, LONG
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
 from triton_gemm.select import select
 
@@ -72,7 +72,11 @@ def test_every_width_can_run_and_fills_its_waves(problem: GemmProblem, num_sms: 
     long = LONG * max(problem.M, problem.N) <= problem.K
     for config in widths.widths(problem, num_sms):
         assert warp_specialised.illegal(problem, device, config) is None
-        assert config.BLOCK_N % 8 == 0 and widths.NARROWEST <= config.BLOCK_N <= widths.WIDEST
+        few = (config.BLOCK_M, config.ctas) == (64, 1)
+        narrowest = widths.NARROWEST_OF_FEW if few else widths.NARROWEST
+        assert config.BLOCK_N % 8 == 0 and narrowest <= config.BLOCK_N <= widths.WIDEST
+        assert problem.M <= FEW_ROWS or not few
+        assert config.BLOCK_K == 64 or few and config.num_stages >= 4
         narrower = replace(config, BLOCK_N=config.BLOCK_N - 8)
         tiles, more = (problem.batch * one.tiles(problem.M, problem.N) for one in (config, narrower))
         columns, more_columns = (one.tiles(config.BLOCK_M, problem.N) for one in (config, narrower))
@@ -93,8 +97,19 @@ def test_every_width_can_run_and_fills_its_waves(problem: GemmProblem, num_sms: 
 def test_middle_sizes_have_widths_in_every_height_and_form() -> None:
     found = {config for n in range(512, 8192, 64) for config in widths.widths(product(2048, n, 4096), 132)}
     forms = {(c.BLOCK_M, (c.CLUSTER_M, c.CLUSTER_N)) for c in found}
-    assert forms == {(m, form) for m, of_height in widths.FORMS.items() for form in of_height}
+    every = {(m, form) for m, of_height in widths.FORMS.items() for form in of_height}
+    assert forms == every - {(64, (1, 1))}
     assert {config.BLOCK_N for config in found} >= {*range(64, 200, 8)}
+
+
+def test_few_rows_have_widths_that_give_every_multiprocessor_as_much() -> None:
+    """6144 columns are 128 tiles 48 wide, and 96 of 64; 28672 are 128 of 224, and 256 of 112. They are 128 deep where a
+    ring has four stages of that."""
+    found = {n: set(widths.widths(product(16, n, 4096), 132)) for n in (6144, 28672)}
+    assert Config(64, 48, 128, 4, 7) in found[6144]
+    assert {Config(64, 224, 64, 4, 5), Config(64, 112, 128, 4, 4)} <= found[28672]
+    alone = {config for config in found[6144] if config.ctas == 1 and config.BLOCK_M == 64}
+    assert not alone & set(widths.widths(product(65, 6144, 4096), 132))
 
 
 def test_a_width_that_fills_the_gpu() -> None:
@@ -123,7 +138,7 @@ EVERY_TILE = [
     Config(m, n, 64, 8 if m == 256 else m // 16, 3, *form)
     for m, forms in widths.FORMS.items()
     for form in forms
-    for n in range(64, 257, 8)
+    for n in range(24, 257, 8)
 ]
 
 

@@ -1,7 +1,7 @@
 """Batch invariance: one class of bits for all numbers of rows, so that a row of C depends on no other row of A.
 
 The class is chosen from N, K, B's unit stride, dtype, precision, scales and epilogue alone: of those that can multiply
-any number of rows, wherever operands lie, the one that the model predicts to take least time for few rows and for many
+any number of rows, wherever operands lie, the one that the model predicts to take least time for few, more and many rows
 together. A product then runs on the fastest candidate of that class.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import replace
+from math import prod
 
 from . import generation, kernels
 from .bit_classes import bit_class
@@ -19,7 +20,8 @@ from .kernels.schedule import Schedule, clusters_at_once
 from .problem import GemmProblem, Layout
 from .select import Selection, illegal, predicted, ranked
 
-FEW, MANY = 16, 4096  # rows, for which the model compares classes
+FEW = 16
+COMPARED = (FEW, 64, 256, 1024, 4096)  # rows, for which the model compares classes
 MOST = 65_536  # for which a class must have a candidate
 FOR_FEW = ("skinny", "gemv")  # kernels whose classes come and go with the number of rows
 
@@ -52,12 +54,12 @@ def _class_of(few: GemmProblem, device: DeviceInfo) -> tuple[str, int]:
     """The class, and into how many of PARTS all tiles are cut, or 1."""
     # Of a product alone, so that one row has the same class whether what is added to it is taken for a bias or for C.
     alone = replace(few, has_beta=False, bias=None)
-    best_of_few, best_of_many = (_best(x, device) for x in (alone, _with_rows(alone, MANY)))
-    both = best_of_few.keys() & best_of_many.keys()
-    others = [few, *(_with_rows(few, rows) for rows in (1, MANY, MOST)), _anywhere(few)]
-    for found in sorted(both, key=lambda name: (best_of_few[name][0] * best_of_many[name][0], name)):
-        if all(found in _best(other, device) for other in others):
-            return found, best_of_many[found][1]
+    best = [_best(_with_rows(alone, rows), device) for rows in COMPARED]
+    in_all = set.intersection(*map(set, best))
+    others = [_best(x, device) for x in (few, *(_with_rows(few, rows) for rows in (1, MOST)), _anywhere(few))]
+    for found in sorted(in_all, key=lambda name: (prod(one[name][0] for one in best), name)):
+        if all(found in other for other in others):
+            return found, best[-1][found][1]
     raise RuntimeError(f"no kernel multiplies {few.dtype} in {few.precision} batch-invariantly on {device.name}")
 
 

@@ -257,6 +257,7 @@ def run_under_load(configs: list[TileConfig]) -> None:
 # --- Tiles of any width ---
 
 WIDTHS = {
+    (64, (1, 1)): (24, 40, 88),
     (64, (2, 1)): (72, 200),
     (64, (4, 2)): (104,),
     (64, (2, 4)): (248,),
@@ -340,6 +341,30 @@ def test_every_circumstance_of_widths(name: str) -> None:
             check_wide(case, config, Schedule(2 * tiles, tiles, split_k=2))
         else:
             check_wide(case, config, Schedule(max(1, tiles - 1)))
+
+
+@hopper
+@clusters
+@pytest.mark.parametrize("few", [1, 7, 8, 9, 16, 17, 33, 48, 49, 64])
+def test_few_rows_are_copied_alone(few: int) -> None:
+    """In every width that is compared for them, k-tiles 64 and 128 deep, and as columns of narrow tiles: right, and with
+    the bits of tiles all of whose rows come."""
+    for n, k in ((2104, 1032), (6144, 520)):
+        operands = Operands(Case((few, n, k), "ntn"))
+        widths = warp_specialised.widths.widths(operands.problem, gpu().num_sms)
+        found = [c for c in widths if c.ctas == 1] + [warp_specialised.Config(64, 48, 128, 4, 3)]
+        whole = replace(found[-1], BLOCK_M=128, num_warps=8)
+        expected = None
+        for config in (whole, *found):
+            schedule = Schedule(min(config.tiles(few, n), gpu().num_sms))
+            plan = GemmPlan(operands.problem, persistent(config, schedule), DEVICE)
+            operands.check(plan, 1, times=2)
+            expected = operands.run(plan).clone() if expected is None else expected
+            assert torch.equal(operands.run(plan), expected), f"other bits in {config}"
+        columns = Operands(Case((n, few, k), "ntt"))
+        for config in (c for c in warp_specialised.CONFIGS if c.BLOCK_N in (16, 32) and few <= c.BLOCK_N):
+            schedule = Schedule(min(config.tiles(n, few), gpu().num_sms))
+            columns.check(GemmPlan(columns.problem, persistent(config, schedule), DEVICE), 1, times=2)
 
 
 @hopper

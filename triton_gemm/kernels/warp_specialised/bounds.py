@@ -74,7 +74,7 @@ def floors(
         count, k_tiles = batch * -(-M // m) * -(-N // n), -(-K // k)
         beyond = 0.0
         if m >= M:
-            if few_m and few_m < of.config.BLOCK_M and of.config.num_warps == 4:
+            if few_m:
                 beyond = (few_m - M) * a_beyond - (of.config.BLOCK_M - few_m) * a_row
             else:
                 beyond = (m - M) * a_beyond

@@ -54,9 +54,9 @@ def few_copied(problem: GemmProblem) -> tuple[int, int]:
 
 
 def copied(problem: GemmProblem, config: Config) -> tuple[int, int]:
-    """`few_copied` in tiles of `config`, where one warpgroup has all rows, and one `wgmma` all columns that are copied."""
+    """`few_copied` in tiles of `config`: of A those of each warpgroup, which are 64 at least."""
     a, b = few_copied(problem)
-    return a if a < config.BLOCK_M and config.num_warps == 4 else 0, b if b < config.BLOCK_N and not config.tail_n else 0
+    return a, b if b < config.BLOCK_N and not config.tail_n else 0
 
 
 def part_columns(problem: GemmProblem, config: Config) -> tuple[int, int]:
@@ -77,7 +77,8 @@ def _most_columns(config: Config) -> int:
 def wide_columns(config: Config) -> tuple[int, int]:
     """`part_columns` where one `wgmma` spans the width: those that make for the fewest stores."""
     ways = []
-    for columns in (_most_columns(config), _most_columns(config) // 2):
+    for most in (_most_columns(config), _most_columns(config) // 2):
+        columns = min(most, config.main_n)
         rest = config.BLOCK_N % columns
         narrow = rest & -rest
         ways.append((config.BLOCK_N // columns + (rest // narrow if rest else 0), columns, narrow))
