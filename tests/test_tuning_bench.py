@@ -389,6 +389,53 @@ def test_jobs_are_compiled_at_once_and_in_order() -> None:
     compiler.close()
 
 
+def test_what_no_thread_has_taken_can_be_cancelled() -> None:
+    taken, go_on, order = threading.Event(), threading.Event(), []
+
+    def compile(job: object) -> None:
+        order.append(job)
+        taken.set()
+        assert go_on.wait(10)
+
+    compiler = Compiler(compile, threads=1)
+    compiler.add([0, 1, 2, 3])
+    assert taken.wait(10)
+    assert compiler.cancel([0, 1, 3, "none"]) == {1, 3}
+    go_on.set()
+    while not compiler.done(2):
+        compiler.pause(0.1)
+    assert order == [0, 2] and not compiler.done(1)
+    compiler.add([1])
+    while not compiler.done(1):
+        compiler.pause(0.1)
+    assert order == [0, 2, 1]
+    compiler.close()
+
+
+def test_what_a_finished_race_has_not_timed_is_not_compiled(tmp_path: Path) -> None:
+    """One candidate is being compiled and keeps its plan; the others go, and the next problem's are compiled at once."""
+    taken, go_on = threading.Event(), threading.Event()
+
+    def compile(job: object) -> None:
+        taken.set()
+        assert go_on.wait(10)
+
+    lab = Gpu(CPU, Journal(tmp_path / "x.tuning.jsonl", "1"), "same", "graph")
+    lab.compiler.close()
+    lab.compiler = Compiler(compile, threads=1)
+    ways, other = others(small())[:3], small(bias="n")
+    lab.prepare(small(), ways)
+    lab.prepare(other, [select(other, HOPPER)])
+    assert taken.wait(10)
+    lab.forget(small())
+    assert [key for key in lab.plans if key[0] == small()] == [(small(), ways[0])]
+    go_on.set()
+    while not lab.compiler.done((other, select(other, HOPPER))):
+        lab.pause(0.1)
+    assert not any(lab.compiler.done((small(), way)) for way in ways[1:])
+    lab.compiler.close()
+
+
 def test_what_compiles_for_too_long_has_failed_and_keeps_no_one() -> None:
     stop = threading.Event()
     compiler = Compiler(lambda job: stop.wait(30) and None, threads=2, limit_s=0.05)

@@ -55,6 +55,13 @@ class Compiler:
             self.waiting.extend(jobs)
             self.changed.notify_all()
 
+    def cancel(self, jobs: Iterable[object]) -> set[object]:
+        """Takes back those that no thread has taken yet, and returns them. They are not `done`, and may be added again."""
+        with self.changed:
+            cancelled = set(jobs).intersection(self.waiting)
+            self.waiting = deque(job for job in self.waiting if job not in cancelled)
+        return cancelled
+
     def failure(self, job: object) -> str | None:
         """Why a job that is `done` has failed, or None."""
         if job in self.ended:

@@ -80,9 +80,12 @@ class Gpu:
         return Bench(self, problem, ways[0], seed)
 
     def forget(self, problem: GemmProblem) -> None:
-        """Its candidates will not be timed again."""
-        for key in [key for key in self.plans if key[0] == problem]:
-            if self.compiler.done(key):
+        """Its candidates will not be timed again: those that nothing compiles yet are not compiled, so that the next
+        problem's need not wait for them."""
+        keys = [key for key in self.plans if key[0] == problem]
+        cancelled = self.compiler.cancel(keys)
+        for key in keys:
+            if key in cancelled or self.compiler.done(key):
                 del self.plans[key]
 
     def look(self) -> Conditions:
