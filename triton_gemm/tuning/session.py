@@ -21,7 +21,7 @@ from .conditions import Conditions, complaint
 from .journal import Journal
 from .report import Again, Measure, Progress, ShapeReport, TuningReport
 
-LEAST_S = 1.0  # of a race: of more problems than that leaves time for, the last are left out
+LEAST_S = 2.0  # of a race: of more problems than that leaves time for, the last are left out
 MOST_S = 20.0
 ATTEMPTS = 2  # at a race during which the GPU was not fit to be measured
 
@@ -140,7 +140,8 @@ class Session:
             return entrant
         if entrant is None or self.left() <= 0:
             return ShapeReport(problem, 0, "no time")
-        allowance = min(max(share, LEAST_S), self.left(), MOST_S * self.wishes.repeat) / self.wishes.repeat
+        races = self.wishes.repeat
+        allowance = min(max(share, LEAST_S * races), self.left(), MOST_S * races) / races
         report, tried = self.races(entrant, allowance, 0, number)
         if not report.measured:
             return report
