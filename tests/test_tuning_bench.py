@@ -413,7 +413,7 @@ def test_what_no_thread_has_taken_can_be_cancelled() -> None:
 
 
 def test_what_a_finished_race_has_not_timed_is_not_compiled(tmp_path: Path) -> None:
-    """One candidate is being compiled and keeps its plan; the others go, and the next problem's are compiled at once."""
+    """One candidate is being compiled and keeps its plan; the others are cancelled, and the next problem's compiled."""
     taken, go_on = threading.Event(), threading.Event()
 
     def compile(job: object) -> None:

@@ -354,7 +354,18 @@ def test_a_program_may_not_end_while_something_comes() -> None:
 # For one, two and three consumers, and for two with two blocks of 64 rows each; alone and in clusters, whose CTAs along
 # M cannot share most of them evenly in blocks of 8.
 WIDTHS = {
-    64: {24: (1, 1), 40: (1, 1), 72: (4, 1), 88: (1, 1), 120: (2, 1), 136: (4, 2), 168: (2, 2), 200: (1, 4), 232: (8, 1), 248: (2, 4)},
+    64: {
+        24: (1, 1),
+        40: (1, 1),
+        72: (4, 1),
+        88: (1, 1),
+        120: (2, 1),
+        136: (4, 2),
+        168: (2, 2),
+        200: (1, 4),
+        232: (8, 1),
+        248: (2, 4),
+    },
     128: {80: (1, 1), 96: (2, 2), 104: (2, 1), 120: (1, 2), 144: (4, 1), 152: (4, 2), 160: (1, 1), 248: (2, 1)},
     192: {72: (1, 2), 88: (2, 1), 96: (1, 1), 120: (4, 2)},
     256: {72: (2, 1), 96: (2, 2), 112: (4, 1), 120: (1, 1), 136: (2, 1), 152: (1, 1), 168: (2, 2), 184: (1, 1)},
@@ -950,20 +961,23 @@ def case_of_few(operand: str, few: int, config: TileConfig, orders: str, **how: 
     return Case((few, 2 * n - 8, 5 * k + 8) if operand == "a" else (2 * m - 8, few, 5 * k + 8), orders, **how)
 
 
+def rows_copied(kernel: SimpleNamespace, problem: GemmProblem, config: TileConfig) -> tuple[int, int]:
+    (launch,) = kernel.launches(problem, config, Schedule(1))
+    return launch.arguments["A_COPIED"], launch.arguments["B_COPIED"]
+
+
 @pytest.mark.few(shows=lambda operand, tile, few: {(operand, few), tile})
 @pytest.mark.parametrize("few", FEW_SIZES)
 @pytest.mark.parametrize(("operand", "tile"), [(x, tile) for x, tiles in OF_FEW.items() for tile in tiles])
-def test_few_rows_are_copied_alone(
-    kernel: SimpleNamespace, operand: str, tile: tuple[int, int, int], few: int
-) -> None:
-    """No more than 15 beyond the matrix; and what is in the tile's other rows, NaN here, reaches no result. Whole and cut
+def test_few_rows_are_copied_alone(kernel: SimpleNamespace, operand: str, tile: tuple[int, int, int], few: int) -> None:
+    """At most 15 rows beyond the matrix are copied; the tile's other rows, NaN here, reach no result. Whole and cut
     along K, in a batch, with a bias."""
     config = of_few(operand, tile)
     for how in ({}, {"batch": 2, "bias": "n", "activation": "gelu"}):
         # C's rows are whole vectors of 16 bytes, or it is stored past TMA.
         case = case_of_few(operand, few, config, "ntn" if operand == "a" else "ntt", **how)
         problem = Operands(case, CPU).problem
-        rows = warp_specialised.host.copied(problem, config)["ab".index(operand)]
+        rows = rows_copied(kernel, problem, config)["ab".index(operand)]
         side = tile["ab".index(operand)]
         assert few <= rows < few + 16 <= side + 16 if rows else few > side - 16
         tiles = 2 * (case.batch or 1)
@@ -985,7 +999,10 @@ def test_what_does_not_lie_along_k_is_copied_whole(kernel: SimpleNamespace, orde
     """Its rows in shared memory are along K."""
     problem = Operands(Case((24, 24, 256), orders), CPU).problem
     config = warp_specialised.Config(64, 64, 64, 4, 3)
-    assert warp_specialised.host.copied(problem, config) == (0 if orders[0] == "t" else 32, 0 if orders[1] == "n" else 32)
+    assert rows_copied(kernel, problem, config) == (
+        0 if orders[0] == "t" else 32,
+        0 if orders[1] == "n" else 32,
+    )
     check(Case((24, 24, 256), orders), config, Schedule(1), kernel)
 
 

@@ -76,7 +76,7 @@ def test_every_width_can_run_and_fills_its_waves(problem: GemmProblem, num_sms: 
         narrowest = widths.NARROWEST_OF_FEW if few else widths.NARROWEST
         assert config.BLOCK_N % 8 == 0 and narrowest <= config.BLOCK_N <= widths.WIDEST
         assert problem.M <= FEW_ROWS or not few
-        assert config.BLOCK_K == 64 or few and config.num_stages >= 4
+        assert config.BLOCK_K == 64 or (few and config.num_stages >= 4)
         narrower = replace(config, BLOCK_N=config.BLOCK_N - 8)
         tiles, more = (problem.batch * one.tiles(problem.M, problem.N) for one in (config, narrower))
         columns, more_columns = (one.tiles(config.BLOCK_M, problem.N) for one in (config, narrower))
@@ -170,7 +170,7 @@ def test_the_two_parts_hold_every_width() -> None:
 def test_slices_cover_b(group: int) -> None:
     """In blocks of 8, as few as may be and for each CTA as many; the last slice ends with B."""
     for n in range(64, 257, 8):
-        rows, count = host.slice_rows(n, group), cluster.slices(n, group)
+        rows, count = cluster.slice_rows(n, group), cluster.slices(n, group)
         assert rows % 8 == 0 and count <= group and (count - 1) * rows < n <= count * rows
         assert (rows - 8) * group < n, "slices could be smaller"
         assert cluster.blocks_of_b(True, n) * 8 == n >= rows

@@ -347,8 +347,8 @@ def test_every_circumstance_of_widths(name: str) -> None:
 @clusters
 @pytest.mark.parametrize("few", [1, 7, 8, 9, 16, 17, 33, 48, 49, 64])
 def test_few_rows_are_copied_alone(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In every width that is compared for them, k-tiles 64 and 128 deep, and as columns of narrow tiles: right, and with
-    the bits of tiles all of whose rows come."""
+    """In every candidate width, with k-tiles of 64 and 128, and as columns of narrow tiles: right, and with the bits of
+    tiles of which all rows are copied."""
     for n, k in ((2104, 1032), (6144, 520)):
         operands = Operands(Case((few, n, k), "ntn"))
         widths = warp_specialised.widths.widths(operands.problem, gpu().num_sms)

@@ -56,7 +56,7 @@ class Compiler:
             self.changed.notify_all()
 
     def cancel(self, jobs: Iterable[object]) -> set[object]:
-        """Takes back those that no thread has taken yet, and returns them. They are not `done`, and may be added again."""
+        """Removes jobs that no thread has taken yet, and returns them. They are not `done`, and may be added again."""
         with self.changed:
             cancelled = set(jobs).intersection(self.waiting)
             self.waiting = deque(job for job in self.waiting if job not in cancelled)

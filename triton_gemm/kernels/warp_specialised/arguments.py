@@ -24,9 +24,9 @@ class Config:
     of K has matrices of C for its own instead, which a second launch adds up (`reduction`); IN_TURN: whether a program
     sums all parts of its tile, one after another. UNIT: k-tiles of which parts are multiples.
     EARLY_BIAS: BIAS where the bias is loaded before the last products are done, else "".
-    A_COPIED, B_COPIED: how many rows of A's tile, and columns of B's, are copied where the matrix ends long before the
-    tile does, or 0 where all are: TMA takes twice as long to fill a row with zeros as to load one, and what is in the
-    others only reaches rows and columns of C that are not stored.
+    A_COPIED, B_COPIED: the number of rows of A's tile, and of columns of B's, that are copied where the matrix has
+    fewer, or 0 for all. TMA takes twice as long to fill a row with zeros as to load one, and uninitialised rows affect
+    only rows and columns of C that are not stored.
     CLUSTER_M, CLUSTER_N: CTAs of a cluster along M and along N (`cluster`).
     """
 

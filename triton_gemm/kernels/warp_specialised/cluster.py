@@ -127,8 +127,8 @@ setp.lt.and.s32 chosen, lane, {cluster_m + cluster_n - 1}, chosen;
 @gluon.jit
 def load(desc, NUMBER: gl.constexpr, batch, column, k, full, tile, OF_A: gl.constexpr, K_MAJOR: gl.constexpr, config):
     """Starts to load the tile of an operand at `column`, a row of A or a column of B, and k; of a tile that others load
-    as well this CTA's slice, for all of them; and of one that reaches far beyond the matrix only the first rows. NUMBER:
-    of the operand's tensor map among the kernel's."""
+    as well this CTA's slice, for all of them; of one that extends past the matrix only the first A_COPIED or B_COPIED
+    rows. NUMBER: of the operand's tensor map among the kernel's."""
     corner = [batch, column, k] if K_MAJOR else [batch, k, column]
     GROUP: gl.constexpr = config.CLUSTER_N if OF_A else config.CLUSTER_M
     WIDE: gl.constexpr = config.WIDE_MMA and not OF_A
@@ -145,9 +145,9 @@ def load(desc, NUMBER: gl.constexpr, batch, column, k, full, tile, OF_A: gl.cons
 
 @constexpr_function
 def copy_asm(number, outer, copied, block, nbytes, of_a, cluster_m, cluster_n):
-    """One lane loads this CTA's slice of the first `copied` rows of a tile with `outer` rows in shared memory, in panels
-    of 128 bytes, to which TMA's swizzle is limited. (Triton gives the addresses of tiles and barriers in a cluster's
-    first CTA.)"""
+    """One lane loads this CTA's slice of the first `copied` rows of a tile that has `outer` rows in shared memory, in
+    panels of 128 bytes, to which TMA's swizzle is limited. (Triton gives the addresses of tiles and barriers in a
+    cluster's first CTA.)"""
     _, rows, inner = block
     itemsize = nbytes // (rows * inner)
     group = cluster_n if of_a else cluster_m

@@ -37,9 +37,10 @@ class Costs:
     bias: what a tile's bias adds if each of its columns has one (of rows it adds nothing: a thread has few);
     reduction: a second launch that adds up all parts, what each of them adds to it, and bytes of partial sums in a
     microsecond;
-    paired: bytes in a microsecond from memory to each of two neighbouring SMs; of at most FEW_ROWS rows or columns
-    shared: how much of line one of them takes, which all SMs ask for at once, and round_trip: from asking for a k-tile of
-    the other operand, which lies in memory, until its slot in the ring is free again.
+    paired: bytes in a microsecond from memory to each of two neighbouring SMs.
+    Where C has at most FEW_ROWS rows or columns, shared: the fraction of `line` that one of these takes, as all SMs
+    load them at the same time; round_trip: from issuing the load of a k-tile from memory until its slot in the ring
+    can be filled again.
     """
 
     KERNEL = "warp_specialised"

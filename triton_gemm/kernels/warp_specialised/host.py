@@ -10,21 +10,21 @@ import torch
 from ...compat import CLUSTERS
 from ...config import MAX_REGISTERS_PER_THREAD
 from ...device import INTERPRETER, SHARED_MEMORY, DeviceInfo
-from ...problem import GemmProblem, Layout
+from ...problem import GemmProblem
 from .. import groups
-from ..launch import Launch, Pointer, Scalar, TensorMap
+from ..launch import Launch, Pointer, Scalar
 from ..order import ONE, by_tensor_cores, exactly, in_parts, promoted
 from ..portable import MAX_SIZE
 from ..reduction import launch as reduction
 from ..reduction import parts_of, sums_of
 from ..schedule import Schedule, clusters_at_once
 from ..splitk import MAX_COUNTERS
-from .cluster import MAX_CTAS, slice_rows
+from .cluster import MAX_CTAS
 from .configs import Config
 from .kernel import warp_specialised_kernel
+from .tensor_maps import tensor_map
 
-
-FEW = (8, 16, 32, 48)  # rows of a tile that may be copied alone; TMA swizzles 8 together
+FEW = (8, 16, 32, 48)  # numbers of rows that may be copied of a larger tile: multiples of the swizzle's 8
 
 
 def spans_widths(problem: GemmProblem) -> bool:
@@ -45,8 +45,8 @@ def wide_mma(problem: GemmProblem, config: Config) -> bool:
 
 
 def few_copied(problem: GemmProblem) -> tuple[int, int]:
-    """How many rows of A, and columns of B, are copied of tiles with more than C has: the least of FEW, as each makes a
-    kernel of its own; 0 for all. Only of K-major operands, whose rows shared memory has one after the other."""
+    """The number of rows of A, and of columns of B, that are copied of tiles that have more: one of FEW, as each is
+    compiled separately; 0 for all. K-major operands only, whose rows follow one another in shared memory."""
     if not CLUSTERS or problem.groups:
         return 0, 0
     a, b = (next((rows for rows in FEW if rows >= extent), 0) for extent in (problem.M, problem.N))
@@ -54,7 +54,7 @@ def few_copied(problem: GemmProblem) -> tuple[int, int]:
 
 
 def copied(problem: GemmProblem, config: Config) -> tuple[int, int]:
-    """`few_copied` in tiles of `config`: of A those of each warpgroup, which are 64 at least."""
+    """`few_copied` for tiles of `config`. (A warpgroup has at least 64 rows of A, more than any of FEW.)"""
     a, b = few_copied(problem)
     return a, b if b < config.BLOCK_N and not config.tail_n else 0
 
@@ -271,35 +271,6 @@ def order_of_sums(problem: GemmProblem, config: Config, schedule: Schedule) -> s
         c = f"{problem.M}x{problem.N}{' column-major' * problem.c.column_major}"
         cut += f", {schedule.split_tiles} of {count} tiles {tile} of C {c}, in groups of {schedule.group_m}"
     return f"{how}, {cut}{pieces}"
-
-
-def tensor_map(
-    operand: str,
-    layout: Layout,
-    dtype: torch.dtype,
-    batch: int,
-    rows: int,
-    columns: int,
-    block_rows: int,
-    block_columns: int,
-    planes: int = 1,
-    to_tf32: bool = False,
-    copied_rows: int = 0,
-    sharing: int = 1,
-) -> TensorMap:
-    """The map of [batch, rows, columns] matrices; of their transposes where the unit stride runs down the columns.
-    Each matrix may be several, its planes. copied_rows: of a copy in place of the block's; sharing: how many CTAs of a
-    cluster share them, and load a slice each."""
-    step, row, column = layout.strides
-    if layout.column_major:
-        rows, columns, row, block_rows, block_columns = columns, rows, column, block_columns, block_rows
-    count = planes * batch if step else planes
-    step = step // planes or rows * row
-    block = (1, block_rows, block_columns)
-    return TensorMap(
-        *(operand, dtype, (count, rows, columns), (step, row, 1), block, to_tf32),
-        rows=slice_rows(copied_rows or block_rows, sharing) if copied_rows or sharing > 1 else None,
-    )
 
 
 def launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple[Launch, ...]:

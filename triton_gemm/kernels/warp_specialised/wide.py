@@ -56,8 +56,8 @@ def wide_mma_asm(acc_shape, tail_n, width, depth, kind, a_column_major):
             f"or.b64 {name}, {name}, {1 << 62 | 1024 >> 4 << 32 | 1 << 16:#x};",
         ]
     lines.append("wgmma.fence.sync.aligned;")
-    # In 16 bytes, of which 128 bytes are 8: 16 of K are 32 bytes of a row, or 16 rows; and A's next 64 rows begin 64 rows
-    # of the panel later, or its next 64 columns with the next panel.
+    # Offsets are in units of 16 bytes, 8 for a row of a panel. 16 elements along K are 32 bytes of a row, or 16 rows.
+    # A's next 64 rows begin 64 rows later in the panel, its next 64 columns with the next panel.
     a_block = 8 * (depth if a_column_major else 64)
     for block in range(blocks):
         first, second = block * of_acc, blocks * of_acc + block * of_tail

@@ -49,7 +49,7 @@ def _filling(problem: GemmProblem, num_sms: int) -> Iterator[Config]:
         rows = problem.batch * -(-M // (m * cluster_m))
         fewest = max(1, -(-N // (WIDEST * cluster_n)))  # columns of clusters
         few = m == FEW_ROWS and cluster_m * cluster_n == 1
-        if m * cluster_m >= 2 * max(M, 64) or few and M > FEW_ROWS:
+        if m * cluster_m >= 2 * max(M, 64) or (few and M > FEW_ROWS):
             continue
         if rows * fewest <= waves[-1]:
             numbers = [clusters // rows for clusters in waves]
@@ -64,8 +64,8 @@ def _filling(problem: GemmProblem, num_sms: int) -> Iterator[Config]:
                 if n != found and n >= (NARROWEST_OF_FEW if few else NARROWEST):
                     found = n
                     form = m, n, cluster_m, cluster_n, out_itemsize
-                    # Of few rows a k-tile's products take less time than what is said about it.
-                    config = few and _deepest(*form, k=128, fewest=4) or _deepest(*form)
+                    # With few rows the fixed cost of a k-tile exceeds the time of its products: deeper ones are faster.
+                    config = (few and _deepest(*form, k=128, fewest=4)) or _deepest(*form)
                     if config is not None:
                         yield config
 
