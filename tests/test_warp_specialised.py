@@ -1006,6 +1006,30 @@ def test_what_does_not_lie_along_k_is_copied_whole(kernel: SimpleNamespace, orde
     check(Case((24, 24, 256), orders), config, Schedule(1), kernel)
 
 
+@pytest.mark.parametrize("few", [5, 20])
+@pytest.mark.parametrize("name", ["beta", "pointers-to-c", "int8", *OTHERS_IN_TURN])
+def test_few_rows_of_every_kind(kernel: SimpleNamespace, name: str, few: int) -> None:
+    """With C's own values, past TMA, rounded to TF32, in planes, promoted, and with scales; as rows and as columns."""
+    kinds = {
+        "beta": Case((64, 64, 64), "ntn", beta=0.5),
+        "pointers-to-c": Case((64, 64, 64), "ntn", gap=1),
+        "int8": Case((64, 64, 64), "ntn", pad=16, dtype=torch.int8, out_dtype=torch.int32),
+    }
+    case = (kinds | OTHERS_IN_TURN)[name]
+    planes = case.dtype == torch.float32 and EMULATED.get(case.precision or "")
+    itemsize = planes.dtype.itemsize if planes else case.dtype.itemsize
+    config = warp_specialised.Config(64, 64, 256 // itemsize, 4, 3)
+    for m, n in ((few, 120), (120, few)):
+        sized = replace(case, size=(m, n, 5 * config.BLOCK_K + 16))
+        problem = repacked(Operands(sized, CPU).problem, ("a", "b") if planes else ())
+        if warp_specialised.illegal(problem, HOPPER, config) is None:
+            along_k = not problem.a.column_major if m == few else problem.b.column_major
+            assert max(rows_copied(kernel, problem, config)) == ((8 if few == 5 else 32) if along_k else 0)
+            check(sized, config, Schedule(1), kernel)
+            if warp_specialised.illegal(problem, HOPPER, config, Schedule(6, 2, 3)) is None:
+                check(sized, config, Schedule(6, 2, split_k=3), kernel)
+
+
 BUGS_OF_FEW: dict[str, tuple[tuple[str, str], ...]] = {
     "announces-all-rows": (("loaded_rows(config.A_COPIED or ROWS, config.CLUSTER_N)", "ROWS"),),
     "announces-all-columns": (("loaded_rows(config.B_COPIED or MAIN, config.CLUSTER_M)", "MAIN"),),

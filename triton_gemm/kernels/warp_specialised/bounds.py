@@ -28,8 +28,8 @@ class Bound(NamedTuple):
     m, n: its tiles' sides; most: how many run at once; ctas: of each; half: more keep both SMs of some pair busy; k:
     depth of a k-tile; multiply: time of its products; idle, busy: of its loads, where neighbouring SMs are idle and
     where they are busy; more: what is added to either; a_beyond, b_beyond: what a row of A and a column of B beyond the
-    matrix add to the loads, 0 in a cluster with others along that side; a_row, b_row: what one takes off that is not
-    copied, at most; l2: L2's time for it.
+    matrix add to the loads, 0 in a cluster with others along that side; a_row, b_row: upper bounds of the time of one
+    row or column, which is subtracted where it is not copied; l2: L2's time for it.
     """
 
     least: float
@@ -66,9 +66,9 @@ def floors(
     leasts, bounds = _bounds(problem.planes.dtype.itemsize, clusters, *kind)
     wide = [_bound(config, problem.dtype.itemsize, *kind) for config in widths(problem, model.num_sms)]
     shared = model.costs(Costs).shared if min(M, N) <= FEW_ROWS else 1.0
-    few = bounds[: bisect_right(leasts, (limit - always) / max(1, batch * M * N * K * shared))]
+    within = bounds[: bisect_right(leasts, (limit - always) / max(1, batch * M * N * K * shared))]
     paired = (on.paired / model.num_sms) ** 3
-    for place, bound in chain(few, enumerate(wide, len(bounds))):
+    for place, bound in chain(within, enumerate(wide, len(bounds))):
         _, of, waiting, start, m, n, most, ctas, half, k, multiply, idle, busy, more, *rows, l2 = bound
         a_beyond, b_beyond, a_row, b_row = rows
         count, k_tiles = batch * -(-M // m) * -(-N // n), -(-K // k)
