@@ -385,6 +385,35 @@ def test_every_width(name: str, config: TileConfig) -> None:
     assert len(waits) == 2 * config.num_warps // 4, "a product waits for the one before"
 
 
+# --- Few rows ---
+
+OF_FEW = {
+    "bf16": (Circumstance("ntn"), (64, 48, 128, 7), (5, N)),
+    "bf16-columns": (Circumstance("ntt"), (64, 16, 128, 8), (M, 5)),
+    "split": (Circumstance("ntn", out_dtype=torch.float32), (64, 64, 128, 6), (33, N)),
+    "tf32": (Circumstance("ntn", dtype=torch.float32, precision="tf32"), (64, 64, 64, 6), (20, N)),
+    "int8": (Circumstance("ntn", dtype=torch.int8, out_dtype=torch.int32), (64, 128, 256, 4), (9, N)),
+    "fp8-blocks": (BYTE_CIRCUMSTANCES["fp8-blocks"], (64, 64, 128, 8), (20, N)),
+}
+
+
+@pytest.mark.skipif(not CLUSTERS, reason="all rows of a tile are copied before Triton 3.9")
+@pytest.mark.parametrize("name", OF_FEW)
+def test_few_rows(name: str) -> None:
+    """One box fewer than a tile has rows, by PTX; it fits, and spills nothing."""
+    circumstance, (m, n, k, stages), (rows, columns) = OF_FEW[name]
+    whole = circumstance.problem
+    a, b, c = whole.a.strides, whole.b.strides, whole.c.strides
+    across = Layout((0, 1, rows)) if whole.c.column_major else Layout((0, columns, 1))
+    problem = replace(whole, M=rows, N=columns, a=Layout(a), b=Layout(b), c=across if c[0] == 0 else whole.c)
+    config = warp_specialised.Config(m, n, k, 4, stages)
+    assert warp_specialised.illegal(problem, HOPPER, config) is None
+    (launch,) = warp_specialised.launches(problem, config, Schedule(20))
+    assert min(rows, columns) <= max(launch.arguments["A_COPIED"], launch.arguments["B_COPIED"]) < 64
+    kernel = compiled(problem, config, "split" if name == "split" else Schedule(20))
+    assert "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier" in kernel.asm["ptx"]
+
+
 # --- Parts in turn ---
 
 CIRCUMSTANCES_IN_TURN = {

@@ -988,9 +988,9 @@ def test_few_rows_are_copied_alone(kernel: SimpleNamespace, operand: str, tile: 
 @pytest.mark.parametrize("form", [(1, 4), (2, 2), (4, 1)], ids=str)
 @pytest.mark.parametrize("operand", OF_FEW)
 def test_few_rows_in_clusters(kernel: SimpleNamespace, operand: str, form: tuple[int, int]) -> None:
-    """Of 8 rows one CTA loads all, for those that share them; of 33 some load slices."""
-    config = of_few(operand, OF_FEW[operand][1], form)
-    for few in (3, 20):
+    """Of 8 rows one CTA loads all, for those that share them; of 33 each loads a slice of 48."""
+    config = of_few(operand, OF_FEW[operand][-1], form) if operand == "b" else of_few(operand, (64, 64, 128), form)
+    for few in (3, 33):
         check(case_of_few(operand, few, config, "ntn" if operand == "a" else "ntt"), config, Schedule(1), kernel)
 
 

@@ -114,7 +114,7 @@ class Way:
     @property
     def inline_ptx(self) -> bool:
         """Whether loads, products or barriers are PTX of which Triton knows nothing."""
-        return "cluster" in self.form or "wide" in self.form
+        return any(word in self.form for word in ("cluster", "wide", "few rows"))
 
     def plan(self, described: GemmProblem, device: str, *, by_triton: bool = False) -> GemmPlan | InterpretedPlan:
         """by_triton: whether Triton itself launches the kernels."""
@@ -133,6 +133,7 @@ def form(kernel: str, candidate: Candidate) -> str:
     if kernel == "warp_specialised":
         words += ["clusters"] * (config.ctas > 1)
         words += ["wide"] * warp_specialised.host.wide_mma(given, config)
+        words += ["few rows"] * any(warp_specialised.host.copied(given, config))
         if work.split_tiles:
             words.append("second launch" if work.reduction else "split")
         words += ["parts in turn"] * work.in_turn

@@ -65,7 +65,7 @@ def floors(
     kind = len(problem.planes.terms), promotes(problem), on.a_lines, on.b_lines, model
     leasts, bounds = _bounds(problem.planes.dtype.itemsize, clusters, *kind)
     wide = [_bound(config, problem.dtype.itemsize, *kind) for config in widths(problem, model.num_sms)]
-    shared = model.costs(Costs).shared if min(M, N) <= FEW_ROWS else 1.0
+    shared = min(1.0, model.costs(Costs).shared) if batch == 1 and min(M, N) <= FEW_ROWS else 1.0
     within = bounds[: bisect_right(leasts, (limit - always) / max(1, batch * M * N * K * shared))]
     paired = (on.paired / model.num_sms) ** 3
     for place, bound in chain(within, enumerate(wide, len(bounds))):
@@ -116,7 +116,8 @@ def floors(
                 least = min(least, cut)
             parts = min(most // rest, k_tiles // SHORTEST_PART)
             if not waves and parts > 1:
-                alone, steps = count * parts <= half, -(-k_tiles // parts)
+                steps = -(-k_tiles // parts)
+                alone = count * -(-k_tiles // steps) <= half
                 taken = steps * (pace if alone else slower) + start - bias
                 reduced = (taken * taken * taken + (cubes if alone else crowded)) ** (1 / 3)
                 least = min(least, reduced + on.reduction - (-k_tiles // steps) * on.reduced_part)

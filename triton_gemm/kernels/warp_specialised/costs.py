@@ -121,7 +121,8 @@ class OfTile(NamedTuple):
 
 def microseconds(problem: GemmProblem, config: Config, schedule: Schedule, model: DeviceModel) -> float:
     """Predicted time of one launch whose operands lie in memory."""
-    if problem.groups:
+    grouped = problem.groups is not None
+    if grouped:
         problem = average(problem)
     count = problem.batch * config.tiles(problem.M, problem.N)
     programs = min(schedule.programs, schedule.items(count))
@@ -129,10 +130,11 @@ def microseconds(problem: GemmProblem, config: Config, schedule: Schedule, model
     known = _KNOWN.for_problem(problem, model)
     if not known:
         known[None] = of_problem(problem, model)
-    if (config, alone) not in known:
+    key = config, alone, grouped
+    if key not in known:
         of = of_config(config, problem.dtype.itemsize, len(problem.planes.terms), promotes(problem), model)
-        known[config, alone] = of, of_tile(problem, known[None], of, model, alone)
-    of, tile = known[config, alone]
+        known[key] = of, of_tile(problem, known[None], of, model, alone, grouped)
+    of, tile = known[key]
     if schedule.in_turn:  # sums of parts are added as promoted ones are
         tile = tile._replace(pace=tile.pace + of.adding * schedule.split_k / tile.k_tiles)
     dealt = schedule.split_tiles, schedule.split_k, schedule.reduction, schedule.unit
@@ -213,24 +215,28 @@ def of_config(config: Config, itemsize: int, terms: int, promoted: bool, model: 
     )
 
 
-def of_tile(problem: GemmProblem, on: OfProblem, of: OfConfig, model: DeviceModel, alone: bool) -> OfTile:
+def of_tile(
+    problem: GemmProblem, on: OfProblem, of: OfConfig, model: DeviceModel, alone: bool, grouped: bool = False
+) -> OfTile:
+    """grouped: whether the problem is the average of groups, which end where others begin."""
     costs, config, a_lines, b_lines = model.costs(Costs), of.config, on.a_lines, on.b_lines
     m, n = config.BLOCK_M, config.BLOCK_N
     # Of the last tile, which in a cluster may lie beyond the matrix as a whole, and of which not all may be copied:
     rows, columns = -(-problem.M // of.m) * config.CLUSTER_M, -(-problem.N // of.n) * config.CLUSTER_N
     beyond_m, beyond_n = min(m, rows * m - problem.M), min(n, columns * n - problem.N)
-    few_m, few_n = copied(problem, config)
+    few_m, few_n = (0, 0) if grouped else copied(problem, config)
     if few_m:
         m, beyond_m = few_m, few_m - problem.M
     if few_n:
         n, beyond_n = few_n, few_n - problem.N
     a_line, a_beyond = load_times(a_lines, config.CLUSTER_N, costs, alone)
     b_line, b_beyond = load_times(b_lines, config.CLUSTER_M, costs, alone)
-    few = few_rows(problem, config)
-    if few and rows == 1 and problem.M <= problem.N:
-        a_line *= costs.shared
-    elif few and columns == 1 and problem.N < problem.M:
-        b_line *= costs.shared
+    few = config.ctas == 1 and not grouped and min(problem.M, problem.N) <= FEW_ROWS
+    if few and problem.batch == 1:  # all programs load the same rows
+        if rows == 1 and problem.M <= problem.N:
+            a_line *= costs.shared
+        elif columns == 1 and problem.N < problem.M:
+            b_line *= costs.shared
     outer = (m - beyond_m) * a_line + beyond_m * a_beyond + (n - beyond_n) * b_line + beyond_n * b_beyond
     inner = outer
     if rows > 1:
@@ -238,8 +244,9 @@ def of_tile(problem: GemmProblem, on: OfProblem, of: OfConfig, model: DeviceMode
     if columns > 1:
         inner += beyond_n * (b_line - b_beyond)
     pace = max(of.multiply, inner * of.lines)
-    if few and config.num_stages > HELD:
-        pace = max(pace, costs.round_trip / (config.num_stages - HELD) - of.more)
+    if few:
+        slots = len(problem.planes.terms)  # of a k-tile
+        pace = max(pace, slots * costs.round_trip / max(1, config.num_stages - HELD) - of.more)
     k_tiles = -(-problem.K // config.BLOCK_K)
     loaded = min(m, problem.M) * a_lines / config.CLUSTER_N + min(n, problem.N) * b_lines / config.CLUSTER_M
     inside = (problem.M // m) * (problem.N // n)
@@ -252,11 +259,6 @@ def of_tile(problem: GemmProblem, on: OfProblem, of: OfConfig, model: DeviceMode
         l2=config.ctas * k_tiles * of.lines * loaded / model.l2,
         alone=alone,
     )
-
-
-def few_rows(problem: GemmProblem, config: Config) -> bool:
-    """Whether one operand has so few rows, or columns, that what a program loads comes from memory, but for those."""
-    return config.ctas == 1 and min(problem.M, problem.N) <= FEW_ROWS
 
 
 def load_times(lines: float, sharing: int, costs: Costs, alone: bool) -> tuple[float, float]:
