@@ -232,7 +232,7 @@ def test_no_tile_is_cut_into_parts_that_32_bits_do_not_count() -> None:
 
 
 def test_a_reduction_s_bound_counts_the_parts_that_there_are() -> None:
-    """Not those that there would be room for: fewer may leave every second SM idle, whose neighbours then load faster."""
+    """Not those that there would be room for: with fewer every second SM may be idle, and the others load faster."""
     layouts = Layout((598016, 4672, 1)), Layout((574656, 1, 4672)), Layout((15744, 1, 128))
     problem = GemmProblem(2, 128, 123, 4660, torch.bfloat16, torch.float32, "half", *layouts, bias="n")
     device = named_device("h200")
