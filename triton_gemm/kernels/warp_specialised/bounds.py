@@ -69,8 +69,8 @@ def floors(
     within = bounds[: bisect_right(leasts, (limit - always) / max(1, batch * M * N * K * shared))]
     paired = (on.paired / model.num_sms) ** 3
     for place, bound in chain(within, enumerate(wide, len(bounds))):
-        _, of, waiting, start, m, n, most, ctas, half, k, multiply, idle, busy, more, *rows, l2 = bound
-        a_beyond, b_beyond, a_row, b_row = rows
+        _, of, waiting, start, m, n, most, ctas, half, k, multiply, idle, busy, more = bound[:14]
+        a_beyond, b_beyond, a_row, b_row, l2 = bound[14:]
         count, k_tiles = batch * -(-M // m) * -(-N // n), -(-K // k)
         beyond = 0.0
         if m >= M:
