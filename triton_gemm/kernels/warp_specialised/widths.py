@@ -63,9 +63,10 @@ def _filling(problem: GemmProblem, num_sms: int) -> Iterator[Config]:
                 n = -(-N // (8 * cluster_n * columns)) * 8
                 if n != found and n >= (NARROWEST_OF_FEW if few else NARROWEST):
                     found = n
+                    form = m, n, cluster_m, cluster_n, out_itemsize
                     # With few rows the fixed cost of a k-tile exceeds the time of its products: deeper ones are faster.
-                    deep = few and wide_memory(Config(m, n, 128, 4, 4), out_itemsize) <= SHARED_MEMORY[9, 0]
-                    config = _deepest(m, n, cluster_m, cluster_n, out_itemsize, 128 if deep else 64)
+                    # Where such a tile is listed, compare it with more stages of 64.
+                    config = (few and _deepest(*form, k=128, fewest=4)) or _deepest(*form)
                     if config is not None:
                         yield config
 
@@ -98,10 +99,12 @@ def _forms(num_sms: int) -> tuple[tuple[int, int, int, tuple[int, ...]], ...]:
 
 
 @cache
-def _deepest(m: int, n: int, cluster_m: int, cluster_n: int, out_itemsize: int, k: int = 64) -> Config | None:
-    """The tile with as many stages as fit, or None if that is less than three, or it is listed."""
+def _deepest(
+    m: int, n: int, cluster_m: int, cluster_n: int, out_itemsize: int, k: int = 64, fewest: int = 3
+) -> Config | None:
+    """The tile with as many stages as fit, or None if that is less than `fewest`, or it is listed."""
     num_warps = 8 if m == 256 else m // 16
-    for stages in range(MOST_STAGES, 2, -1):
+    for stages in range(MOST_STAGES, fewest - 1, -1):
         config = Config(m, n, k, num_warps, stages, cluster_m, cluster_n)
         if config.accumulators() <= MOST_SUMS[num_warps] and wide_memory(config, out_itemsize) <= SHARED_MEMORY[9, 0]:
             return None if config in CONFIGS or config in CLUSTERED or config in FOR_LONG_SUMS else config
