@@ -54,7 +54,8 @@ class Kept:
 @dataclass(frozen=True)
 class Contents:
     """What was read from a file, if that can be used; wrong: why it is no such file, as a word for the name that it is
-    set aside under, and a sentence; elsewhere: why it is one, but not for this version of the package."""
+    set aside under, and a sentence; elsewhere: why it may be one, but cannot be used by this version of the package or by
+    this user."""
 
     kept: Kept | None = None
     wrong: tuple[str, str] | None = None
@@ -79,8 +80,7 @@ def load(path: Path) -> Contents:
     except ValueError as error:
         return Contents(wrong=("no-model", f"{error}"[:200]))
     except OSError as error:
-        say_once(f"{path} cannot be read, and is left as it is: {error.strerror or error}")
-        return Contents()
+        return Contents(elsewhere=f"it cannot be read: {error.strerror or error}")
 
 
 def parse(text: bytes) -> Contents:
@@ -146,7 +146,7 @@ def find(device: DeviceInfo) -> DeviceModel | None:
 
 
 def _find(where: Path, device: DeviceInfo) -> DeviceModel | None:
-    names = files.names(where, without_power(device.capability, device.num_sms, device.bus_width))
+    names = files.names_read(where, without_power(device.capability, device.num_sms, device.bus_width))
     silicon = Silicon.of(device) if names else None
     if silicon is None or name_of(silicon) not in names:
         return None
@@ -217,11 +217,11 @@ def store(model: DeviceModel, device: DeviceInfo) -> Path | None:
 def listed() -> list[tuple[Path, Contents]]:
     """Every calibrated model of the user's, of any silicon."""
     where = folder()
-    return [] if where is None else [(where / name, load(where / name)) for name in files.names(where, "")]
+    return [] if where is None else files.looked(where, load)
 
 
 def clear() -> int:
-    """Deletes them; how many there were. OSError where the folder cannot be written to."""
+    """Deletes them; how many there were. OSError where the folder cannot be read or written to."""
     where = folder()
     names = [] if where is None else files.names(where, "")
     if where is not None and names:

@@ -34,7 +34,10 @@ def explain(
     scales: Annotated[ScaleKind | None, typer.Option(help="What fp8's and int8's scales are for.")] = None,
     fast_accum: Annotated[bool, typer.Option("--fast-accum", help="fp8: leave sums to the tensor cores.")] = False,
     groups: Annotated[int | None, typer.Option(min=1, help="A grouped product of so many groups.")] = None,
-    group_dim: Annotated[Literal["M", "N", "K"], typer.Option(help="Which size is cut into groups.")] = "M",
+    group_dim: Annotated[
+        Literal["M", "N", "K"] | None,
+        typer.Option(help="Which size is cut into --groups, by default M.", show_default=False),
+    ] = None,
     out_dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="Of C, where it is another.")] = None,
     device: words.Device = None,
     limit: Annotated[int, typer.Option(min=1, help="How many candidates to show.")] = 10,
@@ -49,6 +52,8 @@ def explain(
 
     `triton-gemm explain 16 14336 4096 --layout nt --device h200`
     """
+    if groups is None and group_dim is not None:
+        raise output.wrong_call("--group-dim says which size is cut into --groups, of which there are none")
     info = words.device(device)
     problem, info, _ = asked(
         M=M,
@@ -64,7 +69,7 @@ def explain(
         scales=scales,
         use_fast_accum=fast_accum,
         groups=groups,
-        group_dim=group_dim,
+        group_dim=group_dim or "M",
         out_dtype=None if out_dtype is None else words.dtype(out_dtype),
         device=info,
     )

@@ -18,18 +18,23 @@ from . import output, words
 
 
 def chosen(
-    shapes: str | None, suite: str | None, shapes_from: Path | None, dtype: torch.dtype, layout: Layout
+    shapes: str | None, suite: str | None, shapes_from: Path | None, dtype: str | None, layout: Layout | None
 ) -> list[GemmProblem]:
-    """The problems that a call names in one of these ways. dtype, layout: of --shapes, and of suites of 16 bits."""
+    """The problems that a call names in one of these ways. dtype, layout: of --shapes, by default bf16 and nn, and the
+    dtype of suites of 16 bits; refused where they would be ignored."""
     given = {"--shapes": shapes, "--suite": suite, "--shapes-from": shapes_from}
     named = [name for name, value in given.items() if value is not None]
     if len(named) != 1:
         raise output.wrong_call(f"give one of {', '.join(given)}" + f", not {' and '.join(named)}" * bool(named))
     if shapes is not None:
-        return [problem(*sizes, dtype, layout) for sizes in words.shapes(shapes)]
+        return [problem(*sizes, words.dtype(dtype or "bf16"), layout or "nn") for sizes in words.shapes(shapes)]
+    if layout is not None:
+        raise output.wrong_call(f"--layout: the products of {named[0]} have their own")
     if suite is not None:
-        return of_suite(suite, dtype)
+        return of_suite(suite, None if dtype is None else words.dtype(dtype))
     assert shapes_from is not None
+    if dtype is not None:
+        raise output.wrong_call("--dtype: the products of --shapes-from have their own")
     return recorded(shapes_from)
 
 
@@ -41,12 +46,14 @@ def problem(batch: int, M: int, N: int, K: int, dtype: torch.dtype, layout: Layo
     return found
 
 
-def of_suite(name: str, dtype: torch.dtype) -> list[GemmProblem]:
-    """The problems of a suite; those of one precision keep their own dtype."""
+def of_suite(name: str, dtype: torch.dtype | None) -> list[GemmProblem]:
+    """The problems of a suite: one of 16 bits in a dtype, by default bf16; others have their own."""
     if name not in SUITES:
         raise output.wrong_call(f"--suite: {name!r} is none of {', '.join(SUITES)}")
     suite = SUITES[name]
-    mode = suite.mode or {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype)
+    if suite.mode and dtype is not None:
+        raise output.wrong_call(f"--dtype: the products of --suite {name} have their own")
+    mode = suite.mode or {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype or torch.bfloat16)
     if mode is None:
         raise output.wrong_call(f"--suite {name} is of 16 bits: --dtype bf16 or fp16")
     return list(dict.fromkeys(gemm_problem(shape, mode) for shape in suite.shapes))

@@ -16,8 +16,8 @@ def tune(
     shapes: words.Shapes = None,
     suite: words.Suite = None,
     shapes_from: words.ShapesFrom = None,
-    dtype: words.Dtype = "bf16",
-    layout: words.Layout = "nn",
+    dtype: words.DtypeOfSizes = None,
+    layout: words.LayoutOfSizes = None,
     budget: Annotated[str, typer.Option(metavar="TIME", help="How long it may take: 90s, 2m, 1h.")] = "2m",
     bits: words.Bits = "same",
     measure: Annotated[
@@ -41,7 +41,7 @@ def tune(
     interrupted, and goes on with --resume.
     """
     seconds, gpu = words.seconds(budget), words.gpu(device)
-    problems = products.chosen(shapes, suite, shapes_from, words.dtype(dtype), layout)
+    problems = products.chosen(shapes, suite, shapes_from, dtype, layout)
     tuning = products.tuning()
     if not sys.stderr.isatty():  # in a terminal tuning shows what it tries and the best so far
         _log_to_stderr()

@@ -21,8 +21,8 @@ def warmup(
     shapes: words.Shapes = None,
     suite: words.Suite = None,
     shapes_from: words.ShapesFrom = None,
-    dtype: words.Dtype = "bf16",
-    layout: words.Layout = "nn",
+    dtype: words.DtypeOfSizes = None,
+    layout: words.LayoutOfSizes = None,
     arch: Annotated[
         str | None,
         typer.Option(metavar="sm_XX", help="All GPUs of that compute capability that the package has a model of."),
@@ -45,7 +45,7 @@ def warmup(
     is needed. It also builds Triton's launcher; with Triton 3.8 or later set `TRITON_LIBCUDA_PATH` for that, here
     and in the image, to the folder that has libcuda.so.1 at run time, mostly /usr/lib/x86_64-linux-gnu.
     """
-    problems = products.chosen(shapes, suite, shapes_from, words.dtype(dtype), layout)
+    problems = products.chosen(shapes, suite, shapes_from, dtype, layout)
     devices = devices_of(arch, device)
     errors = Console(stderr=True)
     with Progress(

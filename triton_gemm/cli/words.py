@@ -17,6 +17,7 @@ from ..device_model import NAMES, named_device
 from ..problem import GemmProblem
 from ..suites import SUITES
 from ..tables import files
+from ..tables.records import LARGEST, read
 from .output import wrong_call
 
 _SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64"}
@@ -31,6 +32,24 @@ Dtype = Annotated[
 ]
 Layout = Annotated[
     explanation.Layout, typer.Option(help="How A and B lie in memory: n by rows, t by columns; nt is a linear layer's.")
+]
+DtypeOfSizes = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype",
+        help=f"Of the operands of --shapes: {', '.join(DTYPE_WORDS)}, or torch's name; of --suite bf16 or fp16. "
+        "By default bf16.",
+        metavar="DTYPE",
+        show_default=False,
+    ),
+]
+LayoutOfSizes = Annotated[
+    explanation.Layout | None,
+    typer.Option(
+        "--layout",
+        help="How A and B of --shapes lie in memory: n by rows, t by columns; nt is a linear layer's. By default nn.",
+        show_default=False,
+    ),
 ]
 Device = Annotated[
     str | None,
@@ -72,12 +91,13 @@ def shapes(text: str) -> list[tuple[int, int, int, int]]:
     """(batch, M, N, K) of each product; batch is 1 where it is not said."""
     found = []
     for word in text.split(","):
-        sizes = re.fullmatch(r"\s*(?:([1-9]\d*)x)?([1-9]\d*)x([1-9]\d*)x([1-9]\d*)\s*", word)
-        if sizes is None:
-            raise wrong_call(f"--shapes: {word.strip()!r} is no MxNxK with numbers from 1 on, as in 16x14336x4096")
-        batch, *rest = sizes.groups(default="1")
-        found.append((int(batch), *map(int, rest)))
-    return found  # type: ignore[return-value]
+        sizes = re.fullmatch(r"\s*(?:(\d{1,15})x)?(\d{1,15})x(\d{1,15})x(\d{1,15})\s*", word, re.ASCII)
+        batch, M, N, K = map(int, sizes.groups(default="1")) if sizes else (0, 0, 0, 0)
+        if min(batch, M, N, K) < 1 or max(batch, M, N, K) > LARGEST:
+            called = f"{word.strip()[:60]!r} is no MxNxK with numbers from 1 to {LARGEST}"
+            raise wrong_call(f"--shapes: {called}, as in 16x14336x4096")
+        found.append((batch, M, N, K))
+    return found
 
 
 def seconds(text: str) -> float:
@@ -119,10 +139,12 @@ def gpu(word: str | None) -> str | None:
 def _described(path: Path) -> DeviceInfo:
     """The first GPU that `doctor --json` printed."""
     try:
-        found: Any = json.loads(path.read_text())["devices"][0]
-        found["capability"] = tuple(map(int, found["capability"]))
-        return DeviceInfo(**found)
-    except (OSError, ValueError, LookupError, TypeError) as error:
+        found: DeviceInfo = read(DeviceInfo, json.loads(path.read_text())["devices"][0])
+        figures = (*found.capability, found.num_sms, found.shared_memory, found.bus_width, found.power_limit)
+        if min(figures) < 0 or found.num_sms == 0:
+            raise ValueError("no GPU has such figures")
+        return found
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise wrong_call(f"--device: {path} holds no GPU, as `doctor --json` describes it: {error}") from None
 
 

@@ -161,9 +161,18 @@ def _tables(where: Path, device: DeviceInfo) -> dict[Bits, Table]:
 
 
 def _load(where: Path, device: DeviceInfo) -> dict[Bits, Table]:
-    names = files.names(where, without_power(device.capability, device.num_sms, device.bus_width))
+    names = files.names_read(where, without_power(device.capability, device.num_sms, device.bus_width))
     empty = [Table(Silicon.of(device), bits=bits) for bits in BITS] if names else []
-    return {table.bits: files.current(where, table) for table in empty if table.name in names}
+    return {table.bits: _read_or_empty(where, table) for table in empty if table.name in names}
+
+
+def _read_or_empty(where: Path, empty: Table) -> Table:
+    try:
+        return files.current(where, empty, repair=where != SHIPPED)
+    except OSError as error:
+        path = where / empty.name
+        files.say_once(f"{path} cannot be read, and is left as it is: {error.strerror or error}")
+        return empty
 
 
 def reload() -> None:
@@ -254,23 +263,25 @@ def versions() -> str:
 def merge(paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) -> int:
     """Merges files of one kind into the file `out`, the same in any order of `paths`; how many entries it has. Of two
     entries for a product one that is used on such a GPU, by the model that it has here (`serves`), goes before one that
-    is not, and then the faster one. ValueError where a file cannot be read whole, or is of another kind."""
+    is not, and then the faster one. ValueError where a file cannot be read whole, or is of another kind, OSError where
+    `out` cannot be written: what was there is there still."""
     checks.several("merge", "paths", paths)
     given = [_read(Path(path)) for path in paths]
     table = files.merge(given, _used(given[0]) if given else None)
-    Path(out).write_text(table.text())
+    files.write_for_user(Path(out), table.text())
     return len(table.entries)
 
 
 def export_to(path: str | os.PathLike[str], device: DeviceInfo | None = None, bits: Bits = "same") -> int:
     """Writes the user's table for `device`, by default the current GPU, into a file that `import_from` takes, here or
-    elsewhere; how many entries it has."""
+    elsewhere; how many entries it has. OSError where the table may not be read, or the file not written: what was there
+    is there still."""
     device = device if device is not None else current_device_info()
     _check("export_to", device, bits)
     empty = Table(Silicon.of(device), bits=bits)
     where = folder()
     table = empty if where is None else files.current(where, empty)
-    Path(path).write_text(table.text())
+    files.write_for_user(Path(path), table.text())
     return len(table.entries)
 
 
@@ -310,7 +321,7 @@ def _read(path: Path) -> Table:
 
 def clear() -> int:
     """Deletes the user's tables, of all silicon, and what tuning noted, in files and in this process; how many tables
-    there were. What was set aside stays. OSError where the folder cannot be written to."""
+    there were. What was set aside stays. OSError where the folder cannot be read or written to."""
     global cleared
     where = folder()
     names = [] if where is None else files.names(where, "")
@@ -340,12 +351,8 @@ class Report:
 
 
 def listed() -> list[tuple[Source, Path, files.Contents]]:
-    """Every file of tables, whose it is, and what it holds."""
-    return [
-        (source, where / name, files.look(where / name))
-        for source, where in _folders()
-        for name in files.names(where, "")
-    ]
+    """Every file of tables, whose it is, and what it holds; a folder that may not be read as a file that may not."""
+    return [(source, *one) for source, where in _folders() for one in files.looked(where, files.look)]
 
 
 def set_aside() -> list[Path]:

@@ -4,7 +4,8 @@
 
 A file is written whole under another name and then takes the place of the old one, by who holds the folder's lock; so a
 reader needs no lock, and a process that is killed leaves the old file. What no record can be read from is set aside: it
-stays in the folder under a name that says why (`...json.future-format.1`), and the entries that can be read go on.
+stays in the folder under a name that says why (`...json.future-format.1`), and the entries that can be read go on. Files
+that came with the package are left where they are.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import triton
 
@@ -37,6 +38,8 @@ TRITON: str = ".".join(triton.__version__.split(".")[:2])
 # Which entries a table holds: of the class of bits that the model's choice gives, or the fastest of all.
 Bits = Literal["same", "any"]
 BITS: tuple[Bits, ...] = get_args(Bits)
+
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,10 @@ class Contents:
 def parse(text: bytes) -> Contents:
     """What a file says. Nothing is raised, whatever it holds."""
     found, wrong_file = document(text, FORMAT, "no-table")
-    if wrong_file is not None:
+    if wrong_file is not None and wrong_file[0] == "not-json":
+        # What is cut off has whole lines, of an entry each
+        found, _ = document(text[: text.rfind(b"\n")].rstrip(b",") + b"]}", FORMAT, "no-table")
+    if wrong_file is not None and not found.get("entries"):
         return Contents(wrong=wrong_file)
     try:
         table = Table(read(Silicon, found.get("silicon")), found.get("triton", ""), found.get("bits", "same"))
@@ -118,7 +124,7 @@ def parse(text: bytes) -> Contents:
         if min(*table.silicon.capability, table.silicon.sms, table.silicon.bus_width, table.silicon.power_limit) < 0:
             raise WrongError("its silicon has negative figures")
     except (WrongError, TypeError) as error:
-        return Contents(wrong=("no-table", str(error)[:200]))
+        return Contents(wrong=wrong_file or ("no-table", str(error)[:200]))
     wrong: list[str] = []
     parts = []
     for line in found["entries"]:
@@ -128,8 +134,9 @@ def parse(text: bytes) -> Contents:
             parts.append(Table(*table.kind, {problem: read_entry(rest)}))
         except WrongError as error:
             wrong.append(str(error))
-    why = ("wrong-entries", f"{len(wrong)} entries are none, the first because {wrong[0][:200]}") if wrong else None
-    return Contents(merge([table, *parts]), why)
+    if wrong and wrong_file is None:
+        wrong_file = "wrong-entries", f"{len(wrong)} entries are none, the first because {wrong[0][:200]}"
+    return Contents(merge([table, *parts]), wrong_file)
 
 
 def document(text: bytes, number: int, otherwise: str) -> tuple[dict[str, Any], tuple[str, str] | None]:
@@ -190,13 +197,14 @@ def load_as(path: Path, table: Table) -> Contents:
 
 
 def save(folder: Path, table: Table) -> None:
-    """Writes the table's file, as `write`."""
+    """Writes the table's file, as `write`; the folder must be `locked`."""
     write(folder / table.name, table.text())
 
 
-def write(path: Path, text: str) -> None:
-    """Writes a file whole; its folder must be `locked`. OSError where that fails: the old file is there still."""
-    written = path.with_name(f"{path.name}.tmp")
+def write(path: Path, text: str, mark: str = "tmp") -> None:
+    """Writes a file whole, first under another name, which ends with `mark`: nobody else may do so with that name, as
+    in a folder that is `locked`. OSError where that fails: the old file is there still."""
+    written = path.with_name(f"{path.name}.{mark}")
     try:
         with open(written, "w") as file:
             file.write(text)
@@ -206,6 +214,15 @@ def write(path: Path, text: str) -> None:
     except OSError:
         written.unlink(missing_ok=True)
         raise
+
+
+def write_for_user(path: Path, text: str) -> None:
+    """Writes a file that a user has named, whole or not at all; where the name is of a pipe or a device, into that."""
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        path.write_text(text)
+    else:
+        write(path, text, f"{os.getpid()}.tmp")
 
 
 @contextmanager
@@ -236,15 +253,15 @@ def change(folder: Path, empty: Table, what: Callable[[Table], Table]) -> None:
             save(folder, table)
 
 
-def current(folder: Path, empty: Table) -> Table:
-    """The folder's table of the kind of `empty`; a file that cannot be read whole is set aside, where that can be."""
+def current(folder: Path, empty: Table, *, repair: bool = True) -> Table:
+    """The folder's table of the kind of `empty`. repair: sets a file aside that cannot be read whole, where that can be.
+    OSError where it may not be read."""
     path = folder / empty.name
-    try:
-        found = load_as(path, empty)
-    except OSError as error:
-        say_once(f"{path} cannot be read, and is left as it is: {error.strerror or error}")
-        return empty
+    found = load_as(path, empty)
     if found.wrong is None:
+        return found.table or empty
+    if not repair:
+        say_once(f"{path}: {found.wrong[1]}")
         return found.table or empty
     try:
         change(folder, empty, lambda table: table)  # looks again: a writer may have been here
@@ -269,9 +286,27 @@ def say_once(message: str) -> None:
 
 
 def names(folder: Path, beginning: str) -> list[str]:
-    """Of the files of tables in a folder that begin so; none where there is no folder."""
+    """Of the files of tables in a folder that begin so; none where there is no folder. OSError where it may not be read."""
     try:
         found: list[Any] = os.listdir(folder)
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     return sorted(name for name in found if name.startswith(beginning) and name.endswith(f".v{FORMAT}.json"))
+
+
+def names_read(folder: Path, beginning: str) -> list[str]:
+    """`names`; none where the folder may not be read, which is logged once."""
+    try:
+        return names(folder, beginning)
+    except OSError as error:
+        say_once(f"{folder} cannot be read: {error.strerror or error}")
+        return []
+
+
+def looked(folder: Path, look: Callable[[Path], _Found]) -> list[tuple[Path, _Found]]:
+    """What `look` finds in each file of tables in a folder; in the folder itself, where that may not be read."""
+    try:
+        paths = [folder / name for name in names(folder, "")]
+    except OSError:
+        paths = [folder]
+    return [(path, look(path)) for path in paths]

@@ -149,6 +149,9 @@ def problems_of(shapes: Shapes, dtype: torch.dtype, layout: Layout) -> dict[Gemm
     if isinstance(shapes, (str, os.PathLike)):
         return read_shapes(shapes)
     if isinstance(shapes, Mapping):
+        for problem, count in shapes.items():
+            checks.instance("tune", "a key of shapes", problem, GemmProblem)
+            checks.count("shapes[problem]", count, 1)
         return dict(shapes)
     calls: dict[GemmProblem, int] = {}
     for shape in shapes:

@@ -14,6 +14,7 @@ from typing import Any
 from .. import plan
 from ..compat import current_device, free_in_children
 from ..problem import GemmProblem
+from ..tables.files import write_for_user
 from ..tables.records import WrongError, plain, read, text_of
 
 FORMAT = 1
@@ -126,13 +127,7 @@ def write(path: Path, calls: dict[GemmProblem, int]) -> None:
     """A line for each product, the most called first."""
     lines = [text_of({"calls": count, "problem": plain(problem)}) for problem, count in calls.items()]
     text = f'{{\n "format": {FORMAT},\n "products": [' + ",".join(f"\n  {line}" for line in lines) + "\n ]\n}\n"
-    written = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        written.write_text(text)
-        os.replace(written, path)
-    except OSError:
-        written.unlink(missing_ok=True)
-        raise
+    write_for_user(path, text)
 
 
 def read_shapes(path: str | os.PathLike[str]) -> dict[GemmProblem, int]:
