@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import math
 import shutil
@@ -73,6 +74,31 @@ def test_what_python_does_before_a_replay_is_not_in_its_time(idle: bool, monkeyp
     replay.graph = SimpleNamespace(replay=lambda: order.append("replay"))  # type: ignore[assignment]
     replay.start()
     assert order == (["busy"] if idle else []) + ["event", "replay", "event"]
+
+
+def test_a_call_is_estimated_behind_work_that_hides_its_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    event = SimpleNamespace(
+        record=lambda: order.append("event"),
+        synchronize=lambda: order.append("wait"),
+        elapsed_time=lambda end: 0.004,
+    )
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: event)
+    monkeypatch.setattr(timing, "occupy", lambda clocks: order.append("busy"))
+    assert timing.once_ms(lambda: order.append("call")) == 0.004
+    assert order == ["call", "busy", "event", "call", "event", "wait"]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_collector_is_as_it_was_after_what_is_timed(enabled: bool) -> None:
+    was = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        with timing.no_garbage():
+            assert not gc.isenabled()
+        assert gc.isenabled() is enabled
+    finally:
+        (gc.enable if was else gc.disable)()
 
 
 def test_slow_providers_get_few_rounds_and_every_operand_set_is_used() -> None:

@@ -118,6 +118,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(gpu, "Worker", lambda _: None)
     monkeypatch.setattr(gpu, "device_info", lambda _: HOPPER)
     monkeypatch.setattr(timing, "Replay", FakeReplay)
+    monkeypatch.setattr(timing, "occupy", lambda clocks: None)
     with tabled.default_policy():
         yield
 

@@ -524,4 +524,16 @@ def test_a_race_has_two_seconds_and_the_last_problems_none(folder: Path) -> None
     calls = {problem_of(64, 4096, 512 * i): 9 - i for i in range(1, 9)}
     report = tuned(folder, calls, budget=8.0)
     outcomes = [shape.outcome for shape in report.shapes]
-    assert all(shape.measured for shape in report.shapes[:6]) and outcomes[6:] == ["no time"] * 2
+    assert all(shape.measured for shape in report.shapes[:4]) and outcomes[5:] == ["no time"] * 3
+    assert all(shape.timed == shape.candidates for shape in report.shapes[:4])
+
+
+def test_a_look_after_one_race_is_that_before_the_next(folder: Path) -> None:
+    lab, looks = FakeLab(chance), list[float]()
+    look = lab.look
+    lab.look = lambda: (looks.append(lab.now()), look())[1]  # type: ignore[method-assign]
+    tuned(folder, {problem_of(64, 4096, 512 * i): 1 for i in range(1, 5)}, lab)
+    assert len(looks) == 5
+    lab.prepare = lambda problem, ways: lab.kernels.pause(1.1)  # type: ignore[method-assign]
+    tuned(folder, {problem_of(64, 4096, 512 * i): 1 for i in range(5, 8)}, lab)
+    assert len(looks) == 5 + 6 - 1, "the GPU idled before two of three races, as the third was prepared with the second"

@@ -243,6 +243,32 @@ def test_jobs_are_compiled_by_workers_and_then_loaded_here() -> None:
     assert not any(map(runs, pids)) and not any(thread.is_alive() for thread in compiler.threads)
 
 
+def test_who_waits_for_a_job_compiles_it_while_processes_start() -> None:
+    loaded = list[object]()
+    compiler = Compiler(loaded.append, Workers(f"import time; time.sleep(60)\n{STUB}"), threads=2)
+    compiler.add(["first", "second"])
+    compiler.compile_here("first")
+    assert compiler.done("first") and loaded == ["first"] and not compiler.done("second")
+    compiler.compile_here("first")
+    assert loaded == ["first"], "it was compiled before"
+    compiler.close()
+
+
+def test_who_is_ready_takes_what_others_start_for() -> None:
+    """A process that starts for ever has no job of its own."""
+    starting, made = f"import time; time.sleep(60)\n{STUB}", list[Worker]()
+
+    def worker() -> Worker:
+        made.append(stub(starting if made else STUB))
+        return made[-1]
+
+    compiler = Compiler(lambda job: None, worker, threads=3)
+    jobs = [f"answer = None  # {i}" for i in range(9)]
+    compiler.add(jobs)
+    assert finished(compiler, *jobs) == 9 * [None]
+    compiler.close()
+
+
 def test_what_cannot_be_loaded_has_failed() -> None:
     compiler = Compiler(lambda job: {}[job], Workers(), threads=1)
     compiler.add([""])

@@ -22,6 +22,7 @@ from tests.gpu.test_plan_gpu import assert_right, pair, random, script
 from triton_gemm import kernels, plan, policies, tables, timing, tuning
 from triton_gemm.bit_classes import bit_class
 from triton_gemm.device import current_device_info
+from triton_gemm.problem import Request
 from triton_gemm.select import select
 from triton_gemm.tuning import read_shapes
 from triton_gemm.tuning.report import TuningReport
@@ -75,6 +76,20 @@ def test_any_bits_are_right() -> None:
         for size in SHAPES:
             a, b = pair(size)
             assert_right(a, b, triton_gemm.matmul(a, b))
+
+
+def test_what_a_small_kernel_takes_is_told_from_its_launch() -> None:
+    """Candidates that look slow at their first call are not timed again."""
+    a, b = random(16, 1024), random(1024, 1024)
+    problem = Request().problem(a, b, a @ b)
+    chosen = plan.GemmPlan(problem, select(problem, current_device_info()), a.device)
+    out = torch.empty(16, 1024, device="cuda", dtype=BF16)
+    calls = [lambda: chosen.run(a, b, out)]
+    replay = timing.Replay(calls, 100)
+    timing.settle(replay.start, 1.0)
+    in_graph = median(replay.start()() for _ in range(9))
+    once = median(timing.once_ms(calls[0]) for _ in range(9))
+    assert in_graph / 2 < once < 2 * in_graph + 0.003, f"{once} ms by itself, {in_graph} in a graph"
 
 
 def fp8(*shape: int) -> torch.Tensor:

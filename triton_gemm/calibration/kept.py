@@ -54,8 +54,8 @@ class Kept:
 @dataclass(frozen=True)
 class Contents:
     """What was read from a file, if that can be used; wrong: why it is no such file, as a word for the name that it is
-    set aside under, and a sentence; elsewhere: why it may be one, but cannot be used by this version of the package or by
-    this user."""
+    set aside under, and a sentence; elsewhere: why it may be one, but cannot be used by this version of the package or
+    by this user."""
 
     kept: Kept | None = None
     wrong: tuple[str, str] | None = None

@@ -4,8 +4,8 @@
 
 A file is written whole under another name and then takes the place of the old one, by who holds the folder's lock; so a
 reader needs no lock, and a process that is killed leaves the old file. What no record can be read from is set aside: it
-stays in the folder under a name that says why (`...json.future-format.1`), and the entries that can be read go on. Files
-that came with the package are left where they are.
+stays in the folder under a name that says why (`...json.future-format.1`), and the entries that can be read go on.
+Files that came with the package are left where they are.
 """
 
 from __future__ import annotations
@@ -254,8 +254,8 @@ def change(folder: Path, empty: Table, what: Callable[[Table], Table]) -> None:
 
 
 def current(folder: Path, empty: Table, *, repair: bool = True) -> Table:
-    """The folder's table of the kind of `empty`. repair: sets a file aside that cannot be read whole, where that can be.
-    OSError where it may not be read."""
+    """The folder's table of the kind of `empty`. repair: sets a file aside that cannot be read whole, where that can
+    be. OSError where it may not be read."""
     path = folder / empty.name
     found = load_as(path, empty)
     if found.wrong is None:

@@ -20,12 +20,12 @@ log = logging.getLogger("triton_gemm.tuning")
 
 class Compiler:
     """`compile(job)` for jobs in the order in which they come, many at once. Threads are daemons: one that never ends
-    does not keep Python from ending.
+    does not keep Python from ending. Who waits for a job that no thread has taken may `compile_here`.
 
     worker: makes what has a process compile a job first, one for each thread; what `compile` then does is to load what
-    is in Triton's cache. A process is started when its thread has the first job. A thread whose process cannot be
-    started, or is lost, goes on alone: its `compile` compiles. What a process was compiling when something outside
-    killed it has failed, and there is one more process.
+    is in Triton's cache. A process takes seconds to start: it is started when there is a job, which whoever is ready
+    first takes. A thread whose process cannot be started, or is lost, goes on alone: its `compile` compiles. What a
+    process was compiling when something outside killed it has failed, and there is one more process.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class Compiler:
         self.ended: dict[object, str | None] = {}  # why not, or None
         self.changed = threading.Condition()
         self.closed = self.said = False
+        self.starting = 0  # processes
         # A core is left to the thread that times. A worker takes about a second of CPU to begin with and some hundred
         # MB, measured once on two cores: less than machines with GPUs have for each core.
         count = threads or max(1, min(THREADS, len(os.sched_getaffinity(0)) // _ranks() - 1))
@@ -61,6 +62,12 @@ class Compiler:
             cancelled = set(jobs).intersection(self.waiting)
             self.waiting = deque(job for job in self.waiting if job not in cancelled)
         return cancelled
+
+    def compile_here(self, job: object) -> None:
+        """Compiles a job in this thread and process, if no thread has taken it yet."""
+        if self.cancel([job]):
+            self.begun[job] = self.clock()
+            self._end(job, self._load(job))
 
     def failure(self, job: object) -> str | None:
         """Why a job that is `done` has failed, or None."""
@@ -94,16 +101,16 @@ class Compiler:
     def _work(self, worker: Worker | None) -> None:
         try:
             while True:
+                if worker is not None and worker.process is None and not self._start(worker):
+                    worker = None
                 with self.changed:
-                    while not self.waiting and not self.closed:
-                        self.changed.wait()
+                    self.changed.wait_for(lambda: self.waiting or self.closed)
                     if self.closed:
                         return
                     job = self.waiting.popleft()
                 why = None
                 try:
                     if worker is not None:
-                        worker.start()
                         self.begun[job] = self.clock()
                         why = worker.compile(job, self.limit_s)
                 except LostError as lost:
@@ -114,12 +121,33 @@ class Compiler:
                 if why is None:
                     self.begun[job] = self.clock()
                     why = self._load(job)
-                with self.changed:
-                    self.ended[job] = why
-                    self.changed.notify_all()
+                self._end(job, why)
         finally:
             if worker is not None:
                 worker.end()
+
+    def _start(self, worker: Worker) -> bool:
+        """Starts a process once there is a job that none of those which start now is for; whether it has started."""
+        with self.changed:
+            self.changed.wait_for(lambda: len(self.waiting) > self.starting or self.closed)
+            self.starting += 1
+        try:
+            if not self.closed:
+                worker.start()
+        except LostError as lost:
+            if not self.closed:
+                self._say(lost)
+            return False
+        finally:
+            with self.changed:
+                self.starting -= 1
+                self.changed.notify_all()
+        return True
+
+    def _end(self, job: object, why: str | None) -> None:
+        with self.changed:
+            self.ended[job] = why
+            self.changed.notify_all()
 
     def _load(self, job: object) -> str | None:
         try:

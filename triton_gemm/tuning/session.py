@@ -24,6 +24,7 @@ from .report import Again, Measure, Progress, ShapeReport, TuningReport
 LEAST_S = 2.0  # of a race: of more problems than that leaves time for, the last are left out
 MOST_S = 20.0
 ATTEMPTS = 2  # at a race during which the GPU was not fit to be measured
+RECENT_S = 1.0  # a look at the GPU after one race is also the one before the next, which begins so soon
 
 
 class Bench(race.Bench[Selection], Protocol):
@@ -80,6 +81,8 @@ class Session:
         self.lab, self.journal, self.wishes, self.said = lab, journal, wishes, said
         self.begin = lab.now()
         self.best_ms = float("inf")  # of the reference product
+        self.looked: tuple[float, Conditions] | None = None  # when, and what was seen
+        self.look_s = 0.0  # that it took
 
     def left(self) -> float:
         return self.wishes.budget - (self.lab.now() - self.begin)
@@ -184,8 +187,9 @@ class Session:
             except torch.OutOfMemoryError as error:
                 return ShapeReport(problem, 0, "failed", ways[0], why=f"{error}".splitlines()[0]), entrant
             try:
-                before = self.look()
-                race_s = max(0.0, allowance - 2 * (self.lab.now() - begin))  # looking afterwards takes as long again
+                recent = self.looked is not None and self.lab.now() - self.looked[0] < RECENT_S
+                before = self.looked[1] if self.looked is not None and recent else self.look()
+                race_s = max(0.0, allowance - (self.lab.now() - begin) - self.look_s)
                 preferred = None if independent or self.wishes.repeat > 1 else entrant.before
                 found = race.race(ways, bench, race_s, before=preferred, said=tell)
             except race.FailedError as error:
@@ -203,12 +207,14 @@ class Session:
                     failed=failed,
                 )
                 return report, replace(entrant, ways=tuple(way for way in ways if way not in found.untried))
-            why = complained
+            why, self.looked = complained, None
         return ShapeReport(problem, 0, "refused", ways[0], candidates=len(ways), why=why), entrant
 
     def look(self) -> Conditions:
-        found = self.lab.look()
+        begin, found = self.lab.now(), self.lab.look()
         self.best_ms = min(self.best_ms, found.ms)
+        self.looked = self.lab.now(), found
+        self.look_s = self.looked[0] - begin
         return found
 
     def telling(self, problem: GemmProblem, number: tuple[int, int]) -> race.Said[Selection] | None:
