@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from .worker import LostError, Worker, told
 
 THREADS = 16
+STARTING = 4  # processes at once: of more the first is ready later, as each imports torch
 LIMIT_S = 60.0  # of one compilation
 PATIENCE_S = 5.0  # for what is being compiled at the end
 
@@ -127,9 +128,10 @@ class Compiler:
                 worker.end()
 
     def _start(self, worker: Worker) -> bool:
-        """Starts a process once there is a job that none of those which start now is for; whether it has started."""
+        """Starts a process once there are more jobs than processes that start now, of which there are STARTING at most;
+        whether it has started."""
         with self.changed:
-            self.changed.wait_for(lambda: len(self.waiting) > self.starting or self.closed)
+            self.changed.wait_for(lambda: self.starting < min(len(self.waiting), STARTING) or self.closed)
             self.starting += 1
         try:
             if not self.closed:
