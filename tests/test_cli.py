@@ -102,6 +102,12 @@ def test_help_shows_every_command_in_plain_words() -> None:
         ("warmup --arch hopper --shapes 1x2x3", "--arch: 'hopper' is none of sm_75"),
         ("warmup --device h200 --shapes 1x2", "--shapes: '1x2' is no MxNxK"),
         ("warmup --device h200 --shapes 1x2x0", "is no MxNxK"),
+        ("warmup --device h200 --shapes 99999999999999999999x16x16", "with numbers from 1 to 281474976710656"),
+        ("warmup --device h200 --shapes-from empty.json --dtype fp16", "--dtype: the products of --shapes-from have"),
+        ("warmup --device h200 --shapes-from empty.json --layout nt", "--layout: the products of --shapes-from have"),
+        ("tune --suite llm --layout nt", "--layout: the products of --suite have their own"),
+        ("tune --suite fp8 --dtype bf16", "--dtype: the products of --suite fp8 have their own"),
+        ("explain 1 2 3 --device h200 --group-dim K", "--groups, of which there are none"),
         ("warmup --device h200 --shapes-from absent.json", "there is no file absent.json"),
         ("tune --shapes 1x2x3 --suite llm", "not --shapes and --suite"),
         ("tune --suite nonsense", "--suite: 'nonsense' is none of square, llm"),
@@ -315,6 +321,35 @@ def test_a_gpu_is_described_by_a_file(tmp_path: Path, folder: Path) -> None:
     device = {"name": "half a Hopper", "capability": [9, 0], "num_sms": 66, "shared_memory": 232448}
     file.write_text(json.dumps({"devices": [device]}))
     assert document("explain", *PRODUCT, "--device", file)["device"]["num_sms"] == 66
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"num_sms": "132"},
+        {"num_sms": 0},
+        {"num_sms": True},
+        {"bus_width": "6016"},
+        {"power_limit": -700},
+        {"capability": [9]},
+        {"capability": "90"},
+        {"bandwidth": "fast"},
+        {"name": 5},
+        {"cores": 5},
+    ],
+    ids=str,
+)
+def test_a_file_that_describes_no_gpu_is_refused_and_changes_nothing(
+    wrong: dict[str, Any], tmp_path: Path, folder: Path
+) -> None:
+    store(problem_of())
+    before = tabled.table_in(folder)
+    device = {"name": "a GPU", "capability": [9, 0], "num_sms": 132, "shared_memory": 232448, "bus_width": 6016}
+    file = tmp_path / "gpu.json"
+    file.write_text(json.dumps({"devices": [device | {"power_limit": 700} | wrong]}))
+    for command in (["explain", *PRODUCT], ["cache", "show"]):
+        assert "holds no GPU" in document(*command, "--device", file, code=2)["error"]
+    assert tabled.table_in(folder) == before and not tables.set_aside()
 
 
 # --- cache ---

@@ -157,6 +157,8 @@ def test_a_file_that_may_not_be_read_is_not_written_over(
         assert found(problem_of(1)) is None and not store(problem_of(2)) and not store(problem_of(2))
         with pytest.raises(PermissionError):
             tables.import_from(other)
+        with pytest.raises(PermissionError):
+            tables.export_to(other, HOPPER)
         with pytest.raises(ValueError, match="cannot be read: Permission denied"):
             tables.import_from(path)
         assert [report.faults for report in tables.verify(HOPPER)] == [("it cannot be read: Permission denied",)]
@@ -166,6 +168,62 @@ def test_a_file_that_may_not_be_read_is_not_written_over(
     ]
     tables.reload()
     assert path.read_bytes() == before and list(folder.glob("*.json*")) == [path] and found(problem_of(1))
+
+
+def test_a_folder_that_may_not_be_read_is_not_taken_for_empty(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store(problem_of(1))
+    listdir = os.listdir
+
+    def refused(path: Any) -> list[str]:
+        if Path(path) == folder:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return listdir(path)
+
+    def unread(path: Path) -> Any:
+        assert path == folder
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", refused)
+        patch.setattr(files, "contents", unread)
+        tables.reload()
+        assert found(problem_of(1)) is None and found(problem_of(2)) is None
+        assert [(report.path, report.faults) for report in tables.verify(HOPPER)] == [
+            (folder, ("it cannot be read: Permission denied",))
+        ]
+        with pytest.raises(PermissionError):
+            tables.clear()
+    assert caplog.messages == [f"{folder} cannot be read: Permission denied"]
+    tables.reload()
+    assert found(problem_of(1))
+
+
+@pytest.mark.parametrize("how", ["export", "merge"])
+def test_a_full_disk_leaves_the_file_that_a_user_has_named(how: str, folder: Path, monkeypatch: Any) -> None:
+    store(problem_of(1))
+    out = folder.parent / "out.json"
+    tables.export_to(out, HOPPER)
+    before = out.read_bytes()
+    store(problem_of(2))
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        tables.export_to(out, HOPPER) if how == "export" else tables.merge([out, table_in(folder)], out)
+    assert out.read_bytes() == before and list(folder.parent.glob("out*")) == [out]
+
+
+def test_what_is_no_file_is_written_to(folder: Path, tmp_path: Path) -> None:
+    """A device or a pipe is not replaced by a file, and a link goes on to be one."""
+    store(problem_of())
+    assert tables.export_to(os.devnull, HOPPER) == 1 and not Path(os.devnull).is_file()
+    link = tmp_path / "link.json"
+    link.symlink_to(tmp_path / "linked.json")
+    assert tables.export_to(link, HOPPER) == 1 and link.is_symlink() and (tmp_path / "linked.json").is_file()
 
 
 def test_no_folder_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,6 +329,39 @@ def test_the_entries_that_can_be_read_go_on(folder: Path) -> None:
     tables.reload()
     assert found(problem_of(1)) and found(problem_of(2)) is None
     assert set(files.load(path).table.entries) == {problem_of(1)}  # type: ignore[union-attr]
+
+
+def test_the_whole_lines_of_what_is_cut_off_go_on(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for M in (1, 2, 3):
+        store(problem_of(M))
+    path = table_in(folder)
+    whole = path.read_text()
+    for cut, left in ((whole.rfind('"work"'), 2), (whole.rfind("\n ]"), 2), (whole.find('"work"'), 0)):
+        path.write_text(whole[:cut])
+        tables.reload()
+        assert sum(found(problem_of(M)) is not None for M in (1, 2, 3)) == left
+        assert "not-json" in caplog.messages[-1]
+    assert len(list(folder.glob("*.not-json.*"))) == 3
+
+
+def test_shipped_tables_are_left_where_they_are(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Their folder is the package's: what is wrong with them is said, and `verify` finds it."""
+    store(problem_of(1)), store(problem_of(2))
+    shipped = tables.SHIPPED / table_in(folder).name
+    shipped.parent.mkdir()
+    good = table_in(folder).read_text()
+    tables.clear()
+    served = chosen(problem_of(1), source="shipped table")
+    for old, new, first in (('"M": 2,', '"M": "2",', served), ('"format": 1,', '"format": 2,', None)):
+        text = good.replace(old, new)
+        shipped.write_text(text)
+        caplog.clear()
+        tables.reload()
+        assert [found(problem_of(1)), found(problem_of(2))] == [first, None]
+        assert [str(shipped) in message for message in caplog.messages] == [True]
+        assert shipped.read_text() == text and os.listdir(shipped.parent) == [shipped.name]
+        (report,) = tables.verify(HOPPER)
+        assert report.path == shipped and report.faults
 
 
 JSON = st.recursive(

@@ -487,6 +487,9 @@ def test_shapes_are_problems() -> None:
     assert problem.b.column_major and not problem.a.column_major
     assert tuning.problems_of([tabled.problem_of()], BF16, "nn") == {tabled.problem_of(): 1}
     assert tuning.problems_of({tabled.problem_of(): 9}, BF16, "nn") == {tabled.problem_of(): 9}
+    for wrong in ({(1, 2, 3): 4}, {tabled.problem_of(): "9"}, {tabled.problem_of(): 0}):
+        with pytest.raises((TypeError, ValueError), match="shapes"):
+            tuning.problems_of(wrong, BF16, "nn")  # type: ignore[arg-type]
     assert next(iter(tuning.problems_of([(8, 8, 8)], torch.int8, "nn"))).out_dtype == torch.int32
 
 

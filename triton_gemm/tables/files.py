@@ -286,7 +286,8 @@ def say_once(message: str) -> None:
 
 
 def names(folder: Path, beginning: str) -> list[str]:
-    """Of the files of tables in a folder that begin so; none where there is no folder. OSError where it may not be read."""
+    """Of the files of tables in a folder that begin so; none where there is no folder. OSError where it may not be
+    read."""
     try:
         found: list[Any] = os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):
