@@ -431,6 +431,15 @@ def _elsewhere() -> None:
     assert seen == [(kernel.hash, False), (kernel.hash, True)]
 
 
+def _hash_triton() -> None:
+    """A compilation asks for the very hash."""
+    key = triton.runtime.cache.triton_key
+    key.cache_clear()
+    compat.hash_triton()
+    compiled()
+    assert key.cache_info().misses == 1 and key.cache_info().hits > 0
+
+
 def _build_launcher() -> None:
     version = tuple(map(int, triton.__version__.split(".")[:2]))
     assert compat.LAUNCHER_NAMES_DRIVER is (version >= (3, 8))
@@ -480,6 +489,7 @@ USES: dict[str, Callable[[], None]] = {
     "free_in_children": _forked,
     "context_of_backward": _backward,
     "backward_here": _backward,
+    "hash_triton": _hash_triton,
     "hide_from_dynamo": _hidden,
     "may_differ": _sizes,
     "must_dispatch": _watched,

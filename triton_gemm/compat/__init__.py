@@ -40,7 +40,7 @@ from .autograd import (
     single_level_autograd,
 )
 from .building import LAUNCHER_NAMES_DRIVER, LAUNCHERS_OF_KERNELS, build_launcher, c_compiler
-from .compiler import Compiling, JITFunction, compilations, compile_kernel, compiling, compiling_for
+from .compiler import Compiling, JITFunction, compilations, compile_kernel, compiling, compiling_for, hash_triton
 from .devices import current_device, current_stream, occupy, stream_of_graph_trees
 from .dispatcher import (
     below_autograd,
@@ -102,6 +102,7 @@ __all__ = [
     "dual",
     "forward_grad_enabled",
     "free_in_children",
+    "hash_triton",
     "hide_from_dynamo",
     "in_transform",
     "is_wrapper",

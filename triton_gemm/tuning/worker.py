@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
 
-from ..compat import compiling_for
+from ..compat import compiling_for, hash_triton
 from ..device import DeviceInfo
 from ..kernels.launch import compiled
 from ..plan import launches_on
@@ -30,7 +30,7 @@ from ..precompile import SCALARS, operands_of
 from ..problem import GemmProblem
 from ..select import Selection
 
-START_S = 60.0  # until it has imported torch and Triton
+START_S = 60.0  # until it has imported torch and Triton, and read Triton's files
 GONE_S = 5.0  # until a process is gone whose end of the pipe is closed, or that is killed
 KILLS = 2  # from outside, after which no other process is started
 CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}  # of the compiler itself
@@ -182,6 +182,7 @@ def main() -> None:
     asked: SimpleQueue[Any] = SimpleQueue()
     threading.Thread(target=_listen, args=(pipe, asked), daemon=True).start()
     device, capability = asked.get()
+    hash_triton()  # not in the time of a job, which the tuner may wait for
     with suppress(BrokenPipeError), compiling_for(capability):
         pipe.send(READY)
         while True:
