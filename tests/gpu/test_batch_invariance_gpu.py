@@ -110,6 +110,19 @@ def test_rows_do_not_depend_on_their_number(kind: str, N: int, K: int) -> None:
                 assert wrong == 0, f"{wrong} elements of {M} rows from row {begin} on are others"
 
 
+@pytest.mark.parametrize("kind", ["bf16", "fp16", "ieee", "tf32", "bf16x6", "fp64", "int8", "fp8 rows", "fp8 blocks"])
+def test_every_number_of_rows_up_to_512(kind: str) -> None:
+    """The first of 600 rows, of few columns, whose sums are cut."""
+    dtype, product = KINDS[kind]
+    if dtype == FP8 and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("there is no such product on this GPU")
+    a, b = draw(600, 2048, dtype=dtype, seed=1), draw(256, 2048, dtype=dtype, seed=2).t()
+    with triton_gemm.batch_invariant():
+        whole = bits(product(a, b))
+        wrong = [M for M in range(1, 513) if not torch.equal(bits(product(a[:M], b)), whole[:M])]
+    assert not wrong, f"other bits at {wrong} rows"
+
+
 def test_many_rows_while_few_share_tiles() -> None:
     """Programs that sum parts in turn wait for nobody; owners of tiles wait for programs that have started before them,
     also while another stream's run."""
