@@ -218,11 +218,10 @@ def write(path: Path, text: str, mark: str = "tmp") -> None:
 
 def write_for_user(path: Path, text: str) -> None:
     """Writes a file that a user has named, whole or not at all; where the name is of a pipe or a device, into that."""
-    path = path.resolve()
     if path.exists() and not path.is_file():
         path.write_text(text)
     else:
-        write(path, text, f"{os.getpid()}.tmp")
+        write(path.resolve(), text, f"{os.getpid()}.tmp")
 
 
 @contextmanager
