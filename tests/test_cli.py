@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
+import os
 import re
 import sys
 from dataclasses import replace
@@ -389,13 +391,17 @@ def test_tables_of_other_tritons_are_shown_as_not_used(folder: Path, monkeypatch
 
 def test_a_fault_fails_verify(folder: Path) -> None:
     store(problem_of())
-    path = tabled.table_in(folder)
+    path, cut = tabled.table_in(folder), folder.parent / "cut.json"
+    cut.write_text(path.read_text()[:-2])
     path.write_text(path.read_text()[:-40])
     (report,) = document("cache", "verify", "--device", "h200", code=1)["tables"]
     assert "no JSON" in report["faults"][0]
     assert "no JSON" in words_of("cache", "ls")
     assert "no JSON" in document("cache", "show", path, code=1)["error"]
     assert "no JSON" in document("cache", "import", path, code=1)["error"]
+    assert "no JSON" in words_of("cache", "show", cut)
+    shown = document("cache", "show", cut)
+    assert len(shown["entries"]) == 1 and "no JSON" in shown["wrong"]
 
 
 def test_tables_travel(folder: Path, tmp_path: Path) -> None:
@@ -418,6 +424,19 @@ def test_clear_asks_first(folder: Path) -> None:
     assert "add --yes" in document("cache", "clear", code=2)["error"] and tables.listed()
     assert call("cache", "clear", stdin="y\n").exit_code == 0 and not tables.listed()
     assert document("cache", "clear") == {"deleted": 0}
+
+
+def test_a_folder_that_may_not_be_read_is_not_cleared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store(problem_of())
+
+    def refused(path: Any) -> list[str]:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", refused)
+        for arguments in ((), ("--yes",), ("--models",)):
+            assert "Permission denied" in document("cache", "clear", *arguments, code=1)["error"]
+    assert tables.listed()
 
 
 # --- warmup ---

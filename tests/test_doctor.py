@@ -154,6 +154,11 @@ def test_tables_and_their_faults(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     assert the_one("tables", "it is no JSON").do
     with_gpu(monkeypatch)
     assert the_one("tables", "it is no JSON").status == "broken"
+    assert look("tables")[-1].says.startswith("0 tables")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert the_one("tables", "it is no JSON").do.startswith("change its permissions")
+    with_gpu(monkeypatch, H200)
+    assert the_one("tables", "it is no JSON").do.startswith("change its permissions")
 
 
 def test_all_variables_are_known() -> None:

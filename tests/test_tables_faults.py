@@ -7,6 +7,9 @@ import json
 import multiprocessing
 import os
 import signal
+import stat
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -224,6 +227,35 @@ def test_what_is_no_file_is_written_to(folder: Path, tmp_path: Path) -> None:
     link = tmp_path / "link.json"
     link.symlink_to(tmp_path / "linked.json")
     assert tables.export_to(link, HOPPER) == 1 and link.is_symlink() and (tmp_path / "linked.json").is_file()
+    script = "from tests.tabled import HOPPER; from triton_gemm import tables; tables.export_to('/dev/stdout', HOPPER)"
+    piped = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert piped.stdout == table_in(folder).read_text()
+    link.unlink(), link.symlink_to(link)
+    with pytest.raises(OSError, match="symbolic links"):
+        tables.export_to(link, HOPPER)
+
+
+@pytest.mark.parametrize("why", sorted(files.NOT_REPLACED))
+def test_what_cannot_be_replaced_is_written_to(why: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a file that a container has mounted, or one in another user's folder; permissions stay."""
+    store(problem_of())
+    out = folder.parent / "out.json"
+    out.touch(), out.chmod(0o640)
+    tables.export_to(out, HOPPER)
+    replaced = out.stat()
+    assert stat.S_IMODE(replaced.st_mode) == 0o640 and files.load(out).table
+    store(problem_of(1))
+
+    def refused(*_: Any) -> None:
+        raise OSError(why, os.strerror(why))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", refused)
+        assert tables.export_to(out, HOPPER) == 2
+        with pytest.raises(OSError, match=os.strerror(why)):
+            tables.export_to(folder.parent / "new.json", HOPPER)
+    assert (out.stat().st_ino, out.stat().st_mode) == (replaced.st_ino, replaced.st_mode)
+    assert out.read_bytes() == table_in(folder).read_bytes() and not list(folder.parent.glob("*.tmp"))
 
 
 def test_no_folder_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,12 +368,13 @@ def test_the_whole_lines_of_what_is_cut_off_go_on(folder: Path, caplog: pytest.L
         store(problem_of(M))
     path = table_in(folder)
     whole = path.read_text()
-    for cut, left in ((whole.rfind('"work"'), 2), (whole.rfind("\n ]"), 2), (whole.find('"work"'), 0)):
+    end = whole.rfind("\n ]")
+    for cut, left in ((whole.rfind('"work"'), 2), (end, 2), (whole.rfind("}"), 3), (end + 3, 3), (0, 0)):
         path.write_text(whole[:cut])
         tables.reload()
         assert sum(found(problem_of(M)) is not None for M in (1, 2, 3)) == left
         assert "not-json" in caplog.messages[-1]
-    assert len(list(folder.glob("*.not-json.*"))) == 3
+    assert len(list(folder.glob("*.not-json.*"))) == 5
 
 
 def test_shipped_tables_are_left_where_they_are(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -249,8 +249,8 @@ def test_too_little_memory_is_no_candidates_fault(tmp_path: Path, monkeypatch: p
     def full(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(timing, "Replay", full)
-    with pytest.raises(FailedError, match="out of memory"):
+    with monkeypatch.context() as patch, pytest.raises(FailedError, match="out of memory"):
+        patch.setattr(timing, "Replay", full)
         bench.prepare(others(small())[0])
     assert Journal(tmp_path / "x.tuning.jsonl", "1").failures == {}
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (10_000, 2**31))
@@ -310,6 +310,8 @@ def test_the_reference_product_is_looked_at_under_load(tmp_path: Path, monkeypat
         return sets
 
     monkeypatch.setattr(gpu, "operands", noting)
+    lab.prepare(small(), [])
+    assert len(made) == 3, "the reference product is made in the first product's own time"
     found = lab.look()
     gc.collect()
     assert len(made) == 3 and all(x() is not None for x in made), "a graph does not keep what it reads and writes"

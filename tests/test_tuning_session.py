@@ -519,6 +519,29 @@ def test_where_nothing_can_be_recorded_no_block_runs(
         pytest.fail("the block runs")
 
 
+def test_what_is_recorded_goes_where_the_path_led_when_the_block_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a link; so it is asked there whether the file can be written."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir(), second.mkdir()
+    link = tmp_path / "link.json"
+    link.symlink_to("first/shapes.json")
+    with recording.record_shapes(link):
+        link.unlink(), link.symlink_to("second/shapes.json")
+    assert (first / "shapes.json").exists() and not link.exists()
+    link.unlink(), link.symlink_to("nowhere/shapes.json")
+    with pytest.raises(FileNotFoundError, match="nowhere"), recording.record_shapes(link):
+        pytest.fail("the block runs")
+    link.unlink(), link.symlink_to("first/shapes.json")
+    asked = list[Path]()
+    monkeypatch.setattr(os, "access", lambda path, _: asked.append(path))
+    for named in (link, second / "new.json"):
+        with pytest.raises(PermissionError), recording.record_shapes(named):
+            pytest.fail("the block runs")
+    assert asked == [first / "shapes.json", second]
+
+
 def test_a_race_has_two_seconds_and_the_last_problems_none(folder: Path) -> None:
     """Where there is less for each, those that are called least are left out."""
     calls = {problem_of(64, 4096, 512 * i): 9 - i for i in range(1, 9)}

@@ -89,7 +89,7 @@ def show(
 
     A table of another version of Triton is not used, which is said below it.
     """
-    shown = [("file", _table(file))] if file else _tables_of(device)
+    shown, wrong = _table(file) if file else (_tables_of(device), None)
     rows = [
         {"problem": plain(problem), "text": words.problem_text(problem), "whose": whose, "bits": table.bits}
         | {"triton": table.triton, "used": table.triton == files.TRITON}
@@ -111,15 +111,19 @@ def show(
         console.print(output.table(columns, lines, left=5) if lines else "no table has an entry")
         for version in sorted({str(x["triton"]) for x in rows if not x["used"]}):
             console.print(f"not used here: what is of Triton {version}, as this is {files.TRITON}")
+        if wrong:
+            console.print(f"{file}: {wrong}")
 
-    output.show({"entries": rows}, as_json, render)
+    output.show({"entries": rows, "wrong": wrong}, as_json, render)
 
 
-def _table(path: Path) -> Table:
+def _table(path: Path) -> tuple[list[tuple[str, Table]], str | None]:
+    """A file's table, and why that is not all of it."""
     found = files.look(path)
+    wrong = found.wrong and found.wrong[1]
     if found.table is None:
-        raise output.FailedError(f"{path}: {found.wrong[1] if found.wrong else 'it cannot be read'}")
-    return found.table
+        raise output.FailedError(f"{path}: {wrong or 'it cannot be read'}")
+    return [("file", found.table)], wrong
 
 
 def _tables_of(device: str | None) -> list[tuple[str, Table]]:
@@ -213,7 +217,7 @@ def clear(
 ) -> None:
     """Delete your own tables, of all GPUs, or your calibrated models. It asks first."""
     what, where, delete = ("models", kept.folder(), kept.clear) if models else ("tables", tables.folder(), tables.clear)
-    own = kept.listed() if models else [one for one in tables.listed() if one[0] == "user's table"]
+    own = [] if where is None else files.names(where, "")
     if own and not yes:
         if as_json:
             raise output.wrong_call("--json cannot ask: add --yes")

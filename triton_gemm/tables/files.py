@@ -10,6 +10,7 @@ Files that came with the package are left where they are.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -33,6 +34,8 @@ log = logging.getLogger("triton_gemm.tables")
 FORMAT = 1
 LARGEST_FILE = 64 * 2**20  # bytes
 WAIT = 30.0  # seconds that a writer waits for others
+# Of a file that may be written to and not be replaced: its folder is another user's or read-only, or it is mounted.
+NOT_REPLACED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY}
 TRITON: str = ".".join(triton.__version__.split(".")[:2])
 
 # Which entries a table holds: of the class of bits that the model's choice gives, or the fastest of all.
@@ -111,8 +114,9 @@ def parse(text: bytes) -> Contents:
     """What a file says. Nothing is raised, whatever it holds."""
     found, wrong_file = document(text, FORMAT, "no-table")
     if wrong_file is not None and wrong_file[0] == "not-json":
-        # What is cut off has whole lines, of an entry each
-        found, _ = document(text[: text.rfind(b"\n")].rstrip(b",") + b"]}", FORMAT, "no-table")
+        # What is cut off has whole lines, of an entry each; the list may have its end
+        whole = text[: text.rfind(b"\n")].removesuffix(b"\n ]").rstrip(b",")
+        found, _ = document(whole + b"]}", FORMAT, "no-table")
     if wrong_file is not None and not found.get("entries"):
         return Contents(wrong=wrong_file)
     try:
@@ -201,12 +205,15 @@ def save(folder: Path, table: Table) -> None:
     write(folder / table.name, table.text())
 
 
-def write(path: Path, text: str, mark: str = "tmp") -> None:
+def write(path: Path, text: str, mark: str = "tmp", mode: int | None = None) -> None:
     """Writes a file whole, first under another name, which ends with `mark`: nobody else may do so with that name, as
-    in a folder that is `locked`. OSError where that fails: the old file is there still."""
+    in a folder that is `locked`. mode: its permissions, by default those of any new file. OSError where that fails: the
+    old file is there still."""
     written = path.with_name(f"{path.name}.{mark}")
     try:
         with open(written, "w") as file:
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -217,11 +224,21 @@ def write(path: Path, text: str, mark: str = "tmp") -> None:
 
 
 def write_for_user(path: Path, text: str) -> None:
-    """Writes a file that a user has named, whole or not at all; where the name is of a pipe or a device, into that."""
-    if path.exists() and not path.is_file():
-        path.write_text(text)
-    else:
+    """Writes a file that a user has named, whole or not at all, with the permissions that it had, and behind a link the
+    file that is meant. Into the file itself where it cannot be replaced, and where it is a pipe or a device."""
+    try:
+        before = path.stat()
+    except FileNotFoundError:
         write(path.resolve(), text, f"{os.getpid()}.tmp")
+        return
+    if stat.S_ISREG(before.st_mode):
+        try:
+            write(path.resolve(), text, f"{os.getpid()}.tmp", stat.S_IMODE(before.st_mode))
+            return
+        except OSError as error:
+            if error.errno not in NOT_REPLACED:
+                raise
+    path.write_text(text)
 
 
 @contextmanager

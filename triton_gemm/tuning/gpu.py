@@ -55,12 +55,14 @@ class Gpu:
         return time.monotonic()
 
     def prepare(self, problem: GemmProblem, ways: Sequence[Selection]) -> None:
-        """Has candidates compiled, after those that came before."""
+        """Has candidates compiled, after those that came before; makes the reference product while processes start,
+        which is no product's own time."""
         new = [way for way in ways if (problem, way) not in self.plans]
         stand_ins(problem, self.device)
         for way in new:
             self.plans[problem, way] = GemmPlan(problem, way, self.device)
         self.compiler.add([(problem, way) for way in new])
+        self.reference = self.reference or self._make_reference()
 
     def _compile(self, job: object) -> None:
         torch.cuda.set_device(self.device)  # the current device is a thread's own
@@ -89,7 +91,7 @@ class Gpu:
                 del self.plans[key]
 
     def look(self) -> Conditions:
-        replay = self.reference or self._make_reference()
+        self.reference = replay = self.reference or self._make_reference()
         timing.settle(replay.start, PATIENCE_S, STRETCH_S)
         reads = [replay.start() for _ in range(LOOKS)]
         mhz, slowed = nvml.sm_clock(self.info.uuid), nvml.slowed(self.info.uuid)
@@ -106,8 +108,7 @@ class Gpu:
         call = partial(plan.run, a, b, c)
         repeats = timing.repeats(timing.once_ms(call), 1, 1.0)
         with loading:
-            self.reference = timing.Replay([call], repeats)
-        return self.reference
+            return timing.Replay([call], repeats)
 
     def close(self) -> None:
         self.compiler.close()

@@ -39,20 +39,13 @@ def record_shapes(path: str | os.PathLike[str]) -> Iterator[None]:
     where they are routed (`use`), of backwards and of compiled functions. What a CUDA graph replays is counted once,
     when it is captured. The file holds sizes, strides, dtypes and epilogues, and no data; it is written when the block
     ends, be it by an exception, in place of one that was there. A relative path is one of the folder that is the
-    current one when the block begins.
+    current one when the block begins, and a link leads where it leads then.
 
-    Raises OSError where the folder does not exist or cannot be written to or the path is one, before the block runs,
-    and where the file cannot be written. Calls take under a microsecond longer while something is recorded, and no
+    Raises OSError where the file's folder does not exist, the path is a folder, or the file or where there is none the
+    folder cannot be written to, before the block runs; and where the file cannot be written after it. Calls take under a microsecond longer while something is recorded, and no
     longer than usual before and after.
     """
-    target = Path(path)
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"record_shapes(): there is no folder {target.parent}")
-    if target.is_dir():  # as "" is, too
-        raise IsADirectoryError(f"record_shapes(): {target} is a folder, and not a file")
-    if not os.access(target.parent, os.W_OK | os.X_OK):
-        raise PermissionError(f"record_shapes(): the folder {target.parent} cannot be written to")
-    target = target.absolute()  # the block may change the current folder
+    target = _target(Path(path))
     counts: Counter[Any] = Counter()
     _begin(counts)
     try:
@@ -60,6 +53,20 @@ def record_shapes(path: str | os.PathLike[str]) -> Iterator[None]:
     finally:
         _end(counts)
         write(target, by_problem(counts))
+
+
+def _target(path: Path) -> Path:
+    """The file itself, whatever folder is the current one later and wherever links lead then."""
+    if path.is_dir():  # as "" is, too
+        raise IsADirectoryError(f"record_shapes(): {path} is a folder, and not a file")
+    if path.exists() and not path.is_file():
+        return path.absolute()  # a pipe of this process, as /dev/stdout, has no other name
+    target = Path(os.path.realpath(path))
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"record_shapes(): there is no folder {target.parent}")
+    if not os.access(target if target.exists() else target.parent, os.W_OK):
+        raise PermissionError(f"record_shapes(): {target} cannot be written to")
+    return target
 
 
 def by_problem(counts: Counter[Any]) -> dict[GemmProblem, int]:

@@ -30,7 +30,7 @@ from ..precompile import SCALARS, operands_of
 from ..problem import GemmProblem
 from ..select import Selection
 
-START_S = 60.0  # until it has imported torch and Triton, and read Triton's files
+START_S = 120.0  # until it has imported torch and Triton, and read Triton's files, perhaps from a slow network
 GONE_S = 5.0  # until a process is gone whose end of the pipe is closed, or that is killed
 KILLS = 2  # from outside, after which no other process is started
 CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}  # of the compiler itself
