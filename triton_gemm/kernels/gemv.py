@@ -27,7 +27,7 @@ import triton.language as tl
 from ..arithmetic import HALF, IEEE, TF32
 from ..compat import dot_operand, prefetch, round_to
 from ..config import TileConfig
-from ..cost_model import on_busiest_sm, soft_maximum, traffic
+from ..cost_model import load_imbalance, on_busiest_sm, soft_maximum, traffic
 from ..device import DeviceInfo
 from ..device_model import DeviceModel
 from ..problem import GemmProblem
@@ -361,7 +361,8 @@ def candidates(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
 
 
 def microseconds(problem: GemmProblem, config: Config, split_k: int, model: DeviceModel) -> float:
-    """Predicted time of the busiest SM, whose programs wait for their loads, for memory, or for one another."""
+    """Predicted time of the busiest SM, whose programs wait for their loads, for memory, or for one another. SMs share
+    the memory's bandwidth evenly, so one with more programs than the average finishes after the others."""
     costs, tiles = model.costs(Costs), _tiles(problem, config)
     steps = -(-problem.K // (split_k * config.BLOCK_K))
     loads = (config.BLOCK_M + config.BLOCK_N) * config.BLOCK_K // (32 * config.num_warps)
@@ -374,11 +375,16 @@ def microseconds(problem: GemmProblem, config: Config, split_k: int, model: Devi
     def together(programs: float) -> float:
         return costs.start + programs * finish + steps * soft_maximum(wait, programs * work)
 
-    busy = on_busiest_sm(tiles * split_k, model.num_sms, WARPS_PER_SM // config.num_warps, together, costs.piled)
+    grid = tiles * split_k, model.num_sms, WARPS_PER_SM // config.num_warps
+    busy = on_busiest_sm(*grid, together, costs.piled)
     shared = costs.share + split_k * costs.part if split_k > 1 else 0.0
     spread = costs.spread * min(1.0, tiles * split_k / model.num_sms)
     memory = traffic(problem) / ((costs.memory if along_k else costs.memory_n) * model.memory)
-    return model.launch + spread + shared + max(busy, memory)
+    if along_k and config.BLOCK_M > 1:  # else the time was found to be that of the slower alone
+        loading = soft_maximum(busy, memory / (1 - load_imbalance(*grid, costs.piled)))
+    else:
+        loading = max(busy, memory)
+    return model.launch + spread + shared + loading
 
 
 def order_of_sums(problem: GemmProblem, config: Config, split_k: int = 1) -> str:

@@ -41,9 +41,9 @@ def record_shapes(path: str | os.PathLike[str]) -> Iterator[None]:
     ends, be it by an exception, in place of one that was there. A relative path is one of the folder that is the
     current one when the block begins, and a link leads where it leads then.
 
-    Raises OSError where the file's folder does not exist, the path is a folder, or the file or where there is none the
-    folder cannot be written to, before the block runs; and where the file cannot be written after it. Calls take under a microsecond longer while something is recorded, and no
-    longer than usual before and after.
+    Raises OSError before the block runs where the file's folder does not exist, the path is a folder, or neither the
+    file nor its folder can be written to; and after it where the file cannot be written. Calls take under a
+    microsecond longer while something is recorded, and no longer than usual before and after.
     """
     target = _target(Path(path))
     counts: Counter[Any] = Counter()
@@ -64,7 +64,7 @@ def _target(path: Path) -> Path:
     target = Path(os.path.realpath(path))
     if not target.parent.is_dir():
         raise FileNotFoundError(f"record_shapes(): there is no folder {target.parent}")
-    if not os.access(target if target.exists() else target.parent, os.W_OK):
+    if not (os.access(target.parent, os.W_OK | os.X_OK) or os.access(target, os.W_OK)):
         raise PermissionError(f"record_shapes(): {target} cannot be written to")
     return target
 
