@@ -324,7 +324,7 @@ def test_load_imbalance(programs: int, piled: float, most: float) -> None:
 
 
 def test_two_rows_take_longer_where_programs_are_dealt_out_unevenly() -> None:
-    """924 programs of gemv are seven for each of 132 SMs; 928 are eight for four of them, which are not served faster."""
+    """924 programs of gemv are seven for each of 132 SMs; 928 eight for four of them, which are served no faster."""
     device, tile = named_device("h200"), gemv.Config(2, 2, 2048, 4)
     even, uneven = (gemv.microseconds(along_k(2, N, 17728), tile, 1, model_of(device)) for N in (1848, 1856))
     assert 1.08 < uneven / even < 1.14
