@@ -401,7 +401,11 @@ def test_a_fault_fails_verify(folder: Path) -> None:
     assert "no JSON" in document("cache", "import", path, code=1)["error"]
     assert "no JSON" in words_of("cache", "show", cut)
     shown = document("cache", "show", cut)
-    assert len(shown["entries"]) == 1 and "no JSON" in shown["wrong"]
+    assert len(shown["entries"]) == 1 and "no JSON" in shown["wrong"][str(cut)]
+    os.replace(cut, path)
+    shown = document("cache", "show", "--device", "h200")
+    assert len(shown["entries"]) == 1 and "no JSON" in shown["wrong"][str(path)]
+    assert "no JSON" in words_of("cache", "show", "--device", "h200")
 
 
 def test_tables_travel(folder: Path, tmp_path: Path) -> None:

@@ -327,8 +327,8 @@ def test_two_rows_take_longer_where_programs_are_dealt_out_unevenly() -> None:
     """924 programs of gemv are seven for each of 132 SMs; 928 eight for four of them, which are served no faster."""
     device, tile = named_device("h200"), gemv.Config(2, 2, 2048, 4)
     even, uneven = (gemv.microseconds(along_k(2, N, 17728), tile, 1, model_of(device)) for N in (1848, 1856))
-    assert 1.08 < uneven / even < 1.14
-    assert select(along_k(2, 1856, 17728), device).kernel == "warp_specialised", "in 17.9 us, where gemv takes 19.5"
+    assert 1.05 < uneven / even < 1.14
+    assert select(along_k(2, 1856, 17728), device).kernel == "warp_specialised", "in 17.9 us, where gemv takes 22.2"
 
 
 @pytest.mark.parametrize(

@@ -230,6 +230,10 @@ def test_what_is_no_file_is_written_to(folder: Path, tmp_path: Path) -> None:
     script = "from tests.tabled import HOPPER; from triton_gemm import tables; tables.export_to('/dev/stdout', HOPPER)"
     piped = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert piped.stdout == table_in(folder).read_text()
+    with open(tmp_path / "printed", "w") as printed:
+        printed.write("before\n"), printed.flush()
+        subprocess.run([sys.executable, "-c", script], stdout=printed, check=True)
+    assert (tmp_path / "printed").read_text() == "before\n" + piped.stdout
     link.unlink(), link.symlink_to(link)
     with pytest.raises(OSError, match="symbolic links"):
         tables.export_to(link, HOPPER)
@@ -256,6 +260,33 @@ def test_what_cannot_be_replaced_is_written_to(why: int, folder: Path, monkeypat
             tables.export_to(folder.parent / "new.json", HOPPER)
     assert (out.stat().st_ino, out.stat().st_mode) == (replaced.st_ino, replaced.st_mode)
     assert out.read_bytes() == table_in(folder).read_bytes() and not list(folder.parent.glob("*.tmp"))
+
+
+@pytest.mark.parametrize("may", [True, False])
+def test_a_file_stays_its_owners(may: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who writes it may be root in a container; who may not give it to its owner writes into it."""
+    store(problem_of())
+    out = folder.parent / "out.json"
+    out.touch()
+    before, given = out.stat(), list[tuple[int, int]]()
+    fstat = os.fstat
+
+    def of_another(descriptor: int) -> os.stat_result:
+        found = list(fstat(descriptor))
+        found[stat.ST_UID] += 1
+        return os.stat_result(found)
+
+    def chown(_: int, *owner: int) -> None:
+        given.append(owner)  # type: ignore[arg-type]
+        if not may:
+            raise OSError(errno.EPERM, "Operation not permitted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fstat", of_another)
+        patch.setattr(os, "fchown", chown)
+        files.write_for_user(out, table_in(folder).read_text())
+    assert given == [(before.st_uid, before.st_gid)] and out.read_bytes() == table_in(folder).read_bytes()
+    assert (out.stat().st_ino == before.st_ino) != may and not list(folder.parent.glob("*.tmp"))
 
 
 def test_no_folder_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:

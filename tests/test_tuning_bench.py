@@ -520,6 +520,17 @@ def test_a_whole_tuning(tuned_on_the_cpu: Path, monkeypatch: pytest.MonkeyPatch)
     assert steps and steps[-1].problem == small()
 
 
+def test_without_memory_for_its_operands_a_product_fails(
+    tuned_on_the_cpu: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(gpu, "operands", full)
+    (shape,) = triton_gemm.tune([small()], budget=20).shapes
+    assert (shape.outcome, shape.why) == ("failed", "CUDA out of memory")
+
+
 def test_a_whole_calibration(tuned_on_the_cpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the same bench. Every kernel takes a millisecond, so small products take longer than any model says."""
     monkeypatch.setattr(calibration, "device_info", lambda _: HOPPER)

@@ -538,7 +538,20 @@ def test_what_is_recorded_goes_where_the_path_led_when_the_block_began(
     monkeypatch.setattr(os, "access", lambda path, _: asked.append(path))
     with pytest.raises(PermissionError), recording.record_shapes(link):
         pytest.fail("the block runs")
-    assert asked == [first, first / "shapes.json"]
+    assert asked == [first / "shapes.json", first]
+
+
+def test_a_pipe_is_no_file_to_be_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    assert recording._target(link) == pipe
+    monkeypatch.setattr(os, "access", lambda path, _: path == tmp_path)
+    with pytest.raises(PermissionError), recording.record_shapes(link):
+        pytest.fail("the block runs")
+    link.unlink(), link.symlink_to(link)
+    with pytest.raises(OSError, match="symbolic links"), recording.record_shapes(link):
+        pytest.fail("the block runs")
 
 
 def test_a_race_has_two_seconds_and_the_last_problems_none(folder: Path) -> None:

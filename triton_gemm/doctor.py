@@ -320,29 +320,34 @@ def _tables() -> Found:
     listed = [] if devices else tables.listed()
     for _, path, contents in listed:
         if contents.wrong:
-            yield "broken", f"{path}: {contents.wrong[1]}", _for(path, "move it away: triton-gemm cache verify")
+            yield "broken", f"{path}: {contents.wrong[1]}", _advice(path, "move it away: triton-gemm cache verify")
     for report in reports:
         faults = [fault for fault in report.faults if fault != report.elsewhere]
         if report.elsewhere:
             yield "note", f"{report.path.name} is not used here: {report.elsewhere}"
         elif faults:
             says = f"{report.path.name}: {faults[0][:200]}{f', and {len(faults) - 1} more' if faults[1:] else ''}"
-            yield "note", says, _for(report.path, "see `triton-gemm cache verify`; tune again, or move the file away")
+            yield (
+                "note",
+                says,
+                _advice(report.path, "see `triton-gemm cache verify`; tune again, or move the file away"),
+            )
         else:
             yield "good", f"{report.path.name}: {report.entries} entries, {report.source}"
     for path, held in kept.listed():
         why = held.elsewhere or (held.wrong and held.wrong[1])
         if why:
             again = "calibrate again, with `triton-gemm calibrate`"
-            yield "note", f"the model in {path} is not used: {why}", _for(path, again)
+            yield "note", f"the model in {path} is not used: {why}", _advice(path, again)
     if not devices or not reports:
         count = sum(contents.table is not None for _, _, contents in listed)
         yield "good", f"{count} tables" + (": the cost model chooses, or tune" if not count else "")
 
 
-def _for(path: Path, advice: str) -> str:
-    """The advice about a file, if its owner's permissions are not what is wrong."""
-    return advice if os.access(path, os.R_OK) else "change its permissions, or set TRITON_GEMM_CACHE_DIR"
+def _advice(path: Path, advice: str) -> str:
+    """`advice`, unless this user may not read the file."""
+    may_read = os.access(path, os.R_OK)
+    return advice if may_read else "change its permissions or its folder's, or set TRITON_GEMM_CACHE_DIR"
 
 
 def _policy() -> Found:

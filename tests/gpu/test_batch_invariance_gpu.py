@@ -113,7 +113,7 @@ def test_rows_do_not_depend_on_their_number(kind: str, N: int, K: int) -> None:
 @pytest.mark.parametrize("kind", ["bf16", "fp16", "ieee", "tf32", "bf16x6", "fp64", "int8", "fp8 rows", "fp8 blocks"])
 def test_every_number_of_rows_up_to_512(kind: str) -> None:
     """The first of 600 rows, of few columns, whose sums are cut on Hopper (but for fp64's, which are not, and int8's,
-    which are exact): of fp8 from 4096 on, of IEEE fp32 at 7168."""
+    which are exact): of fp8 from 4096 on, of IEEE fp32 not yet at 4096."""
     dtype, product = KINDS[kind]
     if dtype == FP8 and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("there is no such product on this GPU")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,7 @@ app = typer.Typer(
     "says how they are used. `triton-gemm cache ls` shows where they are.",
 )
 
+_Shown = tuple[Sequence[tuple[str, Table]], dict[str, str]]  # tables, and by file why they are not all that is there
 Files = Annotated[list[Path], typer.Argument(exists=True, dir_okay=False, metavar="FILE...", show_default=False)]
 
 
@@ -89,7 +91,7 @@ def show(
 
     A table of another version of Triton is not used, which is said below it.
     """
-    shown, wrong = _table(file) if file else (_tables_of(device), None)
+    shown, wrong = _table(file) if file else _tables_of(device)
     rows = [
         {"problem": plain(problem), "text": words.problem_text(problem), "whose": whose, "bits": table.bits}
         | {"triton": table.triton, "used": table.triton == files.TRITON}
@@ -111,25 +113,26 @@ def show(
         console.print(output.table(columns, lines, left=5) if lines else "no table has an entry")
         for version in sorted({str(x["triton"]) for x in rows if not x["used"]}):
             console.print(f"not used here: what is of Triton {version}, as this is {files.TRITON}")
-        if wrong:
-            console.print(f"{file}: {wrong}")
+        for path, why in wrong.items():
+            console.print(f"{path}: {why}")
 
     output.show({"entries": rows, "wrong": wrong}, as_json, render)
 
 
-def _table(path: Path) -> tuple[list[tuple[str, Table]], str | None]:
-    """A file's table, and why that is not all of it."""
+def _table(path: Path) -> _Shown:
     found = files.look(path)
-    wrong = found.wrong and found.wrong[1]
+    wrong = {str(path): found.wrong[1]} if found.wrong else {}
     if found.table is None:
-        raise output.FailedError(f"{path}: {wrong or 'it cannot be read'}")
+        raise output.FailedError(f"{path}: {wrong.get(str(path), 'it cannot be read')}")
     return [("file", found.table)], wrong
 
 
-def _tables_of(device: str | None) -> list[tuple[str, Table]]:
+def _tables_of(device: str | None) -> _Shown:
+    """Of a GPU; a file that cannot be read may be one of its tables."""
     silicon = tables.Silicon.of(words.device(device))
-    every = ((source, contents.table) for source, _, contents in tables.listed())
-    return [(source, table) for source, table in every if table is not None and table.silicon == silicon]
+    every = [x for x in tables.listed() if x[2].table is None or x[2].table.silicon == silicon]
+    found = [(source, contents.table) for source, _, contents in every if contents.table is not None]
+    return found, {str(path): contents.wrong[1] for _, path, contents in every if contents.wrong}
 
 
 @app.command("export")

@@ -326,12 +326,13 @@ class Costs:
     """What the kernel takes on one GPU, in microseconds.
 
     start: a program's first loads and its stores; finish: a program's end, of an SM, a constant and for each sum across
-    the threads that lie along K; wait: for the loads of a step, a constant, and for each
-    element that a thread loads; fmas: multiply-adds in a microsecond of an SM, loads and conversions included, where
-    threads lie along K, and fmas_n: where they lie along N; share: of all parts of a sum; part: adding one; piled: of
-    the programs that an SM has room for, how many come together though others have none; memory:
-    fraction of the memory bandwidth reached where threads lie along K (K-major B), and memory_n: where they lie along N
-    (N-major B); spread: what starting programs on all SMs at once adds, on fewer a share of it.
+    the threads that lie along K; wait: for the loads of a step, a constant, and for each element that a thread loads;
+    fmas: multiply-adds in a microsecond of an SM, loads and conversions included, where threads lie along K, and
+    fmas_n: where they lie along N; share: of all parts of a sum; part: adding one; piled: of the programs that an SM
+    has room for, how many come together though others have none; memory: fraction of the memory bandwidth reached
+    where threads lie along K (K-major B), and memory_n: where they lie along N (N-major B); imbalance: for two to four
+    rows of a K-major B, weight of what the busiest SM loads beyond the average, 0 in figures that were fitted without
+    it; spread: what starting programs on all SMs at once adds, on fewer a share of it.
     """
 
     KERNEL = "gemv"
@@ -346,6 +347,7 @@ class Costs:
     piled: float
     memory: float
     memory_n: float
+    imbalance: float
     spread: float
 
 
@@ -361,8 +363,7 @@ def candidates(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
 
 
 def microseconds(problem: GemmProblem, config: Config, split_k: int, model: DeviceModel) -> float:
-    """Predicted time of the busiest SM, whose programs wait for their loads, for memory, or for one another. SMs share
-    the memory's bandwidth evenly, so one with more programs than the average finishes after the others."""
+    """Predicted time of the busiest SM, whose programs wait for their loads, for memory, or for one another."""
     costs, tiles = model.costs(Costs), _tiles(problem, config)
     steps = -(-problem.K // (split_k * config.BLOCK_K))
     loads = (config.BLOCK_M + config.BLOCK_N) * config.BLOCK_K // (32 * config.num_warps)
@@ -380,11 +381,11 @@ def microseconds(problem: GemmProblem, config: Config, split_k: int, model: Devi
     shared = costs.share + split_k * costs.part if split_k > 1 else 0.0
     spread = costs.spread * min(1.0, tiles * split_k / model.num_sms)
     memory = traffic(problem) / ((costs.memory if along_k else costs.memory_n) * model.memory)
-    if along_k and config.BLOCK_M > 1:  # else the time was found to be that of the slower alone
-        loading = soft_maximum(busy, memory / (1 - load_imbalance(*grid, costs.piled)))
-    else:
-        loading = max(busy, memory)
-    return model.launch + spread + shared + loading
+    if costs.imbalance and along_k and config.BLOCK_M > 1:  # of one row, and along N, the slower one alone fits better
+        # SMs share the bandwidth evenly, so the busiest waits longer for memory than the average one.
+        memory *= 1 + costs.imbalance * (1 / (1 - load_imbalance(*grid, costs.piled)) - 1)
+        return model.launch + spread + shared + soft_maximum(busy, memory)
+    return model.launch + spread + shared + max(busy, memory)
 
 
 def order_of_sums(problem: GemmProblem, config: Config, split_k: int = 1) -> str:

@@ -17,7 +17,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -34,8 +34,9 @@ log = logging.getLogger("triton_gemm.tables")
 FORMAT = 1
 LARGEST_FILE = 64 * 2**20  # bytes
 WAIT = 30.0  # seconds that a writer waits for others
-# Of a file that may be written to and not be replaced: its folder is another user's or read-only, or it is mounted.
-NOT_REPLACED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY}
+# Of a file that may be written to and not be replaced: its folder is another user's or read-only, it is mounted, or
+# another file cannot be given its owner.
+NOT_REPLACED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 TRITON: str = ".".join(triton.__version__.split(".")[:2])
 
 # Which entries a table holds: of the class of bits that the model's choice gives, or the fastest of all.
@@ -205,15 +206,15 @@ def save(folder: Path, table: Table) -> None:
     write(folder / table.name, table.text())
 
 
-def write(path: Path, text: str, mark: str = "tmp", mode: int | None = None) -> None:
+def write(path: Path, text: str, mark: str = "tmp", like: os.stat_result | None = None) -> None:
     """Writes a file whole, first under another name, which ends with `mark`: nobody else may do so with that name, as
-    in a folder that is `locked`. mode: its permissions, by default those of any new file. OSError where that fails: the
-    old file is there still."""
+    in a folder that is `locked`. like: whose owner and permissions it gets. OSError where that fails: the old file is
+    there still."""
     written = path.with_name(f"{path.name}.{mark}")
     try:
         with open(written, "w") as file:
-            if mode is not None:
-                os.fchmod(file.fileno(), mode)
+            if like is not None:
+                _liken(file.fileno(), like)
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -224,21 +225,41 @@ def write(path: Path, text: str, mark: str = "tmp", mode: int | None = None) -> 
 
 
 def write_for_user(path: Path, text: str) -> None:
-    """Writes a file that a user has named, whole or not at all, with the permissions that it had, and behind a link the
-    file that is meant. Into the file itself where it cannot be replaced, and where it is a pipe or a device."""
+    """Writes a file that a user has named, whole or not at all, with the owner and permissions that it had, and behind
+    a link the file that is meant. Into the file itself where it cannot be replaced; a pipe, a device and what this
+    process prints to, as /dev/stdout, get the text after what they got before."""
+    mark = f"{os.getpid()}.tmp"
     try:
         before = path.stat()
     except FileNotFoundError:
-        write(path.resolve(), text, f"{os.getpid()}.tmp")
+        write(path.resolve(), text, mark)
         return
-    if stat.S_ISREG(before.st_mode):
-        try:
-            write(path.resolve(), text, f"{os.getpid()}.tmp", stat.S_IMODE(before.st_mode))
+    replaced = stat.S_ISREG(before.st_mode) and not _is_output(before)
+    try:
+        if replaced:
+            write(path.resolve(), text, mark, before)
             return
-        except OSError as error:
-            if error.errno not in NOT_REPLACED:
-                raise
-    path.write_text(text)
+    except OSError as error:
+        if error.errno not in NOT_REPLACED:
+            raise
+    with open(path, "w" if replaced else "a") as file:
+        file.write(text)
+
+
+def _liken(descriptor: int, like: os.stat_result) -> None:
+    own = os.fstat(descriptor)
+    if (own.st_uid, own.st_gid) != (like.st_uid, like.st_gid):
+        os.fchown(descriptor, like.st_uid, like.st_gid)
+    os.fchmod(descriptor, stat.S_IMODE(like.st_mode))
+
+
+def _is_output(file: os.stat_result) -> bool:
+    """Whether this process prints to it."""
+    for descriptor in (1, 2):
+        with suppress(OSError):  # it is closed
+            if os.path.samestat(file, os.fstat(descriptor)):
+                return True
+    return False
 
 
 @contextmanager

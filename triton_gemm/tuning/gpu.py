@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from statistics import median
 
@@ -55,14 +55,15 @@ class Gpu:
         return time.monotonic()
 
     def prepare(self, problem: GemmProblem, ways: Sequence[Selection]) -> None:
-        """Has candidates compiled, after those that came before; makes the reference product while processes start,
-        which is no product's own time."""
+        """Has candidates compiled, after those that came before, and then makes the reference product, so that no
+        product's share of the budget pays for it."""
         new = [way for way in ways if (problem, way) not in self.plans]
         stand_ins(problem, self.device)
         for way in new:
             self.plans[problem, way] = GemmPlan(problem, way, self.device)
         self.compiler.add([(problem, way) for way in new])
-        self.reference = self.reference or self._make_reference()
+        with suppress(torch.OutOfMemoryError):  # which who makes the operands says, for a product
+            self._reference()
 
     def _compile(self, job: object) -> None:
         torch.cuda.set_device(self.device)  # the current device is a thread's own
@@ -91,14 +92,16 @@ class Gpu:
                 del self.plans[key]
 
     def look(self) -> Conditions:
-        self.reference = replay = self.reference or self._make_reference()
+        replay = self._reference()
         timing.settle(replay.start, PATIENCE_S, STRETCH_S)
         reads = [replay.start() for _ in range(LOOKS)]
         mhz, slowed = nvml.sm_clock(self.info.uuid), nvml.slowed(self.info.uuid)
         times = sorted(read() for read in reads)
         return Conditions(median(times), mhz, slowed, times[LOOKS * 4 // 5] / times[LOOKS // 5])
 
-    def _make_reference(self) -> timing.Replay:
+    def _reference(self) -> timing.Replay:
+        if self.reference is not None:
+            return self.reference
         layout = Layout((0, REFERENCE, 1))
         sizes = (1, REFERENCE, REFERENCE, REFERENCE)
         problem = GemmProblem(*sizes, torch.bfloat16, torch.bfloat16, "half", layout, layout, layout)
@@ -108,7 +111,8 @@ class Gpu:
         call = partial(plan.run, a, b, c)
         repeats = timing.repeats(timing.once_ms(call), 1, 1.0)
         with loading:
-            return timing.Replay([call], repeats)
+            self.reference = timing.Replay([call], repeats)
+        return self.reference
 
     def close(self) -> None:
         self.compiler.close()

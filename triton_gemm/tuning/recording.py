@@ -7,7 +7,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +59,15 @@ def _target(path: Path) -> Path:
     """The file itself, whatever folder is the current one later and wherever links lead then."""
     if path.is_dir():  # as "" is, too
         raise IsADirectoryError(f"record_shapes(): {path} is a folder, and not a file")
-    if path.exists() and not path.is_file():
-        return path.absolute()  # a pipe of this process, as /dev/stdout, has no other name
+    with suppress(FileNotFoundError):
+        path.stat()  # raises where links lead round in a circle
     target = Path(os.path.realpath(path))
+    if path.exists() and not target.exists():
+        target = path.absolute()  # a pipe of this process, as /dev/stdout may be, has no other name
     if not target.parent.is_dir():
         raise FileNotFoundError(f"record_shapes(): there is no folder {target.parent}")
-    if not (os.access(target.parent, os.W_OK | os.X_OK) or os.access(target, os.W_OK)):
+    replaced = target.is_file() or not target.exists()
+    if not (os.access(target, os.W_OK) or (replaced and os.access(target.parent, os.W_OK | os.X_OK))):
         raise PermissionError(f"record_shapes(): {target} cannot be written to")
     return target
 
