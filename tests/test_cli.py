@@ -24,6 +24,7 @@ import triton_gemm
 from tests import tabled
 from tests.tabled import another, problem_of
 from triton_gemm import cli, doctor, nvml, precompile, tables
+from triton_gemm.bit_classes import bit_class
 from triton_gemm.cli import output, products, source_tree, words
 from triton_gemm.cli.app import app
 from triton_gemm.device_model import named_device
@@ -467,6 +468,27 @@ def test_warmup_says_what_was_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path
     failures = ("gemv_kernel: it broke",)
     assert document("warmup", *shapes, "--device", "h200", code=1)["failures"] == list(failures)
     assert asked["devices"] == ["NVIDIA H200"]
+
+
+@pytest.mark.parametrize(("options", "least", "most"), [([], 0, 0), (["same"], 2, 30), (["any"], 20, 40)])
+def test_warmup_compiles_what_tune_would_time(
+    options: list[str], least: int, most: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def fake(problems: Any, devices: Any, **how: Any) -> precompile.Precompiled:
+        asked.update(how)
+        return precompile.Precompiled(0, 0, len(problems), tmp_path, 0.0)
+
+    monkeypatch.setattr(cli.warmup, "precompile", fake)
+    given = [f"--candidates={bits}" for bits in options]
+    assert call("warmup", "--shapes", "512x1024x2048", "--device", "h200", *given).exit_code == 0
+    problem = problem_of(512, 1024, 2048)
+    found = asked["also"](problem, H200)
+    assert least <= len(found) <= most
+    classes = {bit_class(problem, selection) for selection in found}
+    assert len(classes) > 1 if options == ["any"] else len(classes) == len(options)
+    assert call("warmup", "--shapes", "1x2x3", "--device", "h200", "--candidates", "fast").exit_code == 2
 
 
 # --- tune ---

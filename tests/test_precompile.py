@@ -25,7 +25,7 @@ from triton_gemm import compat, precompile
 from triton_gemm.device import device_of_capability
 from triton_gemm.kernels.launch import compiled
 from triton_gemm.problem import Layout
-from triton_gemm.select import launches, select
+from triton_gemm.select import Selection, launches, ranked, select
 from triton_gemm.tuning.compiling import Compiler
 
 ROOT = Path(__file__).parent.parent
@@ -137,6 +137,21 @@ def test_what_is_in_the_cache_is_not_compiled_again(cache: Path, made: precompil
     again = precompile.precompile(PROBLEMS[:1], [HOPPER], cache=cache, progress=lambda *how: calls.append(how))
     assert again.compiled == 0 and again.problems == 1
     assert calls[0][0] == 0 and calls[-1][0] == calls[-1][1] == len(calls) - 1
+
+
+def test_other_selections_are_compiled_as_well(cache: Path, made: precompile.Precompiled) -> None:
+    problem = PROBLEMS[0]
+    candidate = next(way for _, name, way in ranked(problem, HOPPER) if name == "portable")
+    other = Selection.of("portable", candidate, "", "tuner")
+    asked = []
+
+    def also(*of: object) -> list[Selection]:
+        asked.append(of)
+        return [select(problem, HOPPER), other]
+
+    again = precompile.precompile([problem], [HOPPER], cache=cache, also=also)
+    assert asked == [(problem, HOPPER)]
+    assert again.compiled == 1 and again.failures == ()
 
 
 @pytest.mark.skipif(not (shutil.which("gcc") and shutil.which("nm")), reason="makes a driver's library with GCC")

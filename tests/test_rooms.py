@@ -31,7 +31,7 @@ TABLE: dict[str, set[str]] = {
     | {"scaled"},
     "comparison": {"problem", "device", "device_model", "select", "kernels", "plan", "policies", "tables", "aot"}
     | {"bit_classes", "precompile"},
-    "precompile": TRITON | {"problem", "device", "kernels", "plan"},
+    "precompile": TRITON | {"problem", "device", "kernels", "plan", "select"},
     "doctor": TRITON | {"api", "calibration", "device", "device_model", "driver", "policies", "tables"},
     "cli": {"torch", "typer", "rich", "triton_gemm.*"},
     "triton_gemm.__main__": {"cli"},

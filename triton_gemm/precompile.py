@@ -22,6 +22,7 @@ from .device import DeviceInfo
 from .kernels.launch import Launch, Pointer, TensorMap, compiled
 from .plan import launches_on, selection_for
 from .problem import GemmProblem
+from .select import Selection
 
 # Addresses do not matter, but whether they are multiples of 16 bytes: operands are on no device, and begin there.
 _ELEMENTS = 64
@@ -55,13 +56,15 @@ def precompile(
     cache: str | os.PathLike[str] | None = None,
     workers: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    also: Callable[[GemmProblem, DeviceInfo], Iterable[Selection]] = lambda problem, device: (),
 ) -> Precompiled:
     """Compiles what every problem would run on, on each of the devices, under the policy that counts here, and the
     launcher that Triton builds with a C compiler.
 
     devices: GPUs, here or not (`device_model.named_device`); cache: the folder that TRITON_CACHE_DIR will name, by
     default Triton's own; workers: threads, by default one for each core; progress: called with how many kernels are
-    done, and of how many. Biases are taken to have C's dtype, and to begin at multiples of 16 bytes as torch's do.
+    done, and of how many; also: other selections for a problem to compile, as a tuner would time them. Biases are
+    taken to have C's dtype, and to begin at multiples of 16 bytes as torch's do.
 
     Nothing may be launched meanwhile. Raises RuntimeError where Triton interprets kernels.
     """
@@ -74,13 +77,15 @@ def precompile(
         of_capability = wanted.setdefault(device.capability, {})
         for problem in problems:
             try:
-                made = launches_on(device, problem, selection_for(problem, device))
+                selections = [selection_for(problem, device), *also(problem, device)]
             except RuntimeError as error:
                 failures.append(str(error))
                 continue
-            operands = operands_of(problem, made)
-            for launch in made:
-                of_capability.setdefault(_identity(launch, operands), (launch, operands))
+            for selection in selections:
+                made = launches_on(device, problem, selection)
+                operands = operands_of(problem, made)
+                for launch in made:
+                    of_capability.setdefault(_identity(launch, operands), (launch, operands))
     total = sum(map(len, wanted.values()))
     found: dict[str, bool] = {}
     kernels: list[object] = []

@@ -13,6 +13,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedCo
 from ..device import DeviceInfo
 from ..device_model import NAMES, named_device
 from ..precompile import precompile
+from ..problem import GemmProblem
+from ..select import Selection, select
+from ..tables.files import Bits
+from ..tuning.candidates import candidates as candidates_of
 from . import output, products, words
 
 
@@ -32,6 +36,10 @@ def warmup(
         Path | None,
         typer.Option(file_okay=False, metavar="DIR", help="The cache's folder; by default Triton's own."),
     ] = None,
+    candidates: Annotated[
+        Bits | None,
+        typer.Option(help="Compile what `tune` would time, too, with --bits same or any.", show_default=False),
+    ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Threads; by default one for each core.")] = None,
     as_json: output.Json = False,
 ) -> None:
@@ -44,6 +52,8 @@ def warmup(
     Set `TRITON_CACHE_DIR=/opt/triton-cache` in the image: nothing is compiled at run time then, and no C compiler
     is needed. It also builds Triton's launcher; with Triton 3.8 or later set `TRITON_LIBCUDA_PATH` for that, here
     and in the image, to the folder that has libcuda.so.1 at run time, mostly /usr/lib/x86_64-linux-gnu.
+
+    With `--candidates same` a later `triton-gemm tune` on the GPU finds all that it times compiled.
     """
     problems = products.chosen(shapes, suite, shapes_from, dtype, layout)
     devices = devices_of(arch, device)
@@ -61,6 +71,7 @@ def warmup(
             cache=out,
             workers=workers,
             progress=lambda done, total: bar.update(line, completed=done, total=total),
+            also=lambda problem, device: _candidates(problem, device, candidates),
         )
 
     def render(console: Console) -> None:
@@ -75,6 +86,11 @@ def warmup(
     output.show(asdict(made) | {"devices": [x.name for x in devices]}, as_json, render)
     if made.failures:
         raise typer.Exit(output.FAILED)
+
+
+def _candidates(problem: GemmProblem, device: DeviceInfo, bits: Bits | None) -> list[Selection]:
+    """What `tune` would time for a product with these bits; nothing without them."""
+    return [] if bits is None else candidates_of(problem, device, select(problem, device), bits)
 
 
 def devices_of(arch: str | None, device: str | None) -> list[DeviceInfo]:
