@@ -3,7 +3,8 @@
 - `measure`: the one timer, and what it needs to be right: operands, errors, providers, the environment.
 - `ladder`: the rungs and their CUDA twins; `report.py` is its command. `bench`: `matmul` on suites of shapes.
 - `accuracy`: how wrong every kernel is. `battery`: all that shows kernels to be right, in one table.
-- `calibrate`: the constants of the cost model. `drift`: what other Tritons make of the kernels.
+- `calibrate`: the constants of the cost model. `tuning`: what its choices lose. `drift`: what other Tritons make of the
+  kernels.
 - `pages`: results as Markdown. `common`: what these rooms share.
 - `results`: what was measured, a folder for each GPU.
 """
@@ -17,6 +18,7 @@ COMMANDS = {
     "accuracy": "errors of every kernel, precision and class of bits against fp64; small products without a GPU",
     "battery": "all that shows the kernels to be right on a GPU, in one table",
     "calibrate": "measure and fit the constants of the cost model",
+    "tuning": "what the model's choices lose, and what tune finds, on products listed and drawn",
     "drift": "what other Tritons make of the kernels, against a record; needs no GPU",
     "pages": "put the committed results into README.md and docs/",
     "ladder.counters": "launch one CUDA twin once, for Nsight Compute",

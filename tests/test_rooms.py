@@ -95,8 +95,17 @@ TABLE: dict[str, set[str]] = {
     "perf.accuracy": {"torch", "rich", "triton_gemm.*", "perf.measure.numerics", *ROOMS_OF_PERF},
     "perf.battery": {"torch", "rich", *ROOMS_OF_PERF},
     "perf.calibrate": {"torch", "numpy", "scipy", "rich", "triton_gemm.*", *ROOMS_OF_PERF, "perf.bench"},
+    "perf.tuning": {"torch", "triton_gemm.*", *ROOMS_OF_PERF},
     "perf.drift": {"torch", "triton", "rich", "triton_gemm.*", *ROOMS_OF_PERF},
-    "perf.pages": {"ladder", *ROOMS_OF_PERF, "perf.ladder", "perf.bench", "perf.accuracy", "perf.battery"},
+    "perf.pages": {
+        "ladder",
+        *ROOMS_OF_PERF,
+        "perf.ladder",
+        "perf.bench",
+        "perf.accuracy",
+        "perf.battery",
+        "perf.tuning",
+    },
     "examples": {"torch", "rich", "triton_gemm", *ROOMS_OF_PERF, "perf.pages", "examples.gpt"},
     "examples.gpt": {"torch"},
     "tests": {

@@ -27,7 +27,7 @@ PAGES = (
     ROOT / "README.md",
     *(
         ROOT / "docs" / f"{name}.md"
-        for name in ("accuracy", "ladder", "performance", "precision", "reliability", "use")
+        for name in ("accuracy", "ladder", "performance", "precision", "reliability", "tuning", "use")
     ),
 )
 PICTURE = "precision.png"  # in the folder of each version's sweeps

@@ -23,6 +23,7 @@ from perf.measure import environment
 from perf.measure.providers import CUBLAS
 from perf.pages import gpt_tables, rung_diff, summary
 from perf.pages.results import Results
+from perf.tuning import tables as tuning_tables
 from triton_gemm.ladder import LADDER, Rung
 
 NOTHING = "No measurement is committed yet; `make report` on a GPU makes one."
@@ -247,6 +248,7 @@ BLOCKS: dict[str, Block] = {
     "precision": lambda results, folder: bench_tables.precision(results.sweeps),
     "accuracy": lambda results, folder: accuracy_tables.tables(environment.newest(results.accuracies)),
     "battery": lambda results, folder: battery_tables.tables(results.batteries),
+    "tuned": lambda results, folder: tuning_tables.tables(results.tunings),
     "gpt": lambda results, folder: gpt_tables.tables(environment.newest(results.models)),
     "gpt-versions": lambda results, folder: gpt_tables.tables(results.models),
 }

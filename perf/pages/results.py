@@ -15,24 +15,27 @@ from perf.ladder import views
 from perf.ladder.record import FILE, Record
 from perf.measure import environment
 from perf.pages import gpt_tables
+from perf.tuning import tables as tuning_tables
 
 
 @dataclass(frozen=True)
 class Results:
-    """What is committed, each in the order of GPUs and Triton versions: reports, sweeps, GPTs, accuracy, batteries."""
+    """What is committed, each in the order of GPUs and Triton versions: reports, sweeps, GPTs, accuracy, batteries,
+    tunings."""
 
     records: list[Record]
     sweeps: list[Sweep]
     models: list[dict[str, Any]]
     accuracies: list[dict[str, Any]] = field(default_factory=list)
     batteries: list[dict[str, Any]] = field(default_factory=list)
+    tunings: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
     def read(cls, folder: Path) -> Results:
         records = [Record.read(path.parent) for path in folder.glob(f"*/{FILE}")]
         records.sort(key=lambda record: environment.order(record.environment))
-        others = (tables.committed(folder) for tables in (bench_tables, gpt_tables, accuracy_tables, battery_tables))
-        return cls(records, *others)
+        rooms = (bench_tables, gpt_tables, accuracy_tables, battery_tables, tuning_tables)
+        return cls(records, *(tables.committed(folder) for tables in rooms))
 
     @cached_property
     def main(self) -> Record | None:

@@ -1,0 +1,146 @@
+"""Measures what tuning is worth on this GPU: what the model's choices lose, what `tune` finds, whether it does again.
+
+`listed` tunes the listed products of language models with the bits of the model's choice, which is what a shipped table
+comes from; `unseen` 200 products that are drawn with --seed in every regime, with any bits, so that choices are held to
+the fastest kernel there is; `twice` 60 of these, each raced twice. A record of each is written to
+perf/results/<gpu>/tuning/<Triton>/. Neither your own tables nor your calibrated model are used or changed: --table
+writes what was found into a file for `triton-gemm cache import`. Exit status: 1 if a product could not be measured, 2
+for a mistake in the call, 130 if interrupted.
+
+With TRITON_GEMM_CAPABILITY=8.0 in the environment the GPU is treated as an older one, without Hopper's kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from perf.common import arguments as given_arguments
+from perf.common.files import shown, write_json
+from perf.measure import environment
+from perf.measure.environment import RESULTS
+from perf.tuning import tables
+from perf.tuning.runs import RUNS, SEED, Run
+from triton_gemm.calibration import kept
+from triton_gemm.cli.words import problem_text
+from triton_gemm.device import DeviceInfo, current_device_info
+from triton_gemm.problem import GemmProblem
+from triton_gemm.select import select
+from triton_gemm.suites.shapes import spaced
+from triton_gemm.tables import export_to
+from triton_gemm.tables.files import Bits
+from triton_gemm.tables.records import named
+from triton_gemm.tuning import journal_of, tune
+from triton_gemm.tuning.candidates import candidates
+from triton_gemm.tuning.report import ShapeReport, TuningReport
+
+PAUSE_S = 0.1
+
+
+def record_of(run: Run, seed: int, report: TuningReport) -> dict[str, Any]:
+    """A record, with its environment."""
+    return {
+        "environment": environment.describe(tables.FOLDER),
+        "run": run.name,
+        "what": run.what,
+        "seed": seed if run.drawn else None,
+        "capability": list(current_device_info().capability),
+        **{name: getattr(report, name) for name in ("bits", "measure")},
+        "repeat": run.repeat,
+        "seconds": round(report.seconds, 1),
+        "products": [_product(one) for one in report.shapes],
+    }
+
+
+def _product(report: ShapeReport) -> dict[str, Any]:
+    """A report in plain values, None for what was not measured."""
+    times = {name: getattr(report, name) for name in ("choice_us", "us", "fastest_us", "noise")}
+    return {
+        "product": problem_text(report.problem),
+        **{name: getattr(report, name) for name in ("outcome", "candidates", "timed", "rounds", "stored", "why")},
+        **{name: float(f"{x:.5g}") if report.measured else None for name, x in times.items()},
+        "choice": named(report.choice) if report.choice else None,
+        "winner": named(report.selection) if report.selection else None,
+        "again": [{"same": race.same, "slower": float(f"{race.slower:.5g}")} for race in report.again],
+        "failed": [list(pair) for pair in report.failed],
+    }
+
+
+def warm(problems: Sequence[GemmProblem], device: DeviceInfo, bits: Bits) -> None:
+    """Has everything that will be timed compiled, in processes as `tune` does."""
+    from triton_gemm.tuning.gpu import Gpu
+
+    gpu = Gpu(torch.device("cuda", torch.cuda.current_device()), journal_of(device), bits, "graph")
+    try:
+        ways = {problem: candidates(problem, device, select(problem, device), bits) for problem in problems}
+        for problem, of_problem in ways.items():
+            gpu.prepare(problem, of_problem)
+        while not all(gpu.ready(problem, of_problem) for problem, of_problem in ways.items()):
+            gpu.pause(PAUSE_S)
+    finally:
+        gpu.close()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = parse(arguments)
+    if not torch.cuda.is_available():
+        print("error: tuning is measured on a GPU, and there is none", file=sys.stderr)
+        return 2
+    log = logging.getLogger("triton_gemm.tuning")
+    log.setLevel(logging.INFO)
+    log.addHandler(logging.StreamHandler(sys.stderr))  # a line for each product
+    with TemporaryDirectory() as folder:
+        os.environ["TRITON_GEMM_CACHE_DIR"] = folder  # until this process ends
+        kept.reload()
+        try:
+            whole = [run(RUNS[name], given) for name in given.runs]
+        except KeyboardInterrupt:
+            print("interrupted: the records of the runs before are kept", file=sys.stderr)
+            return 130
+    return 0 if all(whole) else 1
+
+
+def run(run: Run, given: argparse.Namespace) -> bool:
+    """Measures a run and writes its record; whether all of its products could be measured."""
+    problems = spaced(run.problems(given.seed), given.limit)
+    if given.warm:
+        warm(problems, current_device_info(), run.bits)
+    budget = given.budget or run.seconds * run.repeat * len(problems)
+    report = tune(problems, budget=budget, bits=run.bits, repeat=run.repeat, progress=lambda _: None)
+    record = record_of(run, given.seed, report)
+    path = tables.path_of(given.out or RESULTS, record)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, record)
+    print("\n".join(["", *tables.worst(record), "", tables.text([record])]))
+    print(f"Written to {shown(path)}; `python -m perf.pages` shows it.", flush=True)
+    if given.table is not None:
+        export_to(given.table, bits=run.bits)
+    return all(one.measured for one in report.shapes)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m perf.tuning", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", nargs="+", choices=RUNS, metavar="RUN", help=f"of {', '.join(RUNS)}")
+    parser.add_argument("--seed", type=int, default=SEED, help=f"draws other products; default {SEED}")
+    parser.add_argument("--limit", type=given_arguments.count, metavar="N", help="at most N products, evenly spaced")
+    seconds = ", ".join(f"{run.name} {run.seconds:g}" for run in RUNS.values())
+    parser.add_argument(
+        "--budget", type=given_arguments.count, metavar="S", help=f"seconds for a run; default for each race {seconds}"
+    )
+    parser.add_argument("--warm", action="store_true", help="compile everything first, on all cores")
+    parser.add_argument("--out", type=given_arguments.path, metavar="DIR", help="instead of perf/results")
+    parser.add_argument("--table", type=given_arguments.path, metavar="FILE", help="write what was found there, too")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

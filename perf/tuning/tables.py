@@ -1,0 +1,110 @@
+"""Records of tuning as tables: what the command prints and docs/tuning.md shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import exp, fsum, log
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from perf.common import formats
+from perf.common.files import read_json
+from perf.common.formats import Cell
+from perf.measure import environment
+from perf.measure.environment import slug
+
+FOLDER = "tuning"
+NOTHING = "No tuning is committed yet; `python -m perf.tuning` on a GPU measures it."
+COLUMNS = (
+    *("products", "bits", "seconds", "candidates, timed", "choices lost", "median", "worst", "more than 10 %"),
+    *("lost after", "stored", "won again", "within 1 %"),
+)
+MUCH = 0.1  # that a choice loses
+
+Record = Mapping[str, Any]
+
+
+def path_of(results: Path, record: Record) -> Path:
+    """Where the record of a run belongs."""
+    made = record["environment"]
+    seed = "" if record["seed"] is None else str(record["seed"])
+    words = filter(None, (record["run"], seed, older(record)))
+    return results / slug(made["gpu"]) / FOLDER / str(made["triton"]) / f"{'-'.join(words)}.json"
+
+
+def committed(results: Path) -> list[dict[str, Any]]:
+    """Every record under `results`, by GPU and Triton version."""
+    found = [read_json(path) for path in sorted(results.glob(f"*/{FOLDER}/*/*.json"))]
+    return sorted(found, key=lambda record: environment.order(record["environment"]))
+
+
+def older(record: Record) -> str:
+    """As which older GPU it was treated, as sm_80, or nothing."""
+    capability = record["capability"]
+    return "" if capability == record["environment"]["capability"] else f"sm_{''.join(map(str, capability))}"
+
+
+def row(record: Record) -> list[Cell]:
+    """What a run came to, in the columns of COLUMNS."""
+    measured = [found for found in record["products"] if found["fastest_us"]]
+    lost = [found["choice_us"] / found["fastest_us"] - 1 for found in measured]
+    after = [found["us"] / found["fastest_us"] - 1 for found in measured]
+    again = [race for found in measured for race in found["again"]]
+    known = sum(found["candidates"] for found in measured)
+    timed = sum(found["timed"] for found in measured)
+    count = len(record["products"])
+    words = f"{count} {record['what']}" + (f", as {older(record)}" if older(record) else "")
+    words += f", {len(measured)} of them measured" if len(measured) < count else ""
+    first: list[Cell] = [words, record["bits"], f"{record['seconds']:.0f}"]
+    if not measured:
+        return first + [None] * (len(COLUMNS) - len(first))
+    return [
+        *first,
+        f"{known / len(measured):.0f}, {timed / len(measured):.0f}",
+        *(_points(_mean(lost)), _points(median(lost)), _points(max(lost)), sum(x > MUCH for x in lost)),
+        *(_points(_mean(after)), sum(found["outcome"] == "tuned" for found in measured)),
+        *(_share(race["same"] for race in again), _share(abs(race["slower"]) <= 0.01 for race in again)),
+    ]
+
+
+def worst(record: Record, count: int = 10) -> list[str]:
+    """The products whose choice loses most, a line each: times, choice and winner."""
+    measured = [found for found in record["products"] if found["fastest_us"]]
+    measured.sort(key=lambda found: found["fastest_us"] / found["choice_us"])
+    return [
+        f"{found['product']}: {found['choice_us']:.4g} us, fastest {found['fastest_us']:.4g} us "
+        f"({_points(found['choice_us'] / found['fastest_us'] - 1)}); {found['choice']} -> {found['winner']}"
+        for found in measured[:count]
+    ]
+
+
+def _mean(shares: Sequence[float]) -> float:
+    """The geometric mean of times over others, less 1."""
+    return exp(fsum(log(1 + share) for share in shares) / len(shares)) - 1
+
+
+def _points(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _share(found: Any) -> str | None:
+    given = list(found)
+    return f"{100 * fmean(given):.0f} %" if given else None
+
+
+def text(records: Sequence[Record]) -> str:
+    """The table of the records of one GPU and Triton."""
+    return formats.table(COLUMNS, map(row, records))
+
+
+def tables(records: Sequence[Record]) -> str:
+    """The tables of all records, each GPU's and Triton's below what it was measured on and at."""
+    places: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        places.setdefault((record["environment"]["gpu"], record["environment"]["triton"]), []).append(record)
+    parts = []
+    for found in places.values():
+        made = [record["environment"] for record in found]
+        parts.append(f"{environment.named(made[0])}. {environment.origin(made, FOLDER)}\n\n{text(found)}")
+    return "\n\n".join(parts) or NOTHING
