@@ -23,7 +23,7 @@ from triton_gemm import tables
 from triton_gemm.bit_classes import bit_class
 from triton_gemm.problem import GemmProblem
 from triton_gemm.select import Selection, select
-from triton_gemm.tables import files
+from triton_gemm.tables import files, records
 from triton_gemm.timing import DeviceLostError
 from triton_gemm.tuning import recording
 from triton_gemm.tuning.candidates import candidates
@@ -114,6 +114,9 @@ def test_the_fastest_is_stored_and_served(folder: Path) -> None:
     assert shape.outcome == "tuned" and shape.stored and shape.selection is not None
     assert chance(shape.selection) <= 1.01 * chance(fastest())
     assert shape.us == pytest.approx(1000 * chance(shape.selection), rel=0.05) and shape.choice_us > shape.us
+    timed = {named: us for us, named in shape.times}
+    assert len(timed) == shape.timed and list(timed.values()) == sorted(timed.values())
+    assert timed[records.named(shape.selection)] == shape.us and timed[records.named(shape.choice)] == shape.choice_us
     served = tables.lookup(SMALL, HOPPER)
     assert served is not None and served.source == "user's table"
     assert (served.kernel, served.config, served.work) == (

@@ -70,6 +70,7 @@ def _product(report: ShapeReport) -> dict[str, Any]:
         "winner": named(report.selection) if report.selection else None,
         "again": [{"same": race.same, "slower": float(f"{race.slower:.5g}")} for race in report.again],
         "failed": [list(pair) for pair in report.failed],
+        "times": [[float(f"{us:.5g}"), way] for us, way in report.times],
     }
 
 

@@ -75,7 +75,7 @@ class Race(Generic[Way]):
     ms: of a call, the winner's, the incumbent's and the fastest's in the final; noise: by how much the winner's time
     over the incumbent's may be off, as a share, or the fastest one's where the incumbent stays; rounds: of the final;
     timed: how many candidates, the incumbent included; failed: why others could not be; untried: those that there was
-    no time for.
+    no time for; times: milliseconds of a call of each that was timed, as its last round had them.
     """
 
     way: Way
@@ -88,6 +88,7 @@ class Race(Generic[Way]):
     timed: int
     failed: Mapping[Way, str] = field(default_factory=dict)
     untried: tuple[Way, ...] = ()
+    times: Mapping[Way, float] = field(default_factory=dict)
 
 
 Said = Callable[[int, int, Way, float, float], None]  # timed so far, of how many, the best, its ms, the incumbent's
@@ -121,6 +122,7 @@ class _Field(Generic[Way]):
         self.ways, self.bench, self.before, self.said = ways, bench, before, said
         self.place = {way: -1 if way == before else i for i, way in enumerate(ways)}
         self.ms: dict[Way, float] = {}  # of who is in the race, as far as is known
+        self.left: dict[Way, float] = {}  # of who was
         self.failed: dict[Way, str] = {}
         self.waiting = list(ways[1:])
         self.timed = 1
@@ -129,7 +131,7 @@ class _Field(Generic[Way]):
         self.ms[way] = self.bench.prepare(way)
 
     def leave(self, way: Way) -> None:
-        del self.ms[way]
+        self.left[way] = self.ms.pop(way)
         self.bench.drop(way)
 
     def heats(self, until: float) -> None:
@@ -214,6 +216,7 @@ class _Field(Generic[Way]):
         return Race(
             *(ways[chosen], ways[found.fastest], ms[chosen], ms[incumbent], ms[found.fastest]),
             *(found.noise, len(logs[incumbent]), self.timed, self.failed, tuple(self.waiting)),
+            times={**self.left, **dict(zip(ways, ms, strict=True))},
         )
 
     def tell(self) -> None:

@@ -44,7 +44,8 @@ class ShapeReport:
     run from now on, and its time us; fastest_us: that of the fastest candidate, noise or not; noise: by how much the
     ratio of us to choice_us may be off; clocks and reference product as found in `why` where they are refused;
     candidates: how many there were, and how many were timed; failed: those that could not be, and why; again: of each
-    further race of `repeat`, how much slower its winner was than this one, and 0 where it was the same.
+    further race of `repeat`, how much slower its winner was than this one, and 0 where it was the same; times: of each
+    candidate that was timed, the fastest first, microseconds as last measured, and which.
     """
 
     problem: GemmProblem
@@ -63,6 +64,7 @@ class ShapeReport:
     stored: bool = False
     failed: tuple[tuple[str, str], ...] = ()
     again: tuple[Again, ...] = ()
+    times: tuple[tuple[float, str], ...] = ()
 
     @property
     def measured(self) -> bool:
@@ -140,6 +142,7 @@ class TuningReport:
                 **{name: getattr(one, name) and str(getattr(one, name)) for name in ("choice", "selection")},
                 **{"why": one.why, "stored": one.stored, "failed": [list(pair) for pair in one.failed]},
                 "again": [{"same": race.same, "slower": race.slower} for race in one.again],
+                "times": [list(pair) for pair in one.times],
             }
             for one in self.shapes
         ]

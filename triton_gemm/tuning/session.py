@@ -205,6 +205,7 @@ class Session:
                     *(1000 * found.incumbent_ms, 1000 * found.ms, 1000 * found.fastest_ms, found.noise),
                     *(len(ways), found.timed, found.rounds),
                     failed=failed,
+                    times=tuple(sorted((1000 * ms, named(way)) for way, ms in found.times.items())),
                 )
                 return report, replace(entrant, ways=tuple(way for way in ways if way not in found.untried))
             why, self.looked = complained, None
