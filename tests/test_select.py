@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from random import Random
 
 import pytest
@@ -14,14 +14,18 @@ from hypothesis import strategies as st
 import triton_gemm
 from triton_gemm import cost_model, kernels
 from triton_gemm.arithmetic import EMULATED, MODES
+from triton_gemm.bit_classes import bit_class
 from triton_gemm.device import INTERPRETER, SHARED_MEMORY, device_of_capability
 from triton_gemm.device_model import measured, model_of, named_device
 from triton_gemm.kernels import fma, gemv, skinny, warp_specialised
 from triton_gemm.kernels.launch import Pointer, TensorMap
 from triton_gemm.kernels.repack import repacked
 from triton_gemm.kernels.schedule import Schedule
+from triton_gemm.plan import launches_on
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
 from triton_gemm.select import Selection, illegal, launches, next_best, predicted, ranked, select
+from triton_gemm.tables import records
+from triton_gemm.tables.records import Entry
 from triton_gemm.workspace import COUNTERS
 
 HOPPER = device_of_capability((9, 0))
@@ -191,6 +195,43 @@ def test_its_launches_name_operands_there_are(problem: GemmProblem, device) -> N
         assert max(launch.grid[1:]) <= 65_535
     assert made[-1].counters <= COUNTERS
     assert made[-1].counters or not made[-1].workspace, "who shares a workspace counts"
+
+
+# Problems that each kernel takes, and figures that none proposes, but a user or a file may.
+TAKEN = [
+    along_k(4, 6144, 4096),
+    along_k(40, 1, 1024, 2),
+    of(2, 4096, 1000),
+    of(3, 512, 520, dtype=torch.float32, out_dtype=torch.float32, precision="ieee"),
+    along_k(512, 1024, 2048, bias="n", activation="gelu"),
+    along_k(72, 136, 65_536),
+    of(131, 200, 1040, 3, has_beta=True),
+    of(300, 200, 9000, dtype=torch.float32, out_dtype=torch.float32, precision="ieee"),
+    along_k(300, 200, 900, dtype=torch.float32, out_dtype=torch.float32, precision="bf16x6"),
+    along_k(128, 256, 512, dtype=torch.int8, out_dtype=torch.int32, precision="int8"),
+    along_k(128, 256, 512, dtype=torch.float8_e4m3fn, precision="fp8", scales="blocks"),
+    of(512, 1024, 2048, 8, a=Layout((0, 2048, 1)), c=Layout((0, 1024, 1)), groups="m"),
+]
+FIGURES = st.sampled_from([1, 2, 3, 4, 8, 12, 16, 32, 64, 96, 128, 160, 192, 256, 512, 1024, 4096, 2**16])
+
+
+@pytest.mark.parametrize("name", kernels.KERNELS)
+@MANY
+@given(st.data())
+def test_what_is_legal_can_be_launched(name: str, data: st.DataObject) -> None:
+    """Some figures of a candidate are others: where the kernel does not say why it cannot run, it says what it runs."""
+    device = data.draw(st.sampled_from([HOPPER] if name == "warp_specialised" else DEVICES))
+    problem = data.draw(st.sampled_from([one for one in TAKEN if any(kernels.named(name).candidates(one, device))]))
+    candidate = data.draw(st.sampled_from(list(kernels.named(name).candidates(problem, device))))
+    config, work = candidate.config, candidate.work
+    for changed in data.draw(st.sets(st.sampled_from([field.name for field in fields(config)]), max_size=3)):
+        config = replace(config, **{changed: data.draw(FIGURES)})
+    if isinstance(work, int) and data.draw(st.booleans()):
+        work = data.draw(FIGURES)
+    entry = Entry(name, config, work, candidate.swap_ab, candidate.packed, 1.0, 1.0, "", "")
+    if records.nonsense(entry) is None and records.illegal(problem, device, entry) is None:
+        selection = entry.selection(problem, "")
+        assert launches_on(device, problem, selection) and bit_class(problem, selection)
 
 
 def test_an_operand_that_takes_more_programs_than_a_grid_has_is_not_copied_first() -> None:

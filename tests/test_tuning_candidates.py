@@ -17,6 +17,7 @@ from triton_gemm import kernels
 from triton_gemm.bit_classes import bit_class
 from triton_gemm.device import device_of_capability
 from triton_gemm.kernels.schedule import Schedule
+from triton_gemm.plan import launches_on
 from triton_gemm.problem import GemmProblem, Layout
 from triton_gemm.select import Selection, ranked, select
 from triton_gemm.tables import records
@@ -66,6 +67,17 @@ def test_they_come_in_the_models_order() -> None:
     assert places == sorted(places) and {name for name, *_ in found} == {"warp_specialised", "portable"}
     configs = [way[:2] + way[3:] for way in found]
     assert max(configs.count(config) for config in configs) <= offered.MOST
+
+
+@pytest.mark.parametrize("rows", [1, 4, 16])
+def test_a_users_configuration_is_left_out_where_a_kernel_has_no_such_tile(rows: int) -> None:
+    """That of docs/tuning.md, which `skinny` could be given by its parameters, on a product of few rows."""
+    own = triton.Config({"BLOCK_M": 128, "BLOCK_N": 64, "BLOCK_K": 64}, num_warps=4, num_stages=3)
+    problem = replace(problem_of(rows, 6144, 4096), b=Layout((0, 1, 4096)))
+    assert ("skinny", kernels.skinny.Config(128, 64, 64, 4, 3)) in kernels_of(own)
+    found = of(problem, bits="any", configs=[own])
+    assert all(launches_on(HOPPER, problem, way) for way in found)
+    assert {"portable"} <= {way.kernel for way in found if way.config.num_stages == 3}
 
 
 def test_users_configurations_join() -> None:

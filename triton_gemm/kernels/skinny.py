@@ -257,9 +257,8 @@ def microseconds(problem: GemmProblem, config: Config, split_k: int, model: Devi
         finish = costs.start + count * (work + costs.adding * warps)
         return finish + (steps - 1) * soft_maximum(costs.wait, count * work)
 
-    at_once = REGISTERS_PER_SM // (32 * warps * REGISTERS[config.BLOCK_N])
     spread = costs.spread * min(1.0, programs / model.num_sms)
-    grid = programs, model.num_sms, at_once
+    grid = programs, model.num_sms, _at_once(config)
     busy = on_busiest_sm(*grid, together, costs.piled)
     # SMs share the bandwidth evenly, so when the average SM has finished, the busiest still has programs to run.
     memory = traffic(problem) / (costs.memory * model.memory)
@@ -284,6 +283,9 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, split_k: i
         return "there is nothing to load"
     if split_k != 1:
         return "its programs share no sums"
+    why = _shapeless(config)
+    if why is not None:
+        return why
     if problem.M > config.BLOCK_M and problem.N > config.BLOCK_N:
         return "its tiles share neither rows nor columns, so both operands would be read again and again"
     for name, layout, shape, k in (
@@ -294,6 +296,18 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, split_k: i
             return f"{name} cannot be read along k 16 bytes at a time"
     if max(problem.M, problem.N, problem.K + config.BLOCK_K, _tiles(problem, config)) > MAX_SIZE:
         return f"sizes, a step beyond K, and the number of tiles must not exceed {MAX_SIZE}"
+    return None
+
+
+def _shapeless(config: Config) -> str | None:
+    """Why the kernel has no such tile, on any problem, or None."""
+    m, n, k, num_warps = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K, config.num_warps
+    if m != MAX_ROWS or n not in REGISTERS:
+        return f"its tiles are {MAX_ROWS}x{' or '.join(map(str, REGISTERS))}, not {m}x{n}"
+    if k != SHARE * num_warps:
+        return f"a step of {num_warps} warps is {SHARE * num_warps} elements along K, not {k}"
+    if _at_once(config) == 0:
+        return f"{num_warps} warps of {REGISTERS[n]} registers a thread are more than a multiprocessor has"
     return None
 
 
@@ -330,6 +344,11 @@ def launches(problem: GemmProblem, config: Config, split_k: int = 1) -> tuple[La
     }
     options = {"num_warps": config.num_warps, "maxnreg": REGISTERS[config.BLOCK_N]}
     return (Launch(skinny_kernel, (tiles, 1, 1), arguments, options),)
+
+
+def _at_once(config: Config) -> int:
+    """Programs that an SM has registers for."""
+    return REGISTERS_PER_SM // (32 * config.num_warps * REGISTERS[config.BLOCK_N])
 
 
 def _tiles(problem: GemmProblem, config: Config) -> int:
