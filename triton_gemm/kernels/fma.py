@@ -49,6 +49,7 @@ from .tiles import Epilogue, Output, store_tile, whole
 
 SIDE = 8  # of a thread's elements of C
 VECTOR = gl.constexpr(4)  # elements in 16 bytes
+HEIGHTS, WIDTHS = (32, 64, 128, 256), (64, 128, 256)  # of tiles, as `sums_layout` has them
 WARPS_PER_SM = 16
 LONGEST_CHAIN = 4096
 MAX_SPLIT = 64
@@ -421,6 +422,9 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, split_k: i
         return "there is nothing to load"
     if problem.scales or problem.groups:
         return "multiplies whole matrices, without scales"
+    why = _shapeless(config)
+    if why is not None:
+        return why
     num_tiles, sizes = _num_tiles(problem, config), (problem.M, problem.N, problem.K)
     if max(*sizes, num_tiles) > MAX_SIZE:
         return f"sizes and the number of tiles must not exceed {MAX_SIZE}"
@@ -444,6 +448,16 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, split_k: i
     needed = config.shared_memory(problem.dtype.itemsize)
     if needed > device.shared_memory:
         return f"needs {needed} bytes of shared memory, {device.name} has {device.shared_memory}"
+    return None
+
+
+def _shapeless(config: Config) -> str | None:
+    """Why the kernel has no such tile, on any problem, or None."""
+    m, n, num_warps = config.BLOCK_M, config.BLOCK_N, config.num_warps
+    if m not in HEIGHTS or n not in WIDTHS or m * n != 32 * SIDE**2 * num_warps or num_warps > WARPS_PER_SM:
+        return f"a thread has {SIDE}x{SIDE} elements, which makes no tile {m}x{n} of {num_warps} warps"
+    if config.num_stages < 2:  # a slot is filled while another is read
+        return "a ring has two stages at least"
     return None
 
 
