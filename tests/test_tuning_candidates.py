@@ -80,6 +80,16 @@ def test_a_users_configuration_is_left_out_where_a_kernel_has_no_such_tile(rows:
     assert {"portable"} <= {way.kernel for way in found if way.config.num_stages == 3}
 
 
+@pytest.mark.parametrize("form", [(4, 32), (256, 1), (2, 64), (8, 16)])
+def test_a_users_cluster_that_is_larger_than_the_gpu_is_left_out(form: tuple[int, int]) -> None:
+    figures = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "CLUSTER_M": form[0], "CLUSTER_N": form[1]}
+    own = triton.Config(figures, num_warps=8, num_stages=4)
+    ((kernel, config),) = kernels_of(own)
+    problem = PROBLEMS["large"]
+    assert of(problem, bits="any", configs=[own]) == of(problem, bits="any")
+    assert kernels.named(kernel).illegal(problem, HOPPER, config, Schedule(1)) is not None
+
+
 def test_users_configurations_join() -> None:
     problem = PROBLEMS["middle"]
     figures = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64}

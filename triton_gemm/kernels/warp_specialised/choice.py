@@ -82,9 +82,12 @@ def _fits(problem: GemmProblem, config: Config) -> bool:
 
 def schedules(problem: GemmProblem, config: Config, device: DeviceInfo) -> list[Schedule]:
     """The ways to deal out a problem's tiles that are worth comparing: all whole, those of the last wave cut along K,
-    or all of them, where that is legal. Of clusters as of programs, of which fewer run at the same time."""
+    or all of them, where that is legal. Of clusters as of programs, of which fewer run at the same time; none where a
+    cluster has more CTAs than run at the same time, which `illegal` refuses."""
     count = problem.batch * config.tiles(problem.M, problem.N)
     programs = clusters_at_once(config.ctas, device.num_sms)
+    if programs == 0:
+        return []
     found = [Schedule(min(count, programs))]
     k_tiles = -(-problem.K // config.BLOCK_K)
     if can_split_k(config):
