@@ -52,6 +52,8 @@ class FakePlan:
     def __init__(self, problem: GemmProblem, selection: Selection, device: torch.device) -> None:
         self.problem, self.selection = problem, selection
         self.compiled: list[tuple[torch.Tensor, ...]] = []
+        if self.wrong.get(selection) == "has no plan":
+            raise KeyError(64)
 
     def compile(self, *stand_ins: torch.Tensor) -> None:
         if self.wrong.get(self.selection) == "does not compile":
@@ -152,6 +154,7 @@ def test_candidates_are_compiled_checked_and_timed_in_turns(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("wrong", "bits", "why"),
     [
+        ("has no plan", "same", "KeyError: 64"),
         ("does not compile", "same", "RuntimeError: PassManager::run failed"),
         ("raises", "same", "ValueError: it cannot be launched"),
         ("off", "same", "its bits are not those of the model's choice"),

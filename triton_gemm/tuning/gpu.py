@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
 from statistics import median
+from typing import cast
 
 import torch
 
@@ -47,7 +48,7 @@ class Gpu:
             stand_in(dtype, device)  # allocated here, and not in threads while graphs are captured
         target = self.info, torch.cuda.get_device_capability(device)  # the GPU may be treated as an older one
         self.compiler = Compiler(self._compile, partial(Worker, target))
-        self.plans: dict[tuple[GemmProblem, Selection], GemmPlan] = {}
+        self.plans: dict[tuple[GemmProblem, Selection], GemmPlan | None] = {}  # None before it is compiled
         self.reference: timing.Replay | None = None
         self.held: tuple[object, ...] = ()  # what the reference product reads and writes: a graph keeps addresses only
 
@@ -59,16 +60,17 @@ class Gpu:
         product's share of the budget pays for it."""
         new = [way for way in ways if (problem, way) not in self.plans]
         stand_ins(problem, self.device)
-        for way in new:
-            self.plans[problem, way] = GemmPlan(problem, way, self.device)
+        self.plans |= {(problem, way): None for way in new}
         self.compiler.add([(problem, way) for way in new])
         with suppress(torch.OutOfMemoryError):  # which who makes the operands says, for a product
             self._reference()
 
     def _compile(self, job: object) -> None:
+        """Plans and compiles a candidate: what cannot be planned has failed like what cannot be compiled."""
         torch.cuda.set_device(self.device)  # the current device is a thread's own
-        plan = self.plans[job]  # type: ignore[index]
-        plan.compile(*stand_ins(plan.problem, self.device))
+        problem, way = cast(tuple[GemmProblem, Selection], job)
+        plan = self.plans[problem, way] = GemmPlan(problem, way, self.device)
+        plan.compile(*stand_ins(problem, self.device))
 
     def ready(self, problem: GemmProblem, ways: Sequence[Selection]) -> bool:
         """Whether all of these, which are `prepare`d, are compiled or have failed."""
@@ -154,6 +156,7 @@ class Bench:
         if why is not None:
             return self._fail(way, why)
         plan = self.gpu.plans[key]
+        assert plan is not None
         if way != self.incumbent:  # what users run anyhow is not given up because someone has ended a tuning
             self.gpu.journal.begin(self.problem, way)
         try:
