@@ -22,9 +22,9 @@ from triton.runtime.jit import JITCallable
 import triton_gemm
 from tests.tabled import HOPPER, problem_of
 from triton_gemm import compat, precompile
-from triton_gemm.device import device_of_capability
+from triton_gemm.device import DeviceInfo, device_of_capability
 from triton_gemm.kernels.launch import compiled
-from triton_gemm.problem import Layout
+from triton_gemm.problem import GemmProblem, Layout
 from triton_gemm.select import Selection, launches, ranked, select
 from triton_gemm.tuning.compiling import Compiler
 
@@ -270,6 +270,23 @@ def test_it_says_what_it_could_not_compile(monkeypatch: pytest.MonkeyPatch, tmp_
     assert made.kernels == 0 and len(made.failures) == 2
     assert "needs compute capability 8.0" in made.failures[0]
     assert made.failures[1].endswith("_kernel: ValueError: ptxas")
+
+
+def test_what_cannot_be_described_is_one_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def describe(device: DeviceInfo, problem: GemmProblem, selection: Selection) -> Any:
+        if problem.M == 64:
+            raise KeyError(64)
+        return launches(problem, selection)
+
+    monkeypatch.setattr(precompile, "launches_on", describe)
+    monkeypatch.setattr(precompile, "compiled", lambda *_: None)
+    monkeypatch.setattr(precompile, "build_launcher", lambda *_: None)
+    done: list[tuple[int, int]] = []
+    problems = [problem_of(64), problem_of()]
+    made = precompile.precompile(problems, [HOPPER], cache=tmp_path, progress=lambda *how: done.append(how))
+    (why,) = made.failures
+    assert why.startswith("64x1024x2048, ") and why.endswith(": KeyError: 64")
+    assert done[-1] == (1, 1)
 
 
 def test_an_interruption_ends_it_soon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -82,10 +82,14 @@ def precompile(
                 failures.append(str(error))
                 continue
             for selection in selections:
-                made = launches_on(device, problem, selection)
-                operands = operands_of(problem, made)
-                for launch in made:
-                    of_capability.setdefault(_identity(launch, operands), (launch, operands))
+                try:
+                    made = launches_on(device, problem, selection)
+                    operands = operands_of(problem, made)
+                    for launch in made:
+                        of_capability.setdefault(_identity(launch, operands), (launch, operands))
+                except Exception as error:  # whoever chose it, other selections are compiled
+                    sizes = f"{problem.M}x{problem.N}x{problem.K}"
+                    failures.append(f"{sizes}, {selection.kernel} {selection.config}: {_line(error)}")
     total = sum(map(len, wanted.values()))
     found: dict[str, bool] = {}
     kernels: list[object] = []
