@@ -150,6 +150,21 @@ def test_a_winner_within_noise_is_not_stored(folder: Path) -> None:
     assert report.regret_before == report.regret_after
 
 
+@pytest.mark.parametrize("known", [False, True])
+def test_what_cannot_be_stored_is_told(known: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A winner, and the model's choice where a table has a slower one; not a choice that needs no table."""
+    if known:
+        tabled.store(SMALL)
+    monkeypatch.setattr(tables, "_put", lambda *_: False)
+    (shape,) = tuned(folder).shapes
+    assert (shape.outcome, shape.stored, shape.measured) == ("not stored", False, True)
+    assert "faster" in str(shape) and str(shape).endswith("; not stored")
+    report = tuned(folder, lab=FakeLab(lambda way: 1.0 if way.source == "model" else 1.3))
+    assert report.shapes[0].outcome == ("not stored" if known else "stays")
+    assert str(report.shapes[0]).endswith(" timed); not stored" if known else " timed)")
+    assert f"1 {'not stored' if known else 'stays'};" in str(report)
+
+
 def test_what_a_table_has_is_replaced_where_the_model_is_faster_now(folder: Path) -> None:
     tabled.store(SMALL)
     report = tuned(folder, lab=FakeLab(lambda way: 1.0 if way.source == "model" else 1.3))
@@ -181,6 +196,7 @@ def test_what_a_table_has_is_not_replaced_unless_it_was_timed(choice_ms: float, 
         served = tables.lookup(SMALL, HOPPER)
         assert before is not None and served is not None and served.config == before.config, budget
         assert (shape.outcome == "tuned" and shape.stored) == (budget == 4.0)
+        assert shape.outcome != "not stored" and ("what a table has stays" in str(shape)) == (budget == 1.0)
 
 
 def test_a_second_tuning_keeps_what_the_first_found(folder: Path) -> None:
@@ -452,7 +468,7 @@ def test_a_full_disk_keeps_what_was_there_and_tunes_on(
     with monkeypatch.context() as faulty:
         faulty.setattr(files.os, "fsync", fails)
         report = tuned(folder, {SMALL: 1})
-    assert report.shapes[0].outcome == "tuned" and not report.shapes[0].stored
+    assert report.shapes[0].outcome == "not stored" and not report.shapes[0].stored
     assert tabled.table_in(folder).read_bytes() == before
     assert tables.lookup(LARGE, HOPPER) is not None
 
@@ -460,7 +476,7 @@ def test_a_full_disk_keeps_what_was_there_and_tunes_on(
 def test_without_a_folder_it_tunes_and_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "folder", lambda: None)
     report = Session(FakeLab(chance), Journal(None, "1"), Wishes(60.0)).run({SMALL: 1}, lambda report: None)
-    assert report.shapes[0].outcome == "tuned" and not report.shapes[0].stored
+    assert report.shapes[0].outcome == "not stored" and not report.shapes[0].stored
 
 
 def test_two_tune_at_once_and_both_are_kept(folder: Path) -> None:

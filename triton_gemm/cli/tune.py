@@ -38,7 +38,8 @@ def tune(
 
     What you run then uses it, without a change: see `triton-gemm cache show`. With --bits same, the default, the
     tuned kernels give the same bits as the untuned ones. What was found is kept after each product, so it can be
-    interrupted, and goes on with --resume.
+    interrupted, and goes on with --resume. The exit status is 1 if a product could not be measured, or what
+    was found could not be stored.
     """
     seconds, gpu = words.seconds(budget), words.gpu(device)
     problems = products.chosen(shapes, suite, shapes_from, dtype, layout)
@@ -55,7 +56,7 @@ def tune(
         device=gpu,
     )
     output.show(report.as_dict(), as_json, lambda console: console.print(str(report), soft_wrap=True))
-    if any(one.outcome in ("failed", "refused") for one in report.shapes):
+    if any(one.outcome in ("failed", "refused", "not stored") for one in report.shapes):
         raise typer.Exit(output.FAILED)
 
 

@@ -14,10 +14,11 @@ from ..tables.records import plain
 
 Measure = Literal["graph", "eager"]
 
-# "tuned": a selection was stored; "stays": the model's choice was not beaten; "known": it was tuned before, with
+# "tuned": a selection was stored, unless `why` says that a table's stays; "stays": the model's choice was not beaten;
+# "not stored": what was found should be in a table, and could not be written there; "known": it was tuned before, with
 # resume=True; "refused": the GPU was not fit to be measured; "failed": the model's choice, or the operands, cannot be
 # had; "no time": the budget was spent.
-Outcome = Literal["tuned", "stays", "known", "refused", "failed", "no time"]
+Outcome = Literal["tuned", "stays", "not stored", "known", "refused", "failed", "no time"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class ShapeReport:
     """What came of one problem.
 
     calls: how often it was recorded; choice: the model's, and choice_us its time in microseconds; selection: what is
-    run from now on, and its time us; fastest_us: that of the fastest candidate, noise or not; noise: by how much the
+    run from now on, if it could be stored, and its time us; fastest_us: that of the fastest candidate, noise or not; noise: by how much the
     ratio of us to choice_us may be off; clocks and reference product as found in `why` where they are refused;
     candidates: how many there were, and how many were timed; failed: those that could not be, and why; again: of each
     further race of `repeat`, how much slower its winner was than this one, and 0 where it was the same; times: of each
@@ -68,7 +69,7 @@ class ShapeReport:
 
     @property
     def measured(self) -> bool:
-        return self.outcome in ("tuned", "stays")
+        return self.outcome in ("tuned", "stays", "not stored")
 
     def __str__(self) -> str:
         p = self.problem
@@ -77,12 +78,13 @@ class ShapeReport:
         if not self.measured:
             return f"{shape}: {self.outcome}{': ' if self.why else ''}{self.why}"
         times = f"{self.choice_us:.4g} us"
-        if self.outcome == "tuned" and self.selection is not None:
+        notes = "; not stored" * (self.outcome == "not stored") + (self.why and f"; {self.why}")
+        if self.us < self.choice_us and self.selection is not None:
             chosen = f"{self.selection.kernel} {self.selection.config}"
             gain = 100 * (self.choice_us / self.us - 1)
             noise = 100 * self.noise
-            return f"{shape}: {times} to {self.us:.4g} us, {gain:.1f} % (noise {noise:.1f} %) faster, {chosen}"
-        return f"{shape}: {times}, the model's choice stays ({self.timed} of {self.candidates} timed)"
+            return f"{shape}: {times} to {self.us:.4g} us, {gain:.1f} % (noise {noise:.1f} %) faster, {chosen}{notes}"
+        return f"{shape}: {times}, the model's choice stays ({self.timed} of {self.candidates} timed){notes}"
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ class TuningReport:
 
     @property
     def regret_after(self) -> float:
-        """The same of what is run from now on."""
+        """The same of what was selected."""
         return _mean([one.us / one.fastest_us for one in self.shapes if one.measured])
 
     @property

@@ -161,8 +161,8 @@ class Session:
                 again.append(Again(same, slower))
         report = replace(report, again=tuple(again))
         if entrant.before in entrant.ways and entrant.before not in tried.ways:  # there was no time for it
-            return report
-        return replace(report, stored=self.store(report, entrant))
+            return replace(report, why="what a table has stays, for which there was no time")
+        return self.store(report, entrant)
 
     def races(
         self,
@@ -228,13 +228,15 @@ class Session:
 
         return tell
 
-    def store(self, report: ShapeReport, entrant: _Entrant) -> bool:
-        """Keeps what was found. The model's choice is stored only in place of what a table has, which it beats now."""
+    def store(self, report: ShapeReport, entrant: _Entrant) -> ShapeReport:
+        """Keeps what was found, and says whether that could be. The model's choice is stored only in place of what a
+        table has, which it beats now."""
         problem, bits = report.problem, self.wishes.bits
         assert report.selection is not None
         if report.outcome == "tuned" or entrant.before is not None:
-            us, choice_us = report.us, report.choice_us
-            return tables.store(problem, report.selection, self.lab.info, us=us, default_us=choice_us, bits=bits)
+            how: dict[str, Any] = {"us": report.us, "default_us": report.choice_us, "bits": bits}
+            kept = tables.store(problem, report.selection, self.lab.info, **how)
+            return replace(report, stored=kept, outcome=report.outcome if kept else "not stored")
         if report.timed == report.candidates - len(report.failed) + len(entrant.left_out):  # there was time for all
             self.journal.stays(problem, bits, entrant.ways[0])
-        return False
+        return report
