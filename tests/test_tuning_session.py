@@ -7,7 +7,9 @@ import json
 import multiprocessing
 import os
 import signal
+import socket
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -367,6 +369,24 @@ def test_a_process_that_lives_is_left_alone(folder: Path) -> None:
         child.kill()
         child.join()
     assert Journal(path, "1").failure(SMALL, fastest()) == ENDED
+
+
+def test_a_process_of_another_machine_is_given_a_minute(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a container that hung, and was started again under another name; by the clock of the folder."""
+    path = folder / "x.tuning.jsonl"
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(socket, "gethostname", lambda: "a1b2")
+        Journal(path, "1").begin(SMALL, fastest())
+    (note,) = folder.iterdir()
+    with monkeypatch.context() as fast:
+        fast.setattr(time, "time", lambda: note.stat().st_mtime + 3600)
+        assert Journal(path, "1").failure(SMALL, fastest()) is None and list(folder.iterdir()) == [note]
+    written = note.stat().st_mtime
+    os.utime(note, (written - 50, written - 50))
+    assert Journal(path, "1").failure(SMALL, fastest()) is None and list(folder.iterdir()) == [note]
+    os.utime(note, (written - 61, written - 61))
+    assert Journal(path, "1").failure(SMALL, fastest()) == ENDED and list(folder.iterdir()) == [path]
+    assert Journal(path, "1").failure(SMALL, fastest()) == ENDED, "which is remembered"
 
 
 def test_a_lost_gpu_costs_nothing_that_was_found(folder: Path) -> None:

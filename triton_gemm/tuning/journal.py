@@ -1,8 +1,10 @@
 """What tuning remembers apart from tables: candidates that failed, and problems for which the model's choice stayed.
 
 A candidate's first launch may hang the GPU, or end the process. So before it a small file is written that names it, and
-deleted after; who finds such a file of a process that is no more knows what has ended it, and leaves that out. Both are
-in the folder of tables, and hold for one version of everything: what failed in another is tried again.
+deleted after; who finds such a file of a process that is no more knows what has ended it, and leaves that out. Of a
+process of another machine only the file is seen, and a container has another name each time it is started: there it is
+taken for no more when the file is LAUNCHED_S old. Both are in the folder of tables, and hold for one version of
+everything: what failed in another is tried again.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import hashlib
 import json
 import os
 import socket
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from ..tables.files import say_once
 from ..tables.records import plain, text_of
 from .candidates import entry_of
 
+LAUNCHED_S = 60.0  # after which a first launch, which has 10 s, and what is done beside it have ended
 ENDED = "the process ended, or was ended, during its first launch"
 
 
@@ -108,7 +112,7 @@ class Journal:
         """Takes what a process was at that is no more for failed."""
         for flight in [] if self.path is None else sorted(self.path.parent.glob(f"{self.path.name}.*")):
             process = flight.name.removeprefix(f"{self.path.name}.") if self.path else ""
-            if process == self.me or _lives(process):
+            if process == self.me or _lives(process, flight):
                 continue
             for line in _lines(flight):
                 self._take(line)
@@ -151,10 +155,21 @@ def _process(pid: int) -> str:
     return f"{socket.gethostname()}~{pid}~{began}"
 
 
-def _lives(process: str) -> bool:
-    """Whether a process of that name may still run: those of other machines may."""
+def _lives(process: str, flight: Path) -> bool:
+    """Whether a process of that name, whose file this is, may still run: of another machine, as long as it is young."""
     host, _, rest = process.partition("~")
     pid = rest.partition("~")[0]
-    if host != socket.gethostname() or not pid.isdigit():
+    if not pid.isdigit():
         return True
+    if host != socket.gethostname():
+        return _age_s(flight) < LAUNCHED_S
     return _process(int(pid)) == process and Path(f"/proc/{pid}").exists()
+
+
+def _age_s(file: Path) -> float:
+    """Seconds since a file was written, by the clock of whatever keeps the folder: machines' own clocks differ."""
+    try:
+        with tempfile.TemporaryFile(dir=file.parent) as now:
+            return os.fstat(now.fileno()).st_mtime - file.stat().st_mtime
+    except OSError:  # it is gone, or nothing can be written here
+        return 0.0
