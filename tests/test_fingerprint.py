@@ -14,7 +14,10 @@ import torch
 import triton_gemm
 from tests import tabled
 from tests.tabled import HOPPER, problem_of, store
-from triton_gemm import device_model, fingerprint, tables
+from triton_gemm import device_model, fingerprint, policies, tables, tuning
+from triton_gemm.device import DeviceInfo
+from triton_gemm.problem import GemmProblem
+from triton_gemm.select import Selection
 from triton_gemm.tables import files
 
 
@@ -82,6 +85,23 @@ def test_other_states_have_other_fingerprints(folder: Path, monkeypatch: pytest.
     slower = replace(device_model.model_of(HOPPER), launch=9.0)
     monkeypatch.setattr(fingerprint, "model_of", lambda _: slower)
     assert differ(first) == {"versions", "device model"}
+
+
+def test_another_tuner_is_another_fingerprint(folder: Path) -> None:
+    class Tuner:
+        def __call__(self, problem: GemmProblem, device: DeviceInfo) -> Selection:
+            raise AssertionError("it is named, and not asked")
+
+    def named(tuner: Any) -> str:
+        policies.set_tuner(tuner)
+        return parts()["tuner"]
+
+    assert named(Tuner()) == "not asked"
+    with triton_gemm.policy("tune"):
+        assert named(None) == "none"
+        assert named(tuning._choose) == "triton_gemm.tuning._choose"
+        assert named(Tuner()) == named(Tuner()) != named(tuning._choose)
+        assert named(Tuner()).endswith(".Tuner") and named(lambda *_: None).endswith(".<lambda>")
 
 
 def rank(number: int, meeting: str, results: Any) -> None:

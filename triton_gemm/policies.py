@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import lru_cache
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
@@ -189,6 +189,14 @@ def set_tuner(tuner: Tuner | None) -> None:
     checks.callback("set_tuner", "tuner", tuner)
     _tuner = tuner
     generation.advance()
+
+
+def tuner_name() -> str:
+    """Whom the policy "tune" asks: a name that is the same in all processes, as an address is not."""
+    if _tuner is None:
+        return "none"
+    named: Any = _tuner if hasattr(_tuner, "__qualname__") else type(_tuner)
+    return f"{named.__module__}.{named.__qualname__}"
 
 
 def choose(
