@@ -42,11 +42,11 @@ class ShapeReport:
     """What came of one problem.
 
     calls: how often it was recorded; choice: the model's, and choice_us its time in microseconds; selection: what is
-    run from now on, if it could be stored, and its time us; fastest_us: that of the fastest candidate, noise or not; noise: by how much the
-    ratio of us to choice_us may be off; clocks and reference product as found in `why` where they are refused;
-    candidates: how many there were, and how many were timed; failed: those that could not be, and why; again: of each
-    further race of `repeat`, how much slower its winner was than this one, and 0 where it was the same; times: of each
-    candidate that was timed, the fastest first, microseconds as last measured, and which.
+    run from now on, if it could be stored, and its time us; fastest_us: that of the fastest candidate, noise or not;
+    noise: by how much the ratio of us to choice_us may be off; clocks and reference product as found in `why` where
+    they are refused; candidates: how many there were, and how many were timed; failed: those that could not be, and
+    why; again: of each further race of `repeat`, how much slower its winner was than this one, and 0 where it was the
+    same; times: of each candidate that was timed, the fastest first, microseconds as last measured, and which.
     """
 
     problem: GemmProblem
