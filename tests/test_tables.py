@@ -327,6 +327,25 @@ def test_what_is_used_is_not_replaced_by_what_is_not(fault: str, folder: Path, t
         assert tables.merge(order, out) == 1 and out.read_bytes() == table_in(folder).read_bytes()
 
 
+@pytest.mark.parametrize("fault", ["class", "illegal"])
+def test_of_a_table_of_another_triton_the_faster_entry_is_kept(fault: str, folder: Path, tmp_path: Path) -> None:
+    """What runs there, and what its model chooses, is not known here."""
+    problem, fast, slow, out = problem_of(), *(tmp_path / f"{name}.json" for name in ("fast", "slow", "out"))
+    wrong = replace(another(problem), kernel="skinny", config=kernels.named("skinny").Config(16, 16, 64))
+    for path, selection, us in (
+        (fast, another(problem, bits=False) if fault == "class" else wrong, 1.0),
+        (slow, another(problem), 4.5),
+    ):
+        assert tables.store(problem, selection, HOPPER, us=us, default_us=5.0)
+        tables.export_to(path, HOPPER), tables.clear()
+        path.write_text(path.read_text().replace(f'"triton": "{files.TRITON}"', '"triton": "99.0"'))
+    tables.import_from(fast), tables.import_from(slow)
+    for order in ([fast, slow], [slow, fast]):
+        assert tables.merge(order, out) == 1 and out.read_bytes() == table_in(folder).read_bytes()
+        (entry,) = files.look(out).table.entries.values()  # type: ignore[union-attr]
+        assert entry.us == 1.0
+
+
 def test_a_gpu_that_is_here_is_asked_what_is_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table's silicon does not say all that a model is derived from."""
     here = replace(HOPPER, name="renamed", bandwidth=1e6)

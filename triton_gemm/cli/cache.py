@@ -153,7 +153,8 @@ def export(
 def import_(sources: Files, as_json: output.Json = False) -> None:
     """Merge files into your tables: the faster entry for a product wins, of those that are used on such a GPU.
 
-    An entry is used if it can run and has the bits of the model's choice. A file that is wrong changes nothing.
+    An entry is used if it can run and has the bits of the model's choice; only Triton's version of a table can say so.
+    A file that is wrong changes nothing.
     """
     for path in sources:
         if (wrong := files.look(path).wrong) is not None:

@@ -263,8 +263,9 @@ def versions() -> str:
 def merge(paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) -> int:
     """Merges files of one kind into the file `out`, the same in any order of `paths`; how many entries it has. Of two
     entries for a product one that is used on such a GPU, by the model that it has here (`serves`), goes before one that
-    is not, and then the faster one. ValueError where a file cannot be read whole, or is of another kind, OSError where
-    `out` cannot be written: what was there is there still."""
+    is not, and then the faster one; of another version of Triton the faster one, since only there it is known what is
+    used. ValueError where a file cannot be read whole, or is of another kind, OSError where `out` cannot be written:
+    what was there is there still."""
     checks.several("merge", "paths", paths)
     given = [_read(Path(path)) for path in paths]
     table = files.merge(given, _used(given[0]) if given else None)
@@ -287,8 +288,8 @@ def export_to(path: str | os.PathLike[str], device: DeviceInfo | None = None, bi
 
 def import_from(path: str | os.PathLike[str]) -> int:
     """Merges a file into the user's table of the silicon that it names, this GPU's or not, as `merge` does: no entry
-    that is used is replaced by one that is not. How many entries the file has. ValueError where it cannot be read, or
-    not whole, OSError where the folder cannot be written to: nothing changes then."""
+    that is known to be used is replaced by one that is not. How many entries the file has. ValueError where it cannot
+    be read, or not whole, OSError where the folder cannot be written to: nothing changes then."""
     given, where = _read(Path(path)), folder()
     if where is None:
         raise OSError("there is no folder for tables: set TRITON_GEMM_CACHE_DIR")
@@ -297,8 +298,11 @@ def import_from(path: str | os.PathLike[str]) -> int:
     return len(given.entries)
 
 
-def _used(table: Table) -> Callable[[GemmProblem, Entry], bool]:
-    """Whether an entry is used on a GPU of a table's silicon."""
+def _used(table: Table) -> Callable[[GemmProblem, Entry], bool] | None:
+    """Whether an entry is used on a GPU of a table's silicon; None for a table of another Triton, with which kernels
+    may run what they cannot run here, and the model may choose otherwise."""
+    if table.triton != files.TRITON:
+        return None
     device = _device_of(table.silicon)
     return lambda problem, entry: serves(problem, device, entry, table.bits)
 
