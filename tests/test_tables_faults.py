@@ -58,6 +58,39 @@ def test_64_threads_lose_nothing(folder: Path) -> None:
     assert not list(folder.glob("*.tmp"))
 
 
+def test_threads_that_write_one_file_of_the_users_tear_none(folder: Path) -> None:
+    store(problem_of(1)), store(problem_of(2))
+    out, errors = folder.parent / "out.json", list[Exception]()
+
+    def export() -> None:
+        try:
+            for _ in range(30):
+                assert tables.export_to(out, HOPPER) == 2
+                assert out.read_bytes() == table_in(folder).read_bytes()
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=export) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors and list(folder.parent.glob("out*")) == [out]
+
+
+def test_containers_that_share_a_folder_write_no_file_of_one_name(folder: Path, monkeypatch: Any) -> None:
+    """Each has a process 1. What a killed one leaves is no table, and none that was set aside."""
+    store(problem_of())
+    names, own = list[str](), os.replace
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    monkeypatch.setattr(os, "replace", lambda old, new: [names.append(str(old)), own(old, new)])
+    for _ in range(2):
+        tables.export_to(table_in(folder), HOPPER)
+    assert len(set(names)) == 2
+    Path(names[0]).touch()
+    assert tables.set_aside() == [] and len(tables.listed()) == 1
+
+
 def forked(work: Callable[[], object]) -> multiprocessing.process.BaseProcess:
     process = multiprocessing.get_context("fork").Process(target=work)
     process.start()

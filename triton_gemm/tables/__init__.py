@@ -362,7 +362,7 @@ def listed() -> list[tuple[Source, Path, files.Contents]]:
 def set_aside() -> list[Path]:
     """The files that could not be read whole, and that were set aside in the user's folder."""
     where = folder()
-    return sorted(where.glob(f"*.v{files.FORMAT}.json.*.*")) if where else []
+    return files.set_aside(where) if where else []
 
 
 def verify(device: DeviceInfo | None = None) -> list[Report]:

@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import re
+import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -208,8 +209,8 @@ def save(folder: Path, table: Table) -> None:
 
 def write(path: Path, text: str, mark: str = "tmp", like: os.stat_result | None = None) -> None:
     """Writes a file whole, first under another name, which ends with `mark`: nobody else may do so with that name, as
-    in a folder that is `locked`. like: whose owner and permissions it gets. OSError where that fails: the old file is
-    there still."""
+    in a folder that is `locked`. like: whose owner and permissions it gets. OSError, which names `path`, where that
+    fails: the old file is there still."""
     written = path.with_name(f"{path.name}.{mark}")
     try:
         with open(written, "w") as file:
@@ -219,16 +220,16 @@ def write(path: Path, text: str, mark: str = "tmp", like: os.stat_result | None 
             file.flush()
             os.fsync(file.fileno())
         os.replace(written, path)
-    except OSError:
+    except OSError as error:
         written.unlink(missing_ok=True)
-        raise
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def write_for_user(path: Path, text: str) -> None:
     """Writes a file that a user has named, whole or not at all, with the owner and permissions that it had, and behind
     a link the file that is meant. Into the file itself where it cannot be replaced; a pipe, a device and what this
     process prints to, as /dev/stdout, get the text after what they got before."""
-    mark = f"{os.getpid()}.tmp"
+    mark = f"{secrets.token_hex(8)}.tmp"  # another thread has this process's number, and another container may have it
     try:
         before = path.stat()
     except FileNotFoundError:
@@ -306,6 +307,11 @@ def current(folder: Path, empty: Table, *, repair: bool = True) -> Table:
     except OSError:
         say_once(f"{path}: {found.wrong[1]}; it cannot be set aside")
         return found.table or empty
+
+
+def set_aside(folder: Path) -> list[Path]:
+    """The files that `put_aside` has set aside in a folder, and none that a killed writer has left."""
+    return sorted(folder.glob(f"*.v{FORMAT}.json.*.[0-9]*"))
 
 
 def put_aside(path: Path, word: str, why: str) -> None:
