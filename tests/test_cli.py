@@ -390,6 +390,18 @@ def test_tables_of_other_tritons_are_shown_as_not_used(folder: Path, monkeypatch
     )
 
 
+def test_entries_that_are_left_out_are_shown_as_not_used(folder: Path) -> None:
+    used, other = problem_of(), problem_of(64)
+    store(used)
+    assert tables.store(other, another(other, bits=False), H200, us=1.0, default_us=2.0)
+    for where in ([tabled.table_in(folder)], ["--device", "h200"]):
+        entries = document("cache", "show", *where)["entries"]
+        assert {entry["problem"]["M"]: entry["used"] for entry in entries} == {512: True, 64: False}
+        shown = words_of("cache", "show", *where)
+        assert "not used here: 64x1024x2048 bf16 nn, " in shown and "other bits than the model's choice" in shown
+        assert "not used here: 512" not in shown and "of Triton" not in shown
+
+
 def test_a_fault_fails_verify(folder: Path) -> None:
     store(problem_of())
     path, cut = tabled.table_in(folder), folder.parent / "cut.json"

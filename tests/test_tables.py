@@ -349,11 +349,11 @@ def test_of_a_table_of_another_triton_the_faster_entry_is_kept(fault: str, folde
 def test_a_gpu_that_is_here_is_asked_what_is_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table's silicon does not say all that a model is derived from."""
     here = replace(HOPPER, name="renamed", bandwidth=1e6)
-    assert tables._device_of(Silicon.of(HOPPER)) == HOPPER
+    assert tables.device_of(Silicon.of(HOPPER)) == HOPPER
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(tables, "device_info", lambda device: here if device.index else replace(here, num_sms=66))
-    assert tables._device_of(Silicon.of(HOPPER)) is here
+    assert tables.device_of(Silicon.of(HOPPER)) is here
 
 
 def test_a_table_of_other_silicon_can_be_kept_and_is_not_used(folder: Path, tmp_path: Path) -> None:

@@ -356,6 +356,7 @@ HOSTILE: dict[str, tuple[str, Any]] = {
     "far future": ("future-format", edited(format=10**300)),
     "a format of text": ("no-table", edited(format="1")),
     "no silicon": ("no-table", edited(silicon={})),
+    "no multiprocessors": ("no-table", edited(silicon__sms=0)),
     "other silicon": ("other-kind", edited(silicon__sms=114)),
     "a path for a version": ("no-table", edited(triton="../../3.7")),
     "a path for bits": ("no-table", edited(bits="../same")),

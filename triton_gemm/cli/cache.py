@@ -11,9 +11,11 @@ from rich.console import Console
 
 from .. import tables
 from ..calibration import kept
+from ..device import DeviceInfo
+from ..problem import GemmProblem
 from ..tables import files
 from ..tables.files import Table
-from ..tables.records import plain
+from ..tables.records import Entry, plain
 from . import output, words
 
 app = typer.Typer(
@@ -22,7 +24,8 @@ app = typer.Typer(
     "says how they are used. `triton-gemm cache ls` shows where they are.",
 )
 
-_Shown = tuple[Sequence[tuple[str, Table]], dict[str, str]]  # tables, and by file why they are not all that is there
+# Tables, by file why they are not all that is there, and the GPU that they are of.
+_Shown = tuple[Sequence[tuple[str, Table]], dict[str, str], DeviceInfo]
 Files = Annotated[list[Path], typer.Argument(exists=True, dir_okay=False, metavar="FILE...", show_default=False)]
 
 
@@ -89,12 +92,13 @@ def show(
 ) -> None:
     """Show what a table says, or all tables of a GPU: for each product the kernel, and what it gains.
 
-    A table of another version of Triton is not used, which is said below it.
+    What is not used, because it is of another version of Triton, cannot run, or has other bits than the model's choice,
+    is said below it.
     """
-    shown, wrong = _table(file) if file else _tables_of(device)
+    shown, wrong, info = _table(file) if file else _tables_of(words.device(device))
     rows = [
         {"problem": plain(problem), "text": words.problem_text(problem), "whose": whose, "bits": table.bits}
-        | {"triton": table.triton, "used": table.triton == files.TRITON}
+        | {"triton": table.triton, "used": _is_used(problem, entry, table, info)}
         | plain(entry)
         | {"selection": str(entry.selection(problem, whose)).partition(":")[0], "gain": entry.default_us / entry.us - 1}
         for whose, table in shown
@@ -111,8 +115,13 @@ def show(
             for x in rows
         ]
         console.print(output.table(columns, lines, left=5) if lines else "no table has an entry")
-        for version in sorted({str(x["triton"]) for x in rows if not x["used"]}):
+        unused = [x for x in rows if not x["used"]]
+        for version in sorted({str(x["triton"]) for x in unused} - {files.TRITON}):
             console.print(f"not used here: what is of Triton {version}, as this is {files.TRITON}")
+        for x in unused:
+            if x["triton"] == files.TRITON:
+                why = "it cannot run, or has other bits than the model's choice"
+                console.print(f"not used here: {x['text']}, {x['selection']}: {why}")
         for path, why in wrong.items():
             console.print(f"{path}: {why}")
 
@@ -124,15 +133,19 @@ def _table(path: Path) -> _Shown:
     wrong = {str(path): found.wrong[1]} if found.wrong else {}
     if found.table is None:
         raise output.FailedError(f"{path}: {wrong.get(str(path), 'it cannot be read')}")
-    return [("file", found.table)], wrong
+    return [("file", found.table)], wrong, tables.device_of(found.table.silicon)
 
 
-def _tables_of(device: str | None) -> _Shown:
+def _tables_of(device: DeviceInfo) -> _Shown:
     """Of a GPU; a file that cannot be read may be one of its tables."""
-    silicon = tables.Silicon.of(words.device(device))
+    silicon = tables.Silicon.of(device)
     every = [x for x in tables.listed() if x[2].table is None or x[2].table.silicon == silicon]
     found = [(source, contents.table) for source, _, contents in every if contents.table is not None]
-    return found, {str(path): contents.wrong[1] for _, path, contents in every if contents.wrong}
+    return found, {str(path): contents.wrong[1] for _, path, contents in every if contents.wrong}, device
+
+
+def _is_used(problem: GemmProblem, entry: Entry, table: Table, device: DeviceInfo) -> bool:
+    return table.triton == files.TRITON and tables.serves(problem, device, entry, table.bits)
 
 
 @app.command("export")

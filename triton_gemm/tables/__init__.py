@@ -303,11 +303,11 @@ def _used(table: Table) -> Callable[[GemmProblem, Entry], bool] | None:
     may run what they cannot run here, and the model may choose otherwise."""
     if table.triton != files.TRITON:
         return None
-    device = _device_of(table.silicon)
+    device = device_of(table.silicon)
     return lambda problem, entry: serves(problem, device, entry, table.bits)
 
 
-def _device_of(silicon: Silicon) -> DeviceInfo:
+def device_of(silicon: Silicon) -> DeviceInfo:
     """A GPU of that silicon: one that is here, or else as much as a table says of it."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     here = (device_info(torch.device("cuda", index)) for index in range(count))

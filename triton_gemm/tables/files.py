@@ -127,8 +127,9 @@ def parse(text: bytes) -> Contents:
             raise WrongError("it names no version of Triton")
         if table.bits not in BITS or not isinstance(found.get("entries"), list):
             raise WrongError(f"it has no list of entries, of bits {' or '.join(BITS)}")
-        if min(*table.silicon.capability, table.silicon.sms, table.silicon.bus_width, table.silicon.power_limit) < 0:
-            raise WrongError("its silicon has negative figures")
+        silicon = table.silicon
+        if min(*silicon.capability, silicon.sms - 1, silicon.bus_width, silicon.power_limit) < 0:
+            raise WrongError("no GPU has the figures of its silicon")
     except (WrongError, TypeError) as error:
         return Contents(wrong=wrong_file or ("no-table", str(error)[:200]))
     wrong: list[str] = []
