@@ -21,7 +21,7 @@ from typing import Literal
 import torch
 import triton
 
-from .. import checks, generation
+from .. import batch_invariance, checks, generation
 from ..bit_classes import bit_class
 from ..compat import free_in_children
 from ..device import SHARED_MEMORY, DeviceInfo, current_device_info, device_info
@@ -183,14 +183,29 @@ def reload() -> None:
 
 
 def contents(device: DeviceInfo, bits: Bits = "same") -> str:
-    """A hash of all that `lookup` could answer on `device`: equal where answers are."""
+    """A hash of all that a product may be given from a table on `device`, batch-invariant or not: equal where answers
+    are, whatever is always left out."""
     found = hashlib.sha256()
     for source, where in _folders():
         for table in _asked(where, device, bits):
-            chosen = sorted(text_of([plain(problem), _choice(entry)]) for problem, entry in table.entries.items())
+            given = (one for one in table.entries.items() if _answers(one[0], device, one[1], bits))
+            chosen = sorted(text_of([plain(problem), _choice(entry)]) for problem, entry in given)
             if chosen:
                 found.update(text_of([source, table.bits, chosen]).encode())
     return found.hexdigest()
+
+
+def _answers(problem: GemmProblem, device: DeviceInfo, entry: Entry, bits: Bits) -> bool:
+    """Whether there is a product that is given the entry where tables of these bits are asked."""
+    if serves(problem, device, entry, bits):
+        return True
+    if illegal(problem, device, entry) is not None:
+        return False
+    try:
+        invariant = batch_invariance.class_of(problem, device)
+    except RuntimeError:  # there is none
+        return False
+    return bit_class(problem, entry.selection(problem, "")) == invariant
 
 
 def _choice(entry: Entry) -> dict[str, object]:
