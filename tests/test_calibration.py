@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import exp
@@ -398,6 +399,16 @@ def test_a_wrong_file_is_set_aside(what: str, caplog: pytest.LogCaptureFixture) 
     assert not path.exists() and path.with_name(f"{path.name}.{word}.1").exists()
     assert "set aside" in caplog.text
     assert kept.store(slower(), OTHER) == path and device_model.origin(OTHER) == "calibrated"
+
+
+def test_who_reads_waits_for_no_writer() -> None:
+    path = file_of()
+    path.write_text("{")
+    kept.reload()
+    with files.locked(path.parent):
+        begin = time.monotonic()
+        assert model_of(OTHER) is model_without_calibration(OTHER)
+        assert time.monotonic() - begin < files.WAIT / 2 and path.exists()
 
 
 UNLIKE: dict[str, Callable[[dict[str, Any]], object]] = {

@@ -146,6 +146,21 @@ def test_who_holds_the_lock_is_not_waited_for_for_ever(folder: Path, monkeypatch
     assert done == [False] and store(problem_of())
 
 
+def test_who_reads_waits_for_no_writer(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Else a damaged table would hold up all that is planned, while another process writes."""
+    store(problem_of(1)), store(problem_of(2))
+    path = table_in(folder)
+    path.write_text(path.read_text().replace('"M": 2,', '"M": "2",'))
+    tables.reload()
+    with files.locked(folder):
+        begin = time.monotonic()
+        assert found(problem_of(1)) and found(problem_of(2)) is None
+        assert time.monotonic() - begin < files.WAIT / 2 and path.exists() and not tables.set_aside()
+        assert len(caplog.messages) == 1 and "cannot be set aside" in caplog.text
+    tables.reload()
+    assert found(problem_of(1)) and len(tables.set_aside()) == 1
+
+
 def test_a_clock_that_jumps_decides_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = problem_of()
     assert store(problem, 2, measured="9999-12-31T00:00:00+00:00")
@@ -158,7 +173,7 @@ def test_a_folder_that_is_only_read(folder: Path, monkeypatch: Any, caplog: pyte
     store(problem_of(1))
 
     @contextmanager
-    def refused(_: Path) -> Any:
+    def refused(*_: Any) -> Any:
         raise PermissionError(errno.EACCES, "Permission denied")
         yield
 

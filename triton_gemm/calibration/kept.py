@@ -162,12 +162,12 @@ def model_in(kept: Kept) -> DeviceModel:
 
 
 def _current(path: Path, silicon: Silicon) -> Contents:
-    """What a file holds, which is set aside where it is none, if that can be."""
+    """What a file holds, which is set aside where it is none, if that can be at once."""
     found = _load_as(path, silicon)
     if found.wrong is None:
         return found
     try:
-        with files.locked(path.parent):
+        with files.locked(path.parent, wait=False):
             found = _load_as(path, silicon)  # looks again: a writer may have been here
             if found.wrong is not None:
                 files.put_aside(path, *found.wrong)

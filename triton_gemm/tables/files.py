@@ -265,24 +265,24 @@ def _is_output(file: os.stat_result) -> bool:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path, wait: bool = True) -> Iterator[None]:
     """Alone among all threads and processes that write to this folder, which is made. OSError where the folder cannot
-    be written to, TimeoutError (an OSError) where others do not finish."""
+    be written to, TimeoutError (an OSError) where others do not finish, or with wait=False have not."""
     from filelock import FileLock  # imported by the first who writes
 
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / ".lock")
-    lock.acquire(timeout=WAIT, poll_interval=0.01)
+    lock.acquire(timeout=WAIT if wait else 0, poll_interval=0.01)
     try:
         yield
     finally:
         lock.release()
 
 
-def change(folder: Path, empty: Table, what: Callable[[Table], Table]) -> None:
-    """Replaces the folder's file of the kind of `empty` by `what` makes of the table that is there now. OSError as
-    `locked`, `load` and `save`."""
-    with locked(folder):
+def change(folder: Path, empty: Table, what: Callable[[Table], Table], wait: bool = True) -> None:
+    """Replaces the folder's file of the kind of `empty` by what `what` makes of the table that is there now. wait: for
+    others who write. OSError as `locked`, `load` and `save`."""
+    with locked(folder, wait):
         path = folder / empty.name
         found = load_as(path, empty)
         if found.wrong:
@@ -293,8 +293,8 @@ def change(folder: Path, empty: Table, what: Callable[[Table], Table]) -> None:
 
 
 def current(folder: Path, empty: Table, *, repair: bool = True) -> Table:
-    """The folder's table of the kind of `empty`. repair: sets a file aside that cannot be read whole, where that can
-    be. OSError where it may not be read."""
+    """The folder's table of the kind of `empty`. repair: sets a file aside that cannot be read whole, where that can be
+    at once: who reads waits for no writer. OSError where it may not be read."""
     path = folder / empty.name
     found = load_as(path, empty)
     if found.wrong is None:
@@ -303,7 +303,7 @@ def current(folder: Path, empty: Table, *, repair: bool = True) -> Table:
         say_once(f"{path}: {found.wrong[1]}")
         return found.table or empty
     try:
-        change(folder, empty, lambda table: table)  # looks again: a writer may have been here
+        change(folder, empty, lambda table: table, wait=False)  # looks again: a writer may have been here
         return load_as(path, empty).table or empty
     except OSError:
         say_once(f"{path}: {found.wrong[1]}; it cannot be set aside")
