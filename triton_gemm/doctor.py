@@ -320,7 +320,7 @@ def _tables() -> Found:
     listed = [] if devices else tables.listed()
     for _, path, contents in listed:
         if contents.wrong:
-            yield "broken", f"{path}: {contents.wrong[1]}", _advice(path, "move it away: triton-gemm cache verify")
+            yield "note", f"{path}: {contents.wrong[1]}", _advice(path, "move the file away, or delete it")
     for report in reports:
         faults = [fault for fault in report.faults if fault != report.elsewhere]
         if report.elsewhere:
