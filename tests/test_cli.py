@@ -425,7 +425,7 @@ def test_tables_travel(folder: Path, tmp_path: Path) -> None:
     first, second, both = (tmp_path / f"{name}.json" for name in ("first", "second", "both"))
     store(problem_of())
     assert document("cache", "export", first, "--device", "h200")["entries"] == 1
-    assert document("cache", "clear", "--yes") == {"deleted": 1}
+    assert document("cache", "clear", "--yes") == {"deleted": 1, "notes": 0}
     store(problem_of(64))
     assert "1 entries" in words_of("cache", "export", second, "--device", "h200")
     assert document("cache", "merge", first, second, "--out", both)["entries"] == 2
@@ -440,7 +440,19 @@ def test_clear_asks_first(folder: Path) -> None:
     assert refused.exit_code == 1 and "Delete 1 tables" in refused.output and tables.listed()
     assert "add --yes" in document("cache", "clear", code=2)["error"] and tables.listed()
     assert call("cache", "clear", stdin="y\n").exit_code == 0 and not tables.listed()
-    assert document("cache", "clear") == {"deleted": 0}
+    assert document("cache", "clear") == {"deleted": 0, "notes": 0}
+
+
+def test_clear_asks_before_it_deletes_what_tuning_noted(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    note = folder / f"{Silicon.of(H200)}{tables.JOURNAL}"
+    note.touch()
+    refused = call("cache", "clear", stdin="n\n")
+    assert refused.exit_code == 1 and "Delete 0 tables and 1 notes of tuning" in refused.output and note.exists()
+    assert "add --yes" in document("cache", "clear", code=2)["error"] and note.exists()
+    assert words_of("cache", "clear", "--yes") == "deleted 0 tables and 1 notes of tuning" and not note.exists()
+    note.touch()
+    assert document("cache", "clear", "--yes") == {"deleted": 0, "notes": 1}
 
 
 def test_a_folder_that_may_not_be_read_is_not_cleared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

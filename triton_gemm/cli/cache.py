@@ -232,12 +232,18 @@ def clear(
     models: Annotated[bool, typer.Option("--models", help="Delete calibrated models, and no table.")] = False,
     as_json: output.Json = False,
 ) -> None:
-    """Delete your own tables, of all GPUs, or your calibrated models. It asks first."""
-    what, where, delete = ("models", kept.folder(), kept.clear) if models else ("tables", tables.folder(), tables.clear)
+    """Delete your own tables and tuning's notes, of all GPUs, or your calibrated models. It asks first."""
+    where, delete = (kept.folder(), kept.clear) if models else (tables.folder(), tables.clear)
     own = [] if where is None else files.names(where, "")
-    if own and not yes:
+    notes = [] if models else tables.notes()
+
+    def what(count: int) -> str:
+        return f"{count} models" if models else f"{count} tables" + f" and {len(notes)} notes of tuning" * bool(notes)
+
+    if (own or notes) and not yes:
         if as_json:
             raise output.wrong_call("--json cannot ask: add --yes")
-        typer.confirm(f"Delete {len(own)} {what} in {where}?", abort=True)
+        typer.confirm(f"Delete {what(len(own))} in {where}?", abort=True)
     count = delete()
-    output.show({"deleted": count}, as_json, lambda console: console.print(f"deleted {count} {what}"))
+    data = {"deleted": count} if models else {"deleted": count, "notes": len(notes)}
+    output.show(data, as_json, lambda console: console.print(f"deleted {what(count)}"))

@@ -338,17 +338,22 @@ def _read(path: Path) -> Table:
     return found.table
 
 
+def notes() -> list[Path]:
+    """The files in which tuning noted what failed, and where the model's choice stayed."""
+    where = folder()
+    return sorted(where.glob(f"*{JOURNAL}*")) if where else []
+
+
 def clear() -> int:
     """Deletes the user's tables, of all silicon, and what tuning noted, in files and in this process; how many tables
     there were. What was set aside stays. OSError where the folder cannot be read or written to."""
     global cleared
     where = folder()
     names = [] if where is None else files.names(where, "")
-    notes = [] if where is None else [path.name for path in where.glob(f"*{JOURNAL}*")]
-    if where is not None and names + notes:
+    if where is not None and (names or notes()):
         with files.locked(where):
-            for name in names + notes:
-                (where / name).unlink(missing_ok=True)
+            for path in (*(where / name for name in names), *notes()):
+                path.unlink(missing_ok=True)
     cleared += 1
     reload()
     return len(names)
