@@ -549,6 +549,19 @@ def test_cache_lists_and_clears_models() -> None:
     assert "not used" in told("cache", "ls")[1]
 
 
+@pytest.mark.parametrize("devices", [(), (OTHER,)], ids=["no GPU", "a GPU"])
+def test_models_that_are_set_aside_are_named(devices: tuple[DeviceInfo, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    path = file_of()
+    edited(path, lambda found: found.update(format=2))
+    aside = path.with_name(f"{path.name}.future-format.1")
+    assert device_model.origin(OTHER) == "derived" and aside.exists()
+    assert json.loads(told("cache", "ls", "--json")[1])["set_aside"] == [str(aside)]
+    assert f"set aside: {aside}" in told("cache", "ls")[1].replace("\n", "")
+    monkeypatch.setattr(doctor, "_devices", lambda: devices)
+    ((status, _, advice),) = (one for one in doctor._tables() if aside.name in one[1])  # type: ignore[misc]
+    assert status == "note" and "move" in advice
+
+
 def test_tables_do_not_take_models_for_tables() -> None:
     file_of()
     assert tables.listed() == [] or all("models" not in str(path) for _, path, _ in tables.listed())

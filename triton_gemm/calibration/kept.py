@@ -220,8 +220,15 @@ def listed() -> list[tuple[Path, Contents]]:
     return [] if where is None else files.looked(where, load)
 
 
+def set_aside() -> list[Path]:
+    """The files that were none, and that were set aside."""
+    where = folder()
+    return files.set_aside(where) if where else []
+
+
 def clear() -> int:
-    """Deletes them; how many there were. OSError where the folder cannot be read or written to."""
+    """Deletes them, but not what was set aside; how many there were. OSError where the folder cannot be read or written
+    to."""
     where = folder()
     names = [] if where is None else files.names(where, "")
     if where is not None and names:

@@ -57,7 +57,8 @@ def ls(as_json: output.Json = False) -> None:
         }
         for path, contents in kept.listed()
     ]
-    data = {"folder": tables.folder(), "tables": found, "set_aside": tables.set_aside(), "models": models}
+    aside = [*tables.set_aside(), *kept.set_aside()]
+    data = {"folder": tables.folder(), "tables": found, "set_aside": aside, "models": models}
 
     def render(console: Console) -> None:
         console.print(f"your tables are in {data['folder']}")
@@ -70,7 +71,7 @@ def ls(as_json: output.Json = False) -> None:
         for x in found:
             if x["wrong"]:
                 console.print(f"{x['file']}: {x['wrong']}")
-        for path in data["set_aside"]:  # type: ignore[union-attr]
+        for path in aside:
             console.print(f"set aside: {path}")
         for model in models:
             good = f"{model['name']}, calibrated {model['measured']}"
