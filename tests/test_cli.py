@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import re
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -207,6 +208,17 @@ def test_what_cannot_be_done_is_no_wrong_call(folder: Path, monkeypatch: pytest.
     file.parent.mkdir(parents=True)
     file.write_text(tables.files.Table(Silicon.of(H200)).text())
     assert "error" in document("cache", "import", file, code=1)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a disk that is always full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("arguments", ["cache ls", "cache ls --json", "--version"])
+def test_where_nothing_can_be_printed_one_line_says_so(arguments: str, unbuffered: str, folder: Path) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "triton_gemm", *arguments.split()]
+        environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, check=False)
+    assert done.returncode == 1 and done.stderr == "error: [Errno 28] No space left on device\n"
 
 
 def test_an_interruption_has_its_own_code(monkeypatch: pytest.MonkeyPatch) -> None:
