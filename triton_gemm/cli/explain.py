@@ -11,7 +11,6 @@ from rich.console import Console
 from ..arithmetic import Precision, ScaleKind
 from ..comparison import Comparison, Way, compare
 from ..device_model import origin
-from ..explanation import asked
 from ..problem import Activation
 from ..tables.records import LARGEST, plain
 from . import output, words
@@ -55,7 +54,7 @@ def explain(
     if groups is None and group_dim is not None:
         raise output.wrong_call("--group-dim says which size is cut into --groups, of which there are none")
     info = words.device(device)
-    problem, info, _ = asked(
+    problem, info = words.asked(
         M=M,
         N=N,
         K=K,
