@@ -293,7 +293,10 @@ def test_explain_marks_what_runs_under_batch_invariance(folder: Path) -> None:
         shown = words_of("explain", "4096", "576", "7168", "--layout", "nt", "--device", "h200")
     (way,) = (way for way in found["candidates"] if way["chosen"])
     assert way["schedule"] == found["chosen"]["schedule"] and way["predicted_us"] > 0
-    assert "-> warp_specialised" in shown
+    assert "-> warp_specialised" in shown and "bits same, for any number of rows" in shown
+    assert "for any number of rows" not in words_of(
+        "explain", "4096", "576", "7168", "--layout", "nt", "--device", "h200"
+    )
 
 
 def test_explain_shows_classes_of_bits(folder: Path) -> None:

@@ -122,7 +122,8 @@ def render(found: Comparison, console: Console) -> None:
     console.print(f"runs: {found.chosen}")
     model = origin(found.device)
     chooser = replace(found.chosen, model=model).chooser
-    console.print(f"chosen by the {chooser}, policy {found.policy.name}, bits {found.policy.bits}")
+    invariant = ", for any number of rows" * found.chosen.batch_invariant
+    console.print(f"chosen by the {chooser}, policy {found.policy.name}, bits {found.policy.bits}{invariant}")
     console.print(f"predicted times: {model} model")
     if "registers" not in columns:
         console.print("--compile 3 compiles the first three, for their registers and shared memory")
