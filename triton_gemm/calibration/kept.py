@@ -9,7 +9,6 @@ this version's kernels is left as it is and not used.
 from __future__ import annotations
 
 import json
-import math
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from ..tables.silicon import Silicon, without_power
 from .figures import rounded
 
 FORMAT = 1
+APART = 1e6  # times that no GPU's figure is away from that of another
 
 _lock = free_in_children(threading.Lock())
 _loaded: dict[tuple[Path, DeviceInfo, str], DeviceModel | None] = {}
@@ -123,7 +123,7 @@ def _unlike(entry: Any, known: Any, where: str) -> str | None:
         return None if isinstance(entry, str) else f"{where} is no text"
     else:
         number = isinstance(entry, int | float) and not isinstance(entry, bool)
-        legal = number and 0 <= entry < 1e18 and math.isfinite(entry) and (entry > 1e-12 or not known)
+        legal = number and (known / APART < entry < known * APART if known else 0 <= entry < APART)
         return None if legal else f"{where} is no figure that it can have"
     return next((why for one in pairs if (why := _unlike(*one)) is not None), None)
 
