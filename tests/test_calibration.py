@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import exp
@@ -400,6 +401,16 @@ def test_a_wrong_file_is_set_aside(what: str, caplog: pytest.LogCaptureFixture) 
     assert kept.store(slower(), OTHER) == path and device_model.origin(OTHER) == "calibrated"
 
 
+def test_who_reads_waits_for_no_writer() -> None:
+    path = file_of()
+    path.write_text("{")
+    kept.reload()
+    with files.locked(path.parent):
+        begin = time.monotonic()
+        assert model_of(OTHER) is model_without_calibration(OTHER)
+        assert time.monotonic() - begin < files.WAIT / 2 and path.exists()
+
+
 UNLIKE: dict[str, Callable[[dict[str, Any]], object]] = {
     "a figure is missing": lambda found: found["model"].pop("l2"),
     "a figure more": lambda found: found["model"].update(warmth=1.0),
@@ -408,6 +419,9 @@ UNLIKE: dict[str, Callable[[dict[str, Any]], object]] = {
     "negative": lambda found: found["model"].update(memory=-1.0),
     "zero": lambda found: found["model"].update(memory=0),
     "huge": lambda found: found["model"].update(memory=1e300),
+    "a million times more": lambda found: found["model"].update(memory=1e7 * found["model"]["memory"]),
+    "a million times less": lambda found: found["model"].update(memory=1e-7 * found["model"]["memory"]),
+    "more than nothing": lambda found: found["model"]["kernels"]["gemv"].update(imbalance=1e7),
     "a word": lambda found: found["model"].update(memory="fast"),
     "true": lambda found: found["model"].update(memory=True),
     "other multiprocessors": lambda found: found["model"].update(num_sms=131),
@@ -536,6 +550,19 @@ def test_cache_lists_and_clears_models() -> None:
     edited_path = file_of()
     edited(edited_path, UNLIKE["zero"])
     assert "not used" in told("cache", "ls")[1]
+
+
+@pytest.mark.parametrize("devices", [(), (OTHER,)], ids=["no GPU", "a GPU"])
+def test_models_that_are_set_aside_are_named(devices: tuple[DeviceInfo, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    path = file_of()
+    edited(path, lambda found: found.update(format=2))
+    aside = path.with_name(f"{path.name}.future-format.1")
+    assert device_model.origin(OTHER) == "derived" and aside.exists()
+    assert json.loads(told("cache", "ls", "--json")[1])["set_aside"] == [str(aside)]
+    assert f"set aside: {aside}" in told("cache", "ls")[1].replace("\n", "")
+    monkeypatch.setattr(doctor, "_devices", lambda: devices)
+    ((status, _, advice),) = (one for one in doctor._tables() if aside.name in one[1])  # type: ignore[misc]
+    assert status == "note" and "move" in advice
 
 
 def test_tables_do_not_take_models_for_tables() -> None:

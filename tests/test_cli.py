@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import re
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -100,6 +101,10 @@ def test_help_shows_every_command_in_plain_words() -> None:
         ("explain 1 2 3 --device h200 --precision tf32", "precision"),
         ("explain 1 2 3 --device h200 --scales rows", "scaled_matmul is not implemented for torch.bfloat16"),
         ("explain 1 2 3 --device h200 --beta 1 --activation relu", "no product has both beta and activation"),
+        ("explain 1 2 3 --device h200 --out-dtype int32", "out_dtype must be the same as input dtype or fp32"),
+        ("explain 1 2 3 --device h200 --dtype fp8 --batch 2 --scales tensor", "a must be 2D"),
+        ("explain 7 1048576 281474976710656 --device h200", "Storage size calculation overflowed"),
+        ("warmup --device h200 --shapes 7x1048576x281474976710656", "Storage size calculation overflowed"),
         ("warmup --device h200", "give one of --shapes, --suite, --shapes-from"),
         ("warmup --device h200 --arch sm_90 --shapes 1x2x3", "give one of them"),
         ("warmup --arch hopper --shapes 1x2x3", "--arch: 'hopper' is none of sm_75"),
@@ -209,6 +214,17 @@ def test_what_cannot_be_done_is_no_wrong_call(folder: Path, monkeypatch: pytest.
     assert "error" in document("cache", "import", file, code=1)
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a disk that is always full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("arguments", ["cache ls", "cache ls --json", "--version"])
+def test_where_nothing_can_be_printed_one_line_says_so(arguments: str, unbuffered: str, folder: Path) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "triton_gemm", *arguments.split()]
+        environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, check=False)
+    assert done.returncode == 1 and done.stderr == "error: [Errno 28] No space left on device\n"
+
+
 def test_an_interruption_has_its_own_code(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted() -> None:
         raise KeyboardInterrupt
@@ -277,7 +293,10 @@ def test_explain_marks_what_runs_under_batch_invariance(folder: Path) -> None:
         shown = words_of("explain", "4096", "576", "7168", "--layout", "nt", "--device", "h200")
     (way,) = (way for way in found["candidates"] if way["chosen"])
     assert way["schedule"] == found["chosen"]["schedule"] and way["predicted_us"] > 0
-    assert "-> warp_specialised" in shown
+    assert "-> warp_specialised" in shown and "bits same, for any number of rows" in shown
+    assert "for any number of rows" not in words_of(
+        "explain", "4096", "576", "7168", "--layout", "nt", "--device", "h200"
+    )
 
 
 def test_explain_shows_classes_of_bits(folder: Path) -> None:
@@ -390,6 +409,18 @@ def test_tables_of_other_tritons_are_shown_as_not_used(folder: Path, monkeypatch
     )
 
 
+def test_entries_that_are_left_out_are_shown_as_not_used(folder: Path) -> None:
+    used, other = problem_of(), problem_of(64)
+    store(used)
+    assert tables.store(other, another(other, bits=False), H200, us=1.0, default_us=2.0)
+    for where in ([tabled.table_in(folder)], ["--device", "h200"]):
+        entries = document("cache", "show", *where)["entries"]
+        assert {entry["problem"]["M"]: entry["used"] for entry in entries} == {512: True, 64: False}
+        shown = words_of("cache", "show", *where)
+        assert "not used here: 64x1024x2048 bf16 nn, " in shown and "other bits than the model's choice" in shown
+        assert "not used here: 512" not in shown and "of Triton" not in shown
+
+
 def test_a_fault_fails_verify(folder: Path) -> None:
     store(problem_of())
     path, cut = tabled.table_in(folder), folder.parent / "cut.json"
@@ -413,7 +444,7 @@ def test_tables_travel(folder: Path, tmp_path: Path) -> None:
     first, second, both = (tmp_path / f"{name}.json" for name in ("first", "second", "both"))
     store(problem_of())
     assert document("cache", "export", first, "--device", "h200")["entries"] == 1
-    assert document("cache", "clear", "--yes") == {"deleted": 1}
+    assert document("cache", "clear", "--yes") == {"deleted": 1, "notes": 0}
     store(problem_of(64))
     assert "1 entries" in words_of("cache", "export", second, "--device", "h200")
     assert document("cache", "merge", first, second, "--out", both)["entries"] == 2
@@ -428,7 +459,19 @@ def test_clear_asks_first(folder: Path) -> None:
     assert refused.exit_code == 1 and "Delete 1 tables" in refused.output and tables.listed()
     assert "add --yes" in document("cache", "clear", code=2)["error"] and tables.listed()
     assert call("cache", "clear", stdin="y\n").exit_code == 0 and not tables.listed()
-    assert document("cache", "clear") == {"deleted": 0}
+    assert document("cache", "clear") == {"deleted": 0, "notes": 0}
+
+
+def test_clear_asks_before_it_deletes_what_tuning_noted(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    note = folder / f"{Silicon.of(H200)}{tables.JOURNAL}"
+    note.touch()
+    refused = call("cache", "clear", stdin="n\n")
+    assert refused.exit_code == 1 and "Delete 0 tables and 1 notes of tuning" in refused.output and note.exists()
+    assert "add --yes" in document("cache", "clear", code=2)["error"] and note.exists()
+    assert words_of("cache", "clear", "--yes") == "deleted 0 tables and 1 notes of tuning" and not note.exists()
+    note.touch()
+    assert document("cache", "clear", "--yes") == {"deleted": 0, "notes": 1}
 
 
 def test_a_folder_that_may_not_be_read_is_not_cleared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

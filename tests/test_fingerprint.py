@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,11 @@ import torch
 import triton_gemm
 from tests import tabled
 from tests.tabled import HOPPER, problem_of, store
-from triton_gemm import device_model, fingerprint, policies, tables, tuning
+from triton_gemm import batch_invariance, device_model, fingerprint, kernels, policies, tables, tuning
+from triton_gemm.bit_classes import bit_class
 from triton_gemm.device import DeviceInfo
 from triton_gemm.problem import GemmProblem
-from triton_gemm.select import Selection
+from triton_gemm.select import Selection, illegal, ranked, select
 from triton_gemm.tables import files
 
 
@@ -58,6 +59,34 @@ def test_equal_states_have_equal_fingerprints(folder: Path, tmp_path: Path) -> N
     )
     tables.reload()
     assert tables._tables(folder, HOPPER) and differ(empty) == set(), "a table of nothing is as none"
+
+
+def of_class(problem: GemmProblem, wanted: Callable[[str], bool]) -> Selection:
+    """The fastest legal selection, by the model, whose class of bits is wanted."""
+    legal = (Selection.of(k, x, "") for _, k, x in ranked(problem, HOPPER) if illegal(problem, HOPPER, k, x) is None)
+    return next(selection for selection in legal if wanted(bit_class(problem, selection)))
+
+
+def test_entries_that_are_always_left_out_decide_nothing(folder: Path) -> None:
+    """Of a class of bits that no product has, or that the GPU cannot run; one that only batch-invariant products have
+    counts."""
+    problem = problem_of(4)
+    models, invariant = bit_class(problem, select(problem, HOPPER)), batch_invariance.class_of(problem, HOPPER)
+    assert models != invariant
+    empty = parts()
+    left_out = of_class(problem, lambda name: name not in (models, invariant))
+    assert tables.store(problem, left_out, HOPPER, us=1.0, default_us=2.0)
+    assert differ(empty) == set()
+    with triton_gemm.policy("cached", bits="any"):
+        assert parts()["tables"] != empty["tables"]
+    assert tables.store(problem, of_class(problem, lambda name: name == invariant), HOPPER, us=1.0, default_us=2.0)
+    assert differ(empty) == {"tables"}
+    tables.clear()
+    cannot = replace(left_out, kernel="skinny", config=kernels.named("skinny").Config(16, 16, 64))
+    assert tables.store(problem_of(), cannot, HOPPER, us=1.0, default_us=2.0)
+    for bits in files.BITS:
+        with triton_gemm.policy("cached", bits=bits):
+            assert parts()["tables"] == empty["tables"]
 
 
 def test_other_states_have_other_fingerprints(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,8 @@ TABLE: dict[str, set[str]] = {
     "generation": {"compat"},
     "tables": TYPES
     | TRITON
-    | {"checks", "arithmetic", "select", "kernels", "generation", "platformdirs", "filelock", "bit_classes", "nvml"},
+    | {"checks", "arithmetic", "select", "kernels", "generation", "platformdirs", "filelock", "bit_classes", "nvml"}
+    | {"batch_invariance"},
     "nvml": set(),
     "timing": {"torch", "compat"},
     "policies": {"torch", "compat", "checks", "problem", "device", "select", "tables", "generation"}

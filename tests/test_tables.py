@@ -327,14 +327,33 @@ def test_what_is_used_is_not_replaced_by_what_is_not(fault: str, folder: Path, t
         assert tables.merge(order, out) == 1 and out.read_bytes() == table_in(folder).read_bytes()
 
 
+@pytest.mark.parametrize("fault", ["class", "illegal"])
+def test_of_a_table_of_another_triton_the_faster_entry_is_kept(fault: str, folder: Path, tmp_path: Path) -> None:
+    """What runs there, and what its model chooses, is not known here."""
+    problem, fast, slow, out = problem_of(), *(tmp_path / f"{name}.json" for name in ("fast", "slow", "out"))
+    wrong = replace(another(problem), kernel="skinny", config=kernels.named("skinny").Config(16, 16, 64))
+    for path, selection, us in (
+        (fast, another(problem, bits=False) if fault == "class" else wrong, 1.0),
+        (slow, another(problem), 4.5),
+    ):
+        assert tables.store(problem, selection, HOPPER, us=us, default_us=5.0)
+        tables.export_to(path, HOPPER), tables.clear()
+        path.write_text(path.read_text().replace(f'"triton": "{files.TRITON}"', '"triton": "99.0"'))
+    tables.import_from(fast), tables.import_from(slow)
+    for order in ([fast, slow], [slow, fast]):
+        assert tables.merge(order, out) == 1 and out.read_bytes() == table_in(folder).read_bytes()
+        (entry,) = files.look(out).table.entries.values()  # type: ignore[union-attr]
+        assert entry.us == 1.0
+
+
 def test_a_gpu_that_is_here_is_asked_what_is_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table's silicon does not say all that a model is derived from."""
     here = replace(HOPPER, name="renamed", bandwidth=1e6)
-    assert tables._device_of(Silicon.of(HOPPER)) == HOPPER
+    assert tables.device_of(Silicon.of(HOPPER)) == HOPPER
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(tables, "device_info", lambda device: here if device.index else replace(here, num_sms=66))
-    assert tables._device_of(Silicon.of(HOPPER)) is here
+    assert tables.device_of(Silicon.of(HOPPER)) is here
 
 
 def test_a_table_of_other_silicon_can_be_kept_and_is_not_used(folder: Path, tmp_path: Path) -> None:
@@ -419,9 +438,10 @@ def test_an_entry_says_which_choice_of_the_models_was_timed(folder: Path) -> Non
 
 
 def test_what_cannot_be_written_is_said_and_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"table\.json\.tmp") as caught:
-        files.write(tmp_path / "gone" / "table.json", "{}")
-    assert caught.value.__context__ is None
+    for write in (files.write, files.write_for_user):
+        with pytest.raises(FileNotFoundError) as caught:
+            write(tmp_path / "gone" / "table.json", "{}")
+        assert caught.value.filename == str(tmp_path / "gone" / "table.json") and caught.value.__suppress_context__
     (tmp_path / "table.json").mkdir()
     with pytest.raises(OSError):
         files.write(tmp_path / "table.json", "{}")

@@ -58,6 +58,39 @@ def test_64_threads_lose_nothing(folder: Path) -> None:
     assert not list(folder.glob("*.tmp"))
 
 
+def test_threads_that_write_one_file_of_the_users_tear_none(folder: Path) -> None:
+    store(problem_of(1)), store(problem_of(2))
+    out, errors = folder.parent / "out.json", list[Exception]()
+
+    def export() -> None:
+        try:
+            for _ in range(30):
+                assert tables.export_to(out, HOPPER) == 2
+                assert out.read_bytes() == table_in(folder).read_bytes()
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=export) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors and list(folder.parent.glob("out*")) == [out]
+
+
+def test_containers_that_share_a_folder_write_no_file_of_one_name(folder: Path, monkeypatch: Any) -> None:
+    """Each has a process 1. What a killed one leaves is no table, and none that was set aside."""
+    store(problem_of())
+    names, own = list[str](), os.replace
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    monkeypatch.setattr(os, "replace", lambda old, new: [names.append(str(old)), own(old, new)])
+    for _ in range(2):
+        tables.export_to(table_in(folder), HOPPER)
+    assert len(set(names)) == 2
+    Path(names[0]).touch()
+    assert tables.set_aside() == [] and len(tables.listed()) == 1
+
+
 def forked(work: Callable[[], object]) -> multiprocessing.process.BaseProcess:
     process = multiprocessing.get_context("fork").Process(target=work)
     process.start()
@@ -113,6 +146,21 @@ def test_who_holds_the_lock_is_not_waited_for_for_ever(folder: Path, monkeypatch
     assert done == [False] and store(problem_of())
 
 
+def test_who_reads_waits_for_no_writer(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Else a damaged table would hold up all that is planned, while another process writes."""
+    store(problem_of(1)), store(problem_of(2))
+    path = table_in(folder)
+    path.write_text(path.read_text().replace('"M": 2,', '"M": "2",'))
+    tables.reload()
+    with files.locked(folder):
+        begin = time.monotonic()
+        assert found(problem_of(1)) and found(problem_of(2)) is None
+        assert time.monotonic() - begin < files.WAIT / 2 and path.exists() and not tables.set_aside()
+        assert len(caplog.messages) == 1 and "cannot be set aside" in caplog.text
+    tables.reload()
+    assert found(problem_of(1)) and len(tables.set_aside()) == 1
+
+
 def test_a_clock_that_jumps_decides_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = problem_of()
     assert store(problem, 2, measured="9999-12-31T00:00:00+00:00")
@@ -125,7 +173,7 @@ def test_a_folder_that_is_only_read(folder: Path, monkeypatch: Any, caplog: pyte
     store(problem_of(1))
 
     @contextmanager
-    def refused(_: Path) -> Any:
+    def refused(*_: Any) -> Any:
         raise PermissionError(errno.EACCES, "Permission denied")
         yield
 
@@ -323,6 +371,7 @@ HOSTILE: dict[str, tuple[str, Any]] = {
     "far future": ("future-format", edited(format=10**300)),
     "a format of text": ("no-table", edited(format="1")),
     "no silicon": ("no-table", edited(silicon={})),
+    "no multiprocessors": ("no-table", edited(silicon__sms=0)),
     "other silicon": ("other-kind", edited(silicon__sms=114)),
     "a path for a version": ("no-table", edited(triton="../../3.7")),
     "a path for bits": ("no-table", edited(bits="../same")),

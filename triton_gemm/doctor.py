@@ -320,7 +320,7 @@ def _tables() -> Found:
     listed = [] if devices else tables.listed()
     for _, path, contents in listed:
         if contents.wrong:
-            yield "broken", f"{path}: {contents.wrong[1]}", _advice(path, "move it away: triton-gemm cache verify")
+            yield "note", f"{path}: {contents.wrong[1]}", _advice(path, "move the file away, or delete it")
     for report in reports:
         faults = [fault for fault in report.faults if fault != report.elsewhere]
         if report.elsewhere:
@@ -339,6 +339,8 @@ def _tables() -> Found:
         if why:
             again = "calibrate again, with `triton-gemm calibrate`"
             yield "note", f"the model in {path} is not used: {why}", _advice(path, again)
+    for path in (*([] if devices else tables.set_aside()), *kept.set_aside()):  # with a GPU, tables have their report
+        yield "note", f"{path} is set aside: it could not be used", _advice(path, "move the file away, or delete it")
     if not devices or not reports:
         count = sum(contents.table is not None for _, _, contents in listed)
         yield "good", f"{count} tables" + (": the cost model chooses, or tune" if not count else "")

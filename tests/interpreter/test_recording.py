@@ -149,6 +149,16 @@ def test_other_files_are_refused(text: str, tmp_path: Path) -> None:
         read_shapes(path)
 
 
+@pytest.mark.parametrize("calls", [0, -3])
+def test_no_product_is_called_less_than_once(calls: int, tmp_path: Path) -> None:
+    path = tmp_path / "shapes.json"
+    with triton_gemm.record_shapes(path):
+        triton_gemm.matmul(random(8, 16), random(16, 24))
+    path.write_text(path.read_text().replace('"calls": 1', f'"calls": {calls}'))
+    with pytest.raises(ValueError, match=f"a product has {calls} calls"):
+        read_shapes(path)
+
+
 def test_the_file_is_readable(tmp_path: Path) -> None:
     path = tmp_path / "shapes.json"
     recorded(path, lambda: triton_gemm.matmul(random(8, 16), random(16, 24)))

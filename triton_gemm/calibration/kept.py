@@ -9,7 +9,6 @@ this version's kernels is left as it is and not used.
 from __future__ import annotations
 
 import json
-import math
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from ..tables.silicon import Silicon, without_power
 from .figures import rounded
 
 FORMAT = 1
+APART = 1e6  # times that no GPU's figure is away from that of another
 
 _lock = free_in_children(threading.Lock())
 _loaded: dict[tuple[Path, DeviceInfo, str], DeviceModel | None] = {}
@@ -123,7 +123,7 @@ def _unlike(entry: Any, known: Any, where: str) -> str | None:
         return None if isinstance(entry, str) else f"{where} is no text"
     else:
         number = isinstance(entry, int | float) and not isinstance(entry, bool)
-        legal = number and 0 <= entry < 1e18 and math.isfinite(entry) and (entry > 1e-12 or not known)
+        legal = number and (known / APART < entry < known * APART if known else 0 <= entry < APART)
         return None if legal else f"{where} is no figure that it can have"
     return next((why for one in pairs if (why := _unlike(*one)) is not None), None)
 
@@ -162,12 +162,12 @@ def model_in(kept: Kept) -> DeviceModel:
 
 
 def _current(path: Path, silicon: Silicon) -> Contents:
-    """What a file holds, which is set aside where it is none, if that can be."""
+    """What a file holds, which is set aside where it is none, if that can be at once."""
     found = _load_as(path, silicon)
     if found.wrong is None:
         return found
     try:
-        with files.locked(path.parent):
+        with files.locked(path.parent, wait=False):
             found = _load_as(path, silicon)  # looks again: a writer may have been here
             if found.wrong is not None:
                 files.put_aside(path, *found.wrong)
@@ -220,8 +220,15 @@ def listed() -> list[tuple[Path, Contents]]:
     return [] if where is None else files.looked(where, load)
 
 
+def set_aside() -> list[Path]:
+    """The files that were none, and that were set aside."""
+    where = folder()
+    return files.set_aside(where) if where else []
+
+
 def clear() -> int:
-    """Deletes them; how many there were. OSError where the folder cannot be read or written to."""
+    """Deletes them, but not what was set aside; how many there were. OSError where the folder cannot be read or written
+    to."""
     where = folder()
     names = [] if where is None else files.names(where, "")
     if where is not None and names:

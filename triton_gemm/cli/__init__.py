@@ -5,6 +5,7 @@ It needs typer and rich, which `import triton_gemm` does not: `pip install 'trit
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -19,4 +20,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit("error: the command line needs typer and rich: pip install 'triton_gemm[cli]'")
     except KeyboardInterrupt:  # while modules are imported
         sys.exit(130)
-    app(arguments, prog_name="triton-gemm")
+    try:
+        app(arguments, prog_name="triton-gemm")
+    except OSError as error:  # of --help and --version, whose words cannot be written
+        sys.exit(f"error: {error}")
+    finally:
+        _drop_what_cannot_be_written()
+
+
+def _drop_what_cannot_be_written() -> None:
+    """Python would try again as it ends, and fail with another exit status."""
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

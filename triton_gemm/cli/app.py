@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from .. import __version__
-from . import cache, calibrate, doctor, explain, source_tree, tune, warmup
+from . import cache, calibrate, doctor, explain, output, source_tree, tune, warmup
 
 # click's, which newer versions of typer have themselves.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -39,7 +38,7 @@ class _Commands(TyperGroup):
             yield
         except _UsageError as error:
             if self.as_json:
-                typer.echo(json.dumps({"error": error.format_message()}))  # type: ignore[attr-defined]
+                output.error_document(error.format_message())  # type: ignore[attr-defined]
             raise
 
 

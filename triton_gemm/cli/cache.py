@@ -11,9 +11,11 @@ from rich.console import Console
 
 from .. import tables
 from ..calibration import kept
+from ..device import DeviceInfo
+from ..problem import GemmProblem
 from ..tables import files
 from ..tables.files import Table
-from ..tables.records import plain
+from ..tables.records import Entry, plain
 from . import output, words
 
 app = typer.Typer(
@@ -22,7 +24,8 @@ app = typer.Typer(
     "says how they are used. `triton-gemm cache ls` shows where they are.",
 )
 
-_Shown = tuple[Sequence[tuple[str, Table]], dict[str, str]]  # tables, and by file why they are not all that is there
+# Tables, by file why they are not all that is there, and the GPU that they are of.
+_Shown = tuple[Sequence[tuple[str, Table]], dict[str, str], DeviceInfo]
 Files = Annotated[list[Path], typer.Argument(exists=True, dir_okay=False, metavar="FILE...", show_default=False)]
 
 
@@ -54,7 +57,8 @@ def ls(as_json: output.Json = False) -> None:
         }
         for path, contents in kept.listed()
     ]
-    data = {"folder": tables.folder(), "tables": found, "set_aside": tables.set_aside(), "models": models}
+    aside = [*tables.set_aside(), *kept.set_aside()]
+    data = {"folder": tables.folder(), "tables": found, "set_aside": aside, "models": models}
 
     def render(console: Console) -> None:
         console.print(f"your tables are in {data['folder']}")
@@ -67,7 +71,7 @@ def ls(as_json: output.Json = False) -> None:
         for x in found:
             if x["wrong"]:
                 console.print(f"{x['file']}: {x['wrong']}")
-        for path in data["set_aside"]:  # type: ignore[union-attr]
+        for path in aside:
             console.print(f"set aside: {path}")
         for model in models:
             good = f"{model['name']}, calibrated {model['measured']}"
@@ -89,12 +93,13 @@ def show(
 ) -> None:
     """Show what a table says, or all tables of a GPU: for each product the kernel, and what it gains.
 
-    A table of another version of Triton is not used, which is said below it.
+    What is not used, because it is of another version of Triton, cannot run, or has other bits than the model's choice,
+    is said below it.
     """
-    shown, wrong = _table(file) if file else _tables_of(device)
+    shown, wrong, info = _table(file) if file else _tables_of(words.device(device))
     rows = [
         {"problem": plain(problem), "text": words.problem_text(problem), "whose": whose, "bits": table.bits}
-        | {"triton": table.triton, "used": table.triton == files.TRITON}
+        | {"triton": table.triton, "used": _is_used(problem, entry, table, info)}
         | plain(entry)
         | {"selection": str(entry.selection(problem, whose)).partition(":")[0], "gain": entry.default_us / entry.us - 1}
         for whose, table in shown
@@ -111,8 +116,13 @@ def show(
             for x in rows
         ]
         console.print(output.table(columns, lines, left=5) if lines else "no table has an entry")
-        for version in sorted({str(x["triton"]) for x in rows if not x["used"]}):
+        unused = [x for x in rows if not x["used"]]
+        for version in sorted({str(x["triton"]) for x in unused} - {files.TRITON}):
             console.print(f"not used here: what is of Triton {version}, as this is {files.TRITON}")
+        for x in unused:
+            if x["triton"] == files.TRITON:
+                why = "it cannot run, or has other bits than the model's choice"
+                console.print(f"not used here: {x['text']}, {x['selection']}: {why}")
         for path, why in wrong.items():
             console.print(f"{path}: {why}")
 
@@ -124,15 +134,19 @@ def _table(path: Path) -> _Shown:
     wrong = {str(path): found.wrong[1]} if found.wrong else {}
     if found.table is None:
         raise output.FailedError(f"{path}: {wrong.get(str(path), 'it cannot be read')}")
-    return [("file", found.table)], wrong
+    return [("file", found.table)], wrong, tables.device_of(found.table.silicon)
 
 
-def _tables_of(device: str | None) -> _Shown:
+def _tables_of(device: DeviceInfo) -> _Shown:
     """Of a GPU; a file that cannot be read may be one of its tables."""
-    silicon = tables.Silicon.of(words.device(device))
+    silicon = tables.Silicon.of(device)
     every = [x for x in tables.listed() if x[2].table is None or x[2].table.silicon == silicon]
     found = [(source, contents.table) for source, _, contents in every if contents.table is not None]
-    return found, {str(path): contents.wrong[1] for _, path, contents in every if contents.wrong}
+    return found, {str(path): contents.wrong[1] for _, path, contents in every if contents.wrong}, device
+
+
+def _is_used(problem: GemmProblem, entry: Entry, table: Table, device: DeviceInfo) -> bool:
+    return table.triton == files.TRITON and tables.serves(problem, device, entry, table.bits)
 
 
 @app.command("export")
@@ -153,7 +167,8 @@ def export(
 def import_(sources: Files, as_json: output.Json = False) -> None:
     """Merge files into your tables: the faster entry for a product wins, of those that are used on such a GPU.
 
-    An entry is used if it can run and has the bits of the model's choice. A file that is wrong changes nothing.
+    An entry is used if it can run and has the bits of the model's choice; only Triton's version of a table can say so.
+    A file that is wrong changes nothing.
     """
     for path in sources:
         if (wrong := files.look(path).wrong) is not None:
@@ -218,12 +233,18 @@ def clear(
     models: Annotated[bool, typer.Option("--models", help="Delete calibrated models, and no table.")] = False,
     as_json: output.Json = False,
 ) -> None:
-    """Delete your own tables, of all GPUs, or your calibrated models. It asks first."""
-    what, where, delete = ("models", kept.folder(), kept.clear) if models else ("tables", tables.folder(), tables.clear)
+    """Delete your own tables and tuning's notes, of all GPUs, or your calibrated models. It asks first."""
+    where, delete = (kept.folder(), kept.clear) if models else (tables.folder(), tables.clear)
     own = [] if where is None else files.names(where, "")
-    if own and not yes:
+    notes = [] if models else tables.notes()
+
+    def what(count: int) -> str:
+        return f"{count} models" if models else f"{count} tables" + f" and {len(notes)} notes of tuning" * bool(notes)
+
+    if (own or notes) and not yes:
         if as_json:
             raise output.wrong_call("--json cannot ask: add --yes")
-        typer.confirm(f"Delete {len(own)} {what} in {where}?", abort=True)
+        typer.confirm(f"Delete {what(len(own))} in {where}?", abort=True)
     count = delete()
-    output.show({"deleted": count}, as_json, lambda console: console.print(f"deleted {count} {what}"))
+    data = {"deleted": count} if models else {"deleted": count, "notes": len(notes)}
+    output.show(data, as_json, lambda console: console.print(f"deleted {what(count)}"))

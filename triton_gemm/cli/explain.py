@@ -11,7 +11,6 @@ from rich.console import Console
 from ..arithmetic import Precision, ScaleKind
 from ..comparison import Comparison, Way, compare
 from ..device_model import origin
-from ..explanation import asked
 from ..problem import Activation
 from ..tables.records import LARGEST, plain
 from . import output, words
@@ -55,7 +54,7 @@ def explain(
     if groups is None and group_dim is not None:
         raise output.wrong_call("--group-dim says which size is cut into --groups, of which there are none")
     info = words.device(device)
-    problem, info, _ = asked(
+    problem, info = words.asked(
         M=M,
         N=N,
         K=K,
@@ -123,7 +122,8 @@ def render(found: Comparison, console: Console) -> None:
     console.print(f"runs: {found.chosen}")
     model = origin(found.device)
     chooser = replace(found.chosen, model=model).chooser
-    console.print(f"chosen by the {chooser}, policy {found.policy.name}, bits {found.policy.bits}")
+    invariant = ", for any number of rows" * found.chosen.batch_invariant
+    console.print(f"chosen by the {chooser}, policy {found.policy.name}, bits {found.policy.bits}{invariant}")
     console.print(f"predicted times: {model} model")
     if "registers" not in columns:
         console.print("--compile 3 compiles the first three, for their registers and shared memory")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -54,9 +55,15 @@ def command(function: Function) -> Function:
 def end(words: str, code: int, as_json: bool) -> None:
     """Says why, and exits."""
     if as_json:
-        typer.echo(json.dumps({"error": words}))
+        error_document(words)
     typer.echo(f"error: {printable(words)}", err=True)
     raise typer.Exit(code)
+
+
+def error_document(words: str) -> None:
+    """Says why on stdout, where that takes anything: it may be what failed, and stderr is told, too."""
+    with suppress(OSError):
+        typer.echo(json.dumps({"error": words}))
 
 
 def show(data: Any, as_json: bool, render: Callable[[Console], None]) -> None:

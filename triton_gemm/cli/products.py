@@ -10,7 +10,7 @@ import torch
 
 from ..arithmetic import DTYPES
 from ..device import INTERPRETER
-from ..explanation import Layout, asked
+from ..explanation import Layout
 from ..problem import GemmProblem
 from ..suites import SUITES
 from ..suites.problems import gemm_problem
@@ -42,7 +42,7 @@ def problem(batch: int, M: int, N: int, K: int, dtype: torch.dtype, layout: Layo
     """A plain product."""
     if dtype not in DTYPES:
         raise output.wrong_call(f"--shapes: products of {dtype} have scales; record them, for --shapes-from")
-    found, _, _ = asked(M=M, N=N, K=K, dtype=dtype, batch=batch, layout=layout, device=INTERPRETER)
+    found, _ = words.asked(M=M, N=N, K=K, dtype=dtype, batch=batch, layout=layout, device=INTERPRETER)
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -146,6 +146,15 @@ def _described(path: Path) -> DeviceInfo:
         return found
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise wrong_call(f"--device: {path} holds no GPU, as `doctor --json` describes it: {error}") from None
+
+
+def asked(**call: Any) -> tuple[GemmProblem, DeviceInfo]:
+    """A product, as `explain` takes it, and its GPU. What torch and the checks say of its arguments, RuntimeErrors as
+    torch has them, is of a wrong call."""
+    try:
+        return explanation.asked(**call)[:2]
+    except RuntimeError as error:
+        raise wrong_call(str(error)) from None
 
 
 def problem_text(problem: GemmProblem) -> str:

@@ -21,7 +21,7 @@ from typing import Literal
 import torch
 import triton
 
-from .. import checks, generation
+from .. import batch_invariance, checks, generation
 from ..bit_classes import bit_class
 from ..compat import free_in_children
 from ..device import SHARED_MEMORY, DeviceInfo, current_device_info, device_info
@@ -183,14 +183,29 @@ def reload() -> None:
 
 
 def contents(device: DeviceInfo, bits: Bits = "same") -> str:
-    """A hash of all that `lookup` could answer on `device`: equal where answers are."""
+    """A hash of all that a product may be given from a table on `device`, batch-invariant or not: equal where answers
+    are, whatever is always left out."""
     found = hashlib.sha256()
     for source, where in _folders():
         for table in _asked(where, device, bits):
-            chosen = sorted(text_of([plain(problem), _choice(entry)]) for problem, entry in table.entries.items())
+            given = (one for one in table.entries.items() if _answers(one[0], device, one[1], bits))
+            chosen = sorted(text_of([plain(problem), _choice(entry)]) for problem, entry in given)
             if chosen:
                 found.update(text_of([source, table.bits, chosen]).encode())
     return found.hexdigest()
+
+
+def _answers(problem: GemmProblem, device: DeviceInfo, entry: Entry, bits: Bits) -> bool:
+    """Whether there is a product that is given the entry where tables of these bits are asked."""
+    if serves(problem, device, entry, bits):
+        return True
+    if illegal(problem, device, entry) is not None:
+        return False
+    try:
+        invariant = batch_invariance.class_of(problem, device)
+    except RuntimeError:  # there is none
+        return False
+    return bit_class(problem, entry.selection(problem, "")) == invariant
 
 
 def _choice(entry: Entry) -> dict[str, object]:
@@ -263,8 +278,9 @@ def versions() -> str:
 def merge(paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) -> int:
     """Merges files of one kind into the file `out`, the same in any order of `paths`; how many entries it has. Of two
     entries for a product one that is used on such a GPU, by the model that it has here (`serves`), goes before one that
-    is not, and then the faster one. ValueError where a file cannot be read whole, or is of another kind, OSError where
-    `out` cannot be written: what was there is there still."""
+    is not, and then the faster one; of another version of Triton the faster one, since only there it is known what is
+    used. ValueError where a file cannot be read whole, or is of another kind, OSError where `out` cannot be written:
+    what was there is there still."""
     checks.several("merge", "paths", paths)
     given = [_read(Path(path)) for path in paths]
     table = files.merge(given, _used(given[0]) if given else None)
@@ -287,8 +303,8 @@ def export_to(path: str | os.PathLike[str], device: DeviceInfo | None = None, bi
 
 def import_from(path: str | os.PathLike[str]) -> int:
     """Merges a file into the user's table of the silicon that it names, this GPU's or not, as `merge` does: no entry
-    that is used is replaced by one that is not. How many entries the file has. ValueError where it cannot be read, or
-    not whole, OSError where the folder cannot be written to: nothing changes then."""
+    that is known to be used is replaced by one that is not. How many entries the file has. ValueError where it cannot
+    be read, or not whole, OSError where the folder cannot be written to: nothing changes then."""
     given, where = _read(Path(path)), folder()
     if where is None:
         raise OSError("there is no folder for tables: set TRITON_GEMM_CACHE_DIR")
@@ -297,13 +313,16 @@ def import_from(path: str | os.PathLike[str]) -> int:
     return len(given.entries)
 
 
-def _used(table: Table) -> Callable[[GemmProblem, Entry], bool]:
-    """Whether an entry is used on a GPU of a table's silicon."""
-    device = _device_of(table.silicon)
+def _used(table: Table) -> Callable[[GemmProblem, Entry], bool] | None:
+    """Whether an entry is used on a GPU of a table's silicon; None for a table of another Triton, with which kernels
+    may run what they cannot run here, and the model may choose otherwise."""
+    if table.triton != files.TRITON:
+        return None
+    device = device_of(table.silicon)
     return lambda problem, entry: serves(problem, device, entry, table.bits)
 
 
-def _device_of(silicon: Silicon) -> DeviceInfo:
+def device_of(silicon: Silicon) -> DeviceInfo:
     """A GPU of that silicon: one that is here, or else as much as a table says of it."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     here = (device_info(torch.device("cuda", index)) for index in range(count))
@@ -319,17 +338,22 @@ def _read(path: Path) -> Table:
     return found.table
 
 
+def notes() -> list[Path]:
+    """The files in which tuning noted what failed, and where the model's choice stayed."""
+    where = folder()
+    return sorted(where.glob(f"*{JOURNAL}*")) if where else []
+
+
 def clear() -> int:
     """Deletes the user's tables, of all silicon, and what tuning noted, in files and in this process; how many tables
     there were. What was set aside stays. OSError where the folder cannot be read or written to."""
     global cleared
     where = folder()
     names = [] if where is None else files.names(where, "")
-    notes = [] if where is None else [path.name for path in where.glob(f"*{JOURNAL}*")]
-    if where is not None and names + notes:
+    if where is not None and (names or notes()):
         with files.locked(where):
-            for name in names + notes:
-                (where / name).unlink(missing_ok=True)
+            for path in (*(where / name for name in names), *notes()):
+                path.unlink(missing_ok=True)
     cleared += 1
     reload()
     return len(names)
@@ -358,7 +382,7 @@ def listed() -> list[tuple[Source, Path, files.Contents]]:
 def set_aside() -> list[Path]:
     """The files that could not be read whole, and that were set aside in the user's folder."""
     where = folder()
-    return sorted(where.glob(f"*.v{files.FORMAT}.json.*.*")) if where else []
+    return files.set_aside(where) if where else []
 
 
 def verify(device: DeviceInfo | None = None) -> list[Report]:

@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import re
+import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -126,8 +127,9 @@ def parse(text: bytes) -> Contents:
             raise WrongError("it names no version of Triton")
         if table.bits not in BITS or not isinstance(found.get("entries"), list):
             raise WrongError(f"it has no list of entries, of bits {' or '.join(BITS)}")
-        if min(*table.silicon.capability, table.silicon.sms, table.silicon.bus_width, table.silicon.power_limit) < 0:
-            raise WrongError("its silicon has negative figures")
+        silicon = table.silicon
+        if min(*silicon.capability, silicon.sms - 1, silicon.bus_width, silicon.power_limit) < 0:
+            raise WrongError("no GPU has the figures of its silicon")
     except (WrongError, TypeError) as error:
         return Contents(wrong=wrong_file or ("no-table", str(error)[:200]))
     wrong: list[str] = []
@@ -208,8 +210,8 @@ def save(folder: Path, table: Table) -> None:
 
 def write(path: Path, text: str, mark: str = "tmp", like: os.stat_result | None = None) -> None:
     """Writes a file whole, first under another name, which ends with `mark`: nobody else may do so with that name, as
-    in a folder that is `locked`. like: whose owner and permissions it gets. OSError where that fails: the old file is
-    there still."""
+    in a folder that is `locked`. like: whose owner and permissions it gets. OSError, which names `path`, where that
+    fails: the old file is there still."""
     written = path.with_name(f"{path.name}.{mark}")
     try:
         with open(written, "w") as file:
@@ -219,16 +221,16 @@ def write(path: Path, text: str, mark: str = "tmp", like: os.stat_result | None 
             file.flush()
             os.fsync(file.fileno())
         os.replace(written, path)
-    except OSError:
+    except OSError as error:
         written.unlink(missing_ok=True)
-        raise
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def write_for_user(path: Path, text: str) -> None:
     """Writes a file that a user has named, whole or not at all, with the owner and permissions that it had, and behind
     a link the file that is meant. Into the file itself where it cannot be replaced; a pipe, a device and what this
     process prints to, as /dev/stdout, get the text after what they got before."""
-    mark = f"{os.getpid()}.tmp"
+    mark = f"{secrets.token_hex(8)}.tmp"  # another thread has this process's number, and another container may have it
     try:
         before = path.stat()
     except FileNotFoundError:
@@ -263,24 +265,24 @@ def _is_output(file: os.stat_result) -> bool:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path, wait: bool = True) -> Iterator[None]:
     """Alone among all threads and processes that write to this folder, which is made. OSError where the folder cannot
-    be written to, TimeoutError (an OSError) where others do not finish."""
+    be written to, TimeoutError (an OSError) where others do not finish, or with wait=False have not."""
     from filelock import FileLock  # imported by the first who writes
 
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / ".lock")
-    lock.acquire(timeout=WAIT, poll_interval=0.01)
+    lock.acquire(timeout=WAIT if wait else 0, poll_interval=0.01)
     try:
         yield
     finally:
         lock.release()
 
 
-def change(folder: Path, empty: Table, what: Callable[[Table], Table]) -> None:
-    """Replaces the folder's file of the kind of `empty` by `what` makes of the table that is there now. OSError as
-    `locked`, `load` and `save`."""
-    with locked(folder):
+def change(folder: Path, empty: Table, what: Callable[[Table], Table], wait: bool = True) -> None:
+    """Replaces the folder's file of the kind of `empty` by what `what` makes of the table that is there now. wait: for
+    others who write. OSError as `locked`, `load` and `save`."""
+    with locked(folder, wait):
         path = folder / empty.name
         found = load_as(path, empty)
         if found.wrong:
@@ -291,8 +293,8 @@ def change(folder: Path, empty: Table, what: Callable[[Table], Table]) -> None:
 
 
 def current(folder: Path, empty: Table, *, repair: bool = True) -> Table:
-    """The folder's table of the kind of `empty`. repair: sets a file aside that cannot be read whole, where that can
-    be. OSError where it may not be read."""
+    """The folder's table of the kind of `empty`. repair: sets a file aside that cannot be read whole, where that can be
+    at once: who reads waits for no writer. OSError where it may not be read."""
     path = folder / empty.name
     found = load_as(path, empty)
     if found.wrong is None:
@@ -301,11 +303,16 @@ def current(folder: Path, empty: Table, *, repair: bool = True) -> Table:
         say_once(f"{path}: {found.wrong[1]}")
         return found.table or empty
     try:
-        change(folder, empty, lambda table: table)  # looks again: a writer may have been here
+        change(folder, empty, lambda table: table, wait=False)  # looks again: a writer may have been here
         return load_as(path, empty).table or empty
     except OSError:
         say_once(f"{path}: {found.wrong[1]}; it cannot be set aside")
         return found.table or empty
+
+
+def set_aside(folder: Path) -> list[Path]:
+    """The files that `put_aside` has set aside in a folder, and none that a killed writer has left."""
+    return sorted(folder.glob(f"*.v{FORMAT}.json.*.[0-9]*"))
 
 
 def put_aside(path: Path, word: str, why: str) -> None:

@@ -152,7 +152,10 @@ def read_shapes(path: str | os.PathLike[str]) -> dict[GemmProblem, int]:
             raise WrongError(f"its format is {str(found['format'])[:20]}, this version reads {FORMAT}")
         calls: Counter[GemmProblem] = Counter()
         for line in found["products"]:
-            calls[read(GemmProblem, line["problem"])] += read(int, line["calls"])
+            count = read(int, line["calls"])
+            if count < 1:
+                raise WrongError(f"a product has {count} calls")
+            calls[read(GemmProblem, line["problem"])] += count
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(f"{source} is no file of record_shapes: {type(error).__name__}: {error}"[:300]) from None
     return dict(calls.most_common())
