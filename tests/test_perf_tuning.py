@@ -50,12 +50,14 @@ def report_of(problem: GemmProblem, times: tuple[float, float, float], *again: A
 
 
 def tuned(problems: list[GemmProblem]) -> list[ShapeReport]:
+    """The fourth has nothing to be compared with, and there was no time for others."""
     found = [
         report_of(problems[0], (10.0, 8.0, 8.0), Again(True, 0.0), stored=True),
         report_of(problems[1], (10.0, 10.0, 10.0), Again(False, 0.005)),
         report_of(problems[2], (10.0, 10.0, 9.9), Again(False, -0.02), failed=(("a kernel", "it is too large"),)),
     ]
-    return [*found, *(ShapeReport(problem, 1, "no time") for problem in problems[3:])]
+    found += [replace(report_of(problem, (10.0, 10.0, 10.0)), timed=1) for problem in problems[3:4]]
+    return [*found, *(ShapeReport(problem, 1, "no time") for problem in problems[4:])]
 
 
 @pytest.fixture
@@ -78,17 +80,17 @@ def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
 
 
 def test_a_record_and_its_table(told: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["twice", "--seed", "5", "--limit", "4", "--table", str(tmp_path / "table")]) == 1
-    assert (told["bits"], told["repeat"], told["budget"]) == ("same", 2, 16.0)
+    assert command.main(["twice", "--seed", "5", "--limit", "5", "--table", str(tmp_path / "table")]) == 1
+    assert (told["bits"], told["repeat"], told["budget"]) == ("same", 2, 20.0)
     assert (tmp_path / "table").read_text() == "same"
     file = tmp_path / "made-up-gpu/tuning/3.6.0/twice-5.json"
     record = read_json(file)
     assert tables.committed(tmp_path) == [record]
-    assert [found["outcome"] for found in record["products"]] == ["tuned", "stays", "stays", "no time"]
-    assert record["seconds"] == 12.3 and record["products"][3]["choice_us"] is None
+    assert [found["outcome"] for found in record["products"]] == ["tuned", "stays", "stays", "stays", "no time"]
+    assert record["seconds"] == 12.3 and record["products"][4]["choice_us"] is None
     assert record["products"][2]["failed"] == [["a kernel", "it is too large"]]
     cells = dict(zip(tables.COLUMNS, tables.row(record), strict=True))
-    assert cells["products"] == "4 of these, each raced twice, 3 of them measured"
+    assert cells["products"] == "5 of these, each raced twice, 3 of them compared"
     lost = (1.25 * 10 / 9.9) ** (1 / 3) - 1
     assert (cells["choices lost"], cells["median"], cells["worst"]) == (f"{100 * lost:.1f} %", "1.0 %", "25.0 %")
     assert (cells["more than 10 %"], cells["lost after"], cells["stored"]) == (1, "0.3 %", 1)
@@ -97,7 +99,7 @@ def test_a_record_and_its_table(told: dict[str, Any], tmp_path: Path, capsys: py
     said = capsys.readouterr().out
     assert f"{record['products'][0]['product']}: 10 us, fastest 8 us (25.0 %)" in said and "twice-5.json" in said
     page = blocks.BLOCKS["tuned"](Results([], [], [], tunings=tables.committed(tmp_path)), tmp_path)
-    assert page.startswith("Made-up GPU, torch 2.11.0") and "| 4 of these" in page
+    assert page.startswith("Made-up GPU, torch 2.11.0") and "| 5 of these" in page
 
 
 def test_several_runs(told: dict[str, Any], tmp_path: Path) -> None:
@@ -123,7 +125,7 @@ def test_nothing_was_measured(told: dict[str, Any], monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(command, "tune", tune)
     assert command.main(["listed", "--limit", "2"]) == 1
     (record,) = tables.committed(command.RESULTS)
-    assert tables.row(record)[0] == "2 of language models, 0 of them measured"
+    assert tables.row(record)[0] == "2 of language models, 0 of them compared"
     assert len(tables.row(record)) == len(tables.COLUMNS)
     assert tables.worst(record) == []
 

@@ -234,6 +234,26 @@ def test_a_second_race_has_the_first_ones_field(folder: Path) -> None:
 # --- Budget and order ---
 
 
+@pytest.mark.parametrize(("start_s", "waits"), [(0.0, 0.0), (12.0, 12.0), (1e9, 50.0)])
+def test_the_first_race_waits_for_the_compiler(start_s: float, waits: float, folder: Path) -> None:
+    """Or the first products would be tuned while nothing but the model's choice is compiled; it waits once, and for a
+    quarter of the budget at most."""
+    begun: list[float] = []
+
+    class Slow(FakeLab):
+        def ready(self, problem: GemmProblem, ways: Sequence[Selection]) -> bool:
+            return self.now() >= start_s
+
+        def bench(self, problem: GemmProblem, ways: Sequence[Selection], seed: int) -> Kernels:
+            begun.append(self.now())
+            return super().bench(problem, ways, seed)
+
+    problems = {problem_of(M, 4096, 4096): 1 for M in (8, 64, 256)}
+    report = tuned(folder, problems, lab=Slow(chance), budget=200.0)
+    assert begun[0] == pytest.approx(waits, abs=0.1)
+    assert begun[-1] - begun[0] < 45.0 and all(shape.measured for shape in report.shapes)
+
+
 def test_the_most_called_come_first_and_all_have_their_share(folder: Path) -> None:
     problems = {problem_of(M, 1024, 1024): calls for M, calls in ((64, 1), (128, 7), (256, 3))}
     lab, ended = FakeLab(chance, compile_s=0.1), []

@@ -107,6 +107,12 @@ class FakeLab:
         self.compiled.append(problem)
         self.kernels.compile(ways)
 
+    def ready(self, problem: GemmProblem, ways: Sequence[Selection]) -> bool:
+        return all(map(self.kernels.ready, ways))
+
+    def pause(self, seconds: float) -> None:
+        self.kernels.pause(seconds)
+
     def bench(self, problem: GemmProblem, ways: Sequence[Selection], seed: int) -> Kernels:
         self.benches.append((problem, seed))
         return self.kernels

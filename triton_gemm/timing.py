@@ -27,6 +27,7 @@ COLD_FACTOR = 2.0  # operand sets together exceed the L2 cache by this factor
 MEMORY_SHARE = 0.4  # of the free memory that operand sets may take
 MAX_SETS = 512
 HEAD_START = 200_000  # clocks of a multiprocessor, some 100 us: until Python has queued a replay
+TRIES = 3  # at the time of one call
 Stopwatch = Callable[[], Callable[[], float]]  # starts, and gives what reads the milliseconds of one call
 
 
@@ -106,9 +107,14 @@ def no_garbage() -> Iterator[None]:
 
 def once_ms(call: Callable[[], object]) -> float:
     """Milliseconds of a call on the GPU, after one that is not timed, and after work that lasts while Python queues it:
-    launching takes longer than a small kernel."""
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    launching takes longer than a small kernel. The least of TRIES, since another thread that loads a kernel, or runs
+    Python, may keep this one from queueing it for milliseconds."""
     call()
+    return min(_once_ms(call) for _ in range(TRIES))
+
+
+def _once_ms(call: Callable[[], object]) -> float:
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     occupy(2 * HEAD_START)
     begin.record()
     call()

@@ -45,9 +45,18 @@ def older(record: Record) -> str:
     return "" if capability == record["environment"]["capability"] else f"sm_{''.join(map(str, capability))}"
 
 
+def compared(record: Record) -> list[Mapping[str, Any]]:
+    """The products whose choice was timed with others, or that have no others: what it loses in the rest is unknown."""
+    return [
+        found
+        for found in record["products"]
+        if found["fastest_us"] and (found["timed"] > 1 or found["candidates"] == 1)
+    ]
+
+
 def row(record: Record) -> list[Cell]:
     """What a run came to, in the columns of COLUMNS."""
-    measured = [found for found in record["products"] if found["fastest_us"]]
+    measured = compared(record)
     lost = [found["choice_us"] / found["fastest_us"] - 1 for found in measured]
     after = [found["us"] / found["fastest_us"] - 1 for found in measured]
     again = [race for found in measured for race in found["again"]]
@@ -55,7 +64,7 @@ def row(record: Record) -> list[Cell]:
     timed = sum(found["timed"] for found in measured)
     count = len(record["products"])
     words = f"{count} {record['what']}" + (f", as {older(record)}" if older(record) else "")
-    words += f", {len(measured)} of them measured" if len(measured) < count else ""
+    words += f", {len(measured)} of them compared" if len(measured) < count else ""
     first: list[Cell] = [words, record["bits"], f"{record['seconds']:.0f}"]
     if not measured:
         return first + [None] * (len(COLUMNS) - len(first))
@@ -70,8 +79,7 @@ def row(record: Record) -> list[Cell]:
 
 def worst(record: Record, count: int = 10) -> list[str]:
     """The products whose choice loses most, a line each: times, choice and winner."""
-    measured = [found for found in record["products"] if found["fastest_us"]]
-    measured.sort(key=lambda found: found["fastest_us"] / found["choice_us"])
+    measured = sorted(compared(record), key=lambda found: found["fastest_us"] / found["choice_us"])
     return [
         f"{found['product']}: {found['choice_us']:.4g} us, fastest {found['fastest_us']:.4g} us "
         f"({_points(found['choice_us'] / found['fastest_us'] - 1)}); {found['choice']} -> {found['winner']}"

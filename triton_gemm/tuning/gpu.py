@@ -231,7 +231,8 @@ class Bench:
 
     def _make_ready(self, plan: GemmPlan, way: Selection) -> float:
         calls: list[Callable[[], object]] = [partial(self._run, plan, of) for of in self.sets]
-        estimate = timing.once_ms(calls[-1])
+        with loading:  # what other threads load meanwhile keeps this one from launching
+            estimate = timing.once_ms(calls[-1])
         if self.gpu.measure == "eager":
             least, most = QUEUE
             length = max(least, min(most, round(REPLAY_MS / estimate)))

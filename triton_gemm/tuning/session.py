@@ -24,6 +24,8 @@ from .report import Again, Measure, Progress, ShapeReport, TuningReport
 LEAST_S = 2.0  # of a race: of more problems than that leaves time for, the last are left out
 MOST_S = 20.0
 ATTEMPTS = 2  # at a race during which the GPU was not fit to be measured
+PATIENCE = 0.25  # of the budget, until the first candidate is compiled
+PAUSE_S = 0.05
 RECENT_S = 1.0  # a look at the GPU after one race is also the one before the next, which begins so soon
 
 
@@ -44,6 +46,12 @@ class Lab(Protocol):
 
     def prepare(self, problem: GemmProblem, ways: Sequence[Selection]) -> None:
         """Has candidates compiled, after those that came before."""
+
+    def ready(self, problem: GemmProblem, ways: Sequence[Selection]) -> bool:
+        """Whether all of these are compiled or have failed."""
+
+    def pause(self, seconds: float) -> None:
+        """Waits for what is being compiled."""
 
     def bench(self, problem: GemmProblem, ways: Sequence[Selection], seed: int) -> Bench:
         """torch.OutOfMemoryError where there is too little memory for the operands."""
@@ -83,6 +91,7 @@ class Session:
         self.best_ms = float("inf")  # of the reference product
         self.looked: tuple[float, Conditions] | None = None  # when, and what was seen
         self.look_s = 0.0  # that it took
+        self.compiles = False  # whether a candidate has been compiled
 
     def left(self) -> float:
         return self.wishes.budget - (self.lab.now() - self.begin)
@@ -99,6 +108,7 @@ class Session:
                     entrants[near] = found = self.enter(near)
                     if isinstance(found, _Entrant):
                         self.lab.prepare(near, found.ways)
+            self.await_compiler(entrants.get(problem))
             share = self.left() / (len(problems) - i)
             report = self.tune(entrants.get(problem), problem, share, (i + 1, len(problems)))
             self.lab.forget(problem)
@@ -107,6 +117,16 @@ class Session:
         seconds = self.lab.now() - self.begin
         wishes = self.wishes
         return TuningReport(tuple(reports), self.lab.info.name, wishes.bits, wishes.measure, wishes.budget, seconds)
+
+    def await_compiler(self, entrant: _Entrant | ShapeReport | None) -> None:
+        """Until the first candidate is compiled. Where Python's packages come from a slow disk, processes that compile
+        start in half a minute, in which one product after another would have nothing to race with."""
+        if self.compiles or not isinstance(entrant, _Entrant) or len(entrant.ways) == 1:
+            return
+        until = self.begin + PATIENCE * self.wishes.budget
+        while not any(self.lab.ready(entrant.problem, [way]) for way in entrant.ways[1:]) and self.lab.now() < until:
+            self.lab.pause(PAUSE_S)
+        self.compiles = True
 
     def enter(self, problem: GemmProblem) -> _Entrant | ShapeReport:
         """The candidates of a problem, or why it is not tuned."""
