@@ -96,7 +96,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     log = logging.getLogger("triton_gemm.tuning")
     log.setLevel(logging.INFO)
-    log.addHandler(logging.StreamHandler(sys.stderr))  # a line for each product
+    lines = logging.StreamHandler(sys.stderr)  # one for each product
+    lines.setFormatter(logging.Formatter("%(relativeCreated)8.0f ms  %(message)s"))
+    log.addHandler(lines)
     with TemporaryDirectory() as folder:
         os.environ["TRITON_GEMM_CACHE_DIR"] = folder  # until this process ends
         kept.reload()
