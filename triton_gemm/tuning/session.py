@@ -24,7 +24,8 @@ from .report import Again, Measure, Progress, ShapeReport, TuningReport
 LEAST_S = 2.0  # of a race: of more problems than that leaves time for, the last are left out
 MOST_S = 20.0
 ATTEMPTS = 2  # at a race during which the GPU was not fit to be measured
-PATIENCE = 0.25  # of the budget, until the first candidate is compiled
+FEW = 5  # candidates that are compiled when a race begins
+PATIENCE = 0.25  # of the budget, until they are for the first product
 PAUSE_S = 0.05
 RECENT_S = 1.0  # a look at the GPU after one race is also the one before the next, which begins so soon
 
@@ -91,7 +92,7 @@ class Session:
         self.best_ms = float("inf")  # of the reference product
         self.looked: tuple[float, Conditions] | None = None  # when, and what was seen
         self.look_s = 0.0  # that it took
-        self.compiles = False  # whether a candidate has been compiled
+        self.waited = False  # for the first product's candidates
 
     def left(self) -> float:
         return self.wishes.budget - (self.lab.now() - self.begin)
@@ -108,7 +109,7 @@ class Session:
                     entrants[near] = found = self.enter(near)
                     if isinstance(found, _Entrant):
                         self.lab.prepare(near, found.ways)
-            self.await_compiler(entrants.get(problem))
+            self.await_few(entrants.get(problem), self.left() / (len(problems) - i))
             share = self.left() / (len(problems) - i)
             report = self.tune(entrants.get(problem), problem, share, (i + 1, len(problems)))
             self.lab.forget(problem)
@@ -118,15 +119,21 @@ class Session:
         wishes = self.wishes
         return TuningReport(tuple(reports), self.lab.info.name, wishes.bits, wishes.measure, wishes.budget, seconds)
 
-    def await_compiler(self, entrant: _Entrant | ShapeReport | None) -> None:
-        """Until the first candidate is compiled. Where Python's packages come from a slow disk, processes that compile
-        start in half a minute, in which one product after another would have nothing to race with."""
-        if self.compiles or not isinstance(entrant, _Entrant) or len(entrant.ways) == 1:
+    def await_few(self, entrant: _Entrant | ShapeReport | None, share: float) -> None:
+        """Until FEW of its candidates are compiled, so that there is something to race with: processes that compile take
+        seconds to start, and so do candidates to compile. For the first product a part of the budget at most, for
+        others half of their share."""
+        if not isinstance(entrant, _Entrant):
             return
-        until = self.begin + PATIENCE * self.wishes.budget
-        while not any(self.lab.ready(entrant.problem, [way]) for way in entrant.ways[1:]) and self.lab.now() < until:
+        others = entrant.ways[1:]
+        until = self.lab.now() + (max(share / 2, LEAST_S) if self.waited else PATIENCE * self.wishes.budget)
+        self.waited |= bool(others)
+
+        def ready() -> int:
+            return sum(self.lab.ready(entrant.problem, [way]) for way in others)
+
+        while ready() < min(FEW, len(others)) and self.lab.now() < until and self.left() > 0:
             self.lab.pause(PAUSE_S)
-        self.compiles = True
 
     def enter(self, problem: GemmProblem) -> _Entrant | ShapeReport:
         """The candidates of a problem, or why it is not tuned."""
