@@ -120,9 +120,9 @@ class Session:
         return TuningReport(tuple(reports), self.lab.info.name, wishes.bits, wishes.measure, wishes.budget, seconds)
 
     def await_few(self, entrant: _Entrant | ShapeReport | None, share: float) -> None:
-        """Until FEW of its candidates are compiled, so that there is something to race with: processes that compile take
-        seconds to start, and so do candidates to compile. For the first product a part of the budget at most, for
-        others half of their share."""
+        """Until FEW of its candidates are compiled, so that there is something to race with: the processes that compile
+        take seconds to start, and candidates seconds to compile. For the first product a part of the budget at most,
+        for others half of their share."""
         if not isinstance(entrant, _Entrant):
             return
         others = entrant.ways[1:]
