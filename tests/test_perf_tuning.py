@@ -90,16 +90,16 @@ def test_a_record_and_its_table(told: dict[str, Any], tmp_path: Path, capsys: py
     assert record["seconds"] == 12.3 and record["products"][4]["choice_us"] is None
     assert record["products"][2]["failed"] == [["a kernel", "it is too large"]]
     cells = dict(zip(tables.COLUMNS, tables.row(record), strict=True))
-    assert cells["products"] == "5 of these, each raced twice, 3 of them compared"
+    assert cells["products"] == "5 drawn in all regimes, each raced twice, 3 of them compared"
     lost = (1.25 * 10 / 9.9) ** (1 / 3) - 1
-    assert (cells["choices lost"], cells["median"], cells["worst"]) == (f"{100 * lost:.1f} %", "1.0 %", "25.0 %")
-    assert (cells["more than 10 %"], cells["lost after"], cells["stored"]) == (1, "0.3 %", 1)
+    assert (cells["lost"], cells["median"], cells["worst"]) == (f"{100 * lost:.1f} %", "1.0 %", "25.0 %")
+    assert (cells["over 10 %"], cells["lost after"], cells["stored"]) == (1, "0.3 %", 1)
     assert (cells["won again"], cells["within 1 %"]) == ("33 %", "67 %")
     assert cells["candidates, timed"] == "20, 10"
     said = capsys.readouterr().out
     assert f"{record['products'][0]['product']}: 10 us, fastest 8 us (25.0 %)" in said and "twice-5.json" in said
     page = blocks.BLOCKS["tuned"](Results([], [], [], tunings=tables.committed(tmp_path)), tmp_path)
-    assert page.startswith("Made-up GPU, torch 2.11.0") and "| 5 of these" in page
+    assert page.startswith("Made-up GPU, torch 2.11.0") and "| 5 drawn in all regimes, each" in page
 
 
 def test_several_runs(told: dict[str, Any], tmp_path: Path) -> None:

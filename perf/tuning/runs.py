@@ -56,6 +56,6 @@ RUNS = {
     for run in (
         Run("listed", "of language models", listed, "same", drawn=False),
         Run("unseen", "drawn in all regimes", drawn, "any"),
-        Run("twice", "of these, each raced twice", lambda seed: list(spaced(drawn(seed), TWICE)), "same", 2),
+        Run("twice", "drawn in all regimes, each raced twice", lambda seed: list(spaced(drawn(seed), TWICE)), "same", 2),
     )
 }

@@ -17,7 +17,7 @@ from perf.measure.environment import slug
 FOLDER = "tuning"
 NOTHING = "No tuning is committed yet; `python -m perf.tuning` on a GPU measures it."
 COLUMNS = (
-    *("products", "bits", "seconds", "candidates, timed", "choices lost", "median", "worst", "more than 10 %"),
+    *("products", "commit", "bits", "seconds", "candidates, timed", "lost", "median", "worst", "over 10 %"),
     *("lost after", "stored", "won again", "within 1 %"),
 )
 MUCH = 0.1  # that a choice loses
@@ -65,7 +65,7 @@ def row(record: Record) -> list[Cell]:
     count = len(record["products"])
     words = f"{count} {record['what']}" + (f", as {older(record)}" if older(record) else "")
     words += f", {len(measured)} of them compared" if len(measured) < count else ""
-    first: list[Cell] = [words, record["bits"], f"{record['seconds']:.0f}"]
+    first: list[Cell] = [words, record["environment"]["commit"], record["bits"], f"{record['seconds']:.0f}"]
     if not measured:
         return first + [None] * (len(COLUMNS) - len(first))
     return [
