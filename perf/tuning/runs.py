@@ -51,11 +51,16 @@ def drawn(seed: int) -> list[GemmProblem]:
     return list(dict.fromkeys(problem for _, problem in sorted(places, key=lambda place: place[0])))
 
 
+def twice(seed: int) -> list[GemmProblem]:
+    """Some of the same."""
+    return list(spaced(drawn(seed), TWICE))
+
+
 RUNS = {
     run.name: run
     for run in (
         Run("listed", "of language models", listed, "same", drawn=False),
         Run("unseen", "drawn in all regimes", drawn, "any"),
-        Run("twice", "drawn in all regimes, each raced twice", lambda seed: list(spaced(drawn(seed), TWICE)), "same", 2),
+        Run("twice", "drawn in all regimes, each raced twice", twice, "same", 2),
     )
 }
