@@ -78,6 +78,7 @@ def test_a_users_configuration_is_left_out_where_a_kernel_has_no_such_tile(rows:
     found = of(problem, bits="any", configs=[own])
     assert all(launches_on(HOPPER, problem, way) for way in found)
     assert {"portable"} <= {way.kernel for way in found if way.config.num_stages == 3}
+    assert offered.refused(problem, HOPPER, found, "any", [own]) == [], "one kernel has it"
 
 
 @pytest.mark.parametrize("form", [(4, 32), (256, 1), (2, 64), (8, 16)])
@@ -87,7 +88,24 @@ def test_a_users_cluster_that_is_larger_than_the_gpu_is_left_out(form: tuple[int
     ((kernel, config),) = kernels_of(own)
     problem = PROBLEMS["large"]
     assert of(problem, bits="any", configs=[own]) == of(problem, bits="any")
-    assert kernels.named(kernel).illegal(problem, HOPPER, config, Schedule(1)) is not None
+    why = kernels.named(kernel).illegal(problem, HOPPER, config, Schedule(1))
+    assert why is not None
+    assert offered.refused(problem, HOPPER, [], "any", [own]) == [(str(own), f"warp_specialised: {why}")]
+
+
+def test_it_is_said_why_a_users_configuration_is_no_candidate() -> None:
+    problem = PROBLEMS["middle"]
+    portable = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 4}
+    large = kernels.portable.Config(4096, 4096, 4096, 4, 3)
+    few = kernels.skinny.Config(16, 8, 512, 4, 2)
+    configs = [triton.Config(portable, num_warps=4, num_stages=3), large, few]
+    found = of(problem, configs=configs)
+    (first, why), (second, other) = offered.refused(problem, HOPPER, found, "same", configs)
+    assert (first, second) == (str(large), str(few))
+    assert why.startswith("portable: ") and "rows nor columns" in other
+    split = next(way for way in of(problem, bits="any") if bit_class(problem, way) != bit_class(problem, found[0]))
+    ((_, bits),) = offered.refused(problem, HOPPER, [], "same", [split.config])
+    assert "its bits are not those of the model's choice" in bits
 
 
 def test_users_configurations_join() -> None:

@@ -23,6 +23,7 @@ from tests.tabled import HOPPER, problem_of
 from tests.tuned import FakeLab, Kernels
 from triton_gemm import tables
 from triton_gemm.bit_classes import bit_class
+from triton_gemm.kernels import portable
 from triton_gemm.problem import GemmProblem
 from triton_gemm.select import Selection, select
 from triton_gemm.tables import files, records
@@ -353,6 +354,13 @@ def test_a_candidate_that_fails_is_left_out_and_named(folder: Path) -> None:
     (shape,) = tuned(folder, lab=lab).shapes
     assert shape.outcome == "tuned" and shape.selection != bad
     assert len(shape.failed) == 1 and "its bits" in shape.failed[0][1]
+
+
+def test_a_users_configuration_that_cannot_run_is_named(folder: Path) -> None:
+    own = portable.Config(4096, 4096, 4096, 4, 3)
+    (shape,) = tuned(folder, configs=(own,)).shapes
+    assert shape.measured and [what for what, _ in shape.failed] == [str(own)]
+    assert "portable: " in shape.failed[0][1]
 
 
 def test_without_the_models_choice_nothing_is_tuned(folder: Path) -> None:

@@ -13,6 +13,7 @@ from ..config import TileConfig
 from ..device import DeviceInfo
 from ..device_model import model_of
 from ..kernels.candidate import Candidate, Work
+from ..kernels.schedule import Schedule
 from ..problem import GemmProblem
 from ..select import Selection, predicted_or_inf, ranked
 from ..tables.files import Bits
@@ -50,6 +51,31 @@ def candidates(
             found[_way(selection)] = selection
             kept.update((kernel, of_config))
     return list(found.values())
+
+
+def refused(
+    problem: GemmProblem, device: DeviceInfo, found: Sequence[Selection], bits: Bits, configs: Sequence[Any]
+) -> list[tuple[str, str]]:
+    """Users' own configurations that none of the candidates `found` has, and what the kernels that they are for say."""
+    have = {(way.kernel, way.config) for way in found}
+    return [
+        (str(config), "; ".join(f"{kernel}: {_refusal(problem, device, kernel, own, bits)}" for kernel, own in pairs))
+        for config, pairs in ((config, kernels_of(config)) for config in configs)
+        if have.isdisjoint(pairs)
+    ]
+
+
+def _refusal(problem: GemmProblem, device: DeviceInfo, kernel: str, config: TileConfig, bits: Bits) -> str:
+    """Why a kernel's configuration is no candidate, in the forms in which the kernel would run it or a plain one."""
+    offered = (
+        Selection.of(name, candidate, "", "tuner") for name, candidate in _own(problem, device, [(kernel, config)])
+    )
+    whys = [illegal(problem, device, entry_of(way)) for way in offered]
+    if None in whys:
+        return f"its bits are not those of the model's choice, as bits={bits!r} has it"
+    work = Schedule(1) if isinstance(config, kernels.warp_specialised.Config) else 1
+    whys.append(illegal(problem, device, Entry(kernel, config, work, False, (), 0.0, 0.0, "", "")))
+    return whys[0] or "it is not for such a product"
 
 
 def kernels_of(config: Any) -> list[tuple[str, TileConfig]]:

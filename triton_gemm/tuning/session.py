@@ -16,7 +16,7 @@ from ..select import Selection, select
 from ..tables.files import Bits
 from ..tables.records import named
 from . import race
-from .candidates import candidates
+from .candidates import candidates, refused
 from .conditions import Conditions, complaint
 from .journal import Journal
 from .report import Again, Measure, Progress, ShapeReport, TuningReport
@@ -153,15 +153,16 @@ class Session:
             if self.journal.has_stayed(problem, bits, choice):
                 return ShapeReport(problem, 0, "known", choice, choice, why="the model's choice was not beaten")
         offered = candidates(problem, device, choice, bits, self.wishes.configs)
+        left_out = refused(problem, device, offered, bits, self.wishes.configs)
         before = None
         if entry is not None:
             known = replace(entry.selection(problem, "tuner"), reason="")
             before = next((way for way in offered if replace(way, source="tuner") == known), known)
             offered = list(dict.fromkeys([choice, before, *offered]))  # it is compiled before others
         failures = {way: self.journal.failure(problem, way) for way in offered[1:]}
-        left_out = tuple((named(way), f"left out: {why}") for way, why in failures.items() if why is not None)
+        left_out += [(named(way), f"left out: {why}") for way, why in failures.items() if why is not None]
         ways = tuple(way for way in offered if failures.get(way) is None)
-        return _Entrant(problem, ways, before, left_out)
+        return _Entrant(problem, ways, before, tuple(left_out))
 
     def tune(
         self, entrant: _Entrant | ShapeReport | None, problem: GemmProblem, share: float, number: tuple[int, int]
