@@ -114,22 +114,6 @@ def test_a_pitch_that_no_tile_spans_in_32_bits_is_refused() -> None:
     assert "spans more than" in str(fma.illegal(square, DEVICE, fma.CONFIGS[0]))
 
 
-@pytest.mark.parametrize(
-    ("config", "why"),
-    [
-        (fma.Config(64, 64, 16, 8, 3), "no tile 64x64 of 8 warps"),
-        (fma.Config(128, 32, 16, 2, 3), "no tile 128x32 of 2 warps"),
-        (fma.Config(256, 256, 16, 32, 2), "no tile 256x256 of 32 warps"),
-        (fma.Config(64, 64, 16, 2, 1), "two stages"),
-    ],
-)
-def test_tiles_that_it_does_not_have_are_refused(config: TileConfig, why: str) -> None:
-    wide = Layout((0, 64, 1))
-    square = GemmProblem(1, 64, 64, 64, torch.float32, torch.float32, "ieee", wide.transposed, wide, wide)
-    assert why in str(fma.illegal(square, DEVICE, config))
-    assert fma.illegal(square, DEVICE, fma.CONFIGS[0]) is None
-
-
 # --- Planted bugs ---
 
 BUGS: dict[str, tuple[tuple[str, str], ...]] = {

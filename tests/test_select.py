@@ -234,6 +234,28 @@ def test_what_is_legal_can_be_launched(name: str, data: st.DataObject) -> None:
         assert launches_on(device, problem, selection) and bit_class(problem, selection)
 
 
+# Tiles that a kernel does not have on any problem, of kernels that have few.
+NO_TILES = [
+    ("skinny", (16, 32, 512, 4, 2), "16x8 or 16, not 16x32"),
+    ("skinny", (8, 16, 512, 4, 2), "not 8x16"),
+    ("skinny", (16, 8, 256, 4, 2), "512 elements along K, not 256"),
+    ("skinny", (16, 8, 4096, 32, 2), "more than a multiprocessor has"),
+    ("fma", (64, 64, 16, 8, 3), "no tile 64x64 of 8 warps"),
+    ("fma", (128, 32, 16, 2, 3), "no tile 128x32 of 2 warps"),
+    ("fma", (256, 256, 16, 32, 2), "no tile 256x256 of 32 warps"),
+    ("fma", (64, 64, 16, 2, 1), "two stages"),
+]
+
+
+@pytest.mark.parametrize(("name", "figures", "why"), NO_TILES)
+def test_tiles_that_a_kernel_does_not_have_are_refused(name: str, figures: tuple[int, ...], why: str) -> None:
+    kernel = kernels.named(name)
+    problem = next(one for one in TAKEN if any(kernel.candidates(one, HOPPER)))
+    assert why in str(kernel.illegal(problem, HOPPER, kernel.Config(*figures), 1))
+    candidate = next(iter(kernel.candidates(problem, HOPPER)))
+    assert kernel.illegal(candidate.problem, HOPPER, candidate.config, candidate.work) is None
+
+
 def test_an_operand_that_takes_more_programs_than_a_grid_has_is_not_copied_first() -> None:
     problem = of(85_313, 1, 1409, 70_000, dtype=torch.float32, out_dtype=torch.float32, precision="ieee")
     assert "a grid has at most 2147483647" in str(kernels.repack.illegal(problem, ("a",)))

@@ -112,20 +112,6 @@ def test_what_is_refused(name: str) -> None:
     assert why in str(skinny.illegal(problem, DEVICE, TILE))
 
 
-@pytest.mark.parametrize(
-    ("config", "why"),
-    [
-        (skinny.Config(16, 32, 512, 4, 2), "16x8 or 16, not 16x32"),
-        (skinny.Config(8, 16, 512, 4, 2), "not 8x16"),
-        (skinny.Config(16, 8, 256, 4, 2), "512 elements along K, not 256"),
-        (skinny.Config(16, 8, 4096, 32, 2), "more than a multiprocessor has"),
-    ],
-)
-def test_which_tiles_are_refused(config: TileConfig, why: str) -> None:
-    problem = Operands(Case((4, 40, 1000), "ntn"), CPU).problem
-    assert why in str(skinny.illegal(problem, DEVICE, config))
-
-
 def test_who_is_refused() -> None:
     problem = Operands(Case((4, 40, 1000), "ntn"), CPU).problem
     for capability in SHARED_MEMORY:
