@@ -21,6 +21,7 @@ from triton_gemm.device_model import named_device
 from triton_gemm.problem import GemmProblem
 from triton_gemm.select import select
 from triton_gemm.suites import SUITES
+from triton_gemm.tuning.candidates import candidates
 from triton_gemm.tuning.report import Again, ShapeReport, TuningReport
 
 H200 = named_device("h200")
@@ -141,6 +142,37 @@ def test_without_a_gpu_or_interrupted(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert command.main(["listed"]) == 2
     assert "there is none" in capsys.readouterr().err
+
+
+def test_everything_is_compiled_before_warm_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All candidates are handed to the compiler before the first is waited for."""
+    order: list[str] = []
+
+    class Gpu:
+        def __init__(self, *_: Any) -> None:
+            self.left = 2  # looks before all is compiled
+
+        def prepare(self, problem: GemmProblem, ways: Any) -> None:
+            order.append(f"{problem.M} {len(ways)}")
+
+        def ready(self, *_: Any) -> bool:
+            return self.left == 0
+
+        def pause(self, seconds: float) -> None:
+            self.left -= 1
+            order.append("wait")
+
+        def close(self) -> None:
+            order.append("close")
+
+    monkeypatch.setattr(command, "Gpu", Gpu)
+    monkeypatch.setattr(command, "journal_of", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    problems = drawn(3)[:2]
+    command.warm(problems, H200, "any")
+    offered = [len(candidates(problem, H200, select(problem, H200), "any")) for problem in problems]
+    prepared = [f"{problem.M} {count}" for problem, count in zip(problems, offered, strict=True)]
+    assert order == [*prepared, "wait", "wait", "close"]
 
 
 def test_warm_compiles_what_will_be_timed(told: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

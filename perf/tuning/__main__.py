@@ -28,7 +28,6 @@ from perf.measure import environment
 from perf.measure.environment import RESULTS
 from perf.tuning import tables
 from perf.tuning.runs import RUNS, SEED, Run
-from triton_gemm.calibration import kept
 from triton_gemm.cli.words import problem_text
 from triton_gemm.device import DeviceInfo, current_device_info
 from triton_gemm.problem import GemmProblem
@@ -39,6 +38,7 @@ from triton_gemm.tables.files import Bits
 from triton_gemm.tables.records import named
 from triton_gemm.tuning import journal_of, tune
 from triton_gemm.tuning.candidates import candidates
+from triton_gemm.tuning.gpu import Gpu
 from triton_gemm.tuning.report import ShapeReport, TuningReport
 
 PAUSE_S = 0.1
@@ -76,8 +76,6 @@ def _product(report: ShapeReport) -> dict[str, Any]:
 
 def warm(problems: Sequence[GemmProblem], device: DeviceInfo, bits: Bits) -> None:
     """Has everything that will be timed compiled, in processes as `tune` does."""
-    from triton_gemm.tuning.gpu import Gpu
-
     gpu = Gpu(torch.device("cuda", torch.cuda.current_device()), journal_of(device), bits, "graph")
     try:
         ways = {problem: candidates(problem, device, select(problem, device), bits) for problem in problems}
@@ -101,16 +99,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     log.addHandler(lines)
     with TemporaryDirectory() as folder:
         os.environ["TRITON_GEMM_CACHE_DIR"] = folder  # until this process ends
-        kept.reload()
         try:
-            whole = [run(RUNS[name], given) for name in given.runs]
+            whole = [measure(RUNS[name], given) for name in given.runs]
         except KeyboardInterrupt:
             print("interrupted: the records of the runs before are kept", file=sys.stderr)
             return 130
     return 0 if all(whole) else 1
 
 
-def run(run: Run, given: argparse.Namespace) -> bool:
+def measure(run: Run, given: argparse.Namespace) -> bool:
     """Measures a run and writes its record; whether all of its products could be measured."""
     problems = spaced(run.problems(given.seed), given.limit)
     if given.warm:

@@ -6,7 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import TypeVar
+
+_Item = TypeVar("_Item")
 
 ITEMSIZE = 2  # bytes of fp16 and bf16, which all suites are measured in
 
@@ -58,8 +60,8 @@ def between(random: Random, least: int, most: int, multiple: int = 1) -> int:
     return min(most // multiple, max(-(-least // multiple), round(value / multiple))) * multiple
 
 
-def spaced(shapes: Sequence[Any], limit: int | None) -> tuple[Any, ...]:
-    """At most `limit` of the shapes, or of other things, evenly spaced, the first and the last among them."""
+def spaced(shapes: Sequence[_Item], limit: int | None) -> tuple[_Item, ...]:
+    """At most `limit` of the shapes, evenly spaced, the first and the last among them."""
     if limit is None or limit >= len(shapes):
         return tuple(shapes)
     if limit == 1:
