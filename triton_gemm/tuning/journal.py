@@ -23,7 +23,7 @@ from ..tables.files import say_once
 from ..tables.records import plain, text_of
 from .candidates import entry_of
 
-LAUNCHED_S = 60.0  # after which a first launch, which has 10 s, and what is done beside it have ended
+LAUNCHED_S = 60.0  # upper bound of a first launch and its check: the launch itself times out after 10 s
 ENDED = "the process ended, or was ended, during its first launch"
 
 

@@ -116,7 +116,7 @@ class TuningReport:
 
     @property
     def regret_after(self) -> float:
-        """The same of what was selected."""
+        """How much longer the selected candidates take than the fastest that were timed, as `regret_before`."""
         return _mean([one.us / one.fastest_us for one in self.shapes if one.measured])
 
     @property

@@ -257,8 +257,8 @@ class Session:
         return tell
 
     def store(self, report: ShapeReport, entrant: _Entrant) -> ShapeReport:
-        """Keeps what was found, and says whether that could be. The model's choice is stored only in place of what a
-        table has, which it beats now."""
+        """Writes the winner to the table; returns the report with `stored` set, and the outcome "not stored" if that
+        failed. The model's choice is written only to replace an entry that it now beats."""
         problem, bits = report.problem, self.wishes.bits
         assert report.selection is not None
         if report.outcome == "tuned" or entrant.before is not None:
