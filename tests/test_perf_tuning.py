@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,7 @@ def test_several_runs(told: dict[str, Any], tmp_path: Path) -> None:
     names = {path.name for path in (tmp_path / "made-up-gpu/tuning/3.6.0").iterdir()}
     assert names == {"listed.json", "unseen-1.json"}
     assert (told["bits"], told["repeat"], told["budget"]) == ("any", 1, 7)
+    assert not logging.getLogger("triton_gemm.tuning").handlers, "its lines go to no stream of another command"
 
 
 def test_a_gpu_that_is_treated_as_an_older_one(told: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,13 +97,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     lines = logging.StreamHandler(sys.stderr)  # one for each product
     lines.setFormatter(logging.Formatter("%(relativeCreated)8.0f ms  %(message)s"))
     log.addHandler(lines)
-    with TemporaryDirectory() as folder:
-        os.environ["TRITON_GEMM_CACHE_DIR"] = folder  # until this process ends
-        try:
+    try:
+        with TemporaryDirectory() as folder:
+            os.environ["TRITON_GEMM_CACHE_DIR"] = folder  # until this process ends
             whole = [measure(RUNS[name], given) for name in given.runs]
-        except KeyboardInterrupt:
-            print("interrupted: the records of the runs before are kept", file=sys.stderr)
-            return 130
+    except KeyboardInterrupt:
+        print("interrupted: the records of the runs before are kept", file=sys.stderr)
+        return 130
+    finally:
+        log.removeHandler(lines)
     return 0 if all(whole) else 1
 
 
