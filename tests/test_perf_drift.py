@@ -65,7 +65,7 @@ def test_cases_are_chosen_by_their_names_alone() -> None:
 
 # --- Records ---
 
-PLAIN = Row(128, 0, 98304, 1000, {"HGMMA": 8, "UTMALDG": 3})
+PLAIN = Row(128, 0, 98304, 1000, {"HGMMA": 8, "UTMALDG": 3}, "0123456789abcdef")
 BEFORE = {"a": PLAIN, "b": replace(PLAIN, spills=2), "c": Row(error="RuntimeError: no"), "d": PLAIN, "e": PLAIN}
 
 
@@ -86,6 +86,7 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
         ("a", replace(PLAIN, registers=120, instructions=900), False, "registers 128 -> 120, instructions 1000 -> 900"),
         ("a", replace(PLAIN, main={"HGMMA": 4, "UTMALDG": 3}), False, "a: HGMMA 8 -> 4"),
         ("a", replace(PLAIN, spills=1), True, "a: spills 0 -> 1"),
+        ("a", replace(PLAIN, sass="0"), False, "a: other machine code of the same figures"),
         ("b", PLAIN, False, "b: spills 2 -> 0"),
         ("a", Row(error=compiling.ENDED), True, f"a: {compiling.ENDED}"),
         ("c", PLAIN, False, "c: compiles, and did not: RuntimeError: no"),
@@ -179,6 +180,22 @@ def test_a_triton_is_a_version_an_interpreter_a_folder_or_what_pip_installs(
 
 
 # --- Compiling ---
+
+
+def test_machine_code_is_known_by_its_instructions_and_not_by_its_name() -> None:
+    code = "\tFunction : {}\n /*0000*/ LDC R1, c[0x0][0x28] ; /* 0x00 */\n /* 0x01 */\n /*0010*/ {} ; /* 0x02 */\n"
+    first = compiling.machine_code(code.format("a", "EXIT"))
+    assert first == compiling.machine_code(code.format("b", "EXIT")) != compiling.machine_code(code.format("a", "NOP"))
+
+
+@pytest.mark.parametrize("gpu", record.GPUS)
+def test_every_gpu_has_cases_and_only_hopper_warp_specialised_ones(gpu: str) -> None:
+    """Launched programmatically from Hopper on, as plans do."""
+    found = cases.every(gpu)
+    specialised = any(name.startswith("warp_specialised") for name in found)
+    assert len(found) > 250 and specialised == (gpu == "sm_90")
+    programmatic = any(case.launch.arguments.get("PDL") for case in found.values())
+    assert programmatic == (gpu not in ("sm_80", "sm_89"))
 
 
 def pretend(name: str) -> Row:

@@ -1,11 +1,11 @@
 """What other Tritons make of the kernels: python -m perf.drift [--triton WHAT ...]
 
-Compiles every kernel in all its configurations for sm_90, without a GPU, with each Triton that is named, and says which
-registers, spills, shared memory and instructions are not those of the committed record of that version; of a version
-without one, of the last before it. --triton names a version, which pip installs into build/drift; a Python interpreter;
-a folder that has triton in it; or what else pip can install, a wheel of a nightly build for one. By default all
-versions that are supported. Exit status: 1 if something that compiled does not, or spills more than before, 2 for a
-mistake in the call or a Triton that cannot be had.
+Compiles every kernel in all its configurations for one GPU (--gpu), without having it, with each Triton that is named,
+and says which registers, spills, shared memory, instructions and machine code are not those of the committed record of
+that version; of a version without one, of the last before it. --triton names a version, which pip installs into
+build/drift; a Python interpreter; a folder that has triton in it; or what else pip can install, a wheel of a nightly
+build for one. By default all versions that are supported. Exit status: 1 if something that compiled does not, or spills
+more than before, 2 for a mistake in the call or a Triton that cannot be had.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 os.environ.pop("TRITON_INTERPRET", None)
@@ -29,7 +30,7 @@ try:
     from perf.common import arguments as args
     from perf.common import progress
     from perf.drift import cases, compiling, record, tritons
-    from perf.drift.record import FIGURES, Drift
+    from perf.drift.record import FIGURES, GPUS, Drift
 except ModuleNotFoundError as error:
     if __name__ != "__main__":
         raise
@@ -42,14 +43,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parse(arguments)
     console = Console(width=None if sys.stdout.isatty() else 160)
     if given.write is not None:
-        write_here(given.write, chosen(cases.every(), given.only, given.every), given.jobs)
+        write_here(given.write, chosen(cases.every(given.gpu), given.only, given.every), given.jobs, given.gpu)
         return 0
     worse = False
     for what in given.triton:
         try:
             version, found = compiled_by(what, given)
-            before = given.against or base(version, given.records)
-            known = record.read(record.path_of(before, given.records)) if before else {}
+            before = given.against or base(version, given.records, given.gpu)
+            known = record.read(record.path_of(before, given.records, given.gpu)) if before else {}
             known = {name: known[name] for name in chosen(known, given.only, given.every)}
         except (OSError, ValueError, subprocess.CalledProcessError) as error:
             print(f"error: {what}: {error}", file=sys.stderr)
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         show(version, before, drift, given.lines, console)
         worse |= bool(drift.worse())
         if given.update:
-            record.write(record.path_of(version, given.records), found)
+            record.write(record.path_of(version, given.records, given.gpu), found)
     return int(worse and not given.update)
 
 
@@ -71,6 +72,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--triton", nargs="+", default=list(tritons.VERSIONS), metavar="WHAT", help="versions to try")
+    parser.add_argument("--gpu", default=GPUS[0], choices=GPUS, help="what is compiled for (%(default)s)")
     parser.add_argument("--against", metavar="VERSION", help="compare with this version's record")
     parser.add_argument("--only", default="", metavar="WORDS", help="cases that have these words in their name")
     parser.add_argument("--every", type=args.count, default=1, metavar="N", help="one case in N")
@@ -95,12 +97,12 @@ def chosen(names: Iterable[str], only: str, every: int) -> list[str]:
     return [name for name in names if all(word in name for word in words) and zlib.crc32(name.encode()) % every == 0]
 
 
-def write_here(path: Path, names: Sequence[str], jobs: int) -> None:
+def write_here(path: Path, names: Sequence[str], jobs: int, gpu: str) -> None:
     """Compiles cases with the Triton of this interpreter, and writes a record of them, and that Triton's version."""
     found: dict[str, record.Row] = {}
 
     def run(advance: progress.Advance) -> None:
-        for name, row in compiling.compile_all(names, jobs):
+        for name, row in compiling.compile_all(names, jobs, partial(compiling.compile_case, gpu=gpu)):
             found[name] = row
             advance(name)
 
@@ -115,15 +117,16 @@ def compiled_by(what: str, given: argparse.Namespace) -> tuple[str, dict[str, re
     made_by = tritons.toolchain(what)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "record.csv")
-        options = [f"--only={given.only}", f"--every={given.every}", f"--jobs={given.jobs}", f"--write={path}"]
+        options = [f"--only={given.only}", f"--every={given.every}", f"--jobs={given.jobs}"]
+        options += [f"--gpu={given.gpu}", f"--write={path}"]
         command = [made_by.python, "-m", "perf.drift", *options]
         subprocess.run(command, env=made_by.environment(), check=True)
         return path.with_suffix(".version").read_text(), record.read(path)
 
 
-def base(version: str, folder: Path) -> str | None:
+def base(version: str, folder: Path, gpu: str = GPUS[0]) -> str | None:
     """The version whose record is compared with: its own, or else the last before it."""
-    known = record.versions(folder)
+    known = record.versions(folder, gpu)
     earlier = [other for other in known if record.order(other) <= record.order(version)]
     return version if version in known else next(reversed(earlier), None)
 

@@ -8,11 +8,13 @@ from functools import cache, partial
 
 import torch
 
+from perf.drift.record import GPUS
 from triton_gemm import kernels, precompile
 from triton_gemm.aot import CapturedLaunch
 from triton_gemm.arithmetic import ARITHMETICS, HALF, IEEE, TF32, Arithmetic
 from triton_gemm.config import TileConfig
-from triton_gemm.device import DeviceInfo, device_of_capability
+from triton_gemm.device import DeviceInfo
+from triton_gemm.device_model import named_device
 from triton_gemm.explanation import operands_of_sizes
 from triton_gemm.kernels import reduction
 from triton_gemm.kernels.candidate import Candidate, Work
@@ -31,7 +33,6 @@ PRODUCTS = (
 ODD = (1023, 1279, 2047)  # whose rows TMA cannot read, so that they are copied
 LONG = (256, 320, 32768)  # whose parts of K a second launch adds up
 PARTS = (8, 32)  # of K; the second launch reads more of many at once
-CAPABILITY = (9, 0)
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,10 @@ class Case:
     problem: GemmProblem = field(repr=False)
 
     def captured(self) -> CapturedLaunch:
-        """The launch as a plan on Hopper makes it, on operands that do not exist."""
-        launch = self.launch.programmatic()
-        operands: Mapping[str, torch.Tensor] = precompile.operands_of(self.problem, [launch])
-        arguments = materialise(launch, operands, precompile.SCALARS)
-        return CapturedLaunch(launch.kernel, {**arguments, **launch.options})
+        """The launch as a plan makes it, on operands that do not exist."""
+        operands: Mapping[str, torch.Tensor] = precompile.operands_of(self.problem, [self.launch])
+        arguments = materialise(self.launch, operands, precompile.SCALARS)
+        return CapturedLaunch(self.launch.kernel, {**arguments, **self.launch.options})
 
 
 def problem(size: tuple[int, int, int], layout: str, arithmetic: Arithmetic) -> GemmProblem:
@@ -74,9 +74,9 @@ def configurations(kernel: str, candidate: Candidate) -> tuple[TileConfig, ...]:
 
 
 @cache
-def every() -> dict[str, Case]:
-    """All cases by name, those of one kernel after one another, for sm_90 (132 multiprocessors assumed)."""
-    device = device_of_capability(CAPABILITY)
+def every(gpu: str = GPUS[0]) -> dict[str, Case]:
+    """All cases of a GPU in GPUS by name, those of one kernel after one another."""
+    device = named_device(gpu)
     found: dict[str, Case] = {}
     makers: list[Callable[[Arithmetic], Iterator[Case]]] = [
         partial(_for_long_sums, device=device),
@@ -87,6 +87,8 @@ def every() -> dict[str, Case]:
     for cases in makers:
         for arithmetic in ARITHMETICS.values():
             for case in cases(arithmetic):
+                if device.capability >= (9, 0):  # as `plan.launches_on` does
+                    case = replace(case, launch=case.launch.programmatic())
                 found.setdefault(case.name, case)
     return found
 

@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 
 from perf.drift import cases
-from perf.drift.record import MAIN, Row
+from perf.drift.record import GPUS, MAIN, Row
 from triton_gemm import aot
+from triton_gemm.device_model import named_device
 
 Work = Callable[[str], Row]
 ENDED = "the compiler ended its process"
 
 
-def compile_case(name: str) -> Row:
+def compile_case(name: str, gpu: str = GPUS[0]) -> Row:
     """What a case becomes, or why it does not compile."""
     try:
-        made = aot.compile_launch(cases.every()[name].captured(), cases.CAPABILITY)
+        made = aot.compile_launch(cases.every(gpu)[name].captured(), named_device(gpu).capability)
     except Exception as error:
         first = next(iter(str(error).strip().splitlines()), "")
         return Row(error=f"{type(error).__name__}: {first}"[:120])
     counts = {name: made.instructions[name] for name in MAIN if made.instructions[name]}
-    return Row(made.registers, made.spills, made.shared, made.instructions.total(), counts)
+    return Row(
+        made.registers, made.spills, made.shared, made.instructions.total(), counts, machine_code(made.asm["sass"])
+    )
+
+
+def machine_code(sass: str) -> str:
+    """The start of the SHA-256 of a kernel's instructions and their encoding, whatever the kernel is called."""
+    lines = [line.strip() for line in sass.splitlines() if line.lstrip().startswith("/*")]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def compile_all(names: Iterable[str], jobs: int, work: Work = compile_case) -> Iterator[tuple[str, Row]]:

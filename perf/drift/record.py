@@ -11,26 +11,29 @@ from pathlib import Path
 from perf.measure.environment import RESULTS
 
 FOLDER = RESULTS / "drift"
+# What is compiled for, as `device_model.named_device` calls it: the first by default.
+GPUS = ("sm_90", "sm_80", "sm_89", "sm_100", "sm_120")
 # SASS opcodes that are counted by themselves: tensor cores and multiply-adds, TMA and other copies, barriers.
 MAIN = (
     *("HGMMA", "QGMMA", "IGMMA", "HMMA", "IMMA", "DMMA", "FFMA", "UTMALDG", "UTMASTG", "LDGSTS", "LDG", "STG"),
     *("LDSM", "STSM", "LDS", "STS", "BAR", "SYNCS", "WARPGROUP"),
 )
 FIGURES = ("registers", "spills", "shared", "instructions")
-COLUMNS = ("case", *FIGURES, *MAIN, "error")
+COLUMNS = ("case", *FIGURES, *MAIN, "sass", "error")
 
 
 @dataclass(frozen=True)
 class Row:
     """What one case became. registers: of a thread; spills: loads and stores of local memory; shared: bytes of a block;
-    instructions: in the kernel's text; main: of those how many are of each opcode in MAIN, where there are any; error:
-    why it did not compile, and all else is 0."""
+    instructions: in the kernel's text; main: of those how many are of each opcode in MAIN, where there are any; sass:
+    the first 16 digits of the SHA-256 of the machine code; error: why it did not compile, and all else is 0."""
 
     registers: int = 0
     spills: int = 0
     shared: int = 0
     instructions: int = 0
     main: Mapping[str, int] = field(default_factory=dict)
+    sass: str = ""
     error: str = ""
 
     def figures(self) -> dict[str, int]:
@@ -40,13 +43,13 @@ class Row:
 Record = Mapping[str, Row]
 
 
-def path_of(version: str, folder: Path = FOLDER) -> Path:
-    return folder / f"sm_90-triton-{version}.csv"
+def path_of(version: str, folder: Path = FOLDER, gpu: str = GPUS[0]) -> Path:
+    return folder / f"{gpu}-triton-{version}.csv"
 
 
-def versions(folder: Path = FOLDER) -> list[str]:
+def versions(folder: Path = FOLDER, gpu: str = GPUS[0]) -> list[str]:
     """That have a record, the oldest first."""
-    found = (path.stem.partition("triton-")[2] for path in folder.glob("sm_90-triton-*.csv"))
+    found = (path.stem.partition("triton-")[2] for path in folder.glob(f"{gpu}-triton-*.csv"))
     return sorted(found, key=order)
 
 
@@ -70,7 +73,7 @@ def write(path: Path, record: Record) -> None:
         writer.writerow(COLUMNS)
         for name, row in record.items():
             figures = row.figures().values()
-            writer.writerow([name, *(("" for _ in figures) if row.error else figures), row.error])
+            writer.writerow([name, *(("" for _ in figures) if row.error else figures), row.sass, row.error])
     os.replace(partial, path)
 
 
@@ -88,7 +91,7 @@ def _row(line: Mapping[str, str]) -> Row:
         return Row(error=line["error"])
     main = {name: int(line[name]) for name in MAIN if line[name] != "0"}
     registers, spills, shared, instructions = (int(line[name]) for name in FIGURES)
-    return Row(registers, spills, shared, instructions, main)
+    return Row(registers, spills, shared, instructions, main, line["sass"])
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ class Change:
     @property
     def weight(self) -> tuple[bool, bool, float]:
         """The heaviest changes first: worse, compiled or not, registers or shared memory, then instructions."""
-        moved = max((abs(y - x) / max(x, 1) for x, y in self.figures.values()), default=1.0)
+        moved = max((abs(y - x) / max(x, 1) for x, y in self.figures.values()), default=0.0)
         return not self.worse, not (self.before.error or self.after.error), -moved
 
     def __str__(self) -> str:
@@ -124,7 +127,8 @@ class Change:
             return f"{self.case}: {self.after.error}"
         if self.before.error:
             return f"{self.case}: compiles, and did not: {self.before.error}"
-        return f"{self.case}: {', '.join(f'{name} {x} -> {y}' for name, (x, y) in self.figures.items())}"
+        moved = [f"{name} {x} -> {y}" for name, (x, y) in self.figures.items()]
+        return f"{self.case}: {', '.join(moved or ['other machine code of the same figures'])}"
 
 
 @dataclass(frozen=True)
