@@ -146,6 +146,30 @@ def test_scores_beside_cublas() -> None:
     assert all(suite in SUITES for suite, _ in scores.TARGETS)
 
 
+def test_a_sweep_is_compared_with_one_before(capsys: pytest.CaptureFixture[str]) -> None:
+    """Over shapes that both timed; a mean below what was asked for fails, and so does nothing in common."""
+    first, second, third, fourth = keys("square", 4)
+    before = made_up("square", {first: 1.0, second: 2.0, third: None, fourth: 1.0})
+    now = made_up("square", {first: 0.9, second: 2.0, third: 1.0})
+    assert scores.changes(before, now) == {first: pytest.approx(0.9), second: pytest.approx(1.0)}
+    console = bench.Console(width=200)
+    for least, slower in ((0.94, False), (0.95, True), (None, False)):
+        assert bench.show_changes([now], {"square": before}, least, console) == slower
+    assert f"0.949 over 2 shapes, at worst 0.900: {first}" in capsys.readouterr().out
+    assert bench.show_changes([now], {"square": made_up("square", {fourth: 1.0})}, 0.5, console)
+    assert not bench.show_changes([now], {}, 0.5, console)
+
+
+def test_a_baseline_is_a_sweep_of_the_suite_or_a_folder_of_them(tmp_path: Path) -> None:
+    write_json(tmp_path / "square.json", made_up("square", {keys("square", 1)[0]: 1.0}))
+    for given in (tmp_path, tmp_path / "square.json"):
+        assert set(bench.baselines(bench.parse(["square", "--baseline", str(given)]))) == {"square"}
+    with pytest.raises(ValueError, match="is no sweep of llm"):
+        bench.baselines(bench.parse(["llm", "--baseline", str(tmp_path / "square.json")]))
+    with pytest.raises(OSError):
+        bench.baselines(bench.parse(["llm", "--baseline", str(tmp_path)]))
+
+
 def test_figures_that_are_too_good_are_named() -> None:
     size = "4096x4096x4096 nn"
     assert len(scores.suspicious([made_up("square", {size: 1.3})])) == 1
@@ -287,6 +311,8 @@ def test_every_committed_sweep_is_on_a_page() -> None:
         (["--list", "--limit", "2", "--unseen", "1"], "--limit, --unseen would be ignored"),
         (["tf32", "fp8", "--dtype", "fp16"], "--dtype would be ignored: tf32, fp8: the precision is the suite's own"),
         (["square", "--warm", "--providers", "cuBLAS"], "--warm would be ignored: it compiles for triton_gemm"),
+        (["square", "--fail-below", "0.98"], "--fail-below needs a --baseline"),
+        (["square", "llm", "--baseline", __file__], "--baseline of several suites is a folder"),
     ],
 )
 def test_a_mistaken_call_is_refused(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:

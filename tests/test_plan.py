@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
 
@@ -18,6 +20,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import triton_gemm
 from tests.checks import fp32_precision
 from tests.tiers import one
 from triton_gemm import api, compat, generation, ops, plan, policies
@@ -27,6 +30,7 @@ from triton_gemm.problem import ACTIVATIONS, PRODUCT, GemmProblem, Layout, Reque
 from triton_gemm.select import launches, select
 
 HALF = torch.float16
+PACKAGE = str(Path(triton_gemm.__file__).parent)
 
 
 def half(*shape: int) -> torch.Tensor:
@@ -663,6 +667,17 @@ FAST: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
+def plan_by_hand(name: str, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> torch.Tensor | None:
+    """Plans what a function in FAST launches; the bias, where it adds one."""
+    added = bias if name in ("addmm", "linear") else None
+    x, y = (a, b.mT.mT) if name != "bmm" else (a[None], b[None])
+    made = plan_without_a_gpu(a, b, half(64, 48))
+    made.names, made.allocates, made.steps = ("a", "b", "c", *["bias"] * (added is not None)), False, [FakeStep()]  # type: ignore[list-item]
+    first, *_ = ops.views(x, y, half(*x.shape[:-1], 48))
+    plan.PLANS[key_of(*first, bias=added)] = made
+    return added
+
+
 @pytest.mark.parametrize("name", FAST)
 def test_calls_like_one_before_go_past_the_checks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """But not those whose bias is broadcast, of which a kernel would read more than there is."""
@@ -675,12 +690,7 @@ def test_calls_like_one_before_go_past_the_checks(name: str, monkeypatch: pytest
 
     monkeypatch.setattr(api, "_product", product)
     a, b, bias = half(64, 32), half(32, 48), half(48)
-    added = bias if name in ("addmm", "linear") else None
-    x, y = (a, b.mT.mT) if name != "bmm" else (a[None], b[None])
-    made = plan_without_a_gpu(a, b, half(64, 48))
-    made.names, made.allocates, made.steps = ("a", "b", "c", *["bias"] * (added is not None)), False, [FakeStep()]  # type: ignore[list-item]
-    first, *_ = ops.views(x, y, half(*x.shape[:-1], 48))
-    plan.PLANS[key_of(*first, bias=added)] = made
+    added = plan_by_hand(name, a, b, bias)
     for _ in range(3):
         FAST[name](a, b, bias)
     assert checked == [name] and len(api._fast) == 1
@@ -704,6 +714,35 @@ def test_calls_like_one_before_go_past_the_checks(name: str, monkeypatch: pytest
     if added is not None:
         torch.func.functionalize(lambda x: FAST[name](a, b, x))(bias)
         assert len(checked) == count + 3
+
+
+# Functions of the package that a call like one before goes through, down to its launch.
+WARM_CALLS = {"matmul": 5, "mm": 6, "bmm": 6, "addmm": 6, "linear": 6}
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_a_warm_call_goes_through_few_functions(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each costs a call about a tenth of a microsecond."""
+    without_a_gpu(monkeypatch)
+    monkeypatch.setattr(api, "_product", lambda function, request, a, b, *_: half(*a.shape[:-1], b.shape[-1]))
+    a, b, bias = half(64, 32), half(32, 48), half(48)
+    plan_by_hand(name, a, b, bias)
+    out = half(64, 48) if name != "bmm" else half(1, 64, 48)
+    monkeypatch.setattr(torch, "empty_strided", lambda *_, **__: out)  # whose address is bound already
+    called: list[str] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE) and frame.f_code.co_name[0] != "<":
+            called.append(frame.f_code.co_name)
+
+    for _ in range(3):
+        called.clear()
+        sys.setprofile(note)
+        try:
+            FAST[name](a, b, bias)
+        finally:
+            sys.setprofile(None)
+    assert "_bind" not in called and len(called) == WARM_CALLS[name], called
 
 
 def test_the_fast_path_says_that_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:

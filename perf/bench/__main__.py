@@ -3,6 +3,9 @@
 Prints a line for each shape as it is measured, and a summary against the targets; everything goes to one JSON file a
 suite, written after each shape. Exit status: 1 if a provider gave wrong results, 2 for a mistake in the call, 130 if
 interrupted.
+
+With --baseline each suite is compared with a sweep made before, by the ratios to cuBLAS of both, so that two cards of
+one kind may be compared. --fail-below makes exit status 1 of a slower one.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +32,7 @@ try:
     from perf.bench.peers import PEERS
     from perf.bench.scores import AUTOTUNED, Sweep
     from perf.common import arguments as args
-    from perf.common.files import shown
+    from perf.common.files import read_json, shown
     from perf.common.formats import Cell
     from perf.measure import environment
     from perf.measure.providers import OURS
@@ -46,14 +49,17 @@ SHAPE_WIDTH, CELL_WIDTH = 34, 10
 
 @dataclass(frozen=True)
 class Call:
-    """The command line, parsed; json and out are where to write, None is the default place. No suites: their
-    names are to be listed."""
+    """The command line, parsed; json and out are where to write, None is the default place; baseline: a sweep, or a
+    folder of sweeps, to compare with; fail_below: what each suite's mean against it is to reach. No suites: their names
+    are to be listed."""
 
     suites: tuple[Suite, ...]
     options: sweep.Options
     json: Path | None
     out: Path | None
     list_only: bool
+    baseline: Path | None = None
+    fail_below: float | None = None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -70,6 +76,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     folder = call.out or bench_tables.folder_of(environment.RESULTS, surroundings)
     files = {suite.name: call.json or folder / sweep.file_name(suite, call.options) for suite in call.suites}
+    try:
+        before = baselines(call)
+    except (OSError, ValueError) as error:
+        print(f"error: --baseline: {error}", file=sys.stderr)
+        return 2
     try:
         for file in files.values():
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -88,6 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     finally:
         show_summary(done, console)
+        slower = show_changes(done, before, call.fail_below, console)
         for found in done:
             console.print(f"{found['suite']}: {shown(files[found['suite']])}", highlight=False, soft_wrap=True)
     failures = scores.failures(done)
@@ -95,7 +107,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"FAILED {failure}", file=sys.stderr)
     for line in scores.suspicious(done):
         print(f"too good to be true until shown otherwise: {line}", file=sys.stderr)
-    return 1 if failures else 0
+    return 1 if failures or slower else 0
+
+
+def baselines(call: Call) -> dict[str, Sweep]:
+    """The sweep of each suite to compare with; none without --baseline. ValueError where it is another suite's."""
+    given, found = call.baseline, dict[str, Sweep]()
+    if given is None:
+        return found
+    for suite in call.suites:
+        file = given / sweep.file_name(suite, call.options) if given.is_dir() else given
+        found[suite.name] = read_json(file)
+        if found[suite.name].get("suite") != suite.name:
+            raise ValueError(f"{file} is no sweep of {suite.name}")
+    return found
+
+
+def show_changes(done: Sequence[Sweep], before: Mapping[str, Sweep], least: float | None, console: Console) -> bool:
+    """Each suite against its baseline, and its slowest shape; whether a mean is below `least`."""
+    slower = False
+    for found in (one for one in done if one["suite"] in before):
+        changes = scores.changes(before[found["suite"]], found)
+        mean = scores.geometric_mean(changes.values()) if changes else 0.0
+        worst = min(changes, key=changes.__getitem__, default="no shape is in both")
+        below = least is not None and mean < least
+        line = f"{scores.label(found)} against the baseline: {mean:.3f} over {len(changes)} shapes"
+        line += f", at worst {changes[worst]:.3f}: {worst}" if changes else f": {worst}"
+        console.print(line, style="red" if below else "", highlight=False, soft_wrap=True)
+        slower |= below
+    return slower
 
 
 def one(suite: Suite, options: sweep.Options, file: Path, surroundings: dict[str, Any], console: Console) -> Sweep:
@@ -177,6 +217,12 @@ def parse(arguments: Sequence[str] | None) -> Call:
     parser.add_argument("--providers", type=_names, metavar="NAME,NAME", help=f"of {', '.join(PEERS)}")
     parser.add_argument("--peers", action="store_true", help=f"{' and '.join(AUTOTUNED)} as well")
     parser.add_argument("--unseen", type=int, metavar="SEED", help="other shapes of the same regimes, drawn at random")
+    parser.add_argument(
+        "--baseline", type=args.path, metavar="FILE", help="compare with this sweep, or folder of sweeps"
+    )
+    parser.add_argument(
+        "--fail-below", type=float, metavar="RATIO", help="exit status 1 where a suite's mean against it is less"
+    )
     parser.add_argument("--warm", action="store_true", help="compile all shapes' kernels first, many at once")
     parser.add_argument(
         "--list", action="store_true", help="show the suites, or the shapes of those named; measures nothing"
@@ -190,7 +236,7 @@ def parse(arguments: Sequence[str] | None) -> Call:
     if not names and not given.list:
         parser.error("name a SUITE, or --list them")
     if given.list:
-        flags = ("dtype", "json", "out", "budget", "providers", "peers", "warm")
+        flags = ("dtype", "json", "out", "budget", "providers", "peers", "warm", "baseline", "fail_below")
         args.refuse(parser, given, flags, "--list measures nothing")
     if not names:
         args.refuse(parser, given, ("limit", "unseen"), "without a SUITE no shapes are listed")
@@ -202,11 +248,16 @@ def parse(arguments: Sequence[str] | None) -> Call:
         parser.error("--json is for one suite; --out takes the files of several")
     if given.json and given.out:
         parser.error("--json and --out say the same thing twice")
+    if given.fail_below is not None and given.baseline is None:
+        parser.error("--fail-below needs a --baseline")
+    if given.baseline and given.baseline.is_file() and len(names) > 1:
+        parser.error("--baseline of several suites is a folder")
     if not 0 < given.budget < float("inf"):
         parser.error("--budget is a number of seconds above 0")
     dtype = given.dtype or sweep.Options.dtype
     options = sweep.Options(dtype, given.budget, given.limit, given.providers, given.unseen, given.warm, given.peers)
-    return Call(tuple(SUITES[name] for name in names), options, given.json, given.out, given.list)
+    suites = tuple(SUITES[name] for name in names)
+    return Call(suites, options, given.json, given.out, given.list, given.baseline, given.fail_below)
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -175,6 +175,14 @@ def label(sweep: Sweep) -> str:
     return " ".join(words)
 
 
+def changes(before: Sweep, now: Sweep) -> dict[str, float]:
+    """Our speed now over that of a sweep before, both relative to cuBLAS, of each shape that is timed in both."""
+    pairs = (
+        (key, ratio(shape), ratio(before["shapes"].get(key, {"providers": {}}))) for key, shape in now["shapes"].items()
+    )
+    return {key: mine / theirs for key, mine, theirs in pairs if mine is not None and theirs is not None}
+
+
 def failures(sweeps: Sequence[Sweep]) -> list[str]:
     """`provider on suite shape: reason` for all that failed the check."""
     return [

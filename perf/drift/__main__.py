@@ -50,7 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             version, found = compiled_by(what, given)
             before = given.against or base(version, given.records, given.gpu)
-            known = record.read(record.path_of(before, given.records, given.gpu)) if before else {}
+            known = (
+                {} if before is None or given.update else record.read(record.path_of(before, given.records, given.gpu))
+            )
             known = {name: known[name] for name in chosen(known, given.only, given.every)}
         except (OSError, ValueError, subprocess.CalledProcessError) as error:
             print(f"error: {what}: {error}", file=sys.stderr)
