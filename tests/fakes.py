@@ -59,6 +59,6 @@ def take_plans_away(patch: pytest.MonkeyPatch) -> list[FakePlan]:
     patch.setattr(plan, "device_info", lambda _: hopper)
     patch.setattr(plan, "PLANS", {})
     patch.setattr(api, "_fast", {})
-    patch.setattr(api.checks, "computable", lambda *_, **__: None)
-    patch.setattr(api.checks, "runs", lambda *_: None)
+    patch.setattr(api.rules, "computable", lambda *_, **__: None)
+    patch.setattr(api.rules, "runs", lambda *_: None)
     return FakePlan.made

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import increment_version
 
-from . import checks, ops, plan
+from . import arguments, ops, plan, rules
 from .arithmetic import DTYPES, FLOATING, Precision, result_dtype
 from .compat import must_dispatch
 from .problem import PRODUCT, Activation, Request
@@ -72,9 +72,9 @@ def matmul(
     key, c = _take_fast_path("matmul", request, input, other, None, out)
     if c is not None:
         return c
-    checks.tensors("matmul", input=input, other=other)
+    arguments.tensors("matmul", input=input, other=other)
     a, b = _autocast(input, other) if out is None else (input, other)
-    checks.matmul(a, b)
+    rules.matmul(a, b)
     c = _product("matmul", request, a, b, None, out)
     return _keep_fast_path(key, request, a, b, None, out, c)
 
@@ -100,7 +100,7 @@ def mm(
     tensor; NotImplementedError for other dtypes, nested or sparse tensors; ValueError for a precision that does not
     fit.
     """
-    return _of_one_rank("mm", checks.mm, input, mat2, out_dtype, out, precision, batch_invariant)
+    return _of_one_rank("mm", rules.mm, input, mat2, out_dtype, out, precision, batch_invariant)
 
 
 def bmm(
@@ -125,7 +125,7 @@ def bmm(
     tensor; NotImplementedError for other dtypes, nested or sparse tensors; ValueError for a precision that does not
     fit.
     """
-    return _of_one_rank("bmm", checks.bmm, input, mat2, out_dtype, out, precision, batch_invariant)
+    return _of_one_rank("bmm", rules.bmm, input, mat2, out_dtype, out, precision, batch_invariant)
 
 
 def _of_one_rank(
@@ -145,11 +145,11 @@ def _of_one_rank(
     key, c = _take_fast_path(function, request, input, mat2, None, out)
     if c is not None:
         return c
-    checks.tensors(function, input=input, mat2=mat2)
+    arguments.tensors(function, input=input, mat2=mat2)
     if out is None and out_dtype is None:
         input, mat2 = _autocast(input, mat2)
     check(input, mat2)
-    checks.out_dtype(out_dtype, input)
+    rules.out_dtype(out_dtype, input)
     c = _product(function, request, input, mat2, None, out)
     return _keep_fast_path(key, request, input, mat2, None, out, c)
 
@@ -173,10 +173,10 @@ def mv(
     TypeError for what is no tensor; NotImplementedError for other dtypes, nested or sparse tensors; ValueError for a
     precision that does not fit.
     """
-    checks.tensors("mv", input=input, vec=vec)
+    arguments.tensors("mv", input=input, vec=vec)
     if out is None:
         input, vec = _autocast(input, vec)
-    checks.mv(input, vec)
+    rules.mv(input, vec)
     request = Request(precision=precision, batch_invariant=batch_invariant)
     return _product("mv", request, input, vec, None, out)
 
@@ -217,12 +217,12 @@ def addmm(
     key, c = _take_fast_path("addmm", request, mat1, mat2, input, out) if numbers else (None, None)
     if c is not None:
         return c
-    checks.tensors("addmm", input=input, mat1=mat1, mat2=mat2)
-    beta, alpha = checks.number("addmm", "beta", beta), checks.number("addmm", "alpha", alpha)
+    arguments.tensors("addmm", input=input, mat1=mat1, mat2=mat2)
+    beta, alpha = arguments.number("addmm", "beta", beta), arguments.number("addmm", "alpha", alpha)
     request = request._replace(alpha=alpha, beta=beta)
     if out is None and out_dtype is None:
         input, mat1, mat2 = _autocast(input, mat1, mat2)
-    checks.addmm(input, mat1, mat2, out_dtype)
+    rules.addmm(input, mat1, mat2, out_dtype)
     c = _product("addmm", request, mat1, mat2, input, out)
     return _keep_fast_path(key, request, mat1, mat2, input, out, c)
 
@@ -254,11 +254,11 @@ def baddbmm(
     TypeError for what is no tensor, or for beta no number; NotImplementedError for other dtypes, int8 among them,
     nested or sparse tensors; ValueError for a precision that does not fit.
     """
-    checks.tensors("baddbmm", input=input, batch1=batch1, batch2=batch2)
-    beta, alpha = checks.number("baddbmm", "beta", beta), checks.number("baddbmm", "alpha", alpha)
+    arguments.tensors("baddbmm", input=input, batch1=batch1, batch2=batch2)
+    beta, alpha = arguments.number("baddbmm", "beta", beta), arguments.number("baddbmm", "alpha", alpha)
     if out is None and out_dtype is None:
         input, batch1, batch2 = _autocast(input, batch1, batch2)
-    checks.baddbmm(input, batch1, batch2, out_dtype)
+    rules.baddbmm(input, batch1, batch2, out_dtype)
     request = Request(alpha, beta, None, out_dtype, precision, batch_invariant=batch_invariant)
     return _product("baddbmm", request, batch1, batch2, input, out)
 
@@ -297,13 +297,13 @@ def linear(
     key, c = _take_fast_path("linear", request, input, weight, bias, None)
     if c is not None:
         return c
-    checks.tensors("linear", input=input, weight=weight, **({} if bias is None else {"bias": bias}))
-    checks.activation("linear", activation)
+    arguments.tensors("linear", input=input, weight=weight, **({} if bias is None else {"bias": bias}))
+    rules.activation("linear", activation)
     if bias is None:
         a, b = _autocast(input, weight)
     else:
         a, b, bias = _autocast(input, weight, bias)
-    checks.linear(a, b, bias)
+    rules.linear(a, b, bias)
     b = b.t()
     c = _product("linear", request, a, b, bias, None)
     return _keep_fast_path(key, request, a, b, bias, None, c)
@@ -322,10 +322,10 @@ def _product(
 ) -> torch.Tensor:
     """activation(alpha a @ b + beta input) of operands whose shapes and dtypes go together, in `out` where given."""
     dtypes = DTYPES if input is None and request.activation is None else FLOATING
-    checks.computable(function, a, b, input, dtypes=dtypes, devices=("cuda", "cpu", "meta"))
-    checks.precision(function, request.precision, a.dtype)
+    rules.computable(function, a, b, input, dtypes=dtypes, devices=("cuda", "cpu", "meta"))
+    rules.precision(function, request.precision, a.dtype)
     if request.batch_invariant is not None:
-        checks.flag(function, "batch_invariant", request.batch_invariant)
+        arguments.flag(function, "batch_invariant", request.batch_invariant)
     a, b, vectors = _matrices(a, b)
     if out is not None:
         return _product_into(function, request, out, a, b, input, vectors)
@@ -347,19 +347,19 @@ def _product_into(
     vectors: tuple[int, ...],
 ) -> torch.Tensor:
     """out, filled with `_product` without the dimensions `vectors`."""
-    checks.tensor(function, "'out'", out)
+    arguments.tensor(function, "'out'", out)
     if ops.needs_grad(a, b, input, out):
-        raise checks.no_grad_into_out(function)
+        raise rules.no_grad_into_out(function)
     shape = list(ops.shape_of(a, b))
     for dim in vectors:
         del shape[dim]
     in_place = ops.is_plain(a, b, input, out) and not out.is_neg()
     if in_place:  # out may share memory with what is read, and be resized
-        a, b = (x.clone() if checks.may_alias(out, x) else x for x in (a, b))
-        if input is not None and (input is not out or list(out.shape) != shape) and checks.may_alias(out, input):
+        a, b = (x.clone() if rules.may_alias(out, x) else x for x in (a, b))
+        if input is not None and (input is not out or list(out.shape) != shape) and rules.may_alias(out, input):
             input = input.clone()
     dtype = request.out_dtype or result_dtype(a.dtype)
-    checks.out(out, shape, dtype, a.device, request.out_dtype is not None)
+    rules.out(out, shape, dtype, a.device, request.out_dtype is not None)
     if not in_place:
         return out.copy_(_without(ops.gemm(a, b, input, request), vectors))
     c = out

@@ -7,7 +7,7 @@ from typing import Literal, get_args, overload
 
 import torch
 
-from . import checks, ops, plan, policies, scaled
+from . import arguments, ops, plan, policies, rules, scaled
 from .arithmetic import DTYPES, FLOATING, Precision, ScaleKind, result_dtype
 from .bit_classes import bit_class
 from .compat import INTERPRETED
@@ -125,10 +125,10 @@ def explain(
     for a combination that no function has, and an unknown device; RuntimeError where nothing would be launched, or
     there is no GPU and none is named.
     """
-    arguments = locals()
-    del arguments["batch_invariant"]
-    checks.flag("explain", "batch_invariant", batch_invariant, or_none=True)
-    problem, info, of_columns = asked(**arguments)
+    given = locals()
+    del given["batch_invariant"]
+    arguments.flag("explain", "batch_invariant", batch_invariant, or_none=True)
+    problem, info, of_columns = asked(**given)
     selection = plan.selection_for(problem, info, invariant=batch_invariant)
     if selection.source == "model":
         selection = next_best(problem, info, selection)
@@ -162,25 +162,25 @@ def asked(
 ) -> tuple[GemmProblem, DeviceInfo, bool]:
     """What `explain` of the same arguments is about, with its errors: a problem, the GPU to choose for, and whether
     groups are of columns."""
-    checks.count("batch", batch)
-    checks.one_of("explain", "layout", layout, get_args(Layout))
-    checks.one_of("explain", "group_dim", group_dim, ("M", "N", "K"))
-    beta = checks.number("explain", "beta", beta)
-    checks.flag("explain", "use_fast_accum", use_fast_accum)
+    arguments.count("batch", batch)
+    arguments.one_of("explain", "layout", layout, get_args(Layout))
+    arguments.one_of("explain", "group_dim", group_dim, ("M", "N", "K"))
+    beta = arguments.number("explain", "beta", beta)
+    arguments.flag("explain", "use_fast_accum", use_fast_accum)
     sizes = {"M": M, "N": N, "K": K, "dtype": dtype}
     if input is None and other is None and M is not None and N is not None and K is not None and dtype is not None:
         a, b = operands_of_sizes(M, N, K, dtype, batch, layout, None if groups is None else (_count(groups), group_dim))
     elif any(x is not None for x in sizes.values()) or input is None:
         raise TypeError("explain() takes two tensors, or M, N, K and dtype")
     else:
-        checks.tensors("explain", input=input, other=other)
+        arguments.tensors("explain", input=input, other=other)
         assert other is not None
         if (batch, layout, group_dim) != (1, "nn", "M"):
             raise TypeError("explain(): batch, layout and group_dim go with sizes; tensors have their own")
         a, b = input, other
     bias = None if bias is False else bias
     if bias is not None and bias is not True:
-        checks.tensor("explain", "'bias'", bias)
+        arguments.tensor("explain", "'bias'", bias)
     given = {"bias": bias is not None, "activation": activation is not None, "beta": beta != 0}
     given |= {"groups": groups is not None, "scales": scales is not None, "precision": precision is not None}
     for one, others in _ALONE.items():
@@ -203,14 +203,14 @@ def asked(
 def _product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | bool | None, request: Request) -> GemmProblem:
     """Of matmul, linear and addmm: the first launch's."""
     epilogue = request.activation is not None or bias is not None or request.beta != 0
-    checks.matmul(a, b)
-    checks.activation("explain", request.activation)
+    rules.matmul(a, b)
+    rules.activation("explain", request.activation)
     tensor = bias if isinstance(bias, torch.Tensor) else None
-    checks.strided("explain", tensor)
-    checks.implemented("explain", a, b, dtypes=FLOATING if epilogue else DTYPES)
-    checks.precision("explain", request.precision, a.dtype)
+    rules.strided("explain", tensor)
+    rules.implemented("explain", a, b, dtypes=FLOATING if epilogue else DTYPES)
+    rules.precision("explain", request.precision, a.dtype)
     added = None if tensor is None else _like(tensor)
-    checks.out_dtype(result_dtype(a.dtype) if request.out_dtype is None else request.out_dtype, a, added)
+    rules.out_dtype(result_dtype(a.dtype) if request.out_dtype is None else request.out_dtype, a, added)
     a = a.unsqueeze(0) if a.dim() == 1 else a
     b = b.unsqueeze(1) if b.dim() == 1 else b
     c = torch.empty(ops.shape_of(a, b), dtype=request.out_dtype or result_dtype(a.dtype), device="meta")
@@ -228,10 +228,10 @@ def _product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | bool | None,
 def _of_groups(a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | int, request: Request) -> GemmProblem:
     """Of grouped_matmul."""
     offs = groups if isinstance(groups, torch.Tensor) else torch.empty(_count(groups), dtype=torch.int32, device="meta")
-    checks.grouped(_like(a), _like(b), _like(offs))
-    checks.implemented("explain", a, b, dtypes=FLOATING)
-    checks.out_dtype(request.out_dtype, a)
-    checks.precision("explain", request.precision, a.dtype)
+    rules.grouped(_like(a), _like(b), _like(offs))
+    rules.implemented("explain", a, b, dtypes=FLOATING)
+    rules.out_dtype(request.out_dtype, a)
+    rules.precision("explain", request.precision, a.dtype)
     if a.dim() == 3:
         a, b = b.mT, a.mT
     count = () if b.dim() == 3 else (_count(groups),)
@@ -250,10 +250,10 @@ def _scaled(
     out_dtype: torch.dtype,
 ) -> GemmProblem:
     """Of scaled_matmul."""
-    checks.mm(a, b)
+    rules.mm(a, b)
     if isinstance(scales, (tuple, list)) and len(scales) == 2:
         scale_a, scale_b = scales
-        checks.tensors("explain", scale_a=scale_a, scale_b=scale_b)
+        arguments.tensors("explain", scale_a=scale_a, scale_b=scale_b)
         given = _like(scale_a), _like(scale_b)
     else:
         given = _scales(scales, a, b)
@@ -283,8 +283,8 @@ def operands_of_sizes(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A and B without data. TypeError or ValueError for sizes, a dtype or a layout that are none."""
     for name, size in (("M", M), ("N", N), ("K", K)):
-        checks.count(name, size)
-    checks.dtype(dtype, "dtype")
+        arguments.count(name, size)
+    arguments.dtype(dtype, "dtype")
     batch_a = batch_b = (batch,) * (batch != 1)
     if groups is not None:
         if batch != 1:
@@ -308,7 +308,7 @@ def _like(x: torch.Tensor) -> torch.Tensor:
 def _count(groups: torch.Tensor | int) -> int:
     if isinstance(groups, torch.Tensor):
         return groups.numel()
-    checks.count("groups", groups)
+    arguments.count("groups", groups)
     return groups
 
 
@@ -330,7 +330,7 @@ def _device_info(device: Device | None, a: torch.Tensor) -> DeviceInfo:
     except RuntimeError as error:
         raise ValueError(f"explain(): {str(error).splitlines()[0]}") from None
     if where.type == "cpu":
-        checks.runs("explain", torch.empty(0, device="cpu"))
+        rules.runs("explain", torch.empty(0, device="cpu"))
     if INTERPRETED and where.type != "cuda":
         return INTERPRETER
     if not torch.cuda.is_available():

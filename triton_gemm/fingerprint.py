@@ -9,7 +9,7 @@ from typing import Any, Literal, overload
 
 import torch
 
-from . import checks, policies, tables
+from . import arguments, policies, tables
 from .device import DeviceInfo, current_device_info
 from .device_model import model_of, origin
 
@@ -32,8 +32,8 @@ def selection_fingerprint(device: DeviceInfo | None = None, *, parts: bool = Fal
 
     Raises ValueError for a policy of the environment that is none.
     """
-    checks.flag("selection_fingerprint", "parts", parts)
-    checks.instance("selection_fingerprint", "device", device, DeviceInfo, or_none=True)
+    arguments.flag("selection_fingerprint", "parts", parts)
+    arguments.instance("selection_fingerprint", "device", device, DeviceInfo, or_none=True)
     device = device or current_device_info()
     name, bits, invariant = policies.current()
     found = {

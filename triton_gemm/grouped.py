@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from . import api, checks, ops, plan
+from . import api, arguments, ops, plan, rules
 from .arithmetic import FLOATING, Precision
 from .compat import below_autograd, single_level_autograd
 from .problem import Request
@@ -47,16 +47,16 @@ def grouped_matmul(
     NotImplementedError for other dtypes, nested or sparse tensors, and forward differentiation; ValueError for a
     precision that does not fit.
     """
-    checks.tensors("grouped_matmul", mat_a=mat_a, mat_b=mat_b)
+    arguments.tensors("grouped_matmul", mat_a=mat_a, mat_b=mat_b)
     if offs is None and mat_a.dim() == mat_b.dim() == 3:
         return api.bmm(mat_a, mat_b, out_dtype, precision=precision, batch_invariant=batch_invariant)
-    checks.grouped(mat_a, mat_b, offs)
+    rules.grouped(mat_a, mat_b, offs)
     assert offs is not None
-    checks.out_dtype(out_dtype, mat_a)
-    checks.computable("grouped_matmul", mat_a, mat_b, dtypes=FLOATING, devices=("cuda", "cpu", "meta"))
-    checks.precision("grouped_matmul", precision, mat_a.dtype)
+    rules.out_dtype(out_dtype, mat_a)
+    rules.computable("grouped_matmul", mat_a, mat_b, dtypes=FLOATING, devices=("cuda", "cpu", "meta"))
+    rules.precision("grouped_matmul", precision, mat_a.dtype)
     if batch_invariant is not None:
-        checks.flag("grouped_matmul", "batch_invariant", batch_invariant)
+        arguments.flag("grouped_matmul", "batch_invariant", batch_invariant)
     if mat_a.dim() == 3:
         return grouped_gemm(mat_b.mT, mat_a.mT, offs, out_dtype, precision, batch_invariant).mT
     return grouped_gemm(mat_a, mat_b, offs, out_dtype, precision, batch_invariant)
@@ -71,7 +71,7 @@ def grouped_gemm(
     batch_invariant: bool | None = None,
 ) -> torch.Tensor:
     """The operator, past the dispatcher where that has nothing to do."""
-    checks.no_tangents("grouped_matmul", a, b)
+    rules.no_tangents("grouped_matmul", a, b)
     if ops.is_plain(a, b, offs):
         if not ops.needs_grad(a, b):
             return _compute(a, b, offs, out_dtype, precision, batch_invariant)
@@ -105,7 +105,7 @@ def _empty(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, out_dtype: torc
 
 def _kernel(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, *how: Any) -> torch.Tensor:
     """`_compute` for the dispatcher, whose callers may have checked nothing."""
-    checks.grouped(a, b, offs)
+    rules.grouped(a, b, offs)
     return _compute(a, b, offs, *how)
 
 
@@ -117,7 +117,7 @@ def _fake(
     precision: str | None = None,
     batch_invariant: bool | None = None,
 ) -> torch.Tensor:
-    checks.grouped(a, b, offs)
+    rules.grouped(a, b, offs)
     return _empty(a, b, offs, out_dtype)
 
 
@@ -151,7 +151,7 @@ class _Grouped(ops.Derivatives):
 
 
 def _autograd(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, *how: Any) -> torch.Tensor:
-    checks.grouped(a, b, offs)
+    rules.grouped(a, b, offs)
     how += (None,) * (3 - len(how))  # torch leaves out trailing defaults
     if ops.needs_grad(a, b):
         with single_level_autograd():

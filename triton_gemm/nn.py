@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from . import api, checks
+from . import api, arguments, rules
 from .arithmetic import Precision
 from .problem import Activation
 
@@ -38,9 +38,9 @@ class Linear(torch.nn.Linear):
         batch_invariant: bool | None = None,
     ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
-        checks.activation("Linear", activation)
-        checks.precision("Linear", precision, self.weight.dtype)
-        checks.flag("Linear", "batch_invariant", batch_invariant, or_none=True)
+        rules.activation("Linear", activation)
+        rules.precision("Linear", precision, self.weight.dtype)
+        arguments.flag("Linear", "batch_invariant", batch_invariant, or_none=True)
         self.activation, self.precision, self.batch_invariant = activation, precision, batch_invariant
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:

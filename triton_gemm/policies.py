@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
-from . import batch_invariance, checks, generation, tables
+from . import arguments, batch_invariance, generation, tables
 from .bit_classes import bit_class
 from .compat import INTERPRETED, backward_here, context_of_backward, hide_from_dynamo, must_dispatch
 from .device import DeviceInfo
@@ -155,7 +155,7 @@ def batch_invariant(enabled: bool = True) -> Iterator[None]:
     A product raises RuntimeError where no kernel can multiply so many rows in that class of bits, from 65,536 rows on
     at the earliest (docs/tuning.md).
     """
-    checks.flag("batch_invariant", "enabled", enabled)
+    arguments.flag("batch_invariant", "enabled", enabled)
     with _within(current()._replace(batch_invariant=bool(enabled))):
         yield
 
@@ -186,7 +186,7 @@ def set_tuner(tuner: Tuner | None) -> None:
     the policy there. `import triton_gemm` sets `tuning`'s.
     """
     global _tuner
-    checks.callback("set_tuner", "tuner", tuner)
+    arguments.callback("set_tuner", "tuner", tuner)
     _tuner = tuner
     generation.advance()
 

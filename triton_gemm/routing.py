@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from . import checks, ops
+from . import arguments, ops
 from .arithmetic import FLOATING
 from .compat import INTERPRETED, free_in_children, hide_from_dynamo, overlaps_itself, withdraw
 from .device import device_info
@@ -85,7 +85,7 @@ def enable(
 def _enter(only: Kind | Collection[Kind], exclude: Kind | Collection[Kind], predicate: Wanted | None) -> Rule:
     """As `enable`; the rule, which is the innermost one now."""
     global _library, _fast
-    checks.callback("enable", "predicate", predicate)
+    arguments.callback("enable", "predicate", predicate)
     rule = Rule(_kinds("only", only), _kinds("exclude", exclude), predicate)
     if not INTERPRETED and torch.cuda.device_count() == 0:
         raise RuntimeError(
@@ -104,7 +104,7 @@ def _kinds(name: str, given: Kind | Collection[Kind]) -> frozenset[Kind]:
     """What `only` or `exclude`, which `name` says, names: one, or several."""
     if isinstance(given, (str, torch.dtype)):
         given = (given,)
-    checks.several("enable", name, given)
+    arguments.several("enable", name, given)
     several = tuple(given)
     unknown = [x for x in several if not (isinstance(x, torch.dtype) or (isinstance(x, str) and x in ROUTED))]
     if unknown:
@@ -156,7 +156,7 @@ def use(
 def report_routing(*, reset: bool = False) -> dict[tuple[str, str], int]:
     """How many calls of each operator went where, since the start or the last reset: {("addmm", "triton_gemm"): 12,
     ("mm", "torch: int64 is not computed"): 1}."""
-    checks.flag("report_routing", "reset", reset)
+    arguments.flag("report_routing", "reset", reset)
     found = dict(sorted(_counts.items()))
     if reset:
         _counts.clear()

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from . import checks, ops, plan
+from . import arguments, ops, plan, rules
 from .arithmetic import SCALED, ScaleKind, default_arithmetic, scaled_arithmetic
 from .compat import may_differ
 from .problem import Request
@@ -52,13 +52,13 @@ def scaled_matmul(
     dtype; NotImplementedError for other dtypes, nested or sparse tensors.
     """
     more = {} if bias is None else {"bias": bias}
-    checks.tensors("scaled_matmul", a=a, b=b, scale_a=scale_a, scale_b=scale_b, **more)
+    arguments.tensors("scaled_matmul", a=a, b=b, scale_a=scale_a, scale_b=scale_b, **more)
     if use_fast_accum is not False:
-        checks.flag("scaled_matmul", "use_fast_accum", use_fast_accum)
+        arguments.flag("scaled_matmul", "use_fast_accum", use_fast_accum)
     if batch_invariant is not None:
-        checks.flag("scaled_matmul", "batch_invariant", batch_invariant)
+        arguments.flag("scaled_matmul", "batch_invariant", batch_invariant)
     operands = (a, b, scale_a, scale_b, bias)
-    checks.no_tangents("scaled_matmul", *operands)
+    rules.no_tangents("scaled_matmul", *operands)
     plain = ops.is_plain(*operands) and not ops.needs_grad(*operands)
     return (_compute if plain else _op)(*operands, out_dtype, use_fast_accum, batch_invariant)
 
@@ -75,7 +75,7 @@ def _compute(
 ) -> torch.Tensor:
     """scaled_matmul of tensors that hold data."""
     kind, scales = check(a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum)
-    checks.runs("scaled_matmul", a)
+    rules.runs("scaled_matmul", a)
     c = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype, device=a.device)
     if c.numel() > 0:
         auxiliary = scales if bias is None else (bias.resolve_neg().contiguous(), *scales)
@@ -99,30 +99,28 @@ def check(
     use_fast_accum: bool,
 ) -> tuple[ScaleKind, tuple[torch.Tensor, torch.Tensor]]:
     """The kind of scales, and the scales as kernels read them; raises as `scaled_matmul`, wherever operands lie."""
-    checks.mm(a, b)
-    checks.implemented("scaled_matmul", a, b, dtypes=SCALED)
+    rules.mm(a, b)
+    rules.implemented("scaled_matmul", a, b, dtypes=SCALED)
     (M, K), N = a.shape, b.shape[1]
     if out_dtype not in SCALED_OUT_DTYPES:
-        checks.dtype(out_dtype)
-        raise ValueError(
-            f"scaled_matmul(): out_dtype must be one of {checks.names(SCALED_OUT_DTYPES)}, not {out_dtype}"
-        )
+        arguments.dtype(out_dtype)
+        raise ValueError(f"scaled_matmul(): out_dtype must be one of {rules.names(SCALED_OUT_DTYPES)}, not {out_dtype}")
     for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
         if scale.dtype != torch.float32 or scale.device != a.device:
             raise ValueError(f"scaled_matmul(): {name} must be fp32 on {a.device}, not {scale.dtype} on {scale.device}")
     if bias is not None and (
-        not checks.may_be(bias.shape, (N,)) or bias.dtype not in SCALED_OUT_DTYPES or bias.device != a.device
+        not rules.may_be(bias.shape, (N,)) or bias.dtype not in SCALED_OUT_DTYPES or bias.device != a.device
     ):
-        raise ValueError(f"scaled_matmul(): bias must be [{N}] of {checks.names(SCALED_OUT_DTYPES)} on {a.device}")
+        raise ValueError(f"scaled_matmul(): bias must be [{N}] of {rules.names(SCALED_OUT_DTYPES)} on {a.device}")
     scale_a, scale_b = scale_a.resolve_neg(), scale_b.resolve_neg()
     one_a, one_b = not may_differ(scale_a.numel(), 1), not may_differ(scale_b.numel(), 1)
     if one_a and one_b:
         return "tensor", (scale_a, scale_b)
-    rows_a, rows_b = checks.may_be(scale_a.shape, (M, 1)), checks.may_be(scale_b.shape, (1, N))
+    rows_a, rows_b = rules.may_be(scale_a.shape, (M, 1)), rules.may_be(scale_b.shape, (1, N))
     if (rows_a or one_a) and (rows_b or one_b):
         return "rows", (scale_a.expand(M, 1).contiguous(), scale_b.expand(1, N).contiguous())
     blocks = ((M, -(-K // 128)), (-(-K // 128), -(-N // 128)))
-    in_blocks = checks.may_be(scale_a.shape, blocks[0]) and checks.may_be(scale_b.shape, blocks[1])
+    in_blocks = rules.may_be(scale_a.shape, blocks[0]) and rules.may_be(scale_b.shape, blocks[1])
     if "blocks" in default_arithmetic(a.dtype).scales and in_blocks:
         if "blocks" not in scaled_arithmetic(a.dtype, use_fast_accum).scales:
             raise ValueError("scaled_matmul(): use_fast_accum leaves sums where no block of them could be scaled")

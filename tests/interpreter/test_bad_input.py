@@ -14,7 +14,7 @@ import torch
 import triton_gemm
 from tests import bad_input, tabled
 from tests.bad_input import OF_PARAMETERS, UNCHECKED, WITHOUT, Arguments, Kind
-from triton_gemm import checks, policies, routing
+from triton_gemm import arguments, policies, routing
 
 CASES = [case for case in bad_input.cases() if ".".join(case) not in UNCHECKED]
 
@@ -103,7 +103,7 @@ def test_a_wrong_size_is_refused(parameter: str) -> None:
 def test_what_is_taken_or_raises_otherwise_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     right = bad_input.right("cpu", tmp_path)["mm"]
     with monkeypatch.context() as patch, pytest.raises(AssertionError, match="was taken"):
-        patch.setattr(checks, "flag", lambda *_, **__: None)
+        patch.setattr(arguments, "flag", lambda *_, **__: None)
         check("mm", "batch_invariant", right, "no", (TypeError,))
     for wrong in (ValueError("argument 'input' must be a matrix"), TypeError("'int' object has no attribute 'dim'")):
 
@@ -111,7 +111,7 @@ def test_what_is_taken_or_raises_otherwise_is_noticed(monkeypatch: pytest.Monkey
             raise wrong
 
         with monkeypatch.context() as patch, pytest.raises(AssertionError, match=r"mm\(input=1\.5\)"):
-            patch.setattr(checks, "tensors", raises)
+            patch.setattr(arguments, "tensors", raises)
             check("mm", "input", right, 1.5, (TypeError,))
 
 

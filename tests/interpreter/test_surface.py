@@ -18,7 +18,7 @@ from tests.checks import NAN
 from tests.epilogues import activated
 from tests.mistakes import FACTORS, OF_PRODUCTS, assert_same_words, ones, torchs, with_nested, words
 from tests.products import BATCHES, EXPANDED, VIEWS, assert_product, draw
-from triton_gemm import checks, ops, plan
+from triton_gemm import ops, plan, rules
 from triton_gemm.kernels import portable
 from triton_gemm.problem import ACTIVATIONS
 
@@ -369,7 +369,7 @@ def test_a_wrong_text_or_type_is_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
     a, b = ones(2, 3), ones(4, 5)
     for wrong in (RuntimeError("mat1 and mat2 cannot be multiplied"), ValueError(words(lambda: torch.mm(a, b))[1])):
         with monkeypatch.context() as patch, pytest.raises(AssertionError):
-            patch.setattr(checks, "mm", Mock(side_effect=wrong))
+            patch.setattr(rules, "mm", Mock(side_effect=wrong))
             assert_same_words(lambda: torch.mm(a, b), lambda: triton_gemm.mm(a, b))
 
 
@@ -377,7 +377,7 @@ def test_what_torch_would_multiply_is_refused_all_the_same() -> None:
     with pytest.raises(
         RuntimeError, match=r"mm: operands of these shapes are not taken; got float32\[2, 3\], float32\[3, 5\]"
     ):
-        checks.refuse(torch.mm, ones(2, 3), ones(3, 5))
+        rules.refuse(torch.mm, ones(2, 3), ones(3, 5))
 
 
 @pytest.mark.parametrize("factor", FACTORS)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from .. import checks, device_model, tuning
+from .. import arguments, device_model, tuning
 from ..device import device_info
 from ..timing import DeviceLostError
 from . import kept
@@ -55,9 +55,9 @@ def calibrate(
     or a graph is captured; `triton_gemm.timing.DeviceLostError`, a RuntimeError, where a candidate hangs or breaks the
     GPU's context, which no process survives: the next calibration leaves it out.
     """
-    budget = checks.positive("calibrate", "budget", budget)
-    checks.flag("calibrate", "keep", keep)
-    checks.callback("calibrate", "progress", progress)
+    budget = arguments.positive("calibrate", "budget", budget)
+    arguments.flag("calibrate", "keep", keep)
+    arguments.callback("calibrate", "progress", progress)
     tuning.named_gpu(device)
     if not torch.cuda.is_available() or torch.cuda.is_current_stream_capturing():
         raise RuntimeError("calibrate(): there is no GPU to time anything on, or a graph is captured on it")

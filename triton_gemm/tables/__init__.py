@@ -21,7 +21,7 @@ from typing import Literal
 import torch
 import triton
 
-from .. import batch_invariance, checks, generation
+from .. import arguments, batch_invariance, generation
 from ..bit_classes import bit_class
 from ..compat import free_in_children
 from ..device import SHARED_MEMORY, DeviceInfo, current_device_info, device_info
@@ -84,7 +84,7 @@ def lookup(
     and those that the device cannot run, are left out, and counted in `ignored()`.
     """
     _check("lookup", device, bits, problem)
-    checks.callback("lookup", "only", only)
+    arguments.callback("lookup", "only", only)
     for source, where in _folders():
         for table in _asked(where, device, bits):
             entry = table.entries.get(problem)
@@ -135,9 +135,9 @@ def known(problem: GemmProblem, device: DeviceInfo) -> list[tuple[Source, Entry]
 def _check(function: str, device: DeviceInfo, bits: Bits, *problems: GemmProblem) -> None:
     """Whether these are what they are said to be."""
     for problem in problems:
-        checks.instance(function, "problem", problem, GemmProblem)
-    checks.instance(function, "device", device, DeviceInfo)
-    checks.one_of(function, "bits", bits, BITS)
+        arguments.instance(function, "problem", problem, GemmProblem)
+    arguments.instance(function, "device", device, DeviceInfo)
+    arguments.one_of(function, "bits", bits, BITS)
 
 
 def _asked(where: Path, device: DeviceInfo, bits: Bits) -> list[Table]:
@@ -236,10 +236,10 @@ def store(
     Raises TypeError or ValueError for what no table could hold: nothing is written then.
     """
     _check("store", device, bits, problem)
-    checks.instance("store", "selection", selection, Selection)
-    us, default_us = checks.positive("store", "us", us), checks.positive("store", "default_us", default_us)
-    checks.instance("store", "measured", measured, str, or_none=True)
-    checks.instance("store", "by", by, str, or_none=True)
+    arguments.instance("store", "selection", selection, Selection)
+    us, default_us = arguments.positive("store", "us", us), arguments.positive("store", "default_us", default_us)
+    arguments.instance("store", "measured", measured, str, or_none=True)
+    arguments.instance("store", "by", by, str, or_none=True)
     measured = measured or datetime.now(timezone.utc).isoformat(timespec="seconds")
     how = (selection.kernel, selection.config, selection.work, selection.swap_ab, selection.packed)
     default = _named_choice(problem, device)
@@ -281,7 +281,7 @@ def merge(paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) 
     is not, and then the faster one; of another version of Triton the faster one, since only there it is known what is
     used. ValueError where a file cannot be read whole, or is of another kind, OSError where `out` cannot be written:
     what was there is there still."""
-    checks.several("merge", "paths", paths)
+    arguments.several("merge", "paths", paths)
     given = [_read(Path(path)) for path in paths]
     table = files.merge(given, _used(given[0]) if given else None)
     files.write_for_user(Path(out), table.text())
@@ -388,7 +388,7 @@ def set_aside() -> list[Path]:
 def verify(device: DeviceInfo | None = None) -> list[Report]:
     """A report of every file of tables, and of all that was set aside: whether it is of the silicon of `device`, by
     default the current GPU, and of this version of Triton, and each entry legal there. Nothing changes."""
-    checks.instance("verify", "device", device, DeviceInfo, or_none=True)
+    arguments.instance("verify", "device", device, DeviceInfo, or_none=True)
     reports = [Report(path, "user's table", 0, ("it is set aside",)) for path in set_aside()]
     device = device or current_device_info()
     for source, path, found in listed():

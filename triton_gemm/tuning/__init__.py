@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
-from .. import checks, generation, policies, tables
+from .. import arguments, generation, policies, tables
 from ..arithmetic import DTYPES, result_dtype
 from ..bit_classes import bit_class
 from ..compat import free_in_children
@@ -97,19 +97,19 @@ def tune(
     from .session import Session, Wishes
     from .shown import shown
 
-    checks.count("repeat", repeat, 1)
-    budget = checks.number("tune", "budget", budget)
+    arguments.count("repeat", repeat, 1)
+    budget = arguments.number("tune", "budget", budget)
     if not budget > 0:
         raise ValueError(f"tune(): budget must be positive, not {budget!r}")
-    checks.flag("tune", "resume", resume)
-    checks.callback("tune", "progress", progress)
-    checks.one_of("tune", "bits", bits, BITS)
-    checks.one_of("tune", "measure", measure, get_args(Measure))
-    checks.one_of("tune", "layout", layout, get_args(Layout))
-    checks.dtype(dtype, "dtype")
+    arguments.flag("tune", "resume", resume)
+    arguments.callback("tune", "progress", progress)
+    arguments.one_of("tune", "bits", bits, BITS)
+    arguments.one_of("tune", "measure", measure, get_args(Measure))
+    arguments.one_of("tune", "layout", layout, get_args(Layout))
+    arguments.dtype(dtype, "dtype")
     if not isinstance(shapes, (str, os.PathLike)):
-        checks.several("tune", "shapes", shapes)
-    checks.several("tune", "configs", configs)
+        arguments.several("tune", "shapes", shapes)
+    arguments.several("tune", "configs", configs)
     calls = problems_of(shapes, dtype, layout)
     wishes = Wishes(budget, bits, measure, tuple(configs), resume, repeat)
     _check(wishes.configs)
@@ -150,8 +150,8 @@ def problems_of(shapes: Shapes, dtype: torch.dtype, layout: Layout) -> dict[Gemm
         return read_shapes(shapes)
     if isinstance(shapes, Mapping):
         for problem, count in shapes.items():
-            checks.instance("tune", "a key of shapes", problem, GemmProblem)
-            checks.count("shapes[problem]", count, 1)
+            arguments.instance("tune", "a key of shapes", problem, GemmProblem)
+            arguments.count("shapes[problem]", count, 1)
         return dict(shapes)
     calls: dict[GemmProblem, int] = {}
     for shape in shapes:

@@ -6,116 +6,29 @@ torch itself is asked for it (`refuse`), or in words of torch's source where tor
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from math import prod
-from numbers import Integral, Real
 from typing import NoReturn
 
 import torch
 from torch.autograd import forward_ad
 
+from . import arguments
 from .arithmetic import ARITHMETICS, DTYPES, MODES, default_arithmetic, result_dtype
 from .compat import INTERPRETED, differ, differentiates_forward, may_differ, overlaps_itself
 from .problem import ACTIVATIONS
 
-# --- Arguments ---
-
-
-def tensors(function: str, **arguments: object) -> None:
-    """Whether the first arguments of `function`, in their order, are tensors."""
-    for position, (name, x) in enumerate(arguments.items(), 1):
-        tensor(function, f"'{name}' (position {position})", x)
-
-
-def tensor(function: str, argument: str, x: object) -> None:
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{function}(): argument {argument} must be Tensor, not {type(x).__name__}")
-    if x.is_nested:
-        raise NotImplementedError(f"{function}(): argument {argument} is a nested tensor, and these are not taken")
-
-
-def number(function: str, name: str, x: object) -> float:
-    """x as a number. As for torch a 0-D tensor is one too, unless it requires grad."""
-    if isinstance(x, (int, float)):
-        return x
-    if isinstance(x, torch.Tensor):
-        if x.dim() > 0 or x.requires_grad:
-            what = f"a {x.dim()}-D Tensor{' that requires grad' if x.requires_grad else ''}"
-            raise TypeError(f"{function}(): argument '{name}' must be Number, not {what}")
-        x = x.item()
-    if isinstance(x, complex) and x.imag != 0:
-        raise RuntimeError(f"value cannot be converted to type float without overflow: {function}'s {name} is {x}")
-    if isinstance(x, complex):
-        return x.real
-    if not isinstance(x, (Real, torch.SymInt, torch.SymFloat)):
-        raise TypeError(f"{function}(): argument '{name}' must be Number, not {type(x).__name__}")
-    return x  # type: ignore[return-value]  # the operator makes a float of it
-
-
-def flag(function: str, name: str, x: object, *, or_none: bool = False) -> None:
-    """Whether x is a bool, as torch takes them: no number and no word, but NumPy's bool too."""
-    if not (isinstance(x, bool) or (or_none and x is None) or type(x).__name__ in ("bool", "bool_")):
-        raise TypeError(f"{function}(): argument '{name}' must be bool{' or None' * or_none}, not {type(x).__name__}")
-
-
-def callback(function: str, name: str, x: object) -> None:
-    """Whether x can be called, or is None."""
-    if x is not None and not callable(x):
-        raise TypeError(f"{function}(): argument '{name}' must be callable or None, not {type(x).__name__}")
-
-
-def instance(function: str, name: str, x: object, kind: type, *, or_none: bool = False) -> None:
-    """Whether x is of a class."""
-    if not (isinstance(x, kind) or (or_none and x is None)):
-        what = f"{kind.__name__}{' or None' * or_none}"
-        raise TypeError(f"{function}(): argument '{name}' must be {what}, not {type(x).__name__}")
-
-
-def several(function: str, name: str, x: object) -> None:
-    """Whether x can be gone through, and is no word."""
-    if not isinstance(x, Iterable) or isinstance(x, (str, bytes)):
-        raise TypeError(f"{function}(): argument '{name}' must be a collection, not {type(x).__name__}")
-
-
-def positive(function: str, name: str, x: object) -> float:
-    """x as a number, which is more than 0 and finite."""
-    found = number(function, name, x)
-    if not 0 < found < math.inf:
-        raise ValueError(f"{function}(): {name} must be a positive number, not {x!r}")
-    return found
-
-
-def dtype(x: object, name: str = "out_dtype") -> None:
-    """Whether x is a dtype, for the argument of that name."""
-    if not isinstance(x, torch.dtype):
-        raise TypeError(f"argument '{name}' must be torch.dtype, not {type(x).__name__}")
-
-
-def count(name: str, x: object, least: int = 0) -> None:
-    """Whether x is a whole number, at least so much."""
-    if not isinstance(x, (Integral, torch.SymInt)) or isinstance(x, bool):
-        raise TypeError(f"argument '{name}' must be int, not {type(x).__name__}")
-    if x < least:
-        raise ValueError(f"argument '{name}' must be at least {least}, not {x}")
-
-
-def one_of(function: str, name: str, x: object, allowed: Sequence[str], *, or_none: bool = False) -> None:
-    """Whether x is one of the words that an argument may be."""
-    if not ((isinstance(x, str) and x in allowed) or (or_none and x is None)):
-        raise ValueError(f"{function}(): {name} must be one of {', '.join(allowed)}{' or None' * or_none}, not {x!r}")
-
 
 def activation(function: str, name: str | None) -> None:
-    one_of(function, "activation", name, ACTIVATIONS, or_none=True)
+    arguments.one_of(function, "activation", name, ACTIVATIONS, or_none=True)
 
 
 def precision(function: str, name: str | None, dtype: torch.dtype) -> None:
     if name is None:
         return
-    one_of(function, "precision", name, MODES, or_none=True)
+    arguments.one_of(function, "precision", name, MODES, or_none=True)
     if dtype not in ARITHMETICS[name].dtypes:
         raise ValueError(f"{function}(): precision says how fp32 is multiplied, and operands are {dtype}")
 
@@ -163,7 +76,7 @@ def mv(a: torch.Tensor, b: torch.Tensor) -> None:
 
 def addmm(input: torch.Tensor, a: torch.Tensor, b: torch.Tensor, wanted: torch.dtype | None) -> None:
     if wanted is not None:
-        dtype(wanted)
+        arguments.dtype(wanted)
     matrices = a.dim() == b.dim() == 2 and not differ(a.shape[1], b.shape[0]) and a.dtype == b.dtype
     if not (matrices and _expands(input, (a.shape[0], b.shape[1])) and (wanted or input.dtype == a.dtype)):
         refuse(torch.addmm, input.to(a.dtype) if wanted else input, a, b)
@@ -172,7 +85,7 @@ def addmm(input: torch.Tensor, a: torch.Tensor, b: torch.Tensor, wanted: torch.d
 
 def baddbmm(input: torch.Tensor, a: torch.Tensor, b: torch.Tensor, wanted: torch.dtype | None) -> None:
     if wanted is not None:
-        dtype(wanted)
+        arguments.dtype(wanted)
     batches = _are_batches(a, b) and a.dtype == b.dtype
     if not (batches and _expands(input, (*a.shape[:2], b.shape[2])) and (wanted or input.dtype == a.dtype)):
         refuse(torch.baddbmm, input.to(a.dtype) if wanted else input, a, b)
@@ -213,7 +126,7 @@ def grouped(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None) -> None
         raise RuntimeError(f"mat_a and mat_b must have the same dtype, not {a.dtype} and {b.dtype}")
     if offs is None or a.dim() == b.dim() == 3:
         raise RuntimeError("Have to provide offsets if there is a 2d matrix, or no offset if both matrices are 3d")
-    tensors("grouped_matmul", mat_a=a, mat_b=b, offs=offs)
+    arguments.tensors("grouped_matmul", mat_a=a, mat_b=b, offs=offs)
     if offs.dim() != 1 or offs.device != a.device:
         raise RuntimeError(f"Offsets have to be 1d on {a.device}, not {offs.dim()}d on {offs.device}")
     if offs.dtype != torch.int32:
@@ -247,7 +160,7 @@ def out_dtype(
     """fp32 of fp16 and bf16, to which `input` may be given in fp32 too; else the one that there is without it."""
     if wanted is None:
         return
-    dtype(wanted)
+    arguments.dtype(wanted)
     others = default_arithmetic(a.dtype).out_dtypes if a.dtype in DTYPES else ()
     if wanted not in (result_dtype(a.dtype), *others):
         raise RuntimeError(

@@ -1,0 +1,93 @@
+"""Checks of single arguments, of any function: each raises, as torch words it, for what is no such argument."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from numbers import Integral, Real
+
+import torch
+
+
+def tensors(function: str, **arguments: object) -> None:
+    """Whether the first arguments of `function`, in their order, are tensors."""
+    for position, (name, x) in enumerate(arguments.items(), 1):
+        tensor(function, f"'{name}' (position {position})", x)
+
+
+def tensor(function: str, argument: str, x: object) -> None:
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{function}(): argument {argument} must be Tensor, not {type(x).__name__}")
+    if x.is_nested:
+        raise NotImplementedError(f"{function}(): argument {argument} is a nested tensor, and these are not taken")
+
+
+def number(function: str, name: str, x: object) -> float:
+    """x as a number. As for torch a 0-D tensor is one too, unless it requires grad."""
+    if isinstance(x, (int, float)):
+        return x
+    if isinstance(x, torch.Tensor):
+        if x.dim() > 0 or x.requires_grad:
+            what = f"a {x.dim()}-D Tensor{' that requires grad' if x.requires_grad else ''}"
+            raise TypeError(f"{function}(): argument '{name}' must be Number, not {what}")
+        x = x.item()
+    if isinstance(x, complex) and x.imag != 0:
+        raise RuntimeError(f"value cannot be converted to type float without overflow: {function}'s {name} is {x}")
+    if isinstance(x, complex):
+        return x.real
+    if not isinstance(x, (Real, torch.SymInt, torch.SymFloat)):
+        raise TypeError(f"{function}(): argument '{name}' must be Number, not {type(x).__name__}")
+    return x  # type: ignore[return-value]  # the operator makes a float of it
+
+
+def flag(function: str, name: str, x: object, *, or_none: bool = False) -> None:
+    """Whether x is a bool, as torch takes them: no number and no word, but NumPy's bool too."""
+    if not (isinstance(x, bool) or (or_none and x is None) or type(x).__name__ in ("bool", "bool_")):
+        raise TypeError(f"{function}(): argument '{name}' must be bool{' or None' * or_none}, not {type(x).__name__}")
+
+
+def callback(function: str, name: str, x: object) -> None:
+    """Whether x can be called, or is None."""
+    if x is not None and not callable(x):
+        raise TypeError(f"{function}(): argument '{name}' must be callable or None, not {type(x).__name__}")
+
+
+def instance(function: str, name: str, x: object, kind: type, *, or_none: bool = False) -> None:
+    """Whether x is of a class."""
+    if not (isinstance(x, kind) or (or_none and x is None)):
+        what = f"{kind.__name__}{' or None' * or_none}"
+        raise TypeError(f"{function}(): argument '{name}' must be {what}, not {type(x).__name__}")
+
+
+def several(function: str, name: str, x: object) -> None:
+    """Whether x can be gone through, and is no word."""
+    if not isinstance(x, Iterable) or isinstance(x, (str, bytes)):
+        raise TypeError(f"{function}(): argument '{name}' must be a collection, not {type(x).__name__}")
+
+
+def positive(function: str, name: str, x: object) -> float:
+    """x as a number, which is more than 0 and finite."""
+    found = number(function, name, x)
+    if not 0 < found < math.inf:
+        raise ValueError(f"{function}(): {name} must be a positive number, not {x!r}")
+    return found
+
+
+def dtype(x: object, name: str = "out_dtype") -> None:
+    """Whether x is a dtype, for the argument of that name."""
+    if not isinstance(x, torch.dtype):
+        raise TypeError(f"argument '{name}' must be torch.dtype, not {type(x).__name__}")
+
+
+def count(name: str, x: object, least: int = 0) -> None:
+    """Whether x is a whole number, at least so much."""
+    if not isinstance(x, (Integral, torch.SymInt)) or isinstance(x, bool):
+        raise TypeError(f"argument '{name}' must be int, not {type(x).__name__}")
+    if x < least:
+        raise ValueError(f"argument '{name}' must be at least {least}, not {x}")
+
+
+def one_of(function: str, name: str, x: object, allowed: Sequence[str], *, or_none: bool = False) -> None:
+    """Whether x is one of the words that an argument may be."""
+    if not ((isinstance(x, str) and x in allowed) or (or_none and x is None)):
+        raise ValueError(f"{function}(): {name} must be one of {', '.join(allowed)}{' or None' * or_none}, not {x!r}")
