@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from triton_gemm import api, plan
-from triton_gemm.device import device_of_capability
+from triton_gemm.functional import api
+from triton_gemm.hardware.device import device_of_capability
 from triton_gemm.problem import GemmProblem
-from triton_gemm.select import Selection
+from triton_gemm.runtime import plan
+from triton_gemm.selection.select import Selection
 
 
 class FakeReplay:

@@ -50,9 +50,10 @@ from tests.random_products import (
     meant,
     on_stream,
 )
-from triton_gemm import api, plan
 from triton_gemm.arithmetic import EMULATED
 from triton_gemm.compat import INTERPRETED
+from triton_gemm.functional import api
+from triton_gemm.runtime import plan
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 POOL, FRESH = 1500, 40

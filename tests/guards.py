@@ -28,10 +28,10 @@ import torch
 import triton
 
 import triton_gemm
-from triton_gemm import policies
-from triton_gemm.bit_classes import bit_class
-from triton_gemm.device_model import named_device
+from triton_gemm.hardware.device_model import named_device
 from triton_gemm.problem import GemmProblem
+from triton_gemm.runtime import policies
+from triton_gemm.selection.bit_classes import bit_class
 from triton_gemm.suites import SUITES
 from triton_gemm.suites.problems import gemm_problem
 from triton_gemm.suites.shapes import Shape, between

@@ -117,6 +117,6 @@ def made_up_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Record:
 
 
 def environment_device() -> Any:
-    from triton_gemm.device import device_of_capability
+    from triton_gemm.hardware.device import device_of_capability
 
     return device_of_capability((9, 0))

@@ -22,10 +22,10 @@ from tests.numerics import mode_of, scale_shapes, scaled
 from tests.products import BATCHES
 from triton_gemm.arithmetic import EMULATED, FP8, MODES, default_arithmetic, result_dtype, scaled_arithmetic
 from triton_gemm.compat import INTERPRETED
-from triton_gemm.device import device_info
-from triton_gemm.plan import GemmPlan, InterpretedPlan
+from triton_gemm.hardware.device import device_info
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Request
-from triton_gemm.select import Selection, illegal, ranked
+from triton_gemm.runtime.plan import GemmPlan, InterpretedPlan
+from triton_gemm.selection.select import Selection, illegal, ranked
 
 T = TypeVar("T")
 Choose = Callable[[Sequence[Any]], Any]

@@ -28,7 +28,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.distributed.tensor.placement_types import Placement
 
 import triton_gemm
-from triton_gemm import ops, routing
+from triton_gemm.functional import ops, routing
 from triton_gemm.problem import Request
 
 Function = Callable[..., torch.Tensor]

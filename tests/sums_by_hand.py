@@ -10,7 +10,7 @@ import numpy as np
 from triton_gemm import kernels
 from triton_gemm.kernels.schedule import work_item
 from triton_gemm.problem import GemmProblem
-from triton_gemm.select import Selection
+from triton_gemm.selection.select import Selection
 
 Parts = tuple[range, ...]
 

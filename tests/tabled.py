@@ -13,13 +13,15 @@ import torch
 from hypothesis import strategies as st
 
 import triton_gemm
-from triton_gemm import calibration, generation, kernels, policies, tables
+from triton_gemm import calibration, kernels, tables
 from triton_gemm.arithmetic import ARITHMETICS, ScaleKind
-from triton_gemm.bit_classes import bit_class
-from triton_gemm.device import DeviceInfo, device_of_capability
+from triton_gemm.hardware.device import DeviceInfo, device_of_capability
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
-from triton_gemm.select import Selection, ranked
+from triton_gemm.runtime import policies
+from triton_gemm.selection import generation
+from triton_gemm.selection.bit_classes import bit_class
+from triton_gemm.selection.select import Selection, ranked
 from triton_gemm.tables import files, records
 from triton_gemm.tables.records import Entry
 

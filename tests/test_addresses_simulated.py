@@ -11,7 +11,7 @@ import torch
 
 from tests import gluon_on_cpu, planted
 from tests.addresses import Draw, handed_on, operands_of, simulated
-from triton_gemm.device import device_of_capability
+from triton_gemm.hardware.device import device_of_capability
 from triton_gemm.kernels import fma, skinny
 from triton_gemm.problem import GemmProblem
 

@@ -20,15 +20,17 @@ from tests.fakes import FakePlan, take_plans_away
 from tests.sums_by_hand import parts as parts_of
 from tests.tabled import HOPPER
 from tests.test_bit_classes import problem_of
-from triton_gemm import batch_invariance, plan, policies, tables
+from triton_gemm import tables
 from triton_gemm.arithmetic import ARITHMETICS
-from triton_gemm.batch_invariance import class_of
-from triton_gemm.bit_classes import bit_class
-from triton_gemm.device import DeviceInfo, device_of_capability
+from triton_gemm.hardware.device import DeviceInfo, device_of_capability
 from triton_gemm.kernels.schedule import Schedule
-from triton_gemm.policies import Policy, choose
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout, Request
-from triton_gemm.select import Selection, illegal, launches, ranked
+from triton_gemm.runtime import plan, policies
+from triton_gemm.runtime.policies import Policy, choose
+from triton_gemm.selection import batch_invariance
+from triton_gemm.selection.batch_invariance import class_of
+from triton_gemm.selection.bit_classes import bit_class
+from triton_gemm.selection.select import Selection, illegal, launches, ranked
 
 BF16 = torch.bfloat16
 DEVICES = [HOPPER, *(device_of_capability(x) for x in ((8, 0), (8, 9), (10, 0), (12, 0)))]

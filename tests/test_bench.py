@@ -25,10 +25,11 @@ from perf.pages import __main__ as pages
 from perf.pages import blocks
 from perf.pages.results import Results
 from tests.fakes import take_gpu_away
-from triton_gemm import aot, timing
 from triton_gemm.problem import UnsupportedOperandError
+from triton_gemm.runtime import aot
 from triton_gemm.suites import ALL, LARGE_M, PROJECTIONS, SUITES, Suite, chosen, unseen
 from triton_gemm.suites.shapes import Shape, cube, spaced
+from triton_gemm.tuning import timing
 
 SURROUNDINGS: dict[str, Any] = {
     "gpu": "NVIDIA Made-up GPU",

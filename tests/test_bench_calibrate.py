@@ -16,15 +16,15 @@ from perf.calibrate import design, fit, measure, regret, shapes, times
 from perf.calibrate.times import Measured
 from perf.measure import environment, operands, timer
 from tests.fakes import take_gpu_away
-from triton_gemm import device_model
 from triton_gemm.calibration import figures, kept, probes
-from triton_gemm.device import device_of_capability
-from triton_gemm.device_model import DeviceModel, model_of
+from triton_gemm.hardware import device_model
+from triton_gemm.hardware.device import device_of_capability
+from triton_gemm.hardware.device_model import DeviceModel, model_of
 from triton_gemm.kernels import KERNELS, warp_specialised
 from triton_gemm.kernels.candidate import Candidate
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import GemmProblem
-from triton_gemm.select import Selection, select
+from triton_gemm.selection.select import Selection, select
 from triton_gemm.suites import SUITES
 from triton_gemm.suites.problems import gemm_problem
 from triton_gemm.suites.shapes import Shape, cube

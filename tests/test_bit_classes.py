@@ -17,12 +17,12 @@ from tests.sums_by_hand import parts, same
 from tests.test_compile_portable import compile_launch, instruction
 from triton_gemm import kernels
 from triton_gemm.arithmetic import ARITHMETICS, HALF, Arithmetic
-from triton_gemm.bit_classes import bit_class
-from triton_gemm.device import DeviceInfo, device_of_capability
+from triton_gemm.hardware.device import DeviceInfo, device_of_capability
 from triton_gemm.kernels import fma, gemv, portable, skinny, warp_specialised
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
-from triton_gemm.select import Selection, illegal, launches, ranked
+from triton_gemm.selection.bit_classes import bit_class
+from triton_gemm.selection.select import Selection, illegal, launches, ranked
 
 HOPPER = device_of_capability((9, 0))
 AMPERE = device_of_capability((8, 0))

@@ -24,24 +24,28 @@ from typer.testing import CliRunner
 import triton_gemm
 from tests import tabled
 from tests.tuned import FakeLab, Kernels
-from triton_gemm import calibration, device, device_model, doctor, generation, policies, tables
-from triton_gemm.bit_classes import bit_class
+from triton_gemm import calibration, tables
 from triton_gemm.calibration import figures, fit, kept, measuring, probes, session
 from triton_gemm.calibration.report import CalibrationReport, Progress
 from triton_gemm.cli import output
 from triton_gemm.cli.app import app
 from triton_gemm.cli.explain import render
-from triton_gemm.comparison import compare
-from triton_gemm.device import DeviceInfo
-from triton_gemm.device_model import DeviceModel, model_of, model_without_calibration, named_device
+from triton_gemm.hardware import device, device_model
+from triton_gemm.hardware.device import DeviceInfo
+from triton_gemm.hardware.device_model import DeviceModel, model_of, model_without_calibration, named_device
 from triton_gemm.kernels.candidate import Candidate
 from triton_gemm.problem import GemmProblem
-from triton_gemm.select import Selection, predicted, ranked, select
+from triton_gemm.reporting import doctor
+from triton_gemm.reporting.candidates import compare
+from triton_gemm.runtime import policies
+from triton_gemm.selection import generation
+from triton_gemm.selection.bit_classes import bit_class
+from triton_gemm.selection.select import Selection, predicted, ranked, select
 from triton_gemm.suites import SUITES, unseen
 from triton_gemm.suites.problems import gemm_problem
 from triton_gemm.tables import files
-from triton_gemm.timing import DeviceLostError
 from triton_gemm.tuning.journal import Journal
+from triton_gemm.tuning.timing import DeviceLostError
 
 H200 = named_device("h200")
 OTHER = replace(H200, name="another Hopper", power_limit=500)
@@ -351,7 +355,7 @@ def test_it_is_told() -> None:
 
 
 def test_the_doctor_says_which_model_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triton_gemm.doctor._devices", lambda: (OTHER,))
+    monkeypatch.setattr("triton_gemm.reporting.doctor._devices", lambda: (OTHER,))
 
     def says() -> str:
         return " ".join(word for found in (*doctor._kernels(), *doctor._tables()) for word in found[1:])
@@ -483,7 +487,7 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path, monkeypatch: Any, ca
 
 
 def test_where_there_is_none_nvml_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triton_gemm.nvml.power_limit", lambda uuid: pytest.fail("NVML was asked"))
+    monkeypatch.setattr("triton_gemm.hardware.nvml.power_limit", lambda uuid: pytest.fail("NVML was asked"))
     assert kept.find(replace(OTHER, power_limit=0, uuid="x")) is None
 
 

@@ -24,17 +24,20 @@ from typer.testing import CliRunner, Result
 import triton_gemm
 from tests import tabled
 from tests.tabled import another, problem_of
-from triton_gemm import cli, doctor, nvml, precompile, tables
-from triton_gemm.bit_classes import bit_class
+from triton_gemm import cli, tables
 from triton_gemm.cli import output, products, source_tree, words
 from triton_gemm.cli.app import app
-from triton_gemm.device_model import named_device
-from triton_gemm.doctor import Finding
+from triton_gemm.hardware import nvml
+from triton_gemm.hardware.device_model import named_device
+from triton_gemm.hardware.silicon import Silicon
 from triton_gemm.problem import GemmProblem
-from triton_gemm.select import Selection, select
+from triton_gemm.reporting import doctor
+from triton_gemm.reporting.doctor import Finding
+from triton_gemm.runtime import precompile
+from triton_gemm.selection.bit_classes import bit_class
+from triton_gemm.selection.select import Selection, select
 from triton_gemm.suites import SUITES
 from triton_gemm.tables import files, records
-from triton_gemm.tables.silicon import Silicon
 from triton_gemm.tuning.candidates import candidates
 
 H200 = named_device("h200")

@@ -23,14 +23,15 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.experimental.gluon import language as gl
 
-from triton_gemm import compat, ops, sharding
-from triton_gemm.aot import capture, compile_launch
-from triton_gemm.device import device_of_capability
+from triton_gemm import compat
+from triton_gemm.functional import ops, sharding
+from triton_gemm.hardware.device import device_of_capability
 from triton_gemm.kernels import launch as kernel_launch
 from triton_gemm.kernels.launch import TensorMap, materialise
-from triton_gemm.precompile import operands_of
 from triton_gemm.problem import GemmProblem
-from triton_gemm.select import launches, select
+from triton_gemm.runtime.aot import capture, compile_launch
+from triton_gemm.runtime.precompile import operands_of
+from triton_gemm.selection.select import launches, select
 
 ROOM = Path(compat.__file__).parent
 PACKAGE = ROOM.parent

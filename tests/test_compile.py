@@ -8,10 +8,11 @@ import pytest
 import torch
 from triton.backends.nvidia.compiler import get_ptxas
 
-from triton_gemm import aot, compat
+from triton_gemm import compat
 from triton_gemm.config import MAX_REGISTERS_PER_THREAD, REGISTERS_PER_SM, GemmConfig
-from triton_gemm.device import SHARED_MEMORY, device_of_capability
+from triton_gemm.hardware.device import SHARED_MEMORY, device_of_capability
 from triton_gemm.ladder import LADDER, Rung
+from triton_gemm.runtime import aot
 
 Capability = tuple[int, int]
 

@@ -12,11 +12,11 @@ from triton.runtime.jit import JITFunction
 
 from tests.test_compile import main_loop
 from tests.test_compile_portable import compile_launch
-from triton_gemm import aot
 from triton_gemm.config import REGISTERS_PER_SM, TileConfig
-from triton_gemm.device import SHARED_MEMORY, device_of_capability
+from triton_gemm.hardware.device import SHARED_MEMORY, device_of_capability
 from triton_gemm.kernels import fma
 from triton_gemm.problem import GemmProblem, Layout
+from triton_gemm.runtime import aot
 
 Capability = tuple[int, int]
 

@@ -7,12 +7,12 @@ import torch
 
 from tests.test_compile import loads_of_c, stride_multiplications
 from tests.tiers import one
-from triton_gemm import aot
 from triton_gemm.config import TileConfig
-from triton_gemm.device import device_of_capability
+from triton_gemm.hardware.device import device_of_capability
 from triton_gemm.kernels import gemv
 from triton_gemm.kernels.launch import materialise
 from triton_gemm.problem import GemmProblem
+from triton_gemm.runtime import aot
 
 Capability = tuple[int, int]
 HOPPER = (9, 0)

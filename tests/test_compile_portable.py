@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from tests.test_compile import loads_of_c, stride_multiplications
-from triton_gemm import aot
 from triton_gemm.arithmetic import EMULATED
 from triton_gemm.config import MAX_REGISTERS_PER_THREAD, TileConfig
-from triton_gemm.device import SHARED_MEMORY, device_of_capability
+from triton_gemm.hardware.device import SHARED_MEMORY, device_of_capability
 from triton_gemm.kernels import portable, repack
 from triton_gemm.kernels.launch import Launch, materialise
 from triton_gemm.problem import GemmProblem, Layout
+from triton_gemm.runtime import aot
 
 Capability = tuple[int, int]
 

@@ -13,11 +13,11 @@ import torch
 from tests.cases import blocks, ids
 from tests.test_compile import stride_multiplications
 from tests.test_compile_portable import compile_launch
-from triton_gemm import aot
 from triton_gemm.config import TileConfig
-from triton_gemm.device import device_of_capability
+from triton_gemm.hardware.device import device_of_capability
 from triton_gemm.kernels import skinny
 from triton_gemm.problem import GemmProblem, Layout
+from triton_gemm.runtime import aot
 
 Capability = tuple[int, int]
 

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from triton_gemm import aot
 from triton_gemm.arithmetic import EMULATED
 from triton_gemm.compat import CLUSTERS
 from triton_gemm.config import MAX_REGISTERS_PER_THREAD, TileConfig
-from triton_gemm.device import SHARED_MEMORY, device_of_capability
+from triton_gemm.hardware.device import SHARED_MEMORY, device_of_capability
 from triton_gemm.kernels import warp_specialised
 from triton_gemm.kernels.launch import materialise
 from triton_gemm.kernels.repack import repacked
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
+from triton_gemm.runtime import aot
 
 CAPABILITY = (9, 0)
 HOPPER = device_of_capability(CAPABILITY)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from triton_gemm import explain, kernels
-from triton_gemm.device import SHARED_MEMORY, DeviceInfo, device_of_capability
-from triton_gemm.device_model import BASE, FILE, NAMES, DeviceModel, measured, model_of, named_device
+from triton_gemm.hardware.device import SHARED_MEMORY, DeviceInfo, device_of_capability
+from triton_gemm.hardware.device_model import BASE, FILE, NAMES, DeviceModel, measured, model_of, named_device
 
 H100 = DeviceInfo(BASE, (9, 0), 132, SHARED_MEMORY[9, 0])
 

@@ -13,12 +13,13 @@ import triton
 
 from tests import tabled
 from tests.tabled import problem_of
-from triton_gemm import doctor, tables
-from triton_gemm.device_model import named_device
-from triton_gemm.doctor import Diagnosis, Finding
+from triton_gemm import tables
+from triton_gemm.hardware.device_model import named_device
+from triton_gemm.reporting import doctor
+from triton_gemm.reporting.doctor import Diagnosis, Finding
 
 H200 = named_device("h200")
-PACKAGE = Path(doctor.__file__).parent
+PACKAGE = Path(doctor.__file__).parents[1]
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from triton_gemm import driver
+from triton_gemm.hardware import driver
 
 
 class FakeDriver:

@@ -11,7 +11,7 @@ import torch
 
 import triton_gemm
 from triton_gemm.arithmetic import EMULATED, MODES
-from triton_gemm.device import SHARED_MEMORY, device_of_capability
+from triton_gemm.hardware.device import SHARED_MEMORY, device_of_capability
 from triton_gemm.problem import ACTIVATIONS
 
 BF16 = torch.bfloat16

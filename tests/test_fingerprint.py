@@ -14,11 +14,15 @@ import torch
 import triton_gemm
 from tests import tabled
 from tests.tabled import HOPPER, problem_of, store
-from triton_gemm import batch_invariance, device_model, fingerprint, kernels, policies, tables, tuning
-from triton_gemm.bit_classes import bit_class
-from triton_gemm.device import DeviceInfo
+from triton_gemm import kernels, tables, tuning
+from triton_gemm.hardware import device_model
+from triton_gemm.hardware.device import DeviceInfo
 from triton_gemm.problem import GemmProblem
-from triton_gemm.select import Selection, illegal, ranked, select
+from triton_gemm.reporting import fingerprint
+from triton_gemm.runtime import policies
+from triton_gemm.selection import batch_invariance
+from triton_gemm.selection.bit_classes import bit_class
+from triton_gemm.selection.select import Selection, illegal, ranked, select
 from triton_gemm.tables import files
 
 

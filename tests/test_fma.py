@@ -13,7 +13,7 @@ from tests import planted
 from tests.cases import CIRCUMSTANCES, Case, Operands, blocks, circumstance, ids
 from tests.gluon_on_cpu import run, simulated
 from triton_gemm.config import TileConfig
-from triton_gemm.device import device_of_capability
+from triton_gemm.hardware.device import device_of_capability
 from triton_gemm.kernels import fma
 from triton_gemm.kernels.repack import repacked
 from triton_gemm.problem import GemmProblem, Layout

@@ -13,14 +13,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import make_backend
 
-from triton_gemm import aot
-from triton_gemm.device import device_of_capability
+from triton_gemm.hardware.device import device_of_capability
 from triton_gemm.kernels import KERNELS
 from triton_gemm.kernels.launch import Launch, materialise
 from triton_gemm.ladder import LADDER, Rung
 from triton_gemm.ladder.rung import Autotuner
 from triton_gemm.problem import GemmProblem
-from triton_gemm.select import launches, select
+from triton_gemm.runtime import aot
+from triton_gemm.selection.select import launches, select
 
 HOPPER, AMPERE = (9, 0), (8, 0)
 RUNGS = {rung.id: rung for rung in LADDER}

@@ -21,8 +21,8 @@ from perf.measure.providers import CUBLAS
 from tests.fakes import take_gpu_away
 from tests.perf_records import SURROUNDINGS
 from tests.test_rooms import imports
-from triton_gemm import timing
 from triton_gemm.problem import UnsupportedOperandError
+from triton_gemm.tuning import timing
 
 ROOT = Path(__file__).parent.parent
 
@@ -312,7 +312,7 @@ def test_the_hash_follows_what_is_measured(measured: str, tmp_path: Path, monkey
     (ladder / "k04_grouped.py").rename(ladder / "moved.py")  # a name decides no figure
     assert hashed(measured) == before
     numerics = dict.fromkeys(("accuracy", "battery"), "perf/measure/numerics.py")
-    timed = {**numerics, "tuning": "triton_gemm/timing.py"}.get(measured, "perf/measure/timer.py")
+    timed = {**numerics, "tuning": "triton_gemm/tuning/timing.py"}.get(measured, "perf/measure/timer.py")
     for name in ("triton_gemm/ladder/k06_pipelined.py", timed):
         with (tmp_path / name).open("a") as file:
             file.write("# changed\n")

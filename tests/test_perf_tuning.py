@@ -18,9 +18,9 @@ from perf.tuning import __main__ as command
 from perf.tuning import tables
 from perf.tuning.runs import DRAWN, RUNS, TWICE, drawn, listed
 from tests.perf_records import SURROUNDINGS
-from triton_gemm.device_model import named_device
+from triton_gemm.hardware.device_model import named_device
 from triton_gemm.problem import GemmProblem
-from triton_gemm.select import select
+from triton_gemm.selection.select import select
 from triton_gemm.suites import SUITES
 from triton_gemm.tuning.candidates import candidates
 from triton_gemm.tuning.report import Again, ShapeReport, TuningReport

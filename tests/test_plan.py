@@ -23,11 +23,14 @@ from hypothesis import strategies as st
 import triton_gemm
 from tests.checks import fp32_precision
 from tests.tiers import one
-from triton_gemm import api, compat, generation, ops, plan, policies
-from triton_gemm.device import INTERPRETER, device_of_capability
+from triton_gemm import compat
+from triton_gemm.functional import api, ops
+from triton_gemm.hardware.device import INTERPRETER, device_of_capability
 from triton_gemm.kernels.launch import Launch, Pointer, Scalar, TensorMap
 from triton_gemm.problem import ACTIVATIONS, PRODUCT, GemmProblem, Layout, Request
-from triton_gemm.select import launches, select
+from triton_gemm.runtime import plan, policies
+from triton_gemm.selection import generation
+from triton_gemm.selection.select import launches, select
 
 HALF = torch.float16
 PACKAGE = str(Path(triton_gemm.__file__).parent)

@@ -16,12 +16,14 @@ import triton_gemm
 from tests import tabled
 from tests.fakes import FakePlan, take_plans_away
 from tests.tabled import HOPPER, another, problem_of, store
-from triton_gemm import api, plan, policies, tables
-from triton_gemm.bit_classes import bit_class
-from triton_gemm.device import DeviceInfo
-from triton_gemm.policies import Policy, choose
+from triton_gemm import tables
+from triton_gemm.functional import api
+from triton_gemm.hardware.device import DeviceInfo
 from triton_gemm.problem import GemmProblem, Request
-from triton_gemm.select import Selection, select
+from triton_gemm.runtime import plan, policies
+from triton_gemm.runtime.policies import Policy, choose
+from triton_gemm.selection.bit_classes import bit_class
+from triton_gemm.selection.select import Selection, select
 
 BF16 = torch.bfloat16
 

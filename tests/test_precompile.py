@@ -21,11 +21,12 @@ from triton.runtime.jit import JITCallable
 
 import triton_gemm
 from tests.tabled import HOPPER, problem_of
-from triton_gemm import compat, precompile
-from triton_gemm.device import DeviceInfo, device_of_capability
+from triton_gemm import compat
+from triton_gemm.hardware.device import DeviceInfo, device_of_capability
 from triton_gemm.kernels.launch import compiled
 from triton_gemm.problem import GemmProblem, Layout
-from triton_gemm.select import Selection, launches, ranked, select
+from triton_gemm.runtime import precompile
+from triton_gemm.selection.select import Selection, launches, ranked, select
 from triton_gemm.tuning.compiling import Compiler
 
 ROOT = Path(__file__).parent.parent

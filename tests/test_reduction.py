@@ -16,7 +16,7 @@ from tests.simulation import CPU, Simulation, check
 from tests.test_compile_portable import compile_launch
 from triton_gemm.arithmetic import EMULATED
 from triton_gemm.config import TileConfig
-from triton_gemm.device import device_of_capability
+from triton_gemm.hardware.device import device_of_capability
 from triton_gemm.kernels import reduction, warp_specialised
 from triton_gemm.kernels.repack import repacked
 from triton_gemm.kernels.schedule import Schedule

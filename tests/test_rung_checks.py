@@ -12,10 +12,10 @@ import triton
 from hypothesis import strategies as st
 
 from tests.wrong_launches import Wrong, wrong_launches
-from triton_gemm import aot
 from triton_gemm.config import GemmConfig
-from triton_gemm.device import device_of_capability
+from triton_gemm.hardware.device import device_of_capability
 from triton_gemm.ladder import LADDER, Rung, k03_blocked, k04_grouped, k08_tensor_cores, rung
+from triton_gemm.runtime import aot
 
 
 @pytest.mark.parametrize(

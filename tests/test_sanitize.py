@@ -11,7 +11,7 @@ from tests import ways
 from tests.gpu import sanitize
 from tests.gpu.sanitize import FOUND, SKIPPED
 from tests.mutants import K11_RACE
-from triton_gemm.device import device_of_capability
+from triton_gemm.hardware.device import device_of_capability
 
 HOPPER = device_of_capability((9, 0))
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from triton import language as tl
 
 from triton_gemm.config import TileConfig
-from triton_gemm.device import DeviceInfo, device_of_capability
-from triton_gemm.device_model import model_of
+from triton_gemm.hardware.device import DeviceInfo, device_of_capability
+from triton_gemm.hardware.device_model import model_of
 from triton_gemm.kernels import warp_specialised
 from triton_gemm.kernels.schedule import Schedule, clusters_at_once, tile_coordinates, work_item
 from triton_gemm.problem import GemmProblem, Layout
-from triton_gemm.workspace import COUNTERS
+from triton_gemm.runtime.workspace import COUNTERS
 
 HOPPER = device_of_capability((9, 0))
 CONFIGS = st.sampled_from(warp_specialised.CONFIGS + warp_specialised.CLUSTERED)

@@ -12,21 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import triton_gemm
-from triton_gemm import cost_model, kernels
+from triton_gemm import kernels
 from triton_gemm.arithmetic import EMULATED, MODES
-from triton_gemm.bit_classes import bit_class
-from triton_gemm.device import INTERPRETER, SHARED_MEMORY, device_of_capability
-from triton_gemm.device_model import measured, model_of, named_device
-from triton_gemm.kernels import fma, gemv, skinny, warp_specialised
+from triton_gemm.hardware.device import INTERPRETER, SHARED_MEMORY, device_of_capability
+from triton_gemm.hardware.device_model import measured, model_of, named_device
+from triton_gemm.kernels import cost_model, fma, gemv, skinny, warp_specialised
 from triton_gemm.kernels.launch import Pointer, TensorMap
 from triton_gemm.kernels.repack import repacked
 from triton_gemm.kernels.schedule import Schedule
-from triton_gemm.plan import launches_on
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
-from triton_gemm.select import Selection, illegal, launches, next_best, predicted, ranked, select
+from triton_gemm.runtime.plan import launches_on
+from triton_gemm.runtime.workspace import COUNTERS
+from triton_gemm.selection.bit_classes import bit_class
+from triton_gemm.selection.select import Selection, illegal, launches, next_best, predicted, ranked, select
 from triton_gemm.tables import records
 from triton_gemm.tables.records import Entry
-from triton_gemm.workspace import COUNTERS
 
 HOPPER = device_of_capability((9, 0))
 DEVICES = [device_of_capability(capability) for capability in SHARED_MEMORY if capability >= (8, 0)]

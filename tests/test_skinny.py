@@ -15,8 +15,8 @@ from tests import planted
 from tests.cases import CIRCUMSTANCES, Case, Operands, blocks, circumstance_along_k, few_rows, ids
 from tests.gluon_on_cpu import run, simulated
 from triton_gemm.config import TileConfig
-from triton_gemm.device import SHARED_MEMORY, device_of_capability
-from triton_gemm.device_model import model_of
+from triton_gemm.hardware.device import SHARED_MEMORY, device_of_capability
+from triton_gemm.hardware.device_model import model_of
 from triton_gemm.kernels import skinny
 from triton_gemm.problem import GemmProblem, Layout
 

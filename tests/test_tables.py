@@ -20,19 +20,20 @@ from hypothesis import strategies as st
 
 from tests import tabled
 from tests.tabled import HOPPER, another, chosen, entries, found, problem_of, problems, store, table_in
-from triton_gemm import kernels, nvml, tables
-from triton_gemm.bit_classes import bit_class
-from triton_gemm.device import INTERPRETER
-from triton_gemm.device_model import named_device
+from triton_gemm import kernels, tables
+from triton_gemm.hardware import nvml
+from triton_gemm.hardware.device import INTERPRETER
+from triton_gemm.hardware.device_model import named_device
+from triton_gemm.hardware.silicon import Silicon
 from triton_gemm.kernels import warp_specialised
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import GemmProblem
-from triton_gemm.select import illegal as select_illegal
-from triton_gemm.select import ranked, select
+from triton_gemm.selection.bit_classes import bit_class
+from triton_gemm.selection.select import illegal as select_illegal
+from triton_gemm.selection.select import ranked, select
 from triton_gemm.tables import files, records
 from triton_gemm.tables.files import Table
 from triton_gemm.tables.records import Entry
-from triton_gemm.tables.silicon import Silicon
 
 few = settings(max_examples=40, deadline=None)
 RESULTS = Path(__file__).parent.parent / "perf/results"

@@ -24,11 +24,11 @@ from hypothesis import strategies as st
 from tests import tabled
 from tests.tabled import HOPPER, another, chosen, found, problem_of, store, table_in
 from triton_gemm import tables
+from triton_gemm.hardware.silicon import Silicon
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.tables import files, records
 from triton_gemm.tables.files import Table
 from triton_gemm.tables.records import Entry
-from triton_gemm.tables.silicon import Silicon
 
 SILICON = Silicon((9, 0), 132, 6016, 700, "a GPU")
 

@@ -21,20 +21,22 @@ import torch
 import triton_gemm
 from tests import tabled
 from tests.tabled import HOPPER, another
-from triton_gemm import calibration, device_model, nvml, policies, tables, timing, tuning
-from triton_gemm.bit_classes import bit_class
+from triton_gemm import calibration, tables, tuning
 from triton_gemm.calibration import probes
-from triton_gemm.device import DeviceInfo
-from triton_gemm.plan import MAX_BOUND
+from triton_gemm.hardware import device_model, nvml
+from triton_gemm.hardware.device import DeviceInfo
 from triton_gemm.problem import GemmProblem, Layout
-from triton_gemm.select import Selection, select
+from triton_gemm.runtime import policies
+from triton_gemm.runtime.plan import MAX_BOUND
+from triton_gemm.selection.bit_classes import bit_class
+from triton_gemm.selection.select import Selection, select
 from triton_gemm.suites.shapes import Shape
-from triton_gemm.timing import DeviceLostError
-from triton_gemm.tuning import candidates, gpu, operands
+from triton_gemm.tuning import candidates, gpu, operands, timing
 from triton_gemm.tuning.compiling import Compiler
 from triton_gemm.tuning.gpu import Gpu
 from triton_gemm.tuning.journal import Journal
 from triton_gemm.tuning.race import FailedError
+from triton_gemm.tuning.timing import DeviceLostError
 
 CPU = torch.device("cpu")
 BF16 = torch.bfloat16
@@ -600,7 +602,7 @@ def test_under_batch_invariance_its_class_is_kept(tuned_on_the_cpu: Path, monkey
 
 def test_importing_sets_the_tuner_and_imports_nothing_for_it() -> None:
     script = (
-        "import sys, triton_gemm; from triton_gemm import policies, tuning\n"
+        "import sys, triton_gemm; from triton_gemm import tuning; from triton_gemm.runtime import policies\n"
         "assert policies._tuner is tuning._choose\n"
         "late = [m for m in sys.modules if m.startswith('triton_gemm.tuning.')]\n"
         "assert sorted(late) == ['triton_gemm.tuning.recording', 'triton_gemm.tuning.report'], late\n"

@@ -14,12 +14,12 @@ import triton
 
 from tests.tabled import HOPPER, problem_of
 from triton_gemm import kernels
-from triton_gemm.bit_classes import bit_class
-from triton_gemm.device import device_of_capability
+from triton_gemm.hardware.device import device_of_capability
 from triton_gemm.kernels.schedule import Schedule
-from triton_gemm.plan import launches_on
 from triton_gemm.problem import GemmProblem, Layout
-from triton_gemm.select import Selection, ranked, select
+from triton_gemm.runtime.plan import launches_on
+from triton_gemm.selection.bit_classes import bit_class
+from triton_gemm.selection.select import Selection, ranked, select
 from triton_gemm.tables import records
 from triton_gemm.tuning import candidates as offered
 from triton_gemm.tuning import shown

@@ -22,18 +22,18 @@ from tests import tabled
 from tests.tabled import HOPPER, problem_of
 from tests.tuned import FakeLab, Kernels
 from triton_gemm import tables
-from triton_gemm.bit_classes import bit_class
 from triton_gemm.kernels import portable
 from triton_gemm.problem import GemmProblem
-from triton_gemm.select import Selection, select
+from triton_gemm.selection.bit_classes import bit_class
+from triton_gemm.selection.select import Selection, select
 from triton_gemm.tables import files, records
-from triton_gemm.timing import DeviceLostError
 from triton_gemm.tuning import recording, session
 from triton_gemm.tuning.candidates import candidates
 from triton_gemm.tuning.conditions import Conditions, complaint
 from triton_gemm.tuning.journal import ENDED, Journal
 from triton_gemm.tuning.report import Again, Progress, ShapeReport, TuningReport
 from triton_gemm.tuning.session import Session, Wishes
+from triton_gemm.tuning.timing import DeviceLostError
 
 FORKED = multiprocessing.get_context("fork")
 SMALL, LARGE = problem_of(64, 4096, 4096), problem_of(4096, 4096, 4096)

@@ -29,7 +29,7 @@ from tests.groups import assert_right
 from tests.simulation import CPU, Simulation, check
 from triton_gemm.arithmetic import EMULATED
 from triton_gemm.config import TileConfig
-from triton_gemm.device import device_of_capability
+from triton_gemm.hardware.device import device_of_capability
 from triton_gemm.kernels import warp_specialised
 from triton_gemm.kernels.repack import repacked
 from triton_gemm.kernels.schedule import Schedule

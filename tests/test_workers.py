@@ -24,8 +24,9 @@ import torch
 import triton_gemm
 from tests.tabled import HOPPER, problem_of
 from tests.test_plan import at_once, half, key_of, plan_without_a_gpu
-from triton_gemm import api, ops, plan, policies, workspace
+from triton_gemm.functional import api, ops
 from triton_gemm.problem import Request
+from triton_gemm.runtime import plan, policies, workspace
 
 ROOT = Path(__file__).parent.parent
 SECONDS = 60  # after which a worker hangs
@@ -89,7 +90,8 @@ print("done")
 def fork_while_all_is_locked() -> None:
     """Every lock is held by another thread at the fork, those of a plan that is being compiled too."""
     held, step = locks(), plan.Step(SimpleNamespace(arguments={}))  # type: ignore[arg-type]
-    assert {"triton_gemm.plan._planning", "triton_gemm.tables._lock", "triton_gemm.routing._lock"} <= set(held)
+    named = {"runtime.plan._planning", "tables._lock", "functional.routing._lock"}
+    assert {f"triton_gemm.{name}" for name in named} <= set(held)
     plan.PLANS["compiling",] = SimpleNamespace(steps=[step])  # type: ignore[assignment]
     taken, end = threading.Event(), threading.Event()
 
@@ -140,11 +142,11 @@ def test_a_spawned_worker_plans_as_its_parent() -> None:
 SMALL = {
     # by devices, dtypes, configurations and tables, of which there are few
     "triton_gemm.compat.torch_compile._inductor_choices",
-    "triton_gemm.device._cuda_device",
-    "triton_gemm.doctor._mounts",
-    "triton_gemm.driver._library",
-    "triton_gemm.driver._primary_context",
-    "triton_gemm.fingerprint._sources",
+    "triton_gemm.hardware.device._cuda_device",
+    "triton_gemm.reporting.doctor._mounts",
+    "triton_gemm.hardware.driver._library",
+    "triton_gemm.hardware.driver._primary_context",
+    "triton_gemm.reporting.fingerprint._sources",
     "triton_gemm.kernels.__getattr__",
     "triton_gemm.kernels.portable.choice._at_once",
     "triton_gemm.kernels.warp_specialised.configs.listed",
@@ -154,8 +156,8 @@ SMALL = {
     "triton_gemm.kernels.warp_specialised.host.wide_memory",
     "triton_gemm.kernels.warp_specialised.widths._deepest",
     "triton_gemm.kernels.warp_specialised.widths._forms",
-    "triton_gemm.nvml.gpu",
-    "triton_gemm.nvml.power_limit",
+    "triton_gemm.hardware.nvml.gpu",
+    "triton_gemm.hardware.nvml.power_limit",
     "triton_gemm.problem._one_plane",
     "triton_gemm.tables._users_folder",
 }

@@ -8,9 +8,9 @@ from math import exp
 from typing import Any
 
 from tests.tabled import HOPPER
-from triton_gemm.device import DeviceInfo
+from triton_gemm.hardware.device import DeviceInfo
 from triton_gemm.problem import GemmProblem
-from triton_gemm.select import Selection
+from triton_gemm.selection.select import Selection
 from triton_gemm.tuning.conditions import Conditions
 from triton_gemm.tuning.race import FailedError
 

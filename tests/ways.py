@@ -18,13 +18,13 @@ import torch
 from tests.random_products import FLOATS, NAN_BYTE, Memory, Prepared, Problem
 from triton_gemm.arithmetic import MODES
 from triton_gemm.compat import INTERPRETED
-from triton_gemm.device import DeviceInfo
+from triton_gemm.hardware.device import DeviceInfo
 from triton_gemm.kernels import fma, warp_specialised
 from triton_gemm.kernels.candidate import Candidate
 from triton_gemm.kernels.schedule import Schedule
-from triton_gemm.plan import GemmPlan, InterpretedPlan
 from triton_gemm.problem import ACTIVATIONS, GemmProblem
-from triton_gemm.select import Selection, illegal, ranked
+from triton_gemm.runtime.plan import GemmPlan, InterpretedPlan
+from triton_gemm.selection.select import Selection, illegal, ranked
 
 Size = tuple[int, int, int]
 SKIPPED = 77  # exit status of a check that cannot run on this machine, by Automake's convention

@@ -23,7 +23,7 @@ from tests.mutants import MUTANTS, ROWS_OF_32_BITS, Mutant
 from tests.random_products import VALUES, Memory, Prepared, Problem
 from tests.ways import SKIPPED, Far, Separate, Size, Way, circumstances, shared, ways
 from triton_gemm.compat import INTERPRETED
-from triton_gemm.device import DeviceInfo, device_info
+from triton_gemm.hardware.device import DeviceInfo, device_info
 from triton_gemm.ladder import LADDER, Rung
 
 DEVICE = "cpu" if INTERPRETED else "cuda"

@@ -1,18 +1,18 @@
 """Matrix multiplication for PyTorch, written in Triton."""
 
 from . import nn as nn
-from .api import addmm, baddbmm, bmm, linear, matmul, mm, mv
 from .arithmetic import Precision
 from .calibration import calibrate
-from .device import DeviceInfo
-from .explanation import explain
-from .fingerprint import check_ranks, selection_fingerprint
-from .grouped import grouped_matmul
-from .policies import batch_invariant, policy, set_policy
+from .functional.api import addmm, baddbmm, bmm, linear, matmul, mm, mv
+from .functional.grouped import grouped_matmul
+from .functional.routing import disable, enable, report_routing, use
+from .functional.scaled import scaled_matmul
+from .hardware.device import DeviceInfo
 from .problem import Activation
-from .routing import disable, enable, report_routing, use
-from .scaled import scaled_matmul
-from .select import Selection
+from .reporting.explanation import explain
+from .reporting.fingerprint import check_ranks, selection_fingerprint
+from .runtime.policies import batch_invariant, policy, set_policy
+from .selection.select import Selection
 from .tuning import record_shapes, tune
 
 __version__ = "0.1.0"

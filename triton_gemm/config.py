@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from .device import DeviceInfo
+from .hardware.device import DeviceInfo
 
 REGISTERS_PER_SM = 65_536
 MAX_REGISTERS_PER_THREAD = 255

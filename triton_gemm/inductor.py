@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 
-from . import __version__, ops
+from . import __version__
 from .arithmetic import FLOATING
 from .compat import INTERPRETED, free_in_children, offer_to_inductor
-from .device import device_info
+from .functional import ops
+from .hardware.device import device_info
 from .problem import Request
 
 DEVICE = "cpu" if INTERPRETED else "cuda"

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from . import api, arguments, rules
+from . import arguments
 from .arithmetic import Precision
+from .functional import api, rules
 from .problem import Activation
 
 

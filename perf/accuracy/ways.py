@@ -11,13 +11,13 @@ import torch
 
 from perf.measure.numerics import mode_of, scale_shapes, scaled
 from triton_gemm.arithmetic import ARITHMETICS, EMULATED, FP8
-from triton_gemm.bit_classes import bit_class
 from triton_gemm.compat import INTERPRETED
-from triton_gemm.device import device_info
-from triton_gemm.plan import GemmPlan, InterpretedPlan
-from triton_gemm.policies import choose
+from triton_gemm.hardware.device import device_info
 from triton_gemm.problem import GemmProblem, Request
-from triton_gemm.select import Selection, illegal, ranked
+from triton_gemm.runtime.plan import GemmPlan, InterpretedPlan
+from triton_gemm.runtime.policies import choose
+from triton_gemm.selection.bit_classes import bit_class
+from triton_gemm.selection.select import Selection, illegal, ranked
 
 Size = tuple[int, int, int]  # M, N, K
 

@@ -22,7 +22,7 @@ from perf.bench.scores import COMPILED, INDUCTOR, TUNED
 from perf.measure import providers
 from perf.measure.operands import Problem
 from perf.measure.timer import Call, Provider
-from triton_gemm.device import device_info
+from triton_gemm.hardware.device import device_info
 
 Factory = Callable[[Problem], Provider]
 

@@ -34,9 +34,9 @@ try:
     from perf.common import arguments as args
     from perf.measure import environment
     from perf.measure.timer import DeviceLostError
-    from triton_gemm import device_model
     from triton_gemm.calibration import kept
-    from triton_gemm.device_model import model_of
+    from triton_gemm.hardware import device_model
+    from triton_gemm.hardware.device_model import model_of
     from triton_gemm.suites import SUITES
     from triton_gemm.suites.shapes import Shape
 except ModuleNotFoundError as error:

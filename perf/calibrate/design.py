@@ -16,7 +16,7 @@ from perf.calibrate.times import Measured
 from triton_gemm.calibration.figures import places
 from triton_gemm.calibration.fit import Data, Timed, covariance
 from triton_gemm.calibration.probes import WAYS
-from triton_gemm.device_model import DeviceModel
+from triton_gemm.hardware.device_model import DeviceModel
 from triton_gemm.kernels.candidate import Candidate
 
 OTHERS = 0.3  # of the weight of bf16's regimes have those of other dtypes and precisions

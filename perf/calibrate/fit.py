@@ -14,8 +14,8 @@ from scipy.optimize import least_squares
 from perf.calibrate.times import Measured
 from triton_gemm import kernels
 from triton_gemm.calibration.figures import Place, concerns, pace_of, places, rounded, value_at, with_values
-from triton_gemm.device_model import DeviceModel
-from triton_gemm.select import predicted
+from triton_gemm.hardware.device_model import DeviceModel
+from triton_gemm.selection.select import predicted
 
 ERROR = 1.2  # what a shape's errors weigh in a fit
 REGRET = 2.5, 2.5  # and its regret: in that of the persistent kernel, and in that of the others

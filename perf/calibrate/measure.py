@@ -20,10 +20,10 @@ from perf.measure import operands, timer
 from perf.measure.providers import CUBLAS, cublas
 from perf.measure.timer import Provider
 from triton_gemm import kernels
-from triton_gemm.device import DeviceInfo, device_info
-from triton_gemm.plan import GemmPlan, stand_in
+from triton_gemm.hardware.device import DeviceInfo, device_info
 from triton_gemm.problem import GemmProblem
-from triton_gemm.select import ranked
+from triton_gemm.runtime.plan import GemmPlan, stand_in
+from triton_gemm.selection.select import ranked
 from triton_gemm.suites import SUITES
 from triton_gemm.suites.problems import gemm_problem
 from triton_gemm.suites.shapes import Shape

@@ -11,8 +11,8 @@ from rich.table import Table
 
 from perf.bench.scores import geometric_mean
 from perf.calibrate.times import Calibration, Measured, Way
-from triton_gemm.device_model import DeviceModel
-from triton_gemm.select import predicted, select
+from triton_gemm.hardware.device_model import DeviceModel
+from triton_gemm.selection.select import predicted, select
 
 WORST = 0.05  # regret from which on a shape is named
 

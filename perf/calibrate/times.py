@@ -13,12 +13,12 @@ from typing import Any
 from perf.calibrate.shapes import OTHER, REGIMES
 from perf.common.files import read_json
 from triton_gemm import kernels
-from triton_gemm.device import DeviceInfo, device_of_capability
-from triton_gemm.device_model import DeviceModel
+from triton_gemm.hardware.device import DeviceInfo, device_of_capability
+from triton_gemm.hardware.device_model import DeviceModel
 from triton_gemm.kernels.candidate import Candidate
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import GemmProblem
-from triton_gemm.select import Selection, predicted
+from triton_gemm.selection.select import Selection, predicted
 from triton_gemm.suites import SUITES
 from triton_gemm.suites.problems import gemm_problem
 from triton_gemm.suites.shapes import Shape

@@ -9,19 +9,20 @@ from functools import cache, partial
 import torch
 
 from perf.drift.record import GPUS
-from triton_gemm import kernels, precompile
-from triton_gemm.aot import CapturedLaunch
+from triton_gemm import kernels
 from triton_gemm.arithmetic import ARITHMETICS, HALF, IEEE, TF32, Arithmetic
 from triton_gemm.config import TileConfig
-from triton_gemm.device import DeviceInfo
-from triton_gemm.device_model import named_device
-from triton_gemm.explanation import operands_of_sizes
+from triton_gemm.hardware.device import DeviceInfo
+from triton_gemm.hardware.device_model import named_device
 from triton_gemm.kernels import reduction
 from triton_gemm.kernels.candidate import Candidate, Work
 from triton_gemm.kernels.launch import Launch, materialise
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.kernels.warp_specialised.configs import of_itemsize
 from triton_gemm.problem import GemmProblem, Request
+from triton_gemm.reporting.explanation import operands_of_sizes
+from triton_gemm.runtime import precompile
+from triton_gemm.runtime.aot import CapturedLaunch
 
 # (M, N, K) and layout of A and B. A configuration is compiled in the first of these that its kernel takes: "nt" is
 # `linear`'s, the narrow ones are for the kernels of a few rows.

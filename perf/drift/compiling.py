@@ -10,8 +10,8 @@ from multiprocessing import get_context
 
 from perf.drift import cases
 from perf.drift.record import GPUS, MAIN, Row
-from triton_gemm import aot
-from triton_gemm.device_model import named_device
+from triton_gemm.hardware.device_model import named_device
+from triton_gemm.runtime import aot
 
 Work = Callable[[str], Row]
 ENDED = "the compiler ended its process"

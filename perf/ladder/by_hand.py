@@ -40,12 +40,12 @@ from perf.measure import providers, timer
 from perf.measure.numerics import mode_of
 from perf.measure.operands import Operands, Problem
 from perf.measure.providers import CUBLAS
-from triton_gemm import aot
 from triton_gemm.compat import INTERPRETED
 from triton_gemm.config import GemmConfig
-from triton_gemm.device import DeviceInfo, device_info, device_of_capability
+from triton_gemm.hardware.device import DeviceInfo, device_info, device_of_capability
 from triton_gemm.ladder import LADDER, Rung
 from triton_gemm.problem import UnsupportedOperandError, aligned
+from triton_gemm.runtime import aot
 
 SMALL: Size = (96, 128, 64)  # for the interpreter, where the given shape is too large
 INTERPRETED_MOST = 256**3  # M N K that the interpreter is given; more takes it minutes

@@ -14,12 +14,12 @@ from perf.ladder import static
 from perf.measure.operands import MODE_DTYPES
 from perf.measure.timer import Provider
 from reference_cuda import TWINS, LoadedTwin, TwinUnavailable, Variant, resources
-from triton_gemm import aot
 from triton_gemm.config import GemmConfig
-from triton_gemm.device import device_info
+from triton_gemm.hardware.device import device_info
 from triton_gemm.ladder import LADDER, Rung
 from triton_gemm.ladder.rung import TUNERS, gemm_config
 from triton_gemm.problem import UnsupportedOperandError, aligned
+from triton_gemm.runtime import aot
 
 MODES = ("ieee", "tf32", "fp16", "bf16")
 MODE_TITLES = {

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 
 from perf.measure import numerics
 from triton_gemm.arithmetic import EMULATED
-from triton_gemm.timing import COLD_FACTOR
-from triton_gemm.timing import draw as draw
-from triton_gemm.timing import set_count as set_count
+from triton_gemm.tuning.timing import COLD_FACTOR
+from triton_gemm.tuning.timing import draw as draw
+from triton_gemm.tuning.timing import set_count as set_count
 
 DEVICE = "cuda"
 CHECK_FLOP = 2.0**38  # of an fp64 product of some rows

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 import triton_gemm
 from perf.measure.operands import ACTIVATIONS, Problem, scaled_by_torch
 from perf.measure.timer import Call, Provider
-from triton_gemm import plan
 from triton_gemm.problem import Request
+from triton_gemm.runtime import plan
 
 CUBLAS = "cuBLAS"
 OURS = "triton_gemm"

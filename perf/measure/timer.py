@@ -4,7 +4,7 @@ Kernel time is the replay of a CUDA graph that walks over operand sets larger to
 over one set (hot). Providers take turns, round by round, on a GPU whose clocks have settled; what is reported is the
 median over rounds of a provider's time and of its ratio to the baseline in the same round, with p20 and p80. What
 Python pays for a call, and how fast a queue of calls is without a graph, are measured separately. What runs on the
-device, and how it takes turns, is `triton_gemm.timing`, which tunes by the same clock.
+device, and how it takes turns, is `triton_gemm.tuning.timing`, which tunes by the same clock.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ import torch
 from perf.measure import environment
 from perf.measure.operands import Check, Operands, Problem, check_rows, sets_of
 from triton_gemm.problem import UnsupportedOperandError
-from triton_gemm.timing import REPLAY_MS, no_garbage, once_ms
-from triton_gemm.timing import DeviceLostError as DeviceLostError
-from triton_gemm.timing import Queue as Queue
-from triton_gemm.timing import Replay as Replay
-from triton_gemm.timing import interleave as interleave
-from triton_gemm.timing import ratios as ratios
-from triton_gemm.timing import repeats as repeats
-from triton_gemm.timing import round_count as round_count
-from triton_gemm.timing import settle as settle
+from triton_gemm.tuning.timing import REPLAY_MS, no_garbage, once_ms
+from triton_gemm.tuning.timing import DeviceLostError as DeviceLostError
+from triton_gemm.tuning.timing import Queue as Queue
+from triton_gemm.tuning.timing import Replay as Replay
+from triton_gemm.tuning.timing import interleave as interleave
+from triton_gemm.tuning.timing import ratios as ratios
+from triton_gemm.tuning.timing import repeats as repeats
+from triton_gemm.tuning.timing import round_count as round_count
+from triton_gemm.tuning.timing import settle as settle
 
 SLOW = 4.0  # times the baseline: from there on a provider is timed apart, so that the fast ones keep the GPU hot
 ROUNDS = (5, 40)

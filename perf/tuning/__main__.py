@@ -29,9 +29,9 @@ from perf.measure.environment import RESULTS
 from perf.tuning import tables
 from perf.tuning.runs import RUNS, SEED, Run
 from triton_gemm.cli.words import problem_text
-from triton_gemm.device import DeviceInfo, current_device_info
+from triton_gemm.hardware.device import DeviceInfo, current_device_info
 from triton_gemm.problem import GemmProblem
-from triton_gemm.select import select
+from triton_gemm.selection.select import select
 from triton_gemm.suites.shapes import spaced
 from triton_gemm.tables import export_to
 from triton_gemm.tables.files import Bits

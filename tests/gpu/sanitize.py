@@ -30,7 +30,7 @@ from reference_cuda import TWINS, TwinUnavailable, load
 from tests.mutants import K11_RACE, MUTANTS, READS_OUTSIDE, Mutant
 from tests.random_products import Memory, Prepared
 from tests.ways import SKIPPED, Alone, circumstances, forms, shared, ways
-from triton_gemm.device import DeviceInfo, device_info
+from triton_gemm.hardware.device import DeviceInfo, device_info
 from triton_gemm.ladder import LADDER, Rung
 
 SIZES = [(127, 65, 33), (200, 270, 150), (1, 140, 70), (37, 20, 0), (128, 256, 64)]

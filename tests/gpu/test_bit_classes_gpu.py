@@ -12,13 +12,13 @@ import torch
 from tests.cases import Case, Operands, bits
 from tests.fprev import Tree, refined
 from triton_gemm.arithmetic import FP8
-from triton_gemm.bit_classes import bit_class
-from triton_gemm.device import DeviceInfo, device_info
+from triton_gemm.hardware.device import DeviceInfo, device_info
 from triton_gemm.kernels import KERNELS, warp_specialised
 from triton_gemm.kernels.schedule import Schedule, clusters_at_once
-from triton_gemm.plan import GemmPlan
 from triton_gemm.problem import ACTIVATIONS, GemmProblem
-from triton_gemm.select import Selection, illegal, ranked
+from triton_gemm.runtime.plan import GemmPlan
+from triton_gemm.selection.bit_classes import bit_class
+from triton_gemm.selection.select import Selection, illegal, ranked
 
 pytestmark = pytest.mark.gpu
 

@@ -12,9 +12,9 @@ import triton_gemm
 from tests import tabled
 from tests.gpu.sharing import shared_gpu
 from tests.gpu.test_plan_gpu import assert_right, pair, script
-from triton_gemm import device_model
 from triton_gemm.calibration import probes
-from triton_gemm.device import current_device_info
+from triton_gemm.hardware import device_model
+from triton_gemm.hardware.device import current_device_info
 
 pytestmark = pytest.mark.gpu
 
@@ -75,7 +75,7 @@ def test_compiling_does_not_disturb_what_is_timed(tmp_path: Path, monkeypatch: p
 
 PORTABLE = """
 import torch, triton_gemm
-from triton_gemm.device import current_device_info
+from triton_gemm.hardware.device import current_device_info
 assert current_device_info().capability == (8, 0)
 report = triton_gemm.calibrate(60)
 print(report)

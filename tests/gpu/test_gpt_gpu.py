@@ -12,7 +12,7 @@ import torch
 import triton_gemm
 from examples.gpt import Decoder, Gpt, GptConfig, next_token_loss
 from tests import training
-from triton_gemm import ops
+from triton_gemm.functional import ops
 
 pytestmark = pytest.mark.gpu
 

@@ -7,9 +7,9 @@ import torch
 
 import triton_gemm
 from tests.groups import KINDS, assert_right, draw
-from triton_gemm import plan
 from triton_gemm.arithmetic import MODES
 from triton_gemm.problem import Request
+from triton_gemm.runtime import plan
 
 pytestmark = pytest.mark.gpu
 

@@ -11,17 +11,17 @@ import torch
 from tests import cases
 from tests.cases import CIRCUMSTANCES, Case, blocks, circumstance, ids, of_bytes, reduced, splits, wholes
 from tests.checks import NAN, fp32_precision
-from triton_gemm import workspace
 from triton_gemm.arithmetic import EMULATED
 from triton_gemm.compat import CLUSTERS
 from triton_gemm.config import TileConfig
-from triton_gemm.device import DeviceInfo, device_info
+from triton_gemm.hardware.device import DeviceInfo, device_info
 from triton_gemm.kernels import fma, gemv, portable, skinny, warp_specialised
 from triton_gemm.kernels.repack import repacked
 from triton_gemm.kernels.schedule import Schedule
-from triton_gemm.plan import GemmPlan
 from triton_gemm.problem import GemmProblem
-from triton_gemm.select import Selection, select
+from triton_gemm.runtime import workspace
+from triton_gemm.runtime.plan import GemmPlan
+from triton_gemm.selection.select import Selection, select
 
 pytestmark = pytest.mark.gpu
 hopper = pytest.mark.skipif(

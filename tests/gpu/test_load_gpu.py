@@ -19,8 +19,8 @@ from tests.gpu.test_plan_gpu import PLAIN, SPLIT
 from triton_gemm.compat import CLUSTERS
 from triton_gemm.kernels import warp_specialised
 from triton_gemm.kernels.schedule import Schedule
-from triton_gemm.plan import GemmPlan
 from triton_gemm.problem import GemmProblem
+from triton_gemm.runtime.plan import GemmPlan
 
 pytestmark = pytest.mark.gpu
 

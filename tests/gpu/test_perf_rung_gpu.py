@@ -14,7 +14,7 @@ import torch
 from perf.ladder.by_hand_arguments import spelled
 from perf.ladder.rungs_and_twins import runs_on
 from triton_gemm.config import GemmConfig
-from triton_gemm.device import device_info
+from triton_gemm.hardware.device import device_info
 from triton_gemm.ladder import LADDER, k06_pipelined
 
 pytestmark = pytest.mark.gpu

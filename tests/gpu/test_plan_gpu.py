@@ -19,11 +19,12 @@ import triton_gemm
 from tests.cases import bits
 from tests.epilogues import expected
 from tests.gpu.test_kernels_gpu import counters_are_zero, hopper
-from triton_gemm import api, plan, workspace
+from triton_gemm.functional import api
 from triton_gemm.kernels import warp_specialised
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import GemmProblem, Request
-from triton_gemm.select import Selection
+from triton_gemm.runtime import plan, workspace
+from triton_gemm.selection.select import Selection
 
 pytestmark = pytest.mark.gpu
 
@@ -245,12 +246,12 @@ def test_a_larger_workspace_takes_the_place_of_one_in_use() -> None:
 
 PRIORITIES = """
 import torch
-from triton_gemm.device import device_info
+from triton_gemm.hardware.device import device_info
 from triton_gemm.kernels import warp_specialised
 from triton_gemm.kernels.schedule import Schedule
-from triton_gemm.plan import GemmPlan
+from triton_gemm.runtime.plan import GemmPlan
 from triton_gemm.problem import GemmProblem
-from triton_gemm.select import Selection
+from triton_gemm.selection.select import Selection
 
 device = torch.device("cuda", 0)
 programs = device_info(device).num_sms

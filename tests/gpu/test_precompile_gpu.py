@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from triton_gemm import doctor
 from triton_gemm.compat import c_compiler
-from triton_gemm.device import current_device_info
+from triton_gemm.hardware.device import current_device_info
+from triton_gemm.reporting import doctor
 
 pytestmark = pytest.mark.gpu
 
@@ -56,8 +56,8 @@ print(json.dumps([plain(problem) for problem in problems]))
 """
 COMPILE = """
 import json, sys
-from triton_gemm.device import DeviceInfo
-from triton_gemm.precompile import precompile
+from triton_gemm.hardware.device import DeviceInfo
+from triton_gemm.runtime.precompile import precompile
 from triton_gemm.problem import GemmProblem
 from triton_gemm.tables.records import read
 assert not torch.cuda.is_available()

@@ -14,8 +14,9 @@ import torch
 
 import triton_gemm
 from tests.numerics import error_bound, mode_of, reference
-from triton_gemm import kernels, routing
+from triton_gemm import kernels
 from triton_gemm.arithmetic import default_arithmetic
+from triton_gemm.functional import routing
 
 pytestmark = pytest.mark.gpu
 

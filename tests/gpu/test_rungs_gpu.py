@@ -31,7 +31,7 @@ from tests.checks import (
 from tests.numerics import error_bound, reference
 from triton_gemm.compat import CLUSTERS
 from triton_gemm.config import GemmConfig
-from triton_gemm.device import device_info
+from triton_gemm.hardware.device import device_info
 from triton_gemm.ladder import LADDER, Rung, k07_tf32
 from triton_gemm.ladder.k05_register_tiled import repacked
 from triton_gemm.ladder.rung import TUNERS, Autotuner, triton_config

@@ -13,7 +13,7 @@ import torch.multiprocessing as mp
 
 from tests import tabled
 from tests.sharded import launch
-from triton_gemm.device import current_device_info
+from triton_gemm.hardware.device import current_device_info
 
 pytestmark = pytest.mark.gpu
 

@@ -19,11 +19,12 @@ import torch
 import triton_gemm
 from tests.epilogues import expected
 from tests.gpu.test_plan_gpu import PLAIN, SPLIT, assert_right, pair, random, script
-from triton_gemm import api, plan, workspace
-from triton_gemm.device import device_info
+from triton_gemm.functional import api
+from triton_gemm.hardware.device import device_info
 from triton_gemm.kernels import portable
 from triton_gemm.ladder import LADDER
-from triton_gemm.select import Selection
+from triton_gemm.runtime import plan, workspace
+from triton_gemm.selection.select import Selection
 
 pytestmark = pytest.mark.gpu
 

@@ -10,8 +10,9 @@ import torch
 import triton_gemm
 from tests.mistakes import OF_PRODUCTS, assert_same_words, torchs
 from tests.products import BATCHES, EXPANDED, VIEWS, assert_product, draw
-from triton_gemm import api, plan, workspace
 from triton_gemm.compat import stream_of_graph_trees
+from triton_gemm.functional import api
+from triton_gemm.runtime import plan, workspace
 
 pytestmark = pytest.mark.gpu
 

@@ -19,12 +19,13 @@ from tests import tabled
 from tests.gpu.sharing import shared_gpu
 from tests.gpu.test_kernels_gpu import hopper
 from tests.gpu.test_plan_gpu import assert_right, pair, random, script
-from triton_gemm import kernels, plan, policies, tables, timing, tuning
-from triton_gemm.bit_classes import bit_class
-from triton_gemm.device import current_device_info
+from triton_gemm import kernels, tables, tuning
+from triton_gemm.hardware.device import current_device_info
 from triton_gemm.problem import Request
-from triton_gemm.select import select
-from triton_gemm.tuning import read_shapes
+from triton_gemm.runtime import plan, policies
+from triton_gemm.selection.bit_classes import bit_class
+from triton_gemm.selection.select import select
+from triton_gemm.tuning import read_shapes, timing
 from triton_gemm.tuning.report import TuningReport
 
 pytestmark = pytest.mark.gpu
@@ -246,7 +247,7 @@ def test_what_python_does_before_a_replay_is_not_in_its_time() -> None:
 HANGS = """
 import os, torch, triton_gemm
 from triton_gemm import tables
-from triton_gemm.timing import DeviceLostError
+from triton_gemm.tuning.timing import DeviceLostError
 from triton_gemm.tuning import gpu
 run = gpu.Bench._run
 gpu.LIMIT_S = 0.5

@@ -29,7 +29,7 @@ from tests.addresses import (
 from tests.mutants import MUTANTS, ROWS_OF_32_BITS, Mutant, kernels_with, mutant
 from triton_gemm import kernels
 from triton_gemm.arithmetic import ARITHMETICS
-from triton_gemm.device import device_of_capability
+from triton_gemm.hardware.device import device_of_capability
 from triton_gemm.kernels.launch import Launch
 from triton_gemm.ladder import LADDER
 from triton_gemm.problem import GemmProblem, Layout

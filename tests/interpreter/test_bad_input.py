@@ -14,7 +14,9 @@ import torch
 import triton_gemm
 from tests import bad_input, tabled
 from tests.bad_input import OF_PARAMETERS, UNCHECKED, WITHOUT, Arguments, Kind
-from triton_gemm import arguments, policies, routing
+from triton_gemm import arguments
+from triton_gemm.functional import routing
+from triton_gemm.runtime import policies
 
 CASES = [case for case in bad_input.cases() if ".".join(case) not in UNCHECKED]
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 import triton_gemm
 from tests.cases import bits
 from tests.dots import add_at_once
-from triton_gemm import plan
-from triton_gemm.plan import InterpretedPlan
+from triton_gemm.runtime import plan
+from triton_gemm.runtime.plan import InterpretedPlan
 
 GENERATOR = torch.Generator()
 

@@ -15,12 +15,12 @@ import torch
 from tests.cases import bits
 from tests.dots import add_at_once
 from tests.fprev import Tree, refined
-from triton_gemm.bit_classes import bit_class
-from triton_gemm.device import INTERPRETER
+from triton_gemm.hardware.device import INTERPRETER
 from triton_gemm.kernels import gemv, portable
-from triton_gemm.plan import InterpretedPlan
 from triton_gemm.problem import GemmProblem
-from triton_gemm.select import Selection
+from triton_gemm.runtime.plan import InterpretedPlan
+from triton_gemm.selection.bit_classes import bit_class
+from triton_gemm.selection.select import Selection
 
 AT_ONCE = {"half": 16, "ieee": 1, "fp64": 1, "tf32": 8, "bf16x3": 16}
 PRECISIONS = pytest.mark.parametrize(("precision", "at_once"), AT_ONCE.items(), ids=AT_ONCE, indirect=["at_once"])

@@ -10,9 +10,10 @@ import torch
 
 import triton_gemm
 from tests.products import draw
-from triton_gemm import api, plan
-from triton_gemm.device import INTERPRETER
+from triton_gemm.functional import api
+from triton_gemm.hardware.device import INTERPRETER
 from triton_gemm.problem import GemmProblem
+from triton_gemm.runtime import plan
 
 HALF, FLOAT, E4M3 = torch.float16, torch.float32, torch.float8_e4m3fn
 OFFS = torch.tensor([10, 10, 40], dtype=torch.int32)

@@ -16,8 +16,9 @@ from tests import fuzz, random_products
 from tests.epilogues import activated
 from tests.fuzz import Calls, Step, as_test
 from tests.random_products import OPERATIONS, SMALL, Problem, draw_problem
-from triton_gemm import ops, plan
-from triton_gemm.plan import InterpretedPlan
+from triton_gemm.functional import ops
+from triton_gemm.runtime import plan
+from triton_gemm.runtime.plan import InterpretedPlan
 
 PRODUCTS, SHARES = 1000, 10
 Run = Callable[..., None]

@@ -8,12 +8,12 @@ import torch
 from tests.checks import RULES, SCALARS, SENTINEL, VIEWS, Product, error_within_bound, integers_exact, operands
 from tests.numerics import error_bound, mode_of, reference
 from triton_gemm.config import TileConfig
-from triton_gemm.device import INTERPRETER, DeviceInfo, device_of_capability
-from triton_gemm.device_model import model_of
+from triton_gemm.hardware.device import INTERPRETER, DeviceInfo, device_of_capability
+from triton_gemm.hardware.device_model import model_of
 from triton_gemm.kernels import gemv
 from triton_gemm.kernels.launch import materialise
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
-from triton_gemm.workspace import COUNTERS
+from triton_gemm.runtime.workspace import COUNTERS
 
 NAN = float("nan")
 HOPPER = device_of_capability((9, 0))

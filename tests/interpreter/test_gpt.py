@@ -10,7 +10,7 @@ import torch
 import triton_gemm
 from examples.gpt import Decoder, Gpt, GptConfig
 from tests import training
-from triton_gemm import ops
+from triton_gemm.functional import ops
 
 CONFIG = GptConfig(vocabulary=128, context=12, layers=1, heads=2, width=16)
 STEPS, BATCH = training.WINDOW, 2

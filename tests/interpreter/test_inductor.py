@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from tests.products import draw
-from triton_gemm import inductor, ops
+from triton_gemm import inductor
+from triton_gemm.functional import ops
 
 ROOT = Path(__file__).parent.parent.parent
 

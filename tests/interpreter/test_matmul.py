@@ -16,9 +16,9 @@ from tests.epilogues import expected
 from tests.mistakes import MISTAKES, assert_same_words, ones, words
 from tests.numerics import error_bound, mode_of, reference
 from tests.shapes import EMPTY, SMALL
-from triton_gemm import plan
 from triton_gemm.arithmetic import MODES, default_arithmetic
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Request
+from triton_gemm.runtime import plan
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 BY_DTYPE = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))

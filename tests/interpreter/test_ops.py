@@ -20,8 +20,9 @@ from tests.epilogues import activated
 from tests.mistakes import torchs
 from tests.products import draw, multiply_with_torch
 from tests.tiers import one
-from triton_gemm import ops, plan
+from triton_gemm.functional import ops
 from triton_gemm.problem import ACTIVATIONS, Request
+from triton_gemm.runtime import plan
 
 Function = Callable[..., torch.Tensor]
 

@@ -12,7 +12,7 @@ from perf.ladder import by_hand, by_hand_arguments, rungs_and_twins
 from perf.measure import operands, timer
 from perf.measure.providers import CUBLAS
 from tests.fakes import take_gpu_away
-from triton_gemm.device import device_of_capability
+from triton_gemm.hardware.device import device_of_capability
 from triton_gemm.ladder import LADDER, Rung
 
 HEADING = "tile,warps,stages,group ms TFLOPS of cuBLAS error registers shared KiB spills"

@@ -21,7 +21,7 @@ from tests.epilogues import activated
 from tests.numerics import error_bound, mode_of, reference
 from triton_gemm.arithmetic import EMULATED
 from triton_gemm.config import TileConfig
-from triton_gemm.device import INTERPRETER
+from triton_gemm.hardware.device import INTERPRETER
 from triton_gemm.kernels import portable, repack
 from triton_gemm.kernels.launch import Launch, materialise
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout

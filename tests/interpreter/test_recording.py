@@ -14,8 +14,9 @@ import pytest
 import torch
 
 import triton_gemm
-from triton_gemm import api, plan
+from triton_gemm.functional import api
 from triton_gemm.problem import GemmProblem
+from triton_gemm.runtime import plan
 from triton_gemm.tuning import read_shapes, recording
 
 

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 
 import triton_gemm
 from tests.tiers import one
-from triton_gemm import routing
 from triton_gemm.compat import withdraw
+from triton_gemm.functional import routing
 
 GENERATOR = torch.Generator().manual_seed(0)
 

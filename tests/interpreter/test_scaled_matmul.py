@@ -13,7 +13,7 @@ from tests.epilogues import expected
 from tests.mistakes import words
 from tests.numerics import error_bound
 from tests.shapes import EMPTY
-from triton_gemm import plan
+from triton_gemm.runtime import plan
 
 E4M3, E5M2, INT8 = torch.float8_e4m3fn, torch.float8_e5m2, torch.int8
 DTYPES = [E4M3, E5M2, INT8]

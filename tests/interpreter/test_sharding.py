@@ -17,7 +17,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import triton_gemm
 from tests.sharded import launch
-from triton_gemm import ops, plan, sharding
+from triton_gemm.functional import ops, sharding
+from triton_gemm.runtime import plan
 
 RANKS = 2
 S0, S1, R, P = Shard(0), Shard(1), Replicate(), Partial()

@@ -18,9 +18,10 @@ from tests.checks import NAN
 from tests.epilogues import activated
 from tests.mistakes import FACTORS, OF_PRODUCTS, assert_same_words, ones, torchs, with_nested, words
 from tests.products import BATCHES, EXPANDED, VIEWS, assert_product, draw
-from triton_gemm import ops, plan, rules
+from triton_gemm.functional import ops, rules
 from triton_gemm.kernels import portable
 from triton_gemm.problem import ACTIVATIONS
+from triton_gemm.runtime import plan
 
 HALF, BF16, FLOAT, DOUBLE, INT8 = torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8
 DTYPES = [FLOAT, HALF, BF16]

@@ -12,8 +12,8 @@ from tests import ways, windows
 from tests.random_products import Memory, Prepared, Problem
 from tests.ways import SMALL, Alone, Far, Separate, circumstances
 from triton_gemm import kernels
-from triton_gemm.device import device_info, device_of_capability
-from triton_gemm.plan import InterpretedPlan
+from triton_gemm.hardware.device import device_info, device_of_capability
+from triton_gemm.runtime.plan import InterpretedPlan
 
 CPU = device_info(torch.device("cpu"))
 HOPPER = device_of_capability((9, 0))

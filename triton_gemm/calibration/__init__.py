@@ -11,9 +11,10 @@ from collections.abc import Callable
 
 import torch
 
-from .. import arguments, device_model, tuning
-from ..device import device_info
-from ..timing import DeviceLostError
+from .. import arguments, tuning
+from ..hardware import device_model
+from ..hardware.device import device_info
+from ..tuning.timing import DeviceLostError
 from . import kept
 from .kept import clear as clear
 from .kept import folder as folder
@@ -52,8 +53,8 @@ def calibrate(
     `check_ranks` and `selection_fingerprint` notice.
 
     Raises ValueError for a budget that is not positive, or a device that is no GPU; RuntimeError where there is no GPU,
-    or a graph is captured; `triton_gemm.timing.DeviceLostError`, a RuntimeError, where a candidate hangs or breaks the
-    GPU's context, which no process survives: the next calibration leaves it out.
+    or a graph is captured; `triton_gemm.tuning.timing.DeviceLostError`, a RuntimeError, where a candidate hangs or
+    breaks the GPU's context, which no process survives: the next calibration leaves it out.
     """
     budget = arguments.positive("calibrate", "budget", budget)
     arguments.flag("calibrate", "keep", keep)

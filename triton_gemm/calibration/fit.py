@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import torch
 
-from ..device_model import DeviceModel
+from ..hardware.device_model import DeviceModel
 from ..kernels.candidate import Candidate
 from ..problem import GemmProblem
-from ..select import predicted
+from ..selection.select import predicted
 from .figures import Place, concerns, places, value_at, with_values
 
 # Standard deviations of errors: of a candidate's own, and of those that a product's candidates share.

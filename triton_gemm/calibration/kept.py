@@ -16,14 +16,15 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from .. import generation, tables
+from .. import tables
 from ..compat import free_in_children
-from ..device import DeviceInfo
-from ..device_model import DeviceModel, model_without_calibration
+from ..hardware.device import DeviceInfo
+from ..hardware.device_model import DeviceModel, model_without_calibration
+from ..hardware.silicon import Silicon, without_power
+from ..selection import generation
 from ..tables import files
 from ..tables.files import say_once
 from ..tables.records import WrongError, plain, read, text_of
-from ..tables.silicon import Silicon, without_power
 from .figures import rounded
 
 FORMAT = 1

@@ -12,7 +12,7 @@ import torch
 
 from ..kernels.candidate import Candidate
 from ..problem import GemmProblem
-from ..select import Selection
+from ..selection.select import Selection
 from ..tables.records import named
 from ..tuning import race, session
 from ..tuning.conditions import complaint

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ..device import DeviceInfo
+from ..hardware.device import DeviceInfo
 from ..kernels.candidate import Candidate
 from ..problem import GemmProblem
-from ..select import Selection, illegal, ranked
+from ..selection.select import Selection, illegal, ranked
 from ..suites.problems import gemm_problem
 from ..suites.shapes import Shape
 from .measuring import Probe

@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..device_model import DeviceModel, measured, model_without_calibration
+from ..hardware.device_model import DeviceModel, measured, model_without_calibration
 from ..problem import GemmProblem
-from ..select import Selection
+from ..selection.select import Selection
 from . import kept, measuring
 from .figures import places, value_at
 from .fit import SHIPPED, fit

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from .. import tables
 from ..calibration import kept
-from ..device import DeviceInfo
+from ..hardware.device import DeviceInfo
 from ..problem import GemmProblem
 from ..tables import files
 from ..tables.files import Table

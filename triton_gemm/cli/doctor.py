@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from ..doctor import Diagnosis, examine
+from ..reporting.doctor import Diagnosis, examine
 from ..tables import Silicon
 from . import output
 

@@ -9,9 +9,9 @@ import typer
 from rich.console import Console
 
 from ..arithmetic import Precision, ScaleKind
-from ..comparison import Comparison, Way, compare
-from ..device_model import origin
+from ..hardware.device_model import origin
 from ..problem import Activation
+from ..reporting.candidates import Comparison, Way, compare
 from ..tables.records import LARGEST, plain
 from . import output, words
 

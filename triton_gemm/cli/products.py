@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from ..arithmetic import DTYPES
-from ..device import INTERPRETER
-from ..explanation import Layout
+from ..hardware.device import INTERPRETER
 from ..problem import GemmProblem
+from ..reporting.explanation import Layout
 from ..suites import SUITES
 from ..suites.problems import gemm_problem
 from . import output, words

@@ -10,11 +10,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
-from ..device import DeviceInfo
-from ..device_model import NAMES, named_device
-from ..precompile import precompile
+from ..hardware.device import DeviceInfo
+from ..hardware.device_model import NAMES, named_device
 from ..problem import GemmProblem
-from ..select import Selection, select
+from ..runtime.precompile import precompile
+from ..selection.select import Selection, select
 from ..tables.files import Bits
 from ..tuning.candidates import candidates as candidates_of
 from . import output, products, words

@@ -10,11 +10,11 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from .. import explanation
 from ..arithmetic import DTYPES, SCALED, default_arithmetic
-from ..device import DeviceInfo, current_device_info, device_info
-from ..device_model import NAMES, named_device
+from ..hardware.device import DeviceInfo, current_device_info, device_info
+from ..hardware.device_model import NAMES, named_device
 from ..problem import GemmProblem
+from ..reporting import explanation
 from ..suites import SUITES
 from ..tables import files
 from ..tables.records import LARGEST, read

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..compat import decorating
 
 if TYPE_CHECKING:
-    from ..device import DeviceInfo
-    from ..device_model import DeviceModel
+    from ..hardware.device import DeviceInfo
+    from ..hardware.device_model import DeviceModel
     from ..problem import GemmProblem
     from . import fma, gemv, portable, repack, skinny, warp_specialised
     from .candidate import Candidate

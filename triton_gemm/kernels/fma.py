@@ -33,12 +33,12 @@ from triton.experimental.gluon.language.nvidia.ampere.async_copy import commit_g
 from ..arithmetic import IEEE
 from ..compat import async_load, reinterpret
 from ..config import REGISTERS_PER_SM, TileConfig
-from ..cost_model import on_busiest_sm, soft_maximum, swap_for_c
-from ..device import INTERPRETER, DeviceInfo
-from ..device_model import DeviceModel
+from ..hardware.device import INTERPRETER, DeviceInfo
+from ..hardware.device_model import DeviceModel
 from ..problem import GemmProblem
 from . import repack
 from .candidate import Candidate
+from .cost_model import on_busiest_sm, soft_maximum, swap_for_c
 from .launch import Launch, Pointer, Scalar, Temporary
 from .order import in_parts
 from .portable import MAX_SIZE, vector

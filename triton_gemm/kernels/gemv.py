@@ -27,11 +27,11 @@ import triton.language as tl
 from ..arithmetic import HALF, IEEE, TF32
 from ..compat import dot_operand, prefetch, round_to
 from ..config import TileConfig
-from ..cost_model import load_imbalance, on_busiest_sm, soft_maximum, traffic
-from ..device import DeviceInfo
-from ..device_model import DeviceModel
+from ..hardware.device import DeviceInfo
+from ..hardware.device_model import DeviceModel
 from ..problem import GemmProblem
 from .candidate import Candidate
+from .cost_model import load_imbalance, on_busiest_sm, soft_maximum, traffic
 from .epilogue import epilogue
 from .launch import Launch, Pointer, Scalar
 from .portable import MAX_SIZE, vector

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from ..arithmetic import HALF, Planes
-from ..device_model import DeviceModel
+from ..hardware.device_model import DeviceModel
 from ..problem import GemmProblem, Layout
 from .launch import Launch, Pointer, Temporary
 from .planes import split

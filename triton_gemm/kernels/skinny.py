@@ -29,11 +29,11 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from ..arithmetic import HALF
 from ..compat import prefetch
 from ..config import REGISTERS_PER_SM, TileConfig
-from ..cost_model import load_imbalance, on_busiest_sm, soft_maximum, traffic
-from ..device import INTERPRETER, DeviceInfo
-from ..device_model import DeviceModel
+from ..hardware.device import INTERPRETER, DeviceInfo
+from ..hardware.device_model import DeviceModel
 from ..problem import GemmProblem
 from .candidate import Candidate
+from .cost_model import load_imbalance, on_busiest_sm, soft_maximum, traffic
 from .launch import Launch, Pointer, Scalar
 from .portable import MAX_SIZE, vector
 from .programmatic import follow

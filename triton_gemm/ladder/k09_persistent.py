@@ -21,7 +21,7 @@ import triton.language as tl
 
 from ..compat import dot_operand
 from ..config import GemmConfig
-from ..device import device_info
+from ..hardware.device import device_info
 from .k03_blocked import operand_pointers, store_tile
 from .k04_grouped import grouped_pid, tiles
 from .rung import Choice, Rung, autotune, checked, pointer_arguments, run, tune_key

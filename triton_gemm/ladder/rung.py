@@ -20,8 +20,8 @@ from .. import compat
 from ..arithmetic import ARITHMETICS
 from ..compat import INTERPRETED
 from ..config import OPTIONS, GemmConfig
-from ..device import DeviceInfo, device_info
-from ..driver import ensure_context
+from ..hardware.device import DeviceInfo, device_info
+from ..hardware.driver import ensure_context
 from ..problem import aligned
 
 log = logging.getLogger("triton_gemm.autotune")

@@ -21,18 +21,19 @@ from typing import Literal
 import torch
 import triton
 
-from .. import arguments, batch_invariance, generation
-from ..bit_classes import bit_class
+from .. import arguments
 from ..compat import free_in_children
-from ..device import SHARED_MEMORY, DeviceInfo, current_device_info, device_info
+from ..hardware.device import SHARED_MEMORY, DeviceInfo, current_device_info, device_info
+from ..hardware.silicon import Silicon as Silicon
+from ..hardware.silicon import without_power
 from ..problem import GemmProblem
-from ..select import Selection, select
+from ..selection import batch_invariance, generation
+from ..selection.bit_classes import bit_class
+from ..selection.select import Selection, select
 from . import files as files
 from . import records as records
 from .files import BITS, Bits, Table
 from .records import Entry, illegal, plain, text_of
-from .silicon import Silicon as Silicon
-from .silicon import without_power
 
 SHIPPED = Path(__file__).parent
 JOURNAL = ".tuning.jsonl"  # ends the names of files in which a tuner notes what failed

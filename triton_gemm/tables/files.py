@@ -26,9 +26,9 @@ from typing import Any, Literal, TypeVar, get_args
 
 import triton
 
+from ..hardware.silicon import Silicon
 from ..problem import GemmProblem
 from .records import Entry, WrongError, plain, read, read_entry, text_of
-from .silicon import Silicon
 
 log = logging.getLogger("triton_gemm.tables")
 

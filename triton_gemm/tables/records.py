@@ -19,11 +19,11 @@ import torch
 from .. import kernels
 from ..arithmetic import ARITHMETICS, ScaleKind
 from ..config import TileConfig
-from ..device import DeviceInfo
+from ..hardware.device import DeviceInfo
 from ..kernels.candidate import Candidate, Work
 from ..kernels.schedule import Schedule
 from ..problem import ACTIVATIONS, GemmProblem
-from ..select import Selection
+from ..selection.select import Selection
 
 LARGEST = 2**48  # of sizes and strides, in elements
 LONGEST = 200  # characters of a text

@@ -17,16 +17,18 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
-from .. import arguments, generation, policies, tables
+from .. import arguments, tables
 from ..arithmetic import DTYPES, result_dtype
-from ..bit_classes import bit_class
 from ..compat import free_in_children
-from ..device import DeviceInfo, device_info
-from ..explanation import Layout, operands_of_sizes
+from ..hardware.device import DeviceInfo, device_info
+from ..hardware.silicon import Silicon
 from ..problem import GemmProblem, Request
-from ..select import Selection
+from ..reporting.explanation import Layout, operands_of_sizes
+from ..runtime import policies
+from ..selection import generation
+from ..selection.bit_classes import bit_class
+from ..selection.select import Selection
 from ..tables.files import BITS, TRITON, Bits
-from ..tables.silicon import Silicon
 from .recording import read_shapes, record_shapes
 from .report import Measure, Progress, ShapeReport, TuningReport
 
@@ -90,7 +92,7 @@ def tune(
     ended, is left out, now and later. What was found is stored after every product.
 
     Raises ValueError for shapes, configs or options that are none; OSError for a file that cannot be read; RuntimeError
-    where there is no GPU, or a graph is captured; `triton_gemm.timing.DeviceLostError`, a RuntimeError, where a
+    where there is no GPU, or a graph is captured; `triton_gemm.tuning.timing.DeviceLostError`, a RuntimeError, where a
     candidate hangs or breaks the GPU's context, which no process survives: what was found before is stored, and the
     next one leaves it out.
     """

@@ -8,14 +8,14 @@ from dataclasses import fields
 from typing import Any
 
 from .. import kernels
-from ..bit_classes import bit_class
 from ..config import TileConfig
-from ..device import DeviceInfo
-from ..device_model import model_of
+from ..hardware.device import DeviceInfo
+from ..hardware.device_model import model_of
 from ..kernels.candidate import Candidate, Work
 from ..kernels.schedule import Schedule
 from ..problem import GemmProblem
-from ..select import Selection, predicted_or_inf, ranked
+from ..selection.bit_classes import bit_class
+from ..selection.select import Selection, predicted_or_inf, ranked
 from ..tables.files import Bits
 from ..tables.records import Entry, illegal, nonsense
 

@@ -12,22 +12,23 @@ from typing import cast
 
 import torch
 
-from .. import nvml, timing
 from ..compat import loading
-from ..device import device_info
-from ..plan import MAX_BOUND, GemmPlan, stand_in
-from ..policies import by_model
+from ..hardware import nvml
+from ..hardware.device import device_info
 from ..problem import GemmProblem, Layout
-from ..select import Selection
+from ..runtime.plan import MAX_BOUND, GemmPlan, stand_in
+from ..runtime.policies import by_model
+from ..runtime.workspace import release_captured
+from ..selection.select import Selection
 from ..tables.files import Bits
-from ..timing import DeviceLostError
-from ..workspace import release_captured
+from . import timing
 from .compiling import Compiler
 from .conditions import Conditions
 from .journal import Journal
 from .operands import BETA, Operands, operands, sets_of, stand_ins
 from .race import FailedError
 from .report import Measure
+from .timing import DeviceLostError
 from .worker import Worker
 
 LIMIT_S = 10.0  # of a candidate's first launch

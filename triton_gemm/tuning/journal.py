@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..problem import GemmProblem
-from ..select import Selection
+from ..selection.select import Selection
 from ..tables.files import say_once
 from ..tables.records import plain, text_of
 from .candidates import entry_of

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ..plan import stand_in
 from ..problem import GemmProblem, Layout
-from ..timing import MEMORY_SHARE, draw, set_count
+from ..runtime.plan import stand_in
+from .timing import MEMORY_SHARE, draw, set_count
 
 BETA = 0.5  # of a C that is read: the same launch again and again neither overflows nor dies out
 Operands = tuple[torch.Tensor, ...]  # a, b, c, then what GemmProblem.auxiliary names

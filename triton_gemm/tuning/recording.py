@@ -11,9 +11,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from .. import plan
 from ..compat import current_device, free_in_children
 from ..problem import GemmProblem
+from ..runtime import plan
 from ..tables.files import write_for_user
 from ..tables.records import WrongError, plain, read, text_of
 

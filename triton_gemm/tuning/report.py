@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..problem import GemmProblem
-from ..select import Selection
+from ..selection.select import Selection
 from ..tables.files import Bits
 from ..tables.records import plain
 

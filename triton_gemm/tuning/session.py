@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import torch
 
 from .. import tables
-from ..device import DeviceInfo
+from ..hardware.device import DeviceInfo
 from ..problem import GemmProblem
-from ..select import Selection, select
+from ..selection.select import Selection, select
 from ..tables.files import Bits
 from ..tables.records import named
 from . import race

@@ -23,12 +23,12 @@ from queue import SimpleQueue
 from typing import Any
 
 from ..compat import compiling_for, hash_triton
-from ..device import DeviceInfo
+from ..hardware.device import DeviceInfo
 from ..kernels.launch import compiled
-from ..plan import launches_on
-from ..precompile import SCALARS, operands_of
 from ..problem import GemmProblem
-from ..select import Selection
+from ..runtime.plan import launches_on
+from ..runtime.precompile import SCALARS, operands_of
+from ..selection.select import Selection
 
 START_S = 120.0  # until it has imported torch and Triton, and read Triton's files, perhaps from a slow network
 GONE_S = 5.0  # until a process is gone whose end of the pipe is closed, or that is killed

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 from ...arithmetic import ARITHMETICS
 from ...config import REGISTERS_PER_SM
-from ...cost_model import ROUNDING, Remembered, average, lines_of, on_busiest_sm, soft_maximum, swap_for_c, traffic
-from ...device import DeviceInfo
-from ...device_model import DeviceModel
+from ...hardware.device import DeviceInfo
+from ...hardware.device_model import DeviceModel
 from ...problem import GemmProblem
 from ..candidate import Candidate
+from ..cost_model import ROUNDING, Remembered, average, lines_of, on_busiest_sm, soft_maximum, swap_for_c, traffic
 from .host import CONFIGS, MAX_REGISTERS, Config, itemsize_of_sums, tiles_of, vectors
 
 

@@ -9,7 +9,7 @@ import torch
 
 from ...arithmetic import EMULATED
 from ...config import MAX_REGISTERS_PER_THREAD, TileConfig
-from ...device import DeviceInfo
+from ...hardware.device import DeviceInfo
 from ...problem import GemmProblem, Layout
 from .. import groups
 from ..launch import Launch, Pointer, Scalar

@@ -10,7 +10,7 @@ from itertools import chain
 from math import inf, sqrt
 from typing import Any, NamedTuple
 
-from ...device_model import DeviceModel
+from ...hardware.device_model import DeviceModel
 from ...problem import GemmProblem
 from .configs import FEW_ROWS, Config, listed
 from .costs import Costs, OfConfig, OfProblem, load_times, of_config

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ...compat import CLUSTERS
-from ...cost_model import ROUNDING, SECTOR, pitch
-from ...device import DeviceInfo
-from ...device_model import DeviceModel
+from ...hardware.device import DeviceInfo
+from ...hardware.device_model import DeviceModel
 from ...problem import GemmProblem
 from .. import repack
 from ..candidate import Candidate
+from ..cost_model import ROUNDING, SECTOR, pitch
 from ..schedule import Schedule, clusters_at_once
 from .bounds import MAX_PARTS, SHORTEST_PART, floors
 from .configs import LONG, Config, listed

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
-from ...cost_model import Remembered, average, lines_of, traffic
-from ...device_model import DeviceModel
+from ...hardware.device_model import DeviceModel
 from ...problem import GemmProblem
+from ..cost_model import Remembered, average, lines_of, traffic
 from ..schedule import Schedule, clusters_at_once
 from .configs import FEW_ROWS, Config
 from .host import can_split_k, copied, promotes

@@ -9,7 +9,7 @@ import torch
 
 from ...compat import CLUSTERS
 from ...config import MAX_REGISTERS_PER_THREAD
-from ...device import INTERPRETER, SHARED_MEMORY, DeviceInfo
+from ...hardware.device import INTERPRETER, SHARED_MEMORY, DeviceInfo
 from ...problem import GemmProblem
 from .. import groups
 from ..launch import Launch, Pointer, Scalar

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from functools import cache, lru_cache
 
-from ...device import SHARED_MEMORY
+from ...hardware.device import SHARED_MEMORY
 from ...problem import GemmProblem
 from ..schedule import clusters_at_once
 from .configs import CLUSTERED, CONFIGS, FEW_ROWS, FOR_LONG_SUMS, LONG, Config

@@ -18,12 +18,13 @@ from typing import Any
 
 import torch
 
-from . import arguments, ops
-from .arithmetic import FLOATING
-from .compat import INTERPRETED, free_in_children, hide_from_dynamo, overlaps_itself, withdraw
-from .device import device_info
-from .plan import MAX_PLANS, keep, key_of
-from .problem import Request
+from .. import arguments
+from ..arithmetic import FLOATING
+from ..compat import INTERPRETED, free_in_children, hide_from_dynamo, overlaps_itself, withdraw
+from ..hardware.device import device_info
+from ..problem import Request
+from ..runtime.plan import MAX_PLANS, keep, key_of
+from . import ops
 
 # By aten's name: where a and b are among the arguments.
 ROUTED = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}

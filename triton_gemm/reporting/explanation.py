@@ -7,14 +7,16 @@ from typing import Literal, get_args, overload
 
 import torch
 
-from . import arguments, ops, plan, policies, rules, scaled
-from .arithmetic import DTYPES, FLOATING, Precision, ScaleKind, result_dtype
-from .bit_classes import bit_class
-from .compat import INTERPRETED
-from .device import INTERPRETER, DeviceInfo, device_info
-from .device_model import NAMES, named_device, origin
-from .problem import Activation, GemmProblem, Request
-from .select import Selection, next_best
+from .. import arguments
+from ..arithmetic import DTYPES, FLOATING, Precision, ScaleKind, result_dtype
+from ..compat import INTERPRETED
+from ..functional import ops, rules, scaled
+from ..hardware.device import INTERPRETER, DeviceInfo, device_info
+from ..hardware.device_model import NAMES, named_device, origin
+from ..problem import Activation, GemmProblem, Request
+from ..runtime import plan, policies
+from ..selection.bit_classes import bit_class
+from ..selection.select import Selection, next_best
 
 Scales = tuple[torch.Tensor, torch.Tensor] | ScaleKind
 Layout = Literal["nn", "nt", "tn", "tt"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .. import nvml
-from ..device import DeviceInfo
+from . import nvml
+from .device import DeviceInfo
 
 
 @dataclass(frozen=True)

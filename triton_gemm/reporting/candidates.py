@@ -6,18 +6,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from . import kernels, plan, policies, tables
-from .aot import CapturedLaunch, Compiled, compile_launch
-from .bit_classes import bit_class
-from .device import DeviceInfo
-from .device_model import model_of
-from .kernels.candidate import Candidate
-from .kernels.launch import materialise
-from .policies import Policy
-from .precompile import SCALARS, operands_of
-from .problem import GemmProblem
-from .select import Selection, illegal, predicted_or_inf, ranked
-from .tables import records
+from .. import kernels, tables
+from ..hardware.device import DeviceInfo
+from ..hardware.device_model import model_of
+from ..kernels.candidate import Candidate
+from ..kernels.launch import materialise
+from ..problem import GemmProblem
+from ..runtime import plan, policies
+from ..runtime.aot import CapturedLaunch, Compiled, compile_launch
+from ..runtime.policies import Policy
+from ..runtime.precompile import SCALARS, operands_of
+from ..selection.bit_classes import bit_class
+from ..selection.select import Selection, illegal, predicted_or_inf, ranked
+from ..tables import records
 
 
 @dataclass(frozen=True)

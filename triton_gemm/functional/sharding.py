@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .compat import share_sharding_decisions
+from ..compat import share_sharding_decisions
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement

@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from . import plan, sharding
-from .arithmetic import default_arithmetic, result_dtype
-from .compat import (
+from ..arithmetic import default_arithmetic, result_dtype
+from ..compat import (
     SingleLevelFunction,
     below_autograd,
     differ,
@@ -34,7 +33,9 @@ from .compat import (
     must_dispatch,
     single_level_autograd,
 )
-from .problem import Request
+from ..problem import Request
+from ..runtime import plan
+from . import sharding
 
 MANY_ROWS = 1024  # of a gradient, from which on a product with ones sums them faster than torch's sum
 

@@ -15,15 +15,16 @@ from typing import Any
 
 import torch
 
-from . import generation, policies
-from .arithmetic import fp32_precision
-from .compat import INTERPRETED, current_device, current_stream, free_in_children, launcher, tensor_maps
-from .device import INTERPRETER, DeviceInfo, device_info
-from .driver import ensure_context
-from .kernels.launch import Launch, Pointer, Scalar, TensorMap, compiled, materialise
+from ..arithmetic import fp32_precision
+from ..compat import INTERPRETED, current_device, current_stream, free_in_children, launcher, tensor_maps
+from ..hardware.device import INTERPRETER, DeviceInfo, device_info
+from ..hardware.driver import ensure_context
+from ..kernels.launch import Launch, Pointer, Scalar, TensorMap, compiled, materialise
+from ..problem import PRODUCT, GemmProblem, Layout, Request
+from ..selection import generation
+from ..selection.select import Selection, launches
+from . import policies
 from .policies import in_backward, in_context
-from .problem import PRODUCT, GemmProblem, Layout, Request
-from .select import Selection, launches
 from .workspace import workspace
 
 MAX_PLANS = 4096

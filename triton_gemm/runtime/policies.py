@@ -23,13 +23,14 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
-from . import arguments, batch_invariance, generation, tables
-from .bit_classes import bit_class
-from .compat import INTERPRETED, backward_here, context_of_backward, hide_from_dynamo, must_dispatch
-from .device import DeviceInfo
-from .problem import GemmProblem
-from .select import Selection, select
-from .tables.files import BITS, Bits
+from .. import arguments, tables
+from ..compat import INTERPRETED, backward_here, context_of_backward, hide_from_dynamo, must_dispatch
+from ..hardware.device import DeviceInfo
+from ..problem import GemmProblem
+from ..selection import batch_invariance, generation
+from ..selection.bit_classes import bit_class
+from ..selection.select import Selection, select
+from ..tables.files import BITS, Bits
 
 PolicyName = Literal["model", "cached", "tune", "error"]
 NAMES: tuple[PolicyName, ...] = get_args(PolicyName)

@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from . import api, arguments, ops, plan, rules
-from .arithmetic import FLOATING, Precision
-from .compat import below_autograd, single_level_autograd
-from .problem import Request
+from .. import arguments
+from ..arithmetic import FLOATING, Precision
+from ..compat import below_autograd, single_level_autograd
+from ..problem import Request
+from ..runtime import plan
+from . import api, ops, rules
 
 
 def grouped_matmul(

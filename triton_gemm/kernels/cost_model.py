@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
-from .device_model import DeviceModel
-from .problem import GemmProblem, Layout
+from ..hardware.device_model import DeviceModel
+from ..problem import GemmProblem, Layout
 
 SECTOR = 32  # bytes
 ROUNDING = 1 + 1e-9  # more than what two ways to compute a time differ by

@@ -11,10 +11,12 @@ from typing import Any, NoReturn
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from . import arguments, ops, plan, rules
-from .arithmetic import SCALED, ScaleKind, default_arithmetic, scaled_arithmetic
-from .compat import may_differ
-from .problem import Request
+from .. import arguments
+from ..arithmetic import SCALED, ScaleKind, default_arithmetic, scaled_arithmetic
+from ..compat import may_differ
+from ..problem import Request
+from ..runtime import plan
+from . import ops, rules
 
 SCALED_OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 

@@ -15,10 +15,10 @@ from typing import NoReturn
 import torch
 from torch.autograd import forward_ad
 
-from . import arguments
-from .arithmetic import ARITHMETICS, DTYPES, MODES, default_arithmetic, result_dtype
-from .compat import INTERPRETED, differ, differentiates_forward, may_differ, overlaps_itself
-from .problem import ACTIVATIONS
+from .. import arguments
+from ..arithmetic import ARITHMETICS, DTYPES, MODES, default_arithmetic, result_dtype
+from ..compat import INTERPRETED, differ, differentiates_forward, may_differ, overlaps_itself
+from ..problem import ACTIVATIONS
 
 
 def activation(function: str, name: str | None) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import lru_cache, wraps
 from typing import Any, TypeVar, cast
 
-from .compat import free_in_children
+from ..compat import free_in_children
 
 number = 0
 models = 0  # of the models that GPUs are chosen for by; plans have `number`, which follows it

@@ -17,7 +17,7 @@ from statistics import median
 
 import torch
 
-from .compat import occupy
+from ..compat import occupy
 
 MAX_REPEATS = 512
 REPLAY_MS = 8.0

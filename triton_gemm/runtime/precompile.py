@@ -17,12 +17,12 @@ from pathlib import Path
 import torch
 import triton
 
-from .compat import INTERPRETED, build_launcher, compilations, compiling_for
-from .device import DeviceInfo
-from .kernels.launch import Launch, Pointer, TensorMap, compiled
+from ..compat import INTERPRETED, build_launcher, compilations, compiling_for
+from ..hardware.device import DeviceInfo
+from ..kernels.launch import Launch, Pointer, TensorMap, compiled
+from ..problem import GemmProblem
+from ..selection.select import Selection
 from .plan import launches_on, selection_for
-from .problem import GemmProblem
-from .select import Selection
 
 # Addresses do not matter, but whether they are multiples of 16 bytes: operands are on no device, and begin there.
 _ELEMENTS = 64

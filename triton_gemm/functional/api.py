@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from torch.autograd.graph import increment_version
 
-from . import arguments, ops, plan, rules
-from .arithmetic import DTYPES, FLOATING, Precision, result_dtype
-from .compat import must_dispatch
-from .problem import PRODUCT, Activation, Request
+from .. import arguments
+from ..arithmetic import DTYPES, FLOATING, Precision, result_dtype
+from ..compat import must_dispatch
+from ..problem import PRODUCT, Activation, Request
+from ..runtime import plan
+from . import ops, rules
 
 ACTIVATIONS: dict[str, Any] = {
     "relu": torch.nn.functional.relu,

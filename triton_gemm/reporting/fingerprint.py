@@ -9,9 +9,10 @@ from typing import Any, Literal, overload
 
 import torch
 
-from . import arguments, policies, tables
-from .device import DeviceInfo, current_device_info
-from .device_model import model_of, origin
+from .. import arguments, tables
+from ..hardware.device import DeviceInfo, current_device_info
+from ..hardware.device_model import model_of, origin
+from ..runtime import policies
 
 
 @overload
@@ -89,5 +90,5 @@ def _hash(text: str) -> str:
 @cache
 def _sources() -> str:
     """Of this package, where they are files."""
-    files = sorted(Path(__file__).parent.rglob("*.py"))
+    files = sorted(Path(__file__).parents[1].rglob("*.py"))  # all of the package
     return _hash("".join(hashlib.sha256(path.read_bytes()).hexdigest() for path in files))

@@ -21,12 +21,13 @@ from typing import Literal
 import torch
 import triton
 
-from . import policies, tables
-from .calibration import kept
-from .compat import CLUSTERS, INTERPRETED, LAUNCHERS_OF_KERNELS, TESTED, c_compiler
-from .device import SHARED_MEMORY, DeviceInfo, device_info
-from .device_model import model_of, origin
-from .driver import driver_version
+from .. import tables
+from ..calibration import kept
+from ..compat import CLUSTERS, INTERPRETED, LAUNCHERS_OF_KERNELS, TESTED, c_compiler
+from ..hardware.device import SHARED_MEMORY, DeviceInfo, device_info
+from ..hardware.device_model import model_of, origin
+from ..hardware.driver import driver_version
+from ..runtime import policies
 
 Status = Literal["good", "note", "broken"]
 
@@ -224,7 +225,7 @@ def _product() -> Found:
     """Whether a product is right, from compiling it to its result."""
     if not torch.cuda.is_available() or INTERPRETED or torch.cuda.get_device_capability() < OLDEST:
         return
-    from .api import matmul
+    from ..functional.api import matmul
 
     a = torch.arange(64 * 96, device="cuda").remainder(7).reshape(64, 96).to(torch.bfloat16)
     b = torch.arange(96 * 80, device="cuda").remainder(5).reshape(96, 80).to(torch.bfloat16)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import triton
 
-from .compat import JITFunction, compile_kernel
+from ..compat import JITFunction, compile_kernel
 
 
 @dataclass(frozen=True)

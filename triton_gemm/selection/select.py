@@ -7,15 +7,15 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from . import kernels
-from .arithmetic import HALF
-from .config import TileConfig
-from .device import DeviceInfo
-from .device_model import DeviceModel, model_of
-from .kernels.candidate import Candidate, Work
-from .kernels.launch import Launch
-from .kernels.schedule import Schedule
-from .problem import GemmProblem
+from .. import kernels
+from ..arithmetic import HALF
+from ..config import TileConfig
+from ..hardware.device import DeviceInfo
+from ..hardware.device_model import DeviceModel, model_of
+from ..kernels.candidate import Candidate, Work
+from ..kernels.launch import Launch
+from ..kernels.schedule import Schedule
+from ..problem import GemmProblem
 
 
 @dataclass(frozen=True)

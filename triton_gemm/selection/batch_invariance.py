@@ -11,13 +11,14 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 from math import prod
 
-from . import generation, kernels
+from .. import kernels
+from ..hardware.device import DeviceInfo
+from ..hardware.device_model import model_of
+from ..kernels.candidate import Candidate
+from ..kernels.schedule import Schedule, clusters_at_once
+from ..problem import GemmProblem, Layout
+from . import generation
 from .bit_classes import bit_class
-from .device import DeviceInfo
-from .device_model import model_of
-from .kernels.candidate import Candidate
-from .kernels.schedule import Schedule, clusters_at_once
-from .problem import GemmProblem, Layout
 from .select import Selection, illegal, predicted, ranked
 
 FEW = 16

@@ -14,8 +14,8 @@ from collections import OrderedDict
 
 import torch
 
-from .compat import stream_of_graph_trees
-from .driver import capture_id
+from ..compat import stream_of_graph_trees
+from ..hardware.driver import capture_id
 
 MAX_WORKSPACES = 16
 COUNTERS = 16_384

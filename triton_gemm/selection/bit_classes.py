@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import torch
 
-from . import kernels
-from .arithmetic import HALF
-from .problem import GemmProblem
+from .. import kernels
+from ..arithmetic import HALF
+from ..problem import GemmProblem
 from .select import Selection
 
 
