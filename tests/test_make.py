@@ -124,18 +124,19 @@ def test_contributing_and_help_show_the_same_commands() -> None:
 
 def test_documents_name_commands_that_are_there() -> None:
     commands = set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
+    pages = [path for folder in (".", "docs", "tests") for path in (ROOT / folder).glob("*.md")]
+    for path in pages:
         named = set(re.findall(r"`make ([a-z-]+)", path.read_text()))
         assert named <= commands, path.name
 
 
-def test_contributing_names_the_tests_of_every_kernel() -> None:
+def test_the_readme_of_tests_names_those_of_every_kernel() -> None:
     kernels = {
         path.relative_to(ROOT / "triton_gemm" / "kernels").parts[0].removesuffix(".py")
         for path in (ROOT / "triton_gemm" / "kernels").rglob("*.py")
         if re.search(r"^def launches\(", path.read_text(), re.MULTILINE)
     }
-    table = re.findall(r"^\| .*test_compile.*", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    table = re.findall(r"^\| .*test_compile.*", (ROOT / "tests" / "README.md").read_text(), re.MULTILINE)
     rows = [line.split("|")[1:-1] for line in table]
     tests = {name: " ".join(cells) for first, *cells in rows for name in re.findall(r"`(\w+)`", first)}
     assert "portable" in kernels and kernels <= set(tests)
