@@ -22,7 +22,7 @@ from tests.numerics import error_bound, mode_of, reference
 from triton_gemm.arithmetic import EMULATED
 from triton_gemm.config import TileConfig
 from triton_gemm.hardware.device import INTERPRETER
-from triton_gemm.kernels import portable, repack
+from triton_gemm.kernels import portable, repack, tiles
 from triton_gemm.kernels.launch import Launch, materialise
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
 
@@ -476,7 +476,7 @@ def test_any_shape_and_strides(data: st.DataObject) -> None:
     ],
 )
 def test_vectors(strides, shape, aligned: bool, expected: tuple[int | None, int]) -> None:
-    assert portable.vector(Layout(strides, aligned), shape, torch.bfloat16) == expected
+    assert tiles.vector(Layout(strides, aligned), shape, torch.bfloat16) == expected
 
 
 def test_every_problem_has_a_legal_config() -> None:

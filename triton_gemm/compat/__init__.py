@@ -27,6 +27,7 @@ from .language import (
     power_of_two,
     prefetch,
     reciprocal,
+    round_tf32,
     round_to,
 )
 
@@ -119,6 +120,7 @@ __all__ = [
     "prefetch",
     "reciprocal",
     "reinterpret",
+    "round_tf32",
     "round_to",
     "share_sharding_decisions",
     "single_level_autograd",

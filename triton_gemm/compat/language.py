@@ -88,6 +88,19 @@ def round_to(x, dtype: tl.constexpr, INTERPRETED: tl.constexpr = _INTERPRETED):
 
 
 @triton.jit
+def round_tf32(x, INTERPRETED: tl.constexpr = _INTERPRETED):
+    """fp32 x rounded to TF32: to nearest, ties away from zero, as `cvt.rna.tf32.f32` (PTX ISA, `cvt`). A NaN stays one,
+    of which that instruction makes infinity where its payload lies in the bits that it drops."""
+    if INTERPRETED:
+        bits = x.to(tl.uint32, bitcast=True)
+        nearest = ((bits + 0x1000) & 0xFFFFE000).to(tl.float32, bitcast=True)
+    else:
+        asm: tl.constexpr = "cvt.rna.tf32.f32 $0, $1;"
+        nearest = tl.inline_asm_elementwise(asm, "=r,r", [x], tl.float32, is_pure=True, pack=1)
+    return tl.where(x == x, nearest, float("nan"))
+
+
+@triton.jit
 def reciprocal(x, INTERPRETED: tl.constexpr = _INTERPRETED):
     """1 / x of fp32 to 1 ulp, for x between 1 and 2^126: one instruction, and none for the ends of fp32's range."""
     if INTERPRETED:

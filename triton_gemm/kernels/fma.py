@@ -39,13 +39,12 @@ from ..problem import GemmProblem
 from . import repack
 from .candidate import Candidate
 from .cost_model import on_busiest_sm, soft_maximum, swap_for_c
-from .launch import Launch, Pointer, Scalar, Temporary
+from .launch import MAX_SIZE, Launch, Pointer, Scalar, Temporary
 from .order import in_parts
-from .portable import MAX_SIZE, vector
 from .programmatic import follow
 from .schedule import tile_coordinates
 from .splitk import MAX_COUNTERS, arrive, last_to_arrive, wait_turn
-from .tiles import Epilogue, Output, store_tile, whole
+from .tiles import Epilogue, Output, store_tile, vector, whole
 
 SIDE = 8  # of a thread's elements of C
 VECTOR = gl.constexpr(4)  # elements in 16 bytes

@@ -33,11 +33,10 @@ from ..problem import GemmProblem
 from .candidate import Candidate
 from .cost_model import load_imbalance, on_busiest_sm, soft_maximum, traffic
 from .epilogue import epilogue
-from .launch import Launch, Pointer, Scalar
-from .portable import MAX_SIZE, vector
+from .launch import MAX_SIZE, Launch, Pointer, Scalar
 from .programmatic import follow
 from .splitk import MAX_COUNTERS, last_to_arrive
-from .tiles import Output, whole
+from .tiles import Output, vector, whole
 
 MAX_ROWS = 4
 WARPS_PER_SM = 32  # with some 64 registers a thread

@@ -15,6 +15,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from ..compat import compiling
 from ..config import OPTIONS
 
+MAX_SIZE = 2**31 - 512  # of M, N, K and of the grid: kernels count tiles in 32 bits
 FP8 = {torch.float8_e4m3fn: gl.float8e4nv, torch.float8_e5m2: gl.float8e5}
 
 

@@ -3,8 +3,7 @@
 import triton
 import triton.language as tl
 
-from ..compat import INTERPRETED, dot_operand, round_to
-from ..ladder.k07_tf32 import round_tf32
+from ..compat import INTERPRETED, dot_operand, round_tf32, round_to
 
 _INTERPRETED = tl.constexpr(INTERPRETED)
 

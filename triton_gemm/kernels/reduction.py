@@ -18,9 +18,8 @@ import triton.language as tl
 
 from ..problem import GemmProblem, Layout
 from .launch import Launch, Pointer, Scalar, Temporary
-from .portable import vector
 from .programmatic import follow
-from .tiles import Epilogue, Output, store_tile, tile_pointers, whole
+from .tiles import Epilogue, Output, store_tile, tile_pointers, vector, whole
 
 VECTOR = 4  # partial sums that a thread reads at once: 16 bytes
 NUM_WARPS = 1

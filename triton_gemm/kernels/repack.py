@@ -25,9 +25,8 @@ from ..hardware.device_model import DeviceModel
 from ..problem import GemmProblem, Layout
 from .launch import Launch, Pointer, Temporary
 from .planes import split
-from .portable import vector
 from .programmatic import follow
-from .tiles import tile_pointers, whole
+from .tiles import tile_pointers, vector, whole
 
 LINE = 128  # bytes
 WIDE_ROW = 1024  # bytes; padding to whole lines adds at most an eighth to it

@@ -80,6 +80,16 @@ def work_item(item, k_tiles, split_tiles, split_k, UNIT: tl.constexpr = 1):
 
 
 @triton.jit
+def grouped_tile(tile_id, num_m, num_n, GROUP_M: tl.constexpr):
+    """(pid_m, pid_n) of a tile of a matrix, in the order of `tile_coordinates`, for kernels with registers to spare."""
+    group = tile_id // (GROUP_M * num_n)
+    first_m = group * GROUP_M
+    rows = tl.minimum(num_m - first_m, GROUP_M)
+    within = tile_id % (GROUP_M * num_n)
+    return first_m + within % rows, within // rows
+
+
+@triton.jit
 def tile_coordinates(tile_id, num_m, group_m, per_group, per_batch):
     """(batch, pid_m, pid_n) of a tile: batch after batch, and in each in groups of group_m of the num_m rows of tiles,
     column after column, so that programs that run at the same time read the same operands out of L2.

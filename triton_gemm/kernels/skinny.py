@@ -34,10 +34,9 @@ from ..hardware.device_model import DeviceModel
 from ..problem import GemmProblem
 from .candidate import Candidate
 from .cost_model import load_imbalance, on_busiest_sm, soft_maximum, traffic
-from .launch import Launch, Pointer, Scalar
-from .portable import MAX_SIZE, vector
+from .launch import MAX_SIZE, Launch, Pointer, Scalar
 from .programmatic import follow
-from .tiles import Epilogue, Output, store_tile, whole
+from .tiles import Epilogue, Output, store_tile, vector, whole
 
 MAX_ROWS = 16
 # The most of a thread, by columns of a tile: 8, 4 or 2 programs of 2, 4 or 8 warps fit an SM, and 6 or 3 of 2 or 4.

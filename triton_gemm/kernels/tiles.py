@@ -1,14 +1,32 @@
-"""Tiles of matrices in memory: their pointers, and the way of sums through the epilogue to C."""
+"""Tiles of matrices in memory: their vectors and pointers, and the way of sums through the epilogue to C."""
 
 from __future__ import annotations
 
+from math import gcd
 from typing import Any, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 
 from ..compat import number, round_to
+from ..problem import Layout
 from .epilogue import epilogue, scaled
+
+
+def vector(layout: Layout, shape: tuple[int, int], dtype: torch.dtype) -> tuple[int | None, int]:
+    """(dimension with the unit stride, or None; elements that may be moved at once along it, up to 16 bytes).
+
+    Such a vector starts on a multiple of its own size in every row of every matrix, and none crosses a row's end.
+    """
+    batch, row, column = layout.strides
+    if column == 1:
+        unit, pitch, extent = 1, row, shape[1]
+    elif row == 1:
+        unit, pitch, extent = 0, column, shape[0]
+    else:
+        return None, 1
+    return unit, gcd(batch, pitch, extent, 16 // dtype.itemsize) if layout.aligned else 1
 
 
 @triton.jit

@@ -2,13 +2,12 @@
 and `choice` which ways are worth comparing, and how long they take."""
 
 from .choice import Costs, candidates, faster, microseconds
-from .host import CONFIGS, MAX_REGISTERS, MAX_SIZE, Config, illegal, launches, order_of_sums, vector
+from .host import CONFIGS, MAX_REGISTERS, Config, illegal, launches, order_of_sums
 from .kernel import portable_kernel
 
 __all__ = [
     "CONFIGS",
     "MAX_REGISTERS",
-    "MAX_SIZE",
     "Config",
     "Costs",
     "candidates",
@@ -18,5 +17,4 @@ __all__ = [
     "microseconds",
     "order_of_sums",
     "portable_kernel",
-    "vector",
 ]

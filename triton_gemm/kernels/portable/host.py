@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import gcd
-
-import torch
 
 from ...arithmetic import EMULATED
 from ...config import MAX_REGISTERS_PER_THREAD, TileConfig
 from ...hardware.device import DeviceInfo
-from ...problem import GemmProblem, Layout
+from ...problem import GemmProblem
 from .. import groups
-from ..launch import Launch, Pointer, Scalar
+from ..launch import MAX_SIZE, Launch, Pointer, Scalar
 from ..order import by_tensor_cores, exactly, in_parts, promoted
+from ..tiles import vector
 from .kernel import SCALED, portable_kernel
-
-MAX_SIZE = 2**31 - 512  # of M, N, K and of the grid: their tiles are counted in 32 bits
 
 
 @dataclass(frozen=True)
@@ -289,18 +285,3 @@ def vectors(problem: GemmProblem) -> tuple[tuple[int | None, int], ...]:
         vector(problem.b, (K, problem.N), problem.dtype),
         vector(problem.c, (M, problem.N), problem.out_dtype),
     )
-
-
-def vector(layout: Layout, shape: tuple[int, int], dtype: torch.dtype) -> tuple[int | None, int]:
-    """(dimension with the unit stride, or None; elements that may be moved at once along it, up to 16 bytes).
-
-    Such a vector starts on a multiple of its own size in every row of every matrix, and none crosses a row's end.
-    """
-    batch, row, column = layout.strides
-    if column == 1:
-        unit, pitch, extent = 1, row, shape[1]
-    elif row == 1:
-        unit, pitch, extent = 0, column, shape[0]
-    else:
-        return None, 1
-    return unit, gcd(batch, pitch, extent, 16 // dtype.itemsize) if layout.aligned else 1

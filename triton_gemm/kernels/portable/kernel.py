@@ -14,12 +14,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ...compat import dot_operand
-from ...ladder.k04_grouped import grouped_pid
-from ...ladder.k07_tf32 import round_tf32
+from ...compat import dot_operand, round_tf32
 from ..groups import listed, range_of
 from ..planes import split
 from ..programmatic import follow
+from ..schedule import grouped_tile
 from ..splitk import last_to_arrive
 from ..tiles import Epilogue, Output, store_tile, tile_pointers, whole
 
@@ -101,7 +100,7 @@ def portable_kernel(
         batch, m, end_m, pid_n, end_k = listed(tiles_ptr, tile, K)
     else:
         batch = tile // (num_m * num_n)
-        pid_m, pid_n = grouped_pid(tile % (num_m * num_n), num_m, num_n, GROUP_M)
+        pid_m, pid_n = grouped_tile(tile % (num_m * num_n), num_m, num_n, GROUP_M)
         m = pid_m.to(tl.int64) * BLOCK_M
         if GROUPED == "k":
             begin_k, end_k = range_of(ends_ptr, batch, K)

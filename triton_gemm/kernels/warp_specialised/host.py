@@ -12,9 +12,8 @@ from ...config import MAX_REGISTERS_PER_THREAD
 from ...hardware.device import INTERPRETER, SHARED_MEMORY, DeviceInfo
 from ...problem import GemmProblem
 from .. import groups
-from ..launch import Launch, Pointer, Scalar
+from ..launch import MAX_SIZE, Launch, Pointer, Scalar
 from ..order import ONE, by_tensor_cores, exactly, in_parts, promoted
-from ..portable import MAX_SIZE
 from ..reduction import launch as reduction
 from ..reduction import parts_of, sums_of
 from ..schedule import Schedule, clusters_at_once
