@@ -13,7 +13,6 @@ import torch
 from perf.ladder import (
     tasks,
 )
-from perf.ladder.by_hand_arguments import spelled
 from perf.ladder.record import Record
 from perf.measure.numerics import mode_of
 from perf.measure.operands import Problem
@@ -21,6 +20,7 @@ from perf.measure.providers import CUBLAS
 from reference_cuda import TWINS, LoadedTwin
 from triton_gemm.config import GemmConfig
 from triton_gemm.ladder import LADDER, Rung
+from triton_gemm.ladder.command import spelled
 
 SURROUNDINGS: dict[str, Any] = {
     "date": "2026-01-01T00:00:00+00:00",

@@ -636,16 +636,21 @@ def test_doctors_device_can_be_asked_about(tmp_path: Path, folder: Path, monkeyp
     assert document("explain", *PRODUCT, "--device", file)["chosen"]["by"] == "user's table"
 
 
-# --- What only a clone has ---
+# --- What is passed on ---
 
 
 @pytest.mark.parametrize(("name", "module"), [("bench", "perf.bench"), ("ladder", "triton_gemm.ladder")])
-def test_other_commands_take_all_words(name: str, module: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_other_commands_take_all_words(name: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
     monkeypatch.setattr(source_tree.os, "execve", lambda *how: started.append(how))
     assert call(name, "square", "--limit", "5", "--help").exit_code == 0
     ((program, arguments, environment),) = started
     assert program == sys.executable and arguments[1:] == ["-m", module, "square", "--limit", "5", "--help"]
     assert environment["PYTHONPATH"].startswith(str(source_tree.ROOT))
+
+
+def test_what_a_wheel_cannot_run_is_no_command_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert set(source_tree.commands()) == {"bench", "ladder"}
+    (tmp_path / "triton_gemm" / "ladder").mkdir(parents=True)
     monkeypatch.setattr(source_tree, "ROOT", tmp_path)
-    assert "clone" in words_of(name, code=1)
+    assert set(source_tree.commands()) == {"ladder"}

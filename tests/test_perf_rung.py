@@ -12,23 +12,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from perf.ladder import by_hand, by_hand_arguments
+from perf.ladder import by_hand
 from triton_gemm.config import GemmConfig
-from triton_gemm.ladder import LADDER, Rung
+from triton_gemm.ladder import LADDER, Rung, command
 
 ROOT = Path(__file__).parent.parent
 RUNGS = {rung.id: rung for rung in LADDER}
 BY_RUNG = pytest.mark.parametrize("rung", LADDER, ids=lambda rung: rung.id)
 
 
-def command(
-    *arguments: str, module: str = "triton_gemm.ladder", path: Path = ROOT, **variables: str
-) -> subprocess.CompletedProcess[str]:
+def typed(*arguments: str, path: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
     """Runs the command as one types it, where torch sees no GPU."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"PYTHONPATH": str(path), "CUDA_VISIBLE_DEVICES": "", **variables}
     return subprocess.run(
-        [sys.executable, "-m", module, *arguments],
+        [sys.executable, "-m", "triton_gemm.ladder", *arguments],
         cwd=path,
         env=environment,
         capture_output=True,
@@ -43,16 +41,16 @@ def command(
 @BY_RUNG
 def test_a_configuration_is_read_as_it_is_written(rung: Rung) -> None:
     for config in rung.configs:
-        assert by_hand_arguments.config_of(rung, by_hand_arguments.spelled(config)) == config
+        assert command.config_of(rung, command.spelled(config)) == config
 
 
 def test_what_a_configuration_leaves_out_comes_from_the_list() -> None:
     k06, k08 = RUNGS["k06"], RUNGS["k08"]
-    assert by_hand_arguments.config_of(k06, "128x64x16,4,3") == GemmConfig(128, 64, 16, 8, 4, 3)
-    assert by_hand_arguments.config_of(k08, "64x64x64") == GemmConfig(64, 64, 64, 8, 8, 4)  # as it is on the list
-    assert by_hand_arguments.config_of(k08, "32x64x64,2") == GemmConfig(32, 64, 64, 8, 2, 3)  # of no tile there
-    assert by_hand_arguments.config_of(RUNGS["k03"], "64x32x32") == GemmConfig(64, 32, 32, None, 4, 1)
-    assert by_hand_arguments.config_of(RUNGS["k02"], "256,2") == GemmConfig(BLOCK_N=256, num_warps=2)
+    assert command.config_of(k06, "128x64x16,4,3") == GemmConfig(128, 64, 16, 8, 4, 3)
+    assert command.config_of(k08, "64x64x64") == GemmConfig(64, 64, 64, 8, 8, 4)  # as it is on the list
+    assert command.config_of(k08, "32x64x64,2") == GemmConfig(32, 64, 64, 8, 2, 3)  # of no tile there
+    assert command.config_of(RUNGS["k03"], "64x32x32") == GemmConfig(64, 32, 32, None, 4, 1)
+    assert command.config_of(RUNGS["k02"], "256,2") == GemmConfig(BLOCK_N=256, num_warps=2)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +91,7 @@ def test_a_mistake_is_answered_by_a_sentence(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     try:
-        status = by_hand.main(arguments.split())
+        status = command.main(arguments.split())
     except SystemExit as left:
         status = left.code
     said = capsys.readouterr()
@@ -107,7 +105,7 @@ def test_a_mistake_is_answered_by_a_sentence(
 
 
 def test_without_an_argument_it_lists_the_rungs_and_says_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
-    assert by_hand.main([]) == 0
+    assert command.main([]) == 0
     out = capsys.readouterr().out
     for rung in LADDER:
         assert re.search(rf"^{rung.id} {re.escape(rung.title)} .*{len(rung.configs)} configuration", out, re.MULTILINE)
@@ -116,13 +114,13 @@ def test_without_an_argument_it_lists_the_rungs_and_says_how_to_go_on(capsys: py
 
 @BY_RUNG
 def test_a_list_can_be_typed_in_again(rung: Rung, capsys: pytest.CaptureFixture[str]) -> None:
-    assert by_hand.main([rung.name, "--list"]) == 0
+    assert command.main([rung.name, "--list"]) == 0
     _, *configs = capsys.readouterr().out.splitlines()
-    assert tuple(by_hand_arguments.config_of(rung, line.strip()) for line in configs) == rung.configs
+    assert tuple(command.config_of(rung, line.strip()) for line in configs) == rung.configs
 
 
 def test_list_alone_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
-    assert by_hand.main(["--list"]) == 0
+    assert command.main(["--list"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == sum(1 + len(rung.configs) for rung in LADDER)
 
 
@@ -136,7 +134,7 @@ def columns(out: str) -> list[str]:
 
 @pytest.mark.slow
 def test_the_command_interprets_and_compiles() -> None:
-    done = command("k06", "--config", "64x64x16,4,3", "--shape", "64x96x80", "--layout", "tt")
+    done = typed("k06", "--config", "64x64x16,4,3", "--shape", "64x96x80", "--layout", "tt")
     assert done.returncode == 0, done.stderr
     title, why, interpreted, compiled, heading, line = done.stdout.splitlines()
     assert title == "k06 pipelined, fp32 tt, M x N x K = 64 x 96 x 80"
@@ -151,7 +149,7 @@ def test_the_command_interprets_and_compiles() -> None:
 
 
 def test_a_shape_too_large_to_interpret_is_compiled(capsys: pytest.CaptureFixture[str]) -> None:
-    assert by_hand.main(["k04", "--arch", "sm_80", "--config", "64x64x16,4,1,4", "--size", "1024"]) == 0
+    assert command.main(["k04", "--arch", "sm_80", "--config", "64x64x16,4,1,4", "--size", "1024"]) == 0
     out = capsys.readouterr().out
     assert "M x N x K = 1024 x 1024 x 1024" in out and "interpreter at 96 x 128 x 64" in out
     assert "--arch asks what the compiler makes of the rung" in out and "compiled for sm_80" in out
@@ -159,7 +157,7 @@ def test_a_shape_too_large_to_interpret_is_compiled(capsys: pytest.CaptureFixtur
 
 
 def test_gluon_is_only_compiled(capsys: pytest.CaptureFixture[str]) -> None:
-    assert by_hand.main(["k11", "--arch", "sm_90", "--config", "128x128x64,8,5", "--dtype", "bf16"]) == 0
+    assert command.main(["k11", "--arch", "sm_90", "--config", "128x128x64,8,5", "--dtype", "bf16"]) == 0
     out = capsys.readouterr().out
     assert "does not know Gluon" in out
     name, registers, _, spills = columns(out)
@@ -169,11 +167,11 @@ def test_gluon_is_only_compiled(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.full
 def test_all_that_are_legal_are_tried_and_the_rest_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     """At odd sizes large tiles are out, unless one is named."""
-    assert by_hand.main(["k08", "--arch", "sm_90", "--shape", "72x88x56"]) == 0
+    assert command.main(["k08", "--arch", "sm_90", "--shape", "72x88x56"]) == 0
     out = capsys.readouterr().out
     assert "12 of 14 configurations are left out" in out
     assert {line.split()[0] for line in out.splitlines()[-2:]} == {"64x64x64,8,4,8", "64x64x32,4,4,8"}
-    assert by_hand.main(["k08", "--arch", "sm_90", "--shape", "72x88x56", "--config", "128x128x64"]) == 0
+    assert command.main(["k08", "--arch", "sm_90", "--shape", "72x88x56", "--config", "128x128x64"]) == 0
     out = capsys.readouterr().out
     assert "left out" not in out and columns(out)[0] == "128x128x64,4,3,8"
 
@@ -185,7 +183,7 @@ def test_a_kernel_that_does_not_compile_is_a_failure(
         raise RuntimeError("PassManager::run failed\nand more")
 
     monkeypatch.setattr(by_hand.aot, "compile_launch", broken)
-    assert by_hand.main(["k11", "--arch", "sm_90", "--config", "128x128x64,8,5"]) == 1
+    assert command.main(["k11", "--arch", "sm_90", "--config", "128x128x64,8,5"]) == 1
     out = capsys.readouterr().out
     assert re.search("^128x128x64,8,5,8 +failed: RuntimeError: PassManager::run failed$", out, re.MULTILINE)
 
@@ -195,7 +193,7 @@ def test_without_an_interpreter_there_is_what_the_compiler_makes_of_it(
 ) -> None:
     """As with Triton 3.6 and NumPy 2.4, where a child says why as it ends."""
     monkeypatch.setenv("PYTHONHOME", "/nowhere")  # no Python starts
-    assert by_hand.main(["k04", "--arch", "sm_90", "--config", "64x64x16,4,1,4", "--size", "64"]) == 0
+    assert command.main(["k04", "--arch", "sm_90", "--config", "64x64x16,4,1,4", "--size", "64"]) == 0
     out = capsys.readouterr().out
     assert "error: none, since the interpreter does not run here (" in out
     name, registers, _, spills = columns(out)
@@ -212,12 +210,6 @@ def test_a_rung_is_shown_where_cublas_was_wrong(capsys: pytest.CaptureFixture[st
 # --- The door ---
 
 
-def test_a_rungs_file_says_what_to_type() -> None:
-    done = command(module="triton_gemm.ladder.k04_grouped")
-    assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.splitlines()[-1].endswith("type: python -m triton_gemm.ladder k04")
-
-
 @pytest.mark.parametrize("other", [False, True], ids=["no perf", "another perf"])
 def test_without_the_repository_one_sentence_says_so(other: bool, tmp_path: Path) -> None:
     """As in an environment with the wheel, where some other package may be called perf."""
@@ -227,7 +219,7 @@ def test_without_the_repository_one_sentence_says_so(other: bool, tmp_path: Path
         (tmp_path / "perf" / "__init__.py").write_text("")
     else:  # an editable installation may put a clone on the path
         (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['perf'] = None\n")
-    done = command("k06", path=tmp_path)
+    done = typed("k06", path=tmp_path)
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.count("\n") == 1
     assert "error: rungs are run and measured by the repository's `perf`, which is not installed" in done.stderr

@@ -34,7 +34,6 @@ from perf.ladder import (
     tasks,
     views,
 )
-from perf.ladder.by_hand_arguments import config_of
 from perf.ladder.record import SECTIONS, Record
 from perf.measure import environment
 from perf.measure.operands import Problem
@@ -45,6 +44,7 @@ from reference_cuda import TWINS
 from tests.perf_records import OPTIONS, SURROUNDINGS, made_up_record
 from triton_gemm.config import GemmConfig
 from triton_gemm.ladder import LADDER
+from triton_gemm.ladder.command import config_of
 
 
 @pytest.fixture

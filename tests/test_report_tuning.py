@@ -15,7 +15,6 @@ import torch
 from perf import report as climb
 from perf.common import style
 from perf.ladder import plots, prediction, report_page, rungs_and_twins, tasks, tuning, tuning_plots
-from perf.ladder.by_hand_arguments import spelled
 from perf.ladder.record import FILE, Record
 from perf.measure import environment
 from perf.measure.operands import Problem
@@ -25,6 +24,7 @@ from perf.pages.results import Results
 from tests.perf_records import OPTIONS, SURROUNDINGS, made_up_tuning
 from triton_gemm.config import GemmConfig
 from triton_gemm.ladder import LADDER
+from triton_gemm.ladder.command import spelled
 from triton_gemm.ladder.rung import TUNERS, triton_config
 
 RUNGS = {rung.id: rung for rung in LADDER}

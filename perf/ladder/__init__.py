@@ -3,5 +3,5 @@
 - To measure: `tasks` adds to a `record`; `rungs_and_twins` are the providers, `published` the experiments that they
   retell. Without a GPU `static` compiles, `prediction` counts bytes, `interpret` runs Triton's interpreter.
 - To show: `views` reads a record; `tables`, `plots` and `curves`, `targets` and `report_page` are made of that.
-- `by_hand`: one rung, as `python -m triton_gemm.ladder` runs it. `counters`: what Nsight Compute counts.
+- `by_hand`: runs one rung for `python -m triton_gemm.ladder`. `counters`: what Nsight Compute counts.
 """

@@ -1,11 +1,4 @@
-"""Runs one rung of the ladder, in one configuration or in all that are legal, and prints a line for each.
-
-On a GPU a line has the time, TFLOPS, the share of cuBLAS's speed, the error against fp64, and the registers, shared
-memory and spills of the compiled kernel. Without a GPU, or with --arch, nothing is timed: the error is that of Triton's
-interpreter on a small shape, and the rest is what the compiler makes of the kernel for an architecture.
-
-Exit status: 1 if a configuration fails or is wrong, 2 for a mistake in the call, 130 if interrupted.
-"""
+"""Runs one rung by hand, as `triton_gemm.ladder.command` is told to: timed on a GPU, else interpreted and compiled."""
 
 from __future__ import annotations
 
@@ -23,27 +16,15 @@ from perf.common import formats, progress
 from perf.common.formats import Cell
 from perf.common.progress import Task
 from perf.ladder import interpret, rungs_and_twins, static
-from perf.ladder.by_hand_arguments import (
-    BUDGET_S,
-    EXAMPLES,
-    NAMES,
-    PROGRAM,
-    SIZE,
-    Call,
-    MistakeError,
-    Size,
-    parse,
-    spelled,
-)
-from perf.ladder.static import architecture
 from perf.measure import providers, timer
 from perf.measure.numerics import mode_of
 from perf.measure.operands import Operands, Problem
 from perf.measure.providers import CUBLAS
 from triton_gemm.compat import INTERPRETED
 from triton_gemm.config import GemmConfig
-from triton_gemm.hardware.device import DeviceInfo, device_info, device_of_capability
-from triton_gemm.ladder import LADDER, Rung
+from triton_gemm.hardware.device import DeviceInfo, architecture, device_info, device_of_capability
+from triton_gemm.ladder import Rung
+from triton_gemm.ladder.command import BUDGET_S, NAMES, SIZE, Call, MistakeError, Size, claims, spelled
 from triton_gemm.problem import UnsupportedOperandError, aligned
 from triton_gemm.runtime import aot
 
@@ -71,7 +52,7 @@ class Work:
         shape, dtype = call.shape or (SIZE, SIZE, SIZE), call.dtype or rung.dtypes[0]
         if not rungs_and_twins.runs_on(rung, device.capability):
             raise MistakeError(
-                f"{rung.id} runs on {_claims(rung)}, not on {device.name} ({architecture(device.capability)})"
+                f"{rung.id} runs on {claims(rung)}, not on {device.name} ({architecture(device.capability)})"
             )
         for config in call.configs:
             why = rung.illegal(config, device, dtype)
@@ -111,12 +92,10 @@ class Lines:
         say(self.console, f"{name:<{CONFIG_WIDTH}} failed: {_reason(result)}", "red")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    call = parse(arguments, __doc__)
+def run(call: Call) -> int:
+    """Runs the rung that a command line of `triton_gemm.ladder.command` names; the exit status."""
+    assert call.rung is not None
     console = Console()
-    if call.rung is None or call.listing:
-        show_rungs(call, console)
-        return 0
     timed = torch.cuda.is_available() and not INTERPRETED and call.arch is None
     try:
         return (measured if timed else not_measured)(call, call.rung, console)
@@ -288,24 +267,6 @@ def _reason(result: dict[str, Any]) -> str | None:
     return result.get("failed") or result.get("absent")
 
 
-def show_rungs(call: Call, console: Console) -> None:
-    """The rungs, and with --list their configurations; without an argument how to go on."""
-    for rung in LADDER if call.rung is None else (call.rung,):
-        takes = f"{' '.join(NAMES[dtype] for dtype in rung.dtypes):<10} {_claims(rung):<18}"
-        count = f"{len(rung.configs)} configuration{'s' if len(rung.configs) > 1 else ''}"
-        say(console, f"{rung.id} {rung.title:<24} {takes} {count}", "bold" if call.listing else "")
-        for config in rung.configs if call.listing else ():
-            say(console, f"  {spelled(config)}")
-    if not call.listing:
-        say(console, f"\n{EXAMPLES}\n{PROGRAM} --help says more.")
-
-
 def say(console: Console, text: str, style: str = "") -> None:
     """Prints a line as it is: not cut, not wrapped, no markup in it."""
     console.print(Text(text, style=style), soft_wrap=True)
-
-
-def _claims(rung: Rung) -> str:
-    """The architectures it is for, in words."""
-    first, *others = map(architecture, rung.capabilities)
-    return f"{first} and newer" if others else first

@@ -15,7 +15,7 @@ from perf.measure.operands import MODE_DTYPES
 from perf.measure.timer import Provider
 from reference_cuda import TWINS, LoadedTwin, TwinUnavailable, Variant, resources
 from triton_gemm.config import GemmConfig
-from triton_gemm.hardware.device import device_info
+from triton_gemm.hardware.device import architecture, device_info
 from triton_gemm.ladder import LADDER, Rung
 from triton_gemm.ladder.rung import TUNERS, gemm_config
 from triton_gemm.problem import UnsupportedOperandError, aligned
@@ -45,8 +45,8 @@ def rung_provider(rung: Rung, size: tuple[int, int, int], dtype: torch.dtype, *,
         rung.launch(a, b, c)
 
     def refuse(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
-        claims = ", ".join(map(static.architecture, rung.capabilities))
-        raise NotImplementedError(f"claims {claims}; this GPU is {static.architecture(capability)}")
+        claims = ", ".join(map(architecture, rung.capabilities))
+        raise NotImplementedError(f"claims {claims}; this GPU is {architecture(capability)}")
 
     def details(*_: torch.Tensor) -> dict[str, Any]:
         config = tuned_config(rung)

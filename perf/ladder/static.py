@@ -14,18 +14,13 @@ import torch
 from perf.ladder import prediction
 from perf.measure.numerics import mode_of
 from triton_gemm.config import GemmConfig
-from triton_gemm.hardware.device import device_of_capability
+from triton_gemm.hardware.device import architecture, device_of_capability
 from triton_gemm.ladder import Rung
 from triton_gemm.runtime import aot
 
 SIZE = (4096, 4096, 4096)
 CAPABILITIES = ((8, 0), (8, 9), (9, 0), (10, 0), (12, 0))
 TUNED_CAPABILITY = (9, 0)  # the one whose every configuration is listed
-
-
-def architecture(capability: tuple[int, int]) -> str:
-    """`sm_90`, as the compiler names it."""
-    return "sm_{}{}".format(*capability)
 
 
 ARCHITECTURES = tuple(map(architecture, CAPABILITIES))

@@ -8,12 +8,12 @@ from typing import Any
 from perf.common import formats
 from perf.common.formats import Cell
 from perf.ladder import published, static, views
-from perf.ladder.by_hand_arguments import spelled
 from perf.ladder.record import Record
 from perf.ladder.tasks import COUNTERS, TF32_ROUNDING
 from perf.ladder.tuning import Tuning
 from perf.measure.environment import short
 from perf.measure.numerics import mode_of
+from triton_gemm.ladder.command import spelled
 
 
 def ladder(record: Record) -> str:

@@ -12,14 +12,15 @@ import torch
 
 from perf.common.progress import Advance, Task
 from perf.ladder import counters, interpret, published, rungs_and_twins, static
-from perf.ladder.by_hand_arguments import spelled
 from perf.ladder.record import Record
 from perf.measure import operands, providers, roofline, timer
 from perf.measure.operands import Problem
 from perf.measure.providers import CUBLAS
 from perf.measure.timer import Provider
 from reference_cuda import TWINS, LoadedTwin, TwinUnavailable, load_all
+from triton_gemm.hardware.device import architecture
 from triton_gemm.ladder import Rung
+from triton_gemm.ladder.command import spelled
 
 LADDER_SIZE = 4096
 SIZES = (512, 1024, 1400, 2048, 3000, 4096, 6144, 8192)
@@ -196,7 +197,7 @@ def _problem_task(record: Record, problem: Problem, subjects: list[Provider], op
 
 def _build_twins(record: Record, twins: Twins, advance: Advance) -> None:
     twins |= load_all(progress=lambda stem, _: advance(stem))
-    arch = static.architecture(torch.cuda.get_device_capability())
+    arch = architecture(torch.cuda.get_device_capability())
     known = [stem for stem, loaded in twins.items() if isinstance(loaded, LoadedTwin)]
     missing = [stem for stem in known if not record["twins"].get(stem, {}).get("variants")]
     with ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -12,7 +12,6 @@ from typing import Any
 
 from perf.common import formats
 from perf.ladder import prediction, tasks
-from perf.ladder.by_hand_arguments import spelled
 from perf.ladder.record import Record
 from perf.measure import environment
 from perf.measure.numerics import mode_of
@@ -20,6 +19,7 @@ from perf.measure.operands import MODE_DTYPES
 from perf.measure.roofline import FLOP_PER_CLOCK
 from triton_gemm.config import GemmConfig
 from triton_gemm.ladder import LADDER, Rung
+from triton_gemm.ladder.command import spelled
 
 # What a configuration chooses, in words, and how it is read from one.
 CHOICES = {

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from perf.ladder.by_hand_arguments import spelled
 from perf.ladder.rungs_and_twins import runs_on
 from triton_gemm.config import GemmConfig
 from triton_gemm.hardware.device import device_info
 from triton_gemm.ladder import LADDER, k06_pipelined
+from triton_gemm.ladder.command import spelled
 
 pytestmark = pytest.mark.gpu
 

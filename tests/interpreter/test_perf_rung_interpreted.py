@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from perf.ladder import by_hand, by_hand_arguments, rungs_and_twins
+from perf.ladder import by_hand, rungs_and_twins
 from perf.measure import operands, timer
 from perf.measure.providers import CUBLAS
 from tests.fakes import take_gpu_away
 from triton_gemm.hardware.device import device_of_capability
-from triton_gemm.ladder import LADDER, Rung
+from triton_gemm.ladder import LADDER, Rung, command
 
 HEADING = "tile,warps,stages,group ms TFLOPS of cuBLAS error registers shared KiB spills"
 HOPPER = device_of_capability((9, 0))
@@ -31,16 +31,16 @@ def shown(out: str) -> dict[str, list[str]]:
 @pytest.mark.parametrize(
     ("rung", "dtype"),
     [
-        pytest.param(rung, by_hand_arguments.NAMES[dtype], id=f"{rung.id}-{by_hand_arguments.NAMES[dtype]}")
+        pytest.param(rung, command.NAMES[dtype], id=f"{rung.id}-{command.NAMES[dtype]}")
         for rung in LADDER
         if rung.interpretable
         for dtype in rung.dtypes
     ],
 )
 def test_the_error_of_every_rung(rung: Rung, dtype: str, capsys: pytest.CaptureFixture[str]) -> None:
-    config = by_hand_arguments.spelled(rung.configs[-1])
+    config = command.spelled(rung.configs[-1])
     arguments = [rung.id, "--dtype", dtype, "--shape", "64x40x72", "--layout", "nt", "--config", config]
-    assert by_hand.main(arguments) == 0
+    assert command.main(arguments) == 0
     out = capsys.readouterr().out
     assert "nothing is timed or compiled" in out and "interpreter at 64 x 40 x 72" in out
     ((name, (error,)),) = shown(out).items()
@@ -49,12 +49,10 @@ def test_the_error_of_every_rung(rung: Rung, dtype: str, capsys: pytest.CaptureF
 
 
 def test_all_configurations_are_shown_and_large_shapes_replaced(capsys: pytest.CaptureFixture[str]) -> None:
-    assert by_hand.main(["k03", "--size", "4096"]) == 0
+    assert command.main(["k03", "--size", "4096"]) == 0
     out = capsys.readouterr().out
     assert "M x N x K = 96 x 128 x 64" in out
-    assert set(shown(out)) == {
-        by_hand_arguments.spelled(config) for config in next(r for r in LADDER if r.id == "k03").configs
-    }
+    assert set(shown(out)) == {command.spelled(config) for config in next(r for r in LADDER if r.id == "k03").configs}
 
 
 @pytest.mark.parametrize(
@@ -69,7 +67,7 @@ def test_all_configurations_are_shown_and_large_shapes_replaced(capsys: pytest.C
 def test_what_the_interpreter_cannot_do_is_said(
     arguments: str, sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert by_hand.main(arguments.split()) == 2
+    assert command.main(arguments.split()) == 2
     assert f"error: {sentence}" in capsys.readouterr().err
 
 
@@ -93,7 +91,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("gpu")
 def test_a_line_has_time_speed_error_and_resources(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["k06", "--shape", "64x96x80", "--layout", "tn", "--config", "64x64x16,4,3", "--config", "32x32x16"]
-    assert by_hand.main([*arguments, "--budget", "0.01"]) == 0
+    assert command.main([*arguments, "--budget", "0.01"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("k06 pipelined, fp32 tn, M x N x K = 64 x 96 x 80, sm_90\n")
     heading = next(line for line in out.splitlines() if line.startswith("tile"))
@@ -110,10 +108,8 @@ def test_a_line_has_time_speed_error_and_resources(capsys: pytest.CaptureFixture
 
 @pytest.mark.usefixtures("gpu")
 def test_without_a_configuration_all_are_timed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert by_hand.main(["k03", "--size", "48", "--budget", "0.01"]) == 0
-    configs = {
-        by_hand_arguments.spelled(config) for config in next(rung for rung in LADDER if rung.id == "k03").configs
-    }
+    assert command.main(["k03", "--size", "48", "--budget", "0.01"]) == 0
+    configs = {command.spelled(config) for config in next(rung for rung in LADDER if rung.id == "k03").configs}
     assert set(shown(capsys.readouterr().out)) == {CUBLAS, "best:", *configs}
 
 
@@ -129,7 +125,7 @@ def test_what_is_wrong_is_not_timed(capsys: pytest.CaptureFixture[str], monkeypa
         return timer.Provider(str(config), call) if config.BLOCK_M == 64 else right(rung, config, *how)
 
     monkeypatch.setattr(rungs_and_twins, "configured_provider", half_wrong)
-    assert by_hand.main(["k04", "--size", "48", "--config", "64x64x16", "--config", "32x32x32"]) == 1
+    assert command.main(["k04", "--size", "48", "--config", "64x64x16", "--config", "32x32x32"]) == 1
     out = capsys.readouterr().out
     assert "64x64x16,4,1,8           failed: 48 results are not finite" in out
     assert out.splitlines()[-1].startswith("32x32x32,4,1,8 ")
@@ -152,7 +148,7 @@ def test_what_this_gpu_cannot_run_is_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(by_hand, "device_info", lambda _: device_of_capability(capability))
-    assert by_hand.main(arguments.split()) == 2
+    assert command.main(arguments.split()) == 2
     assert f"error: {sentence}" in capsys.readouterr().err
 
 
@@ -181,5 +177,5 @@ def test_an_end_in_the_middle_is_said(
         raise error
 
     monkeypatch.setattr(timer, "measure", end)
-    assert by_hand.main(["k06", "--size", "64"]) == status
+    assert command.main(["k06", "--size", "64"]) == status
     assert capsys.readouterr().err.splitlines()[-1].startswith(sentence)

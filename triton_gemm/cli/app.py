@@ -57,9 +57,9 @@ app.command("calibrate")(calibrate.calibrate)
 app.command("warmup")(warmup.warmup)
 app.add_typer(cache.app, name="cache")
 app.command("doctor")(doctor.doctor)
-for name, function in source_tree.COMMANDS.items():
+for name, function in source_tree.commands().items():
     passing_on = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-    app.command(name, context_settings=passing_on, rich_help_panel="Only in a clone of the repository")(function)
+    app.command(name, context_settings=passing_on)(function)
 
 
 def _version(wanted: bool) -> None:

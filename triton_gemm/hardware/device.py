@@ -46,9 +46,14 @@ class DeviceInfo:
     uuid: str = field(default="", compare=False, repr=False)
 
 
+def architecture(capability: tuple[int, int]) -> str:
+    """A compute capability as the compiler names it: `sm_90`."""
+    return "sm_{}{}".format(*capability)
+
+
 def device_of_capability(capability: tuple[int, int]) -> DeviceInfo:
     """A stand-in for a GPU of that compute capability, for work that needs none (132 SMs assumed)."""
-    return DeviceInfo(f"sm_{capability[0]}{capability[1]}", capability, 132, SHARED_MEMORY[capability])
+    return DeviceInfo(architecture(capability), capability, 132, SHARED_MEMORY[capability])
 
 
 # The interpreter runs programs one after another; four of them make a persistent loop go round.

@@ -74,14 +74,6 @@ class Rung:
     rows_per_warp: int = 1
     predicted: tuple[str, float] | None = None
 
-    def __post_init__(self) -> None:
-        spec = getattr(sys.modules["__main__"], "__spec__", None)
-        if self.module == "__main__" and spec is not None and spec.name.startswith(f"{__package__}."):
-            # `python -m` of a rung's file
-            number = spec.name.rpartition(".")[2].partition("_")[0]
-            print(f"error: a rung's file runs nothing; type: python -m {__package__} {number}", file=sys.stderr)
-            raise SystemExit(2)
-
     @property
     def name(self) -> str:
         """The file's name without its ending: `k03_blocked`."""

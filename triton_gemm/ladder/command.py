@@ -1,23 +1,41 @@
-"""The command line of one rung by hand, and how a configuration is spelled there."""
+"""`python -m triton_gemm.ladder`: lists the rungs, or runs one in one configuration or in all that are legal.
+
+This module has the command line, the lists, and how a configuration is spelled. What runs and measures a rung is the
+repository's `perf.ladder.by_hand`, which a wheel does not hold; it is imported when a rung is to be run.
+"""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import math
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
 import torch
 
-from perf.ladder.static import architecture
-from triton_gemm.config import GemmConfig
-from triton_gemm.ladder import LADDER, Rung
+from ..config import GemmConfig
+from ..hardware.device import architecture
+from . import LADDER, Rung
 
 Size = tuple[int, int, int]
 
 PROGRAM = "python -m triton_gemm.ladder"
+RUNNER = "perf.ladder.by_hand"
+DESCRIPTION = """\
+Runs one rung of the ladder, in one configuration or in all that are legal, and prints a line for each.
+
+On a GPU a line has the time, TFLOPS, the share of cuBLAS's speed, the error against fp64, and the registers, shared
+memory and spills of the compiled kernel. Without a GPU, or with --arch, nothing is timed: the error is that of Triton's
+interpreter on a small shape, and the rest is what the compiler makes of the kernel for an architecture.
+
+Without a rung, and with --list, rungs and configurations are listed. To run one takes a clone of the repository.
+
+Exit status: 1 if a configuration fails or is wrong, 2 for a mistake in the call, 130 if interrupted.
+"""
 EXAMPLES = f"""\
 examples:
   {PROGRAM}                                     the rungs
@@ -55,6 +73,42 @@ class Call:
     budget_s: float | None
 
 
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Follows the command line; its exit status."""
+    call = parse(arguments)
+    if call.rung is None or call.listing:
+        show_rungs(call)
+        return 0
+    try:
+        run = importlib.import_module(RUNNER).run
+    except ModuleNotFoundError as error:
+        what = f"{error}; in a clone: pip install -e '.[dev]'"
+        if error.name in ("perf", "perf.ladder"):
+            what = "rungs are run and measured by the repository's `perf`, which is not installed: run this in a clone"
+        print(f"error: {what}", file=sys.stderr)
+        return 1
+    status: int = run(call)
+    return status
+
+
+def show_rungs(call: Call) -> None:
+    """The rungs, and with --list their configurations; without an argument how to go on."""
+    for rung in LADDER if call.rung is None else (call.rung,):
+        takes = f"{' '.join(NAMES[dtype] for dtype in rung.dtypes):<10} {claims(rung):<18}"
+        count = f"{len(rung.configs)} configuration{'s' if len(rung.configs) > 1 else ''}"
+        print(f"{rung.id} {rung.title:<24} {takes} {count}")
+        for config in rung.configs if call.listing else ():
+            print(f"  {spelled(config)}")
+    if not call.listing:
+        print(f"\n{EXAMPLES}\n{PROGRAM} --help says more.")
+
+
+def claims(rung: Rung) -> str:
+    """The architectures that a rung is for, in words."""
+    first, *others = map(architecture, rung.capabilities)
+    return f"{first} and newer" if others else first
+
+
 def spelled(config: GemmConfig) -> str:
     """A configuration as `--config` takes it: 128x64x16,4,3,8."""
     tile = "x".join(str(size) for name, size in config.meta().items() if name != "GROUP_M")
@@ -87,9 +141,9 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {message}\n")
 
 
-def parse(arguments: Sequence[str] | None, description: str | None) -> Call:
+def parse(arguments: Sequence[str] | None) -> Call:
     parser = Parser(
-        prog=PROGRAM, description=description, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=PROGRAM, description=DESCRIPTION, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("rung", nargs="?", metavar="RUNG", help=f"{LADDER[0].id} to {LADDER[-1].id}; without: a list")
     parser.add_argument("--list", action="store_true", help="show the configurations of the rung, or of all; run none")

@@ -1,0 +1,19 @@
+"""`python -m perf`: what there is to run."""
+
+COMMANDS = {
+    "report": "climb the ladder: every rung, its CUDA twin and cuBLAS; static facts without a GPU",
+    "bench": "suites of shapes against cuBLAS; --list shows them without a GPU",
+    "accuracy": "errors of every kernel, precision and class of bits against fp64; small products without a GPU",
+    "battery": "all that shows the kernels to be right on a GPU, in one table",
+    "calibrate": "measure and fit the constants of the cost model",
+    "tuning": "what the model's choices lose, and what tune finds, on products listed and drawn",
+    "drift": "what other Tritons make of the kernels, against a record; needs no GPU",
+    "pages": "put the committed results into README.md and docs/",
+    "ladder.counters": "launch one CUDA twin once, for Nsight Compute",
+    "ladder.interpret": "run the rungs in Triton's interpreter, against fp64",
+}
+
+if __name__ == "__main__":
+    for command, what in COMMANDS.items():
+        print(f"  python -m perf.{command:<17} {what}")
+    print(f"  python -m {'triton_gemm.ladder':<22} one rung by hand\n\nEach has --help.")
