@@ -20,9 +20,9 @@ from triton_gemm.kernels.launch import Launch, materialise
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.kernels.warp_specialised.configs import of_itemsize
 from triton_gemm.problem import GemmProblem, Request
-from triton_gemm.reporting.explanation import operands_of_sizes
 from triton_gemm.runtime import precompile
 from triton_gemm.runtime.aot import CapturedLaunch
+from triton_gemm.suites.problems import operands_of_sizes
 
 # (M, N, K) and layout of A and B. A configuration is compiled in the first of these that its kernel takes: "nt" is
 # `linear`'s, the narrow ones are for the kernels of a few rows.
@@ -57,7 +57,7 @@ def problem(size: tuple[int, int, int], layout: str, arithmetic: Arithmetic) -> 
     M, N, K = size
     dtype = torch.bfloat16 if arithmetic is HALF else arithmetic.dtypes[0]
     out_dtype = arithmetic.out_dtype or (torch.bfloat16 if dtype.itemsize == 1 else dtype)
-    a, b = operands_of_sizes(M, N, K, dtype, 1, layout, None)
+    a, b = operands_of_sizes(M, N, K, dtype, layout)
     request = Request(precision=arithmetic.name, scales=None if arithmetic.plain else "tensor")
     return request.problem(a, b, torch.empty(M, N, dtype=out_dtype, device="meta"))
 

@@ -11,14 +11,13 @@ import torch
 from ..arithmetic import DTYPES
 from ..hardware.device import INTERPRETER
 from ..problem import GemmProblem
-from ..reporting.explanation import Layout
 from ..suites import SUITES
-from ..suites.problems import gemm_problem
+from ..suites.problems import Order, gemm_problem
 from . import output, words
 
 
 def chosen(
-    shapes: str | None, suite: str | None, shapes_from: Path | None, dtype: str | None, layout: Layout | None
+    shapes: str | None, suite: str | None, shapes_from: Path | None, dtype: str | None, layout: Order | None
 ) -> list[GemmProblem]:
     """The problems that a call names in one of these ways. dtype, layout: of --shapes, by default bf16 and nn, and the
     dtype of suites of 16 bits; refused where they would be ignored."""
@@ -38,7 +37,7 @@ def chosen(
     return recorded(shapes_from)
 
 
-def problem(batch: int, M: int, N: int, K: int, dtype: torch.dtype, layout: Layout) -> GemmProblem:
+def problem(batch: int, M: int, N: int, K: int, dtype: torch.dtype, layout: Order) -> GemmProblem:
     """A plain product."""
     if dtype not in DTYPES:
         raise output.wrong_call(f"--shapes: products of {dtype} have scales; record them, for --shapes-from")

@@ -16,6 +16,7 @@ from ..hardware.device_model import NAMES, named_device
 from ..problem import GemmProblem
 from ..reporting import explanation
 from ..suites import SUITES
+from ..suites.problems import Order
 from ..tables import files
 from ..tables.records import LARGEST, read
 from .output import wrong_call
@@ -31,7 +32,7 @@ Dtype = Annotated[
     str, typer.Option("--dtype", help=f"Of the operands: {', '.join(DTYPE_WORDS)}, or torch's name.", metavar="DTYPE")
 ]
 Layout = Annotated[
-    explanation.Layout, typer.Option(help="How A and B lie in memory: n by rows, t by columns; nt is a linear layer's.")
+    Order, typer.Option(help="How A and B lie in memory: n by rows, t by columns; nt is a linear layer's.")
 ]
 DtypeOfSizes = Annotated[
     str | None,
@@ -44,7 +45,7 @@ DtypeOfSizes = Annotated[
     ),
 ]
 LayoutOfSizes = Annotated[
-    explanation.Layout | None,
+    Order | None,
     typer.Option(
         "--layout",
         help="How A and B of --shapes lie in memory: n by rows, t by columns; nt is a linear layer's. By default nn.",

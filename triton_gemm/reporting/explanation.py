@@ -17,9 +17,9 @@ from ..problem import Activation, GemmProblem, Request
 from ..runtime import plan, policies
 from ..selection.bit_classes import bit_class
 from ..selection.select import Selection, next_best
+from ..suites.problems import Order, operands_of_sizes
 
 Scales = tuple[torch.Tensor, torch.Tensor] | ScaleKind
-Layout = Literal["nn", "nt", "tn", "tt"]
 Device = torch.device | str | DeviceInfo
 
 # What no function takes together.
@@ -56,7 +56,7 @@ def explain(
     K: int,
     dtype: torch.dtype,
     batch: int = 1,
-    layout: Layout = "nn",
+    layout: Order = "nn",
     bias: torch.Tensor | bool | None = None,
     activation: Activation | None = None,
     beta: float = 0,
@@ -80,7 +80,7 @@ def explain(
     K: int | None = None,
     dtype: torch.dtype | None = None,
     batch: int = 1,
-    layout: Layout = "nn",
+    layout: Order = "nn",
     bias: torch.Tensor | bool | None = None,
     activation: Activation | None = None,
     beta: float = 0,
@@ -150,7 +150,7 @@ def asked(
     K: int | None = None,
     dtype: torch.dtype | None = None,
     batch: int = 1,
-    layout: Layout = "nn",
+    layout: Order = "nn",
     bias: torch.Tensor | bool | None = None,
     activation: Activation | None = None,
     beta: float = 0,
@@ -165,13 +165,18 @@ def asked(
     """What `explain` of the same arguments is about, with its errors: a problem, the GPU to choose for, and whether
     groups are of columns."""
     arguments.count("batch", batch)
-    arguments.one_of("explain", "layout", layout, get_args(Layout))
+    arguments.one_of("explain", "layout", layout, get_args(Order))
     arguments.one_of("explain", "group_dim", group_dim, ("M", "N", "K"))
     beta = arguments.number("explain", "beta", beta)
     arguments.flag("explain", "use_fast_accum", use_fast_accum)
     sizes = {"M": M, "N": N, "K": K, "dtype": dtype}
     if input is None and other is None and M is not None and N is not None and K is not None and dtype is not None:
-        a, b = operands_of_sizes(M, N, K, dtype, batch, layout, None if groups is None else (_count(groups), group_dim))
+        if groups is not None and batch != 1:
+            raise ValueError("explain(): groups are cut out of one matrix, and batch says more")
+        batch_a = batch_b = batch if batch != 1 else None
+        if groups is not None:
+            batch_a, batch_b = (_count(groups) if group_dim == dim else None for dim in ("N", "M"))
+        a, b = operands_of_sizes(M, N, K, dtype, layout, batch_a, batch_b)
     elif any(x is not None for x in sizes.values()) or input is None:
         raise TypeError("explain() takes two tensors, or M, N, K and dtype")
     else:
@@ -278,28 +283,6 @@ def _scales(kind: object, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tenso
         raise ValueError(f"explain(): scales must be two tensors or one of {', '.join(shapes)}, not {kind!r}")
     scale_a, scale_b = (torch.empty(shape, dtype=torch.float32, device="meta") for shape in shapes[kind])
     return scale_a, scale_b
-
-
-def operands_of_sizes(
-    M: int, N: int, K: int, dtype: torch.dtype, batch: int, layout: str, groups: tuple[int, str] | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """A and B without data. TypeError or ValueError for sizes, a dtype or a layout that are none."""
-    for name, size in (("M", M), ("N", N), ("K", K)):
-        arguments.count(name, size)
-    arguments.dtype(dtype, "dtype")
-    batch_a = batch_b = (batch,) * (batch != 1)
-    if groups is not None:
-        if batch != 1:
-            raise ValueError("explain(): groups are cut out of one matrix, and batch says more")
-        count, dim = groups
-        batch_a, batch_b = (count,) * (dim == "N"), (count,) * (dim == "M")
-
-    def matrix(shape: tuple[int, ...], order: str) -> torch.Tensor:
-        if order == "t":
-            return matrix((*shape[:-2], shape[-1], shape[-2]), "n").mT
-        return torch.empty(shape, dtype=dtype, device="meta")
-
-    return matrix((*batch_a, M, K), layout[0]), matrix((*batch_b, K, N), layout[1])
 
 
 def _like(x: torch.Tensor) -> torch.Tensor:

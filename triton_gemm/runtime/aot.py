@@ -20,6 +20,7 @@ import torch
 import triton
 
 from ..compat import JITFunction, compile_kernel
+from ..suites.problems import operands_of_sizes
 
 
 @dataclass(frozen=True)
@@ -106,14 +107,8 @@ def operands(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """a [M, K], b [K, N] and row-major c [M, N] on `meta`; layout as in `compile_call`."""
     M, N, K = shapes
-
-    def operand(rows: int, columns: int, order: str) -> torch.Tensor:
-        if order == "n":
-            return torch.empty(rows, columns, dtype=dtype, device="meta")
-        return torch.empty(columns, rows, dtype=dtype, device="meta").T
-
     c = torch.empty(M, N, dtype=out_dtype or dtype, device="meta")
-    return operand(M, K, layout[0]), operand(K, N, layout[1]), c
+    return *operands_of_sizes(M, N, K, dtype, layout), c
 
 
 @lru_cache(maxsize=64)

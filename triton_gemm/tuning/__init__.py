@@ -23,11 +23,11 @@ from ..compat import free_in_children
 from ..hardware.device import DeviceInfo, device_info
 from ..hardware.silicon import Silicon
 from ..problem import GemmProblem, Request
-from ..reporting.explanation import Layout, operands_of_sizes
 from ..runtime import policies
 from ..selection import generation
 from ..selection.bit_classes import bit_class
 from ..selection.select import Selection
+from ..suites.problems import Order, operands_of_sizes
 from ..tables.files import BITS, TRITON, Bits
 from .recording import read_shapes, record_shapes
 from .report import Measure, Progress, ShapeReport, TuningReport
@@ -53,7 +53,7 @@ def tune(
     measure: Measure = "graph",
     configs: Sequence[Any] = (),
     dtype: torch.dtype = torch.bfloat16,
-    layout: Layout = "nn",
+    layout: Order = "nn",
     resume: bool = False,
     repeat: int = 1,
     progress: Callable[[Progress], None] | None = None,
@@ -107,7 +107,7 @@ def tune(
     arguments.callback("tune", "progress", progress)
     arguments.one_of("tune", "bits", bits, BITS)
     arguments.one_of("tune", "measure", measure, get_args(Measure))
-    arguments.one_of("tune", "layout", layout, get_args(Layout))
+    arguments.one_of("tune", "layout", layout, get_args(Order))
     arguments.dtype(dtype, "dtype")
     if not isinstance(shapes, (str, os.PathLike)):
         arguments.several("tune", "shapes", shapes)
@@ -146,7 +146,7 @@ def gpu_of(device: torch.device | str | int | None) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device() if found.index is None else found.index)
 
 
-def problems_of(shapes: Shapes, dtype: torch.dtype, layout: Layout) -> dict[GemmProblem, int]:
+def problems_of(shapes: Shapes, dtype: torch.dtype, layout: Order) -> dict[GemmProblem, int]:
     """What `tune` takes as shapes, as calls by problem; raises as it does."""
     if isinstance(shapes, (str, os.PathLike)):
         return read_shapes(shapes)
@@ -162,7 +162,7 @@ def problems_of(shapes: Shapes, dtype: torch.dtype, layout: Layout) -> dict[Gemm
     return calls
 
 
-def _of_sizes(sizes: tuple[int, int, int], dtype: torch.dtype, layout: Layout) -> GemmProblem:
+def _of_sizes(sizes: tuple[int, int, int], dtype: torch.dtype, layout: Order) -> GemmProblem:
     if dtype not in DTYPES:
         raise ValueError(f"tune(): {dtype} is not multiplied by sizes alone: give GemmProblems, or a recorded file")
     try:
@@ -172,7 +172,7 @@ def _of_sizes(sizes: tuple[int, int, int], dtype: torch.dtype, layout: Layout) -
         positive = False
     if not positive:
         raise ValueError(f"tune(): shapes are (M, N, K), at least 1, or GemmProblems, not {sizes!r}")
-    a, b = operands_of_sizes(M, N, K, dtype, 1, layout, None)
+    a, b = operands_of_sizes(M, N, K, dtype, layout)
     return Request().problem(a, b, torch.empty(M, N, dtype=result_dtype(dtype), device="meta"))
 
 
