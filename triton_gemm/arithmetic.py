@@ -170,6 +170,11 @@ def result_dtype(dtype: torch.dtype) -> torch.dtype:
     return (found and found.out_dtype) or dtype
 
 
+def name_of(dtype: torch.dtype) -> str:
+    """As "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
+
+
 def fp32_precision() -> str:
     """ "tf32" where torch allows it for CUDA's matmul, else "ieee".
 

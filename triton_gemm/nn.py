@@ -18,8 +18,7 @@ class Linear(torch.nn.Linear):
 
     activation: None, or what is applied to the result in the same kernel (with gradients: after it), "relu", "gelu"
     (with erf), "gelu_tanh" or "silu".
-    precision: how fp32 is multiplied, "ieee", "tf32", "bf16x3", "bf16x6", "bf16x9" or "tf32x3"; by default as torch is
-    set. For fp32 parameters only.
+    precision: as in `triton_gemm.matmul`. For fp32 parameters only.
     batch_invariant: as in `triton_gemm.matmul`; rows are all leading dimensions of the input together.
 
     Parameters and input are fp32, fp16, bf16 or fp64. Raises ValueError for an activation or a precision that does not

@@ -15,7 +15,7 @@ from torch.autograd.graph import increment_version
 from .. import arguments
 from ..arithmetic import DTYPES, FLOATING, Precision, result_dtype
 from ..compat import must_dispatch
-from ..problem import PRODUCT, Activation, Request
+from ..problem import PRODUCT, SUM, Activation, Request
 from ..runtime import plan
 from . import ops, rules
 
@@ -26,8 +26,6 @@ ACTIVATIONS: dict[str, Any] = {
     "silu": torch.nn.functional.silu,
 }
 
-# Made once, because making one takes a tenth of a call.
-_SUM = Request(beta=1)
 _ACTIVATED: dict[str | None, Request] = {
     activation: Request(beta=1, activation=activation) for activation in ACTIVATIONS
 }
@@ -93,14 +91,9 @@ def mm(
     """`torch.mm`: the product of two matrices, input [M, K] and mat2 [K, N], a matrix [M, N].
 
     Both are fp32, fp16, bf16, fp64 or int8 on one GPU, of any strides; the result has their dtype, of int8 int32 (sums
-    are exact). out_dtype: torch.float32 for fp16 and bf16, whose fp32 sums are then not rounded. out: is filled with
-    the result and returned. precision: how fp32 is multiplied, "ieee", "tf32", "bf16x3", "bf16x6", "bf16x9" or
-    "tf32x3"; by default as torch is set. batch_invariant: as in `matmul`.
-    Differentiable, as `matmul`.
-
-    Raises as `matmul`: RuntimeError for shapes, dtypes or devices that do not go together; TypeError for what is no
-    tensor; NotImplementedError for other dtypes, nested or sparse tensors; ValueError for a precision that does not
-    fit.
+    are exact). out_dtype: torch.float32 for fp16 and bf16, whose fp32 sums are then not rounded. The rest is as in
+    `matmul`: out, precision, batch_invariant, derivatives. Raises as `matmul`: RuntimeError, TypeError,
+    NotImplementedError or ValueError.
     """
     return _of_one_rank("mm", rules.mm, input, mat2, out_dtype, out, precision, batch_invariant)
 
@@ -118,14 +111,9 @@ def bmm(
     Nothing broadcasts (`matmul` does).
 
     Both are fp32, fp16, bf16, fp64 or int8 on one GPU, of any strides; the result has their dtype, of int8 int32 (sums
-    are exact). out_dtype: torch.float32 for fp16 and bf16, whose fp32 sums are then not rounded. out: is filled with
-    the result and returned. precision: how fp32 is multiplied, "ieee", "tf32", "bf16x3", "bf16x6", "bf16x9" or
-    "tf32x3"; by default as torch is set. batch_invariant: as in `matmul`.
-    Differentiable, as `matmul`.
-
-    Raises as `matmul`: RuntimeError for shapes, dtypes or devices that do not go together; TypeError for what is no
-    tensor; NotImplementedError for other dtypes, nested or sparse tensors; ValueError for a precision that does not
-    fit.
+    are exact). out_dtype: torch.float32 for fp16 and bf16, whose fp32 sums are then not rounded. The rest is as in
+    `matmul`: out, precision, batch_invariant, derivatives. Raises as `matmul`: RuntimeError, TypeError,
+    NotImplementedError or ValueError.
     """
     return _of_one_rank("bmm", rules.bmm, input, mat2, out_dtype, out, precision, batch_invariant)
 
@@ -167,13 +155,8 @@ def mv(
     """`torch.mv`: the product of a matrix and a vector, input [M, K] and vec [K], a vector [M].
 
     Both are fp32, fp16, bf16, fp64 or int8 on one GPU, of any strides; the result has their dtype, of int8 int32 (sums
-    are exact). out: is filled with the result and returned. precision: how fp32 is multiplied, "ieee", "tf32",
-    "bf16x3", "bf16x6", "bf16x9" or "tf32x3"; by default as torch is set. batch_invariant: as in `matmul`.
-    Differentiable, as `matmul`.
-
-    Raises as `matmul`: RuntimeError for shapes, dtypes or devices that do not go together, IndexError for 0-D operands;
-    TypeError for what is no tensor; NotImplementedError for other dtypes, nested or sparse tensors; ValueError for a
-    precision that does not fit.
+    are exact). The rest is as in `matmul`: out, precision, batch_invariant, derivatives. Raises as `matmul`:
+    RuntimeError, TypeError, NotImplementedError or ValueError; and IndexError for 0-D operands.
     """
     arguments.tensors("mv", input=input, vec=vec)
     if out is None:
@@ -203,17 +186,13 @@ def addmm(
     are numbers, or 0-D tensors that do not require grad, which are read (and waited for).
 
     All three are fp32, fp16, bf16 or fp64, of one dtype, on one GPU, of any strides. out_dtype: torch.float32 for fp16
-    and bf16, whose fp32 sums are then not rounded; input may be fp32 then. out: is filled with the result and returned.
-    precision: how fp32 is multiplied, "ieee", "tf32", "bf16x3", "bf16x6", "bf16x9" or "tf32x3"; by default as torch is
-    set. batch_invariant: as in `matmul`. Differentiable in all three tensors, as `matmul`.
-
-    Raises as `matmul`: RuntimeError for shapes, dtypes or devices that do not go together; TypeError for what is no
-    tensor, or for beta no number; NotImplementedError for other dtypes, int8 among them, nested or sparse tensors;
-    ValueError for a precision that does not fit.
+    and bf16, whose fp32 sums are then not rounded; input may be fp32 then. The rest is as in `matmul`: out, precision,
+    batch_invariant, derivatives in all three tensors. Raises as `matmul`: RuntimeError, TypeError (also for a beta that
+    is no number), NotImplementedError (also for int8) or ValueError.
     """
     numbers = type(alpha) in (int, float) and type(beta) in (int, float)
     plain = numbers and alpha == beta == 1 and out_dtype is None and precision is None and batch_invariant is None
-    request = _SUM
+    request = SUM
     if not plain:
         request = Request(alpha, beta, None, out_dtype, precision, batch_invariant=batch_invariant)  # type: ignore[arg-type]  # see below
     key, c = _take_fast_path("addmm", request, mat1, mat2, input, out) if numbers else (None, None)
@@ -248,13 +227,10 @@ def baddbmm(
     not require grad, which are read (and waited for).
 
     All three are fp32, fp16, bf16 or fp64, of one dtype, on one GPU, of any strides. out_dtype: torch.float32 for fp16
-    and bf16, whose fp32 sums are then not rounded; input may be fp32 then. out: is filled with the result and returned.
-    precision: how fp32 is multiplied, "ieee", "tf32", "bf16x3", "bf16x6", "bf16x9" or "tf32x3"; by default as torch is
-    set. batch_invariant: as in `matmul`. Differentiable in all three tensors, as `matmul`.
-
-    Raises as `matmul`: RuntimeError for shapes, dtypes or devices that do not go together, IndexError for 0-D operands;
-    TypeError for what is no tensor, or for beta no number; NotImplementedError for other dtypes, int8 among them,
-    nested or sparse tensors; ValueError for a precision that does not fit.
+    and bf16, whose fp32 sums are then not rounded; input may be fp32 then. The rest is as in `matmul`: out, precision,
+    batch_invariant, derivatives in all three tensors. Raises as `matmul`: RuntimeError, TypeError (also for a beta that
+    is no number), NotImplementedError (also for int8) or ValueError;
+    and IndexError for 0-D operands.
     """
     arguments.tensors("baddbmm", input=input, batch1=batch1, batch2=batch2)
     beta, alpha = arguments.number("baddbmm", "beta", beta), arguments.number("baddbmm", "alpha", alpha)
@@ -281,16 +257,12 @@ def linear(
     erf), "gelu_tanh" or "silu". Without gradients bias and activation are computed in the same kernel, before the one
     rounding; with gradients the activation is torch's own, which keeps what it needs for the backward.
 
-    All are fp32, fp16, bf16 or fp64, of one dtype, on one GPU, of any strides; so is the result. precision: how fp32 is
-    multiplied, "ieee", "tf32", "bf16x3", "bf16x6", "bf16x9" or "tf32x3"; by default as torch is set. batch_invariant:
-    as in `matmul`; its rows are all leading dimensions of input together. Differentiable in all three tensors, as
-    `matmul`.
-
-    Raises as `matmul`: RuntimeError for shapes, dtypes or devices that do not go together; TypeError for what is no
-    tensor; NotImplementedError for other dtypes, int8 with a bias or an activation among them, nested or sparse
-    tensors; ValueError for a precision that does not fit, or an activation that is none.
+    All are fp32, fp16, bf16 or fp64, of one dtype, on one GPU, of any strides; so is the result. The rest is as in
+    `matmul`: precision, derivatives in all three tensors, and batch_invariant, whose rows are all leading dimensions of
+    input together. Raises as `matmul`: RuntimeError, TypeError, NotImplementedError (also for int8 with a bias or an
+    activation) or ValueError (also for an activation that is none).
     """
-    request = _SUM
+    request = SUM
     if not (activation is None and precision is None and batch_invariant is None):
         plain = isinstance(activation, str) and precision is None and batch_invariant is None
         request = (_ACTIVATED.get(activation) if plain else None) or Request(

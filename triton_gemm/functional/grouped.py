@@ -40,14 +40,10 @@ def grouped_matmul(
     What comes after the last group's end belongs to none: rows and columns of the result are 0 there.
 
     Both are fp32, fp16, bf16 or fp64, of one dtype, on one GPU, of any strides; so is the result. out_dtype:
-    torch.float32 for fp16 and bf16, whose fp32 sums are then not rounded. precision: how fp32 is multiplied, "ieee",
-    "tf32", "bf16x3", "bf16x6", "bf16x9" or "tf32x3"; by default as torch is set. batch_invariant: as in `matmul`, where
-    what is cut into groups, rows or columns, may be any number. Differentiable backwards, any number of times, in both;
-    not forwards (torch.func.jvp, jacfwd).
-
-    Raises RuntimeError for shapes, dtypes, devices or offs that do not go together; TypeError for what is no tensor;
-    NotImplementedError for other dtypes, nested or sparse tensors, and forward differentiation; ValueError for a
-    precision that does not fit.
+    torch.float32 for fp16 and bf16, whose fp32 sums are then not rounded. precision and batch_invariant: as in
+    `matmul`, where what is cut into groups, rows or columns, may be any number. Differentiable backwards, any number of
+    times, in both; not forwards (torch.func.jvp, jacfwd). Raises as `matmul`: RuntimeError (also for offs that do not
+    fit), TypeError, NotImplementedError (also for forward differentiation) or ValueError.
     """
     arguments.tensors("grouped_matmul", mat_a=mat_a, mat_b=mat_b)
     if offs is None and mat_a.dim() == mat_b.dim() == 3:

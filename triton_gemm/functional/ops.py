@@ -33,7 +33,7 @@ from ..compat import (
     must_dispatch,
     single_level_autograd,
 )
-from ..problem import Request
+from ..problem import SUM, Request
 from ..runtime import plan
 from . import sharding
 
@@ -222,9 +222,6 @@ def _dispatched(a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None, re
     return _op(a, b, input, alpha, beta, activation, out_dtype, precision, request.batch_invariant)
 
 
-_ADDING = Request(beta=1)
-
-
 def is_plain(*tensors: torch.Tensor | None) -> bool:
     """Whether these tensors are nothing but data, and no mode, tracer or profiler is active. Gradients apart."""
     if must_dispatch():
@@ -240,7 +237,7 @@ def gemm(
     a: torch.Tensor,
     b: torch.Tensor,
     input: torch.Tensor | None = None,
-    request: Request = _ADDING,
+    request: Request = SUM,
 ) -> torch.Tensor:
     """The operator, past the dispatcher where that has nothing to do."""
     if not is_plain(a, b, input):

@@ -22,7 +22,7 @@ from .. import arguments
 from ..arithmetic import FLOATING
 from ..compat import INTERPRETED, free_in_children, hide_from_dynamo, overlaps_itself, withdraw
 from ..hardware.device import device_info
-from ..problem import Request
+from ..problem import SUM, Request
 from ..runtime.plan import MAX_PLANS, keep, key_of
 from . import ops
 
@@ -59,7 +59,6 @@ _library: torch.library.Library | None = None
 _counts: Counter[tuple[str, str]] = Counter()
 _lock = free_in_children(threading.Lock())
 
-_SUM = Request(beta=1)
 _fast: dict[tuple[object, ...], ops.FastPath] = {}  # of calls under the innermost rule, by overload and `plan.key_of`
 
 
@@ -202,7 +201,7 @@ def _routed(name: str, overload: str) -> Callable[..., torch.Tensor]:
             return by_torch(keys, arguments, out, scalars)
         a, b = arguments[first : first + 2]
         input = arguments[0] if first else None
-        request = Request(scalars.get("alpha", 1), scalars.get("beta", 1)) if scalars else _SUM
+        request = Request(scalars.get("alpha", 1), scalars.get("beta", 1)) if scalars else SUM
         known = _fast
         key = _key(overload, request, a, b, input, out)
         found = known.get(key) if key is not None else None
@@ -272,7 +271,7 @@ def _stays(
     if a.dim() != rank or b.dim() != rank or a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
         return "shapes do not go together"
     shape = ops.shape_of(a, b)
-    if input is not None and input.shape != shape and not _expands(input.shape, shape):
+    if input is not None and input.shape != shape and not rules.expands(input, shape):
         return "shapes do not go together"
     if any(isinstance(value, complex) for value in scalars.values()):
         return "a factor is complex"
@@ -288,9 +287,3 @@ def _stays(
 
 def _overlaps(out: torch.Tensor, *operands: torch.Tensor | None) -> bool:
     return any(x is not None and ops.same_storage(x, out) for x in operands)
-
-
-def _expands(shape: torch.Size, target: tuple[int, ...]) -> bool:
-    if len(shape) > len(target):
-        return False
-    return all(have in (1, want) for have, want in zip(reversed(shape), reversed(target), strict=False))

@@ -16,7 +16,7 @@ import torch
 from torch.autograd import forward_ad
 
 from .. import arguments
-from ..arithmetic import ARITHMETICS, DTYPES, MODES, default_arithmetic, result_dtype
+from ..arithmetic import ARITHMETICS, DTYPES, MODES, default_arithmetic, name_of, result_dtype
 from ..compat import INTERPRETED, differ, differentiates_forward, may_differ, overlaps_itself
 from ..problem import ACTIVATIONS
 
@@ -43,7 +43,7 @@ def refuse(product: Callable[..., object], *operands: torch.Tensor | None) -> No
     autocast, which would make one dtype of several, is off: where it applies, operands have been cast before.
     """
     given = [x for x in operands if x is not None]
-    found = ", ".join(f"{_short(x.dtype)}{list(x.shape)}" for x in given)
+    found = ", ".join(f"{name_of(x.dtype)}{list(x.shape)}" for x in given)
     device = given[0].device.type
     cast = device in ("cuda", "cpu") and torch.is_autocast_enabled(device)
     try:
@@ -78,7 +78,7 @@ def addmm(input: torch.Tensor, a: torch.Tensor, b: torch.Tensor, wanted: torch.d
     if wanted is not None:
         arguments.dtype(wanted)
     matrices = a.dim() == b.dim() == 2 and not differ(a.shape[1], b.shape[0]) and a.dtype == b.dtype
-    if not (matrices and _expands(input, (a.shape[0], b.shape[1])) and (wanted or input.dtype == a.dtype)):
+    if not (matrices and expands(input, (a.shape[0], b.shape[1])) and (wanted or input.dtype == a.dtype)):
         refuse(torch.addmm, input.to(a.dtype) if wanted else input, a, b)
     out_dtype(wanted, a, input, "mat1")
 
@@ -87,7 +87,7 @@ def baddbmm(input: torch.Tensor, a: torch.Tensor, b: torch.Tensor, wanted: torch
     if wanted is not None:
         arguments.dtype(wanted)
     batches = _are_batches(a, b) and a.dtype == b.dtype
-    if not (batches and _expands(input, (*a.shape[:2], b.shape[2])) and (wanted or input.dtype == a.dtype)):
+    if not (batches and expands(input, (*a.shape[:2], b.shape[2])) and (wanted or input.dtype == a.dtype)):
         refuse(torch.baddbmm, input.to(a.dtype) if wanted else input, a, b)
     out_dtype(wanted, a, input, "batch1")
 
@@ -111,7 +111,7 @@ def linear(a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
     if bias is None:
         return
     rows = a.shape[:-1] if bias.dim() > 1 else (prod(a.shape[:-1]),)
-    fits = _expands(bias, (*rows, weight.shape[0])) if weight.dim() == 2 else bias.dim() == 0
+    fits = expands(bias, (*rows, weight.shape[0])) if weight.dim() == 2 else bias.dim() == 0
     if not fits or bias.dtype != a.dtype:
         refuse(torch.nn.functional.linear, a, weight, bias)
 
@@ -140,7 +140,8 @@ def _are_batches(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dim() == b.dim() == 3 and not differ(a.shape[0], b.shape[0]) and not differ(a.shape[2], b.shape[1])
 
 
-def _expands(x: torch.Tensor, shape: Sequence[int]) -> bool:
+def expands(x: torch.Tensor, shape: Sequence[int]) -> bool:
+    """Whether x broadcasts to the shape, as far as sizes are known."""
     sizes = zip(reversed(x.shape), reversed(shape), strict=False)
     return x.dim() <= len(shape) and not any(differ(size, wanted) and may_differ(size, 1) for size, wanted in sizes)
 
@@ -305,11 +306,7 @@ _CXX = {
 
 
 def _cxx(dtype: torch.dtype) -> str:
-    return _CXX.get(dtype, _short(dtype))
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    return _CXX.get(dtype, name_of(dtype))
 
 
 def names(dtypes: Sequence[torch.dtype]) -> str:

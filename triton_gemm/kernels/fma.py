@@ -35,7 +35,7 @@ from ..compat import async_load, reinterpret
 from ..config import REGISTERS_PER_SM, TileConfig
 from ..hardware.device import INTERPRETER, DeviceInfo
 from ..hardware.device_model import DeviceModel
-from ..problem import GemmProblem
+from ..problem import GemmProblem, round_up
 from . import repack
 from .candidate import Candidate
 from .cost_model import on_busiest_sm, soft_maximum, swap_for_c
@@ -519,14 +519,10 @@ def _num_tiles(problem: GemmProblem, config: Config) -> int:
 
 def _share(problem: GemmProblem, config: Config, split_k: int) -> int:
     """Elements along K that each of a tile's programs sums."""
-    return _up(-(-problem.K // split_k), config.BLOCK_K)
+    return round_up(-(-problem.K // split_k), config.BLOCK_K)
 
 
 def _in_turn(problem: GemmProblem, config: Config, split_k: int) -> bool:
     """Whether programs add their sums of a tile one after the other: where those of all would not fit a workspace."""
     size = config.BLOCK_M * config.BLOCK_N
     return split_k > 1 and 4 * split_k * _num_tiles(problem, config) * size > LARGEST_WORKSPACE
-
-
-def _up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple

@@ -29,7 +29,7 @@ from ..compat import dot_operand, prefetch, round_to
 from ..config import TileConfig
 from ..hardware.device import DeviceInfo
 from ..hardware.device_model import DeviceModel
-from ..problem import GemmProblem
+from ..problem import GemmProblem, round_up
 from .candidate import Candidate
 from .cost_model import load_imbalance, on_busiest_sm, soft_maximum, traffic
 from .epilogue import epilogue
@@ -288,7 +288,7 @@ def default(problem: GemmProblem, device: DeviceInfo) -> tuple[Config, int]:
         """The useful part of what `resident` programs on each SM could do in the waves that they take."""
         waves = _tiles(problem, config) / (resident * sms)
         k = _blocks(config)[2]
-        return waves / max(1, math.ceil(waves)) * problem.K / max(1, _up(problem.K, k))
+        return waves / max(1, math.ceil(waves)) * problem.K / max(1, round_up(problem.K, k))
 
     resident = 0  # 0: as few programs as ask for enough
     if along_k and not _wide(problem):
@@ -486,10 +486,6 @@ def _threads_along_k(problem: GemmProblem, config: Config) -> tuple[int, int]:
     if unit != 1:
         return min(threads, block_k // elements), elements
     return min(block_k, max(1, threads * elements // block_n)), 1
-
-
-def _up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
 
 
 def _power_of_two_below(value: int) -> int:

@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..problem import GemmProblem, Layout
+from ..problem import GemmProblem, Layout, round_up
 from .launch import Launch, Pointer, Scalar, Temporary
 from .programmatic import follow
 from .tiles import Epilogue, Output, store_tile, tile_pointers, vector, whole
@@ -101,9 +101,11 @@ def parts_of(problem: GemmProblem) -> GemmProblem:
     columns where C is column-major, begin on 16 bytes. Scales of blocks are of the sums, all else comes later."""
     M, N = problem.M, problem.N
     if problem.c.column_major:
-        c = Layout((N * _up(M), 1, _up(M)))
+        pitch = round_up(M, VECTOR)
+        c = Layout((N * pitch, 1, pitch))
     else:
-        c = Layout((M * _up(N), _up(N), 1))
+        pitch = round_up(N, VECTOR)
+        c = Layout((M * pitch, pitch, 1))
     scales = problem.scales if problem.scales == "blocks" else None
     return replace(problem, c=c, out_dtype=torch.float32, has_beta=False, bias=None, activation=None, scales=scales)
 
@@ -150,8 +152,3 @@ def launch(problem: GemmProblem, parts: int) -> Launch:
     }
     tiles = triton.cdiv(problem.M, block[0]) * triton.cdiv(problem.N, block[1])
     return Launch(reduction_kernel, (problem.batch * tiles, 1, 1), arguments, {"num_warps": NUM_WARPS})
-
-
-def _up(count: int) -> int:
-    """Sums to the next 16 bytes."""
-    return -(-count // VECTOR) * VECTOR

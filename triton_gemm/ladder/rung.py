@@ -17,7 +17,7 @@ import torch
 import triton
 
 from .. import compat
-from ..arithmetic import ARITHMETICS
+from ..arithmetic import ARITHMETICS, name_of
 from ..compat import INTERPRETED
 from ..config import OPTIONS, GemmConfig
 from ..hardware.device import DeviceInfo, device_info
@@ -237,14 +237,14 @@ def check(
             raise ValueError(f"{rung.name}: {name} has shape {tuple(x.shape)}; pass a matrix, which has two dimensions")
         wanted = rung.out_dtypes if name == "c" else rung.dtypes
         if x.dtype not in wanted:
-            names = " or ".join(_short(dtype) for dtype in wanted)
+            names = " or ".join(name_of(dtype) for dtype in wanted)
             raise TypeError(
-                f"{rung.name}: {name} is {_short(x.dtype)}; pass {names}, or take another rung "
+                f"{rung.name}: {name} is {name_of(x.dtype)}; pass {names}, or take another rung "
                 f"(python -m {__package__} lists what each takes)"
             )
     if a.dtype != b.dtype:
         raise TypeError(
-            f"{rung.name}: a is {_short(a.dtype)} and b {_short(b.dtype)}; convert one to the other's dtype"
+            f"{rung.name}: a is {name_of(a.dtype)} and b {name_of(b.dtype)}; convert one to the other's dtype"
         )
     if a.shape[1] != b.shape[0]:
         raise ValueError(
@@ -376,10 +376,6 @@ def _span(x: torch.Tensor) -> tuple[int, int, bool]:
         return 0, 0, True
     elements = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
     return x.data_ptr(), x.data_ptr() + elements * x.element_size(), elements == x.numel()
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def pointer_arguments(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, alpha: float, beta: float) -> dict[str, Any]:

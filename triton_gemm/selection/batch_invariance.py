@@ -16,7 +16,7 @@ from ..hardware.device import DeviceInfo
 from ..hardware.device_model import model_of
 from ..kernels.candidate import Candidate
 from ..kernels.schedule import Schedule, clusters_at_once
-from ..problem import GemmProblem, Layout
+from ..problem import GemmProblem, Layout, round_up
 from . import generation
 from .bit_classes import bit_class
 from .select import Selection, illegal, predicted, ranked
@@ -67,8 +67,9 @@ def _class_of(few: GemmProblem, device: DeviceInfo) -> tuple[str, int]:
 def _with_rows(problem: GemmProblem, M: int) -> GemmProblem:
     """The problem with M rows, one product, and operands that lie as new ones do: B by rows or by columns."""
     N, K = problem.N, problem.K
-    a, c = Layout((0, _up(K), 1)), Layout((0, _up(N), 1))
-    b = Layout((0, 1, _up(K))) if problem.b.column_major else Layout((0, _up(N), 1))
+    along_n, along_k = round_up(N, 16), round_up(K, 16)  # multiples of 16 bytes of any dtype
+    a, c = Layout((0, along_k, 1)), Layout((0, along_n, 1))
+    b = Layout((0, 1, along_k)) if problem.b.column_major else Layout((0, along_n, 1))
     bias = "n" if problem.bias else None
     return replace(problem, batch=1, M=M, a=a, b=b, c=c, bias=bias)
 
@@ -147,8 +148,3 @@ def _other_way_round(problem: GemmProblem, device: DeviceInfo) -> Iterator[tuple
     for candidate in kernels.named("portable").candidates(problem, device):
         given, swap_ab = candidate.problem.swap_ab(), not candidate.swap_ab
         yield "portable", candidate._replace(problem=given, swap_ab=swap_ab)
-
-
-def _up(value: int) -> int:
-    """A multiple of 16 bytes of any dtype."""
-    return -(-value // 16) * 16
