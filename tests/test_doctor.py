@@ -128,19 +128,14 @@ def test_folders_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_networks_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mounts = [("/", "ext4"), (str(tmp_path), "nfs4"), (f"{tmp_path}x", "lustre")]
-    monkeypatch.setattr(doctor, "_mounts", lambda: mounts)
-    assert all("on nfs4: a network's" in found.says for found in look("caches"))
-    assert doctor._filesystem(Path("/elsewhere")) == "ext4"
-
-
-def test_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in "abc":
-        (tmp_path / name).write_bytes(bytes(10**6))
-    os.symlink(tmp_path / "absent", tmp_path / "dangling")
-    assert doctor._size(tmp_path) == "3 files, 3.0 MB" and doctor._size(tmp_path / "no") == "not there yet"
-    monkeypatch.setattr(doctor, "LONGEST", -1.0)
-    assert doctor._size(tmp_path).startswith("more than 1 files")
+    df = tmp_path / "df"
+    df.write_text("#!/bin/sh\nprintf 'Type\\nnfs4\\n'\n"), df.chmod(0o755)
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+        assert all("on nfs4, not there yet: a network's" in found.says for found in look("caches"))
+    assert doctor._filesystem(Path("/proc/self")) == "proc"
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    assert all(found.status == "good" and ", on " not in found.says for found in look("caches"))
 
 
 def test_tables_and_their_faults(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

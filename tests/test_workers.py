@@ -143,7 +143,6 @@ SMALL = {
     # by devices, dtypes, configurations and tables, of which there are few
     "triton_gemm.compat.torch_compile._inductor_choices",
     "triton_gemm.hardware.device._cuda_device",
-    "triton_gemm.reporting.doctor._mounts",
     "triton_gemm.hardware.driver._library",
     "triton_gemm.hardware.driver._primary_context",
     "triton_gemm.reporting.fingerprint._sources",

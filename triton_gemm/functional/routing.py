@@ -271,7 +271,7 @@ def _stays(
     if a.dim() != rank or b.dim() != rank or a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
         return "shapes do not go together"
     shape = ops.shape_of(a, b)
-    if input is not None and input.shape != shape and not rules.expands(input, shape):
+    if input is not None and input.shape != shape and not expands(input, shape):
         return "shapes do not go together"
     if any(isinstance(value, complex) for value in scalars.values()):
         return "a factor is complex"

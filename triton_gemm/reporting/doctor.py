@@ -11,10 +11,9 @@ import re
 import subprocess
 import sysconfig
 import tempfile
-import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -38,7 +37,6 @@ VARIABLES = tuple(
 OTHERS = re.compile(r"TRITON_(?!GEMM_)\w+|CUDA_VISIBLE_DEVICES|CUDA_HOME|CC|PTXAS_OPTIONS|TORCHINDUCTOR_CACHE_DIR")
 NETWORK = re.compile(r"nfs\d?|cifs|smb\d?|lustre|gpfs|beegfs|ceph|glusterfs|afs|fuse\.(sshfs|s3fs|gcsfuse|goofys)|9p")
 OLDEST = (8, 0)  # compute capability
-LONGEST = 1.0  # seconds that the files of a folder are counted
 
 
 @dataclass(frozen=True)
@@ -251,64 +249,34 @@ def _caches() -> Found:
 
 
 def _folder(what: str, path: Path, variable: str, if_closed: Status) -> Found:
-    kind = _filesystem(path)
-    network = bool(kind and NETWORK.fullmatch(kind))
-    says = f"{what} is {path}, {_size(path)}{f', on {kind}' if kind else ''}"
-    if not _writable(path):
+    there = next(place for place in (path, *path.parents) if place.exists())
+    kind = _filesystem(there)
+    says = f"{what} is {path}{f', on {kind}' if kind else ''}{'' if there == path else ', not there yet'}"
+    if not _writable(there):
         if what == "Triton's cache" and any(path.glob("*/*.cubin")):
             yield "note", f"{says}; it cannot be written to: what is not in it cannot be compiled"
         else:
             yield if_closed, f"{says}; it cannot be written to", f"set {variable} to a folder of yours"
-    elif network:
+    elif NETWORK.fullmatch(kind):
         yield "note", f"{says}: a network's file system is slow, and its locks may not hold", f"set {variable}"
     else:
         yield "good", says
 
 
-def _writable(path: Path) -> bool:
-    """Whether files can be made there, or the folder itself, which is not made."""
-    while not path.exists() and path != path.parent:
-        path = path.parent
+def _writable(folder: Path) -> bool:
     try:
-        with tempfile.TemporaryFile(dir=path):
+        with tempfile.TemporaryFile(dir=folder):
             return True
     except OSError:
         return False
 
 
-def _size(path: Path) -> str:
-    count = total = 0
-    end = time.monotonic() + LONGEST
-    for folder, _, names in os.walk(path):
-        for name in names:
-            try:
-                total += os.stat(os.path.join(folder, name)).st_size
-            except OSError:
-                continue
-            count += 1
-            if time.monotonic() > end:
-                return f"more than {count} files, {total / 1e6:.0f} MB and more"
-    return f"{count} files, {total / 1e6:.1f} MB" if path.exists() else "not there yet"
-
-
 def _filesystem(path: Path) -> str:
-    """What kind of file system a path is on, as Linux calls it; empty where it does not say."""
-    wanted = os.path.realpath(path)
-    best = ("", "")
-    for place, kind in _mounts():
-        inside = wanted == place or wanted.startswith(place.rstrip("/") + "/")
-        if inside and len(place) >= len(best[0]):
-            best = (place, kind)
-    return best[1]
-
-
-@cache
-def _mounts() -> list[tuple[str, str]]:
-    try:
-        lines = Path("/proc/self/mounts").read_text().splitlines()
-    except OSError:
-        return []
-    return [(parts[1].replace("\\040", " "), parts[2]) for parts in map(str.split, lines) if len(parts) > 2]
+    """The type of a path's file system, as Linux calls it; empty where `df` does not say."""
+    with suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(["df", "--output=fstype", path], capture_output=True, text=True, timeout=10)
+        return "" if done.returncode else done.stdout.split()[-1]
+    return ""
 
 
 # --- What is said to it ---

@@ -10,12 +10,12 @@ Files that came with the package are left where they are.
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
 import re
 import secrets
+import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -35,9 +35,6 @@ log = logging.getLogger("triton_gemm.tables")
 FORMAT = 1
 LARGEST_FILE = 64 * 2**20  # bytes
 WAIT = 30.0  # seconds that a writer waits for others
-# Of a file that may be written to and not be replaced: its folder is another user's or read-only, it is mounted, or
-# another file cannot be given its owner.
-NOT_REPLACED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 TRITON: str = ".".join(triton.__version__.split(".")[:2])
 
 # Which entries a table holds: of the class of bits that the model's choice gives, or the fastest of all.
@@ -208,15 +205,15 @@ def save(folder: Path, table: Table) -> None:
     write(folder / table.name, table.text())
 
 
-def write(path: Path, text: str, mark: str = "tmp", like: os.stat_result | None = None) -> None:
+def write(path: Path, text: str, mark: str = "tmp") -> None:
     """Writes a file whole, first under another name, which ends with `mark`: nobody else may do so with that name, as
-    in a folder that is `locked`. like: whose owner and permissions it gets. OSError, which names `path`, where that
-    fails: the old file is there still."""
+    in a folder that is `locked`. It keeps its permissions. OSError, which names `path`, where that fails: the old file
+    is there still."""
     written = path.with_name(f"{path.name}.{mark}")
     try:
         with open(written, "w") as file:
-            if like is not None:
-                _liken(file.fileno(), like)
+            with suppress(OSError):  # there is no old file, or its file system has no permissions
+                shutil.copymode(path, written)
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -227,32 +224,18 @@ def write(path: Path, text: str, mark: str = "tmp", like: os.stat_result | None 
 
 
 def write_for_user(path: Path, text: str) -> None:
-    """Writes a file that a user has named, whole or not at all, with the owner and permissions that it had, and behind
-    a link the file that is meant. Into the file itself where it cannot be replaced; a pipe, a device and what this
-    process prints to, as /dev/stdout, get the text after what they got before."""
-    mark = f"{secrets.token_hex(8)}.tmp"  # another thread has this process's number, and another container may have it
+    """Writes a file that a user has named, whole or not at all, and behind a link the file that is meant. A pipe, a
+    device and what this process prints to, as /dev/stdout, get the text after what they got before."""
     try:
-        before = path.stat()
+        about = path.stat()
+        appended = not stat.S_ISREG(about.st_mode) or _is_output(about)
     except FileNotFoundError:
-        write(path.resolve(), text, mark)
-        return
-    replaced = stat.S_ISREG(before.st_mode) and not _is_output(before)
-    try:
-        if replaced:
-            write(path.resolve(), text, mark, before)
-            return
-    except OSError as error:
-        if error.errno not in NOT_REPLACED:
-            raise
-    with open(path, "w" if replaced else "a") as file:
-        file.write(text)
-
-
-def _liken(descriptor: int, like: os.stat_result) -> None:
-    own = os.fstat(descriptor)
-    if (own.st_uid, own.st_gid) != (like.st_uid, like.st_gid):
-        os.fchown(descriptor, like.st_uid, like.st_gid)
-    os.fchmod(descriptor, stat.S_IMODE(like.st_mode))
+        appended = False
+    if appended:
+        with open(path, "a") as file:
+            file.write(text)
+    else:  # another thread has this process's number, and another container may have it
+        write(path.resolve(), text, f"{secrets.token_hex(8)}.tmp")
 
 
 def _is_output(file: os.stat_result) -> bool:

@@ -41,9 +41,9 @@ def record_shapes(path: str | os.PathLike[str]) -> Iterator[None]:
     ends, be it by an exception, in place of one that was there. A relative path is one of the folder that is the
     current one when the block begins, and a link leads where it leads then.
 
-    Raises OSError before the block runs where the file's folder does not exist, the path is a folder, or neither the
-    file nor its folder can be written to; and after it where the file cannot be written. Calls take under a
-    microsecond longer while something is recorded, and no longer than usual before and after.
+    Raises OSError before the block runs where the path is a folder, or the file's folder does not exist or cannot be
+    written to; and after it where the file cannot be written. Calls take under a microsecond longer while something is
+    recorded, and no longer than usual before and after.
     """
     target = _target(Path(path))
     counts: Counter[Any] = Counter()
@@ -67,7 +67,7 @@ def _target(path: Path) -> Path:
     if not target.parent.is_dir():
         raise FileNotFoundError(f"record_shapes(): there is no folder {target.parent}")
     replaced = target.is_file() or not target.exists()
-    if not (os.access(target, os.W_OK) or (replaced and os.access(target.parent, os.W_OK | os.X_OK))):
+    if not os.access(target.parent if replaced else target, os.W_OK):
         raise PermissionError(f"record_shapes(): {target} cannot be written to")
     return target
 
