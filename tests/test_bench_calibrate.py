@@ -53,7 +53,7 @@ def changed(model: DeviceModel, **factors: float) -> DeviceModel:
     """A model with figures multiplied, by their place: "memory", or "kernels__gemv__start"."""
     entry = model.as_dict()
     there = {tuple(place.split("__")): factor for place, factor in factors.items()}
-    return DeviceModel(**fit.with_values(entry, {p: fit.value_at(entry, p) * f for p, f in there.items()}))
+    return DeviceModel(**figures.with_values(entry, {p: figures.value_at(entry, p) * f for p, f in there.items()}))
 
 
 # ---- what the models choose ----
@@ -222,7 +222,7 @@ def test_another_file_is_refused(text: str, tmp_path: Path, capsys: pytest.Captu
 def test_figures_have_places_and_a_changed_model_predicts_by_its_own() -> None:
     model = model_of(HOPPER)
     entry = model.as_dict()
-    places = set(fit.places(entry, lambda _: True))
+    places = set(figures.places(entry))
     assert {("memory",), ("kernels", "warp_specialised", "step", "128x256"), ("kernels", "gemv", "wait", "1")} <= places
     assert not {place for place in places if place[0] in figures.FIXED}
     candidate = Candidate(gemm_problem(cube(4096)), warp_specialised.CONFIGS[0], Schedule(132))
@@ -248,7 +248,7 @@ def test_a_fit_finds_other_figures_again(committed: times.Calibration, monkeypat
     assert regret.mean_regret(regret.choices(made_up, found)) < 0.005
     assert found.memory == pytest.approx(other.memory, rel=0.06)
     place = ("kernels", "warp_specialised", "step", "128x128")
-    assert fit.value_at(found.as_dict(), place) == pytest.approx(fit.value_at(other.as_dict(), place), rel=0.06)
+    assert figures.value_at(found.as_dict(), place) == pytest.approx(figures.value_at(other.as_dict(), place), rel=0.06)
     assert found.kernels["gemv"] == present.kernels["gemv"]  # was not measured
 
 

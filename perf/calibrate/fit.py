@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +12,9 @@ from scipy.optimize import least_squares
 
 from perf.calibrate.times import Measured
 from triton_gemm import kernels
-from triton_gemm.calibration.figures import Place, concerns, pace_of, places, rounded, value_at, with_values
+from triton_gemm.calibration.figures import Place, pace_of, places, rounded, value_at, with_values
+from triton_gemm.calibration.fit import DIFFERENCE, Data
 from triton_gemm.hardware.device_model import DeviceModel
-from triton_gemm.selection.select import predicted
 
 ERROR = 1.2  # what a shape's errors weigh in a fit
 REGRET = 2.5, 2.5  # and its regret: in that of the persistent kernel, and in that of the others
@@ -26,7 +25,6 @@ ITERATIONS = 15
 SCALE = 0.5  # of errors and regrets: larger ones count less than by their squares
 MOVES = (0.08, 0.04, 0.02, 0.04, 0.02, 0.01)  # of a figure's logarithm
 CLOSE = 0.01  # LIKE, for these
-DIFFERENCE = 2e-3  # of a figure's logarithm, for slopes
 
 
 def fit(measured: Sequence[Measured], model: DeviceModel) -> DeviceModel:
@@ -53,65 +51,49 @@ def fit(measured: Sequence[Measured], model: DeviceModel) -> DeviceModel:
 
 def _fit(measured: Sequence[Measured], model: DeviceModel, only: Callable[[Place], bool], regret: float) -> DeviceModel:
     entry = model.as_dict()
-    where = list(places(entry, only))
+    where = [place for place in places(entry) if only(place)]
     start = np.log([value_at(entry, place) for place in where])
-    problems = [found.problem for found in measured for _ in found.us]
-    ways = [way for found in measured for way in found.us]
-    taken = np.log([us for found in measured for us in found.us.values()])
-    counts = np.array([len(found.us) for found in measured])
+    data = Data([found.timed for found in measured])
+    of, taken, matters, counts = (x.numpy() for x in (data.of, data.taken, data.matters, data.sizes))
     firsts = np.cumsum(counts) - counts
-    slower = np.exp(taken - np.repeat(np.minimum.reduceat(taken, firsts), counts)) - 1
-    # A candidate that takes twice as long as the fastest is not picked anyway: its error weighs a quarter.
-    weights = ERROR / (1 + slower) ** 2 / np.sqrt(np.repeat(counts, counts))
-    lost = np.minimum(slower, 1.0)
+    weights = ERROR * matters / np.sqrt(counts[of])
+    lost = np.minimum(matters**-0.5 - 1, 1.0)
 
     def at(x: np.ndarray) -> DeviceModel:
         return DeviceModel(**with_values(entry, dict(zip(where, np.exp(x), strict=True))))
 
-    def guesses(moved: DeviceModel, rows: Iterable[int]) -> list[float]:
-        return [math.log(predicted(problems[i], ways[i].kernel, ways[i].candidate, moved)) for i in rows]
+    def errors(x: np.ndarray, rows: Sequence[int] | None = None) -> np.ndarray:
+        return data.errors(at(x), rows).numpy()
 
-    def residuals(guess: np.ndarray, x: np.ndarray, like: float = LIKE) -> np.ndarray:
+    def residuals(error: np.ndarray, x: np.ndarray, like: float = LIKE) -> np.ndarray:
         # As if the pick were drawn, so that it has a derivative. Roots, so that many small regrets count as one large.
-        best = np.repeat(np.minimum.reduceat(guess, firsts), counts)
-        chance = np.exp((best - guess) / like)
+        guess = error + taken
+        chance = np.exp((np.minimum.reduceat(guess, firsts)[of] - guess) / like)
         regrets = np.add.reduceat(chance * lost, firsts) / np.add.reduceat(chance, firsts)
-        return np.concatenate(
-            [weights * (guess - taken), regret * np.sqrt(regrets + LEAST_REGRET), PRIOR * (x - start)]
-        )
-
-    dependent = [
-        [i for i, way in enumerate(ways) if concerns(place, way.kernel, way.candidate.packed, problems[i])]
-        for place in where
-    ]
+        return np.concatenate([weights * error, regret * np.sqrt(regrets + LEAST_REGRET), PRIOR * (x - start)])
 
     def slopes(x: np.ndarray) -> np.ndarray:
-        guess = np.array(guesses(at(x), range(len(ways))))
-        here, columns = residuals(guess, x), []
-        for j, rows in enumerate(dependent):
-            there, other = x.copy(), guess.copy()
-            there[j] += DIFFERENCE
-            other[rows] = guesses(at(there), rows)
-            columns.append((residuals(other, there) - here) / DIFFERENCE)
-        return np.stack(columns, axis=1)
+        error = errors(x)
+        others = error + DIFFERENCE * data.slopes(at(x), where).numpy().T
+        there = x + DIFFERENCE * np.eye(len(x))
+        return (np.array([*map(residuals, others, there)]) - residuals(error, x)).T / DIFFERENCE
 
-    def every(x: np.ndarray) -> np.ndarray:
-        return residuals(np.array(guesses(at(x), range(len(ways)))), x)
-
-    found = least_squares(every, start, jac=slopes, loss="soft_l1", f_scale=SCALE, max_nfev=ITERATIONS).x
+    found = least_squares(
+        lambda x: residuals(errors(x), x), start, jac=slopes, loss="soft_l1", f_scale=SCALE, max_nfev=ITERATIONS
+    ).x
 
     # Which of two near predictions is less has no derivative: one figure after the other is moved while that helps.
-    guess = np.array(guesses(at(found), range(len(ways))))
-    least = cost(residuals(guess, found, CLOSE))
+    error = errors(found)
+    least = cost(residuals(error, found, CLOSE))
     for by in MOVES:
-        for j, rows in enumerate(dependent):
+        for j, place in enumerate(where):
             for direction in (by, -by):
-                there, other = found.copy(), guess.copy()
+                there, other, rows = found.copy(), error.copy(), data.concerned(place)
                 there[j] += direction
-                other[rows] = guesses(at(there), rows)
+                other[rows] = errors(there, rows)
                 moved = cost(residuals(other, there, CLOSE))
                 if moved < least:
-                    found, guess, least = there, other, moved
+                    found, error, least = there, other, moved
                     break
     return at(found)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..arithmetic import ARITHMETICS
@@ -14,13 +14,13 @@ Place = tuple[str, ...]
 FIXED = ("source", "num_sms", "bandwidth")
 
 
-def places(entry: Any, only: Callable[[Place], bool] = lambda _: True, at: Place = ()) -> Iterator[Place]:
+def places(entry: Any, at: Place = ()) -> Iterator[Place]:
     """Where the figures that are fitted stand in a model's entry; all are positive."""
     for key in entry if isinstance(entry, Mapping) else map(str, range(len(entry))):
         value = _inside(entry, key)
         if isinstance(value, Mapping | list | tuple):
-            yield from places(value, only, (*at, key))
-        elif key not in FIXED and value > 0 and only((*at, key)):
+            yield from places(value, (*at, key))
+        elif key not in FIXED and value > 0:
             yield (*at, key)
 
 

@@ -25,6 +25,7 @@ from ..hardware.device import device_info
 from ..problem import SUM, Request
 from ..runtime.plan import MAX_PLANS, keep, key_of
 from . import ops
+from .rules import expands
 
 # By aten's name: where a and b are among the arguments.
 ROUTED = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
