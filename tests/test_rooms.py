@@ -95,7 +95,7 @@ TABLE: dict[str, set[str]] = {
     "perf.bench": {"torch", "triton", "matplotlib", "rich", "triton_gemm.*", *ROOMS_OF_PERF},
     "perf.accuracy": {"torch", "rich", "triton_gemm.*", "perf.measure.numerics", *ROOMS_OF_PERF},
     "perf.battery": {"torch", "rich", *ROOMS_OF_PERF},
-    "perf.calibrate": {"torch", "numpy", "scipy", "rich", "triton_gemm.*", *ROOMS_OF_PERF, "perf.bench"},
+    "perf.calibrate": {"torch", "numpy", "rich", "triton_gemm.*", *ROOMS_OF_PERF, "perf.bench"},
     "perf.tuning": {"torch", "triton_gemm.*", *ROOMS_OF_PERF},
     "perf.drift": {"torch", "triton", "rich", "triton_gemm.*", *ROOMS_OF_PERF},
     "perf.pages": {

@@ -2,7 +2,7 @@
 
 `measure` (needs a GPU) times the candidates that are predicted to be fast, of every kernel in `kernels.KERNELS`, and
 cuBLAS, on shapes of every regime, and writes them to one JSON file after each shape. `fit` finds the figures of the
-GPU's `DeviceModel` that predict such times best and choose best by them, near the present ones, and writes them to
+GPU's `DeviceModel` that are most likely after such times, near the present ones, and writes them to
 `triton_gemm/device_models.json`. `regret` says how much slower than the fastest of a shape's candidates the one is that
 the present model picks, or with --model that of a file of `triton-gemm calibrate`; `fit` says so for both, and with
 --hold-out SEED of shapes that it has not seen. `design` prints which shapes tell most about the model, the best first:

@@ -13,7 +13,6 @@ from typing import Any
 from perf.calibrate.shapes import OTHER, REGIMES
 from perf.common.files import read_json
 from triton_gemm import kernels
-from triton_gemm.calibration.fit import Timed
 from triton_gemm.hardware.device import DeviceInfo, device_of_capability
 from triton_gemm.hardware.device_model import DeviceModel
 from triton_gemm.kernels.candidate import Candidate
@@ -74,10 +73,6 @@ class Measured:
     @cached_property
     def problem(self) -> GemmProblem:
         return gemm_problem(self.shape, self.mode)
-
-    @property
-    def timed(self) -> Timed:
-        return Timed(self.problem, {(way.kernel, way.candidate): us for way, us in self.us.items()})
 
     @cached_property
     def best(self) -> Way:

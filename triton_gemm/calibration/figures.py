@@ -58,16 +58,13 @@ def rounded(entry: Figures) -> Figures:
     return with_values(entry, {place: float(f"{value_at(entry, place):.4g}") for place in places(entry)})
 
 
-def pace_of(precision: str) -> str:
-    """Which of `portable`'s paces a precision has."""
-    return {"fma": "ieee", "dmma": "fp64"}.get(ARITHMETICS[precision].instruction, "tensor")
-
-
 def concerns(place: Place, kernel: str, packed: tuple[str, ...], problem: GemmProblem) -> bool:
     """Whether a figure may change the prediction of a candidate."""
     if place[0] in ("copy", "copied"):
         return bool(packed)
     if place[0] != "kernels" or place[1] != "portable":
         return place[0] != "kernels" or place[1] == kernel
-    name = problem.precision if place[2] == "products" else pace_of(problem.precision)
-    return kernel == "portable" and name == place[3 if place[2] == "products" else 2]
+    if place[2] == "products":
+        return kernel == "portable" and problem.precision == place[3]
+    pace = {"fma": "ieee", "dmma": "fp64"}.get(ARITHMETICS[problem.precision].instruction, "tensor")
+    return kernel == "portable" and pace == place[2]
