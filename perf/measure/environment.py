@@ -41,7 +41,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     ),
     "bench": _BENCH,
     "accuracy": ("triton_gemm", "perf/accuracy", "perf/measure/numerics.py"),
-    "battery": ("triton_gemm", "reference_cuda", "tests", "perf/accuracy", "perf/battery", "perf/measure/numerics.py"),
+    "battery": ("triton_gemm", "reference_cuda", "tests", "perf/accuracy", "perf/measure/numerics.py"),
     "calibration": (*_BENCH, "perf/calibrate"),
     "tuning": ("triton_gemm", "perf/tuning/runs.py"),
     "gpt": ("triton_gemm", "examples", "perf/measure/timer.py"),

@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from perf import battery
 from perf.accuracy import tables as accuracy_tables
-from perf.battery import tables as battery_tables
 from perf.bench import tables as bench_tables
 from perf.bench.scores import Sweep
 from perf.common import formats
@@ -247,7 +247,7 @@ BLOCKS: dict[str, Block] = {
     "bench-versions": _versions,
     "precision": lambda results, folder: bench_tables.precision(results.sweeps),
     "accuracy": lambda results, folder: accuracy_tables.tables(environment.newest(results.accuracies)),
-    "battery": lambda results, folder: battery_tables.tables(results.batteries),
+    "battery": lambda results, folder: battery.tables(results.batteries),
     "tuned": lambda results, folder: tuning_tables.tables(results.tunings),
     "gpt": lambda results, folder: gpt_tables.tables(environment.newest(results.models)),
     "gpt-versions": lambda results, folder: gpt_tables.tables(results.models),

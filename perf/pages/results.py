@@ -7,8 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from perf import battery
 from perf.accuracy import tables as accuracy_tables
-from perf.battery import tables as battery_tables
 from perf.bench import tables as bench_tables
 from perf.bench.scores import Sweep
 from perf.ladder import views
@@ -34,7 +34,7 @@ class Results:
     def read(cls, folder: Path) -> Results:
         records = [Record.read(path.parent) for path in folder.glob(f"*/{FILE}")]
         records.sort(key=lambda record: environment.order(record.environment))
-        rooms = (bench_tables, gpt_tables, accuracy_tables, battery_tables, tuning_tables)
+        rooms = (bench_tables, gpt_tables, accuracy_tables, battery, tuning_tables)
         return cls(records, *(tables.committed(folder) for tables in rooms))
 
     @cached_property

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -32,6 +34,15 @@ def nothing_stays_planned() -> Iterator[None]:
 @pytest.mark.parametrize("share", range(8))
 def test_products_drawn_at_random(share: int) -> None:
     fuzz.fuzz(1000 * share, 5, 30)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("BATTERY_DEADLINE" not in os.environ, reason="`make gpu-battery` draws others for minutes")
+def test_products_drawn_for_minutes() -> None:
+    """In processes of its own, for 0.4 of the time that the battery has."""
+    left = float(os.environ["BATTERY_DEADLINE"]) - time.time()
+    jobs = max(1, len(os.sched_getaffinity(0)) // 4)
+    assert fuzz.main(["--jobs", str(jobs), "--minutes", f"{0.4 * left / 60:.2f}"]) == 0
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.operation)

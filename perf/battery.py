@@ -1,0 +1,207 @@
+"""Runs the tests of tests/gpu that show the kernels to be right, and prints one table: `make gpu-battery`.
+
+The tests share the GPU and the cores. A test that has not ended after --budget seconds has failed. Some tests plant a
+bug, which a check must find. Writes perf/results/<gpu>/battery-<Triton>.json. Exit status: 1 if a test failed or a
+planted bug was not found, 3 if nothing failed but a check could not run here, 2 for a mistake in the call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import torch
+
+from perf.common import arguments as args
+from perf.common import formats
+from perf.common.files import read_json, shown, write_json
+from perf.common.formats import Cell
+from perf.measure import environment
+from perf.measure.environment import RESULTS, ROOT, slug
+
+BUDGET_S, GRACE_S = 570, 60  # the grace is for pytest to write what the tests said
+TESTS = ROOT / "tests" / "gpu"
+JUNIT = ROOT / "build" / "battery.xml"
+NOTHING = "No battery is committed yet; `make gpu-battery` runs it."
+COLUMNS = ("check", "what is tried", "cases", "failures", "planted bugs found", "seconds")
+# Name, what is tried, and a regular expression of the tests' names; what takes longest first.
+SECTIONS = {
+    "fuzzing": ("products drawn at random, called in any order, against fp64", r"test_fuzz_gpu.*for_minutes"),
+    "numerics": (
+        "every kernel, precision and class of bits on hard matrices, against a bound",
+        r"test_perf_accuracy_gpu",
+    ),
+    "ConSan": ("shared memory and barriers, of kernels and rungs without PTX of their own", r"test_consan"),
+    "large offsets": (
+        "operands and results that span more than 2^31 elements, and bytes",
+        r"test_windows_gpu.*(span|far)",
+    ),
+    "windows": (
+        "operands amid NaN, results amid sentinels, 0 to 3 elements beyond 16 bytes",
+        r"test_windows_gpu.*(outside|write|read)",
+    ),
+    "concurrency": (
+        "threads, streams, graphs, processes, addresses used again",
+        r"test_(threads|load)_gpu.*::(?!.*another_gpu)",
+    ),
+    "bad input": ("every wrong argument: refused, and the context lives on", r"test_bad_input_gpu"),
+    "memcheck": (
+        "no access outside of allocations, of kernels in every form, rungs and twins",
+        r"test_sanitizer_gpu.*memcheck",
+    ),
+    "synccheck": ("every barrier, of the same as memcheck", r"test_sanitizer_gpu.*synccheck"),
+}
+PLANTED = re.compile(r"planted|sees_a")  # in the name of a test that plants a bug
+COUNT = re.compile(r"^([\d,]+) (?:products|launches)\b", re.MULTILINE)  # what a test prints that makes many
+FAILED = re.compile(r"^FAILED:? (.*)", re.MULTILINE)
+FOUND = re.compile(r"^(?:E\s+)?=+ *((?:Invalid|Barrier error|Error:).*)", re.MULTILINE)  # by compute-sanitizer
+
+Record = Mapping[str, Any]
+
+
+def run(chosen: Sequence[str], cores: int, budget: float) -> None:
+    """Runs the tests of these sections, and writes JUNIT; leaves no process behind."""
+    JUNIT.parent.mkdir(parents=True, exist_ok=True)
+    JUNIT.unlink(missing_ok=True)
+    paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
+    surroundings = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    surroundings.pop("TRITON_INTERPRET", None)
+    tests = " ".join(SECTIONS[name][1] for name in chosen)
+    surroundings |= {"BATTERY": tests, "BATTERY_DEADLINE": str(time.time() + budget)}  # tests/gpu/conftest.py has them
+    options = ["--tier=full", "-q", "-n", str(cores), "-p", "no:cacheprovider", "-o", "junit_logging=system-out"]
+    command = [sys.executable, "-m", "pytest", str(TESTS), *options, f"--junit-xml={JUNIT}"]
+    process = subprocess.Popen(command, cwd=ROOT, env=surroundings, stdin=subprocess.DEVNULL, start_new_session=True)
+    try:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(budget + GRACE_S)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def row(name: str, cases: Sequence[ElementTree.Element]) -> dict[str, Any]:
+    """A section's row of the record, of its cases in JUNIT."""
+    count = planted = found = 0
+    begins, ends, failures, not_run = [], [], [], {}
+    for case in cases:
+        test = case.attrib["name"]
+        failed = case.find("failure") if case.find("failure") is not None else case.find("error")
+        skipped, said = case.find("skipped"), case.findtext("system-out", "")
+        for begin in case.iterfind("properties/property[@name='begin']"):
+            begins.append(float(begin.attrib["value"]))
+            ends.append(begins[-1] + float(case.attrib["time"]))
+        if skipped is not None:
+            not_run[test.partition("[")[0]] = skipped.attrib.get("message", "")
+            continue
+        if PLANTED.search(test):
+            planted, found = planted + 1, found + (failed is None)
+        else:
+            count += sum(int(number.replace(",", "")) for number in COUNT.findall(said)[-1:]) or 1
+        if failed is not None:
+            detail = FOUND.search(failed.text or "")
+            words = detail[1] if detail else failed.attrib.get("message", "").partition("\n")[0][:300]
+            failures += [f"{test}: {words}" for words in dict.fromkeys(FAILED.findall(said)) or [words]]
+    return {
+        "name": name,
+        "what": SECTIONS[name][0],
+        "cases": count,
+        "failures": failures if cases else ["no test has ended"],
+        "planted": planted,
+        "found": found,
+        "not_run": not_run,
+        "seconds": round(max(ends, default=0.0) - min(begins, default=0.0), 1),
+    }
+
+
+def battery(chosen: Sequence[str], cores: int, budget: float) -> dict[str, Any]:
+    """A record, without its environment."""
+    begin = time.monotonic()
+    run(chosen, cores, budget)
+    every = list(ElementTree.parse(JUNIT).iter("testcase")) if JUNIT.exists() else []
+    rows = []
+    for name in chosen:
+        pattern = SECTIONS[name][1]
+        rows.append(row(name, [x for x in every if re.search(pattern, f"{x.get('classname')}::{x.get('name')}")]))
+    return {"sections": rows, "cores": cores, "seconds": round(time.monotonic() - begin, 1)}
+
+
+def status(record: Record) -> int:
+    """The command's exit status."""
+    if any(section["failures"] for section in record["sections"]):
+        return 1
+    return 3 if any(section["not_run"] for section in record["sections"]) else 0
+
+
+def committed(results: Path) -> list[dict[str, Any]]:
+    """Every record under `results`, by GPU and Triton version."""
+    found = [read_json(path) for path in results.glob("*/battery-*.json")]
+    return sorted(found, key=lambda record: environment.order(record["environment"]))
+
+
+def rows(record: Record) -> list[list[Cell]]:
+    """A row of COLUMNS for each section, and one for all."""
+    found: list[list[Cell]] = []
+    for section in record["sections"]:
+        cases = f"{section['cases']:,}" if section["cases"] or not section["not_run"] else "**not run**"
+        failures = len(section["failures"])
+        planted = f"{section['found']} of {section['planted']}" if section["planted"] else None
+        words = f"**{failures}**" if failures else "0" if section["cases"] else None
+        found.append([section["name"], section["what"], cases, words, planted, f"{section['seconds']:.0f}"])
+    total = {key: sum(section[key] for section in record["sections"]) for key in ("cases", "found", "planted")}
+    failed = sum(len(section["failures"]) for section in record["sections"])
+    seen = f"{total['found']} of {total['planted']}"
+    return [*found, ["all", None, f"{total['cases']:,}", failed, seen, f"{record['seconds']:.0f}"]]
+
+
+def text(record: Record) -> str:
+    """The table of one record, and what could not run or failed."""
+    notes = []
+    for section in record["sections"]:
+        notes += [f"- Not run: {section['name']}, {test}: {why}" for test, why in section["not_run"].items()]
+        notes += [f"- Failed: {section['name']}, {words}" for words in section["failures"]]
+    return "\n\n".join(filter(None, [formats.table(COLUMNS, rows(record)), "\n".join(notes)]))
+
+
+def tables(records: Sequence[Record]) -> str:
+    """The tables of all records, and what they were run on."""
+    return environment.under_origins(records, "battery", text) or NOTHING
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m perf.battery", description=__doc__)
+    names = ", ".join(SECTIONS)
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, metavar="SECTION", help=f"of {names}")
+    parser.add_argument("--budget", type=args.count, default=BUDGET_S, help="seconds after which what runs is ended")
+    parser.add_argument("--cores", type=args.count, default=len(os.sched_getaffinity(0)), help="processes at a time")
+    parser.add_argument("--out", type=args.path, metavar="FILE", help="where the record goes, instead")
+    given = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        parser.error("there is no CUDA device here")
+    made = environment.describe("battery")
+    record = {"environment": made, **battery(given.only or list(SECTIONS), given.cores, given.budget)}
+    print(f"\n{text(record)}\n\nWhat each test said: {shown(JUNIT)}")
+    version = ".".join(str(made["triton"]).split(".")[:2])
+    out = given.out or (None if given.only else RESULTS / slug(made["gpu"]) / f"battery-{version}.json")
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_json(out, record)
+        print(f"\nWritten to {shown(out)} after {record['seconds']:.0f} s; `python -m perf.pages` shows it.")
+    return status(record)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
