@@ -1,120 +1,57 @@
 """Mutants of the package, and whether the tests catch them: python -m tests.mutation [GROUP ...]
 
-Draws mutants of each group of sources by a seed, changes a copy of the checkout in build/mutation, and runs the fast
-tests that reach the changed line until one fails. Goes on where it was stopped. Prints the mutants that survive; exit
-status 1 if fewer than 95 % of those that a test could tell from the original were caught, or a survivor has no reason
-in tests/mutation/survivors.json. No GPU is needed.
+Draws mutants of each group of sources by a seed, changes a copy of the checkout, and runs the fast tests that reach the
+changed line until one fails. Goes on where it was stopped. Prints the mutants that survive; exit status 1 if fewer than
+95 % of those that a test could tell from the original were caught, or a survivor has no reason in
+tests/mutation/survivors.json. No GPU is needed.
 """
 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
+import shutil
 import sys
-import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.mutation import report, runner
-from tests.mutation.operators import Mutant
-from tests.mutation.runner import GROUPS, NO_TEST, ROOT, Group, Verdict, Worker
+from tests.mutation.runner import GROUPS, LEFT_OUT, NO_TEST, ROOT, Group
 
 FOLDER = ROOT / "build" / "mutation"
 SEED, SAMPLE, SECONDS, WANTED = 17, 60, 60.0, 0.95
 
 
-class Journal:
-    """What became of a tree's mutants, a line each."""
-
-    def __init__(self, path: Path, tree: Path, tests: Sequence[str], seconds: float) -> None:
-        self.path, self.seconds = path, seconds
-        self.sources = [runner.package_digest(tree), runner.helpers_digest(tree)]
-        self.digests = {name: runner.digest([tree / name]) for name in tests}
-        self.tests = runner.digest([tree / name for name in tests])
-        lines = path.read_text().splitlines() if path.exists() else []
-        self.known = {
-            one["verdict"]["name"]: one for one in map(json.loads, lines) if one.get("sources") == self.sources
-        }
-
-    def __getitem__(self, mutant: Mutant) -> Verdict | None:
-        """What is known of it, if the tests that it is known by are as they were."""
-        one = self.known.get(mutant.name)
-        if one is None:
-            return None
-        found = Verdict(**one["verdict"])
-        file = found.by.partition("::")[0]
-        if file in self.digests:
-            return found if one["by"] == self.digests[file] else None
-        return found if one["tests"] == self.tests and one["budget"] >= self.seconds else None
-
-    def add(self, found: Verdict) -> None:
-        by = self.digests.get(found.by.partition("::")[0])
-        line = {
-            "sources": self.sources,
-            "tests": self.tests,
-            "by": by,
-            "budget": self.seconds,
-            "verdict": asdict(found),
-        }
-        with self.path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-
-
-@contextmanager
-def workers(tree: Path, scratch: Path) -> Iterator[dict[bool, Worker]]:
-    found = {kind: Worker(tree, scratch, kind) for kind in (True, False)}
-    try:
-        yield found
-    finally:
-        for worker in found.values():
-            worker.close()
-
-
 def run(
-    groups: Sequence[Group], sample: int | None, seed: int, seconds: float, words: str = ""
-) -> tuple[dict[str, list[Verdict]], dict[str, Any]]:
-    """Verdicts by group, and their record; with `words`, of the mutants that have them in their name, whatever is
-    known of them."""
+    groups: Sequence[Group], sample: int | None, seed: int, seconds: float, words: str = "", root: Path = ROOT
+) -> dict[str, Any]:
+    """The record of a run; with `words`, of the mutants that have them in their name, whatever is known of them."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    lock = (FOLDER / "lock").open("w")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        sys.exit(f"error: another run works in {FOLDER}")
-    tree = FOLDER / "tree"
-    runner.copy(tree)
-    of_tree = report.described(tree)
-    drawn = {group.name: group.sample(None if words else sample, seed, tree) for group in groups}
-    if words:
-        drawn = {name: [one for one in mutants if words in one.name] for name, mutants in drawn.items()}
-    print(f"{sum(map(len, drawn.values()))} mutants; measuring first which test runs which line", flush=True)
-    with workers(tree, FOLDER / "scratch") as ready:
-        found: dict[str, list[Verdict]] = {name: [] for name in drawn}
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(dir=FOLDER) as scratch:
+        tree = Path(scratch) / "tree"
+        shutil.copytree(root, tree, ignore=LEFT_OUT)
         for group in groups:
-            name, mutants = group.name, drawn[group.name]
-            journal = Journal(FOLDER / "journal.jsonl", tree, group.files(), seconds)
-            lines = runner.measured(ready, FOLDER / "map", group.files(), tree)
-            began = time.monotonic()
+            mutants = group.sample(None if words else sample, seed, tree)
+            mutants = [one for one in mutants if words in one.name]
+            journal = FOLDER / f"{group.name}-{seconds:g}-{runner.digest(tree, group.files())}.jsonl"
+            lines = journal.read_text().splitlines() if journal.exists() else []
+            known = {one["mutant"]: one for one in map(json.loads, lines)}
+            tests = runner.measured(tree, FOLDER, group.files())
             for i, mutant in enumerate(mutants):
-                verdict = None if words else journal[mutant]
-                if verdict is None:
-                    verdict = runner.judged(mutant, tree, ready, lines, seconds)
-                    journal.add(verdict)
-                    what = f"{verdict.outcome:9} {mutant.name}"
-                    print(f"[{name} {i + 1}/{len(mutants)}, {time.monotonic() - began:.0f} s] {what}", flush=True)
-                    if words:
-                        print(
-                            f"    by {verdict.by or verdict.tests}: {verdict.words} ({verdict.seconds} s)", flush=True
-                        )
-                found[name].append(verdict)
-    sizes = {group.name: len(group.mutants(tree)) for group in groups}
-    known = report.known_survivors(tree / report.KNOWN.relative_to(ROOT))
-    return found, report.record(found, sizes, seed, seconds, known, of_tree)
+                if mutant.name not in known or words:
+                    verdict = known[mutant.name] = runner.judged(mutant, tree, tests, seconds)
+                    with journal.open("a") as file:
+                        file.write(json.dumps(verdict) + "\n")
+                    by = verdict.get("by", "")
+                    print(
+                        f"[{group.name} {i + 1}/{len(mutants)}] {verdict['outcome']:9} {mutant.name}  {by}", flush=True
+                    )
+            drawn = report.with_reasons([known[mutant.name] for mutant in mutants])
+            found[group.name] = {"all": len(group.mutants(tree)), "drawn": drawn}
+        return report.record(found, seed, seconds, tree)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -139,25 +76,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--update writes a run of all groups, of {SAMPLE} mutants each or more")
     groups = [group for group in GROUPS if not given.groups or group.name in given.groups]
     if given.list:
-        for group in groups:
-            print(
-                "\n".join(one.name for one in group.sample(given.sample or None, given.seed) if given.only in one.name)
-            )
+        drawn = [one.name for group in groups for one in group.sample(given.sample or None, given.seed)]
+        print("\n".join(name for name in drawn if given.only in name))
         return 0
-    found, made = run(groups, given.sample or None, given.seed, given.seconds, given.only)
-    known = {one["mutant"]: one for of in made["mutants"].values() for one in of["drawn"] if "why" in one}
-    print("\n" + report.table(made))
-    survivors = [one for verdicts in found.values() for one in verdicts if one.outcome in ("survived", NO_TEST)]
-    unknown = [one for one in survivors if one.name not in known]
+    made = run(groups, given.sample or None, given.seed, given.seconds, given.only)
+    print("\n" + report.table(made["mutants"]))
+    drawn = [one for group in made["mutants"].values() for one in group["drawn"]]
+    survivors = [one for one in drawn if one["outcome"] in ("survived", NO_TEST)]
     for one in survivors:
-        about = known.get(one.name)
-        what = NO_TEST if one.outcome == NO_TEST else f"survived {one.tests} tests"
-        print(f"{what}: {one.name}" + (f"\n  {about['kind']}: {about['why']}" if about else ""))
+        print(f"{one['outcome']}: {one['mutant']}" + (f"\n  {one['kind']}: {one['why']}" if "why" in one else ""))
     if given.update:
         report.save(made)
-    total = sum((report.counts(of["drawn"]) for of in made["mutants"].values()), start=Counter())
-    if unknown or report.rate(total) < WANTED:
-        print(f"FAILED: {100 * report.rate(total):.1f} % caught; survivors without a reason: {len(unknown)}")
+    unknown, rate = sum("why" not in one for one in survivors), report.rate(report.counts(drawn))
+    if unknown or rate < WANTED:
+        print(f"FAILED: {100 * rate:.1f} % caught; survivors without a reason: {unknown}")
         return 1
     return 0
 

@@ -1,7 +1,6 @@
-"""Mutants of Python source: one small change each, made by replacing the text of one node of its syntax tree.
+"""Mutants of Python source: one small change each, of the text of one node of its syntax tree.
 
-Lines stay where they are, and comments too, so that coverage of the original holds for the mutant. Types, decorators,
-docstrings, f-strings, the words of exceptions and layouts of threads are left alone.
+Types, decorators, docstrings, f-strings, the words of exceptions and layouts of threads are left alone.
 """
 
 from __future__ import annotations
@@ -9,245 +8,176 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 
-COMPARISONS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "=="}
-COMPARISONS |= {"is": "is not", "is not": "is", "in": "not in", "not in": "in"}
-ARITHMETIC = {"+": "-", "-": "+", "*": "+", "/": "*", "//": "*", "%": "//", "**": "*"}
-ARITHMETIC |= {"&": "|", "|": "&", "^": "&", "<<": ">>", ">>": "<<"}
-LOGIC = {"and": "or", "or": "and"}
+SWAPS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "and": "or", "or": "and"}
+SWAPS |= {"is": "is not", "is not": "is", "in": "not in", "not in": "in", "+": "-", "-": "+", "*": "+", "/": "*"}
+SWAPS |= {"//": "*", "%": "//", "**": "*", "&": "|", "|": "&", "^": "&", "<<": ">>", ">>": "<<"}
+OPERATOR = re.compile(r"#.*|(is\s+not|not\s+in|is|in|and|or)\b|([-+*/%&|^<>=!]+)")  # or a comment
 CALLS = {"min": "max", "max": "min", "minimum": "maximum", "maximum": "minimum", "any": "all", "all": "any"}
 CALLS |= {"floor": "ceil", "ceil": "floor"}
 SIZES = {"M": "N", "N": "K", "K": "M", "BLOCK_M": "BLOCK_N", "BLOCK_N": "BLOCK_M"}
-# What can change a kernel's speed and nothing else.
-HINTS = {"eviction_policy", "cache_modifier", "num_stages", "loop_unroll_factor"}
-STATEMENTS = (ast.Expr, ast.AugAssign, ast.Raise, ast.Delete, ast.Break, ast.Continue)
-# What only says that something cannot be, like an assertion.
-CHECKS = {"strict"}
+# Keywords that change a kernel's speed and nothing else, or that only check.
+SPARED = {"eviction_policy", "cache_modifier", "num_stages", "loop_unroll_factor", "strict"}
+DROPPED = (ast.Expr, ast.AugAssign, ast.Raise, ast.Delete, ast.Break, ast.Continue)
 LEFT_ALONE = (ast.JoinedStr, ast.Raise, ast.Assert, ast.Import, ast.ImportFrom)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """`old` replaced by `new` at byte `begin` of a file. place: which of those alike in its function or class; a name
-    that stays when lines around it change."""
+    """`new` in the place of bytes `begin` to `end` of a file. lines, function: what a test must run to find it, and
+    near it; place: which of those alike in its function or class."""
 
     path: str
     scope: str
-    kind: str
-    line: int
-    lines: tuple[int, ...]
+    lines: range
+    function: range
     begin: int
     end: int
-    old: str
     new: str
     shown: str
     place: int = 0
 
     @property
     def name(self) -> str:
+        """One that stays when lines around it change."""
         return f"{self.path}:{self.scope}: {self.shown}" + (f" #{self.place + 1}" if self.place else "")
 
-    def applied(self, text: str, begin: int = 0, end: int | None = None) -> str:
-        """The mutant's source, or its bytes from what was `begin` to what was `end`."""
+    def applied(self, text: str) -> str:
         source = text.encode()
-        assert source[self.begin : self.end].decode() == self.old, f"{self.path} has changed"
-        return (source[begin : self.begin] + self.new.encode() + source[self.end : end]).decode()
+        return (source[: self.begin] + self.new.encode() + source[self.end :]).decode()
 
 
-class _Finder:
-    def __init__(self, text: str, path: str, only_jit: bool) -> None:
-        self.path, self.only_jit = path, only_jit
-        self.source = text.encode()
-        self.starts = [0]
-        for line in self.source.splitlines(keepends=True):
-            self.starts.append(self.starts[-1] + len(line))
-        self.found: list[Mutant] = []
-        self.scopes: list[str] = []
-        self.jit = False
-        self.strides: list[str] = []
-        self.statement: ast.stmt | None = None
+@dataclass(frozen=True)
+class _Place:
+    """Where a node is. statement: its first line; strides: of the function's parameters."""
 
-    def begin(self, node: ast.AST) -> int:
-        return self.starts[node.lineno - 1] + node.col_offset  # type: ignore[attr-defined]
+    scopes: tuple[str, ...] = ()
+    function: range = range(0)
+    jit: bool = False
+    strides: tuple[str, ...] = ()
+    statement: int = 0
 
-    def end(self, node: ast.AST) -> int:
-        return self.starts[node.end_lineno - 1] + node.end_col_offset  # type: ignore[attr-defined]
-
-    def text(self, begin: int, end: int) -> str:
-        return self.source[begin:end].decode()
-
-    def add(self, kind: str, begin: int, end: int, new: str) -> None:
-        if self.only_jit and not self.jit:
-            return
-        old = self.text(begin, end)
-        line = self.source.count(b"\n", 0, begin) + 1
-        first = self.statement.lineno if self.statement is not None else line
-        last = line + old.count("\n")
-        shown = f"{_short(self._around(begin, end, old))} -> {_short(self._around(begin, end, new))}"
-        self.found.append(
-            Mutant(
-                *(self.path, ".".join(self.scopes) or "module", kind, line),
-                (first, *range(line, last + 1)),
-                *(begin, end, old, new, shown),
-            )
+    def inside(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> _Place:
+        found = replace(self, scopes=(*self.scopes, node.name), statement=0)
+        if isinstance(node, ast.ClassDef):
+            return found
+        return replace(
+            found,
+            function=range(node.lineno, (node.end_lineno or node.lineno) + 1),
+            jit=self.jit or any("jit" in ast.unparse(decorator) for decorator in node.decorator_list),
+            strides=tuple(x.arg for x in node.args.args if x.arg.startswith("stride_")),
         )
 
-    def _around(self, begin: int, end: int, middle: str) -> str:
-        """The change with what is before and after it in its lines, without comments."""
-        before = self.source.rfind(b"\n", 0, begin) + 1
-        after = self.source.find(b"\n", end)
-        rest = self.text(end, after if after >= 0 else len(self.source))
-        return self.text(before, begin) + middle + rest.partition("  # ")[0]
 
-    def operator(self, kind: str, left: ast.AST, right: ast.AST, table: dict[str, str]) -> None:
-        """The operator between two nodes, with the parentheses that are around them."""
-        begin, end = self.end(left), self.begin(right)
-        gap = self.text(begin, end)
-        bare = re.sub(r"#[^\n]*", lambda comment: " " * len(comment[0].encode()), gap)
-        found = re.search("|".join(sorted(map(_word, table), key=len, reverse=True)), bare)
-        if found is not None:
-            at = begin + len(bare[: found.start()].encode())
-            self.add(kind, at, at + len(found[0]), table[re.sub(r"\s+", " ", found[0])])
+class _Source:
+    def __init__(self, text: str) -> None:
+        self.bytes = text.encode()
+        self.starts = list(accumulate(map(len, self.bytes.splitlines(keepends=True)), initial=0))
 
-    def visit(self, node: ast.AST) -> None:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            return self.definition(node)
-        outer = self.statement
-        if isinstance(node, ast.stmt):
-            self.statement = node
-            self.of_statement(node)
-        if isinstance(node, LEFT_ALONE) or self.is_layout(node) or getattr(node, "arg", None) in HINTS | CHECKS:
-            self.statement = outer
-            return
-        self.of_expression(node)
-        for name, value in ast.iter_fields(node):
-            if name in ("annotation", "returns"):
-                continue
-            for child in value if isinstance(value, list) else [value]:
-                if isinstance(child, ast.AST):
-                    self.visit(child)
-        self.statement = outer
+    def span(self, node: ast.AST) -> tuple[int, int]:
+        begin, end = (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)  # type: ignore[attr-defined]
+        return tuple(self.starts[line - 1] + column for line, column in (begin, end))  # type: ignore[return-value]
 
-    def is_layout(self, node: ast.AST) -> bool:
-        """How threads hold a tensor, or memory: the compiler's affair, and a GPU's."""
-        return self.jit and isinstance(node, ast.Call) and ast.unparse(node.func).endswith("Layout")
+    def around(self, begin: int, end: int, middle: str) -> str:
+        """A change with what is before and after it in its lines, without comments, in one line."""
+        first, last = self.bytes.rfind(b"\n", 0, begin) + 1, self.bytes.find(b"\n", end)
+        rest = self.bytes[end : last if last >= 0 else None].decode().partition("  # ")[0]
+        return re.sub(r"\s+", " ", self.bytes[first:begin].decode() + middle + rest).strip()
 
-    def definition(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
-        outer = self.jit, self.strides, self.statement
-        self.scopes.append(node.name)
-        if not isinstance(node, ast.ClassDef):
-            self.jit = self.jit or any("jit" in ast.unparse(decorator) for decorator in node.decorator_list)
-            arguments = [argument.arg for argument in node.args.args]
-            self.strides = [name for name in arguments if name.startswith("stride_")]
-            for default in (*node.args.defaults, *filter(None, node.args.kw_defaults)):
-                self.visit(default)
-        for child in node.body:
-            self.visit(child)
-        self.scopes.pop()
-        self.jit, self.strides, self.statement = outer
+    def operators(self, operands: list[ast.expr]) -> Iterator[tuple[int, int, str]]:
+        """Other operators between these, with the parentheses that are around them."""
+        for left, right in pairwise(operands):
+            begin, end = self.span(left)[1], self.span(right)[0]
+            for found in OPERATOR.finditer(self.bytes[begin:end].decode("latin-1")):
+                if not found[0].startswith("#"):
+                    yield begin + found.start(), begin + found.end(), SWAPS[" ".join(found[0].split())]
 
-    def of_statement(self, node: ast.stmt) -> None:
-        begin, end = self.begin(node), self.end(node)
-        stored = isinstance(node, ast.Assign) and isinstance(node.targets[0], (ast.Attribute, ast.Subscript))
-        constant = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        if (isinstance(node, STATEMENTS) or stored) and not constant:
-            self.add("statement dropped", begin, end, "pass" + "\\\n" * self.text(begin, end).count("\n"))
-        if isinstance(node, ast.Return) and node.value is not None:
-            value = self.text(self.begin(node.value), self.end(node.value))
-            if value != "None":
-                self.add("return None", begin, end, "return None" + "\\\n" * self.text(begin, end).count("\n"))
-
-    def of_expression(self, node: ast.AST) -> None:
-        if isinstance(node, ast.Compare):
-            for left, right in zip([node.left, *node.comparators], node.comparators, strict=False):
-                self.operator("comparison", left, right, COMPARISONS)
-        elif isinstance(node, ast.BinOp):
-            self.operator("arithmetic", node.left, node.right, ARITHMETIC)
-        elif isinstance(node, ast.BoolOp):
-            for left, right in zip(node.values, node.values[1:], strict=False):
-                self.operator("logic", left, right, LOGIC)
-        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            self.add("condition", self.begin(node), self.begin(node.operand), "")
-        elif isinstance(node, ast.Constant):
-            self.constant(node)
-        elif isinstance(node, ast.Call):
-            self.call(node)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            self.name(node)
-        tests = [node.test] if isinstance(node, (ast.If, ast.While, ast.IfExp)) else getattr(node, "ifs", [])
-        for test in tests:
-            if not isinstance(test, (ast.Compare, ast.UnaryOp, ast.BoolOp)):
-                self.add("condition", self.begin(test), self.begin(test), "not ")
-
-    def constant(self, node: ast.Constant) -> None:
-        begin, end, value = self.begin(node), self.end(node), node.value
-        if isinstance(value, bool):
-            self.add("constant", begin, end, str(not value))
-        elif isinstance(value, int):
-            self.add("constant", begin, end, str(value + 1))
-            self.add("constant", begin, end, str(value - 1) if value else "(-1)")
-        elif isinstance(value, float):
-            self.add("constant", begin, end, repr(2 * value if value else 1.0))
-
-    def call(self, node: ast.Call) -> None:
+    def call(self, node: ast.Call) -> Iterator[tuple[int, int, str]]:
+        end = self.span(node.func)[1]
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         if name in CALLS:
-            end = self.end(node.func)
-            self.add("other function", end - len(name), end, CALLS[name])
-        parts: list[ast.AST] = sorted([*node.args, *node.keywords], key=self.begin)
-        for i, part in enumerate(parts):
-            if not isinstance(part, ast.keyword) or part.arg in HINTS | CHECKS:
-                continue
-            begin, end = self.begin(part), self.end(part)
-            if i:  # from the end of the one before, parentheses and comma
-                gap = self.text(self.end(parts[i - 1]), begin)
-                begin = self.end(parts[i - 1]) + len(gap[: gap.rindex(",")].encode())
-            elif len(parts) > 1:
-                end = self.begin(parts[1])
-            self.add("keyword dropped", begin, end, "\n" * self.text(begin, end).count("\n"))
+            yield end - len(name), end, CALLS[name]
+        spans = sorted((*self.span(part), part) for part in (*node.args, *node.keywords))
+        for i, (begin, end, part) in enumerate(spans):
+            if isinstance(part, ast.keyword) and part.arg not in SPARED:
+                if i:  # with the comma before it
+                    begin = self.bytes.rindex(b",", spans[i - 1][1], begin)
+                yield begin, spans[1][0] if not i and len(spans) > 1 else end, ""
 
-    def name(self, node: ast.Name) -> None:
-        if not self.jit:
-            return
-        other = SIZES.get(node.id)
-        if node.id in self.strides:
-            of_operand = [name for name in self.strides if name[:-1] == node.id[:-1]]
-            others = of_operand if len(of_operand) > 1 else self.strides
-            other = others[(others.index(node.id) + 1) % len(others)]
-        if other is not None and other != node.id:
-            self.add("other size or stride", self.begin(node), self.end(node), other)
+    def changes(self, node: ast.AST, place: _Place) -> Iterator[tuple[int, int, str]]:
+        match node:
+            case ast.Compare():
+                yield from self.operators([node.left, *node.comparators])
+            case ast.BinOp():
+                yield from self.operators([node.left, node.right])
+            case ast.BoolOp():
+                yield from self.operators(node.values)
+            case ast.UnaryOp(op=ast.Not()):
+                begin = self.span(node)[0]
+                yield begin, begin + len(re.match(rb"not\s*", self.bytes[begin:])[0]), ""  # type: ignore[index]
+            case ast.Constant(value=bool() as value):
+                yield *self.span(node), str(not value)
+            case ast.Constant(value=int() as value):
+                yield *self.span(node), str(value + 1)
+                yield *self.span(node), str(value - 1) if value else "(-1)"
+            case ast.Constant(value=float() as value):
+                yield *self.span(node), repr(2 * value if value else 1.0)
+            case ast.Call():
+                yield from self.call(node)
+            case ast.Name(id=name, ctx=ast.Load()) if place.jit:
+                if name in place.strides:
+                    others = [x for x in place.strides if x[:-1] == name[:-1]]
+                    others = others if len(others) > 1 else list(place.strides)
+                    if len(others) > 1:
+                        yield *self.span(node), others[(others.index(name) + 1) % len(others)]
+                elif name in SIZES:
+                    yield *self.span(node), SIZES[name]
+            case ast.Return(value=ast.expr() as value) if ast.unparse(value) != "None":
+                yield *self.span(node), "return None"
+            case ast.Assign(targets=[ast.Attribute() | ast.Subscript(), *_]):
+                yield *self.span(node), "pass"
+            case ast.Expr(value=ast.Constant()):
+                pass  # a docstring
+            case _ if isinstance(node, DROPPED):
+                yield *self.span(node), "pass"
+        tests = [node.test] if isinstance(node, (ast.If, ast.While, ast.IfExp)) else getattr(node, "ifs", [])
+        for test in tests:
+            if not isinstance(test, (ast.Compare, ast.UnaryOp, ast.BoolOp, ast.NamedExpr)):
+                yield self.span(test)[0], self.span(test)[0], "not "
 
-
-def _word(operator: str) -> str:
-    words = r"\s+".join(map(re.escape, operator.split()))
-    return rf"\b{words}\b" if operator[0].isalpha() else words
-
-
-def _short(text: str) -> str:
-    return re.sub(r"\s+", " ", text.replace("\\\n", " ")).strip()
+    def visit(self, node: ast.AST, place: _Place) -> Iterator[tuple[_Place, int, int, str]]:
+        if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+            place = place.inside(node)
+            defaults = [*node.args.defaults, *node.args.kw_defaults] if isinstance(node, FUNCTIONS) else []
+            children = [*filter(None, defaults), *node.body]
+        else:
+            if isinstance(node, ast.stmt):
+                place = replace(place, statement=node.lineno)
+            if place.jit and isinstance(node, ast.Call) and ast.unparse(node.func).endswith("Layout"):
+                return
+            yield from ((place, *change) for change in self.changes(node, place))
+            if isinstance(node, LEFT_ALONE) or getattr(node, "arg", None) in SPARED:
+                return
+            left_alone = {id(getattr(node, name, None)) for name in ("annotation", "returns")}
+            children = [child for child in ast.iter_child_nodes(node) if id(child) not in left_alone]
+        for child in children:
+            yield from self.visit(child, place)
 
 
 def mutants_of(text: str, path: str, only_jit: bool = False) -> list[Mutant]:
-    """All mutants of a source that can be compiled; `only_jit`: of functions that Triton compiles."""
-    finder = _Finder(text, path, only_jit)
-    found: list[Mutant] = []
-    for node in ast.parse(text).body:
-        finder.found = []
-        finder.visit(node)
-        begin, end = finder.begin(node), finder.end(node)
-        found += [one for one in finder.found if _compiles(one.applied(text, begin, end) + "\n")]
-    places: Counter[str] = Counter()
-    named = []
-    for mutant in sorted(found, key=lambda one: (one.begin, one.end, one.new)):
-        named.append(replace(mutant, place=places[mutant.name]))
-        places[mutant.name] += 1
+    """All mutants of a source; `only_jit`: of functions that Triton compiles."""
+    source, places, named = _Source(text), Counter[str](), []
+    changes = [change for change in source.visit(ast.parse(text), _Place()) if change[0].jit or not only_jit]
+    for place, begin, end, new in sorted(changes, key=lambda change: change[1:]):
+        old = source.bytes[begin:end].decode()
+        line = source.bytes.count(b"\n", 0, begin) + 1
+        lines = range(place.statement or line, line + old.count("\n") + 1)
+        shown = f"{source.around(begin, end, old)} -> {source.around(begin, end, new)}"
+        one = Mutant(path, ".".join(place.scopes) or "module", lines, place.function, begin, end, new, shown)
+        named.append(replace(one, place=places[one.name]))
+        places[one.name] += 1
     return named
-
-
-def _compiles(text: str) -> bool:
-    try:
-        compile(text, "mutant", "exec", dont_inherit=True)
-    except SyntaxError:
-        return False
-    return True

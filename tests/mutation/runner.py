@@ -1,45 +1,31 @@
-"""Runs mutants: a copy of the checkout, the map of which test runs which line, the tests of a mutant, and a journal.
-
-Only the copy is ever changed. Killed at any time, a run leaves the checkout as it was, and goes on where it stopped.
-"""
+"""Runs mutants in a copy of the checkout: measures which test runs which line, and runs the tests of each mutant."""
 
 from __future__ import annotations
 
-import ast
-import compileall
 import hashlib
 import json
 import os
-import py_compile
+import re
 import shutil
+import signal
 import subprocess
 import sys
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tests.mutation.operators import Mutant, mutants_of
 
 ROOT = Path(__file__).resolve().parents[2]
-COPIED = ("triton_gemm", "tests", "perf", "reference_cuda", "examples", "docs", "pyproject.toml", "README.md")
-LEFT_OUT = shutil.ignore_patterns("__pycache__", "results", ".hypothesis", "*.png")
+LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "results", "*.png")
 PACKAGE = "triton_gemm"
-# Imported once, before anything is forked.
-IMPORTED = (
-    "numpy",
-    "torch",
-    "torch._dynamo",
-    "torch.testing",
-    "triton",
-    "triton.language",
-    "triton.experimental.gluon",
-)
-IMPORTED += ("triton.runtime.interpreter", "pytest", "hypothesis", "hypothesis.stateful", "rich.console", "coverage")
-LEAST_S = 10.0  # that a test may take, and five times what it took
-CLOSE_S = 10.0  # that a worker has to end by itself
-FIRST_S = 6.0  # of the tests that run first, before more files are imported
+LEAST_S = 10.0  # that a test may take, and five times what the slowest took
+START_S = 60.0  # that pytest may take to start and to collect
+MEASURE_S = 3600.0  # for the tests of a file, with coverage
+FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)  # in pytest's summary
+NO_TEST = "no test"  # of the group's tests runs a line of the mutant's module
 
 
 CHOICES = ("select", "plan", "policy", "bit_classes", "batch_invariance", "explain", "device_model", "precompile")
@@ -112,93 +98,47 @@ def interprets(name: str) -> bool:
     return name.startswith("tests/interpreter/")
 
 
-def digest(paths: Iterable[Path]) -> str:
+def digest(root: Path, tests: Iterable[str] = ()) -> str:
+    """Of the package, and with `tests` of what is common to all tests, and of these files."""
+    paths = [path for path in (root / PACKAGE).rglob("*") if path.suffix in (".py", ".json")]
+    if tests := list(tests):
+        paths += [path for path in (root / "tests").glob("*.py") if not path.name.startswith("test_")]
     found = hashlib.sha256()
-    for path in sorted(paths):
+    for path in [*sorted(paths), *(root / name for name in tests)]:
         found.update(path.read_bytes() + b"\0")
     return found.hexdigest()[:16]
 
 
-def package_digest(root: Path = ROOT) -> str:
-    return digest(path for path in (root / PACKAGE).rglob("*") if path.suffix in (".py", ".json"))
-
-
-def helpers_digest(root: Path = ROOT) -> str:
-    """Of what tests import from `tests`, and of its conftest.py."""
-    return digest(path for path in (root / "tests").glob("*.py") if not path.name.startswith("test_"))
-
-
-def copy(tree: Path, root: Path = ROOT) -> None:
-    """The checkout at `tree`, made anew. Bytecode there is valid as long as its source has the same bytes."""
-    shutil.rmtree(tree, ignore_errors=True)
-    tree.mkdir(parents=True)
-    for name in COPIED:
-        source = root / name
-        if source.is_dir():
-            shutil.copytree(source, tree / name, ignore=LEFT_OUT)
-        elif source.exists():
-            shutil.copy2(source, tree / name)
-    compileall.compile_dir(
-        tree / PACKAGE, quiet=2, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH, workers=1
-    )
-
-
-class Worker:
-    """The process of one group of tests, in a copy of the checkout, with folders of its own for what tests write."""
-
-    def __init__(self, tree: Path, scratch: Path, interpreting: bool, imported: Sequence[str] = IMPORTED) -> None:
-        self.scratch = scratch / ("interpreter" if interpreting else "compile")
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-        for name in ("TRITON_INTERPRET", "PYTHONPATH", "TRITON_GEMM_POLICY"):
-            environment.pop(name, None)
-        home = self.scratch / "home"
-        for folder in (home, self.scratch / "tmp"):
-            folder.mkdir(parents=True, exist_ok=True)
-        environment |= {"HOME": str(home), "TMPDIR": str(self.scratch / "tmp"), "XDG_CACHE_HOME": str(home / ".cache")}
-        environment |= {"TRITON_CACHE_DIR": str(self.scratch / "triton"), "OMP_NUM_THREADS": "1"}
-        environment |= {"TRITON_INTERPRET": "1"} if interpreting else {}
-        self.process = subprocess.Popen(
-            [sys.executable, str(tree / "tests" / "mutation" / "worker.py"), *imported],
-            cwd=tree,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=(self.scratch / "worker.log").open("w"),
-            text=True,
-        )
-        assert self.answer() == {"ready": True}
-
-    def answer(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the worker ended: {(self.scratch / 'worker.log').read_text()[-2000:]}")
-        return json.loads(line)
-
-    def ask(
-        self,
-        batches: Sequence[Sequence[str]],
-        limits: Mapping[str, float] | None = None,
-        chosen: bool = True,
-        coverage: bool = False,
-    ) -> dict[str, Any]:
-        """Runs batches of tests; `chosen`: they are single tests, else files. With `coverage` all of them, with the
-        lines that each runs; else until one fails."""
-        assert self.process.stdin is not None
-        request = {"batches": batches, "limits": limits or {}, "chosen": chosen, "coverage": coverage}
-        request |= {"status": str(self.scratch / "status"), "log": str(self.scratch / "run.log")}
-        print(json.dumps(request), file=self.process.stdin, flush=True)
-        return self.answer()
-
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        for end in (self.process.terminate, self.process.kill):
-            try:
-                self.process.wait(CLOSE_S)
-            except subprocess.TimeoutExpired:
-                end()
-        self.process.wait()
+def run(
+    tree: Path, chosen: Sequence[str], files: Sequence[str], limit_s: float, *options: str
+) -> tuple[int | None, str]:
+    """pytest's status, None where it did not end in time, and what it says, of tests of one kind in a copy of the
+    checkout; what they write is beside it."""
+    interpreting = interprets(files[0])
+    home = tree.parent / f"home-{interpreting:d}"
+    (home / "tmp").mkdir(parents=True, exist_ok=True)
+    tests, log = tree.parent / "tests.json", tree.parent / "log"
+    tests.write_text(json.dumps(chosen))
+    left_out = ("PYTEST_", "TRITON_")
+    surroundings = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
+    surroundings |= {"PYTHONPATH": str(tree), "MUTATION_TESTS": str(tests), "OMP_NUM_THREADS": "1"}
+    surroundings |= {"HOME": str(home), "TMPDIR": str(home / "tmp"), "XDG_CACHE_HOME": str(home / ".cache")}
+    surroundings |= {"COVERAGE_CORE": "ctrace"} | ({"TRITON_INTERPRET": "1"} if interpreting else {})
+    surroundings |= {"PYTHONDONTWRITEBYTECODE": "1"} if chosen else {}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.mutation.reach", "-p", "no:cacheprovider"]
+    command += ["-p", "no:xdist", "--hypothesis-profile=ci", *options, *files]
+    with log.open("w") as output:
+        streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+        process = subprocess.Popen(command, cwd=tree, env=surroundings, start_new_session=True, **streams)
+        try:
+            status = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return status, log.read_text(errors="replace")
 
 
 @dataclass
@@ -206,143 +146,71 @@ class Map:
     """Which tests run which lines of the package, and how long they take; of those that pass."""
 
     seconds: dict[str, float] = field(default_factory=dict)
-    lines: dict[tuple[str, int], set[str]] = field(default_factory=lambda: defaultdict(set))
+    lines: dict[str, dict[int, set[str]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(set)))
 
-    def add(self, answer: Mapping[str, Any]) -> None:
-        names = list(answer["tests"])
-        passed = {name for name, test in answer["tests"].items() if test["passed"]}
-        self.seconds |= {name: answer["tests"][name]["seconds"] for name in passed}
-        for path, lines in answer["lines"].items():
-            for line, places in lines.items():
-                self.lines[path, int(line)] |= {names[place] for place in places} & passed
-
-    def of_path(self, path: str) -> set[str]:
-        return {name for (found, _), names in list(self.lines.items()) if found == path for name in names}
-
-    def tests_of(self, mutant: Mutant, scope: range, seconds: float) -> list[str]:
-        """Tests that take `seconds`, by what they took for the map: those that run the mutant's lines, then those of
-        the rest of its function, then, where both are few, of its module, as lines may run at import, or once and be
-        remembered. In each, first few cases of every test, those whose file is about the module before others."""
-        direct = {name for line in mutant.lines for name in self.lines.get((mutant.path, line), ())}
-        near = {name for line in scope for name in self.lines.get((mutant.path, line), ())}
-        found = self.in_order(direct, mutant) + self.in_order(near - direct, mutant)
-        if sum(self.seconds[name] for name in found) < seconds:
-            found += self.in_order(self.of_path(mutant.path) - direct - near, mutant)
+    def tests_of(self, mutant: Mutant, seconds: float) -> list[str]:
+        """Tests that take `seconds`: those that run the mutant's lines, then those of the rest of its function, then,
+        as lines may run at import, or once and be remembered, of its module. Of each, three cases of every test come
+        before more of any."""
+        of_file = self.lines.get(mutant.path, {})
+        near = [set().union(*(of_file.get(line, ()) for line in lines)) for lines in (mutant.lines, mutant.function)]
+        cases, keys = Counter[tuple[int, str]](), {}
+        for name in sorted(set().union(*near, *of_file.values()), key=lambda name: (self.seconds[name], name)):
+            rank = next((i for i, names in enumerate(near) if name in names), len(near))
+            test = rank, name.partition("[")[0]
+            keys[name] = rank, cases[test] // 3, self.seconds[name]
+            cases[test] += 1
         chosen, total = [], 0.0
-        for name in found:
+        for name in sorted(keys, key=lambda name: keys[name]):
             total += self.seconds[name]
             if total <= seconds or not chosen:
                 chosen.append(name)
         return chosen
 
-    def in_order(self, names: Iterable[str], mutant: Mutant) -> list[str]:
-        stems = {part.strip("_") for part in Path(mutant.path).with_suffix("").parts[1:]} - {"init", "kernels"}
-        cases: dict[str, list[str]] = defaultdict(list)
-        for name in sorted(names, key=lambda name: (self.seconds[name], name)):
-            cases[name.partition("[")[0]].append(name)
-        keys = {}
-        for of_test in cases.values():
-            for i, name in enumerate(of_test):
-                about = any(stem in name.partition("::")[0] for stem in stems)
-                keys[name] = (i // 3, not about, self.seconds[name] > 2, name)
-        return sorted(keys, key=lambda name: keys[name])
 
-
-def measured(workers: Mapping[bool, Worker], cache: Path, names: Sequence[str], root: Path) -> Map:
-    """The map of these files of tests; what was measured of the same sources before is read from `cache`."""
-    cache.mkdir(parents=True, exist_ok=True)
-    package = package_digest(root)
-    helpers = helpers_digest(root)
+def measured(tree: Path, folder: Path, names: Sequence[str]) -> Map:
+    """The map of these files of tests; what was measured of the same sources before is read from `folder`."""
     found = Map()
-    for i, name in enumerate(names):
-        kept = cache / f"{Path(name).stem}-{interprets(name):d}-{package}-{helpers}-{digest([root / name])}.json"
+    for name in names:
+        kept = folder / f"{Path(name).stem}-{interprets(name):d}-{digest(tree, [name])}.json"
         if not kept.exists():
-            answer = workers[interprets(name)].ask([[name]], chosen=False, coverage=True)
-            if "lines" not in answer or not answer["inside"]:
-                why = answer.get("late") or answer.get("died") or answer
-                raise RuntimeError(f"{name} cannot be measured: {why}")
-            for old in cache.glob(f"{Path(name).stem}-{interprets(name):d}-*.json"):
-                old.unlink()
-            kept.write_text(json.dumps(answer))
-            failed = [test for test, said in answer["tests"].items() if not said["passed"] and "words" in said]
-            print(
-                f"  [{i + 1}/{len(names)}] {name}: {len(answer['tests'])} tests, {answer['seconds']:.0f} s", flush=True
-            )
-            for test in failed:
-                print(f"    fails without a mutant, left out: {test}: {answer['tests'][test]['words']}", flush=True)
-        found.add(json.loads(kept.read_text()))
+            print(f"  measuring which lines {name} runs", flush=True)
+            _, said = run(tree, [], [name], MEASURE_S, "--tier=fast")
+            made = json.loads((tree.parent / "tests.json").read_text())
+            if not made or not made["lines"]:
+                raise RuntimeError(f"{name} cannot be measured: {said[-2000:]}")
+            for test in FAILED.findall(said):
+                print(f"    fails without a mutant, left out: {test}", flush=True)
+            kept.write_text(json.dumps(made))
+        made = json.loads(kept.read_text())
+        found.seconds |= made["seconds"]
+        for path, lines in made["lines"].items():
+            for line, tests in lines.items():
+                found.lines[path][int(line)] |= set(tests)
     return found
 
 
-NO_TEST = "no test"  # of the group's tests runs a line of the mutant's module
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What became of a mutant: caught (by which test), timed out, survived (how many tests), or NO_TEST."""
-
-    name: str
-    outcome: str
-    by: str = ""
-    words: str = ""
-    tests: int = 0
-    seconds: float = 0.0
-
-
-def scope_of(mutant: Mutant, text: str) -> range:
-    """The lines of the function that the mutant is in; none at the top of a module."""
-    best = range(0)
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
-            if mutant.line in lines and (not best or len(lines) < len(best)):
-                best = lines
-    return best
-
-
-def judged(mutant: Mutant, tree: Path, workers: Mapping[bool, Worker], tests: Map, budget: float) -> Verdict:
-    """Runs a mutant's tests on it, in the copy, for `budget` seconds; the copy is as it was afterwards."""
-    path = tree / mutant.path
+def judged(mutant: Mutant, tree: Path, tests: Map, budget: float) -> Mapping[str, str]:
+    """What becomes of a mutant by tests of `budget` seconds: caught, or timed out, and by which test; survived; or
+    NO_TEST. The copy is as it was afterwards."""
+    chosen = tests.tests_of(mutant, budget)
+    path, outcome = tree / mutant.path, {"mutant": mutant.name, "outcome": NO_TEST}
     text = path.read_text()
-    chosen = tests.tests_of(mutant, scope_of(mutant, text), budget)
-    limits = {name: LEAST_S + 5 * tests.seconds[name] for name in chosen}
     path.write_text(mutant.applied(text))
-    seconds, ran = 0.0, 0
     try:
-        for names in stages(chosen, tests.seconds):
-            interpreting = interprets(names[0])
-            answer = workers[interpreting].ask(by_file(names), limits)
-            seconds += answer["seconds"]
-            if "late" in answer:
-                return Verdict(mutant.name, "timed out", answer["late"], seconds=seconds)
-            if "died" in answer:
-                return Verdict(mutant.name, "caught", answer["died"], "the process died", seconds=seconds)
-            assert answer["inside"], "tests have imported a package that is not the copy"
-            failed = [(name, test) for name, test in answer["tests"].items() if "words" in test]
-            if failed:
-                name, test = failed[0]
-                return Verdict(mutant.name, "caught", name, test["words"].strip().split("\n")[0][:120], seconds=seconds)
-            if answer["code"] not in (0, 5):
-                return Verdict(mutant.name, "caught", "pytest", f"ended with {answer['code']}", seconds=seconds)
-            ran += len(answer["tests"])
+        for interpreting in dict.fromkeys(map(interprets, chosen)):
+            mine = [name for name in chosen if interprets(name) == interpreting]
+            each = LEAST_S + 5 * max(tests.seconds[name] for name in mine)
+            limit = START_S + 5 * sum(tests.seconds[name] for name in mine)
+            # with full, a test that is only in the full tier can be chosen
+            files = list(dict.fromkeys(name.partition("::")[0] for name in mine))
+            status, said = run(tree, mine, files, limit, "-x", "--tier=full", f"--timeout={each:.0f}")
+            if status == 0:
+                outcome["outcome"] = "survived"
+            elif status != 5:  # of 5, a mutant that changes the names of its tests' cases, none ran
+                late = status is None or "Failed: Timeout" in said
+                by = FAILED.findall(said)[:1] or [f"pytest ended with {status}"]
+                return outcome | {"outcome": "timed out" if late else "caught", "by": by[0]}
     finally:
         path.write_text(text)
-    return Verdict(mutant.name, "survived" if ran else NO_TEST, tests=ran, seconds=seconds)
-
-
-def stages(chosen: Sequence[str], seconds: Mapping[str, float]) -> Iterator[list[str]]:
-    """Few tests first, then all others; each in the processes they need, that of the first test first."""
-    total, first = 0.0, 0
-    while first < len(chosen) and total <= FIRST_S:
-        total += seconds[chosen[first]]
-        first += 1
-    for part in (chosen[:first], chosen[first:]):
-        for interpreting in sorted({interprets(name) for name in part}, key=lambda kind: kind != interprets(part[0])):
-            yield [name for name in part if interprets(name) == interpreting]
-
-
-def by_file(names: Iterable[str]) -> list[list[str]]:
-    found: dict[str, list[str]] = defaultdict(list)
-    for name in names:
-        found[name.partition("::")[0]].append(name)
-    return list(found.values())
+    return outcome
