@@ -36,30 +36,21 @@ NOTHING = "No battery is committed yet; `make gpu-battery` runs it."
 COLUMNS = ("check", "what is tried", "cases", "failures", "planted bugs found", "seconds")
 # Name, what is tried, and a regular expression of the tests' names; what takes longest first.
 SECTIONS = {
-    "fuzzing": ("products drawn at random, called in any order, against fp64", r"test_fuzz_gpu.*for_minutes"),
-    "numerics": (
-        "every kernel, precision and class of bits on hard matrices, against a bound",
-        r"test_perf_accuracy_gpu",
-    ),
+    "fuzzing": ("products drawn at random, called in any order, against fp64", r"fuzz_gpu.*for_minutes"),
+    "numerics": ("every kernel, precision and class of bits on hard matrices, against a bound", r"perf_accuracy_gpu"),
     "ConSan": ("shared memory and barriers, of kernels and rungs without PTX of their own", r"test_consan"),
-    "large offsets": (
-        "operands and results that span more than 2^31 elements, and bytes",
-        r"test_windows_gpu.*(span|far)",
-    ),
+    "large offsets": ("operands and results that span more than 2^31 elements, and bytes", r"windows_gpu.*(span|far)"),
     "windows": (
         "operands amid NaN, results amid sentinels, 0 to 3 elements beyond 16 bytes",
-        r"test_windows_gpu.*(outside|write|read)",
+        r"windows_gpu.*(outside|write|read)",
     ),
     "concurrency": (
         "threads, streams, graphs, processes, addresses used again",
-        r"test_(threads|load)_gpu.*::(?!.*another_gpu)",
+        r"(threads|load)_gpu.*::(?!.*another_gpu)",
     ),
-    "bad input": ("every wrong argument: refused, and the context lives on", r"test_bad_input_gpu"),
-    "memcheck": (
-        "no access outside of allocations, of kernels in every form, rungs and twins",
-        r"test_sanitizer_gpu.*memcheck",
-    ),
-    "synccheck": ("every barrier, of the same as memcheck", r"test_sanitizer_gpu.*synccheck"),
+    "bad input": ("every wrong argument: refused, and the context lives on", r"bad_input_gpu"),
+    "memcheck": ("no access outside of allocations, of kernels in every form, rungs and twins", r"test_.*memcheck"),
+    "synccheck": ("every barrier, of the same as memcheck", r"test_.*synccheck"),
 }
 PLANTED = re.compile(r"planted|sees_a")  # in the name of a test that plants a bug
 COUNT = re.compile(r"^([\d,]+) (?:products|launches)\b", re.MULTILINE)  # what a test prints that makes many

@@ -116,7 +116,7 @@ def test_the_committed_run_caught_enough_and_says_why_the_rest_survived() -> Non
 @pytest.mark.parametrize("part", [["select"], ["--only", "x"], ["--sample", str(command.SAMPLE - 1)]])
 def test_only_a_whole_run_is_written(part: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        command.main(["--update", "--list", *part])
+        command.main(["--update", *part])
     assert "--update writes a run of all groups" in capsys.readouterr().err
 
 
@@ -165,7 +165,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def lines(checkout: Path) -> Map:
+def lines(checkout: Path) -> list[Map]:
     return runner.measured(checkout, checkout.parent, PLANTED.files())
 
 
@@ -185,7 +185,7 @@ def mutant_of(checkout: Path, words: str) -> Mutant:
     ],
 )
 def test_a_mutant_is_caught_where_a_test_can_tell(
-    words: str, outcome: str, by: str | None, checkout: Path, lines: Map, monkeypatch: pytest.MonkeyPatch
+    words: str, outcome: str, by: str | None, checkout: Path, lines: list[Map], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if outcome == "timed out":  # elsewhere a test that is slow today has to end
         monkeypatch.setattr(runner, "LEAST_S", 1.0)
@@ -194,16 +194,16 @@ def test_a_mutant_is_caught_where_a_test_can_tell(
     assert (checkout / "triton_gemm" / "select.py").read_text() == FILES["triton_gemm/select.py"]
 
 
-def test_what_does_not_end_is_ended(checkout: Path, lines: Map, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_end_is_ended(checkout: Path, lines: list[Map], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "START_S", 5.0)
     found = runner.judged(mutant_of(checkout, "x -= 1 -> x -= 0"), checkout, lines, 60.0)
     assert (found["outcome"], found["by"]) == ("timed out", "pytest ended with None")
 
 
-def test_the_tests_that_reach_the_line_run_first(checkout: Path, lines: Map) -> None:
-    chosen = lines.tests_of(mutant_of(checkout, "return x > 5 -> return None"), 60.0)
+def test_the_tests_that_reach_the_line_run_first(checkout: Path, lines: list[Map]) -> None:
+    chosen = list(runner.tests_of(mutant_of(checkout, "return x > 5 -> return None"), lines, 60.0))
     assert chosen[0] == "tests/test_select.py::test_weak" and len(chosen) == 3
-    assert runner.judged(mutant_of(checkout, "return 7 -> return 8"), checkout, Map(), 60.0)["outcome"] == NO_TEST
+    assert runner.judged(mutant_of(checkout, "return 7 -> return 8"), checkout, [], 60.0)["outcome"] == NO_TEST
 
 
 def test_a_run_changes_only_its_copy_and_goes_on_where_it_stopped(

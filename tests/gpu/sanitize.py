@@ -1,12 +1,12 @@
-"""What sanitizers watch: `python -m tests.gpu.sanitize TOOL WHAT`.
+"""What sanitizers watch: `python -m tests.gpu.sanitize WHAT`, which test_sanitizer_gpu.py runs under each.
 
 WHAT: `rungs`, `twins` and `kernels` are launched on ragged sizes; operands are whole allocations, or end where theirs
-ends, so that the next byte is not allocated. Others are planted bugs, which TOOL is to find.
+ends, so that the next byte is not allocated. Others are planted bugs, which a tool must find.
 
-TOOL: compute-sanitizer's `memcheck` and `synccheck` watch the process from outside, and `nothing` does not. `consan` is
-Triton's: it compiles kernels with checks of their barriers and of who reads and writes shared memory. A kernel that it
-stops takes the process along, so that each has one of its own. It knows nothing of our PTX, and takes barriers that
-serve such PTX for deadlocks: it watches no clusters, and no products by one `wgmma` of any width.
+compute-sanitizer's `memcheck` and `synccheck` watch the process from outside. ConSan is Triton's: it compiles kernels
+with checks of their barriers and of who reads and writes shared memory. A kernel that it stops takes the process along,
+so that each has one of its own. It knows nothing of our PTX, and takes barriers that serve such PTX for deadlocks: it
+watches no clusters, and no products by one `wgmma` of any width.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ TMA_SIZES = [(120, 72, 40), (200, 272, 152), (8, 136, 72), (128, 256, 64)]  # ro
 SCALARS = [(1.0, 0.0), (-0.5, 2.0)]
 WAYS, WAYS_OF_CONSAN = 6, 1  # to compute a product
 ROOT = Path(__file__).parents[2]
+LAUNCH = (sys.executable, "-m", "tests.gpu.sanitize")
 FOUND = 9  # exit status of a tool that has found an error
 MEMCHECK = ["--tool", "memcheck", "--check-api-memory-access=no", "--kernel-name-exclude", "kns=nvjet"]
 TOOLS = {
@@ -114,14 +115,15 @@ def sanitizer() -> str | None:
     return shutil.which("compute-sanitizer", path=os.pathsep.join([os.environ.get("PATH", ""), *folders]))
 
 
-def watch(tool: str, command: Sequence[str], **how: Any) -> subprocess.CompletedProcess[str]:
+def watch(tool: str, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Runs a command under compute-sanitizer, without torch's cache of memory. FOUND is its status if something was."""
     program = sanitizer()
     assert program is not None
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONPATH": paths}
     options = [*TOOLS[tool], "--error-exitcode", str(FOUND)]
-    return subprocess.run([program, *options, *command], cwd=ROOT, env=environment, text=True, **how)
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.run([program, *options, *command], cwd=ROOT, env=environment, text=True, **streams)
 
 
 # --- ConSan ---
@@ -162,7 +164,7 @@ def consan(command: Sequence[str]) -> str | None:
     """What ConSan finds in this command, or None."""
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "tests.gpu.sanitize", "nothing", *command],
+            [*LAUNCH, *command],
             cwd=ROOT,
             env={**os.environ, **CONSAN},
             stdout=subprocess.PIPE,
@@ -252,28 +254,11 @@ def launch(what: str, share: str, name: str) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.gpu.sanitize", description=__doc__)
-    parser.add_argument("tool", choices=("nothing", *TOOLS, "consan"), metavar="TOOL")
     parser.add_argument("what", choices=("rungs", "twins", "kernels", "one", *PLANTED), metavar="WHAT")
     parser.add_argument("--share", default="1/1", metavar="I/N", help="a part of them")
     parser.add_argument("--name", default="", help="what `one` is: a rung, or a way as `kernels` prints it")
-    parser.add_argument("--jobs", type=int, default=8, help="processes that ConSan watches at a time")
     given = parser.parse_args(arguments)
-    if given.tool == "nothing":
-        return launch(given.what, given.share, given.name)
-    if given.tool == "consan":
-        if version() < OLDEST_CONSAN:
-            print(f"ConSan of Triton {triton.__version__} cannot compile these kernels; 3.9's can")
-            return SKIPPED
-        if given.what == "kernels":
-            return watch_by_consan(given.share, given.jobs)
-        wrong = consan([given.what, "--name", given.name])
-        print("nothing found" if wrong is None else f"FAILED: {given.what}: {wrong}")
-        return 0 if wrong is None else FOUND
-    if sanitizer() is None:
-        print("compute-sanitizer not found: install the CUDA toolkit, or set CUDA_HOME to it")
-        return SKIPPED
-    options = ["--share", given.share, "--name", given.name]
-    return watch(given.tool, [sys.executable, "-m", "tests.gpu.sanitize", "nothing", given.what, *options]).returncode
+    return launch(given.what, given.share, given.name)
 
 
 if __name__ == "__main__":

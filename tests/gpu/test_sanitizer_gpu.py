@@ -3,7 +3,6 @@ what is planted."""
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,26 +10,17 @@ import torch
 
 from reference_cuda import TWINS, toolchain
 from tests.gpu import sanitize
-from tests.gpu.sanitize import FOUND, SKIPPED
+from tests.gpu.sanitize import FOUND, LAUNCH, SKIPPED, watch
 
 pytestmark = pytest.mark.gpu
 
 SHARES = 8
-CAPTURED = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
 
 
 @pytest.fixture(scope="module")
 def sanitizer() -> None:
     if sanitize.sanitizer() is None:
         pytest.skip("compute-sanitizer not found: install the CUDA toolkit, or set CUDA_HOME to it")
-
-
-def watch(tool: str, command: list[str]) -> subprocess.CompletedProcess[str]:
-    return sanitize.watch(tool, command, **CAPTURED)
-
-
-def script(*what: str) -> list[str]:
-    return [sys.executable, "-m", "tests.gpu.sanitize", "nothing", *what]
 
 
 @pytest.mark.slow
@@ -40,7 +30,7 @@ def script(*what: str) -> list[str]:
 @pytest.mark.usefixtures("sanitizer")
 def test_nothing_is_found(tool: str, what: str) -> None:
     name, _, share = what.partition(" ")
-    done = watch(tool, script(name, "--share", share or "1/1"))
+    done = watch(tool, [*LAUNCH, name, "--share", share or "1/1"])
     print(done.stdout)
     if done.returncode == SKIPPED:
         pytest.skip([line for line in done.stdout.splitlines() if not line.startswith("=")][-1])
@@ -51,7 +41,7 @@ def test_nothing_is_found(tool: str, what: str) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("sanitizer")
 def test_racecheck_of_the_twins() -> None:
-    done = watch("racecheck", script("twins"))
+    done = watch("racecheck", [*LAUNCH, "twins"])
     assert done.returncode == 0 and re.search(r"^\d[\d,]* launches$", done.stdout, re.M), done.stdout[-5000:]
 
 
@@ -68,7 +58,7 @@ def test_racecheck_of_the_twins() -> None:
 )
 @pytest.mark.usefixtures("sanitizer")
 def test_what_is_planted_is_found(tool: str, bug: str, words: str) -> None:
-    done = watch(tool, script(bug))
+    done = watch(tool, [*LAUNCH, bug])
     assert done.returncode == FOUND and words in done.stdout, done.stdout[-5000:]
 
 
@@ -121,7 +111,7 @@ consan = pytest.mark.skipif(sanitize.version() < sanitize.OLDEST_CONSAN, reason=
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("share", range(SHARES))
 def test_consan(share: int) -> None:
-    assert sanitize.main(["consan", "kernels", "--share", f"{share + 1}/{SHARES}", "--jobs", "2"]) == 0
+    assert sanitize.watch_by_consan(f"{share + 1}/{SHARES}", jobs=2) == 0
 
 
 @consan

@@ -39,16 +39,13 @@ def run(
             journal = FOLDER / f"{group.name}-{seconds:g}-{runner.digest(tree, group.files())}.jsonl"
             lines = journal.read_text().splitlines() if journal.exists() else []
             known = {one["mutant"]: one for one in map(json.loads, lines)}
-            tests = runner.measured(tree, FOLDER, group.files())
+            maps = runner.measured(tree, FOLDER, group.files())
             for i, mutant in enumerate(mutants):
                 if mutant.name not in known or words:
-                    verdict = known[mutant.name] = runner.judged(mutant, tree, tests, seconds)
+                    verdict = known[mutant.name] = runner.judged(mutant, tree, maps, seconds)
                     with journal.open("a") as file:
                         file.write(json.dumps(verdict) + "\n")
-                    by = verdict.get("by", "")
-                    print(
-                        f"[{group.name} {i + 1}/{len(mutants)}] {verdict['outcome']:9} {mutant.name}  {by}", flush=True
-                    )
+                    print(f"[{group.name} {i + 1}/{len(mutants)}]", *verdict.values(), flush=True)
             drawn = report.with_reasons([known[mutant.name] for mutant in mutants])
             found[group.name] = {"all": len(group.mutants(tree)), "drawn": drawn}
         return report.record(found, seed, seconds, tree)
@@ -67,7 +64,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--seconds", type=float, default=SECONDS, help=f"of tests that a mutant has to survive; {SECONDS:g}"
     )
     parser.add_argument("--only", default="", metavar="WORDS", help="mutants that have these words in their name")
-    parser.add_argument("--list", action="store_true", help="print the mutants, and run none")
     parser.add_argument("--update", action="store_true", help="write the record, and the table in docs/reliability.md")
     given = parser.parse_args(arguments)
     if wrong := sorted(set(given.groups) - set(names)):
@@ -75,10 +71,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.update and (given.groups or given.only or 0 < given.sample < SAMPLE):
         parser.error(f"--update writes a run of all groups, of {SAMPLE} mutants each or more")
     groups = [group for group in GROUPS if not given.groups or group.name in given.groups]
-    if given.list:
-        drawn = [one.name for group in groups for one in group.sample(given.sample or None, given.seed)]
-        print("\n".join(name for name in drawn if given.only in name))
-        return 0
     made = run(groups, given.sample or None, given.seed, given.seconds, given.only)
     print("\n" + report.table(made["mutants"]))
     drawn = [one for group in made["mutants"].values() for one in group["drawn"]]

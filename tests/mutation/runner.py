@@ -10,11 +10,12 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.mutation.operators import Mutant, mutants_of
 
@@ -141,36 +142,12 @@ def run(
     return status, log.read_text(errors="replace")
 
 
-@dataclass
-class Map:
-    """Which tests run which lines of the package, and how long they take; of those that pass."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-    lines: dict[str, dict[int, set[str]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(set)))
-
-    def tests_of(self, mutant: Mutant, seconds: float) -> list[str]:
-        """Tests that take `seconds`: those that run the mutant's lines, then those of the rest of its function, then,
-        as lines may run at import, or once and be remembered, of its module. Of each, three cases of every test come
-        before more of any."""
-        of_file = self.lines.get(mutant.path, {})
-        near = [set().union(*(of_file.get(line, ()) for line in lines)) for lines in (mutant.lines, mutant.function)]
-        cases, keys = Counter[tuple[int, str]](), {}
-        for name in sorted(set().union(*near, *of_file.values()), key=lambda name: (self.seconds[name], name)):
-            rank = next((i for i, names in enumerate(near) if name in names), len(near))
-            test = rank, name.partition("[")[0]
-            keys[name] = rank, cases[test] // 3, self.seconds[name]
-            cases[test] += 1
-        chosen, total = [], 0.0
-        for name in sorted(keys, key=lambda name: keys[name]):
-            total += self.seconds[name]
-            if total <= seconds or not chosen:
-                chosen.append(name)
-        return chosen
+Map = dict[str, Any]  # what reach.py says of the tests of a file
 
 
-def measured(tree: Path, folder: Path, names: Sequence[str]) -> Map:
-    """The map of these files of tests; what was measured of the same sources before is read from `folder`."""
-    found = Map()
+def measured(tree: Path, folder: Path, names: Sequence[str]) -> list[Map]:
+    """The maps of these files of tests; what was measured of the same sources before is read from `folder`."""
+    found = []
     for name in names:
         kept = folder / f"{Path(name).stem}-{interprets(name):d}-{digest(tree, [name])}.json"
         if not kept.exists():
@@ -182,26 +159,43 @@ def measured(tree: Path, folder: Path, names: Sequence[str]) -> Map:
             for test in FAILED.findall(said):
                 print(f"    fails without a mutant, left out: {test}", flush=True)
             kept.write_text(json.dumps(made))
-        made = json.loads(kept.read_text())
-        found.seconds |= made["seconds"]
-        for path, lines in made["lines"].items():
-            for line, tests in lines.items():
-                found.lines[path][int(line)] |= set(tests)
+        found.append(json.loads(kept.read_text()))
     return found
 
 
-def judged(mutant: Mutant, tree: Path, tests: Map, budget: float) -> Mapping[str, str]:
+def tests_of(mutant: Mutant, maps: Sequence[Map], seconds: float) -> dict[str, float]:
+    """Tests that take `seconds`, and what each takes: those that run the mutant's lines, then those of the rest of its
+    function, then, as lines may run at import, or once and be remembered, of its module. Of each, three cases of every
+    test come before more of any."""
+    took = {name: time for found in maps for name, time in found["seconds"].items()}
+    ranks: dict[str, int] = {}
+    for line, names in (item for found in maps for item in found["lines"].get(mutant.path, {}).items()):
+        rank = 0 if int(line) in mutant.lines else 1 if int(line) in mutant.function else 2
+        ranks |= {name: min(rank, ranks.get(name, 2)) for name in names}
+    cases, keys = Counter[tuple[int, str]](), {}
+    for name in sorted(ranks, key=lambda name: (took[name], name)):
+        test = ranks[name], name.partition("[")[0]
+        keys[name] = ranks[name], cases[test] // 3, took[name]
+        cases[test] += 1
+    chosen: dict[str, float] = {}
+    for name in sorted(keys, key=lambda name: keys[name]):
+        if not chosen or sum(chosen.values()) + took[name] <= seconds:
+            chosen[name] = took[name]
+    return chosen
+
+
+def judged(mutant: Mutant, tree: Path, maps: Sequence[Map], budget: float) -> Mapping[str, str]:
     """What becomes of a mutant by tests of `budget` seconds: caught, or timed out, and by which test; survived; or
     NO_TEST. The copy is as it was afterwards."""
-    chosen = tests.tests_of(mutant, budget)
+    chosen = tests_of(mutant, maps, budget)
     path, outcome = tree / mutant.path, {"mutant": mutant.name, "outcome": NO_TEST}
     text = path.read_text()
     path.write_text(mutant.applied(text))
     try:
         for interpreting in dict.fromkeys(map(interprets, chosen)):
             mine = [name for name in chosen if interprets(name) == interpreting]
-            each = LEAST_S + 5 * max(tests.seconds[name] for name in mine)
-            limit = START_S + 5 * sum(tests.seconds[name] for name in mine)
+            each = LEAST_S + 5 * max(chosen[name] for name in mine)
+            limit = START_S + 5 * sum(chosen[name] for name in mine)
             # with full, a test that is only in the full tier can be chosen
             files = list(dict.fromkeys(name.partition("::")[0] for name in mine))
             status, said = run(tree, mine, files, limit, "-x", "--tier=full", f"--timeout={each:.0f}")
