@@ -219,16 +219,15 @@ def test_committed_sweeps_are_found_by_gpu_and_version(tmp_path: Path, monkeypat
     monkeypatch.setattr(environment, "RESULTS", tmp_path)
     monkeypatch.setattr(pages, "PAGES", ())
     monkeypatch.setattr(pages.bench_plots, "precisions", None)  # there is nothing to draw
-    versions = blocks.filled(BLOCK.format("bench-versions"), Results.read(tmp_path), tmp_path)
-    assert versions.index("Triton 3.6.0") < versions.index("Triton 3.10.0")
-    assert "| square unseen 5 |" in versions
     pages.rewrite()
-    page = (folder / "README.md").read_text()
-    assert page.startswith("# Every shape on NVIDIA Made-up GPU, Triton 3.6.0\n")
-    assert "1 shapes drawn with seed 5" in page
-    assert "1.250" in page and "1.500" not in page
-    assert "1.500" in (folder.parent / "3.10.0" / "README.md").read_text()
+    (file,) = tmp_path.rglob("README.md")
+    assert file.parent.name == "3.10.0"  # the newest Triton of this GPU
+    page = file.read_text()
+    assert page.startswith("# Every shape on NVIDIA Made-up GPU, Triton 3.10.0\n")
+    assert "1.500" in page and "1.250" not in page
     assert pages.stale() == []
+    page = bench_tables.page(found[:2])
+    assert "| square unseen 5 |" in page and "1 shapes drawn with seed 5" in page
 
 
 BLOCK = "<!-- results:{} -->\n<!-- /results -->\n"
@@ -270,21 +269,24 @@ def test_a_column_for_each_gpu_with_its_newest_triton(tmp_path: Path, monkeypatc
 
 def test_the_page_of_a_version_names_the_commit_of_every_suite(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "source_hash", lambda _: "today")
-    made = {name: {**SURROUNDINGS, "commit": name, "sources": "today"} for name in ("first", "second")}
+    made = {
+        name: {**SURROUNDINGS, "commit": name, "sources": sources}
+        for name, sources in {"first": "today", "second": "old"}.items()
+    }
     square = made_up("square", dict.fromkeys(keys("square", 2), 1.5), environment=made["first"])
     decode = made_up("decode", dict.fromkeys(keys("decode", 2), 0.5), environment=made["second"], copy_tbs=3.0)
     page = bench_tables.page([square, decode])
-    assert "CUDA 13.0. Commit `first`, sources `today`; commit `second`, sources `today`." in page
+    assert "CUDA 13.0. Commit `first`, sources `today`; commit `second`, sources `old` (changed since)." in page
     _, squares, decodes = page.split("\n## ")
     assert squares.startswith("square\n\nM = N = K")
     assert f"bf16, 2 of {len(SUITES['square'].shapes)} shapes. Commit `first`, sources `today`." in squares
-    assert "Commit `second`, sources `today`." in decodes
+    assert "Commit `second`, sources `old` (changed since)." in decodes
     assert "A copy reads and writes 3,000 GB/s." in decodes
     assert "Slower than cuBLAS" in decodes
 
 
 def test_every_committed_sweep_is_on_a_page() -> None:
-    for made, sweeps in bench_tables.by_place(bench_tables.committed(environment.RESULTS)):
+    for made, sweeps in bench_tables.by_place(Results.read(environment.RESULTS).sweeps):
         page = bench_tables.page_of(environment.RESULTS, made).read_text()
         assert all(f"\n## {sweep['suite']}\n" in page for sweep in sweeps)
         assert all(f"\n| {key} | " in page for sweep in sweeps for key in sweep["shapes"])

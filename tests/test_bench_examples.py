@@ -59,7 +59,7 @@ def test_pages_show_what_is_committed(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "bf16. Commit not recorded, sources not recorded.\n" in filled
 
 
-def test_readme_has_the_newest_triton_of_each_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_have_the_newest_triton_of_each_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "source_hash", lambda _: "today")
     for gpu, version in (("NVIDIA H100", "3.6.0"), ("NVIDIA H100", "3.10.0"), ("NVIDIA H200", "3.9.0")):
         found = record()
@@ -67,12 +67,11 @@ def test_readme_has_the_newest_triton_of_each_gpu(tmp_path: Path, monkeypatch: p
         folder = gpt_tables.folder_of(tmp_path, found["environment"])
         folder.mkdir(parents=True)
         write_json(folder / gpt_tables.FILE, found)
-    results = Results.read(tmp_path)
-    assert environment.newest(results.models[::-1]) == results.models[:0:-1]
-    texts = [f"<!-- results:{name} -->\n<!-- /results -->" for name in ("gpt", "gpt-versions")]
-    newest, every = (blocks.filled(text, results, tmp_path) for text in texts)
+    models = gpt_tables.committed(tmp_path)
+    assert environment.newest(models[::-1]) == models[:0:-1]
+    newest = blocks.filled("<!-- results:gpt -->\n<!-- /results -->", Results.read(tmp_path), tmp_path)
     assert [newest.count(f"Triton {version}") for version in ("3.6.0", "3.10.0", "3.9.0")] == [0, 1, 1]
-    assert every.index("Triton 3.6.0") < every.index("Triton 3.10.0") < every.index("NVIDIA H200")
+    assert newest.index("Triton 3.10.0") < newest.index("NVIDIA H200")
     assert "Commit `abc`, sources `3.9.0` (changed since)." in newest
 
 

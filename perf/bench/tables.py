@@ -171,13 +171,12 @@ COMPACT = "Geometric mean / minimum, over a suite's shapes, of our speed over th
 
 
 def compact(sweeps: Sequence[Sweep], link: Callable[[dict[str, Any]], str]) -> str:
-    """What every suite comes to, a column for each GPU with its newest Triton: the block `bench`.
+    """What every suite comes to, a column for each GPU: the block `bench`.
 
     `link` gives the address of an environment's page.
     """
     if not sweeps:
         return NOTHING
-    sweeps = environment.newest(sweeps)
     places = by_place(sweeps)
     rows: dict[tuple[str, str], dict[str, Score]] = {}
     for sweep in sorted(sweeps, key=_place):

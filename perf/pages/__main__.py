@@ -1,8 +1,8 @@
 """Puts the committed results and the rungs' headers into README.md and pages in docs/, between markers.
 
-`python -m perf.pages` rewrites them, and the pages in the folders of the results: each report.md, and for each GPU and
-Triton version the shapes of the bench; and it draws the pictures of all records again. With `--check` it changes
-nothing and fails where pages are stale.
+`python -m perf.pages` rewrites them, and the pages in the folders of the results: each report.md, and for each GPU the
+shapes of the bench; and it draws the pictures of all records again. With `--check` it changes nothing and fails where
+pages are stale.
 A block reads `<!-- results:NAME -->`, its contents, `<!-- /results -->`; the names are in `perf/pages/blocks.py`.
 """
 

@@ -178,17 +178,6 @@ def _bench(results: Results, folder: Path) -> str:
     return bench_tables.compact(results.sweeps, lambda made: _bench_page(made, folder))
 
 
-def _versions(results: Results, folder: Path) -> str:
-    """Every score of every GPU and Triton version, with a link to its page."""
-    parts = [
-        f"### {environment.short(made['gpu'])}, Triton {made['triton']}\n\n"
-        f"{bench_tables.where(sweeps[0])}: [every shape]({_bench_page(made, folder)}). "
-        f"{bench_tables.origin(sweeps)}\n\n{bench_tables.summary(sweeps)}"
-        for made, sweeps in bench_tables.by_place(results.sweeps)
-    ]
-    return "\n\n".join(parts) or bench_tables.NOTHING
-
-
 # --- Of both ---
 
 MORE_RATES = ("fp8", "int8", "fp64")  # of cuBLAS, which only the bench measures
@@ -198,7 +187,7 @@ def _gpus(results: Results, folder: Path) -> str:
     """What differs between the GPUs: their units, and what copies and cuBLAS's products reach there."""
     reports = {record.environment["gpu"]: record for record in results.records}
     sweeps: dict[str, list[Sweep]] = {}
-    for sweep in environment.newest(results.sweeps):
+    for sweep in results.sweeps:
         sweeps.setdefault(sweep["environment"]["gpu"], []).append(sweep)
     facts = {gpu: _facts(reports.get(gpu), sweeps.get(gpu, [])) for gpu in sorted({*reports, *sweeps})}
     names = dict.fromkeys(name for found in facts.values() for name in found)
@@ -244,11 +233,9 @@ BLOCKS: dict[str, Block] = {
     **{f"sweep-{mode}": _picture_of_main(f"sweep-{mode}.png", "TFLOPS against size") for mode in MODES},
     "gpus": _gpus,
     "bench": _bench,
-    "bench-versions": _versions,
     "precision": lambda results, folder: bench_tables.precision(results.sweeps),
-    "accuracy": lambda results, folder: accuracy_tables.tables(environment.newest(results.accuracies)),
+    "accuracy": lambda results, folder: accuracy_tables.tables(results.accuracies),
     "battery": lambda results, folder: battery.tables(results.batteries),
     "tuned": lambda results, folder: tuning_tables.tables(results.tunings),
-    "gpt": lambda results, folder: gpt_tables.tables(environment.newest(results.models)),
-    "gpt-versions": lambda results, folder: gpt_tables.tables(results.models),
+    "gpt": lambda results, folder: gpt_tables.tables(results.models),
 }

@@ -20,8 +20,8 @@ from perf.tuning import tables as tuning_tables
 
 @dataclass(frozen=True)
 class Results:
-    """What is committed, each in the order of GPUs and Triton versions: reports, sweeps, GPTs, accuracy, batteries,
-    tunings."""
+    """What is committed, in the order of GPUs: reports, sweeps, GPTs, accuracy, batteries, tunings. Of each GPU those
+    with its newest Triton; older ones are evidence of the log in docs/kernels.md."""
 
     records: list[Record]
     sweeps: list[Sweep]
@@ -35,7 +35,7 @@ class Results:
         records = [Record.read(path.parent) for path in folder.glob(f"*/{FILE}")]
         records.sort(key=lambda record: environment.order(record.environment))
         rooms = (bench_tables, gpt_tables, accuracy_tables, battery, tuning_tables)
-        return cls(records, *(tables.committed(folder) for tables in rooms))
+        return cls(records, *(environment.newest(tables.committed(folder)) for tables in rooms))
 
     @cached_property
     def main(self) -> Record | None:

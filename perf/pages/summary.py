@@ -47,8 +47,7 @@ Ratios = Mapping[str, float]  # torch's time (cuBLAS's, as a rule) over ours, by
 
 
 def speed(sweeps: Sequence[Sweep], models: Sequence[dict[str, Any]]) -> str:
-    """Where we are faster than torch, as fast and slower, on each GPU with its newest Triton: the block `summary`."""
-    sweeps, models = environment.newest(sweeps), environment.newest(models)
+    """Where we are faster than torch, as fast and slower, on each GPU: the block `summary`."""
     found: dict[str, dict[str, float]] = {words: {} for words in (*SUITES.values(), *MODELS.values())}
     for sweep in sweeps:  # of one suite the plain sweep comes first, before other dtypes and unseen shapes
         for score in scores.scores(sweep):
