@@ -261,9 +261,9 @@ def test_a_column_for_each_gpu_with_its_newest_triton(tmp_path: Path, monkeypatc
         "| host | cuBLAS | 1.00 |  | 0.500 / 0.500 |",
     ]
     assert "NVIDIA H200, torch 2.11.0, Triton 3.9.0, CUDA 13.0: [every shape](../h200/bench/3.9.0/README.md)." in table
-    assert "3.9.0/README.md). Commit not recorded, sources `today`." in table
+    assert "3.9.0/README.md). Commit not recorded." in table
     assert "Triton 3.10.0, CUDA 13.0: [every shape](../h100-80gb-hbm3/bench/3.10.0/README.md)." in table
-    assert "Commit `abc`, sources `old` (changed since)." in table
+    assert "Commit `abc` (changed since)." in table
     assert "Triton 3.6.0" not in table
 
 
@@ -276,11 +276,11 @@ def test_the_page_of_a_version_names_the_commit_of_every_suite(monkeypatch: pyte
     square = made_up("square", dict.fromkeys(keys("square", 2), 1.5), environment=made["first"])
     decode = made_up("decode", dict.fromkeys(keys("decode", 2), 0.5), environment=made["second"], copy_tbs=3.0)
     page = bench_tables.page([square, decode])
-    assert "CUDA 13.0. Commit `first`, sources `today`; commit `second`, sources `old` (changed since)." in page
+    assert "CUDA 13.0. Commit `first`; commit `second` (changed since)." in page
     _, squares, decodes = page.split("\n## ")
     assert squares.startswith("square\n\nM = N = K")
-    assert f"bf16, 2 of {len(SUITES['square'].shapes)} shapes. Commit `first`, sources `today`." in squares
-    assert "Commit `second`, sources `old` (changed since)." in decodes
+    assert f"bf16, 2 of {len(SUITES['square'].shapes)} shapes; commit `first`." in squares
+    assert "; commit `second`." in decodes
     assert "A copy reads and writes 3,000 GB/s." in decodes
     assert "Slower than cuBLAS" in decodes
 

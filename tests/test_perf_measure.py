@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import json
 import math
 import shutil
 import subprocess
@@ -235,11 +236,8 @@ def test_rooflines() -> None:
 
 def test_each_commit_and_source_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "source_hash", {"bench": "today"}.__getitem__)
-    made = [{"commit": "abc", "sources": "today"}, {"commit": None, "sources": "old"}, {}]
-    expected = (
-        "Commit `abc`, sources `today`; commit not recorded, sources `old` (changed since); "
-        "commit not recorded, sources not recorded."
-    )
+    made = [{"commit": "abc", "sources": "today"}, {"commit": "def", "sources": "old"}, {}]
+    expected = "Commit `abc`; commit `def` (changed since); commit not recorded."
     assert environment.origin([*made, *made], "bench") == expected
 
 
@@ -291,40 +289,77 @@ def test_a_copy_is_told_its_commit(checkout: Path, tmp_path: Path, monkeypatch: 
             assert (environment.commit() is None) is (root != checkout)
 
 
-@pytest.mark.parametrize("measured", environment.SOURCES)
-def test_the_hash_follows_what_is_measured(measured: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert environment.describe(measured)["sources"] == environment.source_hash(measured)
-    for name in environment.SOURCES[measured]:
-        source = ROOT / name
-        assert source.exists()
-        target = tmp_path / name
-        if source.is_dir():
-            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
-        else:
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of what is hashed, as the root."""
+    for pattern in {pattern for patterns in environment.SOURCES.values() for pattern in patterns}:
+        found = [path for path in ROOT.glob(pattern) if path.is_file()]
+        assert found, f"{pattern} finds nothing: what it found has moved or is gone"
+        for path in found:
+            target = tmp_path / path.relative_to(ROOT)
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(source, target)
+            shutil.copy(path, target)
     monkeypatch.setattr(environment, "ROOT", tmp_path)
-    hashed = environment.source_hash.__wrapped__
-    before = environment.source_hash(measured)
-    assert hashed(measured) == before
-    (tmp_path / "README.md").write_text("other words")
-    ladder = tmp_path / "triton_gemm" / "ladder"
-    (ladder / "k04_grouped.py").rename(ladder / "moved.py")  # a name decides no figure
-    assert hashed(measured) == before
-    numerics = dict.fromkeys(("accuracy", "battery"), "perf/measure/numerics.py")
-    timed = {**numerics, "tuning": "triton_gemm/tuning/timing.py"}.get(measured, "perf/measure/timer.py")
-    for name in ("triton_gemm/ladder/k06_pipelined.py", timed):
-        with (tmp_path / name).open("a") as file:
-            file.write("# changed\n")
-        assert hashed(measured) != before
-        before = hashed(measured)
-    kernel = tmp_path / "triton_gemm" / "kernels" / "fma.py"
-    assert kernel.exists() == (measured != "ladder")
+    return tmp_path
+
+
+def hashes() -> dict[str, str]:
+    return {measured: environment.source_hash.__wrapped__(measured) for measured in environment.SOURCES}
+
+
+LADDER = {"ladder", "battery"}
+GEMM = set(environment.SOURCES) - {"ladder"}
+
+
+def test_the_hash_looks_past_what_decides_no_figure(sources: Path) -> None:
+    before = hashes()
+    assert before == {measured: environment.describe(measured)["sources"] for measured in environment.SOURCES}
+    kernels = sources / "triton_gemm" / "kernels"
+    rung, kernel = sources / "triton_gemm" / "ladder" / "k04_grouped.py", kernels / "fma.py"
+    for path in (rung, kernel):
+        said = path.read_text().replace("from ", "import os\nfrom ", 1)
+        path.write_text(said.replace('"""', '"""Other words. ', 1) + "\n\n__all__ = []  # changed\n")
+    for path in (sources / "triton_gemm").rglob("select.py"):  # modules and functions may move
+        path.rename(kernels / "selection.py")
+    with kernel.open("a") as whole, (kernels / "gemv.py").open("r+") as part:
+        whole.write(part.read())
+        part.truncate(0)
+    (models,) = (sources / "triton_gemm").rglob("device_models.json")
+    figures = json.loads(models.read_text())
+    models.write_text(json.dumps({name: {**figures[name], "source": "elsewhere"} for name in reversed(figures)}))
+    twin = sources / "reference_cuda" / "c01_naive_uncoalesced.cu"
+    twin.write_text("// c01\n/* of\ntwo lines */" + twin.read_text())
+    (sources / "triton_gemm" / "kernels" / "README.md").write_text("other words")
+    assert hashes() == before
+
+
+@pytest.mark.parametrize(
+    ("pattern", "old", "new", "of"),
+    [
+        ("ladder/k06_pipelined.py", "num_stages", "stages", LADDER),
+        ("../reference_cuda/c01_naive_uncoalesced.cu", "int ", "long ", LADDER),
+        ("kernels/fma.py", "LONGEST_CHAIN = 4096", "LONGEST_CHAIN = 2048", GEMM),
+        ("**/select.py", "return ", "return not ", GEMM),
+        ("**/device_models.json", '"num_sms": 132', '"num_sms": 78', GEMM),
+        ("compat/language.py", "return ", "return not ", LADDER | GEMM),
+        ("tables/*-5120bit-*.json", '"M": 1', '"M": 2', {"bench", "gpt"}),
+        ("../examples/gpt.py", "self", "this", {"gpt"}),
+    ],
+)
+def test_the_hash_follows_what_is_measured(pattern: str, old: str, new: str, of: set[str], sources: Path) -> None:
+    before = hashes()
+    (path,) = (sources / "triton_gemm").glob(pattern)
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    after = hashes()
+    assert {measured for measured in before if before[measured] != after[measured]} == of
 
 
 def test_the_hash_of_the_ladder_holds_all_that_its_rungs_import() -> None:
-    covered = environment.SOURCES["ladder"]
-    waiting = [ROOT / "triton_gemm" / "ladder" / "__init__.py"]
+    covered = {path for pattern in environment.SOURCES["ladder"] for path in ROOT.glob(pattern)}
+    waiting = sorted((ROOT / "triton_gemm" / "ladder").glob("k*.py"))
+    assert len(waiting) == 11
     seen: set[Path] = set()
     while waiting:
         path = waiting.pop()
@@ -332,9 +367,7 @@ def test_the_hash_of_the_ladder_holds_all_that_its_rungs_import() -> None:
             continue
         seen.add(path)
         for _, module in imports(path, ROOT):
-            target = ROOT.joinpath(*module.split("."))
-            if module.startswith("triton_gemm.") and not target.is_dir():
-                waiting.append(target.with_suffix(".py"))
-    names = {path.relative_to(ROOT).as_posix() for path in seen if path.exists()}
-    assert {"triton_gemm/ladder/k11_warp_specialised.py", "triton_gemm/config.py"} <= names
-    assert [name for name in names if not name.startswith(covered)] == []
+            target = ROOT.joinpath(*module.split(".")).with_suffix(".py")
+            if module.startswith("triton_gemm.") and target.exists():
+                waiting.append(target)
+    assert {path.stem for path in seen} >= {"k11_warp_specialised", "config"} and seen <= covered

@@ -134,7 +134,7 @@ def test_tunings_are_added_to_an_older_record_and_say_when_they_were_made(record
     assert again.environment == SURROUNDINGS and again["ceilings"]["measured"] == {"copy_tbs": 2.9}
     (found,) = tuning.shown(again)
     assert found.made == today
-    assert "sources `111111111111`" in report_page.text(again, [])
+    assert "ommit `def5678` (changed since)" in report_page.text(again, [])
 
     same, state = Record.open(record.folder, dict(SURROUNDINGS), fresh=False)  # the report goes on with its own record
     assert state.startswith("continuing") and same["ceilings"]
@@ -293,7 +293,7 @@ def test_the_report_has_pictures_figures_and_how_they_were_made(record: Record) 
     assert "](tuning-k08.png)" in written
     assert "| 128x256x64,8,4,8 | 687 | 100 % | 687 | 168 | 0 |" in written
     assert "| 128x256x64,8,5,8 | failed |  |  |  |  |" in written
-    assert "sources `000000000000`" in written.partition("## What the autotuner timed")[2].partition("###")[0]
+    assert "ommit `abc1234` (changed since)" in written.partition("## What the autotuner timed")[2].partition("###")[0]
 
 
 def test_a_rungs_section_has_its_tuning_or_only_the_lesson(record: Record, tmp_path: Path) -> None:

@@ -217,7 +217,8 @@ def suite(sweeps: Sequence[Sweep], name: str) -> str:
     parts = [SUITES[name].reason[0].upper() + SUITES[name].reason[1:] + "."]
     for sweep in own:
         rows = [row(sweep, key) for key in sweep["shapes"]]
-        parts.append(f"{where(sweep)}; {sweep['dtype']}, {_shapes(sweep)}. {origin([sweep])}")
+        at = environment.place(sweep["environment"])  # the page's head says whether sources have changed since
+        parts.append(f"{where(sweep)}; {sweep['dtype']}, {_shapes(sweep)}; {at}.")
         parts.append(formats.table(columns(sweep), rows))
         if "copy_tbs" in sweep:
             parts.append(f"A copy reads and writes {formats.number(1000 * sweep['copy_tbs'])} GB/s.")

@@ -1,13 +1,15 @@
 """What a measurement was made on: GPU, driver, clocks, versions, commit, and a hash of the sources that decide it.
 
-A page names commit and hash (`origin`), and says where the sources have changed since. That is found out when the page
-is written, and the test that pages are up to date looks past it (`pages.stale`): an edit of a kernel does not make
-every page stale, and the next `python -m perf.pages` tells readers that the figures are older than the kernels.
+A page names the commit (`origin`), and says where the sources have changed since. That is found out when the page is
+written, and the test that pages are up to date looks past it (`pages.stale`): an edit of a kernel does not make every
+page stale, and the next `python -m perf.pages` tells readers that the figures are older than the kernels.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import json
 import os
 import platform
 import re
@@ -26,25 +28,35 @@ RESULTS = ROOT / "perf" / "results"  # a folder for each GPU
 COMMIT = "TRITON_GEMM_COMMIT"  # names the commit of a tree that was copied
 
 
-def _modules(package: str, names: str) -> tuple[str, ...]:
-    return tuple(f"{package}/{name}.py" for name in names.split())
+def _modules(names: str) -> tuple[str, ...]:
+    """Patterns that find modules by their names, in whichever folder of the package they are."""
+    return tuple(f"triton_gemm/**/{name}.py" for name in names.split())
 
 
-_TIMED = _modules("perf/measure", "timer operands numerics providers roofline")
-_BENCH = ("triton_gemm", *_TIMED, *_modules("perf/bench", "peers sweep"))
-# The files and folders that decide the figures of a record, by what it holds.
+# The files that decide the figures of a record, by what it holds, as patterns below ROOT: kernels, what chooses among
+# them, what they are compiled and launched by, and the models of GPUs. Neither what measures, nor what passes calls on
+# (api, ops, plan): that is rewritten more often than a figure changes.
+_COMPILED = _modules("arithmetic config problem compat/building compat/compiler compat/gluon compat/language")
+_LADDER = (
+    "triton_gemm/ladder/k*.py",
+    "triton_gemm/ladder/rung.py",
+    "reference_cuda/*",
+    *_COMPILED,
+    *_modules("device driver"),
+)
+_GEMM = (
+    *("triton_gemm/kernels/**/*.py", "triton_gemm/**/device_models.json", *_COMPILED),
+    *_modules("compat/launching cost_model device_model select bit_classes batch_invariance"),
+)
+_MATMUL = (*_GEMM, "triton_gemm/**/tables/*.json")  # which prefers measured choices
 SOURCES: dict[str, tuple[str, ...]] = {
-    "ladder": (
-        *("triton_gemm/ladder", "triton_gemm/compat", "reference_cuda", *_TIMED),
-        *_modules("triton_gemm", "aot arithmetic config device driver problem timing"),
-        *_modules("perf/ladder", "tasks rungs_and_twins published prediction static interpret counters"),
-    ),
-    "bench": _BENCH,
-    "accuracy": ("triton_gemm", "perf/accuracy", "perf/measure/numerics.py"),
-    "battery": ("triton_gemm", "reference_cuda", "tests", "perf/accuracy", "perf/measure/numerics.py"),
-    "calibration": (*_BENCH, "perf/calibrate"),
-    "tuning": ("triton_gemm", "perf/tuning/runs.py"),
-    "gpt": ("triton_gemm", "examples", "perf/measure/timer.py"),
+    "ladder": _LADDER,
+    "bench": _MATMUL,
+    "accuracy": _GEMM,
+    "battery": (*_GEMM, *_LADDER),
+    "calibration": _GEMM,
+    "tuning": _GEMM,
+    "gpt": (*_MATMUL, "examples/gpt.py"),
 }
 CLOCK_FIELDS = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "clocks_event_reasons.active")
 # What must be equal for two measurements to stand in one record.
@@ -128,18 +140,54 @@ def commit() -> str | None:
 
 @cache
 def source_hash(measured: str) -> str:
-    """Of what the files under SOURCES[measured] hold, whatever their names: 12 hexadecimal digits.
+    """Of what the files under SOURCES[measured] hold: 12 hexadecimal digits.
 
-    A record is not continued where it differs, and a page says so. A file that was only moved has not changed.
+    Hashed are their top-level statements without imports, comments and docstrings, as a set: a module or a function
+    that only moved has not changed. One that calls a renamed function has. A record is not continued where the hash
+    differs, and a page says so.
     """
-    contents = []
-    for name in SOURCES[measured]:
-        path = ROOT / name
-        files = [p for p in path.rglob("*") if p.suffix in (".py", ".cu", ".cuh", ".h", ".cpp", ".json")]
-        contents += [hashlib.sha256(file.read_bytes()).digest() for file in files or [path]]
-    return hashlib.sha256(b"".join(sorted(contents))).hexdigest()[:12]
+    files = {path for pattern in SOURCES[measured] for path in ROOT.glob(pattern) if path.suffix in _PARTS}
+    parts = {part for path in files for part in _PARTS[path.suffix](path.read_text())}
+    digests = sorted(hashlib.sha256(part.encode()).digest() for part in parts)
+    return hashlib.sha256(b"".join(digests)).hexdigest()[:12]
 
 
+@cache
+def _statements(text: str) -> list[str]:
+    return [repr(statement) for statement in _tree(ast.parse(text).body)]
+
+
+def _tree(node: Any) -> Any:
+    """A syntax tree as tuples and lists, without fields that are empty: Python's versions differ in those."""
+    if isinstance(node, ast.AST):
+        fields = [(name, _tree(value)) for name, value in ast.iter_fields(node)]
+        return (type(node).__name__, *(field for field in fields if field[1] not in (None, [])))
+    return [_tree(each) for each in node if not _is_silent(each)] if isinstance(node, list) else node
+
+
+def _is_silent(node: Any) -> bool:
+    """Whether it is an import, a docstring or `__all__`."""
+    if isinstance(node, ast.Expr):
+        return isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    names = [getattr(target, "id", None) for target in node.targets] if isinstance(node, ast.Assign) else []
+    return isinstance(node, (ast.Import, ast.ImportFrom)) or names == ["__all__"]
+
+
+def _data(text: str) -> list[str]:
+    """JSON without its `source`, which says in words where figures are from."""
+    found = json.loads(text, object_hook=lambda found: {name: found[name] for name in found if name != "source"})
+    return [json.dumps(found, sort_keys=True)]
+
+
+def _words(text: str) -> list[str]:
+    """C++ without comments and line breaks."""
+    return [" ".join(re.sub(r"/\*.*?\*/|//[^\n]*", " ", text, flags=re.DOTALL).split())]
+
+
+_PARTS: dict[str, Callable[[str], list[str]]] = {
+    **{".py": _statements, ".json": _data},
+    **dict.fromkeys((".cu", ".cuh", ".h", ".cpp"), _words),
+}
 CHANGED = " (changed since)"
 
 
@@ -149,18 +197,19 @@ def named(made: Mapping[str, Any]) -> str:
 
 
 def origin(made: Iterable[Mapping[str, Any]], measured: str) -> str:
-    """Which commits and sources records of these environments were measured at, each pair once, in a sentence.
+    """At which commits records of these environments were measured, each once, in a sentence.
 
-    CHANGED stands after the hash of sources that are not today's.
+    CHANGED stands after those whose sources are not today's.
     """
-    pairs = dict.fromkeys((found.get("commit"), found.get("sources")) for found in made)
-    words = []
-    for commit, sources in pairs:
-        at = f"commit `{commit}`" if commit else "commit not recorded"
-        old = "" if sources == source_hash(measured) else CHANGED
-        words.append(f"{at}, sources `{sources}`{old}" if sources else f"{at}, sources not recorded")
-    found = "; ".join(words)
+    today = (None, source_hash(measured))
+    words = [place(record) + ("" if record.get("sources") in today else CHANGED) for record in made]
+    found = "; ".join(dict.fromkeys(words))
     return f"{found[:1].upper()}{found[1:]}."
+
+
+def place(made: Mapping[str, Any]) -> str:
+    """The commit of an environment, in words."""
+    return f"commit `{made['commit']}`" if made.get("commit") else "commit not recorded"
 
 
 def short(gpu: str) -> str:
