@@ -137,18 +137,18 @@ def test_a_table_counts_equivalents_as_no_survivors(tmp_path: Path) -> None:
 
 FILES = {
     "triton_gemm/__init__.py": "",
-    "triton_gemm/select.py": (
+    "triton_gemm/selection/select.py": (
         "def good(x):\n    return x < 3\n\n\ndef weak(x):\n    return x > 5\n\n\n"
         "def ends(x):\n    while x:\n        x -= 1\n    return 7\n"
     ),
     "tests/conftest.py": "def pytest_addoption(parser):\n    parser.addoption('--tier')\n",
     "tests/test_select.py": (
-        "import os\nfrom triton_gemm.select import ends, good, weak\n\n\n"
+        "import os\nfrom triton_gemm.selection.select import ends, good, weak\n\n\n"
         "def test_good():\n    assert good(2) and not good(3)\n\n\n"
         "def test_weak():\n    assert weak(9) or os._exit(3)\n\n\n"
         "def test_ends():\n    assert ends(2) == 7\n"
     ),
-    "tests/test_broken.py": "def test_fails():\n    from triton_gemm.select import good\n    assert good(9)\n",
+    "tests/test_broken.py": "def test_fails():\n    from triton_gemm.selection.select import good\n    assert good(9)\n",
 }
 PLANTED = Group("select", ("select.py",), ("select", "broken"))
 
@@ -190,7 +190,7 @@ def test_a_mutant_is_caught_where_a_test_can_tell(
         monkeypatch.setattr(runner, "LEAST_S", 1.0)
     found = runner.judged(mutant_of(checkout, words), checkout, lines, 60.0)
     assert (found["outcome"], found.get("by")) == (outcome, by)
-    assert (checkout / "triton_gemm" / "select.py").read_text() == FILES["triton_gemm/select.py"]
+    assert (checkout / "triton_gemm" / "select.py").read_text() == FILES["triton_gemm/selection/select.py"]
 
 
 def test_what_does_not_end_is_ended(checkout: Path, lines: list[Map], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +222,7 @@ def test_a_run_changes_only_its_copy_and_goes_on_where_it_stopped(
         assert command.run([PLANTED], 2, 17, 60.0, root=checkout) == made
         with pytest.raises(TypeError):  # with more time what survived may be caught
             command.run([PLANTED], 2, 17, 70.0, root=checkout)
-    (checkout / "tests" / "test_broken.py").write_text("def test_nothing():\n    import triton_gemm.select\n")
+    (checkout / "tests" / "test_broken.py").write_text("def test_nothing():\n    import triton_gemm.selection.select\n")
     with pytest.raises(TypeError), monkeypatch.context() as other:  # and by other tests
         other.setattr(runner, "judged", None)
         command.run([PLANTED], 2, 17, 60.0, root=checkout)
