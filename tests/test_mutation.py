@@ -148,9 +148,11 @@ FILES = {
         "def test_weak():\n    assert weak(9) or os._exit(3)\n\n\n"
         "def test_ends():\n    assert ends(2) == 7\n"
     ),
-    "tests/test_broken.py": "def test_fails():\n    from triton_gemm.selection.select import good\n    assert good(9)\n",
+    "tests/test_broken.py": (
+        "from triton_gemm.selection.select import good\n\n\ndef test_fails():\n    assert good(9)\n"
+    ),
 }
-PLANTED = Group("select", ("select.py",), ("select", "broken"))
+PLANTED = Group("select", ("selection/select.py",), ("select", "broken"))
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +192,9 @@ def test_a_mutant_is_caught_where_a_test_can_tell(
         monkeypatch.setattr(runner, "LEAST_S", 1.0)
     found = runner.judged(mutant_of(checkout, words), checkout, lines, 60.0)
     assert (found["outcome"], found.get("by")) == (outcome, by)
-    assert (checkout / "triton_gemm" / "select.py").read_text() == FILES["triton_gemm/selection/select.py"]
+    assert (checkout / "triton_gemm" / "selection" / "select.py").read_text() == FILES[
+        "triton_gemm/selection/select.py"
+    ]
 
 
 def test_what_does_not_end_is_ended(checkout: Path, lines: list[Map], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,13 +37,7 @@ def _modules(names: str) -> tuple[str, ...]:
 # them, what they are compiled and launched by, and the models of GPUs. Neither what measures, nor what passes calls on
 # (api, ops, plan): that is rewritten more often than a figure changes.
 _COMPILED = _modules("arithmetic config problem compat/building compat/compiler compat/gluon compat/language")
-_LADDER = (
-    "triton_gemm/ladder/k*.py",
-    "triton_gemm/ladder/rung.py",
-    "reference_cuda/*",
-    *_COMPILED,
-    *_modules("device driver"),
-)
+_LADDER = ("triton_gemm/ladder/k*.py", "reference_cuda/*", *_COMPILED, *_modules("ladder/rung device driver"))
 _GEMM = (
     *("triton_gemm/kernels/**/*.py", "triton_gemm/**/device_models.json", *_COMPILED),
     *_modules("compat/launching cost_model device_model select bit_classes batch_invariance"),

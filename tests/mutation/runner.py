@@ -69,9 +69,9 @@ class Group:
 
 KERNELS = ("portable/*", "gemv", "skinny", "fma", "repack", "reduction", "tiles", "epilogue", "groups", "schedule")
 GROUPS = (
-    Group("select", ("select.py",), CHOICES, ("explain",)),
-    Group("plan", ("plan.py",), (*CHOICES, "workers", "tuning_bench"), CALLS),
-    Group("api", ("api.py",), (*CHOICES, "workers"), CALLS),
+    Group("select", ("selection/select.py",), CHOICES, ("explain",)),
+    Group("plan", ("runtime/plan.py",), (*CHOICES, "workers", "tuning_bench"), CALLS),
+    Group("api", ("functional/api.py",), (*CHOICES, "workers"), CALLS),
     Group("tuning", ("tuning/*.py",), TUNING, ("recording", "bad_input")),
     Group("tables", ("tables/*.py",), TABLES),
     Group(
