@@ -183,14 +183,15 @@ gpu-battery: $(READY) ## all that shows the kernels to be right, on a GPU, in on
 
 CUDA_SOURCES = find reference_cuda -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.h'
 
-check: $(READY) ## format, lint and types; changes nothing
-	$(call need,ruff mypy)
+check: $(READY) ## format, lint, types and layers; changes nothing
+	$(call need,ruff mypy importlinter)
 	@failed=; \
 	step() { name=$$1; shift; echo "==> $$name"; "$$@" || failed="$$failed $$name"; }; \
 	step ruff-format '$(PY)' -m ruff format --check --output-format=concise .; \
 	step ruff-check '$(PY)' -m ruff check --output-format=concise .; \
 	step clang-format sh -c "$(CUDA_SOURCES) | xargs -r '$(BIN)clang-format' --dry-run -Werror"; \
 	step mypy '$(PY)' -m mypy; \
+	step lint-imports '$(BIN)lint-imports' --no-cache --no-logo; \
 	if [ -n "$$failed" ]; then echo "FAILED:$$failed. 'make format' mends formatting."; exit 1; fi; \
 	echo "All checks passed."
 

@@ -5,6 +5,6 @@
 - `accuracy`: how wrong every kernel is. `battery`: all that shows kernels to be right, in one table.
 - `calibrate`: the constants of the cost model. `tuning`: what its choices lose. `drift`: what other Tritons make of the
   kernels.
-- `pages`: results as Markdown. `common`: what these rooms share.
+- `pages`: results as Markdown. `common`: what the others share.
 - `results`: what was measured, a folder for each GPU.
 """

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import grimp
 import pytest
 import torch
 
@@ -21,7 +22,6 @@ from perf.measure.operands import Problem
 from perf.measure.providers import CUBLAS
 from tests.fakes import take_gpu_away
 from tests.perf_records import SURROUNDINGS
-from tests.test_rooms import imports
 from triton_gemm.problem import UnsupportedOperandError
 from triton_gemm.tuning import timing
 
@@ -358,16 +358,14 @@ def test_the_hash_follows_what_is_measured(pattern: str, old: str, new: str, of:
 
 def test_the_hash_of_the_ladder_holds_all_that_its_rungs_import() -> None:
     covered = {path for pattern in environment.SOURCES["ladder"] for path in ROOT.glob(pattern)}
-    waiting = sorted((ROOT / "triton_gemm" / "ladder").glob("k*.py"))
+    graph = grimp.build_graph("triton_gemm", cache_dir=None)
+    waiting = [module for module in graph.find_children("triton_gemm.ladder") if ".k" in module]
     assert len(waiting) == 11
     seen: set[Path] = set()
     while waiting:
-        path = waiting.pop()
-        if path in seen:
-            continue
-        seen.add(path)
-        for _, module in imports(path, ROOT):
-            target = ROOT.joinpath(*module.split(".")).with_suffix(".py")
-            if module.startswith("triton_gemm.") and target.exists():
-                waiting.append(target)
+        module = waiting.pop()
+        path = ROOT.joinpath(*module.split(".")).with_suffix(".py")
+        if path.exists() and path not in seen:  # no package, which imports what a rung does not
+            seen.add(path)
+            waiting += graph.find_modules_directly_imported_by(module)
     assert {path.stem for path in seen} >= {"k11_warp_specialised", "config"} and seen <= covered

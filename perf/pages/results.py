@@ -34,8 +34,8 @@ class Results:
     def read(cls, folder: Path) -> Results:
         records = [Record.read(path.parent) for path in folder.glob(f"*/{FILE}")]
         records.sort(key=lambda record: environment.order(record.environment))
-        rooms = (bench_tables, gpt_tables, accuracy_tables, battery, tuning_tables)
-        return cls(records, *(environment.newest(tables.committed(folder)) for tables in rooms))
+        modules = (bench_tables, gpt_tables, accuracy_tables, battery, tuning_tables)
+        return cls(records, *(environment.newest(tables.committed(folder)) for tables in modules))
 
     @cached_property
     def main(self) -> Record | None:
