@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,6 +30,7 @@ from tests.checks import (
     tf32_edges,
 )
 from tests.numerics import error_bound, reference
+from triton_gemm import compat
 from triton_gemm.compat import CLUSTERS
 from triton_gemm.config import GemmConfig
 from triton_gemm.hardware.device import device_info
@@ -169,10 +171,11 @@ def test_rung_and_twin_agree(rung: Rung, stem: str) -> None:
 # --- TF32 ---
 
 
-def test_rounding_to_tf32_is_that_of_the_interpreter() -> None:
+@pytest.mark.parametrize("round_tf32", [k07_tf32.round_tf32, compat.round_tf32], ids=["k07", "kernels"])
+def test_rounding_to_tf32_is_that_of_the_interpreter(round_tf32: Any) -> None:
     skip_unless_claimed(RUNGS["k07"])
     x = tf32_edges().cuda()
-    out = repacked(x.view(2, -1), k07_tf32.round_tf32)[:, : x.numel() // 2]
+    out = repacked(x.view(2, -1), round_tf32)[:, : x.numel() // 2]
     assert same_bits(out.reshape(-1), nearest_tf32(x))
 
 

@@ -1,5 +1,7 @@
 """What each rung's kernel computes, in Triton's interpreter, against fp64."""
 
+from typing import Any
+
 import pytest
 import torch
 import triton
@@ -21,7 +23,9 @@ from tests.checks import (
     tf32_edges,
     views,
 )
+from triton_gemm import compat
 from triton_gemm.config import GemmConfig
+from triton_gemm.kernels.schedule import grouped_tile
 from triton_gemm.ladder import LADDER, Rung, k07_tf32, k10_tma
 from triton_gemm.ladder.k04_grouped import grouped_pid
 from triton_gemm.ladder.k05_register_tiled import repacked
@@ -119,14 +123,17 @@ def test_an_empty_result_is_no_launch(rung: Rung, size: shapes.Size) -> None:
 def pids_kernel(out_ptr, num_m, num_n, GROUP_M: tl.constexpr):
     for tile_id in range(num_m * num_n):
         pid_m, pid_n = grouped_pid(tile_id, num_m, num_n, GROUP_M)
-        tl.store(out_ptr + 2 * tile_id, pid_m)
-        tl.store(out_ptr + 2 * tile_id + 1, pid_n)
+        tl.store(out_ptr + 4 * tile_id, pid_m)
+        tl.store(out_ptr + 4 * tile_id + 1, pid_n)
+        pid_m, pid_n = grouped_tile(tile_id, num_m, num_n, GROUP_M)  # the kernels' own
+        tl.store(out_ptr + 4 * tile_id + 2, pid_m)
+        tl.store(out_ptr + 4 * tile_id + 3, pid_n)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(st.integers(1, 9), st.integers(1, 5), st.sampled_from([1, 2, 4, 8]))
 def test_grouped_order_visits_every_tile_once_band_by_band(num_m: int, num_n: int, group: int) -> None:
-    out = torch.full((num_m * num_n, 2), -1, dtype=torch.int32)
+    out = torch.full((num_m * num_n, 4), -1, dtype=torch.int32)
     pids_kernel[(1,)](out, num_m, num_n, GROUP_M=group)
     expected = [
         (m, n)
@@ -134,15 +141,16 @@ def test_grouped_order_visits_every_tile_once_band_by_band(num_m: int, num_n: in
         for n in range(num_n)
         for m in range(first, min(first + group, num_m))
     ]
-    assert [tuple(pid) for pid in out.tolist()] == expected
+    assert [tuple(pids) for pids in out.tolist()] == [pid + pid for pid in expected]
 
 
 # --- k07: rounding ---
 
 
-def test_rounding_to_tf32_is_that_of_the_instruction() -> None:
+@pytest.mark.parametrize("round_tf32", [k07_tf32.round_tf32, compat.round_tf32], ids=["k07", "kernels"])
+def test_rounding_to_tf32_is_that_of_the_instruction(round_tf32: Any) -> None:
     x = tf32_edges()
-    out = repacked(x.view(2, -1), k07_tf32.round_tf32)[:, : x.numel() // 2]
+    out = repacked(x.view(2, -1), round_tf32)[:, : x.numel() // 2]
     assert same_bits(out.reshape(-1), nearest_tf32(x))
 
 
