@@ -1,6 +1,6 @@
 """Everything private of torch and Triton that this package touches, and what differs between their versions.
 
-torch 2.11 to 2.15 and Triton 3.6 to 3.9. No other package names what is private; `tests/test_compat.py` tries each use by
+torch 2.11 to 2.15 and Triton 3.6 to 3.9. No other package names what is private. `test_compat.py` tries each use by
 itself, so that a version which breaks one is told apart from all else that then fails. Other packages import from here,
 not from the modules:
 
