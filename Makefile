@@ -14,7 +14,7 @@ PYTHON ?= python3
 CONSTRAINTS ?=
 JOBS ?= auto
 GPU_JOBS ?= 8
-TIMED := tests/gpu/test_tuning_gpu.py tests/gpu/test_calibration_gpu.py tests/gpu/test_bench_gpu.py# need the GPU for themselves
+TIMED := tests/gpu/tuning/test_tuning_gpu.py tests/gpu/calibration/test_calibration_gpu.py tests/gpu/perf/test_bench_gpu.py# need the GPU for themselves
 MINUTES ?= 10
 ARGS ?=
 VERSION ?=
@@ -137,7 +137,7 @@ bench: $(READY) ## measure suites of shapes against cuBLAS, on a GPU (ARGS='squa
 
 # The interpreter is chosen when triton is imported, so its tests run in processes of their own.
 # With ARGS (-k, -m) a group may have nothing to run; without, that is an error.
-# Both tiers find every planted bug; tests/tiers.py says what the fast one leaves out.
+# Both tiers find every planted bug; tests/support/tiers.py says what the fast one leaves out.
 TIER := fast
 test: ## the fast tier of the tests that need no GPU: minutes (ARGS='-k matmul')
 test-all: ## every test that needs no GPU
@@ -153,7 +153,7 @@ test test-all: $(READY)
 	}; \
 	group interpreter env TRITON_INTERPRET=1 OMP_NUM_THREADS=1 '$(PY)' -m pytest tests/interpreter; \
 	group compile env -u TRITON_INTERPRET OMP_NUM_THREADS=1 '$(PY)' -m pytest tests \
-	  --ignore=tests/interpreter --ignore=tests/gpu --ignore=tests/test_interpreter_group.py; \
+	  --ignore=tests/interpreter --ignore=tests/gpu --ignore=tests/repository/test_interpreter_group.py; \
 	echo; \
 	if [ -n "$$failed" ]; then echo "FAILED:$$failed. Results: $(RESULTS)/*.xml"; exit 1; fi; \
 	echo "All tests passed. Results: $(RESULTS)/*.xml"

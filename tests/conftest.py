@@ -13,7 +13,7 @@ os.environ["TRITON_GEMM_CACHE_DIR"] = os.devnull
 
 import pytest
 
-from tests import tiers
+from tests.support import tiers
 
 HERE = Path(__file__).parent
 INTERPRETER = HERE / "interpreter"
@@ -22,7 +22,10 @@ INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--tier", choices=("fast", "full", "rest"), default="fast", help="which tests run, as tests/tiers.py has it"
+        "--tier",
+        choices=("fast", "full", "rest"),
+        default="fast",
+        help="which tests run: tests/support/tiers.py",
     )
 
 

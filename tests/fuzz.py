@@ -8,7 +8,7 @@ memory every time.
 On a GPU processes share the work, each for MINUTES. Most problems come from a pool, so that kernels are compiled once
 for all processes and runs; one in FRESH is drawn anew. Verdicts stay on the GPU until an example ends. A failure is
 printed shrunk, as a test to paste. Without a GPU (TRITON_INTERPRET=1) products are tiny, and run in the interpreter:
-tests/interpreter/test_fuzz.py runs the same thousand every time.
+tests/interpreter/functional/test_fuzz.py runs the same thousand every time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 import triton_gemm
-from tests.random_products import (
+from tests.support.random_products import (
     GAPS,
     LARGE,
     ORDERS,

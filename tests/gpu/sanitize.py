@@ -27,9 +27,9 @@ import triton
 import triton.language as tl
 
 from reference_cuda import TWINS, TwinUnavailable, load
-from tests.mutants import K11_RACE, MUTANTS, READS_OUTSIDE, Mutant
-from tests.random_products import Memory, Prepared
-from tests.ways import SKIPPED, Alone, circumstances, forms, shared, ways
+from tests.support.kernel_forms import SKIPPED, Alone, circumstances, forms, shared, ways
+from tests.support.kernel_mutants import K11_RACE, MUTANTS, READS_OUTSIDE, Mutant
+from tests.support.random_products import Memory, Prepared
 from triton_gemm.hardware.device import DeviceInfo, device_info
 from triton_gemm.ladder import LADDER, Rung
 

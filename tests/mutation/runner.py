@@ -29,10 +29,23 @@ FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)  # in p
 NO_TEST = "no test"  # of the group's tests runs a line of the mutant's module
 
 
-CHOICES = ("select", "plan", "policy", "bit_classes", "batch_invariance", "explain", "device_model", "precompile")
-TABLES = ("tables", "tables_faults", "policy", "fingerprint", "tuning_session", "cli", "doctor", "calibration")
-TUNING = ("tuning_bench", "tuning_candidates", "tuning_race", "tuning_session", "tuning_worker", "policy", "cli")
-CALLS = ("surface", "matmul", "ops", "routing", "support", "bad_input", "recording", "explain", "batch_invariance")
+# Files of tests, as `tests/selection/test_select.py` is "selection/select".
+CHOICES = (
+    *("selection/select", "selection/bit_classes", "selection/batch_invariance", "runtime/plan", "runtime/policies"),
+    *("runtime/precompile", "reporting/explanation", "hardware/device_model"),
+)
+TABLES = (
+    *("tables/tables", "tables/faults", "runtime/policies", "reporting/fingerprint", "tuning/session", "cli/cli"),
+    *("reporting/doctor", "calibration/calibration"),
+)
+TUNING = (
+    *("tuning/gpu_bench", "tuning/candidates", "tuning/race", "tuning/session", "tuning/worker", "runtime/policies"),
+    "cli/cli",
+)
+CALLS = (
+    *("functional/surface", "functional/matmul", "functional/ops", "functional/routing", "functional/support"),
+    *("functional/bad_input", "tuning/recording", "reporting/explanation", "selection/batch_invariance"),
+)
 
 
 @dataclass(frozen=True)
@@ -62,30 +75,33 @@ class Group:
 
     def files(self) -> list[str]:
         return [
-            *(f"tests/test_{name}.py" for name in self.tests),
-            *(f"tests/interpreter/test_{name}.py" for name in self.interpreted),
+            *(f"tests/{name.replace('/', '/test_')}.py" for name in self.tests),
+            *(f"tests/interpreter/{name.replace('/', '/test_')}.py" for name in self.interpreted),
         ]
 
 
 KERNELS = ("portable/*", "gemv", "skinny", "fma", "repack", "reduction", "tiles", "epilogue", "groups", "schedule")
 GROUPS = (
-    Group("select", ("selection/select.py",), CHOICES, ("explain",)),
-    Group("plan", ("runtime/plan.py",), (*CHOICES, "workers", "tuning_bench"), CALLS),
-    Group("api", ("functional/api.py",), (*CHOICES, "workers"), CALLS),
-    Group("tuning", ("tuning/*.py",), TUNING, ("recording", "bad_input")),
+    Group("select", ("selection/select.py",), CHOICES, ("reporting/explanation",)),
+    Group("plan", ("runtime/plan.py",), (*CHOICES, "runtime/workers", "tuning/gpu_bench"), CALLS),
+    Group("api", ("functional/api.py",), (*CHOICES, "runtime/workers"), CALLS),
+    Group("tuning", ("tuning/*.py",), TUNING, ("tuning/recording", "functional/bad_input")),
     Group("tables", ("tables/*.py",), TABLES),
     Group(
         "kernels",
         tuple(f"kernels/{name}.py" for name in KERNELS),
-        ("skinny", "fma", "reduction", "schedule", "warp_specialised"),
-        ("portable", "gemv", "matmul", "grouped", "scaled_matmul", "addresses"),
+        tuple(f"kernels/{name}" for name in ("skinny", "fma", "reduction", "schedule", "warp_specialised")),
+        (
+            *("kernels/portable", "kernels/gemv", "kernels/addresses"),
+            *("functional/matmul", "functional/grouped", "functional/scaled_matmul"),
+        ),
         only_jit=True,
     ),
     Group(
         "barriers",
         ("kernels/warp_specialised/*.py", "kernels/splitk.py", "kernels/programmatic.py"),
-        ("warp_specialised", "reduction", "widths", "fma", "skinny"),
-        ("portable", "gemv"),
+        tuple(f"kernels/{name}" for name in ("warp_specialised", "reduction", "widths", "fma", "skinny")),
+        ("kernels/portable", "kernels/gemv"),
         only_jit=True,
     ),
 )
@@ -103,7 +119,7 @@ def digest(root: Path, tests: Iterable[str] = ()) -> str:
     """Of the package, and with `tests` of what is common to all tests, and of these files."""
     paths = [path for path in (root / PACKAGE).rglob("*") if path.suffix in (".py", ".json")]
     if tests := list(tests):
-        paths += [path for path in (root / "tests").glob("*.py") if not path.name.startswith("test_")]
+        paths += [*(root / "tests").glob("*.py"), *(root / "tests" / "support").glob("*.py")]
     found = hashlib.sha256()
     for path in [*sorted(paths), *(root / name for name in tests)]:
         found.update(path.read_bytes() + b"\0")

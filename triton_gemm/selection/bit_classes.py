@@ -7,7 +7,7 @@ first, does not matter. Nor do swapped operands, unless they have planes or scal
 kernel's module says in which order it sums (`order_of_sums`).
 
 Equal classes of two candidates for one problem mean equal bits. Unequal ones need not mean unequal bits: where equality
-was not measured (`tests/gpu/test_bit_classes_gpu.py`), classes are told apart.
+was not measured (`tests/gpu/selection/test_bit_classes_gpu.py`), classes are told apart.
 """
 
 from __future__ import annotations

@@ -1,0 +1,601 @@
+"""Calibration without a GPU: a model is planted, and made-up kernels take the times that it predicts and noise."""
+
+from __future__ import annotations
+
+import io
+import json
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from math import exp
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import triton_gemm
+from tests.support import table_fakes
+from tests.support.tuner_fakes import FakeLab, Kernels
+from triton_gemm import calibration, tables
+from triton_gemm.calibration import figures, fit, kept, measuring, probes, session
+from triton_gemm.calibration.report import CalibrationReport, Progress
+from triton_gemm.cli import output
+from triton_gemm.cli.app import app
+from triton_gemm.cli.explain import render
+from triton_gemm.hardware import device, device_model
+from triton_gemm.hardware.device import DeviceInfo
+from triton_gemm.hardware.device_model import DeviceModel, model_of, model_without_calibration, named_device
+from triton_gemm.kernels.candidate import Candidate
+from triton_gemm.problem import GemmProblem
+from triton_gemm.reporting import doctor
+from triton_gemm.reporting.candidates import compare
+from triton_gemm.runtime import policies
+from triton_gemm.selection import generation
+from triton_gemm.selection.bit_classes import bit_class
+from triton_gemm.selection.select import Selection, predicted, ranked, select
+from triton_gemm.suites import SUITES, unseen
+from triton_gemm.suites.problems import gemm_problem
+from triton_gemm.tables import files
+from triton_gemm.tuning.journal import Journal
+from triton_gemm.tuning.timing import DeviceLostError
+
+H200 = named_device("h200")
+OTHER = replace(H200, name="another Hopper", power_limit=500)
+AMPERE = replace(OTHER, name="a GPU without wgmma", capability=(8, 0), num_sms=108)
+
+
+@pytest.fixture(autouse=True)
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The user's folder of models, empty, in a test alone."""
+    with table_fakes.own_models(tmp_path, monkeypatch) as models:
+        yield models
+
+
+def planted(start: DeviceModel) -> DeviceModel:
+    """A GPU whose memory and L2 are slower than its model says, and its tensor cores and CUDA cores too."""
+    entry = start.as_dict()
+    factors = {("memory",): 0.65, ("l2",): 0.75, ("launch",): 1.3}
+    for place in figures.places(entry):
+        if "step" in place and place[1] == "warp_specialised":
+            factors[place] = 1.3
+        if "products" in place:
+            factors[place] = 0.7
+    return DeviceModel(**figures.with_values(entry, {at: x * figures.value_at(entry, at) for at, x in factors.items()}))
+
+
+class Lab(FakeLab):
+    """Kernels that take what a model predicts, and some more or less that it knows nothing of."""
+
+    def __init__(self, info: DeviceInfo, true: DeviceModel, seed: int = 0, off: float = 0.03, **how: Any) -> None:
+        super().__init__(self.milliseconds, seed, **how)
+        self.info, self.true, self.off = info, true, off
+        self.problem: GemmProblem | None = None
+
+    def milliseconds(self, way: Selection) -> float:
+        assert self.problem is not None
+        return true_us(self.problem, way.kernel, candidate_of(self.problem, way), self.true, self.off) / 1000
+
+    def bench(self, problem: GemmProblem, ways: Sequence[Selection], seed: int) -> Kernels:
+        self.problem = problem
+        return super().bench(problem, ways, seed)
+
+    def ready(self, problem: GemmProblem, ways: Sequence[Selection]) -> bool:
+        return all(map(self.kernels.ready, ways))
+
+    def pause(self, seconds: float) -> None:
+        self.kernels.pause(seconds)
+
+
+def candidate_of(problem: GemmProblem, way: Selection) -> Candidate:
+    packed = triton_gemm.kernels.repack.repacked(problem, way.packed)
+    given = packed.swap_ab() if way.swap_ab else packed
+    return Candidate(given, way.config, way.work, way.swap_ab, way.packed)
+
+
+def true_us(problem: GemmProblem, kernel: str, candidate: Candidate, true: DeviceModel, off: float = 0.03) -> float:
+    unknown = Random(repr((problem, kernel, candidate[1:]))).gauss(0, off)
+    return predicted(problem, kernel, candidate, true) * exp(unknown)
+
+
+def calibrated(lab: Lab, budget: float = 20.0, **how: Any) -> CalibrationReport:
+    return session.Session(lab, budget, **how).run()
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few products, for what does not depend on how many."""
+    monkeypatch.setattr(probes, "SHAPES", probes.SHAPES[:12])
+
+
+# --- What is timed, and the fit ---
+
+
+def regret_of(model: DeviceModel, true: DeviceModel, info: DeviceInfo, count: int = 8) -> float:
+    """How much longer a model's picks take than the fastest candidates, in the mean of unseen shapes."""
+    lost = []
+    for name in ("mid", "decode", "square", "bigk", "llm"):
+        for shape in unseen(SUITES[name], 11, count):
+            problem = gemm_problem(shape)
+            ways = [(kernel, candidate) for _, kernel, candidate in ranked(problem, info)]
+            taken = [predicted(problem, *way, true) for way in ways]
+            guess = [predicted(problem, *way, model) for way in ways]
+            lost.append(taken[guess.index(min(guess))] / min(taken) - 1)
+    return sum(lost) / len(lost)
+
+
+@pytest.mark.parametrize("info", [OTHER, AMPERE], ids=["Hopper", "portable kernels"])
+def test_a_planted_model_is_found_and_its_choices_are_good(info: DeviceInfo) -> None:
+    start = model_without_calibration(info)
+    true = planted(start)
+    report = calibrated(Lab(info, true), budget=16.0)
+    assert report.outcome == "kept" and report.path is not None and report.path.exists(), report
+    assert report.shapes >= 20 and report.timed > 3 * report.shapes
+    assert report.error[1] < 0.6 * report.error[0]
+    found = model_of(info)
+    assert found is not start and found.memory == pytest.approx(true.memory, rel=0.12)
+    assert regret_of(found, true, info) < 0.6 * regret_of(start, true, info)
+    kernels = {kernel for timed in probes.probes(info) for kernel in (way.kernel for way in timed.ways)}
+    assert ("warp_specialised" in kernels) == (info.capability == (9, 0)) and "portable" in kernels
+    own = found.kernels["portable"]["products"]["half"][0] / start.kernels["portable"]["products"]["half"][0]
+    assert 0.6 < own < 0.9
+
+
+def test_what_is_not_measured_changes_with_what_is_like_it() -> None:
+    """Tiles that no candidate has take as much more as others of their family."""
+    start = model_without_calibration(OTHER)
+    true = planted(start)
+    probed = [probe for probe in probes.probes(OTHER) if probe.problem.precision == "half"][:16]
+    timed = [
+        fit.Timed(
+            probe.problem,
+            {(way.kernel, x): true_us(probe.problem, way.kernel, x, true, 0.0) for way, x in probe.ways.items()},
+        )
+        for probe in probed
+    ]
+    found = fit.fit(timed, start).model
+    tiles = {f"{candidate.config.BLOCK_M}x{candidate.config.BLOCK_N}" for one in timed for _, candidate in one.us}
+    steps, before = found.kernels["warp_specialised"]["step"], start.kernels["warp_specialised"]["step"]
+    unmeasured = [tile for tile in steps if tile not in tiles]
+    assert unmeasured and all(1.1 < steps[tile] / before[tile] < 1.5 for tile in unmeasured)
+    with torch.device("meta"):  # a default device is not the fit's
+        known = fit.fit(timed, start, fit.SHIPPED).model
+    assert abs(known.memory / start.memory - 1) < abs(found.memory / start.memory - 1), "a shipped model changes less"
+
+
+def test_a_short_budget_times_the_first_products_and_is_kept_to() -> None:
+    true = planted(model_without_calibration(OTHER))
+    reports = [calibrated(Lab(OTHER, true), budget, keep=False) for budget in (4.0, 7.0)]
+    assert reports[0].shapes < reports[1].shapes and all(report.seconds <= report.budget for report in reports)
+    assert [report.outcome for report in reports] == ["not kept", "not kept"]
+    few_ones = calibrated(Lab(OTHER, true), 1.0)
+    assert (
+        few_ones.outcome == "refused"
+        and "larger budget" in few_ones.why
+        and model_of(OTHER).source.startswith("scaled")
+    )
+
+
+@pytest.mark.usefixtures("few")
+def test_products_are_timed_as_soon_as_they_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first while others compile; what never ends does not keep the others waiting."""
+    lab = Lab(OTHER, model_without_calibration(OTHER), compile_s=0.3)
+    steps: list[Progress] = []
+    report = calibrated(lab, 60.0, said=steps.append)
+    assert report.shapes > 8 and steps[0].seconds_left > 45 and steps[-1].timed > 20
+    assert [step.number for step in steps] == list(range(1, 13)) and steps[0].count == 12
+    stuck = Lab(OTHER, model_without_calibration(OTHER))
+    first = probes.probes(OTHER)[0].problem
+    monkeypatch.setattr(stuck, "ready", lambda problem, ways: problem != first)
+    assert session.LEAST <= calibrated(stuck, 20.0).shapes < 12
+
+
+@pytest.mark.usefixtures("few")
+def test_what_fails_is_left_out_and_told() -> None:
+    true = planted(model_without_calibration(OTHER))
+    tile = "128x256x64"
+
+    def broken(way: Selection) -> str | None:
+        return "spills" if tile in str(way.config) else None
+
+    report = calibrated(Lab(OTHER, true, broken=broken), 30.0)
+    assert report.outcome == "kept" and report.shapes >= session.LEAST
+    assert report.failed and all(tile in what and why == "spills" for what, why in report.failed)
+    again = calibrated(Lab(OTHER, true), failure=lambda problem, way: broken(way))
+    assert {why for _, why in again.failed} <= {"left out: spills"} and "left out: spills" in str(again)
+
+
+@pytest.mark.usefixtures("few")
+def test_a_lost_gpu_keeps_nothing(models: Path) -> None:
+    def lost(way: Selection) -> str | None:
+        raise DeviceLostError("it runs for more than 10 s")
+
+    with pytest.raises(DeviceLostError):
+        calibrated(Lab(OTHER, model_without_calibration(OTHER), broken=lost))
+    assert not models.exists()
+
+
+@pytest.mark.usefixtures("few")
+def test_nothing_is_fitted_to_a_throttled_gpu(models: Path) -> None:
+    lab = Lab(OTHER, planted(model_without_calibration(OTHER)))
+    lab.slowed = lambda now: ("too hot",)
+    report = calibrated(lab)
+    assert report.outcome == "refused" and "too hot" in report.why and not models.exists()
+
+
+@pytest.mark.usefixtures("few")
+def test_what_was_timed_while_the_gpu_was_shared_is_timed_again() -> None:
+    lab = Lab(OTHER, planted(model_without_calibration(OTHER)))
+    lab.kernels.slow = lambda now: 1.5 if 2.0 < now < 4.0 else 1.0
+    report = calibrated(lab)
+    assert report.outcome == "kept" and report.shapes > 8 and report.repeated > 0
+    assert len(lab.benches) == 12 + report.repeated
+
+
+@pytest.mark.usefixtures("few")
+def test_a_model_that_is_no_better_is_not_kept(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    same = fit.Score(0.1, 0.1, 0.1)
+    monkeypatch.setattr(session, "fit", lambda _, start, width: fit.Fitted(start, same, same))
+    report = calibrated(Lab(OTHER, planted(model_without_calibration(OTHER))))
+    assert report.outcome == "unchanged" and report.path is None and not models.exists()
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("shipped", [False, True])
+def test_picks_must_be_faster_than_a_shipped_model_s(
+    shipped: bool, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = model_without_calibration(OTHER)
+    monkeypatch.setattr(session, "measured", lambda: {"made up": start} if shipped else {})
+    before, after = fit.Score(0.1, 0.1, 0.03), fit.Score(0.09, 0.09, 0.031)
+    monkeypatch.setattr(session, "fit", lambda _, start, width: fit.Fitted(start, before, after))
+    report = calibrated(Lab(OTHER, planted(start)))
+    assert (report.outcome == "unchanged" and "no faster" in report.why) if shipped else report.outcome == "kept"
+    assert models.exists() != shipped
+
+
+def test_a_fit_is_judged_by_what_it_has_not_seen() -> None:
+    """Times that follow no model are fitted better than they are predicted."""
+    start, random = model_without_calibration(OTHER), Random(1)
+    timed = [
+        fit.Timed(
+            probe.problem,
+            {
+                (way.kernel, x): predicted(probe.problem, way.kernel, x, start) * exp(random.gauss(0, 0.3))
+                for way, x in probe.ways.items()
+            },
+        )
+        for probe in probes.probes(OTHER)[:16]
+    ]
+    found, data = fit.fit(timed, start), fit.Data(timed)
+    assert data.score(data.errors(found.model)).misfit < 0.95 * found.after.misfit
+
+
+# --- The file ---
+
+
+def slower(info: DeviceInfo = OTHER) -> DeviceModel:
+    return planted(model_without_calibration(info))
+
+
+def test_it_is_kept_for_the_silicon_and_used_at_once(models: Path) -> None:
+    problem = gemm_problem(unseen(SUITES["decode"], 3, 1)[0])
+    before, number = policies.by_model(problem, OTHER), generation.number
+    assert device_model.origin(OTHER) == "derived" and device_model.origin(H200) == "shipped"
+    changed = replace(model_without_calibration(OTHER), launch=99.0)
+    path = kept.store(changed, OTHER)
+    assert path == models / "sm_90-132sms-6016bit-500W.v1.json" and generation.number > number
+    assert model_of(OTHER).launch == 99.0 and model_of(OTHER) is model_of(OTHER)
+    assert model_of(OTHER).source.startswith("calibrated 20") and device_model.origin(OTHER) == "calibrated"
+    assert model_of(H200) is model_without_calibration(H200), "another power limit is another silicon"
+    assert policies.by_model(problem, OTHER).reason != before.reason, "what was chosen before is chosen again"
+    assert select(problem, OTHER).reason == policies.by_model(problem, OTHER).reason
+    with triton_gemm.batch_invariant():
+        assert "99" not in policies.choose(problem, H200).reason and policies.choose(problem, OTHER)
+    kept.reload()
+    assert model_of(OTHER).launch == 99.0
+    again = kept.load(path).kept
+    assert again is not None and kept.model_in(again).kernels["gemv"] == json.loads(json.dumps(changed.kernels["gemv"]))
+    assert kept.clear() == 1 and device_model.origin(OTHER) == "derived" and policies.by_model(problem, OTHER) == before
+
+
+def test_a_users_model_goes_before_a_shipped_one_and_a_new_one_starts_from_the_shipped() -> None:
+    kept.store(slower(H200), H200)
+    assert model_of(H200).memory == pytest.approx(0.65 * device_model.measured()["NVIDIA H200"].memory, rel=1e-3)
+    report = calibrated(Lab(H200, model_without_calibration(H200)), 3.0)
+    assert report.start == device_model.measured()["NVIDIA H200"].source
+
+
+def another_class() -> DeviceModel:
+    """A model that chooses another class of bits for LONG: memory ten times as slow."""
+    shipped = model_without_calibration(H200)
+    return replace(shipped, memory=shipped.memory / 10)
+
+
+LONG = table_fakes.problem_of(16, 576, 7168)
+
+
+def test_an_entry_of_the_class_of_before_is_left_out_at_once() -> None:
+    before = policies.by_model(LONG, H200)
+    tables.store(LONG, before, H200, us=4.0, default_us=5.0)
+    assert policies.choose(LONG, H200).source == "user's table"
+    kept.store(another_class(), H200)
+    assert bit_class(LONG, select(LONG, H200)) != bit_class(LONG, before)
+    assert policies.choose(LONG, H200) == select(LONG, H200)
+    kept.clear()
+    assert policies.choose(LONG, H200).source == "user's table"
+
+
+def test_it_is_told() -> None:
+    first = triton_gemm.selection_fingerprint(OTHER, parts=True)
+    question: dict[str, Any] = {"M": 16, "N": 4096, "K": 4096, "dtype": torch.bfloat16, "device": OTHER}
+    plain = triton_gemm.explain(**question)
+    assert first["device model"].startswith("derived, ") and plain.model == "derived"
+    assert "chosen by the model, policy" in str(plain)
+    kept.store(slower(), OTHER)
+    second = triton_gemm.selection_fingerprint(OTHER, parts=True)
+    assert {name for name in first if first[name] != second[name]} == {"device model"}
+    assert second["device model"].startswith("calibrated, ")
+    told = triton_gemm.explain(**question)
+    assert told.model == "calibrated" and "chosen by the calibrated model, policy" in str(told)
+    shown = io.StringIO()
+    render(compare(LONG, OTHER), output.Console(file=shown, width=240))
+    assert "chosen by the calibrated model, policy" in shown.getvalue()
+    assert triton_gemm.selection_fingerprint(OTHER) == triton_gemm.selection_fingerprint(OTHER)
+    edited(file_of(), lambda found: found.update(measured="2001-01-01", by="another"))  # the same figures
+    assert model_of(OTHER).source == "calibrated 2001-01-01, by another"
+    assert triton_gemm.selection_fingerprint(OTHER, parts=True) == second
+
+
+def test_the_doctor_says_which_model_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triton_gemm.reporting.doctor._devices", lambda: (OTHER,))
+
+    def says() -> str:
+        return " ".join(word for found in (*doctor._kernels(), *doctor._tables()) for word in found[1:])
+
+    assert "not measured" in says() and "triton-gemm calibrate" in says()
+    kept.store(slower(), OTHER)
+    assert "calibrated 20" in says() and "not measured" not in says() and "not used" not in says()
+    edited(file_of(), UNLIKE["zero"])
+    assert "is not used: model.memory is no figure" in says() and "not measured" in says()
+
+
+def file_of(info: DeviceInfo = OTHER) -> Path:
+    path = kept.store(slower(info), info)
+    assert path is not None
+    return path
+
+
+def edited(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    found = json.loads(path.read_text())
+    change(found)
+    path.write_text(json.dumps(found))
+    kept.reload()
+
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "truncated": (None, "not-json"),
+    "empty": (lambda found: found.clear(), "no-model"),
+    "a later format": (lambda found: found.update(format=2), "future-format"),
+    "no silicon": (lambda found: found.update(silicon="x"), "no-model"),
+    "no model": (lambda found: found.update(model=[]), "no-model"),
+    "of another silicon": (lambda found: found["silicon"].update(power_limit=1), "other-silicon"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_file_is_set_aside(what: str, caplog: pytest.LogCaptureFixture) -> None:
+    change, word = WRONG[what]
+    path = file_of()
+    if change is None:
+        path.write_text(path.read_text()[:500])
+        kept.reload()
+    else:
+        edited(path, change)
+    assert model_of(OTHER) is model_without_calibration(OTHER)
+    assert not path.exists() and path.with_name(f"{path.name}.{word}.1").exists()
+    assert "set aside" in caplog.text
+    assert kept.store(slower(), OTHER) == path and device_model.origin(OTHER) == "calibrated"
+
+
+def test_who_reads_waits_for_no_writer() -> None:
+    path = file_of()
+    path.write_text("{")
+    kept.reload()
+    with files.locked(path.parent):
+        begin = time.monotonic()
+        assert model_of(OTHER) is model_without_calibration(OTHER)
+        assert time.monotonic() - begin < files.WAIT / 2 and path.exists()
+
+
+UNLIKE: dict[str, Callable[[dict[str, Any]], object]] = {
+    "a figure is missing": lambda found: found["model"].pop("l2"),
+    "a figure more": lambda found: found["model"].update(warmth=1.0),
+    "a tile is missing": lambda found: found["model"]["kernels"]["warp_specialised"]["step"].pop("128x128"),
+    "a pair of three": lambda found: found["model"]["copy"].append(1.0),
+    "negative": lambda found: found["model"].update(memory=-1.0),
+    "zero": lambda found: found["model"].update(memory=0),
+    "huge": lambda found: found["model"].update(memory=1e300),
+    "a million times more": lambda found: found["model"].update(memory=1e7 * found["model"]["memory"]),
+    "a million times less": lambda found: found["model"].update(memory=1e-7 * found["model"]["memory"]),
+    "more than nothing": lambda found: found["model"]["kernels"]["gemv"].update(imbalance=1e7),
+    "a word": lambda found: found["model"].update(memory="fast"),
+    "true": lambda found: found["model"].update(memory=True),
+    "other multiprocessors": lambda found: found["model"].update(num_sms=131),
+    "a number for a text": lambda found: found["model"].update(source=1),
+}
+
+
+@pytest.mark.parametrize("what", UNLIKE)
+def test_a_model_of_other_figures_is_left_and_not_used(what: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Another version of the package may use it."""
+    path = file_of()
+    edited(path, UNLIKE[what])
+    assert model_of(OTHER) is model_without_calibration(OTHER) and path.exists()
+    assert "calibrate again" in caplog.text and "not used" in caplog.text
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.text(),
+    lambda x: st.lists(x) | st.dictionaries(st.text(), x),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=40)
+@given(st.binary(max_size=300) | VALUES.map(lambda x: json.dumps(x).encode()))
+def test_nothing_in_a_file_raises(text: bytes) -> None:
+    assert kept.parse(text).kept is None
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("where", ["fsync", "replace"])
+def test_a_kill_while_saving_loses_nothing(where: str) -> None:
+    path = file_of()
+    before = path.read_bytes()
+
+    def work() -> None:
+        setattr(os, where, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        kept.store(model_without_calibration(OTHER), OTHER)
+
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL and path.read_bytes() == before
+    kept.reload()
+    assert device_model.origin(OTHER) == "calibrated"
+    assert kept.store(model_without_calibration(OTHER), OTHER) == path and path.read_bytes() != before
+    assert [one.name for one in path.parent.glob("*.tmp")] == []
+
+
+@pytest.mark.usefixtures("few")
+def test_a_folder_that_cannot_be_written_to(tmp_path: Path, monkeypatch: Any, caplog: Any) -> None:
+    monkeypatch.setenv("TRITON_GEMM_CACHE_DIR", os.devnull)
+    report = calibrated(Lab(OTHER, slower()))
+    assert report.outcome == "not kept" and report.path is None and "no model is kept" in caplog.text
+    assert report.figures
+    monkeypatch.setattr(tables, "folder", lambda: None)
+    assert kept.store(slower(), OTHER) is None and kept.find(OTHER) is None
+    assert kept.listed() == [] and kept.clear() == 0
+
+
+def test_where_there_is_none_nvml_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triton_gemm.hardware.nvml.power_limit", lambda uuid: pytest.fail("NVML was asked"))
+    assert kept.find(replace(OTHER, power_limit=0, uuid="x")) is None
+
+
+# --- Older GPUs on newer ones ---
+
+
+def test_a_gpu_is_treated_as_an_older_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert device.treated_as((9, 0)) == (9, 0)
+    monkeypatch.setenv(device.CAPABILITY, "8.0")
+    assert device.treated_as((9, 0)) == (8, 0)
+    for wrong in ("9.1", "10.0", "8", "x", "8.0.1"):
+        monkeypatch.setenv(device.CAPABILITY, wrong)
+        with pytest.raises(ValueError, match=r"TRITON_GEMM_CAPABILITY must be a compute capability up to 9\.0"):
+            device.treated_as((9, 0))
+
+
+# --- The function and the command ---
+
+
+def test_a_wrong_call_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="budget must be a positive number"):
+        triton_gemm.calibrate(0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(RuntimeError, match="there is no GPU"):
+        triton_gemm.calibrate()
+
+
+def told(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, list(arguments))
+    return result.exit_code, result.stdout
+
+
+def test_the_command_reports_and_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[Any] = []
+    report = CalibrationReport("kept", "a GPU", "scaled from b", 30.0, 29.0, path=tmp_path, shapes=3, timed=9)
+
+    def calibrate(budget: float, **how: Any) -> CalibrationReport:
+        asked.append((budget, how))
+        return report
+
+    monkeypatch.setattr(calibration, "calibrate", calibrate)
+    code, out = told("calibrate", "--budget", "30s", "--json")
+    assert code == 0 and json.loads(out)["outcome"] == "kept" and json.loads(out)["error_before"] is None
+    assert asked == [(30.0, {"keep": True, "progress": None, "device": None})]
+    code, out = told("calibrate", "--dry-run", "--device", "cuda:0")
+    assert code == 0 and "9 candidates of 3 products" in out and asked[-1][1]["keep"] is False
+    report = replace(report, outcome="not kept")
+    assert told("calibrate", "--dry-run")[0] == 0 and told("calibrate")[0] == 1
+    report = replace(report, outcome="refused", why="the GPU is too hot")
+    code, out = told("calibrate", "--dry-run")
+    assert code == 1 and "refused: the GPU is too hot" in out
+    assert told("calibrate", "--budget", "none")[0] == 2
+    report = replace(report, outcome="unchanged")
+    assert told("calibrate")[0] == 0
+
+
+def test_cache_lists_and_clears_models() -> None:
+    path = file_of()
+    assert [x["file"] for x in json.loads(told("cache", "ls", "--json")[1])["models"]] == [str(path)]
+    assert "calibrated 20" in told("cache", "ls")[1]
+    assert told("cache", "clear", "--yes")[1] == "deleted 0 tables\n" and path.exists()
+    assert told("cache", "clear", "--models", "--json")[0] == 2
+    assert told("cache", "clear", "--models", "--yes")[1] == "deleted 1 models\n" and not path.exists()
+    edited_path = file_of()
+    edited(edited_path, UNLIKE["zero"])
+    assert "not used" in told("cache", "ls")[1]
+
+
+@pytest.mark.parametrize("devices", [(), (OTHER,)], ids=["no GPU", "a GPU"])
+def test_models_that_are_set_aside_are_named(devices: tuple[DeviceInfo, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    path = file_of()
+    edited(path, lambda found: found.update(format=2))
+    aside = path.with_name(f"{path.name}.future-format.1")
+    assert device_model.origin(OTHER) == "derived" and aside.exists()
+    assert json.loads(told("cache", "ls", "--json")[1])["set_aside"] == [str(aside)]
+    assert f"set aside: {aside}" in told("cache", "ls")[1].replace("\n", "")
+    monkeypatch.setattr(doctor, "_devices", lambda: devices)
+    ((status, _, advice),) = (one for one in doctor._tables() if aside.name in one[1])  # type: ignore[misc]
+    assert status == "note" and "move" in advice
+
+
+def test_tables_do_not_take_models_for_tables() -> None:
+    file_of()
+    assert tables.listed() == [] or all("models" not in str(path) for _, path, _ in tables.listed())
+    assert tables.set_aside() == [] and files.names(kept.folder() or Path(), "")
+
+
+def test_where_the_models_choice_fails_others_are_compared_with_the_next() -> None:
+    probe = probes.probes(OTHER)[1]
+    first, second, *rest = probe.ways
+    lab = Lab(OTHER, model_without_calibration(OTHER), broken=lambda way: "no" if way == first else None)
+    (timed,) = measuring.measure(lab, [probe], 10.0).timed
+    assert len(timed.us) == 1 + len(rest) and (second.kernel, probe.ways[second]) in timed.us
+
+
+def test_measuring_needs_two_candidates() -> None:
+    lab = Lab(OTHER, model_without_calibration(OTHER), broken=lambda way: "no" if way != first else None)
+    probe = probes.probes(OTHER)[1]
+    first = next(iter(probe.ways))
+    found = measuring.measure(lab, [probe], 10.0)
+    assert found.timed == [] and len(found.failed) == len(probe.ways) - 1
+
+
+def test_a_choice_that_stayed_has_not_where_the_model_has_another(tmp_path: Path) -> None:
+    problem = table_fakes.problem_of()
+    first, second = table_fakes.another(problem, 1), table_fakes.another(problem, 2)
+    journal = Journal(tmp_path / "x.tuning.jsonl", "1")
+    journal.stays(problem, "same", first)
+    again = Journal(tmp_path / "x.tuning.jsonl", "1")
+    assert again.has_stayed(problem, "same", replace(first, reason="about 3 us"))
+    assert not again.has_stayed(problem, "same", second) and not again.has_stayed(problem, "any", first)

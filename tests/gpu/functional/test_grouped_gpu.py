@@ -1,0 +1,104 @@
+"""triton_gemm.grouped_matmul on the GPU: every kind of groups, without a wait of the host."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import triton_gemm
+from tests.support.group_truth import KINDS, assert_right, draw
+from triton_gemm.arithmetic import MODES
+from triton_gemm.problem import Request
+from triton_gemm.runtime import plan
+
+pytestmark = pytest.mark.gpu
+
+ENDS = ([100, 100, 333], [0, 0, 400], [0, 0, 0], [400, 400, 400], [400], list(range(5, 400, 6)), [1, 399])
+
+
+def int32(ends: list[int]) -> torch.Tensor:
+    return torch.tensor(ends, dtype=torch.int32, device="cuda")
+
+
+@pytest.mark.parametrize("ends", ENDS, ids=lambda ends: f"{len(ends)}-to-{ends[-1]}")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
+def test_every_kind_and_layout(dtype: torch.dtype, kind: str, ends: list[int]) -> None:
+    for i, (rows, columns) in enumerate(((512, 264), (250, 131))):
+        a, b = draw(kind, 400, len(ends), rows, columns, dtype, "cuda")
+        for turn_a, turn_b in ((False, False), (i == 0, True)):
+            x, y = (z.mT.contiguous().mT if turn else z for z, turn in ((a, turn_a), (b, turn_b)))
+            results = [triton_gemm.grouped_matmul(x, y, int32(ends)) for _ in range(2)]
+            assert torch.equal(*results)
+            assert_right(x, y, int32(ends), results[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("precision", MODES)
+def test_every_precision_of_fp32(precision: str, kind: str) -> None:
+    """Operands along K, which is how Hopper's tensor cores read fp32."""
+    for rows, columns in ((512, 264), (4, 4)):
+        a, b = draw(kind, 400, 3, rows, columns, torch.float32, "cuda")
+        y = b.mT.contiguous().mT
+        result = triton_gemm.grouped_matmul(a, y, int32([100, 100, 333]), precision=precision)
+        assert_right(a, y, int32([100, 100, 333]), result, precision)
+
+
+@pytest.mark.parametrize("tokens", [16, 300, 5000])
+def test_a_layer_of_experts(tokens: int) -> None:
+    """Groups of random sizes through the persistent kernel where there is one, and its gradients."""
+    torch.manual_seed(tokens)
+    ends = torch.randint(0, 8, (tokens,), device="cuda").bincount(minlength=8).cumsum(0).int()
+    x = torch.randn(tokens, 512, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    w = torch.randn(8, 1024, 512, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    y = triton_gemm.grouped_matmul(x, w.mT, ends)
+    assert_right(x.detach(), w.detach().mT, ends, y.detach())
+    chosen = plan.selection_of(x.detach(), w.detach().mT, y.detach(), Request(groups="m"))
+    assert chosen.kernel == ("warp_specialised" if torch.cuda.get_device_capability() == (9, 0) else "portable")
+    grad = torch.randn_like(y)
+    y.backward(grad)
+    assert_right(grad, w.detach(), ends, x.grad)
+    assert_right(grad.mT, x.detach(), ends, w.grad)
+
+
+def test_the_host_does_not_wait() -> None:
+    """Sizes change under a CUDA graph that was captured once."""
+    a, b = draw("rows", 640, 4, 256, 512, torch.bfloat16, "cuda")
+    offs = int32([100, 200, 300, 640])
+    triton_gemm.grouped_matmul(a, b, offs)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        triton_gemm.grouped_matmul(a, b, offs)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        c = triton_gemm.grouped_matmul(a, b, offs)
+    for ends in ([0, 0, 640, 640], [1, 2, 3, 4], [200, 400, 600, 630]):
+        offs.copy_(int32(ends))
+        graph.replay()
+        assert_right(a, b, offs, c)
+
+
+def test_as_torch() -> None:
+    if not hasattr(torch.nn.functional, "grouped_mm"):
+        pytest.skip("this torch has no grouped_mm")
+    offs = int32([160, 160, 640])
+    for kind in KINDS:
+        a, b = draw(kind, 640, 3, 256, 512, torch.bfloat16, "cuda")
+        a, b = (a, b.mT.contiguous().mT) if kind == "rows" else (a, b)
+        c, torchs = triton_gemm.grouped_matmul(a, b, offs), torch.nn.functional.grouped_mm(a, b, offs=offs)
+        assert torch.allclose(c, torchs, atol=0.3, rtol=0.02)
+
+
+def test_2_31_elements() -> None:
+    """Offsets of C that 32 bits do not hold."""
+    rows, columns = 2**19 + 300, 4096 + 8
+    if torch.cuda.mem_get_info()[0] < 3 * 2 * rows * columns:
+        pytest.skip("needs more memory")
+    a = torch.randn(rows, 64, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(3, 64, columns, device="cuda", dtype=torch.bfloat16)
+    offs = int32([300, rows - 130, rows])
+    c = triton_gemm.grouped_matmul(a, b, offs)
+    assert_right(a[-130:], b[2:], int32([130]), c[-130:])
+    assert_right(a[:300], b[:1], int32([300]), c[:300])

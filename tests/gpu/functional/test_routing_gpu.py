@@ -1,0 +1,240 @@
+"""torch's own products through triton_gemm on the GPU: the first call and those like it, which take the short way."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+import torch
+
+import triton_gemm
+from tests.support.numerics import error_bound, mode_of, reference
+from triton_gemm import kernels
+from triton_gemm.arithmetic import default_arithmetic
+from triton_gemm.functional import routing
+
+pytestmark = pytest.mark.gpu
+
+OURS = "triton_gemm"
+ROOT = Path(__file__).parents[3]
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(shape, device="cuda").to(dtype)
+
+
+def ours() -> AbstractContextManager[None]:
+    """All products but those that say what is right."""
+    return triton_gemm.use(exclude=[torch.float64])
+
+
+def assert_product(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor, added: torch.Tensor | float = 0.0) -> None:
+    mode = mode_of(default_arithmetic(a.dtype).name, a.dtype)
+    bound = error_bound(a, b, None, 1.0, 0.0, mode, c.dtype) + 2.0**-7 * abs(added)
+    assert ((c.double() - reference(a, b) - added).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_calls_like_one_before_launch_the_same(dtype: torch.dtype) -> None:
+    with ours():
+        triton_gemm.report_routing(reset=True)
+        for _ in range(3):
+            a, b, bias = draw(200, 136, dtype=dtype), draw(136, 72, dtype=dtype), draw(72, dtype=dtype)
+            assert_product(torch.mm(a, b), a, b)
+            assert_product(torch.addmm(bias, a, b), a, b, bias.double())
+            assert_product(torch.nn.functional.linear(a, b.mT.contiguous(), bias), a, b, bias.double())
+            out = torch.full((200, 72), torch.nan, dtype=dtype, device="cuda")
+            assert torch.addmm(bias, a, b, out=out) is out
+            assert_product(out, a, b, bias.double())
+        assert len(routing._fast) == 4
+        counts = triton_gemm.report_routing()
+    assert {call: count for call, count in counts.items() if call[1] == OURS} == {("addmm", OURS): 9, ("mm", OURS): 3}
+
+
+def test_what_differs_is_not_taken_for_the_same() -> None:
+    """Factors, strides, alignment, an `out` that overlaps, rules: each changes what is right."""
+    a, b, bias = draw(128, 64), draw(64, 96), draw(96)
+    with ours():
+        for _ in range(2):
+            assert_product(torch.addmm(bias, a, b), a, b, bias.double())
+            assert_product(torch.addmm(bias, a, b, alpha=2), 2 * a, b, bias.double())
+            assert_product(torch.addmm(bias, a, b, beta=3), a, b, 3 * bias.double())
+            assert_product(torch.addmm(bias, a, b, alpha=0, beta=1), 0 * a, b, bias.double())
+            column = draw(128, 1)
+            assert_product(torch.addmm(column, a, b), a, b, column.double())
+            assert_product(torch.mm(a.mT.contiguous().mT, b), a, b)
+            odd = torch.cat([draw(1), a.flatten()])[1:].view(128, 64)
+            assert_product(torch.mm(odd, b), a, b)
+            buffer = torch.zeros(128 * 96 + 96, dtype=torch.bfloat16, device="cuda")
+            out, over = buffer[: 128 * 96].view(128, 96), buffer[64:160].copy_(bias)
+            expected = over.double()
+            assert_product(torch.addmm(over, a, b, out=out), a, b, expected)
+        with triton_gemm.use(exclude=["mm"]):
+            triton_gemm.report_routing(reset=True)
+            torch.mm(a, b)
+            assert ("mm", OURS) not in triton_gemm.report_routing()
+        torch.mm(a, b)
+        assert triton_gemm.report_routing()["mm", OURS] == 1
+
+
+@pytest.mark.parametrize(
+    "product", [lambda x, w, b: torch.nn.functional.linear(x, w, b), lambda x, w, b: x @ w.mT], ids=["linear", "matmul"]
+)
+def test_gradients_are_ours_too(product: Callable[..., torch.Tensor]) -> None:
+    x, w, b = (draw(*shape).requires_grad_() for shape in ((256, 128), (64, 128), (64,)))
+    grads = []
+    for wanted in (False, True, True):
+        with triton_gemm.use(predicate=lambda *_, wanted=wanted: wanted):
+            grads.append(torch.autograd.grad(product(x, w, b).square().sum(), [x, w]))
+    for theirs, first, second in zip(*grads, strict=True):
+        assert torch.equal(first, second)
+        assert (first - theirs).float().norm() < 0.02 * theirs.float().norm()
+
+
+# --- Compiled models: docs/routing.md has the table ---
+
+LAYER = (768, 512)
+KERNELS = "|".join(kernels.KERNELS)  # how the names of these kernels begin
+
+
+def products(call: Callable[[], object]) -> tuple[int, bool]:
+    """How many products `call` sends to these kernels, and whether one of them runs, launched by a graph or not."""
+    triton_gemm.report_routing(reset=True)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        call()
+        torch.cuda.synchronize()
+    counts = triton_gemm.report_routing()
+    launched = any(re.match(KERNELS, event.key) for event in profile.key_averages())
+    return sum(n for (_, where), n in counts.items() if where == OURS), launched
+
+
+def compiled_layer(**how: object) -> tuple[Callable[[], torch.Tensor], Callable[[], torch.Tensor]]:
+    """A call of a compiled layer, and of the same in eager mode."""
+    torch._dynamo.reset()
+    x, layer = draw(1024, LAYER[0]), torch.nn.Linear(*LAYER, device="cuda", dtype=torch.bfloat16)
+    compiled = torch.compile(lambda x: layer(x).relu(), **how)
+
+    def call() -> torch.Tensor:
+        with torch.no_grad():
+            return compiled(x).clone()
+
+    def eager() -> torch.Tensor:
+        with torch.no_grad():
+            return layer(x).relu()
+
+    return call, eager
+
+
+def assert_like(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, atol=0.05, rtol=0.02)
+
+
+@pytest.mark.slow
+def test_compiled_by_default_it_is_decided_at_each_call() -> None:
+    call, eager = compiled_layer(fullgraph=True)
+    assert_like(call(), eager())
+    with ours():
+        assert products(call) == (1, True)
+        assert_like(call(), eager())
+    assert products(call) == (0, False)
+
+
+@pytest.mark.slow
+def test_a_cuda_graph_of_reduce_overhead_keeps_what_it_captured() -> None:
+    call, eager = compiled_layer(mode="reduce-overhead")
+    with ours():
+        for _ in range(3):  # warms up, captures, replays
+            assert_like(call(), eager())
+        assert products(call) == (0, True)
+    assert products(call) == (0, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backends, routed", [("ATEN", 1), ("TRITON", 0)])
+def test_max_autotune_may_choose_a_template_of_its_own(
+    backends: str, routed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch._inductor.config
+
+    monkeypatch.setattr(torch._inductor.config, "max_autotune_gemm_backends", backends)
+    with ours():
+        call, eager = compiled_layer(mode="max-autotune-no-cudagraphs")
+        assert_like(call(), eager())
+        assert products(call) == (routed, bool(routed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whole", [True, False], ids=["around", "within"])
+def test_a_graph_may_break(whole: bool) -> None:
+    torch._dynamo.reset()
+    a, b = draw(1024, 768), draw(768, 768)
+
+    def function(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        if not whole:
+            with ours():
+                return torch.mm(a, b)
+        c = torch.mm(a, b)
+        torch._dynamo.graph_break()
+        return c
+
+    compiled = torch.compile(function)
+    compiled(a, b)
+    if whole:
+        with ours():
+            assert products(lambda: compiled(a, b)) == (1, True)
+    else:
+        assert products(lambda: compiled(a, b)) == (1, True)
+    assert_product(compiled(a, b), a, b)
+
+
+# Packages that AOTInductor compiles and loads: torch's alone, or counted inside of use().
+AOT_INDUCTOR = """
+import sys, torch
+counted = sys.argv[1] == "counted"
+if counted:
+    import triton_gemm
+modules = [torch.nn.Linear, *([triton_gemm.nn.Linear] if counted else [])]
+for i, module in enumerate(modules):
+    model, x = module(768, 768, device="cuda", dtype=torch.bfloat16), torch.randn(1024, 768, device="cuda").bfloat16()
+    with torch.no_grad():
+        exported = torch.export.export(model, (x,))
+        path = torch._inductor.aoti_compile_and_package(exported, package_path=f"{sys.argv[2]}/{i}.pt2")
+        loaded = torch._inductor.aoti_load_package(path)
+        loaded(x)
+        if counted:
+            with triton_gemm.use():
+                triton_gemm.report_routing(reset=True)
+                y = loaded(x)
+                assert triton_gemm.report_routing() == {}, triton_gemm.report_routing()
+            torch.testing.assert_close(y, model(x), atol=0.05, rtol=0.02)
+print("done")
+"""
+
+
+@pytest.mark.slow
+def test_aot_inductor_calls_cublas_past_the_dispatcher(tmp_path: Path) -> None:
+    def run(what: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", AOT_INDUCTOR, what, str(tmp_path)]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+
+    found = run("counted")
+    if found.returncode < 0 and run("alone").returncode < 0:
+        pytest.skip(f"torch {torch.__version__} crashes here as it loads a package of its own")
+    assert "done" in found.stdout, found.stderr[-3000:]
+
+
+def test_a_captured_graph_replays() -> None:
+    x, w, b = draw(16, 256), draw(512, 256), draw(512)
+    with ours():
+        torch.nn.functional.linear(x, w, b)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = torch.nn.functional.linear(x, w, b)
+    x.copy_(draw(16, 256))
+    graph.replay()
+    assert_product(y, x, w.mT, b.double())

@@ -1,0 +1,332 @@
+"""torch's products at home on a GPU: values, words, gradients, autocast, compile, graphs, streams, names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import triton_gemm
+from tests.support.product_views import BATCHES, EXPANDED, VIEWS, assert_product, draw
+from tests.support.wrong_products import OF_PRODUCTS, assert_same_words, torchs
+from triton_gemm.compat import stream_of_graph_trees
+from triton_gemm.functional import api
+from triton_gemm.runtime import plan, workspace
+
+pytestmark = pytest.mark.gpu
+
+HALF, BF16, FLOAT = torch.float16, torch.bfloat16, torch.float32
+DTYPES = [FLOAT, HALF, BF16]
+
+
+def random(*shape: int, dtype: torch.dtype = BF16, seed: int = 0) -> torch.Tensor:
+    return draw(*shape, dtype=dtype, seed=seed).cuda()
+
+
+# --- Values and words ---
+
+
+@pytest.mark.parametrize("batches", BATCHES.values(), ids=BATCHES)
+@pytest.mark.parametrize("view", [*VIEWS, *EXPANDED])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_matmul_of_batches_and_strides(
+    dtype: torch.dtype, view: str, batches: tuple[tuple[int, ...], tuple[int, ...]]
+) -> None:
+    lay = (VIEWS | EXPANDED)[view]
+    for M, N, K in ((65, 40, 33), (128, 256, 64), (1, 64, 512)):
+        a, b = lay(random(*batches[0], M, K, dtype=dtype)), lay(random(*batches[1], K, N, dtype=dtype, seed=1))
+        for _ in range(2):  # the second without checks
+            assert_product(triton_gemm.matmul(a, b), a, b)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_product(dtype: torch.dtype) -> None:
+    a, b, input = random(3, 200, 330, dtype=dtype), random(3, 330, 90, dtype=dtype), random(3, 200, 90, dtype=dtype)
+    assert_product(triton_gemm.mm(a[0], b[0]), a[0], b[0])
+    assert_product(triton_gemm.bmm(a, b), a, b)
+    assert_product(triton_gemm.mv(a[0], b[0, :, 0]), a[0], b[0, :, 0])
+    for alpha, beta in ((1, 1), (0.5, -2), (0, 1)):
+        how: dict[str, Any] = {"alpha": alpha, "beta": beta}
+        for added in (input[0], input[0, 0], input[0, :, :1], input[0, 0, 0]):
+            assert_product(triton_gemm.addmm(added, a[0], b[0], **how), a[0], b[0], added, **how)
+        if alpha:
+            for added in (input, input[0], input[:, :1]):
+                assert_product(triton_gemm.baddbmm(added, a, b, **how), a, b, added, **how)
+    for _ in range(2):
+        assert_product(triton_gemm.linear(a, b[0].T, input[0, 0]), a, b[0], input[0, 0])
+
+
+def test_views_with_the_sign_turned() -> None:
+    """Imaginary parts of conjugates: what lies in memory is their negative, which the interpreter resolves itself."""
+    shapes = (20, 33), (33, 9), (9,), (20, 9)
+    a, b, input, out = (torch.randn(shape, dtype=torch.complex64, device="cuda").conj().imag for shape in shapes)
+    for _ in range(2):
+        assert_product(triton_gemm.linear(a, b.T, input), a, b, input)
+        assert_product(triton_gemm.addmm(out, a, b), a, b, out)
+        assert_product(triton_gemm.mm(a, b, out=out), a, b)
+
+
+@pytest.mark.parametrize("dtype", [HALF, BF16], ids=str)
+def test_out_dtype_is_torchs(dtype: torch.dtype) -> None:
+    a, b = random(3, 200, 330, dtype=dtype), random(3, 330, 90, dtype=dtype)
+    for input_dtype in (dtype, FLOAT):
+        input = random(3, 200, 90, dtype=input_dtype)
+        calls: list[tuple[str, tuple[torch.Tensor, ...]]] = [
+            *(("mm", (a[0], b[0])), ("bmm", (a, b)), ("addmm", (input[0], a[0], b[0])), ("baddbmm", (input, a, b))),
+        ]
+        for name, arguments in calls:
+            ours, theirs = (f(*arguments, out_dtype=FLOAT) for f in (getattr(triton_gemm, name), torchs(name)))
+            assert ours.dtype == theirs.dtype == FLOAT
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "arguments"), OF_PRODUCTS)
+def test_a_mistake_raises_what_torch_raises(name: str, arguments: tuple[Any, ...]) -> None:
+    on_gpu = [x.cuda() if isinstance(x, torch.Tensor) else x for x in arguments]
+    assert_same_words(lambda: torchs(name)(*on_gpu), lambda: getattr(triton_gemm, name)(*on_gpu))
+
+
+@pytest.mark.parametrize("name", ["mm", "bmm", "addmm", "baddbmm"])
+def test_a_mistaken_out_dtype_raises_what_torch_raises(name: str) -> None:
+    batch = (2,) if "bmm" in name else ()
+    a, b = random(*batch, 8, 16), random(*batch, 16, 8)
+    added = (random(8),) if "add" in name else ()
+    for x, y, out_dtype in ((a, b, HALF), (a.float(), b.float(), BF16), (a, b, torch.float64)):
+        assert_same_words(
+            lambda x=x, y=y, to=out_dtype: torchs(name)(*(z.to(x.dtype) for z in added), x, y, out_dtype=to),
+            lambda x=x, y=y, to=out_dtype: getattr(triton_gemm, name)(*(z.to(x.dtype) for z in added), x, y, to),
+        )
+
+
+def test_an_out_that_is_too_small_is_resized_every_time() -> None:
+    """A call that is repeated without checks must not take it for what it became."""
+    a, b = random(64, 32), random(32, 48)
+    for _ in range(3):
+        out = torch.empty(3, 3, device="cuda", dtype=BF16)
+        with pytest.warns(UserWarning, match="resized"):
+            triton_gemm.matmul(a, b, out=out)
+        assert_product(out, a, b)
+
+
+# --- Gradients ---
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("activation", [None, "relu", "gelu"])
+def test_gradients_are_as_good_as_torchs(activation: str | None, dtype: torch.dtype) -> None:
+    values = [random(*shape, dtype=dtype) for shape in ((4, 250, 520), (390, 520), (390,))]
+    grad = random(4, 250, 390, dtype=dtype)
+
+    def gradients(linear: Any, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        leaves = [x.detach().clone().requires_grad_() for x in inputs]
+        return list(torch.autograd.grad(linear(*leaves), leaves, grad.to(inputs[0].dtype)))
+
+    def theirs(*inputs: torch.Tensor) -> torch.Tensor:
+        c = torch.nn.functional.linear(*inputs)
+        return c if activation is None else getattr(torch.nn.functional, activation)(c)
+
+    truth = gradients(theirs, *(x.double() for x in values))
+    ours = gradients(lambda *x: triton_gemm.linear(*x, activation), *values)
+    for mine, reference, exact in zip(ours, gradients(theirs, *values), truth, strict=True):
+        errors = [float((x.double() - exact).norm()) for x in (mine, reference)]
+        assert errors[0] <= 2 * errors[1]
+
+
+def test_func_on_a_gpu() -> None:
+    a, b = random(6, 40, 50, dtype=FLOAT), random(50, 30, dtype=FLOAT)
+    for transform in (torch.func.grad, torch.func.jacrev):
+        ours, theirs = (
+            torch.func.vmap(transform(lambda x, y, f=f: f(x, y).sin().sum()), (0, None))(a, b)
+            for f in (triton_gemm.matmul, torch.matmul)
+        )
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [FLOAT, BF16], ids=str)
+def test_opcheck(dtype: torch.dtype) -> None:
+    op = torch.ops.triton_gemm.gemm.default
+    a, b, row = (random(*shape, dtype=dtype).requires_grad_() for shape in ((2, 40, 50), (30, 50), (30,)))
+    torch.library.opcheck(op, (a, b.detach().mT.requires_grad_(), row))
+    torch.library.opcheck(op, (a.detach(), b.detach().mT, row.detach(), 1.0, 1.0, "gelu"))
+
+
+# --- Autocast ---
+
+
+@pytest.mark.parametrize("dtype", [HALF, BF16], ids=str)
+def test_autocast_casts_as_torch(dtype: torch.dtype) -> None:
+    a, b, c = random(2, 40, 50, dtype=FLOAT), random(2, 50, 30, dtype=FLOAT), random(30, dtype=FLOAT)
+    calls: list[tuple[str, tuple[torch.Tensor, ...]]] = [
+        *(("matmul", (a, b[0])), ("matmul", (a[0, 0], b)), ("mm", (a[0], b[0].half())), ("bmm", (a, b))),
+        *(("mv", (b[0], c)), ("addmm", (c, a[0], b[0])), ("baddbmm", (c, a, b)), ("linear", (a, b[0].T, c))),
+    ]
+    for name, arguments in calls:
+        getattr(triton_gemm, name)(*(x.float() for x in arguments))  # a call that could be repeated without checks
+        with torch.autocast("cuda", dtype):
+            ours, theirs = (f(*arguments) for f in (getattr(triton_gemm, name), torchs(name)))
+        assert ours.dtype == theirs.dtype == dtype, name
+        torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
+    with torch.autocast("cuda", dtype):
+        assert triton_gemm.mm(a[0], b[0], out=torch.empty(40, 30, device="cuda")).dtype == FLOAT
+        for f in (torch.mm, triton_gemm.mm):
+            assert f(a[0], b[0], out_dtype=FLOAT).dtype == FLOAT
+
+
+# --- Compile, graphs, streams, profilers ---
+
+
+class Block(torch.nn.Module):
+    def __init__(self, dtype: torch.dtype = BF16) -> None:
+        super().__init__()
+        self.up = triton_gemm.nn.Linear(256, 512, activation="gelu", dtype=dtype, device="cuda")
+        self.down = triton_gemm.nn.Linear(512, 256, dtype=dtype, device="cuda")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(self.up(x))
+
+
+def close(a: Any, b: Any) -> None:
+    torch.testing.assert_close(a, b, rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_compile(mode: str) -> None:
+    torch._dynamo.reset()
+    block = Block()
+    compiled = torch.compile(block, fullgraph=True, mode=mode)
+    for _ in range(4):
+        x = random(4, 128, 256)
+        torch.compiler.cudagraph_mark_step_begin()
+        compiled(x).sum().backward()
+        gradients = [p.grad.clone() for p in block.parameters() if p.grad is not None]
+        block.zero_grad()
+        block(x).sum().backward()
+        for mine, reference in zip(gradients, block.parameters(), strict=True):
+            assert reference.grad is not None
+            assert (mine - reference.grad).norm() <= 2e-2 * reference.grad.norm()
+        block.zero_grad()
+        with torch.no_grad():
+            close(compiled(x), block(x))
+
+
+@pytest.mark.slow
+def test_inductors_graphs_of_products_that_share_memory() -> None:
+    """Partial sums of two graphs in one pool, each warmed up, captured and replayed between the other's; Inductor
+    raises where something of the pool is kept, and overwrites it."""
+    torch._dynamo.reset()
+    sizes = ((128, 16384), (16384, 128), (128,))
+    a, b, row = (random(*size, dtype=torch.float32, seed=seed) for seed, size in enumerate(sizes))
+    triton_gemm.matmul(a, b)
+    assert any(getattr(found, "shares", False) for found in plan.PLANS.values()), "the product has partial sums"
+    before = set(workspace._workspaces)
+
+    def one(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return triton_gemm.matmul(a, b).relu() + 1
+
+    def two(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return triton_gemm.addmm(row, a, b) @ triton_gemm.addmm(row, a.neg(), b)
+
+    with torch.no_grad():
+        graphs = {f: torch.compile(f, fullgraph=True, mode="reduce-overhead") for f in (one, two)}
+        for turn in range(6):
+            for function, graph in graphs.items():
+                x = random(128, 16384, dtype=torch.float32, seed=turn)
+                torch.compiler.cudagraph_mark_step_begin()
+                found = graph(x, b).clone()
+                junk = [torch.full((1 << 20,), float("nan"), device="cuda") for _ in range(8)]
+                expected = function(x, b)
+                assert (found - expected).norm() <= 2e-2 * expected.norm()
+                del junk
+    trees = stream_of_graph_trees(torch.cuda.current_device())
+    assert trees is not None and all(stream != trees for _, stream, _ in set(workspace._workspaces) - before)
+
+
+@pytest.mark.slow
+def test_compile_does_not_compile_again_for_every_batch() -> None:
+    torch._dynamo.reset()
+    block = Block()
+    compiled = torch.compile(block, fullgraph=True)
+    with torch.no_grad():
+        for batch in (4, 5):  # the second makes it dynamic
+            compiled(random(batch, 128, 256))
+        with torch.compiler.set_stance("fail_on_recompile"):
+            for batch in (2, 7, 33):
+                x = random(batch, 128, 256)
+                close(compiled(x), block(x))
+
+
+def test_a_graph_of_a_training_step() -> None:
+    block, x = Block(), random(4, 128, 256).requires_grad_()
+    grad = random(4, 128, 256, seed=1)
+
+    def step(module: Any, x: torch.Tensor) -> list[torch.Tensor]:
+        leaf = x.detach().clone().requires_grad_()
+        y = module(leaf)
+        return [y.detach().clone(), *torch.autograd.grad(y, (leaf, *block.parameters()), grad)]
+
+    expected = step(block, x)
+    graphed = torch.cuda.make_graphed_callables(block, (x.detach().clone().requires_grad_(),))
+    for _ in range(2):
+        for mine, reference in zip(step(graphed, x), expected, strict=True):
+            assert torch.equal(mine, reference), "the same bits"
+
+
+def test_backward_runs_on_the_stream_of_its_forward() -> None:
+    block, x = Block(), random(4, 128, 256)
+    block(x).sum().backward()
+    expected = [p.grad.clone() for p in block.parameters() if p.grad is not None]
+    block.zero_grad()
+    late = torch.zeros_like(x)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        late.copy_(x)
+        block(late).sum().backward()
+    torch.cuda.synchronize()
+    assert all(torch.equal(p.grad, e) for p, e in zip(block.parameters(), expected, strict=True))
+
+
+def kernels(call: Any) -> list[str]:
+    call()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        call()
+        torch.cuda.synchronize()
+    return [e.name for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+
+
+def test_a_layer_is_one_kernel() -> None:
+    layer, x = triton_gemm.nn.Linear(512, 1024, activation="gelu", dtype=BF16, device="cuda"), random(4, 250, 512)
+    with torch.no_grad():
+        for view in (x, x[:, ::2], x[:, 1:]):
+            names = kernels(lambda view=view: layer(view))
+            assert len(names) == 1 and names[0].endswith("_kernel"), names
+
+
+def test_the_operator_is_named_in_profiles() -> None:
+    layer, x = triton_gemm.nn.Linear(512, 1024, dtype=BF16, device="cuda"), random(64, 512)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, backend="aot_eager")
+    compiled(x)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        compiled(x)
+        layer(x).sum().backward()
+    names = {event.name for event in profile.events()}
+    assert "triton_gemm::gemm" in names and "_GemmBackward" in names
+
+
+def test_layers_are_repeated_without_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "_fast", {})
+    layer, x = triton_gemm.nn.Linear(512, 1024, activation="relu", dtype=BF16, device="cuda"), random(4, 250, 512)
+    with torch.no_grad():
+        first = layer(x)
+        assert len(api._fast) == 1
+        monkeypatch.setattr(api, "_product", lambda *_, **__: pytest.fail("checked again"))
+        assert torch.equal(layer(x), first)
+        monkeypatch.undo()
+        other = triton_gemm.nn.Linear(512, 1024, dtype=BF16, device="cuda")
+        other.load_state_dict(layer.state_dict())
+        assert not torch.equal(other(x), first), "another activation is another call"
+    assert layer(x).requires_grad

@@ -1,0 +1,179 @@
+"""Every twin on a GPU: against fp64, exact on integers, touching nothing that it should not."""
+
+import itertools
+
+import pytest
+import torch
+
+from reference_cuda import TWINS, LoadedTwin, TwinUnavailable, Variant, load_all
+from tests.support.numerics import error_bound, reference
+
+pytestmark = pytest.mark.gpu
+
+SHAPES = [
+    pytest.param((127, 65, 33), id="ragged"),
+    pytest.param((513, 257, 129), id="ragged-large"),
+    pytest.param((1, 1, 1), id="one"),
+    pytest.param((256, 192, 64), id="aligned"),
+    pytest.param((144, 272, 48), id="whole-fragments"),
+    pytest.param((136, 72, 1000), id="k-tail"),
+    pytest.param((130, 66, 1), id="k-one"),
+    pytest.param((64, 128, 0), id="k-zero"),
+    pytest.param((1, 300, 77), id="one-row"),
+    pytest.param((300, 1, 77), id="one-column"),
+]
+SCALARS = [(1, 0), (1, 1), (-0.5, 2), (2, 0), (0, 3)]
+VARIANTS = [
+    pytest.param(stem, variant, id=f"{stem}-{variant.name}")
+    for stem, twin in TWINS.items()
+    for variant in twin.variants
+]
+FLOAT_VARIANTS = [param for param in VARIANTS if param.values[1].dtype.is_floating_point]
+DEFAULTS = [pytest.param(stem, twin.variants[0], id=stem) for stem, twin in TWINS.items()]
+
+
+@pytest.fixture(scope="session")
+def twins() -> dict[str, LoadedTwin]:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    loaded = load_all()
+    for result in loaded.values():
+        if isinstance(result, TwinUnavailable):
+            pytest.fail(str(result))
+    return loaded
+
+
+def window(matrix: torch.Tensor, offset: int, fill: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """A copy of the matrix, `offset` elements into a buffer that is otherwise full of `fill`."""
+    margin = 1024
+    buffer = torch.full((matrix.numel() + 2 * margin,), fill, dtype=matrix.dtype, device="cuda")
+    view = buffer[margin + offset : margin + offset + matrix.numel()].view(matrix.shape)
+    view.copy_(matrix)
+    return buffer, view
+
+
+def launch(
+    twin: LoadedTwin,
+    variant: Variant,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c0: torch.Tensor,
+    alpha: float,
+    beta: float,
+    offset: int = 0,
+) -> torch.Tensor:
+    """The result, from operands surrounded by poison, in an output whose surroundings must not change."""
+    poison = float("nan") if variant.dtype.is_floating_point else 10**8
+    start = torch.full_like(c0, poison) if beta == 0 else c0
+    (_, a), (_, b), (around, c) = (window(matrix, offset, poison) for matrix in (a, b, start))
+    outside = torch.ones_like(around, dtype=torch.bool)
+    outside[c.storage_offset() : c.storage_offset() + c.numel()] = False
+    before = around.view(torch.int32)[outside]
+    twin.launch(a, b, c, alpha, beta, variant=variant.name)
+    assert torch.equal(around.view(torch.int32)[outside], before), "wrote outside c"
+    return c
+
+
+def integers(variant: Variant, shape: tuple[int, int, int], largest: int = 8) -> list[torch.Tensor]:
+    m, n, k = shape
+    sizes = ((m, k, variant.dtype), (k, n, variant.dtype), (m, n, variant.out_dtype))
+    return [torch.randint(-largest, largest + 1, (rows, cols), device="cuda").to(dtype) for rows, cols, dtype in sizes]
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("offset", [0, 1], ids=["on-16-bytes", "off-16-bytes"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("stem", "variant"), FLOAT_VARIANTS)
+def test_error_is_within_the_bound(
+    twins: dict[str, LoadedTwin], stem: str, variant: Variant, shape: tuple[int, int, int], offset: int
+) -> None:
+    m, n, k = shape
+    a = torch.randn(m, k, device="cuda").to(variant.dtype)
+    b = torch.randn(k, n, device="cuda").to(variant.dtype)
+    c0 = torch.randn(m, n, device="cuda")
+    for alpha, beta in SCALARS:
+        c = launch(twins[stem], variant, a, b, c0, alpha, beta, offset)
+        error = (c.double() - reference(a, b, c0, alpha, beta)).abs()
+        bound = error_bound(a, b, c0, alpha, beta, TWINS[stem].precision, variant.out_dtype)
+        assert (error <= bound).all(), f"alpha={alpha} beta={beta}: {(error / bound).max():.3g} times the bound"
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("stem", "variant"), VARIANTS)
+def test_integers_are_exact(
+    twins: dict[str, LoadedTwin], stem: str, variant: Variant, shape: tuple[int, int, int]
+) -> None:
+    a, b, c0 = integers(variant, shape)
+    for (alpha, beta), offset in itertools.product([(1, 0), (3, -2)], [0, 1]):
+        c = launch(twins[stem], variant, a, b, c0, alpha, beta, offset)
+        assert torch.equal(c.double(), reference(a, b, c0, alpha, beta))
+
+
+@pytest.mark.parametrize(("stem", "variant"), [p for p in VARIANTS if p.values[1].dtype == torch.int32])
+def test_int32_is_exact_beyond_what_fp32_holds(twins: dict[str, LoadedTwin], stem: str, variant: Variant) -> None:
+    a, b, c0 = integers(variant, (67, 45, 100), largest=4000)
+    c = launch(twins[stem], variant, a, b, c0, 1, -100_001)
+    assert torch.equal(c.double(), reference(a, b, c0, 1, -100_001))
+
+
+@pytest.mark.parametrize(("stem", "variant"), FLOAT_VARIANTS)
+def test_a_nan_stays_in_its_row(twins: dict[str, LoadedTwin], stem: str, variant: Variant) -> None:
+    a, b, c0 = integers(variant, (70, 90, 50))
+    a[33, 20] = float("nan")
+    c = launch(twins[stem], variant, a, b, c0, 1, 0)
+    assert c[33].isnan().all() and c.isnan().sum() == c.shape[1]
+
+
+@pytest.mark.parametrize(("stem", "variant"), FLOAT_VARIANTS)
+def test_alpha_zero_does_not_read_a_and_b(twins: dict[str, LoadedTwin], stem: str, variant: Variant) -> None:
+    a, b, c0 = integers(variant, (70, 90, 50))
+    a.fill_(float("nan"))
+    b.fill_(float("inf"))
+    assert torch.equal(launch(twins[stem], variant, a, b, c0, 0, 2), 2 * c0)
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 7), (5, 0, 7), (0, 0, 0)])
+@pytest.mark.parametrize(("stem", "variant"), DEFAULTS)
+def test_empty_results_are_no_launch(
+    twins: dict[str, LoadedTwin], stem: str, variant: Variant, shape: tuple[int, int, int]
+) -> None:
+    a, b, c = integers(variant, shape)
+    twins[stem].launch(a, b, c)
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize(("stem", "variant"), DEFAULTS)
+def test_launches_on_the_current_stream(twins: dict[str, LoadedTwin], stem: str, variant: Variant) -> None:
+    a, b, c = integers(variant, (64, 64, 64))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        twins[stem].launch(a, b, c)
+    c.zero_()
+    graph.replay()
+    assert torch.equal(c.double(), reference(a, b))
+
+
+# More than 2^31 elements of C, then of A.
+@pytest.mark.parametrize("shape", [(131072, 16400, 1), (131072, 8, 16400)], ids=["in-c", "in-a"])
+@pytest.mark.parametrize(("stem", "variant"), DEFAULTS)
+def test_offsets_pass_2_to_the_31(
+    twins: dict[str, LoadedTwin], stem: str, variant: Variant, shape: tuple[int, int, int]
+) -> None:
+    m, n, k = shape
+    if torch.cuda.mem_get_info()[0] < 12 << 30:
+        pytest.skip("needs 12 GiB of free GPU memory")
+    a = torch.ones(m, k, dtype=variant.dtype, device="cuda")
+    b = torch.ones(k, n, dtype=variant.dtype, device="cuda")
+    c = torch.full((m, n), float("nan"), device="cuda")
+    a[-2:] = 2
+    twins[stem].launch(a, b, c)
+    assert (c[-2:] == 2 * k).all() and (c[:-2].amax(), c[:-2].amin()) == (k, k)
+
+
+def test_a_cuda_error_says_which_launch(twins: dict[str, LoadedTwin]) -> None:
+    with pytest.raises(RuntimeError, match="invalid argument"):
+        twins["c01_naive_uncoalesced"].module.launch("no such", 0, 0, 0, 1, 1, 1, 1.0, 0.0, 0)

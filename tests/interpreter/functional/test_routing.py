@@ -1,0 +1,361 @@
+"""torch's own products on these kernels: what is routed, what stays torch's, and that it is as before afterwards."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import triton_gemm
+from tests.support.tiers import one
+from triton_gemm.compat import withdraw
+from triton_gemm.functional import routing
+
+GENERATOR = torch.Generator().manual_seed(0)
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, generator=GENERATOR).to(dtype)
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    triton_gemm.report_routing(reset=True)
+    yield
+    assert not routing._rules, "something is still routed"
+    if routing._library is not None:  # as pytest may have other threads
+        withdraw(routing._library)
+        routing._library = None
+
+
+def ours() -> dict[str, int]:
+    return {name: count for (name, where), count in triton_gemm.report_routing().items() if where == routing.OURS}
+
+
+CALLS = {
+    "mm": lambda: torch.mm(draw(5, 7), draw(7, 3)),
+    "mm-out": lambda: torch.mm(draw(5, 7), draw(7, 3), out=torch.empty(5, 3)),
+    "matmul-of-a-batch": lambda: draw(2, 3, 5, 7) @ draw(3, 7, 4),
+    "bmm": lambda: torch.bmm(draw(3, 5, 7), draw(3, 7, 4)),
+    "addmm": lambda: torch.addmm(draw(4), draw(5, 7), draw(7, 4), alpha=0.5, beta=2),
+    "addmm-of-nan": lambda: torch.addmm(torch.full((5, 4), torch.nan), draw(5, 7), draw(7, 4), beta=0),
+    "baddbmm": lambda: torch.baddbmm(draw(3, 5, 4), draw(3, 5, 7), draw(3, 7, 4), alpha=-1),
+    "linear": lambda: F.linear(draw(6, 7), draw(4, 7), draw(4)),
+    "half": lambda: torch.mm(draw(5, 7, dtype=torch.float16), draw(7, 3, dtype=torch.float16)),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_products_are_ours_and_the_same(call: str) -> None:
+    GENERATOR.manual_seed(1)
+    expected = CALLS[call]()
+    GENERATOR.manual_seed(1)
+    with triton_gemm.use():
+        found = CALLS[call]()
+    torch.testing.assert_close(found, expected)
+    assert sum(ours().values()) == 1
+    CALLS[call]()
+    assert sum(ours().values()) == 1, "routed afterwards"
+
+
+def test_a_model_trains_on_them() -> None:
+    """The derivatives' products are routed with it."""
+    x, layer = draw(6, 7), torch.nn.Linear(7, 4)
+    grads = []
+    for routed in (False, True):
+        layer.zero_grad()
+        if routed:
+            triton_gemm.enable()
+        layer(x).square().sum().backward()
+        grads.append([p.grad.clone() for p in layer.parameters()])
+    triton_gemm.disable()
+    torch.testing.assert_close(grads[0], grads[1])
+    assert ours() == {"addmm": 1, "mm": 1}
+
+
+STAYS = {
+    "integers": (lambda: torch.mm(*(torch.ones(3, 3, dtype=torch.int64),) * 2), "int64 is not computed"),
+    "excluded": (lambda: torch.bmm(draw(2, 3, 3), draw(2, 3, 3)), "bmm is not to be routed"),
+    "excluded-dtype": (lambda: torch.mm(*(draw(3, 3, dtype=torch.float64),) * 2), "float64 is not to be routed"),
+    "out-is-an-operand": (lambda: torch.mm(x := draw(3, 3), draw(3, 3), out=x), "out may overlap"),
+}
+
+
+@pytest.mark.parametrize("name", STAYS)
+def test_what_stays_torchs_says_why(name: str) -> None:
+    call, why = STAYS[name]
+    with triton_gemm.use(exclude=("bmm", torch.float64)):
+        call()
+    ((_, where),) = triton_gemm.report_routing()
+    assert where.startswith("torch: ") and why in where
+
+
+def test_mistakes_are_in_torchs_words() -> None:
+    with (
+        triton_gemm.use(),
+        pytest.raises(RuntimeError, match=r"mat1 and mat2 shapes cannot be multiplied \(2x3 and 4x5\)"),
+    ):
+        torch.mm(draw(2, 3), draw(4, 5))
+
+
+def test_a_bias_beside_no_matrix_is_torchs_mistake() -> None:
+    with triton_gemm.use(), pytest.raises(RuntimeError):
+        torch.addmm(torch.ones(3), draw(2, 3), torch.tensor(1.0))
+
+
+def test_rules() -> None:
+    """The innermost counts; names and dtypes apart; a predicate sees operands."""
+    with triton_gemm.use(only=("addmm",)):
+        torch.mm(draw(3, 3), draw(3, 3))
+        assert ours() == {}
+        with triton_gemm.use(only=(torch.float32,), predicate=lambda op, a, b: a.shape[0] > 3):
+            torch.mm(draw(3, 3), draw(3, 3))
+            assert ours() == {}
+            torch.mm(draw(4, 3), draw(3, 3))
+        assert ours() == {"mm": 1}
+    with pytest.raises(ValueError, match="conv2d: only mm, bmm, addmm, baddbmm are routed"):
+        triton_gemm.enable(only=("conv2d",))
+    with pytest.raises(RuntimeError, match="nothing is routed"):
+        triton_gemm.disable()
+
+
+BACKENDS = pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+
+
+@pytest.mark.parametrize(
+    ("rule", "routed"),
+    [
+        ({"only": "mm"}, {"mm": 2}),
+        ({"only": ["mm", "addmm"]}, {"mm": 2, "addmm": 1}),
+        ({"only": torch.float16}, {"mm": 1}),
+        ({"only": ("mm", torch.float16)}, {"mm": 1}),
+        ({"exclude": "addmm"}, {"mm": 2}),
+        ({"exclude": torch.float16}, {"mm": 1, "addmm": 1}),
+        ({}, {"mm": 2, "addmm": 1}),
+    ],
+    ids=str,
+)
+def test_one_name_or_dtype_is_one(rule: dict[str, object], routed: dict[str, int]) -> None:
+    with triton_gemm.use(**rule):
+        torch.mm(draw(3, 3), draw(3, 3)), torch.addmm(draw(3), draw(3, 3), draw(3, 3))
+        torch.mm(draw(3, 3, dtype=torch.float16), draw(3, 3, dtype=torch.float16))
+    assert ours() == routed
+
+
+def test_a_block_that_ends_takes_its_own_rule_back() -> None:
+    """And not that of another thread, which began later and goes on."""
+    one, other = triton_gemm.use(only="mm"), triton_gemm.use(only="bmm")
+    a, b = draw(3, 5, 4), draw(3, 4, 2)
+    with one:
+        other.__enter__()
+    torch.bmm(a, b)
+    assert ours() == {"bmm": 1}
+    triton_gemm.disable()
+    other.__exit__(None, None, None)
+    torch.bmm(a, b)
+    assert ours() == {"bmm": 1}
+
+
+def test_threads_that_disable_take_back_a_rule_each() -> None:
+    for _ in range(20):
+        for _ in range(8):
+            triton_gemm.enable()
+        threads = [threading.Thread(target=triton_gemm.disable) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert routing._rules == []
+
+
+IN_THREADS = """
+import threading, time, torch, triton_gemm
+from triton_gemm import routing
+failures, until = [], time.monotonic() + 3
+
+def multiply():
+    a = torch.eye(8)
+    try:
+        while time.monotonic() < until and not failures:
+            with triton_gemm.use(only=torch.float64):
+                assert torch.mm(a, a).equal(a)
+            assert torch.mm(a, a).equal(a)
+    except BaseException as error:
+        failures.append(error)
+
+threads = [threading.Thread(target=multiply) for _ in range(4)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+assert not failures, failures
+assert routing._library is not None and torch.mm(torch.eye(3), torch.eye(3)).equal(torch.eye(3))
+assert ("mm", "triton_gemm") not in triton_gemm.report_routing()
+with triton_gemm.use():
+    pass
+assert routing._library is None, "of one thread it is withdrawn"
+"""
+
+
+def test_it_begins_and_ends_while_other_threads_multiply() -> None:
+    """torch frees kernels that are withdrawn, while those threads run them: it crashed within seconds."""
+    done = subprocess.run([sys.executable, "-c", IN_THREADS], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("wrong", ["conv2d", ["mm", "conv2d"], ("float16",), (torch.float32, 3)], ids=str)
+def test_other_names_are_refused_before_anything_is_routed(wrong: object) -> None:
+    for argument in ("only", "exclude"):
+        with pytest.raises(ValueError, match="only mm, bmm, addmm, baddbmm are routed"):
+            triton_gemm.enable(**{argument: wrong})
+
+
+@pytest.mark.few(shows=one)
+@BACKENDS
+def test_compiled_graphs_call_what_is_routed(backend: str) -> None:
+    """When they run: the same graph is torch's again outside, and need not be compiled for it."""
+    torch._dynamo.reset()
+    layer = torch.nn.Linear(7, 4)
+    compiled = torch.compile(lambda x: layer(x).relu().square().sum(), fullgraph=True, backend=backend)
+    compiled(draw(6, 7)).backward()
+    assert ours() == {}
+    with torch.compiler.set_stance("fail_on_recompile"):
+        with triton_gemm.use():
+            compiled(draw(6, 7)).backward()
+        assert ours() == {"addmm": 1, "mm": 1}
+        compiled(draw(6, 7)).backward()
+    assert ours() == {"addmm": 1, "mm": 1}
+
+
+@BACKENDS
+def test_it_may_begin_and_end_within_a_compiled_function(backend: str) -> None:
+    """Which breaks its graph there; Dynamo must not follow torch's product into the kernel that took its place."""
+    torch._dynamo.reset()
+
+    @torch.compile(backend=backend)
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with triton_gemm.use():
+            z = torch.mm(x, y)
+        return torch.mm(2 * z, y)
+
+    x, y = draw(6, 7), draw(7, 7)
+    torch.testing.assert_close(function(x, y), 2 * (x @ y) @ y)
+    assert ours() == {"mm": 1}
+
+
+def test_it_cannot_begin_within_one_graph() -> None:
+    torch._dynamo.reset()
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with triton_gemm.use():
+            return x @ x
+
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        function(draw(3, 3))
+
+
+@BACKENDS
+def test_a_graph_may_break_within_it(backend: str) -> None:
+    torch._dynamo.reset()
+
+    @torch.compile(backend=backend)
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        z = torch.mm(x, y)
+        torch._dynamo.graph_break()
+        return torch.addmm(y[0], z, y)
+
+    x, y = draw(6, 7), draw(7, 7)
+    with triton_gemm.use():
+        found = function(x, y)
+    torch.testing.assert_close(found, y[0] + x @ y @ y)
+    assert ours() == {"mm": 1, "addmm": 1}
+
+
+WITHOUT_CUDA = """
+import torch, triton_gemm
+from triton_gemm import routing
+for attempt in range(2):
+    try:
+        with triton_gemm.use():
+            raise SystemExit("routed")
+    except RuntimeError as error:
+        assert "sees none here" in str(error) and "TRITON_INTERPRET=1" in str(error), error
+    assert routing._rules == [] and routing._library is None
+assert torch.equal(torch.ones(2, 2) @ torch.ones(2, 2), torch.full((2, 2), 2.0))
+"""
+
+
+def test_without_cuda_it_says_so_and_leaves_nothing_behind() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["CUDA_VISIBLE_DEVICES"] = ""
+    done = subprocess.run([sys.executable, "-c", WITHOUT_CUDA], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_product_that_cannot_be_overridden_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = iter((torch.library.get_kernel, torch.library.get_kernel))
+
+    def get_kernel(*arguments: str) -> object:
+        kernel = next(kernels, None)
+        if kernel is None:
+            raise RuntimeError("no such kernel")
+        return kernel(*arguments)
+
+    monkeypatch.setattr(torch.library, "get_kernel", get_kernel)
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        triton_gemm.enable()
+    assert routing._rules == [] and routing._library is None
+    torch.mm(draw(3, 3), draw(3, 3))
+    assert ours() == {}
+
+
+def test_beside_an_override_of_torchs_own() -> None:
+    """torch 2.14 and later override aten::bmm themselves: what is not routed goes there, and afterwards everything."""
+    library, seen = torch.library.Library("aten", "IMPL"), []
+    torchs = torch.library.get_kernel("aten::bmm", "CPU")
+
+    def override(keys: torch.DispatchKeySet, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        seen.append(a.shape[0])
+        return torchs.call_boxed(keys, a, b)
+
+    library.impl("bmm", override, "CPU", with_keyset=True, allow_override=True)
+    try:
+        pairs = [(draw(batch, 5, 7), draw(batch, 7, 4)) for batch in (1, 2, 3)]
+        with triton_gemm.use(predicate=lambda op, a, b: a.shape[0] != 2):
+            results = [torch.bmm(a, b) for a, b in pairs]
+        assert ours() == {"bmm": 2} and seen == [2]
+        torch.testing.assert_close(results, [torch.bmm(a, b) for a, b in pairs])
+        assert seen == [2, 1, 2, 3] and ours() == {"bmm": 2}
+    finally:
+        withdraw(library)
+
+
+def test_an_exported_program_asks_at_each_call() -> None:
+    layer, x = torch.nn.Linear(7, 4), draw(6, 7)
+    with torch.no_grad():
+        program = torch.export.export(layer, (x,)).module()
+        program(x)
+        assert ours() == {}
+        with triton_gemm.use():
+            torch.testing.assert_close(program(x), layer(x))
+        assert ours() == {"addmm": 2}
+
+
+@pytest.mark.full
+@pytest.mark.slow
+def test_aot_inductor_calls_past_the_dispatcher(tmp_path: Path) -> None:
+    layer, x = torch.nn.Linear(16, 8), draw(4, 16)
+    with torch.no_grad(), triton_gemm.use():
+        package = torch._inductor.aoti_compile_and_package(
+            torch.export.export(layer, (x,)), package_path=str(tmp_path / "layer.pt2")
+        )
+        loaded = torch._inductor.aoti_load_package(package)
+        triton_gemm.report_routing(reset=True)
+        found = loaded(x)
+        assert triton_gemm.report_routing() == {}
+        torch.testing.assert_close(found, layer(x))

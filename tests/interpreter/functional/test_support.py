@@ -1,0 +1,148 @@
+"""README's table of what is supported: every cell of it is tried, and what is left out raises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+import triton_gemm
+from tests.support import readme_table
+
+OFFS = torch.tensor([2, 6], dtype=torch.int32)
+ONE = torch.ones(())
+B, M, K, N = 2, 6, 8, 4
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation: the shapes of its operands, and how it and fp64 compute it of them."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    ours: Callable[..., torch.Tensor]
+    truth: Callable[..., torch.Tensor]
+    torchs: Callable[..., torch.Tensor] | None = None
+
+
+LAYERS = {precision: triton_gemm.nn.Linear(K, N, precision=precision) for precision in (None, "bf16x3")}
+
+
+def layer(
+    x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor, precision: str | None = None, **how: Any
+) -> torch.Tensor:
+    return torch.func.functional_call(LAYERS[precision], {"weight": w, "bias": bias}, (x,), how)
+
+
+def groups_apart(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.cat([a[:2] @ b[0], a[2:] @ b[1]])
+
+
+F = torch.nn.functional
+MATRICES, BATCHES = ((M, K), (K, N)), ((B, M, K), (B, K, N))
+OPERATIONS = {
+    "matmul": Operation(((B, M, K), (K, N)), triton_gemm.matmul, torch.matmul, torch.matmul),
+    "mm": Operation(MATRICES, triton_gemm.mm, torch.mm, torch.mm),
+    "bmm": Operation(BATCHES, triton_gemm.bmm, torch.bmm, torch.bmm),
+    "mv": Operation(((M, K), (K,)), triton_gemm.mv, torch.mv, torch.mv),
+    "addmm": Operation(((M, N), *MATRICES), triton_gemm.addmm, torch.addmm, torch.addmm),
+    "baddbmm": Operation(((B, M, N), *BATCHES), triton_gemm.baddbmm, torch.baddbmm, torch.baddbmm),
+    "linear": Operation(((B, M, K), (N, K), (N,)), triton_gemm.linear, F.linear, F.linear),
+    "nn.Linear": Operation(((B, M, K), (N, K), (N,)), layer, F.linear, F.linear),
+    "grouped_matmul": Operation(
+        ((M, K), (2, K, N)), lambda a, b, **how: triton_gemm.grouped_matmul(a, b, OFFS, **how), groups_apart
+    ),
+    "scaled_matmul": Operation(
+        MATRICES, lambda a, b, **how: triton_gemm.scaled_matmul(a, b, ONE, ONE, **how), torch.mm
+    ),
+}
+ERRORS = (RuntimeError, NotImplementedError, TypeError, ValueError, AssertionError, torch._dynamo.exc.Unsupported)
+CELLS = [(operation, aspect) for operation in readme_table.OPERATIONS for aspect in readme_table.ASPECTS]
+
+
+def draw(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Small integers, which are exact in every dtype, and so are their products."""
+    return torch.randint(-3, 4, shape).to(dtype)
+
+
+def strided(x: torch.Tensor) -> torch.Tensor:
+    return x.mT.contiguous().mT if x.dim() > 1 else torch.cat([x, x])[::2].copy_(x)
+
+
+def assert_right(operation: Operation, c: torch.Tensor, operands: list[torch.Tensor]) -> None:
+    assert torch.equal(c.detach().double(), operation.truth(*(x.detach().double() for x in operands)))
+
+
+def try_it(operation: Operation, aspect: str) -> None:
+    """Raises unless the operation has the aspect."""
+    scaled = operation is OPERATIONS["scaled_matmul"]
+    plain = torch.float8_e4m3fn if scaled else torch.float32
+    dtypes = {
+        "fp32": [torch.float32],
+        "fp16, bf16": [torch.float16, torch.bfloat16],
+        "fp64": [torch.float64],
+        "int8": [torch.int8],
+        "fp8": [torch.float8_e4m3fn, torch.float8_e5m2],
+        "`out_dtype=`": [plain if scaled else torch.float16],
+    }.get(aspect, [plain])
+    for dtype in dtypes:
+        operands = [draw(shape, dtype) for shape in operation.shapes]
+        how: dict[str, Any] = {}
+        ours = operation.ours
+        if aspect == "any strides":
+            operands = [
+                torch.cat([x, x], -1)[..., ::2].copy_(x) if x.dim() == 1 else x.mT.contiguous().mT for x in operands
+            ]
+        elif aspect == "empty":
+            operands = [x[..., :0, :] if x.shape[-2:] in ((M, K), (M, N)) else x for x in operands]
+            if operation is OPERATIONS["grouped_matmul"]:
+                assert ours(*operands).shape == (0, N)
+                continue
+        elif aspect == "`out=`":
+            how["out"] = torch.empty_like(operation.truth(*(x.float() for x in operands)))
+        elif aspect == "`out_dtype=`":
+            how["out_dtype"] = torch.float32
+        elif aspect == "`precision=`":
+            how["precision"] = "bf16x3"
+        elif aspect in ("gradients", "double backward"):
+            check = torch.autograd.gradcheck if aspect == "gradients" else torch.autograd.gradgradcheck
+            assert check(ours, [x.double().requires_grad_() for x in operands], fast_mode=True)
+        elif aspect == "`torch.vmap`":
+            stacked = [torch.stack([x, -x]) for x in operands]
+            assert_right(operation, torch.vmap(ours)(*stacked)[0], operands)
+        elif aspect == "`torch.compile`":
+            torch._dynamo.reset()
+            ours = torch.compile(ours, fullgraph=True, backend="aot_eager")
+        elif aspect == "`torch.export`":
+            module = type("Module", (torch.nn.Module,), {"forward": staticmethod(lambda *xs: operation.ours(*xs))})()
+            ours = torch.export.export(module, tuple(operands)).module()
+        elif aspect == "`torch.autocast`":
+            with torch.autocast("cpu", torch.bfloat16):
+                c = ours(*operands)
+            assert c.dtype == torch.bfloat16
+        elif aspect == "through `use()`":
+            assert operation.torchs is not None
+            triton_gemm.report_routing(reset=True)
+            with triton_gemm.use():
+                assert_right(operation, operation.torchs(*operands), operands)
+            assert any(where == "triton_gemm" for _, where in triton_gemm.report_routing())
+        c = ours(*operands, **how)
+        assert c.dtype == how.get("out_dtype", c.dtype)
+        assert_right(operation, c, operands)
+
+
+@pytest.mark.few
+@pytest.mark.parametrize(("operation", "aspect"), CELLS, ids=lambda x: x.replace("`", ""))
+def test_every_cell(operation: str, aspect: str) -> None:
+    if aspect not in readme_table.NOT[operation]:
+        try_it(OPERATIONS[operation], aspect)
+        return
+    with pytest.raises(ERRORS):
+        try_it(OPERATIONS[operation], aspect)
+
+
+def test_readme_has_the_table() -> None:
+    readme = readme_table.README.read_text()
+    assert readme == readme_table.written(readme), "python -m tests.support.readme_table writes it"

@@ -1,0 +1,104 @@
+"""Every address that Gluon kernels on pointers read or write is that of an element: as
+interpreter/kernels/test_addresses.py has it of Triton's, with their source run as `gluon_on_cpu` does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.support import gluon_on_cpu, planted_bugs
+from tests.support.address_recorder import Draw, handed_on, operands_of, simulated
+from triton_gemm.hardware.device import device_of_capability
+from triton_gemm.kernels import fma, skinny
+from triton_gemm.problem import GemmProblem
+
+DEVICE = device_of_capability((9, 0))
+FEW, MANY = 12, 200  # sets of shapes and strides
+
+
+def run(module: SimpleNamespace, problem: GemmProblem, config: object, parts: int, *product: torch.Tensor) -> None:
+    launches = module.launches(problem, config, parts)
+    with simulated() as recorder:
+        operands = operands_of(recorder, problem, *product)
+        operands |= handed_on(recorder, launches)
+        for turn, made in enumerate(launches):
+            made = made.programmatic() if turn % 2 == 0 else made
+            gluon_on_cpu.run(made, operands, {"alpha": 1.0, "beta": 1.0})
+        recorder.check()
+
+
+def of_skinny(module: SimpleNamespace, draw: Draw) -> None:
+    """A few rows, or columns, and K in whole vectors."""
+    config = draw.choice(skinny.CONFIGS[:2])
+    sizes = [draw.randint(1, 8), draw.near(config.BLOCK_M)]
+    draw.shuffle(sizes)
+    a, b, c = draw.product(torch.float16, (*sizes, 8 * draw.near(config.BLOCK_K // 8)), orders="nt")
+    problem = GemmProblem.of(a, b, c, has_beta=draw.random() < 0.3, bias=draw.choice([None, "m", "n"]))
+    assert skinny.illegal(problem, DEVICE, config) is None
+    run(module, problem, config, 1, a, b, c)
+
+
+def of_fma(module: SimpleNamespace, draw: Draw) -> None:
+    """A along M and B along N, in whole vectors."""
+    config = fma.CONFIGS[-1]
+    sizes = 4 * draw.near(config.BLOCK_M // 4, 2), 4 * draw.near(config.BLOCK_N // 4, 2), draw.near(config.BLOCK_K, 4)
+    a, b, c = draw.product(torch.float32, sizes, orders="tn")
+    problem = GemmProblem.of(a, b, c, has_beta=draw.random() < 0.3, bias=draw.choice([None, "m", "n"]))
+    assert fma.illegal(problem, DEVICE, config) is None
+    run(module, problem, config, draw.choice([1, 1, 2, 3]), a, b, c)
+
+
+KERNELS: dict[str, Callable[[SimpleNamespace, Draw], None]] = {"skinny": of_skinny, "fma": of_fma}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_every_address_is_an_element_s(name: str) -> None:
+    module = gluon_on_cpu.simulated(name)
+    for seed in range(FEW):
+        KERNELS[name](module, Draw(seed))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", KERNELS)
+def test_every_address_of_many_sets(name: str) -> None:
+    module = gluon_on_cpu.simulated(name)
+    for seed in range(FEW, MANY):
+        KERNELS[name](module, Draw(seed))
+
+
+BUGS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
+    "skinny-k-tail-not-masked": ("skinny", (("in_k = k < whole(K - step, VECTOR)", "in_k = k >= 0"),)),
+    "skinny-streamed-rows-not-clamped": ("skinny", (("rows = gl.minimum(rows, extent - 1)", "pass"),)),
+    "skinny-rows-not-masked": ("skinny", (("rows < extent\n", "rows >= 0\n"),)),
+    "skinny-the-other-operand-not-masked": (
+        "skinny",
+        (("a = load(a_places, 0, K, EVEN_K, A_STREAMED)", "a = load(a_places, 0, K, EVEN_K, B_STREAMED)"),),
+    ),
+    "skinny-rows-of-32-bits": (
+        "skinny",
+        (
+            ("x_ptr + rows.to(gl.int64) * whole", "x_ptr + rows * whole"),
+            ("stride_bn: tl.int64", "stride_bn: tl.int32"),
+            ("stride_am: tl.int64", "stride_am: tl.int32"),
+        ),
+    ),
+    "skinny-prefetches-beyond-k": ("skinny", (("gl.minimum(k, K - 1)", "k"),)),
+    "skinny-c-one-column-too-many": ("skinny", (("mask_n = offs_n < whole(out.N", "mask_n = offs_n <= whole(out.N"),)),
+    "fma-k-tail-not-masked": ("fma", (("(rows < left)[:, None] & inside[None, :]", "inside[None, :]"),)),
+    "fma-edge-one-vector-too-far": ("fma", (("whole(extent + VECTOR - 1, VECTOR)", "whole(extent + VECTOR, VECTOR)"),)),
+    "fma-parts-share-a-block": ("fma", (("tile * SPLIT_K + part, rows", "tile * SPLIT_K, rows"),)),
+    "fma-squares-overlap": ("fma", (("rows // 16 * 32", "rows // 16 * 16"),)),
+    "fma-batches-begin-by-rows": ("fma", (("whole(stride_bz, VECTOR)", "whole(stride_bk, VECTOR)"),)),
+}
+
+
+@planted_bugs.with_each(BUGS)
+def test_planted_bugs_are_caught(bug: str) -> None:
+    name, changes = BUGS.get(bug, ("skinny", ()))
+    module = gluon_on_cpu.simulated(name, changes)
+    with planted_bugs.caught(bug):
+        for seed in range(FEW):
+            KERNELS[name](module, Draw(seed))

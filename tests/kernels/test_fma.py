@@ -1,0 +1,156 @@
+"""What the kernel of outer products computes, without a GPU: its source runs on the CPU (`gluon_on_cpu`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support import planted_bugs
+from tests.support.gluon_on_cpu import run, simulated
+from tests.support.kernel_cases import CIRCUMSTANCES, Case, Operands, blocks, circumstance, ids
+from triton_gemm.config import TileConfig
+from triton_gemm.hardware.device import device_of_capability
+from triton_gemm.kernels import fma
+from triton_gemm.kernels.repack import repacked
+from triton_gemm.problem import GemmProblem, Layout
+
+CPU = torch.device("cpu")
+DEVICE = device_of_capability((8, 0))
+FP32 = {"dtype": torch.float32, "precision": "ieee"}
+ORDERS = ("nn", "nt", "tn", "tt")
+SPLITS = (1, 3, -3)  # parts of K; negative: whose programs take turns
+
+
+@dataclass
+class Simulation:
+    """The kernel in one configuration, in a plan's place: over copies of what it cannot read, perhaps turned."""
+
+    problem: GemmProblem
+    config: TileConfig
+    split_k: int
+    swapped: bool
+    module: SimpleNamespace
+
+    def run(self, a: Tensor, b: Tensor, c: Tensor, auxiliary: tuple[Tensor, ...], alpha: float, beta: float) -> None:
+        names = fma.unreadable(self.problem)
+        problem = repacked(self.problem, names)
+        a = copied(a, problem.a) if "a" in names else a
+        b = copied(b, problem.b) if "b" in names else b
+        if self.swapped:
+            problem, a, b = problem.swap_ab(), b, a
+        assert fma.illegal(problem, DEVICE, self.config, self.split_k) is None
+        self.module.launches.__globals__["LARGEST_WORKSPACE"] = 0 if self.split_k < 0 else 1 << 40
+        (launch,) = self.module.launches(problem, self.config, abs(self.split_k))
+        assert launch.arguments["IN_TURN"] is (self.split_k < 0)
+        counters = torch.zeros(launch.counters, dtype=torch.int32)
+        operands = {"a": a, "b": b, "c": c, "counters": counters}
+        operands |= zip(problem.auxiliary, auxiliary, strict=True)
+        operands["workspace"] = torch.full((launch.workspace // 4,), torch.nan)
+        operands |= {t.name: torch.full(t.shape, torch.nan, dtype=t.dtype) for t in launch.temporaries}
+        run(launch, operands, {"alpha": alpha, "beta": beta})
+        assert not counters.any(), "counters are not zero afterwards"
+
+
+def copied(x: Tensor, layout: Layout) -> Tensor:
+    """x [(batch,) rows, columns] as `repack` lays it."""
+    step, row, column = layout.strides
+    batch, rows, columns = (1,) * (3 - x.dim()) + tuple(x.shape)
+    batch = batch if step else 1
+    buffer = torch.full((batch * (step or max(row * rows, column * columns)),), torch.nan)
+    buffer.as_strided((batch, rows, columns), (step, row, column)).copy_(x if step else x[:1] if x.dim() == 3 else x)
+    return buffer
+
+
+@pytest.fixture(scope="module")
+def kernel() -> SimpleNamespace:
+    return simulated("fma")
+
+
+def check(
+    case: Case,
+    config: TileConfig,
+    split_k: int,
+    module: SimpleNamespace,
+    times: int = 1,
+    *,
+    swapped: bool = False,
+) -> None:
+    operands = Operands(case, CPU)
+    if operands.problem.has_beta and operands.problem.activation == "gelu":
+        return  # illegal
+    operands.check(Simulation(operands.problem, config, split_k, swapped, module), abs(split_k), times)
+
+
+@pytest.mark.few
+@pytest.mark.parametrize("config", fma.CONFIGS, ids=ids)
+@pytest.mark.parametrize("split_k", SPLITS)
+def test_every_config_and_split(kernel: SimpleNamespace, split_k: int, config: TileConfig) -> None:
+    """Layouts in turn, partial and whole tiles, less than a tile, and parts without a k-tile."""
+    m, n, k = blocks(config)
+    sizes = [(m + 9, 2 * n + 7, 5 * k + 3), (2 * m, n, 6 * k), (3, 5, 2 * k), (1, 1, 1), (m + 4, n + 4, k)]
+    for turn, size in enumerate(sizes):
+        orders = ORDERS[turn % 4]
+        check(Case(size, orders + "n", integers=True, **FP32), config, split_k, kernel, times=2)
+        check(Case(size, orders + "n", pad=1, **FP32), config, split_k, kernel, swapped=turn % 2 == 1)
+
+
+@pytest.mark.few
+@pytest.mark.parametrize("name", [name for name, change in CIRCUMSTANCES.items() if "dtype" not in change])
+@pytest.mark.parametrize("split_k", SPLITS)
+def test_every_circumstance(kernel: SimpleNamespace, split_k: int, name: str) -> None:
+    config = fma.CONFIGS[list(CIRCUMSTANCES).index(name) % len(fma.CONFIGS)]
+    m, n, k = blocks(config)
+    case = circumstance(name, (m + 5, n + 8, 4 * k + 3), **FP32)
+    check(case, config, split_k, kernel, swapped=case.orders[2] == "t")
+
+
+def test_a_pitch_that_no_tile_spans_in_32_bits_is_refused() -> None:
+    far = Layout((0, 1, 2**28))
+    square = GemmProblem(1, 64, 64, 64, torch.float32, torch.float32, "ieee", far, far.transposed, far.transposed)
+    assert "spans more than" in str(fma.illegal(square, DEVICE, fma.CONFIGS[0]))
+
+
+# --- Planted bugs ---
+
+BUGS: dict[str, tuple[tuple[str, str], ...]] = {
+    "does-not-wait-for-copies": (("        wait_group(STAGES - 2)\n", ""),),
+    "waits-for-one-copy-less": (("wait_group(STAGES - 2)", "wait_group(STAGES - 1)"),),
+    "no-barrier": (("        tl.debug_barrier()  # the k-tile has", "        # the k-tile has"),),
+    "barrier-before-the-wait": (
+        ("        wait_group(STAGES - 2)\n", "        tl.debug_barrier()\n        wait_group(STAGES - 2)\n"),
+        ("        tl.debug_barrier()  # the k-tile has", "        # the k-tile has"),
+    ),
+    "copies-into-the-slot-in-use": (("free = gl.where(slot == 0, STAGES - 1, slot - 1)", "free = slot"),),
+    "ends-under-copies": (("    wait_group(0)  # the", "    # the"),),
+    "slot-does-not-advance": (("slot = gl.where(slot == STAGES - 1, 0, slot + 1)", "slot = slot"),),
+    "k-tail-not-masked": (("(rows < left)[:, None] & inside[None, :]", "inside[None, :]"),),
+    "edge-not-masked": (("(rows < left)[:, None] & inside[None, :]", "(rows < left)[:, None]"),),
+    "edge-masked-by-elements-below": (("whole(extent + VECTOR - 1, VECTOR)", "whole(extent, VECTOR)"),),
+    "reads-the-share-after": (("end = gl.minimum(begin + share, K)", "end = K"),),
+    "squares-in-another-order": (("return first.reshape(shape), second", "return second.reshape(shape), first"),),
+    "squares-twice": (("first, second, third, fourth = second, third, fourth, first", "pass"),),
+    "squares-side-by-side": (("rows // 16 * 32", "rows // 16 * 16"),),
+    "batch-ignored-in-b": (("b_ptr += batch.to(gl.int64)", "b_ptr += 0 * batch.to(gl.int64)"),),
+    "matrices-of-b-are-a-row-apart": (("whole(stride_bz, VECTOR)", "whole(stride_bk, VECTOR)"),),
+    "a-part-of-the-sum-is-left-out": (("gl.static_range(1, SPLIT_K)", "gl.static_range(2, SPLIT_K)"),),
+    "parts-share-a-block": (("tile * SPLIT_K + part, rows", "tile * SPLIT_K, rows"),),
+    "alpha-twice": (("stride_cn, 1, 1.0,", "stride_cn, 1, -0.5,"),),
+    "nobody-waits-for-its-turn": (("            wait_turn(counters_ptr + tile, part, last)\n", "            pass\n"),),
+    "a-turn-adds-nothing": (("if part > 0:\n            sums +=", "if part > 0:\n            _ ="),),
+    "counter-is-left": (("    if last:\n        tl.store(counter_ptr, 0)", "    if last:\n        pass"),),
+    "an-fma-of-other-elements": (("(j >> 2) << 4 | (i >> 2) << 5", "(j >> 2) << 4"),),
+}  # fmt: skip
+
+
+@planted_bugs.with_each(BUGS)
+def test_planted_bugs_are_caught(bug: str) -> None:
+    with planted_bugs.caught(bug):
+        broken = simulated("fma", BUGS.get(bug, ()))
+        for split_k in SPLITS:
+            for orders in ("tnn", "nnn"):
+                case = Case((70, 75, 99), orders, batch=2, pad=1 if orders == "nnn" else 8, alpha=0.5, **FP32)
+                check(case, fma.CONFIGS[-1], split_k, broken)

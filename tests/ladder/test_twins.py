@@ -1,0 +1,482 @@
+"""The CUDA twins without a GPU: what their kernels compute, what nvcc makes of them, what the loader says.
+
+What they compute is checked by g++: cuda_on_cpu.h runs a kernel's threads as fibers, barrier by barrier.
+"""
+
+import ctypes
+import fcntl
+import functools
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import triton
+
+import reference_cuda
+from reference_cuda import TWINS, LoadedTwin, TwinUnavailable, Variant, loader, ptxas, resources, toolchain
+from tests.ladder.test_compile_rungs import counted
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ROOT / "reference_cuda"
+PUBLISHED = {
+    *("S0.1", "S0.2", "S1", "S2.1", "S2.2", "S2.3", "S2.4", "S2.5", "S2.6"),
+    *("S3.1", "S3.2", "S3.3", "S3.4", "S4.0", "S4.1", "S4.2", "S4.3", "S4.4", "S4.5"),
+}
+VARIANTS = [
+    pytest.param(stem, variant, id=f"{stem}-{variant.name}")
+    for stem, twin in TWINS.items()
+    for variant in twin.variants
+]
+
+
+# --- The list ---
+
+
+def test_every_published_kernel_has_a_variant():
+    told = [kernel for twin in TWINS.values() for variant in twin.variants for kernel in variant.retells]
+    assert sorted(told) == sorted(PUBLISHED)
+
+
+def test_every_source_is_a_twin_and_every_twin_a_source():
+    assert sorted(path.stem for path in SOURCES.glob("*.cu")) == list(TWINS)
+
+
+def test_public_names():
+    assert set(reference_cuda.__all__) >= {"TWINS", "Twin", "Variant", "LoadedTwin", "TwinUnavailable"}
+    assert all(hasattr(reference_cuda, name) for name in reference_cuda.__all__)
+
+
+def test_sources_need_only_the_cuda_toolkit():
+    for path in [*SOURCES.glob("*.cu"), *SOURCES.glob("*.cuh"), *SOURCES.glob("*.h")]:
+        assert not re.search(r"#include\s*[<\"](torch|ATen|c10|pybind11)", path.read_text()), path.name
+
+
+def test_import_compiles_nothing_and_touches_no_gpu():
+    code = (
+        "import sys, torch, reference_cuda\n"
+        "assert not torch.cuda.is_initialized()\n"
+        "assert not {'triton_gemm', 'triton', 'torch.utils.cpp_extension'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+# --- What the kernels compute ---
+
+
+class Gemm(ctypes.Structure):
+    """struct Gemm of gemm.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("a", "b", "c")),
+        *((name, ctypes.c_int) for name in ("M", "N", "K")),
+        *((name, ctypes.c_double) for name in ("alpha", "beta")),
+        ("stream", ctypes.c_void_p),
+    )
+
+
+@pytest.fixture(scope="session")
+def compile_for_cpu(tmp_path_factory):
+    """Compile a twin's source with g++, as it is or with one piece of it replaced."""
+    folder = tmp_path_factory.mktemp("cuda_on_cpu")
+    for header in ("cuda_runtime.h", "cuda_runtime_api.h", "cuda_fp16.h", "mma.h"):
+        (folder / header).write_text('#include "cuda_on_cpu.h"\n')
+    command = ["g++", "-x", "c++", "-std=c++17", "-O2", "-w", "-shared", "-fPIC", "-fno-gnu-unique"]
+    command += ["-fno-strict-aliasing", "-fsanitize=undefined", "-fno-sanitize-recover"]
+    command += [f"-I{folder}", f"-I{ROOT / 'tests'}", f"-I{SOURCES}"]
+    (folder / "probe.cpp").write_text("_Float16 half;\n")
+    probe = [*command, str(folder / "probe.cpp"), "-o", str(folder / "probe.so")]
+    if shutil.which("g++") is None or subprocess.run(probe, capture_output=True).returncode:
+        pytest.skip("needs g++ 12 or newer with libubsan")
+    libraries = {}
+
+    def compile_(stem, old="", new=""):
+        if (stem, old, new) not in libraries:
+            text = (SOURCES / f"{stem}.cu").read_text()
+            assert old in text
+            name = folder / f"{stem}_{len(libraries)}"
+            name.with_suffix(".cu").write_text(text.replace(old, new, 1))
+            subprocess.run([*command, str(name.with_suffix(".cu")), "-o", str(name.with_suffix(".so"))], check=True)
+            libraries[stem, old, new] = ctypes.CDLL(str(name.with_suffix(".so")))
+        return libraries[stem, old, new]
+
+    return compile_
+
+
+def window(matrix, offset, fill):
+    """A copy of the matrix `offset` elements past a 64-byte boundary, within a buffer full of `fill`."""
+    buffer = torch.full((matrix.numel() + 160,), fill, dtype=matrix.dtype)
+    start = -buffer.data_ptr() // matrix.element_size() % 64 + 32 + offset
+    view = buffer[start : start + matrix.numel()].view(matrix.shape)
+    view.copy_(matrix)
+    return buffer, view
+
+
+def run_on_cpu(library, variant, shape, alpha, beta, offset=0, backwards=False):
+    """Whether the kernel gives exactly the product of small integers and writes nothing else."""
+    m, n, k = shape
+    generator = torch.Generator().manual_seed(m + n + k)
+
+    def draw(dtype, *size):
+        return torch.randint(-4, 5, size, generator=generator).to(dtype)
+
+    poison = 10**8 if variant.dtype == torch.int32 else float("nan")
+    a, b = draw(variant.dtype, m, k), draw(variant.dtype, k, n)
+    c0 = draw(variant.out_dtype, m, n)
+    expected = alpha * (a.double() @ b.double()) + beta * c0.double()
+    if beta == 0:
+        c0.fill_(poison)
+    (_, a), (_, b), (around, c) = (window(matrix, offset, poison) for matrix in (a, b, c0))
+    outside = torch.ones_like(around, dtype=torch.bool)
+    outside[c.storage_offset() : c.storage_offset() + c.numel()] = False
+    before = around.view(torch.int32)[outside].clone()
+
+    ctypes.c_bool.in_dll(library, "run_backwards").value = backwards
+    gemm = Gemm(a.data_ptr(), b.data_ptr(), c.data_ptr(), m, n, k, alpha, beta, None)
+    assert library.launch(variant.name.encode(), ctypes.byref(gemm)) == 0
+    return torch.equal(c.double(), expected) and torch.equal(around.view(torch.int32)[outside], before)
+
+
+SHAPES = [
+    pytest.param((127, 65, 33), id="ragged"),
+    pytest.param((1, 1, 1), id="one"),
+    pytest.param((64, 128, 0), id="no-k"),
+    pytest.param((1, 140, 37), id="one-row"),
+    pytest.param((140, 1, 37), id="one-column"),
+    pytest.param((136, 72, 40), id="aligned"),
+    pytest.param((144, 160, 48), id="whole-fragments"),
+]
+
+
+@pytest.mark.few(shows=lambda stem, variant, shape: {shape, shape == (127, 65, 33) and (stem, variant.name)})
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("stem", "variant"), VARIANTS)
+def test_computes_the_product(compile_for_cpu, stem, variant, shape):
+    library = compile_for_cpu(stem)
+    assert run_on_cpu(library, variant, shape, 1, 0)
+    assert run_on_cpu(library, variant, shape, 2, -3, offset=1, backwards=True)
+
+
+@pytest.mark.parametrize("stem", TWINS)
+def test_unknown_variant_is_an_error(compile_for_cpu, stem):
+    assert compile_for_cpu(stem).launch(b"no such", ctypes.byref(Gemm(M=1, N=1))) != 0
+
+
+WRITE_BARRIER = "__syncthreads();\n#pragma unroll"
+READ_BARRIER = "    }\n    __syncthreads();\n"
+
+
+@pytest.mark.parametrize(
+    ("stem", "old", "new"),
+    [
+        pytest.param("c02_naive_coalesced", "k < K", "k < K - 1", id="dropped-k-tail"),
+        pytest.param("c01_naive_uncoalesced", "size_t(k) * N", "size_t(k) * K", id="wrong-stride"),
+        pytest.param("c03_shared_tiled", "K, N);\n    __syncthreads();", "K, N);", id="c03-no-write-barrier"),
+        pytest.param("c03_shared_tiled", "[x];\n    __syncthreads();", "[x];", id="c03-no-read-barrier"),
+        pytest.param("c04_thread_tiled_1d", "k0 < K;", "k0 + BLOCK_K <= K;", id="dropped-partial-tile"),
+        pytest.param("c05_thread_tiled_2d", READ_BARRIER, "    }\n", id="c05-no-read-barrier"),
+        pytest.param("c06_register_blocked", WRITE_BARRIER, "#pragma unroll", id="c06-no-write-barrier"),
+        pytest.param("c07_warp_tiled", "__syncthreads();", "", id="c07-no-barrier"),
+        pytest.param("c07_warp_tiled", "stage ^= 1", "stage = 0", id="c07-one-stage"),
+        pytest.param("c10_wmma_fp16_padded", READ_BARRIER, "    }\n", id="c10-no-read-barrier"),
+        pytest.param("c11_wmma_fp16_warp_tiled", WRITE_BARRIER, "#pragma unroll", id="c11-no-write-barrier"),
+    ],
+)
+def test_a_broken_kernel_is_caught(compile_for_cpu, stem, old, new):
+    """And the kernel as it is passes the same check."""
+
+    def right(library):
+        variant = TWINS[stem].variants[0]
+        return all(run_on_cpu(library, variant, (70, 90, 50), 1, 0, backwards=order) for order in (False, True))
+
+    assert right(compile_for_cpu(stem)) and not right(compile_for_cpu(stem, old, new))
+
+
+# --- What nvcc makes of them ---
+
+
+@pytest.mark.few(shows=lambda stem, arch: {arch})
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("stem", TWINS)
+def test_compiles_without_spills(stem, arch):
+    try:
+        toolchain.find_nvcc()
+    except TwinUnavailable as error:
+        pytest.skip(str(error))
+    kernels = resources(stem, arch)
+    assert {variant.kernel for variant in TWINS[stem].variants} <= kernels.keys()
+    for name, kernel in kernels.items():
+        assert kernel.spill_stores == kernel.spill_loads == kernel.stack == 0, name
+        assert kernel.shared <= 48 << 10, name
+
+
+@pytest.fixture(scope="module")
+def loops(tmp_path_factory):
+    """loops(stem, of): the instructions of a step of each kernel's main loop on sm_90, by the readable name."""
+    try:
+        nvcc = toolchain.find_nvcc()
+    except TwinUnavailable as error:
+        pytest.skip(str(error))
+    cubin = tmp_path_factory.mktemp("cubin") / "kernel.cubin"
+
+    @functools.cache
+    def disassembled(stem):
+        command = [nvcc, "-cubin", "-arch=sm_90", *toolchain.NVCC_FLAGS, f"{stem}.cu", "-o", str(cubin)]
+        subprocess.run(command, cwd=SOURCES, check=True, capture_output=True)
+        disassemble = [triton.knobs.nvidia.cuobjdump.path, "-sass", str(cubin)]
+        sass = subprocess.run(disassemble, check=True, capture_output=True, text=True).stdout
+        return [text.split(maxsplit=1) for text in sass.split("Function : ")[1:]]
+
+    def count(stem, of):
+        return {ptxas.readable(name): counted(code, of) for name, code in disassembled(stem)}
+
+    return count
+
+
+@pytest.mark.few(shows=lambda stem, kernel, of, step: {of})
+@pytest.mark.parametrize(
+    ("stem", "kernel", "of", "step"),
+    [
+        ("c01_naive_uncoalesced", "naive_uncoalesced_kernel<256, 1>", "FFMA", {"FFMA": 1, "LDG": 2}),
+        ("c02_naive_coalesced", "naive_coalesced_kernel<32, 32>", "FFMA", {"FFMA": 1, "LDG": 2}),
+        ("c03_shared_tiled", "shared_tiled_kernel<float, 32, 0>", "FFMA", {"FFMA": 32, "LDS": 32, "LDS.128": 8}),
+        ("c03_shared_tiled", "shared_tiled_kernel<float, 32, 1>", "FFMA", {"FFMA": 32, "LDS": 64, "LDS.128": 0}),
+        ("c04_thread_tiled_1d", "thread_tiled_1d_kernel<64, 64, 8, 8>", "FFMA", {"FFMA": 64, "LDS": 8, "LDS.128": 16}),
+        ("c05_thread_tiled_2d", "thread_tiled_2d_kernel<64, 64, 8, 8, 8>", "FFMA", {"FFMA": 64, "LDS.128": 4}),
+        ("c06_register_blocked", "register_blocked_kernel<true>", "FFMA", {"FFMA": 16, "LDS.128": 2}),
+        ("c07_warp_tiled", "warp_tiled_kernel<8, true>", "FFMA", {"FFMA": 64, "LDS.128": 4}),
+        ("c08_wmma_tf32", "wmma_tf32_kernel<true>", "HMMA", {"HMMA": 4 * 4, "BAR": 2}),
+        ("c09_wmma_fp16", "wmma_fp16_kernel<true>", "HMMA", {"HMMA": 2}),
+        ("c10_wmma_fp16_padded", "wmma_fp16_padded_kernel<true>", "HMMA", {"HMMA": 2 * 4, "LDSM": 4, "BAR": 2}),
+        (
+            "c11_wmma_fp16_warp_tiled",
+            "wmma_fp16_warp_tiled_kernel<2, 2, 32, true>",
+            "HMMA",
+            {"HMMA": 2 * 16, "LDSM": 8},
+        ),
+    ],
+)
+def test_a_step_has_the_instructions_that_its_text_counts(loops, stem, kernel, of, step):
+    """The compiler may unroll the loop, so its counts are a multiple of those in the text."""
+    found = loops(stem, of)[kernel]
+    times, rest = divmod(found[of], step[of])
+    assert times and not rest
+    for opcode, count in step.items():
+        assert found[opcode] == count * times, opcode
+
+
+def test_c07_has_one_barrier_a_k_tile_and_c06_two(loops):
+    assert loops("c07_warp_tiled", "FFMA")["warp_tiled_kernel<8, true>"]["BAR"] == 1
+    assert loops("c06_register_blocked", "FFMA")["register_blocked_kernel<true>"]["BAR"] == 2
+
+
+def test_readable_names():
+    assert ptxas.readable("_Z4gemmILi8ELb1EEvPKfS1_Pfiiiff") == "gemm<8, true>"
+    assert ptxas.readable("_Z4gemmIiLi16ELi0EEvPKT_S2_PS0_iiiS0_S0_") == "gemm<int, 16, 0>"
+    assert ptxas.readable("_Z4gemmPKfS1_Pfiiiff") == "gemm"
+
+
+def test_missing_nvcc_says_what_to_set(monkeypatch):
+    monkeypatch.setenv("CUDA_HOME", "/nowhere")
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+    with pytest.raises(TwinUnavailable, match=r"CUDA_HOME.*/nowhere"):
+        resources("c01_naive_uncoalesced")
+
+
+# --- What the loader says ---
+
+STEM = "c08_wmma_tf32"
+
+
+@pytest.fixture
+def hopper(monkeypatch, tmp_path):
+    """A machine that looks as if it could build for an H100; load_inline only writes a file."""
+    from torch.utils import cpp_extension
+
+    calls = []
+
+    def load_inline(name, *, build_directory, **options):
+        calls.append(options)
+        assert not Path(build_directory, "lock").exists(), "load_inline would wait for ever"
+        Path(build_directory, f"{name}.so").touch()
+
+    nvcc = tmp_path / "cuda" / "bin" / "nvcc"
+    nvcc.parent.mkdir(parents=True)
+    nvcc.touch(mode=0o755)
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(cpp_extension, "CUDA_HOME", str(tmp_path / "cuda"))
+    monkeypatch.setattr(cpp_extension, "is_ninja_available", lambda: True)
+    monkeypatch.setattr(cpp_extension, "load_inline", load_inline)
+    monkeypatch.setattr(loader, "_import", lambda name, library: SimpleNamespace(path=library))
+    loader._load.cache_clear()
+    folder = tmp_path / "cache" / "reference_cuda" / f"{STEM}_{loader.content_hash(STEM, 'sm_90')}"
+    yield SimpleNamespace(monkeypatch=monkeypatch, calls=calls, folder=folder, extension=cpp_extension)
+    loader._load.cache_clear()
+
+
+def unavailable():
+    with pytest.raises(TwinUnavailable) as caught:
+        reference_cuda.load(STEM)
+    return str(caught.value)
+
+
+def test_builds_once_for_the_device_alone(hopper, monkeypatch):
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "7.5")
+    built = reference_cuda.load(STEM)
+    loader._load.cache_clear()
+    again = reference_cuda.load(STEM)
+    assert built.module.path == again.module.path and len(hopper.calls) == 1
+    assert "-arch=sm_90" in hopper.calls[0]["extra_cuda_cflags"]
+
+
+def test_load_all_reports_each(hopper):
+    heard = []
+    results = reference_cuda.load_all(lambda stem, result: heard.append(stem))
+    assert list(results) == list(TWINS) and sorted(heard) == list(TWINS)
+    assert all(isinstance(result, LoadedTwin) for result in results.values())
+
+
+def test_load_all_goes_on_without_what_cannot_be_had(hopper):
+    hopper.monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+    results = reference_cuda.load_all()
+    assert [stem for stem, result in results.items() if isinstance(result, TwinUnavailable)] == [STEM]
+
+
+def test_unknown_stem():
+    with pytest.raises(ValueError, match=r"c99.*c01_naive_uncoalesced"):
+        reference_cuda.load("c99")
+
+
+def test_torch_without_cuda(hopper):
+    hopper.monkeypatch.setattr(torch.version, "cuda", None)
+    assert "install a CUDA build" in unavailable()
+
+
+def test_no_gpu(hopper):
+    hopper.monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "CUDA_VISIBLE_DEVICES" in unavailable()
+    assert all(isinstance(result, TwinUnavailable) for result in reference_cuda.load_all().values())
+
+
+def test_gpu_too_old(hopper):
+    hopper.monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+    assert "needs a GPU of compute capability 8.0 or newer, this one has 7.5" in unavailable()
+
+
+def test_no_nvcc(hopper):
+    hopper.monkeypatch.setattr(hopper.extension, "CUDA_HOME", None)
+    text = unavailable()
+    assert "nvcc" in text and "CUDA 13.0 toolkit" in text and "CUDA_HOME" in text
+
+
+def test_no_ninja(hopper):
+    hopper.monkeypatch.setattr(hopper.extension, "is_ninja_available", lambda: False)
+    assert "pip install ninja" in unavailable()
+
+
+def test_ninja_beside_a_python_that_was_not_activated(hopper, tmp_path):
+    scripts = tmp_path / "scripts"
+    scripts.mkdir()
+    (scripts / "ninja").touch(mode=0o755)
+    hopper.monkeypatch.setenv("PATH", str(tmp_path))
+    hopper.monkeypatch.setattr(sysconfig, "get_path", lambda _: str(scripts))
+    reference_cuda.load(STEM)
+    assert shutil.which("ninja") == str(scripts / "ninja")
+
+
+def test_compile_error_shows_the_compilers_words_and_can_be_retried(hopper):
+    works = hopper.extension.load_inline
+
+    def fails(*_, **__):
+        raise RuntimeError("Error building extension: " + "noise\n" * 100 + "c08_wmma_tf32.cu(7): error: expected")
+
+    hopper.monkeypatch.setattr(hopper.extension, "load_inline", fails)
+    text = unavailable()
+    assert "c08_wmma_tf32.cu(7): error: expected" in text and len(text.splitlines()) < 30
+    hopper.monkeypatch.setattr(hopper.extension, "load_inline", works)
+    assert reference_cuda.load(STEM).twin.stem == STEM
+
+
+def test_what_a_killed_build_left_is_taken_over(hopper):
+    (hopper.folder / "build").mkdir(parents=True)
+    (hopper.folder / "build" / "lock").touch()
+    (hopper.folder / "owner.lock").touch()
+    assert reference_cuda.load(STEM).module.path.exists()
+
+
+def test_a_living_build_is_waited_for_but_not_for_ever(hopper):
+    hopper.folder.mkdir(parents=True)
+    hopper.monkeypatch.setattr(loader, "PATIENCE_S", 0.2)
+    with (hopper.folder / "owner.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert "end it or remove its folder" in unavailable()
+    assert reference_cuda.load(STEM).module.path.exists()
+
+
+def test_unwritable_cache(hopper, tmp_path):
+    (tmp_path / "file").touch()
+    hopper.monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "file"))
+    assert "TORCH_EXTENSIONS_DIR" in unavailable()
+
+
+def test_content_hash_covers_headers_flags_and_architecture(monkeypatch, tmp_path):
+    sources = tmp_path / "sources"
+    shutil.copytree(SOURCES, sources)
+    monkeypatch.setattr(loader, "SOURCES", sources)
+    seen = {loader.content_hash(STEM, "sm_90"), loader.content_hash(STEM, "sm_80")}
+    for name in ("gemm.h", "common.cuh", "wmma.cuh", "binding.cpp", f"{STEM}.cu"):
+        (sources / name).write_text((sources / name).read_text() + "\n")
+        seen.add(loader.content_hash(STEM, "sm_90"))
+    monkeypatch.setattr(loader, "NVCC_FLAGS", ("-O0",))
+    seen.add(loader.content_hash(STEM, "sm_90"))
+    assert len(seen) == 8
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        ({"b": torch.zeros(5, 3)}, ValueError, r"a \(2, 4\), b \(5, 3\), c \(2, 3\)"),
+        ({"c": torch.zeros(3, 2)}, ValueError, r"c \(3, 2\)"),
+        ({"a": torch.zeros(4)}, ValueError, r"a \(4,\)"),
+        ({"a": torch.zeros(2, 4, dtype=torch.half)}, TypeError, "a torch.float16"),
+        ({"b": torch.zeros(3, 4).t()}, ValueError, r"contiguous.*\(1, 4\)"),
+        ({"variant": "int32_16"}, TypeError, "int32_16 takes torch.int32"),
+        ({"variant": "fp64"}, ValueError, "fp64.*fp32_32"),
+        ({}, ValueError, "CUDA device, got cpu"),
+    ],
+)
+def test_launch_checks_its_tensors(change, error, text):
+    loaded = LoadedTwin(TWINS["c03_shared_tiled"], SimpleNamespace(launch=lambda *_: pytest.fail("launched")))
+    arguments = {"a": torch.zeros(2, 4), "b": torch.zeros(4, 3), "c": torch.zeros(2, 3)} | change
+    with pytest.raises(error, match=text):
+        loaded.launch(**arguments)
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_the_negative_bit_is_refused(which):
+    matrices = [torch.ones(32, 32) for _ in range(3)]
+    matrices[which] = torch._neg_view(matrices[which])
+    assert matrices[which].is_contiguous()
+    with pytest.raises(ValueError, match=r"negative bit \(call .resolve_neg\(\)\)"):
+        LoadedTwin(TWINS["c01_naive_uncoalesced"], SimpleNamespace()).launch(*matrices)
+
+
+def test_int32_takes_whole_scalars_only():
+    matrix = torch.zeros(2, 2, dtype=torch.int32)
+    loaded = LoadedTwin(TWINS["c03_shared_tiled"], SimpleNamespace())
+    with pytest.raises(ValueError, match="whole numbers"):
+        loaded.launch(matrix, matrix, matrix, alpha=0.5, variant="int32_16")
+
+
+def test_default_variant_is_the_first():
+    twin = TWINS["c03_shared_tiled"]
+    assert isinstance(twin.variant(), Variant) and twin.variant() is twin.variants[0]
+    assert twin.dtypes == (torch.float32, torch.int32) and twin.out_dtype == torch.float32

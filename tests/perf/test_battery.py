@@ -1,0 +1,205 @@
+"""The battery: what it makes of tests that pass, fail, hang, die, cannot run, or miss a planted bug; its table, its
+record, and that its tests are there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from perf import battery
+from perf.accuracy import tables as accuracy_tables
+from perf.measure import environment
+from perf.pages import blocks
+from perf.pages.results import Results
+from tests.support.report_records import SURROUNDINGS
+
+ROOT = Path(__file__).parents[2]
+TESTS = {
+    "test_windows_gpu.py": """
+        def test_nothing_outside_is_read_or_written():
+            print("FAILED is no word of the last line\\n1,234 products; 0 failures")
+        def test_operands_may_span_more():
+            print("FAILED: fma: 3 elements are wrong\\nFAILED: portable: 1 is\\n12 products; 2 failures")
+            assert False
+        @pytest.mark.parametrize("bug", ["write", "read", "far"])
+        def test_what_is_planted_is_found(bug):
+            print("7 products")
+            assert bug == "write", "the bug was not found"
+    """,
+    "test_sanitizer_gpu.py": """
+        @pytest.mark.parametrize("tool", ["memcheck", "synccheck"])
+        def test_nothing_is_found(tool):
+            assert tool == "memcheck", "x\\n========= Barrier error detected. Divergent threads\\n========= 1 error"
+        @pytest.mark.parametrize("share", [1, 2])
+        def test_consan(share):
+            pytest.skip("needs Triton 3.9's ConSan")
+        def test_racecheck():
+            assert False
+    """,
+    "test_bad_input_gpu.py": """
+        def test_which_dies():
+            os._exit(1)
+        def test_after_it():
+            import perf
+            assert "TRITON_INTERPRET" not in os.environ and perf.__file__ == ROOT + "/perf/__init__.py"
+    """,
+    "test_threads_gpu.py": """
+        def test_that_waits_for_ever():
+            subprocess.Popen(["sleep", "612.5"])
+            time.sleep(600)
+        def test_on_another_gpu():
+            assert False
+    """,
+}
+
+
+@pytest.fixture
+def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Tests as those of tests/gpu, in a folder."""
+    folder = tmp_path / "tests"
+    folder.mkdir()
+    conftest = (ROOT / "tests" / "gpu" / "conftest.py").read_text()
+    (folder / "conftest.py").write_text(
+        conftest + "\n\ndef pytest_addoption(parser):\n    parser.addoption('--tier')\n"
+    )
+    (folder / "pytest.ini").touch()  # so that the repository's settings are not theirs
+    for name, text in TESTS.items():
+        head = f"import os, pytest, subprocess, time\nROOT = {str(ROOT)!r}\n"
+        (folder / name).write_text(head + re.sub("^ {8}", "", text, flags=re.MULTILINE))
+    monkeypatch.setattr(battery, "TESTS", folder)
+    monkeypatch.setattr(battery, "JUNIT", tmp_path / "battery.xml")
+    monkeypatch.setattr(battery, "RESULTS", tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(environment, "describe", lambda _: SURROUNDINGS)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    return tmp_path
+
+
+def rows(out: Path) -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in json.loads(out.read_text())["sections"]}
+
+
+def test_what_becomes_of_tests(made_up: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = made_up / "made-up-gpu" / "battery-3.6.json"
+    chosen = ["windows", "large offsets", "ConSan", "memcheck", "synccheck", "bad input", "numerics"]
+    assert battery.main(["--only", *chosen, "--cores", "2", "--out", str(out)]) == 1
+    (record,) = battery.committed(made_up)
+    assert record["environment"] == SURROUNDINGS and [row["name"] for row in record["sections"]] == chosen
+    found = rows(out)
+    missed = "test_what_is_planted_is_found[{}]: AssertionError: the bug was not found"
+    windows, far = found["windows"], found["large offsets"]
+    assert (windows["cases"], windows["planted"], windows["found"]) == (1234, 2, 1) and windows["seconds"] >= 0
+    assert windows["failures"] == [missed.format("read")]
+    assert (far["cases"], far["planted"], far["found"]) == (12, 1, 0)
+    span = "test_operands_may_span_more: {}"
+    assert sorted(far["failures"]) == sorted(
+        [span.format("fma: 3 elements are wrong"), span.format("portable: 1 is"), missed.format("far")]
+    )
+    assert (found["ConSan"]["cases"], found["ConSan"]["failures"]) == (0, [])
+    assert found["ConSan"]["not_run"] == {"test_consan": "needs Triton 3.9's ConSan"}
+    assert (found["memcheck"]["cases"], found["memcheck"]["failures"]) == (1, [])
+    barrier = "test_nothing_is_found[synccheck]: Barrier error detected. Divergent threads"
+    assert found["synccheck"]["failures"] == [barrier]
+    (died,) = found["bad input"]["failures"]
+    assert "test_which_dies" in died and "crashed" in died and found["bad input"]["cases"] == 2
+    assert found["numerics"]["failures"] == ["no test has ended"]
+    assert f"- Failed: synccheck, {barrier}" in capsys.readouterr().out
+
+
+def test_a_whole_run_writes_its_record(made_up: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(battery, "SECTIONS", {"memcheck": battery.SECTIONS["memcheck"]})
+    assert battery.main(["--only", "memcheck", "--cores", "1"]) == 0
+    assert battery.committed(made_up) == []  # of a part
+    assert battery.main(["--cores", "1"]) == 0
+    assert set(rows(made_up / "made-up-gpu" / "battery-3.6.json")) == {"memcheck"}
+
+
+@pytest.mark.full
+def test_what_does_not_end_in_time_is_ended_with_its_children(made_up: Path) -> None:
+    begin, out = time.monotonic(), made_up / "out.json"
+    names = ["concurrency", "memcheck"]
+    assert battery.main(["--only", *names, "--cores", "1", "--budget", "8", "--out", str(out)]) == 1
+    assert time.monotonic() - begin < 60
+    found = rows(out)
+    (waits,), (late,) = found["concurrency"]["failures"], found["memcheck"]["failures"]
+    assert "test_that_waits_for_ever" in waits and "no time was left" in late
+    running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+    assert "sleep 612.5" not in running
+
+
+def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit) as exit_:
+        battery.main([])
+    assert exit_.value.code == 2 and "there is no CUDA device here" in capsys.readouterr().err
+
+
+# --- The table ---
+
+
+def record(**changes: Any) -> dict[str, Any]:
+    def row(name: str, cases: int, planted: int) -> dict[str, Any]:
+        plain = {"failures": [], "found": planted, "not_run": {}, "seconds": 12.3, "what": f"what {name} is"}
+        return {"name": name, "cases": cases, "planted": planted, **plain}
+
+    sections = [row("fuzzing", 61_234, 0), row("memcheck", 456, 2), row("ConSan", 66, 1) | changes]
+    made = {**SURROUNDINGS, "sources": environment.source_hash("battery")}
+    return {"environment": made, "sections": sections, "cores": 16, "seconds": 512.3}
+
+
+def test_the_table() -> None:
+    text = blocks.filled(
+        "<!-- results:battery -->\n<!-- /results -->", Results([], [], [], [], [record()]), environment.RESULTS
+    )
+    assert "| check | what is tried | cases | failures | planted bugs found | seconds |" in text
+    assert "| fuzzing | what fuzzing is | 61,234 | 0 |  | 12 |" in text
+    assert "| memcheck | what memcheck is | 456 | 0 | 2 of 2 | 12 |" in text
+    assert "| all |  | 61,756 | 0 | 3 of 3 | 512 |" in text
+    assert "Made-up GPU, torch 2.11.0, Triton 3.6.0" in text and "Not run" not in text
+
+
+def test_the_table_says_what_failed_and_what_did_not_run() -> None:
+    text = battery.text(record(failures=["race: the planted bug was not found"], found=0))
+    assert "| 66 | **1** | 0 of 1 | 12 |" in text and "- Failed: ConSan, race: the planted bug was not found" in text
+    text = battery.text(record(cases=0, planted=0, found=0, not_run={"kernels": "no such tool"}))
+    assert "| **not run** |  |  | 12 |" in text and "- Not run: ConSan, kernels: no such tool" in text
+
+
+def test_the_status() -> None:
+    assert battery.status(record()) == 0
+    assert battery.status(record(failures=["no"], not_run={"a": "b"})) == 1
+    assert battery.status(record(not_run={"test_consan": "no such tool"})) == 3
+
+
+def test_the_products_of_numerics_are_counted() -> None:
+    way = {"kind": "bf16", "kernel": "portable", "bits": "one sum", "wrong": {"normal": 0, "integers": 0}}
+    said = accuracy_tables.said({"ways": [way], "long": [], "ends": [], "failed": []})
+    count = battery.COUNT.search(f"a table\n\n{said}\n")
+    assert count is not None and count[1] == "2"
+
+
+# --- The sections ---
+
+
+@pytest.mark.full
+def test_every_section_has_tests_of_its_own_and_no_bug_is_missing() -> None:
+    command = [sys.executable, "-m", "pytest", "tests/gpu", "--collect-only", "-q", "--tier=full"]
+    command += ["-p", "no:cacheprovider", "-n", "0"]
+    tests = " ".join(pattern for _, pattern in battery.SECTIONS.values())
+    surroundings = {**os.environ, "BATTERY": tests, "PYTHONPATH": str(ROOT)}
+    said = subprocess.run(command, cwd=ROOT, env=surroundings, capture_output=True, text=True).stdout
+    names = [line for line in said.splitlines() if "::" in line]
+    found = {key: [x for x in names if re.search(battery.SECTIONS[key][1], x)] for key in battery.SECTIONS}
+    assert all(found.values()) and len(names) == len(set(names)) == sum(map(len, found.values())), said
+    planted = {key: sum(bool(battery.PLANTED.search(name)) for name in of) for key, of in found.items()}
+    few = {"ConSan": 1, "large offsets": 1, "windows": 2, "memcheck": 2, "synccheck": 1}
+    assert planted == {key: few.get(key, 0) for key in battery.SECTIONS}

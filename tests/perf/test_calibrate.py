@@ -1,0 +1,406 @@
+"""The calibration of device models: its file, its fit, its command; and the choices that the models make by it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from perf.bench import sweep
+from perf.calibrate import __main__ as calibrate
+from perf.calibrate import design, measure, regret, shapes, times
+from perf.calibrate.times import Measured
+from perf.measure import environment, operands, timer
+from tests.support.plan_fakes import take_gpu_away
+from triton_gemm.calibration import figures, kept, probes
+from triton_gemm.hardware import device_model
+from triton_gemm.hardware.device import device_of_capability
+from triton_gemm.hardware.device_model import DeviceModel, model_of
+from triton_gemm.kernels import KERNELS, warp_specialised
+from triton_gemm.kernels.candidate import Candidate
+from triton_gemm.kernels.schedule import Schedule
+from triton_gemm.problem import GemmProblem
+from triton_gemm.selection.select import Selection, select
+from triton_gemm.suites import SUITES
+from triton_gemm.suites.problems import gemm_problem
+from triton_gemm.suites.shapes import Shape, cube
+
+HOPPER = device_of_capability((9, 0))
+COMMITTED = environment.RESULTS / "h100-80gb-hbm3" / times.FILE
+NEWEST = environment.RESULTS / "h200" / times.FILE  # of all kernels
+CLUSTERS = NEWEST.with_name("calibration-clusters.json")
+WIDTHS = NEWEST.with_name("calibration-widths.json")
+PORTABLE = NEWEST.with_name("calibration-portable.json")
+TINY = ((Shape(72, 64, 64, layout="nt"), "bf16"), (Shape(64, 64, 192, batch=3), "bf16"))
+SURROUNDINGS: dict[str, Any] = {"gpu": "NVIDIA Made-up GPU", "capability": [9, 0], "num_sms": 132}
+
+
+@pytest.fixture(scope="module")
+def committed() -> times.Calibration:
+    return times.read(COMMITTED)
+
+
+@pytest.fixture(scope="module")
+def newest() -> times.Calibration:
+    return times.read(NEWEST)
+
+
+def changed(model: DeviceModel, **factors: float) -> DeviceModel:
+    """A model with figures multiplied, by their place: "memory", or "kernels__gemv__start"."""
+    entry = model.as_dict()
+    there = {tuple(place.split("__")): factor for place, factor in factors.items()}
+    return DeviceModel(**figures.with_values(entry, {p: figures.value_at(entry, p) * f for p, f in there.items()}))
+
+
+# ---- what the models choose ----
+
+
+def test_the_models_choices_are_good(committed: times.Calibration) -> None:
+    """An edit of a kernel's costs, or of their figures, that makes choices worse must be measured again, or go."""
+    model = model_of(committed.device)
+    chosen = regret.choices(committed.shapes, model)
+    assert len(chosen) > 100
+    assert regret.mean_regret(chosen) <= 0.02
+    # Rows that begin inside of L2's sectors, where 66 programs without a neighbour beat 120: 17.6 %.
+    assert {c.measured.shape.key for c in chosen if c.regret > 0.15} <= {"396x2800x1928 nt"}
+    assert regret.rms_error(committed.shapes, model) < 0.12
+
+
+def test_the_choices_among_all_kernels_are_good(newest: times.Calibration) -> None:
+    model = model_of(newest.device)
+    assert model is device_model.measured()["NVIDIA H200"]
+    assert {way.kernel for found in newest.shapes for way in found.us} == set(KERNELS)
+    chosen = regret.choices(newest.shapes, model)
+    assert len(chosen) > 250
+    assert regret.mean_regret(chosen) <= 0.02
+    means = {regime: regret.mean_regret(of_it) for regime, of_it in regret.by_regime(chosen).items()}
+    # Of 12 shapes each: 346x17x1952 loses 88 %, int8's 1024x1024x1024 nn 36 %.
+    assert {regime for regime, mean in means.items() if mean > 0.04} <= {"fp16", "int8"}
+
+
+def test_the_choices_among_clusters_are_good() -> None:
+    measured = times.read(CLUSTERS)
+    chosen = regret.choices(measured.shapes, model_of(measured.device))
+    assert sum(choice.pick.candidate.config in warp_specialised.CLUSTERED for choice in chosen) > len(chosen) // 4
+    assert regret.mean_regret(chosen) <= 0.03
+    means = {regime: regret.mean_regret(of_it) for regime, of_it in regret.by_regime(chosen).items()}
+    # Of gemv and warp_specialised, 20 % apart for 2 rows and K of 17920.
+    assert {regime for regime, mean in means.items() if mean > 0.04} <= {"1 to 4 rows"}
+
+
+def test_the_choices_without_hoppers_kernels_are_good() -> None:
+    """As they are on an older GPU: times of a Hopper under TRITON_GEMM_CAPABILITY=8.0."""
+    measured = times.read(PORTABLE)
+    chosen = regret.choices(measured.shapes, model_of(measured.device))
+    assert {way.kernel for shape in measured.shapes for way in shape.us} == {"portable", "gemv", "skinny"}
+    assert regret.mean_regret(chosen) <= 0.08
+    # Where 8 warps take twice as long as 4: 105 %.
+    assert {c.measured.shape.key for c in chosen if c.regret > 0.4} <= {"188x7472x2232 nt"}
+
+
+def test_the_choices_among_widths_are_good() -> None:
+    measured = times.read(WIDTHS)
+    chosen = regret.choices(measured.shapes, model_of(measured.device))
+    picks = [choice.pick.candidate.config for choice in chosen]
+    assert sum(pick.tail_n > 0 for pick in picks if hasattr(pick, "tail_n")) > len(chosen) // 2
+    assert regret.mean_regret(chosen) <= 0.035
+
+
+def test_a_spoilt_constant_is_noticed(committed: times.Calibration) -> None:
+    spoilt = changed(model_of(committed.device), kernels__warp_specialised__step__128x256=1.2)
+    assert regret.mean_regret(regret.choices(committed.shapes, spoilt)) > 0.02
+
+
+@pytest.mark.parametrize("regime", shapes.REGIMES)
+def test_the_first_way_is_what_select_chooses(regime: str) -> None:
+    counted = 0
+    for shape, mode in shapes.shapes_to_measure(None)[::3]:
+        if Measured(shape, mode, 1.0, {}).regime != regime:
+            continue
+        problem = gemm_problem(shape, mode)
+        chosen, found = select(problem, HOPPER), measure.ways(problem, HOPPER)
+        assert replace(chosen, reason="calibration") == found[0].selection()
+        forms = {(way.kernel, *(getattr(way.candidate.config, name, 1) for name in times.CLUSTER)) for way in found}
+        assert len({str(way) for way in found}) == len(found) <= measure.KEEP + measure.LEAST * len(forms)
+        counted += 1
+    assert counted
+
+
+def test_a_problem_without_memory_is_that_of_its_operands() -> None:
+    for shape in (*(shape for shape, _ in TINY), Shape(24, 40, 16, layout="tt")):
+        batch = () if shape.batch is None else (shape.batch,)
+        a = torch.empty(*batch, shape.M, shape.K, dtype=torch.bfloat16)
+        b = torch.empty(*batch, shape.K, shape.N, dtype=torch.bfloat16)
+        a = a if shape.layout[0] == "n" else a.mT.contiguous().mT
+        b = b if shape.layout[1] == "n" else b.mT.contiguous().mT
+        c = torch.empty(*batch, shape.M, shape.N, dtype=torch.bfloat16)
+        assert gemm_problem(shape) == GemmProblem.of(a, b, c)
+
+
+# ---- shapes and their file ----
+
+
+def test_shapes_are_of_every_regime_and_mode() -> None:
+    found = shapes.shapes_to_measure(None)
+    assert len({(shape.key, mode) for shape, mode in found}) == len(found) > 200
+    regimes = {Measured(shape, mode, 1.0, {}).regime for shape, mode in found}
+    assert regimes >= {*shapes.REGIMES, "1 to 4 rows", "5 to 16 rows", "17 to 32 rows", "ieee", "fp64", "tf32"}
+    assert len(shapes.shapes_to_measure(7)) == 7
+    assert all(shape.pad == shape.offset == 0 for shape, _ in found)
+    assert all(name in SUITES for name in (*shapes.REGIMES, *shapes.SCALED))
+
+
+def test_other_shapes_are_measured_with_a_seed() -> None:
+    usual, first, second = (
+        {(shape.key, mode) for shape, mode in shapes.shapes_to_measure(None, seed)} for seed in (None, 2, 3)
+    )
+    assert len(first) > 200
+    assert len(first & second) < 10 and len(first & usual) < 10  # scaled suites draw from few
+    scaled = shapes.shapes_to_measure(None, None, ["fp8-rows", "fp8-blocks"])
+    assert {(shape.scales, mode) for shape, mode in scaled} == {("rows", "fp8"), ("blocks", "fp8")}
+    for shape, mode in scaled:
+        assert gemm_problem(shape, mode).scales == shape.scales
+
+
+def test_several_files_are_read_together() -> None:
+    together = times.read(NEWEST, NEWEST)
+    assert len(together.shapes) == 2 * len(times.read(NEWEST).shapes)
+    with pytest.raises(ValueError, match="of several GPUs: NVIDIA H100 80GB HBM3, NVIDIA H200"):
+        times.read(COMMITTED, NEWEST)
+
+
+@pytest.mark.parametrize("file", [COMMITTED, NEWEST, CLUSTERS], ids=["h100", "h200", "clusters"])
+def test_what_is_written_is_read(file: Path, tmp_path: Path) -> None:
+    read, again = times.read(file), tmp_path / "again.json"
+    surroundings = json.loads(file.read_text())["environment"]
+    times.write(again, surroundings, read.shapes)
+    assert times.read(again) == read
+    assert json.loads(again.read_text())["environment"] == surroundings
+    assert list(tmp_path.iterdir()) == [again]
+    assert file.stat().st_size < 600_000
+
+
+@pytest.fixture
+def clusters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a Triton that has them."""
+    for module in (warp_specialised.choice, warp_specialised.host):
+        monkeypatch.setattr(module, "CLUSTERS", True)
+
+
+@pytest.mark.usefixtures("clusters")
+def test_clusters_are_among_the_ways_and_in_the_file(tmp_path: Path) -> None:
+    shape, file = Shape(712, 1264, 4976, layout="nt"), tmp_path / "clusters.json"
+    found = measure.ways(gemm_problem(shape), HOPPER)
+    configs = [way.candidate.config for way in found if way.kernel == "warp_specialised"]
+    forms = {(config.CLUSTER_M, config.CLUSTER_N) for config in configs}
+    assert forms == {(1, 1), *((config.CLUSTER_M, config.CLUSTER_N) for config in warp_specialised.CLUSTERED)}
+    timed = [Measured(shape, "bf16", 16.0, {way: float(i) for i, way in enumerate(found)})]
+    times.write(file, json.loads(NEWEST.read_text())["environment"], timed)
+    assert times.read(file).shapes == timed
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"columns": ["us"], "shapes": []}', "no shape"],
+)
+def test_another_file_is_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "other.json"
+    file.write_text(text)
+    if text == "no shape":
+        times.write(file, SURROUNDINGS, [])
+    assert calibrate.main(["regret", str(file)]) == 2
+    assert str(file) in capsys.readouterr().err
+
+
+# ---- the fit ----
+
+
+def test_figures_have_places_and_a_changed_model_predicts_by_its_own() -> None:
+    model = model_of(HOPPER)
+    entry = model.as_dict()
+    places = set(figures.places(entry))
+    assert {("memory",), ("kernels", "warp_specialised", "step", "128x256"), ("kernels", "gemv", "wait", "1")} <= places
+    assert not {place for place in places if place[0] in figures.FIXED}
+    candidate = Candidate(gemm_problem(cube(4096)), warp_specialised.CONFIGS[0], Schedule(132))
+    measured = Measured(cube(4096), "bf16", 1.0, {times.Way("warp_specialised", candidate): 1.0})
+    (before,), (after,) = measured.predicted(model), measured.predicted(changed(model, tensor=0.5))
+    assert after > 1.2 * before and measured.predicted(model) == [before]
+    assert model.as_dict() == entry
+
+
+def test_a_shape_that_tells_something_else_comes_early(newest: times.Calibration) -> None:
+    model = model_of(newest.device)
+    square = next(found for found in newest.shapes if found.regime == "square")
+    row = next(found for found in newest.shapes if found.regime == "1 to 4 rows")
+    some = [*8 * [square], row]
+    found = design.design(some, model, 99)
+    assert row in found[:3] and len(found) == len(some) and len(design.design(some, model, 4)) == 4
+    few = design.few(some[0], model)
+    assert len(few.us) == len({(kernel, candidate.config) for kernel, candidate in few.us}) <= probes.WAYS
+
+
+def test_regret_is_of_the_pick() -> None:
+    problem, model = gemm_problem(cube(4096)), model_of(HOPPER)
+    fast, slow = (
+        times.Way("warp_specialised", Candidate(problem, config, Schedule(132)))
+        for config in warp_specialised.CONFIGS[:12:9]
+    )
+    twin = replace(fast, candidate=fast.candidate._replace(swap_ab=True))
+    measured = Measured(cube(4096), "bf16", 100.0, {twin: 100.0, slow: 100.0, fast: 103.0})
+    assert measured.predicted(model)[2] < measured.predicted(model)[1]
+    (choice,) = regret.choices([measured], model)
+    assert choice.pick == fast
+    assert choice.regret == pytest.approx(0.03)
+    assert {name: len(group) for name, group in regret.by_regime([choice]).items()} == {"square": 1, "all": 1}
+
+
+# ---- the command ----
+
+
+def test_regret_and_fit_are_told(
+    committed: times.Calibration, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out = tmp_path / "few.json", tmp_path / "models.json"
+    times.write(file, SURROUNDINGS, committed.shapes[::25])
+    assert calibrate.main(["regret", str(file)]) == 0
+    told = capsys.readouterr().out
+    assert "present model: rms log error" in told
+    assert "mean regret" in told and "fitted" not in told
+    assert calibrate.main(["fit", str(file), "--out", str(out), "--hold-out", "1"]) == 0
+    assert "fitted without them: rms log error" in capsys.readouterr().out and not out.exists()
+    assert calibrate.main(["fit", str(file), "--out", str(out)]) == 0
+    told = capsys.readouterr().out
+    assert "fitted model: rms log error" in told and str(out) in told
+    (entry,) = json.loads(out.read_text()).values()
+    assert DeviceModel(**entry).as_dict() == entry and entry["source"].endswith("few.json")
+    assert set(json.loads(out.read_text())) == {SURROUNDINGS["gpu"]}
+
+
+def test_regret_of_a_calibrated_model_is_told(
+    committed: times.Calibration, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_GEMM_CACHE_DIR", str(tmp_path))
+    file = tmp_path / "few.json"
+    times.write(file, SURROUNDINGS, committed.shapes[::40])
+    device = replace(HOPPER, name=SURROUNDINGS["gpu"])
+    model = kept.store(changed(model_of(device), memory=0.5), device)
+    assert calibrate.main(["regret", str(file), "--model", str(model)]) == 0
+    told = capsys.readouterr().out
+    assert "present model: rms log error" in told
+    assert told.count("rms log error") == 2
+    assert calibrate.main(["regret", str(file), "--model", str(file)]) == 2
+    assert "it has no number of a format" in capsys.readouterr().err
+    assert calibrate.main(["design", str(file), "--count", "2"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([], "COMMAND"),
+        (["guess"], "guess"),
+        (["fit"], "FILE"),
+        (["measure", "--limit", "0"], "--limit: a whole number from 1 on"),
+        (["measure", "--out", ""], "--out: an empty name"),
+    ],
+)
+def test_a_mistaken_call_is_refused(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        calibrate.main(arguments)
+    assert exit_.value.code == 2
+    assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("capability", [None, [8, 0]])
+def test_measuring_needs_the_kernels_gpu(
+    capability: list[int] | None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = {"gpu": capability and "NVIDIA Made-up GPU", "capability": capability}
+    monkeypatch.setattr(environment, "describe", lambda _: gpu)
+    assert calibrate.main(["measure"]) == 2
+    assert "sm_90" in capsys.readouterr().err
+
+
+class FakePlan:
+    """Multiplies on the CPU; wrongly with tiles of `WRONG` rows."""
+
+    WRONG = 0
+
+    def __init__(self, problem: GemmProblem, selection: Selection, device: torch.device) -> None:
+        self.problem, self.device = problem, device
+        self.wrong = selection.config.BLOCK_M == self.WRONG
+        self.compiled = False
+
+    def compile(self, *stand_ins: torch.Tensor) -> None:
+        assert [x.dtype for x in stand_ins] == [self.problem.dtype, self.problem.dtype, self.problem.out_dtype]
+        self.compiled = True
+
+    def run(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, auxiliary: tuple[torch.Tensor, ...] = ()) -> None:
+        assert self.compiled and not auxiliary
+        torch.matmul(a, b, out=c)
+        if self.wrong:
+            c[..., 0, 0] += 100
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets candidates be measured on the CPU, where plans compute and replays take no time."""
+    take_gpu_away(monkeypatch, operands, timer)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(sweep, "clocks_under_load", lambda _: {"clocks_sm": 1755})
+    monkeypatch.setattr(environment, "describe", lambda _: dict(SURROUNDINGS))
+    monkeypatch.setattr(measure, "GemmPlan", FakePlan)
+    monkeypatch.setattr(measure, "device_info", lambda _: HOPPER)
+    monkeypatch.setattr(calibrate, "shapes_to_measure", lambda limit, seed, suites: TINY[:limit])
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_candidates_are_measured_beside_cublas(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "new" / "file.json"
+    assert calibrate.main(["measure", "--out", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert "2/2 3 x 64x64x192 nn bf16: cuBLAS 1000 us" in out
+    found = times.read(file)
+    assert [(measured.shape, measured.mode) for measured in found.shapes] == list(TINY)
+    for measured in found.shapes:
+        assert list(measured.us) == measure.ways(measured.problem, HOPPER)
+        assert {measured.cublas_us, *measured.us.values()} == {1000.0}
+    assert regret.unmeasured(found) == []
+    assert json.loads(file.read_text())["environment"] == {**SURROUNDINGS, "clocks": {"clocks_sm": 1755}}
+    assert calibrate.main(["measure", "--out", str(file), "--limit", "1"]) == 0
+    assert len(times.read(file).shapes) == 1
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_wrong_results_are_not_timed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = select(gemm_problem(TINY[0][0]), HOPPER).config.BLOCK_M
+    monkeypatch.setattr(FakePlan, "WRONG", wrong)
+    file = tmp_path / "file.json"
+    assert calibrate.main(["measure", "--out", str(file)]) == 1
+    failed = [line for line in capsys.readouterr().err.splitlines() if line.startswith("FAILED 72x64x64 nt: ")]
+    assert failed and all("a result is off" in line for line in failed)
+    found = times.read(file)
+    assert wrong not in {way.candidate.config.BLOCK_M for measured in found.shapes for way in measured.us}
+    assert regret.unmeasured(found)
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_an_interrupted_run_keeps_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure_shape = measure.measure_shape
+
+    def stop(shape: Shape, mode: str, plans: Any, seed: int) -> Any:
+        if seed == 1:
+            raise KeyboardInterrupt
+        return measure_shape(shape, mode, plans, seed)
+
+    monkeypatch.setattr(measure, "measure_shape", stop)
+    file = tmp_path / "file.json"
+    assert calibrate.main(["measure", "--out", str(file)]) == 130
+    assert len(times.read(file).shapes) == 1

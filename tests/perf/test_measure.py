@@ -1,0 +1,371 @@
+"""How things are measured: the timer, the check against fp64, ceilings, and what a record says of its sources."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import math
+import shutil
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import grimp
+import pytest
+import torch
+
+from perf.ladder.record import Record
+from perf.measure import environment, numerics, operands, roofline, timer
+from perf.measure.operands import Problem
+from perf.measure.providers import CUBLAS
+from tests.support.plan_fakes import take_gpu_away
+from tests.support.report_records import SURROUNDINGS
+from triton_gemm.problem import UnsupportedOperandError
+from triton_gemm.tuning import timing
+
+ROOT = Path(__file__).parents[2]
+
+
+class FakeGpu:
+    """A clock that only moves when a kernel runs."""
+
+    def __init__(self) -> None:
+        self.order: list[str] = []
+
+    def kernel(self, name: str, times: list[float]) -> timing.Stopwatch:
+        remaining = itertools.cycle(times)
+
+        def start() -> Any:
+            self.order.append(name)
+            took = next(remaining)
+            return lambda: took
+
+        return start
+
+
+def test_providers_take_turns_and_ratios_are_taken_round_by_round() -> None:
+    gpu = FakeGpu()
+    # The GPU slows down by half midway: ratios must not notice.
+    starts = {"base": gpu.kernel("base", [2.0, 2.0, 4.0, 4.0]), "own": gpu.kernel("own", [1.0, 1.0, 2.0, 2.0])}
+    times = timer.interleave(starts, 4)
+    assert gpu.order == ["base", "own", "own", "base"] * 2
+    assert timer.ratios(times, "own", "base") == [2.0] * 4
+    spread = timer.percentiles([1.0, 2.0, 3.0, 4.0, 100.0])
+    assert spread["median"] == 3.0
+    assert spread["p20"] < 3.0 < spread["p80"]
+
+
+@pytest.mark.parametrize("idle", [True, False])
+def test_what_python_does_before_a_replay_is_not_in_its_time(idle: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An idle GPU would begin at once, and wait for Python."""
+    order: list[str] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None: ...
+
+        def record(self) -> None:
+            order.append("event")
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(query=lambda: idle))
+    monkeypatch.setattr(timing, "occupy", lambda clocks: order.append("busy"))
+    replay = object.__new__(timing.Replay)
+    replay.graph = SimpleNamespace(replay=lambda: order.append("replay"))  # type: ignore[assignment]
+    replay.start()
+    assert order == (["busy"] if idle else []) + ["event", "replay", "event"]
+
+
+def test_a_call_is_estimated_behind_work_that_hides_its_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    event = SimpleNamespace(
+        record=lambda: order.append("event"),
+        synchronize=lambda: order.append("wait"),
+        elapsed_time=lambda end: 0.004,
+    )
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: event)
+    monkeypatch.setattr(timing, "occupy", lambda clocks: order.append("busy"))
+    assert timing.once_ms(lambda: order.append("call")) == 0.004
+    assert order == ["call"] + ["busy", "event", "call", "event", "wait"] * timing.TRIES
+
+
+def test_a_call_that_was_queued_late_once_is_not_taken_for_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    took = iter([6.3, 0.022, 0.024])
+    event = SimpleNamespace(record=int, synchronize=int, elapsed_time=lambda end: next(took))
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: event)
+    monkeypatch.setattr(timing, "occupy", lambda clocks: None)
+    assert timing.once_ms(int) == 0.022
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_collector_is_as_it_was_after_what_is_timed(enabled: bool) -> None:
+    was = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        with timing.no_garbage():
+            assert not gc.isenabled()
+        assert gc.isenabled() is enabled
+    finally:
+        (gc.enable if was else gc.disable)()
+
+
+def test_slow_providers_get_few_rounds_and_every_operand_set_is_used() -> None:
+    assert timer.round_count(round_ms=10.0, budget_s=0.2, bounds=(3, 40)) == 20
+    assert timer.round_count(round_ms=5000.0, budget_s=0.2, bounds=(3, 40)) == 3
+    assert timer.round_count(round_ms=0.0, budget_s=0.2, bounds=(3, 40)) == 40
+    assert timer.repeats(estimate_ms=300.0, sets=1) == 1
+    assert timer.repeats(estimate_ms=300.0, sets=4) == 4
+    assert timer.repeats(estimate_ms=0.01, sets=4) == timing.MAX_REPEATS
+    l2 = 50 << 20
+    assert operands.set_count(size=3 << 20, l2=l2, free=80 << 30) * (3 << 20) >= 2 * l2
+    assert operands.set_count(size=1 << 30, l2=l2, free=80 << 30) == 1
+    assert operands.set_count(size=3 << 20, l2=l2, free=30 << 20) == 4
+
+
+def test_the_check_accepts_torch_and_refuses_a_dropped_tail() -> None:
+    generator = torch.Generator().manual_seed(0)
+    a = operands.draw((65, 47), torch.float32, generator)
+    b = operands.draw((47, 33), torch.float32, generator)
+    check = operands.Check(Problem(65, 33, 47, "ieee"), a, b)
+    error, complaint = check.verdict(a @ b)
+    assert complaint is None
+    assert error["vs_torch"] == pytest.approx(1.0)
+    assert check.verdict(a[:, :46] @ b[:46])[1] is not None
+    assert "not finite" in str(check.verdict(torch.full((65, 33), math.nan))[1])
+    slightly_off = (a @ b) * (1 + 1e-6)
+    assert "torch's own" in str(check.verdict(slightly_off)[1])
+    assert check.verdict(slightly_off, torchs=True)[1] is None
+
+
+def test_the_check_of_integers_is_exact() -> None:
+    generator = torch.Generator().manual_seed(0)
+    a, b = (operands.draw(shape, torch.int32, generator) for shape in ((9, 7), (7, 5)))
+    check = operands.Check(Problem(9, 5, 7, "int32"), a, b)
+    c = a @ b
+    assert check.verdict(c)[1] is None
+    c[3, 2] += 1
+    assert check.verdict(c)[1] == "1 results differ"
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the timer work on the CPU, where providers compute and nothing is timed."""
+    take_gpu_away(monkeypatch, operands, timer)
+    monkeypatch.setattr(environment, "clocks", dict)
+
+
+def product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+    c.copy_(a @ b)
+
+
+def dropped_tail(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+    c.copy_(a[:, :-1] @ b[:-1])
+
+
+def unwritten_row(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+    c[1:] = (a @ b)[1:]
+
+
+def not_taken(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+    raise UnsupportedOperandError("rows are not aligned")
+
+
+def broken(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+    raise RuntimeError("PassManager::run failed")
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_only_what_passes_its_check_is_timed(tmp_path: Path) -> None:
+    problem = Problem(48, 40, 72, "ieee")
+    calls = {CUBLAS: product, "right": product, "tail": dropped_tail, "row": unwritten_row}
+    subjects = [timer.Provider(name, call) for name, call in calls.items()]
+    subjects += [timer.Provider("absent", not_taken), timer.Provider("broken", broken)]
+    measured = timer.measure(problem, subjects, CUBLAS, budget_s=0.01)
+    results = measured["providers"]
+    assert {name for name, result in results.items() if "time_ms" in result} == {CUBLAS, "right"}
+    assert results["right"]["ratio"]["median"] == 1.0
+    assert results["right"]["error"]["bound"] < 1
+    assert "bound" in results["tail"]["failed"]
+    assert "not finite" in results["row"]["failed"]
+    assert results["absent"] == {"absent": "rows are not aligned"}
+    assert results["broken"]["failed"] == "RuntimeError: PassManager::run failed"
+    made = Record(tmp_path, dict(SURROUNDINGS))
+    made.put_problem(problem.key, measured)
+    assert [line.partition(" ")[0] for line in made.failures()] == ["tail", "row", "broken"]
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize("mode", ["fp16", "int32"])
+def test_other_precisions_are_measured(mode: str) -> None:
+    problem = Problem(16, 24, 40, mode)
+    providers = [timer.Provider("right", product)]
+    result = timer.measure(problem, providers, None, budget_s=0.01)["providers"]["right"]
+    assert result["time_ms"]["median"] == 1.0
+    assert result["ratio"] is None
+
+
+@pytest.mark.parametrize("mode", ["fp16", "bf16"])
+def test_the_bound_holds_for_torch_and_is_not_loose_beyond_the_rounding(mode: str) -> None:
+    dtype = operands.MODE_DTYPES[mode]
+    generator = torch.Generator().manual_seed(1)
+    a, b = (operands.draw(shape, dtype, generator) for shape in ((40, 300), (300, 24)))
+    c0 = operands.draw((40, 24), dtype, generator)
+    expected = numerics.reference(a, b, c0, 0.5, -2.0)
+    bound = numerics.error_bound(a, b, c0, 0.5, -2.0, mode, dtype)
+    rounded = expected.to(dtype)
+    assert bool(((rounded.double() - expected).abs() <= bound).all())
+    assert bool(((rounded.double() - expected).abs().max() / bound.max()) > 0.2)
+
+
+def test_blas_rules_of_the_reference() -> None:
+    nan = torch.full((3, 3), math.nan)
+    ones = torch.ones(3, 3)
+    assert bool((numerics.reference(nan, nan, ones, 0.0, 2.0) == 2).all())
+    assert bool((numerics.reference(ones, ones, nan, 1.0, 0.0) == 3).all())
+
+
+def test_rooflines() -> None:
+    assert roofline.intensity(4096, 4096, 4096, 4) == pytest.approx(4096 / 6)
+    h100 = roofline.TYPICAL[9, 0]
+    assert roofline.unit_peak_tflops((9, 0), "fp16", h100.num_sms, h100.clock_ghz) == pytest.approx(989, rel=0.01)
+    assert roofline.unit_peak_tflops((9, 0), "tf32", h100.num_sms, h100.clock_ghz) == pytest.approx(495, rel=0.01)
+    a100 = roofline.TYPICAL[8, 0]
+    assert roofline.unit_peak_tflops((8, 0), "ieee", a100.num_sms, a100.clock_ghz) == pytest.approx(19.5, rel=0.01)
+
+
+def test_each_commit_and_source_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "source_hash", {"bench": "today"}.__getitem__)
+    made = [{"commit": "abc", "sources": "today"}, {"commit": "def", "sources": "old"}, {}]
+    expected = "Commit `abc`; commit `def` (changed since); commit not recorded."
+    assert environment.origin([*made, *made], "bench") == expected
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ("-c", "user.name=nobody", "-c", "user.email=nobody@example.com")
+    return subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project of one file in git, which `environment` takes for its own."""
+    found = (tmp_path / "checkout").resolve()
+    found.mkdir()
+    (found / "kernel.py").write_text("fast = True\n")
+    git(found, "init", "--quiet")
+    git(found, "add", ".")
+    git(found, "commit", "--quiet", "--message", "all")
+    monkeypatch.setattr(environment, "ROOT", found)
+    monkeypatch.delenv(environment.COMMIT, raising=False)
+    return found
+
+
+@needs_git
+def test_a_record_names_the_commit_and_whether_files_differ_from_it(checkout: Path) -> None:
+    commit = git(checkout, "rev-parse", "--short", "HEAD").strip()
+    assert environment.commit() == commit
+    (checkout / "perf" / "results").mkdir(parents=True)
+    (checkout / "perf" / "results" / "new.json").write_text("{}")
+    assert environment.commit() == commit
+    (checkout / "kernel.py").write_text("fast = False\n")
+    assert environment.commit() == f"{commit}+"
+
+
+@needs_git
+def test_a_copy_is_told_its_commit(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a repository of its own, of another commit, as without one or inside of another's."""
+    inside = checkout / "copy"
+    inside.mkdir()
+    (tmp_path / "copy").mkdir()
+    for root in (checkout, tmp_path / "copy", inside):
+        monkeypatch.setattr(environment, "ROOT", root.resolve())
+        monkeypatch.setenv(environment.COMMIT, "fedcba9")
+        assert environment.commit() == "fedcba9"
+        for nothing in ("", " "):
+            monkeypatch.setenv(environment.COMMIT, nothing)
+            assert (environment.commit() is None) is (root != checkout)
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of what is hashed, as the root."""
+    for pattern in {pattern for patterns in environment.SOURCES.values() for pattern in patterns}:
+        found = [path for path in ROOT.glob(pattern) if path.is_file()]
+        assert found, f"{pattern} finds nothing: what it found has moved or is gone"
+        for path in found:
+            target = tmp_path / path.relative_to(ROOT)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, target)
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    return tmp_path
+
+
+def hashes() -> dict[str, str]:
+    return {measured: environment.source_hash.__wrapped__(measured) for measured in environment.SOURCES}
+
+
+LADDER = {"ladder", "battery"}
+GEMM = set(environment.SOURCES) - {"ladder"}
+
+
+def test_the_hash_looks_past_what_decides_no_figure(sources: Path) -> None:
+    before = hashes()
+    assert before == {measured: environment.describe(measured)["sources"] for measured in environment.SOURCES}
+    kernels = sources / "triton_gemm" / "kernels"
+    rung, kernel = sources / "triton_gemm" / "ladder" / "k04_grouped.py", kernels / "fma.py"
+    for path in (rung, kernel):
+        said = path.read_text().replace("from ", "import os\nfrom ", 1)
+        path.write_text(said.replace('"""', '"""Other words. ', 1) + "\n\n__all__ = []  # changed\n")
+    for path in (sources / "triton_gemm").rglob("select.py"):  # modules and functions may move
+        path.rename(kernels / "selection.py")
+    with kernel.open("a") as whole, (kernels / "gemv.py").open("r+") as part:
+        whole.write(part.read())
+        part.truncate(0)
+    (models,) = (sources / "triton_gemm").rglob("device_models.json")
+    figures = json.loads(models.read_text())
+    models.write_text(json.dumps({name: {**figures[name], "source": "elsewhere"} for name in reversed(figures)}))
+    twin = sources / "reference_cuda" / "c01_naive_uncoalesced.cu"
+    twin.write_text("// c01\n/* of\ntwo lines */" + twin.read_text())
+    (sources / "triton_gemm" / "kernels" / "README.md").write_text("other words")
+    assert hashes() == before
+
+
+@pytest.mark.parametrize(
+    ("pattern", "old", "new", "of"),
+    [
+        ("ladder/k06_pipelined.py", "num_stages", "stages", LADDER),
+        ("../reference_cuda/c01_naive_uncoalesced.cu", "int ", "long ", LADDER),
+        ("kernels/fma.py", "LONGEST_CHAIN = 4096", "LONGEST_CHAIN = 2048", GEMM),
+        ("**/select.py", "return ", "return not ", GEMM),
+        ("**/device_models.json", '"num_sms": 132', '"num_sms": 78', GEMM),
+        ("compat/language.py", "return ", "return not ", LADDER | GEMM),
+        ("tables/*-5120bit-*.json", '"M": 1', '"M": 2', {"bench", "gpt"}),
+        ("../examples/gpt.py", "self", "this", {"gpt"}),
+    ],
+)
+def test_the_hash_follows_what_is_measured(pattern: str, old: str, new: str, of: set[str], sources: Path) -> None:
+    before = hashes()
+    (path,) = (sources / "triton_gemm").glob(pattern)
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    after = hashes()
+    assert {measured for measured in before if before[measured] != after[measured]} == of
+
+
+def test_the_hash_of_the_ladder_holds_all_that_its_rungs_import() -> None:
+    covered = {path for pattern in environment.SOURCES["ladder"] for path in ROOT.glob(pattern)}
+    graph = grimp.build_graph("triton_gemm", cache_dir=None)
+    waiting = [module for module in graph.find_children("triton_gemm.ladder") if ".k" in module]
+    assert len(waiting) == 11
+    seen: set[Path] = set()
+    while waiting:
+        module = waiting.pop()
+        path = ROOT.joinpath(*module.split(".")).with_suffix(".py")
+        if path.exists() and path not in seen:  # no package, which imports what a rung does not
+            seen.add(path)
+            waiting += graph.find_modules_directly_imported_by(module)
+    assert {path.stem for path in seen} >= {"k11_warp_specialised", "config"} and seen <= covered

@@ -1,0 +1,472 @@
+"""The report: what it records, resumes, draws and says, from made-up measurements; and one real run without a GPU."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perf import report as climb
+from perf.bench import plots as bench_plots
+from perf.bench import tables as bench_tables
+from perf.common import formats, style
+from perf.ladder import (
+    curves,
+    plots,
+    prediction,
+    published,
+    report_page,
+    static,
+    tables,
+    targets,
+    tasks,
+    views,
+)
+from perf.ladder.record import SECTIONS, Record
+from perf.measure import environment
+from perf.measure.operands import Problem
+from perf.measure.providers import CUBLAS
+from perf.pages import __main__ as pages
+from perf.pages.results import Results
+from reference_cuda import TWINS
+from tests.support.report_records import OPTIONS, SURROUNDINGS, made_up_record
+from triton_gemm.config import GemmConfig
+from triton_gemm.ladder import LADDER
+from triton_gemm.ladder.command import config_of
+
+
+@pytest.fixture
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Record:
+    return made_up_record(tmp_path, monkeypatch)
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_everything_is_drawn_and_said(record: Record) -> None:
+    pictures = plots.everything(record, record.folder)
+    names = {path.name for path in pictures}
+    assert {f"sweep-{mode}.png" for mode in OPTIONS.modes} <= names
+    assert {"ladder.png", "roofline.png", "factors.png"} <= names
+    assert {f"experiment-{source.id}.png" for source in published.EXPERIMENTS if len(source.kernels) > 1} <= names
+    assert "experiment-S1.png" not in names  # one kernel has nothing to be drawn against
+    assert all(path.stat().st_size > 5000 for path in pictures)
+    written = report_page.write(record, pictures).read_text()
+    assert all(f"]({name})" in written for name in names)
+    assert "Made-up GPU" in written
+    assert "nan" not in written.lower().split()
+    for rung in LADDER:
+        assert f"{rung.id} {rung.title}" in written
+    for source in published.EXPERIMENTS:
+        for kernel in source.kernels:
+            assert f"{kernel.id} {kernel.title}" in written
+    header, *rows = (record.folder / "sweep-ieee.csv").read_text().splitlines()
+    assert header.startswith("size,provider,tflops,tflops_p20,tflops_p80")
+    assert len(rows) >= len(OPTIONS.sizes)
+
+
+OKABE_ITO = {"#000000", "#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7"}
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What is drawn in the test, as figures instead of files."""
+    found: dict[str, Any] = {}
+
+    def keep(figure: Any, path: Path) -> Path:
+        found[path.name] = figure
+        style.plt.close(figure)
+        return path
+
+    monkeypatch.setattr(plots, "save", keep)
+    monkeypatch.setattr(curves, "save", keep)
+    monkeypatch.setattr(bench_plots, "save", keep)
+    return found
+
+
+def add_static_facts(record: Record) -> None:
+    for rung, target in itertools.product(LADDER, static.ARCHITECTURES):
+        facts = {"rung": rung.name, "target": target, "config": "64x64x16", "default": True}
+        facts |= {"registers": 96, "shared": 8192, "ceiling_share": 0.7}
+        record["static"][f"{rung.name} {target}"] = facts
+
+
+def made_up_points() -> list[bench_tables.Point]:
+    """Modes whose speed and error are nearly the same, and one without an error."""
+    modes = {"ieee": 50, "fp8": 970, "fp8-blocks": 960, "fp8-rows": 965, "fp8-fast": 1000, "int8": 1100}
+    return [
+        bench_tables.Point(provider, mode, speed, {"norm": 0.0 if mode == "int8" else 1.7e-3})
+        for mode, speed in modes.items()
+        for provider in ("triton_gemm", CUBLAS)
+    ]
+
+
+def texts_of(figure: Any) -> list[Any]:
+    found = figure.findobj(lambda artist: hasattr(artist, "get_text") and hasattr(artist, "get_fontsize"))
+    return [text for text in found if text.get_text() and text.get_visible()]
+
+
+def overlapping(figure: Any) -> list[tuple[str, str]]:
+    """The pairs of texts in a picture that lie on each other."""
+    figure.draw_without_rendering()
+    boxes = [(text.get_text(), text.get_window_extent().padded(-1)) for text in texts_of(figure)]
+    return [(a, b) for (a, one), (b, other) in itertools.combinations(boxes, 2) if one.overlaps(other)]
+
+
+def named_lines(figure: Any) -> list[Any]:
+    """The lines of the first axes that a reader has to find by their name."""
+    return [line for line in figure.axes[0].lines if not str(line.get_label()).startswith("_")]
+
+
+def said(figure: Any) -> str:
+    return " ".join(text.get_text() for text in texts_of(figure)).replace("\n", " ")
+
+
+@pytest.mark.parametrize("of", ["made up", "committed"])
+def test_no_text_lies_on_another_in_any_picture(
+    of: str, record: Record, figures: dict[str, Any], tmp_path: Path
+) -> None:
+    if of == "made up":
+        add_static_facts(record)
+        plots.everything(record, tmp_path)
+        bench_plots.precisions(made_up_points(), "Made-up GPU", tmp_path / "precision.png")
+        assert {"static-resources.png", "static-ceilings.png", "precision.png"} <= figures.keys()
+    else:
+        committed = Results.read(environment.RESULTS).main
+        assert committed is not None
+        plots.everything(committed, tmp_path)
+    assert {name: overlapping(figure) for name, figure in figures.items() if overlapping(figure)} == {}
+
+
+def test_precisions_without_any_error_are_drawn(tmp_path: Path) -> None:
+    exact = [point for point in made_up_points() if point.mode == "int8"]
+    assert bench_plots.precisions(exact, "Made-up GPU", tmp_path / "precision.png").exists()
+
+
+@pytest.mark.full
+def test_every_line_can_be_told_from_the_others_whatever_the_colour_vision(
+    record: Record, figures: dict[str, Any], tmp_path: Path
+) -> None:
+    assert {colour.lower() for colour in style.PALETTE} < OKABE_ITO
+    add_static_facts(record)
+    plots.everything(record, tmp_path)
+    for name in [*(f"sweep-{mode}.png" for mode in OPTIONS.modes), "roofline.png", "static-resources.png"]:
+        lines = named_lines(figures[name])
+        looks = {str(line.get_label()): (str(line.get_color()).lower(), line.get_marker()) for line in lines}
+        assert {colour for colour, _ in looks.values()} <= OKABE_ITO, name
+        others = {label: look for label, look in looks.items() if CUBLAS not in label and "FFMA" not in label}
+        assert len(set(others.values())) == len(others) > 0, name
+        assert {marker for _, marker in others.values()}.isdisjoint("D"), name
+        assert {look for label, look in looks.items() if CUBLAS in label} <= {("#000000", "D")}, name
+    assert len(named_lines(figures["sweep-ieee.png"])) == 14
+
+
+@pytest.mark.full
+def test_sizes_that_are_no_multiple_of_16_are_marks_apart_and_explained(
+    record: Record, figures: dict[str, Any], tmp_path: Path
+) -> None:
+    pictures = plots.everything(record, tmp_path)
+    sweep = figures["sweep-fp16.png"]
+    lines = named_lines(sweep)
+    assert all(set(line.get_xdata()) == {512, 1024, 2048, 4096, 6144, 8192} for line in lines)
+    marks = [line for line in sweep.axes[0].lines if line.get_markerfacecolor() == "white"]
+    assert sorted(line.get_xdata()[0] for line in marks) == [1400] * len(lines) + [3000] * len(lines)
+    assert "multiple of 16" in said(sweep)
+    assert "20th to the 80th percentile" in said(sweep)
+    assert "1400, 3000" in report_page.write(record, pictures).read_text()
+
+    for key in [key for key, problem in record["problems"].items() if problem["M"] % 16]:
+        del record["problems"][key]
+    pictures = plots.everything(record, tmp_path)
+    assert "multiple of 16" not in said(figures["sweep-fp16.png"])
+    assert "multiple of 16" not in report_page.write(record, pictures).read_text()
+
+
+@pytest.mark.full
+def test_the_ladder_shows_shares_of_what_it_draws(record: Record, figures: dict[str, Any], tmp_path: Path) -> None:
+    problem = record["problems"][Problem(4096, 4096, 4096, "fp16").key]
+    step = next(step for step in views.ladder(record) if step.rung.id == "k08")
+    assert step.twin_result is not None
+    for result in (step.own, step.twin_result):
+        result["ratio"] = {"median": 0.777, "p20": 0.777, "p80": 0.777}  # of other rounds
+    shares = [
+        formats.percent(problem["providers"][CUBLAS]["time_ms"]["median"] / result["time_ms"]["median"])
+        for result in (step.own, step.twin_result)
+    ]
+    plots.everything(record, tmp_path)
+    assert "78 %" not in said(figures["ladder.png"])
+    assert all(f" {share} " in said(figures["ladder.png"]) for share in shares)
+    row = next(line for line in tables.ladder(record).splitlines() if line.startswith("| k08"))
+    assert f"| {shares[0]} |" in row
+
+
+@pytest.mark.full
+def test_a_twin_is_explained_before_it_is_compared(record: Record, figures: dict[str, Any], tmp_path: Path) -> None:
+    written = report_page.write(record, plots.everything(record, tmp_path)).read_text()
+    assert written.index("does not show that Triton is faster than CUDA") < written.index("## Findings")
+    assert "not CUDA at its best" in said(figures["ladder.png"])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kept", ["no cuBLAS", "no twins", "one rung", "odd sizes only"])
+def test_a_record_that_lacks_much_is_drawn(kept: str, record: Record, figures: dict[str, Any], tmp_path: Path) -> None:
+    keeps = {
+        "no cuBLAS": lambda name: name != CUBLAS,
+        "no twins": lambda name: not name.startswith("c0") and not name.startswith("c1"),
+        "one rung": lambda name: name == "k03_blocked",
+    }.get(kept, lambda name: True)
+    for key, problem in list(record["problems"].items()):
+        problem["providers"] = {name: result for name, result in problem["providers"].items() if keeps(name)}
+        if kept == "odd sizes only" and problem["M"] % 16 == 0 and not problem["hot"]:
+            del record["problems"][key]
+    pictures = plots.everything(record, tmp_path)
+    assert {"ladder.png", "sweep-ieee.png"} <= figures.keys()
+    assert ("sweep-fp16.png" in figures) == (kept != "one rung")
+    assert {name: overlapping(figure) for name, figure in figures.items() if overlapping(figure)} == {}
+    report_page.write(record, pictures)
+
+
+@given(st.lists(st.floats(-0.2, 1.2), min_size=1, max_size=20).map(sorted))
+def test_names_are_spread_apart_and_stay_near(wanted: list[float]) -> None:
+    gap = 0.04
+    places = style.spread(wanted, gap, 0, 1)
+    assert all(after - before >= gap - 1e-9 for before, after in itertools.pairwise(places))
+    assert places[0] >= -1e-9
+    assert places[-1] <= 1 + 1e-9
+    if all(after - before >= gap for before, after in itertools.pairwise(wanted)) and 0 <= wanted[0] <= wanted[-1] <= 1:
+        assert places == pytest.approx(wanted)
+
+
+def test_committed_records_are_drawn_again_without_a_gpu(
+    record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record.folder = tmp_path / "made-up"
+    record.folder.mkdir()
+    record.save()
+    monkeypatch.setattr(environment, "RESULTS", tmp_path)
+    monkeypatch.setattr(pages, "PAGES", ())
+    pages.rewrite()
+    written = (record.folder / "report.md").read_text()
+    assert "](ladder.png)" in written
+    assert (record.folder / "ladder.png").exists()
+
+
+def test_what_failed_is_named_and_not_drawn(record: Record) -> None:
+    problem = Problem(4096, 4096, 4096, "ieee")
+    record["problems"][problem.key]["providers"]["k06_pipelined"] = {"failed": "a result is off"}
+    for size in set(OPTIONS.sizes) - {4096}:
+        del record["problems"][Problem(size, size, size, "ieee").key]["providers"]["k06_pipelined"]
+    assert "k06_pipelined" not in views.lines(record, "ieee")
+    assert record.failures() == [f"k06_pipelined on {problem.key}: a result is off"]
+    assert "a result is off" in report_page.write(record, plots.everything(record, record.folder)).read_text()
+
+
+def test_a_record_resumes_only_in_the_same_surroundings(record: Record) -> None:
+    again, state = Record.open(record.folder, dict(SURROUNDINGS), fresh=False)
+    assert again.data == record.data
+    assert state.startswith("continuing")
+    other, state = Record.open(record.folder, {**SURROUNDINGS, "triton": "3.7.1"}, fresh=False)
+    assert all(not other[name] for name in SECTIONS)
+    assert "triton changed" in state
+    dropped, _ = Record.open(record.folder, dict(SURROUNDINGS), fresh=True)
+    assert all(not dropped[name] for name in SECTIONS)
+
+
+def test_a_problem_is_measured_again_for_a_new_provider_or_a_larger_budget(record: Record) -> None:
+    key = Problem(4096, 4096, 4096, "ieee").key
+    assert record.has_problem(key, [CUBLAS, "k03_blocked"], tasks.BUDGET_S)
+    assert record.has_problem(key, [CUBLAS], tasks.QUICK_BUDGET_S)
+    assert not record.has_problem(key, [CUBLAS], 2 * tasks.BUDGET_S)
+    assert not record.has_problem(key, [CUBLAS, "k99_new"], tasks.BUDGET_S)
+    before = set(record["problems"][key]["providers"])
+    record.put_problem(key, {"budget_s": 1.0, "providers": {"k99_new": {}}})
+    assert set(record["problems"][key]["providers"]) == before | {"k99_new"}
+
+
+def test_an_unreadable_record_is_not_the_end(tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text('{"environment": {"gp')
+    _, state = Record.open(tmp_path, dict(SURROUNDINGS), fresh=False)
+    assert "unreadable" in state
+
+
+def test_every_published_kernel_has_a_twin() -> None:
+    ids = {kernel.id for source in published.EXPERIMENTS for kernel in source.kernels}
+    assert ids == {seed for twin in TWINS.values() for variant in twin.variants for seed in variant.retells}
+    expected = {"S0": (1, 2), "S2": (1, 6), "S3": (1, 4), "S4": (0, 5)}
+    assert ids == {"S1"} | {f"{s}.{i}" for s, (a, z) in expected.items() for i in range(a, z + 1)}
+    for kernel_id in ids:
+        twin, variant = published.twin_of(kernel_id)
+        assert variant in twin.variants
+    sources = {source.id: source for source in published.EXPERIMENTS}
+    s3, s4 = sources["S3"], sources["S4"]
+    assert s3.published_speedup(s3.kernels[1]) == pytest.approx(7.61, abs=0.01)
+    assert s3.published_share(s3.kernels[3]) == pytest.approx(0.182, abs=0.001)
+    assert s4.published_speedup(s4.kernels[5]) == pytest.approx(64.9, abs=0.1)
+
+
+def test_targets_are_decided_from_the_record(record: Record) -> None:
+    outcomes = {outcome.what: outcome for outcome in targets.outcomes(record)}
+    assert any(what.startswith("k11_warp_specialised at 1.00 of cuBLAS") for what in outcomes)
+    assert any(what.startswith("c11_wmma_fp16_warp_tiled at 2 times") for what in outcomes)
+    problem = record["problems"][Problem(4096, 4096, 4096, "fp16").key]
+    problem["providers"]["k11_warp_specialised"]["ratio"]["median"] = 1.2
+    assert any("k11_warp_specialised" in line for line in targets.suspicious(record))
+
+
+def test_predicted_ceilings_follow_the_tile() -> None:
+    small = GemmConfig(BLOCK_M=64, BLOCK_N=128, BLOCK_K=64, num_warps=8, num_stages=3)
+    large = GemmConfig(BLOCK_M=128, BLOCK_N=256, BLOCK_K=64, num_warps=8, num_stages=3)
+    ours = [prediction.ceiling(config, "fp16", 2, (9, 0)) for config in (small, large)]
+    assert ours[0].share < ours[1].share <= 1
+    assert ours[0].limit == "L2"
+    for mode, itemsize in (("tf32", 4), ("fp16", 2)):  # what k07 says of `wgmma`'s 64 x 256
+        limits = prediction.limits(large, mode, itemsize, (9, 0))
+        assert limits["shared memory"] == 128 / 80 * limits["units"]
+    naive = prediction.ceiling(GemmConfig(BLOCK_M=256, num_warps=8), "ieee", 4, (9, 0))
+    coalesced = prediction.ceiling(GemmConfig(BLOCK_N=256, num_warps=8), "ieee", 4, (9, 0))
+    assert naive.limit == coalesced.limit == "L1"
+    assert coalesced.tflops == pytest.approx(16.5 * naive.tflops)
+    assert prediction.strip_wavefronts(LADDER[0].configs[0]) == 65 / 2  # two rows a thread
+    assert prediction.strip_wavefronts(LADDER[1].configs[0]) == 5 / 4  # four columns a thread
+
+
+@pytest.mark.parametrize(
+    ("registers", "shared", "num_warps", "capability", "blocks"),
+    [
+        (128, 0, 8, (9, 0), 2),
+        (32, 100 << 10, 4, (9, 0), 2),
+        (85, 0, 4, (9, 0), 5),  # given as 88
+        (96, 0, 4, (9, 0), 5),
+        (16, 0, 1, (9, 0), 32),
+        (16, 0, 1, (12, 0), 24),
+        (32, 0, 4, (8, 9), 12),  # 1536 threads
+    ],
+)
+def test_blocks_of_an_sm(registers: int, shared: int, num_warps: int, capability, blocks: int) -> None:
+    assert prediction.blocks_per_sm(registers, shared, num_warps, capability) == blocks
+
+
+def test_all_warps_of_k11_count() -> None:
+    """The load partition is a second warpgroup: with 255 registers for each of 256 threads one block fits an SM."""
+    config = GemmConfig(BLOCK_M=64, BLOCK_N=64, BLOCK_K=64, GROUP_M=8, num_warps=4, num_stages=2)
+    job = static.Job(LADDER[10], config, (9, 0), default=False, size=(512, 512, 512))
+    found = static.facts(job, static.capture(job.rung, config, job.size, job.dtype))
+    assert found["shared"] < 64 << 10 and found["blocks_per_sm"] == 1
+
+
+def committed_times() -> Iterator[tuple[str, str, str, float]]:
+    """(rung, precision, configuration as text, TFLOPS) of every committed time at a size that is a multiple of 16."""
+    for path in environment.RESULTS.glob("*/results.json"):
+        record = Record.read(path.parent)
+        for entry in record["tuning"].values():
+            for text, result in entry.get("configs", {}).items():
+                if "time_ms" in result:
+                    yield entry["rung"], entry["mode"], text, views.tflops(entry, result)
+        for problem in record["problems"].values():
+            for name, result in problem["providers"].items():
+                if problem["M"] % 16 == 0 and "time_ms" in result and name.startswith("k"):
+                    yield name, problem["mode"], result["config"], views.tflops(problem, result)
+
+
+def test_no_committed_time_beats_its_ceiling() -> None:
+    """At 1.98 GHz, the most that these GPUs run at."""
+    rungs = {rung.name: rung for rung in LADDER}
+    seen = Counter[str]()
+    for name, mode, text, tflops in committed_times():
+        rung = rungs[name]
+        config = config_of(rung, text) if "," in text else next((c for c in rung.configs if str(c) == text), None)
+        if config is None:
+            continue
+        limits = prediction.limits(config, mode, rung.dtypes[0].itemsize, (9, 0))
+        assert tflops <= 132 * 1.98e-3 * min(limits.values()), (name, text)
+        seen[name] += 1
+    assert set(seen) == set(rungs), "a rung was not seen"
+
+
+def report(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    surroundings = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    surroundings.pop("PYTHONPATH", None)
+    return subprocess.run(
+        [sys.executable, str(ROOT / "perf" / "report.py"), *arguments],
+        cwd=cwd,
+        env=surroundings,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_an_unwritable_folder_is_an_error_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = report("--out", str(tmp_path / "file" / "results"))
+    assert done.returncode == 2
+    assert "cannot write" in done.stderr
+    assert "[  1/" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ("--rungs k99", "--rungs: no rung 'k99'"),
+        ("--sizes 1024,many", "--sizes"),
+        ("--dtype fp8", "--dtype"),
+        ("--out ''", "--out: an empty name"),
+        ("--sizes 512 --dtype fp16 --counters", "--dtype, --sizes, --counters would be ignored: torch sees no GPU"),
+    ],
+)
+def test_a_mistaken_call_is_refused(
+    arguments: str, complaint: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit) as exit_:
+        climb.main(shlex.split(arguments))
+    assert exit_.value.code == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_flags_that_choose_nothing_are_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    options, _, _ = climb.parse(["--dtype", "fp16", "--sizes", "512", "--counters"])
+    assert (options.modes, options.sizes, options.counters) == (("fp16",), (512,), True)
+    with pytest.raises(SystemExit):
+        climb.parse(["--rungs", "k01,k02", "--dtype", "fp16"])
+    assert "none of the rungs of --rungs multiplies fp16" in capsys.readouterr().err
+
+
+@pytest.mark.full
+@pytest.mark.slow
+def test_without_a_gpu_and_from_any_folder(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = report("--quick", "--rungs", "k01,k03", "--out", str(out), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    written = (out / "report.md").read_text()
+    assert "not timings" in written
+    assert "k03_blocked" in written
+    assert (out / "static-resources.png").exists()
+
+    data = json.loads((out / "results.json").read_text())
+    assert {facts["target"] for facts in data["static"].values()} == {"sm_80", "sm_89", "sm_90", "sm_100", "sm_120"}
+    assert all(row["bound"] <= 1 for row in data["interpreter"].values())
+
+    # A second run finds nothing left to do; a wrong result among the kept ones decides its exit status.
+    key = next(iter(data["interpreter"]))
+    data["interpreter"][key]["failed"] = "a result is off by 3 times the bound"
+    (out / "results.json").write_text(json.dumps(data))
+    again = report("--quick", "--rungs", "k01,k03", "--out", str(out), cwd=tmp_path)
+    assert again.returncode == 1
+    assert f"FAILED {key}" in again.stderr
+    assert "[  1/" not in again.stderr
+    assert "a result is off" in (out / "report.md").read_text()

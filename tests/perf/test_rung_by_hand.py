@@ -1,0 +1,225 @@
+"""A rung by hand without a GPU: the command's mistakes, its lists, and what it says of compiled kernels."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from perf.ladder import by_hand
+from triton_gemm.config import GemmConfig
+from triton_gemm.ladder import LADDER, Rung, command
+
+ROOT = Path(__file__).parents[2]
+RUNGS = {rung.id: rung for rung in LADDER}
+BY_RUNG = pytest.mark.parametrize("rung", LADDER, ids=lambda rung: rung.id)
+
+
+def typed(*arguments: str, path: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command as one types it, where torch sees no GPU."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"PYTHONPATH": str(path), "CUDA_VISIBLE_DEVICES": "", **variables}
+    return subprocess.run(
+        [sys.executable, "-m", "triton_gemm.ladder", *arguments],
+        cwd=path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+
+
+# --- Arguments ---
+
+
+@BY_RUNG
+def test_a_configuration_is_read_as_it_is_written(rung: Rung) -> None:
+    for config in rung.configs:
+        assert command.config_of(rung, command.spelled(config)) == config
+
+
+def test_what_a_configuration_leaves_out_comes_from_the_list() -> None:
+    k06, k08 = RUNGS["k06"], RUNGS["k08"]
+    assert command.config_of(k06, "128x64x16,4,3") == GemmConfig(128, 64, 16, 8, 4, 3)
+    assert command.config_of(k08, "64x64x64") == GemmConfig(64, 64, 64, 8, 8, 4)  # as it is on the list
+    assert command.config_of(k08, "32x64x64,2") == GemmConfig(32, 64, 64, 8, 2, 3)  # of no tile there
+    assert command.config_of(RUNGS["k03"], "64x32x32") == GemmConfig(64, 32, 32, None, 4, 1)
+    assert command.config_of(RUNGS["k02"], "256,2") == GemmConfig(BLOCK_N=256, num_warps=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("k12", "no rung 'k12'; there are k01, k02, k03, k04, k05, k06, k07, k08, k09, k10, k11"),
+        ("k06 --config 128x64", "k06 takes --config BLOCK_MxBLOCK_NxBLOCK_K[,warps[,stages[,group]]], as "),
+        ("k06 --config 128x64x16,4,3,8,1", "k06 takes --config"),
+        ("k06 --config 128x64xsome", "k06 takes --config"),
+        ("k03 --config 64x64x16,4,1,8", "k03 takes --config BLOCK_MxBLOCK_NxBLOCK_K[,warps[,stages]], as "),
+        ("k01 --config 64x64", "k01 takes --config BLOCK_M[,warps[,stages]], as 256,4,1, not '64x64'"),
+        ("k06 --config 128x256x64,4,3", "k06 cannot take 128x256x64,4,3,8 on sm_90: needs 295168 bytes of shared mem"),
+        ("k06 --config 256x256x16,4,2", "k06 cannot take 256x256x16,4,2,8 on sm_90: 512 accumulators leave too few"),
+        ("k06 --config 48x64x16", "k06 cannot take 48x64x16,4,3,8 on sm_90: BLOCK_M is 48, not a power of two"),
+        ("k11 --config 128x128x64,8,1", "num_stages is 1, not a whole number from 2 on"),
+        ("k06 --dtype fp16", "k06 takes fp32, not fp16"),
+        ("k08 --dtype fp32", "k08 takes fp16 and bf16, not fp32"),
+        ("k06 --dtype fp8", "argument --dtype: invalid choice: 'fp8'"),
+        ("k06 --layout xy", "argument --layout: invalid choice: 'xy'"),
+        ("k11 --arch sm_80", "k11 compiles for sm_90, not 'sm_80'"),
+        ("k10 --size 100", "k10: TMA cannot take a (100, 100): its rows are 200 bytes apart"),
+        ("k06 --size 0", "argument --size: a size is a whole number from 1 to 999999, not '0'"),
+        ("k06 --size 1e3", "argument --size: a size is a whole number"),
+        (
+            "k06 --shape 64x64",
+            "argument --shape: a shape is three whole numbers from 1 on, as 4096x2048x1024, not '64x64'",
+        ),
+        ("k06 --size 64 --shape 64x64x64", "argument --shape: not allowed with argument --size"),
+        ("k06 --budget no", "argument --budget: a number of seconds above 0, not 'no'"),
+        ("k06 --arch sm_90 --budget 1", "--budget is for timing, and nothing is timed here"),
+        ("--size 64", "--size is for running a rung: name a rung"),
+        ("k06 --list --layout nt", "--layout is for running a rung: leave out --list"),
+        ("k06 k07", "unrecognized arguments: k07"),
+    ],
+)
+def test_a_mistake_is_answered_by_a_sentence(
+    arguments: str, sentence: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    try:
+        status = command.main(arguments.split())
+    except SystemExit as left:
+        status = left.code
+    said = capsys.readouterr()
+    assert status == 2
+    assert said.out == ""
+    assert said.err.startswith("error: ") and said.err.count("\n") == 1
+    assert sentence in said.err
+
+
+# --- Lists ---
+
+
+def test_without_an_argument_it_lists_the_rungs_and_says_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([]) == 0
+    out = capsys.readouterr().out
+    for rung in LADDER:
+        assert re.search(rf"^{rung.id} {re.escape(rung.title)} .*{len(rung.configs)} configuration", out, re.MULTILINE)
+    assert "python -m triton_gemm.ladder k06 --config 128x64x16,4,3" in out and "--help" in out
+
+
+@BY_RUNG
+def test_a_list_can_be_typed_in_again(rung: Rung, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([rung.name, "--list"]) == 0
+    _, *configs = capsys.readouterr().out.splitlines()
+    assert tuple(command.config_of(rung, line.strip()) for line in configs) == rung.configs
+
+
+def test_list_alone_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--list"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == sum(1 + len(rung.configs) for rung in LADDER)
+
+
+# --- Without a GPU ---
+
+
+def columns(out: str) -> list[str]:
+    """The last line's cells."""
+    return out.splitlines()[-1].split()
+
+
+@pytest.mark.slow
+def test_the_command_interprets_and_compiles() -> None:
+    done = typed("k06", "--config", "64x64x16,4,3", "--shape", "64x96x80", "--layout", "tt")
+    assert done.returncode == 0, done.stderr
+    title, why, interpreted, compiled, heading, line = done.stdout.splitlines()
+    assert title == "k06 pipelined, fp32 tt, M x N x K = 64 x 96 x 80"
+    assert why == "These are no timings: torch sees no CUDA GPU here."
+    assert "interpreter at 64 x 96 x 80" in interpreted and "compiled for sm_90" in compiled
+    assert heading.split() == ["tile,warps,stages,group", "error", "registers", "shared", "KiB", "spills"]
+    name, error, registers, shared, spills = line.split()
+    assert name == "64x64x16,4,3,8"
+    assert 0 < float(error) < 1e-6
+    assert 32 <= int(registers) <= 255 and 0 < float(shared) < 227 and spills == "0"
+    assert "[  1/2]" in done.stderr and "[  2/2]" in done.stderr  # progress, line by line where there is no terminal
+
+
+def test_a_shape_too_large_to_interpret_is_compiled(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["k04", "--arch", "sm_80", "--config", "64x64x16,4,1,4", "--size", "1024"]) == 0
+    out = capsys.readouterr().out
+    assert "M x N x K = 1024 x 1024 x 1024" in out and "interpreter at 96 x 128 x 64" in out
+    assert "--arch asks what the compiler makes of the rung" in out and "compiled for sm_80" in out
+    assert float(columns(out)[1]) < 1e-6
+
+
+def test_gluon_is_only_compiled(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["k11", "--arch", "sm_90", "--config", "128x128x64,8,5", "--dtype", "bf16"]) == 0
+    out = capsys.readouterr().out
+    assert "does not know Gluon" in out
+    name, registers, _, spills = columns(out)
+    assert name == "128x128x64,8,5,8" and 32 <= int(registers) <= 255 and spills == "0"
+
+
+@pytest.mark.full
+def test_all_that_are_legal_are_tried_and_the_rest_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """At odd sizes large tiles are out, unless one is named."""
+    assert command.main(["k08", "--arch", "sm_90", "--shape", "72x88x56"]) == 0
+    out = capsys.readouterr().out
+    assert "12 of 14 configurations are left out" in out
+    assert {line.split()[0] for line in out.splitlines()[-2:]} == {"64x64x64,8,4,8", "64x64x32,4,4,8"}
+    assert command.main(["k08", "--arch", "sm_90", "--shape", "72x88x56", "--config", "128x128x64"]) == 0
+    out = capsys.readouterr().out
+    assert "left out" not in out and columns(out)[0] == "128x128x64,4,3,8"
+
+
+def test_a_kernel_that_does_not_compile_is_a_failure(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("PassManager::run failed\nand more")
+
+    monkeypatch.setattr(by_hand.aot, "compile_launch", broken)
+    assert command.main(["k11", "--arch", "sm_90", "--config", "128x128x64,8,5"]) == 1
+    out = capsys.readouterr().out
+    assert re.search("^128x128x64,8,5,8 +failed: RuntimeError: PassManager::run failed$", out, re.MULTILINE)
+
+
+def test_without_an_interpreter_there_is_what_the_compiler_makes_of_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with Triton 3.6 and NumPy 2.4, where a child says why as it ends."""
+    monkeypatch.setenv("PYTHONHOME", "/nowhere")  # no Python starts
+    assert command.main(["k04", "--arch", "sm_90", "--config", "64x64x16,4,1,4", "--size", "64"]) == 0
+    out = capsys.readouterr().out
+    assert "error: none, since the interpreter does not run here (" in out
+    name, registers, _, spills = columns(out)
+    assert name == "64x64x16,4,1,4" and 32 <= int(registers) <= 255 and spills == "0"
+
+
+def test_a_rung_is_shown_where_cublas_was_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    result = {"time_ms": {"median": 2.0}, "ratio": None, "error": {"norm": 1e-7}, "registers": 64, "spills": 0}
+    lines = by_hand.Lines(by_hand.Console(), by_hand.TIMED)
+    by_hand._show_timed(lines, "64x64x16,4,3", result, by_hand.Problem(64, 64, 64, "ieee"))
+    assert "64x64x16,4,3" in capsys.readouterr().out
+
+
+# --- The door ---
+
+
+@pytest.mark.parametrize("other", [False, True], ids=["no perf", "another perf"])
+def test_without_the_repository_one_sentence_says_so(other: bool, tmp_path: Path) -> None:
+    """As in an environment with the wheel, where some other package may be called perf."""
+    shutil.copytree(ROOT / "triton_gemm", tmp_path / "triton_gemm", ignore=shutil.ignore_patterns("__pycache__"))
+    if other:
+        (tmp_path / "perf").mkdir()
+        (tmp_path / "perf" / "__init__.py").write_text("")
+    else:  # an editable installation may put a clone on the path
+        (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['perf'] = None\n")
+    done = typed("k06", path=tmp_path)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert "error: rungs are run and measured by the repository's `perf`, which is not installed" in done.stderr

@@ -1,0 +1,188 @@
+"""perf.tuning: which products it draws, its records and their table, and the command with a tuner that is made up."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from perf.common.files import read_json
+from perf.measure import environment
+from perf.pages import blocks
+from perf.pages.results import Results
+from perf.tuning import __main__ as command
+from perf.tuning import tables
+from perf.tuning.runs import DRAWN, RUNS, TWICE, drawn, listed
+from tests.support.report_records import SURROUNDINGS
+from triton_gemm.hardware.device_model import named_device
+from triton_gemm.problem import GemmProblem
+from triton_gemm.selection.select import select
+from triton_gemm.suites import SUITES
+from triton_gemm.tuning.candidates import candidates
+from triton_gemm.tuning.report import Again, ShapeReport, TuningReport
+
+H200 = named_device("h200")
+
+
+def test_what_is_drawn() -> None:
+    problems = drawn(3)
+    assert len(problems) == len(set(problems)) == sum(DRAWN.values()) == 200
+    assert problems == drawn(3) and not set(problems).intersection(drawn(4))
+    assert not set(problems).intersection(listed(3)), "what someone may have tuned for"
+    long = [problem.K >= 16384 for problem in problems]
+    assert 8 <= sum(long[:100]) <= sum(long) - 8, "regimes alternate"
+    twice = RUNS["twice"].problems(3)
+    assert len(set(twice)) == TWICE and set(twice) <= set(problems)
+
+
+def test_what_is_listed() -> None:
+    assert len(listed(1)) == len(set(listed(1))) >= len(SUITES["llm"].shapes)
+
+
+def report_of(problem: GemmProblem, times: tuple[float, float, float], *again: Again, **more: Any) -> ShapeReport:
+    """Of microseconds: the choice's, the winner's, the fastest's."""
+    choice = select(problem, H200)
+    outcome = "tuned" if times[1] < times[0] else "stays"
+    found = ShapeReport(problem, 1, outcome, choice, choice, *times, 0.001, 20, 10, 24, again=again, **more)
+    return found
+
+
+def tuned(problems: list[GemmProblem]) -> list[ShapeReport]:
+    """The fourth has nothing to be compared with, and there was no time for others."""
+    found = [
+        report_of(problems[0], (10.0, 8.0, 8.0), Again(True, 0.0), stored=True),
+        report_of(problems[1], (10.0, 10.0, 10.0), Again(False, 0.005)),
+        report_of(problems[2], (10.0, 10.0, 9.9), Again(False, -0.02), failed=(("a kernel", "it is too large"),)),
+    ]
+    found += [replace(report_of(problem, (10.0, 10.0, 10.0)), timed=1) for problem in problems[3:4]]
+    return [*found, *(ShapeReport(problem, 1, "no time") for problem in problems[4:])]
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+    """The command on a GPU that is not there; what `tune` was told."""
+    asked: dict[str, Any] = {}
+
+    def tune(problems: Any, **how: Any) -> TuningReport:
+        asked.update(how, problems=list(problems))
+        return TuningReport(tuple(tuned(list(problems))), H200.name, how["bits"], "graph", how["budget"], 12.34)
+
+    monkeypatch.setenv("TRITON_GEMM_CACHE_DIR", "a user's")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(environment, "describe", lambda measured: SURROUNDINGS)
+    monkeypatch.setattr(command, "current_device_info", lambda: H200)
+    monkeypatch.setattr(command, "tune", tune)
+    monkeypatch.setattr(command, "RESULTS", tmp_path)
+    monkeypatch.setattr(command, "export_to", lambda path, bits: Path(path).write_text(bits))
+    return asked
+
+
+def test_a_record_and_its_table(told: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["twice", "--seed", "5", "--limit", "5", "--table", str(tmp_path / "table")]) == 1
+    assert (told["bits"], told["repeat"], told["budget"]) == ("same", 2, 20.0)
+    assert (tmp_path / "table").read_text() == "same"
+    file = tmp_path / "made-up-gpu/tuning/3.6.0/twice-5.json"
+    record = read_json(file)
+    assert tables.committed(tmp_path) == [record]
+    assert [found["outcome"] for found in record["products"]] == ["tuned", "stays", "stays", "stays", "no time"]
+    assert record["seconds"] == 12.3 and record["products"][4]["choice_us"] is None
+    assert record["products"][2]["failed"] == [["a kernel", "it is too large"]]
+    cells = dict(zip(tables.COLUMNS, tables.row(record), strict=True))
+    assert cells["products"] == "5 drawn in all regimes, each raced twice, 3 of them compared"
+    lost = (1.25 * 10 / 9.9) ** (1 / 3) - 1
+    assert (cells["lost"], cells["median"], cells["worst"]) == (f"{100 * lost:.1f} %", "1.0 %", "25.0 %")
+    assert (cells["over 10 %"], cells["lost after"], cells["stored"]) == (1, "0.3 %", 1)
+    assert (cells["won again"], cells["within 1 %"]) == ("33 %", "67 %")
+    assert cells["candidates, timed"] == "20, 10"
+    said = capsys.readouterr().out
+    assert f"{record['products'][0]['product']}: 10 us, fastest 8 us (25.0 %)" in said and "twice-5.json" in said
+    page = blocks.BLOCKS["tuned"](Results([], [], [], tunings=tables.committed(tmp_path)), tmp_path)
+    assert page.startswith("Made-up GPU, torch 2.11.0") and "| 5 drawn in all regimes, each" in page
+
+
+def test_several_runs(told: dict[str, Any], tmp_path: Path) -> None:
+    assert command.main(["listed", "unseen", "--limit", "3", "--budget", "7", "--out", str(tmp_path)]) == 0
+    names = {path.name for path in (tmp_path / "made-up-gpu/tuning/3.6.0").iterdir()}
+    assert names == {"listed.json", "unseen-1.json"}
+    assert (told["bits"], told["repeat"], told["budget"]) == ("any", 1, 7)
+    assert not logging.getLogger("triton_gemm.tuning").handlers, "its lines go to no stream of another command"
+
+
+def test_a_gpu_that_is_treated_as_an_older_one(told: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "current_device_info", lambda: replace(H200, capability=(8, 0)))
+    assert command.main(["unseen", "--limit", "3"]) == 0
+    (record,) = tables.committed(command.RESULTS)
+    assert tables.path_of(Path(), record).name == "unseen-1-sm_80.json"
+    assert tables.row(record)[0] == "3 drawn in all regimes, as sm_80"
+
+
+def test_nothing_was_measured(told: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def tune(problems: Any, **how: Any) -> TuningReport:
+        reports = [ShapeReport(problem, 1, "refused", why="the clock fell") for problem in problems]
+        return TuningReport(tuple(reports), H200.name, how["bits"], "graph", how["budget"], 1.0)
+
+    monkeypatch.setattr(command, "tune", tune)
+    assert command.main(["listed", "--limit", "2"]) == 1
+    (record,) = tables.committed(command.RESULTS)
+    assert tables.row(record)[0] == "2 of language models, 0 of them compared"
+    assert len(tables.row(record)) == len(tables.COLUMNS)
+    assert tables.worst(record) == []
+
+
+def test_without_a_gpu_or_interrupted(
+    monkeypatch: pytest.MonkeyPatch, told: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "tune", interrupted)
+    assert command.main(["listed"]) == 130
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert command.main(["listed"]) == 2
+    assert "there is none" in capsys.readouterr().err
+
+
+def test_everything_is_compiled_before_warm_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All candidates are handed to the compiler before the first is waited for."""
+    order: list[str] = []
+
+    class Gpu:
+        def __init__(self, *_: Any) -> None:
+            self.left = 2  # looks before all is compiled
+
+        def prepare(self, problem: GemmProblem, ways: Any) -> None:
+            order.append(f"{problem.M} {len(ways)}")
+
+        def ready(self, *_: Any) -> bool:
+            return self.left == 0
+
+        def pause(self, seconds: float) -> None:
+            self.left -= 1
+            order.append("wait")
+
+        def close(self) -> None:
+            order.append("close")
+
+    monkeypatch.setattr(command, "Gpu", Gpu)
+    monkeypatch.setattr(command, "journal_of", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    problems = drawn(3)[:2]
+    command.warm(problems, H200, "any")
+    offered = [len(candidates(problem, H200, select(problem, H200), "any")) for problem in problems]
+    prepared = [f"{problem.M} {count}" for problem, count in zip(problems, offered, strict=True)]
+    assert order == [*prepared, "wait", "wait", "close"]
+
+
+def test_warm_compiles_what_will_be_timed(told: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def warm(problems: Any, device: Any, bits: str) -> None:
+        asked.update(problems=list(problems), bits=bits)
+
+    monkeypatch.setattr(command, "warm", warm)
+    command.main(["unseen", "--limit", "3", "--warm"])
+    assert asked == {"problems": told["problems"], "bits": "any"}

@@ -1,0 +1,205 @@
+"""doctor: what is broken is found and said, whatever else is; and nothing is raised."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+
+from tests.support import table_fakes
+from tests.support.table_fakes import problem_of
+from triton_gemm import tables
+from triton_gemm.hardware.device_model import named_device
+from triton_gemm.reporting import doctor
+from triton_gemm.reporting.doctor import Diagnosis, Finding
+
+H200 = named_device("h200")
+PACKAGE = Path(doctor.__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    return table_fakes.own_folder(tmp_path / "own", monkeypatch)
+
+
+def look(about: str) -> list[Finding]:
+    return [finding for finding in doctor.examine().findings if finding.about == about]
+
+
+def the_one(about: str, words: str) -> Finding:
+    (found,) = [finding for finding in look(about) if words in finding.says]
+    return found
+
+
+def with_gpu(monkeypatch: pytest.MonkeyPatch, *devices: Any) -> None:
+    """torch sees GPUs, as far as doctor looks without launching anything."""
+    monkeypatch.setattr(doctor, "_has_gpu", lambda: True)
+    monkeypatch.setattr(doctor, "_devices", lambda: devices)
+    monkeypatch.setattr(doctor, "driver_version", lambda: (13, 2))
+    monkeypatch.setattr(torch.version, "cuda", "13.2")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(devices))
+    monkeypatch.setitem(doctor.EXAMINATIONS, "product", lambda: iter(()))
+
+
+def test_a_good_machine_has_nothing_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpu(monkeypatch, H200)
+    found = doctor.examine()
+    assert not found.broken, [finding for finding in found.findings if finding.status == "broken"]
+    assert {finding.about for finding in found.findings} == {*doctor.EXAMINATIONS} - {"product"}
+    assert "sm_90, 132 SMs, 700 W" in the_one("GPU", "cuda:0 is NVIDIA H200").says
+    assert "wgmma, TMA" in look("kernels")[0].says
+
+
+def test_a_machine_without_a_gpu_is_not_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_has_gpu", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert the_one("GPU", "no NVIDIA GPU").status == "note"
+    assert not doctor.examine().broken and doctor.examine().devices == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "about", "status", "says"),
+    [
+        ({"hip": "7.0"}, "GPU", "broken", "AMD"),
+        ({"cuda": None}, "GPU", "broken", "built without CUDA"),
+        ({"cuda": "14.0"}, "driver", "broken", "torch is built for CUDA 14.0"),
+    ],
+)
+def test_torch_that_does_not_fit(
+    change: dict[str, Any], about: str, status: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_gpu(monkeypatch)
+    for name, value in change.items():
+        monkeypatch.setattr(torch.version, name, value)
+    found = the_one(about, says)
+    assert found.status == status
+
+
+def test_a_gpu_that_torch_cannot_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpu(monkeypatch)
+    assert the_one("GPU", "torch cannot use it").status == "broken"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert "CUDA_VISIBLE_DEVICES hides it" in the_one("GPU", "torch cannot use it").says
+
+
+def test_an_old_gpu_and_one_without_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpu(monkeypatch, named_device("sm_75"), named_device("sm_80"))
+    assert the_one("GPU", "sm_75").status == "broken" and the_one("GPU", "sm_80").status == "good"
+    assert the_one("kernels", "predicted times for sm_80").status == "note"
+
+
+@pytest.mark.parametrize(("version", "status"), [("2.9.1", "broken"), ("2.99.0", "note")])
+def test_versions_that_were_not_tested(version: str, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    assert the_one("versions", f"torch {version} is").status == status
+
+
+@pytest.mark.parametrize(("here", "status"), [(True, "broken"), (False, "note")])
+def test_no_c_compiler(here: bool, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if here:
+        with_gpu(monkeypatch, H200)
+    else:
+        monkeypatch.setattr(doctor, "_has_gpu", lambda: False)
+    monkeypatch.setattr(doctor, "c_compiler", lambda: None)
+    found = the_one("compiler", "no C compiler")
+    assert found.status == status and "warmup" in found.do
+    built = tmp_path / "cache" / "KEY" / "cuda_utils.so"
+    built.parent.mkdir(parents=True)
+    built.touch()
+    monkeypatch.setattr(doctor, "LAUNCHERS_OF_KERNELS", False)
+    assert "a launcher is in Triton's cache" in the_one("compiler", "no C compiler").says
+    monkeypatch.setattr(doctor, "c_compiler", lambda: "/absent/cc")
+    assert "/absent/cc: No such file" in look("compiler")[0].says
+
+
+def test_folders_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = tmp_path / "file"
+    closed.touch()
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(closed / "cache"))
+    monkeypatch.setenv("TRITON_GEMM_CACHE_DIR", str(closed))
+    cache, where = look("caches")
+    assert (cache.status, where.status) == ("broken", "note") and "set TRITON_CACHE_DIR" in cache.do
+
+
+def test_a_networks_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    df = tmp_path / "df"
+    df.write_text("#!/bin/sh\nprintf 'Type\\nnfs4\\n'\n"), df.chmod(0o755)
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+        assert all("on nfs4, not there yet: a network's" in found.says for found in look("caches"))
+    assert doctor._filesystem(Path("/proc/self")) == "proc"
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    assert all(found.status == "good" and ", on " not in found.says for found in look("caches"))
+
+
+def test_tables_and_their_faults(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpu(monkeypatch, H200)
+    assert "the cost model chooses" in look("tables")[0].says
+    assert tables.store(problem_of(), table_fakes.another(problem_of()), H200, us=1.0, default_us=2.0)
+    assert "1 entries" in the_one("tables", "700W").says
+    with_gpu(monkeypatch, named_device("h100"))
+    assert "is not used here" in the_one("tables", "700W").says
+    path = table_fakes.table_in(folder)
+    path.write_text("{")
+    assert the_one("tables", "it is no JSON").do
+    with_gpu(monkeypatch)
+    assert the_one("tables", "it is no JSON").status == "note" and "move" in the_one("tables", "it is no JSON").do
+    path.write_text('{"format": 99}')
+    assert the_one("tables", "its format is 99").status == "note", "no more than where there is a GPU"
+    path.write_text("{")
+    path.with_name(f"{path.name}.not-json.1").touch()
+    assert the_one("tables", "is set aside").status == "note"
+    assert look("tables")[-1].says.startswith("0 tables")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert the_one("tables", "it is no JSON").do.startswith("change its permissions")
+    with_gpu(monkeypatch, H200)
+    assert the_one("tables", "it is no JSON").do.startswith("change its permissions")
+
+
+def test_all_variables_are_known() -> None:
+    sources = (path for path in PACKAGE.rglob("*.py") if path.name != "doctor.py")
+    read = {name for path in sources for name in re.findall(r"TRITON_GEMM_[A-Z_]*[A-Z]", path.read_text())}
+    assert read | {"TRITON_GEMM_COMMIT"} == set(doctor.VARIABLES)
+
+
+def test_words_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_GEMM_POLICY", "fastest")
+    monkeypatch.setenv("TRITON_GEMM_POLCY", "model")
+    with table_fakes.default_policy():
+        assert look("policy")[0].status == "broken" and "fastest" in look("policy")[0].says
+        assert doctor.examine().broken
+        for name, value in (("BITS", "most"), ("BATCH_INVARIANT", "yes")):
+            monkeypatch.setenv("TRITON_GEMM_POLICY", "model")
+            monkeypatch.setenv(f"TRITON_GEMM_{name}", value)
+            table_fakes.read_environment_again()
+            (found,) = look("policy")
+            assert found.says.startswith(f"TRITON_GEMM_{name} must be ") and value in found.says
+            assert found.do == f"set TRITON_GEMM_{name} to one of these, or unset it"
+            monkeypatch.delenv(f"TRITON_GEMM_{name}")
+    assert "nothing reads it" in the_one("environment", "TRITON_GEMM_POLCY").says
+    assert the_one("environment", "TRITON_CACHE_DIR=").status == "good"
+
+
+def test_an_examination_that_fails_says_so_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> Any:
+        raise OSError("the disk\nis gone")
+
+    monkeypatch.setitem(doctor.EXAMINATIONS, "GPU", fails)
+    found = doctor.examine()
+    assert found.broken and Finding("GPU", "broken", "OSError: the disk") in found.findings
+    assert look("policy")
+    assert not Diagnosis((), ()).broken
+
+
+def test_ptxas_that_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert the_one("ptxas", "ptxas ").status == "good"
+    monkeypatch.setenv("TRITON_PTXAS_PATH", "/bin/false")
+    assert the_one("ptxas", "TRITON_PTXAS_PATH is /bin/false").status == "note"
+    monkeypatch.setattr(type(triton.knobs.nvidia).__dict__["ptxas"], "default_path", "/absent")
+    assert the_one("ptxas", "Cannot find ptxas").status == "broken"

@@ -1,0 +1,203 @@
+"""Fingerprints: equal where choices are, and ranks that would choose differently are told in what."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import triton_gemm
+from tests.support import table_fakes
+from tests.support.table_fakes import HOPPER, problem_of, store
+from triton_gemm import kernels, tables, tuning
+from triton_gemm.hardware import device_model
+from triton_gemm.hardware.device import DeviceInfo
+from triton_gemm.problem import GemmProblem
+from triton_gemm.reporting import fingerprint
+from triton_gemm.runtime import policies
+from triton_gemm.selection import batch_invariance
+from triton_gemm.selection.bit_classes import bit_class
+from triton_gemm.selection.select import Selection, illegal, ranked, select
+from triton_gemm.tables import files
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return table_fakes.own_folder(tmp_path, monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    with table_fakes.default_policy():
+        yield
+
+
+def parts() -> dict[str, str]:
+    return triton_gemm.selection_fingerprint(HOPPER, parts=True)
+
+
+def differ(first: dict[str, str]) -> set[str]:
+    now = parts()
+    assert (triton_gemm.selection_fingerprint(HOPPER) == fingerprint._hash(repr(first))) == (now == first)
+    return {name for name in first if first[name] != now[name]}
+
+
+def test_equal_states_have_equal_fingerprints(folder: Path, tmp_path: Path) -> None:
+    store(problem_of(1)), store(problem_of(2))
+    first = parts()
+    tables.reload()
+    assert differ(first) == set()
+    tables.clear()
+    store(problem_of(2), us=1.5, measured="2001-01-01", by="another"), store(problem_of(1))
+    assert differ(first) == set(), "times and dates decide nothing"
+    assert len(triton_gemm.selection_fingerprint(HOPPER)) == 16
+    tables.clear()
+    empty = parts()
+    folder.joinpath(files.Table(tables.Silicon.of(HOPPER)).name).write_text(
+        files.Table(tables.Silicon.of(HOPPER)).text()
+    )
+    tables.reload()
+    assert tables._tables(folder, HOPPER) and differ(empty) == set(), "a table of nothing is as none"
+
+
+def of_class(problem: GemmProblem, wanted: Callable[[str], bool]) -> Selection:
+    """The fastest legal selection, by the model, whose class of bits is wanted."""
+    legal = (Selection.of(k, x, "") for _, k, x in ranked(problem, HOPPER) if illegal(problem, HOPPER, k, x) is None)
+    return next(selection for selection in legal if wanted(bit_class(problem, selection)))
+
+
+def test_entries_that_are_always_left_out_decide_nothing(folder: Path) -> None:
+    """Of a class of bits that no product has, or that the GPU cannot run; one that only batch-invariant products have
+    counts."""
+    problem = problem_of(4)
+    models, invariant = bit_class(problem, select(problem, HOPPER)), batch_invariance.class_of(problem, HOPPER)
+    assert models != invariant
+    empty = parts()
+    left_out = of_class(problem, lambda name: name not in (models, invariant))
+    assert tables.store(problem, left_out, HOPPER, us=1.0, default_us=2.0)
+    assert differ(empty) == set()
+    with triton_gemm.policy("cached", bits="any"):
+        assert parts()["tables"] != empty["tables"]
+    assert tables.store(problem, of_class(problem, lambda name: name == invariant), HOPPER, us=1.0, default_us=2.0)
+    assert differ(empty) == {"tables"}
+    tables.clear()
+    cannot = replace(left_out, kernel="skinny", config=kernels.named("skinny").Config(16, 16, 64))
+    assert tables.store(problem_of(), cannot, HOPPER, us=1.0, default_us=2.0)
+    for bits in files.BITS:
+        with triton_gemm.policy("cached", bits=bits):
+            assert parts()["tables"] == empty["tables"]
+
+
+def test_other_states_have_other_fingerprints(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = parts()
+    store(problem_of())
+    assert differ(first) == {"tables"}
+    first = parts()
+    store(problem_of(), 2)
+    assert differ(first) == {"tables"}
+    with triton_gemm.policy("error"):
+        assert differ(parts() | {"policy": "cached, bits same"}) == {"policy"}
+    with triton_gemm.policy("model"):
+        model = parts()
+        assert model["tables"] == "not asked"
+        store(problem_of(), 3)
+        assert differ(model) == set(), "the model asks no table"
+    first = parts()
+    store(problem_of(7), bits="any")
+    assert differ(first) == set()
+    with triton_gemm.policy("cached", bits="any"):
+        assert differ(first) == {"policy", "tables"}
+    assert triton_gemm.selection_fingerprint(replace(HOPPER, num_sms=114)) != triton_gemm.selection_fingerprint(HOPPER)
+    monkeypatch.setattr(triton_gemm, "__version__", "9")
+    assert differ(first) == {"versions"}
+    slower = replace(device_model.model_of(HOPPER), launch=9.0)
+    monkeypatch.setattr(fingerprint, "model_of", lambda _: slower)
+    assert differ(first) == {"versions", "device model"}
+
+
+def test_another_tuner_is_another_fingerprint(folder: Path) -> None:
+    class Tuner:
+        def __call__(self, problem: GemmProblem, device: DeviceInfo) -> Selection:
+            raise AssertionError("it is named, and not asked")
+
+    def named(tuner: Any) -> str:
+        policies.set_tuner(tuner)
+        return parts()["tuner"]
+
+    assert named(Tuner()) == "not asked"
+    with triton_gemm.policy("tune"):
+        assert named(None) == "none"
+        assert named(tuning._choose) == "triton_gemm.tuning._choose"
+        assert named(Tuner()) == named(Tuner()) != named(tuning._choose)
+        assert named(Tuner()).endswith(".Tuner") and named(lambda *_: None).endswith(".<lambda>")
+
+
+def rank(number: int, meeting: str, results: Any) -> None:
+    torch.distributed.init_process_group("gloo", init_method=meeting, rank=number, world_size=2)
+    told = table_fakes.what_check_ranks_says(number, HOPPER)
+    torch.distributed.destroy_process_group()
+    results.put(told)
+
+
+def rank_of_three(number: int, meeting: str, results: Any) -> None:
+    torch.distributed.init_process_group("gloo", init_method=meeting, rank=number, world_size=3)
+    group, told = torch.distributed.new_group([1, 2]), ""
+    if number == 2:
+        triton_gemm.set_policy("model")
+    try:
+        triton_gemm.check_ranks(group, HOPPER)
+    except RuntimeError as error:
+        told = str(error)
+    torch.distributed.destroy_process_group()
+    results.put((number, told))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:Running all_gather_object on global rank 0")
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without torch.distributed")
+def test_ranks_of_a_group_have_their_numbers_among_all(tmp_path: Path) -> None:
+    """And who is not in the group is told nothing."""
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    processes = [
+        context.Process(target=rank_of_three, args=(number, f"file://{tmp_path}/meeting", results))
+        for number in range(3)
+    ]
+    for process in processes:
+        process.start()
+    told = dict(results.get(timeout=60) for _ in processes)
+    for process in processes:
+        process.join()
+    assert told[0] == "" and told[1] == told[2]
+    assert "policy (ranks 1: cached, bits same; ranks 2: model)" in told[1]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without torch.distributed")
+def test_ranks_that_differ_are_told_in_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = multiprocessing.get_context("fork")
+    results, processes = context.Queue(), []
+    for number in range(2):
+        table_fakes.own_folder(tmp_path / str(number), monkeypatch)
+        processes.append(context.Process(target=rank, args=(number, f"file://{tmp_path}/meeting", results)))
+        processes[-1].start()
+    told = [results.get(timeout=60) for _ in processes]
+    for process in processes:
+        process.join()
+    assert told[0] == told[1]
+    agree, by_tables, by_policy = told[0]
+    assert agree == "" and by_tables.startswith(
+        "ranks would choose differently, because they differ in tables (ranks 0: "
+    )
+    assert "policy (ranks 0: cached, bits same; ranks 1: model)" in by_policy
+
+
+def test_without_a_gpu_the_fingerprint_is_the_interpreters() -> None:
+    if not torch.cuda.is_available():
+        assert triton_gemm.selection_fingerprint(parts=True)["device"].startswith("Triton's interpreter")
+    assert files.TRITON in parts()["versions"]

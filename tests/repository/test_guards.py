@@ -1,0 +1,64 @@
+"""The guards: choices, public names, options and schemas are those of the record, and what ranks compare sees a changed
+kernel."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import guards
+from triton_gemm import tables
+from triton_gemm.tables import files
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("name", guards.STATIC)
+def test_names_options_and_schemas_are_those_of_the_record(name: str) -> None:
+    assert guards.STATIC[name]() == guards.read()[name]
+
+
+def _chooses_as_before(device: str, way: str) -> None:
+    known = guards.read()["choices"].get(guards.key())
+    if known is None:
+        pytest.skip(f"no choices are recorded for Triton {guards.key()}")
+    assert guards.digests(device, way) == known[f"{device}, {way}"]
+
+
+@pytest.mark.parametrize("way", [way for way in guards.WAYS if way != "batch-invariant"])
+@pytest.mark.parametrize("device", guards.DEVICES)
+def test_choices_and_their_bits_are_those_of_the_record(device: str, way: str) -> None:
+    _chooses_as_before(device, way)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("device", guards.DEVICES)
+def test_batch_invariant_choices_are_those_of_the_record(device: str) -> None:
+    _chooses_as_before(device, "batch-invariant")
+
+
+@pytest.mark.parametrize("path", sorted(tables.SHIPPED.glob("*.json")), ids=lambda path: path.name)
+def test_a_shipped_table_is_written_as_it_was_read(path: Path) -> None:
+    """Byte for byte, whatever is refactored between the two."""
+    table = files.load(path).table
+    assert table is not None and table.name == path.name and table.text() == path.read_text()
+
+
+def test_a_changed_byte_of_a_kernel_changes_the_fingerprint(tmp_path: Path) -> None:
+    """Wherever the module lies that hashes the sources: ranks with different kernels must not agree."""
+    shutil.copytree(ROOT / "triton_gemm", tmp_path / "triton_gemm", ignore=shutil.ignore_patterns("__pycache__"))
+
+    def fingerprint() -> str:
+        code = "import triton_gemm; print(triton_gemm.selection_fingerprint(parts=True)['sources'])"
+        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    before = fingerprint()
+    changed = tmp_path / "triton_gemm" / "kernels" / "portable" / "kernel.py"
+    changed.write_text(changed.read_text() + "\n")
+    assert fingerprint() != before

@@ -1,0 +1,102 @@
+"""Importing the package: no GPU, no driver, little time, exactly the public names."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 0.3
+ATTEMPTS = 5
+
+PROBE = """
+import json, sys, time
+import torch, triton
+from triton.runtime.driver import driver
+
+def libraries():
+    with open("/proc/self/maps") as maps:
+        return sorted({line.split()[-1] for line in maps if "libcuda" in line or "libnvidia" in line})
+
+before, modules = libraries(), set(sys.modules)
+start = time.perf_counter()
+import triton_gemm
+seconds = time.perf_counter() - start
+
+import __future__, types
+public = [
+    name for name, value in vars(triton_gemm).items()
+    if not name.startswith("_") and not isinstance(value, (types.ModuleType, __future__._Feature))
+]
+print(json.dumps({
+    "seconds": seconds,
+    "cuda_initialized": torch.cuda.is_initialized(),
+    "drivers": [repr(d) for d in (driver._default, driver._active) if d is not None],
+    "decorated": sorted(x for x in sys.modules if x.startswith(("triton_gemm.kernels.", "triton_gemm.ladder"))),
+    "command": sorted({x.split(".")[0] for x in set(sys.modules) - modules} & {"typer", "rich", "pydantic"}),
+    "distributed": sorted(x for x in set(sys.modules) - modules if x.startswith("torch.distributed.tensor")),
+    "new_libraries": [path for path in libraries() if path not in before],
+    "all": list(triton_gemm.__all__),
+    "missing": [name for name in triton_gemm.__all__ if not hasattr(triton_gemm, name)],
+    "public": public,
+    "version": triton_gemm.__version__,
+}))
+"""
+
+
+def probe(**variables: str) -> dict[str, Any]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}", **variables}
+    done = subprocess.run([sys.executable, "-c", PROBE], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+@pytest.fixture(scope="module")
+def imported() -> dict[str, Any]:
+    return probe()
+
+
+def test_takes_no_gpu(imported: dict[str, Any]) -> None:
+    assert not imported["cuda_initialized"]
+    assert imported["drivers"] == []
+    assert imported["new_libraries"] == []
+
+
+def test_works_where_no_gpu_is_visible() -> None:
+    assert probe(CUDA_VISIBLE_DEVICES="")["drivers"] == []
+
+
+def test_costs_little(imported: dict[str, Any]) -> None:
+    # The least of several: other processes can only add to it.
+    least = imported["seconds"]
+    for _ in range(ATTEMPTS - 1):
+        if least < SECONDS:
+            break
+        least = min(least, probe()["seconds"])
+    assert least < SECONDS, f"`import triton_gemm` costs {least:.2f} s beyond torch and triton"
+
+
+def test_leaves_kernels_to_the_first_product(imported: dict[str, Any]) -> None:
+    """They are most of the time: Triton reads the source of all that it decorates."""
+    shared = {f"triton_gemm.kernels.{name}" for name in ("candidate", "launch", "schedule", "splitk")}
+    assert set(imported["decorated"]) <= shared
+
+
+def test_leaves_dtensor_to_who_uses_it(imported: dict[str, Any]) -> None:
+    assert imported["distributed"] == []
+
+
+def test_leaves_the_command_line_to_who_uses_it(imported: dict[str, Any]) -> None:
+    assert imported["command"] == []
+
+
+def test_all_is_exactly_the_public_names(imported: dict[str, Any]) -> None:
+    assert imported["missing"] == []
+    assert len(imported["all"]) == len(set(imported["all"]))
+    assert set(imported["public"]) == {name for name in imported["all"] if not name.startswith("_")}

@@ -1,0 +1,112 @@
+"""`make release`: what it cuts and builds of a small project that is laid out as this one, and what it refuses."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CHANGES = "# Changelog\n\n## [Unreleased]\n\n### Added\n\n- A thing.\n\n## [0.1.0] - 2026-01-02\n\n- The first.\n"
+
+
+def git(folder: Path, *arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True).stdout
+
+
+def release(folder: Path, *arguments: str, umask: int = 0o022, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, folder / ".ci" / "release.py", *arguments]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | variables
+    return subprocess.run(command, cwd=folder, env=environment, umask=umask, capture_output=True, text=True)
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A commit with this project's pyproject.toml and little else."""
+    for role in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{role}_NAME", "someone")
+        monkeypatch.setenv(f"GIT_{role}_EMAIL", "someone@example.org")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    folder = tmp_path / "project"
+    for name in ("pyproject.toml", "LICENSE", ".gitignore", ".ci/release.py", "docs/package.md"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+    (folder / "triton_gemm").mkdir()
+    (folder / "triton_gemm" / "__init__.py").write_text('"""A package."""\n\n__version__ = "0.1.0"\n')
+    (folder / "CHANGELOG.md").write_text(CHANGES)
+    git(folder, "init", "--quiet")
+    git(folder, "add", ".")
+    git(folder, "commit", "--quiet", "--message", "All of it")
+    return folder
+
+
+def built(folder: Path, version: str = "0.2.0") -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (folder / "dist" / version).iterdir()}
+
+
+def test_a_release_is_cut_and_built_twice_to_the_same_bytes(project: Path, tmp_path: Path) -> None:
+    done = release(project, "0.2.0", TZ="UTC")
+    assert done.returncode == 0, done.stderr
+    first = built(project)
+    assert set(first) == {"triton_gemm-0.2.0.tar.gz", "triton_gemm-0.2.0-py3-none-any.whl", "SHA256SUMS"}
+    for line in first["SHA256SUMS"].decode().splitlines():
+        digest, name = line.split()
+        assert hashlib.sha256(first[name]).hexdigest() == digest and line in done.stdout
+    assert "Nothing was tagged, pushed or uploaded" in done.stdout and git(project, "tag") == ""
+
+    text = (project / "CHANGELOG.md").read_text()
+    cut = re.search(
+        r"## \[Unreleased\]\n\n## \[0\.2\.0\] - \d{4}-\d\d-\d\d\n\n### Added\n\n- A thing\.\n\n## \[0\.1\.0\]", text
+    )
+    assert cut, text
+    assert git(project, "log", "-1", "--format=%s") == "Release 0.2.0\n" and git(project, "status", "--porcelain") == ""
+    assert '__version__ = "0.2.0"' in (project / "triton_gemm" / "__init__.py").read_text()
+
+    # Elsewhere, later, by someone with other rights and another clock; from the commit alone.
+    other = tmp_path / "elsewhere" / "clone"
+    git(tmp_path, "clone", "--quiet", str(project), str(other))
+    for path in other.rglob("*.md"):
+        os.utime(path, (1, 1))
+    (other / "docs" / "left.log").write_text("ignored by git")
+    done = release(other, umask=0o077, TZ="Asia/Tokyo")
+    assert done.returncode == 0, done.stderr
+    assert built(other) == first
+    with tarfile.open(other / "dist" / "0.2.0" / "triton_gemm-0.2.0.tar.gz") as sdist:
+        assert not [name for name in sdist.getnames() if name.endswith("left.log") or "dist" in name.split("/")[1:2]]
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        ("0.1.0", "0.1.0 is not later"),
+        ("0.0.9", "0.0.9 is not later"),
+        ("next", "Invalid version: 'next'"),
+    ],
+)
+def test_a_version_that_cannot_be_is_refused(version: str, words: str, project: Path) -> None:
+    done = release(project, version)
+    assert done.returncode == 1 and words in done.stderr
+    assert git(project, "status", "--porcelain") == "" and not (project / "dist").exists()
+
+
+def test_only_a_clean_tree_is_released(project: Path) -> None:
+    (project / "new.txt").write_text("")
+    done = release(project, "0.2.0")
+    assert done.returncode == 1 and "not clean" in done.stderr and "new.txt" in done.stderr
+    assert not (project / "dist").exists()
+
+
+def test_what_has_no_changes_is_not_cut_and_what_is_not_cut_is_not_built(project: Path) -> None:
+    (project / "CHANGELOG.md").write_text("# Changelog\n\n## [Unreleased]\n\n## [0.0.1] - 2026-01-02\n")
+    git(project, "commit", "--quiet", "--all", "--message", "No changes")
+    done = release(project, "0.2.0")
+    assert done.returncode == 1 and "nothing under Unreleased" in done.stderr
+    done = release(project)
+    assert done.returncode == 1 and "no section for 0.1.0: make release VERSION=0.1.0" in done.stderr

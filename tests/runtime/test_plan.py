@@ -1,0 +1,816 @@
+"""Plans without a GPU: what shares one, what their caches hold, and which memory they take operands to span."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import triton_gemm
+from tests.support.product_checks import fp32_precision
+from tests.support.tiers import one
+from triton_gemm import compat
+from triton_gemm.functional import api, ops
+from triton_gemm.hardware.device import INTERPRETER, device_of_capability
+from triton_gemm.kernels.launch import Launch, Pointer, Scalar, TensorMap
+from triton_gemm.problem import ACTIVATIONS, PRODUCT, GemmProblem, Layout, Request
+from triton_gemm.runtime import plan, policies
+from triton_gemm.selection import generation
+from triton_gemm.selection.select import launches, select
+
+HALF = torch.float16
+PACKAGE = str(Path(triton_gemm.__file__).parent)
+
+
+def half(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=HALF)
+
+
+# --- Layouts: what cannot matter makes no difference ---
+
+SIZES = st.integers(1, 5)
+
+
+@st.composite
+def windows(draw: st.DrawFn, shape: tuple[int, ...], buffer: torch.Tensor | None = None) -> torch.Tensor:
+    """A view of that shape with any strides, zero included, somewhere in a buffer."""
+    if buffer is None:
+        buffer = torch.empty(4096, dtype=HALF)
+    strides = [draw(st.sampled_from([0, 1, 2, 3, 8, 16, 40])) for _ in shape]
+    return buffer.as_strided(shape, strides, draw(st.sampled_from([0, 1, 8, 100, 333])))
+
+
+@given(st.data(), st.tuples(SIZES, SIZES, SIZES))
+def test_strides_that_are_never_stepped_along_make_no_difference(data: st.DataObject, shape: tuple[int, ...]) -> None:
+    x = data.draw(windows(shape))
+    other = [data.draw(st.integers(0, 50)) if size == 1 else s for size, s in zip(shape, x.stride(), strict=True)]
+    assert Layout.of(x.as_strided(shape, other, x.storage_offset())) == Layout.of(x)
+
+
+@given(st.data(), st.tuples(SIZES, SIZES, SIZES))
+def test_a_layout_leads_to_the_same_elements(data: st.DataObject, shape: tuple[int, ...]) -> None:
+    x = data.draw(windows(shape, torch.arange(4096)))
+    layout = Layout.of(x)
+    assert layout.aligned == (x.data_ptr() % 16 == 0)
+    assert torch.equal(x.as_strided(shape, layout.strides, x.storage_offset()), x)
+
+
+@pytest.mark.parametrize(
+    ("x", "strides"),
+    [
+        pytest.param(half(3, 5), (0, 5, 1), id="row-major"),
+        pytest.param(half(5, 3).T, (0, 1, 3), id="column-major"),
+        pytest.param(half(1, 5), (0, 16, 1), id="one row"),
+        pytest.param(half(5, 7)[:, 2:3], (0, 7, 1), id="a column of many"),
+        pytest.param(half(5, 1), (0, 1, 5), id="one column"),
+        pytest.param(half(1, 1), (0, 16, 1), id="one element"),
+        pytest.param(half(1, 3, 5), (0, 5, 1), id="a batch of one"),
+        pytest.param(half(3, 5).expand(4, 3, 5), (0, 5, 1), id="one matrix for all"),
+        pytest.param(half(3, 4, 5).transpose(0, 1), (5, 20, 1), id="matrices between one another's rows"),
+    ],
+)
+def test_strides_as_kernels_get_them(x: torch.Tensor, strides: tuple[int, int, int]) -> None:
+    assert Layout.of(x).strides == strides
+
+
+@pytest.mark.parametrize("columns", [1, 7, 8, 100])
+def test_tma_reads_one_row_of_any_length(columns: int) -> None:
+    assert Layout.of(half(1, columns)).tma_illegal(2) is None
+
+
+@given(st.data(), st.tuples(SIZES, SIZES, SIZES))
+def test_swapping_twice_changes_nothing(data: st.DataObject, sizes: tuple[int, int, int]) -> None:
+    M, N, K = sizes
+    a, b, c = (data.draw(windows(shape)) for shape in ((M, K), (K, N), (M, N)))
+    problem = GemmProblem.of(a, b, c, has_beta=True, bias="m", activation="relu")
+    assert problem.swap_ab().swap_ab() == problem
+    assert (problem.swap_ab().M, problem.swap_ab().N, problem.swap_ab().bias) == (N, M, "n")
+
+
+# --- What shares a plan ---
+
+
+def operand(shape: tuple[int, ...], strides: tuple[int, ...], address: int = 1024, **changes: Any) -> SimpleNamespace:
+    """What a plan's key sees of a tensor, on any device."""
+    values = {"dtype": HALF, "device": 0, **changes}
+    return SimpleNamespace(
+        shape=shape,
+        dtype=values["dtype"],
+        stride=lambda: strides,
+        data_ptr=lambda: address,
+        get_device=lambda: values["device"],
+    )
+
+
+A, B, C = ((64, 32), (32, 1)), ((32, 48), (48, 1)), ((64, 48), (48, 1))
+BASE: dict[str, Any] = {"a": operand(*A), "b": operand(*B), "c": operand(*C)}
+BIAS = operand((48,), (1,))
+OTHERS: dict[str, dict[str, Any]] = {
+    "another-m": {"a": operand((65, 32), (32, 1))},
+    "another-n": {"b": operand((32, 49), (48, 1))},
+    "strides-of-a": {"a": operand((64, 32), (1, 64))},
+    "strides-of-b": {"b": operand((32, 48), (1, 32))},
+    "strides-of-c": {"c": operand((64, 48), (1, 64))},
+    "alignment-of-a": {"a": operand(*A, 1026)},
+    "alignment-of-b": {"b": operand(*B, 1026)},
+    "alignment-of-c": {"c": operand(*C, 1026)},
+    "dtype": {name: operand(*x, dtype=torch.bfloat16) for name, x in (("a", A), ("b", B), ("c", C))},
+    "dtype-of-c": {"c": operand(*C, dtype=torch.float32)},
+    "device": {name: operand(*x, device=1) for name, x in (("a", A), ("b", B), ("c", C))},
+    "beta": {"beta": 0.5},
+    "no-product": {"alpha": 0.0},
+    "activation": {"activation": "relu"},
+    "another-activation": {"activation": "gelu"},
+    "bias": {"bias": BIAS},
+    "bias-of-rows": {"bias": BIAS, "axis": "m"},
+    "alignment-of-bias": {"bias": operand((48,), (1,), 1026)},
+    "dtype-of-bias": {"bias": operand((48,), (1,), dtype=torch.float32)},
+    "beta-and-bias": {"beta": 0.5, "bias": BIAS},
+    **{f"precision-{mode}": {"precision": mode} for mode in ("fp8", "fp8 fast")},
+    **{f"scales-{kind}": {"scales": kind} for kind in ("tensor", "rows", "blocks")},
+    **{f"groups-{dim}": {"groups": dim} for dim in ("m", "k")},
+}
+
+
+def key_of(a: Any, b: Any, c: Any, bias: Any = None, axis: str = "n", **how: Any) -> tuple[Any, ...]:
+    if bias is None:
+        return plan.key_of(Request(**how), a, b, c)
+    return plan.key_of(Request(**how, bias=axis), a, b, c, (bias,))
+
+
+def test_what_matters_has_a_plan_of_its_own() -> None:
+    keys = {name: key_of(**{**BASE, **change}) for name, change in {"base": {}, **OTHERS}.items()}
+    by_key: dict[Any, list[str]] = {}
+    for name, key in keys.items():
+        by_key.setdefault(key, []).append(name)
+    assert [names for names in by_key.values() if len(names) > 1] == []
+
+
+def test_what_matters_does_so_where_the_call_makes_c() -> None:
+    changes = {name: {**BASE, **change, "c": None} for name, change in OTHERS.items() if "c" not in change}
+    changes |= {name: {**BASE, **OTHERS[name], "c": None} for name in ("dtype", "device")}
+    keys = [key_of(**change) for change in (dict(BASE, c=None), *changes.values())]
+    assert len(set(keys)) == len(keys) > 20
+
+
+@pytest.mark.parametrize("name", ["a", "b", "c"])
+@pytest.mark.parametrize("made", [False, True], ids=["into c", "c is made"])
+def test_alignment_is_that_of_16_bytes(name: str, made: bool) -> None:
+    base = {**BASE, "c": None} if made else BASE
+    if base[name] is None:
+        return
+    kept = {"a": A, "b": B, "c": C}[name]
+    keys = {offset: key_of(**{**base, name: operand(*kept, 1024 + offset)}) for offset in (0, 1, 2, 4, 8, 12, 16, 32)}
+    assert keys[0] == keys[16] == keys[32] and keys[1] == keys[2] == keys[4] == keys[8] == keys[12] != keys[0]
+
+
+def test_another_batch_has_a_plan_of_its_own() -> None:
+    """Even where operands do not show it: matrices of which each batch takes the same."""
+    one, other = (operand((batch, 64, 48), (64 * 48, 48, 1)) for batch in (2, 3))
+    for a, b in ((BASE["a"], BASE["b"]), (operand((1, *A[0]), (0, *A[1])), operand((1, *B[0]), (0, *B[1])))):
+        assert key_of(a, b, one) != key_of(a, b, other)
+
+
+def test_addresses_share_a_plan() -> None:
+    moved = {"a": operand(*A, 2048), "b": operand(*B, 4096), "c": operand(*C, 16)}
+    assert key_of(**moved) == key_of(**BASE)
+
+
+def test_factors_share_a_plan() -> None:
+    """Their values are read at the launch; of 0 there is nothing to read."""
+    assert key_of(**BASE, alpha=0.5) == key_of(**BASE) == key_of(**BASE, alpha=2)
+    assert key_of(**BASE, beta=0.5) == key_of(**BASE, beta=1) == key_of(**BASE, alpha=-1, beta=float("nan"))
+
+
+def test_torchs_precision_matters_to_fp32_only() -> None:
+    single = {name: operand(*x, dtype=torch.float32) for name, x in (("a", A), ("b", B), ("c", C))}
+    keys = {}
+    for precision in ("ieee", "tf32"):
+        with fp32_precision(precision):
+            keys[precision] = key_of(**single), key_of(**BASE)
+    assert keys["ieee"][0] != keys["tf32"][0]
+    assert keys["ieee"][1] == keys["tf32"][1]
+
+
+def test_the_same_key_means_the_same_problem() -> None:
+    """Of all small products in a few layouts."""
+    buffer = torch.empty(64, dtype=HALF)
+    problems: dict[Any, GemmProblem] = {}
+    views = list(itertools.product([(1, 2), (2, 1), (8, 1)], [0, 8, 16, 17]))
+    for M, N, K in itertools.product([1, 2], repeat=3):
+        for a, b, c in itertools.product(views, repeat=3):
+            shapes = ((M, K), (K, N), (M, N))
+            tensors = [buffer.as_strided(shape, *view) for shape, view in zip(shapes, (a, b, c), strict=True)]
+            problem = GemmProblem.of(*tensors)
+            assert problems.setdefault(key_of(*tensors), problem) == problem
+
+
+# --- Caches are bounded ---
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "PLANS", {})
+    monkeypatch.setattr(plan, "MAX_PLANS", 8)
+    monkeypatch.setattr(plan, "MAX_BOUND", 8)
+
+
+def plan_of(M: int) -> plan.Plan:
+    return plan.plan_for(half(M, 32), half(32, 48), half(M, 48))
+
+
+def test_plans_are_found_again_and_few_are_kept(few: None) -> None:
+    plans = [plan_of(M) for M in range(1, 30)]
+    assert len(plan.PLANS) == plan.MAX_PLANS
+    assert plan_of(29) is plans[-1]
+    assert plan_of(1) is not plans[0]
+    assert len(plan.PLANS) == plan.MAX_PLANS
+
+
+def test_selections_are_bounded() -> None:
+    assert policies.by_model.cache_info().maxsize == plan.MAX_PLANS
+
+
+def plan_without_a_gpu(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> plan.GemmPlan:
+    problem = GemmProblem.of(a, b, c)
+    return plan.GemmPlan(problem, replace(select(problem, INTERPRETER), split_k=1), torch.device("cpu"))
+
+
+class FakeStep:
+    """A step that needs no GPU: notes the addresses it was bound to."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def bind(self, operands: Any, addresses: Any, scalars: Any) -> tuple[Callable[..., None], tuple[Any, ...]]:
+        return lambda stream, arguments: self.calls.append(arguments), (*addresses.values(), *scalars.values())
+
+
+def test_a_plan_keeps_few_addresses_and_launches_on_those_it_is_given(few: None, monkeypatch) -> None:
+    monkeypatch.setattr(plan, "current_device", lambda: 0)
+    monkeypatch.setattr(plan, "current_stream", lambda _: 0)
+    monkeypatch.setattr(plan, "ensure_context", lambda _: None)
+    a, b, c = half(64, 32), half(32, 48), half(64, 48)
+    made = plan_without_a_gpu(a, b, c)
+    step = FakeStep()
+    made.steps = [step]  # type: ignore[list-item]
+    kept = [half(64, 32) for _ in range(30)]  # so that no address is used twice
+    for x in [*kept, *kept]:
+        made.run(x, b, c, (), 0.5, 0.0)
+        assert step.calls[-1] == (x.data_ptr(), b.data_ptr(), c.data_ptr(), 0.5, 0.0)
+        assert len(made.bound) <= plan.MAX_BOUND
+    made.run(kept[0], b, c, (), 0.25, 0.0)
+    assert step.calls[-1][-2:] == (0.25, 0.0)
+
+
+def hand_over(frame: FrameType, event: str, _: object) -> Any:
+    """As a thread's trace function: lets others run after every instruction of the code under test."""
+    if frame.f_code.co_filename not in (plan.__file__, api.__file__):
+        return None
+    frame.f_trace_opcodes = True
+    time.sleep(0)
+    return hand_over
+
+
+@pytest.mark.few(shows=one)
+@pytest.mark.parametrize("what", ["plans", "addresses", "fast"])
+def test_threads_may_fill_a_full_cache(what: str, few: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each drops the oldest entry while others do so."""
+    monkeypatch.setattr(plan, "current_device", lambda: 0)
+    monkeypatch.setattr(plan, "current_stream", lambda _: 0)
+    monkeypatch.setattr(plan, "ensure_context", lambda _: None)
+    monkeypatch.setattr(plan, "_new_plan", lambda *_: object())
+    monkeypatch.setattr(api, "_fast", {})
+    monkeypatch.setattr(api, "_product", lambda function, request, a, b, *_: half(a.shape[0], b.shape[1]))
+    a, b, c = half(64, 32), half(32, 48), half(64, 48)
+    made = plan_without_a_gpu(a, b, c)
+    made.steps = [FakeStep()]  # type: ignore[list-item]
+    wrong: list[BaseException] = []
+
+    def fill(thread: int) -> None:
+        try:
+            for i in range(100):
+                if what == "plans":
+                    plan_of(1 + 100 * thread + i)
+                elif what == "addresses":
+                    made.run(a, b, c, (), float(thread), float(i))
+                else:
+                    x = half(1 + 100 * thread + i, 32)
+                    plan.PLANS[key_of(x, b, half(x.shape[0], 48))] = made
+                    api.matmul(x, b)
+        except BaseException as error:
+            wrong.append(error)
+
+    threading.settrace(hand_over)
+    try:
+        threads = [threading.Thread(target=fill, args=(thread,)) for thread in range(4)]
+        for thread in threads:
+            thread.start()
+    finally:
+        threading.settrace(None)  # type: ignore[arg-type]
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def at_once(work: Callable[[], object], count: int = 16) -> None:
+    """Runs `work` in so many threads that start together; raises what one of them raised."""
+    start = threading.Barrier(count)
+
+    def begin() -> None:
+        start.wait()
+        work()
+
+    with ThreadPoolExecutor(count) as pool:
+        for done in [pool.submit(begin) for _ in range(count)]:
+            done.result()
+
+
+def test_threads_with_the_same_new_problem_share_one_plan(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which one of them makes, and one of them compiles."""
+    made: list[object] = []
+
+    def slowly(*_: object) -> object:
+        time.sleep(0.05)
+        made.append(object())
+        return made[-1]
+
+    monkeypatch.setattr(plan, "_new_plan", slowly)
+    found: list[object] = []
+    at_once(lambda: found.append(plan_of(5)))
+    assert len(made) == 1 and found == 16 * made
+
+    step = plan.Step(SimpleNamespace(arguments={}))  # type: ignore[arg-type]
+    compiled: list[int] = []
+
+    def compile_slowly(*_: object) -> None:
+        time.sleep(0.05)
+        compiled.append(threading.get_ident())
+        step.parts, step.call = [], lambda *_: None
+
+    monkeypatch.setattr(step, "compile", compile_slowly)
+    at_once(lambda: step.bind({}, {}, {}))
+    assert len(compiled) == 1
+
+
+def test_a_failed_compilation_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And leaves no lock that the next thread would wait for."""
+    step = plan.Step(SimpleNamespace(arguments={}))  # type: ignore[arg-type]
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("PassManager::run failed")
+
+    monkeypatch.setattr(step, "compile", fail)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="PassManager"):
+            step.bind({}, {}, {})
+
+
+def test_new_addresses_are_prepared_with_a_context(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that has used no CUDA yet has none, and tensor maps cannot be encoded without; known ones need none."""
+    monkeypatch.setattr(plan, "current_device", lambda: 0)
+    monkeypatch.setattr(plan, "current_stream", lambda _: 0)
+    asked: list[int] = []
+    monkeypatch.setattr(plan, "ensure_context", asked.append)
+    a, b, c = half(64, 32), half(32, 48), half(64, 48)
+    made = plan_without_a_gpu(a, b, c)
+    made.steps = [FakeStep()]  # type: ignore[list-item]
+    for x in (a, half(64, 32), a):
+        made.run(x, b, c)
+    assert asked == [0, 0]
+
+
+# --- What a plan launches ---
+
+
+class FakeDriver:
+    """In the place of compiler and GPU: notes what is compiled, for operands of which dtypes, and what is launched."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.compiled: list[tuple[Launch, dict[str, torch.Tensor], dict[str, float]]] = []
+        self.launched: list[tuple[Launch, int, tuple[Any, ...]]] = []
+        self.contexts: list[int] = []
+        self.device, self.asked = 0, 0
+        self.memory = [torch.empty(4), torch.zeros(4, dtype=torch.int32)]
+        monkeypatch.setattr(plan, "device_info", lambda _: device_of_capability((9, 0)))
+        monkeypatch.setattr(plan, "current_device", lambda: self.device)
+        monkeypatch.setattr(plan, "current_stream", lambda index: 70 + index)
+        monkeypatch.setattr(plan, "ensure_context", self.contexts.append)
+        monkeypatch.setattr(plan, "compiled", self.compile)
+        monkeypatch.setattr(plan, "tensor_maps", lambda launch: [partial(self.encoded, i) for i in range(9)])
+        monkeypatch.setattr(plan, "launcher", self.launcher)
+        monkeypatch.setattr(plan, "workspace", self.workspace)
+        monkeypatch.setattr(torch.cuda, "device", self.on_device)
+
+    def compile(self, launch: Launch, operands: dict[str, torch.Tensor], scalars: dict[str, float]) -> Launch:
+        self.compiled.append((launch, dict(operands), dict(scalars)))
+        return launch
+
+    def encoded(self, place: int, *arguments: object) -> tuple[object, ...]:
+        return (place, *arguments)
+
+    def launcher(self, kernel: Launch, grid: tuple[int, ...], cluster: int) -> Callable[..., None]:
+        assert (grid, cluster) == (kernel.grid, kernel.cluster)
+        return lambda stream, arguments: self.launched.append((kernel, stream, arguments))
+
+    def workspace(self, device: int, stream: int, nbytes: int) -> list[torch.Tensor]:
+        assert (device, stream) == (self.device, 70 + self.device)
+        self.asked = nbytes
+        return self.memory
+
+    @contextmanager
+    def on_device(self, index: int) -> Iterator[None]:
+        before, self.device = self.device, index
+        yield
+        self.device = before
+
+
+def arguments_of(launch: Launch, addresses: dict[str, int], scalars: dict[str, float]) -> tuple[object, ...]:
+    """What the driver is given for a launch: a tensor map is followed by its shape and its strides."""
+    given: list[object] = []
+    maps = 0
+    for part in launch.arguments.values():
+        if isinstance(part, TensorMap):
+            said = (part.shape, part.strides, part.to_tf32, part.rows)
+            given += [(maps, addresses[part.operand], *said), *part.shape, *part.strides]
+            maps += 1
+        elif isinstance(part, Pointer):
+            given.append(addresses[part.operand])
+        else:
+            given.append(scalars[part.name] if isinstance(part, Scalar) else part)
+    return tuple(given)
+
+
+LAUNCHED: dict[str, tuple[tuple[int, int, int], torch.dtype, Request]] = {
+    "one launch": ((4096, 2048, 512), torch.bfloat16, PRODUCT),
+    "one launch with a bias": ((4096, 2048, 512), torch.bfloat16, Request(bias="n")),
+    "parts that are added up in the workspace": ((128, 128, 16384), torch.bfloat16, PRODUCT),
+    "copies, and a second launch": ((256, 320, 512), torch.float32, Request(precision="tf32x3")),
+    "a copy, a workspace and a bias": ((128, 129, 16384), torch.bfloat16, Request(alpha=2.0, bias="n")),
+}
+
+
+@pytest.mark.parametrize("name", LAUNCHED)
+@pytest.mark.parametrize("ahead", [False, True], ids=["at the first call", "compiled ahead"])
+def test_a_plan_compiles_once_and_launches_on_what_it_is_given(
+    name: str, ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = FakeDriver(monkeypatch)
+    (M, N, K), dtype, request = LAUNCHED[name]
+    a, b, c = (torch.empty(shape, dtype=dtype) for shape in ((M, K), (K, N), (M, N)))
+    auxiliary = (torch.empty(N, dtype=dtype),) if request.bias else ()
+    problem = request.problem(a, b, c)
+    selection = select(problem, device_of_capability((9, 0)))
+    made = plan.GemmPlan(problem, selection, torch.device("cpu"))
+    expected = [launch.programmatic() for launch in launches(problem, selection)]
+    temporaries = [temporary for launch in expected for temporary in launch.temporaries]
+    shares = any(launch.counters for launch in expected)
+    assert ("one launch" in name) == (len(expected) == 1 and not shares) and made.out_dtype == dtype
+    if ahead:
+        made.compile(*(x.reshape(-1)[:65] for x in (a, b, c, *auxiliary)))
+        assert driver.contexts == [0] and not driver.launched
+        assert all(scalars == {"alpha": 1.0, "beta": 0.0} for _, _, scalars in driver.compiled)
+        made.compile(*(x.reshape(-1)[:65] for x in (a, b, c, *auxiliary)))  # by another thread
+    bound: list[dict[str, int]] = []
+    bind = plan.Step.bind
+    monkeypatch.setattr(plan.Step, "bind", lambda step, *given: bound.append(dict(given[1])) or bind(step, *given))
+    made.run(a, b, c, auxiliary, 3, 0.5)
+
+    assert [launch for launch, _, _ in driver.compiled] == expected
+    for _, operands, _ in driver.compiled:
+        assert {operand: operands[operand].dtype for operand in "abc"} == dict.fromkeys("abc", dtype)
+        assert {x.name: operands[x.name].dtype for x in temporaries} == {x.name: x.dtype for x in temporaries}
+        assert not ahead or all(x.data_ptr() % 16 == 0 and 65 <= x.numel() < 100 for x in operands.values())
+        if shares:
+            assert (operands["workspace"].dtype, operands["counters"].dtype) == (torch.float32, torch.int32)
+        if not ahead:
+            assert all(operands[x.name].shape == x.shape for x in temporaries)
+    assert driver.asked == (max(launch.workspace for launch in expected) if shares else 0)
+
+    addresses = {"a": a.data_ptr(), "b": b.data_ptr(), "c": c.data_ptr()}
+    addresses |= {"bias": auxiliary[0].data_ptr()} if request.bias else {}
+    for place in bound:
+        assert {operand: place[operand] for operand in addresses} == addresses
+        if shares:
+            assert (place["workspace"], place["counters"]) == tuple(x.data_ptr() for x in driver.memory)
+    scalars = {"alpha": 3.0, "beta": 0.5}
+    wanted = [(launch, 70, arguments_of(launch, bound[i], scalars)) for i, launch in enumerate(expected)]
+    assert driver.launched == wanted
+    if not temporaries:  # else they lie elsewhere
+        contexts = len(driver.contexts)
+        made.run(a, b, c, auxiliary, 3, 0.5)
+        assert driver.launched == 2 * wanted and len(bound) == len(expected) and len(driver.contexts) == contexts
+        for others in ((a.clone(), b, c), (a, b.clone(), c), (a, b, c.clone())):
+            made.run(*others, auxiliary, 3, 0.5)
+            given = [bound[-1][operand] for operand in "abc"]
+            assert given == [x.data_ptr() for x in others]
+        if auxiliary:
+            made.run(a, b, c, other := (auxiliary[0].clone(),), 3, 0.5)
+            assert bound[-1]["bias"] == other[0].data_ptr() and driver.launched[-1][2] != wanted[-1][2]
+
+
+def test_a_plan_launches_on_the_stream_of_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = FakeDriver(monkeypatch)
+    a, b, c = half(4096, 512), half(512, 2048), half(4096, 2048)
+    problem = GemmProblem.of(a, b, c)
+    made = plan.GemmPlan(problem, select(problem, device_of_capability((9, 0))), torch.device("cuda", 1))
+    made.run(a, b, c)
+    assert [stream for _, stream, _ in driver.launched] == [71] and driver.contexts == [1] and driver.device == 0
+    assert [scalars for _, _, scalars in driver.compiled] == [{"alpha": 1.0, "beta": 0.0}]
+    with driver.on_device(1):
+        made.run(a, b, c)
+    assert len(driver.contexts) == 1 and driver.launched[0] == driver.launched[1]
+
+
+def test_the_interpreter_gets_the_workspace_that_a_launch_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no byte less: what it writes beyond is another tensor's."""
+    a, b, c = half(4, 40_000), half(40_000, 4), half(4, 4)
+    made = plan.InterpretedPlan(problem := GemmProblem.of(a, b, c), select(problem, INTERPRETER))
+    shared = [launch for launch in made.launches if launch.counters]
+    assert shared and all(launch.workspace for launch in shared)
+    seen: list[dict[str, Any]] = []
+
+    def materialise(launch: Launch, operands: dict[str, torch.Tensor], scalars: dict[str, float]) -> dict[str, Any]:
+        assert operands["workspace"].nbytes == launch.workspace and operands["workspace"].dtype == torch.float32
+        assert operands["counters"].tolist() == [0] * launch.counters and operands["counters"].dtype == torch.int32
+        seen.append({"launch": launch, **scalars})
+        return {}
+
+    run = type("Kernel", (), {"__getitem__": lambda *_: lambda **_: None})()
+    made.launches = tuple(replace(launch, kernel=run) for launch in made.launches)
+    monkeypatch.setattr(plan, "materialise", materialise)
+    made.run(a, b, c)
+    assert [(one["alpha"], one["beta"]) for one in seen] == [(1.0, 0.0)] * len(made.launches)
+
+
+def test_before_hopper_nothing_is_launched_programmatically() -> None:
+    problem = GemmProblem.of(half(64, 64), half(64, 64), half(64, 64))
+    for capability, programmatic in (((8, 0), False), ((8, 9), False), ((9, 0), True), ((10, 0), True)):
+        device = device_of_capability(capability)
+        for launch in plan.launches_on(device, problem, select(problem, device)):
+            assert launch.options.get("launch_pdl", False) == launch.arguments["PDL"] == programmatic
+
+
+def test_a_selection_is_that_of_the_operands_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "device_info", lambda _: device_of_capability((9, 0)))
+    a, b, c = half(4096, 512), half(512, 2048), half(4096, 2048)
+    assert plan.selection_of(a, b, c) == select(GemmProblem.of(a, b, c), device_of_capability((9, 0)))
+
+
+def test_what_stands_in_is_aligned_or_is_not() -> None:
+    for dtype in (torch.int8, HALF, torch.float32, torch.float64):
+        for aligned in (True, False):
+            x = plan.stand_in(dtype, torch.device("cpu"), aligned)
+            assert x.dtype is dtype and (x.data_ptr() % 16 == 0) == aligned and x.numel() >= 64
+
+
+# --- The memory that operands span ---
+
+
+def span(x: torch.Tensor) -> range:
+    """The bytes from the first of x's elements to the end of its last."""
+    offsets = [0]
+    for size, stride in zip(x.shape, x.stride(), strict=True):
+        offsets = [offset + i * stride for offset in offsets for i in range(size)]
+    return range(x.data_ptr() + x.itemsize * min(offsets), x.data_ptr() + x.itemsize * (max(offsets) + 1))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data(), st.tuples(SIZES, SIZES, SIZES))
+def test_overlap_is_that_of_the_bytes_between_first_and_last(data: st.DataObject, sizes: tuple[int, int, int]) -> None:
+    M, N, K = sizes
+    batch = data.draw(st.sampled_from([(), (1,), (3,)]))
+    buffer = torch.empty(4096, dtype=HALF)
+    a, b, c = (data.draw(windows((*batch, *shape), buffer)) for shape in ((M, K), (K, N), (M, N)))
+    made = plan_without_a_gpu(a, b, c)
+    assert made.extents == tuple(len(span(x)) for x in (a, b, c))
+
+    def meets(x: torch.Tensor) -> bool:
+        return span(x).start < span(c).stop and span(c).start < span(x).stop
+
+    assert made.overlap(a, b, c) == (meets(a) or meets(b))
+
+
+def test_neighbours_do_not_overlap() -> None:
+    buffer = torch.empty(3 * 6, dtype=HALF)
+    first, middle, last = (buffer[i : i + 6].view(2, 3) for i in (0, 6, 12))
+    made = plan_without_a_gpu(first, last.T, middle[:, :2])
+    assert not made.overlap(first, last.T, middle[:, :2])
+
+
+@pytest.mark.parametrize("name", ["fill_tma_descriptor_tiled", "fill_tma_descriptor"])
+def test_a_tensor_map_rounds_to_tf32_where_it_is_to(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By CUDA's element type 11, CU_TENSOR_MAP_DATA_TYPE_TFLOAT32, in the place of fp32's; Tritons have two names."""
+    utils = SimpleNamespace(**{name: lambda *arguments: arguments})
+    monkeypatch.setattr(compat.launching.triton.runtime, "driver", SimpleNamespace(active=SimpleNamespace(utils=utils)))
+    meta = {"elem_type": 7, "swizzle": 3, "elem_size": 4, "block_size": [1, 64, 32]}
+    compiled = SimpleNamespace(metadata=SimpleNamespace(tensordesc_meta=[meta]))
+    (encode,) = compat.tensor_maps(compiled)
+    for to_tf32, element in ((False, 7), (True, 11)):
+        found = encode(4096, (1, 100, 40), (4000, 40, 1), to_tf32)
+        assert found == (4096, 3, 4, element, [1, 64, 32], (1, 100, 40), (4000, 40, 1), 0)
+
+
+def test_a_tensor_map_s_copies_have_rows_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer than the kernel's box, where CTAs share it, or more, where tiles are several of its boxes."""
+    utils = SimpleNamespace(fill_tma_descriptor_tiled=lambda *arguments: arguments)
+    monkeypatch.setattr(compat.launching.triton.runtime, "driver", SimpleNamespace(active=SimpleNamespace(utils=utils)))
+    meta = {"elem_type": 7, "swizzle": 3, "elem_size": 2, "block_size": [1, 64, 32]}
+    compiled = SimpleNamespace(metadata=SimpleNamespace(tensordesc_meta=[meta]))
+    (encode,) = compat.tensor_maps(compiled)
+    for rows, copied in ((None, 64), (16, 16), (168, 168)):
+        found = encode(4096, (1, 100, 40), (4000, 40, 1), False, rows)
+        assert found == (4096, 3, 2, 7, [1, copied, 32], (1, 100, 40), (4000, 40, 1), 0)
+    assert meta["block_size"] == [1, 64, 32], "a kernel's own box has changed"
+
+
+def test_a_call_that_resized_its_out_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next `out` of that shape is as small, and a launch without checks would write past its end."""
+    monkeypatch.setattr(api, "_fast", {})
+    monkeypatch.setattr(plan, "PLANS", {})
+    monkeypatch.setattr(api, "_product", lambda name, request, a, b, input, out: out.resize_(a.shape[0], b.shape[1]))
+    a, b = half(64, 32), half(32, 48)
+    plan.PLANS[key_of(a, b, half(64, 48))] = plan_without_a_gpu(a, b, half(64, 48))
+    api.matmul(a, b, out=half(64, 48))
+    assert len(api._fast) == 1
+    api.matmul(a, b, out=half(0))
+    api.matmul(a, b, out=half(3, 3))
+    assert len(api._fast) == 1
+
+
+def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is planned, and what is planned launches on no device."""
+    monkeypatch.setattr(plan, "current_device", lambda: 0)
+    monkeypatch.setattr(plan, "current_stream", lambda _: 0)
+    monkeypatch.setattr(plan, "ensure_context", lambda _: None)
+    monkeypatch.setattr(api, "_fast", {})
+    monkeypatch.setattr(plan, "PLANS", {})
+
+
+FAST: dict[str, Callable[..., torch.Tensor]] = {
+    "matmul": lambda a, b, bias: api.matmul(a, b),
+    "mm": lambda a, b, bias: api.mm(a, b),
+    "bmm": lambda a, b, bias: api.bmm(a[None], b[None])[0],
+    "addmm": lambda a, b, bias: api.addmm(bias, a, b),
+    "linear": lambda a, b, bias: api.linear(a, b.mT, bias),
+}
+
+
+def plan_by_hand(name: str, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> torch.Tensor | None:
+    """Plans what a function in FAST launches; the bias, where it adds one."""
+    added = bias if name in ("addmm", "linear") else None
+    x, y = (a, b.mT.mT) if name != "bmm" else (a[None], b[None])
+    made = plan_without_a_gpu(a, b, half(64, 48))
+    made.names, made.allocates, made.steps = ("a", "b", "c", *["bias"] * (added is not None)), False, [FakeStep()]  # type: ignore[list-item]
+    first, *_ = ops.views(x, y, half(*x.shape[:-1], 48))
+    plan.PLANS[key_of(*first, bias=added)] = made
+    return added
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_calls_like_one_before_go_past_the_checks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But not those whose bias is broadcast, of which a kernel would read more than there is."""
+    without_a_gpu(monkeypatch)
+    checked = []
+
+    def product(function: str, request: Request, a: torch.Tensor, b: torch.Tensor, *_: Any) -> torch.Tensor:
+        checked.append(function)
+        return half(*a.shape[:-1], b.shape[-1])
+
+    monkeypatch.setattr(api, "_product", product)
+    a, b, bias = half(64, 32), half(32, 48), half(48)
+    added = plan_by_hand(name, a, b, bias)
+    for _ in range(3):
+        FAST[name](a, b, bias)
+    assert checked == [name] and len(api._fast) == 1
+    if added is not None:
+        for _ in range(2):
+            FAST[name](a, b, half(1))
+        assert checked == [name] * 3
+    if name == "addmm":
+        for factors in ({"alpha": 0, "beta": 0}, {"beta": 0}, {"beta": 2}):
+            api.addmm(bias, a, b, **factors)
+        assert checked == [name] * 6, "another beta is no bias"
+    count = len(checked)
+    for _ in range(2):
+        FAST[name](torch._neg_view(a), b, bias)
+    assert len(checked) == count + 2, "what is negated on the way does not lie in memory"
+    count = len(checked)
+    FAST[name](a.clone().requires_grad_(), b, bias)
+    assert len(checked) == count + 1
+    torch.func.functionalize(FAST[name])(a, b, bias)
+    assert len(checked) == count + 2, "a functional tensor has no data pointer"
+    if added is not None:
+        torch.func.functionalize(lambda x: FAST[name](a, b, x))(bias)
+        assert len(checked) == count + 3
+
+
+# Functions of the package that a call like one before goes through, down to its launch.
+WARM_CALLS = {"matmul": 5, "mm": 6, "bmm": 6, "addmm": 6, "linear": 6}
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_a_warm_call_goes_through_few_functions(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each costs a call about a tenth of a microsecond."""
+    without_a_gpu(monkeypatch)
+    monkeypatch.setattr(api, "_product", lambda function, request, a, b, *_: half(*a.shape[:-1], b.shape[-1]))
+    a, b, bias = half(64, 32), half(32, 48), half(48)
+    plan_by_hand(name, a, b, bias)
+    out = half(64, 48) if name != "bmm" else half(1, 64, 48)
+    monkeypatch.setattr(torch, "empty_strided", lambda *_, **__: out)  # whose address is bound already
+    called: list[str] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE) and frame.f_code.co_name[0] != "<":
+            called.append(frame.f_code.co_name)
+
+    for _ in range(3):
+        called.clear()
+        sys.setprofile(note)
+        try:
+            FAST[name](a, b, bias)
+        finally:
+            sys.setprofile(None)
+    assert "_bind" not in called and len(called) == WARM_CALLS[name], called
+
+
+def test_the_fast_path_says_that_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To what autograd has saved; and what may not be written outside of inference mode is checked."""
+    without_a_gpu(monkeypatch)
+    checked = []
+    monkeypatch.setattr(api, "_product", lambda *all: checked.append(all) or all[-1])
+    a, b, out = half(64, 32), half(32, 48), half(64, 48)
+    made = plan_without_a_gpu(a, b, out)
+    made.names, made.allocates, made.steps = ("a", "b", "c"), False, [FakeStep()]  # type: ignore[list-item]
+    plan.PLANS[key_of(a, b, out)] = made
+    for version in (0, 1, 2):  # the first call is checked, here by who writes nothing
+        assert api.mm(a, b, out=out)._version == version
+    assert len(checked) == 1
+    with torch.inference_mode():
+        refused = half(64, 48)
+    api.mm(a, b, out=refused)
+    assert len(checked) == 2
+
+
+def test_a_factor_is_that_of_the_call_on_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of the product, read at the launch; one of a bias is multiplied before, and its call is always checked."""
+    without_a_gpu(monkeypatch)
+    checked = []
+    monkeypatch.setattr(api, "_product", lambda name, request, *_: checked.append(request[:2]) or half(64, 48))
+    a, b, bias, step = half(64, 32), half(32, 48), half(48), FakeStep()
+    made = plan_without_a_gpu(a, b, half(64, 48))
+    made.names, made.allocates, made.steps = ("a", "b", "c", "bias"), False, [step]  # type: ignore[list-item]
+    plan.PLANS[key_of(a, b, half(64, 48), bias=bias)] = made
+    for alpha in (1, 0.5, -2.0):
+        api.addmm(bias, a, b, alpha=alpha)
+    assert checked == [(1, 1)] and [call[-2] for call in step.calls] == [0.5, -2.0]
+    for beta in (0.5, 2, torch.tensor(1.0)):
+        for _ in range(2):
+            api.addmm(bias, a, b, beta=beta)
+    api.addmm(bias, a, b, alpha=0)
+    assert len(checked) == 8 and len(step.calls) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        *(("addmm", how) for how in ({}, {"alpha": 2, "beta": 2}, {"alpha": 2}, {"out_dtype": torch.float32})),
+        *(("linear", how) for how in ({}, {"precision": "tf32"}, {"activation": "relu"})),
+    ],
+    ids=str,
+)
+def test_the_fast_path_is_told_all_that_a_call_says(name: str, how: dict[str, Any], monkeypatch: Any) -> None:
+    said: list[Request] = []
+    monkeypatch.setattr(api, "_take_fast_path", lambda _, request, *__: (None, said.append(request)))
+    monkeypatch.setattr(api, "_product", lambda _, request, *__: said.append(request) or half(64, 48))
+    a, b, bias = half(64, 32), half(32, 48), half(48)
+    api.addmm(bias, a, b, **how) if name == "addmm" else api.linear(a, b.mT, bias, **how)
+    assert said == 2 * [Request(**{"alpha": 1, "beta": 1, **how})]
+
+
+def test_what_many_calls_say_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Request] = []
+    monkeypatch.setattr(api, "_take_fast_path", lambda _, request, *__: (None, said.append(request) or half(64, 48)))
+    a, b = half(64, 32), half(48, 32)
+    for activation in (None, *ACTIVATIONS):
+        for _ in range(2):
+            api.linear(a, b, None, activation)
+        assert said[-1] is said[-2] and said[-1] == Request(beta=1.0, activation=activation)
+    # Nor does a call that is in no backward look for the context of one, though a policy was set in some context.
+    monkeypatch.setattr(generation, "contexts", True)
+    monkeypatch.setattr(policies, "context_of_backward", lambda: pytest.fail("it was asked"))
+    key_of(a, b.mT, half(64, 48))

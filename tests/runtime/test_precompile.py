@@ -1,0 +1,313 @@
+"""Compiling ahead of time: what a plan on a GPU asks Triton's cache for is there, and so is what needs a C compiler."""
+
+from __future__ import annotations
+
+import json
+import os
+import pkgutil
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from triton.runtime.jit import JITCallable
+
+import triton_gemm
+from tests.support.table_fakes import HOPPER, problem_of
+from triton_gemm import compat
+from triton_gemm.hardware.device import DeviceInfo, device_of_capability
+from triton_gemm.kernels.launch import compiled
+from triton_gemm.problem import GemmProblem, Layout
+from triton_gemm.runtime import precompile
+from triton_gemm.selection.select import Selection, launches, ranked, select
+from triton_gemm.tuning.compiling import Compiler
+
+ROOT = Path(__file__).parents[2]
+
+# A process of its own makes plans as a call does on a GPU, with operands that have addresses, and says for each kernel
+# whether Triton found it.
+RUN = """
+import json, sys
+from unittest import mock
+import torch
+from tests.support.table_fakes import HOPPER
+from triton_gemm import compat, plan, precompile
+from tests import test_precompile
+
+found = {}
+problems = test_precompile.PROBLEMS
+for change in sys.argv[1:]:
+    problems = [test_precompile.BEYOND]
+with (
+    mock.patch.object(plan, "device_info", lambda device: HOPPER),
+    mock.patch.object(plan, "launcher", lambda *_: None),
+    mock.patch.object(plan, "tensor_maps", lambda kernel: 9 * [print]),
+    compat.compiling_for((9, 0)),
+    compat.compilations(lambda kernel, hit: found.setdefault(kernel, hit)),
+):
+    for problem in problems:
+        made = plan.GemmPlan(problem, plan.selection_for(problem, HOPPER), torch.device("cuda", 0))
+        operands = precompile.operands_of(problem, [step.launch for step in made.steps])
+        for name, like in operands.items():
+            memory = torch.empty(128, dtype=like.dtype)
+            operands[name] = memory[1:] if name == "b" and not problem.b.aligned else memory
+        for step in made.steps:
+            step.compile(operands, {"alpha": 0.5, "beta": 2.0})
+print(json.dumps(found))
+"""
+# For a process without a C compiler and with a driver that does nothing: Triton loads its launcher.
+LOAD = """
+import triton
+from triton.backends.nvidia.driver import CudaUtils
+CudaUtils()
+print("loaded")
+"""
+
+
+UNALIGNED = replace(problem_of(100, 60, 40), b=Layout((0, 60, 1), aligned=False))
+# The first two share a kernel; Triton compiles the third and fourth apart, because of 1000's last bits.
+PROBLEMS = [problem_of(), problem_of(511), problem_of(1, 1024, 1024), problem_of(1, 1000, 1024)]
+PROBLEMS += [problem_of(17, 33, 65), problem_of(100, 60, 40), UNALIGNED]
+BEYOND = problem_of(2048, 2048, 2048)
+
+
+def run(code: str, *arguments: str, **variables: str) -> str:
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}", **variables}
+    done = subprocess.run([sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def made(cache: Path) -> precompile.Precompiled:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_LIBCUDA_PATH", str(cache / "driver"))  # as an image says where its driver will be
+        compat.building.nvidia.libcuda_dirs.cache_clear()
+        try:
+            return precompile.precompile(PROBLEMS, [HOPPER], cache=cache)
+        finally:
+            compat.building.nvidia.libcuda_dirs.cache_clear()
+
+
+def test_a_plan_finds_in_the_cache_what_was_compiled_ahead(cache: Path, made: precompile.Precompiled) -> None:
+    assert made.failures == () and made.cache == cache
+    assert made.kernels == made.compiled == len(PROBLEMS) - 1
+    found = json.loads(run(RUN, TRITON_CACHE_DIR=str(cache)))
+    assert len(found) == made.kernels and all(found.values())
+    assert not all(json.loads(run(RUN, "beyond", TRITON_CACHE_DIR=str(cache))).values())
+
+
+def test_a_kernels_key_does_not_depend_on_which_comes_first() -> None:
+    """Or one process would not find in the cache what another has compiled. Triton adds a function's globals to those
+    callers alone that are hashed after it."""
+    modules = [import_module(module.name) for module in pkgutil.walk_packages(triton_gemm.__path__, "triton_gemm.")]
+    values = [value for module in modules for value in vars(module).values()]
+    values += [value.fn for value in values if isinstance(value, compat.Autotuner)]
+    functions = {id(value): value for value in values if isinstance(value, JITCallable)}.values()
+    kernels = {f"{f.__module__}.{f._fn_name}": f for f in functions if f._fn_name.endswith("kernel")}
+    assert len(kernels) > 15
+    before = [(function, function.hash, function.used_global_vals) for function in functions]
+    keys = defaultdict(set)
+    try:
+        for first in kernels.values():
+            for function in functions:
+                function.hash, function.used_global_vals = None, {}
+            for name, kernel in (("", first), *kernels.items()):
+                keys[name].add(kernel.cache_key)
+    finally:
+        for function, key, used in before:
+            function.hash, function.used_global_vals = key, used
+    del keys[""]
+    assert {name: len(found) for name, found in keys.items()} == dict.fromkeys(kernels, 1)
+
+
+def test_what_is_in_the_cache_is_not_compiled_again(cache: Path, made: precompile.Precompiled) -> None:
+    calls: list[tuple[int, int]] = []
+    again = precompile.precompile(PROBLEMS[:1], [HOPPER], cache=cache, progress=lambda *how: calls.append(how))
+    assert again.compiled == 0 and again.problems == 1
+    assert calls[0][0] == 0 and calls[-1][0] == calls[-1][1] == len(calls) - 1
+
+
+def test_other_selections_are_compiled_as_well(cache: Path, made: precompile.Precompiled) -> None:
+    problem = PROBLEMS[0]
+    candidate = next(way for _, name, way in ranked(problem, HOPPER) if name == "portable")
+    other = Selection.of("portable", candidate, "", "tuner")
+    asked = []
+
+    def also(*of: object) -> list[Selection]:
+        asked.append(of)
+        return [select(problem, HOPPER), other]
+
+    again = precompile.precompile([problem], [HOPPER], cache=cache, also=also)
+    assert asked == [(problem, HOPPER)]
+    assert again.compiled == 1 and again.failures == ()
+
+
+@pytest.mark.skipif(not (shutil.which("gcc") and shutil.which("nm")), reason="makes a driver's library with GCC")
+def test_the_launcher_needs_no_compiler_where_it_was_built(cache: Path, made: precompile.Precompiled) -> None:
+    assert made.launcher is None
+    (launcher,) = cache.rglob("cuda_utils*.so")
+    undefined = subprocess.run(["nm", "-D", "--undefined-only", launcher], capture_output=True, text=True, check=True)
+    names = [line.split()[-1] for line in undefined.stdout.splitlines() if line.split()[-1].startswith("cu")]
+    driver = cache / "driver"
+    driver.mkdir()
+    (driver / "driver.c").write_text("\n".join(f"int {name}(void) {{ return 0; }}" for name in names))
+    options = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", driver / "libcuda.so.1", driver / "driver.c"]
+    subprocess.run(["gcc", *options], check=True)
+    surroundings = {"LD_LIBRARY_PATH": str(driver), "TRITON_LIBCUDA_PATH": str(driver), "CC": "/bin/false"}
+    assert run(LOAD, TRITON_CACHE_DIR=str(cache), **surroundings) == "loaded\n"
+    with pytest.raises(AssertionError, match="CalledProcessError"):
+        run(LOAD, TRITON_CACHE_DIR=str(cache / "empty"), **surroundings)
+
+
+def test_why_there_is_no_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CC", str(tmp_path / "no-compiler"))
+    monkeypatch.setenv("TRITON_LIBCUDA_PATH", str(tmp_path))
+    compat.building.nvidia.libcuda_dirs.cache_clear()
+    try:
+        assert "no-compiler" in str(compat.build_launcher(cache=tmp_path))
+    finally:
+        compat.building.nvidia.libcuda_dirs.cache_clear()
+    monkeypatch.delenv("CC")
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert compat.build_launcher() == "there is no C compiler: set CC, or install gcc"
+
+
+class Crowded:
+    """A compiler that fails while another one runs, as Triton 3.7.1 has."""
+
+    def __init__(self) -> None:
+        self.running = self.calls = 0
+        self.met = threading.Event()
+
+    def warmup(self, *_: Any, **how: Any) -> Any:
+        self.calls += 1
+        self.running += 1
+        crowd = self.running > 1
+        if crowd:
+            self.met.set()
+        self.met.wait(5)  # the first two meet
+        time.sleep(0.02)
+        self.running -= 1
+        if crowd:
+            raise RuntimeError("PassManager::run failed")
+        return self
+
+
+def test_what_fails_while_others_compile_is_compiled_again_by_itself(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Wherever it is compiled: ahead of time, or in the threads of a tuner."""
+    problems = [problem_of(), problem_of(1, 1024, 1024), problem_of(17, 33, 65), problem_of(100, 60, 40)]
+    monkeypatch.setattr(precompile, "build_launcher", lambda *_: None)
+    crowded = Crowded()
+    monkeypatch.setattr(compat.JITFunction, "warmup", crowded.warmup)
+    assert precompile.precompile(problems, [HOPPER], cache=tmp_path, workers=4).failures == ()
+    assert crowded.calls > len(problems)
+    jobs = {problem: launches(problem, select(problem, HOPPER))[-1] for problem in problems}
+    again = Crowded()
+    monkeypatch.setattr(compat.JITFunction, "warmup", again.warmup)
+    compiler = Compiler(
+        lambda job: compiled(jobs[job], precompile.operands_of(job, [jobs[job]]), precompile.SCALARS),  # type: ignore[index,arg-type,func-returns-value]
+        threads=4,
+    )
+    compiler.add(problems)
+    while not all(map(compiler.done, problems)):
+        compiler.pause(0.1)
+    compiler.close()
+    assert [compiler.failure(problem) for problem in problems] == 4 * [None] and again.calls > len(problems)
+
+
+def test_what_fails_by_itself_has_failed() -> None:
+    compiling, calls = compat.Compiling(), []
+
+    def fails() -> None:
+        calls.append(0)
+        raise ValueError
+
+    for _ in range(2):
+        with pytest.raises(ValueError):
+            compiling(fails)
+    assert len(calls) == 2
+
+
+def test_a_compiler_that_hangs_keeps_no_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat.Compiling, "PATIENCE_S", 0.05)
+    compiling, begun, stop, calls = compat.Compiling(), threading.Event(), threading.Event(), []
+    hanging = threading.Thread(target=compiling, args=(lambda: (begun.set(), stop.wait(30)),))
+    hanging.start()
+    begun.wait(5)
+
+    def fails_once() -> int:
+        calls.append(0)
+        if len(calls) == 1:
+            raise ValueError
+        return len(calls)
+
+    assert compiling(fails_once) == 2 and compiling(lambda: 5) == 5
+    stop.set()
+    hanging.join()
+
+
+def test_it_says_what_it_could_not_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fails(*_: Any) -> None:
+        raise ValueError("ptxas\ndied")
+
+    monkeypatch.setattr(precompile, "compiled", fails)
+    monkeypatch.setattr(precompile, "build_launcher", lambda *_: None)
+    made = precompile.precompile([problem_of()], [device_of_capability((7, 5)), HOPPER], cache=tmp_path)
+    assert made.kernels == 0 and len(made.failures) == 2
+    assert "needs compute capability 8.0" in made.failures[0]
+    assert made.failures[1].endswith("_kernel: ValueError: ptxas")
+
+
+def test_what_cannot_be_described_is_one_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def describe(device: DeviceInfo, problem: GemmProblem, selection: Selection) -> Any:
+        if problem.M == 64:
+            raise KeyError(64)
+        return launches(problem, selection)
+
+    monkeypatch.setattr(precompile, "launches_on", describe)
+    monkeypatch.setattr(precompile, "compiled", lambda *_: None)
+    monkeypatch.setattr(precompile, "build_launcher", lambda *_: None)
+    done: list[tuple[int, int]] = []
+    problems = [problem_of(64), problem_of()]
+    made = precompile.precompile(problems, [HOPPER], cache=tmp_path, progress=lambda *how: done.append(how))
+    (why,) = made.failures
+    assert why.startswith("64x1024x2048, ") and why.endswith(": KeyError: 64")
+    assert done[-1] == (1, 1)
+
+
+def test_an_interruption_ends_it_soon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    begun: list[Any] = []
+    monkeypatch.setattr(precompile, "compiled", lambda *how: begun.append(how) or time.sleep(0.05))
+
+    def interrupt(done: int, total: int) -> None:
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        precompile.precompile(PROBLEMS, [HOPPER], cache=tmp_path, workers=1, progress=interrupt)
+    assert len(begun) < 4
+
+
+def test_the_active_driver_is_the_one_of_before() -> None:
+    import triton
+
+    before = triton.runtime.driver._active
+    with pytest.raises(KeyError), compat.compiling_for((9, 0)):
+        assert triton.runtime.driver.active.get_current_target().arch == 90
+        raise KeyError
+    assert triton.runtime.driver._active is before

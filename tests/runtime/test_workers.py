@@ -1,0 +1,337 @@
+"""Processes, threads and many problems, without a GPU: workers that are forked or spawned, caches that stay small, and
+calls that end before they are done."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import multiprocessing
+import os
+import pkgutil
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import triton_gemm
+from tests.runtime.test_plan import at_once, half, key_of, plan_without_a_gpu
+from tests.support.table_fakes import HOPPER, problem_of
+from triton_gemm.functional import api, ops
+from triton_gemm.problem import Request
+from triton_gemm.runtime import plan, policies, workspace
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 60  # after which a worker hangs
+NOT_IMPORTED = ("triton_gemm.ladder.", "triton_gemm.cli", "triton_gemm.__main__")  # rungs, and commands
+
+
+def modules() -> Iterator[Any]:
+    """All of the package that a product may use."""
+    for found in pkgutil.walk_packages(triton_gemm.__path__, "triton_gemm."):
+        if not found.name.startswith(NOT_IMPORTED):
+            yield importlib.import_module(found.name)
+
+
+# --- Forked and spawned workers ---
+
+LOCKS = (type(threading.Lock()), type(threading.RLock()))
+
+
+def locks() -> dict[str, Any]:
+    """Every lock of every module once, by its first name."""
+    found: dict[int, tuple[str, Any]] = {}
+    for module in modules():
+        for name, value in vars(module).items():
+            if isinstance(value, LOCKS):
+                found.setdefault(id(value), (f"{module.__name__}.{name}", value))
+    return dict(found.values())
+
+
+def planned() -> list[str]:
+    """What a worker does that plans: new products, under a policy of its own."""
+    triton_gemm.set_policy("model")  # advances the generation, as a new table would
+    sizes = [(100 + os.getpid() % 50, 72, 136), (512, 1024, 2048)]
+    return [str(policies.choose(problem_of(*size), HOPPER)) for size in sizes][1:]
+
+
+def in_child(work: Callable[[], object]) -> int:
+    """The exit status of a forked child that does it; it is ended where it hangs."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            signal.alarm(SECONDS)
+            work()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+FORK = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from tests import test_workers
+test_workers.fork_while_all_is_locked()
+print("done")
+"""
+
+
+def fork_while_all_is_locked() -> None:
+    """Every lock is held by another thread at the fork, those of a plan that is being compiled too."""
+    held, step = locks(), plan.Step(SimpleNamespace(arguments={}))  # type: ignore[arg-type]
+    named = {"runtime.plan._planning", "tables._lock", "functional.routing._lock"}
+    assert {f"triton_gemm.{name}" for name in named} <= set(held)
+    plan.PLANS["compiling",] = SimpleNamespace(steps=[step])  # type: ignore[assignment]
+    taken, end = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        for lock in (*held.values(), step.compiling):
+            lock.acquire()
+        taken.set()
+        end.wait()
+
+    threading.Thread(target=hold, daemon=True).start()
+    taken.wait()
+
+    def free() -> None:
+        for name, lock in locks().items():
+            assert lock.acquire(timeout=5), f"{name} is held for ever: compat.free_in_children"
+        assert step.compiling.acquire(timeout=5), "a plan's step is held for ever"
+
+    assert in_child(free) == 0
+    assert in_child(planned) == 0
+    end.set()
+
+
+def script(source: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    command = [sys.executable, "-c", source]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=3 * SECONDS)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_a_forked_worker_plans_whatever_its_parent_held() -> None:
+    """Where threads of the parent plan, compile, route and record at the fork."""
+    assert "done" in script(FORK)
+
+
+def test_a_spawned_worker_plans_as_its_parent() -> None:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        theirs = pool.apply_async(planned).get(SECONDS)
+    policy = policies._process
+    try:
+        assert planned() == theirs
+    finally:
+        policies._process = policy
+
+
+# --- 100,000 problems ---
+
+SMALL = {
+    # by devices, dtypes, configurations and tables, of which there are few
+    "triton_gemm.compat.torch_compile._inductor_choices",
+    "triton_gemm.hardware.device._cuda_device",
+    "triton_gemm.hardware.driver._library",
+    "triton_gemm.hardware.driver._primary_context",
+    "triton_gemm.reporting.fingerprint._sources",
+    "triton_gemm.kernels.__getattr__",
+    "triton_gemm.kernels.portable.choice._at_once",
+    "triton_gemm.kernels.warp_specialised.configs.listed",
+    "triton_gemm.kernels.warp_specialised.configs.of_itemsize",
+    "triton_gemm.kernels.warp_specialised.costs._step",
+    "triton_gemm.kernels.warp_specialised.host.wide_columns",
+    "triton_gemm.kernels.warp_specialised.host.wide_memory",
+    "triton_gemm.kernels.warp_specialised.widths._deepest",
+    "triton_gemm.kernels.warp_specialised.widths._forms",
+    "triton_gemm.hardware.nvml.gpu",
+    "triton_gemm.hardware.nvml.power_limit",
+    "triton_gemm.problem._one_plane",
+    "triton_gemm.tables._users_folder",
+}
+
+
+def caches() -> dict[str, Any]:
+    found = {}
+    for module in modules():
+        for value in vars(module).values():
+            if isinstance(value, functools._lru_cache_wrapper) and value.__module__ == module.__name__:
+                found[f"{value.__module__}.{value.__name__}"] = value
+    return found
+
+
+def test_every_cache_has_a_bound() -> None:
+    """But those by what a process has few of; a problem is nothing of that."""
+    unbounded = {name for name, found in caches().items() if found.cache_info().maxsize is None}
+    assert unbounded == SMALL
+
+
+def test_a_hundred_thousand_problems_stay_within_the_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans, fast paths and selections, of products that each come once and of some that come again."""
+    made = plan_without_a_gpu(half(64, 32), half(32, 48), half(64, 48))
+    monkeypatch.setattr(plan, "PLANS", {})
+    monkeypatch.setattr(api, "_fast", {})
+    monkeypatch.setattr(plan, "_new_plan", lambda *_: made)
+    by_model = functools.lru_cache(policies.by_model.cache_info().maxsize)(lambda problem, device: made.selection)
+    monkeypatch.setattr(policies, "by_model", by_model)
+    monkeypatch.setattr(policies.tables, "lookup", lambda *_: None)
+    monkeypatch.setattr(ops, "fast_path", lambda *_: ops.FastPath(made, object))
+    memory = half(1)
+    b, first = memory.expand(32, 48), None
+    for M in range(1, 100_001):
+        a, c = memory.expand(M, 32), memory.expand(M, 48)
+        assert plan.plan_for(a, b, c) is made
+        if M % 10 == 0:
+            problem = Request().problem(a, b, c)
+            policies.choose(problem, HOPPER)
+            first = first or problem
+            key, nothing = api._take_fast_path("matmul", Request(), a, b, None, None)
+            assert nothing is None
+            api._keep_fast_path(key, Request(), a, b, None, None, c)
+        assert len(plan.PLANS) <= plan.MAX_PLANS
+    assert len(plan.PLANS) == len(api._fast) == plan.MAX_PLANS
+    assert by_model.cache_info().currsize == by_model.cache_info().maxsize == plan.MAX_PLANS
+    assert first is not None and by_model.cache_info().misses == 10_000
+
+
+def test_an_address_that_comes_again_with_other_strides_has_another_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the same memory, and with the same shapes: what is launched knows the strides it was made with."""
+    memory = half(64 * 64)
+    b, c = half(32, 48), half(64, 48)
+    monkeypatch.setattr(plan, "PLANS", {})
+    layouts = [(32, 1), (1, 64), (64, 1), (33, 1), (0, 1)]
+    views = [memory.as_strided((64, 32), strides) for strides in layouts]
+    monkeypatch.setattr(plan, "_new_plan", lambda problem, *_: SimpleNamespace(problem=problem, selection=None))
+    for x in [*views, *reversed(views)]:
+        assert plan.plan_for(x, b, c).problem.a.strides == (0, *x.stride())
+    assert len(plan.PLANS) == len(layouts) == len({key_of(x, b, c) for x in views})
+    assert len(layouts) == len({plan.key_of(Request(), x, b, None) for x in views}), "where the call makes its result"
+
+
+# --- Calls that end before they are done ---
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> plan.GemmPlan:
+    """A plan whose launches are noted instead of made, and found by `plan_for`."""
+    monkeypatch.setattr(plan, "current_device", lambda: 0)
+    monkeypatch.setattr(plan, "current_stream", lambda _: 0)
+    monkeypatch.setattr(plan, "ensure_context", lambda _: None)
+    monkeypatch.setattr(plan, "tensor_maps", lambda _: [])
+    monkeypatch.setattr(plan, "PLANS", {})
+    made = plan_without_a_gpu(half(64, 32), half(32, 48), half(64, 48))
+    monkeypatch.setattr(plan, "_new_plan", lambda *_: made)
+    return made
+
+
+@pytest.mark.parametrize("where", ["choice", "compiler", "loading"])
+def test_after_an_interruption_the_next_call_begins_anew(
+    where: str, on_a_gpu: plan.GemmPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while a kernel is chosen, compiled or loaded leaves no lock that is held, and nothing half made."""
+    a, b, c = half(64, 32), half(32, 48), half(64, 48)
+    launched: list[int] = []
+    steps = {"choice": lambda *_: on_a_gpu, "compiler": lambda *_: "kernel", "loading": lambda *_: loaded}
+    names = {"choice": "_new_plan", "compiler": "compiled", "loading": "launcher"}
+
+    def loaded(stream: int, arguments: object) -> None:
+        launched.append(stream)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for step, name in names.items():
+        monkeypatch.setattr(plan, name, steps[step])
+    with monkeypatch.context() as patch:
+        patch.setattr(plan, names[where], interrupted)
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                plan.multiply(a, b, c)
+    assert on_a_gpu.bound == {} and all(step.call is None for step in on_a_gpu.steps) and launched == []
+    at_once(lambda: plan.multiply(a, b, c))  # threads, which would wait for a lock that is held
+    assert len(launched) == 16 * len(on_a_gpu.steps) and len(on_a_gpu.bound) == 1
+
+
+@pytest.mark.parametrize("fails", [1, 2], ids=["memory", "counters"])
+def test_a_workspace_that_does_not_fit_leaves_the_one_before(fails: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's error comes through; the next call that fits works."""
+    monkeypatch.setattr(workspace, "_workspaces", type(workspace._workspaces)())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    empty, zeros, full = torch.empty, torch.zeros, [0]
+
+    def on_the_cpu(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def allocate(*size: Any, device: torch.device, **how: Any) -> torch.Tensor:
+            full[0] -= 1
+            if full[0] == 0:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            return make(*size, device="cpu", **how)
+
+        return allocate
+
+    monkeypatch.setattr(workspace.torch, "empty", on_the_cpu(empty))
+    monkeypatch.setattr(workspace.torch, "zeros", on_the_cpu(zeros))
+    full[0] = fails
+    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
+        workspace.workspace(0, 7, 1 << 20)
+    assert not workspace._workspaces
+    small = workspace.workspace(0, 7, 1 << 20)
+    full[0] = 1
+    with pytest.raises(torch.OutOfMemoryError):
+        workspace.workspace(0, 7, 64 << 20)
+    assert workspace.workspace(0, 7, 1 << 20) is small and int(small[1].sum()) == 0
+    larger = workspace.workspace(0, 7, 64 << 20)
+    assert larger[0].numel() == 16 << 20 and larger[1] is small[1], "counters that a launch may still use are kept"
+
+
+def test_nothing_is_kept_of_the_pool_of_graph_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In which Inductor warms up and captures on a stream of its own, and which it overwrites."""
+    monkeypatch.setattr(workspace, "_workspaces", type(workspace._workspaces)())
+    captures = [0]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captures[0] > 0)
+    monkeypatch.setattr(workspace, "capture_id", lambda _: captures[0])
+    monkeypatch.setattr(workspace, "stream_of_graph_trees", lambda device: 7 if device == 0 else None)
+    for name in ("empty", "zeros"):
+        make = getattr(torch, name)
+        monkeypatch.setattr(
+            workspace.torch, name, lambda *size, device, make=make, **how: make(*size, device="cpu", **how)
+        )
+    for captures[0] in (0, 5):
+        memory, counters = workspace.workspace(0, 7, 1 << 20)
+        assert memory.numel() == workspace.MINIMUM // 4 and int(counters.sum()) == 0
+        again = workspace.workspace(0, 7, 1 << 20)
+        assert memory is not again[0] and counters is not again[1] and not workspace._workspaces
+    for captures[0], device, stream in ((0, 0, 8), (5, 0, 8), (0, 1, 7)):
+        assert workspace.workspace(device, stream, 1 << 20) is workspace.workspace(device, stream, 1 << 20)
+    assert list(workspace._workspaces) == [(0, 8, 0), (0, 8, 5), (1, 7, 0)]
+
+
+def test_a_plan_without_memory_launches_nothing_and_then_works(
+    on_a_gpu: plan.GemmPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, c = half(64, 32), half(32, 48), half(64, 48)
+    launched: list[object] = []
+    on_a_gpu.steps = [SimpleNamespace(bind=lambda *_: (lambda stream, _: launched.append(stream), ()))]  # type: ignore[list-item]
+    on_a_gpu.shares = on_a_gpu.allocates = True
+    on_a_gpu.names = ("a", "b", "c", "workspace", "counters")
+
+    def no_memory(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(plan, "workspace", no_memory)
+    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
+        plan.multiply(a, b, c)
+    assert launched == [] and on_a_gpu.bound == {}
+    monkeypatch.setattr(plan, "workspace", lambda *_: [half(8), half(8)])
+    plan.multiply(a, b, c)
+    assert launched == [0]

@@ -1,0 +1,290 @@
+"""Every wrong argument to every public function, made of their signatures: what is public, one right call of each, the
+kind of each parameter, and values that no parameter of that kind may have.
+
+A public function or parameter that is not in these tables fails `test_every_parameter_has_wrong_values`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import triton_gemm
+from tests.support.table_fakes import HOPPER, another, problem_of
+from triton_gemm import nn as nn
+
+ROOT = Path(__file__).parents[2]
+Arguments = dict[str, Any]
+Errors = tuple[type[BaseException], ...]
+
+# --- What is public ---
+
+
+def public() -> dict[str, Callable[..., Any]]:
+    """All functions of `triton_gemm.__all__`, and what documents name of its modules: `tables.store(...)`."""
+    found = {name: getattr(triton_gemm, name) for name in triton_gemm.__all__}
+    for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        text = path.read_text()
+        names = re.findall(r"\btriton_gemm\.(\w+)\.(\w+)", text)
+        names += [("tables", name) for name in re.findall(r"(?<![\w/.])tables\.(\w+)\(", text)]
+        for module, name in names:
+            if not hasattr(triton_gemm, module) or inspect.ismodule(getattr(triton_gemm, module)):
+                one = getattr(import_module(f"triton_gemm.{module}"), name, None)
+                if one is not None:
+                    found[f"{module}.{name}"] = one
+    found.pop("problem.aligned", None)  # what docs/tuning.md says that two modules use
+    return {name: x for name, x in found.items() if inspect.isfunction(x) or x is nn.Linear}
+
+
+def parameters(function: Callable[..., Any]) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+# --- A right call of each ---
+
+# Those that take nothing.
+WITHOUT = {"disable", "inductor.register", "inductor.unregister"}
+WITHOUT |= {f"tables.{name}" for name in ("folder", "ignored", "clear", "reload")}
+WITHOUT |= {f"calibration.{name}" for name in ("reload",)}
+PRODUCTS = ("matmul", "mm", "bmm", "mv", "addmm", "baddbmm", "linear", "grouped_matmul", "scaled_matmul")
+
+
+def right(device: str, folder: Path) -> dict[str, Arguments]:
+    """Arguments of a call of each function that works, the products on that device. Of those in NOT_CALLED the call is
+    only right but for what the machine lacks."""
+
+    def ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.ones(shape, dtype=dtype, device=device)
+
+    a, b, x, y = ones(2, 3), ones(3, 5), ones(2, 2, 3), ones(2, 3, 5)
+    half, eight = {"dtype": torch.bfloat16}, torch.float8_e4m3fn
+    offs = torch.tensor([1, 2], dtype=torch.int32, device=device)
+    problem, exported = problem_of(), folder / "exported.json"
+    named = {"device": HOPPER}
+    return {
+        "matmul": {"input": a, "other": b},
+        "mm": {"input": a, "mat2": b},
+        "bmm": {"input": x, "mat2": y},
+        "mv": {"input": a, "vec": ones(3)},
+        "addmm": {"input": ones(5), "mat1": a, "mat2": b},
+        "baddbmm": {"input": ones(5), "batch1": x, "batch2": y},
+        "linear": {"input": a, "weight": ones(5, 3), "bias": ones(5)},
+        "grouped_matmul": {"mat_a": ones(4, 16, **half), "mat_b": ones(2, 16, 8, **half), "offs": offs},
+        "scaled_matmul": {
+            **{"a": ones(16, 32).to(eight), "b": ones(16, 32).to(eight).T},
+            **{"scale_a": ones(1), "scale_b": ones(1), "bias": ones(16, **half)},
+        },
+        "explain": {"input": a, "other": b, "bias": ones(5), **named},
+        "nn.Linear": {"in_features": 3, "out_features": 5},
+        "selection_fingerprint": named,
+        "check_ranks": named,
+        "set_policy": {"name": "cached"},
+        "policy": {"name": "cached"},
+        "batch_invariant": {},
+        "enable": {},
+        "use": {},
+        "report_routing": {},
+        "record_shapes": {"path": folder / "shapes.json"},
+        "tune": {"shapes": [(64, 64, 64)]},
+        "calibrate": {},
+        "policies.set_tuner": {"tuner": None},
+        "tables.store": {"problem": problem, "selection": another(problem), "us": 1.0, "default_us": 2.0, **named},
+        "tables.export_to": {"path": exported, **named},
+        "tables.import_from": {"path": exported},
+        "tables.merge": {"paths": [exported], "out": folder / "merged.json"},
+        "tables.verify": named,
+    }
+
+
+NOT_CALLED = {"check_ranks", "tune", "calibrate", "nn.Linear"}  # a group of ranks, a GPU; and what is called later
+
+# --- Kinds of parameters, and what none of that kind may be ---
+
+
+@dataclass(frozen=True)
+class Kind:
+    """wrong: values, or functions of the right value (a tensor) that make them; raises: one of these, where torch has
+    no such argument; optional: whether None is right."""
+
+    wrong: tuple[Any, ...]
+    raises: Errors = (TypeError, ValueError)
+    optional: bool = True
+
+
+class Of:
+    """A wrong value that is made of the right tensor."""
+
+    def __init__(self, name: str, make: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self.name, self.make = name, make
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+NOTHING = object()
+NO_TENSORS = (1.5, "x", [1.0], np.ones((2, 3)), NOTHING)
+WRONG_TENSORS = (
+    Of("int64", lambda x: x.to(torch.int64)),
+    Of("complex", lambda x: x.float().to(torch.complex64)),
+    Of("bool", lambda x: x.float().to(torch.bool)),
+    Of("sparse", lambda x: x.float().to_sparse()),
+    Of("meta", lambda x: x.to("meta")),
+    Of("longer", lambda x: torch.cat([x.float()] * 2, -1).to(x.dtype)),
+    Of("6-D", lambda x: x.expand(1, 2, 1, *x.shape) if x.dim() == 3 else x.expand(1, 2, 1, 2, *x.shape)),
+)
+NO_FLAGS = (1, 0, "no", "", [True], torch.ones(2), NOTHING)
+NO_WORDS = ("x", "", 1, True, ["model"], {}, np.ones(2), NOTHING)
+NO_NUMBERS = ("1", [1], torch.ones(2), torch.ones((), requires_grad=True), NOTHING)
+RUNTIME = (TypeError, ValueError, RuntimeError, NotImplementedError)
+
+KINDS = {
+    "tensor": Kind((*NO_TENSORS, None, *WRONG_TENSORS), RUNTIME, optional=False),
+    "added": Kind((*NO_TENSORS, *WRONG_TENSORS), RUNTIME),
+    "scale": Kind((*NO_TENSORS, None, *WRONG_TENSORS[:-1]), RUNTIME, optional=False),
+    "out": Kind((*NO_TENSORS, torch.ones(1, dtype=torch.float64), torch.ones(1, requires_grad=True)), RUNTIME),
+    "dtype": Kind(("float32", 1, 1.5, [], np.float32, NOTHING), (TypeError,)),
+    "number": Kind((*NO_NUMBERS, None), (TypeError,)),
+    "positive": Kind((*NO_NUMBERS, 0, -1.0, float("nan"), float("inf"), None)),
+    "budget": Kind((*NO_NUMBERS, 0, -1.0, float("nan"), None)),
+    "flag": Kind(NO_FLAGS, (TypeError,)),
+    "word": Kind(NO_WORDS, (ValueError,)),
+    "word or tensors": Kind((*NO_WORDS, (torch.ones(1),), [1, 2]), RUNTIME),
+    "text": Kind((1, ["x"], NOTHING), (TypeError,)),
+    "size": Kind((1.5, "4", [4], -1, True, NOTHING), RUNTIME),
+    "torch's": Kind(("x", [1], NOTHING), RUNTIME),
+    "device": Kind(("nonsense", -3, 1.5, [0], "sm_71", NOTHING), RUNTIME),
+    "info": Kind((0, "sm_90", torch.device("cpu"), NOTHING), (TypeError,)),
+    "path": Kind((1, 1.5, [1], NOTHING), (TypeError,)),
+    "kinds": Kind((1, "matmul", ["mm", 2], [["mm"]], [np.ones(2)], NOTHING)),
+    "callback": Kind((1, "x", [print], NOTHING), (TypeError,)),
+    "collection": Kind((1, NOTHING, [1], [(1, 2)], "x", b"x"), (TypeError, ValueError, OSError)),
+    "value": Kind((1, "x", [1], None, NOTHING), (TypeError,), optional=False),
+    "group": Kind((1, "x", NOTHING), (AttributeError, *RUNTIME)),  # torch.distributed's own
+}
+# By parameter, or by function and parameter where the same name means something else.
+OF_PARAMETERS: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("input", "other", "mat2", "vec", "mat1", "batch1", "batch2", "weight", "mat_a", "mat_b"), "tensor"
+    ),
+    **dict.fromkeys(("a", "b", "offs"), "tensor"),
+    **dict.fromkeys(("scale_a", "scale_b"), "scale"),
+    **dict.fromkeys(("addmm.input", "baddbmm.input", "bias"), "added"),
+    **dict.fromkeys(("out_dtype", "dtype"), "dtype"),
+    **dict.fromkeys(("alpha", "beta"), "number"),
+    **dict.fromkeys(("batch_invariant", "use_fast_accum", "enabled", "parts", "reset", "resume"), "flag"),
+    **dict.fromkeys(("precision", "activation", "name", "bits", "measure", "layout", "group_dim"), "word"),
+    **dict.fromkeys(("M", "N", "K", "batch", "groups", "repeat"), "size"),
+    **dict.fromkeys(("nn.Linear.in_features", "nn.Linear.out_features", "nn.Linear.device"), "torch's"),
+    **dict.fromkeys(("us", "default_us"), "positive"),
+    **dict.fromkeys(("measured", "by"), "text"),
+    **dict.fromkeys(("only", "exclude"), "kinds"),
+    **dict.fromkeys(("predicate", "progress", "tuner"), "callback"),
+    "keep": "flag",
+    **dict.fromkeys(("shapes", "configs", "paths"), "collection"),
+    **dict.fromkeys(("path", "tables.merge.out"), "path"),
+    **dict.fromkeys(("explain.device", "tune.device", "calibrate.device"), "device"),
+    **dict.fromkeys(("problem", "selection"), "value"),
+    "out": "out",
+    "budget": "budget",
+    "scales": "word or tensors",
+    "device": "info",
+    "group": "group",
+}
+# What torch.nn.Linear takes without a look.
+UNCHECKED = {"nn.Linear.bias"}
+
+
+def kind_of(function: str, parameter: str) -> Kind | None:
+    name = OF_PARAMETERS.get(f"{function}.{parameter}") or OF_PARAMETERS.get(parameter)
+    return None if name is None else KINDS[name]
+
+
+@cache
+def cases(*functions: str) -> list[tuple[str, str]]:
+    """Every parameter of the public functions, or of some: its function's name and its own."""
+    found = public()
+    every = [(name, parameter) for name in found for parameter in parameters(found[name])]
+    return [case for case in every if not functions or case[0] in functions]
+
+
+def wrong_values(function: str, parameter: str, arguments: Arguments) -> Iterator[tuple[Any, Errors]]:
+    """Values that this parameter may not have, and what they may raise where torch has no say."""
+    kind = kind_of(function, parameter)
+    assert kind is not None
+    for value in kind.wrong:
+        if isinstance(value, Of):
+            yield value.make(arguments[parameter]), kind.raises
+        elif value is not None or parameter not in arguments or not kind.optional:
+            yield value, kind.raises
+
+
+# --- What torch does with the same ---
+
+
+def _explained(input: Any, other: Any, bias: Any = None, **_: Any) -> Any:
+    product = torch.matmul(input, other)
+    return product if bias is None or bias is True else torch.add(product.to("meta"), bias.to("meta"))  # of any device
+
+
+def _scaled(a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any, **how: Any) -> Any:
+    return torch._scaled_mm(a, b, scale_a, scale_b, bias=bias, **{"out_dtype": torch.bfloat16, **how})
+
+
+# Which document errors of their own: torch only says what is right.
+WITH_OWN_ERRORS = {"explain", "grouped_matmul", "scaled_matmul"}
+_TORCHS: dict[str, Callable[..., Any]] = {
+    "explain": _explained,
+    "scaled_matmul": _scaled,
+    "grouped_matmul": torch.nn.functional.grouped_mm,
+    **{name: getattr(torch, name) for name in ("matmul", "mm", "bmm", "mv", "addmm", "baddbmm")},
+    "linear": torch.nn.functional.linear,
+    "nn.Linear": torch.nn.Linear,
+}
+
+
+def torchs_error(function: str, parameter: str, arguments: Arguments) -> BaseException | bool | None:
+    """What torch's function of that name raises for the same arguments, None where it takes them, and False where torch
+    has no such function or argument."""
+    ours = {"precision", "activation", "batch_invariant"}
+    if function not in _TORCHS or parameter in ours:
+        return False
+    try:
+        _TORCHS[function](**arguments)
+    except NotImplementedError:  # this build of torch has no kernel for it
+        return False
+    except Exception as error:
+        return False if function in WITH_OWN_ERRORS else error
+    return None
+
+
+def call(function: str, arguments: Arguments) -> Any:
+    """What the function gives; blocks are entered and left, and what is routed is taken back."""
+    found = public()[function](**arguments)
+    if isinstance(found, AbstractContextManager):
+        with found:
+            return None
+    if function == "enable":
+        triton_gemm.disable()
+    return found
+
+
+# Words of Python's or torch's about the inside of a function, which tell a caller nothing.
+INSIDE = re.compile(
+    r"has no attribute|unhashable|is not subscriptable|is not iterable|object is not callable|ambiguous|not supported "
+    r"between|unsupported operand|positional argument|JSON|^$|unpack"
+)
+
+
+def is_told(error: BaseException, function: str, parameter: str) -> bool:
+    """Whether the words of an error are about the caller's argument."""
+    return INSIDE.search(str(error)) is None

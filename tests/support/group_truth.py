@@ -1,0 +1,54 @@
+"""What products of groups are: each group's by itself, in fp64."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.support.numerics import error_bound, mode_of
+from triton_gemm.arithmetic import default_arithmetic
+
+KINDS = ("rows", "columns", "products")
+
+
+def draw(
+    kind: str, total: int, groups: int, rows: int, columns: int, dtype: torch.dtype, device: str = "cpu"
+) -> list[torch.Tensor]:
+    """Two operands of which a dimension of size `total` is in groups."""
+    shapes = {
+        "rows": ((total, rows), (groups, rows, columns)),
+        "columns": ((groups, columns, rows), (rows, total)),
+        "products": ((rows, total), (total, columns)),
+    }[kind]
+    return [torch.randn(shape, device=device).to(dtype) for shape in shapes]
+
+
+def matrices_of(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Each group's matrices, views of a and b."""
+    ends = offs.tolist()
+    groups = [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
+    return [
+        (
+            a[i] if a.dim() == 3 else a[group] if b.dim() == 3 else a[:, group],
+            b[i] if b.dim() == 3 else b[:, group] if a.dim() == 3 else b[group],
+        )
+        for i, group in enumerate(groups)
+    ]
+
+
+def assert_right(
+    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, c: torch.Tensor, precision: str | None = None
+) -> None:
+    """Whether c is the product of groups that end at offs, as accurate as one product is; and 0 beyond the last."""
+    mode = mode_of(precision or default_arithmetic(a.dtype).name, a.dtype)
+    made = [
+        (x.double() @ y.double(), error_bound(x, y, None, 1.0, 0.0, mode, c.dtype)) for x, y in matrices_of(a, b, offs)
+    ]
+    if a.dim() == b.dim() == 2:
+        truth, bound = (torch.stack(parts) for parts in zip(*made, strict=True))
+    else:
+        dim = 0 if b.dim() == 3 else 1
+        truth, bound = (torch.cat(parts, dim) for parts in zip(*made, strict=True))
+        rest = c.narrow(dim, truth.shape[dim], c.shape[dim] - truth.shape[dim])
+        assert (rest == 0).all()
+        c = c.narrow(dim, 0, truth.shape[dim])
+    assert c.shape == truth.shape and ((c.double() - truth).abs() <= bound).all()

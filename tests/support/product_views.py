@@ -1,0 +1,84 @@
+"""What torch's products are tried on: views, batches that broadcast, the truth and its bound for whole batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from perf.measure.numerics import accumulation_error, magnitude, reference, rounded
+from tests.support.epilogue_truth import activated
+from tests.support.product_checks import NAN
+from triton_gemm.problem import PRODUCT, Request
+
+View = Callable[[torch.Tensor], torch.Tensor]
+
+# The same values, lying otherwise; what lies between them is NaN.
+VIEWS: dict[str, View] = {
+    "contiguous": lambda x: x,
+    "column-major": lambda x: x.mT.contiguous().mT if x.dim() > 1 else x,
+    "sliced": lambda x: torch.nn.functional.pad(x, (3, 5), value=NAN)[..., 3:-5],
+    "every-other": lambda x: torch.stack([x, torch.full_like(x, NAN)], -1).flatten(-2)[..., ::2],
+    "rows-apart": lambda x: torch.stack([x, torch.full_like(x, NAN)], -2)[..., 0, :] if x.dim() > 1 else x,
+    "batch-inside": lambda x: x.transpose(0, -2).contiguous().transpose(0, -2) if x.dim() > 2 else x,
+    "batch-last": lambda x: x.movedim(0, -1).contiguous().movedim(-1, 0),
+}
+# One value, or one matrix, again and again.
+EXPANDED: dict[str, View] = {
+    "first-of-batch": lambda x: x[:1].expand_as(x),
+    "first-of-rows": lambda x: x[..., :1].expand_as(x),
+}
+
+# Shapes of batches that broadcast.
+BATCHES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "none": ((), ()),
+    "one": ((3,), (3,)),
+    "left": ((3,), ()),
+    "right": ((), (3,)),
+    "of one": ((1,), (4,)),
+    "two and none": ((2, 3), ()),
+    "two and one": ((2, 3), (3,)),
+    "outer": ((2, 1), (1, 3)),
+    "middle": ((2, 1, 2), (3, 1)),
+    "empty": ((0, 2), (2,)),
+}
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randn(shape, generator=generator).to(dtype)
+
+
+def assert_product(
+    c: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    input: torch.Tensor | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    out_dtype: torch.dtype | None = None,
+) -> None:
+    """c is alpha a @ b + beta input, as near as one rounding of sums in fp32 allows; vectors as torch.matmul has
+    them."""
+    beta = beta if input is not None else 0.0
+    truth, size = (f(a, b, input, alpha, beta) for f in (reference, magnitude))
+    before = accumulation_error(a.shape[-1] + 34, "ieee") * size
+    assert c.shape == truth.shape and c.dtype == (out_dtype or a.dtype)
+    assert ((c.double() - truth).abs() <= rounded(before, truth, c.dtype)).all()
+
+
+def multiply_with_torch(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    request: Request = PRODUCT,
+    auxiliary: tuple[torch.Tensor, ...] = (),
+) -> None:
+    """plan.multiply without a kernel, for what is made of many products and is about none of them."""
+    product = request.alpha * (a @ b) if request.alpha else torch.zeros_like(c)
+    if request.beta:
+        product += request.beta * c
+    for bias in auxiliary:
+        product += bias[:, None] if request.bias == "m" else bias
+    c.copy_(activated(product, request.activation))

@@ -1,0 +1,81 @@
+"""What is supported where: the operations and aspects that test_support.py goes through, and README's table of them.
+
+`python -m tests.support.readme_table` writes the table into README.md.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+README = Path(__file__).parents[2] / "README.md"
+BEGIN, END = "<!-- support -->\n", "<!-- end of support -->"
+
+ASPECTS = (
+    "fp32",
+    "fp16, bf16",
+    "fp64",
+    "int8",
+    "fp8",
+    "any strides",
+    "empty",
+    "`out=`",
+    "`out_dtype=`",
+    "`precision=`",
+    "gradients",
+    "double backward",
+    "`torch.vmap`",
+    "`torch.compile`",
+    "`torch.export`",
+    "`torch.autocast`",
+    "through `use()`",
+)
+
+# What an operation does not take, or does not do.
+NOT: dict[str, frozenset[str]] = {
+    "matmul": frozenset({"fp8", "`out_dtype=`"}),
+    "mm": frozenset({"fp8"}),
+    "bmm": frozenset({"fp8"}),
+    "mv": frozenset({"fp8", "`out_dtype=`", "through `use()`"}),
+    "addmm": frozenset({"int8", "fp8"}),
+    "baddbmm": frozenset({"int8", "fp8"}),
+    "linear": frozenset({"int8", "fp8", "`out=`", "`out_dtype=`"}),
+    "nn.Linear": frozenset({"int8", "fp8", "`out=`", "`out_dtype=`"}),
+    "grouped_matmul": frozenset({"int8", "fp8", "`out=`", "`torch.autocast`", "through `use()`"}),
+    "scaled_matmul": frozenset(
+        {
+            "fp32",
+            "fp16, bf16",
+            "fp64",
+            "`out=`",
+            "`precision=`",
+            "gradients",
+            "double backward",
+            "`torch.vmap`",
+            "through `use()`",
+        }
+    ),
+}
+OPERATIONS = tuple(NOT)
+
+
+def table() -> str:
+    """Aspects down, operations across, in Markdown."""
+    lines = [
+        f"| | {' | '.join(f'`{operation}`' for operation in OPERATIONS)} |",
+        f"|---|{':-:|' * len(OPERATIONS)}",
+        *(
+            f"| {aspect} | {' | '.join('' if aspect in NOT[operation] else '✓' for operation in OPERATIONS)} |"
+            for aspect in ASPECTS
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def written(readme: str) -> str:
+    """README with its table made anew."""
+    before, rest = readme.split(BEGIN)
+    return before + BEGIN + "\n" + table() + "\n" + END + rest.split(END, 1)[1]
+
+
+if __name__ == "__main__":
+    README.write_text(written(README.read_text()))

@@ -1,0 +1,467 @@
+"""Tables: what they hold comes back, in whatever order they are merged, whoever writes, and whatever a file says."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import os
+import random
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support import table_fakes
+from tests.support.table_fakes import (
+    HOPPER,
+    another,
+    chosen,
+    entries,
+    found,
+    problem_of,
+    problems,
+    store,
+    table_in,
+)
+from triton_gemm import kernels, tables
+from triton_gemm.hardware import nvml
+from triton_gemm.hardware.device import INTERPRETER
+from triton_gemm.hardware.device_model import named_device
+from triton_gemm.hardware.silicon import Silicon
+from triton_gemm.kernels import warp_specialised
+from triton_gemm.kernels.schedule import Schedule
+from triton_gemm.problem import GemmProblem
+from triton_gemm.selection.bit_classes import bit_class
+from triton_gemm.selection.select import illegal as select_illegal
+from triton_gemm.selection.select import ranked, select
+from triton_gemm.tables import files, records
+from triton_gemm.tables.files import Table
+from triton_gemm.tables.records import Entry
+
+few = settings(max_examples=40, deadline=None)
+RESULTS = Path(__file__).parents[2] / "perf/results"
+SILICON = Silicon((9, 0), 132, 6016, 700, "a GPU")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return table_fakes.own_folder(tmp_path, monkeypatch)
+
+
+# --- What is written is read ---
+
+
+@few
+@given(st.dictionaries(problems(), entries(), max_size=3), st.sampled_from(files.BITS))
+def test_a_table_comes_back(held: dict[GemmProblem, Entry], bits: files.Bits) -> None:
+    table = Table(SILICON, bits=bits, entries=held)
+    read = files.parse(table.text().encode())
+    assert read.wrong is None and read.table == table and read.table.silicon.name == SILICON.name
+    assert read.table.text() == table.text()
+    assert len(table.text().splitlines()) == 8 + len(held), "a line for each entry"
+
+
+@pytest.mark.parametrize(("M", "K"), [(1, 4096), (16, 512), (512, 16384), (4096, 0)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_every_candidate_can_be_held_and_is_as_legal_as_its_kernel_says(M: int, K: int, dtype: torch.dtype) -> None:
+    problem = problem_of(M, 1000, K, dtype)
+    problem = replace(problem, precision="ieee" if dtype == torch.float32 else "half")
+    for _, name, candidate in ranked(problem, HOPPER):
+        given_, config, work, swap_ab, packed = candidate
+        entry = Entry(name, config, work, swap_ab, packed, 1.0, 1.0, "", "")
+        assert records.read_entry(json.loads(json.dumps(records.plain(entry)))) == entry
+        why = kernels.named(name).illegal(given_, HOPPER, config, work) or kernels.repack.illegal(problem, packed)
+        assert records.illegal(problem, HOPPER, entry) == why
+        selection = entry.selection(problem, "user's table")
+        assert (selection.work, selection.precision) == (work, given_.precision)
+
+
+def test_a_field_that_a_config_gains_needs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = kernels.named("warp_specialised")
+    old = Entry("warp_specialised", kernel.Config(128, 256, 64, 8, 4), Schedule(132), False, (), 1.0, 1.0, "", "")
+
+    @dataclass(frozen=True)
+    class Config(kernel.Config):  # type: ignore[name-defined,misc]
+        CLUSTER_M: int = 1
+
+    monkeypatch.setattr(kernel, "Config", Config)
+    read = records.read_entry(records.plain(old))
+    assert read.config == Config(128, 256, 64, 8, 4) and read.config.CLUSTER_M == 1
+    new = replace(old, config=Config(128, 256, 64, 8, 4, 2))
+    assert records.plain(new)["config"]["CLUSTER_M"] == 2 and records.read_entry(records.plain(new)) == new
+
+
+@few
+@given(st.lists(st.dictionaries(problems(), entries(), max_size=3), min_size=1, max_size=4), st.randoms())
+def test_merging_in_any_order_gives_the_same(held: list[dict[GemmProblem, Entry]], chance: random.Random) -> None:
+    held.append({problem: replace(entry, us=1.0) for problem, entry in held[0].items()})
+    held.append({problem: replace(entry, us=1.0, swap_ab=not entry.swap_ab) for problem, entry in held[0].items()})
+    given_ = [Table(replace(SILICON, name=str(i)), entries=x) for i, x in enumerate(held)]
+    merged = files.merge(given_)
+    shuffled = chance.sample(given_, len(given_))
+    assert files.merge([files.merge(shuffled[:2]), *shuffled[1:]]).text() == merged.text()
+    assert all(
+        entry.us == min(x[problem].us for x in held if problem in x) for problem, entry in merged.entries.items()
+    )
+
+
+def test_tables_of_several_kinds_are_not_merged() -> None:
+    for other in (Table(replace(SILICON, power_limit=350)), Table(SILICON, "3.6"), Table(SILICON, bits="any")):
+        with pytest.raises(ValueError, match="of one kind"):
+            files.merge([Table(SILICON), other])
+
+
+# --- Asking ---
+
+
+def test_a_users_entry_goes_before_a_shipped_one(folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    shipped = tmp_path / "shipped"
+    monkeypatch.setattr(tables, "SHIPPED", shipped)
+    first, second = problem_of(M=256), problem_of(M=512)
+    assert store(first, 2) and store(second, 2)
+    os.rename(folder, shipped)
+    tables.reload()
+    assert store(second)
+    assert found(first) == chosen(first, 2, "shipped table") and found(second) == chosen(second)
+    assert found(problem_of(M=1024)) is None
+    reason = str(tables.lookup(second, HOPPER))
+    assert "1 us measured on 20" in reason and "the model's choice 2 us" in reason
+
+
+def listed(silicon: Silicon) -> dict[str, str]:
+    """The model's choice of each listed product, by its sizes and layout, when a shipped table was tuned."""
+    if "H200" in silicon.name:
+        with (RESULTS / "h200/tuning.csv").open() as rows:
+            return {row["product"]: row["choice"] for row in csv.DictReader(rows) if row["run"] == "listed"}
+    record = json.loads((RESULTS / "h100-80gb-hbm3/tuning/3.9.0/listed.json").read_text())
+    return {found["product"].replace(" bf16", ""): found["choice"] for found in record["products"]}
+
+
+@pytest.mark.skipif(not RESULTS.exists(), reason="only a clone has what was measured")
+@pytest.mark.parametrize("path", sorted(tables.SHIPPED.glob("*.json")), ids=lambda path: path.stem)
+def test_a_shipped_table_is_legal_and_beats_what_the_model_chooses(path: Path, monkeypatch: Any) -> None:
+    """An edit that has the model choose otherwise takes an entry's reason away: tune again, or drop it."""
+    for module in (warp_specialised.choice, warp_specialised.host):
+        monkeypatch.setattr(module, "CLUSTERS", True)  # as with the Triton that it was measured on
+    found = files.look(path)
+    table = found.table
+    assert found.wrong is None and table is not None and table.name == path.name
+    (device,) = (gpu for gpu in map(named_device, ("h100", "h200")) if Silicon.of(gpu) == table.silicon)
+    beaten = listed(table.silicon)
+    for problem, entry in table.entries.items():
+        choice = select(problem, device)
+        served = entry.selection(problem, "shipped table")
+        assert entry.us < entry.default_us and records.illegal(problem, device, entry) is None
+        assert bit_class(problem, served) == bit_class(problem, choice)
+        layout = "nt" if problem.b.column_major else "nn"
+        assert records.named(choice) == beaten[f"{problem.M}x{problem.N}x{problem.K} {layout}"] == entry.default
+
+
+def test_entries_of_any_bits_are_for_who_wants_them(folder: Path) -> None:
+    problem = problem_of()
+    assert store(problem) and store(problem, 2, bits="any")
+    assert found(problem) == chosen(problem) and found(problem, bits="any") == chosen(problem, 2)
+
+
+@pytest.mark.parametrize(
+    "change", [{"num_sms": 114}, {"bus_width": 5120}, {"power_limit": 350}, {"capability": (9, 1)}]
+)
+def test_other_silicon_is_not_asked(folder: Path, change: dict[str, Any]) -> None:
+    store(problem_of())
+    assert found(problem_of()) and tables.lookup(problem_of(), replace(HOPPER, name="renamed"))
+    assert tables.lookup(problem_of(), replace(HOPPER, **change)) is None
+
+
+def test_what_the_device_cannot_run_is_left_out_and_counted(folder: Path) -> None:
+    problem, wrong = problem_of(), problem_of(M=4096)
+    selection = replace(another(problem), kernel="skinny", config=kernels.named("skinny").Config(16, 16, 64))
+    assert tables.store(wrong, selection, HOPPER, us=1, default_us=2) and store(problem)
+    assert found(wrong) is None and found(wrong) is None and found(problem)
+    ((why, count),) = tables.ignored().items()
+    assert why.startswith("user's table: ") and count == 2
+    (report,) = tables.verify(HOPPER)
+    assert report.entries == 2 and len(report.faults) == 1 and '"M": 4096' in report.faults[0]
+
+
+@pytest.mark.parametrize(
+    "work",
+    [Schedule(132, 100, 1), Schedule(132, 4, 33), 2, Schedule(10**6)],
+    ids=["more tiles than there are", "more parts than steps", "of another kind", "a grid of any size"],
+)
+def test_work_that_is_not_the_problems_is_never_launched(work: Any) -> None:
+    config = kernels.named("warp_specialised").Config(128, 256, 64, 8, 4)
+    entry = Entry("warp_specialised", config, work, False, (), 1.0, 1.0, "", "")
+    why = records.illegal(problem_of(), HOPPER, entry)
+    assert (why is None) == (work == Schedule(10**6))  # programs beyond the last item do nothing
+
+
+def test_there_are_no_more_parts_in_turn_than_steps() -> None:
+    problem, config = problem_of(), kernels.named("warp_specialised").Config(128, 128, 64, 8, 5)
+    steps = -(-problem.K // 64)
+    for parts in (steps, steps + 1):
+        entry = Entry("warp_specialised", config, Schedule(9, split_k=parts), False, (), 1.0, 1.0, "", "")
+        assert (records.illegal(problem, HOPPER, entry) is None) == (parts == steps)
+
+
+def test_where_there_is_no_table_a_look_at_each_folder_is_all(folder: Path, monkeypatch: Any) -> None:
+    looked: list[Any] = []
+    listdir = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: looked.append(path) or listdir(path))
+    monkeypatch.setattr(nvml, "power_limit", lambda uuid: pytest.fail("NVML was asked"))
+    for M in range(1, 20):
+        assert found(problem_of(M)) is None
+    assert looked == [folder, tables.SHIPPED]
+
+
+def test_importing_reads_no_table_and_none_of_its_helpers(tmp_path: Path) -> None:
+    code = """
+import sys, torch, triton
+seen = []
+sys.addaudithook(lambda event, args: seen.append(str(args[0])) if event in ("open", "os.listdir") else None)
+known = set(sys.modules)
+import triton_gemm
+looked = [name for name in seen if name.endswith(".json") or "cache" in name.split("/")]
+print(sorted({"platformdirs", "filelock"} & (set(sys.modules) - known)), looked)
+"""
+    home = {**os.environ, "TRITON_GEMM_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], env=home, capture_output=True, text=True, check=True)
+    assert done.stdout == "[] []\n"
+
+
+def test_the_users_folder_is_the_platforms(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("platformdirs")
+    monkeypatch.delenv("TRITON_GEMM_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    tables._users_folder.cache_clear()
+    assert tables.folder() == tmp_path / "triton_gemm" / "tables"
+    tables._users_folder.cache_clear()
+    monkeypatch.setitem(sys.modules, "platformdirs", None)
+    files.say_once.cache_clear()
+    assert tables.folder() is None and tables.lookup(problem_of(), HOPPER) is None and not store(problem_of())
+    assert caplog.messages == [
+        "platformdirs is not installed: a user's tables are looked for in TRITON_GEMM_CACHE_DIR only",
+        "nothing is kept: there is no folder for it: set TRITON_GEMM_CACHE_DIR",
+    ]
+    tables._users_folder.cache_clear()
+
+
+def test_the_power_limit_is_nvmls(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Nvml:
+        def __init__(self, name: str) -> None:
+            assert name.startswith("libnvidia-ml")
+
+        nvmlInit_v2 = staticmethod(lambda: 0)  # noqa: N815
+        nvmlDeviceGetHandleByUUID = staticmethod(lambda uuid, _: uuid != b"GPU-known")  # noqa: N815
+
+        @staticmethod
+        def nvmlDeviceGetPowerManagementLimit(_: object, milliwatts: Any) -> int:  # noqa: N802
+            milliwatts._obj.value = 699_800
+            return 0
+
+    monkeypatch.setattr(nvml.ctypes, "CDLL", Nvml)
+    monkeypatch.setattr(nvml, "gpu", nvml.gpu.__wrapped__)
+    limits = [nvml.power_limit.__wrapped__(uuid) for uuid in ("known", "other", "")]
+    assert limits == [700, 0, 0]
+    assert str(Silicon.of(replace(HOPPER, bus_width=6016, power_limit=600))) == "sm_90-132sms-6016bit-600W"
+
+
+@pytest.mark.parametrize("kernel", kernels.KERNELS)
+@pytest.mark.parametrize("odd", [{"BLOCK_M": 96}, {"BLOCK_N": 48}, {"BLOCK_K": 48}, {"num_warps": 12}], ids=str)
+def test_only_the_warp_specialised_kernel_has_sides_that_are_no_powers_of_two(kernel: str, odd: dict[str, int]) -> None:
+    """Along N, and warps: its rows are those of whole warpgroups. Triton compiles no others."""
+    entry = Entry(kernel, replace(kernels.named(kernel).Config(64, 64, 64), **odd), 1, False, (), 1.0, 1.0, "", "")
+    ((name, value),) = odd.items()
+    fits = kernel == "warp_specialised" and name in ("BLOCK_N", "num_warps")
+    assert records.nonsense(entry) == (None if fits else f"{name} = {value}")
+
+
+@pytest.mark.parametrize("packed", [(), ("a",), ("b",), ("a", "b"), ("b", "a")], ids=str)
+@pytest.mark.parametrize("kernel", ["warp_specialised", "portable"])
+def test_planes_are_copies_of_both_operands_or_of_none(kernel: str, packed: tuple[str, ...]) -> None:
+    problem = replace(problem_of(dtype=torch.float32), precision="bf16x3")
+    ways = ((name, candidate) for _, name, candidate in ranked(problem, HOPPER) if name == kernel)
+    legal = next(candidate for name, candidate in ways if select_illegal(problem, HOPPER, name, candidate) is None)
+    entry = Entry(kernel, legal.config, legal.work, legal.swap_ab, packed, 1.0, 1.0, "", "")
+    fits = set(packed) == set(legal.packed)
+    assert (records.illegal(problem, HOPPER, entry) is None) == fits
+    assert fits == (len(packed) == (2 if kernel == "warp_specialised" else 0))
+
+
+@pytest.mark.parametrize("what", [{"scales": "blocks"}, {"groups": "m"}], ids=str)
+def test_what_cannot_be_swapped_is_not(what: dict[str, Any]) -> None:
+    """Even where Python checks no assertions."""
+    entry = Entry("portable", kernels.named("portable").Config(64, 64, 32), 1, True, (), 1.0, 1.0, "", "")
+    assert records.illegal(replace(problem_of(), **what), HOPPER, entry) == "it swaps what cannot be swapped"
+
+
+# --- Files from one machine to another ---
+
+
+def test_tables_travel(folder: Path, tmp_path: Path) -> None:
+    first, second, out = tmp_path / "first.json", tmp_path / "second.json", tmp_path / "both.json"
+    store(problem_of(1)), store(problem_of(2), us=3.0)
+    assert tables.export_to(first, HOPPER) == 2
+    assert tables.clear() == 1 and found(problem_of(1)) is None and tables.export_to(second, HOPPER) == 0
+    store(problem_of(2), 2, us=2.0), store(problem_of(3))
+    tables.export_to(second, HOPPER)
+    assert tables.merge([first, second], out) == 3
+    assert tables.import_from(first) == 2
+    assert table_in(folder).read_bytes() == out.read_bytes()
+    assert found(problem_of(2)) == chosen(problem_of(2), 2), "the faster one"
+    for path in (tmp_path / "none.json", tmp_path):
+        with pytest.raises(ValueError, match=r"no such file|no regular file|cannot be read"):
+            tables.import_from(path)
+
+
+@pytest.mark.parametrize("fault", ["class", "illegal"])
+def test_what_is_used_is_not_replaced_by_what_is_not(fault: str, folder: Path, tmp_path: Path) -> None:
+    """An entry of another class of bits than the model's choice, or one that cannot run, be it as fast as it may."""
+    problem, used, unused, out = problem_of(), *(tmp_path / f"{name}.json" for name in ("used", "unused", "out"))
+    wrong = replace(another(problem), kernel="skinny", config=kernels.named("skinny").Config(16, 16, 64))
+    wrong = another(problem, bits=False) if fault == "class" else wrong
+    assert tables.store(problem, wrong, HOPPER, us=1.0, default_us=5.0)
+    (entry,) = (entry for _, entry in tables.known(problem, HOPPER))
+    assert not tables.serves(problem, HOPPER, entry) and tables.serves(problem, HOPPER, entry, "any") == (
+        fault == "class"
+    )
+    tables.export_to(unused, HOPPER), tables.clear()
+    store(problem, us=4.5)
+    tables.export_to(used, HOPPER)
+    tables.import_from(unused)
+    assert found(problem) == chosen(problem)
+    tables.clear(), tables.import_from(unused)
+    assert found(problem) != chosen(problem)
+    tables.import_from(used)
+    assert found(problem) == chosen(problem), "the slower one, which is used"
+    for order in ([used, unused], [unused, used]):
+        assert tables.merge(order, out) == 1 and out.read_bytes() == table_in(folder).read_bytes()
+
+
+@pytest.mark.parametrize("fault", ["class", "illegal"])
+def test_of_a_table_of_another_triton_the_faster_entry_is_kept(fault: str, folder: Path, tmp_path: Path) -> None:
+    """What runs there, and what its model chooses, is not known here."""
+    problem, fast, slow, out = problem_of(), *(tmp_path / f"{name}.json" for name in ("fast", "slow", "out"))
+    wrong = replace(another(problem), kernel="skinny", config=kernels.named("skinny").Config(16, 16, 64))
+    for path, selection, us in (
+        (fast, another(problem, bits=False) if fault == "class" else wrong, 1.0),
+        (slow, another(problem), 4.5),
+    ):
+        assert tables.store(problem, selection, HOPPER, us=us, default_us=5.0)
+        tables.export_to(path, HOPPER), tables.clear()
+        path.write_text(path.read_text().replace(f'"triton": "{files.TRITON}"', '"triton": "99.0"'))
+    tables.import_from(fast), tables.import_from(slow)
+    for order in ([fast, slow], [slow, fast]):
+        assert tables.merge(order, out) == 1 and out.read_bytes() == table_in(folder).read_bytes()
+        (entry,) = files.look(out).table.entries.values()  # type: ignore[union-attr]
+        assert entry.us == 1.0
+
+
+def test_a_gpu_that_is_here_is_asked_what_is_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table's silicon does not say all that a model is derived from."""
+    here = replace(HOPPER, name="renamed", bandwidth=1e6)
+    assert tables.device_of(Silicon.of(HOPPER)) == HOPPER
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(tables, "device_info", lambda device: here if device.index else replace(here, num_sms=66))
+    assert tables.device_of(Silicon.of(HOPPER)) is here
+
+
+def test_a_table_of_other_silicon_can_be_kept_and_is_not_used(folder: Path, tmp_path: Path) -> None:
+    other = replace(HOPPER, num_sms=78)
+    path = tmp_path / "other.json"
+    entry = Entry("portable", kernels.named("portable").Config(64, 64, 32), 1, False, (), 1.0, 1.0, "", "")
+    path.write_text(Table(Silicon.of(other), entries={problem_of(): entry}).text())
+    assert tables.import_from(path) == 1 and found(problem_of()) is None
+    (report,) = tables.verify(HOPPER)
+    assert report.faults == ("it is of sm_90-78sms-0bit-0W and Triton " + files.TRITON,)
+
+
+def test_the_interpreter_has_tables_like_any_device(folder: Path) -> None:
+    problem = problem_of(64, 64, 64)
+    selection = select(problem, INTERPRETER)
+    assert tables.store(problem, selection, INTERPRETER, us=1, default_us=1)
+    held = tables.lookup(problem, INTERPRETER)
+    assert held == replace(selection, reason=held.reason, source="user's table")  # type: ignore[union-attr]
+
+
+def test_nothing_is_logged_where_all_is_well(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "triton_gemm")
+    assert store(problem_of()) and found(problem_of()) and table_fakes.table_in(folder).stat().st_size < 2000
+    assert caplog.messages == []
+
+
+def test_no_table_holds_what_json_has_not() -> None:
+    for value in (float("nan"), float("inf"), -float("inf")):
+        with pytest.raises(ValueError):
+            records.text_of({"us": value})
+
+
+def test_values_are_read_within_their_bounds() -> None:
+    most, long = records.LARGEST, "x" * records.LONGEST
+    for kind, taken, refused in (
+        (int, [0, 5, -5, most, -most], [most + 1, -most - 1, True, 1.0, "1", None]),
+        (float, [0, 0.5, most - 1.0], [-0.5, float(most), float("inf"), float("nan"), True, "1", None]),
+        (str, ["", long], [long + "x", 1, None]),
+        (bool, [True, False], [1, 0, None]),
+        (int | None, [None, 3], ["3", most + 1]),
+        (tuple[int, ...], [[], [1, 2]], [1, ["1"], [0] * records.LONGEST]),
+        (tuple[int, str], [[1, "a"]], [[1], ["a", 1], [1, "a", 2]]),
+    ):
+        for value in taken:
+            found = records.read(kind, value)
+            assert found == (tuple(value) if isinstance(value, list) else value)
+        for value in refused:
+            with pytest.raises(records.WrongError, match="is no "):
+                records.read(kind, value)
+
+
+@pytest.mark.parametrize("name", ["us", "default_us"])
+@pytest.mark.parametrize("us", [0, 1e-320, 0.009])
+def test_nothing_takes_no_time(name: str, us: float, folder: Path) -> None:
+    """A file that says so would win every merge."""
+    store(problem_of())
+    path = table_in(folder)
+    document = json.loads(path.read_text())
+    document["entries"][0][name] = us
+    path.write_text(json.dumps(document))
+    assert "it takes" in str(files.look(path).wrong)
+    with pytest.raises(ValueError, match=r"it takes|must be a positive number"):
+        store(problem_of(64), **{name: us})
+    document["entries"][0][name] = records.LEAST_US
+    path.write_text(json.dumps(document))
+    assert files.look(path).wrong is None
+
+
+def test_nothing_is_stored_that_cannot_be_read_again(folder: Path) -> None:
+    for what in ({"us": 1e300}, {"by": "x" * 1000}):
+        with pytest.raises(ValueError, match="is no"):
+            store(problem_of(), **what)
+    assert not folder.exists()
+
+
+def test_an_entry_says_which_choice_of_the_models_was_timed(folder: Path) -> None:
+    store(problem_of())
+    (entry,) = files.look(table_in(folder)).table.entries.values()  # type: ignore[union-attr]
+    assert entry.default == records.named(select(problem_of(), HOPPER))
+    older = {name: value for name, value in records.plain(entry).items() if name != "default"}
+    assert records.read_entry(older) == replace(entry, default="")
+
+
+def test_what_cannot_be_written_is_said_and_leaves_nothing(tmp_path: Path) -> None:
+    for write in (files.write, files.write_for_user):
+        with pytest.raises(FileNotFoundError) as caught:
+            write(tmp_path / "gone" / "table.json", "{}")
+        assert caught.value.filename == str(tmp_path / "gone" / "table.json") and caught.value.__suppress_context__
+    (tmp_path / "table.json").mkdir()
+    with pytest.raises(OSError):
+        files.write(tmp_path / "table.json", "{}")
+    assert [path.name for path in tmp_path.iterdir()] == ["table.json"]

@@ -1,0 +1,648 @@
+"""The GPU as a bench, without one: kernels are torch's products on the CPU, and what CUDA does is made up."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import triton_gemm
+from tests.support import table_fakes
+from tests.support.table_fakes import HOPPER, another
+from triton_gemm import calibration, tables, tuning
+from triton_gemm.calibration import probes
+from triton_gemm.hardware import device_model, nvml
+from triton_gemm.hardware.device import DeviceInfo
+from triton_gemm.problem import GemmProblem, Layout
+from triton_gemm.runtime import policies
+from triton_gemm.runtime.plan import MAX_BOUND
+from triton_gemm.selection.bit_classes import bit_class
+from triton_gemm.selection.select import Selection, select
+from triton_gemm.suites.shapes import Shape
+from triton_gemm.tuning import candidates, gpu, operands, timing
+from triton_gemm.tuning.compiling import Compiler
+from triton_gemm.tuning.gpu import Gpu
+from triton_gemm.tuning.journal import Journal
+from triton_gemm.tuning.race import FailedError
+from triton_gemm.tuning.timing import DeviceLostError
+
+CPU = torch.device("cpu")
+BF16 = torch.bfloat16
+
+
+def small(**changes: Any) -> GemmProblem:
+    return replace(table_fakes.problem_of(48, 64, 96), **changes)
+
+
+class FakePlan:
+    """Multiplies by torch; `wrong` says what each configuration does instead."""
+
+    wrong: dict[Any, Any]
+
+    def __init__(self, problem: GemmProblem, selection: Selection, device: torch.device) -> None:
+        self.problem, self.selection = problem, selection
+        self.compiled: list[tuple[torch.Tensor, ...]] = []
+        if self.wrong.get(selection) == "has no plan":
+            raise KeyError(64)
+
+    def compile(self, *stand_ins: torch.Tensor) -> None:
+        if self.wrong.get(self.selection) == "does not compile":
+            raise RuntimeError("PassManager::run failed\nand more")
+        self.compiled.append(stand_ins)
+
+    def run(self, a: Any, b: Any, c: Any, auxiliary: Any = (), alpha: float = 1.0, beta: float = 0.0) -> None:
+        wrong = self.wrong.get(self.selection)
+        assert len(auxiliary) == len(self.problem.auxiliary)
+        if wrong == "raises":
+            raise ValueError("it cannot be launched")
+        product = (a.float() @ b.float()) * (1.001 if wrong == "off" else 1.5 if wrong == "far off" else 1.0)
+        c.copy_(product + beta * c.float() if beta else product)
+        if wrong == "leaves a row":
+            c[3] = float("nan")
+
+
+class Event:
+    hangs = False
+
+    def __init__(self, **_: Any) -> None:
+        self.at = 0.0
+
+    def record(self) -> None:
+        self.at = time.perf_counter()
+
+    def query(self) -> bool:
+        return not self.hangs
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_time(self, other: Event) -> float:
+        return max(1e-3, 1000 * (other.at - self.at))
+
+
+class FakeReplay:
+    def __init__(self, calls: Any, repeats: int) -> None:
+        self.repeats = repeats
+        calls[-1]()
+
+    def start(self) -> Any:
+        return lambda: 1.0
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    FakePlan.wrong = {}
+    properties = SimpleNamespace(L2_cache_size=50_000)
+    cuda = {
+        "Event": Event,
+        "synchronize": lambda *_: None,
+        "set_device": lambda *_: None,
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "get_device_capability": lambda *_: (9, 0),
+        "get_device_properties": lambda *_: properties,
+        "mem_get_info": lambda *_: (2**30, 2**31),
+        "is_current_stream_capturing": lambda: False,
+    }
+    for name, value in cuda.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(gpu, "GemmPlan", FakePlan)
+    monkeypatch.setattr(gpu, "Worker", lambda _: None)
+    monkeypatch.setattr(gpu, "device_info", lambda _: HOPPER)
+    monkeypatch.setattr(timing, "Replay", FakeReplay)
+    monkeypatch.setattr(timing, "occupy", lambda clocks: None)
+    with table_fakes.default_policy():
+        yield
+
+
+def bench_of(problem: GemmProblem, tmp_path: Path, bits: Any = "same", measure: Any = "graph") -> tuple[Any, Selection]:
+    journal = Journal(tmp_path / "x.tuning.jsonl", "1")
+    lab = Gpu(CPU, journal, bits, measure)
+    choice = select(problem, HOPPER)
+    bench = lab.bench(problem, [choice, *others(problem)], seed=1)
+    assert bench.prepare(choice) > 0
+    return bench, choice
+
+
+def others(problem: GemmProblem) -> list[Selection]:
+    return [another(problem, nth) for nth in range(1, 4)]
+
+
+def test_candidates_are_compiled_checked_and_timed_in_turns(tmp_path: Path) -> None:
+    bench, choice = bench_of(small(), tmp_path)
+    first, second, _ = others(small())
+    assert bench.prepare(first) > 0 and bench.prepare(second) > 0
+    assert bench.time([choice, second, first], 5) == [[1.0] * 5] * 3
+    assert len(bench.sets) > 1, "operands larger together than the L2 cache"
+    bench.drop(second)
+    assert bench.round_s([choice, first]) > 0 and bench.ready(first)
+    assert not list(tmp_path.iterdir()), "nothing is under way, and nothing failed"
+    bench.gpu.close()
+    assert not any(thread.is_alive() for thread in bench.gpu.compiler.threads)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "bits", "why"),
+    [
+        ("has no plan", "same", "KeyError: 64"),
+        ("does not compile", "same", "RuntimeError: PassManager::run failed"),
+        ("raises", "same", "ValueError: it cannot be launched"),
+        ("off", "same", "its bits are not those of the model's choice"),
+        ("off", "any", None),
+        ("far off", "any", "its result is off by 0.5"),
+        ("leaves a row", "any", "its result is off by inf"),
+    ],
+)
+def test_what_is_wrong_is_not_timed_and_not_tried_again(wrong: str, bits: str, why: str | None, tmp_path: Path) -> None:
+    way = others(small())[0]
+    FakePlan.wrong = {way: wrong}
+    bench, _ = bench_of(small(), tmp_path, bits)
+    if why is None:
+        bench.prepare(way)
+        return
+    with pytest.raises(FailedError, match=why):
+        bench.prepare(way)
+    assert way not in bench.starts
+    again = Journal(tmp_path / "x.tuning.jsonl", "1")
+    assert why in str(again.failure(small(), way))
+
+
+def test_a_wrong_incumbent_is_not_blamed_on_anyone(tmp_path: Path) -> None:
+    FakePlan.wrong = {select(small(), HOPPER): "leaves a row"}
+    with pytest.raises(FailedError, match="not finite"):
+        bench_of(small(), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_hangs_is_noted_and_ends_the_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, _ = bench_of(small(), tmp_path)
+    monkeypatch.setattr(gpu, "LIMIT_S", 0.05)
+    monkeypatch.setattr(Event, "hangs", True)
+    way = others(small())[0]
+    with pytest.raises(DeviceLostError, match=r"runs for more than 0.05 s.*resume=True"):
+        bench.prepare(way)
+    assert "runs for more than" in str(Journal(tmp_path / "x.tuning.jsonl", "1").failure(small(), way))
+
+
+def test_what_takes_a_while_is_waited_for(tmp_path: Path) -> None:
+    bench, choice = bench_of(small(), tmp_path)
+    asked = iter([False, False, False, True])
+    bench._wait([(choice, SimpleNamespace(query=lambda: next(asked)))], 30.0)
+    assert list(asked) == []
+
+
+def test_the_time_of_a_round_is_that_of_its_candidates(tmp_path: Path) -> None:
+    bench, choice = bench_of(small(), tmp_path)
+    way = others(small())[0]
+    bench.round_ms = {choice: 2.0, way: 3.0}
+    assert bench.round_s([choice, way, way]) == 0.008
+
+
+def test_what_hangs_later_is_noted_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all that is launched in turns the first that does not end."""
+    bench, choice = bench_of(small(), tmp_path)
+    first, second, _ = others(small())
+    bench.prepare(first), bench.prepare(second)
+    monkeypatch.setattr(gpu, "LIMIT_S", 0.05)
+    bench.round_ms = dict.fromkeys(bench.round_ms, 0.0)
+    made: list[Event] = []
+
+    class Hanging(Event):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+        def query(self) -> bool:
+            return self not in made[4:]  # from the second launch on of the round that runs backwards: `first`'s
+
+    monkeypatch.setattr(torch.cuda, "Event", Hanging)
+    with pytest.raises(DeviceLostError, match="runs for more than"):
+        bench.time([choice, first, second], 3)
+    again = Journal(tmp_path / "x.tuning.jsonl", "1")
+    assert again.failure(small(), first) is not None and again.failure(small(), second) is None
+
+
+def test_it_is_named_on_disk_while_it_runs_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, _ = bench_of(small(), tmp_path)
+    seen: list[int] = []
+    run = FakePlan.run
+
+    def looking(self: Any, *arguments: Any) -> None:
+        seen.append(len(list(tmp_path.iterdir())))
+        run(self, *arguments)
+
+    monkeypatch.setattr(FakePlan, "run", looking)
+    bench.prepare(others(small())[0])
+    assert set(seen) == {1} and not list(tmp_path.iterdir())
+
+
+def test_too_little_memory_is_no_candidates_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, _ = bench_of(small(), tmp_path)
+
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patch, pytest.raises(FailedError, match="out of memory"):
+        patch.setattr(timing, "Replay", full)
+        bench.prepare(others(small())[0])
+    assert Journal(tmp_path / "x.tuning.jsonl", "1").failures == {}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (10_000, 2**31))
+    with pytest.raises(torch.OutOfMemoryError, match="free memory"):
+        bench_of(small(), tmp_path)
+
+
+def test_eager_calls_are_timed_when_nothing_is_compiled_any_more(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: SimpleNamespace(L2_cache_size=50 << 20))
+    bench, choice = bench_of(small(), tmp_path, measure="eager")
+    assert len(bench.sets) == MAX_BOUND // 2, "more would be prepared anew at each call"
+    while not bench.ready(others(small())[0]):
+        bench.pause(0.01)
+    assert all(bench.gpu.compiler.done((small(), way)) for way in others(small()))
+    bench.prepare(others(small())[0])
+    times = bench.time([choice, others(small())[0]], 3)
+    assert all(0 < time < 1000 for row in times for time in row)
+
+
+def test_what_is_added_is_added_once(tmp_path: Path) -> None:
+    """C is as it was before each candidate's check."""
+    bench, choice = bench_of(small(has_beta=True), tmp_path)
+    expected = bench.expected.clone()
+    bench.prepare(others(small(has_beta=True))[0])
+    assert torch.equal(bench.expected, expected)
+    for _ in range(100):
+        bench.gpu.plans[small(has_beta=True), choice].run(*bench.sets[0], (), 1.0, operands.BETA)
+    assert bool(torch.isfinite(bench.sets[0][2]).all())
+
+
+def test_rounding_is_no_mistake_and_a_lost_tile_is(tmp_path: Path) -> None:
+    """The bound on results of other sums: torch's own in another order are within it, one without a k-tile is not."""
+    generator = torch.Generator().manual_seed(0)
+    fp16, fp32 = torch.float16, torch.float32
+    for dtype, out_dtype, precision in ((BF16, BF16, "half"), (fp16, fp32, "half"), (fp32, fp32, "ieee")):
+        problem = small(M=64, N=64, K=8192, dtype=dtype, out_dtype=out_dtype, precision=precision)
+        a, b = (timing.draw(shape, dtype, generator).float() for shape in ((64, 8192), (8192, 64)))
+        whole = (a @ b).to(out_dtype)
+        parts = sum(a[:, k : k + 512] @ b[k : k + 512] for k in range(0, 8192, 512)).to(out_dtype)
+        lost = (a[:, :-64] @ b[:-64]).to(out_dtype)
+        assert gpu._distance(parts, whole) <= gpu.tolerance(problem) < gpu._distance(lost, whole) / 2
+    as_tf32 = small(M=64, N=64, K=8192, dtype=fp32, out_dtype=fp32, precision="tf32")  # both operands are rounded alike
+    assert gpu.tolerance(as_tf32) < 0.01
+
+
+def test_the_reference_product_is_looked_at_under_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Gpu(CPU, Journal(None, "1"), "same", "graph")
+    monkeypatch.setattr(gpu, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(nvml, "sm_clock", lambda uuid: 1980)
+    monkeypatch.setattr(nvml, "slowed", lambda uuid: ("too hot",))
+    made: list[weakref.ref[torch.Tensor]] = []
+    random = operands.operands
+
+    def noting(*of: Any) -> Any:
+        sets = random(*of)
+        made.extend(map(weakref.ref, sets[0]))
+        return sets
+
+    monkeypatch.setattr(gpu, "operands", noting)
+    lab.prepare(small(), [])
+    assert len(made) == 3, "the reference product is made in the first product's own time"
+    found = lab.look()
+    gc.collect()
+    assert len(made) == 3 and all(x() is not None for x in made), "a graph does not keep what it reads and writes"
+    assert (found.ms, found.mhz, found.slowed) == (1.0, 1980, ("too hot",))
+
+
+# --- Operands ---
+
+CASES = {
+    "plain": {},
+    "column-major": {"b": Layout((0, 1, 96))},
+    "unaligned rows that are padded": {"a": Layout((0, 104, 1), aligned=False)},
+    "a batch that shares B": {"batch": 3, "a": Layout((48 * 96, 96, 1)), "c": Layout((48 * 64, 64, 1))},
+    "bias": {"bias": "n"},
+    "bias of rows, added to fp32": {"bias": "m", "out_dtype": torch.float32},
+    "scales": {"dtype": torch.float8_e4m3fn, "precision": "fp8", "scales": "rows", "bias": "n"},
+    "blocks": {"dtype": torch.float8_e4m3fn, "precision": "fp8", "scales": "blocks"},
+    "int8": {"dtype": torch.int8, "out_dtype": torch.int32, "precision": "int8"},
+    "fp64": {"dtype": torch.float64, "out_dtype": torch.float64, "precision": "fp64"},
+    "groups of rows": {"groups": "m", "batch": 4, "b": Layout((96 * 64, 64, 1))},
+    "one group": {"groups": "m", "batch": 1},
+    "groups of K": {"groups": "k", "batch": 4, "c": Layout((48 * 64, 64, 1))},
+    "nothing to sum": {"K": 0},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_operands_are_those_of_the_problem(case: str) -> None:
+    problem = small(**CASES[case])
+    sets = operands.operands(problem, 2, CPU)
+    a, b, c, *auxiliary = sets[0]
+    more = {"bias": problem.bias, "scales": problem.scales, "groups": problem.groups, "precision": problem.precision}
+    made = GemmProblem.of(a, b, c, **more)
+    if case == "one group":
+        assert b.dim() == 3 and c.dim() == 2
+    assert made == problem
+    assert len(auxiliary) == len(problem.auxiliary) and all(x.is_contiguous() for x in auxiliary)
+    for x in (a, b, c, *auxiliary):
+        assert x.dtype.itemsize == 1 or not x.is_floating_point() or bool(torch.isfinite(x).all())
+        assert not x.is_floating_point() or x.numel() < 4 or x.float().std() > 0.1
+    assert not problem.K or a.data_ptr() != sets[1][0].data_ptr()
+    assert all(x is y for x, y in zip(auxiliary, sets[1][3:], strict=True))
+    if problem.groups:
+        size = problem.M if problem.groups == "m" else problem.K
+        assert auxiliary[0].tolist() == [size * (i + 1) // problem.batch for i in range(problem.batch)]
+    stand_ins = operands.stand_ins(problem, CPU)
+    assert [x.dtype for x in stand_ins] == [x.dtype for x in sets[0]]
+    assert [x.data_ptr() % 16 == 0 for x in stand_ins[:3]] == [x.aligned for x in (problem.a, problem.b, problem.c)]
+
+
+def test_memory_bounds_the_sets() -> None:
+    problem = small()
+    size = operands.nbytes(problem)
+    assert size == 2 * (48 * 96 + 96 * 64 + 48 * 64)
+    assert operands.sets_of(problem, 50 << 20, 80 << 30) == timing.MAX_SETS
+    assert operands.sets_of(problem, 10 * size, 80 << 30) == 20
+    assert operands.sets_of(problem, 10 * size, 10 * size) == 4
+    with pytest.raises(torch.OutOfMemoryError):
+        operands.sets_of(problem, 10 * size, 2 * size)
+
+
+# --- Compiling ---
+
+
+def test_jobs_are_compiled_at_once_and_in_order() -> None:
+    both, order = threading.Barrier(2), []
+
+    def compile(job: object) -> None:
+        order.append(job)
+        both.wait(10)  # ends only where two are compiled at once
+
+    compiler = Compiler(compile, threads=2)
+    compiler.add(range(6))
+    while not all(compiler.done(job) for job in range(6)):
+        compiler.pause(0.1)
+    assert sorted(order[:2]) == [0, 1] and sorted(order) == list(range(6))
+    assert all(compiler.failure(job) is None for job in range(6))
+    compiler.close()
+
+
+def test_what_no_thread_has_taken_can_be_cancelled() -> None:
+    taken, go_on, order = threading.Event(), threading.Event(), []
+
+    def compile(job: object) -> None:
+        order.append(job)
+        taken.set()
+        assert go_on.wait(10)
+
+    compiler = Compiler(compile, threads=1)
+    compiler.add([0, 1, 2, 3])
+    assert taken.wait(10)
+    assert compiler.cancel([0, 1, 3, "none"]) == {1, 3}
+    go_on.set()
+    while not compiler.done(2):
+        compiler.pause(0.1)
+    assert order == [0, 2] and not compiler.done(1)
+    compiler.add([1])
+    while not compiler.done(1):
+        compiler.pause(0.1)
+    assert order == [0, 2, 1]
+    compiler.close()
+
+
+def test_what_a_finished_race_has_not_timed_is_not_compiled(tmp_path: Path) -> None:
+    """One candidate is being compiled and keeps its plan; the others are cancelled, and the next problem's compiled."""
+    taken, go_on = threading.Event(), threading.Event()
+
+    def compile(job: object) -> None:
+        taken.set()
+        assert go_on.wait(10)
+
+    lab = Gpu(CPU, Journal(tmp_path / "x.tuning.jsonl", "1"), "same", "graph")
+    lab.compiler.close()
+    lab.compiler = Compiler(compile, threads=1)
+    ways, other = others(small())[:3], small(bias="n")
+    lab.prepare(small(), ways)
+    lab.prepare(other, [select(other, HOPPER)])
+    assert taken.wait(10)
+    lab.forget(small())
+    assert [key for key in lab.plans if key[0] == small()] == [(small(), ways[0])]
+    go_on.set()
+    while not lab.compiler.done((other, select(other, HOPPER))):
+        lab.pause(0.1)
+    assert not any(lab.compiler.done((small(), way)) for way in ways[1:])
+    lab.compiler.close()
+
+
+def test_what_compiles_for_too_long_has_failed_and_keeps_no_one() -> None:
+    stop = threading.Event()
+    compiler = Compiler(lambda job: stop.wait(30) and None, threads=2, limit_s=0.05)
+    compiler.add(["hangs", "too", "late"])
+    while not compiler.done("hangs"):
+        compiler.pause(0.01)
+    assert compiler.failure("hangs") == "compiling takes more than 0.05 s"
+    assert not compiler.done("late"), "it has not begun"
+    assert all(thread.daemon for thread in compiler.threads)
+    stop.set()
+    compiler.close()
+
+
+def test_workers_compile_for_the_gpu_that_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it is treated as an older one, whose kernels it has."""
+    older, targets = replace(HOPPER, capability=(8, 0)), list[Any]()
+    monkeypatch.setattr(gpu, "device_info", lambda _: older)
+    monkeypatch.setattr(gpu, "Worker", targets.append)
+    lab = Gpu(CPU, Journal(tmp_path / "x.tuning.jsonl", "1"), "same", "graph")
+    assert targets and all(target == (older, (9, 0)) for target in targets)
+    lab.close()
+
+
+# --- tune, and the policy "tune" ---
+
+
+def test_tune_says_what_it_does_not_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"bits": "some", "measure": "cpu", "budget": 0, "repeat": 0, "configs": [object()], "device": "cpu"}
+    for name, value in options.items():
+        with pytest.raises(ValueError):
+            triton_gemm.tune([(64, 64, 64)], **{name: value})  # type: ignore[arg-type]
+    for shapes in ([(64, 64)], [(64, 64, 0)], [64]):
+        with pytest.raises(ValueError, match="shapes"):
+            triton_gemm.tune(shapes)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="GemmProblems"):
+        triton_gemm.tune([(64, 64, 64)], dtype=torch.float8_e4m3fn)
+    with pytest.raises(FileNotFoundError):
+        triton_gemm.tune(tmp_path / "none.json")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(RuntimeError, match="no GPU"):
+        triton_gemm.tune([(64, 64, 64)])
+
+
+def test_shapes_are_problems() -> None:
+    made = tuning.problems_of([(512, 1024, 2048), (512, 1024, 2048)], BF16, "nn")
+    assert made == {table_fakes.problem_of(): 2}
+    (problem,) = tuning.problems_of([(512, 1024, 2048)], BF16, "nt")
+    assert problem.b.column_major and not problem.a.column_major
+    assert tuning.problems_of([table_fakes.problem_of()], BF16, "nn") == {table_fakes.problem_of(): 1}
+    assert tuning.problems_of({table_fakes.problem_of(): 9}, BF16, "nn") == {table_fakes.problem_of(): 9}
+    for wrong in ({(1, 2, 3): 4}, {table_fakes.problem_of(): "9"}, {table_fakes.problem_of(): 0}):
+        with pytest.raises((TypeError, ValueError), match="shapes"):
+            tuning.problems_of(wrong, BF16, "nn")  # type: ignore[arg-type]
+    assert next(iter(tuning.problems_of([(8, 8, 8)], torch.int8, "nn"))).out_dtype == torch.int32
+
+
+@pytest.fixture
+def tuned_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = table_fakes.own_folder(tmp_path, monkeypatch)
+    monkeypatch.setattr(tuning, "device_info", lambda _: HOPPER)
+    monkeypatch.setattr(tuning, "gpu_of", lambda _: CPU)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    monkeypatch.setattr(gpu, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(candidates, "KEEP", 5)
+    monkeypatch.setattr(candidates, "LEAST", 1)
+    tuning._chosen.cache_clear()
+    return folder
+
+
+def test_a_whole_tuning(tuned_on_the_cpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every kernel takes a millisecond, so the model's choice stays, and is known the next time."""
+    report = triton_gemm.tune([small()], budget=20)
+    (shape,) = report.shapes
+    assert shape.outcome == "stays" and shape.timed == shape.candidates > 3 and not shape.failed
+    assert report.device == HOPPER.name and report.regret_after == 0.0
+    assert triton_gemm.tune([small()], resume=True).shapes[0].outcome == "known"
+    steps: list[Any] = []
+    triton_gemm.tune([small()], budget=20, progress=steps.append)
+    assert steps and steps[-1].problem == small()
+
+
+def test_without_memory_for_its_operands_a_product_fails(
+    tuned_on_the_cpu: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(gpu, "operands", full)
+    (shape,) = triton_gemm.tune([small()], budget=20).shapes
+    assert (shape.outcome, shape.why) == ("failed", "CUDA out of memory")
+
+
+def test_a_whole_calibration(tuned_on_the_cpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the same bench. Every kernel takes a millisecond, so small products take longer than any model says."""
+    monkeypatch.setattr(calibration, "device_info", lambda _: HOPPER)
+    shapes = [("bf16", Shape(M, 64, K)) for M in (32, 64, 96) for K in (64, 128, 192)]
+    monkeypatch.setattr(probes, "SHAPES", shapes)
+    steps: list[Any] = []
+    report = triton_gemm.calibrate(60, progress=steps.append)
+    assert report.outcome in ("kept", "unchanged") and report.shapes == len(shapes) == len(steps), report
+    assert report.timed > 3 * report.shapes and not report.failed and report.device == HOPPER.name
+    kept = device_model.model_of(HOPPER)
+    assert (report.path is None) == (kept is device_model.model_without_calibration(HOPPER))
+    way = next(iter(probes.probes(HOPPER)[0].ways))
+    FakePlan.wrong = {way: "raises"}
+    report = triton_gemm.calibrate(60, keep=False)
+    assert any("cannot be launched" in why for _, why in report.failed) and report.path is None
+    calibration.clear()
+
+
+def test_the_policy_tune_tunes_by_itself(tuned_on_the_cpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for a problem; what won is served, and the model's choice where nothing did."""
+    policies.set_tuner(tuning._choose)
+    asked: list[Any] = []
+    tune = tuning.tune
+
+    def noting(shapes: Any, **how: Any) -> Any:
+        asked.append((shapes, how["bits"], how["budget"]))
+        return tune(shapes, **how)
+
+    monkeypatch.setattr(tuning, "tune", noting)
+    with triton_gemm.policy("tune", bits="any"):
+        first = policies.choose(small(), HOPPER, may_tune=True)
+        assert policies.choose(small(), HOPPER, may_tune=True) == first
+    assert asked == [([small()], "any", tuning.BUDGET_OF_A_CALL)]
+    choice = select(small(), HOPPER)
+    assert (first.kernel, first.config, first.source) == (choice.kernel, choice.config, "tuner")
+    with triton_gemm.policy("tune"):
+        assert policies.choose(small(), HOPPER).source == "model", "nothing runs yet"
+        policies.choose(small(), HOPPER, may_tune=True)
+    assert [bits for _, bits, _ in asked] == ["any", "same"]
+    # Another process knows that it stays.
+    tuning._chosen.cache_clear()
+    with triton_gemm.policy("tune"):
+        policies.choose(small(), HOPPER, may_tune=True)
+    assert len(asked) == 2
+    # What is cleared is forgotten in this process, too.
+    tables.clear()
+    with triton_gemm.policy("tune"):
+        policies.choose(small(), HOPPER, may_tune=True)
+        policies.choose(small(), HOPPER, may_tune=True)
+    assert len(asked) == 3
+
+
+def test_under_batch_invariance_its_class_is_kept(tuned_on_the_cpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model's choice for one row is of another class than that of any number of rows."""
+    policies.set_tuner(tuning._choose)
+    asked: list[Any] = []
+    monkeypatch.setattr(tuning, "_chosen", lambda problem, *_: asked.append(problem) or select(problem, HOPPER))
+    few, many = table_fakes.problem_of(1, 4096, 4096), table_fakes.problem_of(4096, 4096, 4096)
+    with triton_gemm.policy("tune"), triton_gemm.batch_invariant():
+        found = [policies.choose(problem, HOPPER, may_tune=True) for problem in (few, many)]
+    assert bit_class(few, found[0]) == bit_class(many, found[1]) != bit_class(few, select(few, HOPPER))
+    assert asked == [many]
+
+
+def test_importing_sets_the_tuner_and_imports_nothing_for_it() -> None:
+    script = (
+        "import sys, triton_gemm; from triton_gemm import tuning; from triton_gemm.runtime import policies\n"
+        "assert policies._tuner is tuning._choose\n"
+        "late = [m for m in sys.modules if m.startswith('triton_gemm.tuning.')]\n"
+        "assert sorted(late) == ['triton_gemm.tuning.recording', 'triton_gemm.tuning.report'], late\n"
+        "assert 'rich' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_nvml_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Nvml:
+        @staticmethod
+        def nvmlDeviceGetClockInfo(_: object, kind: int, mhz: Any) -> int:  # noqa: N802
+            mhz._obj.value = 1980
+            return 0
+
+        @staticmethod
+        def nvmlDeviceGetCurrentClocksThrottleReasons(_: object, reasons: Any) -> int:  # noqa: N802
+            reasons._obj.value = 0x4 | 0x40
+            return 0
+
+    monkeypatch.setattr(nvml, "gpu", lambda uuid: (Nvml, None) if uuid == "known" else None)
+    assert nvml.sm_clock("known") == 1980 and nvml.slowed("known") == ("too hot",)
+    assert nvml.sm_clock("") == 0 and nvml.slowed("") == ()
+
+
+def test_devices_are_found_by_their_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The policy tunes on the GPU whose product is planned."""
+    infos = [replace(HOPPER, uuid="first"), replace(HOPPER, uuid="second")]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(tuning, "device_info", lambda device: infos[device.index])
+    asked: list[Any] = []
+
+    def tune(shapes: Any, **how: Any) -> Any:
+        asked.append(how["device"])
+        return SimpleNamespace(shapes=[SimpleNamespace(selection=None)])
+
+    monkeypatch.setattr(tuning, "tune", tune)
+    monkeypatch.setattr(tuning, "journal_of", lambda _: Journal(None, "1"))
+    tuning._chosen.cache_clear()
+    second: DeviceInfo = infos[1]
+    assert tuning._choose(small(), second) == policies.by_model(small(), second)
+    assert asked == [1] and tables.lookup(small(), second) is None
+    tuning._chosen.cache_clear()

@@ -1,0 +1,656 @@
+"""A tuning from problem to problem, on a GPU that is made up: what is stored when, and what is done about faults."""
+
+from __future__ import annotations
+
+import errno
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import table_fakes
+from tests.support.table_fakes import HOPPER, problem_of
+from tests.support.tuner_fakes import FakeLab, Kernels
+from triton_gemm import tables
+from triton_gemm.kernels import portable
+from triton_gemm.problem import GemmProblem
+from triton_gemm.selection.bit_classes import bit_class
+from triton_gemm.selection.select import Selection, select
+from triton_gemm.tables import files, records
+from triton_gemm.tuning import recording, session
+from triton_gemm.tuning.candidates import candidates
+from triton_gemm.tuning.conditions import Conditions, complaint
+from triton_gemm.tuning.journal import ENDED, Journal
+from triton_gemm.tuning.report import Again, Progress, ShapeReport, TuningReport
+from triton_gemm.tuning.session import Session, Wishes
+from triton_gemm.tuning.timing import DeviceLostError
+
+FORKED = multiprocessing.get_context("fork")
+SMALL, LARGE = problem_of(64, 4096, 4096), problem_of(4096, 4096, 4096)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return table_fakes.own_folder(tmp_path, monkeypatch)
+
+
+def chance(way: Any) -> float:
+    """Milliseconds from 1 to 1.5, that look like chance, and the model's choice's 1.2."""
+    if way.source == "model":
+        return 1.2
+    named = str(replace(way, reason="", source="tuner"))
+    return 1.0 + 0.5 * (zlib.crc32(named.encode()) % 1000) / 1000
+
+
+def tuned(
+    folder: Path,
+    calls: dict[GemmProblem, int] | None = None,
+    lab: FakeLab | None = None,
+    *,
+    versions: str | None = None,
+    said: Callable[[Progress], None] | None = None,
+    ended: Callable[[ShapeReport], None] = lambda report: None,
+    **wishes: Any,
+) -> TuningReport:
+    lab = lab or FakeLab(chance)
+    journal = Journal(folder / "x.tuning.jsonl", versions or tables.versions())
+    lab.journal = journal  # type: ignore[attr-defined]
+    return Session(lab, journal, Wishes(**{"budget": 60.0, **wishes}), said).run(calls or {SMALL: 1}, ended)
+
+
+def fastest(problem: GemmProblem = SMALL, bits: Any = "same") -> Selection:
+    return min(candidates(problem, HOPPER, select(problem, HOPPER), bits), key=chance)
+
+
+# --- What is said ---
+
+
+def test_reports_are_said_in_words() -> None:
+    choice = select(SMALL, HOPPER)
+    times = {
+        "choice": choice,
+        "choice_us": 6.0,
+        "us": 4.0,
+        "fastest_us": 3.0,
+        "noise": 0.015,
+        "candidates": 9,
+        "timed": 7,
+    }
+    again = (Again(True, 0.0), Again(False, 0.01), Again(False, -0.011), Again(False, 0.02))
+    won = ShapeReport(SMALL, 5, "tuned", selection=choice, again=again, **times)
+    stays = ShapeReport(replace(SMALL, batch=3), 4, "stays", **{**times, "us": 6.0})
+    failed = ShapeReport(LARGE, 3, "failed", why="it hangs", failed=(("a candidate", "its bits differ"),))
+    assert str(won) == (
+        f"64x4096x4096 bfloat16: 6 us to 4 us, 50.0 % (noise 1.5 %) faster, {choice.kernel} {choice.config}"
+    )
+    assert str(stays) == "3x64x4096x4096 bfloat16: 6 us, the model's choice stays (7 of 9 timed)"
+    assert str(failed) == "4096x4096x4096 bfloat16: failed: it hangs"
+    assert str(replace(failed, why="")) == "4096x4096x4096 bfloat16: failed"
+    report = TuningReport((won, stays, failed), "a GPU", "same", "graph", 60.0, 12.3)
+    assert report.regret_before == pytest.approx(1.0) and report.regret_after == pytest.approx((4 / 3 * 2) ** 0.5 - 1)
+    assert (report.same_again, report.within_1_percent) == (0.25, 0.5)
+    assert str(report).splitlines()[3:] == [
+        "  a candidate: its bits differ",
+        "a GPU: 1 tuned, 1 stays, 1 failed; 12 of 60 s",
+        "slower than the fastest that was timed: 100.0 % before, 63.3 % after",
+        "raced again: 25 % were won by the same, 50 % within 1 % in time",
+    ]
+    assert str(replace(report, shapes=())) == "a GPU: nothing to tune; 12 of 60 s"
+
+
+# --- What is stored ---
+
+
+def test_the_fastest_is_stored_and_served(folder: Path) -> None:
+    report = tuned(folder)
+    (shape,) = report.shapes
+    assert shape.outcome == "tuned" and shape.stored and shape.selection is not None
+    assert chance(shape.selection) <= 1.01 * chance(fastest())
+    assert shape.us == pytest.approx(1000 * chance(shape.selection), rel=0.05) and shape.choice_us > shape.us
+    timed = {named: us for us, named in shape.times}
+    assert len(timed) == shape.timed and list(timed.values()) == sorted(timed.values())
+    assert timed[records.named(shape.selection)] == shape.us and timed[records.named(shape.choice)] == shape.choice_us
+    served = tables.lookup(SMALL, HOPPER)
+    assert served is not None and served.source == "user's table"
+    assert (served.kernel, served.config, served.work) == (
+        shape.selection.kernel,
+        shape.selection.config,
+        shape.selection.work,
+    )
+    assert report.regret_before > 0.1 > 0.01 > report.regret_after >= 0
+    assert "faster" in str(report) and json.dumps(report.as_dict(), allow_nan=False)
+
+
+def test_bits_stay_the_same_unless_others_are_asked_for(folder: Path) -> None:
+    choice = select(SMALL, HOPPER)
+    same = candidates(SMALL, HOPPER, choice, "same")
+    every = candidates(SMALL, HOPPER, choice, "any")
+    assert {bit_class(SMALL, way) for way in same} == {bit_class(SMALL, choice)} and len(same) > 3
+    assert len({bit_class(SMALL, way) for way in every}) > 1
+    split = next(way for way in every if bit_class(SMALL, way) != bit_class(SMALL, choice))
+    lab = FakeLab(lambda way: 0.5 if way == split else chance(way))
+    (shape,) = tuned(folder, lab=lab).shapes
+    assert shape.selection is not None and bit_class(SMALL, shape.selection) == bit_class(SMALL, choice)
+    (shape,) = tuned(folder, lab=FakeLab(lab.kernels.true), bits="any").shapes
+    assert shape.selection == split
+    assert tables.lookup(SMALL, HOPPER) != tables.lookup(SMALL, HOPPER, "any")
+
+
+def test_a_winner_within_noise_is_not_stored(folder: Path) -> None:
+    report = tuned(folder, lab=FakeLab(lambda way: 1.0 if way.source == "model" else 0.998))
+    assert report.shapes[0].outcome == "stays" and not report.shapes[0].stored
+    assert tables.lookup(SMALL, HOPPER) is None
+    assert report.regret_before == report.regret_after
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_what_cannot_be_stored_is_told(known: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A winner, and the model's choice where a table has a slower one; not a choice that needs no table."""
+    if known:
+        table_fakes.store(SMALL)
+    monkeypatch.setattr(tables, "_put", lambda *_: False)
+    (shape,) = tuned(folder).shapes
+    assert (shape.outcome, shape.stored, shape.measured) == ("not stored", False, True)
+    assert "faster" in str(shape) and str(shape).endswith("; not stored")
+    report = tuned(folder, lab=FakeLab(lambda way: 1.0 if way.source == "model" else 1.3))
+    assert report.shapes[0].outcome == ("not stored" if known else "stays")
+    assert str(report.shapes[0]).endswith(" timed); not stored" if known else " timed)")
+    assert f"1 {'not stored' if known else 'stays'};" in str(report)
+
+
+def test_what_a_table_has_is_replaced_where_the_model_is_faster_now(folder: Path) -> None:
+    table_fakes.store(SMALL)
+    report = tuned(folder, lab=FakeLab(lambda way: 1.0 if way.source == "model" else 1.3))
+    assert report.shapes[0].outcome == "stays" and report.shapes[0].stored
+    served, choice = tables.lookup(SMALL, HOPPER), select(SMALL, HOPPER)
+    assert served is not None and (served.kernel, served.config, served.work) == (
+        choice.kernel,
+        choice.config,
+        choice.work,
+    )
+
+
+@pytest.mark.parametrize("choice_ms", [1.2, 0.9], ids=["another wins", "the model's choice stays"])
+@pytest.mark.parametrize("offered", [True, False])
+def test_what_a_table_has_is_not_replaced_unless_it_was_timed(choice_ms: float, offered: bool, folder: Path) -> None:
+    """It is compiled before others; where there is not even time for that, it stays."""
+    choice = select(SMALL, HOPPER)
+    known = candidates(SMALL, HOPPER, choice)[-1]
+    known = known if offered else replace(known, config=replace(known.config, num_stages=known.config.num_stages - 1))
+    assert tables.store(SMALL, known, HOPPER, us=500.0, default_us=1000.0)
+
+    def true(way: Any) -> float:
+        best = replace(way, source="tuner", reason="") == replace(known, source="tuner", reason="")
+        return 0.5 if best else choice_ms if way.source == "model" else 1.0
+
+    before = tables.lookup(SMALL, HOPPER)
+    for budget in (1.0, 4.0):
+        (shape,) = tuned(folder, lab=FakeLab(true, compile_s=0.8), budget=budget).shapes
+        served = tables.lookup(SMALL, HOPPER)
+        assert before is not None and served is not None and served.config == before.config, budget
+        assert (shape.outcome == "tuned" and shape.stored) == (budget == 4.0)
+        assert shape.outcome != "not stored" and ("what a table has stays" in str(shape)) == (budget == 1.0)
+
+
+def test_a_second_tuning_keeps_what_the_first_found(folder: Path) -> None:
+    (first,) = tuned(folder, lab=FakeLab(chance, 1)).shapes
+    for seed in range(2, 8):
+        (shape,) = tuned(folder, lab=FakeLab(chance, seed)).shapes
+        assert shape.selection == first.selection
+
+
+def test_how_often_a_second_race_is_won_by_the_same(folder: Path) -> None:
+    problems = {problem_of(M, 4096, 4096): 1 for M in (8, 64, 256, 1024)}
+    report = tuned(folder, problems, repeat=3, budget=200.0)
+    assert [len(shape.again) for shape in report.shapes] == [2] * 4
+    assert report.same_again == 1.0 and report.within_1_percent == 1.0
+    assert "raced again: 100 % were won by the same" in str(report)
+
+
+def test_a_second_race_has_the_first_ones_field(folder: Path) -> None:
+    """Candidates that were compiled too late for the first would win the second, and say nothing of noise."""
+    fields: list[set[Selection]] = []
+
+    class Watched(FakeLab):
+        def bench(self, problem: GemmProblem, ways: Sequence[Selection], seed: int) -> Kernels:
+            fields.append(set(ways))
+            return super().bench(problem, ways, seed)
+
+    report = tuned(folder, lab=Watched(chance, compile_s=0.5), repeat=2, budget=12.0)
+    (shape,) = report.shapes
+    assert len(fields) == 2 and len(shape.again) == 1
+    assert fields[1] < fields[0] and len(fields[1]) == shape.timed < shape.candidates
+
+
+# --- Budget and order ---
+
+
+@pytest.mark.parametrize(("start_s", "waits"), [(0.0, 0.0), (12.0, 12.0), (1e9, 50.0)])
+def test_the_first_race_waits_for_the_compiler(start_s: float, waits: float, folder: Path) -> None:
+    """Or the first products would be tuned while nothing but the model's choice is compiled. It waits for a quarter of
+    the budget at most."""
+    begun: list[float] = []
+
+    class Slow(FakeLab):
+        def ready(self, problem: GemmProblem, ways: Sequence[Selection]) -> bool:
+            return self.now() >= start_s
+
+        def bench(self, problem: GemmProblem, ways: Sequence[Selection], seed: int) -> Kernels:
+            begun.append(self.now())
+            return super().bench(problem, ways, seed)
+
+    problems = {problem_of(M, 4096, 4096): 1 for M in (8, 64, 256)}
+    report = tuned(folder, problems, lab=Slow(chance), budget=200.0)
+    assert begun[0] == pytest.approx(waits, abs=0.1)
+    assert all(shape.measured for shape in report.shapes)
+
+
+def test_a_race_waits_for_a_few_candidates(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is less time for each product than its candidates take to compile."""
+    problems = {problem_of(M, 4096, 4096): 1 for M in range(8, 88, 8)}
+
+    def timed() -> list[int]:
+        report = tuned(folder, problems, lab=FakeLab(chance, compile_s=0.8), budget=20.0)
+        assert report.seconds < 21.0
+        return [shape.timed for shape in report.shapes[:2]]
+
+    assert min(timed()) > session.FEW
+    monkeypatch.setattr(session, "FEW", 0)
+    tables.clear()
+    assert max(timed()) < 5
+
+
+def test_the_most_called_come_first_and_all_have_their_share(folder: Path) -> None:
+    problems = {problem_of(M, 1024, 1024): calls for M, calls in ((64, 1), (128, 7), (256, 3))}
+    lab, ended = FakeLab(chance, compile_s=0.1), []
+    report = tuned(folder, problems, lab, budget=15.0, ended=ended.append)
+    assert [problem.M for problem, _ in lab.benches] == [128, 256, 64]
+    assert [shape.calls for shape in report.shapes] == [7, 3, 1] and ended == list(report.shapes)
+    assert all(shape.measured for shape in report.shapes)
+    assert [problem.M for problem in lab.compiled] == [128, 256, 64]
+    assert report.seconds <= 15.0 + 0.5
+
+
+@pytest.mark.parametrize("budget", [0.5, 3.0, 10.0])
+def test_it_ends_within_the_budget_and_one_candidate(budget: float, folder: Path) -> None:
+    problems = {problem_of(M, 1024, 1024): 1 for M in range(64, 64 + 12 * 16, 16)}
+    lab = FakeLab(chance, compile_s=0.05)
+    report = tuned(folder, problems, lab, budget=budget)
+    assert report.seconds <= budget + 1.0
+    assert report.count("no time") > 0 and report.count("no time") + sum(s.measured for s in report.shapes) == 12
+
+
+def test_progress_is_told(folder: Path) -> None:
+    steps: list[Progress] = []
+    tuned(folder, {SMALL: 1, LARGE: 2}, said=steps.append)
+    assert steps[0].problem == LARGE and steps[-1].problem == SMALL and steps[-1].number == steps[-1].count == 2
+    assert steps[-1].best_us < steps[-1].choice_us and steps[-1].timed == steps[-1].candidates
+    left = [step.seconds_left for step in steps]
+    assert left == sorted(left, reverse=True)
+
+
+# --- What is not stored: throttling, contention, clocks ---
+
+
+@pytest.mark.parametrize("fault", ["slowed", "shared", "clock", "throttled half-way"])
+def test_nothing_is_stored_that_was_measured_on_an_unfit_gpu(fault: str, folder: Path) -> None:
+    lab = FakeLab(chance)
+    if fault == "slowed":
+        lab.slowed = lambda now: ("too hot",)
+    elif fault == "shared":  # from some time on, for good
+        lab.kernels.slow = lambda now: 1.0 if now < 0.2 else 1.3
+    elif fault == "clock":
+        lab.mhz = lambda now: 1980 - int(100 * now)
+    else:
+        lab.kernels.slow = lambda now: 1.0 + now
+    report = tuned(folder, lab=lab)
+    assert report.shapes[0].outcome == "refused" and report.shapes[0].why
+    assert len(lab.benches) == 2, "once more, and then no longer"
+    assert tables.lookup(SMALL, HOPPER) is None and report.shapes[0].why in str(report)
+    # Not known: asked again, it is tuned.
+    assert tuned(folder, resume=True).shapes[0].outcome == "tuned"
+
+
+def test_what_was_disturbed_once_is_measured_again(folder: Path) -> None:
+    lab = FakeLab(chance)
+    lab.kernels.slow = lambda now: 1.4 if now > 0.5 and len(lab.benches) == 1 else 1.0
+    report = tuned(folder, lab=lab)
+    assert report.shapes[0].outcome == "tuned" and [seed for _, seed in lab.benches] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "best", "word"),
+    [
+        (Conditions(1.0, 1980), Conditions(1.01, 1965), 1.0, None),
+        (Conditions(1.0), Conditions(1.1), 1.0, "before and"),
+        (Conditions(1.1), Conditions(1.1), 1.0, "shared"),
+        (Conditions(1.0, 1980), Conditions(1.0, 1500), 1.0, "MHz"),
+        (Conditions(1.0, 1980), Conditions(1.0, 0), 1.0, None),
+        (Conditions(1.0, 1980, ("too hot",)), Conditions(1.0, 1980), 1.0, "too hot"),
+        (Conditions(1.0, 1980), Conditions(1.0, 1980, (), 1.4), 1.0, "1.40 times as long at times"),
+    ],
+)
+def test_conditions(before: Conditions, after: Conditions, best: float, word: str | None) -> None:
+    why = complaint(before, after, best)
+    assert why is None if word is None else word in str(why)
+
+
+# --- Candidates that fail ---
+
+
+def test_a_candidate_that_fails_is_left_out_and_named(folder: Path) -> None:
+    bad = fastest()
+    lab = FakeLab(chance, broken=lambda way: "its bits are not those of the model's choice" if way == bad else None)
+    (shape,) = tuned(folder, lab=lab).shapes
+    assert shape.outcome == "tuned" and shape.selection != bad
+    assert len(shape.failed) == 1 and "its bits" in shape.failed[0][1]
+
+
+def test_a_users_configuration_that_cannot_run_is_named(folder: Path) -> None:
+    own = portable.Config(4096, 4096, 4096, 4, 3)
+    (shape,) = tuned(folder, configs=(own,)).shapes
+    assert shape.measured and [what for what, _ in shape.failed] == [str(own)]
+    assert "portable: " in shape.failed[0][1]
+
+
+def test_without_the_models_choice_nothing_is_tuned(folder: Path) -> None:
+    lab = FakeLab(chance, broken=lambda way: "no memory" if way.source == "model" else None)
+    assert tuned(folder, lab=lab).shapes[0].why == "the model's choice: no memory"
+
+
+def test_a_candidate_that_ends_the_process_is_skipped_the_next_time(folder: Path) -> None:
+    """It is named on disk before it runs; who finds the name of a process that is no more leaves it out."""
+    bad = fastest()
+
+    def die() -> None:
+        Journal(folder / "x.tuning.jsonl", tables.versions()).begin(SMALL, bad)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    child = FORKED.Process(target=die)
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL and len(list(folder.iterdir())) == 1
+    lab = FakeLab(chance)
+    (shape,) = tuned(folder, lab=lab).shapes
+    assert bad not in lab.kernels.timed and shape.outcome == "tuned"
+    assert any(ENDED in why for _, why in shape.failed)
+    # It stays so, without the file of the process that died, until a version is another.
+    assert [file.name for file in folder.glob("x.tuning.jsonl*")] == ["x.tuning.jsonl"]
+    lab = FakeLab(chance)
+    tuned(folder, lab=lab)
+    assert bad not in lab.kernels.timed
+    lab = FakeLab(chance)
+    tuned(folder, lab=lab, versions="another")
+    assert bad in lab.kernels.timed
+
+
+def test_a_process_that_lives_is_left_alone(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    path, begun = folder / "x.tuning.jsonl", FORKED.Event()
+
+    def live() -> None:
+        Journal(path, "1").begin(SMALL, fastest())
+        begun.set()
+        threading.Event().wait()
+
+    child = FORKED.Process(target=live)
+    child.start()
+    try:
+        assert begun.wait(60)
+        assert Journal(path, "1").failure(SMALL, fastest()) is None and len(list(folder.iterdir())) == 1
+    finally:
+        child.kill()
+        child.join()
+    assert Journal(path, "1").failure(SMALL, fastest()) == ENDED
+
+
+def test_a_process_of_another_machine_is_given_a_minute(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a container that hung, and was started again under another name; by the clock of the folder."""
+    path = folder / "x.tuning.jsonl"
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(socket, "gethostname", lambda: "a1b2")
+        Journal(path, "1").begin(SMALL, fastest())
+    (note,) = folder.iterdir()
+    with monkeypatch.context() as fast:
+        fast.setattr(time, "time", lambda: note.stat().st_mtime + 3600)
+        assert Journal(path, "1").failure(SMALL, fastest()) is None and list(folder.iterdir()) == [note]
+    written = note.stat().st_mtime
+    os.utime(note, (written - 50, written - 50))
+    assert Journal(path, "1").failure(SMALL, fastest()) is None and list(folder.iterdir()) == [note]
+    os.utime(note, (written - 61, written - 61))
+    assert Journal(path, "1").failure(SMALL, fastest()) == ENDED and list(folder.iterdir()) == [path]
+    assert Journal(path, "1").failure(SMALL, fastest()) == ENDED, "which is remembered"
+
+
+def test_a_lost_gpu_costs_nothing_that_was_found(folder: Path) -> None:
+    bad = fastest(SMALL)
+
+    def broken(way: Any) -> str | None:
+        if way == bad:
+            raise DeviceLostError("an illegal memory access was encountered")
+        return None
+
+    with pytest.raises(DeviceLostError):
+        tuned(folder, {LARGE: 2, SMALL: 1}, FakeLab(chance, broken=broken))
+    assert tables.lookup(LARGE, HOPPER) is not None and tables.lookup(SMALL, HOPPER) is None
+
+
+# --- Faults of files ---
+
+
+def test_a_tuning_is_resumed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    problems = {LARGE: 3, SMALL: 2, problem_of(512): 1}
+
+    def stop(report: ShapeReport) -> None:
+        if report.problem == SMALL:
+            raise KeyboardInterrupt
+
+    lab = FakeLab(lambda way: chance(way) if way.work != select(SMALL, HOPPER).work else 1.2)
+    with pytest.raises(KeyboardInterrupt):
+        tuned(folder, problems, lab, ended=stop)
+    lab = FakeLab(chance)
+    report = tuned(folder, problems, lab, resume=True)
+    assert [shape.outcome for shape in report.shapes][:2] == ["known", "known"]
+    assert [problem for problem, _ in lab.benches] == [problem_of(512)]
+    assert all(shape.selection is not None for shape in report.shapes)
+    tuned(folder, problems, lab := FakeLab(chance))
+    assert len(lab.benches) == 3, "without resume all are tuned again"
+    monkeypatch.setattr(tables, "versions", lambda: "another")
+    tuned(folder, problems, lab := FakeLab(chance), resume=True)
+    assert len(lab.benches) == 3, "and with it what other versions have tuned"
+
+
+def test_an_entry_that_is_not_used_is_no_reason_to_leave_a_product_out(folder: Path) -> None:
+    """As one of the class of bits that the model chose before a calibration."""
+    tables.store(SMALL, table_fakes.another(SMALL, bits=False), HOPPER, us=1.0, default_us=2.0)
+    (shape,) = tuned(folder, resume=True).shapes
+    assert shape.outcome == "tuned" and shape.stored
+    assert tuned(folder, resume=True).shapes[0].outcome == "known"
+
+
+def test_what_stays_is_known_too_and_forgotten_with_the_tables(folder: Path) -> None:
+    even = FakeLab(lambda way: 1.0)
+    assert tuned(folder, lab=even).shapes[0].outcome == "stays"
+    assert tuned(folder, resume=True).shapes[0].outcome == "known"
+    assert tuned(folder, resume=True, bits="any").shapes[0].outcome == "tuned"
+    tables.clear()
+    assert tuned(folder, resume=True).shapes[0].outcome == "tuned"
+
+
+def test_what_there_was_no_time_for_is_not_known(folder: Path) -> None:
+    lab = FakeLab(lambda way: 1.0, compile_s=0.5)
+    report = tuned(folder, lab=lab, budget=3.0)
+    assert report.shapes[0].outcome == "stays" and report.shapes[0].timed < report.shapes[0].candidates
+    assert tuned(folder, resume=True).shapes[0].outcome == "tuned"
+
+
+@pytest.mark.parametrize("after", range(1, 5))
+def test_kill_9_at_any_time_loses_nothing_that_was_stored(after: int, folder: Path) -> None:
+    """A child tunes problem after problem and tells each that is stored; it is killed, and the table has them all."""
+    problems = {problem_of(64 + 8 * i, 1024, 1024): 1 for i in range(500)}
+    told, tell = FORKED.Pipe(duplex=False)
+    child = FORKED.Process(
+        target=tuned,
+        args=(folder, problems),
+        kwargs={"budget": 1e9, "ended": lambda report: tell.send((report.problem, report.stored))},
+    )
+    child.start()
+    stored = [told.recv() for _ in range(after)]
+    child.kill()
+    child.join()
+    while told.poll():
+        stored.append(told.recv())
+    assert child.exitcode == -signal.SIGKILL
+    tables.reload()
+    kept = [problem for problem, was in stored if was]
+    assert kept and all(tables.lookup(problem, HOPPER) for problem in kept)
+    report = tuned(folder, dict.fromkeys([problem for problem, _ in stored], 1), resume=True)
+    assert {shape.outcome for shape in report.shapes} == {"known"}
+
+
+@pytest.mark.parametrize("fault", [errno.ENOSPC, errno.EROFS])
+def test_a_full_disk_keeps_what_was_there_and_tunes_on(
+    fault: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuned(folder, {LARGE: 1})
+    before = table_fakes.table_in(folder).read_bytes()
+
+    def fails(*_: Any) -> None:
+        raise OSError(fault, os.strerror(fault))
+
+    with monkeypatch.context() as faulty:
+        faulty.setattr(files.os, "fsync", fails)
+        report = tuned(folder, {SMALL: 1})
+    assert report.shapes[0].outcome == "not stored" and not report.shapes[0].stored
+    assert table_fakes.table_in(folder).read_bytes() == before
+    assert tables.lookup(LARGE, HOPPER) is not None
+
+
+def test_without_a_folder_it_tunes_and_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "folder", lambda: None)
+    report = Session(FakeLab(chance), Journal(None, "1"), Wishes(60.0)).run({SMALL: 1}, lambda report: None)
+    assert report.shapes[0].outcome == "not stored" and not report.shapes[0].stored
+
+
+def test_two_tune_at_once_and_both_are_kept(folder: Path) -> None:
+    problems = [{problem_of(64 * i + j, 1024, 1024): 1 for i in range(1, 6)} for j in (0, 16)]
+    threads = [threading.Thread(target=tuned, args=(folder, each)) for each in problems]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    tables.reload()
+    assert all(tables.lookup(problem, HOPPER) for each in problems for problem in each)
+
+
+def test_a_journal_that_is_cut_short_is_read_as_far_as_it_goes(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    path = folder / "x.tuning.jsonl"
+    journal = Journal(path, "1")
+    journal.failed(SMALL, fastest(SMALL), "first")
+    with path.open("a") as file:
+        file.write('\n{"event": "failed", "vers')
+    journal.failed(LARGE, fastest(LARGE), "second")
+    path.write_text(path.read_text() + '\n[]\nnull\n{"event": 1, "versions": "1", "key": [], "why": {}}\n')
+    again = Journal(path, "1")
+    assert again.failure(SMALL, fastest(SMALL)) == "first" and again.failure(LARGE, fastest(LARGE)) == "second"
+    assert Journal(path, "2").failure(SMALL, fastest(SMALL)) is None
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(tmp_path: Path) -> Iterator[None]:
+    yield
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+def test_a_journal_leaves_no_file_open(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "x.tuning.jsonl", "1")
+    journal.failed(SMALL, select(SMALL, HOPPER), "why")
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        journal.failed(SMALL, select(SMALL, HOPPER), "why")
+        journal.stays(SMALL, "same", select(SMALL, HOPPER))
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_record_of_shapes_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    taken = tmp_path / "shapes.json"
+    taken.mkdir()
+    with pytest.raises(OSError):
+        recording.write(taken, {SMALL: 2})
+    assert list(tmp_path.iterdir()) == [taken]
+
+
+@pytest.mark.parametrize("path", ["", "."])
+def test_where_nothing_can_be_recorded_no_block_runs(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(IsADirectoryError), recording.record_shapes(path):
+        pytest.fail("the block runs")
+
+
+def test_what_is_recorded_goes_where_the_path_led_when_the_block_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a link; so it is asked there whether the file can be written."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir(), second.mkdir()
+    link = tmp_path / "link.json"
+    link.symlink_to("first/shapes.json")
+    with recording.record_shapes(link):
+        link.unlink(), link.symlink_to("second/shapes.json")
+    assert (first / "shapes.json").exists() and not link.exists()
+    link.unlink(), link.symlink_to("nowhere/shapes.json")
+    with pytest.raises(FileNotFoundError, match="nowhere"), recording.record_shapes(link):
+        pytest.fail("the block runs")
+    link.unlink(), link.symlink_to("first/shapes.json")
+    asked = list[Path]()
+    monkeypatch.setattr(os, "access", lambda path, _: asked.append(path))
+    with pytest.raises(PermissionError), recording.record_shapes(link):
+        pytest.fail("the block runs")
+    assert asked == [first]
+
+
+def test_a_pipe_is_no_file_to_be_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    assert recording._target(link) == pipe
+    monkeypatch.setattr(os, "access", lambda path, _: path == tmp_path)
+    with pytest.raises(PermissionError), recording.record_shapes(link):
+        pytest.fail("the block runs")
+    link.unlink(), link.symlink_to(link)
+    with pytest.raises(OSError, match="symbolic links"), recording.record_shapes(link):
+        pytest.fail("the block runs")
+
+
+def test_a_race_has_two_seconds_and_the_last_problems_none(folder: Path) -> None:
+    """Where there is less for each, those that are called least are left out."""
+    calls = {problem_of(64, 4096, 512 * i): 9 - i for i in range(1, 9)}
+    report = tuned(folder, calls, budget=8.0)
+    outcomes = [shape.outcome for shape in report.shapes]
+    assert all(shape.measured for shape in report.shapes[:4]) and outcomes[5:] == ["no time"] * 3
+    assert all(shape.timed == shape.candidates for shape in report.shapes[:4])
+
+
+def test_a_look_after_one_race_is_that_before_the_next(folder: Path) -> None:
+    lab, looks = FakeLab(chance), list[float]()
+    look = lab.look
+    lab.look = lambda: (looks.append(lab.now()), look())[1]  # type: ignore[method-assign]
+    tuned(folder, {problem_of(64, 4096, 512 * i): 1 for i in range(1, 5)}, lab)
+    assert len(looks) == 5
+    lab.prepare = lambda problem, ways: lab.kernels.pause(1.1)  # type: ignore[method-assign]
+    tuned(folder, {problem_of(64, 4096, 512 * i): 1 for i in range(5, 8)}, lab)
+    assert len(looks) == 5 + 6 - 1, "the GPU idled before two of three races, as the third was prepared with the second"

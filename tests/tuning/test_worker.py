@@ -1,0 +1,356 @@
+"""Candidates are compiled in processes: what they put into Triton's cache is found here, and none outlives a tuning."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.table_fakes import HOPPER, problem_of
+from triton_gemm import compat
+from triton_gemm.kernels.launch import compiled
+from triton_gemm.runtime.plan import launches_on
+from triton_gemm.runtime.precompile import SCALARS, operands_of
+from triton_gemm.selection.select import select
+from triton_gemm.tuning import worker
+from triton_gemm.tuning.compiling import Compiler
+from triton_gemm.tuning.worker import LostError, Worker
+
+ROOT = Path(__file__).parents[2]
+
+# A worker that compiles nothing. Jobs are what it does: Python, which may set `answer`; what it prints goes nowhere.
+STUB = """
+import os, signal, subprocess, sys, time
+from multiprocessing.connection import Connection
+pipe = Connection(os.dup(0))
+target = pipe.recv()
+print("a library says hello", flush=True)
+pipe.send("ready")
+while True:
+    answer = None
+    exec(pipe.recv())
+    pipe.send(answer)
+"""
+# A process that tunes: the package's own worker, in which a compilation hangs, says that it has begun.
+TUNES = """
+import sys
+from triton_gemm.tuning.worker import Worker
+hangs = "import sys; sys.path[:] = {!r}; from triton_gemm.tuning import worker; worker._failure = {}; worker.main()"
+wait = "lambda *job: (open(job[-1], 'w').close(), __import__('time').sleep(60))"
+one = Worker((None, (9, 0)), [sys.executable, "-c", hangs.format(sys.path, wait)])
+one.start()
+print(one.process.pid, flush=True)
+one.compile((None, sys.argv[1]), 60)
+"""
+
+
+def stub(code: str = STUB) -> Worker:
+    return Worker(None, [sys.executable, "-c", code])
+
+
+@pytest.fixture
+def one() -> Iterator[Worker]:
+    made = stub()
+    made.start()
+    yield made
+    made.end()
+
+
+def pid_of(made: Worker) -> int:
+    assert made.process is not None
+    return made.process.pid
+
+
+def runs(pid: int) -> bool:
+    """Whether there is such a process that has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def soon(happens: Callable[[], bool], seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not happens() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return happens()
+
+
+def finished(compiler: Compiler, *jobs: object) -> list[str | None]:
+    assert soon(lambda: all(map(compiler.done, jobs)), 30)
+    return [compiler.failure(job) for job in jobs]
+
+
+# --- One process ---
+
+
+def test_what_a_worker_compiles_is_found_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It finds what this process finds, whatever lies in the current folder, and takes what cannot be compiled."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # set too late for this process
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "torch.py").write_text("raise SystemExit")
+    problem = problem_of(100, 64, 48)  # whose kernel no other test compiles here
+    way = select(problem, HOPPER)
+    made = Worker((HOPPER, (9, 0)))
+    try:
+        made.start()
+        environment = Path(f"/proc/{pid_of(made)}/environ").read_bytes().split(b"\0")
+        assert b"CUDA_VISIBLE_DEVICES=" in environment
+        assert "has no attribute" in str(made.compile((problem, None), 60))
+        assert made.compile((problem, way), 60) is None
+    finally:
+        made.end()
+    found: list[bool] = []
+    launches = launches_on(HOPPER, problem, way)
+    operands = operands_of(problem, launches)
+    monkeypatch.delenv("TRITON_INTERPRET")
+    with (
+        compat.compiling_for((9, 0), tmp_path / "cache"),
+        compat.compilations(lambda _, there: found.append(there)),
+    ):
+        for launch in launches:
+            launch.kernel.device_caches.pop("sm_90", None)
+            compiled(launch, operands, SCALARS)
+    assert found == len(launches) * [True]
+
+
+def test_a_worker_answers_what_is_asked(one: Worker) -> None:
+    assert one.compile("print('stray', flush=True)", 10) is None
+    assert one.compile("answer = 'ValueError: no'", 10) == "ValueError: no"
+
+
+def test_what_takes_too_long_ends_with_all_that_it_has_started(one: Worker) -> None:
+    first = pid_of(one)
+    ptxas = one.compile("answer = str(subprocess.Popen(['sleep', '60']).pid)", 10)
+    assert one.compile("time.sleep(60)", 0.05) == "compiling takes more than 0.05 s"
+    assert not runs(first) and soon(lambda: not runs(int(str(ptxas))))
+    one.start()
+    assert pid_of(one) != first and one.compile("", 10) is None, "there is another"
+
+
+def test_a_crash_of_the_compiler_is_the_candidates_failure(one: Worker) -> None:
+    assert one.compile("os.kill(os.getpid(), signal.SIGSEGV)", 10) == "the compiler crashed with SIGSEGV"
+    one.start()
+    assert one.compile("os.kill(os.getpid(), signal.SIGABRT)", 10) == "the compiler crashed with SIGABRT"
+
+
+def test_a_crash_ends_what_the_compiler_has_started(one: Worker) -> None:
+    ptxas = one.compile("answer = str(subprocess.Popen(['sleep', '60'], stdin=subprocess.DEVNULL).pid)", 10)
+    os.kill(pid := pid_of(one), signal.SIGSEGV)
+    assert soon(lambda: not runs(pid))
+    assert one.compile("", 10) == "the compiler crashed with SIGSEGV"
+    assert soon(lambda: not runs(int(str(ptxas))))
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("sys.exit(3)", "it ended with 3"),
+        ("pipe.close(); time.sleep(0.2); sys.exit(3)", "it ended with 3"),
+        ("os.write(pipe.fileno(), b'\\0\\0\\0\\1?'); time.sleep(60)", "UnpicklingError"),
+        (lambda: None, "PicklingError|AttributeError"),
+    ],
+)
+def test_a_worker_that_ends_or_is_not_understood_is_lost(one: Worker, how: object, why: str) -> None:
+    with pytest.raises(LostError, match=why):
+        one.compile(how, 10)
+    assert one.process is None
+
+
+def test_one_that_cannot_be_killed_blocks_nothing(one: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert one.process is not None and one.pipe is not None
+    process = one.process
+    one.pipe.send("time.sleep(60)")
+    monkeypatch.setattr(worker, "GONE_S", 1.0)
+    ending = threading.Thread(target=one.end, daemon=True)
+    try:
+        with monkeypatch.context() as sleeping:
+            sleeping.setattr(os, "killpg", lambda *_: None)  # an uninterruptible sleep
+            ending.start()
+            time.sleep(0.1)
+            closing = threading.Thread(target=one.close, daemon=True)
+            closing.start()
+            closing.join(0.5)
+            assert not closing.is_alive()
+            ending.join(10)
+            assert not ending.is_alive() and runs(process.pid)
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("code", ["", "import sys; sys.exit(1)", STUB.replace('"ready"', '"else"'), "time.sleep(60)"])
+def test_what_does_not_get_ready_is_lost(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "START_S", 0.5)
+    made = stub(f"import time\n{code}")
+    with pytest.raises(LostError):
+        made.start()
+    assert made.process is None
+    with pytest.raises(LostError, match="FileNotFoundError"):
+        Worker(None, ["/no/such/python"]).start()
+
+
+def test_a_killed_tuning_leaves_no_worker(tmp_path: Path) -> None:
+    """Nor one in the midst of a compilation that hangs."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
+    command = [sys.executable, "-c", TUNES, str(tmp_path / "begun")]
+    tuning = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
+    assert tuning.stdout is not None
+    pid = int(tuning.stdout.readline())
+    assert soon((tmp_path / "begun").exists) and runs(pid)
+    tuning.kill()
+    tuning.wait()
+    assert soon(lambda: not runs(pid))
+    tuning.stdout.close()
+
+
+# --- Many ---
+
+
+class Workers:
+    """Makes workers, and keeps them to look at."""
+
+    def __init__(self, code: str = STUB) -> None:
+        self.code, self.made = code, list[Worker]()
+
+    def __call__(self) -> Worker:
+        self.made.append(stub(self.code))
+        return self.made[-1]
+
+    def pids(self) -> list[int]:
+        return [one.process.pid for one in self.made if one.process is not None]
+
+
+def test_jobs_are_compiled_by_workers_and_then_loaded_here() -> None:
+    workers, loaded = Workers(), list[object]()
+    compiler = Compiler(loaded.append, workers, threads=3)
+    assert workers.pids() == [], "none is started before there is something to compile"
+    compiler.add(["answer = None", "answer = 'ValueError: no'"])
+    assert finished(compiler, "answer = None", "answer = 'ValueError: no'") == [None, "ValueError: no"]
+    assert loaded == ["answer = None"]
+    pids = workers.pids()
+    assert 1 <= len(pids) <= 2, "no more than there are jobs"
+    compiler.close()
+    assert not any(map(runs, pids)) and not any(thread.is_alive() for thread in compiler.threads)
+
+
+def test_who_waits_for_a_job_compiles_it_while_processes_start() -> None:
+    loaded = list[object]()
+    compiler = Compiler(loaded.append, Workers(f"import time; time.sleep(60)\n{STUB}"), threads=2)
+    compiler.add(["first", "second"])
+    compiler.compile_here("first")
+    assert compiler.done("first") and loaded == ["first"] and not compiler.done("second")
+    compiler.compile_here("first")
+    assert loaded == ["first"], "it was compiled before"
+    compiler.close()
+
+
+def test_who_is_ready_takes_what_others_start_for() -> None:
+    """A process that starts for ever has no job of its own."""
+    starting, made = f"import time; time.sleep(60)\n{STUB}", list[Worker]()
+
+    def worker() -> Worker:
+        made.append(stub(starting if made else STUB))
+        return made[-1]
+
+    compiler = Compiler(lambda job: None, worker, threads=3)
+    jobs = [f"answer = None  # {i}" for i in range(9)]
+    compiler.add(jobs)
+    assert finished(compiler, *jobs) == 9 * [None]
+    compiler.close()
+
+
+def test_what_cannot_be_loaded_has_failed() -> None:
+    compiler = Compiler(lambda job: {}[job], Workers(), threads=1)
+    compiler.add([""])
+    assert finished(compiler, "") == ["KeyError: ''"]
+    compiler.close()
+
+
+def test_a_compilation_that_hangs_costs_a_thread_nothing() -> None:
+    workers = Workers()
+    compiler = Compiler(lambda job: None, workers, threads=1, limit_s=2)
+    jobs = ["time.sleep(60)", "answer = 'ValueError: no'", "answer = None"]
+    compiler.add(jobs)
+    assert finished(compiler, *jobs) == ["compiling takes more than 2 s", "ValueError: no", None]
+    compiler.close()
+
+
+def test_the_time_until_a_worker_is_ready_is_not_a_jobs() -> None:
+    compiler = Compiler(lambda job: None, Workers(f"import time; time.sleep(3)\n{STUB}"), threads=1, limit_s=2)
+    compiler.add([""])
+    assert finished(compiler, "") == [None]
+    compiler.close()
+
+
+def test_without_workers_it_is_compiled_here_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "triton_gemm.tuning")
+    loaded: list[object] = []
+    compiler = Compiler(loaded.append, Workers("raise SystemExit(2)"), threads=2)
+    compiler.add(range(6))
+    assert finished(compiler, *range(6)) == 6 * [None] and sorted(map(str, loaded)) == [*"012345"]
+    compiler.close()
+    (said,) = caplog.messages
+    assert said.endswith("is lost: it ended with 2")
+
+
+def test_what_a_lost_worker_was_compiling_is_compiled_here(caplog: pytest.LogCaptureFixture) -> None:
+    loaded: list[object] = []
+    compiler = Compiler(loaded.append, Workers(), threads=1)
+    jobs = ["sys.exit(3)", "answer = 'ValueError: a worker says so'"]
+    compiler.add(jobs)
+    assert finished(compiler, *jobs) == [None, None] and loaded == jobs
+    assert "ended with 3" in caplog.text
+    compiler.close()
+
+
+def test_what_was_killed_from_outside_has_failed(caplog: pytest.LogCaptureFixture) -> None:
+    """There is one more worker, and then none."""
+    loaded: list[object] = []
+    compiler = Compiler(loaded.append, Workers(), threads=1)
+    kill, answer = "os.kill(os.getpid(), signal.SIGKILL)", "answer = 'ValueError: a worker says so'"
+    jobs = [kill, answer, f"{kill} ", f"{answer} "]
+    compiler.add(jobs)
+    killed = "the process that compiled it was killed with SIGKILL, as when memory runs out"
+    assert finished(compiler, *jobs) == [killed, "ValueError: a worker says so", killed, None]
+    assert loaded == jobs[3:]
+    assert "SIGKILL ended 2 of them" in caplog.text
+    compiler.close()
+
+
+def test_closing_waits_for_no_worker_and_compiles_nothing_more(caplog: pytest.LogCaptureFixture) -> None:
+    """Whether it compiles, starts or has nothing to do."""
+    starting = Workers(f"import time; time.sleep(60)\n{STUB}")
+    for workers, job in ((Workers(), "time.sleep(60)"), (starting, "late")):
+        loaded: list[object] = []
+        compiler = Compiler(loaded.append, workers, threads=2)
+        compiler.add([job])
+        assert soon(lambda workers=workers: bool(workers.pids()))  # type: ignore[misc]
+        time.sleep(0.3)
+        pids = workers.pids()
+        begin = time.monotonic()
+        compiler.close()
+        assert time.monotonic() - begin < 2
+        assert not any(map(runs, pids)) and not any(thread.is_alive() for thread in compiler.threads)
+        assert loaded == []
+    assert not caplog.records, "that is no loss"
+
+
+def test_a_core_is_left_to_the_thread_that_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each rank on the host."""
+    cases = ((1, "", 1), (2, "", 1), (8, "", 7), (64, "", 16), (64, "8", 7), (8, "8", 1), (8, "0", 7), (8, "-2", 7))
+    for cores, ranks, count in cases:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+        compiler = Compiler(lambda job: None)
+        assert len(compiler.threads) == count
+        compiler.close()
