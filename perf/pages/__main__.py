@@ -20,14 +20,14 @@ from perf.common.files import read_json
 from perf.ladder import plots, report_page
 from perf.measure import environment
 from perf.measure.environment import ROOT
-from perf.pages import blocks
+from perf.pages import architecture, blocks
 from perf.pages.results import Results
 
 PAGES = (
     ROOT / "README.md",
     *(
         ROOT / "docs" / f"{name}.md"
-        for name in ("accuracy", "ladder", "performance", "precision", "reliability", "tuning", "use")
+        for name in ("accuracy", "architecture", "ladder", "performance", "precision", "reliability", "tuning", "use")
     ),
 )
 PICTURE = "precision.png"  # in the folder of each version's sweeps
@@ -37,6 +37,7 @@ def written() -> dict[Path, str]:
     """Every page, as it is made of today's results."""
     results = Results.read(environment.RESULTS)
     found = {path: blocks.filled(path.read_text(), results, path.parent) for path in PAGES}
+    found[architecture.PICTURE] = architecture.picture()
     for record in results.records:
         found[record.folder / report_page.FILE] = report_page.text(record, record.folder.glob("*.png"))
     for made, sweeps in bench_tables.by_place(results.sweeps):

@@ -21,7 +21,7 @@ from perf.ladder.rungs_and_twins import MODES
 from perf.ladder.tasks import TF32_ROUNDING
 from perf.measure import environment
 from perf.measure.providers import CUBLAS
-from perf.pages import gpt_tables, rung_diff, summary
+from perf.pages import architecture, gpt_tables, rung_diff, summary
 from perf.pages.results import Results
 from perf.tuning import tables as tuning_tables
 from triton_gemm.ladder import LADDER, Rung
@@ -237,5 +237,6 @@ BLOCKS: dict[str, Block] = {
     "accuracy": lambda results, folder: accuracy_tables.tables(results.accuracies),
     "battery": lambda results, folder: battery.tables(results.batteries),
     "tuned": lambda results, folder: tuning_tables.tables(results.tunings),
+    "packages": lambda results, folder: architecture.packages(),
     "gpt": lambda results, folder: gpt_tables.tables(results.models),
 }
