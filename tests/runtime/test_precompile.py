@@ -38,8 +38,10 @@ import json, sys
 from unittest import mock
 import torch
 from tests.support.table_fakes import HOPPER
-from triton_gemm import compat, plan, precompile
-from tests import test_precompile
+from triton_gemm import compat
+from triton_gemm.runtime import plan
+from triton_gemm.runtime import precompile
+from tests.runtime import test_precompile
 
 found = {}
 problems = test_precompile.PROBLEMS

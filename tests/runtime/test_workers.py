@@ -81,7 +81,7 @@ def in_child(work: Callable[[], object]) -> int:
 FORK = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
-from tests import test_workers
+from tests.runtime import test_workers
 test_workers.fork_while_all_is_locked()
 print("done")
 """

@@ -35,10 +35,11 @@ def public() -> dict[str, Callable[..., Any]]:
     found = {name: getattr(triton_gemm, name) for name in triton_gemm.__all__}
     for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         text = path.read_text()
-        names = re.findall(r"\btriton_gemm\.(\w+)\.(\w+)", text)
+        names = re.findall(r"\btriton_gemm\.((?:\w+\.)*\w+)\.(\w+)", text)
         names += [("tables", name) for name in re.findall(r"(?<![\w/.])tables\.(\w+)\(", text)]
         for module, name in names:
-            if not hasattr(triton_gemm, module) or inspect.ismodule(getattr(triton_gemm, module)):
+            first = getattr(triton_gemm, module.partition(".")[0], None)
+            if first is None or inspect.ismodule(first):
                 one = getattr(import_module(f"triton_gemm.{module}"), name, None)
                 if one is not None:
                     found[f"{module}.{name}"] = one
@@ -97,7 +98,7 @@ def right(device: str, folder: Path) -> dict[str, Arguments]:
         "record_shapes": {"path": folder / "shapes.json"},
         "tune": {"shapes": [(64, 64, 64)]},
         "calibrate": {},
-        "policies.set_tuner": {"tuner": None},
+        "runtime.policies.set_tuner": {"tuner": None},
         "tables.store": {"problem": problem, "selection": another(problem), "us": 1.0, "default_us": 2.0, **named},
         "tables.export_to": {"path": exported, **named},
         "tables.import_from": {"path": exported},

@@ -147,7 +147,8 @@ PROGRAM = """
 import torch
 from torch._dynamo.utils import counters
 from torch._inductor.select_algorithm import AlgorithmSelectorCache
-from triton_gemm import inductor, ops
+from triton_gemm import inductor
+from triton_gemm.functional import ops
 
 timed, computed = [], []
 measured = AlgorithmSelectorCache.benchmark_choice.__func__

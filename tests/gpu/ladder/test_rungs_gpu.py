@@ -340,12 +340,12 @@ def test_a_users_configurations_are_tuned(name: str, tuning: list[str], caplog: 
 RING = """
 import sys
 from pathlib import Path
-from tests import mutants
+from tests.support import kernel_mutants
 from tests.support.product_checks import error_within_bound, of_rung
 
-rung = mutants.RUNGS["k11"]
+rung = kernel_mutants.RUNGS["k11"]
 config = rung.configs[0]
-launch = getattr(mutants, sys.argv[1]).load(Path(sys.argv[2])).launch
+launch = getattr(kernel_mutants, sys.argv[1]).load(Path(sys.argv[2])).launch
 size = (8 * config.BLOCK_M, 4 * config.BLOCK_N, config.num_stages * config.BLOCK_K)
 error_within_bound(of_rung(rung, rung.dtypes[0], config, "cuda", launch=launch), size)
 """

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[3]
 PRODUCTS = """
 import torch
 import triton_gemm
-from triton_gemm import plan
+from triton_gemm.runtime import plan
 BF16 = torch.bfloat16
 CALLS = {
     "square": lambda m: triton_gemm.matmul(m(1024, 1024), m(1024, 1024)),

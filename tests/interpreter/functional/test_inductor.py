@@ -33,7 +33,8 @@ import torch
 from torch._dynamo.utils import counters
 from torch._inductor import config
 from torch._inductor.select_algorithm import AlgorithmSelectorCache
-from triton_gemm import inductor, ops
+from triton_gemm import inductor
+from triton_gemm.functional import ops
 
 def products(x, weight, bias, y, z, input):
     return (

@@ -176,7 +176,7 @@ def test_threads_that_disable_take_back_a_rule_each() -> None:
 
 IN_THREADS = """
 import threading, time, torch, triton_gemm
-from triton_gemm import routing
+from triton_gemm.functional import routing
 failures, until = [], time.monotonic() + 3
 
 def multiply():
@@ -278,7 +278,7 @@ def test_a_graph_may_break_within_it(backend: str) -> None:
 
 WITHOUT_CUDA = """
 import torch, triton_gemm
-from triton_gemm import routing
+from triton_gemm.functional import routing
 for attempt in range(2):
     try:
         with triton_gemm.use():
