@@ -206,7 +206,7 @@ release: $(READY) ## build the release that HEAD is, reproducibly; VERSION=0.2.0
 	@'$(PY)' .ci/release.py $(VERSION)
 
 clean: ## remove what was built, the caches and the environment; results in perf/ stay
-	@rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	@find triton_gemm reference_cuda perf examples tests -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 	@rm -rf '$(VENV).discarded' '$(VENV).lock'; \
 	if [ -f '$(VENV)/.made-by-make' ]; then mv '$(VENV)' '$(VENV).discarded'; rm -rf '$(VENV).discarded'; fi
