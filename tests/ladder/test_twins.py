@@ -88,7 +88,7 @@ def compile_for_cpu(tmp_path_factory):
         (folder / header).write_text('#include "cuda_on_cpu.h"\n')
     command = ["g++", "-x", "c++", "-std=c++17", "-O2", "-w", "-shared", "-fPIC", "-fno-gnu-unique"]
     command += ["-fno-strict-aliasing", "-fsanitize=undefined", "-fno-sanitize-recover"]
-    command += [f"-I{folder}", f"-I{ROOT / 'tests'}", f"-I{SOURCES}"]
+    command += [f"-I{folder}", f"-I{ROOT / 'tests' / 'support'}", f"-I{SOURCES}"]
     (folder / "probe.cpp").write_text("_Float16 half;\n")
     probe = [*command, str(folder / "probe.cpp"), "-o", str(folder / "probe.so")]
     if shutil.which("g++") is None or subprocess.run(probe, capture_output=True).returncode:
