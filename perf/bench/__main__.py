@@ -138,7 +138,7 @@ def show_changes(done: Sequence[Sweep], before: Mapping[str, Sweep], least: floa
     return slower
 
 
-def one(suite: Suite, options: sweep.Options, file: Path, surroundings: dict[str, Any], console: Console) -> Sweep:
+def one(suite: Suite, options: sweep.Options, file: Path, surroundings: Mapping[str, Any], console: Console) -> Sweep:
     """Measures a suite, a line for each shape."""
     total = len(chosen(suite, options.limit, options.unseen))
     console.print(f"\n{suite.name}: {suite.reason}", style="bold", highlight=False)

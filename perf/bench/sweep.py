@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -86,7 +86,7 @@ def subjects(problem: Problem, names: Sequence[str]) -> list[Provider]:
     return [replace(PEERS[name](problem), name=name) for name in names]
 
 
-def run(suite: Suite, options: Options, file: Path, surroundings: dict[str, Any], shown: Shown) -> dict[str, Any]:
+def run(suite: Suite, options: Options, file: Path, surroundings: Mapping[str, Any], shown: Shown) -> dict[str, Any]:
     """Measures a suite on the current GPU; `shown(key, result)` is called after each shape. Returns what is in `file`.
 
     Raises DeviceLostError where a provider took the GPU down; what was measured before is kept.

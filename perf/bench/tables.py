@@ -27,12 +27,12 @@ SCORE_COLUMNS = ("suite", "over", "shapes", "geometric mean", "minimum", "target
 WORST = 8  # losing shapes that are named
 
 
-def folder_of(results: Path, surroundings: dict[str, Any]) -> Path:
+def folder_of(results: Path, surroundings: Mapping[str, Any]) -> Path:
     """Where the sweeps of a GPU and a Triton belong."""
     return results / slug(surroundings["gpu"]) / FOLDER / str(surroundings["triton"])
 
 
-def page_of(results: Path, surroundings: dict[str, Any]) -> Path:
+def page_of(results: Path, surroundings: Mapping[str, Any]) -> Path:
     """The page of the shapes of a GPU and a Triton."""
     return folder_of(results, surroundings) / PAGE
 

@@ -2,6 +2,6 @@
 
 - To measure: `tasks` adds to a `record`; `rungs_and_twins` are the providers, `published` the experiments that they
   retell. Without a GPU `static` compiles, `prediction` counts bytes, `interpret` runs Triton's interpreter.
-- To show: `views` reads a record; `tables`, `plots` and `curves`, `targets` and `report_page` are made of that.
+- To show: `views` and `autotuner` read a record; `tables`, `plots`, `curves` and `report_page` are made of that.
 - `by_hand`: runs one rung for `python -m triton_gemm.ladder`. `counters`: what Nsight Compute counts.
 """

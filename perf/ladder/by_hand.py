@@ -6,16 +6,17 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from rich.console import Console
 from rich.text import Text
 
 from perf.common import formats, progress
+from perf.common.dataclass_json import from_json
 from perf.common.formats import Cell
 from perf.common.progress import Task
 from perf.ladder import interpret, rungs_and_twins, static
+from perf.ladder.record import Interpreted, Resources, Result, StaticFacts, Timed
 from perf.measure import providers, timer
 from perf.measure.numerics import mode_of
 from perf.measure.operands import Operands, Problem
@@ -55,9 +56,9 @@ class Work:
                 f"{rung.id} runs on {claims(rung)}, not on {device.name} ({architecture(device.capability)})"
             )
         for config in call.configs:
-            why = rung.illegal(config, device, dtype)
-            if why is not None:
-                raise MistakeError(f"{rung.id} cannot take {spelled(config)} on {device.name}: {why}")
+            reason = rung.illegal(config, device, dtype)
+            if reason is not None:
+                raise MistakeError(f"{rung.id} cannot take {spelled(config)} on {device.name}: {reason}")
         meta = aot.operands(shape, dtype, call.layout)
         configs = call.configs or tuple(rung.legal_configs(device, dtype, aligned=aligned(*meta)))
         if not configs:
@@ -88,8 +89,8 @@ class Lines:
         text = f"{name:<{CONFIG_WIDTH}}" + "".join(f" {word:>{CELL_WIDTH}}" for word in words)
         say(self.console, text.rstrip(), style)
 
-    def failed(self, name: str, result: dict[str, Any]) -> None:
-        say(self.console, f"{name:<{CONFIG_WIDTH}} failed: {_reason(result)}", "red")
+    def failed(self, name: str, reason: str) -> None:
+        say(self.console, f"{name:<{CONFIG_WIDTH}} failed: {reason}", "red")
 
 
 def run(call: Call) -> int:
@@ -126,7 +127,7 @@ def measured(call: Call, rung: Rung, console: Console) -> int:
     for sentence in _left_out(call, work):
         say(console, sentence)
     lines = Lines(console, TIMED)
-    results: dict[GemmConfig, dict[str, Any]] = {}
+    results: dict[GemmConfig, Result] = {}
 
     def compile_all(advance: Callable[[str], None]) -> None:
         laid = Operands(problem, {problem.out_dtype}, 1, empty=True)
@@ -135,34 +136,39 @@ def measured(call: Call, rung: Rung, console: Console) -> int:
         advance("compiled")
 
     def measure_all(advance: Callable[[str], None]) -> None:
-        alone = timer.measure(problem, [cublas], CUBLAS, budget_s, PACE)["providers"][CUBLAS]
-        _show_timed(lines, CUBLAS, alone, problem)
+        _show_timed(lines, CUBLAS, _measured(problem, [cublas], budget_s), problem)
         advance(CUBLAS)
         for config in work.configs:
             own = rungs_and_twins.configured_provider(rung, config, work.shape, work.dtype, work.layout)
-            found = timer.measure(problem, [cublas, own], CUBLAS, budget_s, PACE)["providers"]
-            results[config] = found[own.name]
+            results[config] = _measured(problem, [cublas, own], budget_s)
             _show_timed(lines, spelled(config), results[config], problem)
             advance(spelled(config))
 
     tasks = [Task("compiling", 1, compile_all), Task("measuring", 1 + len(work.configs), measure_all)]
     progress.run(tasks, console)
-    right = {config: result for config, result in results.items() if "time_ms" in result}
+    right = {config: result for config, result in results.items() if isinstance(result, Timed)}
     if len(work.configs) > 1 and right:
-        best = min(right, key=lambda config: float(right[config]["time_ms"]["median"]))
+        best = min(right, key=lambda config: right[config].time_ms.median)
         say(console, "best:", "bold green")
         _show_timed(lines, spelled(best), right[best], problem, "bold green")
     return 0 if len(right) == len(results) else 1
 
 
-def _show_timed(lines: Lines, name: str, result: dict[str, Any], problem: Problem, style: str = "") -> None:
-    if "time_ms" not in result:
-        lines.failed(name, result)
+def _measured(problem: Problem, subjects: Sequence[timer.Provider], budget_s: float) -> Result:
+    """The last of `subjects`, in turn with the others."""
+    results = timer.measure(problem, subjects, CUBLAS, budget_s, PACE)["providers"]
+    result: Result = from_json(Timed | Result, results[subjects[-1].name])
+    return result
+
+
+def _show_timed(lines: Lines, name: str, result: Result, problem: Problem, style: str = "") -> None:
+    if not isinstance(result, Timed):
+        lines.failed(name, result.failed or result.absent or "")
         return
-    ms = result["time_ms"]["median"]
-    share = formats.percent(result["ratio"]["median"]) if result["ratio"] else None  # of cuBLAS, where that was right
+    ms = result.time_ms.median
+    share = formats.percent(result.ratio.median) if result.ratio else None  # of cuBLAS, where that was right
     speed = [formats.number(ms, 4), formats.number(problem.flop / ms / 1e9), share]
-    lines.show(name, [*speed, formats.error(result["error"]["norm"]), *_static_cells(result)], style)
+    lines.show(name, [*speed, formats.error(result.norm), *_static_cells(result)], style)
 
 
 def not_measured(call: Call, rung: Rung, console: Console) -> int:
@@ -182,28 +188,29 @@ def not_measured(call: Call, rung: Rung, console: Console) -> int:
     for sentence in (*_explained(call, work, shape, device), *_left_out(call, work)):
         say(console, sentence)
     lines = Lines(console, ("error",) if INTERPRETED else ("error", *STATIC))
-    errors: dict[str, dict[str, Any]] = {}  # by what the interpreter sees of a configuration
+    errors: dict[str, Interpreted] = {}  # by what the interpreter sees of a configuration
     failed = False
 
-    def show(config: GemmConfig, facts: dict[str, Any]) -> None:
+    def show(config: GemmConfig, facts: StaticFacts | None) -> None:
         nonlocal failed
-        interpreted = errors.get(str(config.meta()), {})
-        wrong = next((result for result in (interpreted, facts) if _reason(result)), None)
-        failed |= wrong is not None
-        if wrong is not None:
-            lines.failed(spelled(config), wrong)
+        interpreted = errors.get(str(config.meta()))
+        reason = (interpreted and interpreted.failed) or (facts and facts.failed)
+        if reason:
+            failed = True
+            lines.failed(spelled(config), reason)
         else:
-            lines.show(spelled(config), [formats.error(interpreted.get("norm")), *_static_cells(facts)])
+            error = formats.error(interpreted.norm if interpreted else None)
+            lines.show(spelled(config), [error, *_static_cells(facts or Resources())])
 
     def interpret_all(advance: Callable[[str], None]) -> None:
-        def done(key: str, row: dict[str, Any]) -> None:
-            if "absent" in row:
-                raise MistakeError(f"{rung.id}: {row['absent']}")
+        def done(key: str, row: Interpreted) -> None:
+            if row.absent is not None:
+                raise MistakeError(f"{rung.id}: {row.absent}")
             seen = by_key[key]
             errors[seen] = row
             for config in work.configs if INTERPRETED else ():
                 if str(config.meta()) == seen:
-                    show(config, {})
+                    show(config, None)
             advance(spelled(seen_apart[seen].config or rung.configs[0]))
 
         try:
@@ -212,7 +219,7 @@ def not_measured(call: Call, rung: Rung, console: Console) -> int:
             say(console, f"error: none, since the interpreter does not run here ({error}).")
 
     def compile_all(advance: Callable[[str], None]) -> None:
-        def done(key: str, facts: dict[str, Any]) -> None:
+        def done(key: str, facts: StaticFacts) -> None:
             show(jobs[key].config, facts)
             advance(spelled(jobs[key].config))
 
@@ -237,17 +244,17 @@ def not_measured(call: Call, rung: Rung, console: Console) -> int:
 def _explained(call: Call, work: Work, shape: Size, device: DeviceInfo) -> list[str]:
     """Why there are no timings, and what there is."""
     if INTERPRETED:
-        why = "TRITON_INTERPRET=1 is set, so nothing is timed or compiled; unset it for registers and the like."
+        reason = "TRITON_INTERPRET=1 is set, so nothing is timed or compiled; unset it for registers and the like."
     elif call.arch is not None:
-        why = "These are no timings: --arch asks what the compiler makes of the rung."
+        reason = "These are no timings: --arch asks what the compiler makes of the rung."
     else:
-        why = "These are no timings: torch sees no CUDA GPU here."
+        reason = "These are no timings: torch sees no CUDA GPU here."
     M, N, K = shape
     of_error = f"error: in Triton's interpreter at {M} x {N} x {K}, against fp64."
     if not work.rung.interpretable:
         of_error = "error: none, since Triton's interpreter does not know Gluon."
     of_facts = f"registers, shared memory, spills: compiled for {architecture(device.capability)}."
-    return [why, of_error] if INTERPRETED else [why, of_error, of_facts]
+    return [reason, of_error] if INTERPRETED else [reason, of_error, of_facts]
 
 
 def _left_out(call: Call, work: Work) -> list[str]:
@@ -258,13 +265,8 @@ def _left_out(call: Call, work: Work) -> list[str]:
     return [f"{count} of {len(work.rung.configs)} configurations are left out, as the autotuner does on such operands."]
 
 
-def _static_cells(facts: dict[str, Any]) -> list[Cell]:
-    return [facts.get("registers"), formats.kib(facts.get("shared")), facts.get("spills")]
-
-
-def _reason(result: dict[str, Any]) -> str | None:
-    """Why there is nothing to show, or None."""
-    return result.get("failed") or result.get("absent")
+def _static_cells(facts: Resources) -> list[Cell]:
+    return [facts.registers, formats.kib(facts.shared), facts.spills]
 
 
 def say(console: Console, text: str, style: str = "") -> None:

@@ -14,12 +14,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from perf.common import arguments as args
 from perf.ladder.published import twin_of
+from perf.ladder.record import Counters, Loads
 from perf.measure import operands
 from perf.measure.environment import ROOT
 from reference_cuda import TWINS, TwinUnavailable, load
@@ -34,37 +34,27 @@ SIZE = 1024
 TAUGHT = {"S3.3": (SIZE / 16, 2 * SIZE), "S3.4": (SIZE / 32, 9 * SIZE / 8)}
 
 
-def read() -> dict[str, Any]:
+def read() -> Counters:
     """For each kernel the taught and the counted loads, or why they could not be counted."""
     if shutil.which("ncu") is None:
-        return {"unavailable": "ncu (Nsight Compute) is not on PATH"}
-    found: dict[str, Any] = {}
+        return Counters(unavailable="ncu (Nsight Compute) is not on PATH")
+    loads = {}
     for kernel_id, taught in TAUGHT.items():
         try:
             counted = _count(kernel_id)
         except (OSError, subprocess.SubprocessError, KeyError, ValueError) as error:
             output = getattr(error, "stdout", None) or str(error)
-            why = next((line for line in output.splitlines() if "ERR" in line), output.splitlines()[-1])
-            return {"unavailable": f"ncu failed: {why.strip()}"}
-        found[kernel_id] = {name: {"taught": taught[i], "counted": counted[name]} for i, name in enumerate(METRICS)}
-    return found
+            reason = next((line for line in output.splitlines() if "ERR" in line), output.splitlines()[-1])
+            return Counters(unavailable=f"ncu failed: {reason.strip()}")
+        loads[kernel_id] = {name: Loads(taught=taught[i], counted=counted[name]) for i, name in enumerate(METRICS)}
+    return Counters(loads=loads)
 
 
 def _count(kernel_id: str) -> dict[str, float]:
     """Words loaded for each result."""
     twin, variant = twin_of(kernel_id)
-    command = [
-        "ncu",
-        "--csv",
-        "--page",
-        "raw",
-        "--print-units",
-        "base",
-        "--clock-control",
-        "none",
-        "--metrics",
-        ",".join(METRICS.values()),
-    ]
+    command = ["ncu", "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none"]
+    command += ["--metrics", ",".join(METRICS.values())]
     command += ["--kernel-name", f"regex:{variant.kernel.partition('<')[0]}"]
     command += [sys.executable, "-m", "perf.ladder.counters", twin.stem, variant.name, str(SIZE)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)

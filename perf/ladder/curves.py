@@ -13,18 +13,9 @@ import triton
 from matplotlib.axes import Axes
 
 from perf.common import formats
-from perf.common.style import (
-    BLACK,
-    CUBLAS_LOOK,
-    LABEL_SIZE,
-    PALE,
-    PALETTE,
-    label_ends,
-    note,
-    save,
-)
+from perf.common.style import BLACK, CUBLAS_LOOK, LABEL_SIZE, PALE, PALETTE, label_ends, note, save
 from perf.ladder import views
-from perf.ladder.record import Record
+from perf.ladder.record import ProblemResult, Record
 from perf.ladder.rungs_and_twins import MODE_TITLES, stem_of
 from perf.measure.providers import CUBLAS
 from reference_cuda import TWINS
@@ -116,16 +107,15 @@ def _look(provider: str) -> dict[str, Any]:
     return rung_look(provider) if provider.startswith("k") else twin_look(stem_of(provider))
 
 
-def _sweep_table(problems: dict[int, dict[str, Any]], names: Sequence[str], path: Path) -> None:
-    rows: list[tuple[Any, ...]] = []
+def _sweep_table(problems: dict[int, ProblemResult], names: Sequence[str], path: Path) -> None:
+    rows: list[Sequence[object]] = []
     for size, problem in problems.items():
         for provider in names:
-            speeds = views.speeds(problem, provider)
-            if speeds:
-                result = problem["providers"][provider]
-                ratio = result["ratio"]["median"] if result["ratio"] else float("nan")
-                figures = (*speeds, result["time_ms"]["median"], ratio, result["call_us"], result["error"]["norm"])
-                rows.append((size, provider, *(f"{figure:.4g}" for figure in figures), result.get("config", "")))
+            speeds, result = views.speeds(problem, provider), problem.timed(provider)
+            if speeds and result:
+                ratio = result.ratio.median if result.ratio else float("nan")
+                figures = (*speeds, result.time_ms.median, ratio, result.call_us, result.norm)
+                rows.append((size, provider, *(f"{figure:.4g}" for figure in figures), result.config or ""))
     with path.open("w", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows([SWEEP_COLUMNS, *rows])
 

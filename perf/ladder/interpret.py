@@ -13,11 +13,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
+from perf.common.dataclass_json import from_json, to_json
+from perf.ladder.record import Interpreted
 from perf.measure import numerics
 from perf.measure.environment import ROOT
 from triton_gemm.compat import INTERPRETED
@@ -76,7 +78,7 @@ def jobs(rungs: Iterable[Rung]) -> list[Job]:
     return [Job(rung, dtype, case) for rung in rungs if rung.interpretable for dtype in rung.dtypes for case in CASES]
 
 
-def run(pending: Iterable[Job], done: Callable[[str, dict[str, Any]], None]) -> None:
+def run(pending: Iterable[Job], done: Callable[[str, Interpreted], None]) -> None:
     """Runs every job, in a child process where this one compiles; `done` hears of each as it ends.
 
     Raises UnavailableError with the child's last words if it ends early.
@@ -95,8 +97,8 @@ def run(pending: Iterable[Job], done: Callable[[str, dict[str, Any]], None]) -> 
         try:
             assert child.stdout is not None and child.stderr is not None
             for line in child.stdout:
-                row = json.loads(line)
-                done(row.pop("key"), row)
+                ((key, row),) = json.loads(line).items()
+                done(key, from_json(Interpreted, row))
             words = child.stderr.read()
             if child.wait():
                 raise UnavailableError(words.strip().splitlines()[-1] if words.strip() else "no word of why")
@@ -105,7 +107,7 @@ def run(pending: Iterable[Job], done: Callable[[str, dict[str, Any]], None]) -> 
             raise
 
 
-def interpret(job: Job) -> dict[str, Any]:
+def interpret(job: Job) -> Interpreted:
     """One job: its error, and `failed` if that is beyond the bound or the rung raises."""
     rung, dtype, (M, N, K, alpha, beta) = job.rung, job.dtype, job.case
     generator = torch.Generator().manual_seed(0)
@@ -117,25 +119,26 @@ def interpret(job: Job) -> dict[str, Any]:
     a, b, c0 = draw(M, K, job.layout[0]), draw(K, N, job.layout[1]), draw(M, N)
     c = c0.clone() if beta else torch.full_like(c0, float("nan"))
     begin = time.perf_counter()
-    row: dict[str, Any] = {"rung": rung.name, "dtype": str(dtype).removeprefix("torch."), "M": M, "N": N, "K": K}
+    row = Interpreted(rung=rung.name, dtype=str(dtype).removeprefix("torch."), M=M, N=N, K=K)
     try:
         rung.launch(a, b, c, alpha, beta, config=job.config)
     except UnsupportedOperandError as error:
-        return {**row, "absent": str(error)}
+        return replace(row, absent=str(error))
     except Exception as error:
-        return {**row, "failed": f"{type(error).__name__}: {error}".splitlines()[0]}
+        return replace(row, failed=f"{type(error).__name__}: {error}".splitlines()[0])
     mode = numerics.mode_of(rung.precision, dtype)
     expected = numerics.reference(a, b, c0, alpha, beta)
     share = (c.double() - expected).abs() / numerics.error_bound(a, b, c0, alpha, beta, mode, dtype)
     worst = float(share.max()) if bool(share.isfinite().all()) else float("inf")
-    row |= {
-        "alpha": alpha,
-        "beta": beta,
-        "norm": float((c.double() - expected).norm() / expected.norm()),
-        "bound": worst,
-        "seconds": time.perf_counter() - begin,
-    }
-    return {**row, "failed": f"a result is off by {worst:.3g} times the bound"} if worst > 1 else row
+    return replace(
+        row,
+        alpha=alpha,
+        beta=beta,
+        norm=float((c.double() - expected).norm() / expected.norm()),
+        bound=worst,
+        seconds=time.perf_counter() - begin,
+        failed=f"a result is off by {worst:.3g} times the bound" if worst > 1 else None,
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -156,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         pending = [Job.from_json(made) for made in given.jobs]
     for job in pending:
-        print(json.dumps({"key": job.key, **interpret(job)}), flush=True)
+        print(json.dumps({job.key: to_json(interpret(job))}), flush=True)
 
 
 if __name__ == "__main__":

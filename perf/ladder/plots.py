@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,8 @@ from perf.common.style import (
     plain_log,
     save,
 )
-from perf.ladder import curves, published, static, tuning, tuning_plots, views
-from perf.ladder.record import Record
+from perf.ladder import autotuner, curves, published, static, views
+from perf.ladder.record import Record, StaticFacts, Timed
 
 ARCHITECTURE_MARKS = "os^vP"
 
@@ -45,7 +45,7 @@ def everything(record: Record, folder: Path) -> list[Path]:
         pictures += [experiment(record, source, folder) for source in views.compared_experiments(record)]
         if views.factors(record):
             pictures.append(factors(record, folder))
-        if any("registers" in facts for facts in record["static"].values()):
+        if any(facts.registers is not None for facts in record.static.values()):
             pictures += [static_resources(record, folder), static_ceilings(record, folder)]
     return pictures + tunings(record, folder)
 
@@ -53,7 +53,7 @@ def everything(record: Record, folder: Path) -> list[Path]:
 def tunings(record: Record, folder: Path) -> list[Path]:
     """A picture for each rung whose tuning is recorded at the ladder's size."""
     with plt.rc_context({**STYLE, "savefig.dpi": 120}):  # there are many, with much text
-        return [tuning_plots.configurations(found, folder) for found in tuning.shown(record)]
+        return [autotuner.draw(tuning, folder) for tuning in autotuner.shown(record)]
 
 
 def ladder(record: Record, folder: Path) -> Path:
@@ -64,8 +64,9 @@ def ladder(record: Record, folder: Path) -> Path:
     smallest = min(filter(None, [s.tflops for s in steps] + [s.twin_tflops for s in steps]), default=0.1)
     for row, step in enumerate(steps):
         apart = 0.19 if step.twin else 0
-        _ladder_bar(axes, row - apart, step, step.own, TRITON)
-        _ladder_bar(axes, row + apart, step, step.twin_result, CUDA)
+        _ladder_bar(axes, row - apart, step, step.rung.name, TRITON)
+        if step.twin:
+            _ladder_bar(axes, row + apart, step, step.twin, CUDA)
         if step.cublas_tflops:
             axes.plot([step.cublas_tflops] * 2, [row - 0.42, row + 0.42], color=BLACK, linewidth=1)
             axes.plot(step.cublas_tflops, row, markersize=5, **CUBLAS_LOOK)
@@ -95,22 +96,20 @@ TWIN = (
 LADDER_COLUMNS = ((1.02, "TFLOPS"), (1.17, "of cuBLAS"), (1.37, "regs"), (1.48, "shared"), (1.64, "spills"))
 
 
-def _ladder_bar(axes: Axes, y: float, step: views.Step, result: dict[str, Any] | None, colour: str) -> None:
-    if result is None:
+def _ladder_bar(axes: Axes, y: float, step: views.Step, provider: str, colour: str) -> None:
+    result = step.problem.providers[provider]
+    if not isinstance(result, Timed):
+        reason = "failed its check" if result.failed is not None else "not run on this GPU"
+        axes.text(0.01, y, reason, transform=axes.get_yaxis_transform(), fontsize=8.5, color=GREY, va="center")
         return
-    if not views.timed(result):
-        why = "failed its check" if "failed" in result else "not run on this GPU"
-        axes.text(0.01, y, why, transform=axes.get_yaxis_transform(), fontsize=8.5, color=GREY, va="center")
-        return
-    tflops = views.tflops(step.problem, result)
+    tflops = step.problem.tflops_in(result.time_ms.median)
     axes.barh(y, tflops, height=0.36, color=colour)
-    shared = result.get("shared")
     cells = (
         formats.number(tflops),
-        formats.percent(step.share(result)),
-        result.get("registers"),
-        f"{shared / 1024:.0f} KiB" if shared is not None else None,
-        result.get("spills"),
+        formats.percent(step.share(provider)),
+        result.registers,
+        f"{result.shared / 1024:.0f} KiB" if result.shared is not None else None,
+        result.spills,
     )
     for (x, _), cell in zip(LADDER_COLUMNS, cells, strict=True):
         says = "" if cell is None else str(cell)
@@ -161,9 +160,7 @@ def factors(record: Record, folder: Path) -> Path:
 
 
 def _pairs(
-    names: Sequence[str],
-    series: dict[str, tuple[Sequence[float | None], str]],
-    columns: dict[str, Any],
+    names: Sequence[str], series: dict[str, tuple[Sequence[float | None], str]], columns: dict[str, Any]
 ) -> tuple[Figure, Axes]:
     """A row for each name: a dot and a ring for the two series, joined; and columns of text."""
     figure, axes = plt.subplots(figsize=(5.2, 0.36 * len(names) + 0.7))
@@ -191,32 +188,40 @@ def _pairs(
     return figure, axes
 
 
+Panels = dict[str, Callable[[StaticFacts], float | None]]
+
+
 def static_resources(record: Record, folder: Path) -> Path:
     """Registers and shared memory of the default configurations, by architecture."""
-    panels = {"registers a thread (255 at most)": ("registers", 1), "shared memory a block, KiB": ("shared", 1024)}
+    panels: Panels = {
+        "registers a thread (255 at most)": lambda facts: facts.registers,
+        "shared memory a block, KiB": lambda facts: None if facts.shared is None else facts.shared / 1024,
+    }
     return _static(record, "what each rung's default configuration takes", panels, folder / "static-resources.png")
 
 
 def static_ceilings(record: Record, folder: Path) -> Path:
     """The predicted ceiling of the default configurations, as a share of each architecture's units."""
-    panels = {"% of the units' peak": ("ceiling_share", 0.01)}
+    panels: Panels = {
+        "% of the units' peak": lambda facts: None if facts.ceiling_share is None else facts.ceiling_share / 0.01
+    }
     return _static(record, "the ceiling that counting bytes predicts", panels, folder / "static-ceilings.png")
 
 
-def _static(record: Record, title: str, panels: dict[str, Any], path: Path) -> Path:
+def _static(record: Record, title: str, panels: Panels, path: Path) -> Path:
     """A panel for each fact, a row for each rung, a mark for each architecture."""
     rungs = views.static_defaults(record)
     seen = {target for facts in rungs.values() for target in facts}
     targets = [target for target in static.ARCHITECTURES if target in seen]
     height = 0.5 * len(rungs) + 1
     figure, all_axes = plt.subplots(1, len(panels), figsize=(8, height), sharey=True, squeeze=False)
-    for axes, (label, (key, scale)) in zip(all_axes[0], panels.items(), strict=True):
+    for axes, (label, read) in zip(all_axes[0], panels.items(), strict=True):
         for i, target in enumerate(targets):
             offset = 0.84 * ((i + 0.5) / len(targets) - 0.5)
             points = [
-                (facts[target][key] / scale, row + offset)
+                (value, row + offset)
                 for row, facts in enumerate(rungs.values())
-                if key in facts.get(target, {})
+                if target in facts and (value := read(facts[target])) is not None
             ]
             look = {"color": PALETTE[i], "marker": ARCHITECTURE_MARKS[i], "markersize": 4.5}
             if points:

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from perf.common import formats
-from perf.ladder import static, tables, targets, tuning, views
-from perf.ladder.record import Record
+from perf.ladder import autotuner, static, tables, views
+from perf.ladder.record import COUNTERS, Counters, Record
 from perf.ladder.rungs_and_twins import MODE_TITLES
-from perf.ladder.tasks import COUNTERS, TF32_ROUNDING
 from perf.measure.environment import origin
 from triton_gemm.ladder import LADDER
 
@@ -88,33 +87,33 @@ def _gpu_sections(record: Record, pictures: set[str]) -> Iterator[str]:
 
 
 def _tunings(record: Record, pictures: set[str]) -> Iterator[str]:
-    found = tuning.shown(record)
-    if not found:
+    tunings = autotuner.shown(record)
+    if not tunings:
         return
     yield "## What the autotuner timed"
-    yield tuning.HOW
-    yield origin([each.made for each in found], "ladder")
-    for each in found:
-        yield f"### {each.rung.id} {each.rung.title}"
-        yield from _picture(tuning.picture(each.rung), f"every configuration of {each.rung.id}", pictures)
-        yield tuning.says(each)
-        yield tables.tuning(each)
+    yield autotuner.HOW
+    yield origin([tuning.made for tuning in tunings], "ladder")
+    for tuning in tunings:
+        yield f"### {tuning.rung.id} {tuning.rung.title}"
+        yield from _picture(autotuner.picture(tuning.rung), f"every configuration of {tuning.rung.id}", pictures)
+        yield autotuner.says(tuning)
+        yield tables.tuning(tuning)
 
 
 def _findings(record: Record) -> Iterator[str]:
-    found = list(targets.outcomes(record))
-    if found:
+    outcomes = list(views.outcomes(record))
+    if outcomes:
         yield "## Findings"
         yield "\n".join(
             f"- {'met' if outcome.met else '**missed**'}: {outcome.what} ({outcome.measured:.2f})"
-            for outcome in sorted(found, key=lambda outcome: outcome.met)
+            for outcome in sorted(outcomes, key=lambda outcome: outcome.met)
         )
     off = [f for f in views.factors(record) if f.measured and not 0.8 <= f.measured / f.predicted <= 1.25]
     if off:
         yield "Predictions off by more than a quarter:\n\n" + "\n".join(
             f"- {f.rung.name} over {f.over}: {f.predicted:g} predicted, {f.measured:.2f} measured" for f in off
         )
-    doubtful = list(targets.suspicious(record))
+    doubtful = list(views.suspicious(record))
     if doubtful:
         yield "Too good to be believed before it is explained:\n\n" + _bullets(doubtful)
     if record.failures():
@@ -148,13 +147,14 @@ def _experiments(record: Record, pictures: set[str]) -> Iterator[str]:
         yield f"### {source.id}: {source.source}, {source.size} x {source.size} x {source.size}"
         yield from _picture(f"experiment-{source.id}.png", f"speed-ups of {source.id}", pictures)
         yield tables.experiment(record, source)
-    if COUNTERS in record["experiments"]:
+    counters = record.experiments.get(COUNTERS)
+    if isinstance(counters, Counters):
         yield "### What S3 teaches of memory, and the counters"
-        yield tables.counters(record)
-    if TF32_ROUNDING in record["experiments"]:
-        size = record["experiments"][TF32_ROUNDING]["size"]
-        yield f"## Who rounds TF32 operands, {size} x {size} x {size}"
-        yield tables.tf32_rounding(record)
+        yield tables.counters(counters)
+    rounding = record.tf32_rounding
+    if rounding:
+        yield f"## Who rounds TF32 operands, {rounding.size} x {rounding.size} x {rounding.size}"
+        yield tables.tf32_rounding(rounding)
 
 
 def _cpu_sections(record: Record, pictures: set[str]) -> Iterator[str]:
@@ -165,13 +165,13 @@ def _cpu_sections(record: Record, pictures: set[str]) -> Iterator[str]:
     )
     if record.failures():
         yield "## Failed\n\n" + _bullets(record.failures())
-    if record["interpreter"]:
+    if record.interpreter:
         yield "## Right or wrong: every rung in the interpreter, against fp64"
         yield tables.interpreter(record)
         missing = [rung.name for rung in LADDER if not rung.interpretable]
         if missing:
             yield f"The interpreter cannot run Gluon: {', '.join(missing)} is only compiled here."
-    if record["static"]:
+    if record.static:
         yield "## Static facts, not timings"
         yield from _picture("static-resources.png", "registers and shared memory by architecture", pictures)
         yield tables.static_facts(record)
@@ -189,11 +189,7 @@ def _cpu_sections(record: Record, pictures: set[str]) -> Iterator[str]:
 
 def _made(record: Record) -> Iterator[str]:
     environment = record.environment
-    clocks = [
-        problem["clocks_after"]["clocks_sm"]
-        for problem in record["problems"].values()
-        if problem["clocks_after"]["clocks_sm"]
-    ]
+    clocks = [clock for problem in record.problems.values() if (clock := problem.clocks_after.clocks_sm)]
     facts = {
         "date": environment["date"],
         "GPU": environment["gpu"],

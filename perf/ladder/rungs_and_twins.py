@@ -6,11 +6,13 @@ import math
 import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 
 from perf.ladder import static
+from perf.ladder.record import Resources, Spread, StaticFacts, TunedConfig
 from perf.measure.operands import MODE_DTYPES
 from perf.measure.timer import Provider
 from reference_cuda import TWINS, LoadedTwin, TwinUnavailable, Variant, resources
@@ -50,11 +52,11 @@ def rung_provider(rung: Rung, size: tuple[int, int, int], dtype: torch.dtype, *,
 
     def details(*_: torch.Tensor) -> dict[str, Any]:
         config = tuned_config(rung)
-        facts = compiled(rung, config, size, dtype, capability) if inspect else {}
-        timed = timings(rung)
-        for name, found in compiled_together(rung, timed, size, dtype, capability).items() if inspect else ():
-            timed[name] |= found
-        return {"config": str(config), **facts, "tuning": timed}
+        details = {"config": str(config), "tuning": timings(rung)}
+        if inspect:
+            details |= asdict(compiled(rung, config, size, dtype, capability))
+            details["tuning"] = inspected(rung, timings(rung), size, dtype, capability)
+        return details
 
     return Provider(rung.name, call if runs_on(rung, capability) else refuse, details=details)
 
@@ -71,35 +73,40 @@ def tuned_config(rung: Rung) -> GemmConfig:
     return gemm_config(TUNERS[rung.id].best_config)
 
 
-def timings(rung: Rung) -> dict[GemmConfig, dict[str, Any]]:
+def timings(rung: Rung) -> dict[GemmConfig, TunedConfig]:
     """Milliseconds of every configuration in the last tuning of a rung, as `triton.autotune` took them (`do_bench`:
-    median, p20, p80), in the order of the list; nothing of what failed, no configuration where nothing was tuned."""
+    median, p20, p80), in the order of the list; no time of what failed, no configuration where nothing was tuned."""
     if rung.id not in TUNERS:
         return {}
-    found = {}
+    timed = {}
     for config, (median, p20, p80) in TUNERS[rung.id].configs_timings.items():
-        time_ms = {"median": median, "p20": p20, "p80": p80}
-        found[gemm_config(config)] = {"time_ms": time_ms} if math.isfinite(median) else {}
-    return found
+        time_ms = Spread(median=median, p20=p20, p80=p80) if math.isfinite(median) else None
+        timed[gemm_config(config)] = TunedConfig(time_ms=time_ms)
+    return timed
 
 
-def compiled_together(
+def inspected(
     rung: Rung,
-    configs: Iterable[GemmConfig],
+    tuning: dict[GemmConfig, TunedConfig],
     size: tuple[int, int, int],
     dtype: torch.dtype,
     capability: tuple[int, int],
-) -> dict[GemmConfig, dict[str, Any]]:
-    """Of each configuration registers, shared memory, spills and blocks an SM, compiled on all cores."""
-    jobs = {job.key: job for config in configs for job in [static.Job(rung, config, capability, False, size, dtype)]}
-    found: dict[GemmConfig, dict[str, Any]] = {}
+) -> dict[GemmConfig, TunedConfig]:
+    """With registers, shared memory, spills and blocks an SM of each configuration, compiled on all cores."""
+    jobs = {job.key: job for config in tuning for job in [static.Job(rung, config, capability, False, size, dtype)]}
+    compiled = dict(tuning)
 
-    def done(key: str, facts: dict[str, Any]) -> None:
-        kept = ("registers", "shared", "spills", "blocks_per_sm")
-        found[jobs[key].config] = {name: facts[name] for name in kept if name in facts}
+    def done(key: str, facts: StaticFacts) -> None:
+        compiled[jobs[key].config] = replace(
+            tuning[jobs[key].config],
+            registers=facts.registers,
+            shared=facts.shared,
+            spills=facts.spills,
+            blocks_per_sm=facts.blocks_per_sm,
+        )
 
     static.compile_all(jobs.values(), done)
-    return found
+    return compiled
 
 
 def configured_provider(
@@ -111,7 +118,8 @@ def configured_provider(
     def call(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
         rung.launch(a, b, c, config=config)
 
-    return Provider(str(config), call, details=lambda *_: compiled(rung, config, size, dtype, capability, layout))
+    where = (size, dtype, capability, layout)
+    return Provider(str(config), call, details=lambda *_: asdict(compiled(rung, config, *where)))
 
 
 def compiled(
@@ -121,10 +129,10 @@ def compiled(
     dtype: torch.dtype,
     capability: tuple[int, int],
     layout: str = "nn",
-) -> dict[str, Any]:
-    """Registers, shared memory and spills of the kernel that multiplies."""
+) -> Resources:
+    """Those of the kernel that multiplies."""
     kernel = aot.compile_launch(static.capture(rung, config, size, dtype, layout), capability)
-    return {"registers": kernel.registers, "shared": kernel.shared, "spills": kernel.spills}
+    return Resources(registers=kernel.registers, shared=kernel.shared, spills=kernel.spills)
 
 
 def precompile(rungs: Iterable[Rung], size: tuple[int, int, int], dtype: torch.dtype) -> None:
@@ -168,13 +176,13 @@ def compile_together(
         list(pool.map(compile_one, launches))
 
 
-def twin_provider(loaded: LoadedTwin, variant: Variant, resources: dict[str, Any]) -> Provider:
-    """A CUDA twin in one of its variants; `resources` is what its kernel takes."""
+def twin_provider(loaded: LoadedTwin, variant: Variant, resources: Resources) -> Provider:
+    """A CUDA twin in one of its variants; `resources` is what its kernel takes, if known."""
     return Provider(
         twin_name(loaded.twin.stem, variant),
         lambda a, b, c: loaded.launch(a, b, c, variant=variant.name),
         out_dtype=variant.out_dtype,
-        details=lambda *_: {"config": variant.params, **resources},
+        details=lambda *_: {"config": variant.params, **asdict(resources)},
     )
 
 
@@ -187,15 +195,15 @@ def stem_of(provider: str) -> str:
     return provider.partition("/")[0]
 
 
-def twin_resources(stem: str, arch: str) -> dict[str, dict[str, Any]]:
-    """Registers, shared memory and spilled bytes of each variant of a twin, as ptxas tells; empty without nvcc."""
+def twin_resources(stem: str, arch: str) -> dict[str, Resources]:
+    """Those of each variant of a twin, as ptxas tells; empty without nvcc."""
     try:
         kernels = resources(stem, arch)
     except TwinUnavailable:
         return {}
-    found = {}
+    by_variant = {}
     for variant in TWINS[stem].variants:
         kernel = kernels[variant.kernel]
         spills = kernel.spill_stores + kernel.spill_loads
-        found[variant.name] = {"registers": kernel.registers, "shared": kernel.shared, "spills": spills}
-    return found
+        by_variant[variant.name] = Resources(registers=kernel.registers, shared=kernel.shared, spills=spills)
+    return by_variant

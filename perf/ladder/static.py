@@ -6,12 +6,12 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 
 from perf.ladder import prediction
+from perf.ladder.record import StaticFacts
 from perf.measure.numerics import mode_of
 from triton_gemm.config import GemmConfig
 from triton_gemm.hardware.device import architecture, device_of_capability
@@ -87,19 +87,19 @@ def capture(
     return launches[-1]
 
 
-def compile_all(pending: Iterable[Job], done: Callable[[str, dict[str, Any]], None]) -> None:
+def compile_all(pending: Iterable[Job], done: Callable[[str, StaticFacts], None]) -> None:
     """Compiles on all cores; `done` hears of each job in this thread.
 
     Threads do: Triton's passes and ptxas leave the interpreter free. Launches are captured one after another,
     because capturing replaces a method of Triton's for a moment.
     """
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        futures: dict[Future[dict[str, Any]], Job] = {}
+        futures: dict[Future[StaticFacts], Job] = {}
         for job in pending:
             try:
                 launch = capture(job.rung, job.config, job.size, job.dtype, job.layout)
             except Exception as error:
-                done(job.key, {**identity(job), "failed": one_line(error)})
+                done(job.key, replace(identity(job), failed=one_line(error)))
             else:
                 futures[pool.submit(facts, job, launch)] = job
         try:
@@ -110,42 +110,39 @@ def compile_all(pending: Iterable[Job], done: Callable[[str, dict[str, Any]], No
             raise
 
 
-def identity(job: Job) -> dict[str, Any]:
-    return {
-        "rung": job.rung.name,
-        "target": job.target,
-        "config": str(job.config),
-        "dtype": str(job.dtype).removeprefix("torch."),
-        "default": job.default,
-    }
+def identity(job: Job) -> StaticFacts:
+    """Which job it is, and no facts."""
+    return StaticFacts(
+        rung=job.rung.name,
+        target=job.target,
+        config=str(job.config),
+        dtype=str(job.dtype).removeprefix("torch."),
+        default=job.default,
+    )
 
 
-def facts(job: Job, launch: aot.CapturedLaunch) -> dict[str, Any]:
+def facts(job: Job, launch: aot.CapturedLaunch) -> StaticFacts:
     """The facts of one job; `failed` with the compiler's words where it does not compile."""
     try:
         kernel = aot.compile_launch(launch, job.capability)
     except Exception as error:
-        return {**identity(job), "failed": one_line(error)}
+        return replace(identity(job), failed=one_line(error))
     threads = re.search(r"\.reqntid (\d+)", kernel.asm["ptx"])  # k11 has more warps than its configuration says
     warps = int(threads[1]) // 32 if threads else job.config.num_warps
-    best = prediction.ceiling(
-        job.config,
-        mode_of(job.rung.precision, job.dtype),
-        job.dtype.itemsize,
-        job.capability,
+    mode = mode_of(job.rung.precision, job.dtype)
+    best = prediction.ceiling(job.config, mode, job.dtype.itemsize, job.capability)
+    return replace(
+        identity(job),
+        registers=kernel.registers,
+        shared=kernel.shared,
+        spills=kernel.spills,
+        blocks_per_sm=prediction.blocks_per_sm(kernel.registers, kernel.shared, warps, job.capability),
+        instructions=sum(kernel.instructions.values()),
+        mix={kind: sum(kernel.instructions[opcode] for opcode in opcodes) for kind, opcodes in KINDS.items()},
+        ceiling_tflops=best.tflops,
+        ceiling_share=best.share,
+        ceiling_limit=best.limit,
     )
-    return {
-        **identity(job),
-        "registers": kernel.registers,
-        "shared": kernel.shared,
-        "spills": kernel.spills,
-        "blocks_per_sm": prediction.blocks_per_sm(kernel.registers, kernel.shared, warps, job.capability),
-        "instructions": sum(kernel.instructions.values()),
-        "mix": {kind: sum(kernel.instructions[opcode] for opcode in opcodes) for kind, opcodes in KINDS.items()},
-        "ceiling_tflops": best.tflops,
-        "ceiling_share": best.share,
-        "ceiling_limit": best.limit,
-    }
 
 
 def one_line(error: Exception) -> str:

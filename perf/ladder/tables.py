@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from perf.common import formats
 from perf.common.formats import Cell
 from perf.ladder import published, static, views
-from perf.ladder.record import Record
-from perf.ladder.tasks import COUNTERS, TF32_ROUNDING
-from perf.ladder.tuning import Tuning
+from perf.ladder.autotuner import Tuning
+from perf.ladder.record import Counters, Record, TF32Rounding
 from perf.measure.environment import short
 from perf.measure.numerics import mode_of
 from triton_gemm.ladder.command import spelled
@@ -40,47 +38,46 @@ def ladders(records: Sequence[Record]) -> str:
 
 
 def _ladder_row(step: views.Step) -> list[Cell]:
-    own, other = step.tflops, step.twin_tflops
-    outcome = formats.number(own) or ("failed" if "failed" in step.own else "not run")
+    own = step.own
     return [
         f"{step.rung.id} {step.rung.title}",
         mode_of(step.rung.precision, step.rung.dtypes[0]),
-        outcome,
-        formats.percent(step.share(step.own)),
+        formats.number(step.tflops) or ("failed" if own.failed is not None else "not run"),
+        formats.percent(step.share(step.rung.name)),
         step.twin.replace("_", " ", 1).replace("_", "-") if step.twin else None,
-        formats.number(other),
-        f"{own / other:.2f}" if own and other else None,
-        formats.error(step.own.get("error", {}).get("norm")),
-        step.own.get("registers"),
-        formats.kib(step.own.get("shared")),
-        step.own.get("spills"),
+        formats.number(step.twin_tflops),
+        f"{step.over_twin:.2f}" if step.over_twin else None,
+        formats.error(own.norm),
+        own.registers,
+        formats.kib(own.shared),
+        own.spills,
     ]
 
 
 def configurations(record: Record) -> str:
     """What the autotuner chose for each rung on the ladder, and what a call costs Python."""
     rows = [
-        (f"{step.rung.id} {step.rung.title}", step.own.get("config"), formats.number(step.own.get("call_us")))
+        (f"{step.rung.id} {step.rung.title}", own.config, formats.number(own.call_us))
         for step in views.ladder(record)
-        if step.tflops
+        if (own := step.problem.timed(step.rung.name))
     ]
     return formats.table(["rung", "configuration", "call µs"], rows)
 
 
-def tuning(found: Tuning) -> str:
+def tuning(tuning: Tuning) -> str:
     """Every configuration that was timed, the fastest first, and those that failed."""
     rows: list[list[Cell]] = [
         [
             spelled(timed.config),
             formats.number(timed.tflops),
-            formats.percent(found.share(timed)),
-            formats.number(found.expected(timed)),
+            formats.percent(tuning.share(timed)),
+            formats.number(tuning.expected(timed)),
             timed.registers,
             timed.spills,
         ]
-        for timed in sorted(found.timed, key=lambda timed: -timed.tflops)
+        for timed in sorted(tuning.timed, key=lambda timed: -timed.tflops)
     ]
-    rows += [[spelled(config), "failed", *[None] * 4] for config in found.failed]
+    rows += [[spelled(config), "failed", *[None] * 4] for config in tuning.failed]
     columns = ["tile,warps,stages,group", "TFLOPS", "of the fastest", "predicted, scaled", "registers", "spills"]
     return formats.table(columns, rows)
 
@@ -88,24 +85,20 @@ def tuning(found: Tuning) -> str:
 def sweep(record: Record, mode: str) -> str:
     """TFLOPS of every provider at every size."""
     problems = views.squares(record, mode)
-    names = views.lines(record, mode)
-    rows = []
-    for name in names:
-        cells: list[Cell] = [name]
-        for problem in problems.values():
-            result = problem["providers"].get(name)
-            cells.append(formats.number(views.tflops(problem, result)) if result and views.timed(result) else None)
-        rows.append(cells)
+    rows = [
+        [name, *(formats.number(problem.tflops(name)) for problem in problems.values())]
+        for name in views.lines(record, mode)
+    ]
     return formats.table(["TFLOPS", *(str(size) for size in problems)], rows)
 
 
 def errors(record: Record, mode: str) -> str:
     """The error of every provider at every size, as a norm."""
     problems = views.squares(record, mode)
-    rows = [
-        [name, *(formats.error(p["providers"].get(name, {}).get("error", {}).get("norm")) for p in problems.values())]
-        for name in views.lines(record, mode)
-    ]
+    rows: list[list[Cell]] = []
+    for name in views.lines(record, mode):
+        results = [problem.providers.get(name) for problem in problems.values()]
+        rows.append([name, *(formats.error(result.norm if result else None) for result in results)])
     return formats.table(["error", *(str(size) for size in problems)], rows)
 
 
@@ -130,47 +123,44 @@ def experiment(record: Record, source: published.Experiment) -> str:
     rows = [
         [
             f"{row.kernel.id} {row.kernel.title}",
-            f"{row.provider.partition('/')[0]} ({row.variant})",
-            formats.number(row.time_ms, 4) or row.reason,
+            row.twin,
+            formats.number(row.time_ms, 4) or row.result.failed or row.result.absent,
             formats.number(row.gflops, 4),
             formats.number(row.speedup),
             formats.number(row.published_speedup),
-            "n/a" if row.precision == "int32" else formats.percent(row.cublas_share),
+            "n/a" if row.mode == "int32" else formats.percent(row.cublas_share),
             formats.percent(row.published_share),
-            formats.error(row.error),
+            formats.error(row.result.norm),
         ]
         for row in views.experiment(record, source)
     ]
     return formats.table([*columns, "published of cuBLAS", "error"], rows)
 
 
-def tf32_rounding(record: Record) -> str:
+def tf32_rounding(rounding: TF32Rounding) -> str:
     """Who rounds TF32 operands, and what that does to the error."""
-    found = record["experiments"][TF32_ROUNDING]
     rows = [
         (
             name,
-            formats.error(row["norm"]),
-            formats.error(row["componentwise"]),
-            f"{row['vs_torch']:.2f}",
-            f"{row['toward_zero']:+.1e}",
+            formats.error(error.norm),
+            formats.error(error.componentwise),
+            f"{error.vs_torch:.2f}",
+            f"{error.toward_zero:+.1e}",
         )
-        for name, row in found.items()
-        if name != "size"
+        for name, error in rounding.errors.items()
     ]
     columns = ["product", "error (norm)", "max error / (\\|A\\|\\|B\\|)", "times cuBLAS's"]
     return formats.table([*columns, "shrinks results by"], rows)
 
 
-def counters(record: Record) -> str:
+def counters(counters: Counters) -> str:
     """Loads for each result: what S3 teaches and what the hardware counted; or why nothing was counted."""
-    found: dict[str, Any] = record["experiments"][COUNTERS]
-    if "unavailable" in found:
-        return f"Not counted: {found['unavailable']}."
+    if counters.unavailable is not None:
+        return f"Not counted: {counters.unavailable}."
     rows = [
-        (kernel, memory, formats.number(row["taught"], 4), formats.number(row["counted"], 4))
-        for kernel, memories in found.items()
-        for memory, row in memories.items()
+        (kernel, memory, formats.number(loads.taught, 4), formats.number(loads.counted, 4))
+        for kernel, memories in counters.loads.items()
+        for memory, loads in memories.items()
     ]
     note = "S3 counts a word once for each thread that reads it; the counters count one that a whole warp shares once."
     return f"{formats.table(['kernel', 'words a result loads from', 'taught', 'counted'], rows)}\n\n{note}"
@@ -183,14 +173,14 @@ def static_facts(record: Record) -> str:
         [
             name,
             target,
-            facts["config"],
-            facts.get("registers"),
-            formats.kib(facts.get("shared")),
-            facts.get("spills"),
-            facts.get("blocks_per_sm"),
-            formats.number(facts.get("ceiling_tflops")),
-            formats.percent(facts.get("ceiling_share")),
-            facts.get("ceiling_limit") or facts.get("failed"),
+            facts.config,
+            facts.registers,
+            formats.kib(facts.shared),
+            facts.spills,
+            facts.blocks_per_sm,
+            formats.number(facts.ceiling_tflops),
+            formats.percent(facts.ceiling_share),
+            facts.ceiling_limit or facts.failed,
         ]
         for name, targets in views.static_defaults(record).items()
         for target, facts in targets.items()
@@ -202,9 +192,9 @@ def instruction_mix(record: Record) -> str:
     """Opcodes in the SASS for one architecture, counted in the text and not as executed."""
     target = static.TUNED_ARCHITECTURE
     rows = [
-        [name, targets[target]["instructions"], *(targets[target]["mix"][kind] or None for kind in static.KINDS)]
+        [name, facts.instructions, *(facts.mix[kind] or None for kind in static.KINDS)]
         for name, targets in views.static_defaults(record).items()
-        if "mix" in targets.get(target, {})
+        if (facts := targets.get(target)) and facts.mix
     ]
     return formats.table([f"SASS, {target}", "all", *static.KINDS], rows)
 
@@ -214,36 +204,32 @@ def every_configuration(record: Record) -> str:
     target = static.TUNED_ARCHITECTURE
     rows = [
         (
-            facts["rung"],
-            facts["config"],
-            facts.get("registers"),
-            formats.kib(facts.get("shared")),
-            facts.get("spills"),
-            facts.get("blocks_per_sm"),
-            formats.percent(facts.get("ceiling_share")) or facts.get("failed"),
+            facts.rung,
+            facts.config,
+            facts.registers,
+            formats.kib(facts.shared),
+            facts.spills,
+            facts.blocks_per_sm,
+            formats.percent(facts.ceiling_share) or facts.failed,
         )
-        for facts in record["static"].values()
-        if facts["target"] == target
+        for facts in sorted(record.static.values(), key=lambda facts: facts.rung)
+        if facts.target == target
     ]
-    rows.sort(key=lambda row: str(row[0]))
     columns = ["rung", "configuration", "registers", "shared KiB", "spills", "blocks an SM"]
     return formats.table([*columns, "ceiling of peak"], rows)
 
 
 def interpreter(record: Record) -> str:
     """Every rung in the interpreter against fp64."""
-    rows = []
-    for row in sorted(record["interpreter"].values(), key=lambda row: str(row["rung"])):
-        outcome = row.get("failed") or (f"not taken: {row['absent']}" if "absent" in row else "right")
-        shape = f"{row['M']}x{row['N']}x{row['K']}"
-        rows.append(
-            [
-                row["rung"],
-                row["dtype"],
-                shape,
-                formats.error(row.get("norm")),
-                formats.percent(row.get("bound")),
-                outcome,
-            ]
+    rows = [
+        (
+            row.rung,
+            row.dtype,
+            f"{row.M}x{row.N}x{row.K}",
+            formats.error(row.norm),
+            formats.percent(row.bound),
+            row.failed or (f"not taken: {row.absent}" if row.absent is not None else "right"),
         )
+        for row in sorted(record.interpreter.values(), key=lambda row: row.rung)
+    ]
     return formats.table(["rung", "dtype", "M x N x K", "error (norm)", "of the bound", "outcome"], rows)

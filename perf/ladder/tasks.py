@@ -6,18 +6,32 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+from perf.common.dataclass_json import from_json
 from perf.common.progress import Advance, Task
 from perf.ladder import counters, interpret, published, rungs_and_twins, static
-from perf.ladder.record import Record
+from perf.ladder.record import (
+    COUNTERS,
+    TF32_ROUNDING,
+    Ceilings,
+    Error,
+    ProblemResult,
+    Record,
+    Resources,
+    TF32Rounding,
+    TunedConfig,
+    TunedRung,
+    TwinBuild,
+)
 from perf.measure import operands, providers, roofline, timer
 from perf.measure.operands import Problem
 from perf.measure.providers import CUBLAS
 from perf.measure.timer import Provider
 from reference_cuda import TWINS, LoadedTwin, TwinUnavailable, load_all
+from triton_gemm.config import GemmConfig
 from triton_gemm.hardware.device import architecture
 from triton_gemm.ladder import Rung
 from triton_gemm.ladder.command import spelled
@@ -29,8 +43,7 @@ QUICK_MODES = ("ieee", "tf32", "fp16")
 NAIVE_RUNGS = ("k01", "k02")  # they and their twins stop at LADDER_SIZE: above it one call takes seconds
 BUDGET_S = 1.0
 QUICK_BUDGET_S = 0.4
-TF32_ROUNDING = "tf32 rounding"
-COUNTERS = "counters"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -66,23 +79,23 @@ def build_task(record: Record, twins: Twins) -> Task:
 def gpu_tasks(record: Record, options: Options, twins: Twins) -> list[Task]:
     """Ceilings, problems and experiments that are not in the record yet."""
     tasks = []
-    if "measured" not in record["ceilings"]:
-        tasks.append(
-            _single(
-                "copy bandwidth and clock",
-                lambda: record.put("ceilings", "measured", roofline.measure(options.budget_s)),
-            )
-        )
+
+    def measure_ceilings() -> None:
+        record.put(record.ceilings, "measured", from_json(Ceilings, roofline.measure(options.budget_s)))
+
+    def measure_rounding() -> None:
+        record.put(record.experiments, TF32_ROUNDING, tf32_rounding(options.rungs))
+
+    if "measured" not in record.ceilings:
+        tasks.append(_single("copy bandwidth and clock", measure_ceilings))
     tasks += _sweeps(record, options, twins)
-    rounds = options.modes.count("tf32") and any(rung.id == "k07" for rung in options.rungs)
-    if rounds and TF32_ROUNDING not in record["experiments"]:
-        tasks.append(
-            _single(TF32_ROUNDING, lambda: record.put("experiments", TF32_ROUNDING, tf32_rounding(options.rungs)))
-        )
+    rounds = "tf32" in options.modes and any(rung.id == "k07" for rung in options.rungs)
+    if rounds and TF32_ROUNDING not in record.experiments:
+        tasks.append(_single(TF32_ROUNDING, measure_rounding))
     if options.every_rung:
         tasks += _experiments(record, options, twins)
     if options.counters:
-        tasks.append(_single(COUNTERS, lambda: record.put("experiments", COUNTERS, counters.read())))
+        tasks.append(_single(COUNTERS, lambda: record.put(record.experiments, COUNTERS, counters.read())))
     return tasks
 
 
@@ -141,9 +154,7 @@ def _tuning_task(record: Record, rung: Rung, problem: Problem) -> Task:
                 rung, (problem.M, problem.N, problem.K), problem.dtype, inspect=True
             )
             timer.verdict(provider, laid, check, result, torchs=False)
-        keep_tuning(record, rung, problem, result)
-        if "failed" in result:
-            record.put_tuning(tuning_key(rung, problem), {"failed": result["failed"]})
+        keep_tuning(record, rung, problem, result, result.get("failed"))
         torch.cuda.empty_cache()
 
     return _single(f"tuning {tuning_key(rung, problem)}", run)
@@ -153,14 +164,17 @@ def tuning_key(rung: Rung, problem: Problem) -> str:
     return f"{rung.name} {problem.key}"
 
 
-def keep_tuning(record: Record, rung: Rung, problem: Problem, result: dict[str, Any]) -> None:
-    """Takes `tuning` out of a rung's result and puts it into the record's section of that name; a rung that does not
-    take the problem, or has one configuration, leaves nothing there."""
-    timed = result.pop("tuning", {})
-    about = {"rung": rung.name, "mode": problem.mode, "M": problem.M, "N": problem.N, "K": problem.K}
-    if timed:
-        configs = {spelled(config): found for config, found in timed.items()}
-        record.put_tuning(tuning_key(rung, problem), {**about, "configs": configs})
+def keep_tuning(
+    record: Record, rung: Rung, problem: Problem, result: dict[str, Any], failed: str | None = None
+) -> None:
+    """Takes `tuning` out of a rung's result and puts it into the record's section of that name, or that it `failed`; a
+    rung that does not take the problem, or has one configuration, leaves nothing there."""
+    tuning: dict[GemmConfig, TunedConfig] = result.pop("tuning", {})
+    configs = {spelled(config): tuned for config, tuned in tuning.items()}
+    if configs or failed:
+        M, N, K = problem.M, problem.N, problem.K
+        entry = TunedRung(rung=rung.name, mode=problem.mode, M=M, N=N, K=K, configs=configs, failed=failed)
+        record.put_tuning(tuning_key(rung, problem), entry)
 
 
 def _experiments(record: Record, options: Options, twins: Twins) -> list[Task]:
@@ -189,7 +203,7 @@ def _problem_task(record: Record, problem: Problem, subjects: list[Provider], op
         result = timer.measure(problem, subjects, baseline, options.budget_s)
         for rung in options.rungs:
             keep_tuning(record, rung, problem, result["providers"].get(rung.name, {}))
-        record.put_problem(problem.key, result)
+        record.put_problem(problem.key, from_json(ProblemResult, result))
         torch.cuda.empty_cache()
 
     return _single(problem.key, run)
@@ -199,16 +213,15 @@ def _build_twins(record: Record, twins: Twins, advance: Advance) -> None:
     twins |= load_all(progress=lambda stem, _: advance(stem))
     arch = architecture(torch.cuda.get_device_capability())
     known = [stem for stem, loaded in twins.items() if isinstance(loaded, LoadedTwin)]
-    missing = [stem for stem in known if not record["twins"].get(stem, {}).get("variants")]
+    missing = [stem for stem in known if stem not in record.twins or not record.twins[stem].variants]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        found = dict(
-            zip(missing, pool.map(lambda stem: rungs_and_twins.twin_resources(stem, arch), missing), strict=True)
-        )
+        resources = pool.map(lambda stem: rungs_and_twins.twin_resources(stem, arch), missing)
+        built = {stem: TwinBuild(variants=variants) for stem, variants in zip(missing, resources, strict=True)}
     for stem, loaded in twins.items():
         if isinstance(loaded, TwinUnavailable):
-            record["twins"][stem] = {"unavailable": str(loaded)}
-        elif stem in found:
-            record["twins"][stem] = {"variants": found[stem]}
+            record.twins[stem] = TwinBuild(unavailable=str(loaded))
+        elif stem in built:
+            record.twins[stem] = built[stem]
     record.save()
 
 
@@ -216,10 +229,10 @@ def sweep_providers(problem: Problem, options: Options, twins: Twins, record: Re
     """cuBLAS, the rungs and the twins of a precision class; every variant of a twin at the ladder's size."""
     size = (problem.M, problem.N, problem.K)
     at_ladder = ladder_size(options.sizes) == problem.M
-    found = [providers.cublas()]
+    subjects = [providers.cublas()]
     for rung in rungs_and_twins.rungs_of(problem.mode, options.rungs):
         if problem.M <= LADDER_SIZE or rung.id not in NAIVE_RUNGS:
-            found.append(rungs_and_twins.rung_provider(rung, size, problem.dtype, inspect=at_ladder))
+            subjects.append(rungs_and_twins.rung_provider(rung, size, problem.dtype, inspect=at_ladder))
     for stem in options.stems():
         twin = TWINS[stem]
         too_slow = problem.M > LADDER_SIZE and twin.rung in NAIVE_RUNGS
@@ -227,8 +240,8 @@ def sweep_providers(problem: Problem, options: Options, twins: Twins, record: Re
             continue
         variants = [v for v in twin.variants if published.mode_of(twin, v) == problem.mode]
         for variant in variants if at_ladder else variants[:1]:
-            found.append(_provider(rungs_and_twins.twin_name(stem, variant), twins, record))
-    return found
+            subjects.append(_provider(rungs_and_twins.twin_name(stem, variant), twins, record))
+    return subjects
 
 
 def _provider(name: str, twins: Twins, record: Record) -> Provider:
@@ -238,8 +251,8 @@ def _provider(name: str, twins: Twins, record: Record) -> Provider:
     stem, _, variant = name.partition("/")
     loaded = twins[stem]
     assert isinstance(loaded, LoadedTwin)
-    resources = record["twins"][stem]["variants"].get(variant, {})
-    return rungs_and_twins.twin_provider(loaded, TWINS[stem].variant(variant), resources)
+    resources = record.twins[stem].variants or {}
+    return rungs_and_twins.twin_provider(loaded, TWINS[stem].variant(variant), resources.get(variant, Resources()))
 
 
 def ladder_size(sizes: Iterable[int]) -> int:
@@ -253,14 +266,14 @@ def experiment_problems() -> list[tuple[Problem, list[str]]]:
     L2 is left hot: the sources time one call after another on the same matrices. Sources that share a shape share
     the measurement.
     """
-    found: dict[Problem, list[str]] = {}
+    twins_of: dict[Problem, list[str]] = {}
     for experiment in published.EXPERIMENTS:
         for kernel in experiment.kernels:
             problem, name = experiment_problem(experiment, kernel)
-            names = found.setdefault(problem, [])
+            names = twins_of.setdefault(problem, [])
             if name not in names:
                 names.append(name)
-    return list(found.items())
+    return list(twins_of.items())
 
 
 def experiment_problem(experiment: published.Experiment, kernel: published.Kernel) -> tuple[Problem, str]:
@@ -271,7 +284,7 @@ def experiment_problem(experiment: published.Experiment, kernel: published.Kerne
     return problem, rungs_and_twins.twin_name(twin.stem, variant)
 
 
-def tf32_rounding(rungs: tuple[Rung, ...]) -> dict[str, Any]:
+def tf32_rounding(rungs: tuple[Rung, ...]) -> TF32Rounding:
     """The error of a TF32 product by who rounds the operands: cuBLAS, k07, and k07 told not to."""
     rung = next(rung for rung in rungs if rung.id == "k07")
     size = LADDER_SIZE
@@ -284,43 +297,34 @@ def tf32_rounding(rungs: tuple[Rung, ...]) -> dict[str, Any]:
         "k07, operands rounded to nearest": rung.launch,
         "k07, operands truncated": lambda a, b, c: rung.launch(a, b, c, round_operands=False),
     }
-    found: dict[str, Any] = {"size": size}
+    errors = {}
     with timer.fp32_precision("tf32"):
         for name, call in calls.items():
             c = torch.full((size, size), float("nan"), device="cuda")
             call(a, b, c)
             error, _ = check.verdict(c)
             toward_zero = float((check.expected.abs() - c.double().abs()).sum() / check.expected.abs().sum())
-            found[name] = {**error, "toward_zero": toward_zero}
-    return found
+            errors[name] = from_json(Error, {**error, "toward_zero": toward_zero})
+    return TF32Rounding(size=size, errors=errors)
 
 
 def cpu_tasks(record: Record, options: Options) -> Iterator[Task]:
     """Without a GPU: the static facts and the interpreter, less what is recorded."""
-    pending = [
-        job for job in static.jobs(options.rungs, every_config=not options.quick) if job.key not in record["static"]
-    ]
-    if pending:
 
-        def compile_all(advance: Advance) -> None:
-            def done(key: str, facts: dict[str, Any]) -> None:
-                record.put("static", key, facts)
-                advance(key)
+    def keeper(section: dict[str, T], advance: Advance) -> Callable[[str, T], None]:
+        def done(key: str, result: T) -> None:
+            record.put(section, key, result)
+            advance(key)
 
-            static.compile_all(pending, done)
+        return done
 
-        yield Task("compiling", len(pending), compile_all)
+    static_jobs = static.jobs(options.rungs, every_config=not options.quick)
+    missing = [job for job in static_jobs if job.key not in record.static]
+    if missing:
+        yield Task("compiling", len(missing), lambda to: static.compile_all(missing, keeper(record.static, to)))
     waiting = [
-        rung for rung in options.rungs if any(job.key not in record["interpreter"] for job in interpret.jobs([rung]))
+        rung for rung in options.rungs if any(job.key not in record.interpreter for job in interpret.jobs([rung]))
     ]
-    interpreted = interpret.jobs(waiting)
-    if interpreted:
-
-        def run(advance: Advance) -> None:
-            def done(key: str, row: dict[str, Any]) -> None:
-                record.put("interpreter", key, row)
-                advance(key)
-
-            interpret.run(interpreted, done)
-
-        yield Task("interpreting", len(interpreted), run)
+    jobs = interpret.jobs(waiting)
+    if jobs:
+        yield Task("interpreting", len(jobs), lambda to: interpret.run(jobs, keeper(record.interpreter, to)))

@@ -1,45 +1,49 @@
-"""What pictures and pages show, read out of a record. Nothing here measures or draws."""
+"""What pictures and pages show, read out of a record, and whether the ladder's targets are met. Nothing here measures
+or draws."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
 
 from perf.ladder import published, tasks
-from perf.ladder.record import Record
+from perf.ladder.record import ProblemResult, Record, Result, StaticFacts, Timed
 from perf.ladder.rungs_and_twins import MODES, rungs_of, stem_of, twin_name
 from perf.ladder.static import ARCHITECTURES
 from perf.measure import roofline
 from perf.measure.numerics import mode_of
 from perf.measure.operands import MODE_DTYPES
 from perf.measure.providers import CUBLAS
+from perf.measure.roofline import SUSPICIOUS_RATIO, too_fast
 from reference_cuda import TWINS
 from triton_gemm.ladder import LADDER, Rung
 
-Result = dict[str, Any]
+# Targets at 4096^3: the share of cuBLAS in the same precision.
+OF_CUBLAS = {
+    "k06_pipelined": 0.85,
+    "k08_tensor_cores": 0.90,
+    "k10_tma": 0.95,
+    "k11_warp_specialised": 1.00,
+    "c07_warp_tiled": 0.75,
+}
+# The warp-tiled wmma twin over the single-warp one.
+TWIN_OVER_TWIN = ("c11_wmma_fp16_warp_tiled", "c09_wmma_fp16", 2.0)
+
+NOT_MEASURED = Result(absent="not measured")
 
 
 def gpu(record: Record) -> str:
-    return str(record.environment["gpu"] or "no GPU")
+    return record.environment["gpu"] or "no GPU"
 
 
-def timed(result: Result | None) -> bool:
-    return result is not None and "time_ms" in result
-
-
-def tflops(problem: dict[str, Any], result: Result) -> float:
-    """By the median time."""
-    flop = 2 * problem["M"] * problem["N"] * problem["K"]
-    return flop / result["time_ms"]["median"] / 1e9
-
-
-def speeds(problem: dict[str, Any], provider: str) -> tuple[float, float, float] | None:
+def speeds(problem: ProblemResult, provider: str) -> tuple[float, float, float] | None:
     """TFLOPS of a provider that was timed: by the median time, and the 20th and 80th percentile."""
-    result = problem["providers"].get(provider)
-    if not timed(result):
+    result = problem.timed(provider)
+    if result is None:
         return None
-    flop, times = 2 * problem["M"] * problem["N"] * problem["K"] / 1e9, result["time_ms"]
-    return flop / times["median"], flop / times["p80"], flop / times["p20"]
+    times = result.time_ms
+    return problem.tflops_in(times.median), problem.tflops_in(times.p80), problem.tflops_in(times.p20)
 
 
 def aligned(size: int) -> bool:
@@ -47,14 +51,10 @@ def aligned(size: int) -> bool:
     return size % 16 == 0
 
 
-def squares(record: Record, mode: str) -> dict[int, dict[str, Any]]:
+def squares(record: Record, mode: str) -> dict[int, ProblemResult]:
     """The problems of a size sweep, by size."""
-    found = {
-        problem["M"]: problem
-        for problem in record["problems"].values()
-        if problem["mode"] == mode and not problem["hot"]
-    }
-    return dict(sorted(found.items()))
+    swept = {problem.M: problem for problem in record.problems.values() if problem.mode == mode and not problem.hot}
+    return dict(sorted(swept.items()))
 
 
 def modes(record: Record) -> list[str]:
@@ -64,51 +64,53 @@ def modes(record: Record) -> list[str]:
 
 def lines(record: Record, mode: str) -> list[str]:
     """The providers of a sweep in the ladder's order, cuBLAS last; of each twin the variant swept over all sizes."""
-    swept = squares(record, mode).values()
-    seen = {name for problem in swept for name, result in problem["providers"].items() if timed(result)}
+    timed = {name for problem in squares(record, mode).values() for name in problem.providers if problem.timed(name)}
     rungs = [rung.name for rung in rungs_of(mode)]
     twins = [
         twin_name(twin.stem, variants[0])
         for twin in TWINS.values()
         if (variants := [v for v in twin.variants if published.mode_of(twin, v) == mode])
     ]
-    return [name for name in [*rungs, *twins, CUBLAS] if name in seen]
+    return [name for name in [*rungs, *twins, CUBLAS] if name in timed]
 
 
 @dataclass(frozen=True)
 class Step:
-    """A rung on the ladder: its own result, its fastest twin's and cuBLAS's, on one problem."""
+    """A rung on the ladder: it, its fastest twin and cuBLAS on one problem."""
 
     rung: Rung
-    problem: dict[str, Any]
-    own: Result
+    problem: ProblemResult
     twin: str | None
 
     @property
-    def tflops(self) -> float | None:
-        return tflops(self.problem, self.own) if timed(self.own) else None
+    def own(self) -> Result:
+        return self.problem.providers[self.rung.name]
 
     @property
-    def twin_result(self) -> Result | None:
-        return self.problem["providers"][self.twin] if self.twin else None
+    def tflops(self) -> float | None:
+        return self.problem.tflops(self.rung.name)
 
     @property
     def twin_tflops(self) -> float | None:
-        return tflops(self.problem, self.twin_result) if self.twin_result else None
+        return self.problem.tflops(self.twin) if self.twin else None
 
     @property
     def cublas_tflops(self) -> float | None:
-        result = self.problem["providers"].get(CUBLAS)
-        return tflops(self.problem, result) if result and timed(result) else None
+        return self.problem.tflops(CUBLAS)
 
-    def share(self, result: Result | None) -> float | None:
+    @property
+    def over_twin(self) -> float | None:
+        """The rung's TFLOPS over its fastest twin's."""
+        return self.tflops / self.twin_tflops if self.tflops and self.twin_tflops else None
+
+    def share(self, provider: str) -> float | None:
         """Of cuBLAS, by the TFLOPS that are shown: one number for a bar and for the text next to it.
 
         The median of the ratios round by round, `ratio` in the record, can differ: what takes several times as long
         as cuBLAS is timed apart (`timer.SLOW`), and then the GPU is cooler and cuBLAS faster.
         """
-        theirs = self.cublas_tflops
-        return tflops(self.problem, result) / theirs if result and timed(result) and theirs else None
+        tflops, cublas = self.problem.tflops(provider), self.cublas_tflops
+        return tflops / cublas if tflops and cublas else None
 
 
 def ladder_size(record: Record) -> int | None:
@@ -120,20 +122,18 @@ def ladder_size(record: Record) -> int | None:
 def ladder(record: Record) -> list[Step]:
     """The rungs that were measured, in order."""
     size = ladder_size(record)
-    found = []
+    steps = []
     for rung in LADDER:
         problem = squares(record, mode_of(rung.precision, rung.dtypes[0])).get(size or 0)
-        own = problem["providers"].get(rung.name) if problem else None
-        if problem is None or own is None:
+        if problem is None or rung.name not in problem.providers:
             continue
         twins = {
-            name: result
-            for name, result in problem["providers"].items()
-            if stem_of(name) in rung.twins and timed(result)
+            name: result.time_ms.median
+            for name in problem.providers
+            if stem_of(name) in rung.twins and (result := problem.timed(name))
         }
-        fastest = min(twins, key=lambda name: twins[name]["time_ms"]["median"]) if twins else None
-        found.append(Step(rung, problem, own, fastest))
-    return found
+        steps.append(Step(rung=rung, problem=problem, twin=min(twins, key=twins.__getitem__, default=None)))
+    return steps
 
 
 @dataclass(frozen=True)
@@ -148,64 +148,57 @@ class Factor:
 
 def factors(record: Record) -> list[Factor]:
     """For every rung that predicts one."""
-    speeds = {step.rung.id: step.tflops for step in ladder(record)}
-    found = []
+    tflops = {step.rung.id: step.tflops for step in ladder(record)}
+    gains = []
     for rung in LADDER:
-        if rung.predicted is None or rung.id not in speeds:
+        if rung.predicted is None or rung.id not in tflops:
             continue
         over, predicted = rung.predicted
-        own, other = speeds[rung.id], speeds.get(over)
-        found.append(Factor(rung, over, predicted, own / other if own and other else None))
-    return found
+        own, other = tflops[rung.id], tflops.get(over)
+        measured = own / other if own and other else None
+        gains.append(Factor(rung=rung, over=over, predicted=predicted, measured=measured))
+    return gains
 
 
 @dataclass(frozen=True)
 class ExperimentRow:
-    """A published kernel and its twin here."""
+    """A published kernel and its twin here, in words and with its result."""
 
     kernel: published.Kernel
-    provider: str
-    variant: str
-    precision: str
-    error: float | None
+    twin: str
+    mode: str
+    result: Result
     time_ms: float | None
     gflops: float | None
     speedup: float | None
     cublas_share: float | None
     published_speedup: float | None
     published_share: float | None
-    reason: str
 
 
 def experiment(record: Record, source: published.Experiment) -> list[ExperimentRow]:
     """The rows of one source's experiment; a kernel that was not measured says why."""
-    results = []
+    rows = []
+    naive_ms: float | None = None
     for kernel in source.kernels:
         problem, provider = tasks.experiment_problem(source, kernel)
-        providers = record["problems"].get(problem.key, {}).get("providers", {})
-        results.append((kernel, problem, provider, providers))
-    _, _, naive_provider, naive_providers = results[0]
-    naive = naive_providers.get(naive_provider)
-    rows = []
-    for kernel, problem, provider, providers in results:
-        result = providers.get(provider, {"absent": "not measured"})
-        own = result["time_ms"]["median"] if timed(result) else None
-        has_naive = own is not None and timed(naive) and len(source.kernels) > 1
-        ratio = result.get("ratio")
+        measured = record.problems.get(problem.key)
+        timed = measured.timed(provider) if measured else None
+        own_ms = timed.time_ms.median if timed else None
+        if kernel == source.kernels[0] and len(source.kernels) > 1:
+            naive_ms = own_ms
         rows.append(
             ExperimentRow(
                 kernel=kernel,
-                provider=provider,
-                variant=published.twin_of(kernel.id)[1].params,
-                precision=problem.mode,
-                error=result.get("error", {}).get("norm"),
-                time_ms=own,
-                gflops=problem.flop / own / 1e6 if own else None,
-                speedup=naive["time_ms"]["median"] / own if has_naive and naive and own else None,
-                cublas_share=ratio["median"] if ratio else None,
+                twin=f"{stem_of(provider)} ({published.twin_of(kernel.id)[1].params})",
+                mode=problem.mode,
+                result=measured.providers[provider] if measured and provider in measured.providers else NOT_MEASURED,
+                time_ms=own_ms,
+                gflops=problem.flop / own_ms / 1e6 if own_ms else None,
+                speedup=naive_ms / own_ms if naive_ms and own_ms else None,
+                cublas_share=timed.ratio.median if timed and timed.ratio else None,
                 published_speedup=source.published_speedup(kernel),
                 published_share=source.published_share(kernel),
-                reason=result.get("failed") or result.get("absent") or "",
             )
         )
     return rows
@@ -233,70 +226,128 @@ class Roof:
 
 def roofs(record: Record) -> tuple[float | None, list[Roof]]:
     """Measured copy bandwidth (TB/s) and the ceilings of compute: FFMA by the clock, cuBLAS by measurement."""
-    measured = record["ceilings"].get("measured", {})
-    found = []
-    clock, capability = measured.get("sm_clock_mhz"), tuple(record.environment.get("capability", ()))
-    if clock and capability in roofline.FLOP_PER_CLOCK and "ieee" in modes(record):
-        peak = roofline.unit_peak_tflops(
-            (capability[0], capability[1]), "ieee", record.environment["num_sms"], clock / 1e3
-        )
-        found.append(Roof(f"FFMA units at {clock:.0f} MHz", peak))
+    ceilings = record.ceilings.get("measured")
+    clock = ceilings.sm_clock_mhz if ceilings else None
+    compute = []
+    major, minor = record.environment.get("capability", (0, 0))
+    if clock and (major, minor) in roofline.FLOP_PER_CLOCK and "ieee" in modes(record):
+        peak = roofline.unit_peak_tflops((major, minor), "ieee", record.environment["num_sms"], clock / 1e3)
+        compute.append(Roof(label=f"FFMA units at {clock:.0f} MHz", tflops=peak))
     for mode in (mode for mode in modes(record) if mode != "bf16"):
-        best = [
-            (tflops(problem, problem["providers"][CUBLAS]), point_intensity(problem))
-            for problem in squares(record, mode).values()
-            if timed(problem["providers"].get(CUBLAS))
-        ]
-        if best:
-            found.append(Roof(f"best cuBLAS {mode}", *max(best)))
-    return measured.get("copy_tbs"), found
+        points = [point for problem in squares(record, mode).values() for point in _points(problem, CUBLAS)]
+        if points:
+            tflops, intensity = max((tflops, intensity) for intensity, tflops in points)
+            compute.append(Roof(label=f"best cuBLAS {mode}", tflops=tflops, intensity=intensity))
+    return ceilings.copy_tbs if ceilings else None, compute
 
 
-def point_intensity(problem: dict[str, Any]) -> float:
-    """FLOP a byte of DRAM traffic that cannot be avoided."""
-    itemsize = MODE_DTYPES[problem["mode"]].itemsize
-    return roofline.intensity(problem["M"], problem["N"], problem["K"], itemsize)
+def _points(problem: ProblemResult, provider: str) -> Iterator[tuple[float, float]]:
+    """FLOP a byte of DRAM traffic that cannot be avoided, and TFLOPS; nothing if it was not timed."""
+    tflops = problem.tflops(provider)
+    if tflops is not None:
+        yield roofline.intensity(problem.M, problem.N, problem.K, MODE_DTYPES[problem.mode].itemsize), tflops
 
 
 def under_roofs(record: Record) -> list[tuple[str, Rung, list[tuple[float, float]]]]:
     """Precision class, rung, and intensity and TFLOPS at every aligned size; fp16 stands for bf16."""
-    found = []
+    curves = []
     for mode in (mode for mode in modes(record) if mode != "bf16"):
+        problems = [problem for size, problem in squares(record, mode).items() if aligned(size)]
         for rung in rungs_of(mode):
-            points = [
-                (point_intensity(problem), tflops(problem, problem["providers"][rung.name]))
-                for size, problem in squares(record, mode).items()
-                if aligned(size) and timed(problem["providers"].get(rung.name))
-            ]
+            points = [point for problem in problems for point in _points(problem, rung.name)]
             if points:
-                found.append((mode, rung, points))
-    return found
+                curves.append((mode, rung, points))
+    return curves
 
 
 def unmeasured(record: Record) -> list[str]:
     """`provider: reason (problems)` for all that did not take a problem, and for twins that were not built."""
-    reasons: dict[tuple[str, str], list[str]] = {}
-    for key, problem in record["problems"].items():
-        for name, result in problem["providers"].items():
-            if "absent" in result:
-                reasons.setdefault((name, result["absent"]), []).append(key)
-    found = [f"{name}: {reason} ({', '.join(keys)})" for (name, reason), keys in reasons.items()]
-    found += [
-        f"{stem}: twin not built: {twin['unavailable'].splitlines()[0]}"
-        for stem, twin in record["twins"].items()
-        if "unavailable" in twin
+    problems: dict[tuple[str, str], list[str]] = {}
+    for key, problem in record.problems.items():
+        for name, result in problem.providers.items():
+            if result.absent is not None:
+                problems.setdefault((name, result.absent), []).append(key)
+    absent = [f"{name}: {reason} ({', '.join(keys)})" for (name, reason), keys in problems.items()]
+    not_built = [
+        f"{stem}: twin not built: {twin.unavailable.splitlines()[0]}"
+        for stem, twin in record.twins.items()
+        if twin.unavailable is not None
     ]
-    return found
+    return absent + not_built
 
 
-def static_defaults(record: Record) -> dict[str, dict[str, dict[str, Any]]]:
+def static_defaults(record: Record) -> dict[str, dict[str, StaticFacts]]:
     """Static facts of the default configurations: rung, then architecture."""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
-    for facts in record["static"].values():
-        if facts["default"]:
-            found.setdefault(facts["rung"], {})[facts["target"]] = facts
-    return {
-        rung.name: {target: found[rung.name][target] for target in ARCHITECTURES if target in found[rung.name]}
+    defaults = {(facts.rung, facts.target): facts for facts in record.static.values() if facts.default}
+    by_rung = {
+        rung.name: {target: defaults[rung.name, target] for target in ARCHITECTURES if (rung.name, target) in defaults}
         for rung in LADDER
-        if rung.name in found
     }
+    return {name: by_target for name, by_target in by_rung.items() if by_target}
+
+
+# --- Targets ---
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A target in words, what was measured, and whether that is enough."""
+
+    what: str
+    wanted: float
+    measured: float
+
+    @property
+    def met(self) -> bool:
+        return self.measured >= self.wanted
+
+
+def outcomes(record: Record) -> Iterator[Outcome]:
+    """Every target that the record can decide."""
+    steps = ladder(record)
+    for step in steps:
+        if step.over_twin:
+            yield Outcome(f"{step.rung.name} as fast as {step.twin}", 1.0, step.over_twin)
+    for before, step in pairwise(steps):
+        if before.rung.precision == step.rung.precision and before.tflops and step.tflops:
+            yield Outcome(f"{step.rung.name} as fast as {before.rung.name}", 1.0, step.tflops / before.tflops)
+    best = fastest(record, ladder_size(record) or 0)
+    for name, wanted in OF_CUBLAS.items():
+        if name in best and (ratio := best[name].ratio):
+            yield Outcome(f"{name} at {wanted:.2f} of cuBLAS", wanted, ratio.median)
+    warp_tiled, single, wanted = TWIN_OVER_TWIN
+    if warp_tiled in best and single in best:
+        gain = best[single].time_ms.median / best[warp_tiled].time_ms.median
+        yield Outcome(f"{warp_tiled} at {wanted:g} times {single}", wanted, gain)
+
+
+def fastest(record: Record, size: int) -> dict[str, Timed]:
+    """Of every rung and twin its fastest variant's result at this size; half precision in fp16."""
+    best: dict[str, Timed] = {}
+    for mode in (mode for mode in modes(record) if mode != "bf16"):
+        problem = squares(record, mode).get(size)
+        for name, result in problem.providers.items() if problem else ():
+            known = best.get(stem_of(name))
+            if isinstance(result, Timed) and (known is None or result.time_ms.median < known.time_ms.median):
+                best[stem_of(name)] = result
+    return best
+
+
+def suspicious(record: Record) -> Iterator[str]:
+    """Figures that are too good: half precision far beyond cuBLAS, or beyond what a Hopper does on random data."""
+    large = [
+        (f"on {mode} {size}", problem)
+        for mode in modes(record)
+        for size, problem in squares(record, mode).items()
+        if mode in ("fp16", "bf16") and size >= 2048
+    ]
+    for where, problem in large:
+        for name in problem.providers:
+            result = problem.timed(name)
+            if result is None or result.ratio is None:
+                continue
+            tflops = problem.tflops_in(result.time_ms.median)
+            if result.ratio.median > SUSPICIOUS_RATIO:
+                yield f"{name} {where}: {result.ratio.median:.2f} of cuBLAS"
+            if too_fast(tflops, gpu(record)):
+                yield f"{name} {where}: {tflops:.0f} TFLOPS"

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 import triton
@@ -57,9 +57,28 @@ CLOCK_FIELDS = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "clo
 IDENTITY = ("gpu", "driver", "power_limit_w", "torch", "triton", "cuda", "sources")
 
 
-def describe(measured: str) -> dict[str, Any]:
+class Environment(TypedDict, total=False):
+    """What a measurement was made on and with; from `capability` on only where there is a GPU."""
+
+    date: str
+    python: str
+    torch: str
+    triton: str
+    cuda: str | None
+    commit: str | None
+    sources: str
+    gpu: str | None
+    capability: list[int]
+    num_sms: int
+    l2_bytes: int
+    memory_bytes: int
+    driver: str | None
+    power_limit_w: float | None
+
+
+def describe(measured: str) -> Environment:
     """The environment of this process, with or without a GPU; `measured` is a key of SOURCES."""
-    found: dict[str, Any] = {
+    made: Environment = {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -67,13 +86,14 @@ def describe(measured: str) -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "commit": commit(),
         "sources": source_hash(measured),
+        "gpu": None,
     }
     if not torch.cuda.is_available():
-        return {**found, "gpu": None}
+        return made
     device = torch.cuda.get_device_properties(torch.cuda.current_device())
     driver, limit = query("driver_version", "power.limit")
     return {
-        **found,
+        **made,
         "gpu": device.name,
         "capability": [device.major, device.minor],
         "num_sms": device.multi_processor_count,
@@ -107,7 +127,7 @@ def query(*fields: str) -> list[Any]:
 def _number(text: str) -> Any:
     if re.fullmatch(r"\d+(\.\d+)?", text) and text.count(".") < 2:
         return float(text) if "." in text else int(text)
-    return None if text.startswith("[") else text
+    return None if text.startswith("[") or text == "N/A" else text
 
 
 def commit() -> str | None:
@@ -206,9 +226,9 @@ def place(made: Mapping[str, Any]) -> str:
     return f"commit `{made['commit']}`" if made.get("commit") else "commit not recorded"
 
 
-def short(gpu: str) -> str:
+def short(gpu: str | None) -> str:
     """A GPU's name without its maker's, for a column's head."""
-    return gpu.removeprefix("NVIDIA ")
+    return (gpu or "no GPU").removeprefix("NVIDIA ")
 
 
 def under_origins(records: Iterable[Mapping[str, Any]], measured: str, text: Callable[[Mapping[str, Any]], str]) -> str:

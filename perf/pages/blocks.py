@@ -14,11 +14,10 @@ from perf.accuracy import tables as accuracy_tables
 from perf.bench import tables as bench_tables
 from perf.bench.scores import Sweep
 from perf.common import formats
-from perf.ladder import published, report_page, targets, tuning, views
+from perf.ladder import autotuner, published, report_page, views
 from perf.ladder import tables as ladder_tables
 from perf.ladder.record import Record
 from perf.ladder.rungs_and_twins import MODES
-from perf.ladder.tasks import TF32_ROUNDING
 from perf.measure import environment
 from perf.measure.providers import CUBLAS
 from perf.pages import architecture, gpt_tables, rung_diff, summary
@@ -66,23 +65,22 @@ def _rung(rung: Rung, results: Results, folder: Path) -> str:
 
 def _tuned(rung: Rung, record: Record, folder: Path) -> Iterator[str]:
     """What the autotuner timed on one GPU, in words and in a picture; nothing if that is not recorded."""
-    for found in tuning.shown(record):
-        if found.rung == rung:
-            yield tuning.says(found)
-            yield _picture(record, tuning.picture(rung), f"Every configuration of {rung.id}", folder)
+    for tuning in autotuner.shown(record):
+        if tuning.rung == rung:
+            yield autotuner.says(tuning)
+            yield _picture(record, autotuner.picture(rung), f"Every configuration of {rung.id}", folder)
 
 
 def _tunings(results: Results, folder: Path) -> str:
     """How the tunings that the rungs show were made."""
-    made = {record.folder: tuning.shown(record) for record in results.records}
     lines = [
-        f"- {environment.named(found[0].made)}; "
-        f"[every configuration]({_link(place / report_page.FILE, folder)}#what-the-autotuner-timed). "
-        f"{environment.origin([each.made for each in found], 'ladder')}"
-        for place, found in made.items()
-        if found
+        f"- {environment.named(tunings[0].made)}; "
+        f"[every configuration]({_link(record.folder / report_page.FILE, folder)}#what-the-autotuner-timed). "
+        f"{environment.origin([tuning.made for tuning in tunings], 'ladder')}"
+        for record in results.records
+        if (tunings := autotuner.shown(record))
     ]
-    return "\n".join([*lines, "", tuning.HOW]) if lines else NO_TUNING
+    return "\n".join([*lines, "", autotuner.HOW]) if lines else NO_TUNING
 
 
 def _measured(rung: Rung, record: Record) -> Iterator[str]:
@@ -90,21 +88,21 @@ def _measured(rung: Rung, record: Record) -> Iterator[str]:
     step = next((step for step in views.ladder(record) if step.rung == rung), None)
     if step is None:
         return
-    on = f"on {environment.short(record.environment['gpu'])}:"
+    on = f"on {environment.short(views.gpu(record))}:"
     if step.tflops is None:
-        yield f"{on} {step.own.get('failed') or step.own.get('absent')}"
+        yield f"{on} {step.own.failed or step.own.absent}"
         return
     size = views.ladder_size(record)
     says = f"{on} {formats.number(step.tflops)} TFLOPS at {size} x {size} x {size}"
-    share = step.share(step.own)
+    share = step.share(rung.name)
     if share:
         says += f", {formats.percent(share)} of cuBLAS"
-    if step.twin_tflops:
-        says += f"; {step.tflops / step.twin_tflops:.2f} times its fastest twin, `{step.twin}`"
+    if step.over_twin:
+        says += f"; {step.over_twin:.2f} times its fastest twin, `{step.twin}`"
     factor = next((factor for factor in views.factors(record) if factor.rung == rung), None)
     if factor and factor.measured:
         says += f"; {factor.measured:.2f} times {factor.over}, where {factor.predicted:g} was predicted"
-    yield f"{says}. Configuration: {step.own['config']}."
+    yield f"{says}. Configuration: {step.own.config}."
 
 
 def _link(file: Path, folder: Path) -> str:
@@ -149,7 +147,7 @@ def _picture_of_main(file: str, says: str) -> Block:
 def _targets(record: Record) -> str:
     rows = [
         (outcome.what, f"{outcome.wanted:.2f}", f"{outcome.measured:.2f}", "met" if outcome.met else "missed")
-        for outcome in targets.outcomes(record)
+        for outcome in views.outcomes(record)
     ]
     return formats.table(["target", "wanted", "measured", ""], rows)
 
@@ -163,7 +161,7 @@ def _experiments(record: Record) -> str:
 
 
 def _tf32(record: Record) -> str:
-    return ladder_tables.tf32_rounding(record) if TF32_ROUNDING in record["experiments"] else NOTHING
+    return ladder_tables.tf32_rounding(record.tf32_rounding) if record.tf32_rounding else NOTHING
 
 
 # --- Of the bench ---
@@ -185,7 +183,7 @@ MORE_RATES = ("fp8", "int8", "fp64")  # of cuBLAS, which only the bench measures
 
 def _gpus(results: Results, folder: Path) -> str:
     """What differs between the GPUs: their units, and what copies and cuBLAS's products reach there."""
-    reports = {record.environment["gpu"]: record for record in results.records}
+    reports = {views.gpu(record): record for record in results.records}
     sweeps: dict[str, list[Sweep]] = {}
     for sweep in results.sweeps:
         sweeps.setdefault(sweep["environment"]["gpu"], []).append(sweep)
@@ -198,14 +196,14 @@ def _gpus(results: Results, folder: Path) -> str:
 def _facts(record: Record | None, sweeps: list[Sweep]) -> dict[str, str]:
     """Of one GPU by name: what its report and its newest sweeps say."""
     made = record.environment if record else sweeps[0]["environment"]
-    measured = record["ceilings"].get("measured", {}) if record else {}
+    ceilings = record.ceilings.get("measured") if record else None
     figures: dict[str, float | None] = {
         "SMs": made.get("num_sms"),
         "L2, MiB": made["l2_bytes"] / 2**20 if made.get("l2_bytes") else None,
         "memory, GiB": made["memory_bytes"] / 2**30 if made.get("memory_bytes") else None,
         "power limit, W": made.get("power_limit_w"),
-        "SM clock while fp32 is multiplied, MHz": measured.get("sm_clock_mhz"),
-        "copy, read and written, TB/s": measured.get("copy_tbs"),
+        "SM clock while fp32 is multiplied, MHz": ceilings.sm_clock_mhz if ceilings else None,
+        "copy, read and written, TB/s": ceilings.copy_tbs if ceilings else None,
         "copy, as suite `decode` measured it, TB/s": next((s["copy_tbs"] for s in sweeps if "copy_tbs" in s), None),
     }
     if record:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ TRAINING, DECODE = 1.0, 1.05  # what the ratios are to reach
 COLUMNS = ("tokens/s", TORCH, OURS, "ratio", TORCH_COMPILED, OURS_COMPILED, "ratio", "target", "")
 
 
-def folder_of(results: Path, surroundings: dict[str, Any]) -> Path:
+def folder_of(results: Path, surroundings: Mapping[str, Any]) -> Path:
     """Where the results of a GPU and a Triton belong."""
     return results / slug(surroundings["gpu"]) / FOLDER / str(surroundings["triton"])
 

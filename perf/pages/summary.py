@@ -93,7 +93,7 @@ def climb(record: Record) -> str:
     if not steps:
         return "No rung's speed is committed yet."
     first, last = steps[0], steps[-1]
-    size, share = views.ladder_size(record), formats.percent(last.share(last.own))
+    size, share = views.ladder_size(record), formats.percent(last.share(last.rung.name))
     ends = [f"{step.rung.id} reaches {formats.number(step.tflops)} TFLOPS" for step in (first, last)]
     of = f", {share} of cuBLAS in the same precision" if share else ""
     return f"On one {record.environment['gpu']}, at M = N = K = {size}, {ends[0]} and {ends[1]}{of}."

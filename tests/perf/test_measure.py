@@ -16,7 +16,8 @@ import grimp
 import pytest
 import torch
 
-from perf.ladder.record import Record
+from perf.common.dataclass_json import from_json
+from perf.ladder.record import ProblemResult, Record
 from perf.measure import environment, numerics, operands, roofline, timer
 from perf.measure.operands import Problem
 from perf.measure.providers import CUBLAS
@@ -152,7 +153,7 @@ def test_the_check_of_integers_is_exact() -> None:
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets the timer work on the CPU, where providers compute and nothing is timed."""
     take_gpu_away(monkeypatch, operands, timer)
-    monkeypatch.setattr(environment, "clocks", dict)
+    monkeypatch.setattr(environment, "query", lambda *fields: [None] * len(fields))
 
 
 def product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
@@ -190,8 +191,8 @@ def test_only_what_passes_its_check_is_timed(tmp_path: Path) -> None:
     assert "not finite" in results["row"]["failed"]
     assert results["absent"] == {"absent": "rows are not aligned"}
     assert results["broken"]["failed"] == "RuntimeError: PassManager::run failed"
-    made = Record(tmp_path, dict(SURROUNDINGS))
-    made.put_problem(problem.key, measured)
+    made = Record(tmp_path, SURROUNDINGS)
+    made.put_problem(problem.key, from_json(ProblemResult, measured))
     assert [line.partition(" ")[0] for line in made.failures()] == ["tail", "row", "broken"]
 
 

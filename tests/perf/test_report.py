@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,26 +23,16 @@ from perf import report as climb
 from perf.bench import plots as bench_plots
 from perf.bench import tables as bench_tables
 from perf.common import formats, style
-from perf.ladder import (
-    curves,
-    plots,
-    prediction,
-    published,
-    report_page,
-    static,
-    tables,
-    targets,
-    tasks,
-    views,
-)
-from perf.ladder.record import SECTIONS, Record
+from perf.common.dataclass_json import from_json
+from perf.ladder import curves, plots, prediction, published, report_page, static, tables, tasks, views
+from perf.ladder.record import FILE, SECTIONS, Record, Result, Spread, StaticFacts
 from perf.measure import environment
 from perf.measure.operands import Problem
 from perf.measure.providers import CUBLAS
 from perf.pages import __main__ as pages
 from perf.pages.results import Results
 from reference_cuda import TWINS
-from tests.support.report_records import OPTIONS, SURROUNDINGS, made_up_record
+from tests.support.report_records import OPTIONS, SURROUNDINGS, figures_of, made_up_record, overlapping, texts_of
 from triton_gemm.config import GemmConfig
 from triton_gemm.ladder import LADDER
 from triton_gemm.ladder.command import config_of
@@ -82,25 +73,14 @@ OKABE_ITO = {"#000000", "#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "
 
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What is drawn in the test, as figures instead of files."""
-    found: dict[str, Any] = {}
-
-    def keep(figure: Any, path: Path) -> Path:
-        found[path.name] = figure
-        style.plt.close(figure)
-        return path
-
-    monkeypatch.setattr(plots, "save", keep)
-    monkeypatch.setattr(curves, "save", keep)
-    monkeypatch.setattr(bench_plots, "save", keep)
-    return found
+    return figures_of(monkeypatch, plots, curves, bench_plots)
 
 
 def add_static_facts(record: Record) -> None:
     for rung, target in itertools.product(LADDER, static.ARCHITECTURES):
-        facts = {"rung": rung.name, "target": target, "config": "64x64x16", "default": True}
+        facts = {"rung": rung.name, "target": target, "config": "64x64x16", "dtype": "float16", "default": True}
         facts |= {"registers": 96, "shared": 8192, "ceiling_share": 0.7}
-        record["static"][f"{rung.name} {target}"] = facts
+        record.static[f"{rung.name} {target}"] = from_json(StaticFacts, facts)
 
 
 def made_up_points() -> list[bench_tables.Point]:
@@ -111,18 +91,6 @@ def made_up_points() -> list[bench_tables.Point]:
         for mode, speed in modes.items()
         for provider in ("triton_gemm", CUBLAS)
     ]
-
-
-def texts_of(figure: Any) -> list[Any]:
-    found = figure.findobj(lambda artist: hasattr(artist, "get_text") and hasattr(artist, "get_fontsize"))
-    return [text for text in found if text.get_text() and text.get_visible()]
-
-
-def overlapping(figure: Any) -> list[tuple[str, str]]:
-    """The pairs of texts in a picture that lie on each other."""
-    figure.draw_without_rendering()
-    boxes = [(text.get_text(), text.get_window_extent().padded(-1)) for text in texts_of(figure)]
-    return [(a, b) for (a, one), (b, other) in itertools.combinations(boxes, 2) if one.overlaps(other)]
 
 
 def named_lines(figure: Any) -> list[Any]:
@@ -187,8 +155,7 @@ def test_sizes_that_are_no_multiple_of_16_are_marks_apart_and_explained(
     assert "20th to the 80th percentile" in said(sweep)
     assert "1400, 3000" in report_page.write(record, pictures).read_text()
 
-    for key in [key for key, problem in record["problems"].items() if problem["M"] % 16]:
-        del record["problems"][key]
+    record.problems = {key: problem for key, problem in record.problems.items() if problem.M % 16 == 0}
     pictures = plots.everything(record, tmp_path)
     assert "multiple of 16" not in said(figures["sweep-fp16.png"])
     assert "multiple of 16" not in report_page.write(record, pictures).read_text()
@@ -196,15 +163,16 @@ def test_sizes_that_are_no_multiple_of_16_are_marks_apart_and_explained(
 
 @pytest.mark.full
 def test_the_ladder_shows_shares_of_what_it_draws(record: Record, figures: dict[str, Any], tmp_path: Path) -> None:
-    problem = record["problems"][Problem(4096, 4096, 4096, "fp16").key]
+    problem = record.problems[Problem(4096, 4096, 4096, "fp16").key]
     step = next(step for step in views.ladder(record) if step.rung.id == "k08")
-    assert step.twin_result is not None
-    for result in (step.own, step.twin_result):
-        result["ratio"] = {"median": 0.777, "p20": 0.777, "p80": 0.777}  # of other rounds
-    shares = [
-        formats.percent(problem["providers"][CUBLAS]["time_ms"]["median"] / result["time_ms"]["median"])
-        for result in (step.own, step.twin_result)
-    ]
+    assert step.twin is not None
+    shares = []
+    for name in (step.rung.name, step.twin):
+        result, cublas = problem.timed(name), problem.timed(CUBLAS)
+        assert result is not None and cublas is not None
+        of_other_rounds = Spread(median=0.777, p20=0.777, p80=0.777)
+        problem.providers[name] = replace(result, ratio=of_other_rounds)
+        shares.append(formats.percent(cublas.time_ms.median / result.time_ms.median))
     plots.everything(record, tmp_path)
     assert "78 %" not in said(figures["ladder.png"])
     assert all(f" {share} " in said(figures["ladder.png"]) for share in shares)
@@ -227,10 +195,11 @@ def test_a_record_that_lacks_much_is_drawn(kept: str, record: Record, figures: d
         "no twins": lambda name: not name.startswith("c0") and not name.startswith("c1"),
         "one rung": lambda name: name == "k03_blocked",
     }.get(kept, lambda name: True)
-    for key, problem in list(record["problems"].items()):
-        problem["providers"] = {name: result for name, result in problem["providers"].items() if keeps(name)}
-        if kept == "odd sizes only" and problem["M"] % 16 == 0 and not problem["hot"]:
-            del record["problems"][key]
+    for key, problem in list(record.problems.items()):
+        providers = {name: result for name, result in problem.providers.items() if keeps(name)}
+        record.problems[key] = replace(problem, providers=providers)
+        if kept == "odd sizes only" and problem.M % 16 == 0 and not problem.hot:
+            del record.problems[key]
     pictures = plots.everything(record, tmp_path)
     assert {"ladder.png", "sweep-ieee.png"} <= figures.keys()
     assert ("sweep-fp16.png" in figures) == (kept != "one rung")
@@ -265,23 +234,23 @@ def test_committed_records_are_drawn_again_without_a_gpu(
 
 def test_what_failed_is_named_and_not_drawn(record: Record) -> None:
     problem = Problem(4096, 4096, 4096, "ieee")
-    record["problems"][problem.key]["providers"]["k06_pipelined"] = {"failed": "a result is off"}
+    record.problems[problem.key].providers["k06_pipelined"] = Result(failed="a result is off")
     for size in set(OPTIONS.sizes) - {4096}:
-        del record["problems"][Problem(size, size, size, "ieee").key]["providers"]["k06_pipelined"]
+        del record.problems[Problem(size, size, size, "ieee").key].providers["k06_pipelined"]
     assert "k06_pipelined" not in views.lines(record, "ieee")
     assert record.failures() == [f"k06_pipelined on {problem.key}: a result is off"]
     assert "a result is off" in report_page.write(record, plots.everything(record, record.folder)).read_text()
 
 
 def test_a_record_resumes_only_in_the_same_surroundings(record: Record) -> None:
-    again, state = Record.open(record.folder, dict(SURROUNDINGS), fresh=False)
-    assert again.data == record.data
+    again, state = Record.open(record.folder, SURROUNDINGS, fresh=False)
+    assert again == record
     assert state.startswith("continuing")
     other, state = Record.open(record.folder, {**SURROUNDINGS, "triton": "3.7.1"}, fresh=False)
-    assert all(not other[name] for name in SECTIONS)
+    assert other == Record(record.folder, other.environment)
     assert "triton changed" in state
-    dropped, _ = Record.open(record.folder, dict(SURROUNDINGS), fresh=True)
-    assert all(not dropped[name] for name in SECTIONS)
+    dropped, _ = Record.open(record.folder, SURROUNDINGS, fresh=True)
+    assert dropped == Record(record.folder, SURROUNDINGS)
 
 
 def test_a_problem_is_measured_again_for_a_new_provider_or_a_larger_budget(record: Record) -> None:
@@ -290,14 +259,46 @@ def test_a_problem_is_measured_again_for_a_new_provider_or_a_larger_budget(recor
     assert record.has_problem(key, [CUBLAS], tasks.QUICK_BUDGET_S)
     assert not record.has_problem(key, [CUBLAS], 2 * tasks.BUDGET_S)
     assert not record.has_problem(key, [CUBLAS, "k99_new"], tasks.BUDGET_S)
-    before = set(record["problems"][key]["providers"])
-    record.put_problem(key, {"budget_s": 1.0, "providers": {"k99_new": {}}})
-    assert set(record["problems"][key]["providers"]) == before | {"k99_new"}
+    before = set(record.problems[key].providers)
+    record.put_problem(key, replace(record.problems[key], providers={"k99_new": Result(absent="not taken")}))
+    assert set(record.problems[key].providers) == before | {"k99_new"}
 
 
 def test_an_unreadable_record_is_not_the_end(tmp_path: Path) -> None:
-    (tmp_path / "results.json").write_text('{"environment": {"gp')
-    _, state = Record.open(tmp_path, dict(SURROUNDINGS), fresh=False)
+    (tmp_path / FILE).write_text('{"environment": {"gp')
+    _, state = Record.open(tmp_path, SURROUNDINGS, fresh=False)
+    assert "unreadable" in state
+
+
+@pytest.mark.parametrize("committed", sorted(environment.RESULTS.glob(f"*/{FILE}")), ids=lambda path: path.parent.name)
+def test_a_committed_record_is_written_as_it_was_read(committed: Path, tmp_path: Path) -> None:
+    """But for empty sections, which came and went."""
+    record = Record.read(committed.parent)
+    record.folder = tmp_path
+    record.save()
+    before, after = (json.loads(path.read_text()) for path in (committed, tmp_path / FILE))
+    assert list(after) == ["environment", *SECTIONS]
+    filled = [{name: section for name, section in each.items() if section} for each in (before, after)]
+    assert filled[0] == filled[1]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"time_ms"', '"time_s"'),
+        ('"hot": false', '"hot": "no"'),
+        ('"budget_s"', '"budget"'),
+        ('"mode"', '"class"'),
+    ],
+)
+def test_what_is_no_record_is_not_read(old: str, new: str, record: Record) -> None:
+    add_static_facts(record)
+    record.save()
+    text = (record.folder / FILE).read_text()
+    (record.folder / FILE).write_text(text.replace(old, new, 1))
+    with pytest.raises(ValueError, match=r"ProblemResult|Timed|bool"):
+        Record.read(record.folder)
+    _, state = Record.open(record.folder, SURROUNDINGS, fresh=False)
     assert "unreadable" in state
 
 
@@ -317,12 +318,14 @@ def test_every_published_kernel_has_a_twin() -> None:
 
 
 def test_targets_are_decided_from_the_record(record: Record) -> None:
-    outcomes = {outcome.what: outcome for outcome in targets.outcomes(record)}
+    outcomes = {outcome.what: outcome for outcome in views.outcomes(record)}
     assert any(what.startswith("k11_warp_specialised at 1.00 of cuBLAS") for what in outcomes)
     assert any(what.startswith("c11_wmma_fp16_warp_tiled at 2 times") for what in outcomes)
-    problem = record["problems"][Problem(4096, 4096, 4096, "fp16").key]
-    problem["providers"]["k11_warp_specialised"]["ratio"]["median"] = 1.2
-    assert any("k11_warp_specialised" in line for line in targets.suspicious(record))
+    problem = record.problems[Problem(4096, 4096, 4096, "fp16").key]
+    result = problem.timed("k11_warp_specialised")
+    assert result is not None
+    problem.providers["k11_warp_specialised"] = replace(result, ratio=Spread(median=1.2, p20=1.2, p80=1.2))
+    assert any("k11_warp_specialised" in line for line in views.suspicious(record))
 
 
 def test_predicted_ceilings_follow_the_tile() -> None:
@@ -362,22 +365,23 @@ def test_all_warps_of_k11_count() -> None:
     """The load partition is a second warpgroup: with 255 registers for each of 256 threads one block fits an SM."""
     config = GemmConfig(BLOCK_M=64, BLOCK_N=64, BLOCK_K=64, GROUP_M=8, num_warps=4, num_stages=2)
     job = static.Job(LADDER[10], config, (9, 0), default=False, size=(512, 512, 512))
-    found = static.facts(job, static.capture(job.rung, config, job.size, job.dtype))
-    assert found["shared"] < 64 << 10 and found["blocks_per_sm"] == 1
+    facts = static.facts(job, static.capture(job.rung, config, job.size, job.dtype))
+    assert facts.shared is not None and facts.shared < 64 << 10 and facts.blocks_per_sm == 1
 
 
 def committed_times() -> Iterator[tuple[str, str, str, float]]:
     """(rung, precision, configuration as text, TFLOPS) of every committed time at a size that is a multiple of 16."""
     for path in environment.RESULTS.glob("*/results.json"):
         record = Record.read(path.parent)
-        for entry in record["tuning"].values():
-            for text, result in entry.get("configs", {}).items():
-                if "time_ms" in result:
-                    yield entry["rung"], entry["mode"], text, views.tflops(entry, result)
-        for problem in record["problems"].values():
-            for name, result in problem["providers"].items():
-                if problem["M"] % 16 == 0 and "time_ms" in result and name.startswith("k"):
-                    yield name, problem["mode"], result["config"], views.tflops(problem, result)
+        for entry in record.tuning.values():
+            for text, tuned in entry.configs.items():
+                if tuned.time_ms:
+                    yield entry.rung, entry.mode, text, entry.tflops_in(tuned.time_ms.median)
+        for problem in record.problems.values():
+            for name in problem.providers if problem.M % 16 == 0 else ():
+                result = problem.timed(name)
+                if result and result.config and name.startswith("k"):
+                    yield name, problem.mode, result.config, problem.tflops_in(result.time_ms.median)
 
 
 def test_no_committed_time_beats_its_ceiling() -> None:

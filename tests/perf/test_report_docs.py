@@ -7,7 +7,7 @@ import re
 import pytest
 
 from perf.bench.scores import Sweep
-from perf.ladder import views
+from perf.ladder import autotuner, views
 from perf.ladder.record import SECTIONS, Record
 from perf.ladder.rungs_and_twins import rungs_of
 from perf.measure import environment
@@ -66,11 +66,7 @@ def test_a_changed_rung_makes_its_page_stale(monkeypatch: pytest.MonkeyPatch) ->
 
 def beside_its_neighbours(record: Record, mode: str, rung: str, size: int) -> float:
     """The rung's speed at `size` over the mean of those at the next sizes that are multiples of 16."""
-    known = {
-        size: views.tflops(problem, problem["providers"][rung])
-        for size, problem in views.squares(record, mode).items()
-        if views.timed(problem["providers"].get(rung))
-    }
+    known = {size: tflops for size, problem in views.squares(record, mode).items() if (tflops := problem.tflops(rung))}
     below, above = max(s for s in known if s < size and s % 16 == 0), min(s for s in known if s > size and s % 16 == 0)
     return 2 * known[size] / (known[below] + known[above])
 
@@ -92,29 +88,26 @@ def test_what_the_page_says_of_sizes_that_are_no_multiples_of_16(record: Record)
 
 @pytest.mark.parametrize("record", RESULTS.records, ids=lambda record: record.folder.name)
 def test_records_have_what_the_report_says(record: Record) -> None:
-    for problem in record["problems"].values():
-        for reading in (problem["clocks_before"], problem["clocks_after"]):
-            assert {"clocks_sm", "clocks_mem", "temperature_gpu", "power_draw"} <= set(reading)
-        for result in filter(views.timed, problem["providers"].values()):
-            assert {"median", "p20", "p80"} == set(result["time_ms"]) and {"rounds", "repeats"} <= set(result)
-            exact = problem["mode"] == "int32"
-            assert exact or {"norm", "componentwise", "bound", "vs_torch"} <= set(result["error"])
+    for problem in record.problems.values():
+        for reading in (problem.clocks_before, problem.clocks_after):
+            assert None not in (reading.clocks_sm, reading.clocks_mem, reading.temperature_gpu, reading.power_draw)
+        for result in filter(None, map(problem.timed, problem.providers)):
+            error = result.error
+            assert error is not None and error.norm is not None
+            assert problem.mode == "int32" or None not in (error.componentwise, error.bound, error.vs_torch)
 
 
 def test_what_k11_says_of_its_tiles() -> None:
     """Those of 64 x 128 read twice as much for each FLOP, and are more than half as fast."""
-    (entry,) = (e for record in RESULTS.records for key, e in record["tuning"].items() if key.startswith("k11"))
-    best = {
-        tile: max(views.tflops(entry, timed) for text, timed in entry["configs"].items() if text.startswith(tile))
-        for tile in ("64x128x64,", "128x256x64,")
-    }
-    assert best["64x128x64,"] > 0.8 * best["128x256x64,"]
+    (tuning,) = (t for record in RESULTS.records for t in autotuner.shown(record) if t.rung.id == "k11")
+    best = {autotuner.tile(together[0].config): together[0].tflops for together in tuning.by_tile()}
+    assert best[64, 128, 64] > 0.8 * best[128, 256, 64]
 
 
 def test_every_section_of_a_record_is_written_by_something() -> None:
     written = "".join(path.read_text() for path in (pages.ROOT / "perf" / "ladder").glob("*.py"))
     for section in SECTIONS:
-        assert re.search(rf'put(_\w+)?\(\s*"{section}"', written) or f'record["{section}"]' in written, section
+        assert re.search(rf"(put|keeper)\((record|self)\.{section},|record\.{section}\[\w+\] = ", written), section
 
 
 # --- README's summary ---

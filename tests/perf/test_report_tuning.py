@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,14 +14,16 @@ import torch
 
 from perf import report as climb
 from perf.common import style
-from perf.ladder import plots, prediction, report_page, rungs_and_twins, tasks, tuning, tuning_plots
-from perf.ladder.record import FILE, Record
+from perf.common.dataclass_json import to_json
+from perf.ladder import autotuner, plots, prediction, report_page, rungs_and_twins, tasks
+from perf.ladder.record import FILE, Ceilings, Record, Spread, TunedConfig, TunedRung
 from perf.measure import environment
+from perf.measure.environment import Environment
 from perf.measure.operands import Problem
 from perf.pages import __main__ as pages
 from perf.pages import blocks
 from perf.pages.results import Results
-from tests.support.report_records import OPTIONS, SURROUNDINGS, made_up_tuning
+from tests.support.report_records import OPTIONS, SURROUNDINGS, figures_of, made_up_problem, made_up_tuning, overlapping
 from triton_gemm.config import GemmConfig
 from triton_gemm.ladder import LADDER
 from triton_gemm.ladder.command import spelled
@@ -35,15 +37,18 @@ KEY = tasks.tuning_key(K08, CUBE)
 LARGE, SMALL = GemmConfig(128, 256, 64, 8, 8, 3), GemmConfig(64, 64, 32, 8, 4, 4)
 
 
-def entry(**milliseconds: float | None) -> dict[str, Any]:
+def tuned(ms: float) -> TunedConfig:
+    time_ms = Spread(median=ms, p20=0.98 * ms, p80=1.03 * ms)
+    return TunedConfig(time_ms=time_ms, registers=168, shared=98304, spills=0, blocks_per_sm=1)
+
+
+def entry(mode: str = "fp16", size: int = 4096, **milliseconds: float | None) -> TunedRung:
     """A tuning of k08; a configuration's name is as `spelled`, with `_` for what an identifier cannot have."""
     configs = {}
     for name, ms in milliseconds.items():
         text = name.removeprefix("t").replace("_", ",")
-        spread = {"time_ms": {"median": ms, "p20": 0.98 * (ms or 0), "p80": 1.03 * (ms or 0)}}
-        facts = {"registers": 168, "shared": 98304, "spills": 0, "blocks_per_sm": 1}
-        configs[text] = {**spread, **facts} if ms is not None else {}
-    return {"rung": K08.name, "mode": "fp16", "M": 4096, "N": 4096, "K": 4096, "configs": configs}
+        configs[text] = TunedConfig() if ms is None else tuned(ms)
+    return TunedRung(rung=K08.name, mode=mode, M=size, N=size, K=size, configs=configs)
 
 
 FIVE = {
@@ -59,7 +64,7 @@ FIVE = {
 @pytest.fixture
 def record(tmp_path: Path) -> Record:
     """Nothing but a tuning of k08."""
-    made = Record(tmp_path, dict(SURROUNDINGS))
+    made = Record(tmp_path, SURROUNDINGS)
     made.put_tuning(KEY, entry(**FIVE))
     return made
 
@@ -71,7 +76,8 @@ def test_every_configuration_that_was_timed_is_taken_from_the_tuner(monkeypatch:
     tuner = TUNERS["k08"]
     timed = {triton_config(LARGE): [0.2, 0.19, 0.22], triton_config(SMALL): [math.inf] * 3}
     monkeypatch.setattr(tuner, "configs_timings", timed, raising=False)
-    assert rungs_and_twins.timings(K08) == {LARGE: {"time_ms": {"median": 0.2, "p20": 0.19, "p80": 0.22}}, SMALL: {}}
+    large = TunedConfig(time_ms=Spread(median=0.2, p20=0.19, p80=0.22))
+    assert rungs_and_twins.timings(K08) == {LARGE: large, SMALL: TunedConfig()}
     assert rungs_and_twins.timings(RUNGS["k01"]) == {}
 
 
@@ -86,58 +92,60 @@ def test_what_tuning_timed_and_what_it_compiled_to_are_a_rungs_details(monkeypat
     details = provider.details()
     assert details["config"] == str(timed) and list(details["tuning"]) == [timed, failed]
     facts = details["tuning"][timed]
-    assert facts["time_ms"] == {"median": 2.0, "p20": 1.0, "p80": 3.0}
-    assert (facts["registers"], facts["spills"]) == (details["registers"], 0)
-    assert facts["blocks_per_sm"] >= 1 and "time_ms" not in details["tuning"][failed]
+    assert facts.time_ms == Spread(median=2.0, p20=1.0, p80=3.0)
+    assert (facts.registers, facts.spills) == (details["registers"], 0)
+    assert facts.blocks_per_sm >= 1 and details["tuning"][failed].time_ms is None
     plain = rungs_and_twins.rung_provider(rung, (256, 256, 256), torch.float32, inspect=False).details()
-    assert plain["tuning"][timed] == {"time_ms": facts["time_ms"]} and "registers" not in plain
+    assert plain["tuning"][timed] == TunedConfig(time_ms=facts.time_ms) and "registers" not in plain
 
 
 def test_a_tuning_moves_from_a_rungs_result_into_its_own_section(record: Record) -> None:
     problem = Problem(512, 512, 512, "fp16")
-    result: dict[str, Any] = {"config": "", "tuning": {LARGE: {"time_ms": {"median": 1.0, "p20": 1.0, "p80": 1.0}}}}
+    timed = TunedConfig(time_ms=Spread(median=1.0, p20=1.0, p80=1.0))
+    result: dict[str, Any] = {"config": "", "tuning": {LARGE: timed}}
     tasks.keep_tuning(record, K08, problem, result)
     assert "tuning" not in result
     again = Record.read(record.folder)
-    kept = again["tuning"]["k08_tensor_cores fp16 512x512x512"]
-    assert kept["configs"] == {"128x256x64,8,3,8": {"time_ms": {"median": 1.0, "p20": 1.0, "p80": 1.0}}}
-    assert tuning.config_of("128x256x64,8,3,8") == LARGE
+    assert again.tuning["k08_tensor_cores fp16 512x512x512"].configs == {"128x256x64,8,3,8": timed}
+    assert autotuner.config_of("128x256x64,8,3,8") == LARGE
     tasks.keep_tuning(record, RUNGS["k01"], problem, {"config": "", "tuning": {}})
-    assert all(not key.startswith("k01") for key in record["tuning"])
+    assert all(not key.startswith("k01") for key in record.tuning)
 
 
 def test_a_sweep_keeps_what_its_rungs_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record = Record(tmp_path, dict(SURROUNDINGS))
-    own = {"config": str(LARGE), "time_ms": {"median": 0.2}, "tuning": {LARGE: {"time_ms": {"median": 0.2}}}}
-    monkeypatch.setattr(tasks.timer, "measure", lambda *_: {"budget_s": 1.0, "providers": {K08.name: dict(own)}})
+    record = Record(tmp_path, SURROUNDINGS)
+    measured = to_json(made_up_problem(CUBE, [K08.name]))
+    measured["providers"][K08.name]["tuning"] = {LARGE: tuned(0.2)}
+    monkeypatch.setattr(tasks.timer, "measure", lambda *_: measured)
     tasks._problem_task(record, CUBE, [], OPTIONS).run(lambda label: None)
     again = Record.read(tmp_path)
-    assert list(again["tuning"]) == [KEY] and "128x256x64,8,3,8" in again["tuning"][KEY]["configs"]
-    assert "made" not in again["tuning"][KEY]  # the record's own surroundings
-    assert "tuning" not in again["problems"][CUBE.key]["providers"][K08.name]
+    assert list(again.tuning) == [KEY] and again.problems[CUBE.key].timed(K08.name)
+    assert "128x256x64,8,3,8" in again.tuning[KEY].configs
+    assert again.tuning[KEY].made is None  # the record's own surroundings
 
 
 @pytest.mark.parametrize("rung", TUNED, ids=lambda rung: rung.id)
 def test_configurations_are_read_as_they_are_spelled(rung) -> None:
-    assert [tuning.config_of(spelled(config)) for config in rung.configs] == list(rung.configs)
+    assert [autotuner.config_of(spelled(config)) for config in rung.configs] == list(rung.configs)
 
 
 def test_tunings_are_added_to_an_older_record_and_say_when_they_were_made(record: Record) -> None:
-    record.put("ceilings", "measured", {"copy_tbs": 2.9})
-    today = {**SURROUNDINGS, "sources": "1" * 12, "commit": "def5678"}
+    ceilings = Ceilings(copy_tbs=2.9, copy_bytes=1 << 30, sm_clock_mhz=None)
+    record.put(record.ceilings, "measured", ceilings)
+    today: Environment = {**SURROUNDINGS, "sources": "1" * 12, "commit": "def5678"}
     added, state = Record.open(record.folder, today, fresh=False, adding=True)
     assert state == "tunings are added"
     assert not added.has_tuning(KEY)  # of other sources
     added.put_tuning(KEY, entry(**FIVE))
     assert added.has_tuning(KEY)
     again = Record.read(record.folder)
-    assert again.environment == SURROUNDINGS and again["ceilings"]["measured"] == {"copy_tbs": 2.9}
-    (found,) = tuning.shown(again)
+    assert again.environment == SURROUNDINGS and again.ceilings == {"measured": ceilings}
+    (found,) = autotuner.shown(again)
     assert found.made == today
     assert "ommit `def5678` (changed since)" in report_page.text(again, [])
 
-    same, state = Record.open(record.folder, dict(SURROUNDINGS), fresh=False)  # the report goes on with its own record
-    assert state.startswith("continuing") and same["ceilings"]
+    same, state = Record.open(record.folder, SURROUNDINGS, fresh=False)  # the report goes on with its own record
+    assert state.startswith("continuing") and same.ceilings
     with pytest.raises(ValueError, match="is of Made-up GPU, and this GPU is NVIDIA Other"):
         Record.open(record.folder, {**today, "gpu": "NVIDIA Other"}, fresh=False, adding=True)
 
@@ -145,7 +153,7 @@ def test_tunings_are_added_to_an_older_record_and_say_when_they_were_made(record
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A Hopper that is not there: providers are called by a verdict that is told what to say."""
-    seen = SimpleNamespace(verdict={"config": "", "tuning": {LARGE: {}}}, names=[])
+    seen = SimpleNamespace(verdict={"config": "", "tuning": {LARGE: TunedConfig()}}, names=[])
 
     def verdict(provider: Any, _operands: Any, _check: Any, result: dict[str, Any], *, torchs: bool) -> None:
         seen.names.append(provider.name)
@@ -168,12 +176,12 @@ def test_a_run_for_tunings_tunes_every_rung_that_has_a_choice(
     tmp_path: Path, gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    record = Record(tmp_path, dict(SURROUNDINGS))
+    record = Record(tmp_path, SURROUNDINGS)
     for task in tasks.tuning_tasks(record, tuning_options()):
         task.run(lambda label: None)
     assert [name for name in gpu.names if name != "compiled"] == [rung.name for rung in TUNED]
     assert gpu.names.count("compiled") == 3  # ieee, tf32, fp16
-    assert {each["M"] for each in Record.read(tmp_path)["tuning"].values()} == {tasks.LADDER_SIZE}
+    assert {entry.M for entry in Record.read(tmp_path).tuning.values()} == {tasks.LADDER_SIZE}
     assert tasks.tuning_tasks(record, tuning_options()) == []  # nothing is left to do
 
 
@@ -181,12 +189,12 @@ def test_a_wrong_winner_is_a_failure_and_is_tuned_again(
     tmp_path: Path, gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    record, options = Record(tmp_path, dict(SURROUNDINGS)), tuning_options("--rungs", "k08")
+    record, options = Record(tmp_path, SURROUNDINGS), tuning_options("--rungs", "k08")
     gpu.verdict = {"failed": "a result is off"}
     for task in tasks.tuning_tasks(record, options):
         task.run(lambda label: None)
     assert record.failures() == [f"{KEY}: a result is off"]
-    assert tuning.shown(record) == []
+    assert autotuner.shown(record) == []
     assert len(tasks.tuning_tasks(record, options)) == 2
 
 
@@ -242,7 +250,7 @@ def test_latency_counts_where_nothing_hides_it() -> None:
 
 
 def test_the_fastest_and_the_predicted_one_are_found(record: Record) -> None:
-    (found,) = tuning.shown(record)
+    (found,) = autotuner.shown(record)
     assert spelled(found.fastest.config) == "128x256x64,8,4,8"
     assert found.predicted is not None and found.predicted.config == LARGE  # of equal ones the first of the list
     assert found.expected(found.predicted) == found.fastest.tflops
@@ -255,19 +263,17 @@ def test_the_fastest_and_the_predicted_one_are_found(record: Record) -> None:
 
 
 def test_what_was_not_compiled_is_not_predicted(record: Record) -> None:
-    for facts in record["tuning"][KEY]["configs"].values():
-        facts.pop("blocks_per_sm", None)
-    (found,) = tuning.shown(record)
+    configs = record.tuning[KEY].configs
+    configs |= {text: replace(tuned, blocks_per_sm=None) for text, tuned in configs.items()}
+    (found,) = autotuner.shown(record)
     assert found.predicted is None and found.expected(found.fastest) is None
-    assert "prediction" not in tuning.says(found)
+    assert "prediction" not in autotuner.says(found)
 
 
 def test_the_ladders_size_and_the_first_dtype_are_shown(record: Record) -> None:
     for mode, size in (("bf16", 4096), ("fp16", 512), ("fp16", 8192)):
-        problem = Problem(size, size, size, mode)
-        other = {**entry(**FIVE), "mode": mode, "M": size, "N": size, "K": size}
-        record.put_tuning(tasks.tuning_key(K08, problem), other)
-    (found,) = tuning.shown(record)
+        record.put_tuning(tasks.tuning_key(K08, Problem(size, size, size, mode)), entry(mode, size, **FIVE))
+    (found,) = autotuner.shown(record)
     assert (found.mode, found.size) == ("fp16", (4096, 4096, 4096))
 
 
@@ -275,21 +281,21 @@ def test_the_ladders_size_and_the_first_dtype_are_shown(record: Record) -> None:
 
 
 def test_a_tuning_is_told_with_its_figures(record: Record) -> None:
-    (found,) = tuning.shown(record)
-    assert tuning.says(found) == (
+    (found,) = autotuner.shown(record)
+    assert autotuner.says(found) == (
         "On Made-up GPU, fp16, 4096 x 4096 x 4096: of 5 configurations, as the tuner times the kernel alone, the "
         "slowest reaches 275 TFLOPS and the fastest 687, 2.50 times as much. The fastest is `128x256x64,8,4,8` (tile, "
         "warps, stages, GROUP_M). With one choice changed, and of its speed: tile 128x128x64 83.3 %; num_stages 3 "
         "80.0 %; GROUP_M 16 95.2 %. The prediction names `128x256x64,8,3,8`, which reaches 80.0 % of it. "
         "`128x256x64,8,5,8` failed."
     )
-    record["tuning"][KEY]["configs"]["128x256x64,8,3,8"]["time_ms"]["median"] = 0.1
-    assert "The prediction names it." in tuning.says(tuning.shown(record)[0])
+    record.tuning[KEY].configs["128x256x64,8,3,8"] = tuned(0.1)
+    assert "The prediction names it." in autotuner.says(autotuner.shown(record)[0])
 
 
 def test_the_report_has_pictures_figures_and_how_they_were_made(record: Record) -> None:
     written = report_page.write(record, plots.everything(record, record.folder)).read_text()
-    assert "## What the autotuner timed" in written and tuning.HOW in written
+    assert "## What the autotuner timed" in written and autotuner.HOW in written
     assert "](tuning-k08.png)" in written
     assert "| 128x256x64,8,4,8 | 687 | 100 % | 687 | 168 | 0 |" in written
     assert "| 128x256x64,8,5,8 | failed |  |  |  |  |" in written
@@ -305,8 +311,8 @@ def test_a_rungs_section_has_its_tuning_or_only_the_lesson(record: Record, tmp_p
     k09 = blocks.BLOCKS["k09"](results, tmp_path)
     assert "**Tuning**" in k09 and "tuning-k09.png" not in k09
     where = blocks.BLOCKS["tunings"](results, tmp_path)
-    assert "(report.md#what-the-autotuner-timed)" in where and tuning.HOW in where
-    record["tuning"].clear()
+    assert "(report.md#what-the-autotuner-timed)" in where and autotuner.HOW in where
+    record.tuning.clear()
     assert blocks.BLOCKS["tunings"](results, tmp_path) == blocks.NO_TUNING
     assert "What the autotuner timed" not in report_page.text(record, [])
 
@@ -316,7 +322,7 @@ def test_records_without_tunings_are_read(record: Record) -> None:
     older = text.replace('"tuning"', '"something else"')
     (record.folder / FILE).write_text(older)
     again = Record.read(record.folder)
-    assert tuning.shown(again) == [] and plots.tunings(again, record.folder) == []
+    assert autotuner.shown(again) == [] and plots.tunings(again, record.folder) == []
 
 
 # --- Drawn ---
@@ -324,15 +330,7 @@ def test_records_without_tunings_are_read(record: Record) -> None:
 
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-
-    def keep(figure: Any, path: Path) -> Path:
-        found[path.name] = figure
-        style.plt.close(figure)
-        return path
-
-    monkeypatch.setattr(tuning_plots, "save", keep)
-    return found
+    return figures_of(monkeypatch, autotuner)
 
 
 def texts_at(figure: Any, y: int) -> list[str]:
@@ -349,7 +347,7 @@ def test_the_fastest_and_the_predicted_one_are_marked(record: Record, figures: d
     assert [(line.get_marker(), float(line.get_ydata()[0])) for line in rings] == [("o", 0), ("s", 2)]
     marks = [line for line in axes.lines if line.get_markersize() == 6]
     looks = {(line.get_color(), line.get_marker()) for line in marks if len(line.get_xdata()) == 1}
-    assert looks == {(tuning_plots.WARPS[8], "^"), (tuning_plots.WARPS[8], "s"), (tuning_plots.WARPS[4], "s")}
+    assert looks == {(autotuner.WARPS[8], "^"), (autotuner.WARPS[8], "s"), (autotuner.WARPS[4], "s")}
     ticks = [float(line.get_xdata()[0]) for line in axes.lines if line.get_marker() == "|"]
     assert len(ticks) == 5 and max(ticks) == pytest.approx(2 * 4096**3 / 0.2 / 1e9)
     assert [label.get_text() for label in axes.get_yticklabels()] == ["128x256x64", "128x128x64", "64x64x32"]
@@ -360,29 +358,26 @@ def test_the_fastest_and_the_predicted_one_are_marked(record: Record, figures: d
 
 def test_warps_and_stages_look_different_for_every_rung() -> None:
     configs = [config for rung in TUNED for config in rung.configs]
-    assert {config.num_warps for config in configs} <= set(tuning_plots.WARPS)
-    assert {config.num_stages for config in configs} <= set(tuning_plots.STAGES)
-    assert len(set(tuning_plots.WARPS.values())) == len(tuning_plots.WARPS)
-    assert "D" not in tuning_plots.STAGES.values()  # cuBLAS's
+    assert {config.num_warps for config in configs} <= set(autotuner.WARPS)
+    assert {config.num_stages for config in configs} <= set(autotuner.STAGES)
+    assert len(set(autotuner.WARPS.values())) == len(autotuner.WARPS)
+    assert "D" not in autotuner.STAGES.values()  # cuBLAS's
 
 
 @pytest.mark.parametrize("rung", TUNED, ids=lambda rung: rung.id)
 def test_pictures_are_small_and_no_text_lies_on_another(rung, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record = Record(tmp_path, dict(SURROUNDINGS))
+    record = Record(tmp_path, SURROUNDINGS)
     record.put_tuning(rung.name, made_up_tuning(rung))
-    boxes: list[tuple[str, Any]] = []
+    colliding: list[tuple[str, str]] = []
 
-    def measure(figure: Any, path: Path) -> Path:
-        figure.draw_without_rendering()
-        texts = figure.findobj(lambda artist: hasattr(artist, "get_text") and hasattr(artist, "get_fontsize"))
-        shown = [text for text in texts if text.get_text() and text.get_visible()]
-        boxes.extend((text.get_text(), text.get_window_extent().padded(-1)) for text in shown)
+    def save(figure: Any, path: Path) -> Path:
+        colliding.extend(overlapping(figure))
         return style.save(figure, path)
 
-    monkeypatch.setattr(tuning_plots, "save", measure)
+    monkeypatch.setattr(autotuner, "save", save)
     (picture,) = plots.tunings(record, tmp_path)
     assert 5_000 < picture.stat().st_size < 150_000
-    assert [(a, b) for (a, one), (b, other) in itertools.combinations(boxes, 2) if one.overlaps(other)] == []
+    assert colliding == []
 
 
 def test_pages_draw_tunings_again(record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

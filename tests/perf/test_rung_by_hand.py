@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from perf.ladder import by_hand
+from perf.ladder.record import Error, Spread, Timed
 from triton_gemm.config import GemmConfig
 from triton_gemm.ladder import LADDER, Rung, command
 
@@ -201,7 +202,8 @@ def test_without_an_interpreter_there_is_what_the_compiler_makes_of_it(
 
 
 def test_a_rung_is_shown_where_cublas_was_wrong(capsys: pytest.CaptureFixture[str]) -> None:
-    result = {"time_ms": {"median": 2.0}, "ratio": None, "error": {"norm": 1e-7}, "registers": 64, "spills": 0}
+    time_ms = Spread(median=2.0, p20=2.0, p80=2.0)
+    result = Timed(error=Error(norm=1e-7), registers=64, spills=0, time_ms=time_ms, ratio=None, rounds=5, repeats=5)
     lines = by_hand.Lines(by_hand.Console(), by_hand.TIMED)
     by_hand._show_timed(lines, "64x64x16,4,3", result, by_hand.Problem(64, 64, 64, "ieee"))
     assert "64x64x16,4,3" in capsys.readouterr().out

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from perf.ladder import by_hand, rungs_and_twins
+from perf.ladder.record import Resources
 from perf.measure import operands, timer
 from perf.measure.providers import CUBLAS
 from tests.support.plan_fakes import take_gpu_away
@@ -84,8 +85,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "device_info", lambda _: HOPPER)
     monkeypatch.setattr(by_hand.static, "capture", lambda *_: None)
     monkeypatch.setattr(rungs_and_twins, "compile_together", lambda *_: None)
-    facts = {"registers": 158, "shared": 24576, "spills": 0}
-    monkeypatch.setattr(rungs_and_twins, "compiled", lambda *_: facts)
+    resources = Resources(registers=158, shared=24576, spills=0)
+    monkeypatch.setattr(rungs_and_twins, "compiled", lambda *_: resources)
 
 
 @pytest.mark.usefixtures("gpu")
