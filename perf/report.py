@@ -1,159 +1,18 @@
-"""Climb the ladder: measure every rung, its CUDA twin and cuBLAS, and write pictures, tables and one page.
+"""`python perf/report.py`, from any folder: the command of `perf.ladder.report`."""
 
-Without a GPU: every rung in Triton's interpreter against fp64, and what it compiles to for five architectures.
-A second run continues where the first one ended. Exit status: 1 if a provider gave wrong results, 2 for a mistake in
-the call, 130 if interrupted.
-"""
-
-from __future__ import annotations
-
-import argparse
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 os.environ.pop("TRITON_INTERPRET", None)  # compiled here; the interpreter gets a process of its own
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds only what lies beside it
 
 try:
-    import torch
-    from rich.console import Console
-
-    from perf.common import arguments as args
-    from perf.common import progress
-    from perf.common.files import shown
-    from perf.ladder import plots, report_page, tasks
-    from perf.ladder.record import Record
-    from perf.ladder.rungs_and_twins import MODES, rungs_of
-    from perf.measure import environment
-    from perf.measure.timer import DeviceLostError
-    from triton_gemm.ladder import LADDER, Rung
+    from perf.ladder.report import main
 except ModuleNotFoundError as error:
     if __name__ != "__main__":
         raise
     sys.exit(f"error: {error}; pip install -e '.[dev]', or `make report`, which installs what it needs")
-
-DTYPES = {"fp32": "ieee", "tf32": "tf32", "fp16": "fp16", "bf16": "bf16"}
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    options, folder, fresh = parse(arguments)
-    console = Console(stderr=True)
-    surroundings = environment.describe("ladder")
-    folder = folder or default_folder(surroundings["gpu"])
-    try:
-        record, state = Record.open(folder, surroundings, fresh=fresh, adding=options.tuning)
-    except OSError as error:
-        print(f"error: cannot write to {folder}: {error.strerror or error}", file=sys.stderr)
-        return 2
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    what = surroundings["gpu"] or "no GPU: static facts and the interpreter, no timings"
-    print(f"{what}; {state} in {shown(folder)}", file=sys.stderr)
-    try:
-        measure(record, options, console)
-    except KeyboardInterrupt:
-        print("interrupted: what was measured is kept; run again to go on", file=sys.stderr)
-        return 130
-    except DeviceLostError as lost:
-        print(f"error: the GPU cannot be used any more {lost}; what was measured is kept", file=sys.stderr)
-        return 1
-    if options.tuning:
-        pictures = plots.tunings(record, folder)
-        written = report_page.write(record, folder.glob("*.png"))
-    else:
-        pictures = plots.everything(record, folder)
-        written = report_page.write(record, pictures)
-    print(f"report: {shown(written)}, {len(pictures)} pictures next to it", file=sys.stderr)
-    failures = record.failures()
-    for failure in failures:
-        print(f"FAILED {failure}", file=sys.stderr)
-    return 1 if failures else 0
-
-
-def measure(record: Record, options: tasks.Options, console: Console) -> None:
-    """Runs what the record lacks."""
-    record.save()
-    if record.environment["gpu"] is None:
-        progress.run(tasks.cpu_tasks(record, options), console)
-        return
-    if options.tuning:
-        progress.run(tasks.tuning_tasks(record, options), console)
-        return
-    twins: tasks.Twins = {}
-    progress.run([tasks.build_task(record, twins)], console)
-    progress.run(tasks.gpu_tasks(record, options, twins), console)
-
-
-def default_folder(gpu: str | None) -> Path:
-    """Results of a GPU belong to the project; facts that every machine can find again do not."""
-    return environment.RESULTS / environment.slug(gpu) if gpu else environment.ROOT / "build" / "report-no-gpu"
-
-
-def parse(arguments: Sequence[str] | None) -> tuple[tasks.Options, Path | None, bool]:
-    parser = argparse.ArgumentParser(prog="perf/report.py", description=__doc__)
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="two sizes, short timings and no bf16, unless --sizes and --dtype say otherwise (on a GPU); "
-        "without a GPU each rung's first configuration alone",
-    )
-    parser.add_argument("--rungs", type=_rungs, default=LADDER, metavar="k03,k06", help="only these (and their twins)")
-    parser.add_argument("--dtype", choices=DTYPES, help="only this precision class (on a GPU)")
-    parser.add_argument("--sizes", type=_sizes, metavar="512,1024", help="M = N = K of the sweeps (on a GPU)")
-    parser.add_argument("--out", type=args.path, metavar="DIR", help="default perf/results/<gpu>")
-    parser.add_argument(
-        "--counters", action="store_true", help="count memory traffic with ncu, where it is installed (on a GPU)"
-    )
-    parser.add_argument(
-        "--tuning",
-        action="store_true",
-        help="only what the autotuner times for each rung at 4096, added to the record that is there (on a GPU)",
-    )
-    parser.add_argument("--fresh", action="store_true", help="drop the record that is in the folder")
-    given = parser.parse_args(arguments)
-    if not torch.cuda.is_available():
-        args.refuse(
-            parser, given, ("dtype", "sizes", "counters", "tuning"), "torch sees no GPU here, and nothing is timed"
-        )
-    if given.dtype and not rungs_of(DTYPES[given.dtype], given.rungs):
-        parser.error(f"none of the rungs of --rungs multiplies {given.dtype}")
-    if given.tuning and (given.fresh or given.counters):
-        parser.error("--tuning adds to the record that is there and counts nothing: leave out --fresh and --counters")
-    few = given.quick or given.tuning
-    modes = (DTYPES[given.dtype],) if given.dtype else tasks.QUICK_MODES if few else MODES
-    options = tasks.Options(
-        rungs=given.rungs,
-        every_rung=given.rungs == LADDER and given.dtype is None,
-        modes=modes,
-        sizes=given.sizes or (tasks.QUICK_SIZES if few else tasks.SIZES),
-        quick=given.quick,
-        counters=given.counters,
-        tuning=given.tuning,
-    )
-    return options, given.out, given.fresh
-
-
-def _rungs(text: str) -> tuple[Rung, ...]:
-    wanted = text.split(",")
-    known = {key: rung for rung in LADDER for key in (rung.id, rung.name)}
-    for name in wanted:
-        if name not in known:
-            raise argparse.ArgumentTypeError(f"no rung {name!r}; there are {', '.join(rung.id for rung in LADDER)}")
-    return tuple(rung for rung in LADDER if rung.id in wanted or rung.name in wanted)
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    try:
-        sizes = tuple(sorted({int(size) for size in text.split(",")}))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"sizes are whole numbers with commas between, not {text!r}") from None
-    if sizes[0] < 1:
-        raise argparse.ArgumentTypeError("sizes start at 1")
-    return sizes
-
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""The ladder measured: every rung, its CUDA twin and cuBLAS. `perf/report.py` is the command.
+"""The ladder measured: every rung, its CUDA twin and cuBLAS. `report` is the command, run as `perf/report.py`.
 
 - To measure: `tasks` adds to a `record`; `rungs_and_twins` are the providers, `published` the experiments that they
   retell. Without a GPU `static` compiles, `prediction` counts bytes, `interpret` runs Triton's interpreter.

@@ -2,7 +2,7 @@
 
 `python -m perf.ladder.counters STEM VARIANT SIZE` launches one twin once, which is what ncu watches; it needs a
 CUDA GPU.
-`python -m perf.report --counters` runs it under ncu.
+`python perf/report.py --counters` runs it under ncu.
 """
 
 from __future__ import annotations

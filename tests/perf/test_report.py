@@ -19,12 +19,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perf import report as climb
 from perf.bench import plots as bench_plots
 from perf.bench import tables as bench_tables
 from perf.common import formats, style
 from perf.common.dataclass_json import from_json
 from perf.ladder import curves, plots, prediction, published, report_page, static, tables, tasks, views
+from perf.ladder import report as climb
 from perf.ladder.record import FILE, SECTIONS, Record, Result, Spread, StaticFacts
 from perf.measure import environment
 from perf.measure.operands import Problem

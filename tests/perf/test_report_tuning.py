@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from perf import report as climb
 from perf.common import style
 from perf.common.dataclass_json import to_json
 from perf.ladder import autotuner, plots, prediction, report_page, rungs_and_twins, tasks
+from perf.ladder import report as climb
 from perf.ladder.record import FILE, Ceilings, Record, Spread, TunedConfig, TunedRung
 from perf.measure import environment
 from perf.measure.environment import Environment
