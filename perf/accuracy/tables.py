@@ -61,14 +61,11 @@ def rows(record: Record) -> list[list[Cell]]:
 
 def long_rows(record: Record) -> list[list[Cell]]:
     """A row of LONG_COLUMNS for each very long sum."""
-    return [
-        [
-            *(row["kind"], row["kernel"], row["bits"]),
-            *(_share(row["of_bound"].get(name)) for name in ("normal", "positive")),
-            _wrong([row]),
-        ]
-        for row in record["long"]
-    ]
+    rows: list[list[Cell]] = []
+    for row in record["long"]:
+        shares = [_share(row["of_bound"].get(name)) for name in ("normal", "positive")]
+        rows.append([row["kind"], row["kernel"], row["bits"], *shares, _wrong([row])])
+    return rows
 
 
 def said(record: Record) -> str:

@@ -13,11 +13,11 @@ from perf.measure.environment import RESULTS
 FOLDER = RESULTS / "drift"
 # What is compiled for, as `device_model.named_device` calls it: the first by default.
 GPUS = ("sm_90", "sm_80", "sm_89", "sm_100", "sm_120")
-# SASS opcodes that are counted by themselves: tensor cores and multiply-adds, TMA and other copies, barriers.
-MAIN = (
-    *("HGMMA", "QGMMA", "IGMMA", "HMMA", "IMMA", "DMMA", "FFMA", "UTMALDG", "UTMASTG", "LDGSTS", "LDG", "STG"),
-    *("LDSM", "STSM", "LDS", "STS", "BAR", "SYNCS", "WARPGROUP"),
-)
+# SASS opcodes that are counted by themselves.
+ARITHMETIC = ("HGMMA", "QGMMA", "IGMMA", "HMMA", "IMMA", "DMMA", "FFMA")
+COPIES = ("UTMALDG", "UTMASTG", "LDGSTS", "LDG", "STG", "LDSM", "STSM", "LDS", "STS")
+BARRIERS = ("BAR", "SYNCS", "WARPGROUP")
+MAIN = (*ARITHMETIC, *COPIES, *BARRIERS)
 FIGURES = ("registers", "spills", "shared", "instructions")
 COLUMNS = ("case", *FIGURES, *MAIN, "sass", "error")
 

@@ -39,7 +39,9 @@ def _modules(names: str) -> tuple[str, ...]:
 _COMPILED = _modules("arithmetic config problem compat/building compat/compiler compat/gluon compat/language")
 _LADDER = ("triton_gemm/ladder/k*.py", "reference_cuda/*", *_COMPILED, *_modules("ladder/rung device driver"))
 _GEMM = (
-    *("triton_gemm/kernels/**/*.py", "triton_gemm/**/device_models.json", *_COMPILED),
+    "triton_gemm/kernels/**/*.py",
+    "triton_gemm/**/device_models.json",
+    *_COMPILED,
     *_modules("compat/launching cost_model device_model select bit_classes batch_invariance"),
 )
 _MATMUL = (*_GEMM, "triton_gemm/**/tables/*.json")  # which prefers measured choices

@@ -16,10 +16,19 @@ from perf.measure.environment import slug
 
 FOLDER = "tuning"
 NOTHING = "No tuning is committed yet; `python -m perf.tuning` on a GPU measures it."
-COLUMNS = (
-    *("products", "commit", "bits", "seconds", "candidates, timed", "lost", "median", "worst", "over 10 %"),
-    *("lost after", "stored", "won again", "within 1 %"),
+OF_RUN = ("products", "commit", "bits", "seconds")
+OF_TIMES = (
+    "candidates, timed",
+    "lost",
+    "median",
+    "worst",
+    "over 10 %",
+    "lost after",
+    "stored",
+    "won again",
+    "within 1 %",
 )
+COLUMNS = (*OF_RUN, *OF_TIMES)
 MUCH = 0.1  # that a choice loses
 
 Record = Mapping[str, Any]
@@ -65,15 +74,20 @@ def row(record: Record) -> list[Cell]:
     count = len(record["products"])
     words = f"{count} {record['what']}" + (f", as {older(record)}" if older(record) else "")
     words += f", {len(measured)} of them compared" if len(measured) < count else ""
-    first: list[Cell] = [words, record["environment"]["commit"], record["bits"], f"{record['seconds']:.0f}"]
+    of_run: list[Cell] = [words, record["environment"]["commit"], record["bits"], f"{record['seconds']:.0f}"]
     if not measured:
-        return first + [None] * (len(COLUMNS) - len(first))
+        return [*of_run, *(None for _ in OF_TIMES)]
     return [
-        *first,
+        *of_run,
         f"{known / len(measured):.0f}, {timed / len(measured):.0f}",
-        *(_points(_mean(lost)), _points(median(lost)), _points(max(lost)), sum(x > MUCH for x in lost)),
-        *(_points(_mean(after)), sum(found["outcome"] == "tuned" for found in measured)),
-        *(_share(race["same"] for race in again), _share(abs(race["slower"]) <= 0.01 for race in again)),
+        _points(_mean(lost)),
+        _points(median(lost)),
+        _points(max(lost)),
+        sum(x > MUCH for x in lost),
+        _points(_mean(after)),
+        sum(found["outcome"] == "tuned" for found in measured),
+        _share(race["same"] for race in again),
+        _share(abs(race["slower"]) <= 0.01 for race in again),
     ]
 
 
