@@ -144,8 +144,8 @@ def tf32_rounding(rounding: TF32Rounding) -> str:
             name,
             formats.error(error.norm),
             formats.error(error.componentwise),
-            f"{error.vs_torch:.2f}",
-            f"{error.toward_zero:+.1e}",
+            None if error.vs_torch is None else f"{error.vs_torch:.2f}",
+            None if error.toward_zero is None else f"{error.toward_zero:+.1e}",
         )
         for name, error in rounding.errors.items()
     ]
