@@ -155,10 +155,20 @@ class GemmProblem:
         operands' `default_arithmetic`. fields: those that operands do not tell."""
         batch = next((x.shape[0] for x in ((b, c) if groups else (c,)) if x.dim() == 3), 1)
         M, K = a.shape[-2:]
-        precision = precision or default_arithmetic(a.dtype).name
-        layouts = (Layout.of(a), Layout.of(b), Layout.of(c))
-        sizes = (batch, M, b.shape[-1], K)
-        return cls(*sizes, a.dtype, c.dtype, precision, *layouts, groups=groups, **fields)
+        return cls(
+            batch=batch,
+            M=M,
+            N=b.shape[-1],
+            K=K,
+            dtype=a.dtype,
+            out_dtype=c.dtype,
+            precision=precision or default_arithmetic(a.dtype).name,
+            a=Layout.of(a),
+            b=Layout.of(b),
+            c=Layout.of(c),
+            groups=groups,
+            **fields,
+        )
 
     @property
     def auxiliary(self) -> tuple[str, ...]:

@@ -48,7 +48,11 @@ class Session:
         until = self.begin + (1 - FITTING) * self.budget
         found = measuring.measure(self.lab, wanted, until, self.said)
         report = CalibrationReport(
-            *("refused", device.name, start.source, self.budget, 0.0),
+            outcome="refused",
+            device=device.name,
+            start=start.source,
+            budget=self.budget,
+            seconds=0.0,
             shapes=len(found.timed),
             timed=sum(len(timed.us) for timed in found.timed),
             failed=(*left_out, *found.failed),

@@ -83,13 +83,13 @@ def treated_as(capability: tuple[int, int]) -> tuple[int, int]:
 def _cuda_device(index: int) -> DeviceInfo:
     properties = torch.cuda.get_device_properties(index)
     return DeviceInfo(
-        properties.name,
-        treated_as((properties.major, properties.minor)),
-        properties.multi_processor_count,
-        properties.shared_memory_per_block_optin,  # type: ignore[attr-defined]
+        name=properties.name,
+        capability=treated_as((properties.major, properties.minor)),
+        num_sms=properties.multi_processor_count,
+        shared_memory=properties.shared_memory_per_block_optin,  # type: ignore[attr-defined]
         # Both edges of a clock in kHz move a bit on every wire.
-        2 * properties.memory_clock_rate * properties.memory_bus_width / 8e3,
-        properties.memory_bus_width,
+        bandwidth=2 * properties.memory_clock_rate * properties.memory_bus_width / 8e3,
+        bus_width=properties.memory_bus_width,
         uuid=str(getattr(properties, "uuid", "")),
     )
 

@@ -130,8 +130,15 @@ def named_device(name: str) -> DeviceInfo:
     if name in _HOPPERS:
         product, bus_width, power_limit = _HOPPERS[name]
         model = measured()[product]
-        shared = SHARED_MEMORY[9, 0]
-        return DeviceInfo(product, (9, 0), model.num_sms, shared, model.bandwidth, bus_width, power_limit)
+        return DeviceInfo(
+            name=product,
+            capability=(9, 0),
+            num_sms=model.num_sms,
+            shared_memory=SHARED_MEMORY[9, 0],
+            bandwidth=model.bandwidth,
+            bus_width=bus_width,
+            power_limit=power_limit,
+        )
     capabilities = {f"sm_{major}{minor}": (major, minor) for major, minor in SHARED_MEMORY}
     if name not in capabilities:
         raise ValueError(f"device must be one of {', '.join((*capabilities, *_HOPPERS))}, not {name!r}")

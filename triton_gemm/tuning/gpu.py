@@ -106,8 +106,18 @@ class Gpu:
         if self.reference is not None:
             return self.reference
         layout = Layout((0, REFERENCE, 1))
-        sizes = (1, REFERENCE, REFERENCE, REFERENCE)
-        problem = GemmProblem(*sizes, torch.bfloat16, torch.bfloat16, "half", layout, layout, layout)
+        problem = GemmProblem(
+            batch=1,
+            M=REFERENCE,
+            N=REFERENCE,
+            K=REFERENCE,
+            dtype=torch.bfloat16,
+            out_dtype=torch.bfloat16,
+            precision="half",
+            a=layout,
+            b=layout,
+            c=layout,
+        )
         plan = GemmPlan(problem, by_model(problem, self.info), self.device)
         a, b, c = operands(problem, 1, self.device)[0]
         self.held = (plan, a, b, c)

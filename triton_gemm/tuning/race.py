@@ -214,8 +214,16 @@ class _Field(Generic[Way]):
         chosen = found.chosen if found.beaten else incumbent
         ms = [base * exp(_middle(row)) for row in logs]
         return Race(
-            *(ways[chosen], ways[found.fastest], ms[chosen], ms[incumbent], ms[found.fastest]),
-            *(found.noise, len(logs[incumbent]), self.timed, self.failed, tuple(self.waiting)),
+            way=ways[chosen],
+            fastest=ways[found.fastest],
+            ms=ms[chosen],
+            incumbent_ms=ms[incumbent],
+            fastest_ms=ms[found.fastest],
+            noise=found.noise,
+            rounds=len(logs[incumbent]),
+            timed=self.timed,
+            failed=self.failed,
+            untried=tuple(self.waiting),
             times={**self.left, **dict(zip(ways, ms, strict=True))},
         )
 
@@ -254,7 +262,14 @@ def _judge(logs: Sequence[Sequence[float]], incumbent: int, defends: bool) -> _V
     clear = all(i == fastest or abs(behind[i] - cut) > unsure[i] for i in range(chosen + 1))
     rival = chosen if chosen != incumbent else fastest
     noise = CONFIDENCE * _deviation(logs[rival]) if rival != incumbent else 0.0
-    return _Verdict(chosen, fastest, clear, out, noise, chosen != incumbent and places[chosen] + noise < 0)
+    return _Verdict(
+        chosen=chosen,
+        fastest=fastest,
+        clear=clear,
+        out=out,
+        noise=noise,
+        beaten=chosen != incumbent and places[chosen] + noise < 0,
+    )
 
 
 def _widest_gap(behind: Sequence[float]) -> float:

@@ -116,8 +116,14 @@ class Session:
             reports.append(replace(report, calls=calls[problem]))
             ended(reports[-1])
         seconds = self.lab.now() - self.begin
-        wishes = self.wishes
-        return TuningReport(tuple(reports), self.lab.info.name, wishes.bits, wishes.measure, wishes.budget, seconds)
+        return TuningReport(
+            shapes=tuple(reports),
+            device=self.lab.info.name,
+            bits=self.wishes.bits,
+            measure=self.wishes.measure,
+            budget=self.wishes.budget,
+            seconds=seconds,
+        )
 
     def await_few(self, entrant: _Entrant | ShapeReport | None, share: float) -> None:
         """Until FEW of its candidates are compiled, so that there is something to race with: the processes that compile
@@ -148,10 +154,11 @@ class Session:
         if self.wishes.resume:
             if entry is not None and entry.by == tables.versions():
                 known = entry.selection(problem, "user's table")
-                us = (entry.default_us, entry.us)
-                return ShapeReport(problem, 0, "known", choice, known, *us, why="a table has it")
+                report = ShapeReport(problem, 0, "known", choice=choice, selection=known, why="a table has it")
+                return replace(report, choice_us=entry.default_us, us=entry.us)
             if self.journal.has_stayed(problem, bits, choice):
-                return ShapeReport(problem, 0, "known", choice, choice, why="the model's choice was not beaten")
+                why = "the model's choice was not beaten"
+                return ShapeReport(problem, 0, "known", choice=choice, selection=choice, why=why)
         offered = candidates(problem, device, choice, bits, self.wishes.configs)
         left_out = refused(problem, device, offered, bits, self.wishes.configs)
         before = None
@@ -213,7 +220,7 @@ class Session:
             try:
                 bench = self.lab.bench(problem, ways, ATTEMPTS * seed + attempt)
             except torch.OutOfMemoryError as error:
-                return ShapeReport(problem, 0, "failed", ways[0], why=f"{error}".splitlines()[0]), entrant
+                return ShapeReport(problem, 0, "failed", choice=ways[0], why=f"{error}".splitlines()[0]), entrant
             try:
                 recent = self.looked is not None and self.lab.now() - self.looked[0] < RECENT_S
                 before = self.looked[1] if self.looked is not None and recent else self.look()
@@ -221,7 +228,7 @@ class Session:
                 preferred = None if independent or self.wishes.repeat > 1 else entrant.before
                 found = race.race(ways, bench, race_s, before=preferred, said=tell)
             except race.FailedError as error:
-                return ShapeReport(problem, 0, "failed", ways[0], why=f"the model's choice: {error}"), entrant
+                return ShapeReport(problem, 0, "failed", choice=ways[0], why=f"the model's choice: {error}"), entrant
             finally:
                 bench.close()
             after = self.look()
@@ -229,15 +236,24 @@ class Session:
             failed = (*entrant.left_out, *((named(way), reason) for way, reason in found.failed.items()))
             if complained is None:
                 report = ShapeReport(
-                    *(problem, 0, "stays" if found.way == ways[0] else "tuned", ways[0], found.way),
-                    *(1000 * found.incumbent_ms, 1000 * found.ms, 1000 * found.fastest_ms, found.noise),
-                    *(len(ways), found.timed, found.rounds),
+                    problem=problem,
+                    calls=0,
+                    outcome="stays" if found.way == ways[0] else "tuned",
+                    choice=ways[0],
+                    selection=found.way,
+                    choice_us=1000 * found.incumbent_ms,
+                    us=1000 * found.ms,
+                    fastest_us=1000 * found.fastest_ms,
+                    noise=found.noise,
+                    candidates=len(ways),
+                    timed=found.timed,
+                    rounds=found.rounds,
                     failed=failed,
                     times=tuple(sorted((1000 * ms, named(way)) for way, ms in found.times.items())),
                 )
                 return report, replace(entrant, ways=tuple(way for way in ways if way not in found.untried))
             why, self.looked = complained, None
-        return ShapeReport(problem, 0, "refused", ways[0], candidates=len(ways), why=why), entrant
+        return ShapeReport(problem, 0, "refused", choice=ways[0], candidates=len(ways), why=why), entrant
 
     def look(self) -> Conditions:
         begin, found = self.lab.now(), self.lab.look()
@@ -252,7 +268,18 @@ class Session:
         said = self.said
 
         def tell(timed: int, count: int, best: Selection, ms: float, choice_ms: float) -> None:
-            said(Progress(*number, problem, timed, count, best, 1000 * ms, 1000 * choice_ms, self.left()))
+            progress = Progress(
+                number=number[0],
+                count=number[1],
+                problem=problem,
+                timed=timed,
+                candidates=count,
+                best=best,
+                best_us=1000 * ms,
+                choice_us=1000 * choice_ms,
+                seconds_left=self.left(),
+            )
+            said(progress)
 
         return tell
 

@@ -184,12 +184,17 @@ def of_problem(problem: GemmProblem, model: DeviceModel) -> OfProblem:
     products = problem.batch * problem.M * problem.N * problem.K * len(problem.planes.terms)
     moved = traffic(problem)
     power, memory = problem.dtype.itemsize * products / model.tensor, moved / model.memory
-    cubes = power * power * power + memory * memory * memory
-    fixed, spread, paired = model.launch + costs.setup, costs.spread / model.num_sms, moved / costs.paired
-    part = costs.reduction[1] + 4 * problem.batch * problem.M * problem.N / costs.reduction[2]
-    lines = (lines_of(layout, problem.dtype.itemsize, costs) for layout in (problem.a, problem.b))
-    bias = costs.bias * (problem.bias == "n")
-    return OfProblem(fixed, spread, cubes, paired, costs.reduction[0], part, bias, *lines)
+    return OfProblem(
+        fixed=model.launch + costs.setup,
+        spread=costs.spread / model.num_sms,
+        cubes=power * power * power + memory * memory * memory,
+        paired=moved / costs.paired,
+        reduction=costs.reduction[0],
+        reduced_part=costs.reduction[1] + 4 * problem.batch * problem.M * problem.N / costs.reduction[2],
+        bias=costs.bias * (problem.bias == "n"),
+        a_lines=lines_of(problem.a, problem.dtype.itemsize, costs),
+        b_lines=lines_of(problem.b, problem.dtype.itemsize, costs),
+    )
 
 
 def of_config(config: Config, itemsize: int, terms: int, promoted: bool, model: DeviceModel) -> OfConfig:

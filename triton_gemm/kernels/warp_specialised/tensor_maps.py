@@ -31,8 +31,12 @@ def tensor_map(
         rows, columns, row, block_rows, block_columns = columns, rows, column, block_columns, block_rows
     count = planes * batch if step else planes
     step = step // planes or rows * row
-    block = (1, block_rows, block_columns)
     return TensorMap(
-        *(operand, dtype, (count, rows, columns), (step, row, 1), block, to_tf32),
+        operand=operand,
+        dtype=dtype,
+        shape=(count, rows, columns),
+        strides=(step, row, 1),
+        block=(1, block_rows, block_columns),
+        to_tf32=to_tf32,
         rows=slice_rows(copied_rows or block_rows, sharing) if copied_rows or sharing > 1 else None,
     )
