@@ -188,13 +188,13 @@ def ways(problem: GemmProblem, kind: Kind, device: torch.device) -> list[Way]:
     info = device_info(device)
     chosen = choose(problem, info)
     found: dict[object, Way] = {}
-    for _, kernel, candidate in ranked(problem, info):
-        if illegal(problem, info, kernel, candidate) is not None:
+    for _, candidate in ranked(problem, info):
+        if illegal(problem, info, candidate) is not None:
             continue
-        selection = Selection.of(kernel, candidate, "to be measured")
+        selection = Selection.of(candidate, "to be measured")
         bits = bit_class(problem, selection)
-        key = (kernel, bits if kind.every else candidate.packed)
-        same = (kernel, candidate.config, selection.work) == (chosen.kernel, chosen.config, chosen.work)
+        key = (selection.kernel, bits if kind.every else selection.packed)
+        same = selection.algorithm[:3] == chosen.algorithm[:3]  # kernel, config and work
         found.setdefault(key, Way(selection, bits, same))
     return list(found.values())
 

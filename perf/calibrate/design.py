@@ -56,11 +56,12 @@ def _noisy(x: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
 
 def few(measured: Measured, model: DeviceModel) -> Timed:
     """The times that a calibration would have: of the fastest as predicted, each in another configuration."""
-    found: dict[tuple[str, Candidate], float] = {}
+    found: dict[Candidate, float] = {}
     configs = set()
     for _, way in sorted(zip(measured.predicted(model), measured.us, strict=True), key=lambda one: one[0]):
-        config = (way.kernel, way.candidate.config, way.candidate.swap_ab)
-        if config not in configs and len(found) < WAYS:
-            configs.add(config)
-            found[way.kernel, way.candidate] = measured.us[way]
+        kernel, config, _, swap_ab, _ = way.candidate.algorithm
+        form = (kernel, config, swap_ab)
+        if form not in configs and len(found) < WAYS:
+            configs.add(form)
+            found[way.candidate] = measured.us[way]
     return Timed(measured.problem, found)

@@ -16,9 +16,7 @@ from triton_gemm.hardware.device_model import DeviceModel
 
 def fit(measured: Sequence[Measured], model: DeviceModel) -> DeviceModel:
     """The model that is most likely after these times, near `model`: nearer where that was itself measured."""
-    timed = [
-        Timed(found.problem, {(way.kernel, way.candidate): us for way, us in found.us.items()}) for found in measured
-    ]
+    timed = [Timed(found.problem, {way.candidate: us for way, us in found.us.items()}) for found in measured]
     return most_likely(timed, model, SHIPPED if model in device_model.measured().values() else 1.0).model
 
 

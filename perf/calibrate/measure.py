@@ -38,14 +38,15 @@ def ways(problem: GemmProblem, device: DeviceInfo) -> list[Way]:
     """The fastest as predicted, best first, of all legal candidates, and a few of each kernel and form of cluster."""
     found: list[Way] = []
     kept: Counter[Any] = Counter()
-    for _, kernel, candidate in ranked(problem, device):
-        of_config = (kernel, candidate.config, candidate.swap_ab, candidate.packed)
-        of_form = (kernel, *(getattr(candidate.config, name, 1) for name in CLUSTER))
-        if (len(found) < KEEP or kept[of_form] < LEAST) and kept[of_config] < MOST:
-            illegal = kernels.named(kernel).illegal
-            if illegal(candidate.problem, device, candidate.config, candidate.work) is None:
-                found.append(Way(kernel, candidate))
-                kept.update((of_form, of_config))
+    for _, candidate in ranked(problem, device):
+        kernel, config, work, swap_ab, packed = candidate.algorithm
+        of_config = (kernel, config, swap_ab, packed)
+        of_form = (kernel, *(getattr(config, name, 1) for name in CLUSTER))
+        if (len(found) >= KEEP and kept[of_form] >= LEAST) or kept[of_config] >= MOST:
+            continue
+        if kernels.named(kernel).illegal(candidate.problem, device, config, work) is None:
+            found.append(Way(candidate))
+            kept.update((of_form, of_config))
     return found
 
 

@@ -89,6 +89,6 @@ def show_regret(title: str, shapes: Sequence[Measured], model: DeviceModel, cons
             break
         words = [f"{100 * choice.regret:.1f} % {choice.measured.key}:"]
         for what, way in (("picked", choice.pick), ("best", choice.measured.best)):
-            us, guess = choice.measured.us[way], predicted(choice.measured.problem, way.kernel, way.candidate, model)
+            us, guess = choice.measured.us[way], predicted(choice.measured.problem, way.candidate, model)
             words.append(f"{what} {way}, {us:.4g} us (predicted {guess:.4g});")
         console.print(" ".join(words).rstrip(";"), highlight=False, soft_wrap=True)

@@ -15,7 +15,7 @@ from perf.common.files import read_json
 from triton_gemm import kernels
 from triton_gemm.hardware.device import DeviceInfo, device_of_capability
 from triton_gemm.hardware.device_model import DeviceModel
-from triton_gemm.kernels.candidate import Candidate
+from triton_gemm.kernels.candidate import Algorithm, Candidate
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import GemmProblem
 from triton_gemm.selection.select import Selection, predicted
@@ -36,13 +36,12 @@ OLDER = tuple(
 
 @dataclass(frozen=True)
 class Way:
-    """A kernel and one of its candidates for a shape."""
+    """A candidate for a shape."""
 
-    kernel: str
     candidate: Candidate
 
     def selection(self) -> Selection:
-        return Selection.of(self.kernel, self.candidate, "calibration")
+        return Selection.of(self.candidate, "calibration")
 
     def __str__(self) -> str:
         return str(self.selection()).rpartition(":")[0]
@@ -80,12 +79,12 @@ class Measured:
 
     def predicted(self, model: DeviceModel) -> list[float]:
         """Of each candidate, in their order."""
-        return [predicted(self.problem, way.kernel, way.candidate, model) for way in self.us]
+        return [predicted(self.problem, way.candidate, model) for way in self.us]
 
     def pick(self, model: DeviceModel) -> Way:
         """The model's; of equals the one that is not swapped."""
         times = zip(self.predicted(model), self.us, strict=True)
-        return min(times, key=lambda one: (one[0], one[1].candidate.swap_ab))[1]
+        return min(times, key=lambda one: (one[0], one[1].candidate.algorithm.swap_ab))[1]
 
 
 @dataclass(frozen=True)
@@ -148,30 +147,29 @@ def _measured(entry: dict[str, Any], columns: Sequence[str]) -> Measured:
     us, known = {}, {}
     for row in entry["rows"]:
         said = dict.fromkeys(CLUSTER, 1) | {"reduction": False} | dict(zip(columns, row, strict=True))
-        kernel, swap_ab, packed = said["kernel"], said["swap_ab"], said["packed"]
-        module: Any = kernels.named(kernel)
+        swap_ab, packed = said["swap_ab"], tuple(said["packed"])
+        module: Any = kernels.named(said["kernel"])
         sizes = {name: said[name] for name in (*SIZES, *CLUSTER)}
         config = module.Config(**{name: size for name, size in sizes.items() if name in SIZES or size > 1})
         if (packed, swap_ab) not in known:  # predictions remember what they know of one problem
-            given = kernels.repack.repacked(problem, tuple(packed))
+            given = kernels.repack.repacked(problem, packed)
             known[packed, swap_ab] = given.swap_ab() if swap_ab else given
         given = known[packed, swap_ab]
         work: Schedule | int = said["split_k"]
         if said["programs"] is not None:
-            dealt = said["programs"], said["split_tiles"], said["split_k"]
-            work = Schedule(*dealt, reduction=bool(said["reduction"]))
-        us[Way(kernel, Candidate(given, config, work, swap_ab, tuple(packed)))] = said["us"]
+            work = Schedule(said["programs"], said["split_tiles"], said["split_k"], reduction=bool(said["reduction"]))
+        algorithm = Algorithm(said["kernel"], config, work, swap_ab=swap_ab, packed=packed)
+        us[Way(Candidate(given, algorithm))] = said["us"]
     return Measured(shape, entry["mode"], entry["cublas_us"], us)
 
 
 def _row(way: Way, us: float) -> list[Any]:
-    candidate = way.candidate
-    figures = [getattr(candidate.config, name, 1) for name in (*SIZES, *CLUSTER)]
-    work = candidate.work
+    kernel, config, work, swap_ab, packed = way.candidate.algorithm
+    figures = [getattr(config, name, 1) for name in (*SIZES, *CLUSTER)]
     dealt: tuple[Any, ...] = (None, 0, work, False)
     if isinstance(work, Schedule):
         dealt = (work.programs, work.split_tiles, work.split_k, work.reduction)
-    return [way.kernel, *figures, *dealt, candidate.swap_ab, "".join(candidate.packed), _rounded(us)]
+    return [kernel, *figures, *dealt, swap_ab, "".join(packed), _rounded(us)]
 
 
 def _rounded(us: float) -> float:

@@ -15,7 +15,7 @@ from triton_gemm.config import TileConfig
 from triton_gemm.hardware.device import DeviceInfo
 from triton_gemm.hardware.device_model import named_device
 from triton_gemm.kernels import reduction
-from triton_gemm.kernels.candidate import Candidate, Work
+from triton_gemm.kernels.candidate import Algorithm, Work
 from triton_gemm.kernels.launch import Launch, materialise
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.kernels.warp_specialised.configs import of_itemsize
@@ -62,9 +62,9 @@ def problem(size: tuple[int, int, int], layout: str, arithmetic: Arithmetic) -> 
     return request.problem(a, b, torch.empty(M, N, dtype=out_dtype, device="meta"))
 
 
-def configurations(kernel: str, candidate: Candidate) -> tuple[TileConfig, ...]:
+def configurations(kernel: str, given: GemmProblem) -> tuple[TileConfig, ...]:
     """All that a kernel lists for what it is given."""
-    given, module = candidate.problem, kernels.named(kernel)
+    module = kernels.named(kernel)
     if kernel == "warp_specialised":
         listed = kernels.warp_specialised
         return listed.configs(given.dtype) + listed.configs(given.dtype, clusters=True)
@@ -101,15 +101,15 @@ def _of_kernel(kernel: str, arithmetic: Arithmetic, device: DeviceInfo) -> Itera
     offered: dict[TileConfig, Case] = {}
     listed: dict[TileConfig, Case] = {}
     for size, layout in PRODUCTS:
-        given: dict[GemmProblem, list[Candidate]] = {}
-        for candidate in module.candidates(problem(size, layout, arithmetic), device):
-            given.setdefault(candidate.problem, []).append(candidate)
-        for made, candidates in given.items():
-            whole = Schedule(device.num_sms) if isinstance(candidates[0].work, Schedule) else 1
+        given: dict[GemmProblem, list[Algorithm]] = {}
+        for made, algorithm in module.candidates(problem(size, layout, arithmetic), device):
+            given.setdefault(made, []).append(algorithm)
+        for made, algorithms in given.items():
+            whole = Schedule(device.num_sms) if isinstance(algorithms[0].work, Schedule) else 1
             works: dict[TileConfig, list[Work]] = {}
-            for candidate in candidates:
-                works.setdefault(candidate.config, [whole]).append(candidate.work)
-            for config in (*works, *configurations(kernel, candidates[0])):
+            for algorithm in algorithms:
+                works.setdefault(algorithm.config, [whole]).append(algorithm.work)
+            for config in (*works, *configurations(kernel, made)):
                 found = offered if config in works else listed
                 legal = (w for w in works.get(config, [whole]) if module.illegal(made, device, config, w) is None)
                 work = None if config in found else next(legal, None)

@@ -81,7 +81,7 @@ class Lab(FakeLab):
 
     def milliseconds(self, way: Selection) -> float:
         assert self.problem is not None
-        return true_us(self.problem, way.kernel, candidate_of(self.problem, way), self.true, self.off) / 1000
+        return true_us(self.problem, candidate_of(self.problem, way), self.true, self.off) / 1000
 
     def bench(self, problem: GemmProblem, ways: Sequence[Selection], seed: int) -> Kernels:
         self.problem = problem
@@ -97,12 +97,13 @@ class Lab(FakeLab):
 def candidate_of(problem: GemmProblem, way: Selection) -> Candidate:
     packed = triton_gemm.kernels.repack.repacked(problem, way.packed)
     given = packed.swap_ab() if way.swap_ab else packed
-    return Candidate(given, way.config, way.work, way.swap_ab, way.packed)
+    return Candidate(given, way.algorithm)
 
 
-def true_us(problem: GemmProblem, kernel: str, candidate: Candidate, true: DeviceModel, off: float = 0.03) -> float:
-    unknown = Random(repr((problem, kernel, candidate[1:]))).gauss(0, off)
-    return predicted(problem, kernel, candidate, true) * exp(unknown)
+def true_us(problem: GemmProblem, candidate: Candidate, true: DeviceModel, off: float = 0.03) -> float:
+    kernel, *how = candidate.algorithm
+    unknown = Random(repr((problem, kernel, tuple(how)))).gauss(0, off)
+    return predicted(problem, candidate, true) * exp(unknown)
 
 
 def calibrated(lab: Lab, budget: float = 20.0, **how: Any) -> CalibrationReport:
@@ -124,9 +125,9 @@ def regret_of(model: DeviceModel, true: DeviceModel, info: DeviceInfo, count: in
     for name in ("mid", "decode", "square", "bigk", "llm"):
         for shape in unseen(SUITES[name], 11, count):
             problem = gemm_problem(shape)
-            ways = [(kernel, candidate) for _, kernel, candidate in ranked(problem, info)]
-            taken = [predicted(problem, *way, true) for way in ways]
-            guess = [predicted(problem, *way, model) for way in ways]
+            ways = [candidate for _, candidate in ranked(problem, info)]
+            taken = [predicted(problem, way, true) for way in ways]
+            guess = [predicted(problem, way, model) for way in ways]
             lost.append(taken[guess.index(min(guess))] / min(taken) - 1)
     return sum(lost) / len(lost)
 
@@ -156,12 +157,13 @@ def test_what_is_not_measured_changes_with_what_is_like_it() -> None:
     timed = [
         fit.Timed(
             probe.problem,
-            {(way.kernel, x): true_us(probe.problem, way.kernel, x, true, 0.0) for way, x in probe.ways.items()},
+            {way: true_us(probe.problem, way, true, 0.0) for way in probe.ways.values()},
         )
         for probe in probed
     ]
     found = fit.fit(timed, start).model
-    tiles = {f"{candidate.config.BLOCK_M}x{candidate.config.BLOCK_N}" for one in timed for _, candidate in one.us}
+    configs = [candidate.algorithm.config for one in timed for candidate in one.us]
+    tiles = {f"{config.BLOCK_M}x{config.BLOCK_N}" for config in configs}
     steps, before = found.kernels["warp_specialised"]["step"], start.kernels["warp_specialised"]["step"]
     unmeasured = [tile for tile in steps if tile not in tiles]
     assert unmeasured and all(1.1 < steps[tile] / before[tile] < 1.5 for tile in unmeasured)
@@ -267,10 +269,7 @@ def test_a_fit_is_judged_by_what_it_has_not_seen() -> None:
     timed = [
         fit.Timed(
             probe.problem,
-            {
-                (way.kernel, x): predicted(probe.problem, way.kernel, x, start) * exp(random.gauss(0, 0.3))
-                for way, x in probe.ways.items()
-            },
+            {way: predicted(probe.problem, way, start) * exp(random.gauss(0, 0.3)) for way in probe.ways.values()},
         )
         for probe in probes.probes(OTHER)[:16]
     ]
@@ -580,7 +579,7 @@ def test_where_the_models_choice_fails_others_are_compared_with_the_next() -> No
     first, second, *rest = probe.ways
     lab = Lab(OTHER, model_without_calibration(OTHER), broken=lambda way: "no" if way == first else None)
     (timed,) = measuring.measure(lab, [probe], 10.0).timed
-    assert len(timed.us) == 1 + len(rest) and (second.kernel, probe.ways[second]) in timed.us
+    assert len(timed.us) == 1 + len(rest) and probe.ways[second] in timed.us
 
 
 def test_measuring_needs_two_candidates() -> None:

@@ -140,10 +140,10 @@ def test_its_candidates_are_legal(rows: int, others: int, eighths: int, batch: i
     c = Layout((rows * others if batch > 1 else 0, others, 1))
     problem = GemmProblem(batch, rows, others, K, torch.bfloat16, torch.bfloat16, "half", a, b, c)
     found = list(skinny.candidates(problem, device))
-    assert {one.config for one in found} == set(skinny.CONFIGS)
-    assert {one.swap_ab for one in found} == {False, True}
-    for its, config, split_k, swap_ab, packed in found:
-        assert its == (problem.swap_ab() if swap_ab else problem) and packed == ()
+    assert {one.algorithm.config for one in found} == set(skinny.CONFIGS)
+    assert {one.algorithm.swap_ab for one in found} == {False, True}
+    for its, (kernel, config, split_k, swap_ab, packed) in found:
+        assert kernel == "skinny" and its == (problem.swap_ab() if swap_ab else problem) and packed == ()
         assert skinny.illegal(its, device, config, split_k) is None
         assert 0 < skinny.microseconds(its, config, split_k, model_of(device)) < 1e9
 

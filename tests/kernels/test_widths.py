@@ -219,10 +219,10 @@ def test_older_tritons_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
         chosen = select(product(M, N, K), HOPPER)
         assert chosen.kernel != "warp_specialised" or names(chosen.config) in listed
         given = [c for c in warp_specialised.candidates(product(M, N, K), HOPPER)]
-        assert {names(c.config) for c in given} <= listed
+        assert {names(c.algorithm.config) for c in given} <= listed
 
 
 def test_newer_tritons_compare_them() -> None:
     problem = product(1216, 1264, 4096)
-    compared = {candidate.config for candidate in warp_specialised.candidates(problem, HOPPER)}
+    compared = {candidate.algorithm.config for candidate in warp_specialised.candidates(problem, HOPPER)}
     assert compared >= set(widths.widths(problem, HOPPER.num_sms)) != set()

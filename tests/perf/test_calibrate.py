@@ -21,7 +21,7 @@ from triton_gemm.hardware import device_model
 from triton_gemm.hardware.device import device_of_capability
 from triton_gemm.hardware.device_model import DeviceModel, model_of
 from triton_gemm.kernels import KERNELS, warp_specialised
-from triton_gemm.kernels.candidate import Candidate
+from triton_gemm.kernels.candidate import Algorithm, Candidate
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import GemmProblem
 from triton_gemm.selection.select import Selection, select
@@ -73,7 +73,7 @@ def test_the_models_choices_are_good(committed: times.Calibration) -> None:
 def test_the_choices_among_all_kernels_are_good(newest: times.Calibration) -> None:
     model = model_of(newest.device)
     assert model is device_model.measured()["NVIDIA H200"]
-    assert {way.kernel for found in newest.shapes for way in found.us} == set(KERNELS)
+    assert {way.candidate.algorithm.kernel for found in newest.shapes for way in found.us} == set(KERNELS)
     chosen = regret.choices(newest.shapes, model)
     assert len(chosen) > 250
     assert regret.mean_regret(chosen) <= 0.02
@@ -85,7 +85,10 @@ def test_the_choices_among_all_kernels_are_good(newest: times.Calibration) -> No
 def test_the_choices_among_clusters_are_good() -> None:
     measured = times.read(CLUSTERS)
     chosen = regret.choices(measured.shapes, model_of(measured.device))
-    assert sum(choice.pick.candidate.config in warp_specialised.CLUSTERED for choice in chosen) > len(chosen) // 4
+    assert (
+        sum(choice.pick.candidate.algorithm.config in warp_specialised.CLUSTERED for choice in chosen)
+        > len(chosen) // 4
+    )
     assert regret.mean_regret(chosen) <= 0.03
     means = {regime: regret.mean_regret(of_it) for regime, of_it in regret.by_regime(chosen).items()}
     # Of gemv and warp_specialised, 20 % apart for 2 rows and K of 17920.
@@ -96,7 +99,11 @@ def test_the_choices_without_hoppers_kernels_are_good() -> None:
     """As they are on an older GPU: times of a Hopper under TRITON_GEMM_CAPABILITY=8.0."""
     measured = times.read(PORTABLE)
     chosen = regret.choices(measured.shapes, model_of(measured.device))
-    assert {way.kernel for shape in measured.shapes for way in shape.us} == {"portable", "gemv", "skinny"}
+    assert {way.candidate.algorithm.kernel for shape in measured.shapes for way in shape.us} == {
+        "portable",
+        "gemv",
+        "skinny",
+    }
     assert regret.mean_regret(chosen) <= 0.08
     # Where 8 warps take twice as long as 4: 105 %.
     assert {c.measured.shape.key for c in chosen if c.regret > 0.4} <= {"188x7472x2232 nt"}
@@ -105,7 +112,7 @@ def test_the_choices_without_hoppers_kernels_are_good() -> None:
 def test_the_choices_among_widths_are_good() -> None:
     measured = times.read(WIDTHS)
     chosen = regret.choices(measured.shapes, model_of(measured.device))
-    picks = [choice.pick.candidate.config for choice in chosen]
+    picks = [choice.pick.candidate.algorithm.config for choice in chosen]
     assert sum(pick.tail_n > 0 for pick in picks if hasattr(pick, "tail_n")) > len(chosen) // 2
     assert regret.mean_regret(chosen) <= 0.035
 
@@ -124,7 +131,13 @@ def test_the_first_way_is_what_select_chooses(regime: str) -> None:
         problem = gemm_problem(shape, mode)
         chosen, found = select(problem, HOPPER), measure.ways(problem, HOPPER)
         assert replace(chosen, reason="calibration") == found[0].selection()
-        forms = {(way.kernel, *(getattr(way.candidate.config, name, 1) for name in times.CLUSTER)) for way in found}
+        forms = {
+            (
+                way.candidate.algorithm.kernel,
+                *(getattr(way.candidate.algorithm.config, name, 1) for name in times.CLUSTER),
+            )
+            for way in found
+        }
         assert len({str(way) for way in found}) == len(found) <= measure.KEEP + measure.LEAST * len(forms)
         counted += 1
     assert counted
@@ -195,7 +208,7 @@ def clusters(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_clusters_are_among_the_ways_and_in_the_file(tmp_path: Path) -> None:
     shape, file = Shape(712, 1264, 4976, layout="nt"), tmp_path / "clusters.json"
     found = measure.ways(gemm_problem(shape), HOPPER)
-    configs = [way.candidate.config for way in found if way.kernel == "warp_specialised"]
+    configs = [way.candidate.algorithm.config for way in found if way.candidate.algorithm.kernel == "warp_specialised"]
     forms = {(config.CLUSTER_M, config.CLUSTER_N) for config in configs}
     assert forms == {(1, 1), *((config.CLUSTER_M, config.CLUSTER_N) for config in warp_specialised.CLUSTERED)}
     timed = [Measured(shape, "bf16", 16.0, {way: float(i) for i, way in enumerate(found)})]
@@ -225,8 +238,9 @@ def test_figures_have_places_and_a_changed_model_predicts_by_its_own() -> None:
     places = set(figures.places(entry))
     assert {("memory",), ("kernels", "warp_specialised", "step", "128x256"), ("kernels", "gemv", "wait", "1")} <= places
     assert not {place for place in places if place[0] in figures.FIXED}
-    candidate = Candidate(gemm_problem(cube(4096)), warp_specialised.CONFIGS[0], Schedule(132))
-    measured = Measured(cube(4096), "bf16", 1.0, {times.Way("warp_specialised", candidate): 1.0})
+    algorithm = Algorithm("warp_specialised", warp_specialised.CONFIGS[0], Schedule(132))
+    way = times.Way(Candidate(gemm_problem(cube(4096)), algorithm))
+    measured = Measured(cube(4096), "bf16", 1.0, {way: 1.0})
     (before,), (after,) = measured.predicted(model), measured.predicted(changed(model, tensor=0.5))
     assert after > 1.2 * before and measured.predicted(model) == [before]
     assert model.as_dict() == entry
@@ -240,16 +254,16 @@ def test_a_shape_that_tells_something_else_comes_early(newest: times.Calibration
     found = design.design(some, model, 99)
     assert row in found[:3] and len(found) == len(some) and len(design.design(some, model, 4)) == 4
     few = design.few(some[0], model)
-    assert len(few.us) == len({(kernel, candidate.config) for kernel, candidate in few.us}) <= probes.WAYS
+    assert len(few.us) == len({candidate.algorithm[:2] for candidate in few.us}) <= probes.WAYS
 
 
 def test_regret_is_of_the_pick() -> None:
     problem, model = gemm_problem(cube(4096)), model_of(HOPPER)
     fast, slow = (
-        times.Way("warp_specialised", Candidate(problem, config, Schedule(132)))
+        times.Way(Candidate(problem, Algorithm("warp_specialised", config, Schedule(132))))
         for config in warp_specialised.CONFIGS[:12:9]
     )
-    twin = replace(fast, candidate=fast.candidate._replace(swap_ab=True))
+    twin = times.Way(Candidate(problem, fast.candidate.algorithm._replace(swap_ab=True)))
     measured = Measured(cube(4096), "bf16", 100.0, {twin: 100.0, slow: 100.0, fast: 103.0})
     assert measured.predicted(model)[2] < measured.predicted(model)[1]
     (choice,) = regret.choices([measured], model)
@@ -387,7 +401,7 @@ def test_wrong_results_are_not_timed(
     failed = [line for line in capsys.readouterr().err.splitlines() if line.startswith("FAILED 72x64x64 nt: ")]
     assert failed and all("a result is off" in line for line in failed)
     found = times.read(file)
-    assert wrong not in {way.candidate.config.BLOCK_M for measured in found.shapes for way in measured.us}
+    assert wrong not in {way.candidate.algorithm.config.BLOCK_M for measured in found.shapes for way in measured.us}
     assert regret.unmeasured(found)
 
 

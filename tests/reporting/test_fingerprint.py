@@ -67,7 +67,7 @@ def test_equal_states_have_equal_fingerprints(folder: Path, tmp_path: Path) -> N
 
 def of_class(problem: GemmProblem, wanted: Callable[[str], bool]) -> Selection:
     """The fastest legal selection, by the model, whose class of bits is wanted."""
-    legal = (Selection.of(k, x, "") for _, k, x in ranked(problem, HOPPER) if illegal(problem, HOPPER, k, x) is None)
+    legal = (Selection.of(x, "") for _, x in ranked(problem, HOPPER) if illegal(problem, HOPPER, x) is None)
     return next(selection for selection in legal if wanted(bit_class(problem, selection)))
 
 
@@ -86,7 +86,8 @@ def test_entries_that_are_always_left_out_decide_nothing(folder: Path) -> None:
     assert tables.store(problem, of_class(problem, lambda name: name == invariant), HOPPER, us=1.0, default_us=2.0)
     assert differ(empty) == {"tables"}
     tables.clear()
-    cannot = replace(left_out, kernel="skinny", config=kernels.named("skinny").Config(16, 16, 64))
+    algorithm = left_out.algorithm._replace(kernel="skinny", config=kernels.named("skinny").Config(16, 16, 64))
+    cannot = replace(left_out, algorithm=algorithm)
     assert tables.store(problem_of(), cannot, HOPPER, us=1.0, default_us=2.0)
     for bits in files.BITS:
         with triton_gemm.policy("cached", bits=bits):

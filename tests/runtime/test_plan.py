@@ -247,7 +247,9 @@ def test_selections_are_bounded() -> None:
 
 def plan_without_a_gpu(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> plan.GemmPlan:
     problem = GemmProblem.of(a, b, c)
-    return plan.GemmPlan(problem, replace(select(problem, INTERPRETER), split_k=1), torch.device("cpu"))
+    chosen = select(problem, INTERPRETER)
+    whole = replace(chosen, algorithm=chosen.algorithm._replace(work=1))
+    return plan.GemmPlan(problem, whole, torch.device("cpu"))
 
 
 class FakeStep:

@@ -158,9 +158,9 @@ def test_what_is_left_out_would_not_have_been_chosen(N: int, K: int) -> None:
     for M in (1, 33, 300, 4096):
         problem = problem_of(M, N, K)
         selection, wanted = batch_invariance.select(problem, HOPPER), class_of(problem, HOPPER)
-        for time, kernel, candidate in batch_invariance._ranked(problem, HOPPER):
-            found = Selection.of(kernel, candidate, f"about {time:.3g} us")
-            if bit_class(problem, found) == wanted and illegal(problem, HOPPER, kernel, candidate) is None:
+        for time, candidate in batch_invariance._ranked(problem, HOPPER):
+            found = Selection.of(candidate, f"about {time:.3g} us")
+            if bit_class(problem, found) == wanted and illegal(problem, HOPPER, candidate) is None:
                 assert found == selection
                 break
 
@@ -179,8 +179,8 @@ def test_what_is_cut_for_few_rows_is_summed_in_turn_for_many(precision: str) -> 
 def test_default_products_have_no_parts_in_turn(N: int, K: int) -> None:
     """They gain nothing there: a whole sum takes less."""
     for M in ROWS:
-        for _, _, candidate in ranked(problem_of(M, N, K), HOPPER):
-            assert not (isinstance(candidate.work, Schedule) and candidate.work.in_turn)
+        for _, (_, algorithm) in ranked(problem_of(M, N, K), HOPPER):
+            assert not (isinstance(algorithm.work, Schedule) and algorithm.work.in_turn)
 
 
 def test_too_many_rows_are_told() -> None:
@@ -265,7 +265,7 @@ def test_entries_of_another_class_are_left_out(folder: Path, tmp_path: Path, mon
     assert any("other bits" in why for why in tables.ignored())
     with triton_gemm.policy("error"), pytest.raises(RuntimeError, match="no table has 16 x 576"):
         choose(problem, HOPPER, invariant=True)
-    slower = replace(best, config=replace(best.config, num_stages=3))
+    slower = replace(best, algorithm=best.algorithm._replace(config=replace(best.config, num_stages=3)))
     tables.store(problem, slower, HOPPER, **times)
     found = choose(problem, HOPPER, invariant=True)
     assert (found.config, found.source) == (slower.config, "user's table")
@@ -288,7 +288,8 @@ def test_a_tuner_is_held_to_the_class(folder: Path) -> None:
 
     policies.set_tuner(tuner)
     triton_gemm.set_policy("tune")
-    answers += [table_fakes.another(problem), replace(best, config=replace(best.config, num_stages=3))]
+    slower = best.algorithm._replace(config=replace(best.config, num_stages=3))
+    answers += [table_fakes.another(problem), replace(best, algorithm=slower)]
     assert choose(problem, HOPPER, may_tune=True, invariant=True).config.num_stages == 3
     with pytest.raises(RuntimeError, match="the tuner's answer for 16 x 576 x 7168"):
         choose(problem, HOPPER, may_tune=True, invariant=True)

@@ -19,6 +19,7 @@ from triton_gemm import kernels
 from triton_gemm.arithmetic import ARITHMETICS, HALF, Arithmetic
 from triton_gemm.hardware.device import DeviceInfo, device_of_capability
 from triton_gemm.kernels import fma, gemv, portable, skinny, warp_specialised
+from triton_gemm.kernels.candidate import Algorithm, Work
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
 from triton_gemm.selection.bit_classes import bit_class
@@ -63,8 +64,7 @@ def problems(draw: st.DrawFn, arithmetics: tuple[Arithmetic, ...] = tuple(ARITHM
 
 def selections(problem: GemmProblem, device: DeviceInfo) -> list[Selection]:
     """Of all legal candidates."""
-    found = ranked(problem, device)
-    return [Selection.of(name, x, "") for _, name, x in found if illegal(problem, device, name, x) is None]
+    return [Selection.of(x, "") for _, x in ranked(problem, device) if illegal(problem, device, x) is None]
 
 
 @settings(deadline=None, max_examples=40)
@@ -108,11 +108,11 @@ def longest(cut: dict[tuple[range, ...], np.ndarray]) -> list[int]:
 
 def ws(config: int | warp_specialised.Config = 0, schedule: Schedule | None = None, **how: object) -> Selection:
     config = warp_specialised.CONFIGS[config] if isinstance(config, int) else config
-    return Selection("warp_specialised", config, "", schedule or Schedule(132), **how)  # type: ignore[arg-type]
+    return by("warp_specialised", config, schedule or Schedule(132), **how)
 
 
-def by(kernel: str, config: object, split_k: int = 1, **how: object) -> Selection:
-    return Selection(kernel, config, "", split_k=split_k, **how)  # type: ignore[arg-type]
+def by(kernel: str, config: object, work: Work = 1, **how: object) -> Selection:
+    return Selection(Algorithm(kernel, config, work, **how), "")  # type: ignore[arg-type]
 
 
 def test_what_does_not_matter_is_not_in_it() -> None:

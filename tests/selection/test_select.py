@@ -17,6 +17,7 @@ from triton_gemm.arithmetic import EMULATED, MODES
 from triton_gemm.hardware.device import INTERPRETER, SHARED_MEMORY, device_of_capability
 from triton_gemm.hardware.device_model import measured, model_of, named_device
 from triton_gemm.kernels import cost_model, fma, gemv, skinny, warp_specialised
+from triton_gemm.kernels.candidate import Algorithm
 from triton_gemm.kernels.launch import Pointer, TensorMap
 from triton_gemm.kernels.repack import repacked
 from triton_gemm.kernels.schedule import Schedule
@@ -26,7 +27,6 @@ from triton_gemm.runtime.workspace import COUNTERS
 from triton_gemm.selection.bit_classes import bit_class
 from triton_gemm.selection.select import Selection, illegal, launches, next_best, predicted, ranked, select
 from triton_gemm.tables import records
-from triton_gemm.tables.records import Entry
 
 HOPPER = device_of_capability((9, 0))
 DEVICES = [device_of_capability(capability) for capability in SHARED_MEMORY if capability >= (8, 0)]
@@ -125,8 +125,8 @@ def test_groups_are_not_split_into_planes(precision: str, groups: str) -> None:
     """Those of tf32x3 have the dtype of their operands, which so must not be taken for planes."""
     problem = along_k(512, 256, 256, groups=groups, dtype=torch.float32, out_dtype=torch.float32, precision=precision)
     problem = replace(problem, batch=4, a=Layout((0, 256, 1)), b=Layout((256 * 256, 1, 256)), c=Layout((0, 256, 1)))
-    for _, kernel, candidate in ranked(problem, HOPPER):
-        assert kernel != "warp_specialised" or candidate.problem.planes.count == 1
+    for _, candidate in ranked(problem, HOPPER):
+        assert candidate.algorithm.kernel != "warp_specialised" or candidate.problem.planes.count == 1
     if problem.planes.count > 1:  # of a table, too
         config = warp_specialised.configs(torch.float32)[0]
         assert "planes" in str(warp_specialised.illegal(problem, HOPPER, config, Schedule(132)))
@@ -136,11 +136,11 @@ def test_groups_are_not_split_into_planes(precision: str, groups: str) -> None:
 @CASES
 def test_nothing_legal_is_predicted_to_be_faster(problem: GemmProblem, device) -> None:
     choice = replace(select(problem, device), reason="")
-    for microseconds, kernel, way in ranked(problem, device):
-        if Selection.of(kernel, way, "") == choice:
+    for microseconds, way in ranked(problem, device):
+        if Selection.of(way, "") == choice:
             assert select(problem, device).reason.startswith(f"about {microseconds:.3g} us")
             return
-        assert illegal(problem, device, kernel, way) is not None
+        assert illegal(problem, device, way) is not None
     pytest.fail("what was chosen is no candidate")
 
 
@@ -161,10 +161,9 @@ def test_what_is_left_out_would_not_have_been_chosen(
             b = Layout((0, N, 1)) if groups == "k" else problem.b
             c = Layout((0, N, 1)) if groups == "m" else problem.c
             problem = replace(problem, a=Layout((0, K, 1)), b=b, c=c)
-        legal = (one for one in ranked(problem, device) if illegal(problem, device, *one[1:]) is None)
-        time, kernel, candidate = next(legal)
+        time, candidate = next(one for one in ranked(problem, device) if illegal(problem, device, one[1]) is None)
         choice = select(problem, device)
-        assert choice == Selection.of(kernel, candidate, choice.reason)
+        assert choice == Selection.of(candidate, choice.reason)
         assert choice.reason.startswith(f"about {time:.3g} us")
 
 
@@ -222,15 +221,15 @@ def test_what_is_legal_can_be_launched(name: str, data: st.DataObject) -> None:
     """Some figures of a candidate are others: where the kernel does not say why it cannot run, it says what it runs."""
     device = data.draw(st.sampled_from([HOPPER] if name == "warp_specialised" else DEVICES))
     problem = data.draw(st.sampled_from([one for one in TAKEN if any(kernels.named(name).candidates(one, device))]))
-    candidate = data.draw(st.sampled_from(list(kernels.named(name).candidates(problem, device))))
-    config, work = candidate.config, candidate.work
+    _, algorithm = data.draw(st.sampled_from(list(kernels.named(name).candidates(problem, device))))
+    config, work = algorithm.config, algorithm.work
     for changed in data.draw(st.sets(st.sampled_from([field.name for field in fields(config)]), max_size=3)):
         config = replace(config, **{changed: data.draw(FIGURES)})
     if isinstance(work, int) and data.draw(st.booleans()):
         work = data.draw(FIGURES)
-    entry = Entry(name, config, work, candidate.swap_ab, candidate.packed, 1.0, 1.0, "", "")
-    if records.nonsense(entry) is None and records.illegal(problem, device, entry) is None:
-        selection = entry.selection(problem, "")
+    algorithm = algorithm._replace(config=config, work=work)
+    if records.nonsense(algorithm) is None and records.illegal(problem, device, algorithm) is None:
+        selection = Selection(algorithm, "", problem.precision)
         assert launches_on(device, problem, selection) and bit_class(problem, selection)
 
 
@@ -253,7 +252,7 @@ def test_tiles_that_a_kernel_does_not_have_are_refused(name: str, figures: tuple
     problem = next(one for one in TAKEN if any(kernel.candidates(one, HOPPER)))
     assert why in str(kernel.illegal(problem, HOPPER, kernel.Config(*figures), 1))
     candidate = next(iter(kernel.candidates(problem, HOPPER)))
-    assert kernel.illegal(candidate.problem, HOPPER, candidate.config, candidate.work) is None
+    assert illegal(problem, HOPPER, candidate) is None
 
 
 def test_an_operand_that_takes_more_programs_than_a_grid_has_is_not_copied_first() -> None:
@@ -269,10 +268,9 @@ def test_no_kernel_takes_a_side_that_32_bits_do_not_count(size: tuple[int, int, 
     layouts = Layout((0, K, 1)), Layout((0, 1, K)), Layout((0, N, 1))
     problem = GemmProblem(1, M, N, K, torch.bfloat16, torch.bfloat16, "half", *layouts)
     found = [
-        (module.illegal(one.problem, HOPPER, one.config, one.work), name)
+        (kernels.named(name).illegal(given, HOPPER, algorithm.config, algorithm.work), name)
         for name in kernels.KERNELS
-        for module in [kernels.named(name)]
-        for one in module.candidates(problem, HOPPER)
+        for given, algorithm in kernels.named(name).candidates(problem, HOPPER)
     ]
     assert found
     assert [name for why, name in found if why is None] == []
@@ -311,9 +309,8 @@ def test_groups_are_predicted_with_all_rows_of_tiles(monkeypatch: pytest.MonkeyP
     for copied in (host.few_copied, lambda problem: (0, 0)):
         monkeypatch.setattr(host, "few_copied", copied)
         monkeypatch.setattr(warp_specialised.costs, "_KNOWN", cost_model.Remembered())
-        times.append(
-            [time for time, kernel, _ in ranked(problem, named_device("h200")) if kernel == "warp_specialised"]
-        )
+        found = ranked(problem, named_device("h200"))
+        times.append([time for time, way in found if way.algorithm.kernel == "warp_specialised"])
     assert times[0] == times[1] and times[0]
 
 
@@ -445,7 +442,8 @@ def test_few_rows_along_k_are_read_once_on_every_gpu(rows: int) -> None:
                 assert rows <= side and (rows > 8 or device.capability >= (10, 0))
                 continue
             assert (choice.kernel, choice.schedule, choice.split_k, choice.packed) == ("skinny", None, 1, ())
-            other_way = replace(choice, swap_ab=not choice.swap_ab, reason=select(problem.swap_ab(), device).reason)
+            algorithm = choice.algorithm._replace(swap_ab=not choice.swap_ab)
+            other_way = replace(choice, algorithm=algorithm, reason=select(problem.swap_ab(), device).reason)
             assert select(problem.swap_ab(), device) == other_way
             (launch,) = launches(problem, choice)
             assert launch.arguments["STREAMED"] == ("a" if choice.swap_ab else "b")
@@ -595,7 +593,7 @@ def test_clusters_are_chosen_where_they_can_run_and_missed_where_not(
     problem = of(712, 1264, 4976)
     for module in (warp_specialised.choice, warp_specialised.host):
         monkeypatch.setattr(module, "CLUSTERS", newer)
-    compared = {config for _, _, (_, config, *_) in ranked(problem, HOPPER)}
+    compared = {candidate.algorithm.config for _, candidate in ranked(problem, HOPPER)}
     assert bool(compared & {*warp_specialised.CLUSTERED}) == newer
     choice = select(problem, HOPPER)
     assert (choice.config.ctas > 1) == newer
@@ -607,7 +605,7 @@ def test_clusters_are_chosen_where_they_can_run_and_missed_where_not(
 
 def test_a_cluster_s_form_is_shown() -> None:
     config = replace(warp_specialised.CONFIGS[0], CLUSTER_M=4, CLUSTER_N=2)
-    chosen = Selection("warp_specialised", config, "because", Schedule(15))
+    chosen = Selection(Algorithm("warp_specialised", config, Schedule(15)), "because")
     assert str(chosen) == "warp_specialised 128x256x64 8 warps 4 stages cluster 4x2: because"
 
 
@@ -663,9 +661,9 @@ def test_hopper_says_what_kept_tma_away(problem: GemmProblem, why: str) -> None:
 def test_the_next_best_kernel_is_the_first_other_that_is_legal(problem: GemmProblem) -> None:
     choice = select(problem, HOPPER)
     others = [
-        (time, name)
-        for time, name, candidate in ranked(problem, HOPPER)
-        if name != choice.kernel and illegal(problem, HOPPER, name, candidate) is None
+        (time, candidate.algorithm.kernel)
+        for time, candidate in ranked(problem, HOPPER)
+        if candidate.algorithm.kernel != choice.kernel and illegal(problem, HOPPER, candidate) is None
     ]
     about, us, rest = choice.reason.partition(" us")
     expected = f"{about}{us}, {others[0][1]} about {others[0][0]:.3g} us{rest}" if others else choice.reason
@@ -677,20 +675,24 @@ def test_the_next_best_kernel_is_the_first_other_that_is_legal(problem: GemmProb
 )
 def test_a_prediction_has_the_time_of_copies(problem: GemmProblem) -> None:
     model, compared = model_of(HOPPER), ranked(problem, HOPPER)
-    for us, name, candidate in compared:
-        assert predicted(problem, name, candidate, model) == us
-        own = kernels.named(name).microseconds(candidate.problem, candidate.config, candidate.work, model)
-        assert us > own if candidate.packed else us == own
-    assert any(candidate.packed for *_, candidate in compared) == (problem.M != 64)
+    for us, candidate in compared:
+        assert predicted(problem, candidate, model) == us
+        name, config, work, _, packed = candidate.algorithm
+        own = kernels.named(name).microseconds(candidate.problem, config, work, model)
+        assert us > own if packed else us == own
+    assert any(candidate.algorithm.packed for _, candidate in compared) == (problem.M != 64)
 
 
 def test_a_choice_has_a_schedule_or_a_number_of_parts() -> None:
     persistent, other = select(of(4096, 4096, 4096), HOPPER), select(of(64, 64, 64), HOPPER)
     assert persistent.work is persistent.schedule is not None and persistent.split_k == 1
     assert other.schedule is None and other.work == other.split_k >= 1
-    plain = Selection("portable", other.config, "because")
+    plain = Selection(Algorithm("portable", other.config), "because")
     assert plain.work == 1 and str(plain) == f"portable {other.config}: because"
-    parts = replace(plain, split_k=3, swap_ab=True, packed=("b",), precision="tf32", device="a GPU")
+    algorithm = Algorithm("portable", other.config, 3, swap_ab=True, packed=("b",))
+    parts = replace(plain, algorithm=algorithm, precision="tf32", device="a GPU")
+    assert (parts.kernel, parts.config, parts.work, parts.swap_ab, parts.packed) == algorithm
+    assert (parts.schedule, parts.split_k) == (None, 3)
     assert str(parts) == f"portable {other.config}, tf32, K in 3 parts, swap_ab, b repacked, on a GPU: because"
 
 

@@ -126,9 +126,9 @@ class Way:
             return GemmPlan(described, self.selection, torch.device(device))
 
 
-def form(kernel: str, candidate: Candidate) -> str:
+def form(candidate: Candidate) -> str:
     """In words."""
-    given, config, work, _, _ = candidate
+    given, (kernel, config, work, _, _) = candidate
     words = [kernel]
     if kernel == "warp_specialised":
         words += ["clusters"] * (config.ctas > 1)
@@ -142,21 +142,22 @@ def form(kernel: str, candidate: Candidate) -> str:
     return ", ".join(words)
 
 
-def with_parts_in_turn(found: list[tuple[float, str, Candidate]]) -> Iterator[tuple[str, Candidate]]:
-    """Kernels and candidates, each whole one of the warp-specialised kernel with three parts in turn, too."""
-    for _, kernel, candidate in found:
-        yield kernel, candidate
-        if isinstance(candidate.work, Schedule) and candidate.work.split_k == 1:
-            yield kernel, candidate._replace(work=replace(candidate.work, split_k=3))
+def with_parts_in_turn(found: list[tuple[float, Candidate]]) -> Iterator[Candidate]:
+    """Candidates, each whole one of the warp-specialised kernel with three parts in turn, too."""
+    for _, candidate in found:
+        yield candidate
+        given, algorithm = candidate
+        if isinstance(algorithm.work, Schedule) and algorithm.work.split_k == 1:
+            yield Candidate(given, algorithm._replace(work=replace(algorithm.work, split_k=3)))
 
 
 def forms(circumstance: str, problem: Problem, described: GemmProblem, device: DeviceInfo) -> Iterator[Way]:
     """The fastest legal candidate of each form, as predicted, for a problem as operands have it."""
     found: dict[str, Selection] = {}
-    for kernel, candidate in with_parts_in_turn(ranked(described, device)):
-        name = form(kernel, candidate)
-        if name not in found and illegal(described, device, kernel, candidate) is None:
-            found[name] = Selection.of(kernel, candidate, "watched")
+    for candidate in with_parts_in_turn(ranked(described, device)):
+        name = form(candidate)
+        if name not in found and illegal(described, device, candidate) is None:
+            found[name] = Selection.of(candidate, "watched")
     for name, selection in found.items():
         yield Way(circumstance, problem, selection, name)
         if selection.kernel == "fma" and selection.split_k > 1:

@@ -462,9 +462,10 @@ def _planned(problem: GemmProblem, which: int, device: str) -> GemmPlan | Interp
     """On one of the legal candidates, of each kernel as many as of the others."""
     info = device_info(torch.device(device))
     by_kernel: dict[str, list[Selection]] = {}
-    for _, kernel, candidate in ranked(problem, info):
-        if illegal(problem, info, kernel, candidate) is None:
-            by_kernel.setdefault(kernel, []).append(Selection.of(kernel, candidate, "drawn at random"))
+    for _, candidate in ranked(problem, info):
+        if illegal(problem, info, candidate) is None:
+            selection = Selection.of(candidate, "drawn at random")
+            by_kernel.setdefault(selection.kernel, []).append(selection)
     kernels = list(by_kernel.values())
     found = kernels[which % len(kernels)]
     selection = found[which * len(found) // 12 % len(found)]

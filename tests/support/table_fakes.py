@@ -16,12 +16,13 @@ import triton_gemm
 from triton_gemm import calibration, kernels, tables
 from triton_gemm.arithmetic import ARITHMETICS, ScaleKind
 from triton_gemm.hardware.device import DeviceInfo, device_of_capability
+from triton_gemm.kernels.candidate import Algorithm
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
 from triton_gemm.runtime import policies
 from triton_gemm.selection import generation
 from triton_gemm.selection.bit_classes import bit_class
-from triton_gemm.selection.select import Selection, ranked
+from triton_gemm.selection.select import Selection, illegal, ranked
 from triton_gemm.tables import files, records
 from triton_gemm.tables.records import Entry
 
@@ -37,9 +38,9 @@ def another(problem: GemmProblem, nth: int = 1, bits: bool = True) -> Selection:
     """A legal selection that is not the model's choice: the nth best by the model of those that give the choice's bits,
     or with bits=False of those that do not."""
     legal = (
-        Selection.of(name, candidate, "")
-        for _, name, candidate in ranked(problem, HOPPER)
-        if not kernels.named(name).illegal(candidate.problem, HOPPER, candidate.config, candidate.work)
+        Selection.of(candidate, "")
+        for _, candidate in ranked(problem, HOPPER)
+        if illegal(problem, HOPPER, candidate) is None
     )
     choice = next(legal)
     same = bit_class(problem, choice)
@@ -146,11 +147,20 @@ def entries(draw: st.DrawFn) -> Entry:
     split_k = draw(st.integers(1, 64))
     split = draw(st.integers(0, 64))
     schedule = Schedule(split * split_k + draw(st.integers(1, 132)), split, split_k, draw(st.integers(1, 16)))
+    algorithm = Algorithm(
+        kernel=kernel,
+        config=config,
+        work=draw(st.sampled_from([split_k, schedule])),
+        swap_ab=draw(st.booleans()),
+        packed=draw(st.sampled_from([(), ("a",), ("b",), ("a", "b")])),
+    )
     return Entry(
-        *(kernel, config, draw(st.sampled_from([split_k, schedule])), draw(st.booleans())),
-        draw(st.sampled_from([(), ("a",), ("b",), ("a", "b")])),
-        *(draw(st.floats(records.LEAST_US, 1e9)) for _ in range(2)),
-        *(draw(st.text(max_size=40)) for _ in range(3)),
+        algorithm=algorithm,
+        us=draw(st.floats(records.LEAST_US, 1e9)),
+        default_us=draw(st.floats(records.LEAST_US, 1e9)),
+        measured=draw(st.text(max_size=40)),
+        by=draw(st.text(max_size=40)),
+        default=draw(st.text(max_size=40)),
     )
 
 

@@ -25,6 +25,7 @@ from tests.support import table_fakes
 from tests.support.table_fakes import HOPPER, another, chosen, found, problem_of, store, table_in
 from triton_gemm import tables
 from triton_gemm.hardware.silicon import Silicon
+from triton_gemm.kernels.candidate import Algorithm
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.tables import files, records
 from triton_gemm.tables.files import Table
@@ -459,7 +460,8 @@ JSON = st.recursive(
 def test_no_file_makes_reading_fail(data: st.DataObject) -> None:
     """One value of a good file, or several, is anything or is missing; or the file is any bytes."""
     problem = problem_of()
-    entry = Entry("warp_specialised", another(problem).config, Schedule(132), False, (), 1.0, 1.0, "", "")
+    algorithm = Algorithm("warp_specialised", another(problem).config, Schedule(132))
+    entry = Entry(algorithm, 1.0, 1.0, "", "")
     file = json.loads(Table(SILICON, entries={problem: entry}).text())
     for _ in range(data.draw(st.integers(1, 3))):
         at: Any = file
@@ -476,7 +478,7 @@ def test_no_file_makes_reading_fail(data: st.DataObject) -> None:
     read = files.parse(text)
     assert (read.table is None) <= (read.wrong is not None)
     for kept, its in (read.table.entries if read.table else {}).items():
-        records.illegal(kept, HOPPER, its)
+        records.illegal(kept, HOPPER, its.algorithm)
         assert Path(read.table.name).name == read.table.name  # type: ignore[union-attr]
 
 

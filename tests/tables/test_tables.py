@@ -36,6 +36,7 @@ from triton_gemm.hardware.device import INTERPRETER
 from triton_gemm.hardware.device_model import named_device
 from triton_gemm.hardware.silicon import Silicon
 from triton_gemm.kernels import warp_specialised
+from triton_gemm.kernels.candidate import Algorithm
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import GemmProblem
 from triton_gemm.selection.bit_classes import bit_class
@@ -48,6 +49,7 @@ from triton_gemm.tables.records import Entry
 few = settings(max_examples=40, deadline=None)
 RESULTS = Path(__file__).parents[2] / "perf/results"
 SILICON = Silicon((9, 0), 132, 6016, 700, "a GPU")
+CANNOT = Algorithm("skinny", kernels.named("skinny").Config(16, 16, 64))  # run: it has no such tile
 
 
 @pytest.fixture
@@ -73,28 +75,27 @@ def test_a_table_comes_back(held: dict[GemmProblem, Entry], bits: files.Bits) ->
 def test_every_candidate_can_be_held_and_is_as_legal_as_its_kernel_says(M: int, K: int, dtype: torch.dtype) -> None:
     problem = problem_of(M, 1000, K, dtype)
     problem = replace(problem, precision="ieee" if dtype == torch.float32 else "half")
-    for _, name, candidate in ranked(problem, HOPPER):
-        given_, config, work, swap_ab, packed = candidate
-        entry = Entry(name, config, work, swap_ab, packed, 1.0, 1.0, "", "")
+    for _, candidate in ranked(problem, HOPPER):
+        entry = Entry(candidate.algorithm, 1.0, 1.0, "", "")
         assert records.read_entry(json.loads(json.dumps(records.plain(entry)))) == entry
-        why = kernels.named(name).illegal(given_, HOPPER, config, work) or kernels.repack.illegal(problem, packed)
-        assert records.illegal(problem, HOPPER, entry) == why
+        assert records.illegal(problem, HOPPER, entry.algorithm) == select_illegal(problem, HOPPER, candidate)
         selection = entry.selection(problem, "user's table")
-        assert (selection.work, selection.precision) == (work, given_.precision)
+        assert (selection.algorithm, selection.precision) == (candidate.algorithm, candidate.problem.precision)
 
 
 def test_a_field_that_a_config_gains_needs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = kernels.named("warp_specialised")
-    old = Entry("warp_specialised", kernel.Config(128, 256, 64, 8, 4), Schedule(132), False, (), 1.0, 1.0, "", "")
+    how = Algorithm("warp_specialised", kernel.Config(128, 256, 64, 8, 4), Schedule(132))
+    old = Entry(how, 1.0, 1.0, "", "")
 
     @dataclass(frozen=True)
     class Config(kernel.Config):  # type: ignore[name-defined,misc]
         CLUSTER_M: int = 1
 
     monkeypatch.setattr(kernel, "Config", Config)
-    read = records.read_entry(records.plain(old))
-    assert read.config == Config(128, 256, 64, 8, 4) and read.config.CLUSTER_M == 1
-    new = replace(old, config=Config(128, 256, 64, 8, 4, 2))
+    read = records.read_entry(records.plain(old)).algorithm.config
+    assert read == Config(128, 256, 64, 8, 4) and read.CLUSTER_M == 1
+    new = replace(old, algorithm=how._replace(config=Config(128, 256, 64, 8, 4, 2)))
     assert records.plain(new)["config"]["CLUSTER_M"] == 2 and records.read_entry(records.plain(new)) == new
 
 
@@ -102,7 +103,8 @@ def test_a_field_that_a_config_gains_needs_nothing(monkeypatch: pytest.MonkeyPat
 @given(st.lists(st.dictionaries(problems(), entries(), max_size=3), min_size=1, max_size=4), st.randoms())
 def test_merging_in_any_order_gives_the_same(held: list[dict[GemmProblem, Entry]], chance: random.Random) -> None:
     held.append({problem: replace(entry, us=1.0) for problem, entry in held[0].items()})
-    held.append({problem: replace(entry, us=1.0, swap_ab=not entry.swap_ab) for problem, entry in held[0].items()})
+    turned = {problem: x.algorithm._replace(swap_ab=not x.algorithm.swap_ab) for problem, x in held[0].items()}
+    held.append({problem: replace(x, us=1.0, algorithm=turned[problem]) for problem, x in held[0].items()})
     given_ = [Table(replace(SILICON, name=str(i)), entries=x) for i, x in enumerate(held)]
     merged = files.merge(given_)
     shuffled = chance.sample(given_, len(given_))
@@ -158,7 +160,7 @@ def test_a_shipped_table_is_legal_and_beats_what_the_model_chooses(path: Path, m
     for problem, entry in table.entries.items():
         choice = select(problem, device)
         served = entry.selection(problem, "shipped table")
-        assert entry.us < entry.default_us and records.illegal(problem, device, entry) is None
+        assert entry.us < entry.default_us and records.illegal(problem, device, entry.algorithm) is None
         assert bit_class(problem, served) == bit_class(problem, choice)
         layout = "nt" if problem.b.column_major else "nn"
         assert records.named(choice) == beaten[f"{problem.M}x{problem.N}x{problem.K} {layout}"] == entry.default
@@ -181,7 +183,7 @@ def test_other_silicon_is_not_asked(folder: Path, change: dict[str, Any]) -> Non
 
 def test_what_the_device_cannot_run_is_left_out_and_counted(folder: Path) -> None:
     problem, wrong = problem_of(), problem_of(M=4096)
-    selection = replace(another(problem), kernel="skinny", config=kernels.named("skinny").Config(16, 16, 64))
+    selection = replace(another(problem), algorithm=CANNOT)
     assert tables.store(wrong, selection, HOPPER, us=1, default_us=2) and store(problem)
     assert found(wrong) is None and found(wrong) is None and found(problem)
     ((why, count),) = tables.ignored().items()
@@ -197,8 +199,7 @@ def test_what_the_device_cannot_run_is_left_out_and_counted(folder: Path) -> Non
 )
 def test_work_that_is_not_the_problems_is_never_launched(work: Any) -> None:
     config = kernels.named("warp_specialised").Config(128, 256, 64, 8, 4)
-    entry = Entry("warp_specialised", config, work, False, (), 1.0, 1.0, "", "")
-    why = records.illegal(problem_of(), HOPPER, entry)
+    why = records.illegal(problem_of(), HOPPER, Algorithm("warp_specialised", config, work))
     assert (why is None) == (work == Schedule(10**6))  # programs beyond the last item do nothing
 
 
@@ -206,8 +207,8 @@ def test_there_are_no_more_parts_in_turn_than_steps() -> None:
     problem, config = problem_of(), kernels.named("warp_specialised").Config(128, 128, 64, 8, 5)
     steps = -(-problem.K // 64)
     for parts in (steps, steps + 1):
-        entry = Entry("warp_specialised", config, Schedule(9, split_k=parts), False, (), 1.0, 1.0, "", "")
-        assert (records.illegal(problem, HOPPER, entry) is None) == (parts == steps)
+        algorithm = Algorithm("warp_specialised", config, Schedule(9, split_k=parts))
+        assert (records.illegal(problem, HOPPER, algorithm) is None) == (parts == steps)
 
 
 def test_where_there_is_no_table_a_look_at_each_folder_is_all(folder: Path, monkeypatch: Any) -> None:
@@ -278,29 +279,28 @@ def test_the_power_limit_is_nvmls(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("odd", [{"BLOCK_M": 96}, {"BLOCK_N": 48}, {"BLOCK_K": 48}, {"num_warps": 12}], ids=str)
 def test_only_the_warp_specialised_kernel_has_sides_that_are_no_powers_of_two(kernel: str, odd: dict[str, int]) -> None:
     """Along N, and warps: its rows are those of whole warpgroups. Triton compiles no others."""
-    entry = Entry(kernel, replace(kernels.named(kernel).Config(64, 64, 64), **odd), 1, False, (), 1.0, 1.0, "", "")
+    algorithm = Algorithm(kernel, replace(kernels.named(kernel).Config(64, 64, 64), **odd))
     ((name, value),) = odd.items()
     fits = kernel == "warp_specialised" and name in ("BLOCK_N", "num_warps")
-    assert records.nonsense(entry) == (None if fits else f"{name} = {value}")
+    assert records.nonsense(algorithm) == (None if fits else f"{name} = {value}")
 
 
 @pytest.mark.parametrize("packed", [(), ("a",), ("b",), ("a", "b"), ("b", "a")], ids=str)
 @pytest.mark.parametrize("kernel", ["warp_specialised", "portable"])
 def test_planes_are_copies_of_both_operands_or_of_none(kernel: str, packed: tuple[str, ...]) -> None:
     problem = replace(problem_of(dtype=torch.float32), precision="bf16x3")
-    ways = ((name, candidate) for _, name, candidate in ranked(problem, HOPPER) if name == kernel)
-    legal = next(candidate for name, candidate in ways if select_illegal(problem, HOPPER, name, candidate) is None)
-    entry = Entry(kernel, legal.config, legal.work, legal.swap_ab, packed, 1.0, 1.0, "", "")
+    ways = (candidate for _, candidate in ranked(problem, HOPPER) if candidate.algorithm.kernel == kernel)
+    legal = next(candidate.algorithm for candidate in ways if select_illegal(problem, HOPPER, candidate) is None)
     fits = set(packed) == set(legal.packed)
-    assert (records.illegal(problem, HOPPER, entry) is None) == fits
+    assert (records.illegal(problem, HOPPER, legal._replace(packed=packed)) is None) == fits
     assert fits == (len(packed) == (2 if kernel == "warp_specialised" else 0))
 
 
 @pytest.mark.parametrize("what", [{"scales": "blocks"}, {"groups": "m"}], ids=str)
 def test_what_cannot_be_swapped_is_not(what: dict[str, Any]) -> None:
     """Even where Python checks no assertions."""
-    entry = Entry("portable", kernels.named("portable").Config(64, 64, 32), 1, True, (), 1.0, 1.0, "", "")
-    assert records.illegal(replace(problem_of(), **what), HOPPER, entry) == "it swaps what cannot be swapped"
+    swapped = Algorithm("portable", kernels.named("portable").Config(64, 64, 32), swap_ab=True)
+    assert records.illegal(replace(problem_of(), **what), HOPPER, swapped) == "it swaps what cannot be swapped"
 
 
 # --- Files from one machine to another ---
@@ -326,7 +326,7 @@ def test_tables_travel(folder: Path, tmp_path: Path) -> None:
 def test_what_is_used_is_not_replaced_by_what_is_not(fault: str, folder: Path, tmp_path: Path) -> None:
     """An entry of another class of bits than the model's choice, or one that cannot run, be it as fast as it may."""
     problem, used, unused, out = problem_of(), *(tmp_path / f"{name}.json" for name in ("used", "unused", "out"))
-    wrong = replace(another(problem), kernel="skinny", config=kernels.named("skinny").Config(16, 16, 64))
+    wrong = replace(another(problem), algorithm=CANNOT)
     wrong = another(problem, bits=False) if fault == "class" else wrong
     assert tables.store(problem, wrong, HOPPER, us=1.0, default_us=5.0)
     (entry,) = (entry for _, entry in tables.known(problem, HOPPER))
@@ -350,7 +350,7 @@ def test_what_is_used_is_not_replaced_by_what_is_not(fault: str, folder: Path, t
 def test_of_a_table_of_another_triton_the_faster_entry_is_kept(fault: str, folder: Path, tmp_path: Path) -> None:
     """What runs there, and what its model chooses, is not known here."""
     problem, fast, slow, out = problem_of(), *(tmp_path / f"{name}.json" for name in ("fast", "slow", "out"))
-    wrong = replace(another(problem), kernel="skinny", config=kernels.named("skinny").Config(16, 16, 64))
+    wrong = replace(another(problem), algorithm=CANNOT)
     for path, selection, us in (
         (fast, another(problem, bits=False) if fault == "class" else wrong, 1.0),
         (slow, another(problem), 4.5),
@@ -378,7 +378,7 @@ def test_a_gpu_that_is_here_is_asked_what_is_used(folder: Path, monkeypatch: pyt
 def test_a_table_of_other_silicon_can_be_kept_and_is_not_used(folder: Path, tmp_path: Path) -> None:
     other = replace(HOPPER, num_sms=78)
     path = tmp_path / "other.json"
-    entry = Entry("portable", kernels.named("portable").Config(64, 64, 32), 1, False, (), 1.0, 1.0, "", "")
+    entry = Entry(Algorithm("portable", kernels.named("portable").Config(64, 64, 32)), 1.0, 1.0, "", "")
     path.write_text(Table(Silicon.of(other), entries={problem_of(): entry}).text())
     assert tables.import_from(path) == 1 and found(problem_of()) is None
     (report,) = tables.verify(HOPPER)

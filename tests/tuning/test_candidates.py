@@ -23,7 +23,7 @@ from triton_gemm.selection.select import Selection, ranked, select
 from triton_gemm.tables import records
 from triton_gemm.tuning import candidates as offered
 from triton_gemm.tuning import shown
-from triton_gemm.tuning.candidates import candidates, entry_of, kernels_of
+from triton_gemm.tuning.candidates import candidates, kernels_of
 from triton_gemm.tuning.report import Progress, ShapeReport
 
 AMPERE = device_of_capability((8, 0))
@@ -52,17 +52,17 @@ def test_the_models_choice_comes_first_and_all_can_be_stored(name: str, device: 
         assert found[0] == choice and len({replace(way, reason="", source="") for way in found}) == len(found)
         assert len(found) <= offered.KEEP + offered.LEAST * len(kernels.KERNELS)
         for way in found:
-            assert records.illegal(problem, device, entry_of(way)) is None
-            plain = records.plain(entry_of(way)) | {"us": 1.0, "default_us": 2.0, "measured": "2026-01-01", "by": "x"}
-            assert records.read_entry(plain).selection(problem, "").config == way.config
+            assert records.illegal(problem, device, way.algorithm) is None
+            plain = records.plain(records.Entry(way.algorithm, 1.0, 2.0, "2026-01-01", "x"))
+            assert records.read_entry(plain).algorithm == way.algorithm
         classes = {bit_class(problem, way) for way in found}
         assert bits == "any" or classes == {bit_class(problem, choice)}
 
 
 def test_they_come_in_the_models_order() -> None:
     problem = PROBLEMS["middle"]
-    order = [(name, c.config, c.work, c.swap_ab, c.packed) for _, name, c in ranked(problem, HOPPER)]
-    found = [(w.kernel, w.config, w.work, w.swap_ab, w.packed) for w in of(problem, bits="any")]
+    order = [candidate.algorithm for _, candidate in ranked(problem, HOPPER)]
+    found = [way.algorithm for way in of(problem, bits="any")]
     places = [order.index(way) for way in found]
     assert places == sorted(places) and {name for name, *_ in found} == {"warp_specialised", "portable"}
     configs = [way[:2] + way[3:] for way in found]

@@ -186,7 +186,9 @@ def test_what_a_table_has_is_not_replaced_unless_it_was_timed(choice_ms: float, 
     """It is compiled before others; where there is not even time for that, it stays."""
     choice = select(SMALL, HOPPER)
     known = candidates(SMALL, HOPPER, choice)[-1]
-    known = known if offered else replace(known, config=replace(known.config, num_stages=known.config.num_stages - 1))
+    if not offered:
+        config = replace(known.config, num_stages=known.config.num_stages - 1)
+        known = replace(known, algorithm=known.algorithm._replace(config=config))
     assert tables.store(SMALL, known, HOPPER, us=500.0, default_us=1000.0)
 
     def true(way: Any) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..arithmetic import ARITHMETICS
+from ..kernels.candidate import Algorithm
 from ..problem import GemmProblem
 
 Figures = dict[str, Any]
@@ -58,10 +59,11 @@ def rounded(entry: Figures) -> Figures:
     return with_values(entry, {place: float(f"{value_at(entry, place):.4g}") for place in places(entry)})
 
 
-def concerns(place: Place, kernel: str, packed: tuple[str, ...], problem: GemmProblem) -> bool:
+def concerns(place: Place, algorithm: Algorithm, problem: GemmProblem) -> bool:
     """Whether a figure may change the prediction of a candidate."""
+    kernel = algorithm.kernel
     if place[0] in ("copy", "copied"):
-        return bool(packed)
+        return bool(algorithm.packed)
     if place[0] != "kernels" or place[1] != "portable":
         return place[0] != "kernels" or place[1] == kernel
     if place[2] == "products":

@@ -38,10 +38,10 @@ FOLDS = 4
 
 @dataclass(frozen=True)
 class Timed:
-    """A product, and microseconds of its candidates, by kernel and candidate."""
+    """A product, and microseconds of its candidates."""
 
     problem: GemmProblem
-    us: Mapping[tuple[str, Candidate], float]
+    us: Mapping[Candidate, float]
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Data:
 
     def __init__(self, timed: Sequence[Timed]) -> None:
         # Predictions remember what they know of the last problem, so rows of one are next to each other.
-        self.rows = [(found.problem, kernel, candidate) for found in timed for kernel, candidate in found.us]
+        self.rows = [(found.problem, candidate) for found in timed for candidate in found.us]
         self.of = torch.tensor([i for i, found in enumerate(timed) for _ in found.us])  # which product
         self.count = len(timed)
         self.taken = _logs([us for found in timed for us in found.us.values()])
@@ -155,16 +155,13 @@ class Data:
         """The rows whose predictions a figure may change."""
         if place not in self._concerned:
             rows = enumerate(self.rows)
-            self._concerned[place] = [i for i, (of, name, x) in rows if concerns(place, name, x.packed, of)]
+            self._concerned[place] = [i for i, (of, x) in rows if concerns(place, x.algorithm, of)]
         return self._concerned[place]
 
     def errors(self, model: DeviceModel, rows: Sequence[int] | None = None) -> torch.Tensor:
         """Logarithms of predicted over measured times [rows]."""
         which = range(len(self.rows)) if rows is None else rows
-        guesses = []
-        for i in which:
-            problem, kernel, candidate = self.rows[i]
-            guesses.append(predicted(problem, kernel, candidate, model))
+        guesses = [predicted(*self.rows[i], model) for i in which]
         return _logs(guesses) - (self.taken if rows is None else self.taken[list(rows)])
 
     def slopes(self, model: DeviceModel, where: Sequence[Place]) -> torch.Tensor:

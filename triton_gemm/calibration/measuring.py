@@ -77,7 +77,8 @@ def measure(
         if said is not None:
             count = sum(len(timed.us) for timed in found.timed)
             number = len(probes) - len(waiting)
-            said(Progress(number, len(probes), probe.problem, count, until - lab.now()))
+            left = until - lab.now()
+            said(Progress(number, count=len(probes), problem=probe.problem, timed=count, seconds_left=left))
         before = before or lab.look()
         best_ms = min(best_ms, before.ms)
         timed = _time(lab, probe, attempt, found)
@@ -117,7 +118,7 @@ def _time(lab: Lab, probe: Probe, seed: int, found: Measured) -> Timed | None:
                 found.failed.append((told(probe.problem, way), f"{error}"))
         ways = [way for way in ms if ms[way] <= SLOW * ms[first]]
         rows = zip(ways, bench.time(ways, ROUNDS), strict=True)
-        us = {(way.kernel, probe.ways[way]): 1000 * median(row) for way, row in rows}
+        us = {probe.ways[way]: 1000 * median(row) for way, row in rows}
     except race.FailedError as error:
         found.failed.append((told(probe.problem, first), f"{error}"))
     finally:

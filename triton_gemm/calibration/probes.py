@@ -100,11 +100,12 @@ def ways(problem: GemmProblem, device: DeviceInfo) -> dict[Selection, Candidate]
     """The WAYS fastest legal candidates as predicted, each in another configuration, the model's choice first."""
     found: dict[Selection, Candidate] = {}
     configs = set()
-    for _, kernel, candidate in ranked(problem, device):
-        config = (kernel, candidate.config, candidate.swap_ab)
-        if config not in configs and illegal(problem, device, kernel, candidate) is None:
-            configs.add(config)
-            found[Selection.of(kernel, candidate, "", "tuner")] = candidate
+    for _, candidate in ranked(problem, device):
+        kernel, config, _, swap_ab, _ = candidate.algorithm
+        form = (kernel, config, swap_ab)
+        if form not in configs and illegal(problem, device, candidate) is None:
+            configs.add(form)
+            found[Selection.of(candidate, "", "tuner")] = candidate
             if len(found) == WAYS:
                 break
     return found

@@ -1,4 +1,4 @@
-"""Candidate: one way to compute a product with a kernel, as `select` compares them."""
+"""How to compute a product: an Algorithm, and a Candidate, one for a given problem, as `select` compares them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,27 @@ from .schedule import Schedule
 Work = Schedule | int
 
 
-class Candidate(NamedTuple):
-    """One way to compute a product with a kernel.
+class Algorithm(NamedTuple):
+    """All that decides what is launched for a problem.
 
-    problem: what the kernel is given: over copies of the operands `packed`, and c^T = b^T a^T with swap_ab; config: of
-    the kernel's own kind; work: the Schedule of a persistent kernel, for others split_k, the number of programs that
-    share a tile's sum.
+    Attributes:
+        kernel: its name, one of KERNELS.
+        config: of the kernel's own kind.
+        work: the Schedule of a persistent kernel, for others split_k, the number of programs that share a tile's sum.
+        swap_ab: whether c^T = b^T a^T is computed.
+        packed: operands ("a", "b") that are copied first.
     """
 
-    problem: GemmProblem
+    kernel: str
     config: TileConfig
     work: Work = 1
     swap_ab: bool = False
     packed: tuple[str, ...] = ()
+
+
+class Candidate(NamedTuple):
+    """An algorithm, and the problem as its kernel is given it: over copies of the operands `packed`, and c^T = b^T a^T
+    with swap_ab."""
+
+    problem: GemmProblem
+    algorithm: Algorithm

@@ -37,7 +37,7 @@ from ..hardware.device import INTERPRETER, DeviceInfo
 from ..hardware.device_model import DeviceModel
 from ..problem import GemmProblem, round_up
 from . import repack
-from .candidate import Candidate
+from .candidate import Algorithm, Candidate
 from .cost_model import on_busiest_sm, soft_maximum, swap_for_c
 from .launch import MAX_SIZE, Launch, Pointer, Scalar, Temporary
 from .order import in_parts
@@ -375,10 +375,10 @@ def candidates(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
     for config in CONFIGS:
         count = _num_tiles(given, config)
         fewest = min(-(-given.K // LONGEST_CHAIN), MAX_SPLIT) if count <= MAX_COUNTERS else 1
-        yield Candidate(given, config, fewest, swap_ab, packed)
+        yield Candidate(given, Algorithm("fma", config, fewest, swap_ab, packed))
         for split_k in (2, 3, 4, 6, 8, 12, 16, 24, 32):
             if fewest < split_k <= given.K // 64 and count * split_k <= 4 * device.num_sms:
-                yield Candidate(given, config, split_k, swap_ab, packed)
+                yield Candidate(given, Algorithm("fma", config, split_k, swap_ab, packed))
 
 
 def microseconds(problem: GemmProblem, config: Config, split_k: int, model: DeviceModel) -> float:

@@ -30,7 +30,7 @@ from ..config import TileConfig
 from ..hardware.device import DeviceInfo
 from ..hardware.device_model import DeviceModel
 from ..problem import GemmProblem, round_up
-from .candidate import Candidate
+from .candidate import Algorithm, Candidate
 from .cost_model import load_imbalance, on_busiest_sm, soft_maximum, traffic
 from .epilogue import epilogue
 from .launch import MAX_SIZE, Launch, Pointer, Scalar
@@ -358,7 +358,7 @@ def candidates(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
     given = problem.swap_ab() if swap_ab else problem
     config, split_k = default(given, device)
     for parts in sorted({1, max(1, split_k // 2), split_k, 2 * split_k}):
-        yield Candidate(given, config, parts, swap_ab)
+        yield Candidate(given, Algorithm("gemv", config, parts, swap_ab))
 
 
 def microseconds(problem: GemmProblem, config: Config, split_k: int, model: DeviceModel) -> float:

@@ -32,7 +32,7 @@ from ..config import REGISTERS_PER_SM, TileConfig
 from ..hardware.device import INTERPRETER, DeviceInfo
 from ..hardware.device_model import DeviceModel
 from ..problem import GemmProblem
-from .candidate import Candidate
+from .candidate import Algorithm, Candidate
 from .cost_model import load_imbalance, on_busiest_sm, soft_maximum, traffic
 from .launch import MAX_SIZE, Launch, Pointer, Scalar
 from .programmatic import follow
@@ -242,7 +242,7 @@ def candidates(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
         given = problem.swap_ab() if swap_ab else problem
         for config in CONFIGS:
             if given.M <= config.BLOCK_M or given.N <= config.BLOCK_N:
-                yield Candidate(given, config, 1, swap_ab)
+                yield Candidate(given, Algorithm("skinny", config, swap_ab=swap_ab))
 
 
 def microseconds(problem: GemmProblem, config: Config, split_k: int, model: DeviceModel) -> float:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from .. import kernels, tables
 from ..hardware.device import DeviceInfo
 from ..hardware.device_model import model_of
-from ..kernels.candidate import Candidate
+from ..kernels.candidate import Algorithm, Candidate
 from ..kernels.launch import materialise
 from ..problem import GemmProblem
 from ..runtime import plan, policies
@@ -69,49 +69,57 @@ def compare(problem: GemmProblem, device: DeviceInfo, *, limit: int = 10, compil
     chosen = plan.selection_for(problem, device)
     model = model_of(device)
     every = ranked(problem, device)
-    legal: dict[object, tuple[float, Selection]] = {}
+    legal: dict[Algorithm, tuple[float, Selection]] = {}
     refused = 0
-    for time, kernel, candidate in every:
-        if illegal(problem, device, kernel, candidate) is None:
-            selection = Selection.of(kernel, candidate, f"about {time:.3g} us")
-            legal.setdefault(_identity(selection), (time, selection))
+    for time, candidate in every:
+        if illegal(problem, device, candidate) is None:
+            legal.setdefault(candidate.algorithm, (time, Selection.of(candidate, f"about {time:.3g} us")))
         else:
             refused += 1
-    known: dict[object, tuple[float, str]] = {}
+    known: dict[Algorithm, tuple[float, str]] = {}
     by_model = policies.by_model(problem, device)
     offered = [chosen]  # which is no candidate of everyone's under batch invariance
     for source, entry in tables.known(problem, device):
-        if records.illegal(problem, device, entry) is None:
-            selection = entry.selection(problem, source)
-            known.setdefault(_identity(selection), (entry.us, source))
+        if records.illegal(problem, device, entry.algorithm) is None:
+            known.setdefault(entry.algorithm, (entry.us, source))
             if records.named(by_model) == entry.default:  # and not what the model chose before a calibration
-                known.setdefault(_identity(by_model), (entry.default_us, source))
-            offered.append(selection)
+                known.setdefault(by_model.algorithm, (entry.default_us, source))
+            offered.append(entry.selection(problem, source))
     for selection in offered:
-        time = predicted_or_inf(problem, selection.kernel, _candidate(problem, selection), model)
-        legal.setdefault(_identity(selection), (time, selection))
-    order = sorted(legal, key=lambda identity: legal[identity][0])
-    always = (_identity(chosen), *known)
+        time = predicted_or_inf(problem, _candidate(problem, selection.algorithm), model)
+        legal.setdefault(selection.algorithm, (time, selection))
+    order = sorted(legal, key=lambda algorithm: legal[algorithm][0])
     ways = []
-    for rank, identity in enumerate(x for i, x in enumerate(order) if i < limit or x in always):
-        time, selection = legal[identity]
-        us, table = known.get(identity, (None, None))
-        made = _compiled(problem, selection, device) if rank < compiled else ()
-        bits = bit_class(problem, selection)
-        about = None if time == math.inf else time
-        ways.append(Way(selection, about, us, table, bits, identity == always[0], made))
-    return Comparison(problem, device, chosen, policies.current(), model.source, tuple(ways), len(every), refused)
+    for rank, algorithm in enumerate(
+        x for i, x in enumerate(order) if i < limit or x == chosen.algorithm or x in known
+    ):
+        time, selection = legal[algorithm]
+        us, table = known.get(algorithm, (None, None))
+        way = Way(
+            selection=selection,
+            predicted_us=None if time == math.inf else time,
+            known_us=us,
+            table=table,
+            bits=bit_class(problem, selection),
+            chosen=algorithm == chosen.algorithm,
+            compiled=_compiled(problem, selection, device) if rank < compiled else (),
+        )
+        ways.append(way)
+    return Comparison(
+        problem=problem,
+        device=device,
+        chosen=chosen,
+        policy=policies.current(),
+        model=model.source,
+        ways=tuple(ways),
+        candidates=len(every),
+        refused=refused,
+    )
 
 
-def _identity(selection: Selection) -> object:
-    """Equal for selections that launch the same."""
-    return selection.kernel, selection.config, selection.work, selection.swap_ab, selection.packed
-
-
-def _candidate(problem: GemmProblem, selection: Selection) -> Candidate:
-    given = kernels.repack.repacked(problem, selection.packed)
-    given = given.swap_ab() if selection.swap_ab else given
-    return Candidate(given, selection.config, selection.work, selection.swap_ab, selection.packed)
+def _candidate(problem: GemmProblem, algorithm: Algorithm) -> Candidate:
+    given = kernels.repack.repacked(problem, algorithm.packed)
+    return Candidate(given.swap_ab() if algorithm.swap_ab else given, algorithm)
 
 
 def _compiled(problem: GemmProblem, selection: Selection, device: DeviceInfo) -> tuple[Compiled, ...]:

@@ -135,10 +135,9 @@ def explain(
     if selection.source == "model":
         selection = next_best(problem, info, selection)
     bits = bit_class(problem, selection)
-    # Groups of columns are multiplied as groups of rows of c^T.
-    swap_ab = selection.swap_ab or of_columns
-    policy = policies.current().name
-    return replace(selection, swap_ab=swap_ab, device=info.name, policy=policy, bits=bits, model=origin(info))
+    if of_columns:  # they are multiplied as groups of rows of c^T
+        selection = replace(selection, algorithm=selection.algorithm._replace(swap_ab=True))
+    return replace(selection, device=info.name, policy=policies.current().name, bits=bits, model=origin(info))
 
 
 def asked(

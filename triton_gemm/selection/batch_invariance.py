@@ -35,10 +35,9 @@ SHORTEST = 4
 def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
     """As `select.select`, of the candidates in `class_of` the problem. RuntimeError where none is legal."""
     wanted, parts = _class_of(_with_rows(problem, FEW), device)
-    for time, kernel, candidate in _ranked(problem, device, (parts,)):
-        selection = Selection.of(kernel, candidate, f"about {time:.3g} us")
-        if bit_class(problem, selection) == wanted and illegal(problem, device, kernel, candidate) is None:
-            return selection
+    for time, candidate in _ranked(problem, device, (parts,)):
+        if bit_class(problem, candidate) == wanted and illegal(problem, device, candidate) is None:
+            return Selection.of(candidate, f"about {time:.3g} us")
     raise RuntimeError(
         f"no kernel multiplies {problem.batch} x {problem.M} x {problem.N} x {problem.K} batch-invariantly on "
         f"{device.name}, which here is: {wanted}; multiply fewer rows at once"
@@ -84,30 +83,26 @@ def _anywhere(problem: GemmProblem) -> GemmProblem:
 def _best(problem: GemmProblem, device: DeviceInfo) -> dict[str, tuple[float, int]]:
     """Predicted microseconds of the fastest legal candidate of each class, and its parts of K."""
     found: dict[str, tuple[float, int]] = {}
-    for time, kernel, candidate in _ranked(problem, device):
-        name = bit_class(problem, Selection.of(kernel, candidate, ""))
-        if name not in found and illegal(problem, device, kernel, candidate) is None:
-            work = candidate.work
+    for time, candidate in _ranked(problem, device):
+        name = bit_class(problem, candidate)
+        if name not in found and illegal(problem, device, candidate) is None:
+            work = candidate.algorithm.work
             found[name] = time, work.split_k if isinstance(work, Schedule) else 1
     return found
 
 
-def _ranked(
-    problem: GemmProblem, device: DeviceInfo, parts: Collection[int] = PARTS
-) -> list[tuple[float, str, Candidate]]:
+def _ranked(problem: GemmProblem, device: DeviceInfo, parts: Collection[int] = PARTS) -> list[tuple[float, Candidate]]:
     """As `select.ranked`, with candidates that only invariance wants, cut into one of these numbers of parts, and
     without kernels for few rows or columns."""
-    found = [one for one in ranked(problem, device) if one[1] not in FOR_FEW]
+    found = [one for one in ranked(problem, device) if one[1].algorithm.kernel not in FOR_FEW]
     model = model_of(device)
     more = [*_whole(problem, device), *_other_way_round(problem, device)]
-    found += [(predicted(problem, kernel, candidate, model), kernel, candidate) for kernel, candidate in more]
+    found += [(predicted(problem, candidate, model), candidate) for candidate in more]
     found += _cut_alike(problem, device, parts)
     return sorted(found, key=lambda one: one[0])
 
 
-def _cut_alike(
-    problem: GemmProblem, device: DeviceInfo, numbers: Collection[int]
-) -> Iterator[tuple[float, str, Candidate]]:
+def _cut_alike(problem: GemmProblem, device: DeviceInfo, numbers: Collection[int]) -> Iterator[tuple[float, Candidate]]:
     """The warp-specialised kernel's tiles, all of them cut into the same parts, whatever their depth: programs share
     tiles where all parts fit the GPU at once; else each sums the parts of its tiles in turn (`schedule`)."""
     numbers = [parts for parts in PARTS if parts in numbers]
@@ -115,7 +110,8 @@ def _cut_alike(
         return
     kernel, model = kernels.warp_specialised, model_of(device)
     for candidate in kernel.candidates(problem, device):
-        given, config, whole, _, _ = candidate
+        given, algorithm = candidate
+        config, whole = algorithm.config, algorithm.work
         assert isinstance(config, kernel.Config) and isinstance(whole, Schedule)
         if whole.split_tiles:
             continue
@@ -129,22 +125,21 @@ def _cut_alike(
             work = replace(whole, split_k=parts, unit=unit if units % parts or k_tiles % parts else 1)
             if tiles * parts <= at_once and kernel.can_split_k(config):
                 work = replace(work, programs=tiles * parts, split_tiles=tiles)
-            cut = candidate._replace(work=work)
-            yield predicted(problem, "warp_specialised", cut, model), "warp_specialised", cut
+            cut = Candidate(given, algorithm._replace(work=work))
+            yield predicted(problem, cut, model), cut
 
 
-def _whole(problem: GemmProblem, device: DeviceInfo) -> Iterator[tuple[str, Candidate]]:
+def _whole(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
     """Of long sums in IEEE fp32 those that are not cut, as there must be of so many rows that cut ones cannot run."""
-    for candidate in kernels.named("fma").candidates(problem, device):
-        if candidate.work != 1:
-            yield "fma", candidate._replace(work=1)
+    for given, algorithm in kernels.named("fma").candidates(problem, device):
+        if algorithm.work != 1:
+            yield Candidate(given, algorithm._replace(work=1))
 
 
-def _other_way_round(problem: GemmProblem, device: DeviceInfo) -> Iterator[tuple[str, Candidate]]:
+def _other_way_round(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
     """Of planes and scales, whose order `swap_ab` changes, the portable kernel's other candidates: by itself it chooses
     by C's unit stride."""
     if problem.scales == "blocks" or problem.groups or (problem.planes.count == 1 and problem.scales is None):
         return
-    for candidate in kernels.named("portable").candidates(problem, device):
-        given, swap_ab = candidate.problem.swap_ab(), not candidate.swap_ab
-        yield "portable", candidate._replace(problem=given, swap_ab=swap_ab)
+    for given, algorithm in kernels.named("portable").candidates(problem, device):
+        yield Candidate(given.swap_ab(), algorithm._replace(swap_ab=not algorithm.swap_ab))

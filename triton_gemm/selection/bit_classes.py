@@ -16,27 +16,29 @@ import torch
 
 from .. import kernels
 from ..arithmetic import HALF
+from ..kernels.candidate import Candidate
 from ..problem import GemmProblem
 from .select import Selection
 
 
-def bit_class(problem: GemmProblem, selection: Selection) -> str:
-    """The class of bits of a selection for `problem`, as the call has it: a short description, equal for two selections
+def bit_class(problem: GemmProblem, way: Selection | Candidate) -> str:
+    """The class of bits of a way to compute `problem`, as the call has it: a short description, equal for two of them
     only where they give the same bits on the same GPU, on the same versions of this package and Triton.
 
         bf16, tensor cores, one sum along K
         bf16, tensor cores, K in 4 parts of 1024
         fp32 bf16x3, tensor cores, warp_specialised, one sum along K, promoted every 64
     """
-    given = kernels.repack.repacked(problem, selection.packed)
-    if selection.swap_ab:
+    kernel, config, work, swap_ab, packed = way.algorithm
+    given = kernels.repack.repacked(problem, packed)
+    if swap_ab:
         given = given.swap_ab()
     words = _NAMES[problem.dtype].split()
     words += [word for word in problem.precision.split() if word != HALF.name and word not in words]
     order = "nothing to sum"
     if problem.K:
-        order = kernels.named(selection.kernel).order_of_sums(given, selection.config, selection.work)
-        if selection.swap_ab and (problem.planes.count > 1 or problem.scales):
+        order = kernels.named(kernel).order_of_sums(given, config, work)
+        if swap_ab and (problem.planes.count > 1 or problem.scales):
             order += ", of C^T"  # whose terms come in another order, as do A's and B's scales
     return f"{' '.join(words)}, {order}"
 

@@ -12,7 +12,7 @@ from ..arithmetic import HALF
 from ..config import TileConfig
 from ..hardware.device import DeviceInfo
 from ..hardware.device_model import DeviceModel, model_of
-from ..kernels.candidate import Candidate, Work
+from ..kernels.candidate import Algorithm, Candidate, Work
 from ..kernels.launch import Launch
 from ..kernels.schedule import Schedule
 from ..problem import GemmProblem
@@ -23,32 +23,22 @@ class Selection:
     """The kernel that a product runs on, its configuration, how the work is dealt out, and the reason in a sentence:
     what `triton_gemm.explain` answers. `str()` of it is one line for people.
 
-    kernel: "warp_specialised" (Hopper's tensor cores, fed by TMA), "portable" (tensor cores, any operands), "fma" (IEEE
-        fp32 on CUDA cores), "skinny" or "gemv" (a few rows or columns); docs/kernels.md has what they do.
-    config: tile sizes in elements, warps of a program and stages of its pipeline; "cluster 4x2": of programs in
-        clusters of four along M and two along N.
-    reason: its predicted time; where `explain` was asked that of the next best kernel, too.
-    schedule: how the persistent kernel "warp_specialised" deals tiles out; None for the others.
-    split_k: how many programs share the sum of a tile, in the other kernels.
-    swap_ab: whether c^T = b^T a^T is computed.
-    packed: operands ("a", "b") that are copied first: to aligned rows, or split into planes of bf16 or tf32.
-    precision: "half" for fp16 and bf16, "fp64", "int8", "fp8", "fp8 fast", or how fp32 is multiplied: "ieee", "tf32",
-        "tf32x3", "bf16x3", "bf16x6" or "bf16x9".
-    source: what chose it: "model", "user's table", "shipped table" or "tuner" (docs/tuning.md).
-    device: the name of the GPU that it was asked for, where `explain` was asked.
-    policy: that of the caller ("model", "cached", "tune" or "error"), where `explain` was asked.
-    bits: the class of bits, where `explain` was asked: on one GPU equal classes give equal bits (docs/tuning.md).
-    batch_invariant: whether the class is the same for any number of rows.
-    model: where the cost model's figures come from, where `explain` was asked: "calibrated", "shipped" or "derived".
+    Attributes:
+        algorithm: what is launched, a record of `kernel`, `config`, `work`, `swap_ab` and `packed`.
+        reason: its predicted time; where `explain` was asked that of the next best kernel, too.
+        precision: "half" for fp16 and bf16, "fp64", "int8", "fp8", "fp8 fast", or how fp32 is multiplied: "ieee",
+            "tf32", "tf32x3", "bf16x3", "bf16x6" or "bf16x9".
+        source: what chose it: "model", "user's table", "shipped table" or "tuner" (docs/tuning.md).
+        device: the name of the GPU that it was asked for, where `explain` was asked.
+        policy: that of the caller ("model", "cached", "tune" or "error"), where `explain` was asked.
+        bits: the class of bits, where `explain` was asked: on one GPU equal classes give equal bits (docs/tuning.md).
+        batch_invariant: whether the class is the same for any number of rows.
+        model: where the cost model's figures come from, where `explain` was asked: "calibrated", "shipped" or
+            "derived".
     """
 
-    kernel: str
-    config: TileConfig
+    algorithm: Algorithm
     reason: str
-    schedule: Schedule | None = None
-    split_k: int = 1
-    swap_ab: bool = False
-    packed: tuple[str, ...] = ()
     precision: str = "half"
     source: str = "model"
     device: str | None = None
@@ -58,15 +48,45 @@ class Selection:
     model: str | None = None
 
     @classmethod
-    def of(cls, kernel: str, candidate: Candidate, reason: str, source: str = "model") -> Selection:
-        given, config, work, swap_ab, packed = candidate
-        schedule, split_k = (work, 1) if isinstance(work, Schedule) else (None, work)
-        return cls(kernel, config, reason, schedule, split_k, swap_ab, packed, given.precision, source)
+    def of(cls, candidate: Candidate, reason: str, source: str = "model") -> Selection:
+        return cls(candidate.algorithm, reason, candidate.problem.precision, source)
+
+    @property
+    def kernel(self) -> str:
+        """ "warp_specialised" (Hopper's tensor cores, fed by TMA), "portable" (tensor cores, any operands), "fma" (IEEE
+        fp32 on CUDA cores), "skinny" or "gemv" (a few rows or columns); docs/kernels.md has what they do."""
+        return self.algorithm.kernel
+
+    @property
+    def config(self) -> TileConfig:
+        """Tile sizes in elements, warps of a program and stages of its pipeline; "cluster 4x2": of programs in clusters
+        of four along M and two along N."""
+        return self.algorithm.config
 
     @property
     def work(self) -> Work:
-        """How the work is dealt out, as the kernel takes it."""
-        return self.split_k if self.schedule is None else self.schedule
+        """How the work is dealt out, as the kernel takes it: `schedule`, or else `split_k`."""
+        return self.algorithm.work
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """How the persistent kernel "warp_specialised" deals tiles out; None for the others."""
+        return self.work if isinstance(self.work, Schedule) else None
+
+    @property
+    def split_k(self) -> int:
+        """How many programs share the sum of a tile, in the other kernels."""
+        return 1 if isinstance(self.work, Schedule) else self.work
+
+    @property
+    def swap_ab(self) -> bool:
+        """Whether c^T = b^T a^T is computed."""
+        return self.algorithm.swap_ab
+
+    @property
+    def packed(self) -> tuple[str, ...]:
+        """Operands ("a", "b") that are copied first: to aligned rows, or split into planes of bf16 or tf32."""
+        return self.algorithm.packed
 
     @property
     def chooser(self) -> str:
@@ -89,40 +109,42 @@ class Selection:
         return f"{', '.join(notes)}{where}: {self.reason}{bits}{chosen}"
 
 
-def ranked(problem: GemmProblem, device: DeviceInfo) -> list[tuple[float, str, Candidate]]:
-    """(predicted microseconds, kernel, candidate), the fastest first: all that are worth comparing, legal or not."""
+def ranked(problem: GemmProblem, device: DeviceInfo) -> list[tuple[float, Candidate]]:
+    """(predicted microseconds, candidate), the fastest first: all that are worth comparing, legal or not."""
     model = model_of(device)
-    found: list[tuple[float, str, Candidate]] = []
+    found: list[tuple[float, Candidate]] = []
     for name in kernels.KERNELS:
         kernel = kernels.named(name)
         copying: dict[tuple[str, ...], float] = {(): 0.0}
         for candidate in kernel.candidates(problem, device):
-            given, config, work, _, packed = candidate
+            given, (_, config, work, _, packed) = candidate
             if packed not in copying:
                 copying[packed] = kernels.repack.microseconds(problem, packed, model)
-            found.append((kernel.microseconds(given, config, work, model) + copying[packed], name, candidate))
+            found.append((kernel.microseconds(given, config, work, model) + copying[packed], candidate))
     return sorted(found, key=lambda one: one[0])  # and of equals the first
 
 
-def predicted(problem: GemmProblem, kernel: str, candidate: Candidate, model: DeviceModel) -> float:
+def predicted(problem: GemmProblem, candidate: Candidate, model: DeviceModel) -> float:
     """Predicted microseconds of a problem's candidate, copies of operands included."""
-    time = kernels.named(kernel).microseconds(candidate.problem, candidate.config, candidate.work, model)
-    return time + kernels.repack.microseconds(problem, candidate.packed, model)
+    given, how = candidate
+    time = kernels.named(how.kernel).microseconds(given, how.config, how.work, model)
+    return time + kernels.repack.microseconds(problem, how.packed, model)
 
 
-def predicted_or_inf(problem: GemmProblem, kernel: str, candidate: Candidate, model: DeviceModel) -> float:
+def predicted_or_inf(problem: GemmProblem, candidate: Candidate, model: DeviceModel) -> float:
     """`predicted`, and infinity for what the model knows nothing of: no kernel may propose a table's or a user's
     configuration."""
     try:
-        return predicted(problem, kernel, candidate, model)
+        return predicted(problem, candidate, model)
     except Exception:  # whatever a kernel's formula raises for figures that it was not made for
         return math.inf
 
 
-def illegal(problem: GemmProblem, device: DeviceInfo, kernel: str, candidate: Candidate) -> str | None:
+def illegal(problem: GemmProblem, device: DeviceInfo, candidate: Candidate) -> str | None:
     """Why `device` cannot run a problem's candidate, or None if it can."""
-    given, config, work, _, packed = candidate
-    return kernels.named(kernel).illegal(given, device, config, work) or kernels.repack.illegal(problem, packed)
+    given, how = candidate
+    why = kernels.named(how.kernel).illegal(given, device, how.config, how.work)
+    return why or kernels.repack.illegal(problem, how.packed)
 
 
 def _faster(
@@ -135,7 +157,7 @@ def _faster(
         yield from kernel.faster(problem, device, model, limit)
         return
     for place, candidate in enumerate(kernel.candidates(problem, device)):
-        time = predicted(problem, name, candidate, model)
+        time = predicted(problem, candidate, model)
         if time <= limit():
             yield time, (0, place), candidate
 
@@ -147,7 +169,7 @@ def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
         raise RuntimeError(f"matmul needs compute capability 8.0 or newer, {device.name} has less")
     model, why = model_of(device), None
     best: tuple[float, int, tuple[int, int]] = (math.inf, 0, (0, 0))
-    found: tuple[str, Candidate] | None = None
+    found: Candidate | None = None
 
     def limit() -> float:
         return best[0]
@@ -155,27 +177,27 @@ def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
     for rank, name in enumerate(kernels.KERNELS):
         for time, place, candidate in _faster(name, problem, device, model, limit):
             if (time, rank, place) < best:
-                why_not = illegal(problem, device, name, candidate)
+                why_not = illegal(problem, device, candidate)
                 if why_not is None:
-                    best, found = (time, rank, place), (name, candidate)
+                    best, found = (time, rank, place), candidate
                 else:
                     why = why_not
     if found is None:
         raise RuntimeError(f"no kernel multiplies {problem.dtype} in {problem.precision} on {device.name}: {why}")
-    name, candidate = found
-    reason = f"about {best[0]:.3g} us"
+    name, reason = found.algorithm.kernel, f"about {best[0]:.3g} us"
     if name == "portable" and device.capability == (9, 0) and problem.K:
         tma = problem.tma_illegal()
         reason += f"; TMA cannot take {tma}" if tma else ""
     if name == "warp_specialised":
         reason += kernels.warp_specialised.without_clusters(problem)
-    return Selection.of(name, candidate, reason)
+    return Selection.of(found, reason)
 
 
 def next_best(problem: GemmProblem, device: DeviceInfo, selection: Selection) -> Selection:
     """What `select` gave, whose reason names the next best kernel, too."""
-    for time, name, candidate in ranked(problem, device):
-        if name != selection.kernel and illegal(problem, device, name, candidate) is None:
+    for time, candidate in ranked(problem, device):
+        name = candidate.algorithm.kernel
+        if name != selection.kernel and illegal(problem, device, candidate) is None:
             about, us, others = selection.reason.partition(" us")
             return replace(selection, reason=f"{about}{us}, {name} about {time:.3g} us{others}")
     return selection

@@ -89,7 +89,7 @@ def lookup(
     for source, where in _folders():
         for table in _asked(where, device, bits):
             entry = table.entries.get(problem)
-            why = None if entry is None else illegal(problem, device, entry)
+            why = None if entry is None else illegal(problem, device, entry.algorithm)
             if why is not None:
                 _ignored[f"{source}: {why}"] += 1
             elif entry is not None:
@@ -111,7 +111,7 @@ def entry(problem: GemmProblem, device: DeviceInfo, bits: Bits = "same") -> Entr
 def serves(problem: GemmProblem, device: DeviceInfo, entry: Entry, bits: Bits = "same") -> bool:
     """Whether an entry of a table of those bits is used on `device` with the model of now: it can run there, and in
     "same" gives the bits of the model's choice."""
-    if illegal(problem, device, entry) is not None:
+    if illegal(problem, device, entry.algorithm) is not None:
         return False
     if bits == "any":
         return True
@@ -190,7 +190,7 @@ def contents(device: DeviceInfo, bits: Bits = "same") -> str:
     for source, where in _folders():
         for table in _asked(where, device, bits):
             given = (one for one in table.entries.items() if _answers(one[0], device, one[1], bits))
-            chosen = sorted(text_of([plain(problem), _choice(entry)]) for problem, entry in given)
+            chosen = sorted(text_of([plain(problem), plain(entry.algorithm)]) for problem, entry in given)
             if chosen:
                 found.update(text_of([source, table.bits, chosen]).encode())
     return found.hexdigest()
@@ -200,18 +200,13 @@ def _answers(problem: GemmProblem, device: DeviceInfo, entry: Entry, bits: Bits)
     """Whether there is a product that is given the entry where tables of these bits are asked."""
     if serves(problem, device, entry, bits):
         return True
-    if illegal(problem, device, entry) is not None:
+    if illegal(problem, device, entry.algorithm) is not None:
         return False
     try:
         invariant = batch_invariance.class_of(problem, device)
     except RuntimeError:  # there is none
         return False
     return bit_class(problem, entry.selection(problem, "")) == invariant
-
-
-def _choice(entry: Entry) -> dict[str, object]:
-    """An entry without its times and where they come from."""
-    return {name: plain(getattr(entry, name)) for name in ("kernel", "config", "work", "swap_ab", "packed")}
 
 
 # --- Changing a user's tables ---
@@ -242,9 +237,14 @@ def store(
     arguments.instance("store", "measured", measured, str, or_none=True)
     arguments.instance("store", "by", by, str, or_none=True)
     measured = measured or datetime.now(timezone.utc).isoformat(timespec="seconds")
-    how = (selection.kernel, selection.config, selection.work, selection.swap_ab, selection.packed)
-    default = _named_choice(problem, device)
-    given = Entry(*how, float(us), float(default_us), measured, by or versions(), default)
+    given = Entry(
+        algorithm=selection.algorithm,
+        us=float(us),
+        default_us=float(default_us),
+        measured=measured,
+        by=by or versions(),
+        default=_named_choice(problem, device),
+    )
     entry = records.read_entry(plain(given))  # as who reads the file will
     return _put(Table(Silicon.of(device), bits=bits), {problem: entry})
 
@@ -328,8 +328,15 @@ def device_of(silicon: Silicon) -> DeviceInfo:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     here = (device_info(torch.device("cuda", index)) for index in range(count))
     shared = SHARED_MEMORY.get(silicon.capability, 0)
-    figures = (silicon.name, silicon.capability, silicon.sms, shared, 0.0, silicon.bus_width, silicon.power_limit)
-    return next((device for device in here if Silicon.of(device) == silicon), DeviceInfo(*figures))
+    described = DeviceInfo(
+        name=silicon.name,
+        capability=silicon.capability,
+        num_sms=silicon.sms,
+        shared_memory=shared,
+        bus_width=silicon.bus_width,
+        power_limit=silicon.power_limit,
+    )
+    return next((device for device in here if Silicon.of(device) == silicon), described)
 
 
 def _read(path: Path) -> Table:
@@ -399,7 +406,7 @@ def verify(device: DeviceInfo | None = None) -> list[Report]:
             elsewhere = f"it is of {table.silicon} and Triton {table.triton}"
             faults.append(elsewhere)
         elif table is not None:
-            whys = ((problem, illegal(problem, device, entry)) for problem, entry in table.entries.items())
+            whys = ((problem, illegal(problem, device, entry.algorithm)) for problem, entry in table.entries.items())
             faults += [f"{text_of(plain(problem))}: {why}" for problem, why in whys if why]
         reports.append(Report(path, source, len(table.entries) if table else 0, tuple(faults), elsewhere))
     return reports

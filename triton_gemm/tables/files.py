@@ -89,7 +89,7 @@ def merge(tables: Iterable[Table], used: Callable[[GemmProblem, Entry], bool] | 
     for table in given:
         for problem, entry in table.entries.items():
             before = merged.setdefault(problem, entry)
-            if used is None or before.launches == entry.launches:
+            if used is None or before.algorithm == entry.algorithm:
                 first = entry.order() < before.order()
             else:
                 first = (not used(problem, entry), entry.order()) < (not used(problem, before), before.order())

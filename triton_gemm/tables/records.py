@@ -18,9 +18,8 @@ import torch
 
 from .. import kernels
 from ..arithmetic import ARITHMETICS, ScaleKind
-from ..config import TileConfig
 from ..hardware.device import DeviceInfo
-from ..kernels.candidate import Candidate, Work
+from ..kernels.candidate import Algorithm
 from ..kernels.schedule import Schedule
 from ..problem import ACTIVATIONS, GemmProblem
 from ..selection.select import Selection
@@ -49,16 +48,18 @@ class WrongError(ValueError):
 
 @dataclass(frozen=True)
 class Entry:
-    """What was measured to be fastest for a problem: a kernel, its config, and how the work is dealt out, as in
-    `Candidate`. us: microseconds that it took, default_us: those of the model's choice at the same time; measured:
-    when, as ISO 8601 has it; by: what measured it; default: which choice of the model's that was, as `named` says it,
-    or nothing where that is not known."""
+    """What was measured to be fastest for a problem.
 
-    kernel: str
-    config: TileConfig
-    work: Work
-    swap_ab: bool
-    packed: tuple[str, ...]
+    Attributes:
+        algorithm: what is launched. In a file its fields stand beside the others.
+        us: microseconds that it took.
+        default_us: those of the model's choice at the same time.
+        measured: when, as ISO 8601 has it.
+        by: what measured it.
+        default: which choice of the model's that was, as `named` says it, or nothing where that is not known.
+    """
+
+    algorithm: Algorithm
     us: float
     default_us: float
     measured: str
@@ -67,14 +68,8 @@ class Entry:
 
     def selection(self, problem: GemmProblem, source: str) -> Selection:
         """As `select` would say it. source: whose table this is from."""
-        candidate = Candidate(problem, self.config, self.work, self.swap_ab, self.packed)
         reason = f"{self.us:.3g} us measured on {self.measured[:10]}, the model's choice {self.default_us:.3g} us"
-        return Selection.of(self.kernel, candidate, reason, source)
-
-    @property
-    def launches(self) -> tuple[object, ...]:
-        """Equal for entries that launch the same for a problem."""
-        return self.kernel, self.config, self.work, self.swap_ab, self.packed
+        return Selection(self.algorithm, reason, problem.precision, source)
 
     def order(self) -> tuple[float, str]:
         """Of two entries for one problem the lesser is kept when tables are merged: the faster one, and of equals
@@ -95,7 +90,10 @@ def text_of(value: object) -> str:
 def plain(x: Any) -> Any:
     """A record, or a value of its fields, as JSON has it."""
     if is_dataclass(x):
-        return {field.name: plain(getattr(x, field.name)) for field in fields(x)}
+        found = {field.name: plain(getattr(x, field.name)) for field in fields(x)}
+        return found.pop("algorithm", {}) | found
+    if isinstance(x, Algorithm):
+        return {name: plain(value) for name, value in x._asdict().items()}
     if isinstance(x, torch.dtype):
         return str(x).removeprefix("torch.")
     return [plain(y) for y in x] if isinstance(x, tuple) else x
@@ -157,31 +155,33 @@ def read_entry(x: Any) -> Entry:
     """The entry that `plain` wrote; WrongError where there is none."""
     if not isinstance(x, dict) or x.get("kernel") not in kernels.KERNELS:
         raise WrongError(f"no kernel is called {str(x.get('kernel') if isinstance(x, dict) else x)[:40]!r}")
-    hints = _hints(Entry) | {"config": kernels.named(x["kernel"]).Config}
-    hints["work"] = int if isinstance(x.get("work"), int) else Schedule
+    how = _hints(Algorithm) | {"config": kernels.named(x["kernel"]).Config}
+    how["work"] = int if isinstance(x.get("work"), int) else Schedule
+    hints = how | {name: kind for name, kind in _hints(Entry).items() if name != "algorithm"}
     if x.keys() | {"default"} != hints.keys():
         raise WrongError(f"an entry has {', '.join(hints)}, not {', '.join(map(str, x))[:80]}")
-    entry = Entry(**{name: read(hints[name], value) for name, value in x.items()})
-    why = nonsense(entry) or too_fast(entry)
+    values = {name: read(hints[name], value) for name, value in x.items()}
+    entry = Entry(Algorithm(**{name: values.pop(name) for name in how}), **values)
+    why = nonsense(entry.algorithm) or too_fast(entry)
     if why:
         raise WrongError(why)
     return entry
 
 
-def nonsense(entry: Entry) -> str | None:
+def nonsense(algorithm: Algorithm) -> str | None:
     """Why no kernel ever takes such figures, or None. A tile's sides and its warps are powers of two, or in the
     warp-specialised kernel multiples of a warpgroup's 64 rows and 4 warps, and of `wgmma`'s 8 columns."""
-    steps = {"BLOCK_M": 64, "BLOCK_N": 8, "num_warps": 4} if entry.kernel == "warp_specialised" else {}
-    for name, value in plain(entry.config).items():
+    steps = {"BLOCK_M": 64, "BLOCK_N": 8, "num_warps": 4} if algorithm.kernel == "warp_specialised" else {}
+    for name, value in plain(algorithm.config).items():
         if type(value) is not int:
             continue
         multiple = name in steps and value % steps[name] == 0
         odd = (name.startswith("BLOCK") or name == "num_warps") and value & (value - 1) and not multiple
         if odd or not 1 <= value <= 2**16:
             return f"{name} = {value}"
-    if len(set(entry.packed)) < len(entry.packed) or not set(entry.packed) <= {"a", "b"}:
-        return f"no operand is called {entry.packed}"
-    work = entry.work
+    if len(set(algorithm.packed)) < len(algorithm.packed) or not set(algorithm.packed) <= {"a", "b"}:
+        return f"no operand is called {algorithm.packed}"
+    work = algorithm.work
     least, most = (work, work) if isinstance(work, int) else (1, max(plain(work).values()))
     return f"work is dealt out as {work}" if least < 1 or most > 2**20 else None
 
@@ -191,22 +191,22 @@ def too_fast(entry: Entry) -> str | None:
     return next((f"it takes {us:.3g} us" for us in (entry.us, entry.default_us) if us < LEAST_US), None)
 
 
-def illegal(problem: GemmProblem, device: DeviceInfo, entry: Entry) -> str | None:
-    """Why `device` cannot run the entry on `problem`, or None if it can: what the kernel says, and, because a file may
-    say what no kernel would propose, whether the work is that of the problem."""
-    if entry.swap_ab and (problem.scales == "blocks" or problem.groups == "m"):
+def illegal(problem: GemmProblem, device: DeviceInfo, algorithm: Algorithm) -> str | None:
+    """Why `device` cannot run `algorithm` on `problem`, or None if it can: what the kernel says and, as a file may say
+    what no kernel would propose, whether the work is that of the problem."""
+    kernel, config, work, swap_ab, packed = algorithm
+    if swap_ab and (problem.scales == "blocks" or problem.groups == "m"):
         return "it swaps what cannot be swapped"
-    planes = {"a", "b"} if entry.kernel == "warp_specialised" else set()  # others split operands as they load them
-    if problem.planes.count > 1 and set(entry.packed) != planes:
-        return f"it copies {entry.packed} to planes"
+    planes = {"a", "b"} if kernel == "warp_specialised" else set()  # others split operands as they load them
+    if problem.planes.count > 1 and set(packed) != planes:
+        return f"it copies {packed} to planes"
     try:
-        why = kernels.repack.illegal(problem, entry.packed)
-        given = kernels.repack.repacked(problem, entry.packed)
-        given = given.swap_ab() if entry.swap_ab else given
-        why = why or kernels.named(entry.kernel).illegal(given, device, entry.config, entry.work)
-        work = entry.work
+        why = kernels.repack.illegal(problem, packed)
+        given = kernels.repack.repacked(problem, packed)
+        given = given.swap_ab() if swap_ab else given
+        why = why or kernels.named(kernel).illegal(given, device, config, work)
         if isinstance(work, Schedule) and (work.split_tiles or work.in_turn):
-            tiles, k_tiles = given.batch * entry.config.tiles(given.M, given.N), -(-given.K // entry.config.BLOCK_K)
+            tiles, k_tiles = given.batch * config.tiles(given.M, given.N), -(-given.K // config.BLOCK_K)
             if work.split_tiles > tiles or work.split_k > k_tiles or given.groups:
                 why = why or f"{work} does not fit {tiles} tiles of {k_tiles} steps"
         elif isinstance(work, int) and work > max(1, given.K):

@@ -11,13 +11,13 @@ from .. import kernels
 from ..config import TileConfig
 from ..hardware.device import DeviceInfo
 from ..hardware.device_model import model_of
-from ..kernels.candidate import Candidate, Work
+from ..kernels.candidate import Algorithm, Candidate, Work
 from ..kernels.schedule import Schedule
 from ..problem import GemmProblem
 from ..selection.bit_classes import bit_class
 from ..selection.select import Selection, predicted_or_inf, ranked
 from ..tables.files import Bits
-from ..tables.records import Entry, illegal, nonsense
+from ..tables.records import illegal, nonsense
 
 KEEP = 24  # candidates, the fastest as predicted, of all kernels
 LEAST = 3  # at least so many of each kernel
@@ -34,21 +34,22 @@ def candidates(
     """
     own = [pair for config in configs for pair in kernels_of(config)]
     same = bit_class(problem, choice)
-    found = {_way(choice): choice}
+    found = {choice.algorithm: choice}
     kept: Counter[Any] = Counter()
     given: set[Any] = {(kernel, config) for kernel, config in own}
-    offered = [*_own(problem, device, own), *((name, candidate) for _, name, candidate in ranked(problem, device))]
-    for kernel, candidate in offered:
-        selection = Selection.of(kernel, candidate, "", "tuner")
-        theirs = (kernel, candidate.config) in given
-        of_config = (kernel, candidate.config, candidate.swap_ab, candidate.packed)
+    for candidate in (*_own(problem, device, own), *(candidate for _, candidate in ranked(problem, device))):
+        algorithm = candidate.algorithm
+        kernel, config, _, swap_ab, packed = algorithm
+        theirs = (kernel, config) in given
+        of_config = (kernel, config, swap_ab, packed)
         enough = len(found) >= KEEP and kept[kernel] >= LEAST
-        if _way(selection) in found or kept[of_config] >= MOST or (enough and not theirs):
+        if algorithm in found or kept[of_config] >= MOST or (enough and not theirs):
             continue
+        selection = Selection.of(candidate, "", "tuner")
         if bits == "same" and not _gives(same, problem, selection):
             continue
-        if illegal(problem, device, entry_of(selection)) is None:
-            found[_way(selection)] = selection
+        if illegal(problem, device, algorithm) is None:
+            found[algorithm] = selection
             kept.update((kernel, of_config))
     return list(found.values())
 
@@ -67,14 +68,11 @@ def refused(
 
 def _refusal(problem: GemmProblem, device: DeviceInfo, kernel: str, config: TileConfig, bits: Bits) -> str:
     """Why a kernel's configuration is no candidate, in the forms in which the kernel would run it or a plain one."""
-    offered = (
-        Selection.of(name, candidate, "", "tuner") for name, candidate in _own(problem, device, [(kernel, config)])
-    )
-    whys = [illegal(problem, device, entry_of(way)) for way in offered]
+    whys = [illegal(problem, device, own.algorithm) for own in _own(problem, device, [(kernel, config)])]
     if None in whys:
         return f"its bits are not those of the model's choice, as bits={bits!r} has it"
     work = Schedule(1) if isinstance(config, kernels.warp_specialised.Config) else 1
-    whys.append(illegal(problem, device, Entry(kernel, config, work, False, (), 0.0, 0.0, "", "")))
+    whys.append(illegal(problem, device, Algorithm(kernel, config, work)))
     return whys[0] or "it is not for such a product"
 
 
@@ -93,7 +91,7 @@ def kernels_of(config: Any) -> list[tuple[str, TileConfig]]:
             for name, kind in named.items()
             if sizes <= figures.keys() <= {field.name for field in fields(kind)} and None not in figures.values()
         ]
-    found = [(name, own) for name, own in found if nonsense(Entry(name, own, 1, False, (), 0.0, 0.0, "", "")) is None]
+    found = [(name, own) for name, own in found if nonsense(Algorithm(name, own)) is None]
     if not found:
         raise ValueError(
             "configs must be Configs of kernels, or triton.Config with BLOCK_M, BLOCK_N, BLOCK_K and what else a "
@@ -102,24 +100,20 @@ def kernels_of(config: Any) -> list[tuple[str, TileConfig]]:
     return found
 
 
-def _own(
-    problem: GemmProblem, device: DeviceInfo, own: Sequence[tuple[str, TileConfig]]
-) -> Iterator[tuple[str, Candidate]]:
+def _own(problem: GemmProblem, device: DeviceInfo, own: Sequence[tuple[str, TileConfig]]) -> Iterator[Candidate]:
     """Users' configurations in the ways in which each kernel offers its own for this problem: swapped, packed and cut
     along K as those are, the fastest as predicted first."""
     model = model_of(device)
     for kernel, config in own:
-        module = kernels.named(kernel)
         works: dict[Any, dict[Work, None]] = {}
-        for offered, _, work, swap_ab, packed in module.candidates(problem, device):
-            works.setdefault((offered, swap_ab, packed), {})[work] = None
+        for given, (_, _, work, swap_ab, packed) in kernels.named(kernel).candidates(problem, device):
+            works.setdefault((given, swap_ab, packed), {})[work] = None
         found = [
-            Candidate(given, config, work, swap_ab, packed)
+            Candidate(given, Algorithm(kernel, config, work, swap_ab=swap_ab, packed=packed))
             for (given, swap_ab, packed), of_others in works.items()
             for work in _dealt_out(given, config, device, of_others)
         ]
-        times = [predicted_or_inf(problem, kernel, candidate, model) for candidate in found]
-        yield from ((kernel, found[i]) for i in sorted(range(len(found)), key=times.__getitem__))
+        yield from sorted(found, key=lambda candidate: predicted_or_inf(problem, candidate, model))
 
 
 def _dealt_out(given: GemmProblem, config: TileConfig, device: DeviceInfo, of_others: Iterable[Work]) -> Iterable[Work]:
@@ -134,14 +128,3 @@ def _gives(same: str, problem: GemmProblem, selection: Selection) -> bool:
         return bit_class(problem, selection) == same
     except Exception:  # a user's configuration, of which no kernel can say in which order it sums
         return False
-
-
-def entry_of(selection: Selection) -> Entry:
-    """As a table would hold it, without times."""
-    how = (selection.kernel, selection.config, selection.work, selection.swap_ab, selection.packed)
-    return Entry(*how, 0.0, 0.0, "", "")
-
-
-def _way(selection: Selection) -> tuple[object, ...]:
-    """All of a selection that decides what is launched."""
-    return selection.kernel, selection.config, selection.work, selection.swap_ab, selection.packed

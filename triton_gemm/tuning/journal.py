@@ -21,7 +21,6 @@ from ..problem import GemmProblem
 from ..selection.select import Selection
 from ..tables.files import say_once
 from ..tables.records import plain, text_of
-from .candidates import entry_of
 
 LAUNCHED_S = 60.0  # upper bound of a first launch and its check: the launch itself times out after 10 s
 ENDED = "the process ended, or was ended, during its first launch"
@@ -130,7 +129,7 @@ class Journal:
 
 def _key(problem: GemmProblem, what: Selection | str) -> str:
     """Of a candidate for a problem, or of a problem and a text."""
-    of = what if isinstance(what, str) else plain(entry_of(what))
+    of = what if isinstance(what, str) else plain(what.algorithm)
     return hashlib.sha256(text_of([plain(problem), of]).encode()).hexdigest()[:24]
 
 

@@ -26,6 +26,7 @@ from triton_gemm.compat import CLUSTERS
 from triton_gemm.config import TileConfig
 from triton_gemm.hardware.device import DeviceInfo, device_info
 from triton_gemm.kernels import fma, gemv, portable, skinny, warp_specialised
+from triton_gemm.kernels.candidate import Algorithm
 from triton_gemm.kernels.repack import repacked
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import GemmProblem
@@ -78,8 +79,8 @@ def check(case: Case, selection: Selection, times: int = 1) -> None:
 # --- The warp-specialised kernel ---
 
 
-def persistent(config: TileConfig, schedule: Schedule, **options: object) -> Selection:
-    return Selection("warp_specialised", config, "by a test", schedule, **options)
+def persistent(config: TileConfig, schedule: Schedule, *, precision: str = "half", **options: object) -> Selection:
+    return Selection(Algorithm("warp_specialised", config, schedule, **options), "by a test", precision)
 
 
 FORMS = ((2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (4, 2), (2, 4), (8, 1), (1, 8))
@@ -569,7 +570,7 @@ def test_portable(precision: str, config: TileConfig) -> None:
             lays = [LAYS[(first + i) % len(LAYS)] for i in range(len(LAYS))]
             found = next((found for lay in lays if (found := cases(lay, split_k))), [])
             for case in found:
-                check(case, Selection("portable", config, "by a test", split_k=split_k), times=2)
+                check(case, Selection(Algorithm("portable", config, split_k), "by a test"), times=2)
                 ran += 1
     assert ran, "takes no layout"
 
@@ -580,7 +581,7 @@ def test_portable_in_every_circumstance(split_k: int, name: str) -> None:
     case = circumstance(name, (130, 201, 600), pad=1)
     problem = Operands(case).problem
     legal = [c for c in portable.CONFIGS["half"] if portable.illegal(problem, gpu(), c, split_k) is None]
-    check(case, Selection("portable", legal[0], "by a test", split_k=split_k))
+    check(case, Selection(Algorithm("portable", legal[0], split_k), "by a test"))
 
 
 # --- IEEE fp32 by outer products ---
@@ -590,7 +591,8 @@ IN_TURN = pytest.mark.parametrize("in_turn", [False, True], ids=["last-adds", "i
 
 
 def outer_products(problem: GemmProblem, config: TileConfig, split_k: int, *, swapped: bool = False) -> Selection:
-    return Selection("fma", config, "by a test", None, split_k, swapped, fma.unreadable(problem), "ieee")
+    algorithm = Algorithm("fma", config, split_k, swap_ab=swapped, packed=fma.unreadable(problem))
+    return Selection(algorithm, "by a test", "ieee")
 
 
 def check_fma(case: Case, config: TileConfig, split_k: int, times: int = 1, *, swapped: bool = False) -> None:
@@ -678,7 +680,7 @@ def test_gemv(rows: int, orders: str, dtype: torch.dtype) -> None:
         default, split_k = gemv.default(problem, gpu())
         legal = [config for config in gemv.CONFIGS if gemv.illegal(problem, gpu(), config) is None]
         for config, split in ((default, split_k), (legal[(rows + offset) % len(legal)], 3 if offset else 1)):
-            check(case, Selection("gemv", config, "by a test", split_k=split), times=2)
+            check(case, Selection(Algorithm("gemv", config, split), "by a test"), times=2)
 
 
 @pytest.mark.parametrize("name", CIRCUMSTANCES)
@@ -688,14 +690,14 @@ def test_gemv_in_every_circumstance(name: str) -> None:
         case = circumstance(name, size, pad=1)
         problem = Operands(case).problem
         config, _ = gemv.default(problem.swap_ab() if swapped else problem, gpu())
-        check(case, Selection("gemv", config, "by a test", split_k=2, swap_ab=swapped))
+        check(case, Selection(Algorithm("gemv", config, 2, swapped), "by a test"))
 
 
 # --- Few rows along K ---
 
 
 def few(config: TileConfig, *, swapped: bool) -> Selection:
-    return Selection("skinny", config, "by a test", swap_ab=swapped)
+    return Selection(Algorithm("skinny", config, swap_ab=swapped), "by a test")
 
 
 @pytest.mark.parametrize("config", skinny.CONFIGS, ids=ids)
@@ -755,11 +757,9 @@ MIDDLE_TILES = next(c for c in warp_specialised.CONFIGS if blocks(c)[:2] == (128
 SELECTIONS = {
     "warp-specialised": lambda: persistent(MIDDLE_TILES, Schedule(gpu().num_sms, split_tiles=24, split_k=5)),
     "warp-specialised-whole": lambda: persistent(warp_specialised.CONFIGS[0], Schedule(12)),
-    "portable": lambda: Selection("portable", SMALL_TILES, "by a test", split_k=4),
-    "fma": lambda: Selection("fma", fma.CONFIGS[-1], "by a test", split_k=5, packed=("a", "b"), precision="ieee"),
-    "fma-in-turn": lambda: Selection(
-        "fma", fma.CONFIGS[0], "by a test", split_k=5, packed=("a", "b"), precision="ieee"
-    ),
+    "portable": lambda: Selection(Algorithm("portable", SMALL_TILES, 4), "by a test"),
+    "fma": lambda: Selection(Algorithm("fma", fma.CONFIGS[-1], 5, packed=("a", "b")), "by a test", "ieee"),
+    "fma-in-turn": lambda: Selection(Algorithm("fma", fma.CONFIGS[0], 5, packed=("a", "b")), "by a test", "ieee"),
 }
 
 

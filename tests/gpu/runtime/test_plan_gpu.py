@@ -21,6 +21,7 @@ from tests.support.epilogue_truth import expected
 from tests.support.kernel_cases import bits
 from triton_gemm.functional import api
 from triton_gemm.kernels import warp_specialised
+from triton_gemm.kernels.candidate import Algorithm
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import GemmProblem, Request
 from triton_gemm.runtime import plan, workspace
@@ -222,10 +223,8 @@ def test_a_larger_workspace_takes_the_place_of_one_in_use() -> None:
     a, b = pair((1024, 1024, 2048))
     c = torch.empty(1024, 1024, device="cuda", dtype=a.dtype)
     problem = GemmProblem.of(a, b, c)
-    plans = [
-        plan.GemmPlan(problem, Selection("warp_specialised", config, "by a test", Schedule(128, split, 3)), device)
-        for split in (10, 42)
-    ]
+    algorithms = [Algorithm("warp_specialised", config, Schedule(128, split, 3)) for split in (10, 42)]
+    plans = [plan.GemmPlan(problem, Selection(algorithm, "by a test"), device) for algorithm in algorithms]
     assert plans[0].workspace < workspace.MINIMUM < plans[1].workspace
 
     def launch(which: int) -> torch.Tensor:
@@ -248,6 +247,7 @@ PRIORITIES = """
 import torch
 from triton_gemm.hardware.device import device_info
 from triton_gemm.kernels import warp_specialised
+from triton_gemm.kernels.candidate import Algorithm
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.runtime.plan import GemmPlan
 from triton_gemm.problem import GemmProblem
@@ -257,7 +257,8 @@ device = torch.device("cuda", 0)
 programs = device_info(device).num_sms
 rows = programs // 3  # tiles: as many owners that wait as a launch can have
 config = next(c for c in warp_specialised.CONFIGS if (c.BLOCK_M, c.BLOCK_N) == (128, 128))
-choice = Selection("warp_specialised", config, "by a test", Schedule(programs, split_tiles=rows, split_k=3))
+schedule = Schedule(programs, split_tiles=rows, split_k=3)
+choice = Selection(Algorithm("warp_specialised", config, schedule), "by a test")
 jobs = []
 for priority in (0, -1):
     a, b = (torch.randn(shape, device=device).to(torch.bfloat16) for shape in ((128 * rows, 768), (768, 128)))

@@ -22,6 +22,7 @@ from tests.support.epilogue_truth import expected
 from triton_gemm.functional import api
 from triton_gemm.hardware.device import device_info
 from triton_gemm.kernels import portable
+from triton_gemm.kernels.candidate import Algorithm
 from triton_gemm.ladder import LADDER
 from triton_gemm.runtime import plan, workspace
 from triton_gemm.selection.select import Selection
@@ -147,7 +148,7 @@ def test_a_workspace_that_does_not_fit() -> None:
     """torch's error comes through, and the next call has the bits of the one before."""
     a, b = pair(SPLIT)
     c = empty(a, b)
-    shared = Selection("portable", portable.CONFIGS["half"][0], "by a test", split_k=3)
+    shared = Selection(Algorithm("portable", portable.CONFIGS["half"][0], 3), "by a test")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "selection_for", lambda *_, **__: shared)
         plan.PLANS.clear()

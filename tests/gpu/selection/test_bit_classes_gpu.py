@@ -14,6 +14,7 @@ from tests.support.kernel_cases import Case, Operands, bits
 from triton_gemm.arithmetic import FP8
 from triton_gemm.hardware.device import DeviceInfo, device_info
 from triton_gemm.kernels import KERNELS, warp_specialised
+from triton_gemm.kernels.candidate import Candidate
 from triton_gemm.kernels.schedule import Schedule, clusters_at_once
 from triton_gemm.problem import ACTIVATIONS, GemmProblem
 from triton_gemm.runtime.plan import GemmPlan
@@ -68,9 +69,9 @@ def gpu() -> DeviceInfo:
 def selections(problem: GemmProblem) -> dict[str, list[Selection]]:
     """Of all legal candidates, by class."""
     found = defaultdict(list)
-    for _, kernel, candidate in ranked(problem, gpu()):
-        if illegal(problem, gpu(), kernel, candidate) is None:
-            selection = Selection.of(kernel, candidate, "by a test")
+    for _, candidate in ranked(problem, gpu()):
+        if illegal(problem, gpu(), candidate) is None:
+            selection = Selection.of(candidate, "by a test")
             found[bit_class(problem, selection)].append(selection)
     return found
 
@@ -179,8 +180,8 @@ def with_parts(problem: GemmProblem, parts: int) -> dict[str, dict[str, list[Sel
     """By class, and by who adds them up, what multiplies in so many parts of all tiles: the program that sums them in
     turn, owners, or a second launch."""
     found: dict[str, dict[str, list[Selection]]] = defaultdict(lambda: defaultdict(list))
-    for candidate in warp_specialised.candidates(problem, gpu()):
-        given, config, whole, _, _ = candidate
+    for given, algorithm in warp_specialised.candidates(problem, gpu()):
+        config, whole = algorithm.config, algorithm.work
         if whole.split_tiles:
             continue
         tiles = given.batch * config.tiles(given.M, given.N)
@@ -190,10 +191,10 @@ def with_parts(problem: GemmProblem, parts: int) -> dict[str, dict[str, list[Sel
             "second launch": Schedule(tiles * parts, tiles, parts, reduction=True),
         }
         for who, work in ways.items():
-            cut = candidate._replace(work=work)
+            cut = Candidate(given, algorithm._replace(work=work))
             fits = work.programs <= clusters_at_once(config.ctas, gpu().num_sms)
-            if fits and illegal(problem, gpu(), "warp_specialised", cut) is None:
-                selection = Selection.of("warp_specialised", cut, "by a test")
+            if fits and illegal(problem, gpu(), cut) is None:
+                selection = Selection.of(cut, "by a test")
                 found[bit_class(problem, selection)][who].append(selection)
     return found
 

@@ -224,7 +224,8 @@ def test_a_selection_may_copy_operands_first(packed: tuple[str, ...], swapped: b
     problem = GemmProblem.of(a, b, c)
     choice = plan.selection_of(a, b, c)
     assert choice.kernel == "portable" and not choice.packed
-    made = plan.InterpretedPlan(problem, replace(choice, packed=packed, swap_ab=swapped))
+    algorithm = choice.algorithm._replace(packed=packed, swap_ab=swapped)
+    made = plan.InterpretedPlan(problem, replace(choice, algorithm=algorithm))
     assert len(made.launches) == len(packed) + 1
     made.run(a, b, c)
     truth, bound = expected(a, b, None, mode="fp16", out_dtype=c.dtype)

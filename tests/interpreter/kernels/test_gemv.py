@@ -20,6 +20,7 @@ from triton_gemm.config import TileConfig
 from triton_gemm.hardware.device import INTERPRETER, DeviceInfo, device_of_capability
 from triton_gemm.hardware.device_model import model_of
 from triton_gemm.kernels import gemv
+from triton_gemm.kernels.candidate import Algorithm
 from triton_gemm.kernels.launch import materialise
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
 from triton_gemm.runtime.workspace import COUNTERS
@@ -314,8 +315,9 @@ def test_its_candidates_have_the_narrower_side_as_rows_and_k_in_parts_around_the
         found = list(gemv.candidates(asked, HOPPER))
         given = asked.swap_ab() if N < M else asked
         config, split_k = gemv.default(given, HOPPER)
-        assert all(one[:2] == (given, config) and one.swap_ab == (N < M) for one in found)
-        assert {1, split_k} <= {one.work for one in found}
+        assert {one.problem for one in found} == {given}
+        assert {one.algorithm._replace(work=1) for one in found} == {Algorithm("gemv", config, swap_ab=N < M)}
+        assert {1, split_k} <= {one.algorithm.work for one in found}
     for none in (problem(5, 64, 64, "nn"), problem(1, 64, 64, "nn", torch.float64)):
         assert list(gemv.candidates(none, HOPPER)) == []
 

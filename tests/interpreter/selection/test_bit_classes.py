@@ -17,6 +17,7 @@ from tests.support.fprev import Tree, refined
 from tests.support.kernel_cases import bits
 from triton_gemm.hardware.device import INTERPRETER
 from triton_gemm.kernels import gemv, portable
+from triton_gemm.kernels.candidate import Algorithm
 from triton_gemm.problem import GemmProblem
 from triton_gemm.runtime.plan import InterpretedPlan
 from triton_gemm.selection.bit_classes import bit_class
@@ -75,7 +76,7 @@ def test_equal_classes_give_equal_bits(precision: str, at_once: None) -> None:
     results = defaultdict(list)
     for config in configs(precision):
         for split_k, swap_ab in ((1, False), (1, True), (2, False), (3, True)):
-            selection = Selection("portable", config, "", None, split_k, swap_ab, precision=precision)
+            selection = Selection(Algorithm("portable", config, split_k, swap_ab), "", precision)
             given = problem.swap_ab() if swap_ab else problem
             assert portable.illegal(given, INTERPRETER, config, split_k) is None
             results[bit_class(problem, selection)].append(bits(multiply(a, b, selection)))
@@ -97,7 +98,7 @@ def test_equal_classes_add_in_the_same_tree(precision: str, at_once: None) -> No
     )
     for config in configs(precision)[:2]:
         for split_k in (1, 2):
-            selection = Selection("portable", config, "", None, split_k, precision=precision)
+            selection = Selection(Algorithm("portable", config, split_k), "", precision)
             found = tree(selection, K, 5)
             name = bit_class(problem, selection)
             trees[name].add(found), classes[found].add(name)
@@ -111,15 +112,12 @@ def test_the_tree_of_a_chain_of_instructions(at_once: None) -> None:
     chain: Tree = frozenset(range(16))
     for k in range(16, 64, 16):
         chain = frozenset([chain, *range(k, k + 16)])
-    assert tree(Selection("portable", portable.CONFIGS["half"][-3], ""), 64, 5) == chain
+    assert tree(Selection(Algorithm("portable", portable.CONFIGS["half"][-3]), ""), 64, 5) == chain
 
 
 def test_gemv_adds_in_the_same_tree_for_every_row_and_way_round() -> None:
     problem = GemmProblem.of(*(torch.empty(s) for s in ((2, 64), (64, 8), (2, 8))), precision="ieee")
     config = gemv.Config(2, 16, 8, 1)
-    trees = {
-        split_k: tree(Selection("gemv", config, "", None, split_k, precision="ieee"), 16, 5, 2) for split_k in (1, 2)
-    }
-    assert trees[1] != trees[2]
-    names = {bit_class(problem, Selection("gemv", config, "", None, x, precision="ieee")) for x in (1, 2)}
-    assert len(names) == 2
+    selections = [Selection(Algorithm("gemv", config, split_k), "", "ieee") for split_k in (1, 2)]
+    assert len({tree(selection, 16, 5, 2) for selection in selections}) == 2
+    assert len({bit_class(problem, selection) for selection in selections}) == 2

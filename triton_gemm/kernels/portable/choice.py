@@ -13,7 +13,7 @@ from ...config import REGISTERS_PER_SM
 from ...hardware.device import DeviceInfo
 from ...hardware.device_model import DeviceModel
 from ...problem import GemmProblem
-from ..candidate import Candidate
+from ..candidate import Algorithm, Candidate
 from ..cost_model import ROUNDING, Remembered, average, lines_of, on_busiest_sm, soft_maximum, swap_for_c, traffic
 from .host import CONFIGS, MAX_REGISTERS, Config, itemsize_of_sums, tiles_of, vectors
 
@@ -78,7 +78,7 @@ def candidates(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
     for config in CONFIGS[problem.precision]:
         if _fits(given, config):
             for split_k in _splits(given, config, device):
-                yield Candidate(given, config, split_k, swap_ab)
+                yield Candidate(given, Algorithm("portable", config, split_k, swap_ab))
 
 
 def _fits(problem: GemmProblem, config: Config) -> bool:
@@ -224,7 +224,7 @@ def faster(
             for split_k in _splits(given, config, device):
                 time = _time(on, of, tiles, -(-seen.K // (split_k * config.BLOCK_K)), split_k, model)
                 if time <= limit():
-                    yield time, (0, place), Candidate(given, config, split_k, swap_ab)
+                    yield time, (0, place), Candidate(given, Algorithm("portable", config, split_k, swap_ab))
 
 
 @lru_cache(maxsize=64)

@@ -9,7 +9,7 @@ from ...hardware.device import DeviceInfo
 from ...hardware.device_model import DeviceModel
 from ...problem import GemmProblem
 from .. import repack
-from ..candidate import Candidate
+from ..candidate import Algorithm, Candidate
 from ..cost_model import ROUNDING, SECTOR, pitch
 from ..schedule import Schedule, clusters_at_once
 from .bounds import MAX_PARTS, SHORTEST_PART, floors
@@ -24,10 +24,10 @@ def candidates(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
     for given, swap_ab, packed in _given(problem, device):
         for config in (*listed(given.planes.dtype.itemsize, *_clusters(given)), *widths(given, device.num_sms)):
             if problem.groups:
-                yield Candidate(given, config, Schedule(device.num_sms))
+                yield Candidate(given, Algorithm("warp_specialised", config, Schedule(device.num_sms)))
             elif _fits(given, config):
                 for schedule in schedules(given, config, device):
-                    yield Candidate(given, config, schedule, swap_ab, packed)
+                    yield Candidate(given, Algorithm("warp_specialised", config, schedule, swap_ab, packed))
 
 
 def _given(problem: GemmProblem, device: DeviceInfo) -> Iterator[tuple[GemmProblem, bool, tuple[str, ...]]]:
@@ -135,7 +135,7 @@ def faster(
             for place, config in enumerate(listed(given.planes.dtype.itemsize, False, False)):
                 time = microseconds(given, config, schedule, model)
                 if time <= limit():
-                    yield time, (0, place), Candidate(given, config, schedule)
+                    yield time, (0, place), Candidate(given, Algorithm("warp_specialised", config, schedule))
         return
     for i, (given, swap_ab, packed) in enumerate(_given(problem, device)):
         copying = repack.microseconds(problem, packed, model)
@@ -147,7 +147,8 @@ def faster(
             if _fits(given, of.config):
                 time, schedule = _best_schedule(given, device, of, model, on, room)
                 if copying + time <= limit():
-                    yield copying + time, (i, j), Candidate(given, of.config, schedule, swap_ab, packed)
+                    how = Algorithm("warp_specialised", of.config, schedule, swap_ab, packed)
+                    yield copying + time, (i, j), Candidate(given, how)
 
 
 def _best_schedule(
