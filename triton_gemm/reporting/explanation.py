@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal, get_args, overload
+from inspect import signature
+from typing import Any, Literal, ParamSpec, get_args
 
 import torch
 
@@ -21,6 +23,7 @@ from ..suites.problems import Order, operands_of_sizes
 
 Scales = tuple[torch.Tensor, torch.Tensor] | ScaleKind
 Device = torch.device | str | DeviceInfo
+P = ParamSpec("P")
 
 # What no function takes together.
 _ALONE = {
@@ -28,116 +31,6 @@ _ALONE = {
     "scales": ("activation", "beta", "precision"),
     "beta": ("bias", "activation"),
 }
-
-
-@overload
-def explain(
-    input: torch.Tensor,
-    other: torch.Tensor,
-    *,
-    bias: torch.Tensor | bool | None = None,
-    activation: Activation | None = None,
-    beta: float = 0,
-    groups: torch.Tensor | int | None = None,
-    scales: Scales | None = None,
-    use_fast_accum: bool = False,
-    precision: Precision | None = None,
-    batch_invariant: bool | None = None,
-    out_dtype: torch.dtype | None = None,
-    device: Device | None = None,
-) -> Selection: ...
-
-
-@overload
-def explain(
-    *,
-    M: int,
-    N: int,
-    K: int,
-    dtype: torch.dtype,
-    batch: int = 1,
-    layout: Order = "nn",
-    bias: torch.Tensor | bool | None = None,
-    activation: Activation | None = None,
-    beta: float = 0,
-    groups: torch.Tensor | int | None = None,
-    group_dim: Literal["M", "N", "K"] = "M",
-    scales: Scales | None = None,
-    use_fast_accum: bool = False,
-    precision: Precision | None = None,
-    batch_invariant: bool | None = None,
-    out_dtype: torch.dtype | None = None,
-    device: Device | None = None,
-) -> Selection: ...
-
-
-def explain(
-    input: torch.Tensor | None = None,
-    other: torch.Tensor | None = None,
-    *,
-    M: int | None = None,
-    N: int | None = None,
-    K: int | None = None,
-    dtype: torch.dtype | None = None,
-    batch: int = 1,
-    layout: Order = "nn",
-    bias: torch.Tensor | bool | None = None,
-    activation: Activation | None = None,
-    beta: float = 0,
-    groups: torch.Tensor | int | None = None,
-    group_dim: Literal["M", "N", "K"] = "M",
-    scales: Scales | None = None,
-    use_fast_accum: bool = False,
-    precision: Precision | None = None,
-    batch_invariant: bool | None = None,
-    out_dtype: torch.dtype | None = None,
-    device: Device | None = None,
-) -> Selection:
-    """Which kernel and configuration a product runs on, on which GPU, and why. Nothing is launched.
-
-        print(triton_gemm.explain(a, b))
-        print(triton_gemm.explain(M=4096, N=4096, K=4096, dtype=torch.bfloat16, layout="nt", device="sm_90"))
-
-    The product is that of two tensors, input [.., M, K] and other [.., K, N] or vectors, as `matmul` takes them outside
-    of autocast; or of sizes in elements, M, N and K, and a dtype, in `batch` matrices whose addresses are multiples of
-    16 bytes. layout: how A and B lie in memory then, "n" by rows or "t" by columns, so that "nt" is `linear`'s.
-
-    What else is given says which function is explained, without gradients:
-
-    - `matmul`, `mm`, `bmm`, `mv`: nothing; out_dtype as in `mm`.
-    - `linear(x, weight, ...)`: other = weight.t(), bias = True or the bias itself, activation.
-    - `addmm`, `baddbmm`: bias = their input; or a beta that is not 0, where C itself is read and scaled, as with an
-      input of C's size.
-    - `grouped_matmul`: groups = their number, or offs. With sizes group_dim says which of them is cut into groups, "M"
-      (rows of A), "N" (columns of B) or "K"; that size is the one of all groups together.
-    - `scaled_matmul`: scales = "tensor", "rows" or "blocks", or (scale_a, scale_b); with a bias, use_fast_accum, and
-      out_dtype, by default bf16.
-
-    precision, batch_invariant: as in `matmul`. device: the GPU to choose for, by default that of the tensors, or the
-    current one. "cuda:1" or a torch.device is one that is here; "sm_90" is any of that compute capability, here or not,
-    with 132 multiprocessors; a `DeviceInfo` says all that the choice depends on. Selection.device is its name.
-    Selection.source says what has chosen, the model or a table, and Selection.policy under which policy; nothing is
-    tuned to explain. Selection.model is "calibrated" where the model's figures are those of `calibrate`. Selection.bits
-    is the class of bits: on one GPU, equal ones give equal bits.
-
-    "h100" and "h200" name these GPUs in SXM form, here or not. Where strides make a product several launches, the first
-    is explained.
-
-    Raises what the explained function raises; TypeError unless there are two tensors, or M, N, K and dtype; ValueError
-    for a combination that no function has, and an unknown device; RuntimeError where nothing would be launched, or
-    there is no GPU and none is named.
-    """
-    given = locals()
-    del given["batch_invariant"]
-    arguments.flag("explain", "batch_invariant", batch_invariant, or_none=True)
-    problem, info, of_columns = asked(**given)
-    selection = plan.selection_for(problem, info, invariant=batch_invariant)
-    if selection.source == "model":
-        selection = next_best(problem, info, selection)
-    bits = bit_class(problem, selection)
-    if of_columns:  # they are multiplied as groups of rows of c^T
-        selection = replace(selection, algorithm=selection.algorithm._replace(swap_ab=True))
-    return replace(selection, device=info.name, policy=policies.current().name, bits=bits, model=origin(info))
 
 
 def asked(
@@ -158,11 +51,13 @@ def asked(
     scales: Scales | None = None,
     use_fast_accum: bool = False,
     precision: Precision | None = None,
+    batch_invariant: bool | None = None,
     out_dtype: torch.dtype | None = None,
     device: Device | None = None,
 ) -> tuple[GemmProblem, DeviceInfo, bool]:
     """What `explain` of the same arguments is about, with its errors: a problem, the GPU to choose for, and whether
     groups are of columns."""
+    arguments.flag("explain", "batch_invariant", batch_invariant, or_none=True)
     arguments.count("batch", batch)
     arguments.one_of("explain", "layout", layout, get_args(Order))
     arguments.one_of("explain", "group_dim", group_dim, ("M", "N", "K"))
@@ -204,6 +99,65 @@ def asked(
     else:
         problem = _product(a, b, bias, request)
     return problem, info, groups is not None and a.dim() == 3
+
+
+def _takes(arguments: Callable[P, object]) -> Callable[[Callable[..., Selection]], Callable[P, Selection]]:
+    """Has a function take what `arguments` takes: for people, for tools and for type checkers."""
+
+    def taking(function: Callable[..., Selection]) -> Callable[P, Selection]:
+        own = signature(function).return_annotation
+        function.__signature__ = signature(arguments).replace(return_annotation=own)  # type: ignore[attr-defined]
+        function.__annotations__ = {**arguments.__annotations__, "return": own}
+        arguments.__qualname__ = function.__qualname__  # as Python's own errors name it
+        return function
+
+    return taking
+
+
+@_takes(asked)
+def explain(*operands: Any, **given: Any) -> Selection:
+    """Which kernel and configuration a product runs on, on which GPU, and why. Nothing is launched.
+
+        print(triton_gemm.explain(a, b))
+        print(triton_gemm.explain(M=4096, N=4096, K=4096, dtype=torch.bfloat16, layout="nt", device="sm_90"))
+
+    The product is that of two tensors, input [.., M, K] and other [.., K, N] or vectors, as `matmul` takes them outside
+    of autocast; or of sizes in elements, M, N and K, and a dtype, in `batch` matrices whose addresses are multiples of
+    16 bytes. layout: how A and B lie in memory then, "n" by rows or "t" by columns, so that "nt" is `linear`'s.
+
+    What else is given says which function is explained, without gradients:
+
+    - `matmul`, `mm`, `bmm`, `mv`: nothing; out_dtype as in `mm`.
+    - `linear(x, weight, ...)`: other = weight.t(), bias = True or the bias itself, activation.
+    - `addmm`, `baddbmm`: bias = their input; or a beta that is not 0, where C itself is read and scaled, as with an
+      input of C's size.
+    - `grouped_matmul`: groups = their number, or offs. With sizes group_dim says which of them is cut into groups, "M"
+      (rows of A), "N" (columns of B) or "K"; that size is the one of all groups together.
+    - `scaled_matmul`: scales = "tensor", "rows" or "blocks", or (scale_a, scale_b); with a bias, use_fast_accum, and
+      out_dtype, by default bf16.
+
+    precision, batch_invariant: as in `matmul`. device: the GPU to choose for, by default that of the tensors, or the
+    current one. "cuda:1" or a torch.device is one that is here; "sm_90" is any of that compute capability, here or not,
+    with 132 multiprocessors; a `DeviceInfo` says all that the choice depends on. Selection.device is its name.
+    Selection.source says what has chosen, the model or a table, and Selection.policy under which policy; nothing is
+    tuned to explain. Selection.model is "calibrated" where the model's figures are those of `calibrate`. Selection.bits
+    is the class of bits: on one GPU, equal ones give equal bits.
+
+    "h100" and "h200" name these GPUs in SXM form, here or not. Where strides make a product several launches, the first
+    is explained.
+
+    Raises what the explained function raises; TypeError unless there are two tensors, or M, N, K and dtype; ValueError
+    for a combination that no function has, and an unknown device; RuntimeError where nothing would be launched, or
+    there is no GPU and none is named.
+    """
+    problem, info, of_columns = asked(*operands, **given)
+    selection = plan.selection_for(problem, info, invariant=given.get("batch_invariant"))
+    if selection.source == "model":
+        selection = next_best(problem, info, selection)
+    bits = bit_class(problem, selection)
+    if of_columns:  # they are multiplied as groups of rows of c^T
+        selection = replace(selection, algorithm=selection.algorithm._replace(swap_ab=True))
+    return replace(selection, device=info.name, policy=policies.current().name, bits=bits, model=origin(info))
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | bool | None, request: Request) -> GemmProblem:
