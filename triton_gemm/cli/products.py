@@ -10,9 +10,9 @@ import torch
 
 from ..arithmetic import DTYPES
 from ..hardware.device import INTERPRETER
-from ..problem import GemmProblem
+from ..problem import GemmProblem, Order
 from ..suites import SUITES
-from ..suites.problems import Order, gemm_problem
+from ..suites.problems import gemm_problem
 from . import output, words
 
 

@@ -13,10 +13,9 @@ import typer
 from ..arithmetic import DTYPES, SCALED, default_arithmetic
 from ..hardware.device import DeviceInfo, current_device_info, device_info
 from ..hardware.device_model import NAMES, named_device
-from ..problem import GemmProblem
+from ..problem import GemmProblem, Order
 from ..reporting import explanation
 from ..suites import SUITES
-from ..suites.problems import Order
 from ..tables import files
 from ..tables.records import LARGEST, read
 from .output import wrong_call

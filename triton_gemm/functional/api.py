@@ -229,8 +229,7 @@ def baddbmm(
     All three are fp32, fp16, bf16 or fp64, of one dtype, on one GPU, of any strides. out_dtype: torch.float32 for fp16
     and bf16, whose fp32 sums are then not rounded; input may be fp32 then. The rest is as in `matmul`: out, precision,
     batch_invariant, derivatives in all three tensors. Raises as `matmul`: RuntimeError, TypeError (also for a beta that
-    is no number), NotImplementedError (also for int8) or ValueError;
-    and IndexError for 0-D operands.
+    is no number), NotImplementedError (also for int8) or ValueError; and IndexError for 0-D operands.
     """
     arguments.tensors("baddbmm", input=input, batch1=batch1, batch2=batch2)
     beta, alpha = arguments.number("baddbmm", "beta", beta), arguments.number("baddbmm", "alpha", alpha)

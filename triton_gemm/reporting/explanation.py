@@ -15,11 +15,10 @@ from ..compat import INTERPRETED
 from ..functional import ops, rules, scaled
 from ..hardware.device import INTERPRETER, DeviceInfo, device_info
 from ..hardware.device_model import NAMES, named_device, origin
-from ..problem import Activation, GemmProblem, Request
+from ..problem import Activation, GemmProblem, Order, Request, operands_of_sizes
 from ..runtime import plan, policies
 from ..selection.bit_classes import bit_class
 from ..selection.select import Selection, next_best
-from ..suites.problems import Order, operands_of_sizes
 
 Scales = tuple[torch.Tensor, torch.Tensor] | ScaleKind
 Device = torch.device | str | DeviceInfo

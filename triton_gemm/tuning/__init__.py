@@ -22,12 +22,11 @@ from ..arithmetic import DTYPES, result_dtype
 from ..compat import free_in_children
 from ..hardware.device import DeviceInfo, device_info
 from ..hardware.silicon import Silicon
-from ..problem import GemmProblem, Request
+from ..problem import GemmProblem, Order, Request, operands_of_sizes
 from ..runtime import policies
 from ..selection import generation
 from ..selection.bit_classes import bit_class
 from ..selection.select import Selection
-from ..suites.problems import Order, operands_of_sizes
 from ..tables.files import BITS, TRITON, Bits
 from .recording import read_shapes, record_shapes
 from .report import Measure, Progress, ShapeReport, TuningReport
