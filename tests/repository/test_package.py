@@ -15,6 +15,7 @@ import zipfile
 from dataclasses import dataclass
 from email import message_from_bytes
 from email.message import Message
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -139,9 +140,6 @@ def test_the_wheel_asks_for_little_more_than_torch_and_triton(wheel: Wheel) -> N
     assert set(wheel.metadata.get_all("Provides-Extra", [])) == {"cli", "interpreter", "dev"}
 
 
-OF_DISTRIBUTION = {"importlinter": "import-linter"}  # whose names differ
-
-
 def test_dev_brings_what_the_repository_imports(source: Path, wheel: Wheel) -> None:
     required = {re.split(r"[^\w-]", line)[0] for line in wheel.metadata.get_all("Requires-Dist", [])}
     imported: set[str] = set()
@@ -153,8 +151,8 @@ def test_dev_brings_what_the_repository_imports(source: Path, wheel: Wheel) -> N
                 imported.add(node.module.split(".")[0])
     others = imported - sys.stdlib_module_names - set(TREES)
     assert {"rich", "hypothesis", "numpy"} <= others
-    others = {OF_DISTRIBUTION.get(name, name) for name in others}
-    assert others - {"mpl_toolkits"} <= required  # a part of matplotlib
+    distributions = packages_distributions()
+    assert {distribution for name in others for distribution in distributions.get(name, [name])} <= required
 
 
 def test_the_description_stands_alone(wheel: Wheel) -> None:
