@@ -10,7 +10,8 @@ import torch
 
 from ..arithmetic import DTYPES
 from ..hardware.device import INTERPRETER
-from ..problem import GemmProblem, Order
+from ..operands import Order
+from ..problem import GemmProblem
 from ..suites import SUITES
 from ..suites.problems import gemm_problem
 from . import output, words

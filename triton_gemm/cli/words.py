@@ -13,7 +13,8 @@ import typer
 from ..arithmetic import DTYPES, SCALED, default_arithmetic
 from ..hardware.device import DeviceInfo, current_device_info, device_info
 from ..hardware.device_model import NAMES, named_device
-from ..problem import GemmProblem, Order
+from ..operands import Order
+from ..problem import GemmProblem
 from ..reporting import explanation
 from ..suites import SUITES
 from ..tables import files

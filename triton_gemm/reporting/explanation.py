@@ -15,7 +15,8 @@ from ..compat import INTERPRETED
 from ..functional import ops, rules, scaled
 from ..hardware.device import INTERPRETER, DeviceInfo, device_info
 from ..hardware.device_model import NAMES, named_device, origin
-from ..problem import Activation, GemmProblem, Order, Request, operands_of_sizes
+from ..operands import Order, operands_of_sizes
+from ..problem import Activation, GemmProblem, Request
 from ..runtime import plan, policies
 from ..selection.bit_classes import bit_class
 from ..selection.select import Selection, next_best

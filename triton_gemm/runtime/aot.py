@@ -20,7 +20,7 @@ import torch
 import triton
 
 from ..compat import JITFunction, compile_kernel
-from ..problem import operands_of_sizes
+from ..operands import operands_of_sizes
 
 
 @dataclass(frozen=True)

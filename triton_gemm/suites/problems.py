@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from ..arithmetic import ARITHMETICS, result_dtype
-from ..problem import GemmProblem, matrix_without_memory
+from ..operands import matrix_without_memory
+from ..problem import GemmProblem
 from .shapes import Shape
 
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -22,7 +22,8 @@ from ..arithmetic import DTYPES, result_dtype
 from ..compat import free_in_children
 from ..hardware.device import DeviceInfo, device_info
 from ..hardware.silicon import Silicon
-from ..problem import GemmProblem, Order, Request, operands_of_sizes
+from ..operands import Order, operands_of_sizes
+from ..problem import GemmProblem, Request
 from ..runtime import policies
 from ..selection import generation
 from ..selection.bit_classes import bit_class

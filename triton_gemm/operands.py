@@ -1,0 +1,36 @@
+"""Operands of given sizes without memory, on `meta`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from . import arguments
+
+Order = Literal["nn", "nt", "tn", "tt"]  # of A and B in memory: n by rows, t by columns
+
+
+def operands_of_sizes(
+    M: int, N: int, K: int, dtype: torch.dtype, layout: str, batch_a: int | None = None, batch_b: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A [(batch_a,) M, K] and B [(batch_b,) K, N] on `meta`. TypeError or ValueError for what is no size or dtype."""
+    for name, size in (("M", M), ("N", N), ("K", K)):
+        arguments.count(name, size)
+    arguments.dtype(dtype, "dtype")
+    a, b = (() if batch is None else (batch,) for batch in (batch_a, batch_b))
+    return matrix_without_memory((*a, M, K), layout[0], dtype), matrix_without_memory((*b, K, N), layout[1], dtype)
+
+
+def matrix_without_memory(
+    shape: tuple[int, ...], order: str, dtype: torch.dtype, pad: int = 0, offset: int = 0
+) -> torch.Tensor:
+    """On `meta`, by rows ("n") or columns ("t"), which are `pad` elements longer in memory; it begins at `offset`."""
+    if order == "t":
+        return matrix_without_memory((*shape[:-2], shape[-1], shape[-2]), "n", dtype, pad, offset).mT
+    *batch, rows, columns = shape
+    sizes = (*batch, rows, columns + pad)
+    memory = torch.empty(sizes, dtype=dtype, device="meta")
+    if offset:
+        memory = torch.empty(memory.numel() + offset, dtype=dtype, device="meta")[offset:].view(sizes)
+    return memory[..., :columns]
