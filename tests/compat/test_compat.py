@@ -511,7 +511,17 @@ USES: dict[str, Callable[[], None]] = {
 # Public names of Gluon that 3.9 changed, and device functions: every kernel's tests use them.
 PUBLIC = {
     *("INTERPRETED", "TFLOAT32", "async_load", "reinterpret", "tma_load", "tma_store"),
-    *("dot_operand", "multiply_add", "number", "power_of_two", "prefetch", "reciprocal", "round_tf32", "round_to"),
+    *(
+        "dot_operand",
+        "multiplies_block_scaled",
+        "multiply_add",
+        "number",
+        "power_of_two",
+        "prefetch",
+        "reciprocal",
+        "round_tf32",
+        "round_to",
+    ),
 }
 
 

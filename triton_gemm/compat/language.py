@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
+from typing import Any
 
 try:
     import triton
@@ -124,3 +125,13 @@ def prefetch(pointers, INTERPRETED: tl.constexpr = _INTERPRETED):
     if not INTERPRETED:
         asm: tl.constexpr = "prefetch.global.L2 [$1]; mov.b32 $0, 0;"
         tl.inline_asm_elementwise(asm, "=r,l", [pointers.to(tl.int64)], tl.int32, is_pure=False, pack=1)
+
+
+def multiplies_block_scaled(_semantic: Any = None) -> tl.constexpr:
+    """Whether a kernel is compiled for compute capability 12.0, where GeForce has its full rate in fp8 with scales of
+    blocks only. False in the interpreter. For 12.1 Triton 3.7 makes bf16 of such products."""
+    arch = None if _semantic is None else _semantic.builder.options.arch
+    return tl.constexpr(arch is not None and arch == "sm120")
+
+
+multiplies_block_scaled.__triton_builtin__ = True  # type: ignore[attr-defined]

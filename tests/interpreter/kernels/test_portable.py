@@ -292,6 +292,33 @@ def test_every_fp8_there_is(dtype: torch.dtype) -> None:
     assert torch.equal(c.nan_to_num(9e9), b.float().nan_to_num(9e9))
 
 
+@pytest.mark.skipif(not hasattr(InterpreterBuilder, "create_dot_scaled"), reason="the interpreter has it from 3.9 on")
+@pytest.mark.parametrize("kind", [kind for kind in KINDS_8 if kind.startswith("fp8")])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_block_scales_of_one_give_the_same_bits_as_none(
+    kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As tensor cores of 12.0 multiply fp8: all products of two numbers, and sums that no order rounds. Triton 3.9's
+    interpreter makes zeros of e5m2's subnormals for scales of blocks; these are left out."""
+    how, bits = KINDS_8[kind], torch.arange(256, dtype=torch.uint8)
+    every = (bits if dtype == torch.float8_e4m3fn else torch.where(bits & 0x7C > 0, bits, 0)).view(dtype)
+    integers = (torch.randint(-8, 9, size).to(dtype) for size in ((130, 260), (260, 140)))
+    for a, b in ((every.view(256, 1), every.view(1, 256)), tuple(integers)):
+        problem = GemmProblem.of(
+            a, b, torch.empty(len(a), b.shape[1]), precision=how.get("precision"), scales=how["scales"]
+        )
+        found = []
+        for block_scaled in (False, True):
+            monkeypatch.setattr(portable.kernel, "multiplies_block_scaled", lambda made=block_scaled: made)
+            operands = {"a": a, "b": b, "c": torch.full((len(a), b.shape[1]), NAN)}
+            operands |= {"a_scale": torch.ones(len(a), 3), "b_scale": torch.ones(3, b.shape[1])}
+            for launch in portable.launches(problem, TILES_8):
+                run(launch, operands, alpha=1.0, beta=0.0)
+            found.append(operands["c"])
+        assert torch.equal(found[0].isnan(), found[1].isnan())
+        assert torch.equal(*(c.nan_to_num(9e9).view(torch.int32) for c in found))
+
+
 # --- Batches ---
 
 
