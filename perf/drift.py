@@ -37,7 +37,7 @@ try:
     from triton_gemm.arithmetic import ARITHMETICS, HALF, IEEE, TF32, Arithmetic
     from triton_gemm.config import TileConfig
     from triton_gemm.hardware.device import DeviceInfo
-    from triton_gemm.hardware.device_model import named_device
+    from triton_gemm.hardware.gpus import named_device
     from triton_gemm.kernels import reduction
     from triton_gemm.kernels.candidate import Work
     from triton_gemm.kernels.launch import Launch, materialise
@@ -315,7 +315,7 @@ def _of_kernel(kernel: str, arithmetic: Arithmetic, device: DeviceInfo) -> Itera
             works: dict[TileConfig, list[Work]] = {}
             for algorithm in offers:
                 works.setdefault(algorithm.config, [whole]).append(algorithm.work)
-            for config in (*works, *_listed(kernel, made)):
+            for config in (*works, *_listed(kernel, made, device)):
                 found = from_offers if config in works else from_lists
                 legal = (w for w in works.get(config, [whole]) if module.illegal(made, device, config, w) is None)
                 work = None if config in found else next(legal, None)
@@ -325,11 +325,12 @@ def _of_kernel(kernel: str, arithmetic: Arithmetic, device: DeviceInfo) -> Itera
     yield from (from_lists | from_offers).values()
 
 
-def _listed(kernel: str, made: GemmProblem) -> Sequence[TileConfig]:
+def _listed(kernel: str, made: GemmProblem, device: DeviceInfo) -> Sequence[TileConfig]:
     if kernel == "warp_specialised":
         return listed(made.dtype.itemsize, clusters=True, long_sums=False)
-    configs = kernels.named(kernel).CONFIGS
-    found: Sequence[TileConfig] = configs[made.precision] if isinstance(configs, dict) else configs
+    if kernel == "portable":
+        return kernels.portable.configs(made.precision, device.capability)
+    found: Sequence[TileConfig] = kernels.named(kernel).CONFIGS
     return found
 
 

@@ -28,7 +28,7 @@ import torch
 import triton
 
 import triton_gemm
-from triton_gemm.hardware.device_model import named_device
+from triton_gemm.hardware.gpus import named_device
 from triton_gemm.problem import GemmProblem
 from triton_gemm.runtime import policies
 from triton_gemm.selection.bit_classes import bit_class

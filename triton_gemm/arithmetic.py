@@ -76,6 +76,13 @@ class Arithmetic:
         return capability in ((8, 0), (9, 0)) if self.instruction == "dmma" else self.instruction == "mma"
 
     @property
+    def unit(self) -> str:
+        """What multiplies, as data sheets tell their peaks apart: "ieee", "tf32", "half", "fp64", "fp8" or "int8"."""
+        if self.planes:
+            return "half" if self.planes.dtype == torch.bfloat16 else "tf32"
+        return self.name.removesuffix(" fast")
+
+    @property
     def k_major(self) -> bool:
         """Whether wgmma reads operands in shared memory K-major only: all but those of 16 bits."""
         dtype = self.planes.dtype if self.planes else self.dtypes[0]

@@ -10,6 +10,7 @@ from .hardware.device import DeviceInfo
 
 REGISTERS_PER_SM = 65_536
 MAX_REGISTERS_PER_THREAD = 255
+ASYNCHRONOUS = (9, 10, 11)  # compute capabilities, by major version, whose tensor cores have `wgmma` or `tcgen05`
 
 # Options of every launch. Triton up to 3.9 fuses a multiplication with an addition unless told otherwise, from 3.10 on
 # only if told: said here, results and speed are the same with both.
@@ -35,12 +36,18 @@ class TileConfig:
         """Tiles of a matrix [M, N]."""
         return -(-M // self.BLOCK_M) * -(-N // self.BLOCK_N)
 
-    def shared_memory(self, itemsize: int, out_itemsize: int = 0) -> int:
-        """Bytes of shared memory for `num_stages` tiles of A and of B whose elements have `itemsize` bytes, and for
-        one tile of C with `out_itemsize`. An upper bound: without `wgmma`, Triton makes do with a stage less."""
+    def buffers(self, capability: tuple[int, int]) -> int:
+        """Tiles of A and of B in shared memory, in Triton's pipeline. `mma`, which waits for what it reads, takes one
+        less than the stages; `wgmma` and `tcgen05` read while the next tile is loaded."""
+        return self.num_stages if capability[0] in ASYNCHRONOUS else max(1, self.num_stages - 1)
+
+    def shared_memory(self, itemsize: int, out_itemsize: int = 0, buffers: int | None = None) -> int:
+        """Bytes of shared memory for `buffers` tiles of A and of B, by default `num_stages`, whose elements have
+        `itemsize` bytes, and for one tile of C with `out_itemsize`. An upper bound."""
         stage = (self.BLOCK_M + self.BLOCK_N) * self.BLOCK_K * itemsize
         barriers = 256  # mbarriers, and what warp specialisation keeps of its own
-        return self.num_stages * stage + barriers + self.BLOCK_M * self.BLOCK_N * out_itemsize
+        tiles = self.num_stages if buffers is None else buffers
+        return tiles * stage + barriers + self.BLOCK_M * self.BLOCK_N * out_itemsize
 
     def accumulators(self, sum_itemsize: int = 4) -> int:
         """Registers of a thread that hold sums of so many bytes."""
@@ -57,19 +64,21 @@ class TileConfig:
         staged_outputs: int = 0,
         reads_output: bool = False,
         aligned: bool = True,
+        buffers: int | None = None,
     ) -> str | None:
         """Why `device` cannot run this configuration, or None if it can.
 
         itemsize, out_itemsize: bytes of an element of A and B, and of C; sum_itemsize: bytes of the sums kept for
         each; tensor_cores: whether they multiply; staged_outputs: tiles of C that lie in shared memory beside those of
-        A and B; reads_output: whether beta C is added; aligned: whether operands can be moved 16 bytes at a time.
+        A and B; reads_output: whether beta C is added; aligned: whether operands can be moved 16 bytes at a time;
+        buffers: as for `shared_memory`.
 
         Of a thread's registers accumulators may take half where tensor cores read operands from shared memory, a
         quarter where FFMAs read them from registers or C comes back beside them, and an eighth where every element
         is moved by itself and wants an address and a predicate. On sm_100 accumulators live in tensor memory and
         pass through registers beside the converted tile. Above these ptxas spills.
         """
-        shared = self.shared_memory(itemsize, staged_outputs * out_itemsize)
+        shared = self.shared_memory(itemsize, staged_outputs * out_itemsize, buffers)
         if shared > device.shared_memory:
             return f"needs {shared} bytes of shared memory, {device.name} has {device.shared_memory}"
         registers = min(MAX_REGISTERS_PER_THREAD + 1, REGISTERS_PER_SM // (32 * self.num_warps))

@@ -22,7 +22,7 @@ from perf.measure import environment
 from perf.measure.environment import Environment
 from perf.measure.numerics import mode_of
 from perf.measure.operands import MODE_DTYPES
-from perf.measure.roofline import FLOP_PER_CLOCK
+from perf.measure.roofline import TYPICAL
 from triton_gemm.config import GemmConfig
 from triton_gemm.ladder import LADDER, Rung
 from triton_gemm.ladder.command import spelled
@@ -161,7 +161,7 @@ def _tuning(record: Record, rung: Rung, entry: TunedRung) -> Tuning:
 
 def _clocks(config: GemmConfig, facts: TunedConfig, entry: TunedRung, made: Environment) -> float | None:
     major, minor = made["capability"]
-    if facts.blocks_per_sm is None or (major, minor) not in FLOP_PER_CLOCK:
+    if facts.blocks_per_sm is None or (major, minor) not in TYPICAL:
         return None
     itemsize, size = MODE_DTYPES[entry.mode].itemsize, (entry.M, entry.N, entry.K)
     num_sms, blocks = made["num_sms"], facts.blocks_per_sm

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from perf.measure import roofline
 from perf.measure.roofline import Capability
 from triton_gemm.config import REGISTERS_PER_SM, GemmConfig
+from triton_gemm.hardware.device import SHARED_MEMORY
+from triton_gemm.hardware.device_model import RESERVED
 
-SHARED_PER_SM = {(8, 0): 167_936, (8, 9): 102_400, (9, 0): 233_472, (10, 0): 233_472, (12, 0): 102_400}
 THREADS_PER_SM = {(8, 0): 2048, (8, 9): 1536, (9, 0): 2048, (10, 0): 2048, (12, 0): 1536}
 BLOCKS_PER_SM = {(8, 0): 32, (8, 9): 24, (9, 0): 32, (10, 0): 32, (12, 0): 24}
 LATENCY_CLOCKS = 600  # of a load from memory, the low end; what k06's header says of it
-SHARED_PER_BLOCK_RESERVED = 1024  # the driver's own; Programming Guide, "Shared Memory" of compute capability 8.x
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def ceiling(config: GemmConfig, mode: str, itemsize: int, capability: Capability
     gpu = roofline.TYPICAL[capability]
     found = limits(config, mode, itemsize, capability)
     limit = min(found, key=lambda name: found[name])
-    return Ceiling(found[limit] * gpu.num_sms * gpu.clock_ghz / 1e3, found[limit] / found["units"], limit)
+    return Ceiling(found[limit] * gpu.num_sms * gpu.clock / 1e6, found[limit] / found["units"], limit)
 
 
 def limits(
@@ -49,7 +49,7 @@ def limits(
     """FLOP a clock and SM that the units and each path of operands allow; sustained: with an SM's share of L2 where
     all read at once, and shared memory that serves each thread by itself. It serves two lanes at once whose 16 bytes
     are the same."""
-    peak = float(roofline.FLOP_PER_CLOCK[capability][mode])
+    peak = roofline.flop_per_clock(roofline.TYPICAL[capability], mode)
     if config.BLOCK_M is None or config.BLOCK_N is None:
         return {"units": peak, "L1": 2 * 32 / strip_wavefronts(config)}
     l2 = roofline.L2_SHARE_PER_CLOCK if sustained else roofline.L2_BYTES_PER_CLOCK
@@ -127,5 +127,5 @@ def blocks_per_sm(registers: int, shared: int, num_warps: int, capability: Capab
     """How many blocks fit an SM at once. A warp is given registers 256 at a time, 8 a thread."""
     threads = 32 * num_warps
     by_registers = REGISTERS_PER_SM // (8 * max(1, math.ceil(registers / 8)) * threads)
-    by_shared = SHARED_PER_SM[capability] // (shared + SHARED_PER_BLOCK_RESERVED)
+    by_shared = (SHARED_MEMORY[capability] + RESERVED) // (shared + RESERVED)
     return min(by_registers, by_shared, THREADS_PER_SM[capability] // threads, BLOCKS_PER_SM[capability])

@@ -230,8 +230,9 @@ def roofs(record: Record) -> tuple[float | None, list[Roof]]:
     clock = ceilings.sm_clock_mhz if ceilings else None
     compute = []
     major, minor = record.environment.get("capability", (0, 0))
-    if clock and (major, minor) in roofline.FLOP_PER_CLOCK and "ieee" in modes(record):
-        peak = roofline.unit_peak_tflops((major, minor), "ieee", record.environment["num_sms"], clock / 1e3)
+    gpu = roofline.TYPICAL.get((major, minor))
+    if clock and gpu and "ieee" in modes(record):
+        peak = record.environment["num_sms"] * roofline.flop_per_clock(gpu, "ieee") * clock / 1e6
         compute.append(Roof(label=f"FFMA units at {clock:.0f} MHz", tflops=peak))
     for mode in (mode for mode in modes(record) if mode != "bf16"):
         points = [point for problem in squares(record, mode).values() for point in _points(problem, CUBLAS)]

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from perf.measure import environment, timer
+from triton_gemm.hardware.device import DeviceInfo
+from triton_gemm.hardware.gpus import named_device, per_clock
 
 Capability = tuple[int, int]
 
-# Dense FLOP a clock and SM, by compute capability and precision class; fp32 sums throughout. "ieee" is FFMA: 64 or
-# 128 lanes of 2. CUDA C++ Programming Guide, "Arithmetic Instructions" (FFMA), and NVIDIA's architecture papers,
-# peak rate / (SMs x boost clock): A100, RTX 4090, H100 SXM, B200, RTX 5090.
-FLOP_PER_CLOCK: dict[Capability, dict[str, int]] = {
-    (8, 0): {"ieee": 128, "tf32": 1024, "fp16": 2048, "bf16": 2048},
-    (8, 6): {"ieee": 256, "tf32": 256, "fp16": 512, "bf16": 512},
-    (8, 9): {"ieee": 256, "tf32": 256, "fp16": 512, "bf16": 512},
-    (9, 0): {"ieee": 256, "tf32": 2048, "fp16": 4096, "bf16": 4096},
-    (10, 0): {"ieee": 256, "tf32": 4096, "fp16": 8192, "bf16": 8192},
-    (12, 0): {"ieee": 256, "tf32": 256, "fp16": 512, "bf16": 512},
-}
 SHARED_BYTES_PER_CLOCK = 128  # 32 banks of 4 bytes an SM; Programming Guide, "Shared Memory"
 L2_BYTES_PER_CLOCK = 64  # the width of an SM's port
 L2_SHARE_PER_CLOCK = 5120 / 108  # an SM's share of L2's read bandwidth; NVIDIA A100 whitepaper, taken for all
@@ -32,27 +22,13 @@ SUSPICIOUS_TFLOPS = 900
 HOPPERS = ("H100", "H200")  # in their names; of one speed, but for the memory
 
 
-@dataclass(frozen=True)
-class TypicalGpu:
-    """A GPU of an architecture, for predictions where there is none: datasheet SMs, boost clock (GHz)."""
-
-    name: str
-    num_sms: int
-    clock_ghz: float
+# GPUs of architectures, for predictions where there is none.
+TYPICAL = {gpu.capability: gpu for gpu in map(named_device, ("a100", "rtx4090", "h100", "b200", "rtx5090"))}
 
 
-TYPICAL: dict[Capability, TypicalGpu] = {
-    (8, 0): TypicalGpu("A100 SXM", 108, 1.41),
-    (8, 9): TypicalGpu("RTX 4090", 128, 2.52),
-    (9, 0): TypicalGpu("H100 SXM", 132, 1.83),
-    (10, 0): TypicalGpu("B200", 148, 1.85),
-    (12, 0): TypicalGpu("RTX 5090", 170, 2.41),
-}
-
-
-def unit_peak_tflops(capability: Capability, mode: str, num_sms: int, clock_ghz: float) -> float:
-    """The arithmetic units' peak: SMs x FLOP a clock x clock."""
-    return num_sms * FLOP_PER_CLOCK[capability][mode] * clock_ghz / 1e3
+def flop_per_clock(gpu: DeviceInfo, mode: str) -> float:
+    """Of an SM's arithmetic units, dense, in a precision of the ladder."""
+    return 2 * per_clock(gpu, {"fp16": "half", "bf16": "half"}.get(mode, mode))
 
 
 def intensity(M: int, N: int, K: int, itemsize: int, out_itemsize: int | None = None) -> float:

@@ -28,7 +28,7 @@ from triton_gemm import cli, tables
 from triton_gemm.cli import output, products, source_tree, words
 from triton_gemm.cli.app import app
 from triton_gemm.hardware import nvml
-from triton_gemm.hardware.device_model import named_device
+from triton_gemm.hardware.gpus import named_device
 from triton_gemm.hardware.silicon import Silicon
 from triton_gemm.problem import GemmProblem
 from triton_gemm.reporting import doctor
@@ -98,7 +98,7 @@ def test_help_shows_every_command_in_plain_words() -> None:
         ("explain 16 x 4096 --device h200", "Invalid value for 'N'"),
         ("explain 1 2 3 --layout qq --device h200", "'qq' is not one of"),
         ("explain 1 2 3 --dtype fp4 --device h200", "--dtype: 'fp4' is none of fp32, fp16, bf16"),
-        ("explain 1 2 3 --device h300", "--device: 'h300' is none of h100, h200, sm_75"),
+        ("explain 1 2 3 --device h300", "--device: 'h300' is none of a100, a10, l4"),
         ("explain 1 2 3 --device cuda:7", "there is no cuda:7 here"),
         ("explain 1 2 3 --device absent.json", "absent.json holds no GPU"),
         ("explain 1 2 3 --device h200 --precision tf32", "precision"),
@@ -507,7 +507,8 @@ def test_warmup_says_what_was_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path
     shown = words_of("warmup", *shapes, "--arch", "sm_90", "--out", tmp_path)
     assert "3 kernels for 2 products" in shown and "1 compiled in 4 s, 2 were there" in shown
     assert "the launcher: there is no C compiler" in shown
-    assert asked["devices"] == ["NVIDIA H100 80GB HBM3", "NVIDIA H200", "sm_90"] and asked["cache"] == tmp_path
+    hoppers = ["NVIDIA H20", "NVIDIA H100 PCIe", "NVIDIA H100 80GB HBM3", "NVIDIA H200", "sm_90"]
+    assert asked["devices"] == hoppers and asked["cache"] == tmp_path
     assert [problem.batch for problem in asked["problems"]] == [1, 2]
     assert call("warmup", "--suite", "square", "--device", "h200").exit_code == 0
     assert len(asked["problems"]) == len(SUITES["square"].shapes)

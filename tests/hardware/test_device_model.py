@@ -6,11 +6,11 @@ import json
 from dataclasses import replace
 
 import pytest
-import torch
 
-from triton_gemm import explain, kernels
+from triton_gemm import kernels
 from triton_gemm.hardware.device import SHARED_MEMORY, DeviceInfo, device_of_capability
-from triton_gemm.hardware.device_model import BASE, FILE, NAMES, DeviceModel, measured, model_of, named_device
+from triton_gemm.hardware.device_model import BASE, FILE, DeviceModel, measured, model_of
+from triton_gemm.hardware.gpus import l2_bandwidth, rate
 
 H100 = DeviceInfo(BASE, (9, 0), 132, SHARED_MEMORY[9, 0])
 
@@ -29,29 +29,20 @@ def test_a_stand_in_for_hopper_is_an_h100() -> None:
     assert (ours.l2, ours.tensor, ours.launch) == (base.l2, base.tensor, base.launch)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_gpus_have_names(name: str) -> None:
-    device = named_device(name)
-    if name.startswith("sm_"):
-        assert device == device_of_capability(device.capability)
-    else:
-        assert model_of(device) is measured()[device.name] and name.upper() in device.name
-        assert device.bandwidth == measured()[device.name].bandwidth
-    if device.capability >= (8, 0):
-        assert explain(M=512, N=512, K=512, dtype=torch.float16, device=name).device == device.name
-
-
-def test_a_gpu_without_a_name_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"device must be one of sm_75, .*, h100, h200, not 'h300'"):
-        named_device("h300")
-
-
 @pytest.mark.parametrize("capability", [capability for capability in SHARED_MEMORY if capability >= (8, 0)], ids=str)
-def test_others_are_scaled_by_memory_and_multiprocessors(capability: tuple[int, int]) -> None:
+def test_others_are_scaled_by_memory_multiprocessors_and_peaks(capability: tuple[int, int]) -> None:
     base, gpu = measured()[BASE], replace(device_of_capability(capability), num_sms=66)
-    model = model_of(gpu)
-    assert model.l2 == pytest.approx(base.l2 / 2) and model.tensor == pytest.approx(base.tensor / 2)
-    assert model.source.startswith("scaled from ")
+    model, peak = model_of(gpu), rate(gpu, "half")
+    l2 = l2_bandwidth(gpu)
+    assert model.l2 == pytest.approx(l2 / 128 if l2 else base.l2 / 2)
+    assert model.tensor == pytest.approx(base.tensor / 2 * peak / rate(H100, "half"))
+    assert model.source.startswith("scaled from ") and model.capability == capability
+    assert model.shared_memory_per_sm == {164: 164, 100: 100, 228: 228}[(gpu.shared_memory >> 10) + 1] << 10
+    of_sm, of_warp = model.kernels["portable"]["products"]["half"]
+    if capability == (9, 0):
+        assert [of_sm, of_warp] == base.kernels["portable"]["products"]["half"]
+    else:
+        assert (of_sm, of_warp) == (peak, peak / 4)
     known = model_of(replace(gpu, bandwidth=base.bandwidth / 4))
     assert known.memory == pytest.approx(base.memory / 4)
 

@@ -67,7 +67,7 @@ class Circumstance:
         problem, device = self.problem(precision), device_of_capability(capability)
         return [
             config
-            for config in portable.CONFIGS[precision]
+            for config in portable.configs(precision, capability)
             if portable.illegal(problem, device, config, self.split_k) is None
         ]
 
@@ -86,6 +86,9 @@ class Circumstance:
 TILE = portable.Config(BLOCK_M=64, BLOCK_N=64, BLOCK_K=64, num_warps=4, num_stages=3)
 ALIGNED = Circumstance((512, 768, 1024))
 CIRCUMSTANCES = {
+    "aligned": ALIGNED,
+    "k-major": replace(ALIGNED, orders="ntn"),
+    "k-major-int32": replace(ALIGNED, orders="ntn", out_dtype=torch.int32),
     "odd": Circumstance((509, 767, 1021)),
     "odd-transposed": Circumstance((509, 767, 1021), "tnt"),
     "even": Circumstance((510, 770, 1002), "ntn"),
@@ -138,7 +141,8 @@ def assert_fits(gemm: aot.Compiled, config: TileConfig, itemsize: int, capabilit
     assert gemm.spills == 0
     assert gemm.registers <= MAX_REGISTERS_PER_THREAD
     assert gemm.shared <= SHARED_MEMORY[capability], "does not fit the GPU"
-    assert gemm.shared <= config.shared_memory(itemsize), "needs more than TileConfig.shared_memory says"
+    promised = config.shared_memory(itemsize, buffers=config.buffers(capability))
+    assert gemm.shared <= promised, "needs more than TileConfig.shared_memory says"
 
 
 def instruction(precision: str, config: TileConfig, capability: Capability) -> str:
@@ -155,29 +159,50 @@ def instruction(precision: str, config: TileConfig, capability: Capability) -> s
     return {9: f"{multiplied}GMMA", 10: f"UTC{multiplied}MMA"}.get(capability[0], f"{multiplied}MMA")
 
 
-def every_figure(precision: str, config: TileConfig, capability: Capability) -> set[Hashable]:
-    """What the fast tier shows: every precision, every architecture, every height, width and number of warps."""
-    return {precision, capability, *enumerate((config.BLOCK_M, config.BLOCK_N, config.num_warps))}
+def products_of(precision: str) -> list[str]:
+    """In CIRCUMSTANCES: of 8 bits also K-major, as `linear` has operands, and of int8 also with its sums as results."""
+    eight = precision in ("int8", "fp8", "fp8 fast")
+    return ["aligned", *["k-major"] * eight, *["int32", "k-major-int32"] * (precision == "int8")]
+
+
+def every_figure(precision: str, name: str, config: TileConfig, capability: Capability) -> set[Hashable]:
+    """What the fast tier shows: every precision and product on every architecture, every height, width and number of
+    warps."""
+    figures = enumerate((config.BLOCK_M, config.BLOCK_N, config.num_warps))
+    return {(precision, capability), (precision, name), *figures}
 
 
 @pytest.mark.few(shows=every_figure)
 @pytest.mark.parametrize(
-    ("precision", "config", "capability"),
+    ("precision", "name", "config", "capability"),
     [
-        pytest.param(precision, config, capability, id=f"{precision}-{config}-sm_{capability[0]}{capability[1]}")
+        pytest.param(precision, name, config, capability, id=f"{precision}-{name}-{config}-sm_{major}{minor}")
         for precision in PRECISIONS
-        for i, config in enumerate(portable.CONFIGS[precision])
-        for capability in (HOPPER, OTHERS[i % len(OTHERS)])
-        if ALIGNED.exists(precision, capability) and config in ALIGNED.legal(precision, capability)
+        for name in products_of(precision)
+        for capability in (HOPPER, *OTHERS)
+        for major, minor in (capability,)
+        if CIRCUMSTANCES[name].exists(precision, capability)
+        for config in CIRCUMSTANCES[name].legal(precision, capability)
     ],
 )
-def test_every_config(precision: str, config: TileConfig, capability: Capability) -> None:
-    """On Hopper and on one other architecture in turn."""
-    gemm = compiled(ALIGNED, precision, config, capability)
-    assert_fits(gemm, config, ALIGNED.problem(precision).dtype.itemsize, capability)
-    name = instruction(precision, config, capability)
-    assert any(re.match(name, opcode) for opcode in gemm.instructions)  # FFMA2 on sm_100
+def test_every_config(precision: str, name: str, config: TileConfig, capability: Capability) -> None:
+    circumstance = CIRCUMSTANCES[name]
+    gemm = compiled(circumstance, precision, config, capability)
+    assert_fits(gemm, config, circumstance.problem(precision).dtype.itemsize, capability)
+    multiplied = instruction(precision, config, capability)
+    assert any(re.match(multiplied, opcode) for opcode in gemm.instructions)  # FFMA2 on sm_100
     assert gemm.instructions["LDGSTS"]
+
+
+@pytest.mark.parametrize("precision", ["fp8", "fp8 fast"])
+@pytest.mark.parametrize("capability", [(8, 9), (12, 0)])
+def test_fp8_has_the_full_rate_of_every_architecture(capability: Capability, precision: str) -> None:
+    """On 12.0 by scales of blocks."""
+    circumstance = CIRCUMSTANCES["k-major"]
+    for config in circumstance.legal(precision, capability)[::4]:
+        sass = compiled(circumstance, precision, config, capability).asm["sass"]
+        scaled = capability[0] == 12
+        assert bool(re.search(r"QMMA\.SF\.", sass)) == scaled and bool(re.search(r"QMMA\.1", sass)) != scaled
 
 
 def in_turn(precision: str, name: str) -> Capability:

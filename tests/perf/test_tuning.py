@@ -18,7 +18,7 @@ from perf.tuning import __main__ as command
 from perf.tuning import tables
 from perf.tuning.runs import DRAWN, RUNS, TWICE, drawn, listed
 from tests.support.report_records import SURROUNDINGS
-from triton_gemm.hardware.device_model import named_device
+from triton_gemm.hardware.gpus import named_device
 from triton_gemm.problem import GemmProblem
 from triton_gemm.selection.select import select
 from triton_gemm.suites import SUITES

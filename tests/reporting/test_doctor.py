@@ -14,7 +14,7 @@ import triton
 from tests.support import table_fakes
 from tests.support.table_fakes import problem_of
 from triton_gemm import tables
-from triton_gemm.hardware.device_model import named_device
+from triton_gemm.hardware.gpus import named_device
 from triton_gemm.reporting import doctor
 from triton_gemm.reporting.doctor import Diagnosis, Finding
 

@@ -30,7 +30,7 @@ from triton_gemm.runtime.policies import Policy, choose
 from triton_gemm.selection import batch_invariance
 from triton_gemm.selection.batch_invariance import class_of
 from triton_gemm.selection.bit_classes import bit_class
-from triton_gemm.selection.select import Selection, illegal, launches, ranked
+from triton_gemm.selection.select import Selection, about, illegal, launches, ranked
 
 BF16 = torch.bfloat16
 DEVICES = [HOPPER, *(device_of_capability(x) for x in ((8, 0), (8, 9), (10, 0), (12, 0)))]
@@ -159,7 +159,7 @@ def test_what_is_left_out_would_not_have_been_chosen(N: int, K: int) -> None:
         problem = problem_of(M, N, K)
         selection, wanted = batch_invariance.select(problem, HOPPER), class_of(problem, HOPPER)
         for time, candidate in batch_invariance._ranked(problem, HOPPER):
-            found = Selection.of(candidate, f"about {time:.3g} us")
+            found = Selection.of(candidate, about(time, problem, HOPPER))
             if bit_class(problem, found) == wanted and illegal(problem, HOPPER, candidate) is None:
                 assert found == selection
                 break

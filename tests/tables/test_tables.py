@@ -33,7 +33,7 @@ from tests.support.table_fakes import (
 from triton_gemm import kernels, tables
 from triton_gemm.hardware import nvml
 from triton_gemm.hardware.device import INTERPRETER
-from triton_gemm.hardware.device_model import named_device
+from triton_gemm.hardware.gpus import named_device
 from triton_gemm.hardware.silicon import Silicon
 from triton_gemm.kernels import warp_specialised
 from triton_gemm.kernels.candidate import Algorithm

@@ -124,6 +124,7 @@ def render(found: Comparison, console: Console) -> None:
     chooser = replace(found.chosen, model=model).chooser
     invariant = ", for any number of rows" * found.chosen.batch_invariant
     console.print(f"chosen by the {chooser}, policy {found.policy.name}, bits {found.policy.bits}{invariant}")
-    console.print(f"predicted times: {model} model")
+    caveat = ", not measured on this GPU: trust their order, not the times" if model == "derived" else ""
+    console.print(f"predicted times: {model} model{caveat}")
     if "registers" not in columns:
         console.print("--compile 3 compiles the first three, for their registers and shared memory")

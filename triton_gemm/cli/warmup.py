@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from ..hardware.device import DeviceInfo
-from ..hardware.device_model import NAMES, named_device
+from ..hardware.gpus import NAMES, named_device
 from ..problem import GemmProblem
 from ..runtime.precompile import precompile
 from ..selection.select import Selection, select

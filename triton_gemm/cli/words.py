@@ -12,7 +12,7 @@ import typer
 
 from ..arithmetic import DTYPES, SCALED, default_arithmetic
 from ..hardware.device import DeviceInfo, current_device_info, device_info
-from ..hardware.device_model import NAMES, named_device
+from ..hardware.gpus import NAMES, named_device
 from ..operands import Order
 from ..problem import GemmProblem
 from ..reporting import explanation

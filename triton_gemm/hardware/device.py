@@ -33,7 +33,8 @@ class DeviceInfo:
     name: marketing name; capability: (major, minor); num_sms: multiprocessors;
     shared_memory: bytes one block may use; bandwidth: bytes in a microsecond that memory's clock and bus allow;
     bus_width: of its memory, in bits; power_limit: watts, of a GPU that is not here: that of one which is here is read
-    when a table is looked for. 0 where a figure is not known. uuid: what NVIDIA's tools call this very GPU.
+    when a table is looked for; clock: of its multiprocessors at most, in MHz. 0 where a figure is not known.
+    uuid: what NVIDIA's tools call this very GPU.
     """
 
     name: str
@@ -43,6 +44,7 @@ class DeviceInfo:
     bandwidth: float = 0.0
     bus_width: int = 0
     power_limit: int = 0
+    clock: float = 0.0
     uuid: str = field(default="", compare=False, repr=False)
 
 
@@ -90,6 +92,7 @@ def _cuda_device(index: int) -> DeviceInfo:
         # Both edges of a clock in kHz move a bit on every wire.
         bandwidth=2 * properties.memory_clock_rate * properties.memory_bus_width / 8e3,
         bus_width=properties.memory_bus_width,
+        clock=getattr(properties, "clock_rate", 0) / 1e3,
         uuid=str(getattr(properties, "uuid", "")),
     )
 

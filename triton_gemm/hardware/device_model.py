@@ -13,33 +13,41 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from .device import SHARED_MEMORY, DeviceInfo, device_of_capability
+from ..arithmetic import ARITHMETICS
+from .device import DeviceInfo
+from .gpus import bandwidth, l2_bandwidth, named_device, rate
 
 Costs = TypeVar("Costs")
 
 FILE = Path(__file__).parent / "device_models.json"
 BASE = "NVIDIA H100 80GB HBM3"  # what others are derived from
-
-# Bytes in a microsecond, of GPUs that do not say it, by major compute capability: A100's, L4's to RTX 4090's middle
-# (minor 6 and 9 are below), H100's, B200's, Thor's, RTX PRO 6000's and 5090's. NVIDIA's data sheets.
-BANDWIDTHS = {(8, 0): 1.9e6, (8, 6): 0.7e6, (8, 7): 0.2e6, (8, 9): 0.9e6, (9, 0): 3.35e6, (10, 0): 8e6, (10, 3): 8e6}
-BANDWIDTHS |= {(11, 0): 0.27e6, (12, 0): 1.79e6, (12, 1): 0.27e6}
+LINE = 128  # bytes
+RESERVED = 1024  # bytes of an SM's shared memory beyond a block's most; CUDA Programming Guide, "Compute Capabilities"
 
 
 @dataclass(frozen=True, eq=False)
 class DeviceModel:
-    """The figures of one GPU.
+    """The figures of one GPU. Bytes and elements are of a microsecond.
 
-    source: where they come from; num_sms: its multiprocessors; bandwidth: bytes in a microsecond by its memory's clock
-    and bus; launch: of a kernel that does nothing; memory: bytes in a microsecond from memory; l2: lines of 128
-    bytes in a microsecond that L2 gives to all SMs; tensor: products of 16 bits in a microsecond that the board's power
-    limit allows, times their 2 bytes; copy: copying an operand first, a constant and what starting that on all SMs
-    adds, and copied: bytes in a microsecond that are read or written for it, by 16 bytes and one element a thread;
-    kernels: each kernel's own constants.
+    Attributes:
+        source: where they come from.
+        capability: (major, minor).
+        num_sms: multiprocessors.
+        shared_memory_per_sm: in bytes.
+        bandwidth: bytes of its memory, by its clock and bus.
+        launch: microseconds of a kernel that does nothing.
+        memory: bytes that come from memory.
+        l2: lines of 128 bytes that L2 gives to all SMs.
+        tensor: products of 16 bits that the board's power limit allows, times their 2 bytes.
+        copy: microseconds of copying an operand first, a constant and what starting that on all SMs adds.
+        copied: bytes that are read or written for that, by 16 bytes and by one element a thread.
+        kernels: each kernel's own constants.
     """
 
     source: str
+    capability: tuple[int, int]
     num_sms: int
+    shared_memory_per_sm: int
     bandwidth: float
     launch: float
     memory: float
@@ -58,25 +66,48 @@ class DeviceModel:
         return found
 
     def scaled_to(self, device: DeviceInfo) -> DeviceModel:
-        """The model of a GPU that was not measured: each multiprocessor as fast as here; L2, tensor cores and copies by
-        their number, and memory by its clock and bus."""
+        """The model of a GPU that was not measured. Memory is scaled by its clock and bus, arithmetic units by their
+        peaks, copies by the number of multiprocessors, and so is L2 where nothing is known of it. Each multiprocessor
+        is otherwise as fast as here."""
+        here = named_device(BASE)
         sms = device.num_sms / self.num_sms
-        bandwidth = device.bandwidth or BANDWIDTHS.get(device.capability, self.bandwidth)
-        memory = bandwidth / self.bandwidth
+        memory, l2 = bandwidth(device) / self.bandwidth, l2_bandwidth(device)
         return replace(
             self,
             source=f"scaled from {self.source}",
+            capability=device.capability,
             num_sms=device.num_sms,
-            bandwidth=bandwidth,
+            shared_memory_per_sm=device.shared_memory + RESERVED,
+            bandwidth=bandwidth(device),
             memory=self.memory * memory,
-            l2=self.l2 * sms,
-            tensor=self.tensor * sms,
+            l2=l2 / LINE if l2 else self.l2 * sms,
+            tensor=self.tensor * sms * rate(device, "half") / rate(here, "half"),
             copied=(self.copied[0] * min(sms, memory), self.copied[1] * min(sms, memory)),
+            kernels=_scaled(self.kernels, device, here),
         )
 
     def as_dict(self) -> dict[str, Any]:
         """What `DeviceModel(**...)` makes again, and JSON holds."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+
+
+def _scaled(kernels: Mapping[str, Mapping[str, Any]], device: DeviceInfo, here: DeviceInfo) -> dict[str, Any]:
+    """Kernels' constants with the rates of another GPU's arithmetic units.
+
+    Rates that were fitted on `here` are scaled by its peaks to a GPU of the same architecture, and CUDA cores' to any.
+    Those of other tensor cores are their peaks, of which a warp, on one of an SM's four, has a quarter.
+    """
+    found = {name: dict(figures) for name, figures in kernels.items()}
+    fp32 = rate(device, "ieee") / rate(here, "ieee")
+    for name, figure in (("fma", "fmas"), ("gemv", "fmas"), ("gemv", "fmas_n")):
+        found[name][figure] *= fp32
+    products = {}
+    for name, fitted in kernels["portable"]["products"].items():
+        peak, before = (rate(gpu, ARITHMETICS[name].unit) for gpu in (device, here))
+        same = device.capability == here.capability
+        products[name] = [x * peak / before for x in fitted] if same else [peak, peak / 4] if peak else fitted
+    found["portable"]["products"] = products
+    return found
 
 
 @lru_cache(maxsize=1)
@@ -116,30 +147,3 @@ def model_without_calibration(device: DeviceInfo) -> DeviceModel:
     if found is not None and found.num_sms == device.num_sms:
         return found
     return measured()[BASE].scaled_to(device)
-
-
-# GPUs that were measured, by the word that people have for them: width of the memory's bus in bits and the board's
-# power limit in watts, by which tables are found: the H200's as its driver says, the H100's from NVIDIA's data sheet.
-_HOPPERS = {"h100": ("NVIDIA H100 80GB HBM3", 5120, 700), "h200": ("NVIDIA H200", 6016, 700)}
-NAMES = (*_HOPPERS, *(f"sm_{major}{minor}" for major, minor in SHARED_MEMORY))
-
-
-def named_device(name: str) -> DeviceInfo:
-    """A GPU that need not be here: "h100" and "h200" in SXM form, or "sm_90" and the like, any GPU of that compute
-    capability, with 132 multiprocessors. ValueError for others."""
-    if name in _HOPPERS:
-        product, bus_width, power_limit = _HOPPERS[name]
-        model = measured()[product]
-        return DeviceInfo(
-            name=product,
-            capability=(9, 0),
-            num_sms=model.num_sms,
-            shared_memory=SHARED_MEMORY[9, 0],
-            bandwidth=model.bandwidth,
-            bus_width=bus_width,
-            power_limit=power_limit,
-        )
-    capabilities = {f"sm_{major}{minor}": (major, minor) for major, minor in SHARED_MEMORY}
-    if name not in capabilities:
-        raise ValueError(f"device must be one of {', '.join((*capabilities, *_HOPPERS))}, not {name!r}")
-    return device_of_capability(capabilities[name])

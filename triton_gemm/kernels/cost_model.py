@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
+from ..hardware.device import DeviceInfo
 from ..hardware.device_model import DeviceModel
+from ..hardware.gpus import bandwidth, rate
 from ..problem import GemmProblem, Layout
 
 SECTOR = 32  # bytes
@@ -63,6 +65,20 @@ def traffic(problem: GemmProblem) -> int:
     """Bytes that must move through memory: each operand once."""
     operands = problem.dtype.itemsize * problem.planes.count * problem.K * (problem.M + problem.N)
     return problem.batch * (operands + problem.out_dtype.itemsize * problem.M * problem.N * (1 + problem.has_beta))
+
+
+def roofline(problem: GemmProblem, device: DeviceInfo) -> float:
+    """Microseconds that no kernel can beat: all products at the peak of what multiplies, or each operand moved once at
+    memory's bandwidth (Williams, Waterman and Patterson, Roofline, CACM 2009)."""
+    seen = average(problem)
+    terms = len(seen.planes.terms)
+    peak = device.num_sms * rate(device, seen.arithmetic.unit)
+    products = seen.batch * terms * seen.M * seen.N * seen.K
+    sizes = (seen.a, seen.M * seen.K), (seen.b, seen.K * seen.N)
+    elements = sum(size * (seen.batch if layout.strides[0] else 1) for layout, size in sizes)
+    written = seen.out_dtype.itemsize * seen.batch * seen.M * seen.N * (1 + seen.has_beta)
+    moved = (seen.dtype.itemsize * elements + written) / bandwidth(device)
+    return max(products / peak if peak else 0.0, moved)
 
 
 def pitch(layout: Layout, itemsize: int) -> int:

@@ -21,14 +21,13 @@ import triton
 import triton.language as tl
 
 from ..arithmetic import HALF, Planes
-from ..hardware.device_model import DeviceModel
+from ..hardware.device_model import LINE, DeviceModel
 from ..problem import GemmProblem, Layout
 from .launch import Launch, Pointer, Temporary
 from .planes import split
 from .programmatic import follow
 from .tiles import tile_pointers, vector, whole
 
-LINE = 128  # bytes
 WIDE_ROW = 1024  # bytes; padding to whole lines adds at most an eighth to it
 MAX_GRID = 2**31 - 1  # programs; CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"
 ELEMENTS = 4096  # of a program

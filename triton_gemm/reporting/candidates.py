@@ -17,7 +17,7 @@ from ..runtime.aot import CapturedLaunch, Compiled, compile_launch
 from ..runtime.policies import Policy
 from ..runtime.precompile import SCALARS, operands_of
 from ..selection.bit_classes import bit_class
-from ..selection.select import Selection, illegal, predicted_or_inf, ranked
+from ..selection.select import Selection, about, credible, illegal, predicted_or_inf, ranked
 from ..tables import records
 
 
@@ -73,7 +73,7 @@ def compare(problem: GemmProblem, device: DeviceInfo, *, limit: int = 10, compil
     refused = 0
     for time, candidate in every:
         if illegal(problem, device, candidate) is None:
-            legal.setdefault(candidate.algorithm, (time, Selection.of(candidate, f"about {time:.3g} us")))
+            legal.setdefault(candidate.algorithm, (time, Selection.of(candidate, about(time, problem, device))))
         else:
             refused += 1
     known: dict[Algorithm, tuple[float, str]] = {}
@@ -97,7 +97,7 @@ def compare(problem: GemmProblem, device: DeviceInfo, *, limit: int = 10, compil
         us, table = known.get(algorithm, (None, None))
         way = Way(
             selection=selection,
-            predicted_us=None if time == math.inf else time,
+            predicted_us=None if time == math.inf else credible(time, problem, device),
             known_us=us,
             table=table,
             bits=bit_class(problem, selection),

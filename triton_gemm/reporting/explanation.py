@@ -14,7 +14,8 @@ from ..arithmetic import DTYPES, FLOATING, Precision, ScaleKind, result_dtype
 from ..compat import INTERPRETED
 from ..functional import ops, rules, scaled
 from ..hardware.device import INTERPRETER, DeviceInfo, device_info
-from ..hardware.device_model import NAMES, named_device, origin
+from ..hardware.device_model import origin
+from ..hardware.gpus import named_device
 from ..operands import Order, operands_of_sizes
 from ..problem import Activation, GemmProblem, Request
 from ..runtime import plan, policies
@@ -137,14 +138,16 @@ def explain(*operands: Any, **given: Any) -> Selection:
       out_dtype, by default bf16.
 
     precision, batch_invariant: as in `matmul`. device: the GPU to choose for, by default that of the tensors, or the
-    current one. "cuda:1" or a torch.device is one that is here; "sm_90" is any of that compute capability, here or not,
-    with 132 multiprocessors; a `DeviceInfo` says all that the choice depends on. Selection.device is its name.
+    current one. "cuda:1" or a torch.device is one that is here; "a100", "RTX 4090" and others name one that need not be;
+    "sm_90" is any of that compute capability, with 132 multiprocessors; a `DeviceInfo` says all that the choice depends
+    on. Selection.device is its name.
     Selection.source says what has chosen, the model or a table, and Selection.policy under which policy; nothing is
     tuned to explain. Selection.model is "calibrated" where the model's figures are those of `calibrate`. Selection.bits
     is the class of bits: on one GPU, equal ones give equal bits.
 
-    "h100" and "h200" name these GPUs in SXM form, here or not. Where strides make a product several launches, the first
-    is explained.
+    Predicted times are no shorter than a GPU's data sheet allows. Where nobody has measured the GPU, the reason says so:
+    then trust the order of candidates, not their times. Where strides make a product several launches, the first is
+    explained.
 
     Raises what the explained function raises; TypeError unless there are two tensors, or M, N, K and dtype; ValueError
     for a combination that no function has, and an unknown device; RuntimeError where nothing would be launched, or
@@ -258,15 +261,13 @@ def _device_info(device: Device | None, a: torch.Tensor) -> DeviceInfo:
     """The GPU that is chosen for."""
     if isinstance(device, DeviceInfo):
         return device
-    if isinstance(device, str) and (device.startswith("sm_") or device in NAMES):
-        try:
-            return named_device(device)
-        except ValueError as error:
-            raise ValueError(f"explain(): {error}") from None
     try:
         where = a.device if device is None else torch.device(device)
-    except RuntimeError as error:
-        raise ValueError(f"explain(): {str(error).splitlines()[0]}") from None
+    except RuntimeError:
+        try:
+            return named_device(str(device))
+        except ValueError as error:
+            raise ValueError(f"explain(): {error}") from None
     if where.type == "cpu":
         rules.runs("explain", torch.empty(0, device="cpu"))
     if INTERPRETED and where.type != "cuda":

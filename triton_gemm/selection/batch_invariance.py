@@ -19,7 +19,7 @@ from ..kernels.schedule import Schedule, clusters_at_once
 from ..problem import GemmProblem, Layout, round_up
 from . import generation
 from .bit_classes import bit_class
-from .select import Selection, illegal, predicted, ranked
+from .select import Selection, about, illegal, predicted, ranked
 
 FEW = 16
 COMPARED = (FEW, 64, 256, 1024, 4096)  # rows, for which the model compares classes
@@ -37,7 +37,7 @@ def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
     wanted, parts = _class_of(_with_rows(problem, FEW), device)
     for time, candidate in _ranked(problem, device, (parts,)):
         if bit_class(problem, candidate) == wanted and illegal(problem, device, candidate) is None:
-            return Selection.of(candidate, f"about {time:.3g} us")
+            return Selection.of(candidate, about(time, problem, device))
     raise RuntimeError(
         f"no kernel multiplies {problem.batch} x {problem.M} x {problem.N} x {problem.K} batch-invariantly on "
         f"{device.name}, which here is: {wanted}; multiply fewer rows at once"

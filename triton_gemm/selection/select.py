@@ -11,8 +11,9 @@ from .. import kernels
 from ..arithmetic import HALF
 from ..config import TileConfig
 from ..hardware.device import DeviceInfo
-from ..hardware.device_model import DeviceModel, model_of
+from ..hardware.device_model import DeviceModel, model_of, origin
 from ..kernels.candidate import Algorithm, Candidate, Work
+from ..kernels.cost_model import roofline
 from ..kernels.launch import Launch
 from ..kernels.schedule import Schedule
 from ..problem import GemmProblem
@@ -140,6 +141,17 @@ def predicted_or_inf(problem: GemmProblem, candidate: Candidate, model: DeviceMo
         return math.inf
 
 
+def credible(time: float, problem: GemmProblem, device: DeviceInfo) -> float:
+    """A predicted time, or the roofline's where the model, which is fitted for its order, is faster than that."""
+    return max(time, roofline(problem, device))
+
+
+def about(time: float, problem: GemmProblem, device: DeviceInfo) -> str:
+    """A predicted time, for people: of a GPU that nobody measured with that word."""
+    caveat = ", not measured on this GPU" if origin(device) == "derived" else ""
+    return f"about {credible(time, problem, device):.3g} us{caveat}"
+
+
 def illegal(problem: GemmProblem, device: DeviceInfo, candidate: Candidate) -> str | None:
     """Why `device` cannot run a problem's candidate, or None if it can."""
     given, how = candidate
@@ -184,7 +196,7 @@ def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
                     why = why_not
     if found is None:
         raise RuntimeError(f"no kernel multiplies {problem.dtype} in {problem.precision} on {device.name}: {why}")
-    name, reason = found.algorithm.kernel, f"about {best[0]:.3g} us"
+    name, reason = found.algorithm.kernel, about(best[0], problem, device)
     if name == "portable" and device.capability == (9, 0) and problem.K:
         tma = problem.tma_illegal()
         reason += f"; TMA cannot take {tma}" if tma else ""
@@ -198,8 +210,9 @@ def next_best(problem: GemmProblem, device: DeviceInfo, selection: Selection) ->
     for time, candidate in ranked(problem, device):
         name = candidate.algorithm.kernel
         if name != selection.kernel and illegal(problem, device, candidate) is None:
-            about, us, others = selection.reason.partition(" us")
-            return replace(selection, reason=f"{about}{us}, {name} about {time:.3g} us{others}")
+            first, us, others = selection.reason.partition(" us")
+            second = f"{name} about {credible(time, problem, device):.3g} us"
+            return replace(selection, reason=f"{first}{us}, {second}{others}")
     return selection
 
 

@@ -2,7 +2,7 @@
 and `choice` which ways are worth comparing, and how long they take."""
 
 from .choice import Costs, candidates, faster, microseconds
-from .host import CONFIGS, MAX_REGISTERS, Config, illegal, launches, order_of_sums
+from .host import CONFIGS, MAX_REGISTERS, Config, configs, illegal, launches, order_of_sums
 from .kernel import portable_kernel
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Config",
     "Costs",
     "candidates",
+    "configs",
     "faster",
     "illegal",
     "launches",

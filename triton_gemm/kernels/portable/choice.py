@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from math import sqrt
 from typing import Any, NamedTuple
 
 from ...arithmetic import ARITHMETICS
-from ...config import REGISTERS_PER_SM
+from ...config import ASYNCHRONOUS, REGISTERS_PER_SM
 from ...hardware.device import DeviceInfo
-from ...hardware.device_model import DeviceModel
+from ...hardware.device_model import LINE, DeviceModel
 from ...problem import GemmProblem
+from .. import repack
 from ..candidate import Algorithm, Candidate
 from ..cost_model import ROUNDING, Remembered, average, lines_of, on_busiest_sm, soft_maximum, swap_for_c, traffic
-from .host import CONFIGS, MAX_REGISTERS, Config, itemsize_of_sums, tiles_of, vectors
+from .host import MAX_REGISTERS, Config, along_k, configs, itemsize_of_sums, tiles_of, vectors
 
 
 @dataclass(frozen=True)
@@ -66,19 +67,36 @@ class Costs:
 
 TILE = 16_384  # elements
 SPLITS = (2, 3, 4, 6, 8, 12, 16)  # of K
+WAVES = (
+    4,
+    2,
+)  # of programs at most that share tiles: by `mma`, and by `wgmma` and `tcgen05`, whose programs are longer
 _KNOWN = Remembered()
-SHARED_MEMORY_PER_SM = 228 << 10
 REGISTERS = 80  # of a thread, in addition to its sums
 
 
 def candidates(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
-    """Every tile, K whole or cut into parts while that gives more SMs something to do."""
+    """Over copies or not, every tile, K whole or cut into parts while that gives more SMs something to do."""
+    for given, swap_ab, packed in _given(problem, device):
+        for config in configs(problem.precision, device.capability):
+            if _fits(given, config):
+                for split_k in _splits(given, config, device):
+                    yield Candidate(given, Algorithm("portable", config, split_k, swap_ab, packed))
+
+
+def _given(problem: GemmProblem, device: DeviceInfo) -> Iterator[tuple[GemmProblem, bool, tuple[str, ...]]]:
+    """What the kernel may be given for a problem: (the problem, whether it is swapped, operands that are copied).
+
+    `ldmatrix` reads 8 bits along K only, and threads read another operand of `mma` by elements. On Hopper
+    `warp_specialised` has such copies.
+    """
     swap_ab = swap_for_c(problem)
-    given = problem.swap_ab() if swap_ab else problem
-    for config in CONFIGS[problem.precision]:
-        if _fits(given, config):
-            for split_k in _splits(given, config, device):
-                yield Candidate(given, Algorithm("portable", config, split_k, swap_ab))
+    yield problem.swap_ab() if swap_ab else problem, swap_ab, ()
+    across = tuple(name for name in ("a", "b") if name not in along_k(problem))
+    by_elements = across and problem.dtype.itemsize == 1 and device.capability[0] not in ASYNCHRONOUS
+    if by_elements and problem.K and not problem.groups:
+        readable = repack.repacked(problem, across)
+        yield readable.swap_ab() if swap_ab else readable, swap_ab, across
 
 
 def _fits(problem: GemmProblem, config: Config) -> bool:
@@ -88,7 +106,8 @@ def _fits(problem: GemmProblem, config: Config) -> bool:
 
 def _splits(problem: GemmProblem, config: Config, device: DeviceInfo) -> list[int]:
     """Into how many parts K may be cut."""
-    most = min(problem.K // (4 * config.BLOCK_K), 2 * device.num_sms // max(1, tiles_of(problem, config)))
+    programs = WAVES[device.capability[0] in ASYNCHRONOUS] * device.num_sms
+    most = min(problem.K // (4 * config.BLOCK_K), programs // max(1, tiles_of(problem, config)))
     return [1] if problem.groups else [1, *(split_k for split_k in SPLITS if split_k <= most)]
 
 
@@ -102,7 +121,7 @@ class _OfProblem(NamedTuple):
 class _OfConfig(NamedTuple):
     """Of a configuration, whatever the problem's sizes: time of a k-tile on a busy SM, and of one program alone; of a
     program's start, of sharing sums, of adding one; how many programs an SM has room for; k-tiles that are loaded
-    ahead, and time of the copies of one."""
+    ahead, and time of the copies of one; time in which L2 gives one to whichever SM, where that is not in `work`."""
 
     work: float
     alone: float
@@ -112,6 +131,7 @@ class _OfConfig(NamedTuple):
     at_once: int
     ahead: int
     copies: float
+    l2: float
 
 
 def microseconds(problem: GemmProblem, config: Config, split_k: int, model: DeviceModel) -> float:
@@ -129,7 +149,7 @@ def microseconds(problem: GemmProblem, config: Config, split_k: int, model: Devi
 
 def _time(on: _OfProblem, of: _OfConfig, tiles: int, steps: int, split_k: int, model: DeviceModel) -> float:
     """Predicted time of `tiles` by split_k programs each, which take `steps` k-tiles."""
-    work, alone, start, share, part, at_once, ahead, copies = of
+    work, alone, start, share, part, at_once, ahead, copies, l2 = of
     pace, memory = on
     programs = tiles * split_k
     filling = max(0, ahead - steps) * copies  # beyond K's end too
@@ -138,7 +158,8 @@ def _time(on: _OfProblem, of: _OfConfig, tiles: int, steps: int, split_k: int, m
         return start + count * (pace.program + filling) + steps * soft_maximum(alone, count * work)
 
     busy = on_busiest_sm(programs, model.num_sms, at_once, together, pace.piled)
-    time = model.launch + pace.spread * min(1.0, programs / model.num_sms) + soft_maximum(busy, memory)
+    time = model.launch + pace.spread * min(1.0, programs / model.num_sms)
+    time += soft_maximum(busy, memory, programs * steps * l2)
     return time + share + split_k * part if split_k > 1 else time
 
 
@@ -193,9 +214,10 @@ def _of_config(
         start=pace.start[0] + pace.start[1] * size,
         share=pace.share[0] + pace.share[1] * size,
         part=pace.part[0] + pace.part[1] * size,
-        at_once=_at_once(config, itemsize, sum_itemsize),
+        at_once=_at_once(config, itemsize, sum_itemsize, model),
         ahead=ahead,
         copies=copies,
+        l2=0.0 if model.capability[0] in ASYNCHRONOUS else (m + n) * k * itemsize / (LINE * model.l2),
     )
 
 
@@ -204,41 +226,43 @@ def faster(
 ) -> Iterator[tuple[float, tuple[int, int], Candidate]]:
     """(predicted microseconds, place of the configuration, candidate) of those that take no more than limit(), first
     those that may be the fastest; of one configuration the first of the fastest comes before others as fast."""
-    swap_ab = swap_for_c(problem)
-    given = problem.swap_ab() if swap_ab else problem
-    seen = average(given)
-    on = _of_problem(seen, model)
-    floors, most = [], limit() * ROUNDING
-    least, listed = _configs(*_kind(seen, on.pace), model)
-    if model.launch + max(on.memory, seen.batch * seen.M * seen.N * seen.K * least / model.num_sms) > most:
-        return
-    for place, (config, of) in enumerate(listed):
-        tiles, steps = tiles_of(seen, config), -(-seen.K // config.BLOCK_K)
-        least = max(on.memory, tiles * steps * of.work / model.num_sms, steps * of.alone / SPLITS[-1])
-        if model.launch + least <= most:
-            floors.append((model.launch + least, place, config, of, tiles))
-    for floor, place, config, of, tiles in sorted(floors):  # by floor, then place
-        if floor > limit() * ROUNDING:
-            return
-        if _fits(given, config):
-            for split_k in _splits(given, config, device):
-                time = _time(on, of, tiles, -(-seen.K // (split_k * config.BLOCK_K)), split_k, model)
-                if time <= limit():
-                    yield time, (0, place), Candidate(given, Algorithm("portable", config, split_k, swap_ab))
+    for i, (given, swap_ab, packed) in enumerate(_given(problem, device)):
+        copying = repack.microseconds(problem, packed, model)
+        seen = average(given)
+        on = _of_problem(seen, model)
+        floors, most = [], limit() * ROUNDING - copying
+        least, listed = _configs(*_kind(seen, on.pace), model)
+        if model.launch + max(on.memory, seen.batch * seen.M * seen.N * seen.K * least / model.num_sms) > most:
+            continue
+        for place, (config, of) in enumerate(listed):
+            tiles, steps = tiles_of(seen, config), -(-seen.K // config.BLOCK_K)
+            least = max(on.memory, tiles * steps * of.work / model.num_sms, steps * of.alone / SPLITS[-1])
+            if model.launch + least <= most:
+                floors.append((model.launch + least, place, config, of, tiles))
+        for floor, place, config, of, tiles in sorted(floors):  # by floor, then place
+            if floor > limit() * ROUNDING - copying:
+                break
+            if _fits(given, config):
+                for split_k in _splits(given, config, device):
+                    time = _time(on, of, tiles, -(-seen.K // (split_k * config.BLOCK_K)), split_k, model) + copying
+                    if time <= limit():
+                        yield (
+                            time,
+                            (i, place),
+                            Candidate(given, Algorithm("portable", config, split_k, swap_ab, packed)),
+                        )
 
 
 @lru_cache(maxsize=64)
 def _configs(precision: str, *rest: Any) -> tuple[float, list[tuple[Config, _OfConfig]]]:
     """The least that a product of two elements takes of a busy SM; and every configuration, and what it takes."""
-    found = [(config, _of_config(config, precision, *rest)) for config in CONFIGS[precision]]
+    *_, model = rest
+    found = [(config, _of_config(config, precision, *rest)) for config in configs(precision, tuple(model.capability))]
     return min(of.work / (x.BLOCK_M * x.BLOCK_N * x.BLOCK_K) for x, of in found), found
 
 
-@cache
-def _at_once(config: Config, itemsize: int, sum_itemsize: int) -> int:
+def _at_once(config: Config, itemsize: int, sum_itemsize: int, model: DeviceModel) -> int:
     """Programs that an SM has room for."""
-    threads = 32 * config.num_warps
-    registers = min(config.accumulators(sum_itemsize) + REGISTERS, MAX_REGISTERS)
-    return max(
-        1, min(SHARED_MEMORY_PER_SM // config.shared_memory(itemsize), REGISTERS_PER_SM // (registers * threads))
-    )
+    registers = 32 * config.num_warps * min(config.accumulators(sum_itemsize) + REGISTERS, MAX_REGISTERS)
+    shared = config.shared_memory(itemsize, buffers=config.buffers(model.capability))
+    return max(1, min(model.shared_memory_per_sm // shared, REGISTERS_PER_SM // registers))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...arithmetic import EMULATED
-from ...config import MAX_REGISTERS_PER_THREAD, TileConfig
+from ...config import ASYNCHRONOUS, MAX_REGISTERS_PER_THREAD, TileConfig
 from ...hardware.device import DeviceInfo
 from ...problem import GemmProblem
 from .. import groups
@@ -127,11 +127,24 @@ CONFIGS: dict[str, tuple[Config, ...]] = {
     ),
 }
 
+# For tensor cores that have only `mma`: those with four stages take 144 KiB of a block's 163, and 72 of 99.
+_FOR_MMA = {
+    "half": _configs(
+        [(128, 256, 64, 8, 4), (256, 128, 64, 8, 4), (128, 256, 32, 8, 4), (256, 128, 32, 8, 4)],
+    ),
+}
+
 TENSOR_MEMORY = 2**18  # bytes, on sm_100
 
 # ptxas by itself lowers a thread's registers until one more block fits an SM, and spills for it; what limits blocks
 # here is shared memory.
 MAX_REGISTERS = MAX_REGISTERS_PER_THREAD
+
+
+def configs(precision: str, capability: tuple[int, int]) -> tuple[Config, ...]:
+    """Those that are worth comparing on a GPU: CONFIGS, and what is for its tensor cores."""
+    more = () if capability[0] in ASYNCHRONOUS else _FOR_MMA.get(precision, ())
+    return (*more, *CONFIGS[precision])
 
 
 def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, split_k: int = 1) -> str | None:
@@ -162,17 +175,26 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, split_k: i
     itemsize, out_itemsize, sum_itemsize = problem.dtype.itemsize, problem.out_dtype.itemsize, itemsize_of_sums(problem)
     tensor_cores = arithmetic.tensor_cores(capability)
     in_loop = sum_itemsize * (2 if promotes(problem) else 1)
-    why = config.illegal(device, itemsize, out_itemsize, sum_itemsize=in_loop, tensor_cores=tensor_cores)
+    buffers = config.buffers(capability)
+    why = config.illegal(
+        device, itemsize, out_itemsize, sum_itemsize=in_loop, tensor_cores=tensor_cores, buffers=buffers
+    )
     if why is not None:
         return why
 
     accumulators = config.accumulators(in_loop)
+    if itemsize == 1 and capability[0] not in ASYNCHRONOUS and accumulators > 64:
+        if capability[0] == 8:
+            return f"Triton 3.8 and newer prefetch 8-bit operands here, and {accumulators} accumulators spill"
+        if along_k(problem) != ("a", "b"):
+            return f"8-bit operands that are read by elements, and {accumulators} accumulators spill"
     a_vector, b_vector, c_vector = (vector for _, vector in vectors(problem))
     a_tile, b_tile = config.BLOCK_M * config.BLOCK_K, config.BLOCK_K * config.BLOCK_N
     addresses = (a_tile // a_vector + b_tile // b_vector) // (32 * config.num_warps)
     others = 0 if tensor_cores else accumulators  # FMAs read operands from registers
     others += accumulators // 2 if problem.scales == "blocks" else 0  # scales of rows, and where they are
-    if accumulators + others + 5 * addresses > 210:
+    most = 180 if capability in ((8, 6), (8, 9)) and accumulators >= 128 else 210  # of Triton 3.7
+    if accumulators + others + 5 * addresses > most:
         return f"{accumulators} accumulators and {addresses} addresses leave too few of a thread's registers"
     extra = sum_itemsize * bool(problem.bias or problem.activation not in (None, "relu") or split_k > 1)
     extra += sum_itemsize * (problem.activation == "gelu")  # a polynomial and two transcendentals
@@ -246,6 +268,11 @@ def launches(problem: GemmProblem, config: Config, split_k: int = 1, *, stride_b
             counters=num_tiles if split else 0,
         ),
     )
+
+
+def along_k(problem: GemmProblem) -> tuple[str, ...]:
+    """The operands that lie along K in memory."""
+    return ("a",) * (not problem.a.column_major) + ("b",) * problem.b.column_major
 
 
 def promotes(problem: GemmProblem) -> bool:
