@@ -7,16 +7,16 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 
+from perf import heuristics
 from perf.__main__ import COMMANDS
-from perf.ladder import (
-    counters,
-    interpret,
-)
+from perf.ladder import counters, interpret
 
 ROOT = Path(__file__).parents[2]
 
@@ -67,6 +67,26 @@ def test_mistaken_calls_of_other_commands_are_refused(
         main(arguments.split())
     assert exit_.value.code == 2
     assert complaint in capsys.readouterr().err
+
+
+def test_nvidias_heuristic_stands_beside_our_choices(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a library that says the same of every product: tiles or parts of K that are far from it are named."""
+    kernel = SimpleNamespace(cta_tile_m=128, cta_tile_n=128, cta_tile_k=64, split_k=1)
+    asked = MagicMock()
+    asked.NvMatmulHeuristicsInterface().get_with_mnk.return_value = [{"kernel": kernel, "runtime": 1e-3}]
+    monkeypatch.setitem(sys.modules, "nvMatmulHeuristics", asked)
+    assert heuristics.main(["a100"]) == 0
+    rows = {line.split(" |")[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert rows["| 512 x 14336 x 4096"].endswith(" / 1, 370 us | 128x128x64 / 1, 1,000 us |  |")
+    assert rows["| 64 x 256 x 8192"].endswith("| tile, split |")
+    with pytest.raises(SystemExit):
+        heuristics.main(["h300"])
+    monkeypatch.setitem(sys.modules, "nvMatmulHeuristics", None)
+    with pytest.raises(SystemExit):
+        heuristics.main(["a100"])
+    assert "pip install nvidia-matmul-heuristics" in capsys.readouterr().err
 
 
 def test_counting_needs_a_gpu(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
