@@ -42,7 +42,7 @@ _GEMM = (
     "triton_gemm/kernels/**/*.py",
     "triton_gemm/**/device_models.json",
     *_COMPILED,
-    *_modules("compat/launching cost_model device_model select bit_classes batch_invariance"),
+    *_modules("compat/launching cost_model device_model gpus select bit_classes batch_invariance"),
 )
 _MATMUL = (*_GEMM, "triton_gemm/**/tables/*.json")  # which prefers measured choices
 SOURCES: dict[str, tuple[str, ...]] = {

@@ -138,16 +138,16 @@ def explain(*operands: Any, **given: Any) -> Selection:
       out_dtype, by default bf16.
 
     precision, batch_invariant: as in `matmul`. device: the GPU to choose for, by default that of the tensors, or the
-    current one. "cuda:1" or a torch.device is one that is here; "a100", "RTX 4090" and others name one that need not be;
-    "sm_90" is any of that compute capability, with 132 multiprocessors; a `DeviceInfo` says all that the choice depends
-    on. Selection.device is its name.
+    current one. "cuda:1" or a torch.device is one that is here. "a100", "RTX 4090" and others name one that need not
+    be, and "sm_90" any of that compute capability, with 132 multiprocessors. A `DeviceInfo` says all that the choice
+    depends on. Selection.device is its name.
     Selection.source says what has chosen, the model or a table, and Selection.policy under which policy; nothing is
     tuned to explain. Selection.model is "calibrated" where the model's figures are those of `calibrate`. Selection.bits
     is the class of bits: on one GPU, equal ones give equal bits.
 
-    Predicted times are no shorter than a GPU's data sheet allows. Where nobody has measured the GPU, the reason says so:
-    then trust the order of candidates, not their times. Where strides make a product several launches, the first is
-    explained.
+    Predicted times are no shorter than a GPU's data sheet allows. Where nobody has measured the GPU, the reason says
+    so: then trust the order of candidates, not their times. Where strides make a product several launches, the first
+    is explained.
 
     Raises what the explained function raises; TypeError unless there are two tensors, or M, N, K and dtype; ValueError
     for a combination that no function has, and an unknown device; RuntimeError where nothing would be launched, or
