@@ -196,7 +196,7 @@ MISTAKES: dict[str, tuple[Call, type[Exception], str]] = {
     "a bias of another dtype": (lambda: explain(A, B, bias=ROW.float()), RuntimeError, "self dtype must match"),
     "a bias that is none": (lambda: explain(A, B, bias=1.0), TypeError, "argument 'bias' must be Tensor, not float"),
     "layout": (lambda: explain(**SIZES, layout="n"), ValueError, "layout must be one of nn, nt, tn, tt, not 'n'"),
-    "device": (lambda: explain(A, B, device="sm_70"), ValueError, "device must be one of sm_75, .*not 'sm_70'"),
+    "device": (lambda: explain(A, B, device="sm_70"), ValueError, "device must be one of a100, .*not 'sm_70'"),
     "an old device": (lambda: explain(A, B, device="sm_75"), RuntimeError, "needs compute capability 8.0 or newer"),
     "groups with a bias": (lambda: explain(A, Y, groups=OFFS, bias=ROW), ValueError, "both groups and bias"),
     "groups in batches": (lambda: explain(**SIZES, groups=3, batch=2), ValueError, "cut out of one matrix"),
