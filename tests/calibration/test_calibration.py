@@ -72,6 +72,14 @@ def planted(start: DeviceModel) -> DeviceModel:
     return DeviceModel(**figures.with_values(entry, {at: x * figures.value_at(entry, at) for at, x in factors.items()}))
 
 
+def test_what_a_data_sheet_says_is_not_fitted() -> None:
+    entry = model_without_calibration(H200).as_dict()
+    fitted = {place[0] for place in figures.places(entry)}
+    assert fitted == {"launch", "memory", "l2", "tensor", "copy", "copied", "kernels"}
+    sizes = ("num_sms", "shared_memory_per_sm", "capability")
+    assert all(figures.rounded(entry)[name] == entry[name] for name in sizes)
+
+
 class Lab(FakeLab):
     """Kernels that take what a model predicts, and some more or less that it knows nothing of."""
 

@@ -146,6 +146,14 @@ def test_nothing_legal_is_predicted_to_be_faster(problem: GemmProblem, device) -
     pytest.fail("what was chosen is no candidate")
 
 
+def test_a_gpu_that_is_treated_as_an_older_one_is_offered_what_that_has() -> None:
+    """By TRITON_GEMM_CAPABILITY; its model is its own."""
+    device = replace(named_device("h100"), capability=(8, 0))
+    for problem in (of(4096, 4096, 4096), of(512, 4096, 14336), in_mode("int8", M=4096, N=4096, K=4096)):
+        first = next(way for _, way in ranked(problem, device) if illegal(problem, device, way) is None)
+        assert select(problem, device).algorithm == first.algorithm
+
+
 @pytest.mark.parametrize("clusters", [True, False])
 @pytest.mark.parametrize("groups", [None, "m", "k"])
 @pytest.mark.parametrize("name", measured())

@@ -12,16 +12,18 @@ from ..problem import GemmProblem
 
 Figures = dict[str, Any]
 Place = tuple[str, ...]
-FIXED = ("source", "num_sms", "bandwidth")
+FIXED = ("source", "capability", "num_sms", "shared_memory_per_sm", "bandwidth")
 
 
 def places(entry: Any, at: Place = ()) -> Iterator[Place]:
     """Where the figures that are fitted stand in a model's entry; all are positive."""
     for key in entry if isinstance(entry, Mapping) else map(str, range(len(entry))):
         value = _inside(entry, key)
+        if key in FIXED:
+            continue
         if isinstance(value, Mapping | list | tuple):
             yield from places(value, (*at, key))
-        elif key not in FIXED and value > 0:
+        elif value > 0:
             yield (*at, key)
 
 

@@ -67,10 +67,8 @@ class Costs:
 
 TILE = 16_384  # elements
 SPLITS = (2, 3, 4, 6, 8, 12, 16)  # of K
-WAVES = (
-    4,
-    2,
-)  # of programs at most that share tiles: by `mma`, and by `wgmma` and `tcgen05`, whose programs are longer
+# Waves of programs at most that share tiles, by `mma`, and by `wgmma` and `tcgen05`, whose programs are longer.
+WAVES = (4, 2)
 _KNOWN = Remembered()
 REGISTERS = 80  # of a thread, in addition to its sums
 
@@ -231,7 +229,7 @@ def faster(
         seen = average(given)
         on = _of_problem(seen, model)
         floors, most = [], limit() * ROUNDING - copying
-        least, listed = _configs(*_kind(seen, on.pace), model)
+        least, listed = _configs(device.capability, *_kind(seen, on.pace), model)
         if model.launch + max(on.memory, seen.batch * seen.M * seen.N * seen.K * least / model.num_sms) > most:
             continue
         for place, (config, of) in enumerate(listed):
@@ -254,10 +252,9 @@ def faster(
 
 
 @lru_cache(maxsize=64)
-def _configs(precision: str, *rest: Any) -> tuple[float, list[tuple[Config, _OfConfig]]]:
+def _configs(capability: tuple[int, int], precision: str, *rest: Any) -> tuple[float, list[tuple[Config, _OfConfig]]]:
     """The least that a product of two elements takes of a busy SM; and every configuration, and what it takes."""
-    *_, model = rest
-    found = [(config, _of_config(config, precision, *rest)) for config in configs(precision, tuple(model.capability))]
+    found = [(config, _of_config(config, precision, *rest)) for config in configs(precision, capability)]
     return min(of.work / (x.BLOCK_M * x.BLOCK_N * x.BLOCK_K) for x, of in found), found
 
 
