@@ -29,10 +29,12 @@ from tests.support.product_checks import (
 )
 from triton_gemm.arithmetic import EMULATED
 from triton_gemm.config import TileConfig
-from triton_gemm.hardware.device import INTERPRETER
+from triton_gemm.hardware.device import INTERPRETER, device_of_capability
 from triton_gemm.kernels import portable, repack, tiles
 from triton_gemm.kernels.launch import Launch, materialise
+from triton_gemm.kernels.portable import host
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
+from triton_gemm.selection.select import Selection, launches
 
 TILES = portable.Config(BLOCK_M=64, BLOCK_N=64, BLOCK_K=32, GROUP_M=2, num_warps=4, num_stages=2)
 SMALL_TILES = portable.Config(BLOCK_M=32, BLOCK_N=32, BLOCK_K=16, GROUP_M=2, num_warps=4, num_stages=2)
@@ -203,21 +205,21 @@ def test_planes_hold_the_bits_that_they_are_said_to(mode: str) -> None:
 
 
 class Launches:
-    """What portable launches, in a plan's place."""
+    """Launches in a plan's place."""
 
-    def __init__(self, problem: GemmProblem, config: TileConfig, split_k: int) -> None:
-        self.launches = portable.launches(problem, config, split_k)
-        self.names = ("a", "b", "c", *problem.auxiliary)
+    def __init__(self, problem: GemmProblem, launches: tuple[Launch, ...]) -> None:
+        self.launches, self.names = launches, ("a", "b", "c", *problem.auxiliary)
 
     def run(self, a, b, c, auxiliary=(), alpha=1.0, beta=0.0) -> None:
         operands = dict(zip(self.names, (a, b, c, *auxiliary), strict=True))
         for launch in self.launches:
+            operands |= {x.name: torch.full(x.shape, NAN).to(x.dtype) for x in launch.temporaries}
             run(launch, operands, alpha=alpha, beta=beta)
 
 
 def check(case: Case, config: TileConfig = SMALL_TILES, split_k: int = 1) -> None:
     operands = Operands(case, torch.device("cpu"))
-    operands.check(Launches(operands.problem, config, split_k), split_k)
+    operands.check(Launches(operands.problem, portable.launches(operands.problem, config, split_k)), split_k)
 
 
 TILES_8 = replace(SMALL_TILES, BLOCK_K=64)  # half a block of scales
@@ -273,6 +275,19 @@ def test_scales_come_before_the_epilogue(kind: str, split_k: int) -> None:
     for axis, activation, beta in (("n", None, 0.0), ("m", "gelu", 0.0), ("n", "relu", -2.0)):
         how = {"bias": axis, "activation": activation, "alpha": 0.5, "beta": beta}
         check(of_8_bits(kind, (45, 70, 260), **how), TILES_8, split_k)
+
+
+@pytest.mark.few(shows=lambda kind, orders: {kind, orders})
+@pytest.mark.parametrize("orders", ["nnn", "ttn", "tnt"])
+@pytest.mark.parametrize("kind", KINDS_8)
+def test_8_bits_that_are_copied_first(kind: str, orders: str) -> None:
+    """Whatever does not lie along K, where tensor cores have only `mma`."""
+    operands = Operands(of_8_bits(kind, (45, 70, 260), orders), torch.device("cpu"))
+    device = device_of_capability((8, 9))
+    ways = [way for way in portable.candidates(operands.problem, device) if way.algorithm.packed]
+    assert ways and all(host.along_k(way.problem) == ("a", "b") for way in ways)
+    made = launches(operands.problem, Selection.of(ways[-1], ""))
+    operands.check(Launches(operands.problem, made), ways[-1].algorithm.work)
 
 
 def test_int8_is_exact_up_to_the_ends_of_int32_and_wraps_beyond() -> None:
