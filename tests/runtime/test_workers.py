@@ -147,7 +147,6 @@ SMALL = {
     "triton_gemm.hardware.driver._primary_context",
     "triton_gemm.reporting.fingerprint._sources",
     "triton_gemm.kernels.__getattr__",
-    "triton_gemm.kernels.portable.choice._at_once",
     "triton_gemm.kernels.warp_specialised.configs.listed",
     "triton_gemm.kernels.warp_specialised.configs.of_itemsize",
     "triton_gemm.kernels.warp_specialised.costs._step",

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from .device import SHARED_MEMORY, DeviceInfo, architecture, device_of_capability
 
 Rates = Mapping[str, float]  # by `Arithmetic.unit`
+CUDA_CORES = frozenset({"ieee", "fp64"})  # units that run at their clock, which may be another than tensor cores'
 
 # Multiply-adds of an SM in a clock.
 RATES: dict[tuple[int, int], Rates] = {
@@ -152,7 +153,7 @@ def rate(device: DeviceInfo, unit: str) -> float:
     """Multiply-adds of an SM in a microsecond at the peak of the GPU's data sheet; of a GPU that has none here, at the
     rates of its architecture and its own clock."""
     sheet = _sheet(device)
-    clock = sheet.cuda_clock if unit in ("ieee", "fp64") and sheet.cuda_clock else sheet.clock
+    clock = sheet.cuda_clock if unit in CUDA_CORES and sheet.cuda_clock else sheet.clock
     if device.clock and device.name != sheet.product:
         clock = device.clock
     return per_clock(device, unit) * clock
