@@ -1,8 +1,9 @@
-"""The commands of perf: `python -m perf` lists them, and each has help."""
+"""The commands of perf: `python -m perf` lists them, each has help, and refuses what is mistaken."""
 
 from __future__ import annotations
 
 import importlib
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,9 +15,13 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from perf import heuristics
+from examples import bench_gpt
+from perf import battery, heuristics
 from perf.__main__ import COMMANDS
-from perf.ladder import counters, interpret
+from perf.accuracy import __main__ as accuracy
+from perf.bench import __main__ as bench
+from perf.calibrate import __main__ as calibrate
+from perf.ladder import counters, interpret, report
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,24 +54,100 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
     assert f"perf{'/' if name == 'report' else '.'}{name}" in capsys.readouterr().out
 
 
+MISTAKES: dict[Callable[[list[str]], Any], list[tuple[str, str]]] = {
+    accuracy.main: [("bf17", "no products bf17; there are bf16 to fp32;")],
+    battery.main: [("", "there is no CUDA device here")],
+    bench.main: [
+        ("nonsense", "no suite 'nonsense'"),
+        ("square --dtype fp8", "--dtype"),
+        ("square mid --json a.json", "--json is for one suite"),
+        ("square --json a.json --out b", "the same thing twice"),
+        ("square --limit 0", "--limit: a whole number from 1 on"),
+        ("square --budget 0", "--budget"),
+        ("square --budget nan", "--budget"),
+        ("square --providers cuBLAS,magic", "no provider 'magic'"),
+        ("", "name a SUITE, or --list them"),
+        ("square --out ''", "--out: an empty name"),
+        ("square --json ' '", "--json: an empty name"),
+        ("square --list --warm --budget 2", "--budget, --warm would be ignored: --list measures nothing"),
+        ("square --list --dtype bf16", "--dtype would be ignored"),
+        ("square --list --json a", "--json would be ignored"),
+        ("square --list --out a", "--out would be ignored"),
+        ("square --list --providers cuBLAS", "--providers would be ignored"),
+        ("square --list --peers", "--peers would be ignored"),
+        ("--list --limit 2 --unseen 1", "--limit, --unseen would be ignored"),
+        ("tf32 fp8 --dtype fp16", "--dtype would be ignored: tf32, fp8: the precision is the suite's own"),
+        ("square --warm --providers cuBLAS", "--warm would be ignored: it compiles for triton_gemm"),
+        ("square --fail-below 0.98", "--fail-below needs a --baseline"),
+        (f"square llm --baseline {__file__}", "--baseline of several suites is a folder"),
+        ("square", "needs a CUDA GPU"),
+    ],
+    bench_gpt.main: [
+        ("--tiny --layers 2 --quick", "--layers, --quick would be ignored: --tiny"),
+        ("--tiny --decode 1 --out x", "--decode, --out would be ignored: --tiny"),
+        ("--out ''", "--out: an empty name"),
+        ("--rounds 0", "--rounds: a whole number from 1 on"),
+        ("--width 100", "--width is a multiple of 64"),
+        ("", "needs a CUDA GPU"),
+    ],
+    calibrate.main: [
+        ("", "COMMAND"),
+        ("guess", "guess"),
+        ("fit", "FILE"),
+        ("measure --limit 0", "--limit: a whole number from 1 on"),
+        ("measure --out ''", "--out: an empty name"),
+        ("measure", "sm_90"),
+    ],
+    counters.main: [
+        ("", "STEM"),
+        ("c99 a 64", "invalid choice: 'c99'"),
+        ("c03_shared_tiled nonsense 64", "no variant 'nonsense' of c03_shared_tiled; there are"),
+        ("c03_shared_tiled fp32_32 0", "SIZE: a whole number from 1 on, not '0'"),
+        ("c03_shared_tiled fp32_32 64", "needs a CUDA GPU"),
+    ],
+    interpret.main: [("k01 k99", "no rung k99; there are k01"), ("k01", "set TRITON_INTERPRET=1")],
+    report.main: [
+        ("--rungs k99", "--rungs: no rung 'k99'"),
+        ("--sizes 1024,many", "--sizes"),
+        ("--dtype fp8", "--dtype"),
+        ("--out ''", "--out: an empty name"),
+        (f"--out {__file__}/results", "cannot write"),
+        ("--sizes 512 --dtype fp16 --counters", "--dtype, --sizes, --counters would be ignored: torch sees no GPU"),
+        ("--tuning", "--tuning would be ignored: torch sees no GPU here, and nothing is timed"),
+    ],
+}
+WITH_A_GPU: dict[Callable[[list[str]], Any], list[tuple[str, str]]] = {
+    report.main: [
+        ("--rungs k01,k02 --dtype fp16", "none of the rungs of --rungs multiplies fp16"),
+        ("--tuning --fresh", "leave out --fresh and --counters"),
+    ],
+}
+
+
 @pytest.mark.parametrize(
-    ("main", "arguments", "complaint"),
+    ("there", "main", "arguments", "complaint"),
     [
-        (counters.main, "", "STEM"),
-        (counters.main, "c99 a 64", "invalid choice: 'c99'"),
-        (counters.main, "c03_shared_tiled nonsense 64", "no variant 'nonsense' of c03_shared_tiled; there are"),
-        (counters.main, "c03_shared_tiled fp32_32 0", "SIZE: a whole number from 1 on, not '0'"),
-        (interpret.main, "k01 k99", "no rung k99; there are k01"),
-        (interpret.main, "k01", "set TRITON_INTERPRET=1"),
+        pytest.param(there, main, *mistake, id=f"{main.__module__.removesuffix('.__main__')} {mistake[0]}")
+        for there, mistakes in ((False, MISTAKES), (True, WITH_A_GPU))
+        for main, of_it in mistakes.items()
+        for mistake in of_it
     ],
 )
-def test_mistaken_calls_of_other_commands_are_refused(
-    main: Callable[[list[str]], Any], arguments: str, complaint: str, capsys: pytest.CaptureFixture[str]
+def test_a_mistaken_call_is_refused_before_any_work(
+    there: bool,
+    main: Callable[[list[str]], int],
+    arguments: str,
+    complaint: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        main(arguments.split())
-    assert exit_.value.code == 2
-    assert complaint in capsys.readouterr().err
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    try:
+        status: object = main(shlex.split(arguments))
+    except SystemExit as left:
+        status = left.code
+    said = capsys.readouterr()
+    assert status == 2 and complaint in said.err and "[  1/" not in said.err
 
 
 def test_nvidias_heuristic_stands_beside_our_choices(
@@ -87,9 +168,3 @@ def test_nvidias_heuristic_stands_beside_our_choices(
     with pytest.raises(SystemExit):
         heuristics.main(["a100"])
     assert "pip install nvidia-matmul-heuristics" in capsys.readouterr().err
-
-
-def test_counting_needs_a_gpu(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert counters.main(["c03_shared_tiled", "fp32_32", "64"]) == 2
-    assert "needs a CUDA GPU" in capsys.readouterr().err

@@ -1,39 +1,27 @@
-"""A complete record of a GPU that does not exist, and the figures that are drawn of it."""
+"""Records and sweeps for tests of reports and pages, the blocks that show them, and the figures drawn of them."""
 
 from __future__ import annotations
 
 import itertools
-import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
 
+from perf.bench.scores import COMPILED, Sweep
 from perf.common import style
-from perf.common.dataclass_json import from_json
 from perf.ladder import tasks
-from perf.ladder.record import (
-    COUNTERS,
-    TF32_ROUNDING,
-    Ceilings,
-    Counters,
-    Error,
-    ProblemResult,
-    Record,
-    TF32Rounding,
-    TunedRung,
-    TwinBuild,
-)
+from perf.ladder.record import Record
+from perf.measure import environment, operands
 from perf.measure.environment import Environment
-from perf.measure.numerics import mode_of
 from perf.measure.operands import Problem
-from perf.measure.providers import CUBLAS
-from reference_cuda import TWINS, LoadedTwin
-from triton_gemm.config import GemmConfig
-from triton_gemm.ladder import LADDER, Rung
-from triton_gemm.ladder.command import spelled
+from perf.measure.providers import CUBLAS, OURS
+from perf.pages import blocks
+from perf.pages.results import Results
+from triton_gemm.ladder import LADDER
+from triton_gemm.suites import SUITES
 
 SURROUNDINGS: Environment = {
     "date": "2026-01-01T00:00:00+00:00",
@@ -52,92 +40,47 @@ SURROUNDINGS: Environment = {
     "power_limit_w": 700.0,
 }
 OPTIONS = tasks.Options(LADDER, True, ("ieee", "tf32", "fp16", "bf16"), tasks.SIZES, False, False)
-PEAK = {"ieee": 50.0, "tf32": 380.0, "fp16": 700.0, "bf16": 700.0, "int32": 5.0}
+NO_RESULTS = Results([], [], [])
 
 
-def made_up_result(problem: Problem, name: str, share: float) -> dict[str, Any]:
-    size = problem.M
-    tflops = PEAK[problem.mode] * share * size**2 / (size**2 + 1500**2)
-    median = problem.flop / tflops / 1e9
-    spread = {"median": median, "p20": 0.98 * median, "p80": 1.03 * median}
-    ratio = {"median": share, "p20": share, "p80": share} if problem.mode != "int32" else None
-    facts = {"config": "128x128x32 group 8 8 warps 3 stages", "registers": 128, "shared": 98304, "spills": 0}
-    error = {"norm": 2.7e-4, "componentwise": 4e-7, "bound": 0.01, "vs_torch": 1.0}
-    return {"time_ms": spread, "ratio": ratio, "call_us": 15.0, "error": error, "rounds": 5, "repeats": 5, **facts}
+def committed_record(folder: Path) -> Record:
+    """A whole record, of the H200, in a folder of its own."""
+    record = Record.read(environment.RESULTS / "h200")
+    record.folder = folder
+    record.save()
+    return record
 
 
-def made_up_problem(problem: Problem, names: list[str]) -> ProblemResult:
-    clocks = {"clocks_sm": 1755, "clocks_mem": 2619, "temperature_gpu": 50, "power_draw": 300.0}
-    clocks["clocks_event_reasons_active"] = 0
-    results = {}
-    for name in names:
-        place = [rung.name for rung in LADDER].index(name) if name.startswith("k") else len(name) % 7
-        share = 1.0 if name == CUBLAS else 0.02 * 1.4**place
-        results[name] = made_up_result(problem, name, share)
-    measured = {
-        "M": problem.M,
-        "N": problem.N,
-        "K": problem.K,
-        "mode": problem.mode,
-        "hot": problem.hot,
-        "seed": 0,
-        "budget_s": tasks.BUDGET_S,
-        "clocks_before": clocks,
-        "clocks_after": clocks,
-        "sets": 4,
-        "providers": results,
-    }
-    return from_json(ProblemResult, measured)
+def spread(median: float) -> dict[str, float]:
+    return {"median": median, "p20": 0.99 * median, "p80": 1.01 * median}
 
 
-def made_up_tuning(rung: Rung) -> TunedRung:
-    """Large tiles are fast, more stages and fewer warps faster, and the last of several configurations fails."""
-    mode = mode_of(rung.precision, rung.dtypes[0])
-    problem = Problem(4096, 4096, 4096, mode)
-
-    def facts(config: GemmConfig) -> dict[str, Any]:
-        share = 0.9 - 20 / (config.tile.BLOCK_M + config.tile.BLOCK_N) + 0.01 * config.num_stages
-        median = problem.flop / (PEAK[mode] * (share - 0.005 * config.num_warps - 0.001 * (config.GROUP_M or 0))) / 1e9
-        spread = {"median": median, "p20": 0.98 * median, "p80": 1.03 * median}
-        return {"time_ms": spread, "registers": 128, "shared": 98304, "spills": 0, "blocks_per_sm": 2}
-
-    configs = {spelled(config): facts(config) for config in rung.configs}
-    configs[spelled(rung.configs[-1])] = {}
-    about = {"rung": rung.name, "mode": mode, "M": 4096, "N": 4096, "K": 4096}
-    return from_json(TunedRung, {**about, "configs": configs})
-
-
-def made_up_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Record:
-    """A complete record of a GPU that does not exist."""
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
-    monkeypatch.setattr("perf.ladder.rungs_and_twins.device_info", lambda _: environment_device())
-    made = Record(tmp_path, SURROUNDINGS.copy())
-    twins = {stem: LoadedTwin(twin, sys) for stem, twin in TWINS.items()}
-    for stem in TWINS:
-        made.twins[stem] = TwinBuild(variants={})
-    for mode, size in itertools.product(OPTIONS.modes, OPTIONS.sizes):
-        problem = Problem(size, size, size, mode)
-        names = [p.name for p in tasks.sweep_providers(problem, OPTIONS, twins, made)]
-        made.put_problem(problem.key, made_up_problem(problem, names))
-    for problem, names in tasks.experiment_problems():
-        chosen = names if problem.mode == "int32" else [CUBLAS, *names]
-        made.put_problem(problem.key, made_up_problem(problem, chosen))
-    made.put(made.ceilings, "measured", Ceilings(copy_tbs=2.9, copy_bytes=1 << 30, sm_clock_mhz=1755))
-    error = Error(norm=3e-4, componentwise=4e-5, bound=0.1, vs_torch=1.0, toward_zero=1e-5)
-    errors = {CUBLAS: error, "k07, operands truncated": error}
-    made.put(made.experiments, TF32_ROUNDING, TF32Rounding(size=4096, errors=errors))
-    made.put(made.experiments, COUNTERS, Counters(unavailable="ncu (Nsight Compute) is not on PATH"))
-    for rung in LADDER:
-        if len(rung.configs) > 1:
-            tuning = made_up_tuning(rung)
-            made.put_tuning(tasks.tuning_key(rung, Problem(4096, 4096, 4096, tuning.mode)), tuning)
-    return made
+def made_up_sweep(suite: str, ratios: Mapping[str, float | None], **more: Any) -> Sweep:
+    """A sweep with our ratio to cuBLAS for each shape; None where ours failed."""
+    listed = {shape.key: shape for shape in SUITES[suite].shapes}
+    shapes = {}
+    for seed, (key, ratio) in enumerate(ratios.items()):
+        shape = listed[key]
+        problem = Problem(shape.M, shape.N, shape.K, "bf16", seed=seed, batch=shape.batch, layout=shape.layout)
+        own: dict[str, Any] = {"failed": "a result is off"}
+        error = {"norm": 1.5e-3}
+        if ratio is not None:
+            own = {"time_ms": spread(2 / ratio), "least_ms": 1 / ratio, "ratio": spread(ratio), "error": error}
+            own |= {"config": "k11 128x256x64: the reason", "ratio_to": {COMPILED: spread(0.9 * ratio)}}
+        base = {"time_ms": spread(2.0), "least_ms": 1.0, "ratio": spread(1.0), "error": error}
+        shapes[key] = {**operands.describe(problem), "providers": {OURS: own, CUBLAS: base}}
+    found = {"suite": suite, "unit": SUITES[suite].unit, "dtype": "bf16", "unseen": None, "shapes": shapes}
+    return {**found, "listed": len(SUITES[suite].shapes), "environment": dict(SURROUNDINGS), **more}
 
 
-def environment_device() -> Any:
-    from triton_gemm.hardware.device import device_of_capability
+def keys(suite: str, count: int) -> list[str]:
+    """Of a suite's first shapes."""
+    return [shape.key for shape in SUITES[suite].shapes[:count]]
 
-    return device_of_capability((9, 0))
+
+def block(name: str, results: Results, folder: Path = environment.RESULTS) -> str:
+    """A page in `folder` that has nothing but this block."""
+    return blocks.filled(f"<!-- results:{name} -->\n<!-- /results -->\n", results, folder)
 
 
 def figures_of(monkeypatch: pytest.MonkeyPatch, *modules: ModuleType) -> dict[str, Any]:
