@@ -22,42 +22,29 @@ from perf.measure import environment, operands, timer
 from perf.measure.operands import Check, Operands, Problem
 from perf.measure.providers import CUBLAS, OURS
 from perf.pages import __main__ as pages
-from perf.pages import blocks
 from perf.pages.results import Results
 from tests.support.plan_fakes import take_gpu_away
+from tests.support.report_records import SURROUNDINGS, keys, made_up_sweep, spread
 from triton_gemm.problem import UnsupportedOperandError
 from triton_gemm.runtime import aot
 from triton_gemm.suites import ALL, LARGE_M, PROJECTIONS, SUITES, Suite, chosen, unseen
 from triton_gemm.suites.shapes import Shape, cube, spaced
 from triton_gemm.tuning import timing
 
-SURROUNDINGS: dict[str, Any] = {
-    "gpu": "NVIDIA Made-up GPU",
-    "torch": "2.11.0",
-    "triton": "3.6.0",
-    "cuda": "13.0",
-    "driver": "580.0",
-}
 TINY = (Shape(24, 16, 40, "tiny", layout="nt"), cube(17, "tn", pad=1, offset=1))
 
 
 @pytest.mark.parametrize("suite", SUITES.values(), ids=SUITES)
-def test_a_suite_lists_shapes_of_its_regime_once(suite: Suite) -> None:
+def test_shapes_are_of_a_suites_regime_and_a_seed_decides_about_others(suite: Suite) -> None:
     keys = [shape.key for shape in suite.shapes]
     assert len(set(keys)) == len(keys) > 5
-    assert [key for shape, key in zip(suite.shapes, keys, strict=True) if not suite.regime(shape)] == []
     assert suite.reason
     assert suite.kind in ("graph", "host", "queue")
     assert suite.unit in ("TFLOPS", "GB/s", "us")
-
-
-@pytest.mark.parametrize("suite", SUITES.values(), ids=SUITES)
-def test_unseen_shapes_are_of_the_regime_and_decided_by_the_seed(suite: Suite) -> None:
     drawn = unseen(suite, 7, 12)
-    assert drawn == unseen(suite, 7, 12)
-    assert drawn != unseen(suite, 8, 12)
-    assert all(suite.regime(shape) for shape in drawn)
-    assert len({shape.key for shape in drawn} - {shape.key for shape in suite.shapes}) == 12
+    assert drawn == unseen(suite, 7, 12) and drawn != unseen(suite, 8, 12)
+    assert [shape.key for shape in (*suite.shapes, *drawn) if not suite.regime(shape)] == []
+    assert len({shape.key for shape in drawn} - set(keys)) == 12
 
 
 def test_suites_hold_what_they_are_named_for() -> None:
@@ -85,63 +72,37 @@ def test_a_limit_spaces_shapes_evenly() -> None:
     assert len(chosen(SUITES["square"], 4, seed=3)) == 4
 
 
-def spread(median: float) -> dict[str, float]:
-    return {"median": median, "p20": 0.99 * median, "p80": 1.01 * median}
-
-
-def made_up(suite: str, ratios: dict[str, float | None], **more: Any) -> dict[str, Any]:
-    """A sweep with our ratio to cuBLAS for each shape; None where ours failed."""
-    listed = {shape.key: shape for shape in SUITES[suite].shapes}
-    shapes = {}
-    for seed, (key, ratio) in enumerate(ratios.items()):
-        shape = listed[key]
-        problem = Problem(shape.M, shape.N, shape.K, "bf16", seed=seed, batch=shape.batch, layout=shape.layout)
-        own: dict[str, Any] = {"failed": "a result is off"}
-        error = {"norm": 1.5e-3}
-        if ratio is not None:
-            own = {"time_ms": spread(2 / ratio), "least_ms": 1 / ratio, "ratio": spread(ratio), "error": error}
-            own |= {"config": "k11 128x256x64: the reason", "ratio_to": {COMPILED: spread(0.9 * ratio)}}
-        base = {"time_ms": spread(2.0), "least_ms": 1.0, "ratio": spread(1.0), "error": error}
-        shapes[key] = {**operands.describe(problem), "providers": {OURS: own, CUBLAS: base}}
-    found = {"suite": suite, "unit": SUITES[suite].unit, "dtype": "bf16", "unseen": None, "shapes": shapes}
-    return {**found, "listed": len(SUITES[suite].shapes), "environment": dict(SURROUNDINGS), **more}
-
-
-def keys(suite: str, count: int) -> list[str]:
-    return [shape.key for shape in SUITES[suite].shapes[:count]]
-
-
 def test_a_score_is_mean_minimum_and_losers() -> None:
     assert scores.geometric_mean([0.5, 2.0]) == pytest.approx(1.0)
     one, two, three, four = keys("square", 4)
-    (score,) = scores.scores(made_up("square", {one: 2.0, two: 0.5, three: 0.8, four: 1.0}))
+    (score,) = scores.scores(made_up_sweep("square", {one: 2.0, two: 0.5, three: 0.8, four: 1.0}))
     assert score.mean == pytest.approx((2 * 0.5 * 0.8) ** 0.25)
     assert score.minimum == 0.5
     assert score.losers == (two, three)
     assert score.met is False
-    (good,) = scores.scores(made_up("square", {one: 1.10, two: 0.99}))
+    (good,) = scores.scores(made_up_sweep("square", {one: 1.10, two: 0.99}))
     assert good.met is True
-    (incomplete,) = scores.scores(made_up("square", {one: 1.10, two: None}))
+    (incomplete,) = scores.scores(made_up_sweep("square", {one: 1.10, two: None}))
     assert incomplete.missing == 1
     assert incomplete.met is False
-    assert scores.scores(made_up("square", {one: None})) == []
+    assert scores.scores(made_up_sweep("square", {one: None})) == []
     assert Score("layouts", CUBLAS, {one: 2.0}, None).met is None
 
 
 def test_scores_beside_cublas() -> None:
     projections = keys("llm", 8)
-    both = scores.scores(made_up("llm", dict.fromkeys(projections, 1.2)))
+    both = scores.scores(made_up_sweep("llm", dict.fromkeys(projections, 1.2)))
     assert [(score.suite, len(score.ratios)) for score in both] == [("llm", 8), ("llm-large", 3)]
     assert both[1].target == scores.TARGETS["llm-large", CUBLAS]
-    to_eager, to_compiled = scores.scores(made_up("epilogue", dict.fromkeys(keys("epilogue", 2), 1.2)))
+    to_eager, to_compiled = scores.scores(made_up_sweep("epilogue", dict.fromkeys(keys("epilogue", 2), 1.2)))
     assert (to_compiled.over, to_compiled.mean) == (COMPILED, pytest.approx(1.08))
     assert to_eager.met and to_compiled.met
     light, heavy = (next(s.key for s in SUITES["decode"].shapes if (2 * s.N * s.K > 100e6) is h) for h in (False, True))
-    found = scores.scores(made_up("decode", {light: 1.0, heavy: 1.0}, copy_tbs=1.0))
+    found = scores.scores(made_up_sweep("decode", {light: 1.0, heavy: 1.0}, copy_tbs=1.0))
     share = next(score for score in found if score.over == COPY)
     assert list(share.ratios) == [heavy]
     assert share.losers == (heavy,)
-    shape = made_up("decode", {heavy: 1.0})["shapes"][heavy]
+    shape = made_up_sweep("decode", {heavy: 1.0})["shapes"][heavy]
     moved = 2 * (shape["M"] * shape["K"] + shape["K"] * shape["N"] + shape["M"] * shape["N"])
     assert share.ratios[heavy] == pytest.approx(moved / 2e-3 / 1e12)
     assert all(suite in SUITES for suite, _ in scores.TARGETS)
@@ -150,19 +111,19 @@ def test_scores_beside_cublas() -> None:
 def test_a_sweep_is_compared_with_one_before(capsys: pytest.CaptureFixture[str]) -> None:
     """Over shapes that both timed; a mean below what was asked for fails, and so does nothing in common."""
     first, second, third, fourth = keys("square", 4)
-    before = made_up("square", {first: 1.0, second: 2.0, third: None, fourth: 1.0})
-    now = made_up("square", {first: 0.9, second: 2.0, third: 1.0})
+    before = made_up_sweep("square", {first: 1.0, second: 2.0, third: None, fourth: 1.0})
+    now = made_up_sweep("square", {first: 0.9, second: 2.0, third: 1.0})
     assert scores.changes(before, now) == {first: pytest.approx(0.9), second: pytest.approx(1.0)}
     console = bench.Console(width=200)
     for least, slower in ((0.94, False), (0.95, True), (None, False)):
         assert bench.show_changes([now], {"square": before}, least, console) == slower
     assert f"0.949 over 2 shapes, at worst 0.900: {first}" in capsys.readouterr().out
-    assert bench.show_changes([now], {"square": made_up("square", {fourth: 1.0})}, 0.5, console)
+    assert bench.show_changes([now], {"square": made_up_sweep("square", {fourth: 1.0})}, 0.5, console)
     assert not bench.show_changes([now], {}, 0.5, console)
 
 
 def test_a_baseline_is_a_sweep_of_the_suite_or_a_folder_of_them(tmp_path: Path) -> None:
-    write_json(tmp_path / "square.json", made_up("square", {keys("square", 1)[0]: 1.0}))
+    write_json(tmp_path / "square.json", made_up_sweep("square", {keys("square", 1)[0]: 1.0}))
     for given in (tmp_path, tmp_path / "square.json"):
         assert set(bench.baselines(bench.parse(["square", "--baseline", str(given)]))) == {"square"}
     with pytest.raises(ValueError, match="is no sweep of llm"):
@@ -173,116 +134,44 @@ def test_a_baseline_is_a_sweep_of_the_suite_or_a_folder_of_them(tmp_path: Path) 
 
 def test_figures_that_are_too_good_are_named() -> None:
     size = "4096x4096x4096 nn"
-    assert len(scores.suspicious([made_up("square", {size: 1.3})])) == 1
+    assert len(scores.suspicious([made_up_sweep("square", {size: 1.3})])) == 1
     for gpu in ("NVIDIA H100 80GB HBM3", "NVIDIA H200"):
-        fast = made_up("square", {size: 1.05}, environment={**SURROUNDINGS, "gpu": gpu})
+        fast = made_up_sweep("square", {size: 1.05}, environment={**SURROUNDINGS, "gpu": gpu})
         fast["shapes"][size]["providers"][OURS]["time_ms"] = spread(2 * 4096**3 / 950e9)
         assert scores.suspicious([fast]) == [f"square {size}: 950 TFLOPS"]
-    assert scores.suspicious([made_up("square", {size: 1.05})]) == []
-    assert scores.suspicious([made_up("square", {"512x512x512 nn": 1.3})]) == []
+    assert scores.suspicious([made_up_sweep("square", {size: 1.05})]) == []
+    assert scores.suspicious([made_up_sweep("square", {"512x512x512 nn": 1.3})]) == []
 
 
-def test_tables_say_who_wins(tmp_path: Path) -> None:
-    one, two = keys("square", 2)
-    measured = made_up("square", {one: 1.25, two: 0.75})
-    text = bench_tables.suite([measured], "square")
-    assert "1.250" in text
-    assert "k11 128x256x64" in text
-    assert "the reason" not in text
-    assert f"Slower than cuBLAS: {two} (0.75)." in text
-    assert f"2 of {len(SUITES['square'].shapes)} shapes" in text
-    summary = bench_tables.summary([measured, made_up("host", dict.fromkeys(keys("host", 2), 0.5))])
-    assert summary.count("geometric mean") == 1
-    assert "| square | cuBLAS | 2 | 0.968 | 0.750 | 1.04 / 0.98 | 1 | missed |" in summary
-    assert "FAILED: a result is off" in bench_tables.suite([made_up("square", {one: None})], "square")
+def test_a_table_says_what_failed_and_has_cells_for_every_column() -> None:
+    assert "FAILED: a result is off" in bench_tables.suite(
+        [made_up_sweep("square", {keys("square", 1)[0]: None})], "square"
+    )
     for name, suite in SUITES.items():
-        every = made_up(name, {shape.key: 1.01 for shape in suite.shapes})
+        every = made_up_sweep(name, {shape.key: 1.01 for shape in suite.shapes})
         rows = [bench_tables.row(every, key) for key in every["shapes"]]
         assert {len(row) for row in rows} == {len(bench_tables.columns(every))}
 
 
-def test_committed_sweeps_are_found_by_gpu_and_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_newest_committed_sweeps_of_a_gpu_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = keys("square", 2)
     for version, ratio in (("3.10.0", 1.5), ("3.6.0", 1.25)):
         surroundings = {**SURROUNDINGS, "triton": version}
         folder = bench_tables.folder_of(tmp_path, surroundings)
         folder.mkdir(parents=True)
-        write_json(folder / "square.json", made_up("square", {one: ratio}, environment=surroundings))
-    write_json(folder / "square-unseen-5.json", made_up("square", {two: 1.0}, unseen=5))
+        write_json(folder / "square.json", made_up_sweep("square", {one: ratio}, environment=surroundings))
+    write_json(folder / "square-unseen-5.json", made_up_sweep("square", {two: 1.0}, unseen=5))
     assert folder == tmp_path / "made-up-gpu" / "bench" / "3.6.0"
     found = bench_tables.committed(tmp_path)
-    assert [(f["environment"]["triton"], f["unseen"]) for f in found] == [
-        ("3.6.0", None),
-        ("3.6.0", 5),
-        ("3.10.0", None),
-    ]
+    versions = [(sweep["environment"]["triton"], sweep["unseen"]) for sweep in found]
+    assert versions == [("3.6.0", None), ("3.6.0", 5), ("3.10.0", None)]
+    assert "| square unseen 5 |" in bench_tables.page(found[:2])
     monkeypatch.setattr(environment, "RESULTS", tmp_path)
     monkeypatch.setattr(pages, "PAGES", ())
-    monkeypatch.setattr(pages.bench_plots, "precisions", None)  # there is nothing to draw
     pages.rewrite()
     (file,) = tmp_path.rglob("README.md")
-    assert file.parent.name == "3.10.0"  # the newest Triton of this GPU
-    page = file.read_text()
-    assert page.startswith("# Every shape on NVIDIA Made-up GPU, Triton 3.10.0\n")
-    assert "1.500" in page and "1.250" not in page
+    assert file.parent.name == "3.10.0" and "1.500" in file.read_text()
     assert pages.stale() == []
-    page = bench_tables.page(found[:2])
-    assert "| square unseen 5 |" in page and "1 shapes drawn with seed 5" in page
-
-
-BLOCK = "<!-- results:{} -->\n<!-- /results -->\n"
-
-
-def committed(results: Path, gpu: str, version: str, sweep: dict[str, Any], **made: Any) -> None:
-    """Puts a sweep where the bench would, measured on that GPU and Triton."""
-    surroundings = {**SURROUNDINGS, "gpu": gpu, "triton": version, **made}
-    folder = bench_tables.folder_of(results, surroundings)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / f"{sweep['suite']}.json", {**sweep, "environment": surroundings})
-
-
-def test_a_column_for_each_gpu_with_its_newest_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, two = keys("square", 2)
-    monkeypatch.setattr(environment, "RESULTS", tmp_path)
-    monkeypatch.setattr(environment, "source_hash", lambda _: "today")
-    first, second = ("NVIDIA H100 80GB HBM3", "3.10.0"), ("NVIDIA H200", "3.9.0")
-    committed(tmp_path, first[0], "3.6.0", made_up("square", {one: 3.0}))
-    old = {"commit": "abc", "sources": "old"}
-    committed(tmp_path, *first, made_up("square", {one: 1.25, two: 1.0}), **old)
-    committed(tmp_path, *first, made_up("mid", dict.fromkeys(keys("mid", 2), 1.5)), **old)
-    committed(tmp_path, *second, made_up("host", dict.fromkeys(keys("host", 2), 0.5)), sources="today")
-    committed(tmp_path, *second, made_up("square", {one: 0.5}), sources="today")
-    table = blocks.filled(BLOCK.format("bench"), Results.read(tmp_path), tmp_path / "docs")
-    head, _, *rows = (line for line in table.splitlines() if line.startswith("| "))
-    assert head == "| suite | over | target | H100 80GB HBM3 | H200 |"
-    assert rows == [
-        "| square | cuBLAS | 1.04 / 0.98 | 1.118 / 1.000 ✓ | 0.500 / 0.500 |",
-        "| mid | cuBLAS | 1.15 / 1.00 | 1.500 / 1.500 ✓ |  |",
-        "| host | cuBLAS | 1.00 |  | 0.500 / 0.500 |",
-    ]
-    assert "NVIDIA H200, torch 2.11.0, Triton 3.9.0, CUDA 13.0: [every shape](../h200/bench/3.9.0/README.md)." in table
-    assert "3.9.0/README.md). Commit not recorded." in table
-    assert "Triton 3.10.0, CUDA 13.0: [every shape](../h100-80gb-hbm3/bench/3.10.0/README.md)." in table
-    assert "Commit `abc` (changed since)." in table
-    assert "Triton 3.6.0" not in table
-
-
-def test_the_page_of_a_version_names_the_commit_of_every_suite(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "source_hash", lambda _: "today")
-    made = {
-        name: {**SURROUNDINGS, "commit": name, "sources": sources}
-        for name, sources in {"first": "today", "second": "old"}.items()
-    }
-    square = made_up("square", dict.fromkeys(keys("square", 2), 1.5), environment=made["first"])
-    decode = made_up("decode", dict.fromkeys(keys("decode", 2), 0.5), environment=made["second"], copy_tbs=3.0)
-    page = bench_tables.page([square, decode])
-    assert "CUDA 13.0. Commit `first`; commit `second` (changed since)." in page
-    _, squares, decodes = page.split("\n## ")
-    assert squares.startswith("square\n\nM = N = K")
-    assert f"bf16, 2 of {len(SUITES['square'].shapes)} shapes; commit `first`." in squares
-    assert "; commit `second`." in decodes
-    assert "A copy reads and writes 3,000 GB/s." in decodes
-    assert "Slower than cuBLAS" in decodes
 
 
 def test_every_committed_sweep_is_on_a_page() -> None:
@@ -292,42 +181,7 @@ def test_every_committed_sweep_is_on_a_page() -> None:
         assert all(f"\n| {key} | " in page for sweep in sweeps for key in sweep["shapes"])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["nonsense"], "no suite 'nonsense'"),
-        (["square", "--dtype", "fp8"], "--dtype"),
-        (["square", "mid", "--json", "a.json"], "--json is for one suite"),
-        (["square", "--json", "a.json", "--out", "b"], "the same thing twice"),
-        (["square", "--limit", "0"], "--limit: a whole number from 1 on"),
-        (["square", "--budget", "0"], "--budget"),
-        (["square", "--budget", "nan"], "--budget"),
-        (["square", "--providers", "cuBLAS,magic"], "no provider 'magic'"),
-        ([], "name a SUITE, or --list them"),
-        (["square", "--out", ""], "--out: an empty name"),
-        (["square", "--json", " "], "--json: an empty name"),
-        (["square", "--list", "--warm", "--budget", "2"], "--budget, --warm would be ignored: --list measures nothing"),
-        (["square", "--list", "--dtype", "bf16"], "--dtype would be ignored"),
-        (["square", "--list", "--json", "a"], "--json would be ignored"),
-        (["square", "--list", "--out", "a"], "--out would be ignored"),
-        (["square", "--list", "--providers", "cuBLAS"], "--providers would be ignored"),
-        (["--list", "--limit", "2", "--unseen", "1"], "--limit, --unseen would be ignored"),
-        (["tf32", "fp8", "--dtype", "fp16"], "--dtype would be ignored: tf32, fp8: the precision is the suite's own"),
-        (["square", "--warm", "--providers", "cuBLAS"], "--warm would be ignored: it compiles for triton_gemm"),
-        (["square", "--fail-below", "0.98"], "--fail-below needs a --baseline"),
-        (["square", "llm", "--baseline", __file__], "--baseline of several suites is a folder"),
-    ],
-)
-def test_a_mistaken_call_is_refused(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        bench.main(arguments)
-    assert exit_.value.code == 2
-    assert complaint in capsys.readouterr().err
-
-
-def test_without_a_gpu_shapes_are_listed_and_nothing_is_measured(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shapes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main(["--list"]) == 0
     out = capsys.readouterr().out
     assert [line.split()[:2] for line in out.splitlines()] == [[n, str(len(s.shapes))] for n, s in SUITES.items()]
@@ -335,9 +189,6 @@ def test_without_a_gpu_shapes_are_listed_and_nothing_is_measured(
     out = capsys.readouterr().out
     assert "512x512x512 nn" in out
     assert "Llama-3 8B qkv" in out
-    monkeypatch.setattr(environment, "describe", lambda _: {**SURROUNDINGS, "gpu": None})
-    assert bench.main(["square"]) == 2
-    assert "needs a CUDA GPU" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -6,15 +6,15 @@ import re
 
 import pytest
 
-from perf.bench.scores import Sweep
 from perf.ladder import autotuner, views
 from perf.ladder.record import SECTIONS, Record
 from perf.ladder.rungs_and_twins import rungs_of
 from perf.measure import environment
-from perf.measure.providers import CUBLAS, OURS
+from perf.measure.providers import OURS
 from perf.pages import __main__ as pages
 from perf.pages import rung_diff, summary
 from perf.pages.results import Results
+from tests.support.report_records import SURROUNDINGS, keys, made_up_sweep
 from triton_gemm.ladder import LADDER
 
 RUNGS = {rung.id: rung for rung in LADDER}
@@ -25,38 +25,10 @@ def test_the_first_rung_differs_from_nothing() -> None:
     assert rung_diff.difference(RUNGS["k01"]) == ""
 
 
-@pytest.mark.parametrize(
-    ("rung", "lines"),
-    [
-        ("k02", ["-    offs_m = (pid_m * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)  # lanes along M: uncoalesced"]),
-        ("k03", ["@@ store_tile, new @@", "-    for k in range(K):", "+    for k in range(0, K, BLOCK_K):"]),
-        ("k04", ["+    GROUP_M: tl.constexpr,", "-    pid_n = tl.program_id(1)"]),
-        ("k05", ["# The kernel is k04's.", "@@ CONFIGS @@", "@@ repack_kernel, new @@"]),
-        ("k06", ["# The kernel is k05's.", "+    for stages in depths"]),
-        ("k07", ['-        acc = tl.dot(a, b, acc, input_precision="ieee")', "@@ round_tf32, new @@"]),
-        ("k08", ['-        acc = tl.dot(a, b, acc, input_precision="tf32")']),
-        ("k09", ["         # Locate the tile", "-    run(RUNG, kernel, tiles(*c.shape), arguments, config)"]),
-        ("k10", ["-    a_ptr,", "+    a_desc,"]),
-        ("k11", ["@@ load_partition, new @@", "@@ mma_partition, new @@", "@@ warp_specialised_kernel, new @@"]),
-    ],
-)
-def test_a_rung_shows_what_it_changes(rung: str, lines: list[str]) -> None:
-    found = rung_diff.difference(RUNGS[rung])
-    assert set(lines) <= set(found.splitlines())
-    assert "fmt:" not in found and '"""' not in found
-    title = found.partition("</summary>")[0]
-    assert ("little of k10" in title) if rung == "k11" else title.endswith(f"from k{int(rung[1:]) - 1:02}")
-
-
 def test_indentation_alone_is_no_change() -> None:
     """k09 puts k08's body into a loop."""
     found = rung_diff.difference(RUNGS["k09"]).splitlines()
     assert not any("acc = tl.dot" in line or "store_tile(" in line for line in found if line.startswith(("-", "+")))
-
-
-def test_the_ladders_page_has_every_difference() -> None:
-    page = (pages.ROOT / "docs" / "ladder.md").read_text()
-    assert all(rung_diff.difference(rung) in page for rung in LADDER)
 
 
 def test_a_changed_rung_makes_its_page_stale(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,22 +101,11 @@ def test_the_slowest_gpu_decides_where_a_suite_stands() -> None:
     ]
 
 
-def sweep(suite: str, ratio: float) -> Sweep:
-    results = {
-        name: {"time_ms": {"median": time}, "ratio": {"median": ratio}} for name, time in ((OURS, 1.0), (CUBLAS, ratio))
-    }
-    shape = {"M": 4096, "N": 4096, "K": 4096, "providers": results}
-    environment = {"gpu": "NVIDIA A", "triton": "3.9.0"}
-    return {"suite": suite, "dtype": "bf16", "environment": environment, "shapes": {"4096x4096x4096": shape}}
-
-
 def test_the_plain_sweep_of_a_suite_counts_and_models_do() -> None:
     variants = {"torch": {}, OURS: {"ratio": {"median": 2.0}}, "compiled": {"ratio": {"median": 0.5}}}
-    model = {
-        "environment": {"gpu": "NVIDIA A", "triton": "3.9.0"},
-        "cases": {"training, 8 x 1024": {"variants": variants}},
-    }
-    found = summary.speed([sweep("square", 1.5), sweep("square", 0.5), sweep("fp8-fast", 9.0)], [model])
+    model = {"environment": SURROUNDINGS, "cases": {"training, 8 x 1024": {"variants": variants}}}
+    ratios = (("square", 1.5), ("square", 0.5), ("fp8-fast", 9.0))
+    found = summary.speed([made_up_sweep(suite, {keys(suite, 1)[0]: ratio}) for suite, ratio in ratios], [model])
     assert "squares (1.50)" in found and "9.00" not in found
     assert f"{summary.MODELS['training']} (1.00)" in found
 
@@ -152,9 +113,3 @@ def test_the_plain_sweep_of_a_suite_counts_and_models_do() -> None:
 def test_every_suite_in_the_summary_is_there_and_committed() -> None:
     found = summary.speed(RESULTS.sweeps, RESULTS.models)
     assert all(f"{words} (" in found for words in (*summary.SUITES.values(), *summary.MODELS.values()))
-
-
-def test_the_ends_of_the_ladder_are_named() -> None:
-    assert RESULTS.latest is not None
-    found = summary.climb(RESULTS.latest)
-    assert "k01 reaches" in found and "k11 reaches" in found and found.endswith("in the same precision.")
