@@ -18,8 +18,6 @@ import torch
 from perf import battery
 from perf.accuracy import tables as accuracy_tables
 from perf.measure import environment
-from perf.pages import blocks
-from perf.pages.results import Results
 from tests.support.report_records import SURROUNDINGS
 
 ROOT = Path(__file__).parents[2]
@@ -136,13 +134,6 @@ def test_what_does_not_end_in_time_is_ended_with_its_children(made_up: Path) -> 
     assert "sleep 612.5" not in running
 
 
-def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit) as exit_:
-        battery.main([])
-    assert exit_.value.code == 2 and "there is no CUDA device here" in capsys.readouterr().err
-
-
 # --- The table ---
 
 
@@ -154,17 +145,6 @@ def record(**changes: Any) -> dict[str, Any]:
     sections = [row("fuzzing", 61_234, 0), row("memcheck", 456, 2), row("ConSan", 66, 1) | changes]
     made = {**SURROUNDINGS, "sources": environment.source_hash("battery")}
     return {"environment": made, "sections": sections, "cores": 16, "seconds": 512.3}
-
-
-def test_the_table() -> None:
-    text = blocks.filled(
-        "<!-- results:battery -->\n<!-- /results -->", Results([], [], [], [], [record()]), environment.RESULTS
-    )
-    assert "| check | what is tried | cases | failures | planted bugs found | seconds |" in text
-    assert "| fuzzing | what fuzzing is | 61,234 | 0 |  | 12 |" in text
-    assert "| memcheck | what memcheck is | 456 | 0 | 2 of 2 | 12 |" in text
-    assert "| all |  | 61,756 | 0 | 3 of 3 | 512 |" in text
-    assert "Made-up GPU, torch 2.11.0, Triton 3.6.0" in text and "Not run" not in text
 
 
 def test_the_table_says_what_failed_and_what_did_not_run() -> None:
