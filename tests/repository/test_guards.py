@@ -22,23 +22,15 @@ def test_names_options_and_schemas_are_those_of_the_record(name: str) -> None:
     assert guards.STATIC[name]() == guards.read()[name]
 
 
-def _chooses_as_before(device: str, way: str) -> None:
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=[pytest.mark.full] * (way == "batch-invariant")) for way in guards.WAYS]
+)
+@pytest.mark.parametrize("device", guards.DEVICES)
+def test_choices_and_their_bits_are_those_of_the_record(device: str, way: str) -> None:
     known = guards.read()["choices"].get(guards.key())
     if known is None:
         pytest.skip(f"no choices are recorded for Triton {guards.key()}")
     assert guards.digests(device, way) == known[f"{device}, {way}"]
-
-
-@pytest.mark.parametrize("way", [way for way in guards.WAYS if way != "batch-invariant"])
-@pytest.mark.parametrize("device", guards.DEVICES)
-def test_choices_and_their_bits_are_those_of_the_record(device: str, way: str) -> None:
-    _chooses_as_before(device, way)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("device", guards.DEVICES)
-def test_batch_invariant_choices_are_those_of_the_record(device: str) -> None:
-    _chooses_as_before(device, "batch-invariant")
 
 
 @pytest.mark.parametrize("path", sorted(tables.SHIPPED.glob("*.json")), ids=lambda path: path.name)

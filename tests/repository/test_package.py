@@ -217,13 +217,6 @@ def test_the_command_says_what_it_needs(package: str, installed: Installed) -> N
 
 
 @pytest.mark.full
-def test_the_ladders_door_says_what_it_needs(installed: Installed) -> None:
-    done = installed.run("-m", "triton_gemm.ladder", "k06")
-    assert done.returncode == 1
-    assert re.fullmatch(r"error: [^\n]*`perf`[^\n]*\n", done.stderr)
-
-
-@pytest.mark.full
 def test_the_interpreter_says_that_it_needs_numpy(installed: Installed) -> None:
     hidden = "import sys; sys.modules['numpy'] = None; import torch, triton_gemm"
     done = installed.run("-c", hidden, TRITON_INTERPRET="1")
