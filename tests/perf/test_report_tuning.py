@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from perf.common.dataclass_json import to_json
-from perf.ladder import autotuner, plots, prediction, report_page, rungs_and_twins, tasks
+from perf.ladder import autotuner, plots, prediction, report_page, rungs_and_twins, tables, tasks
 from perf.ladder import report as climb
 from perf.ladder.record import FILE, Ceilings, Record, Spread, TunedConfig, TunedRung
 from perf.measure import environment
@@ -224,6 +224,7 @@ def test_the_fastest_and_the_predicted_one_are_found(record: Record) -> None:
     assert found.one_choice_off("num_warps") == []
     told = autotuner.says(found)
     assert "names `128x256x64,8,3,8`, which reaches 80.0 % of it. `128x256x64,8,5,8` failed." in told
+    assert tables.tuning(found).endswith("\n| 128x256x64,8,5,8 | failed |  |  |  |  |")
     record.tuning[KEY].configs["128x256x64,8,3,8"] = tuned(0.1)
     assert "The prediction names it." in autotuner.says(autotuner.shown(record)[0])
 
