@@ -70,7 +70,7 @@ def test_pages_and_pictures_are_made_again_and_say_when_the_sources_changed(
     assert pages.main([]) == 0
     assert pages.main(["--check"]) == 0
     for name in ("ladder.png", "tuning-k11.png"):
-        assert f"]({name})" in second.read_text() and 5_000 < (second.parent / name).stat().st_size < 250_000
+        assert f"]({name})" in second.read_text() and 5_000 < (second.parent / name).stat().st_size < 150_000
     assert "Commit `abc1234`." in page_of_two.read_text()
     assert "Commit not recorded." in page_of_two.read_text()
     assert "- Commit `abc1234`\n" in first.read_text()
