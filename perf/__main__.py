@@ -8,7 +8,7 @@ COMMANDS = {
     "calibrate": "measure and fit the constants of the cost model",
     "tuning": "what the model's choices lose, and what tune finds, on products listed and drawn",
     "drift": "what other Tritons make of the kernels, against a record; needs no GPU",
-    "heuristics": "choices for other GPUs beside those of NVIDIA's heuristic; needs no GPU",
+    "heuristics": "compare the selected tiles and split-K with nvidia-matmul-heuristics; needs no GPU",
     "pages": "put the committed results into README.md and docs/",
     "ladder.counters": "launch one CUDA twin once, for Nsight Compute",
     "ladder.interpret": "run the rungs in Triton's interpreter, against fp64",

@@ -22,7 +22,7 @@ SUSPICIOUS_TFLOPS = 900
 HOPPERS = ("H100", "H200")  # in their names; of one speed, but for the memory
 
 
-# GPUs of architectures, for predictions where there is none.
+# The GPU that each architecture is predicted for.
 TYPICAL = {gpu.capability: gpu for gpu in map(named_device, ("a100", "rtx4090", "h100", "b200", "rtx5090"))}
 
 

@@ -231,7 +231,7 @@ def test_the_fastest_and_the_predicted_one_are_found(record: Record) -> None:
 
 def test_what_is_not_known_is_not_told(record: Record) -> None:
     configs = record.tuning[KEY].configs
-    for text in configs.keys() - {"128x256x64,8,4,8", "64x64x32,4,4,8"}:  # whose every choice differs
+    for text in configs.keys() - {"128x256x64,8,4,8", "64x64x32,4,4,8"}:  # which differ in every parameter
         del configs[text]
     configs |= {text: replace(tuned, blocks_per_sm=None) for text, tuned in configs.items()}
     (found,) = autotuner.shown(record)

@@ -281,7 +281,7 @@ def test_scales_come_before_the_epilogue(kind: str, split_k: int) -> None:
 @pytest.mark.parametrize("orders", ["nnn", "ttn", "tnt"])
 @pytest.mark.parametrize("kind", KINDS_8)
 def test_8_bits_that_are_copied_first(kind: str, orders: str) -> None:
-    """Whatever does not lie along K, where tensor cores have only `mma`."""
+    """Operands that are not K-major, on GPUs whose tensor cores have only `mma`."""
     operands = Operands(of_8_bits(kind, (45, 70, 260), orders), torch.device("cpu"))
     device = device_of_capability((8, 9))
     ways = [way for way in portable.candidates(operands.problem, device) if way.algorithm.packed]
