@@ -1,8 +1,8 @@
-"""Choices beside those of NVIDIA's heuristic, for GPUs that are not here: python -m perf.heuristics [GPU ...]
+"""Compares the selected tiles and split-K with nvidia-matmul-heuristics: python -m perf.heuristics [GPU ...]
 
-nvidia-matmul-heuristics estimates on the CPU which tile and split of K suit a product in Triton; `pip install` it by
-hand. Prints a Markdown table of 20 products in bf16, nt, for each GPU: the tile, the parts of K and the microseconds of
-both, and what differs by more than a factor of two. Nothing is measured.
+That package, installed by hand, runs on the CPU and recommends a Triton configuration for a GEMM on a GPU that need not
+be present. This command prints a Markdown table for each GPU: 20 bf16 products in layout nt, with the tile, split-K
+and predicted time of both. It names what differs by more than a factor of two. Nothing is measured.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from perf.common import formats
 from triton_gemm.hardware.gpus import named_device
-from triton_gemm.selection.select import select
+from triton_gemm.reporting.candidates import compare
 from triton_gemm.suites.problems import gemm_problem
 from triton_gemm.suites.shapes import Shape
 
@@ -30,7 +30,7 @@ PRODUCTS = (
 
 
 class Choice(NamedTuple):
-    """A kernel's name, or "", its tile in elements, the parts of K, and predicted microseconds."""
+    """A kernel's name, or "", its tile in elements, split-K, and predicted microseconds."""
 
     kernel: str
     tile: tuple[int, int, int]
@@ -57,7 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows = []
         for product in PRODUCTS:
             one, other = ours(gpu, *product), theirs.choice(*product)
-            differs = [name for name, ratio in compared(one, other).items() if not 0.5 <= ratio <= 2]
+            tiles = one.tile[0] * one.tile[1] / (other.tile[0] * other.tile[1])
+            ratios = {"tile": tiles, "split": one.split_k / other.split_k}
+            differs = [name for name, ratio in ratios.items() if not 0.5 <= ratio <= 2]
             rows.append([" x ".join(map(str, product)), str(one), str(other), ", ".join(differs)])
         theirs.close()
         print(f"\n{gpu}\n\n{formats.table(['M x N x K', 'ours', 'theirs', 'differs'], rows)}")
@@ -65,20 +67,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def ours(gpu: str, M: int, N: int, K: int) -> Choice:
-    found = select(gemm_problem(Shape(M, N, K, layout="nt")), named_device(gpu))
-    tile = found.config.BLOCK_M, found.config.BLOCK_N, found.config.BLOCK_K
-    tile = (tile[1], tile[0], tile[2]) if found.swap_ab else tile
-    return Choice(found.kernel, tile, found.split_k, float(found.reason.split()[1]))
-
-
-def compared(one: Choice, other: Choice) -> dict[str, float]:
-    """What is compared, as ratios."""
-    tiles = one.tile[0] * one.tile[1] / (other.tile[0] * other.tile[1])
-    return {"tile": tiles, "split": one.split_k / other.split_k}
+    compared = compare(gemm_problem(Shape(M, N, K, layout="nt")), named_device(gpu), limit=1)
+    found = compared.chosen
+    m, n, k = found.config.BLOCK_M, found.config.BLOCK_N, found.config.BLOCK_K
+    us = next(way.predicted_us for way in compared.ways if way.chosen)
+    return Choice(found.kernel, (n, m, k) if found.swap_ab else (m, n, k), found.split_k, us or 0.0)
 
 
 class Heuristic:
-    """NVIDIA's, of the library `heuristics`, for a GPU that has this name there."""
+    """nvidia-matmul-heuristics for one GPU.
+
+    heuristics: its module; gpu: the GPU's name there.
+    """
 
     def __init__(self, heuristics: Any, gpu: str) -> None:
         flags = heuristics.NvMatmulHeuristicsFlags.PERF_MODEL_BASED_AUTO_TUNING

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from perf.measure import roofline
 from perf.measure.roofline import Capability
 from triton_gemm.config import REGISTERS_PER_SM, GemmConfig
-from triton_gemm.hardware.device import SHARED_MEMORY
-from triton_gemm.hardware.device_model import RESERVED
+from triton_gemm.hardware.device import RESERVED, SHARED_MEMORY
 
 THREADS_PER_SM = {(8, 0): 2048, (8, 9): 1536, (9, 0): 2048, (10, 0): 2048, (12, 0): 1536}
 BLOCKS_PER_SM = {(8, 0): 32, (8, 9): 24, (9, 0): 32, (10, 0): 32, (12, 0): 24}

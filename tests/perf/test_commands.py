@@ -150,10 +150,10 @@ def test_a_mistaken_call_is_refused_before_any_work(
     assert status == 2 and complaint in said.err and "[  1/" not in said.err
 
 
-def test_nvidias_heuristic_stands_beside_our_choices(
+def test_choices_are_compared_with_nvidias_heuristic(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a library that says the same of every product: tiles or parts of K that are far from it are named."""
+    """A fake library recommends one configuration for all products; tiles and split-K far from it are named."""
     kernel = SimpleNamespace(cta_tile_m=128, cta_tile_n=128, cta_tile_k=64, split_k=1)
     asked = MagicMock()
     asked.NvMatmulHeuristicsInterface().get_with_mnk.return_value = [{"kernel": kernel, "runtime": 1e-3}]

@@ -131,7 +131,7 @@ def multiplies_block_scaled(_semantic: Any = None) -> tl.constexpr:
     """Whether a kernel is compiled for compute capability 12.0, where GeForce has its full rate in fp8 with scales of
     blocks only. False in the interpreter. For 12.1 Triton 3.7 makes bf16 of such products."""
     arch = None if _semantic is None else _semantic.builder.options.arch
-    return tl.constexpr(arch is not None and arch == "sm120")
+    return tl.constexpr(arch == "sm120")
 
 
 multiplies_block_scaled.__triton_builtin__ = True  # type: ignore[attr-defined]

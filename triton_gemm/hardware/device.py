@@ -24,6 +24,7 @@ SHARED_MEMORY = {
     (12, 0): 101_376,
     (12, 1): 101_376,
 }
+RESERVED = 1024  # bytes of an SM's shared memory that no block may ask for, on 8.0 and newer; same table
 
 
 @dataclass(frozen=True)

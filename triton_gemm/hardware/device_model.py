@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from ..arithmetic import ARITHMETICS
-from .device import DeviceInfo
+from .device import RESERVED, DeviceInfo
 from .gpus import bandwidth, l2_bandwidth, named_device, rate
 
 Costs = TypeVar("Costs")
@@ -22,7 +22,6 @@ Costs = TypeVar("Costs")
 FILE = Path(__file__).parent / "device_models.json"
 BASE = "NVIDIA H100 80GB HBM3"  # what others are derived from
 LINE = 128  # bytes
-RESERVED = 1024  # bytes of an SM's shared memory beyond a block's most; CUDA Programming Guide, "Compute Capabilities"
 
 
 @dataclass(frozen=True, eq=False)

@@ -153,9 +153,9 @@ def rate(device: DeviceInfo, unit: str) -> float:
     """Multiply-adds of an SM in a microsecond at the peak of the GPU's data sheet; of a GPU that has none here, at the
     rates of its architecture and its own clock."""
     sheet = _sheet(device)
-    clock = sheet.cuda_clock if unit in CUDA_CORES and sheet.cuda_clock else sheet.clock
-    if device.clock and device.name != sheet.product:
-        clock = device.clock
+    clock = _clock(device)
+    if clock == sheet.clock and unit in CUDA_CORES:
+        clock = sheet.cuda_clock or clock
     return per_clock(device, unit) * clock
 
 
@@ -168,9 +168,13 @@ def l2_bandwidth(device: DeviceInfo) -> float | None:
     """Bytes in a microsecond that a GPU's L2 gives to all SMs; None where nothing is known of its architecture."""
     if device.capability not in L2:
         return None
+    return L2[device.capability] * (device.bus_width or _sheet(device).bus_width) * _clock(device)
+
+
+def _clock(device: DeviceInfo) -> float:
+    """Of a GPU's tensor cores, in MHz: its data sheet's, or else its own."""
     sheet = _sheet(device)
-    clock = sheet.clock if device.name == sheet.product else device.clock or sheet.clock
-    return L2[device.capability] * (device.bus_width or sheet.bus_width) * clock
+    return sheet.clock if device.name == sheet.product else device.clock or sheet.clock
 
 
 def _sheet(device: DeviceInfo) -> Sheet:
