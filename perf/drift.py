@@ -44,7 +44,7 @@ try:
     from triton_gemm.kernels.schedule import Schedule
     from triton_gemm.kernels.warp_specialised.configs import listed, of_itemsize
     from triton_gemm.problem import GemmProblem
-    from triton_gemm.runtime import aot, precompile
+    from triton_gemm.runtime import aot, plan
     from triton_gemm.suites.problems import gemm_problem
     from triton_gemm.suites.shapes import Shape
 except ModuleNotFoundError as error:
@@ -270,8 +270,8 @@ class Case:
 
     def captured(self) -> aot.CapturedLaunch:
         """The launch as a plan makes it, on operands that do not exist."""
-        operands = precompile.operands_of(self.problem, [self.launch])
-        arguments = materialise(self.launch, operands, precompile.SCALARS)
+        operands = plan.operands_of(self.problem, [self.launch])
+        arguments = materialise(self.launch, operands, plan.SCALARS)
         return aot.CapturedLaunch(self.launch.kernel, {**arguments, **self.launch.options})
 
 

@@ -324,7 +324,7 @@ def forget() -> None:
     """Empties the caches of plans, and counts what was planned."""
     Calls.kernels.update(planned.selection.kernel for planned in plan.PLANS.values())
     plan.PLANS.clear()
-    api._fast.clear()
+    api._fast.calls.clear()
 
 
 def as_test(log: Sequence[Step]) -> str:

@@ -216,6 +216,7 @@ def _function(module: str, function: str) -> Callable[..., object]:
 PEERS: dict[str, Factory] = {
     providers.OURS: providers.ours,
     providers.CUBLAS: providers.cublas,
+    providers.ROUTED: providers.routed,
     TUTORIAL: tutorial,
     COMPILED: compiled,
     TUNED: cublaslt_tuned,

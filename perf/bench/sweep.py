@@ -16,7 +16,7 @@ from perf.bench.scores import AUTOTUNED, COMPILED
 from perf.common.files import write_json
 from perf.measure import environment, operands, roofline, timer
 from perf.measure.operands import Operands, Problem
-from perf.measure.providers import CUBLAS, OURS
+from perf.measure.providers import CUBLAS, OURS, ROUTED
 from perf.measure.timer import Pace, Provider
 from triton_gemm.suites import Suite, chosen
 from triton_gemm.suites.shapes import Shape
@@ -30,7 +30,7 @@ LOAD_CALLS = 16
 WARM_THREADS = 16
 DEFAULT_PROVIDERS = (OURS, CUBLAS)
 # Providers that a suite is measured against as well as cuBLAS.
-ALSO = {"epilogue": (COMPILED,)}
+ALSO = {"epilogue": (COMPILED,), "host": (ROUTED,)}
 
 Shown = Callable[[str, dict[str, Any]], None]
 
@@ -78,6 +78,9 @@ def problem_of(shape: Shape, suite: Suite, options: Options, seed: int) -> Probl
         scales=shape.scales,
         given_out=shape.given_out,
         cold=suite.cold,
+        weights=shape.weights,
+        trained=shape.trained,
+        grouped=shape.grouped,
     )
 
 

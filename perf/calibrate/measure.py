@@ -22,7 +22,7 @@ from perf.measure.timer import Provider
 from triton_gemm import kernels
 from triton_gemm.hardware.device import DeviceInfo, device_info
 from triton_gemm.problem import GemmProblem
-from triton_gemm.runtime.plan import GemmPlan, stand_in
+from triton_gemm.runtime.plan import GemmPlan
 from triton_gemm.selection.select import ranked
 from triton_gemm.suites import SUITES
 from triton_gemm.suites.problems import gemm_problem
@@ -64,7 +64,7 @@ def measure(
         plans = {way: GemmPlan(problem, way.selection(), device) for way in ways(problem, device_info(device))}
         jobs.append((shape, mode, plans))
     console.print(f"{len(jobs)} shapes, {sum(len(plans) for *_, plans in jobs)} candidates: compiling")
-    compile_all([(plan, mode) for _, mode, plans in jobs for plan in plans.values()])
+    compile_all([plan for *_, plans in jobs for plan in plans.values()])
     surroundings = {**surroundings, "clocks": sweep.clocks_under_load(sweep.SETTLE_S)}
     done: list[Measured] = []
     failures: list[str] = []
@@ -106,20 +106,14 @@ def calling(plan: GemmPlan) -> Callable[..., None]:
     return lambda a, b, c, *auxiliary: plan.run(a, b, c, auxiliary)
 
 
-def compile_all(plans: Sequence[tuple[GemmPlan, str]]) -> None:
-    """Compiles plans, with the modes of their operands, many at once; a failure is left to the measurement, which meets
-    it again."""
+def compile_all(plans: Sequence[GemmPlan]) -> None:
+    """Compiles plans, many at once; a failure is left to the measurement, which meets it again."""
     index = torch.cuda.current_device()
 
-    def one(planned: tuple[GemmPlan, str]) -> None:
+    def one(plan: GemmPlan) -> None:
         torch.cuda.set_device(index)  # the current device is a thread's own
-        plan, mode = planned
-        dtype = operands.MODE_DTYPES[mode]
-        dtypes = {"a": dtype, "b": dtype} | dict.fromkeys(("c", "bias"), operands.OUT_DTYPES.get(dtype, dtype))
-        dtypes |= dict.fromkeys(("a_scale", "b_scale"), torch.float32)
-        names = ("a", "b", "c", *plan.problem.auxiliary)
         with suppress(Exception):
-            plan.compile(*(stand_in(dtypes[name], plan.device) for name in names))
+            plan.compile()
 
     with ThreadPoolExecutor(min(sweep.WARM_THREADS, os.cpu_count() or 1)) as pool:
         list(pool.map(one, plans))

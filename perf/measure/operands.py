@@ -53,7 +53,9 @@ class Problem:
     elements of storage before the first; bias: one value a column ("n"), a row ("m") or None; activation: a key of
     ACTIVATIONS or None; scales: None, or the operands' scales as `triton_gemm.scaled_matmul` takes them: "tensor",
     "rows" or "blocks"; given_out: whether C is handed over or allocated by the call; cold: by how much operand sets
-    exceed the L2 cache, unless it is to be hot.
+    exceed the L2 cache, unless it is to be hot; weights: how many layers with a B of their own calls go through, whose
+    results live as long, or 0 for one product again and again; trained: whether these B require grad; grouped: whether
+    a batch is called as one grouped product, its M rows each one after another.
     """
 
     M: int
@@ -71,6 +73,9 @@ class Problem:
     scales: str | None = None
     given_out: bool = True
     cold: float = COLD_FACTOR
+    weights: int = 0
+    trained: bool = False
+    grouped: bool = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -132,7 +137,12 @@ class Operands:
         """What a provider is called with on each set: a, b, c and, where there are any, the bias and the scales."""
         more = (*(() if self.bias is None else (self.bias,)), *self.scales)
         outputs = self.outputs[out_dtype or self.problem.out_dtype]
-        return [(a, b, c, *more) for (a, b), c in zip(self.sets, outputs, strict=True)]
+        if self.problem.grouped:
+            a = self.sets[0][0]
+            ends = torch.arange(1, len(a) + 1, device=DEVICE, dtype=torch.int32) * a.shape[1]
+            return [(a.flatten(0, 1), b, c, ends) for (a, b), c in zip(self.sets, outputs, strict=True)]
+        sets = [(a, b.requires_grad_(self.problem.trained)) for a, b in self.sets]
+        return [(a, b, c, *more) for (a, b), c in zip(sets, outputs, strict=True)]
 
 
 def storage_size(problem: Problem, rows: int, columns: int) -> int:

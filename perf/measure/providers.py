@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from triton_gemm.runtime import plan
 
 CUBLAS = "cuBLAS"
 OURS = "triton_gemm"
+ROUTED = "use()"
 
 
 def cublas(problem: Problem | None = None) -> Provider:
@@ -23,7 +25,9 @@ def cublas(problem: Problem | None = None) -> Provider:
         return Provider(CUBLAS, lambda a, b, c: torch.mm(a, b, out=c))
     if problem.scales is not None:
         return Provider(CUBLAS, lambda a, b, c, *scales: scaled_by_torch(problem, a, b, *scales))
-    if not problem.plain:
+    if problem.grouped:
+        return Provider(CUBLAS, lambda a, b, c, ends: F.grouped_mm(a, b, offs=ends).view_as(c))
+    if problem.weights or not problem.plain:
         return Provider(CUBLAS, fused_in_torch(problem))
     if problem.dtype == torch.int8:
         return Provider(CUBLAS, lambda a, b, c: torch._int_mm(a, b, out=c))
@@ -63,6 +67,10 @@ def ours(problem: Problem) -> Provider:
     """triton_gemm: `matmul` where that is all, else what is below it; the details say which kernel it chose."""
     if problem.scales is not None:
         return scaled_by_us(problem)
+    if problem.grouped:
+        return Provider(OURS, lambda a, b, c, ends: triton_gemm.grouped_matmul(a, b, ends).view_as(c))
+    if problem.weights:
+        return Provider(OURS, lambda a, b, c, *bias: triton_gemm.linear(a, b.mT, *bias))
     precision: Any = problem.mode if problem.dtype == torch.float32 else None
     request = Request(activation=problem.activation, precision=precision, bias=problem.bias)
 
@@ -74,6 +82,11 @@ def ours(problem: Problem) -> Provider:
     if problem.given_out:
         return Provider(OURS, lambda a, b, c: triton_gemm.matmul(a, b, out=c, precision=precision), details=details)
     return Provider(OURS, lambda a, b, c: triton_gemm.matmul(a, b, precision=precision), details=details)
+
+
+def routed(problem: Problem) -> Provider:
+    """torch's own call, which `triton_gemm.use` routes here."""
+    return replace(cublas(problem), name=ROUTED, within=triton_gemm.use)
 
 
 def scaled_by_us(problem: Problem) -> Provider:

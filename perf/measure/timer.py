@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -47,13 +47,14 @@ class Provider:
     c or returns it.
 
     `details` is asked, with the same arguments, after the first call. An UnsupportedOperandError or
-    NotImplementedError from `call` means that it does not take the problem.
+    NotImplementedError from `call` means that it does not take the problem. within: what is open around its calls.
     """
 
     name: str
     call: Call
     out_dtype: torch.dtype | None = None
     details: Callable[..., dict[str, Any]] = lambda *_: {}
+    within: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,8 @@ def verdict(
     c = arguments[2]
     try:
         c.fill_(math.nan if c.is_floating_point() else -(2**31))
-        returned = provider.call(*arguments)
+        with provider.within():
+            returned = provider.call(*arguments)
         torch.cuda.synchronize()
         given = returned if isinstance(returned, torch.Tensor) else c
         result["error"], complaint = check.verdict(given, torchs=torchs)
@@ -262,26 +264,37 @@ def call_time_us(subject: Subject, operands: Operands) -> float:
     return 1e6 * least
 
 
+def _start(provider: Provider, operands: Operands, drain: bool) -> Callable[[], float]:
+    """Makes and times a queue of the provider's calls, after one that is not timed."""
+    calls = calls_of(provider, operands)
+    with provider.within():
+        calls[0]()
+        return Queue(calls, max(QUEUE_LENGTH, len(calls)), drain, keep=bool(operands.problem.weights)).start()
+
+
 def measure_calls(
     problem: Problem, providers: Sequence[Provider], baseline: str | None, budget_s: float, *, drain: bool
 ) -> dict[str, Any]:
-    """As `measure`, for calls from Python without a graph on one operand set, which L2 keeps.
+    """As `measure`, for calls from Python without a graph on one operand set, which L2 keeps, or on one each weight.
 
     `time_ms` is Python's time for a call or, with `drain`, a call's share of the time in which a queue of them is
     made and worked off; `least_ms` is the least of the rounds.
     """
-    operands = Operands(problem, {problem.dtype}, 1)
-    check = Check(problem, *operands.sets[0], operands.bias)
-    record: dict[str, Any] = {"sets": 1, "budget_s": budget_s, "providers": {p.name: {} for p in providers}}
-    queues: dict[str, Queue] = {}
+    operands = Operands(problem, {problem.out_dtype}, problem.weights or 1)
+    check = Check(problem, *operands.sets[0], operands.bias, scales=operands.scales)
+    record: dict[str, Any] = {
+        "sets": len(operands.sets),
+        "budget_s": budget_s,
+        "providers": {p.name: {} for p in providers},
+    }
+    starts: dict[str, Callable[[], Callable[[], float]]] = {}
     for provider in providers:
         result, torchs = record["providers"][provider.name], provider.name == baseline
         if verdict(provider, operands, check, result, torchs=torchs) is None:
-            queues[provider.name] = Queue(calls_of(provider, operands), QUEUE_LENGTH, drain)
-    starts = {name: queue.start for name, queue in queues.items()}
+            starts[provider.name] = partial(_start, provider, operands, drain)
     with no_garbage():
         warm = interleave(starts, 2)  # the first calls fill caches and start the clocks
-        round_ms = QUEUE_LENGTH * sum(min(times) for times in warm.values())
+        round_ms = max(QUEUE_LENGTH, problem.weights) * sum(min(times) for times in warm.values())
         times = interleave(starts, round_count(round_ms, budget_s, QUEUE_ROUNDS)) if starts else {}
     for name, own in times.items():
         record["providers"][name] |= {
@@ -289,6 +302,6 @@ def measure_calls(
             "least_ms": min(own),
             "ratio": percentiles(ratios(times, name, baseline)) if baseline in times else None,
             "rounds": len(own),
-            "repeats": QUEUE_LENGTH,
+            "repeats": max(QUEUE_LENGTH, problem.weights),
         }
     return record

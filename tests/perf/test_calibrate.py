@@ -311,8 +311,7 @@ class FakePlan:
         self.wrong = selection.config.BLOCK_M == self.WRONG
         self.compiled = False
 
-    def compile(self, *stand_ins: torch.Tensor) -> None:
-        assert [x.dtype for x in stand_ins] == [self.problem.dtype, self.problem.dtype, self.problem.out_dtype]
+    def compile(self) -> None:
         self.compiled = True
 
     def run(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, auxiliary: tuple[torch.Tensor, ...] = ()) -> None:

@@ -17,7 +17,7 @@ from tests.support import table_fakes
 from tests.support.plan_fakes import FakePlan, take_plans_away
 from tests.support.table_fakes import HOPPER, another, problem_of, store
 from triton_gemm import tables
-from triton_gemm.functional import api
+from triton_gemm.functional import api, fast_path
 from triton_gemm.hardware.device import DeviceInfo
 from triton_gemm.problem import GemmProblem, Request
 from triton_gemm.runtime import plan, policies
@@ -249,16 +249,16 @@ def test_no_plan_is_served_that_was_chosen_otherwise(folder: Path, planned: list
 
 
 def test_the_fast_path_has_the_policy_in_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "_fast", {})
+    monkeypatch.setattr(api, "_fast", fast_path.FastPath())
     a, b = operands(8, 8, 8)
-    keys = [api._take_fast_path("matmul", Request(), a, b, None, None)[0]]
+    keys = [api._fast.take("matmul", a, b, (), Request())[0]]
     for name in policies.NAMES:
         with triton_gemm.policy(name):
-            keys.append(api._take_fast_path("matmul", Request(), a, b, None, None)[0])
+            keys.append(api._fast.take("matmul", a, b, (), Request())[0])
     triton_gemm.set_policy("model")
-    keys.append(api._take_fast_path("matmul", Request(), a, b, None, None)[0])
+    keys.append(api._fast.take("matmul", a, b, (), Request())[0])
     assert None not in keys and len(set(keys)) == len(keys)
-    assert keys[-1] == api._take_fast_path("matmul", Request(), a, b, None, None)[0]
+    assert keys[-1] == api._fast.take("matmul", a, b, (), Request())[0]
 
 
 def test_a_tuner_may_multiply(folder: Path, planned: list[FakePlan]) -> None:

@@ -25,7 +25,7 @@ from triton_gemm import compat
 from triton_gemm.hardware.device import DeviceInfo, device_of_capability
 from triton_gemm.kernels.launch import compiled
 from triton_gemm.problem import GemmProblem, Layout
-from triton_gemm.runtime import precompile
+from triton_gemm.runtime import plan, precompile
 from triton_gemm.selection.select import Selection, launches, ranked, select
 from triton_gemm.tuning.compiling import Compiler
 
@@ -40,7 +40,6 @@ import torch
 from tests.support.table_fakes import HOPPER
 from triton_gemm import compat
 from triton_gemm.runtime import plan
-from triton_gemm.runtime import precompile
 from tests.runtime import test_precompile
 
 found = {}
@@ -56,12 +55,12 @@ with (
 ):
     for problem in problems:
         made = plan.GemmPlan(problem, plan.selection_for(problem, HOPPER), torch.device("cuda", 0))
-        operands = precompile.operands_of(problem, [step.launch for step in made.steps])
+        operands = plan.operands_of(problem, [step.launch for step in made.steps])
         for name, like in operands.items():
             memory = torch.empty(128, dtype=like.dtype)
             operands[name] = memory[1:] if name == "b" and not problem.b.aligned else memory
         for step in made.steps:
-            step.compile(operands, {"alpha": 0.5, "beta": 2.0})
+            step.compile(operands)
 print(json.dumps(found))
 """
 # For a process without a C compiler and with a driver that does nothing: Triton loads its launcher.
@@ -222,7 +221,7 @@ def test_what_fails_while_others_compile_is_compiled_again_by_itself(
     again = Crowded()
     monkeypatch.setattr(compat.JITFunction, "warmup", again.warmup)
     compiler = Compiler(
-        lambda job: compiled(jobs[job], precompile.operands_of(job, [jobs[job]]), precompile.SCALARS),  # type: ignore[index,arg-type,func-returns-value]
+        lambda job: compiled(jobs[job], plan.operands_of(job, [jobs[job]]), plan.SCALARS),  # type: ignore[index,arg-type,func-returns-value]
         threads=4,
     )
     compiler.add(problems)

@@ -24,7 +24,7 @@ import torch
 import triton_gemm
 from tests.runtime.test_plan import at_once, half, key_of, plan_without_a_gpu
 from tests.support.table_fakes import HOPPER, problem_of
-from triton_gemm.functional import api, ops
+from triton_gemm.functional import api, fast_path, ops
 from triton_gemm.problem import Request
 from triton_gemm.runtime import plan, policies, workspace
 
@@ -89,7 +89,7 @@ print("done")
 
 def fork_while_all_is_locked() -> None:
     """Every lock is held by another thread at the fork, those of a plan that is being compiled too."""
-    held, step = locks(), plan.Step(SimpleNamespace(arguments={}))  # type: ignore[arg-type]
+    held, step = locks(), plan.Step(SimpleNamespace(arguments={}), ())  # type: ignore[arg-type]
     named = {"runtime.plan._planning", "tables._lock", "functional.routing._lock"}
     assert {f"triton_gemm.{name}" for name in named} <= set(held)
     plan.PLANS["compiling",] = SimpleNamespace(steps=[step])  # type: ignore[assignment]
@@ -180,12 +180,12 @@ def test_a_hundred_thousand_problems_stay_within_the_caches(monkeypatch: pytest.
     """Plans, fast paths and selections, of products that each come once and of some that come again."""
     made = plan_without_a_gpu(half(64, 32), half(32, 48), half(64, 48))
     monkeypatch.setattr(plan, "PLANS", {})
-    monkeypatch.setattr(api, "_fast", {})
+    monkeypatch.setattr(api, "_fast", fast_path.FastPath())
     monkeypatch.setattr(plan, "_new_plan", lambda *_: made)
     by_model = functools.lru_cache(policies.by_model.cache_info().maxsize)(lambda problem, device: made.selection)
     monkeypatch.setattr(policies, "by_model", by_model)
     monkeypatch.setattr(policies.tables, "lookup", lambda *_: None)
-    monkeypatch.setattr(ops, "fast_path", lambda *_: ops.FastPath(made, object))
+    monkeypatch.setattr(ops, "known", lambda *_: fast_path.Known(made, object))
     memory = half(1)
     b, first = memory.expand(32, 48), None
     for M in range(1, 100_001):
@@ -195,11 +195,11 @@ def test_a_hundred_thousand_problems_stay_within_the_caches(monkeypatch: pytest.
             problem = Request().problem(a, b, c)
             policies.choose(problem, HOPPER)
             first = first or problem
-            key, nothing = api._take_fast_path("matmul", Request(), a, b, None, None)
+            key, nothing = api._fast.take("matmul", a, b, (), Request())
             assert nothing is None
             api._keep_fast_path(key, Request(), a, b, None, None, c)
         assert len(plan.PLANS) <= plan.MAX_PLANS
-    assert len(plan.PLANS) == len(api._fast) == plan.MAX_PLANS
+    assert len(plan.PLANS) == len(api._fast.calls) == plan.MAX_PLANS
     assert by_model.cache_info().currsize == by_model.cache_info().maxsize == plan.MAX_PLANS
     assert first is not None and by_model.cache_info().misses == 10_000
 
@@ -257,9 +257,9 @@ def test_after_an_interruption_the_next_call_begins_anew(
         for _ in range(2):
             with pytest.raises(KeyboardInterrupt):
                 plan.multiply(a, b, c)
-    assert on_a_gpu.bound == {} and all(step.call is None for step in on_a_gpu.steps) and launched == []
+    assert not on_a_gpu.compiled and all(step.call is None for step in on_a_gpu.steps) and launched == []
     at_once(lambda: plan.multiply(a, b, c))  # threads, which would wait for a lock that is held
-    assert len(launched) == 16 * len(on_a_gpu.steps) and len(on_a_gpu.bound) == 1
+    assert len(launched) == 16 * len(on_a_gpu.steps) and on_a_gpu.compiled
 
 
 @pytest.mark.parametrize("fails", [1, 2], ids=["memory", "counters"])
@@ -320,7 +320,8 @@ def test_a_plan_without_memory_launches_nothing_and_then_works(
 ) -> None:
     a, b, c = half(64, 32), half(32, 48), half(64, 48)
     launched: list[object] = []
-    on_a_gpu.steps = [SimpleNamespace(bind=lambda *_: (lambda stream, _: launched.append(stream), ()))]  # type: ignore[list-item]
+    on_a_gpu.steps = [SimpleNamespace(run=lambda stream, _: launched.append(stream))]  # type: ignore[list-item]
+    on_a_gpu.compiled = True
     on_a_gpu.shares = on_a_gpu.allocates = True
     on_a_gpu.names = ("a", "b", "c", "workspace", "counters")
 
@@ -330,7 +331,7 @@ def test_a_plan_without_memory_launches_nothing_and_then_works(
     monkeypatch.setattr(plan, "workspace", no_memory)
     with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
         plan.multiply(a, b, c)
-    assert launched == [] and on_a_gpu.bound == {}
+    assert launched == []
     monkeypatch.setattr(plan, "workspace", lambda *_: [half(8), half(8)])
     plan.multiply(a, b, c)
     assert launched == [0]

@@ -17,8 +17,7 @@ import pytest
 from tests.support.table_fakes import HOPPER, problem_of
 from triton_gemm import compat
 from triton_gemm.kernels.launch import compiled
-from triton_gemm.runtime.plan import launches_on
-from triton_gemm.runtime.precompile import SCALARS, operands_of
+from triton_gemm.runtime.plan import SCALARS, launches_on, operands_of
 from triton_gemm.selection.select import select
 from triton_gemm.tuning import worker
 from triton_gemm.tuning.compiling import Compiler

@@ -36,7 +36,7 @@ def launcher(compiled: Any, grid: tuple[int, int, int], cluster: int = 1) -> Cal
         num_warps, _, shared = packed
         packed, grid = (num_warps, cluster, shared), (grid[0] // cluster, *grid[1:])
     enter, leave = triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook
-    cooperative, pdl = run.launch_cooperative_grid, run.launch_pdl
+    x, y, z, cooperative, pdl = *grid, run.launch_cooperative_grid, run.launch_pdl
 
     def hooks(stream: int, arguments: Sequence[Any]) -> tuple[Any, Any, Any]:
         if not (enter.calls or leave.calls):
@@ -46,16 +46,18 @@ def launcher(compiled: Any, grid: tuple[int, int, int], cluster: int = 1) -> Cal
     if not hasattr(run, "arg_annotations"):  # Triton 3.6
 
         def call_3_6(stream: int, arguments: Sequence[Any]) -> None:
-            launch(*grid, stream, function, cooperative, pdl, None, None, packed, *hooks(stream, arguments), *arguments)
+            watch = hooks(stream, arguments)
+            launch(x, y, z, stream, function, cooperative, pdl, None, None, packed, *watch, *arguments)
 
         return call_3_6
     annotations, signature = run.arg_annotations, run.kernel_signature
 
     def call(stream: int, arguments: Sequence[Any]) -> None:
+        data, before, after = hooks(stream, arguments) if enter.calls or leave.calls else (None, None, None)
         launch(
-            *(*grid, stream, function, cooperative, pdl, packed, *hooks(stream, arguments)),
-            *(None, None, annotations, signature, arguments),
-        )
+            x, y, z, stream, function, cooperative, pdl, packed, data, before, after, None, None,
+            annotations, signature, arguments,
+        )  # fmt: skip
 
     return call
 

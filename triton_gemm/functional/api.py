@@ -1,7 +1,7 @@
 """What users call: torch's products, with torch's semantics and torch's errors, as views around one operator.
 
 A call goes from checks to views, a plan and its launch. One that is like a call before takes the fast path at its
-start: it skips the checks and the views, finds the plan by what the operands are, and launches it.
+start (`fast_path`).
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from torch.autograd.graph import increment_version
 
 from .. import arguments
 from ..arithmetic import DTYPES, FLOATING, Precision, result_dtype
-from ..compat import must_dispatch
 from ..problem import PRODUCT, SUM, Activation, Request
 from ..runtime import plan
-from . import ops, rules
+from . import fast_path, ops, rules
 
 ACTIVATIONS: dict[str, Any] = {
     "relu": torch.nn.functional.relu,
@@ -29,7 +28,7 @@ ACTIVATIONS: dict[str, Any] = {
 _ACTIVATED: dict[str | None, Request] = {
     activation: Request(beta=1, activation=activation) for activation in ACTIVATIONS
 }
-_fast: dict[tuple[object, ...], ops.FastPath] = {}  # of calls, by function and `plan.key_of`
+_fast = fast_path.FastPath()
 
 
 def matmul(
@@ -69,7 +68,7 @@ def matmul(
     """
     plain = precision is None and batch_invariant is None
     request = PRODUCT if plain else Request(precision=precision, batch_invariant=batch_invariant)
-    key, c = _take_fast_path("matmul", request, input, other, None, out)
+    key, c = _fast.take("matmul", input, other, (), request, out)
     if c is not None:
         return c
     arguments.tensors("matmul", input=input, other=other)
@@ -132,7 +131,7 @@ def _of_one_rank(
     request = PRODUCT
     if not (out_dtype is None and precision is None and batch_invariant is None):
         request = Request(out_dtype=out_dtype, precision=precision, batch_invariant=batch_invariant)
-    key, c = _take_fast_path(function, request, input, mat2, None, out)
+    key, c = _fast.take(function, input, mat2, (), request, out)
     if c is not None:
         return c
     arguments.tensors(function, input=input, mat2=mat2)
@@ -195,7 +194,7 @@ def addmm(
     request = SUM
     if not plain:
         request = Request(alpha, beta, None, out_dtype, precision, batch_invariant=batch_invariant)  # type: ignore[arg-type]  # see below
-    key, c = _take_fast_path("addmm", request, mat1, mat2, input, out) if numbers else (None, None)
+    key, c = _fast.take("addmm", mat1, mat2, (input,), request, out) if numbers else (None, None)
     if c is not None:
         return c
     arguments.tensors("addmm", input=input, mat1=mat1, mat2=mat2)
@@ -267,7 +266,7 @@ def linear(
         request = (_ACTIVATED.get(activation) if plain else None) or Request(
             1, 1, activation, None, precision, batch_invariant=batch_invariant
         )
-    key, c = _take_fast_path("linear", request, input, weight, bias, None)
+    key, c = _fast.take("linear", input, weight, () if bias is None else (bias,), request)
     if c is not None:
         return c
     arguments.tensors("linear", input=input, weight=weight, **({} if bias is None else {"bias": bias}))
@@ -371,51 +370,8 @@ def _autocast(*operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
 # --- The fast path of a call like one before ---
 
 
-def _take_fast_path(
-    function: str,
-    request: Request,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None,
-    out: torch.Tensor | None,
-) -> tuple[tuple[object, ...] | None, torch.Tensor | None]:
-    """(the key by which such calls are kept, or None where more than it says decides what is done; the result, if there
-    was a call of that key before). Arguments are as the user gave them, unchecked."""
-    if must_dispatch() or torch.is_autocast_enabled() or (bias is not None and request.beta != 1):
-        return None, None
-    if type(a) not in ops.PLAIN or type(b) not in ops.PLAIN:
-        return None, None
-    if a.is_neg() or b.is_neg() or ((a.requires_grad or b.requires_grad) and torch.is_grad_enabled()):
-        return None, None
-    if (bias is not None and not _is_bare(bias)) or (out is not None and not _is_bare(out)):
-        return None, None
-    auxiliary = () if bias is None else (bias,)
-    try:
-        key = function, plan.key_of(request, a, b, out, auxiliary)
-        found = _fast.get(key)
-    except (RuntimeError, TypeError):  # a layout without strides, or without storage; an argument without a hash
-        return None, None
-    if found is None:
-        return key, None
-    if not a.data_ptr() or not b.data_ptr() or (bias is not None and not bias.data_ptr()):
-        return None, None  # torch.func.functionalize's, or zeros without memory
-    if out is None:
-        out = found.empty()
-    elif found.plan.overlap(a, b, out) or (bias is not None and ops.same_storage(bias, out)) or out.is_inference():
-        return None, None
-    else:
-        increment_version(out)
-    found.plan.run(a, b, out, auxiliary, request.alpha)
-    return key, out
-
-
-def _is_bare(x: torch.Tensor) -> bool:
-    """Whether x is no subclass, not negated on the way, and not to be differentiated."""
-    return type(x) in ops.PLAIN and not x.is_neg() and not (x.requires_grad and torch.is_grad_enabled())
-
-
 def _keep_fast_path(
-    key: tuple[object, ...] | None,
+    key: fast_path.Key | None,
     request: Request,
     a: torch.Tensor,
     b: torch.Tensor,
@@ -425,7 +381,5 @@ def _keep_fast_path(
 ) -> torch.Tensor:
     """c; and what computed it is kept, unless `out` was resized, and is not what the key says."""
     if key is not None and (out is None or key[1] == plan.key_of(request, a, b, out, () if bias is None else (bias,))):
-        found = ops.fast_path(a, b, c, bias, request)
-        if found is not None:
-            plan.keep(_fast, key, found, plan.MAX_PLANS)
+        _fast.keep(key, ops.known(a, b, c, bias, request))
     return c

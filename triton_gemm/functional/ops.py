@@ -11,10 +11,9 @@ Plain tensors go past the dispatcher, which costs more than the launch (`gemm`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from itertools import islice, product
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils.flop_counter import register_flop_formula
@@ -35,11 +34,10 @@ from ..compat import (
 )
 from ..problem import SUM, Request
 from ..runtime import plan
-from . import sharding
+from . import fast_path, sharding
+from .fast_path import PLAIN
 
 MANY_ROWS = 1024  # of a gradient, from which on a product with ones sums them faster than torch's sum
-
-PLAIN = (torch.Tensor, torch.nn.Parameter)  # what a subclass does with its data is its own affair
 
 
 def shape_of(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
@@ -94,36 +92,24 @@ def compute_into(
         plan.multiply(*matrices, request, auxiliary)
 
 
-class FastPath(NamedTuple):
-    """What a call that passed all checks launches, and what makes its result where no `out` is given."""
-
-    plan: plan.GemmPlan
-    empty: Callable[[], torch.Tensor]
-
-
-def fast_path(
+def known(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, input: torch.Tensor | None, request: Request
-) -> FastPath | None:
-    """What has computed c, where that is one launch on operands that begin where a, b and c do, as they lie there, and
-    nothing is added but a bias for each column."""
-    if c.numel() == 0 or a.dim() == 1 or b.dim() == 1 or a.is_neg() or b.is_neg() or c.is_neg():
-        return None
+) -> fast_path.Known | None:
+    """What calls like the one that has computed c launch on the fast path: one launch that adds no more than a bias for
+    each column. None where that may change."""
+    if c.numel() == 0 or a.dim() == 1 or b.dim() == 1:
+        return fast_path.SLOW
     auxiliary: tuple[torch.Tensor, ...] = ()
-    if input is None:
-        request = request._replace(beta=0.0)
-    elif request.beta != 1 or input.shape != c.shape[-1:] or not input.is_contiguous() or input.is_neg():
-        return None
-    else:
-        request, auxiliary = request._replace(beta=0.0, bias="n"), (input,)
+    if input is not None:
+        if request.beta != 1 or input.shape != c.shape[-1:] or not input.is_contiguous():
+            return fast_path.SLOW
+        request, auxiliary = request._replace(bias="n"), (input,)
+    request = request._replace(beta=0.0)
     first, *more = islice(views(a, b, c), 2)
-    found = None if more else plan.PLANS.get(plan.key_of(request, *first, auxiliary))
-    if not isinstance(found, plan.GemmPlan):
-        return None
-    return FastPath(found, partial(torch.empty_strided, c.shape, c.stride(), dtype=c.dtype, device=c.device))
-
-
-def same_storage(x: torch.Tensor, y: torch.Tensor) -> bool:
-    return x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
+    if more:
+        return fast_path.SLOW
+    found = plan.PLANS.get(plan.key_of(request, *first, auxiliary))
+    return fast_path.known(found, c, *zip((a, b, c), first, strict=True))
 
 
 def _vector(input: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, str] | None:

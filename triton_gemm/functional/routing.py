@@ -23,8 +23,8 @@ from ..arithmetic import FLOATING
 from ..compat import INTERPRETED, free_in_children, hide_from_dynamo, overlaps_itself, withdraw
 from ..hardware.device import device_info
 from ..problem import SUM, Request
-from ..runtime.plan import MAX_PLANS, keep, key_of
 from . import ops
+from .fast_path import FastPath, same_storage
 from .rules import expands
 
 # By aten's name: where a and b are among the arguments.
@@ -60,7 +60,7 @@ _library: torch.library.Library | None = None
 _counts: Counter[tuple[str, str]] = Counter()
 _lock = free_in_children(threading.Lock())
 
-_fast: dict[tuple[object, ...], ops.FastPath] = {}  # of calls under the innermost rule, by overload and `plan.key_of`
+_fast = FastPath()  # of calls under the innermost rule
 
 
 @hide_from_dynamo
@@ -97,7 +97,7 @@ def _enter(only: Kind | Collection[Kind], exclude: Kind | Collection[Kind], pred
         if _library is None:
             _library = _override()
         _rules.append(rule)
-        _fast = {}  # another, for calls under way keep theirs in the old one
+        _fast = FastPath()  # another, for calls under way keep theirs in the old one
     return rule
 
 
@@ -131,7 +131,7 @@ def _leave(rule: Rule | None) -> None:
                 raise RuntimeError("disable(): nothing is routed")
             rule = _rules[-1]
         _rules[:] = [x for x in _rules if x is not rule]
-        _fast = {}
+        _fast = FastPath()
         if not _rules and _library is not None and threading.active_count() == 1:
             withdraw(_library)
             _library = None
@@ -203,14 +203,13 @@ def _routed(name: str, overload: str) -> Callable[..., torch.Tensor]:
         a, b = arguments[first : first + 2]
         input = arguments[0] if first else None
         request = Request(scalars.get("alpha", 1), scalars.get("beta", 1)) if scalars else SUM
-        known = _fast
-        key = _key(overload, request, a, b, input, out)
-        found = known.get(key) if key is not None else None
-        if found is not None and (out is None or not _overlaps(out, a, b, input)):
-            _counts[name, OURS] += 1
-            c = found.empty() if out is None else out
-            found.plan.run(a, b, c, () if input is None else (input,), request.alpha)
-            return c
+        fast, key = _fast, None
+        rules = _rules[-1:]  # another thread may take it back
+        if rules and rules[0].predicate is None and type(request.alpha) in (int, float):
+            key, c = fast.take(overload, a, b, () if input is None else (input,), request, out, dispatched=True)
+            if c is not None:
+                _counts[name, OURS] += 1
+                return c
         why = _stays(name, a, b, input, out, scalars)
         _counts[name, f"torch: {why}" if why else OURS] += 1
         if why is not None:
@@ -219,32 +218,10 @@ def _routed(name: str, overload: str) -> Callable[..., torch.Tensor]:
         c = ops.compute(a, b, input, request) if out is None else out
         if out is not None:
             ops.compute_into(out, a, b, input, request)
-        found = ops.fast_path(a, b, c, input, request) if key is not None else None
-        if found is not None:
-            keep(known, key, found, MAX_PLANS)
+        fast.keep(key, ops.known(a, b, c, input, request))
         return c
 
     return kernel
-
-
-def _key(
-    overload: str,
-    request: Request,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    input: torch.Tensor | None,
-    out: torch.Tensor | None,
-) -> tuple[object, ...] | None:
-    """What decides where a call goes and what it launches; None where a predicate does, or where more than a bias is
-    added."""
-    rules = _rules[-1:]  # another thread may take it back
-    if not rules or rules[0].predicate is not None or type(request.alpha) not in (int, float):
-        return None
-    if input is not None and (request.beta != 1 or input.shape != b.shape[-1:] or input.is_neg()):
-        return None
-    if a.is_neg() or b.is_neg() or (out is not None and out.is_neg()):
-        return None
-    return overload, key_of(request, a, b, out, () if input is None else (input,))
 
 
 def _stays(
@@ -287,4 +264,4 @@ def _stays(
 
 
 def _overlaps(out: torch.Tensor, *operands: torch.Tensor | None) -> bool:
-    return any(x is not None and ops.same_storage(x, out) for x in operands)
+    return any(x is not None and same_storage(x, out) for x in operands)

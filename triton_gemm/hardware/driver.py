@@ -8,7 +8,10 @@ launcher takes device 0 (backends/nvidia/driver.c, `ensureCudaContext`).
 from __future__ import annotations
 
 import ctypes
+import threading
 from functools import cache
+
+_thread = threading.local()  # has `has_context` where this thread was seen to have one
 
 
 def ensure_context(device: int) -> None:
@@ -16,10 +19,13 @@ def ensure_context(device: int) -> None:
 
     Allowed while a stream is captured. RuntimeError where the driver refuses.
     """
+    if hasattr(_thread, "has_context"):
+        return
     context = ctypes.c_void_p()
     _call("cuCtxGetCurrent", ctypes.byref(context))
     if not context.value:
         _call("cuCtxSetCurrent", _primary_context(device))
+    _thread.has_context = True
 
 
 @cache

@@ -14,8 +14,8 @@ from ..kernels.launch import materialise
 from ..problem import GemmProblem
 from ..runtime import plan, policies
 from ..runtime.aot import CapturedLaunch, Compiled, compile_launch
+from ..runtime.plan import SCALARS, operands_of
 from ..runtime.policies import Policy
-from ..runtime.precompile import SCALARS, operands_of
 from ..selection.bit_classes import bit_class
 from ..selection.select import Selection, about, credible, illegal, predicted_or_inf, ranked
 from ..tables import records

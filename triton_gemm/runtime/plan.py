@@ -1,16 +1,16 @@
 """GemmPlan: a problem made launchable, the cache of plans, and the one launch path.
 
-The first call of a problem selects, compiles and prepares; every later one is a lookup and a direct launch. A plan
-holds for operands of the same shapes, strides, dtypes and alignment on one device, whatever their addresses: what
-depends on those is prepared again for new ones and kept, so an address that is reused means nothing by itself.
+The first call of a problem selects and compiles; every later one is a lookup and a direct launch. A plan holds for
+operands of the same shapes, strides, dtypes and alignment on one device, whatever their addresses. All arguments but
+addresses and factors are prepared once. Each call copies them and fills in its own, so threads share plans.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,63 +28,67 @@ from .policies import in_backward, in_context
 from .workspace import workspace
 
 MAX_PLANS = 4096
-MAX_BOUND = 128  # sets of addresses that a plan keeps prepared
-MAX_TENSOR_MAPS = 16384
-
-# The launches of a plan with the arguments for one set of addresses.
-Bound = list[tuple[Callable[[int, tuple[Any, ...]], None], tuple[Any, ...]]]
+MAX_TENSOR_MAPS = 4096  # that one launch keeps of one operand, by address
+SCALARS = {"alpha": 1.0, "beta": 0.0}  # what the first values of a call are, and what is compiled with
 
 selection_for = policies.choose
 
 
 class Step:
-    """One launch of a plan on one device: compiled at its first call, then launched by addresses."""
+    """One launch of a plan on one device: compiled once, then run on the values of a call.
 
-    def __init__(self, launch: Launch) -> None:
-        self.launch = launch
-        self.call: Callable[[int, tuple[Any, ...]], None] | None = None
+    names: of these values: the scalars, then the operands, of which a value is the address.
+    """
+
+    def __init__(self, launch: Launch, names: Sequence[str], device: int = 0) -> None:
+        self.launch, self.device = launch, device
+        self.places = {name: place for place, name in enumerate(names)}
+        self.call: Callable[[int, Sequence[Any]], None] | None = None
         self.compiling = threading.Lock()  # threads that call a new plan at once wait for one of them
 
-    def compile(self, operands: Mapping[str, torch.Tensor], scalars: Mapping[str, float]) -> None:
-        """Compiles for operands like these, on the current device."""
-        launch = self.launch
-        kernel = compiled(launch, operands, scalars)
-        encoders = iter(tensor_maps(kernel))
-        self.parts = [
-            (part, lru_cache(MAX_TENSOR_MAPS)(next(encoders)) if isinstance(part, TensorMap) else None)
-            for part in launch.arguments.values()
-        ]
-        self.call = launcher(kernel, launch.grid, launch.cluster)
-
-    def prepare(
-        self, operands: Mapping[str, torch.Tensor], scalars: Mapping[str, float]
-    ) -> Callable[[int, tuple[Any, ...]], None]:
-        """The compiled kernel, compiled by the first thread that comes."""
+    def compile(self, operands: Mapping[str, torch.Tensor]) -> None:
+        """Compiles for operands like these, on the current device, unless another thread has done so."""
         with self.compiling:
             if self.call is None:
-                self.compile(operands, scalars)
-        assert self.call is not None
-        return self.call
+                kernel = compiled(self.launch, operands, SCALARS)
+                self._prepare(tensor_maps(kernel))
+                self.call = launcher(kernel, self.launch.grid, self.launch.cluster)
 
-    def bind(
-        self, operands: Mapping[str, torch.Tensor], addresses: Mapping[str, int], scalars: Mapping[str, float]
-    ) -> tuple[Callable[[int, tuple[Any, ...]], None], tuple[Any, ...]]:
-        """The compiled kernel and its arguments for operands at `addresses`."""
-        call = self.prepare(operands, scalars)
+    def _prepare(self, encoders: Iterable[Callable[..., Any]]) -> None:
+        """Makes the arguments that calls have in common, and notes where a call's own values and tensor maps go."""
+        remaining = iter(encoders)
         arguments: list[Any] = []
-        for part, encode in self.parts:
-            if isinstance(part, Pointer):
-                arguments.append(addresses[part.operand])
-            elif isinstance(part, Scalar):
-                arguments.append(scalars[part.name])
+        values: list[tuple[int, int]] = []
+        maps: list[tuple[int, int, dict[int, Any], Callable[[int], Any]]] = []
+        for part in self.launch.arguments.values():
+            if isinstance(part, Pointer | Scalar):
+                values.append((len(arguments), self.places[part.operand if isinstance(part, Pointer) else part.name]))
+                arguments.append(None)
             elif isinstance(part, TensorMap):
-                assert encode is not None
-                arguments.append(encode(addresses[part.operand], part.shape, part.strides, part.to_tf32, part.rows))
-                arguments += part.shape
-                arguments += part.strides
+                encode = partial(
+                    next(remaining), shape=part.shape, strides=part.strides, to_tf32=part.to_tf32, rows=part.rows
+                )
+                maps.append((len(arguments), self.places[part.operand], {}, encode))
+                arguments += [None, *part.shape, *part.strides]
             else:
                 arguments.append(part)
-        return call, tuple(arguments)
+        self.arguments, self.values, self.maps = arguments, tuple(values), tuple(maps)
+
+    def run(self, stream: int, values: Sequence[Any]) -> None:
+        """Launches on `values`. Threads may do so at once: nothing that they share is changed but caches of maps."""
+        arguments = self.arguments.copy()
+        for at, place in self.values:
+            arguments[at] = values[place]
+        for at, place, known, encode in self.maps:
+            address = values[place]
+            found = known.get(address)
+            if found is None:
+                ensure_context(self.device)
+                found = encode(address)
+                keep(known, address, found, MAX_TENSOR_MAPS)
+            arguments[at] = found
+        assert self.call is not None
+        self.call(stream, arguments)
 
 
 def launches_on(device: DeviceInfo, problem: GemmProblem, selection: Selection) -> tuple[Launch, ...]:
@@ -93,22 +97,39 @@ def launches_on(device: DeviceInfo, problem: GemmProblem, selection: Selection) 
     return tuple(launch.programmatic() for launch in made) if device.capability >= (9, 0) else made
 
 
+def operands_of(problem: GemmProblem, made: Sequence[Launch]) -> dict[str, torch.Tensor]:
+    """What launches of the problem are compiled for: a few elements of each operand, without memory. Of operands only
+    dtypes count, and whether addresses are multiples of 16 bytes."""
+    dtypes = {"a": problem.dtype, "b": problem.dtype, "c": problem.out_dtype, "bias": problem.out_dtype}
+    dtypes |= dict.fromkeys(("a_scale", "b_scale", "workspace"), torch.float32)
+    dtypes |= dict.fromkeys(("ends", "counters"), torch.int32)
+    dtypes |= {temporary.name: temporary.dtype for launch in made for temporary in launch.temporaries}
+    aligned = {"a": problem.a.aligned, "b": problem.b.aligned, "c": problem.c.aligned}
+
+    def operand(name: str, dtype: torch.dtype) -> torch.Tensor:
+        few = torch.empty(64, dtype=dtype, device="meta")
+        return few if aligned.get(name, True) else few[1:]
+
+    return {name: operand(name, dtype) for name, dtype in dtypes.items()}
+
+
 class GemmPlan:
     """A selection for one problem on one device, ready to be launched."""
 
     def __init__(self, problem: GemmProblem, selection: Selection, device: torch.device) -> None:
         self.problem, self.selection, self.device, self.index = problem, selection, device, device.index or 0
-        self.steps = [Step(launch) for launch in launches_on(device_info(device), problem, selection)]
-        self.temporaries = [temporary for step in self.steps for temporary in step.launch.temporaries]
-        self.workspace = max((step.launch.workspace for step in self.steps), default=0)
-        self.shares = any(step.launch.counters for step in self.steps)
+        made = launches_on(device_info(device), problem, selection)
+        self.temporaries = [temporary for launch in made for temporary in launch.temporaries]
+        self.workspace = max((launch.workspace for launch in made), default=0)
+        self.shares = any(launch.counters for launch in made)
         self.allocates = bool(self.shares or self.temporaries)
         self.names = (
             *("a", "b", "c", *problem.auxiliary),
             *(("workspace", "counters") if self.shares else ()),
             *(temporary.name for temporary in self.temporaries),
         )
-        self.bound: dict[tuple[Any, ...], Bound] = {}
+        self.steps = [Step(launch, (*SCALARS, *self.names), self.index) for launch in made]
+        self.compiled = False
         self.out_dtype = problem.out_dtype
         self.extents = tuple(
             _extent(problem.batch, *shape, layout) * dtype.itemsize
@@ -120,16 +141,15 @@ class GemmPlan:
         )
 
     def compile(self, *operands: torch.Tensor) -> None:
-        """Compiles for operands like these, a, b, c and the auxiliary ones, on the current device, without a launch. Of
-        the operands only dtypes and alignment count, so a few elements of each will do. Threads may do so at once.
+        """Compiles for a, b, c and the auxiliary operands, or for any that the problem may have, on the current device,
+        without a launch. Threads may do so at once.
         """
-        ensure_context(self.index)
-        dtypes = {"workspace": torch.float32, "counters": torch.int32}
-        dtypes |= {temporary.name: temporary.dtype for temporary in self.temporaries}
-        more = (stand_in(dtypes[name], self.device) for name in self.names[len(operands) :])
-        named = dict(zip(self.names, (*operands, *more), strict=True))
+        ensure_context(self.index)  # this thread may have used no CUDA before
+        named = operands_of(self.problem, [step.launch for step in self.steps])
+        named |= zip(self.names, operands, strict=False)
         for step in self.steps:
-            step.prepare(named, {"alpha": 1.0, "beta": 0.0})
+            step.compile(named)
+        self.compiled = True
 
     def overlap(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> bool:
         """Whether the memory that c spans overlaps that of a or of b."""
@@ -151,30 +171,22 @@ class GemmPlan:
         if self.index != current_device():
             with torch.cuda.device(self.index):
                 return self.run(a, b, c, auxiliary, alpha, beta)
+        if not self.compiled:
+            self.compile(a, b, c, *auxiliary)
         stream = current_stream(self.index)
-        key: tuple[Any, ...] = (a.data_ptr(), b.data_ptr(), c.data_ptr(), alpha, beta)
-        if self.allocates:
-            auxiliary += self._allocate(stream)
+        values = [alpha, beta, a.data_ptr(), b.data_ptr(), c.data_ptr()]
         if auxiliary:
-            key += tuple([x.data_ptr() for x in auxiliary])
-        bound = self.bound.get(key)
-        if bound is None:
-            bound = self._bind(key, (a, b, c, *auxiliary), {"alpha": float(alpha), "beta": float(beta)})
-        for call, arguments in bound:
-            call(stream, arguments)
+            values += [x.data_ptr() for x in auxiliary]
+        if self.allocates:
+            own = self._allocate(stream)  # lives until all is launched
+            values += [x.data_ptr() for x in own]
+        for step in self.steps:
+            step.run(stream, values)
 
     def _allocate(self, stream: int) -> tuple[torch.Tensor, ...]:
         """Memory that this call needs, after its operands in the order of `names`."""
         shared = workspace(self.index, stream, self.workspace) if self.shares else ()
         return (*shared, *(torch.empty(t.shape, dtype=t.dtype, device=self.device) for t in self.temporaries))
-
-    def _bind(self, key: tuple[Any, ...], tensors: tuple[torch.Tensor, ...], scalars: Mapping[str, float]) -> Bound:
-        ensure_context(self.index)  # this thread may have used no CUDA before
-        operands = dict(zip(self.names, tensors, strict=True))
-        addresses = {name: x.data_ptr() for name, x in operands.items()}
-        bound = [step.bind(operands, addresses, scalars) for step in self.steps]
-        keep(self.bound, key, bound, MAX_BOUND)
-        return bound
 
 
 class InterpretedPlan:
@@ -217,12 +229,6 @@ def _free_steps() -> None:
 os.register_at_fork(after_in_child=_free_steps)
 
 
-@lru_cache(maxsize=256)
-def stand_in(dtype: torch.dtype, device: torch.device, aligned: bool = True) -> torch.Tensor:
-    """A few elements, to compile for operands of that dtype whose addresses are multiples of 16 bytes, or are not."""
-    return torch.empty(65, dtype=dtype, device=device)[0 if aligned else 1 :]
-
-
 def selection_of(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, request: Request = PRODUCT) -> Selection:
     """What `multiply` of the same operands would run; c may be on the `meta` device."""
     device = INTERPRETER if INTERPRETED else device_info(a.device)
@@ -242,15 +248,18 @@ def multiply(
     c: torch.Tensor,
     request: Request = PRODUCT,
     auxiliary: tuple[torch.Tensor, ...] = (),
-) -> None:
-    """c = activation(alpha a @ b + beta c + bias) on the operands' device and its current stream, without waiting.
+) -> Plan:
+    """c = activation(alpha a @ b + beta c + bias) on the operands' device and its current stream, without waiting. The
+    plan that computes it is returned.
 
     a [(batch,) M, K], b [(batch,) K, N], c [(batch,) M, N]. auxiliary: the other operands that the request speaks of,
     in this order: the bias, contiguous, one value for each row or column of c; A's and B's scales, contiguous fp32, one
     each, or M and N, or for "blocks" [K / 128 rounded up, M] and [N / 128 rounded up, K / 128 rounded up], as
     torch._scaled_mm lays them out; where groups end, int32 [groups], ascending. Operands are taken for checked.
     """
-    plan_for(a, b, c, request, auxiliary).run(a, b, c, auxiliary, request.alpha, request.beta)
+    found = plan_for(a, b, c, request, auxiliary)
+    found.run(a, b, c, auxiliary, request.alpha, request.beta)
+    return found
 
 
 def key_of(
@@ -272,20 +281,22 @@ def key_of(
     setting = fp32_precision() if dtype is torch.float32 and request.precision is None else None
     said = None if request is PRODUCT else request  # most are that one, and its hash is a tenth of the key's time
     policy = in_context() or (generation.contexts and in_backward())
-    key: tuple[Any, ...]  # made at every call, so in one piece where that is cheap
+    key: tuple[Any, ...]  # made at every call, so in one piece where that is cheap; a null pointer is no address
     if c is None:
         key = (
             policy, generation.number, said, setting, a.shape, b.shape, a.stride(), b.stride(), dtype,
-            b.dtype, a.get_device(), b.get_device(), not a.data_ptr() & 15, not b.data_ptr() & 15,
+            b.dtype, a.get_device(), b.get_device(),
+            p & 15 == 0 if (p := a.data_ptr()) else None, p & 15 == 0 if (p := b.data_ptr()) else None,
         )  # fmt: skip
     else:
         key = (
             policy, generation.number, said, setting, a.shape, b.shape, c.shape, a.stride(), b.stride(),
             c.stride(), dtype, b.dtype, c.dtype, a.get_device(), b.get_device(), c.get_device(),
-            not a.data_ptr() & 15, not b.data_ptr() & 15, not c.data_ptr() & 15,
+            p & 15 == 0 if (p := a.data_ptr()) else None, p & 15 == 0 if (p := b.data_ptr()) else None,
+            p & 15 == 0 if (p := c.data_ptr()) else None,
         )  # fmt: skip
     for x in auxiliary:
-        key += (x.shape, x.stride(), x.dtype, x.get_device(), not x.data_ptr() & 15)
+        key += (x.shape, x.stride(), x.dtype, x.get_device(), p & 15 == 0 if (p := x.data_ptr()) else None)
     return key
 
 
@@ -306,9 +317,14 @@ def plan_for(
         found = PLANS.get(key)
         if found is None:
             found = _new_plan(problem, a.device, request.batch_invariant)
-            if not policies.tunes() or found.selection.source != "model":  # else a later call may be tuned
+            if lasts(found):
                 keep(PLANS, key, found, MAX_PLANS)
     return found
+
+
+def lasts(plan: Plan) -> bool:
+    """Whether later calls like that of `plan` run it too, and not what a tuner finds."""
+    return not policies.tunes() or plan.selection.source != "model"
 
 
 def keep(cache: dict[Any, Any], key: object, value: object, limit: int) -> None:

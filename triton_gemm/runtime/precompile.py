@@ -22,15 +22,7 @@ from ..hardware.device import DeviceInfo
 from ..kernels.launch import Launch, Pointer, TensorMap, compiled
 from ..problem import GemmProblem
 from ..selection.select import Selection
-from .plan import launches_on, selection_for
-
-# Addresses do not matter, but whether they are multiples of 16 bytes: operands are on no device, and begin there.
-_ELEMENTS = 64
-SCALARS = {"alpha": 1.0, "beta": 0.0}
-_OF_EVERY_CALL = {
-    **dict.fromkeys(("a_scale", "b_scale", "workspace"), torch.float32),
-    **dict.fromkeys(("ends", "counters"), torch.int32),
-}
+from .plan import SCALARS, launches_on, operands_of, selection_for
 
 
 @dataclass(frozen=True)
@@ -127,20 +119,6 @@ def precompile(
         failures=tuple(dict.fromkeys(failures)),
         launcher=build_launcher(kernels, cache),
     )
-
-
-def operands_of(problem: GemmProblem, made: Sequence[Launch]) -> dict[str, torch.Tensor]:
-    """What a plan of the problem would launch with, as far as compiling depends on it."""
-    dtypes = {"a": problem.dtype, "b": problem.dtype, "c": problem.out_dtype, "bias": problem.out_dtype}
-    dtypes |= _OF_EVERY_CALL
-    dtypes |= {temporary.name: temporary.dtype for launch in made for temporary in launch.temporaries}
-    aligned = {"a": problem.a.aligned, "b": problem.b.aligned, "c": problem.c.aligned}
-
-    def operand(name: str, dtype: torch.dtype) -> torch.Tensor:
-        memory = torch.empty(_ELEMENTS, dtype=dtype, device="meta")
-        return memory if aligned.get(name, True) else memory[1:]
-
-    return {name: operand(name, dtype) for name, dtype in dtypes.items()}
 
 
 def _identity(launch: Launch, operands: Mapping[str, torch.Tensor]) -> object:

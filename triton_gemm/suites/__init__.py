@@ -329,14 +329,30 @@ EPILOGUE = Suite(
 
 # ---- host, small ----
 
+_LAYER = Shape(17, 512, 256, layout="nt", given_out=False)
 HOST = Suite(
     "host",
-    "what Python pays for one call, on operands whose product takes no time",
-    tuple(cube(n, given_out=given) for n in (16, 64, 128, 256) for given in (False, True)),
-    lambda s: max(s.M, s.N, s.K) <= 256,
+    "what Python pays for one call, on operands whose product takes no time, and for one of many linear layers",
+    (
+        *(cube(n, given_out=given) for n in (16, 64, 128, 256) for given in (False, True)),
+        *(replace(_LAYER, weights=n, bias=bias) for n in (1, 8, 32, 128, 512) for bias in (None, "n")),
+        replace(_LAYER, weights=32, bias="n", trained=True),
+        replace(_LAYER, M=16, batch=8, weights=32, grouped=True),
+    ),
+    lambda s: max(s.M, s.N, s.K) <= 512,
     lambda random: replace(box(random, 16, 256, 8), given_out=random.random() < 0.5),
     kind="host",
     unit="us",
+)
+HOST_FP8 = Suite(
+    "host-fp8",
+    "what Python pays for one of many scaled fp8 layers, on operands whose product takes no time",
+    tuple(replace(_LAYER, M=32, weights=32, scales=scales) for scales in ("tensor", "rows", "blocks")),
+    HOST.regime,
+    lambda random: replace(box(random, 16, 256, 16), layout="nt", given_out=False, scales="tensor"),
+    kind="host",
+    unit="us",
+    mode="fp8",
 )
 SMALL = Suite(
     "small",
@@ -413,6 +429,7 @@ SUITES: dict[str, Suite] = {
         LAYOUTS,
         EPILOGUE,
         HOST,
+        HOST_FP8,
         SMALL,
         *PRECISION_SUITES,
     )

@@ -15,7 +15,8 @@ ITEMSIZE = 2  # bytes of fp16 and bf16, which all suites are measured in
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of one product and how its operands lie: as in `operands.Problem`. `name` says where it comes from."""
+    """The sizes of one product, how its operands lie and how it is called: as in `operands.Problem`. `name` says where
+    it comes from."""
 
     M: int
     N: int
@@ -29,6 +30,9 @@ class Shape:
     activation: str | None = None
     scales: str | None = None
     given_out: bool = True
+    weights: int = 0
+    trained: bool = False
+    grouped: bool = False
 
     @property
     def key(self) -> str:
@@ -39,7 +43,10 @@ class Shape:
         words += [f"bias {self.bias}"] if self.bias else []
         words += [self.activation] if self.activation else []
         words += [f"scales {self.scales}"] if self.scales else []
-        words += [] if self.given_out else ["no out"]
+        words += ["grouped"] if self.grouped else []
+        words += [f"{self.weights} weights"] if self.weights else []
+        words += ["trained"] if self.trained else []
+        words += [] if self.given_out or self.weights else ["no out"]
         return " ".join(words)
 
 

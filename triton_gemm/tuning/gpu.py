@@ -16,7 +16,7 @@ from ..compat import loading
 from ..hardware import nvml
 from ..hardware.device import device_info
 from ..problem import GemmProblem, Layout
-from ..runtime.plan import MAX_BOUND, GemmPlan, stand_in
+from ..runtime.plan import GemmPlan
 from ..runtime.policies import by_model
 from ..runtime.workspace import release_captured
 from ..selection.select import Selection
@@ -25,7 +25,7 @@ from . import timing
 from .compiling import Compiler
 from .conditions import Conditions
 from .journal import Journal
-from .operands import BETA, Operands, operands, sets_of, stand_ins
+from .operands import BETA, Operands, operands, sets_of
 from .race import FailedError
 from .report import Measure
 from .timing import DeviceLostError
@@ -45,8 +45,6 @@ class Gpu:
     def __init__(self, device: torch.device, journal: Journal, bits: Bits, measure: Measure) -> None:
         self.device, self.info, self.journal = device, device_info(device), journal
         self.bits, self.measure = bits, measure
-        for dtype in (torch.float32, torch.int32, torch.bfloat16, torch.float16, torch.float64, torch.int8):
-            stand_in(dtype, device)  # allocated here, and not in threads while graphs are captured
         target = self.info, torch.cuda.get_device_capability(device)  # the GPU may be treated as an older one
         self.compiler = Compiler(self._compile, partial(Worker, target))
         self.plans: dict[tuple[GemmProblem, Selection], GemmPlan | None] = {}  # None before it is compiled
@@ -60,7 +58,6 @@ class Gpu:
         """Has candidates compiled, after those that came before, and then makes the reference product, so that no
         product's share of the budget pays for it."""
         new = [way for way in ways if (problem, way) not in self.plans]
-        stand_ins(problem, self.device)
         self.plans |= {(problem, way): None for way in new}
         self.compiler.add([(problem, way) for way in new])
         with suppress(torch.OutOfMemoryError):  # which who makes the operands says, for a product
@@ -71,7 +68,7 @@ class Gpu:
         torch.cuda.set_device(self.device)  # the current device is a thread's own
         problem, way = cast(tuple[GemmProblem, Selection], job)
         plan = self.plans[problem, way] = GemmPlan(problem, way, self.device)
-        plan.compile(*stand_ins(problem, self.device))
+        plan.compile()
 
     def ready(self, problem: GemmProblem, ways: Sequence[Selection]) -> bool:
         """Whether all of these, which are `prepare`d, are compiled or have failed."""
@@ -138,8 +135,6 @@ class Bench:
         self.gpu, self.problem, self.incumbent = gpu, problem, incumbent
         l2 = torch.cuda.get_device_properties(gpu.device).L2_cache_size
         count = sets_of(problem, l2, torch.cuda.mem_get_info(gpu.device)[0])
-        if gpu.measure == "eager":  # no more than a plan keeps prepared
-            count = min(count, MAX_BOUND // 2)
         self.sets = operands(problem, count, gpu.device, seed)
         self.c = self.sets[0][2].clone() if problem.has_beta else None
         self.expected: torch.Tensor | None = None  # the incumbent's result

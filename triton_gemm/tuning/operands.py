@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from ..problem import GemmProblem, Layout
-from ..runtime.plan import stand_in
 from .timing import MEMORY_SHARE, draw, set_count
 
 BETA = 0.5  # of a C that is read: the same launch again and again neither overflows nor dies out
@@ -89,9 +88,3 @@ def operands(problem: GemmProblem, count: int, device: torch.device, seed: int =
 
     shared = [other(name) for name in problem.auxiliary]
     return [(matrix("a", problem.a), matrix("b", problem.b), matrix("c", problem.c), *shared) for _ in range(count)]
-
-
-def stand_ins(problem: GemmProblem, device: torch.device) -> Operands:
-    """Of each operand a few elements, of its dtype and alignment: enough to compile for."""
-    aligned = {"a": problem.a.aligned, "b": problem.b.aligned, "c": problem.c.aligned}
-    return tuple(stand_in(dtype, device, aligned.get(name, True)) for name, dtype in dtypes_of(problem).items())

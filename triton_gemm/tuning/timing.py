@@ -75,18 +75,23 @@ class Queue:
     """Calls as Python makes them, without a graph: `start` makes `length` of them, one after another.
 
     Its time is Python's alone or, with `drain`, lasts until the GPU is done with them all; in milliseconds a call.
+    keep: whether results live until all calls are made, so that each has an address of its own.
     """
 
     calls: Sequence[Callable[[], object]]
     length: int
     drain: bool
+    keep: bool = False
 
     def start(self) -> Callable[[], float]:
         calls = [self.calls[i % len(self.calls)] for i in range(self.length)]
         torch.cuda.synchronize()
         begin = time.perf_counter()
+        kept = []
         for call in calls:
-            call()
+            result = call()
+            if self.keep:
+                kept.append(result)
         if self.drain:
             torch.cuda.synchronize()
         took = time.perf_counter() - begin

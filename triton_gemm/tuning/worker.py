@@ -26,8 +26,7 @@ from ..compat import compiling_for, hash_triton
 from ..hardware.device import DeviceInfo
 from ..kernels.launch import compiled
 from ..problem import GemmProblem
-from ..runtime.plan import launches_on
-from ..runtime.precompile import SCALARS, operands_of
+from ..runtime.plan import SCALARS, launches_on, operands_of
 from ..selection.select import Selection
 
 START_S = 120.0  # until it has imported torch and Triton, and read Triton's files, perhaps from a slow network

@@ -11,7 +11,7 @@ import triton_gemm
 from tests.support.product_views import BATCHES, EXPANDED, VIEWS, assert_product, draw
 from tests.support.wrong_products import OF_PRODUCTS, assert_same_words, torchs
 from triton_gemm.compat import stream_of_graph_trees
-from triton_gemm.functional import api
+from triton_gemm.functional import api, fast_path
 from triton_gemm.runtime import plan, workspace
 
 pytestmark = pytest.mark.gpu
@@ -318,11 +318,11 @@ def test_the_operator_is_named_in_profiles() -> None:
 
 
 def test_layers_are_repeated_without_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "_fast", {})
+    monkeypatch.setattr(api, "_fast", fast_path.FastPath())
     layer, x = triton_gemm.nn.Linear(512, 1024, activation="relu", dtype=BF16, device="cuda"), random(4, 250, 512)
     with torch.no_grad():
         first = layer(x)
-        assert len(api._fast) == 1
+        assert len(api._fast.calls) == 1
         monkeypatch.setattr(api, "_product", lambda *_, **__: pytest.fail("checked again"))
         assert torch.equal(layer(x), first)
         monkeypatch.undo()

@@ -19,7 +19,7 @@ import triton_gemm
 from tests.gpu.kernels.test_kernels_gpu import counters_are_zero, hopper
 from tests.support.epilogue_truth import expected
 from tests.support.kernel_cases import bits
-from triton_gemm.functional import api
+from triton_gemm.functional import api, fast_path
 from triton_gemm.kernels import warp_specialised
 from triton_gemm.kernels.candidate import Algorithm
 from triton_gemm.kernels.schedule import Schedule
@@ -289,7 +289,7 @@ def test_programs_that_wait_do_not_keep_out_those_they_wait_for() -> None:
 def test_threads() -> None:
     """Each on a stream of its own, some on new problems: selection, compiling and caches under contention."""
     plan.PLANS.clear()
-    api._fast.clear()
+    api._fast.calls.clear()
     shapes = [
         SPLIT,
         (104, 160, 8192),
@@ -519,11 +519,11 @@ def test_plans_stay_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """And a problem whose plan was dropped is planned again."""
     monkeypatch.setattr(plan, "MAX_PLANS", 4)
     monkeypatch.setattr(plan, "PLANS", {})
-    monkeypatch.setattr(api, "_fast", {})
+    monkeypatch.setattr(api, "_fast", fast_path.FastPath())
     for M, _ in itertools.product((64, 72, 80, 88, 96, 104), range(2)):
         a, b = pair((M, 64, 64))
         assert_right(a, b, triton_gemm.matmul(a, b))
-    assert len(plan.PLANS) <= 4 and len(api._fast) <= 4
+    assert len(plan.PLANS) <= 4 and len(api._fast.calls) <= 4
 
 
 # --- Profilers ---

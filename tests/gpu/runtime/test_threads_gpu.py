@@ -78,7 +78,7 @@ def test_new_shapes_in_sixteen_threads() -> None:
     for (a, b), c in zip(pairs, outs, strict=True):
         triton_gemm.matmul(a, b, out=c)
     plan.PLANS.clear()
-    api._fast.clear()
+    api._fast.calls.clear()
     in_fresh_threads(
         *(lambda a=a, b=b, c=c: triton_gemm.matmul(a, b, out=c) for (a, b), c in zip(pairs, outs, strict=True))
     )
@@ -102,7 +102,7 @@ def test_sixty_four_threads_on_one_plan() -> None:
 def test_sixteen_threads_compile_each_problem_once(problems: int) -> None:
     """At the first use of one problem, or of one each, of other layouts, dtypes and sizes."""
     plan.PLANS.clear()
-    api._fast.clear()
+    api._fast.calls.clear()
     operands = []
     for i in range(16):
         kind = i % problems
@@ -152,7 +152,7 @@ def test_a_workspace_that_does_not_fit() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "selection_for", lambda *_, **__: shared)
         plan.PLANS.clear()
-        api._fast.clear()
+        api._fast.calls.clear()
         first = triton_gemm.matmul(a, b)
         workspace._workspaces.clear()
         with pytest.MonkeyPatch.context() as too_large:
@@ -163,7 +163,7 @@ def test_a_workspace_that_does_not_fit() -> None:
         assert not workspace._workspaces
         triton_gemm.matmul(a, b, out=c)
     plan.PLANS.clear()
-    api._fast.clear()
+    api._fast.calls.clear()
     assert torch.equal(c, first)
 
 
@@ -172,7 +172,7 @@ def test_an_interruption_while_it_compiles() -> None:
     a, b = pair((648, 1096, 520))
     c = empty(a, b)
     plan.PLANS.clear()
-    api._fast.clear()
+    api._fast.calls.clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "compiled", interrupted)
         with pytest.raises(KeyboardInterrupt):

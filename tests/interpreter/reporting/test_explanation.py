@@ -10,7 +10,7 @@ import torch
 
 import triton_gemm
 from tests.support.product_views import draw
-from triton_gemm.functional import api
+from triton_gemm.functional import api, fast_path
 from triton_gemm.hardware.device import INTERPRETER
 from triton_gemm.problem import GemmProblem
 from triton_gemm.runtime import plan
@@ -140,7 +140,7 @@ def test_what_is_explained_is_what_runs(name: str, monkeypatch: pytest.MonkeyPat
     choose = plan.selection_for
     monkeypatch.setattr(plan, "selection_for", lambda *given, **how: (asked.append(given), choose(*given))[1])
     monkeypatch.setattr(plan, "PLANS", {})
-    monkeypatch.setattr(api, "_fast", {})
+    monkeypatch.setattr(api, "_fast", fast_path.FastPath())
     call, *questions = SAME[name]
     call()
     ((problem, device),) = asked

@@ -1,0 +1,106 @@
+"""The fast path of calls like one before: one lookup and one launch, without checks and views.
+
+A call is like another where its key is equal: function, request, and of every operand all but its address
+(`plan.key_of`). What the first of them launched on its own operands, the others launch on theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch.autograd.graph import increment_version
+
+from ..compat import must_dispatch
+from ..problem import SUM, Request
+from ..runtime import plan
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)  # what a subclass does with its data is its own affair
+Key = tuple[object, ...]
+
+
+class Known(NamedTuple):
+    """What a call launches, and what makes its result where no `out` is given."""
+
+    plan: plan.GemmPlan | None
+    empty: Callable[[], torch.Tensor]
+
+
+SLOW = Known(None, lambda: torch.empty(0))  # a call that takes more than one launch on its own operands
+
+
+def known(found: plan.Plan | None, c: torch.Tensor, *operands: tuple[torch.Tensor, torch.Tensor]) -> Known | None:
+    """What calls like that of `found` launch, which has made c; None where that may change. operands: of the call and
+    as they were launched."""
+    if not isinstance(found, plan.GemmPlan) or not plan.lasts(found):
+        return None
+    if not all(given.data_ptr() == launched.data_ptr() != 0 for given, launched in operands):
+        return SLOW
+    like = torch.empty(0, dtype=c.dtype, device=c.device)  # its method parses fewer arguments than torch.empty_strided
+    return Known(found, partial(like.new_empty_strided, c.shape, c.stride()))
+
+
+class FastPath:
+    """The calls that were made before. Threads may share it."""
+
+    def __init__(self) -> None:
+        self.calls: dict[Key, Known] = {}
+
+    def take(
+        self,
+        said: Hashable,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        auxiliary: tuple[torch.Tensor, ...] = (),
+        request: Request = SUM,
+        out: torch.Tensor | None = None,
+        dispatched: bool = False,
+    ) -> tuple[Key | None, torch.Tensor | None]:
+        """(the key to `keep` the call by, or None where more than it says counts; the result, if one is kept by it).
+
+        said: the function, with what `request` lacks. The rest may be anything that a user gave. dispatched: whether
+        torch's dispatcher has called, after autograd and autocast, with tensors.
+        """
+        if not dispatched:
+            if must_dispatch() or torch.is_autocast_enabled():
+                return None, None
+            grad = torch.is_grad_enabled()
+            for x in (a, b, *auxiliary) if out is None else (a, b, out, *auxiliary):
+                if type(x) not in PLAIN or (grad and x.requires_grad):
+                    return None, None
+        if a.is_neg() or b.is_neg() or (auxiliary and request.beta != 1):
+            return None, None
+        for x in auxiliary if out is None else (out, *auxiliary):
+            if x.is_neg():
+                return None, None
+        try:
+            key = said, plan.key_of(request, a, b, out, auxiliary)
+            found = self.calls.get(key)
+        except (RuntimeError, TypeError):  # a layout without strides or storage; an argument without a hash
+            return None, None
+        if found is None:
+            return key, None
+        made = found.plan
+        if made is None:
+            return None, None
+        if out is None:
+            out = found.empty()
+        elif made.overlap(a, b, out) or any(same_storage(x, out) for x in auxiliary):
+            return None, None
+        elif not dispatched:
+            if out.is_inference():
+                return None, None
+            increment_version(out)
+        made.run(a, b, out, auxiliary, request.alpha)
+        return key, out
+
+    def keep(self, key: Key | None, found: Known | None) -> None:
+        """Keeps what calls of that key launch, unless one of both is None."""
+        if key is not None and found is not None:
+            plan.keep(self.calls, key, found, plan.MAX_PLANS)
+
+
+def same_storage(x: torch.Tensor, y: torch.Tensor) -> bool:
+    return x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
