@@ -16,6 +16,7 @@ from triton_gemm.config import MAX_REGISTERS_PER_THREAD, TileConfig
 from triton_gemm.hardware.device import SHARED_MEMORY, device_of_capability
 from triton_gemm.kernels import portable, repack
 from triton_gemm.kernels.launch import Launch, materialise
+from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import GemmProblem, Layout
 from triton_gemm.runtime import aot
 
@@ -234,6 +235,29 @@ def test_every_circumstance_has_a_config_everywhere(capability: Capability, prec
     for name, circumstance in CIRCUMSTANCES.items():
         if circumstance.exists(precision, capability):
             assert circumstance.legal(precision, capability), name
+
+
+TMA_CASES = {
+    **{orders: replace(ALIGNED, orders=orders) for orders in ("nnn", "ntn", "tnn", "ttn")},
+    "ragged": Circumstance((509, 760, 1000), activation="relu"),
+    "fp32": replace(ALIGNED, has_beta=True, bias="m", activation="relu", out_dtype=torch.float32),
+}
+TMA_CONFIGS = [((major, 0), config) for major, of in portable.TMA_CONFIGS.items() for config in of]
+
+
+@pytest.mark.few(shows=lambda name, capability, config: {(capability, config), (capability, name)})
+@pytest.mark.parametrize("name", TMA_CASES)
+@pytest.mark.parametrize(("capability", "config"), TMA_CONFIGS, ids=str)
+def test_tma(capability: Capability, config: portable.Config, name: str) -> None:
+    """Warps are specialised on Blackwell; nothing spills, and large tiles refuse an epilogue that would."""
+    problem, device = TMA_CASES[name].problem("half"), device_of_capability(capability)
+    why = portable.illegal(problem, device, config, Schedule(132))
+    assert (why is not None) == (name == "fp32" and config.accumulators() > 64)
+    dtypes = {"a": problem.dtype, "b": problem.dtype, "c": problem.out_dtype, "bias": problem.dtype}
+    gemm = compile_launch(portable.launches(problem, config, Schedule(132))[0], dtypes, capability)
+    assert why or (gemm.spills == 0 and gemm.shared <= SHARED_MEMORY[capability])
+    assert gemm.instructions["UTMALDG"] and gemm.instructions[{9: "HGMMA", 10: "UTCHMMA", 12: "HMMA"}[capability[0]]]
+    assert ("ttg.warp_specialize" in gemm.asm["ttgir"]) == (capability[0] >= 10)
 
 
 # --- Sums ---

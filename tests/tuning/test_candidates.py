@@ -15,6 +15,7 @@ import triton
 from tests.support.table_fakes import HOPPER, problem_of
 from triton_gemm import kernels
 from triton_gemm.hardware.device import device_of_capability
+from triton_gemm.hardware.gpus import named_device
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import GemmProblem, Layout
 from triton_gemm.runtime.plan import launches_on
@@ -171,6 +172,19 @@ def test_what_no_gpu_could_run_is_left_out() -> None:
         problem, bits="any", configs=[triton.Config({"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64}, num_stages=1)]
     )
     assert {way.kernel for way in found if way.config.num_stages == 1} == {"portable"}
+
+
+@pytest.mark.parametrize(("name", "offered"), [("b200", True), ("rtx5090", True), ("h100", False)])
+def test_tma_of_portable_is_tuned_on_blackwell_and_never_the_models_choice(name: str, offered: bool) -> None:
+    device = named_device(name)
+    for problem, bits in ((PROBLEMS["large"], "same"), (PROBLEMS["middle"], "any"), (PROBLEMS["odd"], "any")):
+        ways = [way for _, way in ranked(problem, device) if way.algorithm.kernel == "portable"]
+        assert not any(isinstance(way.algorithm.work, Schedule) for way in ways)
+        found = [way for way in of(problem, device, bits=bits) if " TMA" in str(replace(way, reason=""))]
+        assert bool(found) == (offered and problem != PROBLEMS["odd"])
+        for way in found:
+            entry = records.Entry(way.algorithm, 1.0, 2.0, "2026-01-01", "x")
+            assert records.read_entry(records.plain(entry)) == entry and launches_on(device, problem, way)
 
 
 # --- What is shown ---

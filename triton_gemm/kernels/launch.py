@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.tools.tensor_descriptor import TensorDescriptor as Descriptor
 
 from ..compat import compiling
 from ..config import OPTIONS
@@ -116,6 +117,8 @@ def materialise(
         if isinstance(argument, Scalar):
             return (scalars or {})[argument.name]
         if isinstance(argument, TensorMap):
+            if not getattr(launch.kernel, "is_gluon", bool)():  # which an interpreted kernel does not have
+                return Descriptor(operands[argument.operand], [*argument.shape], [*argument.strides], [*argument.block])
             element = FP8.get(argument.dtype) or getattr(gl, str(argument.dtype).removeprefix("torch."))
             return TensorDescriptor(
                 operands[argument.operand],

@@ -71,7 +71,7 @@ class Selection:
 
     @property
     def schedule(self) -> Schedule | None:
-        """How the persistent kernel "warp_specialised" deals tiles out; None for the others."""
+        """How "warp_specialised" deals tiles out, and "portable" where TMA loads operands; None for the others."""
         return self.work if isinstance(self.work, Schedule) else None
 
     @property
@@ -96,6 +96,7 @@ class Selection:
 
     def __str__(self) -> str:
         notes = [f"{self.kernel} {self.config}"] + [self.precision] * (self.precision != HALF.name)
+        notes += ["TMA"] * (self.kernel == "portable" and self.schedule is not None)
         if self.schedule is not None and self.schedule.split_tiles:
             notes.append(f"{self.schedule.split_tiles} tiles in {self.schedule.split_k} parts")
             notes += ["reduced by a second launch"] * self.schedule.reduction

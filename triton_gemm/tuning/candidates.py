@@ -27,7 +27,8 @@ MOST = 3  # and at most so many of one configuration, which differ in how the wo
 def candidates(
     problem: GemmProblem, device: DeviceInfo, choice: Selection, bits: Bits = "same", configs: Sequence[Any] = ()
 ) -> list[Selection]:
-    """`choice`, the model's, and then others that `device` can run, users' own first and the rest in the model's order.
+    """`choice`, the model's, and then others that `device` can run: users' own, those without a prediction, and the
+    rest in the model's order.
 
     bits: "same" leaves out what would give other bits than the choice. configs: users' own, as `tune` takes them.
     ValueError for one of these that is no kernel's.
@@ -37,7 +38,8 @@ def candidates(
     found = {choice.algorithm: choice}
     kept: Counter[Any] = Counter()
     given: set[Any] = {(kernel, config) for kernel, config in own}
-    for candidate in (*_own(problem, device, own), *(candidate for _, candidate in ranked(problem, device))):
+    predicted = (candidate for _, candidate in ranked(problem, device))
+    for candidate in (*_own(problem, device, own), *kernels.portable.unpredicted(problem, device), *predicted):
         algorithm = candidate.algorithm
         kernel, config, _, swap_ab, packed = algorithm
         theirs = (kernel, config) in given

@@ -584,6 +584,17 @@ def test_portable_in_every_circumstance(split_k: int, name: str) -> None:
     check(case, Selection(Algorithm("portable", legal[0], split_k), "by a test"))
 
 
+@pytest.mark.parametrize("config", [*portable.TMA_CONFIGS[10], *portable.TMA_CONFIGS[12]], ids=ids)
+@pytest.mark.parametrize("orders", ["nnn", "ntn", "tnn", "ttn"])
+def test_portable_by_tma(orders: str, config: TileConfig) -> None:
+    m, n, k = blocks(config)
+    for case in (Case((2 * m + 7, 3 * n + 8, 7 * k + 8), orders), circumstance("beta", (m, n, k - 8), orders=orders)):
+        why = portable.illegal(Operands(case).problem, gpu(), config, Schedule(3))
+        if why is None:
+            check(case, Selection(Algorithm("portable", config, Schedule(3)), "by a test"), times=3)
+        assert why is None or case.beta or config not in portable.TMA_CONFIGS.get(gpu().capability[0], ())
+
+
 # --- IEEE fp32 by outer products ---
 
 FP32 = {"dtype": torch.float32, "precision": "ieee"}

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +20,7 @@ from perf.measure.numerics import accumulation_error, magnitude, rounded
 from tests.support import awkward_sizes
 from tests.support.epilogue_truth import activated
 from tests.support.kernel_cases import Case, Operands
+from tests.support.kernel_mutants import kernels_with
 from tests.support.numerics import error_bound, mode_of, reference
 from tests.support.product_checks import (
     NAN,
@@ -27,6 +31,7 @@ from tests.support.product_checks import (
     nearest_tf32,
     same_bits,
 )
+from triton_gemm import kernels
 from triton_gemm.arithmetic import EMULATED
 from triton_gemm.config import TileConfig
 from triton_gemm.hardware.device import INTERPRETER, device_of_capability
@@ -332,6 +337,42 @@ def test_block_scales_of_one_give_the_same_bits_as_none(
             found.append(operands["c"])
         assert torch.equal(found[0].isnan(), found[1].isnan())
         assert torch.equal(*(c.nan_to_num(9e9).view(torch.int32) for c in found))
+
+
+# --- By TMA ---
+
+TMA_CASES = {
+    **{orders: Case((150, 136, 197), orders) for orders in ("nnn", "ntn", "tnn", "ttn")},  # 9 tiles, of 4 programs
+    "one k-tile": Case((40, 72, 24), alpha=-0.5, bias="m", out_dtype=torch.float32),
+    "epilogue": Case((150, 136, 197), alpha=0.5, beta=-2.0, bias="n", activation="relu", dtype=torch.float16),
+}
+TMA_BUGS = {
+    "another row of tiles": ("m = pid_m * BLOCK_M", "m = pid_n * BLOCK_M"),
+    "the last k-tile only": ("dot_operand(b), acc)\n        offs_m", "dot_operand(b), acc * 0)\n        offs_m"),
+}
+
+
+@pytest.mark.parametrize("name", TMA_CASES)
+def test_tma(name: str, package: ModuleType = kernels) -> None:
+    """What it computes, and that pointers give the same bits."""
+    module, launch = (import_module(f"{package.__name__}.{part}") for part in ("portable", "launch"))
+    operands, config, found = Operands(TMA_CASES[name], torch.device("cpu")), module.TMA_CONFIGS[9][-1], []
+    for work in (module.host.Schedule(4), 1):
+        (made,) = module.launches(operands.problem, config, work)
+
+        def run(a, b, c, auxiliary, alpha, beta, made=made):
+            tensors = dict(zip(("a", "b", "c", "bias"), (a, b, c, *auxiliary), strict=False))
+            made.kernel[made.grid](**launch.materialise(made, tensors, {"alpha": alpha, "beta": beta}), **made.options)
+
+        operands.check(SimpleNamespace(run=run))
+        found.append((operands.c.tolist(), module.order_of_sums(operands.problem, config, work)))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("bug", TMA_BUGS)
+def test_a_bug_by_tma_is_found(bug: str, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError):
+        test_tma("nnn", kernels_with([TMA_BUGS[bug]], tmp_path))
 
 
 # --- Batches ---

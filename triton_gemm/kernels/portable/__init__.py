@@ -1,13 +1,14 @@
 """The kernel that takes everything. `kernel` is what runs on the GPU, `host` what it can run, and how it is launched,
 and `choice` which ways are worth comparing, and how long they take."""
 
-from .choice import Costs, candidates, faster, microseconds
-from .host import CONFIGS, MAX_REGISTERS, Config, configs, illegal, launches, order_of_sums
+from .choice import Costs, candidates, faster, microseconds, unpredicted
+from .host import CONFIGS, MAX_REGISTERS, TMA_CONFIGS, Config, configs, illegal, launches, order_of_sums
 from .kernel import portable_kernel
 
 __all__ = [
     "CONFIGS",
     "MAX_REGISTERS",
+    "TMA_CONFIGS",
     "Config",
     "Costs",
     "candidates",
@@ -18,4 +19,5 @@ __all__ = [
     "microseconds",
     "order_of_sums",
     "portable_kernel",
+    "unpredicted",
 ]

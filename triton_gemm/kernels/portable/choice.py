@@ -16,7 +16,8 @@ from ...problem import GemmProblem
 from .. import repack
 from ..candidate import Algorithm, Candidate
 from ..cost_model import ROUNDING, Remembered, average, lines_of, on_busiest_sm, soft_maximum, swap_for_c, traffic
-from .host import MAX_REGISTERS, Config, along_k, configs, itemsize_of_sums, tiles_of, vectors
+from ..schedule import Schedule
+from .host import MAX_REGISTERS, TMA_CONFIGS, Config, along_k, configs, itemsize_of_sums, tiles_of, vectors
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,15 @@ def candidates(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
             if _fits(given, config):
                 for split_k in _splits(given, config, device):
                     yield Candidate(given, Algorithm("portable", config, split_k, swap_ab, packed))
+
+
+def unpredicted(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
+    """Those by TMA, on Blackwell, for the tuner only: they were never timed, so no time can be predicted."""
+    given, swap_ab, _ = next(_given(problem, device))
+    for config in TMA_CONFIGS.get(device.capability[0], ()) if device.capability[0] >= 10 else ():
+        if _fits(given, config):
+            work = Schedule(min(tiles_of(given, config), device.num_sms))
+            yield Candidate(given, Algorithm("portable", config, work, swap_ab))
 
 
 def _given(problem: GemmProblem, device: DeviceInfo) -> Iterator[tuple[GemmProblem, bool, tuple[str, ...]]]:

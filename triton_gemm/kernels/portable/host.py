@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...arithmetic import EMULATED
+from ...arithmetic import EMULATED, HALF
 from ...config import ASYNCHRONOUS, MAX_REGISTERS_PER_THREAD, TileConfig
 from ...hardware.device import DeviceInfo
-from ...problem import GemmProblem
+from ...problem import GemmProblem, Layout
 from .. import groups
-from ..launch import MAX_SIZE, Launch, Pointer, Scalar
+from ..candidate import Work
+from ..launch import MAX_SIZE, Launch, Pointer, Scalar, TensorMap
 from ..order import by_tensor_cores, exactly, in_parts, promoted
+from ..schedule import Schedule
 from ..tiles import vector
-from .kernel import SCALED, portable_kernel
+from .kernel import SCALED, portable_kernel, portable_tma_kernel
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,11 @@ _FOR_MMA = {
     ),
 }
 
+# For TMA, by major compute capability: with two accumulators in tensor memory, or for 99 KiB of shared memory.
+_LARGE = [(128, 256, 64, 8, 4), (256, 128, 64, 8, 4), (128, 128, 64, 8, 6), (128, 64, 64, 4, 6), (64, 128, 64, 4, 6)]
+_SMALL = [(128, 256, 32, 8, 3), (256, 128, 32, 8, 3), (128, 128, 64, 8, 2), (128, 64, 64, 4, 3), (64, 64, 64, 4, 4)]
+TMA_CONFIGS = {9: _configs(_SMALL), 10: _configs(_LARGE), 12: _configs(_SMALL)}
+
 TENSOR_MEMORY = 2**18  # bytes, on sm_100
 
 # ptxas by itself lowers a thread's registers until one more block fits an SM, and spills for it; what limits blocks
@@ -147,7 +154,7 @@ def configs(precision: str, capability: tuple[int, int]) -> tuple[Config, ...]:
     return (*more, *CONFIGS[precision])
 
 
-def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, split_k: int = 1) -> str | None:
+def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, split_k: Work = 1) -> str | None:
     """Why `device` cannot run `config` on `problem`, or None if it can.
 
     Within `TileConfig.illegal`'s limits ptxas still spills where a thread keeps too many addresses of vectors of A and
@@ -159,6 +166,8 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, split_k: i
         return f"needs compute capability 8.0 or newer, {device.name} has less"
     if max(problem.M, problem.N, problem.K) > MAX_SIZE or tiles_of(problem, config) > MAX_SIZE:
         return f"sizes and the number of tiles must not exceed {MAX_SIZE}"
+    if isinstance(split_k, Schedule):
+        return _tma_illegal(problem, device, config, split_k)
     arithmetic, capability = problem.arithmetic, device.capability
     if capability < arithmetic.capability:
         needed = ".".join(map(str, arithmetic.capability))
@@ -206,13 +215,31 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, split_k: i
     return None
 
 
-def launches(problem: GemmProblem, config: Config, split_k: int = 1, *, stride_bias: int = 1) -> tuple[Launch, ...]:
+def _tma_illegal(problem: GemmProblem, device: DeviceInfo, config: Config, schedule: Schedule) -> str | None:
+    """`illegal` where TMA loads A and B. Other tiles, and more of an epilogue, were not compiled, or spill."""
+    if config not in TMA_CONFIGS.get(device.capability[0], ()):
+        return f"TMA loads no such tiles on {device.name}"
+    if schedule != Schedule(schedule.programs):
+        return "programs compute whole tiles"
+    if problem.arithmetic is not HALF or problem.batch > 1 or problem.groups or problem.K == 0:
+        return "TMA loads single matrices of 16 bits"
+    if vectors(problem)[2] != (1, 16 // problem.out_dtype.itemsize):
+        return "C's rows do not lie together on 16 bytes"
+    more = problem.has_beta or problem.bias or problem.out_dtype.itemsize > 2
+    if problem.activation not in (None, "relu") or (more and config.accumulators() > 64):
+        return f"{config.accumulators()} accumulators leave too few registers to the epilogue"
+    return problem.tma_illegal()
+
+
+def launches(problem: GemmProblem, config: Config, split_k: Work = 1, *, stride_bias: int = 1) -> tuple[Launch, ...]:
     """The launches that solve `problem`: one, or none where C is empty.
 
-    split_k: programs that share a tile's sum; stride_bias: elements between the bias's values.
+    split_k: programs that share a tile's sum, or for TMA a Schedule; stride_bias: elements between the bias's values.
     """
     if 0 in (problem.batch, problem.M, problem.N):
         return ()
+    if isinstance(split_k, Schedule):
+        return (_tma_launch(problem, config, split_k),)
     of_rows = problem.groups == "m"
     num_tiles = groups.max_tiles(problem, config) if of_rows else tiles_of(problem, config)
     split = split_k > 1
@@ -270,6 +297,25 @@ def launches(problem: GemmProblem, config: Config, split_k: int = 1, *, stride_b
     )
 
 
+def _tma_launch(problem: GemmProblem, config: Config, schedule: Schedule) -> Launch:
+    def tensor_map(name: str, layout: Layout, shape: tuple[int, int], block: tuple[int, int]) -> TensorMap:
+        turn = -1 if layout.column_major else 1
+        return TensorMap(name, problem.dtype, shape[::turn], layout.strides[1:][::turn], block[::turn])
+
+    arguments = {
+        "a_desc": tensor_map("a", problem.a, (problem.M, problem.K), (config.BLOCK_M, config.BLOCK_K)),
+        "b_desc": tensor_map("b", problem.b, (problem.K, problem.N), (config.BLOCK_K, config.BLOCK_N)),
+        **{"c_ptr": Pointer("c"), "bias_ptr": Pointer("bias") if problem.bias else None},
+        **{"M": problem.M, "N": problem.N, "K": problem.K, "stride_cm": problem.c.strides[1]},
+        **{"alpha": Scalar("alpha"), "beta": Scalar("beta")},
+        **{"A_COLUMN_MAJOR": problem.a.column_major, "B_COLUMN_MAJOR": problem.b.column_major},
+        **{"C_VECTOR": 16 // problem.out_dtype.itemsize, "HAS_BETA": problem.has_beta},
+        **{"BIAS": problem.bias, "ACTIVATION": problem.activation, **config.meta()},
+    }
+    options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    return Launch(portable_tma_kernel, (schedule.programs, 1, 1), arguments, options)
+
+
 def along_k(problem: GemmProblem) -> tuple[str, ...]:
     """The operands that lie along K in memory."""
     return ("a",) * (not problem.a.column_major) + ("b",) * problem.b.column_major
@@ -281,7 +327,7 @@ def promotes(problem: GemmProblem) -> bool:
     return problem.arithmetic.promotes(problem.K)
 
 
-def order_of_sums(problem: GemmProblem, config: Config, split_k: int = 1) -> str:
+def order_of_sums(problem: GemmProblem, config: Config, split_k: Work = 1) -> str:
     """A product of instructions after the other, in all tiles, and in parts one part after the other: the k-tiles of a
     part are as many as in all others, but the last ones."""
     if problem.arithmetic.exact:
@@ -289,6 +335,7 @@ def order_of_sums(problem: GemmProblem, config: Config, split_k: int = 1) -> str
     how = {"fma": "FMAs, portable", "dmma": "portable"}.get(problem.arithmetic.instruction) or by_tensor_cores(
         problem, "portable", warpgroups=config.BLOCK_M % 64 == 0 and config.num_warps % 4 == 0
     )
+    split_k = 1 if isinstance(split_k, Schedule) else split_k
     step = config.BLOCK_K * split_k
     longest = (problem.K + step - 1) // step * config.BLOCK_K
     return f"{how}, {in_parts(split_k, longest)}{promoted(problem, config.BLOCK_K)}"

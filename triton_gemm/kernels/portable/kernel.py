@@ -170,6 +170,35 @@ def portable_kernel(
             store_tile(acc, offs_m, offs_n, out, Epilogue(C_UNIT, C_VECTOR, SCALES, HAS_BETA, BIAS, ACTIVATION))
 
 
+@triton.jit(do_not_specialize=["bias_ptr", "M", "N", "K", "stride_cm"])
+def portable_tma_kernel(
+    a_desc, b_desc, c_ptr, bias_ptr,
+    M: tl.int32, N: tl.int32, K: tl.int32, stride_cm: tl.int64, alpha: tl.float64, beta: tl.float64,
+    A_COLUMN_MAJOR: tl.constexpr, B_COLUMN_MAJOR: tl.constexpr, C_VECTOR: tl.constexpr,
+    HAS_BETA: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+):  # fmt: skip
+    """The same sums of operands that TMA loads; a_desc, b_desc: of a column-major one's transpose; c is row-major.
+
+    On Blackwell Triton specialises warps: while some load and some multiply, others store the tile before.
+    """
+    num_m = tl.cdiv(M, BLOCK_M)
+    num_n = tl.cdiv(N, BLOCK_N)
+    for tile in tl.range(tl.program_id(0), num_m * num_n, tl.num_programs(0), flatten=True, warp_specialize=True):
+        pid_m, pid_n = grouped_tile(tile, num_m, num_n, GROUP_M)
+        m = pid_m * BLOCK_M
+        n = pid_n * BLOCK_N
+        acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        for k in range(0, K, BLOCK_K):
+            a = a_desc.load([k, m]).T if A_COLUMN_MAJOR else a_desc.load([m, k])
+            b = b_desc.load([n, k]).T if B_COLUMN_MAJOR else b_desc.load([k, n])
+            acc = tl.dot(dot_operand(a), dot_operand(b), acc)
+        offs_m = m.to(tl.int64) + tl.arange(0, BLOCK_M)
+        offs_n = n.to(tl.int64) + tl.arange(0, BLOCK_N)
+        out = Output(c_ptr, M, N, stride_cm, 1, bias_ptr, 1, None, None, alpha, beta)
+        store_tile(acc, offs_m, offs_n, out, Epilogue(1, C_VECTOR, None, HAS_BETA, BIAS, ACTIVATION))
+
+
 @triton.jit
 def multiply(a, b, acc, PRECISION: tl.constexpr, PLANES: tl.constexpr, TERMS: tl.constexpr):
     """acc + a @ b, a and b as sums of PLANES where those are several, whose products TERMS are added in their order.
