@@ -21,10 +21,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import triton_gemm
+from tests.support import plan_fakes
 from tests.support.product_checks import fp32_precision
 from tests.support.tiers import one
 from triton_gemm import compat
-from triton_gemm.functional import api, fast_path, ops
+from triton_gemm.functional import api, fast_path, grouped, ops, scaled
 from triton_gemm.hardware.device import INTERPRETER, device_of_capability
 from triton_gemm.kernels.launch import Launch, Pointer, Scalar, TensorMap
 from triton_gemm.problem import ACTIVATIONS, PRODUCT, GemmProblem, Layout, Request
@@ -782,6 +783,26 @@ def test_a_warm_call_goes_through_few_functions(name: str, monkeypatch: pytest.M
         finally:
             sys.setprofile(None)
     assert len(called) == WARM_CALLS[name], called
+
+
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("name", ["grouped", "scaled"])
+def test_grouped_and_scaled_calls_share_the_fast_path(name: str, copied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But not those whose groups' ends, or scales, are copied for the launch, at each call."""
+    module = {"grouped": grouped, "scaled": scaled}[name]
+    plan_fakes.take_plans_away(monkeypatch)
+    monkeypatch.setattr(module, "_fast", fast_path.FastPath())
+    made: list[tuple[torch.Tensor, ...]] = []
+    launch = module._launch
+    monkeypatch.setattr(module, "_launch", lambda *given: made.append(given) or launch(*given))
+    for _ in range(3):
+        if name == "grouped":
+            ends = torch.tensor([4, 0, 9, 0], dtype=torch.int32)[:: 2 if copied else 1]
+            grouped.grouped_matmul(half(16, 32), half(len(ends), 32, 48), ends)
+        else:
+            scales = torch.ones(16, 1), torch.ones(1, 1 if copied else 48)
+            scaled.scaled_matmul(half(16, 32).to(torch.int8), half(32, 48).to(torch.int8), *scales)
+    assert len(made) == (3 if copied else 1) and len(module._fast.calls) == 1
 
 
 def test_the_fast_path_says_that_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,15 @@ def test_every_kind_and_layout(dtype: torch.dtype, kind: str, ends: list[int]) -
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_call_like_one_before_is_of_its_own_operands(kind: str) -> None:
+    for ends in ([100, 100, 333], [1, 2, 3], [0, 400, 400]):
+        a, b = draw(kind, 400, 3, 512, 264, torch.bfloat16, "cuda")
+        assert_right(a, b, int32(ends), triton_gemm.grouped_matmul(a, b, int32(ends)))
+        wide = int32([x for end in ends for x in (end, 0)])[::2]  # copied at each call
+        assert_right(a, b, wide, triton_gemm.grouped_matmul(a, b, wide))
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("precision", MODES)
 def test_every_precision_of_fp32(precision: str, kind: str) -> None:
     """Operands along K, which is how Hopper's tensor cores read fp32."""

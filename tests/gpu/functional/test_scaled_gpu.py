@@ -8,6 +8,7 @@ import torch
 import triton_gemm
 from tests.support.numerics import error_bound, reference, scale_shapes, scaled
 from triton_gemm.arithmetic import FP8
+from triton_gemm.functional import scaled as scaled_matmul
 
 pytestmark = [
     pytest.mark.gpu,
@@ -70,6 +71,20 @@ def test_every_layout_and_size(dtype: torch.dtype, kind: str) -> None:
             assert ((c.double() - truth).abs() <= bound).all(), (size, layout)
             again = triton_gemm.scaled_matmul(a, b, scale_a, scale_b, **how)
             assert torch.equal(c.view(torch.uint8), again.view(torch.uint8)), "other bits"
+
+
+@pytest.mark.parametrize("kind", ["tensor", "rows", "blocks"])
+def test_a_call_like_one_before_is_of_its_own_operands(kind: str) -> None:
+    """Scales that a kernel reads where they lie are on the fast path; of others it would read the first call's copy."""
+    size = (256, 384, 512)
+    for copied in (False, True):
+        for i in range(3):
+            a, b = operands(size, "nt", torch.float8_e4m3fn)
+            scales = [(1 + i) * (x.contiguous() if copied else x) for x in scales_of(size, kind)]
+            bias = torch.full((size[1],), float(i), device="cuda", dtype=torch.bfloat16)
+            found = triton_gemm.scaled_matmul(a, b, *scales, bias=bias)
+            scaled_matmul._fast.calls.clear()
+            assert torch.equal(found, triton_gemm.scaled_matmul(a, b, *scales, bias=bias))
 
 
 @pytest.mark.parametrize("mode", ["fp8", "fp8 fast"])
