@@ -301,6 +301,7 @@ def measure_calls(
             "time_ms": percentiles(own),
             "least_ms": min(own),
             "ratio": percentiles(ratios(times, name, baseline)) if baseline in times else None,
+            "ratio_to": {o: percentiles(ratios(times, name, o)) for o in times if o not in (name, baseline)},
             "rounds": len(own),
             "repeats": max(QUEUE_LENGTH, problem.weights),
         }
