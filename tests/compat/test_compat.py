@@ -238,6 +238,17 @@ def _decisions() -> None:
     assert found.static_argnum == sharding.ACTIVATION
 
 
+def _allocator() -> None:
+    """On CUDA by Inductor's function, of which the CPU has a twin."""
+    strided = torch.empty_strided((2, 3), (1, 4), dtype=torch.bfloat16)
+    found = compat.allocator(strided.shape, strided.stride(), strided.dtype, strided.device)()
+    twin = torch._C._dynamo.guards._empty_strided_cpu((2, 3), (1, 4), torch.bfloat16)
+    for made in (found, twin):
+        assert (made.shape, made.stride(), made.dtype) == (strided.shape, strided.stride(), strided.dtype)
+    on_cuda = compat.allocator((2, 3), (3, 1), torch.bfloat16, torch.device("cuda"))
+    assert on_cuda.func is torch._C._dynamo.guards._empty_strided_cuda  # type: ignore[attr-defined]
+
+
 def _devices() -> None:
     built = torch.backends.cuda.is_built()
     assert callable(compat.current_device) is callable(compat.current_stream) is built
@@ -478,6 +489,7 @@ USES: dict[str, Callable[[], None]] = {
     "aggregate": _aggregate,
     "JITFunction": _capture,
     "SingleLevelFunction": _single_level,
+    "allocator": _allocator,
     "below_autograd": _below_autograd,
     "compile_kernel": _capture,
     "current_device": _devices,

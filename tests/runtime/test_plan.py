@@ -692,7 +692,8 @@ def test_a_call_that_resized_its_out_is_not_repeated(monkeypatch: pytest.MonkeyP
 
 def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is planned, and what is planned launches on no device."""
-    monkeypatch.setattr(plan, "current_device", lambda: 0)
+    for module in (plan, fast_path):
+        monkeypatch.setattr(module, "current_device", lambda: 0)
     monkeypatch.setattr(plan, "current_stream", lambda _: 0)
     monkeypatch.setattr(plan, "ensure_context", lambda _: None)
     monkeypatch.setattr(api, "_fast", fast_path.FastPath())

@@ -39,6 +39,7 @@ class FakePlan:
     """Multiplies bf16 matrices by torch, and gives zeros for others; `made` notes all."""
 
     made: list[FakePlan]
+    index = 0
 
     def __init__(self, problem: GemmProblem, selection: Selection, device: torch.device) -> None:
         self.problem, self.selection = problem, selection
@@ -60,6 +61,7 @@ def take_plans_away(patch: pytest.MonkeyPatch) -> list[FakePlan]:
     patch.setattr(plan, "device_info", lambda _: hopper)
     patch.setattr(plan, "PLANS", {})
     patch.setattr(api, "_fast", fast_path.FastPath())
+    patch.setattr(fast_path, "current_device", lambda: 0)
     patch.setattr(api.rules, "computable", lambda *_, **__: None)
     patch.setattr(api.rules, "runs", lambda *_: None)
     return FakePlan.made

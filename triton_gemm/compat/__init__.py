@@ -43,7 +43,7 @@ from .autograd import (
 )
 from .building import LAUNCHER_NAMES_DRIVER, LAUNCHERS_OF_KERNELS, build_launcher, c_compiler
 from .compiler import Compiling, JITFunction, compilations, compile_kernel, compiling, compiling_for, hash_triton
-from .devices import current_device, current_stream, occupy, stream_of_graph_trees
+from .devices import allocator, current_device, current_stream, occupy, stream_of_graph_trees
 from .dispatcher import (
     below_autograd,
     differ,
@@ -85,6 +85,7 @@ __all__ = [
     "JITFunction",
     "SingleLevelFunction",
     "aggregate",
+    "allocator",
     "async_load",
     "backward_here",
     "below_autograd",

@@ -7,13 +7,12 @@ A call is like another where its key is equal: function, request, and of every o
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch.autograd.graph import increment_version
 
-from ..compat import must_dispatch
+from ..compat import allocator, current_device, must_dispatch
 from ..problem import SUM, Request
 from ..runtime import plan
 
@@ -38,8 +37,7 @@ def known(found: plan.Plan | None, c: torch.Tensor, *operands: tuple[torch.Tenso
         return None
     if not all(given.data_ptr() == launched.data_ptr() != 0 for given, launched in operands):
         return SLOW
-    like = torch.empty(0, dtype=c.dtype, device=c.device)  # its method parses fewer arguments than torch.empty_strided
-    return Known(found, partial(like.new_empty_strided, c.shape, c.stride()))
+    return Known(found, allocator(c.shape, c.stride(), c.dtype, c.device))
 
 
 class FastPath:
@@ -61,20 +59,17 @@ class FastPath:
         """(the key to `keep` the call by, or None where more than it says counts; the result, if one is kept by it).
 
         said: the function, with what `request` lacks. The rest may be anything that a user gave. dispatched: whether
-        torch's dispatcher has called, after autograd and autocast, with tensors.
+        torch's dispatcher calls, after autograd and autocast, with tensors that are no negative views.
         """
         if not dispatched:
             if must_dispatch() or torch.is_autocast_enabled():
                 return None, None
             grad = torch.is_grad_enabled()
             for x in (a, b, *auxiliary) if out is None else (a, b, out, *auxiliary):
-                if type(x) not in PLAIN or (grad and x.requires_grad):
+                if type(x) not in PLAIN or (grad and x.requires_grad) or x.is_neg():
                     return None, None
-        if a.is_neg() or b.is_neg() or (auxiliary and request.beta != 1):
+        if auxiliary and request.beta != 1:
             return None, None
-        for x in auxiliary if out is None else (out, *auxiliary):
-            if x.is_neg():
-                return None, None
         try:
             key = said, plan.key_of(request, a, b, out, auxiliary)
             found = self.calls.get(key)
@@ -85,6 +80,9 @@ class FastPath:
         made = found.plan
         if made is None:
             return None, None
+        if made.index != current_device():
+            with torch.cuda.device(made.index):
+                return self.take(said, a, b, auxiliary, request, out, dispatched)
         if out is None:
             out = found.empty()
         elif made.overlap(a, b, out) or any(same_storage(x, out) for x in auxiliary):

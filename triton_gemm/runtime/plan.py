@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from ..arithmetic import fp32_precision
-from ..compat import INTERPRETED, current_device, current_stream, free_in_children, launcher, tensor_maps
+from ..compat import INTERPRETED, allocator, current_device, current_stream, free_in_children, launcher, tensor_maps
 from ..hardware.device import INTERPRETER, DeviceInfo, device_info
 from ..hardware.driver import ensure_context
 from ..kernels.launch import Launch, Pointer, Scalar, TensorMap, compiled, materialise
-from ..problem import PRODUCT, GemmProblem, Layout, Request
+from ..problem import PRODUCT, SUM, GemmProblem, Layout, Request
 from ..selection import generation
 from ..selection.select import Selection, launches
 from . import policies
@@ -30,6 +30,8 @@ from .workspace import workspace
 MAX_PLANS = 4096
 MAX_TENSOR_MAPS = 4096  # that one launch keeps of one operand, by address
 SCALARS = {"alpha": 1.0, "beta": 0.0}  # what the first values of a call are, and what is compiled with
+
+_COMMON: dict[Request, object] = {PRODUCT: None, SUM: True}  # what stands for them in keys
 
 selection_for = policies.choose
 
@@ -119,14 +121,17 @@ class GemmPlan:
     def __init__(self, problem: GemmProblem, selection: Selection, device: torch.device) -> None:
         self.problem, self.selection, self.device, self.index = problem, selection, device, device.index or 0
         made = launches_on(device_info(device), problem, selection)
-        self.temporaries = [temporary for launch in made for temporary in launch.temporaries]
+        temporaries = [temporary for launch in made for temporary in launch.temporaries]
+        self.temporaries = [
+            allocator(x.shape, torch.empty(x.shape, device="meta").stride(), x.dtype, device) for x in temporaries
+        ]
         self.workspace = max((launch.workspace for launch in made), default=0)
         self.shares = any(launch.counters for launch in made)
         self.allocates = bool(self.shares or self.temporaries)
         self.names = (
             *("a", "b", "c", *problem.auxiliary),
             *(("workspace", "counters") if self.shares else ()),
-            *(temporary.name for temporary in self.temporaries),
+            *(temporary.name for temporary in temporaries),
         )
         self.steps = [Step(launch, (*SCALARS, *self.names), self.index) for launch in made]
         self.compiled = False
@@ -186,7 +191,7 @@ class GemmPlan:
     def _allocate(self, stream: int) -> tuple[torch.Tensor, ...]:
         """Memory that this call needs, after its operands in the order of `names`."""
         shared = workspace(self.index, stream, self.workspace) if self.shares else ()
-        return (*shared, *(torch.empty(t.shape, dtype=t.dtype, device=self.device) for t in self.temporaries))
+        return (*shared, *[make() for make in self.temporaries])
 
 
 class InterpretedPlan:
@@ -279,7 +284,8 @@ def key_of(
         request = request._replace(alpha=float(request.alpha != 0), beta=float(request.beta != 0))
     dtype = a.dtype
     setting = fp32_precision() if dtype is torch.float32 and request.precision is None else None
-    said = None if request is PRODUCT else request  # most are that one, and its hash is a tenth of the key's time
+    # Most are one of these, and the hash of a request is a tenth of the key's time.
+    said = None if request is PRODUCT else True if request is SUM else _COMMON.get(request, request)
     policy = in_context() or (generation.contexts and in_backward())
     key: tuple[Any, ...]  # made at every call, so in one piece where that is cheap; a null pointer is no address
     if c is None:

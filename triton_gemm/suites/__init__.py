@@ -347,7 +347,7 @@ HOST = Suite(
 HOST_FP8 = Suite(
     "host-fp8",
     "what Python pays for one of many scaled fp8 layers, on operands whose product takes no time",
-    tuple(replace(_LAYER, M=128, weights=32, scales=scales) for scales in ("tensor", "rows", "blocks")),
+    tuple(replace(_LAYER, M=128, weights=n, scales=scales) for n in (1, 32) for scales in ("tensor", "rows", "blocks")),
     HOST.regime,
     lambda random: replace(box(random, 16, 256, 16), layout="nt", given_out=False, scales="tensor"),
     kind="host",
