@@ -151,6 +151,31 @@ def _place(sweep: Sweep) -> tuple[int, str]:
     return known.index(sweep["suite"]) if sweep["suite"] in SUITES else len(known), scores.label(sweep)
 
 
+def committed_calls(results: Path) -> list[Sweep]:
+    """Every sweep of Python's time of a call, made with `--out perf/results/GPU/host`."""
+    return [read_json(path) for path in sorted(results.glob("*/host/*.json"))]
+
+
+def calls(sweeps: Sequence[Sweep]) -> str:
+    """Python's time of a call by provider, of layers among many: the block `host`."""
+    parts = []
+    for sweep in sweeps:
+        names = list(next(iter(sweep["shapes"].values()))["providers"])
+        rows = [
+            [
+                key,
+                *(
+                    f"{1000 * r['time_ms']['median']:.1f}" if (r := shape["providers"][n]).get("time_ms") else None
+                    for n in names
+                ),
+            ]
+            for key, shape in sweep["shapes"].items()
+            if "weights" in key
+        ]
+        parts += [f"{where(sweep)}; {origin([sweep])}", formats.table(["microseconds of a call", *names], rows)]
+    return "\n\n".join(parts) or NOTHING
+
+
 def by_place(sweeps: Sequence[Sweep]) -> list[tuple[dict[str, Any], list[Sweep]]]:
     """For each GPU and Triton version an environment, and the sweeps; `sweeps` come in this order."""
     groups = [list(group) for _, group in groupby(sweeps, key=lambda sweep: environment.order(sweep["environment"]))]

@@ -231,6 +231,7 @@ BLOCKS: dict[str, Block] = {
     **{f"sweep-{mode}": _picture_of_main(f"sweep-{mode}.png", "TFLOPS against size") for mode in MODES},
     "gpus": _gpus,
     "bench": _bench,
+    "host": lambda results, folder: bench_tables.calls(results.calls),
     "precision": lambda results, folder: bench_tables.precision(results.sweeps),
     "accuracy": lambda results, folder: accuracy_tables.tables(results.accuracies),
     "battery": lambda results, folder: battery.tables(results.batteries),

@@ -21,7 +21,7 @@ from perf.tuning import tables as tuning_tables
 @dataclass(frozen=True)
 class Results:
     """What is committed, in the order of GPUs: reports, sweeps, GPTs, accuracy, batteries, tunings. Of each GPU those
-    with its newest Triton; older ones are evidence of the log in docs/kernels.md."""
+    with its newest Triton; older ones are evidence of the log in docs/kernels.md. calls: Python's time of calls."""
 
     records: list[Record]
     sweeps: list[Sweep]
@@ -29,13 +29,15 @@ class Results:
     accuracies: list[dict[str, Any]] = field(default_factory=list)
     batteries: list[dict[str, Any]] = field(default_factory=list)
     tunings: list[dict[str, Any]] = field(default_factory=list)
+    calls: list[Sweep] = field(default_factory=list)
 
     @classmethod
     def read(cls, folder: Path) -> Results:
         records = [Record.read(path.parent) for path in folder.glob(f"*/{FILE}")]
         records.sort(key=lambda record: environment.order(record.environment))
         modules = (bench_tables, gpt_tables, accuracy_tables, battery, tuning_tables)
-        return cls(records, *(environment.newest(tables.committed(folder)) for tables in modules))
+        newest = (environment.newest(tables.committed(folder)) for tables in modules)
+        return cls(records, *[*newest, bench_tables.committed_calls(folder)])
 
     @cached_property
     def main(self) -> Record | None:

@@ -484,7 +484,7 @@ def test_a_warm_call_allocates_its_output_and_nothing_else(size: tuple[int, int,
     a, b = pair(size)
     out = triton_gemm.matmul(a, b)
     triton_gemm.matmul(a, b, out=out)
-    temporaries = getattr(plan.plan_for(a, b, out), "temporaries", [])
+    temporaries = [x for step in getattr(plan.plan_for(a, b, out), "steps", ()) for x in step.launch.temporaries]
     sums = sum(torch.Size(one.shape).numel() * one.dtype.itemsize for one in temporaries)
 
     def allocations() -> tuple[int, int]:
