@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from inspect import signature
 from numbers import Integral, Real
 
 import torch
@@ -46,10 +48,18 @@ def flag(function: str, name: str, x: object, *, or_none: bool = False) -> None:
         raise TypeError(f"{function}(): argument '{name}' must be bool{' or None' * or_none}, not {type(x).__name__}")
 
 
-def callback(function: str, name: str, x: object) -> None:
-    """Whether x can be called, or is None."""
-    if x is not None and not callable(x):
+def callback(function: str, name: str, x: object, *parameters: str) -> None:
+    """Whether x can be called, or is None; with `parameters`, as far as its signature is known."""
+    if x is None:
+        return
+    if not callable(x):
         raise TypeError(f"{function}(): argument '{name}' must be callable or None, not {type(x).__name__}")
+    with suppress(ValueError):  # it has no signature
+        try:
+            signature(x).bind(*parameters) if parameters else None
+        except TypeError as error:
+            called = ", ".join(parameters)
+            raise TypeError(f"{function}(): argument '{name}' is called with ({called}): {error}") from None
 
 
 def instance(function: str, name: str, x: object, kind: type, *, or_none: bool = False) -> None:

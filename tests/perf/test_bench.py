@@ -26,6 +26,7 @@ from perf.pages import __main__ as pages
 from perf.pages.results import Results
 from tests.support.plan_fakes import take_gpu_away
 from tests.support.report_records import SURROUNDINGS, keys, made_up_sweep, spread
+from triton_gemm.functional import routing
 from triton_gemm.problem import UnsupportedOperandError
 from triton_gemm.runtime import aot
 from triton_gemm.suites import ALL, LARGE_M, PROJECTIONS, SUITES, Suite, chosen, unseen
@@ -379,3 +380,17 @@ def test_the_tutorial_peer_compiles_for_hopper(transposed: bool) -> None:
     compiled = aot.compile_launch(launch, (9, 0))
     assert compiled.spills == 0
     assert {"HGMMA", "UTMALDG", "UTMASTG"} <= set(compiled.instructions)
+
+
+def test_routing_leaves_to_torch_what_records_show_slower() -> None:
+    """`routing.SLOWER` is what some suite of what `use()` routes has below 0.9, by each GPU's newest Triton."""
+    routed = {"fp64": torch.float64, "ieee": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
+    slower: dict[tuple[int, int], dict[torch.dtype, float]] = {}
+    for made in environment.newest(bench_tables.committed(environment.RESULTS)):
+        dtype = routed.get(made["dtype"])
+        for _, score in bench_tables.named_scores(made):
+            if dtype is not None and made["kind"] == "graph" and made["unseen"] is None and score.over == CUBLAS:
+                found = slower.setdefault(tuple(made["environment"]["capability"]), {})
+                if score.mean < 0.9:
+                    found[dtype] = min(round(score.mean, 2), found.get(dtype, 1.0))
+    assert slower == routing.SLOWER

@@ -293,6 +293,22 @@ def test_a_workspace_that_does_not_fit_leaves_the_one_before(fails: int, monkeyp
     assert larger[0].numel() == 16 << 20 and larger[1] is small[1], "counters that a launch may still use are kept"
 
 
+def test_the_memory_of_captures_that_ended_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the next launch outside of one, not by those within others."""
+    monkeypatch.setattr(workspace, "_workspaces", type(workspace._workspaces)())
+    captures = [0]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captures[0] > 0)
+    monkeypatch.setattr(workspace, "capture_id", lambda _: captures[0])
+    for name in ("empty", "zeros"):
+        make = getattr(torch, name)
+        monkeypatch.setattr(
+            workspace.torch, name, lambda *size, device, make=make, **how: make(*size, device="cpu", **how)
+        )
+    for captures[0], kept in ((0, [0]), (5, [0, 5]), (6, [0, 5, 6]), (0, [0])):
+        workspace.workspace(0, 7, 1 << 20)
+        assert [key[2] for key in workspace._workspaces] == kept
+
+
 def test_nothing_is_kept_of_the_pool_of_graph_trees(monkeypatch: pytest.MonkeyPatch) -> None:
     """In which Inductor warms up and captures on a stream of its own, and which it overwrites."""
     monkeypatch.setattr(workspace, "_workspaces", type(workspace._workspaces)())
@@ -312,7 +328,7 @@ def test_nothing_is_kept_of_the_pool_of_graph_trees(monkeypatch: pytest.MonkeyPa
         assert memory is not again[0] and counters is not again[1] and not workspace._workspaces
     for captures[0], device, stream in ((0, 0, 8), (5, 0, 8), (0, 1, 7)):
         assert workspace.workspace(device, stream, 1 << 20) is workspace.workspace(device, stream, 1 << 20)
-    assert list(workspace._workspaces) == [(0, 8, 0), (0, 8, 5), (1, 7, 0)]
+    assert list(workspace._workspaces) == [(0, 8, 0), (1, 7, 0)]
 
 
 def test_a_plan_without_memory_launches_nothing_and_then_works(

@@ -60,8 +60,7 @@ def calibrate(
     arguments.flag("calibrate", "keep", keep)
     arguments.callback("calibrate", "progress", progress)
     tuning.named_gpu(device)
-    if not torch.cuda.is_available() or torch.cuda.is_current_stream_capturing():
-        raise RuntimeError("calibrate(): there is no GPU to time anything on, or a graph is captured on it")
+    tuning.can_time("calibrate")
     from ..tuning.gpu import Gpu
     from .session import Session
 

@@ -22,6 +22,8 @@ import triton.language as tl
 # Whether kernels made from here on run in Triton's interpreter; it is read when triton.jit decorates.
 INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
 
+if isinstance(tl.cdiv, triton.runtime.jit.JITFunction) is INTERPRETED:  # Triton's own functions were decorated before
+    raise ImportError("TRITON_INTERPRET was changed after `import triton`: set it, or unset it, before Python starts")
 if INTERPRETED and triton.__version__.startswith("3.6."):
     _numpy = tuple(map(int, metadata.version("numpy").split(".")[:2]))
     if _numpy >= (2, 4):

@@ -255,9 +255,10 @@ def linear(
     erf), "gelu_tanh" or "silu". Without gradients bias and activation are computed in the same kernel, before the one
     rounding; with gradients the activation is torch's own, which keeps what it needs for the backward.
 
-    All are fp32, fp16, bf16 or fp64, of one dtype, on one GPU, of any strides; so is the result. The rest is as in
-    `matmul`: precision, derivatives in all three tensors, and batch_invariant, whose rows are all leading dimensions of
-    input together. Raises as `matmul`: RuntimeError, TypeError, NotImplementedError (also for int8 with a bias or an
+    All are fp32, fp16, bf16 or fp64, of one dtype, on one GPU, of any strides; so is the result. Of a subclass that has
+    a `__torch_function__` of its own, as quantized weights have, torch's linear is called. The rest is as in `matmul`:
+    precision, derivatives in all three tensors, and batch_invariant, whose rows are all leading dimensions of input
+    together. Raises as `matmul`: RuntimeError, TypeError, NotImplementedError (also for int8 with a bias or an
     activation) or ValueError (also for an activation that is none).
     """
     request = SUM
@@ -271,6 +272,9 @@ def linear(
         return c
     arguments.tensors("linear", input=input, weight=weight, **({} if bias is None else {"bias": bias}))
     rules.activation("linear", activation)
+    if precision is None and batch_invariant is None and ops.override_functions(input, weight, bias):
+        c = torch.nn.functional.linear(input, weight, bias)  # all that quantized weights know
+        return c if activation is None else ACTIVATIONS[activation](c)
     if bias is None:
         a, b = _autocast(input, weight)
     else:

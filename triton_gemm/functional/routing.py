@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -22,7 +23,9 @@ from .. import arguments
 from ..arithmetic import FLOATING
 from ..compat import INTERPRETED, free_in_children, hide_from_dynamo, overlaps_itself, withdraw
 from ..hardware.device import device_info
+from ..hardware.device_model import origin
 from ..problem import SUM, Request
+from ..runtime import plan, policies
 from . import ops
 from .fast_path import FastPath, same_storage
 from .rules import expands
@@ -33,6 +36,9 @@ KEY = "CPU" if INTERPRETED else "CUDA"
 OURS = "triton_gemm"
 
 Wanted = Callable[[str, torch.Tensor, torch.Tensor], bool]
+# Our speed over torch's where committed records show less than 0.9, by compute capability and dtype, from LARGE on.
+SLOWER = {(9, 0): {torch.float64: 0.49}}
+LARGE = 1024
 Kind = str | torch.dtype  # one of ROUTED's names, or operands' dtype
 
 
@@ -50,9 +56,13 @@ class Rule:
             same = {x for x in self.only if isinstance(x, type(kind))}
             if (same and kind not in same) or kind in self.exclude:
                 return f"{kind} is not to be routed"
-        if self.predicate is not None and not self.predicate(name, a, b):
-            return "the predicate says no"
-        return None
+        if self.predicate is None:
+            return None
+        try:
+            wanted = self.predicate(name, a, b)
+        except Exception as error:  # a TypeError would make Python say that tensors have no @
+            raise RuntimeError(f"use(): the predicate raised {type(error).__name__}: {error}") from error
+        return None if wanted else "the predicate says no"
 
 
 _rules: list[Rule] = []
@@ -86,7 +96,7 @@ def enable(
 def _enter(only: Kind | Collection[Kind], exclude: Kind | Collection[Kind], predicate: Wanted | None) -> Rule:
     """As `enable`; the rule, which is the innermost one now."""
     global _library, _fast
-    arguments.callback("enable", "predicate", predicate)
+    arguments.callback("enable", "predicate", predicate, "op", "a", "b")
     rule = Rule(_kinds("only", only), _kinds("exclude", exclude), predicate)
     if not INTERPRETED and torch.cuda.device_count() == 0:
         raise RuntimeError(
@@ -214,6 +224,7 @@ def _routed(name: str, overload: str) -> Callable[..., torch.Tensor]:
         _counts[name, f"torch: {why}" if why else OURS] += 1
         if why is not None:
             return by_torch(keys, arguments, out, scalars)
+        _warn_of_a_guess(a.device)
         request = Request(float(request.alpha), float(request.beta))
         c = ops.compute(a, b, input, request) if out is None else out
         if out is not None:
@@ -240,7 +251,8 @@ def _stays(
         return why
     if a.dtype not in FLOATING:
         return f"{a.dtype} is not computed"
-    if device_info(a.device).capability < (8, 0):
+    capability = device_info(a.device).capability
+    if capability < (8, 0):
         return "the GPU is older than compute capability 8.0"
     rank = 3 if "bmm" in name else 2
     operands = [x for x in (a, b, input, out) if x is not None]
@@ -260,7 +272,29 @@ def _stays(
             return "out may overlap an operand"
         if overlaps_itself(out):
             return "out overlaps itself"
-    return None
+    return None if rules[0].predicate is not None or a.dtype in rules[0].only else _slower(capability, a, b)
+
+
+def _slower(capability: tuple[int, int], a: torch.Tensor, b: torch.Tensor) -> str | None:
+    """That torch is faster by the records, unless a table has the product, or torch's bits would depend on its rows."""
+    speed = SLOWER.get(capability, {}).get(a.dtype)
+    if speed is None or min(*a.shape[-2:], b.shape[-1]) < LARGE or policies.current().batch_invariant:
+        return None
+    c = torch.empty(ops.shape_of(a, b), dtype=a.dtype, device="meta")
+    if plan.selection_of(a, b, c).source != "model":
+        return None
+    return f"{a.dtype} takes {1 / speed:.1f} times as long here, untuned"
+
+
+@cache
+def _warn_of_a_guess(device: torch.device) -> None:
+    """Says once that nobody has timed products on this GPU."""
+    if not INTERPRETED and origin(device_info(device)) == "derived":
+        warnings.warn(
+            f"triton_gemm was not timed on {device_info(device).name}: products under use() may be slower than "
+            "torch's. `triton-gemm calibrate` and `triton-gemm tune` measure it",
+            stacklevel=3,
+        )
 
 
 def _overlaps(out: torch.Tensor, *operands: torch.Tensor | None) -> bool:

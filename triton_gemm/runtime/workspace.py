@@ -34,11 +34,14 @@ def workspace(device: int, stream: int, nbytes: int) -> list[torch.Tensor]:
     """Scratch memory of at least `nbytes` bytes and COUNTERS zeroed int32, for launches on `stream`, which must be the
     current stream of the current device `device`.
 
-    Under capture the counters are zeroed in the graph, once. At most MAX_WORKSPACES are kept; one that is given up
-    goes back to torch's allocator, which hands it to no other stream while this one may use it. On the stream of
-    Inductor's trees of CUDA graphs none is kept, and the counters are zeroed for each launch.
+    Under capture the counters are zeroed in the graph, once; the next launch outside of one gives their memory up. At
+    most MAX_WORKSPACES are kept. One that is given up goes back to torch's allocator, which hands it to no other stream
+    while this one may use it. On the stream of Inductor's trees of CUDA graphs none is kept, and the counters are
+    zeroed for each launch.
     """
     capture = capture_id(stream) if torch.cuda.is_current_stream_capturing() else 0
+    if not capture and any(key[2] for key in _workspaces):
+        release_captured()
     key = (device, stream, capture)
     found = _workspaces.get(key)
     if found is None or 4 * found[0].numel() < nbytes:

@@ -116,8 +116,7 @@ def tune(
     wishes = Wishes(budget, bits, measure, tuple(configs), resume, repeat)
     _check(wishes.configs)
     named_gpu(device)
-    if not torch.cuda.is_available() or torch.cuda.is_current_stream_capturing():
-        raise RuntimeError("tune(): there is no GPU to time anything on, or a graph is captured on it")
+    can_time("tune")
     where = gpu_of(device)
 
     from .gpu import Gpu
@@ -129,6 +128,14 @@ def tune(
             return Session(gpu, journal, wishes, said).run(calls, ended)
         finally:
             gpu.close()
+
+
+def can_time(function: str) -> None:
+    """RuntimeError where no launch of this process can be waited for."""
+    if not torch.cuda.is_available():
+        raise RuntimeError(f"{function}(): torch {torch.__version__} sees no GPU to time anything on")
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(f"{function}(): nothing can be timed while a CUDA graph is captured")
 
 
 def named_gpu(device: torch.device | str | int | None) -> torch.device:

@@ -118,6 +118,29 @@ def test_gradients_are_torchs(activation: str | None, dtype: torch.dtype) -> Non
             )
 
 
+class Quantized(torch.Tensor):
+    """A weight that implements F.linear and nothing else, as torchao's do (pytorch/ao#391)."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.nn.functional.linear:
+            input, weight, bias = args
+            return function(input, weight.as_subclass(torch.Tensor).round(), bias)  # type: ignore[attr-defined]
+        if function in (torch.Tensor.t, torch.Tensor.mm, torch.Tensor.matmul):
+            raise NotImplementedError(f"Quantized: {function}")
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+@pytest.mark.parametrize("activation", [None, "relu"])
+def test_a_layer_whose_weight_was_quantized(activation: Any) -> None:
+    layer = triton_gemm.nn.Linear(5, 3, activation=activation)
+    weight, x = layer.weight.detach() * 4, draw(2, 5)
+    del layer.weight
+    layer.weight = weight.as_subclass(Quantized)
+    expected = torch.nn.functional.linear(x, weight.round(), layer.bias)
+    torch.testing.assert_close(layer(x), expected if activation is None else expected.relu())
+
+
 def test_a_gradient_lies_as_its_operand() -> None:
     """Or it would be copied when it is accumulated."""
     for a, b in ((draw(5, 9), draw(7, 9).T), (draw(9, 5).T, draw(9, 7)), (draw(2, 5, 9), draw(2, 7, 9).mT)):
@@ -521,6 +544,40 @@ def test_compile_once_for_all_sizes(name: str, grad: bool, monkeypatch: pytest.M
         if grad:
             c.sum().backward()
     assert frames.frame_count == 1
+
+
+MULTIPLY: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "mm": triton_gemm.mm,
+    "matmul": triton_gemm.matmul,
+    "bmm": lambda a, b: triton_gemm.bmm(a[None], b[None])[0],
+    "addmm": lambda a, b: triton_gemm.addmm(a.new_zeros(1), a, b),
+    "linear": lambda a, b: triton_gemm.linear(a, b.mT),
+    "grouped_matmul": lambda a, b: triton_gemm.grouped_matmul(a, b[None], torch.tensor([len(a)], dtype=torch.int32)),
+}
+
+
+@pytest.mark.parametrize("name", MULTIPLY)
+def test_compile_of_a_function_whose_backward_multiplies(name: str) -> None:
+    """Dynamo traces a backward in a mode in which no tensor's layout may be asked for (pytorch#130736)."""
+    multiply = MULTIPLY[name]
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(a, b)
+            return a @ b
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            a, b = ctx.saved_tensors
+            return multiply(grad, b.mT), multiply(a.mT, grad)
+
+    torch._dynamo.reset()
+    a, b = (x.requires_grad_() for x in (draw(4, 6), draw(6, 5)))
+    torch.compile(lambda a, b: Product.apply(a, b), fullgraph=True, backend="aot_eager")(a, b).sum().backward()
+    ones = torch.ones(4, 5)
+    torch.testing.assert_close(a.grad, ones @ b.detach().mT)
+    torch.testing.assert_close(b.grad, a.detach().mT @ ones)
 
 
 def test_a_backward_by_compiled_autograd() -> None:

@@ -6,7 +6,10 @@ import os
 import subprocess
 import sys
 import threading
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +19,7 @@ import triton_gemm
 from tests.support.tiers import one
 from triton_gemm.compat import withdraw
 from triton_gemm.functional import routing
+from triton_gemm.hardware.gpus import named_device
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -94,6 +98,52 @@ def test_what_stays_torchs_says_why(name: str) -> None:
         call()
     ((_, where),) = triton_gemm.report_routing()
     assert where.startswith("torch: ") and why in where
+
+
+def test_what_records_show_slower_stays_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But not where it is named, a predicate decides, rows must not matter, or a table has the product."""
+    monkeypatch.setattr(routing, "device_info", lambda _: named_device("h200"))
+    monkeypatch.setattr(routing, "LARGE", 8)
+    a, small = draw(8, 8, dtype=torch.float64), draw(7, 8, dtype=torch.float64)
+
+    def went(x: torch.Tensor = a, **rule: Any) -> str:
+        with triton_gemm.use(**rule):
+            torch.mm(x, a)
+        ((_, where),) = triton_gemm.report_routing(reset=True)
+        return where
+
+    assert went() == went(exclude="bmm") == "torch: torch.float64 takes 2.0 times as long here, untuned"
+    assert went(small) == went(only=torch.float64) == went(predicate=lambda op, a, b: True) == "triton_gemm"
+    with triton_gemm.batch_invariant():
+        assert went() == "triton_gemm"
+    tuned = SimpleNamespace(source="user's table")
+    monkeypatch.setattr(routing.plan, "selection_of", lambda *_: tuned)
+    assert went() == "triton_gemm"
+
+
+def test_a_gpu_that_nobody_timed_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routing, "INTERPRETED", False)
+    for name, count in (("h100", 0), ("a100", 1)):
+        monkeypatch.setattr(routing, "device_info", lambda _, name=name: named_device(name))
+        routing._warn_of_a_guess.cache_clear()
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                routing._warn_of_a_guess(torch.device("cuda", 0))
+        assert len(seen) == count and all("was not timed on" in str(one.message) for one in seen)
+    routing._warn_of_a_guess.cache_clear()
+
+
+def test_a_predicates_mistake_is_reported_as_that() -> None:
+    """Python takes a TypeError of `@` for a sign that tensors have none."""
+    with pytest.raises(TypeError, match=r"enable\(\): argument 'predicate' is called with \(op, a, b\): too many"):
+        triton_gemm.enable(predicate=lambda a, b: True)  # type: ignore[arg-type,misc]
+    a = draw(3, 3)
+    with (
+        triton_gemm.use(predicate=lambda op, a, b: a + None),
+        pytest.raises(RuntimeError, match=r"use\(\): the predicate raised TypeError: unsupported operand"),
+    ):
+        a @ a
 
 
 def test_mistakes_are_in_torchs_words() -> None:
