@@ -188,7 +188,7 @@ def ways(problem: GemmProblem, kind: Kind, device: torch.device) -> list[Way]:
     info = device_info(device)
     chosen = choose(problem, info)
     found: dict[object, Way] = {}
-    for _, candidate in ranked(problem, info):
+    for _, candidate in ranked(problem, info, any_bits=True):
         if illegal(problem, info, candidate) is not None:
             continue
         selection = Selection.of(candidate, "to be measured")

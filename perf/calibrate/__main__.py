@@ -4,7 +4,8 @@
 cuBLAS, on shapes of every regime, and writes them to one JSON file after each shape. `fit` finds the figures of the
 GPU's `DeviceModel` that are most likely after such times, near the present ones, and writes them to
 `triton_gemm/device_models.json`. `regret` says how much slower than the fastest of a shape's candidates the one is that
-the present model picks, or with --model that of a file of `triton-gemm calibrate`; `fit` says so for both, and with
+the present model picks, or with --model that of a file of `triton-gemm calibrate`, and what it costs to leave out ways
+whose bits depend on C's size; `fit` says so for both, and with
 --hold-out SEED of shapes that it has not seen. `design` prints which shapes tell most about the model, the best first:
 what `triton-gemm calibrate` times in a minute. Exit status: 1
 if a candidate gave wrong results, 2 for a mistake in the call, 130 if interrupted.
@@ -28,7 +29,7 @@ try:
     from perf.calibrate.design import design
     from perf.calibrate.fit import fit, save
     from perf.calibrate.measure import measure
-    from perf.calibrate.regret import show_regret, unmeasured
+    from perf.calibrate.regret import show_regret, unmeasured, without_classes_of_c
     from perf.calibrate.shapes import shapes_to_measure
     from perf.calibrate.times import FILE, read
     from perf.common import arguments as args
@@ -74,6 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"error: {given.model}: {kept_one.elsewhere or kept_one.wrong}", file=sys.stderr)
                 return 2
             show_regret(f"model in {given.model}", shapes, kept.model_in(kept_one.kept), console)
+        lost = without_classes_of_c(shapes, model_of(device))
+        share = f"{100 * sum(lost) / len(lost):.3f} % in the mean of {len(lost)}, {100 * max(lost):.1f} % at worst"
+        console.print(f"without ways whose bits depend on C's size it loses {share}", highlight=False, soft_wrap=True)
         absent = unmeasured(calibration)
         if absent:
             line = f"what select chooses was not measured for {len(absent)}: {', '.join(absent)}"

@@ -38,7 +38,7 @@ def ways(problem: GemmProblem, device: DeviceInfo) -> list[Way]:
     """The fastest as predicted, best first, of all legal candidates, and a few of each kernel and form of cluster."""
     found: list[Way] = []
     kept: Counter[Any] = Counter()
-    for _, candidate in ranked(problem, device):
+    for _, candidate in ranked(problem, device, any_bits=True):
         kernel, config, work, swap_ab, packed = candidate.algorithm
         of_config = (kernel, config, swap_ab, packed)
         of_form = (kernel, *(getattr(config, name, 1) for name in CLUSTER))

@@ -12,6 +12,7 @@ from rich.table import Table
 from perf.bench.scores import geometric_mean
 from perf.calibrate.times import Calibration, Measured, Way
 from triton_gemm.hardware.device_model import DeviceModel
+from triton_gemm.selection.bit_classes import bit_class
 from triton_gemm.selection.select import predicted, select
 
 WORST = 0.05  # regret from which on a shape is named
@@ -52,6 +53,19 @@ def by_regime(chosen: Sequence[Choice]) -> dict[str, list[Choice]]:
     for choice in chosen:
         found.setdefault(choice.measured.regime, []).append(choice)
     return {**found, "all": list(chosen)}
+
+
+def without_classes_of_c(shapes: Iterable[Measured], model: DeviceModel) -> list[float]:
+    """How much longer the model's pick takes, of each shape, where none may be picked whose bits depend on C's size."""
+    found = []
+    for measured in shapes:
+        left = {
+            way: us for way, us in measured.us.items() if " of C " not in bit_class(measured.problem, way.candidate)
+        }
+        if left:
+            pick = replace(measured, us=left).pick(model)
+            found.append(left[pick] / measured.us[measured.pick(model)] - 1)
+    return found
 
 
 def unmeasured(calibration: Calibration) -> list[str]:

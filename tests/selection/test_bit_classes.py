@@ -23,7 +23,7 @@ from triton_gemm.kernels.candidate import Algorithm, Work
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
 from triton_gemm.selection.bit_classes import bit_class
-from triton_gemm.selection.select import Selection, illegal, launches, ranked
+from triton_gemm.selection.select import Selection, illegal, launches, ranked, select
 
 HOPPER = device_of_capability((9, 0))
 AMPERE = device_of_capability((8, 0))
@@ -64,7 +64,21 @@ def problems(draw: st.DrawFn, arithmetics: tuple[Arithmetic, ...] = tuple(ARITHM
 
 def selections(problem: GemmProblem, device: DeviceInfo) -> list[Selection]:
     """Of all legal candidates."""
-    return [Selection.of(x, "") for _, x in ranked(problem, device) if illegal(problem, device, x) is None]
+    found = ranked(problem, device, any_bits=True)
+    return [Selection.of(x, "") for _, x in found if illegal(problem, device, x) is None]
+
+
+@pytest.mark.parametrize("arithmetic", [HALF, ARITHMETICS["tf32"], ARITHMETICS["fp8"], ARITHMETICS["int8"]], ids=str)
+def test_by_default_bits_do_not_depend_on_the_size_of_c(arithmetic: Arithmetic) -> None:
+    """Tiles of the last of several waves alone are cut where any bits are asked for, and in exact sums."""
+    scales = None if arithmetic.plain else "tensor"
+    for M, N, K in ((569, 28672, 4096), (272, 51200, 5120), (8192, 10240, 8192), (3712, 10688, 7808)):
+        problem = problem_of(M, N, K, arithmetic.name, "ntn", scales=scales)
+        assert " of C " not in bit_class(problem, select(problem, HOPPER))
+        assert not any(" of C " in bit_class(problem, way) for _, way in ranked(problem, HOPPER))
+        more = [way for _, way in ranked(problem, HOPPER, any_bits=True)]
+        cut = [way for way in more if isinstance(way.algorithm.work, Schedule) and way.algorithm.work.split_tiles]
+        assert cut and any(" of C " in bit_class(problem, way) for way in cut) == (not arithmetic.exact)
 
 
 @settings(deadline=None, max_examples=40)

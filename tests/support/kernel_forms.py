@@ -154,7 +154,7 @@ def with_parts_in_turn(found: list[tuple[float, Candidate]]) -> Iterator[Candida
 def forms(circumstance: str, problem: Problem, described: GemmProblem, device: DeviceInfo) -> Iterator[Way]:
     """The fastest legal candidate of each form, as predicted, for a problem as operands have it."""
     found: dict[str, Selection] = {}
-    for candidate in with_parts_in_turn(ranked(described, device)):
+    for candidate in with_parts_in_turn(ranked(described, device, any_bits=True)):
         name = form(candidate)
         if name not in found and illegal(described, device, candidate) is None:
             found[name] = Selection.of(candidate, "watched")

@@ -462,7 +462,7 @@ def _planned(problem: GemmProblem, which: int, device: str) -> GemmPlan | Interp
     """On one of the legal candidates, of each kernel as many as of the others."""
     info = device_info(torch.device(device))
     by_kernel: dict[str, list[Selection]] = {}
-    for _, candidate in ranked(problem, info):
+    for _, candidate in ranked(problem, info, any_bits=True):
         if illegal(problem, info, candidate) is None:
             selection = Selection.of(candidate, "drawn at random")
             by_kernel.setdefault(selection.kernel, []).append(selection)

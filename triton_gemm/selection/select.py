@@ -111,14 +111,16 @@ class Selection:
         return f"{', '.join(notes)}{where}: {self.reason}{bits}{chosen}"
 
 
-def ranked(problem: GemmProblem, device: DeviceInfo) -> list[tuple[float, Candidate]]:
-    """(predicted microseconds, candidate), the fastest first: all that are worth comparing, legal or not."""
+def ranked(problem: GemmProblem, device: DeviceInfo, any_bits: bool = False) -> list[tuple[float, Candidate]]:
+    """(predicted microseconds, candidate), the fastest first: all that are worth comparing, legal or not. any_bits:
+    those too whose bits depend on C's size, which `select` does not choose."""
     model = model_of(device)
     found: list[tuple[float, Candidate]] = []
     for name in kernels.KERNELS:
         kernel = kernels.named(name)
         copying: dict[tuple[str, ...], float] = {(): 0.0}
-        for candidate in kernel.candidates(problem, device):
+        more = {"in_part": True} if any_bits and kernel is kernels.warp_specialised else {}
+        for candidate in kernel.candidates(problem, device, **more):
             given, (_, config, work, _, packed) = candidate
             if packed not in copying:
                 copying[packed] = kernels.repack.microseconds(problem, packed, model)

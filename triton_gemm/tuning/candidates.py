@@ -38,7 +38,7 @@ def candidates(
     found = {choice.algorithm: choice}
     kept: Counter[Any] = Counter()
     given: set[Any] = {(kernel, config) for kernel, config in own}
-    predicted = (candidate for _, candidate in ranked(problem, device))
+    predicted = (candidate for _, candidate in ranked(problem, device, bits == "any"))
     for candidate in (*_own(problem, device, own), *kernels.portable.unpredicted(problem, device), *predicted):
         algorithm = candidate.algorithm
         kernel, config, _, swap_ab, packed = algorithm

@@ -69,7 +69,7 @@ def gpu() -> DeviceInfo:
 def selections(problem: GemmProblem) -> dict[str, list[Selection]]:
     """Of all legal candidates, by class."""
     found = defaultdict(list)
-    for _, candidate in ranked(problem, gpu()):
+    for _, candidate in ranked(problem, gpu(), any_bits=True):
         if illegal(problem, gpu(), candidate) is None:
             selection = Selection.of(candidate, "by a test")
             found[bit_class(problem, selection)].append(selection)
