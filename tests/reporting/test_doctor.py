@@ -127,6 +127,18 @@ def test_folders_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.M
     assert (cache.status, where.status) == ("broken", "note") and "set TRITON_CACHE_DIR" in cache.do
 
 
+def test_folders_that_follow_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton expands no ~."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRITON_CACHE_DIR", "~/triton")
+    monkeypatch.setenv("TRITON_GEMM_CACHE_DIR", "kept")
+    cache, where = look("caches")
+    assert "is ~/triton, " in cache.says and "is kept/tables, " in where.says
+    assert all("follows the working directory" in found.says and "absolute" in found.do for found in (cache, where))
+    monkeypatch.setenv("TRITON_GEMM_CACHE_DIR", "~nobody-of-that-name/x")
+    assert look("caches")[1].says.startswith("there is no folder for tables")
+
+
 def test_a_networks_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     df = tmp_path / "df"
     df.write_text("#!/bin/sh\nprintf 'Type\\nnfs4\\n'\n"), df.chmod(0o755)

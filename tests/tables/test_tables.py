@@ -6,6 +6,7 @@ import csv
 import json
 import logging
 import os
+import pwd
 import random
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from tests.support.table_fakes import (
     table_in,
 )
 from triton_gemm import kernels, tables
+from triton_gemm.calibration import kept
 from triton_gemm.hardware import nvml
 from triton_gemm.hardware.device import INTERPRETER
 from triton_gemm.hardware.gpus import named_device
@@ -253,6 +255,34 @@ def test_the_users_folder_is_the_platforms(
         "nothing is kept: there is no folder for it: set TRITON_GEMM_CACHE_DIR",
     ]
     tables._users_folder.cache_clear()
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["unnamed", "named"])
+@pytest.mark.parametrize("older", [False, True], ids=["raises", "unexpanded"])
+def test_a_user_without_a_home_has_no_tables(
+    named: bool, older: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a container that is run with --user."""
+    platformdirs = pytest.importorskip("platformdirs")
+    for name in ("HOME", "XDG_CACHE_HOME", "TRITON_GEMM_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    if named:
+        monkeypatch.setenv("TRITON_GEMM_CACHE_DIR", "~/tables")
+    if older:
+        monkeypatch.setattr(platformdirs, "user_cache_path", lambda *_, **how: Path("~/.cache"))
+    files.say_once.cache_clear(), tables._users_folder.cache_clear()
+    assert tables.folder() is None and kept.folder() is None and found(problem_of()) is None
+    assert not store(problem_of()) and tables.clear() == 0
+    assert [message for message in caplog.messages if "home folder" in message] == caplog.messages[:1]
+    tables._users_folder.cache_clear()
+
+
+def test_the_folder_that_is_named_may_begin_with_the_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("TRITON_GEMM_CACHE_DIR", "~/x")
+    assert tables.folder() == tmp_path / "x" / "tables" and store(problem_of()) and found(problem_of())
+    assert not Path("~").exists()
 
 
 def test_the_power_limit_is_nvmls(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -242,7 +242,7 @@ def _caches() -> Found:
     yield from _folder("Triton's cache", Path(triton.knobs.cache.dir), "TRITON_CACHE_DIR", "broken")
     where = tables.folder()
     if where is None:
-        how = "set TRITON_GEMM_CACHE_DIR, or install platformdirs"
+        how = "set TRITON_GEMM_CACHE_DIR, or HOME, or install platformdirs"
         yield "note", "there is no folder for tables: nothing that is tuned is kept", how
     else:
         yield from _folder("the folder of tables", where, "TRITON_GEMM_CACHE_DIR", "note")
@@ -257,6 +257,8 @@ def _folder(what: str, path: Path, variable: str, if_closed: Status) -> Found:
             yield "note", f"{says}; it cannot be written to: what is not in it cannot be compiled"
         else:
             yield if_closed, f"{says}; it cannot be written to", f"set {variable} to a folder of yours"
+    elif not path.is_absolute():
+        yield "note", f"{says}, and follows the working directory", f"set {variable} to an absolute path"
     elif NETWORK.fullmatch(kind):
         yield "note", f"{says}: a network's file system is slow, and its locks may not hold", f"set {variable}"
     else:

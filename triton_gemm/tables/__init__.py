@@ -12,6 +12,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cache
@@ -46,10 +47,18 @@ cleared = 0  # how often this process has cleared the tables
 
 
 def folder() -> Path | None:
-    """Where a user's tables are: TRITON_GEMM_CACHE_DIR, or else the user's cache folder. None where platformdirs, which
-    knows that, is missing."""
+    """Where a user's tables are: TRITON_GEMM_CACHE_DIR, or else the user's cache folder. None where that is not known:
+    platformdirs is missing, or the user has no home folder."""
     given = os.environ.get("TRITON_GEMM_CACHE_DIR")
-    return Path(given) / "tables" if given else _users_folder()
+    if not given:
+        return _users_folder()
+    try:
+        return Path(given).expanduser() / "tables"
+    except RuntimeError:
+        files.say_once(
+            f"TRITON_GEMM_CACHE_DIR is {given}, and that home folder is not known: no user's tables are used"
+        )
+        return None
 
 
 @cache
@@ -59,7 +68,12 @@ def _users_folder() -> Path | None:
     except ModuleNotFoundError:
         files.say_once("platformdirs is not installed: a user's tables are looked for in TRITON_GEMM_CACHE_DIR only")
         return None
-    return user_cache_path("triton_gemm", appauthor=False) / "tables"
+    with suppress(RuntimeError):  # older ones give a folder named ~ instead
+        found = user_cache_path("triton_gemm", appauthor=False) / "tables"
+        if found.is_absolute():
+            return found
+    files.say_once("there is no home folder: a user's tables are looked for in TRITON_GEMM_CACHE_DIR only")
+    return None
 
 
 def _folders() -> Iterator[tuple[Source, Path]]:
