@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import multiprocessing
 import os
@@ -306,6 +307,28 @@ def test_what_cannot_be_replaced_stays_and_so_do_permissions(folder: Path, monke
     with pytest.raises(OSError, match=f"{os.strerror(errno.EBUSY)}.*out.json"):
         tables.export_to(out, HOPPER)
     assert out.read_bytes() == written and not list(folder.parent.glob("*.tmp"))
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP], ids=errno.errorcode.get)
+def test_a_file_system_without_flock(code: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Lustre or NFS may be mounted; another machine that has flock has left its `.lock`."""
+    store(problem_of(1))
+    (folder / ".lock").touch()
+    begin = time.monotonic()
+
+    def lacking(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", lacking)
+    files.has_flock.cache_clear()
+    assert store(problem_of(2)) and found(problem_of(1)) and found(problem_of(2))
+    with files.locked(folder), pytest.raises(TimeoutError), files.locked(folder, wait=False):
+        pass
+    table_in(folder).write_text("{")
+    tables.reload()
+    assert found(problem_of(1)) is None and len(tables.set_aside()) == 1
+    assert time.monotonic() - begin < files.WAIT / 2
+    files.has_flock.cache_clear()
 
 
 def test_no_folder_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:

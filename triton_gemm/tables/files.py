@@ -10,6 +10,7 @@ Files that came with the package are left where they are.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -17,10 +18,11 @@ import re
 import secrets
 import shutil
 import stat
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
@@ -251,15 +253,27 @@ def _is_output(file: os.stat_result) -> bool:
 def locked(folder: Path, wait: bool = True) -> Iterator[None]:
     """Alone among all threads and processes that write to this folder, which is made. OSError where the folder cannot
     be written to, TimeoutError (an OSError) where others do not finish, or with wait=False have not."""
-    from filelock import FileLock  # imported by the first who writes
+    from filelock import FileLock, SoftFileLock  # imported by the first who writes
 
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / ".lock")
+    # Another name, for `.lock` stays when flock is done, and would be taken for a soft lock that is held.
+    lock = FileLock(folder / ".lock") if has_flock(folder) else SoftFileLock(folder / ".soft-lock")
     lock.acquire(timeout=WAIT if wait else 0, poll_interval=0.01)
     try:
         yield
     finally:
         lock.release()
+
+
+@cache
+def has_flock(folder: Path) -> bool:
+    """Whether the folder's file system has locks. Versions of filelock differ in what they do where it has none."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError:
+            return False
+    return True
 
 
 def change(folder: Path, empty: Table, what: Callable[[Table], Table], wait: bool = True) -> None:
