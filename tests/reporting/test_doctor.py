@@ -215,3 +215,16 @@ def test_ptxas_that_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert the_one("ptxas", "TRITON_PTXAS_PATH is /bin/false").status == "note"
     monkeypatch.setattr(type(triton.knobs.nvidia).__dict__["ptxas"], "default_path", "/absent")
     assert the_one("ptxas", "Cannot find ptxas").status == "broken"
+
+
+def test_ptxas_that_is_too_old_for_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = tmp_path / "ptxas"
+    old.write_text("#!/bin/sh\necho \"release 11.4, 'sm_86','sm_90'\"\n"), old.chmod(0o755)
+    monkeypatch.setenv("TRITON_PTXAS_PATH", str(old))
+    with_gpu(monkeypatch, H200, named_device("sm_86"))
+    found = the_one("ptxas", f"ptxas 11.4, {old}, does not know sm_90a")
+    assert found.status == "broken" and found.do.startswith("unset TRITON_PTXAS_PATH")
+    with_gpu(monkeypatch, named_device("sm_86"), named_device("sm_100"))
+    assert [one.status for one in look("ptxas")] == ["good", "good"]
+    monkeypatch.setenv("TRITON_PTXAS_BLACKWELL_PATH", str(old))
+    assert the_one("ptxas", "does not know sm_100a").do.startswith("unset TRITON_PTXAS_BLACKWELL_PATH")

@@ -23,7 +23,7 @@ import triton
 from .. import tables
 from ..calibration import kept
 from ..compat import CLUSTERS, INTERPRETED, LAUNCHERS_OF_KERNELS, TESTED, c_compiler
-from ..hardware.device import SHARED_MEMORY, DeviceInfo, device_info
+from ..hardware.device import SHARED_MEMORY, DeviceInfo, architecture, device_info
 from ..hardware.device_model import model_of, origin
 from ..hardware.driver import driver_version
 from ..runtime import policies
@@ -210,13 +210,21 @@ def _compiler() -> Found:
 
 
 def _ptxas() -> Found:
-    names = ["ptxas"] + ["ptxas_blackwell"] * any(device.capability >= (10, 0) for device in _devices())
-    for name in names:
+    targets: dict[str, set[str]] = {"ptxas": set()}
+    for capability in {device.capability for device in _devices()}:
+        name = "ptxas_blackwell" if capability >= (10, 0) else "ptxas"
+        targets.setdefault(name, set()).add(architecture(capability) + "a" * (capability >= (9, 0)))  # as Triton does
+    for name, compiled_for in targets.items():
         tool = getattr(triton.knobs.nvidia, name)  # which runs it; RuntimeError where it cannot be run
         wanted = os.environ.get(variable := f"TRITON_{name.upper()}_PATH")
         if wanted and wanted != tool.path:
             yield "note", f"{variable} is {wanted}, which does not run; Triton takes {tool.path}", f"unset {variable}"
-        yield "good", f"{name} {tool.version}, {tool.path}"
+        known = subprocess.run([tool.path, "--help"], capture_output=True, text=True, timeout=60).stdout
+        if lacking := sorted(target for target in compiled_for if f"'{target}'" not in known):
+            how = f"unset {variable}, or set it to a newer one"
+            yield "broken", f"{name} {tool.version}, {tool.path}, does not know {' and '.join(lacking)}", how
+        else:
+            yield "good", f"{name} {tool.version}, {tool.path}"
 
 
 def _product() -> Found:
