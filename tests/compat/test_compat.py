@@ -443,6 +443,16 @@ def _elsewhere() -> None:
     assert seen == [(kernel.hash, False), (kernel.hash, True)]
 
 
+def _caches() -> None:
+    named, before = os.environ.get("TRITON_CACHE_DIR"), dict(vars(triton.knobs.cache))
+    with compat.caching_in("there"):
+        assert compat.cache_folder() == Path("there") and triton.knobs.cache.dir == "there"
+    assert os.environ.get("TRITON_CACHE_DIR") == named and vars(triton.knobs.cache) == before
+    here = compat.cache_folder()
+    with compat.caching_in(None):
+        assert compat.cache_folder() == here
+
+
 def _hash_triton() -> None:
     """A compilation asks for the very hash."""
     key = triton.runtime.cache.triton_key
@@ -482,6 +492,8 @@ USES: dict[str, Callable[[], None]] = {
     "TESTED": _tested,
     "build_launcher": _build_launcher,
     "c_compiler": _build_launcher,
+    "cache_folder": _caches,
+    "caching_in": _caches,
     "compilations": _elsewhere,
     "compiling_for": _elsewhere,
     "Compiling": _elsewhere,

@@ -42,7 +42,17 @@ from .autograd import (
     single_level_autograd,
 )
 from .building import LAUNCHER_NAMES_DRIVER, LAUNCHERS_OF_KERNELS, build_launcher, c_compiler
-from .compiler import Compiling, JITFunction, compilations, compile_kernel, compiling, compiling_for, hash_triton
+from .compiler import (
+    Compiling,
+    JITFunction,
+    cache_folder,
+    caching_in,
+    compilations,
+    compile_kernel,
+    compiling,
+    compiling_for,
+    hash_triton,
+)
 from .devices import allocator, current_device, current_stream, occupy, stream_of_graph_trees
 from .dispatcher import (
     below_autograd,
@@ -91,6 +101,8 @@ __all__ = [
     "below_autograd",
     "build_launcher",
     "c_compiler",
+    "cache_folder",
+    "caching_in",
     "compilations",
     "compile_kernel",
     "compiling",

@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import triton
 from triton.backends.nvidia import driver as nvidia
 from triton.runtime import build
+
+from .compiler import caching_in
 
 
 def c_compiler() -> str | None:
@@ -52,11 +53,9 @@ def build_launcher(kernels: Sequence[Any] = (), cache: str | os.PathLike[str] | 
     }
     source = Path(nvidia.dirname, "driver.c")
     launchers = [_launcher_source(kernel) for kernel in kernels] if LAUNCHERS_OF_KERNELS else []
-    with tempfile.TemporaryDirectory() as folder, triton.knobs.cache.scope(), _linking_in(folder):
+    with tempfile.TemporaryDirectory() as folder, caching_in(cache), _linking_in(folder):
         try:
             _make_stand_in(compiler, folder, [source.read_text(), *launchers[:1]])
-            if cache is not None:
-                triton.knobs.cache.dir = str(cache)
             if LAUNCHER_NAMES_DRIVER:
                 build.compile_so_from_file(str(source), "cuda_utils", **link)
             else:

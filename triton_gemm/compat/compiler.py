@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -104,6 +105,28 @@ class _Elsewhere(GPUDriver):
         raise NotImplementedError
 
 
+def cache_folder() -> Path:
+    """Of Triton's cache. Triton reads the variable in UTF-8, and Python reads it in the encoding of the locale."""
+    return Path(os.fsdecode(triton.knobs.cache.dir.encode("utf-8", "surrogateescape")))
+
+
+@contextmanager
+def caching_in(folder: str | os.PathLike[str] | None) -> Iterator[None]:
+    """Inside, Triton's cache is in `folder`, by default where it is. Triton's own `scope` fails where a locale cannot
+    spell the folder's name."""
+    knobs = triton.knobs.cache
+    before, variable = dict(vars(knobs)), os.environ.get("TRITON_CACHE_DIR")
+    knobs.dir = str(folder or cache_folder())
+    try:
+        yield
+    finally:
+        vars(knobs).clear()
+        vars(knobs).update(before)
+        os.environ.pop("TRITON_CACHE_DIR", None)
+        if variable is not None:
+            os.environ["TRITON_CACHE_DIR"] = variable
+
+
 @contextmanager
 def compiling_for(capability: tuple[int, int], cache: str | os.PathLike[str] | None = None) -> Iterator[None]:
     """Inside, `kernel.warmup` compiles for a GPU of that compute capability, here or not, as it would on that GPU, so
@@ -114,9 +137,7 @@ def compiling_for(capability: tuple[int, int], cache: str | os.PathLike[str] | N
     """
     driver = triton.runtime.driver
     before = driver._active
-    with triton.knobs.cache.scope():
-        if cache is not None:
-            triton.knobs.cache.dir = str(cache)
+    with caching_in(cache):
         driver.set_active(_Elsewhere(capability))
         try:
             yield

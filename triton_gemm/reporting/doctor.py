@@ -22,7 +22,7 @@ import triton
 
 from .. import tables
 from ..calibration import kept
-from ..compat import CLUSTERS, INTERPRETED, LAUNCHERS_OF_KERNELS, TESTED, c_compiler
+from ..compat import CLUSTERS, INTERPRETED, LAUNCHERS_OF_KERNELS, TESTED, c_compiler, cache_folder
 from ..hardware.device import SHARED_MEMORY, DeviceInfo, architecture, device_info
 from ..hardware.device_model import model_of, origin
 from ..hardware.driver import driver_version
@@ -187,7 +187,7 @@ def _kernels() -> Found:
 def _compiler() -> Found:
     """GCC or Clang: Triton builds its launcher with it, once."""
     command = c_compiler()
-    built = next(Path(triton.knobs.cache.dir).glob("*/cuda_utils*.so"), None)
+    built = next(cache_folder().glob("*/cuda_utils*.so"), None)
     problem = None
     if command is None:
         problem = "there is no C compiler"
@@ -247,7 +247,7 @@ def _product() -> Found:
 
 
 def _caches() -> Found:
-    yield from _folder("Triton's cache", Path(triton.knobs.cache.dir), "TRITON_CACHE_DIR", "broken")
+    yield from _folder("Triton's cache", cache_folder(), "TRITON_CACHE_DIR", "broken")
     where = tables.folder()
     if where is None:
         how = "set TRITON_GEMM_CACHE_DIR, or HOME, or install platformdirs"

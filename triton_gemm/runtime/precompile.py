@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-import triton
 
-from ..compat import INTERPRETED, build_launcher, compilations, compiling_for
+from ..compat import INTERPRETED, build_launcher, cache_folder, compilations, compiling_for
 from ..hardware.device import DeviceInfo
 from ..kernels.launch import Launch, Pointer, TensorMap, compiled
 from ..problem import GemmProblem
@@ -114,7 +113,7 @@ def precompile(
         kernels=len(found),
         compiled=sum(not was_there for was_there in found.values()),
         problems=len(problems),
-        cache=Path(cache or triton.knobs.cache.dir),
+        cache=Path(cache or cache_folder()),
         seconds=time.perf_counter() - begin,
         failures=tuple(dict.fromkeys(failures)),
         launcher=build_launcher(kernels, cache),
