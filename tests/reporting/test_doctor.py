@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from triton_gemm import tables
 from triton_gemm.hardware.gpus import named_device
 from triton_gemm.reporting import doctor
 from triton_gemm.reporting.doctor import Diagnosis, Finding
+from triton_gemm.tables import files
 
 H200 = named_device("h200")
 PACKAGE = Path(doctor.__file__).parents[1]
@@ -59,7 +61,10 @@ def test_a_good_machine_has_nothing_broken(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_machine_without_a_gpu_is_not_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_has_gpu", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert the_one("GPU", "no NVIDIA GPU").status == "note"
+    for interpreted in (False, True):
+        monkeypatch.setattr(doctor, "INTERPRETED", interpreted)
+        found = the_one("GPU", "no NVIDIA GPU")
+        assert found.status == "note" and ("TRITON_INTERPRET=1" in found.do) is not interpreted
     assert not doctor.examine().broken and doctor.examine().devices == ()
 
 
@@ -98,6 +103,33 @@ def test_an_old_gpu_and_one_without_a_model(monkeypatch: pytest.MonkeyPatch) -> 
 def test_versions_that_were_not_tested(version: str, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", version)
     assert the_one("versions", f"torch {version} is").status == status
+
+
+def test_a_triton_that_is_not_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for own in (triton.__version__, None):
+        required = ["filelock", *([f'triton=={own}; platform_system == "Linux"'] if own else [])]
+        monkeypatch.setattr(metadata, "requires", lambda name, required=required: required)
+        assert not [found for found in look("versions") if "comes with" in found.says]
+    monkeypatch.setattr(metadata, "requires", lambda name: ['triton==2.9.1; platform_system == "Linux"'])
+    assert the_one("versions", "comes with Triton 2.9, and this is").status == "note"
+
+    def unknown(name: str) -> None:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "requires", unknown)
+    assert {found.status for found in look("versions")} <= {"good", "note"}
+
+
+def test_shipped_tables_of_another_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "SHIPPED", PACKAGE / "tables")
+    shipped = {contents.table.triton for *_, contents in tables.listed() if contents.table}
+    for devices in ((), (H200,)):
+        with_gpu(monkeypatch, *devices)
+        monkeypatch.setattr(files, "TRITON", "0.1")
+        assert the_one("tables", f"shipped tables are for Triton {', '.join(sorted(shipped))}").status == "note"
+        for version in shipped:
+            monkeypatch.setattr(files, "TRITON", version)
+            assert not [found for found in look("tables") if "shipped tables are for" in found.says]
 
 
 @pytest.mark.parametrize(("here", "status"), [(True, "broken"), (False, "note")])

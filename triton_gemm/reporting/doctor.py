@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
@@ -102,6 +103,10 @@ def _versions() -> Found:
             yield "broken", f"{name} {version} is too old", f"install {name} {_dotted(oldest)} or newer"
         elif numbers > newest:
             yield "note", f"{name} {version} is newer than what this package was tested with, {_dotted(newest)}"
+    with suppress(metadata.PackageNotFoundError):
+        own = re.search(r"\btriton ?== ?(\d+\.\d+)", "\n".join(metadata.requires("torch") or ()))
+        if own and own[1] != tables.files.TRITON:
+            yield "note", f"torch {torch.__version__} comes with Triton {own[1]}, and this is {triton.__version__}"
     if INTERPRETED:
         how = "unset TRITON_INTERPRET to use the GPU" if _has_gpu() else ""
         yield "note", "TRITON_INTERPRET is set: kernels run in Triton's interpreter, on the CPU, slowly", how
@@ -118,7 +123,8 @@ def _gpu() -> Found:
     if not torch.cuda.is_available():
         if not _has_gpu():
             how = "`explain`, `warmup` and `cache` need none: name a GPU, as in --device h200"
-            yield "note", "this machine has no NVIDIA GPU", how
+            products = "" if INTERPRETED else ". Products of CPU tensors run with TRITON_INTERPRET=1, slowly"
+            yield "note", "this machine has no NVIDIA GPU", how + products
         elif torch.version.cuda is None:
             yield "broken", f"there is a GPU, but torch {torch.__version__} was built without CUDA", "install another"
         else:
@@ -296,7 +302,12 @@ def _tables() -> Found:
     devices = _devices()
     reports = tables.verify(devices[0]) if devices else []
     reports = [report for report in reports if report.source == "user's table" or not report.elsewhere]
-    listed = [] if devices else tables.listed()
+    listed = tables.listed()
+    shipped = {contents.table.triton for source, _, contents in listed if source == "shipped table" and contents.table}
+    if shipped and tables.files.TRITON not in shipped:
+        says = f"shipped tables are for Triton {', '.join(sorted(shipped))}, and this is {triton.__version__}"
+        yield "note", f"{says}: they are not used", "tune your shapes, with `triton-gemm tune`"
+    listed = [] if devices else listed
     for _, path, contents in listed:
         if contents.wrong:
             yield "note", f"{path}: {contents.wrong[1]}", _advice(path, "move the file away, or delete it")
