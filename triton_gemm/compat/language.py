@@ -4,8 +4,9 @@ interpreter cannot be had, importing Triton fails here, and here it is said what
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import metadata
 from typing import Any
 
@@ -19,8 +20,13 @@ except ModuleNotFoundError as error:
     ) from error
 import triton.language as tl
 
+from .locks import free_in_children
+
 # Whether kernels made from here on run in Triton's interpreter; it is read when triton.jit decorates.
 INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
+
+# Held by each launch: the interpreter keeps the program's index, and its changes of triton.language, for all threads.
+interpreting: AbstractContextManager[Any] = free_in_children(threading.RLock()) if INTERPRETED else nullcontext()
 
 if isinstance(tl.cdiv, triton.runtime.jit.JITFunction) is INTERPRETED:  # Triton's own functions were decorated before
     raise ImportError("TRITON_INTERPRET was changed after `import triton`: set it, or unset it, before Python starts")

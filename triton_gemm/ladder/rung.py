@@ -18,7 +18,7 @@ import triton
 
 from .. import compat
 from ..arithmetic import ARITHMETICS, name_of
-from ..compat import INTERPRETED
+from ..compat import INTERPRETED, interpreting
 from ..config import OPTIONS, GemmConfig
 from ..hardware.device import DeviceInfo, device_info
 from ..hardware.driver import ensure_context
@@ -196,7 +196,8 @@ def checked(rung: Rung) -> Callable[[Callable[..., None]], Callable[..., None]]:
             if a.is_cuda and not INTERPRETED:
                 ensure_context(a.device.index)  # which tensor maps want, and Triton does not make
             plain = c.resolve_neg()
-            launch(a.resolve_neg(), b.resolve_neg(), plain, alpha, beta, chosen, **options)
+            with interpreting:
+                launch(a.resolve_neg(), b.resolve_neg(), plain, alpha, beta, chosen, **options)
             if plain is not c:
                 c.copy_(plain)
 

@@ -16,7 +16,16 @@ from typing import Any
 import torch
 
 from ..arithmetic import fp32_precision
-from ..compat import INTERPRETED, allocator, current_device, current_stream, free_in_children, launcher, tensor_maps
+from ..compat import (
+    INTERPRETED,
+    allocator,
+    current_device,
+    current_stream,
+    free_in_children,
+    interpreting,
+    launcher,
+    tensor_maps,
+)
 from ..hardware.device import INTERPRETER, DeviceInfo, device_info
 from ..hardware.driver import ensure_context
 from ..kernels.launch import Launch, Pointer, Scalar, TensorMap, compiled, materialise
@@ -216,7 +225,8 @@ class InterpretedPlan:
             operands["workspace"] = torch.empty(launch.workspace // 4, dtype=torch.float32, device=c.device)
             operands["counters"] = torch.zeros(launch.counters, dtype=torch.int32, device=c.device)
             arguments = materialise(launch, operands, {"alpha": float(alpha), "beta": float(beta)})
-            launch.kernel[launch.grid](**arguments, **launch.options)
+            with interpreting:
+                launch.kernel[launch.grid](**arguments, **launch.options)
 
 
 Plan = GemmPlan | InterpretedPlan

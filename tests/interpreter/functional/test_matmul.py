@@ -1,7 +1,9 @@
 """triton_gemm.matmul in Triton's interpreter: right on any operands, and torch.mm's words for mistakes."""
 
+import sys
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +19,8 @@ from tests.support.numerics import error_bound, mode_of, reference
 from tests.support.product_checks import NAN, Product, battery, fp32_precision
 from tests.support.wrong_products import MISTAKES, assert_same_words, ones, words
 from triton_gemm.arithmetic import MODES, default_arithmetic
+from triton_gemm.config import GemmConfig
+from triton_gemm.ladder import k03_blocked
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Request
 from triton_gemm.runtime import plan
 
@@ -354,3 +358,22 @@ def test_operands_are_not_changed_and_nothing_is_tuned(monkeypatch: pytest.Monke
     before = a.clone(), b.clone()
     triton_gemm.matmul(a, b)
     assert torch.equal(a, before[0]) and torch.equal(b, before[1])
+
+
+def by_rung(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    k03_blocked.launch(a, b, c := torch.empty(a.shape[0], b.shape[1]), config=GemmConfig(32, 32, 32))
+    return c
+
+
+def test_threads_multiply_at_once() -> None:
+    """The interpreter is one for all threads, whether `matmul` or a rung of the ladder is interpreted."""
+    pairs = [(torch.randint(-4, 5, (40 + i, 70)).float(), torch.randint(-4, 5, (70, 90)).float()) for i in range(16)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            calls = [triton_gemm.mm, by_rung] * 8
+            found = list(pool.map(lambda call, pair: call(*pair), calls, pairs))
+    finally:
+        sys.setswitchinterval(interval)
+    assert all(torch.equal(c, a @ b) for c, (a, b) in zip(found, pairs, strict=True))
