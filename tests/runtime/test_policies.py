@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextvars import copy_context
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +138,27 @@ def test_a_context_is_its_threads_or_tasks_alone() -> None:
         return list(await asyncio.gather(*map(task, policies.NAMES)))
 
     assert asyncio.run(both()) == list(policies.NAMES)
+
+
+@pytest.mark.parametrize("end", [list, Generator.close], ids=["stepped", "closed"])
+@pytest.mark.parametrize("block", [partial(triton_gemm.policy, "error"), triton_gemm.batch_invariant])
+def test_a_block_around_a_yield_counts_in_the_context_of_its_first_step(block: Any, end: Any) -> None:
+    """Ended in another one, it changes nothing there; in a copy of the first one it ends."""
+
+    def steps() -> Iterator[None]:
+        with block():
+            yield
+            yield
+
+    for copied in (False, True):
+        running, first = steps(), copy_context()
+        first.run(next, running)
+        assert first.run(policies.current) not in (Policy(), Policy("model"))
+        with triton_gemm.policy("model"):
+            elsewhere = first.run(copy_context) if copied else copy_context()
+        elsewhere.run(end, running)
+        assert elsewhere.run(policies.current) == (Policy() if copied else Policy("model"))
+    assert policies.current() == Policy()
 
 
 def test_explain_says_who_chose(folder: Path) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, get_args
@@ -133,6 +133,10 @@ def policy(name: PolicyName, *, bits: Bits = "same") -> Iterator[None]:
 
     name, bits: as in `set_policy`, with its errors. It counts in backwards that are started in the block, too, though
     torch runs them in threads of its own. What is said of batch invariance stays as it was.
+
+    Open it between a generator's yields and not around one. Around one it counts in the context of the first step
+    alone: later steps in other contexts, as web servers make them, run without it. Ended in another context, it goes on
+    in the first.
     """
     found = _policy(name, bits, "policy(): name", "policy(): bits")
     with _within(found._replace(batch_invariant=_is_invariant())):
@@ -148,7 +152,8 @@ def batch_invariant(enabled: bool = True) -> Iterator[None]:
     one B and one epilogue, a row of C has the same bits for any M, in any batch, and wherever A and C lie in memory.
     Every function of this package follows it, and under `use` torch's own. A backward follows it where the forward, or
     the call of `backward`, is in the block; compiled code where it runs, its backward where that is called. The policy
-    is that of the block's beginning, whatever `set_policy` says meanwhile.
+    is that of the block's beginning, whatever `set_policy` says meanwhile. Around a generator's yield it holds as
+    `policy` says; the argument holds anywhere.
 
     `batch_invariant=True` says the same of one call, wherever its backward is, and TRITON_GEMM_BATCH_INVARIANT=1 in the
     environment of the whole process. enabled: False for a block without, within one or under that environment.
@@ -168,7 +173,11 @@ def _within(policy: Policy) -> Iterator[None]:
     try:
         yield
     finally:
-        _context.reset(token)
+        try:
+            _context.reset(token)
+        except ValueError:  # around a yield, and left in another context, of which a copy has the block's policy, too
+            if _context.get() is policy:
+                _context.set(None if token.old_value is Token.MISSING else token.old_value)
 
 
 def in_backward() -> Policy | None:
