@@ -111,7 +111,8 @@ def round_tf32(x, INTERPRETED: tl.constexpr = _INTERPRETED):
 
 @triton.jit
 def reciprocal(x, INTERPRETED: tl.constexpr = _INTERPRETED):
-    """1 / x of fp32 to 1 ulp, for x between 1 and 2^126: one instruction, and none for the ends of fp32's range."""
+    """1 / x of fp32 to 1 ulp, for x between 1 and 2^126, and above it 0: one instruction, and none for the ends of
+    fp32's range."""
     if INTERPRETED:
         return 1.0 / x
     else:

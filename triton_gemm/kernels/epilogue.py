@@ -8,14 +8,15 @@ from ..compat import multiply_add, power_of_two, reciprocal
 
 @triton.jit
 def activate(x, ACTIVATION: tl.constexpr):
-    """fp32 or fp64 x through "relu", "gelu" (erf), "gelu_tanh" or "silu" of torch.nn.functional, or none."""
+    """fp32 or fp64 x through "relu", "gelu" (erf), "gelu_tanh" or "silu" of torch.nn.functional, or none. Of -inf all
+    but "relu" are NaN, as torch's are, which a product with gradients runs."""
     if ACTIVATION == "relu":
         return tl.where(x < 0, 0.0, x)  # not maximum(x, 0): a NaN stays one
     elif ACTIVATION == "gelu" and x.dtype == tl.float64:
         return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
     elif ACTIVATION == "gelu":
         # x Phi(x) = max(x, 0) - |x| Phi(-|x|), which cancels nowhere
-        z = tl.minimum(tl.abs(x), 30.0)  # where Phi(-z) is 0, and infinity times it would be a NaN
+        z = tl.abs(tl.minimum(x, 30.0))  # where Phi(-z) is 0, and infinity times it a NaN, which torch has of -inf only
         return tl.where(x < 0, 0.0, x) - z * upper_tail(z)
     elif ACTIVATION == "gelu_tanh":
         # 1 + tanh(z) = 2 sigmoid(2z)
@@ -30,7 +31,7 @@ def activate(x, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def upper_tail(z):
-    """Phi(-z) = erfc(z / sqrt 2) / 2 for 0 <= z <= 30, to a relative 1e-6 up to z = 3, 2e-6 up to 6, 1.3e-5 up to 13.
+    """Phi(-z) = erfc(z / sqrt 2) / 2 for z >= 0, to a relative 1e-6 up to z = 3, 2e-6 up to 6, 1.3e-5 up to 13.
 
     erfc by W. H. Press et al., Numerical Recipes, 6.2 (`erfcc`), with 1 / sqrt 2, log2 e and the half in its constants:
     two thirds of the instructions of a division and an exponential that care for all of fp32.

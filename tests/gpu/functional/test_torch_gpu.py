@@ -8,10 +8,12 @@ import pytest
 import torch
 
 import triton_gemm
+from tests.support.epilogue_truth import activated
 from tests.support.product_views import BATCHES, EXPANDED, VIEWS, assert_product, draw
 from tests.support.wrong_products import OF_PRODUCTS, assert_same_words, torchs
 from triton_gemm.compat import stream_of_graph_trees
 from triton_gemm.functional import api, fast_path
+from triton_gemm.problem import ACTIVATIONS
 from triton_gemm.runtime import plan, workspace
 
 pytestmark = pytest.mark.gpu
@@ -55,6 +57,18 @@ def test_every_product(dtype: torch.dtype) -> None:
                 assert_product(triton_gemm.baddbmm(added, a, b, **how), a, b, added, **how)
     for _ in range(2):
         assert_product(triton_gemm.linear(a, b[0].T, input[0, 0]), a, b[0], input[0, 0])
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64], ids=str)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_an_activation_of_infinities_is_torchs(activation: Any, dtype: torch.dtype) -> None:
+    most = torch.finfo(dtype).max
+    ends = torch.tensor([-torch.inf, -most, -40.0, most, torch.inf, torch.nan], dtype=dtype, device="cuda")
+    expected = activated(ends.double(), activation).to(dtype).repeat(64)
+    for M in (1, 8, 256):
+        x, weight = torch.zeros(M, 128, dtype=dtype, device="cuda"), random(384, 128, dtype=dtype)
+        c = triton_gemm.linear(x, weight, ends.repeat(64), activation)
+        torch.testing.assert_close(c, expected.expand(M, 384), equal_nan=True)
 
 
 def test_views_with_the_sign_turned() -> None:

@@ -469,6 +469,17 @@ def test_an_empty_sum_is_beta_c_and_bias(activation: str | None) -> None:
     torch.testing.assert_close(c, activated(2 * c0 + bias.float(), activation), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of what overflows
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_an_activation_of_infinities_is_torchs(activation: str, dtype: torch.dtype) -> None:
+    most = torch.finfo(dtype).max
+    x = torch.tensor([-torch.inf, -most, -40.0, most, torch.inf, NAN], dtype=dtype)[:, None]
+    c = torch.empty(6, 1, dtype=dtype)
+    multiply(x, torch.ones(1, 1, dtype=dtype), c, activation=activation)
+    torch.testing.assert_close(c, activated(x.double(), activation).to(dtype), equal_nan=True)
+
+
 @pytest.mark.parametrize("activation", ["relu", "gelu", "silu"])
 def test_a_nan_stays_one(activation: str) -> None:
     a, b, c = torch.randn(20, 30), torch.randn(30, 40), torch.empty(20, 40)
