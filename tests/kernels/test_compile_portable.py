@@ -6,19 +6,24 @@ import re
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
+import triton
 
 from tests.ladder.test_compile_rungs import loads_of_c, stride_multiplications
 from triton_gemm.arithmetic import EMULATED
+from triton_gemm.compat import compiling_for
 from triton_gemm.config import MAX_REGISTERS_PER_THREAD, TileConfig
 from triton_gemm.hardware.device import SHARED_MEMORY, device_of_capability
+from triton_gemm.kernels import launch as kernel_launch
 from triton_gemm.kernels import portable, repack
 from triton_gemm.kernels.launch import Launch, materialise
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import GemmProblem, Layout
-from triton_gemm.runtime import aot
+from triton_gemm.runtime import aot, plan
+from triton_gemm.selection.select import select
 
 Capability = tuple[int, int]
 
@@ -297,6 +302,22 @@ def test_long_sums_of_int8_wrap() -> None:
     for K, summed in ((2**17 - 64, "tt.dot %a, %b, %acc_"), (2**17, "tt.dot %a, %b, %cst")):
         gemm = compiled(Circumstance((512, 768, K), "ntn", out_dtype=torch.int32), "int8", TILE, (8, 0))
         assert "satfinite" in gemm.asm["ptx"] and summed in gemm.asm["ttir"]
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("capability", [HOPPER, (8, 0)])
+def test_only_sums_of_int8_may_wrap_under_triton_debug(
+    capability: Capability, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """Its assertions of what overflows stay in all other kernels."""
+    a, b = (torch.empty(rows, 2**17, dtype=dtype, device="meta") for rows in (512, 768))
+    c = torch.empty(512, 768, dtype=torch.int32 if dtype == torch.int8 else dtype, device="meta")
+    problem, device = GemmProblem.of(a, b.T, c), device_of_capability(capability)
+    made = plan.launches_on(device, problem, select(problem, device))
+    with triton.knobs.runtime.scope(), compiling_for(capability, tmp_path):
+        triton.knobs.runtime.debug = True
+        found = [kernel_launch.compiled(x, plan.operands_of(problem, made), plan.SCALARS).asm["ptx"] for x in made]
+    assert ["__assertfail" in ptx for ptx in found] == [dtype != torch.int8] * len(made)
 
 
 @pytest.mark.parametrize("capability", [HOPPER, (8, 0)])

@@ -382,6 +382,22 @@ def test_a_process_may_fork_before_it_uses_the_gpu() -> None:
     assert "done" in script(FORK)
 
 
+WRAPPING = """
+import os
+os.environ["TRITON_DEBUG"] = "1"
+import torch, triton_gemm
+for M, N in ((1, 48), (64, 48), (512, 768)):
+    a, b = (torch.full((rows, 2**17 + 64), -128, dtype=torch.int8, device="cuda") for rows in (M, N))
+    assert (triton_gemm.matmul(a, b.T) == 2**20 - 2**31).all()
+print("done")
+"""
+
+
+def test_sums_of_int8_wrap_under_triton_debug() -> None:
+    """Where Triton asserts that other additions do not."""
+    assert "done" in script(WRAPPING)
+
+
 # --- Addresses ---
 
 
