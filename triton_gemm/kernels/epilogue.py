@@ -50,8 +50,9 @@ def upper_tail(z):
 
 @triton.jit
 def scaled(acc, a_scale, b_scale):
-    """fp32 acc a_scale b_scale, in this order, so that two scales of opposite sizes do not leave fp32's range."""
-    return acc.to(tl.float32) * a_scale * b_scale
+    """fp32 acc (a_scale b_scale). As acc is 0 or between 2^-32 and 2^48, one scale times acc leaves fp32's range where
+    the other would bring it back; the scales' product does so only where results are above 2^96 or below 2^-78."""
+    return acc.to(tl.float32) * (a_scale * b_scale)
 
 
 @triton.jit

@@ -105,6 +105,19 @@ def test_no_less_accurate_than_torch(kind: str, mode: str) -> None:
         assert (ours.double() - truth).norm() <= 1.02 * (theirs.double() - truth).norm()
 
 
+@pytest.mark.parametrize("size", [(1, 512, 512), (256, 384, 512), (77, 129, 333)], ids=str)
+@pytest.mark.parametrize("kind", ["tensor", "rows", "blocks"])
+def test_scales_of_opposite_sizes_keep_every_bit(kind: str, size: tuple[int, int, int]) -> None:
+    """Times a sum the larger one would be infinite, and the smaller one subnormal."""
+    for fast in (False, True)[: 1 if kind == "blocks" else 2]:
+        a, b = operands(size, "nt", torch.float8_e4m3fn)
+        scale_a, scale_b = scales_of(size, kind)
+        how = {"out_dtype": torch.float32, "use_fast_accum": fast}
+        c = triton_gemm.scaled_matmul(a, b, scale_a, scale_b, **how)
+        for factor in (2.0**124, 2.0**-124):
+            assert torch.equal(triton_gemm.scaled_matmul(a, b, scale_a * factor, scale_b / factor, **how), c)
+
+
 def test_sums_of_fp8_are_promoted_unless_fast_ones_are_asked_for() -> None:
     """The tensor cores' sum of ones stops at 2^14: one more is lost."""
     K = 2**15

@@ -119,6 +119,16 @@ def test_scales_and_a_bias_that_are_negative_views(kind: str) -> None:
     assert_right(kind, a, b, *negative[:2], c, negative[2])
 
 
+@pytest.mark.parametrize("kind", ["tensor", "rows", "rows-and-tensor", "tensor-and-rows", "blocks"])
+def test_scales_of_opposite_sizes_keep_every_bit(kind: str) -> None:
+    """Times a sum the larger one would be infinite, and the smaller one subnormal."""
+    a, b, (scale_a, scale_b) = draw(E4M3, 33, 140), draw(E4M3, 140, 50), draw_scales(kind, 33, 50, 140)
+    c = triton_gemm.scaled_matmul(a, b, scale_a, scale_b, out_dtype=torch.float32)
+    for factor in (2.0**120, 2.0**-120):
+        far = triton_gemm.scaled_matmul(a, b, scale_a * factor, scale_b / factor, out_dtype=torch.float32)
+        assert torch.equal(far, c)
+
+
 @pytest.mark.parametrize("size", EMPTY.values(), ids=EMPTY)
 def test_empty(size: tuple[int, int, int]) -> None:
     M, N, K = size
