@@ -23,7 +23,7 @@ from triton_gemm import kernels
 from triton_gemm.hardware.device import DeviceInfo, device_info
 from triton_gemm.problem import GemmProblem
 from triton_gemm.runtime.plan import GemmPlan
-from triton_gemm.selection.select import ranked
+from triton_gemm.selection.select import ranked, select
 from triton_gemm.suites import SUITES
 from triton_gemm.suites.problems import gemm_problem
 from triton_gemm.suites.shapes import Shape
@@ -35,10 +35,13 @@ BUDGET_S = 0.3
 
 
 def ways(problem: GemmProblem, device: DeviceInfo) -> list[Way]:
-    """The fastest as predicted, best first, of all legal candidates, and a few of each kernel and form of cluster."""
+    """What select chooses, then the fastest as predicted, best first, of all legal candidates, and a few of each kernel
+    and form of cluster."""
     found: list[Way] = []
     kept: Counter[Any] = Counter()
-    for _, candidate in ranked(problem, device, any_bits=True):
+    chosen = select(problem, device).algorithm
+    candidates = [candidate for _, candidate in ranked(problem, device, any_bits=True)]
+    for candidate in sorted(candidates, key=lambda candidate: candidate.algorithm != chosen):
         kernel, config, work, swap_ab, packed = candidate.algorithm
         of_config = (kernel, config, swap_ab, packed)
         of_form = (kernel, *(getattr(config, name, 1) for name in CLUSTER))

@@ -53,6 +53,29 @@ def _watched() -> None:
     assert seen == [seen[0]] and seen[0]
 
 
+def _overriding() -> None:
+    class Plain(torch.Tensor):
+        pass
+
+    class Own(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, *arguments: Any, **named: Any) -> Any:
+            return super().__torch_function__(*arguments, **named)
+
+    class Disabled(torch.Tensor):
+        __torch_function__ = torch._C._disabled_torch_function_impl
+
+    x = torch.ones(2)
+    assert not compat.override_functions(x, None, torch.nn.Parameter(x), x.as_subclass(Plain), x.as_subclass(Disabled))
+    assert compat.override_functions(x, x.as_subclass(Own))
+
+
+def _interpreting() -> None:
+    """A lock in the interpreter, whose tests hold it; here it is nothing."""
+    with compat.interpreting, compat.interpreting:
+        pass
+
+
 def _wrapper() -> None:
     assert not compat.is_wrapper(torch.ones(2))
     seen: list[bool] = []
@@ -517,7 +540,9 @@ USES: dict[str, Callable[[], None]] = {
     "hash_triton": _hash_triton,
     "hide_from_dynamo": _hidden,
     "may_differ": _sizes,
+    "interpreting": _interpreting,
     "must_dispatch": _watched,
+    "override_functions": _overriding,
     "in_transform": _transform,
     "is_wrapper": _wrapper,
     "launcher": _launcher,

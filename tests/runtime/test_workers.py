@@ -142,10 +142,12 @@ def test_a_spawned_worker_plans_as_its_parent() -> None:
 SMALL = {
     # by devices, dtypes, configurations and tables, of which there are few
     "triton_gemm.compat.torch_compile._inductor_choices",
+    "triton_gemm.functional.routing._warn_of_a_guess",
     "triton_gemm.hardware.device._cuda_device",
     "triton_gemm.hardware.driver._library",
     "triton_gemm.hardware.driver._primary_context",
     "triton_gemm.reporting.fingerprint._sources",
+    "triton_gemm.tables.files.has_flock",
     "triton_gemm.kernels.__getattr__",
     "triton_gemm.kernels.warp_specialised.configs.listed",
     "triton_gemm.kernels.warp_specialised.configs.of_itemsize",

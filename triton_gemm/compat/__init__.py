@@ -64,6 +64,7 @@ from .dispatcher import (
     may_differ,
     must_dispatch,
     overlaps_itself,
+    override_functions,
     share_sharding_decisions,
     withdraw,
 )
@@ -133,6 +134,7 @@ __all__ = [
     "occupy",
     "offer_to_inductor",
     "overlaps_itself",
+    "override_functions",
     "power_of_two",
     "prefetch",
     "reciprocal",

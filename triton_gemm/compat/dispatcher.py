@@ -50,6 +50,17 @@ def differentiates_forward(*tensors: torch.Tensor | None) -> bool:
         return any(x is not None and dual(x)[1] is not None for x in tensors)
 
 
+def override_functions(*tensors: torch.Tensor | None) -> bool:
+    """Whether one is of a subclass that says by itself what torch's functions do with it."""
+    own: Any = torch.Tensor.__torch_function__
+    for x in tensors:
+        if x is not None and type(x) not in (torch.Tensor, torch.nn.Parameter):
+            theirs: Any = type(x).__torch_function__
+            if getattr(theirs, "__func__", theirs) not in (own.__func__, torch._C._disabled_torch_function_impl):
+                return True
+    return False
+
+
 def differ(x: int | torch.SymInt, y: int | torch.SymInt) -> bool:
     """Whether sizes are known to differ; a compiler may know a size only when its code runs."""
     unequal = x != y

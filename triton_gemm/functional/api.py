@@ -14,6 +14,7 @@ from torch.autograd.graph import increment_version
 
 from .. import arguments
 from ..arithmetic import DTYPES, FLOATING, Precision, result_dtype
+from ..compat import override_functions
 from ..problem import PRODUCT, SUM, Activation, Request
 from ..runtime import plan
 from . import fast_path, ops, rules
@@ -272,7 +273,7 @@ def linear(
         return c
     arguments.tensors("linear", input=input, weight=weight, **({} if bias is None else {"bias": bias}))
     rules.activation("linear", activation)
-    if precision is None and batch_invariant is None and ops.override_functions(input, weight, bias):
+    if precision is None and batch_invariant is None and override_functions(input, weight, bias):
         c = torch.nn.functional.linear(input, weight, bias)  # all that quantized weights know
         return c if activation is None else ACTIVATIONS[activation](c)
     if bias is None:

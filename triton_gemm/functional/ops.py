@@ -215,17 +215,6 @@ def is_plain(*tensors: torch.Tensor | None) -> bool:
     return all(x is None or (type(x) in PLAIN and not x.is_meta and not is_wrapper(x)) for x in tensors)
 
 
-def override_functions(*tensors: torch.Tensor | None) -> bool:
-    """Whether one is of a subclass that says by itself what torch's functions do with it."""
-    own: Any = torch.Tensor.__torch_function__
-    for x in tensors:
-        if x is not None and type(x) not in PLAIN:
-            theirs: Any = type(x).__torch_function__
-            if getattr(theirs, "__func__", theirs) not in (own.__func__, torch._C._disabled_torch_function_impl):
-                return True
-    return False
-
-
 def needs_grad(*tensors: torch.Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
