@@ -4,8 +4,8 @@
 cuBLAS, on shapes of every regime, and writes them to one JSON file after each shape. `fit` finds the figures of the
 GPU's `DeviceModel` that are most likely after such times, near the present ones, and writes them to
 `triton_gemm/device_models.json`. `regret` says how much slower than the fastest of a shape's candidates the one is that
-the present model picks, or with --model that of a file of `triton-gemm calibrate`, and what it costs to leave out ways
-whose bits depend on C's size; `fit` says so for both, and with
+the present model picks, or with --model that of a file of `triton-gemm calibrate`, and what is lost without
+candidates whose bits depend on the size of C; `fit` says so for both, and with
 --hold-out SEED of shapes that it has not seen. `design` prints which shapes tell most about the model, the best first:
 what `triton-gemm calibrate` times in a minute. Exit status: 1
 if a candidate gave wrong results, 2 for a mistake in the call, 130 if interrupted.
@@ -77,7 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             show_regret(f"model in {given.model}", shapes, kept.model_in(kept_one.kept), console)
         lost = without_classes_of_c(shapes, model_of(device))
         share = f"{100 * sum(lost) / len(lost):.3f} % in the mean of {len(lost)}, {100 * max(lost):.1f} % at worst"
-        console.print(f"without ways whose bits depend on C's size it loses {share}", highlight=False, soft_wrap=True)
+        console.print(
+            f"without candidates whose bits depend on the size of C: slower by {share}", highlight=False, soft_wrap=True
+        )
         absent = unmeasured(calibration)
         if absent:
             line = f"what select chooses was not measured for {len(absent)}: {', '.join(absent)}"

@@ -56,7 +56,7 @@ def by_regime(chosen: Sequence[Choice]) -> dict[str, list[Choice]]:
 
 
 def without_classes_of_c(shapes: Iterable[Measured], model: DeviceModel) -> list[float]:
-    """How much longer the model's pick takes, of each shape, where none may be picked whose bits depend on C's size."""
+    """For each shape, the slowdown of the model's pick without candidates whose bits depend on the size of C."""
     found = []
     for measured in shapes:
         left = {

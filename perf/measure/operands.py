@@ -53,9 +53,9 @@ class Problem:
     elements of storage before the first; bias: one value a column ("n"), a row ("m") or None; activation: a key of
     ACTIVATIONS or None; scales: None, or the operands' scales as `triton_gemm.scaled_matmul` takes them: "tensor",
     "rows" or "blocks"; given_out: whether C is handed over or allocated by the call; cold: by how much operand sets
-    exceed the L2 cache, unless it is to be hot; weights: how many layers with a B of their own calls go through, whose
-    results live as long, or 0 for one product again and again; trained: whether these B require grad; grouped: whether
-    a batch is called as one grouped product, its M rows each one after another.
+    exceed the L2 cache, unless it is to be hot; weights: the number of layers, each with its own B, that
+    calls cycle through, with all results kept; 0 repeats one product. trained: whether B requires grad. grouped:
+    whether the batch is one grouped product, with M rows in each group.
     """
 
     M: int
