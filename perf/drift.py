@@ -44,7 +44,7 @@ try:
     from triton_gemm.kernels.schedule import Schedule
     from triton_gemm.kernels.warp_specialised.configs import listed, of_itemsize
     from triton_gemm.problem import GemmProblem
-    from triton_gemm.runtime import aot, plan
+    from triton_gemm.runtime import aot, binaries
     from triton_gemm.suites.problems import gemm_problem
     from triton_gemm.suites.shapes import Shape
 except ModuleNotFoundError as error:
@@ -270,8 +270,8 @@ class Case:
 
     def captured(self) -> aot.CapturedLaunch:
         """The launch as a plan makes it, on operands that do not exist."""
-        operands = plan.operands_of(self.problem, [self.launch])
-        arguments = materialise(self.launch, operands, plan.SCALARS)
+        operands = binaries.operands_of(self.problem, [self.launch])
+        arguments = materialise(self.launch, operands, binaries.SCALARS)
         return aot.CapturedLaunch(self.launch.kernel, {**arguments, **self.launch.options})
 
 
@@ -288,7 +288,7 @@ def every(gpu: str = GPUS[0]) -> dict[str, Case]:
     found: dict[str, Case] = {}
     for maker in makers:
         for case in (case for arithmetic in ARITHMETICS.values() for case in maker(arithmetic)):
-            programmatic = device.capability >= (9, 0)  # as `plan.launches_on` does
+            programmatic = device.capability >= (9, 0)  # as `binaries.launches_on` does
             launch = case.launch.programmatic() if programmatic else case.launch
             found.setdefault(case.name, replace(case, launch=launch))
     return found

@@ -27,7 +27,7 @@ from perf.accuracy.ways import (
 from perf.measure.numerics import accumulation_error, magnitude, reference, rounded, underflow
 from triton_gemm.arithmetic import EMULATED
 from triton_gemm.compat import INTERPRETED
-from triton_gemm.tuning.compiling import Compiler
+from triton_gemm.runtime.compiling import Compiler
 
 PARTS = ("ways", "long", "ends")  # of a record
 Row = dict[str, Any]

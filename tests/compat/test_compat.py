@@ -30,7 +30,7 @@ from triton_gemm.kernels import launch as kernel_launch
 from triton_gemm.kernels.launch import TensorMap, materialise
 from triton_gemm.problem import GemmProblem
 from triton_gemm.runtime.aot import capture, compile_launch
-from triton_gemm.runtime.plan import operands_of
+from triton_gemm.runtime.binaries import operands_of
 from triton_gemm.selection.select import launches, select
 
 ROOM = Path(compat.__file__).parent

@@ -22,7 +22,7 @@ from triton_gemm.kernels import portable, repack
 from triton_gemm.kernels.launch import Launch, materialise
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import GemmProblem, Layout
-from triton_gemm.runtime import aot, plan
+from triton_gemm.runtime import aot, binaries
 from triton_gemm.selection.select import select
 
 Capability = tuple[int, int]
@@ -313,10 +313,12 @@ def test_only_sums_of_int8_may_wrap_under_triton_debug(
     a, b = (torch.empty(rows, 2**17, dtype=dtype, device="meta") for rows in (512, 768))
     c = torch.empty(512, 768, dtype=torch.int32 if dtype == torch.int8 else dtype, device="meta")
     problem, device = GemmProblem.of(a, b.T, c), device_of_capability(capability)
-    made = plan.launches_on(device, problem, select(problem, device))
+    made = binaries.launches_on(device, problem, select(problem, device))
     with triton.knobs.runtime.scope(), compiling_for(capability, tmp_path):
         triton.knobs.runtime.debug = True
-        found = [kernel_launch.compiled(x, plan.operands_of(problem, made), plan.SCALARS).asm["ptx"] for x in made]
+        found = [
+            kernel_launch.compiled(x, binaries.operands_of(problem, made), binaries.SCALARS).asm["ptx"] for x in made
+        ]
     assert ["__assertfail" in ptx for ptx in found] == [dtype != torch.int8] * len(made)
 
 

@@ -39,7 +39,7 @@ TABLES = (
     *("reporting/doctor", "calibration/calibration"),
 )
 TUNING = (
-    *("tuning/gpu_bench", "tuning/candidates", "tuning/race", "tuning/session", "tuning/worker", "runtime/policies"),
+    *("tuning/gpu_bench", "tuning/candidates", "tuning/race", "tuning/session", "runtime/worker", "runtime/policies"),
     "cli/cli",
 )
 CALLS = (

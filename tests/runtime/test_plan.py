@@ -29,7 +29,7 @@ from triton_gemm.functional import api, fast_path, grouped, ops, scaled
 from triton_gemm.hardware.device import INTERPRETER, device_of_capability
 from triton_gemm.kernels.launch import Launch, Pointer, Scalar, TensorMap
 from triton_gemm.problem import ACTIVATIONS, PRODUCT, GemmProblem, Layout, Request
-from triton_gemm.runtime import plan, policies
+from triton_gemm.runtime import binaries, plan, policies
 from triton_gemm.selection import generation
 from triton_gemm.selection.select import launches, select
 
@@ -596,7 +596,7 @@ def test_before_hopper_nothing_is_launched_programmatically() -> None:
     problem = GemmProblem.of(half(64, 64), half(64, 64), half(64, 64))
     for capability, programmatic in (((8, 0), False), ((8, 9), False), ((9, 0), True), ((10, 0), True)):
         device = device_of_capability(capability)
-        for launch in plan.launches_on(device, problem, select(problem, device)):
+        for launch in binaries.launches_on(device, problem, select(problem, device)):
             assert launch.options.get("launch_pdl", False) == launch.arguments["PDL"] == programmatic
 
 
@@ -610,9 +610,9 @@ def test_what_is_compiled_for_is_aligned_or_is_not() -> None:
     for dtype in (torch.int8, HALF, torch.float32, torch.float64):
         for aligned in (True, False):
             a = torch.empty(65, dtype=dtype)[0 if aligned else 1 :][:64].view(8, 8)
-            x = plan.operands_of(GemmProblem.of(a, torch.empty(8, 8, dtype=dtype), torch.empty(8, 8, dtype=dtype)), [])[
-                "a"
-            ]
+            x = binaries.operands_of(
+                GemmProblem.of(a, torch.empty(8, 8, dtype=dtype), torch.empty(8, 8, dtype=dtype)), []
+            )["a"]
             assert x.dtype is dtype and (x.data_ptr() % 16 == 0) == aligned
 
 

@@ -25,9 +25,9 @@ from triton_gemm import compat
 from triton_gemm.hardware.device import DeviceInfo, device_of_capability
 from triton_gemm.kernels.launch import compiled
 from triton_gemm.problem import GemmProblem, Layout
-from triton_gemm.runtime import plan, precompile
+from triton_gemm.runtime import binaries, precompile
+from triton_gemm.runtime.compiling import Compiler
 from triton_gemm.selection.select import Selection, launches, ranked, select
-from triton_gemm.tuning.compiling import Compiler
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,7 +39,7 @@ from unittest import mock
 import torch
 from tests.support.table_fakes import HOPPER
 from triton_gemm import compat
-from triton_gemm.runtime import plan
+from triton_gemm.runtime import binaries, plan
 from tests.runtime import test_precompile
 
 found = {}
@@ -55,7 +55,7 @@ with (
 ):
     for problem in problems:
         made = plan.GemmPlan(problem, plan.selection_for(problem, HOPPER), torch.device("cuda", 0))
-        operands = plan.operands_of(problem, [step.launch for step in made.steps])
+        operands = binaries.operands_of(problem, [step.launch for step in made.steps])
         for name, like in operands.items():
             memory = torch.empty(128, dtype=like.dtype)
             operands[name] = memory[1:] if name == "b" and not problem.b.aligned else memory
@@ -221,7 +221,7 @@ def test_what_fails_while_others_compile_is_compiled_again_by_itself(
     again = Crowded()
     monkeypatch.setattr(compat.JITFunction, "warmup", again.warmup)
     compiler = Compiler(
-        lambda job: compiled(jobs[job], plan.operands_of(job, [jobs[job]]), plan.SCALARS),  # type: ignore[index,arg-type,func-returns-value]
+        lambda job: compiled(jobs[job], binaries.operands_of(job, [jobs[job]]), binaries.SCALARS),  # type: ignore[index,arg-type,func-returns-value]
         threads=4,
     )
     compiler.add(problems)

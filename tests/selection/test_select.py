@@ -24,7 +24,7 @@ from triton_gemm.kernels.portable import host
 from triton_gemm.kernels.repack import repacked
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
-from triton_gemm.runtime.plan import launches_on
+from triton_gemm.runtime.binaries import launches_on
 from triton_gemm.runtime.workspace import COUNTERS
 from triton_gemm.selection.bit_classes import bit_class
 from triton_gemm.selection.select import Selection, about, illegal, launches, next_best, predicted, ranked, select

@@ -18,7 +18,7 @@ from triton_gemm.hardware.device import device_of_capability
 from triton_gemm.hardware.gpus import named_device
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import GemmProblem, Layout
-from triton_gemm.runtime.plan import launches_on
+from triton_gemm.runtime.binaries import launches_on
 from triton_gemm.selection.bit_classes import bit_class
 from triton_gemm.selection.select import Selection, ranked, select
 from triton_gemm.tables import records

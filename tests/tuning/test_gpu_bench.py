@@ -27,11 +27,11 @@ from triton_gemm.hardware import device_model, nvml
 from triton_gemm.hardware.device import DeviceInfo
 from triton_gemm.problem import GemmProblem, Layout
 from triton_gemm.runtime import policies
+from triton_gemm.runtime.compiling import Compiler
 from triton_gemm.selection.bit_classes import bit_class
 from triton_gemm.selection.select import Selection, select
 from triton_gemm.suites.shapes import Shape
 from triton_gemm.tuning import candidates, gpu, operands, timing
-from triton_gemm.tuning.compiling import Compiler
 from triton_gemm.tuning.gpu import Gpu
 from triton_gemm.tuning.journal import Journal
 from triton_gemm.tuning.race import FailedError

@@ -14,7 +14,7 @@ from ..kernels.launch import materialise
 from ..problem import GemmProblem
 from ..runtime import plan, policies
 from ..runtime.aot import CapturedLaunch, Compiled, compile_launch
-from ..runtime.plan import SCALARS, operands_of
+from ..runtime.binaries import SCALARS, launches_on, operands_of
 from ..runtime.policies import Policy
 from ..selection.bit_classes import bit_class
 from ..selection.select import Selection, about, credible, illegal, predicted_or_inf, ranked
@@ -124,7 +124,7 @@ def _candidate(problem: GemmProblem, algorithm: Algorithm) -> Candidate:
 
 def _compiled(problem: GemmProblem, selection: Selection, device: DeviceInfo) -> tuple[Compiled, ...]:
     """What the compiler makes of a selection's launches."""
-    made = plan.launches_on(device, problem, selection)
+    made = launches_on(device, problem, selection)
     operands = operands_of(problem, made)
     launches = (CapturedLaunch(x.kernel, {**materialise(x, operands, SCALARS), **x.options}) for x in made)
     return tuple(compile_launch(launch, device.capability) for launch in launches)

@@ -26,19 +26,19 @@ from ..compat import (
     launcher,
     tensor_maps,
 )
-from ..hardware.device import INTERPRETER, DeviceInfo, device_info
+from ..hardware.device import INTERPRETER, device_info
 from ..hardware.driver import ensure_context
 from ..kernels.launch import Launch, Pointer, Scalar, TensorMap, compiled, materialise
 from ..problem import PRODUCT, SUM, GemmProblem, Layout, Request
 from ..selection import generation
 from ..selection.select import Selection, launches
 from . import policies
+from .binaries import SCALARS, launches_on, operands_of
 from .policies import in_backward, in_context
 from .workspace import workspace
 
 MAX_PLANS = 4096
 MAX_TENSOR_MAPS = 4096  # that one launch keeps of one operand, by address
-SCALARS = {"alpha": 1.0, "beta": 0.0}  # what the first values of a call are, and what is compiled with
 
 _COMMON: dict[Request, object] = {PRODUCT: None, SUM: True}  # what stands for them in keys
 
@@ -100,28 +100,6 @@ class Step:
             arguments[at] = found
         assert self.call is not None
         self.call(stream, arguments)
-
-
-def launches_on(device: DeviceInfo, problem: GemmProblem, selection: Selection) -> tuple[Launch, ...]:
-    """What a plan launches: on Hopper and later programmatically, where the kernel can be."""
-    made = launches(problem, selection)
-    return tuple(launch.programmatic() for launch in made) if device.capability >= (9, 0) else made
-
-
-def operands_of(problem: GemmProblem, made: Sequence[Launch]) -> dict[str, torch.Tensor]:
-    """What launches of the problem are compiled for: a few elements of each operand, without memory. Of operands only
-    dtypes count, and whether addresses are multiples of 16 bytes."""
-    dtypes = {"a": problem.dtype, "b": problem.dtype, "c": problem.out_dtype, "bias": problem.out_dtype}
-    dtypes |= dict.fromkeys(("a_scale", "b_scale", "workspace"), torch.float32)
-    dtypes |= dict.fromkeys(("ends", "counters"), torch.int32)
-    dtypes |= {temporary.name: temporary.dtype for launch in made for temporary in launch.temporaries}
-    aligned = {"a": problem.a.aligned, "b": problem.b.aligned, "c": problem.c.aligned}
-
-    def operand(name: str, dtype: torch.dtype) -> torch.Tensor:
-        few = torch.empty(64, dtype=dtype, device="meta")
-        return few if aligned.get(name, True) else few[1:]
-
-    return {name: operand(name, dtype) for name, dtype in dtypes.items()}
 
 
 class GemmPlan:

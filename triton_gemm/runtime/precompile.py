@@ -18,10 +18,11 @@ import torch
 
 from ..compat import INTERPRETED, build_launcher, cache_folder, compilations, compiling_for
 from ..hardware.device import DeviceInfo
-from ..kernels.launch import Launch, Pointer, TensorMap, compiled
+from ..kernels.launch import Launch, compiled
 from ..problem import GemmProblem
 from ..selection.select import Selection
-from .plan import SCALARS, launches_on, operands_of, selection_for
+from .binaries import SCALARS, identity, launches_on, operands_of
+from .plan import selection_for
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def precompile(
                     made = launches_on(device, problem, selection)
                     operands = operands_of(problem, made)
                     for launch in made:
-                        of_capability.setdefault(_identity(launch, operands), (launch, operands))
+                        of_capability.setdefault(identity(launch, operands), (launch, operands))
                 except Exception as error:  # whoever chose it, other selections are compiled
                     sizes = f"{problem.M}x{problem.N}x{problem.K}"
                     failures.append(f"{sizes}, {selection.kernel} {selection.config}: {_line(error)}")
@@ -118,26 +119,6 @@ def precompile(
         failures=tuple(dict.fromkeys(failures)),
         launcher=build_launcher(kernels, cache),
     )
-
-
-def _identity(launch: Launch, operands: Mapping[str, torch.Tensor]) -> object:
-    """Equal for launches that Triton compiles to one kernel: what it makes of arguments is their dtype and alignment,
-    and of integers that are no compile-time constants their width and whether they are 1 or multiples of 16."""
-
-    def kind(name: str, value: object) -> object:
-        if isinstance(value, Pointer):
-            return operands[value.operand].dtype, operands[value.operand].data_ptr() % 16 == 0
-        if isinstance(value, TensorMap):
-            return value.dtype, value.block
-        parameter = parameters[name]
-        if type(value) is int and not parameter.is_constexpr:
-            wide = value.bit_length() > 31
-            return wide if parameter.do_not_specialize else (wide, value == 1, value % 16 == 0)
-        return str(value)
-
-    parameters = {parameter.name: parameter for parameter in launch.kernel.params}
-    arguments = tuple((name, kind(name, value)) for name, value in launch.arguments.items())
-    return launch.kernel.__name__, arguments, tuple(launch.options.items())
 
 
 def _line(error: BaseException) -> str:

@@ -16,20 +16,20 @@ from ..compat import loading
 from ..hardware import nvml
 from ..hardware.device import device_info
 from ..problem import GemmProblem, Layout
+from ..runtime.compiling import Compiler
 from ..runtime.plan import GemmPlan
 from ..runtime.policies import by_model
+from ..runtime.worker import Worker
 from ..runtime.workspace import release_captured
 from ..selection.select import Selection
 from ..tables.files import Bits
 from . import timing
-from .compiling import Compiler
 from .conditions import Conditions
 from .journal import Journal
 from .operands import BETA, Operands, operands, sets_of
 from .race import FailedError
 from .report import Measure
 from .timing import DeviceLostError
-from .worker import Worker
 
 LIMIT_S = 10.0  # of a candidate's first launch
 REPLAY_MS = 4.0

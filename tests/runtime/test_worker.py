@@ -17,11 +17,11 @@ import pytest
 from tests.support.table_fakes import HOPPER, problem_of
 from triton_gemm import compat
 from triton_gemm.kernels.launch import compiled
-from triton_gemm.runtime.plan import SCALARS, launches_on, operands_of
+from triton_gemm.runtime import worker
+from triton_gemm.runtime.binaries import SCALARS, launches_on, operands_of
+from triton_gemm.runtime.compiling import Compiler
+from triton_gemm.runtime.worker import LostError, Worker
 from triton_gemm.selection.select import select
-from triton_gemm.tuning import worker
-from triton_gemm.tuning.compiling import Compiler
-from triton_gemm.tuning.worker import LostError, Worker
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,8 +41,8 @@ while True:
 # A process that tunes: the package's own worker, in which a compilation hangs, says that it has begun.
 TUNES = """
 import sys
-from triton_gemm.tuning.worker import Worker
-hangs = "import sys; sys.path[:] = {!r}; from triton_gemm.tuning import worker; worker._failure = {}; worker.main()"
+from triton_gemm.runtime.worker import Worker
+hangs = "import sys; sys.path[:] = {!r}; from triton_gemm.runtime import worker; worker._failure = {}; worker.main()"
 wait = "lambda *job: (open(job[-1], 'w').close(), __import__('time').sleep(60))"
 one = Worker((None, (9, 0)), [sys.executable, "-c", hangs.format(sys.path, wait)])
 one.start()

@@ -26,8 +26,8 @@ from ..compat import compiling_for, hash_triton
 from ..hardware.device import DeviceInfo
 from ..kernels.launch import compiled
 from ..problem import GemmProblem
-from ..runtime.plan import SCALARS, launches_on, operands_of
 from ..selection.select import Selection
+from .binaries import SCALARS, launches_on, operands_of
 
 START_S = 120.0  # until it has imported torch and Triton, and read Triton's files, perhaps from a slow network
 GONE_S = 5.0  # until a process is gone whose end of the pipe is closed, or that is killed
