@@ -25,6 +25,7 @@ import torch
 
 import triton_gemm
 from examples.gpt import Decoder, Gpt, GptConfig, next_token_loss
+from triton_gemm.runtime.background import held
 
 try:
     from rich.console import Console
@@ -192,6 +193,7 @@ def checked(compute: Callable[[Variant], torch.Tensor]) -> dict[str, Any]:
     return results
 
 
+@held()
 def times(results: dict[str, Any], run: Callable[[Variant], None], rounds: int, steps: int, tokens: int) -> None:
     """Adds what did not fail its `time_ms` of each of the `steps` of a `run`, `tokens_per_s`, and the `ratio` to
     torch's speed in the same round."""

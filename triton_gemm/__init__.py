@@ -11,6 +11,7 @@ from .hardware.device import DeviceInfo
 from .problem import Activation
 from .reporting.explanation import explain
 from .reporting.fingerprint import check_ranks, selection_fingerprint
+from .runtime.background import wait_until_compiled
 from .runtime.policies import batch_invariant, policy, set_policy
 from .selection.select import Selection
 from .tuning import record_shapes, tune
@@ -44,4 +45,5 @@ __all__ = [
     "set_policy",
     "tune",
     "use",
+    "wait_until_compiled",
 ]

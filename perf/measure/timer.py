@@ -23,6 +23,7 @@ import torch
 from perf.measure import environment
 from perf.measure.operands import Check, Operands, Problem, check_rows, sets_of
 from triton_gemm.problem import UnsupportedOperandError
+from triton_gemm.runtime.background import held
 from triton_gemm.tuning.timing import REPLAY_MS, no_garbage, once_ms
 from triton_gemm.tuning.timing import DeviceLostError as DeviceLostError
 from triton_gemm.tuning.timing import Queue as Queue
@@ -85,6 +86,7 @@ class Subject:
     replay: Replay
 
 
+@held()
 def measure(
     problem: Problem,
     providers: Sequence[Provider],
@@ -234,6 +236,7 @@ def _time(
                 subject.result["ratio_to"] = to
 
 
+@held()
 def time_alone(call: Callable[[], object], budget_s: float, patience_s: float = 3.0) -> dict[str, float]:
     """Percentiles of the milliseconds of one call, on settled clocks, with nothing to take turns with."""
     estimate_ms = once_ms(call)
@@ -272,6 +275,7 @@ def _start(provider: Provider, operands: Operands, drain: bool) -> Callable[[], 
         return Queue(calls, max(QUEUE_LENGTH, len(calls)), drain, keep=bool(operands.problem.weights)).start()
 
 
+@held()
 def measure_calls(
     problem: Problem, providers: Sequence[Provider], baseline: str | None, budget_s: float, *, drain: bool
 ) -> dict[str, Any]:

@@ -466,6 +466,35 @@ def _elsewhere() -> None:
     assert seen == [(kernel.hash, False), (kernel.hash, True)]
 
 
+def _from_cache() -> None:
+    """Nothing is compiled for it, and what was is found: on disk, or in this process without looking there."""
+    problem = GemmProblem.of(*(torch.empty(64, 64, dtype=torch.bfloat16, device="meta") for _ in "abc"))
+    (launch,) = launches(problem, select(problem, HOPPER))
+    operands = operands_of(problem, [launch])
+    seen: list[bool] = []
+
+    def found() -> Any:
+        return kernel_launch.compiled_before(launch, operands, SCALARS)
+
+    with tempfile.TemporaryDirectory() as cache:
+        with compat.compiling_for((9, 0), cache), compat.compilations(lambda _, hit: seen.append(hit)):
+            launch.kernel.device_caches.pop("sm_90", None)
+            assert found() is None and seen == []
+            made = kernel_launch.compiled(launch, operands, SCALARS)
+            launch.kernel.device_caches.pop("sm_90")
+            with triton.knobs.compilation.scope():
+                triton.knobs.compilation.always_compile = True
+                assert found() is None
+            loaded = found()
+            assert loaded.hash == made.hash and seen == [False, True]
+            assert found() is loaded and kernel_launch.compiled(launch, operands, SCALARS) is loaded
+        launch.kernel.device_caches.pop("sm_90")
+        os.chmod(cache, 0o500)
+        with compat.compiling_for((9, 0), Path(cache, "read-only")):
+            assert found() is None
+        os.chmod(cache, 0o700)
+
+
 def _caches() -> None:
     named, before = os.environ.get("TRITON_CACHE_DIR"), dict(vars(triton.knobs.cache))
     with compat.caching_in("there"):
@@ -521,6 +550,7 @@ USES: dict[str, Callable[[], None]] = {
     "compiling_for": _elsewhere,
     "Compiling": _elsewhere,
     "compiling": _elsewhere,
+    "from_cache": _from_cache,
     "aggregate": _aggregate,
     "JITFunction": _capture,
     "SingleLevelFunction": _single_level,

@@ -255,7 +255,9 @@ def plan_without_a_gpu(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> pla
 class FakeStep:
     """A step that needs no GPU: notes the addresses and the scalars that it is run on."""
 
-    launch = SimpleNamespace(temporaries=())
+    launch = SimpleNamespace(
+        temporaries=(), kernel=SimpleNamespace(__name__="fake", params=()), arguments={}, options={}
+    )
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []

@@ -158,7 +158,7 @@ def test_what_is_left_out_would_not_have_been_chosen(N: int, K: int) -> None:
     for M in (1, 33, 300, 4096):
         problem = problem_of(M, N, K)
         selection, wanted = batch_invariance.select(problem, HOPPER), class_of(problem, HOPPER)
-        for time, candidate in batch_invariance._ranked(problem, HOPPER):
+        for time, candidate in batch_invariance.ranked(problem, HOPPER):
             found = Selection.of(candidate, about(time, problem, HOPPER))
             if bit_class(problem, found) == wanted and illegal(problem, HOPPER, candidate) is None:
                 assert found == selection

@@ -41,7 +41,7 @@ class FakePlan:
     made: list[FakePlan]
     index = 0
 
-    def __init__(self, problem: GemmProblem, selection: Selection, device: torch.device) -> None:
+    def __init__(self, problem: GemmProblem, selection: Selection, device: torch.device, *_: object) -> None:
         self.problem, self.selection = problem, selection
         self.made.append(self)
 

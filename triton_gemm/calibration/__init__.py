@@ -14,6 +14,7 @@ import torch
 from .. import arguments, tuning
 from ..hardware import device_model
 from ..hardware.device import device_info
+from ..runtime.background import held
 from ..tuning.timing import DeviceLostError
 from . import kept
 from .kept import clear as clear
@@ -65,7 +66,7 @@ def calibrate(
     from .session import Session
 
     where = tuning.gpu_of(device)
-    with tuning.one_at_a_time, torch.cuda.device(where):
+    with tuning.one_at_a_time, held(), torch.cuda.device(where):
         journal = tuning.journal_of(device_info(where))
         gpu = Gpu(where, journal, "any", "graph")
         try:

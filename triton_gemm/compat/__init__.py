@@ -52,6 +52,7 @@ from .compiler import (
     compile_kernel,
     compiling,
     compiling_for,
+    from_cache,
     hash_triton,
 )
 from .devices import allocator, current_device, current_stream, occupy, stream_of_graph_trees
@@ -119,6 +120,7 @@ __all__ = [
     "dual",
     "forward_grad_enabled",
     "free_in_children",
+    "from_cache",
     "hash_triton",
     "hide_from_dynamo",
     "in_transform",

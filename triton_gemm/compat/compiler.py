@@ -3,10 +3,11 @@ not here, whose driver is replaced by one that knows its compute capability only
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,7 +17,8 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.driver import GPUDriver
 from triton.compiler.compiler import make_backend
 from triton.experimental.gluon._runtime import GluonASTSource
-from triton.runtime.cache import triton_key
+from triton.runtime._async_compile import active_mode
+from triton.runtime.cache import get_cache_manager, triton_key
 from triton.runtime.jit import JITFunction as JITFunction
 from triton.runtime.jit import create_function_from_signature
 
@@ -74,6 +76,39 @@ class Compiling:
 
 
 compiling = Compiling()
+
+
+class _NotCachedError(Exception):
+    pass
+
+
+class _FromCache:
+    """Triton's mode of compiling in other threads, that runs a compilation only where Triton's cache on disk has its
+    result. name: the kernel's."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def submit(self, key: str, compile: Callable[[], Any], finalize: Callable[[Any], None], *_: object) -> Any:
+        folder = get_cache_manager(hashlib.sha256(key.encode()).hexdigest())
+        found = folder.get_group(f"{self.name[:150]}.json")  # as Triton's own `compile` looks
+        if found is None or triton.knobs.compilation.always_compile:
+            raise _NotCachedError
+        kernel = compile()
+        finalize(kernel)
+        return kernel
+
+
+def from_cache(name: str, load: Callable[[], _Result]) -> _Result | None:
+    """What a kernel's `warmup` gives where nothing is compiled for it: this process or Triton's cache on disk has
+    the binary of the kernel of that name. None else, or where there can be no such cache."""
+    token = active_mode.set(_FromCache(name))
+    try:
+        with suppress(_NotCachedError, OSError):
+            return load()
+    finally:
+        active_mode.reset(token)
+    return None
 
 
 class _Elsewhere(GPUDriver):

@@ -3,7 +3,7 @@ ahead of time and run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor as Descriptor
 
-from ..compat import compiling
+from ..compat import compiling, from_cache
 from ..config import OPTIONS
 
 MAX_SIZE = 2**31 - 512  # of M, N, K and of the grid: kernels count tiles in 32 bits
@@ -136,7 +136,20 @@ def materialise(
 def compiled(launch: Launch, operands: Mapping[str, torch.Tensor], scalars: Mapping[str, float] | None = None) -> Any:
     """Triton's compiled kernel of a launch for operands like these, for the active driver's GPU, from its cache where
     that has it; as `materialise`. Threads may compile at once."""
+    return compiling(_warmup(launch, operands, scalars))
+
+
+def compiled_before(
+    launch: Launch, operands: Mapping[str, torch.Tensor], scalars: Mapping[str, float] | None = None
+) -> Any:
+    """As `compiled`, where nothing need be compiled for it; else None."""
+    return from_cache(launch.kernel.__name__, _warmup(launch, operands, scalars))
+
+
+def _warmup(
+    launch: Launch, operands: Mapping[str, torch.Tensor], scalars: Mapping[str, float] | None
+) -> Callable[[], Any]:
     arguments, options = materialise(launch, operands, scalars), launch.options
     if triton.knobs.runtime.debug and operands["a"].dtype == torch.int8:
         options = {**options, "sanitize_overflow": False}  # sums wrap, and TRITON_DEBUG=1 would assert that they do not
-    return compiling(partial(launch.kernel.warmup, *arguments.values(), grid=launch.grid, **options))
+    return partial(launch.kernel.warmup, *arguments.values(), grid=launch.grid, **options)

@@ -36,6 +36,13 @@ def operands_of(problem: GemmProblem, made: Sequence[Launch]) -> dict[str, torch
     return {name: operand(name, dtype) for name, dtype in dtypes.items()}
 
 
+def identities(device: DeviceInfo, problem: GemmProblem, selection: Selection) -> tuple[Hashable, ...]:
+    """`identity` of all launches of a selection."""
+    made = launches_on(device, problem, selection)
+    operands = operands_of(problem, made)
+    return tuple(identity(launch, operands) for launch in made)
+
+
 def identity(launch: Launch, operands: Mapping[str, torch.Tensor]) -> Hashable:
     """Equal for launches that Triton compiles to one kernel: what it makes of arguments is their dtype and alignment,
     and of integers that are no compile-time constants their width and whether they are 1 or multiples of 16."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -19,6 +20,10 @@ PATIENCE_S = 5.0  # for what is being compiled at the end
 log = logging.getLogger("triton_gemm.tuning")
 
 
+def _disturbs(lost: LostError) -> None:
+    log.warning("compiling in this process, which disturbs what is timed: a process of its own is lost: %s", lost)
+
+
 class Compiler:
     """`compile(job)` for jobs in the order in which they come, many at once. Threads are daemons: one that never ends
     does not keep Python from ending. Who waits for a job that no thread has taken may `compile_here`.
@@ -27,6 +32,9 @@ class Compiler:
     is in Triton's cache. A process takes seconds to start: it is started when there is a job, which whoever is ready
     first takes. A thread whose process cannot be started, or is lost, goes on alone: its `compile` compiles. What a
     process was compiling when something outside killed it has failed, and there is one more process.
+
+    on_lost: called once when a process is lost; idle_s: seconds after which a process that has no job ends, and another
+    is started for the next one.
     """
 
     def __init__(
@@ -36,8 +44,11 @@ class Compiler:
         threads: int | None = None,
         limit_s: float = LIMIT_S,
         clock: Callable[[], float] = time.monotonic,
+        on_lost: Callable[[LostError], None] = _disturbs,
+        idle_s: float | None = None,
     ) -> None:
         self.compile, self.limit_s, self.clock = compile, limit_s, clock
+        self.on_lost, self.idle_s = on_lost, idle_s
         self.waiting: deque[object] = deque()
         self.begun: dict[object, float] = {}
         self.ended: dict[object, str | None] = {}  # why not, or None
@@ -46,7 +57,7 @@ class Compiler:
         self.starting = 0  # processes
         # A core is left to the thread that times. A worker takes about a second of CPU to begin with and some hundred
         # MB, measured once on two cores: less than machines with GPUs have for each core.
-        count = threads or max(1, min(THREADS, len(os.sched_getaffinity(0)) // _ranks() - 1))
+        count = threads or max(1, min(THREADS, len(os.sched_getaffinity(0)) // ranks() - 1))
         self.workers = [worker() for _ in range(count)]
         self.threads = [threading.Thread(target=self._work, args=(one,), daemon=True) for one in self.workers]
         for thread in self.threads:
@@ -81,6 +92,27 @@ class Compiler:
         begun = self.begun.get(job)
         return job in self.ended or (begun is not None and self.clock() - begun > self.limit_s)
 
+    def wait(self, timeout: float | None) -> bool:
+        """Waits until every job is done, at most so many seconds; whether it is."""
+        deadline = math.inf if timeout is None else self.clock() + timeout
+
+        def is_done() -> bool:
+            return not self.waiting and all(map(self.done, [*self.begun]))
+
+        with self.changed:
+            while not is_done():
+                left = deadline - self.clock()
+                if left <= 0:
+                    return False
+                self.changed.wait(min(left, 1.0))  # one that hangs is done without a notice
+        return True
+
+    def abandon(self) -> None:
+        """In a forked child: closes its copies of the ends of pipes, so that workers see the parent's end."""
+        for worker in self.workers:
+            if worker is not None and worker.pipe is not None:
+                worker.pipe.close()
+
     def pause(self, seconds: float) -> None:
         """Waits until something has ended, at most so long."""
         with self.changed:
@@ -105,14 +137,20 @@ class Compiler:
                 if worker is not None and worker.process is None and not self._start(worker):
                     worker = None
                 with self.changed:
-                    self.changed.wait_for(lambda: self.waiting or self.closed)
-                    if self.closed:
+                    idle_s = None if worker is None else self.idle_s
+                    if not self.changed.wait_for(lambda: self.waiting or self.closed, idle_s):
+                        job = None
+                    elif self.closed:
                         return
-                    job = self.waiting.popleft()
+                    else:
+                        job = self.waiting.popleft()
+                        self.begun[job] = self.clock()
+                if job is None and worker is not None:
+                    worker.end()
+                    continue
                 why = None
                 try:
                     if worker is not None:
-                        self.begun[job] = self.clock()
                         why = worker.compile(job, self.limit_s)
                 except LostError as lost:
                     if self.closed:
@@ -162,12 +200,10 @@ class Compiler:
         with self.changed:
             said, self.said = self.said, True
         if not said:
-            log.warning(
-                "compiling in this process, which disturbs what is timed: a process of its own is lost: %s", lost
-            )
+            self.on_lost(lost)
 
 
-def _ranks() -> int:
+def ranks() -> int:
     """The processes of a distributed run that share this host's cores, as torchrun says."""
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
     return max(1, int(ranks)) if ranks.isdecimal() else 1

@@ -28,12 +28,13 @@ from ..compat import (
 )
 from ..hardware.device import INTERPRETER, device_info
 from ..hardware.driver import ensure_context
-from ..kernels.launch import Launch, Pointer, Scalar, TensorMap, compiled, materialise
+from ..kernels.launch import Launch, Pointer, Scalar, TensorMap, compiled, compiled_before, materialise
 from ..problem import PRODUCT, SUM, GemmProblem, Layout, Request
 from ..selection import generation
 from ..selection.select import Selection, launches
-from . import policies
-from .binaries import SCALARS, launches_on, operands_of
+from . import background, policies
+from .background import FirstCalls
+from .binaries import SCALARS, identity, launches_on, operands_of
 from .policies import in_backward, in_context
 from .workspace import workspace
 
@@ -61,9 +62,19 @@ class Step:
         """Compiles for operands like these, on the current device, unless another thread has done so."""
         with self.compiling:
             if self.call is None:
-                kernel = compiled(self.launch, operands, SCALARS)
-                self._prepare(tensor_maps(kernel))
-                self.call = launcher(kernel, self.launch.grid, self.launch.cluster)
+                self._load(compiled(self.launch, operands, SCALARS))
+
+    def load(self, operands: Mapping[str, torch.Tensor]) -> bool:
+        """As `compile`, where Triton's cache has the kernel; whether that is so."""
+        with self.compiling:
+            kernel = compiled_before(self.launch, operands, SCALARS) if self.call is None else None
+            if kernel is not None:
+                self._load(kernel)
+        return self.call is not None
+
+    def _load(self, kernel: Any) -> None:
+        self._prepare(tensor_maps(kernel))
+        self.call = launcher(kernel, self.launch.grid, self.launch.cluster)
 
     def _prepare(self, encoders: Iterable[Callable[..., Any]]) -> None:
         """Makes the arguments that calls have in common, and notes where a call's own values and tensor maps go."""
@@ -103,9 +114,18 @@ class Step:
 
 
 class GemmPlan:
-    """A selection for one problem on one device, ready to be launched."""
+    """A selection for one problem on one device, ready to be launched.
 
-    def __init__(self, problem: GemmProblem, selection: Selection, device: torch.device) -> None:
+    first_calls: what it runs on until its kernels are loaded; without it the first call compiles them.
+    """
+
+    def __init__(
+        self,
+        problem: GemmProblem,
+        selection: Selection,
+        device: torch.device,
+        first_calls: FirstCalls | None = None,
+    ) -> None:
         self.problem, self.selection, self.device, self.index = problem, selection, device, device.index or 0
         made = launches_on(device_info(device), problem, selection)
         temporaries = [temporary for launch in made for temporary in launch.temporaries]
@@ -121,7 +141,7 @@ class GemmPlan:
             *(temporary.name for temporary in temporaries),
         )
         self.steps = [Step(launch, (*SCALARS, *self.names), self.index) for launch in made]
-        self.compiled = False
+        self.compiled, self.first_calls = False, first_calls
         self.out_dtype = problem.out_dtype
         self.extents = tuple(
             _extent(problem.batch, *shape, layout) * dtype.itemsize
@@ -141,7 +161,24 @@ class GemmPlan:
         named |= zip(self.names, operands, strict=False)
         for step in self.steps:
             step.compile(named)
-        self.compiled = True
+        self._is_compiled(named)
+
+    def load(self) -> bool:
+        """As `compile`, where Triton's cache has all kernels; whether that is so."""
+        ensure_context(self.index)
+        named = operands_of(self.problem, [step.launch for step in self.steps])
+        if not all(step.load(named) for step in self.steps):
+            return False
+        self._is_compiled(named)
+        return True
+
+    def _is_compiled(self, operands: Mapping[str, torch.Tensor]) -> None:
+        background.note(self, [identity(step.launch, operands) for step in self.steps])
+        self.compiled, self.first_calls = True, None
+
+    def like(self, selection: Selection) -> GemmPlan:
+        """The plan of another selection for the same problem."""
+        return GemmPlan(self.problem, selection, self.device)
 
     def overlap(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> bool:
         """Whether the memory that c spans overlaps that of a or of b."""
@@ -164,6 +201,10 @@ class GemmPlan:
             with torch.cuda.device(self.index):
                 return self.run(a, b, c, auxiliary, alpha, beta)
         if not self.compiled:
+            first_calls = self.first_calls
+            stand_in = first_calls.instead_of(self) if first_calls is not None else None
+            if stand_in is not None:
+                return stand_in.run(a, b, c, auxiliary, alpha, beta)
             self.compile(a, b, c, *auxiliary)
         stream = current_stream(self.index)
         values = [alpha, beta, a.data_ptr(), b.data_ptr(), c.data_ptr()]
@@ -217,6 +258,8 @@ def _free_steps() -> None:
     for found in PLANS.values():
         for step in getattr(found, "steps", ()):
             step.compiling = threading.Lock()
+        if getattr(found, "first_calls", None) is not None:
+            found.first_calls = None  # type: ignore[union-attr]
 
 
 os.register_at_fork(after_in_child=_free_steps)
@@ -334,7 +377,9 @@ def keep(cache: dict[Any, Any], key: object, value: object, limit: int) -> None:
 def _new_plan(problem: GemmProblem, device: torch.device, invariant: bool | None) -> Plan:
     info = INTERPRETER if INTERPRETED else device_info(device)
     selection = selection_for(problem, info, may_tune=True, invariant=invariant)
-    return InterpretedPlan(problem, selection) if INTERPRETED else GemmPlan(problem, selection, device)
+    if INTERPRETED:
+        return InterpretedPlan(problem, selection)
+    return GemmPlan(problem, selection, device, FirstCalls(info) if background.enabled() else None)
 
 
 def _extent(batch: int, rows: int, columns: int, layout: Layout) -> int:

@@ -19,7 +19,8 @@ from ..kernels.schedule import Schedule, clusters_at_once
 from ..problem import GemmProblem, Layout, round_up
 from . import generation
 from .bit_classes import bit_class
-from .select import Selection, about, illegal, predicted, ranked
+from .select import Selection, about, illegal, predicted
+from .select import ranked as of_any_class
 
 FEW = 16
 COMPARED = (FEW, 64, 256, 1024, 4096)  # rows, for which the model compares classes
@@ -35,7 +36,7 @@ SHORTEST = 4
 def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
     """As `select.select`, of the candidates in `class_of` the problem. RuntimeError where none is legal."""
     wanted, parts = _class_of(_with_rows(problem, FEW), device)
-    for time, candidate in _ranked(problem, device, (parts,)):
+    for time, candidate in ranked(problem, device, (parts,)):
         if bit_class(problem, candidate) == wanted and illegal(problem, device, candidate) is None:
             return Selection.of(candidate, about(time, problem, device))
     raise RuntimeError(
@@ -83,7 +84,7 @@ def _anywhere(problem: GemmProblem) -> GemmProblem:
 def _best(problem: GemmProblem, device: DeviceInfo) -> dict[str, tuple[float, int]]:
     """Predicted microseconds of the fastest legal candidate of each class, and its parts of K."""
     found: dict[str, tuple[float, int]] = {}
-    for time, candidate in _ranked(problem, device):
+    for time, candidate in ranked(problem, device):
         name = bit_class(problem, candidate)
         if name not in found and illegal(problem, device, candidate) is None:
             work = candidate.algorithm.work
@@ -91,10 +92,10 @@ def _best(problem: GemmProblem, device: DeviceInfo) -> dict[str, tuple[float, in
     return found
 
 
-def _ranked(problem: GemmProblem, device: DeviceInfo, parts: Collection[int] = PARTS) -> list[tuple[float, Candidate]]:
+def ranked(problem: GemmProblem, device: DeviceInfo, parts: Collection[int] = PARTS) -> list[tuple[float, Candidate]]:
     """As `select.ranked`, with candidates that only invariance wants, cut into one of these numbers of parts, and
     without kernels for few rows or columns."""
-    found = [one for one in ranked(problem, device) if one[1].algorithm.kernel not in FOR_FEW]
+    found = [one for one in of_any_class(problem, device) if one[1].algorithm.kernel not in FOR_FEW]
     model = model_of(device)
     more = [*_whole(problem, device), *_other_way_round(problem, device)]
     found += [(predicted(problem, candidate, model), candidate) for candidate in more]

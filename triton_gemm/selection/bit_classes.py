@@ -18,7 +18,7 @@ from .. import kernels
 from ..arithmetic import HALF
 from ..kernels.candidate import Candidate
 from ..problem import GemmProblem
-from .select import Selection
+from .select import Selection, given
 
 
 def bit_class(problem: GemmProblem, way: Selection | Candidate) -> str:
@@ -29,15 +29,12 @@ def bit_class(problem: GemmProblem, way: Selection | Candidate) -> str:
         bf16, tensor cores, K in 4 parts of 1024
         fp32 bf16x3, tensor cores, warp_specialised, one sum along K, promoted every 64
     """
-    kernel, config, work, swap_ab, packed = way.algorithm
-    given = kernels.repack.repacked(problem, packed)
-    if swap_ab:
-        given = given.swap_ab()
+    kernel, config, work, swap_ab, _ = way.algorithm
     words = _NAMES[problem.dtype].split()
     words += [word for word in problem.precision.split() if word != HALF.name and word not in words]
     order = "nothing to sum"
     if problem.K:
-        order = kernels.named(kernel).order_of_sums(given, config, work)
+        order = kernels.named(kernel).order_of_sums(given(problem, way.algorithm), config, work)
         if swap_ab and (problem.planes.count > 1 or problem.scales):
             order += ", of C^T"  # whose terms come in another order, as do A's and B's scales
     return f"{' '.join(words)}, {order}"

@@ -219,13 +219,18 @@ def next_best(problem: GemmProblem, device: DeviceInfo, selection: Selection) ->
     return selection
 
 
+def given(problem: GemmProblem, algorithm: Algorithm) -> GemmProblem:
+    """The problem as the kernel of an algorithm is given it, as in a Candidate."""
+    repacked = kernels.repack.repacked(problem, algorithm.packed)
+    return repacked.swap_ab() if algorithm.swap_ab else repacked
+
+
 def launches(problem: GemmProblem, selection: Selection) -> tuple[Launch, ...]:
     """What a selection launches for a problem, copies of operands first."""
     copies = [kernels.repack.copy_of(problem, name)[0] for name in selection.packed]
     names = {name: f"packed_{name}" for name in selection.packed}
-    problem = kernels.repack.repacked(problem, selection.packed)
+    problem = given(problem, selection.algorithm)
     if selection.swap_ab:
-        problem = problem.swap_ab()
         names = {"a": names.get("b", "b"), "b": names.get("a", "a"), "a_scale": "b_scale", "b_scale": "a_scale"}
     made = kernels.named(selection.kernel).launches(problem, selection.config, selection.work)
     return (*copies, *(launch.renamed(names) for launch in made))

@@ -25,6 +25,7 @@ from ..hardware.silicon import Silicon
 from ..operands import Order, operands_of_sizes
 from ..problem import GemmProblem, Request
 from ..runtime import policies
+from ..runtime.background import held
 from ..selection import generation
 from ..selection.bit_classes import bit_class
 from ..selection.select import Selection
@@ -121,7 +122,7 @@ def tune(
 
     from .gpu import Gpu
 
-    with one_at_a_time, torch.cuda.device(where), shown(progress) as (said, ended):
+    with one_at_a_time, held(), torch.cuda.device(where), shown(progress) as (said, ended):
         journal = journal_of(device_info(where))
         gpu = Gpu(where, journal, bits, measure)
         try:

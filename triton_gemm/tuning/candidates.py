@@ -10,12 +10,12 @@ from typing import Any
 from .. import kernels
 from ..config import TileConfig
 from ..hardware.device import DeviceInfo
-from ..hardware.device_model import model_of
-from ..kernels.candidate import Algorithm, Candidate, Work
+from ..kernels.candidate import Algorithm, Candidate
 from ..kernels.schedule import Schedule
 from ..problem import GemmProblem
 from ..selection.bit_classes import bit_class
-from ..selection.select import Selection, predicted_or_inf, ranked
+from ..selection.of_configs import OfKernel, of_configs
+from ..selection.select import Selection, ranked
 from ..tables.files import Bits
 from ..tables.records import illegal, nonsense
 
@@ -102,27 +102,10 @@ def kernels_of(config: Any) -> list[tuple[str, TileConfig]]:
     return found
 
 
-def _own(problem: GemmProblem, device: DeviceInfo, own: Sequence[tuple[str, TileConfig]]) -> Iterator[Candidate]:
-    """Users' configurations in the ways in which each kernel offers its own for this problem: swapped, packed and cut
-    along K as those are, the fastest as predicted first."""
-    model = model_of(device)
-    for kernel, config in own:
-        works: dict[Any, dict[Work, None]] = {}
-        for given, (_, _, work, swap_ab, packed) in kernels.named(kernel).candidates(problem, device):
-            works.setdefault((given, swap_ab, packed), {})[work] = None
-        found = [
-            Candidate(given, Algorithm(kernel, config, work, swap_ab=swap_ab, packed=packed))
-            for (given, swap_ab, packed), of_others in works.items()
-            for work in _dealt_out(given, config, device, of_others)
-        ]
-        yield from sorted(found, key=lambda candidate: predicted_or_inf(problem, candidate, model))
-
-
-def _dealt_out(given: GemmProblem, config: TileConfig, device: DeviceInfo, of_others: Iterable[Work]) -> Iterable[Work]:
-    """How the work of a configuration may be dealt out: a schedule is of its own tiles, other work as of others."""
-    if not isinstance(config, kernels.warp_specialised.Config):
-        return of_others
-    return of_others if given.groups else kernels.warp_specialised.schedules(given, config, device)
+def _own(problem: GemmProblem, device: DeviceInfo, own: Iterable[OfKernel]) -> Iterator[Candidate]:
+    """Users' configurations, the fastest way of each first."""
+    for found in of_configs(problem, device, own):
+        yield from (candidate for _, candidate in found)
 
 
 def _gives(same: str, problem: GemmProblem, selection: Selection) -> bool:

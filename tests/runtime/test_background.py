@@ -1,0 +1,448 @@
+"""First calls while the compiler works in other processes: what stands in, what waits, and what takes over."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import triton_gemm
+from tests.support.table_fakes import HOPPER
+from triton_gemm.compat import compiling_for
+from triton_gemm.hardware.device_model import model_of
+from triton_gemm.kernels import launch
+from triton_gemm.kernels.candidate import Candidate
+from triton_gemm.problem import GemmProblem
+from triton_gemm.runtime import background, binaries, plan
+from triton_gemm.runtime.compiling import Compiler
+from triton_gemm.runtime.worker import LostError
+from triton_gemm.selection.bit_classes import bit_class
+from triton_gemm.selection.select import Selection, given, illegal, predicted, select
+
+K, N = 4096, 4096
+ROWS = (1814, 1728, 725, 512)  # whose choices differ, and have one class of bits
+SPLIT = (64, 1536, 7168)  # M, N, K of one that is cut along K
+
+
+class FakeCompiler:
+    """Workers that compile nothing: a test says when a job is done, and why it has failed."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Any] = []
+        self.ended: dict[Any, str | None] = {}
+
+    def add(self, jobs: list[Any]) -> None:
+        self.jobs += jobs
+
+    def done(self, job: object) -> bool:
+        return job in self.ended
+
+    def failure(self, job: object) -> str | None:
+        return self.ended[job]
+
+    def wait(self, timeout: float | None) -> bool:
+        return all(job in self.ended for job in self.jobs)
+
+    def abandon(self) -> None:
+        self.jobs.clear()
+
+
+class Gpu:
+    """In the place of Triton's compiler and cache, its launcher and a Hopper GPU.
+
+    cached: binaries on disk; waited: those that a call has compiled; ran: those that were launched, one after another.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.cached: set[object] = set()
+        self.waited: list[object] = []
+        self.ran: list[object] = []
+        self.capturing = False
+        self.compiler = FakeCompiler()
+        patch.setattr(background, "_loaded", {})
+        patch.setattr(background, "_compilers", {"fake": self.compiler})
+        patch.setattr(background, "_compiler", lambda *_: self.compiler)
+        patch.setattr(background, "_lost", False)
+        patch.setattr(background, "_can_cache", lambda: True)
+        patch.setattr(background, "counts", background.Counter())
+        patch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.capturing)
+        for name, value in {
+            "device_info": lambda _: HOPPER,
+            "current_device": lambda: 0,
+            "current_stream": lambda _: 0,
+            "ensure_context": lambda _: None,
+            "tensor_maps": lambda _: [lambda address, **_: address] * 5,
+            "launcher": lambda kernel, *_: lambda *_: self.ran.append(kernel),
+            "compiled": self.compile,
+            "compiled_before": self.load,
+        }.items():
+            patch.setattr(plan, name, value)
+        patch.setattr(plan, "workspace", lambda *_: (torch.empty(4), torch.empty(4)))
+
+    def load(self, launch: Any, operands: Any, _: object) -> object:
+        binary = binaries.identity(launch, operands)
+        return binary if binary in self.cached else None
+
+    def compile(self, launch: Any, operands: Any, _: object) -> object:
+        binary = binaries.identity(launch, operands)
+        if binary not in self.cached:
+            self.waited.append(binary)
+        self.cached.add(binary)
+        return binary
+
+    def end(self, why: str | None = None) -> None:
+        """Ends all jobs of the workers, which leave their binaries on disk."""
+        for problem, selection in self.compiler.jobs:
+            self.compiler.ended[problem, selection] = why
+            if why is None:
+                self.cached.update(binaries.identities(HOPPER, problem, selection))
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    return Gpu(monkeypatch)
+
+
+def operands(M: int, N: int = N, K: int = K) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of `linear`, without memory."""
+    a, b, c = (torch.empty(sizes, dtype=torch.bfloat16, device="meta") for sizes in ((M, K), (N, K), (M, N)))
+    return a, b.t(), c
+
+
+def planned(M: int, N: int = N, K: int = K, **changes: Any) -> plan.GemmPlan:
+    """As `plan_for` plans it, without that cache."""
+    problem = GemmProblem.of(*operands(M, N, K))
+    selection = replace(select(problem, HOPPER), **changes)
+    return plan.GemmPlan(problem, selection, torch.device("cpu"), background.FirstCalls(HOPPER))
+
+
+def call(made: plan.GemmPlan) -> None:
+    made.run(*operands(made.problem.M, made.problem.N, made.problem.K))
+
+
+def own(made: plan.GemmPlan) -> list[object]:
+    return [*binaries.identities(HOPPER, made.problem, made.selection)]
+
+
+def test_calls_run_on_what_is_loaded_until_their_own_is(gpu: Gpu) -> None:
+    """The first of all waits for the compiler, the others for nothing; and each takes over at the call after."""
+    first, *others = map(planned, ROWS)
+    call(first)
+    assert gpu.ran == gpu.waited == own(first) and not gpu.compiler.jobs
+    for made in others:
+        gpu.ran.clear()
+        call(made)
+        call(made)
+        assert gpu.ran == own(first) * 2 != own(made) * 2
+    assert gpu.waited == own(first) and gpu.compiler.jobs == [(x.problem, x.selection) for x in others]
+    assert not triton_gemm.wait_until_compiled(0)
+    gpu.end()
+    assert triton_gemm.wait_until_compiled(0)
+    for made in others:
+        gpu.ran.clear()
+        call(made)
+        call(made)
+        assert gpu.ran == own(made) * 2 and made.first_calls is None
+    assert gpu.waited == own(first)
+    assert background.counts == {"waited": 1, "stand-in": 3}
+
+
+def test_what_the_cache_on_disk_has_is_loaded_at_once(gpu: Gpu) -> None:
+    first, second, *_ = map(planned, ROWS)
+    gpu.cached.update(own(second))
+    call(first)
+    call(second)
+    assert gpu.ran == own(first) + own(second) and not gpu.compiler.jobs
+    assert background.counts == {"waited": 1, "loaded": 1}
+
+
+def test_what_stands_in_gives_the_same_bits(gpu: Gpu) -> None:
+    """For every choice that is stood in for, whatever was loaded before."""
+    pairs = 0
+    for M in (*ROWS, 17, 64, 128, 137, 200, 512, 2048):
+        for sizes in ((N, K), (4096, 14336), (1536, 7168)):
+            made = planned(M, *sizes)
+            call(made)
+            if made.first_calls is None or made.first_calls.plan is None:
+                continue
+            other = made.first_calls.plan.selection
+            assert bit_class(made.problem, other) == bit_class(made.problem, made.selection)
+            candidate = Candidate(given(made.problem, other.algorithm), other.algorithm)
+            assert illegal(made.problem, HOPPER, candidate) is None
+            pairs += 1
+    assert pairs > 20
+
+
+def test_a_class_that_nothing_loaded_gives_waits(gpu: Gpu) -> None:
+    call(planned(ROWS[0]))
+    cut = planned(*SPLIT)
+    assert "parts" in bit_class(cut.problem, cut.selection)
+    gpu.ran.clear()
+    call(cut)
+    assert gpu.ran == own(cut) and gpu.waited[1:] == own(cut) and not gpu.compiler.jobs
+
+
+def test_what_is_much_slower_does_not_stand_in(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Than 1.5 times and 5 ms; of less time than that a wait for the compiler would lose more."""
+    call(planned(ROWS[0]))
+    second = planned(ROWS[3])
+    other = background._loaded[0].nearest(second.problem, second.selection, HOPPER)
+    assert other is not None
+    times = [
+        predicted(x.problem, Candidate(given(x.problem, way.algorithm), way.algorithm), model_of(HOPPER))
+        for x, way in ((second, second.selection), (second, other))
+    ]
+    monkeypatch.setattr(background, "LOST_US", 0.0)
+    for slower, stands_in in ((times[1] / times[0] * 1.001, True), (times[1] / times[0] * 0.999, False)):
+        monkeypatch.setattr(background, "SLOWER", slower)
+        found = background._loaded[0].nearest(second.problem, second.selection, HOPPER)
+        assert (found is not None) == stands_in
+
+
+def test_of_all_that_is_loaded_the_fastest_stands_in(gpu: Gpu) -> None:
+    for M in ROWS[:3]:
+        call(planned(M))
+    gpu.end()
+    for M in ROWS[:3]:
+        call(planned(M))
+    made = planned(ROWS[3])
+    call(made)
+    assert made.first_calls is not None and made.first_calls.plan is not None
+    times = {}
+    for M in ROWS[:3]:
+        one = background.Loaded()
+        one.add(own(planned(M)), planned(M).selection)
+        way = one.nearest(made.problem, made.selection, HOPPER)
+        assert way is not None
+        candidate = Candidate(given(made.problem, way.algorithm), way.algorithm)
+        times[predicted(made.problem, candidate, model_of(HOPPER))] = way
+    assert made.first_calls.plan.selection == times[min(times)]
+
+
+@pytest.mark.parametrize("why", ["PassManager::run failed", "compiling takes more than 60 s"])
+def test_a_failure_leaves_what_stands_in_and_is_said_once(gpu: Gpu, caplog: pytest.LogCaptureFixture, why: str) -> None:
+    """Under a capture, too, which would compile it in this process."""
+    first, second, *_ = map(planned, ROWS)
+    call(first)
+    call(second)
+    gpu.end(why)
+    gpu.ran.clear()
+    with caplog.at_level(logging.WARNING, "triton_gemm"):
+        call(second)
+        gpu.capturing = True
+        call(second)
+        call(second)
+    (said,) = caplog.messages
+    assert why in said and gpu.ran == own(first) * 3 and gpu.waited == own(first)
+
+
+def test_a_capture_waits_for_its_own_kernel(gpu: Gpu) -> None:
+    """A graph would keep what stands in."""
+    first, second, third, _ = map(planned, ROWS)
+    call(first)
+    call(third)
+    gpu.capturing = True
+    gpu.ran.clear()
+    call(second)
+    call(third)
+    assert gpu.ran == own(second) + own(third) and gpu.waited == own(first) + own(second) + own(third)
+
+
+def test_whatever_times_products_holds_the_background(gpu: Gpu) -> None:
+    first, second, third, _ = map(planned, ROWS)
+    call(first)
+    call(second)
+    gpu.end()
+    with background.held():
+        gpu.ran.clear()
+        call(second)
+        call(third)
+        assert gpu.ran == own(second) + own(third)
+    assert [x[0] for x in gpu.compiler.jobs] == [second.problem]
+    assert background._held == 0
+
+
+def test_without_a_cache_or_workers_calls_wait(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    call(planned(ROWS[0]))
+    monkeypatch.setattr(background, "_can_cache", lambda: False)
+    call(planned(ROWS[1]))
+    monkeypatch.setattr(background, "_can_cache", lambda: True)
+    background._give_up(LostError("no processes"))
+    call(planned(ROWS[2]))
+    assert len(gpu.waited) == 3 and not gpu.compiler.jobs
+
+
+def test_threads_that_call_at_once_ask_for_one_compilation(gpu: Gpu) -> None:
+    call(planned(ROWS[0]))
+    second = planned(ROWS[1])
+    together = threading.Barrier(8)
+
+    def run() -> None:
+        together.wait()
+        for _ in range(10):
+            call(second)
+
+    threads = [threading.Thread(target=run) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    gpu.end()
+    for thread in threads:
+        thread.join()
+    gpu.end()
+    call(second)
+    assert gpu.compiler.jobs == [(second.problem, second.selection)] and len(gpu.ran) == 82
+    assert gpu.ran[-1:] == own(second) and second.first_calls is None
+
+
+def test_a_forked_child_waits_and_has_none_of_the_workers(gpu: Gpu) -> None:
+    call(planned(ROWS[0]))
+    child = os.fork()
+    if child == 0:
+        os._exit(bool(background._loaded or background._compilers or gpu.compiler.jobs))
+    assert os.waitpid(child, 0)[1] == 0 and background._loaded
+
+
+@pytest.mark.parametrize(("value", "enabled"), [("0", False), ("1", True)])
+def test_one_switch_turns_it_off(monkeypatch: pytest.MonkeyPatch, value: str, enabled: bool) -> None:
+    monkeypatch.setenv("TRITON_GEMM_BACKGROUND", value)
+    assert background.enabled.__wrapped__() == enabled
+    monkeypatch.setenv("TRITON_GEMM_BACKGROUND", "yes")
+    with pytest.raises(ValueError, match="must be 0 or 1, not 'yes'"):
+        background.enabled.__wrapped__()
+
+
+def test_whether_workers_can_leave_binaries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(background, "cache_folder", lambda: tmp_path / "not" / "made")
+    assert background._can_cache.__wrapped__()
+    monkeypatch.setattr(os, "access", lambda folder, _: folder != tmp_path)
+    assert not background._can_cache.__wrapped__()
+
+
+def test_waiting_takes_no_negative_time() -> None:
+    with pytest.raises(ValueError, match="timeout"):
+        triton_gemm.wait_until_compiled(-1)
+    with pytest.raises(TypeError, match="timeout"):
+        triton_gemm.wait_until_compiled("long")  # type: ignore[arg-type]
+
+
+def test_a_batch_invariant_product_stands_in_within_its_class(gpu: Gpu) -> None:
+    def invariant(M: int) -> plan.GemmPlan:
+        problem = GemmProblem.of(*operands(M))
+        chosen = plan.policies.choose(problem, HOPPER, invariant=True)
+        return plan.GemmPlan(problem, chosen, torch.device("cpu"), background.FirstCalls(HOPPER))
+
+    made: list[Selection] = []
+    for M in (1024, 1100, 2000, 3000):
+        one = invariant(M)
+        call(one)
+        if one.first_calls is not None and one.first_calls.plan is not None:
+            made.append(one.first_calls.plan.selection)
+            assert bit_class(one.problem, made[-1]) == bit_class(one.problem, one.selection)
+    assert made
+
+
+# --- The compiler of the background ---
+
+
+def test_a_compiler_says_when_all_is_done() -> None:
+    begin, compiled = threading.Event(), []
+
+    def compile(job: object) -> None:
+        begin.wait()
+        compiled.append(job)
+
+    compiler = Compiler(compile, threads=1)
+    try:
+        assert compiler.wait(0)
+        compiler.add([1, 2])
+        assert not compiler.wait(0.05)
+        begin.set()
+        assert compiler.wait(10) and compiled == [1, 2]
+    finally:
+        compiler.close()
+
+
+class IdleWorker:
+    """Notes when a process is started and ended."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.process: object = None
+        self.ended = threading.Event()
+
+    def start(self) -> None:
+        self.process = object()
+        self.said.append("start")
+
+    def compile(self, job: object, limit_s: float) -> None:
+        self.said.append(f"compile {job}")
+
+    def end(self, patience_s: float = 0.0) -> int:
+        self.process = None
+        self.said.append("end")
+        self.ended.set()
+        return 0
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_worker_without_a_job_ends_and_another_starts() -> None:
+    worker = IdleWorker()
+    compiler = Compiler(lambda _: None, lambda: worker, 1, idle_s=0.05)  # type: ignore[arg-type,return-value]
+    try:
+        for job in (1, 2):
+            worker.ended.clear()
+            compiler.add([job])
+            assert compiler.wait(10) and worker.ended.wait(10)
+        assert worker.said == ["start", "compile 1", "end", "start", "compile 2", "end"]
+    finally:
+        compiler.close()
+
+
+def test_who_has_no_workers_is_told_once() -> None:
+    def lost() -> None:
+        raise LostError("no processes")
+
+    worker, said = IdleWorker(), []
+    worker.start = lost  # type: ignore[method-assign]
+    compiler = Compiler(lambda _: None, lambda: worker, 2, on_lost=said.append)  # type: ignore[arg-type,return-value]
+    try:
+        compiler.add([1, 2, 3])
+        assert compiler.wait(10) and [str(x) for x in said] == ["no processes"]
+    finally:
+        compiler.close()
+
+
+def test_workers_compile_what_takes_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With Triton's compiler and cache and a real process; but for launches all is as on a GPU."""
+    gpu = Gpu(monkeypatch)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    compiler: list[Compiler] = []
+
+    def made(key: Any) -> Callable[..., Compiler]:
+        compiler.append(background.Compiler(background._nothing, lambda: background.Worker(key), 1))
+        return compiler[-1]
+
+    monkeypatch.setattr(background, "_compiler", lambda *key: compiler[0] if compiler else made(key))
+    monkeypatch.setattr(plan, "compiled", launch.compiled)
+    monkeypatch.setattr(plan, "compiled_before", launch.compiled_before)
+    planned(ROWS[0]).steps[0].launch.kernel.device_caches.pop("sm_90", None)
+    with compiling_for((9, 0)):
+        first, second, *_ = map(planned, ROWS)
+        call(first)
+        call(second)
+        assert gpu.ran[0] is gpu.ran[1]
+        assert compiler[0].wait(60)
+        call(second)
+    compiler[0].close()
+    assert gpu.ran[2] is not gpu.ran[0] and second.compiled

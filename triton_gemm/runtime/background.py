@@ -1,0 +1,219 @@
+"""First calls that do not wait for the compiler: a product whose kernels are not loaded runs on loaded ones that give
+the same bits, while worker processes compile its own.
+
+The choice names the class of bits (`policies.choose`), and never looks at what is loaded or cached. So no bit depends
+on what was compiled when. A call waits for the compiler where nothing that is loaded gives its class of bits, and under
+the capture of a CUDA graph, which keeps what it has recorded.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from .. import arguments
+from ..compat import INTERPRETED, cache_folder, free_in_children
+from ..hardware.device import DeviceInfo
+from ..hardware.device_model import model_of
+from ..kernels.candidate import Candidate
+from ..problem import GemmProblem
+from ..selection import batch_invariance
+from ..selection.bit_classes import bit_class
+from ..selection.of_configs import OfKernel, of_configs
+from ..selection.select import Selection, given, illegal, predicted_or_inf
+from .binaries import identities
+from .compiling import Compiler, ranks
+from .worker import LostError, Worker
+
+if TYPE_CHECKING:
+    from .plan import GemmPlan
+
+SLOWER = 1.5  # than the product's own kernel: as much slower as one is taken that stands in
+LOST_US = 5_000.0  # or so many microseconds, which are less than a wait of a second for the compiler
+WORKERS = 2  # of a process, or of all ranks on this host together
+IDLE_S = 20.0  # after which a worker that has nothing to compile ends
+
+log = logging.getLogger("triton_gemm")
+counts: Counter[str] = Counter()  # of first calls: "loaded", "stand-in", "waited"
+_lock = free_in_children(threading.RLock())
+_loaded: dict[int, Loaded] = {}  # by the GPU's index
+_compilers: dict[tuple[DeviceInfo, tuple[int, int]], Compiler] = {}
+_held = 0  # blocks of `held` that are open
+_lost = False  # whether this process can have no workers
+
+
+class Loaded:
+    """What this process has loaded on one GPU: binaries, and the configurations that some of them have."""
+
+    def __init__(self) -> None:
+        self.binaries: set[Hashable] = set()
+        self.configs: dict[OfKernel, None] = {}
+
+    def add(self, binaries: Iterable[Hashable], selection: Selection) -> None:
+        with _lock:
+            self.binaries.update(binaries)
+            self.configs[selection.kernel, selection.config] = None
+
+    def nearest(self, problem: GemmProblem, selection: Selection, device: DeviceInfo) -> Selection | None:
+        """The loaded candidate of least predicted time in the class of bits of a selection, or None: without one, or
+        where it would be too slow."""
+        way = Candidate(given(problem, selection.algorithm), selection.algorithm)
+        own = predicted_or_inf(problem, way, model_of(device))
+        wanted, limit = bit_class(problem, selection), max(own * SLOWER, own + LOST_US)
+        with _lock:
+            configs = dict(self.configs)
+        if selection.batch_invariant:
+            found = [x for x in batch_invariance.ranked(problem, device) if x[1].algorithm[:2] in configs]
+        else:
+            found = [x for of_one in of_configs(problem, device, configs) for x in of_one]
+        for time_us, candidate in sorted(found, key=lambda one: one[0]):
+            if time_us > limit:
+                break
+            if bit_class(problem, candidate) == wanted and illegal(problem, device, candidate) is None:
+                other = Selection.of(candidate, f"until {selection.kernel} {selection.config} is compiled")
+                if self.binaries.issuperset(identities(device, problem, other)):
+                    return other
+        return None
+
+
+class FirstCalls:
+    """What the calls of one plan run on until its own kernels are loaded."""
+
+    def __init__(self, device: DeviceInfo) -> None:
+        self.device = device
+        self.plan: GemmPlan | None = None  # which stands in
+        self.job: object = None
+        self.failed = False
+        self.changing = threading.Lock()
+
+    def instead_of(self, plan: GemmPlan) -> GemmPlan | None:
+        """The plan that a call runs, or None for its own: it is loaded now, or the call has to compile it."""
+        compiles_here = _held or _lost or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+        with self.changing:
+            if plan.compiled or (compiles_here and not self.failed):
+                return None
+            if self.plan is None:
+                return self._begin(plan)
+            if self.failed or not self.compiler.done(self.job):
+                return self.plan
+            why = self.compiler.failure(self.job)
+            if why is None:
+                return None
+            self.failed = True
+        log.warning("%s could not be compiled: %s; %s stays in its place", plan.selection, why, self.plan.selection)
+        return self.plan
+
+    def _begin(self, plan: GemmPlan) -> GemmPlan | None:
+        if plan.load():
+            counts["loaded"] += 1
+            return None
+        stand_in = (
+            _loaded[plan.index].nearest(plan.problem, plan.selection, self.device) if plan.index in _loaded else None
+        )
+        if stand_in is None or not _can_cache():
+            counts["waited"] += 1
+            log.debug("waiting for the compiler of %s", plan.selection)
+            return None
+        counts["stand-in"] += 1
+        self.plan, self.job = plan.like(stand_in), (plan.problem, plan.selection)
+        self.compiler = _compiler(self.device, torch.cuda.get_device_capability(plan.device))
+        self.compiler.add([self.job])
+        return self.plan
+
+
+def _compiler(device: DeviceInfo, capability: tuple[int, int]) -> Compiler:
+    """That of all plans on such a GPU, which may be treated as an older one than it is."""
+    key = device, capability
+    with _lock:
+        if key not in _compilers:
+            count = max(1, WORKERS // ranks())
+            _compilers[key] = Compiler(_nothing, partial(Worker, key), count, on_lost=_give_up, idle_s=IDLE_S)
+        return _compilers[key]
+
+
+def _nothing(job: object) -> None:
+    """What is left to do for a job in this process: the next call loads what a worker has compiled."""
+
+
+def note(plan: GemmPlan, binaries: Iterable[Hashable]) -> None:
+    """That a plan's binaries are loaded."""
+    with _lock:
+        of_gpu = _loaded.setdefault(plan.index, Loaded())
+    of_gpu.add(binaries, plan.selection)
+
+
+@lru_cache(maxsize=1)
+def enabled() -> bool:
+    """Whether anything is compiled in the background: unless TRITON_GEMM_BACKGROUND=0. ValueError for what is neither 0
+    nor 1."""
+    found = os.environ.get("TRITON_GEMM_BACKGROUND", "1")
+    if found not in ("0", "1"):
+        raise ValueError(f"TRITON_GEMM_BACKGROUND must be 0 or 1, not {found!r}")
+    return found == "1" and not INTERPRETED
+
+
+def wait_until_compiled(timeout: float | None = None) -> bool:
+    """Waits until nothing is being compiled in the background: the next call of every product that was called before
+    then runs on its own kernel. Call it before you time products.
+
+    timeout: seconds to wait at most, by default as long as it takes. Whether all is compiled, or has failed.
+
+    Raises ValueError for a timeout below 0.
+    """
+    if timeout is not None and not arguments.number("wait_until_compiled", "timeout", timeout) >= 0:
+        raise ValueError(f"wait_until_compiled(): timeout must be seconds, not {timeout!r}")
+    deadline = None if timeout is None else time.monotonic() + timeout
+    with _lock:
+        compilers = list(_compilers.values())
+    return all(x.wait(None if deadline is None else max(0.0, deadline - time.monotonic())) for x in compilers)
+
+
+@contextmanager
+def held(*, drain: bool = True) -> Iterator[None]:
+    """Inside, first calls in all threads compile their own kernels: for what times products. drain: whether to wait for
+    what is being compiled in the background, so that nothing is meanwhile."""
+    global _held
+    with _lock:
+        _held += 1
+    try:
+        if drain:
+            wait_until_compiled()
+        yield
+    finally:
+        with _lock:
+            _held -= 1
+
+
+def _give_up(lost: LostError) -> None:
+    """Calls wait for the compiler from now on."""
+    global _lost
+    _lost = True
+    log.warning("first calls of products wait for the compiler: it cannot be run in other processes: %s", lost)
+
+
+@lru_cache(maxsize=1)
+def _can_cache() -> bool:
+    """Whether other processes can leave binaries for this one in Triton's cache."""
+    folder = cache_folder()
+    there = next((x for x in (folder, *folder.parents) if x.exists()), folder)
+    return os.access(there, os.W_OK)
+
+
+def _forget() -> None:
+    """In a forked child: its parent's workers and GPUs are not its own."""
+    for compiler in _compilers.values():
+        compiler.abandon()
+    _compilers.clear()
+    _loaded.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
