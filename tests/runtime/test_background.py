@@ -257,6 +257,37 @@ def test_a_capture_waits_for_its_own_kernel(gpu: Gpu) -> None:
     assert gpu.ran == own(second) + own(third) and gpu.waited == own(first) + own(second) + own(third)
 
 
+def test_a_call_that_does_not_wait_launches_nothing(gpu: Gpu) -> None:
+    """Until its kernel is there; others of the same plan wait and compile it."""
+    first, second, cut = planned(ROWS[0]), planned(ROWS[1]), planned(*SPLIT)
+    for _ in range(2):
+        with background.not_wait(), pytest.raises(background.WouldWaitError):
+            call(first)
+    assert not gpu.ran and not gpu.waited and gpu.compiler.jobs == [(first.problem, first.selection)]
+    gpu.end()
+    with background.not_wait():
+        call(first)
+        call(second)
+        with pytest.raises(background.WouldWaitError):
+            call(cut)
+    call(cut)
+    assert gpu.ran == own(first) * 2 + own(cut) and gpu.waited == own(cut)
+    assert background.counts == {"not here": 2, "stand-in": 1}
+
+
+def test_a_failure_leaves_torchs_product(gpu: Gpu, caplog: pytest.LogCaptureFixture) -> None:
+    first = planned(ROWS[0])
+    with background.not_wait():
+        with pytest.raises(background.WouldWaitError):
+            call(first)
+        gpu.end("PassManager::run failed")
+        for _ in range(2):
+            with pytest.raises(background.WouldWaitError):
+                call(first)
+    (said,) = caplog.messages
+    assert "torch's product" in said and not gpu.waited
+
+
 def test_whatever_times_products_holds_the_background(gpu: Gpu) -> None:
     first, second, third, _ = map(planned, ROWS)
     call(first)

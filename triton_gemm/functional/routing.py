@@ -11,11 +11,11 @@ from __future__ import annotations
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -25,7 +25,7 @@ from ..compat import INTERPRETED, free_in_children, hide_from_dynamo, overlaps_i
 from ..hardware.device import device_info
 from ..hardware.device_model import origin
 from ..problem import SUM, Request
-from ..runtime import plan, policies
+from ..runtime import background, plan, policies
 from . import ops
 from .fast_path import FastPath, same_storage
 from .rules import expands
@@ -39,16 +39,19 @@ Wanted = Callable[[str, torch.Tensor, torch.Tensor], bool]
 # Our speed over torch's where committed records show less than 0.9, by compute capability and dtype, from LARGE on.
 SLOWER = {(9, 0): {torch.float64: 0.49}}
 LARGE = 1024
+FirstCalls = Literal["same bits", "torch"]
 Kind = str | torch.dtype  # one of ROUTED's names, or operands' dtype
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What is routed: names of ROUTED and dtypes, all but those of `exclude`; where `predicate(op, a, b)`, if given."""
+    """What is routed: names of ROUTED and dtypes, all but those of `exclude`; where `predicate(op, a, b)`, if given.
+    first_calls: what computes while kernels are compiled."""
 
     only: frozenset[str | torch.dtype]
     exclude: frozenset[str | torch.dtype]
     predicate: Wanted | None
+    first_calls: FirstCalls
 
     def refuses(self, name: str, a: torch.Tensor, b: torch.Tensor) -> str | None:
         """Why this call stays torch's, or None."""
@@ -79,6 +82,7 @@ def enable(
     only: Kind | Collection[Kind] = (),
     exclude: Kind | Collection[Kind] = (),
     predicate: Wanted | None = None,
+    first_calls: FirstCalls = "same bits",
 ) -> None:
     """Routes torch's mm, bmm, addmm and baddbmm, and with them matmul and linear of matrices and their derivatives, to
     triton_gemm, in every thread, until `disable`.
@@ -86,18 +90,30 @@ def enable(
     only, exclude: a name of those ("addmm") or a dtype, or several, that are routed alone, or not; predicate(op, a, b):
     whether to route a call. What triton_gemm cannot take stays torch's. The innermost rule counts.
 
+    first_calls: what a call runs on whose kernel is not compiled yet. "same bits": a loaded kernel that gives the bits
+    of its own, and else it waits for the compiler. "torch": such a kernel, and else torch's. No call waits then, but
+    the bits of first calls are torch's.
+
     Raises ValueError for other names, and RuntimeError where torch sees no CUDA device, unless TRITON_INTERPRET=1 was
-    set before Python started.
+    set before Python started; for first_calls="torch" ValueError where TRITON_GEMM_BACKGROUND=0, and RuntimeError under
+    batch invariance, here and at every product.
     """
-    _enter(only, exclude, predicate)
+    _enter(only, exclude, predicate, first_calls)
 
 
 @hide_from_dynamo
-def _enter(only: Kind | Collection[Kind], exclude: Kind | Collection[Kind], predicate: Wanted | None) -> Rule:
+def _enter(
+    only: Kind | Collection[Kind], exclude: Kind | Collection[Kind], predicate: Wanted | None, first_calls: FirstCalls
+) -> Rule:
     """As `enable`; the rule, which is the innermost one now."""
     global _library, _fast
     arguments.callback("enable", "predicate", predicate, "op", "a", "b")
-    rule = Rule(_kinds("only", only), _kinds("exclude", exclude), predicate)
+    arguments.one_of("enable", "first_calls", first_calls, get_args(FirstCalls))
+    rule = Rule(_kinds("only", only), _kinds("exclude", exclude), predicate, first_calls)
+    if first_calls == "torch":
+        _refuse_invariance()
+        if not (INTERPRETED or background.enabled()):
+            raise ValueError('first_calls="torch" compiles in the background, which TRITON_GEMM_BACKGROUND=0 turns off')
     if not INTERPRETED and torch.cuda.device_count() == 0:
         raise RuntimeError(
             f"triton_gemm routes products on CUDA devices, and torch {torch.__version__} sees none here; to route "
@@ -153,14 +169,21 @@ def use(
     only: Kind | Collection[Kind] = (),
     exclude: Kind | Collection[Kind] = (),
     predicate: Wanted | None = None,
+    first_calls: FirstCalls = "same bits",
 ) -> Iterator[None]:
     """`enable` for a block: in `with triton_gemm.use():` torch's mm, bmm, addmm and baddbmm, and with them matmul,
-    linear and their derivatives, run on triton_gemm, in every thread. only, exclude, predicate: as in `enable`."""
-    rule = _enter(only, exclude, predicate)
+    linear and their derivatives, run on triton_gemm, in every thread. only, exclude, predicate, first_calls: as in
+    `enable`."""
+    rule = _enter(only, exclude, predicate, first_calls)
     try:
         yield
     finally:
         _leave(rule)
+
+
+def first_calls() -> FirstCalls:
+    """What computes products under the innermost rule while kernels are compiled."""
+    return "torch" if _rules and _rules[-1].first_calls == "torch" else "same bits"
 
 
 @hide_from_dynamo
@@ -221,18 +244,39 @@ def _routed(name: str, overload: str) -> Callable[..., torch.Tensor]:
                 _counts[name, OURS] += 1
                 return c
         why = _stays(name, a, b, input, out, scalars)
-        _counts[name, f"torch: {why}" if why else OURS] += 1
-        if why is not None:
-            return by_torch(keys, arguments, out, scalars)
-        _warn_of_a_guess(a.device)
-        request = Request(float(request.alpha), float(request.beta))
-        c = ops.compute(a, b, input, request) if out is None else out
-        if out is not None:
-            ops.compute_into(out, a, b, input, request)
-        fast.keep(key, ops.known(a, b, c, input, request))
-        return c
+        if why is None:
+            _warn_of_a_guess(a.device)
+            request = Request(float(request.alpha), float(request.beta))
+            try:
+                with _first_calls(rules):
+                    if out is None:
+                        c = ops.compute(a, b, input, request)
+                    else:
+                        ops.compute_into(c := out, a, b, input, request)
+                _counts[name, OURS] += 1
+                fast.keep(key, ops.known(a, b, c, input, request))
+                return c
+            except background.WouldWaitError:
+                why = "its kernel is being compiled"
+        _counts[name, f"torch: {why}"] += 1
+        return by_torch(keys, arguments, out, scalars)
 
     return kernel
+
+
+def _first_calls(rules: Sequence[Rule]) -> AbstractContextManager[None]:
+    """In which a product is computed under the innermost rule."""
+    if not rules or rules[0].first_calls != "torch":
+        return nullcontext()
+    _refuse_invariance()
+    return background.not_wait()
+
+
+def _refuse_invariance() -> None:
+    if policies.current().batch_invariant:
+        raise RuntimeError(
+            'first_calls="torch" gives first calls other bits, and batch-invariant ones must not have these'
+        )
 
 
 def _stays(

@@ -27,12 +27,13 @@ from ..compat import CLUSTERS, INTERPRETED, LAUNCHERS_OF_KERNELS, TESTED, c_comp
 from ..hardware.device import SHARED_MEMORY, DeviceInfo, architecture, device_info
 from ..hardware.device_model import model_of, origin
 from ..hardware.driver import driver_version
-from ..runtime import policies
+from ..runtime import background, policies
 
 Status = Literal["good", "note", "broken"]
 
 VARIABLES = tuple(
-    f"TRITON_GEMM_{name}" for name in ("BATCH_INVARIANT", "BITS", "CACHE_DIR", "CAPABILITY", "COMMIT", "POLICY")
+    f"TRITON_GEMM_{name}"
+    for name in ("BACKGROUND", "BATCH_INVARIANT", "BITS", "CACHE_DIR", "CAPABILITY", "COMMIT", "POLICY")
 )
 # Variables of others that change what is compiled, where it is kept, or which GPU is seen.
 OTHERS = re.compile(r"TRITON_(?!GEMM_)\w+|CUDA_VISIBLE_DEVICES|CUDA_HOME|CC|PTXAS_OPTIONS|TORCHINDUCTOR_CACHE_DIR")
@@ -344,7 +345,7 @@ def _advice(path: Path, advice: str) -> str:
 
 def _policy() -> Found:
     try:
-        found = policies.current()._asdict()
+        found = policies.current()._asdict() | {"background": background.enabled()}
     except ValueError as error:
         yield "broken", str(error), f"set {str(error).split()[0]} to one of these, or unset it"
         return

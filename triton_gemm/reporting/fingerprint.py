@@ -10,6 +10,7 @@ from typing import Any, Literal, overload
 import torch
 
 from .. import arguments, tables
+from ..functional.routing import first_calls
 from ..hardware.device import DeviceInfo, current_device_info
 from ..hardware.device_model import model_of, origin
 from ..runtime import policies
@@ -25,8 +26,8 @@ def selection_fingerprint(device: DeviceInfo | None = None, *, parts: Literal[Tr
 
 def selection_fingerprint(device: DeviceInfo | None = None, *, parts: bool = False) -> str | dict[str, str]:
     """A short hash of all that decides which kernel and configuration a product runs on, equal where every choice is
-    equal: the policy, its tuner's name, what tables hold for this GPU, its silicon and cost model, versions and this
-    package's sources.
+    equal: the policy, what `use` has first calls run on, its tuner's name, what tables hold for this GPU, its silicon
+    and cost model, versions and this package's sources.
 
     device: the GPU, by default the current one. parts: whether to give the hash's parts by name instead. A choice also
     depends on the product itself, torch's setting of fp32's precision included.
@@ -39,6 +40,7 @@ def selection_fingerprint(device: DeviceInfo | None = None, *, parts: bool = Fal
     name, bits, invariant = policies.current()
     found = {
         "policy": (name if name == "model" else f"{name}, bits {bits}") + ", batch-invariant" * invariant,
+        "first calls": first_calls(),
         "tuner": policies.tuner_name() if name == "tune" else "not asked",
         "tables": "not asked" if name == "model" else tables.contents(device, bits)[:16],
         "device": f"{device.name}, {tables.Silicon.of(device)}",

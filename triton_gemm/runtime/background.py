@@ -43,10 +43,11 @@ WORKERS = 2  # of a process, or of all ranks on this host together
 IDLE_S = 20.0  # after which a worker that has nothing to compile ends
 
 log = logging.getLogger("triton_gemm")
-counts: Counter[str] = Counter()  # of first calls: "loaded", "stand-in", "waited"
+counts: Counter[str] = Counter()  # of first calls: "loaded", "stand-in", "waited", "not here"
 _lock = free_in_children(threading.RLock())
 _loaded: dict[int, Loaded] = {}  # by the GPU's index
 _compilers: dict[tuple[DeviceInfo, tuple[int, int]], Compiler] = {}
+_of_thread = threading.local()  # waits: whether its calls may wait for the compiler
 _held = 0  # blocks of `held` that are open
 _lost = False  # whether this process can have no workers
 
@@ -85,49 +86,76 @@ class Loaded:
         return None
 
 
+class WouldWaitError(Exception):
+    """A call that does `not_wait` has launched nothing: its kernels are being compiled."""
+
+
 class FirstCalls:
     """What the calls of one plan run on until its own kernels are loaded."""
 
     def __init__(self, device: DeviceInfo) -> None:
         self.device = device
         self.plan: GemmPlan | None = None  # which stands in
-        self.job: object = None
+        self.compiler: Compiler | None = None  # of the plan's own kernels
         self.failed = False
         self.changing = threading.Lock()
 
     def instead_of(self, plan: GemmPlan) -> GemmPlan | None:
-        """The plan that a call runs, or None for its own: it is loaded now, or the call has to compile it."""
+        """The plan that a call runs, or None for its own: it is loaded now, or the call has to compile it.
+        WouldWaitError where it would have to and does `not_wait`."""
         compiles_here = _held or _lost or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
         with self.changing:
             if plan.compiled or (compiles_here and not self.failed):
                 return None
-            if self.plan is None:
-                return self._begin(plan)
-            if self.failed or not self.compiler.done(self.job):
-                return self.plan
-            why = self.compiler.failure(self.job)
-            if why is None:
+            if self.compiler is None and not self._begin(plan):
                 return None
-            self.failed = True
-        log.warning("%s could not be compiled: %s; %s stays in its place", plan.selection, why, self.plan.selection)
+            assert self.compiler is not None
+            if self.compiler.done(job := _job(plan)) and not self.failed:
+                why = self.compiler.failure(job)
+                if why is None:
+                    return None
+                self.failed = True
+                instead = "torch's product" if self.plan is None else self.plan.selection
+                log.warning("%s could not be compiled: %s; in its place stays %s", plan.selection, why, instead)
+            if self.plan is None and getattr(_of_thread, "waits", True):
+                return None
+        if self.plan is None:
+            raise WouldWaitError
         return self.plan
 
-    def _begin(self, plan: GemmPlan) -> GemmPlan | None:
+    def _begin(self, plan: GemmPlan) -> bool:
+        """Whether the plan's own kernels are compiled in the background from now on; else they are loaded, or the call
+        has to compile them."""
         if plan.load():
             counts["loaded"] += 1
-            return None
-        stand_in = (
-            _loaded[plan.index].nearest(plan.problem, plan.selection, self.device) if plan.index in _loaded else None
-        )
-        if stand_in is None or not _can_cache():
+            return False
+        loaded = _loaded.get(plan.index)
+        stand_in = loaded.nearest(plan.problem, plan.selection, self.device) if loaded and _can_cache() else None
+        if stand_in is None and (getattr(_of_thread, "waits", True) or not _can_cache()):
             counts["waited"] += 1
             log.debug("waiting for the compiler of %s", plan.selection)
-            return None
-        counts["stand-in"] += 1
-        self.plan, self.job = plan.like(stand_in), (plan.problem, plan.selection)
+            return False
+        counts["stand-in" if stand_in else "not here"] += 1
+        self.plan = None if stand_in is None else plan.like(stand_in)
         self.compiler = _compiler(self.device, torch.cuda.get_device_capability(plan.device))
-        self.compiler.add([self.job])
-        return self.plan
+        self.compiler.add([_job(plan)])
+        return True
+
+
+def _job(plan: GemmPlan) -> tuple[GemmProblem, Selection]:
+    """As a worker takes it."""
+    return plan.problem, plan.selection
+
+
+@contextmanager
+def not_wait() -> Iterator[None]:
+    """Inside, a call of this thread that would wait for the compiler raises WouldWaitError, and its kernels are
+    compiled in the background."""
+    before, _of_thread.waits = getattr(_of_thread, "waits", True), False
+    try:
+        yield
+    finally:
+        _of_thread.waits = before
 
 
 def _compiler(device: DeviceInfo, capability: tuple[int, int]) -> Compiler:

@@ -20,6 +20,7 @@ from tests.support.tiers import one
 from triton_gemm.compat import withdraw
 from triton_gemm.functional import routing
 from triton_gemm.hardware.gpus import named_device
+from triton_gemm.runtime import background, plan
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -409,3 +410,59 @@ def test_aot_inductor_calls_past_the_dispatcher(tmp_path: Path) -> None:
         found = loaded(x)
         assert triton_gemm.report_routing() == {}
         torch.testing.assert_close(found, layer(x))
+
+
+# --- First calls ---
+
+
+def test_first_calls_may_be_torchs_until_the_kernel_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And count as torch's; the kept call of a product is not one of them."""
+    launched = plan.InterpretedPlan.run
+    compiled = False
+
+    def run(self: plan.InterpretedPlan, *arguments: Any) -> None:
+        if not compiled:
+            assert not background._of_thread.waits
+            raise background.WouldWaitError
+        launched(self, *arguments)
+
+    monkeypatch.setattr(plan.InterpretedPlan, "run", run)
+    a, b, bias = draw(5, 7), draw(7, 4), draw(4)
+    expected, total = a @ b, torch.addmm(bias, a, b)
+    with triton_gemm.use(first_calls="torch"):
+        assert torch.equal(a @ b, expected) and torch.equal(torch.addmm(bias, a, b), total)
+        out = torch.empty(5, 4)
+        torch.mm(a, b, out=out)
+        assert torch.equal(out, expected) and not ours()
+        why = "torch: its kernel is being compiled"
+        assert triton_gemm.report_routing(reset=True) == {("addmm", why): 1, ("mm", why): 2}
+        compiled = True
+        torch.testing.assert_close(a @ b, expected)
+        assert ours() == {"mm": 1}
+    assert getattr(background._of_thread, "waits", True)
+
+
+def test_first_calls_by_torch_are_refused_under_batch_invariance() -> None:
+    with triton_gemm.batch_invariant(), pytest.raises(RuntimeError, match="first_calls"):
+        triton_gemm.enable(first_calls="torch")
+    with triton_gemm.use(first_calls="torch"):
+        with triton_gemm.batch_invariant(), pytest.raises(RuntimeError, match="first_calls"):
+            draw(5, 7) @ draw(7, 4)
+        with triton_gemm.use(), triton_gemm.batch_invariant():
+            draw(5, 7) @ draw(7, 4)
+
+
+def test_first_calls_by_torch_need_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routing, "INTERPRETED", False)
+    monkeypatch.setattr(background, "enabled", lambda: False)
+    with pytest.raises(ValueError, match="TRITON_GEMM_BACKGROUND=0"):
+        triton_gemm.enable(first_calls="torch")
+
+
+def test_the_fingerprint_names_what_first_calls_run_on() -> None:
+    def said() -> str:
+        return triton_gemm.selection_fingerprint(named_device("h100"), parts=True)["first calls"]
+
+    assert said() == "same bits"
+    with triton_gemm.use(first_calls="torch"):
+        assert said() == "torch"
