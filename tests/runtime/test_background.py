@@ -37,6 +37,7 @@ class FakeCompiler:
     def __init__(self) -> None:
         self.jobs: list[Any] = []
         self.ended: dict[Any, str | None] = {}
+        self.forgotten: list[Any] = []
 
     def add(self, jobs: list[Any]) -> None:
         self.jobs += jobs
@@ -46,6 +47,9 @@ class FakeCompiler:
 
     def failure(self, job: object) -> str | None:
         return self.ended[job]
+
+    def forget(self, job: object) -> None:
+        self.forgotten.append(job)
 
     def wait(self, timeout: float | None) -> bool:
         return all(job in self.ended for job in self.jobs)
@@ -152,7 +156,7 @@ def test_calls_run_on_what_is_loaded_until_their_own_is(gpu: Gpu) -> None:
         call(made)
         call(made)
         assert gpu.ran == own(made) * 2 and made.first_calls is None
-    assert gpu.waited == own(first)
+    assert gpu.waited == own(first) and gpu.compiler.forgotten == gpu.compiler.jobs
     assert background.counts == {"waited": 1, "stand-in": 3}
 
 
@@ -384,6 +388,16 @@ def test_a_batch_invariant_product_stands_in_within_its_class(gpu: Gpu) -> None:
 # --- The compiler of the background ---
 
 
+def test_few_configurations_are_compared() -> None:
+    """The last that were loaded."""
+    loaded, selection = background.Loaded(), planned(ROWS[0]).selection
+    configs = [replace(selection.config, num_stages=stages) for stages in range(100)]
+    for config in [*configs, configs[99], configs[70]]:
+        loaded.add([], replace(selection, algorithm=selection.algorithm._replace(config=config)))
+    kept = [config for _, config in loaded.configs]
+    assert kept[-2:] == [configs[99], configs[70]] and set(kept) == set(configs[-background.COMPARED :])
+
+
 def test_a_compiler_says_when_all_is_done() -> None:
     begin, compiled = threading.Event(), []
 
@@ -398,6 +412,9 @@ def test_a_compiler_says_when_all_is_done() -> None:
         assert not compiler.wait(0.05)
         begin.set()
         assert compiler.wait(10) and compiled == [1, 2]
+        for job in compiled:
+            compiler.forget(job)
+        assert not compiler.begun and not compiler.ended
     finally:
         compiler.close()
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 SLOWER = 1.5  # than the product's own kernel: as much slower as one is taken that stands in
 LOST_US = 5_000.0  # or so many microseconds, which are less than a wait of a second for the compiler
+COMPARED = 32  # configurations at most, for one that stands in: a millisecond for two or three
 WORKERS = 2  # of a process, or of all ranks on this host together
 IDLE_S = 20.0  # after which a worker that has nothing to compile ends
 
@@ -53,7 +54,7 @@ _lost = False  # whether this process can have no workers
 
 
 class Loaded:
-    """What this process has loaded on one GPU: binaries, and the configurations that some of them have."""
+    """What this process has loaded on one GPU: binaries, and the configurations that the last of them have."""
 
     def __init__(self) -> None:
         self.binaries: set[Hashable] = set()
@@ -62,7 +63,11 @@ class Loaded:
     def add(self, binaries: Iterable[Hashable], selection: Selection) -> None:
         with _lock:
             self.binaries.update(binaries)
-            self.configs[selection.kernel, selection.config] = None
+            config = selection.kernel, selection.config
+            self.configs.pop(config, None)
+            self.configs[config] = None
+            if len(self.configs) > COMPARED:
+                del self.configs[next(iter(self.configs))]
 
     def nearest(self, problem: GemmProblem, selection: Selection, device: DeviceInfo) -> Selection | None:
         """The loaded candidate of least predicted time in the class of bits of a selection, or None: without one, or
@@ -112,6 +117,7 @@ class FirstCalls:
             assert self.compiler is not None
             if self.compiler.done(job := _job(plan)) and not self.failed:
                 why = self.compiler.failure(job)
+                self.compiler.forget(job)
                 if why is None:
                     return None
                 self.failed = True

@@ -87,6 +87,12 @@ class Compiler:
             return self.ended[job]
         return f"compiling takes more than {self.limit_s:g} s"
 
+    def forget(self, job: object) -> None:
+        """Of a job that is done and asked about no more."""
+        with self.changed:
+            self.begun.pop(job, None)
+            self.ended.pop(job, None)
+
     def done(self, job: object) -> bool:
         """Whether it has ended, or takes too long."""
         begun = self.begun.get(job)
