@@ -114,6 +114,19 @@ def _withdraw() -> None:
     assert torch.equal(torch.mm(x, x), 2 * x)
 
 
+def _library_of() -> None:
+    """Of an operator that no module has; a second one takes the first one's place."""
+    try:
+        for factor in (2, 3):
+            library = compat.library_of("compat_test")
+            library.define("compat_test(Tensor x) -> Tensor")
+            library.impl("compat_test", lambda x, factor=factor: factor * x, "CPU")
+            assert torch.ops.triton_gemm.compat_test(torch.ones(1)) == factor
+    finally:
+        compat.withdraw(vars(torch.ops.triton_gemm)["_libraries"].pop("compat_test"))
+    assert not hasattr(torch.ops.triton_gemm, "compat_test")
+
+
 def _single_level() -> None:
     class Cube(compat.SingleLevelFunction):
         @staticmethod
@@ -537,6 +550,7 @@ def _tested() -> None:
 
 
 USES: dict[str, Callable[[], None]] = {
+    "library_of": _library_of,
     "Autotuner": _autotuner,
     "CLUSTERS": _clusters,
     "LAUNCHERS_OF_KERNELS": _build_launcher,

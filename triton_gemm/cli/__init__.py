@@ -1,6 +1,6 @@
 """The command `triton-gemm`: a thin layer over functions that return plain data, a file for each group of commands.
 
-It needs typer and rich, which `import triton_gemm` does not: `pip install 'triton_gemm[cli]'`.
+It needs typer and rich, which `import triton_gemm` does not: `pip install typer rich`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in ("typer", "rich"):
             raise
-        sys.exit("error: the command line needs typer and rich: pip install 'triton_gemm[cli]'")
+        sys.exit("error: the command line needs typer and rich: pip install typer rich")
     except KeyboardInterrupt:  # while modules are imported
         sys.exit(130)
     try:

@@ -96,6 +96,17 @@ def withdraw(library: torch.library.Library) -> None:
     library._destroy()
 
 
+def library_of(operator: str) -> torch.library.Library:
+    """An empty library for `torch.ops.triton_gemm`'s operator of that name. It takes back what an earlier one defined:
+    a module that is loaded again, as IPython's autoreload does, defines its operators again."""
+    kept = vars(torch.ops.triton_gemm).setdefault("_libraries", {})  # which outlives the package's modules
+    if operator in kept:
+        withdraw(kept[operator])
+    kept[operator] = torch.library.Library("triton_gemm", "FRAGMENT")
+    found: torch.library.Library = kept[operator]
+    return found
+
+
 def share_sharding_decisions(operator: Any, first_static: int) -> None:
     """Has DTensor tell apart calls of `operator` by its arguments from number `first_static` on when it looks up how an
     earlier one was sharded; register_sharding by itself counts from the first integer on."""

@@ -181,14 +181,14 @@ def _vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[
     return torch.stack([_op(*those, *arguments[3:]) for those in each]), 0
 
 
-_op = ops.operator(
+_op, _library = ops.operator(
     "grouped_gemm(Tensor a, Tensor b, Tensor offs, ScalarType? out_dtype=None, str? precision=None, "
     "bool? batch_invariant=None) -> Tensor",
     _kernel,
     _fake,
 )
-ops.LIBRARY.impl("grouped_gemm", _autograd, "Autograd")
-torch.library.register_vmap("triton_gemm::grouped_gemm", _vmap, lib=ops.LIBRARY)
+_library.impl("grouped_gemm", _autograd, "Autograd")
+torch.library.register_vmap("triton_gemm::grouped_gemm", _vmap, lib=_library)
 
 
 @register_flop_formula(torch.ops.triton_gemm.grouped_gemm)

@@ -28,6 +28,7 @@ from ..compat import (
     forward_grad_enabled,
     in_transform,
     is_wrapper,
+    library_of,
     may_differ,
     must_dispatch,
     single_level_autograd,
@@ -175,18 +176,20 @@ def views(
 
 # --- The operator ---
 
-LIBRARY = torch.library.Library("triton_gemm", "DEF")
 
-
-def operator(schema: str, kernel: Callable[..., torch.Tensor], fake: Callable[..., torch.Tensor]) -> Any:
-    """Defines `torch.ops.triton_gemm`'s operator of that schema: what computes it, and its result without data."""
-    # flexible_layout: the kernels take any strides, so the compiler need not copy operands into those that it traced.
-    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
+def operator(
+    schema: str, kernel: Callable[..., torch.Tensor], fake: Callable[..., torch.Tensor]
+) -> tuple[Any, torch.library.Library]:
+    """Defines `torch.ops.triton_gemm`'s operator of that schema: what computes it, and its result without data. The
+    operator, and its library."""
     name = schema.partition("(")[0]
+    library = library_of(name)
+    # flexible_layout: the kernels take any strides, so the compiler need not copy operands into those that it traced.
+    library.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
     for key in ("CUDA", "CPU"):
-        LIBRARY.impl(name, kernel, key)
-    torch.library.register_fake(f"triton_gemm::{name}", fake, lib=LIBRARY)
-    return getattr(torch.ops.triton_gemm, name).default
+        library.impl(name, kernel, key)
+    torch.library.register_fake(f"triton_gemm::{name}", fake, lib=library)
+    return getattr(torch.ops.triton_gemm, name).default, library
 
 
 def _request(
@@ -429,14 +432,14 @@ def _vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[
     return _op(*(first(x, dim) for x, dim in operands), *arguments[3:]), 0
 
 
-_op = operator(
+_op, _library = operator(
     "gemm(Tensor a, Tensor b, Tensor? input=None, Scalar alpha=1.0, Scalar beta=1.0, str? activation=None, "
     "ScalarType? out_dtype=None, str? precision=None, bool? batch_invariant=None) -> Tensor",
     _kernel,
     _fake,
 )
-LIBRARY.impl("gemm", _autograd, "Autograd")
-torch.library.register_vmap("triton_gemm::gemm", _vmap, lib=LIBRARY)
+_library.impl("gemm", _autograd, "Autograd")
+torch.library.register_vmap("triton_gemm::gemm", _vmap, lib=_library)
 
 
 @register_flop_formula(torch.ops.triton_gemm.gemm)

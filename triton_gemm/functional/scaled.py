@@ -162,7 +162,7 @@ def _fake(
     return a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype)
 
 
-_op = ops.operator(
+_op, _library = ops.operator(
     "scaled_gemm(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias, ScalarType out_dtype, "
     "bool use_fast_accum, bool? batch_invariant=None) -> Tensor",
     _compute,
@@ -174,7 +174,7 @@ def _no_derivative(*_: Any) -> NoReturn:
     raise RuntimeError("derivative for triton_gemm::scaled_gemm is not implemented")
 
 
-torch.library.register_autograd("triton_gemm::scaled_gemm", _no_derivative, lib=ops.LIBRARY)
+torch.library.register_autograd("triton_gemm::scaled_gemm", _no_derivative, lib=_library)
 
 
 @register_flop_formula(torch.ops.triton_gemm.scaled_gemm)

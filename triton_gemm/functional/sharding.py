@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 ACTIVATION = 5  # its place among the operator's arguments
 
-_registered = False
+_registered: object = None  # the operator; where its module is loaded again, there is another
 
 
 def register() -> None:
     """Registers the rule with DTensor, once; nothing before torch.distributed.tensor is imported."""
     global _registered
-    if _registered or "torch.distributed.tensor" not in sys.modules:
+    gemm = torch.ops.triton_gemm.gemm.default
+    if _registered is gemm or "torch.distributed.tensor" not in sys.modules:
         return
     from torch.distributed.tensor.experimental import register_sharding
 
-    gemm = torch.ops.triton_gemm.gemm.default
     register_sharding(gemm)(_rule)
     share_sharding_decisions(gemm, ACTIVATION)  # one taken without an activation must not serve a call with one
-    _registered = True
+    _registered = gemm
 
 
 def can_join(x: torch.Tensor, dims: Sequence[int]) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -791,3 +793,41 @@ def test_a_subclass_stays_one() -> None:
     a, b = draw(4, 5).as_subclass(Tagged), draw(5, 3)
     assert type(triton_gemm.matmul(a, b)) is Tagged
     torch.testing.assert_close(triton_gemm.matmul(a, b).as_subclass(torch.Tensor), triton_gemm.matmul(draw(4, 5), b))
+
+
+RELOADED = """
+import importlib, sys, warnings
+warnings.simplefilter("error")
+import torch, triton_gemm
+from torch.utils.flop_counter import FlopCounterMode
+
+def multiplies(tg):
+    a, b = torch.randn(3, 5, 7, requires_grad=True), torch.randn(7, 4)
+    c = tg.matmul(a, b)
+    torch.testing.assert_close(c, a @ b)
+    torch.testing.assert_close(torch.autograd.grad(c.sum(), a)[0], b.sum(1).expand(3, 5, 7))
+    torch.testing.assert_close(torch.vmap(tg.matmul, (0, None))(a, b), a @ b)
+    with FlopCounterMode(display=False) as flops:
+        tg.matmul(a, b)
+    assert flops.get_total_flops() == 2 * 3 * 5 * 7 * 4
+    offs = torch.tensor([2, 5], dtype=torch.int32)
+    tg.grouped_matmul(a[0], b.expand(2, 7, 4), offs).sum().backward()
+
+multiplies(triton_gemm)
+for name in ("ops", "grouped", "scaled", "ops"):
+    importlib.reload(importlib.import_module(f"triton_gemm.functional.{name}"))
+    multiplies(triton_gemm)
+for name in [name for name in sys.modules if name.partition(".")[0] == "triton_gemm"]:
+    del sys.modules[name]
+import triton_gemm as again
+assert again is not triton_gemm
+multiplies(again)
+"""
+
+
+def test_modules_can_be_loaded_again() -> None:
+    """As IPython's autoreload does it, and tests that delete modules."""
+    done = subprocess.run(
+        [sys.executable, "-c", RELOADED], cwd=Path(__file__).parents[3], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr

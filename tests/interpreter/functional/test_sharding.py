@@ -153,7 +153,7 @@ def test_the_first_call_registers_the_rule(call: str, mesh: DeviceMesh, monkeypa
     sharding.register()
     propagator = DTensor._op_dispatcher.sharding_propagator
     monkeypatch.delitem(propagator.op_strategy_funcs, torch.ops.triton_gemm.gemm.default)
-    monkeypatch.setattr(sharding, "_registered", False)
+    monkeypatch.setattr(sharding, "_registered", None)
     columns = 10 + len(call)  # a shape that no other test has: decisions are remembered
     a, b = laid(mesh, (4, 6), S1), laid(mesh, (6, columns), S0)
     with torch.inference_mode("inference" in call):
