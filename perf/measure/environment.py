@@ -48,6 +48,7 @@ _MATMUL = (*_GEMM, "triton_gemm/**/tables/*.json")  # which prefers measured cho
 SOURCES: dict[str, tuple[str, ...]] = {
     "ladder": _LADDER,
     "bench": _MATMUL,
+    "first-calls": (*_MATMUL, "triton_gemm/runtime/*.py"),  # which compiles
     "accuracy": _GEMM,
     "battery": (*_GEMM, *_LADDER),
     "calibration": _GEMM,

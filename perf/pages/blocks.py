@@ -11,6 +11,7 @@ from typing import Any
 
 from perf import battery
 from perf.accuracy import tables as accuracy_tables
+from perf.bench import first_calls
 from perf.bench import tables as bench_tables
 from perf.bench.scores import Sweep
 from perf.common import formats
@@ -232,6 +233,7 @@ BLOCKS: dict[str, Block] = {
     "gpus": _gpus,
     "bench": _bench,
     "host": lambda results, folder: bench_tables.calls(results.calls),
+    first_calls.NAME: lambda results, folder: first_calls.tables(results.first_calls),
     "precision": lambda results, folder: bench_tables.precision(results.sweeps),
     "accuracy": lambda results, folder: accuracy_tables.tables(results.accuracies),
     "battery": lambda results, folder: battery.tables(results.batteries),

@@ -9,6 +9,7 @@ from typing import Any
 
 from perf import battery
 from perf.accuracy import tables as accuracy_tables
+from perf.bench import first_calls
 from perf.bench import tables as bench_tables
 from perf.bench.scores import Sweep
 from perf.ladder import views
@@ -20,8 +21,9 @@ from perf.tuning import tables as tuning_tables
 
 @dataclass(frozen=True)
 class Results:
-    """What is committed, in the order of GPUs: reports, sweeps, GPTs, accuracy, batteries, tunings. Of each GPU those
-    with its newest Triton; older ones are evidence of the log in docs/kernels.md. calls: Python's time of calls."""
+    """What is committed, in the order of GPUs: reports, sweeps, GPTs, accuracy, batteries, tunings, first calls. Of
+    each GPU those with its newest Triton; older ones are evidence of the log in docs/kernels.md. calls: Python's time
+    of calls."""
 
     records: list[Record]
     sweeps: list[Sweep]
@@ -29,13 +31,14 @@ class Results:
     accuracies: list[dict[str, Any]] = field(default_factory=list)
     batteries: list[dict[str, Any]] = field(default_factory=list)
     tunings: list[dict[str, Any]] = field(default_factory=list)
+    first_calls: list[dict[str, Any]] = field(default_factory=list)
     calls: list[Sweep] = field(default_factory=list)
 
     @classmethod
     def read(cls, folder: Path) -> Results:
         records = [Record.read(path.parent) for path in folder.glob(f"*/{FILE}")]
         records.sort(key=lambda record: environment.order(record.environment))
-        modules = (bench_tables, gpt_tables, accuracy_tables, battery, tuning_tables)
+        modules = (bench_tables, gpt_tables, accuracy_tables, battery, tuning_tables, first_calls)
         newest = (environment.newest(tables.committed(folder)) for tables in modules)
         return cls(records, *[*newest, bench_tables.committed_calls(folder)])
 

@@ -81,6 +81,10 @@ MISTAKES: dict[Callable[[list[str]], Any], list[tuple[str, str]]] = {
         ("square --fail-below 0.98", "--fail-below needs a --baseline"),
         (f"square llm --baseline {__file__}", "--baseline of several suites is a folder"),
         ("square", "needs a CUDA GPU"),
+        ("square first-calls", "no suite 'first-calls'"),
+        ("first-calls --orders 0", "--orders: a whole number from 1 on"),
+        ("first-calls --orders 2 --json a", "--json would be ignored: --orders writes no record"),
+        ("first-calls", "needs a CUDA GPU"),
     ],
     bench_gpt.main: [
         ("--tiny --layers 2 --quick", "--layers, --quick would be ignored: --tiny"),
