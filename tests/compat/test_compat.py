@@ -471,8 +471,8 @@ def _elsewhere() -> None:
     before = triton.runtime.driver._active
     with tempfile.TemporaryDirectory() as cache:
         for _ in range(2):
-            launch.kernel.device_caches.pop("sm_90", None)
             with compat.compiling_for((9, 0), cache), compat.compilations(lambda *found: seen.append(found)):
+                compat.forget_compiled([launch.kernel])
                 kernel = kernel_launch.compiled(launch, operands_of(problem, [launch]), SCALARS)
         assert list(Path(cache).rglob("*.cubin")), "in the folder that was named"
     assert kernel.metadata.target.arch == 90 and triton.runtime.driver._active is before
@@ -578,6 +578,7 @@ USES: dict[str, Callable[[], None]] = {
     "differentiates_forward": _forward,
     "dual": _forward,
     "forward_grad_enabled": _forward,
+    "forget_compiled": _elsewhere,
     "free_in_children": _forked,
     "context_of_backward": _backward,
     "backward_here": _backward,

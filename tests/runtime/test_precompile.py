@@ -141,6 +141,12 @@ def test_what_is_in_the_cache_is_not_compiled_again(cache: Path, made: precompil
     assert calls[0][0] == 0 and calls[-1][0] == calls[-1][1] == len(calls) - 1
 
 
+def test_another_folder_gets_what_this_process_has_compiled(tmp_path: Path) -> None:
+    for folder, new in (("first", 1), ("second", 1), ("first", 0)):
+        again = precompile.precompile([BEYOND], [HOPPER], cache=tmp_path / folder)
+        assert (again.kernels, again.compiled) == (1, new) and any((tmp_path / folder).rglob("*.cubin"))
+
+
 def test_other_selections_are_compiled_as_well(cache: Path, made: precompile.Precompiled) -> None:
     problem = PROBLEMS[0]
     candidate = next(way for _, way in ranked(problem, HOPPER) if way.algorithm.kernel == "portable")

@@ -52,6 +52,7 @@ from .compiler import (
     compile_kernel,
     compiling,
     compiling_for,
+    forget_compiled,
     from_cache,
     hash_triton,
 )
@@ -119,6 +120,7 @@ __all__ = [
     "differentiates_forward",
     "dot_operand",
     "dual",
+    "forget_compiled",
     "forward_grad_enabled",
     "free_in_children",
     "from_cache",

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -178,6 +178,14 @@ def compiling_for(capability: tuple[int, int], cache: str | os.PathLike[str] | N
             yield
         finally:
             driver.set_active(before)
+
+
+def forget_compiled(kernels: Iterable[JITFunction[Any]]) -> None:
+    """Has Triton look into its cache on disk for what these kernels were compiled to on the active driver's device. It
+    keeps that in memory otherwise, whatever the folder of its cache is by now."""
+    device = triton.runtime.driver.active.get_current_device()
+    for kernel in kernels:
+        kernel.device_caches.pop(device, None)
 
 
 def hash_triton() -> None:

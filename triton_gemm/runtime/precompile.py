@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
-from ..compat import INTERPRETED, build_launcher, cache_folder, compilations, compiling_for
+from ..compat import INTERPRETED, build_launcher, cache_folder, compilations, compiling_for, forget_compiled
 from ..hardware.device import DeviceInfo
 from ..kernels.launch import Launch, compiled
 from ..problem import GemmProblem
 from ..selection.select import Selection
 from .binaries import SCALARS, identity, launches_on, operands_of
 from .plan import selection_for
+
+SELECTING_S = 0.1  # between two calls of `selecting`: a selection takes less than a millisecond
 
 
 @dataclass(frozen=True)
@@ -48,15 +52,19 @@ def precompile(
     cache: str | os.PathLike[str] | None = None,
     workers: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    selecting: Callable[[int, int], None] = lambda done, total: None,
     also: Callable[[GemmProblem, DeviceInfo], Iterable[Selection]] = lambda problem, device: (),
+    invariants: Mapping[GemmProblem, Collection[bool | None]] = MappingProxyType({}),
 ) -> Precompiled:
     """Compiles what every problem would run on, on each of the devices, under the policy that counts here, and the
     launcher that Triton builds with a C compiler.
 
     devices: GPUs, here or not (`device_model.named_device`); cache: the folder that TRITON_CACHE_DIR will name, by
     default Triton's own; workers: threads, by default one for each core; progress: called with how many kernels are
-    done, and of how many; also: other selections for a problem to compile, as a tuner would time them. Biases are
-    taken to have C's dtype, and to begin at multiples of 16 bytes as torch's do.
+    done, and of how many; selecting: before that as well, with how many problems' kernels are chosen, and of how many;
+    also: other selections for a problem to compile, as a tuner would time them; invariants: of problems whose calls say
+    whether they are batch-invariant, what they say. Biases are taken to have C's dtype, and to begin at multiples of 16
+    bytes as torch's do.
 
     Nothing may be launched meanwhile. Raises RuntimeError where Triton interprets kernels.
     """
@@ -65,23 +73,30 @@ def precompile(
     begin = time.perf_counter()
     failures: list[str] = []
     wanted: dict[tuple[int, int], dict[object, tuple[Launch, Mapping[str, torch.Tensor]]]] = {}
-    for device in devices:
+    pairs = list(product(devices, problems))
+    said = begin
+    selecting(0, len(pairs))
+    for done, (device, problem) in enumerate(pairs):
+        if time.perf_counter() - said > SELECTING_S:
+            said = time.perf_counter()
+            selecting(done, len(pairs))
         of_capability = wanted.setdefault(device.capability, {})
-        for problem in problems:
+        try:
+            asked = invariants.get(problem, (None,))
+            selections = [*(selection_for(problem, device, invariant=x) for x in asked), *also(problem, device)]
+        except RuntimeError as error:
+            failures.append(str(error))
+            continue
+        for selection in selections:
             try:
-                selections = [selection_for(problem, device), *also(problem, device)]
-            except RuntimeError as error:
-                failures.append(str(error))
-                continue
-            for selection in selections:
-                try:
-                    made = launches_on(device, problem, selection)
-                    operands = operands_of(problem, made)
-                    for launch in made:
-                        of_capability.setdefault(identity(launch, operands), (launch, operands))
-                except Exception as error:  # whoever chose it, other selections are compiled
-                    sizes = f"{problem.M}x{problem.N}x{problem.K}"
-                    failures.append(f"{sizes}, {selection.kernel} {selection.config}: {_line(error)}")
+                made = launches_on(device, problem, selection)
+                operands = operands_of(problem, made)
+                for launch in made:
+                    of_capability.setdefault(identity(launch, operands), (launch, operands))
+            except Exception as error:  # whoever chose it, other selections are compiled
+                sizes = f"{problem.M}x{problem.N}x{problem.K}"
+                failures.append(f"{sizes}, {selection.kernel} {selection.config}: {_line(error)}")
+    selecting(len(pairs), len(pairs))
     total = sum(map(len, wanted.values()))
     found: dict[str, bool] = {}
     kernels: list[object] = []
@@ -97,6 +112,7 @@ def precompile(
             compilations(note),
             ThreadPoolExecutor(workers or os.cpu_count()) as pool,
         ):
+            forget_compiled(launch.kernel for launch, _ in launches.values())
             jobs = {pool.submit(compiled, launch, operands, SCALARS): launch for launch, operands in launches.values()}
             try:
                 for job in as_completed(jobs):
