@@ -8,6 +8,7 @@ from .functional.grouped import grouped_matmul
 from .functional.routing import disable, enable, report_routing, use
 from .functional.scaled import scaled_matmul
 from .hardware.device import DeviceInfo
+from .preparation import prepare
 from .problem import Activation
 from .reporting.explanation import explain
 from .reporting.fingerprint import check_ranks, selection_fingerprint
@@ -38,6 +39,7 @@ __all__ = [
     "mm",
     "mv",
     "policy",
+    "prepare",
     "record_shapes",
     "report_routing",
     "scaled_matmul",

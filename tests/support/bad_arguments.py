@@ -99,6 +99,7 @@ def right(device: str, folder: Path) -> dict[str, Arguments]:
         "record_shapes": {"path": folder / "shapes.json"},
         "tune": {"shapes": [(64, 64, 64)]},
         "calibrate": {},
+        "prepare": {"model_or_weights": [(64, 64)], "rows": [1], **named},
         "runtime.policies.set_tuner": {"tuner": None},
         "tables.store": {"problem": problem, "selection": another(problem), "us": 1.0, "default_us": 2.0, **named},
         "tables.export_to": {"path": exported, **named},
@@ -108,7 +109,8 @@ def right(device: str, folder: Path) -> dict[str, Arguments]:
     }
 
 
-NOT_CALLED = {"check_ranks", "tune", "calibrate", "nn.Linear"}  # a group of ranks, a GPU; and what is called later
+# For want of a group of ranks, a GPU, or a compiler; and what is called later.
+NOT_CALLED = {"check_ranks", "tune", "calibrate", "prepare", "nn.Linear"}
 
 # --- Kinds of parameters, and what none of that kind may be ---
 
@@ -171,6 +173,10 @@ KINDS = {
     "kinds": Kind((1, "matmul", ["mm", 2], [["mm"]], [np.ones(2)], NOTHING)),
     "callback": Kind((1, "x", [print], NOTHING), (TypeError,)),
     "collection": Kind((1, NOTHING, [1], [(1, 2)], "x", b"x"), (TypeError, ValueError, OSError)),
+    "weights": Kind(
+        (1, NOTHING, (), [1], [(1, 0)], [(1.5, 2)], torch.ones(2, 2), [torch.ones(2)], "x"), optional=False
+    ),
+    "rows": Kind((1.5, "4", 0, -1, True, (), [0], [1, 2.0], ["x"], torch.ones(2), NOTHING), optional=False),
     "value": Kind((1, "x", [1], None, NOTHING), (TypeError,), optional=False),
     "group": Kind((1, "x", NOTHING), (AttributeError, *RUNTIME)),  # torch.distributed's own
 }
@@ -196,8 +202,9 @@ OF_PARAMETERS: Mapping[str, str] = {
     **dict.fromkeys(("predicate", "progress", "tuner"), "callback"),
     "keep": "flag",
     **dict.fromkeys(("shapes", "configs", "paths"), "collection"),
-    **dict.fromkeys(("path", "tables.merge.out"), "path"),
-    **dict.fromkeys(("explain.device", "tune.device", "calibrate.device"), "device"),
+    **{"model_or_weights": "weights", "rows": "rows", "workers": "size", "prepare.bias": "flag"},
+    **dict.fromkeys(("path", "prepare.cache", "tables.merge.out"), "path"),
+    **dict.fromkeys(("explain.device", "tune.device", "calibrate.device", "prepare.device"), "device"),
     **dict.fromkeys(("problem", "selection"), "value"),
     "out": "out",
     "budget": "budget",
