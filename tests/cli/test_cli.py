@@ -30,6 +30,7 @@ from triton_gemm.cli.app import app
 from triton_gemm.hardware import nvml
 from triton_gemm.hardware.gpus import named_device
 from triton_gemm.hardware.silicon import Silicon
+from triton_gemm.preparation import problems_of
 from triton_gemm.problem import GemmProblem
 from triton_gemm.reporting import doctor
 from triton_gemm.reporting.doctor import Finding
@@ -109,6 +110,23 @@ def test_help_shows_every_command_in_plain_words() -> None:
         ("explain 7 1048576 281474976710656 --device h200", "Storage size calculation overflowed"),
         ("warmup --device h200 --shapes 7x1048576x281474976710656", "Storage size calculation overflowed"),
         ("warmup --device h200", "give one of --shapes, --suite, --shapes-from"),
+        ("warmup --device h200", "--shapes-from, --weights"),
+        ("warmup --device h200 --weights 8x8 --shapes 1x2x3", "not --shapes and --weights"),
+        ("warmup --device h200 --weights 8x8", "--weights: give --rows, too"),
+        ("warmup --device h200 --rows 8", "give one of"),
+        ("warmup --device h200 --shapes 1x2x3 --rows 8", "--rows goes with --weights"),
+        ("warmup --device h200 --suite llm --bias", "--bias goes with --weights"),
+        ("warmup --device h200 --weights 8x8x8 --rows 8", "--weights: '8x8x8' is no NxK with numbers from 1 to 2814"),
+        ("warmup --device h200 --weights 8x8, --rows 8", "--weights: '' is no NxK"),
+        ("warmup --device h200 --weights 0x8 --rows 8", "--weights: '0x8' is no NxK"),
+        ("warmup --device h200 --weights 8x8 --rows 0-8", "--rows: '0-8' is no number from 1 to 1048576"),
+        ("warmup --device h200 --weights 8x8 --rows 1,8-4", "--rows: '8-4' is no number"),
+        ("warmup --device h200 --weights 8x8 --rows 1-1048577", "--rows: '1-1048577' is no number"),
+        ("warmup --device h200 --weights 8x8 --rows few", "and no range of them, as in 1-512,2048"),
+        ("warmup --device h200 --weights 8x8 --rows 8 --layout nn", "--layout: that of --weights is nt"),
+        ("warmup --device h200 --weights 8x8 --rows 8 --dtype fp8", "no linear layer is computed in torch.float8_e4m3"),
+        ("warmup --device h200 --weights 8x8 --rows 8 --dtype int8 --bias", "no linear layer with a bias is computed"),
+        ("tune --weights 8x8 --rows 8", "No such option"),
         ("warmup --device h200 --arch sm_90 --shapes 1x2x3", "give one of them"),
         ("warmup --arch hopper --shapes 1x2x3", "--arch: 'hopper' is none of sm_75"),
         ("warmup --device h200 --shapes 1x2", "--shapes: '1x2' is no MxNxK"),
@@ -515,6 +533,25 @@ def test_warmup_says_what_was_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path
     failures = ("gemv_kernel: it broke",)
     assert document("warmup", *shapes, "--device", "h200", code=1)["failures"] == list(failures)
     assert asked["devices"] == ["NVIDIA H200"]
+
+
+def test_warmup_of_weights_is_what_prepare_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: dict[str, Any] = {}
+
+    def fake(problems: Any, devices: Any, **how: Any) -> precompile.Precompiled:
+        asked["problems"] = problems
+        how["selecting"](1, 2)
+        return precompile.Precompiled(3, 1, len(problems), tmp_path, 4.2)
+
+    monkeypatch.setattr(cli.warmup, "precompile", fake)
+    given = ("warmup", "--device", "h200", "--weights", "96x64, 64x96,96x64", "--rows", "1-3, 9,2 - 4")
+    for options, dtype, bias in (
+        ((), torch.bfloat16, False),
+        (("--dtype", "fp16", "--bias", "--layout", "nt"), torch.float16, True),
+    ):
+        assert "3 kernels for 10 products" in words_of(*given, *options)
+        wanted = problems_of([(96, 64), (64, 96)], [1, 2, 3, 9, 4], dtype, bias)
+        assert asked["problems"] == list(wanted)
 
 
 @pytest.mark.parametrize(("options", "least", "most"), [([], 0, 0), (["same"], 2, 30), (["any"], 20, 40)])

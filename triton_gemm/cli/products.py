@@ -1,31 +1,51 @@
-"""Which products a command is about: --shapes, --suite or --shapes-from."""
+"""Which products a command is about: --shapes, --suite, --shapes-from or --weights."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from ..arithmetic import DTYPES
+from ..arithmetic import DTYPES, FLOATING
 from ..hardware.device import INTERPRETER
 from ..operands import Order
+from ..preparation import problems_of
 from ..problem import GemmProblem
 from ..suites import SUITES
 from ..suites.problems import gemm_problem
 from . import output, words
 
 
+class Layers(NamedTuple):
+    """--weights and what goes with it."""
+
+    weights: str | None
+    rows: str | None
+    bias: bool
+
+
 def chosen(
-    shapes: str | None, suite: str | None, shapes_from: Path | None, dtype: str | None, layout: Order | None
+    shapes: str | None,
+    suite: str | None,
+    shapes_from: Path | None,
+    dtype: str | None,
+    layout: Order | None,
+    layers: Layers | None = None,
 ) -> list[GemmProblem]:
     """The problems that a call names in one of these ways. dtype, layout: of --shapes, by default bf16 and nn, and the
-    dtype of suites of 16 bits; refused where they would be ignored."""
+    dtype of --weights and of suites of 16 bits; refused where they would be ignored. layers: None where the command
+    takes none."""
     given = {"--shapes": shapes, "--suite": suite, "--shapes-from": shapes_from}
+    given |= {} if layers is None else {"--weights": layers.weights}
     named = [name for name, value in given.items() if value is not None]
     if len(named) != 1:
         raise output.wrong_call(f"give one of {', '.join(given)}" + f", not {' and '.join(named)}" * bool(named))
+    if layers is not None and layers.weights is not None:
+        return of_layers(layers.weights, layers.rows, layers.bias, words.dtype(dtype or "bf16"), layout)
+    if layers is not None and (layers.rows is not None or layers.bias):
+        raise output.wrong_call(f"{'--bias' if layers.rows is None else '--rows'} goes with --weights")
     if shapes is not None:
         return [problem(*sizes, words.dtype(dtype or "bf16"), layout or "nn") for sizes in words.shapes(shapes)]
     if layout is not None:
@@ -44,6 +64,19 @@ def problem(batch: int, M: int, N: int, K: int, dtype: torch.dtype, layout: Orde
         raise output.wrong_call(f"--shapes: products of {dtype} have scales; record them, for --shapes-from")
     found, _ = words.asked(M=M, N=N, K=K, dtype=dtype, batch=batch, layout=layout, device=INTERPRETER)
     return found
+
+
+def of_layers(
+    weights: str, rows: str | None, bias: bool, dtype: torch.dtype, layout: Order | None
+) -> list[GemmProblem]:
+    """The problems of linear layers with these weights, for these numbers of rows."""
+    if rows is None:
+        raise output.wrong_call("--weights: give --rows, too, as in --rows 1-512")
+    if layout not in (None, "nt"):
+        raise output.wrong_call("--layout: that of --weights is nt, a linear layer's")
+    if dtype not in (FLOATING if bias else DTYPES):
+        raise output.wrong_call(f"--dtype: no linear layer{' with a bias' * bias} is computed in {dtype}")
+    return list(problems_of(words.weights(weights), words.rows(rows), dtype, bias))
 
 
 def of_suite(name: str, dtype: torch.dtype | None) -> list[GemmProblem]:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..hardware.device import DeviceInfo
 from ..hardware.gpus import NAMES, named_device
@@ -25,6 +25,9 @@ def warmup(
     shapes: words.Shapes = None,
     suite: words.Suite = None,
     shapes_from: words.ShapesFrom = None,
+    weights: words.Weights = None,
+    rows: words.Rows = None,
+    bias: Annotated[bool, typer.Option("--bias", help="The layers of --weights have a bias.")] = False,
     dtype: words.DtypeOfSizes = None,
     layout: words.LayoutOfSizes = None,
     arch: Annotated[
@@ -49,17 +52,22 @@ def warmup(
 
     `triton-gemm warmup --shapes-from shapes.json --device h200 --out /opt/triton-cache`
 
+    Linear layers are named by their weights, and compiled for every number of rows that they may be called with:
+
+    `triton-gemm warmup --weights 4096x4096,28672x4096 --rows 1-8192 --device h200`
+
     Set `TRITON_CACHE_DIR=/opt/triton-cache` in the image: nothing is compiled at run time then, and no C compiler
     is needed. It also builds Triton's launcher; with Triton 3.8 or later set `TRITON_LIBCUDA_PATH` for that, here
     and in the image, to the folder that has libcuda.so.1 at run time, mostly /usr/lib/x86_64-linux-gnu.
 
     With `--candidates same` a later `triton-gemm tune` on the GPU finds all that it times compiled.
     """
-    problems = products.chosen(shapes, suite, shapes_from, dtype, layout)
+    layers = products.Layers(weights, rows, bias)
+    problems = products.chosen(shapes, suite, shapes_from, dtype, layout, layers)
     devices = devices_of(arch, device)
     errors = Console(stderr=True)
     with Progress(
-        *(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()),
+        *(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()),
         console=errors,
         transient=True,
         disable=not errors.is_terminal,
@@ -70,7 +78,8 @@ def warmup(
             devices,
             cache=out,
             workers=workers,
-            progress=lambda done, total: bar.update(line, completed=done, total=total),
+            progress=lambda done, total: bar.update(line, completed=done, total=total, description="compiled"),
+            selecting=lambda done, total: bar.update(line, completed=done, total=total, description="selected"),
             also=lambda problem, device: _candidates(problem, device, candidates),
         )
 

@@ -25,6 +25,7 @@ _SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", 
 _SHORT |= {torch.int8: "int8", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8-e5m2"}
 CUDA = r"cuda(:\d{1,3})?"
 DTYPE_WORDS = {_SHORT[dtype]: dtype for dtype in dict.fromkeys((*DTYPES, *SCALED))}
+MOST_ROWS = 2**20  # for each of which a kernel is chosen
 _LONG = {str(dtype).removeprefix("torch."): dtype for dtype in (*DTYPE_WORDS.values(), torch.int32)}
 
 
@@ -38,7 +39,7 @@ DtypeOfSizes = Annotated[
     str | None,
     typer.Option(
         "--dtype",
-        help=f"Of the operands of --shapes: {', '.join(DTYPE_WORDS)}, or torch's name; of --suite bf16 or fp16. "
+        help=f"Of operands given by sizes: {', '.join(DTYPE_WORDS)}, or torch's name; of --suite bf16 or fp16. "
         "By default bf16.",
         metavar="DTYPE",
         show_default=False,
@@ -78,6 +79,14 @@ ShapesFrom = Annotated[
     Path | None,
     typer.Option(help="A file that `triton_gemm.record_shapes` wrote while a model ran.", metavar="FILE"),
 ]
+Weights = Annotated[
+    str | None,
+    typer.Option(help="N x K of linear layers' weights, out by in features: 28672x4096,4096x14336.", metavar="NxK,..."),
+]
+Rows = Annotated[
+    str | None,
+    typer.Option(help="Rows of the inputs of --weights, all leading dimensions together: 1-512,2048.", metavar="A-B,C"),
+]
 
 
 def dtype(word: str) -> torch.dtype:
@@ -99,6 +108,32 @@ def shapes(text: str) -> list[tuple[int, int, int, int]]:
             raise wrong_call(f"--shapes: {called}, as in 16x14336x4096")
         found.append((batch, M, N, K))
     return found
+
+
+def weights(text: str) -> list[tuple[int, int]]:
+    """(N, K) of each weight."""
+    found = []
+    for word in text.split(","):
+        sizes = re.fullmatch(r"\s*(\d{1,15})x(\d{1,15})\s*", word, re.ASCII)
+        N, K = map(int, sizes.groups()) if sizes else (0, 0)
+        if min(N, K) < 1 or max(N, K) > LARGEST:
+            called = f"{word.strip()[:60]!r} is no NxK with numbers from 1 to {LARGEST}"
+            raise wrong_call(f"--weights: {called}, as in 14336x4096")
+        found.append((N, K))
+    return found
+
+
+def rows(text: str) -> list[int]:
+    """Numbers of rows: 1,2,8-16 with both ends."""
+    found: dict[int, None] = {}
+    for word in text.split(","):
+        ends = re.fullmatch(r"\s*(\d{1,15})(?:\s*-\s*(\d{1,15}))?\s*", word, re.ASCII)
+        first, last = (int(ends[1]), int(ends[2] or ends[1])) if ends else (0, 0)
+        if not 1 <= first <= last <= MOST_ROWS:
+            called = f"{word.strip()[:60]!r} is no number from 1 to {MOST_ROWS}, and no range of them"
+            raise wrong_call(f"--rows: {called}, as in 1-512,2048")
+        found |= dict.fromkeys(range(first, last + 1))
+    return list(found)
 
 
 def seconds(text: str) -> float:
