@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,8 +37,9 @@ class FakeCompiler:
         self.jobs: list[Any] = []
         self.ended: dict[Any, str | None] = {}
         self.forgotten: list[Any] = []
+        self.joined: list[Any] = []
 
-    def add(self, jobs: list[Any]) -> None:
+    def add(self, jobs: list[Any], first: bool = False) -> None:
         self.jobs += jobs
 
     def done(self, job: object) -> bool:
@@ -47,6 +47,9 @@ class FakeCompiler:
 
     def failure(self, job: object) -> str | None:
         return self.ended[job]
+
+    def join(self, job: object) -> None:
+        self.joined.append(job)
 
     def forget(self, job: object) -> None:
         self.forgotten.append(job)
@@ -70,7 +73,8 @@ class Gpu:
         self.ran: list[object] = []
         self.capturing = False
         self.compiler = FakeCompiler()
-        patch.setattr(background, "_loaded", {})
+        patch.setattr(background, "_available", {})
+        patch.setattr(background, "AHEAD", ())
         patch.setattr(background, "_compilers", {"fake": self.compiler})
         patch.setattr(background, "_compiler", lambda *_: self.compiler)
         patch.setattr(background, "_lost", False)
@@ -109,6 +113,7 @@ class Gpu:
             self.compiler.ended[problem, selection] = why
             if why is None:
                 self.cached.update(binaries.identities(HOPPER, problem, selection))
+                background._is_compiled(HOPPER, (problem, selection))
 
 
 @pytest.fixture
@@ -127,6 +132,10 @@ def planned(M: int, N: int = N, K: int = K, **changes: Any) -> plan.GemmPlan:
     problem = GemmProblem.of(*operands(M, N, K))
     selection = replace(select(problem, HOPPER), **changes)
     return plan.GemmPlan(problem, selection, torch.device("cpu"), background.FirstCalls(HOPPER))
+
+
+def available() -> background.Available:
+    return background._available[HOPPER.capability]
 
 
 def call(made: plan.GemmPlan) -> None:
@@ -199,7 +208,7 @@ def test_what_is_much_slower_does_not_stand_in(gpu: Gpu, monkeypatch: pytest.Mon
     """Than 1.5 times and 5 ms; of less time than that a wait for the compiler would lose more."""
     call(planned(ROWS[0]))
     second = planned(ROWS[3])
-    other = background._loaded[0].nearest(second.problem, second.selection, HOPPER)
+    other = available().nearest(second.problem, second.selection, HOPPER)
     assert other is not None
     times = [
         predicted(x.problem, Candidate(given(x.problem, way.algorithm), way.algorithm), model_of(HOPPER))
@@ -208,7 +217,7 @@ def test_what_is_much_slower_does_not_stand_in(gpu: Gpu, monkeypatch: pytest.Mon
     monkeypatch.setattr(background, "LOST_US", 0.0)
     for slower, stands_in in ((times[1] / times[0] * 1.001, True), (times[1] / times[0] * 0.999, False)):
         monkeypatch.setattr(background, "SLOWER", slower)
-        found = background._loaded[0].nearest(second.problem, second.selection, HOPPER)
+        found = available().nearest(second.problem, second.selection, HOPPER)
         assert (found is not None) == stands_in
 
 
@@ -223,8 +232,8 @@ def test_of_all_that_is_loaded_the_fastest_stands_in(gpu: Gpu) -> None:
     assert made.first_calls is not None and made.first_calls.plan is not None
     times = {}
     for M in ROWS[:3]:
-        one = background.Loaded()
-        one.add(own(planned(M)), planned(M).selection)
+        one = background.Available()
+        one.add(HOPPER, planned(M).problem, planned(M).selection)
         way = one.nearest(made.problem, made.selection, HOPPER)
         assert way is not None
         candidate = Candidate(given(made.problem, way.algorithm), way.algorithm)
@@ -292,6 +301,49 @@ def test_a_failure_leaves_torchs_product(gpu: Gpu, caplog: pytest.LogCaptureFixt
     assert "torch's product" in said and not gpu.waited
 
 
+def test_the_classes_of_a_weight_are_compiled_ahead(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At its first call, one product for each class: others of that class then run on its kernel, without a wait."""
+    monkeypatch.setattr(background, "AHEAD", (512, 256, 128, 64))
+    first = planned(1024, 4096, 14336)
+    call(first)
+    ahead = [(problem.M, bit_class(problem, selection)) for problem, selection in gpu.compiler.jobs]
+    assert len(ahead) == len({name for _, name in ahead}) > 1
+    assert bit_class(first.problem, first.selection) not in {name for _, name in ahead}
+    jobs = [*gpu.compiler.jobs]
+    call(planned(900, 4096, 14336))
+    assert [job for job in gpu.compiler.jobs if job not in jobs][1:] == [], "once for a weight"
+    gpu.end()
+    for M, _ in ahead:
+        call(planned(M, 4096, 14336))
+    assert gpu.waited == own(first) and background.counts["waited"] == 1
+    name, rows = ahead[0][1], {M for M, _ in ahead}
+    others = (planned(M, 4096, 14336) for M in range(64, 600) if M not in rows)
+    other = next(x for x in others if bit_class(x.problem, x.selection) == name)
+    call(other)
+    assert gpu.waited == own(first) and other.first_calls is not None and other.first_calls.plan is not None
+
+
+def test_a_call_joins_the_worker_that_compiles_its_kernel(gpu: Gpu) -> None:
+    """And compiles what none has begun."""
+    made = planned(ROWS[0])
+    call(made)
+    assert gpu.compiler.joined == [(made.problem, made.selection)] and gpu.waited == own(made)
+
+
+def test_nothing_is_compiled_ahead_of_batches_and_transposed_results(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose layouts depend on the number of rows."""
+    monkeypatch.setattr(background, "AHEAD", (64, 128, 256))
+    a, b, c = (
+        torch.empty(sizes, dtype=torch.bfloat16, device="meta") for sizes in ((99, 7168), (7168, 640), (640, 99))
+    )
+    for operands in ((a, b, c.t()), (a.expand(2, 99, 7168), b.expand(2, 7168, 640), c.new_empty(2, 99, 640))):
+        problem = GemmProblem.of(*operands)
+        selection = select(problem, HOPPER)
+        made = plan.GemmPlan(problem, selection, torch.device("cpu"), background.FirstCalls(HOPPER))
+        made.run(*operands)
+    assert not gpu.compiler.jobs and len(gpu.waited) == 2
+
+
 def test_whatever_times_products_holds_the_background(gpu: Gpu) -> None:
     first, second, third, _ = map(planned, ROWS)
     call(first)
@@ -342,8 +394,8 @@ def test_a_forked_child_waits_and_has_none_of_the_workers(gpu: Gpu) -> None:
     call(planned(ROWS[0]))
     child = os.fork()
     if child == 0:
-        os._exit(bool(background._loaded or background._compilers or gpu.compiler.jobs))
-    assert os.waitpid(child, 0)[1] == 0 and background._loaded
+        os._exit(bool(background._available or background._compilers or gpu.compiler.jobs))
+    assert os.waitpid(child, 0)[1] == 0 and background._available
 
 
 @pytest.mark.parametrize(("value", "enabled"), [("0", False), ("1", True)])
@@ -390,12 +442,34 @@ def test_a_batch_invariant_product_stands_in_within_its_class(gpu: Gpu) -> None:
 
 def test_few_configurations_are_compared() -> None:
     """The last that were loaded."""
-    loaded, selection = background.Loaded(), planned(ROWS[0]).selection
-    configs = [replace(selection.config, num_stages=stages) for stages in range(100)]
+    found, made = background.Available(), planned(ROWS[0])
+    configs = [replace(made.selection.config, num_stages=stages) for stages in range(2, 102)]
     for config in [*configs, configs[99], configs[70]]:
-        loaded.add([], replace(selection, algorithm=selection.algorithm._replace(config=config)))
-    kept = [config for _, config in loaded.configs]
+        algorithm = made.selection.algorithm._replace(config=config)
+        found.add(HOPPER, made.problem, replace(made.selection, algorithm=algorithm))
+    kept = [config for _, config in found.configs]
     assert kept[-2:] == [configs[99], configs[70]] and set(kept) == set(configs[-background.COMPARED :])
+
+
+def test_a_compiler_is_joined_where_a_thread_has_the_job() -> None:
+    begin, compiled = threading.Event(), []
+
+    def compile(job: object) -> None:
+        begin.wait()
+        compiled.append(job)
+
+    compiler = Compiler(compile, threads=1)
+    try:
+        compiler.join("not added")
+        compiler.add([1, 2])
+        while not compiler.begun:
+            pass
+        compiler.join(2)  # which no thread has begun
+        threading.Timer(0.05, begin.set).start()
+        compiler.join(1)
+        assert compiled == [1] and compiler.wait(10) and compiled == [1]
+    finally:
+        compiler.close()
 
 
 def test_a_compiler_says_when_all_is_done() -> None:
@@ -410,8 +484,9 @@ def test_a_compiler_says_when_all_is_done() -> None:
         assert compiler.wait(0)
         compiler.add([1, 2])
         assert not compiler.wait(0.05)
+        compiler.add([3, 4], first=True)
         begin.set()
-        assert compiler.wait(10) and compiled == [1, 2]
+        assert compiler.wait(10) and compiled == [1, 3, 4, 2]
         for job in compiled:
             compiler.forget(job)
         assert not compiler.begun and not compiler.ended
@@ -473,24 +548,24 @@ def test_who_has_no_workers_is_told_once() -> None:
 
 def test_workers_compile_what_takes_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With Triton's compiler and cache and a real process; but for launches all is as on a GPU."""
+    made = background._compiler
     gpu = Gpu(monkeypatch)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    compiler: list[Compiler] = []
-
-    def made(key: Any) -> Callable[..., Compiler]:
-        compiler.append(background.Compiler(background._nothing, lambda: background.Worker(key), 1))
-        return compiler[-1]
-
-    monkeypatch.setattr(background, "_compiler", lambda *key: compiler[0] if compiler else made(key))
+    monkeypatch.setattr(background, "_compilers", {})
+    monkeypatch.setattr(background, "_compiler", made)
+    monkeypatch.setattr(background, "WORKERS", 1)
     monkeypatch.setattr(plan, "compiled", launch.compiled)
     monkeypatch.setattr(plan, "compiled_before", launch.compiled_before)
-    planned(ROWS[0]).steps[0].launch.kernel.device_caches.pop("sm_90", None)
-    with compiling_for((9, 0)):
-        first, second, *_ = map(planned, ROWS)
-        call(first)
-        call(second)
-        assert gpu.ran[0] is gpu.ran[1]
-        assert compiler[0].wait(60)
-        call(second)
-    compiler[0].close()
-    assert gpu.ran[2] is not gpu.ran[0] and second.compiled
+    first, second, *_ = map(planned, ROWS)
+    first.steps[0].launch.kernel.device_caches.pop("sm_90", None)
+    try:
+        with compiling_for((9, 0)):
+            call(first)
+            call(second)
+            assert gpu.ran[0] is gpu.ran[1]
+            assert triton_gemm.wait_until_compiled(60)
+            call(second)
+    finally:
+        for compiler in background._compilers.values():
+            compiler.close()
+    assert gpu.ran[2] is not gpu.ran[0] and second.compiled and len(background._compilers) == 1

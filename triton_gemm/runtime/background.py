@@ -13,10 +13,11 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -30,6 +31,7 @@ from ..selection import batch_invariance
 from ..selection.bit_classes import bit_class
 from ..selection.of_configs import OfKernel, of_configs
 from ..selection.select import Selection, given, illegal, predicted_or_inf
+from . import policies
 from .binaries import identities
 from .compiling import Compiler, ranks
 from .worker import LostError, Worker
@@ -37,40 +39,45 @@ from .worker import LostError, Worker
 if TYPE_CHECKING:
     from .plan import GemmPlan
 
+Job = tuple[GemmProblem, Selection]  # as workers take it
 SLOWER = 1.5  # than the product's own kernel: as much slower as one is taken that stands in
 LOST_US = 5_000.0  # or so many microseconds, which are less than a wait of a second for the compiler
 COMPARED = 32  # configurations at most, for one that stands in: a millisecond for two or three
+AHEAD = (512, 256, 128, 64, 32, 16, 1024, 2048)  # rows of a weight whose classes of bits are compiled at its first call
+MAX_WEIGHTS = 4096
 WORKERS = 2  # of a process, or of all ranks on this host together
 IDLE_S = 20.0  # after which a worker that has nothing to compile ends
 
 log = logging.getLogger("triton_gemm")
 counts: Counter[str] = Counter()  # of first calls: "loaded", "stand-in", "waited", "not here"
 _lock = free_in_children(threading.RLock())
-_loaded: dict[int, Loaded] = {}  # by the GPU's index
-_compilers: dict[tuple[DeviceInfo, tuple[int, int]], Compiler] = {}
+_available: dict[tuple[int, int], Available] = {}  # by GPUs' compute capability
+_compilers: dict[tuple[tuple[int, int], ...], Compiler] = {}
 _of_thread = threading.local()  # waits: whether its calls may wait for the compiler
 _held = 0  # blocks of `held` that are open
 _lost = False  # whether this process can have no workers
 
 
-class Loaded:
-    """What this process has loaded on one GPU: binaries, and the configurations that the last of them have."""
+class Available:
+    """What this process has loaded for GPUs of one compute capability, or its workers have left in Triton's cache."""
 
     def __init__(self) -> None:
         self.binaries: set[Hashable] = set()
-        self.configs: dict[OfKernel, None] = {}
+        self.configs: dict[OfKernel, None] = {}  # that the last of the binaries have
+        self.classes: set[str] = set()  # of bits, of what was called or compiled ahead
+        self.weights: set[GemmProblem] = set()  # whose classes were compiled ahead
 
-    def add(self, binaries: Iterable[Hashable], selection: Selection) -> None:
+    def add(self, device: DeviceInfo, problem: GemmProblem, selection: Selection) -> None:
+        binaries, config = identities(device, problem, selection), (selection.kernel, selection.config)
         with _lock:
             self.binaries.update(binaries)
-            config = selection.kernel, selection.config
             self.configs.pop(config, None)
             self.configs[config] = None
             if len(self.configs) > COMPARED:
                 del self.configs[next(iter(self.configs))]
 
     def nearest(self, problem: GemmProblem, selection: Selection, device: DeviceInfo) -> Selection | None:
-        """The loaded candidate of least predicted time in the class of bits of a selection, or None: without one, or
+        """The available candidate of least predicted time in the class of bits of a selection, or None: without one, or
         where it would be too slow."""
         way = Candidate(given(problem, selection.algorithm), selection.algorithm)
         own = predicted_or_inf(problem, way, model_of(device))
@@ -90,6 +97,29 @@ class Loaded:
                     return other
         return None
 
+    def opened(self, problem: GemmProblem, selection: Selection, device: DeviceInfo) -> list[Job]:
+        """At the first call of a weight what to compile ahead: for numbers of rows in AHEAD the choices that open
+        classes of bits. That call's own class is not among them."""
+        alone = problem.batch == 1 and problem.groups is None and problem.a.strides[2] == problem.c.strides[2] == 1
+        weight = replace(problem, M=0)
+        with _lock:
+            self.classes.add(bit_class(problem, selection))
+            if not alone or weight in self.weights or len(self.weights) >= MAX_WEIGHTS:
+                return []
+            self.weights.add(weight)
+        jobs: list[Job] = []
+        for rows in AHEAD:
+            other = replace(problem, M=rows)
+            try:
+                choice = policies.choose(other, device, invariant=selection.batch_invariant)
+            except RuntimeError:  # the policy is "error", or no kernel multiplies so many rows
+                continue
+            name = bit_class(other, choice)
+            if name not in self.classes:
+                self.classes.add(name)
+                jobs.append((other, choice))
+        return jobs
+
 
 class WouldWaitError(Exception):
     """A call that does `not_wait` has launched nothing: its kernels are being compiled."""
@@ -100,6 +130,8 @@ class FirstCalls:
 
     def __init__(self, device: DeviceInfo) -> None:
         self.device = device
+        with _lock:
+            self.available = _available.setdefault(device.capability, Available())
         self.plan: GemmPlan | None = None  # which stands in
         self.compiler: Compiler | None = None  # of the plan's own kernels
         self.failed = False
@@ -135,21 +167,27 @@ class FirstCalls:
         if plan.load():
             counts["loaded"] += 1
             return False
-        loaded = _loaded.get(plan.index)
-        stand_in = loaded.nearest(plan.problem, plan.selection, self.device) if loaded and _can_cache() else None
-        if stand_in is None and (getattr(_of_thread, "waits", True) or not _can_cache()):
+        if not _can_cache():
+            counts["waited"] += 1
+            return False
+        stand_in = self.available.nearest(plan.problem, plan.selection, self.device)
+        compiler = _compiler(self.device, torch.cuda.get_device_capability(plan.device))
+        waits = stand_in is None and getattr(_of_thread, "waits", True)
+        if not waits:
+            compiler.add([_job(plan)])
+        compiler.add(self.available.opened(plan.problem, plan.selection, self.device), first=True)
+        if waits:
             counts["waited"] += 1
             log.debug("waiting for the compiler of %s", plan.selection)
+            compiler.join(_job(plan))
             return False
         counts["stand-in" if stand_in else "not here"] += 1
         self.plan = None if stand_in is None else plan.like(stand_in)
-        self.compiler = _compiler(self.device, torch.cuda.get_device_capability(plan.device))
-        self.compiler.add([_job(plan)])
+        self.compiler = compiler
         return True
 
 
-def _job(plan: GemmPlan) -> tuple[GemmProblem, Selection]:
-    """As a worker takes it."""
+def _job(plan: GemmPlan) -> Job:
     return plan.problem, plan.selection
 
 
@@ -165,24 +203,21 @@ def not_wait() -> Iterator[None]:
 
 
 def _compiler(device: DeviceInfo, capability: tuple[int, int]) -> Compiler:
-    """That of all plans on such a GPU, which may be treated as an older one than it is."""
-    key = device, capability
+    """That of all plans on such GPUs, which may be treated as older ones than they are."""
+    key = device.capability, capability
     with _lock:
         if key not in _compilers:
             count = max(1, WORKERS // ranks())
-            _compilers[key] = Compiler(_nothing, partial(Worker, key), count, on_lost=_give_up, idle_s=IDLE_S)
+            made = partial(_is_compiled, device)
+            worker = partial(Worker, (device, capability))
+            _compilers[key] = Compiler(made, worker, count, on_lost=_give_up, idle_s=IDLE_S)
         return _compilers[key]
 
 
-def _nothing(job: object) -> None:
-    """What is left to do for a job in this process: the next call loads what a worker has compiled."""
-
-
-def note(plan: GemmPlan, binaries: Iterable[Hashable]) -> None:
-    """That a plan's binaries are loaded."""
-    with _lock:
-        of_gpu = _loaded.setdefault(plan.index, Loaded())
-    of_gpu.add(binaries, plan.selection)
+def _is_compiled(device: DeviceInfo, job: object) -> None:
+    """A worker has left the binaries of a job in Triton's cache, from where calls load them."""
+    if not _lost:
+        _available[device.capability].add(device, *cast(Job, job))
 
 
 @lru_cache(maxsize=1)
@@ -247,7 +282,7 @@ def _forget() -> None:
     for compiler in _compilers.values():
         compiler.abandon()
     _compilers.clear()
-    _loaded.clear()
+    _available.clear()
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -63,9 +63,13 @@ class Compiler:
         for thread in self.threads:
             thread.start()
 
-    def add(self, jobs: Iterable[object]) -> None:
+    def add(self, jobs: Iterable[object], first: bool = False) -> None:
+        """first: whether before those that wait."""
         with self.changed:
-            self.waiting.extend(jobs)
+            if first:
+                self.waiting.extendleft(reversed([*jobs]))
+            else:
+                self.waiting.extend(jobs)
             self.changed.notify_all()
 
     def cancel(self, jobs: Iterable[object]) -> set[object]:
@@ -74,6 +78,12 @@ class Compiler:
             cancelled = set(jobs).intersection(self.waiting)
             self.waiting = deque(job for job in self.waiting if job not in cancelled)
         return cancelled
+
+    def join(self, job: object) -> None:
+        """Waits for a job that a thread has taken. One that none has, or that was not added, is not compiled."""
+        if not self.cancel([job]):
+            with self.changed:
+                self.changed.wait_for(lambda: job not in self.begun or self.done(job), self.limit_s)
 
     def compile_here(self, job: object) -> None:
         """Compiles a job in this thread and process, if no thread has taken it yet."""

@@ -34,7 +34,7 @@ from ..selection import generation
 from ..selection.select import Selection, launches
 from . import background, policies
 from .background import FirstCalls
-from .binaries import SCALARS, identity, launches_on, operands_of
+from .binaries import SCALARS, launches_on, operands_of
 from .policies import in_backward, in_context
 from .workspace import workspace
 
@@ -161,7 +161,7 @@ class GemmPlan:
         named |= zip(self.names, operands, strict=False)
         for step in self.steps:
             step.compile(named)
-        self._is_compiled(named)
+        self._is_compiled()
 
     def load(self) -> bool:
         """As `compile`, where Triton's cache has all kernels; whether that is so."""
@@ -169,12 +169,13 @@ class GemmPlan:
         named = operands_of(self.problem, [step.launch for step in self.steps])
         if not all(step.load(named) for step in self.steps):
             return False
-        self._is_compiled(named)
+        self._is_compiled()
         return True
 
-    def _is_compiled(self, operands: Mapping[str, torch.Tensor]) -> None:
-        background.note(self, [identity(step.launch, operands) for step in self.steps])
-        self.compiled, self.first_calls = True, None
+    def _is_compiled(self) -> None:
+        first_calls, self.compiled, self.first_calls = self.first_calls, True, None
+        if first_calls is not None:
+            first_calls.available.add(first_calls.device, self.problem, self.selection)
 
     def like(self, selection: Selection) -> GemmPlan:
         """The plan of another selection for the same problem."""
