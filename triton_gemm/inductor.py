@@ -22,7 +22,7 @@ from .compat import INTERPRETED, free_in_children, offer_to_inductor
 from .functional import ops
 from .hardware.device import device_info
 from .problem import Request
-from .runtime.background import held
+from .runtime.background import first_calls
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 TAG = f"[triton_gemm {__version__}]"  # in the keys of torch's caches of compiled graphs
@@ -74,7 +74,7 @@ def _takes(operands: Sequence[Any], layout: Any, scalars: Mapping[str, Any]) -> 
 def _product(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
     """out = a @ b, as compiled code calls it: what torch checks was checked when that was traced. On the product's own
     kernel from the first call on, as Inductor times it."""
-    with held(drain=False):
+    with first_calls("own kernel"):
         ops.compute_into(out, a, b, None, Request())
     return out
 
@@ -85,7 +85,7 @@ def _sum(
     """out = beta input + alpha a @ b."""
     if input.dim() == 2 and input.stride(0) == 0:
         input = input[0]  # a bias that Inductor has expanded
-    with held(drain=False):
+    with first_calls("own kernel"):
         ops.compute_into(out, a, b, input, Request(float(alpha), float(beta)))
     return out
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -39,13 +41,14 @@ POWERS = tuple(2**i for i in range(5, 12))  # rows of every weight
 DRAWN, LEAST, MOST = 33, 65, 2047  # more rows of each
 SEED = 0
 SLOW_MS = 50.0
-PATIENCE_S = 60.0  # for what is compiled in the background
+PATIENCE_S = 60.0  # for what is compiled in the background, and for the first pass
 BACKGROUND = "TRITON_GEMM_BACKGROUND"
 CHILD = f"from {__name__} import child; child()"
 OURS, TORCH = "triton_gemm", "torch"
 NOTHING = f"No first calls are committed yet; `python -m perf.bench {NAME}` on a GPU measures them."
 COLUMNS = (
     "scenario",
+    "calls",
     "all calls, s",
     f"over {SLOW_MS:.0f} ms",
     "longest, ms",
@@ -87,7 +90,7 @@ def child() -> None:
     found = measure(calls, wait, torch.cuda.synchronize)
     if function == OURS:
         classes = [triton_gemm.explain(x, weight.t()).bits for x, weight in pairs]
-        found["opens"] = [name not in classes[:i] for i, name in enumerate(classes)]
+        found["opens"] = [name not in classes[:i] for i, name in enumerate(classes[: len(found["calls_ms"])])]
     print(json.dumps(found))
 
 
@@ -109,15 +112,19 @@ def measure(
     synchronize: Callable[[], None],
     clock: Callable[[], float] = time.perf_counter,
 ) -> Run:
-    """Times the first calls by product, and passes over all until `wait(0)` says that nothing is compiled any more.
+    """Times the first calls by product, as many as PATIENCE_S is enough for, and passes over them until `wait(0)` says
+    that nothing is compiled any more.
 
     changed: products whose bits the last pass has not repeated. compiled_s: None if PATIENCE_S was not enough.
     """
 
-    def one_pass() -> tuple[list[float], list[torch.Tensor]]:
-        times, results = [], []
+    def one_pass(calls: Mapping[str, Call], until: float = math.inf) -> tuple[list[float], list[torch.Tensor]]:
+        times: list[float] = []
+        results = []
         for call in calls.values():
             begin = clock()
+            if begin > until:
+                break
             results.append(call())
             synchronize()
             times.append(clock() - begin)
@@ -125,13 +132,14 @@ def measure(
 
     synchronize()
     begin = clock()
-    first, results = one_pass()
+    first, results = one_pass(calls, begin + PATIENCE_S)
+    calls = dict(islice(calls.items(), len(first)))
     deadline = clock() + PATIENCE_S
     while not (compiled := wait(0)) and clock() < deadline:
-        one_pass()
+        one_pass(calls)
     compiled_s = clock() - begin if compiled else None
-    one_pass()  # in which products take their kernels
-    last, again = one_pass()
+    one_pass(calls)  # in which products take their kernels
+    last, again = one_pass(calls)
     bits = [(result.view(torch.int16), other.view(torch.int16)) for result, other in zip(results, again, strict=True)]
     return {
         "calls_ms": {key: round(1000 * seconds, 3) for key, seconds in zip(calls, first, strict=True)},
@@ -180,7 +188,8 @@ def _cache() -> TemporaryDirectory[str]:
 
 
 def differences(runs: Mapping[str, Run]) -> list[str]:
-    """What has other bits in a last pass, and in which scenarios of ours it has other bits than in the first one."""
+    """What has other bits in a last pass, and in which scenarios of ours it has other bits than in the first one. What
+    a scenario had no time for is not compared."""
     ours = {name: run for name, run in runs.items() if "opens" in run}
     first, *others = ours
     found = [f"{key}: {name} has other bits in the last pass" for name, run in ours.items() for key in run["changed"]]
@@ -189,7 +198,7 @@ def differences(runs: Mapping[str, Run]) -> list[str]:
         found += [
             f"{key}: {name} gives other bits than {first}"
             for key, value in ours[first]["digests"].items()
-            if digests[key] != value
+            if digests.get(key, value) != value
         ]
     return found
 
@@ -198,7 +207,13 @@ def row(name: str, run: Run) -> list[Cell]:
     """A line of COLUMNS."""
     times = list(run["calls_ms"].values())
     opens, compiled_s = run.get("opens"), run["compiled_s"]
-    cells: list[Cell] = [name, f"{sum(times) / 1000:.2f}", sum(ms > SLOW_MS for ms in times), f"{max(times):,.0f}"]
+    cells: list[Cell] = [
+        name,
+        len(times),
+        f"{sum(times) / 1000:.2f}",
+        sum(ms > SLOW_MS for ms in times),
+        f"{max(times):,.0f}",
+    ]
     if opens is None:
         cells += [None] * 3
     else:

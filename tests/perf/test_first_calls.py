@@ -71,6 +71,14 @@ def test_passes_go_on_until_all_is_compiled() -> None:
     assert found["compiled_s"] is None
 
 
+def test_a_first_pass_ends_in_time() -> None:
+    """With a call of 1 s each, and later passes over the same."""
+    machine = Machine()
+    found = machine.measure(*[[1.0]] * 100)
+    assert list(found["calls_ms"]) == [f"p{i}" for i in range(61)] == list(found["digests"])
+    assert machine.calls == Counter({i: 3 for i in range(61)})
+
+
 def test_a_bit_that_changes_is_seen() -> None:
     found = Machine().measure([0.0], [0.0, 0.0, -0.0], [float("nan")], [0.0, 1.0, 0.0])
     assert found["changed"] == ["p1"]
@@ -118,9 +126,9 @@ def made_up_run(ours: bool = True, value: str = "a", **more: Any) -> dict[str, A
 def test_the_table_and_the_bits() -> None:
     runs = {"on": made_up_run(), "off": made_up_run(compiled_s=None), "torch": made_up_run(ours=False, value="b")}
     text = first_calls.text({"scenarios": runs, "differences": first_calls.differences(runs)})
-    assert "| on | 1.56 | 2 | 1,500 | 1 | 1 | 12.3 | 0.056 |" in text and "| not in time | 0.056 |" in text
-    assert "| torch | 1.56 | 2 | 1,500 |  |  |  | 0.056 |" in text and "gives the same bits." in text
-    runs |= {"off": made_up_run(digests={"p0": "a", "p1": "b", "p2": "a"}, changed=["p2"])}
+    assert "| on | 3 | 1.56 | 2 | 1,500 | 1 | 1 | 12.3 | 0.056 |" in text and "| not in time | 0.056 |" in text
+    assert "| torch | 3 | 1.56 | 2 | 1,500 |  |  |  | 0.056 |" in text and "gives the same bits." in text
+    runs |= {"off": made_up_run(digests={"p1": "b", "p2": "a"}, changed=["p2"])}
     differ = first_calls.differences(runs)
     assert differ == ["p2: off has other bits in the last pass", "p1: off gives other bits than on"]
     assert "**Bits differ: 2 times.**" in first_calls.text({"scenarios": runs, "differences": differ})

@@ -14,10 +14,12 @@ import torch
 
 import triton_gemm
 from tests.support.table_fakes import HOPPER
+from triton_gemm import kernels
 from triton_gemm.compat import compiling_for
 from triton_gemm.hardware.device_model import model_of
 from triton_gemm.kernels import launch
 from triton_gemm.kernels.candidate import Candidate
+from triton_gemm.kernels.warp_specialised.configs import MENU
 from triton_gemm.problem import GemmProblem
 from triton_gemm.runtime import background, binaries, plan
 from triton_gemm.runtime.compiling import Compiler
@@ -75,6 +77,7 @@ class Gpu:
         self.compiler = FakeCompiler()
         patch.setattr(background, "_available", {})
         patch.setattr(background, "AHEAD", ())
+        patch.setattr(kernels.warp_specialised, "menu", lambda *_: ())
         patch.setattr(background, "_compilers", {"fake": self.compiler})
         patch.setattr(background, "_compiler", lambda *_: self.compiler)
         patch.setattr(background, "_lost", False)
@@ -185,9 +188,9 @@ def test_what_stands_in_gives_the_same_bits(gpu: Gpu) -> None:
         for sizes in ((N, K), (4096, 14336), (1536, 7168)):
             made = planned(M, *sizes)
             call(made)
-            if made.first_calls is None or made.first_calls.plan is None:
+            if made.first_calls is None or made.first_calls.stand_in is None:
                 continue
-            other = made.first_calls.plan.selection
+            other = made.first_calls.stand_in.selection
             assert bit_class(made.problem, other) == bit_class(made.problem, made.selection)
             candidate = Candidate(given(made.problem, other.algorithm), other.algorithm)
             assert illegal(made.problem, HOPPER, candidate) is None
@@ -229,7 +232,7 @@ def test_of_all_that_is_loaded_the_fastest_stands_in(gpu: Gpu) -> None:
         call(planned(M))
     made = planned(ROWS[3])
     call(made)
-    assert made.first_calls is not None and made.first_calls.plan is not None
+    assert made.first_calls is not None and made.first_calls.stand_in is not None
     times = {}
     for M in ROWS[:3]:
         one = background.Available()
@@ -238,7 +241,7 @@ def test_of_all_that_is_loaded_the_fastest_stands_in(gpu: Gpu) -> None:
         assert way is not None
         candidate = Candidate(given(made.problem, way.algorithm), way.algorithm)
         times[predicted(made.problem, candidate, model_of(HOPPER))] = way
-    assert made.first_calls.plan.selection == times[min(times)]
+    assert made.first_calls.stand_in.selection == times[min(times)]
 
 
 @pytest.mark.parametrize("why", ["PassManager::run failed", "compiling takes more than 60 s"])
@@ -256,6 +259,14 @@ def test_a_failure_leaves_what_stands_in_and_is_said_once(gpu: Gpu, caplog: pyte
         call(second)
     (said,) = caplog.messages
     assert why in said and gpu.ran == own(first) * 3 and gpu.waited == own(first)
+    jobs = [*gpu.compiler.jobs]
+    gpu.capturing = False
+    call(again := planned(ROWS[1]))  # another plan of the same binary
+    assert gpu.ran[3:] == own(first) and again.first_calls is not None and again.first_calls.failed
+    assert gpu.compiler.jobs == jobs and len(caplog.messages) == 1
+    with background.held():
+        call(second)
+    assert gpu.ran[4:] == own(second), "what is timed is its own kernel, or an error"
 
 
 def test_a_capture_waits_for_its_own_kernel(gpu: Gpu) -> None:
@@ -274,23 +285,23 @@ def test_a_call_that_does_not_wait_launches_nothing(gpu: Gpu) -> None:
     """Until its kernel is there; others of the same plan wait and compile it."""
     first, second, cut = planned(ROWS[0]), planned(ROWS[1]), planned(*SPLIT)
     for _ in range(2):
-        with background.not_wait(), pytest.raises(background.WouldWaitError):
+        with background.first_calls("raise"), pytest.raises(background.WouldWaitError):
             call(first)
     assert not gpu.ran and not gpu.waited and gpu.compiler.jobs == [(first.problem, first.selection)]
     gpu.end()
-    with background.not_wait():
+    with background.first_calls("raise"):
         call(first)
         call(second)
         with pytest.raises(background.WouldWaitError):
             call(cut)
     call(cut)
     assert gpu.ran == own(first) * 2 + own(cut) and gpu.waited == own(cut)
-    assert background.counts == {"not here": 2, "stand-in": 1}
+    assert background.counts == {"raised": 2, "stand-in": 1}
 
 
 def test_a_failure_leaves_torchs_product(gpu: Gpu, caplog: pytest.LogCaptureFixture) -> None:
     first = planned(ROWS[0])
-    with background.not_wait():
+    with background.first_calls("raise"):
         with pytest.raises(background.WouldWaitError):
             call(first)
         gpu.end("PassManager::run failed")
@@ -320,7 +331,7 @@ def test_the_classes_of_a_weight_are_compiled_ahead(gpu: Gpu, monkeypatch: pytes
     others = (planned(M, 4096, 14336) for M in range(64, 600) if M not in rows)
     other = next(x for x in others if bit_class(x.problem, x.selection) == name)
     call(other)
-    assert gpu.waited == own(first) and other.first_calls is not None and other.first_calls.plan is not None
+    assert gpu.waited == own(first) and other.first_calls is not None and other.first_calls.stand_in is not None
 
 
 def test_a_call_joins_the_worker_that_compiles_its_kernel(gpu: Gpu) -> None:
@@ -390,6 +401,90 @@ def test_threads_that_call_at_once_ask_for_one_compilation(gpu: Gpu) -> None:
     assert gpu.ran[-1:] == own(second) and second.first_calls is None
 
 
+def test_whoever_must_not_wait_waits_for_no_thread(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That compiles the kernel itself, or has joined a worker."""
+    made, compiling, done = planned(ROWS[0]), threading.Event(), threading.Event()
+
+    def compile_slowly(*arguments: Any) -> object:
+        compiling.set()
+        assert done.wait(10)
+        return gpu.compile(*arguments)
+
+    monkeypatch.setattr(plan, "compiled", compile_slowly)
+    thread = threading.Thread(target=call, args=(made,))
+    thread.start()
+    assert compiling.wait(10)
+    with background.first_calls("raise"), pytest.raises(background.WouldWaitError):
+        call(made)
+    done.set()
+    thread.join()
+    with background.first_calls("raise"):
+        call(made)
+    assert gpu.ran == own(made) * 2
+
+
+def test_own_kernels_are_waited_for_where_inductor_times_them(gpu: Gpu) -> None:
+    first, second, *_ = map(planned, ROWS)
+    call(first)
+    with background.first_calls("own kernel"):
+        call(second)
+    assert gpu.waited == own(first) + own(second)
+
+
+def test_a_takeover_that_fails_is_tried_again(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, *_ = map(planned, ROWS)
+    call(first)
+    call(second)
+    gpu.end()
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(plan, "compiled", fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            call(second)
+    call(second)
+    assert gpu.ran[-1:] == own(second) and second.compiled
+
+
+def test_the_binary_is_that_of_the_operands_of_the_call(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bias that is not aligned has none of an aligned one's."""
+    seen: list[bool] = []
+
+    def load(launch: Any, operands: Any, scalars: object) -> object:
+        seen.append(operands["bias"].data_ptr() % 16 == 0)
+        return gpu.load(launch, operands, scalars)
+
+    monkeypatch.setattr(plan, "compiled_before", load)
+    a, b, c = operands(ROWS[0])
+    problem = GemmProblem.of(a, b, c, bias="n")
+    for bias in (torch.empty(N, dtype=torch.bfloat16), torch.empty(N + 1, dtype=torch.bfloat16)[1:]):
+        made = plan.GemmPlan(problem, select(problem, HOPPER), torch.device("cpu"), background.FirstCalls(HOPPER))
+        made.run(a, b, c, (bias,))
+    assert seen == [True, False]
+
+
+def test_the_menu_gives_the_bits_of_most_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once it is compiled, by workers at the first call of a kind of problem, few products wait: of one layout
+    alone, where six weights would wait six times."""
+    found = kernels.warp_specialised.menu
+    gpu = Gpu(monkeypatch)
+    monkeypatch.setattr(kernels.warp_specialised, "menu", found)
+    first = planned(ROWS[0])
+    call(first)
+    menu = [*gpu.compiler.jobs]
+    assert len(menu) == 2 * len(MENU)
+    call(planned(ROWS[0], 2048, 4096))
+    assert gpu.compiler.jobs == menu
+    gpu.end()
+    waited = len(gpu.waited)
+    for sizes in ((4096, 14336), (1536, 7168), (2112, 7168)):
+        for M in (64, 137, 200, 256, 300, 425, 483, 512, 627, 1024):
+            call(planned(M, *sizes))
+    assert len(gpu.waited) - waited <= 1
+
+
 def test_a_forked_child_waits_and_has_none_of_the_workers(gpu: Gpu) -> None:
     call(planned(ROWS[0]))
     child = os.fork()
@@ -402,6 +497,8 @@ def test_a_forked_child_waits_and_has_none_of_the_workers(gpu: Gpu) -> None:
 def test_one_switch_turns_it_off(monkeypatch: pytest.MonkeyPatch, value: str, enabled: bool) -> None:
     monkeypatch.setenv("TRITON_GEMM_BACKGROUND", value)
     assert background.enabled.__wrapped__() == enabled
+    monkeypatch.setattr(background.sys, "frozen", True, raising=False)
+    assert not background.enabled.__wrapped__()
     monkeypatch.setenv("TRITON_GEMM_BACKGROUND", "yes")
     with pytest.raises(ValueError, match="must be 0 or 1, not 'yes'"):
         background.enabled.__wrapped__()
@@ -431,8 +528,8 @@ def test_a_batch_invariant_product_stands_in_within_its_class(gpu: Gpu) -> None:
     for M in (1024, 1100, 2000, 3000):
         one = invariant(M)
         call(one)
-        if one.first_calls is not None and one.first_calls.plan is not None:
-            made.append(one.first_calls.plan.selection)
+        if one.first_calls is not None and one.first_calls.stand_in is not None:
+            made.append(one.first_calls.stand_in.selection)
             assert bit_class(one.problem, made[-1]) == bit_class(one.problem, one.selection)
     assert made
 

@@ -91,8 +91,8 @@ def enable(
     whether to route a call. What triton_gemm cannot take stays torch's. The innermost rule counts.
 
     first_calls: what a call runs on whose kernel is not compiled yet. "same bits": a loaded kernel that gives the bits
-    of its own, and else it waits for the compiler. "torch": such a kernel, and else torch's. No call waits then, but
-    the bits of first calls are torch's.
+    of its own, and else it waits for the compiler. "torch": such a kernel, and else torch's, with torch's bits. A call
+    still waits while a CUDA graph is captured, and where nothing can be compiled in the background.
 
     Raises ValueError for other names, and RuntimeError where torch sees no CUDA device, unless TRITON_INTERPRET=1 was
     set before Python started; for first_calls="torch" ValueError where TRITON_GEMM_BACKGROUND=0, and RuntimeError under
@@ -269,7 +269,7 @@ def _first_calls(rules: Sequence[Rule]) -> AbstractContextManager[None]:
     if not rules or rules[0].first_calls != "torch":
         return nullcontext()
     _refuse_invariance()
-    return background.not_wait()
+    return background.first_calls("raise")
 
 
 def _refuse_invariance() -> None:

@@ -1,5 +1,5 @@
-"""First calls that do not wait for the compiler: a product whose kernels are not loaded runs on loaded ones that give
-the same bits, while worker processes compile its own.
+"""First calls that do not wait for the compiler: a product whose kernels are not loaded runs on others that give the
+same bits, its stand-in, while worker processes compile its own.
 
 The choice names the class of bits (`policies.choose`), and never looks at what is loaded or cached. So no bit depends
 on what was compiled when. A call waits for the compiler where nothing that is loaded gives its class of bits, and under
@@ -10,23 +10,24 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 
-from .. import arguments
+from .. import arguments, kernels
 from ..compat import INTERPRETED, cache_folder, free_in_children
 from ..hardware.device import DeviceInfo
 from ..hardware.device_model import model_of
 from ..kernels.candidate import Candidate
-from ..problem import GemmProblem
+from ..problem import GemmProblem, Layout
 from ..selection import batch_invariance
 from ..selection.bit_classes import bit_class
 from ..selection.of_configs import OfKernel, of_configs
@@ -40,32 +41,42 @@ if TYPE_CHECKING:
     from .plan import GemmPlan
 
 Job = tuple[GemmProblem, Selection]  # as workers take it
-SLOWER = 1.5  # than the product's own kernel: as much slower as one is taken that stands in
-LOST_US = 5_000.0  # or so many microseconds, which are less than a wait of a second for the compiler
-COMPARED = 32  # configurations at most, for one that stands in: a millisecond for two or three
-AHEAD = (512, 256, 128, 64, 32, 16, 1024, 2048)  # rows of a weight whose classes of bits are compiled at its first call
+# A stand-in may be predicted to take so many times as long as the product's own kernel,
+SLOWER = 1.5
+LOST_US = 5_000.0  # or so many microseconds longer, which is less than waiting for the compiler
+COMPARED = 32  # configurations at most that are considered for a stand-in; two or three take a millisecond
+# Numbers of rows of a weight, whose classes of bits are compiled at its first call.
+AHEAD = (512, 256, 128, 64, 32, 16, 1024, 2048, 1, 2, 4, 8)
+MENU_ROWS = 256  # more than those of which a kernel copies no more
 MAX_WEIGHTS = 4096
-WORKERS = 2  # of a process, or of all ranks on this host together
+WORKERS = 2  # of a process; divided by the ranks on this host, but one at least
 IDLE_S = 20.0  # after which a worker that has nothing to compile ends
 
+Mode = Literal["wait", "raise", "own kernel"]  # what a thread does whose product has no loaded kernel
 log = logging.getLogger("triton_gemm")
-counts: Counter[str] = Counter()  # of first calls: "loaded", "stand-in", "waited", "not here"
+# Of first calls: "loaded" from Triton's cache, "stand-in", "waited" for the compiler, "raised".
+counts: Counter[str] = Counter()
 _lock = free_in_children(threading.RLock())
 _available: dict[tuple[int, int], Available] = {}  # by GPUs' compute capability
 _compilers: dict[tuple[tuple[int, int], ...], Compiler] = {}
-_of_thread = threading.local()  # waits: whether its calls may wait for the compiler
+_of_thread = threading.local()  # mode: a Mode
 _held = 0  # blocks of `held` that are open
 _lost = False  # whether this process can have no workers
 
 
 class Available:
-    """What this process has loaded for GPUs of one compute capability, or its workers have left in Triton's cache."""
+    """What this process has loaded for GPUs of one compute capability, or its workers have left in Triton's cache.
+
+    configs: of the last binaries; classes: of bits that were called or are compiled ahead, by kind of problem; weights:
+    whose classes were compiled ahead, as problems with M = 0; failed: binaries that cannot be compiled, and why.
+    """
 
     def __init__(self) -> None:
         self.binaries: set[Hashable] = set()
-        self.configs: dict[OfKernel, None] = {}  # that the last of the binaries have
-        self.classes: set[str] = set()  # of bits, of what was called or compiled ahead
-        self.weights: set[GemmProblem] = set()  # whose classes were compiled ahead
+        self.configs: dict[OfKernel, None] = {}
+        self.classes: set[tuple[GemmProblem, str]] = set()
+        self.weights: set[GemmProblem] = set()
+        self.failed: dict[Hashable, str] = {}
 
     def add(self, device: DeviceInfo, problem: GemmProblem, selection: Selection) -> None:
         binaries, config = identities(device, problem, selection), (selection.kernel, selection.config)
@@ -80,130 +91,166 @@ class Available:
         """The available candidate of least predicted time in the class of bits of a selection, or None: without one, or
         where it would be too slow."""
         way = Candidate(given(problem, selection.algorithm), selection.algorithm)
-        own = predicted_or_inf(problem, way, model_of(device))
-        wanted, limit = bit_class(problem, selection), max(own * SLOWER, own + LOST_US)
+        own_us = predicted_or_inf(problem, way, model_of(device))
+        wanted, limit = bit_class(problem, selection), max(own_us * SLOWER, own_us + LOST_US)
         with _lock:
             configs = dict(self.configs)
         if selection.batch_invariant:
-            found = [x for x in batch_invariance.ranked(problem, device) if x[1].algorithm[:2] in configs]
+            candidates = [x for x in batch_invariance.ranked(problem, device) if x[1].algorithm[:2] in configs]
         else:
-            found = [x for of_one in of_configs(problem, device, configs) for x in of_one]
-        for time_us, candidate in sorted(found, key=lambda one: one[0]):
+            candidates = [x for of_one in of_configs(problem, device, configs) for x in of_one]
+        for time_us, candidate in sorted(candidates, key=lambda one: one[0]):
             if time_us > limit:
                 break
             if bit_class(problem, candidate) == wanted and illegal(problem, device, candidate) is None:
-                other = Selection.of(candidate, f"until {selection.kernel} {selection.config} is compiled")
-                if self.binaries.issuperset(identities(device, problem, other)):
-                    return other
+                stand_in = Selection.of(candidate, f"until {selection.kernel} {selection.config} is compiled")
+                if self.binaries.issuperset(identities(device, problem, stand_in)):
+                    return stand_in
         return None
 
-    def opened(self, problem: GemmProblem, selection: Selection, device: DeviceInfo) -> list[Job]:
-        """At the first call of a weight what to compile ahead: for numbers of rows in AHEAD the choices that open
-        classes of bits. That call's own class is not among them."""
-        alone = problem.batch == 1 and problem.groups is None and problem.a.strides[2] == problem.c.strides[2] == 1
-        weight = replace(problem, M=0)
+    def ahead(self, problem: GemmProblem, selection: Selection, device: DeviceInfo) -> list[Job]:
+        """The jobs to compile ahead at a weight's first call: one for each new class of bits that rows in AHEAD choose,
+        and at the first call of a kind of problem the menu of the warp-specialised kernel."""
+        kind, weight = _kind(problem), replace(problem, M=0)
+        single = problem.batch == 1 and problem.groups is None and problem.a.strides[2] == problem.c.strides[2] == 1
         with _lock:
-            self.classes.add(bit_class(problem, selection))
-            if not alone or weight in self.weights or len(self.weights) >= MAX_WEIGHTS:
+            is_first = all(kind != other for other, _ in self.classes)
+            self.classes.add((kind, bit_class(problem, selection)))
+            if not single or weight in self.weights or len(self.weights) >= MAX_WEIGHTS:
                 return []
             self.weights.add(weight)
         jobs: list[Job] = []
+        if is_first and not selection.batch_invariant:
+            jobs += [
+                (other, Selection.of(candidate, "compiled ahead"))
+                for other in (replace(problem, M=MENU_ROWS),)
+                for candidate in kernels.warp_specialised.menu(other, device)
+            ]
         for rows in AHEAD:
             other = replace(problem, M=rows)
             try:
                 choice = policies.choose(other, device, invariant=selection.batch_invariant)
-            except RuntimeError:  # the policy is "error", or no kernel multiplies so many rows
+                name = bit_class(other, choice)
+            except Exception:  # no kernel takes so many rows, or the policy is "error": that is that call's to say
                 continue
-            name = bit_class(other, choice)
-            if name not in self.classes:
-                self.classes.add(name)
+            if (kind, name) not in self.classes:
+                self.classes.add((kind, name))
                 jobs.append((other, choice))
         return jobs
 
 
+def _kind(problem: GemmProblem) -> GemmProblem:
+    """What problems have in common whose binaries may be the same: all but sizes."""
+
+    def without_pitch(layout: Layout) -> Layout:
+        _, row, column = layout.strides
+        return replace(layout, strides=(0, min(row, 2), min(column, 2)))
+
+    a, b, c = map(without_pitch, (problem.a, problem.b, problem.c))
+    return replace(problem, batch=1, M=0, N=0, K=0, a=a, b=b, c=c)
+
+
 class WouldWaitError(Exception):
-    """A call that does `not_wait` has launched nothing: its kernels are being compiled."""
+    """A call in the mode "raise" has launched nothing: its kernels are being compiled."""
 
 
 class FirstCalls:
-    """What the calls of one plan run on until its own kernels are loaded."""
+    """What the calls of one plan run on until its own kernels are loaded: on a stand-in, if there is one."""
 
     def __init__(self, device: DeviceInfo) -> None:
         self.device = device
         with _lock:
             self.available = _available.setdefault(device.capability, Available())
-        self.plan: GemmPlan | None = None  # which stands in
+        self.stand_in: GemmPlan | None = None
         self.compiler: Compiler | None = None  # of the plan's own kernels
         self.failed = False
         self.changing = threading.Lock()
 
-    def instead_of(self, plan: GemmPlan) -> GemmPlan | None:
-        """The plan that a call runs, or None for its own: it is loaded now, or the call has to compile it.
-        WouldWaitError where it would have to and does `not_wait`."""
-        compiles_here = _held or _lost or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+    def instead_of(self, plan: GemmPlan, operands: Sequence[torch.Tensor]) -> GemmPlan | None:
+        """The plan to launch in place of `plan`, or None to launch `plan` itself, compiling it first if need be.
+        WouldWaitError instead of compiling in the mode "raise"."""
+        mode: Mode = getattr(_of_thread, "mode", "wait")
+        capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        if _held or mode == "own kernel" or ((_lost or capturing) and not self.failed):
+            return None
+        job: Job = (plan.problem, plan.selection)
         with self.changing:
-            if plan.compiled or (compiles_here and not self.failed):
+            if plan.compiled:
                 return None
-            if self.compiler is None and not self._begin(plan):
-                return None
-            assert self.compiler is not None
-            if self.compiler.done(job := _job(plan)) and not self.failed:
+            if self.compiler is None and not self.failed:
+                if plan.load(*operands):
+                    counts["loaded"] += 1
+                    return None
+                if not _can_cache():
+                    counts["waited"] += 1
+                    return None
+                self._begin(plan, job, waits=mode == "wait")
+            if self.compiler is not None and self.compiler.done(job):
                 why = self.compiler.failure(job)
                 self.compiler.forget(job)
+                self.compiler = None
                 if why is None:
                     return None
-                self.failed = True
-                instead = "torch's product" if self.plan is None else self.plan.selection
-                log.warning("%s could not be compiled: %s; in its place stays %s", plan.selection, why, instead)
-            if self.plan is None and getattr(_of_thread, "waits", True):
-                return None
-        if self.plan is None:
+                self._fail(job, why)
+            stand_in = self.stand_in
+        if stand_in is None and mode == "raise":
             raise WouldWaitError
-        return self.plan
+        if stand_in is None and not self.failed:
+            _compiler(plan, self.device).join(job)
+        return stand_in
 
-    def _begin(self, plan: GemmPlan) -> bool:
-        """Whether the plan's own kernels are compiled in the background from now on; else they are loaded, or the call
-        has to compile them."""
-        if plan.load():
-            counts["loaded"] += 1
-            return False
-        if not _can_cache():
-            counts["waited"] += 1
-            return False
-        stand_in = self.available.nearest(plan.problem, plan.selection, self.device)
-        compiler = _compiler(self.device, torch.cuda.get_device_capability(plan.device))
-        waits = stand_in is None and getattr(_of_thread, "waits", True)
-        if not waits:
-            compiler.add([_job(plan)])
-        compiler.add(self.available.opened(plan.problem, plan.selection, self.device), first=True)
-        if waits:
-            counts["waited"] += 1
-            log.debug("waiting for the compiler of %s", plan.selection)
-            compiler.join(_job(plan))
-            return False
-        counts["stand-in" if stand_in else "not here"] += 1
-        self.plan = None if stand_in is None else plan.like(stand_in)
-        self.compiler = compiler
-        return True
+    def _begin(self, plan: GemmPlan, job: Job, waits: bool) -> None:
+        """Looks for a stand-in, and has kernels compiled in the background: the plan's own, unless the call waits and
+        compiles them itself, and those of other calls ahead."""
+        self.stand_in = None
+        stand_in = self.available.nearest(*job, self.device)
+        if stand_in is not None:
+            self.stand_in = plan.like(stand_in)
+        compiler = _compiler(plan, self.device)
+        if stand_in is not None or not waits:
+            why = self.available.failed.get(_binaries(self.device, job)) if self.available.failed else None
+            if why is None:
+                compiler.add([job])
+                self.compiler = compiler
+            else:
+                self.failed = True
+        compiler.add(self.available.ahead(*job, self.device), first=True)
+        outcome = "stand-in" if stand_in is not None else "waited" if waits else "raised"
+        counts[outcome] += 1
+        log.debug("first call of %s: %s", plan.selection, outcome)
+
+    def _fail(self, job: Job, why: str) -> None:
+        """Keeps that the plan's own kernels cannot be compiled, and says so once for each binary."""
+        self.failed = True
+        binaries = _binaries(self.device, job)
+        with _lock:
+            is_known = binaries in self.available.failed
+            self.available.failed[binaries] = why
+        if not is_known:
+            replacement = "torch's product" if self.stand_in is None else self.stand_in.selection.algorithm
+            log.warning("%s could not be compiled: %s; %s stays in its place", job[1].algorithm, why, replacement)
 
 
-def _job(plan: GemmPlan) -> Job:
-    return plan.problem, plan.selection
+def _binaries(device: DeviceInfo, job: Job) -> Hashable:
+    return identities(device, *job)
 
 
 @contextmanager
-def not_wait() -> Iterator[None]:
-    """Inside, a call of this thread that would wait for the compiler raises WouldWaitError, and its kernels are
-    compiled in the background."""
-    before, _of_thread.waits = getattr(_of_thread, "waits", True), False
+def first_calls(mode: Mode) -> Iterator[None]:
+    """Inside, what calls of this thread do whose product has no loaded kernel. "wait": they run on a stand-in, and else
+    wait for the compiler, as outside; "raise": WouldWaitError in the place of a wait; "own kernel": they wait for their
+    own kernel."""
+    before = getattr(_of_thread, "mode", "wait")
+    _of_thread.mode = mode
     try:
         yield
     finally:
-        _of_thread.waits = before
+        _of_thread.mode = before
 
 
-def _compiler(device: DeviceInfo, capability: tuple[int, int]) -> Compiler:
-    """That of all plans on such GPUs, which may be treated as older ones than they are."""
+def _compiler(plan: GemmPlan, device: DeviceInfo) -> Compiler:
+    """One for each pair of the compute capability that is planned for, and the GPU's own."""
+    capability = torch.cuda.get_device_capability(plan.device)
     key = device.capability, capability
     with _lock:
         if key not in _compilers:
@@ -222,12 +269,12 @@ def _is_compiled(device: DeviceInfo, job: object) -> None:
 
 @lru_cache(maxsize=1)
 def enabled() -> bool:
-    """Whether anything is compiled in the background: unless TRITON_GEMM_BACKGROUND=0. ValueError for what is neither 0
-    nor 1."""
+    """Whether anything is compiled in the background: unless TRITON_GEMM_BACKGROUND=0, or where Python's executable is
+    an application, which a worker would start again. ValueError for what is neither 0 nor 1."""
     found = os.environ.get("TRITON_GEMM_BACKGROUND", "1")
     if found not in ("0", "1"):
         raise ValueError(f"TRITON_GEMM_BACKGROUND must be 0 or 1, not {found!r}")
-    return found == "1" and not INTERPRETED
+    return found == "1" and not INTERPRETED and not getattr(sys, "frozen", False)
 
 
 def wait_until_compiled(timeout: float | None = None) -> bool:
@@ -247,15 +294,14 @@ def wait_until_compiled(timeout: float | None = None) -> bool:
 
 
 @contextmanager
-def held(*, drain: bool = True) -> Iterator[None]:
-    """Inside, first calls in all threads compile their own kernels: for what times products. drain: whether to wait for
-    what is being compiled in the background, so that nothing is meanwhile."""
+def held() -> Iterator[None]:
+    """For what times products: inside, first calls in all threads wait for their own kernels, and nothing is compiled
+    in the background."""
     global _held
     with _lock:
         _held += 1
     try:
-        if drain:
-            wait_until_compiled()
+        wait_until_compiled()
         yield
     finally:
         with _lock:

@@ -65,11 +65,14 @@ class Step:
                 self._load(compiled(self.launch, operands, SCALARS))
 
     def load(self, operands: Mapping[str, torch.Tensor]) -> bool:
-        """As `compile`, where Triton's cache has the kernel; whether that is so."""
-        with self.compiling:
-            kernel = compiled_before(self.launch, operands, SCALARS) if self.call is None else None
-            if kernel is not None:
-                self._load(kernel)
+        """As `compile`, where Triton's cache has the kernel and no thread compiles it; whether that is so."""
+        if self.call is None and self.compiling.acquire(blocking=False):
+            try:
+                kernel = compiled_before(self.launch, operands, SCALARS) if self.call is None else None
+                if kernel is not None:
+                    self._load(kernel)
+            finally:
+                self.compiling.release()
         return self.call is not None
 
     def _load(self, kernel: Any) -> None:
@@ -156,21 +159,22 @@ class GemmPlan:
         """Compiles for a, b, c and the auxiliary operands, or for any that the problem may have, on the current device,
         without a launch. Threads may do so at once.
         """
-        ensure_context(self.index)  # this thread may have used no CUDA before
-        named = operands_of(self.problem, [step.launch for step in self.steps])
-        named |= zip(self.names, operands, strict=False)
+        named = self._named(operands)
         for step in self.steps:
             step.compile(named)
         self._is_compiled()
 
-    def load(self) -> bool:
-        """As `compile`, where Triton's cache has all kernels; whether that is so."""
-        ensure_context(self.index)
-        named = operands_of(self.problem, [step.launch for step in self.steps])
-        if not all(step.load(named) for step in self.steps):
+    def load(self, *operands: torch.Tensor) -> bool:
+        """As `compile`, where Triton's cache has all kernels and no thread compiles them; whether that is so."""
+        if not all(step.load(self._named(operands)) for step in self.steps):
             return False
         self._is_compiled()
         return True
+
+    def _named(self, operands: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What the plan is compiled for, by name: those given, and else as `operands_of` has them."""
+        ensure_context(self.index)  # this thread may have used no CUDA before
+        return operands_of(self.problem, [x.launch for x in self.steps]) | dict(zip(self.names, operands, strict=False))
 
     def _is_compiled(self) -> None:
         first_calls, self.compiled, self.first_calls = self.first_calls, True, None
@@ -203,10 +207,11 @@ class GemmPlan:
                 return self.run(a, b, c, auxiliary, alpha, beta)
         if not self.compiled:
             first_calls = self.first_calls
-            stand_in = first_calls.instead_of(self) if first_calls is not None else None
+            operands = (a, b, c, *auxiliary)
+            stand_in = first_calls.instead_of(self, operands) if first_calls is not None else None
             if stand_in is not None:
                 return stand_in.run(a, b, c, auxiliary, alpha, beta)
-            self.compile(a, b, c, *auxiliary)
+            self.compile(*operands)
         stream = current_stream(self.index)
         values = [alpha, beta, a.data_ptr(), b.data_ptr(), c.data_ptr()]
         if auxiliary:

@@ -23,6 +23,7 @@ from ..hardware.device import DeviceInfo
 from ..kernels.launch import Launch, compiled
 from ..problem import GemmProblem
 from ..selection.select import Selection
+from .background import held
 from .binaries import SCALARS, identity, launches_on, operands_of
 from .plan import selection_for
 
@@ -108,6 +109,7 @@ def precompile(
     progress(0, total)
     for capability, launches in wanted.items():
         with (
+            held(),  # workers would write into the other cache
             compiling_for(capability, cache),
             compilations(note),
             ThreadPoolExecutor(workers or os.cpu_count()) as pool,

@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
 
-from ..compat import compiling_for, hash_triton
+from ..compat import cache_folder, compiling_for, hash_triton
 from ..hardware.device import DeviceInfo
 from ..kernels.launch import compiled
 from ..problem import GemmProblem
@@ -34,6 +34,7 @@ GONE_S = 5.0  # until a process is gone whose end of the pipe is closed, or that
 KILLS = 2  # from outside, after which no other process is started
 CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}  # of the compiler itself
 READY = "ready"
+ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "0", "TRITON_GEMM_BACKGROUND": "0"}
 
 
 class LostError(RuntimeError):
@@ -164,7 +165,7 @@ def _launched(command: Sequence[str]) -> tuple[Connection[Any, Any], subprocess.
                 command,
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
-                env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "0"},
+                env={**os.environ, **ENVIRONMENT, "TRITON_CACHE_DIR": str(cache_folder())},
                 start_new_session=True,
             )
         except BaseException:

@@ -422,7 +422,7 @@ def test_first_calls_may_be_torchs_until_the_kernel_is_there(monkeypatch: pytest
 
     def run(self: plan.InterpretedPlan, *arguments: Any) -> None:
         if not compiled:
-            assert not background._of_thread.waits
+            assert background._of_thread.mode == "raise"
             raise background.WouldWaitError
         launched(self, *arguments)
 
@@ -439,7 +439,7 @@ def test_first_calls_may_be_torchs_until_the_kernel_is_there(monkeypatch: pytest
         compiled = True
         torch.testing.assert_close(a @ b, expected)
         assert ours() == {"mm": 1}
-    assert getattr(background._of_thread, "waits", True)
+    assert background._of_thread.mode == "wait"
 
 
 def test_first_calls_by_torch_are_refused_under_batch_invariance() -> None:

@@ -13,7 +13,7 @@ from ..candidate import Algorithm, Candidate
 from ..cost_model import ROUNDING, SECTOR, pitch
 from ..schedule import Schedule, clusters_at_once
 from .bounds import MAX_PARTS, SHORTEST_PART, floors
-from .configs import LONG, Config, listed
+from .configs import LONG, MENU, Config, listed, of_itemsize
 from .costs import OfConfig, OfProblem, are_alone, microseconds, of_problem, of_tile, time_of
 from .host import can_split_k, illegal, unsuited
 from .widths import widths
@@ -51,6 +51,17 @@ def _clusters(problem: GemmProblem) -> tuple[bool, bool]:
     """Whether configurations in clusters are compared, only where they can run; and whether those for long sums."""
     clusters = CLUSTERS and not problem.groups
     return clusters, clusters and max(problem.M, problem.N) * LONG <= problem.K
+
+
+def menu(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
+    """Legal candidates with tiles of MENU cut in two along K, swapped or not. Of most sizes of a problem like this one
+    their binaries can compute what is chosen, with the same bits."""
+    for given, swap_ab, packed in () if problem.groups or problem.arithmetic.exact else _given(problem, device):
+        for config in of_itemsize(MENU, given.planes.dtype.itemsize):
+            count = given.batch * config.tiles(given.M, given.N)
+            schedule = Schedule(2 * count, count, 2)
+            if not packed and can_split_k(config) and illegal(given, device, config, schedule) is None:
+                yield Candidate(given, Algorithm("warp_specialised", config, schedule, swap_ab))
 
 
 def without_clusters(problem: GemmProblem) -> str:

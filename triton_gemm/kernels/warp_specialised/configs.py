@@ -103,6 +103,10 @@ _FOR_LONG_SUMS = {
 FOR_LONG_SUMS = tuple(Config(*figures, *form) for figures, forms in _FOR_LONG_SUMS.items() for form in forms)
 
 
+# With tiles cut along K one of them gives the bits of nearly any choice for operands of 16 bits (`choice.menu`).
+MENU = (Config(128, 256, 64, 8, 4), Config(64, 128, 128, 4, 4), Config(64, 32, 128, 4, 8))
+
+
 def configs(dtype: torch.dtype, clusters: bool = False) -> tuple[Config, ...]:
     """CONFIGS, or those of CLUSTERED, for operands, or planes, of that dtype: as many bytes along K."""
     return of_itemsize(CLUSTERED if clusters else CONFIGS, dtype.itemsize)
