@@ -255,26 +255,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {NAME} needs a CUDA GPU, and torch sees none here", file=sys.stderr)
         return 2
     runs: dict[str, Run] = {}
+    record: dict[str, Any] = {}
+    file = given.json or environment.RESULTS / environment.slug(made["gpu"]) / NAME / FILE
     try:
         for name, found in orders(given.orders) if given.orders else scenarios():
             runs[name] = found
-            print(
-                f"{name}: {len(found['calls_ms'])} calls in {sum(found['calls_ms'].values()) / 1000:.2f} s", flush=True
-            )
+            seconds = sum(found["calls_ms"].values()) / 1000
+            print(f"{name}: {len(found['calls_ms'])} calls in {seconds:.2f} s", flush=True)
+            kept = {name: {key: run[key] for key in run if key != "digests"} for name, run in runs.items()}
+            record = {"environment": made, "scenarios": kept, "differences": differences(runs)}
+            if not given.orders:  # at once, so that what follows may be interrupted
+                file.parent.mkdir(parents=True, exist_ok=True)
+                write_json(file, record)
     except subprocess.CalledProcessError as error:
         print(f"error: a scenario's process ended with {error.returncode}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
-    differ = differences(runs)
-    for line in differ:
+    for line in record["differences"]:
         print(f"FAILED {line}", file=sys.stderr)
-    kept = {name: {key: run[key] for key in run if key != "digests"} for name, run in runs.items()}
-    record = {"environment": made, "scenarios": kept, "differences": differ}
     print(f"\n{text(record)}")
     if not given.orders:
-        file = given.json or environment.RESULTS / environment.slug(made["gpu"]) / NAME / FILE
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, record)
         print(f"\nWritten to {shown(file)}; `python -m perf.pages` shows it.")
-    return 1 if differ else 0
+    return 1 if record["differences"] else 0
