@@ -101,7 +101,7 @@ def test_help_shows_every_command_in_plain_words() -> None:
         ("explain 1 2 3 --dtype fp4 --device h200", "--dtype: 'fp4' is none of fp32, fp16, bf16"),
         ("explain 1 2 3 --device h300", "--device: 'h300' is none of a100, a10, l4"),
         ("explain 1 2 3 --device cuda:7", "there is no cuda:7 here"),
-        ("explain 1 2 3 --device absent.json", "absent.json holds no GPU"),
+        ("explain 1 2 3 --device absent.json", "absent.json cannot be read: No such file"),
         ("explain 1 2 3 --device h200 --precision tf32", "precision"),
         ("explain 1 2 3 --device h200 --scales rows", "scaled_matmul is not implemented for torch.bfloat16"),
         ("explain 1 2 3 --device h200 --beta 1 --activation relu", "no product has both beta and activation"),
@@ -323,7 +323,34 @@ def test_explain_marks_what_runs_under_batch_invariance(folder: Path) -> None:
 def test_explain_shows_classes_of_bits(folder: Path) -> None:
     first = document("explain", *PRODUCT, "--device", "h200")["candidates"][0]
     assert first["bits"] == triton_gemm.explain(M=512, N=1024, K=2048, dtype=torch.bfloat16, device="h200").bits
-    assert first["bits"] in words_of("explain", *PRODUCT, "--device", "h200")
+    assert first["bits"] in words_of("explain", *PRODUCT, "--device", "h200", "--bits")
+    assert first["bits"] not in words_of("explain", *PRODUCT, "--device", "h200")
+
+
+@pytest.mark.parametrize(("device", "model"), [("h200", "shipped"), ("a100", "derived")])
+def test_explain_names_the_origin_of_the_model(folder: Path, device: str, model: str) -> None:
+    """In a word, and not with the history of its fit."""
+    assert document("explain", *PRODUCT, "--device", device)["model"] == model
+    assert f"predicted times: {model} model" in words_of("explain", *PRODUCT, "--device", device)
+
+
+def test_sizes_may_have_a_capital_x() -> None:
+    assert cli.words.shapes("64X128X256,2x3x4x5") == [(1, 64, 128, 256), (2, 3, 4, 5)]
+    assert cli.words.weights("64X128") == [(64, 128)]
+
+
+@pytest.mark.parametrize("text", ['{"devices": []}', "{}"])
+def test_a_description_without_a_gpu_is_called_so(folder: Path, tmp_path: Path, text: str) -> None:
+    path = tmp_path / "doc.json"
+    path.write_text(text)
+    told = words_of("explain", "64", "64", "64", "--device", path, code=2)
+    assert "holds no GPU" in told and "on a machine that has one" in told
+
+
+@pytest.mark.parametrize(("count", "words"), [(0, "0 entries"), (1, "1 entry"), (2, "2 entries")])
+def test_counts_agree_with_their_nouns(count: int, words: str) -> None:
+    assert cli.output.counted(count, "entry", "entries") == words
+    assert cli.output.counted(1, "kernel") == "1 kernel" and cli.output.counted(0, "kernel") == "0 kernels"
 
 
 def test_explain_compiles_on_request(folder: Path) -> None:
@@ -467,9 +494,11 @@ def test_tables_travel(folder: Path, tmp_path: Path) -> None:
     assert document("cache", "export", first, "--device", "h200")["entries"] == 1
     assert document("cache", "clear", "--yes") == {"deleted": 1, "notes": 0}
     store(problem_of(64))
-    assert "1 entries" in words_of("cache", "export", second, "--device", "h200")
+    assert "1 entry ->" in words_of("cache", "export", second, "--device", "h200")
     assert document("cache", "merge", first, second, "--out", both)["entries"] == 2
-    assert document("cache", "export", tmp_path / "any.json", "--device", "h200", "--bits", "any")["entries"] == 0
+    assert (
+        document("cache", "export", tmp_path / "any.json", "--device", "h200", "--bits", "any", code=1)["entries"] == 0
+    )
     assert document("cache", "import", both)["entries"] == 2
     assert len(document("cache", "show", "--device", "h200")["entries"]) == 2
 
@@ -669,7 +698,7 @@ def test_doctor_shows_what_it_found(folder: Path, monkeypatch: pytest.MonkeyPatc
     findings = (Finding("GPU", "good", "there is one"), Finding("GPU", "broken", "it is on fire", "put it out"))
     monkeypatch.setattr(cli.doctor, "examine", lambda: doctor.Diagnosis(findings, (H200,)))
     shown = words_of("doctor", code=1)
-    assert "GPU ok there is one BROKEN it is on fire put it out 1 broken" in shown
+    assert "GPU good there is one BROKEN it is on fire put it out 1 broken" in shown
     assert document("doctor", code=1)["devices"][0]["num_sms"] == 132
 
 

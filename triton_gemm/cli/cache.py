@@ -157,9 +157,11 @@ def export(
     bits: words.Bits = "same",
     as_json: output.Json = False,
 ) -> None:
-    """Write your table for a GPU into the file OUT, for another machine."""
+    """Write your table for a GPU into the file OUT, for another machine. Exit status 1 if it has no entry."""
     count = tables.export_to(out, words.device(device), bits)
     _counted(count, out, as_json)
+    if count == 0:
+        raise typer.Exit(output.FAILED)
 
 
 @app.command("import")
@@ -192,7 +194,11 @@ def merge(
 
 
 def _counted(count: int, where: Path | None, as_json: bool) -> None:
-    output.show({"entries": count, "to": where}, as_json, lambda console: console.print(f"{count} entries -> {where}"))
+    output.show(
+        {"entries": count, "to": where},
+        as_json,
+        lambda console: console.print(f"{output.counted(count, 'entry', 'entries')} -> {where}"),
+    )
 
 
 @app.command("verify")

@@ -12,7 +12,7 @@ from ..reporting.doctor import Diagnosis, examine
 from ..tables import Silicon
 from . import output
 
-_LOOK = {"good": ("ok", "green"), "note": ("note", "yellow"), "broken": ("BROKEN", "red bold")}
+_LOOK = {"good": ("good", "green"), "note": ("note", "yellow"), "broken": ("BROKEN", "red bold")}
 
 
 @output.command

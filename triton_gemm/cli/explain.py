@@ -9,7 +9,6 @@ import typer
 from rich.console import Console
 
 from ..arithmetic import Precision, ScaleKind
-from ..hardware.device_model import origin
 from ..problem import Activation
 from ..reporting.candidates import Comparison, Way, compare
 from ..tables.records import LARGEST, plain
@@ -43,6 +42,7 @@ def explain(
     compile: Annotated[
         int, typer.Option(min=0, help="Compile the first so many, for their registers and shared memory.")
     ] = 0,
+    bits: Annotated[bool, typer.Option("--bits", help="Show the class of bits of each candidate.")] = False,
     as_json: output.Json = False,
 ) -> None:
     """Show which kernels could compute a product, how long each takes, and which one runs.
@@ -73,7 +73,7 @@ def explain(
         device=info,
     )
     found = compare(problem, info, limit=limit, compiled=compile)
-    output.show(as_plain(found), as_json, lambda console: render(found, console))
+    output.show(as_plain(found), as_json, lambda console: render(found, console, bits))
 
 
 def as_plain(found: Comparison) -> dict[str, Any]:
@@ -104,27 +104,28 @@ def _way(way: Way) -> dict[str, Any]:
     return _selection(way.selection) | figures | {"bits": way.bits, "chosen": way.chosen, "launches": launches}
 
 
-def render(found: Comparison, console: Console) -> None:
-    """For people."""
+def render(found: Comparison, console: Console, bits: bool = False) -> None:
+    """For people. bits: whether with classes of bits, which are long."""
     console.print(f"{words.problem_text(found.problem)} on {found.device.name}", style="bold")
-    columns = ["", "kernel and configuration", "bits", "predicted us", "known us"]
+    columns = ["", "kernel and configuration", *["bits"] * bits, "predicted us", "known us"]
     columns += ["registers", "shared memory", "spills"] if any(way.compiled for way in found.ways) else []
     rows = []
     for way in found.ways:
         what = str(way.selection).removesuffix(f": {way.selection.reason}")
-        row: list[object] = ["->" if way.chosen else "", what, way.bits, output.us(way.predicted_us)]
+        row: list[object] = ["->" if way.chosen else "", what, *[way.bits] * bits, output.us(way.predicted_us)]
         row.append(way.known_us and f"{output.us(way.known_us)} ({way.table})")
         row += [" + ".join(str(getattr(x, name)) for x in way.compiled) for name in ("registers", "shared", "spills")]
         rows.append(row[: len(columns)])
-    console.print(output.table(columns, rows, left=3))
+    console.print(output.table(columns, rows, left=2 + bits))
     legal = found.candidates - found.refused
     console.print(f"{len(found.ways)} of the {legal} candidates that this GPU can run")
     console.print(f"runs: {found.chosen}")
-    model = origin(found.device)
-    chooser = replace(found.chosen, model=model).chooser
+    chooser = replace(found.chosen, model=found.model).chooser
     invariant = ", for any number of rows" * found.chosen.batch_invariant
     console.print(f"chosen by the {chooser}, policy {found.policy.name}, bits {found.policy.bits}{invariant}")
-    caveat = ", not measured on this GPU: trust their order, not the times" if model == "derived" else ""
-    console.print(f"predicted times: {model} model{caveat}")
+    caveat = ", not measured on this GPU: trust their order, not the times" if found.model == "derived" else ""
+    console.print(f"predicted times: {found.model} model{caveat}")
     if "registers" not in columns:
         console.print("--compile 3 compiles the first three, for their registers and shared memory")
+    if not bits:
+        console.print("--bits shows the class of bits of each")

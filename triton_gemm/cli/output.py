@@ -126,3 +126,8 @@ def _widths(columns: Sequence[str], cells: Sequence[Sequence[str]], left: int, r
 def us(value: float | None) -> str | None:
     """Microseconds, in three figures or whole."""
     return None if value is None else f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+
+
+def counted(count: int, one: str, many: str = "") -> str:
+    """ "1 kernel", "2 kernels", "2 entries"."""
+    return f"{count} {one if count == 1 else many or one + 's'}"

@@ -86,7 +86,8 @@ def warmup(
     def render(console: Console) -> None:
         already = made.kernels - made.compiled
         names = ", ".join(x.name for x in devices)
-        console.print(f"{made.kernels} kernels for {made.problems} products on {names} in {made.cache}")
+        products_ = output.counted(made.problems, "product")
+        console.print(f"{output.counted(made.kernels, 'kernel')} for {products_} on {names} in {made.cache}")
         console.print(f"{made.compiled} compiled in {made.seconds:.0f} s, {already} were there")
         console.print(f"the launcher: {made.launcher or 'built'}")
         for failure in made.failures:

@@ -101,7 +101,7 @@ def shapes(text: str) -> list[tuple[int, int, int, int]]:
     """(batch, M, N, K) of each product; batch is 1 where it is not said."""
     found = []
     for word in text.split(","):
-        sizes = re.fullmatch(r"\s*(?:(\d{1,15})x)?(\d{1,15})x(\d{1,15})x(\d{1,15})\s*", word, re.ASCII)
+        sizes = re.fullmatch(r"\s*(?:(\d{1,15})x)?(\d{1,15})x(\d{1,15})x(\d{1,15})\s*", word.lower(), re.ASCII)
         batch, M, N, K = map(int, sizes.groups(default="1")) if sizes else (0, 0, 0, 0)
         if min(batch, M, N, K) < 1 or max(batch, M, N, K) > LARGEST:
             called = f"{word.strip()[:60]!r} is no MxNxK with numbers from 1 to {LARGEST}"
@@ -114,7 +114,7 @@ def weights(text: str) -> list[tuple[int, int]]:
     """(N, K) of each weight."""
     found = []
     for word in text.split(","):
-        sizes = re.fullmatch(r"\s*(\d{1,15})x(\d{1,15})\s*", word, re.ASCII)
+        sizes = re.fullmatch(r"\s*(\d{1,15})x(\d{1,15})\s*", word.lower(), re.ASCII)
         N, K = map(int, sizes.groups()) if sizes else (0, 0)
         if min(N, K) < 1 or max(N, K) > LARGEST:
             called = f"{word.strip()[:60]!r} is no NxK with numbers from 1 to {LARGEST}"
@@ -180,7 +180,13 @@ def _described(path: Path) -> DeviceInfo:
         if min(figures) < 0 or found.num_sms == 0:
             raise ValueError("no GPU has such figures")
         return found
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+    except OSError as error:
+        raise wrong_call(f"--device: {path} cannot be read: {error.strerror}") from None
+    except LookupError:  # no document of that kind, or one of a machine without a GPU
+        raise wrong_call(
+            f"--device: {path} holds no GPU, as `doctor --json` describes it on a machine that has one"
+        ) from None
+    except (ValueError, TypeError, RecursionError) as error:
         raise wrong_call(f"--device: {path} holds no GPU, as `doctor --json` describes it: {error}") from None
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from .. import kernels, tables
 from ..hardware.device import DeviceInfo
-from ..hardware.device_model import model_of
+from ..hardware.device_model import model_of, origin
 from ..kernels.candidate import Algorithm, Candidate
 from ..kernels.launch import materialise
 from ..problem import GemmProblem
@@ -44,7 +44,7 @@ class Way:
 class Comparison:
     """What there is to choose from for a problem on a device, and the choice.
 
-    chosen: what runs, its source says who chose; policy: under which; model: where the cost model's figures come from;
+    chosen: what runs, its source says who chose; policy: under which; model: the origin of the cost model's figures;
     ways: the legal ones that are predicted to be fastest, in that order, and what runs and what tables have in any
     case; candidates: how many were compared; refused: how many of those the
     device cannot run.
@@ -110,7 +110,7 @@ def compare(problem: GemmProblem, device: DeviceInfo, *, limit: int = 10, compil
         device=device,
         chosen=chosen,
         policy=policies.current(),
-        model=model.source,
+        model=origin(device),
         ways=tuple(ways),
         candidates=len(every),
         refused=refused,

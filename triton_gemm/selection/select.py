@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from .. import kernels
 from ..arithmetic import HALF
 from ..config import TileConfig
-from ..hardware.device import DeviceInfo
+from ..hardware.device import INTERPRETER, DeviceInfo
 from ..hardware.device_model import DeviceModel, model_of, origin
 from ..kernels.candidate import Algorithm, Candidate, Work
 from ..kernels.cost_model import roofline
@@ -150,8 +150,10 @@ def credible(time: float, problem: GemmProblem, device: DeviceInfo) -> float:
 
 
 def about(time: float, problem: GemmProblem, device: DeviceInfo) -> str:
-    """A predicted time, for people: of a GPU that nobody measured with that word."""
+    """A predicted time, for people: of a GPU that nobody measured with that word, and of none for the interpreter."""
     caveat = ", not measured on this GPU" if origin(device) == "derived" else ""
+    if device == INTERPRETER:
+        caveat = " on a made-up GPU"
     return f"about {credible(time, problem, device):.3g} us{caveat}"
 
 

@@ -36,6 +36,25 @@ from . import records as records
 from .files import BITS, Bits, Table
 from .records import Entry, illegal, plain, text_of
 
+__all__ = [
+    "Report",
+    "Silicon",
+    "clear",
+    "contents",
+    "entry",
+    "export_to",
+    "folder",
+    "ignored",
+    "import_from",
+    "known",
+    "lookup",
+    "merge",
+    "reload",
+    "serves",
+    "store",
+    "verify",
+]
+
 SHIPPED = Path(__file__).parent
 JOURNAL = ".tuning.jsonl"  # ends the names of files in which a tuner notes what failed
 Source = Literal["user's table", "shipped table"]
@@ -417,7 +436,9 @@ def verify(device: DeviceInfo | None = None) -> list[Report]:
         faults, elsewhere = [found.wrong[1]] if found.wrong else [], ""
         table = found.table
         if table is not None and (table.silicon, table.triton) != (Silicon.of(device), files.TRITON):
-            elsewhere = f"it is of {table.silicon} and Triton {table.triton}"
+            differ = [str(table.silicon)] * (table.silicon != Silicon.of(device))
+            differ += [f"Triton {table.triton}"] * (table.triton != files.TRITON)
+            elsewhere = f"it is of {' and '.join(differ)}"
             faults.append(elsewhere)
         elif table is not None:
             whys = ((problem, illegal(problem, device, entry.algorithm)) for problem, entry in table.entries.items())
