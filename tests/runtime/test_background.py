@@ -485,6 +485,20 @@ def test_the_menu_gives_the_bits_of_most_choices(monkeypatch: pytest.MonkeyPatch
     assert len(gpu.waited) - waited <= 1
 
 
+def test_a_batch_does_not_take_the_menu_from_a_layer(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose problems are of the same kind but for the batch."""
+    seen: list[int] = []
+    monkeypatch.setattr(kernels.warp_specialised, "menu", lambda problem, _: seen.append(problem.batch) or ())
+    a, b, c = operands(ROWS[0])
+    several = GemmProblem.of(a.expand(2, *a.shape), b, c.expand(2, *c.shape))
+    for problem in (several, planned(ROWS[0]).problem):
+        background.Available().ahead(problem, select(problem, HOPPER), HOPPER)
+    kept = background.Available()
+    for problem in (several, planned(ROWS[0]).problem, planned(ROWS[1]).problem, planned(64, 2048).problem):
+        kept.ahead(problem, select(problem, HOPPER), HOPPER)
+    assert seen == [1, 1] and len(kept.classes) == 1 and len(kept.weights) == 2
+
+
 def test_a_forked_child_waits_and_has_none_of_the_workers(gpu: Gpu) -> None:
     call(planned(ROWS[0]))
     child = os.fork()

@@ -67,15 +67,15 @@ _lost = False  # whether this process can have no workers
 class Available:
     """What this process has loaded for GPUs of one compute capability, or its workers have left in Triton's cache.
 
-    configs: of the last binaries; classes: of bits that were called or are compiled ahead, by kind of problem; weights:
-    whose classes were compiled ahead, as problems with M = 0; failed: binaries that cannot be compiled, and why.
+    configs: of the last binaries; weights: whose classes of bits were compiled ahead, as problems with M = 0; classes:
+    these, by kind of problem; failed: binaries that cannot be compiled, and why.
     """
 
     def __init__(self) -> None:
         self.binaries: set[Hashable] = set()
         self.configs: dict[OfKernel, None] = {}
-        self.classes: set[tuple[GemmProblem, str]] = set()
         self.weights: set[GemmProblem] = set()
+        self.classes: dict[GemmProblem, set[str]] = {}
         self.failed: dict[Hashable, str] = {}
 
     def add(self, device: DeviceInfo, problem: GemmProblem, selection: Selection) -> None:
@@ -114,18 +114,16 @@ class Available:
         kind, weight = _kind(problem), replace(problem, M=0)
         single = problem.batch == 1 and problem.groups is None and problem.a.strides[2] == problem.c.strides[2] == 1
         with _lock:
-            is_first = all(kind != other for other, _ in self.classes)
-            self.classes.add((kind, bit_class(problem, selection)))
             if not single or weight in self.weights or len(self.weights) >= MAX_WEIGHTS:
                 return []
             self.weights.add(weight)
+            is_first = kind not in self.classes
+            classes = self.classes.setdefault(kind, set())
+            classes.add(bit_class(problem, selection))
         jobs: list[Job] = []
         if is_first and not selection.batch_invariant:
-            jobs += [
-                (other, Selection.of(candidate, "compiled ahead"))
-                for other in (replace(problem, M=MENU_ROWS),)
-                for candidate in kernels.warp_specialised.menu(other, device)
-            ]
+            like = replace(problem, M=MENU_ROWS)
+            jobs += [(like, Selection.of(x, "compiled ahead")) for x in kernels.warp_specialised.menu(like, device)]
         for rows in AHEAD:
             other = replace(problem, M=rows)
             try:
@@ -133,8 +131,8 @@ class Available:
                 name = bit_class(other, choice)
             except Exception:  # no kernel takes so many rows, or the policy is "error": that is that call's to say
                 continue
-            if (kind, name) not in self.classes:
-                self.classes.add((kind, name))
+            if name not in classes:
+                classes.add(name)
                 jobs.append((other, choice))
         return jobs
 
