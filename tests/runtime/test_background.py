@@ -562,14 +562,19 @@ def test_few_configurations_are_compared() -> None:
     assert kept[-2:] == [configs[99], configs[70]] and set(kept) == set(configs[-background.COMPARED :])
 
 
-def test_a_compiler_is_joined_where_a_thread_has_the_job() -> None:
+def one_that_waits() -> tuple[Compiler, threading.Event, list[object]]:
+    """A compiler that compiles nothing before the event, and what it has compiled."""
     begin, compiled = threading.Event(), []
 
     def compile(job: object) -> None:
         begin.wait()
         compiled.append(job)
 
-    compiler = Compiler(compile, threads=1)
+    return Compiler(compile, threads=1), begin, compiled
+
+
+def test_a_compiler_is_joined_where_a_thread_has_the_job() -> None:
+    compiler, begin, compiled = one_that_waits()
     try:
         compiler.join("not added")
         compiler.add([1, 2])
@@ -584,13 +589,7 @@ def test_a_compiler_is_joined_where_a_thread_has_the_job() -> None:
 
 
 def test_a_compiler_says_when_all_is_done() -> None:
-    begin, compiled = threading.Event(), []
-
-    def compile(job: object) -> None:
-        begin.wait()
-        compiled.append(job)
-
-    compiler = Compiler(compile, threads=1)
+    compiler, begin, compiled = one_that_waits()
     try:
         assert compiler.wait(0)
         compiler.add([1, 2])
