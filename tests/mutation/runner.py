@@ -40,7 +40,7 @@ TABLES = (
 )
 TUNING = (
     *("tuning/gpu_bench", "tuning/candidates", "tuning/race", "tuning/session", "runtime/worker", "runtime/policies"),
-    "cli/cli",
+    *("runtime/background", "cli/cli"),
 )
 CALLS = (
     *("functional/surface", "functional/matmul", "functional/ops", "functional/routing", "functional/support"),
@@ -83,9 +83,19 @@ class Group:
 KERNELS = ("portable/*", "gemv", "skinny", "fma", "repack", "reduction", "tiles", "epilogue", "groups", "schedule")
 GROUPS = (
     Group("select", ("selection/select.py",), CHOICES, ("reporting/explanation",)),
-    Group("plan", ("runtime/plan.py",), (*CHOICES, "runtime/workers", "tuning/gpu_bench"), CALLS),
+    Group(
+        "plan",
+        ("runtime/plan.py", "runtime/background.py"),
+        (*CHOICES, "runtime/workers", "runtime/background", "tuning/gpu_bench"),
+        CALLS,
+    ),
     Group("api", ("functional/api.py",), (*CHOICES, "runtime/workers"), CALLS),
-    Group("tuning", ("tuning/*.py",), TUNING, ("tuning/recording", "functional/bad_input")),
+    Group(
+        "tuning",
+        ("tuning/*.py", "runtime/worker.py", "runtime/compiling.py"),
+        TUNING,
+        ("tuning/recording", "functional/bad_input"),
+    ),
     Group("tables", ("tables/*.py",), TABLES),
     Group(
         "kernels",
