@@ -115,7 +115,7 @@ def measure(
     """Times the first calls by product, as many as PATIENCE_S is enough for, and passes over them until `wait(0)` says
     that nothing is compiled any more.
 
-    changed: products whose bits the last pass has not repeated. compiled_s: None if PATIENCE_S was not enough.
+    changed: products whose last result differs bitwise from the first. compiled_s: None if PATIENCE_S was not enough.
     """
 
     def one_pass(calls: Mapping[str, Call], until: float = math.inf) -> tuple[list[float], list[torch.Tensor]]:

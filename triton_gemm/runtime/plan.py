@@ -166,7 +166,8 @@ class GemmPlan:
 
     def load(self, *operands: torch.Tensor) -> bool:
         """As `compile`, where Triton's cache has all kernels and no thread compiles them; whether that is so."""
-        if not all(step.load(self._named(operands)) for step in self.steps):
+        named = self._named(operands)
+        if not all(step.load(named) for step in self.steps):
             return False
         self._is_compiled()
         return True
