@@ -19,13 +19,14 @@ from triton_gemm.compat import compiling_for
 from triton_gemm.hardware.device_model import model_of
 from triton_gemm.kernels import launch
 from triton_gemm.kernels.candidate import Candidate
-from triton_gemm.kernels.warp_specialised.configs import MENU
 from triton_gemm.problem import GemmProblem
 from triton_gemm.runtime import background, binaries, plan
 from triton_gemm.runtime.compiling import Compiler
 from triton_gemm.runtime.worker import LostError
 from triton_gemm.selection.bit_classes import bit_class
 from triton_gemm.selection.select import Selection, given, illegal, predicted, select
+from triton_gemm.suites.problems import gemm_problem
+from triton_gemm.suites.shapes import Shape
 
 K, N = 4096, 4096
 ROWS = (1814, 1728, 725, 512)  # whose choices differ, and have one class of bits
@@ -66,10 +67,11 @@ class FakeCompiler:
 class Gpu:
     """In the place of Triton's compiler and cache, its launcher and a Hopper GPU.
 
-    cached: binaries on disk; waited: those that a call has compiled; ran: those that were launched, one after another.
+    quick: whether there is the tile that is compiled soonest; cached: binaries on disk; waited: those that a call has
+    compiled; ran: those that were launched, one after another.
     """
 
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, quick: bool = False) -> None:
         self.cached: set[object] = set()
         self.waited: list[object] = []
         self.ran: list[object] = []
@@ -77,7 +79,8 @@ class Gpu:
         self.compiler = FakeCompiler()
         patch.setattr(background, "_available", {})
         patch.setattr(background, "AHEAD", ())
-        patch.setattr(kernels.warp_specialised, "menu", lambda *_: ())
+        if not quick:
+            patch.setattr(kernels.warp_specialised, "quick", lambda *_: ())
         patch.setattr(background, "_compilers", {"fake": self.compiler})
         patch.setattr(background, "_compiler", lambda *_: self.compiler)
         patch.setattr(background, "_lost", False)
@@ -465,30 +468,57 @@ def test_the_binary_is_that_of_the_operands_of_the_call(gpu: Gpu, monkeypatch: p
     assert seen == [True, False]
 
 
-def test_the_menu_gives_the_bits_of_most_choices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once it is compiled, by workers at the first call of a kind of problem, few products wait: of one layout
-    alone, where six weights would wait six times."""
-    found = kernels.warp_specialised.menu
-    gpu = Gpu(monkeypatch)
-    monkeypatch.setattr(kernels.warp_specialised, "menu", found)
+def test_what_is_compiled_soonest_gives_the_bits_of_most_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first call of all compiles it, and other weights of that layout do not wait, of any number of rows."""
+    gpu = Gpu(monkeypatch, quick=True)
     first = planned(ROWS[0])
     call(first)
-    menu = [*gpu.compiler.jobs]
-    assert len(menu) == 2 * len(MENU)
+    assert first.first_calls is not None and first.first_calls.stand_in is not None
+    stand_in = first.first_calls.stand_in
+    assert bit_class(first.problem, stand_in.selection) == bit_class(first.problem, first.selection)
+    assert gpu.waited == own(stand_in) == gpu.ran
+    *ahead, job = gpu.compiler.jobs
+    assert len(ahead) == 3 and job == (first.problem, first.selection)
     call(planned(ROWS[0], 2048, 4096))
-    assert gpu.compiler.jobs == menu
+    assert gpu.compiler.jobs[:3] == ahead and len(gpu.compiler.jobs) == 5
     gpu.end()
-    waited = len(gpu.waited)
     for sizes in ((4096, 14336), (1536, 7168), (2112, 7168)):
-        for M in (64, 137, 200, 256, 300, 425, 483, 512, 627, 1024):
+        for M in (32, 64, 137, 200, 256, 300, 425, 483, 512, 627, 1024):
             call(planned(M, *sizes))
-    assert len(gpu.waited) - waited <= 1
+    assert gpu.waited == own(stand_in) and background.counts["waited"] == 1
+    call(first)
+    assert gpu.ran[-1:] == own(first)
 
 
-def test_a_batch_does_not_take_the_menu_from_a_layer(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("precision", ["bf16", "fp8", "int8", "tf32", "tf32x3"])
+def test_what_is_compiled_soonest_exists_for_all_that_tensor_cores_multiply(precision: str) -> None:
+    problem = gemm_problem(Shape(300, N, K, layout="nt"), precision)
+    found = select(problem, HOPPER)
+    quick = background._quick(problem, found, HOPPER)
+    (stand_in, *_) = background._of_its_class(problem, found, HOPPER, quick)
+    assert stand_in.config.num_stages == 2
+    assert bit_class(problem, stand_in) == bit_class(problem, found)
+
+
+def test_what_cannot_be_compiled_soonest_is_compiled_as_chosen(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    gpu, made, compiled = Gpu(monkeypatch, quick=True), planned(ROWS[0]), plan.compiled
+
+    def fail_once(*arguments: Any) -> object:
+        monkeypatch.setattr(plan, "compiled", compiled)
+        raise RuntimeError("PassManager::run failed")
+
+    monkeypatch.setattr(plan, "compiled", fail_once)
+    call(made)
+    (said,) = caplog.messages
+    assert "PassManager::run failed" in said and gpu.waited == own(made) == gpu.ran
+
+
+def test_a_batch_takes_nothing_that_is_compiled_ahead_from_a_layer(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whose problems are of the same kind but for the batch."""
     seen: list[int] = []
-    monkeypatch.setattr(kernels.warp_specialised, "menu", lambda problem, _: seen.append(problem.batch) or ())
+    monkeypatch.setattr(kernels.warp_specialised, "quick", lambda problem, *_: seen.append(problem.batch) or ())
     a, b, c = operands(ROWS[0])
     several = GemmProblem.of(a.expand(2, *a.shape), b, c.expand(2, *c.shape))
     for problem in (several, planned(ROWS[0]).problem):
@@ -496,7 +526,7 @@ def test_a_batch_does_not_take_the_menu_from_a_layer(gpu: Gpu, monkeypatch: pyte
     kept = background.Available()
     for problem in (several, planned(ROWS[0]).problem, planned(ROWS[1]).problem, planned(64, 2048).problem):
         kept.ahead(problem, select(problem, HOPPER), HOPPER)
-    assert seen == [1, 1] and len(kept.classes) == 1 and len(kept.weights) == 2
+    assert seen == [1] * 4 and len(kept.classes) == 1 and len(kept.weights) == 2
 
 
 def test_a_forked_child_waits_and_has_none_of_the_workers(gpu: Gpu) -> None:

@@ -35,7 +35,7 @@ from ..selection.select import Selection, given, illegal, predicted_or_inf
 from . import policies
 from .binaries import identities
 from .compiling import Compiler, ranks
-from .worker import LostError, Worker
+from .worker import LostError, Worker, told
 
 if TYPE_CHECKING:
     from .plan import GemmPlan
@@ -47,7 +47,6 @@ LOST_US = 5_000.0  # or so many microseconds longer, which is less than waiting 
 COMPARED = 32  # configurations at most that are considered for a stand-in; two or three take a millisecond
 # Numbers of rows of a weight, whose classes of bits are compiled at its first call.
 AHEAD = (512, 256, 128, 64, 32, 16, 1024, 2048, 1, 2, 4, 8)
-MENU_ROWS = 256  # more than those of which a kernel copies no more
 MAX_WEIGHTS = 4096
 WORKERS = 2  # of a process; divided by the ranks on this host, but one at least
 IDLE_S = 20.0  # after which a worker that has nothing to compile ends
@@ -90,27 +89,20 @@ class Available:
     def nearest(self, problem: GemmProblem, selection: Selection, device: DeviceInfo) -> Selection | None:
         """The available candidate of least predicted time in the class of bits of a selection, or None: without one, or
         where it would be too slow."""
-        way = Candidate(given(problem, selection.algorithm), selection.algorithm)
-        own_us = predicted_or_inf(problem, way, model_of(device))
-        wanted, limit = bit_class(problem, selection), max(own_us * SLOWER, own_us + LOST_US)
         with _lock:
             configs = dict(self.configs)
         if selection.batch_invariant:
             candidates = [x for x in batch_invariance.ranked(problem, device) if x[1].algorithm[:2] in configs]
         else:
             candidates = [x for of_one in of_configs(problem, device, configs) for x in of_one]
-        for time_us, candidate in sorted(candidates, key=lambda one: one[0]):
-            if time_us > limit:
-                break
-            if bit_class(problem, candidate) == wanted and illegal(problem, device, candidate) is None:
-                stand_in = Selection.of(candidate, f"until {selection.kernel} {selection.config} is compiled")
-                if self.binaries.issuperset(identities(device, problem, stand_in)):
-                    return stand_in
+        for stand_in in _of_its_class(problem, selection, device, [*candidates, *_quick(problem, selection, device)]):
+            if self.binaries.issuperset(identities(device, problem, stand_in)):
+                return stand_in
         return None
 
     def ahead(self, problem: GemmProblem, selection: Selection, device: DeviceInfo) -> list[Job]:
         """The jobs to compile ahead at a weight's first call: one for each new class of bits that rows in AHEAD choose,
-        and at the first call of a kind of problem the menu of the warp-specialised kernel."""
+        and at the first call of a kind of problem those of `quick` that any number of rows may run on."""
         kind, weight = _kind(problem), replace(problem, M=0)
         single = problem.batch == 1 and problem.groups is None and problem.a.strides[2] == problem.c.strides[2] == 1
         with _lock:
@@ -122,8 +114,9 @@ class Available:
             classes.add(bit_class(problem, selection))
         jobs: list[Job] = []
         if is_first and not selection.batch_invariant:
-            like = replace(problem, M=MENU_ROWS)
-            jobs += [(like, Selection.of(x, "compiled ahead")) for x in kernels.warp_specialised.menu(like, device)]
+            quick = [x for parts in (1, 2) for x in kernels.warp_specialised.quick(problem, device, parts)]
+            one_way = [x for x in quick if x.algorithm[3:] == quick[0].algorithm[3:]]  # swapped and packed alike
+            jobs += [(problem, Selection.of(x, "compiled ahead")) for x in one_way]
         for rows in AHEAD:
             other = replace(problem, M=rows)
             try:
@@ -146,6 +139,28 @@ def _kind(problem: GemmProblem) -> GemmProblem:
 
     a, b, c = map(without_pitch, (problem.a, problem.b, problem.c))
     return replace(problem, batch=1, M=0, N=0, K=0, a=a, b=b, c=c)
+
+
+def _quick(problem: GemmProblem, selection: Selection, device: DeviceInfo) -> list[tuple[float, Candidate]]:
+    """(predicted microseconds, candidate) of those that are compiled soonest, with K cut as in a selection."""
+    parts = 1 if selection.schedule is None else selection.schedule.split_k
+    model = model_of(device)
+    return [(predicted_or_inf(problem, x, model), x) for x in kernels.warp_specialised.quick(problem, device, parts)]
+
+
+def _of_its_class(
+    problem: GemmProblem, selection: Selection, device: DeviceInfo, candidates: list[tuple[float, Candidate]]
+) -> Iterator[Selection]:
+    """The candidates that can stand in for a selection, as they are legal, in its class of bits and not too slow; that
+    of least predicted time first."""
+    own = Candidate(given(problem, selection.algorithm), selection.algorithm)
+    own_us = predicted_or_inf(problem, own, model_of(device))
+    wanted, limit = bit_class(problem, selection), max(own_us * SLOWER, own_us + LOST_US)
+    for time_us, candidate in sorted(candidates, key=lambda one: one[0]):
+        if time_us > limit:
+            break
+        if bit_class(problem, candidate) == wanted and illegal(problem, device, candidate) is None:
+            yield Selection.of(candidate, f"until {selection.kernel} {selection.config} is compiled")
 
 
 class WouldWaitError(Exception):
@@ -182,7 +197,7 @@ class FirstCalls:
                 if not _can_cache():
                     counts["waited"] += 1
                     return None
-                self._begin(plan, job, waits=mode == "wait")
+                self._begin(plan, operands, waits=mode == "wait")
             if self.compiler is not None and self.compiler.done(job):
                 why = self.compiler.failure(job)
                 self.compiler.forget(job)
@@ -197,25 +212,42 @@ class FirstCalls:
             _compiler(plan, self.device).join(job)
         return stand_in
 
-    def _begin(self, plan: GemmPlan, job: Job, waits: bool) -> None:
-        """Looks for a stand-in, and has kernels compiled in the background: the plan's own, unless the call waits and
-        compiles them itself, and those of other calls ahead."""
-        self.stand_in = None
+    def _begin(self, plan: GemmPlan, operands: Sequence[torch.Tensor], waits: bool) -> None:
+        """Looks for a stand-in, and else, if the call waits, compiles what is compiled soonest. Has kernels compiled in
+        the background: those of other calls ahead, and the plan's own, unless the call is to wait for these."""
+        job = plan.problem, plan.selection
         stand_in = self.available.nearest(*job, self.device)
-        if stand_in is not None:
-            self.stand_in = plan.like(stand_in)
-        compiler = _compiler(plan, self.device)
-        if stand_in is not None or not waits:
-            why = self.available.failed.get(_binaries(self.device, job)) if self.available.failed else None
-            if why is None:
-                compiler.add([job])
-                self.compiler = compiler
-            else:
-                self.failed = True
-        compiler.add(self.available.ahead(*job, self.device), first=True)
         outcome = "stand-in" if stand_in is not None else "waited" if waits else "raised"
         counts[outcome] += 1
         log.debug("first call of %s: %s", plan.selection, outcome)
+        compiler = _compiler(plan, self.device)
+        compiler.add(self.available.ahead(*job, self.device), first=True)
+        self.stand_in = None if stand_in is None else plan.like(stand_in)
+        if stand_in is None and waits:
+            self.stand_in = self._compiled_soonest(plan, operands)
+        if self.stand_in is None and waits:
+            return
+        why = self.available.failed.get(_binaries(self.device, job)) if self.available.failed else None
+        if why is None:
+            compiler.add([job])
+            self.compiler = compiler
+        else:
+            self.failed = True
+
+    def _compiled_soonest(self, plan: GemmPlan, operands: Sequence[torch.Tensor]) -> GemmPlan | None:
+        """A stand-in that is compiled here in a fraction of the time of the plan's own kernels; None without one."""
+        job = plan.problem, plan.selection
+        stand_in = next(_of_its_class(*job, self.device, _quick(*job, self.device)), None)
+        if stand_in is None or stand_in.algorithm == plan.selection.algorithm:
+            return None
+        found = plan.like(stand_in)
+        try:
+            found.compile(*operands)
+        except Exception as error:
+            log.warning("%s could not be compiled: %s", stand_in.algorithm, told(error))
+            return None
+        self.available.add(self.device, plan.problem, stand_in)
+        return found
 
     def _fail(self, job: Job, why: str) -> None:
         """Keeps that the plan's own kernels cannot be compiled, and says so once for each binary."""

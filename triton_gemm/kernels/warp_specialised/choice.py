@@ -13,7 +13,7 @@ from ..candidate import Algorithm, Candidate
 from ..cost_model import ROUNDING, SECTOR, pitch
 from ..schedule import Schedule, clusters_at_once
 from .bounds import MAX_PARTS, SHORTEST_PART, floors
-from .configs import LONG, MENU, Config, listed, of_itemsize
+from .configs import LONG, QUICK, Config, listed, of_itemsize
 from .costs import OfConfig, OfProblem, are_alone, microseconds, of_problem, of_tile, time_of
 from .host import can_split_k, illegal, unsuited
 from .widths import widths
@@ -53,15 +53,16 @@ def _clusters(problem: GemmProblem) -> tuple[bool, bool]:
     return clusters, clusters and max(problem.M, problem.N) * LONG <= problem.K
 
 
-def menu(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
-    """Legal candidates with tiles of MENU cut in two along K, swapped or not. Of most sizes of a problem like this one
-    their binaries can compute what is chosen, with the same bits."""
-    for given, swap_ab, packed in () if problem.groups or problem.arithmetic.exact else _given(problem, device):
-        for config in of_itemsize(MENU, given.planes.dtype.itemsize):
-            count = given.batch * config.tiles(given.M, given.N)
-            schedule = Schedule(2 * count, count, 2)
-            if not packed and can_split_k(config) and illegal(given, device, config, schedule) is None:
-                yield Candidate(given, Algorithm("warp_specialised", config, schedule, swap_ab))
+def quick(problem: GemmProblem, device: DeviceInfo, parts: int = 1) -> Iterator[Candidate]:
+    """Legal candidates with the tile QUICK, with K whole or in so many parts, which programs sum in turn: with few
+    binaries the bits of nearly any choice, as the numbers of tiles and of parts are no compile-time constants."""
+    for given, swap_ab, packed in _given(problem, device):
+        (config,) = of_itemsize((QUICK,), given.planes.dtype.itemsize)
+        programs = device.num_sms if given.groups else min(device.num_sms, given.batch * config.tiles(given.M, given.N))
+        for unit in (1, 2) if parts > 1 else (1,):  # as chosen tiles are 64 or 128 deep
+            schedule = Schedule(programs, split_k=parts, unit=unit)
+            if illegal(given, device, config, schedule) is None:
+                yield Candidate(given, Algorithm("warp_specialised", config, schedule, swap_ab, packed))
 
 
 def without_clusters(problem: GemmProblem) -> str:
