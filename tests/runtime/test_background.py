@@ -247,6 +247,21 @@ def test_of_all_that_is_loaded_the_fastest_stands_in(gpu: Gpu) -> None:
     assert made.first_calls.stand_in.selection == times[min(times)]
 
 
+def test_a_faster_stand_in_is_taken_when_there_is_one(gpu: Gpu) -> None:
+    first, second, *others = map(planned, ROWS)
+    call(first)
+    call(made := others.pop())
+    assert gpu.ran[-1:] == own(first)
+    fastest = available().nearest(made.problem, made.selection, HOPPER)
+    for other in (second, *others, planned(600), planned(430)):
+        gpu.cached.update(own(other))
+        available().add(HOPPER, other.problem, other.selection)
+    found = available().nearest(made.problem, made.selection, HOPPER)
+    assert found is not None and fastest is not None and found.algorithm != fastest.algorithm
+    call(made)
+    assert gpu.ran[-1:] == [*binaries.identities(HOPPER, made.problem, found)]
+
+
 @pytest.mark.parametrize("why", ["PassManager::run failed", "compiling takes more than 60 s"])
 def test_a_failure_leaves_what_stands_in_and_is_said_once(gpu: Gpu, caplog: pytest.LogCaptureFixture, why: str) -> None:
     """Under a capture, too, which would compile it in this process."""

@@ -44,6 +44,7 @@ Job = tuple[GemmProblem, Selection]  # as workers take it
 # A stand-in may be predicted to take so many times as long as the product's own kernel,
 SLOWER = 1.5
 LOST_US = 5_000.0  # or so many microseconds longer, which is less than waiting for the compiler
+GROWN = 1.5  # how many times as many binaries there are when a faster stand-in is looked for again
 COMPARED = 32  # configurations at most that are considered for a stand-in; two or three take a millisecond
 # Numbers of rows of a weight, whose classes of bits are compiled at its first call.
 AHEAD = (512, 256, 128, 64, 32, 16, 1024, 2048, 1, 2, 4, 8)
@@ -175,6 +176,7 @@ class FirstCalls:
         with _lock:
             self.available = _available.setdefault(device.capability, Available())
         self.stand_in: GemmPlan | None = None
+        self.looked = 0  # how many binaries were available when it was looked for
         self.compiler: Compiler | None = None  # of the plan's own kernels
         self.failed = False
         self.changing = threading.Lock()
@@ -205,6 +207,8 @@ class FirstCalls:
                 if why is None:
                     return None
                 self._fail(job, why)
+            if self.stand_in is not None and len(self.available.binaries) > GROWN * self.looked:
+                self._look(plan)
             stand_in = self.stand_in
         if stand_in is None and mode == "raise":
             raise WouldWaitError
@@ -215,24 +219,29 @@ class FirstCalls:
     def _begin(self, plan: GemmPlan, operands: Sequence[torch.Tensor], waits: bool) -> None:
         """Looks for a stand-in, and else, if the call waits, compiles what is compiled soonest. Has kernels compiled in
         the background: those of other calls ahead, and the plan's own, unless the call is to wait for these."""
-        job = plan.problem, plan.selection
-        stand_in = self.available.nearest(*job, self.device)
-        outcome = "stand-in" if stand_in is not None else "waited" if waits else "raised"
+        self._look(plan)
+        outcome = "stand-in" if self.stand_in is not None else "waited" if waits else "raised"
         counts[outcome] += 1
         log.debug("first call of %s: %s", plan.selection, outcome)
-        compiler = _compiler(plan, self.device)
+        job, compiler = (plan.problem, plan.selection), _compiler(plan, self.device)
         compiler.add(self.available.ahead(*job, self.device), first=True)
-        self.stand_in = None if stand_in is None else plan.like(stand_in)
-        if stand_in is None and waits:
-            self.stand_in = self._compiled_soonest(plan, operands)
         if self.stand_in is None and waits:
-            return
+            self.stand_in = self._compiled_soonest(plan, operands)
+            if self.stand_in is None:
+                return
         why = self.available.failed.get(_binaries(self.device, job)) if self.available.failed else None
         if why is None:
             compiler.add([job])
             self.compiler = compiler
         else:
             self.failed = True
+
+    def _look(self, plan: GemmPlan) -> None:
+        """Takes the stand-in that is the fastest now; keeps what there is where nothing available would do."""
+        self.looked = len(self.available.binaries)
+        found = self.available.nearest(plan.problem, plan.selection, self.device)
+        if found is not None and (self.stand_in is None or found.algorithm != self.stand_in.selection.algorithm):
+            self.stand_in = plan.like(found)
 
     def _compiled_soonest(self, plan: GemmPlan, operands: Sequence[torch.Tensor]) -> GemmPlan | None:
         """A stand-in that is compiled here in a fraction of the time of the plan's own kernels; None without one."""

@@ -103,8 +103,8 @@ _FOR_LONG_SUMS = {
 FOR_LONG_SUMS = tuple(Config(*figures, *form) for figures, forms in _FOR_LONG_SUMS.items() for form in forms)
 
 
-# The tile that Triton compiles soonest, as that time grows with stages and accumulators: in 0.33 s, where 128x192x64 with
-# four stages takes 1.7 (Triton 3.9, docs/log.md).
+# The tile that Triton compiles soonest, as that time grows with stages and accumulators: in 0.4 s. 128x192x64 with
+# four stages takes 1.7 s (Triton 3.9, docs/log.md).
 QUICK = Config(64, 64, 64, 4, 2)
 
 
