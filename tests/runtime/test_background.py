@@ -509,9 +509,10 @@ def test_what_is_compiled_soonest_gives_the_bits_of_most_choices(monkeypatch: py
 def test_what_is_compiled_soonest_exists_for_all_that_tensor_cores_multiply(precision: str) -> None:
     problem = gemm_problem(Shape(300, N, K, layout="nt"), precision)
     found = select(problem, HOPPER)
-    quick = background._quick(problem, found, HOPPER)
-    (stand_in, *_) = background._of_its_class(problem, found, HOPPER, quick)
-    assert stand_in.config.num_stages == 2
+    candidates = background._quick(problem, found, HOPPER)
+    (stand_in, *_) = background._of_its_class(problem, found, HOPPER, candidates)
+    quick = kernels.warp_specialised.QUICK
+    assert stand_in.config == replace(quick, BLOCK_K=stand_in.config.BLOCK_K)
     assert bit_class(problem, stand_in) == bit_class(problem, found)
 
 

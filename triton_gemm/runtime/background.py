@@ -96,7 +96,8 @@ class Available:
             candidates = [x for x in batch_invariance.ranked(problem, device) if x[1].algorithm[:2] in configs]
         else:
             candidates = [x for of_one in of_configs(problem, device, configs) for x in of_one]
-        for stand_in in _of_its_class(problem, selection, device, [*candidates, *_quick(problem, selection, device)]):
+        candidates = sorted([*candidates, *_quick(problem, selection, device)], key=lambda one: one[0])
+        for stand_in in _of_its_class(problem, selection, device, candidates):
             if self.binaries.issuperset(identities(device, problem, stand_in)):
                 return stand_in
         return None
@@ -143,7 +144,8 @@ def _kind(problem: GemmProblem) -> GemmProblem:
 
 
 def _quick(problem: GemmProblem, selection: Selection, device: DeviceInfo) -> list[tuple[float, Candidate]]:
-    """(predicted microseconds, candidate) of those that are compiled soonest, with K cut as in a selection."""
+    """(predicted microseconds, candidate) of those that are compiled soonest, with K cut as in a selection: first those
+    that `Available.ahead` has compiled."""
     parts = 1 if selection.schedule is None else selection.schedule.split_k
     model = model_of(device)
     return [(predicted_or_inf(problem, x, model), x) for x in kernels.warp_specialised.quick(problem, device, parts)]
@@ -152,15 +154,13 @@ def _quick(problem: GemmProblem, selection: Selection, device: DeviceInfo) -> li
 def _of_its_class(
     problem: GemmProblem, selection: Selection, device: DeviceInfo, candidates: list[tuple[float, Candidate]]
 ) -> Iterator[Selection]:
-    """The candidates that can stand in for a selection, as they are legal, in its class of bits and not too slow; that
-    of least predicted time first."""
+    """Of the candidates those that can stand in for a selection: legal, in its class of bits and not too slow."""
     own = Candidate(given(problem, selection.algorithm), selection.algorithm)
     own_us = predicted_or_inf(problem, own, model_of(device))
     wanted, limit = bit_class(problem, selection), max(own_us * SLOWER, own_us + LOST_US)
-    for time_us, candidate in sorted(candidates, key=lambda one: one[0]):
-        if time_us > limit:
-            break
-        if bit_class(problem, candidate) == wanted and illegal(problem, device, candidate) is None:
+    for time_us, candidate in candidates:
+        in_class = time_us <= limit and bit_class(problem, candidate) == wanted
+        if in_class and illegal(problem, device, candidate) is None:
             yield Selection.of(candidate, f"until {selection.kernel} {selection.config} is compiled")
 
 

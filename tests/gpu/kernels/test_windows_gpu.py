@@ -41,6 +41,8 @@ def test_what_is_planted_is_found(bug: str) -> None:
     """In a process of its own, which an access outside ends."""
     command = [sys.executable, "-m", "tests.support.nan_windows", "--planted", bug, "--calls", "5"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    if done.returncode == nan_windows.SKIPPED:
+        pytest.skip("needs more of the GPU's memory")
     said = done.stdout + done.stderr
     words = {"write": ["no result's"], "read": ["are wrong"], "far": ["illegal memory access", "are wrong"]}[bug]
     assert done.returncode and any(word in said for word in words), said[-3000:]

@@ -55,7 +55,8 @@ def few_copied(problem: GemmProblem) -> tuple[int, int]:
 def copied(problem: GemmProblem, config: Config) -> tuple[int, int]:
     """`few_copied` for tiles of `config`. (A warpgroup has at least 64 rows of A, more than any of FEW.) Of QUICK all
     are copied, so that one binary serves any number of rows."""
-    if (config.BLOCK_M, config.BLOCK_N, config.num_stages) == (QUICK.BLOCK_M, QUICK.BLOCK_N, QUICK.num_stages):
+    sides = QUICK.BLOCK_M, QUICK.BLOCK_N, QUICK.num_warps, QUICK.num_stages
+    if (config.BLOCK_M, config.BLOCK_N, config.num_warps, config.num_stages) == sides:
         return 0, 0
     a, b = few_copied(problem)
     return a, b if b < config.BLOCK_N and not config.tail_n else 0
