@@ -97,6 +97,20 @@ def count(name: str, x: object, least: int = 0) -> None:
         raise ValueError(f"argument '{name}' must be at least {least}, not {x}")
 
 
+def counts(function: str, name: str, x: object) -> list[int]:
+    """Whole numbers above 0, each once, of an iterable of them or of one; ValueError where there is none."""
+    if isinstance(x, Integral):
+        x = (x,)
+    several(function, name, x)
+    found: dict[int, None] = {}
+    for number in x:  # type: ignore[attr-defined]  # which can be gone through
+        count(name, number, 1)
+        found[int(number)] = None
+    if not found:
+        raise ValueError(f"{function}(): argument '{name}' must have at least one number, and is empty")
+    return list(found)
+
+
 def one_of(function: str, name: str, x: object, allowed: Sequence[str], *, or_none: bool = False) -> None:
     """Whether x is one of the words that an argument may be."""
     if not ((isinstance(x, str) and x in allowed) or (or_none and x is None)):

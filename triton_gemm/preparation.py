@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from numbers import Integral
 from typing import NamedTuple
 
 import torch
@@ -88,7 +87,7 @@ def problems_of(
     model_or_weights: torch.nn.Module | Iterable[Weight], rows: int | Iterable[int], dtype: torch.dtype, bias: bool
 ) -> dict[GemmProblem, set[bool | None]]:
     """The GEMMs of `prepare`, and what their layers say of batch invariance; with its errors."""
-    counts = _counts(rows)
+    counts = arguments.counts("prepare", "rows", rows)
     arguments.flag("prepare", "bias", bias)
     arguments.dtype(dtype, "dtype")
     if isinstance(model_or_weights, torch.nn.Module):
@@ -155,20 +154,6 @@ def _of_tensor(what: str, weight: torch.Tensor, request: Request) -> Iterator[_L
     rules.precision("prepare", request.precision, weight.dtype)
     if weight.shape[0]:
         yield _Layer(tuple(weight.shape), weight.stride(), weight.dtype, request)
-
-
-def _counts(rows: object) -> list[int]:
-    """The numbers of rows, each once."""
-    if isinstance(rows, Integral):
-        rows = (rows,)
-    arguments.several("prepare", "rows", rows)
-    found: dict[int, None] = {}
-    for M in rows:  # type: ignore[attr-defined]  # which can be gone through
-        arguments.count("rows", M, 1)
-        found[int(M)] = None
-    if not found:
-        raise ValueError("prepare(): argument 'rows' must have at least one number, and is empty")
-    return list(found)
 
 
 def _device(device: object) -> DeviceInfo:

@@ -126,7 +126,8 @@ def test_help_shows_every_command_in_plain_words() -> None:
         ("warmup --device h200 --weights 8x8 --rows 8 --layout nn", "--layout: that of --weights is nt"),
         ("warmup --device h200 --weights 8x8 --rows 8 --dtype fp8", "no linear layer is computed in torch.float8_e4m3"),
         ("warmup --device h200 --weights 8x8 --rows 8 --dtype int8 --bias", "no linear layer with a bias is computed"),
-        ("tune --weights 8x8 --rows 8", "No such option"),
+        ("explain 16 64 64 --dtype fp8 --device h200", "have scales: give scales, one of 'tensor', 'rows', 'blocks'"),
+        ("tune --suite llm --rows 8", "--rows goes with --weights"),
         ("warmup --device h200 --arch sm_90 --shapes 1x2x3", "give one of them"),
         ("warmup --arch hopper --shapes 1x2x3", "--arch: 'hopper' is none of sm_75"),
         ("warmup --device h200 --shapes 1x2", "--shapes: '1x2' is no MxNxK"),
@@ -652,6 +653,26 @@ def test_tune_passes_on_what_it_was_told(tuning: FakeTuning, tmp_path: Path) -> 
     assert tuning.asked["shapes"] == file, "with how often each was called"
     for tuning.outcome in ("refused", "failed", "not stored"):
         assert document("tune", "--shapes", "1x2x3", code=1)
+
+
+def test_tune_takes_weights_with_rows(tuning: FakeTuning, tmp_path: Path) -> None:
+    words_of("tune", "--weights", "4096x1024,512x64", "--rows", "1-8,64", "--bias")
+    assert tuning.asked["rows"] == [1, 2, 3, 4, 5, 6, 7, 8, 64]
+    texts = [words.problem_text(problem) for problem in tuning.asked["shapes"]]
+    assert texts == ["1x4096x1024 bf16 nt bias n", "1x512x64 bf16 nt bias n"]
+    file = tmp_path / "shapes.json"
+    file.touch()
+    words_of("tune", "--shapes-from", file, "--rows", "1-4096")
+    assert tuning.asked["shapes"] == file and tuning.asked["rows"] == [*range(1, 4097)]
+    for wrong in (["--weights", "64x64"], ["--shapes", "1x2x3", "--rows", "4"], ["--suite", "llm", "--bias"]):
+        assert call("tune", *wrong).exit_code == 2
+
+
+def test_a_dry_run_times_nothing() -> None:
+    said = words_of("tune", "--weights", "4096x4096", "--rows", "1-64", "--dry-run", "--device", "h200")
+    assert "64x4096x4096 bf16 nt: " in said and "for 8 products; nothing was timed" in said
+    found = document("tune", "--shapes", "64x64x64", "--dry-run", "--device", "h200")
+    assert len(found["shapes"][0]["candidates"]) > 1
 
 
 def test_recorded_shapes_are_compiled(tuning: FakeTuning, tmp_path: Path) -> None:

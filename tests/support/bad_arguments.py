@@ -194,7 +194,7 @@ OF_PARAMETERS: Mapping[str, str] = {
     **dict.fromkeys(
         ("precision", "activation", "name", "bits", "measure", "layout", "group_dim", "first_calls"), "word"
     ),
-    **dict.fromkeys(("M", "N", "K", "batch", "groups", "repeat"), "size"),
+    **dict.fromkeys(("M", "N", "K", "batch", "groups", "repeat", "least_rows"), "size"),
     **dict.fromkeys(("nn.Linear.in_features", "nn.Linear.out_features", "nn.Linear.device"), "torch's"),
     **dict.fromkeys(("us", "default_us"), "positive"),
     **dict.fromkeys(("measured", "by"), "text"),

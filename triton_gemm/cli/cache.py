@@ -98,7 +98,12 @@ def show(
     """
     shown, wrong, info = _table(file) if file else _tables_of(words.device(device))
     rows = [
-        {"problem": plain(problem), "text": words.problem_text(problem), "whose": whose, "bits": table.bits}
+        {
+            "problem": plain(problem),
+            "text": f"{_fewest(entry)}{words.problem_text(problem)}",
+            "whose": whose,
+            "bits": table.bits,
+        }
         | {"triton": table.triton, "used": _is_used(problem, entry, table, info)}
         | plain(entry)
         | {"selection": str(entry.selection(problem, whose)).partition(":")[0], "gain": entry.default_us / entry.us - 1}
@@ -118,7 +123,8 @@ def show(
         console.print(output.table(columns, lines, left=5) if lines else "no table has an entry")
         unused = [x for x in rows if not x["used"]]
         for version in sorted({str(x["triton"]) for x in unused} - {files.TRITON}):
-            console.print(f"not used here: what is of Triton {version}, as this is {files.TRITON}")
+            model = "the model chooses for these products"
+            console.print(f"not used here: what is of Triton {version}, as this is {files.TRITON}: {model}")
         for x in unused:
             if x["triton"] == files.TRITON:
                 why = "it cannot run, or has other bits than the model's choice"
@@ -143,6 +149,11 @@ def _tables_of(device: DeviceInfo) -> _Shown:
     every = [x for x in tables.listed() if x[2].table is None or x[2].table.silicon == silicon]
     found = [(source, contents.table) for source, _, contents in every if contents.table is not None]
     return found, {str(path): contents.wrong[1] for _, path, contents in every if contents.wrong}, device
+
+
+def _fewest(entry: Entry) -> str:
+    """The beginning of a range of rows, as in 385-512x4096x4096."""
+    return f"{entry.least_rows}-" if entry.least_rows else ""
 
 
 def _is_used(problem: GemmProblem, entry: Entry, table: Table, device: DeviceInfo) -> bool:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 import typer
+from rich.console import Console
 
+from ..problem import GemmProblem
+from ..selection.select import Selection
+from ..tables.records import named, plain
 from . import output, products, words
 
 
@@ -16,6 +21,9 @@ def tune(
     shapes: words.Shapes = None,
     suite: words.Suite = None,
     shapes_from: words.ShapesFrom = None,
+    weights: words.Weights = None,
+    rows: words.Rows = None,
+    bias: Annotated[bool, typer.Option("--bias", help="The layers of --weights have a bias.")] = False,
     dtype: words.DtypeOfSizes = None,
     layout: words.LayoutOfSizes = None,
     budget: Annotated[str, typer.Option(metavar="TIME", help="How long it may take: 90s, 2m, 1h.")] = "2m",
@@ -30,20 +38,36 @@ def tune(
         int, typer.Option(min=1, help="Measure so often; the report says how often the same candidate won.")
     ] = 1,
     device: Annotated[str | None, typer.Option(metavar="cuda:N", help="The GPU to tune on; by default cuda:0.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be timed, and time nothing; --device may be h200.")
+    ] = False,
     as_json: output.Json = False,
 ) -> None:
     """Time the candidates for your products on this GPU, and keep the fastest in your table.
 
     `triton-gemm tune --shapes 4096x4096x4096,16x14336x4096 --dtype bf16 --layout nt --budget 2m`
 
+    Linear layers are named by their weights, and tuned for all of these numbers of rows; with --rows, so are the
+    weights that --shapes-from has:
+
+    `triton-gemm tune --weights 4096x4096,1536x7168 --rows 1-4096 --budget 5m`
+
     What you run then uses it, without a change: see `triton-gemm cache show`. With --bits same, the default, the
     tuned kernels give the same bits as the untuned ones. What was found is kept after each product, so it can be
     interrupted, and goes on with --resume. The exit status is 1 if a product could not be measured, or what
     was found could not be stored.
     """
-    seconds, gpu = words.seconds(budget), words.gpu(device)
-    problems = products.chosen(shapes, suite, shapes_from, dtype, layout)
+    seconds, numbers = words.seconds(budget), None if rows is None else words.rows(rows)
+    one_row = None if weights is None or rows is None else "1"  # each weight once
+    problems = products.chosen(shapes, suite, shapes_from, dtype, layout, products.Layers(weights, one_row, bias))
+    if rows is not None and weights is None and shapes_from is None:
+        raise output.wrong_call("--rows goes with --weights or --shapes-from")
     tuning = products.tuning()
+    if dry_run:
+        planned = tuning.planned(problems if shapes_from is None else shapes_from, words.device(device), bits, numbers)
+        output.show(_as_dict(planned), as_json, lambda console: _show_plan(console, planned))
+        return
+    gpu = words.gpu(device)
     if not sys.stderr.isatty():  # in a terminal tuning shows what it tries and the best so far
         _log_to_stderr()
     report = tuning.tune(
@@ -53,11 +77,24 @@ def tune(
         measure=measure,
         resume=resume,
         repeat=repeat,
+        rows=numbers,
         device=gpu,
     )
     output.show(report.as_dict(), as_json, lambda console: console.print(str(report), soft_wrap=True))
     if any(one.outcome in ("failed", "refused", "not stored") for one in report.shapes):
         raise typer.Exit(output.FAILED)
+
+
+def _as_dict(planned: Mapping[GemmProblem, Sequence[Selection]]) -> dict[str, Any]:
+    shapes = [{"problem": plain(problem), "candidates": list(map(named, ways))} for problem, ways in planned.items()]
+    return {"shapes": shapes}
+
+
+def _show_plan(console: Console, planned: Mapping[GemmProblem, Sequence[Selection]]) -> None:
+    for problem, ways in planned.items():
+        console.print(f"{words.problem_text(problem)}: {', '.join(map(named, ways))}", soft_wrap=True)
+    count = output.counted(sum(map(len, planned.values())), "candidate")
+    console.print(f"{count} for {output.counted(len(planned), 'product')}; nothing was timed")
 
 
 def _log_to_stderr() -> None:

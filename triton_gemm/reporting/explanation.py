@@ -10,7 +10,7 @@ from typing import Any, Literal, ParamSpec, get_args
 import torch
 
 from .. import arguments
-from ..arithmetic import DTYPES, FLOATING, Precision, ScaleKind, result_dtype
+from ..arithmetic import DTYPES, FLOATING, SCALED, Precision, ScaleKind, result_dtype
 from ..compat import INTERPRETED
 from ..functional import ops, rules, scaled
 from ..hardware.device import INTERPRETER, DeviceInfo, device_info
@@ -89,6 +89,9 @@ def asked(
         together = [name for name in others if given[name]]
         if given[one] and together:
             raise ValueError(f"explain(): no product has both {one} and {together[0]}")
+    if scales is None and groups is None and a.dtype in SCALED and a.dtype not in DTYPES:
+        kinds = ", ".join(map(repr, get_args(ScaleKind)))
+        raise NotImplementedError(f"explain(): products of {a.dtype} have scales: give scales, one of {kinds}")
     if use_fast_accum and scales is None:
         raise ValueError("explain(): use_fast_accum goes with scales")
     info = _device_info(device, a)

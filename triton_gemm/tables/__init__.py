@@ -35,6 +35,7 @@ from . import files as files
 from . import records as records
 from .files import BITS, Bits, Table
 from .records import Entry, illegal, plain, text_of
+from .weights import serving, weight_of
 
 __all__ = [
     "Report",
@@ -121,7 +122,7 @@ def lookup(
     arguments.callback("lookup", "only", only)
     for source, where in _folders():
         for table in _asked(where, device, bits):
-            entry = table.entries.get(problem)
+            entry = table.entries.get(problem) or _of_more_rows(problem, device, table)
             why = None if entry is None else illegal(problem, device, entry.algorithm)
             if why is not None:
                 _ignored[f"{source}: {why}"] += 1
@@ -132,6 +133,13 @@ def lookup(
                     return found
                 _ignored[f"{source}: it gives other bits than {wanted}"] += 1
     return None
+
+
+def _of_more_rows(problem: GemmProblem, device: DeviceInfo, table: Table) -> Entry | None:
+    """What a table has for more rows of the problem's weight, if it serves the problem."""
+    weight = weight_of(problem) if table.by_weight else None
+    of_weight = table.by_weight.get(weight) if weight is not None else None
+    return None if of_weight is None else serving(problem, device, table.entries, of_weight)
 
 
 def entry(problem: GemmProblem, device: DeviceInfo, bits: Bits = "same") -> Entry | None:
@@ -223,7 +231,10 @@ def contents(device: DeviceInfo, bits: Bits = "same") -> str:
     for source, where in _folders():
         for table in _asked(where, device, bits):
             given = (one for one in table.entries.items() if _answers(one[0], device, one[1], bits))
-            chosen = sorted(text_of([plain(problem), plain(entry.algorithm)]) for problem, entry in given)
+            chosen = sorted(
+                text_of([plain(problem), plain(entry.algorithm), *[entry.least_rows] * bool(entry.least_rows)])
+                for problem, entry in given
+            )
             if chosen:
                 found.update(text_of([source, table.bits, chosen]).encode())
     return found.hexdigest()
@@ -255,12 +266,14 @@ def store(
     bits: Bits = "same",
     measured: str | None = None,
     by: str | None = None,
+    least_rows: int = 0,
 ) -> bool:
     """Keeps `selection` as the fastest for `problem` on `device`, in place of what the user's table had; whether it was
     kept. Where the folder cannot be written to, or others hold it for too long, that is logged once and False.
 
     us, default_us: microseconds that it took, and that the model's choice took at the same time; measured: when, in ISO
-    8601, by default now; by: what measured it, by default the versions of this package, Triton and torch.
+    8601, by default now; by: what measured it, by default the versions of this package, Triton and torch; least_rows:
+    the fewest rows M that it serves, where these are fewer than the problem's, else 0.
 
     Raises TypeError or ValueError for what no table could hold: nothing is written then.
     """
@@ -269,6 +282,7 @@ def store(
     us, default_us = arguments.positive("store", "us", us), arguments.positive("store", "default_us", default_us)
     arguments.instance("store", "measured", measured, str, or_none=True)
     arguments.instance("store", "by", by, str, or_none=True)
+    arguments.count("least_rows", least_rows, 0)
     measured = measured or datetime.now(timezone.utc).isoformat(timespec="seconds")
     given = Entry(
         algorithm=selection.algorithm,
@@ -277,6 +291,7 @@ def store(
         measured=measured,
         by=by or versions(),
         default=_named_choice(problem, device),
+        least_rows=least_rows,
     )
     entry = records.read_entry(plain(given))  # as who reads the file will
     return _put(Table(Silicon.of(device), bits=bits), {problem: entry})

@@ -22,7 +22,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
@@ -31,6 +31,7 @@ import triton
 from ..hardware.silicon import Silicon
 from ..problem import GemmProblem
 from .records import Entry, WrongError, plain, read, read_entry, text_of
+from .weights import by_weight
 
 log = logging.getLogger("triton_gemm.tables")
 
@@ -59,6 +60,10 @@ class Table:
     def name(self) -> str:
         """Of its file. Made of numbers and of one of BITS, whatever a file said."""
         return f"{self.silicon}-triton{self.triton}-{self.bits}.v{FORMAT}.json"
+
+    @cached_property
+    def by_weight(self) -> dict[GemmProblem, list[GemmProblem]]:
+        return by_weight(self.entries)
 
     @property
     def kind(self) -> tuple[Silicon, str, Bits]:

@@ -57,6 +57,7 @@ class Entry:
         measured: when, as ISO 8601 has it.
         by: what measured it.
         default: which choice of the model's that was, as `named` says it, or nothing where that is not known.
+        least_rows: the fewest rows M that it serves, if they are fewer than the problem's; 0: it serves those alone.
     """
 
     algorithm: Algorithm
@@ -65,10 +66,13 @@ class Entry:
     measured: str
     by: str
     default: str = ""
+    least_rows: int = 0
 
     def selection(self, problem: GemmProblem, source: str) -> Selection:
         """As `select` would say it. source: whose table this is from."""
-        reason = f"{self.us:.3g} us measured on {self.measured[:10]}, the model's choice {self.default_us:.3g} us"
+        of_range = f" for {self.least_rows} rows and more" * (self.least_rows > 0)
+        times = f"{self.us:.3g} us measured on {self.measured[:10]}{of_range}"
+        reason = f"{times}, the model's choice {self.default_us:.3g} us"
         return Selection(self.algorithm, reason, problem.precision, source)
 
     def order(self) -> tuple[float, str]:
@@ -91,6 +95,8 @@ def plain(x: Any) -> Any:
     """A record, or a value of its fields, as JSON has it."""
     if is_dataclass(x):
         found = {field.name: plain(getattr(x, field.name)) for field in fields(x)}
+        if isinstance(x, Entry) and not x.least_rows:
+            del found["least_rows"]
         return found.pop("algorithm", {}) | found
     if isinstance(x, Algorithm):
         return {name: plain(value) for name, value in x._asdict().items()}
@@ -158,10 +164,12 @@ def read_entry(x: Any) -> Entry:
     how = _hints(Algorithm) | {"config": kernels.named(x["kernel"]).Config}
     how["work"] = int if isinstance(x.get("work"), int) else Schedule
     hints = how | {name: kind for name, kind in _hints(Entry).items() if name != "algorithm"}
-    if x.keys() | {"default"} != hints.keys():
+    if x.keys() | {"default", "least_rows"} != hints.keys():
         raise WrongError(f"an entry has {', '.join(hints)}, not {', '.join(map(str, x))[:80]}")
     values = {name: read(hints[name], value) for name, value in x.items()}
     entry = Entry(Algorithm(**{name: values.pop(name) for name in how}), **values)
+    if entry.least_rows < 0:
+        raise WrongError(f"it serves {entry.least_rows} rows")
     why = nonsense(entry.algorithm) or too_fast(entry)
     if why:
         raise WrongError(why)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -57,6 +57,7 @@ def tune(
     layout: Order = "nn",
     resume: bool = False,
     repeat: int = 1,
+    rows: int | Iterable[int] | None = None,
     progress: Callable[[Progress], None] | None = None,
     device: torch.device | str | int | None = None,
 ) -> TuningReport:
@@ -82,6 +83,8 @@ def tune(
     resume: leaves out what the same versions of this package, Triton and torch have tuned before.
     repeat: races for each product, with operands of their own and the first one's candidates; the first counts, and
         the report says how often the others were won by the same.
+    rows: numbers of rows M: the weights of the products are tuned for all of them, whatever M the products have. Some
+        are measured, and each of these stands for fewer rows, down to the next that is measured (docs/tuning.md).
     progress: is called with a `Progress` after every step. Without it a terminal shows a line where rich is installed,
         and the logger `triton_gemm.tuning` has a line for each product.
     device: the GPU, by default the current one.
@@ -92,11 +95,12 @@ def tune(
     is not that of the model's choice, that cannot be compiled or launched, or during whose first launch the process
     ended, is left out, now and later. What was found is stored after every product.
 
-    Raises ValueError for shapes, configs or options that are none; OSError for a file that cannot be read; RuntimeError
-    where there is no GPU, or a graph is captured; `triton_gemm.tuning.timing.DeviceLostError`, a RuntimeError, where a
-    candidate hangs or breaks the GPU's context, which no process survives: what was found before is stored, and the
-    next one leaves it out.
+    Raises ValueError for shapes, rows, configs or options that are none; OSError for a file that cannot be read;
+    RuntimeError where there is no GPU, or a graph is captured; `triton_gemm.tuning.timing.DeviceLostError`, a
+    RuntimeError, where a candidate hangs or breaks the GPU's context, which no process survives: what was found before
+    is stored, and the next one leaves it out.
     """
+    from .rows import of_weights, served
     from .session import Session, Wishes
     from .shown import shown
 
@@ -114,7 +118,12 @@ def tune(
         arguments.several("tune", "shapes", shapes)
     arguments.several("tune", "configs", configs)
     calls = problems_of(shapes, dtype, layout)
-    wishes = Wishes(budget, bits, measure, tuple(configs), resume, repeat)
+    numbers = None if rows is None else arguments.counts("tune", "rows", rows)
+    fewest: dict[GemmProblem, int] = {}
+    if numbers is not None:
+        ranges = of_weights(calls, numbers)
+        calls, fewest = ({x: one[i] for x, one in ranges.items()} for i in (0, 1))
+    wishes = Wishes(budget, bits, measure, tuple(configs), resume, repeat, fewest)
     _check(wishes.configs)
     named_gpu(device)
     can_time("tune")
@@ -126,9 +135,31 @@ def tune(
         journal = journal_of(device_info(where))
         gpu = Gpu(where, journal, bits, measure)
         try:
-            return Session(gpu, journal, wishes, said).run(calls, ended)
+            report = Session(gpu, journal, wishes, said).run(calls, ended)
+            if numbers is not None:
+                report = replace(report, served=served(calls, numbers, gpu.info, bits))
+            return report
         finally:
             gpu.close()
+
+
+def planned(
+    shapes: Shapes, device: DeviceInfo, bits: Bits = "same", rows: Iterable[int] | None = None
+) -> dict[GemmProblem, list[Selection]]:
+    """What `tune` would time for each product on a GPU, here or not, the model's choice first. With rows, winners for
+    other numbers of rows would join, and each of these is timed for fewer."""
+    from .candidates import candidates
+    from .rows import candidates_of_rows, of_weights
+
+    calls = problems_of(shapes, torch.bfloat16, "nn")
+    ranges = {} if rows is None else of_weights(calls, arguments.counts("tune", "rows", rows))
+    found = {}
+    for problem in ranges or calls:
+        choice = policies.by_model(problem, device)
+        found[problem] = candidates(problem, device, choice, bits)
+        if problem in ranges:
+            found[problem] = candidates_of_rows(problem, device, bits, ranges[problem][1], (), found[problem])
+    return found
 
 
 def can_time(function: str) -> None:

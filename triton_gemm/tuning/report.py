@@ -99,7 +99,8 @@ class Again:
 @dataclass(frozen=True)
 class TuningReport:
     """What `tune` did. shapes: a report of each problem, the most called first; device: the GPU's name; bits, measure,
-    budget (seconds): as they were given; seconds: that it took. `str()` is a table for people."""
+    budget (seconds): as they were given; seconds: that it took; served: with rows, the share of these numbers, over all
+    weights, for which a table has what is used. `str()` is a table for people."""
 
     shapes: tuple[ShapeReport, ...]
     device: str
@@ -107,6 +108,7 @@ class TuningReport:
     measure: Measure
     budget: float
     seconds: float
+    served: float = math.nan
 
     @property
     def regret_before(self) -> float:
@@ -148,7 +150,7 @@ class TuningReport:
             }
             for one in self.shapes
         ]
-        names = ("regret_before", "regret_after", "same_again", "within_1_percent")
+        names = ("regret_before", "regret_after", "same_again", "within_1_percent", "served")
         given = {name: getattr(self, name) for name in ("device", "bits", "measure", "budget", "seconds")}
         return {**given, **{name: _number(getattr(self, name)) for name in names}, "shapes": shapes}
 
@@ -165,6 +167,8 @@ class TuningReport:
         if not math.isnan(self.same_again):
             same, near = 100 * self.same_again, 100 * self.within_1_percent
             lines.append(f"raced again: {same:.0f} % were won by the same, {near:.0f} % within 1 % in time")
+        if not math.isnan(self.served):
+            lines.append(f"tables serve {100 * self.served:.0f} % of the numbers of rows, the model the others")
         return "\n".join(lines)
 
 

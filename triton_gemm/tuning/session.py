@@ -4,22 +4,25 @@ was found is stored after each. Pure logic over a `Lab`, so that it is tested wi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
 
 from .. import tables
 from ..hardware.device import DeviceInfo
+from ..kernels.candidate import Algorithm
 from ..problem import GemmProblem
 from ..selection.select import Selection, select
 from ..tables.files import Bits
 from ..tables.records import named
+from ..tables.weights import weight_of
 from . import race
 from .candidates import candidates, refused
 from .conditions import Conditions, complaint
 from .journal import Journal
 from .report import Again, Measure, Progress, ShapeReport, TuningReport
+from .rows import candidates_of_rows
 
 LEAST_S = 2.0  # of a race: of more problems than that leaves time for, the last are left out
 MOST_S = 20.0
@@ -71,6 +74,7 @@ class Wishes:
     configs: tuple[Any, ...] = ()
     resume: bool = False
     repeat: int = 1
+    fewest_rows: Mapping[GemmProblem, int] = field(default_factory=dict)  # of products that stand for a range
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,7 @@ class Session:
         self.looked: tuple[float, Conditions] | None = None  # when, and what was seen
         self.look_s = 0.0  # that it took
         self.waited = False  # for the first product's candidates
+        self.winners: dict[GemmProblem | None, list[Algorithm]] = {}  # for other numbers of rows, by weight
 
     def left(self) -> float:
         return self.wishes.budget - (self.lab.now() - self.begin)
@@ -160,6 +165,9 @@ class Session:
                 why = "the model's choice was not beaten"
                 return ShapeReport(problem, 0, "known", choice=choice, selection=choice, why=why)
         offered = candidates(problem, device, choice, bits, self.wishes.configs)
+        if problem in self.wishes.fewest_rows:
+            winners = self.winners.get(weight_of(problem), ())
+            offered = candidates_of_rows(problem, device, bits, self.wishes.fewest_rows[problem], winners, offered)
         left_out = refused(problem, device, offered, bits, self.wishes.configs)
         before = None
         if entry is not None:
@@ -290,6 +298,8 @@ class Session:
         assert report.selection is not None
         if report.outcome == "tuned" or entrant.before is not None:
             how: dict[str, Any] = {"us": report.us, "default_us": report.choice_us, "bits": bits}
+            how["least_rows"] = self.wishes.fewest_rows.get(problem, 0)
+            self.winners.setdefault(weight_of(problem), []).append(report.selection.algorithm)
             kept = tables.store(problem, report.selection, self.lab.info, **how)
             return replace(report, stored=kept, outcome=report.outcome if kept else "not stored")
         if report.timed == report.candidates - len(report.failed) + len(entrant.left_out):  # there was time for all

@@ -1,0 +1,74 @@
+"""Tuning a weight for a range of rows: which numbers of rows are measured, and what is timed for each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from .. import tables
+from ..hardware.device import DeviceInfo
+from ..kernels.candidate import Algorithm
+from ..problem import GemmProblem
+from ..selection.bit_classes import bit_class
+from ..selection.select import Selection, select
+from ..tables.files import Bits
+from ..tables.records import illegal
+from ..tables.weights import dealt_out_for, weight_of
+
+# Of so many rows each, and of the numbers between two of them, one is measured: the most.
+STEPS = sorted({*(2**i for i in range(21)), *(3 * 2**i for i in range(4, 20))})
+FEW = 6  # of the model's order that are timed for a number of rows, beside its neighbours' choices and winners
+SAMPLE = 100  # numbers of rows of a weight by which `served` counts
+
+
+def grid(rows: Collection[int]) -> dict[int, int]:
+    """The numbers of rows to measure, of those given, and for each the fewest that it stands for; 0 for itself."""
+    found: dict[int, tuple[int, int]] = {}
+    for M in sorted(rows):
+        step = next(x for x in STEPS if x >= M)
+        found[step] = found.get(step, (M, M))[0], M
+    return {most: fewest if fewest < most else 0 for fewest, most in found.values()}
+
+
+def of_weights(calls: Mapping[GemmProblem, int], rows: Collection[int]) -> dict[GemmProblem, tuple[int, int]]:
+    """(calls, fewest rows) of each product to measure: of the weights that products have, whatever their M, the most
+    called first. ValueError where a product is no layer's."""
+    weights: dict[GemmProblem, int] = {}
+    for problem, count in calls.items():
+        weight = weight_of(problem)
+        if weight is None:
+            raise ValueError(f"tune(): with rows, products are those of single row-major matrices, not {problem}")
+        weights[weight] = weights.get(weight, 0) + count
+    measured = grid(rows)
+    return {replace(weight, M=M): (count, measured[M]) for weight, count in weights.items() for M in measured}
+
+
+def candidates_of_rows(
+    problem: GemmProblem,
+    device: DeviceInfo,
+    bits: Bits,
+    fewest: int,
+    winners: Iterable[Algorithm],
+    ranked: Sequence[Selection],
+) -> list[Selection]:
+    """A few candidates that may win for a range of rows: of `ranked`, the model's choice and what it ranks next; those
+    of the model's choices for fewer rows of the range; and what won for other numbers of rows."""
+    choice = ranked[0]
+    others = (select(replace(problem, M=M), device).algorithm for M in (fewest, (fewest + problem.M) // 2) if M)
+    dealt_out = (dealt_out_for(problem, x, device) for x in (*winners, *others))
+    found = {choice.algorithm: choice}
+    for algorithm in filter(None, dealt_out):
+        way = Selection(algorithm, "", choice.precision, "tuner")
+        legal = algorithm not in found and illegal(problem, device, algorithm) is None
+        if legal and (bits == "any" or bit_class(problem, way) == bit_class(problem, choice)):
+            found[algorithm] = way
+    return list((found | {x.algorithm: x for x in ranked[1:FEW] if x.algorithm not in found}).values())
+
+
+def served(problems: Iterable[GemmProblem], rows: Collection[int], device: DeviceInfo, bits: Bits) -> float:
+    """The share of numbers of rows for which tables have what is used, over the weights of problems."""
+    ordered = sorted(rows)
+    some = ordered[:: -(-len(ordered) // SAMPLE)]
+    asked = [replace(weight, M=M) for weight in dict.fromkeys(map(weight_of, problems)) if weight for M in some]
+    only = None if bits == "any" else lambda problem, device: bit_class(problem, select(problem, device))
+    return sum(tables.lookup(x, device, bits, only) is not None for x in asked) / len(asked)
