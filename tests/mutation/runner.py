@@ -35,12 +35,20 @@ CHOICES = (
     *("runtime/precompile", "reporting/explanation", "hardware/device_model"),
 )
 TABLES = (
-    *("tables/tables", "tables/faults", "runtime/policies", "reporting/fingerprint", "tuning/session", "cli/cli"),
+    *(
+        "tables/tables",
+        "tables/faults",
+        "tables/weights",
+        "runtime/policies",
+        "reporting/fingerprint",
+        "tuning/session",
+        "cli/cli",
+    ),
     *("reporting/doctor", "calibration/calibration"),
 )
 TUNING = (
     *("tuning/gpu_bench", "tuning/candidates", "tuning/race", "tuning/session", "runtime/worker", "runtime/policies"),
-    *("runtime/background", "cli/cli"),
+    *("tuning/rows", "runtime/background", "cli/cli"),
 )
 CALLS = (
     *("functional/surface", "functional/matmul", "functional/ops", "functional/routing", "functional/support"),
