@@ -549,6 +549,17 @@ def _tested() -> None:
         assert oldest <= tuple(map(int, version.split(".")[:2])) <= newest
 
 
+def _products() -> None:
+    """Those of 8 bits into a tensor that is given."""
+    a, b = torch.arange(32 * 64).reshape(32, 64) % 7 - 3, torch.arange(64 * 16).reshape(16, 64).T % 5 - 2
+    c = torch.empty(32, 16, dtype=torch.int32)
+    assert compat.int_mm(a.to(torch.int8), b.to(torch.int8), out=c) is c and torch.equal(c, (a @ b).int())
+    eight, one, out = torch.float8_e4m3fn, torch.ones(1), torch.empty(32, 16, dtype=torch.bfloat16)
+    how = {"out_dtype": torch.bfloat16, "use_fast_accum": False, "out": out}
+    assert compat.scaled_mm(a.to(eight), b.to(eight), one, one, **how) is out
+    assert torch.equal(out, (a @ b).bfloat16())
+
+
 USES: dict[str, Callable[[], None]] = {
     "library_of": _library_of,
     "Autotuner": _autotuner,
@@ -588,6 +599,8 @@ USES: dict[str, Callable[[], None]] = {
     "interpreting": _interpreting,
     "must_dispatch": _watched,
     "override_functions": _overriding,
+    "int_mm": _products,
+    "scaled_mm": _products,
     "in_transform": _transform,
     "is_wrapper": _wrapper,
     "launcher": _launcher,

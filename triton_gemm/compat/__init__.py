@@ -13,6 +13,7 @@ not from the modules:
 - `devices`: torch's devices and streams
 - `autograd`: torch's autograd
 - `dispatcher`: torch's dispatcher, and DTensor's
+- `products`: torch's products of 8-bit matrices
 - `torch_compile`: Dynamo and Inductor
 - `locks`: those that a forked child finds free
 """
@@ -82,6 +83,7 @@ from .gluon import (  # type: ignore[attr-defined]
 )
 from .launching import TFLOAT32, launcher, loading, tensor_maps
 from .locks import free_in_children
+from .products import int_mm, scaled_mm
 from .torch_compile import hide_from_dynamo, offer_to_inductor
 from .tuner import Autotuner
 
@@ -127,6 +129,7 @@ __all__ = [
     "hash_triton",
     "hide_from_dynamo",
     "in_transform",
+    "int_mm",
     "interpreting",
     "is_wrapper",
     "launcher",
@@ -147,6 +150,7 @@ __all__ = [
     "reinterpret",
     "round_tf32",
     "round_to",
+    "scaled_mm",
     "share_sharding_decisions",
     "single_level_autograd",
     "stream_of_graph_trees",
