@@ -15,7 +15,7 @@ from .reporting.fingerprint import check_ranks, selection_fingerprint
 from .runtime.background import wait_until_compiled
 from .runtime.policies import batch_invariant, policy, set_policy
 from .selection.select import Selection
-from .tuning import record_shapes, tune
+from .tuning import compare, record_shapes, tune
 
 __version__ = "0.1.0"
 
@@ -30,6 +30,7 @@ __all__ = [
     "bmm",
     "calibrate",
     "check_ranks",
+    "compare",
     "disable",
     "enable",
     "explain",

@@ -31,7 +31,7 @@ from triton_gemm.runtime.compiling import Compiler
 from triton_gemm.selection.bit_classes import bit_class
 from triton_gemm.selection.select import Selection, select
 from triton_gemm.suites.shapes import Shape
-from triton_gemm.tuning import candidates, gpu, operands, timing
+from triton_gemm.tuning import candidates, gpu, operands, timing, truth
 from triton_gemm.tuning.gpu import Gpu
 from triton_gemm.tuning.journal import Journal
 from triton_gemm.tuning.race import FailedError
@@ -293,7 +293,7 @@ def test_rounding_is_no_mistake_and_a_lost_tile_is(tmp_path: Path) -> None:
         whole = (a @ b).to(out_dtype)
         parts = sum(a[:, k : k + 512] @ b[k : k + 512] for k in range(0, 8192, 512)).to(out_dtype)
         lost = (a[:, :-64] @ b[:-64]).to(out_dtype)
-        assert gpu._distance(parts, whole) <= gpu.tolerance(problem) < gpu._distance(lost, whole) / 2
+        assert truth.distance(parts, whole) <= gpu.tolerance(problem) < truth.distance(lost, whole) / 2
     as_tf32 = small(M=64, N=64, K=8192, dtype=fp32, out_dtype=fp32, precision="tf32")  # both operands are rounded alike
     assert gpu.tolerance(as_tf32) < 0.01
 
@@ -532,7 +532,6 @@ def test_without_memory_for_its_operands_a_product_fails(
 
 def test_a_whole_calibration(tuned_on_the_cpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the same bench. Every kernel takes a millisecond, so small products take longer than any model says."""
-    monkeypatch.setattr(calibration, "device_info", lambda _: HOPPER)
     shapes = [("bf16", Shape(M, 64, K)) for M in (32, 64, 96) for K in (64, 128, 192)]
     monkeypatch.setattr(probes, "SHAPES", shapes)
     steps: list[Any] = []

@@ -176,10 +176,10 @@ def test_rounds_double_as_the_field_halves(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_deviation_is_that_of_the_middle_half() -> None:
     """By hand: of 0 to 7, clipped to 2 and 5, the variance is 14 / 7, and half of the rounds are kept."""
-    assert race._deviation([3.0, 0.0, 1.0, 7.0, 6.0, 2.0, 4.0, 5.0]) == pytest.approx((2 / 8) ** 0.5 / (4 / 8))
-    assert race._deviation([1.0, 4.0, 2.0]) == 3.0, "of few rounds it is their range"
-    assert race._deviation([1.0, 2.0, 2.0, 3.0]) == pytest.approx(0.0, abs=1e-8)
-    assert race._deviation([2.0]) == race._deviation([2.0] * 9) == 1e-9
+    assert race.deviation([3.0, 0.0, 1.0, 7.0, 6.0, 2.0, 4.0, 5.0]) == pytest.approx((2 / 8) ** 0.5 / (4 / 8))
+    assert race.deviation([1.0, 4.0, 2.0]) == 3.0, "of few rounds it is their range"
+    assert race.deviation([1.0, 2.0, 2.0, 3.0]) == pytest.approx(0.0, abs=1e-8)
+    assert race.deviation([2.0]) == race.deviation([2.0] * 9) == 1e-9
 
 
 def test_a_final_goes_on_until_the_chosen_one_is_surely_on_its_side() -> None:

@@ -13,8 +13,6 @@ import torch
 
 from .. import arguments, tuning
 from ..hardware import device_model
-from ..hardware.device import device_info
-from ..runtime.background import held
 from ..tuning.timing import DeviceLostError
 from . import kept
 from .kept import clear as clear
@@ -60,18 +58,10 @@ def calibrate(
     budget = arguments.positive("calibrate", "budget", budget)
     arguments.flag("calibrate", "keep", keep)
     arguments.callback("calibrate", "progress", progress)
-    tuning.named_gpu(device)
-    tuning.can_time("calibrate")
-    from ..tuning.gpu import Gpu
     from .session import Session
 
-    where = tuning.gpu_of(device)
-    with tuning.one_at_a_time, held(), torch.cuda.device(where):
-        journal = tuning.journal_of(device_info(where))
-        gpu = Gpu(where, journal, "any", "graph")
+    with tuning.measuring("calibrate", device, "any") as gpu:
         try:
-            return Session(gpu, budget, keep, journal.failure, progress).run()
+            return Session(gpu, budget, keep, gpu.journal.failure, progress).run()
         except DeviceLostError as lost:
             raise DeviceLostError(f"calibrate(): {lost}") from None
-        finally:
-            gpu.close()

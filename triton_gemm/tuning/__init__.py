@@ -2,15 +2,16 @@
 
 `recording` notes which products a program runs, `candidates` says what is worth timing for one, `race` which is timed
 when and which wins, `conditions` whether the GPU is fit to be measured, `gpu` measures, `journal` remembers what has
-failed, `session` goes from problem to problem and stores, `report` says what came of it. docs/tuning.md is about its
-use. What is not needed to record is imported when something is tuned.
+failed, `session` goes from problem to problem and stores, `report` says what came of it. `comparison` times torch too.
+docs/tuning.md is about its use. What is not needed to record is imported when something is measured.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -34,9 +35,11 @@ from .recording import read_shapes, record_shapes
 from .report import Measure, Progress, ShapeReport, TuningReport
 
 if TYPE_CHECKING:
+    from .comparison import Comparison
+    from .gpu import Gpu
     from .journal import Journal
 
-__all__ = ["read_shapes", "record_shapes", "tune"]
+__all__ = ["compare", "read_shapes", "record_shapes", "tune"]
 
 BUDGET_OF_A_CALL = 10.0  # seconds that the policy "tune" spends on a problem
 
@@ -105,17 +108,11 @@ def tune(
     from .shown import shown
 
     arguments.count("repeat", repeat, 1)
-    budget = arguments.number("tune", "budget", budget)
-    if not budget > 0:
-        raise ValueError(f"tune(): budget must be positive, not {budget!r}")
+    budget = _budget("tune", budget)
     arguments.flag("tune", "resume", resume)
     arguments.callback("tune", "progress", progress)
     arguments.one_of("tune", "bits", bits, BITS)
     arguments.one_of("tune", "measure", measure, get_args(Measure))
-    arguments.one_of("tune", "layout", layout, get_args(Order))
-    arguments.dtype(dtype, "dtype")
-    if not isinstance(shapes, (str, os.PathLike)):
-        arguments.several("tune", "shapes", shapes)
     arguments.several("tune", "configs", configs)
     calls = problems_of(shapes, dtype, layout)
     numbers = None if rows is None else arguments.counts("tune", "rows", rows)
@@ -125,20 +122,64 @@ def tune(
         calls, fewest = ({x: one[i] for x, one in ranges.items()} for i in (0, 1))
     wishes = Wishes(budget, bits, measure, tuple(configs), resume, repeat, fewest)
     _check(wishes.configs)
-    named_gpu(device)
-    can_time("tune")
-    where = gpu_of(device)
+    with measuring("tune", device, bits, measure) as gpu, shown(progress) as (told, ended):
+        report = Session(gpu, gpu.journal, wishes, told).run(calls, ended)
+        return report if numbers is None else replace(report, served=served(calls, numbers, gpu.info, bits))
 
+
+def compare(
+    shapes: Shapes,
+    *,
+    budget: float = 120.0,
+    dtype: torch.dtype = torch.bfloat16,
+    layout: Order = "nn",
+    progress: Callable[[Comparison], None] | None = None,
+    device: torch.device | str | int | None = None,
+) -> Comparison:
+    """Times products by torch and by this package on a GPU: whether it is faster for your shapes.
+
+        print(triton_gemm.compare([(16, 14336, 4096)], layout="nt"))
+
+    shapes, dtype, layout, device: as in `tune`. One that is named twice is measured once, and has two calls.
+    budget: seconds for all of them together; of products that it leaves no time for, the least called are not measured.
+    progress: is called with the `Comparison` so far after every product.
+
+    Both are timed as `tune` times candidates: replays of CUDA graphs in turns, of operands that lie in memory and not
+    in L2. Ours is what a call would run under the current policy; torch's is the operation, or operations, that compute
+    the same in the same precision, whatever `use` routes. Nothing counts that was measured while the GPU was throttled
+    or shared: it is measured again, and then refused.
+
+    Returns a `Comparison`: `products` has a record of each (times, ratio, noise, errors, or why it was not measured),
+    `torch_ms` and `ours_ms` are the milliseconds of all calls together, `as_dict()` is plain data, `str()` a text.
+
+    Raises as `tune`: ValueError or TypeError for wrong arguments, OSError for a file that cannot be read, RuntimeError
+    where there is no GPU, or a graph is captured, `DeviceLostError` where a product breaks the GPU's context.
+    """
+    from ..functional.routing import nothing_routed
+    from .comparison import compared
+
+    budget = _budget("compare", budget)
+    arguments.callback("compare", "progress", progress)
+    calls = problems_of(shapes, dtype, layout, "compare")
+    recorded = isinstance(shapes, (str, os.PathLike, Mapping))
+    with measuring("compare", device) as gpu, nothing_routed():
+        return compared(gpu, calls, budget, recorded, progress or _silent)
+
+
+@contextmanager
+def measuring(
+    function: str, device: torch.device | str | int | None, bits: Bits = "same", measure: Measure = "graph"
+) -> Iterator[Gpu]:
+    """A GPU to time on, that nothing else of this process times on or compiles for meanwhile; raises as `tune`."""
+    named_gpu(device)
+    can_time(function)
+    where = gpu_of(device)
     from .gpu import Gpu
 
-    with one_at_a_time, held(), torch.cuda.device(where), shown(progress) as (said, ended):
-        journal = journal_of(device_info(where))
-        gpu = Gpu(where, journal, bits, measure)
+    with one_at_a_time, held(), torch.cuda.device(where):
+        gpu = Gpu(where, journal_of(device_info(where)), bits, measure)
         try:
-            report = Session(gpu, journal, wishes, said).run(calls, ended)
-            if numbers is not None:
-                report = replace(report, served=served(calls, numbers, gpu.info, bits))
-            return report
+            yield gpu
         finally:
             gpu.close()
 
@@ -160,6 +201,14 @@ def planned(
         if problem in ranges:
             found[problem] = candidates_of_rows(problem, device, bits, ranges[problem][1], (), found[problem])
     return found
+
+
+def _budget(function: str, budget: float) -> float:
+    """What is positive, or infinite."""
+    budget = arguments.number(function, "budget", budget)
+    if not budget > 0:
+        raise ValueError(f"{function}(): budget must be positive, not {budget!r}")
+    return budget
 
 
 def can_time(function: str) -> None:
@@ -185,32 +234,37 @@ def gpu_of(device: torch.device | str | int | None) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device() if found.index is None else found.index)
 
 
-def problems_of(shapes: Shapes, dtype: torch.dtype, layout: Order) -> dict[GemmProblem, int]:
-    """What `tune` takes as shapes, as calls by problem; raises as it does."""
+def problems_of(shapes: Shapes, dtype: torch.dtype, layout: Order, function: str = "tune") -> dict[GemmProblem, int]:
+    """What `tune` and `compare` take as shapes, as calls by problem; raises as they do."""
+    arguments.one_of(function, "layout", layout, get_args(Order))
+    arguments.dtype(dtype, "dtype")
     if isinstance(shapes, (str, os.PathLike)):
         return read_shapes(shapes)
+    arguments.several(function, "shapes", shapes)
     if isinstance(shapes, Mapping):
         for problem, count in shapes.items():
-            arguments.instance("tune", "a key of shapes", problem, GemmProblem)
+            arguments.instance(function, "a key of shapes", problem, GemmProblem)
             arguments.count("shapes[problem]", count, 1)
         return dict(shapes)
     calls: dict[GemmProblem, int] = {}
     for shape in shapes:
-        problem = shape if isinstance(shape, GemmProblem) else _of_sizes(shape, dtype, layout)
+        problem = shape if isinstance(shape, GemmProblem) else _of_sizes(shape, dtype, layout, function)
         calls[problem] = calls.get(problem, 0) + 1
     return calls
 
 
-def _of_sizes(sizes: tuple[int, int, int], dtype: torch.dtype, layout: Order) -> GemmProblem:
+def _of_sizes(sizes: tuple[int, int, int], dtype: torch.dtype, layout: Order, function: str) -> GemmProblem:
     if dtype not in DTYPES:
-        raise ValueError(f"tune(): {dtype} is not multiplied by sizes alone: give GemmProblems, or a recorded file")
+        raise ValueError(
+            f"{function}(): {dtype} is not multiplied by sizes alone: give GemmProblems, or a recorded file"
+        )
     try:
         M, N, K = sizes
         positive = min(M, N, K) > 0
     except (TypeError, ValueError):
         positive = False
     if not positive:
-        raise ValueError(f"tune(): shapes are (M, N, K), at least 1, or GemmProblems, not {sizes!r}")
+        raise ValueError(f"{function}(): shapes are (M, N, K), at least 1, or GemmProblems, not {sizes!r}")
     a, b = operands_of_sizes(M, N, K, dtype, layout)
     return Request().problem(a, b, torch.empty(M, N, dtype=result_dtype(dtype), device="meta"))
 
@@ -268,7 +322,7 @@ def _said(report: ShapeReport, selection: Selection) -> Selection:
     return replace(selection, reason=times)
 
 
-def _silent(_: Progress) -> None:
+def _silent(_: object) -> None:
     """No line in a terminal for what runs under a product."""
 
 

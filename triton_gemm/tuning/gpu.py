@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
 from statistics import median
-from typing import cast
+from typing import Literal, TypeGuard, cast
 
 import torch
 
@@ -26,10 +26,12 @@ from ..tables.files import Bits
 from . import timing
 from .conditions import Conditions
 from .journal import Journal
+from .of_torch import torchs_product
 from .operands import BETA, Operands, operands, sets_of
 from .race import FailedError
 from .report import Measure
 from .timing import DeviceLostError
+from .truth import distance, relative_errors
 
 LIMIT_S = 10.0  # of a candidate's first launch
 REPLAY_MS = 4.0
@@ -37,6 +39,10 @@ QUEUE = (20, 200)  # calls in a row of "eager", at least and at most
 REFERENCE = 1024  # sides of the product that is timed before and after: too small to meet the power limit
 LOOKS = 21  # replays of it
 PATIENCE_S, STRETCH_S = 0.4, 0.05  # for the clocks to settle
+Torch = Literal["torch"]
+TORCH: Torch = "torch"  # torch's own product, timed beside candidates
+Way = Selection | Torch
+Run = Callable[[Operands], torch.Tensor]  # launches a product, and gives the tensor that will have the result
 
 
 class Gpu:
@@ -138,8 +144,9 @@ class Bench:
         self.sets = operands(problem, count, gpu.device, seed)
         self.c = self.sets[0][2].clone() if problem.has_beta else None
         self.expected: torch.Tensor | None = None  # the incumbent's result
-        self.starts: dict[Selection, timing.Stopwatch] = {}
-        self.round_ms: dict[Selection, float] = {}
+        self.torchs: torch.Tensor | None = None  # and torch's
+        self.starts: dict[Way, timing.Stopwatch] = {}
+        self.round_ms: dict[Way, float] = {}
 
     def now(self) -> float:
         return self.gpu.now()
@@ -147,29 +154,20 @@ class Bench:
     def pause(self, seconds: float) -> None:
         self.gpu.compiler.pause(seconds)
 
-    def ready(self, way: Selection) -> bool:
+    def ready(self, way: Way) -> bool:
         if self.gpu.measure == "eager":  # compiling takes Python's time, which is measured
             return all(self.gpu.compiler.done(key) for key in self.gpu.plans if key[0] == self.problem)
-        return self.gpu.compiler.done((self.problem, way))
+        return way == TORCH or self.gpu.compiler.done((self.problem, way))
 
-    def prepare(self, way: Selection) -> float:
-        key = (self.problem, way)
-        if way == self.incumbent:  # nothing is timed yet that this process could disturb
-            self.gpu.compiler.compile_here(key)
-        while not self.gpu.compiler.done(key):
-            self.gpu.compiler.pause(0.1)
-        why = self.gpu.compiler.failure(key)
-        if why is not None:
-            return self._fail(way, why)
-        plan = self.gpu.plans[key]
-        assert plan is not None
-        if way != self.incumbent:  # what users run anyhow is not given up because someone has ended a tuning
+    def prepare(self, way: Way) -> float:
+        """Torch's product, too: FailedError where torch has none."""
+        run = self._of_torch() if way == TORCH else self._compiled(way)
+        if self._may_stay_out(way):
             self.gpu.journal.begin(self.problem, way)
         try:
-            self._launch(plan, way)
-            why = self._check(way)
+            why = self._check(way, self._launch(run, way))
             if why is None:
-                return self._make_ready(plan, way)
+                return self._make_ready(run, way)
         except DeviceLostError:
             raise
         except torch.OutOfMemoryError as error:
@@ -182,23 +180,48 @@ class Bench:
             self.gpu.journal.end()
         return self._fail(way, why)
 
-    def _fail(self, way: Selection, why: str) -> float:
-        if way != self.incumbent:
+    def _compiled(self, way: Selection) -> Run:
+        key = (self.problem, way)
+        if way == self.incumbent:  # nothing is timed yet that this process could disturb
+            self.gpu.compiler.compile_here(key)
+        while not self.gpu.compiler.done(key):
+            self.gpu.compiler.pause(0.1)
+        why = self.gpu.compiler.failure(key)
+        if why is not None:
+            self._fail(way, why)
+        plan = self.gpu.plans[key]
+        assert plan is not None
+        return partial(self._run, plan)
+
+    def _of_torch(self) -> Run:
+        product, why = torchs_product(self.problem)
+        if product is None:
+            raise FailedError(why)
+        beta = BETA if self.problem.has_beta else 0.0
+        return lambda of: product(*of, beta=beta)
+
+    def _may_stay_out(self, way: Way) -> TypeGuard[Selection]:
+        """Whether the journal is told of its faults: what users run anyhow is not given up because of an end."""
+        return way not in (self.incumbent, TORCH)
+
+    def _fail(self, way: Way, why: str) -> float:
+        if self._may_stay_out(way):
             self.gpu.journal.failed(self.problem, way, why)
         raise FailedError(why)
 
-    def _launch(self, plan: GemmPlan, way: Selection) -> None:
-        """For the first time, and waits for at most LIMIT_S seconds."""
+    def _launch(self, run: Run, way: Way) -> torch.Tensor:
+        """For the first time, and waits for at most LIMIT_S seconds; the result."""
         first = self.sets[0]
         if self.c is not None:
             first[2].copy_(self.c)
         else:
             first[2].fill_(math.nan if first[2].is_floating_point() else -(2**31))
         torch.cuda.synchronize(self.gpu.device)
-        self._run(plan, first)
+        result = run(first)
         self._wait([(way, _recorded())], LIMIT_S)
+        return result
 
-    def _wait(self, launched: Sequence[tuple[Selection, torch.cuda.Event]], limit_s: float) -> None:
+    def _wait(self, launched: Sequence[tuple[Way, torch.cuda.Event]], limit_s: float) -> None:
         """Until the last of what was launched, in this order, has ended; the first that has not is to blame."""
         deadline = time.monotonic() + limit_s
         for way, ended in launched:
@@ -212,31 +235,45 @@ class Bench:
             except RuntimeError as error:
                 self._lost(way, f"{error}".splitlines()[0])
 
-    def _run(self, plan: GemmPlan, of: Operands) -> None:
+    def _run(self, plan: GemmPlan, of: Operands) -> torch.Tensor:
         a, b, c, *auxiliary = of
         plan.run(a, b, c, tuple(auxiliary), 1.0, BETA if self.problem.has_beta else 0.0)
+        return c
 
-    def _check(self, way: Selection) -> str | None:
-        """Why what it has computed is wrong, or None."""
-        c = self.sets[0][2]
-        if way == self.incumbent:
+    def _check(self, way: Way, c: torch.Tensor) -> str | None:
+        """Why what it has computed is wrong, or None. Of torch's own result `errors` says how wrong it is."""
+        if not self._may_stay_out(way):
             if c.is_floating_point() and not bool(torch.isfinite(c).all()):
                 return "results are not finite (C holds NaN before the call)"
-            self.expected = c.clone()
+            if way == TORCH:
+                self.torchs = c.clone()
+            else:
+                self.expected = c.clone()
             return None
         assert self.expected is not None
         if torch.equal(c, self.expected):
             return None
         if self.gpu.bits == "same":
             return "its bits are not those of the model's choice"
-        off = _distance(c, self.expected)
+        off = distance(c, self.expected)
         bound = tolerance(self.problem)
         return (
             None if off <= bound else f"its result is off by {off:.3g} of the model's choice, {bound:.3g} is rounding"
         )
 
-    def _make_ready(self, plan: GemmPlan, way: Selection) -> float:
-        calls: list[Callable[[], object]] = [partial(self._run, plan, of) for of in self.sets]
+    def errors(self) -> tuple[float, float]:
+        """Torch's and the incumbent's relative errors against fp64, once both are prepared; NaN where there is too
+        little memory to compute them."""
+        assert self.torchs is not None and self.expected is not None
+        try:
+            torchs, ours = relative_errors(self.problem, self.sets[0], self.c, (self.torchs, self.expected))
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            return math.nan, math.nan
+        return torchs, ours
+
+    def _make_ready(self, run: Run, way: Way) -> float:
+        calls: list[Callable[[], object]] = [partial(run, of) for of in self.sets]
         with loading:  # what other threads load meanwhile keeps this one from launching
             estimate = timing.once_ms(calls[-1])
         if self.gpu.measure == "eager":
@@ -250,11 +287,11 @@ class Bench:
         self.round_ms[way] = estimate * length
         return estimate
 
-    def time(self, ways: Sequence[Selection], rounds: int) -> list[list[float]]:
-        launched: list[tuple[Selection, torch.cuda.Event]] = []
+    def time(self, ways: Sequence[Way], rounds: int) -> list[list[float]]:
+        launched: list[tuple[Way, torch.cuda.Event]] = []
         limit_s = LIMIT_S + 10 * rounds * self.round_s(ways)
 
-        def watched(way: Selection) -> Callable[[], float]:
+        def watched(way: Way) -> Callable[[], float]:
             read = self.starts[way]()
             launched.append((way, _recorded()))
 
@@ -270,10 +307,10 @@ class Bench:
             times = timing.interleave({str(i): partial(watched, way) for i, way in enumerate(ways)}, rounds)
         return list(times.values())
 
-    def round_s(self, ways: Sequence[Selection]) -> float:
+    def round_s(self, ways: Sequence[Way]) -> float:
         return sum(self.round_ms[way] for way in ways) / 1000
 
-    def drop(self, way: Selection) -> None:
+    def drop(self, way: Way) -> None:
         self.starts.pop(way, None)
 
     def close(self) -> None:
@@ -281,21 +318,24 @@ class Bench:
         self.starts.clear()
         self.sets.clear()
         release_captured()
-        self.c = self.expected = None
+        self.c = self.expected = self.torchs = None
 
-    def _require_device(self, way: Selection, why: str) -> None:
+    def _require_device(self, way: Way, why: str) -> None:
         try:
             torch.cuda.synchronize(self.gpu.device)
         except RuntimeError:
             self._lost(way, why)
 
-    def _lost(self, way: Selection, why: str) -> None:
-        if way != self.incumbent:
+    def _lost(self, way: Way, why: str) -> None:
+        what = way if way == TORCH else f"{way.kernel} {way.config}"
+        said = f"the GPU cannot be used any more in this process: {what}: {why}"
+        if self._may_stay_out(way):
             self.gpu.journal.failed(self.problem, way, why)
-        raise DeviceLostError(
-            f"the GPU cannot be used any more in this process: {way.kernel} {way.config}: {why}. Another process "
-            "leaves it out; what was tuned before is kept, and tuning goes on from there with resume=True"
-        )
+            said += (
+                ". Another process leaves it out; what was tuned before is kept, and tuning goes on from there with "
+            )
+            said += "resume=True"
+        raise DeviceLostError(said)
 
 
 def _recorded() -> torch.cuda.Event:
@@ -313,9 +353,3 @@ def tolerance(problem: GemmProblem) -> float:
     of_sums = max(arithmetic.unit_roundoff, arithmetic.cut, arithmetic.operand_error**2)
     of_c = torch.finfo(problem.out_dtype).eps / 2
     return 8 * (math.sqrt(max(1, problem.K)) * of_sums + of_c)
-
-
-def _distance(c: torch.Tensor, expected: torch.Tensor) -> float:
-    """The norm of the difference over that of what was expected; infinite where c is not finite."""
-    off = float((c.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-300))
-    return off if math.isfinite(off) else math.inf

@@ -166,7 +166,7 @@ class _Field(Generic[Way]):
         logs = [[log(own / base) for own, base in zip(row, bases, strict=True)] for row in times]
         base = median(bases)
         for way, row in zip(ways, logs, strict=True):
-            self.ms[way] = base * exp(_middle(row))
+            self.ms[way] = base * exp(middle(row))
         return logs
 
     def halve(self, end: float) -> None:
@@ -212,7 +212,7 @@ class _Field(Generic[Way]):
                 break
         base = self.ms[ways[incumbent]]
         chosen = found.chosen if found.beaten else incumbent
-        ms = [base * exp(_middle(row)) for row in logs]
+        ms = [base * exp(middle(row)) for row in logs]
         return Race(
             way=ways[chosen],
             fastest=ways[found.fastest],
@@ -250,18 +250,18 @@ class _Verdict:
 def _judge(logs: Sequence[Sequence[float]], incumbent: int, defends: bool) -> _Verdict:
     """logs: of each finalist's times over the incumbent's; of some fewer rounds than of others. defends: whether the
     first has won before, and stays if it is in TIE at all."""
-    places = [_middle(row) for row in logs]
+    places = [middle(row) for row in logs]
     fastest = min(range(len(places)), key=places.__getitem__)
     differences = [_difference(row, logs[fastest]) for row in logs]
-    behind = [_middle(row) for row in differences]
-    unsure = [CONFIDENCE * _deviation(row) for row in differences]
+    behind = [middle(row) for row in differences]
+    unsure = [CONFIDENCE * deviation(row) for row in differences]
     out = tuple(place - by > TIE[1] for place, by in zip(behind, unsure, strict=True))
     cut = TIE[1] if defends and behind[0] <= TIE[1] else _widest_gap(behind)
     chosen = next(i for i, place in enumerate(behind) if place <= cut)
     # On which side of the cut the one who is chosen is, and those who would be chosen before.
     clear = all(i == fastest or abs(behind[i] - cut) > unsure[i] for i in range(chosen + 1))
     rival = chosen if chosen != incumbent else fastest
-    noise = CONFIDENCE * _deviation(logs[rival]) if rival != incumbent else 0.0
+    noise = CONFIDENCE * deviation(logs[rival]) if rival != incumbent else 0.0
     return _Verdict(
         chosen=chosen,
         fastest=fastest,
@@ -281,7 +281,7 @@ def _widest_gap(behind: Sequence[float]) -> float:
     return before + gap / 2
 
 
-def _middle(row: Sequence[float]) -> float:
+def middle(row: Sequence[float]) -> float:
     """The mean of the middle half: what disturbs a round is left out, at less noise than the median's."""
     kept = _half(row)
     return fmean(kept)
@@ -292,8 +292,8 @@ def _half(row: Sequence[float]) -> list[float]:
     return ordered[cut : len(row) - cut]
 
 
-def _deviation(row: Sequence[float]) -> float:
-    """Of `_middle`, estimated from the winsorised variance (Tukey and McLaughlin, Sankhya A 25, 1963)."""
+def deviation(row: Sequence[float]) -> float:
+    """Of `middle`, estimated from the winsorised variance (Tukey and McLaughlin, Sankhya A 25, 1963)."""
     count, cut = len(row), len(row) // 4
     ordered = sorted(row)
     if count < 4:
