@@ -177,6 +177,10 @@ def result_dtype(dtype: torch.dtype) -> torch.dtype:
     return (found and found.out_dtype) or dtype
 
 
+SHORT_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64"}
+SHORT_NAMES |= {torch.int8: "int8", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8-e5m2"}
+
+
 def name_of(dtype: torch.dtype) -> str:
     """As "bfloat16"."""
     return str(dtype).removeprefix("torch.")

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
-from .arithmetic import ARITHMETICS, IEEE, Arithmetic, Planes, default_arithmetic
+from .arithmetic import ARITHMETICS, IEEE, SHORT_NAMES, Arithmetic, Planes, default_arithmetic
 
 # What may be applied to a product, for `activation=`: "gelu" is the one with erf, "gelu_tanh" its approximation.
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
@@ -208,6 +208,21 @@ class GemmProblem:
             if why is not None:
                 return f"{name} {shape}: {why}"
         return None
+
+
+def problem_text(problem: GemmProblem) -> str:
+    """A problem for people: 16x14336x4096 bf16 nt, and what else is not usual."""
+    batch = f"{problem.batch}x" if problem.batch != 1 else ""
+    layout = "".join("t" if x.column_major else "n" for x in (problem.a, problem.b))
+    words = [f"{batch}{problem.M}x{problem.N}x{problem.K}", SHORT_NAMES.get(problem.dtype, str(problem.dtype)), layout]
+    usual = problem.dtype != torch.float32 and problem.arithmetic is default_arithmetic(problem.dtype)
+    words += [problem.precision] * (not usual)
+    words += [f"bias {problem.bias}"] * bool(problem.bias) + [problem.activation or ""] * bool(problem.activation)
+    words += ["+ beta C"] * problem.has_beta + [f"scales {problem.scales}"] * bool(problem.scales)
+    words += [f"groups of {problem.groups}"] * bool(problem.groups)
+    words += [f"to {str(problem.out_dtype).removeprefix('torch.')}"] * (problem.out_dtype != problem.dtype)
+    words += [f"{x} not aligned" for x in "abc" if not getattr(problem, x).aligned]
+    return " ".join(words)
 
 
 @cache

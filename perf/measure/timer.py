@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,6 +24,7 @@ from perf.measure import environment
 from perf.measure.operands import Check, Operands, Problem, check_rows, sets_of
 from triton_gemm.problem import UnsupportedOperandError
 from triton_gemm.runtime.background import held
+from triton_gemm.tuning.of_torch import fp32_precision as fp32_precision
 from triton_gemm.tuning.timing import REPLAY_MS, no_garbage, once_ms
 from triton_gemm.tuning.timing import DeviceLostError as DeviceLostError
 from triton_gemm.tuning.timing import Queue as Queue
@@ -133,17 +134,6 @@ def measure(
     if pace.extras:
         record["clocks_after"] = environment.clocks()
     return record
-
-
-@contextmanager
-def fp32_precision(precision: str) -> Iterator[None]:
-    """What torch multiplies fp32 matrices with: "ieee" or "tf32"."""
-    before = torch.backends.cuda.matmul.fp32_precision
-    torch.backends.cuda.matmul.fp32_precision = precision
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.fp32_precision = before
 
 
 def calls_of(provider: Provider, operands: Operands) -> list[Callable[[], object]]:

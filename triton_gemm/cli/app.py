@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from .. import __version__
-from . import cache, calibrate, doctor, explain, output, source_tree, tune, warmup
+from . import cache, calibrate, compare, doctor, explain, output, source_tree, tune, warmup
 
 # click's, which newer versions of typer have themselves.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -53,6 +53,7 @@ app = typer.Typer(
 )
 app.command("explain")(explain.explain)
 app.command("tune")(tune.tune)
+app.command("compare")(compare.compare)
 app.command("calibrate")(calibrate.calibrate)
 app.command("warmup")(warmup.warmup)
 app.add_typer(cache.app, name="cache")

@@ -10,21 +10,20 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from ..arithmetic import DTYPES, SCALED, default_arithmetic
+from ..arithmetic import DTYPES, SCALED, SHORT_NAMES
 from ..hardware.device import DeviceInfo, current_device_info, device_info
 from ..hardware.gpus import NAMES, named_device
 from ..operands import Order
 from ..problem import GemmProblem
+from ..problem import problem_text as problem_text
 from ..reporting import explanation
 from ..suites import SUITES
 from ..tables import files
 from ..tables.records import LARGEST, read
 from .output import wrong_call
 
-_SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64"}
-_SHORT |= {torch.int8: "int8", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8-e5m2"}
 CUDA = r"cuda(:\d{1,3})?"
-DTYPE_WORDS = {_SHORT[dtype]: dtype for dtype in dict.fromkeys((*DTYPES, *SCALED))}
+DTYPE_WORDS = {SHORT_NAMES[dtype]: dtype for dtype in dict.fromkeys((*DTYPES, *SCALED))}
 MOST_ROWS = 2**20  # for each of which a kernel is chosen
 _LONG = {str(dtype).removeprefix("torch."): dtype for dtype in (*DTYPE_WORDS.values(), torch.int32)}
 
@@ -136,6 +135,12 @@ def rows(text: str) -> list[int]:
     return list(found)
 
 
+def ends_and_powers(text: str) -> str:
+    """The same, of each range its ends and the powers of two between."""
+    found = [rows(word) for word in text.split(",")]
+    return ",".join(str(x) for row in found for x in row if x in (row[0], row[-1]) or x & (x - 1) == 0)
+
+
 def seconds(text: str) -> float:
     """ "90", "90s", "2m" or "1.5h" in seconds."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([smh]?)\s*", text)
@@ -197,18 +202,3 @@ def asked(**call: Any) -> tuple[GemmProblem, DeviceInfo]:
         return explanation.asked(**call)[:2]
     except RuntimeError as error:
         raise wrong_call(str(error)) from None
-
-
-def problem_text(problem: GemmProblem) -> str:
-    """A problem for people: 16x14336x4096 bf16 nt, and what else is not usual."""
-    batch = f"{problem.batch}x" if problem.batch != 1 else ""
-    layout = "".join("t" if x.column_major else "n" for x in (problem.a, problem.b))
-    words = [f"{batch}{problem.M}x{problem.N}x{problem.K}", _SHORT.get(problem.dtype, str(problem.dtype)), layout]
-    usual = problem.dtype != torch.float32 and problem.arithmetic is default_arithmetic(problem.dtype)
-    words += [problem.precision] * (not usual)
-    words += [f"bias {problem.bias}"] * bool(problem.bias) + [problem.activation or ""] * bool(problem.activation)
-    words += ["+ beta C"] * problem.has_beta + [f"scales {problem.scales}"] * bool(problem.scales)
-    words += [f"groups of {problem.groups}"] * bool(problem.groups)
-    words += [f"to {str(problem.out_dtype).removeprefix('torch.')}"] * (problem.out_dtype != problem.dtype)
-    words += [f"{x} not aligned" for x in "abc" if not getattr(problem, x).aligned]
-    return " ".join(words)

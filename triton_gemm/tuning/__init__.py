@@ -20,7 +20,7 @@ import torch
 
 from .. import arguments, tables
 from ..arithmetic import DTYPES, result_dtype
-from ..compat import free_in_children
+from ..compat import INTERPRETED, free_in_children
 from ..hardware.device import DeviceInfo, device_info
 from ..hardware.silicon import Silicon
 from ..operands import Order, operands_of_sizes
@@ -108,7 +108,9 @@ def tune(
     from .shown import shown
 
     arguments.count("repeat", repeat, 1)
-    budget = _budget("tune", budget)
+    budget = arguments.number("tune", "budget", budget)
+    if not budget > 0:
+        raise ValueError(f"tune(): budget must be positive, not {budget!r}")
     arguments.flag("tune", "resume", resume)
     arguments.callback("tune", "progress", progress)
     arguments.one_of("tune", "bits", bits, BITS)
@@ -156,14 +158,14 @@ def compare(
     where there is no GPU, or a graph is captured, `DeviceLostError` where a product breaks the GPU's context.
     """
     from ..functional.routing import nothing_routed
-    from .comparison import compared
+    from .comparison import Comparing
 
-    budget = _budget("compare", budget)
+    budget = arguments.positive("compare", "budget", budget)
     arguments.callback("compare", "progress", progress)
     calls = problems_of(shapes, dtype, layout, "compare")
     recorded = isinstance(shapes, (str, os.PathLike, Mapping))
     with measuring("compare", device) as gpu, nothing_routed():
-        return compared(gpu, calls, budget, recorded, progress or _silent)
+        return Comparing(gpu, budget, progress or _silent).run(calls, recorded)
 
 
 @contextmanager
@@ -203,18 +205,12 @@ def planned(
     return found
 
 
-def _budget(function: str, budget: float) -> float:
-    """What is positive, or infinite."""
-    budget = arguments.number(function, "budget", budget)
-    if not budget > 0:
-        raise ValueError(f"{function}(): budget must be positive, not {budget!r}")
-    return budget
-
-
 def can_time(function: str) -> None:
     """RuntimeError where no launch of this process can be waited for."""
     if not torch.cuda.is_available():
         raise RuntimeError(f"{function}(): torch {torch.__version__} sees no GPU to time anything on")
+    if INTERPRETED:
+        raise RuntimeError(f"{function}(): under TRITON_INTERPRET=1 kernels run in Python, whose times say nothing")
     if torch.cuda.is_current_stream_capturing():
         raise RuntimeError(f"{function}(): nothing can be timed while a CUDA graph is captured")
 

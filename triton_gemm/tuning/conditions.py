@@ -3,11 +3,8 @@ took at best, and nothing slows the clocks down."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
-RECENT_S = 1.0  # a look at the GPU after what was timed is also the one before the next, which begins so soon
 TOLERANCE = 0.05  # of the reference product's time, and of clocks
 STEADY = 1.1  # how much more it may take at times than at others, while it is looked at: of who shares a GPU much more
 
@@ -22,35 +19,6 @@ class Conditions:
     mhz: int = 0
     slowed: tuple[str, ...] = ()
     spread: float = 1.0
-
-
-class Watch:
-    """Looks at a GPU before and after what is timed. look, now: what looks, and its clock."""
-
-    def __init__(self, look: Callable[[], Conditions], now: Callable[[], float]) -> None:
-        self._look, self.now = look, now
-        self.best_ms = math.inf  # of the reference product
-        self.looked: tuple[float, Conditions] | None = None  # when, and what was seen
-        self.look_s = 0.0  # that it took
-
-    def before(self) -> Conditions:
-        """What is seen before something is timed."""
-        recent = self.looked is not None and self.now() - self.looked[0] < RECENT_S
-        return self.looked[1] if self.looked is not None and recent else self.look()
-
-    def complaint(self, before: Conditions) -> str | None:
-        """Looks after something was timed: why that does not count, or None."""
-        found = complaint(before, self.look(), self.best_ms)
-        if found is not None:
-            self.looked = None
-        return found
-
-    def look(self) -> Conditions:
-        begin, found = self.now(), self._look()
-        self.best_ms = min(self.best_ms, found.ms)
-        self.looked = self.now(), found
-        self.look_s = self.looked[0] - begin
-        return found
 
 
 def complaint(before: Conditions, after: Conditions, best_ms: float) -> str | None:

@@ -72,7 +72,9 @@ class ShapeReport:
         return self.outcome in ("tuned", "stays", "not stored")
 
     def __str__(self) -> str:
-        shape = named(self.problem)
+        p = self.problem
+        batch = f"{p.batch}x" if p.batch > 1 else ""
+        shape = f"{batch}{p.M}x{p.N}x{p.K} {plain(p.dtype)}"
         if not self.measured:
             return f"{shape}: {self.outcome}{': ' if self.why else ''}{self.why}"
         times = f"{self.choice_us:.4g} us"
@@ -140,7 +142,7 @@ class TuningReport:
             {
                 "problem": plain(one.problem),
                 **{name: getattr(one, name) for name in ("calls", "outcome", "candidates", "timed", "rounds")},
-                **{name: number(getattr(one, name)) for name in ("choice_us", "us", "fastest_us", "noise")},
+                **{name: _number(getattr(one, name)) for name in ("choice_us", "us", "fastest_us", "noise")},
                 **{name: getattr(one, name) and str(getattr(one, name)) for name in ("choice", "selection")},
                 **{"why": one.why, "stored": one.stored, "failed": [list(pair) for pair in one.failed]},
                 "again": [{"same": race.same, "slower": race.slower} for race in one.again],
@@ -150,7 +152,7 @@ class TuningReport:
         ]
         names = ("regret_before", "regret_after", "same_again", "within_1_percent", "served")
         given = {name: getattr(self, name) for name in ("device", "bits", "measure", "budget", "seconds")}
-        return {**given, **{name: number(getattr(self, name)) for name in names}, "shapes": shapes}
+        return {**given, **{name: _number(getattr(self, name)) for name in names}, "shapes": shapes}
 
     def __str__(self) -> str:
         lines = [str(one) for one in self.shapes]
@@ -170,16 +172,10 @@ class TuningReport:
         return "\n".join(lines)
 
 
-def named(p: GemmProblem) -> str:
-    """A problem's sizes and dtype."""
-    batch = f"{p.batch}x" if p.batch > 1 else ""
-    return f"{batch}{p.M}x{p.N}x{p.K} {plain(p.dtype)}"
-
-
 def _mean(ratios: Sequence[float]) -> float:
     """The geometric mean of ratios, less 1."""
     return math.exp(sum(map(math.log, ratios)) / len(ratios)) - 1 if ratios else math.nan
 
 
-def number(x: float) -> float | None:
+def _number(x: float) -> float | None:
     return None if math.isnan(x) else x

@@ -19,7 +19,7 @@ from ..tables.records import named
 from ..tables.weights import weight_of
 from . import race
 from .candidates import candidates, refused
-from .conditions import Conditions, Watch
+from .conditions import Conditions, complaint
 from .journal import Journal
 from .report import Again, Measure, Progress, ShapeReport, TuningReport
 from .rows import candidates_of_rows
@@ -30,6 +30,7 @@ ATTEMPTS = 2  # at a race during which the GPU was not fit to be measured
 FEW = 5  # candidates that are compiled when a race begins
 PATIENCE = 0.25  # of the budget, until they are for the first product
 PAUSE_S = 0.05
+RECENT_S = 1.0  # a look at the GPU after one race is also the one before the next, which begins so soon
 
 
 class Bench(race.Bench[Selection], Protocol):
@@ -92,7 +93,9 @@ class Session:
     ) -> None:
         self.lab, self.journal, self.wishes, self.said = lab, journal, wishes, said
         self.begin = lab.now()
-        self.watch = Watch(lab.look, lab.now)
+        self.best_ms = float("inf")  # of the reference product
+        self.looked: tuple[float, Conditions] | None = None  # when, and what was seen
+        self.look_s = 0.0  # that it took
         self.waited = False  # for the first product's candidates
         self.winners: dict[GemmProblem | None, list[Algorithm]] = {}  # for other numbers of rows, by weight
 
@@ -227,15 +230,17 @@ class Session:
             except torch.OutOfMemoryError as error:
                 return ShapeReport(problem, 0, "failed", choice=ways[0], why=f"{error}".splitlines()[0]), entrant
             try:
-                before = self.watch.before()
-                race_s = max(0.0, allowance - (self.lab.now() - begin) - self.watch.look_s)
+                recent = self.looked is not None and self.lab.now() - self.looked[0] < RECENT_S
+                before = self.looked[1] if self.looked is not None and recent else self.look()
+                race_s = max(0.0, allowance - (self.lab.now() - begin) - self.look_s)
                 preferred = None if independent or self.wishes.repeat > 1 else entrant.before
                 found = race.race(ways, bench, race_s, before=preferred, said=tell)
             except race.FailedError as error:
                 return ShapeReport(problem, 0, "failed", choice=ways[0], why=f"the model's choice: {error}"), entrant
             finally:
                 bench.close()
-            complained = self.watch.complaint(before)
+            after = self.look()
+            complained = complaint(before, after, self.best_ms)
             failed = (*entrant.left_out, *((named(way), reason) for way, reason in found.failed.items()))
             if complained is None:
                 report = ShapeReport(
@@ -255,8 +260,15 @@ class Session:
                     times=tuple(sorted((1000 * ms, named(way)) for way, ms in found.times.items())),
                 )
                 return report, replace(entrant, ways=tuple(way for way in ways if way not in found.untried))
-            why = complained
+            why, self.looked = complained, None
         return ShapeReport(problem, 0, "refused", choice=ways[0], candidates=len(ways), why=why), entrant
+
+    def look(self) -> Conditions:
+        begin, found = self.lab.now(), self.lab.look()
+        self.best_ms = min(self.best_ms, found.ms)
+        self.looked = self.lab.now(), found
+        self.look_s = self.looked[0] - begin
+        return found
 
     def telling(self, problem: GemmProblem, number: tuple[int, int]) -> race.Said[Selection] | None:
         if self.said is None:
