@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import errno
 import io
 import json
@@ -40,10 +41,11 @@ from triton_gemm.selection.select import Selection, select
 from triton_gemm.suites import SUITES
 from triton_gemm.tables import files, records
 from triton_gemm.tuning.candidates import candidates
+from triton_gemm.tuning.comparison import Comparison, ProductComparison
 
 H200 = named_device("h200")
 PRODUCT = ["512", "1024", "2048"]  # problem_of()
-COMMANDS = ("explain", "tune", "warmup", "cache", "doctor", "calibrate", "bench", "ladder")
+COMMANDS = ("explain", "tune", "compare", "warmup", "cache", "doctor", "calibrate", "bench", "ladder")
 CACHE = ("ls", "show", "export", "import", "merge", "verify", "clear")
 
 
@@ -148,6 +150,14 @@ def test_help_shows_every_command_in_plain_words() -> None:
         ("tune --shapes 1x2x3 --measure wall", "'wall' is not one of"),
         ("tune --shapes 1x2x3 --device foo", "--device: 'foo' is no GPU to measure"),
         ("tune --shapes 1x2x3 --device h200", "--device: 'h200' is no GPU to measure"),
+        ("compare", "give one of --shapes, --suite, --shapes-from, --weights"),
+        ("compare --shapes 1x2x3 --device h200", "--device: 'h200' is no GPU to measure"),
+        ("compare --shapes 1x2x3 --budget 0", "is no duration above 0"),
+        ("compare --weights 8x8", "--weights: give --rows, too"),
+        ("compare --weights 8x8 --rows 8-4", "--rows: '8-4' is no number"),
+        ("compare --shapes 1x2x3 --csv absent/x.csv", "there is no folder absent"),
+        ("compare --shapes 1x2x3 --plot absent/x.png", "there is no folder absent"),
+        ("compare --shapes 1x2x3 --plot x.xyz", "--plot: 'x.xyz' ends with none of .eps"),
         ("calibrate --device 0", "--device: '0' is no GPU to measure"),
         ("warmup --device h200 --shapes 1x2x3 --dtype fp8", "products of torch.float8_e4m3fn have scales"),
         ("warmup --device h200 --shapes-from empty.json", "is no file of record_shapes"),
@@ -673,6 +683,105 @@ def test_a_dry_run_times_nothing() -> None:
     assert "64x4096x4096 bf16 nt: " in said and "for 8 products; nothing was timed" in said
     found = document("tune", "--shapes", "64x64x64", "--dry-run", "--device", "h200")
     assert len(found["shapes"][0]["candidates"]) > 1
+
+
+# --- compare ---
+
+
+def compared(outcome: str = "measured", **figures: float) -> Comparison:
+    one = ProductComparison(problem_of(8), outcome, "", 2, **figures)  # type: ignore[arg-type]
+    return Comparison("a GPU", True, (one,), 3.0)
+
+
+FIGURES = {"torch_us": 12.0, "ours_us": 10.0, "ratio": 1.2, "noise": 0.01, "torch_error": 1e-3, "ours_error": 2e-3}
+
+
+@pytest.fixture
+def comparing(tuning: FakeTuning) -> FakeTuning:
+    """Says what it was told, and after two products ends with `tuning.error`."""
+    tuning.error = None  # type: ignore[attr-defined]
+    tuning.reports = [compared(**FIGURES), compared(**FIGURES)]  # type: ignore[attr-defined]
+
+    def compare(shapes: Any, *, progress: Any, **how: Any) -> Any:
+        tuning.asked = {"shapes": shapes, **how}
+        for report in tuning.reports:  # type: ignore[attr-defined]
+            progress(report)
+        if tuning.error is not None:  # type: ignore[attr-defined]
+            raise tuning.error  # type: ignore[attr-defined]
+        return report
+
+    tuning.compare = compare  # type: ignore[attr-defined]
+    return tuning
+
+
+def test_compare_passes_on_what_it_was_told(comparing: FakeTuning, tmp_path: Path) -> None:
+    done = words_of(
+        "compare", "--shapes", "16x32x64,8x16x32x64", "--layout", "nt", "--budget", "9s", "--device", "cuda:0"
+    )
+    assert "a step of your model, as recorded (2 calls): 0.024 ms by torch, 0.02 by triton_gemm, on a GPU" in done
+    assert {name: comparing.asked[name] for name in ("budget", "device")} == {"budget": 9.0, "device": "cuda:0"}
+    texts = [words.problem_text(problem) for problem in comparing.asked["shapes"]]
+    assert texts == ["16x32x64 bf16 nt", "8x16x32x64 bf16 nt"]
+    found = document("compare", "--suite", "decode")
+    assert found["torch_ms"] == 0.024 and found["products"][0]["ratio"] == 1.2
+    file = tmp_path / "shapes.json"
+    file.touch()
+    assert call("compare", "--shapes-from", file).exit_code == 0
+    assert comparing.asked["shapes"] == file, "with how often each was called"
+
+
+def test_compare_takes_layers_at_powers_of_two(comparing: FakeTuning) -> None:
+    assert call("compare", "--weights", "32x64", "--rows", "3-20,7,100-103", "--bias").exit_code == 0
+    assert [problem.M for problem in comparing.asked["shapes"]] == [3, 4, 8, 16, 20, 7, 100, 103]
+    assert all(problem.bias == "n" and problem.b.column_major for problem in comparing.asked["shapes"])
+
+
+def test_compare_writes_a_table_and_a_plot(comparing: FakeTuning, tmp_path: Path) -> None:
+    products = (*compared(**FIGURES).products, *compared("no time").products)
+    comparing.reports = [replace(compared(), products=products)]  # type: ignore[attr-defined]
+    drawn = tmp_path / "ratios.svg"
+    document("compare", "--shapes", "1x2x3", "--csv", tmp_path / "x.csv", "--plot", drawn, code=1)
+    first, second = csv.DictReader((tmp_path / "x.csv").open())
+    assert first["product"] == "8x1024x2048 bf16 nn" and first["calls"] == "2" and "problem" not in first
+    assert {name: float(first[name]) for name in FIGURES} == FIGURES
+    assert second["outcome"] == "no time" and second["ratio"] == ""
+    assert drawn.read_text().lstrip().startswith("<?xml")
+
+
+def test_compare_draws_nothing_where_nothing_was_measured(comparing: FakeTuning, tmp_path: Path) -> None:
+    comparing.reports = [compared("failed")]  # type: ignore[attr-defined]
+    assert "8x1024x2048 bf16 nn: failed nothing was measured" in words_of(
+        "compare", "--shapes", "1x2x3", "--plot", tmp_path / "x.png", code=1
+    )
+    comparing.reports = [Comparison("a GPU", True)]  # type: ignore[attr-defined]
+    assert "nothing was measured" in words_of("compare", "--shapes", "1x2x3", "--csv", tmp_path / "x.csv")
+
+
+def test_compare_says_that_matplotlib_is_missing(comparing: FakeTuning, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert "error: --plot needs matplotlib: pip install matplotlib" in words_of(
+        "compare", "--shapes", "1x2x3", "--plot", "x.png", code=1
+    )
+    assert not comparing.asked, "before anything is measured"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [(KeyboardInterrupt(), 130, "interrupted"), (RuntimeError("the GPU cannot be used any more"), 1, "any more")],
+)
+def test_compare_shows_what_it_has_found_until_then(
+    comparing: FakeTuning, error: BaseException, code: int, said: str
+) -> None:
+    comparing.error = error  # type: ignore[attr-defined]
+    done = call("compare", "--shapes", "1x2x3", "--json")
+    assert done.exit_code == code and said in done.stderr and json.loads(done.stdout)["torch_ms"] == 0.024
+    comparing.reports = []  # type: ignore[attr-defined]
+    assert said in document("compare", "--shapes", "1x2x3", code=code)["error"]
+
+
+def test_compare_needs_a_gpu() -> None:
+    if not torch.cuda.is_available():
+        assert "sees no GPU to time anything on" in words_of("compare", "--shapes", "1x2x3", code=1)
 
 
 def test_recorded_shapes_are_compiled(tuning: FakeTuning, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ TABLES = (
 )
 TUNING = (
     *("tuning/gpu_bench", "tuning/candidates", "tuning/race", "tuning/session", "runtime/worker", "runtime/policies"),
-    *("tuning/rows", "runtime/background", "cli/cli"),
+    *("tuning/rows", "runtime/background", "cli/cli", "tuning/comparison", "tuning/of_torch"),
 )
 CALLS = (
     *("functional/surface", "functional/matmul", "functional/ops", "functional/routing", "functional/support"),

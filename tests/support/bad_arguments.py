@@ -98,6 +98,7 @@ def right(device: str, folder: Path) -> dict[str, Arguments]:
         "wait_until_compiled": {"timeout": 1.0},
         "record_shapes": {"path": folder / "shapes.json"},
         "tune": {"shapes": [(64, 64, 64)]},
+        "compare": {"shapes": [(64, 64, 64)]},
         "calibrate": {},
         "prepare": {"model_or_weights": [(64, 64)], "rows": [1], **named},
         "runtime.policies.set_tuner": {"tuner": None},
@@ -110,7 +111,7 @@ def right(device: str, folder: Path) -> dict[str, Arguments]:
 
 
 # For want of a group of ranks, a GPU, or a compiler; and what is called later.
-NOT_CALLED = {"check_ranks", "tune", "calibrate", "prepare", "nn.Linear"}
+NOT_CALLED = {"check_ranks", "tune", "compare", "calibrate", "prepare", "nn.Linear"}
 
 # --- Kinds of parameters, and what none of that kind may be ---
 
@@ -204,7 +205,9 @@ OF_PARAMETERS: Mapping[str, str] = {
     **dict.fromkeys(("shapes", "configs", "paths"), "collection"),
     **{"model_or_weights": "weights", "rows": "rows", "workers": "size", "prepare.bias": "flag"},
     **dict.fromkeys(("path", "prepare.cache", "tables.merge.out"), "path"),
-    **dict.fromkeys(("explain.device", "tune.device", "calibrate.device", "prepare.device"), "device"),
+    **dict.fromkeys(
+        ("explain.device", "tune.device", "compare.device", "calibrate.device", "prepare.device"), "device"
+    ),
     **dict.fromkeys(("problem", "selection"), "value"),
     "out": "out",
     "budget": "budget",

@@ -49,7 +49,7 @@ def compare(
     code = 0
     try:
         given = problems if shapes_from is None else shapes_from
-        products.tuning().compare(given, budget=seconds, progress=found.append, device=gpu)
+        found.append(products.tuning().compare(given, budget=seconds, progress=found.append, device=gpu))
     except (KeyboardInterrupt, RuntimeError) as error:
         if not found:
             raise
@@ -60,7 +60,8 @@ def compare(
     lines = [one.as_dict() for one in report.products]
     if csv_file is not None:
         with csv_file.open("w", newline="") as file:
-            table = csv.DictWriter(file, [name for name in lines[0] if name != "problem"], extrasaction="ignore")
+            names = [name for line in lines[:1] for name in line if name != "problem"]
+            table = csv.DictWriter(file, names, extrasaction="ignore")
             table.writeheader()
             table.writerows(lines)
     if figure is not None:

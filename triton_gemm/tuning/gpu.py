@@ -207,7 +207,7 @@ class Bench:
     def _fail(self, way: Way, why: str) -> float:
         if self._may_stay_out(way):
             self.gpu.journal.failed(self.problem, way, why)
-        raise FailedError(why)
+        raise FailedError(f"torch: {why}" if way == TORCH else why)
 
     def _launch(self, run: Run, way: Way) -> torch.Tensor:
         """For the first time, and waits for at most LIMIT_S seconds; the result."""
@@ -331,10 +331,8 @@ class Bench:
         said = f"the GPU cannot be used any more in this process: {what}: {why}"
         if self._may_stay_out(way):
             self.gpu.journal.failed(self.problem, way, why)
-            said += (
-                ". Another process leaves it out; what was tuned before is kept, and tuning goes on from there with "
-            )
-            said += "resume=True"
+            said += ". Another process leaves it out; what was tuned before is kept, and tuning goes on from there "
+            said += "with resume=True"
         raise DeviceLostError(said)
 
 
