@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import fields, replace
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
 from triton_gemm.runtime.binaries import launches_on
 from triton_gemm.runtime.workspace import COUNTERS
+from triton_gemm.selection import select as selection
 from triton_gemm.selection.bit_classes import bit_class
 from triton_gemm.selection.select import Selection, about, illegal, launches, next_best, predicted, ranked, select
 from triton_gemm.tables import records
@@ -175,6 +177,41 @@ def test_what_is_left_out_would_not_have_been_chosen(
         choice = select(problem, device)
         assert choice == Selection.of(candidate, choice.reason)
         assert choice.reason.startswith(f"about {time:.3g} us")
+
+
+@pytest.mark.parametrize("name", ["warp_specialised", "portable"])
+@pytest.mark.parametrize("mode", ["half", "int8", "tf32", "bf16x3"])
+@pytest.mark.parametrize("K", [200, 4096, 65536])
+def test_no_candidate_takes_less_than_its_bound(name: str, mode: str, K: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And each has one: whole, cut on its last wave or all over, added up by a second launch, and of few rows."""
+    for module in (warp_specialised.choice, warp_specialised.host):
+        monkeypatch.setattr(module, "CLUSTERS", True)
+    kernel, model = kernels.named(name), model_of(HOPPER)
+    for M, N, batch in ((1, 4096, 1), (48, 512, 3), (136, 1536, 1), (640, 2112, 1), (4096, 4096, 1), (264, 256, 16)):
+        problem = in_mode(mode, M=M, N=N, K=K, batch=batch)
+        problem = along_k(M, N, K, batch, bias="n") if mode == "half" else problem
+        found = []
+        for bound, place, candidates in kernel.lower_bounds(problem, HOPPER, model):
+            ways = list(candidates)
+            assert all(bound <= predicted(problem, way, model) * cost_model.ROUNDING for way in ways)
+            found += [(place, way) for way in ways]
+        assert [way for _, way in found] == list(kernel.candidates(problem, HOPPER))
+        assert found == sorted(found, key=lambda one: one[0])
+
+
+def test_bounds_leave_few_candidates_to_predict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Less than one in five, of matrices of a layer and many rows."""
+    times: list[float] = []
+
+    def counted(*arguments: Any) -> float:
+        times.append(predicted(*arguments))
+        return times[-1]
+
+    monkeypatch.setattr(selection, "predicted", counted)
+    problems = [along_k(M, 4096, 7168) for M in (300, 1000, 2048, 4096)]
+    for problem in problems:
+        select(problem, HOPPER)
+    assert 0 < 5 * len(times) < sum(len(ranked(problem, HOPPER)) for problem in problems)
 
 
 @MANY

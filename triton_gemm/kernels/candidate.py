@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from ..config import TileConfig
@@ -35,3 +36,8 @@ class Candidate(NamedTuple):
 
     problem: GemmProblem
     algorithm: Algorithm
+
+
+# A lower bound of the predicted microseconds of a configuration's candidates, the configuration's place in
+# `candidates`' order, and these candidates.
+Bounded = tuple[float, tuple[int, int], Iterable[Candidate]]

@@ -4,16 +4,17 @@ take the least time. Pure, and without tuning."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 from .. import kernels
 from ..arithmetic import HALF
 from ..config import TileConfig
 from ..hardware.device import INTERPRETER, DeviceInfo
 from ..hardware.device_model import DeviceModel, model_of, origin
-from ..kernels.candidate import Algorithm, Candidate, Work
-from ..kernels.cost_model import roofline
+from ..kernels.candidate import Algorithm, Bounded, Candidate, Work
+from ..kernels.cost_model import ROUNDING, roofline
 from ..kernels.launch import Launch
 from ..kernels.schedule import Schedule
 from ..problem import GemmProblem
@@ -164,19 +165,13 @@ def illegal(problem: GemmProblem, device: DeviceInfo, candidate: Candidate) -> s
     return why or kernels.repack.illegal(problem, how.packed)
 
 
-def _faster(
-    name: str, problem: GemmProblem, device: DeviceInfo, model: DeviceModel, limit: Callable[[], float]
-) -> Iterator[tuple[float, tuple[int, int], Candidate]]:
-    """(predicted microseconds, place, candidate) of a kernel's candidates that take no more than limit(). place: which
-    of those as fast comes first."""
+def _bounded(name: str, problem: GemmProblem, device: DeviceInfo, model: DeviceModel) -> Iterable[Bounded]:
+    """What a kernel offers. Where it gives no bounds, and for groups, there are few candidates."""
     kernel = kernels.named(name)
-    if hasattr(kernel, "faster"):
-        yield from kernel.faster(problem, device, model, limit)
-        return
-    for place, candidate in enumerate(kernel.candidates(problem, device)):
-        time = predicted(problem, candidate, model)
-        if time <= limit():
-            yield time, (0, place), candidate
+    if hasattr(kernel, "lower_bounds") and not problem.groups:
+        found: Iterable[Bounded] = kernel.lower_bounds(problem, device, model)
+        return found
+    return ((0.0, (0, place), (candidate,)) for place, candidate in enumerate(kernel.candidates(problem, device)))
 
 
 def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
@@ -188,12 +183,14 @@ def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
     best: tuple[float, int, tuple[int, int]] = (math.inf, 0, (0, 0))
     found: Candidate | None = None
 
-    def limit() -> float:
-        return best[0]
-
     for rank, name in enumerate(kernels.KERNELS):
-        for time, place, candidate in _faster(name, problem, device, model, limit):
-            if (time, rank, place) < best:
+        for bound, place, candidates in sorted(_bounded(name, problem, device, model), key=itemgetter(0)):
+            if bound > best[0] * ROUNDING:
+                break
+            timed = ((predicted(problem, candidate, model), candidate) for candidate in candidates)
+            for time, candidate in sorted(timed, key=itemgetter(0)):
+                if (time, rank, place) >= best:
+                    break
                 why_not = illegal(problem, device, candidate)
                 if why_not is None:
                     best, found = (time, rank, place), candidate

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import sqrt
@@ -14,8 +14,8 @@ from ...hardware.device import DeviceInfo
 from ...hardware.device_model import LINE, DeviceModel
 from ...problem import GemmProblem
 from .. import repack
-from ..candidate import Algorithm, Candidate
-from ..cost_model import ROUNDING, Remembered, average, lines_of, on_busiest_sm, soft_maximum, swap_for_c, traffic
+from ..candidate import Algorithm, Bounded, Candidate
+from ..cost_model import Remembered, average, lines_of, on_busiest_sm, soft_maximum, swap_for_c, traffic
 from ..schedule import Schedule
 from .host import MAX_REGISTERS, TMA_CONFIGS, Config, along_k, configs, itemsize_of_sums, tiles_of, vectors
 
@@ -78,9 +78,15 @@ def candidates(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
     """Over copies or not, every tile, K whole or cut into parts while that gives more SMs something to do."""
     for given, swap_ab, packed in _given(problem, device):
         for config in configs(problem.precision, device.capability):
-            if _fits(given, config):
-                for split_k in _splits(given, config, device):
-                    yield Candidate(given, Algorithm("portable", config, split_k, swap_ab, packed))
+            yield from _with(config, given, device, swap_ab, packed)
+
+
+def _with(
+    config: Config, given: GemmProblem, device: DeviceInfo, swap_ab: bool, packed: tuple[str, ...]
+) -> Iterator[Candidate]:
+    if _fits(given, config):
+        for split_k in _splits(given, config, device):
+            yield Candidate(given, Algorithm("portable", config, split_k, swap_ab, packed))
 
 
 def unpredicted(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
@@ -229,43 +235,20 @@ def _of_config(
     )
 
 
-def faster(
-    problem: GemmProblem, device: DeviceInfo, model: DeviceModel, limit: Callable[[], float]
-) -> Iterator[tuple[float, tuple[int, int], Candidate]]:
-    """(predicted microseconds, place of the configuration, candidate) of those that take no more than limit(), first
-    those that may be the fastest; of one configuration the first of the fastest comes before others as fast."""
+def lower_bounds(problem: GemmProblem, device: DeviceInfo, model: DeviceModel) -> Iterator[Bounded]:
+    """`Bounded` for each configuration that `candidates` compares, into however many parts it cuts K."""
     for i, (given, swap_ab, packed) in enumerate(_given(problem, device)):
-        copying = repack.microseconds(problem, packed, model)
-        seen = average(given)
-        on = _of_problem(seen, model)
-        floors, most = [], limit() * ROUNDING - copying
-        least, listed = _configs(device.capability, *_kind(seen, on.pace), model)
-        if model.launch + max(on.memory, seen.batch * seen.M * seen.N * seen.K * least / model.num_sms) > most:
-            continue
-        for place, (config, of) in enumerate(listed):
-            tiles, steps = tiles_of(seen, config), -(-seen.K // config.BLOCK_K)
-            least = max(on.memory, tiles * steps * of.work / model.num_sms, steps * of.alone / SPLITS[-1])
-            if model.launch + least <= most:
-                floors.append((model.launch + least, place, config, of, tiles))
-        for floor, place, config, of, tiles in sorted(floors):  # by floor, then place
-            if floor > limit() * ROUNDING - copying:
-                break
-            if _fits(given, config):
-                for split_k in _splits(given, config, device):
-                    time = _time(on, of, tiles, -(-seen.K // (split_k * config.BLOCK_K)), split_k, model) + copying
-                    if time <= limit():
-                        yield (
-                            time,
-                            (i, place),
-                            Candidate(given, Algorithm("portable", config, split_k, swap_ab, packed)),
-                        )
+        copying, on = repack.microseconds(problem, packed, model), _of_problem(given, model)
+        for j, (config, of) in enumerate(_configs(device.capability, *_kind(given, on.pace), model)):
+            steps = -(-given.K // config.BLOCK_K)
+            busy = max(tiles_of(given, config) * steps * of.work / model.num_sms, steps * of.alone / SPLITS[-1])
+            least = copying + model.launch + max(busy, on.memory)
+            yield least, (i, j), _with(config, given, device, swap_ab, packed)
 
 
 @lru_cache(maxsize=64)
-def _configs(capability: tuple[int, int], precision: str, *rest: Any) -> tuple[float, list[tuple[Config, _OfConfig]]]:
-    """The least that a product of two elements takes of a busy SM; and every configuration, and what it takes."""
-    found = [(config, _of_config(config, precision, *rest)) for config in configs(precision, capability)]
-    return min(of.work / (x.BLOCK_M * x.BLOCK_N * x.BLOCK_K) for x, of in found), found
+def _configs(capability: tuple[int, int], precision: str, *rest: Any) -> list[tuple[Config, _OfConfig]]:
+    return [(config, _of_config(config, precision, *rest)) for config in configs(precision, capability)]
 
 
 def _at_once(config: Config, itemsize: int, sum_itemsize: int, model: DeviceModel) -> int:

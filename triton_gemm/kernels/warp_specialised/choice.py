@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import lru_cache
+from math import sqrt
+from typing import Any
 
 from ...compat import CLUSTERS
 from ...hardware.device import DeviceInfo
 from ...hardware.device_model import DeviceModel
 from ...problem import GemmProblem
 from .. import repack
-from ..candidate import Algorithm, Candidate
-from ..cost_model import ROUNDING, SECTOR, pitch
+from ..candidate import Algorithm, Bounded, Candidate
+from ..cost_model import SECTOR, pitch
 from ..schedule import Schedule, clusters_at_once
-from .bounds import MAX_PARTS, SHORTEST_PART, floors
 from .configs import LONG, QUICK, Config, listed, of_itemsize
-from .costs import OfConfig, OfProblem, are_alone, microseconds, of_problem, of_tile, time_of
-from .host import can_split_k, illegal, unsuited
+from .costs import OfConfig, OfProblem, of_config, of_problem
+from .host import can_split_k, illegal, promotes, unsuited
 from .widths import widths
+
+MAX_PARTS = 32  # that one program adds up
+SHORTEST_PART = 4  # k-tiles of those that a second launch adds up
 
 
 def candidates(problem: GemmProblem, device: DeviceInfo, in_part: bool = False) -> Iterator[Candidate]:
@@ -26,9 +31,21 @@ def candidates(problem: GemmProblem, device: DeviceInfo, in_part: bool = False) 
         for config in (*listed(given.planes.dtype.itemsize, *_clusters(given)), *widths(given, device.num_sms)):
             if problem.groups:
                 yield Candidate(given, Algorithm("warp_specialised", config, Schedule(device.num_sms)))
-            elif _fits(given, config):
-                for schedule in schedules(given, config, device, in_part):
-                    yield Candidate(given, Algorithm("warp_specialised", config, schedule, swap_ab, packed))
+            else:
+                yield from _with(config, given, device, swap_ab, packed, in_part)
+
+
+def _with(
+    config: Config,
+    given: GemmProblem,
+    device: DeviceInfo,
+    swap_ab: bool,
+    packed: tuple[str, ...],
+    in_part: bool = False,
+) -> Iterator[Candidate]:
+    if _fits(given, config):
+        for schedule in schedules(given, config, device, in_part):
+            yield Candidate(given, Algorithm("warp_specialised", config, schedule, swap_ab, packed))
 
 
 def _given(problem: GemmProblem, device: DeviceInfo) -> Iterator[tuple[GemmProblem, bool, tuple[str, ...]]]:
@@ -140,59 +157,45 @@ def _cuts(count: int, k_tiles: int, most: int) -> Iterator[tuple[int, int, int]]
                 yield min(rest * parts + count - rest, most), rest, parts
 
 
-def faster(
-    problem: GemmProblem, device: DeviceInfo, model: DeviceModel, limit: Callable[[], float]
-) -> Iterator[tuple[float, tuple[int, int], Candidate]]:
-    """(predicted microseconds, place in `candidates`' order, candidate) of those that take no more than limit(), first
-    those that may be the fastest: what `select` needs, in a fraction of the time that all take. Of those that differ in
-    their schedules only, the first of the fastest."""
-    if problem.groups:  # few, and none is cut
-        schedule = Schedule(device.num_sms)
-        for given, _, _ in _given(problem, device):
-            for place, config in enumerate(listed(given.planes.dtype.itemsize, False, False)):
-                time = microseconds(given, config, schedule, model)
-                if time <= limit():
-                    yield time, (0, place), Candidate(given, Algorithm("warp_specialised", config, schedule))
-        return
+def lower_bounds(problem: GemmProblem, device: DeviceInfo, model: DeviceModel) -> Iterator[Bounded]:
+    """`Bounded` for each configuration that `candidates` compares, however its tiles are dealt out: as if SMs loaded
+    them in no time."""
     for i, (given, swap_ab, packed) in enumerate(_given(problem, device)):
-        copying = repack.microseconds(problem, packed, model)
-        on = of_problem(given, model)
-        for floor, j, of in sorted(floors(given, on, model, limit() * ROUNDING - copying, _clusters(given))):
-            room = limit() * ROUNDING - copying
-            if floor > room:
-                break
-            if _fits(given, of.config):
-                time, schedule = _best_schedule(given, device, of, model, on, room)
-                if copying + time <= limit():
-                    how = Algorithm("warp_specialised", of.config, schedule, swap_ab, packed)
-                    yield copying + time, (i, j), Candidate(given, how)
+        copying, on = repack.microseconds(problem, packed, model), of_problem(given, model)
+        kind = given.dtype.itemsize, len(given.planes.terms), promotes(given), model
+        wide = [of_config(config, *kind) for config in widths(given, model.num_sms)]
+        for j, of in enumerate((*_listed(_clusters(given), *kind), *wide)):
+            if of.most:
+                yield copying + _least(given, on, of, model), (i, j), _with(of.config, given, device, swap_ab, packed)
 
 
-def _best_schedule(
-    problem: GemmProblem, device: DeviceInfo, of: OfConfig, model: DeviceModel, on: OfProblem, room: float
-) -> tuple[float, Schedule]:
-    """The first of the `schedules` of least predicted time, and that time, where it is no more than `room`, else some
-    schedule and its time; of those with a second launch only if it is legal, as its parts take more shared memory."""
-    count = problem.batch * -(-problem.M // of.m) * -(-problem.N // of.n)
-    best = min(count, of.most), 0, 1
-    tile = of_tile(problem, on, of, model, are_alone(best[0] * of.config.ctas, model))
-    least = time_of(on, of, tile, count, *best)
-    parts = _reduced_parts(problem, count, tile.k_tiles, of.most)
-    l2 = tile.l2 * count
-    others = on.fixed + of.waiting + (on.cubes + l2 * l2 * l2) ** (1 / 3)  # however little a program multiplies
-    if of.cuts and (count <= of.most or problem.arithmetic.exact):
-        for cut in _cuts(count, tile.k_tiles, of.most):  # into more and more parts, on more and more SMs
-            if others + of.share + (cut[2] - 1) * of.part >= min(least, room):
-                break
-            if tile.alone and not are_alone(cut[0] * of.config.ctas, model):
-                tile = of_tile(problem, on, of, model, alone=False)
-            time = time_of(on, of, tile, count, *cut)
-            if time < least:
-                least, best = time, cut
-    if parts and others + on.reduction + parts * on.reduced_part < min(least, room):
-        tile = of_tile(problem, on, of, model, are_alone(count * parts * of.config.ctas, model))
-        time = time_of(on, of, tile, count, count * parts, count, parts, reduction=True)
-        reduced = Schedule(count * parts, count, parts, reduction=True)
-        if time < min(least, room) and illegal(problem, device, of.config, reduced) is None:
-            return time, reduced
-    return least, Schedule(*best)
+@lru_cache(maxsize=64)
+def _listed(clusters: tuple[bool, bool], itemsize: int, *kind: Any) -> list[OfConfig]:
+    return [of_config(config, itemsize, *kind) for config in listed(itemsize, *clusters)]
+
+
+def _least(problem: GemmProblem, on: OfProblem, of: OfConfig, model: DeviceModel) -> float:
+    """A lower bound of the predicted time in a configuration."""
+    config, m, n, most, cuts, multiply, lines, more, start, share, part, waiting, _ = of
+    count, k_tiles = problem.batch * -(-problem.M // m) * -(-problem.N // n), -(-problem.K // config.BLOCK_K)
+    one = k_tiles * (multiply + more)  # tile, whole
+    l2 = count * k_tiles * lines * (min(m, problem.M) * on.a_lines + min(n, problem.N) * on.b_lines) / model.l2
+    cubes = on.cubes + l2 * l2 * l2
+    waves, rest = divmod(count, most)
+    busy = (waves + (rest > 0)) * (one + start + on.bias)
+    least = (busy * busy * busy + cubes) ** (1 / 3)
+    if 0 < 2 * rest <= most:
+        if cuts and (waves == 0 or problem.arithmetic.exact):
+            # The time in `parts` is a convex function of them, and no less than its tangent where it is about least.
+            enough = min(most // rest, MAX_PARTS)
+            parts = min(enough, max(2.0, sqrt(one / part)))
+            busy = waves * (one + start) + start + one / parts
+            total = (busy * busy * busy + cubes) ** (1 / 3)
+            slope = part - one * (busy / (total * parts)) ** 2
+            cut = share + (parts - 1) * part + total + slope * ((2 if slope > 0 else enough) - parts)
+            least = min(least, cut)
+        if parts := _reduced_parts(problem, count, k_tiles, most):
+            busy = -(-k_tiles // parts) * (multiply + more) + start
+            reduced = (busy * busy * busy + cubes) ** (1 / 3) + on.reduction + parts * on.reduced_part
+            least = min(least, reduced)
+    return on.fixed + waiting + on.spread * config.ctas * min(count, most) + least

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 from ...hardware.device_model import DeviceModel
@@ -126,7 +126,7 @@ def microseconds(problem: GemmProblem, config: Config, schedule: Schedule, model
         problem = average(problem)
     count = problem.batch * config.tiles(problem.M, problem.N)
     programs = min(schedule.programs, schedule.items(count))
-    alone = are_alone(programs * config.ctas, model)
+    alone = programs * config.ctas <= model.num_sms // 2  # on one of each pair of SMs, to which they go first
     known = _KNOWN.for_problem(problem, model)
     if not known:
         known[None] = of_problem(problem, model)
@@ -137,29 +137,13 @@ def microseconds(problem: GemmProblem, config: Config, schedule: Schedule, model
     of, tile = known[key]
     if schedule.in_turn:  # sums of parts are added as promoted ones are
         tile = tile._replace(pace=tile.pace + of.adding * schedule.split_k / tile.k_tiles)
-    dealt = schedule.split_tiles, schedule.split_k, schedule.reduction, schedule.unit
-    return time_of(known[None], of, tile, count, programs, *dealt)
+    return _time(known[None], of, tile, count, programs, schedule)
 
 
-def are_alone(ctas: int, model: DeviceModel) -> bool:
-    """Whether so many run on one of each pair of SMs, to which they go first."""
-    return ctas <= model.num_sms // 2
-
-
-def time_of(
-    on: OfProblem,
-    of: OfConfig,
-    tile: OfTile,
-    count: int,
-    programs: int,
-    split_tiles: int,
-    split_k: int,
-    reduction: bool = False,
-    unit: int = 1,
-) -> float:
-    """Predicted time of `count` tiles by `programs`, split_tiles of them in split_k parts, which are added up by their
-    owners, or with `reduction` by a second launch. The busiest SM is taken to have as many tiles at C's edges as its
-    share of them, rounded up."""
+def _time(on: OfProblem, of: OfConfig, tile: OfTile, count: int, programs: int, schedule: Schedule) -> float:
+    """Predicted time of `count` tiles by `programs`. Parts are added up by tiles' owners, or with `reduction` by a
+    second launch. The busiest SM is taken to have as many tiles at C's edges as its share of them, rounded up."""
+    split_tiles, split_k, unit, reduction = schedule.split_tiles, schedule.split_k, schedule.unit, schedule.reduction
     k_tiles, pace, edge, edges, tiles, l2, alone = tile
     waves = -(-(count - split_tiles) // programs)
     steps, shared = waves * k_tiles, of.waiting
@@ -197,6 +181,7 @@ def of_problem(problem: GemmProblem, model: DeviceModel) -> OfProblem:
     )
 
 
+@lru_cache(maxsize=4096)
 def of_config(config: Config, itemsize: int, terms: int, promoted: bool, model: DeviceModel) -> OfConfig:
     costs, m, n, k_lines = model.costs(Costs), config.BLOCK_M, config.BLOCK_N, config.BLOCK_K * itemsize / 128
     size, clustered = m * n / TILE, config.ctas > 1
