@@ -41,7 +41,7 @@ from triton_gemm.selection.select import Selection, select
 from triton_gemm.suites import SUITES
 from triton_gemm.tables import files, records
 from triton_gemm.tuning.candidates import candidates
-from triton_gemm.tuning.comparison import Comparison, ProductComparison
+from triton_gemm.tuning.report import Comparison, ProductComparison
 
 H200 = named_device("h200")
 PRODUCT = ["512", "1024", "2048"]  # problem_of()

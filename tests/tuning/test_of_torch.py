@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from tests.support import table_fakes
 from triton_gemm.problem import GemmProblem, Layout
 from triton_gemm.tuning import truth
-from triton_gemm.tuning.of_torch import fp32_precision, torchs_product
+from triton_gemm.tuning.of_torch import fp32_precision, scales_of, torchs_product
 from triton_gemm.tuning.operands import BETA, operands
 
 CPU = torch.device("cpu")
@@ -102,6 +102,7 @@ def test_scales_are_those_of_the_error(scales: str) -> None:
     elif scales == "blocks":
         a_scale = torch.stack([a_scale[k // 128] for k in range(400)], 1)
         b_scale = torch.stack([torch.stack([b_scale[n // 128, k // 128] for n in range(300)]) for k in range(400)])
+    assert scales == "blocks" or all(x.is_contiguous() for x in scales_of(of)), "torch takes no others"
     assert truth.relative_errors(problem, of, None, [(a * a_scale) @ (b * b_scale)])[0] < 1e-14
 
 

@@ -32,10 +32,9 @@ from ..selection.bit_classes import bit_class
 from ..selection.select import Selection
 from ..tables.files import BITS, TRITON, Bits
 from .recording import read_shapes, record_shapes
-from .report import Measure, Progress, ShapeReport, TuningReport
+from .report import Comparison, Measure, Progress, ShapeReport, TuningReport
 
 if TYPE_CHECKING:
-    from .comparison import Comparison
     from .gpu import Gpu
     from .journal import Journal
 

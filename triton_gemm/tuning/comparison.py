@@ -4,106 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
 
 import torch
 
-from ..problem import GemmProblem, problem_text
+from ..problem import GemmProblem
 from ..runtime import policies
 from ..selection.select import Selection
-from ..tables.records import named, plain
+from ..tables.records import named
 from . import race
 from .conditions import Conditions, complaint
 from .gpu import TORCH, Bench, Gpu, Way
 from .of_torch import torchs_product
+from .report import Comparison, ProductComparison
 
 ROUNDS, MOST_ROUNDS = 24, 240  # at a time, and of a product
 PRECISE = 0.005  # noise of a ratio from which on more rounds are not worth their time
 TIMING_S = (0.5, 3.0)  # for the rounds of a product, at least and at most
 ATTEMPTS = 2  # at a product during which the GPU was not fit to be measured
-COLUMNS = ("calls", "torch us", "triton_gemm us", "ratio", "noise %", "torch's error", "our error")
-
-
-@dataclass(frozen=True)
-class ProductComparison:
-    """One product by torch and by this package.
-
-    outcome: "failed" where its kernel, torch's product or its operands cannot be had, "refused" where the GPU was not
-    fit to be measured, "no time" where the budget was spent; why: in words; calls: how often it was recorded, or named;
-    torch_us, ours_us: microseconds of a call; ratio: torch's time over ours, above 1 where we are faster; noise: the
-    share by which the ratio may be off, 3.5 standard deviations; torch_error, ours_error: the Frobenius norm of a
-    result's difference from the fp64 result, over the norm of that; rounds: in which both were timed; kernel: ours.
-    """
-
-    problem: GemmProblem
-    outcome: Literal["measured", "failed", "refused", "no time"]
-    why: str = ""
-    calls: int = 1
-    torch_us: float = math.nan
-    ours_us: float = math.nan
-    ratio: float = math.nan
-    noise: float = math.nan
-    torch_error: float = math.nan
-    ours_error: float = math.nan
-    rounds: int = 0
-    kernel: str = ""
-
-    @property
-    def measured(self) -> bool:
-        return self.outcome == "measured"
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, as JSON has them; None for what was not measured."""
-        found = {name: None if x != x else x for name, x in asdict(self).items()}
-        return {"product": problem_text(self.problem), **found, "problem": plain(self.problem)}
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """What `compare` found. device: the GPU's name; recorded: whether calls were counted while a program ran; products:
-    a record of each, the most called first; seconds: that it took. `str()` is a table for people."""
-
-    device: str
-    recorded: bool
-    products: tuple[ProductComparison, ...] = ()
-    seconds: float = 0.0
-
-    @property
-    def torch_ms(self) -> float:
-        """Milliseconds of all calls of what was measured, by torch."""
-        return sum(one.calls * one.torch_us for one in self.products if one.measured) / 1000
-
-    @property
-    def ours_ms(self) -> float:
-        """The same by this package."""
-        return sum(one.calls * one.ours_us for one in self.products if one.measured) / 1000
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, as JSON has them; None for what was not measured."""
-        fields = {name: getattr(self, name) for name in ("device", "recorded", "seconds", "torch_ms", "ours_ms")}
-        return fields | {"products": [one.as_dict() for one in self.products]}
-
-    def __str__(self) -> str:
-        measured = [one for one in self.products if one.measured]
-        width = max([7, *(len(problem_text(one.problem)) for one in measured)])
-        lines = [f"{'product':{width}}  {'  '.join(COLUMNS)}"] * bool(measured)
-        for one in measured:
-            figures = [f"{one.calls}", f"{one.torch_us:.4g}", f"{one.ours_us:.4g}", f"{one.ratio:.3f}"]
-            figures += [f"{100 * one.noise:.1f}", f"{one.torch_error:.1e}", f"{one.ours_error:.1e}"]
-            cells = (f"{x:>{len(column)}}" for x, column in zip(figures, COLUMNS, strict=True))
-            lines.append(f"{problem_text(one.problem):{width}}  {'  '.join(cells)}")
-        others = [one for one in self.products if not one.measured]
-        lines += [f"{problem_text(one.problem)}: {one.outcome}{one.why and ': ' + one.why}" for one in others]
-        calls = sum(one.calls for one in measured)
-        what = f"a step of your model, as recorded ({calls} calls)" if self.recorded else f"these {calls} calls"
-        if not self.recorded and calls == len(measured):
-            what = "these products once each"
-        without = f", without {len(others)} of {len(self.products)} products" * bool(others)
-        times = f"{self.torch_ms:.4g} ms by torch, {self.ours_ms:.4g} by triton_gemm"
-        return "\n".join(
-            [*lines, f"{what}{without}: {times}, on {self.device}" if measured else "nothing was measured"]
-        )
 
 
 class Comparing:

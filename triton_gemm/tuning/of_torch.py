@@ -76,7 +76,7 @@ def _product(
 def scales_of(auxiliary: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """A's scales, [1, 1], [M, 1] or [M, K / 128], and B's likewise, as `torch._scaled_mm` takes them."""
     a_scale, b_scale = auxiliary[-2:]
-    return a_scale.view(-1, a_scale.shape[-1]).mT, b_scale.view(len(b_scale), -1).mT
+    return (a_scale.mT, b_scale.mT) if a_scale.dim() == 2 else (a_scale[:, None], b_scale[None])
 
 
 @contextmanager
