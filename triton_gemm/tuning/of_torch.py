@@ -52,7 +52,7 @@ def _product(
     bias = named.get("bias")
     if problem.scales is not None:
         scales = scales_of(auxiliary)
-        fast = problem.precision == "fp8 fast"
+        fast = problem.arithmetic.promotion is None
         return scaled_mm(a, b, *scales, bias=bias, out_dtype=c.dtype, use_fast_accum=fast, out=c)
     if problem.dtype == torch.int8:
         return int_mm(a, b, out=c)
