@@ -142,3 +142,13 @@ def test_the_fingerprint_of_tables_knows_ranges(folder: Path) -> None:
     before = tables.contents(HOPPER)
     store()
     assert tables.contents(HOPPER) != before
+
+
+def test_the_fingerprint_has_ranges_whose_own_rows_are_the_models(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An entry that does not serve the M that was measured may serve fewer rows."""
+    before = tables.contents(HOPPER)
+    store()
+    monkeypatch.setattr(tables, "serves", lambda *_: False)
+    assert tables.contents(HOPPER) != before

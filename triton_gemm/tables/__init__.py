@@ -241,8 +241,9 @@ def contents(device: DeviceInfo, bits: Bits = "same") -> str:
 
 
 def _answers(problem: GemmProblem, device: DeviceInfo, entry: Entry, bits: Bits) -> bool:
-    """Whether there is a product that is given the entry where tables of these bits are asked."""
-    if serves(problem, device, entry, bits):
+    """Whether there may be a product that is given the entry where tables of these bits are asked: one of fewer rows,
+    too, in whose class of bits and tiles the entry may run where it cannot for its own."""
+    if entry.least_rows or serves(problem, device, entry, bits):
         return True
     if illegal(problem, device, entry.algorithm) is not None:
         return False

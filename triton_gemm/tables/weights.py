@@ -36,11 +36,11 @@ def by_weight(entries: Mapping[GemmProblem, Entry]) -> dict[GemmProblem, list[Ge
 def serving(
     problem: GemmProblem, device: DeviceInfo, entries: Mapping[GemmProblem, Entry], of_weight: list[GemmProblem]
 ) -> Entry | None:
-    """The entry whose range has the problem, with the work dealt out for its tiles; None without one, and where the
-    model's choice is predicted to be faster.
+    """The entry whose range of M includes the problem's, with its schedule recomputed for this M. None if there is no
+    such entry, or if the model's choice is expected to be faster.
 
-    Predictions are corrected by what was measured: the entry is used where, as predicted, it loses no more against the
-    model's choice than it did where it was measured, times what it gained there.
+    Measurement corrects the prediction. Let r(M) be the entry's predicted time over that of the model's choice. The
+    entry is used if r(M) is at most r at the measured M times the measured speedup.
     """
     place = bisect_left(of_weight, problem.M, key=lambda x: x.M)
     measured = of_weight[place] if place < len(of_weight) else problem
@@ -56,8 +56,8 @@ def serving(
 
 
 def dealt_out_for(problem: GemmProblem, algorithm: Algorithm, device: DeviceInfo) -> Algorithm | None:
-    """The algorithm, of another number of rows, for this problem: tiles are dealt out anew, with K cut alike. None
-    where no way to do so is worth comparing."""
+    """An algorithm chosen for another M, with its schedule recomputed for this problem and the same split of K. None if
+    `schedules` has no such schedule."""
     config, work = algorithm.config, algorithm.work
     if not isinstance(work, Schedule) or not isinstance(config, kernels.warp_specialised.Config):
         return algorithm
