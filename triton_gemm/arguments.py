@@ -98,7 +98,7 @@ def count(name: str, x: object, least: int = 0) -> None:
 
 
 def counts(function: str, name: str, x: object) -> list[int]:
-    """Whole numbers above 0, each once, of an iterable of them or of one; ValueError where there is none."""
+    """The positive integers in x, an iterable or one integer, without repeats. Raises ValueError if there is none."""
     if isinstance(x, Integral):
         x = (x,)
     several(function, name, x)

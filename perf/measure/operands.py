@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from perf.measure import numerics
 from triton_gemm.arithmetic import EMULATED
+from triton_gemm.functional.api import ACTIVATIONS as ACTIVATIONS
 from triton_gemm.tuning.timing import COLD_FACTOR
 from triton_gemm.tuning.timing import draw as draw
 from triton_gemm.tuning.timing import set_count as set_count
@@ -34,12 +33,6 @@ MODE_DTYPES = {
 }
 # What a product is stored as, where that is not the operands' type.
 OUT_DTYPES = {torch.int8: torch.int32, torch.float8_e4m3fn: torch.bfloat16}
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "silu": F.silu,
-}
 LESS_THAN_FP32 = ("bf16x3",)  # torch has nothing like it: only the bound counts
 STEEPEST = 1.13  # the largest slope among the activations: gelu's, at sqrt(2)
 

@@ -17,7 +17,7 @@ from . import output, words
 
 @output.command
 def calibrate(
-    budget: Annotated[str, typer.Option(metavar="TIME", help="How long it may take: 60s, 2m.")] = "60s",
+    budget: words.Budget = "60s",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure and report, and keep nothing.")] = False,
     device: Annotated[str | None, typer.Option(metavar="cuda:N", help="The GPU; by default cuda:0.")] = None,
     as_json: output.Json = False,

@@ -18,10 +18,10 @@ def compare(
     shapes_from: words.ShapesFrom = None,
     weights: words.Weights = None,
     rows: words.Rows = None,
-    bias: Annotated[bool, typer.Option("--bias", help="The layers of --weights have a bias.")] = False,
+    bias: words.Bias = False,
     dtype: words.DtypeOfSizes = None,
     layout: words.LayoutOfSizes = None,
-    budget: Annotated[str, typer.Option(metavar="TIME", help="How long it may take: 90s, 2m, 1h.")] = "2m",
+    budget: words.Budget = "2m",
     device: Annotated[str | None, typer.Option(metavar="cuda:N", help="The GPU; by default cuda:0.")] = None,
     csv_file: Annotated[
         Path | None, typer.Option("--csv", dir_okay=False, metavar="FILE", help="Also write the table into a file.")

@@ -22,7 +22,7 @@ class Layers(NamedTuple):
     """--weights and what goes with it."""
 
     weights: str | None
-    rows: str | None
+    rows: list[int] | None
     bias: bool
 
 
@@ -32,19 +32,17 @@ def chosen(
     shapes_from: Path | None,
     dtype: str | None,
     layout: Order | None,
-    layers: Layers | None = None,
+    layers: Layers,
 ) -> list[GemmProblem]:
     """The problems that a call names in one of these ways. dtype, layout: of --shapes, by default bf16 and nn, and the
-    dtype of --weights and of suites of 16 bits; refused where they would be ignored. layers: None where the command
-    takes none."""
-    given = {"--shapes": shapes, "--suite": suite, "--shapes-from": shapes_from}
-    given |= {} if layers is None else {"--weights": layers.weights}
+    dtype of --weights and of suites of 16 bits; refused where they would be ignored."""
+    given = {"--shapes": shapes, "--suite": suite, "--shapes-from": shapes_from, "--weights": layers.weights}
     named = [name for name, value in given.items() if value is not None]
     if len(named) != 1:
         raise output.wrong_call(f"give one of {', '.join(given)}" + f", not {' and '.join(named)}" * bool(named))
-    if layers is not None and layers.weights is not None:
+    if layers.weights is not None:
         return of_layers(layers.weights, layers.rows, layers.bias, words.dtype(dtype or "bf16"), layout)
-    if layers is not None and (layers.rows is not None or layers.bias):
+    if layers.rows is not None or layers.bias:
         raise output.wrong_call(f"{'--bias' if layers.rows is None else '--rows'} goes with --weights")
     if shapes is not None:
         return [problem(*sizes, words.dtype(dtype or "bf16"), layout or "nn") for sizes in words.shapes(shapes)]
@@ -67,7 +65,7 @@ def problem(batch: int, M: int, N: int, K: int, dtype: torch.dtype, layout: Orde
 
 
 def of_layers(
-    weights: str, rows: str | None, bias: bool, dtype: torch.dtype, layout: Order | None
+    weights: str, rows: list[int] | None, bias: bool, dtype: torch.dtype, layout: Order | None
 ) -> list[GemmProblem]:
     """The problems of linear layers with these weights, for these numbers of rows."""
     if rows is None:
@@ -76,7 +74,7 @@ def of_layers(
         raise output.wrong_call("--layout: that of --weights is nt, a linear layer's")
     if dtype not in (FLOATING if bias else DTYPES):
         raise output.wrong_call(f"--dtype: no linear layer{' with a bias' * bias} is computed in {dtype}")
-    return list(problems_of(words.weights(weights), words.rows(rows), dtype, bias))
+    return list(problems_of(words.weights(weights), rows, dtype, bias))
 
 
 def of_suite(name: str, dtype: torch.dtype | None) -> list[GemmProblem]:

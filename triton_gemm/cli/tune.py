@@ -23,10 +23,10 @@ def tune(
     shapes_from: words.ShapesFrom = None,
     weights: words.Weights = None,
     rows: words.Rows = None,
-    bias: Annotated[bool, typer.Option("--bias", help="The layers of --weights have a bias.")] = False,
+    bias: words.Bias = False,
     dtype: words.DtypeOfSizes = None,
     layout: words.LayoutOfSizes = None,
-    budget: Annotated[str, typer.Option(metavar="TIME", help="How long it may take: 90s, 2m, 1h.")] = "2m",
+    budget: words.Budget = "2m",
     bits: words.Bits = "same",
     measure: Annotated[
         Literal["graph", "eager"], typer.Option(help="What is timed: a CUDA graph's replay, or calls from Python.")
@@ -58,8 +58,8 @@ def tune(
     was found could not be stored.
     """
     seconds, numbers = words.seconds(budget), None if rows is None else words.rows(rows)
-    one_row = None if weights is None or rows is None else "1"  # each weight once
-    problems = products.chosen(shapes, suite, shapes_from, dtype, layout, products.Layers(weights, one_row, bias))
+    layers = products.Layers(weights, None if weights is None or rows is None else [1], bias)  # each weight once
+    problems = products.chosen(shapes, suite, shapes_from, dtype, layout, layers)
     if rows is not None and weights is None and shapes_from is None:
         raise output.wrong_call("--rows goes with --weights or --shapes-from")
     tuning = products.tuning()

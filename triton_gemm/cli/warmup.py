@@ -27,7 +27,7 @@ def warmup(
     shapes_from: words.ShapesFrom = None,
     weights: words.Weights = None,
     rows: words.Rows = None,
-    bias: Annotated[bool, typer.Option("--bias", help="The layers of --weights have a bias.")] = False,
+    bias: words.Bias = False,
     dtype: words.DtypeOfSizes = None,
     layout: words.LayoutOfSizes = None,
     arch: Annotated[
@@ -62,7 +62,7 @@ def warmup(
 
     With `--candidates same` a later `triton-gemm tune` on the GPU finds all that it times compiled.
     """
-    layers = products.Layers(weights, rows, bias)
+    layers = products.Layers(weights, None if rows is None else words.rows(rows), bias)
     problems = products.chosen(shapes, suite, shapes_from, dtype, layout, layers)
     devices = devices_of(arch, device)
     errors = Console(stderr=True)

@@ -88,6 +88,10 @@ Rows = Annotated[
 ]
 
 
+Bias = Annotated[bool, typer.Option("--bias", help="The layers of --weights have a bias.")]
+Budget = Annotated[str, typer.Option(metavar="TIME", help="How long it may take: 90s, 2m, 1h.")]
+
+
 def dtype(word: str) -> torch.dtype:
     """bf16, or bfloat16 as torch has it."""
     found = DTYPE_WORDS.get(word) or _LONG.get(word.removeprefix("torch."))
@@ -135,10 +139,10 @@ def rows(text: str) -> list[int]:
     return list(found)
 
 
-def ends_and_powers(text: str) -> str:
+def ends_and_powers(text: str) -> list[int]:
     """The same, of each range its ends and the powers of two between."""
     found = [rows(word) for word in text.split(",")]
-    return ",".join(str(x) for row in found for x in row if x in (row[0], row[-1]) or x & (x - 1) == 0)
+    return list(dict.fromkeys(x for row in found for x in row if x in (row[0], row[-1]) or x & (x - 1) == 0))
 
 
 def seconds(text: str) -> float:

@@ -209,7 +209,7 @@ def can_time(function: str) -> None:
     if not torch.cuda.is_available():
         raise RuntimeError(f"{function}(): torch {torch.__version__} sees no GPU to time anything on")
     if INTERPRETED:
-        raise RuntimeError(f"{function}(): under TRITON_INTERPRET=1 kernels run in Python, whose times say nothing")
+        raise RuntimeError(f"{function}(): under TRITON_INTERPRET=1 kernels run in Python, so timings mean nothing")
     if torch.cuda.is_current_stream_capturing():
         raise RuntimeError(f"{function}(): nothing can be timed while a CUDA graph is captured")
 

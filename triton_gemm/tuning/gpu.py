@@ -40,7 +40,7 @@ REFERENCE = 1024  # sides of the product that is timed before and after: too sma
 LOOKS = 21  # replays of it
 PATIENCE_S, STRETCH_S = 0.4, 0.05  # for the clocks to settle
 Torch = Literal["torch"]
-TORCH: Torch = "torch"  # torch's own product, timed beside candidates
+TORCH: Torch = "torch"  # as a candidate: torch's own GEMM
 Way = Selection | Torch
 Run = Callable[[Operands], torch.Tensor]  # launches a product, and gives the tensor that will have the result
 
@@ -162,7 +162,7 @@ class Bench:
     def prepare(self, way: Way) -> float:
         """Torch's product, too: FailedError where torch has none."""
         run = self._of_torch() if way == TORCH else self._compiled(way)
-        if self._may_stay_out(way):
+        if self._is_optional(way):
             self.gpu.journal.begin(self.problem, way)
         try:
             why = self._check(way, self._launch(run, way))
@@ -200,12 +200,13 @@ class Bench:
         beta = BETA if self.problem.has_beta else 0.0
         return lambda of: product(*of, beta=beta)
 
-    def _may_stay_out(self, way: Way) -> TypeGuard[Selection]:
-        """Whether the journal is told of its faults: what users run anyhow is not given up because of an end."""
+    def _is_optional(self, way: Way) -> TypeGuard[Selection]:
+        """Whether tuning can leave it out. The journal records failures of such candidates only: the model's choice and
+        torch's GEMM are what users run anyway."""
         return way not in (self.incumbent, TORCH)
 
     def _fail(self, way: Way, why: str) -> float:
-        if self._may_stay_out(way):
+        if self._is_optional(way):
             self.gpu.journal.failed(self.problem, way, why)
         raise FailedError(f"torch: {why}" if way == TORCH else why)
 
@@ -242,7 +243,7 @@ class Bench:
 
     def _check(self, way: Way, c: torch.Tensor) -> str | None:
         """Why what it has computed is wrong, or None. Of torch's own result `errors` says how wrong it is."""
-        if not self._may_stay_out(way):
+        if not self._is_optional(way):
             if c.is_floating_point() and not bool(torch.isfinite(c).all()):
                 return "results are not finite (C holds NaN before the call)"
             if way == TORCH:
@@ -329,7 +330,7 @@ class Bench:
     def _lost(self, way: Way, why: str) -> None:
         what = way if way == TORCH else f"{way.kernel} {way.config}"
         said = f"the GPU cannot be used any more in this process: {what}: {why}"
-        if self._may_stay_out(way):
+        if self._is_optional(way):
             self.gpu.journal.failed(self.problem, way, why)
             said += ". Another process leaves it out; what was tuned before is kept, and tuning goes on from there "
             said += "with resume=True"

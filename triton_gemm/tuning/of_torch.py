@@ -12,23 +12,17 @@ import torch.nn.functional as F
 
 from .. import arithmetic
 from ..compat import int_mm, scaled_mm
+from ..functional.api import ACTIVATIONS
 from ..problem import GemmProblem
 
 Product = Callable[..., torch.Tensor]  # of a, b, c and the auxiliary operands; `beta` is C's factor, 0 where not given
-
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "relu": torch.relu_,
-    "gelu": torch.ops.aten.gelu_,
-    "gelu_tanh": partial(torch.ops.aten.gelu_, approximate="tanh"),
-    "silu": partial(F.silu, inplace=True),
-}
 
 
 def torchs_product(problem: GemmProblem) -> tuple[Product | None, str]:
     """The function that computes a problem by torch, of operands as `operands` makes them; or None, and why torch has
     no operation that computes the same in the same precision.
 
-    It writes the product into C and returns it; a grouped product is a tensor of its own, since torch takes no `out`.
+    It writes the product into C and returns it. A grouped product, and what an activation gives, are other tensors.
     What torch has and refuses for these dtypes, strides or sizes is torch's error when it is called.
     """
     adds = problem.has_beta or problem.activation is not None

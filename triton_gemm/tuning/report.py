@@ -219,12 +219,12 @@ class Comparison:
 
     @property
     def torch_ms(self) -> float:
-        """Milliseconds of all calls of what was measured, by torch."""
+        """Total milliseconds in torch, over all calls of the measured products."""
         return sum(one.calls * one.torch_us for one in self.products if one.measured) / 1000
 
     @property
     def ours_ms(self) -> float:
-        """The same by this package."""
+        """Total milliseconds in this package, likewise."""
         return sum(one.calls * one.ours_us for one in self.products if one.measured) / 1000
 
     def as_dict(self) -> dict[str, Any]:

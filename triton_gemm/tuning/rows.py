@@ -15,9 +15,9 @@ from ..tables.files import Bits
 from ..tables.records import illegal
 from ..tables.weights import dealt_out_for, weight_of
 
-# Of so many rows each, and of the numbers between two of them, one is measured: the most.
+# Steps of M: the largest M of each step is measured.
 STEPS = sorted({*(2**i for i in range(21)), *(3 * 2**i for i in range(4, 20))})
-FEW = 6  # of the model's order that are timed for a number of rows, beside its neighbours' choices and winners
+FEW = 6  # candidates from the top of the model's ranking; the choices and winners of neighbouring M join them
 SAMPLE = 100  # numbers of rows of a weight by which `served` counts
 
 

@@ -8,8 +8,9 @@ from itertools import pairwise
 
 import torch
 
+from ..functional.api import ACTIVATIONS
 from ..problem import GemmProblem
-from .of_torch import ACTIVATIONS, scales_of
+from .of_torch import scales_of
 from .operands import BETA, Operands
 
 ROWS = 256  # of each matrix, evenly spaced, at most
