@@ -30,6 +30,7 @@ from perf.measure import environment
 from perf.measure.environment import RESULTS, ROOT, slug
 
 BUDGET_S, GRACE_S = 570, 60  # the grace is for pytest to write what the tests said
+MEMORY_OF_EACH = 5 << 30  # bytes of the GPU's memory for each process of tests
 TESTS = ROOT / "tests" / "gpu"
 JUNIT = ROOT / "build" / "battery.xml"
 NOTHING = "No battery is committed yet; `make gpu-battery` runs it."
@@ -169,18 +170,24 @@ def tables(records: Sequence[Record]) -> str:
     return environment.under_origins(records, "battery", text) or NOTHING
 
 
+def at_once() -> int:
+    """How many processes of tests the cores and the GPU's memory allow."""
+    memory = torch.cuda.get_device_properties(0).total_memory
+    return max(1, min(len(os.sched_getaffinity(0)), memory // MEMORY_OF_EACH))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m perf.battery", description=__doc__)
     names = ", ".join(SECTIONS)
     parser.add_argument("--only", nargs="+", choices=SECTIONS, metavar="SECTION", help=f"of {names}")
     parser.add_argument("--budget", type=args.count, default=BUDGET_S, help="seconds after which what runs is ended")
-    parser.add_argument("--cores", type=args.count, default=len(os.sched_getaffinity(0)), help="processes at a time")
+    parser.add_argument("--cores", type=args.count, help="processes at a time, instead of as many as GPU memory allows")
     parser.add_argument("--out", type=args.path, metavar="FILE", help="where the record goes, instead")
     given = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         parser.error("there is no CUDA device here")
     made = environment.describe("battery")
-    record = {"environment": made, **battery(given.only or list(SECTIONS), given.cores, given.budget)}
+    record = {"environment": made, **battery(given.only or list(SECTIONS), given.cores or at_once(), given.budget)}
     print(f"\n{text(record)}\n\nWhat each test said: {shown(JUNIT)}")
     version = ".".join(str(made["triton"]).split(".")[:2])
     out = given.out or (None if given.only else RESULTS / slug(made["gpu"]) / f"battery-{version}.json")

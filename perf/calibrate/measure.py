@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,7 @@ from rich.console import Console
 from perf.bench import sweep
 from perf.calibrate.times import CLUSTER, Measured, Way, write
 from perf.measure import operands, timer
+from perf.measure.compile_ahead import compile_ahead
 from perf.measure.providers import CUBLAS, cublas
 from perf.measure.timer import Provider
 from triton_gemm import kernels
@@ -67,7 +65,7 @@ def measure(
         plans = {way: GemmPlan(problem, way.selection(), device) for way in ways(problem, device_info(device))}
         jobs.append((shape, mode, plans))
     console.print(f"{len(jobs)} shapes, {sum(len(plans) for *_, plans in jobs)} candidates: compiling")
-    compile_all([plan for *_, plans in jobs for plan in plans.values()])
+    compile_ahead({gemm_problem(shape, mode): [way.selection() for way in plans] for shape, mode, plans in jobs})
     surroundings = {**surroundings, "clocks": sweep.clocks_under_load(sweep.SETTLE_S)}
     done: list[Measured] = []
     failures: list[str] = []
@@ -107,17 +105,3 @@ def measure_shape(shape: Shape, mode: str, plans: Mapping[Way, GemmPlan], seed: 
 def calling(plan: GemmPlan) -> Callable[..., None]:
     """The plan as a provider calls it: with bias and scales one after another."""
     return lambda a, b, c, *auxiliary: plan.run(a, b, c, auxiliary)
-
-
-def compile_all(plans: Sequence[GemmPlan]) -> None:
-    """Compiles plans, many at once; a failure is left to the measurement, which meets it again."""
-    index = torch.cuda.current_device()
-
-    def one(plan: GemmPlan) -> None:
-        torch.cuda.set_device(index)  # the current device is a thread's own
-        with suppress(Exception):
-            plan.compile()
-
-    with ThreadPoolExecutor(min(sweep.WARM_THREADS, os.cpu_count() or 1)) as pool:
-        list(pool.map(one, plans))
-    torch.cuda.synchronize()

@@ -25,23 +25,19 @@ import torch
 from perf.common import arguments as given_arguments
 from perf.common.files import shown, write_json
 from perf.measure import environment
+from perf.measure.compile_ahead import compile_ahead
 from perf.measure.environment import RESULTS
 from perf.tuning import tables
 from perf.tuning.runs import RUNS, SEED, Run
 from triton_gemm.cli.words import problem_text
-from triton_gemm.hardware.device import DeviceInfo, current_device_info
-from triton_gemm.problem import GemmProblem
+from triton_gemm.hardware.device import current_device_info
 from triton_gemm.selection.select import select
 from triton_gemm.suites.shapes import spaced
 from triton_gemm.tables import export_to
-from triton_gemm.tables.files import Bits
 from triton_gemm.tables.records import named
-from triton_gemm.tuning import journal_of, tune
+from triton_gemm.tuning import tune
 from triton_gemm.tuning.candidates import candidates
-from triton_gemm.tuning.gpu import Gpu
 from triton_gemm.tuning.report import ShapeReport, TuningReport
-
-PAUSE_S = 0.1
 
 
 def record_of(run: Run, seed: int, report: TuningReport) -> dict[str, Any]:
@@ -74,19 +70,6 @@ def _product(report: ShapeReport) -> dict[str, Any]:
     }
 
 
-def warm(problems: Sequence[GemmProblem], device: DeviceInfo, bits: Bits) -> None:
-    """Has everything that will be timed compiled, in processes as `tune` does."""
-    gpu = Gpu(torch.device("cuda", torch.cuda.current_device()), journal_of(device), bits, "graph")
-    try:
-        ways = {problem: candidates(problem, device, select(problem, device), bits) for problem in problems}
-        for problem, of_problem in ways.items():
-            gpu.prepare(problem, of_problem)
-        while not all(gpu.ready(problem, of_problem) for problem, of_problem in ways.items()):
-            gpu.pause(PAUSE_S)
-    finally:
-        gpu.close()
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     given = parse(arguments)
     if not torch.cuda.is_available():
@@ -113,7 +96,8 @@ def measure(run: Run, given: argparse.Namespace) -> bool:
     """Measures a run and writes its record; whether all of its products could be measured."""
     problems = spaced(run.problems(given.seed), given.limit)
     if given.warm:
-        warm(problems, current_device_info(), run.bits)
+        device = current_device_info()
+        compile_ahead({x: candidates(x, device, select(x, device), run.bits) for x in problems})
     budget = given.budget or run.seconds * run.repeat * len(problems)
     report = tune(problems, budget=budget, bits=run.bits, repeat=run.repeat, progress=lambda _: None)
     record = record_of(run, given.seed, report)

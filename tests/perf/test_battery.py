@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -119,6 +120,15 @@ def test_a_whole_run_writes_its_record(made_up: Path, monkeypatch: pytest.Monkey
     assert battery.committed(made_up) == []  # of a part
     assert battery.main(["--cores", "1"]) == 0
     assert set(rows(made_up / "made-up-gpu" / "battery-3.6.json")) == {"memcheck"}
+
+
+def test_memory_bounds_the_number_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(battery.os, "sched_getaffinity", lambda _: range(32))
+    for gib, processes in ((80, 16), (16, 3), (2, 1), (1000, 32)):
+        monkeypatch.setattr(
+            battery.torch.cuda, "get_device_properties", lambda _, gib=gib: SimpleNamespace(total_memory=gib << 30)
+        )
+        assert battery.at_once() == processes
 
 
 @pytest.mark.full

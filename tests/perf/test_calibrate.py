@@ -309,13 +309,9 @@ class FakePlan:
     def __init__(self, problem: GemmProblem, selection: Selection, device: torch.device) -> None:
         self.problem, self.device = problem, device
         self.wrong = selection.config.BLOCK_M == self.WRONG
-        self.compiled = False
-
-    def compile(self) -> None:
-        self.compiled = True
 
     def run(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, auxiliary: tuple[torch.Tensor, ...] = ()) -> None:
-        assert self.compiled and not auxiliary
+        assert not auxiliary
         torch.matmul(a, b, out=c)
         if self.wrong:
             c[..., 0, 0] += 100
@@ -330,6 +326,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "clocks_under_load", lambda _: {"clocks_sm": 1755})
     monkeypatch.setattr(environment, "describe", lambda _: dict(SURROUNDINGS))
     monkeypatch.setattr(measure, "GemmPlan", FakePlan)
+    monkeypatch.setattr(measure, "compile_ahead", lambda _: None)
     monkeypatch.setattr(measure, "device_info", lambda _: HOPPER)
     monkeypatch.setattr(calibrate, "shapes_to_measure", lambda limit, seed, suites: TINY[:limit])
 

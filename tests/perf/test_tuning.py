@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from perf.common.files import read_json
-from perf.measure import environment
+from perf.measure import compile_ahead, environment
 from perf.pages import blocks
 from perf.pages.results import Results
 from perf.tuning import __main__ as command
@@ -146,7 +146,7 @@ def test_without_a_gpu_or_interrupted(
     assert "there is none" in capsys.readouterr().err
 
 
-def test_everything_is_compiled_before_warm_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_is_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """All candidates are handed to the compiler before the first is waited for."""
     order: list[str] = []
 
@@ -167,22 +167,17 @@ def test_everything_is_compiled_before_warm_returns(monkeypatch: pytest.MonkeyPa
         def close(self) -> None:
             order.append("close")
 
-    monkeypatch.setattr(command, "Gpu", Gpu)
-    monkeypatch.setattr(command, "journal_of", lambda device: None)
+    monkeypatch.setattr(compile_ahead, "Gpu", Gpu)
+    monkeypatch.setattr(compile_ahead, "current_device_info", lambda: H200)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    problems = drawn(3)[:2]
-    command.warm(problems, H200, "any")
-    offered = [len(candidates(problem, H200, select(problem, H200), "any")) for problem in problems]
-    prepared = [f"{problem.M} {count}" for problem, count in zip(problems, offered, strict=True)]
+    offered = {problem: candidates(problem, H200, select(problem, H200), "any") for problem in drawn(3)[:2]}
+    compile_ahead.compile_ahead(offered)
+    prepared = [f"{problem.M} {len(ways)}" for problem, ways in offered.items()]
     assert order == [*prepared, "wait", "wait", "close"]
 
 
 def test_warm_compiles_what_will_be_timed(told: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, Any] = {}
-
-    def warm(problems: Any, device: Any, bits: str) -> None:
-        asked.update(problems=list(problems), bits=bits)
-
-    monkeypatch.setattr(command, "warm", warm)
+    asked: list[dict[GemmProblem, Any]] = []
+    monkeypatch.setattr(command, "compile_ahead", asked.append)
     command.main(["unseen", "--limit", "3", "--warm"])
-    assert asked == {"problems": told["problems"], "bits": "any"}
+    assert asked == [{x: candidates(x, H200, select(x, H200), "any") for x in told["problems"]}]
