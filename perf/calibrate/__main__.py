@@ -86,14 +86,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             console.print(line, highlight=False, soft_wrap=True)
     elif given.hold_out is None:
         source = ", ".join(os.path.relpath(file, environment.ROOT) for file in given.files)
-        found = replace(fit(shapes, model_of(device)), source=source)
+        if given.figures:
+            source = f"{', '.join(given.figures)}: {source}; others: {model_of(device).source}"
+        found = replace(fit(shapes, model_of(device), given.figures), source=source)
         show_regret("fitted model", shapes, found, console)
         save(device.name, found, given.out)
         console.print(f"wrote {given.out}", highlight=False, soft_wrap=True)
     else:
         held_out = set(Random(given.hold_out).sample(range(len(shapes)), len(shapes) // HELD_OUT))
         unseen_ones = [found for i, found in enumerate(shapes) if i in held_out]
-        found = fit([found for i, found in enumerate(shapes) if i not in held_out], model_of(device))
+        others = [found for i, found in enumerate(shapes) if i not in held_out]
+        found = fit(others, model_of(device), given.figures)
         show_regret("present model, shapes held out", unseen_ones, model_of(device), console)
         show_regret("fitted without them", unseen_ones, found, console)
     return 0
@@ -139,6 +142,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         if name == "fit":
             there = device_model.FILE
             command.add_argument("--out", type=args.path, metavar="FILE", default=there, help=f"default {there.name}")
+            places = (
+                "only these may change, as l2 or kernels.warp_specialised: what all kernels share moves others, too"
+            )
+            command.add_argument("--figures", nargs="+", default=(), metavar="PLACE", help=places)
             command.add_argument("--hold-out", type=int, metavar="SEED", help="write nothing; judge by a third")
         elif name == "regret":
             command.add_argument("--model", type=args.path, metavar="FILE", help="also of a calibrated model")

@@ -8,16 +8,19 @@ from pathlib import Path
 
 from perf.calibrate.times import Measured
 from triton_gemm.calibration.figures import rounded
-from triton_gemm.calibration.fit import SHIPPED, Timed
+from triton_gemm.calibration.fit import Timed
 from triton_gemm.calibration.fit import fit as most_likely
-from triton_gemm.hardware import device_model
 from triton_gemm.hardware.device_model import DeviceModel
 
+WIDTH = 2.0  # of the figures' distribution before: hundreds of products tell more than the present model
 
-def fit(measured: Sequence[Measured], model: DeviceModel) -> DeviceModel:
-    """The model that is most likely after these times, near `model`: nearer where that was itself measured."""
+
+def fit(measured: Sequence[Measured], model: DeviceModel, figures: Sequence[str] = ()) -> DeviceModel:
+    """The model that is most likely after these times, near `model`. figures: those that may change, by how their
+    places begin ("l2", "kernels.warp_specialised"); all without any."""
     timed = [Timed(found.problem, {way.candidate: us for way, us in found.us.items()}) for found in measured]
-    return most_likely(timed, model, SHIPPED if model in device_model.measured().values() else 1.0).model
+    begins = tuple(f"{name}." for name in figures) or ("",)
+    return most_likely(timed, model, WIDTH, lambda place: f"{'.'.join(place)}.".startswith(begins)).model
 
 
 def save(name: str, model: DeviceModel, out: Path) -> None:

@@ -187,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if failed or not total else 0
 
 
-def free_memory(needed: float, patience_s: float = 120.0) -> bool:
+def free_memory(needed: float, patience_s: float = 300.0) -> bool:
     """Whether the GPU has so many bytes free, within that time: tests that run beside this one free theirs."""
     deadline = time.monotonic() + patience_s
     while torch.cuda.mem_get_info()[0] < needed:

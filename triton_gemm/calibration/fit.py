@@ -10,7 +10,7 @@ and Taylor, JASA 84, 1989). What the model leaves out is most of an error, and n
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -67,16 +67,17 @@ class Fitted:
     after: Score
 
 
-def fit(timed: Sequence[Timed], model: DeviceModel, width: float = 1.0) -> Fitted:
+def fit(
+    timed: Sequence[Timed], model: DeviceModel, width: float = 1.0, moves: Callable[[Place], bool] = lambda _: True
+) -> Fitted:
     """The model that is most likely after these times, of all near `model`. width: of its figures, SHIPPED where they
-    are known of such a GPU."""
+    are known of such a GPU. moves: whether a figure may change."""
     with torch.device("cpu"):  # whatever torch.set_default_device says
-        return _fit(timed, model, width)
+        return _fit(timed, model, width, [place for place in places(model.as_dict()) if moves(place)])
 
 
-def _fit(timed: Sequence[Timed], model: DeviceModel, width: float) -> Fitted:
+def _fit(timed: Sequence[Timed], model: DeviceModel, width: float, where: Sequence[Place]) -> Fitted:
     entry = model.as_dict()
-    where = list(places(entry))
     start = _logs([value_at(entry, place) for place in where])
     prior = torch.linalg.inv(width**2 * covariance(where))
     data = Data(timed)

@@ -37,7 +37,8 @@ class Costs:
     bias: what a tile's bias adds if each of its columns has one (of rows it adds nothing: a thread has few);
     reduction: a second launch that adds up all parts, what each of them adds to it, and bytes of partial sums in a
     microsecond;
-    paired: bytes in a microsecond from memory to each of two neighbouring SMs.
+    paired: bytes in a microsecond from memory to each of two neighbouring SMs; delivered: what L2 takes for each further
+    CTA that a line is multicast to, as a share of its time for the first.
     Where C has at most FEW_ROWS rows or columns, shared: the fraction of `line` that one of these takes, as all SMs
     load them at the same time; round_trip: from issuing the load of a k-tile from memory until its slot in the ring
     can be filled again.
@@ -66,6 +67,7 @@ class Costs:
     paired: float
     shared: float
     round_trip: float
+    delivered: float
 
 
 class OfProblem(NamedTuple):
@@ -238,7 +240,8 @@ def of_tile(
         slots = len(problem.planes.terms)  # of a k-tile
         pace = max(pace, slots * costs.round_trip / max(1, config.num_stages - HELD) - of.more)
     k_tiles = -(-problem.K // config.BLOCK_K)
-    loaded = min(m, problem.M) * a_lines / config.CLUSTER_N + min(n, problem.N) * b_lines / config.CLUSTER_M
+    a_loaded = min(m, problem.M) * a_lines * _requested(config.CLUSTER_N, costs)
+    b_loaded = min(n, problem.N) * b_lines * _requested(config.CLUSTER_M, costs)
     inside = (problem.M // m) * (problem.N // n)
     return OfTile(
         k_tiles=k_tiles,
@@ -246,9 +249,14 @@ def of_tile(
         edge=max(0.0, outer * of.lines - pace),
         edges=rows * columns - inside,
         tiles=rows * columns,
-        l2=config.ctas * k_tiles * of.lines * loaded / model.l2,
+        l2=config.ctas * k_tiles * of.lines * (a_loaded + b_loaded) / model.l2,
         alone=alone,
     )
+
+
+def _requested(sharing: int, costs: Costs) -> float:
+    """Lines that L2 gives for each line that `sharing` CTAs of a cluster load together, by CTA."""
+    return (1 + costs.delivered * (sharing - 1)) / sharing
 
 
 def load_times(lines: float, sharing: int, costs: Costs, alone: bool) -> tuple[float, float]:
