@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -190,37 +190,6 @@ def origin(sweeps: Iterable[Sweep]) -> str:
 def summary(sweeps: Sequence[Sweep]) -> str:
     """Every score of one GPU and Triton version, with targets."""
     return formats.table(SCORE_COLUMNS, score_rows(sweeps))
-
-
-COMPACT = "Geometric mean / minimum, over a suite's shapes, of our speed over that of *over*; ✓: they reach the target."
-
-
-def compact(sweeps: Sequence[Sweep], link: Callable[[dict[str, Any]], str]) -> str:
-    """What every suite comes to, a column for each GPU: the block `bench`.
-
-    `link` gives the address of an environment's page.
-    """
-    if not sweeps:
-        return NOTHING
-    places = by_place(sweeps)
-    rows: dict[tuple[str, str], dict[str, Score]] = {}
-    for sweep in sorted(sweeps, key=_place):
-        for name, score in named_scores(sweep):
-            rows.setdefault((name, score.over), {})[sweep["environment"]["gpu"]] = score
-    found = [
-        [name, over, _wanted(next(iter(row.values()))), *(_brief(row.get(made["gpu"])) for made, _ in places)]
-        for (name, over), row in rows.items()
-    ]
-    columns = ["suite", "over", "target", *(environment.short(made["gpu"]) for made, _ in places)]
-    made_at = [f"- {where(group[0])}: [every shape]({link(made)}). {origin(group)}" for made, group in places]
-    return "\n\n".join([COMPACT, "\n".join(made_at), formats.table(columns, found)])
-
-
-def _brief(score: Score | None) -> str | None:
-    if score is None:
-        return None
-    some = f" ({len(score.ratios)} of {len(score.ratios) + score.missing} shapes)" if score.missing else ""
-    return f"{score.mean:.3f} / {score.minimum:.3f}{' ✓' if score.met else ''}{some}"
 
 
 def page(sweeps: Sequence[Sweep]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from triton_gemm.ladder import LADDER, Rung
 NOTHING = "No measurement is committed yet; `make report` on a GPU makes one."
 NO_TUNING = "No tuning is committed yet; `make report ARGS=--tuning` on a GPU makes one."
 BLOCK = re.compile(r"(<!-- results:([\w-]+) -->\n)(.*?)(<!-- /results -->)", re.DOTALL)
+GPU = "H100"  # that README shows
 HEADER_OF_A_SECTION = ("Changes", "Why", "Predicts", "Requires")
 
 Block = Callable[[Results, Path], str]
@@ -168,13 +169,27 @@ def _tf32(record: Record) -> str:
 # --- Of the bench ---
 
 
-def _bench_page(made: dict[str, Any], folder: Path) -> str:
-    return _link(bench_tables.page_of(environment.RESULTS, made), folder)
+def _summary(results: Results, folder: Path) -> str:
+    """README's table: of the H100, or of another GPU where no sweep of it is committed."""
+    groups = sorted(_sweeps_of_gpus(results), key=lambda sweeps: GPU not in sweeps[0]["environment"]["gpu"])
+    return _speeds(groups[:1], summary.SUITES, folder)
 
 
 def _bench(results: Results, folder: Path) -> str:
-    """What every suite comes to on each GPU, with a link to its page."""
-    return bench_tables.compact(results.sweeps, lambda made: _bench_page(made, folder))
+    """What every suite comes to, a table for each GPU."""
+    return _speeds(_sweeps_of_gpus(results), summary.SUITES | summary.VARIANTS, folder)
+
+
+def _sweeps_of_gpus(results: Results) -> list[list[Sweep]]:
+    return [sweeps for _, sweeps in bench_tables.by_place(results.sweeps)]
+
+
+def _speeds(groups: Sequence[Sequence[Sweep]], suites: Mapping[str, str], folder: Path) -> str:
+    def link(made: dict[str, Any]) -> str:
+        return _link(bench_tables.page_of(environment.RESULTS, made), folder)
+
+    tables = [summary.speed(sweeps, suites, link) for sweeps in groups]
+    return "\n\n".join(tables) or bench_tables.NOTHING
 
 
 # --- Of both ---
@@ -220,7 +235,7 @@ BLOCKS: dict[str, Block] = {
         _picture(results.latest, "ladder.png", "The ladder", folder) if results.latest else NOTHING
     ),
     "climb": lambda results, _: summary.climb(results.latest) if results.latest else NOTHING,
-    "summary": lambda results, _: summary.speed(results.sweeps, results.models),
+    "summary": _summary,
     "ladder": _ladder,
     "ladders": _ladders,
     "tunings": _tunings,

@@ -1,23 +1,24 @@
-"""README's short summaries: where this package is faster than torch and where slower, and how far the ladder gets.
+"""How fast this package is beside torch, a table for each GPU, and how far the ladder gets.
 
-All of it comes from the committed records; docs/performance.md has every suite.
+All of it comes from the committed records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from perf.bench import scores
-from perf.bench.scores import Sweep, geometric_mean
-from perf.bench.tables import NOTHING
+from perf.bench.scores import Score, Sweep, geometric_mean
+from perf.bench.tables import origin, where
 from perf.common import formats
+from perf.common.formats import Cell
 from perf.ladder import views
 from perf.ladder.record import Record
-from perf.measure import environment
 from perf.measure.providers import CUBLAS
 
-# Suites by name, in a user's words. Variants of one (fp8's fast sums, say) are left to docs/performance.md.
+# Suites in a user's words; of int8 by layout, as torch._int_mm is slow with `nn` alone.
 SUITES = {
     "square": "squares",
     "llm": "projections of language models, 1 to 8192 tokens",
@@ -36,55 +37,81 @@ SUITES = {
     "fp8": "fp8",
     "fp8-rows": "fp8, row scales",
     "fp8-blocks": "fp8, block scales",
-    "int8": "int8",
+    "int8 nt": "int8, nt (a linear layer)",
+    "int8 nn": "int8, nn",
     "fp64": "fp64",
 }
-MODELS = {"decode": "a GPT's decode step", "training": "a GPT's training step"}
-CLOSE = 0.03  # nearer than this to cuBLAS counts as the same
-FASTER, SAME, SLOWER = "faster", f"within {100 * CLOSE:.0f} % on at least one GPU", "slower on at least one GPU"
-
-Ratios = Mapping[str, float]  # torch's time (cuBLAS's, as a rule) over ours, by GPU
-
-
-def speed(sweeps: Sequence[Sweep], models: Sequence[dict[str, Any]]) -> str:
-    """Where we are faster than torch, as fast and slower, on each GPU: the block `summary`."""
-    found: dict[str, dict[str, float]] = {words: {} for words in (*SUITES.values(), *MODELS.values())}
-    for sweep in sweeps:  # of one suite the plain sweep comes first, before other dtypes and unseen shapes
-        for score in scores.scores(sweep):
-            if score.over == CUBLAS and score.suite in SUITES:
-                found[SUITES[score.suite]].setdefault(sweep["environment"]["gpu"], score.mean)
-    for model in models:
-        for name, words in MODELS.items():
-            ratios = _model_ratios(model, name)
-            if ratios:
-                found[words][model["environment"]["gpu"]] = geometric_mean(ratios)
-    return table({words: ratios for words, ratios in found.items() if ratios})
+# Variants of these, which README leaves to docs/performance.md.
+VARIANTS = {
+    "llm-large": "projections of language models, 1024 to 8192 tokens",
+    "layouts": "large products in all four layouts",
+    "host": "the host's time of a call",
+    "host-fp8": "the host's time of a scaled fp8 call",
+    "tf32x3": '`precision="tf32x3"` against SGEMM',
+    "bf16x3": '`precision="bf16x3"` against SGEMM',
+    "bf16x9": '`precision="bf16x9"` against SGEMM',
+    "fp8-fast": "fp8, fast accumulation",
+    "fp8-fast-rows": "fp8, row scales, fast accumulation",
+}
+BY_LAYOUT = ("int8",)
+COLUMNS = ("torch's time over ours", "listed shapes", "unseen shapes", "worst shape")
 
 
-def table(found: Mapping[str, Ratios]) -> str:
-    """A row for each kind, the fastest first; of several GPUs the slowest decides."""
-    if not found:
-        return NOTHING
-    gpus = sorted({gpu for ratios in found.values() for gpu in ratios})
-    kinds: dict[str, list[str]] = {FASTER: [], SAME: [], SLOWER: []}
-    for words, ratios in sorted(found.items(), key=lambda item: -geometric_mean(item[1].values())):
-        figures = " / ".join(f"{ratios[gpu]:.2f}" if gpu in ratios else "–" for gpu in gpus)
-        kinds[_kind(ratios.values())].append(f"{words} ({figures})")
-    head = f"torch's time over ours on {' / '.join(map(environment.short, gpus))}, geometric mean over many shapes"
-    lines = [[kind, "; ".join(names)] for kind, names in kinds.items() if names]
-    return formats.table(["", head], lines).replace("--:", ":--")
+@dataclass
+class _Row:
+    """One suite's ratios by the seed that drew a shape, None where it is listed, and the shape's key."""
+
+    ratios: dict[tuple[int | None, str], float] = field(default_factory=dict)
+    missing: int = 0  # shapes that were not timed
+
+    def mean(self, unseen: bool) -> float | None:
+        """The geometric mean over listed or unseen shapes; None where there are none."""
+        found = [ratio for (seed, _), ratio in self.ratios.items() if unseen == (seed is not None)]
+        return geometric_mean(found) if found else None
+
+    @property
+    def speed(self) -> float:
+        """What decides the order."""
+        return self.mean(unseen=True) or self.mean(unseen=False) or 0.0
+
+    def cells(self, words: str) -> list[Cell]:
+        """Of COLUMNS."""
+        means = [f"{mean:.2f}" if mean else "–" for mean in (self.mean(unseen=False), self.mean(unseen=True))]
+        worst = min(self.ratios, key=self.ratios.__getitem__)
+        words += f" ({self.missing} not timed)" if self.missing else ""
+        return [words, *means, f"{self.ratios[worst]:.2f}: {worst[1]}"]
 
 
-def _kind(ratios: Iterable[float]) -> str:
-    least = min(ratios)
-    return FASTER if least > 1 + CLOSE else SLOWER if least < 1 - CLOSE else SAME
+def speed(sweeps: Sequence[Sweep], words: Mapping[str, str], link: Callable[[dict[str, Any]], str]) -> str:
+    """A row for each suite of one GPU that `words` names, the fastest first, below what was measured.
+
+    `link` gives the address of an environment's page.
+    """
+    rows: dict[str, _Row] = {}
+    used: list[Sweep] = []
+    for sweep in sweeps:
+        for name, score in _named(sweep):
+            if name in words:
+                dtype = ", fp16" if sweep["dtype"] == "fp16" else ""
+                row = rows.setdefault(words[name] + dtype, _Row())
+                row.ratios |= {(sweep.get("unseen"), key): ratio for key, ratio in score.ratios.items()}
+                row.missing += score.missing
+                used.append(sweep)
+    table = formats.table(COLUMNS, (row.cells(name) for name, row in sorted(rows.items(), key=lambda x: -x[1].speed)))
+    made = "; ".join(dict.fromkeys(map(where, sweeps)))
+    return f"{made}: [every shape]({link(sweeps[0]['environment'])}). {origin(used)}\n\n{table}"
 
 
-def _model_ratios(model: Mapping[str, Any], name: str) -> list[float]:
-    """The ratios to torch of the cases of one kind, eager and compiled."""
-    cases = [case for title, case in model["cases"].items() if title.startswith(name)]
-    variants = [variant for case in cases for variant in case["variants"].values()]
-    return [variant["ratio"]["median"] for variant in variants if variant.get("ratio")]
+def _named(sweep: Sweep) -> Iterator[tuple[str, Score]]:
+    """The scores to torch that a sweep decides, as SUITES and VARIANTS name them."""
+    parts = {"": sweep["shapes"]}
+    if sweep["suite"] in BY_LAYOUT:
+        parts = {}
+        for key, shape in sweep["shapes"].items():
+            parts.setdefault(f" {shape.get('layout', 'nn')}", {})[key] = shape
+    for layout, shapes in parts.items():
+        found = scores.scores({**sweep, "shapes": shapes})
+        yield from ((score.suite + layout, score) for score in found if score.over == CUBLAS)
 
 
 def climb(record: Record) -> str:

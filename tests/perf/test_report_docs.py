@@ -1,21 +1,26 @@
-"""The differences of the rungs in docs/ladder.md, and README's summary."""
+"""The differences of the rungs in docs/ladder.md, and the tables of every suite's speed."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
+from perf.bench import scores
+from perf.bench import tables as bench_tables
+from perf.bench.scores import Sweep
+from perf.common.files import write_json
 from perf.ladder import autotuner, views
 from perf.ladder.record import SECTIONS, Record
 from perf.ladder.rungs_and_twins import rungs_of
 from perf.measure import environment
-from perf.measure.providers import OURS
 from perf.pages import __main__ as pages
 from perf.pages import rung_diff, summary
 from perf.pages.results import Results
-from tests.support.report_records import SURROUNDINGS, keys, made_up_sweep
+from tests.support.report_records import SURROUNDINGS, block, keys, made_up_sweep
 from triton_gemm.ladder import LADDER
+from triton_gemm.suites import SUITES
 
 RUNGS = {rung.id: rung for rung in LADDER}
 RESULTS = Results.read(environment.RESULTS)
@@ -82,34 +87,63 @@ def test_every_section_of_a_record_is_written_by_something() -> None:
         assert re.search(rf"(put|keeper)\((record|self)\.{section},|record\.{section}\[\w+\] = ", written), section
 
 
-# --- README's summary ---
+# --- README's summary, and the tables of every suite ---
 
 
-def test_the_slowest_gpu_decides_where_a_suite_stands() -> None:
-    found = {
-        "fast": {"NVIDIA A": 1.5, "NVIDIA B": 1.1},
-        "mixed": {"NVIDIA A": 2.0, "NVIDIA B": 1.0},
-        "slow": {"NVIDIA A": 1.2, "NVIDIA B": 0.9},
-        "faster": {"NVIDIA B": 3.0},
-    }
-    head, _, *rows = summary.table(found).splitlines()
-    assert "on A / B" in head
-    assert rows == [
-        f"| {summary.FASTER} | faster (– / 3.00); fast (1.50 / 1.10) |",
-        f"| {summary.SAME} | mixed (2.00 / 1.00) |",
-        f"| {summary.SLOWER} | slow (1.20 / 0.90) |",
+def made_up_sweeps() -> list[Sweep]:
+    """mid, with two unseen draws, decode and int8 in both layouts."""
+    unseen = [made_up_sweep("mid", {keys("mid", 1)[0]: ratio}, unseen=seed) for seed, ratio in ((5, 0.5), (6, 2.0))]
+    ints = dict(zip(("1024x1024x1024 nn", "1024x1024x1024 nt"), (8.0, 2.0), strict=True))
+    return [
+        made_up_sweep("mid", dict(zip(keys("mid", 3), (1.5, 1.5, None), strict=True))),
+        *unseen,
+        made_up_sweep("decode", {keys("decode", 1)[0]: 1.25}),
+        made_up_sweep("int8", ints, dtype="int8"),
+        made_up_sweep("fp8-fast", {keys("fp8-fast", 1)[0]: 9.0}, dtype="fp8 fast"),
     ]
 
 
-def test_the_plain_sweep_of_a_suite_counts_and_models_do() -> None:
-    variants = {"torch": {}, OURS: {"ratio": {"median": 2.0}}, "compiled": {"ratio": {"median": 0.5}}}
-    model = {"environment": SURROUNDINGS, "cases": {"training, 8 x 1024": {"variants": variants}}}
-    ratios = (("square", 1.5), ("square", 0.5), ("fp8-fast", 9.0))
-    found = summary.speed([made_up_sweep(suite, {keys(suite, 1)[0]: ratio}) for suite, ratio in ratios], [model])
-    assert "squares (1.50)" in found and "9.00" not in found
-    assert f"{summary.MODELS['training']} (1.00)" in found
+def test_suites_are_sorted_by_unseen_shapes_and_int8_is_split_by_layout() -> None:
+    mid, decode = summary.SUITES["mid"], summary.SUITES["decode"]
+    assert block("summary", Results([], made_up_sweeps(), [])).splitlines()[1:-1] == [
+        "Made-up GPU, torch 2.11.0, Triton 3.6.0, CUDA 13.0: [every shape](made-up-gpu/bench/3.6.0/README.md). "
+        f"Commit `abc1234`{environment.CHANGED}.",
+        "",
+        f"| {' | '.join(summary.COLUMNS)} |",
+        "| :-- | --: | --: | --: |",
+        "| int8, nn | 8.00 | – | 8.00: 1024x1024x1024 nn |",
+        "| int8, nt (a linear layer) | 2.00 | – | 2.00: 1024x1024x1024 nt |",
+        f"| {decode} | 1.25 | – | 1.25: {keys('decode', 1)[0]} |",
+        f"| {mid} (1 not timed) | 1.50 | 1.00 | 0.50: {keys('mid', 1)[0]} |",
+    ]
 
 
-def test_every_suite_in_the_summary_is_there_and_committed() -> None:
-    found = summary.speed(RESULTS.sweeps, RESULTS.models)
-    assert all(f"{words} (" in found for words in (*summary.SUITES.values(), *summary.MODELS.values()))
+def test_other_dtypes_have_a_row_of_their_own() -> None:
+    sweeps = [made_up_sweep("square", {keys("square", 1)[0]: 1.5}, dtype=dtype) for dtype in ("bf16", "fp16")]
+    found = block("summary", Results([], sweeps, []))
+    assert "| squares | 1.50 |" in found and "| squares, fp16 | 1.50 |" in found
+
+
+def test_readme_shows_one_gpu_by_its_newest_triton_and_the_other_page_all(tmp_path: Path) -> None:
+    """Whichever GPU was measured on whichever Triton."""
+    gpus = ("NVIDIA A100", "NVIDIA H100 80GB HBM3")
+    for gpu, triton in ((gpus[0], "3.9.0"), (gpus[1], "3.7.1"), (gpus[1], "3.9.0")):
+        for sweep in made_up_sweeps():
+            sweep["environment"] |= {"gpu": gpu, "triton": triton}
+            folder = bench_tables.folder_of(tmp_path, sweep["environment"])
+            folder.mkdir(parents=True, exist_ok=True)
+            write_json(folder / f"{scores.label(sweep).replace(' ', '-')}.json", sweep)
+    shown = [
+        line.partition(",")[0] for line in block("summary", Results.read(tmp_path)).splitlines() if "torch 2" in line
+    ]
+    assert shown == [gpus[1]]
+    every = block("bench", Results.read(tmp_path))
+    assert [every.count(gpu) for gpu in gpus] == [1, 1] and "3.7.1" not in every
+    assert every.count(f"| {summary.VARIANTS['fp8-fast']} | 9.00 |") == 2
+
+
+def test_every_suite_has_words() -> None:
+    names = {f"{name} {layout}" for name in summary.BY_LAYOUT for layout in ("nn", "nt")}
+    assert summary.SUITES.keys() | summary.VARIANTS.keys() == SUITES.keys() - set(summary.BY_LAYOUT) | names
+    every = block("bench", RESULTS)
+    assert all(f"| {words} | " in every for words in summary.SUITES.values())
