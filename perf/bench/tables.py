@@ -22,6 +22,7 @@ from triton_gemm.suites import PRECISION, SUITES
 
 FOLDER = "bench"
 PAGE = "README.md"  # of every shape, in the folder of the sweeps of one GPU and Triton version
+PICTURE = "precision.png"  # there, too
 NOTHING = "No sweep is committed yet; `python -m perf.bench all` on a GPU makes them."
 SCORE_COLUMNS = ("suite", "over", "shapes", "geometric mean", "minimum", "target", "losing", "")
 WORST = 8  # losing shapes that are named

@@ -30,7 +30,6 @@ PAGES = (
         for name in ("accuracy", "architecture", "ladder", "performance", "precision", "reliability", "tuning", "use")
     ),
 )
-PICTURE = "precision.png"  # in the folder of each version's sweeps
 
 
 def written() -> dict[Path, str]:
@@ -70,7 +69,7 @@ def rewrite() -> None:
         sweeps = [read_json(path) for path in folder.glob("*.json")]
         points = bench_tables.points(sweeps)
         if len({point.mode for point in points}) > 1:  # one has nothing to be compared with
-            bench_plots.precisions(points, bench_tables.where(sweeps[0]), folder / PICTURE)
+            bench_plots.precisions(points, bench_tables.where(sweeps[0]), folder / bench_tables.PICTURE)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -192,6 +192,15 @@ def _speeds(groups: Sequence[Sequence[Sweep]], suites: Mapping[str, str], folder
     return "\n\n".join(tables) or bench_tables.NOTHING
 
 
+def _precision_picture(results: Results, folder: Path) -> str:
+    """That of the first GPU that has one."""
+    for sweeps in _sweeps_of_gpus(results):
+        file = bench_tables.folder_of(environment.RESULTS, sweeps[0]["environment"]) / bench_tables.PICTURE
+        if len({point.mode for point in bench_tables.points(sweeps)}) > 1:
+            return f"![Speed against error on {sweeps[0]['environment']['gpu']}]({_link(file, folder)})"
+    return bench_tables.NOTHING
+
+
 # --- Of both ---
 
 MORE_RATES = ("fp8", "int8", "fp64")  # of cuBLAS, which only the bench measures
@@ -249,6 +258,7 @@ BLOCKS: dict[str, Block] = {
     "bench": _bench,
     "host": lambda results, folder: bench_tables.calls(results.calls),
     first_calls.NAME: lambda results, folder: first_calls.tables(results.first_calls),
+    "precision-picture": _precision_picture,
     "precision": lambda results, folder: bench_tables.precision(results.sweeps),
     "accuracy": lambda results, folder: accuracy_tables.tables(results.accuracies),
     "battery": lambda results, folder: battery.tables(results.batteries),

@@ -147,3 +147,12 @@ def test_every_suite_has_words() -> None:
     assert summary.SUITES.keys() | summary.VARIANTS.keys() == SUITES.keys() - set(summary.BY_LAYOUT) | names
     every = block("bench", RESULTS)
     assert all(f"| {words} | " in every for words in summary.SUITES.values())
+
+
+def test_the_picture_of_precisions_is_of_a_gpu_that_has_one() -> None:
+    precisions = [
+        made_up_sweep(name, {"4096x4096x4096 nn": 1.0}, dtype=name, environment={**SURROUNDINGS, "gpu": "Second"})
+        for name in ("tf32", "ieee")
+    ]
+    found = block("precision-picture", Results([], [*made_up_sweeps(), *precisions], []))
+    assert "(second/bench/3.6.0/precision.png)" in found
