@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -77,3 +80,27 @@ def test_the_drivers_errors_are_raised(fresh: None, monkeypatch: pytest.MonkeyPa
 def test_the_drivers_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "_library", lambda: FakeDriver(None))
     assert driver.driver_version() == (12, 9)
+
+
+def test_the_version_of_cublas_is_of_the_library_that_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None is loaded for it, and what has no such function is no error."""
+
+    def property(which: int, value: Any) -> int:
+        value._obj.value = (13, 1, 2)[which]
+        return 0
+
+    opened: list[tuple[str, int]] = []
+
+    def opens(name: str, mode: int) -> Any:
+        opened.append((name, mode))
+        return SimpleNamespace(cublasGetProperty=property)
+
+    monkeypatch.setattr(driver.ctypes, "CDLL", opens)
+    version = driver.cublas_version.__wrapped__
+    assert version("13.0") == "13.1.2" and opened == [("libcublas.so.13", os.RTLD_NOLOAD)]
+    monkeypatch.setattr(driver.ctypes, "CDLL", lambda name, mode: SimpleNamespace(cublasGetProperty=lambda *_: 1))
+    assert version("13.0") is None
+    monkeypatch.setattr(driver.ctypes, "CDLL", lambda name, mode: SimpleNamespace())
+    assert version("13.0") is None
+    monkeypatch.undo()
+    assert version(None) is None

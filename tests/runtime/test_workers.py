@@ -146,6 +146,7 @@ SMALL = {
     "triton_gemm.hardware.device._cuda_device",
     "triton_gemm.hardware.driver._library",
     "triton_gemm.hardware.driver._primary_context",
+    "triton_gemm.hardware.driver.cublas_version",
     "triton_gemm.reporting.fingerprint._sources",
     "triton_gemm.tables.files.has_flock",
     "triton_gemm.kernels.__getattr__",

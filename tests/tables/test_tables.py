@@ -495,3 +495,76 @@ def test_what_cannot_be_written_is_said_and_leaves_nothing(tmp_path: Path) -> No
     with pytest.raises(OSError):
         files.write(tmp_path / "table.json", "{}")
     assert [path.name for path in tmp_path.iterdir()] == ["table.json"]
+
+
+# --- torch's product ---
+
+
+def test_an_entry_says_where_torch_is_faster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its versions, which must be those that run."""
+    problem = problem_of()
+    store(problem, bits="any")
+    assert '"torch' not in table_in(folder).read_text() and not tables.torch_is_faster(problem, HOPPER)
+    before = tables.contents(HOPPER, "any")
+    assert store(problem, bits="any", torch_us=0.9)
+    text = table_in(folder).read_text()
+    entry = tables.entry(problem, HOPPER, "any")
+    assert entry is not None and (entry.torch_us, entry.torch) == (0.9, tables.torchs_versions())
+    read = files.parse(text.encode()).table
+    assert read is not None and read.entries == {problem: entry} and read.text() == text
+    assert tables.torch_is_faster(problem, HOPPER) and not tables.ignored()
+    assert tables.contents(HOPPER, "any") != before, "ranks differ where one of them runs torch's"
+    served = tables.lookup(problem, HOPPER, "any")
+    assert served is not None and served.reason.endswith("the model's choice 2 us, torch 0.9 us")
+    copy = folder.parent / "copy.json"
+    assert tables.export_to(copy, HOPPER, "any") == 1 and copy.read_text() == text
+    tables.clear()
+    assert tables.import_from(copy) == 1 and tables.torch_is_faster(problem, HOPPER)
+    assert not tables.torch_is_faster(problem, HOPPER, invariant=True)
+    monkeypatch.setattr(tables, "torchs_versions", lambda: "torch 9.9")
+    assert not tables.torch_is_faster(problem, HOPPER) and tables.contents(HOPPER, "any") == before
+    assert tables.ignored() == {
+        "user's table: torch is faster, and its bits depend on the number of rows": 1,
+        f"user's table: {entry.torch} is faster, and this is torch 9.9": 1,
+    }
+
+
+def test_what_is_asked_first_decides_whether_torch_is_faster(folder: Path) -> None:
+    problem = problem_of()
+    store(problem)
+    assert not tables.torch_is_faster(problem, HOPPER)
+    store(problem, bits="any", torch_us=0.9)
+    assert tables.torch_is_faster(problem, HOPPER) and not tables.torch_is_faster(problem_of(1), HOPPER)
+
+
+@pytest.mark.parametrize(
+    "how", [{"torch_us": 1.0}, {"torch_us": 0.001}, {"torch_us": 0.0}, {"torch": ""}, {"torch": 3}, {"torch_us": -1}]
+)
+def test_an_entry_that_says_nonsense_of_torch_is_none(how: dict[str, object], folder: Path) -> None:
+    store(problem_of(), bits="any", torch_us=0.9)
+    document = json.loads(table_in(folder).read_text())
+    document["entries"][0].update(how)
+    found = files.parse(json.dumps(document).encode())
+    assert found.wrong is not None and found.wrong[0] == "wrong-entries" and not found.table.entries  # type: ignore[union-attr]
+
+
+def test_torch_is_in_no_table_of_the_same_bits(folder: Path) -> None:
+    with pytest.raises(ValueError, match='bits="any" alone'):
+        store(problem_of(), torch_us=0.9)
+    with pytest.raises(ValueError, match="is faster"):
+        store(problem_of(), bits="any", torch_us=1.1)
+    store(problem_of(), bits="any", torch_us=0.9)
+    text = table_in(folder).read_text()
+    found = files.parse(text.replace('"bits": "any"', '"bits": "same"').encode())
+    assert found.wrong is not None and "other bits than the model's choice" in found.wrong[1]
+
+
+def test_versions_of_torchs_product_name_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cuda, cublas, of_library in (
+        (None, None, ""),
+        ("13.0", None, ", CUDA 13.0"),
+        ("13.0", "13.1.0", ", cuBLAS 13.1.0"),
+    ):
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        monkeypatch.setattr(tables, "cublas_version", lambda cuda, found=cublas: found)
+        assert tables.torchs_versions() == f"torch {torch.__version__}{of_library}"

@@ -137,6 +137,13 @@ def test_files_hold_ranges_and_older_ones_none(folder: Path) -> None:
     assert wrong.wrong is not None and "it serves -1 rows" in wrong.wrong[1]
 
 
+def test_torch_is_faster_only_for_the_rows_it_was_timed_with(folder: Path) -> None:
+    store(bits="any", torch_us=0.5)
+    assert tables.torch_is_faster(problem_of(MOST, N, K), HOPPER)
+    fewer = problem_of(MOST - 1, N, K)
+    assert tables.lookup(fewer, HOPPER, "any") is not None and not tables.torch_is_faster(fewer, HOPPER)
+
+
 def test_the_fingerprint_of_tables_knows_ranges(folder: Path) -> None:
     store(least_rows=0)
     before = tables.contents(HOPPER)

@@ -121,6 +121,9 @@ def show(
             for x in rows
         ]
         console.print(output.table(columns, lines, left=5) if lines else "no table has an entry")
+        for x in (x for x in rows if x.get("torch")):
+            times = f"{output.us(x['torch_us'])} us of ours {output.us(x['us'])}"
+            console.print(f"{x['text']}: torch is faster: {times} ({x['torch']})", soft_wrap=True)
         unused = [x for x in rows if not x["used"]]
         for version in sorted({str(x["triton"]) for x in unused} - {files.TRITON}):
             model = "the model chooses for these products"

@@ -1,4 +1,4 @@
-"""Calls of the CUDA driver that neither torch nor Triton makes: contexts, numbers of captures, its version.
+"""Calls of the CUDA driver that neither torch nor Triton makes: contexts, numbers of captures, its version, cuBLAS's.
 
 torch and the CUDA runtime make a device's context current in a thread at its first runtime call there. Driver calls do
 not: in a thread that has made none yet, encoding a tensor map fails with CUDA_ERROR_INVALID_CONTEXT, and Triton's
@@ -8,6 +8,7 @@ launcher takes device 0 (backends/nvidia/driver.c, `ensureCudaContext`).
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from functools import cache
 
@@ -54,6 +55,19 @@ def driver_version() -> tuple[int, int]:
     version = ctypes.c_int()
     _call("cuDriverGetVersion", ctypes.byref(version))
     return version.value // 1000, version.value % 1000 // 10
+
+
+@cache
+def cublas_version(cuda: str | None) -> str | None:
+    """The version of the cuBLAS that this process has loaded, as "13.1.0" (cublasGetProperty), by the version of CUDA
+    that torch was built for; None where there is none."""
+    part = ctypes.c_int()
+    try:
+        library = ctypes.CDLL(f"libcublas.so.{str(cuda).partition('.')[0]}", mode=os.RTLD_NOLOAD)
+        parts = [str(part.value) for of in range(3) if library.cublasGetProperty(of, ctypes.byref(part)) == 0]
+    except (OSError, AttributeError):
+        return None
+    return ".".join(parts) if len(parts) == 3 else None
 
 
 def _call(name: str, *arguments: object) -> None:

@@ -25,6 +25,7 @@ import triton
 from .. import arguments
 from ..compat import free_in_children
 from ..hardware.device import SHARED_MEMORY, DeviceInfo, current_device_info, device_info
+from ..hardware.driver import cublas_version
 from ..hardware.silicon import Silicon as Silicon
 from ..hardware.silicon import without_power
 from ..problem import GemmProblem
@@ -120,19 +121,43 @@ def lookup(
     """
     _check("lookup", device, bits, problem)
     arguments.callback("lookup", "only", only)
+    for source, entry in _held(problem, device, bits):
+        why = illegal(problem, device, entry.algorithm)
+        if why is None:
+            found = entry.selection(problem, source)
+            wanted = None if only is None else only(problem, device)
+            if wanted in (None, bit_class(problem, found)):
+                return found
+            why = f"it gives other bits than {wanted}"
+        _ignored[f"{source}: {why}"] += 1
+    return None
+
+
+def torch_is_faster(problem: GemmProblem, device: DeviceInfo, invariant: bool = False) -> bool:
+    """Whether what `lookup` finds for `problem` on `device` with bits="any" says that torch's product is faster. That
+    is not followed where other versions of torch and cuBLAS were timed, nor where products are `invariant`,
+    batch-invariant, and is counted in `ignored()` then."""
+    _check("torch_is_faster", device, "any", problem)
+    for source, entry in _held(problem, device, "any"):
+        if illegal(problem, device, entry.algorithm) is None:
+            if not entry.torch:
+                return False
+            why = "torch is faster, and its bits depend on the number of rows" * invariant
+            if not why and entry.torch != torchs_versions():
+                why = f"{entry.torch} is faster, and this is {torchs_versions()}"
+            if why:
+                _ignored[f"{source}: {why}"] += 1
+            return not why
+    return False
+
+
+def _held(problem: GemmProblem, device: DeviceInfo, bits: Bits) -> Iterator[tuple[Source, Entry]]:
+    """The entries that answer for a problem, legal or not, in the order in which they are asked."""
     for source, where in _folders():
         for table in _asked(where, device, bits):
             entry = table.entries.get(problem) or _of_more_rows(problem, device, table)
-            why = None if entry is None else illegal(problem, device, entry.algorithm)
-            if why is not None:
-                _ignored[f"{source}: {why}"] += 1
-            elif entry is not None:
-                found = entry.selection(problem, source)
-                wanted = None if only is None else only(problem, device)
-                if wanted in (None, bit_class(problem, found)):
-                    return found
-                _ignored[f"{source}: it gives other bits than {wanted}"] += 1
-    return None
+            if entry is not None:
+                yield source, entry
 
 
 def _of_more_rows(problem: GemmProblem, device: DeviceInfo, table: Table) -> Entry | None:
@@ -232,7 +257,10 @@ def contents(device: DeviceInfo, bits: Bits = "same") -> str:
         for table in _asked(where, device, bits):
             given = (one for one in table.entries.items() if _answers(one[0], device, one[1], bits))
             chosen = sorted(
-                text_of([plain(problem), plain(entry.algorithm), *[entry.least_rows] * bool(entry.least_rows)])
+                text_of(
+                    [plain(problem), plain(entry.algorithm), *[entry.least_rows] * bool(entry.least_rows)]
+                    + ["torch"] * (entry.torch == torchs_versions())
+                )
                 for problem, entry in given
             )
             if chosen:
@@ -268,13 +296,15 @@ def store(
     measured: str | None = None,
     by: str | None = None,
     least_rows: int = 0,
+    torch_us: float | None = None,
 ) -> bool:
     """Keeps `selection` as the fastest for `problem` on `device`, in place of what the user's table had; whether it was
     kept. Where the folder cannot be written to, or others hold it for too long, that is logged once and False.
 
     us, default_us: microseconds that it took, and that the model's choice took at the same time; measured: when, in ISO
     8601, by default now; by: what measured it, by default the versions of this package, Triton and torch; least_rows:
-    the fewest rows M that it serves, where these are fewer than the problem's, else 0.
+    the fewest rows M that it serves, where these are fewer than the problem's, else 0; torch_us: microseconds that the
+    torch of this process took, where it was faster, with bits="any" alone.
 
     Raises TypeError or ValueError for what no table could hold: nothing is written then.
     """
@@ -284,6 +314,9 @@ def store(
     arguments.instance("store", "measured", measured, str, or_none=True)
     arguments.instance("store", "by", by, str, or_none=True)
     arguments.count("least_rows", least_rows, 0)
+    torch_us = 0.0 if torch_us is None else arguments.positive("store", "torch_us", torch_us)
+    if torch_us and bits != "any":
+        raise ValueError('store(): torch\'s product is in tables of bits="any" alone')
     measured = measured or datetime.now(timezone.utc).isoformat(timespec="seconds")
     given = Entry(
         algorithm=selection.algorithm,
@@ -293,6 +326,8 @@ def store(
         by=by or versions(),
         default=_named_choice(problem, device),
         least_rows=least_rows,
+        torch_us=float(torch_us),
+        torch=torchs_versions() if torch_us else "",
     )
     entry = records.read_entry(plain(given))  # as who reads the file will
     return _put(Table(Silicon.of(device), bits=bits), {problem: entry})
@@ -323,6 +358,13 @@ def versions() -> str:
     """Of this package and what it runs on."""
     package = sys.modules[__name__.partition(".")[0]]
     return f"triton_gemm {package.__version__}, Triton {triton.__version__}, torch {torch.__version__}"
+
+
+def torchs_versions() -> str:
+    """Of torch, and of the cuBLAS that it loaded or else the CUDA that it was built for."""
+    cuda = torch.version.cuda
+    cublas = cublas_version(cuda)
+    return f"torch {torch.__version__}" + (f", cuBLAS {cublas}" if cublas else f", CUDA {cuda}" if cuda else "")
 
 
 def merge(paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) -> int:

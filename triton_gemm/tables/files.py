@@ -142,7 +142,10 @@ def parse(text: bytes) -> Contents:
         try:
             rest = dict(line) if isinstance(line, dict) else {}
             problem: GemmProblem = read(GemmProblem, rest.pop("problem", None))
-            parts.append(Table(*table.kind, {problem: read_entry(rest)}))
+            entry = read_entry(rest)
+            if entry.torch and table.bits != "any":
+                raise WrongError("torch's product has other bits than the model's choice")
+            parts.append(Table(*table.kind, {problem: entry}))
         except WrongError as error:
             wrong.append(str(error))
     if wrong and wrong_file is None:

@@ -27,6 +27,7 @@ from ..selection.select import Selection
 LARGEST = 2**48  # of sizes and strides, in elements
 LONGEST = 200  # characters of a text
 LEAST_US = 0.01  # microseconds that anything takes: a file that says less would win against all others
+OPTIONAL = ("least_rows", "torch_us", "torch")  # fields of an entry that a file has only where they say something
 
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -58,6 +59,8 @@ class Entry:
         by: what measured it.
         default: which choice of the model's that was, as `named` says it, or nothing where that is not known.
         least_rows: the fewest rows M that it serves, if they are fewer than the problem's; 0: it serves those alone.
+        torch_us: microseconds that torch's product took at the same time, if it was faster by more than noise, or 0.
+        torch: the versions of torch and cuBLAS that were faster, or nothing.
     """
 
     algorithm: Algorithm
@@ -67,12 +70,15 @@ class Entry:
     by: str
     default: str = ""
     least_rows: int = 0
+    torch_us: float = 0.0
+    torch: str = ""
 
     def selection(self, problem: GemmProblem, source: str) -> Selection:
         """As `select` would say it. source: whose table this is from."""
         of_range = f" for {self.least_rows} rows and more" * (self.least_rows > 0)
         times = f"{self.us:.3g} us measured on {self.measured[:10]}{of_range}"
         reason = f"{times}, the model's choice {self.default_us:.3g} us"
+        reason += f", torch {self.torch_us:.3g} us" * bool(self.torch)
         return Selection(self.algorithm, reason, problem.precision, source)
 
     def order(self) -> tuple[float, str]:
@@ -95,8 +101,8 @@ def plain(x: Any) -> Any:
     """A record, or a value of its fields, as JSON has it."""
     if is_dataclass(x):
         found = {field.name: plain(getattr(x, field.name)) for field in fields(x)}
-        if isinstance(x, Entry) and not x.least_rows:
-            del found["least_rows"]
+        if isinstance(x, Entry):
+            found = {name: value for name, value in found.items() if value or name not in OPTIONAL}
         return found.pop("algorithm", {}) | found
     if isinstance(x, Algorithm):
         return {name: plain(value) for name, value in x._asdict().items()}
@@ -164,13 +170,15 @@ def read_entry(x: Any) -> Entry:
     how = _hints(Algorithm) | {"config": kernels.named(x["kernel"]).Config}
     how["work"] = int if isinstance(x.get("work"), int) else Schedule
     hints = how | {name: kind for name, kind in _hints(Entry).items() if name != "algorithm"}
-    if x.keys() | {"default", "least_rows"} != hints.keys():
+    if x.keys() | {"default", *OPTIONAL} != hints.keys():
         raise WrongError(f"an entry has {', '.join(hints)}, not {', '.join(map(str, x))[:80]}")
     values = {name: read(hints[name], value) for name, value in x.items()}
     entry = Entry(Algorithm(**{name: values.pop(name) for name in how}), **values)
     if entry.least_rows < 0:
         raise WrongError(f"it serves {entry.least_rows} rows")
     why = nonsense(entry.algorithm) or too_fast(entry)
+    if not why and (bool(entry.torch) != bool(entry.torch_us) or entry.torch_us >= entry.us):
+        why = f"torch {entry.torch[:40]!r} takes {entry.torch_us:.3g} us, and {entry.us:.3g} us is faster"
     if why:
         raise WrongError(why)
     return entry
@@ -196,7 +204,8 @@ def nonsense(algorithm: Algorithm) -> str | None:
 
 def too_fast(entry: Entry) -> str | None:
     """Why nothing takes such times, or None."""
-    return next((f"it takes {us:.3g} us" for us in (entry.us, entry.default_us) if us < LEAST_US), None)
+    times = (entry.us, entry.default_us, *[entry.torch_us] * bool(entry.torch))
+    return next((f"it takes {us:.3g} us" for us in times if us < LEAST_US), None)
 
 
 def illegal(problem: GemmProblem, device: DeviceInfo, algorithm: Algorithm) -> str | None:

@@ -52,7 +52,9 @@ def serving(
         return None
     lost = _lost(problem, algorithm, device)
     gain = entry.default_us / entry.us
-    return replace(entry, algorithm=algorithm) if lost <= _lost(measured, entry.algorithm, device) * gain else None
+    if lost > _lost(measured, entry.algorithm, device) * gain:
+        return None
+    return replace(entry, algorithm=algorithm, torch_us=0.0, torch="")  # torch was timed with the measured M alone
 
 
 def dealt_out_for(problem: GemmProblem, algorithm: Algorithm, device: DeviceInfo) -> Algorithm | None:
