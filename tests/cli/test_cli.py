@@ -458,6 +458,18 @@ def test_tables_are_listed_shown_and_verified(folder: Path) -> None:
     assert "not used here" in words_of("cache", "verify", "--device", "h100")
 
 
+def test_where_torch_is_faster_is_shown(folder: Path) -> None:
+    problem = problem_of()
+    store(problem)
+    selection = select(problem, H200)
+    assert tables.store(problem, selection, H200, us=14.0, default_us=14.0, bits="any", torch_us=12.3)
+    faster = f"512x1024x2048 bf16 nn: torch is faster: 12.3 us of ours 14 ({tables.torchs_versions()})"
+    assert words_of("cache", "show", "--device", "h200").count("torch is faster") == 1
+    assert faster in words_of("cache", "show", "--device", "h200")
+    found = document("cache", "show", "--device", "h200")["entries"]
+    assert [(x["bits"], x.get("torch_us")) for x in found] == [("any", 12.3), ("same", None)]
+
+
 def test_tables_of_other_tritons_are_shown_as_not_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store(problem_of())
     monkeypatch.setattr(files, "TRITON", "9.9")
@@ -682,7 +694,9 @@ def test_a_dry_run_times_nothing() -> None:
     said = words_of("tune", "--weights", "4096x4096", "--rows", "1-64", "--dry-run", "--device", "h200")
     assert "64x4096x4096 bf16 nt: " in said and "for 8 products; nothing was timed" in said
     found = document("tune", "--shapes", "64x64x64", "--dry-run", "--device", "h200")
-    assert len(found["shapes"][0]["candidates"]) > 1
+    assert len(found["shapes"][0]["candidates"]) > 1 and "torch" not in found["shapes"][0]["candidates"]
+    any_bits = "tune", "--shapes", "64x64x64", "--dry-run", "--device", "h200", "--bits", "any"
+    assert document(*any_bits)["shapes"][0]["candidates"][-1] == "torch" and ", torch " in words_of(*any_bits)
 
 
 # --- compare ---

@@ -12,6 +12,7 @@ from triton_gemm.hardware.device import DeviceInfo
 from triton_gemm.problem import GemmProblem
 from triton_gemm.selection.select import Selection
 from triton_gemm.tuning.conditions import Conditions
+from triton_gemm.tuning.gpu import TORCH
 from triton_gemm.tuning.race import FailedError
 
 REPLAY_S = 0.004
@@ -20,7 +21,10 @@ REFERENCE_MS = 0.007
 
 class Kernels:
     """Candidates of any kind that take `true(way)` milliseconds, but for noise: of every round, 1 % of which are
-    disturbed, and of the GPU's clock, which wanders. compile_s: until each is compiled, one after another."""
+    disturbed, and of the GPU's clock, which wanders. compile_s: until each is compiled, one after another; has_torch:
+    whether TORCH is a candidate."""
+
+    has_torch = False
 
     def __init__(
         self,
@@ -55,7 +59,7 @@ class Kernels:
 
     def prepare(self, way: Any) -> float:
         self.clock = max(self.clock, self.compiled_at.get(way, 0.0)) + 0.01
-        why = self.broken(way)
+        why = "torch: it refuses" if way == TORCH and not self.has_torch else self.broken(way)
         if why is not None:
             raise FailedError(why)
         self.timed.append(way)

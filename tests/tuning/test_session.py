@@ -30,6 +30,7 @@ from triton_gemm.tables import files, records
 from triton_gemm.tuning import recording, session
 from triton_gemm.tuning.candidates import candidates
 from triton_gemm.tuning.conditions import Conditions, complaint
+from triton_gemm.tuning.gpu import TORCH
 from triton_gemm.tuning.journal import ENDED, Journal
 from triton_gemm.tuning.report import Again, Progress, ShapeReport, TuningReport
 from triton_gemm.tuning.session import Session, Wishes
@@ -166,6 +167,67 @@ def test_what_cannot_be_stored_is_told(known: bool, folder: Path, monkeypatch: p
     assert report.shapes[0].outcome == ("not stored" if known else "stays")
     assert str(report.shapes[0]).endswith(" timed); not stored" if known else " timed)")
     assert f"1 {'not stored' if known else 'stays'};" in str(report)
+
+
+def with_torch(torch_ms: float, choice_ms: float = 1.0, other_ms: float = 1.2) -> FakeLab:
+    lab = FakeLab(lambda way: torch_ms if way == TORCH else choice_ms if way.source == "model" else other_ms)
+    lab.kernels.has_torch = True
+    return lab
+
+
+@pytest.mark.parametrize(("torch_ms", "faster"), [(0.8, True), (0.998, False), (1.3, False), (3.0, False)])
+@pytest.mark.parametrize("choice_ms", [1.0, 2.0], ids=["the model's choice stays", "another wins"])
+def test_torchs_product_is_timed_against_the_winner(
+    torch_ms: float, faster: bool, choice_ms: float, folder: Path
+) -> None:
+    """That torch is faster is stored, whatever is the fastest of ours; not where it is by less than noise."""
+    report = tuned(folder, lab=with_torch(torch_ms, choice_ms, 3 - choice_ms), bits="any")
+    (shape,) = report.shapes
+    assert shape.outcome == ("stays" if choice_ms == 1.0 else "tuned")
+    assert (shape.torch_faster, report.torch_faster) == (faster, faster)
+    assert shape.stored == (faster or choice_ms == 2.0)
+    assert shape.torch_us / shape.us == pytest.approx(torch_ms, rel=0.1 if torch_ms > 2 else 0.005)
+    assert f"; torch {shape.torch_us / shape.us:.3g} of ours{', faster' * faster}" in str(shape)
+    assert ("torch is faster for 1 of them" in str(report)) == faster
+    (plain,) = report.as_dict()["shapes"]
+    assert (plain["torch_us"], plain["torch_faster"]) == (shape.torch_us, faster)
+    entry = tables.entry(SMALL, HOPPER, "any")
+    assert (entry is not None) == shape.stored and tables.torch_is_faster(SMALL, HOPPER) == faster
+    if entry is not None:
+        assert shape.selection is not None and entry.algorithm == shape.selection.algorithm and entry.us == shape.us
+        assert entry.torch_us == (shape.torch_us if faster else 0.0)
+
+
+def test_an_entry_where_torch_was_faster_is_replaced_when_it_is_no_more(folder: Path) -> None:
+    tuned(folder, lab=with_torch(0.8), bits="any")
+    (known,) = tuned(folder, lab=with_torch(1.3), bits="any", resume=True).shapes
+    assert known.outcome == "known" and known.torch_faster and known.torch_us < known.us
+    assert tables.torch_is_faster(SMALL, HOPPER)
+    tuned(folder, lab=with_torch(1.3), bits="any")
+    assert not tables.torch_is_faster(SMALL, HOPPER) and tables.entry(SMALL, HOPPER, "any") is not None
+
+
+def test_another_cublas_is_timed_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tuned(folder, lab=with_torch(0.8), bits="any")
+    monkeypatch.setattr(tables, "torchs_versions", lambda: "another")
+    (shape,) = tuned(folder, lab=with_torch(0.7), bits="any", resume=True).shapes
+    assert shape.outcome == "stays" and shape.stored and tables.torch_is_faster(SMALL, HOPPER)
+
+
+@pytest.mark.parametrize("why", ["same bits", "it refuses", "no such product"])
+def test_where_torchs_product_is_not_timed(why: str, folder: Path) -> None:
+    lab = with_torch(0.8)
+    lab.kernels.has_torch = why != "it refuses"
+    problem = replace(SMALL, activation="relu", scales="tensor") if why == "no such product" else SMALL
+    (shape,) = tuned(folder, {problem: 1}, lab, bits="same" if why == "same bits" else "any").shapes
+    assert shape.measured and shape.torch_us != shape.torch_us and not shape.torch_faster and "torch" not in str(shape)
+    assert TORCH not in lab.kernels.timed
+
+
+def test_a_second_race_leaves_torch_out(folder: Path) -> None:
+    lab = with_torch(0.8)
+    (shape,) = tuned(folder, lab=lab, bits="any", repeat=3).shapes
+    assert lab.kernels.timed.count(TORCH) == 1 and len(shape.again) == 2 and shape.torch_faster
 
 
 def test_what_a_table_has_is_replaced_where_the_model_is_faster_now(folder: Path) -> None:

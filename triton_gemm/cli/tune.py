@@ -12,6 +12,7 @@ from rich.console import Console
 
 from ..problem import GemmProblem
 from ..selection.select import Selection
+from ..tables.files import Bits
 from ..tables.records import named, plain
 from . import output, products, words
 
@@ -65,7 +66,7 @@ def tune(
     tuning = products.tuning()
     if dry_run:
         planned = tuning.planned(problems if shapes_from is None else shapes_from, words.device(device), bits, numbers)
-        output.show(_as_dict(planned), as_json, lambda console: _show_plan(console, planned))
+        output.show(_as_dict(planned, bits), as_json, lambda console: _show_plan(console, planned, bits))
         return
     gpu = words.gpu(device)
     if not sys.stderr.isatty():  # in a terminal tuning shows what it tries and the best so far
@@ -85,15 +86,24 @@ def tune(
         raise typer.Exit(output.FAILED)
 
 
-def _as_dict(planned: Mapping[GemmProblem, Sequence[Selection]]) -> dict[str, Any]:
-    shapes = [{"problem": plain(problem), "candidates": list(map(named, ways))} for problem, ways in planned.items()]
+def _candidates(problem: GemmProblem, ways: Sequence[Selection], bits: Bits) -> list[str]:
+    """The names of all that would be timed, torch's product the last."""
+    from ..tuning.of_torch import torchs_product
+
+    with_torch = bits == "any" and torchs_product(problem)[0] is not None
+    return [*map(named, ways), *["torch"] * with_torch]
+
+
+def _as_dict(planned: Mapping[GemmProblem, Sequence[Selection]], bits: Bits) -> dict[str, Any]:
+    shapes = [{"problem": plain(x), "candidates": _candidates(x, ways, bits)} for x, ways in planned.items()]
     return {"shapes": shapes}
 
 
-def _show_plan(console: Console, planned: Mapping[GemmProblem, Sequence[Selection]]) -> None:
-    for problem, ways in planned.items():
-        console.print(f"{words.problem_text(problem)}: {', '.join(map(named, ways))}", soft_wrap=True)
-    count = output.counted(sum(map(len, planned.values())), "candidate")
+def _show_plan(console: Console, planned: Mapping[GemmProblem, Sequence[Selection]], bits: Bits) -> None:
+    every = {problem: _candidates(problem, ways, bits) for problem, ways in planned.items()}
+    for problem, names in every.items():
+        console.print(f"{words.problem_text(problem)}: {', '.join(names)}", soft_wrap=True)
+    count = output.counted(sum(map(len, every.values())), "candidate")
     console.print(f"{count} for {output.counted(len(planned), 'product')}; nothing was timed")
 
 

@@ -77,7 +77,8 @@ def tune(
     budget: seconds for all of them together, of which each gets its share; one candidate's compilation or first launch
         may end later.
     bits: "same" times only candidates that give the bits of the model's choice (`bit_classes`); "any" all, whose
-        winners serve only who asks for them: `set_policy(.., bits="any")`.
+        winners serve only who asks for them: `set_policy(.., bits="any")`; and torch's product, where it computes the
+        same in the same precision, which `use()` leaves to torch then, if that is faster by more than noise.
     measure: "graph", a kernel's time: replays of CUDA graphs, of operands that lie in memory and not in L2; "eager",
         that of calls from Python.
     configs: users' own configurations in addition to the kernels': the Config of a kernel, or a triton.Config with

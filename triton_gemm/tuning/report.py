@@ -47,7 +47,9 @@ class ShapeReport:
     noise: by how much the ratio of us to choice_us may be off; clocks and reference product as found in `why` where
     they are refused; candidates: how many there were, and how many were timed; failed: those that could not be, and
     why; again: of each further race of `repeat`, how much slower its winner was than this one, and 0 where it was the
-    same; times: of each candidate that was timed, the fastest first, microseconds as last measured, and which.
+    same; times: of each candidate that was timed, the fastest first, microseconds as last measured, and which;
+    torch_us: with bits="any" the time of torch's product, NaN where it was not timed, and torch_faster: whether that is
+    less than us by more than noise.
     """
 
     problem: GemmProblem
@@ -67,6 +69,8 @@ class ShapeReport:
     failed: tuple[tuple[str, str], ...] = ()
     again: tuple[Again, ...] = ()
     times: tuple[tuple[float, str], ...] = ()
+    torch_us: float = math.nan
+    torch_faster: bool = False
 
     @property
     def measured(self) -> bool:
@@ -79,7 +83,9 @@ class ShapeReport:
         if not self.measured:
             return f"{shape}: {self.outcome}{': ' if self.why else ''}{self.why}"
         times = f"{self.choice_us:.4g} us"
-        notes = "; not stored" * (self.outcome == "not stored") + (self.why and f"; {self.why}")
+        notes = "" if math.isnan(self.torch_us) else f"; torch {self.torch_us / self.us:.3g} of ours"
+        notes += ", faster" * self.torch_faster
+        notes += "; not stored" * (self.outcome == "not stored") + (self.why and f"; {self.why}")
         if self.us < self.choice_us and self.selection is not None:
             chosen = f"{self.selection.kernel} {self.selection.config}"
             gain = 100 * (self.choice_us / self.us - 1)
@@ -134,6 +140,11 @@ class TuningReport:
         again = [abs(race.slower) <= 0.01 for one in self.shapes for race in one.again]
         return sum(again) / len(again) if again else math.nan
 
+    @property
+    def torch_faster(self) -> int:
+        """For how many products torch is faster than what was found, by more than noise."""
+        return sum(one.torch_faster for one in self.shapes)
+
     def count(self, outcome: Outcome) -> int:
         return sum(one.outcome == outcome for one in self.shapes)
 
@@ -144,6 +155,7 @@ class TuningReport:
                 "problem": plain(one.problem),
                 **{name: getattr(one, name) for name in ("calls", "outcome", "candidates", "timed", "rounds")},
                 **{name: _number(getattr(one, name)) for name in ("choice_us", "us", "fastest_us", "noise")},
+                **{"torch_us": _number(one.torch_us), "torch_faster": one.torch_faster},
                 **{name: getattr(one, name) and str(getattr(one, name)) for name in ("choice", "selection")},
                 **{"why": one.why, "stored": one.stored, "failed": [list(pair) for pair in one.failed]},
                 "again": [{"same": race.same, "slower": race.slower} for race in one.again],
@@ -168,6 +180,8 @@ class TuningReport:
         if not math.isnan(self.same_again):
             same, near = 100 * self.same_again, 100 * self.within_1_percent
             lines.append(f"raced again: {same:.0f} % were won by the same, {near:.0f} % within 1 % in time")
+        if self.torch_faster:
+            lines.append(f"torch is faster for {self.torch_faster} of them: there use() has torch compute")
         if not math.isnan(self.served):
             lines.append(f"tables serve {100 * self.served:.0f} % of the numbers of rows, the model the others")
         return "\n".join(lines)

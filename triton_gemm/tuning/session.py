@@ -3,6 +3,7 @@ was found is stored after each. Pure logic over a `Lab`, so that it is tested wi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -20,7 +21,9 @@ from ..tables.weights import weight_of
 from . import race
 from .candidates import candidates, refused
 from .conditions import Conditions, complaint
+from .gpu import TORCH, Way
 from .journal import Journal
+from .of_torch import torchs_product
 from .report import Again, Measure, Progress, ShapeReport, TuningReport
 from .rows import candidates_of_rows
 
@@ -31,9 +34,10 @@ FEW = 5  # candidates that are compiled when a race begins
 PATIENCE = 0.25  # of the budget, until they are for the first product
 PAUSE_S = 0.05
 RECENT_S = 1.0  # a look at the GPU after one race is also the one before the next, which begins so soon
+OF_TORCH = (0.2, 2.0)  # for torch's product: the share of a race's time, and the most seconds
 
 
-class Bench(race.Bench[Selection], Protocol):
+class Bench(race.Bench[Way], Protocol):
     def close(self) -> None:
         """Gives its memory back."""
 
@@ -157,9 +161,11 @@ class Session:
         if entry is not None and not tables.serves(problem, device, entry, bits):  # as after a calibration
             entry = None
         if self.wishes.resume:
-            if entry is not None and entry.by == tables.versions():
+            current = entry is not None and entry.torch in ("", tables.torchs_versions())
+            if entry is not None and current and entry.by == tables.versions():
                 known = entry.selection(problem, "user's table")
                 report = ShapeReport(problem, 0, "known", choice=choice, selection=known, why="a table has it")
+                report = replace(report, torch_us=entry.torch_us or math.nan, torch_faster=bool(entry.torch))
                 return replace(report, choice_us=entry.default_us, us=entry.us)
             if self.journal.has_stayed(problem, bits, choice):
                 why = "the model's choice was not beaten"
@@ -233,8 +239,11 @@ class Session:
                 recent = self.looked is not None and self.lab.now() - self.looked[0] < RECENT_S
                 before = self.looked[1] if self.looked is not None and recent else self.look()
                 race_s = max(0.0, allowance - (self.lab.now() - begin) - self.look_s)
+                with_torch = self.wishes.bits == "any" and not independent and torchs_product(problem)[0] is not None
+                torch_s = min(OF_TORCH[0] * race_s, OF_TORCH[1]) if with_torch else 0.0
                 preferred = None if independent or self.wishes.repeat > 1 else entrant.before
-                found = race.race(ways, bench, race_s, before=preferred, said=tell)
+                found = race.race(ways, bench, race_s - torch_s, before=preferred, said=tell)
+                of_torch = against_torch(bench, found.way, torch_s) if with_torch else None
             except race.FailedError as error:
                 return ShapeReport(problem, 0, "failed", choice=ways[0], why=f"the model's choice: {error}"), entrant
             finally:
@@ -259,6 +268,8 @@ class Session:
                     failed=failed,
                     times=tuple(sorted((1000 * ms, named(way)) for way, ms in found.times.items())),
                 )
+                if of_torch is not None:
+                    report = replace(report, torch_us=of_torch[0] * report.us, torch_faster=of_torch[1])
                 return report, replace(entrant, ways=tuple(way for way in ways if way not in found.untried))
             why, self.looked = complained, None
         return ShapeReport(problem, 0, "refused", choice=ways[0], candidates=len(ways), why=why), entrant
@@ -293,15 +304,30 @@ class Session:
 
     def store(self, report: ShapeReport, entrant: _Entrant) -> ShapeReport:
         """Writes the winner to the table; returns the report with `stored` set, and the outcome "not stored" if that
-        failed. The model's choice is written only to replace an entry that it now beats."""
+        failed. The model's choice is written only to replace an entry that it now beats, or where torch is faster."""
         problem, bits = report.problem, self.wishes.bits
         assert report.selection is not None
-        if report.outcome == "tuned" or entrant.before is not None:
+        if report.outcome == "tuned" or entrant.before is not None or report.torch_faster:
             how: dict[str, Any] = {"us": report.us, "default_us": report.choice_us, "bits": bits}
             how["least_rows"] = self.wishes.fewest_rows.get(problem, 0)
+            how["torch_us"] = report.torch_us if report.torch_faster else None
             self.winners.setdefault(weight_of(problem), []).append(report.selection.algorithm)
             kept = tables.store(problem, report.selection, self.lab.info, **how)
             return replace(report, stored=kept, outcome=report.outcome if kept else "not stored")
         if report.timed == report.candidates - len(report.failed) + len(entrant.left_out):  # there was time for all
             self.journal.stays(problem, bits, entrant.ways[0])
         return report
+
+
+def against_torch(bench: Bench, winner: Selection, budget_s: float) -> tuple[float, bool] | None:
+    """Torch's time over the winner's, in rounds in which they take turns, and whether torch is faster by more than
+    noise; None where torch's product, or the winner again, cannot be timed."""
+    from ..functional.routing import nothing_routed
+
+    pair: list[Way] = [winner, TORCH]
+    try:
+        with nothing_routed():
+            found = race.race(pair, bench, budget_s)
+    except race.FailedError:
+        return None
+    return (found.times[TORCH] / found.incumbent_ms, found.way == TORCH) if TORCH in found.times else None

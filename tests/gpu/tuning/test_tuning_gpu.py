@@ -79,6 +79,22 @@ def test_any_bits_are_right() -> None:
             assert_right(a, b, triton_gemm.matmul(a, b))
 
 
+def test_torch_is_timed_where_any_bits_are_asked_for() -> None:
+    """And computes under use() what it is faster at by the table."""
+    size = 512, 512, 512
+    report = triton_gemm.tune([size], budget=20, bits="any")
+    print(f"\n{report}")
+    (shape,) = report.shapes
+    assert shape.measured and shape.torch_us > 0 and f"torch {shape.torch_us / shape.us:.3g} of ours" in str(report)
+    a, b = pair(size)
+    triton_gemm.report_routing(reset=True)
+    with triton_gemm.policy("cached", bits="any"), triton_gemm.use():
+        assert_right(a, b, torch.mm(a, b))
+    where = "torch: faster by table" if shape.torch_faster else "triton_gemm"
+    assert triton_gemm.report_routing(reset=True) == {("mm", where): 1}
+    assert ", cuBLAS " in tables.torchs_versions()
+
+
 def test_what_a_small_kernel_takes_is_told_from_its_launch() -> None:
     """Candidates that look slow at their first call are not timed again."""
     a, b = random(16, 1024), random(1024, 1024)
