@@ -41,10 +41,14 @@ def known(found: plan.Plan | None, c: torch.Tensor, *operands: tuple[torch.Tenso
 
 
 class FastPath:
-    """The calls that were made before. Threads may share it."""
+    """The calls that were made before. Threads may share it.
+
+    by_torch: of calls, whether torch computes them.
+    """
 
     def __init__(self) -> None:
         self.calls: dict[Key, Known] = {}
+        self.by_torch: dict[Key | None, bool] = {}
 
     def take(
         self,

@@ -33,7 +33,7 @@ from ..compat import (
     must_dispatch,
     single_level_autograd,
 )
-from ..problem import SUM, Request
+from ..problem import SUM, GemmProblem, Request
 from ..runtime import plan
 from . import fast_path, sharding
 from .fast_path import PLAIN
@@ -74,23 +74,41 @@ def compute_into(
     """c = activation(alpha a @ b + beta input). c shares no memory with the others, but may be `input` itself."""
     if c.numel() == 0:
         return
-    auxiliary: tuple[torch.Tensor, ...] = ()
-    if input is None or request.beta == 0:
-        request = request._replace(beta=0.0)
-    elif input is not c:
-        vector = _vector(input, c)
-        if vector is not None and input.shape == c.shape and plan.remembering(request).batch_invariant:
-            vector = None  # of more rows it would be no vector
-        if vector is None:
-            c.copy_(input)
-        else:
-            # The epilogue adds it as it is; a factor is applied in what the kernels accumulate in.
-            bias, axis = vector
-            if request.beta != 1:
-                bias = bias.to(default_arithmetic(bias.dtype).accumulator) * request.beta
-            request, auxiliary = request._replace(beta=0.0, bias=axis), (bias,)
+    request, auxiliary = _adding(c, input, request)
+    if request.beta and input is not None and input is not c:
+        c.copy_(input)
     for matrices in views(a.resolve_neg(), b.resolve_neg(), c, join_rows=request.bias != "m"):
         plan.multiply(*matrices, request, auxiliary)
+
+
+def _adding(c: torch.Tensor, input: torch.Tensor | None, request: Request) -> tuple[Request, tuple[torch.Tensor, ...]]:
+    """The request of launches that add `input`, and their auxiliary operands: `input` is a bias, or where the request's
+    beta is not 0 what c holds before."""
+    if input is None or request.beta == 0:
+        return request._replace(beta=0.0), ()
+    vector = None if input is c else _vector(input, c)
+    if vector is not None and input.shape == c.shape and plan.remembering(request).batch_invariant:
+        vector = None  # of more rows it would be no vector
+    if vector is None:
+        return request, ()
+    # The epilogue adds it as it is; a factor is applied in what the kernels accumulate in.
+    bias, axis = vector
+    if request.beta != 1:
+        bias = bias.to(default_arithmetic(bias.dtype).accumulator) * request.beta
+    return request._replace(beta=0.0, bias=axis), (bias,)
+
+
+def problem_of(
+    a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None, out: torch.Tensor | None, request: Request
+) -> GemmProblem | None:
+    """The one multiplication that `compute` of these launches, or `compute_into` with `out`; None where it launches
+    none or several."""
+    c = torch.empty(shape_of(a, b), dtype=result_dtype(a.dtype), device="meta") if out is None else out
+    if c.numel() == 0:
+        return None
+    request, _ = _adding(c, input, request)
+    first, *more = islice(views(a, b, c, join_rows=request.bias != "m"), 2)
+    return None if more else request.problem(*first)
 
 
 def known(

@@ -34,6 +34,7 @@ from .rules import expands
 ROUTED = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
 KEY = "CPU" if INTERPRETED else "CUDA"
 OURS = "triton_gemm"
+BY_TABLE = "faster by table"  # why torch computes what a table says it is faster at
 
 Wanted = Callable[[str, torch.Tensor, torch.Tensor], bool]
 # Our speed over torch's where committed records show less than 0.9, by compute capability and dtype, from LARGE on.
@@ -74,6 +75,7 @@ _counts: Counter[tuple[str, str]] = Counter()
 _lock = free_in_children(threading.Lock())
 
 _fast = FastPath()  # of calls under the innermost rule
+_faster: dict[tuple[object, ...], bool] = {}  # whether torch is by a table, under any rule, by the key of calls
 
 
 @hide_from_dynamo
@@ -88,7 +90,8 @@ def enable(
     triton_gemm, in every thread, until `disable`.
 
     only, exclude: a name of those ("addmm") or a dtype, or several, that are routed alone, or not; predicate(op, a, b):
-    whether to route a call. What triton_gemm cannot take stays torch's. The innermost rule counts.
+    whether to route a call. What triton_gemm cannot take stays torch's, and what a table of bits="any" says torch is
+    faster at, but for dtypes of `only` and with a predicate. The innermost rule counts.
 
     first_calls: what a call runs on whose kernel is not compiled yet. "same bits": a loaded kernel that gives the bits
     of its own, and else it waits for the compiler. "torch": such a kernel, and else torch's, with torch's bits. A call
@@ -254,7 +257,9 @@ def _routed(name: str, overload: str) -> Callable[..., torch.Tensor]:
             if c is not None:
                 _counts[name, OURS] += 1
                 return c
-        why = _stays(name, a, b, input, out, scalars)
+        why = BY_TABLE if fast.by_torch.get(key) else _stays(name, a, b, input, out, scalars)
+        if why is None and _asks(rules, a):
+            why = _slower(a, b) or _by_table(fast, overload, a, b, input, out, request)
         if why is None:
             _warn_of_a_guess(a.device)
             request = Request(float(request.alpha), float(request.beta))
@@ -327,18 +332,47 @@ def _stays(
             return "out may overlap an operand"
         if overlaps_itself(out):
             return "out overlaps itself"
-    return None if rules[0].predicate is not None or a.dtype in rules[0].only else _slower(capability, a, b)
+    return None
 
 
-def _slower(capability: tuple[int, int], a: torch.Tensor, b: torch.Tensor) -> str | None:
+def _asks(rules: Sequence[Rule], a: torch.Tensor) -> bool:
+    """Whether torch computes what it is faster at: the innermost rule names no dtype of its own and no predicate."""
+    return bool(rules) and rules[0].predicate is None and a.dtype not in rules[0].only
+
+
+def _slower(a: torch.Tensor, b: torch.Tensor) -> str | None:
     """That torch is faster by the records, unless a table has the product, or torch's bits would depend on its rows."""
-    speed = SLOWER.get(capability, {}).get(a.dtype)
+    speed = SLOWER.get(device_info(a.device).capability, {}).get(a.dtype)
     if speed is None or min(*a.shape[-2:], b.shape[-1]) < LARGE or policies.current().batch_invariant:
         return None
     c = torch.empty(ops.shape_of(a, b), dtype=a.dtype, device="meta")
     if plan.selection_of(a, b, c).source != "model":
         return None
     return f"{a.dtype} takes {1 / speed:.1f} times as long here, untuned"
+
+
+def _by_table(
+    fast: FastPath,
+    overload: str,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    input: torch.Tensor | None,
+    out: torch.Tensor | None,
+    request: Request,
+) -> str | None:
+    """That torch is faster by a table of bits="any", which is asked once about calls whose plan would be the same."""
+    if policies.current().bits != "any":
+        return None
+    key = overload, plan.key_of(request, a, b, out, () if input is None else (input,))
+    found = _faster.get(key)
+    if found is None:
+        problem = ops.problem_of(a, b, input, out, request)
+        found = problem is not None and policies.torch_is_faster(problem, plan.info_of(a.device))
+        plan.keep(_faster, key, found, plan.MAX_PLANS)
+    if not found:
+        return None
+    plan.keep(fast.by_torch, key, True, plan.MAX_PLANS)
+    return BY_TABLE
 
 
 @cache

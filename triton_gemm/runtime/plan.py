@@ -26,7 +26,7 @@ from ..compat import (
     launcher,
     tensor_maps,
 )
-from ..hardware.device import INTERPRETER, device_info
+from ..hardware.device import INTERPRETER, DeviceInfo, device_info
 from ..hardware.driver import ensure_context
 from ..kernels.launch import Launch, Pointer, Scalar, TensorMap, compiled, compiled_before, materialise
 from ..problem import PRODUCT, SUM, GemmProblem, Layout, Request
@@ -274,8 +274,12 @@ os.register_at_fork(after_in_child=_free_steps)
 
 def selection_of(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, request: Request = PRODUCT) -> Selection:
     """What `multiply` of the same operands would run; c may be on the `meta` device."""
-    device = INTERPRETER if INTERPRETED else device_info(a.device)
-    return selection_for(request.problem(a, b, c), device, invariant=request.batch_invariant)
+    return selection_for(request.problem(a, b, c), info_of(a.device), invariant=request.batch_invariant)
+
+
+def info_of(device: torch.device) -> DeviceInfo:
+    """The GPU that kernels are chosen for where operands lie on a device."""
+    return INTERPRETER if INTERPRETED else device_info(device)
 
 
 def remembering(request: Request) -> Request:
@@ -382,7 +386,7 @@ def keep(cache: dict[Any, Any], key: object, value: object, limit: int) -> None:
 
 
 def _new_plan(problem: GemmProblem, device: torch.device, invariant: bool | None) -> Plan:
-    info = INTERPRETER if INTERPRETED else device_info(device)
+    info = info_of(device)
     selection = selection_for(problem, info, may_tune=True, invariant=invariant)
     if INTERPRETED:
         return InterpretedPlan(problem, selection)

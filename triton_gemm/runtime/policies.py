@@ -233,6 +233,12 @@ def choose(
     return replace(found, batch_invariant=True) if invariant else found
 
 
+def torch_is_faster(problem: GemmProblem, device: DeviceInfo) -> bool:
+    """Whether a table that the policy here asks says that torch's own product is faster."""
+    name, bits, invariant = current()
+    return name != "model" and bits == "any" and tables.torch_is_faster(problem, device, invariant)
+
+
 def _tuned(problem: GemmProblem, device: DeviceInfo, wanted: str | None) -> Selection:
     """The tuner's answer. wanted: the class of bits that it must have, if one."""
     if _tuner is None:

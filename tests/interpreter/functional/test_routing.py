@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -16,11 +17,16 @@ import torch
 import torch.nn.functional as F
 
 import triton_gemm
+from tests.support import table_fakes
 from tests.support.tiers import one
+from triton_gemm import tables
 from triton_gemm.compat import withdraw
 from triton_gemm.functional import routing
+from triton_gemm.hardware.device import INTERPRETER
 from triton_gemm.hardware.gpus import named_device
-from triton_gemm.runtime import background, plan
+from triton_gemm.problem import GemmProblem, Request
+from triton_gemm.runtime import background, plan, policies
+from triton_gemm.selection.select import select
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -120,6 +126,137 @@ def test_what_records_show_slower_stays_torchs(monkeypatch: pytest.MonkeyPatch) 
     tuned = SimpleNamespace(source="user's table")
     monkeypatch.setattr(routing.plan, "selection_of", lambda *_: tuned)
     assert went() == "triton_gemm"
+
+
+@pytest.fixture
+def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Stores that torch is faster at a product of these operands, in a table of this test."""
+
+    def store(*operands: torch.Tensor, faster: bool = True, **request: Any) -> None:
+        *_, a, b = operands
+        c = torch.empty(*a.shape[:-1], b.shape[-1], dtype=a.dtype)
+        problem = Request(**request).problem(a, b, c)
+        how = {"us": 2.0, "default_us": 2.0, "torch_us": 1.0 if faster else None}
+        assert tables.store(problem, select(problem, INTERPRETER), INTERPRETER, bits="any", **how)  # type: ignore[arg-type]
+
+    with table_fakes.default_policy():
+        table_fakes.own_folder(tmp_path, monkeypatch)
+        yield store
+    tables.reload()
+
+
+def went() -> str:
+    ((_, where),) = triton_gemm.report_routing(reset=True)
+    return where
+
+
+BY_TABLE = "torch: faster by table"
+
+
+@pytest.mark.parametrize("process", [False, True])
+def test_torch_computes_what_it_is_faster_at_by_a_table(
+    process: bool, stored: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where tables of any bits are asked, and until the table changes; what a rule names by its dtype is ours."""
+    a, b, other = draw(8, 16), draw(16, 8), draw(4, 16)
+    stored(a, b)
+    expected = torch.mm(a, b)
+
+    def of(x: torch.Tensor, **rule: Any) -> str:
+        with triton_gemm.use(**rule):
+            torch.mm(x, b)
+        return went()
+
+    assert of(a) == routing.OURS, 'bits="same"'
+    if process:
+        triton_gemm.set_policy("cached", bits="any")
+    with contextlib.nullcontext() if process else triton_gemm.policy("cached", bits="any"):
+        with monkeypatch.context() as patch:
+            patch.setattr(routing.ops, "compute", None)
+            with triton_gemm.use():
+                assert torch.equal(torch.mm(a, b), expected) and went() == BY_TABLE
+                patch.setattr(routing, "_stays", None)
+                patch.setattr(routing.ops, "problem_of", None)
+                assert torch.equal(torch.mm(a, b), expected) and went() == BY_TABLE, "nothing is asked again"
+        assert of(other) == of(a, only=torch.float32) == of(a, predicate=lambda op, a, b: True) == routing.OURS
+        assert of(a, only="mm") == BY_TABLE
+        with triton_gemm.policy("model", bits="any"):
+            assert of(a) == routing.OURS
+        with triton_gemm.use():
+            for faster in (True, False, True):
+                stored(a, b, faster=faster)
+                for _ in range(2):
+                    torch.mm(a, b)
+                    assert went() == (BY_TABLE if faster else routing.OURS)
+
+
+def test_a_table_is_asked_once_about_what_is_ours(stored: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under any rule, and where each call takes the slow path."""
+    a, b, c = draw(8, 16), draw(16, 8), draw(8, 8)
+    asked: list[GemmProblem] = []
+    monkeypatch.setattr(policies, "torch_is_faster", lambda problem, device: bool(asked.append(problem)))
+    with triton_gemm.policy("cached", bits="any"):
+        for _ in range(2):
+            with triton_gemm.use():
+                for _ in range(2):
+                    torch.addmm(c, a, b, beta=0.5)
+    assert went() == routing.OURS and [problem.has_beta for problem in asked] == [True]
+
+
+@pytest.mark.parametrize(
+    ("call", "request_"),
+    [
+        (lambda a, b: torch.addmm(torch.ones(8), a, b), {"bias": "n"}),
+        (lambda a, b: torch.addmm(torch.ones(8), a, b, beta=2, alpha=3), {"bias": "n"}),
+        (lambda a, b: torch.addmm(torch.ones(8, 1), a, b), {"bias": "m"}),
+        (lambda a, b: torch.addmm(torch.ones(8, 8), a, b), {"beta": 1.0}),
+        (lambda a, b: torch.mm(a, b, out=torch.empty(8, 8)), {}),
+        (lambda a, b: a.mT.mT @ b, {}),
+    ],
+    ids=["bias", "factors", "column", "matrix", "out", "matmul"],
+)
+def test_a_table_is_asked_about_the_product_that_is_launched(call: Any, request_: dict[str, Any], stored: Any) -> None:
+    a, b = draw(8, 16), draw(16, 8)
+    expected = call(a, b)
+    with triton_gemm.policy("cached", bits="any"), triton_gemm.use():
+        call(a, b)
+        assert went() == routing.OURS
+        stored(a, b, **request_)
+        for _ in range(2):
+            assert torch.equal(call(a, b), expected) and went() == BY_TABLE
+
+
+def test_batches_are_asked_about_too(stored: Any) -> None:
+    a, b = draw(3, 8, 16), draw(3, 16, 8)
+    stored(a, b)
+    with triton_gemm.policy("cached", bits="any"), triton_gemm.use():
+        torch.bmm(a, b)
+        assert went() == BY_TABLE
+        torch.baddbmm(draw(3, 8, 8), a, b)
+        assert went() == routing.OURS
+        torch.mm(torch.empty(0, 16), b[0]), torch.mm(a[0], draw(16, 0))
+        assert went() == routing.OURS
+
+
+def test_torch_is_never_faster_under_batch_invariance_nor_as_another_version(
+    stored: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table's entry is counted as ignored, with the reason."""
+    a, b = draw(8, 16), draw(16, 8)
+    stored(a, b)
+    with triton_gemm.policy("cached", bits="any"), triton_gemm.use():
+        with triton_gemm.batch_invariant():
+            torch.mm(a, b)
+            assert went() == routing.OURS
+        assert "user's table: torch is faster, and its bits depend on the number of rows" in tables.ignored()
+        torch.mm(a, b)
+        assert went() == BY_TABLE
+        before = tables.torchs_versions()
+        monkeypatch.setattr(tables, "torchs_versions", lambda: "torch 9.9")
+        tables.reload()
+        torch.mm(a, b)
+        assert went() == routing.OURS
+        assert f"user's table: {before} is faster, and this is torch 9.9" in tables.ignored()
 
 
 def test_a_gpu_that_nobody_timed_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
