@@ -27,6 +27,7 @@ from triton_gemm.tuning.comparison import MOST_ROUNDS, PRECISE, Comparing
 from triton_gemm.tuning.gpu import TORCH
 from triton_gemm.tuning.race import FailedError
 from triton_gemm.tuning.report import COLUMNS, Comparison, ProductComparison
+from triton_gemm.tuning.session import against_torch
 from triton_gemm.tuning.timing import DeviceLostError
 
 SMALL, LARGE = problem_of(64, 4096, 4096), problem_of(4096, 4096, 4096)
@@ -198,6 +199,24 @@ def test_torchs_faults_are_torchs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     bench.problem = planes
     with pytest.raises(FailedError, match="no fp32 product in tf32x3"):
         bench.prepare(TORCH)
+
+
+def test_torch_takes_turns_with_a_winner_that_was_timed_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a bench of the tuner; where torch refuses, or the winner fails now, there is no ratio."""
+    bench, choice = bench_of(small(), tmp_path, "any")
+    winner = table_fakes.another(small())
+    bench.prepare(winner)
+    assert against_torch(bench, winner, 0.1) == against_torch(bench, choice, 0.1) == (1.0, False)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "mm", None)
+        assert against_torch(bench, winner, 0.1) is None
+    monkeypatch.setattr(bench, "_launch", None)
+    assert against_torch(bench, choice, 0.1) is None
+
+
+def test_a_tuning_of_any_bits_has_torchs_time(tuned_on_the_cpu: Path) -> None:  # noqa: F811
+    (shape,) = triton_gemm.tune([small()], budget=20, bits="any").shapes
+    assert shape.torch_us == shape.us == 1000.0 and not shape.torch_faster and str(shape).endswith("; torch 1 of ours")
 
 
 def test_errors_that_there_is_no_memory_for_are_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
