@@ -37,8 +37,8 @@ class Costs:
     bias: what a tile's bias adds if each of its columns has one (of rows it adds nothing: a thread has few);
     reduction: a second launch that adds up all parts, what each of them adds to it, and bytes of partial sums in a
     microsecond;
-    paired: bytes in a microsecond from memory to each of two neighbouring SMs; delivered: what L2 takes for each further
-    CTA that a line is multicast to, as a share of its time for the first.
+    paired: bytes in a microsecond from memory to each of two neighbouring SMs;
+    delivered: what L2 takes for each further CTA that a line is multicast to, as a share of its time for the first.
     Where C has at most FEW_ROWS rows or columns, shared: the fraction of `line` that one of these takes, as all SMs
     load them at the same time; round_trip: from issuing the load of a k-tile from memory until its slot in the ring
     can be filled again.
