@@ -4,8 +4,9 @@
 comes from; `unseen` 200 products that are drawn with --seed in every regime, with any bits, so that choices are held to
 the fastest kernel there is; `twice` 60 of these, each raced twice. A record of each is written to
 perf/results/<gpu>/tuning/<Triton>/. Neither your own tables nor your calibrated model are used or changed: --table
-writes what was found into a file for `triton-gemm cache import`. Exit status: 1 if a product could not be measured, 2
-for a mistake in the call, 130 if interrupted.
+writes what was found into a file for `triton-gemm cache import`. --again RECORD makes such a file from a record, for
+the choices of the present model, and measures nothing. Exit status: 1 if a product could not be measured, 2 for a
+mistake in the call, 130 if interrupted.
 
 With TRITON_GEMM_CAPABILITY=8.0 in the environment the GPU is treated as an older one, without Hopper's kernels.
 """
@@ -17,17 +18,19 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
 from perf.common import arguments as given_arguments
-from perf.common.files import shown, write_json
+from perf.common.files import read_json, shown, write_json
 from perf.measure import environment
 from perf.measure.compile_ahead import compile_ahead
 from perf.measure.environment import RESULTS
 from perf.tuning import tables
+from perf.tuning.again import table_of
 from perf.tuning.runs import RUNS, SEED, Run
 from triton_gemm.cli.words import problem_text
 from triton_gemm.hardware.device import current_device_info
@@ -72,6 +75,8 @@ def _product(report: ShapeReport) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = parse(arguments)
+    if given.again is not None:
+        return make_again(given.again, given.table)
     if not torch.cuda.is_available():
         print("error: tuning is measured on a GPU, and there is none", file=sys.stderr)
         return 2
@@ -90,6 +95,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         log.removeHandler(lines)
     return 0 if all(whole) else 1
+
+
+def make_again(source: Path, out: Path) -> int:
+    """Writes the table of a record for the choices of the present model."""
+    try:
+        table = table_of(read_json(source))
+        out.write_text(table.text())
+    except (OSError, ValueError) as error:
+        print(f"error: {source}: {error}", file=sys.stderr)
+        return 2
+    print(f"{len(table.entries)} entries, written to {shown(out)}")
+    return 0
 
 
 def measure(run: Run, given: argparse.Namespace) -> bool:
@@ -115,7 +132,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m perf.tuning", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("runs", nargs="+", choices=RUNS, metavar="RUN", help=f"of {', '.join(RUNS)}")
+    parser.add_argument("runs", nargs="*", metavar="RUN", help=f"of {', '.join(RUNS)}")
     parser.add_argument("--seed", type=int, default=SEED, help=f"draws other products; default {SEED}")
     parser.add_argument("--limit", type=given_arguments.count, metavar="N", help="at most N products, evenly spaced")
     seconds = ", ".join(f"{run.name} {run.seconds:g}" for run in RUNS.values())
@@ -125,7 +142,16 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--warm", action="store_true", help="compile everything first, on all cores")
     parser.add_argument("--out", type=given_arguments.path, metavar="DIR", help="instead of perf/results")
     parser.add_argument("--table", type=given_arguments.path, metavar="FILE", help="write what was found there, too")
-    return parser.parse_args(arguments)
+    parser.add_argument(
+        "--again", type=given_arguments.path, metavar="RECORD", help="its --table, for the model of now"
+    )
+    given = parser.parse_args(arguments)
+    unknown = [name for name in given.runs if name not in RUNS]
+    if unknown or not (given.runs or given.again):
+        parser.error(f"RUN must be of {', '.join(RUNS)}, not {', '.join(unknown) or 'nothing'}")
+    if given.again is not None and (given.runs or given.table is None):
+        parser.error("--again needs --table and no RUN: nothing is measured")
+    return given
 
 
 if __name__ == "__main__":

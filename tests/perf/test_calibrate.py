@@ -33,6 +33,8 @@ from triton_gemm.suites.shapes import Shape, cube
 
 HOPPER = device_of_capability((9, 0))
 COMMITTED = environment.RESULTS / "h100-80gb-hbm3" / times.FILE
+DRAWN = COMMITTED.with_name("calibration-clusters.json")
+OF_WEIGHTS = COMMITTED.with_name("calibration-weights.json")
 NEWEST = environment.RESULTS / "h200" / times.FILE  # of all kernels
 CLUSTERS = NEWEST.with_name("calibration-clusters.json")
 WIDTHS = NEWEST.with_name("calibration-widths.json")
@@ -62,8 +64,12 @@ def changed(model: DeviceModel, **factors: float) -> DeviceModel:
 
 # At most so much regret on average, and of which shapes or regimes it may be above so much.
 GOOD: dict[Path, tuple[float, float, set[str]]] = {
-    # Rows that begin inside of L2's sectors, where 66 programs without a neighbour beat 120: 17.6 %.
-    COMMITTED: (0.02, 0.15, {"396x2800x1928 nt"}),
+    # Of Triton 3.6, without clusters, one of which the model takes for it: 20.9 %.
+    COMMITTED: (0.02, 0.15, {"128x1536x4096 nn"}),
+    # Drawn; of few rows cut along K one of 26 %. By its form the model knows no better (docs/log.md, The cost model).
+    DRAWN: (0.03, 0.05, {"17 to 32 rows"}),
+    # Many M of four weights; 1536x7168 from 513 and 769 rows loses 35 %.
+    OF_WEIGHTS: (0.03, 0.04, set()),
     # Of 12 shapes each: 346x17x1952 loses 88 %, int8's 1024x1024x1024 nn 36 %.
     NEWEST: (0.02, 0.04, {"fp16", "int8"}),
     # Of gemv and warp_specialised, 20 % apart for 2 rows and K of 17920.
@@ -84,7 +90,7 @@ def test_the_models_choices_are_good(file: Path) -> None:
     assert regret.mean_regret(chosen) <= most
     of_shapes = [(choice.measured.shape.key, choice.regret) for choice in chosen]
     of_regimes = [(regime, regret.mean_regret(of_it)) for regime, of_it in regret.by_regime(chosen).items()]
-    regrets = of_regimes if file in (NEWEST, CLUSTERS) else of_shapes
+    regrets = of_regimes if file in (DRAWN, OF_WEIGHTS, NEWEST, CLUSTERS) else of_shapes
     assert {name for name, found in regrets if found > much} <= known
     kernels = {way.candidate.algorithm.kernel for found in measured.shapes for way in found.us}
     configs = [choice.pick.candidate.algorithm.config for choice in chosen]
@@ -92,8 +98,8 @@ def test_the_models_choices_are_good(file: Path) -> None:
         assert len(chosen) > 100 and regret.rms_error(measured.shapes, model) < 0.12
     elif file == NEWEST:
         assert len(chosen) > 250 and kernels == set(KERNELS) and model is device_model.measured()["NVIDIA H200"]
-    elif file == CLUSTERS:
-        assert sum(config in warp_specialised.CLUSTERED for config in configs) > len(chosen) // 4
+    elif file in (DRAWN, OF_WEIGHTS, CLUSTERS):
+        assert sum(getattr(config, "ctas", 1) > 1 for config in configs) > len(chosen) // 4
     elif file == PORTABLE:
         assert kernels == {"portable", "gemv", "skinny"}
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +16,16 @@ from perf.measure import compile_ahead, environment
 from perf.pages import blocks
 from perf.pages.results import Results
 from perf.tuning import __main__ as command
-from perf.tuning import tables
+from perf.tuning import again, tables
 from perf.tuning.runs import DRAWN, RUNS, TWICE, drawn, listed
 from tests.support.report_records import SURROUNDINGS
 from triton_gemm.hardware.gpus import named_device
+from triton_gemm.kernels import warp_specialised
 from triton_gemm.problem import GemmProblem
 from triton_gemm.selection.select import select
 from triton_gemm.suites import SUITES
+from triton_gemm.tables import SHIPPED
+from triton_gemm.tables.records import named
 from triton_gemm.tuning.candidates import candidates
 from triton_gemm.tuning.report import Again, ShapeReport, TuningReport
 
@@ -181,3 +185,37 @@ def test_warm_compiles_what_will_be_timed(told: dict[str, Any], monkeypatch: pyt
     monkeypatch.setattr(command, "compile_ahead", asked.append)
     command.main(["unseen", "--limit", "3", "--warm"])
     assert asked == [{x: candidates(x, H200, select(x, H200), "any") for x in told["problems"]}]
+
+
+def test_a_table_is_made_again_from_a_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (problem,) = drawn(5)[:1]
+    choice, *others = candidates(problem, H200, select(problem, H200), "same")
+    report = replace(report_of(problem, (10.0, 8.0, 8.0)), choice=choice, selection=others[0], noise=0.01)
+    report = replace(report, times=((8.0, named(others[0])), (10.0, named(choice))))
+    monkeypatch.setattr(environment, "describe", lambda _: SURROUNDINGS | {"gpu": H200.name, "date": "2026-11-26"})
+    record = command.record_of(RUNS["unseen"], 5, TuningReport((report,), H200.name, "same", "graph", 1, 1.0))
+    source, out = tmp_path / "record.json", tmp_path / "table.json"
+    source.write_text(json.dumps(record))
+    monkeypatch.setattr(again, "TRITON", "3.6")
+    assert command.main(["--again", str(source), "--table", str(out)]) == 0
+    (entry,) = again.table_of(record).entries.values()
+    assert (entry.algorithm, entry.us, entry.default_us) == (others[0].algorithm, 8.0, 10.0)
+    assert "1 entries" in capsys.readouterr().out and named(choice) in out.read_text()
+    noisy = record | {"products": [record["products"][0] | {"noise": 0.3}]}
+    assert not again.table_of(noisy).entries, "a gain within noise"
+    monkeypatch.setattr(again, "TRITON", "3.8")
+    assert command.main(["--again", str(source), "--table", str(out)]) == 2
+    assert "of Triton 3.6.0" in capsys.readouterr().err
+    for wrong in ([], ["--again", str(source)], ["unseen", "--again", str(source), "--table", str(out)], ["none"]):
+        with pytest.raises(SystemExit, match="2"):
+            command.main(wrong)
+
+
+def test_the_h100s_shipped_table_is_made_from_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (warp_specialised.choice, warp_specialised.host):
+        monkeypatch.setattr(module, "CLUSTERS", True)  # as with the Triton that it was measured on
+    monkeypatch.setattr(again, "TRITON", "3.9")
+    table = again.table_of(read_json(environment.RESULTS / "h100-80gb-hbm3/tuning/3.9.0/listed.json"))
+    assert table.text() == (SHIPPED / table.name).read_text() and len(table.entries) > 10

@@ -139,33 +139,34 @@ def test_a_users_entry_goes_before_a_shipped_one(folder: Path, tmp_path: Path, m
     assert "1 us measured on 20" in reason and "the model's choice 2 us" in reason
 
 
-def listed(silicon: Silicon) -> dict[str, str]:
-    """The model's choice of each listed product, by its sizes and layout, when a shipped table was tuned."""
-    if "H200" in silicon.name:
-        with (RESULTS / "h200/tuning.csv").open() as rows:
-            return {row["product"]: row["choice"] for row in csv.DictReader(rows) if row["run"] == "listed"}
-    record = json.loads((RESULTS / "h100-80gb-hbm3/tuning/3.9.0/listed.json").read_text())
-    return {found["product"].replace(" bf16", ""): found["choice"] for found in record["products"]}
+def listed() -> dict[str, str]:
+    """The model's choice of each listed product, by its sizes and layout, when the H200's table was tuned."""
+    with (RESULTS / "h200/tuning.csv").open() as rows:
+        return {row["product"]: row["choice"] for row in csv.DictReader(rows) if row["run"] == "listed"}
 
 
 @pytest.mark.skipif(not RESULTS.exists(), reason="only a clone has what was measured")
 @pytest.mark.parametrize("path", sorted(tables.SHIPPED.glob("*.json")), ids=lambda path: path.stem)
 def test_a_shipped_table_is_legal_and_beats_what_the_model_chooses(path: Path, monkeypatch: Any) -> None:
-    """An edit that has the model choose otherwise takes an entry's reason away: tune again, or drop it."""
+    """An edit that has the model choose otherwise takes an entry's reason away: make the H100's again by
+    `python -m perf.tuning --again RECORD --table FILE` (tests/perf compares it with its record), and drop the H200's,
+    whose record has no other times."""
     for module in (warp_specialised.choice, warp_specialised.host):
         monkeypatch.setattr(module, "CLUSTERS", True)  # as with the Triton that it was measured on
     found = files.look(path)
     table = found.table
     assert found.wrong is None and table is not None and table.name == path.name
     (device,) = (gpu for gpu in map(named_device, ("h100", "h200")) if Silicon.of(gpu) == table.silicon)
-    beaten = listed(table.silicon)
+    beaten = listed()
     for problem, entry in table.entries.items():
         choice = select(problem, device)
         served = entry.selection(problem, "shipped table")
         assert entry.us < entry.default_us and records.illegal(problem, device, entry.algorithm) is None
         assert bit_class(problem, served) == bit_class(problem, choice)
-        layout = "nt" if problem.b.column_major else "nn"
-        assert records.named(choice) == beaten[f"{problem.M}x{problem.N}x{problem.K} {layout}"] == entry.default
+        assert records.named(choice) == entry.default
+        if "H200" in device.name:
+            layout = "nt" if problem.b.column_major else "nn"
+            assert entry.default == beaten[f"{problem.M}x{problem.N}x{problem.K} {layout}"]
 
 
 def test_entries_of_any_bits_are_for_who_wants_them(folder: Path) -> None:
