@@ -29,7 +29,7 @@ from triton_gemm.suites.problems import gemm_problem
 from triton_gemm.suites.shapes import Shape
 
 K, N = 4096, 4096
-ROWS = (1814, 1728, 725, 512)  # whose choices differ, and have one class of bits
+ROWS = (1814, 1408, 1088, 512)  # whose choices differ, and have one class of bits
 SPLIT = (64, 1536, 7168)  # M, N, K of one that is cut along K
 
 
@@ -333,21 +333,22 @@ def test_a_failure_leaves_torchs_product(gpu: Gpu, caplog: pytest.LogCaptureFixt
 def test_the_classes_of_a_weight_are_compiled_ahead(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """At its first call, one product for each class: others of that class then run on its kernel, without a wait."""
     monkeypatch.setattr(background, "AHEAD", (512, 256, 128, 64))
-    first = planned(1024, 4096, 14336)
+    first = planned(1024, 2048, 16384)
     call(first)
     ahead = [(problem.M, bit_class(problem, selection)) for problem, selection in gpu.compiler.jobs]
     assert len(ahead) == len({name for _, name in ahead}) > 1
     assert bit_class(first.problem, first.selection) not in {name for _, name in ahead}
     jobs = [*gpu.compiler.jobs]
-    call(planned(900, 4096, 14336))
+    call(planned(900, 2048, 16384))
     assert [job for job in gpu.compiler.jobs if job not in jobs][1:] == [], "once for a weight"
     gpu.end()
     for M, _ in ahead:
-        call(planned(M, 4096, 14336))
+        call(planned(M, 2048, 16384))
     assert gpu.waited == own(first) and background.counts["waited"] == 1
     name, rows = ahead[0][1], {M for M, _ in ahead}
-    others = (planned(M, 4096, 14336) for M in range(64, 600) if M not in rows)
-    other = next(x for x in others if bit_class(x.problem, x.selection) == name)
+    others = (planned(M, 2048, 16384) for M in range(64, 600) if M not in rows)
+    uncompiled = (x for x in others if not gpu.cached.issuperset(own(x)))
+    other = next(x for x in uncompiled if bit_class(x.problem, x.selection) == name)
     call(other)
     assert gpu.waited == own(first) and other.first_calls is not None and other.first_calls.stand_in is not None
 
@@ -369,8 +370,9 @@ def test_nothing_is_compiled_ahead_of_batches_and_transposed_results(gpu: Gpu, m
         problem = GemmProblem.of(*operands)
         selection = select(problem, HOPPER)
         made = plan.GemmPlan(problem, selection, torch.device("cpu"), background.FirstCalls(HOPPER))
+        gpu.waited.clear()
         made.run(*operands)
-    assert not gpu.compiler.jobs and len(gpu.waited) == 2
+        assert not gpu.compiler.jobs and gpu.waited == own(made)
 
 
 def test_whatever_times_products_holds_the_background(gpu: Gpu) -> None:

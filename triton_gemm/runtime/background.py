@@ -144,9 +144,10 @@ def _kind(problem: GemmProblem) -> GemmProblem:
 
 
 def _quick(problem: GemmProblem, selection: Selection, device: DeviceInfo) -> list[tuple[float, Candidate]]:
-    """(predicted microseconds, candidate) of those that are compiled soonest, with K cut as in a selection: first those
-    that `Available.ahead` has compiled."""
-    parts = 1 if selection.schedule is None else selection.schedule.split_k
+    """(predicted microseconds, candidate) of those that are compiled soonest, with K cut as in a selection unless sums
+    are exact: first those that `Available.ahead` has compiled."""
+    schedule = None if problem.arithmetic.exact else selection.schedule
+    parts = 1 if schedule is None else schedule.split_k
     model = model_of(device)
     return [(predicted_or_inf(problem, x, model), x) for x in kernels.warp_specialised.quick(problem, device, parts)]
 
