@@ -181,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = ", ".join(SECTIONS)
     parser.add_argument("--only", nargs="+", choices=SECTIONS, metavar="SECTION", help=f"of {names}")
     parser.add_argument("--budget", type=args.count, default=BUDGET_S, help="seconds after which what runs is ended")
-    parser.add_argument("--cores", type=args.count, help="processes at a time, instead of as many as GPU memory allows")
+    parser.add_argument("--cores", type=args.count, help="processes at a time; default: what cores and memory allow")
     parser.add_argument("--out", type=args.path, metavar="FILE", help="where the record goes, instead")
     given = parser.parse_args(arguments)
     if not torch.cuda.is_available():

@@ -142,9 +142,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         if name == "fit":
             there = device_model.FILE
             command.add_argument("--out", type=args.path, metavar="FILE", default=there, help=f"default {there.name}")
-            places = (
-                "only these may change, as l2 or kernels.warp_specialised: what all kernels share moves others, too"
-            )
+            places = "only these may change, as l2 or kernels.warp_specialised"
             command.add_argument("--figures", nargs="+", default=(), metavar="PLACE", help=places)
             command.add_argument("--hold-out", type=int, metavar="SEED", help="write nothing; judge by a third")
         elif name == "regret":

@@ -12,12 +12,12 @@ from triton_gemm.calibration.fit import Timed
 from triton_gemm.calibration.fit import fit as most_likely
 from triton_gemm.hardware.device_model import DeviceModel
 
-WIDTH = 2.0  # of the figures' distribution before: hundreds of products tell more than the present model
+WIDTH = 2.0  # of the prior, in units of its usual standard deviation: hundreds of products outweigh the present model
 
 
 def fit(measured: Sequence[Measured], model: DeviceModel, figures: Sequence[str] = ()) -> DeviceModel:
-    """The model that is most likely after these times, near `model`. figures: those that may change, by how their
-    places begin ("l2", "kernels.warp_specialised"); all without any."""
+    """The maximum a posteriori model for these times, with a prior around `model`. figures: prefixes of those that may
+    change, as "l2" or "kernels.warp_specialised"; all may if there are none."""
     timed = [Timed(found.problem, {way.candidate: us for way, us in found.us.items()}) for found in measured]
     begins = tuple(f"{name}." for name in figures) or ("",)
     return most_likely(timed, model, WIDTH, lambda place: f"{'.'.join(place)}.".startswith(begins)).model

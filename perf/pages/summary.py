@@ -1,4 +1,4 @@
-"""How fast this package is beside torch, a table for each GPU, and how far the ladder gets.
+"""Speed compared with torch, a table for each GPU, and the speed of the ladder.
 
 All of it comes from the committed records.
 """

@@ -4,9 +4,9 @@
 comes from; `unseen` 200 products that are drawn with --seed in every regime, with any bits, so that choices are held to
 the fastest kernel there is; `twice` 60 of these, each raced twice. A record of each is written to
 perf/results/<gpu>/tuning/<Triton>/. Neither your own tables nor your calibrated model are used or changed: --table
-writes what was found into a file for `triton-gemm cache import`. --again RECORD makes such a file from a record, for
-the choices of the present model, and measures nothing. Exit status: 1 if a product could not be measured, 2 for a
-mistake in the call, 130 if interrupted.
+writes what was found into a file for `triton-gemm cache import`. --rebuild RECORD rebuilds such a file from a record,
+for the present cost model, and measures nothing. Exit status: 1 if a product could not be measured, 2 for a mistake
+in the call, 130 if interrupted.
 
 With TRITON_GEMM_CAPABILITY=8.0 in the environment the GPU is treated as an older one, without Hopper's kernels.
 """
@@ -30,7 +30,7 @@ from perf.measure import environment
 from perf.measure.compile_ahead import compile_ahead
 from perf.measure.environment import RESULTS
 from perf.tuning import tables
-from perf.tuning.again import table_of
+from perf.tuning.rebuild import table_of
 from perf.tuning.runs import RUNS, SEED, Run
 from triton_gemm.cli.words import problem_text
 from triton_gemm.hardware.device import current_device_info
@@ -75,8 +75,8 @@ def _product(report: ShapeReport) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = parse(arguments)
-    if given.again is not None:
-        return make_again(given.again, given.table)
+    if given.rebuild is not None:
+        return rebuild(given.rebuild, given.table)
     if not torch.cuda.is_available():
         print("error: tuning is measured on a GPU, and there is none", file=sys.stderr)
         return 2
@@ -97,8 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if all(whole) else 1
 
 
-def make_again(source: Path, out: Path) -> int:
-    """Writes the table of a record for the choices of the present model."""
+def rebuild(source: Path, out: Path) -> int:
+    """Writes the table rebuilt from a record; the exit status."""
     try:
         table = table_of(read_json(source))
         out.write_text(table.text())
@@ -143,14 +143,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=given_arguments.path, metavar="DIR", help="instead of perf/results")
     parser.add_argument("--table", type=given_arguments.path, metavar="FILE", help="write what was found there, too")
     parser.add_argument(
-        "--again", type=given_arguments.path, metavar="RECORD", help="its --table, for the model of now"
+        "--rebuild", type=given_arguments.path, metavar="RECORD", help="rebuild --table from it; measures nothing"
     )
     given = parser.parse_args(arguments)
     unknown = [name for name in given.runs if name not in RUNS]
-    if unknown or not (given.runs or given.again):
+    if unknown or not (given.runs or given.rebuild):
         parser.error(f"RUN must be of {', '.join(RUNS)}, not {', '.join(unknown) or 'nothing'}")
-    if given.again is not None and (given.runs or given.table is None):
-        parser.error("--again needs --table and no RUN: nothing is measured")
+    if given.rebuild is not None and (given.runs or given.table is None):
+        parser.error("--rebuild needs --table and takes no RUN")
     return given
 
 

@@ -236,3 +236,18 @@ def test_more_of_anything_takes_longer() -> None:
 
     for change in ({"M": 8192}, {"N": 16384}, {"K": 4096}, {"batch": 4}, {"has_beta": True}):
         assert predicted(replace(base, **change)) > predicted(base)
+
+
+def test_multicast_lines_cost_l2_more_with_each_cta_that_receives_them() -> None:
+    alone, problem = warp_specialised.CONFIGS[0], problem_of(4096, 4096, 4096)
+    model = model_of(HOPPER)
+
+    def predicted(config: warp_specialised.Config, delivered: float) -> float:
+        figures = dict(model.kernels["warp_specialised"]) | {"delivered": delivered}
+        changed = replace(model, kernels=dict(model.kernels) | {"warp_specialised": figures})
+        schedule = Schedule(HOPPER.num_sms // config.ctas)
+        return warp_specialised.microseconds(problem, config, schedule, changed)
+
+    for config in (replace(alone, CLUSTER_M=2), replace(alone, CLUSTER_N=2)):
+        assert predicted(config, 0.0) < predicted(config, 0.5) < predicted(config, 1.0)
+    assert predicted(alone, 0.0) == predicted(alone, 1.0)

@@ -281,6 +281,15 @@ def test_regret_and_fit_are_told(
     (entry,) = json.loads(out.read_text()).values()
     assert DeviceModel(**entry).as_dict() == entry and entry["source"].endswith("few.json")
     assert set(json.loads(out.read_text())) == {SURROUNDINGS["gpu"]}
+    assert calibrate.main(["fit", str(file), "--out", str(out), "--figures", "l2", "kernels.gemv"]) == 0
+    (entry,), present = json.loads(out.read_text()).values(), model_of(committed.device).as_dict()
+    places = [
+        place
+        for place in figures.places(present)
+        if not math.isclose(figures.value_at(entry, place), figures.value_at(present, place), rel_tol=1e-3)
+    ]
+    assert ("l2",) in places and {place[:2] for place in places} <= {("l2",), ("kernels", "gemv")}
+    assert entry["source"].startswith("l2, kernels.gemv: ") and present["source"] in entry["source"]
 
 
 def test_regret_of_a_calibrated_model_is_told(

@@ -16,7 +16,7 @@ from perf.measure import compile_ahead, environment
 from perf.pages import blocks
 from perf.pages.results import Results
 from perf.tuning import __main__ as command
-from perf.tuning import again, tables
+from perf.tuning import rebuild, tables
 from perf.tuning.runs import DRAWN, RUNS, TWICE, drawn, listed
 from tests.support.report_records import SURROUNDINGS
 from triton_gemm.hardware.gpus import named_device
@@ -187,7 +187,7 @@ def test_warm_compiles_what_will_be_timed(told: dict[str, Any], monkeypatch: pyt
     assert asked == [{x: candidates(x, H200, select(x, H200), "any") for x in told["problems"]}]
 
 
-def test_a_table_is_made_again_from_a_record(
+def test_a_table_is_rebuilt_from_a_record(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (problem,) = drawn(5)[:1]
@@ -198,24 +198,24 @@ def test_a_table_is_made_again_from_a_record(
     record = command.record_of(RUNS["unseen"], 5, TuningReport((report,), H200.name, "same", "graph", 1, 1.0))
     source, out = tmp_path / "record.json", tmp_path / "table.json"
     source.write_text(json.dumps(record))
-    monkeypatch.setattr(again, "TRITON", "3.6")
-    assert command.main(["--again", str(source), "--table", str(out)]) == 0
-    (entry,) = again.table_of(record).entries.values()
+    monkeypatch.setattr(rebuild, "TRITON", "3.6")
+    assert command.main(["--rebuild", str(source), "--table", str(out)]) == 0
+    (entry,) = rebuild.table_of(record).entries.values()
     assert (entry.algorithm, entry.us, entry.default_us) == (others[0].algorithm, 8.0, 10.0)
     assert "1 entries" in capsys.readouterr().out and named(choice) in out.read_text()
     noisy = record | {"products": [record["products"][0] | {"noise": 0.3}]}
-    assert not again.table_of(noisy).entries, "a gain within noise"
-    monkeypatch.setattr(again, "TRITON", "3.8")
-    assert command.main(["--again", str(source), "--table", str(out)]) == 2
+    assert not rebuild.table_of(noisy).entries, "a gain within noise"
+    monkeypatch.setattr(rebuild, "TRITON", "3.8")
+    assert command.main(["--rebuild", str(source), "--table", str(out)]) == 2
     assert "of Triton 3.6.0" in capsys.readouterr().err
-    for wrong in ([], ["--again", str(source)], ["unseen", "--again", str(source), "--table", str(out)], ["none"]):
+    for wrong in ([], ["--rebuild", str(source)], ["unseen", "--rebuild", str(source), "--table", str(out)], ["none"]):
         with pytest.raises(SystemExit, match="2"):
             command.main(wrong)
 
 
-def test_the_h100s_shipped_table_is_made_from_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_h100s_shipped_table_is_what_its_record_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (warp_specialised.choice, warp_specialised.host):
         monkeypatch.setattr(module, "CLUSTERS", True)  # as with the Triton that it was measured on
-    monkeypatch.setattr(again, "TRITON", "3.9")
-    table = again.table_of(read_json(environment.RESULTS / "h100-80gb-hbm3/tuning/3.9.0/listed.json"))
+    monkeypatch.setattr(rebuild, "TRITON", "3.9")
+    table = rebuild.table_of(read_json(environment.RESULTS / "h100-80gb-hbm3/tuning/3.9.0/listed.json"))
     assert table.text() == (SHIPPED / table.name).read_text() and len(table.entries) > 10

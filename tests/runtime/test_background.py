@@ -29,7 +29,7 @@ from triton_gemm.suites.problems import gemm_problem
 from triton_gemm.suites.shapes import Shape
 
 K, N = 4096, 4096
-ROWS = (1814, 1408, 1088, 512)  # whose choices differ, and have one class of bits
+ROWS = (1814, 1408, 1088, 512)  # their choices are different kernels in the same bit class
 SPLIT = (64, 1536, 7168)  # M, N, K of one that is cut along K
 
 

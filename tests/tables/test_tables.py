@@ -148,9 +148,8 @@ def listed() -> dict[str, str]:
 @pytest.mark.skipif(not RESULTS.exists(), reason="only a clone has what was measured")
 @pytest.mark.parametrize("path", sorted(tables.SHIPPED.glob("*.json")), ids=lambda path: path.stem)
 def test_a_shipped_table_is_legal_and_beats_what_the_model_chooses(path: Path, monkeypatch: Any) -> None:
-    """An edit that has the model choose otherwise takes an entry's reason away: make the H100's again by
-    `python -m perf.tuning --again RECORD --table FILE` (tests/perf compares it with its record), and drop the H200's,
-    whose record has no other times."""
+    """After a change of choices, rebuild the H100's table by `python -m perf.tuning --rebuild RECORD --table FILE`;
+    tests/perf compares it with its record. Drop the H200's entries: its record has no other candidates' times."""
     for module in (warp_specialised.choice, warp_specialised.host):
         monkeypatch.setattr(module, "CLUSTERS", True)  # as with the Triton that it was measured on
     found = files.look(path)

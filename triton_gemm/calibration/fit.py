@@ -71,7 +71,7 @@ def fit(
     timed: Sequence[Timed], model: DeviceModel, width: float = 1.0, moves: Callable[[Place], bool] = lambda _: True
 ) -> Fitted:
     """The model that is most likely after these times, of all near `model`. width: of its figures, SHIPPED where they
-    are known of such a GPU. moves: whether a figure may change."""
+    are known of such a GPU. moves: whether a figure may change; the others keep their values."""
     with torch.device("cpu"):  # whatever torch.set_default_device says
         return _fit(timed, model, width, [place for place in places(model.as_dict()) if moves(place)])
 

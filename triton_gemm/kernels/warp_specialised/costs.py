@@ -38,7 +38,7 @@ class Costs:
     reduction: a second launch that adds up all parts, what each of them adds to it, and bytes of partial sums in a
     microsecond;
     paired: bytes in a microsecond from memory to each of two neighbouring SMs;
-    delivered: what L2 takes for each further CTA that a line is multicast to, as a share of its time for the first.
+    delivered: L2's additional cost of a line for each further CTA that receives it by multicast, as a share of a line.
     Where C has at most FEW_ROWS rows or columns, shared: the fraction of `line` that one of these takes, as all SMs
     load them at the same time; round_trip: from issuing the load of a k-tile from memory until its slot in the ring
     can be filled again.
@@ -255,7 +255,7 @@ def of_tile(
 
 
 def _requested(sharing: int, costs: Costs) -> float:
-    """Lines that L2 gives for each line that `sharing` CTAs of a cluster load together, by CTA."""
+    """L2's cost, for each CTA, of a line that `sharing` CTAs load by multicast; 1 is that of a line loaded alone."""
     return (1 + costs.delivered * (sharing - 1)) / sharing
 
 

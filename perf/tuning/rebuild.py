@@ -1,4 +1,4 @@
-"""A table from a record of tuning, for the choices of the present model: nothing is measured again."""
+"""Rebuilds a table of measured choices from a tuning record, for the present cost model, without measuring."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from triton_gemm.tables import Silicon
 from triton_gemm.tables.files import TRITON, Table
 from triton_gemm.tables.records import Entry, named
 
-GAIN = 0.02  # candidates that left a race early have times of a few rounds
+GAIN = 0.02  # as a share; candidates that were dropped early were timed for a few rounds only
 
 
 def table_of(record: Mapping[str, Any]) -> Table:
-    """What was fastest in each race of the class of bits that the model's choice has now, where that choice was timed
-    in the same race and took longer by more than GAIN and the noise.
+    """The fastest candidate of each product in the record, among those in the bit class of the model's present choice.
 
-    ValueError for a record of another version of Triton, whose choices may differ, or of any bits.
+    A product gets an entry if its present choice was timed in the same race and was slower by more than GAIN and more
+    than the noise. Raises ValueError if the record is of another Triton version, or was tuned with bits="any".
     """
     made = record["environment"]
     if not made["triton"].startswith(f"{TRITON}.") or record["bits"] != "same":
