@@ -241,6 +241,14 @@ def _backward() -> None:
     assert seen == ["started"]
 
 
+def _versions() -> None:
+    """Of several tensors, as autograd.graph.increment_version counts."""
+    x, y = torch.ones(1), torch.ones(1)
+    compat.increment_versions((x, y))
+    compat.increment_versions((x,))
+    assert (x._version, y._version) == (2, 1)
+
+
 HIDDEN = """
 import sys, torch
 from triton_gemm.compat import hide_from_dynamo
@@ -595,6 +603,7 @@ USES: dict[str, Callable[[], None]] = {
     "backward_here": _backward,
     "hash_triton": _hash_triton,
     "hide_from_dynamo": _hidden,
+    "increment_versions": _versions,
     "may_differ": _sizes,
     "interpreting": _interpreting,
     "must_dispatch": _watched,

@@ -6,7 +6,7 @@ import itertools
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -265,51 +265,83 @@ class FakeStep:
     def compile(self, operands: Any) -> None:
         pass
 
-    def run(self, stream: int, values: list[Any]) -> None:
+    def fill(self, values: Sequence[Any]) -> Sequence[Any]:
+        return values
+
+    def call(self, stream: int, values: Sequence[Any]) -> None:
         self.calls.append((*values[2:], *values[:2]))
 
 
 A_MAP = TensorMap("a", HALF, (64, 32), (32, 1), (64, 32))
 
 
-def test_a_step_keeps_few_tensor_maps_and_launches_on_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_keeps_few_tensor_maps_and_fills_in_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """An address that comes again has the map that it had; a thread that encodes one has a context then."""
     contexts: list[int] = []
     encoded: list[int] = []
-    launched: list[list[Any]] = []
     monkeypatch.setattr(plan, "MAX_TENSOR_MAPS", 8)
     monkeypatch.setattr(plan, "ensure_context", contexts.append)
     arguments = {"a": A_MAP, "c": Pointer("c"), "alpha": Scalar("alpha"), "K": 32}
     step = plan.Step(SimpleNamespace(arguments=arguments), ("alpha", "beta", "a", "c"), 3)  # type: ignore[arg-type]
     step._prepare([lambda address, **_: encoded.append(address) or f"map of {address}"])  # type: ignore[func-returns-value]
-    step.call = lambda stream, given: launched.append([stream, *given])
     for address in [*range(30), 29, 28, 0]:
-        step.run(7, [0.5, 0.0, address, 100 + address])
-        assert launched[-1] == [7, f"map of {address}", 64, 32, 32, 1, 100 + address, 0.5, 32]
+        filled = step.fill([0.5, 0.0, address, 100 + address])
+        assert filled == [f"map of {address}", 64, 32, 32, 1, 100 + address, 0.5, 32]
         assert len(step.maps[0][2]) <= plan.MAX_TENSOR_MAPS
     assert encoded == [*range(30), 0] and contexts == [3] * 31
 
 
+def test_calls_with_the_same_addresses_and_factors_are_filled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each plan; a factor of 0 tells its sign, so it is filled in at every call."""
+    without_a_gpu(monkeypatch)
+    monkeypatch.setattr(plan, "MAX_FILLED", 8)
+    monkeypatch.setattr(plan, "_filled", {})
+    a, b, c = half(64, 32), half(32, 48), half(64, 48)
+    made, other = plan_without_a_gpu(a, b, c), plan_without_a_gpu(a, b, c)
+    filled: list[Sequence[Any]] = []
+    for found in (made, other):
+        step = FakeStep()
+        step.fill = lambda values: filled.append(values) or values  # type: ignore[method-assign,func-returns-value]
+        found.names, found.allocates, found.steps, found.compiled = ("a", "b", "c"), False, [step], True  # type: ignore[list-item]
+
+    def runs(x: plan.GemmPlan, *operands: torch.Tensor, **factors: float) -> tuple[int, tuple[Any, ...]]:
+        """How many more were filled, and what was launched."""
+        before = len(filled)
+        x.run(*operands, **factors)
+        return len(filled) - before, x.steps[0].calls[-1]  # type: ignore[attr-defined]
+
+    pointers = a.data_ptr(), b.data_ptr(), c.data_ptr()
+    assert [runs(made, a, b, c) for _ in range(3)] == [(x, (*pointers, 1, 0)) for x in (1, 0, 0)]
+    assert runs(other, a, b, c)[0] == 1 and runs(other, a, b, c)[0] == 0
+    assert runs(made, a, b, half(64, 48))[0] == 1 and runs(made, a, b, c, alpha=0.5) == (1, (*pointers, 0.5, 0))
+    zeros = [runs(made, a, b, c, alpha=alpha) for alpha in (0.0, -0.0)]
+    assert [(count, str(launched[-2])) for count, launched in zeros] == [(1, "0.0"), (1, "-0.0")]
+    memory = half(20 * 64 * 32)
+    for i in range(20):
+        runs(made, memory[64 * 32 * i :][: 64 * 32].view(64, 32), b, c)
+        assert len(plan._filled) <= plan.MAX_FILLED
+
+
 def test_threads_share_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each launches on its own addresses, whenever another takes over."""
+    """Each fills in its own addresses, whenever another takes over."""
     monkeypatch.setattr(plan, "ensure_context", lambda _: None)
     arguments = {"a": A_MAP, "b": Pointer("b"), "alpha": Scalar("alpha"), "c": Pointer("c")}
     step = plan.Step(SimpleNamespace(arguments=arguments), ("alpha", "beta", "a", "b", "c"))  # type: ignore[arg-type]
     step._prepare([lambda address, **_: -address])
     wrong: list[Any] = []
 
-    def launch(stream: int, given: list[Any]) -> None:
-        if given != [-stream, 64, 32, 32, 1, stream + 1, float(stream), stream + 2]:
-            wrong.append((stream, given))
+    def fill(i: int) -> None:
+        given = step.fill([float(i), 0.0, i, i + 1, i + 2])
+        if given != [-i, 64, 32, 32, 1, i + 1, float(i), i + 2]:
+            wrong.append((i, given))
 
-    step.call = launch
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(8) as pool:
             for thread in range(8):
                 addresses = range(1000 * thread, 1000 * thread + 1000)
-                pool.submit(lambda ids: [step.run(i, [float(i), 0.0, i, i + 1, i + 2]) for i in ids], addresses)
+                pool.submit(lambda ids: [fill(i) for i in ids], addresses)
     finally:
         sys.setswitchinterval(interval)
     assert wrong == []
@@ -519,12 +551,12 @@ def test_a_plan_compiles_once_and_launches_on_what_it_is_given(
         assert all(scalars == {"alpha": 1.0, "beta": 0.0} for _, _, scalars in driver.compiled)
         made.compile()  # by another thread
     bound: list[dict[str, int]] = []
-    run = plan.Step.run
+    fill = plan.Step.fill
     names = ("alpha", "beta", *made.names)
     monkeypatch.setattr(
         plan.Step,
-        "run",
-        lambda step, stream, values: bound.append(dict(zip(names, values, strict=True))) or run(step, stream, values),  # type: ignore[func-returns-value]
+        "fill",
+        lambda step, values: bound.append(dict(zip(names, values, strict=True))) or fill(step, values),  # type: ignore[func-returns-value]
     )
     made.run(a, b, c, auxiliary, 3, 0.5)
 
@@ -766,26 +798,29 @@ WARM_CALLS = {"matmul": 5, "mm": 6, "bmm": 6, "addmm": 5, "linear": 5}
 
 @pytest.mark.parametrize("name", FAST)
 def test_a_warm_call_goes_through_few_functions(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each costs a call about a tenth of a microsecond."""
+    """Each costs a call about a tenth of a microsecond. One more fills in the address of a result that is new."""
     without_a_gpu(monkeypatch)
     monkeypatch.setattr(generation, "contexts", None)  # where a policy was set in some context, a call asks for it
     monkeypatch.setattr(api, "_product", lambda function, request, a, b, *_: half(*a.shape[:-1], b.shape[-1]))
     a, b, bias = half(64, 32), half(32, 48), half(48)
     plan_by_hand(name, a, b, bias)
     called: list[str] = []
+    calls: list[list[str]] = []
 
     def note(frame: FrameType, event: str, _: object) -> None:
         if event == "call" and frame.f_code.co_filename.startswith(PACKAGE) and frame.f_code.co_name[0] != "<":
             called.append(frame.f_code.co_name)
 
-    for _ in range(3):
+    for _ in range(5):
         called.clear()
         sys.setprofile(note)
         try:
             FAST[name](a, b, bias)
         finally:
             sys.setprofile(None)
-    assert len(called) == WARM_CALLS[name], called
+        calls.append(called.copy())
+    least = min(calls, key=len)
+    assert len(least) == WARM_CALLS[name], least
 
 
 @pytest.mark.parametrize("copied", [False, True])

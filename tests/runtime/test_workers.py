@@ -339,7 +339,8 @@ def test_a_plan_without_memory_launches_nothing_and_then_works(
 ) -> None:
     a, b, c = half(64, 32), half(32, 48), half(64, 48)
     launched: list[object] = []
-    on_a_gpu.steps = [SimpleNamespace(run=lambda stream, _: launched.append(stream))]  # type: ignore[list-item]
+    step = SimpleNamespace(fill=lambda values: values, call=lambda stream, _: launched.append(stream))
+    on_a_gpu.steps = [step]  # type: ignore[list-item]
     on_a_gpu.compiled = True
     on_a_gpu.shares = on_a_gpu.allocates = True
     on_a_gpu.names = ("a", "b", "c", "workspace", "counters")

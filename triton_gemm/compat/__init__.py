@@ -41,6 +41,7 @@ from .autograd import (
     context_of_backward,
     dual,
     forward_grad_enabled,
+    increment_versions,
     single_level_autograd,
 )
 from .building import LAUNCHER_NAMES_DRIVER, LAUNCHERS_OF_KERNELS, build_launcher, c_compiler
@@ -129,6 +130,7 @@ __all__ = [
     "hash_triton",
     "hide_from_dynamo",
     "in_transform",
+    "increment_versions",
     "int_mm",
     "interpreting",
     "is_wrapper",

@@ -3,6 +3,7 @@ thread runs a part of."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from contextvars import Context
 from typing import Any
 
@@ -12,6 +13,9 @@ from torch.autograd import forward_ad
 
 SingleLevelFunction = torch.autograd.function._SingleLevelFunction
 single_level_autograd = enable_single_level_autograd_function
+
+# As torch.autograd.graph.increment_version, of several, without the Python around it.
+increment_versions: Callable[[Iterable[torch.Tensor]], None] = torch._C._increment_version
 
 
 def dual(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -10,9 +10,8 @@ from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 import torch
-from torch.autograd.graph import increment_version
 
-from ..compat import allocator, current_device, must_dispatch
+from ..compat import allocator, current_device, increment_versions, must_dispatch
 from ..problem import SUM, Request
 from ..runtime import plan
 
@@ -84,17 +83,17 @@ class FastPath:
         made = found.plan
         if made is None:
             return None, None
-        if made.index != current_device():
-            with torch.cuda.device(made.index):
-                return self.take(said, a, b, auxiliary, request, out, dispatched)
         if out is None:
+            if made.index != current_device():
+                with torch.cuda.device(made.index):
+                    return self.take(said, a, b, auxiliary, request, out, dispatched)
             out = found.empty()
         elif made.overlap(a, b, out) or any(same_storage(x, out) for x in auxiliary):
             return None, None
         elif not dispatched:
             if out.is_inference():
                 return None, None
-            increment_version(out)
+            increment_versions((out,))
         made.run(a, b, out, auxiliary, request.alpha)
         return key, out
 

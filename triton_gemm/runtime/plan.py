@@ -2,7 +2,7 @@
 
 The first call of a problem selects and compiles; every later one is a lookup and a direct launch. A plan holds for
 operands of the same shapes, strides, dtypes and alignment on one device, whatever their addresses. All arguments but
-addresses and factors are prepared once. Each call copies them and fills in its own, so threads share plans.
+addresses and factors are prepared once. A call copies them and fills in its own; calls with the same ones share that.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ from .workspace import workspace
 
 MAX_PLANS = 4096
 MAX_TENSOR_MAPS = 4096  # that one launch keeps of one operand, by address
+MAX_FILLED = 4096  # calls, of all plans, whose arguments are kept: a kilobyte each
 
+Filled = tuple[tuple[Callable[[int, Sequence[Any]], None], Sequence[Any]], ...]  # what launches, and on what
+_filled: dict[tuple[Any, ...], Filled] = {}  # by plan, factors and addresses, which a model's steps repeat
 _COMMON: dict[Request, object] = {PRODUCT: None, SUM: True}  # what stands for them in keys
 
 selection_for = policies.choose
@@ -99,8 +102,8 @@ class Step:
                 arguments.append(part)
         self.arguments, self.values, self.maps = arguments, tuple(values), tuple(maps)
 
-    def run(self, stream: int, values: Sequence[Any]) -> None:
-        """Launches on `values`. Threads may do so at once: nothing that they share is changed but caches of maps."""
+    def fill(self, values: Sequence[Any]) -> list[Any]:
+        """The arguments for a call's values. Threads may fill at once: they share nothing but caches of maps."""
         arguments = self.arguments.copy()
         for at, place in self.values:
             arguments[at] = values[place]
@@ -112,8 +115,7 @@ class Step:
                 found = encode(address)
                 keep(known, address, found, MAX_TENSOR_MAPS)
             arguments[at] = found
-        assert self.call is not None
-        self.call(stream, arguments)
+        return arguments
 
 
 class GemmPlan:
@@ -214,14 +216,23 @@ class GemmPlan:
                 return stand_in.run(a, b, c, auxiliary, alpha, beta)
             self.compile(*operands)
         stream = current_stream(self.index)
-        values = [alpha, beta, a.data_ptr(), b.data_ptr(), c.data_ptr()]
-        if auxiliary:
-            values += [x.data_ptr() for x in auxiliary]
         if self.allocates:
-            own = self._allocate(stream)  # lives until all is launched
-            values += [x.data_ptr() for x in own]
-        for step in self.steps:
-            step.run(stream, values)
+            auxiliary += self._allocate(stream)  # lives until all is launched
+        key: tuple[Any, ...] = (self, alpha, beta, a.data_ptr(), b.data_ptr(), c.data_ptr())
+        if auxiliary:
+            key += tuple([x.data_ptr() for x in auxiliary])
+        filled = _filled.get(key)
+        if filled is None:
+            filled = self._fill(key)
+        for call, arguments in filled:
+            call(stream, arguments)
+
+    def _fill(self, key: tuple[Any, ...]) -> Filled:
+        """What calls with that key launch, which is kept."""
+        filled = tuple([(step.call, step.fill(key[1:])) for step in self.steps])
+        if key[1]:  # as a key, an alpha of 0 equals one of -0
+            keep(_filled, key, filled, MAX_FILLED)
+        return filled  # type: ignore[return-value]  # the steps are compiled
 
     def _allocate(self, stream: int) -> tuple[torch.Tensor, ...]:
         """Memory that this call needs, after its operands in the order of `names`."""
