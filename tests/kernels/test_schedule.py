@@ -15,7 +15,9 @@ from triton_gemm.config import TileConfig
 from triton_gemm.hardware.device import DeviceInfo, device_of_capability
 from triton_gemm.hardware.device_model import model_of
 from triton_gemm.kernels import warp_specialised
+from triton_gemm.kernels.launch import MAX_SIZE
 from triton_gemm.kernels.schedule import Schedule, clusters_at_once, tile_coordinates, work_item
+from triton_gemm.kernels.warp_specialised.work import last_tiles
 from triton_gemm.problem import GemmProblem, Layout
 from triton_gemm.runtime.workspace import COUNTERS
 
@@ -129,6 +131,45 @@ def test_partial_sums_have_places_of_their_own(case: tuple[int, int, Schedule], 
     assert launch.counters == schedule.split_tiles * config.ctas * config.num_warps // 4
     assert launch.arguments["num_items"] == schedule.items(tiles) * config.ctas
     assert launch.grid == (schedule.programs * launch.cluster, 1, 1) and launch.cluster == config.ctas
+
+
+@settings(deadline=None)
+@given(st.integers(1, 300), st.integers(1, 300), CONFIGS)
+def test_tiles_end_inside_of_c_and_cover_it(eighths_m: int, eighths_n: int, config: TileConfig) -> None:
+    """Along a side that has room for one, and each element is in one that begins where it would without an end."""
+    problem = problem_of(8 * eighths_m, 8 * eighths_n, 64)
+    sides = (problem.M, config.BLOCK_M), (problem.N, config.BLOCK_N)
+    for last, (extent, side) in zip(last_tiles(problem, config, Schedule(1)), sides, strict=True):
+        begins = [min(begin, last) for begin in range(0, extent + 3 * side, side)]  # of a cluster some are past the end
+        covered = {i for begin in begins for i in range(begin, min(begin + side, extent))}
+        assert covered == set(range(extent))
+        assert extent < side or max(begins) + side == extent
+
+
+LAST: dict[str, tuple[dict[str, object], Schedule, tuple[bool, bool]]] = {
+    "whole sums": ({}, Schedule(8), (True, True)),
+    "all tiles cut": ({}, Schedule(24, split_tiles=12, split_k=2), (True, True)),
+    "all tiles cut, for a second launch": ({}, Schedule(24, split_tiles=12, split_k=2, reduction=True), (True, True)),
+    "parts in turn": ({}, Schedule(8, split_k=2), (True, True)),
+    "some tiles cut": ({}, Schedule(8, split_tiles=4, split_k=2), (False, False)),
+    "C is read": ({"has_beta": True}, Schedule(8), (False, False)),
+    "groups": ({"groups": "m"}, Schedule(8), (False, False)),
+    "blocks of scales": ({"scales": "blocks"}, Schedule(8), (True, False)),
+    "A column-major": ({"a": Layout((0, 1, 504))}, Schedule(8), (False, True)),
+    "A column-major, M a multiple of 8": ({"M": 504, "a": Layout((0, 1, 504))}, Schedule(8), (True, True)),
+    "B row-major": ({"N": 300, "b": Layout((0, 304, 1))}, Schedule(8), (True, False)),
+    "B column-major": ({"N": 300, "b": Layout((0, 1, 1024))}, Schedule(8), (True, True)),
+    "few rows": ({"M": 100}, Schedule(8), (False, True)),
+}
+
+
+@pytest.mark.parametrize("name", LAST)
+def test_tiles_that_may_not_begin_earlier(name: str) -> None:
+    changes, schedule, moved = LAST[name]
+    problem = replace(problem_of(500, 304, 1024), **changes)  # type: ignore[arg-type]
+    config = next(x for x in warp_specialised.CONFIGS if (x.BLOCK_M, x.BLOCK_N) == (128, 128))
+    found = last_tiles(problem, config, schedule)
+    assert [x < MAX_SIZE for x in found] == list(moved)
 
 
 @pytest.mark.parametrize("config", [warp_specialised.CONFIGS[4], warp_specialised.CLUSTERED[0]], ids=str)

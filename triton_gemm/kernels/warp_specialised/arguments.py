@@ -105,7 +105,8 @@ class Ring:
 @aggregate
 class Work:
     """Which tiles there are, and in which order programs take them (`schedule`); in clusters all figures but num_items
-    are those of clusters and their tiles. tiles_ptr: the list of a grouped product's tiles (`groups`)."""
+    are those of clusters and their tiles. last_m, last_n: where a program's tile begins at the latest. tiles_ptr: the
+    list of a grouped product's tiles (`groups`)."""
 
     num_items: gl.tensor
     k_tiles: gl.tensor
@@ -115,6 +116,8 @@ class Work:
     group_m: gl.tensor
     per_group: gl.tensor
     per_batch: gl.tensor
+    last_m: gl.tensor
+    last_n: gl.tensor
     tiles_ptr: gl.tensor
 
 

@@ -22,6 +22,7 @@ from .cluster import MAX_CTAS
 from .configs import QUICK, Config
 from .kernel import warp_specialised_kernel
 from .tensor_maps import tensor_map
+from .work import last_tiles
 
 FEW = (8, 16, 32, 48)  # numbers of rows that may be copied of a larger tile: multiples of the swizzle's 8
 
@@ -301,6 +302,7 @@ def _launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple
     assert not (split and problem.groups), "how many tiles there are, only the GPU knows"
     assert schedule.split_tiles <= num_tiles and (can_split_k(config) or not split)
     assert schedule.split_tiles == num_tiles or not schedule.reduction
+    last_m, last_n = last_tiles(problem, config, schedule)
     shared_parts = schedule.split_tiles * (schedule.split_k - 1) if split else 0
     loaded = (planes.count, problem.dtype == torch.float32)
     of_a = ("a", problem.a, problem.dtype, problem.batch, problem.M, problem.K, m // consumers, k)
@@ -344,6 +346,8 @@ def _launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple
         "per_batch": num_m * num_n,
         "split_tiles": schedule.split_tiles,
         "split_k": schedule.split_k,
+        "last_m": last_m,
+        "last_n": last_n,
         "a_batches": planes.count * (problem.a.strides[0] > 0),
         "b_batches": planes.count * (problem.b.strides[0] > 0),
         "A_COLUMN_MAJOR": problem.a.column_major,

@@ -29,7 +29,8 @@ from .ring import allocate_ring
 
 
 @gluon.jit(do_not_specialize=["num_m", "num_items", "k_tiles", "group_m", "per_group", "per_batch", "split_tiles",
-                              "split_k", "a_batches", "b_batches", "alpha", "beta", "M", "N", "stride_cb"])  # fmt: skip
+                              "split_k", "last_m", "last_n", "a_batches", "b_batches", "alpha", "beta", "M", "N",
+                              "stride_cb"])  # fmt: skip
 def warp_specialised_kernel(
     a_desc,
     b_desc,
@@ -60,6 +61,8 @@ def warp_specialised_kernel(
     per_batch,
     split_tiles,
     split_k,
+    last_m,
+    last_n,
     a_batches,
     b_batches,
     A_COLUMN_MAJOR: gl.constexpr,
@@ -107,7 +110,9 @@ def warp_specialised_kernel(
     inputs = Inputs(
         a_desc, b_desc, b_tail_desc, a_ptr, b_ptr, a_scale_ptr, b_scale_ptr, M, N, a_batches, b_batches
     )  # fmt: skip
-    work = Work(num_items, k_tiles, split_tiles, split_k, num_m, group_m, per_group, per_batch, tiles_ptr)
+    work = Work(
+        num_items, k_tiles, split_tiles, split_k, num_m, group_m, per_group, per_batch, last_m, last_n, tiles_ptr
+    )  # fmt: skip
     output = Output(
         c_desc, c_rest_desc, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm, stride_cn,
         alpha, beta, workspace_ptr, counters_ptr,
