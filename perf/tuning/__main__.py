@@ -2,11 +2,12 @@
 
 `listed` tunes the listed products of language models with the bits of the model's choice, which is what a shipped table
 comes from; `unseen` 200 products that are drawn with --seed in every regime, with any bits, so that choices are held to
-the fastest kernel there is; `twice` 60 of these, each raced twice. A record of each is written to
-perf/results/<gpu>/tuning/<Triton>/. Neither your own tables nor your calibrated model are used or changed: --table
-writes what was found into a file for `triton-gemm cache import`. --rebuild RECORD rebuilds such a file from a record,
-for the present cost model, and measures nothing. Exit status: 1 if a product could not be measured, 2 for a mistake
-in the call, 130 if interrupted.
+the fastest kernel there is; `twice` 60 of these, each raced twice. `llama-3-8b` and other models tune a model's weights
+for 1 to 4096 rows, and `llama-3-8b-rows` 40 of its products with rows that are drawn, which says what tables are worth
+there, shipped ones and those of the runs before. A record of each is written to perf/results/<gpu>/tuning/<Triton>/.
+Neither your own tables nor your calibrated model are used or changed: --table writes what was found into a file for
+`triton-gemm cache import`. --rebuild RECORD... rebuilds such a file from records, for the present cost model, and
+measures nothing. Exit status: 1 if a product could not be measured, 2 for a mistake in the call, 130 if interrupted.
 
 With TRITON_GEMM_CAPABILITY=8.0 in the environment the GPU is treated as an older one, without Hopper's kernels.
 """
@@ -17,7 +18,7 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -34,17 +35,21 @@ from perf.tuning.rebuild import table_of
 from perf.tuning.runs import RUNS, SEED, Run
 from triton_gemm.cli.words import problem_text
 from triton_gemm.hardware.device import current_device_info
-from triton_gemm.selection.select import select
+from triton_gemm.problem import GemmProblem
+from triton_gemm.runtime import policies
+from triton_gemm.selection.select import Selection
 from triton_gemm.suites.shapes import spaced
 from triton_gemm.tables import export_to
 from triton_gemm.tables.records import named
-from triton_gemm.tuning import tune
-from triton_gemm.tuning.candidates import candidates
+from triton_gemm.tuning import planned, tune
 from triton_gemm.tuning.report import ShapeReport, TuningReport
+from triton_gemm.tuning.rows import grid
 
 
-def record_of(run: Run, seed: int, report: TuningReport) -> dict[str, Any]:
-    """A record, with its environment."""
+def record_of(
+    run: Run, seed: int, report: TuningReport, used: Mapping[GemmProblem, Selection] | None = None
+) -> dict[str, Any]:
+    """A record, with its environment. used: what tables, or the model, had for each product before."""
     return {
         "environment": environment.describe(tables.FOLDER),
         "run": run.name,
@@ -54,12 +59,13 @@ def record_of(run: Run, seed: int, report: TuningReport) -> dict[str, Any]:
         **{name: getattr(report, name) for name in ("bits", "measure")},
         "repeat": run.repeat,
         "seconds": round(report.seconds, 1),
-        "products": [_product(one) for one in report.shapes],
+        "products": [_product(one, (used or {}).get(one.problem)) for one in report.shapes],
     }
 
 
-def _product(report: ShapeReport) -> dict[str, Any]:
+def _product(report: ShapeReport, used: Selection | None) -> dict[str, Any]:
     """A report in plain values, None for what was not measured."""
+    of_used = [us for us, name in report.times if used is not None and name == named(used)]
     times = {name: getattr(report, name) for name in ("choice_us", "us", "fastest_us", "noise")}
     return {
         "product": problem_text(report.problem),
@@ -67,6 +73,7 @@ def _product(report: ShapeReport) -> dict[str, Any]:
         **{name: float(f"{x:.5g}") if report.measured else None for name, x in times.items()},
         "choice": named(report.choice) if report.choice else None,
         "winner": named(report.selection) if report.selection else None,
+        "used_us": float(f"{of_used[0]:.5g}") if of_used else None,
         "again": [{"same": race.same, "slower": float(f"{race.slower:.5g}")} for race in report.again],
         "failed": [list(pair) for pair in report.failed],
         "times": [[float(f"{us:.5g}"), way] for us, way in report.times],
@@ -97,13 +104,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if all(whole) else 1
 
 
-def rebuild(source: Path, out: Path) -> int:
-    """Writes the table rebuilt from a record; the exit status."""
+def rebuild(sources: Sequence[Path], out: Path) -> int:
+    """Writes the table rebuilt from records; the exit status."""
     try:
-        table = table_of(read_json(source))
+        table = table_of(*map(read_json, sources))
         out.write_text(table.text())
     except (OSError, ValueError) as error:
-        print(f"error: {source}: {error}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 2
     print(f"{len(table.entries)} entries, written to {shown(out)}")
     return 0
@@ -112,12 +119,15 @@ def rebuild(source: Path, out: Path) -> int:
 def measure(run: Run, given: argparse.Namespace) -> bool:
     """Measures a run and writes its record; whether all of its products could be measured."""
     problems = spaced(run.problems(given.seed), given.limit)
+    device = current_device_info()
     if given.warm:
-        device = current_device_info()
-        compile_ahead({x: candidates(x, device, select(x, device), run.bits) for x in problems})
-    budget = given.budget or run.seconds * run.repeat * len(problems)
-    report = tune(problems, budget=budget, bits=run.bits, repeat=run.repeat, progress=lambda _: None)
-    record = record_of(run, given.seed, report)
+        compile_ahead(planned(problems, device, run.bits, run.rows))
+    used = {x: policies.choose(x, device) for x in problems}
+    count = len(problems) * (1 if run.rows is None else len(grid(run.rows)))
+    budget = given.budget or run.seconds * run.repeat * count
+    how: dict[str, Any] = {"bits": run.bits, "repeat": run.repeat, "rows": run.rows}
+    report = tune(problems, budget=budget, **how, progress=lambda _: None)
+    record = record_of(run, given.seed, report, used)
     path = tables.path_of(given.out or RESULTS, record)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, record)
@@ -143,7 +153,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=given_arguments.path, metavar="DIR", help="instead of perf/results")
     parser.add_argument("--table", type=given_arguments.path, metavar="FILE", help="write what was found there, too")
     parser.add_argument(
-        "--rebuild", type=given_arguments.path, metavar="RECORD", help="rebuild --table from it; measures nothing"
+        "--rebuild",
+        type=given_arguments.path,
+        metavar="RECORD",
+        nargs="+",
+        help="rebuild --table from these; measures nothing",
     )
     given = parser.parse_args(arguments)
     unknown = [name for name in given.runs if name not in RUNS]

@@ -3,49 +3,81 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import triton_gemm
 from perf.tuning.runs import RUNS, SEED
 from triton_gemm.cli.words import problem_text
+from triton_gemm.hardware.device import DeviceInfo
 from triton_gemm.hardware.gpus import named_device
+from triton_gemm.kernels.candidate import Algorithm
+from triton_gemm.problem import GemmProblem
 from triton_gemm.selection.bit_classes import bit_class
 from triton_gemm.selection.select import Selection, ranked, select
 from triton_gemm.tables import Silicon
 from triton_gemm.tables.files import TRITON, Table
 from triton_gemm.tables.records import Entry, named
+from triton_gemm.tables.weights import dealt_out_for
+from triton_gemm.tuning.rows import of_weights
 
+TILE = 8  # rows: tiles are multiples of it
 GAIN = 0.02  # as a share; candidates that were dropped early were timed for a few rounds only
 
 
-def table_of(record: Mapping[str, Any]) -> Table:
-    """The fastest candidate of each product in the record, among those in the bit class of the model's present choice.
+def table_of(*records: Mapping[str, Any]) -> Table:
+    """The fastest candidate of each product in the records, among those in the bit class of the model's present choice.
 
     A product gets an entry if its present choice was timed in the same race and was slower by more than GAIN and more
-    than the noise. Raises ValueError if the record is of another Triton version, or was tuned with bits="any".
+    than the noise; or if it serves fewer rows, and is not what the model chooses for all of these. Raises ValueError if
+    a record is of another Triton version, or was tuned with bits="any", or if they are of several GPUs.
     """
-    made = record["environment"]
-    if not made["triton"].startswith(f"{TRITON}.") or record["bits"] != "same":
-        raise ValueError(f'the record is of Triton {made["triton"]}, bits="{record["bits"]}"; this is {TRITON}, "same"')
-    device = named_device(made["gpu"])
-    problems = {problem_text(x): x for x in RUNS[record["run"]].problems(record["seed"] or SEED)}
-    entries = {}
-    for product in record["products"]:
-        problem, us = problems[product["product"]], {name: us for us, name in product["times"]}
-        choice = select(problem, device)
-        default, same = named(choice), bit_class(problem, choice)
-        ways = (Selection.of(candidate, "") for _, candidate in ranked(problem, device))
-        timed = [(us[named(way)], way) for way in ways if named(way) in us and bit_class(problem, way) == same]
-        if default not in us or not timed:
-            continue
-        least, fastest = min(timed, key=lambda one: one[0])
-        if us[default] / least - 1 > max(GAIN, product["noise"]):
-            entries[problem] = Entry(
-                algorithm=fastest.algorithm,
-                us=least,
-                default_us=us[default],
-                measured=made["date"],
-                by=f"triton_gemm {triton_gemm.__version__}, Triton {made['triton']}, torch {made['torch']}",
-                default=default,
-            )
+    entries: dict[GemmProblem, Entry] = {}
+    devices = {named_device(record["environment"]["gpu"]) for record in records}
+    if len(devices) != 1:
+        raise ValueError("the records are of several GPUs")
+    (device,) = devices
+    for record in records:
+        made = record["environment"]
+        if not made["triton"].startswith(f"{TRITON}.") or record["bits"] != "same":
+            of = f'Triton {made["triton"]}, bits="{record["bits"]}"'
+            raise ValueError(f'the record is of {of}; this is {TRITON}, "same"')
+        run = RUNS[record["run"]]
+        problems = dict.fromkeys(run.problems(record["seed"] or SEED), 1)
+        ranges = {} if run.rows is None else of_weights(problems, run.rows)
+        fewest = {problem: least for problem, (_, least) in ranges.items()}
+        by_text = {problem_text(x): x for x in ranges or problems}
+        for product in record["products"]:
+            problem = by_text[product["product"]]
+            found = _fastest(problem, product, device, fewest.get(problem, 0))
+            if found is not None:
+                by = f"triton_gemm {triton_gemm.__version__}, Triton {made['triton']}, torch {made['torch']}"
+                entries[problem] = replace(found, measured=made["date"], by=by)
     return Table(Silicon.of(device), TRITON, "same", entries)
+
+
+def _fastest(problem: GemmProblem, product: Mapping[str, Any], device: DeviceInfo, least_rows: int) -> Entry | None:
+    """The entry of a product, without its origin, or None."""
+    us = {name: us for us, name in product["times"]}
+    choice = select(problem, device)
+    default, same = named(choice), bit_class(problem, choice)
+    ways = (Selection.of(candidate, "") for _, candidate in ranked(problem, device))
+    timed = [(us[named(way)], way) for way in ways if named(way) in us and bit_class(problem, way) == same]
+    if default not in us or not timed:
+        return None
+    least, fastest = min(timed, key=lambda one: one[0])
+    gains = us[default] / least - 1 > max(GAIN, product["noise"])
+    if not gains:
+        least, fastest = us[default], choice
+    if not gains and (not least_rows or _is_chosen(problem, fastest.algorithm, device, least_rows)):
+        return None
+    return Entry(fastest.algorithm, least, us[default], "", "", default, least_rows)
+
+
+def _is_chosen(problem: GemmProblem, algorithm: Algorithm, device: DeviceInfo, least_rows: int) -> bool:
+    """Whether the model chooses it for all numbers of rows from least_rows to the problem's, at steps of TILE."""
+    for M in {*range(problem.M, least_rows, -TILE), least_rows}:
+        of_rows = replace(problem, M=M)
+        if select(of_rows, device).algorithm != dealt_out_for(of_rows, algorithm, device):
+            return False
+    return True

@@ -1,14 +1,16 @@
-"""What is tuned: products that are listed, and products that no one has seen."""
+"""What is tuned: products that are listed, products that no one has seen, and the weights of models."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from random import Random
 
 from triton_gemm.problem import GemmProblem
 from triton_gemm.suites import SUITES, unseen
 from triton_gemm.suites.problems import gemm_problem
-from triton_gemm.suites.shapes import spaced
+from triton_gemm.suites.shapes import Shape, between, spaced
 from triton_gemm.tables.files import Bits
 
 MODE = "bf16"
@@ -20,12 +22,27 @@ DRAWN = {
 }
 TWICE = 60  # of those drawn
 SEED = 1
+# (N, K) of linear layers, each by itself and merged as serving engines do, from models' config.json on Hugging Face. Of
+# DeepSeek V3 those of one of eight GPUs with tensor parallelism, but its experts, which are grouped products.
+MODELS = {
+    "llama-3-8b": ((4096, 4096), (1024, 4096), (6144, 4096), (14336, 4096), (28672, 4096), (4096, 14336)),
+    "qwen-3-32b": (
+        *((8192, 5120), (1024, 5120), (10240, 5120), (5120, 8192)),
+        *((25600, 5120), (51200, 5120), (5120, 25600)),
+    ),
+    "deepseek-v3-tp8": (
+        *((1536, 7168), (576, 7168), (2112, 7168), (3072, 1536), (4096, 512), (7168, 2048)),
+        *((4608, 7168), (7168, 2304), (512, 7168), (7168, 256), (256, 7168)),
+    ),
+}
+ROWS = range(1, 4097)
+NUMBERS = 40  # of rows that are drawn for a model's weights
 
 
 @dataclass(frozen=True)
 class Run:
     """A tuning that is measured. what: in words, for a table; problems(seed): products, in the order in which they are
-    tuned; bits, repeat: as `tune` takes them; seconds: of a race, compiling not included."""
+    tuned; bits, repeat, rows: as `tune` takes them; seconds: of a race, compiling not included."""
 
     name: str
     what: str
@@ -34,6 +51,7 @@ class Run:
     repeat: int = 1
     seconds: float = 2.0
     drawn: bool = True
+    rows: range | None = None
 
 
 def listed(_: int = SEED) -> list[GemmProblem]:
@@ -56,11 +74,42 @@ def twice(seed: int) -> list[GemmProblem]:
     return list(spaced(drawn(seed), TWICE))
 
 
+def weights(model: str, _: int = SEED) -> list[GemmProblem]:
+    """Those of a model, as products of one row."""
+    return [gemm_problem(Shape(1, N, K, layout="nt"), MODE) for N, K in MODELS[model]]
+
+
+def at_any_rows(model: str, seed: int) -> list[GemmProblem]:
+    """Each weight of a model in turn, with numbers of rows that are drawn, as many below 100 as from 100 to 4096."""
+    random, of = Random(seed), weights(model)
+    found = [
+        replace(of[i % len(of)], M=between(random, *((1, 99), (100, 4096))[i // len(of) % 2])) for i in range(NUMBERS)
+    ]
+    return list(dict.fromkeys(found))
+
+
 RUNS = {
     run.name: run
     for run in (
         Run("listed", "of language models", listed, "same", drawn=False),
         Run("unseen", "drawn in all regimes", drawn, "any"),
         Run("twice", "drawn in all regimes, each raced twice", twice, "same", 2),
+        *(
+            Run(
+                model,
+                f"of {model}'s weights, each for fewer rows, too",
+                partial(weights, model),
+                "same",
+                1,
+                1.0,
+                False,
+                ROWS,
+            )
+            for model in MODELS
+        ),
+        *(
+            Run(f"{model}-rows", f"of {model}'s weights with rows that are drawn", partial(at_any_rows, model), "same")
+            for model in MODELS
+        ),
     )
 }

@@ -23,6 +23,7 @@ OF_TIMES = (
     "median",
     "worst",
     "over 10 %",
+    "with tables",
     "lost after",
     "stored",
     "won again",
@@ -68,6 +69,7 @@ def row(record: Record) -> list[Cell]:
     measured = compared(record)
     lost = [found["choice_us"] / found["fastest_us"] - 1 for found in measured]
     after = [found["us"] / found["fastest_us"] - 1 for found in measured]
+    used = [found["used_us"] / found["fastest_us"] - 1 for found in measured if found.get("used_us")]
     again = [race for found in measured for race in found["again"]]
     known = sum(found["candidates"] for found in measured)
     timed = sum(found["timed"] for found in measured)
@@ -84,6 +86,7 @@ def row(record: Record) -> list[Cell]:
         _points(median(lost)),
         _points(max(lost)),
         sum(x > MUCH for x in lost),
+        f"{_points(_mean(used))}, {_points(max(used))}" if used else None,
         _points(_mean(after)),
         sum(found["outcome"] == "tuned" for found in measured),
         _share(race["same"] for race in again),

@@ -35,8 +35,9 @@ def test_every_number_of_rows_is_in_one_range(numbers: set[int]) -> None:
 
 def test_ranges_of_all_rows() -> None:
     grid = rows.grid(range(1, 4097))
-    assert list(grid) == [1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096]
-    assert grid[1] == grid[2] == 0 and grid[4] == 3 and grid[48] == 33 and grid[4096] == 3073
+    eights = [1, 2, 4, 8, *range(16, 256, 16), *range(256, 512, 32), *range(512, 1024, 64), *range(1024, 2048, 128)]
+    assert list(grid) == [*eights, *range(2048, 4097, 256)]
+    assert grid[1] == grid[2] == 0 and grid[4] == 3 and grid[48] == 33 and grid[4096] == 3841
 
 
 def test_weights_are_tuned_whatever_rows_their_products_have() -> None:
@@ -79,10 +80,10 @@ def test_winners_are_stored_with_their_ranges_and_serve(tmp_path: Path, monkeypa
     report = Session(lab, Journal(folder / "x.tuning.jsonl", "1"), wishes).run(
         dict.fromkeys(ranges, 1), lambda one: seen.append(one.problem)
     )
-    assert [x.outcome for x in report.shapes] == ["tuned"] * 4 and seen == list(ranges)
-    assert [x.problem.M for x in report.shapes] == [384, 512, 768, 1024]
+    assert [x.outcome for x in report.shapes] == ["tuned"] * 16 and seen == list(ranges)
+    assert [x.problem.M for x in report.shapes] == [*range(288, 513, 32), *range(576, 1025, 64)]
     entries = [tables.entry(problem, HOPPER) for problem in ranges]
-    assert [x and x.least_rows for x in entries] == [257, 385, 513, 769]
+    assert [x and x.least_rows for x in entries] == [*range(257, 513, 32), *range(513, 1025, 64)]
     share = rows.served([WEIGHT], numbers, HOPPER, "same")
     assert share > 0.8
     assert "numbers of rows" in str(replace(report, served=share)) and report.as_dict()["served"] is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from .. import tables
 from ..hardware.device import DeviceInfo
@@ -15,9 +16,10 @@ from ..tables.files import Bits
 from ..tables.records import illegal
 from ..tables.weights import dealt_out_for, weight_of
 
-# Steps of M: the largest M of each step is measured.
-STEPS = sorted({*(2**i for i in range(21)), *(3 * 2**i for i in range(4, 20))})
-FEW = 6  # candidates from the top of the model's ranking; the choices and winners of neighbouring M join them
+# Steps of M: the largest M of each step is measured. As fine as tiles are, and from 128 on 8 to a doubling.
+STEPS = sorted({1, 2, 4, 8, *range(16, 129, 16), *(2**i * eighths for i in range(4, 18) for eighths in range(9, 17))})
+FEW = 8  # candidates from the top of the model's ranking; the choices and winners of neighbouring M join them
+NEAR = 4  # winners for the nearest numbers of rows
 SAMPLE = 100  # numbers of rows of a weight by which `served` counts
 
 
@@ -48,16 +50,19 @@ def candidates_of_rows(
     device: DeviceInfo,
     bits: Bits,
     fewest: int,
-    winners: Iterable[Algorithm],
+    winners: Sequence[Algorithm],
     ranked: Sequence[Selection],
 ) -> list[Selection]:
     """A few candidates that may win for a range of rows: of `ranked`, the model's choice and what it ranks next; those
-    of the model's choices for fewer rows of the range; and what won for other numbers of rows."""
+    of the model's choices for fewer rows of the range; and the last of `winners` for other numbers of rows."""
     choice = ranked[0]
     others = (select(replace(problem, M=M), device).algorithm for M in (fewest, (fewest + problem.M) // 2) if M)
-    dealt_out = (dealt_out_for(problem, x, device) for x in (*winners, *others))
+    near, inside = (
+        dict.fromkeys(filter(None, (dealt_out_for(problem, x, device) for x in algorithms)))
+        for algorithms in (reversed(winners), others)
+    )
     found = {choice.algorithm: choice}
-    for algorithm in filter(None, dealt_out):
+    for algorithm in (*islice(near, NEAR), *inside):
         way = Selection(algorithm, "", choice.precision, "tuner")
         legal = algorithm not in found and illegal(problem, device, algorithm) is None
         if legal and (bits == "any" or bit_class(problem, way) == bit_class(problem, choice)):

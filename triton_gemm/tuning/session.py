@@ -28,9 +28,11 @@ from .report import Again, Measure, Progress, ShapeReport, TuningReport
 from .rows import candidates_of_rows
 
 LEAST_S = 2.0  # of a race: of more problems than that leaves time for, the last are left out
+LEAST_OF_ROWS_S = 0.5  # of one among few candidates, for a range of rows
 MOST_S = 20.0
 ATTEMPTS = 2  # at a race during which the GPU was not fit to be measured
 FEW = 5  # candidates that are compiled when a race begins
+AHEAD, AHEAD_OF_ROWS = 1, 5  # problems whose candidates are compiled during a race; those of ranges have few
 PATIENCE = 0.25  # of the budget, until they are for the first product
 PAUSE_S = 0.05
 RECENT_S = 1.0  # a look at the GPU after one race is also the one before the next, which begins so soon
@@ -110,10 +112,11 @@ class Session:
         """Tunes every problem; `ended` is called after each. DeviceLostError where a candidate has cost the GPU: all
         that was found before is stored."""
         problems = sorted(calls, key=lambda problem: -calls[problem])  # of equals the first
+        ahead = 0 if self.wishes.measure == "eager" else AHEAD_OF_ROWS if self.wishes.fewest_rows else AHEAD
         entrants: dict[GemmProblem, _Entrant | ShapeReport] = {}
         reports = []
         for i, problem in enumerate(problems):
-            for near in problems[i : i + (2 if self.wishes.measure == "graph" else 1)]:  # compiles the next meanwhile
+            for near in problems[i : i + 1 + ahead]:
                 if near not in entrants and self.left() > 0:
                     entrants[near] = found = self.enter(near)
                     if isinstance(found, _Entrant):
@@ -141,7 +144,8 @@ class Session:
         if not isinstance(entrant, _Entrant):
             return
         others = entrant.ways[1:]
-        until = self.lab.now() + (max(share / 2, LEAST_S) if self.waited else PATIENCE * self.wishes.budget)
+        least = self.least_s(entrant.problem)
+        until = self.lab.now() + (max(share / 2, least) if self.waited else PATIENCE * self.wishes.budget)
         self.waited |= bool(others)
 
         def ready() -> int:
@@ -149,6 +153,10 @@ class Session:
 
         while ready() < min(FEW, len(others)) and self.lab.now() < until and self.left() > 0:
             self.lab.pause(PAUSE_S)
+
+    def least_s(self, problem: GemmProblem) -> float:
+        """Of a race."""
+        return LEAST_OF_ROWS_S if problem in self.wishes.fewest_rows else LEAST_S
 
     def enter(self, problem: GemmProblem) -> _Entrant | ShapeReport:
         """The candidates of a problem, or why it is not tuned."""
@@ -193,7 +201,7 @@ class Session:
         if entrant is None or self.left() <= 0:
             return ShapeReport(problem, 0, "no time")
         races = self.wishes.repeat
-        allowance = min(max(share, LEAST_S * races), self.left(), MOST_S * races) / races
+        allowance = min(max(share, self.least_s(problem) * races), self.left(), MOST_S * races) / races
         report, tried = self.races(entrant, allowance, 0, number)
         if not report.measured:
             return report
@@ -229,7 +237,7 @@ class Session:
         tell = self.telling(problem, number)
         for attempt in range(ATTEMPTS):
             left = allowance - (self.lab.now() - begin)
-            if attempt and left < LEAST_S:
+            if attempt and left < self.least_s(problem):
                 break
             try:
                 bench = self.lab.bench(problem, ways, ATTEMPTS * seed + attempt)
@@ -304,12 +312,14 @@ class Session:
 
     def store(self, report: ShapeReport, entrant: _Entrant) -> ShapeReport:
         """Writes the winner to the table; returns the report with `stored` set, and the outcome "not stored" if that
-        failed. The model's choice is written only to replace an entry that it now beats, or where torch is faster."""
+        failed. The model's choice is written only to replace an entry that it now beats, where torch is faster, or for
+        fewer rows, for which the model may choose another."""
         problem, bits = report.problem, self.wishes.bits
         assert report.selection is not None
-        if report.outcome == "tuned" or entrant.before is not None or report.torch_faster:
+        least_rows = self.wishes.fewest_rows.get(problem, 0)
+        if report.outcome == "tuned" or entrant.before is not None or report.torch_faster or least_rows:
             how: dict[str, Any] = {"us": report.us, "default_us": report.choice_us, "bits": bits}
-            how["least_rows"] = self.wishes.fewest_rows.get(problem, 0)
+            how["least_rows"] = least_rows
             how["torch_us"] = report.torch_us if report.torch_faster else None
             self.winners.setdefault(weight_of(problem), []).append(report.selection.algorithm)
             kept = tables.store(problem, report.selection, self.lab.info, **how)
