@@ -258,6 +258,9 @@ class Session:
                 bench.close()
             after = self.look()
             complained = complaint(before, after, self.best_ms)
+            if complained is not None and complaint(before, replace(after, mhz=0), self.best_ms) is None:
+                after = self.look()  # the driver's reading of the clock lags: that one may be of the race
+                complained = complaint(before, after, self.best_ms)
             failed = (*entrant.left_out, *((named(way), reason) for way, reason in found.failed.items()))
             if complained is None:
                 report = ShapeReport(
