@@ -17,8 +17,9 @@ from perf.pages import blocks
 from perf.pages.results import Results
 from perf.tuning import __main__ as command
 from perf.tuning import rebuild, tables
-from perf.tuning.runs import DRAWN, RUNS, TWICE, drawn, listed
+from perf.tuning.runs import DRAWN, MODELS, NUMBERS, ROWS, RUNS, TWICE, drawn, listed
 from tests.support.report_records import SURROUNDINGS
+from triton_gemm.cli.words import problem_text
 from triton_gemm.hardware.gpus import named_device
 from triton_gemm.kernels import warp_specialised
 from triton_gemm.problem import GemmProblem
@@ -26,10 +27,13 @@ from triton_gemm.selection.select import select
 from triton_gemm.suites import SUITES
 from triton_gemm.tables import SHIPPED
 from triton_gemm.tables.records import named
+from triton_gemm.tables.weights import weight_of
 from triton_gemm.tuning.candidates import candidates
 from triton_gemm.tuning.report import Again, ShapeReport, TuningReport
+from triton_gemm.tuning.rows import grid, of_weights
 
 H200 = named_device("h200")
+SHIPPED_FROM = ("listed", "llama-3-8b")  # the H100's table: records, in this order
 
 
 def test_what_is_drawn() -> None:
@@ -187,6 +191,64 @@ def test_warm_compiles_what_will_be_timed(told: dict[str, Any], monkeypatch: pyt
     assert asked == [{x: candidates(x, H200, select(x, H200), "any") for x in told["problems"]}]
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_the_weights_of_a_model(model: str) -> None:
+    """Each once; and numbers of rows of all of them that are drawn, few and many."""
+    of, run = RUNS[model].problems(1), RUNS[f"{model}-rows"]
+    assert len(of) == len(set(of)) == len(MODELS[model]) and {x.M for x in of} == {1}
+    products = run.problems(5)
+    assert {weight_of(x) for x in products} == {weight_of(x) for x in of} and run.rows is None
+    assert NUMBERS - 5 <= len(products) == len(set(products)) <= NUMBERS and products != run.problems(6)
+    assert 10 < sum(x.M < 100 for x in products) < 30
+
+
+def test_weights_are_tuned_for_all_rows(told: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With time for each number of rows that is measured."""
+    warmed: list[Any] = []
+    monkeypatch.setattr(command, "compile_ahead", warmed.append)
+    assert command.main(["llama-3-8b", "--limit", "3", "--warm"]) == 0
+    count = 3 * len(grid(ROWS))
+    assert told["rows"] == ROWS and told["budget"] == RUNS["llama-3-8b"].seconds * count and len(warmed[0]) == count
+
+
+def test_a_table_of_ranges_is_rebuilt() -> None:
+    """It keeps the model's choice where that is not chosen for all rows of the range, and nothing that changes none."""
+    run = RUNS["llama-3-8b"]
+    ranges = of_weights(dict.fromkeys(run.problems(1)[:1], 1), ROWS)
+    products = []
+    for problem in ranges:
+        choice = named(select(problem, H200))
+        products.append({"product": problem_text(problem), "noise": 0.0, "times": [[5.0, choice]]})
+    environment_of = SURROUNDINGS | {"gpu": H200.name, "triton": f"{rebuild.TRITON}.0", "date": "2026-11-26"}
+    record = {"environment": environment_of, "run": run.name, "seed": None, "bits": "same", "products": products}
+    entries = rebuild.table_of(record).entries
+    assert 10 < len(entries) < len(ranges)
+    for problem, (_, least) in ranges.items():
+        chosen = {
+            select(replace(problem, M=M), H200).algorithm.config for M in range(least or problem.M, problem.M + 1)
+        }
+        assert problem in entries or len(chosen) == 1
+        assert problem not in entries or (entries[problem].least_rows, entries[problem].us) == (least, 5.0)
+    other = record | {"environment": environment_of | {"gpu": named_device("h100").name}}
+    with pytest.raises(ValueError, match="several GPUs"):
+        rebuild.table_of(record, other)
+
+
+def test_what_tables_had_is_measured(told: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of what a product ran on before, among those of its race."""
+    problem = drawn(5)[0]
+    choice, other, *_ = candidates(problem, H200, select(problem, H200), "same")
+    times = ((8.0, named(other)), (9.0, "another"), (10.0, named(choice)))
+    report = replace(report_of(problem, (10.0, 8.0, 8.0)), times=times)
+    whole = TuningReport((report,), H200.name, "same", "graph", 1, 1.0)
+    for used, us in ((choice, 10.0), (other, 8.0)):
+        record = command.record_of(RUNS["llama-3-8b-rows"], 5, whole, {problem: used})
+        assert record["products"][0]["used_us"] == us
+        cells = dict(zip(tables.COLUMNS, tables.row(record), strict=True))
+        assert cells["with tables"] == f"{100 * (us / 8 - 1):.1f} %, {100 * (us / 8 - 1):.1f} %"
+    assert command.record_of(RUNS["unseen"], 5, whole)["products"][0]["used_us"] is None
+
+
 def test_a_table_is_rebuilt_from_a_record(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,9 +275,10 @@ def test_a_table_is_rebuilt_from_a_record(
             command.main(wrong)
 
 
-def test_the_h100s_shipped_table_is_what_its_record_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_h100s_shipped_table_is_what_its_records_give(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (warp_specialised.choice, warp_specialised.host):
         monkeypatch.setattr(module, "CLUSTERS", True)  # as with the Triton that it was measured on
     monkeypatch.setattr(rebuild, "TRITON", "3.9")
-    table = rebuild.table_of(read_json(environment.RESULTS / "h100-80gb-hbm3/tuning/3.9.0/listed.json"))
+    folder = environment.RESULTS / "h100-80gb-hbm3/tuning/3.9.0"
+    table = rebuild.table_of(*(read_json(folder / f"{name}.json") for name in SHIPPED_FROM))
     assert table.text() == (SHIPPED / table.name).read_text() and len(table.entries) > 10

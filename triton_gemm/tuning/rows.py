@@ -18,7 +18,7 @@ from ..tables.weights import dealt_out_for, weight_of
 
 # Steps of M: the largest M of each step is measured. As fine as tiles are, and from 128 on 8 to a doubling.
 STEPS = sorted({1, 2, 4, 8, *range(16, 129, 16), *(2**i * eighths for i in range(4, 18) for eighths in range(9, 17))})
-FEW = 8  # candidates from the top of the model's ranking; the choices and winners of neighbouring M join them
+FEW = 12  # candidates from the top of the model's ranking; the choices and winners of neighbouring M join them
 NEAR = 4  # winners for the nearest numbers of rows
 SAMPLE = 100  # numbers of rows of a weight by which `served` counts
 
