@@ -122,7 +122,7 @@ def measure(run: Run, given: argparse.Namespace) -> bool:
     device = current_device_info()
     if given.warm:
         compile_ahead(planned(problems, device, run.bits, run.rows))
-    used = {x: policies.choose(x, device) for x in problems}
+    used = {x: policies.choose(x, device) for x in problems} if run.rows is None else None
     count = len(problems) * (1 if run.rows is None else len(grid(run.rows)))
     budget = given.budget or run.seconds * run.repeat * count
     how: dict[str, Any] = {"bits": run.bits, "repeat": run.repeat, "rows": run.rows}
