@@ -207,7 +207,8 @@ def test_tables_and_their_faults(folder: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_all_variables_are_known() -> None:
-    sources = (path for path in PACKAGE.rglob("*.py") if path.name != "doctor.py")
+    sources = [path for path in PACKAGE.rglob("*.py") if path.name != "doctor.py"]
+    sources.append(PACKAGE.parent / "triton_gemm_autoload.py")
     read = {name for path in sources for name in re.findall(r"TRITON_GEMM_[A-Z_]*[A-Z]", path.read_text())}
     assert read | {"TRITON_GEMM_COMMIT"} == set(doctor.VARIABLES)
 
@@ -228,6 +229,10 @@ def test_words_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(f"TRITON_GEMM_{name}")
     assert "nothing reads it" in the_one("environment", "TRITON_GEMM_POLCY").says
     assert the_one("environment", "TRITON_CACHE_DIR=").status == "good"
+    monkeypatch.setenv("TRITON_GEMM_USE", "1")
+    assert the_one("environment", "TRITON_GEMM_USE=1").status == "good"
+    monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    assert the_one("environment", "TRITON_GEMM_USE=1 has no effect").status == "note"
 
 
 def test_an_examination_that_fails_says_so_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,7 +130,8 @@ def test_the_sdist_is_the_repository(source: Path, sdist: Path) -> None:
 
 def test_the_wheel_is_the_package(source: Path, wheel: Wheel) -> None:
     assert "triton_gemm/py.typed" in wheel.files
-    assert wheel.files == {name for name in files_under(source) if name.startswith("triton_gemm/")}
+    package = {name for name in files_under(source) if name.startswith("triton_gemm/")}
+    assert wheel.files == {*package, "triton_gemm_autoload.py"}
 
 
 def test_the_wheel_asks_for_little_more_than_torch_and_triton(wheel: Wheel) -> None:

@@ -33,7 +33,7 @@ Status = Literal["good", "note", "broken"]
 
 VARIABLES = tuple(
     f"TRITON_GEMM_{name}"
-    for name in ("BACKGROUND", "BATCH_INVARIANT", "BITS", "CACHE_DIR", "CAPABILITY", "COMMIT", "POLICY")
+    for name in ("BACKGROUND", "BATCH_INVARIANT", "BITS", "CACHE_DIR", "CAPABILITY", "COMMIT", "POLICY", "USE")
 )
 # Variables of others that change what is compiled, where it is kept, or which GPU is seen.
 OTHERS = re.compile(r"TRITON_(?!GEMM_)\w+|CUDA_VISIBLE_DEVICES|CUDA_HOME|CC|PTXAS_OPTIONS|TORCHINDUCTOR_CACHE_DIR")
@@ -358,6 +358,9 @@ def _environment() -> Found:
             yield "note", f"{name} is set, and nothing reads it", f"it may be one of {', '.join(VARIABLES)}"
         elif name in VARIABLES or OTHERS.fullmatch(name):
             yield "good", f"{name}={value}"
+    if os.environ.get("TRITON_GEMM_USE") == "1" and os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
+        says = "TRITON_GEMM_USE=1 has no effect, as TORCH_DEVICE_BACKEND_AUTOLOAD keeps torch from calling triton_gemm"
+        yield "note", says, "unset TORCH_DEVICE_BACKEND_AUTOLOAD, or call triton_gemm.enable()"
 
 
 EXAMINATIONS: dict[str, Callable[[], Found]] = {
