@@ -33,6 +33,7 @@ def autoload() -> None:
 
 
 def _enable() -> None:
+    """Within torch's lock of CUDA's initialisation, which nothing here may take again, as `torch.manual_seed` does."""
     try:
         import triton_gemm
 

@@ -110,7 +110,7 @@ def rebuild(sources: Sequence[Path], out: Path) -> int:
         table = table_of(*map(read_json, sources))
         out.write_text(table.text())
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {', '.join(map(shown, sources))}: {error}", file=sys.stderr)
         return 2
     print(f"{len(table.entries)} entries, written to {shown(out)}")
     return 0

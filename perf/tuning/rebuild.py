@@ -11,17 +11,14 @@ from perf.tuning.runs import RUNS, SEED
 from triton_gemm.cli.words import problem_text
 from triton_gemm.hardware.device import DeviceInfo
 from triton_gemm.hardware.gpus import named_device
-from triton_gemm.kernels.candidate import Algorithm
 from triton_gemm.problem import GemmProblem
 from triton_gemm.selection.bit_classes import bit_class
 from triton_gemm.selection.select import Selection, ranked, select
 from triton_gemm.tables import Silicon
 from triton_gemm.tables.files import TRITON, Table
 from triton_gemm.tables.records import Entry, named
-from triton_gemm.tables.weights import dealt_out_for
 from triton_gemm.tuning.rows import of_weights
 
-TILE = 8  # rows: tiles are multiples of it
 GAIN = 0.02  # as a share; candidates that were dropped early were timed for a few rounds only
 
 
@@ -29,7 +26,7 @@ def table_of(*records: Mapping[str, Any]) -> Table:
     """The fastest candidate of each product in the records, among those in the bit class of the model's present choice.
 
     A product gets an entry if its present choice was timed in the same race and was slower by more than GAIN and more
-    than the noise; or if it serves fewer rows, and is not what the model chooses for all of these. Raises ValueError if
+    than the noise. Raises ValueError if
     a record is of another Triton version, or was tuned with bits="any", or if they are of several GPUs.
     """
     entries: dict[GemmProblem, Entry] = {}
@@ -66,18 +63,6 @@ def _fastest(problem: GemmProblem, product: Mapping[str, Any], device: DeviceInf
     if default not in us or not timed:
         return None
     least, fastest = min(timed, key=lambda one: one[0])
-    gains = us[default] / least - 1 > max(GAIN, product["noise"])
-    if not gains:
-        least, fastest = us[default], choice
-    if not gains and (not least_rows or _is_chosen(problem, fastest.algorithm, device, least_rows)):
+    if us[default] / least - 1 <= max(GAIN, product["noise"]):
         return None
     return Entry(fastest.algorithm, least, us[default], "", "", default, least_rows)
-
-
-def _is_chosen(problem: GemmProblem, algorithm: Algorithm, device: DeviceInfo, least_rows: int) -> bool:
-    """Whether the model chooses it for all numbers of rows from least_rows to the problem's, at steps of TILE."""
-    for M in {*range(problem.M, least_rows, -TILE), least_rows}:
-        of_rows = replace(problem, M=M)
-        if select(of_rows, device).algorithm != dealt_out_for(of_rows, algorithm, device):
-            return False
-    return True

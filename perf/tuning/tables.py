@@ -86,7 +86,7 @@ def row(record: Record) -> list[Cell]:
         _points(median(lost)),
         _points(max(lost)),
         sum(x > MUCH for x in lost),
-        f"{_points(_mean(used))}, {_points(max(used))}" if len(used) == len(measured) else None,
+        f"{_points(_mean(used))}, {_points(max(used))}" if 2 * len(used) > len(measured) else None,
         _points(_mean(after)),
         sum(found["outcome"] == "tuned" for found in measured),
         _share(race["same"] for race in again),

@@ -154,13 +154,26 @@ LAST: dict[str, tuple[dict[str, object], Schedule, tuple[bool, bool]]] = {
     "some tiles cut": ({}, Schedule(8, split_tiles=4, split_k=2), (False, False)),
     "C is read": ({"has_beta": True}, Schedule(8), (False, False)),
     "groups": ({"groups": "m"}, Schedule(8), (False, False)),
-    "blocks of scales": ({"scales": "blocks"}, Schedule(8), (True, False)),
+    "blocks of scales": ({"scales": "blocks"}, Schedule(8), (False, False)),
     "A column-major": ({"a": Layout((0, 1, 504))}, Schedule(8), (False, True)),
     "A column-major, M a multiple of 8": ({"M": 504, "a": Layout((0, 1, 504))}, Schedule(8), (True, True)),
     "B row-major": ({"N": 300, "b": Layout((0, 304, 1))}, Schedule(8), (True, False)),
     "B column-major": ({"N": 300, "b": Layout((0, 1, 1024))}, Schedule(8), (True, True)),
     "few rows": ({"M": 100}, Schedule(8), (False, True)),
+    "as many rows as a tile": ({"M": 128}, Schedule(8), (True, True)),
+    "the tiles of one of two products": ({"batch": 2}, Schedule(24, split_tiles=12, split_k=2), (False, False)),
+    "all tiles of two products": ({"batch": 2}, Schedule(48, split_tiles=24, split_k=2), (True, True)),
 }
+
+
+def test_tiles_of_clusters_that_are_all_cut_begin_earlier() -> None:
+    """Clusters' tiles are counted, of which there are fewer."""
+    config = next(x for x in warp_specialised.CLUSTERED if x.ctas == 2)
+    problem = problem_of(3 * 2 * config.BLOCK_M + 8, 3 * 2 * config.BLOCK_N + 8, 1024)
+    count = config.tiles(problem.M, problem.N)
+    for cut, moved in ((count, True), (2 * count, False)):
+        found = last_tiles(problem, config, Schedule(2 * cut, split_tiles=cut, split_k=2))
+        assert [x < MAX_SIZE for x in found] == [moved, moved]
 
 
 @pytest.mark.parametrize("name", LAST)

@@ -26,7 +26,7 @@ from perf.pages import __main__ as pages
 from perf.pages.results import Results
 from tests.support.plan_fakes import take_gpu_away
 from tests.support.report_records import SURROUNDINGS, keys, made_up_sweep, spread
-from triton_gemm.functional import routing
+from triton_gemm.functional import other_products, routing
 from triton_gemm.problem import UnsupportedOperandError
 from triton_gemm.runtime import aot
 from triton_gemm.suites import ALL, LARGE_M, PROJECTIONS, SUITES, Suite, chosen, unseen
@@ -394,3 +394,16 @@ def test_routing_leaves_to_torch_what_records_show_slower() -> None:
                 if score.mean < 0.9:
                     found[dtype] = min(round(score.mean, 2), found.get(dtype, 1.0))
     assert slower == routing.SLOWER
+
+
+def test_scales_that_are_routed_are_those_of_the_records() -> None:
+    """Kinds for which the records of every GPU, of its newest Triton, show no suite slower than torch."""
+    means: dict[tuple[str | None, bool], list[float]] = {}
+    for made in environment.newest(bench_tables.committed(environment.RESULTS)):
+        if made["suite"].startswith("fp8") and made["unseen"] is None:
+            kind = SUITES[made["suite"]].shapes[0].scales, "fast" in made["suite"]
+            scores = [score for _, score in bench_tables.named_scores(made) if score.over == CUBLAS]
+            means.setdefault(kind, []).extend(score.mean for score in scores)
+    assert len(means) == 5
+    good = {kind for kind, found in means.items() if min(found) >= other_products.NOT_SLOWER}
+    assert good == other_products.SCALES[9, 0]

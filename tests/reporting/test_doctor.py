@@ -6,6 +6,7 @@ import os
 import re
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -230,9 +231,14 @@ def test_words_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "nothing reads it" in the_one("environment", "TRITON_GEMM_POLCY").says
     assert the_one("environment", "TRITON_CACHE_DIR=").status == "good"
     monkeypatch.setenv("TRITON_GEMM_USE", "1")
+    installed = [SimpleNamespace(name="triton_gemm")]
+    monkeypatch.setattr(doctor, "entry_points", lambda **_: installed)
     assert the_one("environment", "TRITON_GEMM_USE=1").status == "good"
     monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     assert the_one("environment", "TRITON_GEMM_USE=1 has no effect").status == "note"
+    monkeypatch.delenv("TORCH_DEVICE_BACKEND_AUTOLOAD")
+    installed.clear()
+    assert "is not installed" in the_one("environment", "TRITON_GEMM_USE=1 has no effect").says
 
 
 def test_an_examination_that_fails_says_so_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

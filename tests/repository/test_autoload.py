@@ -17,9 +17,12 @@ ROOT = Path(__file__).parents[2]
 BEGIN = """
 import sys, torch
 def begin():
-    for call, _ in torch.cuda._queued_calls:
-        if call.__module__ == "triton_gemm_autoload":
-            call()
+    torch.cuda._tls.is_initializing = True
+    with torch.cuda._initialization_lock:  # as torch holds it: who takes it again waits for ever
+        for call, _ in torch.cuda._queued_calls:
+            if call.__module__ == "triton_gemm_autoload":
+                call()
+    del torch.cuda._tls.is_initializing
 def loaded():
     return sorted({x.split(".")[0] for x in sys.modules} & {"triton", "triton_gemm"})
 """

@@ -819,7 +819,7 @@ def test_a_warm_call_goes_through_few_functions(name: str, monkeypatch: pytest.M
         finally:
             sys.setprofile(None)
         calls.append(called.copy())
-    least = min(calls, key=len)
+    least = min(calls[-2:], key=len)
     assert len(least) == WARM_CALLS[name], least
 
 
@@ -831,8 +831,8 @@ def test_grouped_and_scaled_calls_share_the_fast_path(name: str, copied: bool, m
     plan_fakes.take_plans_away(monkeypatch)
     monkeypatch.setattr(module, "_fast", fast_path.FastPath())
     made: list[tuple[torch.Tensor, ...]] = []
-    launch = module._launch
-    monkeypatch.setattr(module, "_launch", lambda *given: made.append(given) or launch(*given))
+    launch = module.launch
+    monkeypatch.setattr(module, "launch", lambda *given: made.append(given) or launch(*given))
     for _ in range(3):
         if name == "grouped":
             ends = torch.tensor([4, 0, 9, 0], dtype=torch.int32)[:: 2 if copied else 1]

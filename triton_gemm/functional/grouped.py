@@ -67,7 +67,7 @@ def grouped_matmul(
         return grouped_gemm(mat_b.mT, mat_a.mT, offs, out_dtype, precision, batch_invariant).mT
     if key is None or not ops.is_plain(mat_a, mat_b, offs):
         return grouped_gemm(mat_a, mat_b, offs, out_dtype, precision, batch_invariant)
-    c, found = _launch(mat_a, mat_b, offs, out_dtype, precision, batch_invariant)
+    c, found = launch(mat_a, mat_b, offs, out_dtype, precision, batch_invariant)
     _fast.keep(key, fast_path.known(found, c, (offs, offs.contiguous())))
     return c
 
@@ -91,10 +91,10 @@ def grouped_gemm(
 
 def _compute(*arguments: Any) -> torch.Tensor:
     """grouped_gemm of plain tensors that go together, without its derivatives."""
-    return _launch(*arguments)[0]
+    return launch(*arguments)[0]
 
 
-def _launch(
+def launch(
     a: torch.Tensor,
     b: torch.Tensor,
     offs: torch.Tensor,

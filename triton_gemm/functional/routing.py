@@ -1,9 +1,10 @@
 """torch's own products on these kernels, without editing the model: `use`, `enable`, `disable`, `report_routing`.
 
 torch dispatches matmul, linear and their derivatives to aten's mm, addmm, bmm and baddbmm, and compiled graphs call
-their `out=` forms. While anything is routed, those are overridden for CUDA (in the interpreter: for the CPU) below
-autograd and autocast, and what was there before is kept for all that stays torch's. They stay overridden, and pass all
-on, where other threads may be calling them when nothing is routed any more: torch would free what these threads run.
+their `out=` forms. Its products of 8 bits and of groups are in `other_products`. While anything is routed, all are
+overridden for CUDA (in the interpreter: for the CPU) below autograd and autocast, and what was there before is kept for
+all that stays torch's. They stay overridden, and pass all on, where other threads may be calling them when nothing is
+routed any more: torch would free what these threads run.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, get_args
@@ -28,6 +29,7 @@ from ..problem import SUM, Request
 from ..runtime import background, plan, policies
 from . import ops
 from .fast_path import FastPath, same_storage
+from .other_products import COUNTED, PRODUCTS, Product
 from .rules import expands
 
 # By aten's name: where a and b are among the arguments.
@@ -41,7 +43,7 @@ Wanted = Callable[[str, torch.Tensor, torch.Tensor], bool]
 SLOWER = {(9, 0): {torch.float64: 0.47}}
 LARGE = 1024
 FirstCalls = Literal["same bits", "torch"]
-Kind = str | torch.dtype  # one of ROUTED's names, or operands' dtype
+Kind = str | torch.dtype  # one of the names in ROUTED and PRODUCTS, or operands' dtype
 
 
 @dataclass(frozen=True)
@@ -136,11 +138,10 @@ def _kinds(name: str, given: Kind | Collection[Kind]) -> frozenset[Kind]:
         given = (given,)
     arguments.several("enable", name, given)
     several = tuple(given)
-    unknown = [x for x in several if not (isinstance(x, torch.dtype) or (isinstance(x, str) and x in ROUTED))]
+    names = *ROUTED, *PRODUCTS
+    unknown = [x for x in several if not (isinstance(x, torch.dtype) or (isinstance(x, str) and x in names))]
     if unknown:
-        raise ValueError(
-            f"enable(): {', '.join(map(str, unknown))}: only {', '.join(ROUTED)} are routed, and by dtypes"
-        )
+        raise ValueError(f"enable(): {', '.join(map(str, unknown))}: only {', '.join(names)} are routed, and by dtypes")
     return frozenset(several)
 
 
@@ -220,6 +221,13 @@ def _override() -> torch.library.Library:
             for name in ROUTED:
                 for overload in (name, f"{name}.out"):
                     library.impl(overload, _routed(name, overload), KEY, with_keyset=True)
+            for name, product in PRODUCTS.items():
+                for overload in product.overloads:
+                    with suppress(RuntimeError):  # this torch has none for the device
+                        library.impl(overload, _routed_other(name, overload, product), KEY, with_keyset=True)
+            for overload in COUNTED:
+                with suppress(RuntimeError):
+                    library.impl(overload, _counted(overload), KEY, with_keyset=True)
     except BaseException:
         withdraw(library)
         raise
@@ -276,6 +284,56 @@ def _routed(name: str, overload: str) -> Callable[..., torch.Tensor]:
                 why = "its kernel is being compiled"
         _counts[name, f"torch: {why}"] += 1
         return by_torch(keys, arguments, out, scalars)
+
+    return kernel
+
+
+def _routed_other(name: str, overload: str, product: Product) -> Callable[..., torch.Tensor]:
+    """As `_routed`, of a product with a schema of its own."""
+    torchs = torch.library.get_kernel(f"aten::{overload}", KEY)
+
+    @hide_from_dynamo
+    def kernel(keys: torch.DispatchKeySet, *arguments: Any, out: torch.Tensor | None = None) -> torch.Tensor:
+        rules, fast, key = _rules[-1:], _fast, None
+        why: str | None = "nothing is routed"
+        if rules:
+            a, b, *others = arguments
+            if rules[0].predicate is None:
+                said = overload, *(x for x in others if not isinstance(x, torch.Tensor))
+                key, c = fast.take(said, a, b, product.auxiliary(*arguments), SUM, out, dispatched=True)
+                if c is not None:
+                    _counts[name, OURS] += 1
+                    return c
+            device = plan.info_of(a.device)
+            why = rules[0].refuses(name, a, b) or product.stays(device, out, *arguments)
+            if why is None and device.capability < (8, 0):
+                why = "the GPU is older than compute capability 8.0"
+        if why is None:
+            try:
+                with _first_calls(rules):
+                    c, found = product.compute(out, *arguments)
+                _counts[name, OURS] += 1
+                fast.keep(key, found)
+                return c
+            except background.WouldWaitError:
+                why = "its kernel is being compiled"
+        if rules:
+            _counts[name, f"torch: {why}"] += 1
+        result: torch.Tensor = torchs.call_boxed(keys, *arguments, **({} if out is None else {"out": out}))
+        return result
+
+    return kernel
+
+
+def _counted(overload: str) -> Callable[..., Any]:
+    """The kernel in the place of an overload that stays torch's."""
+    torchs = torch.library.get_kernel(f"aten::{overload}", KEY)
+
+    @hide_from_dynamo
+    def kernel(keys: torch.DispatchKeySet, *arguments: Any, **more: Any) -> Any:
+        if _rules:
+            _counts[overload, "torch: it is not routed"] += 1
+        return torchs.call_boxed(keys, *arguments, **more)
 
     return kernel
 

@@ -69,17 +69,17 @@ def scaled_matmul(
     rules.no_tangents("scaled_matmul", *operands)
     if not ops.is_plain(*operands) or ops.needs_grad(*operands):
         return _op(*operands, out_dtype, use_fast_accum, batch_invariant)
-    c, found, launched = _launch(*operands, out_dtype, use_fast_accum, batch_invariant)
+    c, found, launched = launch(*operands, out_dtype, use_fast_accum, batch_invariant)
     _fast.keep(key, fast_path.known(found, c, *zip(auxiliary, launched, strict=True)))
     return c
 
 
 def _compute(*arguments: Any) -> torch.Tensor:
     """scaled_matmul of tensors that hold data."""
-    return _launch(*arguments)[0]
+    return launch(*arguments)[0]
 
 
-def _launch(
+def launch(
     a: torch.Tensor,
     b: torch.Tensor,
     scale_a: torch.Tensor,
@@ -88,11 +88,12 @@ def _launch(
     out_dtype: torch.dtype,
     use_fast_accum: bool,
     batch_invariant: bool | None = None,
+    out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, plan.Plan | None, tuple[torch.Tensor, ...]]:
-    """The product, what has computed it, if anything had to, and bias and scales as it has read them."""
+    """The product, in `out` where given, what has computed it, if anything had to, and bias and scales as read."""
     kind, scales = check(a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum)
     rules.runs("scaled_matmul", a)
-    c = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype, device=a.device)
+    c = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype, device=a.device) if out is None else out
     auxiliary = scales if bias is None else (bias.resolve_neg().contiguous(), *scales)
     if c.numel() == 0:
         return c, None, auxiliary

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Literal
 
@@ -358,9 +359,13 @@ def _environment() -> Found:
             yield "note", f"{name} is set, and nothing reads it", f"it may be one of {', '.join(VARIABLES)}"
         elif name in VARIABLES or OTHERS.fullmatch(name):
             yield "good", f"{name}={value}"
-    if os.environ.get("TRITON_GEMM_USE") == "1" and os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
-        says = "TRITON_GEMM_USE=1 has no effect, as TORCH_DEVICE_BACKEND_AUTOLOAD keeps torch from calling triton_gemm"
-        yield "note", says, "unset TORCH_DEVICE_BACKEND_AUTOLOAD, or call triton_gemm.enable()"
+    if os.environ.get("TRITON_GEMM_USE") == "1":
+        no_effect, do = "TRITON_GEMM_USE=1 has no effect, as", "or call triton_gemm.enable()"
+        if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
+            says = f"{no_effect} TORCH_DEVICE_BACKEND_AUTOLOAD keeps torch from calling triton_gemm"
+            yield "note", says, f"unset TORCH_DEVICE_BACKEND_AUTOLOAD, {do}"
+        if not any(found.name == "triton_gemm" for found in entry_points(group="torch.backends")):
+            yield "note", f"{no_effect} triton_gemm is not installed, and only importable", f"install it by pip, {do}"
 
 
 EXAMINATIONS: dict[str, Callable[[], Found]] = {

@@ -40,7 +40,7 @@ from .workspace import workspace
 
 MAX_PLANS = 4096
 MAX_TENSOR_MAPS = 4096  # that one launch keeps of one operand, by address
-MAX_FILLED = 4096  # calls, of all plans, whose arguments are kept: a kilobyte each
+MAX_FILLED = 4096  # calls, of all plans, whose arguments are kept, a kilobyte each; they keep their plans, too
 
 Filled = tuple[tuple[Callable[[int, Sequence[Any]], None], Sequence[Any]], ...]  # what launches, and on what
 _filled: dict[tuple[Any, ...], Filled] = {}  # by plan, factors and addresses, which a model's steps repeat
@@ -229,10 +229,12 @@ class GemmPlan:
 
     def _fill(self, key: tuple[Any, ...]) -> Filled:
         """What calls with that key launch, which is kept."""
-        filled = tuple([(step.call, step.fill(key[1:])) for step in self.steps])
+        filled: Filled = tuple([(step.call, step.fill(key[1:])) for step in self.steps])  # type: ignore[misc]  # they are compiled
         if key[1]:  # as a key, an alpha of 0 equals one of -0
-            keep(_filled, key, filled, MAX_FILLED)
-        return filled  # type: ignore[return-value]  # the steps are compiled
+            if len(_filled) >= MAX_FILLED:  # dropping the first costs more than filling it in again
+                _filled.clear()
+            _filled[key] = filled
+        return filled
 
     def _allocate(self, stream: int) -> tuple[torch.Tensor, ...]:
         """Memory that this call needs, after its operands in the order of `names`."""

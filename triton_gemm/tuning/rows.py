@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -57,16 +57,16 @@ def candidates_of_rows(
     of the model's choices for fewer rows of the range; and the last of `winners` for other numbers of rows."""
     choice = ranked[0]
     others = (select(replace(problem, M=M), device).algorithm for M in (fewest, (fewest + problem.M) // 2) if M)
-    near, inside = (
-        dict.fromkeys(filter(None, (dealt_out_for(problem, x, device) for x in algorithms)))
-        for algorithms in (reversed(winners), others)
-    )
-    found = {choice.algorithm: choice}
-    for algorithm in (*islice(near, NEAR), *inside):
-        way = Selection(algorithm, "", choice.precision, "tuner")
-        legal = algorithm not in found and illegal(problem, device, algorithm) is None
-        if legal and (bits == "any" or bit_class(problem, way) == bit_class(problem, choice)):
-            found[algorithm] = way
+
+    def fitting(algorithms: Iterable[Algorithm]) -> Iterator[Selection]:
+        for algorithm in dict.fromkeys(dealt_out_for(problem, x, device) for x in algorithms):
+            if algorithm is None or algorithm == choice.algorithm or illegal(problem, device, algorithm) is not None:
+                continue
+            way = Selection(algorithm, "", choice.precision, "tuner")
+            if bits == "any" or bit_class(problem, way) == bit_class(problem, choice):
+                yield way
+
+    found = {x.algorithm: x for x in (choice, *islice(fitting(reversed(winners)), NEAR), *fitting(others))}
     return list((found | {x.algorithm: x for x in ranked[1:FEW] if x.algorithm not in found}).values())
 
 

@@ -117,7 +117,8 @@ class Session:
         reports = []
         for i, problem in enumerate(problems):
             for near in problems[i : i + 1 + ahead]:
-                if near not in entrants and self.left() > 0:
+                again = near == problem and near in self.wishes.fewest_rows  # winners for fewer rows are known now
+                if (near not in entrants or again) and self.left() > 0:
                     entrants[near] = found = self.enter(near)
                     if isinstance(found, _Entrant):
                         self.lab.prepare(near, found.ways)
@@ -259,7 +260,8 @@ class Session:
             after = self.look()
             complained = complaint(before, after, self.best_ms)
             if complained is not None and complaint(before, replace(after, mhz=0), self.best_ms) is None:
-                after = self.look()  # the driver's reading of the clock lags: that one may be of the race
+                # The driver's reading of the clock lags, and may be of the race. That is compared within its rounds.
+                after = self.look()
                 complained = complaint(before, after, self.best_ms)
             failed = (*entrant.left_out, *((named(way), reason) for way, reason in found.failed.items()))
             if complained is None:
@@ -315,14 +317,12 @@ class Session:
 
     def store(self, report: ShapeReport, entrant: _Entrant) -> ShapeReport:
         """Writes the winner to the table; returns the report with `stored` set, and the outcome "not stored" if that
-        failed. The model's choice is written only to replace an entry that it now beats, where torch is faster, or for
-        fewer rows, for which the model may choose another."""
+        failed. The model's choice is written only to replace an entry that it now beats, or where torch is faster."""
         problem, bits = report.problem, self.wishes.bits
         assert report.selection is not None
-        least_rows = self.wishes.fewest_rows.get(problem, 0)
-        if report.outcome == "tuned" or entrant.before is not None or report.torch_faster or least_rows:
+        if report.outcome == "tuned" or entrant.before is not None or report.torch_faster:
             how: dict[str, Any] = {"us": report.us, "default_us": report.choice_us, "bits": bits}
-            how["least_rows"] = least_rows
+            how["least_rows"] = self.wishes.fewest_rows.get(problem, 0)
             how["torch_us"] = report.torch_us if report.torch_faster else None
             self.winners.setdefault(weight_of(problem), []).append(report.selection.algorithm)
             kept = tables.store(problem, report.selection, self.lab.info, **how)

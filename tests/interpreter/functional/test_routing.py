@@ -307,7 +307,7 @@ def test_rules() -> None:
             assert ours() == {}
             torch.mm(draw(4, 3), draw(3, 3))
         assert ours() == {"mm": 1}
-    with pytest.raises(ValueError, match="conv2d: only mm, bmm, addmm, baddbmm are routed"):
+    with pytest.raises(ValueError, match="conv2d: only mm, bmm, addmm, baddbmm, "):
         triton_gemm.enable(only=("conv2d",))
     with pytest.raises(RuntimeError, match="nothing is routed"):
         triton_gemm.disable()
@@ -398,7 +398,7 @@ def test_it_begins_and_ends_while_other_threads_multiply() -> None:
 @pytest.mark.parametrize("wrong", ["conv2d", ["mm", "conv2d"], ("float16",), (torch.float32, 3)], ids=str)
 def test_other_names_are_refused_before_anything_is_routed(wrong: object) -> None:
     for argument in ("only", "exclude"):
-        with pytest.raises(ValueError, match="only mm, bmm, addmm, baddbmm are routed"):
+        with pytest.raises(ValueError, match="only mm, bmm, addmm, baddbmm, "):
             triton_gemm.enable(**{argument: wrong})
 
 

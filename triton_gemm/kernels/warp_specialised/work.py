@@ -41,8 +41,12 @@ def item_of(work, item, M, config):
             pid_m = pid_m * config.CLUSTER_M + number % config.CLUSTER_M
             pid_n = pid_n * config.CLUSTER_N + number // config.CLUSTER_M
             tile_id = tile_id * CTAS + number
-        m = gl.minimum(pid_m * config.BLOCK_M, work.last_m)
-    n = gl.minimum(pid_n * config.BLOCK_N, work.last_n)
+        m = pid_m * config.BLOCK_M
+        if config.SCALES != "blocks":
+            m = gl.minimum(m, work.last_m)
+    n = pid_n * config.BLOCK_N
+    if config.SCALES != "blocks":
+        n = gl.minimum(n, work.last_n)
     return Item(tile_id, part, k_begin, k_end, batch, m, n, rows_end)
 
 
@@ -55,10 +59,10 @@ def last_tiles(problem: GemmProblem, config: Config, schedule: Schedule) -> tupl
     tiles 128x144 a product 327x6144x4096 made 1.45 million requests, and 1.28 with whole tiles.
 
     It may not where C is read, which the neighbour may have written; where tiles are cut differently; where groups end
-    inside of tiles; nor between blocks of scales, or inside of TMA's 16 bytes.
+    inside of tiles; inside of TMA's 16 bytes; nor where scales have blocks, which columns begin, and registers are few.
     """
     cut_alike = schedule.split_tiles in (0, problem.batch * config.tiles(problem.M, problem.N))
-    free = cut_alike and not problem.has_beta and problem.groups is None
+    free = cut_alike and not problem.has_beta and problem.groups is None and problem.scales != "blocks"
 
     def last(extent: int, side: int, *itemsizes: int) -> int:
         """itemsizes: of operands whose unit stride is along this side."""
@@ -68,4 +72,4 @@ def last_tiles(problem: GemmProblem, config: Config, schedule: Schedule) -> tupl
     size = problem.dtype.itemsize
     last_m = last(problem.M, config.BLOCK_M, *[size] * problem.a.column_major)
     last_n = last(problem.N, config.BLOCK_N, *[size] * (not problem.b.column_major))
-    return last_m, last_n if problem.scales != "blocks" else MAX_SIZE
+    return last_m, last_n
