@@ -238,3 +238,52 @@ def test_a_captured_graph_replays() -> None:
     x.copy_(draw(16, 256))
     graph.replay()
     assert_product(y, x, w.mT, b.double())
+
+
+def whole(*shape: int) -> torch.Tensor:
+    return torch.randint(-100, 100, shape, dtype=torch.int8, device="cuda")
+
+
+def eighths(*shape: int) -> torch.Tensor:
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("multiplies no fp8")
+    return torch.randn(shape, device="cuda").to(torch.float8_e4m3fn)
+
+
+def of_groups() -> tuple[object, ...]:
+    ends = torch.tensor([32, 32, 96], dtype=torch.int32, device="cuda")
+    return draw(96, 128), draw(3, 128, 64), ends
+
+
+OTHERS: dict[str, Callable[[], tuple[object, ...]]] = {
+    "_int_mm": lambda: (whole(64, 128), whole(96, 128).t()),
+    "_int_mm of rows": lambda: (whole(64, 128), whole(128, 96)),
+    "_grouped_mm": of_groups,
+    "_scaled_mm": lambda: (
+        *(eighths(64, 128), eighths(96, 128).t()),
+        *(0.5 + torch.rand(shape, device="cuda") for shape in ((64, 1), (1, 96))),
+        *(None, None, torch.bfloat16),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_products_of_8_bits_and_of_groups(name: str) -> None:
+    """As torch's, at the first call, at those like it, in a compiled function, and in a CUDA graph."""
+    operator, arguments = getattr(torch, name.split()[0]), OTHERS[name]()
+    expected = operator(*arguments)
+    triton_gemm.report_routing(reset=True)
+    with triton_gemm.use():
+        found = [operator(*arguments) for _ in range(3)]
+        found.append(torch.compile(lambda: operator(*arguments))())
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = operator(*arguments)
+        graph.replay()
+        found.append(captured)
+    if name == "_scaled_mm" and torch.cuda.get_device_capability() != (9, 0):
+        assert ("_scaled_mm", OURS) not in triton_gemm.report_routing(reset=True), "no record has other GPUs"
+    else:
+        assert triton_gemm.report_routing(reset=True)[name.split()[0], OURS] >= 4
+    for c in found:
+        torch.testing.assert_close(c, expected, rtol=2e-2, atol=2e-2 * float(expected.double().abs().max()) / 10)

@@ -27,6 +27,7 @@ from triton_gemm.config import TileConfig
 from triton_gemm.hardware.device import DeviceInfo, device_info
 from triton_gemm.kernels import fma, gemv, portable, skinny, warp_specialised
 from triton_gemm.kernels.candidate import Algorithm
+from triton_gemm.kernels.launch import MAX_SIZE
 from triton_gemm.kernels.repack import repacked
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import GemmProblem
@@ -391,6 +392,27 @@ def test_what_fills_waves_is_right() -> None:
             for schedule in warp_specialised.schedules(operands.problem, config, gpu())[:2]:
                 chosen = persistent(config, schedule)
                 operands.check(GemmPlan(operands.problem, chosen, DEVICE), schedule.split_k, times=2)
+
+
+@hopper
+@pytest.mark.parametrize("orders", ["nnn", "ntn", "tnn", "nnt"])
+def test_tiles_that_begin_earlier_give_the_bits_of_tiles_that_pass_the_end(orders: str) -> None:
+    """Whole and cut along K, in clusters too; each is computed with both."""
+    configs = [*warp_specialised.CONFIGS, *(warp_specialised.CLUSTERED if CLUSTERS else ())]
+    operands, moved = Operands(Case((712, 584, 1032), orders)), 0
+    for config in configs[::3]:
+        for schedule in warp_specialised.schedules(operands.problem, config, gpu())[:3]:
+            chosen = persistent(config, schedule)
+            if warp_specialised.illegal(operands.problem, gpu(), config, schedule) is not None:
+                continue
+            earlier, past = (GemmPlan(operands.problem, chosen, DEVICE) for _ in range(2))
+            for step in past.steps:
+                arguments = step.launch.arguments
+                if "last_m" in arguments:
+                    moved += min(arguments["last_m"], arguments["last_n"]) < MAX_SIZE
+                    step.launch = replace(step.launch, arguments={**arguments, "last_m": MAX_SIZE, "last_n": MAX_SIZE})
+            assert torch.equal(operands.run(earlier), operands.run(past)), chosen
+    assert moved > 10
 
 
 @hopper
