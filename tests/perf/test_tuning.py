@@ -232,7 +232,7 @@ def test_a_table_of_ranges_is_rebuilt() -> None:
 
 
 def test_what_tables_had_is_measured(told: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time of what a product ran on before, among those of its race."""
+    """The record has the measured time of the selection that was in use before the race."""
     problem = drawn(5)[0]
     choice, other, *_ = candidates(problem, H200, select(problem, H200), "same")
     times = ((8.0, named(other)), (9.0, "another"), (10.0, named(choice)))

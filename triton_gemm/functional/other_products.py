@@ -35,7 +35,7 @@ Made = tuple[torch.Tensor, Known | None]  # a result, and what later calls like 
 
 @dataclass(frozen=True)
 class Product:
-    """An operator of torch's, whose arguments come in the order of its schema, without trailing defaults.
+    """A torch operator. Arguments are positional, in the order of its schema; trailing defaults may be missing.
 
     auxiliary(*arguments): the tensors after a and b, in the order in which plans take them; stays(device, out,
     *arguments): why torch computes such a call, or None; compute(out, *arguments): the result, in `out` where that is

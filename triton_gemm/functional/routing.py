@@ -326,7 +326,7 @@ def _routed_other(name: str, overload: str, product: Product) -> Callable[..., t
 
 
 def _counted(overload: str) -> Callable[..., Any]:
-    """The kernel in the place of an overload that stays torch's."""
+    """A kernel that counts calls of an overload and forwards them to torch."""
     torchs = torch.library.get_kernel(f"aten::{overload}", KEY)
 
     @hide_from_dynamo

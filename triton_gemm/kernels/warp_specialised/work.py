@@ -54,9 +54,9 @@ def last_tiles(problem: GemmProblem, config: Config, schedule: Schedule) -> tupl
     """The last row and the last column at which a program's tile begins, at most MAX_SIZE.
 
     A tile that would pass the end of C begins earlier, where it may, and computes some elements of its neighbour again,
-    with the same bits. Rows outside of an operand come faster than those of the other tiles, so its program would run
-    ahead of those that read the same operands. Programs that ask at the same time are served by one request to L2: with
-    tiles 128x144 a product 327x6144x4096 made 1.45 million requests, and 1.28 with whole tiles.
+    with the same bits. Tiles that load rows outside of an operand were measured to be slower than whole ones. Probably
+    their programs fall out of step with those that read the same operands, and share fewer requests to L2 (docs/log.md,
+    "Tiles past the end of C").
 
     It may not where C is read, which the neighbour may have written; where tiles are cut differently; where groups end
     inside of tiles; inside of TMA's 16 bytes; nor where scales have blocks, which columns begin, and registers are few.
@@ -65,7 +65,7 @@ def last_tiles(problem: GemmProblem, config: Config, schedule: Schedule) -> tupl
     free = cut_alike and not problem.has_beta and problem.groups is None and problem.scales != "blocks"
 
     def last(extent: int, side: int, *itemsizes: int) -> int:
-        """itemsizes: of operands whose unit stride is along this side."""
+        """itemsizes: bytes an element, of the operands that are contiguous along this dimension."""
         fits = extent >= side and all(extent * itemsize % 16 == 0 for itemsize in itemsizes)
         return extent - side if free and fits else MAX_SIZE
 
