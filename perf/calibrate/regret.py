@@ -86,16 +86,14 @@ def show_regret(title: str, shapes: Sequence[Measured], model: DeviceModel, cons
         table.add_column(name, justify="right")
     chosen = choices(shapes, model)
     for name, group in by_regime(chosen).items():
-        base = [choice.measured.cublas_us for choice in group]
-        pick = [choice.measured.us[choice.pick] for choice in group]
-        best = [choice.measured.us[choice.measured.best] for choice in group]
+        pairs = [(x.measured.cublas_us / x.measured.us[x.pick], x.measured.cublas_us / x.measured.us[x.measured.best]) for x in group]
+        against = [pair for pair in pairs if not math.isnan(pair[0])]  # tuning does not time cuBLAS
         table.add_row(
             name,
             str(len(group)),
             f"{100 * mean_regret(group):.2f} %",
             f"{100 * max(choice.regret for choice in group):.1f} %",
-            f"{geometric_mean([b / p for b, p in zip(base, pick, strict=True)]):.3f}",
-            f"{geometric_mean([b / p for b, p in zip(base, best, strict=True)]):.3f}",
+            *(f"{geometric_mean(ratios):.3f}" for ratios in zip(*against, strict=True)),
         )
     console.print(table)
     for choice in sorted(chosen, key=lambda choice: -choice.regret):

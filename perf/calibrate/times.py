@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,16 +20,18 @@ from triton_gemm.hardware.device_model import DeviceModel
 from triton_gemm.kernels.candidate import Algorithm, Candidate
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import GemmProblem
-from triton_gemm.selection.select import Selection, predicted
+from triton_gemm.selection.select import Selection, predicted, ranked
 from triton_gemm.suites import SUITES
 from triton_gemm.suites.problems import gemm_problem
 from triton_gemm.suites.shapes import Shape
+from triton_gemm.tables.records import named
 
 FILE = "calibration.json"
 SIZES = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages")
 CLUSTER = ("CLUSTER_M", "CLUSTER_N")  # of kernels that have them, else 1
 OTHERS = ("batch", "pad", "bias", "activation", "scales")  # figures of a shape that are written where it has them
 COLUMNS = ("kernel", *SIZES, *CLUSTER, "programs", "split_tiles", "split_k", "reduction", "swap_ab", "packed", "us")
+PRODUCT = re.compile(r"(\d+)x(\d+)x(\d+) (bf16|fp16) (nn|nt|tn|tt)")  # of a tuning record
 # Files from before there were second launches, and clusters.
 OLDER = tuple(
     tuple(name for name in COLUMNS if name not in absent) for absent in (("reduction",), ("reduction", *CLUSTER))
@@ -119,22 +123,27 @@ def write(target: Path, surroundings: Mapping[str, Any], measured: Iterable[Meas
 
 
 def read(*sources: Path) -> Calibration:
-    """What `write` wrote, of one GPU. Raises ValueError for another file, or those of several GPUs."""
+    """What `write` wrote, or `perf.tuning`, of one GPU. Raises ValueError for another file, or those of several GPUs."""
     devices: set[DeviceInfo] = set()
     shapes: list[Measured] = []
     for source in sources:
         try:
             found = read_json(source)
-            columns = tuple(found["columns"])
-            if columns not in (COLUMNS, *OLDER):
-                raise ValueError(f"columns {found['columns']}")
             gpu = found["environment"]
-            devices.add(replace(device_of_capability((9, 0)), name=gpu["gpu"], num_sms=gpu["num_sms"]))
-            shapes += [_measured(entry, columns) for entry in found["shapes"]]
+            device = replace(device_of_capability((9, 0)), name=gpu["gpu"], num_sms=gpu["num_sms"])
+            devices.add(device)
+            if "products" in found:
+                of_source = [one for product in found["products"] if (one := _raced(product, device)).us]
+            else:
+                columns = tuple(found["columns"])
+                if columns not in (COLUMNS, *OLDER):
+                    raise ValueError(f"columns {found['columns']}")
+                of_source = [_measured(entry, columns) for entry in found["shapes"]]
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{source} was not written by `measure`: {error}") from error
-        if not found["shapes"]:
+        if not of_source:
             raise ValueError(f"{source} holds no shape")
+        shapes += of_source
     if len(devices) > 1:
         raise ValueError(f"of several GPUs: {', '.join(sorted(device.name for device in devices))}")
     return Calibration(devices.pop(), shapes)
@@ -161,6 +170,18 @@ def _measured(entry: dict[str, Any], columns: Sequence[str]) -> Measured:
         algorithm = Algorithm(said["kernel"], config, work, swap_ab=swap_ab, packed=packed)
         us[Way(Candidate(given, algorithm))] = said["us"]
     return Measured(shape, entry["mode"], entry["cublas_us"], us)
+
+
+def _raced(product: Mapping[str, Any], device: DeviceInfo) -> Measured:
+    """A product of a tuning record, with those of its candidates that are ranked for it today."""
+    found = PRODUCT.fullmatch(product["product"])
+    if found is None:
+        raise ValueError(f"product {product['product']}")
+    M, N, K, mode, layout = found.groups()
+    shape = Shape(int(M), int(N), int(K), layout=layout)
+    times = {name: us for us, name in product["times"]}
+    ways = {named(Selection.of(way, "")): Way(way) for _, way in ranked(gemm_problem(shape, mode), device)} if times else {}
+    return Measured(shape, mode, math.nan, {way: times[name] for name, way in ways.items() if name in times})
 
 
 def _row(way: Way, us: float) -> list[Any]:

@@ -33,7 +33,7 @@ from triton_gemm.tuning.report import Again, ShapeReport, TuningReport
 from triton_gemm.tuning.rows import grid, of_weights
 
 H200 = named_device("h200")
-SHIPPED_FROM = ("listed", "llama-3-8b")  # the H100's table: records, in this order
+SHIPPED_FROM = ("listed", "llama-3-8b", "qwen-3-32b", "deepseek-v3-tp8")  # the H100's table: records, in this order
 
 
 def test_what_is_drawn() -> None:

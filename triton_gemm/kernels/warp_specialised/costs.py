@@ -10,12 +10,13 @@ from typing import NamedTuple
 
 from ...hardware.device_model import DeviceModel
 from ...problem import GemmProblem
-from ..cost_model import Remembered, average, lines_of, traffic
+from ..cost_model import SECTOR, Remembered, average, lines_of, traffic
 from ..schedule import Schedule, clusters_at_once
 from .configs import FEW_ROWS, Config
 from .host import can_split_k, copied, promotes
 
 _KNOWN = Remembered()
+GPC_SMS = 16  # at least, which programs of successive numbers are taken to fill
 HELD = 2  # slots of the ring that are not being filled: consumers read one, and have yet to free the one before
 TILE = 32_768  # elements of the largest tile that is stored at once, for which costs by its size are given
 
@@ -28,8 +29,8 @@ class Costs:
     share of it; step: what wgmma needs for 128 bytes along K of a tile, "128x256", at the clock of long products;
     stage: handing a stage of the ring over, of operands of 16 bits and of others; promotion: adding a k-tile's sums
     outside of the tensor cores, for TILE elements; line: of 128 bytes from L2 into an SM's shared memory; multicast: of
-    one that another CTA of the cluster asks for; beyond: filling a line beyond the matrix with zeros; alone: how much
-    of line and beyond is left on an SM whose neighbour is idle; inside_line: lines that 128 bytes of a row count for
+    one that another CTA of the cluster asks for; beyond: filling a line of a tile larger than the matrix with zeros;
+    alone: how much of line and beyond is left on an SM whose neighbour is idle; inside_line: lines that 128 bytes of a row count for
     where rows begin inside of lines, at a sector's 32 bytes, and inside_sector: where they begin inside of sectors;
     cluster: what CTAs of a cluster wait for one another, at the start and the end, and in a k-tile, as a share of its
     step; start: filling the ring and storing a tile, a constant and what is added for TILE elements; tail: storing a
@@ -38,7 +39,10 @@ class Costs:
     reduction: a second launch that adds up all parts, what each of them adds to it, and bytes of partial sums in a
     microsecond;
     paired: bytes in a microsecond from memory to each of two neighbouring SMs;
-    delivered: L2's additional cost of a line for each further CTA that receives it by multicast, as a share of a line.
+    delivered: L2's additional cost of a line for each further CTA that receives it by multicast, as a share of a line;
+    merged: the share of L2's cost that a line of A saves if another SM of the GPC loads it at about the same time;
+    unshared: L2's cost of a line that one CTA of a cluster loads for itself alone; 1 is that of a CTA in no cluster;
+    straddling: storing 128 rows of a tile (columns where C is column-major) that begin or end inside of a sector.
     Where C has at most FEW_ROWS rows or columns, shared: the fraction of `line` that one of these takes, as all SMs
     load them at the same time; round_trip: from issuing the load of a k-tile from memory until its slot in the ring
     can be filled again.
@@ -68,6 +72,9 @@ class Costs:
     shared: float
     round_trip: float
     delivered: float
+    merged: float
+    unshared: float
+    straddling: float
 
 
 class OfProblem(NamedTuple):
@@ -109,14 +116,12 @@ class OfConfig(NamedTuple):
 
 
 class OfTile(NamedTuple):
-    """Of a problem in a configuration: k_tiles, the time of one, and what is added to it at C's edges, where `edges` of
-    `tiles` tiles lie; L2's time for a cluster's tiles; whether neighbouring SMs are idle."""
+    """Of a problem in a configuration: k_tiles, the time of one; what storing a tile takes in addition; L2's time for a
+    cluster's tiles; whether neighbouring SMs are idle. Tiles at C's edges take as long as others, as they are shifted into C (`work.last_tiles`)."""
 
     k_tiles: int
     pace: float
-    edge: float
-    edges: int
-    tiles: int
+    store: float
     l2: float
     alone: bool
 
@@ -144,9 +149,9 @@ def microseconds(problem: GemmProblem, config: Config, schedule: Schedule, model
 
 def _time(on: OfProblem, of: OfConfig, tile: OfTile, count: int, programs: int, schedule: Schedule) -> float:
     """Predicted time of `count` tiles by `programs`. Parts are added up by tiles' owners, or with `reduction` by a
-    second launch. The busiest SM is taken to have as many tiles at C's edges as its share of them, rounded up."""
+    second launch."""
     split_tiles, split_k, unit, reduction = schedule.split_tiles, schedule.split_k, schedule.unit, schedule.reduction
-    k_tiles, pace, edge, edges, tiles, l2, alone = tile
+    k_tiles, pace, store, l2, alone = tile
     waves = -(-(count - split_tiles) // programs)
     steps, shared = waves * k_tiles, of.waiting
     if split_tiles:
@@ -157,7 +162,7 @@ def _time(on: OfProblem, of: OfConfig, tile: OfTile, count: int, programs: int, 
             shared += on.reduction + split_k * on.reduced_part
         else:
             shared += of.share + (split_k - 1) * of.part
-    busy = steps * (pace + edge * -(-waves * edges // tiles) / waves) + waves * (of.start + on.bias * (not reduction))
+    busy = steps * pace + waves * (of.start + store + on.bias * (not reduction))
     l2 *= count
     ctas = programs * of.config.ctas
     paired = 0.0 if alone else on.paired / ctas
@@ -213,9 +218,8 @@ def of_tile(
     """grouped: whether the problem is the average of groups, which end where others begin."""
     costs, config, a_lines, b_lines = model.costs(Costs), of.config, on.a_lines, on.b_lines
     m, n = config.BLOCK_M, config.BLOCK_N
-    # Of the last tile, which in a cluster may lie beyond the matrix as a whole, and of which not all may be copied:
-    rows, columns = -(-problem.M // of.m) * config.CLUSTER_M, -(-problem.N // of.n) * config.CLUSTER_N
-    beyond_m, beyond_n = min(m, rows * m - problem.M), min(n, columns * n - problem.N)
+    rows, columns = -(-problem.M // of.m), -(-problem.N // of.n)  # of tiles of clusters
+    beyond_m, beyond_n = max(0, m - problem.M), max(0, n - problem.N)  # of a matrix that is smaller than a tile
     few_m, few_n = (0, 0) if grouped else copied(problem, config)
     if few_m:
         m, beyond_m = few_m, few_m - problem.M
@@ -229,33 +233,45 @@ def of_tile(
             a_line *= costs.shared
         elif columns == 1 and problem.N < problem.M:
             b_line *= costs.shared
-    outer = (m - beyond_m) * a_line + beyond_m * a_beyond + (n - beyond_n) * b_line + beyond_n * b_beyond
-    inner = outer
-    if rows > 1:
-        inner += beyond_m * (a_line - a_beyond)
-    if columns > 1:
-        inner += beyond_n * (b_line - b_beyond)
-    pace = max(of.multiply, inner * of.lines)
+    loaded = (m - beyond_m) * a_line + beyond_m * a_beyond + (n - beyond_n) * b_line + beyond_n * b_beyond
+    pace = max(of.multiply, loaded * of.lines)
     if few:
         slots = len(problem.planes.terms)  # of a k-tile
         pace = max(pace, slots * costs.round_trip / max(1, config.num_stages - HELD) - of.more)
     k_tiles = -(-problem.K // config.BLOCK_K)
-    a_loaded = min(m, problem.M) * a_lines * _requested(config.CLUSTER_N, costs)
-    b_loaded = min(n, problem.N) * b_lines * _requested(config.CLUSTER_M, costs)
-    inside = (problem.M // m) * (problem.N // n)
+    a_loaded = min(m, problem.M) * a_lines * _requested(config.CLUSTER_N, config.ctas, costs)
+    b_loaded = min(n, problem.N) * b_lines * _requested(config.CLUSTER_M, config.ctas, costs)
+    if config.CLUSTER_N == 1:
+        a_loaded *= 1 - costs.merged * (1 - _distinct(rows, columns, config.ctas))
     return OfTile(
         k_tiles=k_tiles,
         pace=pace + of.more,
-        edge=max(0.0, outer * of.lines - pace),
-        edges=rows * columns - inside,
-        tiles=rows * columns,
+        store=_straddling(problem, config, costs),
         l2=config.ctas * k_tiles * of.lines * (a_loaded + b_loaded) / model.l2,
         alone=alone,
     )
 
 
-def _requested(sharing: int, costs: Costs) -> float:
-    """L2's cost, for each CTA, of a line that `sharing` CTAs load by multicast; 1 is that of a line loaded alone."""
+def _straddling(problem: GemmProblem, config: Config, costs: Costs) -> float:
+    """What a tile's sectors add of which it writes a part, and its neighbour the rest."""
+    rows, columns = config.BLOCK_M, config.BLOCK_N
+    if problem.c.column_major:
+        rows, columns = columns, rows
+    return costs.straddling * rows / 128 * (columns * problem.out_dtype.itemsize % SECTOR != 0)
+
+
+def _distinct(rows: int, columns: int, ctas: int) -> float:
+    """The share of clusters on a GPC that load lines of A which none of the others there loads. Successive programs go
+    down a group of rows of C's tiles, and then begin the next column: in it they load the same lines of A."""
+    clusters = max(1, GPC_SMS // ctas)
+    return min(1.0, max(min(rows, Schedule.group_m) / clusters, 1 / columns))
+
+
+def _requested(sharing: int, ctas: int, costs: Costs) -> float:
+    """L2's cost, for each CTA of a cluster of so many, of a line that `sharing` of them load by multicast; 1 is that of
+    a line loaded by a CTA in no cluster."""
+    if sharing == 1:
+        return costs.unshared if ctas > 1 else 1.0
     return (1 + costs.delivered * (sharing - 1)) / sharing
 
 
