@@ -333,20 +333,20 @@ def test_a_failure_leaves_torchs_product(gpu: Gpu, caplog: pytest.LogCaptureFixt
 def test_the_classes_of_a_weight_are_compiled_ahead(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """At its first call, one product for each class: others of that class then run on its kernel, without a wait."""
     monkeypatch.setattr(background, "AHEAD", (512, 256, 128, 64))
-    first = planned(1024, 2048, 16384)
+    first = planned(1024, 2048, 8192)
     call(first)
     ahead = [(problem.M, bit_class(problem, selection)) for problem, selection in gpu.compiler.jobs]
     assert len(ahead) == len({name for _, name in ahead}) > 1
     assert bit_class(first.problem, first.selection) not in {name for _, name in ahead}
     jobs = [*gpu.compiler.jobs]
-    call(planned(900, 2048, 16384))
+    call(planned(900, 2048, 8192))
     assert [job for job in gpu.compiler.jobs if job not in jobs][1:] == [], "once for a weight"
     gpu.end()
     for M, _ in ahead:
-        call(planned(M, 2048, 16384))
+        call(planned(M, 2048, 8192))
     assert gpu.waited == own(first) and background.counts["waited"] == 1
     name, rows = ahead[0][1], {M for M, _ in ahead}
-    others = (planned(M, 2048, 16384) for M in range(64, 600) if M not in rows)
+    others = (planned(M, 2048, 8192) for M in range(64, 600) if M not in rows)
     uncompiled = (x for x in others if not gpu.cached.issuperset(own(x)))
     other = next(x for x in uncompiled if bit_class(x.problem, x.selection) == name)
     call(other)

@@ -26,7 +26,7 @@ from triton_gemm.tables.files import Table
 from triton_gemm.tables.weights import dealt_out_for
 
 MOST, FEWEST = 512, 385
-N, K = 4096, 4096
+N, K = 6144, 4096
 
 
 @pytest.fixture

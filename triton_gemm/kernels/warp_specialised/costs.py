@@ -98,7 +98,8 @@ class OfConfig(NamedTuple):
     """Of a configuration, whatever the problem's sizes: the sides of a cluster's tiles, how many clusters run at once,
     and whether tiles can be cut; the time of a k-tile's products, how often it loads 128 bytes of a row, and the time
     that it takes in addition; of a tile start and end, handing partial sums on, and adding one program's; of a launch
-    what clusters wait for; of sums, adding them outside of the tensor cores."""
+    what clusters wait for; of sums, adding them outside of the tensor cores; of a line of A and of B that each CTA
+    receives, L2's cost; the share of A's that is saved if another cluster loads it, and how many clusters a GPC has."""
 
     config: Config
     m: int
@@ -113,6 +114,10 @@ class OfConfig(NamedTuple):
     part: float
     waiting: float
     adding: float
+    a_requested: float
+    b_requested: float
+    merged: float
+    clusters: int
 
 
 class OfTile(NamedTuple):
@@ -209,6 +214,10 @@ def of_config(config: Config, itemsize: int, terms: int, promoted: bool, model: 
         part=costs.part[0] + costs.part[1] * size,
         waiting=costs.cluster[0] * clustered,
         adding=adding,
+        a_requested=_requested(config.CLUSTER_N, config.ctas, costs),
+        b_requested=_requested(config.CLUSTER_M, config.ctas, costs),
+        merged=costs.merged * (config.CLUSTER_N == 1),
+        clusters=max(1, GPC_SMS // config.ctas),
     )
 
 
@@ -239,15 +248,11 @@ def of_tile(
         slots = len(problem.planes.terms)  # of a k-tile
         pace = max(pace, slots * costs.round_trip / max(1, config.num_stages - HELD) - of.more)
     k_tiles = -(-problem.K // config.BLOCK_K)
-    a_loaded = min(m, problem.M) * a_lines * _requested(config.CLUSTER_N, config.ctas, costs)
-    b_loaded = min(n, problem.N) * b_lines * _requested(config.CLUSTER_M, config.ctas, costs)
-    if config.CLUSTER_N == 1:
-        a_loaded *= 1 - costs.merged * (1 - _distinct(rows, columns, config.ctas))
     return OfTile(
         k_tiles=k_tiles,
         pace=pace + of.more,
         store=_straddling(problem, config, costs),
-        l2=config.ctas * k_tiles * of.lines * (a_loaded + b_loaded) / model.l2,
+        l2=k_tiles * of.lines * l2_lines(problem, on, of, rows, columns) / model.l2,
         alone=alone,
     )
 
@@ -260,11 +265,20 @@ def _straddling(problem: GemmProblem, config: Config, costs: Costs) -> float:
     return costs.straddling * rows / 128 * (columns * problem.out_dtype.itemsize % SECTOR != 0)
 
 
-def _distinct(rows: int, columns: int, ctas: int) -> float:
-    """The share of clusters on a GPC that load lines of A which none of the others there loads. Successive programs go
-    down a group of rows of C's tiles, and then begin the next column: in it they load the same lines of A."""
-    clusters = max(1, GPC_SMS // ctas)
-    return min(1.0, max(min(rows, Schedule.group_m) / clusters, 1 / columns))
+def l2_lines(problem: GemmProblem, on: OfProblem, of: OfConfig, rows: int, columns: int) -> float:
+    """L2's cost of 128 bytes along K of a cluster's tiles, in lines that it gives to one CTA.
+
+    rows, columns: of tiles of clusters in C. Successive programs go down a group of rows of tiles, and then begin the
+    next column. So clusters on a GPC load the same lines of B, and of A only where a group has fewer rows than a GPC
+    clusters: lines that others there load at about the same time are merged into one request.
+    """
+    config = of.config
+    a = min(config.BLOCK_M, problem.M) * on.a_lines * of.a_requested
+    b = min(config.BLOCK_N, problem.N) * on.b_lines * of.b_requested
+    alone = max(min(rows, Schedule.group_m) / of.clusters, 1 / columns)  # share of A's lines that no other loads
+    if alone < 1:
+        a *= 1 - of.merged * (1 - alone)
+    return config.ctas * (a + b)
 
 
 def _requested(sharing: int, ctas: int, costs: Costs) -> float:
