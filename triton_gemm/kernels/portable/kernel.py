@@ -110,16 +110,16 @@ def portable_kernel(
     share = tl.cdiv(k_tiles, SPLIT_K)
     first = pid_k * share
 
-    # Prologue. The unit stride's dimension is masked, by whole vectors. Rows of vectors past the edge are clamped to
-    # the last one instead, which costs nothing in the loop; what they compute is not stored.
+    # Prologue. The unit stride's dimension is masked, by whole vectors. Instead of rows of vectors past the edge others
+    # are loaded, which costs nothing in the loop; what they compute is not stored.
     offs_m = m + tl.arange(0, BLOCK_M).to(tl.int64)
     offs_n = pid_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     offs_k = tl.arange(0, BLOCK_K)
     everywhere_m = tl.full((BLOCK_M,), True, tl.int1)
     everywhere_n = tl.full((BLOCK_N,), True, tl.int1)
     everywhere_k = tl.full((BLOCK_K,), True, tl.int1)
-    a_m = offs_m if A_UNIT == 0 else tl.minimum(offs_m, M - 1)
-    b_n = offs_n if B_UNIT == 1 else tl.minimum(offs_n, N - 1)
+    a_m = offs_m if A_UNIT == 0 else inside(offs_m, M, BLOCK_M)
+    b_n = offs_n if B_UNIT == 1 else inside(offs_n, N, BLOCK_N)
     a_mask_m = offs_m < whole(M, A_VECTOR) if A_UNIT == 0 else everywhere_m
     b_mask_n = offs_n < whole(N, B_VECTOR) if B_UNIT == 1 else everywhere_n
     k = begin_k + first.to(tl.int64) * BLOCK_K + offs_k
@@ -197,6 +197,13 @@ def portable_tma_kernel(
         offs_n = n.to(tl.int64) + tl.arange(0, BLOCK_N)
         out = Output(c_ptr, M, N, stride_cm, 1, bias_ptr, 1, None, None, alpha, beta)
         store_tile(acc, offs_m, offs_n, out, Epilogue(1, C_VECTOR, None, HAS_BETA, BIAS, ACTIVATION))
+
+
+@triton.jit
+def inside(offs, extent, BLOCK: tl.constexpr):
+    """offs, for those past the end the rows of the tile before: if all loaded the last row, its lines would become a
+    bottleneck in L2 (docs/log.md, "Tiles past the end of C")."""
+    return tl.maximum(tl.where(offs < extent, offs, offs - BLOCK), 0)
 
 
 @triton.jit
