@@ -54,6 +54,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "calibration": _GEMM,
     "tuning": _GEMM,
     "gpt": (*_MATMUL, "examples/gpt.py"),
+    "models": (*_MATMUL, "perf/models/zoo.py", "perf/models/nanogpt.py"),
 }
 CLOCK_FIELDS = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "clocks_event_reasons.active")
 # What must be equal for two measurements to stand in one record.

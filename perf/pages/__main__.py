@@ -27,7 +27,17 @@ PAGES = (
     ROOT / "README.md",
     *(
         ROOT / "docs" / f"{name}.md"
-        for name in ("accuracy", "architecture", "ladder", "performance", "precision", "reliability", "tuning", "use")
+        for name in (
+            "accuracy",
+            "architecture",
+            "ladder",
+            "models",
+            "performance",
+            "precision",
+            "reliability",
+            "tuning",
+            "use",
+        )
     ),
 )
 

@@ -21,6 +21,7 @@ from perf.ladder.record import Record
 from perf.ladder.rungs_and_twins import MODES
 from perf.measure import environment
 from perf.measure.providers import CUBLAS
+from perf.models import tables as model_tables
 from perf.pages import architecture, gpt_tables, rung_diff, summary
 from perf.pages.results import Results
 from perf.tuning import tables as tuning_tables
@@ -265,4 +266,6 @@ BLOCKS: dict[str, Block] = {
     "tuned": lambda results, folder: tuning_tables.tables(results.tunings),
     "packages": lambda results, folder: architecture.packages(),
     "gpt": lambda results, folder: gpt_tables.tables(results.models),
+    "list-of-models": lambda results, folder: model_tables.list_of_models(),
+    "models": lambda results, folder: model_tables.tables(results.whole_models),
 }

@@ -15,15 +15,16 @@ from perf.bench.scores import Sweep
 from perf.ladder import views
 from perf.ladder.record import FILE, Record
 from perf.measure import environment
+from perf.models import tables as model_tables
 from perf.pages import gpt_tables
 from perf.tuning import tables as tuning_tables
 
 
 @dataclass(frozen=True)
 class Results:
-    """What is committed, in the order of GPUs: reports, sweeps, GPTs, accuracy, batteries, tunings, first calls. Of
-    each GPU those with its newest Triton; older ones are evidence of the log in docs/kernels.md. calls: Python's time
-    of calls."""
+    """What is committed, in the order of GPUs: reports, sweeps, GPTs, accuracy, batteries, tunings, first calls,
+    transformers' models. Of each GPU those with its newest Triton; older ones are evidence of the log in
+    docs/kernels.md. calls: Python's time of calls."""
 
     records: list[Record]
     sweeps: list[Sweep]
@@ -32,13 +33,14 @@ class Results:
     batteries: list[dict[str, Any]] = field(default_factory=list)
     tunings: list[dict[str, Any]] = field(default_factory=list)
     first_calls: list[dict[str, Any]] = field(default_factory=list)
+    whole_models: list[dict[str, Any]] = field(default_factory=list)
     calls: list[Sweep] = field(default_factory=list)
 
     @classmethod
     def read(cls, folder: Path) -> Results:
         records = [Record.read(path.parent) for path in folder.glob(f"*/{FILE}")]
         records.sort(key=lambda record: environment.order(record.environment))
-        modules = (bench_tables, gpt_tables, accuracy_tables, battery, tuning_tables, first_calls)
+        modules = (bench_tables, gpt_tables, accuracy_tables, battery, tuning_tables, first_calls, model_tables)
         newest = (environment.newest(tables.committed(folder)) for tables in modules)
         return cls(records, *[*newest, bench_tables.committed_calls(folder)])
 

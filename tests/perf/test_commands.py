@@ -22,6 +22,7 @@ from perf.accuracy import __main__ as accuracy
 from perf.bench import __main__ as bench
 from perf.calibrate import __main__ as calibrate
 from perf.ladder import counters, interpret, report
+from perf.models import __main__ as models
 
 ROOT = Path(__file__).parents[2]
 
@@ -110,6 +111,18 @@ MISTAKES: dict[Callable[[list[str]], Any], list[tuple[str, str]]] = {
         ("c03_shared_tiled fp32_32 64", "needs a CUDA GPU"),
     ],
     interpret.main: [("k01 k99", "no rung k99; there are k01"), ("k01", "set TRITON_INTERPRET=1")],
+    models.main: [
+        ("llama-9b", "no model llama-9b; there are llama-1b"),
+        ("--case nonsense", "no case with 'nonsense'; there are forward"),
+        ("bert-base --case static", "no model of these has such a case"),
+        ("--shard 3/2", "a shard is 1/4 to 4/4, not '3/2'"),
+        ("--budget 0", "--budget is seconds"),
+        ("--list --tiny --out a", "--tiny, --out would be ignored: --list measures nothing"),
+        ("--merge a.json --shard 1/2", "--shard would be ignored: --merge measures nothing"),
+        ("--out ''", "--out: an empty name"),
+        ("--tiny", "--tiny needs TRITON_INTERPRET=1"),
+        ("", "needs a CUDA GPU"),
+    ],
     report.main: [
         ("--rungs k99", "--rungs: no rung 'k99'"),
         ("--sizes 1024,many", "--sizes"),

@@ -1,0 +1,282 @@
+"""perf.models without models: the list, records that are written and merged, tables, shards, and failures."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perf.common.files import read_json, write_json
+from perf.measure import environment
+from perf.models import __main__ as models
+from perf.models import first_minute, record, tables, zoo
+from perf.models.tables import OURS, TORCH
+from perf.pages.results import Results
+from tests.support.report_records import block
+
+MADE: dict[str, Any] = {
+    "gpu": "NVIDIA H100",
+    "torch": "2.11",
+    "triton": "3.9.0",
+    "cuda": "13.0",
+    "commit": "abc1234",
+    "sources": "1" * 12,
+    "driver": "580",
+    "date": "2026-01-01",
+    "packages": {"transformers": "5.17.0", "peft": None},
+}
+
+
+def timed(ratio: float, **more: Any) -> dict[str, Any]:
+    return {
+        "shape": "4 x 512",
+        "errors": {TORCH: 1e-3, OURS: 1e-3},
+        "routing": {"ours": 30, "left": {}},
+        "per_s": {TORCH: 1000.0, OURS: 1000.0 * ratio},
+        "ratio": {"median": ratio, "p20": ratio - 0.01, "p80": ratio + 0.01},
+        "settled": True,
+        **more,
+    }
+
+
+def record_of(**ratios: Any) -> dict[str, Any]:
+    """Of cases of Llama, by a word of each."""
+    names = {"forward": zoo.FORWARD, "static": zoo.STATIC, "train": zoo.TRAIN, "dynamic": zoo.DYNAMIC}
+    of_case = {name: MADE[name] for name in record.OF_A_CASE}
+    found = {name: {**of_case, **(timed(x) if isinstance(x, float) else x)} for name, x in ratios.items()}
+    return {"environment": MADE, "cases": {f"llama-1b, {names[name]}": each for name, each in found.items()}}
+
+
+def verdicts(found: dict[str, Any]) -> list[object]:
+    return [tables.row(*each)[-1] for each in tables.ordered(found)]
+
+
+# --- The list ---
+
+
+def test_every_model_is_listed_with_its_cases() -> None:
+    names = [zoo.key(*each) for each in zoo.listed()]
+    assert len(names) == len({*names}) == sum(len(model.cases) for model in zoo.LIST)
+    assert all(model.name in tables.list_of_models() for model in zoo.LIST)
+    assert {case for model in zoo.LIST for case in model.cases} == {*zoo.CASES}
+
+
+def test_the_list_has_what_was_asked_for() -> None:
+    kinds = {model.kind[0] for model in zoo.LIST}
+    assert kinds >= {"Llama", "Qwen2", "Gemma2", "GPT2", "Mixtral", "Qwen2Moe", "Bert", "T5", "ViT"}
+    generating = [model for model in zoo.LIST if model.inputs not in ("image", "masked") and model.kind[0]]
+    assert all({*zoo.OF_A_DECODER} <= {*model.cases} for model in generating)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+def test_shards_are_the_list(count: int) -> None:
+    jobs = zoo.listed()
+    parts = models.shards(jobs, count)
+    assert sorted(zoo.key(*job) for part in parts for job in part) == sorted(zoo.key(*job) for job in jobs)
+    homes = {model.name: set() for model, _ in jobs}  # type: ignore[var-annotated]
+    for i, part in enumerate(parts):
+        for model, case in part:
+            if case != zoo.FIRST_MINUTE:
+                homes[model.name].add(i)
+    assert all(len(home) <= 1 for home in homes.values())
+    costs = [models.cost(part) for part in parts]
+    assert max(costs) <= max(1.5 * sum(costs) / count, max(models.COSTS.values()))
+
+
+# --- Records ---
+
+
+def test_cases_are_added_as_they_come_and_replaced_when_measured_again(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "3.9.0.json"
+    assert record.add(file, MADE, {"a": {"seconds": 1}}) == []
+    assert record.add(file, {**MADE, "commit": "def5678", "driver": "590"}, {"b": {"seconds": 2}}) == []
+    assert record.add(file, MADE, {"a": {"seconds": 3}}) == []
+    found = read_json(file)
+    assert {name: (x["seconds"], x["commit"]) for name, x in found["cases"].items()} == {
+        "a": (3, "abc1234"),
+        "b": (2, "def5678"),
+    }
+
+
+def test_a_failure_does_not_replace_a_result(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    record.add(file, MADE, {"a": {"seconds": 1}, "b": {"failed": "no"}})
+    record.add(file, MADE, {"a": {"failed": "out of memory"}, "b": {"failed": "again"}})
+    assert "failed" not in read_json(file)["cases"]["a"]
+    assert read_json(file)["cases"]["b"]["failed"] == "again"
+
+
+def test_other_versions_drop_what_there_was(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    record.add(file, MADE, {"a": {}})
+    assert record.add(file, {**MADE, "packages": {"transformers": "5.18.0"}}, {"b": {}}) == ["a"]
+    assert list(read_json(file)["cases"]) == ["b"]
+
+
+def test_records_are_merged_where_they_belong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    others = [tmp_path / "one.json", tmp_path / "two.json"]
+    write_json(others[0], record_of(forward=1.0))
+    write_json(others[1], record_of(static=1.1))
+    assert models.main(["--merge", *map(str, others), "--out", str(tmp_path / "out")]) == 0
+    found = read_json(tmp_path / "out" / "3.9.0.json")
+    assert list(found["cases"]) == ["llama-1b, forward", "llama-1b, generate, static cache"]
+    assert "1 cases of" in capsys.readouterr().out
+
+
+# --- Tables ---
+
+
+def test_a_target_is_met_or_missed_and_training_is_reported() -> None:
+    found = record_of(forward=1.02, static=0.98, train=0.9)
+    assert verdicts(found) == ["met", "missed", "reported"]
+    text = tables.summary(found)
+    assert "2 cases of inference: 1.000 of torch in the geometric mean, 0.980 at least" in text and "missed)" in text
+    assert "Below 0.99: llama-1b, generate, static cache." in text
+    assert "Not measured: llama-1b, forward, compiled;" in text
+    assert "met)" in tables.summary(record_of(forward=1.05, static=1.02, train=0.9))
+
+
+def test_what_failed_is_wrong_or_did_not_settle_is_shown() -> None:
+    found = record_of(
+        forward={"failed": "OutOfMemoryError: a|b"},
+        static=timed(1.2, wrong="an error of 1"),
+        dynamic=timed(1.2, settled=False),
+    )
+    failed, unsettled, wrong = verdicts(found)
+    assert failed == "FAILED: OutOfMemoryError: a/b"
+    assert wrong == "WRONG: an error of 1" and unsettled == "met, while kernels were being compiled"
+    assert "Below 0.99: llama-1b, forward; llama-1b, generate, static cache." in tables.summary(found)
+
+
+def test_products_that_were_left_are_listed() -> None:
+    found = record_of(forward=timed(1.0, routing={"ours": 5, "left": {"mm: int64 is not computed": 2}}))
+    assert "| llama-1b, forward | mm: int64 is not computed | 2 |" in tables.text(found)
+    assert "5 of 7" in tables.text(found)
+
+
+def test_a_first_minute_is_a_table_of_its_own() -> None:
+    tokens = {
+        p: {f"{moment:g}": moment * speed for moment in tables.MOMENTS} for p, speed in ((TORCH, 100), (OURS, 90))
+    }
+    found = {"environment": MADE, "cases": {"llama-1b, first minute": {"tokens": tokens, "ratio": {"median": 0.9}}}}
+    assert "| ratio | 0.900 | 0.900 |" in tables.text(found)
+    assert "of inference" not in tables.text(found)
+    found["cases"]["llama-1b, first minute"] = {"failed": "no end"}
+    assert "FAILED: no end" in tables.text(found)
+
+
+def test_the_page_has_the_newest_triton(tmp_path: Path) -> None:
+    for version in ("3.8.0", "3.9.0", "3.10.0"):
+        found = record_of(forward=1.0)
+        found["environment"] = {**MADE, "triton": version}
+        file = tables.file_of(tmp_path, found["environment"])
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, found)
+    shown = block("models", Results.read(tmp_path))
+    assert "Triton 3.10.0" in shown and "Triton 3.9.0" not in shown
+    assert "transformers 5.17.0. Commit `abc1234`" in shown
+
+
+# --- A run ---
+
+
+def given(**more: Any) -> Namespace:
+    return Namespace(tiny=False, budget=1.0, **more)
+
+
+def test_a_case_that_fails_says_why_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(model: Any, case: str, built: Any, given: Any) -> dict[str, Any]:
+        if case == zoo.STATIC:
+            raise RuntimeError("\nno\nmore")
+        return {"shape": built}
+
+    monkeypatch.setattr(models, "build", lambda model, tiny: model.name)
+    monkeypatch.setattr(models, "measured", measured)
+    jobs = [(zoo.BY_NAME[name], case) for name in ("llama-1b", "gpt2") for case in (zoo.FORWARD, zoo.STATIC)]
+    found = dict(models.results(jobs, given()))
+    assert [x.get("shape") for x in found.values()] == ["llama-1b", None, "gpt2", None]
+    assert found["gpt2, generate, static cache"]["failed"].startswith("RuntimeError: no (test_models.py:")
+    assert models.said(found["gpt2, generate, static cache"]).startswith("FAILED: RuntimeError: no")
+
+
+def test_a_model_that_cannot_be_built_fails_in_each_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(model: Any, tiny: bool) -> Any:
+        raise MemoryError("out of it")
+
+    monkeypatch.setattr(models, "build", build)
+    found = dict(models.results([(zoo.BY_NAME["gpt2"], case) for case in (zoo.FORWARD, zoo.TRAIN)], given()))
+    assert ["MemoryError: out of it" in x["failed"] for x in found.values()] == [True, True]
+
+
+def test_nothing_runs_on_a_gpu_that_is_lost(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(models, "build", lambda model, tiny: None)
+    monkeypatch.setattr(models, "measured", lambda *_: {})
+    monkeypatch.setattr(models, "lost", lambda: True)
+    assert len(list(models.results(zoo.listed()[:3], given()))) == 1
+    assert "context is lost" in capsys.readouterr().err
+
+
+def test_a_run_is_written_case_by_case(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And what was measured stays when it is interrupted."""
+
+    def results(jobs: Any, given: Any) -> Any:
+        yield zoo.key(*jobs[0]), {**timed(1.0), "seconds": 1.0}
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(models, "results", results)
+    monkeypatch.setattr(models.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(record, "described", lambda: MADE)
+    monkeypatch.setattr(models.background, "WORKERS", 99)
+    assert models.main(["gpt2", "--out", str(tmp_path)]) == 130
+    assert list(read_json(tmp_path / "3.9.0.json")["cases"]) == ["gpt2, forward"]
+    assert "1.000 of torch (0.990 to 1.010), errors 1.00e-03 and 1.00e-03, 30 products" in capsys.readouterr().out
+
+
+def test_words_choose_cases() -> None:
+    def names(*arguments: str) -> list[str]:
+        return [zoo.key(*job) for job in models.chosen(models.parse(list(arguments)))]
+
+    assert names("bert-base", "--case", "compiled", "training") == [
+        "bert-base, forward, compiled",
+        "bert-base, training step",
+    ]
+    assert len(names("--skip", "first", "static")) == len(names()) - 2 - 9
+    assert names("llama-1b", "--tiny", "--case", "first", "training") == ["llama-1b, training step"]
+
+
+# --- The first minute ---
+
+
+def test_tokens_at_moments() -> None:
+    found = first_minute.at_moments([(2.0, 32), (4.0, 64), (30.0, 96), (70.0, 128)])
+    assert found == {"1": 16.0, "5": 65.2, "10": 71.4, "20": 83.7, "40": 104.0, "60": 120.0}
+
+
+def test_requests_come_until_the_time_is_over() -> None:
+    now = iter(float(x) for x in range(100))
+    lengths: list[int] = []
+    curve = first_minute.answers(lambda length: lengths.append(length) or 32, 5.0, lambda: next(now))  # type: ignore[func-returns-value]
+    assert curve == [(float(i), 32 * i) for i in range(1, 6)]
+    assert len({*lengths}) > 3 and all(first_minute.SHORTEST <= n <= first_minute.LONGEST for n in lengths)
+
+
+def test_a_process_that_fails_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_minute, "CHILD", "import sys; sys.exit('no memory')")
+    with pytest.raises(first_minute.ProcessError, match="torch: the process ended with 1: no memory"):
+        first_minute.measure(zoo.BY_NAME["llama-1b"])
+    monkeypatch.setattr(first_minute, "CHILD", f"print('note'); print({json.dumps([[1.0, 10], [61.0, 610]])!r})")
+    assert first_minute.measure(zoo.BY_NAME["llama-1b"])["ratio"] == {"median": 1.0}
+    monkeypatch.setattr(first_minute, "PATIENCE_S", 0.01)
+    with pytest.raises(first_minute.ProcessError, match="no end"):
+        first_minute.measure(zoo.BY_NAME["llama-1b"])
+
+
+def test_the_hash_of_sources_has_the_list() -> None:
+    assert any("zoo" in path for path in environment.SOURCES["models"])
