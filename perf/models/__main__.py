@@ -36,7 +36,7 @@ from perf.models.zoo import Model
 from triton_gemm.compat import INTERPRETED
 from triton_gemm.runtime import background
 
-BUDGET_S = 3.0
+BUDGET_S = 2.0
 # Seconds that a case takes, roughly: what shards are made equal by.
 COSTS = {zoo.FIRST_MINUTE: 160, zoo.STATIC: 40, zoo.COMPILED: 20, zoo.LOOP_COMPILED: 30}
 MOST_WORKERS = 12  # that compile, instead of a process's two
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("error: this needs transformers, and peft for a model with LoRA: pip install '.[dev]'", file=sys.stderr)
         return 2
     file = None if given.tiny and given.out is None else file_of(given.out, made)
-    background.WORKERS = max(background.WORKERS, min(MOST_WORKERS, cores() // given.shard[1]))
+    compile_what_runs(cores() // given.shard[1])
     failed = []
     try:
         for i, (name, found) in enumerate(results(jobs, given), 1):
@@ -133,6 +133,13 @@ def free() -> None:
     gc.collect()
     if torch.cuda.is_available() and not lost():
         torch.cuda.empty_cache()
+
+
+def compile_what_runs(count: int) -> None:
+    """Has up to so many processes compile, and no kernels for numbers of rows that no case has: all is compiled before
+    anything is timed."""
+    background.WORKERS = max(background.WORKERS, min(MOST_WORKERS, count))
+    background.AHEAD = ()
 
 
 def lost() -> bool:

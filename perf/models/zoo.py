@@ -76,12 +76,12 @@ _LLAMA_1B = _llama(width=2048, inner=8192, layers=8, heads=32, kv=8, vocab=12825
 
 
 def _with_lora(model: nn.Module) -> nn.Module:
-    """Adapters of rank 16 at every linear layer but the head; the rest is frozen. Both of their matrices are random, so
-    that their products are not zero."""
+    """Adapters of rank 16 at every linear layer but the head, in the model's dtype; the rest is frozen. Both of their
+    matrices are random, so that their products are not zero."""
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", init_lora_weights=False)
-    return get_peft_model(model, config)
+    return get_peft_model(model, config, autocast_adapter_dtype=False)
 
 
 LLAMA = ("Llama", "LlamaForCausalLM")
@@ -256,7 +256,7 @@ def build(model: Model, *, tiny: bool, device: str, dtype: torch.dtype, experts:
             made: Any = getattr(transformers, model.kind[1])._from_config(
                 config, attn_implementation=model.attention, dtype=dtype, **more
             )
-            made = model.more(made).to(device, dtype)
+            made = model.more(made)
     finally:
         torch.set_default_dtype(before)
     if getattr(made, "generation_config", None) is not None:

@@ -46,6 +46,16 @@ def test_logits(name: str) -> None:
     assert_right(measuring.checked(work(name, zoo.FORWARD)))
 
 
+@pytest.mark.parametrize("name", ["llama-1b", "llama-1b-lora", "gemma2-2b"])
+def test_weights_alone_are_in_bf16(name: str) -> None:
+    """Frequencies of angles are not: at far positions they would be wrong by more than all products."""
+    model = zoo.BY_NAME[name]
+    built = zoo.build(model, **THERE, dtype=torch.bfloat16)
+    assert {p.dtype for p in built.parameters()} == {torch.bfloat16}
+    angles = [buffer.dtype for name, buffer in built.named_buffers() if name.endswith("inv_freq")]
+    assert angles and {*angles} == {torch.float32}
+
+
 def test_a_compiled_model_is_routed() -> None:
     assert_right(measuring.checked(work("bert-base", zoo.COMPILED)))
 
@@ -125,3 +135,14 @@ def test_rounds_and_what_they_say() -> None:
     assert found["settled"] and found["rounds"] == measuring.ROUNDS[0]
     assert found["per_s"][OURS] > 0 and found["ratio"]["p20"] <= found["ratio"]["median"] <= found["ratio"]["p80"]
     assert found["routing"] == {"ours": 1, "left": {}}
+
+
+def test_what_is_still_being_compiled_is_not_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[int] = []
+    assert measuring.settled(lambda: runs.append(1)) and len(runs) == 1
+    monkeypatch.setattr(measuring.background, "counts", counts := measuring.background.Counter())
+    counted = iter([1, 1, 0])
+    assert measuring.settled(lambda: counts.update(waited=next(counted)))  # in its third run nothing is new
+    assert not measuring.settled(lambda: counts.update(waited=1))
+    monkeypatch.setattr(measuring.triton_gemm, "wait_until_compiled", lambda timeout: False)
+    assert not measuring.settled(lambda: None)
