@@ -139,7 +139,7 @@ def compile_what_runs(count: int) -> None:
     """Has up to so many processes compile, and no kernels for numbers of rows that no case has: all is compiled before
     anything is timed."""
     background.WORKERS = max(background.WORKERS, min(MOST_WORKERS, count))
-    background.AHEAD = ()
+    background.AHEAD = ()  # type: ignore[assignment]
 
 
 def lost() -> bool:
