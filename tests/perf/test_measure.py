@@ -341,9 +341,10 @@ def test_the_hash_looks_past_what_decides_no_figure(sources: Path) -> None:
         ("**/select.py", "return ", "return not ", GEMM),
         ("**/device_models.json", '"num_sms": 132', '"num_sms": 78', GEMM),
         ("compat/language.py", "return ", "return not ", LADDER | GEMM),
-        ("tables/*-5120bit-*.json", '"M": 1', '"M": 2', {"bench", "gpt", "first-calls"}),
+        ("tables/*-5120bit-*.json", '"M": 1', '"M": 2', {"bench", "gpt", "first-calls", "models"}),
         ("runtime/compiling.py", "STARTING = 4", "STARTING = 2", {"first-calls"}),
         ("../examples/gpt.py", "self", "this", {"gpt"}),
+        ("../perf/models/zoo.py", "layers=4", "layers=8", {"models"}),
     ],
 )
 def test_the_hash_follows_what_is_measured(pattern: str, old: str, new: str, of: set[str], sources: Path) -> None:

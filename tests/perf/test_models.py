@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from perf.common.files import read_json, write_json
-from perf.measure import environment
 from perf.models import __main__ as models
 from perf.models import first_minute, record, tables, zoo
 from perf.models.tables import OURS, TORCH
@@ -277,7 +276,3 @@ def test_a_process_that_fails_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(first_minute, "PATIENCE_S", 0.01)
     with pytest.raises(first_minute.ProcessError, match="no end"):
         first_minute.measure(zoo.BY_NAME["llama-1b"])
-
-
-def test_the_hash_of_sources_has_the_list() -> None:
-    assert any("zoo" in path for path in environment.SOURCES["models"])
