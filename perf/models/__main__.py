@@ -78,7 +78,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in failed:
         print(f"FAILED {name}", file=sys.stderr)
     if file is not None and file.exists():
-        print(f"\n{tables.text(read_json(file))}\n\nWritten to {shown(file)}; `python -m perf.pages` shows it.")
+        if given.shard[1] == 1:
+            print(f"\n{tables.text(read_json(file))}\n")
+        print(f"Written to {shown(file)}; `python -m perf.pages` shows it.")
     if given.tiny:
         print("The interpreter's times mean nothing, so none were taken.")
     return 1 if failed else 0
