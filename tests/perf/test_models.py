@@ -273,6 +273,7 @@ def test_a_process_that_fails_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
         first_minute.measure(zoo.BY_NAME["llama-1b"])
     monkeypatch.setattr(first_minute, "CHILD", f"print('note'); print({json.dumps([[1.0, 10], [61.0, 610]])!r})")
     assert first_minute.measure(zoo.BY_NAME["llama-1b"])["ratio"] == {"median": 1.0}
-    monkeypatch.setattr(first_minute, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(first_minute, "CHILD", "import time; time.sleep(60)")
+    monkeypatch.setattr(first_minute, "PATIENCE_S", 0.1)
     with pytest.raises(first_minute.ProcessError, match="no end"):
         first_minute.measure(zoo.BY_NAME["llama-1b"])

@@ -1,5 +1,5 @@
-"""The models of perf.models, very small ones in bf16, on a GPU; above all that a CUDA graph of `generate` is a provider's
-own."""
+"""The models of perf.models, very small ones in bf16, on a GPU; above all that the CUDA graphs of `generate` are apart
+for torch and for us."""
 
 from __future__ import annotations
 
