@@ -81,7 +81,7 @@ class Request(NamedTuple):
     beta = 0 does not read it. activation: None or one of ACTIVATIONS. out_dtype: C's; None: `result_dtype`. precision:
     the name of an `Arithmetic`; None: `default_arithmetic`. bias: None, or what has a value of its own: each row of C,
     "m", or each column, "n". scales, groups: as in GemmProblem. batch_invariant: whether rows have the same bits for
-    any number of rows; None: as the policy says.
+    any number of rows; None: as the policy says. residual: whether beta C is added last, to what the activation gives.
     """
 
     alpha: float = 1  # whole numbers, because compilers take a float that is no constant of the source for a variable
@@ -93,11 +93,13 @@ class Request(NamedTuple):
     scales: str | None = None
     groups: str | None = None
     batch_invariant: bool | None = None
+    residual: bool = False
 
     def problem(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> GemmProblem:
         """What this is of a, b and c. As in BLAS alpha = 0 reads neither a nor b."""
         fields = {name: getattr(self, name) for name in ("activation", "precision", "bias", "scales", "groups")}
-        problem = GemmProblem.of(a, b, c, has_beta=self.beta != 0, **fields)
+        residual = self.residual and self.beta != 0 and self.activation is not None
+        problem = GemmProblem.of(a, b, c, has_beta=self.beta != 0, residual=residual, **fields)
         return replace(problem, K=0) if self.alpha == 0 else problem
 
 
@@ -113,7 +115,8 @@ class GemmProblem:
     out_dtype: C's; precision: the name of an `Arithmetic`; a, b, c: how they lie in memory; has_beta: whether C is
     read; bias: None, "m" (one value a row) or "n" (one a column); activation: None or one of ACTIVATIONS; scales: None
     or a `ScaleKind`: "tensor" (one for A and one for B), "rows" (one for each row of A and column of B) or "blocks"
-    (one for 1 x 128 of A and 128 x 128 of B).
+    (one for 1 x 128 of A and 128 x 128 of B). residual: whether beta C is added to what the activation gives, not
+    before it; without an activation there is no difference, and it is False.
 
     groups: None, or the dimension that is cut into `batch` groups whose ends are in the GPU's memory: "m", where a is
     [M, K] and c [M, N] and each group of rows has a matrix of b for its own, or "k", where a is [M, K] and b [K, N] and
@@ -135,6 +138,7 @@ class GemmProblem:
     activation: str | None = None
     scales: str | None = None
     groups: str | None = None
+    residual: bool = False
 
     def __post_init__(self) -> None:
         if self.K == 0 and self.arithmetic.planes:  # an empty sum is the same in every precision
@@ -169,6 +173,11 @@ class GemmProblem:
             groups=groups,
             **fields,
         )
+
+    @property
+    def added(self) -> int:
+        """Kernels' constant HAS_BETA: whether the epilogue adds beta C, and 2 where it does so after the activation."""
+        return 2 if self.residual else self.has_beta
 
     @property
     def auxiliary(self) -> tuple[str, ...]:
@@ -218,7 +227,8 @@ def problem_text(problem: GemmProblem) -> str:
     usual = problem.dtype != torch.float32 and problem.arithmetic is default_arithmetic(problem.dtype)
     words += [problem.precision] * (not usual)
     words += [f"bias {problem.bias}"] * bool(problem.bias) + [problem.activation or ""] * bool(problem.activation)
-    words += ["+ beta C"] * problem.has_beta + [f"scales {problem.scales}"] * bool(problem.scales)
+    words += ["+ residual" if problem.residual else "+ beta C"] * problem.has_beta
+    words += [f"scales {problem.scales}"] * bool(problem.scales)
     words += [f"groups of {problem.groups}"] * bool(problem.groups)
     words += [f"to {str(problem.out_dtype).removeprefix('torch.')}"] * (problem.out_dtype != problem.dtype)
     words += [f"{x} not aligned" for x in "abc" if not getattr(problem, x).aligned]

@@ -10,7 +10,7 @@ import torch
 
 from perf.measure import numerics
 from triton_gemm.arithmetic import EMULATED
-from triton_gemm.functional.api import ACTIVATIONS as ACTIVATIONS
+from triton_gemm.functional.activations import ACTIVATIONS as ACTIVATIONS
 from triton_gemm.tuning.timing import COLD_FACTOR
 from triton_gemm.tuning.timing import draw as draw
 from triton_gemm.tuning.timing import set_count as set_count

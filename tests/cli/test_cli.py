@@ -106,7 +106,7 @@ def test_help_shows_every_command_in_plain_words() -> None:
         ("explain 1 2 3 --device absent.json", "absent.json cannot be read: No such file"),
         ("explain 1 2 3 --device h200 --precision tf32", "precision"),
         ("explain 1 2 3 --device h200 --scales rows", "scaled_matmul is not implemented for torch.bfloat16"),
-        ("explain 1 2 3 --device h200 --beta 1 --activation relu", "no product has both beta and activation"),
+        ("explain 1 2 3 --device h200 --beta 1 --bias n", "no product has both beta and bias"),
         ("explain 1 2 3 --device h200 --out-dtype int32", "out_dtype must be the same as input dtype or fp32"),
         ("explain 1 2 3 --device h200 --dtype fp8 --batch 2 --scales tensor", "a must be 2D"),
         ("explain 7 1048576 281474976710656 --device h200", "Storage size calculation overflowed"),

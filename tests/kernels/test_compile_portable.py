@@ -50,6 +50,7 @@ class Circumstance:
     activation: str | None = None
     split_k: int = 1
     scales: str | None = None
+    residual: bool = False
 
     def problem(self, precision: str) -> GemmProblem:
         """8-bit operands have scales and give bf16, where nothing else is said."""
@@ -67,7 +68,9 @@ class Circumstance:
         if dtype.itemsize == 1 and out_dtype != torch.int32:
             scales = self.scales or "tensor"
         epilogue = (self.has_beta, self.bias, self.activation, scales)
-        return GemmProblem(1, M, N, K, dtype, out_dtype, precision, *layouts, *epilogue)
+        return GemmProblem(
+            *(1, M, N, K, dtype, out_dtype, precision, *layouts, *epilogue), residual=self.residual
+        )  # fmt: skip
 
     def legal(self, precision: str, capability: Capability) -> list[TileConfig]:
         problem, device = self.problem(precision), device_of_capability(capability)
@@ -105,6 +108,7 @@ CIRCUMSTANCES = {
     "split": replace(ALIGNED, split_k=3),
     "everything": replace(ALIGNED, has_beta=True, bias="m", activation="gelu", split_k=3),
     "odd-everything": Circumstance((509, 767, 1021), "nnn", 1, None, True, "n", "gelu_tanh", 2),
+    "residual": replace(ALIGNED, has_beta=True, bias="n", activation="gelu", residual=True),
     "float32": replace(ALIGNED, out_dtype=torch.float32),
     "int32": replace(ALIGNED, out_dtype=torch.int32),
     "odd-int32": Circumstance((509, 767, 1021), out_dtype=torch.int32, split_k=2),
@@ -112,6 +116,8 @@ CIRCUMSTANCES = {
     "odd-rows": Circumstance((509, 767, 1021), scales="rows"),
     "blocks": replace(ALIGNED, orders="ntn", scales="blocks", bias="n"),
     "odd-blocks": Circumstance((509, 767, 1021), scales="blocks"),
+    "rows-gelu": replace(ALIGNED, scales="rows", bias="n", activation="gelu"),
+    "odd-blocks-gelu": Circumstance((509, 767, 1021), scales="blocks", bias="n", activation="gelu"),
 }
 
 

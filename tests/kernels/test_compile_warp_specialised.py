@@ -45,6 +45,7 @@ class Circumstance:
     activation: str | None = None
     precision: str = "half"
     scales: str | None = None
+    residual: bool = False
 
     @property
     def problem(self) -> GemmProblem:
@@ -57,6 +58,7 @@ class Circumstance:
         out_dtype = self.out_dtype or self.dtype
         epilogue = (self.has_beta, self.bias, self.activation, self.scales)
         problem = GemmProblem(self.batch, M, N, K, self.dtype, out_dtype, self.precision, *layouts, *epilogue)
+        problem = replace(problem, residual=self.residual)
         return repacked(problem, ("a", "b")) if self.precision in EMULATED else problem
 
     def legal(self) -> list[TileConfig]:
@@ -176,6 +178,42 @@ BYTE_CIRCUMSTANCES = {
     "int8-scaled": Circumstance(
         "ntn", dtype=torch.int8, out_dtype=torch.bfloat16, has_beta=True, precision="int8", scales="rows"
     ),
+    "fp8-gelu": Circumstance(
+        "ntn",
+        dtype=torch.float8_e4m3fn,
+        out_dtype=torch.bfloat16,
+        bias="n",
+        activation="gelu",
+        precision="fp8",
+        scales="rows",
+    ),
+    "fp8-fast-gelu": Circumstance(
+        "ntn",
+        dtype=torch.float8_e4m3fn,
+        out_dtype=torch.bfloat16,
+        bias="n",
+        activation="gelu",
+        precision="fp8 fast",
+        scales="rows",
+    ),
+    "fp8-blocks-gelu": Circumstance(
+        "ntn",
+        dtype=torch.float8_e5m2,
+        out_dtype=torch.bfloat16,
+        bias="n",
+        activation="gelu",
+        precision="fp8",
+        scales="blocks",
+    ),
+    "int8-gelu": Circumstance(
+        "ntn",
+        dtype=torch.int8,
+        out_dtype=torch.bfloat16,
+        bias="n",
+        activation="gelu",
+        precision="int8",
+        scales="rows",
+    ),
 }
 
 
@@ -212,6 +250,7 @@ CIRCUMSTANCES = {
     "float32-c-odd": Circumstance("ntt", gap=1, out_dtype=torch.float32, has_beta=True),
     "float16": Circumstance("ttn", dtype=torch.float16),
     "batch": Circumstance("tnn", batch=3),
+    "residual": Circumstance("ntn", has_beta=True, bias="n", activation="gelu", residual=True),
     "everything": Circumstance("ntn", has_beta=True, bias="n", activation="gelu"),
     "everything-odd": Circumstance("tnt", 1, 3, torch.float16, torch.float32, True, "m", "gelu_tanh"),
 }

@@ -79,7 +79,7 @@ def right(device: str, folder: Path) -> dict[str, Arguments]:
         "mv": {"input": a, "vec": ones(3)},
         "addmm": {"input": ones(5), "mat1": a, "mat2": b},
         "baddbmm": {"input": ones(5), "batch1": x, "batch2": y},
-        "linear": {"input": a, "weight": ones(5, 3), "bias": ones(5)},
+        "linear": {"input": a, "weight": ones(5, 3), "bias": ones(5), "residual": ones(2, 5)},
         "grouped_matmul": {"mat_a": ones(4, 16, **half), "mat_b": ones(2, 16, 8, **half), "offs": offs},
         "scaled_matmul": {
             **{"a": ones(16, 32).to(eight), "b": ones(16, 32).to(eight).T},
@@ -189,7 +189,7 @@ OF_PARAMETERS: Mapping[str, str] = {
     ),
     **dict.fromkeys(("a", "b", "offs"), "tensor"),
     **dict.fromkeys(("scale_a", "scale_b"), "scale"),
-    **dict.fromkeys(("addmm.input", "baddbmm.input", "bias"), "added"),
+    **dict.fromkeys(("addmm.input", "baddbmm.input", "bias", "residual"), "added"),
     **dict.fromkeys(("out_dtype", "dtype"), "dtype"),
     **dict.fromkeys(("alpha", "beta"), "number"),
     **dict.fromkeys(("batch_invariant", "use_fast_accum", "enabled", "parts", "reset", "resume"), "flag"),
@@ -258,6 +258,13 @@ def _scaled(a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any, **how: Any) -
     return torch._scaled_mm(a, b, scale_a, scale_b, bias=bias, **{"out_dtype": torch.bfloat16, **how})
 
 
+def _linear(input: Any, weight: Any, bias: Any = None, residual: Any = None) -> Any:
+    product = torch.nn.functional.linear(input, weight, bias)
+    if isinstance(residual, torch.Tensor) and (residual.dtype != product.dtype or residual.dim() > product.dim()):
+        raise RuntimeError("a residual is of the result's dtype, and broadcasts to it")
+    return product if residual is None else torch.add(product, residual)
+
+
 # Which document errors of their own: torch only says what is right.
 WITH_OWN_ERRORS = {"explain", "grouped_matmul", "scaled_matmul"}
 _TORCHS: dict[str, Callable[..., Any]] = {
@@ -265,7 +272,7 @@ _TORCHS: dict[str, Callable[..., Any]] = {
     "scaled_matmul": _scaled,
     "grouped_matmul": torch.nn.functional.grouped_mm,
     **{name: getattr(torch, name) for name in ("matmul", "mm", "bmm", "mv", "addmm", "baddbmm")},
-    "linear": torch.nn.functional.linear,
+    "linear": _linear,
     "nn.Linear": torch.nn.Linear,
 }
 

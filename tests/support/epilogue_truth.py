@@ -27,8 +27,21 @@ def expected(
     mode: str,
     out_dtype: torch.dtype,
     parts: int = 1,
+    residual: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(activation(alpha a @ b + beta c0 + bias), the largest error of a kernel that sums K in `parts`)."""
+    """(activation(alpha a @ b + beta c0 + bias), the largest error of a kernel that sums K in `parts`).
+
+    residual: whether beta c0 is added after the activation."""
+    if residual:
+        assert c0 is not None
+        last = beta * c0.double()
+        after, error = expected(
+            *(a, b, None, alpha, 0.0, bias, axis, activation),
+            mode=mode,
+            out_dtype=torch.float32 if out_dtype.itemsize < 8 else out_dtype,
+            parts=parts,
+        )
+        return after + last, rounded(error + 2.0**-23 * (after.abs() + last.abs()), after + last, out_dtype)
     added = torch.zeros((), dtype=torch.float64, device=a.device)
     if bias is not None:
         added = bias.double()[:, None] if axis == "m" else bias.double()[None, :]

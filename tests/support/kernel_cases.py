@@ -59,6 +59,7 @@ class Case:
     beta: float = 0.0
     bias: str | None = None
     activation: str | None = None
+    residual: bool = False
     precision: str | None = None
     scales: str | None = None
     integers: bool = False
@@ -88,6 +89,7 @@ class Operands:
             self.c,
             has_beta=case.beta != 0,
             activation=case.activation,
+            residual=case.residual,
             precision=case.precision,
             scales=case.scales,
             **axis,
@@ -159,6 +161,7 @@ class Operands:
             mode=mode_of(precision, case.dtype),
             out_dtype=self.c.dtype,
             parts=parts,
+            residual=case.residual,
         )
         if case.integers:
             assert torch.equal(results[0], truth.to(self.c.dtype)), "integers are not exact"
@@ -267,6 +270,8 @@ CIRCUMSTANCES = {
     "bias-m": {"bias": "m"},
     "bias-n": {"bias": "n", "orders": "ntn"},
     **{name: {"activation": name, "alpha": 0.25} for name in ACTIVATIONS},
+    "residual": {"bias": "n", "activation": "silu", "beta": 1.0, "residual": True, "orders": "ntn"},
+    "residual-c-odd": {"activation": "gelu", "beta": 1.0, "residual": True, "gap": 1},
     "everything": {"bias": "n", "activation": "gelu", "beta": 0.5, "alpha": -0.5, "orders": "ntt"},
     "float32": {"out_dtype": torch.float32},
     "float16": {"dtype": torch.float16, "orders": "tnn"},

@@ -39,6 +39,7 @@ ADDING = {"addmm", "baddbmm", "linear"}
 ROUTED = {"matmul", "mm", "bmm", "addmm", "baddbmm", "linear"}  # under `use()`
 GROUPED = {"grouped rows": "rows", "grouped columns": "columns", "grouped products": "products"}
 OPERATIONS = ("mm", "matmul", "addmm", "linear", "bmm", "baddbmm", "mv", "scaled", *GROUPED)
+ACTIVATED = (*ADDING, "scaled", *GROUPED)
 BY_CANDIDATE = ("mm", "bmm", "addmm", "scaled", "grouped rows", "grouped products")
 
 
@@ -131,12 +132,12 @@ def draw_problem(choose: Choose, limits: Limits) -> Problem:
         if operation != "linear":
             given["added"] = given["added"] or "out"
             given["alpha"], given["beta"] = choose((1, 1, -0.5, 0)), choose((1, 1, 2, 0))
-        else:
-            given["activation"] = choose((None, *ACTIVATIONS))
     if operation not in ("linear", "scaled", *GROUPED):
         given["out"] = given.get("added") == "out" or choose((False, True))
     if operation in GROUPED:
         given["ends"] = tuple(sorted(choose((0, 0.25, 0.5, 0.9, 1)) for _ in range(choose((1, 2, 3)))))
+    if operation in ACTIVATED:
+        given["activation"] = choose((None, *ACTIVATIONS))
     given["batch_invariant"] = choose((None, None, None, True))
     if operation in BY_CANDIDATE and given.get("added") in (None, "row", "matrix") and given["size"][2] > 0:
         given["candidate"] = choose((*[None] * 24, *range(12)))
@@ -148,7 +149,7 @@ def draw_problem(choose: Choose, limits: Limits) -> Problem:
 OF_OPERATIONS: dict[str, Collection[str]] = {
     "alpha": ("addmm", "baddbmm"),
     "beta": ("addmm", "baddbmm"),
-    "activation": ("linear",),
+    "activation": ACTIVATED,
     "added": (*ADDING, "scaled"),
     "scales": ("scaled",),
     "fast": ("scaled",),
@@ -344,7 +345,7 @@ class Prepared:
             how["precision"] = problem.precision
         if problem.out_dtype is not None:
             how["out_dtype"] = self.out_dtype
-        if problem.operation == "linear":
+        if problem.operation in ACTIVATED:
             how["activation"] = problem.activation
         if self.out is not None:
             how["out"] = self.out
@@ -442,6 +443,7 @@ class Prepared:
         return expected(a, b, added, alpha, beta, activation=problem.activation, **how)
 
     def _truth_of_groups(self, how: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        how["activation"] = self.problem.activation
         made = [expected(x, y, None, **how) for x, y in matrices_of(self.a, self.b, self.host_ends)]
         kind = GROUPED[self.problem.operation]
         if kind == "products":

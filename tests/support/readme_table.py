@@ -21,6 +21,7 @@ ASPECTS = (
     "`out=`",
     "`out_dtype=`",
     "`precision=`",
+    "`activation=`",
     "gradients",
     "double backward",
     "`torch.vmap`",
@@ -32,13 +33,14 @@ ASPECTS = (
 
 # What an operation does not take, or does not do.
 NOT: dict[str, frozenset[str]] = {
-    "matmul": frozenset({"fp8", "`out_dtype=`"}),
-    "mm": frozenset({"fp8"}),
-    "bmm": frozenset({"fp8"}),
-    "mv": frozenset({"fp8", "`out_dtype=`", "through `use()`"}),
+    "matmul": frozenset({"fp8", "`out_dtype=`", "`activation=`"}),
+    "mm": frozenset({"fp8", "`activation=`"}),
+    "bmm": frozenset({"fp8", "`activation=`"}),
+    "mv": frozenset({"fp8", "`out_dtype=`", "`activation=`", "through `use()`"}),
     "addmm": frozenset({"int8", "fp8"}),
     "baddbmm": frozenset({"int8", "fp8"}),
     "linear": frozenset({"int8", "fp8", "`out=`", "`out_dtype=`"}),
+    "linear, residual": frozenset({"int8", "fp8", "`out=`", "`out_dtype=`", "through `use()`"}),
     "nn.Linear": frozenset({"int8", "fp8", "`out=`", "`out_dtype=`"}),
     "grouped_matmul": frozenset({"int8", "fp8", "`out=`", "`torch.autocast`", "through `use()`"}),
     "scaled_matmul": frozenset(

@@ -7,7 +7,6 @@ start (`fast_path`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch.autograd.graph import increment_version
@@ -17,14 +16,8 @@ from ..arithmetic import DTYPES, FLOATING, Precision, result_dtype
 from ..compat import override_functions
 from ..problem import PRODUCT, SUM, Activation, Request
 from ..runtime import plan
-from . import fast_path, ops, rules
-
-ACTIVATIONS: dict[str, Any] = {
-    "relu": torch.nn.functional.relu,
-    "gelu": torch.nn.functional.gelu,
-    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
-    "silu": torch.nn.functional.silu,
-}
+from . import fast_path, ops, residual_gemm, rules
+from .activations import ACTIVATIONS
 
 _ACTIVATED: dict[str | None, Request] = {
     activation: Request(beta=1, activation=activation) for activation in ACTIVATIONS
@@ -118,6 +111,18 @@ def bmm(
     return _of_one_rank("bmm", rules.bmm, input, mat2, out_dtype, out, precision, batch_invariant)
 
 
+def activated_bmm(
+    input: torch.Tensor,
+    mat2: torch.Tensor,
+    activation: Activation | None,
+    out_dtype: torch.dtype | None,
+    precision: Precision | None,
+    batch_invariant: bool | None,
+) -> torch.Tensor:
+    """`bmm`, and what is applied to it."""
+    return _of_one_rank("bmm", rules.bmm, input, mat2, out_dtype, None, precision, batch_invariant, activation)
+
+
 def _of_one_rank(
     function: str,
     check: Callable[[torch.Tensor, torch.Tensor], None],
@@ -127,11 +132,12 @@ def _of_one_rank(
     out: torch.Tensor | None,
     precision: Precision | None,
     batch_invariant: bool | None,
+    activation: Activation | None = None,
 ) -> torch.Tensor:
     """mm, or bmm."""
     request = PRODUCT
-    if not (out_dtype is None and precision is None and batch_invariant is None):
-        request = Request(out_dtype=out_dtype, precision=precision, batch_invariant=batch_invariant)
+    if not (out_dtype is None and precision is None and batch_invariant is None and activation is None):
+        request = Request(1, 0, activation, out_dtype, precision, batch_invariant=batch_invariant)
     key, c = _fast.take(function, input, mat2, (), request, out)
     if c is not None:
         return c
@@ -175,11 +181,12 @@ def addmm(
     beta: float | torch.Tensor = 1,
     alpha: float | torch.Tensor = 1,
     out: torch.Tensor | None = None,
+    activation: Activation | None = None,
     precision: Precision | None = None,
     batch_invariant: bool | None = None,
 ) -> torch.Tensor:
     """`torch.addmm`: beta * input + alpha * (mat1 @ mat2), of mat1 [M, K] and mat2 [K, N], a matrix [M, N]. input is of
-    any shape that broadcasts to it.
+    any shape that broadcasts to it. activation: what is applied to that, as in `linear`.
 
     A row [N] or a column [M, 1] is added as a bias, in the same kernel; what has more values is copied into the result
     first, unless it is `out` itself. With beta = 0 input is not read, with alpha = 0 neither matrix is. beta and alpha
@@ -188,17 +195,18 @@ def addmm(
     All three are fp32, fp16, bf16 or fp64, of one dtype, on one GPU, of any strides. out_dtype: torch.float32 for fp16
     and bf16, whose fp32 sums are then not rounded; input may be fp32 then. The rest is as in `matmul`: out, precision,
     batch_invariant, derivatives in all three tensors. Raises as `matmul`: RuntimeError, TypeError (also for a beta that
-    is no number), NotImplementedError (also for int8) or ValueError.
+    is no number), NotImplementedError (also for int8) or ValueError (also for an activation that is none).
     """
     numbers = type(alpha) in (int, float) and type(beta) in (int, float)
     plain = numbers and alpha == beta == 1 and out_dtype is None and precision is None and batch_invariant is None
     request = SUM
-    if not plain:
-        request = Request(alpha, beta, None, out_dtype, precision, batch_invariant=batch_invariant)  # type: ignore[arg-type]  # see below
+    if not plain or activation is not None:
+        request = Request(alpha, beta, activation, out_dtype, precision, batch_invariant=batch_invariant)  # type: ignore[arg-type]  # see below
     key, c = _fast.take("addmm", mat1, mat2, (input,), request, out) if numbers else (None, None)
     if c is not None:
         return c
     arguments.tensors("addmm", input=input, mat1=mat1, mat2=mat2)
+    rules.activation("addmm", activation)
     beta, alpha = arguments.number("addmm", "beta", beta), arguments.number("addmm", "alpha", alpha)
     request = request._replace(alpha=alpha, beta=beta)
     if out is None and out_dtype is None:
@@ -217,11 +225,12 @@ def baddbmm(
     beta: float | torch.Tensor = 1,
     alpha: float | torch.Tensor = 1,
     out: torch.Tensor | None = None,
+    activation: Activation | None = None,
     precision: Precision | None = None,
     batch_invariant: bool | None = None,
 ) -> torch.Tensor:
     """`torch.baddbmm`: beta * input + alpha * (batch1 @ batch2), of batch1 [B, M, K] and batch2 [B, K, N], a tensor
-    [B, M, N]. input is of any shape that broadcasts to it.
+    [B, M, N]. input is of any shape that broadcasts to it. activation: what is applied to that, as in `linear`.
 
     With beta = 0 input is not read, with alpha = 0 neither batch is. beta and alpha are numbers, or 0-D tensors that do
     not require grad, which are read (and waited for).
@@ -229,14 +238,16 @@ def baddbmm(
     All three are fp32, fp16, bf16 or fp64, of one dtype, on one GPU, of any strides. out_dtype: torch.float32 for fp16
     and bf16, whose fp32 sums are then not rounded; input may be fp32 then. The rest is as in `matmul`: out, precision,
     batch_invariant, derivatives in all three tensors. Raises as `matmul`: RuntimeError, TypeError (also for a beta that
-    is no number), NotImplementedError (also for int8) or ValueError; and IndexError for 0-D operands.
+    is no number), NotImplementedError (also for int8) or ValueError (also for an activation that is none); and
+    IndexError for 0-D operands.
     """
     arguments.tensors("baddbmm", input=input, batch1=batch1, batch2=batch2)
+    rules.activation("baddbmm", activation)
     beta, alpha = arguments.number("baddbmm", "beta", beta), arguments.number("baddbmm", "alpha", alpha)
     if out is None and out_dtype is None:
         input, batch1, batch2 = _autocast(input, batch1, batch2)
     rules.baddbmm(input, batch1, batch2, out_dtype)
-    request = Request(alpha, beta, None, out_dtype, precision, batch_invariant=batch_invariant)
+    request = Request(alpha, beta, activation, out_dtype, precision, batch_invariant=batch_invariant)
     return _product("baddbmm", request, batch1, batch2, input, out)
 
 
@@ -246,22 +257,27 @@ def linear(
     bias: torch.Tensor | None = None,
     activation: Activation | None = None,
     *,
+    residual: torch.Tensor | None = None,
     precision: Precision | None = None,
     batch_invariant: bool | None = None,
 ) -> torch.Tensor:
-    """`torch.nn.functional.linear` with an activation: activation(input @ weight.T + bias), of input [.., K] and weight
-    [N, K], a tensor [.., N]. Of a weight [K] it is [..].
+    """`torch.nn.functional.linear` with an activation and a residual: activation(input @ weight.T + bias) + residual,
+    of input [.., K] and weight [N, K], a tensor [.., N]. Of a weight [K] it is [..].
 
     bias: [N], or what else broadcasts as in torch; of a weight [K] it is 0-D. activation: None, "relu", "gelu" (with
-    erf), "gelu_tanh" or "silu". Without gradients bias and activation are computed in the same kernel, before the one
-    rounding; with gradients the activation is torch's own, which keeps what it needs for the backward.
+    erf), "gelu_tanh" or "silu". residual: what is added last, after the activation; it broadcasts to the result.
+    Without gradients all are computed in the same kernel, before the one rounding; with gradients the activation is
+    torch's own, which keeps what it needs for the backward, and so is the addition of a residual after a bias or an
+    activation.
 
     All are fp32, fp16, bf16 or fp64, of one dtype, on one GPU, of any strides; so is the result. Of a subclass that has
     a `__torch_function__` of its own, as quantized weights have, torch's linear is called. The rest is as in `matmul`:
-    precision, derivatives in all three tensors, and batch_invariant, whose rows are all leading dimensions of input
-    together. Raises as `matmul`: RuntimeError, TypeError, NotImplementedError (also for int8 with a bias or an
-    activation) or ValueError (also for an activation that is none).
+    precision, derivatives in all tensors, and batch_invariant, whose rows are all leading dimensions of input
+    together. Raises as `matmul`: RuntimeError (also for a residual that does not fit), TypeError, NotImplementedError
+    (also for int8 with a bias, an activation or a residual) or ValueError (also for an activation that is none).
     """
+    if residual is not None:
+        return _residual(input, weight, bias, activation, residual, precision, batch_invariant)
     request = SUM
     if not (activation is None and precision is None and batch_invariant is None):
         plain = isinstance(activation, str) and precision is None and batch_invariant is None
@@ -284,6 +300,36 @@ def linear(
     b = b.t()
     c = _product("linear", request, a, b, bias, None)
     return _keep_fast_path(key, request, a, b, bias, None, c)
+
+
+def _residual(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: Activation | None,
+    residual: torch.Tensor,
+    precision: Precision | None,
+    batch_invariant: bool | None,
+) -> torch.Tensor:
+    """`linear` with a residual."""
+    more = {name: x for name, x in (("bias", bias), ("residual", residual)) if x is not None}
+    arguments.tensors("linear", input=input, weight=weight, **more)
+    rules.activation("linear", activation)
+    if precision is None and batch_invariant is None and override_functions(input, weight, bias):
+        return linear(input, weight, bias, activation) + residual
+    added = [x for x in (bias, residual) if x is not None]
+    a, weight, *added = _autocast(input, weight, *added)
+    bias, residual = (added[0] if bias is not None else None), added[-1]
+    rules.linear(a, weight, bias)
+    rules.computable("linear", a, weight, bias, dtypes=FLOATING, devices=("cuda", "cpu", "meta"))
+    rules.residual("linear", a, weight, residual)
+    rules.precision("linear", precision, a.dtype)
+    if batch_invariant is not None:
+        arguments.flag("linear", "batch_invariant", batch_invariant)
+    a, b, vectors = _matrices(a, weight.t())
+    if weight.dim() == 1 and residual.dim() > 0:
+        residual = residual.unsqueeze(-1)
+    return _without(residual_gemm.residual_gemm(a, b, residual, bias, activation, precision, batch_invariant), vectors)
 
 
 # --- What every call goes through ---

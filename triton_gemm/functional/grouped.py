@@ -15,9 +15,10 @@ from torch.utils.flop_counter import register_flop_formula
 from .. import arguments
 from ..arithmetic import FLOATING, Precision
 from ..compat import below_autograd, single_level_autograd
-from ..problem import Request
+from ..problem import Activation, Request
 from ..runtime import plan
 from . import api, fast_path, ops, rules
+from .activations import ACTIVATIONS
 
 _fast = fast_path.FastPath()
 
@@ -28,6 +29,7 @@ def grouped_matmul(
     offs: torch.Tensor | None = None,
     *,
     out_dtype: torch.dtype | None = None,
+    activation: Activation | None = None,
     precision: Precision | None = None,
     batch_invariant: bool | None = None,
 ) -> torch.Tensor:
@@ -42,20 +44,22 @@ def grouped_matmul(
     What comes after the last group's end belongs to none: rows and columns of the result are 0 there.
 
     Both are fp32, fp16, bf16 or fp64, of one dtype, on one GPU, of any strides; so is the result. out_dtype:
-    torch.float32 for fp16 and bf16, whose fp32 sums are then not rounded. precision and batch_invariant: as in
-    `matmul`, where what is cut into groups, rows or columns, may be any number. Differentiable backwards, any number of
-    times, in both; not forwards (torch.func.jvp, jacfwd). Raises as `matmul`: RuntimeError (also for offs that do not
-    fit), TypeError, NotImplementedError (also for forward differentiation) or ValueError.
+    torch.float32 for fp16 and bf16, whose fp32 sums are then not rounded. activation: None, or what is applied to the
+    result, as in `linear`, without gradients in the same kernel. precision and batch_invariant: as in `matmul`, where
+    what is cut into groups, rows or columns, may be any number. Differentiable backwards, any number of times, in both;
+    not forwards (torch.func.jvp, jacfwd). Raises as `matmul`: RuntimeError (also for offs that do not fit), TypeError,
+    NotImplementedError (also for forward differentiation) or ValueError (also for an activation that is none).
     """
     key = None
     if offs is not None:
-        said = "grouped_matmul", out_dtype, precision, batch_invariant
+        said = "grouped_matmul", out_dtype, precision, batch_invariant, activation
         key, c = _fast.take(said, mat_a, mat_b, (offs,))
         if c is not None:
             return c
     arguments.tensors("grouped_matmul", mat_a=mat_a, mat_b=mat_b)
+    rules.activation("grouped_matmul", activation)
     if offs is None and mat_a.dim() == mat_b.dim() == 3:
-        return api.bmm(mat_a, mat_b, out_dtype, precision=precision, batch_invariant=batch_invariant)
+        return api.activated_bmm(mat_a, mat_b, activation, out_dtype, precision, batch_invariant)
     rules.grouped(mat_a, mat_b, offs)
     assert offs is not None
     rules.out_dtype(out_dtype, mat_a)
@@ -63,11 +67,12 @@ def grouped_matmul(
     rules.precision("grouped_matmul", precision, mat_a.dtype)
     if batch_invariant is not None:
         arguments.flag("grouped_matmul", "batch_invariant", batch_invariant)
+    how = out_dtype, precision, batch_invariant, activation
     if mat_a.dim() == 3:
-        return grouped_gemm(mat_b.mT, mat_a.mT, offs, out_dtype, precision, batch_invariant).mT
+        return grouped_gemm(mat_b.mT, mat_a.mT, offs, *how).mT
     if key is None or not ops.is_plain(mat_a, mat_b, offs):
-        return grouped_gemm(mat_a, mat_b, offs, out_dtype, precision, batch_invariant)
-    c, found = launch(mat_a, mat_b, offs, out_dtype, precision, batch_invariant)
+        return grouped_gemm(mat_a, mat_b, offs, *how)
+    c, found = launch(mat_a, mat_b, offs, *how)
     _fast.keep(key, fast_path.known(found, c, (offs, offs.contiguous())))
     return c
 
@@ -79,14 +84,15 @@ def grouped_gemm(
     out_dtype: torch.dtype | None = None,
     precision: str | None = None,
     batch_invariant: bool | None = None,
+    activation: str | None = None,
 ) -> torch.Tensor:
     """The operator, past the dispatcher where that has nothing to do."""
     rules.no_tangents("grouped_matmul", a, b)
     if ops.is_plain(a, b, offs):
         if not ops.needs_grad(a, b):
-            return _compute(a, b, offs, out_dtype, precision, batch_invariant)
+            return _compute(a, b, offs, out_dtype, precision, batch_invariant, activation)
         batch_invariant = plan.remembering(Request(batch_invariant=batch_invariant)).batch_invariant
-    return _op(a, b, offs, out_dtype, precision, batch_invariant)
+    return _op(a, b, offs, out_dtype, precision, batch_invariant, activation)
 
 
 def _compute(*arguments: Any) -> torch.Tensor:
@@ -101,13 +107,16 @@ def launch(
     out_dtype: torch.dtype | None = None,
     precision: str | None = None,
     batch_invariant: bool | None = None,
+    activation: str | None = None,
 ) -> tuple[torch.Tensor, plan.Plan | None]:
-    """The product, and what has computed it, if anything had to."""
+    """The product, and what has computed it, if anything had to. Of 0 every activation makes 0."""
     c = _empty(a, b, offs, out_dtype)
     if c.numel() == 0 or a.shape[1] == 0 or offs.shape[0] == 0:
         return c.zero_(), None
     groups = "m" if b.dim() == 3 else "k"
-    request = Request(precision=precision, groups=groups, batch_invariant=batch_invariant)
+    request = Request(
+        activation=activation, precision=precision, groups=groups, batch_invariant=batch_invariant
+    )  # fmt: skip
     return c, plan.multiply(a.resolve_neg(), b.resolve_neg(), c, request, (offs.contiguous(),))
 
 
@@ -129,6 +138,7 @@ def _fake(
     out_dtype: torch.dtype | None = None,
     precision: str | None = None,
     batch_invariant: bool | None = None,
+    activation: str | None = None,
 ) -> torch.Tensor:
     rules.grouped(a, b, offs)
     return _empty(a, b, offs, out_dtype)
@@ -165,13 +175,16 @@ class _Grouped(ops.Derivatives):
 
 def _autograd(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, *how: Any) -> torch.Tensor:
     rules.grouped(a, b, offs)
-    how += (None,) * (3 - len(how))  # torch leaves out trailing defaults
+    how += (None,) * (4 - len(how))  # torch leaves out trailing defaults
+    how, activation = how[:3], how[3]
     if ops.needs_grad(a, b):
+        if activation is not None:  # torch's own, which keeps what it needs: a backward would multiply again
+            return ACTIVATIONS[activation](_op(a, b, offs, *how))
         with single_level_autograd():
             found: torch.Tensor = _Grouped.apply(a, b, offs, *how)  # type: ignore[attr-defined]
             return found
     with below_autograd():
-        return _op(a, b, offs, *how)
+        return _op(a, b, offs, *how, activation)
 
 
 def _vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[torch.Tensor, int]:
@@ -183,7 +196,7 @@ def _vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[
 
 _op, _library = ops.operator(
     "grouped_gemm(Tensor a, Tensor b, Tensor offs, ScalarType? out_dtype=None, str? precision=None, "
-    "bool? batch_invariant=None) -> Tensor",
+    "bool? batch_invariant=None, str? activation=None) -> Tensor",
     _kernel,
     _fake,
 )

@@ -74,14 +74,14 @@ def compute_into(
     """c = activation(alpha a @ b + beta input). c shares no memory with the others, but may be `input` itself."""
     if c.numel() == 0:
         return
-    request, auxiliary = _adding(c, input, request)
+    request, auxiliary = adding(c, input, request)
     if request.beta and input is not None and input is not c:
         c.copy_(input)
     for matrices in views(a.resolve_neg(), b.resolve_neg(), c, join_rows=request.bias != "m"):
         plan.multiply(*matrices, request, auxiliary)
 
 
-def _adding(c: torch.Tensor, input: torch.Tensor | None, request: Request) -> tuple[Request, tuple[torch.Tensor, ...]]:
+def adding(c: torch.Tensor, input: torch.Tensor | None, request: Request) -> tuple[Request, tuple[torch.Tensor, ...]]:
     """The request of launches that add `input`, and their auxiliary operands: `input` is a bias, or where the request's
     beta is not 0 what c holds before."""
     if input is None or request.beta == 0:
@@ -106,7 +106,7 @@ def problem_of(
     c = torch.empty(shape_of(a, b), dtype=result_dtype(a.dtype), device="meta") if out is None else out
     if c.numel() == 0:
         return None
-    request, _ = _adding(c, input, request)
+    request, _ = adding(c, input, request)
     first, *more = islice(views(a, b, c, join_rows=request.bias != "m"), 2)
     return None if more else request.problem(*first)
 
@@ -434,12 +434,16 @@ def _fake(
     return a.new_empty(shape_of(a, b), dtype=_request(*arguments, **named).out_dtype or result_dtype(a.dtype))
 
 
-def _vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[torch.Tensor, int]:
-    """The new dimension becomes the first of the batch; operands without it are broadcast along it."""
-    operands = list(zip(arguments[:3], in_dims, strict=False))
+def batched(
+    size: int, in_dims: Sequence[int | None], given: Sequence[torch.Tensor | None]
+) -> list[torch.Tensor | None]:
+    """a, b and what is added to their product, of which some have a new dimension of that size: it becomes the first of
+    the batch; operands without it are broadcast along it."""
+    operands = list(zip(given, in_dims, strict=True))
     rank = max(x.dim() - (dim is not None) for x, dim in operands if x is not None)
     if in_dims[0] is None and in_dims[1] is None:  # only what is added has it
-        operands[0] = arguments[0].expand(info.batch_size, *arguments[0].shape), 0
+        assert given[0] is not None
+        operands[0] = given[0].expand(size, *given[0].shape), 0
 
     def first(x: torch.Tensor | None, dim: int | None) -> torch.Tensor | None:
         if x is None or dim is None:
@@ -447,7 +451,12 @@ def _vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[
         x = x.movedim(dim, 0)
         return x.reshape(x.shape[0], *(1,) * (rank + 1 - x.dim()), *x.shape[1:])
 
-    return _op(*(first(x, dim) for x, dim in operands), *arguments[3:]), 0
+    return [first(x, dim) for x, dim in operands]
+
+
+def _vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[torch.Tensor, int]:
+    count = min(3, len(arguments))
+    return _op(*batched(info.batch_size, in_dims[:count], arguments[:count]), *arguments[3:]), 0
 
 
 _op, _library = operator(

@@ -116,6 +116,18 @@ def linear(a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
         refuse(torch.nn.functional.linear, a, weight, bias)
 
 
+def residual(function: str, a: torch.Tensor, weight: torch.Tensor, x: torch.Tensor) -> None:
+    """Whether x can be added to the product of a [.., K] and a weight [N, K] or [K] that go together."""
+    same_device(a, x)
+    strided(function, x)
+    shape = (*a.shape[:-1], *weight.shape[:-1])
+    if x.dtype != a.dtype or not expands(x, shape):
+        raise RuntimeError(
+            f"{function}(): residual must be of {a.dtype} and broadcast to the result {list(shape)}, "
+            f"not {x.dtype} of {list(x.shape)}"
+        )
+
+
 def grouped(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None) -> None:
     for name, x in (("mat_a", a), ("mat_b", b)):
         if x.dim() not in (2, 3):

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import register_flop_formula
 from .. import arguments
 from ..arithmetic import SCALED, ScaleKind, default_arithmetic, scaled_arithmetic
 from ..compat import may_differ
-from ..problem import Request
+from ..problem import Activation, Request
 from ..runtime import plan
 from . import fast_path, ops, rules
 
@@ -31,10 +31,11 @@ def scaled_matmul(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
     use_fast_accum: bool = False,
+    activation: Activation | None = None,
     batch_invariant: bool | None = None,
 ) -> torch.Tensor:
-    """(scale_a a) @ (scale_b b) + bias of fp8 or int8 matrices, as `torch._scaled_mm`: a [M, K] and b [K, N] give
-    [M, N] of out_dtype, on one GPU.
+    """activation((scale_a a) @ (scale_b b) + bias) of fp8 or int8 matrices, as `torch._scaled_mm`: a [M, K] and
+    b [K, N] give [M, N] of out_dtype, on one GPU.
 
     a, b: of one dtype, float8_e4m3fn, float8_e5m2 (compute capability 8.9 or newer) or int8, of any strides and sizes.
     scale_a, scale_b: fp32 tensors in one of three forms: one number each; [M, 1] and [1, N], one for each row of a and
@@ -45,6 +46,7 @@ def scaled_matmul(
     out_dtype: torch.bfloat16, torch.float16 or torch.float32.
     use_fast_accum: accumulates fp8 in the tensor cores alone, which keep 14 bits of a sum: faster. By default sums are
     promoted to fp32 after every 128 of K. It does not go with blocks of scales. int8 is summed exactly either way.
+    activation: None, "relu", "gelu" (with erf), "gelu_tanh" or "silu", computed before the one rounding.
     batch_invariant: whether a row of the result has the same bits whatever other rows are multiplied with it; None as
     the block or the environment says (`triton_gemm.batch_invariant`).
 
@@ -52,11 +54,11 @@ def scaled_matmul(
     backward raises RuntimeError; forward differentiation raises NotImplementedError.
 
     Raises TypeError for scales or a bias that are no tensors; ValueError for those that do not fit, and for another
-    out_dtype; RuntimeError for shapes, dtypes or devices that do not go together, or a GPU that does not multiply the
-    dtype; NotImplementedError for other dtypes, nested or sparse tensors.
+    out_dtype or activation; RuntimeError for shapes, dtypes or devices that do not go together, or a GPU that does not
+    multiply the dtype; NotImplementedError for other dtypes, nested or sparse tensors.
     """
     auxiliary = (scale_a, scale_b) if bias is None else (bias, scale_a, scale_b)
-    key, c = _fast.take(("scaled_matmul", out_dtype, use_fast_accum, batch_invariant), a, b, auxiliary)
+    key, c = _fast.take(("scaled_matmul", out_dtype, use_fast_accum, activation, batch_invariant), a, b, auxiliary)
     if c is not None:
         return c
     more = {} if bias is None else {"bias": bias}
@@ -65,11 +67,12 @@ def scaled_matmul(
         arguments.flag("scaled_matmul", "use_fast_accum", use_fast_accum)
     if batch_invariant is not None:
         arguments.flag("scaled_matmul", "batch_invariant", batch_invariant)
+    rules.activation("scaled_matmul", activation)
     operands = (a, b, scale_a, scale_b, bias)
     rules.no_tangents("scaled_matmul", *operands)
     if not ops.is_plain(*operands) or ops.needs_grad(*operands):
-        return _op(*operands, out_dtype, use_fast_accum, batch_invariant)
-    c, found, launched = launch(*operands, out_dtype, use_fast_accum, batch_invariant)
+        return _op(*operands, out_dtype, use_fast_accum, batch_invariant, activation)
+    c, found, launched = launch(*operands, out_dtype, use_fast_accum, batch_invariant, activation)
     _fast.keep(key, fast_path.known(found, c, *zip(auxiliary, launched, strict=True)))
     return c
 
@@ -88,6 +91,7 @@ def launch(
     out_dtype: torch.dtype,
     use_fast_accum: bool,
     batch_invariant: bool | None = None,
+    activation: str | None = None,
     out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, plan.Plan | None, tuple[torch.Tensor, ...]]:
     """The product, in `out` where given, what has computed it, if anything had to, and bias and scales as read."""
@@ -97,13 +101,16 @@ def launch(
     auxiliary = scales if bias is None else (bias.resolve_neg().contiguous(), *scales)
     if c.numel() == 0:
         return c, None, auxiliary
-    request = request_of(a.dtype, use_fast_accum, kind, bias is not None)._replace(batch_invariant=batch_invariant)
+    request = request_of(a.dtype, use_fast_accum, kind, bias is not None, activation)
+    request = request._replace(batch_invariant=batch_invariant)
     return c, plan.multiply(a, b, c, request, auxiliary), auxiliary
 
 
-def request_of(dtype: torch.dtype, use_fast_accum: bool, kind: ScaleKind, has_bias: bool) -> Request:
+def request_of(
+    dtype: torch.dtype, use_fast_accum: bool, kind: ScaleKind, has_bias: bool, activation: str | None = None
+) -> Request:
     precision = scaled_arithmetic(dtype, use_fast_accum).name
-    return Request(precision=precision, bias="n" if has_bias else None, scales=kind)
+    return Request(activation=activation, precision=precision, bias="n" if has_bias else None, scales=kind)
 
 
 def check(
@@ -158,6 +165,7 @@ def _fake(
     out_dtype: torch.dtype,
     use_fast_accum: bool,
     batch_invariant: bool | None = None,
+    activation: str | None = None,
 ) -> torch.Tensor:
     check(a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum)
     return a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype)
@@ -165,7 +173,7 @@ def _fake(
 
 _op, _library = ops.operator(
     "scaled_gemm(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias, ScalarType out_dtype, "
-    "bool use_fast_accum, bool? batch_invariant=None) -> Tensor",
+    "bool use_fast_accum, bool? batch_invariant=None, str? activation=None) -> Tensor",
     _compute,
     _fake,
 )

@@ -35,6 +35,12 @@ def register() -> None:
     _registered = gemm
 
 
+def is_sharded(*tensors: torch.Tensor | None) -> bool:
+    """Whether one is a DTensor."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and any(isinstance(x, module.DTensor) for x in tensors)
+
+
 def can_join(x: torch.Tensor, dims: Sequence[int]) -> bool:
     """Whether these dimensions of x can become one where its shards lie: it is no DTensor, or one that is sharded along
     none of them but evenly along the first."""

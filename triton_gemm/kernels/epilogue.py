@@ -58,12 +58,19 @@ def scaled(acc, a_scale, b_scale):
 @triton.jit
 def epilogue(acc, alpha, beta, c, bias, HAS_BETA: tl.constexpr, HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr):
     """activation(alpha acc + beta c + bias) in acc's dtype; c and bias, already broadcast against acc, are read only
-    where HAS_BETA and HAS_BIAS say so. Integers are what they are: acc alone.
+    where HAS_BETA and HAS_BIAS say so. Where HAS_BETA is 2 beta c is added to what the activation gives. Integers are
+    what they are: acc alone.
 
     beta c is rounded by itself, as CUTLASS does it. Left to the compiler, which fuses either product with the addition,
     that was alpha acc in some kernels, so that equal sums became elements of C that differ in a bit."""
     if acc.dtype == tl.int32:
         return acc
+    elif HAS_BETA == 2:
+        if HAS_BIAS:
+            out = multiply_add(alpha, acc, bias.to(acc.dtype))
+        else:
+            out = alpha * acc
+        return multiply_add(beta, c.to(acc.dtype), activate(out, ACTIVATION))
     elif HAS_BETA:
         out = multiply_add(alpha, acc, beta * c.to(acc.dtype))
         if HAS_BIAS:

@@ -488,7 +488,7 @@ def launches(problem: GemmProblem, config: Config, split_k: int = 1) -> tuple[La
         "C_VECTOR": c_vector,
         "SPLIT_K": split_k,
         "IN_TURN": in_turn,
-        "HAS_BETA": problem.has_beta,
+        "HAS_BETA": problem.added,
         "BIAS": problem.bias,
         "ACTIVATION": problem.activation,
         **config.meta(),

@@ -425,7 +425,7 @@ def launches(problem: GemmProblem, config: Config, split_k: int = 1) -> tuple[La
         },
         "alpha": Scalar("alpha"),
         "beta": Scalar("beta"),
-        "HAS_BETA": problem.has_beta,
+        "HAS_BETA": problem.added,
         "BIAS": problem.bias,
         "ACTIVATION": problem.activation,
         "A_UNIT": a_unit,

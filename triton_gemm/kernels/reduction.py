@@ -107,7 +107,8 @@ def parts_of(problem: GemmProblem) -> GemmProblem:
         pitch = round_up(N, VECTOR)
         c = Layout((M * pitch, pitch, 1))
     scales = problem.scales if problem.scales == "blocks" else None
-    return replace(problem, c=c, out_dtype=torch.float32, has_beta=False, bias=None, activation=None, scales=scales)
+    alone = replace(problem, has_beta=False, residual=False, bias=None, activation=None, scales=scales)
+    return replace(alone, c=c, out_dtype=torch.float32)
 
 
 def sums_of(problem: GemmProblem, parts: int) -> Temporary:
@@ -143,7 +144,7 @@ def launch(problem: GemmProblem, parts: int) -> Launch:
         "C_UNIT": c_unit,
         "C_VECTOR": c_vector,
         "SCALES": problem.scales if problem.scales != "blocks" else None,
-        "HAS_BETA": problem.has_beta,
+        "HAS_BETA": problem.added,
         "BIAS": problem.bias,
         "ACTIVATION": problem.activation,
         "BLOCK_M": block[0],

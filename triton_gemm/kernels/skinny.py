@@ -335,7 +335,7 @@ def launches(problem: GemmProblem, config: Config, split_k: int = 1) -> tuple[La
         "C_VECTOR": c_vector,
         "EVEN_K": problem.K % config.BLOCK_K == 0,
         "STREAMED": "a" if problem.M > problem.N else "b",
-        "HAS_BETA": problem.has_beta,
+        "HAS_BETA": problem.added,
         "BIAS": problem.bias,
         "ACTIVATION": problem.activation,
         **config.meta(),

@@ -28,9 +28,9 @@ P = ParamSpec("P")
 
 # What no function takes together.
 _ALONE = {
-    "groups": ("bias", "activation", "beta", "scales"),
-    "scales": ("activation", "beta", "precision"),
-    "beta": ("bias", "activation"),
+    "groups": ("bias", "beta", "scales"),
+    "scales": ("beta", "precision"),
+    "beta": ("bias",),
 }
 
 
@@ -99,7 +99,7 @@ def asked(
     if groups is not None:
         problem = _of_groups(a, b, groups, request)
     elif scales is not None:
-        problem = _scaled(a, b, scales, bias, use_fast_accum, torch.bfloat16 if out_dtype is None else out_dtype)
+        problem = _scaled(a, b, scales, bias, use_fast_accum, request)
     else:
         problem = _product(a, b, bias, request)
     return problem, info, groups is not None and a.dim() == 3
@@ -132,7 +132,7 @@ def explain(*operands: Any, **given: Any) -> Selection:
     What else is given says which function is explained, without gradients:
 
     - `matmul`, `mm`, `bmm`, `mv`: nothing; out_dtype as in `mm`.
-    - `linear(x, weight, ...)`: other = weight.t(), bias = True or the bias itself, activation.
+    - `linear(x, weight, ...)`: other = weight.t(), bias = True or the bias itself.
     - `addmm`, `baddbmm`: bias = their input; or a beta that is not 0, where C itself is read and scaled, as with an
       input of C's size.
     - `grouped_matmul`: groups = their number, or offs. With sizes group_dim says which of them is cut into groups, "M"
@@ -140,10 +140,10 @@ def explain(*operands: Any, **given: Any) -> Selection:
     - `scaled_matmul`: scales = "tensor", "rows" or "blocks", or (scale_a, scale_b); with a bias, use_fast_accum, and
       out_dtype, by default bf16.
 
-    precision, batch_invariant: as in `matmul`. device: the GPU to choose for, by default that of the tensors, or the
-    current one. "cuda:1" or a torch.device is one that is here. "a100", "RTX 4090" and others name one that need not
-    be, and "sm_90" any of that compute capability, with 132 multiprocessors. A `DeviceInfo` says all that the choice
-    depends on. Selection.device is its name.
+    activation: of those that have one. precision, batch_invariant: as in `matmul`.
+    device: the GPU to choose for, by default that of the tensors, or the current one. "cuda:1" or a torch.device is one
+    that is here. "a100", "RTX 4090" and others name one that need not be, and "sm_90" any of that compute capability,
+    with 132 multiprocessors. A `DeviceInfo` says all that the choice depends on. Selection.device is its name.
     Selection.source says what has chosen, the model or a table, and Selection.policy under which policy; nothing is
     tuned to explain. Selection.model is "calibrated" where the model's figures are those of `calibrate`. Selection.bits
     is the class of bits: on one GPU, equal ones give equal bits.
@@ -195,6 +195,7 @@ def _of_groups(a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | int, req
     """Of grouped_matmul."""
     offs = groups if isinstance(groups, torch.Tensor) else torch.empty(_count(groups), dtype=torch.int32, device="meta")
     rules.grouped(_like(a), _like(b), _like(offs))
+    rules.activation("explain", request.activation)
     rules.implemented("explain", a, b, dtypes=FLOATING)
     rules.out_dtype(request.out_dtype, a)
     rules.precision("explain", request.precision, a.dtype)
@@ -213,10 +214,12 @@ def _scaled(
     scales: Scales,
     bias: torch.Tensor | bool | None,
     use_fast_accum: bool,
-    out_dtype: torch.dtype,
+    request: Request,
 ) -> GemmProblem:
     """Of scaled_matmul."""
+    out_dtype = torch.bfloat16 if request.out_dtype is None else request.out_dtype
     rules.mm(a, b)
+    rules.activation("explain", request.activation)
     if isinstance(scales, (tuple, list)) and len(scales) == 2:
         scale_a, scale_b = scales
         arguments.tensors("explain", scale_a=scale_a, scale_b=scale_b)
@@ -230,7 +233,8 @@ def _scaled(
     c = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype, device="meta")
     if c.numel() == 0:
         raise _nothing(a, b)
-    return scaled.request_of(a.dtype, use_fast_accum, kind, row is not None).problem(a, b, c)
+    request = scaled.request_of(a.dtype, use_fast_accum, kind, row is not None, request.activation)
+    return request.problem(a, b, c)
 
 
 def _scales(kind: object, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -54,7 +54,7 @@ def class_of(problem: GemmProblem, device: DeviceInfo) -> str:
 def _class_of(few: GemmProblem, device: DeviceInfo) -> tuple[str, int]:
     """The class, and into how many of PARTS all tiles are cut, or 1."""
     # Of a product alone, so that one row has the same class whether what is added to it is taken for a bias or for C.
-    alone = replace(few, has_beta=False, bias=None)
+    alone = replace(few, has_beta=False, residual=False, bias=None)
     best = [_best(_with_rows(alone, rows), device) for rows in COMPARED]
     in_all = set.intersection(*map(set, best))
     others = [_best(x, device) for x in (few, *(_with_rows(few, rows) for rows in (1, MOST)), _anywhere(few))]

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from .. import arithmetic
 from ..compat import int_mm, scaled_mm
-from ..functional.api import ACTIVATIONS
+from ..functional.activations import ACTIVATIONS
 from ..problem import GemmProblem
 
 Product = Callable[..., torch.Tensor]  # of a, b, c and the auxiliary operands; `beta` is C's factor, 0 where not given
@@ -31,6 +31,8 @@ def torchs_product(problem: GemmProblem) -> tuple[Product | None, str]:
         why = f"torch has no fp32 product in {problem.precision}"
     elif problem.scales is not None and (adds or problem.dtype == torch.int8):
         why = "torch has products with scales of fp8 alone, without beta and activation"
+    elif problem.residual:
+        why = "torch has no product with an activation before what is added to it"
     elif problem.groups is not None and (adds or problem.bias is not None):
         why = "torch's grouped product has no epilogue"
     elif problem.dtype == torch.int8 and (adds or problem.bias is not None or problem.batch > 1):

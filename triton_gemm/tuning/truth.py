@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import torch
 
-from ..functional.api import ACTIVATIONS
+from ..functional.activations import ACTIVATIONS
 from ..problem import GemmProblem
 from .of_torch import scales_of
 from .operands import BETA, Operands
@@ -50,11 +50,13 @@ def relative_errors(
     def sample(x: torch.Tensor) -> torch.Tensor:
         return x.index_select(-2, rows).double()
 
-    if c0 is not None:
+    if c0 is not None and not problem.residual:
         c += BETA * sample(c0)
     if problem.bias is not None:
         bias = named["bias"].double()
         c += bias if problem.bias == "n" else bias[rows][:, None]
     if problem.activation is not None:
         c = ACTIVATIONS[problem.activation](c)
+    if c0 is not None and problem.residual:
+        c = c + BETA * sample(c0)
     return [distance(sample(x), c) for x in results]

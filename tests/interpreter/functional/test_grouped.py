@@ -13,9 +13,11 @@ from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
 import triton_gemm
+from tests.support.epilogue_truth import activated
 from tests.support.group_truth import KINDS, assert_right, draw
 from triton_gemm.kernels import groups
 from triton_gemm.kernels.launch import materialise
+from triton_gemm.problem import ACTIVATIONS
 
 ENDS = ([10, 10, 33], [0, 0, 40], [0, 0, 0], [40, 40, 40], [40], list(range(0, 41)), [39, 40])
 
@@ -82,6 +84,33 @@ def test_precision_and_out_dtype(kind: str, precision: str) -> None:
     c = triton_gemm.grouped_matmul(a, b, offs, out_dtype=torch.float32)
     assert c.dtype == torch.float32
     assert_right(a, b, offs, c)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_an_activation(kind: str, name: str) -> None:
+    """Before the one rounding; what belongs to no group stays 0; with gradients by torch."""
+    offs = int32([7, 30])
+    a, b = draw(kind, 40, 2, 50, 24, torch.bfloat16)
+    truth = activated(triton_gemm.grouped_matmul(a.double(), b.double(), offs), name)
+    c = triton_gemm.grouped_matmul(a, b, offs, activation=name)
+    assert ((c.double() - truth).abs() <= 2.0**-8 * truth.abs() + 2.0**-14).all()
+    torch._dynamo.reset()
+    with torch.no_grad():
+        compiled = torch.compile(triton_gemm.grouped_matmul, fullgraph=True, backend="aot_eager")
+        assert torch.equal(compiled(a, b, offs, activation=name), c)
+    a, b = (x.requires_grad_() for x in draw(kind, 5, 2, 3, 2, torch.float64))
+    if name in ("relu", "silu"):
+        for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
+            of_groups = lambda a, b: triton_gemm.grouped_matmul(a, b, int32([2, 4]), activation=name)  # noqa: E731
+            assert check(of_groups, (a, b), fast_mode=True)
+
+
+def test_an_activation_of_batches() -> None:
+    a, b = torch.randn(3, 5, 8), torch.randn(3, 8, 6)
+    torch.testing.assert_close(triton_gemm.grouped_matmul(a, b, activation="gelu"), activated(a @ b, "gelu"))
+    with pytest.raises(ValueError, match=r"grouped_matmul\(\): activation must be one of"):
+        triton_gemm.grouped_matmul(a, b, activation="tanh")
 
 
 def test_no_groups_are_zero() -> None:

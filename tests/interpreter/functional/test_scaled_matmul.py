@@ -9,10 +9,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import triton_gemm
 from tests.support.awkward_sizes import EMPTY
-from tests.support.epilogue_truth import expected
+from tests.support.epilogue_truth import activated, expected
 from tests.support.numerics import error_bound
 from tests.support.product_checks import NAN
 from tests.support.wrong_products import words
+from triton_gemm.problem import ACTIVATIONS
 from triton_gemm.runtime import plan
 
 E4M3, E5M2, INT8 = torch.float8_e4m3fn, torch.float8_e5m2, torch.int8
@@ -88,6 +89,24 @@ def test_a_bias_is_added_after_the_scales(kind: str, out_dtype: torch.dtype) -> 
         for bias in (torch.randn(N), torch.randn(2 * N).bfloat16()[::2]):
             c = triton_gemm.scaled_matmul(a, b, *scales, bias=bias, out_dtype=out_dtype)
             assert_right(kind, a, b, *scales, c, bias)
+
+
+@pytest.mark.parametrize("kind", ["tensor", "rows", "blocks"])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_an_activation_comes_after_scales_and_bias(name: str, kind: str) -> None:
+    M, N, K = 33, 50, 140
+    for dtype in DTYPES[: 2 if kind == "blocks" else 3]:
+        a, b, scales = draw(dtype, M, K), draw(dtype, K, N), draw_scales(kind, M, N, K)
+        how = {"bias": torch.randn(N), "out_dtype": torch.float32}
+        scales = (scales[0] / 64, scales[1] / 64)
+        truth = activated(triton_gemm.scaled_matmul(a, b, *scales, **how).double(), name)
+        c = triton_gemm.scaled_matmul(a, b, *scales, **how, activation=name)
+        assert ((c.double() - truth).abs() <= 2.0**-20 * (truth.abs() + 1)).all()
+    torch._dynamo.reset()
+    compiled = torch.compile(triton_gemm.scaled_matmul, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(a, b, *scales, **how, activation=name), c)
+    with pytest.raises(ValueError, match=r"scaled_matmul\(\): activation must be one of"):
+        triton_gemm.scaled_matmul(a, b, *scales, activation="tanh")
 
 
 @BY_DTYPE

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,25 +20,39 @@ B, M, K, N = 2, 6, 8, 4
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation: the shapes of its operands, and how it and fp64 compute it of them."""
+    """An operation: the shapes of its operands, and how it and fp64 compute it of them. relu: as fp64 computes it with
+    that activation, where something follows."""
 
     shapes: tuple[tuple[int, ...], ...]
     ours: Callable[..., torch.Tensor]
     truth: Callable[..., torch.Tensor]
     torchs: Callable[..., torch.Tensor] | None = None
+    relu: Callable[..., torch.Tensor] | None = None
 
 
-LAYERS = {precision: triton_gemm.nn.Linear(K, N, precision=precision) for precision in (None, "bf16x3")}
+LAYERS = {
+    (precision, activation): triton_gemm.nn.Linear(K, N, precision=precision, activation=activation)
+    for precision, activation in ((None, None), ("bf16x3", None), (None, "relu"))
+}
 
 
 def layer(
-    x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor, precision: str | None = None, **how: Any
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor,
+    precision: str | None = None,
+    activation: str | None = None,
+    **how: Any,
 ) -> torch.Tensor:
-    return torch.func.functional_call(LAYERS[precision], {"weight": w, "bias": bias}, (x,), how)
+    return torch.func.functional_call(LAYERS[precision, activation], {"weight": w, "bias": bias}, (x,), how)
 
 
 def groups_apart(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.cat([a[:2] @ b[0], a[2:] @ b[1]])
+
+
+def relu_of(truth: Callable[..., torch.Tensor], *operands: torch.Tensor) -> torch.Tensor:
+    return truth(*operands).relu()
 
 
 F = torch.nn.functional
@@ -50,6 +65,12 @@ OPERATIONS = {
     "addmm": Operation(((M, N), *MATRICES), triton_gemm.addmm, torch.addmm, torch.addmm),
     "baddbmm": Operation(((B, M, N), *BATCHES), triton_gemm.baddbmm, torch.baddbmm, torch.baddbmm),
     "linear": Operation(((B, M, K), (N, K), (N,)), triton_gemm.linear, F.linear, F.linear),
+    "linear, residual": Operation(
+        ((B, M, K), (N, K), (N,), (B, M, N)),
+        lambda x, w, bias, residual, **how: triton_gemm.linear(x, w, bias, residual=residual, **how),
+        lambda x, w, bias, residual: F.linear(x, w, bias) + residual,
+        relu=lambda x, w, bias, residual: F.linear(x, w, bias).relu() + residual,
+    ),
     "nn.Linear": Operation(((B, M, K), (N, K), (N,)), layer, F.linear, F.linear),
     "grouped_matmul": Operation(
         ((M, K), (2, K, N)), lambda a, b, **how: triton_gemm.grouped_matmul(a, b, OFFS, **how), groups_apart
@@ -106,6 +127,8 @@ def try_it(operation: Operation, aspect: str) -> None:
             how["out_dtype"] = torch.float32
         elif aspect == "`precision=`":
             how["precision"] = "bf16x3"
+        elif aspect == "`activation=`":
+            how["activation"] = "relu"
         elif aspect in ("gradients", "double backward"):
             check = torch.autograd.gradcheck if aspect == "gradients" else torch.autograd.gradgradcheck
             assert check(ours, [x.double().requires_grad_() for x in operands], fast_mode=True)
@@ -130,7 +153,10 @@ def try_it(operation: Operation, aspect: str) -> None:
             assert any(where == "triton_gemm" for _, where in triton_gemm.report_routing())
         c = ours(*operands, **how)
         assert c.dtype == how.get("out_dtype", c.dtype)
-        assert_right(operation, c, operands)
+        judge = operation
+        if "activation" in how:
+            judge = replace(operation, truth=operation.relu or partial(relu_of, operation.truth))
+        assert_right(judge, c, operands)
 
 
 @pytest.mark.few

@@ -166,6 +166,88 @@ def test_an_activation_comes_before_the_one_rounding(name: str) -> None:
     assert ((c.double() - truth).abs() <= 2.0**-8 * truth.abs() + 2.0**-16).all()
 
 
+@pytest.mark.parametrize("name", [None, *ACTIVATIONS])
+@pytest.mark.parametrize("bias", [None, (9,), (20, 1), (2, 1, 9)], ids=str)
+def test_a_residual_is_added_last(bias: tuple[int, ...] | None, name: str | None) -> None:
+    """After the activation and before the one rounding, where there is one kernel for it; of any shape that broadcasts;
+    the residual stays as it is."""
+    x, w = draw(2, 20, 33, dtype=BF16), draw(9, 33, dtype=BF16)
+    b = None if bias is None else draw(*bias, dtype=BF16)
+    before = x.double() @ w.double().T + (0 if b is None else b.double())
+    for shape in ((2, 20, 9), (20, 1), ()):
+        residual = draw(*shape, dtype=BF16, seed=3)
+        kept, c = residual.clone(), triton_gemm.linear(x, w, b, name, residual=residual)
+        truth = activated(before, name) + residual.double()
+        roundings = 1 if b is None or b.dim() == 1 else 2
+        size = activated(before, name).abs() + truth.abs() if roundings == 2 else truth.abs()
+        assert c.shape == truth.shape and torch.equal(residual, kept)
+        assert ((c.double() - truth).abs() <= 2.0**-8 * roundings * size + 2.0**-14).all()
+
+
+@pytest.mark.parametrize("name", [None, "relu", "gelu"])
+def test_derivatives_with_a_residual(name: str | None) -> None:
+    operands = [draw(*shape).double().requires_grad_() for shape in ((3, 4), (2, 4), (2,), (3, 2))]
+
+    def product(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return triton_gemm.linear(x, w, bias, name, residual=residual)
+
+    assert torch.autograd.gradcheck(product, operands, fast_mode=True, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(product, operands, fast_mode=True)
+
+
+def test_a_residual_of_vectors_and_of_batches() -> None:
+    x, w, residual = draw(3, 20, 33), draw(9, 33), draw(3, 20, 9)
+    one = triton_gemm.linear(x[0, 0], w, residual=residual[0, 0])
+    torch.testing.assert_close(one, torch.nn.functional.linear(x[0, 0], w) + residual[0, 0])
+    column = triton_gemm.linear(x, w[0], activation="relu", residual=residual[..., 0])
+    torch.testing.assert_close(column, torch.nn.functional.linear(x, w[0]).relu() + residual[..., 0])
+    for in_dims in ((0, None, None), (None, None, 0), (1, 0, 2)):
+        operands = [draw(*shape) for shape in ((20, 33), (9, 33), (20, 9))]
+        operands = [x if dim is None else torch.stack([x, -x], dim) for x, dim in zip(operands, in_dims, strict=True)]
+        ours, theirs = (
+            torch.vmap(lambda x, w, r, of=of: of(x, w, r), in_dims)(*operands)
+            for of in (
+                lambda x, w, r: triton_gemm.linear(x, w, None, "silu", residual=r),
+                lambda x, w, r: activated(x @ w.T, "silu") + r,
+            )
+        )
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_a_residual_that_does_not_fit_is_named() -> None:
+    x, w = ones(2, 3), ones(5, 3)
+    for residual in (ones(3), ones(2, 5, **H), ones(4, 2, 5)):
+        with pytest.raises(
+            RuntimeError, match=r"residual must be of torch.float32 and broadcast to the result \[2, 5\]"
+        ):
+            triton_gemm.linear(x, w, residual=residual)
+    with pytest.raises(NotImplementedError, match=r"linear is not implemented for torch\.int8"):
+        triton_gemm.linear(x.to(INT8), w.to(INT8), residual=ones(2, 5).to(INT8))
+
+
+def test_the_operator_that_adds_a_residual_is_sound() -> None:
+    operands = [draw(*shape).requires_grad_() for shape in ((20, 33), (33, 9), (20, 9), (9,))]
+    torch.library.opcheck(torch.ops.triton_gemm.residual_gemm.default, (*operands, "gelu"))
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_an_activation_of_what_is_added(name: str) -> None:
+    """Of a row, a column and a matrix, with factors, in what `out` holds, and with gradients."""
+    a, b = draw(3, 20, 33, dtype=BF16), draw(3, 33, 9, dtype=BF16)
+    for shape in ((9,), (20, 1), (20, 9)):
+        input = draw(*shape, dtype=BF16)
+        for alpha, beta in SCALARS[:3]:
+            how: dict[str, Any] = {"alpha": alpha, "beta": beta, "activation": name}
+            truth = activated(alpha * (a.double() @ b.double()) + beta * input.double(), name)
+            bound = 2.0**-8 * truth.abs() + 2.0**-14
+            one, out = triton_gemm.addmm(input, a[0], b[0], **how), torch.empty(20, 9, dtype=BF16)
+            triton_gemm.addmm(input, a[0], b[0], out=out, **how)
+            assert torch.equal(out, one) and ((one.double() - truth[0]).abs() <= bound[0]).all()
+            assert ((triton_gemm.baddbmm(input, a, b, **how).double() - truth).abs() <= bound).all()
+    wide = [x.double().requires_grad_() for x in (input[:3, :2], a[0, :3, :4], b[0, :4, :2])]
+    assert torch.autograd.gradcheck(lambda *xs: triton_gemm.addmm(*xs, activation=name), wide, fast_mode=True)
+
+
 @pytest.mark.parametrize("dtype", [HALF, BF16], ids=str)
 def test_out_dtype_leaves_sums_in_fp32(dtype: torch.dtype) -> None:
     a, b = draw(3, 20, 33, dtype=dtype), draw(3, 33, 9, dtype=dtype)
@@ -476,6 +558,8 @@ def test_what_is_no_number_or_activation_is_named() -> None:
         triton_gemm.addmm(ones(5), ones(2, 3), ones(3, 5), beta="1")
     with pytest.raises(ValueError, match="activation must be one of relu, gelu, gelu_tanh, silu or None, not 'tanh'"):
         triton_gemm.linear(ones(2, 3), ones(5, 3), None, "tanh")
+    with pytest.raises(ValueError, match=r"baddbmm\(\): activation must be one of relu, .* or None, not 1"):
+        triton_gemm.baddbmm(ones(5), ones(2, 2, 3), ones(2, 3, 5), activation=1)
 
 
 def test_autocast_does_not_hide_what_is_wrong() -> None:

@@ -278,7 +278,7 @@ def launches(problem: GemmProblem, config: Config, split_k: Work = 1, *, stride_
         "PROMOTE": promotes(problem),
         "SCALES": problem.scales,
         "GROUPED": problem.groups,
-        "HAS_BETA": problem.has_beta,
+        "HAS_BETA": problem.added,
         "BIAS": problem.bias,
         "ACTIVATION": problem.activation,
         **config.meta(),
@@ -309,7 +309,7 @@ def _tma_launch(problem: GemmProblem, config: Config, schedule: Schedule) -> Lau
         **{"M": problem.M, "N": problem.N, "K": problem.K, "stride_cm": problem.c.strides[1]},
         **{"alpha": Scalar("alpha"), "beta": Scalar("beta")},
         **{"A_COLUMN_MAJOR": problem.a.column_major, "B_COLUMN_MAJOR": problem.b.column_major},
-        **{"C_VECTOR": 16 // problem.out_dtype.itemsize, "HAS_BETA": problem.has_beta},
+        **{"C_VECTOR": 16 // problem.out_dtype.itemsize, "HAS_BETA": problem.added},
         **{"BIAS": problem.bias, "ACTIVATION": problem.activation, **config.meta()},
     }
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages}

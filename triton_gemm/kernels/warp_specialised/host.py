@@ -245,9 +245,11 @@ def promotes(problem: GemmProblem) -> bool:
 
 def early_bias(problem: GemmProblem, config: Config) -> bool:
     """Whether a thread has registers for the bias of a tile beside its sums, of columns for every fourth; beside C's
-    own values it has none."""
+    own values it has none, nor beside scales and the most sums."""
     values = config.BLOCK_N // 4 * problem.out_dtype.itemsize // 4 if problem.bias == "n" else 2
     if problem.has_beta or promotes(problem) or not c_by_tma(problem) or part_columns(problem, config)[1]:
+        return False
+    if problem.scales is not None and config.accumulators() >= _room(config):
         return False
     return config.accumulators() + values <= _room(config) * 5 // 4
 
@@ -354,7 +356,7 @@ def _launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple
         "B_COLUMN_MAJOR": problem.b.column_major,
         "C_COLUMN_MAJOR": problem.c.column_major,
         "C_TMA": by_tma,
-        "HAS_BETA": problem.has_beta,
+        "HAS_BETA": problem.added,
         "BIAS": problem.bias or "",
         "EARLY_BIAS": (problem.bias or "") if early_bias(problem, config) and not (split or schedule.in_turn) else "",
         "ACTIVATION": problem.activation or "",
