@@ -37,7 +37,6 @@ DRAWN = COMMITTED.with_name("calibration-clusters.json")
 OF_WEIGHTS = COMMITTED.with_name("calibration-weights.json")
 NEWEST = environment.RESULTS / "h200" / times.FILE  # of all kernels
 CLUSTERS = NEWEST.with_name("calibration-clusters.json")
-WIDTHS = NEWEST.with_name("calibration-widths.json")
 PORTABLE = NEWEST.with_name("calibration-portable.json")
 TINY = ((Shape(72, 64, 64, layout="nt"), "bf16"), (Shape(64, 64, 192, batch=3), "bf16"))
 
@@ -59,6 +58,9 @@ def changed(model: DeviceModel, **factors: float) -> DeviceModel:
     return DeviceModel(**figures.with_values(entry, {p: figures.value_at(entry, p) * f for p, f in there.items()}))
 
 
+BEFORE_SHIFTING = (COMMITTED, NEWEST)
+
+
 def of_whole_tiles(measured: Measured) -> Measured:
     """Without the warp-specialised kernel's tiles that pass the end of C, which are shifted today: it took other times
     for them (docs/log.md, "Tiles past the end of C")."""
@@ -77,19 +79,18 @@ def of_whole_tiles(measured: Measured) -> Measured:
 
 # At most so much regret on average, and of which shapes or regimes it may be above so much.
 GOOD: dict[Path, tuple[float, float, set[str]]] = {
-    # Of Triton 3.6, without clusters, and of tiles that C is whole numbers of: others were not shifted then.
+    # Of Triton 3.6, without clusters.
     COMMITTED: (0.02, 0.15, set()),
     # Drawn; of few rows cut along K one of 26 %. By its form the model knows no better (docs/log.md, The cost model).
     DRAWN: (0.03, 0.05, {"17 to 32 rows"}),
     # Many M of four weights.
     OF_WEIGHTS: (0.03, 0.04, set()),
-    # Of 12 shapes each: 346x17x1952 loses 88 %, int8's 1024x1024x1024 nn 36 %.
-    NEWEST: (0.02, 0.04, {"fp16", "int8"}),
-    # Of gemv and warp_specialised, 20 % apart for 2 rows and K of 17920.
-    CLUSTERS: (0.03, 0.04, {"1 to 4 rows"}),
+    # Of 12 shapes or fewer: int8's 1024x1024x1024 nn 36 %. The figures of before shifting lose 1.9 %, and more of CLUSTERS.
+    NEWEST: (0.022, 0.04, {"int8", "mid", "other", "decode"}),
+    # Measured anew with shifted tiles. The figures before lose 3.6 % of it. gemv's choices are 24 % off for 2 rows.
+    CLUSTERS: (0.035, 0.06, set()),
     # Of an older GPU: times of a Hopper under TRITON_GEMM_CAPABILITY=8.0. Where 8 warps take twice as long as 4: 105 %.
     PORTABLE: (0.08, 0.4, {"188x7472x2232 nt"}),
-    WIDTHS: (0.035, math.inf, set()),
 }
 
 
@@ -98,7 +99,7 @@ def test_the_models_choices_are_good(file: Path) -> None:
     """An edit of a kernel's costs, or of their figures, that makes choices worse must be measured again, or go."""
     measured = times.read(file)
     model = model_of(measured.device)
-    if file == COMMITTED:
+    if file in BEFORE_SHIFTING:
         measured = replace(measured, shapes=[one for x in measured.shapes if len((one := of_whole_tiles(x)).us) > 3])
     chosen = regret.choices(measured.shapes, model)
     most, much, known = GOOD[file]
@@ -115,10 +116,9 @@ def test_the_models_choices_are_good(file: Path) -> None:
         assert len(chosen) > 250 and kernels == set(KERNELS) and model is device_model.measured()["NVIDIA H200"]
     elif file in (DRAWN, OF_WEIGHTS, CLUSTERS):
         assert sum(getattr(config, "ctas", 1) > 1 for config in configs) > len(chosen) // 4
-    elif file == PORTABLE:
-        assert kernels == {"portable", "gemv", "skinny"}
+        assert file != CLUSTERS or sum(getattr(config, "tail_n", 0) > 0 for config in configs) > len(chosen) // 8
     else:
-        assert sum(getattr(config, "tail_n", 0) > 0 for config in configs) > len(chosen) // 2
+        assert kernels == {"portable", "gemv", "skinny"}
 
 
 def test_a_spoilt_constant_is_noticed(committed: times.Calibration) -> None:
