@@ -86,7 +86,10 @@ def show_regret(title: str, shapes: Sequence[Measured], model: DeviceModel, cons
         table.add_column(name, justify="right")
     chosen = choices(shapes, model)
     for name, group in by_regime(chosen).items():
-        pairs = [(x.measured.cublas_us / x.measured.us[x.pick], x.measured.cublas_us / x.measured.us[x.measured.best]) for x in group]
+        pairs = [
+            (x.measured.cublas_us / x.measured.us[x.pick], x.measured.cublas_us / x.measured.us[x.measured.best])
+            for x in group
+        ]
         against = [pair for pair in pairs if not math.isnan(pair[0])]  # tuning does not time cuBLAS
         table.add_row(
             name,

@@ -123,7 +123,7 @@ def write(target: Path, surroundings: Mapping[str, Any], measured: Iterable[Meas
 
 
 def read(*sources: Path) -> Calibration:
-    """What `write` wrote, or `perf.tuning`, of one GPU. Raises ValueError for another file, or those of several GPUs."""
+    """What `write` or `perf.tuning` wrote, of one GPU. Raises ValueError for another file, or those of several GPUs."""
     devices: set[DeviceInfo] = set()
     shapes: list[Measured] = []
     for source in sources:
@@ -180,7 +180,11 @@ def _raced(product: Mapping[str, Any], device: DeviceInfo) -> Measured:
     M, N, K, mode, layout = found.groups()
     shape = Shape(int(M), int(N), int(K), layout=layout)
     times = {name: us for us, name in product["times"]}
-    ways = {named(Selection.of(way, "")): Way(way) for _, way in ranked(gemm_problem(shape, mode), device)} if times else {}
+    ways = (
+        {named(Selection.of(way, "")): Way(way) for _, way in ranked(gemm_problem(shape, mode), device)}
+        if times
+        else {}
+    )
     return Measured(shape, mode, math.nan, {way: times[name] for name, way in ways.items() if name in times})
 
 

@@ -30,8 +30,8 @@ class Costs:
     stage: handing a stage of the ring over, of operands of 16 bits and of others; promotion: adding a k-tile's sums
     outside of the tensor cores, for TILE elements; line: of 128 bytes from L2 into an SM's shared memory; multicast: of
     one that another CTA of the cluster asks for; beyond: filling a line of a tile larger than the matrix with zeros;
-    alone: how much of line and beyond is left on an SM whose neighbour is idle; inside_line: lines that 128 bytes of a row count for
-    where rows begin inside of lines, at a sector's 32 bytes, and inside_sector: where they begin inside of sectors;
+    alone: how much of line and beyond is left on an SM whose neighbour is idle; inside_line: lines that 128 bytes of a
+    row count for where rows begin inside of lines, at a sector's 32 bytes, and inside_sector: inside of sectors;
     cluster: what CTAs of a cluster wait for one another, at the start and the end, and in a k-tile, as a share of its
     step; start: filling the ring and storing a tile, a constant and what is added for TILE elements; tail: storing a
     tile's second part; share: handing partial sums to another program, and part: adding one more program's, likewise;
@@ -122,7 +122,8 @@ class OfConfig(NamedTuple):
 
 class OfTile(NamedTuple):
     """Of a problem in a configuration: k_tiles, the time of one; what storing a tile takes in addition; L2's time for a
-    cluster's tiles; whether neighbouring SMs are idle. Tiles at C's edges take as long as others, as they are shifted into C (`work.last_tiles`)."""
+    cluster's tiles; whether neighbouring SMs are idle. Tiles at C's edges take as long as others, as they are shifted
+    into C (`work.last_tiles`)."""
 
     k_tiles: int
     pace: float
