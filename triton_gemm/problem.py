@@ -4,13 +4,16 @@ the choice of a kernel depends on; and what makes operands a problem or not."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
 from .arithmetic import ARITHMETICS, IEEE, SHORT_NAMES, Arithmetic, Planes, default_arithmetic
 
+# Gates, for `activation=` of a linear layer with a gate, and what each applies to the gate's product.
+Gate = Literal["swiglu", "geglu", "geglu_tanh", "reglu"]
+GATES: dict[str, str] = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "reglu": "relu"}
 # What may be applied to a product, for `activation=`: "gelu" is the one with erf, "gelu_tanh" its approximation.
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
@@ -82,6 +85,7 @@ class Request(NamedTuple):
     the name of an `Arithmetic`; None: `default_arithmetic`. bias: None, or what has a value of its own: each row of C,
     "m", or each column, "n". scales, groups: as in GemmProblem. batch_invariant: whether rows have the same bits for
     any number of rows; None: as the policy says. residual: whether beta C is added last, to what the activation gives.
+    gate: as in GemmProblem.
     """
 
     alpha: float = 1  # whole numbers, because compilers take a float that is no constant of the source for a variable
@@ -94,10 +98,11 @@ class Request(NamedTuple):
     groups: str | None = None
     batch_invariant: bool | None = None
     residual: bool = False
+    gate: bool = False
 
     def problem(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> GemmProblem:
         """What this is of a, b and c. As in BLAS alpha = 0 reads neither a nor b."""
-        fields = {name: getattr(self, name) for name in ("activation", "precision", "bias", "scales", "groups")}
+        fields = {name: getattr(self, name) for name in ("activation", "precision", "bias", "scales", "groups", "gate")}
         residual = self.residual and self.beta != 0 and self.activation is not None
         problem = GemmProblem.of(a, b, c, has_beta=self.beta != 0, residual=residual, **fields)
         return replace(problem, K=0) if self.alpha == 0 else problem
@@ -117,6 +122,9 @@ class GemmProblem:
     or a `ScaleKind`: "tensor" (one for A and one for B), "rows" (one for each row of A and column of B) or "blocks"
     (one for 1 x 128 of A and 128 x 128 of B). residual: whether beta C is added to what the activation gives, not
     before it; without an activation there is no difference, and it is False.
+
+    gate: whether c = activation(a @ gate + gate_bias) * (a @ b + bias), of a second matrix that lies as b does; then
+    bias is None or "n".
 
     groups: None, or the dimension that is cut into `batch` groups whose ends are in the GPU's memory: "m", where a is
     [M, K] and c [M, N] and each group of rows has a matrix of b for its own, or "k", where a is [M, K] and b [K, N] and
@@ -139,6 +147,7 @@ class GemmProblem:
     scales: str | None = None
     groups: str | None = None
     residual: bool = False
+    gate: bool = False
 
     def __post_init__(self) -> None:
         if self.K == 0 and self.arithmetic.planes:  # an empty sum is the same in every precision
@@ -183,6 +192,7 @@ class GemmProblem:
     def auxiliary(self) -> tuple[str, ...]:
         """The operands that kernels read in addition to A, B and C, by name."""
         names = ("bias",) * (self.bias is not None) + ("a_scale", "b_scale") * (self.scales is not None)
+        names += ("gate",) * self.gate + ("gate_bias",) * (self.gate and self.bias is not None)
         return names + ("ends",) * (self.groups is not None)
 
     @property
@@ -199,6 +209,7 @@ class GemmProblem:
         """The same product as c^T = b^T a^T."""
         assert self.scales != "blocks", "A's blocks of scales are not B's"
         assert self.groups != "m", "groups of rows are not groups of columns"
+        assert not self.gate, "a gate is a second B"
         bias = {None: None, "m": "n", "n": "m"}[self.bias]
         return replace(
             self,
@@ -229,10 +240,18 @@ def problem_text(problem: GemmProblem) -> str:
     words += [f"bias {problem.bias}"] * bool(problem.bias) + [problem.activation or ""] * bool(problem.activation)
     words += ["+ residual" if problem.residual else "+ beta C"] * problem.has_beta
     words += [f"scales {problem.scales}"] * bool(problem.scales)
+    words += ["gated"] * problem.gate
     words += [f"groups of {problem.groups}"] * bool(problem.groups)
     words += [f"to {str(problem.out_dtype).removeprefix('torch.')}"] * (problem.out_dtype != problem.dtype)
     words += [f"{x} not aligned" for x in "abc" if not getattr(problem, x).aligned]
     return " ".join(words)
+
+
+@lru_cache(maxsize=64)
+def both_products(problem: GemmProblem) -> GemmProblem:
+    """Of a problem with a gate one product of both matrices beside each other, which costs as much but for what is
+    stored."""
+    return replace(problem, N=2 * problem.N, gate=False)
 
 
 @cache

@@ -79,7 +79,10 @@ def right(device: str, folder: Path) -> dict[str, Arguments]:
         "mv": {"input": a, "vec": ones(3)},
         "addmm": {"input": ones(5), "mat1": a, "mat2": b},
         "baddbmm": {"input": ones(5), "batch1": x, "batch2": y},
-        "linear": {"input": a, "weight": ones(5, 3), "bias": ones(5), "residual": ones(2, 5)},
+        "linear": {
+            **{"input": a, "weight": ones(5, 3), "bias": ones(5), "activation": "reglu"},
+            **{"residual": ones(2, 5), "gate": ones(5, 3), "gate_bias": ones(5)},
+        },
         "grouped_matmul": {"mat_a": ones(4, 16, **half), "mat_b": ones(2, 16, 8, **half), "offs": offs},
         "scaled_matmul": {
             **{"a": ones(16, 32).to(eight), "b": ones(16, 32).to(eight).T},
@@ -187,9 +190,9 @@ OF_PARAMETERS: Mapping[str, str] = {
     **dict.fromkeys(
         ("input", "other", "mat2", "vec", "mat1", "batch1", "batch2", "weight", "mat_a", "mat_b"), "tensor"
     ),
-    **dict.fromkeys(("a", "b", "offs"), "tensor"),
+    **dict.fromkeys(("a", "b", "offs", "gate"), "tensor"),
     **dict.fromkeys(("scale_a", "scale_b"), "scale"),
-    **dict.fromkeys(("addmm.input", "baddbmm.input", "bias", "residual"), "added"),
+    **dict.fromkeys(("addmm.input", "baddbmm.input", "bias", "residual", "gate_bias"), "added"),
     **dict.fromkeys(("out_dtype", "dtype"), "dtype"),
     **dict.fromkeys(("alpha", "beta"), "number"),
     **dict.fromkeys(("batch_invariant", "use_fast_accum", "enabled", "parts", "reset", "resume"), "flag"),
@@ -258,8 +261,19 @@ def _scaled(a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any, **how: Any) -
     return torch._scaled_mm(a, b, scale_a, scale_b, bias=bias, **{"out_dtype": torch.bfloat16, **how})
 
 
-def _linear(input: Any, weight: Any, bias: Any = None, residual: Any = None) -> Any:
-    product = torch.nn.functional.linear(input, weight, bias)
+def _linear(
+    input: Any, weight: Any, bias: Any, activation: Any, residual: Any = None, gate: Any = None, gate_bias: Any = None
+) -> Any:
+    if gate is None:
+        raise ValueError("a gate is a second weight")
+    up, before = (torch.nn.functional.linear(input, *pair) for pair in ((weight, bias), (gate, gate_bias)))
+    product = before.relu() * up
+    if (
+        before.shape != up.shape
+        or before.dtype != up.dtype
+        or any(x is not None and x.dim() != 1 for x in (bias, gate_bias))
+    ):
+        raise RuntimeError("weight and gate are of one shape and dtype, and biases [N]")
     if isinstance(residual, torch.Tensor) and (residual.dtype != product.dtype or residual.dim() > product.dim()):
         raise RuntimeError("a residual is of the result's dtype, and broadcasts to it")
     return product if residual is None else torch.add(product, residual)

@@ -41,6 +41,7 @@ NOT: dict[str, frozenset[str]] = {
     "baddbmm": frozenset({"int8", "fp8"}),
     "linear": frozenset({"int8", "fp8", "`out=`", "`out_dtype=`"}),
     "linear, residual": frozenset({"int8", "fp8", "`out=`", "`out_dtype=`", "through `use()`"}),
+    "linear, gate": frozenset({"int8", "fp8", "`out=`", "`out_dtype=`", "through `use()`"}),
     "nn.Linear": frozenset({"int8", "fp8", "`out=`", "`out_dtype=`"}),
     "grouped_matmul": frozenset({"int8", "fp8", "`out=`", "`torch.autocast`", "through `use()`"}),
     "scaled_matmul": frozenset(

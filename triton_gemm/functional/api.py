@@ -14,9 +14,9 @@ from torch.autograd.graph import increment_version
 from .. import arguments
 from ..arithmetic import DTYPES, FLOATING, Precision, result_dtype
 from ..compat import override_functions
-from ..problem import PRODUCT, SUM, Activation, Request
+from ..problem import GATES, PRODUCT, SUM, Activation, Gate, Request
 from ..runtime import plan
-from . import fast_path, ops, residual_gemm, rules
+from . import fast_path, gated, ops, residual_gemm, rules
 from .activations import ACTIVATIONS
 
 _ACTIVATED: dict[str | None, Request] = {
@@ -255,9 +255,11 @@ def linear(
     input: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
-    activation: Activation | None = None,
+    activation: Activation | Gate | None = None,
     *,
     residual: torch.Tensor | None = None,
+    gate: torch.Tensor | None = None,
+    gate_bias: torch.Tensor | None = None,
     precision: Precision | None = None,
     batch_invariant: bool | None = None,
 ) -> torch.Tensor:
@@ -270,14 +272,22 @@ def linear(
     torch's own, which keeps what it needs for the backward, and so is the addition of a residual after a bias or an
     activation.
 
+    gate: a second weight [N, K], for an activation "swiglu", "geglu", "geglu_tanh" or "reglu": the result is
+    silu(input @ gate.T + gate_bias) * (input @ weight.T + bias), or so with gelu, gelu_tanh or relu; biases are [N]. Of
+    16 bits one kernel computes it, and nothing else is kept: the backward computes both products again.
+
     All are fp32, fp16, bf16 or fp64, of one dtype, on one GPU, of any strides; so is the result. Of a subclass that has
     a `__torch_function__` of its own, as quantized weights have, torch's linear is called. The rest is as in `matmul`:
     precision, derivatives in all tensors, and batch_invariant, whose rows are all leading dimensions of input
-    together. Raises as `matmul`: RuntimeError (also for a residual that does not fit), TypeError, NotImplementedError
-    (also for int8 with a bias, an activation or a residual) or ValueError (also for an activation that is none).
+    together. Raises as `matmul`: RuntimeError (also for a residual or a gate that does not fit), TypeError,
+    NotImplementedError (also for int8 with a bias, an activation, a residual or a gate) or ValueError (also for an
+    activation that is none, or one of a gate without the other).
     """
+    if gate is not None or gate_bias is not None or (isinstance(activation, str) and activation in GATES):
+        gated_product = _gated(input, weight, bias, activation, gate, gate_bias, residual, precision, batch_invariant)
+        return gated_product if residual is None else gated_product + _autocast(residual)[0]
     if residual is not None:
-        return _residual(input, weight, bias, activation, residual, precision, batch_invariant)
+        return _residual(input, weight, bias, activation, residual, precision, batch_invariant)  # type: ignore[arg-type]  # no gate's
     request = SUM
     if not (activation is None and precision is None and batch_invariant is None):
         plain = isinstance(activation, str) and precision is None and batch_invariant is None
@@ -300,6 +310,40 @@ def linear(
     b = b.t()
     c = _product("linear", request, a, b, bias, None)
     return _keep_fast_path(key, request, a, b, bias, None, c)
+
+
+def _gated(
+    input: torch.Tensor,
+    up: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str | None,
+    gate: torch.Tensor | None,
+    gate_bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    precision: Precision | None,
+    batch_invariant: bool | None,
+) -> torch.Tensor:
+    """`linear` with a gate, without the residual that follows."""
+    arguments.one_of("linear", "activation", activation, tuple(GATES))
+    assert activation is not None
+    more = {"bias": bias, "gate": gate, "gate_bias": gate_bias, "residual": residual}
+    if gate is None:
+        raise ValueError(f"linear(): {activation} takes two weights, [N, K] each: weight and gate, and gate is missing")
+    arguments.tensors("linear", input=input, weight=up, **{name: x for name, x in more.items() if x is not None})
+    if precision is None and batch_invariant is None and override_functions(input, up, gate, bias, gate_bias):
+        product = torch.nn.functional.linear
+        return ACTIVATIONS[GATES[activation]](product(input, gate, gate_bias)) * product(input, up, bias)
+    a, up, gate = _autocast(input, up, gate)
+    bias, gate_bias = (None if x is None else _autocast(x)[0] for x in (bias, gate_bias))
+    rules.gated("linear", a, up, gate, bias, gate_bias)
+    if residual is not None:
+        rules.residual("linear", a, up, _autocast(residual)[0])
+    rules.precision("linear", precision, a.dtype)
+    if batch_invariant is not None:
+        arguments.flag("linear", "batch_invariant", batch_invariant)
+    a, b, vectors = _matrices(a, up.t())
+    of_gate = GATES[activation]
+    return _without(gated.gated_gemm(a, b, gate.t(), bias, gate_bias, of_gate, precision, batch_invariant), vectors)
 
 
 def _residual(

@@ -16,7 +16,7 @@ import torch
 from torch.autograd import forward_ad
 
 from .. import arguments
-from ..arithmetic import ARITHMETICS, DTYPES, MODES, default_arithmetic, name_of, result_dtype
+from ..arithmetic import ARITHMETICS, DTYPES, FLOATING, MODES, default_arithmetic, name_of, result_dtype
 from ..compat import INTERPRETED, differ, differentiates_forward, may_differ, overlaps_itself
 from ..problem import ACTIVATIONS
 
@@ -114,6 +114,35 @@ def linear(a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
     fits = expands(bias, (*rows, weight.shape[0])) if weight.dim() == 2 else bias.dim() == 0
     if not fits or bias.dtype != a.dtype:
         refuse(torch.nn.functional.linear, a, weight, bias)
+
+
+def gated(
+    function: str,
+    a: torch.Tensor,
+    up: torch.Tensor,
+    gate: torch.Tensor,
+    bias: torch.Tensor | None,
+    gate_bias: torch.Tensor | None,
+) -> None:
+    """Whether a [.., K] can be multiplied by both weights [N, K], and what is added to each product is [N]."""
+    for x in (up, gate, bias, gate_bias):
+        same_device(a, x)
+    strided(function, a, up, gate, bias, gate_bias)
+    shapes = f"{list(a.shape)} with weight {list(up.shape)} and gate {list(gate.shape)}"
+    pair = up.dim() == gate.dim() == 2 and not differ(up.shape[0], gate.shape[0])
+    if a.dim() == 0 or not pair or differ(up.shape[1], a.shape[-1]) or differ(gate.shape[1], a.shape[-1]):
+        raise RuntimeError(f"{function}(): input [.., K] goes with weight and gate [N, K]; got {shapes}")
+    for name, x in (("bias", bias), ("gate_bias", gate_bias)):
+        if x is not None and not may_be(x.shape, up.shape[:1]):
+            raise RuntimeError(
+                f"{function}(): {name} must be [N] = {list(up.shape[:1])} with a gate, not {list(x.shape)}"
+            )
+    dtypes = {x.dtype for x in (a, up, gate, bias, gate_bias) if x is not None}
+    if len(dtypes) > 1:
+        raise RuntimeError(
+            f"{function}(): all must be of one dtype, got {', '.join(sorted(map(str, dtypes)))}; {shapes}"
+        )
+    computable(function, a, up, dtypes=FLOATING, devices=("cuda", "cpu", "meta"))
 
 
 def residual(function: str, a: torch.Tensor, weight: torch.Tensor, x: torch.Tensor) -> None:

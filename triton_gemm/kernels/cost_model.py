@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from ..hardware.device import DeviceInfo
 from ..hardware.device_model import DeviceModel
 from ..hardware.gpus import bandwidth, rate
-from ..problem import GemmProblem, Layout
+from ..problem import GemmProblem, Layout, both_products
 
 SECTOR = 32  # bytes
 ROUNDING = 1 + 1e-9  # more than what two ways to compute a time differ by
@@ -70,13 +70,13 @@ def traffic(problem: GemmProblem) -> int:
 def roofline(problem: GemmProblem, device: DeviceInfo) -> float:
     """Microseconds that no kernel can beat: all products at the peak of what multiplies, or each operand moved once at
     memory's bandwidth (Williams, Waterman and Patterson, Roofline, CACM 2009)."""
-    seen = average(problem)
+    seen = both_products(problem) if problem.gate else average(problem)
     terms = len(seen.planes.terms)
     peak = device.num_sms * rate(device, seen.arithmetic.unit)
     products = seen.batch * terms * seen.M * seen.N * seen.K
     sizes = (seen.a, seen.M * seen.K), (seen.b, seen.K * seen.N)
     elements = sum(size * (seen.batch if layout.strides[0] else 1) for layout, size in sizes)
-    written = seen.out_dtype.itemsize * seen.batch * seen.M * seen.N * (1 + seen.has_beta)
+    written = seen.out_dtype.itemsize * seen.batch * seen.M * seen.N * (1 + seen.has_beta) // (1 + problem.gate)
     moved = (seen.dtype.itemsize * elements + written) / bandwidth(device)
     return max(products / peak if peak else 0.0, moved)
 
@@ -114,8 +114,8 @@ def average(problem: GemmProblem) -> GemmProblem:
 
 def swap_for_c(problem: GemmProblem) -> bool:
     """Whether c^T = b^T a^T is better to write: where its rows lie together in memory, or where it is wider and
-    neither's rows do; never with blocks of scales, of which A's are not B's, and with groups."""
-    if problem.scales == "blocks" or problem.groups:
+    neither's rows do; never with blocks of scales, of which A's are not B's, with groups, and with a gate."""
+    if problem.scales == "blocks" or problem.groups or problem.gate:
         return False
     row, column = problem.c.strides[1:]
     return row == 1 if (row == 1) != (column == 1) else problem.M > problem.N

@@ -56,6 +56,15 @@ def scaled(acc, a_scale, b_scale):
 
 
 @triton.jit
+def gated(up, gate, up_bias, gate_bias, HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr):
+    """activation(gate + gate_bias) * (up + up_bias) in the sums' dtype; biases are read only where HAS_BIAS says so."""
+    if HAS_BIAS:
+        up += up_bias.to(up.dtype)
+        gate += gate_bias.to(gate.dtype)
+    return activate(gate, ACTIVATION) * up
+
+
+@triton.jit
 def epilogue(acc, alpha, beta, c, bias, HAS_BETA: tl.constexpr, HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr):
     """activation(alpha acc + beta c + bias) in acc's dtype; c and bias, already broadcast against acc, are read only
     where HAS_BETA and HAS_BIAS say so. Where HAS_BETA is 2 beta c is added to what the activation gives. Integers are

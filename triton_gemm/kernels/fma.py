@@ -369,6 +369,8 @@ def candidates(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
     or more, to occupy the GPU."""
     if problem.dtype != torch.float32 or problem.planes.count > 1 or problem.scales or problem.groups or not problem.K:
         return
+    if problem.gate:
+        return
     packed, swap_ab = unreadable(problem), swap_for_c(problem)
     readable = repack.repacked(problem, packed)
     given = readable.swap_ab() if swap_ab else readable
@@ -421,6 +423,8 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, split_k: i
         return "there is nothing to load"
     if problem.scales or problem.groups:
         return "multiplies whole matrices, without scales"
+    if problem.gate:
+        return "multiplies by one matrix, and a gate is a second one"
     why = _shapeless(config)
     if why is not None:
         return why

@@ -237,6 +237,8 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, split_k: i
     rows, block_n, block_k = _blocks(config)
     if problem.M > MAX_ROWS:
         return f"{problem.M} rows are more than {MAX_ROWS}"
+    if problem.gate:
+        return "multiplies by one matrix, and a gate is a second one"
     if problem.dtype not in DTYPES:
         return f"it multiplies no {problem.dtype}"
     if problem.arithmetic not in ARITHMETICS or problem.scales or problem.groups:
@@ -352,7 +354,7 @@ class Costs:
 
 def candidates(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
     """The narrower side as rows, in the tile of `default`, with K in about as many parts."""
-    if min(problem.M, problem.N) > MAX_ROWS or problem.dtype not in DTYPES or problem.groups:
+    if min(problem.M, problem.N) > MAX_ROWS or problem.dtype not in DTYPES or problem.groups or problem.gate:
         return
     swap_ab = problem.N < problem.M
     given = problem.swap_ab() if swap_ab else problem

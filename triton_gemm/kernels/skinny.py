@@ -237,6 +237,8 @@ def candidates(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
     """Every tile, its 16 rows along the few rows of C or across them."""
     if min(problem.M, problem.N) > MAX_ROWS or problem.dtype.itemsize != 2 or problem.groups or not problem.K:
         return
+    if problem.gate:
+        return
     narrow_n = problem.N < problem.M  # first with the narrower side as rows
     for swap_ab in (narrow_n, not narrow_n):
         given = problem.swap_ab() if swap_ab else problem
@@ -278,6 +280,8 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, split_k: i
         return f"needs compute capability 8.0 or newer, {device.name} has less"
     if problem.arithmetic is not HALF or problem.scales or problem.groups:
         return "multiplies whole matrices of 16 bits, without scales"
+    if problem.gate:
+        return "multiplies by one matrix, and a gate is a second one"
     if problem.K == 0:
         return "there is nothing to load"
     if split_k != 1:

@@ -166,9 +166,9 @@ def illegal(problem: GemmProblem, device: DeviceInfo, candidate: Candidate) -> s
 
 
 def _bounded(name: str, problem: GemmProblem, device: DeviceInfo, model: DeviceModel) -> Iterable[Bounded]:
-    """What a kernel offers. Where it gives no bounds, and for groups, there are few candidates."""
+    """What a kernel offers. Where it gives no bounds, for groups, and for gates, there are few candidates."""
     kernel = kernels.named(name)
-    if hasattr(kernel, "lower_bounds") and not problem.groups:
+    if hasattr(kernel, "lower_bounds") and not (problem.groups or problem.gate):
         found: Iterable[Bounded] = kernel.lower_bounds(problem, device, model)
         return found
     return ((0.0, (0, place), (candidate,)) for place, candidate in enumerate(kernel.candidates(problem, device)))

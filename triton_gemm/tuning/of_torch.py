@@ -31,6 +31,8 @@ def torchs_product(problem: GemmProblem) -> tuple[Product | None, str]:
         why = f"torch has no fp32 product in {problem.precision}"
     elif problem.scales is not None and (adds or problem.dtype == torch.int8):
         why = "torch has products with scales of fp8 alone, without beta and activation"
+    elif problem.gate:
+        why = "torch has no product with a gate"
     elif problem.residual:
         why = "torch has no product with an activation before what is added to it"
     elif problem.groups is not None and (adds or problem.bias is not None):

@@ -29,7 +29,9 @@ def shapes_of(problem: GemmProblem) -> dict[str, tuple[int, ...]]:
         "a_scale": a_scale,
         "b_scale": b_scale,
         "ends": (batch,),
+        "gate_bias": (N,),
     }
+    shapes["gate"] = shapes["b"]
     return {name: shapes[name] for name in ("a", "b", "c", *problem.auxiliary)}
 
 
@@ -37,14 +39,16 @@ def dtypes_of(problem: GemmProblem) -> dict[str, torch.dtype]:
     """Of the same. A bias is taken to have C's."""
     dtypes = {"a": problem.dtype, "b": problem.dtype, "c": problem.out_dtype, "bias": problem.out_dtype}
     dtypes |= {"a_scale": torch.float32, "b_scale": torch.float32, "ends": torch.int32}
+    dtypes |= {"gate": problem.dtype, "gate_bias": problem.out_dtype}
     return {name: dtypes[name] for name in ("a", "b", "c", *problem.auxiliary)}
 
 
 def nbytes(problem: GemmProblem) -> int:
-    """Of the memory that a, b and c span."""
+    """Of the memory that a, b and c span, and a gate."""
     shapes, layouts = shapes_of(problem), (problem.a, problem.b, problem.c)
+    of_gate = extent(shapes["b"], problem.b) * problem.dtype.itemsize * problem.gate
     itemsizes = (problem.dtype.itemsize, problem.dtype.itemsize, problem.out_dtype.itemsize)
-    return sum(
+    return of_gate + sum(
         extent(shapes[name], layout) * itemsize
         for name, layout, itemsize in zip("abc", layouts, itemsizes, strict=True)
     )
@@ -82,7 +86,9 @@ def operands(problem: GemmProblem, count: int, device: torch.device, seed: int =
             size = problem.M if problem.groups == "m" else problem.K
             ends = [size * (i + 1) // problem.batch for i in range(problem.batch)]
             return torch.tensor(ends, dtype=torch.int32, device=device)
-        if name == "bias":
+        if name == "gate":
+            return matrix(name, problem.b)
+        if name in ("bias", "gate_bias"):
             return draw(shapes[name], dtypes[name], generator)
         return 0.5 + torch.rand(shapes[name], device=device, generator=generator)
 

@@ -55,7 +55,12 @@ def relative_errors(
     if problem.bias is not None:
         bias = named["bias"].double()
         c += bias if problem.bias == "n" else bias[rows][:, None]
-    if problem.activation is not None:
+    if problem.gate:
+        before = a @ named["gate"].double()
+        if problem.bias is not None:
+            before += named["gate_bias"].double()
+        c = c * ACTIVATIONS[problem.activation or ""](before)
+    elif problem.activation is not None:
         c = ACTIVATIONS[problem.activation](c)
     if c0 is not None and problem.residual:
         c = c + BETA * sample(c0)

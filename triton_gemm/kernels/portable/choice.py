@@ -12,12 +12,23 @@ from ...arithmetic import ARITHMETICS
 from ...config import ASYNCHRONOUS, REGISTERS_PER_SM
 from ...hardware.device import DeviceInfo
 from ...hardware.device_model import LINE, DeviceModel
-from ...problem import GemmProblem
+from ...problem import GemmProblem, both_products
 from .. import repack
 from ..candidate import Algorithm, Bounded, Candidate
 from ..cost_model import Remembered, average, lines_of, on_busiest_sm, soft_maximum, swap_for_c, traffic
 from ..schedule import Schedule
-from .host import MAX_REGISTERS, TMA_CONFIGS, Config, along_k, configs, itemsize_of_sums, tiles_of, vectors
+from .host import (
+    GATED,
+    MAX_REGISTERS,
+    TMA_CONFIGS,
+    Config,
+    along_k,
+    configs,
+    itemsize_of_sums,
+    tiles_of,
+    vectors,
+    with_gate,
+)
 
 
 @dataclass(frozen=True)
@@ -77,7 +88,7 @@ REGISTERS = 80  # of a thread, in addition to its sums
 def candidates(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
     """Over copies or not, every tile, K whole or cut into parts while that gives more SMs something to do."""
     for given, swap_ab, packed in _given(problem, device):
-        for config in configs(problem.precision, device.capability):
+        for config in (*configs(problem.precision, device.capability), *GATED * problem.gate):
             yield from _with(config, given, device, swap_ab, packed)
 
 
@@ -92,7 +103,7 @@ def _with(
 def unpredicted(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
     """Those by TMA, on Blackwell, for the tuner only: they were never timed, so no time can be predicted."""
     given, swap_ab, _ = next(_given(problem, device))
-    for config in TMA_CONFIGS.get(device.capability[0], ()) if device.capability[0] >= 10 else ():
+    for config in TMA_CONFIGS.get(device.capability[0], ()) if device.capability[0] >= 10 and not problem.gate else ():
         if _fits(given, config):
             work = Schedule(min(tiles_of(given, config), device.num_sms))
             yield Candidate(given, Algorithm("portable", config, work, swap_ab))
@@ -122,7 +133,7 @@ def _splits(problem: GemmProblem, config: Config, device: DeviceInfo) -> list[in
     """Into how many parts K may be cut."""
     programs = WAVES[device.capability[0] in ASYNCHRONOUS] * device.num_sms
     most = min(problem.K // (4 * config.BLOCK_K), programs // max(1, tiles_of(problem, config)))
-    return [1] if problem.groups else [1, *(split_k for split_k in SPLITS if split_k <= most)]
+    return [1] if problem.groups or problem.gate else [1, *(split_k for split_k in SPLITS if split_k <= most)]
 
 
 class _OfProblem(NamedTuple):
@@ -152,6 +163,8 @@ def microseconds(problem: GemmProblem, config: Config, split_k: int, model: Devi
     """Predicted time of the busiest SM, whose programs wait for their loads, for memory, or for one another."""
     if problem.groups:
         problem = average(problem)
+    if problem.gate:
+        problem, config = both_products(problem), with_gate(config)
     known = _KNOWN.for_problem(problem, model)
     if not known:
         known[None] = _of_problem(problem, model)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...arithmetic import EMULATED, HALF
 from ...config import ASYNCHRONOUS, MAX_REGISTERS_PER_THREAD, TileConfig
@@ -136,6 +136,9 @@ _FOR_MMA = {
     ),
 }
 
+# For gates, of operands whose elements are moved one by one.
+GATED = _configs([(64, 32, 32, 4, 4), (32, 32, 32, 4, 4), (16, 32, 32, 4, 4)])
+
 # For TMA, by major compute capability: with two accumulators in tensor memory, or for 99 KiB of shared memory.
 _LARGE = [(128, 256, 64, 8, 4), (256, 128, 64, 8, 4), (128, 128, 64, 8, 6), (128, 64, 64, 4, 6), (64, 128, 64, 4, 6)]
 _SMALL = [(128, 256, 32, 8, 3), (256, 128, 32, 8, 3), (128, 128, 64, 8, 2), (128, 64, 64, 4, 3), (64, 64, 64, 4, 4)]
@@ -168,6 +171,10 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, split_k: W
         return f"sizes and the number of tiles must not exceed {MAX_SIZE}"
     if isinstance(split_k, Schedule):
         return _tma_illegal(problem, device, config, split_k)
+    if problem.gate:
+        if problem.arithmetic is not HALF or problem.groups or problem.has_beta or split_k > 1:
+            return "a gate is of 16 bits, of whole matrices and sums, to which nothing is added"
+        return illegal(replace(problem, gate=False), device, with_gate(config))
     arithmetic, capability = problem.arithmetic, device.capability
     if capability < arithmetic.capability:
         needed = ".".join(map(str, arithmetic.capability))
@@ -215,13 +222,18 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, split_k: W
     return None
 
 
+def with_gate(config: Config) -> Config:
+    """The tile of both products, where one of `config` has a gate."""
+    return replace(config, BLOCK_N=2 * config.BLOCK_N)
+
+
 def _tma_illegal(problem: GemmProblem, device: DeviceInfo, config: Config, schedule: Schedule) -> str | None:
     """`illegal` where TMA loads A and B. Other tiles, and more of an epilogue, were not compiled, or spill."""
     if config not in TMA_CONFIGS.get(device.capability[0], ()):
         return f"TMA loads no such tiles on {device.name}"
     if schedule != Schedule(schedule.programs):
         return "programs compute whole tiles"
-    if problem.arithmetic is not HALF or problem.batch > 1 or problem.groups or problem.K == 0:
+    if problem.arithmetic is not HALF or problem.batch > 1 or problem.groups or problem.gate or problem.K == 0:
         return "TMA loads single matrices of 16 bits"
     if vectors(problem)[2] != (1, 16 // problem.out_dtype.itemsize):
         return "C's rows do not lie together on 16 bytes"
@@ -264,6 +276,8 @@ def launches(problem: GemmProblem, config: Config, split_k: Work = 1, *, stride_
         "stride_bias": stride_bias,
         "alpha": Scalar("alpha"),
         "beta": Scalar("beta"),
+        "gate_ptr": Pointer("gate") if problem.gate else None,
+        "gate_bias_ptr": Pointer("gate_bias") if problem.gate and problem.bias else None,
         "A_UNIT": a_unit,
         "A_VECTOR": a_vector,
         "B_UNIT": b_unit,
@@ -281,6 +295,7 @@ def launches(problem: GemmProblem, config: Config, split_k: Work = 1, *, stride_
         "HAS_BETA": problem.added,
         "BIAS": problem.bias,
         "ACTIVATION": problem.activation,
+        "GATE": problem.gate,
         **config.meta(),
         "PDL": False,
     }

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from ...compat import dot_operand, multiplies_block_scaled, round_tf32
+from ..epilogue import gated
 from ..groups import listed, range_of
 from ..planes import split
 from ..programmatic import follow
@@ -27,7 +28,19 @@ SCALED = tl.constexpr(128)  # elements along K, and of B's columns along N, that
 
 @triton.jit(
     do_not_specialize=[
-        *("bias_ptr", "a_scale_ptr", "b_scale_ptr", "counters_ptr", "ends_ptr", "tiles_ptr", "M", "N", "K"),
+        *(
+            "gate_ptr",
+            "gate_bias_ptr",
+            "bias_ptr",
+            "a_scale_ptr",
+            "b_scale_ptr",
+            "counters_ptr",
+            "ends_ptr",
+            "tiles_ptr",
+            "M",
+            "N",
+            "K",
+        ),
         *("stride_az", "stride_am", "stride_ak", "stride_bz", "stride_bk", "stride_bn"),
         *("stride_cz", "stride_cm", "stride_cn", "stride_bias"),
     ]
@@ -58,6 +71,8 @@ def portable_kernel(
     stride_bias: tl.int64,
     alpha: tl.float64,
     beta: tl.float64,
+    gate_ptr,
+    gate_bias_ptr,
     A_UNIT: tl.constexpr,
     A_VECTOR: tl.constexpr,
     B_UNIT: tl.constexpr,
@@ -75,6 +90,7 @@ def portable_kernel(
     HAS_BETA: tl.constexpr,
     BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    GATE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -85,7 +101,8 @@ def portable_kernel(
 
     X_UNIT: the dimension of X with stride 1, 0 or 1, or None; X_VECTOR: elements that may be moved at once along it;
     PLANES and TERMS: `Planes.count` and `terms` of the precision; PROMOTE: whether the sums of each k-tile are added
-    to the others apart; GROUPED: the dimension that groups cut, if one does.
+    to the others apart; GROUPED: the dimension that groups cut, if one does; GATE: whether c is instead
+    activation(a @ gate + gate_bias) (a @ b + bias), of a gate that lies as b does.
     """
     follow(PDL)
 
@@ -127,6 +144,10 @@ def portable_kernel(
     b_ptrs = tile_pointers(b_ptr + batch * whole(stride_bz, B_VECTOR), k, b_n, stride_bk, stride_bn, B_UNIT, B_VECTOR)
     SUM: tl.constexpr = tl.int32 if PRECISION == "int8" else tl.float64 if PRECISION == "fp64" else tl.float32
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=SUM)
+    if GATE:
+        gate_start = gate_ptr + batch * whole(stride_bz, B_VECTOR)
+        gate_ptrs = tile_pointers(gate_start, k, b_n, stride_bk, stride_bn, B_UNIT, B_VECTOR)
+        gate_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=SUM)
 
     # Main loop
     for k_tile in range(first, tl.minimum(first + share, k_tiles)):
@@ -145,6 +166,10 @@ def portable_kernel(
             acc -= piece  # an addition Triton would merge with the product, for the tensor core to make
         else:
             acc = multiply(a, b, acc, PRECISION, PLANES, TERMS)
+        if GATE:
+            gate = tl.load(gate_ptrs, mask=b_mask_k[:, None] & b_mask_n[None, :], other=0.0)
+            gate_acc = multiply(a, gate, gate_acc, PRECISION, PLANES, TERMS)
+            gate_ptrs += BLOCK_K if B_UNIT == 0 else BLOCK_K * whole(stride_bk, B_VECTOR)
         a_ptrs += BLOCK_K if A_UNIT == 1 else BLOCK_K * whole(stride_ak, A_VECTOR)
         b_ptrs += BLOCK_K if B_UNIT == 0 else BLOCK_K * whole(stride_bk, B_VECTOR)
     if PROMOTE:
@@ -155,7 +180,15 @@ def portable_kernel(
     out = Output(
         c_ptr, end_m, N, stride_cm, stride_cn, bias_ptr, stride_bias, a_scale_ptr, b_scale_ptr, alpha, beta
     )  # fmt: skip
-    if SPLIT_K == 1:
+    if GATE:
+        bias = 0.0
+        gate_bias = 0.0
+        if BIAS is not None:
+            bias = tl.load(bias_ptr + offs_n, mask=offs_n < N, other=0.0)[None, :]
+            gate_bias = tl.load(gate_bias_ptr + offs_n, mask=offs_n < N, other=0.0)[None, :]
+        acc = gated(acc, gate_acc, bias, gate_bias, BIAS is not None, ACTIVATION)
+        store_tile(acc, offs_m, offs_n, out, Epilogue(C_UNIT, C_VECTOR, None, False, None, None))
+    elif SPLIT_K == 1:
         store_tile(acc, offs_m, offs_n, out, Epilogue(C_UNIT, C_VECTOR, SCALES, HAS_BETA, BIAS, ACTIVATION))
     else:
         # Partial sums [SPLIT_K, BLOCK_M, BLOCK_N] of this tile. They pass through L2: no SM's L1 holds an old one.

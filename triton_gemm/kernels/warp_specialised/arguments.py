@@ -28,6 +28,8 @@ class Config:
     fewer, or 0 for all. TMA takes twice as long to fill a row with zeros as to load one, and uninitialised rows affect
     only rows and columns of C that are not stored.
     CLUSTER_M, CLUSTER_N: CTAs of a cluster along M and along N (`cluster`).
+    GATE: whether C is activation(A gate) (A B), of a second B: the tail is the gate's part of the tile, as wide as the
+    main part, and BLOCK_N is the width of one.
     """
 
     CONSUMERS: gl.constexpr
@@ -63,6 +65,7 @@ class Config:
     B_COPIED: gl.constexpr
     CLUSTER_M: gl.constexpr
     CLUSTER_N: gl.constexpr
+    GATE: gl.constexpr
     PDL: gl.constexpr
 
 
@@ -156,6 +159,7 @@ class Output:
     beta: gl.tensor
     workspace_ptr: gl.tensor
     counters_ptr: gl.tensor
+    gate_bias_ptr: gl.tensor
 
 
 @aggregate

@@ -15,7 +15,7 @@ from .. import repack
 from ..candidate import Algorithm, Bounded, Candidate
 from ..cost_model import SECTOR, pitch
 from ..schedule import Schedule, clusters_at_once
-from .configs import LONG, QUICK, Config, listed, of_itemsize
+from .configs import GATED, GATED_CLUSTERED, LONG, QUICK, Config, listed, of_itemsize
 from .costs import OfConfig, OfProblem, l2_lines, of_config, of_problem
 from .host import can_split_k, illegal, promotes, unsuited
 from .widths import widths
@@ -28,6 +28,10 @@ def candidates(problem: GemmProblem, device: DeviceInfo, in_part: bool = False) 
     """Over copies of what TMA reads badly or not; swapped or not; in every tile that fits; whole and split. in_part: as
     in `schedules`."""
     for given, swap_ab, packed in _given(problem, device):
+        if problem.gate:
+            for config in GATED + GATED_CLUSTERED * CLUSTERS:
+                yield from _with(config, given, device, swap_ab, packed)
+            continue
         for config in (*listed(given.planes.dtype.itemsize, *_clusters(given)), *widths(given, device.num_sms)):
             if problem.groups:
                 yield Candidate(given, Algorithm("warp_specialised", config, Schedule(device.num_sms)))
@@ -51,6 +55,10 @@ def _with(
 def _given(problem: GemmProblem, device: DeviceInfo) -> Iterator[tuple[GemmProblem, bool, tuple[str, ...]]]:
     """What the kernel may be given for a problem: (the problem, whether it is swapped, operands that are copied)."""
     if problem.groups:
+        if unsuited(problem, device) is None:
+            yield problem, False, ()
+        return
+    if problem.gate:  # of which a copy would be made as well
         if unsuited(problem, device) is None:
             yield problem, False, ()
         return
@@ -123,6 +131,8 @@ def schedules(problem: GemmProblem, config: Config, device: DeviceInfo, in_part:
     if programs == 0:
         return []
     found = [Schedule(min(count, programs))]
+    if problem.gate:
+        return found
     k_tiles = -(-problem.K // config.BLOCK_K)
     if can_split_k(config) and (count <= programs or in_part or problem.arithmetic.exact):
         found += [Schedule(n, rest, parts) for n, rest, parts in _cuts(count, k_tiles, programs)]

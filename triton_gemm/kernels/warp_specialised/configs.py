@@ -42,6 +42,11 @@ class Config(TileConfig):
         """Tiles of clusters in a matrix [M, N]."""
         return -(-M // (self.BLOCK_M * self.CLUSTER_M)) * -(-N // (self.BLOCK_N * self.CLUSTER_N))
 
+    @property
+    def with_gate(self) -> Config:
+        """The tile of both products, where one of this configuration has a gate."""
+        return replace(self, BLOCK_N=2 * self.BLOCK_N)
+
     def __str__(self) -> str:
         return super().__str__() + (f" cluster {self.CLUSTER_M}x{self.CLUSTER_N}" if self.ctas > 1 else "")
 
@@ -86,6 +91,16 @@ _CLUSTERED = {
     (128, 256, 64, 8, 4): ((2, 1),),
 }
 CLUSTERED = tuple(Config(*figures, *form) for figures, forms in _CLUSTERED.items() for form in forms)
+
+# For products with a gate: half as wide, since two tiles of B come for one of C.
+GATED = tuple(
+    replace(config, BLOCK_N=config.BLOCK_N // 2)
+    for config in CONFIGS
+    if config.BLOCK_N >= 32 and not config.tail_n
+)  # fmt: skip
+GATED_CLUSTERED = tuple(
+    replace(config, BLOCK_N=config.BLOCK_N // 2) for config in CLUSTERED if not config.tail_n
+)  # fmt: skip
 
 FEW_ROWS = 64  # or columns, that C has at most: the other operand is read once, from memory
 LONG = 8  # of a sum, how many times as long as C's longer side

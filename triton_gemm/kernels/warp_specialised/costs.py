@@ -9,7 +9,7 @@ from functools import cache, lru_cache
 from typing import NamedTuple
 
 from ...hardware.device_model import DeviceModel
-from ...problem import GemmProblem
+from ...problem import GemmProblem, both_products
 from ..cost_model import SECTOR, Remembered, average, lines_of, traffic
 from ..schedule import Schedule, clusters_at_once
 from .configs import FEW_ROWS, Config
@@ -134,6 +134,8 @@ class OfTile(NamedTuple):
 
 def microseconds(problem: GemmProblem, config: Config, schedule: Schedule, model: DeviceModel) -> float:
     """Predicted time of one launch whose operands lie in memory."""
+    if problem.gate:
+        problem, config = both_products(problem), config.with_gate
     grouped = problem.groups is not None
     if grouped:
         problem = average(problem)

@@ -7,6 +7,7 @@ from functools import cache
 
 import torch
 
+from ...arithmetic import HALF
 from ...compat import CLUSTERS
 from ...config import MAX_REGISTERS_PER_THREAD
 from ...hardware.device import INTERPRETER, SHARED_MEMORY, DeviceInfo
@@ -104,6 +105,7 @@ def _shared_memory(problem: GemmProblem, config: Config, buffers: int) -> int:
     if wide_mma(problem, config):
         return wide_memory(config, problem.out_dtype.itemsize, buffers)
     m, n, k = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K
+    n += n * problem.gate
     ring = config.num_stages * ((m + n) * k * problem.dtype.itemsize + (problem.scales == "blocks") * 4 * (m + 32))
     # A part of C before TMA stores it, or of the sums while they change threads.
     part = m * part_columns(problem, config)[0]
@@ -142,6 +144,8 @@ def unsuited(problem: GemmProblem, device: DeviceInfo) -> str | None:
         return "TMA has nothing to load"
     if max(problem.M, problem.N, problem.K) > MAX_SIZE:
         return f"sizes must not exceed {MAX_SIZE}, as TMA's coordinates are of 32 bits"
+    if problem.gate and (problem.arithmetic is not HALF or problem.groups or problem.has_beta):
+        return "a gate is of 16 bits and of whole matrices, to which nothing is added"
     if problem.groups and problem.planes.count > 1:
         return "groups' operands are not split into planes"
     if problem.groups == "k":
@@ -157,6 +161,12 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, schedule: 
     why = unsuited(problem, device) or _shapeless(config)
     if why is not None:
         return why
+    if problem.gate:
+        if config.tail_n or config.BLOCK_N > 128:
+            return f"a gate's tiles are a power of two wide, up to 128, not {config.BLOCK_N}"
+        if schedule is not None and (schedule.split_tiles or schedule.split_k > 1):
+            return "tiles with a gate are not cut"
+        return illegal(replace(problem, gate=False), device, config.with_gate)
     sums = config.accumulators()
     if schedule is not None and schedule.split_k * -(-problem.K // config.BLOCK_K) > MAX_SIZE:
         return f"k-tiles times parts of K must not exceed {MAX_SIZE}"
@@ -191,6 +201,8 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, schedule: 
         return f"tiles {config.BLOCK_N} wide lie across more than two blocks of scales, or begin inside of a half"
     if sums > room and (problem.has_beta or not c_by_tma(problem)):
         return f"{sums} accumulators leave a thread too few registers for pointers to C"
+    if sums > room and problem.scales in ("tensor", "rows") and (problem.bias or problem.activation):
+        return f"{sums} accumulators leave a thread too few registers for more than scales"
     why = _cluster_illegal(problem, device, config) if config.ctas > 1 else None
     if why is not None:
         return why
@@ -249,7 +261,9 @@ def early_bias(problem: GemmProblem, config: Config) -> bool:
     values = config.BLOCK_N // 4 * problem.out_dtype.itemsize // 4 if problem.bias == "n" else 2
     if problem.has_beta or promotes(problem) or not c_by_tma(problem) or part_columns(problem, config)[1]:
         return False
-    if problem.scales is not None and config.accumulators() >= _room(config):
+    if problem.gate:
+        return False
+    if problem.scales is not None and 4 * config.accumulators() >= 3 * _room(config):
         return False
     return config.accumulators() + values <= _room(config) * 5 // 4
 
@@ -296,6 +310,7 @@ def _launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple
     num_m, num_n = -(-problem.M // (m * config.CLUSTER_M)), -(-problem.N // (n * config.CLUSTER_N))
     k_tiles = -(-problem.K // k)
     num_tiles = problem.batch * num_m * num_n
+    gate = problem.gate
     consumers, wide = config.num_warps // 4, wide_mma(problem, config)
     part, rest = part_columns(problem, config)
     by_tma = c_by_tma(problem)
@@ -309,6 +324,7 @@ def _launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple
     loaded = (planes.count, problem.dtype == torch.float32)
     of_a = ("a", problem.a, problem.dtype, problem.batch, problem.M, problem.K, m // consumers, k)
     a_copied, b_copied = copied(problem, config)
+    b_copied = 0 if gate else b_copied
     a = tensor_map(*of_a, *loaded, copied_rows=a_copied, sharing=config.CLUSTER_N)
     of_b = ("b", problem.b, problem.dtype, problem.batch, problem.K, problem.N, k)
     if wide:
@@ -316,6 +332,7 @@ def _launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple
     else:
         b = tensor_map(*of_b, config.main_n, *loaded, copied_rows=b_copied, sharing=config.CLUSTER_M)
         b_tail = tensor_map(*of_b, config.tail_n, *loaded, sharing=config.CLUSTER_M) if config.tail_n else b
+        b_tail = replace(b, operand="gate") if gate else b_tail
     of_c = ("c", problem.c, problem.out_dtype, copies, problem.M, problem.N, m // consumers)
     c = tensor_map(*of_c, part)
     arguments = {
@@ -352,6 +369,7 @@ def _launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple
         "last_n": last_n,
         "a_batches": planes.count * (problem.a.strides[0] > 0),
         "b_batches": planes.count * (problem.b.strides[0] > 0),
+        "gate_bias_ptr": Pointer("gate_bias" if gate and problem.bias else "c"),
         "A_COLUMN_MAJOR": problem.a.column_major,
         "B_COLUMN_MAJOR": problem.b.column_major,
         "C_COLUMN_MAJOR": problem.c.column_major,
@@ -370,7 +388,7 @@ def _launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple
         "BLOCK_M": m,
         "BLOCK_N": n,
         "MAIN_N": config.main_n,
-        "TAIL_N": config.tail_n,
+        "TAIL_N": config.main_n if gate else config.tail_n,
         "BLOCK_K": k,
         "EPI_N": part,
         "REST_N": rest,
@@ -384,6 +402,7 @@ def _launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple
         "B_COPIED": b_copied,
         "CLUSTER_M": config.CLUSTER_M,
         "CLUSTER_N": config.CLUSTER_N,
+        "GATE": gate,
         "num_stages": config.num_stages,
         "PDL": False,
     }

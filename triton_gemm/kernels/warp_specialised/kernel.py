@@ -65,6 +65,7 @@ def warp_specialised_kernel(
     last_n,
     a_batches,
     b_batches,
+    gate_bias_ptr,
     A_COLUMN_MAJOR: gl.constexpr,
     B_COLUMN_MAJOR: gl.constexpr,
     C_COLUMN_MAJOR: gl.constexpr,
@@ -97,15 +98,17 @@ def warp_specialised_kernel(
     B_COPIED: gl.constexpr,
     CLUSTER_M: gl.constexpr,
     CLUSTER_N: gl.constexpr,
+    GATE: gl.constexpr,
     num_stages: gl.constexpr,
     PDL: gl.constexpr,
 ):
-    """c = activation(alpha a @ b + beta c + bias), of matrices or batches of them; `arguments` explains the names."""
+    """c = activation(alpha a @ b + beta c + bias), of matrices or batches of them, or with GATE
+    c = activation(a @ gate + gate_bias) (a @ b + bias); `arguments` explains the names."""
     config = Config(
         CONSUMERS, num_stages, BLOCK_M, BLOCK_N, MAIN_N, TAIL_N, BLOCK_K, EPI_N, REST_N, C_BUFFERS,
         A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, EARLY_BIAS, ACTIVATION, SCALES,
         GROUPED, SPLIT_K, REDUCTION, IN_TURN, UNIT, TERMS, A_PLANES, B_PLANES, PROMOTE, WIDE_MMA,
-        A_COPIED, B_COPIED, CLUSTER_M, CLUSTER_N, PDL,
+        A_COPIED, B_COPIED, CLUSTER_M, CLUSTER_N, GATE, PDL,
     )  # fmt: skip
     inputs = Inputs(
         a_desc, b_desc, b_tail_desc, a_ptr, b_ptr, a_scale_ptr, b_scale_ptr, M, N, a_batches, b_batches
@@ -115,7 +118,7 @@ def warp_specialised_kernel(
     )  # fmt: skip
     output = Output(
         c_desc, c_rest_desc, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm, stride_cn,
-        alpha, beta, workspace_ptr, counters_ptr,
+        alpha, beta, workspace_ptr, counters_ptr, gate_bias_ptr,
     )  # fmt: skip
     if PDL:
         gdc_launch_dependents()

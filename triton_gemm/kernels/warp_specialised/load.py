@@ -58,7 +58,7 @@ def load_partition(config, inputs, ring, work):
             b_tile = ring.b.index(slot * B_SLOT)
             load(b_desc, B_DESC, batch_b, item.n, k, full, b_tile, False, config.B_COLUMN_MAJOR, config)
             if TAIL:
-                tail = item.n + config.MAIN_N
+                tail = item.n if config.GATE else item.n + config.MAIN_N
                 b_tail = ring.b_tail.index(slot)
                 load(tail_desc, B_TAIL_DESC, batch_b, tail, k, full, b_tail, False, config.B_COLUMN_MAJOR, config)
             if config.SCALES == "blocks":

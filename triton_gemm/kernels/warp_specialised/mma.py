@@ -9,7 +9,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 from triton.language.extra.cuda.gdc import gdc_wait
 
 from .cluster import free_slot, join_cluster
-from .output import load_bias, load_first_c, prefetch_c, store_part_of_tile, store_tile
+from .output import load_bias, load_first_c, prefetch_c, store_gated_tile, store_part_of_tile, store_tile
 from .ring import instruction_k, matrix, next_slot, previous_slot
 from .split_sums import share_sums
 from .wide import start_wide_products
@@ -67,7 +67,10 @@ def mma_partition(config, ring, work, output, staging, CONSUMER: gl.constexpr):
         # Epilogue
         if config.SPLIT_K:
             acc, tail = share_sums(acc, tail, output, work, index, item, owned, CONSUMER, config)
-        if owned:
+        if config.GATE:
+            store_gated_tile(acc, tail, output, staging, count, batch, m, n, rows_end, config)
+            count += EPI_TILES
+        elif owned:
             store_tile(acc, bias, output, staging, count, batch, m, n, rows_end, 0, config)
             FIRST: gl.constexpr = MAIN_N // config.EPI_N
             if config.REST_N:

@@ -9,7 +9,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from ...compat import tma_load, tma_store
-from ..epilogue import epilogue, scaled
+from ..epilogue import epilogue, gated, scaled
 from .arguments import Staging
 from .prefetch import prefetch_tile
 from .ring import matrix
@@ -107,6 +107,26 @@ def store_tile(acc, bias, output, staging, count, batch, m, n, rows_end, FIRST: 
             store_epilogue_tile(
                 sums, bias[p], output, staging, count + p, FIRST + p, batch, m, n + p * EPI_N, rows_end, config
             )
+
+
+@gluon.jit
+def store_gated_tile(up, gate, output, staging, count, batch, m, n, rows_end, config):
+    """As `store_tile`, of a tile whose gate has sums of its own."""
+    EPI_N: gl.constexpr = config.EPI_N
+    layout: gl.constexpr = epilogue_layout(EPI_N)
+    ups = split_columns(up, EPI_N)
+    gates = split_columns(gate, EPI_N)
+    for p in gl.static_range(len(ups)):
+        sums = gl.convert_layout(ups[p], layout)
+        of_gate = gl.convert_layout(gates[p], layout)
+        bias = None
+        gate_bias = None
+        if config.BIAS == "n":
+            offs_n = n + p * EPI_N + gl.arange(0, EPI_N, gl.SliceLayout(0, layout))
+            bias = gl.load(output.bias_ptr + offs_n, mask=offs_n < output.N, other=0.0)[None, :]
+            gate_bias = gl.load(output.gate_bias_ptr + offs_n, mask=offs_n < output.N, other=0.0)[None, :]
+        sums = gated(sums, of_gate, bias, gate_bias, config.BIAS != "", config.ACTIVATION)
+        store_epilogue_tile(sums, n, output, staging, count + p, p, batch, m, n + p * EPI_N, rows_end, config)
 
 
 @gluon.jit
@@ -209,7 +229,17 @@ def store_epilogue_tile(sums, bias, output, staging, count, p, batch, m, n, rows
 
 @gluon.jit
 def epilogue_tile(sums, bias, c, output, m, n, rows_end, config):
-    """What is stored at (m, n) of C, where its own values are c, and the bias, if it came early, `bias`."""
+    """What is stored at (m, n) of C, where its own values are c, and the bias, if it came early, `bias`; with a gate
+    the sums, which have been through the epilogue."""
+    if config.GATE:
+        return sums.to(output.ptr.dtype.element_ty)
+    else:
+        return ungated_tile(sums, bias, c, output, m, n, rows_end, config)
+
+
+@gluon.jit
+def ungated_tile(sums, bias, c, output, m, n, rows_end, config):
+    """`epilogue_tile` without a gate."""
     BIAS: gl.constexpr = config.BIAS
     layout: gl.constexpr = sums.type.layout
     offs_m = m + gl.arange(0, sums.shape[0], gl.SliceLayout(1, layout))

@@ -51,7 +51,7 @@ def prefetch_first_k_tiles(inputs, work, config):
     for w in gl.static_range(config.CONSUMERS):
         prefetch_tile(inputs.a_ptr, inputs.a_desc, batch_a, row + w * ROWS, k, ROWS_HERE, TWO_K, config.A_COLUMN_MAJOR)
     prefetch_tile(inputs.b_ptr, inputs.b_desc, batch_b, k, n, TWO_K, MAIN_HERE, config.B_COLUMN_MAJOR)
-    if config.TAIL_N:
+    if config.TAIL_N and not config.GATE:
         tail = item.n + MAIN_N
         if config.CLUSTER_M > 1:
             tail += rank(config) % config.CLUSTER_M * TAIL_HERE

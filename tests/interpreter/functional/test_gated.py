@@ -1,0 +1,243 @@
+"""`linear` with a gate, in Triton's interpreter: values, derivatives, transforms, and words for mistakes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import triton_gemm
+from tests.support.epilogue_truth import activated
+from tests.support.product_views import draw
+from triton_gemm.functional import gated
+from triton_gemm.problem import GATES
+from triton_gemm.runtime import plan
+
+F = torch.nn.functional
+HALF, BF16, FLOAT, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
+ROUNDOFF = {HALF: 2.0**-11, BF16: 2.0**-8, FLOAT: 2.0**-20, DOUBLE: 2.0**-45}
+
+
+def expected(
+    x: torch.Tensor,
+    up: torch.Tensor,
+    bias: torch.Tensor | None,
+    name: str,
+    gate: torch.Tensor,
+    gate_bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """In the operands' dtype, by torch."""
+    return activated(F.linear(x, gate, gate_bias), GATES[name]) * F.linear(x, up, bias)
+
+
+def wide(*operands: torch.Tensor | None) -> list[torch.Tensor | None]:
+    return [None if x is None else x.double() for x in operands]
+
+
+@pytest.mark.parametrize("biases", ["none", "up", "gate", "both"])
+@pytest.mark.parametrize("name", GATES)
+@pytest.mark.parametrize("dtype", [HALF, BF16, FLOAT, DOUBLE], ids=str)
+def test_every_gate(dtype: torch.dtype, name: str, biases: str) -> None:
+    for shape in ((2, 5, 33), (33,), (40, 33), (0, 33)):
+        x, up, gate = draw(*shape, dtype=dtype), draw(24, 33, dtype=dtype, seed=1), draw(24, 33, dtype=dtype, seed=2)
+        bias = draw(24, dtype=dtype, seed=3) if biases in ("up", "both") else None
+        gate_bias = draw(24, dtype=dtype, seed=4) if biases in ("gate", "both") else None
+        c = triton_gemm.linear(x, up, bias, name, gate=gate, gate_bias=gate_bias)
+        x64, up64, bias64, gate64, gate_bias64 = wide(x, up, bias, gate, gate_bias)
+        truth = expected(x64, up64, bias64, name, gate64, gate_bias64)  # type: ignore[arg-type]
+        assert c.shape == truth.shape and c.dtype == dtype
+        products = F.linear(x64.abs(), up64.abs()) + F.linear(x64.abs(), gate64.abs()) + 2  # type: ignore[union-attr]
+        roundings = ROUNDOFF[dtype] * truth.abs() * (1 if dtype.itemsize == 2 else 8)
+        assert ((c.double() - truth).abs() <= roundings + 2.0**-19 * products**2 * (dtype != DOUBLE) + 1e-12).all()
+
+
+def test_one_launch_for_a_pair_that_lies_in_any_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Halves of one weight, weights whose strides differ, transposed ones, and one that is expanded."""
+    packed, x = draw(48, 32, dtype=BF16), draw(3, 5, 32, dtype=BF16)
+    multiply, seen = plan.multiply, []
+    monkeypatch.setattr(plan, "multiply", lambda *xs: (seen.append(xs[3].gate), multiply(*xs))[1])
+    pairs = {
+        "halves": (packed[24:], packed[:24]),
+        "strides": (packed[24:], draw(24, 64, dtype=BF16)[:, ::2]),
+        "transposed": (draw(32, 24, dtype=BF16).t(), draw(32, 24, dtype=BF16, seed=1).t()),
+        "expanded": (packed[:1].expand(24, 32), packed[:24]),
+        "not aligned": (packed.flatten()[1 : 1 + 24 * 32].view(24, 32), packed[:24]),
+    }
+    for kind, (up, gate) in pairs.items():
+        c = triton_gemm.linear(x, up, activation="swiglu", gate=gate)
+        truth = expected(x.double(), up.double(), None, "swiglu", gate.double(), None)
+        assert ((c.double() - truth).abs() <= 2.0**-8 * truth.abs() + 2.0**-10).all(), kind
+    assert seen == [True] * len(pairs)
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_derivatives(name: str) -> None:
+    operands = [
+        draw(*shape, seed=i).double().requires_grad_()
+        for i, shape in enumerate(((2, 3, 4), (2, 4), (2,), (2, 4), (2,)))
+    ]
+
+    def product(
+        x: torch.Tensor, up: torch.Tensor, bias: torch.Tensor, gate: torch.Tensor, gate_bias: torch.Tensor
+    ) -> torch.Tensor:
+        return triton_gemm.linear(x, up, bias, name, gate=gate, gate_bias=gate_bias)
+
+    assert torch.autograd.gradcheck(product, operands, fast_mode=True, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(product, operands, fast_mode=True)
+
+
+def test_gradients_of_16_bits_are_as_torchs() -> None:
+    operands = [
+        draw(*shape, dtype=BF16, seed=i) for i, shape in enumerate(((40, 64), (48, 64), (48,), (48, 64), (48,)))
+    ]
+    found = []
+    for function in (
+        lambda x, up, b, g, gb: triton_gemm.linear(x, up, b, "swiglu", gate=g, gate_bias=gb),
+        lambda x, up, b, g, gb: expected(x, up, b, "swiglu", g, gb),
+    ):
+        own = [x.clone().requires_grad_() for x in operands]
+        function(*own).float().pow(2).sum().backward()
+        found.append([x.grad for x in own])
+    of_64 = [x.double().requires_grad_() for x in operands]
+    expected(of_64[0], of_64[1], of_64[2], "swiglu", of_64[3], of_64[4]).pow(2).sum().backward()
+    for ours, theirs, truth in zip(*found, (x.grad for x in of_64), strict=True):
+        assert ours is not None and theirs is not None and truth is not None
+        errors = [float((x.double() - truth).norm() / truth.norm()) for x in (ours, theirs)]
+        assert errors[0] <= 2 * errors[1], errors
+
+
+def test_only_the_gradients_asked_for_and_nothing_kept_but_operands() -> None:
+    x, up, gate = draw(20, 8, dtype=BF16), draw(6, 8, dtype=BF16), draw(6, 8, dtype=BF16)
+    kept: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t), t)[1], lambda t: t):
+        c = triton_gemm.linear(x, up.requires_grad_(), activation="geglu", gate=gate)
+    assert sorted(t.numel() for t in kept) == sorted(t.numel() for t in (x, up, gate))
+    with FlopCounterMode(display=False) as flops:
+        c.sum().backward()
+    assert flops.get_total_flops() == 3 * (2 * 20 * 8 * 6)  # both products again, and the gradient of one weight
+    assert up.grad is not None and gate.grad is None
+
+
+@pytest.mark.parametrize(
+    "in_dims",
+    [(0, *[None] * 4), (None, None, 0, None, None), (None, 1, None, 0, None), (0,) * 5, (*[None] * 4, 0)],
+    ids=str,
+)
+def test_vmap_also_of_gradients(in_dims: tuple[int | None, ...]) -> None:
+    shapes = [(5, 8), (6, 8), (6,), (6, 8), (6,)]
+    operands = [
+        draw(*shape, seed=i) if dim is None else torch.stack([draw(*shape, seed=i), draw(*shape, seed=i + 9)], dim)
+        for i, (shape, dim) in enumerate(zip(shapes, in_dims, strict=True))
+    ]
+
+    def both(function: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        gradients = torch.func.grad(lambda *xs: function(*xs).sin().sum(), tuple(range(5)))
+        return torch.vmap(lambda *xs: (function(*xs), *gradients(*xs)), in_dims)(*operands)
+
+    ours = both(lambda x, up, b, g, gb: triton_gemm.linear(x, up, b, "swiglu", gate=g, gate_bias=gb))
+    theirs = both(lambda x, up, b, g, gb: expected(x, up, b, "swiglu", g, gb))
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=5e-3)
+
+
+def test_the_operator_is_sound() -> None:
+    shapes = ((3, 8), (8, 16), (8, 16), (16,), (16,))
+    operands = [draw(*shape, dtype=BF16).requires_grad_() for shape in shapes]
+    torch.library.opcheck(torch.ops.triton_gemm.gated_gemm.default, (*operands, "gelu"))
+    with pytest.raises(RuntimeError, match="are no pair"):
+        torch.ops.triton_gemm.gated_gemm(operands[0].detach(), operands[1].detach(), operands[2].detach()[:, :8])
+
+
+def test_compiled_it_is_one_operator() -> None:
+    x, up, gate = draw(20, 32, dtype=BF16), draw(24, 32, dtype=BF16), draw(24, 32, dtype=BF16, seed=1)
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda x: triton_gemm.linear(x, up, activation="swiglu", gate=gate), fullgraph=True, backend=backend
+    )
+    assert torch.equal(compiled(x), triton_gemm.linear(x, up, activation="swiglu", gate=gate))
+    named = [str(node.target) for node in graphs[0].graph.nodes if node.op == "call_function"]
+    assert [name for name in named if "gemm" in name] == ["triton_gemm.gated_gemm.default"]
+
+
+def test_batch_invariance_and_a_residual() -> None:
+    x, up, gate = draw(40, 64, dtype=BF16), draw(48, 64, dtype=BF16), draw(48, 64, dtype=BF16, seed=1)
+    residual = draw(40, 48, dtype=BF16, seed=2)
+    c = triton_gemm.linear(x, up, activation="swiglu", gate=gate, batch_invariant=True)
+    assert torch.equal(triton_gemm.linear(x[:3], up, activation="swiglu", gate=gate, batch_invariant=True), c[:3])
+    plain = triton_gemm.linear(x, up, activation="swiglu", gate=gate)
+    added = triton_gemm.linear(x, up, activation="swiglu", gate=gate, residual=residual)
+    assert torch.equal(added, plain + residual)
+    with torch.autocast("cpu", BF16):
+        cast = triton_gemm.linear(x.float(), up.float(), activation="swiglu", gate=gate.float())
+    assert torch.equal(cast, plain)
+
+
+X, UP = torch.ones(4, 8), torch.ones(6, 8)
+MISTAKES = {
+    "no gate": (
+        lambda: triton_gemm.linear(X, UP, activation="swiglu"),
+        ValueError,
+        "weight and gate, and gate is missing",
+    ),
+    "no activation": (
+        lambda: triton_gemm.linear(X, UP, gate=UP),
+        ValueError,
+        "activation must be one of swiglu, geglu, geglu_tanh, reglu, not None",
+    ),
+    "another activation": (
+        lambda: triton_gemm.linear(X, UP, None, "silu", gate=UP),
+        ValueError,
+        "must be one of swiglu",
+    ),
+    "other rows": (
+        lambda: triton_gemm.linear(X, UP, None, "swiglu", gate=UP[:5]),
+        RuntimeError,
+        r"weight and gate \[N, K\]; got \[4, 8\] with weight \[6, 8\] and gate \[5, 8\]",
+    ),
+    "another length": (
+        lambda: triton_gemm.linear(X, UP, None, "swiglu", gate=UP[:, :7]),
+        RuntimeError,
+        r"with weight \[6, 8\] and gate \[6, 7\]",
+    ),
+    "a vector": (lambda: triton_gemm.linear(X, UP[0], None, "swiglu", gate=UP[0]), RuntimeError, r"gate \[8\]"),
+    "a bias": (
+        lambda: triton_gemm.linear(X, UP, X[0], "swiglu", gate=UP),
+        RuntimeError,
+        r"bias must be \[N\] = \[6\] with a gate, not \[8\]",
+    ),
+    "the gate's bias": (
+        lambda: triton_gemm.linear(X, UP, None, "swiglu", gate=UP, gate_bias=X[0]),
+        RuntimeError,
+        r"gate_bias must be \[N\] = \[6\]",
+    ),
+    "dtypes": (
+        lambda: triton_gemm.linear(X, UP, None, "swiglu", gate=UP.half()),
+        RuntimeError,
+        r"of one dtype, got torch.float16, torch.float32; \[4, 8\] with weight \[6, 8\] and gate \[6, 8\]",
+    ),
+    "int8": (
+        lambda: triton_gemm.linear(X.to(torch.int8), UP.to(torch.int8), None, "swiglu", gate=UP.to(torch.int8)),
+        NotImplementedError,
+        r"linear is not implemented for torch\.int8",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_named(mistake: str) -> None:
+    call, kind, words = MISTAKES[mistake]
+    with pytest.raises(kind, match=words):
+        call()
+
+
+def test_the_vmap_rule_needs_no_trailing_defaults() -> None:
+    a, b, gate = draw(2, 5, 8), draw(8, 6), draw(8, 6, seed=1)
+    found = torch.vmap(lambda a: torch.ops.triton_gemm.gated_gemm(a, b, gate))(a)
+    torch.testing.assert_close(found, gated.apart(a, b, gate), rtol=1e-5, atol=1e-5)

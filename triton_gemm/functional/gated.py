@@ -1,0 +1,190 @@
+"""A linear layer with a gate, as in SwiGLU: `torch.ops.triton_gemm.gated_gemm`.
+
+    gated_gemm(a, b, gate, bias, gate_bias, activation, precision, batch_invariant)
+        = activation(a @ gate + gate_bias) * (a @ b + bias)
+
+One kernel computes it forwards in 16 bits, and stores the result alone. The backward computes both products again, and
+is made of operators that have derivatives themselves. Forward differentiation, `torch.vmap` and DTensor see it as made
+of other operators (`apart`); so are other dtypes, and rows that shall have the same bits in any number, computed.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import register_flop_formula
+
+from ..arithmetic import HALF, result_dtype
+from ..compat import below_autograd, differentiates_forward, single_level_autograd
+from ..problem import Request
+from ..runtime import plan
+from . import ops, sharding
+from .activations import ACTIVATIONS
+
+
+def gated_gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    gate: torch.Tensor,
+    bias: torch.Tensor | None,
+    gate_bias: torch.Tensor | None,
+    activation: str,
+    precision: str | None = None,
+    batch_invariant: bool | None = None,
+) -> torch.Tensor:
+    """The operator, past the dispatcher where that has nothing to do. a [.., M, K], b and gate [K, N]; biases [N]."""
+    operands = (a, b, gate, bias, gate_bias)
+    if sharding.is_sharded(*operands):
+        return apart(*operands, activation, precision, batch_invariant)
+    if ops.is_plain(*operands):
+        if not ops.needs_grad(*operands):
+            return _compute(*operands, activation, precision, batch_invariant)
+        batch_invariant = plan.remembering(Request(batch_invariant=batch_invariant)).batch_invariant
+    return _op(*operands, activation, precision, batch_invariant)
+
+
+def apart(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    gate: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    gate_bias: torch.Tensor | None = None,
+    activation: str = "silu",
+    precision: str | None = None,
+    batch_invariant: bool | None = None,
+) -> torch.Tensor:
+    """The same by several operators."""
+    request = Request(1, 1, precision=precision, batch_invariant=batch_invariant)
+    return ACTIVATIONS[activation](ops.gemm(a, gate, gate_bias, request)) * ops.gemm(a, b, bias, request)
+
+
+def _compute(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    gate: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    gate_bias: torch.Tensor | None = None,
+    activation: str = "silu",
+    precision: str | None = None,
+    batch_invariant: bool | None = None,
+) -> torch.Tensor:
+    """gated_gemm of plain tensors."""
+    request = Request(1, 0, activation, None, precision, batch_invariant=batch_invariant, gate=True)
+    if a.dtype not in HALF.dtypes or plan.remembering(request).batch_invariant:
+        return apart(a, b, gate, bias, gate_bias, activation, precision, batch_invariant)
+    c = torch.empty(ops.shape_of(a, b), dtype=result_dtype(a.dtype), device=a.device)
+    if c.numel() == 0:
+        return c
+    a, b, gate = a.resolve_neg(), b.resolve_neg(), gate.resolve_neg()
+    if b.stride() != gate.stride() or b.data_ptr() % 16 != gate.data_ptr() % 16:
+        b, gate = b.contiguous(), gate.contiguous()
+        b, gate = (x if x.data_ptr() % 16 == 0 else x.clone() for x in (b, gate))
+    biases = [bias, gate_bias]
+    if bias is not None or gate_bias is not None:
+        biases = [a.new_zeros(b.shape[1]) if x is None else x.resolve_neg().contiguous() for x in biases]
+        request = request._replace(bias="n")
+    for left, right, into in ops.views(a, b, c):
+        auxiliary = (biases[0], gate.expand(right.shape), biases[1])
+        plan.multiply(left, right, into, request, tuple(x for x in auxiliary if x is not None))
+    return c
+
+
+def _kernel(a: torch.Tensor, b: torch.Tensor, gate: torch.Tensor, *rest: Any) -> torch.Tensor:
+    """`_compute` for the dispatcher, whose callers may have checked nothing."""
+    if not a.dtype == b.dtype == gate.dtype or b.shape != gate.shape:
+        raise RuntimeError(f"gated_gemm: {b.dtype}{list(b.shape)} and {gate.dtype}{list(gate.shape)} are no pair")
+    return _compute(a, b, gate, *rest)
+
+
+def _fake(a: torch.Tensor, b: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    return a.new_empty(ops.shape_of(a, b), dtype=result_dtype(a.dtype))
+
+
+class _Gated(ops.Derivatives):
+    @staticmethod
+    def forward(*arguments: Any) -> torch.Tensor:
+        if ops.is_plain(*arguments[:5]):
+            return _compute(*arguments)
+        with below_autograd(), torch.enable_grad():  # the levels below this one go on
+            return _op(*arguments)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        *operands, ctx.activation, precision, invariant = inputs
+        ctx.save_for_backward(*operands)
+        ctx.request = Request(1, 1, precision=precision, batch_invariant=invariant)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        a, b, gate, bias, gate_bias = ctx.saved_tensors
+        need_a, *needed = ctx.needs_input_grad[:5]
+        before, up = ops.gemm(a, gate, gate_bias, ctx.request), ops.gemm(a, b, bias, ctx.request)
+        by_up = grad * ACTIVATIONS[ctx.activation](before)
+        by_gate = ops.times_derivative(ctx.activation, grad * up, before)
+        by_a = None
+        if need_a:
+            by_a = ops.gemm(by_gate, gate.mT, ops.gemm(by_up, b.mT, None, ctx.request), ctx.request)
+        found: list[torch.Tensor | None] = [by_a]
+        over = (*a.shape[:-2], a.shape[-2])
+        for needs, like, of in zip(needed[:2], (b, gate), (by_up, by_gate), strict=True):
+            found.append(ops.summed(a, of, ops.likeness(like), over, ctx.request) if needs else None)
+        for needs, like, of in zip(needed[2:], (bias, gate_bias), (by_up, by_gate), strict=True):
+            found.append(ops.through_addition(of, 1, like.shape, like.dtype) if needs else None)
+        return (*found, None, None, None)
+
+
+def _autograd(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    gate: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    gate_bias: torch.Tensor | None = None,
+    activation: str = "silu",
+    precision: str | None = None,
+    batch_invariant: bool | None = None,
+) -> torch.Tensor:
+    arguments: Any = (a, b, gate, bias, gate_bias, activation, precision, batch_invariant)
+    if differentiates_forward(*arguments[:5]):
+        return apart(*arguments)
+    if ops.needs_grad(*arguments[:5]):
+        with single_level_autograd():
+            found: torch.Tensor = _Gated.apply(*arguments)  # type: ignore[attr-defined]
+            return found
+    with below_autograd():
+        return _op(*arguments)
+
+
+def _vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[torch.Tensor, int]:
+    """Of products that are batched themselves."""
+    given = list(zip(arguments, in_dims, strict=False))[:5]
+    given += [(None, None)] * (5 - len(given))
+    (a, of_a), (b, of_b), (gate, of_gate), (bias, of_bias), (gate_bias, of_gate_bias) = given
+    *how, activation = *arguments[6:], arguments[5] if len(arguments) > 5 else "silu"
+    how += [None] * (2 - len(how))
+    request = Request(1, 1, precision=how[0], batch_invariant=how[1])
+    products: list[torch.Tensor] = []
+    for right, of_right, added, of_added in ((gate, of_gate, gate_bias, of_gate_bias), (b, of_b, bias, of_bias)):
+        dims = (of_a, of_right, of_added)
+        if dims == (None, None, None):
+            products.append(ops.gemm(a, right, added, request).unsqueeze(0))
+        else:
+            operands: Any = ops.batched(info.batch_size, dims, (a, right, added))
+            products.append(ops.gemm(operands[0], operands[1], operands[2], request))
+    return ACTIVATIONS[activation](products[0]) * products[1], 0
+
+
+_op, _library = ops.operator(
+    "gated_gemm(Tensor a, Tensor b, Tensor gate, Tensor? bias=None, Tensor? gate_bias=None, "
+    'str activation="silu", str? precision=None, bool? batch_invariant=None) -> Tensor',
+    _kernel,
+    _fake,
+)
+_library.impl("gated_gemm", _autograd, "Autograd")
+torch.library.register_vmap("triton_gemm::gated_gemm", _vmap, lib=_library)
+
+
+@register_flop_formula(torch.ops.triton_gemm.gated_gemm)
+def _flops(a_shape: torch.Size, b_shape: torch.Size, *_: Any, out_shape: torch.Size, **__: Any) -> int:
+    return 4 * prod(out_shape) * a_shape[-1]
