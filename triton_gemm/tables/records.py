@@ -28,6 +28,7 @@ LARGEST = 2**48  # of sizes and strides, in elements
 LONGEST = 200  # characters of a text
 LEAST_US = 0.01  # microseconds that anything takes: a file that says less would win against all others
 OPTIONAL = ("least_rows", "torch_us", "torch")  # fields of an entry that a file has only where they say something
+RARE = ("residual", "gate")  # fields of a problem, likewise
 
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -101,6 +102,8 @@ def plain(x: Any) -> Any:
     """A record, or a value of its fields, as JSON has it."""
     if is_dataclass(x):
         found = {field.name: plain(getattr(x, field.name)) for field in fields(x)}
+        if isinstance(x, GemmProblem):
+            found = {name: value for name, value in found.items() if value or name not in RARE}
         if isinstance(x, Entry):
             found = {name: value for name, value in found.items() if value or name not in OPTIONAL}
         return found.pop("algorithm", {}) | found

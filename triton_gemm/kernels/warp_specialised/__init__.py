@@ -1,10 +1,12 @@
 """Hopper's production kernel. `kernel` is what runs on the GPU, `configs` its tiles, `host` what it can
-run, and how it is launched, `costs` how long that takes, and `choice` which ways are worth comparing."""
+run, and how it is launched, `costs` how long that takes, `choice` which ways are worth comparing, and `bits` in which
+order it sums."""
 
+from .bits import order_of_sums
 from .choice import candidates, lower_bounds, quick, schedules, without_clusters
 from .configs import CLUSTERED, CONFIGS, FOR_LONG_SUMS, QUICK, Config, configs
 from .costs import Costs, microseconds
-from .host import c_by_tma, can_split_k, illegal, launches, order_of_sums, shared_memory
+from .host import c_by_tma, can_split_k, illegal, launches, shared_memory
 
 __all__ = [
     "CLUSTERED",

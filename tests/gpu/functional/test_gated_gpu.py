@@ -1,0 +1,158 @@
+"""linear with a gate, with a residual, and other products with an activation, on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import triton_gemm
+from tests.support.epilogue_truth import activated
+from triton_gemm.hardware.device import device_info
+from triton_gemm.kernels import portable, warp_specialised
+from triton_gemm.kernels.candidate import Algorithm
+from triton_gemm.kernels.schedule import Schedule
+from triton_gemm.kernels.warp_specialised.configs import GATED, GATED_CLUSTERED
+from triton_gemm.problem import ACTIVATIONS, GATES, GemmProblem
+from triton_gemm.runtime.plan import GemmPlan
+from triton_gemm.selection.select import Selection, illegal, ranked
+
+pytestmark = pytest.mark.gpu
+F = torch.nn.functional
+CUDA = torch.device("cuda")
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return torch.randn(shape, device="cuda", generator=generator).to(dtype)
+
+
+def assert_gated(c: torch.Tensor, up: torch.Tensor, gate: torch.Tensor, activation: str) -> None:
+    """up, gate: products in fp64."""
+    truth = activated(gate, activation) * up
+    error = 2.0 ** -(8 if c.dtype == torch.bfloat16 else 11) * truth.abs() + 2.0**-12 * (1 + up.abs() + gate.abs())
+    wrong = ~((c.double() - truth).abs() <= error)
+    assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()}, the first at {wrong.nonzero()[0].tolist()}"
+
+
+@pytest.mark.parametrize("size", [(300, 520, 712), (1, 264, 1064), (2048, 1024, 512)], ids=str)
+@pytest.mark.parametrize("biased", [False, True])
+def test_every_candidate(size: tuple[int, int, int], biased: bool) -> None:
+    """Against fp64, amid NaN, the same bits twice."""
+    M, N, K = size
+    info = device_info(CUDA)
+    a, up, gate = draw(M, K), draw(N, K, seed=1), draw(N, K, seed=2)
+    bias, gate_bias = draw(N, seed=3), draw(N, seed=4)
+    products = [a.double() @ x.double().T + biased * y.double() for x, y in ((up, bias), (gate, gate_bias))]
+    around = torch.empty(M * N + 2048, dtype=torch.bfloat16, device="cuda")
+    c = around[1024:-1024].view(M, N)
+    problem = GemmProblem.of(a, up.mT, c, activation="silu", bias="n" if biased else None, gate=True)
+    auxiliary = (bias, gate.mT, gate_bias) if biased else (gate.mT,)
+    selections = [Selection.of(x, "a test") for _, x in ranked(problem, info) if illegal(problem, info, x) is None]
+    if info.capability == (9, 0):
+        more = [
+            Algorithm("warp_specialised", config, Schedule(programs))
+            for config in (*GATED, *GATED_CLUSTERED)
+            for programs in (3,)
+            if warp_specialised.illegal(problem, info, config) is None
+        ]
+        selections += [Selection(how, "a test") for how in more]
+    configs = (*portable.configs("half", info.capability), *portable.host.GATED)
+    selections += [
+        Selection(Algorithm("portable", config), "a test")
+        for config in configs
+        if portable.illegal(problem, info, config) is None
+    ]
+    assert selections
+    for selection in dict.fromkeys(selections):
+        plan, results = GemmPlan(problem, selection, torch.device("cuda", 0)), []
+        for _ in range(2):
+            around.fill_(torch.nan)
+            plan.run(a, up.mT, c, auxiliary)
+            results.append(c.clone())
+        assert torch.equal(*results), selection
+        assert around[:1024].isnan().all() and around[-1024:].isnan().all(), selection
+        assert_gated(results[0], *products, "silu")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("rows", [1, 16, 100, 2048])
+@pytest.mark.parametrize("name", GATES)
+def test_every_gate(name: str, rows: int, dtype: torch.dtype) -> None:
+    x, up, gate = (draw(*s, dtype=dtype, seed=i) / 8 for i, s in enumerate(((rows, 1024), (2816, 1024), (2816, 1024))))
+    triton_gemm.linear(x, up, activation=name, gate=gate)
+    triton_gemm.wait_until_compiled()
+    c = triton_gemm.linear(x, up, activation=name, gate=gate)
+    assert_gated(c, x.double() @ up.double().T, x.double() @ gate.double().T, GATES[name])
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_gradients(biased: bool) -> None:
+    """No further from fp64 than twice torch's."""
+    shapes = ((3, 200, 512), (1408, 512), (1408,), (1408, 512), (1408,))
+    operands = [draw(*shape, seed=i) / (8 if i else 1) for i, shape in enumerate(shapes)]
+
+    def ours(x: torch.Tensor, up: torch.Tensor, b: torch.Tensor, gate: torch.Tensor, gb: torch.Tensor) -> torch.Tensor:
+        more = {"gate_bias": gb} if biased else {}
+        return triton_gemm.linear(x, up, b if biased else None, "swiglu", gate=gate, **more)
+
+    def torchs(
+        x: torch.Tensor, up: torch.Tensor, b: torch.Tensor, gate: torch.Tensor, gb: torch.Tensor
+    ) -> torch.Tensor:
+        return F.silu(F.linear(x, gate, gb if biased else None)) * F.linear(x, up, b if biased else None)
+
+    found = []
+    for function, dtype in ((ours, torch.bfloat16), (torchs, torch.bfloat16), (torchs, torch.float64)):
+        own = [x.to(dtype, copy=True).requires_grad_() for x in operands]
+        function(*own).backward(draw(3, 200, 1408, seed=9).to(dtype))
+        found.append([x.grad for x in own])
+    for mine, theirs, truth in zip(*found, strict=True):
+        if truth is not None:
+            errors = [float((x.double() - truth).norm() / truth.norm()) for x in (mine, theirs)]
+            assert errors[0] <= 2 * errors[1], errors
+
+
+def test_compiled_and_captured() -> None:
+    x, up, gate = draw(64, 1024), draw(2816, 1024, seed=1), draw(2816, 1024, seed=2)
+    c = triton_gemm.linear(x, up, activation="swiglu", gate=gate)
+    triton_gemm.wait_until_compiled()
+    c = triton_gemm.linear(x, up, activation="swiglu", gate=gate)
+    compiled = torch.compile(lambda x: triton_gemm.linear(x, up, activation="swiglu", gate=gate), fullgraph=True)
+    assert torch.equal(compiled(x), c)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        again = triton_gemm.linear(x, up, activation="swiglu", gate=gate)
+    again.fill_(torch.nan)
+    graph.replay()
+    assert torch.equal(again, c)
+
+
+@pytest.mark.parametrize("name", [None, *ACTIVATIONS])
+@pytest.mark.parametrize("rows", [1, 16, 300, 2048])
+def test_a_residual(rows: int, name: str | None) -> None:
+    x, w, bias, residual = draw(rows, 1024), draw(1000, 1024, seed=1) / 16, draw(1000, seed=2), draw(rows, 1000, seed=3)
+    c = triton_gemm.linear(x, w, bias, name, residual=residual)
+    truth = activated(x.double() @ w.double().T + bias.double(), name) + residual.double()
+    assert ((c.double() - truth).abs() <= 2.0**-8 * truth.abs() + 2.0**-12).all()
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_of_other_products(name: str) -> None:
+    a, b, added = draw(3, 200, 512), draw(3, 512, 264, seed=1) / 16, draw(200, 264, seed=2)
+    truth = activated(a.double() @ b.double() + added.double(), name)
+    error = 2.0**-8 * truth.abs() + 2.0**-12
+    one = triton_gemm.addmm(added, a[0], b[0], activation=name)
+    assert ((one.double() - truth[0]).abs() <= error[0]).all()
+    assert ((triton_gemm.baddbmm(added, a, b, activation=name).double() - truth).abs() <= error).all()
+    offs = torch.tensor([50, 50, 170], dtype=torch.int32, device="cuda")
+    c = triton_gemm.grouped_matmul(a[0], b, offs, activation=name)
+    plain = triton_gemm.grouped_matmul(a[0], b, offs, out_dtype=torch.float32)
+    truth = activated(plain.double(), name)
+    assert ((c.double() - truth).abs() <= 2.0**-8 * truth.abs() + 2.0**-12).all()
+    if torch.cuda.get_device_capability() >= (8, 9):
+        x, y = a[0].to(torch.float8_e4m3fn), b[0].T.contiguous().to(torch.float8_e4m3fn).T
+        for scales in (((), ()), ((200, 1), (1, 264))):
+            of_a, of_b = (torch.rand(shape, device="cuda") + 0.5 for shape in scales)
+            how = {"bias": draw(264, seed=5), "out_dtype": torch.float32}
+            truth = activated(triton_gemm.scaled_matmul(x, y, of_a, of_b, **how).double(), name)
+            c = triton_gemm.scaled_matmul(x, y, of_a, of_b, **how, activation=name)
+            assert ((c.double() - truth).abs() <= 2.0**-18 * (truth.abs() + 1)).all()

@@ -1,0 +1,28 @@
+"""In which order the warp-specialised kernel sums along K, which decides the bits of its results."""
+
+from __future__ import annotations
+
+from ...problem import GemmProblem
+from ..order import ONE, by_tensor_cores, exactly, in_parts, promoted
+from ..schedule import Schedule
+from .configs import Config
+
+
+def order_of_sums(problem: GemmProblem, config: Config, schedule: Schedule) -> str:
+    """One instruction after the other along K, of the parts of a tile one part after the other, whoever adds them up.
+    Which of C's elements are in tiles that are cut decide the tiles, and their order."""
+    if problem.arithmetic.exact:
+        return exactly(problem, "warp_specialised")
+    how = by_tensor_cores(problem, "warp_specialised", warpgroups=True)
+    pieces = promoted(problem, config.BLOCK_K)
+    if schedule.split_k == 1:
+        return f"{how}, {ONE}{pieces}"
+    depth, parts = schedule.unit * config.BLOCK_K, schedule.split_k
+    units = -(-problem.K // depth)
+    cut = in_parts(parts, units // parts * depth, "" if units % parts == 0 else f"{depth}-deep tiles")
+    count = problem.batch * config.tiles(problem.M, problem.N)
+    if not schedule.in_turn and schedule.split_tiles < count:
+        tile = f"{config.BLOCK_M * config.CLUSTER_M}x{config.BLOCK_N * config.CLUSTER_N}"
+        c = f"{problem.M}x{problem.N}{' column-major' * problem.c.column_major}"
+        cut += f", {schedule.split_tiles} of {count} tiles {tile} of C {c}, in groups of {schedule.group_m}"
+    return f"{how}, {cut}{pieces}"
