@@ -101,9 +101,9 @@ def by_torch(
         c.zero_()
         for i, group in enumerate(groups[:-1]):
             if problem.groups == "m":
-                c[group] = product_of(a[group], b[i]).to(c.dtype)
+                c[group] = activated(product_of(a[group], b[i]), problem.activation).to(c.dtype)
             else:
-                c[i] = product_of(a[:, group], b[group]).to(c.dtype)
+                c[i] = activated(product_of(a[:, group], b[group]), problem.activation).to(c.dtype)
         return
     product = alpha * product_of(a, b) if alpha else torch.zeros(c.shape, dtype=torch.float64)
     if beta:
