@@ -63,7 +63,7 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def planted(start: DeviceModel) -> DeviceModel:
     """A GPU whose memory and L2 are slower than its model says, and its tensor cores and CUDA cores too."""
     entry = start.as_dict()
-    factors = {("memory",): 0.65, ("l2",): 0.75, ("launch",): 1.3}
+    factors = {("memory",): 0.65, ("l2",): 0.6, ("launch",): 1.3}
     for place in figures.places(entry):
         if "step" in place and place[1] == "warp_specialised":
             factors[place] = 1.3

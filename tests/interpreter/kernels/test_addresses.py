@@ -249,8 +249,8 @@ BUGS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     "k-tail-of-b-not-masked": ("portable", ((B_MASK, "mask=everywhere_k[:, None] & b_mask_n[None, :]"),)),
     "k-tail-one-too-far": ("portable", (("offs_k < whole(left, B_VECTOR", "offs_k <= whole(left, B_VECTOR"),)),
     "k-tail-one-short": ("portable", (("offs_k < whole(left, A_VECTOR", "offs_k + 1 < whole(left, A_VECTOR"),)),
-    "rows-of-a-not-clamped": ("portable", (("tl.minimum(offs_m, M - 1)", "offs_m"),)),
-    "columns-of-b-clamped-one-late": ("portable", (("tl.minimum(offs_n, N - 1)", "tl.minimum(offs_n, N)"),)),
+    "rows-of-a-not-replaced": ("portable", (("inside(offs_m, M, BLOCK_M)", "offs_m"),)),
+    "columns-of-b-replaced-one-late": ("portable", (("inside(offs_n, N, BLOCK_N)", "inside(offs_n, N + 1, BLOCK_N)"),)),
     "b-steps-by-columns": (
         "portable",
         (("BLOCK_K * whole(stride_bk, B_VECTOR)", "BLOCK_K * whole(stride_bn, B_VECTOR)"),),
