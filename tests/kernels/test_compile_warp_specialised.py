@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -166,6 +167,7 @@ def test_every_config_for_fp32(name: str, config: TileConfig) -> None:
     assert f".f32.{'bf16.bf16' if 'bf16' in name else 'tf32.tf32'}" in kernel.asm["ptx"]
 
 
+GELU = partial(Circumstance, "ntn", out_dtype=torch.bfloat16, bias="n", activation="gelu")
 BYTE_CIRCUMSTANCES = {
     "fp8": Circumstance("ntn", dtype=torch.float8_e4m3fn, out_dtype=torch.bfloat16, precision="fp8", scales="rows"),
     "fp8-blocks": Circumstance(
@@ -178,42 +180,10 @@ BYTE_CIRCUMSTANCES = {
     "int8-scaled": Circumstance(
         "ntn", dtype=torch.int8, out_dtype=torch.bfloat16, has_beta=True, precision="int8", scales="rows"
     ),
-    "fp8-gelu": Circumstance(
-        "ntn",
-        dtype=torch.float8_e4m3fn,
-        out_dtype=torch.bfloat16,
-        bias="n",
-        activation="gelu",
-        precision="fp8",
-        scales="rows",
-    ),
-    "fp8-fast-gelu": Circumstance(
-        "ntn",
-        dtype=torch.float8_e4m3fn,
-        out_dtype=torch.bfloat16,
-        bias="n",
-        activation="gelu",
-        precision="fp8 fast",
-        scales="rows",
-    ),
-    "fp8-blocks-gelu": Circumstance(
-        "ntn",
-        dtype=torch.float8_e5m2,
-        out_dtype=torch.bfloat16,
-        bias="n",
-        activation="gelu",
-        precision="fp8",
-        scales="blocks",
-    ),
-    "int8-gelu": Circumstance(
-        "ntn",
-        dtype=torch.int8,
-        out_dtype=torch.bfloat16,
-        bias="n",
-        activation="gelu",
-        precision="int8",
-        scales="rows",
-    ),
+    "fp8-gelu": GELU(dtype=torch.float8_e4m3fn, precision="fp8", scales="rows"),
+    "fp8-fast-gelu": GELU(dtype=torch.float8_e4m3fn, precision="fp8 fast", scales="rows"),
+    "fp8-blocks-gelu": GELU(dtype=torch.float8_e5m2, precision="fp8", scales="blocks"),
+    "int8-gelu": GELU(dtype=torch.int8, precision="int8", scales="rows"),
 }
 
 
