@@ -98,8 +98,9 @@ class OfConfig(NamedTuple):
     """Of a configuration, whatever the problem's sizes: the sides of a cluster's tiles, how many clusters run at once,
     and whether tiles can be cut; the time of a k-tile's products, how often it loads 128 bytes of a row, and the time
     that it takes in addition; of a tile start and end, handing partial sums on, and adding one program's; of a launch
-    what clusters wait for; of sums, adding them outside of the tensor cores; of a line of A and of B that each CTA
-    receives, L2's cost; the share of A's that is saved if another cluster loads it, and how many clusters a GPC has."""
+    what clusters wait for; of sums, adding them outside of the tensor cores; L2's cost of a line of A and of B that all
+    CTAs of a cluster receive, and of A's the least; the share of A's that is saved if another cluster loads it, and how
+    many clusters a GPC has."""
 
     config: Config
     m: int
@@ -116,6 +117,7 @@ class OfConfig(NamedTuple):
     adding: float
     a_requested: float
     b_requested: float
+    a_least: float
     merged: float
     clusters: int
 
@@ -201,6 +203,8 @@ def of_config(config: Config, itemsize: int, terms: int, promoted: bool, model: 
     costs, m, n, k_lines = model.costs(Costs), config.BLOCK_M, config.BLOCK_N, config.BLOCK_K * itemsize / 128
     size, clustered = m * n / TILE, config.ctas > 1
     adding = costs.promotion * size
+    a_requested = config.ctas * _requested(config.CLUSTER_N, config.ctas, costs)
+    merged = costs.merged * (config.CLUSTER_N == 1)
     multiply = step(m, n, costs) * k_lines
     more = costs.stage[itemsize != 2] + costs.cluster[1] * multiply * clustered
     return OfConfig(
@@ -217,9 +221,10 @@ def of_config(config: Config, itemsize: int, terms: int, promoted: bool, model: 
         part=costs.part[0] + costs.part[1] * size,
         waiting=costs.cluster[0] * clustered,
         adding=adding,
-        a_requested=_requested(config.CLUSTER_N, config.ctas, costs),
-        b_requested=_requested(config.CLUSTER_M, config.ctas, costs),
-        merged=costs.merged * (config.CLUSTER_N == 1),
+        a_requested=a_requested,
+        b_requested=config.ctas * _requested(config.CLUSTER_M, config.ctas, costs),
+        a_least=a_requested * (1 - merged),
+        merged=merged,
         clusters=max(1, GPC_SMS // config.ctas),
     )
 
@@ -281,7 +286,7 @@ def l2_lines(problem: GemmProblem, on: OfProblem, of: OfConfig, rows: int, colum
     alone = max(min(rows, Schedule.group_m) / of.clusters, 1 / columns)  # share of A's lines that no other loads
     if alone < 1:
         a *= 1 - of.merged * (1 - alone)
-    return config.ctas * (a + b)
+    return a + b
 
 
 def _requested(sharing: int, ctas: int, costs: Costs) -> float:
