@@ -112,7 +112,7 @@ def rounds(work: Work, budget_s: float) -> dict[str, Any]:
 
 
 def _turn(provider: str, run: Callable[[str], object], runs: int) -> Callable[[], float]:
-    """Measures the seconds that so many runs take, Python's included, to the end of what is on the GPU."""
+    """A function that returns the wall time of `runs` runs in seconds, until the GPU is idle."""
 
     def seconds() -> float:
         with within(provider):
