@@ -82,7 +82,7 @@ from .gluon import (  # type: ignore[attr-defined]
     tma_load,
     tma_store,
 )
-from .launching import TFLOAT32, launcher, loading, tensor_maps
+from .launching import TFLOAT32, launcher, left_out, loading, tensor_maps
 from .locks import free_in_children
 from .products import int_mm, scaled_mm
 from .torch_compile import hide_from_dynamo, offer_to_inductor
@@ -135,6 +135,7 @@ __all__ = [
     "interpreting",
     "is_wrapper",
     "launcher",
+    "left_out",
     "library_of",
     "loading",
     "may_differ",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import triton
-from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
+from triton.backends.nvidia import driver
 
 from .locks import free_in_children
 
@@ -19,10 +19,10 @@ loading = free_in_children(threading.Lock())  # held while a binary is loaded, w
 def launcher(compiled: Any, grid: tuple[int, int, int], cluster: int = 1) -> Callable[[int, Sequence[Any]], None]:
     """`launch(stream, arguments)` of a compiled kernel: Triton's own C function, without the Python around it.
 
-    arguments: all of the kernel's parameters in order; pointers as integers, and for each descriptor its tensor map,
-    shape and strides one after another. The current device must be the one it was compiled on. Hooks that are set on
-    launches (profilers) are called. cluster: programs of a cluster, which Triton launches for kernels of several CTAs a
-    program, and no less for those of one.
+    arguments: all of the kernel's parameters in order, but those `left_out`; pointers as integers, and for each
+    descriptor its tensor map, shape and strides one after another. The current device must be the one it was compiled
+    on. Hooks that are set on launches (profilers) are called. cluster: programs of a cluster, which Triton launches for
+    kernels of several CTAs a program, and no less for those of one.
     """
     with loading:  # Triton shows a binary as loaded before all of its handles are set
         compiled._init_handles()
@@ -38,28 +38,37 @@ def launcher(compiled: Any, grid: tuple[int, int, int], cluster: int = 1) -> Cal
     enter, leave = triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook
     x, y, z, cooperative, pdl = *grid, run.launch_cooperative_grid, run.launch_pdl
 
-    def hooks(stream: int, arguments: Sequence[Any]) -> tuple[Any, Any, Any]:
+    def hooks(stream: int) -> tuple[Any, Any, Any]:
         if not (enter.calls or leave.calls):
             return None, None, None
-        return compiled.launch_metadata(grid, stream, *arguments), enter, leave
+        return compiled.launch_metadata(grid, stream), enter, leave
 
     if not hasattr(run, "arg_annotations"):  # Triton 3.6
 
         def call_3_6(stream: int, arguments: Sequence[Any]) -> None:
-            watch = hooks(stream, arguments)
+            watch = hooks(stream)
             launch(x, y, z, stream, function, cooperative, pdl, None, None, packed, *watch, *arguments)
 
         return call_3_6
-    annotations, signature = run.arg_annotations, run.kernel_signature
+    signature = run.kernel_signature
+    annotations = (driver.PyKernelArg(nested_tuple=None, type=driver.ARG_KERNEL),) * len(signature)
 
     def call(stream: int, arguments: Sequence[Any]) -> None:
-        data, before, after = hooks(stream, arguments) if enter.calls or leave.calls else (None, None, None)
+        data, before, after = hooks(stream) if enter.calls or leave.calls else (None, None, None)
         launch(
             x, y, z, stream, function, cooperative, pdl, packed, data, before, after, None, None,
             annotations, signature, arguments,
         )  # fmt: skip
 
     return call
+
+
+def left_out(compiled: Any) -> set[str]:
+    """Names of a compiled kernel's parameters that `launcher` does not take: what the compiler knew, which no launch
+    reads. Triton 3.6 has all of them given."""
+    if not hasattr(driver, "annotate_arguments"):
+        return set()
+    return {name for name, type in compiled.src.signature.items() if type == "constexpr"}
 
 
 TFLOAT32 = 11  # CU_TENSOR_MAP_DATA_TYPE_TFLOAT32: TMA rounds fp32 to tf32 on its way (as CUTLASS has it do)
@@ -72,7 +81,7 @@ def tensor_maps(compiled: Any) -> list[Callable[..., Any]]:
     fill = getattr(utils, "fill_tma_descriptor_tiled", None) or utils.fill_tma_descriptor
 
     def encoder(meta: dict[str, Any]) -> Callable[..., Any]:
-        element = TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]]
+        element = driver.TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]]
 
         def encode(
             address: int, shape: Sequence[int], strides: Sequence[int], to_tf32: bool = False, rows: int | None = None
