@@ -331,6 +331,12 @@ def _launcher() -> None:
     names[-1] = names[-1].removeprefix("kernel_")  # 3.9 may add arguments, for a sanitizer
     assert [name for name in names if name not in ("gridY", "gridZ")] == order
     maps = kernel.metadata.tensordesc_meta
+    left_out = compat.left_out(kernel)
+    assert (left_out != set()) is newer and left_out < launch.arguments.keys()
+    passed = [part for name, part in launch.arguments.items() if name not in left_out]
+    parameters = re.findall(r"\.param ", kernel.asm["ptx"].partition(")")[0])
+    if newer:  # each tensor map with its shape and strides; Triton adds two pointers to scratch memory
+        assert len(parameters) - 2 == sum(1 + 2 * len(x.shape) if isinstance(x, TensorMap) else 1 for x in passed)
     wrapped = driver.wrap_handle_tensordesc(launch, dict(enumerate(kernel.src.signature.values())), maps)
     assert wrapped.__name__ == "inner" and inspect.getclosurevars(wrapped).nonlocals["launcher"] is launch
 
@@ -341,7 +347,7 @@ def _tensor_maps() -> None:
     assert len(maps) >= 2
     for meta in maps:
         assert {"elem_type", "swizzle", "elem_size", "block_size"} <= meta.keys()
-        assert meta["elem_type"] in compat.launching.TMA_DTYPE_DEVICE_TO_HOST
+        assert meta["elem_type"] in compat.launching.driver.TMA_DTYPE_DEVICE_TO_HOST
     assert "self.fill_tma_descriptor" in inspect.getsource(sys.modules["triton.backends.nvidia.driver"])
 
 
@@ -613,6 +619,7 @@ USES: dict[str, Callable[[], None]] = {
     "in_transform": _transform,
     "is_wrapper": _wrapper,
     "launcher": _launcher,
+    "left_out": _launcher,
     "loading": _launcher,
     "occupy": _devices,
     "offer_to_inductor": _offer,

@@ -488,7 +488,6 @@ def test_nothing_is_kept_alive(driver: fake_driver.Driver) -> None:
     gc.collect()
     assert found() is not None
     call.fast.table.forget()
-    getattr(plan, "_filled", {}).clear()
     gc.collect()
     assert found() is None
     call.plan()

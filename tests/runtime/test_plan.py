@@ -276,50 +276,21 @@ A_MAP = TensorMap("a", HALF, (64, 32), (32, 1), (64, 32))
 
 
 def test_a_step_keeps_few_tensor_maps_and_fills_in_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An address that comes again has the map that it had; a thread that encodes one has a context then."""
+    """An address that comes again has the map that it had; a thread that encodes one has a context then. What the
+    compiler knew is not passed."""
     contexts: list[int] = []
     encoded: list[int] = []
     monkeypatch.setattr(plan, "MAX_TENSOR_MAPS", 8)
     monkeypatch.setattr(plan, "ensure_context", contexts.append)
-    arguments = {"a": A_MAP, "c": Pointer("c"), "alpha": Scalar("alpha"), "K": 32}
+    arguments = {"a": A_MAP, "TILE": 64, "c": Pointer("c"), "alpha": Scalar("alpha"), "K": 32}
     step = plan.Step(SimpleNamespace(arguments=arguments), ("alpha", "beta", "a", "c"), 3)  # type: ignore[arg-type]
-    step._prepare([lambda address, **_: encoded.append(address) or f"map of {address}"])  # type: ignore[func-returns-value]
+    encoder = lambda address, **_: encoded.append(address) or f"map of {address}"  # noqa: E731
+    step._prepare([encoder], {"TILE"})
     for address in [*range(30), 29, 28, 0]:
         filled = step.fill([0.5, 0.0, address, 100 + address])
         assert filled == [f"map of {address}", 64, 32, 32, 1, 100 + address, 0.5, 32]
         assert len(step.maps[0][2]) <= plan.MAX_TENSOR_MAPS
     assert encoded == [*range(30), 0] and contexts == [3] * 31
-
-
-def test_calls_with_the_same_addresses_and_factors_are_filled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For each plan; a factor of 0 tells its sign, so it is filled in at every call."""
-    without_a_gpu(monkeypatch)
-    monkeypatch.setattr(plan, "MAX_FILLED", 8)
-    monkeypatch.setattr(plan, "_filled", {})
-    a, b, c = half(64, 32), half(32, 48), half(64, 48)
-    made, other = plan_without_a_gpu(a, b, c), plan_without_a_gpu(a, b, c)
-    filled: list[Sequence[Any]] = []
-    for found in (made, other):
-        step = FakeStep()
-        step.fill = lambda values: filled.append(values) or values  # type: ignore[method-assign,func-returns-value]
-        found.names, found.allocates, found.steps, found.compiled = ("a", "b", "c"), False, [step], True  # type: ignore[list-item]
-
-    def runs(x: plan.GemmPlan, *operands: torch.Tensor, **factors: float) -> tuple[int, tuple[Any, ...]]:
-        """How many more were filled, and what was launched."""
-        before = len(filled)
-        x.run(*operands, **factors)
-        return len(filled) - before, x.steps[0].calls[-1]  # type: ignore[attr-defined]
-
-    pointers = a.data_ptr(), b.data_ptr(), c.data_ptr()
-    assert [runs(made, a, b, c) for _ in range(3)] == [(x, (*pointers, 1, 0)) for x in (1, 0, 0)]
-    assert runs(other, a, b, c)[0] == 1 and runs(other, a, b, c)[0] == 0
-    assert runs(made, a, b, half(64, 48))[0] == 1 and runs(made, a, b, c, alpha=0.5) == (1, (*pointers, 0.5, 0))
-    zeros = [runs(made, a, b, c, alpha=alpha) for alpha in (0.0, -0.0)]
-    assert [(count, str(launched[-2])) for count, launched in zeros] == [(1, "0.0"), (1, "-0.0")]
-    memory = half(20 * 64 * 32)
-    for i in range(20):
-        runs(made, memory[64 * 32 * i :][: 64 * 32].view(64, 32), b, c)
-        assert len(plan._filled) <= plan.MAX_FILLED
 
 
 def test_threads_share_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -440,6 +411,7 @@ def test_threads_with_the_same_new_problem_share_one_plan(few: None, monkeypatch
 def step_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> plan.Step:
     """Of a launch without arguments."""
     monkeypatch.setattr(plan, "tensor_maps", lambda _: [])
+    monkeypatch.setattr(plan, "left_out", lambda _: ())
     monkeypatch.setattr(plan, "launcher", lambda *_: lambda *_: None)
     return plan.Step(SimpleNamespace(arguments={}, grid=(1, 1, 1), cluster=1), ())  # type: ignore[arg-type]
 
@@ -475,6 +447,7 @@ class FakeDriver:
         monkeypatch.setattr(plan, "ensure_context", self.contexts.append)
         monkeypatch.setattr(plan, "compiled", self.compile)
         monkeypatch.setattr(plan, "tensor_maps", lambda launch: [partial(self.encoded, i) for i in range(9)])
+        monkeypatch.setattr(plan, "left_out", lambda _: ())
         monkeypatch.setattr(plan, "launcher", self.launcher)
         monkeypatch.setattr(plan, "workspace", self.workspace)
         monkeypatch.setattr(torch.cuda, "device", self.on_device)

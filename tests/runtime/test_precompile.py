@@ -50,6 +50,7 @@ with (
     mock.patch.object(plan, "device_info", lambda device: HOPPER),
     mock.patch.object(plan, "launcher", lambda *_: None),
     mock.patch.object(plan, "tensor_maps", lambda kernel: 9 * [print]),
+    mock.patch.object(plan, "left_out", lambda kernel: ()),
     compat.compiling_for((9, 0)),
     compat.compilations(lambda kernel, hit: found.setdefault(kernel, hit)),
 ):

@@ -231,6 +231,7 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> plan.GemmPlan:
     monkeypatch.setattr(plan, "current_stream", lambda _: 0)
     monkeypatch.setattr(plan, "ensure_context", lambda _: None)
     monkeypatch.setattr(plan, "tensor_maps", lambda _: [])
+    monkeypatch.setattr(plan, "left_out", lambda _: ())
     monkeypatch.setattr(plan, "PLANS", {})
     made = plan_without_a_gpu(half(64, 32), half(32, 48), half(64, 48))
     monkeypatch.setattr(plan, "_new_plan", lambda *_: made)

@@ -104,9 +104,6 @@ def types_of(kernel: Any) -> list[str]:
 
 def packed(kernel: Any, arguments: Sequence[Any]) -> tuple[bytes, ...]:
     """The parameters that Triton's launcher makes of what Python gives it, its two null pointers included."""
-    flat = triton_driver.expand_signature(kernel.src.signature.values(), kernel.metadata.tensordesc_meta)
-    if len(arguments) == len(flat):  # with those that are not passed
-        arguments = [x for x, kind in zip(arguments, flat, strict=True) if kind != "constexpr"]
     kinds = types_of(kernel)
     values = [
         x if kind == "nvTmaDesc" else struct.pack("Q" if kind[0] == "*" else PACKED[kind], x)

@@ -83,7 +83,17 @@ from .gluon import (  # type: ignore[attr-defined]
     tma_load,
     tma_store,
 )
-from .launching import TENSOR_MAP, TFLOAT32, bytes_of, launcher, launching, loading, takes, tensor_maps
+from .launching import (
+    TENSOR_MAP,
+    TFLOAT32,
+    bytes_of,
+    driver_launch,
+    launcher,
+    left_out,
+    loading,
+    takes,
+    tensor_maps,
+)
 from .locks import free_in_children
 from .native import cxx_compiler, load_native, native_command, native_file, native_refused
 from .products import int_mm, scaled_mm
@@ -127,6 +137,7 @@ __all__ = [
     "differ",
     "differentiates_forward",
     "dot_operand",
+    "driver_launch",
     "dual",
     "forget_compiled",
     "forward_grad_enabled",
@@ -140,7 +151,7 @@ __all__ = [
     "interpreting",
     "is_wrapper",
     "launcher",
-    "launching",
+    "left_out",
     "library_of",
     "load_native",
     "loading",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import triton
-from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
+from triton.backends.nvidia import driver
 
 from .locks import free_in_children
 
@@ -20,10 +20,10 @@ loading = free_in_children(threading.Lock())  # held while a binary is loaded, w
 def launcher(compiled: Any, grid: tuple[int, int, int], cluster: int = 1) -> Callable[[int, Sequence[Any]], None]:
     """`launch(stream, arguments)` of a compiled kernel: Triton's own C function, without the Python around it.
 
-    arguments: all of the kernel's parameters in order; pointers as integers, and for each descriptor its tensor map,
-    shape and strides one after another. The current device must be the one it was compiled on. Hooks that are set on
-    launches (profilers) are called. cluster: programs of a cluster, which Triton launches for kernels of several CTAs a
-    program, and no less for those of one.
+    arguments: all of the kernel's parameters in order, but those `left_out`; pointers as integers, and for each
+    descriptor its tensor map, shape and strides one after another. The current device must be the one it was compiled
+    on. Hooks that are set on launches (profilers) are called. cluster: programs of a cluster, which Triton launches for
+    kernels of several CTAs a program, and no less for those of one.
     """
     with loading:  # Triton shows a binary as loaded before all of its handles are set
         compiled._init_handles()
@@ -39,28 +39,37 @@ def launcher(compiled: Any, grid: tuple[int, int, int], cluster: int = 1) -> Cal
     enter, leave = triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook
     x, y, z, cooperative, pdl = *grid, run.launch_cooperative_grid, run.launch_pdl
 
-    def hooks(stream: int, arguments: Sequence[Any]) -> tuple[Any, Any, Any]:
+    def hooks(stream: int) -> tuple[Any, Any, Any]:
         if not (enter.calls or leave.calls):
             return None, None, None
-        return compiled.launch_metadata(grid, stream, *arguments), enter, leave
+        return compiled.launch_metadata(grid, stream), enter, leave
 
     if not hasattr(run, "arg_annotations"):  # Triton 3.6
 
         def call_3_6(stream: int, arguments: Sequence[Any]) -> None:
-            watch = hooks(stream, arguments)
+            watch = hooks(stream)
             launch(x, y, z, stream, function, cooperative, pdl, None, None, packed, *watch, *arguments)
 
         return call_3_6
-    annotations, signature = run.arg_annotations, run.kernel_signature
+    signature = run.kernel_signature
+    annotations = (driver.PyKernelArg(nested_tuple=None, type=driver.ARG_KERNEL),) * len(signature)
 
     def call(stream: int, arguments: Sequence[Any]) -> None:
-        data, before, after = hooks(stream, arguments) if enter.calls or leave.calls else (None, None, None)
+        data, before, after = hooks(stream) if enter.calls or leave.calls else (None, None, None)
         launch(
             x, y, z, stream, function, cooperative, pdl, packed, data, before, after, None, None,
             annotations, signature, arguments,
         )  # fmt: skip
 
     return call
+
+
+def left_out(compiled: Any) -> set[str]:
+    """Names of a compiled kernel's parameters that `launcher` does not take: what the compiler knew, which no launch
+    reads. Triton 3.6 has all of them given."""
+    if not hasattr(driver, "annotate_arguments"):
+        return set()
+    return {name for name, type in compiled.src.signature.items() if type == "constexpr"}
 
 
 TENSOR_MAP = 128  # bytes of the driver's CUtensorMap
@@ -74,7 +83,7 @@ def tensor_maps(compiled: Any) -> list[Callable[..., Any]]:
     fill = getattr(utils, "fill_tma_descriptor_tiled", None) or utils.fill_tma_descriptor
 
     def encoder(meta: dict[str, Any]) -> Callable[..., Any]:
-        element = TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]]
+        element = driver.TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]]
 
         def encode(
             address: int, shape: Sequence[int], strides: Sequence[int], to_tf32: bool = False, rows: int | None = None
@@ -90,7 +99,7 @@ def tensor_maps(compiled: Any) -> list[Callable[..., Any]]:
     return [encoder(meta) for meta in compiled.metadata.tensordesc_meta or ()]
 
 
-class Launching(NamedTuple):
+class DriverLaunch(NamedTuple):
     """What `launcher` has the driver launch. grid: in programs, of which `cluster` are a cluster; shared: bytes."""
 
     function: int
@@ -102,7 +111,7 @@ class Launching(NamedTuple):
     pdl: bool
 
 
-def launching(compiled: Any, grid: tuple[int, int, int], cluster: int = 1) -> Launching:
+def driver_launch(compiled: Any, grid: tuple[int, int, int], cluster: int = 1) -> DriverLaunch:
     """Of a compiled kernel for which `launcher` was called with the same grid and cluster."""
     num_warps, num_ctas, shared = compiled.packed_metadata
     x, y, z = grid
@@ -110,7 +119,7 @@ def launching(compiled: Any, grid: tuple[int, int, int], cluster: int = 1) -> La
         x, num_ctas = x // cluster, cluster
     run = compiled.run
     cooperative, pdl = bool(run.launch_cooperative_grid), bool(run.launch_pdl)
-    return Launching(compiled.function, (x * num_ctas, y, z), 32 * num_warps, shared, num_ctas, cooperative, pdl)
+    return DriverLaunch(compiled.function, (x * num_ctas, y, z), 32 * num_warps, shared, num_ctas, cooperative, pdl)
 
 
 def takes(compiled: Any, types: Sequence[str]) -> bool:

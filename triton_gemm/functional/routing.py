@@ -21,9 +21,9 @@ from typing import Any, Literal, get_args
 import torch
 
 from .. import arguments
-from ..arithmetic import FLOATING
+from ..arithmetic import FLOATING, fp32_precision
 from ..compat import INTERPRETED, free_in_children, hide_from_dynamo, overlaps_itself, withdraw
-from ..hardware.device import device_info
+from ..hardware.device import INTERPRETER, device_info
 from ..hardware.device_model import origin
 from ..problem import SUM, Request
 from ..runtime import background, plan, policies
@@ -39,9 +39,10 @@ OURS = "triton_gemm"
 BY_TABLE = "faster by table"  # why torch computes what a table says it is faster at
 
 Wanted = Callable[[str, torch.Tensor, torch.Tensor], bool]
-# Our speed over torch's where committed records show less than 0.9, by compute capability and dtype, from LARGE on.
-SLOWER = {(9, 0): {torch.float64: 0.47}}
-LARGE = 1024
+# Our speed over torch's where committed records show less than 0.9 (fp64.json, attention-ieee.csv), by compute
+# capability: of fp64 with M, N and K of LARGE or more, and of batches in IEEE fp32 with all of them below SMALL.
+SLOWER = {(9, 0): {torch.float64: 0.47, torch.float32: 0.81}}
+LARGE, SMALL = 1024, 256
 FirstCalls = Literal["same bits", "torch"]
 Kind = str | torch.dtype  # one of the names in ROUTED and PRODUCTS, or operands' dtype
 
@@ -400,13 +401,21 @@ def _asks(rules: Sequence[Rule], a: torch.Tensor) -> bool:
 
 def _slower(a: torch.Tensor, b: torch.Tensor) -> str | None:
     """That torch is faster by the records, unless a table has the product, or torch's bits would depend on its rows."""
-    speed = SLOWER.get(device_info(a.device).capability, {}).get(a.dtype)
-    if speed is None or min(*a.shape[-2:], b.shape[-1]) < LARGE or policies.current().batch_invariant:
+    device = device_info(a.device)
+    speed = SLOWER.get(device.capability, {}).get(a.dtype)
+    if speed is None or device == INTERPRETER or policies.current().batch_invariant:
+        return None
+    sizes = *a.shape[-2:], b.shape[-1]
+    if a.dtype is torch.float64:
+        slower, what = min(sizes) >= LARGE, "float64"
+    else:
+        slower, what = a.dim() == 3 and max(sizes) < SMALL and fp32_precision() == "ieee", "a batch of small float32"
+    if not slower:
         return None
     c = torch.empty(ops.shape_of(a, b), dtype=a.dtype, device="meta")
     if plan.selection_of(a, b, c).source != "model":
         return None
-    return f"{a.dtype} takes {1 / speed:.1f} times as long here, untuned"
+    return f"{what} takes {1 / speed:.1f} times as long here, untuned"
 
 
 def _by_table(

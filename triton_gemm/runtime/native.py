@@ -25,9 +25,10 @@ import torch
 from .. import tables
 from ..compat import (
     INTERPRETED,
+    TENSOR_MAP,
     bytes_of,
     cxx_compiler,
-    launching,
+    driver_launch,
     load_native,
     native_command,
     native_file,
@@ -182,7 +183,7 @@ class Parameters:
         pointer = kind.startswith("*")
         if kind != "nvTmaDesc" and not pointer and kind not in FORMATS:
             raise ValueError(f"{kind} is passed by Python only")
-        packed = bytes(128) if kind == "nvTmaDesc" else struct.pack("Q" if pointer else FORMATS[kind], value)
+        packed = bytes(TENSOR_MAP) if kind == "nvTmaDesc" else struct.pack("Q" if pointer else FORMATS[kind], value)
         self.bytes += bytes(-len(self.bytes) % len(packed))
         self.types.append(kind)
         self.offsets.append(len(self.bytes))
@@ -192,13 +193,14 @@ class Parameters:
     @property
     def sizes(self) -> list[int]:
         return [
-            8 if x.startswith("*") else 128 if x == "nvTmaDesc" else struct.calcsize(FORMATS[x]) for x in self.types
+            8 if x.startswith("*") else TENSOR_MAP if x == "nvTmaDesc" else struct.calcsize(FORMATS[x])
+            for x in self.types
         ]
 
 
 def _step(step: Step) -> Entry:
     kernel, launch = step.kernel, step.launch
-    found = launching(kernel, launch.grid, launch.cluster)
+    found = driver_launch(kernel, launch.grid, launch.cluster)
     parameters = Parameters()
     addresses, alphas, maps = [], [], []
     encoders = iter(step.maps)

@@ -2,14 +2,14 @@
 
 The first call of a problem selects and compiles; every later one is a lookup and a direct launch. A plan holds for
 operands of the same shapes, strides, dtypes and alignment on one device, whatever their addresses. All arguments but
-addresses and factors are prepared once. A call copies them and fills in its own; calls with the same ones share that.
+addresses and factors are prepared once. A call copies them and fills in its own.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from ..compat import (
     free_in_children,
     interpreting,
     launcher,
+    left_out,
     tensor_maps,
 )
 from ..hardware.device import INTERPRETER, DeviceInfo, device_info
@@ -40,10 +41,6 @@ from .workspace import workspace
 
 MAX_PLANS = 4096
 MAX_TENSOR_MAPS = 4096  # that one launch keeps of one operand, by address
-MAX_FILLED = 4096  # calls, of all plans, whose arguments are kept, a kilobyte each; they keep their plans, too
-
-Filled = tuple[tuple[Callable[[int, Sequence[Any]], None], Sequence[Any]], ...]  # what launches, and on what
-_filled: dict[tuple[Any, ...], Filled] = {}  # by plan, factors and addresses, which a model's steps repeat
 _COMMON: dict[Request, object] = {PRODUCT: None, SUM: True}  # what stands for them in keys
 
 selection_for = policies.choose
@@ -80,16 +77,19 @@ class Step:
         return self.call is not None
 
     def _load(self, kernel: Any) -> None:
-        self._prepare(tensor_maps(kernel))
+        self._prepare(tensor_maps(kernel), left_out(kernel))
         self.kernel, self.call = kernel, launcher(kernel, self.launch.grid, self.launch.cluster)
 
-    def _prepare(self, encoders: Iterable[Callable[..., Any]]) -> None:
-        """Makes the arguments that calls have in common, and notes where a call's own values and tensor maps go."""
+    def _prepare(self, encoders: Iterable[Callable[..., Any]], left_out: Collection[str] = ()) -> None:
+        """Makes the arguments that calls have in common, without those left out, and notes where a call's own values
+        and tensor maps go."""
         remaining = iter(encoders)
         arguments: list[Any] = []
         values: list[tuple[int, int]] = []
         maps: list[tuple[int, int, dict[int, Any], Callable[[int], Any]]] = []
-        for part in self.launch.arguments.values():
+        for name, part in self.launch.arguments.items():
+            if name in left_out:
+                continue
             if isinstance(part, Pointer | Scalar):
                 values.append((len(arguments), self.places[part.operand if isinstance(part, Pointer) else part.name]))
                 arguments.append(None)
@@ -219,23 +219,9 @@ class GemmPlan:
         stream = current_stream(self.index)
         if self.allocates:
             auxiliary += self._allocate(stream)  # lives until all is launched
-        key: tuple[Any, ...] = (self, alpha, beta, a.data_ptr(), b.data_ptr(), c.data_ptr())
-        if auxiliary:
-            key += tuple([x.data_ptr() for x in auxiliary])
-        filled = _filled.get(key)
-        if filled is None:
-            filled = self._fill(key)
-        for call, arguments in filled:
-            call(stream, arguments)
-
-    def _fill(self, key: tuple[Any, ...]) -> Filled:
-        """What calls with that key launch, which is kept."""
-        filled: Filled = tuple([(step.call, step.fill(key[1:])) for step in self.steps])  # type: ignore[misc]  # they are compiled
-        if key[1]:  # as a key, an alpha of 0 equals one of -0
-            if len(_filled) >= MAX_FILLED:  # dropping the first costs more than filling it in again
-                _filled.clear()
-            _filled[key] = filled
-        return filled
+        values = (alpha, beta, a.data_ptr(), b.data_ptr(), c.data_ptr(), *[x.data_ptr() for x in auxiliary])
+        for step in self.steps:
+            step.call(stream, step.fill(values))  # type: ignore[misc]  # they are compiled
 
     def _allocate(self, stream: int) -> tuple[torch.Tensor, ...]:
         """Memory that this call needs, after its operands in the order of `names`."""

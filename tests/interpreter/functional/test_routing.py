@@ -18,6 +18,7 @@ import torch.nn.functional as F
 
 import triton_gemm
 from tests.support import table_fakes
+from tests.support.product_checks import fp32_precision
 from tests.support.tiers import one
 from triton_gemm import tables
 from triton_gemm.compat import withdraw
@@ -119,13 +120,30 @@ def test_what_records_show_slower_stays_torchs(monkeypatch: pytest.MonkeyPatch) 
         ((_, where),) = triton_gemm.report_routing(reset=True)
         return where
 
-    assert went() == went(exclude="bmm") == "torch: torch.float64 takes 2.1 times as long here, untuned"
+    assert went() == went(exclude="bmm") == "torch: float64 takes 2.1 times as long here, untuned"
     assert went(small) == went(only=torch.float64) == went(predicate=lambda op, a, b: True) == "triton_gemm"
     with triton_gemm.batch_invariant():
         assert went() == "triton_gemm"
     tuned = SimpleNamespace(source="user's table")
     monkeypatch.setattr(routing.plan, "selection_of", lambda *_: tuned)
     assert went() == "triton_gemm"
+
+
+def test_small_batches_of_fp32_stay_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In IEEE arithmetic alone, and no single matrix."""
+    monkeypatch.setattr(routing, "device_info", lambda _: named_device("h200"))
+    monkeypatch.setattr(routing, "SMALL", 8)
+
+    def went(*shape: int, precision: str = "ieee") -> str:
+        x = draw(*shape)
+        with fp32_precision(precision), triton_gemm.use():
+            x @ x.mT
+        ((_, where),) = triton_gemm.report_routing(reset=True)
+        return where
+
+    assert went(2, 7, 7) == went(2, 3, 7) == "torch: a batch of small float32 takes 1.2 times as long here, untuned"
+    assert went(2, 8, 7) == went(2, 7, 8) == went(7, 7) == "triton_gemm"
+    assert went(2, 7, 7, precision="tf32") == "triton_gemm"
 
 
 @pytest.fixture
