@@ -593,6 +593,19 @@ def test_no_compiler(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert begun() == "there is no C++ compiler: set CXX, or install g++"
 
 
+def test_calls_ask_for_it_until_there_is_none(
+    driver: fake_driver.Driver, new: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = Call(driver, *SMALL)
+    monkeypatch.setattr(native, "_begin", lambda: None)
+    call.plan()
+    [known] = call.fast.calls.values()
+    assert native._begun and not known.offered
+    monkeypatch.setattr(native, "_why", "there is no C++ compiler")
+    call.take()
+    assert known.offered and call.fast.table is None
+
+
 def test_nothing_begins_while_a_graph_is_captured(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     monkeypatch.setattr(native, "_begin", None)

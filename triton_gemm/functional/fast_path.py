@@ -111,18 +111,22 @@ class FastPath:
                 return None, None
             increment_versions((out,))
         made.run(a, b, out, auxiliary, request.alpha)
-        if not found.offered and native.module() is not None:
+        if not found.offered:
             self._offer(key, found, (said, a, b, auxiliary, request, given, dispatched))
         return key, out
 
     def _offer(self, key: Key, found: Known, call: tuple[Any, ...]) -> None:
-        """Has `native` launch calls like this one from now on, if it can."""
+        """Has `native` launch calls like this one from now on, if it can, or once it can."""
+        extension = native.module()
+        if extension is None:
+            found.offered = not native.pending()
+            return
         if found.plan is None or found.like is None or not found.plan.compiled:
             return
         found.offered = True
         try:
             entry = native.entry_of(found.plan, *found.like)
-            table = self.table or native.module().Table(plan.MAX_PLANS, plan.MAX_TENSOR_MAPS)
+            table = self.table or extension.Table(plan.MAX_PLANS, plan.MAX_TENSOR_MAPS)
             table.keep(call, entry)
         except (ValueError, RuntimeError) as error:
             log.debug("calls like %s are launched by Python: %s", key, error)

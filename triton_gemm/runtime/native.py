@@ -50,6 +50,7 @@ TIMEOUT_S = 600.0  # for a build, by this process or another
 FORMATS = {"i1": "i", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "u1": "I", "u8": "B", "u16": "H", "u32": "I"}
 FORMATS |= {"u64": "Q", "fp32": "f", "f32": "f", "fp64": "d"}
 OVERSIZED = 228 * 1024  # bytes of shared memory from which newer versions of Triton launch otherwise
+BUILDING = "it is being built"
 Entry = tuple[object, ...]
 
 log = logging.getLogger("triton_gemm")
@@ -84,10 +85,15 @@ def module() -> Any:
     refused = why_not()
     if refused is None and torch.cuda.is_current_stream_capturing():
         return None
-    _begun, _why = True, refused or "it is being built"
+    _begun, _why = True, refused or BUILDING
     if refused is None:
         threading.Thread(target=_begin, name="triton_gemm native", daemon=True).start()
     return None
+
+
+def pending() -> bool:
+    """Whether there may be an extension later, where there is none."""
+    return not _begun or _why == BUILDING
 
 
 def state() -> str | None:
