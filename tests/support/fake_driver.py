@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
+import re
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +23,7 @@ from triton_gemm.runtime import native, plan, policies
 from triton_gemm.selection import generation
 
 HOPPER = device_of_capability((9, 0))
-FUNCTION = 0xF00D  # a kernel's handle
+FUNCTION = 0xF00D  # the handle of the first kernel
 # Of each of Triton's types of parameters, as its driver.c has them: how Python's value is packed.
 PACKED = {"i1": "i", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "fp32": "f", "f32": "f", "fp64": "d"}
 
@@ -65,6 +67,7 @@ class Driver:
     by_python: list[tuple[Any, list[Any]]] = field(default_factory=list)  # kernel and Triton's arguments
     answers: list[int] = field(default_factory=list)
     contexts: list[int] = field(default_factory=list)  # devices whose context was made current
+    functions: dict[int, list[int]] = field(default_factory=dict)  # the bytes of each parameter of a kernel, by handle
 
     def __post_init__(self) -> None:
         self.callbacks = LAUNCH(self._launch), WORDS(self._words)  # kept, for the extension calls them
@@ -74,7 +77,7 @@ class Driver:
         return tuple(ctypes.cast(x, ctypes.c_void_p).value or 0 for x in self.callbacks)
 
     def _launch(self, config: Any, function: int, parameters: Any, _: object) -> int:
-        assert function == FUNCTION
+        assert function in self.functions
         shown, sizes = config.contents, self.sizes[len(self.seen) % len(self.sizes)]
         attributes = []
         for i in range(shown.count):
@@ -98,7 +101,9 @@ class Driver:
 
 def types_of(kernel: Any) -> list[str]:
     """Of what Triton's launcher passes, in its words."""
-    flat = triton_driver.expand_signature(kernel.src.signature.values(), kernel.metadata.tensordesc_meta)
+    expand = triton_driver.expand_signature
+    of_nvidia = ["nvTmaDesc"][: len(inspect.signature(expand).parameters) - 2]  # from Triton 3.9 on
+    flat = expand(kernel.src.signature.values(), kernel.metadata.tensordesc_meta, *of_nvidia)
     return [x for x in flat if x != "constexpr"]
 
 
@@ -128,6 +133,13 @@ def launched(kernel: Any, grid: tuple[int, int, int], cluster: int) -> tuple[Any
     return (grid[0] * ctas, *grid[1:]), (32 * warps, 1, 1), shared, tuple(attributes)
 
 
+def sizes_in(ptx: str) -> list[int]:
+    """The bytes of each parameter of the kernel that PTX has."""
+    [parameters] = re.findall(r"\.visible \.entry \w+\((.*?)\)", ptx, re.DOTALL)
+    found = re.findall(r"\.param (?:\.align \d+ )?\.[a-z](\d+)[^,\[]*(?:\[(\d+)\])?", parameters)
+    return [int(bits) // 8 * int(count or 1) for bits, count in found]
+
+
 def tensor_map(address: int, **about: Any) -> bytes:
     """As the driver would encode it: other bytes for every address and layout."""
     return (struct.pack("Q", address) + repr(sorted(about.items())).encode()).ljust(128, b".")[:128]
@@ -146,7 +158,7 @@ def install(patch: pytest.MonkeyPatch, path: Path) -> Driver:
     context = (policies._context, policies.in_backward)
     extension = compat.load_native(path, *driver.addresses, vars(generation), *context, driver.contexts.append)
     patch.setattr(native, "_module", extension)
-    patch.setattr(native, "parameter_sizes", lambda _: None)
+    patch.setattr(native, "parameter_sizes", driver.functions.get)
     patch.setattr(native, "ensure_context", lambda _: None)
     patch.setattr(native, "bytes_of", lambda found: found)
     patch.setattr(native, "takes", lambda kernel, types: list(types) == types_of(kernel))
@@ -169,7 +181,9 @@ def install(patch: pytest.MonkeyPatch, path: Path) -> Driver:
             launch_cooperative_grid=found.metadata.launch_cooperative_grid, launch_pdl=found.metadata.launch_pdl
         )
         about = {"src": found.src, "metadata": found.metadata, "packed_metadata": found.packed_metadata}
-        return SimpleNamespace(**about, function=FUNCTION, run=run)
+        function = FUNCTION + len(driver.functions)
+        driver.functions[function] = sizes_in(found.asm["ptx"])
+        return SimpleNamespace(**about, function=function, run=run)
 
     patch.setattr(plan, "compiled", compiled)
     return driver

@@ -210,14 +210,16 @@ std::shared_ptr<Entry> find(const Table* table, const Call& call) {
   return nullptr;
 }
 
+CUstream stream_of(c10::Device device) {  // the current one
+  if (!device.is_cuda()) return nullptr;
+  const c10::impl::VirtualGuardImpl guard(c10::kCUDA);
+  return static_cast<CUstream>(guard.getStreamNativeHandle(guard.getStream(device)));
+}
+
 // Runs an entry. Null with an exception.
 PyObject* run(Entry& entry, Call& call, size_t most_maps) {
   const c10::Device device = call.operands[0]->device();
-  CUstream stream = nullptr;
-  if (device.is_cuda()) {
-    const c10::impl::VirtualGuardImpl guard(c10::kCUDA);
-    stream = static_cast<CUstream>(guard.getStreamNativeHandle(guard.getStream(device)));
-  }
+  const CUstream stream = stream_of(device);
   const bool given = call.out != nullptr;
   at::Tensor result = given ? *call.operands[2] : entry.result.make();
   uint64_t addresses[kOperands + 3 + kTemporaries];
@@ -289,6 +291,7 @@ PyObject* keep(PyObject* self, PyObject* given) {
     auto entry = std::make_shared<Entry>();
     if (!read(call, &PyTuple_GET_ITEM(arguments, 0))) return PyErr_Occurred() ? nullptr : Py_NewRef(Py_False);
     if (!parse(*entry, what, call.operands[0]->device())) return nullptr;
+    stream_of(call.operands[0]->device());  // or it says here that this torch has no such call
     entry->said = Reference(call.said), entry->request = Reference(call.request);
     entry->policy = std::move(call.policy);
     entry->words.assign(call.words, call.words + call.size);

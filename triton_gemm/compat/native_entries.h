@@ -152,7 +152,9 @@ bool parse(Entry& entry, PyObject* given, c10::Device device) {
   entry.plan = Reference(plan);
   if (workspace != Py_None) entry.workspace = Reference(workspace);
   entry.extents = {a, b, c};
-  if (!parse(entry.result, result, device) || PyTuple_GET_SIZE(temporaries) > kTemporaries) return false;
+  if (!parse(entry.result, result, device)) return false;
+  if (PyTuple_GET_SIZE(temporaries) > kTemporaries)
+    return PyErr_SetString(PyExc_ValueError, "too many temporaries"), false;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(temporaries); ++i)
     if (!parse(entry.temporaries.emplace_back(), PyTuple_GET_ITEM(temporaries, i), device)) return false;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(steps); ++i)
