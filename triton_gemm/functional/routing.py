@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Literal, get_args
 
 import torch
@@ -78,7 +78,7 @@ _counts: Counter[tuple[str, str]] = Counter()
 _lock = free_in_children(threading.Lock())
 
 _fast = FastPath()  # of calls under the innermost rule
-_faster: dict[tuple[object, ...], bool] = {}  # whether torch is by a table, under any rule, by the key of calls
+_faster: dict[tuple[object, ...], str] = {}  # why torch is, under any rule, by the key of calls; "" where it is not
 
 
 @hide_from_dynamo
@@ -129,8 +129,19 @@ def _enter(
         if _library is None:
             _library = _override()
         _rules.append(rule)
-        _fast = FastPath()  # another, for calls under way keep theirs in the old one
+        _fast = _fast_path()
     return rule
+
+
+@lru_cache(8)  # a training loop may enter an equal rule at every step
+def _made_under(rule: Rule | None) -> FastPath:
+    """The calls that were made under equal rules, or, for None, under those that keep none."""
+    return FastPath()
+
+
+def _fast_path() -> FastPath:
+    """Of calls under the innermost rule; what a predicate says may differ from call to call."""
+    return _made_under(_rules[-1] if _rules and _rules[-1].predicate is None else None)
 
 
 def _kinds(name: str, given: Kind | Collection[Kind]) -> frozenset[Kind]:
@@ -162,7 +173,7 @@ def _leave(rule: Rule | None) -> None:
                 raise RuntimeError("disable(): nothing is routed")
             rule = _rules[-1]
         _rules[:] = [x for x in _rules if x is not rule]
-        _fast = FastPath()
+        _fast = _fast_path()
         if not _rules and _library is not None and threading.active_count() == 1:
             withdraw(_library)
             _library = None
@@ -266,9 +277,9 @@ def _routed(name: str, overload: str) -> Callable[..., torch.Tensor]:
             if c is not None:
                 _counts[name, OURS] += 1
                 return c
-        why = BY_TABLE if fast.by_torch.get(key) else _stays(name, a, b, input, out, scalars)
+        why = fast.by_torch.get(key) or _stays(name, a, b, input, out, scalars)
         if why is None and _asks(rules, a):
-            why = _slower(a, b) or _by_table(fast, overload, a, b, input, out, request)
+            why = _faster_by_torch(fast, overload, a, b, input, out, request)
         if why is None:
             _warn_of_a_guess(a.device)
             request = Request(float(request.alpha), float(request.beta))
@@ -399,6 +410,30 @@ def _asks(rules: Sequence[Rule], a: torch.Tensor) -> bool:
     return bool(rules) and rules[0].predicate is None and a.dtype not in rules[0].only
 
 
+def _faster_by_torch(
+    fast: FastPath,
+    overload: str,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    input: torch.Tensor | None,
+    out: torch.Tensor | None,
+    request: Request,
+) -> str | None:
+    """That torch is faster, by the records or by a table of bits="any". Both are asked once about calls whose plan
+    would be the same."""
+    key = overload, plan.key_of(request, a, b, out, () if input is None else (input,))
+    why = _faster.get(key)
+    if why is None:
+        problem = ops.problem_of(a, b, input, out, request)
+        why = _slower(a, b) or ""
+        if not why and policies.current().bits == "any" and problem is not None:
+            why = BY_TABLE if policies.torch_is_faster(problem, plan.info_of(a.device)) else ""
+        plan.keep(_faster, key, why, plan.MAX_PLANS)
+    if why:
+        plan.keep(fast.by_torch, key, why, plan.MAX_PLANS)
+    return why or None
+
+
 def _slower(a: torch.Tensor, b: torch.Tensor) -> str | None:
     """That torch is faster by the records, unless a table has the product, or torch's bits would depend on its rows."""
     device = device_info(a.device)
@@ -416,30 +451,6 @@ def _slower(a: torch.Tensor, b: torch.Tensor) -> str | None:
     if plan.selection_of(a, b, c).source != "model":
         return None
     return f"{what} takes {1 / speed:.1f} times as long here, untuned"
-
-
-def _by_table(
-    fast: FastPath,
-    overload: str,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    input: torch.Tensor | None,
-    out: torch.Tensor | None,
-    request: Request,
-) -> str | None:
-    """That torch is faster by a table of bits="any", which is asked once about calls whose plan would be the same."""
-    if policies.current().bits != "any":
-        return None
-    key = overload, plan.key_of(request, a, b, out, () if input is None else (input,))
-    found = _faster.get(key)
-    if found is None:
-        problem = ops.problem_of(a, b, input, out, request)
-        found = problem is not None and policies.torch_is_faster(problem, plan.info_of(a.device))
-        plan.keep(_faster, key, found, plan.MAX_PLANS)
-    if not found:
-        return None
-    plan.keep(fast.by_torch, key, True, plan.MAX_PLANS)
-    return BY_TABLE
 
 
 @cache
