@@ -112,7 +112,7 @@ def _equals_product(trace: Trace, most: float = 2.0**-20) -> None:
 def _run(trace: Trace, exercise: Any, word: str, advice: str) -> None:
     """Runs an exercise, with advice for an error that has the word."""
     try:
-        trace.run(exercise.run, *trace.operands.values())
+        trace.run(exercise.run)
     except Exception as error:
         if word in (told := _told(error)):
             raise WrongError(told + advice) from None
@@ -152,8 +152,7 @@ def _with_solution(solution: Any, operands: dict[str, torch.Tensor], *more: Any)
 
 @_of("e01_coalesce")
 def _coalesce(exercise: Any, solution: Any) -> None:
-    trace = Trace(**_operands(64, 96, 8))
-    trace.run(exercise.run, *trace.operands.values())
+    trace = Trace(**_operands(64, 96, 8)).run(exercise.run)
     _equals_product(trace)
     for name, kind in (("a", "load"), ("b", "load"), ("c", "store")):
         most = max(access.sectors() for access in trace.of(name, kind))
@@ -182,8 +181,7 @@ def _tile(exercise: Any, solution: Any) -> None:
     if why is not None:
         raise WrongError(f"a tile of {m} x {n} x {k} does not fit: {why}.")
     M, N, K = max(m, 64), max(n, 64), max(k, 32)
-    trace = Trace(**_operands(M, N, K))
-    trace.run(exercise.run, *trace.operands.values())
+    trace = Trace(**_operands(M, N, K)).run(exercise.run)
     _equals_product(trace)
     read = 4 * sum(access.addresses.size for name in "ab" for access in trace.of(name))
     if 2 * M * N * K < 16 * read:
@@ -195,8 +193,7 @@ def _tile(exercise: Any, solution: Any) -> None:
 
 @_of("e04_group")
 def _group(exercise: Any, solution: Any) -> None:
-    trace = Trace(**_operands(160, 256, 16))
-    trace.run(exercise.run, *trace.operands.values())
+    trace = Trace(**_operands(160, 256, 16)).run(exercise.run)
     tiles = [found[0] for found in _tiles(trace).values()]
     _equals_product(trace)
     waves = [tiles[i : i + 16] for i in range(0, len(tiles), 16)]
@@ -212,8 +209,7 @@ def _group(exercise: Any, solution: Any) -> None:
 
 @_of("e05_beta")
 def _beta(exercise: Any, solution: Any) -> None:
-    trace = Trace(**_operands(32, 48, 64, torch.float16))
-    trace.run(exercise.run, *trace.operands.values(), 1.0, 0.0)
+    trace = Trace(**_operands(32, 48, 64, torch.float16)).run(exercise.run, 1.0, 0.0)
     if trace.of("c"):
         raise WrongError(
             f"C is read with beta = 0: {len(trace.of('c'))} loads. It holds NaN, and 0 times NaN is NaN. A load that "
@@ -223,7 +219,7 @@ def _beta(exercise: Any, solution: Any) -> None:
     trace = Trace(**_operands(32, 48, 64, torch.float16))
     trace.operands["c"].copy_(matrix(32, 48, torch.float16))
     wanted = _with_solution(solution, trace.operands, 0.7, -1.5)
-    trace.run(exercise.run, *trace.operands.values(), 0.7, -1.5)
+    trace.run(exercise.run, 0.7, -1.5)
     same = _same_bits(trace.operands["c"], wanted)
     if not same.all():
         raise WrongError(
@@ -291,8 +287,7 @@ def _accumulate(exercise: Any, solution: Any) -> None:
     operands["a"].fill_(1.0)
     operands["b"].fill_(1 / 32)  # a k-tile of 16 adds 0.5, but the first, which adds 2048
     operands["b"][:16].fill_(128.0)
-    trace = Trace(**operands)
-    trace.run(exercise.run, *operands.values())
+    trace = Trace(**operands).run(exercise.run)
     value = float(operands["c"][0, 0])
     if value == 2048:
         raise WrongError(
@@ -301,8 +296,7 @@ def _accumulate(exercise: Any, solution: Any) -> None:
         )
     operands = _operands(32, 48, 512, torch.float16)
     wanted = _with_solution(solution, operands)
-    trace = Trace(**operands)
-    trace.run(exercise.run, *operands.values())
+    trace = Trace(**operands).run(exercise.run)
     _equals_product(trace, 2.0**-8)
     same = _same_bits(operands["c"], wanted)
     if not same.all():
@@ -315,7 +309,7 @@ def _accumulate(exercise: Any, solution: Any) -> None:
 @_of("e09_split_k")
 def _split_k(exercise: Any, solution: Any) -> None:
     operands = {**_operands(16, 32, 200), "sums": matrix(48, 32, empty=True)}
-    trace = Trace(**operands).run(exercise.run, *operands.values())
+    trace = Trace(**operands).run(exercise.run)
     count = trace.counted("a")[0]  # two tiles of C read each element of A
     for k in (int(k) for k in (count != 2).nonzero()):
         times = "by no part" if count[k] == 0 else f"by {int(count[k]) // 2} of the 3 parts"
@@ -328,8 +322,7 @@ def _split_k(exercise: Any, solution: Any) -> None:
 
 @_of("e10_persistent")
 def _persistent(exercise: Any, solution: Any) -> None:
-    trace = Trace(**_operands(64, 48, 32))
-    trace.run(exercise.run, *trace.operands.values())
+    trace = Trace(**_operands(64, 48, 32)).run(exercise.run)
     found = _tiles(trace)
     _equals_product(trace)
     most = max(map(len, found.values()))
@@ -369,7 +362,7 @@ def _reads(access: Access, name: str) -> bool:
 def _swizzle(exercise: Any, solution: Any) -> None:
     x, out = matrix(64, 64, torch.float16), matrix(64, 64, torch.float16, empty=True)
     shared = torch.full((64 + 2 * HALO, 64), float("nan"), dtype=torch.float16)[HALO : HALO + 64]  # rows of 128 bytes
-    trace = Trace(x=x, shared=shared, out=out).run(exercise.run, x, shared, out)
+    trace = Trace(x=x, shared=shared, out=out).run(exercise.run)
     (store,) = trace.of("shared", "store")
     first, places = store.columns.reshape(64, 8, 8)[..., 0], store.columns.reshape(64, 64)
     rows = store.rows.reshape(64, 64)

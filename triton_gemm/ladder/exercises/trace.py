@@ -60,9 +60,10 @@ class Trace:
         self.operands = operands
         self.accesses: list[Access] = []
 
-    def run(self, function: Callable[..., None], *arguments: Any) -> Trace:
+    def run(self, function: Callable[..., None], *more: Any) -> Trace:
+        """Calls a function of the operands and `more`."""
         with watching(self._seen):
-            function(*arguments)
+            function(*self.operands.values(), *more)
         return self
 
     def of(self, operand: str, kind: str = "load") -> list[Access]:
