@@ -60,7 +60,7 @@ else
   endif
 endif
 
-.PHONY: help report bench test test-all mutants gpu-test gpu-fuzz gpu-battery check format release clean $(REMAKE) $(OTHER_VERSIONS)
+.PHONY: help report bench explore test test-all mutants gpu-test gpu-fuzz gpu-battery check format release clean $(REMAKE) $(OTHER_VERSIONS)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -134,6 +134,10 @@ report: $(READY) ## climb the ladder: measure and draw every rung, its CUDA twin
 bench: $(READY) ## measure suites of shapes against cuBLAS, on a GPU (ARGS='square mid --limit 5')
 	$(call need,torch triton numpy rich)
 	@'$(PY)' -m perf.bench $(or $(ARGS),all)
+
+explore: $(READY) ## write a page to play with, of what tiles cost on six GPUs, to build/explorer.html
+	$(call need,torch triton)
+	@'$(PY)' -m perf.ladder.explorer $(ARGS)
 
 # The interpreter is chosen when triton is imported, so its tests run in processes of their own.
 # With ARGS (-k, -m) a group may have nothing to run; without, that is an error.

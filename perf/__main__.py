@@ -11,6 +11,7 @@ COMMANDS = {
     "drift": "what other Tritons make of the kernels, against a record; needs no GPU",
     "heuristics": "compare the selected tiles and split-K with nvidia-matmul-heuristics; needs no GPU",
     "pages": "put the committed results into README.md and docs/",
+    "ladder.explorer": "write a page to play with: what tile, warps, stages and GROUP_M cost on six GPUs; needs no GPU",
     "ladder.counters": "launch one CUDA twin once, for Nsight Compute",
     "ladder.interpret": "run the rungs in Triton's interpreter, against fp64",
 }

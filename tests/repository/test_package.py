@@ -192,6 +192,13 @@ print(triton_gemm.report_routing(), triton_gemm.explain(a, b))
     assert "{('mm', 'triton_gemm'): 1} portable" in done.stdout
 
 
+def test_a_learner_needs_nothing_else(installed: Installed) -> None:
+    ladder = ("-m", "triton_gemm.ladder", "exercise")
+    for words, answer in ((("start",), "12 of 12 exercises copied"), (("check", "11"), "not filled in yet: ")):
+        done = installed.run(*ladder, *words)
+        assert answer in done.stdout, done.stderr
+
+
 def test_the_command_works(installed: Installed) -> None:
     command = installed.folder / "bin" / "triton-gemm"
     for how in ((command,), (installed.python, "-m", "triton_gemm")):

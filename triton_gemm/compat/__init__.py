@@ -5,6 +5,7 @@ itself, so that a version which breaks one is told apart from all else that then
 not from the modules:
 
 - `language`: whether Triton's interpreter runs kernels, and device functions that know it
+- `interpreter`: what kernels touch in Triton's interpreter
 - `gluon`: names of Gluon
 - `compiler`: compiles kernels for any GPU, here or not
 - `building`: what Triton builds with a C compiler, without a GPU's driver
@@ -82,6 +83,7 @@ from .gluon import (  # type: ignore[attr-defined]
     tma_load,
     tma_store,
 )
+from .interpreter import watching
 from .launching import TFLOAT32, launcher, left_out, loading, tensor_maps
 from .locks import free_in_children
 from .products import int_mm, scaled_mm
@@ -161,5 +163,6 @@ __all__ = [
     "tensor_maps",
     "tma_load",
     "tma_store",
+    "watching",
     "withdraw",
 ]
