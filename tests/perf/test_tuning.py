@@ -33,7 +33,11 @@ from triton_gemm.tuning.report import Again, ShapeReport, TuningReport
 from triton_gemm.tuning.rows import grid, of_weights
 
 H200 = named_device("h200")
-SHIPPED_FROM = ("listed", "llama-3-8b", "qwen-3-32b", "deepseek-v3-tp8")  # the H100's table: records, in this order
+# The shipped tables: of a folder of results the records, in this order.
+SHIPPED_FROM = {
+    "h100-80gb-hbm3": ("listed", "llama-3-8b", "qwen-3-32b", "deepseek-v3-tp8"),
+    "h200": ("llama-3-8b", "qwen-3-32b", "deepseek-v3-tp8"),
+}
 
 
 def test_what_is_drawn() -> None:
@@ -272,10 +276,11 @@ def test_a_table_is_rebuilt_from_a_record(
             command.main(wrong)
 
 
-def test_the_h100s_shipped_table_is_what_its_records_give(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("gpu", SHIPPED_FROM)
+def test_a_shipped_table_is_what_its_records_give(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (warp_specialised.choice, warp_specialised.host):
         monkeypatch.setattr(module, "CLUSTERS", True)  # as with the Triton that it was measured on
     monkeypatch.setattr(rebuild, "TRITON", "3.9")
-    folder = environment.RESULTS / "h100-80gb-hbm3/tuning/3.9.0"
-    table = rebuild.table_of(*(read_json(folder / f"{name}.json") for name in SHIPPED_FROM))
+    folder = environment.RESULTS / gpu / "tuning/3.9.0"
+    table = rebuild.table_of(*(read_json(folder / f"{name}.json") for name in SHIPPED_FROM[gpu]))
     assert table.text() == (SHIPPED / table.name).read_text() and len(table.entries) > 10
