@@ -7,7 +7,6 @@ rungs on pointers under `address_recorder`, and `gluon_on_cpu` runs k11.
 
 from __future__ import annotations
 
-import gc
 import inspect
 import json
 import sys
@@ -127,8 +126,6 @@ def swizzle(rows: int = 8, width: int = 64) -> list[list[int]]:
     ir.load_dialects(context)
     builder = gluon_ir.GluonOpBuilder(context)
     bases = builder.to_linear_layout(gl.NVMMASharedLayout(128, 16, 2)._to_ir(builder), [64, width]).offset_bases
-    del builder, context
-    gc.collect()
 
     def element(offset: int) -> tuple[int, int]:
         row = column = 0
