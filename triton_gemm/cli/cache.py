@@ -20,7 +20,7 @@ from . import output, words
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Tables of measured choices: see them, share them, check them. docs/tuning.md "
+    help="Tables of measured choices: see them, share them, check them. docs/tables.md "
     "says how they are used. `triton-gemm cache ls` shows where they are.",
 )
 

@@ -159,7 +159,7 @@ def batch_invariant(enabled: bool = True) -> Iterator[None]:
     environment of the whole process. enabled: False for a block without, within one or under that environment.
 
     A product raises RuntimeError where no kernel can multiply so many rows in that class of bits, from 65,536 rows on
-    at the earliest (docs/tuning.md).
+    at the earliest (docs/bits.md).
     """
     arguments.flag("batch_invariant", "enabled", enabled)
     with _within(current()._replace(batch_invariant=bool(enabled))):

@@ -30,10 +30,10 @@ class Selection:
         reason: its predicted time; where `explain` was asked that of the next best kernel, too.
         precision: "half" for fp16 and bf16, "fp64", "int8", "fp8", "fp8 fast", or how fp32 is multiplied: "ieee",
             "tf32", "tf32x3", "bf16x3", "bf16x6" or "bf16x9".
-        source: what chose it: "model", "user's table", "shipped table" or "tuner" (docs/tuning.md).
+        source: what chose it: "model", "user's table", "shipped table" or "tuner" (docs/choosing.md).
         device: the name of the GPU that it was asked for, where `explain` was asked.
         policy: that of the caller ("model", "cached", "tune" or "error"), where `explain` was asked.
-        bits: the class of bits, where `explain` was asked: on one GPU equal classes give equal bits (docs/tuning.md).
+        bits: the class of bits, where `explain` was asked: on one GPU equal classes give equal bits (docs/bits.md).
         batch_invariant: whether the class is the same for any number of rows.
         model: where the cost model's figures come from, where `explain` was asked: "calibrated", "shipped" or
             "derived".

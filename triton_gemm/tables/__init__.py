@@ -1,7 +1,7 @@
 """Tables: what was measured to be fastest, by problem, for each silicon, minor version of Triton and class of bits.
 
 A user's tables are in the folder `folder()`, shipped ones beside this file. A process reads them once, when it first
-plans a product, and again after it has changed one. docs/tuning.md is about their use, `files` about what is on disk.
+plans a product, and again after it has changed one. docs/tables.md is about their use, `files` about what is on disk.
 """
 
 from __future__ import annotations
