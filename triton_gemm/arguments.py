@@ -21,7 +21,7 @@ def tensor(function: str, argument: str, x: object) -> None:
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{function}(): argument {argument} must be Tensor, not {type(x).__name__}")
     if x.is_nested:
-        raise NotImplementedError(f"{function}(): argument {argument} is a nested tensor, and these are not taken")
+        raise NotImplementedError(f"{function}(): argument {argument} is a nested tensor, which is not supported")
 
 
 def number(function: str, name: str, x: object) -> float:
@@ -107,7 +107,7 @@ def counts(function: str, name: str, x: object) -> list[int]:
         count(name, number, 1)
         found[int(number)] = None
     if not found:
-        raise ValueError(f"{function}(): argument '{name}' must have at least one number, and is empty")
+        raise ValueError(f"{function}(): argument '{name}' must have at least one number, but is empty")
     return list(found)
 
 

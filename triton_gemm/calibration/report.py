@@ -76,14 +76,14 @@ class CalibrationReport:
         lines = [f"  {what}: {why}" for what, why in self.failed]
         lines += [f"  {name}: {before:.4g} -> {after:.4g}" for name, before, after in self.figures]
         lines.append(
-            f"{self.device}: {self.timed} candidates of {self.shapes} products timed, in {self.seconds:.0f} of "
+            f"{self.device}: {self.timed} candidates of {self.shapes} GEMMs timed, in {self.seconds:.0f} of "
             f"{self.budget:g} s, starting from the model {self.start.split(':')[0][:80]}"
         )
         if not math.isnan(self.error[0]):
             error, regret = ([f"{100 * x:.1f} %" for x in pair] for pair in (self.error, self.regret))
             lines.append(
-                f"of products that it was not fitted to: predictions are off by {error[0]} before, {error[1]} after; "
-                f"the picks are {regret[0]} slower than the fastest before, {regret[1]} after"
+                f"on held-out GEMMs: predictions are off by {error[0]} before, {error[1]} after; "
+                f"choices are {regret[0]} slower than the fastest before, {regret[1]} after"
             )
         told = {"kept": f"kept in {self.path}", "not kept": "not kept"}.get(self.outcome, self.outcome)
         lines.append(f"{told}{': ' if self.why else ''}{self.why}")

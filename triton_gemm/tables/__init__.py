@@ -488,7 +488,7 @@ def verify(device: DeviceInfo | None = None) -> list[Report]:
     """A report of every file of tables, and of all that was set aside: whether it is of the silicon of `device`, by
     default the current GPU, and of this version of Triton, and each entry legal there. Nothing changes."""
     arguments.instance("verify", "device", device, DeviceInfo, or_none=True)
-    reports = [Report(path, "user's table", 0, ("it is set aside",)) for path in set_aside()]
+    reports = [Report(path, "user's table", 0, ("it is quarantined",)) for path in set_aside()]
     device = device or current_device_info()
     for source, path, found in listed():
         faults, elsewhere = [found.wrong[1]] if found.wrong else [], ""

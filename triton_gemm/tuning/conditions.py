@@ -1,4 +1,4 @@
-"""Whether a GPU is fit to be measured: a reference product takes as long after a race as before it, and as long as it
+"""Whether a GPU is fit to be measured: a reference GEMM takes as long after a race as before it, and as long as it
 took at best, and nothing slows the clocks down."""
 
 from __future__ import annotations
@@ -29,13 +29,11 @@ def complaint(before: Conditions, after: Conditions, best_ms: float) -> str | No
         return f"the GPU is {' and '.join(slowed)}"
     spread = max(before.spread, after.spread)
     if spread > STEADY:
-        return f"a reference product takes {spread:.2f} times as long at times: the GPU is shared"
+        return f"a reference GEMM sometimes takes {spread:.2f} times as long: the GPU is shared"
     if _apart(before.ms, after.ms):
-        return f"a reference product took {1000 * before.ms:.3g} us before and {1000 * after.ms:.3g} us after"
+        return f"a reference GEMM took {1000 * before.ms:.3g} us before and {1000 * after.ms:.3g} us after"
     if min(before.ms, after.ms) > best_ms * (1 + TOLERANCE):
-        return (
-            f"a reference product takes {1000 * after.ms:.3g} us, and took {1000 * best_ms:.3g} us: the GPU is shared"
-        )
+        return f"a reference GEMM takes {1000 * after.ms:.3g} us, and took {1000 * best_ms:.3g} us: the GPU is shared"
     if before.mhz and after.mhz and _apart(before.mhz, after.mhz):
         return f"the clock was at {before.mhz} MHz before and {after.mhz} MHz after"
     return None

@@ -176,14 +176,16 @@ class TuningReport:
         )
         if not math.isnan(self.regret_before):
             before, after = 100 * self.regret_before, 100 * self.regret_after
-            lines.append(f"slower than the fastest that was timed: {before:.1f} % before, {after:.1f} % after")
+            lines.append(f"regret (slower than the fastest that was timed): {before:.1f} % before, {after:.1f} % after")
         if not math.isnan(self.same_again):
             same, near = 100 * self.same_again, 100 * self.within_1_percent
-            lines.append(f"raced again: {same:.0f} % were won by the same, {near:.0f} % within 1 % in time")
+            lines.append(f"tuned again: {same:.0f} % had the same winner, {near:.0f} % a winner within 1 %")
         if self.torch_faster:
-            lines.append(f"torch is faster for {self.torch_faster} of them: there use() has torch compute")
+            lines.append(f"torch is faster for {self.torch_faster} of them: use() leaves these to torch")
         if not math.isnan(self.served):
-            lines.append(f"tables serve {100 * self.served:.0f} % of the numbers of rows, the model the others")
+            lines.append(
+                f"tables serve {100 * self.served:.0f} % of the numbers of rows; the model chooses for the others"
+            )
         return "\n".join(lines)
 
 
@@ -249,7 +251,7 @@ class Comparison:
     def __str__(self) -> str:
         measured = [one for one in self.products if one.measured]
         width = max([7, *(len(problem_text(one.problem)) for one in measured)])
-        lines = [f"{'product':{width}}  {'  '.join(COLUMNS)}"] * bool(measured)
+        lines = [f"{'GEMM':{width}}  {'  '.join(COLUMNS)}"] * bool(measured)
         for one in measured:
             figures = [f"{one.calls}", f"{one.torch_us:.4g}", f"{one.ours_us:.4g}", f"{one.ratio:.3f}"]
             figures += [f"{100 * one.noise:.1f}", f"{one.torch_error:.1e}", f"{one.ours_error:.1e}"]
@@ -260,9 +262,9 @@ class Comparison:
         calls = sum(one.calls for one in measured)
         what = f"a step of your model, as recorded ({calls} calls)" if self.recorded else f"these {calls} calls"
         if not self.recorded and calls == len(measured):
-            what = "these products once each"
-        without = f", without {len(others)} of {len(self.products)} products" * bool(others)
-        times = f"{self.torch_ms:.4g} ms by torch, {self.ours_ms:.4g} by triton_gemm"
+            what = "these GEMMs once each"
+        without = f", without {len(others)} of {len(self.products)} GEMMs" * bool(others)
+        times = f"{self.torch_ms:.4g} ms with torch, {self.ours_ms:.4g} with triton_gemm"
         return "\n".join(
             [*lines, f"{what}{without}: {times}, on {self.device}" if measured else "nothing was measured"]
         )
