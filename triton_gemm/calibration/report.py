@@ -18,8 +18,15 @@ Outcome = Literal["kept", "not kept", "unchanged", "refused"]
 
 @dataclass(frozen=True)
 class Progress:
-    """number: of this product, from 1, of how many; timed: candidates so far; problem: that is timed now;
-    seconds_left: of the budget."""
+    """A step of `calibrate`.
+
+    Attributes:
+        number: Of this GEMM, from 1.
+        count: How many there are.
+        problem: The GEMM problem that is timed now.
+        timed: Candidates timed so far.
+        seconds_left: Of the budget.
+    """
 
     number: int
     count: int
@@ -30,15 +37,22 @@ class Progress:
 
 @dataclass(frozen=True)
 class CalibrationReport:
-    """What `calibrate` did.
+    """What `calibrate` did. `str()` is for people.
 
-    outcome: one of Outcome, and why, where it is "unchanged" or "refused"; device: the GPU's name; start: where the
-    model comes from that the fit began with; path: the file; budget, seconds: given, and taken; shapes, timed: products
-    and candidates that were timed; failed: candidates that could not be, and why; repeated: products whose times did
-    not count at first; error: the root mean square of the logarithms of predicted over measured times, of the model
-    before and after, each time of products that it was not fitted to (cross-validation); regret: how much longer the
-    models' choices took than the fastest timed candidates, of the same products; figures: (name, before, after) of
-    those that changed by 1 % or more. `str()` is for people.
+    Attributes:
+        outcome: One of `Outcome`.
+        device: The GPU's name.
+        start: The model that the fit started from.
+        budget, seconds: Given, and taken.
+        why: The reason, if the outcome is "unchanged" or "refused".
+        path: The file of the model.
+        shapes, timed: How many GEMMs and candidates were timed.
+        failed: Candidates that could not be timed, and why.
+        repeated: GEMMs whose times did not count at first.
+        error: Of the old and the new model, on held-out GEMMs (cross-validation): the root mean square of the
+            logarithms of predicted over measured times.
+        regret: Of both, on the same GEMMs: how much longer their choices took than the fastest candidates.
+        figures: (name, before, after) of each parameter that changed by 1 % or more.
     """
 
     outcome: Outcome

@@ -68,8 +68,7 @@ def device_of_capability(capability: tuple[int, int]) -> DeviceInfo:
 INTERPRETER = DeviceInfo("Triton's interpreter", (9, 0), 4, SHARED_MEMORY[9, 0])
 
 
-# An environment variable: the compute capability as whose GPU each is treated, to have what newer ones only can do
-# switched off: "8.0" leaves `warp_specialised` out.
+# This environment variable caps the compute capability used for selection: "8.0" disables `warp_specialised` on Hopper.
 CAPABILITY = "TRITON_GEMM_CAPABILITY"
 
 

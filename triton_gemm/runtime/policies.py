@@ -198,11 +198,15 @@ def in_backward() -> Policy | None:
 
 
 def set_tuner(tuner: Tuner | None) -> None:
-    """What the policy "tune" asks about a problem that no table has; None: nothing, which is an error then.
+    """Replaces what the policy "tune" calls for a GEMM problem without a table entry.
 
-    It is called while a product is planned, by one thread at a time, never while a graph is captured or a compiler
-    traces; products that it runs itself in that thread are the model's choice, and the bits that are asked for those of
-    the policy there. `import triton_gemm` sets `tuning`'s.
+    It is called while a GEMM is planned, by one thread at a time, never while a graph is captured or a compiler traces.
+    GEMMs that it runs itself in that thread use the model's choice, and the bits are those of the policy there. `import
+    triton_gemm` sets the tuner of `tuning`.
+
+    Args:
+        tuner: Takes the problem and the device, and returns the selection. None disables tuning: the policy "tune" then
+            raises RuntimeError.
     """
     global _tuner
     arguments.callback("set_tuner", "tuner", tuner)
