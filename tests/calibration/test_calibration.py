@@ -220,7 +220,7 @@ def test_what_fails_is_left_out_and_told() -> None:
     assert report.outcome == "kept" and report.shapes >= session.LEAST
     assert report.failed and all(tile in what and why == "spills" for what, why in report.failed)
     again = calibrated(Lab(OTHER, true), failure=lambda problem, way: broken(way))
-    assert {why for _, why in again.failed} <= {"left out: spills"} and "left out: spills" in str(again)
+    assert {why for _, why in again.failed} <= {"skipped: spills"} and "skipped: spills" in str(again)
 
 
 @pytest.mark.usefixtures("few")

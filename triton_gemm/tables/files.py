@@ -149,7 +149,7 @@ def parse(text: bytes) -> Contents:
         except WrongError as error:
             wrong.append(str(error))
     if wrong and wrong_file is None:
-        wrong_file = "wrong-entries", f"{len(wrong)} entries are none, the first because {wrong[0][:200]}"
+        wrong_file = "wrong-entries", f"{len(wrong)} entries are invalid, the first because {wrong[0][:200]}"
     return Contents(merge([table, *parts]), wrong_file)
 
 
