@@ -34,7 +34,7 @@ MENU = {
     "Reference": ["api", "cli", "What the wheel holds <package>", "../CHANGELOG"],
     "Contribute": ["../CONTRIBUTING", "adding-a-kernel", "adding-a-rung", "../tests/README", "log", "release"],
 }
-LINK = re.compile(r"\[([^]\n]+)\]\(([^)#\s]+)\)")
+LINK = re.compile(r"\[([^]\n]+)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 
 project = "triton_gemm"
 version = release = triton_gemm.__version__
@@ -53,10 +53,17 @@ html_theme = "furo"
 html_title = f"triton_gemm {version}"
 
 
+def _shown(link: re.Match[str], folder: Path) -> str:
+    """A link of a page of this folder: by the title of the page or section, not by the file's name. None to folders."""
+    text, target, anchor = link.groups("")
+    if (folder / target).is_dir():
+        return text
+    return f"[]({target}{anchor})" if text.endswith(".md") and target.endswith(text) else link[0]
+
+
 def _read(sphinx: Sphinx, page: str, source: list[str]) -> None:
-    """What only the site has: a menu on the first page, all options on that of the commands, no links to folders."""
-    folder = (ROOT / page).parent
-    source[0] = LINK.sub(lambda link: link[1] if (folder / link[2]).is_dir() else link[0], source[0])
+    """What only the site has: a menu on the first page, all options on that of the commands, titles in links."""
+    source[0] = LINK.sub(lambda link: _shown(link, (ROOT / page).parent), source[0])
     if page == root_doc:
         for caption, pages in MENU.items():
             lines = "\n".join(name.replace("<", "<docs/") if "<" in name else f"docs/{name}" for name in pages)
