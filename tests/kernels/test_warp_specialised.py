@@ -726,7 +726,7 @@ SHAPELESS = {
     "four-warpgroups": ({"BLOCK_M": 256, "num_warps": 16}, "one to three warpgroups multiply, not 16 warps"),
     "half-a-warpgroup's-rows": ({"num_warps": 8}, "each of 2 warpgroups has 64 or 128 rows, not a part of 64"),
     "more-rows": ({"BLOCK_M": 192}, "each of 1 warpgroups has 64 or 128 rows, not a part of 192"),
-    "k-of-three-quarters": ({"BLOCK_K": 96}, "BLOCK_K = 96 is no power of two"),
+    "k-of-three-quarters": ({"BLOCK_K": 96}, "BLOCK_K = 96 is not a power of two"),
 }
 
 

@@ -138,7 +138,7 @@ def test_the_wheel_asks_for_little_more_than_torch_and_triton(wheel: Wheel) -> N
     required = wheel.metadata.get_all("Requires-Dist", [])
     needed = {re.split(r"\W", line)[0] for line in required if "extra ==" not in line}
     assert needed == {"torch", "triton", "platformdirs", "filelock"}
-    assert set(wheel.metadata.get_all("Provides-Extra", [])) == {"cli", "interpreter", "dev"}
+    assert set(wheel.metadata.get_all("Provides-Extra", [])) == {"cli", "interpreter", "docs", "dev"}
 
 
 def test_dev_brings_what_the_repository_imports(source: Path, wheel: Wheel) -> None:

@@ -437,7 +437,7 @@ def test_values_are_read_within_their_bounds() -> None:
             found = records.read(kind, value)
             assert found == (tuple(value) if isinstance(value, list) else value)
         for value in refused:
-            with pytest.raises(records.WrongError, match="is no "):
+            with pytest.raises(records.WrongError, match="is not a valid "):
                 records.read(kind, value)
 
 

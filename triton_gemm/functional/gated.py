@@ -94,7 +94,7 @@ def _compute(
 def _kernel(a: torch.Tensor, b: torch.Tensor, gate: torch.Tensor, *rest: Any) -> torch.Tensor:
     """`_compute` for the dispatcher, whose callers may have checked nothing."""
     if not a.dtype == b.dtype == gate.dtype or b.shape != gate.shape:
-        raise RuntimeError(f"gated_gemm: {b.dtype}{list(b.shape)} and {gate.dtype}{list(gate.shape)} are no pair")
+        raise RuntimeError(f"gated_gemm: {b.dtype}{list(b.shape)} and {gate.dtype}{list(gate.shape)} do not match")
     return _compute(a, b, gate, *rest)
 
 

@@ -62,7 +62,7 @@ class Rule:
         for kind in (name, a.dtype):
             same = {x for x in self.only if isinstance(x, type(kind))}
             if (same and kind not in same) or kind in self.exclude:
-                return f"{kind} is not to be routed"
+                return f"{kind} is excluded"
         if self.predicate is None:
             return None
         try:
@@ -89,20 +89,26 @@ def enable(
     predicate: Wanted | None = None,
     first_calls: FirstCalls = "same bits",
 ) -> None:
-    """Routes torch's mm, bmm, addmm and baddbmm, and with them matmul and linear of matrices and their derivatives, to
-    triton_gemm, in every thread, until `disable`.
+    """Runs torch's mm, bmm, addmm and baddbmm on triton_gemm, in every thread, until `disable`.
 
-    only, exclude: a name of those ("addmm") or a dtype, or several, that are routed alone, or not; predicate(op, a, b):
-    whether to route a call. What triton_gemm cannot take stays torch's, and what a table of bits="any" says torch is
-    faster at, but for dtypes of `only` and with a predicate. The innermost rule counts.
+    With these also matmul and linear of matrices and all derivatives, because torch makes them of these four, and some
+    others (docs/routing.md). torch keeps the calls that triton_gemm cannot compute, and those for which a table of
+    bits="any" says that torch is faster, but for dtypes in `only` and with a predicate. If rules are nested, the
+    innermost counts.
 
-    first_calls: what a call runs on whose kernel is not compiled yet. "same bits": a loaded kernel that gives the bits
-    of its own, and else it waits for the compiler. "torch": such a kernel, and else torch's, with torch's bits. A call
-    still waits while a CUDA graph is captured, and where nothing can be compiled in the background.
+    Args:
+        only: The name of an operator ("addmm") or a dtype, or several: only these are routed.
+        exclude: The same: these are not routed.
+        predicate: predicate(op, a, b) says whether to route a call.
+        first_calls: What runs if a call's kernel is not compiled yet. "same bits": a loaded kernel with the same bits,
+            and if there is none the call waits for the compiler. "torch": such a kernel, and if there is none torch's,
+            with torch's bits. A call always waits while a CUDA graph is captured, and if nothing can be compiled in the
+            background.
 
-    Raises ValueError for other names, and RuntimeError where torch sees no CUDA device, unless TRITON_INTERPRET=1 was
-    set before Python started; for first_calls="torch" ValueError where TRITON_GEMM_BACKGROUND=0, and RuntimeError under
-    batch invariance, here and at every product.
+    Raises:
+        ValueError: An unknown name, or first_calls="torch" with TRITON_GEMM_BACKGROUND=0.
+        RuntimeError: torch sees no CUDA device (unless TRITON_INTERPRET=1 was set before Python started), or
+            first_calls="torch" under batch invariance, here and at every call.
     """
     _enter(only, exclude, predicate, first_calls)
 
@@ -122,8 +128,8 @@ def _enter(
             raise ValueError('first_calls="torch" compiles in the background, which TRITON_GEMM_BACKGROUND=0 turns off')
     if not INTERPRETED and torch.cuda.device_count() == 0:
         raise RuntimeError(
-            f"triton_gemm routes products on CUDA devices, and torch {torch.__version__} sees none here; to route "
-            "products of CPU tensors to Triton's interpreter, set TRITON_INTERPRET=1 before Python starts"
+            f"triton_gemm routes calls on CUDA devices, and torch {torch.__version__} sees none here; to route "
+            "CPU tensors to Triton's interpreter, set TRITON_INTERPRET=1 before Python starts"
         )
     with _lock:
         if _library is None:
@@ -159,7 +165,11 @@ def _kinds(name: str, given: Kind | Collection[Kind]) -> frozenset[Kind]:
 
 @hide_from_dynamo
 def disable() -> None:
-    """Takes the innermost `enable` back; RuntimeError where there is none."""
+    """Ends the innermost `enable`.
+
+    Raises:
+        RuntimeError: Nothing is routed.
+    """
     _leave(None)
 
 
@@ -187,9 +197,14 @@ def use(
     predicate: Wanted | None = None,
     first_calls: FirstCalls = "same bits",
 ) -> Iterator[None]:
-    """`enable` for a block: in `with triton_gemm.use():` torch's mm, bmm, addmm and baddbmm, and with them matmul,
-    linear and their derivatives, run on triton_gemm, in every thread. only, exclude, predicate, first_calls: as in
-    `enable`."""
+    """`enable` for a block: `with triton_gemm.use(): model(x)`.
+
+    Args:
+        only, exclude, predicate, first_calls: As in `enable`.
+
+    Raises:
+        ValueError, RuntimeError: As `enable`.
+    """
     rule = _enter(only, exclude, predicate, first_calls)
     try:
         yield
@@ -215,8 +230,14 @@ def first_calls() -> FirstCalls:
 
 @hide_from_dynamo
 def report_routing(*, reset: bool = False) -> dict[tuple[str, str], int]:
-    """How many calls of each operator went where, since the start or the last reset: {("addmm", "triton_gemm"): 12,
-    ("mm", "torch: int64 is not computed"): 1}."""
+    """Counts the calls of each operator by where they ran, and why torch kept some.
+
+    Args:
+        reset: Whether to start again from zero afterwards.
+
+    Returns:
+        For example {("addmm", "triton_gemm"): 12, ("mm", "torch: int64 is not computed"): 1}.
+    """
     arguments.flag("report_routing", "reset", reset)
     found = dict(sorted(_counts.items()))
     if reset:

@@ -219,7 +219,7 @@ def _shapeless(config: Config) -> str | None:
     if config.BLOCK_M not in (64 * consumers, 128 * consumers):
         return f"each of {consumers} warpgroups has 64 or 128 rows, not a part of {config.BLOCK_M}"
     if config.BLOCK_K & config.BLOCK_K - 1:
-        return f"BLOCK_K = {config.BLOCK_K} is no power of two"
+        return f"BLOCK_K = {config.BLOCK_K} is not a power of two"
     if config.num_stages < 2:  # consumers give a slot back while the next one's products run
         return "a ring has two stages at least"
     return None
