@@ -204,6 +204,7 @@ docs: $(READY) ## build the site of these documents, in build/site; a warning is
 	@'$(PY)' -c 'import sys; sys.version_info >= (3, 11) or sys.exit("error: the site needs Python 3.11: PYTHON=...")'
 	@rm -rf build/site
 	@'$(PY)' -m sphinx --fresh-env --fail-on-warning --keep-going --quiet -c docs -d build/site-cache . build/site $(ARGS)
+	@'$(PY)' -m perf.ladder.explorer --out build/site/explorer.html
 	@echo "The site: build/site/index.html"
 
 format: $(READY) ## rewrite the sources as ruff and clang-format want them

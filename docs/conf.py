@@ -68,6 +68,8 @@ def _read(sphinx: Sphinx, page: str, source: list[str]) -> None:
         for caption, pages in MENU.items():
             lines = "\n".join(name.replace("<", "<docs/") if "<" in name else f"docs/{name}" for name in pages)
             source[0] += f"\n```{{toctree}}\n:hidden:\n:glob:\n:caption: {caption}\n\n{lines}\n```\n"
+    elif page == "docs/ladder":  # which `make docs` puts beside the pages
+        source[0] = source[0].replace("`build/explorer.html`", '<a href="../explorer.html">explorer.html</a>')
     elif page == "docs/cli":
         command = typer.main.get_command(commands)
         options = get_docs_for_click(obj=command, ctx=typer.Context(command), name="triton-gemm")
