@@ -155,6 +155,27 @@ def activated_bmm(
     return _of_one_rank("bmm", rules.bmm, input, mat2, out_dtype, None, precision, batch_invariant, activation)
 
 
+def gated_bmm(
+    input: torch.Tensor,
+    mat2: torch.Tensor,
+    gate: torch.Tensor,
+    activation: str,
+    out_dtype: torch.dtype | None,
+    precision: Precision | None,
+    batch_invariant: bool | None,
+) -> torch.Tensor:
+    """activation(bmm(input, gate)) * bmm(input, mat2) of shapes that go together; with an out_dtype by two products."""
+    if out_dtype is not None:
+        before, up = (activated_bmm(input, x, None, out_dtype, precision, batch_invariant) for x in (gate, mat2))
+        return ACTIVATIONS[activation](before) * up
+    a, b, gate = _autocast(input, mat2, gate)
+    rules.computable("bmm", a, b, dtypes=FLOATING, devices=("cuda", "cpu", "meta"))
+    rules.precision("bmm", precision, a.dtype)
+    if batch_invariant is not None:
+        arguments.flag("bmm", "batch_invariant", batch_invariant)
+    return gated.gated_gemm(a, b, gate, None, None, activation, precision, batch_invariant)
+
+
 def _of_one_rank(
     function: str,
     check: Callable[[torch.Tensor, torch.Tensor], None],
@@ -407,15 +428,13 @@ def _gated(
     batch_invariant: bool | None,
 ) -> torch.Tensor:
     """`linear` with a gate, without the residual that follows."""
-    arguments.one_of("linear", "activation", activation, tuple(GATES))
-    assert activation is not None
+    of_gate = rules.gate("linear", activation, gate, "[N, K] each: weight")
+    assert gate is not None
     more = {"bias": bias, "gate": gate, "gate_bias": gate_bias, "residual": residual}
-    if gate is None:
-        raise ValueError(f"linear(): {activation} takes two weights, [N, K] each: weight and gate, and gate is missing")
     arguments.tensors("linear", input=input, weight=up, **{name: x for name, x in more.items() if x is not None})
     if precision is None and batch_invariant is None and override_functions(input, up, gate, bias, gate_bias):
         product = torch.nn.functional.linear
-        return ACTIVATIONS[GATES[activation]](product(input, gate, gate_bias)) * product(input, up, bias)
+        return ACTIVATIONS[of_gate](product(input, gate, gate_bias)) * product(input, up, bias)
     a, up, gate = _autocast(input, up, gate)
     bias, gate_bias = (None if x is None else _autocast(x)[0] for x in (bias, gate_bias))
     rules.gated("linear", a, up, gate, bias, gate_bias)
@@ -425,7 +444,6 @@ def _gated(
     if batch_invariant is not None:
         arguments.flag("linear", "batch_invariant", batch_invariant)
     a, b, vectors = _matrices(a, up.t())
-    of_gate = GATES[activation]
     return _without(gated.gated_gemm(a, b, gate.t(), bias, gate_bias, of_gate, precision, batch_invariant), vectors)
 
 
