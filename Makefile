@@ -60,7 +60,7 @@ else
   endif
 endif
 
-.PHONY: help report bench test test-all mutants gpu-test gpu-fuzz gpu-battery check format release clean $(REMAKE) $(OTHER_VERSIONS)
+.PHONY: help report bench explore docs test test-all mutants gpu-test gpu-fuzz gpu-battery check format release clean $(REMAKE) $(OTHER_VERSIONS)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -109,9 +109,9 @@ $(VENV)/.complete: pyproject.toml $(VERSIONS) constraints-tools.txt
 	  mkdir -p '$(VENV)'; : >'$(VENV)/.made-by-make'; \
 	  '$(PYTHON)' -m venv '$(VENV)'; \
 	fi; \
-	echo "==> installing triton_gemm[dev] as $(VERSIONS) says (the first time takes minutes)"; \
+	echo "==> installing triton_gemm[dev,docs] as $(VERSIONS) says (the first time takes minutes)"; \
 	: >'$(VENV)/.changing'; \
-	'$(PY)' -m pip install --disable-pip-version-check --no-input -e '.[dev]' -c '$(VERSIONS)' || { \
+	'$(PY)' -m pip install --disable-pip-version-check --no-input -e '.[dev,docs]' -c '$(VERSIONS)' || { \
 	  rm -f '$(VENV)/.changing'; \
 	  echo "error: the installation failed; what pip said is above. The next make tries it again." >&2; exit 1; }; \
 	echo '$(VERSIONS)' >'$@'; rm -f '$(VENV)/.changing'
@@ -134,6 +134,10 @@ report: $(READY) ## climb the ladder: measure and draw every rung, its CUDA twin
 bench: $(READY) ## measure suites of shapes against cuBLAS, on a GPU (ARGS='square mid --limit 5')
 	$(call need,torch triton numpy rich)
 	@'$(PY)' -m perf.bench $(or $(ARGS),all)
+
+explore: $(READY) ## write a page to play with, of what tiles cost on six GPUs, to build/explorer.html
+	$(call need,torch triton)
+	@'$(PY)' -m perf.ladder.explorer $(ARGS)
 
 # The interpreter is chosen when triton is imported, so its tests run in processes of their own.
 # With ARGS (-k, -m) a group may have nothing to run; without, that is an error.
@@ -194,6 +198,14 @@ check: $(READY) ## format, lint, types and layers; changes nothing
 	step lint-imports '$(BIN)lint-imports' --no-cache --no-logo; \
 	if [ -n "$$failed" ]; then echo "FAILED:$$failed. 'make format' mends formatting."; exit 1; fi; \
 	echo "All checks passed."
+
+docs: $(READY) ## build the site of these documents, in build/site; a warning is an error
+	$(call need,sphinx myst_parser furo torch triton typer)
+	@'$(PY)' -c 'import sys; sys.version_info >= (3, 11) or sys.exit("error: the site needs Python 3.11: PYTHON=...")'
+	@rm -rf build/site
+	@'$(PY)' -m sphinx --fresh-env --fail-on-warning --keep-going --quiet -c docs -d build/site-cache . build/site $(ARGS)
+	@'$(PY)' -m perf.ladder.explorer --out build/site/explorer.html
+	@echo "The site: build/site/index.html"
 
 format: $(READY) ## rewrite the sources as ruff and clang-format want them
 	$(call need,ruff)

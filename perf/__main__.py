@@ -3,7 +3,7 @@
 COMMANDS = {
     "report": "climb the ladder: every rung, its CUDA twin and cuBLAS; static facts without a GPU",
     "bench": "suites of shapes against cuBLAS; --list shows them without a GPU",
-    "accuracy": "errors of every kernel, precision and class of bits against fp64; small products without a GPU",
+    "accuracy": "errors of every kernel, precision and bit class against fp64; small products without a GPU",
     "battery": "all that shows the kernels to be right on a GPU, in one table",
     "calibrate": "measure and fit the constants of the cost model",
     "tuning": "what the model's choices lose, and what tune finds, on products listed and drawn",
@@ -11,6 +11,7 @@ COMMANDS = {
     "drift": "what other Tritons make of the kernels, against a record; needs no GPU",
     "heuristics": "compare the selected tiles and split-K with nvidia-matmul-heuristics; needs no GPU",
     "pages": "put the committed results into README.md and docs/",
+    "ladder.explorer": "write a page to play with: what tile, warps, stages and GROUP_M cost on six GPUs; needs no GPU",
     "ladder.counters": "launch one CUDA twin once, for Nsight Compute",
     "ladder.interpret": "run the rungs in Triton's interpreter, against fp64",
 }

@@ -38,7 +38,7 @@ COLUMNS = ("check", "what is tried", "cases", "failures", "planted bugs found", 
 # Name, what is tried, and a regular expression of the tests' names; what takes longest first.
 SECTIONS = {
     "fuzzing": ("products drawn at random, called in any order, against fp64", r"fuzz_gpu.*for_minutes"),
-    "numerics": ("every kernel, precision and class of bits on hard matrices, against a bound", r"test_accuracy_gpu"),
+    "numerics": ("every kernel, precision and bit class on hard matrices, against a bound", r"test_accuracy_gpu"),
     "ConSan": ("shared memory and barriers, of kernels and rungs without PTX of their own", r"test_consan"),
     "large offsets": ("operands and results that span more than 2^31 elements, and bytes", r"windows_gpu.*(span|far)"),
     "windows": (

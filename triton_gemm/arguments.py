@@ -1,4 +1,4 @@
-"""Checks of single arguments, of any function: each raises, as torch words it, for what is no such argument."""
+"""Checks of single arguments of any function. Each raises an error in torch's words for an invalid one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 
 def tensors(function: str, **arguments: object) -> None:
-    """Whether the first arguments of `function`, in their order, are tensors."""
+    """Raise unless the first arguments of `function`, in their order, are tensors."""
     for position, (name, x) in enumerate(arguments.items(), 1):
         tensor(function, f"'{name}' (position {position})", x)
 
@@ -21,7 +21,7 @@ def tensor(function: str, argument: str, x: object) -> None:
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{function}(): argument {argument} must be Tensor, not {type(x).__name__}")
     if x.is_nested:
-        raise NotImplementedError(f"{function}(): argument {argument} is a nested tensor, and these are not taken")
+        raise NotImplementedError(f"{function}(): argument {argument} is a nested tensor, which is not supported")
 
 
 def number(function: str, name: str, x: object) -> float:
@@ -43,13 +43,13 @@ def number(function: str, name: str, x: object) -> float:
 
 
 def flag(function: str, name: str, x: object, *, or_none: bool = False) -> None:
-    """Whether x is a bool, as torch takes them: no number and no word, but NumPy's bool too."""
+    """Raise TypeError unless x is a bool, or NumPy's, as torch takes them."""
     if not (isinstance(x, bool) or (or_none and x is None) or type(x).__name__ in ("bool", "bool_")):
         raise TypeError(f"{function}(): argument '{name}' must be bool{' or None' * or_none}, not {type(x).__name__}")
 
 
 def callback(function: str, name: str, x: object, *parameters: str) -> None:
-    """Whether x can be called, or is None; with `parameters`, as far as its signature is known."""
+    """Raise TypeError unless x is None or can be called, with `parameters` as far as its signature is known."""
     if x is None:
         return
     if not callable(x):
@@ -63,20 +63,20 @@ def callback(function: str, name: str, x: object, *parameters: str) -> None:
 
 
 def instance(function: str, name: str, x: object, kind: type, *, or_none: bool = False) -> None:
-    """Whether x is of a class."""
+    """Raise TypeError unless x is an instance of a class."""
     if not (isinstance(x, kind) or (or_none and x is None)):
         what = f"{kind.__name__}{' or None' * or_none}"
         raise TypeError(f"{function}(): argument '{name}' must be {what}, not {type(x).__name__}")
 
 
 def several(function: str, name: str, x: object) -> None:
-    """Whether x can be gone through, and is no word."""
+    """Raise TypeError unless x is an iterable, but not a string."""
     if not isinstance(x, Iterable) or isinstance(x, (str, bytes)):
         raise TypeError(f"{function}(): argument '{name}' must be a collection, not {type(x).__name__}")
 
 
 def positive(function: str, name: str, x: object) -> float:
-    """x as a number, which is more than 0 and finite."""
+    """x as a number. Raise ValueError unless it is above 0 and finite."""
     found = number(function, name, x)
     if not 0 < found < math.inf:
         raise ValueError(f"{function}(): {name} must be a positive number, not {x!r}")
@@ -84,13 +84,13 @@ def positive(function: str, name: str, x: object) -> float:
 
 
 def dtype(x: object, name: str = "out_dtype") -> None:
-    """Whether x is a dtype, for the argument of that name."""
+    """Raise TypeError unless x is a dtype, for the argument of that name."""
     if not isinstance(x, torch.dtype):
         raise TypeError(f"argument '{name}' must be torch.dtype, not {type(x).__name__}")
 
 
 def count(name: str, x: object, least: int = 0) -> None:
-    """Whether x is a whole number, at least so much."""
+    """Raise unless x is a whole number of at least that size."""
     if not isinstance(x, (Integral, torch.SymInt)) or isinstance(x, bool):
         raise TypeError(f"argument '{name}' must be int, not {type(x).__name__}")
     if x < least:
@@ -107,11 +107,11 @@ def counts(function: str, name: str, x: object) -> list[int]:
         count(name, number, 1)
         found[int(number)] = None
     if not found:
-        raise ValueError(f"{function}(): argument '{name}' must have at least one number, and is empty")
+        raise ValueError(f"{function}(): argument '{name}' must have at least one number, but is empty")
     return list(found)
 
 
 def one_of(function: str, name: str, x: object, allowed: Sequence[str], *, or_none: bool = False) -> None:
-    """Whether x is one of the words that an argument may be."""
+    """Raise ValueError unless x is one of the allowed words."""
     if not ((isinstance(x, str) and x in allowed) or (or_none and x is None)):
         raise ValueError(f"{function}(): {name} must be one of {', '.join(allowed)}{' or None' * or_none}, not {x!r}")

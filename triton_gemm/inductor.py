@@ -32,15 +32,17 @@ _take_back: Callable[[], None] | None = None
 
 
 def register() -> None:
-    """Offers the package's mm, addmm, bmm and baddbmm to Inductor's autotuning (`mode="max-autotune"` and the like),
-    wherever that times torch's own: floating dtypes that matmul takes, on CUDA from compute capability 8.0 on, in
-    graphs that Python runs. Call it before the first compiled call; a second time does nothing.
+    """Offers the package's mm, addmm, bmm and baddbmm to Inductor's autotuning (`mode="max-autotune"` and the like).
+
+    It does so wherever Inductor times torch's own: for floating dtypes that matmul takes, on CUDA from compute
+    capability 8.0 on, in graphs that Python runs. Call it before the first compiled call; a second call does nothing.
 
     It adds to `torch.compiler.config.cache_key_tag`, so that compiled graphs are cached apart from those for which
-    nothing was offered. A process that registers finds the graphs of earlier ones that did, and need not tune again.
-    Newer versions of torch keep their settings, this one too, for each thread: register in each that compiles.
+    nothing was offered. Another process that registers finds these graphs, and does not tune again. Newer versions of
+    torch keep their settings for each thread: register in each thread that compiles.
 
-    Raises RuntimeError where torch's Inductor is not as expected.
+    Raises:
+        RuntimeError: torch's Inductor is not as expected.
     """
     global _take_back
     with _lock:
@@ -52,7 +54,7 @@ def register() -> None:
 
 
 def unregister() -> None:
-    """Undoes `register`. Functions that were compiled meanwhile stay as they are."""
+    """Undoes `register`. Compiled functions stay as they are."""
     global _take_back
     with _lock:
         if _take_back is not None:

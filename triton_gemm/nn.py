@@ -13,16 +13,19 @@ from .problem import Activation
 
 
 class Linear(torch.nn.Linear):
-    """`torch.nn.Linear` computed by `triton_gemm.linear`, input [.., in_features] to [.., out_features], with the same
-    parameters, initialisation and state dict, and three more arguments:
+    """`torch.nn.Linear` computed by `triton_gemm.linear`, with the same parameters, initialisation and state dict.
 
-    activation: None, or what is applied to the result in the same kernel (with gradients: after it), "relu", "gelu"
-    (with erf), "gelu_tanh" or "silu".
-    precision: as in `triton_gemm.matmul`. For fp32 parameters only.
-    batch_invariant: as in `triton_gemm.matmul`; rows are all leading dimensions of the input together.
+    It maps input [.., in_features] to [.., out_features]. Parameters and input are fp32, fp16, bf16 or fp64. A call
+    raises what `triton_gemm.linear` raises.
 
-    Parameters and input are fp32, fp16, bf16 or fp64. Raises ValueError for an activation or a precision that does not
-    fit; called, what `triton_gemm.linear` raises.
+    Args:
+        in_features, out_features, bias, device, dtype: As in `torch.nn.Linear`.
+        activation: None, "relu", "gelu" (with erf), "gelu_tanh" or "silu", in the same kernel; with gradients after it.
+        precision: As in `triton_gemm.matmul`, for fp32 parameters only.
+        batch_invariant: As in `triton_gemm.matmul`. Rows are all leading dimensions of the input together.
+
+    Raises:
+        ValueError: An activation or a precision that does not fit.
     """
 
     def __init__(

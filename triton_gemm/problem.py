@@ -123,8 +123,8 @@ class GemmProblem:
     (one for 1 x 128 of A and 128 x 128 of B). residual: whether beta C is added to what the activation gives, not
     before it; without an activation there is no difference, and it is False.
 
-    gate: whether c = activation(a @ gate + gate_bias) * (a @ b + bias), of a second matrix that lies as b does; then
-    bias is None or "n".
+    gate: whether c = activation(a @ gate + gate_bias) * (a @ b + bias), of a second matrix, or one for each group of
+    rows, that lies as b does; then bias is None or "n".
 
     groups: None, or the dimension that is cut into `batch` groups whose ends are in the GPU's memory: "m", where a is
     [M, K] and c [M, N] and each group of rows has a matrix of b for its own, or "k", where a is [M, K] and b [K, N] and

@@ -16,7 +16,7 @@ from perf.measure.environment import slug
 FOLDER = "accuracy"
 NOTHING = "No accuracy is committed yet; `python -m perf.accuracy` on a GPU measures it."
 COLUMNS = ("products", "kernel", "classes", *ERRORS, "exact, NaN, infinity")
-LONG_COLUMNS = ("products", "kernel", "class of bits", "normal", "positive", "exact, NaN")
+LONG_COLUMNS = ("products", "kernel", "bit class", "normal", "positive", "exact, NaN")
 
 Record = Mapping[str, Any]
 
@@ -77,7 +77,7 @@ def said(record: Record) -> str:
         rules = "K = 0, alpha = 0 and beta = 0 were not measured"
     elif _wrong(record["ends"]) != "right":
         rules = f"K = 0, alpha = 0 and beta = 0: {_wrong(record['ends'])}"
-    return f"{products:,} products of {classes} kernels and classes of bits; {len(record['failed'])} failures. {rules}."
+    return f"{products:,} products of {classes} kernels and bit classes; {len(record['failed'])} failures. {rules}."
 
 
 def text(record: Record) -> str:

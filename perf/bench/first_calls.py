@@ -52,7 +52,7 @@ COLUMNS = (
     "all calls, s",
     f"over {SLOW_MS:.0f} ms",
     "longest, ms",
-    "open a class of bits",
+    "open a bit class",
     f"over {SLOW_MS:.0f} ms, open none",
     "all compiled after, s",
     "last pass, s",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from perf.common import formats
 from perf.ladder import autotuner, static, tables, views
+from perf.ladder.drawings.pictures import shown
 from perf.ladder.record import COUNTERS, Counters, Record
 from perf.ladder.rungs_and_twins import MODE_TITLES
 from perf.measure.environment import origin
@@ -165,6 +166,11 @@ def _cpu_sections(record: Record, pictures: set[str]) -> Iterator[str]:
     )
     if record.failures():
         yield "## Failed\n\n" + _bullets(record.failures())
+    ran = {facts.rung for facts in record.static.values()} | {row.rung for row in record.interpreter.values()}
+    drawings = [(rung, shown(rung.id, record.folder)) for rung in LADDER if rung.name in ran]
+    if any(drawing for _, drawing in drawings):
+        yield "## What the rungs do"
+        yield from (f"### {rung.id} {rung.title}\n\n{drawing}" for rung, drawing in drawings if drawing)
     if record.interpreter:
         yield "## Right or wrong: every rung in the interpreter, against fp64"
         yield tables.interpreter(record)

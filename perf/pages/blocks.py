@@ -17,6 +17,7 @@ from perf.bench.scores import Sweep
 from perf.common import formats
 from perf.ladder import autotuner, published, report_page, views
 from perf.ladder import tables as ladder_tables
+from perf.ladder.drawings import pictures
 from perf.ladder.record import Record
 from perf.ladder.rungs_and_twins import MODES
 from perf.measure import environment
@@ -52,12 +53,13 @@ def filled(text: str, results: Results, folder: Path) -> str:
 
 
 def _rung(rung: Rung, results: Results, folder: Path) -> str:
-    """A rung's section: its header, its source against the rung before, what was measured, and what tuning timed."""
+    """A rung's section: its header, its drawing, its source against the rung before, what was measured, and what tuning
+    timed."""
     source = f"[`{rung.name}.py`](../triton_gemm/ladder/{rung.name}.py)"
     twins = [f"[`{stem}.cu`](../reference_cuda/{stem}.cu)" for stem in rung.twins]
     lines = ["Source: " + ", ".join([source, *twins]) + "."]
     lines += [f"**{name}** {rung.header[name]}" for name in HEADER_OF_A_SECTION]
-    lines += filter(None, [rung_diff.difference(rung)])
+    lines += filter(None, [pictures.shown(rung.id, folder), rung_diff.difference(rung)])
     measured = [line for record in results.records for line in _measured(rung, record)]
     lines += [f"**Measured** {line}" for line in measured or [NOTHING]]
     lines += [f"**Tuning** {rung.header['Tuning']}"]

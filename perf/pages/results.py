@@ -23,8 +23,8 @@ from perf.tuning import tables as tuning_tables
 @dataclass(frozen=True)
 class Results:
     """What is committed, in the order of GPUs: reports, sweeps, GPTs, accuracy, batteries, tunings, first calls,
-    transformers' models. Of each GPU those with its newest Triton; older ones are evidence of the log in
-    docs/kernels.md. calls: Python's time of calls."""
+    transformers' models. Of each GPU those with its newest Triton; older ones are evidence of
+    docs/log.md. calls: Python's time of calls."""
 
     records: list[Record]
     sweeps: list[Sweep]

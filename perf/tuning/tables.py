@@ -19,15 +19,15 @@ NOTHING = "No tuning is committed yet; `python -m perf.tuning` on a GPU measures
 OF_RUN = ("products", "commit", "bits", "seconds")
 OF_TIMES = (
     "candidates, timed",
-    "lost",
-    "median",
-    "worst",
-    "over 10 %",
-    "with tables",
-    "lost after",
+    "regret, mean",
+    "regret, median",
+    "regret, worst",
+    "GEMMs over 10 %",
+    "in use before: mean, worst",
+    "regret after",
     "stored",
-    "won again",
-    "within 1 %",
+    "same winner again",
+    "again within 1 %",
 )
 COLUMNS = (*OF_RUN, *OF_TIMES)
 MUCH = 0.1  # that a choice loses

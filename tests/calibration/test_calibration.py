@@ -220,7 +220,7 @@ def test_what_fails_is_left_out_and_told() -> None:
     assert report.outcome == "kept" and report.shapes >= session.LEAST
     assert report.failed and all(tile in what and why == "spills" for what, why in report.failed)
     again = calibrated(Lab(OTHER, true), failure=lambda problem, way: broken(way))
-    assert {why for _, why in again.failed} <= {"left out: spills"} and "left out: spills" in str(again)
+    assert {why for _, why in again.failed} <= {"skipped: spills"} and "skipped: spills" in str(again)
 
 
 @pytest.mark.usefixtures("few")
@@ -372,7 +372,7 @@ def test_the_doctor_says_which_model_it_is(monkeypatch: pytest.MonkeyPatch) -> N
     kept.store(slower(), OTHER)
     assert "calibrated 20" in says() and "not measured" not in says() and "not used" not in says()
     edited(file_of(), UNLIKE["zero"])
-    assert "is not used: model.memory is no figure" in says() and "not measured" in says()
+    assert "is not used: model.memory is not a valid value" in says() and "not measured" in says()
 
 
 def file_of(info: DeviceInfo = OTHER) -> Path:
@@ -409,7 +409,7 @@ def test_a_wrong_file_is_set_aside(what: str, caplog: pytest.LogCaptureFixture) 
         edited(path, change)
     assert model_of(OTHER) is model_without_calibration(OTHER)
     assert not path.exists() and path.with_name(f"{path.name}.{word}.1").exists()
-    assert "set aside" in caplog.text
+    assert "quarantined" in caplog.text
     assert kept.store(slower(), OTHER) == path and device_model.origin(OTHER) == "calibrated"
 
 
@@ -541,7 +541,7 @@ def test_the_command_reports_and_fails(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert code == 0 and json.loads(out)["outcome"] == "kept" and json.loads(out)["error_before"] is None
     assert asked == [(30.0, {"keep": True, "progress": None, "device": None})]
     code, out = told("calibrate", "--dry-run", "--device", "cuda:0")
-    assert code == 0 and "9 candidates of 3 products" in out and asked[-1][1]["keep"] is False
+    assert code == 0 and "9 candidates of 3 GEMMs" in out and asked[-1][1]["keep"] is False
     report = replace(report, outcome="not kept")
     assert told("calibrate", "--dry-run")[0] == 0 and told("calibrate")[0] == 1
     report = replace(report, outcome="refused", why="the GPU is too hot")
@@ -571,7 +571,7 @@ def test_models_that_are_set_aside_are_named(devices: tuple[DeviceInfo, ...], mo
     aside = path.with_name(f"{path.name}.future-format.1")
     assert device_model.origin(OTHER) == "derived" and aside.exists()
     assert json.loads(told("cache", "ls", "--json")[1])["set_aside"] == [str(aside)]
-    assert f"set aside: {aside}" in told("cache", "ls")[1].replace("\n", "")
+    assert f"quarantined: {aside}" in told("cache", "ls")[1].replace("\n", "")
     monkeypatch.setattr(doctor, "_devices", lambda: devices)
     ((status, _, advice),) = (one for one in doctor._tables() if aside.name in one[1])  # type: ignore[misc]
     assert status == "note" and "move" in advice

@@ -100,13 +100,13 @@ def test_help_shows_every_command_in_plain_words() -> None:
         ("explain 16 14336 0 --device h200", "Invalid value for 'K'"),
         ("explain 16 x 4096 --device h200", "Invalid value for 'N'"),
         ("explain 1 2 3 --layout qq --device h200", "'qq' is not one of"),
-        ("explain 1 2 3 --dtype fp4 --device h200", "--dtype: 'fp4' is none of fp32, fp16, bf16"),
-        ("explain 1 2 3 --device h300", "--device: 'h300' is none of a100, a10, l4"),
-        ("explain 1 2 3 --device cuda:7", "there is no cuda:7 here"),
+        ("explain 1 2 3 --dtype fp4 --device h200", "--dtype: 'fp4' is not one of fp32, fp16, bf16"),
+        ("explain 1 2 3 --device h300", "--device: 'h300' is not one of a100, a10, l4"),
+        ("explain 1 2 3 --device cuda:7", "there is no cuda:7: torch sees"),
         ("explain 1 2 3 --device absent.json", "absent.json cannot be read: No such file"),
         ("explain 1 2 3 --device h200 --precision tf32", "precision"),
         ("explain 1 2 3 --device h200 --scales rows", "scaled_matmul is not implemented for torch.bfloat16"),
-        ("explain 1 2 3 --device h200 --beta 1 --bias n", "no product has both beta and bias"),
+        ("explain 1 2 3 --device h200 --beta 1 --bias n", "beta and bias do not go together"),
         ("explain 1 2 3 --device h200 --out-dtype int32", "out_dtype must be the same as input dtype or fp32"),
         ("explain 1 2 3 --device h200 --dtype fp8 --batch 2 --scales tensor", "a must be 2D"),
         ("explain 7 1048576 281474976710656 --device h200", "Storage size calculation overflowed"),
@@ -118,49 +118,55 @@ def test_help_shows_every_command_in_plain_words() -> None:
         ("warmup --device h200 --rows 8", "give one of"),
         ("warmup --device h200 --shapes 1x2x3 --rows 8", "--rows goes with --weights"),
         ("warmup --device h200 --suite llm --bias", "--bias goes with --weights"),
-        ("warmup --device h200 --weights 8x8x8 --rows 8", "--weights: '8x8x8' is no NxK with numbers from 1 to 2814"),
-        ("warmup --device h200 --weights 8x8, --rows 8", "--weights: '' is no NxK"),
-        ("warmup --device h200 --weights 0x8 --rows 8", "--weights: '0x8' is no NxK"),
-        ("warmup --device h200 --weights 8x8 --rows 0-8", "--rows: '0-8' is no number from 1 to 1048576"),
-        ("warmup --device h200 --weights 8x8 --rows 1,8-4", "--rows: '8-4' is no number"),
-        ("warmup --device h200 --weights 8x8 --rows 1-1048577", "--rows: '1-1048577' is no number"),
-        ("warmup --device h200 --weights 8x8 --rows few", "and no range of them, as in 1-512,2048"),
-        ("warmup --device h200 --weights 8x8 --rows 8 --layout nn", "--layout: that of --weights is nt"),
-        ("warmup --device h200 --weights 8x8 --rows 8 --dtype fp8", "no linear layer is computed in torch.float8_e4m3"),
-        ("warmup --device h200 --weights 8x8 --rows 8 --dtype int8 --bias", "no linear layer with a bias is computed"),
-        ("explain 16 64 64 --dtype fp8 --device h200", "have scales: give scales, one of 'tensor', 'rows', 'blocks'"),
+        ("warmup --device h200 --weights 8x8x8 --rows 8", "--weights: '8x8x8' is not NxK with numbers from 1 to 2814"),
+        ("warmup --device h200 --weights 8x8, --rows 8", "--weights: '' is not NxK"),
+        ("warmup --device h200 --weights 0x8 --rows 8", "--weights: '0x8' is not NxK"),
+        ("warmup --device h200 --weights 8x8 --rows 0-8", "--rows: '0-8' is neither a number from 1 to 1048576"),
+        ("warmup --device h200 --weights 8x8 --rows 1,8-4", "--rows: '8-4' is neither a number"),
+        ("warmup --device h200 --weights 8x8 --rows 1-1048577", "--rows: '1-1048577' is neither a number"),
+        ("warmup --device h200 --weights 8x8 --rows few", "nor a range of them, as in 1-512,2048"),
+        (
+            "warmup --device h200 --weights 8x8 --rows 8 --layout nn",
+            "--layout: --weights are linear layers, whose layout is nt",
+        ),
+        ("warmup --device h200 --weights 8x8 --rows 8 --dtype fp8", "linear layers cannot be torch.float8_e4m3"),
+        (
+            "warmup --device h200 --weights 8x8 --rows 8 --dtype int8 --bias",
+            "linear layers with a bias cannot be torch.int8",
+        ),
+        ("explain 16 64 64 --dtype fp8 --device h200", "needs scales: give scales, one of 'tensor', 'rows', 'blocks'"),
         ("tune --suite llm --rows 8", "--rows goes with --weights"),
-        ("warmup --device h200 --arch sm_90 --shapes 1x2x3", "give one of them"),
-        ("warmup --arch hopper --shapes 1x2x3", "--arch: 'hopper' is none of sm_75"),
-        ("warmup --device h200 --shapes 1x2", "--shapes: '1x2' is no MxNxK"),
-        ("warmup --device h200 --shapes 1x2x0", "is no MxNxK"),
+        ("warmup --device h200 --arch sm_90 --shapes 1x2x3", "give --arch or --device, not both"),
+        ("warmup --arch hopper --shapes 1x2x3", "--arch: 'hopper' is not one of sm_75"),
+        ("warmup --device h200 --shapes 1x2", "--shapes: '1x2' is not MxNxK"),
+        ("warmup --device h200 --shapes 1x2x0", "is not MxNxK"),
         ("warmup --device h200 --shapes 99999999999999999999x16x16", "with numbers from 1 to 281474976710656"),
-        ("warmup --device h200 --shapes-from empty.json --dtype fp16", "--dtype: the products of --shapes-from have"),
-        ("warmup --device h200 --shapes-from empty.json --layout nt", "--layout: the products of --shapes-from have"),
-        ("tune --suite llm --layout nt", "--layout: the products of --suite have their own"),
-        ("tune --suite fp8 --dtype bf16", "--dtype: the products of --suite fp8 have their own"),
-        ("explain 1 2 3 --device h200 --group-dim K", "--groups, of which there are none"),
+        ("warmup --device h200 --shapes-from empty.json --dtype fp16", "--dtype: the GEMMs of --shapes-from have"),
+        ("warmup --device h200 --shapes-from empty.json --layout nt", "--layout: the GEMMs of --shapes-from have"),
+        ("tune --suite llm --layout nt", "--layout: the GEMMs of --suite have their own"),
+        ("tune --suite fp8 --dtype bf16", "--dtype: the GEMMs of --suite fp8 have their own"),
+        ("explain 1 2 3 --device h200 --group-dim K", "--group-dim goes with --groups"),
         ("warmup --device h200 --shapes-from absent.json", "there is no file absent.json"),
         ("tune --shapes 1x2x3 --suite llm", "not --shapes and --suite"),
-        ("tune --suite nonsense", "--suite: 'nonsense' is none of square, llm"),
+        ("tune --suite nonsense", "--suite: 'nonsense' is not one of square, llm"),
         ("tune --suite llm --dtype fp64", "--dtype bf16 or fp16"),
-        ("tune --shapes 1x2x3 --budget soon", "--budget: 'soon' is no duration"),
-        ("tune --shapes 1x2x3 --budget 0", "is no duration above 0"),
+        ("tune --shapes 1x2x3 --budget soon", "--budget: 'soon' is not a duration"),
+        ("tune --shapes 1x2x3 --budget 0", "is not a duration above 0"),
         ("tune --shapes 1x2x3 --bits some", "'some' is not one of"),
         ("tune --shapes 1x2x3 --measure wall", "'wall' is not one of"),
-        ("tune --shapes 1x2x3 --device foo", "--device: 'foo' is no GPU to measure"),
-        ("tune --shapes 1x2x3 --device h200", "--device: 'h200' is no GPU to measure"),
+        ("tune --shapes 1x2x3 --device foo", "--device: 'foo' is not a GPU of this machine"),
+        ("tune --shapes 1x2x3 --device h200", "--device: 'h200' is not a GPU of this machine"),
         ("compare", "give one of --shapes, --suite, --shapes-from, --weights"),
-        ("compare --shapes 1x2x3 --device h200", "--device: 'h200' is no GPU to measure"),
-        ("compare --shapes 1x2x3 --budget 0", "is no duration above 0"),
+        ("compare --shapes 1x2x3 --device h200", "--device: 'h200' is not a GPU of this machine"),
+        ("compare --shapes 1x2x3 --budget 0", "is not a duration above 0"),
         ("compare --weights 8x8", "--weights: give --rows, too"),
-        ("compare --weights 8x8 --rows 8-4", "--rows: '8-4' is no number"),
+        ("compare --weights 8x8 --rows 8-4", "--rows: '8-4' is neither a number"),
         ("compare --shapes 1x2x3 --csv absent/x.csv", "there is no folder absent"),
         ("compare --shapes 1x2x3 --plot absent/x.png", "there is no folder absent"),
-        ("compare --shapes 1x2x3 --plot x.xyz", "--plot: 'x.xyz' ends with none of .eps"),
-        ("calibrate --device 0", "--device: '0' is no GPU to measure"),
-        ("warmup --device h200 --shapes 1x2x3 --dtype fp8", "products of torch.float8_e4m3fn have scales"),
-        ("warmup --device h200 --shapes-from empty.json", "is no file of record_shapes"),
+        ("compare --shapes 1x2x3 --plot x.xyz", "--plot: 'x.xyz' must end with one of .eps"),
+        ("calibrate --device 0", "--device: '0' is not a GPU of this machine"),
+        ("warmup --device h200 --shapes 1x2x3 --dtype fp8", "torch.float8_e4m3fn needs scales"),
+        ("warmup --device h200 --shapes-from empty.json", "is not a file of record_shapes"),
         ("explain 99999999999999999999 16 16 --device h200", "Invalid value for 'M'"),
         ("cache nonsense", "No such command 'nonsense'"),
         ("cache show absent.json", "absent.json"),
@@ -221,7 +227,7 @@ def test_words_are_not_broken_where_lines_can_be(monkeypatch: pytest.MonkeyPatch
         "warp_specialised 64x16x128 4 warps 8 stages, 9 tiles in 7 parts, swap_ab",
         "bf16, tensor cores, 128-deep tiles",
     )
-    columns = ["", "kernel and configuration", "bits", "predicted us", "known us", "registers", "shared memory"]
+    columns = ["", "kernel and configuration", "bits", "predicted us", "measured us", "registers", "shared memory"]
     made = output.table(columns, [["->", *names, 5.23, "10 (a table)", 255, 168212]], left=3)
     console = output.Console(width=80, file=io.StringIO())
     with console.capture() as shown:
@@ -355,7 +361,7 @@ def test_a_description_without_a_gpu_is_called_so(folder: Path, tmp_path: Path, 
     path = tmp_path / "doc.json"
     path.write_text(text)
     told = words_of("explain", "64", "64", "64", "--device", path, code=2)
-    assert "holds no GPU" in told and "on a machine that has one" in told
+    assert "describes no GPU" in told and "on a machine with one" in told
 
 
 @pytest.mark.parametrize(("count", "words"), [(0, "0 entries"), (1, "1 entry"), (2, "2 entries")])
@@ -429,7 +435,7 @@ def test_a_file_that_describes_no_gpu_is_refused_and_changes_nothing(
     file = tmp_path / "gpu.json"
     file.write_text(json.dumps({"devices": [device | {"power_limit": 700} | wrong]}))
     for command in (["explain", *PRODUCT], ["cache", "show"]):
-        assert "holds no GPU" in document(*command, "--device", file, code=2)["error"]
+        assert "describes no GPU" in document(*command, "--device", file, code=2)["error"]
     assert table_fakes.table_in(folder) == before and not tables.set_aside()
 
 
@@ -475,7 +481,7 @@ def test_tables_of_other_tritons_are_shown_as_not_used(folder: Path, monkeypatch
     monkeypatch.setattr(files, "TRITON", "9.9")
     (entry,) = document("cache", "show", "--device", "h200")["entries"]
     assert entry["triton"] != "9.9" and not entry["used"]
-    assert f"not used here: what is of Triton {entry['triton']}, as this is 9.9" in words_of(
+    assert f"not used here: entries of Triton {entry['triton']}, as this is 9.9" in words_of(
         "cache", "show", "--device", "h200"
     )
 
@@ -498,17 +504,17 @@ def test_a_fault_fails_verify(folder: Path) -> None:
     cut.write_text(path.read_text()[:-2])
     path.write_text(path.read_text()[:-40])
     (report,) = document("cache", "verify", "--device", "h200", code=1)["tables"]
-    assert "no JSON" in report["faults"][0]
-    assert "no JSON" in words_of("cache", "ls")
-    assert "no JSON" in document("cache", "show", path, code=1)["error"]
-    assert "no JSON" in document("cache", "import", path, code=1)["error"]
-    assert "no JSON" in words_of("cache", "show", cut)
+    assert "it is not JSON" in report["faults"][0]
+    assert "it is not JSON" in words_of("cache", "ls")
+    assert "it is not JSON" in document("cache", "show", path, code=1)["error"]
+    assert "it is not JSON" in document("cache", "import", path, code=1)["error"]
+    assert "it is not JSON" in words_of("cache", "show", cut)
     shown = document("cache", "show", cut)
-    assert len(shown["entries"]) == 1 and "no JSON" in shown["wrong"][str(cut)]
+    assert len(shown["entries"]) == 1 and "it is not JSON" in shown["wrong"][str(cut)]
     os.replace(cut, path)
     shown = document("cache", "show", "--device", "h200")
-    assert len(shown["entries"]) == 1 and "no JSON" in shown["wrong"][str(path)]
-    assert "no JSON" in words_of("cache", "show", "--device", "h200")
+    assert len(shown["entries"]) == 1 and "it is not JSON" in shown["wrong"][str(path)]
+    assert "it is not JSON" in words_of("cache", "show", "--device", "h200")
 
 
 def test_tables_travel(folder: Path, tmp_path: Path) -> None:
@@ -575,7 +581,7 @@ def test_warmup_says_what_was_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr(cli.warmup, "precompile", fake)
     shapes = ("--shapes", "512x1024x2048,2x16x32x64", "--dtype", "fp16")
     shown = words_of("warmup", *shapes, "--arch", "sm_90", "--out", tmp_path)
-    assert "3 kernels for 2 products" in shown and "1 compiled in 4 s, 2 were there" in shown
+    assert "3 kernels for 2 GEMMs" in shown and "1 compiled in 4 s, 2 were compiled before" in shown
     assert "the launcher: there is no C compiler" in shown
     hoppers = ["NVIDIA H20", "NVIDIA H100 PCIe", "NVIDIA H100 80GB HBM3", "NVIDIA H200", "sm_90"]
     assert asked["devices"] == hoppers and asked["cache"] == tmp_path
@@ -601,7 +607,7 @@ def test_warmup_of_weights_is_what_prepare_compiles(monkeypatch: pytest.MonkeyPa
         ((), torch.bfloat16, False),
         (("--dtype", "fp16", "--bias", "--layout", "nt"), torch.float16, True),
     ):
-        assert "3 kernels for 10 products" in words_of(*given, *options)
+        assert "3 kernels for 10 GEMMs" in words_of(*given, *options)
         wanted = problems_of([(96, 64), (64, 96)], [1, 2, 3, 9, 4], dtype, bias)
         assert asked["problems"] == list(wanted)
 
@@ -692,7 +698,7 @@ def test_tune_takes_weights_with_rows(tuning: FakeTuning, tmp_path: Path) -> Non
 
 def test_a_dry_run_times_nothing() -> None:
     said = words_of("tune", "--weights", "4096x4096", "--rows", "1-64", "--dry-run", "--device", "h200")
-    assert "64x4096x4096 bf16 nt: " in said and "for 8 products; nothing was timed" in said
+    assert "64x4096x4096 bf16 nt: " in said and "for 8 GEMMs; nothing was timed" in said
     found = document("tune", "--shapes", "64x64x64", "--dry-run", "--device", "h200")
     assert len(found["shapes"][0]["candidates"]) > 1 and "torch" not in found["shapes"][0]["candidates"]
     any_bits = "tune", "--shapes", "64x64x64", "--dry-run", "--device", "h200", "--bits", "any"
@@ -732,7 +738,7 @@ def test_compare_passes_on_what_it_was_told(comparing: FakeTuning, tmp_path: Pat
     done = words_of(
         "compare", "--shapes", "16x32x64,8x16x32x64", "--layout", "nt", "--budget", "9s", "--device", "cuda:0"
     )
-    assert "a step of your model, as recorded (2 calls): 0.024 ms by torch, 0.02 by triton_gemm, on a GPU" in done
+    assert "a step of your model, as recorded (2 calls): 0.024 ms with torch, 0.02 with triton_gemm, on a GPU" in done
     assert {name: comparing.asked[name] for name in ("budget", "device")} == {"budget": 9.0, "device": "cuda:0"}
     texts = [words.problem_text(problem) for problem in comparing.asked["shapes"]]
     assert texts == ["16x32x64 bf16 nt", "8x16x32x64 bf16 nt"]

@@ -16,9 +16,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import triton
+import triton.language as tl
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.experimental.gluon import language as gl
@@ -74,6 +76,26 @@ def _interpreting() -> None:
     """A lock in the interpreter, whose tests hold it; here it is nothing."""
     with compat.interpreting, compat.interpreting:
         pass
+
+
+def _watching() -> None:
+    """Of a load; in the interpreter, where exercises count by it, their tests have the rest."""
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    values, seen = np.arange(4, dtype=np.float32), []
+    builder, kind = InterpreterBuilder(), tl.pointer_type(tl.float32)
+    builder.set_grid_dim(2, 1, 1)
+    builder.set_grid_idx(1, 0, 0)
+    pointers = TensorHandle(values.ctypes.data + 4 * np.arange(4, dtype=np.uint64), kind)
+    mask = TensorHandle(np.array([True, True, True, False]), tl.int1)
+    how = [None] * (len(inspect.signature(builder.create_masked_load).parameters) - 2)  # `other`, and hints
+    with compat.watching(lambda *call: seen.append(call)):
+        loaded = builder.create_masked_load(pointers, mask, *how)
+    builder.create_masked_load(pointers, mask, *how)
+    assert loaded.data.tolist() == [0, 1, 2, 0]
+    ((what, program, addresses, masked, other),) = seen
+    assert (what, program, other) == ("load", (1, 0, 0), False)
+    assert (addresses == pointers.data).all() and (masked == mask.data).all()
 
 
 def _wrapper() -> None:
@@ -629,6 +651,7 @@ USES: dict[str, Callable[[], None]] = {
     "stream_of_graph_trees": _graph_trees,
     "tensor_map_parameter": _tensor_map_parameter,
     "tensor_maps": _tensor_maps,
+    "watching": _watching,
     "withdraw": _withdraw,
 }
 # Public names of Gluon that 3.9 changed, and device functions: every kernel's tests use them.

@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from tests.support.epilogue_truth import activated
-from tests.support.gluon_on_cpu import simulated
+from tests.support.gluon_on_cpu import run, simulated
+from tests.support.group_truth import assert_gated, listed_tiles
 from tests.support.simulated_plans import Simulation
 from triton_gemm.compat import CLUSTERS
 from triton_gemm.config import TileConfig
 from triton_gemm.hardware.device import SHARED_MEMORY, device_of_capability
 from triton_gemm.kernels import fma, gemv, portable, skinny, warp_specialised
-from triton_gemm.kernels.launch import materialise
+from triton_gemm.kernels.launch import Launch, materialise
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.kernels.warp_specialised.configs import GATED, GATED_CLUSTERED
 from triton_gemm.problem import GATES, GemmProblem, both_products
@@ -39,6 +40,15 @@ def gated_problem(
     """Of operands without memory."""
     a, b, c = (torch.empty(rows, columns, dtype=dtype, device="meta") for rows, columns in ((M, K), (N, K), (M, N)))
     return GemmProblem.of(a, b.mT, c, activation=activation, bias=bias, gate=True)
+
+
+def in_groups(
+    M: int, N: int, K: int, activation: str = "silu", groups: int = 8, out_dtype: torch.dtype = torch.bfloat16
+) -> GemmProblem:
+    """The same of groups of rows, each with a pair of matrices."""
+    a, b = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((M, K), (groups, N, K)))
+    c = torch.empty(M, N, dtype=out_dtype, device="meta")
+    return GemmProblem.of(a, b.mT, c, activation=activation, groups="m", gate=True)
 
 
 def check(
@@ -86,6 +96,29 @@ def test_every_configuration(kernel: SimpleNamespace, config: TileConfig) -> Non
         check(kernel, config, size, 2, names[(turn + i) % len(names)], biased=(turn + i) % 2 == 0)
 
 
+def check_groups(kernel: SimpleNamespace, config: TileConfig, name: str) -> None:
+    """Groups of rows that are empty, of one row, end inside of tiles, and end before the matrix does."""
+    m, n, k = config.BLOCK_M, config.BLOCK_N, 2 * config.BLOCK_K + 8
+    ends = [0, 1, m + 5, m + 5, 2 * m + 9]
+    generator = torch.Generator().manual_seed(m + n)
+    a, both = (torch.randn(x, generator=generator).bfloat16() for x in ((2 * m + 20, k), (len(ends), 2 * n + 16, k)))
+    gate, up = both.mT.chunk(2, -1)  # halves of one weight
+    c = torch.full((len(a), n + 8), torch.nan, dtype=torch.bfloat16)
+    problem = GemmProblem.of(a, up, c, activation=GATES[name], groups="m", gate=True)
+    if warp_specialised.illegal(problem, HOPPER, config) is not None:
+        return
+    _, launch = kernel.launches(problem, config, Schedule(3))
+    operands = {"a": a, "b": up, "gate": gate, "c": c, "tiles": listed_tiles(ends, len(a), m, 2)}
+    run(launch.programmatic(), operands, {"alpha": 1.0, "beta": 0.0})
+    assert_gated(a, up, gate, torch.tensor(ends), GATES[name], c)
+
+
+@pytest.mark.few(shows=every_form)
+@pytest.mark.parametrize("config", GATED, ids=ids)
+def test_groups(kernel: SimpleNamespace, config: TileConfig) -> None:
+    check_groups(kernel, config, ("swiglu", "geglu_tanh", "reglu")[GATED.index(config) % 3])
+
+
 BUGS = {
     "the gate's columns follow the tile's": ("load", "tail = item.n if config.GATE else", "tail ="),
     "the gate is taken for the other": ("output", "sums = gated(sums, of_gate,", "sums = gated(of_gate, sums,"),
@@ -102,14 +135,27 @@ def test_planted_bugs_are_found(bug: str) -> None:
         check(broken, config, (70, 136, 200), 2, "swiglu", biased=True)
 
 
+BUGS_OF_GROUPS = {
+    "one gate for all groups": ("load(tail_desc, B_TAIL_DESC, batch_b,", "load(tail_desc, B_TAIL_DESC, 0 * batch_b,"),
+    "rows of other groups": ("offs_m < rows_end)[:, None] & (offs_n", "offs_m < output.M)[:, None] & (offs_n"),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS_OF_GROUPS)
+def test_planted_bugs_of_groups_are_found(bug: str) -> None:
+    config = next(c for c in GATED if (c.BLOCK_M, c.BLOCK_N) == (64, 64))
+    with pytest.raises(AssertionError):
+        check_groups(simulated("warp_specialised", [BUGS_OF_GROUPS[bug]]), config, "swiglu")
+
+
 # --- The compiler ---
 
 
-def compiled(problem: GemmProblem, launch: object) -> aot.Compiled:
-    launch = launch.programmatic()  # type: ignore[attr-defined]
-    operands = binaries.operands_of(problem, [launch])
-    arguments = materialise(launch, operands, binaries.SCALARS)
-    return aot.compile_launch(aot.CapturedLaunch(launch.kernel, {**arguments, **launch.options}), (9, 0))
+def compiled(problem: GemmProblem, made: tuple[Launch, ...], capability: tuple[int, int] = (9, 0)) -> aot.Compiled:
+    """The last of the launches."""
+    launch = made[-1].programmatic() if capability >= (9, 0) else made[-1]
+    arguments = materialise(launch, binaries.operands_of(problem, made), binaries.SCALARS)
+    return aot.compile_launch(aot.CapturedLaunch(launch.kernel, {**arguments, **launch.options}), capability)
 
 
 @pytest.mark.few(shows=every_form)
@@ -118,28 +164,38 @@ def test_the_warp_specialised_kernel_spills_nothing(config: TileConfig) -> None:
     """With the longest activation and biases; products of both matrices run on while the next are begun."""
     problem = gated_problem(1024, 1280, 2048, "gelu", "n")
     assert warp_specialised.illegal(problem, HOPPER, config) is None, "no configuration may be there for nothing"
-    (launch,) = warp_specialised.launches(problem, config, Schedule(HOPPER.num_sms))
-    kernel = compiled(problem, launch)
+    kernel = compiled(problem, warp_specialised.launches(problem, config, Schedule(HOPPER.num_sms)))
     assert kernel.spills == 0
     assert kernel.shared <= warp_specialised.shared_memory(problem, config) <= SHARED_MEMORY[9, 0]
     for instruction in ("HGMMA", "UTMALDG", "UTMASTG"):
         assert kernel.instructions[instruction], instruction
 
 
-def legal_portable() -> list[portable.Config]:
-    problem = gated_problem(1024, 1280, 2048, "gelu", "n")
-    configs = (*portable.configs("half", (9, 0)), *portable.host.GATED)
-    return [config for config in configs if portable.illegal(problem, HOPPER, config) is None]
+@pytest.mark.few(shows=lambda config, activation: every_form(config) | {activation})
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
+@pytest.mark.parametrize("config", GATED, ids=ids)
+def test_the_warp_specialised_kernel_of_groups_spills_nothing(config: TileConfig, activation: str) -> None:
+    """Where pointers to C take registers, too."""
+    for out_dtype in (torch.bfloat16, torch.float32):
+        problem = in_groups(1024, 1280, 2048, activation, out_dtype=out_dtype)
+        if activation != "gelu" or warp_specialised.illegal(problem, HOPPER, config) is None:
+            made = warp_specialised.launches(problem, config, Schedule(HOPPER.num_sms))
+            assert compiled(problem, made).spills == 0
 
 
-@pytest.mark.few(shows=lambda config: {config.BLOCK_M, config.BLOCK_N})
-@pytest.mark.parametrize("config", legal_portable(), ids=ids)
-def test_the_portable_kernel_spills_nothing(config: TileConfig) -> None:
+CAPABILITIES = ((8, 0), (8, 9), (9, 0), (10, 0), (12, 0))
+PORTABLE = dict.fromkeys((*portable.configs("half", (8, 0)), *portable.host.GATED))
+
+
+@pytest.mark.few(shows=lambda config, capability: {config.BLOCK_M, config.BLOCK_N, capability})
+@pytest.mark.parametrize("capability", CAPABILITIES, ids=str)
+@pytest.mark.parametrize("config", PORTABLE, ids=ids)
+def test_the_portable_kernel_spills_nothing(config: portable.Config, capability: tuple[int, int]) -> None:
+    device = device_of_capability(capability)
     for size in ((1024, 1280, 2048), (1021, 1279, 2043)):
-        problem = gated_problem(*size, "gelu", "n")
-        if portable.illegal(problem, HOPPER, config) is None:
-            (launch,) = portable.launches(problem, config)
-            assert compiled(problem, launch).spills == 0
+        for problem in (gated_problem(*size, "gelu", "n"), in_groups(*size, "gelu")):
+            if portable.illegal(problem, device, config) is None:
+                assert compiled(problem, portable.launches(problem, config), capability).spills == 0
 
 
 # --- What is chosen ---
@@ -152,12 +208,17 @@ def test_who_has_gates_and_who_has_none() -> None:
     few = replace(problem, M=1)
     assert "a gate is a second one" in str(gemv.illegal(few, HOPPER, gemv.default(replace(few, gate=False), HOPPER)[0]))
     reason = "a gate is of 16 bits"
-    for change in ({"has_beta": True}, {"groups": "m"}):
+    for change in ({"has_beta": True}, {"groups": "k"}):
         other = replace(problem, **change)
         assert str(warp_specialised.illegal(other, HOPPER, GATED[0])).startswith(reason)
         assert str(portable.illegal(other, HOPPER, portable.configs("half", (9, 0))[0])).startswith(reason)
     cut = Schedule(HOPPER.num_sms, split_tiles=4, split_k=2)
     assert warp_specialised.illegal(problem, HOPPER, GATED[0], cut) == "tiles with a gate are not cut"
+    of_groups = in_groups(512, 1024, 512, "gelu")
+    reasons = [str(warp_specialised.illegal(of_groups, HOPPER, x)) for x in (GATED[0], *GATED_CLUSTERED[:CLUSTERS])]
+    assert "too few registers for its gelu" in reasons[0] and all("groups end inside" in x for x in reasons[1:])
+    flat = next(c for c in portable.configs("half", (9, 0)) if (c.BLOCK_M, c.BLOCK_N) == (16, 128))
+    assert "for a gelu of groups" in str(portable.illegal(of_groups, HOPPER, flat))
     wide = replace(GATED[0], BLOCK_N=96)
     assert "a power of two wide" in str(warp_specialised.illegal(problem, HOPPER, wide))
     assert problem.auxiliary == ("gate",) and replace(problem, bias="n").auxiliary == ("bias", "gate", "gate_bias")
@@ -166,8 +227,8 @@ def test_who_has_gates_and_who_has_none() -> None:
 @pytest.mark.parametrize("M", [1, 16, 64, 512, 2048, 8192])
 def test_it_costs_about_what_both_products_beside_each_other_do(M: int) -> None:
     """As to the model, within what tiles of half the width lose; and it is legal."""
-    problem, device = gated_problem(M, 14336, 4096), HOPPER
-    chosen, other = select(problem, device), select(both_products(problem), device)
-    assert chosen.kernel == "warp_specialised" or M <= 16
-    times = [float(x.reason.split("about ")[1].split(" us")[0]) for x in (chosen, other)]
-    assert times[0] <= 1.25 * times[1]
+    for problem, few in ((gated_problem(M, 14336, 4096), 16), (in_groups(M, 14336, 4096), 64)):
+        chosen, other = select(problem, HOPPER), select(both_products(problem), HOPPER)
+        assert chosen.kernel == "warp_specialised" or few >= M
+        times = [float(x.reason.split("about ")[1].split(" us")[0]) for x in (chosen, other)]
+        assert times[0] <= 1.25 * times[1]

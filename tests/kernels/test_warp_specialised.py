@@ -12,7 +12,7 @@ import torch
 
 from tests.support import planted_bugs
 from tests.support.gluon_on_cpu import Barrier, Barriers, Program, run, simulated
-from tests.support.group_truth import assert_right
+from tests.support.group_truth import assert_right, listed_tiles
 from tests.support.kernel_cases import (
     CIRCUMSTANCES,
     Case,
@@ -164,15 +164,8 @@ def test_groups(kernel: SimpleNamespace, config: TileConfig) -> None:
     if warp_specialised.illegal(problem, HOPPER, config) is not None:
         return
     _, launch = kernel.launches(problem, config, Schedule(3))
-    groups = [*zip([0, *ends], [*ends, len(a)], strict=True)]
-    tiles = [
-        (group, row, column, end)
-        for group, (begin, end) in enumerate(groups)
-        for row in range(begin, end, m)
-        for column in range(2)
-    ]
-    table = torch.tensor([(len(tiles), len(ends), 0, 0), *tiles], dtype=torch.int32)
-    run(launch.programmatic(), {"a": a, "b": b, "c": c, "tiles": table}, {"alpha": 1.0, "beta": 0.0})
+    tiles = listed_tiles(ends, len(a), m, 2)
+    run(launch.programmatic(), {"a": a, "b": b, "c": c, "tiles": tiles}, {"alpha": 1.0, "beta": 0.0})
     assert_right(a, b, torch.tensor(ends), c)
 
 
@@ -726,7 +719,7 @@ SHAPELESS = {
     "four-warpgroups": ({"BLOCK_M": 256, "num_warps": 16}, "one to three warpgroups multiply, not 16 warps"),
     "half-a-warpgroup's-rows": ({"num_warps": 8}, "each of 2 warpgroups has 64 or 128 rows, not a part of 64"),
     "more-rows": ({"BLOCK_M": 192}, "each of 1 warpgroups has 64 or 128 rows, not a part of 192"),
-    "k-of-three-quarters": ({"BLOCK_K": 96}, "BLOCK_K = 96 is no power of two"),
+    "k-of-three-quarters": ({"BLOCK_K": 96}, "BLOCK_K = 96 is not a power of two"),
 }
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from perf.ladder.drawings import pictures
 from perf.measure import environment
 from perf.pages import __main__ as pages
 from perf.pages import blocks
@@ -57,6 +58,7 @@ def page_of_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         record.save()
     monkeypatch.setattr(environment, "RESULTS", results)
     monkeypatch.setattr(pages, "PAGES", (target,))
+    monkeypatch.setattr(pictures, "DRAWINGS", {})
     monkeypatch.setattr(environment, "source_hash", lambda _: "1" * 12)
     return target
 

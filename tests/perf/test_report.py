@@ -402,6 +402,7 @@ def test_without_a_gpu_and_from_any_folder(tmp_path: Path) -> None:
     written = (out / "report.md").read_text()
     assert "not timings" in written
     assert "k03_blocked" in written
+    assert "drawings/k03.svg)" in written and "drawings/k04.svg)" not in written
     assert (out / "static-resources.png").exists()
 
     data = json.loads((out / "results.json").read_text())

@@ -192,19 +192,19 @@ def test_tables_and_their_faults(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "is not used here" in the_one("tables", "700W").says
     path = table_fakes.table_in(folder)
     path.write_text("{")
-    assert the_one("tables", "it is no JSON").do
+    assert the_one("tables", "it is not JSON").do
     with_gpu(monkeypatch)
-    assert the_one("tables", "it is no JSON").status == "note" and "move" in the_one("tables", "it is no JSON").do
+    assert the_one("tables", "it is not JSON").status == "note" and "move" in the_one("tables", "it is not JSON").do
     path.write_text('{"format": 99}')
     assert the_one("tables", "its format is 99").status == "note", "no more than where there is a GPU"
     path.write_text("{")
     path.with_name(f"{path.name}.not-json.1").touch()
-    assert the_one("tables", "is set aside").status == "note"
+    assert the_one("tables", "is quarantined").status == "note"
     assert look("tables")[-1].says.startswith("0 tables")
     monkeypatch.setattr(os, "access", lambda *_: False)
-    assert the_one("tables", "it is no JSON").do.startswith("change its permissions")
+    assert the_one("tables", "it is not JSON").do.startswith("change its permissions")
     with_gpu(monkeypatch, H200)
-    assert the_one("tables", "it is no JSON").do.startswith("change its permissions")
+    assert the_one("tables", "it is not JSON").do.startswith("change its permissions")
 
 
 def test_all_variables_are_known() -> None:

@@ -113,7 +113,7 @@ def test_each_command_runs_its_tier(arguments: tuple[str, ...], tier: str) -> No
 
 def test_continuous_integration_runs_every_test_once_and_the_checks() -> None:
     commands = re.findall(r"^make .*", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
-    assert commands == ["make test", "make check", "make test-all ARGS=--tier=rest"]
+    assert commands == ["make test", "make check", "make docs", "make test-all ARGS=--tier=rest"]
 
 
 def test_contributing_and_help_show_the_same_commands() -> None:

@@ -138,7 +138,7 @@ def test_the_wheel_asks_for_little_more_than_torch_and_triton(wheel: Wheel) -> N
     required = wheel.metadata.get_all("Requires-Dist", [])
     needed = {re.split(r"\W", line)[0] for line in required if "extra ==" not in line}
     assert needed == {"torch", "triton", "platformdirs", "filelock"}
-    assert set(wheel.metadata.get_all("Provides-Extra", [])) == {"cli", "interpreter", "dev"}
+    assert set(wheel.metadata.get_all("Provides-Extra", [])) == {"cli", "interpreter", "docs", "dev"}
 
 
 def test_dev_brings_what_the_repository_imports(source: Path, wheel: Wheel) -> None:
@@ -190,6 +190,13 @@ print(triton_gemm.report_routing(), triton_gemm.explain(a, b))
     done = installed.run("-c", code, TRITON_INTERPRET="1")
     assert done.returncode == 0, done.stderr
     assert "{('mm', 'triton_gemm'): 1} portable" in done.stdout
+
+
+def test_a_learner_needs_nothing_else(installed: Installed) -> None:
+    ladder = ("-m", "triton_gemm.ladder", "exercise")
+    for words, answer in ((("start",), "12 of 12 exercises copied"), (("check", "11"), "not filled in yet: ")):
+        done = installed.run(*ladder, *words)
+        assert answer in done.stdout, done.stderr
 
 
 def test_the_command_works(installed: Installed) -> None:

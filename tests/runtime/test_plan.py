@@ -797,19 +797,20 @@ def test_a_warm_call_goes_through_few_functions(name: str, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("copied", [False, True])
-@pytest.mark.parametrize("name", ["grouped", "scaled"])
+@pytest.mark.parametrize("name", ["grouped", "gated groups", "scaled"])
 def test_grouped_and_scaled_calls_share_the_fast_path(name: str, copied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """But not those whose groups' ends, or scales, are copied for the launch, at each call."""
-    module = {"grouped": grouped, "scaled": scaled}[name]
+    module = scaled if name == "scaled" else grouped
     plan_fakes.take_plans_away(monkeypatch)
     monkeypatch.setattr(module, "_fast", fast_path.FastPath())
     made: list[tuple[torch.Tensor, ...]] = []
     launch = module.launch
     monkeypatch.setattr(module, "launch", lambda *given: made.append(given) or launch(*given))
     for _ in range(3):
-        if name == "grouped":
+        if name != "scaled":
             ends = torch.tensor([4, 0, 9, 0], dtype=torch.int32)[:: 2 if copied else 1]
-            grouped.grouped_matmul(half(16, 32), half(len(ends), 32, 48), ends)
+            how = {"activation": "swiglu", "gate": half(len(ends), 32, 48)} if name == "gated groups" else {}
+            grouped.grouped_matmul(half(16, 32), half(len(ends), 32, 48), ends, **how)
         else:
             scales = torch.ones(16, 1), torch.ones(1, 1 if copied else 48)
             scaled.scaled_matmul(half(16, 32).to(torch.int8), half(32, 48).to(torch.int8), *scales)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -167,11 +168,12 @@ class Recorder:
         grid = (*grid, 1, 1)[:3]
         builder = interpreter.interpreter_builder
         builder.set_grid_dim(*grid)
-        for x in self.some(grid[0]):
-            for y in range(grid[1]):
-                for z in range(grid[2]):
-                    builder.set_grid_idx(x, y, z)
-                    function(**arguments)
+        for place in self.programs(grid):
+            builder.set_grid_idx(*place)
+            function(**arguments)
+
+    def programs(self, grid: Sequence[int]) -> Iterator[tuple[int, ...]]:
+        return product(self.some(grid[0]), range(grid[1]), range(grid[2]))
 
     def some(self, count: int) -> Sequence[int]:
         if count <= MOST:
@@ -260,9 +262,9 @@ NAMES = {torch.float8_e4m3fn: tl.float8e4nv, torch.float8_e5m2: tl.float8e5}
 
 
 @contextmanager
-def recorded() -> Iterator[Recorder]:
+def recorded(recorder: Recorder | None = None) -> Iterator[Recorder]:
     """Inside, launches of Triton's interpreter run on addresses, and sums of products are not computed."""
-    recorder = Recorder()
+    recorder = recorder or Recorder()
     known = interpreter._patch_lang(forms_of_triton)
     with pytest.MonkeyPatch.context() as patch:
         replace: Callable[..., None] = partial(patch.setattr, InterpreterBuilder)

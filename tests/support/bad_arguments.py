@@ -83,7 +83,10 @@ def right(device: str, folder: Path) -> dict[str, Arguments]:
             **{"input": a, "weight": ones(5, 3), "bias": ones(5), "activation": "reglu"},
             **{"residual": ones(2, 5), "gate": ones(5, 3), "gate_bias": ones(5)},
         },
-        "grouped_matmul": {"mat_a": ones(4, 16, **half), "mat_b": ones(2, 16, 8, **half), "offs": offs},
+        "grouped_matmul": {
+            **{"mat_a": ones(4, 16, **half), "mat_b": ones(2, 16, 8, **half), "offs": offs},
+            **{"activation": "reglu", "gate": ones(2, 16, 8, **half)},
+        },
         "scaled_matmul": {
             **{"a": ones(16, 32).to(eight), "b": ones(16, 32).to(eight).T},
             **{"scale_a": ones(1), "scale_b": ones(1), "bias": ones(16, **half)},

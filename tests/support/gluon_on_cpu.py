@@ -956,23 +956,23 @@ def simulated(name: str, changes: Sequence[tuple[str, str]] = ()) -> SimpleNames
     for old, new in changes:
         assert any(old in source for source in texts.values()), f"no kernel has {old!r}"
         texts = {module: source.replace(old, new) for module, source in texts.items()}
-    return _loaded(name, texts, {})
+    return module(name, texts, {})
 
 
-def _loaded(name: str, sources: Mapping[str, str], loaded: dict[str, SimpleNamespace]) -> SimpleNamespace:
-    """The module of that name; `loaded` holds those that were imported already."""
-    is_package = any(module.startswith(f"{name}.") for module in sources)
+def module(name: str, sources: Mapping[str, str], loaded: dict[str, SimpleNamespace]) -> SimpleNamespace:
+    """The module of that name in `sources`, as if of triton_gemm.kernels; `loaded` holds those imported already."""
+    is_package = any(one.startswith(f"{name}.") for one in sources)
     full_name = f"triton_gemm.kernels.{name}"
     package = full_name if is_package else full_name.rpartition(".")[0]
 
-    def imported(module: str, globals_: Any = None, locals_: Any = None, names: Any = (), level: int = 0) -> Any:
-        absolute = importlib.util.resolve_name("." * level + module, package) if level else module
+    def imported(wanted: str, globals_: Any = None, locals_: Any = None, names: Any = (), level: int = 0) -> Any:
+        absolute = importlib.util.resolve_name("." * level + wanted, package) if level else wanted
         inner = absolute.removeprefix("triton_gemm.kernels.")
         if inner in sources:
             if inner not in loaded:
-                loaded[inner] = _loaded(inner, sources, loaded)
+                loaded[inner] = module(inner, sources, loaded)
             return loaded[inner]
-        return MODULES.get(absolute) or builtins.__import__(module, globals_, locals_, names, level)
+        return MODULES.get(absolute) or builtins.__import__(wanted, globals_, locals_, names, level)
 
     namespace = {
         "__name__": full_name,  # where dataclasses look for what they are made of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from tests.support.epilogue_truth import activated
 from tests.support.numerics import error_bound, mode_of
 from triton_gemm.arithmetic import default_arithmetic
 
@@ -33,6 +34,42 @@ def matrices_of(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> list[tu
         )
         for i, group in enumerate(groups)
     ]
+
+
+def listed_tiles(ends: list[int], total: int, side: int, columns: int) -> torch.Tensor:
+    """The list that `kernels.groups` writes of groups of `total` rows, tiles of `side` rows and so many across."""
+    tiles = [
+        (group, row, column, end)
+        for group, (begin, end) in enumerate(zip([0, *ends], [*ends, total], strict=True))
+        for row in range(begin, end, side)
+        for column in range(columns)
+    ]
+    return torch.tensor([(len(tiles), len(ends), 0, 0), *tiles], dtype=torch.int32)
+
+
+def gated(
+    a: torch.Tensor, b: torch.Tensor, gate: torch.Tensor, offs: torch.Tensor, activation: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of groups of rows activation(a @ gate) * (a @ b), differentiably, in the operands' dtype and 0 beyond the last
+    group; and how large a sum of both products' rounding errors may be, for one of 1."""
+    parts, sizes = [], []
+    for (x, up), (_, before) in zip(matrices_of(a, b, offs), matrices_of(a, gate, offs), strict=True):
+        parts.append(activated(x @ before, activation) * (x @ up))
+        sizes.append((x.abs() @ before.abs() + 1) * (x.abs() @ up.abs() + 1))
+    found, size = torch.cat(parts), torch.cat(sizes).detach()
+    rest = a.new_zeros(len(a) - len(found), b.shape[-1])
+    return torch.cat([found, rest]), torch.cat([size, rest])
+
+
+def assert_gated(
+    a: torch.Tensor, b: torch.Tensor, gate: torch.Tensor, offs: torch.Tensor, activation: str, c: torch.Tensor
+) -> None:
+    """Whether c is `gated` of these operands, rounded once from sums in fp32, or for fp64 in that."""
+    truth, size = gated(a.double(), b.double(), gate.double(), offs, activation)
+    roundoff = torch.finfo(c.dtype).eps / 2
+    of_sums = (a.shape[1] + 16) * 2.0 ** (-52 if a.dtype == torch.float64 else -24)
+    wrong = ~((c.double() - truth).abs() <= roundoff * truth.abs() * 1.01 + of_sums * size)
+    assert c.shape == truth.shape and not wrong.any(), f"{int(wrong.sum())}, first {wrong.nonzero()[:1].tolist()}"
 
 
 def assert_right(

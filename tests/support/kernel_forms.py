@@ -71,6 +71,7 @@ def circumstances(sizes: Sizes = Sizes()) -> dict[str, Problem]:
         "bf16 batch": replace(bf16, operation="bmm", batch=3),
         "bf16 batch between": replace(bf16, operation="bmm", batch=3, between=True),
         "bf16 groups of rows": grouped,
+        "bf16 groups of rows, gate": replace(grouped, operation="gated rows", activation="silu"),
         "bf16 groups of products": replace(grouped, operation="grouped products"),
         "fp16": replace(bf16, dtype="float16"),
         "fp16 few to fp32": replace(few, dtype="float16", out_dtype="float32"),

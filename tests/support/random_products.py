@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 import triton_gemm
+from perf.measure.numerics import rounded
 from tests.support.epilogue_truth import expected
 from tests.support.group_truth import matrices_of
 from tests.support.numerics import mode_of, scale_shapes, scaled
@@ -23,7 +24,7 @@ from tests.support.product_views import BATCHES
 from triton_gemm.arithmetic import EMULATED, FP8, MODES, default_arithmetic, result_dtype, scaled_arithmetic
 from triton_gemm.compat import INTERPRETED
 from triton_gemm.hardware.device import device_info
-from triton_gemm.problem import ACTIVATIONS, GemmProblem, Request
+from triton_gemm.problem import ACTIVATIONS, GATES, GemmProblem, Request
 from triton_gemm.runtime.plan import GemmPlan, InterpretedPlan
 from triton_gemm.selection.select import Selection, illegal, ranked
 
@@ -37,7 +38,9 @@ VALUES = ("integers", "normal", "wide", "nan", "inf")
 FLOATS = ("float32", "bfloat16", "float16", "float64")
 ADDING = {"addmm", "baddbmm", "linear"}
 ROUTED = {"matmul", "mm", "bmm", "addmm", "baddbmm", "linear"}  # under `use()`
-GROUPED = {"grouped rows": "rows", "grouped columns": "columns", "grouped products": "products"}
+GROUPED = {"grouped rows": "rows", "gated rows": "rows", "grouped columns": "columns", "grouped products": "products"}
+OF_ROWS = ("grouped rows", "gated rows")
+GATE_OF = {activation: gate for gate, activation in GATES.items()}
 OPERATIONS = ("mm", "matmul", "addmm", "linear", "bmm", "baddbmm", "mv", "scaled", *GROUPED)
 ACTIVATED = (*ADDING, "scaled", *GROUPED)
 BY_CANDIDATE = ("mm", "bmm", "addmm", "scaled", "grouped rows", "grouped products")
@@ -115,6 +118,8 @@ def draw_problem(choose: Choose, limits: Limits) -> Problem:
     else:
         whole = operation in ("mm", "matmul", "bmm", "mv")
         given["dtype"] = choose((*FLOATS, "int8") if whole else FLOATS)
+        if operation == "gated rows" and given["dtype"] == "float16":  # products of two sums leave its range
+            given["dtype"] = "bfloat16"
     if given["dtype"] == "float32":
         given["precision"] = choose((None, None, None, *MODES))
     if given["dtype"] in ("bfloat16", "float16") and operation in ("mm", "bmm", "addmm", "baddbmm", *GROUPED):
@@ -137,7 +142,7 @@ def draw_problem(choose: Choose, limits: Limits) -> Problem:
     if operation in GROUPED:
         given["ends"] = tuple(sorted(choose((0, 0.25, 0.5, 0.9, 1)) for _ in range(choose((1, 2, 3)))))
     if operation in ACTIVATED:
-        given["activation"] = choose((None, *ACTIVATIONS))
+        given["activation"] = choose(ACTIVATIONS if operation == "gated rows" else (None, *ACTIVATIONS))
     given["batch_invariant"] = choose((None, None, None, True))
     if operation in BY_CANDIDATE and given.get("added") in (None, "row", "matrix") and given["size"][2] > 0:
         given["candidate"] = choose((*[None] * 24, *range(12)))
@@ -218,6 +223,10 @@ class Prepared:
         around_a, self.a = memory.place("a", shape_a, self.dtype, problem, problem.orders[0], NAN_BYTE)
         around_b, self.b = memory.place("b", shape_b, self.dtype, problem, problem.orders[1], NAN_BYTE)
         self.read = [around_a, around_b]
+        self.gate: torch.Tensor | None = None
+        if problem.operation == "gated rows":
+            around, self.gate = memory.place("gate", shape_b, self.dtype, problem, problem.orders[1], NAN_BYTE)
+            self.read.append(around)
         self.out: torch.Tensor | None = None
         self.window: torch.Tensor | None = None
         if problem.out or problem.candidate is not None or by_plan:
@@ -247,7 +256,7 @@ class Prepared:
             return (problem.batch, M, K), (problem.batch, K, N)
         before_a, before_b = BATCHES[problem.batch]
         before_a = (groups,) if problem.operation == "grouped columns" else before_a
-        before_b = (groups,) if problem.operation == "grouped rows" else before_b
+        before_b = (groups,) if problem.operation in OF_ROWS else before_b
         return (*before_a, M, K), (*before_b, K, 1 if problem.operation == "mv" else N)
 
     def fill(self, values: str, seed: int) -> None:
@@ -268,8 +277,9 @@ class Prepared:
             x.copy_(drawn.float() if drawn.dtype != torch.float64 or x.dtype.itemsize < 8 else drawn)
 
         draw(self.a), draw(self.b)
-        if self.added is not None:
-            draw(self.added)
+        for x in (self.added, self.gate):
+            if x is not None:
+                draw(x)
         for scale in self.scales or ():
             steps = torch.randint(-1, 2, scale.shape, generator=generator, device=scale.device)
             scale.copy_(
@@ -289,8 +299,10 @@ class Prepared:
         self.kept = [x.clone() for x in self.read]
 
     def _plant(self, values: str, seed: int) -> None:
-        """One NaN, or infinities and what they meet, in a row of a; and in a column of b."""
-        value = torch.nan if values == "nan" or self.dtype == FP8.dtypes[0] else torch.inf
+        """One NaN, or infinities and what they meet, in a row of a; and in a column of b. No infinities before a gate,
+        where two products are made: torch's own gelu of inf is NaN in fp32 on CPUs."""
+        nan = values == "nan" or self.dtype == FP8.dtypes[0] or self.gate is not None
+        value = torch.nan if nan else torch.inf
         rows, K = self.a.shape[-2:]
         self.a[..., seed % rows, seed // 7 % K] = value
         if seed % 3 == 0:
@@ -347,6 +359,8 @@ class Prepared:
             how["out_dtype"] = self.out_dtype
         if problem.operation in ACTIVATED:
             how["activation"] = problem.activation
+        if self.gate is not None:
+            how |= {"activation": GATE_OF[str(problem.activation)], "gate": self.gate}
         if self.out is not None:
             how["out"] = self.out
         return how
@@ -379,7 +393,7 @@ class Prepared:
         bias = {"row": "n", "column": "m"}.get(problem.added or "")
         beta = problem.beta if problem.added == "matrix" else 0.0
         epilogue = (problem.activation, None, self._arithmetic, bias)
-        return Request(problem.alpha, beta, *epilogue, groups=groups, **scales)
+        return Request(problem.alpha, beta, *epilogue, groups=groups, gate=self.gate is not None, **scales)
 
     @property
     def auxiliary(self) -> tuple[torch.Tensor, ...]:
@@ -390,6 +404,7 @@ class Prepared:
         if self.scales is not None:
             blocks = self.problem.scales == "blocks"
             found += tuple((x.mT if blocks else x).contiguous() for x in self.scales)
+        found += () if self.gate is None else (self.gate,)
         return found if self.ends is None else (*found, self.ends)
 
     # --- The verdict ---
@@ -413,6 +428,7 @@ class Prepared:
         share = torch.where(finite, (c.double() - truth).abs() / bound.clamp(min=1e-300), 0.0)
         right = torch.where(finite, (c.double() - truth).abs() <= bound, alike)
         exact = self.values == "integers" and problem.activation in (None, "relu") and not problem.fast
+        exact &= self.gate is None or problem.batch_invariant is None
         if exact or not self.out_dtype.is_floating_point:
             right &= c == truth.to(c.dtype)
         outside = sum((x != y).sum() for x, y in zip(self.read, self.kept, strict=True))
@@ -443,8 +459,12 @@ class Prepared:
         return expected(a, b, added, alpha, beta, activation=problem.activation, **how)
 
     def _truth_of_groups(self, how: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        how["activation"] = self.problem.activation
-        made = [expected(x, y, None, **how) for x, y in matrices_of(self.a, self.b, self.host_ends)]
+        pairs = matrices_of(self.a, self.b, self.host_ends)
+        if self.gate is None:
+            made = [expected(x, y, None, activation=self.problem.activation, **how) for x, y in pairs]
+        else:
+            gates = matrices_of(self.a, self.gate, self.host_ends)
+            made = [self._gated(*pair, before, how) for pair, (_, before) in zip(pairs, gates, strict=True)]
         kind = GROUPED[self.problem.operation]
         if kind == "products":
             truth, bound = (torch.stack(parts) for parts in zip(*made, strict=True))
@@ -457,6 +477,17 @@ class Prepared:
             shape[dim] = total - x.shape[dim]
             found.append(torch.cat([x, x.new_zeros(shape)], dim))
         return found[0], found[1]
+
+    def _gated(
+        self, a: torch.Tensor, b: torch.Tensor, gate: torch.Tensor, how: dict[str, Any]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of one group; its products may be rounded before."""
+        up, of_up = expected(a, b, None, **how)
+        _, before = expected(a, gate, None, **how)  # no activation is steeper than 1.13
+        activated, of_gate = expected(a, gate, None, activation=self.problem.activation, **how)
+        of_gate += 1.13 * before
+        bound = activated.abs() * of_up + up.abs() * of_gate + of_up * of_gate
+        return activated * up, rounded(bound, activated * up, self.out_dtype)
 
 
 @lru_cache(maxsize=4096)

@@ -44,6 +44,7 @@ NOT: dict[str, frozenset[str]] = {
     "linear, gate": frozenset({"int8", "fp8", "`out=`", "`out_dtype=`", "through `use()`"}),
     "nn.Linear": frozenset({"int8", "fp8", "`out=`", "`out_dtype=`"}),
     "grouped_matmul": frozenset({"int8", "fp8", "`out=`", "`torch.autocast`", "through `use()`"}),
+    "grouped_matmul, gate": frozenset({"int8", "fp8", "`out=`", "`torch.autocast`", "through `use()`"}),
     "scaled_matmul": frozenset(
         {
             "fp32",

@@ -158,7 +158,7 @@ def test_who_reads_waits_for_no_writer(folder: Path, caplog: pytest.LogCaptureFi
         begin = time.monotonic()
         assert found(problem_of(1)) and found(problem_of(2)) is None
         assert time.monotonic() - begin < files.WAIT / 2 and path.exists() and not tables.set_aside()
-        assert len(caplog.messages) == 1 and "cannot be set aside" in caplog.text
+        assert len(caplog.messages) == 1 and "cannot be quarantined" in caplog.text
     tables.reload()
     assert found(problem_of(1)) and len(tables.set_aside()) == 1
 
@@ -186,7 +186,7 @@ def test_a_folder_that_is_only_read(folder: Path, monkeypatch: Any, caplog: pyte
     table_in(folder).write_text("{")
     tables.reload()
     assert found(problem_of(1)) is None and table_in(folder).read_text() == "{"
-    assert len(caplog.messages) == 2 and "cannot be set aside" in caplog.messages[1]
+    assert len(caplog.messages) == 2 and "cannot be quarantined" in caplog.messages[1]
 
 
 def test_a_file_that_may_not_be_read_is_not_written_over(
@@ -421,7 +421,7 @@ def test_a_hostile_file_is_set_aside(name: str, folder: Path, caplog: pytest.Log
         assert aside.read_text() == text and len(caplog.messages) == 1 and aside.name in caplog.text
     assert store(problem_of()) and found(problem_of()) == chosen(problem_of())
     reports = tables.verify(HOPPER)
-    assert [report.faults for report in reports] == 2 * [("it is set aside",)] + [()]
+    assert [report.faults for report in reports] == 2 * [("it is quarantined",)] + [()]
     assert [report.entries for report in reports] == [0, 0, 1]
     assert {report.source for report in reports} == {"user's table"}
     with pytest.raises(ValueError, match="of one kind" if word == "other-kind" else aside.name):

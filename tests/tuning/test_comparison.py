@@ -114,7 +114,7 @@ def test_what_cannot_be_measured_is_told_and_others_are_measured() -> None:
         "64x64x4096 bf16 nn: failed: operands of 9 MiB are too much for 1 MiB of free memory",
         "64x128x4096 bf16 nn: failed: torch: it has no kernel",
     ]
-    assert "these products once each, without 4 of 5 products: 1." in lines[-1]
+    assert "these GEMMs once each, without 4 of 5 GEMMs: 1." in lines[-1]
     assert report.products[0].as_dict()["ratio"] is None
 
 
@@ -155,11 +155,12 @@ def test_it_is_said_in_a_table() -> None:
     other = ProductComparison(LARGE, "no time")
     report = Comparison("a GPU", True, (one, other), 7.0)
     rows = str(report).splitlines()
-    assert rows[0].split() == ["product", *" ".join(COLUMNS).split()] and len(rows[0]) == len(rows[1])
+    assert rows[0].split() == ["GEMM", *" ".join(COLUMNS).split()] and len(rows[0]) == len(rows[1])
     assert " ".join(rows[1].split()) == "64x4096x4096 bf16 nn 3 12.35 10 1.234 0.4 1.0e-03 2.0e-03"
     assert rows[2] == "4096x4096x4096 bf16 nn: no time"
     step = (
-        "a step of your model, as recorded (3 calls), without 1 of 2 products: 0.03704 ms by torch, 0.03 by triton_gemm"
+        "a step of your model, as recorded (3 calls), without 1 of 2 GEMMs: 0.03704 ms with torch, "
+        "0.03 with triton_gemm"
     )
     assert rows[3] == f"{step}, on a GPU"
     assert str(replace(report, recorded=False)).splitlines()[3].startswith("these 3 calls, without 1")

@@ -55,6 +55,8 @@ LACKS: dict[str, tuple[dict[str, Any], str]] = {
     "batch of int8": ({**INT8, **BATCH}, "no batch"),
     "groups with a bias": ({**GROUPS, "bias": "n"}, "torch's grouped product has no epilogue"),
     "groups with relu": ({**GROUPS, "activation": "relu"}, "no epilogue"),
+    "a gate": ({"gate": True, "activation": "silu"}, "torch has no product with a gate"),
+    "groups with a gate": ({**GROUPS, "gate": True, "activation": "silu"}, "torch has no product with a gate"),
 }
 
 
@@ -81,6 +83,16 @@ def test_torchs_product_is_that_of_the_problem(case: str) -> None:
     if problem.K and problem.dtype.is_floating_point:
         (wrong,) = truth.relative_errors(problem, of, c0, [found * 1.01])
         assert 0.005 < wrong < 0.02, "which sees a mistake of one percent"
+
+
+@pytest.mark.parametrize("groups", [None, 1, 4])
+def test_truth_knows_gates(groups: int | None) -> None:
+    problem = small(gate=True, activation="silu", **({} if groups is None else {**GROUPS, "batch": groups}))
+    ((a, b, _, gate, *_),) = operands(problem, 1, CPU)
+    before, up = ((a.double().view(groups or 1, -1, 96) @ x.double()).view(48, 64) for x in (gate, b))
+    found = (torch.nn.functional.silu(before) * up).bfloat16()
+    errors = truth.relative_errors(problem, (a, b, found, gate, *_), None, [found, found * 1.01])
+    assert errors[0] <= 0.003 and 0.005 < errors[1] < 0.02
 
 
 @pytest.mark.parametrize("case", LACKS)

@@ -103,8 +103,8 @@ def test_reports_are_said_in_words() -> None:
     assert str(report).splitlines()[3:] == [
         "  a candidate: its bits differ",
         "a GPU: 1 tuned, 1 stays, 1 failed; 12 of 60 s",
-        "slower than the fastest that was timed: 100.0 % before, 63.3 % after",
-        "raced again: 25 % were won by the same, 50 % within 1 % in time",
+        "regret (slower than the fastest that was timed): 100.0 % before, 63.3 % after",
+        "tuned again: 25 % had the same winner, 50 % a winner within 1 %",
     ]
     assert str(replace(report, shapes=())) == "a GPU: nothing to tune; 12 of 60 s"
 
@@ -263,7 +263,7 @@ def test_what_a_table_has_is_not_replaced_unless_it_was_timed(choice_ms: float, 
         served = tables.lookup(SMALL, HOPPER)
         assert before is not None and served is not None and served.config == before.config, budget
         assert (shape.outcome == "tuned" and shape.stored) == (budget == 4.0)
-        assert shape.outcome != "not stored" and ("what a table has stays" in str(shape)) == (budget == 1.0)
+        assert shape.outcome != "not stored" and ("the table's entry stays" in str(shape)) == (budget == 1.0)
 
 
 def test_a_second_tuning_keeps_what_the_first_found(folder: Path) -> None:
@@ -278,7 +278,7 @@ def test_how_often_a_second_race_is_won_by_the_same(folder: Path) -> None:
     report = tuned(folder, problems, repeat=3, budget=200.0)
     assert [len(shape.again) for shape in report.shapes] == [2] * 4
     assert report.same_again == 1.0 and report.within_1_percent == 1.0
-    assert "raced again: 100 % were won by the same" in str(report)
+    assert "tuned again: 100 % had the same winner" in str(report)
 
 
 def test_a_second_race_has_the_first_ones_field(folder: Path) -> None:
@@ -408,7 +408,7 @@ def test_what_was_disturbed_once_is_measured_again(folder: Path) -> None:
         (Conditions(1.0, 1980), Conditions(1.0, 1500), 1.0, "MHz"),
         (Conditions(1.0, 1980), Conditions(1.0, 0), 1.0, None),
         (Conditions(1.0, 1980, ("too hot",)), Conditions(1.0, 1980), 1.0, "too hot"),
-        (Conditions(1.0, 1980), Conditions(1.0, 1980, (), 1.4), 1.0, "1.40 times as long at times"),
+        (Conditions(1.0, 1980), Conditions(1.0, 1980, (), 1.4), 1.0, "sometimes takes 1.40 times as long"),
     ],
 )
 def test_conditions(before: Conditions, after: Conditions, best: float, word: str | None) -> None:

@@ -1,8 +1,8 @@
 """Calibration: the figures of a GPU's model, fitted to a minute of measurements.
 
 `probes` says what is timed, `measuring` when, on the bench that tuning uses, `figures` names what a fit may change,
-`fit` fits, `kept` has the user's calibrated models as files, `report` says what came of it. docs/tuning.md is about its
-use. What only a calibration needs is imported when there is one.
+`fit` fits, `kept` has the user's calibrated models as files, `report` says what came of it. docs/choosing.md is
+about its use. What only a calibration needs is imported when there is one.
 """
 
 from __future__ import annotations
@@ -32,28 +32,31 @@ def calibrate(
     progress: Callable[[Progress], None] | None = None,
     device: torch.device | str | int | None = None,
 ) -> CalibrationReport:
-    """Fits the cost model to a GPU, by timing candidates of fixed products for about a minute. What no table has is
-    chosen by it from then on: in this process from the next call on, and in later ones.
+    """Fits the cost model to a GPU, by timing candidates of fixed GEMMs for about a minute.
 
-        print(triton_gemm.calibrate())
+    The fitted model then chooses for every GEMM without a table entry: in this process from the next call on, and in
+    later ones. It may choose other kernels, so results may differ in their last bits; `check_ranks` and
+    `selection_fingerprint` notice.
 
-    budget: seconds for all of it; what is under way then may end later. A shorter one times fewer products, those first
-        that tell most about the model.
-    keep: whether the model is stored for GPUs of this silicon (compute capability, multiprocessors, memory bus, power
-        limit), in place of an earlier calibration; False measures and reports only.
-    progress: is called with a `Progress` before every product; the logger `triton_gemm.calibration` has the result.
-    device: the GPU, by default the current one.
+    The fit starts from the GPU's shipped or derived model and is regularised toward it. The result is kept if it
+    predicts held-out GEMMs better. What was timed while the GPU was throttled or shared is timed again. If half of all
+    times cannot be used, nothing is fitted.
 
-    The fit begins with the GPU's shipped model, or one derived from another's, whatever was calibrated before, and is
-    drawn to it: figures that were not measured change with those like them. It is kept if it predicts products that it
-    was not fitted to better than the model it began with. Nothing counts that was measured while a reference product,
-    the clock or the driver said that the GPU was throttled or shared: it is timed again, and if half of all cannot
-    count, nothing is fitted. Another model chooses other kernels, so results may differ in their last bits;
-    `check_ranks` and `selection_fingerprint` notice.
+    Args:
+        budget: Seconds for all of it; the step under way may end later. A shorter one times fewer GEMMs.
+        keep: Whether the model is stored for this GPU key (compute capability, multiprocessors, memory bus, power
+            limit), in place of an earlier calibration. False measures and reports only.
+        progress: Called with a `Progress` before every GEMM. The logger `triton_gemm.calibration` has the result.
+        device: The GPU; None: the current one.
 
-    Raises ValueError for a budget that is not positive, or a device that is no GPU; RuntimeError where there is no GPU,
-    or a graph is captured; `triton_gemm.tuning.timing.DeviceLostError`, a RuntimeError, where a candidate hangs or
-    breaks the GPU's context, which no process survives: the next calibration leaves it out.
+    Returns:
+        A `CalibrationReport`; `str()` of it is a text.
+
+    Raises:
+        ValueError: The budget is not positive, or the device is not a GPU.
+        RuntimeError: There is no GPU, or a CUDA graph is captured. A subclass,
+            `triton_gemm.tuning.timing.DeviceLostError`: a candidate hangs or breaks the GPU's context, which no process
+            survives; the next calibration skips it.
     """
     budget = arguments.positive("calibrate", "budget", budget)
     arguments.flag("calibrate", "keep", keep)

@@ -121,11 +121,11 @@ def _unlike(entry: Any, known: Any, where: str) -> str | None:
             return f"{where} has other figures than this version's kernels"
         pairs = [(*both, f"{where}.{i}") for i, both in enumerate(zip(entry, known, strict=True))]
     elif isinstance(known, str):
-        return None if isinstance(entry, str) else f"{where} is no text"
+        return None if isinstance(entry, str) else f"{where} is not text"
     else:
         number = isinstance(entry, int | float) and not isinstance(entry, bool)
         legal = number and (known / APART < entry < known * APART if known else 0 <= entry < APART)
-        return None if legal else f"{where} is no figure that it can have"
+        return None if legal else f"{where} is not a valid value"
     return next((why for one in pairs if (why := _unlike(*one)) is not None), None)
 
 
@@ -174,7 +174,7 @@ def _current(path: Path, silicon: Silicon) -> Contents:
                 files.put_aside(path, *found.wrong)
                 return Contents()
     except OSError:
-        say_once(f"{path}: {found.wrong[1] if found.wrong else ''}; it cannot be set aside")
+        say_once(f"{path}: {found.wrong[1] if found.wrong else ''}; it cannot be quarantined")
         return Contents()
     return found
 

@@ -18,8 +18,15 @@ Outcome = Literal["kept", "not kept", "unchanged", "refused"]
 
 @dataclass(frozen=True)
 class Progress:
-    """number: of this product, from 1, of how many; timed: candidates so far; problem: that is timed now;
-    seconds_left: of the budget."""
+    """A step of `calibrate`.
+
+    Attributes:
+        number: Of this GEMM, from 1.
+        count: How many there are.
+        problem: The GEMM problem that is timed now.
+        timed: Candidates timed so far.
+        seconds_left: Of the budget.
+    """
 
     number: int
     count: int
@@ -30,15 +37,22 @@ class Progress:
 
 @dataclass(frozen=True)
 class CalibrationReport:
-    """What `calibrate` did.
+    """What `calibrate` did. `str()` is for people.
 
-    outcome: one of Outcome, and why, where it is "unchanged" or "refused"; device: the GPU's name; start: where the
-    model comes from that the fit began with; path: the file; budget, seconds: given, and taken; shapes, timed: products
-    and candidates that were timed; failed: candidates that could not be, and why; repeated: products whose times did
-    not count at first; error: the root mean square of the logarithms of predicted over measured times, of the model
-    before and after, each time of products that it was not fitted to (cross-validation); regret: how much longer the
-    models' choices took than the fastest timed candidates, of the same products; figures: (name, before, after) of
-    those that changed by 1 % or more. `str()` is for people.
+    Attributes:
+        outcome: One of `Outcome`.
+        device: The GPU's name.
+        start: The model that the fit started from.
+        budget, seconds: Given, and taken.
+        why: The reason, if the outcome is "unchanged" or "refused".
+        path: The file of the model.
+        shapes, timed: How many GEMMs and candidates were timed.
+        failed: Candidates that could not be timed, and why.
+        repeated: GEMMs whose times did not count at first.
+        error: Of the old and the new model, on held-out GEMMs (cross-validation): the root mean square of the
+            logarithms of predicted over measured times.
+        regret: Of both, on the same GEMMs: how much longer their choices took than the fastest candidates.
+        figures: (name, before, after) of each parameter that changed by 1 % or more.
     """
 
     outcome: Outcome
@@ -76,14 +90,14 @@ class CalibrationReport:
         lines = [f"  {what}: {why}" for what, why in self.failed]
         lines += [f"  {name}: {before:.4g} -> {after:.4g}" for name, before, after in self.figures]
         lines.append(
-            f"{self.device}: {self.timed} candidates of {self.shapes} products timed, in {self.seconds:.0f} of "
+            f"{self.device}: {self.timed} candidates of {self.shapes} GEMMs timed, in {self.seconds:.0f} of "
             f"{self.budget:g} s, starting from the model {self.start.split(':')[0][:80]}"
         )
         if not math.isnan(self.error[0]):
             error, regret = ([f"{100 * x:.1f} %" for x in pair] for pair in (self.error, self.regret))
             lines.append(
-                f"of products that it was not fitted to: predictions are off by {error[0]} before, {error[1]} after; "
-                f"the picks are {regret[0]} slower than the fastest before, {regret[1]} after"
+                f"on held-out GEMMs: predictions are off by {error[0]} before, {error[1]} after; "
+                f"choices are {regret[0]} slower than the fastest before, {regret[1]} after"
             )
         told = {"kept": f"kept in {self.path}", "not kept": "not kept"}.get(self.outcome, self.outcome)
         lines.append(f"{told}{': ' if self.why else ''}{self.why}")

@@ -81,7 +81,7 @@ class Session:
         """The probe without what failed before, which is noted; its first candidate stays, since users run it."""
         failures = {way: self.failure(probe.problem, way) for way in list(probe.ways)[1:]}
         failed = [way for way, why in failures.items() if why is not None]
-        left_out += [(measuring.told(probe.problem, way), f"left out: {failures[way]}") for way in failed]
+        left_out += [(measuring.told(probe.problem, way), f"skipped: {failures[way]}") for way in failed]
         return measuring.without(probe, *failed)
 
     def ended(self, report: CalibrationReport) -> CalibrationReport:

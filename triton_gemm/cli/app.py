@@ -75,5 +75,5 @@ def triton_gemm(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Matrix multiplication for PyTorch in Triton: see which kernel a product runs on, choose by measurement, keep and
-    share what was measured, compile ahead of time, and find out what does not work here."""
+    """Matrix multiplication for PyTorch in Triton: see which kernel a GEMM runs on, compare with torch, tune, share
+    tables of measured choices, compile ahead of time, and check this machine."""

@@ -20,8 +20,7 @@ from . import output, words
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Tables of measured choices: see them, share them, check them. docs/tuning.md "
-    "says how they are used. `triton-gemm cache ls` shows where they are.",
+    help="List, show, share and check tables of measured choices (docs/tables.md).",
 )
 
 # Tables, by file why they are not all that is there, and the GPU that they are of.
@@ -32,7 +31,7 @@ Files = Annotated[list[Path], typer.Argument(exists=True, dir_okay=False, metava
 @app.command("ls")
 @output.command
 def ls(as_json: output.Json = False) -> None:
-    """List all tables, your own and those that came with the package, what was set aside, and calibrated models."""
+    """List all tables, your own and the shipped ones, quarantined files, and calibrated models."""
     found = [
         {
             "file": path,
@@ -62,7 +61,7 @@ def ls(as_json: output.Json = False) -> None:
 
     def render(console: Console) -> None:
         console.print(f"your tables are in {data['folder']}")
-        columns = ("silicon", "GPU", "Triton", "bits", "whose", "file", "entries")
+        columns = ("GPU key", "GPU", "Triton", "bits", "whose", "file", "entries")
         rows = [
             [x["silicon"], x["name"], x["triton"], x["bits"], x["whose"], Path(str(x["file"])).name, x["entries"]]
             for x in found
@@ -72,7 +71,7 @@ def ls(as_json: output.Json = False) -> None:
             if x["wrong"]:
                 console.print(f"{x['file']}: {x['wrong']}")
         for path in aside:
-            console.print(f"set aside: {path}")
+            console.print(f"quarantined: {path}")
         for model in models:
             good = f"{model['name']}, calibrated {model['measured']}"
             said = f"not used: {model['wrong']}" if model["wrong"] else good
@@ -86,15 +85,15 @@ def ls(as_json: output.Json = False) -> None:
 def show(
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="FILE", show_default=False, help="A table; by default those of the GPU."),
+        typer.Argument(metavar="FILE", show_default=False, help="A table; by default all tables of the GPU."),
     ] = None,
     device: words.Device = None,
     as_json: output.Json = False,
 ) -> None:
-    """Show what a table says, or all tables of a GPU: for each product the kernel, and what it gains.
+    """Show the entries of a table, or of all tables of a GPU: for each GEMM the kernel and its gain.
 
-    What is not used, because it is of another version of Triton, cannot run, or has other bits than the model's choice,
-    is said below it.
+    Entries that are not used are listed below: those of another version of Triton, those that cannot run, and those
+    with other bits than the model's choice.
     """
     shown, wrong, info = _table(file) if file else _tables_of(words.device(device))
     rows = [
@@ -112,7 +111,7 @@ def show(
     ]
 
     def render(console: Console) -> None:
-        columns = ("product", "kernel and configuration", "bits", "Triton", "measured", "us", "model's us", "gain")
+        columns = ("GEMM", "kernel and configuration", "bits", "Triton", "measured", "us", "model's us", "gain")
         lines = [
             (
                 *(x["text"], x["selection"], x["bits"], x["triton"], str(x["measured"])[:10]),
@@ -126,8 +125,8 @@ def show(
             console.print(f"{x['text']}: torch is faster: {times} ({x['torch']})", soft_wrap=True)
         unused = [x for x in rows if not x["used"]]
         for version in sorted({str(x["triton"]) for x in unused} - {files.TRITON}):
-            model = "the model chooses for these products"
-            console.print(f"not used here: what is of Triton {version}, as this is {files.TRITON}: {model}")
+            model = "the model chooses for these GEMMs"
+            console.print(f"not used here: entries of Triton {version}, as this is {files.TRITON}: {model}")
         for x in unused:
             if x["triton"] == files.TRITON:
                 why = "it cannot run, or has other bits than the model's choice"
@@ -181,10 +180,10 @@ def export(
 @app.command("import")
 @output.command
 def import_(sources: Files, as_json: output.Json = False) -> None:
-    """Merge files into your tables: the faster entry for a product wins, of those that are used on such a GPU.
+    """Merge files into your tables: of two entries for a GEMM the faster usable one wins.
 
-    An entry is used if it can run and has the bits of the model's choice; only Triton's version of a table can say so.
-    A file that is wrong changes nothing.
+    An entry is usable if it can run and has the bits of the model's choice; only the table's version of Triton can
+    tell. An invalid file changes nothing.
     """
     for path in sources:
         if (wrong := files.look(path).wrong) is not None:
@@ -200,7 +199,7 @@ def merge(
     out: Annotated[Path, typer.Option("--out", "-o", dir_okay=False, metavar="OUT", help="The file to write.")],
     as_json: output.Json = False,
 ) -> None:
-    """Merge files of one kind into the file OUT, as import does: the same in any order of files."""
+    """Merge files of one kind into the file OUT, as import does. The order of files does not matter."""
     for path in sources:
         if (wrong := files.look(path).wrong) is not None:
             raise output.FailedError(f"{path}: {wrong[1]}")
@@ -220,7 +219,7 @@ def _counted(count: int, where: Path | None, as_json: bool) -> None:
 def verify(device: words.Device = None, as_json: output.Json = False) -> None:
     """Check every table: can it be read, and can this GPU run each entry? Exit status 1 if not.
 
-    A table of another GPU or version of Triton is no fault: it is not used here.
+    A table of another GPU or version of Triton is not used here, and is not a fault.
     """
     reports = tables.verify(words.device(device))
     found: list[dict[str, Any]] = [
@@ -250,7 +249,7 @@ def verify(device: words.Device = None, as_json: output.Json = False) -> None:
 @output.command
 def clear(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    models: Annotated[bool, typer.Option("--models", help="Delete calibrated models, and no table.")] = False,
+    models: Annotated[bool, typer.Option("--models", help="Delete calibrated models instead of tables.")] = False,
     as_json: output.Json = False,
 ) -> None:
     """Delete your own tables and tuning's notes, of all GPUs, or your calibrated models. It asks first."""

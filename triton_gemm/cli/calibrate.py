@@ -18,15 +18,15 @@ from . import output, words
 @output.command
 def calibrate(
     budget: words.Budget = "60s",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure and report, and keep nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure and report, and store nothing.")] = False,
     device: Annotated[str | None, typer.Option(metavar="cuda:N", help="The GPU; by default cuda:0.")] = None,
     as_json: output.Json = False,
 ) -> None:
-    """Fit the cost model to this GPU, by timing candidates of fixed products for about a minute.
+    """Fit the cost model to this GPU, by timing candidates of fixed GEMMs for about a minute.
 
-    What no table has is chosen by the fitted model from then on, for all GPUs of this silicon. It may choose other
-    kernels, whose results may differ in their last bits. `triton-gemm cache ls` shows the file, `triton-gemm cache
-    clear --models` deletes it. The exit status is 1 if the GPU was not fit to be measured, or nothing could be kept.
+    The fitted model then chooses for every GEMM without a table entry, on all GPUs with this GPU key. It may choose
+    other kernels, whose results may differ in their last bits. `triton-gemm cache ls` shows the file, `triton-gemm
+    cache clear --models` deletes it. The exit status is 1 if the GPU was throttled or shared, or nothing was stored.
     """
     seconds = words.seconds(budget)
     with _shown() as progress:

@@ -31,12 +31,12 @@ def compare(
     ] = None,
     as_json: output.Json = False,
 ) -> None:
-    """Time your products by torch and by this package on this GPU: which is faster, and how wrong is each?
+    """Time your GEMMs with torch and with this package on this GPU: which is faster, and how large is each error?
 
     `triton-gemm compare --shapes 16x14336x4096 --layout nt`
 
     The ratio is torch's time over ours: above 1 this package is faster. Of each range of --rows its ends and the powers
-    of two between are compared. The exit status is 1 if a product could not be measured; the others are.
+    of two between are compared. The exit status is 1 if a GEMM could not be measured.
     """
     seconds, gpu = words.seconds(budget), words.gpu(device)
     layers = products.Layers(weights, None if rows is None else words.ends_and_powers(rows), bias)
@@ -80,7 +80,7 @@ def _figure(path: Path) -> Any:
     figure = Figure(layout="constrained")
     kinds = figure.canvas.get_supported_filetypes()
     if path.suffix[1:] not in kinds:
-        raise output.wrong_call(f"--plot: {path.name!r} ends with none of {', '.join('.' + kind for kind in kinds)}")
+        raise output.wrong_call(f"--plot: {path.name!r} must end with one of {', '.join('.' + kind for kind in kinds)}")
     return figure
 
 

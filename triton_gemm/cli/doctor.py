@@ -17,10 +17,10 @@ _LOOK = {"good": ("good", "green"), "note": ("note", "yellow"), "broken": ("BROK
 
 @output.command
 def doctor(as_json: output.Json = False) -> None:
-    """Find out what works on this machine, what does not, and what to do about it.
+    """Check this machine, and say what to do about each fault.
 
-    It looks at the GPU and its driver, torch, Triton, compilers, caches, tables, the policy and environment variables,
-    and needs no GPU. The exit status is 1 if something is broken. Put the output into a report of a bug.
+    It checks the GPU and its driver, torch, Triton, compilers, caches, tables, the policy and environment variables.
+    It needs no GPU. The exit status is 1 if something is broken. Add the output to a bug report.
     """
     found = examine()
     data = {

@@ -19,40 +19,38 @@ from . import output, words
 def explain(
     M: Annotated[int, typer.Argument(min=1, max=LARGEST, metavar="M", help="Rows of A and C.")],
     N: Annotated[int, typer.Argument(min=1, max=LARGEST, metavar="N", help="Columns of B and C.")],
-    K: Annotated[
-        int, typer.Argument(min=1, max=LARGEST, metavar="K", help="Columns of A and rows of B: the length of sums.")
-    ],
+    K: Annotated[int, typer.Argument(min=1, max=LARGEST, metavar="K", help="Columns of A and rows of B.")],
     dtype: words.Dtype = "bf16",
     layout: words.Layout = "nn",
-    batch: Annotated[int, typer.Option(min=1, max=LARGEST, help="How many such products at once.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, max=LARGEST, help="The number of such GEMMs in one launch.")] = 1,
     bias: Annotated[Literal["n"] | None, typer.Option(help="n: add one value for each column of C.")] = None,
-    activation: Annotated[Activation | None, typer.Option(help="What is applied to C.")] = None,
+    activation: Annotated[Activation | None, typer.Option(help="The activation, applied to C.")] = None,
     beta: Annotated[float, typer.Option(help="beta C is added, as addmm does; 0 does not read C.")] = 0.0,
     precision: Annotated[Precision | None, typer.Option(help="How fp32 is multiplied: docs/precision.md.")] = None,
-    scales: Annotated[ScaleKind | None, typer.Option(help="What fp8's and int8's scales are for.")] = None,
-    fast_accum: Annotated[bool, typer.Option("--fast-accum", help="fp8: leave sums to the tensor cores.")] = False,
-    groups: Annotated[int | None, typer.Option(min=1, help="A grouped product of so many groups.")] = None,
+    scales: Annotated[ScaleKind | None, typer.Option(help="What each scale of fp8 or int8 applies to.")] = None,
+    fast_accum: Annotated[bool, typer.Option("--fast-accum", help="fp8: sum in the tensor cores alone.")] = False,
+    groups: Annotated[int | None, typer.Option(min=1, help="A grouped GEMM with this number of groups.")] = None,
     group_dim: Annotated[
         Literal["M", "N", "K"] | None,
-        typer.Option(help="Which size is cut into --groups, by default M.", show_default=False),
+        typer.Option(help="Which size is divided into --groups, by default M.", show_default=False),
     ] = None,
-    out_dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="Of C, where it is another.")] = None,
+    out_dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="C's dtype, if it is another.")] = None,
     device: words.Device = None,
     limit: Annotated[int, typer.Option(min=1, help="How many candidates to show.")] = 10,
     compile: Annotated[
-        int, typer.Option(min=0, help="Compile the first so many, for their registers and shared memory.")
+        int, typer.Option(min=0, help="Compile the first candidates, and show their registers and shared memory.")
     ] = 0,
-    bits: Annotated[bool, typer.Option("--bits", help="Show the class of bits of each candidate.")] = False,
+    bits: Annotated[bool, typer.Option("--bits", help="Show each candidate's bit class.")] = False,
     as_json: output.Json = False,
 ) -> None:
-    """Show which kernels could compute a product, how long each takes, and which one runs.
+    """Show the candidates for a GEMM, their predicted and measured times, and which one runs.
 
     Nothing is launched, and no GPU is needed if one is named. A linear layer with 16 tokens on an H200:
 
     `triton-gemm explain 16 14336 4096 --layout nt --device h200`
     """
     if groups is None and group_dim is not None:
-        raise output.wrong_call("--group-dim says which size is cut into --groups, of which there are none")
+        raise output.wrong_call("--group-dim goes with --groups")
     info = words.device(device)
     problem, info = words.asked(
         M=M,
@@ -105,9 +103,9 @@ def _way(way: Way) -> dict[str, Any]:
 
 
 def render(found: Comparison, console: Console, bits: bool = False) -> None:
-    """For people. bits: whether with classes of bits, which are long."""
+    """For people. bits: whether to show bit classes, which are long."""
     console.print(f"{words.problem_text(found.problem)} on {found.device.name}", style="bold")
-    columns = ["", "kernel and configuration", *["bits"] * bits, "predicted us", "known us"]
+    columns = ["", "kernel and configuration", *["bits"] * bits, "predicted us", "measured us"]
     columns += ["registers", "shared memory", "spills"] if any(way.compiled for way in found.ways) else []
     rows = []
     for way in found.ways:
@@ -126,6 +124,6 @@ def render(found: Comparison, console: Console, bits: bool = False) -> None:
     caveat = ", not measured on this GPU: trust their order, not the times" if found.model == "derived" else ""
     console.print(f"predicted times: {found.model} model{caveat}")
     if "registers" not in columns:
-        console.print("--compile 3 compiles the first three, for their registers and shared memory")
+        console.print("--compile 3 compiles the first three, and shows their registers and shared memory")
     if not bits:
-        console.print("--bits shows the class of bits of each")
+        console.print("--bits shows each candidate's bit class")

@@ -47,19 +47,19 @@ def chosen(
     if shapes is not None:
         return [problem(*sizes, words.dtype(dtype or "bf16"), layout or "nn") for sizes in words.shapes(shapes)]
     if layout is not None:
-        raise output.wrong_call(f"--layout: the products of {named[0]} have their own")
+        raise output.wrong_call(f"--layout: the GEMMs of {named[0]} have their own")
     if suite is not None:
         return of_suite(suite, None if dtype is None else words.dtype(dtype))
     assert shapes_from is not None
     if dtype is not None:
-        raise output.wrong_call("--dtype: the products of --shapes-from have their own")
+        raise output.wrong_call("--dtype: the GEMMs of --shapes-from have their own")
     return recorded(shapes_from)
 
 
 def problem(batch: int, M: int, N: int, K: int, dtype: torch.dtype, layout: Order) -> GemmProblem:
     """A plain product."""
     if dtype not in DTYPES:
-        raise output.wrong_call(f"--shapes: products of {dtype} have scales; record them, for --shapes-from")
+        raise output.wrong_call(f"--shapes: {dtype} needs scales; record such GEMMs, and use --shapes-from")
     found, _ = words.asked(M=M, N=N, K=K, dtype=dtype, batch=batch, layout=layout, device=INTERPRETER)
     return found
 
@@ -71,22 +71,22 @@ def of_layers(
     if rows is None:
         raise output.wrong_call("--weights: give --rows, too, as in --rows 1-512")
     if layout not in (None, "nt"):
-        raise output.wrong_call("--layout: that of --weights is nt, a linear layer's")
+        raise output.wrong_call("--layout: --weights are linear layers, whose layout is nt")
     if dtype not in (FLOATING if bias else DTYPES):
-        raise output.wrong_call(f"--dtype: no linear layer{' with a bias' * bias} is computed in {dtype}")
+        raise output.wrong_call(f"--dtype: linear layers{' with a bias' * bias} cannot be {dtype}")
     return list(problems_of(words.weights(weights), rows, dtype, bias))
 
 
 def of_suite(name: str, dtype: torch.dtype | None) -> list[GemmProblem]:
     """The problems of a suite: one of 16 bits in a dtype, by default bf16; others have their own."""
     if name not in SUITES:
-        raise output.wrong_call(f"--suite: {name!r} is none of {', '.join(SUITES)}")
+        raise output.wrong_call(f"--suite: {name!r} is not one of {', '.join(SUITES)}")
     suite = SUITES[name]
     if suite.mode and dtype is not None:
-        raise output.wrong_call(f"--dtype: the products of --suite {name} have their own")
+        raise output.wrong_call(f"--dtype: the GEMMs of --suite {name} have their own")
     mode = suite.mode or {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype or torch.bfloat16)
     if mode is None:
-        raise output.wrong_call(f"--suite {name} is of 16 bits: --dtype bf16 or fp16")
+        raise output.wrong_call(f"--suite {name} takes --dtype bf16 or fp16")
     return list(dict.fromkeys(gemm_problem(shape, mode) for shape in suite.shapes))
 
 

@@ -14,8 +14,8 @@ from . import output
 
 ROOT = Path(__file__).parents[2]  # of a clone
 WHAT = {
-    "triton_gemm.ladder": "One rung by hand: all words go to `python -m triton_gemm.ladder`.",
-    "perf.bench": "Measure suites of shapes against cuBLAS: all words go to `python -m perf.bench`.",
+    "triton_gemm.ladder": "Run a rung of the ladder: the same as `python -m triton_gemm.ladder`.",
+    "perf.bench": "Measure suites of shapes against cuBLAS: the same as `python -m perf.bench`.",
 }
 
 

@@ -33,30 +33,29 @@ def tune(
         Literal["graph", "eager"], typer.Option(help="What is timed: a CUDA graph's replay, or calls from Python.")
     ] = "graph",
     resume: Annotated[
-        bool, typer.Option("--resume", help="Leave out what was tuned before, with the same versions.")
+        bool, typer.Option("--resume", help="Skip what was tuned before with the same versions.")
     ] = False,
     repeat: Annotated[
-        int, typer.Option(min=1, help="Measure so often; the report says how often the same candidate won.")
+        int, typer.Option(min=1, help="How often to tune each GEMM; the report says how often the same candidate won.")
     ] = 1,
     device: Annotated[str | None, typer.Option(metavar="cuda:N", help="The GPU to tune on; by default cuda:0.")] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be timed, and time nothing; --device may be h200.")
+        bool, typer.Option("--dry-run", help="Print the candidates and time nothing; --device may be h200.")
     ] = False,
     as_json: output.Json = False,
 ) -> None:
-    """Time the candidates for your products on this GPU, and keep the fastest in your table.
+    """Time the candidates for your GEMMs on this GPU, and save the fastest in your table.
 
     `triton-gemm tune --shapes 4096x4096x4096,16x14336x4096 --dtype bf16 --layout nt --budget 2m`
 
-    Linear layers are named by their weights, and tuned for all of these numbers of rows; with --rows, so are the
-    weights that --shapes-from has:
+    Linear layers are given by their weights, and tuned for all these numbers of rows. With --rows the weights of
+    --shapes-from are tuned in the same way:
 
     `triton-gemm tune --weights 4096x4096,1536x7168 --rows 1-4096 --budget 5m`
 
-    What you run then uses it, without a change: see `triton-gemm cache show`. With --bits same, the default, the
-    tuned kernels give the same bits as the untuned ones. What was found is kept after each product, so it can be
-    interrupted, and goes on with --resume. The exit status is 1 if a product could not be measured, or what
-    was found could not be stored.
+    Your programs then use the table: see `triton-gemm cache show`. With --bits same, the default, tuned kernels give
+    the same bits as untuned ones. Each winner is saved at once, so tuning can be interrupted, and --resume continues
+    it. The exit status is 1 if a GEMM could not be measured, or its winner not stored.
     """
     seconds, numbers = words.seconds(budget), None if rows is None else words.rows(rows)
     layers = products.Layers(weights, None if weights is None or rows is None else [1], bias)  # each weight once
@@ -104,7 +103,7 @@ def _show_plan(console: Console, planned: Mapping[GemmProblem, Sequence[Selectio
     for problem, names in every.items():
         console.print(f"{words.problem_text(problem)}: {', '.join(names)}", soft_wrap=True)
     count = output.counted(sum(map(len, every.values())), "candidate")
-    console.print(f"{count} for {output.counted(len(planned), 'product')}; nothing was timed")
+    console.print(f"{count} for {output.counted(len(planned), 'GEMM')}; nothing was timed")
 
 
 def _log_to_stderr() -> None:

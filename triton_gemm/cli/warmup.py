@@ -32,27 +32,29 @@ def warmup(
     layout: words.LayoutOfSizes = None,
     arch: Annotated[
         str | None,
-        typer.Option(metavar="sm_XX", help="All GPUs of that compute capability that the package has a model of."),
+        typer.Option(metavar="sm_XX", help="All GPUs of that compute capability that have a name."),
     ] = None,
     device: words.Device = None,
     out: Annotated[
         Path | None,
-        typer.Option(file_okay=False, metavar="DIR", help="The cache's folder; by default Triton's own."),
+        typer.Option(file_okay=False, metavar="DIR", help="The folder of the cache; by default Triton's own."),
     ] = None,
     candidates: Annotated[
         Bits | None,
-        typer.Option(help="Compile what `tune` would time, too, with --bits same or any.", show_default=False),
+        typer.Option(
+            help="Also compile the candidates that `tune` would time with --bits same or any.", show_default=False
+        ),
     ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Threads; by default one for each core.")] = None,
     as_json: output.Json = False,
 ) -> None:
-    """Compile what products will run on, before there is a GPU, into Triton's cache.
+    """Compile the kernels of your GEMMs into Triton's cache, without a GPU.
 
     Run it where an image is built, with the same Python packages as at run time:
 
     `triton-gemm warmup --shapes-from shapes.json --device h200 --out /opt/triton-cache`
 
-    Linear layers are named by their weights, and compiled for every number of rows that they may be called with:
+    Linear layers are given by their weights, and compiled for all these numbers of rows:
 
     `triton-gemm warmup --weights 4096x4096,28672x4096 --rows 1-8192 --device h200`
 
@@ -60,7 +62,7 @@ def warmup(
     is needed. It also builds Triton's launcher; with Triton 3.8 or later set `TRITON_LIBCUDA_PATH` for that, here
     and in the image, to the folder that has libcuda.so.1 at run time, mostly /usr/lib/x86_64-linux-gnu.
 
-    With `--candidates same` a later `triton-gemm tune` on the GPU finds all that it times compiled.
+    With `--candidates same` a later `triton-gemm tune` on the GPU finds all of its candidates compiled.
     """
     layers = products.Layers(weights, None if rows is None else words.rows(rows), bias)
     problems = products.chosen(shapes, suite, shapes_from, dtype, layout, layers)
@@ -86,9 +88,9 @@ def warmup(
     def render(console: Console) -> None:
         already = made.kernels - made.compiled
         names = ", ".join(x.name for x in devices)
-        products_ = output.counted(made.problems, "product")
-        console.print(f"{output.counted(made.kernels, 'kernel')} for {products_} on {names} in {made.cache}")
-        console.print(f"{made.compiled} compiled in {made.seconds:.0f} s, {already} were there")
+        gemms = output.counted(made.problems, "GEMM")
+        console.print(f"{output.counted(made.kernels, 'kernel')} for {gemms} on {names} in {made.cache}")
+        console.print(f"{made.compiled} compiled in {made.seconds:.0f} s, {already} were compiled before")
         console.print(f"the launcher: {made.launcher or 'built'}")
         for failure in made.failures:
             console.print(f"failed: {failure}")
@@ -108,9 +110,9 @@ def devices_of(arch: str | None, device: str | None) -> list[DeviceInfo]:
     if arch is None:
         return [words.device(device)]
     if device is not None:
-        raise output.wrong_call("--arch and --device say the same: give one of them")
+        raise output.wrong_call("give --arch or --device, not both")
     if not arch.startswith("sm_") or arch not in NAMES:
         known = ", ".join(name for name in NAMES if name.startswith("sm_"))
-        raise output.wrong_call(f"--arch: {arch!r} is none of {known}")
+        raise output.wrong_call(f"--arch: {arch!r} is not one of {known}")
     wanted = named_device(arch)
     return [x for x in map(named_device, NAMES) if x.capability == wanted.capability]

@@ -29,7 +29,8 @@ _LONG = {str(dtype).removeprefix("torch."): dtype for dtype in (*DTYPE_WORDS.val
 
 
 Dtype = Annotated[
-    str, typer.Option("--dtype", help=f"Of the operands: {', '.join(DTYPE_WORDS)}, or torch's name.", metavar="DTYPE")
+    str,
+    typer.Option("--dtype", help=f"The operands' dtype: {', '.join(DTYPE_WORDS)}, or torch's name.", metavar="DTYPE"),
 ]
 Layout = Annotated[
     Order, typer.Option(help="How A and B lie in memory: n by rows, t by columns; nt is a linear layer's.")
@@ -38,8 +39,8 @@ DtypeOfSizes = Annotated[
     str | None,
     typer.Option(
         "--dtype",
-        help=f"Of operands given by sizes: {', '.join(DTYPE_WORDS)}, or torch's name; of --suite bf16 or fp16. "
-        "By default bf16.",
+        help=f"For --shapes and --weights: {', '.join(DTYPE_WORDS)}, or torch's name; for a 16-bit --suite bf16 or "
+        "fp16. By default bf16.",
         metavar="DTYPE",
         show_default=False,
     ),
@@ -65,14 +66,14 @@ Device = Annotated[
 Shapes = Annotated[
     str | None,
     typer.Option(
-        help="M x N x K of each product, with a batch before it if there is one: 4096x4096x4096,8x16x14336x4096.",
+        help="M x N x K of each GEMM, with a batch before it if there is one: 4096x4096x4096,8x16x14336x4096.",
         metavar="MxNxK,...",
     ),
 ]
 Suite = Annotated[str | None, typer.Option(metavar="NAME", help=f"The shapes of a suite: {', '.join(SUITES)}.")]
 Bits = Annotated[
     files.Bits,
-    typer.Option(help="same: what gives the bits of the model's choice; any: what is fastest, whatever its bits."),
+    typer.Option(help="same: only candidates with the bits of the model's choice; any: all, whatever their bits."),
 ]
 ShapesFrom = Annotated[
     Path | None,
@@ -84,7 +85,7 @@ Weights = Annotated[
 ]
 Rows = Annotated[
     str | None,
-    typer.Option(help="Rows of the inputs of --weights, all leading dimensions together: 1-512,2048.", metavar="A-B,C"),
+    typer.Option(help="Rows of the layers' inputs, all leading dimensions together: 1-512,2048.", metavar="A-B,C"),
 ]
 
 
@@ -96,7 +97,7 @@ def dtype(word: str) -> torch.dtype:
     """bf16, or bfloat16 as torch has it."""
     found = DTYPE_WORDS.get(word) or _LONG.get(word.removeprefix("torch."))
     if found is None:
-        raise wrong_call(f"--dtype: {word!r} is none of {', '.join(DTYPE_WORDS)}")
+        raise wrong_call(f"--dtype: {word!r} is not one of {', '.join(DTYPE_WORDS)}")
     return found
 
 
@@ -107,7 +108,7 @@ def shapes(text: str) -> list[tuple[int, int, int, int]]:
         sizes = re.fullmatch(r"\s*(?:(\d{1,15})x)?(\d{1,15})x(\d{1,15})x(\d{1,15})\s*", word.lower(), re.ASCII)
         batch, M, N, K = map(int, sizes.groups(default="1")) if sizes else (0, 0, 0, 0)
         if min(batch, M, N, K) < 1 or max(batch, M, N, K) > LARGEST:
-            called = f"{word.strip()[:60]!r} is no MxNxK with numbers from 1 to {LARGEST}"
+            called = f"{word.strip()[:60]!r} is not MxNxK with numbers from 1 to {LARGEST}"
             raise wrong_call(f"--shapes: {called}, as in 16x14336x4096")
         found.append((batch, M, N, K))
     return found
@@ -120,7 +121,7 @@ def weights(text: str) -> list[tuple[int, int]]:
         sizes = re.fullmatch(r"\s*(\d{1,15})x(\d{1,15})\s*", word.lower(), re.ASCII)
         N, K = map(int, sizes.groups()) if sizes else (0, 0)
         if min(N, K) < 1 or max(N, K) > LARGEST:
-            called = f"{word.strip()[:60]!r} is no NxK with numbers from 1 to {LARGEST}"
+            called = f"{word.strip()[:60]!r} is not NxK with numbers from 1 to {LARGEST}"
             raise wrong_call(f"--weights: {called}, as in 14336x4096")
         found.append((N, K))
     return found
@@ -133,7 +134,7 @@ def rows(text: str) -> list[int]:
         ends = re.fullmatch(r"\s*(\d{1,15})(?:\s*-\s*(\d{1,15}))?\s*", word, re.ASCII)
         first, last = (int(ends[1]), int(ends[2] or ends[1])) if ends else (0, 0)
         if not 1 <= first <= last <= MOST_ROWS:
-            called = f"{word.strip()[:60]!r} is no number from 1 to {MOST_ROWS}, and no range of them"
+            called = f"{word.strip()[:60]!r} is neither a number from 1 to {MOST_ROWS} nor a range of them"
             raise wrong_call(f"--rows: {called}, as in 1-512,2048")
         found |= dict.fromkeys(range(first, last + 1))
     return list(found)
@@ -150,7 +151,7 @@ def seconds(text: str) -> float:
     found = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([smh]?)\s*", text)
     value = float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]] if found else 0.0
     if not value:
-        raise wrong_call(f"--budget: {text!r} is no duration above 0, as in 90s, 2m or 1h")
+        raise wrong_call(f"--budget: {text!r} is not a duration above 0, such as 90s, 2m or 1h")
     return value
 
 
@@ -166,18 +167,18 @@ def device(word: str | None) -> DeviceInfo:
         here = torch.device(word)
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (here.index or 0) >= count:
-            raise wrong_call(f"--device: there is no {word} here, of {count} GPUs")
+            raise wrong_call(f"--device: there is no {word}: torch sees {count} GPUs")
         return device_info(here)
     try:
         return named_device(word)
     except ValueError:
-        raise wrong_call(f"--device: {word!r} is none of {', '.join(NAMES)}, cuda:0 and a .json file") from None
+        raise wrong_call(f"--device: {word!r} is not one of {', '.join(NAMES)}, cuda:0 or a .json file") from None
 
 
 def gpu(word: str | None) -> str | None:
-    """What is measured: cuda or cuda:1, and no GPU that is elsewhere."""
+    """The GPU to measure: cuda or cuda:1, not one that is elsewhere."""
     if word is not None and not re.fullmatch(CUDA, word):
-        raise wrong_call(f"--device: {word!r} is no GPU to measure, as cuda:0 is")
+        raise wrong_call(f"--device: {word!r} is not a GPU of this machine, such as cuda:0")
     return word
 
 
@@ -187,16 +188,16 @@ def _described(path: Path) -> DeviceInfo:
         found: DeviceInfo = read(DeviceInfo, json.loads(path.read_text())["devices"][0])
         figures = (*found.capability, found.num_sms, found.shared_memory, found.bus_width, found.power_limit)
         if min(figures) < 0 or found.num_sms == 0:
-            raise ValueError("no GPU has such figures")
+            raise ValueError("the numbers cannot be a GPU's")
         return found
     except OSError as error:
         raise wrong_call(f"--device: {path} cannot be read: {error.strerror}") from None
     except LookupError:  # no document of that kind, or one of a machine without a GPU
         raise wrong_call(
-            f"--device: {path} holds no GPU, as `doctor --json` describes it on a machine that has one"
+            f"--device: {path} describes no GPU: run `triton-gemm doctor --json` on a machine with one"
         ) from None
     except (ValueError, TypeError, RecursionError) as error:
-        raise wrong_call(f"--device: {path} holds no GPU, as `doctor --json` describes it: {error}") from None
+        raise wrong_call(f"--device: {path} describes no GPU: {error}") from None
 
 
 def asked(**call: Any) -> tuple[GemmProblem, DeviceInfo]:

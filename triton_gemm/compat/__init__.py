@@ -5,6 +5,7 @@ itself, so that a version which breaks one is told apart from all else that then
 not from the modules:
 
 - `language`: whether Triton's interpreter runs kernels, and device functions that know it
+- `interpreter`: what kernels touch in Triton's interpreter
 - `gluon`: names of Gluon
 - `compiler`: compiles kernels for any GPU, here or not
 - `building`: what Triton builds with a C compiler, without a GPU's driver
@@ -83,6 +84,7 @@ from .gluon import (  # type: ignore[attr-defined]
     tma_load,
     tma_store,
 )
+from .interpreter import watching
 from .launching import (
     TENSOR_MAP,
     TFLOAT32,
@@ -182,5 +184,6 @@ __all__ = [
     "tensor_maps",
     "tma_load",
     "tma_store",
+    "watching",
     "withdraw",
 ]

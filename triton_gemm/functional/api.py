@@ -33,32 +33,41 @@ def matmul(
     precision: Precision | None = None,
     batch_invariant: bool | None = None,
 ) -> torch.Tensor:
-    """`torch.matmul`: the product of input [.., M, K] and other [.., K, N], a tensor [.., M, N]. Leading dimensions are
-    batches and broadcast. A vector [K] counts as one row on the left or one column on the right, and the result has no
-    dimension for it. `out`, where given, is filled with the result and returned.
+    """`torch.matmul`: the matrix product of input and other, with broadcast batches.
 
-    Both operands are of one dtype and on one GPU, of any strides and any size, 0 and 1 included. The dtypes and their
-    results: fp16 and bf16, summed in fp32, fp32 and fp64 give their own; int8 gives int32, summed exactly (modulo
-    2^32), as in `torch._int_mm` but unlike `torch.matmul`, which gives int8. Nothing is copied that a kernel can read
-    where it lies; batches that no single stride steps through, as heads of [B, S, H, D], take several launches.
+    A vector [K] counts as one row on the left or one column on the right, and the result has no dimension for it. fp16
+    and bf16 are summed in fp32. fp16, bf16, fp32 and fp64 give their own dtype. int8 gives int32, summed exactly
+    (modulo 2^32), as in `torch._int_mm` but unlike `torch.matmul`, which gives int8.
 
-    precision: how fp32 is multiplied. "ieee"; "tf32", operands rounded to nearest; "bf16x3", "bf16x6", "bf16x9" or
-    "tf32x3", emulated by splitting operands into 2 or 3 parts and summing 3, 6 or 9 products (docs/precision.md); or
-    None, "ieee" unless torch's setting `torch.backends.cuda.matmul.fp32_precision` is "tf32". Other dtypes take none.
+    A cost model or a table of measured choices selects the kernel. Nothing is tuned at run time unless `set_policy`
+    asks for it; `explain` says what was chosen and why. The same choice on the same GPU gives the same bits every time.
+    An operand is not copied if a kernel can read it in place. Batches without a single stride, as heads of [B, S, H,
+    D], take several launches.
 
-    batch_invariant: whether a row of the result has the same bits whatever other rows are multiplied with it, in the
-    backward too; None as the block or the environment says (`triton_gemm.batch_invariant`).
+    It can be differentiated any number of times, forwards and backwards, in the same precision, and works in
+    torch.func, torch.compile and torch.export. Under autocast operands are cast as torch casts them, and a precision is
+    then an error. With TRITON_INTERPRET=1 set before the import CPU tensors are accepted, too, and are slow.
 
-    The kernel is chosen by a model, or a table of what was measured, and never tuned at run time unless `set_policy`
-    says so (`explain` says which and why). The same choice on the same GPU gives the same bits every time. It can be
-    differentiated any number of times, forwards and backwards, in the same precision, and works in torch.func,
-    torch.compile and torch.export. Under autocast operands are cast as torch casts them, and a precision is then an
-    error. With TRITON_INTERPRET=1 set before the import CPU tensors are taken too, and are slow.
+    Args:
+        input: [.., M, K] or [K], on a GPU, of any strides and any size, 0 and 1 included.
+        other: [.., K, N] or [K], of the same dtype and on the same GPU.
+        out: The tensor [.., M, N] that is filled with the result and returned.
+        precision: How fp32 is multiplied; other dtypes take none. "ieee"; "tf32", operands rounded to nearest;
+            "bf16x3", "bf16x6", "bf16x9" or "tf32x3", emulated by splitting operands into 2 or 3 terms and summing 3, 6
+            or 9 products (docs/precision.md). None: "tf32" if `torch.backends.cuda.matmul.fp32_precision` is, else
+            "ieee".
+        batch_invariant: Whether a row of the result has the same bits whatever other rows are multiplied with it, in
+            the backward, too. None: as the block or the environment says (`triton_gemm.batch_invariant`).
 
-    Raises what torch raises, in its words: RuntimeError for shapes, dtypes or devices that do not go together, and for
-    an `out` where an argument requires grad; TypeError for what is no tensor. NotImplementedError for other dtypes,
-    nested or sparse tensors; ValueError for a precision that is none, or of another dtype than fp32; RuntimeError for
-    one that the GPU does not have.
+    Returns:
+        A tensor [.., M, N].
+
+    Raises:
+        RuntimeError: Shapes, dtypes or devices do not match, in torch's words; `out` is given and an argument requires
+            grad; or the GPU does not have the precision.
+        TypeError: An operand is not a tensor.
+        NotImplementedError: Another dtype, a nested or a sparse tensor.
+        ValueError: An unknown precision, or one for another dtype than fp32.
     """
     plain = precision is None and batch_invariant is None
     request = PRODUCT if plain else Request(precision=precision, batch_invariant=batch_invariant)
@@ -81,12 +90,24 @@ def mm(
     precision: Precision | None = None,
     batch_invariant: bool | None = None,
 ) -> torch.Tensor:
-    """`torch.mm`: the product of two matrices, input [M, K] and mat2 [K, N], a matrix [M, N].
+    """`torch.mm`: the product of two matrices.
 
-    Both are fp32, fp16, bf16, fp64 or int8 on one GPU, of any strides; the result has their dtype, of int8 int32 (sums
-    are exact). out_dtype: torch.float32 for fp16 and bf16, whose fp32 sums are then not rounded. The rest is as in
-    `matmul`: out, precision, batch_invariant, derivatives. Raises as `matmul`: RuntimeError, TypeError,
-    NotImplementedError or ValueError.
+    Both are fp32, fp16, bf16, fp64 or int8 on one GPU, of any strides. The result has their dtype; of int8 it is int32,
+    and exact. Derivatives are as in `matmul`.
+
+    Args:
+        input: [M, K].
+        mat2: [K, N].
+        out_dtype: torch.float32 for fp16 and bf16, whose fp32 sums are then not rounded.
+        out: The matrix that is filled with the result and returned.
+        precision: As in `matmul`.
+        batch_invariant: As in `matmul`.
+
+    Returns:
+        A matrix [M, N].
+
+    Raises:
+        RuntimeError, TypeError, NotImplementedError, ValueError: As `matmul`.
     """
     return _of_one_rank("mm", rules.mm, input, mat2, out_dtype, out, precision, batch_invariant)
 
@@ -100,13 +121,24 @@ def bmm(
     precision: Precision | None = None,
     batch_invariant: bool | None = None,
 ) -> torch.Tensor:
-    """`torch.bmm`: the products of two batches of matrices, input [B, M, K] and mat2 [B, K, N], a tensor [B, M, N].
-    Nothing broadcasts (`matmul` does).
+    """`torch.bmm`: the products of two batches of matrices, without broadcasting (`matmul` broadcasts).
 
-    Both are fp32, fp16, bf16, fp64 or int8 on one GPU, of any strides; the result has their dtype, of int8 int32 (sums
-    are exact). out_dtype: torch.float32 for fp16 and bf16, whose fp32 sums are then not rounded. The rest is as in
-    `matmul`: out, precision, batch_invariant, derivatives. Raises as `matmul`: RuntimeError, TypeError,
-    NotImplementedError or ValueError.
+    Both are fp32, fp16, bf16, fp64 or int8 on one GPU, of any strides. The result has their dtype; of int8 it is int32,
+    and exact. Derivatives are as in `matmul`.
+
+    Args:
+        input: [B, M, K].
+        mat2: [B, K, N].
+        out_dtype: torch.float32 for fp16 and bf16, whose fp32 sums are then not rounded.
+        out: The tensor that is filled with the result and returned.
+        precision: As in `matmul`.
+        batch_invariant: As in `matmul`.
+
+    Returns:
+        A tensor [B, M, N].
+
+    Raises:
+        RuntimeError, TypeError, NotImplementedError, ValueError: As `matmul`.
     """
     return _of_one_rank("bmm", rules.bmm, input, mat2, out_dtype, out, precision, batch_invariant)
 
@@ -121,6 +153,27 @@ def activated_bmm(
 ) -> torch.Tensor:
     """`bmm`, and what is applied to it."""
     return _of_one_rank("bmm", rules.bmm, input, mat2, out_dtype, None, precision, batch_invariant, activation)
+
+
+def gated_bmm(
+    input: torch.Tensor,
+    mat2: torch.Tensor,
+    gate: torch.Tensor,
+    activation: str,
+    out_dtype: torch.dtype | None,
+    precision: Precision | None,
+    batch_invariant: bool | None,
+) -> torch.Tensor:
+    """activation(bmm(input, gate)) * bmm(input, mat2) of shapes that go together; with an out_dtype by two products."""
+    if out_dtype is not None:
+        before, up = (activated_bmm(input, x, None, out_dtype, precision, batch_invariant) for x in (gate, mat2))
+        return ACTIVATIONS[activation](before) * up
+    a, b, gate = _autocast(input, mat2, gate)
+    rules.computable("bmm", a, b, dtypes=FLOATING, devices=("cuda", "cpu", "meta"))
+    rules.precision("bmm", precision, a.dtype)
+    if batch_invariant is not None:
+        arguments.flag("bmm", "batch_invariant", batch_invariant)
+    return gated.gated_gemm(a, b, gate, None, None, activation, precision, batch_invariant)
 
 
 def _of_one_rank(
@@ -158,11 +211,24 @@ def mv(
     precision: Precision | None = None,
     batch_invariant: bool | None = None,
 ) -> torch.Tensor:
-    """`torch.mv`: the product of a matrix and a vector, input [M, K] and vec [K], a vector [M].
+    """`torch.mv`: the product of a matrix and a vector.
 
-    Both are fp32, fp16, bf16, fp64 or int8 on one GPU, of any strides; the result has their dtype, of int8 int32 (sums
-    are exact). The rest is as in `matmul`: out, precision, batch_invariant, derivatives. Raises as `matmul`:
-    RuntimeError, TypeError, NotImplementedError or ValueError; and IndexError for 0-D operands.
+    Both are fp32, fp16, bf16, fp64 or int8 on one GPU, of any strides. The result has their dtype; of int8 it is int32,
+    and exact. Derivatives are as in `matmul`.
+
+    Args:
+        input: [M, K].
+        vec: [K].
+        out: The vector that is filled with the result and returned.
+        precision: As in `matmul`.
+        batch_invariant: As in `matmul`.
+
+    Returns:
+        A vector [M].
+
+    Raises:
+        RuntimeError, TypeError, NotImplementedError, ValueError: As `matmul`.
+        IndexError: An operand has no dimensions.
     """
     arguments.tensors("mv", input=input, vec=vec)
     if out is None:
@@ -185,17 +251,29 @@ def addmm(
     precision: Precision | None = None,
     batch_invariant: bool | None = None,
 ) -> torch.Tensor:
-    """`torch.addmm`: beta * input + alpha * (mat1 @ mat2), of mat1 [M, K] and mat2 [K, N], a matrix [M, N]. input is of
-    any shape that broadcasts to it. activation: what is applied to that, as in `linear`.
+    """`torch.addmm` with an activation: activation(beta * input + alpha * (mat1 @ mat2)).
 
-    A row [N] or a column [M, 1] is added as a bias, in the same kernel; what has more values is copied into the result
-    first, unless it is `out` itself. With beta = 0 input is not read, with alpha = 0 neither matrix is. beta and alpha
-    are numbers, or 0-D tensors that do not require grad, which are read (and waited for).
+    A row [N] or a column [M, 1] is added as a bias, in the same kernel. A larger input is copied into the result first,
+    unless it is `out` itself. With beta = 0 input is not read, with alpha = 0 neither matrix is. All three are fp32,
+    fp16, bf16 or fp64, of one dtype, on one GPU, of any strides. Derivatives in all three are as in `matmul`.
 
-    All three are fp32, fp16, bf16 or fp64, of one dtype, on one GPU, of any strides. out_dtype: torch.float32 for fp16
-    and bf16, whose fp32 sums are then not rounded; input may be fp32 then. The rest is as in `matmul`: out, precision,
-    batch_invariant, derivatives in all three tensors. Raises as `matmul`: RuntimeError, TypeError (also for a beta that
-    is no number), NotImplementedError (also for int8) or ValueError (also for an activation that is none).
+    Args:
+        input: Any shape that broadcasts to [M, N].
+        mat1: [M, K].
+        mat2: [K, N].
+        out_dtype: torch.float32 for fp16 and bf16, whose fp32 sums are then not rounded; input may be fp32 then.
+        beta, alpha: Numbers, or 0-D tensors that do not require grad. Reading these waits for the GPU.
+        out: The matrix that is filled with the result and returned.
+        activation: As in `linear`; applied to the sum.
+        precision: As in `matmul`.
+        batch_invariant: As in `matmul`.
+
+    Returns:
+        A matrix [M, N].
+
+    Raises:
+        RuntimeError, TypeError, NotImplementedError, ValueError: As `matmul`; also TypeError for a beta or alpha that
+            is not a number, NotImplementedError for int8, ValueError for an unknown activation.
     """
     numbers = type(alpha) in (int, float) and type(beta) in (int, float)
     plain = numbers and alpha == beta == 1 and out_dtype is None and precision is None and batch_invariant is None
@@ -229,17 +307,29 @@ def baddbmm(
     precision: Precision | None = None,
     batch_invariant: bool | None = None,
 ) -> torch.Tensor:
-    """`torch.baddbmm`: beta * input + alpha * (batch1 @ batch2), of batch1 [B, M, K] and batch2 [B, K, N], a tensor
-    [B, M, N]. input is of any shape that broadcasts to it. activation: what is applied to that, as in `linear`.
+    """`torch.baddbmm` with an activation: activation(beta * input + alpha * (batch1 @ batch2)).
 
-    With beta = 0 input is not read, with alpha = 0 neither batch is. beta and alpha are numbers, or 0-D tensors that do
-    not require grad, which are read (and waited for).
+    With beta = 0 input is not read, with alpha = 0 neither batch is. All three are fp32, fp16, bf16 or fp64, of one
+    dtype, on one GPU, of any strides. Derivatives in all three are as in `matmul`.
 
-    All three are fp32, fp16, bf16 or fp64, of one dtype, on one GPU, of any strides. out_dtype: torch.float32 for fp16
-    and bf16, whose fp32 sums are then not rounded; input may be fp32 then. The rest is as in `matmul`: out, precision,
-    batch_invariant, derivatives in all three tensors. Raises as `matmul`: RuntimeError, TypeError (also for a beta that
-    is no number), NotImplementedError (also for int8) or ValueError (also for an activation that is none); and
-    IndexError for 0-D operands.
+    Args:
+        input: Any shape that broadcasts to [B, M, N].
+        batch1: [B, M, K].
+        batch2: [B, K, N].
+        out_dtype: torch.float32 for fp16 and bf16, whose fp32 sums are then not rounded; input may be fp32 then.
+        beta, alpha: Numbers, or 0-D tensors that do not require grad. Reading these waits for the GPU.
+        out: The tensor that is filled with the result and returned.
+        activation: As in `linear`; applied to the sum.
+        precision: As in `matmul`.
+        batch_invariant: As in `matmul`.
+
+    Returns:
+        A tensor [B, M, N].
+
+    Raises:
+        RuntimeError, TypeError, NotImplementedError, ValueError: As `matmul`; also TypeError for a beta or alpha that
+            is not a number, NotImplementedError for int8, ValueError for an unknown activation.
+        IndexError: An operand has no dimensions.
     """
     arguments.tensors("baddbmm", input=input, batch1=batch1, batch2=batch2)
     rules.activation("baddbmm", activation)
@@ -263,25 +353,39 @@ def linear(
     precision: Precision | None = None,
     batch_invariant: bool | None = None,
 ) -> torch.Tensor:
-    """`torch.nn.functional.linear` with an activation and a residual: activation(input @ weight.T + bias) + residual,
-    of input [.., K] and weight [N, K], a tensor [.., N]. Of a weight [K] it is [..].
+    """`torch.nn.functional.linear` with more: activation(input @ weight.T + bias) + residual, or a gated layer.
 
-    bias: [N], or what else broadcasts as in torch; of a weight [K] it is 0-D. activation: None, "relu", "gelu" (with
-    erf), "gelu_tanh" or "silu". residual: what is added last, after the activation; it broadcasts to the result.
-    Without gradients all are computed in the same kernel, before the one rounding; with gradients the activation is
-    torch's own, which keeps what it needs for the backward, and so is the addition of a residual after a bias or an
-    activation.
+    Without gradients one kernel computes all of it, with one rounding. With gradients torch's own activation follows
+    the GEMM, since it stores what its backward needs. A residual after a bias or an activation is then added by torch,
+    too.
 
-    gate: a second weight [N, K], for an activation "swiglu", "geglu", "geglu_tanh" or "reglu": the result is
-    silu(input @ gate.T + gate_bias) * (input @ weight.T + bias), or so with gelu, gelu_tanh or relu; biases are [N]. Of
-    16 bits one kernel computes it, and nothing else is kept: the backward computes both products again.
+    With a gate the result is silu(input @ gate.T + gate_bias) * (input @ weight.T + bias) + residual, or with gelu,
+    gelu_tanh or relu instead of silu. In fp16 and bf16 one kernel computes the gated product, and the backward
+    recomputes both GEMMs instead of storing them.
 
-    All are fp32, fp16, bf16 or fp64, of one dtype, on one GPU, of any strides; so is the result. Of a subclass that has
-    a `__torch_function__` of its own, as quantized weights have, torch's linear is called. The rest is as in `matmul`:
-    precision, derivatives in all tensors, and batch_invariant, whose rows are all leading dimensions of input
-    together. Raises as `matmul`: RuntimeError (also for a residual or a gate that does not fit), TypeError,
-    NotImplementedError (also for int8 with a bias, an activation, a residual or a gate) or ValueError (also for an
-    activation that is none, or one of a gate without the other).
+    All tensors are fp32, fp16, bf16 or fp64, of one dtype, on one GPU, of any strides; so is the result. If a tensor's
+    subclass has a `__torch_function__` of its own, as quantized weights have, torch's linear is called. Derivatives in
+    all tensors are as in `matmul`.
+
+    Args:
+        input: [.., K].
+        weight: [N, K], or [K] for a result [..].
+        bias: [N], or what else broadcasts as in torch; 0-D for a weight [K].
+        activation: None, "relu", "gelu" (with erf), "gelu_tanh" or "silu"; with a gate "swiglu", "geglu", "geglu_tanh"
+            or "reglu".
+        residual: Added last, after the activation. It broadcasts to the result.
+        gate: A second weight [N, K].
+        gate_bias: [N].
+        precision: As in `matmul`.
+        batch_invariant: As in `matmul`. Rows are all leading dimensions of input together.
+
+    Returns:
+        A tensor [.., N].
+
+    Raises:
+        RuntimeError, TypeError, NotImplementedError, ValueError: As `matmul`; also RuntimeError for a residual or a
+            gate that does not fit, NotImplementedError for int8 with anything but a weight, ValueError for an unknown
+            activation, or for a gate without its activation and the reverse.
     """
     if gate is not None or gate_bias is not None or (isinstance(activation, str) and activation in GATES):
         gated_product = _gated(input, weight, bias, activation, gate, gate_bias, residual, precision, batch_invariant)
@@ -324,15 +428,13 @@ def _gated(
     batch_invariant: bool | None,
 ) -> torch.Tensor:
     """`linear` with a gate, without the residual that follows."""
-    arguments.one_of("linear", "activation", activation, tuple(GATES))
-    assert activation is not None
+    of_gate = rules.gate("linear", activation, gate, "[N, K] each: weight")
+    assert gate is not None
     more = {"bias": bias, "gate": gate, "gate_bias": gate_bias, "residual": residual}
-    if gate is None:
-        raise ValueError(f"linear(): {activation} takes two weights, [N, K] each: weight and gate, and gate is missing")
     arguments.tensors("linear", input=input, weight=up, **{name: x for name, x in more.items() if x is not None})
     if precision is None and batch_invariant is None and override_functions(input, up, gate, bias, gate_bias):
         product = torch.nn.functional.linear
-        return ACTIVATIONS[GATES[activation]](product(input, gate, gate_bias)) * product(input, up, bias)
+        return ACTIVATIONS[of_gate](product(input, gate, gate_bias)) * product(input, up, bias)
     a, up, gate = _autocast(input, up, gate)
     bias, gate_bias = (None if x is None else _autocast(x)[0] for x in (bias, gate_bias))
     rules.gated("linear", a, up, gate, bias, gate_bias)
@@ -342,7 +444,6 @@ def _gated(
     if batch_invariant is not None:
         arguments.flag("linear", "batch_invariant", batch_invariant)
     a, b, vectors = _matrices(a, up.t())
-    of_gate = GATES[activation]
     return _without(gated.gated_gemm(a, b, gate.t(), bias, gate_bias, of_gate, precision, batch_invariant), vectors)
 
 

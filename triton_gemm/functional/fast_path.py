@@ -52,12 +52,12 @@ def known(found: plan.Plan | None, c: torch.Tensor, *operands: tuple[torch.Tenso
 class FastPath:
     """The calls that were made before. Threads may share it.
 
-    by_torch: of calls, whether torch computes them. table: of `native`, the calls that it launches.
+    by_torch: of calls that torch computes, why. table: of `native`, the calls that it launches.
     """
 
     def __init__(self) -> None:
         self.calls: dict[Key, Known] = {}
-        self.by_torch: dict[Key | None, bool] = {}
+        self.by_torch: dict[Key | None, str] = {}
         self.table: Any = None
 
     def take(

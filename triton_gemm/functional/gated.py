@@ -34,7 +34,8 @@ def gated_gemm(
     precision: str | None = None,
     batch_invariant: bool | None = None,
 ) -> torch.Tensor:
-    """The operator, past the dispatcher where that has nothing to do. a [.., M, K], b and gate [K, N]; biases [N]."""
+    """The operator, past the dispatcher where that has nothing to do. a [.., M, K], b and gate [(.., )K, N]; biases
+    [N]."""
     operands = (a, b, gate, bias, gate_bias)
     if sharding.is_sharded(*operands):
         return apart(*operands, activation, precision, batch_invariant)
@@ -85,8 +86,8 @@ def _compute(
     if bias is not None or gate_bias is not None:
         biases = [a.new_zeros(b.shape[1]) if x is None else x.resolve_neg().contiguous() for x in biases]
         request = request._replace(bias="n")
-    for left, right, into in ops.views(a, b, c):
-        auxiliary = (biases[0], gate.expand(right.shape), biases[1])
+    for (left, right, into), (_, of_gate, _) in zip(ops.views(a, b, c), ops.views(a, gate, c), strict=True):
+        auxiliary = (biases[0], of_gate, biases[1])
         plan.multiply(left, right, into, request, tuple(x for x in auxiliary if x is not None))
     return c
 
@@ -94,7 +95,7 @@ def _compute(
 def _kernel(a: torch.Tensor, b: torch.Tensor, gate: torch.Tensor, *rest: Any) -> torch.Tensor:
     """`_compute` for the dispatcher, whose callers may have checked nothing."""
     if not a.dtype == b.dtype == gate.dtype or b.shape != gate.shape:
-        raise RuntimeError(f"gated_gemm: {b.dtype}{list(b.shape)} and {gate.dtype}{list(gate.shape)} are no pair")
+        raise RuntimeError(f"gated_gemm: {b.dtype}{list(b.shape)} and {gate.dtype}{list(gate.shape)} do not match")
     return _compute(a, b, gate, *rest)
 
 

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Literal, get_args
 
 import torch
@@ -62,7 +62,7 @@ class Rule:
         for kind in (name, a.dtype):
             same = {x for x in self.only if isinstance(x, type(kind))}
             if (same and kind not in same) or kind in self.exclude:
-                return f"{kind} is not to be routed"
+                return f"{kind} is excluded"
         if self.predicate is None:
             return None
         try:
@@ -78,7 +78,7 @@ _counts: Counter[tuple[str, str]] = Counter()
 _lock = free_in_children(threading.Lock())
 
 _fast = FastPath()  # of calls under the innermost rule
-_faster: dict[tuple[object, ...], bool] = {}  # whether torch is by a table, under any rule, by the key of calls
+_faster: dict[tuple[object, ...], str] = {}  # why torch is, under any rule, by the key of calls; "" where it is not
 
 
 @hide_from_dynamo
@@ -89,20 +89,26 @@ def enable(
     predicate: Wanted | None = None,
     first_calls: FirstCalls = "same bits",
 ) -> None:
-    """Routes torch's mm, bmm, addmm and baddbmm, and with them matmul and linear of matrices and their derivatives, to
-    triton_gemm, in every thread, until `disable`.
+    """Runs torch's mm, bmm, addmm and baddbmm on triton_gemm, in every thread, until `disable`.
 
-    only, exclude: a name of those ("addmm") or a dtype, or several, that are routed alone, or not; predicate(op, a, b):
-    whether to route a call. What triton_gemm cannot take stays torch's, and what a table of bits="any" says torch is
-    faster at, but for dtypes of `only` and with a predicate. The innermost rule counts.
+    With these also matmul and linear of matrices and all derivatives, because torch makes them of these four, and some
+    others (docs/routing.md). torch keeps the calls that triton_gemm cannot compute, and those for which a table of
+    bits="any" says that torch is faster, but for dtypes in `only` and with a predicate. If rules are nested, the
+    innermost counts.
 
-    first_calls: what a call runs on whose kernel is not compiled yet. "same bits": a loaded kernel that gives the bits
-    of its own, and else it waits for the compiler. "torch": such a kernel, and else torch's, with torch's bits. A call
-    still waits while a CUDA graph is captured, and where nothing can be compiled in the background.
+    Args:
+        only: The name of an operator ("addmm") or a dtype, or several: only these are routed.
+        exclude: The same: these are not routed.
+        predicate: predicate(op, a, b) says whether to route a call.
+        first_calls: What runs if a call's kernel is not compiled yet. "same bits": a loaded kernel with the same bits,
+            and if there is none the call waits for the compiler. "torch": such a kernel, and if there is none torch's,
+            with torch's bits. A call always waits while a CUDA graph is captured, and if nothing can be compiled in the
+            background.
 
-    Raises ValueError for other names, and RuntimeError where torch sees no CUDA device, unless TRITON_INTERPRET=1 was
-    set before Python started; for first_calls="torch" ValueError where TRITON_GEMM_BACKGROUND=0, and RuntimeError under
-    batch invariance, here and at every product.
+    Raises:
+        ValueError: An unknown name, or first_calls="torch" with TRITON_GEMM_BACKGROUND=0.
+        RuntimeError: torch sees no CUDA device (unless TRITON_INTERPRET=1 was set before Python started), or
+            first_calls="torch" under batch invariance, here and at every call.
     """
     _enter(only, exclude, predicate, first_calls)
 
@@ -122,15 +128,26 @@ def _enter(
             raise ValueError('first_calls="torch" compiles in the background, which TRITON_GEMM_BACKGROUND=0 turns off')
     if not INTERPRETED and torch.cuda.device_count() == 0:
         raise RuntimeError(
-            f"triton_gemm routes products on CUDA devices, and torch {torch.__version__} sees none here; to route "
-            "products of CPU tensors to Triton's interpreter, set TRITON_INTERPRET=1 before Python starts"
+            f"triton_gemm routes calls on CUDA devices, and torch {torch.__version__} sees none here; to route "
+            "CPU tensors to Triton's interpreter, set TRITON_INTERPRET=1 before Python starts"
         )
     with _lock:
         if _library is None:
             _library = _override()
         _rules.append(rule)
-        _fast = FastPath()  # another, for calls under way keep theirs in the old one
+        _fast = _fast_path()
     return rule
+
+
+@lru_cache(8)  # a training loop may enter an equal rule at every step
+def _made_under(rule: Rule | None) -> FastPath:
+    """The calls that were made under equal rules, or, for None, under those that keep none."""
+    return FastPath()
+
+
+def _fast_path() -> FastPath:
+    """Of calls under the innermost rule; what a predicate says may differ from call to call."""
+    return _made_under(_rules[-1] if _rules and _rules[-1].predicate is None else None)
 
 
 def _kinds(name: str, given: Kind | Collection[Kind]) -> frozenset[Kind]:
@@ -148,7 +165,11 @@ def _kinds(name: str, given: Kind | Collection[Kind]) -> frozenset[Kind]:
 
 @hide_from_dynamo
 def disable() -> None:
-    """Takes the innermost `enable` back; RuntimeError where there is none."""
+    """Ends the innermost `enable`.
+
+    Raises:
+        RuntimeError: Nothing is routed.
+    """
     _leave(None)
 
 
@@ -162,7 +183,7 @@ def _leave(rule: Rule | None) -> None:
                 raise RuntimeError("disable(): nothing is routed")
             rule = _rules[-1]
         _rules[:] = [x for x in _rules if x is not rule]
-        _fast = FastPath()
+        _fast = _fast_path()
         if not _rules and _library is not None and threading.active_count() == 1:
             withdraw(_library)
             _library = None
@@ -176,9 +197,14 @@ def use(
     predicate: Wanted | None = None,
     first_calls: FirstCalls = "same bits",
 ) -> Iterator[None]:
-    """`enable` for a block: in `with triton_gemm.use():` torch's mm, bmm, addmm and baddbmm, and with them matmul,
-    linear and their derivatives, run on triton_gemm, in every thread. only, exclude, predicate, first_calls: as in
-    `enable`."""
+    """`enable` for a block: `with triton_gemm.use(): model(x)`.
+
+    Args:
+        only, exclude, predicate, first_calls: As in `enable`.
+
+    Raises:
+        ValueError, RuntimeError: As `enable`.
+    """
     rule = _enter(only, exclude, predicate, first_calls)
     try:
         yield
@@ -204,8 +230,14 @@ def first_calls() -> FirstCalls:
 
 @hide_from_dynamo
 def report_routing(*, reset: bool = False) -> dict[tuple[str, str], int]:
-    """How many calls of each operator went where, since the start or the last reset: {("addmm", "triton_gemm"): 12,
-    ("mm", "torch: int64 is not computed"): 1}."""
+    """Counts the calls of each operator by where they ran, and why torch kept some.
+
+    Args:
+        reset: Whether to start again from zero afterwards.
+
+    Returns:
+        For example {("addmm", "triton_gemm"): 12, ("mm", "torch: int64 is not computed"): 1}.
+    """
     arguments.flag("report_routing", "reset", reset)
     found = dict(sorted(_counts.items()))
     if reset:
@@ -270,9 +302,9 @@ def _routed(name: str, overload: str) -> Callable[..., torch.Tensor]:
             if c is not None:
                 _counts[name, OURS] += 1
                 return c
-        why = BY_TABLE if fast.by_torch.get(key) else _stays(name, a, b, input, out, scalars)
+        why = fast.by_torch.get(key) or _stays(name, a, b, input, out, scalars)
         if why is None and _asks(rules, a):
-            why = _slower(a, b) or _by_table(fast, overload, a, b, input, out, request)
+            why = _faster_by_torch(fast, overload, a, b, input, out, request)
         if why is None:
             _warn_of_a_guess(a.device)
             request = Request(float(request.alpha), float(request.beta))
@@ -403,6 +435,30 @@ def _asks(rules: Sequence[Rule], a: torch.Tensor) -> bool:
     return bool(rules) and rules[0].predicate is None and a.dtype not in rules[0].only
 
 
+def _faster_by_torch(
+    fast: FastPath,
+    overload: str,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    input: torch.Tensor | None,
+    out: torch.Tensor | None,
+    request: Request,
+) -> str | None:
+    """That torch is faster, by the records or by a table of bits="any". Both are asked once about calls whose plan
+    would be the same."""
+    key = overload, plan.key_of(request, a, b, out, () if input is None else (input,))
+    why = _faster.get(key)
+    if why is None:
+        problem = ops.problem_of(a, b, input, out, request)
+        why = _slower(a, b) or ""
+        if not why and policies.current().bits == "any" and problem is not None:
+            why = BY_TABLE if policies.torch_is_faster(problem, plan.info_of(a.device)) else ""
+        plan.keep(_faster, key, why, plan.MAX_PLANS)
+    if why:
+        plan.keep(fast.by_torch, key, why, plan.MAX_PLANS)
+    return why or None
+
+
 def _slower(a: torch.Tensor, b: torch.Tensor) -> str | None:
     """That torch is faster by the records, unless a table has the product, or torch's bits would depend on its rows."""
     device = device_info(a.device)
@@ -420,30 +476,6 @@ def _slower(a: torch.Tensor, b: torch.Tensor) -> str | None:
     if plan.selection_of(a, b, c).source != "model":
         return None
     return f"{what} takes {1 / speed:.1f} times as long here, untuned"
-
-
-def _by_table(
-    fast: FastPath,
-    overload: str,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    input: torch.Tensor | None,
-    out: torch.Tensor | None,
-    request: Request,
-) -> str | None:
-    """That torch is faster by a table of bits="any", which is asked once about calls whose plan would be the same."""
-    if policies.current().bits != "any":
-        return None
-    key = overload, plan.key_of(request, a, b, out, () if input is None else (input,))
-    found = _faster.get(key)
-    if found is None:
-        problem = ops.problem_of(a, b, input, out, request)
-        found = problem is not None and policies.torch_is_faster(problem, plan.info_of(a.device))
-        plan.keep(_faster, key, found, plan.MAX_PLANS)
-    if not found:
-        return None
-    plan.keep(fast.by_torch, key, True, plan.MAX_PLANS)
-    return BY_TABLE
 
 
 @cache

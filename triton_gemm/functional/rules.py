@@ -18,11 +18,21 @@ from torch.autograd import forward_ad
 from .. import arguments
 from ..arithmetic import ARITHMETICS, DTYPES, FLOATING, MODES, default_arithmetic, name_of, result_dtype
 from ..compat import INTERPRETED, differ, differentiates_forward, may_differ, overlaps_itself
-from ..problem import ACTIVATIONS
+from ..problem import ACTIVATIONS, GATES
 
 
 def activation(function: str, name: str | None) -> None:
     arguments.one_of(function, "activation", name, ACTIVATIONS, or_none=True)
+
+
+def gate(function: str, name: str | None, x: torch.Tensor | None, weights: str) -> str:
+    """What an activation, which must be a gate's, applies to the product of `x`. weights: the shapes and the names of
+    the two, of which the second is x."""
+    arguments.one_of(function, "activation", name, tuple(GATES))
+    assert name is not None
+    if x is None:
+        raise ValueError(f"{function}(): {name} takes two weights, {weights} and gate, and gate is missing")
+    return GATES[name]
 
 
 def precision(function: str, name: str | None, dtype: torch.dtype) -> None:
@@ -157,7 +167,9 @@ def residual(function: str, a: torch.Tensor, weight: torch.Tensor, x: torch.Tens
         )
 
 
-def grouped(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None) -> None:
+def grouped(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None, gate: torch.Tensor | None = None) -> None:
+    if gate is not None:
+        gate_of_groups(a, b, gate, 2)
     for name, x in (("mat_a", a), ("mat_b", b)):
         if x.dim() not in (2, 3):
             raise RuntimeError(f"{name} has to be 2 or 3d, not {x.dim()}d")
@@ -175,6 +187,21 @@ def grouped(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None) -> None
     batched = next((x for x in (a, b) if x.dim() == 3), None)
     if batched is not None and differ(batched.shape[0], offs.shape[0]):
         raise RuntimeError(f"matrix batch sizes have to match, not {batched.shape[0]} matrices and {len(offs)} offsets")
+
+
+def gate_of_groups(a: torch.Tensor, b: torch.Tensor, gate: torch.Tensor, rank: int) -> None:
+    """Whether b and `gate` are matrices for each group, or of a batch, of a, which has that rank."""
+    same_device(a, b, gate)
+    strided("grouped_matmul", a, b, gate)
+    pair = b.dim() == 3 and may_be(gate.shape, b.shape) and a.dtype == b.dtype == gate.dtype
+    if not pair or a.dim() != rank or differ(a.shape[-1], b.shape[1]) or (rank == 3 and differ(a.shape[0], b.shape[0])):
+        found = ", ".join(
+            f"{name} {name_of(x.dtype)}{list(x.shape)}" for name, x in (("mat_a", a), ("mat_b", b), ("gate", gate))
+        )
+        raise RuntimeError(
+            "grouped_matmul(): with a gate mat_a is [M, K] (without offs [G, M, K]), and mat_b and gate are "
+            f"[G, K, N], all of one dtype; got {found}"
+        )
 
 
 def _are_batches(a: torch.Tensor, b: torch.Tensor) -> bool:

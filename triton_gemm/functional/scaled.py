@@ -34,28 +34,34 @@ def scaled_matmul(
     activation: Activation | None = None,
     batch_invariant: bool | None = None,
 ) -> torch.Tensor:
-    """activation((scale_a a) @ (scale_b b) + bias) of fp8 or int8 matrices, as `torch._scaled_mm`: a [M, K] and
-    b [K, N] give [M, N] of out_dtype, on one GPU.
+    """activation((scale_a a) @ (scale_b b) + bias) of fp8 or int8 matrices, as `torch._scaled_mm`.
 
-    a, b: of one dtype, float8_e4m3fn, float8_e5m2 (compute capability 8.9 or newer) or int8, of any strides and sizes.
-    scale_a, scale_b: fp32 tensors in one of three forms: one number each; [M, 1] and [1, N], one for each row of a and
-    each column of b; or, of fp8 only, [M, K / 128] and [K / 128, N / 128], rounded up, one for each 1 x 128 of a and
-    each 128 x 128 of b. The product of one of a and one of b should be a normal fp32 number: below 1.2e-38 it loses
-    digits, and above 3.4e38 the result is infinite or NaN.
-    bias: [N], bf16, fp16 or fp32. It is added after the scales and before the one rounding to out_dtype.
-    out_dtype: torch.bfloat16, torch.float16 or torch.float32.
-    use_fast_accum: accumulates fp8 in the tensor cores alone, which keep 14 bits of a sum: faster. By default sums are
-    promoted to fp32 after every 128 of K. It does not go with blocks of scales. int8 is summed exactly either way.
-    activation: None, "relu", "gelu" (with erf), "gelu_tanh" or "silu", computed before the one rounding.
-    batch_invariant: whether a row of the result has the same bits whatever other rows are multiplied with it; None as
-    the block or the environment says (`triton_gemm.batch_invariant`).
-
-    There is no derivative: as with torch's, the result of an argument that requires grad requires grad too, and its
+    There is no derivative. As with torch's, the result of an argument that requires grad requires grad too, and its
     backward raises RuntimeError; forward differentiation raises NotImplementedError.
 
-    Raises TypeError for scales or a bias that are no tensors; ValueError for those that do not fit, and for another
-    out_dtype or activation; RuntimeError for shapes, dtypes or devices that do not go together, or a GPU that does not
-    multiply the dtype; NotImplementedError for other dtypes, nested or sparse tensors.
+    Args:
+        a: [M, K] on a GPU: float8_e4m3fn, float8_e5m2 (compute capability 8.9 or newer) or int8, of any strides and
+            size.
+        b: [K, N], of the same dtype.
+        scale_a, scale_b: fp32 tensors in one of three forms. One number each; [M, 1] and [1, N], one for each row of a
+            and each column of b; or, for fp8 only, [M, K / 128] and [K / 128, N / 128], rounded up, one for each 1 x
+            128 of a and each 128 x 128 of b. The product of one of a and one of b should be a normal fp32 number: below
+            1.2e-38 it loses digits, and above 3.4e38 the result is infinite or NaN.
+        bias: [N], bf16, fp16 or fp32. It is added after the scales, before the one rounding to out_dtype.
+        out_dtype: torch.bfloat16, torch.float16 or torch.float32.
+        use_fast_accum: Accumulates fp8 in the tensor cores alone, which keep 14 bits of a sum: faster. By default sums
+            are promoted to fp32 after every 128 of K. Not with block scales. int8 is summed exactly either way.
+        activation: None, "relu", "gelu" (with erf), "gelu_tanh" or "silu", computed before the one rounding.
+        batch_invariant: As in `matmul`.
+
+    Returns:
+        A matrix [M, N] of out_dtype.
+
+    Raises:
+        TypeError: Scales or a bias are not tensors.
+        ValueError: Scales or a bias do not fit, or another out_dtype or activation.
+        RuntimeError: Shapes, dtypes or devices do not match, or the GPU cannot multiply the dtype.
+        NotImplementedError: Another dtype, a nested or a sparse tensor.
     """
     auxiliary = (scale_a, scale_b) if bias is None else (bias, scale_a, scale_b)
     key, c = _fast.take(("scaled_matmul", out_dtype, use_fast_accum, activation, batch_invariant), a, b, auxiliary)

@@ -29,13 +29,18 @@ RESERVED = 1024  # bytes of an SM's shared memory that no block may ask for, on 
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """The figures of one GPU, or of a GPU that is not here (`device_of_capability`).
+    """One GPU's properties, on which the choice of a kernel depends. 0 if a number is not known.
 
-    name: marketing name; capability: (major, minor); num_sms: multiprocessors;
-    shared_memory: bytes one block may use; bandwidth: bytes in a microsecond that memory's clock and bus allow;
-    bus_width: of its memory, in bits; power_limit: watts, of a GPU that is not here: that of one which is here is read
-    when a table is looked for; clock: of its multiprocessors at most, in MHz. 0 where a figure is not known.
-    uuid: what NVIDIA's tools call this very GPU.
+    Attributes:
+        name: The marketing name.
+        capability: The compute capability (major, minor).
+        num_sms: Multiprocessors.
+        shared_memory: Bytes that one block may use.
+        bandwidth: Bytes in a microsecond that memory's clock and bus allow.
+        bus_width: Of its memory, in bits.
+        power_limit: Watts, for a GPU that is not here. Of a GPU here it is read when a table is looked up.
+        clock: The maximum clock of its multiprocessors, in MHz.
+        uuid: The name of this very GPU in NVIDIA's tools.
     """
 
     name: str
@@ -63,8 +68,7 @@ def device_of_capability(capability: tuple[int, int]) -> DeviceInfo:
 INTERPRETER = DeviceInfo("Triton's interpreter", (9, 0), 4, SHARED_MEMORY[9, 0])
 
 
-# An environment variable: the compute capability as whose GPU each is treated, to have what newer ones only can do
-# switched off: "8.0" leaves `warp_specialised` out.
+# This environment variable caps the compute capability used for selection: "8.0" disables `warp_specialised` on Hopper.
 CAPABILITY = "TRITON_GEMM_CAPABILITY"
 
 

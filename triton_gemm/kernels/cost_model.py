@@ -70,7 +70,7 @@ def traffic(problem: GemmProblem) -> int:
 def roofline(problem: GemmProblem, device: DeviceInfo) -> float:
     """Microseconds that no kernel can beat: all products at the peak of what multiplies, or each operand moved once at
     memory's bandwidth (Williams, Waterman and Patterson, Roofline, CACM 2009)."""
-    seen = both_products(problem) if problem.gate else average(problem)
+    seen = average(both_products(problem) if problem.gate else problem)
     terms = len(seen.planes.terms)
     peak = device.num_sms * rate(device, seen.arithmetic.unit)
     products = seen.batch * terms * seen.M * seen.N * seen.K

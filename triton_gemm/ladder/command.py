@@ -20,6 +20,7 @@ import torch
 from ..config import GemmConfig
 from ..hardware.device import architecture
 from . import LADDER, Rung
+from .exercises import command as exercises
 
 Size = tuple[int, int, int]
 
@@ -33,6 +34,7 @@ memory and spills of the compiled kernel. Without a GPU, or with --arch, nothing
 interpreter on a small shape, and the rest is what the compiler makes of the kernel for an architecture.
 
 Without a rung, and with --list, rungs and configurations are listed. To run one takes a clone of the repository.
+`exercise` instead of a rung has kernels with holes to fill in, without a GPU and a clone: exercise --help.
 
 Exit status: 1 if a configuration fails or is wrong, 2 for a mistake in the call, 130 if interrupted.
 """
@@ -44,6 +46,7 @@ examples:
   {PROGRAM} k06 --config 128x64x16,4,3          one configuration, on the rung's list or not
   {PROGRAM} k08 --shape 4096x1400x4096 --layout nt --dtype bf16
   {PROGRAM} k11 --arch sm_90                    what the compiler makes of k11, without a GPU
+  {PROGRAM} exercise                            exercises, and which of them are solved
 """
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -75,7 +78,10 @@ class Call:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Follows the command line; its exit status."""
-    call = parse(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    if given[:1] == ["exercise"]:
+        return exercises.main(given[1:], Parser)
+    call = parse(given)
     if call.rung is None or call.listing:
         show_rungs(call)
         return 0

@@ -377,7 +377,7 @@ def _tables() -> Found:
             again = "calibrate again, with `triton-gemm calibrate`"
             yield "note", f"the model in {path} is not used: {why}", _advice(path, again)
     for path in (*([] if devices else tables.set_aside()), *kept.set_aside()):  # with a GPU, tables have their report
-        yield "note", f"{path} is set aside: it could not be used", _advice(path, "move the file away, or delete it")
+        yield "note", f"{path} is quarantined: it could not be used", _advice(path, "move the file away, or delete it")
     if not devices or not reports:
         count = sum(contents.table is not None for _, _, contents in listed)
         yield "good", f"{count} tables" + (": the cost model chooses, or tune" if not count else "")

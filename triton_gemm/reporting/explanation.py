@@ -67,7 +67,7 @@ def asked(
     sizes = {"M": M, "N": N, "K": K, "dtype": dtype}
     if input is None and other is None and M is not None and N is not None and K is not None and dtype is not None:
         if groups is not None and batch != 1:
-            raise ValueError("explain(): groups are cut out of one matrix, and batch says more")
+            raise ValueError("explain(): groups divide one matrix, so batch must be 1")
         batch_a = batch_b = batch if batch != 1 else None
         if groups is not None:
             batch_a, batch_b = (_count(groups) if group_dim == dim else None for dim in ("N", "M"))
@@ -88,10 +88,10 @@ def asked(
     for one, others in _ALONE.items():
         together = [name for name in others if given[name]]
         if given[one] and together:
-            raise ValueError(f"explain(): no product has both {one} and {together[0]}")
+            raise ValueError(f"explain(): {one} and {together[0]} do not go together")
     if scales is None and groups is None and a.dtype in SCALED and a.dtype not in DTYPES:
         kinds = ", ".join(map(repr, get_args(ScaleKind)))
-        raise NotImplementedError(f"explain(): products of {a.dtype} have scales: give scales, one of {kinds}")
+        raise NotImplementedError(f"explain(): {a.dtype} needs scales: give scales, one of {kinds}")
     if use_fast_accum and scales is None:
         raise ValueError("explain(): use_fast_accum goes with scales")
     info = _device_info(device, a)
@@ -120,41 +120,49 @@ def _takes(arguments: Callable[P, object]) -> Callable[[Callable[..., Selection]
 
 @_takes(asked)
 def explain(*operands: Any, **given: Any) -> Selection:
-    """Which kernel and configuration a product runs on, on which GPU, and why. Nothing is launched.
+    """Which kernel and configuration a GEMM runs on, on which GPU, and why. Nothing is launched or tuned.
+
+    It takes two tensors as `matmul` does, outside of autocast, or sizes::
 
         print(triton_gemm.explain(a, b))
         print(triton_gemm.explain(M=4096, N=4096, K=4096, dtype=torch.bfloat16, layout="nt", device="sm_90"))
 
-    The product is that of two tensors, input [.., M, K] and other [.., K, N] or vectors, as `matmul` takes them outside
-    of autocast; or of sizes in elements, M, N and K, and a dtype, in `batch` matrices whose addresses are multiples of
-    16 bytes. layout: how A and B lie in memory then, "n" by rows or "t" by columns, so that "nt" is `linear`'s.
+    The other arguments say which function is explained, without gradients:
 
-    What else is given says which function is explained, without gradients:
-
-    - `matmul`, `mm`, `bmm`, `mv`: nothing; out_dtype as in `mm`.
+    - `matmul`, `mm`, `bmm`, `mv`: none; out_dtype as in `mm`.
     - `linear(x, weight, ...)`: other = weight.t(), bias = True or the bias itself.
     - `addmm`, `baddbmm`: bias = their input; or a beta that is not 0, where C itself is read and scaled, as with an
       input of C's size.
-    - `grouped_matmul`: groups = their number, or offs. With sizes group_dim says which of them is cut into groups, "M"
-      (rows of A), "N" (columns of B) or "K"; that size is the one of all groups together.
+    - `grouped_matmul`: groups = their number, or offs.
     - `scaled_matmul`: scales = "tensor", "rows" or "blocks", or (scale_a, scale_b); with a bias, use_fast_accum, and
       out_dtype, by default bf16.
 
-    activation: of those that have one. precision, batch_invariant: as in `matmul`.
-    device: the GPU to choose for, by default that of the tensors, or the current one. "cuda:1" or a torch.device is one
-    that is here. "a100", "RTX 4090" and others name one that need not be, and "sm_90" any of that compute capability,
-    with 132 multiprocessors. A `DeviceInfo` says all that the choice depends on. Selection.device is its name.
-    Selection.source says what has chosen, the model or a table, and Selection.policy under which policy; nothing is
-    tuned to explain. Selection.model is "calibrated" where the model's figures are those of `calibrate`. Selection.bits
-    is the class of bits: on one GPU, equal ones give equal bits.
+    Predicted times are never shorter than a GPU's data sheet allows. If the GPU was not measured, the reason says so:
+    then trust the order of candidates, not their times. If strides make a GEMM several launches, the first is
+    explained.
 
-    Predicted times are no shorter than a GPU's data sheet allows. Where nobody has measured the GPU, the reason says
-    so: then trust the order of candidates, not their times. Where strides make a product several launches, the first
-    is explained.
+    Args:
+        input, other: Tensors [.., M, K] and [.., K, N], or vectors.
+        M, N, K, dtype: Sizes in elements, in place of tensors. Addresses are then multiples of 16 bytes.
+        batch: The number of matrices of these sizes.
+        layout: How A and B of these sizes lie in memory, "n" by rows or "t" by columns: "nt" is `linear`'s.
+        group_dim: Which of the sizes is divided into groups: "M" (rows of A), "N" (columns of B) or "K". That size is
+            the one of all groups together.
+        bias, beta, groups, scales, use_fast_accum, out_dtype: See above.
+        activation: Of the functions that have one.
+        precision, batch_invariant: As in `matmul`.
+        device: The GPU to choose for. None: that of the tensors, or the current one. "cuda:1" or a torch.device is a
+            GPU in this machine. "a100", "RTX 4090" and others are names of GPUs that need not be here, and "sm_90" is
+            any of that compute capability, with 132 multiprocessors. Or a `DeviceInfo`.
 
-    Raises what the explained function raises; TypeError unless there are two tensors, or M, N, K and dtype; ValueError
-    for a combination that no function has, and an unknown device; RuntimeError where nothing would be launched, or
-    there is no GPU and none is named.
+    Returns:
+        A `Selection`.
+
+    Raises:
+        TypeError: Neither two tensors nor M, N, K and dtype.
+        ValueError: A combination that no function has, or an unknown device.
+        RuntimeError: Nothing would be launched, or there is no GPU and none is named. The explained function's own
+            errors are raised, too.
     """
     problem, info, of_columns = asked(*operands, **given)
     selection = plan.selection_for(problem, info, invariant=given.get("batch_invariant"))

@@ -25,14 +25,18 @@ def selection_fingerprint(device: DeviceInfo | None = None, *, parts: Literal[Tr
 
 
 def selection_fingerprint(device: DeviceInfo | None = None, *, parts: bool = False) -> str | dict[str, str]:
-    """A short hash of all that decides which kernel and configuration a product runs on, equal where every choice is
-    equal: the policy, what `use` has first calls run on, its tuner's name, what tables hold for this GPU, its silicon
-    and cost model, versions and this package's sources.
+    """A short hash of everything that decides which kernel runs, to compare processes by.
 
-    device: the GPU, by default the current one. parts: whether to give the hash's parts by name instead. A choice also
-    depends on the product itself, torch's setting of fp32's precision included.
+    Equal fingerprints give equal choices: the policy, the first calls that `use` set, the tuner's name, the tables for
+    this GPU, its GPU key and cost model, versions and this package's sources. A choice also depends on the GEMM itself
+    and on torch's setting of fp32's precision, which the hash does not contain.
 
-    Raises ValueError for a policy of the environment that is none.
+    Args:
+        device: The GPU; None: the current one.
+        parts: Whether to return the hash's parts by name instead.
+
+    Raises:
+        ValueError: The environment has an unknown policy.
     """
     arguments.flag("selection_fingerprint", "parts", parts)
     arguments.instance("selection_fingerprint", "device", device, DeviceInfo, or_none=True)
@@ -52,13 +56,17 @@ def selection_fingerprint(device: DeviceInfo | None = None, *, parts: bool = Fal
 
 
 def check_ranks(group: torch.distributed.ProcessGroup | None = None, device: DeviceInfo | None = None) -> None:
-    """Raises on every rank of a group where ranks would choose differently, and so compute other bits or take other
-    times; says in what. Every rank of the group must call it.
+    """Raises on every rank of a group if ranks would choose differently, and says in what they differ.
 
-    group: of torch.distributed, by default all ranks; device: as in `selection_fingerprint`. Ranks are named by their
-    numbers among all ranks.
+    Such ranks may compute other bits or take other times. Every rank of the group must call it. Ranks are named by
+    their numbers among all ranks.
 
-    Raises RuntimeError where ranks differ; what torch.distributed raises where there is no such group.
+    Args:
+        group: Of torch.distributed; None: all ranks.
+        device: As in `selection_fingerprint`.
+
+    Raises:
+        RuntimeError: Ranks differ. torch.distributed raises its own errors if there is no such group.
     """
     dist = torch.distributed
     mine = selection_fingerprint(device, parts=True)

@@ -318,12 +318,18 @@ def enabled() -> bool:
 
 
 def wait_until_compiled(timeout: float | None = None) -> bool:
-    """Waits until nothing is being compiled in the background: the next call of every product that was called before
-    then runs on its own kernel. Call it before you time products.
+    """Waits until nothing is being compiled in the background. Call it before you time a GEMM.
 
-    timeout: seconds to wait at most, by default as long as it takes. Whether all is compiled, or has failed.
+    The next call of everything that was called before then runs on its own kernel.
 
-    Raises ValueError for a timeout below 0.
+    Args:
+        timeout: Seconds to wait at most. None: as long as it takes.
+
+    Returns:
+        Whether everything is compiled, or has failed.
+
+    Raises:
+        ValueError: A timeout below 0.
     """
     if timeout is not None and not arguments.number("wait_until_compiled", "timeout", timeout) >= 0:
         raise ValueError(f"wait_until_compiled(): timeout must be seconds, not {timeout!r}")

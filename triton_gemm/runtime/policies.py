@@ -109,17 +109,20 @@ def _invariant_in_environment() -> bool:
 
 @hide_from_dynamo
 def set_policy(name: PolicyName, *, bits: Bits = "same") -> None:
-    """Sets the policy of the process, in all threads, wherever no `with policy(...)` or `with batch_invariant()` is
-    open: what chooses the kernel and configuration of each product. Before it is called, the environment's
-    TRITON_GEMM_POLICY counts, or "cached".
+    """Sets what chooses kernel and configuration, in all threads of the process.
 
-    name: "model", the cost model; "cached", a table of what was measured, and the model for what no table has; "tune",
-    a table, and a tuner for what none has, but the model while a CUDA graph is captured or torch.compile traces, and in
-    Triton's interpreter; "error", a table, and RuntimeError for what none has. bits: "same" takes from tables only what
-    gives the bits that the model's choice gives; "any" asks also those of the fastest, whatever their bits. The
-    environment has TRITON_GEMM_BITS for it.
+    It has no effect inside `with policy(...)` or `with batch_invariant()` until the block ends. Until it is called, the
+    environment variables TRITON_GEMM_POLICY and TRITON_GEMM_BITS apply. Existing plans are made again.
 
-    Raises ValueError for another name. Products that were planned before are planned again.
+    Args:
+        name: "model", the cost model. "cached", the default: a table of measured choices, and without an entry the
+            model. "tune": a table, and without an entry the tuner, but the model while a CUDA graph is captured or
+            torch.compile traces, and in Triton's interpreter. "error": a table, and without an entry RuntimeError.
+        bits: "same" uses only entries that give the bits of the model's choice. "any" also uses the fastest ones,
+            whatever their bits.
+
+    Raises:
+        ValueError: Another name or other bits.
     """
     global _process
     found = _policy(name, bits, "set_policy(): name", "set_policy(): bits")
@@ -131,12 +134,15 @@ def set_policy(name: PolicyName, *, bits: Bits = "same") -> None:
 def policy(name: PolicyName, *, bits: Bits = "same") -> Iterator[None]:
     """`set_policy` for a block, in this thread or asyncio task alone: `with triton_gemm.policy("error"):`.
 
-    name, bits: as in `set_policy`, with its errors. It counts in backwards that are started in the block, too, though
-    torch runs them in threads of its own. What is said of batch invariance stays as it was.
+    It also applies to backwards that are started in the block, though torch runs them in other threads. Batch
+    invariance is not changed. Open it between a generator's yields, not around one: around a yield it applies in the
+    context of the first step alone, and a block that ends in another context stays active in the first.
 
-    Open it between a generator's yields and not around one. Around one it counts in the context of the first step
-    alone: later steps in other contexts, as web servers make them, run without it. Ended in another context, it goes on
-    in the first.
+    Args:
+        name, bits: As in `set_policy`.
+
+    Raises:
+        ValueError: As `set_policy`.
     """
     found = _policy(name, bits, "policy(): name", "policy(): bits")
     with _within(found._replace(batch_invariant=_is_invariant())):
@@ -145,21 +151,24 @@ def policy(name: PolicyName, *, bits: Bits = "same") -> Iterator[None]:
 
 @contextmanager
 def batch_invariant(enabled: bool = True) -> Iterator[None]:
-    """A block in which a row's result does not depend on what other rows are multiplied with it, in this thread or
-    asyncio task alone: `with triton_gemm.batch_invariant():`.
+    """A block in which a row's result does not depend on the other rows, in this thread or asyncio task alone.
 
     Of C = A B the rows are A's [M, K]; for `linear` all leading dimensions of its input together are M. On one GPU, for
     one B and one epilogue, a row of C has the same bits for any M, in any batch, and wherever A and C lie in memory.
-    Every function of this package follows it, and under `use` torch's own. A backward follows it where the forward, or
-    the call of `backward`, is in the block; compiled code where it runs, its backward where that is called. The policy
-    is that of the block's beginning, whatever `set_policy` says meanwhile. Around a generator's yield it holds as
-    `policy` says; the argument holds anywhere.
 
-    `batch_invariant=True` says the same of one call, wherever its backward is, and TRITON_GEMM_BATCH_INVARIANT=1 in the
-    environment of the whole process. enabled: False for a block without, within one or under that environment.
+    Every function of this package follows it, and under `use` torch's own. A backward follows it if the forward, or the
+    call of `backward`, is in the block; compiled code where it runs, its backward where that is called. `set_policy`
+    has no effect in the block. Around a generator's yield it applies as `policy` does.
 
-    A product raises RuntimeError where no kernel can multiply so many rows in that class of bits, from 65,536 rows on
-    at the earliest (docs/tuning.md).
+    The argument `batch_invariant=True` does the same for one call and its backward, and TRITON_GEMM_BATCH_INVARIANT=1
+    in the environment for the whole process. A call raises RuntimeError if no kernel can multiply so many rows in that
+    bit class, from 65,536 rows on at the earliest (docs/bits.md).
+
+    Args:
+        enabled: False for a block without it, inside another block or under that environment.
+
+    Raises:
+        TypeError: enabled is not a bool.
     """
     arguments.flag("batch_invariant", "enabled", enabled)
     with _within(current()._replace(batch_invariant=bool(enabled))):
@@ -189,11 +198,15 @@ def in_backward() -> Policy | None:
 
 
 def set_tuner(tuner: Tuner | None) -> None:
-    """What the policy "tune" asks about a problem that no table has; None: nothing, which is an error then.
+    """Replaces what the policy "tune" calls for a GEMM problem without a table entry.
 
-    It is called while a product is planned, by one thread at a time, never while a graph is captured or a compiler
-    traces; products that it runs itself in that thread are the model's choice, and the bits that are asked for those of
-    the policy there. `import triton_gemm` sets `tuning`'s.
+    It is called while a GEMM is planned, by one thread at a time, never while a graph is captured or a compiler traces.
+    GEMMs that it runs itself in that thread use the model's choice, and the bits are those of the policy there. `import
+    triton_gemm` sets the tuner of `tuning`.
+
+    Args:
+        tuner: Takes the problem and the device, and returns the selection. None disables tuning: the policy "tune" then
+            raises RuntimeError.
     """
     global _tuner
     arguments.callback("set_tuner", "tuner", tuner)
@@ -224,7 +237,7 @@ def choose(
     found = None if name == "model" else tables.lookup(problem, device, bits, wanted)
     if found is None and name == "error":
         raise RuntimeError(
-            f'no table has {_said(problem)} on {device.name}, and the policy is "error": tune it, or "cached"'
+            f'no table has {_said(problem)} on {device.name}, and the policy is "error": tune it, or set "cached"'
         )
     if found is None and name == "tune" and may_tune and _may_time():
         found = _tuned(problem, device, batch_invariance.class_of(problem, device) if invariant else None)

@@ -22,21 +22,21 @@ from ..problem import GemmProblem
 
 @dataclass(frozen=True)
 class Selection:
-    """The kernel that a product runs on, its configuration, how the work is dealt out, and the reason in a sentence:
-    what `triton_gemm.explain` answers. `str()` of it is one line for people.
+    """The kernel that a GEMM runs on, its configuration, how the work is split, and the reason in a sentence.
+
+    `triton_gemm.explain` returns it, and sets `device`, `policy`, `bits` and `model`. `str()` of it is one line.
 
     Attributes:
-        algorithm: what is launched, a record of `kernel`, `config`, `work`, `swap_ab` and `packed`.
-        reason: its predicted time; where `explain` was asked that of the next best kernel, too.
+        algorithm: What is launched, a record of `kernel`, `config`, `work`, `swap_ab` and `packed`.
+        reason: The predicted time; from `explain` also that of the next best kernel.
         precision: "half" for fp16 and bf16, "fp64", "int8", "fp8", "fp8 fast", or how fp32 is multiplied: "ieee",
             "tf32", "tf32x3", "bf16x3", "bf16x6" or "bf16x9".
-        source: what chose it: "model", "user's table", "shipped table" or "tuner" (docs/tuning.md).
-        device: the name of the GPU that it was asked for, where `explain` was asked.
-        policy: that of the caller ("model", "cached", "tune" or "error"), where `explain` was asked.
-        bits: the class of bits, where `explain` was asked: on one GPU equal classes give equal bits (docs/tuning.md).
-        batch_invariant: whether the class is the same for any number of rows.
-        model: where the cost model's figures come from, where `explain` was asked: "calibrated", "shipped" or
-            "derived".
+        source: What chose it: "model", "user's table", "shipped table" or "tuner" (docs/choosing.md).
+        device: The name of the GPU.
+        policy: The caller's: "model", "cached", "tune" or "error".
+        bits: The bit class: on one GPU equal classes give equal bits (docs/bits.md).
+        batch_invariant: Whether the class is the same for any number of rows.
+        model: Where the cost model's parameters come from: "calibrated", "shipped" or "derived".
     """
 
     algorithm: Algorithm

@@ -1,7 +1,7 @@
-"""Tables: what was measured to be fastest, by problem, for each silicon, minor version of Triton and class of bits.
+"""Tables: the fastest selections that were measured, for each GPU key, minor version of Triton and kind of bits.
 
 A user's tables are in the folder `folder()`, shipped ones beside this file. A process reads them once, when it first
-plans a product, and again after it has changed one. docs/tuning.md is about their use, `files` about what is on disk.
+plans a product, and again after it has changed one. docs/tables.md is about their use, `files` about what is on disk.
 """
 
 from __future__ import annotations
@@ -68,8 +68,11 @@ cleared = 0  # how often this process has cleared the tables
 
 
 def folder() -> Path | None:
-    """Where a user's tables are: TRITON_GEMM_CACHE_DIR, or else the user's cache folder. None where that is not known:
-    platformdirs is missing, or the user has no home folder."""
+    """The folder of the user's tables: in TRITON_GEMM_CACHE_DIR, or else in the user's cache folder.
+
+    Returns:
+        None if it is not known: platformdirs is missing, or the user has no home folder.
+    """
     given = os.environ.get("TRITON_GEMM_CACHE_DIR")
     if not given:
         return _users_folder()
@@ -189,7 +192,7 @@ def serves(problem: GemmProblem, device: DeviceInfo, entry: Entry, bits: Bits = 
 
 
 def ignored() -> dict[str, int]:
-    """How often an entry was found and left out, by whose table it is in and why."""
+    """How often an entry was found and not used, by the kind of its table and the reason."""
     return dict(_ignored)
 
 
@@ -243,7 +246,7 @@ def _read_or_empty(where: Path, empty: Table) -> Table:
 
 
 def reload() -> None:
-    """Has tables read again when they are next asked for: another process may have changed them."""
+    """Has tables read again at their next use: another process may have changed them."""
     with _lock:
         _loaded.clear()
     generation.advance()
@@ -298,15 +301,25 @@ def store(
     least_rows: int = 0,
     torch_us: float | None = None,
 ) -> bool:
-    """Keeps `selection` as the fastest for `problem` on `device`, in place of what the user's table had; whether it was
-    kept. Where the folder cannot be written to, or others hold it for too long, that is logged once and False.
+    """Stores `selection` as the fastest for `problem` on `device`, in place of the user's table's entry.
 
-    us, default_us: microseconds that it took, and that the model's choice took at the same time; measured: when, in ISO
-    8601, by default now; by: what measured it, by default the versions of this package, Triton and torch; least_rows:
-    the fewest rows M that it serves, where these are fewer than the problem's, else 0; torch_us: microseconds that the
-    torch of this process took, where it was faster, with bits="any" alone.
+    Args:
+        problem: The GEMM problem.
+        selection: The fastest one.
+        device: The GPU.
+        us: Its time in microseconds.
+        default_us: The time of the model's choice, measured together with it.
+        bits: The kind of table: "same" or "any".
+        measured: When, in ISO 8601; None: now.
+        by: What measured it; None: the versions of this package, Triton and torch.
+        least_rows: The fewest rows M that the entry serves, if fewer than the problem's, else 0.
+        torch_us: Microseconds that this process's torch took, if it was faster; with bits="any" only.
 
-    Raises TypeError or ValueError for what no table could hold: nothing is written then.
+    Returns:
+        Whether it was stored. If the folder is not writable, or locked for too long, it is False, and logged once.
+
+    Raises:
+        TypeError, ValueError: No table could hold it; nothing is written.
     """
     _check("store", device, bits, problem)
     arguments.instance("store", "selection", selection, Selection)
@@ -368,11 +381,22 @@ def torchs_versions() -> str:
 
 
 def merge(paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) -> int:
-    """Merges files of one kind into the file `out`, the same in any order of `paths`; how many entries it has. Of two
-    entries for a product one that is used on such a GPU, by the model that it has here (`serves`), goes before one that
-    is not, and then the faster one; of another version of Triton the faster one, since only there it is known what is
-    used. ValueError where a file cannot be read whole, or is of another kind, OSError where `out` cannot be written:
-    what was there is there still."""
+    """Merges files of one kind into the file `out`, the same in any order of `paths`.
+
+    Of two entries for a GEMM a usable one takes precedence over an unusable one, then the faster one. For tables of
+    another version of Triton the faster one wins, because only that version can tell which are usable.
+
+    Args:
+        paths: Files of tables.
+        out: The file to write.
+
+    Returns:
+        The number of its entries.
+
+    Raises:
+        ValueError: A file cannot be read whole, or is of another kind. Nothing is changed.
+        OSError: `out` cannot be written. Nothing is changed.
+    """
     arguments.several("merge", "paths", paths)
     given = [_read(Path(path)) for path in paths]
     table = files.merge(given, _used(given[0]) if given else None)
@@ -381,9 +405,19 @@ def merge(paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) 
 
 
 def export_to(path: str | os.PathLike[str], device: DeviceInfo | None = None, bits: Bits = "same") -> int:
-    """Writes the user's table for `device`, by default the current GPU, into a file that `import_from` takes, here or
-    elsewhere; how many entries it has. OSError where the table may not be read, or the file not written: what was there
-    is there still."""
+    """Writes the user's table for a GPU into a file that `import_from` takes, here or elsewhere.
+
+    Args:
+        path: The file to write.
+        device: The GPU; None: the current one.
+        bits: The kind of table: "same" or "any".
+
+    Returns:
+        The number of entries.
+
+    Raises:
+        OSError: The table cannot be read, or the file not written. Nothing is changed.
+    """
     device = device if device is not None else current_device_info()
     _check("export_to", device, bits)
     empty = Table(Silicon.of(device), bits=bits)
@@ -394,9 +428,18 @@ def export_to(path: str | os.PathLike[str], device: DeviceInfo | None = None, bi
 
 
 def import_from(path: str | os.PathLike[str]) -> int:
-    """Merges a file into the user's table of the silicon that it names, this GPU's or not, as `merge` does: no entry
-    that is known to be used is replaced by one that is not. How many entries the file has. ValueError where it cannot
-    be read, or not whole, OSError where the folder cannot be written to: nothing changes then."""
+    """Merges a file into the user's table of the GPU key that it names, this GPU's or not, as `merge` does.
+
+    Args:
+        path: A file of `export_to` or `merge`.
+
+    Returns:
+        The number of the file's entries.
+
+    Raises:
+        ValueError: The file cannot be read whole. Nothing is changed.
+        OSError: The folder is not writable. Nothing is changed.
+    """
     given, where = _read(Path(path)), folder()
     if where is None:
         raise OSError("there is no folder for tables: set TRITON_GEMM_CACHE_DIR")
@@ -444,8 +487,16 @@ def notes() -> list[Path]:
 
 
 def clear() -> int:
-    """Deletes the user's tables, of all silicon, and what tuning noted, in files and in this process; how many tables
-    there were. What was set aside stays. OSError where the folder cannot be read or written to."""
+    """Deletes the user's tables, of all GPUs, and tuning's notes, in files and in this process.
+
+    Quarantined files stay.
+
+    Returns:
+        The number of tables.
+
+    Raises:
+        OSError: The folder cannot be read or written.
+    """
     global cleared
     where = folder()
     names = [] if where is None else files.names(where, "")
@@ -463,8 +514,15 @@ def clear() -> int:
 
 @dataclass(frozen=True)
 class Report:
-    """What `verify` says of a file: path; source: whose it is; entries: how many; faults: why it is not used, or which
-    of its entries are not, a sentence each; elsewhere: what other silicon or version of Triton it is of, if it is."""
+    """What `verify` found in a file.
+
+    Attributes:
+        path: The file.
+        source: Whether it is a user's or a shipped table.
+        entries: How many it has.
+        faults: Why it is not used, or which of its entries are not, a sentence each.
+        elsewhere: Which other GPU key or version of Triton it belongs to, if any.
+    """
 
     path: Path
     source: Source
@@ -485,10 +543,18 @@ def set_aside() -> list[Path]:
 
 
 def verify(device: DeviceInfo | None = None) -> list[Report]:
-    """A report of every file of tables, and of all that was set aside: whether it is of the silicon of `device`, by
-    default the current GPU, and of this version of Triton, and each entry legal there. Nothing changes."""
+    """Checks every file of tables, quarantined ones included, and each entry. Nothing is changed.
+
+    A table must have the GPU key of `device` and this version of Triton, and each entry must be legal there.
+
+    Args:
+        device: The GPU; None: the current one.
+
+    Returns:
+        A `Report` of each file.
+    """
     arguments.instance("verify", "device", device, DeviceInfo, or_none=True)
-    reports = [Report(path, "user's table", 0, ("it is set aside",)) for path in set_aside()]
+    reports = [Report(path, "user's table", 0, ("it is quarantined",)) for path in set_aside()]
     device = device or current_device_info()
     for source, path, found in listed():
         faults, elsewhere = [found.wrong[1]] if found.wrong else [], ""

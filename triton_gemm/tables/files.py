@@ -133,7 +133,7 @@ def parse(text: bytes) -> Contents:
             raise WrongError(f"it has no list of entries, of bits {' or '.join(BITS)}")
         silicon = table.silicon
         if min(*silicon.capability, silicon.sms - 1, silicon.bus_width, silicon.power_limit) < 0:
-            raise WrongError("no GPU has the figures of its silicon")
+            raise WrongError("its GPU key is not valid")
     except (WrongError, TypeError) as error:
         return Contents(wrong=wrong_file or ("no-table", str(error)[:200]))
     wrong: list[str] = []
@@ -149,7 +149,7 @@ def parse(text: bytes) -> Contents:
         except WrongError as error:
             wrong.append(str(error))
     if wrong and wrong_file is None:
-        wrong_file = "wrong-entries", f"{len(wrong)} entries are none, the first because {wrong[0][:200]}"
+        wrong_file = "wrong-entries", f"{len(wrong)} entries are invalid, the first because {wrong[0][:200]}"
     return Contents(merge([table, *parts]), wrong_file)
 
 
@@ -159,7 +159,7 @@ def document(text: bytes, number: int, otherwise: str) -> tuple[dict[str, Any], 
     try:
         found = json.loads(text.decode(), parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
-        return {}, ("not-json", f"it is no JSON: {str(error)[:100]}")
+        return {}, ("not-json", f"it is not JSON: {str(error)[:100]}")
     if not isinstance(found, dict) or type(found.get("format")) is not int:
         return {}, (otherwise, "it has no number of a format")
     if found["format"] != number:
@@ -169,7 +169,7 @@ def document(text: bytes, number: int, otherwise: str) -> tuple[dict[str, Any], 
 
 
 def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a number of JSON")
 
 
 def load(path: Path) -> Contents:
@@ -196,7 +196,7 @@ def contents(path: Path) -> bytes | None:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             about = os.fstat(file.fileno())
             if not stat.S_ISREG(about.st_mode) or about.st_size > LARGEST_FILE:
-                raise ValueError(f"it is no regular file of at most {LARGEST_FILE} bytes")
+                raise ValueError(f"it is not a regular file of at most {LARGEST_FILE} bytes")
             return file.read()
     except FileNotFoundError:
         return None
@@ -311,7 +311,7 @@ def current(folder: Path, empty: Table, *, repair: bool = True) -> Table:
         change(folder, empty, lambda table: table, wait=False)  # looks again: a writer may have been here
         return load_as(path, empty).table or empty
     except OSError:
-        say_once(f"{path}: {found.wrong[1]}; it cannot be set aside")
+        say_once(f"{path}: {found.wrong[1]}; it cannot be quarantined")
         return found.table or empty
 
 
@@ -326,7 +326,7 @@ def put_aside(path: Path, word: str, why: str) -> None:
     while (aside := path.with_name(f"{path.name}.{word}.{number}")).exists():
         number += 1
     os.rename(path, aside)
-    log.warning("%s: %s; it is set aside as %s", path, why, aside.name)
+    log.warning("%s: %s; it is quarantined as %s", path, why, aside.name)
 
 
 @lru_cache(maxsize=1000)

@@ -133,7 +133,7 @@ def read(kind: Any, x: Any) -> Any:
             return tuple(read(kinds[0] if kinds[-1] is ... else kinds[i], y) for i, y in enumerate(x))
     elif get_origin(kind) in (typing.Union, types.UnionType) and type(None) in get_args(kind):
         return None if x is None else read(next(k for k in get_args(kind) if k is not type(None)), x)
-    raise WrongError(f"{str(x)[:40]!r} is no {getattr(kind, '__name__', kind)}")
+    raise WrongError(f"{str(x)[:40]!r} is not a valid {getattr(kind, '__name__', kind)}")
 
 
 @lru_cache(maxsize=64)
@@ -143,7 +143,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 def _read_record(kind: Any, x: Any) -> Any:
     if not isinstance(x, dict):
-        raise WrongError(f"{str(x)[:40]!r} is no {kind.__name__}")
+        raise WrongError(f"{str(x)[:40]!r} is not a valid {kind.__name__}")
     hints = _hints(kind)
     if not x.keys() <= hints.keys():
         raise WrongError(f"a {kind.__name__} has {', '.join(hints)}, not {', '.join(map(str, x))[:80]}")
@@ -151,7 +151,7 @@ def _read_record(kind: Any, x: Any) -> Any:
     if kind is GemmProblem:
         for name, allowed in _NAMES.items():
             if values.get(name, allowed[0]) not in allowed:
-                raise WrongError(f"{values[name]!r} is no {name}")
+                raise WrongError(f"{values[name]!r} is not a valid {name}")
     try:
         found = kind(**values)
     except (TypeError, AssertionError) as error:  # a field is missing, or a schedule could not be followed

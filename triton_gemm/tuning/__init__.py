@@ -63,45 +63,50 @@ def tune(
     progress: Callable[[Progress], None] | None = None,
     device: torch.device | str | int | None = None,
 ) -> TuningReport:
-    """Times candidates for products on a GPU, and keeps the winners in the user's table, from which the policy "cached"
-    takes them: in this process from the next call on.
+    """Times candidates for GEMMs on a GPU, and saves the winners in the user's table.
+
+    The policy "cached" uses them, in this process from the next call on::
 
         with triton_gemm.record_shapes("shapes.json"):
             model(x)
         print(triton_gemm.tune("shapes.json", budget=120))
 
-    shapes: a file of `record_shapes`; or a sequence of (M, N, K), in elements, and of GemmProblems; or calls by
-        GemmProblem. The most called come first.
-    dtype, layout: of those that are (M, N, K); layout is A's and B's, "n" by rows and "t" by columns: "nt" is
-        `linear`'s.
-    budget: seconds for all of them together, of which each gets its share; one candidate's compilation or first launch
-        may end later.
-    bits: "same" times only candidates that give the bits of the model's choice (`bit_classes`); "any" all, whose
-        winners serve only who asks for them: `set_policy(.., bits="any")`; and torch's product, where it computes the
-        same in the same precision, which `use()` leaves to torch then, if that is faster by more than noise.
-    measure: "graph", a kernel's time: replays of CUDA graphs, of operands that lie in memory and not in L2; "eager",
-        that of calls from Python.
-    configs: users' own configurations in addition to the kernels': the Config of a kernel, or a triton.Config with
-        BLOCK_M, BLOCK_N, BLOCK_K and what else a kernel has (GROUP_M, CLUSTER_M, CLUSTER_N).
-    resume: leaves out what the same versions of this package, Triton and torch have tuned before.
-    repeat: races for each product, with operands of their own and the first one's candidates; the first counts, and
-        the report says how often the others were won by the same.
-    rows: numbers of rows M: the weights of the products are tuned for all of them, whatever M the products have. Some
-        are measured, and each of these stands for fewer rows, down to the next that is measured (docs/tuning.md).
-    progress: is called with a `Progress` after every step. Without it a terminal shows a line where rich is installed,
-        and the logger `triton_gemm.tuning` has a line for each product.
-    device: the GPU, by default the current one.
+    A winner is saved if it is faster than the model's choice by more than the noise; among equally fast ones the first
+    in the model's order wins. Each is saved at once. What was measured while the GPU was throttled or shared is
+    measured again, and then refused. A candidate that gives another result than the model's choice, cannot be compiled
+    or launched, or ended a process at its first launch is skipped, now and later.
 
-    A winner is kept if it is faster than the model's choice by more than the noise of their rounds, and of equally fast
-    ones the first in the model's order. Nothing is kept that was measured while a reference product, the clock or the
-    driver said that the GPU was throttled or shared: the race is run again, and then refused. A candidate whose result
-    is not that of the model's choice, that cannot be compiled or launched, or during whose first launch the process
-    ended, is left out, now and later. What was found is stored after every product.
+    Args:
+        shapes: A file of `record_shapes`; or a sequence of (M, N, K), in elements, and of GemmProblems; or calls by
+            GemmProblem. Those called most come first.
+        budget: Seconds for all of them together. One candidate's compilation or first launch may end later.
+        bits: "same" times only candidates that give the bits of the model's choice. "any" times all; its winners are
+            used only under `set_policy(.., bits="any")`. It also times torch's kernel, to which `use()` then leaves the
+            GEMM if that is faster by more than noise.
+        measure: "graph", a kernel's time: replays of CUDA graphs, with operands in memory and not in L2; "eager", the
+            time of calls from Python.
+        configs: Your own configurations in addition: a kernel's Config, or a triton.Config with BLOCK_M, BLOCK_N,
+            BLOCK_K and what else a kernel has (GROUP_M, CLUSTER_M, CLUSTER_N).
+        dtype: Of shapes that are (M, N, K).
+        layout: Of the same: A's and B's, "n" by rows and "t" by columns. "nt" is `linear`'s.
+        resume: Whether to skip what the same versions of this package, Triton and torch have tuned before.
+        repeat: How often to tune each GEMM, with new operands and the first time's candidates. The first time counts,
+            and the report says how often the same candidate won again.
+        rows: Numbers of rows M, for all of which the GEMMs' weights are tuned, whatever M the GEMMs have. Some are
+            measured, and each serves the fewer rows down to the next measured number (docs/tuning.md).
+        progress: Called with a `Progress` after every step. Without it a terminal shows a line if rich is installed,
+            and the logger `triton_gemm.tuning` has a line for each GEMM.
+        device: The GPU; None: the current one.
 
-    Raises ValueError for shapes, rows, configs or options that are none; OSError for a file that cannot be read;
-    RuntimeError where there is no GPU, or a graph is captured; `triton_gemm.tuning.timing.DeviceLostError`, a
-    RuntimeError, where a candidate hangs or breaks the GPU's context, which no process survives: what was found before
-    is stored, and the next one leaves it out.
+    Returns:
+        A `TuningReport`; `str()` of it is a table.
+
+    Raises:
+        ValueError: Invalid shapes, rows, configs or options.
+        OSError: The file cannot be read.
+        RuntimeError: There is no GPU, or a CUDA graph is captured. A subclass,
+            `triton_gemm.tuning.timing.DeviceLostError`: a candidate hangs or breaks the GPU's context, which no process
+            survives. Earlier winners are saved, and the next tuning skips the candidate.
     """
     from .rows import of_weights, served
     from .session import Session, Wishes
@@ -138,24 +143,27 @@ def compare(
     progress: Callable[[Comparison], None] | None = None,
     device: torch.device | str | int | None = None,
 ) -> Comparison:
-    """Times products by torch and by this package on a GPU: whether it is faster for your shapes.
+    """Times GEMMs with torch and with this package on a GPU: is it faster for your shapes?
 
-        print(triton_gemm.compare([(16, 14336, 4096)], layout="nt"))
+    For example ``print(triton_gemm.compare([(16, 14336, 4096)], layout="nt"))``. Both are timed as `tune` times
+    candidates: alternating replays of CUDA graphs, with operands in memory and not in L2. Ours is the kernel that a
+    call would run under the current policy. Torch's is the function, or functions, for the same result in the same
+    precision, whatever `use` routes. What was measured while the GPU was throttled or shared is measured again, and
+    then refused.
 
-    shapes, dtype, layout, device: as in `tune`. One that is named twice is measured once, and has two calls.
-    budget: seconds for all of them together; of products that it leaves no time for, the least called are not measured.
-    progress: is called with the `Comparison` so far after every product.
+    Args:
+        shapes, dtype, layout, device: As in `tune`. A GEMM that is named twice is measured once, and has two calls.
+        budget: Seconds for all of them together. The least called ones are skipped if it is too short.
+        progress: Called with the `Comparison` so far after every GEMM.
 
-    Both are timed as `tune` times candidates: replays of CUDA graphs in turns, of operands that lie in memory and not
-    in L2. Ours is what a call would run under the current policy; torch's is the operation, or operations, that compute
-    the same in the same precision, whatever `use` routes. Nothing counts that was measured while the GPU was throttled
-    or shared: it is measured again, and then refused.
+    Returns:
+        A `Comparison`. `products` has a record of each GEMM (times, ratio, noise, errors, or why it was not measured),
+        `torch_ms` and `ours_ms` the milliseconds of all calls together. `as_dict()` is plain data, `str()` a text.
 
-    Returns a `Comparison`: `products` has a record of each (times, ratio, noise, errors, or why it was not measured),
-    `torch_ms` and `ours_ms` are the milliseconds of all calls together, `as_dict()` is plain data, `str()` a text.
-
-    Raises as `tune`: ValueError or TypeError for wrong arguments, OSError for a file that cannot be read, RuntimeError
-    where there is no GPU, or a graph is captured, `DeviceLostError` where a product breaks the GPU's context.
+    Raises:
+        ValueError, TypeError: Wrong arguments.
+        OSError: The file cannot be read.
+        RuntimeError: As `tune`.
     """
     from ..functional.routing import nothing_routed
     from .comparison import Comparing
@@ -220,7 +228,7 @@ def named_gpu(device: torch.device | str | int | None) -> torch.device:
     named = "cuda" if device is None else device
     found = torch.device("cuda", named) if isinstance(named, int) else torch.device(named)
     if found.type != "cuda":
-        raise ValueError(f"{found} is no GPU")
+        raise ValueError(f"{found} is not a GPU")
     return found
 
 

@@ -72,7 +72,7 @@ def _refusal(problem: GemmProblem, device: DeviceInfo, kernel: str, config: Tile
     """Why a kernel's configuration is no candidate, in the forms in which the kernel would run it or a plain one."""
     whys = [illegal(problem, device, own.algorithm) for own in _own(problem, device, [(kernel, config)])]
     if None in whys:
-        return f"its bits are not those of the model's choice, as bits={bits!r} has it"
+        return f"its bits are not those of the model's choice, and bits={bits!r} needs them"
     work = Schedule(1) if isinstance(config, kernels.warp_specialised.Config) else 1
     whys.append(illegal(problem, device, Algorithm(kernel, config, work)))
     return whys[0] or "it is not for such a product"

@@ -66,7 +66,7 @@ class Gpu:
         new = [way for way in ways if (problem, way) not in self.plans]
         self.plans |= {(problem, way): None for way in new}
         self.compiler.add([(problem, way) for way in new])
-        with suppress(torch.OutOfMemoryError):  # which who makes the operands says, for a product
+        with suppress(torch.OutOfMemoryError):  # reported later by the bench, which allocates the operands
             self._reference()
 
     def _compile(self, job: object) -> None:

@@ -1,10 +1,9 @@
 """What tuning remembers apart from tables: candidates that failed, and problems for which the model's choice stayed.
 
-A candidate's first launch may hang the GPU, or end the process. So before it a small file is written that names it, and
-deleted after; who finds such a file of a process that is no more knows what has ended it, and leaves that out. Of a
-process of another machine only the file is seen, and a container has another name each time it is started: there it is
-taken for no more when the file is LAUNCHED_S old. Both are in the folder of tables, and hold for one version of
-everything: what failed in another is tried again.
+A marker file names the candidate during its first launch, which may hang the GPU or end the process. A marker left by a
+dead process blames that candidate, which is skipped from then on. A marker from another host, or from a container that
+was started again under another name, counts as dead after LAUNCHED_S seconds. Journal and markers are in the folder of
+tables, and apply to one version of everything: what failed in another is tried again.
 """
 
 from __future__ import annotations

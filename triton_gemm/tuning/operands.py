@@ -87,7 +87,7 @@ def operands(problem: GemmProblem, count: int, device: torch.device, seed: int =
             ends = [size * (i + 1) // problem.batch for i in range(problem.batch)]
             return torch.tensor(ends, dtype=torch.int32, device=device)
         if name == "gate":
-            return matrix(name, problem.b)
+            return matrix("b", problem.b)
         if name in ("bias", "gate_bias"):
             return draw(shapes[name], dtypes[name], generator)
         return 0.5 + torch.rand(shapes[name], device=device, generator=generator)

@@ -16,16 +16,27 @@ Measure = Literal["graph", "eager"]
 COLUMNS = ("calls", "torch us", "triton_gemm us", "ratio", "noise %", "torch's error", "our error")
 
 # "tuned": a selection was stored, unless `why` says that a table's stays; "stays": the model's choice was not beaten;
-# "not stored": what was found should be in a table, and could not be written there; "known": it was tuned before, with
-# resume=True; "refused": the GPU was not fit to be measured; "failed": the model's choice, or the operands, cannot be
-# had; "no time": the budget was spent.
+# "not stored": the winner could not be written into a table; "known": it was tuned before, with resume=True; "refused":
+# the GPU was throttled or shared; "failed": the model's choice, or the operands, cannot be had; "no time": the budget
+# was spent.
 Outcome = Literal["tuned", "stays", "not stored", "known", "refused", "failed", "no time"]
 
 
 @dataclass(frozen=True)
 class Progress:
-    """number: of this problem, from 1, of how many; timed: candidates so far, of how many; best: so far, and its time
-    and that of the model's choice, in microseconds (0 before anything was timed); seconds_left: of the budget."""
+    """A step of `tune`.
+
+    Attributes:
+        number: Of this problem, from 1.
+        count: How many problems there are.
+        problem: The GEMM problem.
+        timed: Candidates timed so far.
+        candidates: How many there are.
+        best: The best so far.
+        best_us: Its time in microseconds, 0 before anything was timed.
+        choice_us: The time of the model's choice.
+        seconds_left: Of the budget.
+    """
 
     number: int
     count: int
@@ -40,16 +51,26 @@ class Progress:
 
 @dataclass(frozen=True)
 class ShapeReport:
-    """What came of one problem.
+    """What `tune` found for one GEMM problem.
 
-    calls: how often it was recorded; choice: the model's, and choice_us its time in microseconds; selection: what is
-    run from now on, if it could be stored, and its time us; fastest_us: that of the fastest candidate, noise or not;
-    noise: by how much the ratio of us to choice_us may be off; clocks and reference product as found in `why` where
-    they are refused; candidates: how many there were, and how many were timed; failed: those that could not be, and
-    why; again: of each further race of `repeat`, how much slower its winner was than this one, and 0 where it was the
-    same; times: of each candidate that was timed, the fastest first, microseconds as last measured, and which;
-    torch_us: with bits="any" the time of torch's product, NaN where it was not timed, and torch_faster: whether that is
-    less than us by more than noise.
+    Attributes:
+        problem: The GEMM problem.
+        calls: How often it was recorded.
+        outcome: One of `Outcome`.
+        choice: The model's choice.
+        selection: What runs from now on, if it could be stored.
+        choice_us, us: Their times in microseconds.
+        fastest_us: The time of the fastest candidate, whether or not by more than noise.
+        noise: By how much the ratio of us to choice_us may be off, as a share.
+        candidates, timed: How many there were, and how many were timed.
+        rounds: Of the last trial.
+        why: The reason, where the outcome has one.
+        stored: Whether a table was written.
+        failed: Candidates that could not be timed, and why.
+        again: The further tunings of `repeat`.
+        times: Of each timed candidate, the fastest first: microseconds in its last round, and its name.
+        torch_us: The time of torch's kernel with bits="any", NaN if it was not timed.
+        torch_faster: Whether that is less than us by more than noise.
     """
 
     problem: GemmProblem
@@ -96,8 +117,12 @@ class ShapeReport:
 
 @dataclass(frozen=True)
 class Again:
-    """Another race over the same problem. same: whether its winner was the same; slower: how much more time it took
-    than the first one's, as measured in the race that won it, as a share."""
+    """Another tuning of the same GEMM problem.
+
+    Attributes:
+        same: Whether the same candidate won.
+        slower: How much longer its winner took than the first winner, as a share; 0 for the same.
+    """
 
     same: bool
     slower: float
@@ -105,9 +130,15 @@ class Again:
 
 @dataclass(frozen=True)
 class TuningReport:
-    """What `tune` did. shapes: a report of each problem, the most called first; device: the GPU's name; bits, measure,
-    budget (seconds): as they were given; seconds: that it took; served: with rows, the share of these numbers, over all
-    weights, for which a table has what is used. `str()` is a table for people."""
+    """What `tune` did. `str()` is a table for people.
+
+    Attributes:
+        shapes: A report of each GEMM problem, the most called first.
+        device: The GPU's name.
+        bits, measure, budget: As they were given.
+        seconds: How long it took.
+        served: With rows: the share of these numbers, over all weights, for which a table has a usable entry.
+    """
 
     shapes: tuple[ShapeReport, ...]
     device: str
@@ -176,26 +207,36 @@ class TuningReport:
         )
         if not math.isnan(self.regret_before):
             before, after = 100 * self.regret_before, 100 * self.regret_after
-            lines.append(f"slower than the fastest that was timed: {before:.1f} % before, {after:.1f} % after")
+            lines.append(f"regret (slower than the fastest that was timed): {before:.1f} % before, {after:.1f} % after")
         if not math.isnan(self.same_again):
             same, near = 100 * self.same_again, 100 * self.within_1_percent
-            lines.append(f"raced again: {same:.0f} % were won by the same, {near:.0f} % within 1 % in time")
+            lines.append(f"tuned again: {same:.0f} % had the same winner, {near:.0f} % a winner within 1 %")
         if self.torch_faster:
-            lines.append(f"torch is faster for {self.torch_faster} of them: there use() has torch compute")
+            lines.append(f"torch is faster for {self.torch_faster} of them: use() leaves these to torch")
         if not math.isnan(self.served):
-            lines.append(f"tables serve {100 * self.served:.0f} % of the numbers of rows, the model the others")
+            lines.append(
+                f"tables serve {100 * self.served:.0f} % of the numbers of rows; the model chooses for the others"
+            )
         return "\n".join(lines)
 
 
 @dataclass(frozen=True)
 class ProductComparison:
-    """One product by torch and by this package.
+    """One GEMM with torch and with this package.
 
-    outcome: "failed" where its kernel, torch's product or its operands cannot be had, "refused" where the GPU was not
-    fit to be measured, "no time" where the budget was spent; why: in words; calls: how often it was recorded, or named;
-    torch_us, ours_us: microseconds of a call; ratio: torch's time over ours, above 1 where we are faster; noise: the
-    share by which the ratio may be off, 3.5 standard deviations; torch_error, ours_error: the Frobenius norm of a
-    result's difference from the fp64 result, over the norm of that; rounds: in which both were timed; kernel: ours.
+    Attributes:
+        problem: The GEMM problem.
+        outcome: "measured"; "failed" if our kernel, torch's function or the operands cannot be had; "refused" if the
+            GPU was throttled or shared; "no time" if the budget was spent.
+        why: The reason in words.
+        calls: How often it was recorded, or named.
+        torch_us, ours_us: Microseconds of a call.
+        ratio: torch's time over ours, above 1 if this package is faster.
+        noise: The share by which the ratio may be off, 3.5 standard deviations.
+        torch_error, ours_error: The Frobenius norm of a result's difference from the fp64 result, over the norm of
+            that.
+        rounds: In which both were timed.
+        kernel: Ours.
     """
 
     problem: GemmProblem
@@ -223,8 +264,14 @@ class ProductComparison:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` found. device: the GPU's name; recorded: whether calls were counted while a program ran; products:
-    a record of each, the most called first; seconds: that it took. `str()` is a table for people."""
+    """What `compare` found. `str()` is a table for people.
+
+    Attributes:
+        device: The GPU's name.
+        recorded: Whether calls were counted while a program ran.
+        products: A record of each GEMM, the most called first.
+        seconds: How long it took.
+    """
 
     device: str
     recorded: bool
@@ -249,7 +296,7 @@ class Comparison:
     def __str__(self) -> str:
         measured = [one for one in self.products if one.measured]
         width = max([7, *(len(problem_text(one.problem)) for one in measured)])
-        lines = [f"{'product':{width}}  {'  '.join(COLUMNS)}"] * bool(measured)
+        lines = [f"{'GEMM':{width}}  {'  '.join(COLUMNS)}"] * bool(measured)
         for one in measured:
             figures = [f"{one.calls}", f"{one.torch_us:.4g}", f"{one.ours_us:.4g}", f"{one.ratio:.3f}"]
             figures += [f"{100 * one.noise:.1f}", f"{one.torch_error:.1e}", f"{one.ours_error:.1e}"]
@@ -260,9 +307,9 @@ class Comparison:
         calls = sum(one.calls for one in measured)
         what = f"a step of your model, as recorded ({calls} calls)" if self.recorded else f"these {calls} calls"
         if not self.recorded and calls == len(measured):
-            what = "these products once each"
-        without = f", without {len(others)} of {len(self.products)} products" * bool(others)
-        times = f"{self.torch_ms:.4g} ms by torch, {self.ours_ms:.4g} by triton_gemm"
+            what = "these GEMMs once each"
+        without = f", without {len(others)} of {len(self.products)} GEMMs" * bool(others)
+        times = f"{self.torch_ms:.4g} ms with torch, {self.ours_ms:.4g} with triton_gemm"
         return "\n".join(
             [*lines, f"{what}{without}: {times}, on {self.device}" if measured else "nothing was measured"]
         )

@@ -173,7 +173,7 @@ class Session:
             current = entry is not None and entry.torch in ("", tables.torchs_versions())
             if entry is not None and current and entry.by == tables.versions():
                 known = entry.selection(problem, "user's table")
-                report = ShapeReport(problem, 0, "known", choice=choice, selection=known, why="a table has it")
+                report = ShapeReport(problem, 0, "known", choice=choice, selection=known, why="a table has an entry")
                 report = replace(report, torch_us=entry.torch_us or math.nan, torch_faster=bool(entry.torch))
                 return replace(report, choice_us=entry.default_us, us=entry.us)
             if self.journal.has_stayed(problem, bits, choice):
@@ -190,7 +190,7 @@ class Session:
             before = next((way for way in offered if replace(way, source="tuner") == known), known)
             offered = list(dict.fromkeys([choice, before, *offered]))  # it is compiled before others
         failures = {way: self.journal.failure(problem, way) for way in offered[1:]}
-        left_out += [(named(way), f"left out: {why}") for way, why in failures.items() if why is not None]
+        left_out += [(named(way), f"skipped: {why}") for way, why in failures.items() if why is not None]
         ways = tuple(way for way in offered if failures.get(way) is None)
         return _Entrant(problem, ways, before, tuple(left_out))
 
@@ -219,7 +219,7 @@ class Session:
                 again.append(Again(same, slower))
         report = replace(report, again=tuple(again))
         if entrant.before in entrant.ways and entrant.before not in tried.ways:  # there was no time for it
-            return replace(report, why="what a table has stays, for which there was no time")
+            return replace(report, why="the table's entry stays: there was no time to measure it")
         return self.store(report, entrant)
 
     def races(

@@ -38,14 +38,16 @@ def relative_errors(
             a_scale = a_scale.repeat_interleave(128, 1)[:, : problem.K]
             b_scale = b_scale.repeat_interleave(128, 0)[: problem.K].repeat_interleave(128, 1)[:, : problem.N]
         a, b = a * a_scale, b.double() * b_scale
-    if problem.groups is None:
-        c = a @ b.double()
-    else:
+
+    def product(b: torch.Tensor) -> torch.Tensor:
+        if problem.groups is None:
+            return a @ b.double()
         groups = list(enumerate(pairwise([0, *named["ends"].tolist()])))
         if problem.groups == "m":
-            c = torch.cat([a[(rows >= i) & (rows < j)] @ b[g].double() for g, (i, j) in groups])
-        else:
-            c = torch.stack([a[:, i:j] @ b[i:j].double() for _, (i, j) in groups])
+            return torch.cat([a[(rows >= i) & (rows < j)] @ b[g].double() for g, (i, j) in groups])
+        return torch.stack([a[:, i:j] @ b[i:j].double() for _, (i, j) in groups])
+
+    c = product(b)
 
     def sample(x: torch.Tensor) -> torch.Tensor:
         return x.index_select(-2, rows).double()
@@ -56,7 +58,7 @@ def relative_errors(
         bias = named["bias"].double()
         c += bias if problem.bias == "n" else bias[rows][:, None]
     if problem.gate:
-        before = a @ named["gate"].double()
+        before = product(named["gate"])
         if problem.bias is not None:
             before += named["gate_bias"].double()
         c = c * ACTIVATIONS[problem.activation or ""](before)

@@ -100,7 +100,10 @@ def by_torch(
         groups = [slice(begin, end) for begin, end in zip([0, *ends], [*ends, total], strict=True)]
         c.zero_()
         for i, group in enumerate(groups[:-1]):
-            if problem.groups == "m":
+            if problem.gate:
+                before = product_of(a[group], named["gate"][i].double())
+                c[group] = (activated(before, problem.activation) * product_of(a[group], b[i])).to(c.dtype)
+            elif problem.groups == "m":
                 c[group] = activated(product_of(a[group], b[i]), problem.activation).to(c.dtype)
             else:
                 c[i] = activated(product_of(a[:, group], b[group]), problem.activation).to(c.dtype)

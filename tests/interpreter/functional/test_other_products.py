@@ -148,7 +148,7 @@ def test_rules_name_them() -> None:
         CALLS["_scaled_mm"]()
     counts = {name: count for name, count in triton_gemm.report_routing().items() if name[0] != "mm"}
     assert counts == {  # torch's own multiplies by mm on the CPU
-        ("_int_mm", "torch: _int_mm is not to be routed"): 1,
+        ("_int_mm", "torch: _int_mm is excluded"): 1,
         ("_int_mm", "triton_gemm"): 1,
         ("_scaled_mm", "torch: the predicate says no"): 1,
         ("_scaled_mm", "triton_gemm"): 1,

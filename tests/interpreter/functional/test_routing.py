@@ -39,11 +39,18 @@ def draw(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 @pytest.fixture(autouse=True)
 def fresh():
     triton_gemm.report_routing(reset=True)
+    forget_calls()
     yield
     assert not routing._rules, "something is still routed"
     if routing._library is not None:  # as pytest may have other threads
         withdraw(routing._library)
         routing._library = None
+
+
+def forget_calls() -> None:
+    """Of those made before, as where a table has changed."""
+    routing._made_under.cache_clear()
+    routing._faster.clear()
 
 
 def ours() -> dict[str, int]:
@@ -93,8 +100,8 @@ def test_a_model_trains_on_them() -> None:
 
 STAYS = {
     "integers": (lambda: torch.mm(*(torch.ones(3, 3, dtype=torch.int64),) * 2), "int64 is not computed"),
-    "excluded": (lambda: torch.bmm(draw(2, 3, 3), draw(2, 3, 3)), "bmm is not to be routed"),
-    "excluded-dtype": (lambda: torch.mm(*(draw(3, 3, dtype=torch.float64),) * 2), "float64 is not to be routed"),
+    "excluded": (lambda: torch.bmm(draw(2, 3, 3), draw(2, 3, 3)), "bmm is excluded"),
+    "excluded-dtype": (lambda: torch.mm(*(draw(3, 3, dtype=torch.float64),) * 2), "float64 is excluded"),
     "out-is-an-operand": (lambda: torch.mm(x := draw(3, 3), draw(3, 3), out=x), "out may overlap"),
 }
 
@@ -126,7 +133,24 @@ def test_what_records_show_slower_stays_torchs(monkeypatch: pytest.MonkeyPatch) 
         assert went() == "triton_gemm"
     tuned = SimpleNamespace(source="user's table")
     monkeypatch.setattr(routing.plan, "selection_of", lambda *_: tuned)
+    forget_calls()
     assert went() == "triton_gemm"
+
+
+def test_equal_rules_share_the_calls_that_were_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training loop that enters `use()` at each step chooses, and asks what torch is faster at, once."""
+    asked: list[Any] = []
+    monkeypatch.setattr(routing, "_slower", lambda *operands: asked.append(operands))
+    a = draw(5, 5)
+    for _ in range(3):
+        with triton_gemm.use():
+            a @ a
+    assert len(asked) == 1 and ours() == {"mm": 3}
+    paths = []
+    for rule in ({}, {"only": "mm"}, {"exclude": "bmm"}, {"only": ["mm"]}, {"predicate": lambda *_: True}):
+        with triton_gemm.use(**rule):
+            paths.append(routing._fast)
+    assert paths[0] is not paths[1] is paths[3] is not paths[2] and not paths[4].calls
 
 
 def test_small_batches_of_fp32_stay_torchs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,10 +80,19 @@ OPERATIONS = {
     "grouped_matmul": Operation(
         ((M, K), (2, K, N)), lambda a, b, **how: triton_gemm.grouped_matmul(a, b, OFFS, **how), groups_apart
     ),
+    "grouped_matmul, gate": Operation(
+        ((M, K), (2, K, N), (2, K, N)),
+        lambda a, b, gate, activation="reglu", **how: triton_gemm.grouped_matmul(
+            a, b, OFFS, activation=activation, gate=gate, **how
+        ),
+        lambda a, b, gate: groups_apart(a, gate).relu() * groups_apart(a, b),
+    ),
     "scaled_matmul": Operation(
         MATRICES, lambda a, b, **how: triton_gemm.scaled_matmul(a, b, ONE, ONE, **how), torch.mm
     ),
 }
+GATED = [operation for name, operation in OPERATIONS.items() if name.endswith(", gate")]
+GROUPED = [operation for name, operation in OPERATIONS.items() if name.startswith("grouped")]
 ERRORS = (RuntimeError, NotImplementedError, TypeError, ValueError, AssertionError, torch._dynamo.exc.Unsupported)
 CELLS = [(operation, aspect) for operation in readme_table.OPERATIONS for aspect in readme_table.ASPECTS]
 
@@ -124,7 +133,7 @@ def try_it(operation: Operation, aspect: str) -> None:
             ]
         elif aspect == "empty":
             operands = [x[..., :0, :] if x.shape[-2:] in ((M, K), (M, N)) else x for x in operands]
-            if operation is OPERATIONS["grouped_matmul"]:
+            if operation in GROUPED:
                 assert ours(*operands).shape == (0, N)
                 continue
         elif aspect == "`out=`":
@@ -134,9 +143,9 @@ def try_it(operation: Operation, aspect: str) -> None:
         elif aspect == "`precision=`":
             how["precision"] = "bf16x3"
         elif aspect == "`activation=`":
-            how["activation"] = "reglu" if operation is OPERATIONS["linear, gate"] else "relu"
+            how["activation"] = "reglu" if operation in GATED else "relu"
         elif aspect in ("gradients", "double backward"):
-            if operation is OPERATIONS["linear, gate"]:
+            if operation in GATED:
                 ours = partial(ours, activation="swiglu")  # relu has kinks at integers
             check = torch.autograd.gradcheck if aspect == "gradients" else torch.autograd.gradgradcheck
             assert check(ours, [x.double().requires_grad_() for x in operands], fast_mode=True)

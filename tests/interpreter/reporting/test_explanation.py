@@ -198,8 +198,12 @@ MISTAKES: dict[str, tuple[Call, type[Exception], str]] = {
     "layout": (lambda: explain(**SIZES, layout="n"), ValueError, "layout must be one of nn, nt, tn, tt, not 'n'"),
     "device": (lambda: explain(A, B, device="sm_70"), ValueError, "device must be one of a100, .*not 'sm_70'"),
     "an old device": (lambda: explain(A, B, device="sm_75"), RuntimeError, "needs compute capability 8.0 or newer"),
-    "groups with a bias": (lambda: explain(A, Y, groups=OFFS, bias=ROW), ValueError, "both groups and bias"),
-    "groups in batches": (lambda: explain(**SIZES, groups=3, batch=2), ValueError, "cut out of one matrix"),
+    "groups with a bias": (
+        lambda: explain(A, Y, groups=OFFS, bias=ROW),
+        ValueError,
+        "groups and bias do not go together",
+    ),
+    "groups in batches": (lambda: explain(**SIZES, groups=3, batch=2), ValueError, "groups divide one matrix"),
     "group_dim": (
         lambda: explain(**SIZES, groups=3, group_dim="m"),
         ValueError,
@@ -208,9 +212,13 @@ MISTAKES: dict[str, tuple[Call, type[Exception], str]] = {
     "groups of others": (lambda: explain(A, Y, groups=2), RuntimeError, "batch sizes have to match"),
     "scales": (lambda: explain(A8, B8, scales="columns"), ValueError, "one of tensor, rows, blocks, not 'columns'"),
     "scales of fp16": (lambda: explain(A, B, scales="rows"), NotImplementedError, "float16"),
-    "scales and beta": (lambda: explain(A8, B8, scales="rows", beta=1), ValueError, "both scales and beta"),
+    "scales and beta": (
+        lambda: explain(A8, B8, scales="rows", beta=1),
+        ValueError,
+        "scales and beta do not go together",
+    ),
     "scales of three": (lambda: explain(A8.expand(2, 40, 256), B8, scales="rows"), RuntimeError, "must be a matrix"),
-    "bias and beta": (lambda: explain(A, B, bias=ROW, beta=1), ValueError, "both beta and bias"),
+    "bias and beta": (lambda: explain(A, B, bias=ROW, beta=1), ValueError, "beta and bias do not go together"),
     "no GPU": (lambda: explain(A, B, device="cuda"), RuntimeError, 'device="sm_90"'),
 }
 

@@ -241,7 +241,7 @@ def _of_config(
         start=pace.start[0] + pace.start[1] * size,
         share=pace.share[0] + pace.share[1] * size,
         part=pace.part[0] + pace.part[1] * size,
-        at_once=_at_once(config, itemsize, sum_itemsize, model),
+        at_once=programs_per_sm(config, itemsize, sum_itemsize, model),
         ahead=ahead,
         copies=copies,
         l2=0.0 if model.capability[0] in ASYNCHRONOUS else (m + n) * k * itemsize / (LINE * model.l2),
@@ -264,8 +264,13 @@ def _configs(capability: tuple[int, int], precision: str, *rest: Any) -> list[tu
     return [(config, _of_config(config, precision, *rest)) for config in configs(precision, capability)]
 
 
-def _at_once(config: Config, itemsize: int, sum_itemsize: int, model: DeviceModel) -> int:
+def registers_of(config: Config, sum_itemsize: int) -> int:
+    """Of a thread, estimated."""
+    return min(config.accumulators(sum_itemsize) + REGISTERS, MAX_REGISTERS)
+
+
+def programs_per_sm(config: Config, itemsize: int, sum_itemsize: int, model: DeviceModel) -> int:
     """Programs that an SM has room for."""
-    registers = 32 * config.num_warps * min(config.accumulators(sum_itemsize) + REGISTERS, MAX_REGISTERS)
+    registers = 32 * config.num_warps * registers_of(config, sum_itemsize)
     shared = config.shared_memory(itemsize, buffers=config.buffers(model.capability))
     return max(1, min(model.shared_memory_per_sm // shared, REGISTERS_PER_SM // registers))

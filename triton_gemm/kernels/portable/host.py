@@ -172,8 +172,10 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, split_k: W
     if isinstance(split_k, Schedule):
         return _tma_illegal(problem, device, config, split_k)
     if problem.gate:
-        if problem.arithmetic is not HALF or problem.groups or problem.has_beta or split_k > 1:
-            return "a gate is of 16 bits, of whole matrices and sums, to which nothing is added"
+        if problem.arithmetic is not HALF or problem.groups == "k" or problem.has_beta or split_k > 1:
+            return "a gate is of 16 bits and of whole sums, to which nothing is added"
+        if problem.groups and problem.activation == "gelu" and config.BLOCK_N >= 8 * config.BLOCK_M:
+            return "both products of tiles so wide leave a thread too few registers for a gelu of groups"
         return illegal(replace(problem, gate=False), device, with_gate(config))
     arithmetic, capability = problem.arithmetic, device.capability
     if capability < arithmetic.capability:

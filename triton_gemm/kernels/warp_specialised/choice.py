@@ -28,11 +28,11 @@ def candidates(problem: GemmProblem, device: DeviceInfo, in_part: bool = False) 
     """Over copies of what TMA reads badly or not; swapped or not; in every tile that fits; whole and split. in_part: as
     in `schedules`."""
     for given, swap_ab, packed in _given(problem, device):
-        if problem.gate:
-            for config in GATED + GATED_CLUSTERED * CLUSTERS:
-                yield from _with(config, given, device, swap_ab, packed)
-            continue
-        for config in (*listed(given.planes.dtype.itemsize, *_clusters(given)), *widths(given, device.num_sms)):
+        for config in (
+            GATED + GATED_CLUSTERED * _clusters(given)[0]
+            if problem.gate
+            else (*listed(given.planes.dtype.itemsize, *_clusters(given)), *widths(given, device.num_sms))
+        ):
             if problem.groups:
                 yield Candidate(given, Algorithm("warp_specialised", config, Schedule(device.num_sms)))
             else:
@@ -54,11 +54,7 @@ def _with(
 
 def _given(problem: GemmProblem, device: DeviceInfo) -> Iterator[tuple[GemmProblem, bool, tuple[str, ...]]]:
     """What the kernel may be given for a problem: (the problem, whether it is swapped, operands that are copied)."""
-    if problem.groups:
-        if unsuited(problem, device) is None:
-            yield problem, False, ()
-        return
-    if problem.gate:  # of which a copy would be made as well
+    if problem.groups or problem.gate:  # of which a copy would be made as well
         if unsuited(problem, device) is None:
             yield problem, False, ()
         return

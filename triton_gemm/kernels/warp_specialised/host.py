@@ -143,8 +143,8 @@ def unsuited(problem: GemmProblem, device: DeviceInfo) -> str | None:
         return "TMA has nothing to load"
     if max(problem.M, problem.N, problem.K) > MAX_SIZE:
         return f"sizes must not exceed {MAX_SIZE}, as TMA's coordinates are of 32 bits"
-    if problem.gate and (problem.arithmetic is not HALF or problem.groups or problem.has_beta):
-        return "a gate is of 16 bits and of whole matrices, to which nothing is added"
+    if problem.gate and (problem.arithmetic is not HALF or problem.groups == "k" or problem.has_beta):
+        return "a gate is of 16 bits and of whole sums, to which nothing is added"
     if problem.groups and problem.planes.count > 1:
         return "groups' operands are not split into planes"
     if problem.groups == "k":
@@ -165,6 +165,8 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, schedule: 
             return f"a gate's tiles are a power of two wide, up to 128, not {config.BLOCK_N}"
         if schedule is not None and (schedule.split_tiles or schedule.split_k > 1):
             return "tiles with a gate are not cut"
+        if problem.activation == "gelu" and config.with_gate.accumulators() > 64 and not c_by_tma(problem):
+            return "accumulators of a gate leave a thread too few registers for its gelu and pointers to C"
         return illegal(replace(problem, gate=False), device, config.with_gate)
     sums = config.accumulators()
     if schedule is not None and schedule.split_k * -(-problem.K // config.BLOCK_K) > MAX_SIZE:
@@ -219,7 +221,7 @@ def _shapeless(config: Config) -> str | None:
     if config.BLOCK_M not in (64 * consumers, 128 * consumers):
         return f"each of {consumers} warpgroups has 64 or 128 rows, not a part of {config.BLOCK_M}"
     if config.BLOCK_K & config.BLOCK_K - 1:
-        return f"BLOCK_K = {config.BLOCK_K} is no power of two"
+        return f"BLOCK_K = {config.BLOCK_K} is not a power of two"
     if config.num_stages < 2:  # consumers give a slot back while the next one's products run
         return "a ring has two stages at least"
     return None

@@ -1,0 +1,87 @@
+"""Sphinx's settings for `make docs`. Its sources are the Markdown pages as they stand, with the repository as the
+source folder, so that every link leads to the same file on the site and on a code host."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import typer
+from sphinx.application import Sphinx
+from typer.cli import get_docs_for_click
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+import triton_gemm  # noqa: E402
+from triton_gemm.cli.app import app as commands  # noqa: E402
+
+# The menu: pages by caption, in the order of reading. README is the first page.
+MENU = {
+    "Use it": ["use", "routing", "models", "recipes", "precision", "troubleshooting"],
+    "Make it fast": ["choosing", "tuning", "tables", "bits"],
+    "Learn": ["ladder", "kernels", "architecture", "glossary"],
+    "Results": [
+        "performance",
+        "accuracy",
+        "reliability",
+        "measure",
+        "../perf/results/*/report",
+        "../perf/results/*/bench/*/README",
+    ],
+    "Reference": ["api", "cli", "What the wheel holds <package>", "../CHANGELOG"],
+    "Contribute": ["../CONTRIBUTING", "adding-a-kernel", "adding-a-rung", "../tests/README", "log", "release"],
+}
+LINK = re.compile(r"\[([^]\n]+)\]\(([^)#\s]+)(#[^)\s]*)?\)")
+
+project = "triton_gemm"
+version = release = triton_gemm.__version__
+copyright = "the triton_gemm authors"
+root_doc = "README"
+include_patterns = [
+    "*.md", "docs/*.md", "docs/*.rst", "tests/*.md", "perf/results/*/*.md", "perf/results/*/bench/*/*.md",
+]  # fmt: skip
+exclude_patterns = [".*", "build", "dist", "venv"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+myst_heading_anchors = 4
+autodoc_typehints = "description"
+default_role = "py:obj"  # `name` in a docstring
+smartquotes = False  # they would make dashes of options
+html_theme = "furo"
+html_title = f"triton_gemm {version}"
+
+
+def _shown(link: re.Match[str], folder: Path) -> str:
+    """A link of a page of this folder: by the title of the page or section, not by the file's name. None to folders."""
+    text, target, anchor = link.groups("")
+    if (folder / target).is_dir():
+        return text
+    return f"[]({target}{anchor})" if text.endswith(".md") and target.endswith(text) else link[0]
+
+
+def _read(sphinx: Sphinx, page: str, source: list[str]) -> None:
+    """What only the site has: a menu on the first page, all options on that of the commands, titles in links."""
+    source[0] = LINK.sub(lambda link: _shown(link, (ROOT / page).parent), source[0])
+    if page == root_doc:
+        for caption, pages in MENU.items():
+            lines = "\n".join(name.replace("<", "<docs/") if "<" in name else f"docs/{name}" for name in pages)
+            source[0] += f"\n```{{toctree}}\n:hidden:\n:glob:\n:caption: {caption}\n\n{lines}\n```\n"
+    elif page == "docs/ladder":  # which `make docs` puts beside the pages
+        source[0] = source[0].replace("`build/explorer.html`", '<a href="../explorer.html">explorer.html</a>')
+    elif page == "docs/cli":
+        command = typer.main.get_command(commands)
+        options = get_docs_for_click(obj=command, ctx=typer.Context(command), name="triton-gemm")
+        source[0] += "\n## All options\n" + re.sub("^#", "##", options.partition("\n")[2], flags=re.MULTILINE)
+
+
+def _finished(sphinx: Sphinx, error: Exception | None) -> None:
+    """The first page, also by the name that browsers ask for."""
+    if error is None:
+        shutil.copy(Path(sphinx.outdir, "README.html"), Path(sphinx.outdir, "index.html"))
+
+
+def setup(sphinx: Sphinx) -> None:
+    sphinx.connect("source-read", _read)
+    sphinx.connect("build-finished", _finished)

@@ -1,0 +1,75 @@
+"""What the ladder's drawings share: their look, rectangles and keys, and how one becomes an SVG."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import matplotlib
+import matplotlib.pyplot as plt
+import triton
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path as Outline
+
+from perf.common.style import PALETTE, STYLE
+
+LIGHT, ORANGE, GREEN, PINK, BLUE, RED = PALETTE
+EMPTY, WAITING, BUSY_WAIT = "#e8e8e8", "#f7dca6", "#bdbdbd"
+LOOK = {
+    **STYLE,
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.grid": False,
+    "font.sans-serif": ["DejaVu Sans", "Verdana"],  # of the same widths, for readers who have one
+    "svg.fonttype": "none",
+    "svg.hashsalt": "ladder",
+}
+MADE_WITH = f"Triton {triton.__version__}, Matplotlib {matplotlib.__version__}"
+Box = tuple[float, float, float, float]  # left, right, bottom, top
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """One picture: what it shows, in a title and a sentence."""
+
+    rung: str
+    title: str
+    caption: str
+    figure: Figure
+
+    def svg(self) -> str:
+        """The same text each time, with its title and description for who cannot see it."""
+        text = io.StringIO()
+        with plt.rc_context(LOOK):
+            self.figure.savefig(text, format="svg", bbox_inches="tight", metadata={"Date": None, "Creator": MADE_WITH})
+        plt.close(self.figure)
+        says = f"<title>{escape(self.title, quote=False)}</title>\n <desc>{escape(self.caption, quote=False)}</desc>"
+        found = re.sub(r"(<svg [^>]*?)>", rf'\1 role="img">\n {says}', text.getvalue(), count=1, flags=re.DOTALL)
+        return re.sub(r" ?(<g id=.(?:axes|legend|text)_\d+.>) ?", r"\n\1", " ".join(found.split())) + "\n"
+
+
+def boxes(axes: Axes, places: Iterable[Box], color: str, **look: Any) -> None:
+    """Rectangles of one look, as one outline."""
+    outlines = [Outline([(x, y), (u, y), (u, v), (x, v), (x, y)], closed=True) for x, u, y, v in places]
+    if outlines:
+        axes.add_patch(PathPatch(Outline.make_compound_path(*outlines), **{"facecolor": color, "linewidth": 0, **look}))
+
+
+def key(axes: Axes, entries: dict[str, str], below: float = -0.2, **look: Any) -> None:
+    """What colours mean, under the axes."""
+    handles = [plt.Rectangle((0, 0), 1, 1, color=color, label=label) for label, color in entries.items()]
+    place = {"loc": "upper left", "bbox_to_anchor": (0, below), "borderaxespad": 0, "handlelength": 1}
+    axes.legend(handles=handles, ncols=len(entries), fontsize=8.5, columnspacing=1.2, **{**place, **look})
+
+
+def bare(axes: Axes, *, equal: bool = True) -> None:
+    """No frame and no ticks, rows from above."""
+    axes.set_axis_off()
+    axes.invert_yaxis()
+    axes.set_aspect("equal" if equal else "auto")

@@ -1,0 +1,153 @@
+"""grouped_matmul with a gate on a GPU: every candidate, every gate, gradients, graphs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import triton_gemm
+from tests.support.group_truth import assert_gated, gated
+from triton_gemm.hardware.device import device_info
+from triton_gemm.kernels import portable, warp_specialised
+from triton_gemm.kernels.candidate import Algorithm
+from triton_gemm.kernels.schedule import Schedule
+from triton_gemm.kernels.warp_specialised.configs import GATED
+from triton_gemm.problem import GATES, GemmProblem, Request
+from triton_gemm.runtime import plan
+from triton_gemm.runtime.plan import GemmPlan
+from triton_gemm.selection.select import Selection, illegal, ranked
+
+pytestmark = pytest.mark.gpu
+BF16, HALF = torch.bfloat16, torch.float16
+
+
+def int32(ends: list[int]) -> torch.Tensor:
+    return torch.tensor(ends, dtype=torch.int32, device="cuda")
+
+
+def draw(*shape: int, dtype: torch.dtype = BF16, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return torch.randn(shape, device="cuda", generator=generator).to(dtype)
+
+
+def experts(
+    M: int, N: int, K: int, groups: int, dtype: torch.dtype = BF16, fused: bool = True
+) -> tuple[torch.Tensor, ...]:
+    """Rows, up and gate, as halves of one weight [G, 2 N, K] or as two weights."""
+    x, both = draw(M, K, dtype=dtype), draw(groups, 2 * N, K, dtype=dtype, seed=1) / K**0.5
+    gate, up = both.mT.chunk(2, -1)
+    return (x, up, gate) if fused else (x, up.mT.contiguous().mT, gate.mT.contiguous().mT)
+
+
+@pytest.mark.parametrize("size", [(300, 520, 712), (40, 264, 1064), (290, 131, 250)], ids=str)
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
+def test_every_candidate(size: tuple[int, int, int], activation: str) -> None:
+    """Against fp64, amid NaN, the same bits twice; groups that are empty or of one row, and rows of none."""
+    M, N, K = size
+    info, offs = device_info(torch.device("cuda")), int32([0, 1, M // 2, M // 2, M - 7])
+    x, up, gate = experts(M, N, K, 5)
+    around = torch.empty(M * N + 2048, dtype=BF16, device="cuda")
+    c = around[1024:-1024].view(M, N)
+    problem = GemmProblem.of(x, up, c, activation=activation, groups="m", gate=True)
+    found = [Selection.of(y, "a test") for _, y in ranked(problem, info) if illegal(problem, info, y) is None]
+    tiles = (*portable.configs("half", info.capability), *portable.host.GATED)
+    more = [Algorithm("portable", tile) for tile in tiles if portable.illegal(problem, info, tile) is None]
+    if info.capability == (9, 0):
+        legal = [tile for tile in GATED if warp_specialised.illegal(problem, info, tile) is None]
+        assert legal or K % 8
+        more += [Algorithm("warp_specialised", tile, Schedule(3, group_m=2)) for tile in legal]
+    found += [Selection(how, "a test") for how in more]
+    for selection in dict.fromkeys(found):
+        made, results = GemmPlan(problem, selection, torch.device("cuda", 0)), []
+        for _ in range(2):
+            around.fill_(torch.nan)
+            made.run(x, up, c, (gate, offs))
+            results.append(c.clone())
+        assert torch.equal(*results), selection
+        assert around[:1024].isnan().all() and around[-1024:].isnan().all(), selection
+        assert_gated(x, up, gate, offs, activation, results[0])
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["one weight", "two weights"])
+@pytest.mark.parametrize("dtype", [BF16, HALF], ids=str)
+@pytest.mark.parametrize("tokens", [1, 16, 300, 5000])
+@pytest.mark.parametrize("name", GATES)
+def test_every_gate(name: str, tokens: int, dtype: torch.dtype, fused: bool) -> None:
+    """Of groups of random sizes; the gate of sums in fp32."""
+    torch.manual_seed(tokens)
+    ends = torch.randint(0, 8, (tokens,), device="cuda").bincount(minlength=8).cumsum(0).int()
+    x, up, gate = experts(tokens, 1408, 1024, 8, dtype, fused)
+    for _ in range(2):
+        c = triton_gemm.grouped_matmul(x, up, ends, activation=name, gate=gate)
+        triton_gemm.wait_until_compiled()
+    assert_gated(x, up, gate, ends, GATES[name], c)
+    request = Request(activation=GATES[name], groups="m", gate=True)
+    chosen = plan.selection_of(x, up, c, request)
+    assert chosen.kernel == "portable" or torch.cuda.get_device_capability() == (9, 0)
+    if name == "reglu":
+        before, of_up = (triton_gemm.grouped_matmul(x, y, ends, out_dtype=torch.float32) for y in (gate, up))
+        if plan.selection_of(x, up, of_up, Request(groups="m")).kernel == chosen.kernel == "warp_specialised":
+            assert torch.equal(c, (before.relu() * of_up).to(dtype)), "the bits of both products in fp32"
+
+
+def test_a_mixture_of_experts_by_its_kernel() -> None:
+    x, up, _ = experts(4096, 1408, 2048, 8)
+    c = x.new_empty(4096, 1408)
+    chosen = plan.selection_of(x, up, c, Request(activation="silu", groups="m", gate=True))
+    assert chosen.kernel == ("warp_specialised" if torch.cuda.get_device_capability() == (9, 0) else "portable")
+
+
+@pytest.mark.parametrize("tokens", [16, 700])
+def test_gradients(tokens: int) -> None:
+    """No further from fp64 than twice torch's."""
+    operands, offs = experts(tokens, 704, 512, 4), int32([0, 1, tokens // 2, tokens - 3])
+    by = draw(tokens, 704, seed=9)
+    found = []
+    for ours, dtype in ((True, BF16), (False, BF16), (False, torch.float64)):
+        own = [x.detach().to(dtype, copy=True).requires_grad_() for x in operands]
+        if ours:
+            c = triton_gemm.grouped_matmul(own[0], own[1], offs, activation="swiglu", gate=own[2])
+        else:
+            c, _ = gated(*own, offs, "silu")
+        c.backward(by.to(dtype))
+        found.append([x.grad for x in own])
+    for mine, theirs, truth in zip(*found, strict=True):
+        errors = [float((x.double() - truth).norm() / truth.norm()) for x in (mine, theirs)]
+        assert errors[0] <= 2 * errors[1], errors
+
+
+def test_as_torchs_products() -> None:
+    if not hasattr(torch.nn.functional, "grouped_mm"):
+        pytest.skip("this torch has no grouped_mm")
+    (x, up, gate), offs = experts(640, 512, 256, 3), int32([160, 160, 640])
+    before, of_up = (torch.nn.functional.grouped_mm(x, y, offs=offs) for y in (gate, up))
+    c = triton_gemm.grouped_matmul(x, up, offs, activation="swiglu", gate=gate)
+    torch.testing.assert_close(c, torch.nn.functional.silu(before) * of_up, atol=0.05, rtol=0.03)
+
+
+def test_the_host_does_not_wait_and_compiled_it_is_the_same() -> None:
+    """Sizes change under a CUDA graph that was captured once."""
+    (x, up, gate), offs = experts(640, 512, 256, 4), int32([100, 200, 300, 640])
+    product = lambda: triton_gemm.grouped_matmul(x, up, offs, activation="swiglu", gate=gate)  # noqa: E731
+    product()
+    triton_gemm.wait_until_compiled()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        c = product()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(torch.compile(product, fullgraph=True)(), c)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        c = product()
+    for ends in ([0, 0, 640, 640], [1, 2, 3, 4], [200, 400, 600, 630]):
+        offs.copy_(int32(ends))
+        graph.replay()
+        assert_gated(x, up, gate, offs, "silu", c)
+
+
+def test_batches() -> None:
+    x, up, gate = draw(4, 100, 512), *experts(1, 264, 512, 4)[1:]
+    c = triton_gemm.grouped_matmul(x, up, activation="swiglu", gate=gate)
+    rows = torch.arange(100, 401, 100, dtype=torch.int32, device="cuda")
+    assert_gated(x.reshape(400, 512), up, gate, rows, "silu", c.reshape(400, 264))

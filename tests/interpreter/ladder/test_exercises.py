@@ -1,0 +1,134 @@
+"""Exercises of the ladder: each solution passes, the hole as it is does not, and plausible mistakes are told what is
+wrong with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from triton_gemm.ladder.exercises import EXERCISES, Exercise, checks
+
+BY_NAME = {exercise.name: exercise for exercise in EXERCISES}
+
+# What is wrong with the hole as the learner gets it.
+UNFILLED = {
+    "e01_coalesce": "32 sectors in one load of a",
+    "e02_mask": "reads a[0, 45], and a has 37 rows and 45 columns, counted from 0. Lanes there must be masked off",
+    "e03_tile": "4 FLOP are done for each byte that is read; 16 are asked. Each element of A is read 4 times",
+    "e04_group": "All waves read 170 strips, where 84 are enough",
+    "e05_beta": "C is read with beta = 0: 6 loads",
+    "e06_pipeline": "when k-tile 1 is multiplied, k-tile 2 was not asked for yet",
+    "e07_tf32": "1.00073242 becomes 1, and should become 1.00097656",
+    "e08_accumulate": "63 times 0.5 is 2048, and should be 2080",
+    "e09_split_k": "k = 0 is summed by 3 of the 3 parts",
+    "e10_persistent": "tile (1, 2) of C, counted from 0, is never computed",
+    "e11_tma": "coordinates count elements, not tiles",
+    "e12_swizzle": "take 8 turns",
+}
+
+# Mistakes: what a solution has, what stands there instead, and what is said of it.
+MISTAKES = [
+    ("e01_coalesce", "* BLOCK + lanes", "+ lanes * strips", "sectors in one load of b"),
+    ("e01_coalesce", "pid // strips", "pid % strips", "wrong"),
+    ("e02_mask", "rows[:, None] < height", "rows[:, None] <= height", "reads b[45, 0], and b has 45 rows"),
+    ("e02_mask", " & (columns[None, :] < width)", "", "reads a[0, 45]"),
+    ("e02_mask", ", other=0.0", "", "without `other`"),
+    ("e02_mask", "other=0.0", "other=1.0", "c[0, 0] is"),
+    ("e03_tile", "64, 64, 16", "128, 128, 16", "does not fit: 128 accumulators leave too few"),
+    ("e03_tile", "64, 64, 16", "64, 64, 128", "bytes of shared memory"),
+    ("e03_tile", "64, 64, 16", "32, 64, 32", "10.7 FLOP"),
+    ("e03_tile", "64, 64, 16", "96, 64, 16", "powers of two"),
+    ("e04_group", "tl.minimum(num_m - group * GROUP_M, GROUP_M)", "GROUP_M", "reads a[160, 0]"),
+    ("e04_group", "within % rows, within // rows", "within // num_n, within % num_n", "170 strips"),
+    ("e05_beta", "if HAS_BETA:", "if True:", "C is read with beta = 0"),
+    ("e05_beta", "out = alpha * acc", "out = (alpha * acc).to(tl.float16)", "other bits"),
+    ("e06_pipeline", "range(BLOCK, K, BLOCK)", "range(0, K, BLOCK)", "The last k-tile has no next one"),
+    ("e06_pipeline", "        a = next_a\n", "", "wrong"),
+    ("e07_tf32", "bits + 0x1000", "bits + 0xFFF + ((bits >> 13) & 1)", "not to even"),
+    ("e07_tf32", "rounded = tl.where(x == x, rounded, 0x7FFFE000)", "pass", "a NaN, which stays one"),
+    ("e08_accumulate", "tl.dot(a, b, acc)", "acc + tl.dot(a, b).to(tl.float16)", "be it a k-tile's product"),
+    ("e09_split_k", "tl.cdiv(tl.cdiv(K, BLOCK), SPLIT_K)", "K // BLOCK // SPLIT_K", "k = 192 is summed by no part"),
+    ("e09_split_k", "part * steps * BLOCK", "part * (steps - 1) * BLOCK", "k = 64 is summed by 2 of the 3 parts"),
+    ("e10_persistent", "range(tl.program_id(0), tiles", "range(0, tiles", "computed 5 times"),
+    (
+        *("e10_persistent", "tl.program_id(0), tiles, tl.num_programs(0)"),
+        *("3 * tl.program_id(0), tl.minimum(3 * tl.program_id(0) + 3, tiles)", "begin with tiles 0, 3, 6, 9"),
+    ),
+    (
+        "e11_tma",
+        "b_desc.load([k, pid_n * BLOCK])",
+        "b_desc.load([pid_n * BLOCK, k])",
+        "box of b that begins at row 0 and column 16",
+    ),
+    ("e11_tma", "for k in range(0, K, BLOCK)", "for k in range(0, K - BLOCK, BLOCK)", "c[0, 0] is"),
+    ("e12_swizzle", "chunk ^ (row % 8)", "(chunk + row) % 8", "TMA's 128-byte swizzle"),
+    ("e12_swizzle", "chunk ^ (row % 8)", "chunk ^ (row % 4)", "take 2 turns"),
+    ("e12_swizzle", "chunk ^ (row % 8)", "row % 8 + 0 * chunk", "some overwrite others"),
+    ("e04_group", "group * GROUP_M + within % rows", "unknown", "NameError: name 'unknown' is not defined"),
+    ("e04_group", "group * GROUP_M +", "group * GROUP_M + +)", "SyntaxError"),
+]
+
+# Other right answers: what the solution has, and what may stand there.
+OTHERS = [
+    ("e01_coalesce", "pid // strips + tl.zeros_like(lanes)", "pid // strips"),
+    ("e03_tile", "64, 64, 16", "128, 64, 32"),
+    ("e04_group", BY_NAME["e04_group"].solution, "    return pid % 40 // 4, pid // 40 * 4 + pid % 4\n"),  # 4 columns
+    ("e05_beta", "        out += beta * tl.load(c_ptrs)", "        out = out + beta * tl.load(c_ptrs)"),
+    (
+        "e06_pipeline",
+        "        a_ptrs += BLOCK\n        b_ptrs += BLOCK * stride_b\n        next_a = tl.load(a_ptrs)\n"
+        "        next_b = tl.load(b_ptrs)\n",
+        "        next_a = tl.load(a_ptrs + k)\n        next_b = tl.load(b_ptrs + k * stride_b)\n",
+    ),
+    ("e08_accumulate", "acc = tl.dot(a, b, acc)", "acc += tl.dot(a, b)"),
+    (
+        "e10_persistent",
+        "for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):",
+        "tile = tl.program_id(0) - 5\n    while tile + 5 < tiles:\n        tile += 5",
+    ),
+]
+
+
+def checked(exercise: Exercise, lines: str, folder: Path) -> str | None:
+    path = folder / f"{exercise.name}.py"
+    path.write_text(exercise.filled(lines))
+    return checks.check(exercise, path)
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
+def test_a_solution_passes(exercise: Exercise, tmp_path: Path) -> None:
+    assert checked(exercise, exercise.solution, tmp_path) is None
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
+def test_a_hole_does_not(exercise: Exercise, tmp_path: Path) -> None:
+    assert UNFILLED[exercise.name] in (checked(exercise, exercise.before, tmp_path) or "")
+
+
+@pytest.mark.parametrize(("name", "right", "wrong", "told"), MISTAKES)
+def test_a_mistake_is_told(name: str, right: str, wrong: str, told: str, tmp_path: Path) -> None:
+    exercise = BY_NAME[name]
+    assert right in exercise.solution
+    assert told in (checked(exercise, exercise.solution.replace(right, wrong), tmp_path) or "")
+
+
+def test_a_mistake_in_python_has_its_line(tmp_path: Path) -> None:
+    exercise = BY_NAME["e04_group"]
+    text = exercise.filled("    return unknown, 0\n")
+    line = text.splitlines().index("    return unknown, 0") + 1
+    assert (checked(exercise, "    return unknown, 0\n", tmp_path) or "").startswith(f"line {line}: NameError")
+
+
+def test_an_endless_loop_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "LIMIT_S", 1)
+    endless = "    while True:\n        pid += 0\n"
+    assert "did not end within 1 seconds" in (checked(BY_NAME["e04_group"], endless, tmp_path) or "")
+
+
+@pytest.mark.parametrize(("name", "right", "other"), OTHERS)
+def test_another_right_answer_passes(name: str, right: str, other: str, tmp_path: Path) -> None:
+    """What is counted decides, not what is written."""
+    exercise = BY_NAME[name]
+    assert right in exercise.solution
+    assert checked(exercise, exercise.solution.replace(right, other), tmp_path) is None

@@ -1,0 +1,132 @@
+"""The command of the exercises, and how they are made from their solutions."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from triton_gemm.ladder import command
+from triton_gemm.ladder.exercises import EXERCISES, Exercise
+from triton_gemm.ladder.exercises import command as exercises
+from triton_gemm.runtime import aot
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Types words behind `exercise` in an empty folder: status, output, errors."""
+    monkeypatch.chdir(tmp_path)
+
+    def typed(*words: str) -> tuple[int, str, str]:
+        try:
+            status = command.main(["exercise", *words])
+        except SystemExit as left:
+            status = int(str(left.code))
+        return status, *capfd.readouterr()
+
+    return typed
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
+def test_an_exercise_is_its_solution_with_a_hole(exercise: Exercise) -> None:
+    assert exercise.name.startswith(f"e{exercise.number:02}_")
+    assert len(exercise.hints) >= 2 and exercise.before.strip() and exercise.solution.strip()
+    unfilled = exercise.unfilled
+    ast.parse(unfilled)
+    ast.parse(exercise.filled(exercise.solution))
+    assert exercise.solution not in unfilled and exercise.before in unfilled
+    assert "HINTS" not in unfilled and "BEFORE" not in unfilled
+    assert unfilled.count("# FILL IN: ") == unfilled.count("# END\n") == 1
+    assert unfilled.endswith("\n") and not unfilled.endswith("\n\n")
+    assert len(unfilled.splitlines()) <= 60
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
+def test_a_solution_compiles(exercise: Exercise) -> None:
+    """It is checked in the interpreter; a learner with a GPU can run it there too."""
+    module = importlib.import_module(f"triton_gemm.ladder.exercises.{exercise.name}")
+    half = exercise.name in ("e05_beta", "e08_accumulate", "e12_swizzle")
+    dtype = torch.float16 if half else torch.float32
+    x, row, sums = (torch.empty(rows, 64, dtype=dtype, device="meta") for rows in (64, 1, 192))
+    operands: dict[str, tuple[Any, ...]] = {
+        "e05_beta": (x, x, x, 1.0, 0.5),
+        "e07_tf32": (row, row),
+        "e09_split_k": (x, x, x, sums),
+    }
+    with aot.capture() as launches:
+        module.run(*operands.get(exercise.name, (x, x, x)))
+    assert launches
+    for launch in launches:
+        assert aot.compile_launch(launch, (9, 0)).spills == 0
+
+
+def test_it_copies_and_keeps_what_was_filled_in(run: Run) -> None:
+    status, out, _ = run("start")
+    assert status == 0 and "12 of 12 exercises copied to gemm_exercises." in out
+    files = [Path("gemm_exercises") / f"{exercise.name}.py" for exercise in EXERCISES]
+    assert [file.read_text() for file in files] == [exercise.unfilled for exercise in EXERCISES]
+    files[0].write_text("mine")
+    files[1].unlink()
+    status, out, _ = run("start")
+    assert (
+        status == 0
+        and "1 of 12 exercises copied to gemm_exercises; the others were there, and are as they were." in out
+    )
+    assert files[0].read_text() == "mine" and files[1].read_text() == EXERCISES[1].unfilled
+
+
+def test_it_lists_and_checks(run: Run) -> None:
+    status, out, _ = run()
+    assert status == 0 and "exercise start` copies them into ./gemm_exercises" in out
+    assert all(f"{exercise.number:>2} {exercise.title}" in out for exercise in EXERCISES)
+    run("start", "--folder", "here")
+    first, second = (Path("here") / f"{exercise.name}.py" for exercise in EXERCISES[:2])
+    first.write_text(EXERCISES[0].filled(EXERCISES[0].solution))
+    second.write_text(EXERCISES[1].filled("    return unknown\n"))
+    status, out, _ = run("--folder", "here")
+    assert status == 0
+    assert out.count("to do") == 10 and out.count("solved\n") == 1 and "1 of 12 solved." in out
+    assert "NameError: name 'unknown' is not defined" in out
+    status, out, _ = run("check", "1", "--folder", "here")
+    assert status == 0 and "1 of 1 solved." in out
+    status, out, _ = run("check", "1", "12", "--folder", "here")
+    assert status == 1 and "not filled in yet: the tile comes back, but" in out
+
+
+def test_hints_and_solution(run: Run) -> None:
+    status, out, _ = run("hint", "4")
+    assert status == 0 and out == f"Hint 1 of 3: {EXERCISES[3].hints[0]} (next: hint 4 2)\n"
+    assert "(`solution` is next)" in run("hint", "4", "3")[1]
+    assert run("solution", "4")[:2] == (0, EXERCISES[3].solution)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("check", "there is no folder gemm_exercises; `python -m triton_gemm.ladder exercise start` makes it"),
+        ("check 13", "there are exercises 1 to 12, and no 13"),
+        ("hint", "hint wants an exercise's number, as in `hint 1`"),
+        ("solution", "solution wants an exercise's number"),
+        ("hint 4 4", "exercise 4 has hints 1 to 3, and no 4"),
+        ("begin", "invalid choice: 'begin'"),
+    ],
+)
+def test_a_mistake_is_answered_by_a_sentence(run: Run, words: str, sentence: str) -> None:
+    status, out, error = run(*words.split())
+    assert status == 2 and out == ""
+    assert error.startswith("error: ") and error.count("\n") == 1 and sentence in error
+
+
+def test_without_numpy_it_says_what_to_install(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("start")
+    monkeypatch.setattr(exercises.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(subprocess, "run", lambda *words, **how: pytest.fail("nothing to run"))
+    assert run("check") == (1, "", "error: Triton's interpreter needs NumPy: pip install numpy\n")

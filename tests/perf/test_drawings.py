@@ -1,0 +1,145 @@
+"""The ladder's drawings: that they show what the kernels do, and that the committed ones are those."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from perf.ladder.drawings import canvas, pictures, replay, times, traces
+from perf.ladder.drawings.replay import Clock, Loop
+from triton_gemm.ladder import LADDER
+
+RUNGS = {rung.id: rung for rung in LADDER}
+
+
+@pytest.mark.parametrize("rung", pictures.DRAWINGS)
+def test_a_committed_drawing_is_what_the_traces_give(rung: str) -> None:
+    text = pictures.path(rung).read_text()
+    assert len(text) < 60_000 and "<dc:date>" not in text
+    assert 'role="img"' in text and 0 < text.index("<title>") < text.index("<desc>") < text.index("<metadata>")
+    assert "fill: #ffffff" in text.partition("axes_1")[0]  # its own background, for dark pages
+    if canvas.MADE_WITH in text:
+        assert text == pictures.drawn(rung)
+
+
+def test_a_changed_trace_makes_its_drawing_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = {**traces.recorded(), "k04": traces.recorded()["k03"]}
+    monkeypatch.setattr(traces, "recorded", lambda: changed)
+    monkeypatch.setattr(pictures, "drawn", pictures.drawn.__wrapped__)
+    monkeypatch.setattr(pictures, "DRAWINGS", {rung: pictures.DRAWINGS[rung] for rung in ("k03", "k04")})
+    monkeypatch.setattr(pictures, "MADE_WITH", "")  # whatever drew what is committed
+    assert pictures.path("k04") in pictures.stale()
+
+
+def test_k01_moves_32_sectors_and_k02_4_for_each_fma() -> None:
+    k01, k02 = traces.load_of("k01", "a"), traces.load_of("k02", "b")
+    assert (len(k01.sectors), k01.used, k01.width) == (32, 128, 4)
+    assert {second - first for first, second in pairwise(k01.lanes)} == {4 * 4096}  # rows of A
+    assert (len(k02.sectors) // (k02.width // 4), k02.used) == (4, 32 * len(k02.sectors))
+    assert "32 sectors of 32 bytes" in RUNGS["k01"].header["Why"]
+
+
+def test_k03_loads_an_element_of_a_tile_once() -> None:
+    k02, k03 = (traces.recorded()[rung] for rung in ("k02", "k03"))
+    assert k03["most"] == 1 and k03["loaded"] / k03["fma"] == 1 / 64 + 1 / 64
+    assert k02["loaded"] / k02["fma"] > 1
+
+
+def test_a_wave_of_k04_reads_less() -> None:
+    """W / GROUP_M + GROUP_M strips, where it was W / m + m, in whole strips."""
+    k03, k04 = (traces.recorded()[rung] for rung in ("k03", "k04"))
+    wave, edge = len(k04["tiles"]), k04["edge"]
+    assert len({*map(tuple, k04["tiles"])}) == wave == len(k03["tiles"]) == 660
+    assert [len(k03["a"]), len(k03["b"])] == [edge, -(-wave // edge)]
+    assert [len(k04["a"]), len(k04["b"])] == [8, -(-wave // 8)]
+    for trace in (k03, k04):
+        assert [sorted({tile[i] for tile in trace["tiles"]}) for i in (0, 1)] == [trace["a"], trace["b"]]
+
+
+def test_words_of_a_thread_of_k04_and_of_k05() -> None:
+    found = {rung: traces.results_of(rung) for rung in ("k04", "k05")}
+    assert {rung: (one.words, one.count) for rung, one in found.items()} == {"k04": (12, 32), "k05": (20, 64)}
+    assert all(one.count == RUNGS[rung].configs[0].accumulators() for rung, one in found.items())
+    assert "20 words for 64 FMAs" in RUNGS["k05"].header["Predicts"]
+
+
+@pytest.mark.parametrize("rung", ["k04", "k05"])
+def test_lanes_of_a_layout_share_a_tile_out(rung: str) -> None:
+    layout, config = traces.Blocked.of(traces.compiled(rung).asm["ttgir"]), RUNGS[rung].configs[0]
+    places = [
+        (row, column)
+        for lane in range(32)
+        for row in layout.indices(0, config.BLOCK_M or 0, lane)
+        for column in layout.indices(1, config.BLOCK_N or 0, lane)
+    ]
+    assert len(places) == len(set(places)) == (config.BLOCK_M or 0) * (config.BLOCK_N or 0) // config.num_warps
+
+
+def in_order(clock: Clock) -> None:
+    """Each tile is multiplied when it has arrived, and its slot filled again when that has ended."""
+    arrived = {bar.step: bar for bar in clock.of_kind("copy")}
+    last = dict[int, float]()
+    for product in clock.of_kind("product"):
+        copy = arrived[product.step]
+        assert copy.slot == product.slot and copy.end <= product.start
+        assert last.get(copy.slot, 0.0) <= copy.start
+        last[copy.slot] = product.end
+
+
+@pytest.mark.parametrize(("rung", "ahead", "slots"), [("k05", 0, 1), ("k06", 2, 2), ("k08", 2, 3), ("k09", 2, 3)])
+def test_loads_and_products(rung: str, ahead: int, slots: int) -> None:
+    loop = Loop.of(rung)
+    assert (loop.ahead, loop.slots) == (ahead, slots)
+    clock = replay.tile_after_tile(rung, 3, 8) if rung == "k09" else replay.pipelined(rung, 12)
+    in_order(clock)
+    assert len(clock.of_kind("product")) == len(clock.of_kind("copy")) == (24 if rung == "k09" else 12)
+
+
+@pytest.mark.parametrize(("rung", "lost"), [("k06", "wait"), ("k08", "wait"), ("k08", "dot wait")])
+def test_a_loop_that_does_not_wait_is_not_in_order(rung: str, lost: str) -> None:
+    loop, clock = Loop.of(rung), Clock.of(rung)
+    replace(loop, body=tuple(one for one in loop.body if one.name != lost)).run(clock, 12)
+    with pytest.raises(AssertionError):
+        in_order(clock)
+
+
+def test_k06_hides_what_k05_waits_for() -> None:
+    k05, k06 = (times.busy(replay.pipelined(rung, 8), 6) for rung in ("k05", "k06"))
+    assert k05 < 0.75 < 0.99 < k06 <= 1
+
+
+def test_k09_asks_for_the_next_tile_before_it_stores_this_one() -> None:
+    trace = traces.recorded()["k09"]
+    assert trace["programs"] == [list(range(program, 14, 4)) for program in range(4)]
+    each = trace["k_tiles"]
+    k08, k09 = (replay.tile_after_tile(rung, 3, each) for rung in ("k08", "k09"))
+    first_store = k09.of_kind("store")[0]
+    next_tile = [bar for bar in k09.of_kind("copy") if bar.step >= each]
+    assert next_tile[0].start < next_tile[1].start < first_store.start
+    assert len(k08.of_kind("store")) == len(k09.of_kind("store")) == 3 and k09.now < k08.now
+
+
+def test_boxes_and_swizzle_of_tma() -> None:
+    assert traces.boxes() == {"a": [128, 64], "b": [64, 64]}
+    swizzle = traces.recorded()["k10"]["swizzle"]
+    assert all(sorted(row) == list(range(8)) for row in swizzle)
+    assert all(sorted(column) == list(range(8)) for column in zip(*swizzle, strict=True))
+
+
+def test_roles_of_k11(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = traces.recorded()["k11"]
+    assert trace["right"]
+    ring = replay.ring()
+    in_order(ring.clock)
+    assert len(ring.clock.of_kind("product")) == 16 and len(ring.clock.of_kind("store")) == 2
+    assert ring.slots == RUNGS["k11"].configs[0].num_stages
+    store = ring.clock.of_kind("store")[0]
+    assert any(bar.step == 8 and bar.end <= store.start for bar in ring.clock.of_kind("copy"))
+    assert any(bar.step == 8 and bar.start < store.end for bar in ring.clock.of_kind("product"))
+    for role in ("load", "mma"):
+        careless = {**trace, role: [step for step in trace[role] if step[0] != "wait"]}
+        monkeypatch.setattr(traces, "recorded", lambda careless=careless: {"k11": careless})
+        with pytest.raises(AssertionError):
+            in_order(replay.ring().clock)

@@ -1,0 +1,75 @@
+"""Exercises: kernels with one hole each, checked in Triton's interpreter.
+
+A file `eNN_idea.py` here is the solution. Between `# FILL IN` and `# BEFORE:` are the lines to find; behind that, as
+comments up to `# END`, what the exercise has instead. An exercise is made from its solution, without the hints at its
+end, so that there is one source of both.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+_HOLE = re.compile(
+    r"^(?P<task>(?P<indent> *)# FILL IN: .*?\n)(?P<filled>.*?)^(?P=indent)# BEFORE:\n(?P<before>.*?)"
+    r"^(?P<end>(?P=indent)# END\n)",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """One exercise. number: from 1 on; name: its file's, without the ending; text: the solution's source."""
+
+    number: int
+    name: str
+    text: str
+
+    @cached_property
+    def _hole(self) -> re.Match[str]:
+        found = _HOLE.search(self.text)
+        assert found is not None, f"{self.name} has no hole"
+        return found
+
+    @property
+    def title(self) -> str:
+        """The first line of its docstring."""
+        return self.text.partition("\n")[0].strip('"')
+
+    @property
+    def hints(self) -> tuple[str, ...]:
+        """Sentences that lead to the solution, the broadest first."""
+        names: dict[str, tuple[str, ...]] = {}
+        exec(self.text[self.text.index("\nHINTS = ") :], names)
+        return names["HINTS"]
+
+    @property
+    def solution(self) -> str:
+        """The lines that fill the hole."""
+        return self._hole["filled"]
+
+    @property
+    def before(self) -> str:
+        """The lines that the exercise has in the hole."""
+        comments = self._hole["before"].splitlines(keepends=True)
+        indent = self._hole["indent"]
+        return "".join(indent + line[len(indent) :].removeprefix("# ") for line in comments)
+
+    def filled(self, lines: str) -> str:
+        """The exercise's file with these lines in its hole, and without hints."""
+        hole = self._hole
+        made = self.text[: hole.start()] + hole["task"] + lines + hole["end"] + self.text[hole.end() :]
+        return made[: made.index("\n\nHINTS = ")]
+
+    @property
+    def unfilled(self) -> str:
+        """The exercise's file as a learner gets it."""
+        return self.filled(self.before)
+
+
+EXERCISES = tuple(
+    Exercise(number, path.stem, path.read_text())
+    for number, path in enumerate(sorted(Path(__file__).parent.glob("e[0-9][0-9]_*.py")), 1)
+)

@@ -1,0 +1,388 @@
+"""Whether a hole is filled in rightly.
+
+A check runs the file's kernels in Triton's interpreter, and raises WrongError with a sentence that teaches. Bits are
+compared with those of the solution.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...config import TileConfig
+from ...hardware.gpus import named_device
+from . import EXERCISES, Exercise
+from .trace import HALO, Access, Trace, WrongError, matrix
+
+LIMIT_S = 60
+
+CHECKS: dict[str, Callable[[Any, Any], None]] = {}
+
+
+def check(exercise: Exercise, path: Path) -> str | None:
+    """What is wrong with an exercise's file, in a sentence, or None. A file that runs for a minute is ended."""
+    try:
+        with _limited():
+            CHECKS[exercise.name](_module(path), _solution(exercise))
+    except WrongError as wrong:
+        return str(wrong)
+    except Exception as error:  # whatever the learner's code raises
+        return _told(error, path)
+    return None
+
+
+def _of(name: str) -> Callable[[Callable[[Any, Any], None]], Callable[[Any, Any], None]]:
+    def add(function: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+        CHECKS[name] = function
+        return function
+
+    return add
+
+
+def _module(path: Path) -> Any:
+    """A file as a module, read anew."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@cache
+def _solution(exercise: Exercise) -> Any:
+    return _module(Path(__file__).parent / f"{exercise.name}.py")
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    def late(*_: Any) -> None:
+        raise WrongError(f"it did not end within {LIMIT_S} seconds: does every loop come to an end?")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(LIMIT_S)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _told(error: BaseException, path: Path | None = None) -> str:
+    """A sentence from what a check raised; the interpreter wraps what a kernel did."""
+    while not isinstance(error, WrongError) and error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, WrongError):
+        return str(error)
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
+    if isinstance(error, SyntaxError):
+        lines = [error.lineno]
+    where = f"line {lines[-1]}: " if lines else ""
+    return f"{where}{type(error).__name__}: {error}".partition("\n")[0]
+
+
+# ---- What several checks ask ----
+
+
+def _operands(M: int, N: int, K: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    return {"a": matrix(M, K, dtype), "b": matrix(K, N, dtype), "c": matrix(M, N, dtype, empty=True)}
+
+
+def _equals_product(trace: Trace, most: float = 2.0**-20) -> None:
+    """C is A B to within `most` of |A| |B|."""
+    a, b, c = (trace.operands[name].double() for name in "abc")
+    wrong = ~((c - a @ b).abs() <= most * (a.abs() @ b.abs()))
+    if wrong.any():
+        row, column = (int(x) for x in wrong.nonzero()[0])
+        value = f"is {float(c[row, column]):.6g}, and should be {float((a @ b)[row, column]):.6g}"
+        never = trace.counted("c", "store")[row, column] == 0
+        raise WrongError(
+            f"c[{row}, {column}] {'is never written' if never else value}; {int(wrong.sum())} of {c.numel()} are wrong."
+        )
+
+
+def _run(trace: Trace, exercise: Any, word: str, advice: str) -> None:
+    """Runs an exercise, with advice for an error that has the word."""
+    try:
+        trace.run(exercise.run)
+    except Exception as error:
+        if word in (told := _told(error)):
+            raise WrongError(told + advice) from None
+        raise
+
+
+def _tiles(trace: Trace, size: int = 16) -> dict[tuple[int, int, int], list[tuple[int, int]]]:
+    """The tiles of C that each program stores; fails unless each tile is stored once."""
+    c = trace.operands["c"]
+    found: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
+    for access in trace.of("c", "store"):
+        found.setdefault(access.program, []).append((int(access.rows[0]) // size, int(access.columns[0]) // size))
+    count = Counter(tile for tiles in found.values() for tile in tiles)
+    for tile in ((i, j) for i in range(c.shape[0] // size) for j in range(c.shape[1] // size)):
+        if count[tile] != 1:
+            times = f"computed {count[tile]} times" if count[tile] else "never computed"
+            raise WrongError(f"tile {tile} of C, counted from 0, is {times}; each is to be computed once.")
+    return found
+
+
+def _same_bits(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Where two tensors have the same bits."""
+    whole = {2: torch.int16, 4: torch.int32}[x.element_size()]
+    return x.contiguous().view(whole) == y.contiguous().view(whole)
+
+
+def _with_solution(solution: Any, operands: dict[str, torch.Tensor], *more: Any) -> torch.Tensor:
+    """C as the solution computes it."""
+    M, N = operands["c"].shape
+    c = _operands(M, N, 1, operands["c"].dtype)["c"].copy_(operands["c"])
+    solution.run(operands["a"], operands["b"], c, *more)
+    return c
+
+
+# ---- Exercise by exercise ----
+
+
+@_of("e01_coalesce")
+def _coalesce(exercise: Any, solution: Any) -> None:
+    trace = Trace(**_operands(64, 96, 8)).run(exercise.run)
+    _equals_product(trace)
+    for name, kind in (("a", "load"), ("b", "load"), ("c", "store")):
+        most = max(access.sectors() for access in trace.of(name, kind))
+        if most > 4:
+            raise WrongError(
+                f"C is right, but a warp touches {most} sectors in one {kind} of {name}, where 4 hold all that 32 "
+                f"lanes use: neighbouring lanes have {name}'s rows, which are {trace.operands[name].stride(0) * 4} "
+                "bytes apart."
+            )
+
+
+@_of("e02_mask")
+def _mask(exercise: Any, solution: Any) -> None:
+    trace = Trace(**_operands(37, 29, 45))
+    _run(trace, exercise, " reads ", " Lanes there must be masked off.")
+    _equals_product(trace)
+
+
+@_of("e03_tile")
+def _tile(exercise: Any, solution: Any) -> None:
+    m, n, k = exercise.BLOCK_M, exercise.BLOCK_N, exercise.BLOCK_K
+    if any(not isinstance(x, int) or x < 16 or x & (x - 1) for x in (m, n, k)):
+        raise WrongError(f"the tile is {m} x {n} x {k}; Triton takes powers of two, and `tl.dot` 16 at least.")
+    gpu, config = named_device("a100"), TileConfig(m, n, k, exercise.NUM_WARPS, exercise.NUM_STAGES)
+    why = config.illegal(gpu, 4, 4, tensor_cores=False)
+    if why is not None:
+        raise WrongError(f"a tile of {m} x {n} x {k} does not fit: {why}.")
+    M, N, K = max(m, 64), max(n, 64), max(k, 32)
+    trace = Trace(**_operands(M, N, K)).run(exercise.run)
+    _equals_product(trace)
+    read = 4 * sum(access.addresses.size for name in "ab" for access in trace.of(name))
+    if 2 * M * N * K < 16 * read:
+        raise WrongError(
+            f"C is right, but {2 * M * N * K / read:.3g} FLOP are done for each byte that is read; 16 are asked. Each "
+            f"element of A is read {M * N * K // n // (M * K)} times, and of B {M * N * K // m // (N * K)} times."
+        )
+
+
+@_of("e04_group")
+def _group(exercise: Any, solution: Any) -> None:
+    trace = Trace(**_operands(160, 256, 16)).run(exercise.run)
+    tiles = [found[0] for found in _tiles(trace).values()]
+    _equals_product(trace)
+    waves = [tiles[i : i + 16] for i in range(0, len(tiles), 16)]
+    strips = [len({row for row, _ in wave}) + len({column for _, column in wave}) for wave in waves]
+    if sum(strips) > 90:  # 8 waves of 4 + 4, and 2 of 2 + 8
+        rows, columns = ({tile[i] for tile in waves[0]} for i in (0, 1))
+        raise WrongError(
+            f"C is right, but the first 16 programs read strips of {len(rows)} rows of tiles and {len(columns)} "
+            f"columns; in groups of 4 rows they read 4 and 4. All waves read {sum(strips)} strips, where 84 are "
+            "enough."
+        )
+
+
+@_of("e05_beta")
+def _beta(exercise: Any, solution: Any) -> None:
+    trace = Trace(**_operands(32, 48, 64, torch.float16)).run(exercise.run, 1.0, 0.0)
+    if trace.of("c"):
+        raise WrongError(
+            f"C is read with beta = 0: {len(trace.of('c'))} loads. It holds NaN, and 0 times NaN is NaN. A load that "
+            "is computed and not used is a load."
+        )
+    _equals_product(trace, 2.0**-10)
+    trace = Trace(**_operands(32, 48, 64, torch.float16))
+    trace.operands["c"].copy_(matrix(32, 48, torch.float16))
+    wanted = _with_solution(solution, trace.operands, 0.7, -1.5)
+    trace.run(exercise.run, 0.7, -1.5)
+    same = _same_bits(trace.operands["c"], wanted)
+    if not same.all():
+        raise WrongError(
+            f"with alpha = 0.7 and beta = -1.5 {int((~same).sum())} of {same.numel()} results have other bits: "
+            "compute `out` in fp32, so that it is rounded once, when it is stored."
+        )
+
+
+@_of("e06_pipeline")
+def _pipeline(exercise: Any, solution: Any) -> None:
+    operands = _operands(32, 16, 96)
+    wanted = _with_solution(solution, operands)
+    trace = Trace(**operands)
+    _run(trace, exercise, " reads ", " The last k-tile has no next one.")
+    _equals_product(trace)
+    for name in "ab":
+        if int(trace.counted(name).max()) != {"a": 1, "b": 2}[name]:  # C has two rows of tiles, and one column
+            raise WrongError(f"C is right, but k-tiles of {name} are loaded more than once.")
+    for accesses in trace.programs().values():
+        dots, loads = 0, Counter[str]()
+        for access in (one for one in accesses if one.kind in ("load", "dot")):
+            loads[access.operand] += access.kind == "load"
+            if access.kind == "dot":
+                dots += 1
+                if min(loads["a"], loads["b"]) < min(dots + 1, 6):
+                    raise WrongError(
+                        f"C is right, but when k-tile {dots} is multiplied, k-tile {dots + 1} was not asked for yet: "
+                        "the units wait for each load. Load the next one before."
+                    )
+    if not _same_bits(operands["c"], wanted).all():
+        raise WrongError("C is right but for rounding: its bits are others, so k-tiles are added in another order.")
+
+
+@_of("e07_tf32")
+def _tf32(exercise: Any, solution: Any) -> None:
+    ulp = 2.0**-10
+    cases = [
+        (1 + ulp / 4, 1.0, "below a tie, which goes down"),
+        (1 + 3 * ulp / 4, 1 + ulp, "above a tie, which goes up: truncation shrinks every operand"),
+        (1 + ulp / 2, 1 + ulp, "a tie, which goes away from zero, not to even"),
+        (-1 - ulp / 2, -1 - ulp, "a tie, which goes away from zero"),
+        (2 - 2.0**-23, 2.0, "a carry into the exponent"),
+        (float("inf"), float("inf"), "infinity, which stays"),
+        (float("nan"), float("nan"), "a NaN, which stays one"),
+    ]
+    x = matrix(1, len(cases) + 100)
+    x[0, : len(cases)] = torch.tensor([case[0] for case in cases])
+    x[0, len(cases) - 1] = torch.tensor(0x7F800001, dtype=torch.int32).view(torch.float32)  # with the last bit alone
+    out, wanted = torch.empty_like(x), torch.empty_like(x)
+    exercise.run(x, out)
+    for i, (given, rounded, why) in enumerate(cases):
+        value = float(out[0, i])
+        if value != rounded and not (value != value and rounded != rounded):
+            raise WrongError(f"{given:.9g} becomes {value:.9g}, and should become {rounded:.9g}: it is {why}.")
+    solution.run(x, wanted)
+    same = _same_bits(out, wanted) | x.isnan()
+    if not same.all():
+        i = int((~same).nonzero()[0, 1])
+        raise WrongError(f"{float(x[0, i]):.9g} becomes {float(out[0, i]):.9g}, and should become {wanted[0, i]:.9g}.")
+
+
+@_of("e08_accumulate")
+def _accumulate(exercise: Any, solution: Any) -> None:
+    operands = _operands(16, 16, 1024, torch.float16)
+    operands["a"].fill_(1.0)
+    operands["b"].fill_(1 / 32)  # a k-tile of 16 adds 0.5, but the first, which adds 2048
+    operands["b"][:16].fill_(128.0)
+    trace = Trace(**operands).run(exercise.run)
+    value = float(operands["c"][0, 0])
+    if value == 2048:
+        raise WrongError(
+            "a sum of 2048 and 63 times 0.5 is 2048, and should be 2080: the neighbours of 2048 in fp16 are 2 apart, "
+            "so each 0.5 is rounded away as it is added."
+        )
+    operands = _operands(32, 48, 512, torch.float16)
+    wanted = _with_solution(solution, operands)
+    trace = Trace(**operands).run(exercise.run)
+    _equals_product(trace, 2.0**-8)
+    same = _same_bits(operands["c"], wanted)
+    if not same.all():
+        raise WrongError(
+            f"{int((~same).sum())} of {same.numel()} results have other bits than sums in fp32 that are rounded once: "
+            "something is rounded to fp16 in the loop, be it a k-tile's product."
+        )
+
+
+@_of("e09_split_k")
+def _split_k(exercise: Any, solution: Any) -> None:
+    operands = {**_operands(16, 32, 200), "sums": matrix(48, 32, empty=True)}
+    trace = Trace(**operands).run(exercise.run)
+    count = trace.counted("a")[0]  # two tiles of C read each element of A
+    for k in (int(k) for k in (count != 2).nonzero()):
+        times = "by no part" if count[k] == 0 else f"by {int(count[k]) // 2} of the 3 parts"
+        raise WrongError(f"k = {k} is summed {times}, and should be by one: 200 are 13 k-tiles, the last of 8.")
+    _equals_product(trace)
+    loads = Counter(access.program for access in trace.of("a"))
+    if max(loads.values()) > 5:
+        raise WrongError(f"C is right, but a part has {max(loads.values())} of the 13 k-tiles; the longest needs 5.")
+
+
+@_of("e10_persistent")
+def _persistent(exercise: Any, solution: Any) -> None:
+    trace = Trace(**_operands(64, 48, 32)).run(exercise.run)
+    found = _tiles(trace)
+    _equals_product(trace)
+    most = max(map(len, found.values()))
+    if most > 3:
+        raise WrongError(f"C is right, but one of 5 programs computes {most} of the 12 tiles; 3 are enough.")
+    first = sorted(3 * row + column for row, column in (tiles[0] for tiles in found.values()))
+    if first != [0, 1, 2, 3, 4]:
+        raise WrongError(
+            f"C is right, but the programs begin with tiles {', '.join(map(str, first))}: those that run at once "
+            "should have tiles 0 to 4, which share rows and columns."
+        )
+
+
+@_of("e11_tma")
+def _tma(exercise: Any, solution: Any) -> None:
+    trace = Trace(**_operands(40, 24, 56))
+    _run(trace, exercise, "aligned", ": coordinates count elements, not tiles.")
+    for (m, n, _), accesses in trace.programs().items():
+        for name, size in (("a", 56), ("b", 56)):
+            boxes = [(int(one.rows[0]), int(one.columns[0])) for one in accesses if _reads(one, name)]
+            steps = range(0, size, 16)
+            wanted = [(16 * m, k) for k in steps] if name == "a" else [(k, 16 * n) for k in steps]
+            for box, right in zip(boxes, wanted, strict=False):
+                if box != right:
+                    raise WrongError(
+                        f"program ({m}, {n}) loads a box of {name} that begins at row {box[0]} and column {box[1]}, "
+                        f"and wants row {right[0]} and column {right[1]}. Coordinates count elements, rows first."
+                    )
+    _equals_product(trace)
+
+
+def _reads(access: Access, name: str) -> bool:
+    return access.kind == "load" and access.operand == name and len(access.rows) > 0
+
+
+@_of("e12_swizzle")
+def _swizzle(exercise: Any, solution: Any) -> None:
+    x, out = matrix(64, 64, torch.float16), matrix(64, 64, torch.float16, empty=True)
+    shared = torch.full((64 + 2 * HALO, 64), float("nan"), dtype=torch.float16)[HALO : HALO + 64]  # rows of 128 bytes
+    trace = Trace(x=x, shared=shared, out=out).run(exercise.run)
+    (store,) = trace.of("shared", "store")
+    first, places = store.columns.reshape(64, 8, 8)[..., 0], store.columns.reshape(64, 64)
+    rows = store.rows.reshape(64, 64)
+    for row in range(64):
+        if set(rows[row]) != {row} or len(set(places[row])) != 64:
+            raise WrongError(f"row {row}: its 8 chunks do not lie in 8 places of the row: some overwrite others.")
+    if not torch.equal(x, out):
+        raise WrongError("the tile comes back changed.")
+    turns = max(Counter(first[i : i + 8, j] // 8).most_common(1)[0][1] for i in range(0, 64, 8) for j in range(8))
+    if turns > 1:
+        raise WrongError(
+            f"the tile comes back, but 8 lanes that read a column of chunks take {turns} turns: {turns} of the chunks "
+            "lie in the same 4 banks."
+        )
+    wanted = [[j ^ (i % 8) for j in range(8)] for i in range(64)]
+    if (first // 8).tolist() != wanted:
+        raise WrongError(
+            "no bank conflicts, but not the places of TMA's 128-byte swizzle, where tensor cores look: chunk j of "
+            "row i belongs at j ^ (i % 8)."
+        )
+
+
+assert CHECKS.keys() == {exercise.name for exercise in EXERCISES}

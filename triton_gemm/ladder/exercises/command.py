@@ -1,0 +1,115 @@
+"""`python -m triton_gemm.ladder exercise`: copies the exercises, checks what was filled in, and helps."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...compat import INTERPRETED
+from . import EXERCISES, Exercise
+
+PROGRAM = "python -m triton_gemm.ladder exercise"
+FOLDER = "gemm_exercises"
+DESCRIPTION = f"""\
+Twelve kernels with one hole each. They run in Triton's interpreter, in seconds and without a GPU.
+
+  {PROGRAM} start         copies them into ./{FOLDER}
+  {PROGRAM} check 1       says what is wrong with the first, or that it is solved
+  {PROGRAM} hint 1        the first hint for it; `hint 1 2` is the second
+  {PROGRAM} solution 1    the lines that fill the hole
+  {PROGRAM}               lists them, and says which are solved
+
+Exit status of `check`: 0 if all that it checked are solved, else 1.
+"""
+
+
+def main(arguments: Sequence[str], parser_class: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> int:
+    """Follows the command line; its exit status."""
+    parser = parser_class(prog=PROGRAM, description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "what", nargs="?", default="list", choices=("list", "start", "check", "hint", "solution"), help="default: list"
+    )
+    parser.add_argument("numbers", nargs="*", type=int, metavar="N", help="of exercises; `check` without checks all")
+    parser.add_argument("--folder", type=Path, default=Path(FOLDER), help=f"where they are, default ./{FOLDER}")
+    given = parser.parse_args(arguments)
+    first = given.numbers[:1] if given.what == "hint" else given.numbers
+    for number in first:
+        if not 1 <= number <= len(EXERCISES):
+            parser.error(f"there are exercises 1 to {len(EXERCISES)}, and no {number}")
+    chosen = [EXERCISES[number - 1] for number in first] or list(EXERCISES)
+    if given.what == "start":
+        return _start(chosen, given.folder)
+    if given.what in ("hint", "solution"):
+        if not first:
+            parser.error(f"{given.what} wants an exercise's number, as in `{given.what} 1`")
+        return _help(parser, given.what, chosen, given.numbers[1:])
+    if given.what == "check" and not given.folder.is_dir():
+        parser.error(f"there is no folder {given.folder}; `{PROGRAM} start` makes it, --folder names another")
+    if not INTERPRETED and given.folder.is_dir():
+        return _interpreted(arguments)
+    return _check(chosen, given.folder, listing=given.what == "list")
+
+
+def _start(chosen: Sequence[Exercise], folder: Path) -> int:
+    """Writes the files that are not there yet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = [exercise for exercise in chosen if not _file(exercise, folder).exists()]
+    for exercise in made:
+        _file(exercise, folder).write_text(exercise.unfilled)
+    kept = "; the others were there, and are as they were" if len(made) < len(chosen) else ""
+    print(f"{len(made)} of {len(chosen)} exercises copied to {folder}{kept}.")
+    print(f"Open {_file(chosen[0], folder)}, fill in what is between FILL IN and END, then: {PROGRAM} check 1")
+    return 0
+
+
+def _help(parser: argparse.ArgumentParser, what: str, chosen: Sequence[Exercise], numbers: Sequence[int]) -> int:
+    for exercise in chosen:
+        if what == "solution":
+            print(exercise.solution, end="")
+            continue
+        number, count = (numbers or [1])[0], len(exercise.hints)
+        if not 1 <= number <= count:
+            parser.error(f"exercise {exercise.number} has hints 1 to {count}, and no {number}")
+        last = "`solution` is next" if number == count else f"next: hint {exercise.number} {number + 1}"
+        print(f"Hint {number} of {count}: {exercise.hints[number - 1]} ({last})")
+    return 0
+
+
+def _interpreted(arguments: Sequence[str]) -> int:
+    """The same command in a process whose kernels run in the interpreter, which is chosen before Triton is imported."""
+    if importlib.util.find_spec("numpy") is None:
+        print("error: Triton's interpreter needs NumPy: pip install numpy", file=sys.stderr)
+        return 1
+    command = [sys.executable, "-m", __package__.rpartition(".")[0], "exercise", *arguments]
+    return subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}).returncode
+
+
+def _check(chosen: Sequence[Exercise], folder: Path, *, listing: bool) -> int:
+    """A line for each exercise, and what is wrong with it; `listing` checks those alone that were changed."""
+    unsolved = 0
+    for exercise in chosen:
+        path = _file(exercise, folder)
+        text = path.read_text() if path.exists() else None
+        wrong = "not copied" if text is None else "to do" if text == exercise.unfilled else None
+        if text is not None and not (listing and wrong):
+            from .checks import check  # NumPy and the interpreter are needed from here on
+
+            found = check(exercise, path)
+            wrong = found and (f"not filled in yet: {found}" if wrong else found)
+        unsolved += wrong is not None
+        print(f"{exercise.number:>2} {exercise.title}")
+        if folder.is_dir():
+            print(f"     {'solved' if wrong is None else wrong}", flush=True)
+    print(f"{len(chosen) - unsolved} of {len(chosen)} solved.")
+    if not folder.is_dir():
+        print(f"`{PROGRAM} start` copies them into ./{folder}; --help says more.")
+    return 0 if listing else int(unsolved > 0)
+
+
+def _file(exercise: Exercise, folder: Path) -> Path:
+    return folder / f"{exercise.name}.py"

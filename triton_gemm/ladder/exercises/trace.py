@@ -1,0 +1,118 @@
+"""What an exercise's kernels read and write, counted: elements, sectors, banks and order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...compat import watching
+
+SECTOR = 32  # bytes
+WARP = 32  # lanes
+HALO = 32  # elements around a matrix that are not its own
+
+
+class WrongError(Exception):
+    """What is wrong with a filled-in hole, in sentences that teach."""
+
+
+def matrix(rows: int, columns: int, dtype: torch.dtype = torch.float32, *, empty: bool = False) -> torch.Tensor:
+    """Random values, the same for the same sizes, or NaN where `empty`; in memory amid NaN, whose rows begin at whole
+    sectors."""
+    pitch = -(-columns // HALO) * HALO + 2 * HALO
+    memory = torch.full((rows + 2 * HALO, pitch), float("nan"), dtype=dtype)
+    inside = memory[HALO : HALO + rows, HALO : HALO + columns]
+    if not empty:
+        generator = torch.Generator().manual_seed(1000 * rows + columns)
+        inside.copy_(torch.randn(rows, columns, generator=generator))
+    return inside
+
+
+@dataclass(frozen=True, eq=False)
+class Access:
+    """One load or store of a program. operand: its name; addresses: in bytes, of a block's elements in order, without
+    those that are masked off; rows, columns: of the operand's elements there."""
+
+    kind: str
+    program: tuple[int, int, int]
+    operand: str
+    addresses: Any
+    rows: Any
+    columns: Any
+
+    def sectors(self) -> int:
+        """The most sectors that 32 neighbouring lanes touch, each of which has one element."""
+        lanes = (self.addresses[i : i + WARP] for i in range(0, len(self.addresses), WARP))
+        return max((len(set(some // SECTOR)) for some in lanes), default=0)
+
+
+class Trace:
+    """Runs kernels in the interpreter and keeps what they touch, in order. A dot is an Access without an operand.
+
+    Raises WrongError for an address that is no element of the operands, before it is touched.
+    """
+
+    def __init__(self, **operands: torch.Tensor) -> None:
+        self.operands = operands
+        self.accesses: list[Access] = []
+
+    def run(self, function: Callable[..., None], *more: Any) -> Trace:
+        """Calls a function of the operands and `more`."""
+        with watching(self._seen):
+            function(*self.operands.values(), *more)
+        return self
+
+    def of(self, operand: str, kind: str = "load") -> list[Access]:
+        return [access for access in self.accesses if (access.operand, access.kind) == (operand, kind)]
+
+    def programs(self) -> dict[tuple[int, int, int], list[Access]]:
+        """Accesses by program, which are in order of their start."""
+        found: dict[tuple[int, int, int], list[Access]] = {}
+        for access in self.accesses:
+            found.setdefault(access.program, []).append(access)
+        return found
+
+    def counted(self, operand: str, kind: str = "load") -> torch.Tensor:
+        """How often each element of an operand was read or stored."""
+        count = torch.zeros(self.operands[operand].shape, dtype=torch.int64)
+        for access in self.of(operand, kind):
+            where = torch.as_tensor(access.rows), torch.as_tensor(access.columns)
+            count.index_put_(where, torch.ones_like(where[0]), accumulate=True)
+        return count
+
+    def _seen(self, kind: str, program: tuple[int, int, int], addresses: Any, mask: Any, other: bool) -> None:
+        if addresses is None:
+            self.accesses.append(Access(kind, program, "", (), (), ()))
+            return
+        addresses, inside = np.broadcast_arrays(addresses, mask.astype(bool))
+        if kind == "load" and not inside.all() and not other:
+            raise WrongError("a masked load without `other`: on a GPU masked lanes hold anything; pass other=0.0.")
+        touched = addresses[inside].astype(np.int64)
+        verb = "reads" if kind == "load" else "writes"
+        for name, x in self.operands.items():
+            offsets = (touched - x.data_ptr()) // x.element_size()
+            left = (x.stride(0) - x.shape[1]) // 2  # columns are counted from the middle of what lies between two rows
+            rows, columns = (offsets + left) // x.stride(0), (offsets + left) % x.stride(0) - left
+            memory = x.untyped_storage()
+            if not touched.size or not memory.data_ptr() <= touched[0] < memory.data_ptr() + memory.nbytes():
+                continue
+            wrong = (rows < 0) | (rows >= x.shape[0]) | (columns < 0) | (columns >= x.shape[1])
+            if wrong.any():
+                i = int(wrong.argmax())
+                raise WrongError(
+                    f"program {_named(program)} {verb} {name}[{rows[i]}, {columns[i]}], and {name} has "
+                    f"{x.shape[0]} rows and {x.shape[1]} columns, counted from 0."
+                )
+            self.accesses.append(Access(kind, program, name, touched, rows, columns))
+            return
+        if touched.size:
+            raise WrongError(f"program {_named(program)} {verb} memory that is none of {', '.join(self.operands)}.")
+
+
+def _named(program: Iterable[int]) -> str:
+    x, y, z = program
+    return str(x) if not y and not z else f"({x}, {y})" if not z else f"({x}, {y}, {z})"
