@@ -1,7 +1,8 @@
 // What a call like one before launches, as `runtime/native.py` describes it.
 #pragma once
 #define PY_SSIZE_T_CLEAN
-#include <ATen/EmptyTensor.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_strided.h>
 #include <cuda.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
