@@ -99,7 +99,7 @@ def tensor_maps(compiled: Any) -> list[Callable[..., Any]]:
     return [encoder(meta) for meta in compiled.metadata.tensordesc_meta or ()]
 
 
-class DriverLaunch(NamedTuple):
+class _DriverLaunch(NamedTuple):
     """What `launcher` has the driver launch. grid: in programs, of which `cluster` are a cluster; shared: bytes."""
 
     function: int
@@ -111,7 +111,7 @@ class DriverLaunch(NamedTuple):
     pdl: bool
 
 
-def driver_launch(compiled: Any, grid: tuple[int, int, int], cluster: int = 1) -> DriverLaunch:
+def driver_launch(compiled: Any, grid: tuple[int, int, int], cluster: int = 1) -> _DriverLaunch:
     """Of a compiled kernel for which `launcher` was called with the same grid and cluster."""
     num_warps, num_ctas, shared = compiled.packed_metadata
     x, y, z = grid
@@ -119,7 +119,7 @@ def driver_launch(compiled: Any, grid: tuple[int, int, int], cluster: int = 1) -
         x, num_ctas = x // cluster, cluster
     run = compiled.run
     cooperative, pdl = bool(run.launch_cooperative_grid), bool(run.launch_pdl)
-    return DriverLaunch(compiled.function, (x * num_ctas, y, z), 32 * num_warps, shared, num_ctas, cooperative, pdl)
+    return _DriverLaunch(compiled.function, (x * num_ctas, y, z), 32 * num_warps, shared, num_ctas, cooperative, pdl)
 
 
 def takes(compiled: Any, types: Sequence[str]) -> bool:

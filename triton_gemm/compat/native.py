@@ -16,8 +16,8 @@ import torch
 import triton
 from triton.backends.nvidia import driver as nvidia
 
-SOURCES = [Path(__file__).with_name(name) for name in ("native.cpp", "native_entries.h")]
-NAME = "triton_gemm_native"  # of the module, as its source has it
+_SOURCES = [Path(__file__).with_name(name) for name in ("native.cpp", "native_entries.h")]
+_NAME = "triton_gemm_native"  # of the module, as its source has it
 
 
 def cxx_compiler() -> str | None:
@@ -37,7 +37,7 @@ def native_command(compiler: str) -> list[str]:
         *(compiler, "-O2", "-fPIC", "-shared", "-std=c++20", "-w"),
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
         *(f"-I{folder}" for folder in headers),
-        str(SOURCES[0]),
+        str(_SOURCES[0]),
         f"-L{torchs / 'lib'}",
         "-Wl,--no-as-needed",
         *(f"-l{library}" for library in libraries),
@@ -49,8 +49,8 @@ def native_file(compiler: str) -> str:
     and the compiler. OSError and CalledProcessError where the compiler does not run."""
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=60).stdout
     on = [torch.__version__, triton.__version__, sysconfig.get_config_var("SOABI"), *native_command(compiler)]
-    text = b"".join([source.read_bytes() for source in SOURCES]) + version + "\n".join(map(str, on)).encode()
-    return f"{NAME}-{hashlib.sha256(text).hexdigest()[:32]}.so"
+    text = b"".join([source.read_bytes() for source in _SOURCES]) + version + "\n".join(map(str, on)).encode()
+    return f"{_NAME}-{hashlib.sha256(text).hexdigest()[:32]}.so"
 
 
 def native_refused() -> str | None:
@@ -68,8 +68,8 @@ def load_native(path: Path, launch: int, error_string: int, *of_calls: object) -
     """The extension's module. launch, error_string: addresses of the driver's cuLaunchKernelEx and cuGetErrorString;
     of_calls: the module that has the number of the state, as a dictionary, the context's policy, what gives a
     backward's, and what makes a thread's context. ImportError where it cannot be loaded."""
-    loader = machinery.ExtensionFileLoader(NAME, str(path))
-    spec = util.spec_from_loader(NAME, loader)
+    loader = machinery.ExtensionFileLoader(_NAME, str(path))
+    spec = util.spec_from_loader(_NAME, loader)
     assert spec is not None
     module = util.module_from_spec(spec)
     *state, ensure_context = of_calls
