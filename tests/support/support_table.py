@@ -1,4 +1,4 @@
-"""What is supported where: the operations and aspects that test_support.py goes through, and docs/use.md's table of them.
+"""What is supported: the operations and aspects that test_support.py goes through, and docs/use.md's table of them.
 
 `python -m tests.support.support_table` writes that table.
 """
