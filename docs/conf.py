@@ -62,12 +62,15 @@ def _shown(link: re.Match[str], folder: Path) -> str:
 
 
 def _read(sphinx: Sphinx, page: str, source: list[str]) -> None:
-    """What only the site has: a menu on the first page, all options on that of the commands, titles in links."""
+    """What only the site has: a menu on the first page, without a GPU's single suites, all options on the commands'
+    page, titles in links."""
     source[0] = LINK.sub(lambda link: _shown(link, (ROOT / page).parent), source[0])
     if page == root_doc:
         for caption, pages in MENU.items():
             lines = "\n".join(name.replace("<", "<docs/") if "<" in name else f"docs/{name}" for name in pages)
             source[0] += f"\n```{{toctree}}\n:hidden:\n:glob:\n:caption: {caption}\n\n{lines}\n```\n"
+    elif "/bench/" in page and not page.endswith("/README"):
+        source[0] = f"---\norphan: true\n---\n{source[0]}"
     elif page == "docs/ladder":  # which `make docs` puts beside the pages
         source[0] = source[0].replace("`build/explorer.html`", '<a href="../explorer.html">explorer.html</a>')
     elif page == "docs/cli":

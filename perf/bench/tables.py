@@ -21,7 +21,7 @@ from triton_gemm.arithmetic import EMULATED
 from triton_gemm.suites import PRECISION, SUITES
 
 FOLDER = "bench"
-PAGE = "README.md"  # of every shape, in the folder of the sweeps of one GPU and Triton version
+PAGE = "README.md"  # of every suite, in the folder of the sweeps of one GPU and Triton version
 PICTURE = "precision.png"  # there, too
 NOTHING = "No sweep is committed yet; `python -m perf.bench all` on a GPU makes them."
 SCORE_COLUMNS = ("suite", "over", "shapes", "geometric mean", "minimum", "target", "losing", "")
@@ -34,7 +34,7 @@ def folder_of(results: Path, surroundings: Mapping[str, Any]) -> Path:
 
 
 def page_of(results: Path, surroundings: Mapping[str, Any]) -> Path:
-    """The page of the shapes of a GPU and a Triton."""
+    """The page of the suites of a GPU and a Triton."""
     return folder_of(results, surroundings) / PAGE
 
 
@@ -193,17 +193,22 @@ def summary(sweeps: Sequence[Sweep]) -> str:
     return formats.table(SCORE_COLUMNS, score_rows(sweeps))
 
 
-def page(sweeps: Sequence[Sweep]) -> str:
-    """The page of one GPU and Triton version: the summary, and every shape of every suite."""
+def pages(sweeps: Sequence[Sweep]) -> dict[str, str]:
+    """The pages of one GPU and Triton version by their files' names: the summary, and every shape of each suite."""
     made = sweeps[0]["environment"]
+    names = dict.fromkeys(sweep["suite"] for sweep in sweeps)
+    on = f"on {made['gpu']}, Triton {made['triton']}"
     parts = [
-        f"# Every shape on {made['gpu']}, Triton {made['triton']}",
+        f"# Every suite {on}",
         f"{'; '.join(dict.fromkeys(map(where, sweeps)))}. {origin(sweeps)}",
         "[docs/performance.md](../../../../../docs/performance.md) says what is measured and how, and what else is.",
+        f"Every shape: {', '.join(f'[{name}]({name}.md)' for name in names)}.",
         summary(sweeps),
     ]
-    names = dict.fromkeys(sweep["suite"] for sweep in sweeps)
-    return "\n\n".join([*parts, *(f"## {name}\n\n{suite(sweeps, name)}" for name in names)]) + "\n"
+    found = {PAGE: "\n\n".join(parts) + "\n"}
+    for name in names:
+        found[f"{name}.md"] = f"# Suite {name} {on}\n\n[Every suite]({PAGE}).\n\n{suite(sweeps, name)}\n"
+    return found
 
 
 def suite(sweeps: Sequence[Sweep], name: str) -> str:
@@ -212,7 +217,7 @@ def suite(sweeps: Sequence[Sweep], name: str) -> str:
     parts = [SUITES[name].reason[0].upper() + SUITES[name].reason[1:] + "."]
     for sweep in own:
         rows = [row(sweep, key) for key in sweep["shapes"]]
-        at = environment.place(sweep["environment"])  # the page's head says whether sources have changed since
+        at = environment.place(sweep["environment"])  # the page of all says whether sources have changed since
         parts.append(f"{where(sweep)}; {sweep['dtype']}, {_shapes(sweep)}; {at}.")
         parts.append(formats.table(columns(sweep), rows))
         if "copy_tbs" in sweep:

@@ -22,7 +22,7 @@ from perf.ladder import plots, report_page
 from perf.ladder.drawings import pictures
 from perf.measure import environment
 from perf.measure.environment import ROOT
-from perf.pages import architecture, blocks
+from perf.pages import architecture, blocks, speed_map
 from perf.pages.results import Results
 
 PAGES = (
@@ -52,7 +52,10 @@ def written() -> dict[Path, str]:
     for record in results.records:
         found[record.folder / report_page.FILE] = report_page.text(record, record.folder.glob("*.png"))
     for made, sweeps in bench_tables.by_place(results.sweeps):
-        found[bench_tables.page_of(environment.RESULTS, made)] = bench_tables.page(sweeps)
+        folder = bench_tables.folder_of(environment.RESULTS, made)
+        found |= {folder / name: text for name, text in bench_tables.pages(sweeps).items()}
+        if (shown := speed_map.listed(sweeps)) is not None:
+            found[speed_map.file_of(environment.RESULTS, shown)] = speed_map.picture(shown)
     return found
 
 

@@ -23,7 +23,7 @@ from perf.ladder.rungs_and_twins import MODES
 from perf.measure import environment
 from perf.measure.providers import CUBLAS
 from perf.models import tables as model_tables
-from perf.pages import architecture, gpt_tables, rung_diff, summary
+from perf.pages import architecture, gpt_tables, rung_diff, speed_map, summary
 from perf.pages.results import Results
 from perf.tuning import tables as tuning_tables
 from triton_gemm.ladder import LADDER, Rung
@@ -195,6 +195,15 @@ def _speeds(groups: Sequence[Sequence[Sweep]], suites: Mapping[str, str], folder
     return "\n\n".join(tables) or bench_tables.NOTHING
 
 
+def _maps(results: Results, folder: Path) -> str:
+    """Where it is faster, a picture for each GPU."""
+    parts = []
+    for sweep in filter(None, map(speed_map.listed, _sweeps_of_gpus(results))):
+        file = _link(speed_map.file_of(environment.RESULTS, sweep), folder)
+        parts.append(f"![Where it is faster on {sweep['environment']['gpu']}]({file})\n\n{speed_map.caption(sweep)}")
+    return "\n\n".join(parts) or bench_tables.NOTHING
+
+
 def _precision_picture(results: Results, folder: Path) -> str:
     """That of the first GPU that has one."""
     for sweeps in _sweeps_of_gpus(results):
@@ -258,6 +267,7 @@ BLOCKS: dict[str, Block] = {
     "tf32": _of_main(_tf32),
     **{f"sweep-{mode}": _picture_of_main(f"sweep-{mode}.png", "TFLOPS against size") for mode in MODES},
     "gpus": _gpus,
+    "map": _maps,
     "bench": _bench,
     "host": lambda results, folder: bench_tables.calls(results.calls),
     first_calls.NAME: lambda results, folder: first_calls.tables(results.first_calls),

@@ -18,43 +18,43 @@ from perf.ladder import views
 from perf.ladder.record import Record
 from perf.measure.providers import CUBLAS
 
-# Suites in a user's words; of int8 by layout, as torch._int_mm is slow with `nn` alone.
+# What a suite is, in half a line; of int8 by layout, as torch._int_mm is slow with `nn` alone.
 SUITES = {
-    "square": "squares",
+    "square": "M = N = K from 512 to 16384",
     "llm": "projections of language models, 1 to 8192 tokens",
-    "decode": "decoding, up to 64 tokens",
-    "mid": "middle sizes, M from 128 to 1024",
+    "decode": "weights that come from memory, up to 64 tokens",
+    "mid": "M from 128 to 1024, N and K from 1000 to 8000",
     "prefill": "projections of language models, 100 to 1000 tokens",
-    "shortk": "short K",
-    "bigk": "long K",
+    "shortk": "K from 256 to 1024, large M and N",
+    "bigk": "K from 16384, M and N up to 512",
     "odd": "rows that are not 16-byte aligned",
-    "batched": "batches",
-    "epilogue": "bias and activation",
-    "small": "very small products",
-    "tf32": "TF32",
-    "ieee": "IEEE fp32",
-    "bf16x6": '`precision="bf16x6"` against SGEMM',
-    "fp8": "fp8",
-    "fp8-rows": "fp8, row scales",
-    "fp8-blocks": "fp8, block scales",
-    "int8 nt": "int8, nt (a linear layer)",
-    "int8 nn": "int8, nn",
-    "fp64": "fp64",
+    "batched": "3-D operands",
+    "epilogue": "linear layers with bias and activation",
+    "small": "products that end sooner than Python asks for them",
+    "tf32": "fp32 rounded to TF32",
+    "ieee": "fp32 on CUDA cores, against SGEMM",
+    "bf16x6": "fp32 by six bf16 products, against SGEMM",
+    "fp8": "one scale for each operand",
+    "fp8-rows": "a scale for each row and column",
+    "fp8-blocks": "scales of 1x128 and 128x128",
+    "int8 nt": "int8 to int32, weights as in a linear layer",
+    "int8 nn": "int8 to int32, row-major",
+    "fp64": "against DGEMM",
 }
 # Variants of these, which README leaves to docs/performance.md.
 VARIANTS = {
     "llm-large": "projections of language models, 1024 to 8192 tokens",
-    "layouts": "large products in all four layouts",
-    "host": "the host's time of a call",
-    "host-fp8": "the host's time of a scaled fp8 call",
-    "tf32x3": '`precision="tf32x3"` against SGEMM',
-    "bf16x3": '`precision="bf16x3"` against SGEMM',
-    "bf16x9": '`precision="bf16x9"` against SGEMM',
-    "fp8-fast": "fp8, fast accumulation",
-    "fp8-fast-rows": "fp8, row scales, fast accumulation",
+    "layouts": "large products, nn, nt, tn and tt",
+    "host": "Python's time of a call",
+    "host-fp8": "Python's time of a scaled fp8 call",
+    "tf32x3": "fp32 by three TF32 products, against SGEMM",
+    "bf16x3": "fp32 by three bf16 products, against SGEMM",
+    "bf16x9": "fp32 by nine bf16 products, against SGEMM",
+    "fp8-fast": "as fp8, fast accumulation",
+    "fp8-fast-rows": "as fp8-rows, fast accumulation",
 }
 BY_LAYOUT = ("int8",)
-COLUMNS = ("torch's time over ours", "listed shapes", "unseen shapes", "worst shape")
+COLUMNS = ("torch's time over ours", "mean, unseen shapes", "worst", "where")
 
 
 @dataclass
@@ -76,10 +76,10 @@ class _Row:
 
     def cells(self, words: str) -> list[Cell]:
         """Of COLUMNS."""
-        means = [f"{mean:.2f}" if mean else "–" for mean in (self.mean(unseen=False), self.mean(unseen=True))]
+        listed = "" if self.mean(unseen=True) else " (listed)"
         worst = min(self.ratios, key=self.ratios.__getitem__)
         words += f" ({self.missing} not timed)" if self.missing else ""
-        return [words, *means, f"{self.ratios[worst]:.2f}: {worst[1]}"]
+        return [words, f"{self.speed:.2f}{listed}", f"{self.ratios[worst]:.2f}", worst[1]]
 
 
 def speed(sweeps: Sequence[Sweep], words: Mapping[str, str], link: Callable[[dict[str, Any]], str]) -> str:
@@ -93,13 +93,13 @@ def speed(sweeps: Sequence[Sweep], words: Mapping[str, str], link: Callable[[dic
         for name, score in _named(sweep):
             if name in words:
                 dtype = ", fp16" if sweep["dtype"] == "fp16" else ""
-                row = rows.setdefault(words[name] + dtype, _Row())
+                row = rows.setdefault(f"`{name}`: {words[name]}{dtype}", _Row())
                 row.ratios |= {(sweep.get("unseen"), key): ratio for key, ratio in score.ratios.items()}
                 row.missing += score.missing
                 used.append(sweep)
     table = formats.table(COLUMNS, (row.cells(name) for name, row in sorted(rows.items(), key=lambda x: -x[1].speed)))
     made = "; ".join(dict.fromkeys(map(where, sweeps)))
-    return f"{made}: [every shape]({link(sweeps[0]['environment'])}). {origin(used)}\n\n{table}"
+    return f"{made}: [every suite and shape]({link(sweeps[0]['environment'])}). {origin(used)}\n\n{table}"
 
 
 def _named(sweep: Sweep) -> Iterator[tuple[str, Score]]:

@@ -167,20 +167,23 @@ def test_the_newest_committed_sweeps_of_a_gpu_are_shown(tmp_path: Path, monkeypa
     found = bench_tables.committed(tmp_path)
     versions = [(sweep["environment"]["triton"], sweep["unseen"]) for sweep in found]
     assert versions == [("3.6.0", None), ("3.6.0", 5), ("3.10.0", None)]
-    assert "| square unseen 5 |" in bench_tables.page(found[:2])
+    assert "| square unseen 5 |" in bench_tables.pages(found[:2])[bench_tables.PAGE]
     monkeypatch.setattr(environment, "RESULTS", tmp_path)
     monkeypatch.setattr(pages, "PAGES", ())
     pages.rewrite()
-    (file,) = tmp_path.rglob("README.md")
-    assert file.parent.name == "3.10.0" and "1.500" in file.read_text()
+    for file in tmp_path.rglob("*.md"):
+        assert file.parent.name == "3.10.0" and "1.500" in file.read_text()
     assert pages.stale() == []
 
 
 def test_every_committed_sweep_is_on_a_page() -> None:
     for made, sweeps in bench_tables.by_place(Results.read(environment.RESULTS).sweeps):
-        page = bench_tables.page_of(environment.RESULTS, made).read_text()
-        assert all(f"\n## {sweep['suite']}\n" in page for sweep in sweeps)
-        assert all(f"\n| {key} | " in page for sweep in sweeps for key in sweep["shapes"])
+        index = bench_tables.page_of(environment.RESULTS, made)
+        for found in sweeps:
+            page = index.with_name(f"{found['suite']}.md")
+            assert f"[{found['suite']}]({page.name})" in index.read_text()
+            assert all(f"\n| {key} | " in page.read_text() for key in found["shapes"])
+            assert page.read_text().count("\n") <= 400
 
 
 def test_shapes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -185,7 +185,7 @@ def test_pages_show_peers_where_they_were_measured() -> None:
         (CUBLAS, 2, 0),
         (INDUCTOR, 1, 1),
     ]
-    page = bench_tables.page(sweeps)
+    page = "".join(bench_tables.pages(sweeps).values())
     assert f"| to {TUNED} | to {INDUCTOR} |" in page and f"| square | {TUNED} |" not in page
     assert f"{TUNED} is absent on all shapes: {ABSENT['absent']}." in page
     assert f"{INDUCTOR} is absent on 1 of 2 shapes: slow." in page

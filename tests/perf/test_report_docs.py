@@ -16,7 +16,7 @@ from perf.ladder.record import SECTIONS, Record
 from perf.ladder.rungs_and_twins import rungs_of
 from perf.measure import environment
 from perf.pages import __main__ as pages
-from perf.pages import rung_diff, summary
+from perf.pages import rung_diff, speed_map, summary
 from perf.pages.results import Results
 from tests.support.report_records import SURROUNDINGS, block, keys, made_up_sweep
 from triton_gemm.ladder import LADDER
@@ -106,22 +106,23 @@ def made_up_sweeps() -> list[Sweep]:
 def test_suites_are_sorted_by_unseen_shapes_and_int8_is_split_by_layout() -> None:
     mid, decode = summary.SUITES["mid"], summary.SUITES["decode"]
     assert block("summary", Results([], made_up_sweeps(), [])).splitlines()[1:-1] == [
-        "Made-up GPU, torch 2.11.0, Triton 3.6.0, CUDA 13.0: [every shape](made-up-gpu/bench/3.6.0/README.md). "
-        f"Commit `abc1234`{environment.CHANGED}.",
+        "Made-up GPU, torch 2.11.0, Triton 3.6.0, CUDA 13.0: [every suite and shape]"
+        f"(made-up-gpu/bench/3.6.0/README.md). Commit `abc1234`{environment.CHANGED}.",
         "",
         f"| {' | '.join(summary.COLUMNS)} |",
         "| :-- | --: | --: | --: |",
-        "| int8, nn | 8.00 | – | 8.00: 1024x1024x1024 nn |",
-        "| int8, nt (a linear layer) | 2.00 | – | 2.00: 1024x1024x1024 nt |",
-        f"| {decode} | 1.25 | – | 1.25: {keys('decode', 1)[0]} |",
-        f"| {mid} (1 not timed) | 1.50 | 1.00 | 0.50: {keys('mid', 1)[0]} |",
+        f"| `int8 nn`: {summary.SUITES['int8 nn']} | 8.00 (listed) | 8.00 | 1024x1024x1024 nn |",
+        f"| `int8 nt`: {summary.SUITES['int8 nt']} | 2.00 (listed) | 2.00 | 1024x1024x1024 nt |",
+        f"| `decode`: {decode} | 1.25 (listed) | 1.25 | {keys('decode', 1)[0]} |",
+        f"| `mid`: {mid} (1 not timed) | 1.00 | 0.50 | {keys('mid', 1)[0]} |",
     ]
 
 
 def test_other_dtypes_have_a_row_of_their_own() -> None:
     sweeps = [made_up_sweep("square", {keys("square", 1)[0]: 1.5}, dtype=dtype) for dtype in ("bf16", "fp16")]
     found = block("summary", Results([], sweeps, []))
-    assert "| squares | 1.50 |" in found and "| squares, fp16 | 1.50 |" in found
+    words = f"| `square`: {summary.SUITES['square']}"
+    assert f"{words} | 1.50 (listed) |" in found and f"{words}, fp16 | 1.50 (listed) |" in found
 
 
 def test_readme_shows_one_gpu_by_its_newest_triton_and_the_other_page_all(tmp_path: Path) -> None:
@@ -139,14 +140,34 @@ def test_readme_shows_one_gpu_by_its_newest_triton_and_the_other_page_all(tmp_pa
     assert shown == [gpus[1]]
     every = block("bench", Results.read(tmp_path))
     assert [every.count(gpu) for gpu in gpus] == [1, 1] and "3.7.1" not in every
-    assert every.count(f"| {summary.VARIANTS['fp8-fast']} | 9.00 |") == 2
+    assert every.count(f": {summary.VARIANTS['fp8-fast']} | 9.00 (listed) |") == 2
 
 
 def test_every_suite_has_words() -> None:
     names = {f"{name} {layout}" for name in summary.BY_LAYOUT for layout in ("nn", "nt")}
     assert summary.SUITES.keys() | summary.VARIANTS.keys() == SUITES.keys() - set(summary.BY_LAYOUT) | names
     every = block("bench", RESULTS)
-    assert all(f"| {words} | " in every for words in summary.SUITES.values())
+    assert all(f"| `{name}`: {words} | " in every for name, words in summary.SUITES.items())
+
+
+def test_the_map_has_each_ratio_once_for_each_weight_that_models_have(tmp_path: Path) -> None:
+    """In the colour of the faster one; what was not timed is an empty cell, and unseen shapes are not on it."""
+    ratios = {"1x4096x4096 nt": 1.3, "4x4096x4096 nt": 0.5, "16x4096x4096 nt": 1.01, "1x576x7168 nt": None}
+    shown = made_up_sweep("llm", ratios)
+    sweeps = [made_up_sweep("llm", {"1x4096x4096 nt": 9.0}, unseen=5), made_up_sweep("mid", {}), shown]
+    assert speed_map.listed(sweeps) == shown and speed_map.listed(sweeps[:2]) is None
+    cells = re.findall(r'width="53"[^/]*fill="([^"]*)"[^>]*>(?:<text[^>]*>([^<]*))?', speed_map.picture(shown))
+    weights = [("#1f5f99", "1.30"), ("#b35806", "0.50"), ("#eeeeee", "1.01")]
+    assert cells == [*weights, *weights, ("none", ""), ("none", ""), ("none", "")]  # of two models, and DeepSeek's
+    found = block("map", Results([], sweeps, []))
+    assert "(made-up-gpu/bench/3.6.0/map.svg)" in found
+    assert "of 3 GEMMs triton_gemm is faster on 1, torch on 1; the others are within 2 %" in found
+
+
+def test_maps_are_made_again_where_a_figure_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed_map, "EQUAL", 1.5)
+    monkeypatch.setattr(speed_map, "COLOURS", speed_map.COLOURS[2:])
+    assert {path.name for path in pages.stale()} == {"map.svg", "performance.md"}
 
 
 def test_the_picture_of_precisions_is_of_a_gpu_that_has_one() -> None:

@@ -1,4 +1,4 @@
-"""README's table of what is supported: every cell of it is tried, and what is left out raises."""
+"""The table of what is supported: every cell of it is tried, and what is left out raises."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import triton_gemm
-from tests.support import readme_table
+from tests.support import support_table
 
 OFFS = torch.tensor([2, 6], dtype=torch.int32)
 ONE = torch.ones(())
@@ -94,7 +94,7 @@ OPERATIONS = {
 GATED = [operation for name, operation in OPERATIONS.items() if name.endswith(", gate")]
 GROUPED = [operation for name, operation in OPERATIONS.items() if name.startswith("grouped")]
 ERRORS = (RuntimeError, NotImplementedError, TypeError, ValueError, AssertionError, torch._dynamo.exc.Unsupported)
-CELLS = [(operation, aspect) for operation in readme_table.OPERATIONS for aspect in readme_table.ASPECTS]
+CELLS = [(operation, aspect) for operation in support_table.OPERATIONS for aspect in support_table.ASPECTS]
 
 
 def draw(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -180,13 +180,13 @@ def try_it(operation: Operation, aspect: str) -> None:
 @pytest.mark.few
 @pytest.mark.parametrize(("operation", "aspect"), CELLS, ids=lambda x: x.replace("`", ""))
 def test_every_cell(operation: str, aspect: str) -> None:
-    if aspect not in readme_table.NOT[operation]:
+    if aspect not in support_table.NOT[operation]:
         try_it(OPERATIONS[operation], aspect)
         return
     with pytest.raises(ERRORS):
         try_it(OPERATIONS[operation], aspect)
 
 
-def test_readme_has_the_table() -> None:
-    readme = readme_table.README.read_text()
-    assert readme == readme_table.written(readme), "python -m tests.support.readme_table writes it"
+def test_the_page_has_the_table() -> None:
+    page = support_table.PAGE.read_text()
+    assert page == support_table.written(page), "python -m tests.support.support_table writes it"

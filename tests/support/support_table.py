@@ -1,13 +1,13 @@
-"""What is supported where: the operations and aspects that test_support.py goes through, and README's table of them.
+"""What is supported: the operations and aspects that test_support.py goes through, and docs/use.md's table of them.
 
-`python -m tests.support.readme_table` writes the table into README.md.
+`python -m tests.support.support_table` writes that table.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs/use.md"
 BEGIN, END = "<!-- support -->\n", "<!-- end of support -->"
 
 ASPECTS = (
@@ -75,11 +75,11 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def written(readme: str) -> str:
-    """README with its table made anew."""
-    before, rest = readme.split(BEGIN)
+def written(page: str) -> str:
+    """The page with its table made anew."""
+    before, rest = page.split(BEGIN)
     return before + BEGIN + "\n" + table() + "\n" + END + rest.split(END, 1)[1]
 
 
 if __name__ == "__main__":
-    README.write_text(written(README.read_text()))
+    PAGE.write_text(written(PAGE.read_text()))
