@@ -21,7 +21,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from .. import arguments
-from ..arithmetic import FLOATING, fp32_precision
+from ..arithmetic import FLOATING, IEEE, default_arithmetic
 from ..compat import INTERPRETED, free_in_children, hide_from_dynamo, overlaps_itself, withdraw
 from ..hardware.device import INTERPRETER, device_info
 from ..hardware.device_model import origin
@@ -465,7 +465,7 @@ def _slower(a: torch.Tensor, b: torch.Tensor) -> str | None:
     if a.dtype is torch.float64:
         slower, what = min(sizes) >= LARGE, "float64"
     else:
-        slower, what = a.dim() == 3 and max(sizes) < SMALL and fp32_precision() == "ieee", "a batch of small float32"
+        slower, what = a.dim() == 3 and max(sizes) < SMALL and default_arithmetic(a.dtype) is IEEE, "a batch of small float32"
     if not slower:
         return None
     c = torch.empty(ops.shape_of(a, b), dtype=a.dtype, device="meta")
