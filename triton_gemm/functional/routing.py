@@ -465,7 +465,8 @@ def _slower(a: torch.Tensor, b: torch.Tensor) -> str | None:
     if a.dtype is torch.float64:
         slower, what = min(sizes) >= LARGE, "float64"
     else:
-        slower, what = a.dim() == 3 and max(sizes) < SMALL and default_arithmetic(a.dtype) is IEEE, "a batch of small float32"
+        slower = a.dim() == 3 and max(sizes) < SMALL and default_arithmetic(a.dtype) is IEEE
+        what = "a batch of small float32"
     if not slower:
         return None
     c = torch.empty(ops.shape_of(a, b), dtype=a.dtype, device="meta")
