@@ -41,6 +41,7 @@ PAGES = (
             "use",
         )
     ),
+    *sorted(blocks.RUNG_PAGES.glob("*.md")),
 )
 
 
