@@ -29,6 +29,7 @@ MENU = {
         "reliability",
         "measure",
         "../perf/results/*/report",
+        "../perf/results/*/autotuner",
         "../perf/results/*/bench/*/README",
     ],
     "Reference": ["api", "cli", "What the wheel holds <package>", "../CHANGELOG"],

@@ -55,6 +55,15 @@ def _ladder_row(step: views.Step) -> list[Cell]:
     ]
 
 
+def targets(record: Record) -> str:
+    """What each target wants, and whether it is met."""
+    rows = [
+        (outcome.what, f"{outcome.wanted:.2f}", f"{outcome.measured:.2f}", "met" if outcome.met else "missed")
+        for outcome in views.outcomes(record)
+    ]
+    return formats.table(["target", "wanted", "measured", ""], rows)
+
+
 # Of the grouped launch: programs of these rungs that an SM of Hopper holds, by their registers and shared memory.
 ON_AN_SM = {"k04": 5, "k08": 1}
 SIZES_OF_C = (4096, 8192, 16384)

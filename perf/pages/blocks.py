@@ -119,7 +119,7 @@ def _tunings(results: Results, folder: Path) -> str:
     """How the tunings that the rungs show were made."""
     lines = [
         f"- {environment.named(tunings[0].made)}; "
-        f"[every configuration]({_link(record.folder / report_page.FILE, folder)}#what-the-autotuner-timed). "
+        f"[every configuration]({_link(record.folder / report_page.TUNING_FILE, folder)}). "
         f"{environment.origin([tuning.made for tuning in tunings], 'ladder')}"
         for record in results.records
         if (tunings := autotuner.shown(record))
@@ -186,14 +186,6 @@ def _of_main(contents: Callable[[Record], str]) -> Block:
 
 def _picture_of_main(file: str, says: str) -> Block:
     return lambda results, folder: _picture(results.main, file, says, folder) if results.main else NOTHING
-
-
-def _targets(record: Record) -> str:
-    rows = [
-        (outcome.what, f"{outcome.wanted:.2f}", f"{outcome.measured:.2f}", "met" if outcome.met else "missed")
-        for outcome in views.outcomes(record)
-    ]
-    return formats.table(["target", "wanted", "measured", ""], rows)
 
 
 def _experiments(record: Record) -> str:
@@ -307,7 +299,7 @@ BLOCKS: dict[str, Block] = {
     "ladder": _ladder,
     "ladders": _ladders,
     "tunings": _tunings,
-    "targets": _of_main(_targets),
+    "targets": _of_main(ladder_tables.targets),
     "factors": _of_main(ladder_tables.factors),
     "roofline": _picture_of_main("roofline.png", "Every rung under measured ceilings"),
     "experiments": _of_main(_experiments),

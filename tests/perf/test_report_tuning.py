@@ -120,7 +120,7 @@ def test_tunings_are_added_to_an_older_record_and_say_when_they_were_made(record
     assert again.environment == SURROUNDINGS and again.ceilings == {"measured": ceilings}
     (found,) = autotuner.shown(again)
     assert found.made == today
-    assert "ommit `def5678` (changed since)" in report_page.text(again, [])
+    assert "ommit `def5678` (changed since)" in report_page.texts(again, [])[report_page.TUNING_FILE]
 
     same, state = Record.open(record.folder, SURROUNDINGS, fresh=False)  # the report goes on with its own record
     assert state.startswith("continuing") and same.ceilings
@@ -256,7 +256,7 @@ def test_records_without_tunings_are_read(record: Record) -> None:
     (record.folder / FILE).write_text(older)
     again = Record.read(record.folder)
     assert autotuner.shown(again) == [] and plots.tunings(again, record.folder) == []
-    assert "What the autotuner timed" not in report_page.text(again, [])
+    assert report_page.TUNING_FILE not in report_page.texts(again, [])
 
 
 # --- Drawn ---
