@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from perf.common.dataclass_json import to_json
-from perf.ladder import autotuner, plots, prediction, report_page, rungs_and_twins, tables, tasks
+from perf.ladder import autotuner, plots, prediction, report_page, rungs_and_twins, tables, tasks, views
 from perf.ladder import report as climb
 from perf.ladder.record import FILE, Ceilings, Record, Spread, TunedConfig, TunedRung
 from perf.measure import environment
@@ -248,6 +248,16 @@ def test_the_ladders_size_and_the_first_dtype_are_shown(record: Record) -> None:
         record.put_tuning(tasks.tuning_key(K08, Problem(size, size, size, mode)), entry(mode, size, **FIVE))
     (found,) = autotuner.shown(record)
     assert (found.mode, found.size) == ("fp16", (4096, 4096, 4096))
+
+
+def test_a_tuning_knows_the_speed_of_its_rung_in_the_ladder(tmp_path: Path) -> None:
+    """Of the same problem; the pictures say it."""
+    made = committed_record(tmp_path)
+    speeds = {step.rung.id: step.tflops for step in views.ladder(made)}
+    found = {one.rung.id: one.ladder_tflops for one in autotuner.shown(made)}
+    assert found == {rung: speeds[rung] for rung in found} and len(found) == 9
+    made.problems.clear()
+    assert {one.ladder_tflops for one in autotuner.shown(made)} == {None}
 
 
 def test_records_without_tunings_are_read(record: Record) -> None:
