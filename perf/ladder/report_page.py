@@ -164,6 +164,7 @@ def _experiments(record: Record, pictures: set[str]) -> Iterator[str]:
         )
     for source in sources:
         yield f"### {source.id}: {source.source}, {source.size} x {source.size} x {source.size}"
+        yield source.cited
         yield from _picture(f"experiment-{source.id}.png", f"speed-ups of {source.id}", pictures)
         yield tables.experiment(record, source)
     counters = record.experiments.get(COUNTERS)

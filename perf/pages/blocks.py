@@ -190,7 +190,7 @@ def _picture_of_main(file: str, says: str) -> Block:
 
 def _experiments(record: Record) -> str:
     return "\n\n".join(
-        f"### {source.id}: {source.source}\n\n{ladder_tables.experiment(record, source)}"
+        f"### {source.id}: {source.source}\n\n{source.cited}\n\n{ladder_tables.experiment(record, source)}"
         for source in published.EXPERIMENTS
         if source in views.measured_experiments(record)
     )

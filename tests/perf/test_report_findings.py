@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from perf.ladder import findings, report_page
+from perf.ladder import findings, published, report_page
 from perf.ladder.record import Interpreted, Record
 from perf.measure import environment
 from tests.support.report_records import SURROUNDINGS, committed_record
@@ -101,3 +101,12 @@ def test_without_a_gpu_the_page_opens_with_a_committed_ladder(tmp_path: Path, mo
     assert "**k04 grouped launch**: right in the interpreter." in rest and "k04.svg)" in rest and "k05" not in rest
     monkeypatch.setattr(environment, "RESULTS", tmp_path)
     assert "not measured here" not in report_page.texts(here, [])[report_page.FILE]
+
+
+def test_published_experiments_are_cited(record: Record) -> None:
+    """What is not known is said to be so."""
+    page = report_page.texts(record, [])[report_page.FILE]
+    for source in published.EXPERIMENTS:
+        assert source.title and f"\n{source.cited}\n" in page
+        for name, known in {"date": source.date, "GPU": source.gpu, "address": source.address}.items():
+            assert (f"{name}: not known" in source.cited) == (known is None)
