@@ -73,7 +73,7 @@ def _read(sphinx: Sphinx, page: str, source: list[str]) -> None:
             source[0] += f"\n```{{toctree}}\n:hidden:\n:glob:\n:caption: {caption}\n\n{lines}\n```\n"
     elif "/bench/" in page and not page.endswith("/README"):
         source[0] = f"---\norphan: true\n---\n{source[0]}"
-    elif page == "docs/ladder":  # which `make docs` puts beside the pages
+    elif page == "docs/ladder":  # `make docs` writes the explorer beside the pages
         source[0] = source[0].replace("`build/explorer.html`", '<a href="../explorer.html">explorer.html</a>')
     elif page == "docs/cli":
         command = typer.main.get_command(commands)

@@ -445,10 +445,11 @@ def _faster_by_torch(
     key = overload, plan.key_of(request, a, b, out, () if input is None else (input,))
     why = _faster.get(key)
     if why is None:
-        problem = ops.problem_of(a, b, input, out, request)
         why = _slower(a, b) or ""
-        if not why and policies.current().bits == "any" and problem is not None:
-            why = BY_TABLE if policies.torch_is_faster(problem, plan.info_of(a.device)) else ""
+        if not why and policies.current().bits == "any":
+            problem = ops.problem_of(a, b, input, out, request)
+            if problem is not None and policies.torch_is_faster(problem, plan.info_of(a.device)):
+                why = BY_TABLE
         plan.keep(_faster, key, why, plan.MAX_PLANS)
     if why:
         plan.keep(fast.by_torch, key, why, plan.MAX_PLANS)
