@@ -22,13 +22,14 @@ from triton_gemm.cli.app import app as commands  # noqa: E402
 MENU = {
     "Use it": ["use", "routing", "models", "recipes", "precision", "troubleshooting"],
     "Make it fast": ["choosing", "tuning", "tables", "bits"],
-    "Learn": ["ladder", "kernels", "architecture", "glossary"],
+    "Learn": ["ladder", "ladder/k*", "ladder/results", "kernels", "architecture", "glossary"],
     "Results": [
         "performance",
         "accuracy",
         "reliability",
         "measure",
         "../perf/results/*/report",
+        "../perf/results/*/autotuner",
         "../perf/results/*/bench/*/README",
     ],
     "Reference": ["api", "cli", "What the wheel holds <package>", "../CHANGELOG"],
@@ -41,7 +42,8 @@ version = release = triton_gemm.__version__
 copyright = "the triton_gemm authors"
 root_doc = "README"
 include_patterns = [
-    "*.md", "docs/*.md", "docs/*.rst", "tests/*.md", "perf/results/*/*.md", "perf/results/*/bench/*/*.md",
+    "*.md", "docs/*.md", "docs/*.rst", "docs/ladder/*.md", "tests/*.md",
+    "perf/results/*/*.md", "perf/results/*/bench/*/*.md",
 ]  # fmt: skip
 exclude_patterns = [".*", "build", "dist", "venv"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
@@ -71,7 +73,7 @@ def _read(sphinx: Sphinx, page: str, source: list[str]) -> None:
             source[0] += f"\n```{{toctree}}\n:hidden:\n:glob:\n:caption: {caption}\n\n{lines}\n```\n"
     elif "/bench/" in page and not page.endswith("/README"):
         source[0] = f"---\norphan: true\n---\n{source[0]}"
-    elif page == "docs/ladder":  # which `make docs` puts beside the pages
+    elif page == "docs/ladder":  # `make docs` writes the explorer beside the pages
         source[0] = source[0].replace("`build/explorer.html`", '<a href="../explorer.html">explorer.html</a>')
     elif page == "docs/cli":
         command = typer.main.get_command(commands)

@@ -21,7 +21,7 @@ from perf.ladder.record import Record, TunedConfig, TunedRung
 from perf.measure import environment
 from perf.measure.environment import Environment
 from perf.measure.numerics import mode_of
-from perf.measure.operands import MODE_DTYPES
+from perf.measure.operands import MODE_DTYPES, Problem
 from perf.measure.roofline import TYPICAL
 from triton_gemm.config import GemmConfig
 from triton_gemm.ladder import LADDER, Rung
@@ -60,7 +60,10 @@ class TimedConfig:
 
 @dataclass(frozen=True)
 class Tuning:
-    """A rung's tuning on one problem: what was timed, in the order of the rung's list, and what failed."""
+    """A rung's tuning on one problem: what was timed, in the order of the rung's list, and what failed.
+
+    ladder_tflops: the rung's speed in the ladder's own measurement of this problem, if there is one.
+    """
 
     rung: Rung
     mode: str
@@ -68,6 +71,7 @@ class Tuning:
     made: Environment
     timed: tuple[TimedConfig, ...]
     failed: tuple[GemmConfig, ...]
+    ladder_tflops: float | None = None
 
     @cached_property
     def fastest(self) -> TimedConfig:
@@ -137,6 +141,7 @@ def shown(record: Record) -> list[Tuning]:
 def _tuning(record: Record, rung: Rung, entry: TunedRung) -> Tuning:
     made = entry.made or record.environment
     configs = {config_of(text): facts for text, facts in entry.configs.items()}
+    measured = record.problems.get(Problem(entry.M, entry.N, entry.K, entry.mode).key)
     return Tuning(
         rung=rung,
         mode=entry.mode,
@@ -156,6 +161,7 @@ def _tuning(record: Record, rung: Rung, entry: TunedRung) -> Tuning:
             if facts.time_ms
         ),
         failed=tuple(config for config, facts in configs.items() if not facts.time_ms),
+        ladder_tflops=measured.tflops(rung.name) if measured else None,
     )
 
 
@@ -227,6 +233,10 @@ COLUMNS_OF_LEGEND = 4
 NOTE = (
     "Predicted speeds are scaled, so that the best of them lies at the fastest speed. The line through a mark goes "
     "from the 20th to the 80th percentile."
+)
+OF_THE_LADDER = (
+    "In the ladder this rung has {tflops} TFLOPS: there rungs take turns on settled clocks, and all that a rung does "
+    "counts, its passes over the operands too. Compare rungs by those figures, and configurations of one rung by these."
 )
 
 
@@ -308,4 +318,6 @@ def _legend(axes: Axes, tuning: Tuning) -> None:
         handles.append(sample("s", GREY, "the predicted one", 11, "none"))
         handles.append(sample("|", GREY, "predicted speed", 10))
     legend_below(axes, *handles, ncols=COLUMNS_OF_LEGEND)
-    note(axes, NOTE, below=48 + 17 * -(-len(handles) // COLUMNS_OF_LEGEND))
+    ladder = tuning.ladder_tflops
+    of_the_ladder = [OF_THE_LADDER.format(tflops=formats.number(ladder))] if ladder else []
+    note(axes, NOTE, *of_the_ladder, below=48 + 17 * -(-len(handles) // COLUMNS_OF_LEGEND))

@@ -29,6 +29,7 @@ from perf.common.style import (
 )
 from perf.ladder import autotuner, curves, published, static, views
 from perf.ladder.record import Record, StaticFacts, Timed
+from perf.measure import environment
 
 ARCHITECTURE_MARKS = "os^vP"
 
@@ -57,11 +58,41 @@ def tunings(record: Record, folder: Path) -> list[Path]:
 
 
 def ladder(record: Record, folder: Path) -> Path:
-    """Each rung's bar above its fastest twin's, with % of cuBLAS, registers, shared memory and spills."""
+    """Each rung's bar above its fastest twin's, with % of cuBLAS, registers, shared memory and spills.
+
+    fp32 units and tensor cores have an axis each, from zero, so that bars of one panel are as long as they are fast.
+    """
     steps = views.ladder(record)
-    figure, axes = plt.subplots(figsize=(5.6, 0.52 * len(steps) + 0.8))
-    largest = max(filter(None, [s.tflops for s in steps] + [s.cublas_tflops for s in steps]), default=1.0)
-    smallest = min(filter(None, [s.tflops for s in steps] + [s.twin_tflops for s in steps]), default=0.1)
+    panels = {
+        "fp32 units": [step for step in steps if step.rung.precision == "ieee"],
+        "tensor cores": [step for step in steps if step.rung.precision != "ieee"],
+    }
+    panels = {title: group for title, group in panels.items() if group}
+    heights = [len(group) + 0.4 for group in panels.values()]
+    figure, all_axes = plt.subplots(
+        len(panels), figsize=(5.6, 0.52 * sum(heights) + 0.6 + 0.5 * len(panels)), squeeze=False,
+        gridspec_kw={"height_ratios": heights, "hspace": 0.22},
+    )  # fmt: skip
+    for axes, (title, group) in zip(all_axes[:, 0], panels.items(), strict=True):
+        _ladder_panel(axes, title, group)
+    for x, heading in LADDER_COLUMNS:
+        first = all_axes[0, 0]
+        first.text(x, -0.75, heading, transform=first.get_yaxis_transform(), fontsize=9, color=GREY, va="center")
+    last = all_axes[-1, 0]
+    last.set_xlabel("TFLOPS; each panel has an axis of its own, from zero")
+    legend_below(
+        last,
+        plt.Rectangle((0, 0), 1, 1, color=TRITON, label="Triton rung"),
+        plt.Rectangle((0, 0), 1, 1, color=CUDA, label="its twin in CUDA C++"),
+        plt.Line2D([], [], markersize=5, linewidth=1, label="cuBLAS, same precision", **CUBLAS_LOOK),
+    )
+    note(last, TWIN, below=62)
+    made = f"{environment.named(record.environment)}, {record.environment['date'][:10]}"
+    all_axes[0, 0].set_title(f"The ladder at M = N = K = {views.ladder_size(record)}\n{made}")
+    return save(figure, folder / "ladder.png")
+
+
+def _ladder_panel(axes: Axes, title: str, steps: Sequence[views.Step]) -> None:
     for row, step in enumerate(steps):
         apart = 0.19 if step.twin else 0
         _ladder_bar(axes, row - apart, step, step.rung.name, TRITON)
@@ -70,23 +101,12 @@ def ladder(record: Record, folder: Path) -> Path:
         if step.cublas_tflops:
             axes.plot([step.cublas_tflops] * 2, [row - 0.42, row + 0.42], color=BLACK, linewidth=1)
             axes.plot(step.cublas_tflops, row, markersize=5, **CUBLAS_LOOK)
-    plain_log(axes)
-    axes.set_xlim(smallest / 2, largest * 1.25)
+    speeds = [speed for step in steps for speed in (step.tflops, step.twin_tflops, step.cublas_tflops) if speed]
+    axes.set_xlim(0, 1.06 * max(speeds, default=1.0))
     axes.set_ylim(len(steps) - 0.5, -0.9)
-    axes.set_yticks(range(len(steps)), [f"{s.rung.id} {s.rung.title}" for s in steps])
+    axes.set_yticks(range(len(steps)), [f"{step.rung.id} {step.rung.title}" for step in steps])
     axes.grid(axis="y", visible=False)
-    axes.set_xlabel("TFLOPS (log scale)")
-    for x, heading in LADDER_COLUMNS:
-        axes.text(x, -0.75, heading, transform=axes.get_yaxis_transform(), fontsize=9, color=GREY, va="center")
-    legend_below(
-        axes,
-        plt.Rectangle((0, 0), 1, 1, color=TRITON, label="Triton rung"),
-        plt.Rectangle((0, 0), 1, 1, color=CUDA, label="its twin in CUDA C++"),
-        plt.Line2D([], [], markersize=5, linewidth=1, label="cuBLAS, same precision", **CUBLAS_LOOK),
-    )
-    note(axes, TWIN, below=62)
-    axes.set_title(f"The ladder at M = N = K = {views.ladder_size(record)}\n{views.gpu(record)}")
-    return save(figure, folder / "ladder.png")
+    axes.set_ylabel(title, color=GREY)
 
 
 TWIN = (

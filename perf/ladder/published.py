@@ -29,6 +29,16 @@ class Experiment:
     unit: str
     kernels: tuple[Kernel, ...]
     published_cublas: float | None = None
+    title: str = ""  # as published
+    date: str | None = None
+    gpu: str | None = None
+    address: str | None = None
+
+    @property
+    def cited(self) -> str:
+        """Title, date, GPU and address in words, also those that are not known."""
+        facts = {"date": self.date, "GPU": self.gpu, "address": self.address and f"<{self.address}>"}
+        return f"*{self.title}*; " + "; ".join(f"{name}: {fact or 'not known'}" for name, fact in facts.items()) + "."
 
     def published_speedup(self, kernel: Kernel) -> float | None:
         """Over the source's own naive kernel."""
@@ -53,6 +63,8 @@ EXPERIMENTS = (
         1024,
         "ms",
         (Kernel("S0.1", "naive", 2.163), Kernel("S0.2", "shared-memory tiling", 1.758)),
+        title="Naive GEMM vs Shared Memory Tiling GEMM Test",
+        date="2025-11-30",
     ),
     Experiment(
         "S1",
@@ -60,6 +72,8 @@ EXPERIMENTS = (
         1024,
         "ms",
         (Kernel("S1", "shared-memory tiling, int32"),),
+        title="CUDA 프로그래밍 Study Ch 10. CUDA 공유 메모리를 활용한 행렬 곱셈 프로그램",
+        date="2023-11-22",
     ),
     Experiment(
         "S2",
@@ -74,6 +88,12 @@ EXPERIMENTS = (
             Kernel("S2.5", "V5 TF32 tensor cores"),
             Kernel("S2.6", "V6 FP16 tensor cores"),
         ),
+        title="GEMM Optimization Guide",
+        gpu="RTX 4090 and RTX 5060 are named, without figures",
+        address=(
+            "https://github.com/loveSunning/FastCuda/blob/b209ccc06b434ca80daa31e45778a5232ff8432f/"
+            "docs/gemm_optimization.md"
+        ),
     ),
     Experiment(
         "S3",
@@ -87,6 +107,9 @@ EXPERIMENTS = (
             Kernel("S3.4", "1-D thread tiling", 0.249),
         ),
         published_cublas=0.0453,
+        title="[CUDA] GEMM 파헤치기 - 1",
+        date="2025-10-26",
+        gpu="RTX 5090",
     ),
     Experiment(
         "S4",
@@ -101,6 +124,9 @@ EXPERIMENTS = (
             Kernel("S4.4", "tensor cores", 3066),
             Kernel("S4.5", "tensor cores, warp tiling", 6688),
         ),
+        title="an article on matrix multiplication with tensor cores, and its code",
+        gpu="RTX 3060",
+        address="https://github.com/vantaa89/cuda-matmul",
     ),
 )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TypeVar
@@ -324,6 +324,17 @@ class Record:
     def save(self) -> None:
         """Writes the whole record; a reader sees the old one or the new one, never a part."""
         write_json(self.folder / FILE, {name: to_json(getattr(self, name)) for name in CONTENTS})
+
+
+def committed(folder: Path) -> list[Record]:
+    """The records in a folder of results, in the order of GPUs."""
+    records = [Record.read(path.parent) for path in folder.glob(f"*/{FILE}")]
+    return sorted(records, key=lambda record: environment.order(record.environment))
+
+
+def latest(records: Iterable[Record]) -> Record | None:
+    """The one that was measured last."""
+    return max(records, key=lambda record: str(record.environment["date"]), default=None)
 
 
 CONTENTS = tuple(each.name for each in fields(Record) if each.name != "folder")

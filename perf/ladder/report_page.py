@@ -1,19 +1,21 @@
-"""The report's page, `report.md`: what ran, on what, tables, pictures and findings. All of it from the record."""
+"""The report's page, `report.md`: what was found, pictures, tables, and on what it ran. All of it from the record."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from perf.common import formats
-from perf.ladder import autotuner, static, tables, views
+from perf.ladder import autotuner, findings, static, tables, views
 from perf.ladder.drawings.pictures import shown
-from perf.ladder.record import COUNTERS, Counters, Record
+from perf.ladder.record import COUNTERS, Counters, Record, committed, latest
 from perf.ladder.rungs_and_twins import MODE_TITLES
+from perf.measure import environment
 from perf.measure.environment import origin
 from triton_gemm.ladder import LADDER
 
-FILE = "report.md"
+FILE, TUNING_FILE = "report.md", "autotuner.md"
 RUNGS_AND_TWINS = (
     "Rungs are kernels in Triton. Most have a *twin*, a kernel in CUDA C++ (`reference_cuda/`) that teaches the rung's "
     "idea and no other, without inline PTX. A rung that is 4 times as fast as its twin shows what Triton's compiler "
@@ -21,7 +23,7 @@ RUNGS_AND_TWINS = (
     "rung is compared as well."
 )
 UNALIGNED = (
-    "Hollow marks on grey in the pictures below: {sizes}. Triton compiles a kernel anew for sizes and strides that are "
+    "Hollow marks on grey in the pictures above: {sizes}. Triton compiles a kernel anew for sizes and strides that are "
     "multiples of 16, and only then knows that every row starts on 16 bytes. Elsewhere, loads and stores through "
     "pointers move one element at a time instead of 16 bytes. `cp.async` takes 4 bytes or more, so it cannot copy "
     "single 16-bit elements, and k08 and k09 lose their pipeline as well. k10 and k11 keep theirs: TMA needs rows that "
@@ -31,17 +33,19 @@ UNALIGNED = (
 
 
 def write(record: Record, pictures: Iterable[Path]) -> Path:
-    """Writes the page into the folder of its pictures."""
-    target = record.folder / FILE
-    target.write_text(text(record, pictures))
-    return target
+    """Writes the page into the folder of its pictures, and that of the tunings if there are any."""
+    for name, page in texts(record, pictures).items():
+        (record.folder / name).write_text(page)
+    return record.folder / FILE
 
 
-def text(record: Record, pictures: Iterable[Path]) -> str:
-    """The page, in the same folder as its pictures."""
+def texts(record: Record, pictures: Iterable[Path]) -> dict[str, str]:
+    """The pages by their names, in the same folder as their pictures."""
     names = {path.name for path in pictures}
     sections = _gpu_sections(record, names) if record.environment["gpu"] else _cpu_sections(record, names)
-    return "\n\n".join(sections) + "\n"
+    pages = {FILE: sections, TUNING_FILE: _tunings(record, names)}
+    joined = {name: "\n\n".join(parts) for name, parts in pages.items()}
+    return {name: f"{page}\n" for name, page in joined.items() if page}
 
 
 def _picture(name: str, says: str, pictures: set[str]) -> Iterator[str]:
@@ -49,19 +53,46 @@ def _picture(name: str, says: str, pictures: set[str]) -> Iterator[str]:
         yield f"![{says}]({name})"
 
 
+def _folded(says: str, *parts: str) -> str:
+    return "\n\n".join([f"<details><summary>{says}</summary>", *parts, "</details>"])
+
+
 def _gpu_sections(record: Record, pictures: set[str]) -> Iterator[str]:
     yield f"# The ladder on {record.environment['gpu']}"
-    yield RUNGS_AND_TWINS
     yield from _findings(record)
+    size = views.ladder_size(record)
     if views.ladder(record):
-        size = views.ladder_size(record)
         yield f"## The ladder at M = N = K = {size}"
         yield from _picture("ladder.png", "TFLOPS of every rung beside its CUDA twin and cuBLAS", pictures)
+        yield RUNGS_AND_TWINS
+    if views.factors(record):
+        yield "## Predicted and measured gains"
+        yield from _picture("factors.png", "predicted and measured factor of every rung", pictures)
+    for mode in views.modes(record):
+        yield f"## {MODE_TITLES[mode]} against size"
+        yield from _picture(f"sweep-{mode}.png", f"TFLOPS against size, {MODE_TITLES[mode]}", pictures)
+    unaligned = sorted({s for m in views.modes(record) for s in views.squares(record, m) if not views.aligned(s)})
+    if unaligned:
+        yield "## Sizes that are no multiple of 16"
+        yield UNALIGNED.format(sizes=", ".join(map(str, unaligned)))
+    yield from _ceilings(record, pictures)
+    yield from _tables(record)
+    yield from _experiments(record, pictures)
+    yield from _made(record)
+
+
+def _tables(record: Record) -> Iterator[str]:
+    """The figures behind the pictures; those against size are folded."""
+    yield "## Tables"
+    if autotuner.shown(record):
+        yield f"[What the autotuner timed]({TUNING_FILE}) has a page of its own."
+    if views.ladder(record):
+        yield f"### Of the ladder at M = N = K = {views.ladder_size(record)}"
         yield tables.ladder(record)
         yield (
             "The twin is the fastest variant of those that the rung has. *Error* is the norm of C minus the fp64 "
             "product over the norm of the latter. *Of cuBLAS* divides the TFLOPS by cuBLAS's in the same precision, "
-            "both by their median times. The findings above take the median of ratios round by round, `ratio` in "
+            "both by their median times. Targets take the median of ratios round by round, `ratio` in "
             "`results.json`. The two differ where a kernel is several times as slow as cuBLAS: such kernels are timed "
             "apart from the fast ones, and in their rounds the GPU is cooler and cuBLAS faster. fp16 products are "
             "summed in fp32, and the CUDA twins write fp32."
@@ -69,58 +100,45 @@ def _gpu_sections(record: Record, pictures: set[str]) -> Iterator[str]:
         yield tables.configurations(record)
         yield "*Call* is what Python pays for one call, measured apart from kernel time."
     if views.factors(record):
-        yield "## Predicted and measured gains"
-        yield from _picture("factors.png", "predicted and measured factor of every rung", pictures)
-        yield tables.factors(record)
-    yield from _tunings(record, pictures)
-    unaligned = sorted({s for m in views.modes(record) for s in views.squares(record, m) if not views.aligned(s)})
-    if unaligned:
-        yield "## Sizes that are no multiple of 16"
-        yield UNALIGNED.format(sizes=", ".join(map(str, unaligned)))
+        yield _folded("Predicted and measured gains", tables.factors(record))
+    outcomes = list(views.outcomes(record))
+    if outcomes:
+        yield _folded(f"{len(outcomes)} targets", tables.targets(record))
     for mode in views.modes(record):
-        yield f"## {MODE_TITLES[mode]} against size"
-        yield from _picture(f"sweep-{mode}.png", f"TFLOPS against size, {MODE_TITLES[mode]}", pictures)
-        yield tables.sweep(record, mode)
-        yield tables.errors(record, mode)
-    yield from _ceilings(record, pictures)
-    yield from _experiments(record, pictures)
-    yield from _made(record)
+        sweep = f"Speeds against size, {MODE_TITLES[mode]}"
+        yield _folded(sweep, tables.sweep(record, mode))
+        yield _folded(f"Errors against size, {MODE_TITLES[mode]}", tables.errors(record, mode))
+    if views.unmeasured(record):
+        yield _folded("Not measured", _bullets(views.unmeasured(record)))
 
 
 def _tunings(record: Record, pictures: set[str]) -> Iterator[str]:
     tunings = autotuner.shown(record)
     if not tunings:
         return
-    yield "## What the autotuner timed"
-    yield autotuner.HOW
+    yield f"# What the autotuner timed on {record.environment['gpu']}"
+    yield f"Of [the ladder's report]({FILE}). {autotuner.HOW}"
     yield origin([tuning.made for tuning in tunings], "ladder")
     for tuning in tunings:
-        yield f"### {tuning.rung.id} {tuning.rung.title}"
+        yield f"## {tuning.rung.id} {tuning.rung.title}"
         yield from _picture(autotuner.picture(tuning.rung), f"every configuration of {tuning.rung.id}", pictures)
         yield autotuner.says(tuning)
         yield tables.tuning(tuning)
 
 
 def _findings(record: Record) -> Iterator[str]:
-    outcomes = list(views.outcomes(record))
-    if outcomes:
-        yield "## Findings"
-        yield "\n".join(
-            f"- {'met' if outcome.met else '**missed**'}: {outcome.what} ({outcome.measured:.2f})"
-            for outcome in sorted(outcomes, key=lambda outcome: outcome.met)
-        )
-    off = [f for f in views.factors(record) if f.measured and not 0.8 <= f.measured / f.predicted <= 1.25]
-    if off:
-        yield "Predictions off by more than a quarter:\n\n" + "\n".join(
-            f"- {f.rung.name} over {f.over}: {f.predicted:g} predicted, {f.measured:.2f} measured" for f in off
-        )
+    """What was found, what was wrong, and the targets that are missed."""
+    said = findings.sentences(record)
+    missed = [outcome for outcome in views.outcomes(record) if not outcome.met]
+    said += [f"Missed: {one.what} ({one.measured:.2f}, {one.wanted:.2f} wanted)." for one in missed]
+    if said:
+        yield "## What was found"
+        yield _bullets(said)
     doubtful = list(views.suspicious(record))
     if doubtful:
         yield "Too good to be believed before it is explained:\n\n" + _bullets(doubtful)
     if record.failures():
         yield "## Failed\n\nThese are not plotted:\n\n" + _bullets(record.failures())
-    if views.unmeasured(record):
-        yield "## Not measured\n\n" + _bullets(views.unmeasured(record))
 
 
 def _ceilings(record: Record, pictures: set[str]) -> Iterator[str]:
@@ -146,6 +164,7 @@ def _experiments(record: Record, pictures: set[str]) -> Iterator[str]:
         )
     for source in sources:
         yield f"### {source.id}: {source.source}, {source.size} x {source.size} x {source.size}"
+        yield source.cited
         yield from _picture(f"experiment-{source.id}.png", f"speed-ups of {source.id}", pictures)
         yield tables.experiment(record, source)
     counters = record.experiments.get(COUNTERS)
@@ -160,57 +179,86 @@ def _experiments(record: Record, pictures: set[str]) -> Iterator[str]:
 
 def _cpu_sections(record: Record, pictures: set[str]) -> Iterator[str]:
     yield "# The ladder without a GPU"
-    yield (
-        "Nothing here is a timing. What kernels compute was found with Triton's interpreter, what they become with its "
-        "compiler; both need no GPU."
-    )
+    yield from _committed(record.folder)
     if record.failures():
         yield "## Failed\n\n" + _bullets(record.failures())
-    ran = {facts.rung for facts in record.static.values()} | {row.rung for row in record.interpreter.values()}
-    drawings = [(rung, shown(rung.id, record.folder)) for rung in LADDER if rung.name in ran]
-    if any(drawing for _, drawing in drawings):
-        yield "## What the rungs do"
-        yield from (f"### {rung.id} {rung.title}\n\n{drawing}" for rung, drawing in drawings if drawing)
-    if record.interpreter:
-        yield "## Right or wrong: every rung in the interpreter, against fp64"
-        yield tables.interpreter(record)
-        missing = [rung.name for rung in LADDER if not rung.interpretable]
-        if missing:
-            yield f"The interpreter cannot run Gluon: {', '.join(missing)} is only compiled here."
+    yield "## What was found here, without a GPU"
+    yield (
+        "Nothing below is a timing. What kernels compute was found with Triton's interpreter, what they become with "
+        "its compiler; both need no GPU."
+    )
+    yield from _rungs(record)
     if record.static:
-        yield "## Static facts, not timings"
         yield from _picture("static-resources.png", "registers and shared memory by architecture", pictures)
-        yield tables.static_facts(record)
         yield from _picture("static-ceilings.png", "predicted ceilings by architecture", pictures)
         yield (
             "The ceiling is arithmetic (`perf/ladder/prediction.py`): the slowest of the units, of shared memory and "
             "of L2, by the bytes that a tile asks of each for its FLOP, on a typical GPU of the architecture at the "
             "clock of its data sheet's peak, which light loads exceed. Latency, waves of tiles and power are left out."
         )
-        yield tables.instruction_mix(record)
-        yield f"## Every configuration that the autotuner explores, {static.TUNED_ARCHITECTURE}"
-        yield tables.every_configuration(record)
+    yield "## Tables"
+    if record.interpreter:
+        yield _folded("Right or wrong: every rung in the interpreter, against fp64", tables.interpreter(record))
+    if record.static:
+        yield _folded("Static facts, not timings", tables.static_facts(record), tables.instruction_mix(record))
+        every = f"Every configuration that the autotuner explores, {static.TUNED_ARCHITECTURE}"
+        yield _folded(every, tables.every_configuration(record))
     yield from _made(record)
 
 
+def _committed(folder: Path) -> Iterator[str]:
+    """The ladder that was measured last, where one is committed, seen from the page's folder."""
+    measured = latest(committed(environment.RESULTS))
+    if measured is None:
+        return
+    gpu, where = measured.environment["gpu"], Path(os.path.relpath(measured.folder, folder)).as_posix()
+    yield f"## The ladder on {gpu}, not measured here"
+    yield (
+        f"This machine has no GPU. Measured on one {gpu} with Triton {measured.environment['triton']}, and committed "
+        f"with the sources, M = N = K = {views.ladder_size(measured)}: [its whole report]({where}/{FILE}). "
+        f"{origin([measured.environment], 'ladder')}"
+    )
+    yield _bullets(findings.sentences(measured))
+    yield f"![TFLOPS of every rung on {gpu}, not on this machine]({where}/ladder.png)"
+
+
+def _rungs(record: Record) -> Iterator[str]:
+    """A line a rung, and its drawing."""
+    static_facts = views.static_defaults(record)
+    for rung in LADDER:
+        ran = [row for row in record.interpreter.values() if row.rung == rung.name and row.absent is None]
+        facts = static_facts.get(rung.name, {}).get(static.TUNED_ARCHITECTURE)
+        if not ran and rung.name not in static_facts:
+            continue
+        wrong = any(row.failed for row in ran)
+        says = ["wrong in the interpreter" if wrong else "right in the interpreter"] if ran else []
+        says += [] if rung.interpretable else ["not run: the interpreter has no Gluon"]
+        if facts and facts.registers is not None:
+            of = f"{facts.target}, {facts.config}"
+            says.append(f"{facts.registers} registers, {formats.kib(facts.shared) or 0} KiB shared memory ({of})")
+        yield "\n\n".join(
+            filter(None, [f"**{rung.id} {rung.title}**: {'; '.join(says)}.", shown(rung.id, record.folder)])
+        )
+
+
 def _made(record: Record) -> Iterator[str]:
-    environment = record.environment
+    made = record.environment
     clocks = [clock for problem in record.problems.values() if (clock := problem.clocks_after.clocks_sm)]
     facts = {
-        "date": environment["date"],
-        "GPU": environment["gpu"],
-        "driver": environment.get("driver"),
-        "power limit": f"{environment['power_limit_w']:g} W" if environment.get("power_limit_w") else None,
+        "date": made["date"],
+        "GPU": made["gpu"],
+        "driver": made.get("driver"),
+        "power limit": f"{made['power_limit_w']:g} W" if made.get("power_limit_w") else None,
         "SM clock after each measurement": f"{min(clocks)} to {max(clocks)} MHz" if clocks else None,
-        "torch": environment["torch"],
-        "Triton": environment["triton"],
-        "CUDA": environment["cuda"],
-        "Python": environment["python"],
+        "torch": made["torch"],
+        "Triton": made["triton"],
+        "CUDA": made["cuda"],
+        "Python": made["python"],
     }
     yield "## How it was made"
     lines = [f"{name}: {value}" for name, value in facts.items() if value is not None]
-    yield _bullets([*lines, origin([environment], "ladder").removesuffix(".")])
-    if environment["gpu"]:
+    yield _bullets([*lines, origin([made], "ladder").removesuffix(".")])
+    if made["gpu"]:
         yield (
             "Normal random data from fixed seeds. Every provider was checked against fp64 before it was timed: the "
             "error at most twice torch's own in the same precision, and every element within its bound. Kernel time is "

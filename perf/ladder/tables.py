@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from perf.common import formats
@@ -52,6 +53,50 @@ def _ladder_row(step: views.Step) -> list[Cell]:
         formats.kib(own.shared),
         own.spills,
     ]
+
+
+def targets(record: Record) -> str:
+    """What each target wants, and whether it is met."""
+    rows = [
+        (outcome.what, f"{outcome.wanted:.2f}", f"{outcome.measured:.2f}", "met" if outcome.met else "missed")
+        for outcome in views.outcomes(record)
+    ]
+    return formats.table(["target", "wanted", "measured", ""], rows)
+
+
+# Of the grouped launch: programs of these rungs that an SM of Hopper holds, by their registers and shared memory.
+ON_AN_SM = {"k04": 5, "k08": 1}
+SIZES_OF_C = (4096, 8192, 16384)
+
+
+def grouping(record: Record) -> str:
+    """What a wave of programs asks of DRAM, by columns of tiles as k03 and in groups of 8 rows, where its strips of A
+    and B are read once; for k04, and for k08, whose products are many times as fast."""
+    rows: list[list[Cell]] = []
+    for step in views.ladder(record):
+        tile = re.match(r"(\d+)x(\d+)x", step.own.config or "")
+        if step.rung.id not in ON_AN_SM or tile is None or step.tflops is None:
+            continue
+        m, n = int(tile[1]), int(tile[2])
+        wave = ON_AN_SM[step.rung.id] * record.environment["num_sms"]
+        for size in SIZES_OF_C:
+            counts = [_strips(wave, size // m, size // n, group) for group in (size // m, GROUP)]
+            asked = [  # TB/s: K is in the bytes and in the FLOP
+                (a * m + b * n) * step.rung.dtypes[0].itemsize * step.tflops / (2 * wave * m * n) for a, b in counts
+            ]
+            strips = [f"{a} + {b}" for a, b in counts]
+            rows.append([f"{step.rung.id}, {m}x{n}", str(size), *strips, *(f"{rate:.2f}" for rate in asked)])
+    columns = [f"{what}, {how}" for what in ("strips of A + B", "TB/s") for how in ("by columns", f"groups of {GROUP}")]
+    return formats.table(["rung, tile", "M = N = K", *columns], rows)
+
+
+GROUP = 8
+
+
+def _strips(wave: int, num_m: int, num_n: int, group: int) -> tuple[int, int]:
+    """Rows and columns of tiles that the first programs cover, in groups of rows (a divisor of num_m)."""
+    tiles = [(i // (group * num_n) * group + i % group, i % (group * num_n) // group) for i in range(wave)]
+    return len({m for m, _ in tiles}), len({n for _, n in tiles})
 
 
 def configurations(record: Record) -> str:

@@ -41,6 +41,7 @@ PAGES = (
             "use",
         )
     ),
+    *sorted(blocks.RUNG_PAGES.glob("*.md")),
 )
 
 
@@ -50,7 +51,8 @@ def written() -> dict[Path, str]:
     found = {path: blocks.filled(path.read_text(), results, path.parent) for path in PAGES}
     found[architecture.PICTURE] = architecture.picture()
     for record in results.records:
-        found[record.folder / report_page.FILE] = report_page.text(record, record.folder.glob("*.png"))
+        pages = report_page.texts(record, record.folder.glob("*.png"))
+        found |= {record.folder / name: text for name, text in pages.items()}
     for made, sweeps in bench_tables.by_place(results.sweeps):
         folder = bench_tables.folder_of(environment.RESULTS, made)
         found |= {folder / name: text for name, text in bench_tables.pages(sweeps).items()}

@@ -27,11 +27,14 @@ from perf.pages import architecture, gpt_tables, rung_diff, speed_map, summary
 from perf.pages.results import Results
 from perf.tuning import tables as tuning_tables
 from triton_gemm.ladder import LADDER, Rung
+from triton_gemm.ladder.exercises import EXERCISES
 
 NOTHING = "No measurement is committed yet; `make report` on a GPU makes one."
 NO_TUNING = "No tuning is committed yet; `make report ARGS=--tuning` on a GPU makes one."
 BLOCK = re.compile(r"(<!-- results:([\w-]+) -->\n)(.*?)(<!-- /results -->)", re.DOTALL)
 GPU = "H100"  # that README shows
+PAGE = environment.ROOT / "docs" / "ladder.md"
+RUNG_PAGES = environment.ROOT / "docs" / "ladder"
 HEADER_OF_A_SECTION = ("Changes", "Why", "Predicts", "Requires")
 
 Block = Callable[[Results, Path], str]
@@ -53,19 +56,55 @@ def filled(text: str, results: Results, folder: Path) -> str:
 
 
 def _rung(rung: Rung, results: Results, folder: Path) -> str:
-    """A rung's section: its header, its drawing, its source against the rung before, what was measured, and what tuning
-    timed."""
-    source = f"[`{rung.name}.py`](../triton_gemm/ladder/{rung.name}.py)"
-    twins = [f"[`{stem}.cu`](../reference_cuda/{stem}.cu)" for stem in rung.twins]
-    lines = ["Source: " + ", ".join([source, *twins]) + "."]
+    """A rung's page: its neighbours and exercises, its header, its drawing, its source against the rung before and
+    whole, what was measured, and what tuning timed."""
+    files = [f"triton_gemm/ladder/{rung.name}.py", *(f"reference_cuda/{stem}.cu" for stem in rung.twins)]
+    sources = ", ".join(f"[`{Path(file).name}`]({_link(environment.ROOT / file, folder)})" for file in files)
+    exercises = _exercises(rung, folder)
+    lines = [_neighbours(rung, folder), f"Source: {sources}." + (f" Exercises: {exercises}." if exercises else "")]
     lines += [f"**{name}** {rung.header[name]}" for name in HEADER_OF_A_SECTION]
-    lines += filter(None, [pictures.shown(rung.id, folder), rung_diff.difference(rung)])
+    every = f"{_link(PAGE, folder)}#what-every-kernel-has"
+    lines += filter(None, [pictures.shown(rung.id, folder), rung_diff.difference(rung), rung_diff.whole(rung, every)])
     measured = [line for record in results.records for line in _measured(rung, record)]
     lines += [f"**Measured** {line}" for line in measured or [NOTHING]]
     lines += [f"**Tuning** {rung.header['Tuning']}"]
     lines += [line for record in results.records for line in _tuned(rung, record, folder)]
     lines += [f"**{name}** {rung.header[name]}" for name in ("Bound by", "Next")]
     return "\n\n".join(lines)
+
+
+def _page(rung: Rung, folder: Path) -> str:
+    """A link to a rung's page."""
+    return f"[{rung.id} {rung.title}]({_link(RUNG_PAGES / f'{rung.id}.md', folder)})"
+
+
+def _neighbours(rung: Rung, folder: Path) -> str:
+    """Links to the ladder, the rung before and the rung after."""
+    place = LADDER.index(rung)
+    before = [f"before it {_page(LADDER[place - 1], folder)}"] if place else []
+    after = [f"after it {_page(one, folder)}" for one in LADDER[place + 1 : place + 2]]
+    return ", ".join([f"[The ladder]({_link(PAGE, folder)})", *before, *after]) + "."
+
+
+def _exercises(rung: Rung, folder: Path) -> str:
+    """Links to the exercises that name this rung."""
+    named = [one for one in EXERCISES if rung.id in one.text.partition("\n")[0]]
+    path = environment.ROOT / "triton_gemm" / "ladder" / "exercises"
+    return ", ".join(f"[{one.number}]({_link(path / f'{one.name}.py', folder)})" for one in named)
+
+
+def _rungs(results: Results, folder: Path) -> str:
+    """What there is of each rung: its page, its drawing, its exercises, and what it gains."""
+    record = results.latest
+    gains = {factor.rung.id: factor for factor in views.factors(record)} if record else {}
+    rows = []
+    for rung in LADDER:
+        drawing = f"[drawing]({_link(pictures.path(rung.id), folder)})" if pictures.path(rung.id).exists() else ""
+        gain = gains.get(rung.id)
+        measured = f"{gain.measured:.2f}" if gain and gain.measured else ""
+        rows.append((_page(rung, folder), drawing, _exercises(rung, folder), measured))
+    over = f"times the rung before, {environment.short(views.gpu(record))}" if record else NOTHING
+    return formats.table(["rung", "drawing", "exercises", over], rows)
 
 
 def _tuned(rung: Rung, record: Record, folder: Path) -> Iterator[str]:
@@ -80,7 +119,7 @@ def _tunings(results: Results, folder: Path) -> str:
     """How the tunings that the rungs show were made."""
     lines = [
         f"- {environment.named(tunings[0].made)}; "
-        f"[every configuration]({_link(record.folder / report_page.FILE, folder)}#what-the-autotuner-timed). "
+        f"[every configuration]({_link(record.folder / report_page.TUNING_FILE, folder)}). "
         f"{environment.origin([tuning.made for tuning in tunings], 'ladder')}"
         for record in results.records
         if (tunings := autotuner.shown(record))
@@ -149,20 +188,18 @@ def _picture_of_main(file: str, says: str) -> Block:
     return lambda results, folder: _picture(results.main, file, says, folder) if results.main else NOTHING
 
 
-def _targets(record: Record) -> str:
-    rows = [
-        (outcome.what, f"{outcome.wanted:.2f}", f"{outcome.measured:.2f}", "met" if outcome.met else "missed")
-        for outcome in views.outcomes(record)
-    ]
-    return formats.table(["target", "wanted", "measured", ""], rows)
-
-
 def _experiments(record: Record) -> str:
     return "\n\n".join(
-        f"### {source.id}: {source.source}\n\n{ladder_tables.experiment(record, source)}"
+        f"### {source.id}: {source.source}\n\n{source.cited}\n\n{ladder_tables.experiment(record, source)}"
         for source in published.EXPERIMENTS
         if source in views.measured_experiments(record)
     )
+
+
+def _grouping(record: Record) -> str:
+    bandwidth, _ = views.roofs(record)
+    copy = f"\n\nA copy moves {bandwidth:.2f} TB/s there, read and written together." if bandwidth else ""
+    return ladder_tables.grouping(record) + copy
 
 
 def _tf32(record: Record) -> str:
@@ -257,10 +294,12 @@ BLOCKS: dict[str, Block] = {
     ),
     "climb": lambda results, _: summary.climb(results.latest) if results.latest else NOTHING,
     "summary": _summary,
+    "rungs": _rungs,
+    "grouping": _of_main(_grouping),
     "ladder": _ladder,
     "ladders": _ladders,
     "tunings": _tunings,
-    "targets": _of_main(_targets),
+    "targets": _of_main(ladder_tables.targets),
     "factors": _of_main(ladder_tables.factors),
     "roofline": _picture_of_main("roofline.png", "Every rung under measured ceilings"),
     "experiments": _of_main(_experiments),

@@ -12,8 +12,8 @@ from perf.accuracy import tables as accuracy_tables
 from perf.bench import first_calls
 from perf.bench import tables as bench_tables
 from perf.bench.scores import Sweep
-from perf.ladder import views
-from perf.ladder.record import FILE, Record
+from perf.ladder import record, views
+from perf.ladder.record import Record
 from perf.measure import environment
 from perf.models import tables as model_tables
 from perf.pages import gpt_tables
@@ -38,11 +38,9 @@ class Results:
 
     @classmethod
     def read(cls, folder: Path) -> Results:
-        records = [Record.read(path.parent) for path in folder.glob(f"*/{FILE}")]
-        records.sort(key=lambda record: environment.order(record.environment))
         modules = (bench_tables, gpt_tables, accuracy_tables, battery, tuning_tables, first_calls, model_tables)
         newest = (environment.newest(tables.committed(folder)) for tables in modules)
-        return cls(records, *[*newest, bench_tables.committed_calls(folder)])
+        return cls(record.committed(folder), *[*newest, bench_tables.committed_calls(folder)])
 
     @cached_property
     def main(self) -> Record | None:
@@ -53,4 +51,4 @@ class Results:
     @cached_property
     def latest(self) -> Record | None:
         """The record that was measured last."""
-        return max(self.records, key=lambda record: str(record.environment["date"]), default=None)
+        return record.latest(self.records)

@@ -1,4 +1,4 @@
-"""What a rung's source changes against the rung before it: the diffs in docs/ladder.md.
+"""What a rung's source changes against the rung before it: the diffs in docs/ladder/, and whole kernels beside them.
 
 Compared are the kernel, the functions that the rung introduces, and the body of `launch`; where two rungs share one
 kernel also their configurations, which then are what changes. In a diff every kernel is called `kernel`, docstrings are
@@ -90,21 +90,44 @@ def _is_jit(decorator: ast.expr) -> bool:
 
 
 def difference(rung: Rung) -> str:
-    """What `rung` changes against the rung before it, folded, in Markdown; empty for the first rung."""
+    """What `rung` changes against the rung before it, folded, in Markdown; empty for the first rung, and where little
+    of the rung before is left."""
     place = LADDER.index(rung)
     if place == 0:
         return ""
     before, after = Source(LADDER[place - 1]), Source(rung)
     kernels = list(_diff("kernel", _anonymous(before), _anonymous(after)))
-    if sum(line.startswith(("-", "+")) for line in kernels) > len(after.kernel):  # a rewrite: longer than the kernel
-        new = [line for name in after.device_code for line in _new(after, name)]
-        return _folded(f"{rung.id}'s kernel, which has little of {before.rung.id}'s", new)
+    if _rewritten(kernels, after):
+        return ""
     same = f"# The kernel is {before.rung.id}'s."
     lines = kernels or [same, *_diff("CONFIGS", before.configurations, after.configurations)]
     for name in after.helpers:
         lines += _new(after, name)
     lines += _diff("launch", *(_renamed(source, source.launch) for source in (before, after)))
     return _folded(f"The difference from {before.rung.id}", lines)
+
+
+def whole(rung: Rung, explained: str) -> str:
+    """The rung's kernel with its own helpers, folded, in Markdown, and where the others are.
+
+    explained: the address that says what every kernel has.
+    """
+    place, source = LADDER.index(rung), Source(rung)
+    own = source.device_code if source.kernel_name in source.functions else []
+    code = "\n\n\n".join("\n".join(source.lines(name)) for name in own) or "\n".join(source.kernel)
+    used = {one.id: [f"`{x}`" for x in Source(one).helpers if re.search(rf"\b{x}\(", code)] for one in LADDER[:place]}
+    of = [f"of {number} {', '.join(names)}" for number, names in used.items() if names]
+    says = f"{rung.id}'s kernel, whole"
+    if place and _rewritten(list(_diff("", _anonymous(Source(LADDER[place - 1])), _anonymous(source))), source):
+        says += f"; it has little of {LADDER[place - 1].id}'s"
+    return _folded(
+        says, code.splitlines(), "python", "; ".join([*of, f"for the rest see [what every kernel has]({explained})"])
+    )
+
+
+def _rewritten(changes: Sequence[str], after: Source) -> bool:
+    """Whether the changes are longer than the kernel."""
+    return sum(line.startswith(("-", "+")) for line in changes) > len(after.kernel)
 
 
 def _new(source: Source, name: str) -> list[str]:
@@ -133,6 +156,10 @@ def _diff(name: str, before: Sequence[str], after: Sequence[str]) -> Iterator[st
                 yield from (f"+{line}" for line in after[k:end])
 
 
-def _folded(says: str, lines: Sequence[str]) -> str:
+def _folded(says: str, lines: Sequence[str], language: str = "diff", below: str = "") -> str:
     code = "\n".join(lines)
-    return f"<details><summary>{says}</summary>\n\n```diff\n{code}\n```\n\n</details>"
+    end = f"\n\n{below[0].upper()}{below[1:]}." if below else ""
+    block = f"```{language}\n{code}\n```"
+    if language == "python":  # as it is in the source, whose marks `lines` removes
+        block = f"<!-- fmt: off -->\n{block}\n<!-- fmt: on -->"
+    return f"<details><summary>{says}</summary>\n\n{block}{end}\n\n</details>"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -386,7 +388,8 @@ def test_the_tutorial_peer_compiles_for_hopper(transposed: bool) -> None:
 
 
 def test_routing_leaves_to_torch_what_records_show_slower() -> None:
-    """`routing.SLOWER` is what some suite of what `use()` routes has below 0.9, by each GPU's newest Triton."""
+    """`routing.SLOWER` is what some suite of what `use()` routes has below 0.9, by each GPU's newest Triton, and the
+    mean of small batches of fp32 in a record of their own."""
     routed = {"fp64": torch.float64, "ieee": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
     slower: dict[tuple[int, int], dict[torch.dtype, float]] = {}
     for made in environment.newest(bench_tables.committed(environment.RESULTS)):
@@ -396,7 +399,14 @@ def test_routing_leaves_to_torch_what_records_show_slower() -> None:
                 found = slower.setdefault(tuple(made["environment"]["capability"]), {})
                 if score.mean < 0.9:
                     found[dtype] = min(round(score.mean, 2), found.get(dtype, 1.0))
-    assert slower == routing.SLOWER
+    with (environment.RESULTS / "h200/attention-ieee.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    ratios: dict[bool, list[float]] = {True: [], False: []}
+    for row in rows:
+        small = max(int(row[name]) for name in "MNK") < routing.SMALL
+        ratios[small].append(float(row["torch us"]) / float(row["us"]))
+    slower[9, 0][torch.float32] = round(statistics.geometric_mean(ratios[True]), 2)
+    assert slower == routing.SLOWER and statistics.geometric_mean(ratios[False]) > 1
 
 
 def test_scales_that_are_routed_are_those_of_the_records() -> None:

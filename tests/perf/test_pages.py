@@ -68,13 +68,14 @@ def test_pages_and_pictures_are_made_again_and_say_when_the_sources_changed(
 ) -> None:
     """Which alone makes no page stale."""
     first, second = (environment.RESULTS / gpu / "report.md" for gpu in ("h100-80gb-hbm3", "h200"))
-    assert set(pages.stale()) == {page_of_two, first, second}
+    tuning = second.with_name("autotuner.md")
+    assert set(pages.stale()) == {page_of_two, first, second, tuning}
     assert pages.main(["--check"]) == 1
     assert "is stale: python -m perf.pages" in capsys.readouterr().err
     assert pages.main([]) == 0
     assert pages.main(["--check"]) == 0
-    for name in ("ladder.png", "tuning-k11.png"):
-        assert f"]({name})" in second.read_text() and 5_000 < (second.parent / name).stat().st_size < 150_000
+    for page, name in ((second, "ladder.png"), (tuning, "tuning-k11.png")):
+        assert f"]({name})" in page.read_text() and 5_000 < (second.parent / name).stat().st_size < 150_000
     assert "Commit `abc1234`." in page_of_two.read_text()
     assert "Commit not recorded." in page_of_two.read_text()
     assert "- Commit `abc1234`\n" in first.read_text()

@@ -1,4 +1,4 @@
-"""The differences of the rungs in docs/ladder.md, and the tables of every suite's speed."""
+"""The differences of the rungs in docs/ladder/, and the tables of every suite's speed."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from perf.bench import tables as bench_tables
 from perf.bench.scores import Sweep
 from perf.common.files import write_json
 from perf.ladder import autotuner, views
+from perf.ladder import tables as ladder_tables
 from perf.ladder.record import SECTIONS, Record
 from perf.ladder.rungs_and_twins import rungs_of
 from perf.measure import environment
@@ -38,7 +39,25 @@ def test_indentation_alone_is_no_change() -> None:
 
 def test_a_changed_rung_makes_its_page_stale(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rung_diff, "CONTEXT", 1)
-    assert [path.name for path in pages.stale()] == ["ladder.md"]
+    # k11's page has no difference: its kernel is another
+    assert [path.stem for path in pages.stale()] == [rung.id for rung in LADDER[1:-1]]
+
+
+def test_a_page_has_the_whole_kernel_and_says_where_the_rest_is() -> None:
+    k04 = rung_diff.whole(RUNGS["k04"], "here")
+    assert (
+        "def grouped_kernel(" in k04 and "def grouped_pid(" in k04 and "Of k03 `operand_pointers`, `store_tile`" in k04
+    )
+    assert "def grouped_kernel(" in rung_diff.whole(RUNGS["k05"], "here")  # whose kernel is k04's
+    assert "has little of k10's" in rung_diff.whole(RUNGS["k11"], "here") and not rung_diff.difference(RUNGS["k11"])
+
+
+def test_waves_are_those_of_the_drawing_and_ask_for_what_they_cover() -> None:
+    """k04's trace at 16384, and a wave whose last group is not full."""
+    assert ladder_tables._strips(660, 256, 256, 256) == (256, 3) and ladder_tables._strips(660, 256, 256, 8) == (8, 83)
+    rows = block("grouping", RESULTS).splitlines()
+    assert "| k04, 64x64 | 16384 | 256 + 3 | 8 + 83 | 0.48 | 0.17 |" in rows
+    assert "| k08, 128x256 | 4096 | 32 + 5 | 12 + 16 |" in "".join(rows)
 
 
 def beside_its_neighbours(record: Record, mode: str, rung: str, size: int) -> float:
@@ -167,7 +186,7 @@ def test_the_map_has_each_ratio_once_for_each_weight_that_models_have(tmp_path: 
 def test_maps_are_made_again_where_a_figure_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed_map, "EQUAL", 1.5)
     monkeypatch.setattr(speed_map, "COLOURS", speed_map.COLOURS[2:])
-    assert {path.name for path in pages.stale()} == {"map.svg", "performance.md"}
+    assert {path.name for path in pages.stale()} == {"map.svg", "performance.md", "README.md"}
 
 
 def test_the_picture_of_precisions_is_of_a_gpu_that_has_one() -> None:

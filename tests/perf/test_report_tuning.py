@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from perf.common.dataclass_json import to_json
-from perf.ladder import autotuner, plots, prediction, report_page, rungs_and_twins, tables, tasks
+from perf.ladder import autotuner, plots, prediction, report_page, rungs_and_twins, tables, tasks, views
 from perf.ladder import report as climb
 from perf.ladder.record import FILE, Ceilings, Record, Spread, TunedConfig, TunedRung
 from perf.measure import environment
@@ -120,7 +120,7 @@ def test_tunings_are_added_to_an_older_record_and_say_when_they_were_made(record
     assert again.environment == SURROUNDINGS and again.ceilings == {"measured": ceilings}
     (found,) = autotuner.shown(again)
     assert found.made == today
-    assert "ommit `def5678` (changed since)" in report_page.text(again, [])
+    assert "ommit `def5678` (changed since)" in report_page.texts(again, [])[report_page.TUNING_FILE]
 
     same, state = Record.open(record.folder, SURROUNDINGS, fresh=False)  # the report goes on with its own record
     assert state.startswith("continuing") and same.ceilings
@@ -250,13 +250,23 @@ def test_the_ladders_size_and_the_first_dtype_are_shown(record: Record) -> None:
     assert (found.mode, found.size) == ("fp16", (4096, 4096, 4096))
 
 
+def test_a_tuning_knows_the_speed_of_its_rung_in_the_ladder(tmp_path: Path) -> None:
+    """Of the same problem; the pictures say it."""
+    made = committed_record(tmp_path)
+    speeds = {step.rung.id: step.tflops for step in views.ladder(made)}
+    found = {one.rung.id: one.ladder_tflops for one in autotuner.shown(made)}
+    assert found == {rung: speeds[rung] for rung in found} and len(found) == 9
+    made.problems.clear()
+    assert {one.ladder_tflops for one in autotuner.shown(made)} == {None}
+
+
 def test_records_without_tunings_are_read(record: Record) -> None:
     text = (record.folder / FILE).read_text()
     older = text.replace('"tuning"', '"something else"')
     (record.folder / FILE).write_text(older)
     again = Record.read(record.folder)
     assert autotuner.shown(again) == [] and plots.tunings(again, record.folder) == []
-    assert "What the autotuner timed" not in report_page.text(again, [])
+    assert report_page.TUNING_FILE not in report_page.texts(again, [])
 
 
 # --- Drawn ---

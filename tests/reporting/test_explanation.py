@@ -96,8 +96,9 @@ def test_names_of_modes_are_types() -> None:
     for function in (*FUNCTIONS, triton_gemm.nn.Linear.__init__):
         hints = get_type_hints(function)
         for name, kind in (("precision", triton_gemm.Precision), ("activation", triton_gemm.Activation)):
-            gates = kind | Gate | None if function is triton_gemm.linear and name == "activation" else kind | None
-            assert hints.get(name, gates) == gates, function
+            gated = name == "activation" and function in (triton_gemm.linear, triton_gemm.grouped_matmul)
+            expected = kind | Gate | None if gated else kind | None
+            assert hints.get(name, expected) == expected, function
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)

@@ -21,7 +21,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from .. import arguments
-from ..arithmetic import FLOATING, fp32_precision
+from ..arithmetic import FLOATING, IEEE, default_arithmetic
 from ..compat import INTERPRETED, free_in_children, hide_from_dynamo, overlaps_itself, withdraw
 from ..hardware.device import INTERPRETER, device_info
 from ..hardware.device_model import origin
@@ -449,10 +449,11 @@ def _faster_by_torch(
     key = overload, plan.key_of(request, a, b, out, () if input is None else (input,))
     why = _faster.get(key)
     if why is None:
-        problem = ops.problem_of(a, b, input, out, request)
         why = _slower(a, b) or ""
-        if not why and policies.current().bits == "any" and problem is not None:
-            why = BY_TABLE if policies.torch_is_faster(problem, plan.info_of(a.device)) else ""
+        if not why and policies.current().bits == "any":
+            problem = ops.problem_of(a, b, input, out, request)
+            if problem is not None and policies.torch_is_faster(problem, plan.info_of(a.device)):
+                why = BY_TABLE
         plan.keep(_faster, key, why, plan.MAX_PLANS)
     if why:
         plan.keep(fast.by_torch, key, why, plan.MAX_PLANS)
@@ -469,7 +470,8 @@ def _slower(a: torch.Tensor, b: torch.Tensor) -> str | None:
     if a.dtype is torch.float64:
         slower, what = min(sizes) >= LARGE, "float64"
     else:
-        slower, what = a.dim() == 3 and max(sizes) < SMALL and fp32_precision() == "ieee", "a batch of small float32"
+        slower = a.dim() == 3 and max(sizes) < SMALL and default_arithmetic(a.dtype) is IEEE
+        what = "a batch of small float32"
     if not slower:
         return None
     c = torch.empty(ops.shape_of(a, b), dtype=a.dtype, device="meta")

@@ -157,8 +157,7 @@ def unsuited(problem: GemmProblem, device: DeviceInfo) -> str | None:
 
 def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, schedule: Schedule | None = None) -> str | None:
     """Why `device` cannot run `problem` in this configuration, or None if it can."""
-    why = unsuited(problem, device) or _shapeless(config)
-    if why is not None:
+    if (why := unsuited(problem, device) or _shapeless(config)) is not None:
         return why
     if problem.gate:
         if config.tail_n or config.BLOCK_N > 128:
