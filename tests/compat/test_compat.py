@@ -373,6 +373,39 @@ def _tensor_maps() -> None:
     assert "self.fill_tma_descriptor" in inspect.getsource(sys.modules["triton.backends.nvidia.driver"])
 
 
+def _extension() -> None:
+    """Where headers are, and what is read at every call."""
+    newer = hasattr(compat.launching.driver, "annotate_arguments")
+    assert (compat.native_refused() is None) is newer
+    folders = [Path(x.removeprefix("-I")) for x in compat.native_command("c++") if x.startswith("-I")]
+    for header in ("torch/csrc/autograd/python_variable.h", "ATen/core/Tensor.h", "cuda.h", "Python.h"):
+        assert any((folder / header).exists() for folder in folders), header
+    compiler = compat.cxx_compiler()
+    assert compiler is None or compat.native_file(compiler) == compat.native_file(compiler)
+    assert isinstance(torch._C._get_fp32_precision_getter("cuda", "matmul"), str)
+    hooks = triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook
+    assert not newer or all(isinstance(hook.calls, list) for hook in hooks)
+
+
+def _driver_launch() -> None:
+    """What Triton's launcher, in C, does with its arguments."""
+    _, kernel = compiled()
+    kernel = SimpleNamespace(
+        packed_metadata=kernel.packed_metadata,
+        function=1,
+        run=SimpleNamespace(launch_cooperative_grid=False, launch_pdl=True),
+    )
+    assert compat.driver_launch(kernel, (8, 1, 1))[:3] == (1, (8, 1, 1), 32 * kernel.packed_metadata[0])
+    assert compat.driver_launch(kernel, (8, 1, 1), 2)[1:] == (
+        *((8, 1, 1), 32 * kernel.packed_metadata[0], kernel.packed_metadata[2]),
+        *(2, False, True),
+    )
+    if compat.native_refused() is None:
+        source = Path(compat.launching.driver.dirname, "driver.c").read_text()
+        assert re.search(r"CUtensorMap tensorMap;\s*} PyCUtensorMapObject;", source)
+        assert "config.gridDimX = gridX * num_ctas;" in source and '"build_signature_metadata"' in source
+
+
 def _clusters() -> None:
     version = tuple(map(int, triton.__version__.split(".")[:2]))
     assert compat.CLUSTERS is (version >= (3, 9))
@@ -642,6 +675,8 @@ USES: dict[str, Callable[[], None]] = {
     "is_wrapper": _wrapper,
     "launcher": _launcher,
     "left_out": _launcher,
+    **dict.fromkeys(("bytes_of", "driver_launch", "takes"), _driver_launch),
+    **dict.fromkeys(("cxx_compiler", "load_native", "native_command", "native_file", "native_refused"), _extension),
     "loading": _launcher,
     "occupy": _devices,
     "offer_to_inductor": _offer,
@@ -656,7 +691,7 @@ USES: dict[str, Callable[[], None]] = {
 }
 # Public names of Gluon that 3.9 changed, and device functions: every kernel's tests use them.
 PUBLIC = {
-    *("INTERPRETED", "TFLOAT32", "async_load", "reinterpret", "tma_load", "tma_store"),
+    *("INTERPRETED", "TENSOR_MAP", "TFLOAT32", "async_load", "reinterpret", "tma_load", "tma_store"),
     *(
         "dot_operand",
         "multiplies_block_scaled",

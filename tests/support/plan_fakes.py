@@ -39,7 +39,7 @@ class FakePlan:
     """Multiplies bf16 matrices by torch, and gives zeros for others; `made` notes all."""
 
     made: list[FakePlan]
-    index = 0
+    index, compiled = 0, False
 
     def __init__(self, problem: GemmProblem, selection: Selection, device: torch.device, *_: object) -> None:
         self.problem, self.selection = problem, selection

@@ -10,6 +10,7 @@ not from the modules:
 - `compiler`: compiles kernels for any GPU, here or not
 - `building`: what Triton builds with a C compiler, without a GPU's driver
 - `launching`: launches what was compiled, and encodes tensor maps
+- `native`: builds and loads the extension that launches calls like one before
 - `tuner`: that of `triton.autotune`
 - `devices`: torch's devices and streams
 - `autograd`: torch's autograd
@@ -84,8 +85,19 @@ from .gluon import (  # type: ignore[attr-defined]
     tma_store,
 )
 from .interpreter import watching
-from .launching import TFLOAT32, launcher, left_out, loading, tensor_maps
+from .launching import (
+    TENSOR_MAP,
+    TFLOAT32,
+    bytes_of,
+    driver_launch,
+    launcher,
+    left_out,
+    loading,
+    takes,
+    tensor_maps,
+)
 from .locks import free_in_children
+from .native import cxx_compiler, load_native, native_command, native_file, native_refused
 from .products import int_mm, scaled_mm
 from .torch_compile import hide_from_dynamo, offer_to_inductor
 from .tuner import Autotuner
@@ -98,6 +110,7 @@ __all__ = [
     "INTERPRETED",
     "LAUNCHERS_OF_KERNELS",
     "LAUNCHER_NAMES_DRIVER",
+    "TENSOR_MAP",
     "TESTED",
     "TFLOAT32",
     "Autotuner",
@@ -110,6 +123,7 @@ __all__ = [
     "backward_here",
     "below_autograd",
     "build_launcher",
+    "bytes_of",
     "c_compiler",
     "cache_folder",
     "caching_in",
@@ -120,10 +134,12 @@ __all__ = [
     "context_of_backward",
     "current_device",
     "current_stream",
+    "cxx_compiler",
     "decorating",
     "differ",
     "differentiates_forward",
     "dot_operand",
+    "driver_launch",
     "dual",
     "forget_compiled",
     "forward_grad_enabled",
@@ -139,11 +155,15 @@ __all__ = [
     "launcher",
     "left_out",
     "library_of",
+    "load_native",
     "loading",
     "may_differ",
     "multiplies_block_scaled",
     "multiply_add",
     "must_dispatch",
+    "native_command",
+    "native_file",
+    "native_refused",
     "number",
     "occupy",
     "offer_to_inductor",
@@ -159,6 +179,7 @@ __all__ = [
     "share_sharding_decisions",
     "single_level_autograd",
     "stream_of_graph_trees",
+    "takes",
     "tensor_map_parameter",
     "tensor_maps",
     "tma_load",

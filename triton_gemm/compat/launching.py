@@ -3,10 +3,11 @@ that Triton puts around them. They differ in their arguments from version to ver
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import triton
 from triton.backends.nvidia import driver
@@ -71,6 +72,7 @@ def left_out(compiled: Any) -> set[str]:
     return {name for name, type in compiled.src.signature.items() if type == "constexpr"}
 
 
+TENSOR_MAP = 128  # bytes of the driver's CUtensorMap
 TFLOAT32 = 11  # CU_TENSOR_MAP_DATA_TYPE_TFLOAT32: TMA rounds fp32 to tf32 on its way (as CUTLASS has it do)
 
 
@@ -95,3 +97,37 @@ def tensor_maps(compiled: Any) -> list[Callable[..., Any]]:
         return encode
 
     return [encoder(meta) for meta in compiled.metadata.tensordesc_meta or ()]
+
+
+class _DriverLaunch(NamedTuple):
+    """What `launcher` has the driver launch. grid: in programs, of which `cluster` are a cluster; shared: bytes."""
+
+    function: int
+    grid: tuple[int, int, int]
+    threads: int
+    shared: int
+    cluster: int
+    cooperative: bool
+    pdl: bool
+
+
+def driver_launch(compiled: Any, grid: tuple[int, int, int], cluster: int = 1) -> _DriverLaunch:
+    """Of a compiled kernel for which `launcher` was called with the same grid and cluster."""
+    num_warps, num_ctas, shared = compiled.packed_metadata
+    x, y, z = grid
+    if cluster > 1:
+        x, num_ctas = x // cluster, cluster
+    run = compiled.run
+    cooperative, pdl = bool(run.launch_cooperative_grid), bool(run.launch_pdl)
+    return _DriverLaunch(compiled.function, (x * num_ctas, y, z), 32 * num_warps, shared, num_ctas, cooperative, pdl)
+
+
+def takes(compiled: Any, types: Sequence[str]) -> bool:
+    """Whether these are what `launcher` has a compiled kernel launched with, as Triton names types of parameters."""
+    described = triton.runtime.driver.active.utils.build_signature_metadata(list(types))
+    return bool(described == compiled.run.kernel_signature)
+
+
+def bytes_of(tensor_map: Any) -> bytes:
+    """Those of a tensor map that Triton has encoded: it keeps them at the end of its object, by their alignment."""
+    return ctypes.string_at(id(tensor_map) + type(tensor_map).__basicsize__ - TENSOR_MAP, TENSOR_MAP)

@@ -6,24 +6,33 @@ A call is like another where its key is equal: function, request, and of every o
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Hashable
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from ..compat import allocator, current_device, increment_versions, must_dispatch
 from ..problem import SUM, Request
-from ..runtime import plan
+from ..runtime import native, plan
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # what a subclass does with its data is its own affair
 Key = tuple[object, ...]
+log = logging.getLogger("triton_gemm")
 
 
-class Known(NamedTuple):
-    """What a call launches, and what makes its result where no `out` is given."""
+@dataclass(slots=True)
+class Known:
+    """What a call launches, and what makes its result where no `out` is given: of `like`, a shape, strides and a dtype.
+
+    offered: whether `native` was asked to launch it.
+    """
 
     plan: plan.GemmPlan | None
     empty: Callable[[], torch.Tensor]
+    like: tuple[tuple[int, ...], tuple[int, ...], torch.dtype] | None = None
+    offered: bool = False
 
 
 SLOW = Known(None, lambda: torch.empty(0))  # a call that takes more than one launch on its own operands
@@ -36,18 +45,20 @@ def known(found: plan.Plan | None, c: torch.Tensor, *operands: tuple[torch.Tenso
         return None
     if not all(given.data_ptr() == launched.data_ptr() != 0 for given, launched in operands):
         return SLOW
-    return Known(found, allocator(c.shape, c.stride(), c.dtype, c.device))
+    like = tuple(c.shape), c.stride(), c.dtype
+    return Known(found, allocator(*like, c.device), like)
 
 
 class FastPath:
     """The calls that were made before. Threads may share it.
 
-    by_torch: of calls that torch computes, why.
+    by_torch: of calls that torch computes, why. table: of `native`, the calls that it launches.
     """
 
     def __init__(self) -> None:
         self.calls: dict[Key, Known] = {}
         self.by_torch: dict[Key | None, str] = {}
+        self.table: Any = None
 
     def take(
         self,
@@ -64,9 +75,13 @@ class FastPath:
         said: the function, with what `request` lacks. The rest may be anything that a user gave. dispatched: whether
         torch's dispatcher calls, after autograd and autocast, with tensors that are no negative views.
         """
+        if not dispatched and (must_dispatch() or torch.is_autocast_enabled()):
+            return None, None
+        if self.table is not None:
+            c = self.table.take(said, a, b, auxiliary, request, out, dispatched)
+            if c is not None:
+                return None, c
         if not dispatched:
-            if must_dispatch() or torch.is_autocast_enabled():
-                return None, None
             grad = torch.is_grad_enabled()
             for x in (a, b, *auxiliary) if out is None else (a, b, out, *auxiliary):
                 if type(x) not in PLAIN or (grad and x.requires_grad) or x.is_neg():
@@ -83,6 +98,7 @@ class FastPath:
         made = found.plan
         if made is None:
             return None, None
+        given = out
         if out is None:
             if made.index != current_device():
                 with torch.cuda.device(made.index):
@@ -95,7 +111,30 @@ class FastPath:
                 return None, None
             increment_versions((out,))
         made.run(a, b, out, auxiliary, request.alpha)
+        if not found.offered:
+            self._offer(key, found, (said, a, b, auxiliary, request, given, dispatched))
         return key, out
+
+    def _offer(self, key: Key, found: Known, call: tuple[Any, ...]) -> None:
+        """Has `native` launch calls like this one from now on, if it can, or once it can."""
+        extension = native.module()
+        if extension is None:
+            found.offered = not native.pending()
+            return
+        if found.plan is None or found.like is None or not found.plan.compiled:
+            return
+        found.offered = True
+        try:
+            entry = native.entry_of(found.plan, *found.like)
+            table = self.table or extension.Table(plan.MAX_PLANS, plan.MAX_TENSOR_MAPS)
+            table.keep(call, entry)
+        except Exception as error:  # the call itself was launched
+            log.debug("calls like %s are launched by Python: %s", key, error)
+            return
+        said, a, b, auxiliary, request, out, _ = call
+        if key != (said, plan.key_of(request, a, b, out, auxiliary)):  # another thread has changed what counts
+            table.forget()
+        self.table = table
 
     def keep(self, key: Key | None, found: Known | None) -> None:
         """Keeps what calls of that key launch, unless one of both is None."""

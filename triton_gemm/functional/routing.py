@@ -294,7 +294,11 @@ def _routed(name: str, overload: str) -> Callable[..., torch.Tensor]:
         fast, key = _fast, None
         rules = _rules[-1:]  # another thread may take it back
         if rules and rules[0].predicate is None and type(request.alpha) in (int, float):
-            key, c = fast.take(overload, a, b, () if input is None else (input,), request, out, dispatched=True)
+            auxiliary = () if input is None else (input,)
+            table = fast.table  # asked here, too, because the Python of `take` costs as much as it does
+            c = None if table is None else table.take(overload, a, b, auxiliary, request, out, True)
+            if c is None:
+                key, c = fast.take(overload, a, b, auxiliary, request, out, dispatched=True)
             if c is not None:
                 _counts[name, OURS] += 1
                 return c

@@ -57,6 +57,24 @@ def driver_version() -> tuple[int, int]:
     return version.value // 1000, version.value % 1000 // 10
 
 
+def address_of(name: str) -> int:
+    """Of a function of the driver. OSError where there is no driver, AttributeError where it has no such function."""
+    return ctypes.cast(getattr(_library(), name), ctypes.c_void_p).value or 0
+
+
+def parameter_sizes(function: int) -> list[int] | None:
+    """The bytes of each of a kernel's parameters (cuFuncGetParamInfo); None where the driver does not say."""
+    if not hasattr(_library(), "cuFuncGetParamInfo"):
+        return None
+    sizes: list[int] = []
+    offset, size = ctypes.c_size_t(), ctypes.c_size_t()
+    while not _library().cuFuncGetParamInfo(
+        *(ctypes.c_void_p(function), ctypes.c_size_t(len(sizes)), ctypes.byref(offset), ctypes.byref(size))
+    ):
+        sizes.append(size.value)
+    return sizes
+
+
 @cache
 def cublas_version(cuda: str | None) -> str | None:
     """The version of the cuBLAS that this process has loaded, as "13.1.0" (cublasGetProperty), by the version of CUDA

@@ -24,17 +24,36 @@ import triton
 
 from .. import tables
 from ..calibration import kept
-from ..compat import CLUSTERS, INTERPRETED, LAUNCHERS_OF_KERNELS, TESTED, c_compiler, cache_folder
+from ..compat import (
+    CLUSTERS,
+    INTERPRETED,
+    LAUNCHERS_OF_KERNELS,
+    TESTED,
+    c_compiler,
+    cache_folder,
+    cxx_compiler,
+    native_file,
+)
 from ..hardware.device import SHARED_MEMORY, DeviceInfo, architecture, device_info
 from ..hardware.device_model import model_of, origin
 from ..hardware.driver import driver_version
-from ..runtime import background, policies
+from ..runtime import background, native, policies
 
 Status = Literal["good", "note", "broken"]
 
 VARIABLES = tuple(
     f"TRITON_GEMM_{name}"
-    for name in ("BACKGROUND", "BATCH_INVARIANT", "BITS", "CACHE_DIR", "CAPABILITY", "COMMIT", "POLICY", "USE")
+    for name in (
+        "BACKGROUND",
+        "BATCH_INVARIANT",
+        "BITS",
+        "CACHE_DIR",
+        "CAPABILITY",
+        "COMMIT",
+        "NATIVE",
+        "POLICY",
+        "USE",
+    )
 )
 # Variables of others that change what is compiled, where it is kept, or which GPU is seen.
 OTHERS = re.compile(r"TRITON_(?!GEMM_)\w+|CUDA_VISIBLE_DEVICES|CUDA_HOME|CC|PTXAS_OPTIONS|TORCHINDUCTOR_CACHE_DIR")
@@ -217,6 +236,32 @@ def _compiler() -> Found:
         yield ("broken" if _has_gpu() else "note"), f"{problem}, and Triton needs one to build its launcher", how
 
 
+def _native() -> Found:
+    """What launches calls like one before."""
+    try:
+        why = native.why_not()
+    except ValueError as error:
+        yield "broken", str(error), "set it to one of these, or unset it"
+        return
+    if why is not None:
+        yield "good", f"Python launches calls like one before: {why}"
+        return
+    compiler, where = cxx_compiler(), native.folder()
+    try:
+        built = compiler is not None and where is not None and (where / native_file(compiler)).exists()
+    except (OSError, subprocess.SubprocessError) as error:
+        yield "note", f"Python launches calls like one before: {error}", "set CXX, or install g++"
+        return
+    if built:
+        yield "good", f"C++ launches calls like one before, from {where}"
+    elif compiler is None:
+        yield "note", "Python launches calls like one before: there is no C++ compiler", "set CXX, or install g++"
+    elif where is None:
+        yield "note", "Python launches calls like one before: it has no cache", "set TRITON_GEMM_CACHE_DIR"
+    else:
+        yield "good", f"C++ launches calls like one before once {compiler} has built it, in the background"
+
+
 def _ptxas() -> Found:
     targets: dict[str, set[str]] = {"ptxas": set()}
     for capability in {device.capability for device in _devices()}:
@@ -374,6 +419,7 @@ EXAMINATIONS: dict[str, Callable[[], Found]] = {
     "driver": _driver,
     "kernels": _kernels,
     "compiler": _compiler,
+    "calls": _native,
     "ptxas": _ptxas,
     "caches": _caches,
     "tables": _tables,

@@ -56,6 +56,7 @@ class Step:
         self.launch, self.device = launch, device
         self.places = {name: place for place, name in enumerate(names)}
         self.call: Callable[[int, Sequence[Any]], None] | None = None
+        self.kernel: Any = None  # Triton's compiled one
         self.compiling = threading.Lock()  # threads that call a new plan at once wait for one of them
 
     def compile(self, operands: Mapping[str, torch.Tensor]) -> None:
@@ -77,7 +78,7 @@ class Step:
 
     def _load(self, kernel: Any) -> None:
         self._prepare(tensor_maps(kernel), left_out(kernel))
-        self.call = launcher(kernel, self.launch.grid, self.launch.cluster)
+        self.kernel, self.call = kernel, launcher(kernel, self.launch.grid, self.launch.cluster)
 
     def _prepare(self, encoders: Iterable[Callable[..., Any]], left_out: Collection[str] = ()) -> None:
         """Makes the arguments that calls have in common, without those left out, and notes where a call's own values

@@ -1,0 +1,227 @@
+"""Calls like one before on a GPU: C++ gives the bits that Python gives, in graphs, on streams and on other devices."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import triton
+
+import triton_gemm
+from tests.gpu.kernels.test_kernels_gpu import hopper
+from tests.support.kernel_cases import bits
+from triton_gemm.functional import api, fast_path, routing
+from triton_gemm.runtime import native
+from triton_gemm.selection import generation
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The extension, loaded."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_GEMM_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        if (why := native.why_not()) is not None:
+            pytest.skip(why)
+        if native.module() is None:
+            patch.setattr(native, "_begun", False)  # another test may have begun without a cache
+            native.module()
+            for thread in threading.enumerate():
+                if thread.name == "triton_gemm native":
+                    thread.join(300)
+        assert native.module() is not None, native.state()
+        yield
+
+
+@pytest.fixture(autouse=True)
+def empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call was made before."""
+    for module in (api, routing):
+        monkeypatch.setattr(module, "_fast", fast_path.FastPath())
+
+
+class Spy:
+    """A table that counts the calls that it launches."""
+
+    def __init__(self, table: Any) -> None:
+        self.table, self.launched = table, 0
+
+    def take(self, *call: Any) -> torch.Tensor | None:
+        c: torch.Tensor | None = self.table.take(*call)
+        self.launched += c is not None
+        return c
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.table, name)
+
+
+def spy(fast: fast_path.FastPath) -> Spy:
+    assert fast.table is not None, "no call is C++'s"
+    fast.table = fast.table if isinstance(fast.table, Spy) else Spy(fast.table)
+    return fast.table
+
+
+def random(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(shape, device="cuda").to(dtype)
+
+
+def both(call: Callable[[], torch.Tensor], fast: Callable[[], fast_path.FastPath]) -> None:
+    """Python's result and C++'s of one call have the same bits and the same layout."""
+    call()  # planned and compiled
+    by_python = call().clone(memory_format=torch.preserve_format)
+    table = spy(fast())
+    before = table.launched
+    by_cpp = call()
+    assert table.launched == before + 1
+    assert torch.equal(bits(by_cpp), bits(by_python))
+    assert (by_cpp.shape, by_cpp.dtype) == (by_python.shape, by_python.dtype)
+
+
+SIZES = {
+    "large": (1024, 1288, 264),
+    "split": (96, 160, 8192),
+    "one row": (1, 4096, 4096),
+    "few rows": (8, 4096, 4096),
+    "odd": (200, 111, 333),
+}
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", SIZES)
+def test_all_kernels_give_the_same_bits(name: str, dtype: torch.dtype) -> None:
+    M, N, K = SIZES[name]
+    a, b, weight, bias = (random(*shape, dtype=dtype) for shape in ((M, K), (K, N), (N, K), (N,)))
+    out = torch.empty(M, N, dtype=dtype, device="cuda")
+    for call in (
+        lambda: triton_gemm.matmul(a, b),
+        lambda: triton_gemm.matmul(a, b, out=out),
+        lambda: triton_gemm.addmm(bias, a, b),
+        lambda: triton_gemm.linear(a, weight, bias),
+    ):
+        both(call, lambda: api._fast)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_routed_calls_give_the_same_bits(dtype: torch.dtype) -> None:
+    a, b, bias = random(1024, 264, dtype=dtype), random(264, 1288, dtype=dtype), random(1288, dtype=dtype)
+    out = torch.empty(1024, 1288, dtype=dtype, device="cuda")
+    with triton_gemm.use(only=dtype), torch.no_grad():
+        for call in (
+            lambda: torch.mm(a, b),
+            lambda: torch.mm(a, b, out=out),
+            lambda: torch.addmm(bias, a, b),
+            lambda: torch.addmm(bias, a, b, alpha=0.3),
+            lambda: torch.bmm(a[None].expand(3, -1, -1), b[None].expand(3, -1, -1)),
+        ):
+            both(call, lambda: routing._fast)
+
+
+@hopper
+def test_fp8_and_groups_give_the_same_bits() -> None:
+    a, b = random(256, 512).to(torch.float8_e4m3fn), random(768, 512).to(torch.float8_e4m3fn).T
+    one = torch.ones((), device="cuda")
+    from triton_gemm.functional import grouped, scaled
+
+    both(lambda: triton_gemm.scaled_matmul(a, b, one, one), lambda: scaled._fast)
+    ends = torch.tensor([100, 256], dtype=torch.int32, device="cuda")
+    x, y = random(256, 512), random(2, 512, 768)
+    both(lambda: triton_gemm.grouped_matmul(x, y, offs=ends), lambda: grouped._fast)
+
+
+@pytest.mark.parametrize("name", ["large", "split"])
+def test_graphs_and_streams(name: str) -> None:
+    M, N, K = SIZES[name]
+    a, b = random(M, K), random(K, N)
+    for _ in range(3):
+        expected = triton_gemm.matmul(a, b).clone()
+    table = spy(api._fast)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(10**7)
+        a.copy_(a)
+        on_stream = triton_gemm.matmul(a, b)
+    stream.synchronize()
+    assert torch.equal(on_stream, expected)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = triton_gemm.matmul(a, b)
+    assert table.launched == 2
+    for _ in range(2):
+        captured.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(captured, expected)
+
+
+def test_threads_and_a_thread_without_a_context() -> None:
+    a, b = random(1024, 264), random(264, 1288)
+    for _ in range(3):
+        expected = triton_gemm.matmul(a, b).clone()
+    table, found = spy(api._fast), []
+
+    def call() -> None:
+        found.extend(triton_gemm.matmul(a, b) for _ in range(50))
+
+    threads = [threading.Thread(target=call) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    torch.cuda.synchronize()
+    assert len(found) == table.launched == 400
+    assert all(torch.equal(x, expected) for x in found)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_devices() -> None:
+    for device in ("cuda:0", "cuda:1"):
+        a, b = random(1024, 264).to(device), random(264, 1288).to(device)
+        for current in (0, 1):
+            with torch.cuda.device(current):
+                results = [triton_gemm.matmul(a, b) for _ in range(4)]
+            assert all(torch.equal(x, results[0]) and x.device == a.device for x in results)
+        table = spy(api._fast)
+        before = table.launched
+        triton_gemm.matmul(a, b)
+        assert table.launched == before + (a.device.index == torch.cuda.current_device())
+
+
+def test_hooks_and_new_states_are_python_s() -> None:
+    a, b = random(1024, 264), random(264, 1288)
+    for _ in range(3):
+        triton_gemm.matmul(a, b)
+    table, seen = spy(api._fast), []
+    hook = triton.knobs.runtime.launch_enter_hook
+    note = seen.append
+    hook.add(note)
+    try:
+        triton_gemm.matmul(a, b)
+    finally:
+        hook.remove(note)
+    assert len(seen) == 1 and table.launched == 0
+    generation.advance()
+    triton_gemm.matmul(a, b)
+    assert table.launched == 0
+    for _ in range(3):
+        triton_gemm.matmul(a, b)
+    assert table.launched > 0
+
+
+def test_a_call_costs_the_host_less(record_property: Callable[[str, object], None]) -> None:
+    a, b = random(64, 64), random(64, 64)
+    for _ in range(3):
+        triton_gemm.matmul(a, b)
+    fast = api._fast
+    for name, table in (("C++", fast.table), ("Python", None)):
+        fast.table = table
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(500):
+            triton_gemm.matmul(a, b)
+        record_property(f"microseconds by {name}", (time.perf_counter() - begin) / 500 * 1e6)
+        torch.cuda.synchronize()

@@ -1,0 +1,631 @@
+"""Calls like one before that C++ launches: the driver is shown what Triton's launcher would show it, and what an entry
+does not cover is Python's."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import sys
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from contextvars import copy_context
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+
+from tests.support import fake_driver
+from tests.support.product_checks import fp32_precision
+from triton_gemm.functional import fast_path
+from triton_gemm.kernels.launch import TensorMap
+from triton_gemm.problem import PRODUCT, SUM, Request
+from triton_gemm.runtime import native, plan, policies
+from triton_gemm.selection import generation
+from triton_gemm.selection.select import select
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def extension(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fake_driver.build(tmp_path_factory.mktemp("native"))
+
+
+@pytest.fixture
+def driver(extension: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_driver.Driver]:
+    yield fake_driver.install(monkeypatch, extension)
+
+
+def half(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.bfloat16)
+
+
+@dataclass
+class Call:
+    """Calls like one that was planned, by Python and then by C++."""
+
+    driver: fake_driver.Driver
+    a: torch.Tensor
+    b: torch.Tensor
+    auxiliary: tuple[torch.Tensor, ...] = ()
+    request: Request = SUM
+    out: torch.Tensor | None = None
+    said: Any = "mm"
+    dispatched: bool = True
+
+    def __post_init__(self) -> None:
+        self.fast = fast_path.FastPath()
+
+    def take(self, **others: Any) -> torch.Tensor | None:
+        """The result of a call with these in the place of the first one's."""
+        said = {name: others.get(name, getattr(self, name)) for name in CALL}
+        return self.fast.take(**said)[1]
+
+    def plan(self) -> plan.GemmPlan:
+        """Plans and compiles it, and calls it once, by Python."""
+        key, c = self.fast.take(**{name: getattr(self, name) for name in CALL})
+        assert c is None
+        made = self.out
+        if made is None:
+            made = self.a.new_empty((*self.a.shape[:-1], self.b.shape[-1]))
+        problem = Request(self.request.alpha, bias="n" if self.auxiliary else None).problem(self.a, self.b, made)
+        found = plan.GemmPlan(problem, select(problem, fake_driver.HOPPER), self.a.device)
+        found.compile(self.a, self.b, made, *self.auxiliary)
+        self.fast.keep(key, fast_path.known(found, made, (self.a, self.a), (self.b, self.b)))
+        self.driver.by_python.clear()
+        self.take()
+        self.driver.sizes = [[len(x) for x in fake_driver.packed(*one)] for one in self.driver.by_python]
+        return found
+
+    def by_python(self, **others: Any) -> tuple[torch.Tensor, list[tuple[bytes, ...]]]:
+        """The result of a call that Python makes, and the parameters of its launches."""
+        self.driver.by_python.clear()
+        table, self.fast.table = self.fast.table, None
+        c = self.take(**others)
+        self.fast.table = table
+        assert c is not None
+        return c, [fake_driver.packed(*one) for one in self.driver.by_python]
+
+    def by_cpp(self, **others: Any) -> torch.Tensor | None:
+        """The result of a call that C++ makes; None where it leaves it to Python."""
+        self.driver.by_python.clear()
+        self.driver.seen.clear()
+        c = self.take(**others)
+        assert not (self.driver.seen and self.driver.by_python)
+        return c if self.driver.seen else None
+
+
+CALL = ("said", "a", "b", "auxiliary", "request", "out", "dispatched")
+
+
+CASES = {
+    "warp_specialised": (half(256, 512), half(512, 768), ()),
+    "warp_specialised swapped, bias": (half(256, 512), half(512, 768), (half(768),)),
+    "warp_specialised in parts": (half(64, 8192), half(8192, 256), ()),
+    "warp_specialised repacked": (half(200, 333), half(333, 111), ()),
+    "warp_specialised of a batch": (half(3, 256, 512), half(3, 512, 768), ()),
+    "gemv": (half(1, 4096), half(4096, 4096), ()),
+    "skinny": (half(8, 4096), half(4096, 4096).T, ()),
+    "portable": (torch.empty(64, 96), torch.empty(96, 80), (torch.empty(80),)),
+    "portable fp64": (torch.empty(64, 96, dtype=torch.float64), torch.empty(96, 80, dtype=torch.float64), ()),
+}
+SMALL = half(256, 512), half(512, 768)
+
+
+@pytest.fixture
+def call(driver: fake_driver.Driver) -> Call:
+    """One that C++ makes from now on."""
+    call = Call(driver, *SMALL)
+    call.plan()
+    return call
+
+
+def comparable(found: plan.GemmPlan, launches: Sequence[Sequence[bytes]]) -> list[list[bytes]]:
+    """Parameters without the addresses of memory that each call makes for itself."""
+    made = {x.name for step in found.steps for x in step.launch.temporaries}
+    shown: list[list[bytes]] = []
+    for step, parameters in zip(found.steps, launches, strict=True):
+        remaining, shown = iter(parameters), [*shown, []]
+        for part, kind in zip(step.launch.arguments.values(), step.kernel.src.signature.values(), strict=True):
+            if isinstance(part, TensorMap):
+                several = list(islice(remaining, 1 + 2 * len(part.shape)))
+            else:
+                several = [] if kind == "constexpr" else [next(remaining)]
+            if getattr(part, "operand", None) in made:
+                several[0] = several[0][8:]
+            shown[-1] += several
+        shown[-1] += remaining
+    return shown
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_driver_is_shown_what_triton_shows_it(driver: fake_driver.Driver, name: str) -> None:
+    a, b, auxiliary = CASES[name]
+    call = Call(driver, a, b, auxiliary, Request(0.75, 1), out=a.new_empty((*a.shape[:-1], b.shape[-1])))
+    found = call.plan()
+    assert name.split()[0] == found.selection.kernel
+    _, expected = call.by_python(request=Request(0.3, 1))
+    assert call.by_cpp(request=Request(0.3, 1)) is call.out
+    assert comparable(found, [x.parameters for x in driver.seen]) == comparable(found, expected)
+    for step, seen in zip(found.steps, driver.seen, strict=True):
+        assert (seen.grid, seen.block, seen.shared, seen.attributes) == fake_driver.launched(
+            step.kernel, step.launch.grid, step.launch.cluster
+        )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"launch_pdl": False}, id="not programmatic"),
+        pytest.param({"launch_pdl": True}, id="programmatic"),
+        pytest.param({"launch_cooperative_grid": True}, id="cooperative"),
+        pytest.param({"packed_metadata": (4, 2, 1000)}, id="two CTAs a program"),
+        pytest.param({"cluster": 2}, id="clusters of two programs"),
+    ],
+)
+def test_attributes_are_those_of_triton(driver: fake_driver.Driver, changes: dict[str, Any]) -> None:
+    call = Call(driver, *SMALL)
+    found = call.plan()
+    call.fast.table = None
+    [step] = found.steps
+    for name, value in changes.items():
+        if name == "cluster":
+            step.launch = replace(step.launch, cluster=value)
+        else:
+            setattr(step.kernel if name == "packed_metadata" else step.kernel.run, name, value)
+    for known in call.fast.calls.values():
+        known.offered = False
+    call.take()
+    assert call.by_cpp() is not None
+    [seen] = driver.seen
+    expected = fake_driver.launched(step.kernel, step.launch.grid, step.launch.cluster)
+    assert (seen.grid, seen.block, seen.shared, seen.attributes) == expected
+
+
+# --- Results and operands ---
+
+
+def test_a_result_is_made_as_by_python(driver: fake_driver.Driver) -> None:
+    for a, b in (SMALL, (half(3, 64, 128), half(3, 128, 256)), (torch.empty(64, 96), torch.empty(96, 80))):
+        call = Call(driver, a, b)
+        call.plan()
+        expected, _ = call.by_python()
+        c = call.by_cpp()
+        assert c is not None and type(c) is torch.Tensor and not c.requires_grad
+        assert (c.shape, c.stride(), c.dtype, c.device) == (
+            *(expected.shape, expected.stride()),
+            *(expected.dtype, expected.device),
+        )
+        assert c.data_ptr() in [int.from_bytes(x, "little") for x in driver.seen[0].parameters if len(x) == 8]
+        with torch.inference_mode():
+            c = call.by_cpp()
+            assert c is not None and c.is_inference()
+
+
+def test_operands_may_lie_anywhere(call: Call) -> None:
+    call.out = half(256, 768)
+    call.plan()
+    for _ in range(3):
+        others = {"a": half(256, 512), "b": half(512, 768), "out": half(256, 768)}
+        _, expected = call.by_python(**others)
+        assert call.by_cpp(**others) is others["out"]
+        assert call.driver.seen[0].parameters == expected[0]
+
+
+def test_maps_are_encoded_once_for_an_address(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[bytes] = []
+    monkeypatch.setattr(native, "bytes_of", lambda found: encoded.append(found) or found)
+    call.out = half(256, 768)
+    call.plan()
+    for _ in range(3):
+        assert call.by_cpp() is not None
+    [sizes] = call.driver.sizes
+    assert len(encoded) == sizes.count(128)
+
+
+def test_maps_are_bounded(driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "MAX_TENSOR_MAPS", 2)
+    call = Call(driver, *SMALL)
+    call.plan()
+    others = [half(256, 512) for _ in range(5)]
+    for a in [*others, *others]:
+        _, [expected] = call.by_python(a=a)
+        assert call.by_cpp(a=a) is not None
+        assert driver.seen[0].parameters[0] == expected[0]
+
+
+@pytest.mark.parametrize("alpha", [2, -0.5, 1e30, 1e300, float("inf"), 3.0])
+def test_factors_are_those_of_the_call(call: Call, alpha: float) -> None:
+    call.out = half(256, 768)
+    call.plan()
+    _, expected = call.by_python(request=Request(alpha, 1))
+    assert call.by_cpp(request=Request(alpha, 1)) is call.out
+    assert call.driver.seen[0].parameters == expected[0]
+
+
+# --- What an entry does not cover ---
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+def misaligned(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(x.numel() + 1)[1:].view(x.shape)
+
+
+def transposed(x: torch.Tensor) -> torch.Tensor:
+    return x.T.contiguous().T
+
+
+A, B = SMALL
+OTHERS = {
+    "another shape": {"a": half(255, 512)},
+    "other strides": {"b": transposed(B)},
+    "an address that is no multiple of 16": {"a": misaligned(A)},
+    "another dtype": {"a": A.half(), "b": B.half()},
+    "a dtype for one operand": {"a": A.half()},
+    "a subclass": {"a": A.as_subclass(Subclass)},
+    "no tensor": {"a": None},
+    "a sparse tensor": {"a": torch.zeros(256, 512).to_sparse()},
+    "a tensor without memory": {"a": A.to("meta"), "b": B.to("meta")},
+    "a tensor without storage": {"a": torch._efficientzerotensor(256, 512, dtype=torch.bfloat16)},
+    "a bias": {"auxiliary": (half(768),)},
+    "an out": {"out": half(256, 768)},
+    "another function": {"said": "addmm"},
+    "a function without a hash": {"said": ["mm"]},
+    "an activation": {"request": Request(beta=1, activation="relu")},
+    "a precision": {"request": Request(beta=1, precision="ieee")},
+    "no addend": {"request": Request()},
+    "a factor of 0": {"request": Request(0.0, 1)},
+    "a factor that is no number": {"request": Request(True, 1)},
+    "a factor past fp64": {"request": Request(10**400, 1)},
+    "no request": {"request": None},
+    "auxiliary operands in a list": {"auxiliary": []},
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_call_is_python_s(call: Call, name: str) -> None:
+    call.fast.calls.clear()
+    assert call.by_cpp() is not None
+    with suppress(AttributeError, TypeError, OverflowError):  # that Python's way has for what is no operand
+        assert call.take(**OTHERS[name]) is None
+    assert not call.driver.seen or call.by_cpp(**{}) is not None
+    call.driver.seen.clear()
+    assert call.fast.table.take(*({name: getattr(call, name) for name in CALL} | OTHERS[name]).values()) is None
+    assert not call.driver.seen and call.by_cpp() is not None
+
+
+@contextmanager
+def another_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    generation.advance()
+    yield
+
+
+@contextmanager
+def a_policy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(generation, "contexts", None)
+    with policies.policy("model"):
+        yield
+
+
+@contextmanager
+def the_policy_of_a_backward(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Where the context has none."""
+    monkeypatch.setattr(generation, "contexts", True)
+    monkeypatch.setattr(policies, "backward_here", lambda: 1)
+    context = copy_context()
+    context.run(policies._context.set, policies.Policy("model"))
+    monkeypatch.setattr(policies, "context_of_backward", lambda: context)
+    yield
+
+
+@contextmanager
+def a_hook(where: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    chain = getattr(triton.knobs.runtime, where)
+    chain.add(print)
+    try:
+        yield
+    finally:
+        chain.remove(print)
+
+
+STATES: dict[str, Any] = {
+    "another number of the state": another_state,
+    "a policy": a_policy,
+    "a backward's policy": the_policy_of_a_backward,
+    "a hook before launches": partial(a_hook, "launch_enter_hook"),
+    "a hook after launches": partial(a_hook, "launch_exit_hook"),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_another_state_is_python_s(call: Call, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with STATES[name](monkeypatch):
+        assert call.by_cpp() is None
+        assert not call.driver.seen
+
+
+def test_a_policy_that_is_equal_is_the_same(driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generation, "contexts", None)
+    call = Call(driver, *SMALL)
+    with policies.policy("model"):
+        call.plan()
+    with policies.policy("model"):
+        assert call.by_cpp() is not None
+    with policies.policy("error"):
+        assert call.by_cpp() is None
+    assert call.by_cpp() is None
+
+
+def test_fp32_is_multiplied_as_torch_is_set(driver: fake_driver.Driver) -> None:
+    call = Call(driver, torch.empty(64, 96), torch.empty(96, 80))
+    call.plan()
+    with fp32_precision("tf32"):
+        assert call.by_cpp() is None
+    with fp32_precision("ieee"):
+        assert call.by_cpp() is not None
+
+
+# --- What the dispatcher has seen to, and else is looked at here ---
+
+
+@pytest.fixture
+def undispatched(driver: fake_driver.Driver) -> Call:
+    call = Call(driver, *SMALL, said="matmul", request=PRODUCT, dispatched=False)
+    call.plan()
+    return call
+
+
+def test_calls_of_the_user_are_looked_at(undispatched: Call) -> None:
+    call = undispatched
+    assert call.by_cpp() is not None
+    parameter = torch.nn.Parameter(A)
+    assert call.by_cpp(a=parameter) is None
+    with torch.no_grad():
+        assert call.by_cpp(a=parameter) is not None
+    assert call.by_cpp(a=torch._neg_view(A)) is None
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert call.by_cpp() is not None  # as for Python, CPU's autocast is not CUDA's
+    with torch.autograd.forward_ad.dual_level():
+        assert call.by_cpp() is None
+    assert call.by_cpp() is not None
+
+
+def test_versions_count_writes(driver: fake_driver.Driver) -> None:
+    for dispatched, writes in ((False, 1), (True, 0)):
+        call = Call(driver, *SMALL, said="x", request=PRODUCT, out=half(256, 768), dispatched=dispatched)
+        call.plan()
+        before = call.out._version  # type: ignore[union-attr]
+        assert call.by_cpp() is call.out
+        assert call.out._version == before + writes  # type: ignore[union-attr]
+
+
+def test_an_inference_tensor_is_written_by_the_dispatcher_alone(driver: fake_driver.Driver) -> None:
+    with torch.inference_mode():
+        out = half(256, 768)
+    for dispatched in (False, True):
+        call = Call(driver, *SMALL, request=PRODUCT, out=half(256, 768), dispatched=dispatched)
+        call.plan()
+        assert (call.by_cpp(out=out) is not None) == dispatched
+
+
+@pytest.mark.parametrize("which", ["a", "b", "auxiliary"])
+def test_an_out_that_overlaps_an_operand_is_python_s(driver: fake_driver.Driver, which: str) -> None:
+    memory = half(4 << 19)
+    places = {"a": (256, 512), "b": (512, 768), "out": (256, 768)}
+    a, b, out = (memory[at << 19 :][: M * N].view(M, N) for at, (M, N) in enumerate(places.values()))
+    call = Call(driver, a, b, (half(768),), out=out)
+    call.plan()
+    assert call.by_cpp() is out
+    if which == "auxiliary":
+        assert call.by_cpp(auxiliary=(memory[3 << 19 :][:768],)) is None
+        return
+    first, x = {"a": (0, a), "b": (1 << 19, b)}[which]
+    for at, overlaps in ((x.numel() - 8, True), (x.numel(), False)):
+        shifted = memory[first + at :][: out.numel()].view(out.shape)
+        assert (call.by_cpp(out=shifted) is None) == overlaps
+
+
+# --- The table ---
+
+
+def test_a_launch_that_fails_is_triton_s_error(call: Call) -> None:
+    call.driver.answers.append(700)
+    with pytest.raises(RuntimeError, match=r"^Triton Error \[CUDA\]: an illegal address$"):
+        call.by_cpp()
+    assert call.by_cpp() is not None
+
+
+def test_a_thread_without_a_context_gets_one(call: Call) -> None:
+    call.driver.answers.append(201)
+    assert call.by_cpp() is not None
+    assert len(call.driver.seen) == 2
+    assert call.driver.contexts == [-1]
+    call.driver.answers += [201, 201]
+    with pytest.raises(RuntimeError, match="Triton Error"):
+        call.by_cpp()
+
+
+def test_encoders_that_fail_are_heard(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> bytes:
+        raise ValueError("no such map")
+
+    monkeypatch.setattr(native, "bytes_of", fail)
+    with pytest.raises(ValueError, match="no such map"):
+        call.take(a=half(256, 512))
+
+
+def test_the_oldest_calls_are_given_up(driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "MAX_PLANS", 3)
+    call = Call(driver, *SMALL)
+    for said in range(5):
+        call.said = said
+        call.plan()
+    assert [call.by_cpp(said=said) is not None for said in range(5)] == [False, False, True, True, True]
+
+
+def test_nothing_is_kept_alive(driver: fake_driver.Driver) -> None:
+    call = Call(driver, *SMALL)
+    found = weakref.ref(call.plan())
+    references = [sys.getrefcount(x) for x in (None, call.a, call.request, call.said)]
+    for _ in range(1000):
+        call.take()
+    after = [sys.getrefcount(x) for x in (None, call.a, call.request, call.said)]
+    assert all(x <= y + 50 for x, y in zip(after, references, strict=True))
+    driver.by_python.clear()
+    call.fast.calls.clear()
+    gc.collect()
+    assert found() is not None
+    call.fast.table.forget()
+    gc.collect()
+    assert found() is None
+    call.plan()
+    call.fast = fast_path.FastPath()
+
+
+def test_threads_share_a_table(call: Call) -> None:
+    def calls(seed: int) -> int:
+        a, out = half(256, 512), half(256, 768)
+        for i in range(100):
+            if i % 20 == seed:
+                generation.advance()
+            call.take(a=a, out=out if i % 2 else None)
+            if i % 10 == seed:
+                call.fast.table.forget()
+        return seed
+
+    call.driver.sizes = [[]]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(calls, range(8))) == list(range(8))
+
+
+def test_what_is_not_as_triton_has_it_stays_python_s(
+    driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, answer in (("takes", False), ("parameter_sizes", [8, 8])):
+        with monkeypatch.context() as patch:
+            patch.setattr(native, name, lambda *_, answer=answer: answer)
+            call = Call(driver, *SMALL)
+            call.plan()
+            assert call.by_cpp() is None and call.take() is not None
+
+
+def test_a_change_meanwhile_keeps_nothing(driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry_of = native.entry_of
+
+    def and_advance(*arguments: Any) -> Any:
+        generation.advance()
+        return entry_of(*arguments)
+
+    monkeypatch.setattr(native, "entry_of", and_advance)
+    call = Call(driver, *SMALL)
+    call.plan()
+    assert call.by_cpp() is None
+
+
+# --- Building it ---
+
+
+@pytest.fixture
+def new(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A process that has a GPU and an empty cache, and has begun nothing."""
+    monkeypatch.setenv("TRITON_GEMM_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(native, "_begun", False)
+    monkeypatch.setattr(native, "_module", None)
+    monkeypatch.setattr(native, "why_not", lambda: None)
+    monkeypatch.setattr(native, "address_of", lambda _: 0)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    return tmp_path / "native"
+
+
+def begun() -> str | None:
+    """Why there is no extension once the thread has ended that builds it."""
+    assert native.module() is None
+    for thread in threading.enumerate():
+        if thread.name == "triton_gemm native":
+            thread.join(100)
+    return native.state()
+
+
+def test_a_second_process_builds_nothing(extension: Path, new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new.mkdir()
+    shutil.copy(extension, new)
+    monkeypatch.setattr(native, "_compile", None)
+    assert begun() is None
+    assert native.module() is not None
+
+
+FAILURES = {
+    "a compiler that fails": ({"CXX": "false"}, "returned non-zero exit status"),
+    "no such compiler": ({"CXX": "/nowhere/c++"}, "No such file"),
+    "a cache that is a file": ({"TRITON_GEMM_CACHE_DIR": os.devnull}, "Not a directory"),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_without_it_python_goes_on(name: str, new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    variables, words = FAILURES[name]
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    assert words in (begun() or "")
+    assert native.module() is None and not list(new.glob("*.so*"))
+
+
+def test_sources_that_do_not_compile_leave_nothing(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "native_command", lambda compiler: [compiler, "-x", "c++", "/nowhere/native.cpp"])
+    assert begun() == "compilation terminated."
+    assert not list(new.glob("*.so*"))
+
+
+def test_no_compiler(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "cxx_compiler", lambda: None)
+    assert begun() == "there is no C++ compiler: set CXX, or install g++"
+
+
+def test_calls_ask_for_it_until_there_is_none(
+    driver: fake_driver.Driver, new: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = Call(driver, *SMALL)
+    monkeypatch.setattr(native, "_begin", lambda: None)
+    call.plan()
+    [known] = call.fast.calls.values()
+    assert native._begun and not known.offered
+    monkeypatch.setattr(native, "_why", "there is no C++ compiler")
+    call.take()
+    assert known.offered and call.fast.table is None
+
+
+def test_nothing_begins_while_a_graph_is_captured(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(native, "_begin", None)
+    assert native.module() is None and not native._begun
+
+
+def test_it_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for value, why in (("0", "TRITON_GEMM_NATIVE is 0"), ("1", None)):
+        native.enabled.cache_clear()
+        monkeypatch.setenv("TRITON_GEMM_NATIVE", value)
+        assert native.why_not() == why
+    native.enabled.cache_clear()
+    monkeypatch.setenv("TRITON_GEMM_NATIVE", "yes")
+    with pytest.raises(ValueError, match="must be 0 or 1, not 'yes'"):
+        native.why_not()
+    native.enabled.cache_clear()
+
+
+def test_a_child_begins_anew(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "_begun", True)
+    native._forget()
+    assert not native._begun
