@@ -16,7 +16,6 @@ import triton_gemm
 from perf.measure.timer import interleave, percentiles, ratios, round_count
 from perf.models.cases import Work
 from perf.models.tables import OURS, PROVIDERS, TORCH
-from triton_gemm.compat import withdraw
 from triton_gemm.functional import routing
 from triton_gemm.runtime import background
 
@@ -39,9 +38,7 @@ def _withdraw() -> None:
     """torch's products as they are without this package. `use()` leaves its kernels in their place where the process
     has other threads, and each call that they pass on takes longer; here no other thread multiplies."""
     with routing._lock:
-        if routing._library is not None and not routing._rules:
-            withdraw(routing._library)
-            routing._library = None
+        routing._withdraw()
 
 
 def measure(work: Work, budget_s: float, timed: bool = True) -> dict[str, Any]:

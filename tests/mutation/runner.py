@@ -93,8 +93,15 @@ GROUPS = (
     Group("select", ("selection/select.py",), CHOICES, ("reporting/explanation",)),
     Group(
         "plan",
-        ("runtime/plan.py", "runtime/background.py", "runtime/native.py"),
-        (*CHOICES, "runtime/workers", "runtime/background", "runtime/native", "tuning/gpu_bench"),
+        ("runtime/plan.py", "runtime/background.py", "runtime/native.py", "functional/native_products.py"),
+        (
+            *CHOICES,
+            "runtime/workers",
+            "runtime/background",
+            "runtime/native",
+            "runtime/native_products",
+            "tuning/gpu_bench",
+        ),
         CALLS,
     ),
     Group("api", ("functional/api.py",), (*CHOICES, "runtime/workers"), CALLS),

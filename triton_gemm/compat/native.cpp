@@ -1,197 +1,16 @@
-// Calls like one before, from their operands to the launch: a table of entries by all that a call says but
-// addresses and alpha. `native.py` builds it, and `runtime/native.py` makes its entries. What an entry does
-// not cover is a miss, which Python takes; so Python alone decides what a call may run on.
-#include <c10/core/GradMode.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
+// The extension's table of calls like one before, and torch's products by it. `native.py` builds it, and
+// `runtime/native.py` makes its entries. What an entry does not cover is a miss, which Python takes; so
+// Python alone decides what a call may run on.
+#include <ATen/core/dispatch/Dispatcher.h>
 
 #include <algorithm>
 #include <deque>
+#include <map>
 #include <memory>
 
-#include "native_entries.h"
+#include "native_calls.h"
 
 namespace {
-
-using Launcher = CUresult (*)(const CUlaunchConfig*, CUfunction, void**, void**);
-using ErrorString = CUresult (*)(CUresult, const char**);
-
-// What `setup` is told, as native.py says; all are kept for as long as the process lives.
-PyObject *generation, *context, *in_backward, *precision, *enter_hook, *leave_hook, *ensure_context;
-PyObject *name_number, *name_contexts, *name_calls;
-Launcher launcher;
-ErrorString error_string;
-
-struct Call {  // what a call says, and what it is found by
-  PyObject *said, *request;
-  const at::Tensor* operands[kOperands];  // a, b, out if given, then the auxiliary ones
-  PyObject* out = nullptr;
-  int count = 0;
-  double alpha = 1;
-  bool dispatched = false;
-  Reference policy;
-  int64_t words[kWords];
-  int size = 0;
-  uint64_t hash = 0;
-
-  void add(int64_t word) {
-    words[size++] = word;
-    hash = (hash ^ static_cast<uint64_t>(word)) * 0x9E3779B97F4A7C15u;
-    hash ^= hash >> 29;
-  }
-};
-
-bool add_operand(Call& call, PyObject* given) {
-  if (call.count == kOperands || !THPVariable_CheckExact(given)) return false;
-  const at::Tensor& x = THPVariable_Unpack(given);
-  const c10::TensorImpl* impl = x.unsafeGetTensorImpl();
-  if (!x.defined() || x.layout() != c10::kStrided || impl->has_symbolic_sizes_strides() ||
-      !impl->has_storage() || impl->is_python_dispatch() || x.dim() > 4)
-    return false;
-  if (!call.dispatched && (x.is_neg() || (c10::GradMode::is_enabled() && x.requires_grad()))) return false;
-  const auto address = reinterpret_cast<uint64_t>(x.const_data_ptr());
-  if (address == 0) return false;
-  const c10::Device device = x.device();
-  call.add(static_cast<int64_t>(x.scalar_type()) | x.dim() << 8 | int64_t{address % 16 == 0} << 12 |
-           static_cast<int64_t>(device.type()) << 16 | static_cast<int64_t>(device.index()) << 32);
-  for (const int64_t size : x.sizes()) call.add(size);
-  for (const int64_t stride : x.strides()) call.add(stride);
-  call.operands[call.count++] = &x;
-  return true;
-}
-
-// arguments: said, a, b, auxiliary, request, out, dispatched. False where no entry is for such a call,
-// perhaps with an exception of Python or C++.
-bool read(Call& call, PyObject* const* arguments) {
-  PyObject *auxiliary = arguments[3], *out = arguments[5];
-  call.said = arguments[0], call.request = arguments[4], call.dispatched = arguments[6] == Py_True;
-  if (!PyTuple_CheckExact(auxiliary) || !PyTuple_Check(call.request) || PyTuple_GET_SIZE(call.request) < 1)
-    return false;
-  PyObject* alpha = PyTuple_GET_ITEM(call.request, 0);
-  if (PyFloat_CheckExact(alpha))
-    call.alpha = PyFloat_AS_DOUBLE(alpha);
-  else if (!PyLong_CheckExact(alpha))
-    return false;
-  else if ((call.alpha = PyLong_AsDouble(alpha)) == -1 && PyErr_Occurred())
-    return false;
-  if (out != Py_None) call.out = out;
-  call.add(PyTuple_GET_SIZE(auxiliary) << 2 | int64_t{call.alpha == 0} << 1 | int64_t{call.out != nullptr});
-  if (!add_operand(call, arguments[1]) || !add_operand(call, arguments[2])) return false;
-  if (call.out != nullptr && !add_operand(call, out)) return false;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(auxiliary); ++i)
-    if (!add_operand(call, PyTuple_GET_ITEM(auxiliary, i))) return false;
-  const c10::Device device = call.operands[0]->device();
-  for (int i = 1; i < call.count; ++i)
-    if (call.operands[i]->device() != device) return false;
-  if (device.is_cuda() && c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice() != device) return false;
-  if (call.operands[0]->scalar_type() == at::kFloat) {
-    Reference found;
-    found.object = PyObject_CallNoArgs(precision);
-    if (found.object == nullptr) return false;
-    call.add(PyUnicode_Check(found.object) && PyUnicode_CompareWithASCIIString(found.object, "tf32") == 0);
-  }
-  PyObject* number = PyDict_GetItemWithError(generation, name_number);
-  if (number == nullptr || !PyLong_Check(number)) return false;
-  call.add(PyLong_AsLongLong(number));
-  if (PyContextVar_Get(context, Py_None, &call.policy.object) < 0) return false;
-  if (call.policy.object == Py_None) {
-    PyObject* contexts = PyDict_GetItemWithError(generation, name_contexts);
-    if (contexts == nullptr) return false;
-    if (contexts == Py_True) {
-      Py_DECREF(call.policy.object);
-      call.policy.object = PyObject_CallNoArgs(in_backward);
-      if (call.policy.object == nullptr) return false;
-    }
-  }
-  return true;
-}
-
-bool same(PyObject* x, PyObject* y) { return x == y || PyObject_RichCompareBool(x, y, Py_EQ) == 1; }
-
-bool fits(const Entry& entry, const Call& call) {
-  if (entry.words.size() != static_cast<size_t>(call.size) ||
-      std::memcmp(entry.words.data(), call.words, sizeof(int64_t) * call.size) != 0)
-    return false;
-  if (!same(entry.said.object, call.said) || !same(entry.policy.object, call.policy.object)) return false;
-  if (entry.request.object == call.request) return true;
-  if (PyTuple_GET_SIZE(entry.request.object) != PyTuple_GET_SIZE(call.request)) return false;
-  for (Py_ssize_t i = 1; i < PyTuple_GET_SIZE(call.request); ++i)  // of alpha only counts whether it is 0
-    if (!same(PyTuple_GET_ITEM(entry.request.object, i), PyTuple_GET_ITEM(call.request, i))) return false;
-  return true;
-}
-
-bool overlaps(const Entry& entry, const Call& call) {  // as `GemmPlan.overlap` and `fast_path.same_storage`
-  const at::Tensor& out = *call.operands[2];
-  const auto begin = reinterpret_cast<uint64_t>(out.const_data_ptr()), end = begin + entry.extents[2];
-  for (int i = 0; i < 2; ++i) {
-    const auto first = reinterpret_cast<uint64_t>(call.operands[i]->const_data_ptr());
-    if (begin < first + entry.extents[i] && first < end) return true;
-  }
-  for (int i = 3; i < call.count; ++i)
-    if (call.operands[i]->storage().data() == out.storage().data()) return true;
-  return false;
-}
-
-bool has_hooks(PyObject* chain) {  // on launches; true also where that cannot be told
-  PyObject* calls = PyObject_GetAttr(chain, name_calls);
-  const bool found = calls == nullptr || !PyList_Check(calls) || PyList_GET_SIZE(calls) != 0;
-  Py_XDECREF(calls);
-  return found;
-}
-
-// The tensor map of an address, encoded by Python where this one has none. Null with an exception.
-const Map* map_of(MapPlace& place, uint64_t address, size_t most) {
-  const auto found = place.known.find(address);
-  if (found != place.known.end()) return &found->second;
-  Reference made;
-  made.object = PyObject_CallFunction(place.encode.object, "K", static_cast<unsigned long long>(address));
-  char* bytes;
-  Py_ssize_t size;
-  if (made.object == nullptr || PyBytes_AsStringAndSize(made.object, &bytes, &size) < 0) return nullptr;
-  if (place.known.size() >= most) place.known.clear();
-  Map& kept = place.known[address];
-  std::memcpy(&kept, bytes, std::min(sizeof kept, static_cast<size_t>(size)));
-  return &kept;
-}
-
-// Fills in a step's parameters. False with an exception.
-bool fill(Step& step, char* parameters, void** pointers, const uint64_t* addresses, double alpha,
-          size_t most) {
-  std::memcpy(parameters, step.parameters.data(), step.parameters.size());
-  for (const Place& place : step.addresses) std::memcpy(parameters + place.at, &addresses[place.operand], 8);
-  const auto narrow = static_cast<float>(alpha);
-  for (const auto& [at, size] : step.alphas)
-    std::memcpy(parameters + at, size == 4 ? static_cast<const void*>(&narrow) : &alpha, size);
-  for (MapPlace& place : step.maps) {
-    const Map* map = map_of(place, addresses[place.operand], most);
-    if (map == nullptr) return false;
-    std::memcpy(parameters + place.at, map, sizeof *map);
-  }
-  for (size_t i = 0; i < step.offsets.size(); ++i) pointers[i] = parameters + step.offsets[i];
-  return true;
-}
-
-bool launch(Step& step, CUstream stream, void** pointers, int device) {
-  CUlaunchConfig config = step.config;
-  config.hStream = stream;
-  config.attrs = step.attributes;
-  for (bool again = false;; again = true) {
-    CUresult error;
-    Py_BEGIN_ALLOW_THREADS;
-    error = launcher(&config, step.function, pointers, nullptr);
-    Py_END_ALLOW_THREADS;
-    if (error == CUDA_SUCCESS) return true;
-    if (error == CUDA_ERROR_INVALID_CONTEXT && !again) {  // this thread may have used no CUDA before
-      PyObject* done = PyObject_CallFunction(ensure_context, "i", device);
-      if (done == nullptr) return false;
-      Py_DECREF(done);
-      continue;
-    }
-    const char* words = nullptr;
-    error_string(error, &words);
-    PyErr_Format(PyExc_RuntimeError, "Triton Error [CUDA]: %s", words == nullptr ? "unknown error" : words);
-    return false;
-  }
-}
 
 struct Table {
   PyObject_HEAD;
@@ -210,70 +29,38 @@ std::shared_ptr<Entry> find(const Table* table, const Call& call) {
   return nullptr;
 }
 
-CUstream stream_of(c10::Device device) {  // the current one
-  if (!device.is_cuda()) return nullptr;
-  const c10::impl::VirtualGuardImpl guard(c10::kCUDA);
-  return static_cast<CUstream>(guard.getStreamNativeHandle(guard.getStream(device)));
-}
-
-// Runs an entry. Null with an exception.
-PyObject* run(Entry& entry, Call& call, size_t most_maps) {
-  const c10::Device device = call.operands[0]->device();
-  const CUstream stream = stream_of(device);
-  const bool given = call.out != nullptr;
-  at::Tensor result = given ? *call.operands[2] : entry.result.make();
-  uint64_t addresses[kOperands + 3 + kTemporaries];
-  int count = 0;
-  for (int i = 0; i < 2; ++i)
-    addresses[count++] = reinterpret_cast<uint64_t>(call.operands[i]->const_data_ptr());
-  addresses[count++] = reinterpret_cast<uint64_t>(result.mutable_data_ptr());
-  for (int i = given ? 3 : 2; i < call.count; ++i)
-    addresses[count++] = reinterpret_cast<uint64_t>(call.operands[i]->const_data_ptr());
-  Reference shared;  // memory for sums, which lives until all is launched
-  if (entry.workspace.object != nullptr) {
-    shared.object =
-        PyObject_CallFunction(entry.workspace.object, "K", reinterpret_cast<unsigned long long>(stream));
-    if (shared.object == nullptr) return nullptr;
-    for (int i = 0; i < 2; ++i)
-      addresses[count++] =
-          reinterpret_cast<uint64_t>(THPVariable_Unpack(PyList_GET_ITEM(shared.object, i)).data_ptr());
-  }
-  std::vector<at::Tensor> temporaries;
-  for (const Empty& empty : entry.temporaries) {
-    temporaries.push_back(empty.make());
-    addresses[count++] = reinterpret_cast<uint64_t>(temporaries.back().data_ptr());
-  }
-  if (given && !call.dispatched) result.unsafeGetTensorImpl()->bump_version();
-  alignas(128) char parameters[kBytes];
-  void* pointers[kParameters];
-  for (Step& step : entry.steps)
-    if (!fill(step, parameters, pointers, addresses, call.alpha, most_maps) ||
-        !launch(step, stream, pointers, device.index()))
-      return nullptr;
-  return given ? Py_NewRef(call.out) : THPVariable_Wrap(std::move(result));
-}
-
-// take(said, a, b, auxiliary, request, out, dispatched): the result, or None for what Python must take.
-PyObject* take(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
-  auto* table = reinterpret_cast<Table*>(self);
-  if (count != 7) return PyErr_Format(PyExc_TypeError, "take() takes 7 arguments");
+// The entry that is for a call that was read, or null for what Python must take: that a hook of Triton's
+// wants to see, or whose out overlaps an operand. What was raised on the way is forgotten, since Python's way
+// has the words for it.
+template <typename Read>
+std::shared_ptr<Entry> entry_for(const Table* table, Call& call, const Read& reads) {
   std::shared_ptr<Entry> found;
-  Call call;
   try {
-    if (!table->entries->empty() && read(call, arguments)) found = find(table, call);
-    if (found != nullptr && call.out != nullptr)
+    if (!table->entries->empty() && reads()) found = find(table, call);
+    if (found != nullptr && call.given)
       if (overlaps(*found, call) || (!call.dispatched && call.operands[2]->is_inference())) found = nullptr;
     if (found != nullptr && (has_hooks(enter_hook) || has_hooks(leave_hook))) found = nullptr;
-  } catch (const std::exception&) {  // of a tensor without an address, say; Python's way has the words for it
+  } catch (const std::exception&) {  // of a tensor without an address, say
     found = nullptr;
   }
   if (PyErr_Occurred()) {
     PyErr_Clear();
     found = nullptr;
   }
+  return found;
+}
+
+// take(said, a, b, auxiliary, request, out, dispatched): the result, or None for what Python must take.
+PyObject* take(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+  const auto* table = reinterpret_cast<Table*>(self);
+  if (count != 7) return PyErr_Format(PyExc_TypeError, "take() takes 7 arguments");
+  Call call;
+  const auto found = entry_for(table, call, [&] { return read(call, arguments); });
   if (found == nullptr) Py_RETURN_NONE;
   try {
-    return run(*found, call, table->most_maps);
+    at::Tensor result;
+    if (!run(*found, call, table->most_maps, result)) return nullptr;
+    return call.given ? Py_NewRef(arguments[5]) : THPVariable_Wrap(std::move(result));
   } catch (...) {
     torch::translate_exception_to_python(std::current_exception());
     return nullptr;
@@ -339,6 +126,122 @@ void end(PyObject* self) {
   Py_DECREF(type);
 }
 
+// --- torch's products, which the dispatcher calls without Python ---
+
+PyTypeObject* table_type;
+Table* routed;  // which has them, or null: under the GIL, as all that is here
+
+// A kernel in the place of one of aten's. What the table has it launches; the rest is for the kernel that was
+// there.
+struct Product final : c10::OperatorKernel {
+  c10::SafeKernelFunction before;
+  Reference said, request;  // as Python would say them
+  bool adds, given;         // whether there are an input with beta and alpha, and an out
+  int64_t* launched;
+
+  Product(c10::SafeKernelFunction kernel) : before(std::move(kernel)) {}
+
+  void operator()(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+    const size_t count = 2 + 3 * adds + given;
+    at::Tensor result;
+    if (!take(stack->data() + stack->size() - count, result)) return before.callBoxed(operation, keys, stack);
+    torch::jit::drop(*stack, count);
+    stack->emplace_back(std::move(result));
+  }
+
+  static bool number(const c10::IValue& given, double& value) {
+    if (!given.isInt() && !given.isDouble()) return false;
+    value = given.isInt() ? static_cast<double>(given.toInt()) : given.toDouble();
+    return true;
+  }
+
+  bool take(const c10::IValue* arguments, at::Tensor& result) const {
+    double beta = 1, alpha = 1;
+    if (adds && !(number(arguments[3], beta) && beta == 1 && number(arguments[4], alpha))) return false;
+    const pybind11::gil_scoped_acquire gil;
+    const Table* table = routed;
+    if (table == nullptr) return false;
+    const Reference alive(reinterpret_cast<PyObject*>(routed));
+    Call call;
+    call.said = said.object, call.request = request.object, call.dispatched = true, call.given = given,
+    call.alpha = alpha;
+    const auto found = entry_for(table, call, [&] {
+      add_form(call, adds);
+      return add_operand(call, arguments[adds].toTensor()) &&
+             add_operand(call, arguments[adds + 1].toTensor()) &&
+             (!given || add_operand(call, arguments[2 + 3 * adds].toTensor())) &&
+             (!adds || add_operand(call, arguments[0].toTensor())) && read_state(call);
+    });
+    if (found == nullptr) return false;
+    if (!run(*found, call, table->most_maps, result)) {
+      python_error error;
+      error.persist();
+      throw std::move(error);
+    }
+    ++*launched;
+    return true;
+  }
+};
+
+auto& registrations = *new std::vector<c10::RegistrationHandleRAII>;  // which outlive Python
+auto& launches = *new std::map<std::string, int64_t>;
+
+// override(overload, key, of, request): whether a Product is now in the place of aten's kernel for that
+// dispatch key, which it is if that one was registered by the Python file `of`. It is found by the overload
+// and the request.
+PyObject* override(PyObject*, PyObject* given) {
+  PyObject *said, *request;
+  const char *key, *file;
+  if (!PyArg_ParseTuple(given, "UssO", &said, &key, &file, &request)) return nullptr;
+  try {
+    const std::string full = PyUnicode_AsUTF8(said), name = full.substr(0, full.find('.'));
+    const std::string overload = full.size() > name.size() ? full.substr(name.size() + 1) : "";
+    auto& dispatcher = c10::Dispatcher::singleton();
+    const c10::DispatchKey dispatch = c10::parseDispatchKey(key);
+    const c10::OperatorName operation{"aten::" + name, overload};
+    const auto handle = dispatcher.findSchemaOrThrow(operation.name.c_str(), overload.c_str());
+    auto product = std::make_unique<Product>(handle.getComputedKernelForDispatchKey(dispatch));
+    if (product->before.debug().find(file) == std::string::npos) Py_RETURN_FALSE;
+    product->said = Reference(said), product->request = Reference(request);
+    product->adds = handle.schema().arguments().size() >= 5, product->given = overload == "out";
+    product->launched = &launches[full];
+    registrations.push_back(dispatcher.registerImpl(
+        operation, dispatch, c10::KernelFunction::makeFromBoxedFunctor(std::move(product)), std::nullopt,
+        nullptr, "triton_gemm"));
+    Py_RETURN_TRUE;
+  } catch (...) {
+    torch::translate_exception_to_python(std::current_exception());
+    return nullptr;
+  }
+}
+
+PyObject* withdraw(PyObject*, PyObject*) {
+  registrations.clear();
+  Py_RETURN_NONE;
+}
+
+// route(table): which one Products ask from now on; None: none.
+PyObject* route(PyObject*, PyObject* given) {
+  Table* found = Py_TYPE(given) == table_type ? reinterpret_cast<Table*>(given) : nullptr;
+  Py_XINCREF(found);
+  std::swap(routed, found);
+  Py_XDECREF(found);
+  Py_RETURN_NONE;
+}
+
+// launched(reset): of each overload, how many calls Products launched; then from zero, if so asked.
+PyObject* launched(PyObject*, PyObject* reset) {
+  PyObject* found = PyDict_New();
+  for (auto& [overload, count] : launches) {
+    PyObject* number = PyLong_FromLongLong(count);
+    if (found == nullptr || number == nullptr || PyDict_SetItemString(found, overload.c_str(), number) < 0)
+      Py_CLEAR(found);
+    Py_XDECREF(number);
+    if (reset == Py_True) count = 0;
+  }
+  return found;
+}
+
 // setup(launcher, error_string, generation, context, in_backward, precision, enter_hook, leave_hook,
 // ensure_context)
 PyObject* setup(PyObject*, PyObject* arguments) {
@@ -363,13 +266,19 @@ PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(make)},
                        {Py_tp_methods, methods},
                        {}};
 PyType_Spec spec = {"triton_gemm_native.Table", sizeof(Table), 0, Py_TPFLAGS_DEFAULT, slots};
-PyMethodDef functions[] = {{"setup", setup, METH_VARARGS, nullptr}, {}};
+PyMethodDef functions[] = {
+    {"setup", setup, METH_VARARGS, nullptr},      {"override", override, METH_VARARGS, nullptr},
+    {"withdraw", withdraw, METH_NOARGS, nullptr}, {"route", route, METH_O, nullptr},
+    {"launched", launched, METH_O, nullptr},      {}};
 PyModuleDef definition = {PyModuleDef_HEAD_INIT, "triton_gemm_native", nullptr, -1, functions};
 
 }  // namespace
 
 PyMODINIT_FUNC PyInit_triton_gemm_native() {
   PyObject* module = PyModule_Create(&definition);
-  if (module != nullptr && PyModule_AddObject(module, "Table", PyType_FromSpec(&spec)) < 0) return nullptr;
+  table_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+  if (module != nullptr &&
+      PyModule_AddObjectRef(module, "Table", reinterpret_cast<PyObject*>(table_type)) < 0)
+    return nullptr;
   return module;
 }

@@ -29,6 +29,7 @@ from ..problem import SUM, Request
 from ..runtime import background, plan, policies
 from . import ops
 from .fast_path import FastPath, same_storage
+from .native_products import NativeProducts
 from .other_products import COUNTED, PRODUCTS, Product
 from .rules import expands
 
@@ -78,6 +79,7 @@ _counts: Counter[tuple[str, str]] = Counter()
 _lock = free_in_children(threading.Lock())
 
 _fast = FastPath()  # of calls under the innermost rule
+_by_cpp = NativeProducts([overload for name in ROUTED for overload in (name, f"{name}.out")], __file__)
 _faster: dict[tuple[object, ...], str] = {}  # why torch is, under any rule, by the key of calls; "" where it is not
 
 
@@ -132,10 +134,12 @@ def _enter(
             "CPU tensors to Triton's interpreter, set TRITON_INTERPRET=1 before Python starts"
         )
     with _lock:
+        begin = _library is None or _alone()
         if _library is None:
             _library = _override()
         _rules.append(rule)
         _fast = _fast_path()
+        _by_cpp.show(_fast.table, KEY, begin)
     return rule
 
 
@@ -176,7 +180,7 @@ def disable() -> None:
 @hide_from_dynamo
 def _leave(rule: Rule | None) -> None:
     """Takes that rule back, and no other, unless `disable` has done so; or the innermost."""
-    global _library, _fast
+    global _fast
     with _lock:
         if rule is None:
             if not _rules:
@@ -184,9 +188,24 @@ def _leave(rule: Rule | None) -> None:
             rule = _rules[-1]
         _rules[:] = [x for x in _rules if x is not rule]
         _fast = _fast_path()
-        if not _rules and _library is not None and threading.active_count() == 1:
-            withdraw(_library)
-            _library = None
+        _by_cpp.show(_fast.table, KEY, begin=False)
+        if _alone():
+            _withdraw()
+
+
+def _alone() -> bool:
+    """Whether no other thread may be calling torch's products: there are none but those of this package."""
+    here = threading.current_thread()
+    return all(x is here or x.name.startswith("triton_gemm ") for x in threading.enumerate())
+
+
+def _withdraw() -> None:
+    """Takes back what overrides torch's products, unless something is routed. With the lock."""
+    global _library
+    if not _rules and _library is not None:
+        _by_cpp.withdraw()
+        withdraw(_library)
+        _library = None
 
 
 @contextmanager
@@ -239,10 +258,13 @@ def report_routing(*, reset: bool = False) -> dict[tuple[str, str], int]:
         For example {("addmm", "triton_gemm"): 12, ("mm", "torch: int64 is not computed"): 1}.
     """
     arguments.flag("report_routing", "reset", reset)
-    found = dict(sorted(_counts.items()))
+    found = Counter(_counts)
+    for overload, count in _by_cpp.launched(reset).items():
+        if count:
+            found[overload.partition(".")[0], OURS] += count
     if reset:
         _counts.clear()
-    return found
+    return dict(sorted(found.items()))
 
 
 def _override() -> torch.library.Library:
@@ -296,6 +318,9 @@ def _routed(name: str, overload: str) -> Callable[..., torch.Tensor]:
         if rules and rules[0].predicate is None and type(request.alpha) in (int, float):
             auxiliary = () if input is None else (input,)
             table = fast.table  # asked here, too, because the Python of `take` costs as much as it does
+            if table is not None and table is not _by_cpp.table:
+                with _lock:
+                    _by_cpp.show(_fast.table, KEY, _alone())
             c = None if table is None else table.take(overload, a, b, auxiliary, request, out, True)
             if c is None:
                 key, c = fast.take(overload, a, b, auxiliary, request, out, dispatched=True)

@@ -59,7 +59,8 @@ class Compiler:
         # MB, measured once on two cores: less than machines with GPUs have for each core.
         count = threads or max(1, min(THREADS, len(os.sched_getaffinity(0)) // ranks() - 1))
         self.workers = [worker() for _ in range(count)]
-        self.threads = [threading.Thread(target=self._work, args=(one,), daemon=True) for one in self.workers]
+        name = "triton_gemm compiler"
+        self.threads = [threading.Thread(target=self._work, args=(x,), name=name, daemon=True) for x in self.workers]
         for thread in self.threads:
             thread.start()
 

@@ -122,6 +122,38 @@ def test_routed_calls_give_the_same_bits(dtype: torch.dtype) -> None:
             both(call, lambda: routing._fast)
 
 
+def test_products_are_launched_without_python() -> None:
+    """Forward, and backward in autograd's thread: the same bits as by Python, in every call from the third on."""
+    extension = native.module()
+    x, y, weight, bias = random(256, 264), random(3, 264, 128), random(1288, 264), random(1288)
+    weight.requires_grad_()
+
+    def calls() -> list[torch.Tensor]:
+        product = torch.nn.functional.linear(x, weight, bias)
+        [gradient] = torch.autograd.grad(product.float().square().sum(), weight)
+        with torch.no_grad():
+            batched = torch.bmm(x.expand(3, -1, -1), y)
+            written = torch.mm(x, weight.T, out=torch.empty_like(product))
+        return [product, gradient, batched, written]
+
+    with triton_gemm.use():
+        for _ in range(3):
+            by_cpp = calls()
+        extension.launched(True)
+        triton_gemm.report_routing(reset=True)
+        by_cpp = calls()
+        assert extension.launched(False) == {"addmm": 1, "bmm": 1, "mm": 1, "mm.out": 1} | dict.fromkeys(
+            ("addmm.out", "baddbmm", "baddbmm.out", "bmm.out"), 0
+        )
+        counts = {"addmm": 1, "bmm": 1, "mm": 2}
+        assert triton_gemm.report_routing() == {(name, "triton_gemm"): count for name, count in counts.items()}
+        routing._by_cpp.show(None, routing.KEY, begin=False)
+        routing._fast.table = None
+        by_python = calls()
+    for one, other in zip(by_cpp, by_python, strict=True):
+        assert torch.equal(bits(one), bits(other)) and one.stride() == other.stride()
+
+
 @hopper
 def test_fp8_and_groups_give_the_same_bits() -> None:
     a, b = random(256, 512).to(torch.float8_e4m3fn), random(768, 512).to(torch.float8_e4m3fn).T

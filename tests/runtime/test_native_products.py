@@ -1,0 +1,208 @@
+"""torch's products that the extension launches without Python: which it does, and that all else goes on to Python."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import triton_gemm
+from tests.support import fake_driver
+from triton_gemm.functional import fast_path, routing
+from triton_gemm.problem import SUM, Request
+from triton_gemm.runtime import native, plan
+from triton_gemm.selection.select import select
+
+pytestmark = pytest.mark.slow
+
+A, B, BIAS, OUT = (torch.ones(shape, dtype=torch.bfloat16) for shape in ((256, 512), (512, 768), (768,), (256, 768)))
+BATCHES = [x[None].expand(3, *x.shape).contiguous() for x in (A, B, OUT)]
+CALLS: dict[str, Callable[[], torch.Tensor]] = {
+    "mm": lambda: torch.mm(A, B),
+    "mm.out": lambda: torch.mm(A, B, out=OUT),
+    "addmm": lambda: torch.addmm(BIAS, A, B),
+    "addmm.out": lambda: torch.addmm(BIAS, A, B, beta=1.0, alpha=0.5, out=OUT),
+    "bmm": lambda: torch.bmm(BATCHES[0], BATCHES[1]),
+    "bmm.out": lambda: torch.bmm(BATCHES[0], BATCHES[1], out=BATCHES[2]),
+    "baddbmm": lambda: torch.baddbmm(BIAS, BATCHES[0], BATCHES[1]),
+    "baddbmm.out": lambda: torch.baddbmm(BIAS, BATCHES[0], BATCHES[1], out=BATCHES[2]),
+}
+
+
+@pytest.fixture(scope="module")
+def extension(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fake_driver.build(tmp_path_factory.mktemp("native"))
+
+
+@pytest.fixture
+def driver(extension: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_driver.Driver]:
+    """Products of CPU tensors are routed to plans for Hopper. No call was made before."""
+    found = fake_driver.install(monkeypatch, extension)
+    monkeypatch.setattr(routing, "KEY", "CPU")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    routing._made_under.cache_clear()
+    triton_gemm.report_routing(reset=True)
+    yield found
+    with routing._lock:
+        routing._withdraw()
+    routing._made_under.cache_clear()
+
+
+def make_known(driver: fake_driver.Driver, overload: str) -> None:
+    """Has calls of CALLS be like one before, which Python has launched. In `use()`."""
+    batched, given = "bmm" in overload, overload.endswith(".out")
+    a, b, c = BATCHES if batched else (A, B, OUT)
+    auxiliary = (BIAS,) if "add" in overload else ()
+    fast, out = routing._fast, c if given else None
+    key, _ = fast.take(overload, a, b, auxiliary, SUM, out, dispatched=True)
+    problem = Request(bias="n" if auxiliary else None).problem(a, b, c)
+    found = plan.GemmPlan(problem, select(problem, fake_driver.HOPPER), a.device)
+    found.compile(a, b, c, *auxiliary)
+    fast.keep(key, fast_path.known(found, c, (a, a), (b, b)))
+    driver.by_python.clear()
+    fast.take(overload, a, b, auxiliary, SUM, out, dispatched=True)
+    driver.sizes = [[len(x) for x in fake_driver.packed(*one)] for one in driver.by_python]
+
+
+def launched() -> dict[str, int]:
+    """The overloads that C++ launched since it was asked, and how often."""
+    return {name: count for name, count in native.module().launched(True).items() if count}
+
+
+@pytest.mark.parametrize("overload", CALLS)
+def test_a_product_is_launched_without_python(driver: fake_driver.Driver, overload: str) -> None:
+    call = CALLS[overload]
+    with triton_gemm.use():
+        make_known(driver, overload)
+        call()  # by Python, which shows C++ the table
+        assert launched() == {}
+        driver.seen.clear(), driver.by_python.clear()
+        c = call()
+        assert (c.shape, c.stride()) == (
+            (BATCHES if "bmm" in overload else [A, B, OUT])[2].shape,
+            c.contiguous().stride(),
+        )
+        assert overload.endswith(".out") == (c is OUT or c is BATCHES[2])
+        assert not driver.by_python and len(driver.seen) == len(driver.sizes)
+        by_cpp = [x.parameters for x in driver.seen]
+        routing._fast.table.forget()
+        if overload.endswith(".out"):
+            call()
+            assert by_cpp == [fake_driver.packed(*one) for one in driver.by_python]
+        assert triton_gemm.report_routing(reset=True)[overload.removesuffix(".out"), "triton_gemm"] >= 2
+        assert triton_gemm.report_routing() == {}
+
+
+def known(driver: fake_driver.Driver, overload: str = "addmm") -> None:
+    make_known(driver, overload)
+    for _ in range(2):
+        CALLS[overload]()
+    assert launched() == {overload: 1}
+
+
+PYTHONS: dict[str, Callable[[], torch.Tensor]] = {
+    "no product": lambda: torch.addmm(BIAS, A, B, alpha=0),
+    "a factor that is no number": lambda: torch.addmm(BIAS, A, B, alpha=True),
+    "a factor of what is added": lambda: torch.addmm(BIAS, A, B, beta=0.5),
+    "another shape": lambda: torch.addmm(BIAS, A[:100], B),
+    "another dtype": lambda: torch.addmm(BIAS.double(), A.double(), B.double()),
+    "another product": lambda: torch.mm(A, B),
+}
+
+
+@pytest.mark.parametrize("name", PYTHONS)
+def test_another_call_is_python_s(driver: fake_driver.Driver, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routing, "_stays", lambda *_: "the test says so")
+    with triton_gemm.use():
+        known(driver)
+        driver.seen.clear()
+        PYTHONS[name]()
+        assert launched() == {} and not driver.seen
+        assert (
+            "mm" if name == "another product" else "addmm",
+            "torch: the test says so",
+        ) in triton_gemm.report_routing()
+
+
+def test_rules_have_calls_of_their_own(driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no table may be asked where a predicate would be."""
+    with triton_gemm.use():
+        known(driver)
+        for others in ({"exclude": "addmm"}, {"predicate": lambda *_: False}):
+            with triton_gemm.use(**others):  # type: ignore[arg-type]
+                assert torch.equal(CALLS["addmm"](), torch.full_like(OUT, 513).to(torch.bfloat16))
+                assert launched() == {}
+        CALLS["addmm"]()
+        assert launched() == {"addmm": 1}
+    assert torch.equal(CALLS["addmm"](), torch.full_like(OUT, 513).to(torch.bfloat16))
+    assert launched() == {}
+    assert "triton_gemm" not in torch._C._dispatch_dump("aten::addmm")
+
+
+def test_entering_an_equal_rule_goes_on(driver: fake_driver.Driver) -> None:
+    for expected in (0, 1, 1):
+        with triton_gemm.use():
+            if not expected:
+                make_known(driver, "mm")
+            CALLS["mm"]()
+            assert launched() == ({"mm": 1} if expected else {})
+
+
+def test_another_library_s_kernel_is_not_overridden(driver: fake_driver.Driver) -> None:
+    theirs = torch.library.Library("aten", "IMPL")
+    seen: list[Any] = []
+
+    def kernel(keys: torch.DispatchKeySet, *arguments: Any) -> torch.Tensor:
+        seen.append(arguments)
+        return OUT
+
+    with triton_gemm.use():
+        make_known(driver, "mm")
+        before = torch.library.get_kernel("aten::mm", "CPU")
+        theirs.impl("mm", kernel, "CPU", with_keyset=True)
+        try:
+            before.call_boxed(torch._C.DispatchKeySet(torch._C.DispatchKey.CPU), A, B)  # as theirs may
+            CALLS["mm"]()
+        finally:
+            theirs._destroy()
+    assert len(seen) == 1 and launched() == {}
+
+
+def test_nothing_is_overridden_while_other_threads_may_multiply(driver: fake_driver.Driver) -> None:
+    ended = threading.Event()
+    thread = threading.Thread(target=ended.wait)
+    thread.start()
+    try:
+        with triton_gemm.use():
+            make_known(driver, "mm")
+            for _ in range(2):
+                CALLS["mm"]()
+            assert launched() == {} and len(driver.seen) == 2
+    finally:
+        ended.set()
+        thread.join()
+    with triton_gemm.use():
+        CALLS["mm"]()
+        assert launched() == {"mm": 1}
+
+
+def test_a_launch_that_fails_is_heard_through_the_dispatcher(driver: fake_driver.Driver) -> None:
+    with triton_gemm.use():
+        known(driver)
+        driver.answers.append(700)
+        with pytest.raises(RuntimeError, match=r"^Triton Error \[CUDA\]: an illegal address$"):
+            CALLS["addmm"]()
+        CALLS["addmm"]()
+        assert launched() == {"addmm": 1}
+
+
+def test_inputs_that_need_gradients(driver: fake_driver.Driver) -> None:
+    """autograd is above: it calls with what needs none."""
+    with triton_gemm.use():
+        known(driver, "mm")
+        c = torch.mm(A.clone().requires_grad_(), B)
+        assert c.grad_fn is not None and launched() == {"mm": 1}
