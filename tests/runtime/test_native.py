@@ -566,6 +566,19 @@ def test_a_second_process_builds_nothing(extension: Path, new: Path, monkeypatch
     assert native.module() is not None
 
 
+def test_what_was_built_is_loaded_at_once(extension: Path, new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "_compile", None)
+    assert native.built() is None and not native._begun
+    new.mkdir()
+    shutil.copy(extension, new)
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "why_not", lambda: "TRITON_GEMM_NATIVE is 0")
+        assert native.built() is None
+    assert native.built() is native.module() is not None
+    monkeypatch.setattr(native, "cxx_compiler", None)
+    assert native.built() is native.module()
+
+
 FAILURES = {
     "a compiler that fails": ({"CXX": "false"}, "returned non-zero exit status"),
     "no such compiler": ({"CXX": "/nowhere/c++"}, "No such file"),

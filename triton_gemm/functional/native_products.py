@@ -21,20 +21,18 @@ class NativeProducts:
         self._extension: Any = None  # once it has overridden them
         self.table: Any = None
 
-    def show(self, table: Any, key: str, begin: bool) -> None:
-        """Has calls of that dispatch key looked up in this table (`FastPath.table`); None: in none.
-
-        begin: whether it may override them, if it has not yet: no other thread must be calling them meanwhile.
-        """
-        self.table = table
-        extension = native.module() if self._extension is None and table is not None and begin else self._extension
-        if extension is None:
-            return
-        if self._extension is None:
+    def begin(self, key: str, extension: Any) -> None:
+        """Overrides them for that dispatch key, if there is an extension: no other thread must be calling them."""
+        if self._extension is None and extension is not None:
             self._extension = extension
             for overload in self._overloads:
                 extension.override(overload, key, self._of, SUM)
-        extension.route(table)
+
+    def show(self, table: Any) -> None:
+        """Has calls looked up in this table (`FastPath.table`), once they are overridden; None: in none."""
+        self.table = table
+        if self._extension is not None:
+            self._extension.route(table)
 
     def withdraw(self) -> None:
         """Takes the overrides back."""

@@ -26,7 +26,7 @@ from ..compat import INTERPRETED, free_in_children, hide_from_dynamo, overlaps_i
 from ..hardware.device import INTERPRETER, device_info
 from ..hardware.device_model import origin
 from ..problem import SUM, Request
-from ..runtime import background, plan, policies
+from ..runtime import background, native, plan, policies
 from . import ops
 from .fast_path import FastPath, same_storage
 from .native_products import NativeProducts
@@ -134,12 +134,12 @@ def _enter(
             "CPU tensors to Triton's interpreter, set TRITON_INTERPRET=1 before Python starts"
         )
     with _lock:
-        begin = _library is None or _alone()
         if _library is None:
             _library = _override()
+            _by_cpp.begin(KEY, native.built())
         _rules.append(rule)
         _fast = _fast_path()
-        _by_cpp.show(_fast.table, KEY, begin)
+        _by_cpp.show(_fast.table)
     return rule
 
 
@@ -188,7 +188,7 @@ def _leave(rule: Rule | None) -> None:
             rule = _rules[-1]
         _rules[:] = [x for x in _rules if x is not rule]
         _fast = _fast_path()
-        _by_cpp.show(_fast.table, KEY, begin=False)
+        _by_cpp.show(_fast.table)
         if _alone():
             _withdraw()
 
@@ -320,7 +320,9 @@ def _routed(name: str, overload: str) -> Callable[..., torch.Tensor]:
             table = fast.table  # asked here, too, because the Python of `take` costs as much as it does
             if table is not None and table is not _by_cpp.table:
                 with _lock:
-                    _by_cpp.show(_fast.table, KEY, _alone())
+                    if _alone():
+                        _by_cpp.begin(KEY, native.module())
+                    _by_cpp.show(_fast.table)
             c = None if table is None else table.take(overload, a, b, auxiliary, request, out, True)
             if c is None:
                 key, c = fast.take(overload, a, b, auxiliary, request, out, dispatched=True)

@@ -91,6 +91,21 @@ def module() -> Any:
     return None
 
 
+def built() -> Any:
+    """The extension, if there is no need to wait for it: loaded before, or built before and loaded now."""
+    global _begun
+    if _module is None and not _begun and why_not() is None:
+        compiler, where = cxx_compiler(), folder()
+        try:
+            found = compiler is not None and where is not None and (where / native_file(compiler)).exists()
+        except (OSError, subprocess.SubprocessError):
+            found = False
+        if found:
+            _begun = True
+            _begin()
+    return _module
+
+
 def pending() -> bool:
     """Whether there may be an extension later, where there is none."""
     return not _begun or _why == BUILDING
