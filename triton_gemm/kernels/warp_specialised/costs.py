@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from math import gcd
 from typing import NamedTuple
 
 from ...hardware.device_model import DeviceModel
-from ...problem import GemmProblem, both_products
+from ...problem import GemmProblem, Layout, both_products
 from ..cost_model import SECTOR, Remembered, average, lines_of, traffic
 from ..schedule import Schedule, clusters_at_once
 from .configs import FEW_ROWS, Config
@@ -81,7 +82,7 @@ class OfProblem(NamedTuple):
     """Of a problem, whatever its tiles: fixed, and what each CTA adds to it; the cubes of the tensor cores' time at the
     power limit and of memory's, added; the time that one of two neighbouring SMs would take to load all; that of a
     second launch that adds up parts, and of each part; of each tile's bias; and the lines that 128 bytes of a row of A
-    and of B count for."""
+    and of B count for, wherever tiles begin."""
 
     fixed: float
     spread: float
@@ -233,8 +234,10 @@ def of_tile(
     problem: GemmProblem, on: OfProblem, of: OfConfig, model: DeviceModel, alone: bool, grouped: bool = False
 ) -> OfTile:
     """grouped: whether the problem is the average of groups, which end where others begin."""
-    costs, config, a_lines, b_lines = model.costs(Costs), of.config, on.a_lines, on.b_lines
+    costs, config = model.costs(Costs), of.config
     m, n = config.BLOCK_M, config.BLOCK_N
+    a_lines = max(on.a_lines, _lines_of_tiles(problem.a, 1, m, problem.M, problem.dtype.itemsize))
+    b_lines = max(on.b_lines, _lines_of_tiles(problem.b, 2, n, problem.N, problem.dtype.itemsize))
     rows, columns = -(-problem.M // of.m), -(-problem.N // of.n)  # of tiles of clusters
     beyond_m, beyond_n = max(0, m - problem.M), max(0, n - problem.N)  # of a matrix that is smaller than a tile
     few_m, few_n = (0, 0) if grouped else copied(problem, config)
@@ -260,9 +263,20 @@ def of_tile(
         k_tiles=k_tiles,
         pace=pace + of.more,
         store=_straddling(problem, config, costs),
-        l2=k_tiles * of.lines * l2_lines(problem, on, of, rows, columns) / model.l2,
+        l2=k_tiles * of.lines * l2_lines(problem, (a_lines, b_lines), of, rows, columns) / model.l2,
         alone=alone,
     )
+
+
+def _lines_of_tiles(layout: Layout, dim: int, side: int, size: int, itemsize: int) -> float:
+    """Lines of 128 bytes that 128 bytes of a row count for, because of where tiles of that side begin along `dim`.
+
+    Where rows in memory run along it, a tile that begins inside of a line has two lines touched by each 128 bytes that
+    TMA copies. Of tiles one after another the share gcd(side in bytes, 128) / 128 begins at a line.
+    """
+    if layout.strides[dim] != 1 or layout.strides[3 - dim] == 1 or size <= side:
+        return 1.0
+    return 2 - gcd(side * itemsize, 128) / 128
 
 
 def _straddling(problem: GemmProblem, config: Config, costs: Costs) -> float:
@@ -273,16 +287,16 @@ def _straddling(problem: GemmProblem, config: Config, costs: Costs) -> float:
     return costs.straddling * rows / 128 * (columns * problem.out_dtype.itemsize % SECTOR != 0)
 
 
-def l2_lines(problem: GemmProblem, on: OfProblem, of: OfConfig, rows: int, columns: int) -> float:
+def l2_lines(problem: GemmProblem, lines: tuple[float, float], of: OfConfig, rows: int, columns: int) -> float:
     """L2's cost of 128 bytes along K of a cluster's tiles, in lines that it gives to one CTA.
 
-    rows, columns: of tiles of clusters in C. Successive programs go down a group of rows of tiles, and then begin the
+    lines: that 128 bytes of a row of A and of B count for. rows, columns: of tiles of clusters in C. Successive programs go down a group of rows of tiles, and then begin the
     next column. So clusters on a GPC load the same lines of B, and of A only where a group has fewer rows than a GPC
     clusters: lines that others there load at about the same time are merged into one request.
     """
     config = of.config
-    a = min(config.BLOCK_M, problem.M) * on.a_lines * of.a_requested
-    b = min(config.BLOCK_N, problem.N) * on.b_lines * of.b_requested
+    a = min(config.BLOCK_M, problem.M) * lines[0] * of.a_requested
+    b = min(config.BLOCK_N, problem.N) * lines[1] * of.b_requested
     alone = max(min(rows, Schedule.group_m) / of.clusters, 1 / columns)  # share of A's lines that no other loads
     if alone < 1:
         a *= 1 - of.merged * (1 - alone)
