@@ -100,7 +100,7 @@ def child() -> None:
 def _run(model: Model, provider: str) -> list[tuple[float, int]]:
     """The curve of a fresh process. ProcessError says how it ended."""
     with TemporaryDirectory(ignore_cleanup_errors=True) as cache:  # a worker may still write there
-        surroundings = {**os.environ, "TRITON_CACHE_DIR": cache}
+        surroundings = {**os.environ, "TRITON_CACHE_DIR": cache, "TRITON_GEMM_CACHE_DIR": f"{cache}/triton_gemm"}
         command = [sys.executable, "-c", CHILD, model.name, provider]
         try:
             done = subprocess.run(
