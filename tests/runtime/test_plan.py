@@ -883,3 +883,19 @@ def test_what_many_calls_say_is_made_once(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(generation, "contexts", True)
     monkeypatch.setattr(policies, "context_of_backward", lambda: pytest.fail("it was asked"))
     key_of(a, b.mT, half(64, 48))
+
+
+def test_forward_and_backward_passes_like_one_before_plan_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither does the product that a bias's gradient is, with many rows."""
+    made = plan_fakes.take_plans_away(monkeypatch)
+    x, weight, bias = half(ops.MANY_ROWS, 32), half(48, 32), half(48)
+
+    def gradients() -> tuple[torch.Tensor, ...]:
+        leaves = [given.clone().requires_grad_() for given in (x, weight, bias)]
+        return torch.autograd.grad(api.linear(*leaves).float().square().sum(), leaves)
+
+    expected = gradients()
+    planned = len(made)
+    assert planned == 4
+    monkeypatch.setattr(ops, "compute", None)
+    assert all(map(torch.equal, gradients(), expected)) and len(made) == planned

@@ -68,6 +68,21 @@ def compute(a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None, reques
     return c
 
 
+_fast = fast_path.FastPath()  # of forward and backward passes
+
+
+def _computed(a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None, request: Request) -> torch.Tensor:
+    """`compute`, by the fast path where a call like this one was made before. Operands are cast, if autocast is on."""
+    auxiliary = () if input is None else (input,)
+    if any(x.is_neg() for x in (a, b, *auxiliary)):
+        return compute(a, b, input, request)
+    key, c = _fast.take("gemm", a, b, auxiliary, request, dispatched=True)
+    if c is None:
+        c = compute(a, b, input, request)
+        _fast.keep(key, known(a, b, c, input, request))
+    return c
+
+
 def compute_into(
     c: torch.Tensor, a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None, request: Request
 ) -> None:
@@ -255,7 +270,7 @@ def gemm(
         if in_transform():  # of other tensors; the dispatcher makes this a level of it
             return _dispatched(a, b, input, request)
         return _differentiable(a, b, input, plan.remembering(request))
-    return compute(a, b, input, request)
+    return _computed(a, b, input, request)
 
 
 class Derivatives(SingleLevelFunction):
@@ -276,7 +291,7 @@ class _Gemm(Derivatives):
     @staticmethod
     def forward(a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None, request: Request) -> torch.Tensor:
         if is_plain(a, b, input):
-            return compute(a, b, input, request)
+            return _computed(a, b, input, request)
         # torch stops recording within a forward. The levels below this one are others', and go on.
         with below_autograd(), torch.enable_grad(), forward_grad_enabled():
             return _dispatched(a, b, input, request)
