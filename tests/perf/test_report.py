@@ -75,8 +75,9 @@ def made_up_points() -> list[bench_tables.Point]:
     """Modes whose speed and error are nearly the same, and one without an error."""
     modes = {"ieee": 50, "fp8": 970, "fp8-blocks": 960, "fp8-rows": 965, "fp8-fast": 1000, "int8": 1100}
     return [
-        bench_tables.Point(provider, mode, speed, {"norm": 0.0 if mode == "int8" else 1.7e-3})
+        bench_tables.Point(provider, mode, layout, speed, {"norm": 0.0 if mode == "int8" else 1.7e-3})
         for mode, speed in modes.items()
+        for layout in ("nn", "nt")
         for provider in ("triton_gemm", CUBLAS)
     ]
 
