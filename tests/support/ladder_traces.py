@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
@@ -28,8 +29,10 @@ from tests.support import gluon_on_cpu
 from tests.support.address_recorder import ANYHOW, Recorder, recorded
 from triton_gemm.config import GemmConfig
 from triton_gemm.kernels.launch import Launch, Pointer, Scalar, TensorMap
-from triton_gemm.ladder import LADDER, Rung
+from triton_gemm.ladder import LADDER, Rung, k07_tf32
 from triton_gemm.ladder import rung as rung_module
+from triton_gemm.ladder.k05_register_tiled import repacked
+from triton_gemm.ladder.k07_tf32 import round_tf32
 
 RUNGS = {rung.id: rung for rung in LADDER}
 SQUARE = 4096
@@ -139,6 +142,26 @@ def swizzle(rows: int = 8, width: int = 64) -> list[list[int]]:
     return [[column // 8 for _, column in line] for line in places]
 
 
+def tf32(sizes: tuple[int, int, int] = (128, 128, 256)) -> dict[str, Any]:
+    """fp32 numbers by their bits, e and then eight to each step of TF32 from 1 on, and what k07 rounds them to; by how
+    much its result misses the fp64 product, rounded and with the 13 bits cleared that a tensor core ignores."""
+    M, N, K = sizes
+    given = torch.tensor([math.e, *(1 + i * 2.0**-13 for i in range(17))])
+    rounded = repacked(given[None], round_tf32)[0, : len(given)]
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(shape, generator=generator) for shape in ((M, K), (K, N)))
+    wanted, errors = a.double() @ b.double(), {}
+    for name, operands in (
+        ("rounded", (a, b)),
+        ("truncated", [(x.view(torch.int32) & -8192).view(torch.float32) for x in (a, b)]),
+    ):
+        c = torch.full((M, N), torch.nan)
+        k07_tf32.launch(*operands, c, config=RUNGS["k07"].configs[-1], round_operands=name == "rounded")
+        errors[name] = float((c - wanted).norm() / wanted.norm())
+    bits = {name: x.view(torch.int32).tolist() for name, x in (("given", given), ("rounded", rounded))}
+    return {**bits, "errors": errors}
+
+
 # ---- k11 ----
 
 
@@ -222,6 +245,7 @@ def everything() -> dict[str, Any]:
     found: dict[str, Any] = {number: one_program(RUNGS[number]) for number in ("k01", "k02", "k03")}
     found["k03"] |= wave(RUNGS["k03"])
     found["k04"] = wave(RUNGS["k04"])
+    found["k07"] = tf32()
     found["k09"] = persistent(RUNGS["k09"])
     found["k10"] = {"swizzle": swizzle()}
     found["k11"] = ring()
