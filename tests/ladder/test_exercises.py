@@ -53,7 +53,7 @@ def test_an_exercise_is_its_solution_with_a_hole(exercise: Exercise) -> None:
 def test_a_solution_compiles(exercise: Exercise) -> None:
     """It is checked in the interpreter; a learner with a GPU can run it there too."""
     module = importlib.import_module(f"triton_gemm.ladder.exercises.{exercise.name}")
-    half = exercise.name in ("e05_beta", "e08_accumulate", "e12_swizzle")
+    half = exercise.name in ("e05_beta", "e08_accumulate", "e12_swizzle", "e13_ring")
     dtype = torch.float16 if half else torch.float32
     x, row, sums = (torch.empty(rows, 64, dtype=dtype, device="meta") for rows in (64, 1, 192))
     operands: dict[str, tuple[Any, ...]] = {
@@ -70,7 +70,7 @@ def test_a_solution_compiles(exercise: Exercise) -> None:
 
 def test_it_copies_and_keeps_what_was_filled_in(run: Run) -> None:
     status, out, _ = run("start")
-    assert status == 0 and "12 of 12 exercises copied to gemm_exercises." in out
+    assert status == 0 and "13 of 13 exercises copied to gemm_exercises." in out
     files = [Path("gemm_exercises") / f"{exercise.name}.py" for exercise in EXERCISES]
     assert [file.read_text() for file in files] == [exercise.unfilled for exercise in EXERCISES]
     files[0].write_text("mine")
@@ -78,7 +78,7 @@ def test_it_copies_and_keeps_what_was_filled_in(run: Run) -> None:
     status, out, _ = run("start")
     assert (
         status == 0
-        and "1 of 12 exercises copied to gemm_exercises; the others were there, and are as they were." in out
+        and "1 of 13 exercises copied to gemm_exercises; the others were there, and are as they were." in out
     )
     assert files[0].read_text() == "mine" and files[1].read_text() == EXERCISES[1].unfilled
 
@@ -93,7 +93,7 @@ def test_it_lists_and_checks(run: Run) -> None:
     second.write_text(EXERCISES[1].filled("    return unknown\n"))
     status, out, _ = run("--folder", "here")
     assert status == 0
-    assert out.count("to do") == 10 and out.count("solved\n") == 1 and "1 of 12 solved." in out
+    assert out.count("to do") == 11 and out.count("solved\n") == 1 and "1 of 13 solved." in out
     assert "NameError: name 'unknown' is not defined" in out
     status, out, _ = run("check", "1", "--folder", "here")
     assert status == 0 and "1 of 1 solved." in out
@@ -112,7 +112,7 @@ def test_hints_and_solution(run: Run) -> None:
     ("words", "sentence"),
     [
         ("check", "there is no folder gemm_exercises; `python -m triton_gemm.ladder exercise start` makes it"),
-        ("check 13", "there are exercises 1 to 12, and no 13"),
+        ("check 14", "there are exercises 1 to 13, and no 14"),
         ("hint", "hint wants an exercise's number, as in `hint 1`"),
         ("solution", "solution wants an exercise's number"),
         ("hint 4 4", "exercise 4 has hints 1 to 3, and no 4"),
