@@ -228,7 +228,9 @@ def tma() -> Drawing:
     config, found = RUNGS["k10"].configs[0], traces.boxes()
     m, n, k = config.BLOCK_M or 0, config.BLOCK_N or 0, config.BLOCK_K or 0
     places = traces.recorded()["k10"]["swizzle"]
-    figure, (left, plain, mixed) = plt.subplots(1, 3, figsize=(7.6, 2.9), gridspec_kw={"width_ratios": (1.9, 1, 1)})
+    figure, (left, plain, mixed) = plt.subplots(
+        1, 3, figsize=(8, 2.9), gridspec_kw={"width_ratios": (1.9, 1, 1), "wspace": 0.4}
+    )
     count = 0
     for name, x0, rows, columns, color in (("a", 0, m, k, BLUE), ("b", k + 24, k, n, RED)):
         high, wide = found[name]

@@ -106,7 +106,7 @@ def tensor_cores() -> Drawing:
 def persistent() -> Drawing:
     trace = traces.recorded()["k09"]
     each, mine = trace["k_tiles"], trace["programs"]
-    figure, both = plt.subplots(2, 1, figsize=(7.4, 3.9), sharex=True, gridspec_kw={"hspace": 0.42})
+    figure, both = plt.subplots(2, 1, figsize=(7.4, 4.6), sharex=True, gridspec_kw={"hspace": 0.36})
     ends = dict[str, float]()
     for axes, rung in zip(both, ("k08", "k09"), strict=True):
         for row, tiles in enumerate(mine):
@@ -124,7 +124,7 @@ def persistent() -> Drawing:
                     row + 0.7,
                     f"tile {tile}",
                     ha="center",
-                    va="center_baseline",
+                    va="center",
                     fontsize=8,
                 )
         axes.set_yticks([row + 0.5 for row in range(len(mine))], [f"SM {row}" for row in range(len(mine))])
