@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support import gluon_on_cpu
+from triton_gemm.kernels.launch import Launch, TensorMap
 from triton_gemm.ladder import command
-from triton_gemm.ladder.exercises import EXERCISES, Exercise
+from triton_gemm.ladder.exercises import EXERCISES, Exercise, ring
 from triton_gemm.ladder.exercises import command as exercises
 from triton_gemm.runtime import aot
 
@@ -66,6 +68,31 @@ def test_a_solution_compiles(exercise: Exercise) -> None:
     assert launches
     for launch in launches:
         assert aot.compile_launch(launch, (9, 0)).spills == 0
+
+
+@pytest.mark.parametrize(
+    ("phases", "right"), [("turn ^ 1, turn", True), ("1, turn", False), ("turn ^ 1, 1", False), ("0, 0", False)]
+)
+def test_the_ring_in_the_simulator_of_kernels(phases: str, right: bool) -> None:
+    """Which knows more of Hopper than the exercise's own: its verdict is the same."""
+    folder = Path(ring.__file__).parent
+    around = (folder / "ring.py").read_text().replace("from ...compat", "from ..compat")
+    solution = (folder / "e13_ring.py").read_text().replace("return turn ^ 1, turn", f"return {phases}")
+    kernel = gluon_on_cpu.module("ring", {"ring": around.replace("from .trace import WrongError", "")}, {}).ring_kernel
+    roles = gluon_on_cpu.module("e13_ring", {"e13_ring": solution}, {})
+    generator, (m, k) = torch.Generator().manual_seed(0), (ring.BLOCK, 8 * ring.BLOCK)
+    a, b = (torch.randint(-3, 4, shape, generator=generator).half() for shape in ((m, k), (k, m)))
+    operands = {"a": a, "b": b, "c": torch.full((m, m), torch.nan, dtype=torch.float16)}
+    maps = {
+        f"{name}_desc": TensorMap(name, x.dtype, tuple(x.shape), x.stride(), (m, m)) for name, x in operands.items()
+    }
+    more = {"K": k, "LOAD": roles.load, "MULTIPLY": roles.multiply, "BLOCK": m, "SLOTS": ring.SLOTS}
+    try:
+        gluon_on_cpu.run(Launch(kernel, (1, 1, 1), {**maps, **more}, {"num_warps": 4}), operands, {})
+        equal = torch.equal(operands["c"], (a.float() @ b.float()).half())
+    except (gluon_on_cpu.DeadlockError, AssertionError):  # or more arrivals than a barrier counts
+        equal = False
+    assert equal == right
 
 
 def test_it_copies_and_keeps_what_was_filled_in(run: Run) -> None:

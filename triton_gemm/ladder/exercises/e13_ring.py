@@ -10,7 +10,7 @@ waits for ever. The roles are simulated, one going on as far as it may before th
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
 from triton_gemm.compat import tma_load
 from triton_gemm.ladder.exercises import ring
@@ -42,7 +42,8 @@ def multiply(a_slots, b_slots, acc, full, empty, K, BLOCK: gl.constexpr, SLOTS: 
     for step in range(K // BLOCK):
         slot = step % SLOTS
         mbarrier.wait(full.index(slot), phases(step, SLOTS)[1])
-        acc = warpgroup_mma(a_slots.index(slot), b_slots.index(slot), acc)
+        acc = warpgroup_mma(a_slots.index(slot), b_slots.index(slot), acc, is_async=True)
+        acc = warpgroup_mma_wait(0, deps=(acc,))
         mbarrier.arrive(empty.index(slot))
     return acc
 

@@ -153,7 +153,7 @@ def simulate(path: Path, a: torch.Tensor, b: torch.Tensor, first: str) -> torch.
     """
     known: dict[str, Any] = {"__name__": path.stem}
     exec(compile(_Waits().visit(ast.parse(path.read_text())), str(path), "exec"), known)
-    known |= {"tma_load": _load, "warpgroup_mma": _multiply}
+    known |= {"tma_load": _load, "warpgroup_mma": _multiply, "warpgroup_mma_wait": lambda _, deps: deps[0]}
     known["mbarrier"] = SimpleNamespace(expect=lambda *_: None, arrive=_arrive)
     full, empty = (_Slots(Barrier(f"`{name}` of slot {i}") for i in range(SLOTS)) for name in ("full", "empty"))
     a_slots, b_slots = (_Slots(map(Tile, range(SLOTS))) for _ in "ab")
