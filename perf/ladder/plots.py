@@ -21,7 +21,6 @@ from perf.common.style import (
     PALE,
     PALETTE,
     STYLE,
-    TRITON,
     legend_below,
     note,
     plain_log,
@@ -170,12 +169,15 @@ def factors(record: Record, folder: Path) -> Path:
     predicted, measured = [row.predicted for row in rows], [row.measured for row in rows]
     figure, axes = _pairs(
         [f"{row.rung.id} over {row.over}" for row in rows],
-        {"measured": (measured, TRITON), "predicted, before measuring": (predicted, GREY)},
+        {"measured, in the rung's colour": (measured, GREY), "predicted, before measuring": (predicted, GREY)},
         {
             "predicted": [formats.number(value) for value in predicted],
             "measured": [formats.number(value) for value in measured],
         },
     )
+    for y, row in enumerate(rows):
+        known = [row.measured] if row.measured else []
+        axes.plot(known, [y] * len(known), "o", color=curves.rung_look(row.rung.name)["color"], markersize=6, zorder=4)
     axes.axvline(1, color=BLACK, linewidth=0.8, zorder=1)
     axes.set_xlabel("times as fast (log scale)")
     axes.set_title(

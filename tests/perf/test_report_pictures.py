@@ -128,6 +128,9 @@ def test_a_rung_has_one_colour_in_all_pictures(record: Record, figures: dict[str
     for rung, colour in zip(LADDER, style.RUNG_COLORS, strict=True):
         assert {line.get_color() for line in lines if str(line.get_label()).startswith(rung.id)} == {colour}
         assert to_rgb(colour) in {bar.get_facecolor()[:3] for bar in bars}
+    marks = [line for line in figures["factors.png"].axes[0].lines if line.get_marker() == "o"]
+    dots = {line.get_color() for line in marks if line.get_markersize() == 6 and len(line.get_xdata())}
+    assert dots == {*style.RUNG_COLORS[1:]}  # k01 is over nothing
 
 
 @pytest.mark.parametrize("gpu", RECORDS)
