@@ -227,33 +227,38 @@ def suite(sweeps: Sequence[Sweep], name: str) -> str:
     return "\n\n".join(parts)
 
 
-PRECISION_COLUMNS = ("precision", "TFLOPS", "of cuBLAS's SGEMM", "error, norm", "error, worst element")
+PRECISION_COLUMNS = ("precision", "layout", "TFLOPS", "of cuBLAS's SGEMM", "error, norm", "error, worst element")
 PRECISION_SIZE = "4096x4096x4096"
 
 
 @dataclass(frozen=True)
 class Point:
-    """How fast and how wrong a product is in one way, on PRECISION_SIZE. mode: the suite it is from."""
+    """How fast and how wrong a product is in one way, on PRECISION_SIZE.
+
+    mode: the suite it is from; layout: of A and B, `nt` where B is stored transposed.
+    """
 
     provider: str
     mode: str
+    layout: str
     tflops: float
     error: Mapping[str, float]
 
 
 def points(sweeps: Sequence[Sweep]) -> list[Point]:
-    """Ours in each mode, cuBLAS's where it has the mode, and those of AUTOTUNED where they were measured."""
-    found = []
-    for sweep in sweeps:
-        mode = sweep["suite"]
-        shape = next((shape for key, shape in sweep["shapes"].items() if key.split()[0] == PRECISION_SIZE), None)
-        if mode not in PRECISION or shape is None:
-            continue
-        for provider in (OURS,) if mode in EMULATED else (OURS, CUBLAS, *scores.AUTOTUNED):
-            result = scores.timed(shape, provider)
-            if result is not None:
-                found.append(Point(provider, mode, scores.tflops(shape, result), result["error"]))
-    return found
+    """Ours in each mode and layout, cuBLAS's where it has the mode, and those of AUTOTUNED where they were measured."""
+    shapes = [
+        (sweep["suite"], shape)
+        for sweep in sweeps
+        for key, shape in sweep["shapes"].items()
+        if sweep["suite"] in PRECISION and key.split()[0] == PRECISION_SIZE
+    ]
+    return [
+        Point(provider, mode, shape.get("layout", "nn"), scores.tflops(shape, result), result["error"])
+        for mode, shape in shapes
+        for provider in ((OURS,) if mode in EMULATED else (OURS, CUBLAS, *scores.AUTOTUNED))
+        if (result := scores.timed(shape, provider)) is not None
+    ]
 
 
 def precision(sweeps: Sequence[Sweep]) -> str:
@@ -265,6 +270,7 @@ def precision(sweeps: Sequence[Sweep]) -> str:
         rows = [
             [
                 f"{point.provider} {point.mode}",
+                point.layout,
                 formats.number(point.tflops),
                 f"{point.tflops / sgemm:.2f}" if sgemm else None,
                 *(formats.error(point.error.get(kind)) for kind in ("norm", "componentwise")),

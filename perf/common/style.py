@@ -22,6 +22,14 @@ from matplotlib.transforms import ScaledTranslation
 # and without black, which is cuBLAS's.
 PALETTE = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#0072B2", "#D55E00")
 TRITON, CUDA = PALETTE[4], PALETTE[5]
+# A colour and a mark for each rung of the ladder: those six, and five of Paul Tol's muted and dark schemes. Who lacks a
+# kind of cones takes none for another that has the same mark.
+_BROWN, _OLIVE, _WINE, _INDIGO, _PURPLE = "#661100", "#666633", "#882255", "#332288", "#AA4499"
+RUNG_COLORS = (
+    *(_BROWN, _OLIVE, PALETTE[3], PALETTE[1], PALETTE[4], PALETTE[5]),
+    *(_WINE, PALETTE[0], PALETTE[2], _INDIGO, _PURPLE),
+)
+RUNG_MARKS = "oXP<*>*oXP<"
 BLACK, GREY, PALE = "#000000", "#6b6b6b", "#f0f0f0"
 CUBLAS_LOOK: dict[str, Any] = {"color": BLACK, "marker": "D"}  # in every picture, and nothing else's
 STYLE = {

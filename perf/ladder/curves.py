@@ -6,14 +6,16 @@ import csv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import matplotlib.pyplot as plt
 import numpy as np
 import triton
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
 from perf.common import formats
-from perf.common.style import BLACK, CUBLAS_LOOK, LABEL_SIZE, PALE, PALETTE, label_ends, note, save
+from perf.common.style import BLACK, CUBLAS_LOOK, LABEL_SIZE, PALE, RUNG_COLORS, RUNG_MARKS, label_ends, note, save
 from perf.ladder import views
 from perf.ladder.record import ProblemResult, Record
 from perf.ladder.rungs_and_twins import MODE_TITLES, stem_of
@@ -33,7 +35,13 @@ SWEEP_COLUMNS = (
     "error",
     "config",
 )
-TWIN_MARKS = "s^vP"  # of the twins of one rung, in their order; a rung's own is a circle
+TWIN_MARKS = "s^v"  # of the twins of one rung, in their order; no rung has them
+MARK_SIZE = 5.5
+MOST_LINES = 9  # in one panel
+RUNG_NAMES = [rung.name for rung in LADDER]
+OWN_AXES = (
+    "Each panel has an axis of its own, from zero. cuBLAS is in those whose kernels reach a quarter of its speed."
+)
 TWINS_DASHED = "Solid: rungs in Triton; dashed: their twins in CUDA C++. "
 BANDS = "Lines are medians, bands go from the 20th to the 80th percentile of the rounds."
 HOLLOW = (
@@ -45,11 +53,48 @@ HOLLOW = (
 def sweep(record: Record, mode: str, folder: Path) -> Path:
     """TFLOPS against size, drawn by `triton.testing.perf_report` from the record; and its table with p20 and p80.
 
-    Lines go through the sizes that are multiples of 16 and say nothing of others, which are marks apart.
+    Lines go through the sizes that are multiples of 16 and say nothing of others, which are marks apart. Many lines are
+    in panels.
     """
     problems, names = views.squares(record, mode), views.lines(record, mode)
+    _sweep_table(problems, names, folder / f"sweep-{mode}.csv")
+    panels = panels_of(problems, names)
+    height = 4.8 if len(panels) == 1 else 2.9 * len(panels)
+    figure, all_axes = plt.subplots(
+        len(panels), figsize=(8, height), sharex=True, squeeze=False, gridspec_kw={"hspace": 0.2}
+    )
+    for axes, shown in zip(all_axes[:, 0], panels, strict=True):
+        lines = _sweep_panel(axes, problems, shown)
+        axes.set_xlabel("")
+        label_ends(axes, lines)
+        if len(panels) > 1:
+            axes.set_title(", ".join(stem_of(name) for name in shown if name in RUNG_NAMES), fontsize=LABEL_SIZE + 1)
+    first, last = all_axes[0, 0], all_axes[-1, 0]
+    title = f"{MODE_TITLES[mode]}: speed against size, operands not in L2\n{views.gpu(record)}"
+    first.set_title(title if len(panels) == 1 else f"{title}\n\n{first.get_title(loc='left')}")
+    last.set_xlabel("M = N = K")
+    twins = TWINS_DASHED if any(stem_of(name) in TWINS for name in names) else ""
+    apart = [] if all(map(views.aligned, problems)) else [HOLLOW]
+    note(last, twins + BANDS, *apart, *([OWN_AXES] if len(panels) > 1 else []), width=125)
+    return save(figure, folder / f"sweep-{mode}.png")
+
+
+def panels_of(problems: dict[int, ProblemResult], names: Sequence[str]) -> list[list[str]]:
+    """What is drawn together: all, or two rungs, their twins, and cuBLAS where it is at most four times as fast."""
+    rung_of = {name: twin.rung if (twin := TWINS.get(stem_of(name))) else name[:3] for name in names if name != CUBLAS}
+    rungs = sorted(set(rung_of.values()))
+    if len(names) <= MOST_LINES or len(rungs) < 2:
+        return [list(names)]
+
+    def fastest(shown: Sequence[str]) -> float:
+        return max((problem.tflops(name) or 0.0 for problem in problems.values() for name in shown), default=0.0)
+
+    panels = [[name for name, rung in rung_of.items() if rung in rungs[i : i + 2]] for i in range(0, len(rungs), 2)]
+    return [own + [name for name in names if name == CUBLAS and fastest([name]) <= 4 * fastest(own)] for own in panels]
+
+
+def _sweep_panel(axes: Axes, problems: dict[int, ProblemResult], names: Sequence[str]) -> list[Line2D]:
     aligned = [size for size in problems if views.aligned(size)]
-    name = f"sweep-{mode}"
     looks = {provider: _look(provider) for provider in names}
     bench = triton.testing.Benchmark(
         x_names=["size"],
@@ -57,9 +102,8 @@ def sweep(record: Record, mode: str, folder: Path) -> Path:
         line_arg="provider",
         line_vals=names,
         line_names=names,
-        plot_name=name,
+        plot_name="sweep",
         args={},
-        xlabel="M = N = K",
         ylabel="TFLOPS",
         x_log=True,
         styles=[(look["color"], look["linestyle"]) for look in looks.values()],
@@ -69,16 +113,13 @@ def sweep(record: Record, mode: str, folder: Path) -> Path:
     def tflops(size: int, provider: str) -> tuple[float, float, float]:
         return views.speeds(problems[size], provider) or (float("nan"),) * 3
 
-    # Without save_path: perf_report would save before making the folder, and drop p20 and p80 from its CSV.
-    tflops.run(show_plots=False, print_data=False)
-    _sweep_table(problems, names, folder / f"{name}.csv")
-    figure = plt.gcf()
-    axes = figure.axes[0]
-    axes.get_legend().remove()
-    figure.set_size_inches(8, 4.8)
+    # It would make a figure of its own. Without save_path: it would drop p20 and p80 from its CSV.
+    with patch.multiple(plt, figure=lambda: None, subplot=lambda: axes):
+        tflops.run(show_plots=False, print_data=False)
+    axes.legend().remove()
     lines = list(axes.lines)
     for line, (provider, look) in zip(lines, looks.items(), strict=True):
-        line.set(linewidth=1.8 if provider == CUBLAS else 1.4, marker=look["marker"], markersize=4.5)
+        line.set(linewidth=1.8 if provider == CUBLAS else 1.4, marker=look["marker"], markersize=MARK_SIZE)
         line.set_label(stem_of(provider))
     for band in axes.collections:
         band.set(alpha=0.12, linewidth=0)
@@ -89,16 +130,12 @@ def sweep(record: Record, mode: str, folder: Path) -> Path:
             if speeds:
                 median, low, high = speeds
                 axes.plot([size] * 2, [low, high], color=look["color"], linewidth=1)
-                hollow = {"markerfacecolor": "white", "markersize": 5}
+                hollow: dict[str, Any] = {"markerfacecolor": "white", "markersize": MARK_SIZE}
                 axes.plot(size, median, color=look["color"], marker=look["marker"], **hollow)
-    axes.set_title(f"{MODE_TITLES[mode]}: speed against size, operands not in L2\n{views.gpu(record)}")
     axes.set_xticks(list(problems), [str(size) for size in problems])
     axes.minorticks_off()
     axes.set_ylim(bottom=0)
-    label_ends(axes, lines)
-    twins = TWINS_DASHED if any(look["linestyle"] == "--" for look in looks.values()) else ""
-    note(axes, twins + BANDS, *([] if len(aligned) == len(problems) else [HOLLOW]), width=125)
-    return save(figure, folder / f"{name}.png")
+    return lines
 
 
 def _look(provider: str) -> dict[str, Any]:
@@ -121,9 +158,9 @@ def _sweep_table(problems: dict[int, ProblemResult], names: Sequence[str], path:
 
 
 def rung_look(name: str) -> dict[str, Any]:
-    """Colour, mark and line of a rung: neighbours on the ladder differ in colour."""
-    place = [rung.name for rung in LADDER].index(name)
-    return {"color": PALETTE[place % len(PALETTE)], "marker": "o", "linestyle": "-"}
+    """Colour, mark and line of a rung, the same in every picture."""
+    place = RUNG_NAMES.index(name)
+    return {"color": RUNG_COLORS[place], "marker": RUNG_MARKS[place], "linestyle": "-"}
 
 
 def twin_look(stem: str) -> dict[str, Any]:
@@ -133,18 +170,15 @@ def twin_look(stem: str) -> dict[str, Any]:
     return {**rung_look(rung.name), "marker": TWIN_MARKS[siblings.index(stem)], "linestyle": "--"}
 
 
-MODE_MARKS = {"ieee": "o", "tf32": "s", "fp16": "^"}
-
-
 def roofline(record: Record, folder: Path) -> Path:
     """Every rung under the measured ceilings, at the sizes whose rows are aligned; the sweeps show the others."""
     bandwidth, roofs = views.roofs(record)
     figure, axes = plt.subplots(figsize=(8, 5.2))
     lines = []
-    for mode, rung, points in views.under_roofs(record):
-        look = {**rung_look(rung.name), "marker": MODE_MARKS[mode]}
+    for rung, points in views.under_roofs(record):
         label = f"{rung.id} {rung.title}"
-        lines += axes.plot(*zip(*points, strict=True), linewidth=1, markersize=4.5, label=label, **look)
+        look = {**rung_look(rung.name), "linewidth": 1, "markersize": MARK_SIZE}
+        lines += axes.plot(*zip(*points, strict=True), label=label, **look)
     measured = [roof.intensity for roof in roofs if roof.intensity]
     xs = [*measured, *(x for line in lines for x in line.get_xdata())]
     ys = [*(roof.tflops for roof in roofs), *(y for line in lines for y in line.get_ydata())]

@@ -21,7 +21,6 @@ from perf.common.style import (
     PALE,
     PALETTE,
     STYLE,
-    TRITON,
     legend_below,
     note,
     plain_log,
@@ -82,8 +81,8 @@ def ladder(record: Record, folder: Path) -> Path:
     last.set_xlabel("TFLOPS; each panel has an axis of its own, from zero")
     legend_below(
         last,
-        plt.Rectangle((0, 0), 1, 1, color=TRITON, label="Triton rung"),
-        plt.Rectangle((0, 0), 1, 1, color=CUDA, label="its twin in CUDA C++"),
+        plt.Rectangle((0, 0), 1, 1, color=GREY, label="Triton rung, in its colour"),
+        plt.Rectangle((0, 0), 1, 1, label="its twin in CUDA C++", **_twin_bar(GREY)),
         plt.Line2D([], [], markersize=5, linewidth=1, label="cuBLAS, same precision", **CUBLAS_LOOK),
     )
     note(last, TWIN, below=62)
@@ -95,9 +94,10 @@ def ladder(record: Record, folder: Path) -> Path:
 def _ladder_panel(axes: Axes, title: str, steps: Sequence[views.Step]) -> None:
     for row, step in enumerate(steps):
         apart = 0.19 if step.twin else 0
-        _ladder_bar(axes, row - apart, step, step.rung.name, TRITON)
+        colour = curves.rung_look(step.rung.name)["color"]
+        _ladder_bar(axes, row - apart, step, step.rung.name, BLACK, color=colour)
         if step.twin:
-            _ladder_bar(axes, row + apart, step, step.twin, CUDA)
+            _ladder_bar(axes, row + apart, step, step.twin, GREY, **_twin_bar(colour))
         if step.cublas_tflops:
             axes.plot([step.cublas_tflops] * 2, [row - 0.42, row + 0.42], color=BLACK, linewidth=1)
             axes.plot(step.cublas_tflops, row, markersize=5, **CUBLAS_LOOK)
@@ -116,14 +116,18 @@ TWIN = (
 LADDER_COLUMNS = ((1.02, "TFLOPS"), (1.17, "of cuBLAS"), (1.37, "regs"), (1.48, "shared"), (1.64, "spills"))
 
 
-def _ladder_bar(axes: Axes, y: float, step: views.Step, provider: str, colour: str) -> None:
+def _twin_bar(colour: str) -> dict[str, Any]:
+    return {"facecolor": "white", "edgecolor": colour, "hatch": "/////", "linewidth": 0.8}
+
+
+def _ladder_bar(axes: Axes, y: float, step: views.Step, provider: str, text: str, **look: Any) -> None:
     result = step.problem.providers[provider]
     if not isinstance(result, Timed):
         reason = "failed its check" if result.failed is not None else "not run on this GPU"
         axes.text(0.01, y, reason, transform=axes.get_yaxis_transform(), fontsize=8.5, color=GREY, va="center")
         return
     tflops = step.problem.tflops_in(result.time_ms.median)
-    axes.barh(y, tflops, height=0.36, color=colour)
+    axes.barh(y, tflops, height=0.36, **look)
     cells = (
         formats.number(tflops),
         formats.percent(step.share(provider)),
@@ -133,7 +137,7 @@ def _ladder_bar(axes: Axes, y: float, step: views.Step, provider: str, colour: s
     )
     for (x, _), cell in zip(LADDER_COLUMNS, cells, strict=True):
         says = "" if cell is None else str(cell)
-        axes.text(x, y, says, transform=axes.get_yaxis_transform(), fontsize=9, color=colour, va="center")
+        axes.text(x, y, says, transform=axes.get_yaxis_transform(), fontsize=9, color=text, va="center")
 
 
 def experiment(record: Record, source: published.Experiment, folder: Path) -> Path:
@@ -165,12 +169,15 @@ def factors(record: Record, folder: Path) -> Path:
     predicted, measured = [row.predicted for row in rows], [row.measured for row in rows]
     figure, axes = _pairs(
         [f"{row.rung.id} over {row.over}" for row in rows],
-        {"measured": (measured, TRITON), "predicted, before measuring": (predicted, GREY)},
+        {"measured, in the rung's colour": (measured, GREY), "predicted, before measuring": (predicted, GREY)},
         {
             "predicted": [formats.number(value) for value in predicted],
             "measured": [formats.number(value) for value in measured],
         },
     )
+    for y, row in enumerate(rows):
+        known = [row.measured] if row.measured else []
+        axes.plot(known, [y] * len(known), "o", color=curves.rung_look(row.rung.name)["color"], markersize=6, zorder=4)
     axes.axvline(1, color=BLACK, linewidth=0.8, zorder=1)
     axes.set_xlabel("times as fast (log scale)")
     axes.set_title(

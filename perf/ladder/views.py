@@ -249,15 +249,15 @@ def _points(problem: ProblemResult, provider: str) -> Iterator[tuple[float, floa
         yield roofline.intensity(problem.M, problem.N, problem.K, MODE_DTYPES[problem.mode].itemsize), tflops
 
 
-def under_roofs(record: Record) -> list[tuple[str, Rung, list[tuple[float, float]]]]:
-    """Precision class, rung, and intensity and TFLOPS at every aligned size; fp16 stands for bf16."""
+def under_roofs(record: Record) -> list[tuple[Rung, list[tuple[float, float]]]]:
+    """Rungs, and intensity and TFLOPS at every aligned size; fp16 stands for bf16."""
     curves = []
     for mode in (mode for mode in modes(record) if mode != "bf16"):
         problems = [problem for size, problem in squares(record, mode).items() if aligned(size)]
         for rung in rungs_of(mode):
             points = [point for problem in problems for point in _points(problem, rung.name)]
             if points:
-                curves.append((mode, rung, points))
+                curves.append((rung, points))
     return curves
 
 

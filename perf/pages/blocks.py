@@ -56,7 +56,7 @@ def filled(text: str, results: Results, folder: Path) -> str:
 
 
 def _rung(rung: Rung, results: Results, folder: Path) -> str:
-    """A rung's page: its neighbours and exercises, its header, its drawing, its source against the rung before and
+    """A rung's page: its neighbours and exercises, its header, its drawings, its source against the rung before and
     whole, what was measured, and what tuning timed."""
     files = [f"triton_gemm/ladder/{rung.name}.py", *(f"reference_cuda/{stem}.cu" for stem in rung.twins)]
     sources = ", ".join(f"[`{Path(file).name}`]({_link(environment.ROOT / file, folder)})" for file in files)
@@ -64,7 +64,8 @@ def _rung(rung: Rung, results: Results, folder: Path) -> str:
     lines = [_neighbours(rung, folder), f"Source: {sources}." + (f" Exercises: {exercises}." if exercises else "")]
     lines += [f"**{name}** {rung.header[name]}" for name in HEADER_OF_A_SECTION]
     every = f"{_link(PAGE, folder)}#what-every-kernel-has"
-    lines += filter(None, [pictures.shown(rung.id, folder), rung_diff.difference(rung), rung_diff.whole(rung, every)])
+    lines += [pictures.shown(name, folder) for name in pictures.of(rung.id)]
+    lines += filter(None, [rung_diff.difference(rung), rung_diff.whole(rung, every)])
     measured = [line for record in results.records for line in _measured(rung, record)]
     lines += [f"**Measured** {line}" for line in measured or [NOTHING]]
     lines += [f"**Tuning** {rung.header['Tuning']}"]
@@ -282,8 +283,10 @@ def _facts(record: Record | None, sweeps: list[Sweep]) -> dict[str, str]:
     }
     if record:
         figures |= {f"{roof.label}, TFLOPS": roof.tflops for roof in views.roofs(record)[1] if CUBLAS in roof.label}
-    rates = {point.mode: point.tflops for point in bench_tables.points(sweeps) if point.provider == CUBLAS}
-    figures |= {f"{CUBLAS} {mode}, {bench_tables.PRECISION_SIZE}, TFLOPS": rates.get(mode) for mode in MORE_RATES}
+    of_cublas = [point for point in bench_tables.points(sweeps) if point.provider == CUBLAS]
+    for mode in MORE_RATES:  # int8 is slow where B is row-major
+        fastest = max((point.tflops for point in of_cublas if point.mode == mode), default=None)
+        figures[f"{CUBLAS} {mode}, {bench_tables.PRECISION_SIZE}, fastest layout, TFLOPS"] = fastest
     return {name: f"{figure:,.4g}" if figure < 1000 else f"{figure:,.0f}" for name, figure in figures.items() if figure}
 
 

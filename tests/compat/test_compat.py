@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import os
 import re
 import subprocess
@@ -91,6 +92,12 @@ def _watching() -> None:
     how = [None] * (len(inspect.signature(builder.create_masked_load).parameters) - 2)  # `other`, and hints
     with compat.watching(lambda *call: seen.append(call)):
         loaded = builder.create_masked_load(pointers, mask, *how)
+        other_builder, places = InterpreterBuilder(), []
+        other_builder.set_grid_dim(2, 3, 1)
+        for x, y in itertools.product(range(2), range(3)):  # as the interpreter runs programs
+            other_builder.set_grid_idx(x, y, 0)
+            places.append(other_builder.grid_idx)
+    assert places == [(x, y, 0) for y in range(3) for x in range(2)]  # as a GPU starts them
     builder.create_masked_load(pointers, mask, *how)
     assert loaded.data.tolist() == [0, 1, 2, 0]
     ((what, program, addresses, masked, other),) = seen

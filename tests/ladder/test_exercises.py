@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support import gluon_on_cpu
+from triton_gemm.kernels.launch import Launch, TensorMap
 from triton_gemm.ladder import command
-from triton_gemm.ladder.exercises import EXERCISES, Exercise
+from triton_gemm.ladder.exercises import EXERCISES, Exercise, ring
 from triton_gemm.ladder.exercises import command as exercises
 from triton_gemm.runtime import aot
 
@@ -53,7 +55,7 @@ def test_an_exercise_is_its_solution_with_a_hole(exercise: Exercise) -> None:
 def test_a_solution_compiles(exercise: Exercise) -> None:
     """It is checked in the interpreter; a learner with a GPU can run it there too."""
     module = importlib.import_module(f"triton_gemm.ladder.exercises.{exercise.name}")
-    half = exercise.name in ("e05_beta", "e08_accumulate", "e12_swizzle")
+    half = exercise.name in ("e05_beta", "e08_accumulate", "e12_swizzle", "e13_ring")
     dtype = torch.float16 if half else torch.float32
     x, row, sums = (torch.empty(rows, 64, dtype=dtype, device="meta") for rows in (64, 1, 192))
     operands: dict[str, tuple[Any, ...]] = {
@@ -68,9 +70,34 @@ def test_a_solution_compiles(exercise: Exercise) -> None:
         assert aot.compile_launch(launch, (9, 0)).spills == 0
 
 
+@pytest.mark.parametrize(
+    ("phases", "right"), [("turn ^ 1, turn", True), ("1, turn", False), ("turn ^ 1, 1", False), ("0, 0", False)]
+)
+def test_the_ring_in_the_simulator_of_kernels(phases: str, right: bool) -> None:
+    """Which knows more of Hopper than the exercise's own: its verdict is the same."""
+    folder = Path(ring.__file__).parent
+    around = (folder / "ring.py").read_text().replace("from ...compat", "from ..compat")
+    solution = (folder / "e13_ring.py").read_text().replace("return turn ^ 1, turn", f"return {phases}")
+    kernel = gluon_on_cpu.module("ring", {"ring": around.replace("from .trace import WrongError", "")}, {}).ring_kernel
+    roles = gluon_on_cpu.module("e13_ring", {"e13_ring": solution}, {})
+    generator, (m, k) = torch.Generator().manual_seed(0), (ring.BLOCK, 8 * ring.BLOCK)
+    a, b = (torch.randint(-3, 4, shape, generator=generator).half() for shape in ((m, k), (k, m)))
+    operands = {"a": a, "b": b, "c": torch.full((m, m), torch.nan, dtype=torch.float16)}
+    maps = {
+        f"{name}_desc": TensorMap(name, x.dtype, tuple(x.shape), x.stride(), (m, m)) for name, x in operands.items()
+    }
+    more = {"K": k, "LOAD": roles.load, "MULTIPLY": roles.multiply, "BLOCK": m, "SLOTS": ring.SLOTS}
+    try:
+        gluon_on_cpu.run(Launch(kernel, (1, 1, 1), {**maps, **more}, {"num_warps": 4}), operands, {})
+        equal = torch.equal(operands["c"], (a.float() @ b.float()).half())
+    except (gluon_on_cpu.DeadlockError, AssertionError):  # or more arrivals than a barrier counts
+        equal = False
+    assert equal == right
+
+
 def test_it_copies_and_keeps_what_was_filled_in(run: Run) -> None:
     status, out, _ = run("start")
-    assert status == 0 and "12 of 12 exercises copied to gemm_exercises." in out
+    assert status == 0 and "13 of 13 exercises copied to gemm_exercises." in out
     files = [Path("gemm_exercises") / f"{exercise.name}.py" for exercise in EXERCISES]
     assert [file.read_text() for file in files] == [exercise.unfilled for exercise in EXERCISES]
     files[0].write_text("mine")
@@ -78,7 +105,7 @@ def test_it_copies_and_keeps_what_was_filled_in(run: Run) -> None:
     status, out, _ = run("start")
     assert (
         status == 0
-        and "1 of 12 exercises copied to gemm_exercises; the others were there, and are as they were." in out
+        and "1 of 13 exercises copied to gemm_exercises; the others were there, and are as they were." in out
     )
     assert files[0].read_text() == "mine" and files[1].read_text() == EXERCISES[1].unfilled
 
@@ -93,7 +120,7 @@ def test_it_lists_and_checks(run: Run) -> None:
     second.write_text(EXERCISES[1].filled("    return unknown\n"))
     status, out, _ = run("--folder", "here")
     assert status == 0
-    assert out.count("to do") == 10 and out.count("solved\n") == 1 and "1 of 12 solved." in out
+    assert out.count("to do") == 11 and out.count("solved\n") == 1 and "1 of 13 solved." in out
     assert "NameError: name 'unknown' is not defined" in out
     status, out, _ = run("check", "1", "--folder", "here")
     assert status == 0 and "1 of 1 solved." in out
@@ -112,7 +139,7 @@ def test_hints_and_solution(run: Run) -> None:
     ("words", "sentence"),
     [
         ("check", "there is no folder gemm_exercises; `python -m triton_gemm.ladder exercise start` makes it"),
-        ("check 13", "there are exercises 1 to 12, and no 13"),
+        ("check 14", "there are exercises 1 to 13, and no 14"),
         ("hint", "hint wants an exercise's number, as in `hint 1`"),
         ("solution", "solution wants an exercise's number"),
         ("hint 4 4", "exercise 4 has hints 1 to 3, and no 4"),

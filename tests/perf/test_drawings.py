@@ -7,21 +7,21 @@ from itertools import pairwise
 
 import pytest
 
-from perf.ladder.drawings import canvas, pictures, replay, times, traces
+from perf.ladder.drawings import bits, canvas, pictures, replay, times, traces, twins
 from perf.ladder.drawings.replay import Clock, Loop
 from triton_gemm.ladder import LADDER
 
 RUNGS = {rung.id: rung for rung in LADDER}
 
 
-@pytest.mark.parametrize("rung", pictures.DRAWINGS)
-def test_a_committed_drawing_is_what_the_traces_give(rung: str) -> None:
-    text = pictures.path(rung).read_text()
+@pytest.mark.parametrize("name", pictures.DRAWINGS)
+def test_a_committed_drawing_is_what_the_traces_give(name: str) -> None:
+    text = pictures.path(name).read_text()
     assert len(text) < 60_000 and "<dc:date>" not in text
     assert 'role="img"' in text and 0 < text.index("<title>") < text.index("<desc>") < text.index("<metadata>")
     assert "fill: #ffffff" in text.partition("axes_1")[0]  # its own background, for dark pages
     if canvas.MADE_WITH in text:
-        assert text == pictures.drawn(rung)
+        assert text == pictures.drawn(name)
 
 
 def test_a_changed_trace_makes_its_drawing_stale(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,6 +75,78 @@ def test_lanes_of_a_layout_share_a_tile_out(rung: str) -> None:
         for column in layout.indices(1, config.BLOCK_N or 0, lane)
     ]
     assert len(places) == len(set(places)) == (config.BLOCK_M or 0) * (config.BLOCK_N or 0) // config.num_warps
+
+
+def test_k07_rounds_to_the_nearest_that_a_tensor_core_reads() -> None:
+    trace = traces.recorded()["k07"]
+    for given, rounded in zip(trace["given"], trace["rounded"], strict=True):
+        step = bits.STEP * (2 if bits.number(given) > 2 else 1)
+        assert bits.read(rounded) == rounded
+        assert abs(bits.number(rounded) - bits.number(given)) <= step / 2
+        assert 0 <= bits.number(given) - bits.number(bits.read(given)) < step
+    assert "the error is 2.6 times that of cuBLAS; rounded, equal" in RUNGS["k07"].header["Predicts"]
+    assert trace["errors"]["truncated"] / trace["errors"]["rounded"] == pytest.approx(2.6, rel=0.03)
+
+
+THREADS = {"c04_thread_tiled_1d": 512, "c05_thread_tiled_2d": 64, "c06_register_blocked": 256, "c07_warp_tiled": 256}
+
+
+def without(source: twins.Source, padding: str) -> twins.Source:
+    assert padding in source.text
+    return replace(source, text=source.text.replace(padding, ""))
+
+
+def most_turns(asked: list[list[int]]) -> int:
+    return max(twins.turns(asked)) + 1
+
+
+@pytest.mark.parametrize("stem", THREADS)
+def test_threads_of_a_twin_share_a_tile_out(stem: str) -> None:
+    def shared_out(source: twins.Source) -> bool:
+        held = [source.results(thread) for thread in range(THREADS[stem])]
+        places = [(row, column) for rows, columns in held for row in rows for column in columns]
+        m, n = twins.results_of(stem).tile
+        return sorted(places) == [(row, column) for row in range(m) for column in range(n)]
+
+    source = twins.Source.of(stem)
+    assert shared_out(source)
+    for right, wrong in (("* BLOCK_N + col", "* BLOCK_N + 2 * col"), ("+ row + i", "+ row")):
+        assert right in source.text
+        assert not shared_out(replace(source, text=source.text.replace(right, wrong)))
+
+
+def test_words_of_a_thread_of_each_twin() -> None:
+    """As the twins predict."""
+    found = {stem[:3]: twins.results_of(stem) for stem in THREADS}
+    words = {stem: (one.words, one.count) for stem, one in found.items()}
+    assert words == {"c04": (9, 8), "c05": (16, 64), "c06": (8, 16), "c07": (16, 64)}
+    assert (len(found["c07"].warp_rows), len(found["c07"].warp_columns)) == (64, 32)
+    source = twins.Source.of("c07_warp_tiled")
+    assert "Lanes i and i ^ 1 read the same of A, i and i ^ 2 the same of B" in source.text
+    for lane in range(32):
+        assert source.results(lane)[0] == source.results(lane ^ 1)[0]
+        assert source.results(lane)[1] == source.results(lane ^ 2)[1]
+
+
+def test_padding_spreads_stores_of_a_over_the_banks() -> None:
+    for stem, says, turns in (
+        ("c06_register_blocked", "Four more floats a row halve the bank conflicts", (4, 2)),
+        ("c07_warp_tiled", "no conflicts with BLOCK_K = 8", (2, 1)),
+    ):
+        padded = twins.Source.of(stem)
+        plain = without(padded, " + 4")
+        assert says in padded.text
+        assert tuple(most_turns(twins.stored_transposed(one)) for one in (plain, padded)) == turns
+
+
+def test_padding_spreads_rows_of_a_fragment_over_the_banks() -> None:
+    """Rows of 32 and 128 bytes put two and eight of them on the same banks; 16 bytes more a row put none."""
+    padded = twins.Source.of("c10_wmma_fp16_padded")
+    plain = without(padded, " + PAD")
+    assert "Rows of 32 and 128 bytes put two and" in padded.text
+    for tile, (before, after) in {"a_tile": (2, 1), "b_tile": (8, 1)}.items():
+        found = [most_turns(twins.fragment_rows(one, tile)) for one in (plain, padded)]
+        assert found == [before, after]
 
 
 def in_order(clock: Clock) -> None:

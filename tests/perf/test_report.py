@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import subprocess
@@ -11,37 +10,25 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from perf.bench import plots as bench_plots
-from perf.bench import tables as bench_tables
-from perf.common import formats, style
-from perf.common.dataclass_json import from_json
 from perf.ladder import (
-    autotuner,
-    curves,
-    plots,
     prediction,
     published,
-    report_page,
     rungs_and_twins,
     static,
-    tables,
     tasks,
     views,
 )
 from perf.ladder import report as climb
-from perf.ladder.record import COUNTERS, FILE, SECTIONS, Counters, Record, Result, Spread, StaticFacts
+from perf.ladder.record import FILE, SECTIONS, Record, Result, Spread
 from perf.measure import environment
 from perf.measure.operands import Problem
 from perf.measure.providers import CUBLAS
 from reference_cuda import TWINS, LoadedTwin
-from tests.support.report_records import OPTIONS, SURROUNDINGS, committed_record, figures_of, overlapping, texts_of
+from tests.support.report_records import OPTIONS, SURROUNDINGS, add_static_facts, committed_record
 from triton_gemm.config import GemmConfig
 from triton_gemm.hardware.device import device_of_capability
 from triton_gemm.ladder import LADDER
@@ -54,160 +41,6 @@ RECORDS = sorted(path.parent.name for path in environment.RESULTS.glob(f"*/{FILE
 @pytest.fixture
 def record(tmp_path: Path) -> Record:
     return committed_record(tmp_path)
-
-
-OKABE_ITO = {"#000000", "#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7"}
-
-
-@pytest.fixture
-def figures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    return figures_of(monkeypatch, plots, curves, bench_plots, autotuner)
-
-
-def add_static_facts(record: Record) -> None:
-    for rung, target in itertools.product(LADDER, static.ARCHITECTURES):
-        facts = {"rung": rung.name, "target": target, "config": "64x64x16", "dtype": "float16", "default": True}
-        facts |= {"registers": 96, "shared": 8192, "ceiling_share": 0.7}
-        record.static[f"{rung.name} {target}"] = from_json(StaticFacts, facts)
-
-
-def made_up_points() -> list[bench_tables.Point]:
-    """Modes whose speed and error are nearly the same, and one without an error."""
-    modes = {"ieee": 50, "fp8": 970, "fp8-blocks": 960, "fp8-rows": 965, "fp8-fast": 1000, "int8": 1100}
-    return [
-        bench_tables.Point(provider, mode, speed, {"norm": 0.0 if mode == "int8" else 1.7e-3})
-        for mode, speed in modes.items()
-        for provider in ("triton_gemm", CUBLAS)
-    ]
-
-
-def named_lines(figure: Any) -> list[Any]:
-    """The lines of the first axes that a reader has to find by their name."""
-    return [line for line in figure.axes[0].lines if not str(line.get_label()).startswith("_")]
-
-
-def said(figure: Any) -> str:
-    return " ".join(text.get_text() for text in texts_of(figure)).replace("\n", " ")
-
-
-@pytest.mark.parametrize("gpu", RECORDS)
-def test_everything_is_drawn_and_no_text_lies_on_another(gpu: str, figures: dict[str, Any], tmp_path: Path) -> None:
-    record = Record.read(environment.RESULTS / gpu)
-    add_static_facts(record)
-    plots.everything(record, tmp_path)
-    bench_plots.precisions(made_up_points(), "Made-up GPU", tmp_path / "precision.png")
-    expected = {"ladder", "roofline", "factors", "static-resources", "static-ceilings", "precision"}
-    expected |= {f"sweep-{mode}" for mode in OPTIONS.modes}
-    expected |= {f"experiment-{source.id}" for source in published.EXPERIMENTS if len(source.kernels) > 1}
-    expected |= {f"tuning-{tuning.rung.id}" for tuning in autotuner.shown(record)}
-    assert figures.keys() == {f"{name}.png" for name in expected}
-    assert {name: overlapping(figure) for name, figure in figures.items() if overlapping(figure)} == {}
-    header, *rows = (tmp_path / "sweep-ieee.csv").read_text().splitlines()
-    assert header.startswith("size,provider,tflops,tflops_p20,tflops_p80")
-    assert len(rows) >= len(OPTIONS.sizes)
-
-
-def test_precisions_without_any_error_are_drawn(tmp_path: Path) -> None:
-    exact = [point for point in made_up_points() if point.mode == "int8"]
-    assert bench_plots.precisions(exact, "Made-up GPU", tmp_path / "precision.png").exists()
-
-
-@pytest.mark.full
-def test_every_line_can_be_told_from_the_others_whatever_the_colour_vision(
-    record: Record, figures: dict[str, Any], tmp_path: Path
-) -> None:
-    assert {colour.lower() for colour in style.PALETTE} < OKABE_ITO
-    add_static_facts(record)
-    plots.everything(record, tmp_path)
-    for name in [*(f"sweep-{mode}.png" for mode in OPTIONS.modes), "roofline.png", "static-resources.png"]:
-        lines = named_lines(figures[name])
-        looks = {str(line.get_label()): (str(line.get_color()).lower(), line.get_marker()) for line in lines}
-        assert {colour for colour, _ in looks.values()} <= OKABE_ITO, name
-        others = {label: look for label, look in looks.items() if CUBLAS not in label and "FFMA" not in label}
-        assert len(set(others.values())) == len(others) > 0, name
-        assert {marker for _, marker in others.values()}.isdisjoint("D"), name
-        assert {look for label, look in looks.items() if CUBLAS in label} <= {("#000000", "D")}, name
-    assert len(named_lines(figures["sweep-ieee.png"])) == 14
-
-
-@pytest.mark.full
-def test_sizes_that_are_no_multiple_of_16_are_marks_apart_and_explained(
-    record: Record, figures: dict[str, Any], tmp_path: Path
-) -> None:
-    plots.everything(record, tmp_path)
-    sweep = figures["sweep-fp16.png"]
-    lines = named_lines(sweep)
-    assert all(set(line.get_xdata()) == {512, 1024, 2048, 4096, 6144, 8192} for line in lines)
-    marks = [line for line in sweep.axes[0].lines if line.get_markerfacecolor() == "white"]
-    assert sorted(line.get_xdata()[0] for line in marks) == [1400] * len(lines) + [3000] * len(lines)
-    assert "multiple of 16" in said(sweep)
-    record.problems = {key: problem for key, problem in record.problems.items() if problem.M % 16 == 0}
-    pictures = plots.everything(record, tmp_path)
-    assert "multiple of 16" not in said(figures["sweep-fp16.png"])
-    assert "multiple of 16" not in report_page.write(record, pictures).read_text()
-
-
-@pytest.mark.full
-def test_the_ladder_shows_shares_of_what_it_draws(record: Record, figures: dict[str, Any], tmp_path: Path) -> None:
-    problem = record.problems[Problem(4096, 4096, 4096, "fp16").key]
-    step = next(step for step in views.ladder(record) if step.rung.id == "k08")
-    assert step.twin is not None
-    shares = []
-    for name in (step.rung.name, step.twin):
-        result, cublas = problem.timed(name), problem.timed(CUBLAS)
-        assert result is not None and cublas is not None
-        of_other_rounds = Spread(median=3.21, p20=3.21, p80=3.21)
-        problem.providers[name] = replace(result, ratio=of_other_rounds)
-        shares.append(formats.percent(cublas.time_ms.median / result.time_ms.median))
-    plots.everything(record, tmp_path)
-    assert "321 %" not in said(figures["ladder.png"])
-    assert all(f" {share} " in said(figures["ladder.png"]) for share in shares)
-    row = next(line for line in tables.ladder(record).splitlines() if line.startswith("| k08"))
-    assert f"| {shares[0]} |" in row
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("kept", ["no cuBLAS", "no twins", "one rung", "odd sizes only"])
-def test_a_record_that_lacks_much_is_drawn(kept: str, record: Record, figures: dict[str, Any], tmp_path: Path) -> None:
-    keeps = {
-        "no cuBLAS": lambda name: name != CUBLAS,
-        "no twins": lambda name: not name.startswith("c0") and not name.startswith("c1"),
-        "one rung": lambda name: name == "k03_blocked",
-    }.get(kept, lambda name: True)
-    for key, problem in list(record.problems.items()):
-        providers = {name: result for name, result in problem.providers.items() if keeps(name)}
-        record.problems[key] = replace(problem, providers=providers)
-        if kept == "odd sizes only" and problem.M % 16 == 0 and not problem.hot:
-            del record.problems[key]
-    pictures = plots.everything(record, tmp_path)
-    assert {"ladder.png", "sweep-ieee.png"} <= figures.keys()
-    assert ("sweep-fp16.png" in figures) == (kept != "one rung")
-    assert {name: overlapping(figure) for name, figure in figures.items() if overlapping(figure)} == {}
-    report_page.write(record, pictures)
-
-
-@given(st.lists(st.floats(-0.2, 1.2), min_size=1, max_size=20).map(sorted))
-def test_names_are_spread_apart_and_stay_near(wanted: list[float]) -> None:
-    gap = 0.04
-    places = style.spread(wanted, gap, 0, 1)
-    assert all(after - before >= gap - 1e-9 for before, after in itertools.pairwise(places))
-    assert places[0] >= -1e-9
-    assert places[-1] <= 1 + 1e-9
-    if all(after - before >= gap for before, after in itertools.pairwise(wanted)) and 0 <= wanted[0] <= wanted[-1] <= 1:
-        assert places == pytest.approx(wanted)
-
-
-def test_what_failed_or_is_absent_is_said(record: Record, figures: dict[str, Any], tmp_path: Path) -> None:
-    problem = Problem(4096, 4096, 4096, "ieee")
-    record.problems[problem.key].providers["k06_pipelined"] = Result(failed="a result is off")
-    for size in set(OPTIONS.sizes) - {4096}:
-        del record.problems[Problem(size, size, size, "ieee").key].providers["k06_pipelined"]
-    record.experiments[COUNTERS] = Counters(unavailable="there is no ncu")
-    assert "k06_pipelined" not in views.lines(record, "ieee")
-    assert record.failures() == [f"k06_pipelined on {problem.key}: a result is off"]
-    written = report_page.write(record, [plots.ladder(record, tmp_path)]).read_text()
-    assert "a result is off" in written and "Not counted: there is no ncu." in written
-    assert "failed its check" in said(figures["ladder.png"])
 
 
 def test_a_record_resumes_only_in_the_same_surroundings(record: Record) -> None:

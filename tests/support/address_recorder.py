@@ -168,12 +168,9 @@ class Recorder:
         grid = (*grid, 1, 1)[:3]
         builder = interpreter.interpreter_builder
         builder.set_grid_dim(*grid)
-        for place in self.programs(grid):
+        for place in product(self.some(grid[0]), range(grid[1]), range(grid[2])):
             builder.set_grid_idx(*place)
             function(**arguments)
-
-    def programs(self, grid: Sequence[int]) -> Iterator[tuple[int, ...]]:
-        return product(self.some(grid[0]), range(grid[1]), range(grid[2]))
 
     def some(self, count: int) -> Sequence[int]:
         if count <= MOST:
@@ -262,9 +259,9 @@ NAMES = {torch.float8_e4m3fn: tl.float8e4nv, torch.float8_e5m2: tl.float8e5}
 
 
 @contextmanager
-def recorded(recorder: Recorder | None = None) -> Iterator[Recorder]:
+def recorded() -> Iterator[Recorder]:
     """Inside, launches of Triton's interpreter run on addresses, and sums of products are not computed."""
-    recorder = recorder or Recorder()
+    recorder = Recorder()
     known = interpreter._patch_lang(forms_of_triton)
     with pytest.MonkeyPatch.context() as patch:
         replace: Callable[..., None] = partial(patch.setattr, InterpreterBuilder)

@@ -2,17 +2,17 @@
 barriers, step by step.
 
 `TRITON_INTERPRET=1 python -m tests.support.ladder_traces` prints them as JSON, by rung. Triton's interpreter runs the
-rungs on pointers under `address_recorder`, and `gluon_on_cpu` runs k11.
+rungs on pointers, watched as the exercises' kernels are, and `gluon_on_cpu` runs k11.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
+import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from functools import reduce
-from itertools import islice, product
+from collections.abc import Callable
+from functools import partial, reduce
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,14 +22,15 @@ import pytest
 import torch
 from triton._C.libtriton import gluon_ir, ir
 from triton.experimental.gluon import language as gl
-from triton.runtime import interpreter
 
 from tests.support import gluon_on_cpu
-from tests.support.address_recorder import ANYHOW, Recorder, recorded
 from triton_gemm.config import GemmConfig
 from triton_gemm.kernels.launch import Launch, Pointer, Scalar, TensorMap
-from triton_gemm.ladder import LADDER, Rung
+from triton_gemm.ladder import LADDER, Rung, k07_tf32
 from triton_gemm.ladder import rung as rung_module
+from triton_gemm.ladder.exercises.trace import Trace
+from triton_gemm.ladder.k05_register_tiled import repacked
+from triton_gemm.ladder.k07_tf32 import round_tf32
 
 RUNGS = {rung.id: rung for rung in LADDER}
 SQUARE = 4096
@@ -39,84 +40,50 @@ PERSISTENT = (256, 1792, 512)  # 14 tiles of 128 x 256 for the interpreter's fou
 RING = (128, 512, 512)  # two tiles of C for one program of k11, of eight k-tiles each
 
 
-class Tracer(Recorder):
-    """Notes what the first programs load and store: (program, operand, its elements in order, and their bytes)."""
-
-    def __init__(self, programs: int) -> None:
-        super().__init__()
-        self.most, self.loads, self.stores = programs, [], []
-
-    def programs(self, grid: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-        """In the order in which a GPU starts them: along a grid's first axis first."""
-        everyone = ((x, y, z) for z, y, x in product(*map(range, reversed(grid))))
-        return islice(everyone, self.most)
-
-    def note(self, into: list[Any], pointers: Any, mask: Any) -> None:
-        operand, numbers, where = self.touched(pointers.data, mask.data)
-        if operand is not None:
-            places = np.broadcast_to(pointers.data, where.shape)[where] - np.uint64(operand.address(operand.tensor))
-            into.append((interpreter.interpreter_builder.grid_idx, operand.name, numbers, places))
-
-    def load(self, builder: Any, pointers: Any, mask: Any, other: Any, *rest: Any) -> Any:
-        self.note(self.loads, pointers, mask)
-        return super().load(builder, pointers, mask, other, *rest)
-
-    def store(self, builder: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> None:
-        self.note(self.stores, pointers, mask)
-        super().store(builder, pointers, value, mask, *rest)
-
-
-def traced(rung: Rung, sizes: tuple[int, int, int], programs: int) -> tuple[Tracer, GemmConfig]:
-    """The first programs of a rung in its first configuration, on operands of (M, N, K) whose rows lie SQUARE or more
-    apart."""
-    M, N, K = sizes
-    tracer, dtype = Tracer(programs), rung.dtypes[0]
-    with recorded(tracer):
-        a, b, c = (
-            tracer.add(name, torch.zeros(rows, max(SQUARE, columns), dtype=dtype)[:, :columns], ANYHOW)
-            for name, rows, columns in (("a", M, K), ("b", K, N), ("c", M, N))
-        )
-        rung.launch(a, b, c, config=rung.configs[0])
-    return tracer, rung.configs[0]
+def traced(rung: Rung, sizes: tuple[int, int, int], programs: int | None) -> tuple[Trace, GemmConfig]:
+    """What the first programs of a rung touch in its first configuration, on operands of (M, N, K) whose rows lie
+    SQUARE or more apart."""
+    (M, N, K), config = sizes, rung.configs[0]
+    operands = {
+        name: torch.zeros(rows, max(SQUARE, columns), dtype=rung.dtypes[0])[:, :columns]
+        for name, rows, columns in (("a", M, K), ("b", K, N), ("c", M, N))
+    }
+    return Trace(**operands).run(partial(rung.launch, config=config), programs=programs), config
 
 
 def one_program(rung: Rung, K: int = 32) -> dict[str, Any]:
     """Of the first program: where the elements of its first load of each operand lie, in bytes and in the order of the
     tensor; how many it loads in all, for how many FMAs; how often it loads one at most."""
-    tracer, _ = traced(rung, (SQUARE, SQUARE, K), 1)
-    first = {name: places.tolist() for _, name, _, places in reversed(tracer.loads)}
-    loaded = {name: np.concatenate([numbers for _, x, numbers, _ in tracer.loads if x == name]) for name in "ab"}
+    trace, _ = traced(rung, (SQUARE, SQUARE, K), 1)
+    first = {name: (trace.of(name)[0].addresses - trace.operands[name].data_ptr()).tolist() for name in "ab"}
+    loaded = {name: np.concatenate([access.addresses for access in trace.of(name)]) for name in "ab"}
     return {
         "first": first if rung.id < "k03" else {},
         "loaded": sum(map(len, loaded.values())),
-        "fma": K * sum(len(numbers) for _, _, numbers, _ in tracer.stores),
-        "most": max(int(np.unique(numbers, return_counts=True)[1].max()) for numbers in loaded.values()),
+        "fma": K * sum(len(access.addresses) for access in trace.of("c", "store")),
+        "most": max(int(np.unique(addresses, return_counts=True)[1].max()) for addresses in loaded.values()),
     }
 
 
 def wave(rung: Rung) -> dict[str, Any]:
     """Tile rows and columns of C that each program of the first wave stores, and the strips of A and B it reads."""
-    K = rung.configs[0].BLOCK_K or 0
-    tracer, config = traced(rung, (FAR, FAR, K), WAVE)
+    trace, config = traced(rung, (FAR, FAR, rung.configs[0].BLOCK_K or 0), WAVE)
     m, n = config.BLOCK_M or 0, config.BLOCK_N or 0
-    strips = {"a": set[int](), "b": set[int]()}
-    for _, name, numbers, _ in tracer.loads:
-        strips[name] |= set((numbers // K // m if name == "a" else numbers % FAR // n).tolist())
-    tiles = [(int(numbers[0]) // FAR // m, int(numbers[0]) % FAR // n) for _, _, numbers, _ in tracer.stores]
-    return {"edge": FAR // m, "tile": m, "tiles": tiles, **{name: sorted(found) for name, found in strips.items()}}
+    rows = {row for access in trace.of("a") for row in (access.rows // m).tolist()}
+    columns = {column for access in trace.of("b") for column in (access.columns // n).tolist()}
+    tiles = [(int(store.rows[0]) // m, int(store.columns[0]) // n) for store in trace.of("c", "store")]
+    return {"edge": FAR // m, "tile": m, "tiles": tiles, "a": sorted(rows), "b": sorted(columns)}
 
 
 def persistent(rung: Rung) -> dict[str, Any]:
     """The tiles that each program stores, one after another, and the k-tiles of each."""
-    M, N, _ = PERSISTENT
-    tracer, config = traced(rung, PERSISTENT, 1 << 30)
-    m, n = config.BLOCK_M or 0, config.BLOCK_N or 0
+    trace, config = traced(rung, PERSISTENT, None)
+    m, n, stores = config.BLOCK_M or 0, config.BLOCK_N or 0, trace.of("c", "store")
     programs: dict[int, list[int]] = {}
-    for (program, *_), _, numbers, _ in tracer.stores:
-        row, column = int(numbers[0]) // N // m, int(numbers[0]) % N // n
-        programs.setdefault(program, []).append(column * (M // m) + row)
-    loads = sum(name == "a" for _, name, *_ in tracer.loads)
-    return {"programs": list(programs.values()), "k_tiles": loads // len(tracer.stores)}
+    for store in stores:
+        tile = int(store.columns[0]) // n * (PERSISTENT[0] // m) + int(store.rows[0]) // m
+        programs.setdefault(store.program[0], []).append(tile)
+    return {"programs": list(programs.values()), "k_tiles": len(trace.of("a")) // len(stores)}
 
 
 def swizzle(rows: int = 8, width: int = 64) -> list[list[int]]:
@@ -137,6 +104,26 @@ def swizzle(rows: int = 8, width: int = 64) -> list[list[int]]:
     places = [[element(row * width + 8 * place) for place in range(width // 8)] for row in range(rows)]
     assert all(found == row for row, line in enumerate(places) for found, _ in line)
     return [[column // 8 for _, column in line] for line in places]
+
+
+def tf32(sizes: tuple[int, int, int] = (128, 128, 256)) -> dict[str, Any]:
+    """fp32 numbers by their bits, e and then eight to each step of TF32 from 1 on, and what k07 rounds them to; by how
+    much its result misses the fp64 product, rounded and with the 13 bits cleared that a tensor core ignores."""
+    M, N, K = sizes
+    given = torch.tensor([math.e, *(1 + i * 2.0**-13 for i in range(17))])
+    rounded = repacked(given[None], round_tf32)[0, : len(given)]
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(shape, generator=generator) for shape in ((M, K), (K, N)))
+    wanted, errors = a.double() @ b.double(), {}
+    for name, operands in (
+        ("rounded", (a, b)),
+        ("truncated", [(x.view(torch.int32) & -8192).view(torch.float32) for x in (a, b)]),
+    ):
+        c = torch.full((M, N), torch.nan)
+        k07_tf32.launch(*operands, c, config=RUNGS["k07"].configs[-1], round_operands=name == "rounded")
+        errors[name] = float((c - wanted).norm() / wanted.norm())
+    bits = {name: x.view(torch.int32).tolist() for name, x in (("given", given), ("rounded", rounded))}
+    return {**bits, "errors": errors}
 
 
 # ---- k11 ----
@@ -222,6 +209,7 @@ def everything() -> dict[str, Any]:
     found: dict[str, Any] = {number: one_program(RUNGS[number]) for number in ("k01", "k02", "k03")}
     found["k03"] |= wave(RUNGS["k03"])
     found["k04"] = wave(RUNGS["k04"])
+    found["k07"] = tf32()
     found["k09"] = persistent(RUNGS["k09"])
     found["k10"] = {"swizzle": swizzle()}
     found["k11"] = ring()

@@ -12,8 +12,9 @@ import pytest
 
 from perf.bench.scores import COMPILED, Sweep
 from perf.common import style
-from perf.ladder import tasks
-from perf.ladder.record import Record
+from perf.common.dataclass_json import from_json
+from perf.ladder import static, tasks
+from perf.ladder.record import Record, StaticFacts
 from perf.measure import environment, operands
 from perf.measure.environment import Environment
 from perf.measure.operands import Problem
@@ -49,6 +50,13 @@ def committed_record(folder: Path) -> Record:
     record.folder = folder
     record.save()
     return record
+
+
+def add_static_facts(record: Record) -> None:
+    for rung, target in itertools.product(LADDER, static.ARCHITECTURES):
+        facts = {"rung": rung.name, "target": target, "config": "64x64x16", "dtype": "float16", "default": True}
+        facts |= {"registers": 96, "shared": 8192, "ceiling_share": 0.7}
+        record.static[f"{rung.name} {target}"] = from_json(StaticFacts, facts)
 
 
 def spread(median: float) -> dict[str, float]:

@@ -18,14 +18,14 @@ _CALLS: dict[str, tuple[str, int | None, int | None, int | None]] = {
 @contextmanager
 def watching(seen: Callable[[str, tuple[int, int, int], Any, Any, bool], None]) -> Iterator[None]:
     """Has `seen` told of each load, store, atomic and dot of interpreted kernels before it happens; what it raises ends
-    the kernel.
+    the kernel. Programs run in the order in which a GPU starts them, along a grid's first axis first.
 
     seen(kind, program, addresses, mask, other): kind is "load", "store", "atomic" or "dot"; addresses in bytes and mask
     are NumPy arrays of the block's shape, and None of a dot; other says whether masked lanes were given a value.
     """
     from triton.runtime.interpreter import InterpreterBuilder
 
-    originals = {name: getattr(InterpreterBuilder, name) for name in _CALLS}
+    originals = {name: getattr(InterpreterBuilder, name) for name in (*_CALLS, "set_grid_idx")}
 
     def watched(name: str) -> Callable[..., Any]:
         kind, *places = _CALLS[name]
@@ -37,9 +37,16 @@ def watching(seen: Callable[[str, tuple[int, int, int], Any, Any, bool], None]) 
 
         return call
 
+    def in_order(builder: Any, x: int, y: int, z: int) -> None:
+        wide, high, deep = builder.grid_dim
+        number = (x * high + y) * deep + z  # as the interpreter counts
+        place = number % wide, number // wide % high, number // (wide * high)
+        originals["set_grid_idx"](builder, *place)
+
     try:
         for name in _CALLS:
             setattr(InterpreterBuilder, name, watched(name))
+        InterpreterBuilder.set_grid_idx = in_order
         yield
     finally:
         for name, original in originals.items():

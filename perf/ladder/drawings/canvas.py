@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -38,7 +38,6 @@ Box = tuple[float, float, float, float]  # left, right, bottom, top
 class Drawing:
     """One picture: what it shows, in a title and a sentence."""
 
-    rung: str
     title: str
     caption: str
     figure: Figure
@@ -61,11 +60,23 @@ def boxes(axes: Axes, places: Iterable[Box], color: str, **look: Any) -> None:
         axes.add_patch(PathPatch(Outline.make_compound_path(*outlines), **{"facecolor": color, "linewidth": 0, **look}))
 
 
+def merged(places: Sequence[Box]) -> Iterable[Box]:
+    """Rectangles of the same height that touch, from left to right, as one."""
+    found: list[Box] = []
+    for x, u, y, v in places:
+        if found and found[-1][1:] == (x, y, v):
+            found[-1] = (found[-1][0], u, y, v)
+        else:
+            found.append((x, u, y, v))
+    return found
+
+
 def key(axes: Axes, entries: dict[str, str], below: float = -0.2, **look: Any) -> None:
     """What colours mean, under the axes."""
     handles = [plt.Rectangle((0, 0), 1, 1, color=color, label=label) for label, color in entries.items()]
-    place = {"loc": "upper left", "bbox_to_anchor": (0, below), "borderaxespad": 0, "handlelength": 1}
-    axes.legend(handles=handles, ncols=len(entries), fontsize=8.5, columnspacing=1.2, **{**place, **look})
+    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, below), "borderaxespad": 0, "handlelength": 1}
+    place |= {"ncols": len(entries), "fontsize": 8.5, "columnspacing": 1.2}
+    axes.legend(handles=handles, **{**place, **look})
 
 
 def bare(axes: Axes, *, equal: bool = True) -> None:

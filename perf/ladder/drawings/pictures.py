@@ -1,4 +1,4 @@
-"""The ladder's drawings, docs/drawings/*.svg: one for each rung that has something to see."""
+"""The ladder's drawings, docs/drawings/*.svg: of each rung, and of twins whose memory differs from it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from perf.ladder.drawings import places, times
+from perf.ladder.drawings import bits, places, times, twins
 from perf.ladder.drawings.canvas import LOOK, MADE_WITH, Drawing
 from perf.measure.environment import ROOT
 
@@ -22,8 +22,12 @@ DRAWINGS: dict[str, Callable[[], Drawing]] = {
     "k03": places.blocked,
     "k04": places.grouped,
     "k05": places.register_tiled,
+    "k05-twins": twins.thread_tiled,
     "k06": times.pipelined,
+    "k06-twin": twins.warp_tiled,
+    "k07": bits.tf32,
     "k08": times.tensor_cores,
+    "k08-twin": twins.padded,
     "k09": times.persistent,
     "k10": places.tma,
     "k11": times.warp_specialised,
@@ -31,32 +35,37 @@ DRAWINGS: dict[str, Callable[[], Drawing]] = {
 
 
 @cache
-def drawn(rung: str) -> str:
-    """A rung's SVG, of traces that are recorded now. Raises UnavailableError where the interpreter cannot be had."""
+def drawn(name: str) -> str:
+    """A drawing's SVG, of traces that are recorded now. Raises UnavailableError where the interpreter cannot be had."""
     with plt.rc_context(LOOK):
-        return DRAWINGS[rung]().svg()
+        return DRAWINGS[name]().svg()
 
 
-def path(rung: str) -> Path:
-    return FOLDER / f"{rung}.svg"
+def path(name: str) -> Path:
+    return FOLDER / f"{name}.svg"
+
+
+def of(rung: str) -> list[str]:
+    """A rung's drawings, its own first."""
+    return [name for name in DRAWINGS if name.partition("-")[0] == rung]
 
 
 def write() -> None:
     """Draws all of them anew."""
-    for rung in DRAWINGS:
-        path(rung).write_text(drawn(rung))
+    for name in DRAWINGS:
+        path(name).write_text(drawn(name))
 
 
 def stale() -> list[Path]:
     """Those that are not what today's traces give; of other versions of Triton and Matplotlib nothing is compared."""
-    old = {rung: path(rung).read_text() if path(rung).exists() else MADE_WITH for rung in DRAWINGS}
-    return [path(rung) for rung, text in old.items() if MADE_WITH in text and text != drawn(rung)]
+    old = {name: path(name).read_text() if path(name).exists() else MADE_WITH for name in DRAWINGS}
+    return [path(name) for name, text in old.items() if MADE_WITH in text and text != drawn(name)]
 
 
-def shown(rung: str, folder: Path) -> str:
-    """A rung's committed drawing and its caption for a page in `folder`, in Markdown; empty where it has none."""
-    if not path(rung).exists():
+def shown(name: str, folder: Path) -> str:
+    """A committed drawing and its caption for a page in `folder`, in Markdown; empty where there is none."""
+    if not path(name).exists():
         return ""
-    title, caption = re.findall(r"<(?:title|desc)>(.*?)</", path(rung).read_text())[:2]
-    link = Path(os.path.relpath(path(rung), folder)).as_posix()
+    title, caption = re.findall(r"<(?:title|desc)>(.*?)</", path(name).read_text())[:2]
+    link = Path(os.path.relpath(path(name), folder)).as_posix()
     return f"![{unescape(title)}]({link})\n\n*{unescape(caption)}*"

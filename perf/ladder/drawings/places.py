@@ -9,7 +9,21 @@ from matplotlib.axes import Axes
 
 from perf.common.style import GREY
 from perf.ladder.drawings import traces
-from perf.ladder.drawings.canvas import BLUE, EMPTY, GREEN, LIGHT, ORANGE, RED, Box, Drawing, bare, boxes, key
+from perf.ladder.drawings.canvas import (
+    BLUE,
+    EMPTY,
+    GREEN,
+    LIGHT,
+    ORANGE,
+    RED,
+    WAITING,
+    Box,
+    Drawing,
+    bare,
+    boxes,
+    key,
+    merged,
+)
 from perf.ladder.drawings.traces import LINE, RUNGS, SECTOR
 
 # ---- k01, k02: a warp's load ----
@@ -53,7 +67,7 @@ def naive() -> Drawing:
         axes.text(LINE + 3, lane + 0.5, f"lane {lane}", va="center", fontsize=8.5, color=GREY)
     key(axes, LOADED, -0.17)
     caption = f"{_says('k01', 'a', access)}. Its lanes read rows of A that lie {access.lanes[1]:,} bytes apart."
-    return Drawing("k01", "The addresses of one load by a warp of k01", caption, figure)
+    return Drawing("The addresses of one load by a warp of k01", caption, figure)
 
 
 def coalesced() -> Drawing:
@@ -75,7 +89,7 @@ def coalesced() -> Drawing:
         f"{_says('k02', 'b', access)}. A lane reads {access.width} bytes at once, {words} neighbouring columns of B: "
         f"{len(access.sectors) // words} sectors for each FMA of a warp's lanes, where k01 needs {len(before.sectors)}."
     )
-    return Drawing("k02", "The addresses of one load by a warp, k01 against k02", caption, figure)
+    return Drawing("The addresses of one load by a warp, k01 against k02", caption, figure)
 
 
 # ---- k03: a tile's reuse ----
@@ -118,7 +132,7 @@ def blocked() -> Drawing:
         f"A program loads an element of a tile {often}, and uses one of A {n} times and one of B {m} times: "
         f"{asked['k03']:.3g} bytes loaded for an FMA, where k02 loads {asked['k02']:.3g}."
     )
-    return Drawing("k03", "How often a tile in shared memory is used", caption, figure)
+    return Drawing("How often a tile in shared memory is used", caption, figure)
 
 
 # ---- k04: the order of programs ----
@@ -129,7 +143,7 @@ def _runs(tiles: Sequence[Sequence[int]]) -> Iterable[Box]:
     columns: dict[int, list[int]] = {}
     for row, column in tiles:
         columns.setdefault(column, []).append(row)
-    return _merged([(column, column + 1, min(rows), max(rows) + 1) for column, rows in sorted(columns.items())])
+    return merged([(column, column + 1, min(rows), max(rows) + 1) for column, rows in sorted(columns.items())])
 
 
 def grouped() -> Drawing:
@@ -158,10 +172,37 @@ def grouped() -> Drawing:
         f"The {len(trace['k04']['tiles'])} programs that an H100 runs at once, at {size} x {size}. In each step of K, "
         f"k03's ask L2 for {sum(counts['k03'])} different tiles of A and B, and k04's for {sum(counts['k04'])}."
     )
-    return Drawing("k04", "Which tiles run at once, k03 against k04", caption, figure)
+    return Drawing("Which tiles run at once, k03 against k04", caption, figure)
 
 
 # ---- k05: registers ----
+
+OF_A_THREAD = {
+    "results in a thread's registers": GREEN,
+    "of its warp": WAITING,
+    "words of A it reads": BLUE,
+    "of B": RED,
+}
+
+
+def thread(axes: Axes, name: str, results: traces.Results) -> None:
+    """A tile of C, the results of one thread and of its warp, and what it reads of A and B for them."""
+    m, n = results.tile
+    boxes(axes, [(0, n, 0, m)], EMPTY)
+    of_warp = [(x, x + 1, y, y + 1) for y in results.warp_rows for x in results.warp_columns]
+    boxes(axes, merged(of_warp), WAITING)
+    mine = [(x, x + 1, y, y + 1) for y in results.rows for x in results.columns]
+    boxes(axes, mine, GREEN, edgecolor="white", linewidth=0.15)
+    boxes(axes, [(-5, -2, y, y + 1) for y in results.rows], BLUE, edgecolor="white", linewidth=0.15)
+    boxes(axes, [(x, x + 1, -5, -2) for x in results.columns], RED, edgecolor="white", linewidth=0.15)
+    axes.set(xlim=(-9, n + 1), ylim=(-9, m + 1))
+    bare(axes)
+    axes.set_title(
+        f"{name}: {len(results.rows)} x {len(results.columns)} results,\n{results.words} words for {results.count} FMAs"
+    )
+    axes.text(-6, m / 2, "A", ha="right", va="center", color=BLUE)
+    axes.text(n / 2, -6, "B", ha="center", va="bottom", color=RED)
+    axes.text(n - 2, m - 2, f"C, {m} x {n}", ha="right", va="bottom", fontsize=8.5, color=GREY)
 
 
 def register_tiled() -> Drawing:
@@ -169,43 +210,15 @@ def register_tiled() -> Drawing:
     widths = [results.tile[1] + 12 for results in found.values()]
     figure, both = plt.subplots(1, 2, figsize=(7.4, 3.2), gridspec_kw={"width_ratios": widths, "wspace": 0.08})
     for axes, (rung, results) in zip(both, found.items(), strict=True):
-        m, n = results.tile
-        boxes(axes, [(0, n, 0, m)], EMPTY)
-        of_warp = [(x, x + 1, y, y + 1) for y in results.warp_rows for x in results.warp_columns]
-        boxes(axes, _merged(of_warp), LIGHT)
-        mine = [(x, x + 1, y, y + 1) for y in results.rows for x in results.columns]
-        boxes(axes, mine, GREEN, edgecolor="white", linewidth=0.3)
-        boxes(axes, [(-5, -2, y, y + 1) for y in results.rows], BLUE, edgecolor="white", linewidth=0.3)
-        boxes(axes, [(x, x + 1, -5, -2) for x in results.columns], RED, edgecolor="white", linewidth=0.3)
-        axes.set(xlim=(-9, n + 1), ylim=(-9, m + 1))
-        bare(axes)
-        axes.set_title(
-            f"{rung}: {len(results.rows)} x {len(results.columns)} results,\n"
-            f"{results.words} words for {results.count} FMAs"
-        )
-        axes.text(-6, m / 2, "A", ha="right", va="center", color=BLUE)
-        axes.text(n / 2, -6, "B", ha="center", va="bottom", color=RED)
-        axes.text(n - 2, m - 2, f"C, {m} x {n}", ha="right", va="bottom", fontsize=8.5, color=GREY)
-    entries = {"results in a thread's registers": GREEN, "of its warp": LIGHT, "words of A it reads": BLUE}
-    key(both[0], {**entries, "of B": RED}, -0.04)
+        thread(axes, rung, results)
+    key(both[0], OF_A_THREAD, -0.04)
     (k04, k05) = found.values()
     caption = (
         "For each step of K a thread reads the words of its rows and columns from shared memory: "
         f"{k04.words} for {k04.count} FMAs in k04's tile of {k04.tile[0]} x {k04.tile[1]}, "
         f"{k05.words} for {k05.count} in k05's of {k05.tile[0]} x {k05.tile[1]}."
     )
-    return Drawing("k05", "The results that one thread holds, k04 against k05", caption, figure)
-
-
-def _merged(places: Sequence[Box]) -> Iterable[Box]:
-    """Rectangles of the same height that touch, from left to right, as one."""
-    found: list[Box] = []
-    for x, u, y, v in places:
-        if found and found[-1][1:] == (x, y, v):
-            found[-1] = (found[-1][0], u, y, v)
-        else:
-            found.append((x, u, y, v))
-    return found
+    return Drawing("The results that one thread holds, k04 against k05", caption, figure)
 
 
 # ---- k10: boxes and the swizzle ----
@@ -215,7 +228,9 @@ def tma() -> Drawing:
     config, found = RUNGS["k10"].configs[0], traces.boxes()
     m, n, k = config.BLOCK_M or 0, config.BLOCK_N or 0, config.BLOCK_K or 0
     places = traces.recorded()["k10"]["swizzle"]
-    figure, (left, plain, mixed) = plt.subplots(1, 3, figsize=(7.6, 2.9), gridspec_kw={"width_ratios": (1.9, 1, 1)})
+    figure, (left, plain, mixed) = plt.subplots(
+        1, 3, figsize=(8, 2.9), gridspec_kw={"width_ratios": (1.9, 1, 1), "wspace": 0.4}
+    )
     count = 0
     for name, x0, rows, columns, color in (("a", 0, m, k, BLUE), ("b", k + 24, k, n, RED)):
         high, wide = found[name]
@@ -252,4 +267,4 @@ def tma() -> Drawing:
         f"{count} instructions copy a k-tile. Right, rows of a box in pieces of 16 bytes, by number: unswizzled, piece "
         f"2 of {len(places)} rows would lie in the same banks; TMA puts it into {len(banks)} different groups of banks."
     )
-    return Drawing("k10", "What TMA copies, and where it puts it", caption, figure)
+    return Drawing("What TMA copies, and where it puts it", caption, figure)

@@ -84,7 +84,7 @@ def pipelined() -> Drawing:
         "k05 loads a tile, waits, multiplies, and only then loads the next. "
         f"k06 asks for a tile {replay.Loop.of('k06').ahead} steps ahead, and it arrives while another is multiplied."
     )
-    return Drawing("k06", "Loads and products over time, k05 against k06", caption, figure)
+    return Drawing("Loads and products over time, k05 against k06", caption, figure)
 
 
 def tensor_cores() -> Drawing:
@@ -100,13 +100,13 @@ def tensor_cores() -> Drawing:
         f"k08's ring has {loop.slots} slots. A product is asynchronous: it is started before the one before has ended, "
         "whose slot is filled again only then."
     )
-    return Drawing("k08", "Loads and products of k08 over time", caption, figure)
+    return Drawing("Loads and products of k08 over time", caption, figure)
 
 
 def persistent() -> Drawing:
     trace = traces.recorded()["k09"]
     each, mine = trace["k_tiles"], trace["programs"]
-    figure, both = plt.subplots(2, 1, figsize=(7.4, 3.9), sharex=True, gridspec_kw={"hspace": 0.42})
+    figure, both = plt.subplots(2, 1, figsize=(7.4, 4.6), sharex=True, gridspec_kw={"hspace": 0.36})
     ends = dict[str, float]()
     for axes, rung in zip(both, ("k08", "k09"), strict=True):
         for row, tiles in enumerate(mine):
@@ -124,7 +124,7 @@ def persistent() -> Drawing:
                     row + 0.7,
                     f"tile {tile}",
                     ha="center",
-                    va="center_baseline",
+                    va="center",
                     fontsize=8,
                 )
         axes.set_yticks([row + 0.5 for row in range(len(mine))], [f"SM {row}" for row in range(len(mine))])
@@ -141,7 +141,7 @@ def persistent() -> Drawing:
         f"{sum(map(len, mine))} tiles of C, each of {each} k-tiles, on {len(mine)} SMs. k09 asks for a tile's first "
         f"k-tiles before it stores the tile before, which saves {formats.percent(saved)} here, and less if K is longer."
     )
-    return Drawing("k09", "Tiles over time, k08 against k09", caption, figure)
+    return Drawing("Tiles over time, k08 against k09", caption, figure)
 
 
 # ---- k11: the ring ----
@@ -196,4 +196,4 @@ def warp_specialised() -> Drawing:
         "The load warp fills a slot when its barrier “empty” has turned, the mma warps multiply it when “full” has. As "
         f"the first tile of C is stored, {ahead} k-tiles of the next are there or on their way."
     )
-    return Drawing("k11", "k11's slots, barriers and roles over time", caption, figure)
+    return Drawing("k11's slots, barriers and roles over time", caption, figure)

@@ -25,6 +25,7 @@ UNFILLED = {
     "e10_persistent": "tile (1, 2) of C, counted from 0, is never computed",
     "e11_tma": "coordinates count elements, not tiles",
     "e12_swizzle": "take 8 turns",
+    "e13_ring": "nobody goes on: load waits for phase 0 of `empty` of slot 0, which has turned 0 times",
 }
 
 # Mistakes: what a solution has, what stands there instead, and what is said of it.
@@ -65,6 +66,11 @@ MISTAKES = [
     ("e12_swizzle", "chunk ^ (row % 8)", "(chunk + row) % 8", "TMA's 128-byte swizzle"),
     ("e12_swizzle", "chunk ^ (row % 8)", "chunk ^ (row % 4)", "take 2 turns"),
     ("e12_swizzle", "chunk ^ (row % 8)", "row % 8 + 0 * chunk", "some overwrite others"),
+    ("e13_ring", "return turn ^ 1, turn", "return 1, turn", "filled with k-tile 3 while k-tile 0 lies there"),
+    ("e13_ring", "return turn ^ 1, turn", "return turn ^ 1, 0", "its k-tile has not arrived"),
+    ("e13_ring", "return turn ^ 1, turn", "return turn, turn ^ 1", "its k-tile was never loaded"),
+    ("e13_ring", "step // SLOTS % 2", "step % 2", "did not wait for `full` to turn"),
+    ("e13_ring", "step // SLOTS % 2", "step // (SLOTS + 1) % 2", "slot 0 is filled with k-tile 3"),
     ("e04_group", "group * GROUP_M + within % rows", "unknown", "NameError: name 'unknown' is not defined"),
     ("e04_group", "group * GROUP_M +", "group * GROUP_M + +)", "SyntaxError"),
 ]
@@ -82,6 +88,7 @@ OTHERS = [
         "        next_a = tl.load(a_ptrs + k)\n        next_b = tl.load(b_ptrs + k * stride_b)\n",
     ),
     ("e08_accumulate", "acc = tl.dot(a, b, acc)", "acc += tl.dot(a, b)"),
+    ("e13_ring", "return turn ^ 1, turn", "return (step // SLOTS + 1) & 1, turn"),
     (
         "e10_persistent",
         "for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):",

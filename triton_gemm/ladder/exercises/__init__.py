@@ -1,4 +1,4 @@
-"""Exercises: kernels with one hole each, checked in Triton's interpreter.
+"""Exercises: kernels with one hole each, checked in Triton's interpreter, or where Gluon has none in a simulation.
 
 A file `eNN_idea.py` here is the solution. Between `# FILL IN` and `# BEFORE:` are the lines to find; behind that, as
 comments up to `# END`, what the exercise has instead. An exercise is made from its solution, without the hints at its

@@ -1,7 +1,7 @@
 """Whether a hole is filled in rightly.
 
-A check runs the file's kernels in Triton's interpreter, and raises WrongError with a sentence that teaches. Bits are
-compared with those of the solution.
+A check runs the file's kernels in Triton's interpreter or a simulation, and raises WrongError with a sentence that
+teaches. Bits are compared with those of the solution.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 
 from ...config import TileConfig
 from ...hardware.gpus import named_device
-from . import EXERCISES, Exercise
+from . import EXERCISES, Exercise, ring
 from .trace import HALO, Access, Trace, WrongError, matrix
 
 LIMIT_S = 60
@@ -383,6 +383,15 @@ def _swizzle(exercise: Any, solution: Any) -> None:
             "no bank conflicts, but not the places of TMA's 128-byte swizzle, where tensor cores look: chunk j of "
             "row i belongs at j ^ (i % 8)."
         )
+
+
+@_of("e13_ring")
+def _ring(exercise: Any, solution: Any) -> None:
+    a, b = matrix(ring.BLOCK, 8 * ring.BLOCK, torch.float16), matrix(8 * ring.BLOCK, ring.BLOCK, torch.float16)
+    for first in ("load", "multiply"):
+        c = ring.simulate(Path(exercise.__file__), a, b, first)
+        if not _same_bits(c, ring.simulate(Path(solution.__file__), a, b, first)).all():
+            raise WrongError("C is wrong: it lacks k-tiles, or has some twice.")
 
 
 assert CHECKS.keys() == {exercise.name for exercise in EXERCISES}

@@ -16,7 +16,7 @@ from . import EXERCISES, Exercise
 PROGRAM = "python -m triton_gemm.ladder exercise"
 FOLDER = "gemm_exercises"
 DESCRIPTION = f"""\
-Twelve kernels with one hole each. They run in Triton's interpreter, in seconds and without a GPU.
+Thirteen kernels with one hole each. They run in seconds and without a GPU, in Triton's interpreter or a simulation.
 
   {PROGRAM} start         copies them into ./{FOLDER}
   {PROGRAM} check 1       says what is wrong with the first, or that it is solved

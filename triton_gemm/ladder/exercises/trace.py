@@ -20,6 +20,10 @@ class WrongError(Exception):
     """What is wrong with a filled-in hole, in sentences that teach."""
 
 
+class _EnoughError(Exception):
+    """As many programs ran as were asked for."""
+
+
 def matrix(rows: int, columns: int, dtype: torch.dtype = torch.float32, *, empty: bool = False) -> torch.Tensor:
     """Random values, the same for the same sizes, or NaN where `empty`; in memory amid NaN, whose rows begin at whole
     sectors."""
@@ -60,10 +64,23 @@ class Trace:
         self.operands = operands
         self.accesses: list[Access] = []
 
-    def run(self, function: Callable[..., None], *more: Any) -> Trace:
-        """Calls a function of the operands and `more`."""
-        with watching(self._seen):
-            function(*self.operands.values(), *more)
+    def run(self, function: Callable[..., None], *more: Any, programs: int | None = None) -> Trace:
+        """Calls a function of the operands and `more`, and ends it behind so many programs."""
+
+        started: set[tuple[int, int, int]] = set()
+
+        def seen(kind: str, program: tuple[int, int, int], *access: Any) -> None:
+            started.add(program)
+            if programs is not None and len(started) > programs:
+                raise _EnoughError
+            self._seen(kind, program, *access)
+
+        try:
+            with watching(seen):
+                function(*self.operands.values(), *more)
+        except Exception as error:  # the interpreter's, about what ended the kernel
+            if not isinstance(error.__cause__ or error, _EnoughError):
+                raise
         return self
 
     def of(self, operand: str, kind: str = "load") -> list[Access]:

@@ -1,0 +1,182 @@
+"""The kernel around the two roles of exercise 13, and what runs them without a GPU: Gluon has no interpreter."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from ...compat import tma_store
+from .trace import WrongError
+
+BLOCK, SLOTS = 64, 3
+
+
+@gluon.jit
+def _produce(
+    a_desc, b_desc, a_slots, b_slots, full, empty, K, LOAD: gl.constexpr, BLOCK: gl.constexpr, SLOTS: gl.constexpr
+):  # fmt: skip
+    LOAD(a_desc, b_desc, a_slots, b_slots, full, empty, K, BLOCK, SLOTS)
+
+
+@gluon.jit
+def _consume(
+    c_desc, a_slots, b_slots, c_tile, full, empty, K, MULTIPLY: gl.constexpr, BLOCK: gl.constexpr, SLOTS: gl.constexpr
+):  # fmt: skip
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16])
+    acc = MULTIPLY(a_slots, b_slots, gl.zeros((BLOCK, BLOCK), gl.float32, layout), full, empty, K, BLOCK, SLOTS)
+    c_tile.store(acc.to(c_desc.dtype))
+    fence_async_shared()
+    tma_store(c_desc, [0, 0], c_tile)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def ring_kernel(
+    a_desc, b_desc, c_desc, K, LOAD: gl.constexpr, MULTIPLY: gl.constexpr, BLOCK: gl.constexpr, SLOTS: gl.constexpr
+):  # fmt: skip
+    a_slots = gl.allocate_shared_memory(a_desc.dtype, [SLOTS, BLOCK, BLOCK], a_desc.layout)
+    b_slots = gl.allocate_shared_memory(b_desc.dtype, [SLOTS, BLOCK, BLOCK], b_desc.layout)
+    c_tile = gl.allocate_shared_memory(c_desc.dtype, [BLOCK, BLOCK], c_desc.layout)
+    full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(SLOTS):
+        mbarrier.init(full.index(slot), count=1)
+        mbarrier.init(empty.index(slot), count=1)
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (_consume, (c_desc, a_slots, b_slots, c_tile, full, empty, K, MULTIPLY, BLOCK, SLOTS)),
+            (_produce, (a_desc, b_desc, a_slots, b_slots, full, empty, K, LOAD, BLOCK, SLOTS)),
+        ],
+        [1],
+        [24],
+    )
+
+
+def launch(load: Any, multiply: Any, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+    """c [64, 64] = a [64, K] @ b [K, 64] in fp16 by one program, whose roles are `load` and `multiply`."""
+    layout = gl.NVMMASharedLayout.get_default_for([BLOCK, BLOCK], gl.float16)
+    descriptors = [TensorDescriptor.from_tensor(x, [BLOCK, BLOCK], layout) for x in (a, b, c)]
+    ring_kernel[(1,)](*descriptors, a.shape[1], LOAD=load, MULTIPLY=multiply, BLOCK=BLOCK, SLOTS=SLOTS, num_warps=4)
+
+
+# ---- Simulated ----
+
+
+class _Waits(ast.NodeTransformer):
+    """Has a function stop where it waits: it yields the barrier and the phase."""
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
+        node.decorator_list = []
+        return self.generic_visit(node)
+
+    def visit_Expr(self, node: ast.Expr) -> Any:
+        if isinstance(node.value, ast.Call) and getattr(node.value.func, "attr", "") == "wait":
+            node.value = ast.Yield(ast.Tuple(node.value.args, ast.Load()))
+            ast.fix_missing_locations(node)
+        return node
+
+
+class Barrier:
+    """name: full or empty, and its slot; turns: how often it did; coming: tiles that arrive here, as late as they may:
+    when somebody waits."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.turns, self.coming = name, 0, list[Tile]()
+
+    def passes(self, phase: int) -> bool:
+        """Whether a wait goes on."""
+        if self.coming and self.turns % 2 == phase:
+            for tile in self.coming:
+                tile.there = True
+            self.coming, self.turns = [], self.turns + 1
+        return self.turns % 2 != phase
+
+
+class Tile:
+    """A slot's part for one operand. step: of the k-tile in it, None before the first; there: whether it has arrived;
+    used: whether it was multiplied."""
+
+    def __init__(self, slot: int) -> None:
+        self.slot, self.there, self.used = slot, False, True
+        self.step: int | None = None
+        self.values = torch.zeros(BLOCK, BLOCK)
+
+
+def _load(matrix: Any, corner: list[int], barrier: Barrier, into: Tile) -> None:
+    step = max(corner) // BLOCK
+    if not into.used:
+        raise WrongError(
+            f"slot {into.slot} is filled with k-tile {step} while k-tile {into.step} lies there, not yet multiplied: "
+            "the load did not wait for `empty` to turn."
+        )
+    rows, columns = corner
+    into.values = matrix.data[rows : rows + BLOCK, columns : columns + BLOCK].float()
+    into.step, into.there, into.used = step, False, False
+    barrier.coming.append(into)
+
+
+def _multiply(a: Tile, b: Tile, acc: torch.Tensor, **_: Any) -> torch.Tensor:
+    for tile in (a, b):
+        if tile.used or not tile.there:
+            what = "has not arrived" if not tile.used else "was multiplied before" if tile.there else "was never loaded"
+            raise WrongError(
+                f"slot {tile.slot} is multiplied, but its k-tile {what}: the product did not wait for `full` to turn."
+            )
+        tile.used = True
+    return acc + a.values @ b.values
+
+
+def _arrive(barrier: Barrier, **_: Any) -> None:
+    barrier.turns += 1
+
+
+class _Slots(list[Any]):
+    def index(self, slot: int) -> Any:  # type: ignore[override]
+        return self[slot]
+
+
+def simulate(path: Path, a: torch.Tensor, b: torch.Tensor, first: str) -> torch.Tensor:
+    """What an exercise's file computes of a [64, K] and b [K, 64], in fp32.
+
+    first: the role, "load" or "multiply", that goes on whenever it may; the other does when the first waits. Raises
+    WrongError where a slot is used wrongly, and where both roles wait for ever.
+    """
+    known: dict[str, Any] = {"__name__": path.stem}
+    exec(compile(_Waits().visit(ast.parse(path.read_text())), str(path), "exec"), known)
+    known |= {"tma_load": _load, "warpgroup_mma": _multiply, "warpgroup_mma_wait": lambda _, deps: deps[0]}
+    known["mbarrier"] = SimpleNamespace(expect=lambda *_: None, arrive=_arrive)
+    full, empty = (_Slots(Barrier(f"`{name}` of slot {i}") for i in range(SLOTS)) for name in ("full", "empty"))
+    a_slots, b_slots = (_Slots(map(Tile, range(SLOTS))) for _ in "ab")
+    size = SimpleNamespace(nbytes=2 * BLOCK**2)
+    matrices = [SimpleNamespace(data=x, block_type=size) for x in (a, b)]
+    more = (full, empty, a.shape[1], BLOCK, SLOTS)
+    roles: dict[str, Iterator[Any]] = {
+        "load": known["load"](*matrices, a_slots, b_slots, *more),
+        "multiply": known["multiply"](a_slots, b_slots, torch.zeros(BLOCK, BLOCK), *more),
+    }
+    waits: dict[str, Any] = dict.fromkeys(sorted(roles, key=lambda role: role != first))
+    result = torch.zeros(BLOCK, BLOCK)
+    while waits:
+        ready = next((role for role, wait in waits.items() if wait is None or wait[0].passes(wait[1])), None)
+        if ready is None:
+            says = [
+                f"{role} waits for phase {phase} of {barrier.name}, which has turned {barrier.turns} times"
+                for role, (barrier, phase) in waits.items()
+            ]
+            raise WrongError(f"nobody goes on: {'; '.join(says)}.")
+        try:
+            waits[ready] = next(roles[ready])
+        except StopIteration as end:
+            del waits[ready]
+            result = result if end.value is None else end.value
+    return result
