@@ -53,6 +53,7 @@ default_role = "py:obj"  # `name` in a docstring
 smartquotes = False  # they would make dashes of options
 html_theme = "furo"
 html_title = f"triton_gemm {version}"
+html_static_path = html_css_files = ["site.css"]
 
 
 def _shown(link: re.Match[str], folder: Path) -> str:
