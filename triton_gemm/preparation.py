@@ -1,4 +1,4 @@
-"""Preparation: compiling ahead of time what linear layers can run on, for any number of rows of their inputs."""
+"""Preparation: compiling the kernels of linear layers ahead of time, for any number of rows of their inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tuning: choosing by measurement what a product runs on, and keeping it in a table.
+"""Tuning: choosing a GEMM's kernel and configuration by measurement, and storing it in a table.
 
 `recording` notes which products a program runs, `candidates` says what is worth timing for one, `race` which is timed
 when and which wins, `conditions` whether the GPU is fit to be measured, `gpu` measures, `journal` remembers what has
