@@ -34,6 +34,8 @@ def prepare(
 ) -> Precompiled:
     """Compiles what linear layers run on with these numbers of rows into Triton's cache, without launching anything.
 
+    A model, or sizes of weights::
+
         triton_gemm.prepare(model, range(1, 513))
         triton_gemm.prepare([(28672, 4096), (4096, 14336)], [1, 8, 2048], device="h200", cache="/opt/triton-cache")
 

@@ -174,7 +174,7 @@ def calls(sweeps: Sequence[Sweep]) -> str:
             if "weights" in key
         ]
         parts += [
-            f"Suite `{scores.label(sweep)}`: {where(sweep)}. {origin([sweep])}",
+            f"Suite `{sweep['suite']}`: {where(sweep)}. {origin([sweep])}",
             formats.table(["microseconds a call", *names], rows),
         ]
     return "\n\n".join(parts) or NOTHING
