@@ -294,11 +294,13 @@ def _product() -> Found:
 
 def _policy() -> Found:
     try:
-        found = policies.current()._asdict() | {"background": background.enabled()}
+        found = policies.current()
+        switches = {"batch invariance": found.batch_invariant, "compiling in the background": background.enabled()}
     except ValueError as error:
         yield "broken", str(error), f"set {str(error).split()[0]} to one of these, or unset it"
         return
-    yield "good", ", ".join(f"{name} {value}" for name, value in found.items())
+    parts = [f"{found.name}, bits {found.bits}", *(f"{x} {'on' if on else 'off'}" for x, on in switches.items())]
+    yield "good", ", ".join(parts)
 
 
 def _environment() -> Found:
