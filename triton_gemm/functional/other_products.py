@@ -19,7 +19,7 @@ from .fast_path import Known, known, same_storage
 # Of torch._scaled_mm, by compute capability: kinds of scales, and whether sums are fast, for which committed records of
 # every GPU show at least NOT_SLOWER times torch's speed.
 SCALES: dict[tuple[int, int], frozenset[tuple[ScaleKind, bool]]] = {
-    (9, 0): frozenset({("tensor", True), ("rows", False)}),
+    (9, 0): frozenset({("tensor", True)}),
 }
 NOT_SLOWER = 0.99
 # Other overloads that multiply. A torch or a device may lack some.

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 import triton_gemm
-from triton_gemm.compat import withdraw
-from triton_gemm.functional import routing
+from triton_gemm.functional import other_products, routing
 from triton_gemm.hardware.gpus import named_device
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -20,12 +19,13 @@ OFFS = torch.tensor([5, 5, 24], dtype=torch.int32)
 
 
 @pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Scales of two kinds are routed, whatever committed records come to say of them."""
+    monkeypatch.setitem(other_products.SCALES, (9, 0), frozenset({("tensor", True), ("rows", False)}))
     triton_gemm.report_routing(reset=True)
     yield
-    if routing._library is not None:
-        withdraw(routing._library)
-        routing._library = None
+    with routing._lock:
+        routing._withdraw()
 
 
 def whole(*shape: int) -> torch.Tensor:

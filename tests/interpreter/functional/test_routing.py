@@ -42,9 +42,8 @@ def fresh():
     forget_calls()
     yield
     assert not routing._rules, "something is still routed"
-    if routing._library is not None:  # as pytest may have other threads
-        withdraw(routing._library)
-        routing._library = None
+    with routing._lock:  # as pytest may have other threads
+        routing._withdraw()
 
 
 def forget_calls() -> None:
