@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import typer
 from sphinx.application import Sphinx
@@ -53,6 +54,7 @@ default_role = "py:obj"  # `name` in a docstring
 smartquotes = False  # they would make dashes of options
 html_theme = "furo"
 html_title = f"triton_gemm {version}"
+html_static_path = html_css_files = ["site.css"]
 
 
 def _shown(link: re.Match[str], folder: Path) -> str:
@@ -77,8 +79,16 @@ def _read(sphinx: Sphinx, page: str, source: list[str]) -> None:
         source[0] = source[0].replace("`build/explorer.html`", '<a href="../explorer.html">explorer.html</a>')
     elif page == "docs/cli":
         command = typer.main.get_command(commands)
+        _in_full(command)
         options = get_docs_for_click(obj=command, ctx=typer.Context(command), name="triton-gemm")
         source[0] += "\n## All options\n" + re.sub("^#", "##", options.partition("\n")[2], flags=re.MULTILINE)
+
+
+def _in_full(command: Any) -> None:
+    """Lists of commands have the first line of each one's help, which would be cut after 45 characters."""
+    for one in getattr(command, "commands", {}).values():
+        one.short_help = one.short_help or (one.help or "").partition("\n\n")[0]
+        _in_full(one)
 
 
 def _finished(sphinx: Sphinx, error: Exception | None) -> None:

@@ -37,7 +37,7 @@ NOTHING = "No battery is committed yet; `make gpu-battery` runs it."
 COLUMNS = ("check", "what is tried", "cases", "failures", "planted bugs found", "seconds")
 # Name, what is tried, and a regular expression of the tests' names; what takes longest first.
 SECTIONS = {
-    "fuzzing": ("products drawn at random, called in any order, against fp64", r"fuzz_gpu.*for_minutes"),
+    "fuzzing": ("GEMMs drawn at random, called in any order, against fp64", r"fuzz_gpu.*for_minutes"),
     "numerics": ("every kernel, precision and bit class on hard matrices, against a bound", r"test_accuracy_gpu"),
     "ConSan": ("shared memory and barriers, of kernels and rungs without PTX of their own", r"test_consan"),
     "large offsets": ("operands and results that span more than 2^31 elements, and bytes", r"windows_gpu.*(span|far)"),
@@ -46,12 +46,12 @@ SECTIONS = {
         r"windows_gpu.*(outside|write|read)",
     ),
     "concurrency": (
-        "threads, streams, graphs, processes, addresses used again",
+        "threads, streams, graphs, processes, reused addresses",
         r"(threads|load)_gpu.*::(?!.*another_gpu)",
     ),
-    "bad input": ("every wrong argument: refused, and the context lives on", r"bad_input_gpu"),
-    "memcheck": ("no access outside of allocations, of kernels in every form, rungs and twins", r"test_.*memcheck"),
-    "synccheck": ("every barrier, of the same as memcheck", r"test_.*synccheck"),
+    "bad input": ("every wrong argument raises an error, and the GPU's context survives", r"bad_input_gpu"),
+    "memcheck": ("no access outside of allocations, of kernels in every variant, rungs and twins", r"test_.*memcheck"),
+    "synccheck": ("every barrier, of the same kernels as memcheck", r"test_.*synccheck"),
 }
 PLANTED = re.compile(r"planted|sees_a")  # in the name of a test that plants a bug
 COUNT = re.compile(r"^([\d,]+) (?:products|launches)\b", re.MULTILINE)  # what a test prints that makes many

@@ -1,4 +1,4 @@
-"""What can be multiplied, and how: one table, `ARITHMETICS`, that checks, choice, kernels and error bounds read.
+"""What can be multiplied, and how: one table, `ARITHMETICS`, which checks, selection, kernels and error bounds use.
 
 A new dtype, or a new way to multiply one, is a record here and the kernels that can multiply it.
 """

@@ -1,5 +1,4 @@
-"""The compile-time choices of kernels, and the one predicate that says whether a GPU has registers and shared memory
-for them."""
+"""Configurations: compile-time parameters of kernels, and whether a GPU has the registers and shared memory for one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules that run on this package: drop-ins for those of torch.nn."""
+"""Modules that run on this package, in place of those of torch.nn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Preparation: compiling ahead of time what linear layers can run on, for any number of rows of their inputs."""
+"""Preparation: compiling the kernels of linear layers ahead of time, for any number of rows of their inputs."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ def prepare(
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Precompiled:
     """Compiles what linear layers run on with these numbers of rows into Triton's cache, without launching anything.
+
+    A model, or sizes of weights::
 
         triton_gemm.prepare(model, range(1, 513))
         triton_gemm.prepare([(28672, 4096), (4096, 14336)], [1, 8, 2048], device="h200", cache="/opt/triton-cache")

@@ -1,5 +1,5 @@
-"""One multiplication as plain values: Request, what a call says in addition to its operands, and GemmProblem, all that
-the choice of a kernel depends on; and what makes operands a problem or not."""
+"""One multiplication as plain values: GemmProblem is all that the choice of a kernel depends on, Request what a call
+says besides its operands. Also what makes operands a problem or not."""
 
 from __future__ import annotations
 

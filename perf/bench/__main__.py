@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     surroundings = environment.describe("bench")
     if surroundings["gpu"] is None:
-        print("error: a sweep needs a CUDA GPU, and torch sees none here; --list shows what there is", file=sys.stderr)
+        print("error: the bench needs a CUDA GPU, and torch sees none here; --list shows the suites", file=sys.stderr)
         return 2
     folder = call.out or bench_tables.folder_of(environment.RESULTS, surroundings)
     files = {suite.name: call.json or folder / sweep.file_name(suite, call.options) for suite in call.suites}

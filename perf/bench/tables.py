@@ -173,7 +173,10 @@ def calls(sweeps: Sequence[Sweep]) -> str:
             for key, shape in sweep["shapes"].items()
             if "weights" in key
         ]
-        parts += [f"{where(sweep)}; {origin([sweep])}", formats.table(["microseconds of a call", *names], rows)]
+        parts += [
+            f"Suite `{sweep['suite']}`: {where(sweep)}. {origin([sweep])}",
+            formats.table(["microseconds a call", *names], rows),
+        ]
     return "\n\n".join(parts) or NOTHING
 
 

@@ -8,10 +8,19 @@ Cell = str | int | float | None
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
-    """A Markdown table: the first column to the left, the others to the right; None is an empty cell."""
-    lines = [" | ".join(columns), " | ".join([":--"] + ["--:"] * (len(columns) - 1))]
-    lines += [" | ".join("" if cell is None else str(cell) for cell in row) for row in rows]
+    """A Markdown table: the first column and those of words to the left, the others to the right; None is an empty
+    cell."""
+    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    sides = [":--", *(":--" if _words(list(column)) else "--:" for column in list(zip(*cells, strict=True))[1:])]
+    sides += ["--:"] * (len(columns) - len(sides))  # where there is no row
+    lines = [" | ".join(row) for row in (columns, sides, *cells)]
     return "\n".join(f"| {line} |" for line in lines)
+
+
+def _words(cells: Sequence[str]) -> bool:
+    """Whether most of what a column has begins with a letter, a mark of code or a link."""
+    filled = [cell for cell in cells if cell]
+    return 2 * sum(cell[0].isalpha() or cell[0] in "`[*" for cell in filled) > len(filled)
 
 
 def number(value: float | None, digits: int = 3) -> str | None:

@@ -35,12 +35,13 @@ CHOICES: dict[str, Callable[[GemmConfig], object]] = {
     "GROUP_M": lambda config: config.GROUP_M,
 }
 HOW = (
-    "The times are those that `triton.autotune` chooses by: `do_bench`, with an L2 cache that is emptied before each "
-    "call, on clocks as they come, of the kernel alone, without what a rung does to its operands first. So they "
-    "compare configurations of one rung. Rungs are compared by the report's own times, which take turns on settled "
-    "clocks: a rung may be faster there and slower here, as k11 is against k10. The prediction is arithmetic (`clocks` "
-    "in `perf/ladder/prediction.py`): waves of tiles, times steps of K, times the slowest of units, L2, shared memory "
-    "and latency. It knows nothing of GROUP_M, DRAM and power; of equal configurations it takes the first of the list."
+    "These are the times that `triton.autotune` chooses by, from `do_bench`. The L2 cache is emptied before each "
+    "call, and clocks are as they come. Only the kernel is timed, without what a rung does to its operands first. So "
+    "the times compare configurations of one rung. Rungs are compared by the report's own times, for which all take "
+    "turns on settled clocks: a rung may be faster there and slower here, as k11 is against k10.\n\n"
+    "The prediction is arithmetic (`clocks` in `perf/ladder/prediction.py`): waves of tiles, times steps of K, times "
+    "the slowest of arithmetic units, L2, shared memory and latency. GROUP_M, DRAM and power are not in it. Of equal "
+    "configurations it takes the first of the list."
 )
 
 
@@ -187,24 +188,23 @@ def says(tuning: Tuning) -> str:
     fields = "tile, warps, stages" if best.GROUP_M is None else "tile, warps, stages, GROUP_M"
     where = f"On {environment.short(tuning.made['gpu'])}, {tuning.mode}, {M} x {N} x {K}"
     text = (
-        f"{where}: of {len(speeds)} configurations, as the tuner times the kernel alone, the slowest reaches "
+        f"{where}: the tuner timed {len(speeds)} configurations, of the kernel alone. The slowest reaches "
         f"{formats.number(min(speeds))} TFLOPS and the fastest {formats.number(max(speeds))}, "
         f"{max(speeds) / min(speeds):.2f} times as much. The fastest is `{spelled(best)}` ({fields})."
     )
-    parts = []
-    for choice, read in CHOICES.items():
-        others = tuning.one_choice_off(choice)
-        if others:
-            shares = ", ".join(f"{read(timed.config)} {_percent(tuning.share(timed))}" for timed in others)
-            parts.append(f"{choice} {shares}")
-    if parts:
-        text += f" With one choice changed, and of its speed: {'; '.join(parts)}."
+    shares = [
+        f"{choice} {read(timed.config)}: {_percent(tuning.share(timed))}"
+        for choice, read in CHOICES.items()
+        for timed in tuning.one_choice_off(choice)
+    ]
+    if shares:
+        text += f" Shares of its speed with one parameter changed: {', '.join(shares)}."
     if tuning.predicted is not None:
         if tuning.predicted == tuning.fastest:
-            text += " The prediction names it."
+            text += " The prediction chose the same configuration."
         else:
             share = _percent(tuning.share(tuning.predicted))
-            text += f" The prediction names `{spelled(tuning.predicted.config)}`, which reaches {share} of it."
+            text += f" The prediction chose `{spelled(tuning.predicted.config)}`, which reaches {share} of that speed."
     if tuning.failed:
         text += f" {', '.join(f'`{spelled(config)}`' for config in tuning.failed)} failed."
     return text

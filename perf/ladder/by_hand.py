@@ -242,13 +242,13 @@ def not_measured(call: Call, rung: Rung, console: Console) -> int:
 
 
 def _explained(call: Call, work: Work, shape: Size, device: DeviceInfo) -> list[str]:
-    """Why there are no timings, and what there is."""
+    """Why nothing is timed, and what there is."""
     if INTERPRETED:
         reason = "TRITON_INTERPRET=1 is set, so nothing is timed or compiled; unset it for registers and the like."
     elif call.arch is not None:
-        reason = "These are no timings: --arch asks what the compiler makes of the rung."
+        reason = "Nothing is timed: --arch asks what the compiler makes of the rung."
     else:
-        reason = "These are no timings: torch sees no CUDA GPU here."
+        reason = "Nothing is timed: torch sees no CUDA GPU here."
     M, N, K = shape
     of_error = f"error: in Triton's interpreter at {M} x {N} x {K}, against fp64."
     if not work.rung.interpretable:

@@ -98,7 +98,7 @@ def _tables(record: Record) -> Iterator[str]:
             "summed in fp32, and the CUDA twins write fp32."
         )
         yield tables.configurations(record)
-        yield "*Call* is what Python pays for one call, measured apart from kernel time."
+        yield "*Call* is Python's time for one call, measured apart from kernel time."
     if views.factors(record):
         yield _folded("Predicted and measured gains", tables.factors(record))
     outcomes = list(views.outcomes(record))

@@ -147,7 +147,16 @@ def _measured(rung: Rung, record: Record) -> Iterator[str]:
     factor = next((factor for factor in views.factors(record) if factor.rung == rung), None)
     if factor and factor.measured:
         says += f"; {factor.measured:.2f} times {factor.over}, where {factor.predicted:g} was predicted"
-    yield f"{says}. Configuration: {step.own.config}."
+    yield f"{says}." + (f" Configuration: {_in_words(step.own.config)}." if step.own.config else "")
+
+
+def _in_words(config: str) -> str:
+    """A record's `64x64x16 group 8 4 warps 1 stages`, as a sentence has it."""
+    tile, _, rest = config.partition(" ")
+    group, warps, stages = re.findall(r"(?:group (\d+) )?(\d+) warps (\d+) stages", rest)[0]
+    of_group = f"GROUP_M {group}, " if group else ""
+    kind = "tile" if "x" in tile else "strip of"
+    return f"{kind} {tile}, {of_group}{warps} warps, {stages} stage{'s' * (stages != '1')}"
 
 
 def _link(file: Path, folder: Path) -> str:

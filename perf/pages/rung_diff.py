@@ -116,12 +116,15 @@ def whole(rung: Rung, explained: str) -> str:
     own = source.device_code if source.kernel_name in source.functions else []
     code = "\n\n\n".join("\n".join(source.lines(name)) for name in own) or "\n".join(source.kernel)
     used = {one.id: [f"`{x}`" for x in Source(one).helpers if re.search(rf"\b{x}\(", code)] for one in LADDER[:place]}
-    of = [f"of {number} {', '.join(names)}" for number, names in used.items() if names]
+    of = [f"{number}'s {', '.join(names)}" for number, names in used.items() if names]
     says = f"{rung.id}'s kernel, whole"
     if place and _rewritten(list(_diff("", _anonymous(Source(LADDER[place - 1])), _anonymous(source))), source):
         says += f"; it has little of {LADDER[place - 1].id}'s"
     return _folded(
-        says, code.splitlines(), "python", "; ".join([*of, f"for the rest see [what every kernel has]({explained})"])
+        says,
+        code.splitlines(),
+        "python",
+        (f"It calls {' and '.join(of)}. " if of else "") + f"For the rest see [what every kernel has]({explained})",
     )
 
 

@@ -30,7 +30,7 @@ SUITES = {
     "odd": "rows that are not 16-byte aligned",
     "batched": "3-D operands",
     "epilogue": "linear layers with bias and activation",
-    "small": "products that end sooner than Python asks for them",
+    "small": "GEMMs that end sooner than Python launches the next",
     "tf32": "fp32 rounded to TF32",
     "ieee": "fp32 on CUDA cores, against SGEMM",
     "bf16x6": "fp32 by six bf16 products, against SGEMM",
@@ -44,9 +44,9 @@ SUITES = {
 # Variants of these, which README leaves to docs/performance.md.
 VARIANTS = {
     "llm-large": "projections of language models, 1024 to 8192 tokens",
-    "layouts": "large products, nn, nt, tn and tt",
-    "host": "Python's time of a call",
-    "host-fp8": "Python's time of a scaled fp8 call",
+    "layouts": "large GEMMs, nn, nt, tn and tt",
+    "host": "Python's time for a call",
+    "host-fp8": "Python's time for a scaled fp8 call",
     "tf32x3": "fp32 by three TF32 products, against SGEMM",
     "bf16x3": "fp32 by three bf16 products, against SGEMM",
     "bf16x9": "fp32 by nine bf16 products, against SGEMM",

@@ -93,7 +93,7 @@ RUNS = {
     for run in (
         Run("listed", "of language models", listed, "same", drawn=False),
         Run("unseen", "drawn in all regimes", drawn, "any"),
-        Run("twice", "drawn in all regimes, each raced twice", twice, "same", 2),
+        Run("twice", "drawn in all regimes, each tuned twice", twice, "same", 2),
         *(
             Run(x, f"of {x}'s weights, each for a range of rows", partial(weights, x), "same", 1, 1.2, False, ROWS)
             for x in MODELS

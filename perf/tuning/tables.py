@@ -16,7 +16,7 @@ from perf.measure.environment import slug
 
 FOLDER = "tuning"
 NOTHING = "No tuning is committed yet; `python -m perf.tuning` on a GPU measures it."
-OF_RUN = ("products", "commit", "bits", "seconds")
+OF_RUN = ("GEMMs", "commit", "bits", "seconds")
 OF_TIMES = (
     "candidates, timed",
     "regret, mean",

@@ -36,7 +36,7 @@ from triton_gemm.hardware.device_model import DeviceModel, model_of, model_witho
 from triton_gemm.hardware.gpus import named_device
 from triton_gemm.kernels.candidate import Candidate
 from triton_gemm.problem import GemmProblem
-from triton_gemm.reporting import doctor
+from triton_gemm.reporting import doctor, storage
 from triton_gemm.reporting.candidates import compare
 from triton_gemm.runtime import policies
 from triton_gemm.selection import generation
@@ -366,7 +366,7 @@ def test_the_doctor_says_which_model_it_is(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("triton_gemm.reporting.doctor._devices", lambda: (OTHER,))
 
     def says() -> str:
-        return " ".join(word for found in (*doctor._kernels(), *doctor._tables()) for word in found[1:])
+        return " ".join(word for found in (*doctor._kernels(), *storage.stored((OTHER,))) for word in found[1:])
 
     assert "not measured" in says() and "triton-gemm calibrate" in says()
     kept.store(slower(), OTHER)
@@ -565,15 +565,14 @@ def test_cache_lists_and_clears_models() -> None:
 
 
 @pytest.mark.parametrize("devices", [(), (OTHER,)], ids=["no GPU", "a GPU"])
-def test_models_that_are_set_aside_are_named(devices: tuple[DeviceInfo, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_that_are_set_aside_are_named(devices: tuple[DeviceInfo, ...]) -> None:
     path = file_of()
     edited(path, lambda found: found.update(format=2))
     aside = path.with_name(f"{path.name}.future-format.1")
     assert device_model.origin(OTHER) == "derived" and aside.exists()
     assert json.loads(told("cache", "ls", "--json")[1])["set_aside"] == [str(aside)]
     assert f"quarantined: {aside}" in told("cache", "ls")[1].replace("\n", "")
-    monkeypatch.setattr(doctor, "_devices", lambda: devices)
-    ((status, _, advice),) = (one for one in doctor._tables() if aside.name in one[1])  # type: ignore[misc]
+    ((status, _, advice),) = (one for one in storage.stored(devices) if aside.name in one[1])  # type: ignore[misc]
     assert status == "note" and "move" in advice
 
 

@@ -6,12 +6,27 @@ from pathlib import Path
 
 import pytest
 
+from perf.common import formats
 from perf.ladder.drawings import pictures
 from perf.measure import environment
 from perf.pages import __main__ as pages
 from perf.pages import blocks
 from perf.pages.results import Results
 from tests.support.report_records import NO_RESULTS, SURROUNDINGS, block, committed_record
+
+
+def test_a_table_has_words_to_the_left_and_figures_to_the_right() -> None:
+    rows = [
+        (1, 2, "1.5 to 2", "`portable`", "not in time"),
+        (2, None, "1 to 3", "[k01](k01.md)", 0.3),
+        (3, 4, "5", None, 7),
+    ]
+    assert formats.table("abcde", rows).splitlines()[:3] == [
+        "| a | b | c | d | e |",
+        "| :-- | --: | --: | :-- | --: |",
+        "| 1 | 2 | 1.5 to 2 | `portable` | not in time |",
+    ]
+    assert formats.table("ab", []) == "| a | b |\n| :-- | --: |"
 
 
 def test_pages_show_the_results_that_are_committed() -> None:

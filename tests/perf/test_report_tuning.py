@@ -223,10 +223,10 @@ def test_the_fastest_and_the_predicted_one_are_found(record: Record) -> None:
     assert [timed.config.GROUP_M for timed in found.one_choice_off("GROUP_M")] == [16]
     assert found.one_choice_off("num_warps") == []
     told = autotuner.says(found)
-    assert "names `128x256x64,8,3,8`, which reaches 80.0 % of it. `128x256x64,8,5,8` failed." in told
+    assert "chose `128x256x64,8,3,8`, which reaches 80.0 % of that speed. `128x256x64,8,5,8` failed." in told
     assert tables.tuning(found).endswith("\n| 128x256x64,8,5,8 | failed |  |  |  |  |")
     record.tuning[KEY].configs["128x256x64,8,3,8"] = tuned(0.1)
-    assert "The prediction names it." in autotuner.says(autotuner.shown(record)[0])
+    assert "The prediction chose the same configuration." in autotuner.says(autotuner.shown(record)[0])
 
 
 def test_what_is_not_known_is_not_told(record: Record) -> None:
@@ -237,7 +237,7 @@ def test_what_is_not_known_is_not_told(record: Record) -> None:
     (found,) = autotuner.shown(record)
     assert found.predicted is None and found.expected(found.fastest) is None
     told = autotuner.says(found)
-    assert not any(words in told for words in ("prediction", "one choice changed", "failed"))
+    assert not any(words in told for words in ("prediction", "one parameter changed", "failed"))
     results = Results([record], [], [])
     assert told in block("k08", results) and blocks.NOTHING in block("k08", results)
     assert "tuning-k09.png" not in block("k09", results)

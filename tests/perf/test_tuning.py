@@ -104,7 +104,7 @@ def test_a_record_and_its_table(told: dict[str, Any], tmp_path: Path, capsys: py
     assert record["seconds"] == 12.3 and record["products"][4]["choice_us"] is None
     assert record["products"][2]["failed"] == [["a kernel", "it is too large"]]
     cells = dict(zip(tables.COLUMNS, tables.row(record), strict=True))
-    assert cells["products"] == "5 drawn in all regimes, each raced twice, 3 of them compared"
+    assert cells["GEMMs"] == "5 drawn in all regimes, each tuned twice, 3 of them compared"
     lost = (1.25 * 10 / 9.9) ** (1 / 3) - 1
     assert tuple(cells[f"regret, {of}"] for of in ("mean", "median", "worst")) == (
         f"{100 * lost:.1f} %",

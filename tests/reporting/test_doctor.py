@@ -17,7 +17,7 @@ from tests.support import table_fakes
 from tests.support.table_fakes import problem_of
 from triton_gemm import tables
 from triton_gemm.hardware.gpus import named_device
-from triton_gemm.reporting import doctor
+from triton_gemm.reporting import doctor, storage
 from triton_gemm.reporting.doctor import Diagnosis, Finding
 from triton_gemm.tables import files
 
@@ -178,7 +178,7 @@ def test_a_networks_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with monkeypatch.context() as patch:
         patch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
         assert all("on nfs4, not there yet: a network's" in found.says for found in look("caches"))
-    assert doctor._filesystem(Path("/proc/self")) == "proc"
+    assert storage._filesystem(Path("/proc/self")) == "proc"
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     assert all(found.status == "good" and ", on " not in found.says for found in look("caches"))
 

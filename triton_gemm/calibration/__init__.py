@@ -1,4 +1,4 @@
-"""Calibration: the figures of a GPU's model, fitted to a minute of measurements.
+"""Calibration: the parameters of a GPU's cost model, fitted to a minute of measurements.
 
 `probes` says what is timed, `measuring` when, on the bench that tuning uses, `figures` names what a fit may change,
 `fit` fits, `kept` has the user's calibrated models as files, `report` says what came of it. docs/choosing.md is

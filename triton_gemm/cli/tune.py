@@ -101,7 +101,7 @@ def _as_dict(planned: Mapping[GemmProblem, Sequence[Selection]], bits: Bits) -> 
 def _show_plan(console: Console, planned: Mapping[GemmProblem, Sequence[Selection]], bits: Bits) -> None:
     every = {problem: _candidates(problem, ways, bits) for problem, ways in planned.items()}
     for problem, names in every.items():
-        console.print(f"{words.problem_text(problem)}: {', '.join(names)}", soft_wrap=True)
+        console.print("\n    ".join([words.problem_text(problem), *names]), soft_wrap=True, highlight=False)
     count = output.counted(sum(map(len, every.values())), "candidate")
     console.print(f"{count} for {output.counted(len(planned), 'GEMM')}; nothing was timed")
 

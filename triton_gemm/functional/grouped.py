@@ -38,28 +38,40 @@ def grouped_matmul(
     precision: Precision | None = None,
     batch_invariant: bool | None = None,
 ) -> torch.Tensor:
-    """`torch.nn.functional.grouped_mm`: one product for each of G groups, as in mixtures of experts. offs says where
-    each group ends, ascending: an int32 tensor [G] in the GPU's memory, for which the host does not wait.
+    """`torch.nn.functional.grouped_mm`: one GEMM for each of G groups, as in mixtures of experts.
 
     - mat_a [M, K], its rows in groups, and mat_b [G, K, N], a matrix for each: [M, N].
     - mat_a [G, M, K], and mat_b [K, N], its columns in groups: [M, N].
     - mat_a [M, K] and mat_b [K, N], K in groups: [G, M, N], as in the gradient of the first.
     - mat_a [G, M, K] and mat_b [G, K, N], without offs: `bmm`.
 
-    What comes after the last group's end belongs to none: rows and columns of the result are 0 there.
+    Rows and columns of the result after the last group's end are 0. Both operands can be differentiated backwards, any
+    number of times, and not forwards (torch.func.jvp, jacfwd).
 
-    gate: a second mat_b [G, K, N] for an activation "swiglu", "geglu", "geglu_tanh" or "reglu", and a mat_a whose rows
-    are in groups (or without offs a batch): the result is silu(mat_a @ gate) * (mat_a @ mat_b) in each group, or so
-    with gelu, gelu_tanh or relu. Both may be views of one weight. Of 16 bits one kernel computes it where both have the
-    same strides, and nothing else is kept: the backward computes both products again.
+    With a gate the result is silu(mat_a @ gate) * (mat_a @ mat_b) in each group, or with gelu, gelu_tanh or relu in
+    place of silu. In fp16 and bf16 one kernel computes it if both have the same strides. The backward computes both
+    GEMMs again instead of storing them.
 
-    Both are fp32, fp16, bf16 or fp64, of one dtype, on one GPU, of any strides; so is the result. out_dtype:
-    torch.float32 for fp16 and bf16, whose fp32 sums are then not rounded. activation: None, or what is applied to the
-    result, as in `linear`, without gradients in the same kernel. precision and batch_invariant: as in `matmul`, where
-    what is cut into groups, rows or columns, may be any number. Differentiable backwards, any number of times, in both;
-    not forwards (torch.func.jvp, jacfwd). Raises as `matmul`: RuntimeError (also for offs that do not fit), TypeError,
-    NotImplementedError (also for forward differentiation) or ValueError (also for an activation that is none, or one of
-    a gate without the other).
+    Args:
+        mat_a: fp32, fp16, bf16 or fp64, on a GPU, of any strides.
+        mat_b: Of the same dtype, on the same GPU, of any strides.
+        offs: An int32 tensor [G] in the GPU's memory, for which the host does not wait: where each group ends,
+            ascending.
+        out_dtype: torch.float32 for fp16 and bf16, whose fp32 sums are then not rounded.
+        activation: As in `linear`; without gradients in the same kernel. With a gate "swiglu", "geglu", "geglu_tanh"
+            or "reglu".
+        gate: A second mat_b [G, K, N], for a mat_a whose rows are in groups, or without offs a batch. Both may be views
+            of one weight.
+        precision: As in `matmul`.
+        batch_invariant: As in `matmul`, for any number of what is in groups, rows or columns.
+
+    Returns:
+        A tensor of the operands' dtype, or of out_dtype.
+
+    Raises:
+        RuntimeError, TypeError, NotImplementedError, ValueError: As `matmul`; also RuntimeError for offs that do not
+            fit, NotImplementedError for forward differentiation, ValueError for an unknown activation, or for a gate
+            without its activation and the reverse.
     """
     key = None
     if offs is not None:

@@ -1,2 +1,2 @@
-"""GPUs: what one is (`device`), which have names, and their peaks (`gpus`), how fast one is (`device_model`), which
-tables are for it (`silicon`), and what the driver and NVML say."""
+"""GPUs: properties (`device`), names and peak rates (`gpus`), the cost model's parameters (`device_model`), GPU keys of
+tables (`silicon`), and what the driver and NVML report."""

@@ -1,5 +1,5 @@
-"""What `matmul` launches, one module a kernel. `kernels.portable` and the others are imported when they are first used:
-Triton reads the source of each function that it decorates, which takes longer than the rest of `import triton_gemm`.
+"""The kernels that `matmul` launches, a module for each. `kernels.portable` and the others are imported at their first
+use: Triton reads the source of each function that it decorates, which takes longer than the rest of importing this.
 
 `select` compares the candidates of all kernels in KERNELS by predicted time, and tests, benches and calibration follow
 that list: a new kernel is a module with what `Kernel` says, and its name in KERNELS, in `__all__`, and in the import

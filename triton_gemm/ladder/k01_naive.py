@@ -1,17 +1,17 @@
 """Naive: every result is a dot product read straight from global memory, and a warp's lanes run down a column of C.
 
-Changes: nothing before it. One program computes a strip of BLOCK_M rows in one column of C.
-Why: a warp's 32 lanes hold 32 rows of A, K elements apart, so every load of A touches 32 sectors of 32 bytes
-    to use 4 bytes of each; B's element is one broadcast. The L1 cache gives the rest of each sector to the
-    next seven steps, if it is still there.
-Predicts: 8 bytes asked of L1 for every FMA, and 32 L1 wavefronts a load of A: 1 wavefront a clock and SM gives
-    132 SMs x 1.7 GHz x 32 FMA / 33 wavefronts = 0.22 T FMA/s = 0.4 TFLOPS, under 1 % of cuBLAS. Missed low: a
-    thread has two rows, so that one load of B serves two FMAs, which ask 6 bytes each and 65 wavefronts for 64; and
-    the clock stays at 1.98 GHz: 0.51 TFLOPS. That holds where K is a multiple of 32, so that all the words of a load
-    lie in one of L1's 32 banks. At 1400 and 3000 they lie in four, and k01 is faster.
+Changes: nothing: it is the first. One program computes a strip of BLOCK_M rows in one column of C.
+Why: a warp's 32 lanes have 32 rows of A, which lie K elements apart. So every load of A touches 32 sectors of 32 bytes,
+    to use 4 bytes of each. All lanes need the same element of B, which is broadcast to them. The L1 cache gives the
+    rest of each sector to the next seven steps, if it is still there.
+Predicts: a step of K takes a warp 33 wavefronts: 32 to load A, and one for B's element. An SM's L1 does one a clock:
+    132 SMs x 1.7 GHz x 32 FMA / 33 wavefronts = 0.22 T FMA/s = 0.4 TFLOPS, under 1 % of cuBLAS. It came out higher. A
+    thread has two rows, so one load of B serves two FMAs: 65 wavefronts for 64 FMAs. And the clock stays at 1.98 GHz,
+    which makes 0.51 TFLOPS. That holds where K is a multiple of 32, so that all words of a load lie in one of L1's 32
+    banks. At 1400 and 3000 they lie in four, and k01 is faster.
 Requires: fp32; any strides.
 Tuning: nothing: one configuration, and no `triton.autotune`.
-Bound by: the L1 cache's wavefronts (`l1tex__data_pipe`), not memory and not arithmetic.
+Bound by: the L1 cache's wavefronts (`l1tex__data_pipe`), not by memory and not by arithmetic.
 Next: k02 makes the strip horizontal, so that lanes run along a row.
 
 Port of the published kernels S3.1 and S4.0: "The published experiments" in docs/ladder.md.

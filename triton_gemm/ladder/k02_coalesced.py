@@ -1,16 +1,17 @@
 """Coalesced: the same arithmetic, but a warp's lanes run along a row of C.
 
-Changes: against k01, the strip runs along N: one program computes BLOCK_N columns of one row, four to a thread.
-Why: 32 lanes now read neighbouring elements of B, 128 bytes in one wavefront, and share one element of A;
-    C is written in whole lines.
-Predicts: 2 wavefronts an FMA step of a warp where k01 had 33, so up to 16 times k01 by that count; and each step
-    asks 128 new bytes of B from L2 (an SM gets about 64 bytes a clock), which takes as long, 2 clocks:
-    132 SMs x 1.7 GHz x 64 B / 4 B an FMA = 3.6 T FMA/s = 7 TFLOPS. Put at 10 times k01, though these sums give 16.
-    Missed low: programs of neighbouring rows on one SM find B's row in L1, so that L2's rate does not bind, and a
-    thread's four columns share one element of A and one 16-byte load of B: 5 wavefronts for 4 steps.
+Changes: against k01, the strip runs along N: one program computes BLOCK_N columns of one row, and a thread four of
+    them.
+Why: a warp's 32 lanes now read neighbouring elements of B, 128 bytes in one wavefront, and share one element of A. They
+    write C in whole lines.
+Predicts: a step of K takes 2 wavefronts, where k01 needs 33: up to 16 times k01. Each step also asks L2 for 128 new
+    bytes of B. An SM gets about 64 bytes a clock from there, which makes 2 clocks, too: 132 SMs x 1.7 GHz x 64 B / 4 B
+    an FMA = 3.6 T FMA/s = 7 TFLOPS. The prediction was 10 times, although these sums give 16. It came out higher.
+    Programs of neighbouring rows run on one SM and find B's row in L1, so L2's rate does not bind. And a thread's four
+    columns share one element of A and one 16-byte load of B: 5 wavefronts for 4 steps.
 Requires: fp32; any strides, coalesced where B and C are row-major.
 Tuning: nothing: one configuration, and no `triton.autotune`.
-Bound by: L1 bandwidth and load latency: there are two loads for every four FMAs, and nothing is kept.
+Bound by: L1 bandwidth and the latency of loads: there are two loads for every four FMAs, and nothing is kept.
 Next: k03 loads a tile once and uses every element of it many times.
 
 Port of the published kernels S3.2, S2.1 and S0.1: "The published experiments" in docs/ladder.md.

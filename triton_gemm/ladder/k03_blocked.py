@@ -1,14 +1,14 @@
 """Blocked: one program computes a tile of C from tiles of A and B in shared memory.
 
 Changes: against k02, a program computes BLOCK_M x BLOCK_N results and steps through K by BLOCK_K with `tl.dot`.
-Why: a BLOCK_M x BLOCK_K tile of A is read once from L2 and used BLOCK_N times, a tile of B BLOCK_M times.
-    There are no tensor cores for IEEE fp32: `tl.dot` becomes FFMAs, and each thread computes small outer products.
-Predicts: traffic from L2 falls by the tile's edge (32 to 64), so that limit is gone; shared-memory reads take
-    over. Threads of 4 x 4 results read 8 words for 16 FMA, those of 4 x 8 results 12 for 32: 3 to 4 times k02.
+Why: a BLOCK_M x BLOCK_K tile of A is read once from L2 and used BLOCK_N times, a tile of B BLOCK_M times. There are no
+    tensor cores for IEEE fp32: `tl.dot` becomes FFMAs, and each thread computes small outer products.
+Predicts: traffic from L2 falls by the tile's edge (32 to 64), so it no longer limits; reads of shared memory do. A
+    thread with 4 x 4 results reads 8 words for 16 FMAs, one with 4 x 8 results 12 words for 32: 3 to 4 times k02.
 Requires: fp32; any strides; N up to 65,535 tiles, the limit of a grid's second axis.
-Tuning: the tile against the threads. 64 x 64 on 4 warps gives a thread 32 results, and with them few reads of
-    shared memory for each FMA; on 8 warps it has 16, and smaller tiles read more from L2 as well. With num_stages =
-    1 only other programs on the SM hide latency, and registers limit how many there are.
+Tuning: the tile against the threads. With 64 x 64 on 4 warps a thread has 32 results, and few reads of shared memory
+    for each FMA; on 8 warps it has 16. Smaller tiles also read more from L2. With num_stages = 1 only other programs on
+    the SM hide latency, and registers limit how many there are.
 Bound by: shared-memory bandwidth, and latency: loads and FMAs alternate (num_stages = 1).
 Next: k04 changes the order of the programs so that L2 is hit more often.
 

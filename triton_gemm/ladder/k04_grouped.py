@@ -1,17 +1,16 @@
 """Grouped launch: programs cover C in groups of GROUP_M tile rows, so that those that run together share operands.
 
 Changes: against k03, a 1-D grid and `grouped_pid`, which turns the program's number into a tile.
-Why: a few programs on each of 132 SMs run at once. k03's go down the columns of tiles, cover a few of them and so all
-    of A; in groups of GROUP_M rows they cover GROUP_M rows by as many columns as they reach. Where C has many more
-    rows of tiles than GROUP_M, that patch is squarer, and its A and B are smaller and stay in L2.
-Predicts: a wave of W tiles reads W/GROUP_M + GROUP_M tile strips where it read W/m + m (m tiles in a column of C).
-    At 4096^3 C is too small for that: five programs an SM are W = 660 tiles of 64 x 64, in k03 of 64 rows and 11
-    columns, with GROUP_M = 8 of 16 rows and 64 columns. Either way the strips in use, 1 MiB each, are read from L2,
-    and k03 is bound by shared memory: a factor of 1.0 here, more where L2 is short.
+Why: a few programs run on each of 132 SMs at once. k03's go down the columns of tiles: they cover a few columns, and so
+    need all of A. In groups of GROUP_M rows they cover GROUP_M rows by as many columns as they reach. Where C has many
+    more rows of tiles than GROUP_M, that patch is squarer, and what it needs of A and B is less and stays in L2.
+Predicts: a wave of W tiles, which run at once, reads W/GROUP_M + GROUP_M strips of tiles. In k03 it reads W/m + m,
+    where a column of C has m tiles. At 4096^3 C is too small for a gain. Five programs an SM make a wave of 660 tiles
+    of 64 x 64: in k03 of 64 rows and 11 columns, with GROUP_M = 8 of 16 rows and 64 columns. Either way the strips, 1
+    MiB each, are read from L2, and shared memory binds: a factor of 1.0 here, more where L2 is short.
 Requires: fp32; any shape and strides.
-Tuning: k03's tiles, and GROUP_M, how many rows of tiles are walked together: the programs that run at once then
-    cover a squarer part of C, and less of what they read is missing from L2. It changes no instruction of the main
-    loop.
+Tuning: k03's tiles, and GROUP_M, the number of rows of tiles in a group. The programs that run at once then cover a
+    squarer part of C, and more of what they read is in L2. It changes no instruction of the main loop.
 Bound by: shared-memory bandwidth and latency, as k03.
 Next: k05 gives each thread more results, which lowers the shared-memory reads per FMA.
 """

@@ -1,21 +1,23 @@
 """Register-tiled: large tiles, up to 64 results a thread, and an M-major A, so that their reads are wide.
 
-Changes: against k04, larger tiles of the same kernel, 64 x 128 on 4 warps or 128 x 128 on 8 (in CUDA C++ a kernel of
-    its own, here a launch parameter), and a pass before it that copies A to M-major (M contiguous).
+Changes: against k04, larger tiles of the same kernel: 64 x 128 on 4 warps, or 128 x 128 on 8. (In CUDA C++ that is
+    another kernel, here a launch parameter.) A pass before it copies A to M-major, so that M is contiguous.
 Why: a thread with TM x TN results reads TM + TN words from shared memory for TM x TN FMAs. Its reads are wide if the
-    operands of neighbouring results are contiguous: 16 bytes of B are 4 columns. 16 bytes of a row-major A are 4 steps
-    of K, so the thread must hold 4 steps of all its rows at once. CUDA kernels transpose A on the way into shared
-    memory; Triton keeps the order of global memory there, so A is transposed before.
-Predicts: 8 x 8 results read 16 words for 64 FMAs, 1 for 4, where k04's 4 x 4 to 4 x 8 read 1 for 2 to 2.7:
-    shared memory, which bound k04, is read half as much, so 1.8 times k04. The pass moves 8 bytes an element of
-    A, 2 % at 4096^3. Missed high: Triton gives a thread 4 x 16 or 16 x 4 results, 20 words for 64 FMAs, 1 for 3.2, and
-    k04's best tile, 64 x 64 on 4 warps, has 4 x 8 already. Without the M-major copy the large tiles gain next to
-    nothing: fragments of A take up to 48 registers more, and leave 128 x 64 two programs an SM instead of three.
+    operands of neighbouring results are contiguous: 16 bytes of B are 4 columns. But 16 bytes of a row-major A are 4
+    steps of K, so a thread would hold 4 steps of all its rows at once. CUDA kernels transpose A on the way into shared
+    memory. Triton keeps the order of global memory there, so A is transposed before.
+Predicts: a thread with 8 x 8 results reads 16 words for 64 FMAs, 1 for 4. In k04, with 4 x 4 to 4 x 8, it reads 1 for 2
+    to 2.7. So shared memory, which bound k04, is read half as much: 1.8 times k04. The pass moves 8 bytes for each
+    element of A, 2 % of the time at 4096^3. It came out lower. Triton gives a thread 4 x 16 or 16 x 4 results, 20 words
+    for 64 FMAs, 1 for 3.2. And k04's best tile, 64 x 64 on 4 warps, has 4 x 8 already. Without the M-major copy large
+    tiles gain next to nothing: pieces of A take up to 48 registers more, so an SM has room for two programs of 128 x 64
+    instead of three.
 Requires: fp32; any shape and strides; workspace for a copy of A.
-Tuning: the shape of 64 results a thread, and the depth of a k-tile. A deeper one has fewer barriers, and takes more
-    registers; as only other programs hide the loads, it matters that 64 x 128 on 4 warps leaves room for three on
-    an SM, and 128 x 128 on 8 warps for one or two.
-Bound by: latency at the start of each k-tile: with num_stages = 1 the loads wait for the FMAs, and they for the loads.
+Tuning: the shape of a thread's 64 results, and the depth of a k-tile. A deeper one has fewer barriers, and takes more
+    registers. Only other programs hide the loads, so it matters how many an SM has room for: three of 64 x 128 on 4
+    warps, one or two of 128 x 128 on 8 warps.
+Bound by: latency at the start of each k-tile: with num_stages = 1 the loads wait for the FMAs, and the FMAs for the
+    loads.
 Next: k06 loads the next tiles while this one multiplies.
 
 Port of the published kernels S2.3, S3.4, S4.2 and S4.3: "The published experiments" in docs/ladder.md.

@@ -1,17 +1,18 @@
 """Pipelined: the loads of the next k-tiles overlap the FMAs of this one.
 
-Changes: against k05, num_stages goes from 1 to 2-4: Triton makes the loop's loads `cp.async` copies into a ring of
-    shared-memory tiles and starts them num_stages - 1 iterations ahead. In CUDA C++ this is double buffering.
-Why: a load from L2 takes some 300 clocks, from memory 600 to 800. Of k05's 128 x 128 x 16 k-tile a thread of eight
-    warps does 1024 FMAs, so that a scheduler issues 2048 for its two warps, in as many clocks. Overlapped, the loads
-    cost only their issue slots, and `cp.async` saves the registers and the store to shared memory that a load
-    through registers needs.
-Predicts: k05 exposes one latency and two barriers in each k-tile, about 500 clocks in 2500: 1.2 times k05,
-    near 0.85 of cuBLAS. Missed high: two to four programs on an SM had hidden part of that latency before.
-Requires: fp32, sm_80 or newer for `cp.async`; any shape and strides; workspace for copies of A and of a B that is
-    not row-major, whose elements would be loaded one by one.
-Tuning: num_stages: each is one more k-tile in shared memory and one more load under way. Stages beyond what latency
-    needs give nothing; they cost where shared memory, and not registers, limits the programs on an SM.
+Changes: against k05, num_stages goes from 1 to between 2 and 4. Triton turns the loop's loads into `cp.async` copies
+    into a ring of tiles in shared memory, and starts them num_stages - 1 iterations ahead. In CUDA C++ this is double
+    buffering.
+Why: a load from L2 takes some 300 clocks, from memory 600 to 800. For k05's k-tile of 128 x 128 x 16 each thread of
+    eight warps does 1024 FMAs. A scheduler issues 2048 for its two warps, in as many clocks. If loads overlap with
+    these, they cost only their issue slots. `cp.async` also saves the registers and the store to shared memory that
+    other loads need.
+Predicts: k05 waits for one latency and two barriers in each k-tile, about 500 of 2500 clocks: 1.2 times k05, near 0.85
+    of cuBLAS. It came out lower: two to four programs on an SM had hidden part of that latency before.
+Requires: fp32, sm_80 or newer for `cp.async`; any shape and strides; workspace for copies of A, and of a B that is not
+    row-major, whose elements would be loaded one by one.
+Tuning: num_stages: each is one more k-tile in shared memory, and one more load under way. More stages than latency
+    needs give nothing. They cost where shared memory, and not registers, limits the programs on an SM.
 Bound by: issue slots of the FP32 pipes: for 64 FFMAs a thread also issues 5 shared loads and some address arithmetic.
 Next: more speed needs other arithmetic; k07 uses the tensor cores.
 

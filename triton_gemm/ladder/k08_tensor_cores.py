@@ -1,17 +1,17 @@
 """FP16 and BF16 tensor cores, fp32 accumulation.
 
-Changes: against k07, 16-bit operands straight from global memory: no rounding, no copy; k-tiles of 64.
+Changes: against k07, 16-bit operands, read straight from global memory: no rounding and no copy. k-tiles are 64 deep.
 Why: a Hopper SM does 2048 dense 16-bit FMAs a clock, twice the TF32 rate, and an operand has half the bytes, so
     the same shared memory holds twice the depth. 16-bit `wgmma` reads either operand K-major or not.
-Predicts: twice the rate of k07's product and none of its pass, 2.5 times k07; the unit's 989 TFLOPS are out of
-    reach: at 700 W the clock falls, and cuBLAS was taken to hold 0.75 of it (it holds 0.68). 0.9 of cuBLAS.
-Requires: fp16 or bf16, sm_80 or newer; any shape and strides, fast only where sizes and strides are multiples of
-    16 elements. Triton knows nothing finer: where K (for a row-major A) or N (for a row-major B) is not such a
-    multiple, that operand's elements are loaded one by one, 2 bytes each, through registers, although rows of a
-    multiple of 8 are 16-byte aligned too. `cp.async` copies at least 4 bytes, so it is not used, and its overlap is
+Predicts: twice the rate of k07's product, and no pass: 2.5 times k07, 0.9 of cuBLAS. The units' 989 TFLOPS are out of
+    reach: at 700 W the clock falls. cuBLAS was expected to hold 0.75 of that rate; it holds 0.68.
+Requires: fp16 or bf16, sm_80 or newer; any shape and strides, fast only where sizes and strides are multiples of 16
+    elements. Triton knows no finer multiple. If K (for a row-major A) or N (for a row-major B) is none of 16, that
+    operand's elements are loaded one by one, 2 bytes each, through registers. So are those of rows of a multiple of 8,
+    although these are 16-byte aligned, too. `cp.async` copies at least 4 bytes: it is not used, and its overlap is
     lost.
-Tuning: as k07's, with twice the depth in the same shared memory: 128 x 256 x 64 in three stages is 144 KiB. At
-    512^3 that tile would give 8 SMs work and 64 x 128 gives it to 32, so the sizes want different tiles.
+Tuning: as k07's, with twice the depth in the same shared memory: 128 x 256 x 64 in three stages takes 144 KiB. At 512^3
+    that tile gives 8 SMs work, and 64 x 128 gives it to 32, so sizes want different tiles.
 Bound by: `cp.async`: all warps compute addresses and issue 16-byte copies between their `wgmma`s, and a program's
     prologue and epilogue overlap nothing.
 Next: k09 keeps a program running from tile to tile.

@@ -1,16 +1,17 @@
 """Persistent: one program on each SM computes tile after tile.
 
-Changes: against k08, the grid has one program for each SM, and each program loops over tiles that are NUM_SMS apart.
-Why: a program's prologue (the first k-tiles' latency) and epilogue (the store) leave the tensor cores idle, and with
-    one 128 x 256 tile an SM nothing else runs there. With a loop over tiles in one program, the compiler may start
-    the next tile's loads during this one's epilogue (`flatten=True` fuses the two loops so that it does).
-Predicts: at 4096^3 a tile of 64 k-tiles takes some 50 us, 2 x 128 x 256 x 4096 FLOP at an SM's share of 700 TFLOPS,
-    of which about 2 us are prologue and epilogue: 1.04 times k08 if hidden. The wave count is not changed: 512
-    tiles on 132 SMs are 3.88 waves either way.
+Changes: against k08, the grid has one program for each SM. Each program loops over tiles that are NUM_SMS apart.
+Why: a program's prologue (the first k-tiles' latency) and epilogue (the store) leave the tensor cores idle. An SM has
+    room for one tile of 128 x 256, so nothing else runs there meanwhile. With a loop over tiles in one program, the
+    compiler may start the next tile's loads during this one's epilogue. `flatten=True` makes one loop of the two, so
+    that it does.
+Predicts: at 4096^3 a tile of 64 k-tiles takes some 50 us: 2 x 128 x 256 x 4096 FLOP at an SM's share of 700 TFLOPS.
+    About 2 us are prologue and epilogue: 1.04 times k08 if they are hidden. The number of waves stays: 512 tiles on 132
+    SMs are 3.88.
 Requires: fp16 or bf16, sm_80 or newer; any shape and strides, fast only in multiples of 16 elements, as k08.
-Tuning: k08's tiles, but C passes through shared memory next to the ring, of 128 x 256 a half at a time in 16 bits and
-    all at once in fp32. Room is kept for whole tiles, so that 128 x 256 x 64 has three stages at most. GROUP_M orders
-    the tiles that a program computes one after another, and no longer the launches.
+Tuning: k08's tiles. C now passes through shared memory next to the ring: half a tile of 128 x 256 at a time in 16 bits,
+    and all of it in fp32. Room is kept for whole tiles, so 128 x 256 x 64 has three stages at most. GROUP_M orders the
+    tiles that a program computes one after another, and no longer the launches.
 Bound by: `cp.async`, as k08, and registers: addresses and predicates of two nested loops stay live.
 Next: k10 lets the TMA unit compute addresses.
 """

@@ -1,16 +1,16 @@
 """TMA: a few instructions make the tensor memory accelerator copy whole tiles.
 
 Changes: against k09, operands and result are tensor descriptors: tiles are loaded and stored by coordinates.
-Why: a `cp.async` moves 16 bytes and needs an address and a predicate in registers; of 128 x 256 x 64 a thread issues
-    12 in each k-tile, 3072 in all. A TMA copy is one instruction for a box whose rows have up to 128 bytes: one for A's
-    128 x 64, four for B's 64 x 256. The unit computes addresses, clips at the edges with zeros, swizzles against
-    bank conflicts, and signals an `mbarrier`. Registers and issue slots go to `wgmma`.
+Why: a `cp.async` moves 16 bytes, and needs an address and a predicate in registers. For a k-tile of 128 x 256 x 64 a
+    thread issues 12, and all threads 3072. A TMA copy is one instruction for a box whose rows have up to 128 bytes: one
+    for A's 128 x 64, four for B's 64 x 256. The unit computes addresses, fills in zeros outside of a matrix, swizzles
+    against bank conflicts, and signals an `mbarrier`. Registers and issue slots are left to `wgmma`.
 Predicts: the k-loop's address arithmetic disappears: 1.04 times k09, 0.95 of cuBLAS.
 Requires: fp16 or bf16, sm_90 or newer; every operand with one unit stride, the other stride a multiple of 16 bytes, and
     a base aligned to 16 bytes; C row-major, its rows a multiple of 16 bytes long.
-Tuning: warps: 4 can hold a 128 x 128 tile, 128 sums a thread, as TMA leaves them the registers of the addresses; 8
-    divide it, and one warpgroup may multiply while the other waits. The tile of C takes shared memory, which the
-    ring then lacks.
+Tuning: the number of warps. 4 can hold a tile of 128 x 128, 128 accumulators a thread, because TMA leaves them the
+    registers of the addresses. 8 divide it, and one warpgroup may multiply while the other waits. The tile of C takes
+    shared memory, which the ring then lacks.
 Bound by: one instruction stream: the warps that wait for tiles, issue copies and store C are those that feed `wgmma`.
 Next: k11 gives the loads a warp of their own.
 """

@@ -1,2 +1,1 @@
-"""What people and ranks ask: which kernel a product runs on, all candidates, a fingerprint of choices, what works on a
-machine."""
+"""Reports: which kernel a GEMM runs on and why, all candidates, a hash of what decides choices, what works here."""

@@ -10,20 +10,17 @@ import platform
 import re
 import subprocess
 import sysconfig
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Literal
 
 import torch
 import triton
 
 from .. import tables
-from ..calibration import kept
 from ..compat import (
     CLUSTERS,
     INTERPRETED,
@@ -38,8 +35,8 @@ from ..hardware.device import SHARED_MEMORY, DeviceInfo, architecture, device_in
 from ..hardware.device_model import model_of, origin
 from ..hardware.driver import driver_version
 from ..runtime import background, native, policies
-
-Status = Literal["good", "note", "broken"]
+from . import storage
+from .storage import Found, Status
 
 VARIABLES = tuple(
     f"TRITON_GEMM_{name}"
@@ -57,7 +54,6 @@ VARIABLES = tuple(
 )
 # Variables of others that change what is compiled, where it is kept, or which GPU is seen.
 OTHERS = re.compile(r"TRITON_(?!GEMM_)\w+|CUDA_VISIBLE_DEVICES|CUDA_HOME|CC|PTXAS_OPTIONS|TORCHINDUCTOR_CACHE_DIR")
-NETWORK = re.compile(r"nfs\d?|cifs|smb\d?|lustre|gpfs|beegfs|ceph|glusterfs|afs|fuse\.(sshfs|s3fs|gcsfuse|goofys)|9p")
 OLDEST = (8, 0)  # compute capability
 
 
@@ -94,9 +90,6 @@ def examine() -> Diagnosis:
             words = (str(error).strip() or "no words").splitlines()[0]
             findings.append(Finding(about, "broken", f"{type(error).__name__}: {words}"))
     return Diagnosis(tuple(findings), _devices())
-
-
-Found = Iterator[tuple[Status, str] | tuple[Status, str, str]]
 
 
 def _devices() -> tuple[DeviceInfo, ...]:
@@ -296,106 +289,18 @@ def _product() -> Found:
         yield "broken", "a small product is wrong", "report it, with the output of `triton-gemm doctor --json`"
 
 
-# --- Where things are kept ---
-
-
-def _caches() -> Found:
-    yield from _folder("Triton's cache", cache_folder(), "TRITON_CACHE_DIR", "broken")
-    where = tables.folder()
-    if where is None:
-        how = "set TRITON_GEMM_CACHE_DIR, or HOME, or install platformdirs"
-        yield "note", "there is no folder for tables: nothing that is tuned is kept", how
-    else:
-        yield from _folder("the folder of tables", where, "TRITON_GEMM_CACHE_DIR", "note")
-
-
-def _folder(what: str, path: Path, variable: str, if_closed: Status) -> Found:
-    there = next(place for place in (path, *path.parents) if place.exists())
-    kind = _filesystem(there)
-    says = f"{what} is {path}{f', on {kind}' if kind else ''}{'' if there == path else ', not there yet'}"
-    if not _writable(there):
-        if what == "Triton's cache" and any(path.glob("*/*.cubin")):
-            yield "note", f"{says}; it cannot be written to: what is not in it cannot be compiled"
-        else:
-            yield if_closed, f"{says}; it cannot be written to", f"set {variable} to a folder of yours"
-    elif not path.is_absolute():
-        yield "note", f"{says}, and follows the working directory", f"set {variable} to an absolute path"
-    elif NETWORK.fullmatch(kind):
-        yield "note", f"{says}: a network's file system is slow, and its locks may not hold", f"set {variable}"
-    else:
-        yield "good", says
-
-
-def _writable(folder: Path) -> bool:
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            return True
-    except OSError:
-        return False
-
-
-def _filesystem(path: Path) -> str:
-    """The type of a path's file system, as Linux calls it; empty where `df` does not say."""
-    with suppress(OSError, subprocess.TimeoutExpired):
-        done = subprocess.run(["df", "--output=fstype", path], capture_output=True, text=True, timeout=10)
-        return "" if done.returncode else done.stdout.split()[-1]
-    return ""
-
-
 # --- What is said to it ---
-
-
-def _tables() -> Found:
-    devices = _devices()
-    reports = tables.verify(devices[0]) if devices else []
-    reports = [report for report in reports if report.source == "user's table" or not report.elsewhere]
-    listed = tables.listed()
-    shipped = {contents.table.triton for source, _, contents in listed if source == "shipped table" and contents.table}
-    if shipped and tables.files.TRITON not in shipped:
-        says = f"shipped tables are for Triton {', '.join(sorted(shipped))}, and this is {triton.__version__}"
-        yield "note", f"{says}: they are not used", "tune your shapes, with `triton-gemm tune`"
-    listed = [] if devices else listed
-    for _, path, contents in listed:
-        if contents.wrong:
-            yield "note", f"{path}: {contents.wrong[1]}", _advice(path, "move the file away, or delete it")
-    for report in reports:
-        faults = [fault for fault in report.faults if fault != report.elsewhere]
-        if report.elsewhere:
-            yield "note", f"{report.path.name} is not used here: {report.elsewhere}"
-        elif faults:
-            says = f"{report.path.name}: {faults[0][:200]}{f', and {len(faults) - 1} more' if faults[1:] else ''}"
-            yield (
-                "note",
-                says,
-                _advice(report.path, "see `triton-gemm cache verify`; tune again, or move the file away"),
-            )
-        else:
-            yield "good", f"{report.path.name}: {report.entries} entries, {report.source}"
-    for path, held in kept.listed():
-        why = held.elsewhere or (held.wrong and held.wrong[1])
-        if why:
-            again = "calibrate again, with `triton-gemm calibrate`"
-            yield "note", f"the model in {path} is not used: {why}", _advice(path, again)
-    for path in (*([] if devices else tables.set_aside()), *kept.set_aside()):  # with a GPU, tables have their report
-        yield "note", f"{path} is quarantined: it could not be used", _advice(path, "move the file away, or delete it")
-    if not devices or not reports:
-        count = sum(contents.table is not None for _, _, contents in listed)
-        yield "good", f"{count} tables" + (": the cost model chooses, or tune" if not count else "")
-
-
-def _advice(path: Path, advice: str) -> str:
-    """`advice`, unless this user may not read the file."""
-    may_read = os.access(path, os.R_OK)
-    return advice if may_read else "change its permissions or its folder's, or set TRITON_GEMM_CACHE_DIR"
 
 
 def _policy() -> Found:
     try:
-        found = policies.current()._asdict() | {"background": background.enabled()}
+        found = policies.current()
+        switches = {"batch invariance": found.batch_invariant, "compiling in the background": background.enabled()}
     except ValueError as error:
         yield "broken", str(error), f"set {str(error).split()[0]} to one of these, or unset it"
         return
-    yield "good", ", ".join(f"{name} {value}" for name, value in found.items())
+    parts = [f"{found.name}, bits {found.bits}", *(f"{x} {'on' if on else 'off'}" for x, on in switches.items())]
+    yield "good", ", ".join(parts)
 
 
 def _environment() -> Found:
@@ -421,8 +326,8 @@ EXAMINATIONS: dict[str, Callable[[], Found]] = {
     "compiler": _compiler,
     "calls": _native,
     "ptxas": _ptxas,
-    "caches": _caches,
-    "tables": _tables,
+    "caches": storage.caches,
+    "tables": lambda: storage.stored(_devices()),
     "policy": _policy,
     "environment": _environment,
     "product": _product,

@@ -1,1 +1,1 @@
-"""Which kernel, tiles and splitting a product gets, by predicted time alone. Pure: nothing here touches a GPU."""
+"""Selection: which kernel, tiles and splitting a GEMM gets, by predicted time alone. Nothing here touches a GPU."""

@@ -309,7 +309,7 @@ LAYOUTS = Suite(
 ACTIVATED = (None, "relu", "gelu", "gelu_tanh", "silu")
 EPILOGUE = Suite(
     "epilogue",
-    "a linear layer with bias and activation, against torch's words for it, eager and compiled",
+    "a linear layer with bias and activation, against torch's functions for it, eager and compiled",
     (
         *(Shape(4096, 14336, 4096, layout="nt", bias="n", activation=name) for name in ACTIVATED),
         *(Shape(m, 16384, 4096, layout="nt", bias="n", activation="gelu") for m in (512, 2048, 8192)),
@@ -332,7 +332,7 @@ EPILOGUE = Suite(
 _LAYER = Shape(17, 512, 256, layout="nt", given_out=False)
 HOST = Suite(
     "host",
-    "what Python pays for one call, on operands whose product takes no time, and for one of many linear layers",
+    "Python's time for one call, and for one of many linear layers, on operands so small that the GPU does not limit",
     (
         *(cube(n, given_out=given) for n in (16, 64, 128, 256) for given in (False, True)),
         *(replace(_LAYER, weights=n, bias=bias) for n in (1, 8, 32, 128, 512) for bias in (None, "n")),
@@ -346,7 +346,7 @@ HOST = Suite(
 )
 HOST_FP8 = Suite(
     "host-fp8",
-    "what Python pays for one of many scaled fp8 layers, on operands whose product takes no time",
+    "Python's time for one of many scaled fp8 layers, on operands so small that the GPU does not limit",
     tuple(
         replace(_LAYER, M=128, N=1024, K=1024, weights=n, scales=scales)
         for n in (1, 32)
@@ -360,7 +360,7 @@ HOST_FP8 = Suite(
 )
 SMALL = Suite(
     "small",
-    "products that end sooner than Python can ask for them, as called: a queue of calls, until the GPU is done",
+    "GEMMs that end sooner than Python can launch the next: a queue of calls, until the GPU is done",
     (
         *(cube(n) for n in (512, 640, 768, 896, 1024)),
         *(Shape(m, n, k, layout="nt") for m, n, k in ((512, 1024, 512), (1024, 512, 1024), (768, 1024, 640))),
@@ -402,14 +402,14 @@ def _of_mode(
 PRECISION_SUITES = (
     _of_mode("tf32", "fp32 rounded to tf32, against cuBLAS's tf32, in all four layouts", 1024),
     _of_mode("ieee", "fp32 on CUDA cores, against cuBLAS's SGEMM", 1024, ("nn", "nt")),
-    _of_mode("tf32x3", "fp32 as two planes of tf32, against cuBLAS's SGEMM", 1024, ("nn",)),
-    _of_mode("bf16x3", "fp32 as two planes of bf16, against cuBLAS's SGEMM", 1024, ("nn",)),
-    _of_mode("bf16x6", "fp32 as three planes of bf16, less the smallest products, against cuBLAS's SGEMM", 4096),
-    _of_mode("bf16x9", "fp32 as three planes of bf16, against cuBLAS's SGEMM", 4096),
+    _of_mode("tf32x3", "fp32 as two terms of tf32, against cuBLAS's SGEMM", 1024, ("nn",)),
+    _of_mode("bf16x3", "fp32 as two terms of bf16, against cuBLAS's SGEMM", 1024, ("nn",)),
+    _of_mode("bf16x6", "fp32 as three terms of bf16, without the smallest products, against cuBLAS's SGEMM", 4096),
+    _of_mode("bf16x9", "fp32 as three terms of bf16, against cuBLAS's SGEMM", 4096),
     _of_mode("fp8", "e4m3 with one scale each, against torch._scaled_mm", 1024, ("nt",), "tensor"),
-    _of_mode("fp8 fast", "e4m3 with one scale each, sums left to the tensor cores", 1024, ("nt",), "tensor"),
+    _of_mode("fp8 fast", "e4m3 with one scale each, fast accumulation", 1024, ("nt",), "tensor"),
     _of_mode("fp8", "e4m3 with a scale for each row and column, against torch._scaled_mm", 1024, ("nt",), "rows"),
-    _of_mode("fp8 fast", "e4m3 with a scale for each row and column, fast sums", 1024, ("nt",), "rows"),
+    _of_mode("fp8 fast", "e4m3 with a scale for each row and column, fast accumulation", 1024, ("nt",), "rows"),
     _of_mode("fp8", "e4m3 with scales of 1x128 and 128x128, against torch._scaled_mm", 1024, ("nt",), "blocks"),
     _of_mode("int8", "int8 summed in int32, against torch._int_mm", 1024, ("nn", "nt")),
     _of_mode("fp64", "fp64, against cuBLAS's DGEMM", 1024, ("nn", "nt")),

@@ -1,4 +1,4 @@
-"""Tuning: choosing by measurement what a product runs on, and keeping it in a table.
+"""Tuning: choosing a GEMM's kernel and configuration by measurement, and storing it in a table.
 
 `recording` notes which products a program runs, `candidates` says what is worth timing for one, `race` which is timed
 when and which wins, `conditions` whether the GPU is fit to be measured, `gpu` measures, `journal` remembers what has
@@ -216,7 +216,8 @@ def planned(
 def can_time(function: str) -> None:
     """RuntimeError where no launch of this process can be waited for."""
     if not torch.cuda.is_available():
-        raise RuntimeError(f"{function}(): torch {torch.__version__} sees no GPU to time anything on")
+        sees_none = f"torch {torch.__version__} sees no GPU to time anything on"
+        raise RuntimeError(f"{function}(): {sees_none}; `triton-gemm explain --device h200` needs none")
     if INTERPRETED:
         raise RuntimeError(f"{function}(): under TRITON_INTERPRET=1 kernels run in Python, so timings mean nothing")
     if torch.cuda.is_current_stream_capturing():

@@ -108,7 +108,7 @@ def test_an_illegal_configuration_is_refused_in_a_sentence() -> None:
 def test_facts_for_another_architecture_are_no_timings() -> None:
     done = command("k06", "--arch", "sm_80", "--config", "64x64x16,4,3", "--size", "64")
     assert done.returncode == 0, done.stderr
-    assert "These are no timings: --arch" in done.stdout and " ms" not in done.stdout
+    assert "Nothing is timed: --arch" in done.stdout and " ms" not in done.stdout
 
 
 def test_a_config_that_this_gpu_cannot_run_is_refused_before_it_is_launched() -> None:

@@ -290,9 +290,10 @@ def _straddling(problem: GemmProblem, config: Config, costs: Costs) -> float:
 def l2_lines(problem: GemmProblem, lines: tuple[float, float], of: OfConfig, rows: int, columns: int) -> float:
     """L2's cost of 128 bytes along K of a cluster's tiles, in lines that it gives to one CTA.
 
-    lines: that 128 bytes of a row of A and of B count for. rows, columns: of tiles of clusters in C. Successive programs go down a group of rows of tiles, and then begin the
-    next column. So clusters on a GPC load the same lines of B, and of A only where a group has fewer rows than a GPC
-    clusters: lines that others there load at about the same time are merged into one request.
+    lines: that 128 bytes of a row of A and of B count for. rows, columns: of tiles of clusters in C. Successive
+    programs go down a group of rows of tiles, and then begin the next column. So clusters on a GPC load the same lines
+    of B, and of A only where a group has fewer rows than a GPC clusters: lines that others there load at about the same
+    time are merged into one request.
     """
     config = of.config
     a = min(config.BLOCK_M, problem.M) * lines[0] * of.a_requested
