@@ -255,7 +255,7 @@ def report_routing(*, reset: bool = False) -> dict[tuple[str, str], int]:
         reset: Whether to start again from zero afterwards.
 
     Returns:
-        For example {("addmm", "triton_gemm"): 12, ("mm", "torch: int64 is not computed"): 1}.
+        A dict, for example {("addmm", "triton_gemm"): 12, ("mm", "torch: int64 is not computed"): 1}.
     """
     arguments.flag("report_routing", "reset", reset)
     found = Counter(_counts)
