@@ -37,7 +37,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def extension(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fake_driver.build(tmp_path_factory.mktemp("native"))
+    return fake_driver.build(tmp_path_factory.getbasetemp() / "native")  # once for all modules
 
 
 @pytest.fixture

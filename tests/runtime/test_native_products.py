@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,7 +37,7 @@ CALLS: dict[str, Callable[[], torch.Tensor]] = {
 
 @pytest.fixture(scope="module")
 def extension(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fake_driver.build(tmp_path_factory.mktemp("native"))
+    return fake_driver.build(tmp_path_factory.getbasetemp() / "native")  # once for all modules
 
 
 @pytest.fixture
@@ -213,3 +215,29 @@ def test_inputs_that_need_gradients(driver: fake_driver.Driver) -> None:
         known(driver, "mm")
         c = torch.mm(A.clone().requires_grad_(), B)
         assert c.grad_fn is not None and launched() == {"mm": 1}
+
+
+EXIT = """
+import sys
+from pathlib import Path
+import pytest
+import triton_gemm
+from tests.runtime import test_native_products as tests
+from tests.support import fake_driver
+from triton_gemm.functional import routing
+
+patch = pytest.MonkeyPatch()
+driver = fake_driver.install(patch, Path(sys.argv[1]))
+patch.setattr(routing, "KEY", "CPU")
+patch.setattr("torch.cuda.device_count", lambda: 1)
+triton_gemm.enable()
+tests.known(driver)
+print("enabled")
+"""
+
+
+def test_a_process_ends_with_products_overridden(extension: Path) -> None:
+    """torch's dispatcher frees them when Python is gone."""
+    command = [sys.executable, "-c", EXIT, str(extension)]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=250)
+    assert (done.returncode, done.stdout) == (0, "enabled\n"), done.stderr

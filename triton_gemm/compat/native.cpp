@@ -141,6 +141,10 @@ struct Product final : c10::OperatorKernel {
 
   Product(c10::SafeKernelFunction kernel) : before(std::move(kernel)) {}
 
+  ~Product() override {  // by torch's dispatcher at the end of the process, if not before
+    if (!Py_IsInitialized()) said.object = request.object = nullptr;  // they are gone with Python
+  }
+
   void operator()(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     const size_t count = 2 + 3 * adds + given;
     at::Tensor result;
