@@ -409,6 +409,16 @@ def test_routing_leaves_to_torch_what_records_show_slower() -> None:
     assert slower == routing.SLOWER and statistics.geometric_mean(ratios[False]) > 1
 
 
+def test_groups_along_k_are_left_to_torch_by_the_record() -> None:
+    with (environment.RESULTS / "h100-80gb-hbm3/grouped.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    ratios: dict[str, list[float]] = {"rows": [], "products": []}
+    for row in rows:
+        ratios[row["groups_of"]].append(float(row["torch_us"]) / float(row["triton_gemm_us"]))
+    assert round(statistics.geometric_mean(ratios["products"]), 2) == other_products.K_IN_GROUPS[9, 0] < 0.9
+    assert statistics.geometric_mean(ratios["rows"]) > other_products.NOT_SLOWER
+
+
 def test_scales_that_are_routed_are_those_of_the_records() -> None:
     """Kinds for which the records of every GPU, of its newest Triton, show no suite slower than torch."""
     means: dict[tuple[str | None, bool], list[float]] = {}

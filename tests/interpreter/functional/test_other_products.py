@@ -171,6 +171,19 @@ def test_scales_that_records_show_slower_stay_torchs(monkeypatch: pytest.MonkeyP
         assert counts["_scaled_mm", f"torch: no record shows scales of {kind} as fast as torch's here"] == 1
 
 
+def test_groups_along_k_stay_torchs_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But not where bits must not depend on what torch does with more rows."""
+    a, b = half(16, 24), half(24, 48)
+    monkeypatch.setattr(routing.plan, "info_of", lambda _: named_device("h100"))
+    with triton_gemm.use():
+        torch._grouped_mm(a, b, offs=OFFS)
+        with triton_gemm.batch_invariant():
+            torch._grouped_mm(a, b, offs=OFFS)
+    counts = triton_gemm.report_routing()
+    assert counts["_grouped_mm", "torch: groups along K take 1.2 times as long here"] == 1
+    assert counts["_grouped_mm", "triton_gemm"] == 1
+
+
 def test_other_products_are_counted() -> None:
     x = torch.ones(3, 3)
     with triton_gemm.use():
