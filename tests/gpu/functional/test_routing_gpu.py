@@ -262,8 +262,8 @@ OTHERS: dict[str, Callable[[], tuple[object, ...]]] = {
     "_grouped_mm": of_groups,
     "_scaled_mm": lambda: (
         *(eighths(64, 128), eighths(96, 128).t()),
-        *(0.5 + torch.rand(shape, device="cuda") for shape in ((64, 1), (1, 96))),
-        *(None, None, torch.bfloat16),
+        *(0.5 + torch.rand((), device="cuda") for _ in range(2)),
+        *(None, None, torch.bfloat16, True),
     ),
 }
 
