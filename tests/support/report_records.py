@@ -106,8 +106,17 @@ def figures_of(monkeypatch: pytest.MonkeyPatch, *modules: ModuleType) -> dict[st
 
 
 def texts_of(figure: Any) -> list[Any]:
+    """Those that are drawn. Labels of ticks beyond the ends of their axis are kept by matplotlib, and not drawn."""
     found = figure.findobj(lambda artist: hasattr(artist, "get_text") and hasattr(artist, "get_fontsize"))
-    return [text for text in found if text.get_text() and text.get_visible()]
+    beyond = [
+        label
+        for axes in figure.axes
+        for axis in (axes.xaxis, axes.yaxis)
+        for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks())
+        for label in (tick.label1, tick.label2)
+        if not min(axis.get_view_interval()) <= tick.get_loc() <= max(axis.get_view_interval())
+    ]
+    return [text for text in found if text.get_text() and text.get_visible() and text not in beyond]
 
 
 def overlapping(figure: Any) -> list[tuple[str, str]]:
