@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sysconfig
-from functools import cache, partial
+from functools import lru_cache, partial
 from importlib import machinery, util
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ def native_command(compiler: str) -> list[str]:
     ]
 
 
-@cache
+@lru_cache(maxsize=4)
 def native_file(compiler: str) -> str:
     """The name of the extension's file, which says all that it depends on: its source, torch, Triton's headers, Python
     and the compiler. OSError and CalledProcessError where the compiler does not run."""
