@@ -79,7 +79,8 @@ def _computed(a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None, requ
     key, c = _fast.take("gemm", a, b, auxiliary, request, dispatched=True)
     if c is None:
         c = compute(a, b, input, request)
-        _fast.keep(key, known(a, b, c, input, request))
+        if key is not None:
+            _fast.keep(key, known(a, b, c, input, request))
     return c
 
 
