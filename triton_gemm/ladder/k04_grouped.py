@@ -9,8 +9,8 @@ Predicts: a wave of W tiles, which run at once, reads W/GROUP_M + GROUP_M strips
     of 64 x 64: in k03 of 64 rows and 11 columns, with GROUP_M = 8 of 16 rows and 64 columns. Either way the strips, 1
     MiB each, are read from L2, and shared memory binds: a factor of 1.0 here, more where L2 is short.
 Requires: fp32; any shape and strides.
-Tuning: k03's tiles, and GROUP_M, the number of rows of tiles in a group. The programs that run at once then cover a
-    squarer part of C, and more of what they read is in L2. It changes no instruction of the main loop.
+Tuning: k03's tiles, and GROUP_M, the number of rows of tiles in a group. Concurrent programs then cover a block of C
+    that is closer to a square, so more of their reads hit L2. It changes no instruction of the main loop.
 Bound by: shared-memory bandwidth and latency, as k03.
 Next: k05 gives each thread more results, which lowers the shared-memory reads per FMA.
 """

@@ -1,1 +1,1 @@
-"""Reports: which kernel a GEMM runs on and why, all candidates, a hash of what decides choices, what works here."""
+"""Reports: the kernel chosen for a GEMM and why, its candidates, a fingerprint of all choices, checks of the setup."""
