@@ -147,8 +147,8 @@ def thread_tiled() -> Drawing:
     key(panels[0], OF_A_THREAD, -0.04)
     each = {stem[:3]: results.words / results.count for stem, results in found.items()}
     caption = (
-        "The twins' steps to k05: a column of results a thread, a square, and a smaller square whose words are "
-        f"neighbours and read 16 bytes at a time. Words read for an FMA: {each['c04']:.3g}, {each['c05']:.3g} and "
+        "The twins' steps to k05: each thread computes a column of C, a square, or a smaller square whose operands "
+        f"are adjacent words, read 16 bytes at a time. Words read for an FMA: {each['c04']:.3g}, {each['c05']:.3g} and "
         f"{each['c06']:.3g}."
     )
     return Drawing("The results that one thread holds in c04, c05 and c06", caption, figure)
