@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -73,6 +74,8 @@ def _product(report: ShapeReport, used: Selection | None) -> dict[str, Any]:
         **{name: float(f"{x:.5g}") if report.measured else None for name, x in times.items()},
         "choice": named(report.choice) if report.choice else None,
         "winner": named(report.selection) if report.selection else None,
+        "torch_us": None if math.isnan(report.torch_us) else float(f"{report.torch_us:.5g}"),
+        "torch_faster": report.torch_faster,
         "used_us": float(f"{of_used[0]:.5g}") if of_used else None,
         "again": [{"same": race.same, "slower": float(f"{race.slower:.5g}")} for race in report.again],
         "failed": [list(pair) for pair in report.failed],
