@@ -3,9 +3,10 @@
     gated_gemm(a, b, gate, bias, gate_bias, activation, precision, batch_invariant)
         = activation(a @ gate + gate_bias) * (a @ b + bias)
 
-One kernel computes it forwards in 16 bits, and stores the result alone. The backward computes both products again, and
-is made of operators that have derivatives themselves. Forward differentiation, `torch.vmap` and DTensor see it as made
-of other operators (`apart`); so are other dtypes, and rows that shall have the same bits in any number, computed.
+One kernel computes it in 16 bits, and stores the result alone. With gradients it is made of other operators (`apart`),
+which store both products: to compute them again in the backward takes a third more arithmetic. Forward differentiation,
+`torch.vmap` and DTensor see it so, too; so are other dtypes, and rows that shall have the same bits in any number,
+computed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from torch.utils.flop_counter import register_flop_formula
 
 from ..arithmetic import HALF, result_dtype
-from ..compat import below_autograd, differentiates_forward, single_level_autograd
+from ..compat import below_autograd, differentiates_forward
 from ..problem import Request
 from ..runtime import plan
 from . import ops, sharding
@@ -40,9 +41,9 @@ def gated_gemm(
     if sharding.is_sharded(*operands):
         return apart(*operands, activation, precision, batch_invariant)
     if ops.is_plain(*operands):
-        if not ops.needs_grad(*operands):
-            return _compute(*operands, activation, precision, batch_invariant)
-        batch_invariant = plan.remembering(Request(batch_invariant=batch_invariant)).batch_invariant
+        if ops.needs_grad(*operands):
+            return apart(*operands, activation, precision, batch_invariant)
+        return _compute(*operands, activation, precision, batch_invariant)
     return _op(*operands, activation, precision, batch_invariant)
 
 
@@ -103,39 +104,6 @@ def _fake(a: torch.Tensor, b: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     return a.new_empty(ops.shape_of(a, b), dtype=result_dtype(a.dtype))
 
 
-class _Gated(ops.Derivatives):
-    @staticmethod
-    def forward(*arguments: Any) -> torch.Tensor:
-        if ops.is_plain(*arguments[:5]):
-            return _compute(*arguments)
-        with below_autograd(), torch.enable_grad():  # the levels below this one go on
-            return _op(*arguments)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        *operands, ctx.activation, precision, invariant = inputs
-        ctx.save_for_backward(*operands)
-        ctx.request = Request(1, 1, precision=precision, batch_invariant=invariant)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        a, b, gate, bias, gate_bias = ctx.saved_tensors
-        need_a, *needed = ctx.needs_input_grad[:5]
-        before, up = ops.gemm(a, gate, gate_bias, ctx.request), ops.gemm(a, b, bias, ctx.request)
-        by_up = grad * ACTIVATIONS[ctx.activation](before)
-        by_gate = ops.times_derivative(ctx.activation, grad * up, before)
-        by_a = None
-        if need_a:
-            by_a = ops.gemm(by_gate, gate.mT, ops.gemm(by_up, b.mT, None, ctx.request), ctx.request)
-        found: list[torch.Tensor | None] = [by_a]
-        over = (*a.shape[:-2], a.shape[-2])
-        for needs, like, of in zip(needed[:2], (b, gate), (by_up, by_gate), strict=True):
-            found.append(ops.summed(a, of, ops.likeness(like), over, ctx.request) if needs else None)
-        for needs, like, of in zip(needed[2:], (bias, gate_bias), (by_up, by_gate), strict=True):
-            found.append(ops.through_addition(of, 1, like.shape, like.dtype) if needs else None)
-        return (*found, None, None, None)
-
-
 def _autograd(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -147,12 +115,8 @@ def _autograd(
     batch_invariant: bool | None = None,
 ) -> torch.Tensor:
     arguments: Any = (a, b, gate, bias, gate_bias, activation, precision, batch_invariant)
-    if differentiates_forward(*arguments[:5]):
+    if ops.needs_grad(*arguments[:5]) or differentiates_forward(*arguments[:5]):
         return apart(*arguments)
-    if ops.needs_grad(*arguments[:5]):
-        with single_level_autograd():
-            found: torch.Tensor = _Gated.apply(*arguments)  # type: ignore[attr-defined]
-            return found
     with below_autograd():
         return _op(*arguments)
 

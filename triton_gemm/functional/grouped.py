@@ -4,8 +4,8 @@ The operator `torch.ops.triton_gemm.grouped_gemm` multiplies a [M, K], its rows 
 with b [K, N], what they are summed over in groups. Its derivatives are products of the same two kinds.
 
 With a gate, which is a second b for groups of rows, it is activation(a @ gate) * (a @ b). As of `gated` one kernel
-computes that of 16 bits forwards, and the backward computes both products again; where weights lie differently, and for
-other dtypes and batch-invariant calls, it is made of two products (`apart`).
+computes that of 16 bits. With gradients, where weights lie differently, and for other dtypes and batch-invariant calls,
+it is made of two products (`apart`).
 """
 
 from __future__ import annotations
@@ -49,8 +49,7 @@ def grouped_matmul(
     number of times, and not forwards (torch.func.jvp, jacfwd).
 
     With a gate the result is silu(mat_a @ gate) * (mat_a @ mat_b) in each group, or with gelu, gelu_tanh or relu in
-    place of silu. In fp16 and bf16 one kernel computes it if both have the same strides. The backward computes both
-    GEMMs again instead of storing them.
+    place of silu. In fp16 and bf16 one kernel computes it if both have the same strides and nothing needs a gradient.
 
     Args:
         mat_a: fp32, fp16, bf16 or fp64, on a GPU, of any strides.
@@ -211,30 +210,14 @@ class _Grouped(ops.Derivatives):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        a, b, offs, ctx.out_dtype, *ctx.how, ctx.activation, gate = inputs
+        a, b, offs, _, *ctx.how, _, _ = inputs
         need_a, need_b, *_ = ctx.needs_input_grad
-        again = gate is not None
-        ctx.save_for_backward(a if need_b or again else None, b if need_a or again else None, offs, gate)
+        ctx.save_for_backward(a if need_b else None, b if need_a else None, offs)
         ctx.dtype, ctx.of_rows = a.dtype, b.dim() == 3
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        a, b, offs, gate = ctx.saved_tensors
-        if gate is None:
-            return *_Grouped._gradients(ctx, a, b, offs, grad), *[None] * 6
-        need_a, need_b, *_, need_gate = ctx.needs_input_grad
-        before, up = (grouped_gemm(a, x, offs, ctx.out_dtype, *ctx.how) for x in (gate, b))
-        by_up, by_before = grad * ACTIVATIONS[ctx.activation](before), grad * up
-        by_before = ops.times_derivative(ctx.activation, by_before, before)
-        by_a, by_b = _Grouped._gradients(ctx, a if need_b else None, b if need_a else None, offs, by_up)
-        more, by_gate = _Grouped._gradients(ctx, a if need_gate else None, gate if need_a else None, offs, by_before)
-        return None if by_a is None or more is None else by_a + more, by_b, *[None] * 5, by_gate
-
-    @staticmethod
-    def _gradients(
-        ctx: Any, a: torch.Tensor | None, b: torch.Tensor | None, offs: torch.Tensor, grad: torch.Tensor
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Of a product by a and by b, each where the other is given."""
+        a, b, offs = ctx.saved_tensors
         grad = grad.to(ctx.dtype)
         by_a = by_b = None
         if b is not None and ctx.of_rows:
@@ -243,14 +226,16 @@ class _Grouped(ops.Derivatives):
             by_a = grouped_gemm(b, grad.mT, offs, None, *ctx.how).mT
         if a is not None:
             by_b = grouped_gemm(a.mT, grad, offs, None, *ctx.how)
-        return by_a, by_b
+        return by_a, by_b, *[None] * 6
 
 
 def _autograd(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, *how: Any) -> torch.Tensor:
     *plain, activation, gate = how = _complete(*how)
     rules.grouped(a, b, offs, gate)
     if ops.needs_grad(a, b, gate):
-        if activation is not None and gate is None:  # torch's own, which keeps what it needs for the backward
+        if gate is not None:
+            return apart(a, b, gate, offs, activation, *plain)
+        if activation is not None:  # torch's own, which keeps what it needs for the backward
             return ACTIVATIONS[activation](_op(a, b, offs, *plain))
         with single_level_autograd():
             found: torch.Tensor = _Grouped.apply(a, b, offs, *how)  # type: ignore[attr-defined]

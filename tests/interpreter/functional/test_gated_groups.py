@@ -171,17 +171,14 @@ def test_gradients_of_16_bits_are_as_torchs(out_dtype: torch.dtype | None) -> No
 
 
 @pytest.mark.parametrize("wanted", range(3))
-def test_only_the_gradients_asked_for_and_nothing_kept_but_operands(wanted: int) -> None:
+def test_only_the_gradients_asked_for_and_no_product_again(wanted: int) -> None:
     operands = [x.detach() for x in experts(BF16, 20, 6, 8, 2)]
     operands[wanted].requires_grad_()
     offs = torch.tensor([8, 15], dtype=torch.int32)
-    kept: list[torch.Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t), t)[1], lambda t: t):
-        c = triton_gemm.grouped_matmul(operands[0], operands[1], offs, activation="geglu", gate=operands[2])
-    assert sorted(t.numel() for t in kept) == sorted(t.numel() for t in (*operands, offs))
+    c = triton_gemm.grouped_matmul(operands[0], operands[1], offs, activation="geglu", gate=operands[2])
     with FlopCounterMode(display=False) as flops:
         c.sum().backward()
-    products = 2 + (2 if wanted == 0 else 1)  # both again, and those by both weights or to one
+    products = 2 if wanted == 0 else 1  # by both weights, or to one
     assert flops.get_total_flops() == products * (2 * 20 * 8 * 6)
     assert [x.grad is not None for x in operands] == [i == wanted for i in range(3)]
     with FlopCounterMode(display=False) as flops, torch.no_grad():
