@@ -1,8 +1,9 @@
-"""Nsight Compute's counters for the two kernels whose memory arithmetic S3 teaches.
+"""Nsight Compute's counters of the ladder's kernels: what each is bound by, and the bytes that it moves.
 
-`python -m perf.ladder.counters STEM VARIANT SIZE` launches one twin once, which is what ncu watches; it needs a
-CUDA GPU.
-`python perf/report.py --counters` runs it under ncu.
+`python perf/report.py --counters` counts every rung, and the two twins whose memory arithmetic S3 teaches, in one run
+of ncu. `python -m perf.ladder.counters LAUNCH...` is the program that ncu watches: it launches each kernel once, and
+needs a CUDA GPU. LAUNCH is PROVIDER:MODE:SIZE[:CONFIG], as k04_grouped:ieee:4096:64x64x16,4,1,8 or
+c03_shared_tiled/fp32_32:ieee:1024.
 """
 
 from __future__ import annotations
@@ -10,83 +11,214 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
-from perf.common import arguments as args
-from perf.ladder.published import twin_of
-from perf.ladder.record import Counters, Loads
-from perf.measure import operands
+from perf.ladder import rungs_and_twins
+from perf.ladder.published import mode_of, twin_of
+from perf.ladder.record import CountedLaunch, Record
+from perf.measure import numerics, operands
 from perf.measure.environment import ROOT
+from perf.measure.operands import MODE_DTYPES, Problem
 from reference_cuda import TWINS, TwinUnavailable, load
+from triton_gemm.ladder import LADDER, Rung
+from triton_gemm.ladder.command import MistakeError, config_of, spelled
 
-# Bytes that threads load; Nsight Compute, "Metrics Reference", smsp__sass_*.
-METRICS = {
+NCU_TIMEOUT_S = 300.0
+SIZE, LARGE_SIZE = 4096, 16384
+# At LARGE_SIZE, where the launch order decides what DRAM carries: k08 by columns of tiles, as k03, and in groups.
+LARGE: Mapping[str, tuple[dict[str, int], ...]] = {
+    "k03_blocked": ({},),
+    "k04_grouped": ({"GROUP_M": 8},),
+    "k08_tensor_cores": ({"GROUP_M": LARGE_SIZE // 128}, {"GROUP_M": 8}),
+}
+S3_SIZE = 1024
+# Words a result loads, of K = S3_SIZE: (global, shared), as S3 counts them.
+TAUGHT = {"S3.3": (S3_SIZE / 16, 2 * S3_SIZE), "S3.4": (S3_SIZE / 32, 9 * S3_SIZE / 8)}
+
+_PEAK = "avg.pct_of_peak_sustained_elapsed"
+# Shares of a unit's peak while the kernel runs, in percent. The names are in Nsight Compute's "Metrics Reference".
+UNITS = {
+    "FMA pipe": f"sm__pipe_fma_cycles_active.{_PEAK}",
+    "tensor cores": f"sm__pipe_tensor_cycles_active.{_PEAK}",
+    "issue slots": f"sm__issue_active.{_PEAK}",
+    "L1 and shared memory": f"l1tex__data_pipe_lsu_wavefronts.{_PEAK}",
+    "L2": f"lts__throughput.{_PEAK}",
+    "DRAM": f"gpu__dram_throughput.{_PEAK}",
+}
+# Cycles for which a warp waits between two of its instructions, on average, by what it waits for.
+STALLS = {
+    name: f"smsp__average_warps_issue_stalled_{stall}_per_issue_active.ratio"
+    for name, stall in {
+        "global memory or L2": "long_scoreboard",
+        "shared memory": "short_scoreboard",
+        "the queue of shared-memory instructions": "mio_throttle",
+        "the queue of global loads": "lg_throttle",
+        "a busy arithmetic pipe": "math_pipe_throttle",
+        "a barrier": "barrier",
+        "wgmma": "gmma",
+        "the instruction before it": "wait",
+        "another warp's turn": "not_selected",
+        "instructions to be fetched": "no_instruction",
+    }.items()
+}
+AMOUNTS = {
+    "ns": "gpu__time_duration.sum",
+    "DRAM read": "dram__bytes_read.sum",
+    "DRAM written": "dram__bytes_write.sum",
+    "L2 read": "l1tex__m_xbar2l1tex_read_bytes.sum",  # bytes that L2 sends to the SMs
+    "L2 written": "l1tex__m_l1tex2xbar_write_bytes.sum",
+    "L2 hits": "lts__t_sector_hit_rate.pct",
+    # Bytes that threads load
     "global": "smsp__sass_data_bytes_mem_global_op_ld.sum",
     "shared": "smsp__sass_data_bytes_mem_shared_op_ld.sum",
 }
-SIZE = 1024
-# Words a result loads, of K = SIZE: (global, shared), as S3 counts them.
-TAUGHT = {"S3.3": (SIZE / 16, 2 * SIZE), "S3.4": (SIZE / 32, 9 * SIZE / 8)}
+METRICS = {**AMOUNTS, **UNITS, **STALLS}
 
 
-def read() -> Counters:
-    """For each kernel the taught and the counted loads, or why they could not be counted."""
-    if shutil.which("ncu") is None:
-        return Counters(unavailable="ncu (Nsight Compute) is not on PATH")
-    loads = {}
-    for kernel_id, taught in TAUGHT.items():
-        try:
-            counted = _count(kernel_id)
-        except (OSError, subprocess.SubprocessError, KeyError, ValueError) as error:
-            output = getattr(error, "stdout", None) or str(error)
-            reason = next((line for line in output.splitlines() if "ERR" in line), output.splitlines()[-1])
-            return Counters(unavailable=f"ncu failed: {reason.strip()}")
-        loads[kernel_id] = {name: Loads(taught=taught[i], counted=counted[name]) for i, name in enumerate(METRICS)}
-    return Counters(loads=loads)
+class CountingError(RuntimeError):
+    """Why ncu counted nothing, in its words."""
 
 
-def _count(kernel_id: str) -> dict[str, float]:
-    """Words loaded for each result."""
+@dataclass(frozen=True)
+class Launch:
+    """One call of a rung or of a twin's variant. config: as `spelled`, nothing for a twin."""
+
+    provider: str
+    mode: str
+    size: int
+    config: str = ""
+
+    def __str__(self) -> str:
+        return ":".join(filter(None, (self.provider, self.mode, str(self.size), self.config)))
+
+    @property
+    def key(self) -> str:
+        """In the record."""
+        return str(self)
+
+    @classmethod
+    def read(cls, text: str) -> Launch:
+        """`str` backwards; raises ValueError where it names no rung, variant, mode or configuration that there is."""
+        if not 3 <= len(text.split(":")) <= 4:
+            raise ValueError("is not PROVIDER:MODE:SIZE[:CONFIG]")
+        provider, mode, size, *config = text.split(":")
+        made = cls(provider, mode, int(size), *config)
+        if mode not in MODE_DTYPES or made.size < 1:
+            raise ValueError(f"no precision class {mode!r}, or a size below 1")
+        made.call()
+        return made
+
+    def call(self) -> tuple[torch.dtype, Callable[..., None]]:
+        """The dtype of C, and what launches the kernel."""
+        stem, _, name = self.provider.partition("/")
+        if stem in TWINS:
+            variant = TWINS[stem].variant(name)
+            return variant.out_dtype, lambda a, b, c: load(stem).launch(a, b, c, variant=name)
+        rung = next((rung for rung in LADDER if rung.name == stem), None)
+        if rung is None:
+            raise ValueError(f"no rung or twin {stem!r}")
+        config = config_of(rung, self.config)
+        return MODE_DTYPES[self.mode], lambda a, b, c: rung.launch(a, b, c, config=config)
+
+
+def launches(record: Record, rungs: Iterable[Rung]) -> Iterator[Launch]:
+    """Every rung in the configuration that was tuned for the record at SIZE, else in its first; what the launch order
+    does at LARGE_SIZE; and S3's twins."""
+    for rung in rungs:
+        mode = numerics.mode_of(rung.precision, rung.dtypes[0])
+        timed = record.problems.get(Problem(SIZE, SIZE, SIZE, mode).key)
+        tuned = timed.providers[rung.name].config if timed and rung.name in timed.providers else None
+        config = next((one for one in rung.configs if str(one) == tuned), rung.configs[0])
+        yield Launch(rung.name, mode, SIZE, spelled(config))
+        for changes in LARGE.get(rung.name, ()):
+            yield Launch(rung.name, mode, LARGE_SIZE, spelled(replace(config, **changes)))
+    for kernel_id in TAUGHT:
+        yield of_s3(kernel_id)
+
+
+def of_s3(kernel_id: str) -> Launch:
     twin, variant = twin_of(kernel_id)
+    return Launch(rungs_and_twins.twin_name(twin.stem, variant), mode_of(twin, variant), S3_SIZE)
+
+
+def count(chosen: Sequence[Launch]) -> dict[str, CountedLaunch]:
+    """What ncu counts of each launch, by its key; CountingError where it cannot, with what it says."""
     command = ["ncu", "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none"]
-    command += ["--metrics", ",".join(METRICS.values())]
-    command += ["--kernel-name", f"regex:{variant.kernel.partition('<')[0]}"]
-    command += [sys.executable, "-m", "perf.ladder.counters", twin.stem, variant.name, str(SIZE)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
-    lines = done.stdout.splitlines()
-    start = next(i for i, line in enumerate(lines) if line.startswith('"ID"'))
-    _, values = list(csv.DictReader(io.StringIO("\n".join(lines[start:]))))[:2]
-    return {name: float(values[metric].replace(",", "")) / 4 / SIZE**2 for name, metric in METRICS.items()}
+    command += ["--profile-from-start", "off", "--metrics", ",".join(METRICS.values())]
+    command += [sys.executable, "-m", "perf.ladder.counters", *map(str, chosen)]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=NCU_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        said = f"{getattr(error, 'stdout', '') or ''}{getattr(error, 'stderr', '') or ''}".splitlines() or [str(error)]
+        raise CountingError(next((line for line in said if "ERR" in line or "error" in line), said[-1])) from error
+    return dict(zip((one.key for one in chosen), of_launches(done.stdout, chosen), strict=True))
+
+
+def of_launches(output: str, chosen: Sequence[Launch]) -> Iterator[CountedLaunch]:
+    """What ncu printed, split into launches: the product is the last kernel of each, after copies of operands."""
+    lines = output.splitlines()
+    start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
+    if start is None:
+        raise CountingError(f"ncu printed no table: {lines[-1] if lines else 'nothing'}")
+    _, *rows = csv.DictReader(io.StringIO("\n".join(lines[start:])))  # the first row has units
+    of_each = iter(rows)
+    for one in chosen:
+        kernels: dict[str, dict[str, float]] = {}
+        for row in of_each:
+            name = row["Kernel Name"]
+            copies = name.startswith("repack")
+            kernels[f"{name} {len(kernels) + 1}" if copies else name] = {
+                figure: float(row[metric].replace(",", "")) for figure, metric in METRICS.items()
+            }
+            if not copies:
+                break
+        M = N = K = one.size
+        yield CountedLaunch(provider=one.provider, config=one.config, mode=one.mode, M=M, N=N, K=K, kernels=kernels)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m perf.ladder.counters", description=__doc__)
-    parser.add_argument("stem", choices=TWINS, metavar="STEM", help=f"of reference_cuda: {', '.join(TWINS)}")
-    parser.add_argument("variant", metavar="VARIANT", help="one of that twin's")
-    parser.add_argument("size", type=args.count, metavar="SIZE", help="M = N = K")
+    parser = argparse.ArgumentParser(
+        prog="python -m perf.ladder.counters", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("launches", nargs="+", type=_launch, metavar="LAUNCH", help="PROVIDER:MODE:SIZE[:CONFIG]")
     given = parser.parse_args(arguments)
-    variants = {variant.name: variant for variant in TWINS[given.stem].variants}
-    if given.variant not in variants:
-        parser.error(f"no variant {given.variant!r} of {given.stem}; there are {', '.join(variants)}")
     if not torch.cuda.is_available():
         print("error: this needs a CUDA GPU, and torch sees none here", file=sys.stderr)
         return 2
-    dtype, out_dtype = variants[given.variant].dtype, variants[given.variant].out_dtype
-    size = (given.size, given.size)
+    try:
+        for one in given.launches:
+            run(one)
+    except (TwinUnavailable, torch.OutOfMemoryError) as error:
+        print(f"error: {error}".splitlines()[0], file=sys.stderr)
+        return 2
+    return 0
+
+
+def _launch(text: str) -> Launch:
+    try:
+        return Launch.read(text)
+    except (ValueError, TypeError, LookupError, MistakeError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from error
+
+
+def run(one: Launch) -> None:
+    """Launches it twice, the second time under the profiler: the first call may compile, or build a twin."""
+    out_dtype, call = one.call()
+    size, dtype = (one.size, one.size), MODE_DTYPES[one.mode]
     generator = torch.Generator(device="cuda").manual_seed(0)
     a, b = (operands.draw(size, dtype, generator) for _ in range(2))
-    try:
-        load(given.stem).launch(a, b, torch.empty(size, dtype=out_dtype, device="cuda"), variant=given.variant)
-    except TwinUnavailable as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    c = torch.empty(size, dtype=out_dtype, device="cuda")
+    call(a, b, c)
     torch.cuda.synchronize()
-    return 0
+    torch.cuda.profiler.start()
+    call(a, b, c)
+    torch.cuda.synchronize()
+    torch.cuda.profiler.stop()
 
 
 if __name__ == "__main__":

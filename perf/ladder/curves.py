@@ -16,12 +16,14 @@ from matplotlib.lines import Line2D
 
 from perf.common import formats
 from perf.common.style import BLACK, CUBLAS_LOOK, LABEL_SIZE, PALE, RUNG_COLORS, RUNG_MARKS, label_ends, note, save
-from perf.ladder import views
+from perf.ladder import counted, views
+from perf.ladder.counters import SIZE
 from perf.ladder.record import ProblemResult, Record
 from perf.ladder.rungs_and_twins import MODE_TITLES, stem_of
 from perf.measure.providers import CUBLAS
+from perf.measure.roofline import L2_BYTES_PER_CLOCK
 from reference_cuda import TWINS
-from triton_gemm.ladder import LADDER
+from triton_gemm.ladder import LADDER, Rung
 
 SWEEP_COLUMNS = (
     "size",
@@ -172,16 +174,61 @@ def twin_look(stem: str) -> dict[str, Any]:
 
 def roofline(record: Record, folder: Path) -> Path:
     """Every rung under the measured ceilings, at the sizes whose rows are aligned; the sweeps show the others."""
-    bandwidth, roofs = views.roofs(record)
+    figure, axes = plt.subplots(figsize=(8, 5.2))
+    lines = [
+        axes.plot(*zip(*points, strict=True), label=f"{rung.id} {rung.title}", **_mark(rung), linewidth=1)[0]
+        for rung, points in views.under_roofs(record)
+    ]
+    bandwidth, _ = views.roofs(record)
+    _roofs(axes, record, lines, {f"copy, {bandwidth:.2f} TB/s": bandwidth} if bandwidth else {})
+    axes.set_xlabel("FLOP for each byte that must cross DRAM (A and B read once, C written once)")
+    axes.set_title(f"Every rung under measured ceilings\n{views.gpu(record)}")
+    note(axes, ROOFLINE, width=125)
+    return save(figure, folder / "roofline.png")
+
+
+def counted_roofline(record: Record, folder: Path) -> Path:
+    """Every rung at the ladder's size under the ceilings, by the bytes that DRAM and L2 carried."""
     figure, axes = plt.subplots(figsize=(8, 5.2))
     lines = []
-    for rung, points in views.under_roofs(record):
-        label = f"{rung.id} {rung.title}"
-        look = {**rung_look(rung.name), "linewidth": 1, "markersize": MARK_SIZE}
-        lines += axes.plot(*zip(*points, strict=True), label=label, **look)
+    for rung, tflops, of_dram, of_l2 in counted.points(record):
+        look = _mark(rung)
+        axes.plot([of_l2, of_dram], [tflops, tflops], color=look["color"], linewidth=0.6)
+        axes.plot(of_l2, tflops, **{**look, "markerfacecolor": "white"})
+        lines += axes.plot(of_dram, tflops, label=f"{rung.id} {rung.title}", **look)
+    bandwidth, clock = views.roofs(record)[0], record.ceilings["measured"].sm_clock_mhz
+    slopes = {f"copy, {bandwidth:.2f} TB/s": bandwidth} if bandwidth else {}
+    if clock:
+        ports = record.environment["num_sms"] * L2_BYTES_PER_CLOCK * clock / 1e6
+        slopes[f"the SMs' ports to L2, {ports:.1f} TB/s"] = ports
+    _roofs(axes, record, lines, slopes)
+    axes.set_xlabel("FLOP for each byte that was moved, by Nsight Compute's counters")
+    axes.set_title(f"What every rung moves, M = N = K = {SIZE}\n{views.gpu(record)}")
+    note(axes, COUNTED_ROOFLINE, width=125)
+    return save(figure, folder / counted.PICTURE)
+
+
+ROOFLINE = (
+    "A mark for each size M = N = K that is a multiple of 16, larger to the right; the sweeps have the other sizes. "
+    "cuBLAS's mark stands where it was fastest."
+)
+COUNTED_ROOFLINE = (
+    "Two marks a rung: hollow for the bytes between L2 and the SMs, filled for those of DRAM. The further apart they "
+    "are, the more often L2 served what DRAM had sent once. A mark near a slope is bound by that memory, one near a "
+    "flat line by arithmetic."
+)
+
+
+def _mark(rung: Rung) -> dict[str, Any]:
+    return {**rung_look(rung.name), "markersize": MARK_SIZE}
+
+
+def _roofs(axes: Axes, record: Record, lines: list[Line2D], slopes: dict[str, float]) -> None:
+    """Draws the ceilings around what is drawn: bandwidths in TB/s by their labels, and arithmetic's; and names all."""
+    _, roofs = views.roofs(record)
     measured = [roof.intensity for roof in roofs if roof.intensity]
-    xs = [*measured, *(x for line in lines for x in line.get_xdata())]
-    ys = [*(roof.tflops for roof in roofs), *(y for line in lines for y in line.get_ydata())]
+    xs = [*measured, *(x for line in axes.lines for x in np.asarray(line.get_xdata(), dtype=float))]
+    ys = [*(roof.tflops for roof in roofs), *(y for line in axes.lines for y in np.asarray(line.get_ydata()))]
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(min(xs) / 1.5, max(xs) * 1.15)
@@ -191,27 +238,20 @@ def roofline(record: Record, folder: Path) -> Path:
         axis.set_minor_formatter("")
     left, right = axes.get_xlim()
     x = np.union1d(np.geomspace(left, right, 200), np.array(measured))
+    look: dict[str, Any] = {"color": BLACK, "linewidth": 1, "linestyle": ":", "zorder": 1.5}
     for roof in roofs:
-        under = np.minimum(x * bandwidth, roof.tflops) if bandwidth else np.full_like(x, roof.tflops)
-        says = f"{roof.label}: {formats.number(roof.tflops)}"
-        lines += axes.plot(x, under, color=BLACK, linewidth=1, linestyle=":", zorder=1.5, label=says)
+        under = np.minimum(x * max(slopes.values(), default=np.inf), roof.tflops)
+        lines += axes.plot(x, under, label=f"{roof.label}: {formats.number(roof.tflops)}", **look)
         if roof.intensity:
             lines[-1].set(linestyle="-", markevery=[int(np.searchsorted(x, roof.intensity))], markersize=5)
             lines[-1].set(**CUBLAS_LOOK)
-    if bandwidth:
-        _name_slope(axes, f"copy, {bandwidth:.2f} TB/s", x[0], bandwidth)
+    top = max(roof.tflops for roof in roofs)
+    for bandwidth in slopes.values():
+        axes.plot(x[x * bandwidth <= top], x[x * bandwidth <= top] * bandwidth, **look)
+    for says, bandwidth in slopes.items():
+        _name_slope(axes, says, max(x[0], axes.get_ylim()[0] / bandwidth), bandwidth)
     label_ends(axes, lines)
-    axes.set_xlabel("FLOP for each byte that must cross DRAM (A and B read once, C written once)")
     axes.set_ylabel("TFLOPS")
-    axes.set_title(f"Every rung under measured ceilings\n{views.gpu(record)}")
-    note(axes, ROOFLINE, width=125)
-    return save(figure, folder / "roofline.png")
-
-
-ROOFLINE = (
-    "A mark for each size M = N = K that is a multiple of 16, larger to the right; the sweeps have the other sizes. "
-    "cuBLAS's mark stands where it was fastest."
-)
 
 
 def _name_slope(axes: Axes, says: str, x: float, bandwidth: float) -> None:

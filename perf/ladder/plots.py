@@ -27,6 +27,7 @@ from perf.common.style import (
     save,
 )
 from perf.ladder import autotuner, curves, published, static, views
+from perf.ladder.counted import counted as counted_rungs
 from perf.ladder.record import Record, StaticFacts, Timed
 from perf.measure import environment
 
@@ -42,12 +43,21 @@ def everything(record: Record, folder: Path) -> list[Path]:
             pictures.append(ladder(record, folder))
         if views.roofs(record)[1] and views.under_roofs(record):
             pictures.append(curves.roofline(record, folder))
+            pictures += counted(record, folder)
         pictures += [experiment(record, source, folder) for source in views.compared_experiments(record)]
         if views.factors(record):
             pictures.append(factors(record, folder))
         if any(facts.registers is not None for facts in record.static.values()):
             pictures += [static_resources(record, folder), static_ceilings(record, folder)]
     return pictures + tunings(record, folder)
+
+
+def counted(record: Record, folder: Path) -> list[Path]:
+    """What the rungs moved, if that was counted."""
+    if not counted_rungs(record) or "measured" not in record.ceilings:
+        return []
+    with plt.rc_context(STYLE):
+        return [curves.counted_roofline(record, folder)]
 
 
 def tunings(record: Record, folder: Path) -> list[Path]:

@@ -14,8 +14,9 @@ from perf.measure import environment
 from perf.measure.environment import Environment
 
 FILE = "results.json"
-TF32_ROUNDING, COUNTERS = "tf32 rounding", "counters"  # experiments
+TF32_ROUNDING = "tf32 rounding"  # an experiment
 T = TypeVar("T")
+Added = TypeVar("Added", bound="TunedRung | CountedLaunch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,19 +164,14 @@ class TF32Rounding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loads:
-    """Words that are loaded for a result: as S3 counts them, and as the hardware did."""
+class CountedLaunch(Product):
+    """What Nsight Compute counted of a call, by `counters.METRICS`: of each kernel, the one that multiplies last. made:
+    in which surroundings, if not the record's."""
 
-    taught: float
-    counted: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Counters:
-    """Loads by kernel and memory, or why none were counted."""
-
-    unavailable: str | None = None
-    loads: dict[str, dict[str, Loads]] = field(default_factory=dict, metadata=REST)
+    provider: str
+    config: str
+    kernels: dict[str, dict[str, float]]
+    made: Environment | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,7 +216,7 @@ class Interpreted:
 class Record:
     """All that `results.json` in `folder` holds: the environment, and sections from a measurement's key to its result.
 
-    today: the environment of new results, which for tunings need not be the record's.
+    today: the environment of new results, which for tunings and counters need not be the record's.
     """
 
     folder: Path
@@ -228,8 +224,9 @@ class Record:
     twins: dict[str, TwinBuild] = field(default_factory=dict)
     problems: dict[str, ProblemResult] = field(default_factory=dict)
     ceilings: dict[str, Ceilings] = field(default_factory=dict)
-    experiments: dict[str, TF32Rounding | Counters] = field(default_factory=dict)
+    experiments: dict[str, TF32Rounding] = field(default_factory=dict)
     tuning: dict[str, TunedRung] = field(default_factory=dict)
+    counted: dict[str, CountedLaunch] = field(default_factory=dict)
     static: dict[str, StaticFacts] = field(default_factory=dict)
     interpreter: dict[str, Interpreted] = field(default_factory=dict)
 
@@ -240,8 +237,8 @@ class Record:
     def open(cls, folder: Path, today: Environment, *, fresh: bool, adding: bool = False) -> tuple[Record, str]:
         """The record of `folder`, to be continued if it was made in the same surroundings; and what became of it.
 
-        adding: only tunings are added, which name their own surroundings, so that the rest stays whatever has changed;
-        ValueError if it is of another GPU.
+        adding: only tunings or counters are added, which name their own surroundings, so that the rest stays whatever
+        has changed; ValueError if it is of another GPU.
 
         Raises OSError where the folder cannot be written.
         """
@@ -265,14 +262,13 @@ class Record:
             raise ValueError(f"{folder / FILE} is of {record.environment['gpu']}, and this GPU is {today['gpu']}")
         record.today = today
         if changed:
-            return record, "tunings are added"
+            return record, "what is measured is added"
         record.environment = today
         return record, "continuing the record that is there"
 
     @property
     def tf32_rounding(self) -> TF32Rounding | None:
-        rounding = self.experiments.get(TF32_ROUNDING)
-        return rounding if isinstance(rounding, TF32Rounding) else None
+        return self.experiments.get(TF32_ROUNDING)
 
     @classmethod
     def read(cls, folder: Path) -> Record:
@@ -297,11 +293,11 @@ class Record:
         problem = self.problems.get(key)
         return problem is not None and problem.budget_s >= budget_s and problem.providers.keys() >= set(providers)
 
-    def put_tuning(self, key: str, result: TunedRung) -> None:
-        """Adds what a tuning timed, with its surroundings where they are not the record's."""
+    def put_added(self, section: dict[str, Added], key: str, result: Added) -> None:
+        """Adds a tuning, or what was counted, with its surroundings where they are not the record's."""
         if _changed(self.environment, self.today):
             result = replace(result, made=self.today)
-        self.put(self.tuning, key, result)
+        self.put(section, key, result)
 
     def has_tuning(self, key: str) -> bool:
         """Whether that was tuned in today's surroundings."""

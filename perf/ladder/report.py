@@ -8,6 +8,7 @@ the call, 130 if interrupted.
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from rich.console import Console
 from perf.common import arguments as args
 from perf.common import progress
 from perf.common.files import shown
-from perf.ladder import plots, report_page, tasks
+from perf.ladder import counters, plots, report_page, tasks
 from perf.ladder.record import Record
 from perf.ladder.rungs_and_twins import MODES, rungs_of
 from perf.measure import environment
@@ -34,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     surroundings = environment.describe("ladder")
     folder = folder or default_folder(surroundings["gpu"])
     try:
-        record, state = Record.open(folder, surroundings, fresh=fresh, adding=options.tuning)
+        record, state = Record.open(folder, surroundings, fresh=fresh, adding=options.tuning or options.counters)
     except OSError as error:
         print(f"error: cannot write to {folder}: {error.strerror or error}", file=sys.stderr)
         return 2
@@ -48,11 +49,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted: what was measured is kept; run again to go on", file=sys.stderr)
         return 130
+    except counters.CountingError as error:
+        print(f"error: ncu: {error}; what was measured is kept", file=sys.stderr)
+        return 1
     except DeviceLostError as lost:
         print(f"error: the GPU cannot be used any more {lost}; what was measured is kept", file=sys.stderr)
         return 1
-    if options.tuning:
-        pictures = plots.tunings(record, folder)
+    if options.tuning or options.counters:
+        pictures = plots.tunings(record, folder) if options.tuning else plots.counted(record, folder)
         written = report_page.write(record, folder.glob("*.png"))
     else:
         pictures = plots.everything(record, folder)
@@ -72,6 +76,9 @@ def measure(record: Record, options: tasks.Options, console: Console) -> None:
         return
     if options.tuning:
         progress.run(tasks.tuning_tasks(record, options), console)
+        return
+    if options.counters:
+        progress.run(tasks.counting_tasks(record, options), console)
         return
     twins: tasks.Twins = {}
     progress.run([tasks.build_task(record, twins)], console)
@@ -96,7 +103,9 @@ def parse(arguments: Sequence[str] | None) -> tuple[tasks.Options, Path | None, 
     parser.add_argument("--sizes", type=_sizes, metavar="512,1024", help="M = N = K of the sweeps (on a GPU)")
     parser.add_argument("--out", type=args.path, metavar="DIR", help="default perf/results/<gpu>")
     parser.add_argument(
-        "--counters", action="store_true", help="count memory traffic with ncu, where it is installed (on a GPU)"
+        "--counters",
+        action="store_true",
+        help="only Nsight Compute's counters of each rung, added to the record that is there (on a GPU, with ncu)",
     )
     parser.add_argument(
         "--tuning",
@@ -111,8 +120,11 @@ def parse(arguments: Sequence[str] | None) -> tuple[tasks.Options, Path | None, 
         )
     if chosen.dtype and not rungs_of(DTYPES[chosen.dtype], chosen.rungs):
         parser.error(f"none of the rungs of --rungs multiplies {chosen.dtype}")
-    if chosen.tuning and (chosen.fresh or chosen.counters):
-        parser.error("--tuning adds to the record that is there and counts nothing: leave out --fresh and --counters")
+    adding = [f"--{name}" for name in ("tuning", "counters") if getattr(chosen, name)]
+    if len(adding) > 1 or (adding and chosen.fresh):
+        parser.error(f"{adding[0]} adds to the record that is there, and alone: leave out --fresh and other parts")
+    if chosen.counters and shutil.which("ncu") is None:
+        parser.error("--counters needs Nsight Compute: ncu is not on PATH")
     few = chosen.quick or chosen.tuning
     modes = (DTYPES[chosen.dtype],) if chosen.dtype else tasks.QUICK_MODES if few else MODES
     options = tasks.Options(

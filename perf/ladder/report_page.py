@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from perf.common import formats
-from perf.ladder import autotuner, findings, static, tables, views
+from perf.ladder import autotuner, counted, findings, static, tables, views
+from perf.ladder.counters import LARGE_SIZE, SIZE
 from perf.ladder.drawings.pictures import shown
-from perf.ladder.record import COUNTERS, Counters, Record, committed, latest
+from perf.ladder.record import Record, committed, latest
 from perf.ladder.rungs_and_twins import MODE_TITLES
 from perf.measure import environment
 from perf.measure.environment import origin
@@ -151,6 +152,14 @@ def _ceilings(record: Record, pictures: set[str]) -> Iterator[str]:
     yield formats.table(["ceiling", "TFLOPS"], rows)
     if bandwidth:
         yield f"A copy moves {bandwidth:.2f} TB/s, read and written together."
+    if found := counted.table(record):
+        yield f"## What bounds each rung at M = N = K = {SIZE}"
+        yield from _picture(counted.PICTURE, "FLOP for each byte that DRAM and L2 carried", pictures)
+        yield f"Nsight Compute counted. {origin(counted.made(record), 'ladder')}"
+        yield found
+    if order := counted.launch_order(record):
+        yield f"### The order of tiles at M = N = K = {LARGE_SIZE}"
+        yield order
 
 
 def _experiments(record: Record, pictures: set[str]) -> Iterator[str]:
@@ -167,10 +176,9 @@ def _experiments(record: Record, pictures: set[str]) -> Iterator[str]:
         yield source.cited
         yield from _picture(f"experiment-{source.id}.png", f"speed-ups of {source.id}", pictures)
         yield tables.experiment(record, source)
-    counters = record.experiments.get(COUNTERS)
-    if isinstance(counters, Counters):
+    if loads := counted.loads(record):
         yield "### What S3 teaches of memory, and the counters"
-        yield tables.counters(counters)
+        yield loads
     rounding = record.tf32_rounding
     if rounding:
         yield f"## Who rounds TF32 operands, {rounding.size} x {rounding.size} x {rounding.size}"

@@ -9,7 +9,7 @@ from perf.common import formats
 from perf.common.formats import Cell
 from perf.ladder import published, static, views
 from perf.ladder.autotuner import Tuning
-from perf.ladder.record import Counters, Record, TF32Rounding
+from perf.ladder.record import Record, TF32Rounding
 from perf.measure.environment import short
 from perf.measure.numerics import mode_of
 from triton_gemm.ladder.command import spelled
@@ -196,19 +196,6 @@ def tf32_rounding(rounding: TF32Rounding) -> str:
     ]
     columns = ["product", "error (norm)", "max error / (\\|A\\|\\|B\\|)", "times cuBLAS's"]
     return formats.table([*columns, "shrinks results by"], rows)
-
-
-def counters(counters: Counters) -> str:
-    """Loads for each result: what S3 teaches and what the hardware counted; or why nothing was counted."""
-    if counters.unavailable is not None:
-        return f"Not counted: {counters.unavailable}."
-    rows = [
-        (kernel, memory, formats.number(loads.taught, 4), formats.number(loads.counted, 4))
-        for kernel, memories in counters.loads.items()
-        for memory, loads in memories.items()
-    ]
-    note = "S3 counts a word once for each thread that reads it; the counters count one that a whole warp shares once."
-    return f"{formats.table(['kernel', 'words a result loads from', 'taught', 'counted'], rows)}\n\n{note}"
 
 
 def static_facts(record: Record) -> str:

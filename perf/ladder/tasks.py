@@ -14,7 +14,6 @@ from perf.common.dataclass_json import from_json
 from perf.common.progress import Advance, Task
 from perf.ladder import counters, interpret, published, rungs_and_twins, static
 from perf.ladder.record import (
-    COUNTERS,
     TF32_ROUNDING,
     Ceilings,
     Error,
@@ -94,8 +93,6 @@ def gpu_tasks(record: Record, options: Options, twins: Twins) -> list[Task]:
         tasks.append(_single(TF32_ROUNDING, measure_rounding))
     if options.every_rung:
         tasks += _experiments(record, options, twins)
-    if options.counters:
-        tasks.append(_single(COUNTERS, lambda: record.put(record.experiments, COUNTERS, counters.read())))
     return tasks
 
 
@@ -144,6 +141,17 @@ def tuning_tasks(record: Record, options: Options) -> list[Task]:
     return tasks
 
 
+def counting_tasks(record: Record, options: Options) -> list[Task]:
+    """Nsight Compute's counters of the chosen rungs, in one run of ncu; nothing is timed."""
+    chosen = list(counters.launches(record, options.rungs))
+
+    def run() -> None:
+        for key, found in counters.count(chosen).items():
+            record.put_added(record.counted, key, found)
+
+    return [_single(f"counting {len(chosen)} launches", run)]
+
+
 def _tuning_task(record: Record, rung: Rung, problem: Problem) -> Task:
     def run() -> None:
         result: dict[str, Any] = {}
@@ -174,7 +182,7 @@ def keep_tuning(
     if configs or failed:
         M, N, K = problem.M, problem.N, problem.K
         entry = TunedRung(rung=rung.name, mode=problem.mode, M=M, N=N, K=K, configs=configs, failed=failed)
-        record.put_tuning(tuning_key(rung, problem), entry)
+        record.put_added(record.tuning, tuning_key(rung, problem), entry)
 
 
 def _experiments(record: Record, options: Options, twins: Twins) -> list[Task]:

@@ -15,7 +15,7 @@ from perf.bench import first_calls
 from perf.bench import tables as bench_tables
 from perf.bench.scores import Sweep
 from perf.common import formats
-from perf.ladder import autotuner, published, report_page, views
+from perf.ladder import autotuner, counted, published, report_page, views
 from perf.ladder import tables as ladder_tables
 from perf.ladder.drawings import pictures
 from perf.ladder.record import Record
@@ -31,6 +31,7 @@ from triton_gemm.ladder.exercises import EXERCISES
 
 NOTHING = "No measurement is committed yet; `make report` on a GPU makes one."
 NO_TUNING = "No tuning is committed yet; `make report ARGS=--tuning` on a GPU makes one."
+NOT_COUNTED = "Nothing is counted yet; `make report ARGS=--counters` on a GPU with Nsight Compute counts it."
 BLOCK = re.compile(r"(<!-- results:([\w-]+) -->\n)(.*?)(<!-- /results -->)", re.DOTALL)
 GPU = "H100"  # that README shows
 PAGE = environment.ROOT / "docs" / "ladder.md"
@@ -70,7 +71,9 @@ def _rung(rung: Rung, results: Results, folder: Path) -> str:
     lines += [f"**Measured** {line}" for line in measured or [NOTHING]]
     lines += [f"**Tuning** {rung.header['Tuning']}"]
     lines += [line for record in results.records for line in _tuned(rung, record, folder)]
-    lines += [f"**{name}** {rung.header[name]}" for name in ("Bound by", "Next")]
+    lines.append(f"**Bound by** {rung.header['Bound by']}")
+    lines += [line for record in results.records for line in _counted(rung, record)]
+    lines.append(f"**Next** {rung.header['Next']}")
     return "\n\n".join(lines)
 
 
@@ -150,6 +153,13 @@ def _measured(rung: Rung, record: Record) -> Iterator[str]:
     yield f"{says}." + (f" Configuration: {_in_words(step.own.config)}." if step.own.config else "")
 
 
+def _counted(rung: Rung, record: Record) -> Iterator[str]:
+    """What Nsight Compute counted of a rung on one GPU, in words."""
+    for one in counted.counted(record):
+        if one.rung == rung:
+            yield f"**Counted** on {environment.short(views.gpu(record))}: {counted.sentence(one)}"
+
+
 def _in_words(config: str) -> str:
     """A record's `64x64x16 group 8 4 warps 1 stages`, as a sentence has it."""
     tile, _, rest = config.partition(" ")
@@ -210,6 +220,27 @@ def _grouping(record: Record) -> str:
     bandwidth, _ = views.roofs(record)
     copy = f"\n\nA copy moves {bandwidth:.2f} TB/s there, read and written together." if bandwidth else ""
     return ladder_tables.grouping(record) + copy
+
+
+def _of_counted(contents: Callable[[Record], str]) -> Block:
+    """What is made of the counters, of each GPU on which launches were counted."""
+
+    def block(results: Results, folder: Path) -> str:
+        parts = [
+            f"{environment.named(made[0])}. {environment.origin(made, 'ladder')}\n\n{contents(record)}"
+            for record in results.records
+            if (made := counted.made(record))
+        ]
+        return "\n\n".join(parts) or NOT_COUNTED
+
+    return block
+
+
+def _counted_pictures(results: Results, folder: Path) -> str:
+    """Every rung by the bytes that it moves."""
+    says = "Every rung by the bytes that it moves"
+    pictures = [_picture(one, counted.PICTURE, says, folder) for one in results.records if counted.counted(one)]
+    return "\n\n".join(pictures) or NOT_COUNTED
 
 
 def _tf32(record: Record) -> str:
@@ -314,6 +345,9 @@ BLOCKS: dict[str, Block] = {
     "targets": _of_main(ladder_tables.targets),
     "factors": _of_main(ladder_tables.factors),
     "roofline": _picture_of_main("roofline.png", "Every rung under measured ceilings"),
+    "counted": _of_counted(counted.table),
+    "counted-roofline": _counted_pictures,
+    "launch-order": _of_counted(counted.launch_order),
     "experiments": _of_main(_experiments),
     "tf32": _of_main(_tf32),
     **{f"sweep-{mode}": _picture_of_main(f"sweep-{mode}.png", "TFLOPS against size") for mode in MODES},

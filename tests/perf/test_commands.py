@@ -104,11 +104,13 @@ MISTAKES: dict[Callable[[list[str]], Any], list[tuple[str, str]]] = {
         ("measure", "sm_90"),
     ],
     counters.main: [
-        ("", "STEM"),
-        ("c99 a 64", "invalid choice: 'c99'"),
-        ("c03_shared_tiled nonsense 64", "no variant 'nonsense' of c03_shared_tiled; there are"),
-        ("c03_shared_tiled fp32_32 0", "SIZE: a whole number from 1 on, not '0'"),
-        ("c03_shared_tiled fp32_32 64", "needs a CUDA GPU"),
+        ("", "LAUNCH"),
+        ("c99/a:ieee:64", "no rung or twin 'c99'"),
+        ("c03_shared_tiled/nonsense:ieee:64", "nonsense"),
+        ("c03_shared_tiled/fp32_32:ieee", "is not PROVIDER:MODE:SIZE[:CONFIG]"),
+        ("c03_shared_tiled/fp32_32:ieee:0", "no precision class 'ieee', or a size below 1"),
+        ("k03_blocked:ieee:64:64x64", "k03 takes --config"),
+        ("c03_shared_tiled/fp32_32:ieee:64", "needs a CUDA GPU"),
     ],
     interpret.main: [("k01 k99", "no rung k99; there are k01"), ("k01", "set TRITON_INTERPRET=1")],
     models.main: [
@@ -136,7 +138,9 @@ MISTAKES: dict[Callable[[list[str]], Any], list[tuple[str, str]]] = {
 WITH_A_GPU: dict[Callable[[list[str]], Any], list[tuple[str, str]]] = {
     report.main: [
         ("--rungs k01,k02 --dtype fp16", "none of the rungs of --rungs multiplies fp16"),
-        ("--tuning --fresh", "leave out --fresh and --counters"),
+        ("--tuning --fresh", "--tuning adds to the record that is there, and alone: leave out --fresh"),
+        ("--counters --tuning", "alone"),
+        ("--counters", "ncu is not on PATH"),
     ],
 }
 

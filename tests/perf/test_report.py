@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -222,6 +223,7 @@ def report(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str
 
 def test_what_is_chosen_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     options, _, _ = climb.parse(["--dtype", "fp16", "--sizes", "512", "--counters"])
     assert (options.modes, options.sizes, options.counters) == (("fp16",), (512,), True)
 

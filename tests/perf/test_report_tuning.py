@@ -62,7 +62,7 @@ FIVE = {
 def record(tmp_path: Path) -> Record:
     """Nothing but a tuning of k08."""
     made = Record(tmp_path, SURROUNDINGS)
-    made.put_tuning(KEY, entry(**FIVE))
+    made.put_added(made.tuning, KEY, entry(**FIVE))
     return made
 
 
@@ -112,9 +112,9 @@ def test_tunings_are_added_to_an_older_record_and_say_when_they_were_made(record
     record.put(record.ceilings, "measured", ceilings)
     today: Environment = {**SURROUNDINGS, "sources": "1" * 12, "commit": "def5678"}
     added, state = Record.open(record.folder, today, fresh=False, adding=True)
-    assert state == "tunings are added"
+    assert state == "what is measured is added"
     assert not added.has_tuning(KEY)  # of other sources
-    added.put_tuning(KEY, entry(**FIVE))
+    added.put_added(added.tuning, KEY, entry(**FIVE))
     assert added.has_tuning(KEY)
     again = Record.read(record.folder)
     assert again.environment == SURROUNDINGS and again.ceilings == {"measured": ceilings}
@@ -245,7 +245,9 @@ def test_what_is_not_known_is_not_told(record: Record) -> None:
 
 def test_the_ladders_size_and_the_first_dtype_are_shown(record: Record) -> None:
     for mode, size in (("bf16", 4096), ("fp16", 512), ("fp16", 8192)):
-        record.put_tuning(tasks.tuning_key(K08, Problem(size, size, size, mode)), entry(mode, size, **FIVE))
+        record.put_added(
+            record.tuning, tasks.tuning_key(K08, Problem(size, size, size, mode)), entry(mode, size, **FIVE)
+        )
     (found,) = autotuner.shown(record)
     assert (found.mode, found.size) == ("fp16", (4096, 4096, 4096))
 

@@ -1,0 +1,169 @@
+"""What Nsight Compute's counters say of the rungs: shares of each unit's peak, waits, and the bytes that moved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from perf.common import formats
+from perf.common.formats import Cell
+from perf.ladder import views
+from perf.ladder.counters import LARGE_SIZE, S3_SIZE, SIZE, STALLS, TAUGHT, UNITS, of_s3
+from perf.ladder.record import CountedLaunch, Record
+from perf.measure.environment import Environment
+from perf.measure.operands import MODE_DTYPES
+from triton_gemm.ladder import LADDER, Rung
+
+Figures = Mapping[str, float]
+WORTH_SAYING = 0.05  # of the cycles between a warp's instructions
+MOST_WAITS = 3
+PICTURE = "roofline-counted.png"
+NOTE = (
+    "Shares of each unit's peak rate while the kernel that multiplies runs, with cold caches. L2's bytes are what it "
+    "sent to the SMs and took from them; those of DRAM were read and written. Copies of operands are in the bytes, and "
+    "not in the shares."
+)
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A rung's call, counted.
+
+    Attributes:
+        rung: The rung.
+        launch: What was counted.
+    """
+
+    rung: Rung
+    launch: CountedLaunch
+
+    @property
+    def product(self) -> Figures:
+        """Of the kernel that multiplies."""
+        return list(self.launch.kernels.values())[-1]
+
+    def total(self, *figures: str) -> float:
+        """Of all kernels, copies of operands among them."""
+        return sum(kernel[figure] for kernel in self.launch.kernels.values() for figure in figures)
+
+    @property
+    def tflops(self) -> float:
+        """At the clock that the GPU has under the profiler, copies included."""
+        return self.launch.tflops_in(self.total("ns") / 1e6)
+
+    @property
+    def dram_bytes(self) -> float:
+        return self.total("DRAM read", "DRAM written")
+
+    @property
+    def l2_bytes(self) -> float:
+        return self.total("L2 read", "L2 written")
+
+    @property
+    def least_bytes(self) -> int:
+        """That must cross DRAM: A and B read once, C written once."""
+        M, N, K = self.launch.M, self.launch.N, self.launch.K
+        return (M * K + K * N + M * N) * MODE_DTYPES[self.launch.mode].itemsize
+
+    @property
+    def flop(self) -> float:
+        return 2.0 * self.launch.M * self.launch.N * self.launch.K
+
+    def waits(self) -> list[tuple[str, float]]:
+        """What a warp waits for between two of its instructions, the longest first, as shares of that time; an
+        instruction that is issued takes one cycle."""
+        cycles = {name: self.product[name] for name in STALLS}
+        whole = 1 + sum(cycles.values())
+        found = [(name, each / whole) for name, each in cycles.items() if each > WORTH_SAYING * whole]
+        return sorted(found, key=lambda wait: -wait[1])
+
+
+def counted(record: Record, size: int = SIZE) -> list[Counted]:
+    """The rungs that were counted at a size, in the ladder's order."""
+    return [
+        Counted(rung, launch)
+        for rung in LADDER
+        for launch in record.counted.values()
+        if (launch.provider, launch.M) == (rung.name, size)
+    ]
+
+
+def made(record: Record) -> list[Environment]:
+    """The surroundings in which launches were counted."""
+    return [launch.made or record.environment for launch in record.counted.values()]
+
+
+def sentence(one: Counted) -> str:
+    """What bound a rung: units by their share of their peak, the busiest first, and what warps waited for."""
+    units = sorted(UNITS, key=lambda unit: -one.product[unit])
+    busy = ", ".join(f"{unit} {one.product[unit]:.0f} %" for unit in units if round(one.product[unit]))
+    waits = ", ".join(f"{name} {formats.percent(share)}" for name, share in one.waits()[:MOST_WAITS])
+    return f"{busy} of their peaks. A warp's time between instructions goes to {waits or 'nothing for long'}."
+
+
+def table(record: Record) -> str:
+    """Every rung: shares of peaks, the bytes that moved for each byte that must, and what warps wait for."""
+    rows: list[list[Cell]] = []
+    for one in counted(record):
+        wait = next(iter(one.waits()), None)
+        rows.append(
+            [
+                f"{one.rung.id} {one.rung.title}",
+                *(f"{one.product[unit]:.0f}" for unit in UNITS),
+                formats.number(one.l2_bytes / one.least_bytes),
+                formats.number(one.dram_bytes / one.least_bytes),
+                f"{wait[0]}, {formats.percent(wait[1])}" if wait else None,
+            ]
+        )
+    columns = ["rung", *(f"{unit}, %" for unit in UNITS), "L2's bytes / least", "DRAM's bytes / least"]
+    return f"{formats.table([*columns, 'a warp waits most for'], rows)}\n\n{NOTE}" if rows else ""
+
+
+def launch_order(record: Record) -> str:
+    """What DRAM carried at LARGE_SIZE, by the order in which programs are launched."""
+    rows: list[list[Cell]] = [
+        [
+            f"{one.rung.id}, {tile}",
+            order,
+            f"{one.product['L2 hits']:.0f} %",
+            formats.number(one.dram_bytes / 2**30),
+            formats.number(one.dram_bytes / one.total("ns") / 1e3),
+            formats.number(one.tflops),
+        ]
+        for one in counted(record, LARGE_SIZE)
+        for tile, order in [_order(one.launch)]
+    ]
+    columns = ["rung, tile", "order of tiles", "hits in L2", "GiB by DRAM", "TB/s", "TFLOPS under the profiler"]
+    return formats.table(columns, rows) if rows else ""
+
+
+def _order(launch: CountedLaunch) -> tuple[str, str]:
+    """A configuration's tile, and the order of its tiles in words."""
+    tile, _, _, *group = launch.config.split(",")
+    rows = int(tile.partition("x")[0])
+    by_columns = not group or int(group[0]) * rows >= launch.M
+    return tile.rpartition("x")[0], "by columns" if by_columns else f"groups of {group[0]} rows"
+
+
+def loads(record: Record) -> str:
+    """Words that are loaded for each result: as S3 counts them, and as the hardware did; nothing if not counted."""
+    rows = [
+        (kernel_id, memory, formats.number(taught, 4), formats.number(figures[memory] / 4 / S3_SIZE**2, 4))
+        for kernel_id, words in TAUGHT.items()
+        if (launch := record.counted.get(of_s3(kernel_id).key))
+        for figures in [list(launch.kernels.values())[-1]]
+        for memory, taught in zip(("global", "shared"), words, strict=True)
+    ]
+    note = "S3 counts a word once for each thread that reads it; the counters count one that a whole warp shares once."
+    columns = ["kernel", "words a result loads from", "taught", "counted"]
+    return f"{formats.table(columns, rows)}\n\n{note}" if rows else ""
+
+
+def points(record: Record) -> Sequence[tuple[Rung, float, float, float]]:
+    """Each rung's TFLOPS, and FLOP for each byte that DRAM and that L2 carried, by the counters. The TFLOPS are those
+    of the ladder where it has the rung, whose clocks are the GPU's own."""
+    timed = {step.rung.id: step.tflops for step in views.ladder(record)}
+    return [
+        (one.rung, timed.get(one.rung.id) or one.tflops, one.flop / one.dram_bytes, one.flop / one.l2_bytes)
+        for one in counted(record)
+    ]
