@@ -62,8 +62,8 @@ STALLS = {
         "a barrier": "barrier",
         "wgmma": "gmma",
         "the instruction before it": "wait",
-        "another warp's turn": "not_selected",
-        "instructions to be fetched": "no_instruction",
+        "its turn to issue": "not_selected",
+        "the fetch of instructions": "no_instruction",
     }.items()
 }
 AMOUNTS = {
