@@ -31,7 +31,7 @@ from triton_gemm.ladder.exercises import EXERCISES
 
 NOTHING = "No measurement is committed yet; `make report` on a GPU makes one."
 NO_TUNING = "No tuning is committed yet; `make report ARGS=--tuning` on a GPU makes one."
-NOT_COUNTED = "Nothing is counted yet; `make report ARGS=--counters` on a GPU with Nsight Compute counts it."
+NOT_COUNTED = "No counters are committed yet; `make report ARGS=--counters` on a GPU with Nsight Compute makes them."
 BLOCK = re.compile(r"(<!-- results:([\w-]+) -->\n)(.*?)(<!-- /results -->)", re.DOTALL)
 GPU = "H100"  # that README shows
 PAGE = environment.ROOT / "docs" / "ladder.md"

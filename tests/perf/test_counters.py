@@ -101,7 +101,7 @@ def test_ncu_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_said_of_the_counters(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
     results = Results([record], [], [])
-    assert "Nothing is counted yet" in block("counted", results)
+    assert "No counters are committed yet" in block("counted", results)
     assert counted.loads(record) == counted.table(record) == ""
     count_all(record, monkeypatch)
     (k03,) = [one for one in counted.counted(record) if one.rung.id == "k03"]
