@@ -105,7 +105,9 @@ def test_what_k11_says_of_its_tiles() -> None:
 def test_every_section_of_a_record_is_written_by_something() -> None:
     written = "".join(path.read_text() for path in (pages.ROOT / "perf" / "ladder").glob("*.py"))
     for section in SECTIONS:
-        assert re.search(rf"(put|put_added|keeper)\((record|self)\.{section},|record\.{section}\[\w+\] = ", written), section
+        assert re.search(rf"(put(_added)?|keeper)\((record|self)\.{section},|record\.{section}\[\w+\] = ", written), (
+            section
+        )
 
 
 # --- README's summary, and the tables of every suite ---
