@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from math import gcd
+from math import gcd, log2
 from typing import NamedTuple
 
 from ...hardware.device_model import DeviceModel
@@ -29,8 +29,10 @@ class Costs:
     setup: of its barriers, beyond an empty launch; spread: what starting programs on all SMs at once adds, on fewer a
     share of it; step: what wgmma needs for 128 bytes along K of a tile, "128x256", at the clock of long products;
     stage: handing a stage of the ring over, of operands of 16 bits and of others; promotion: adding a k-tile's sums
-    outside of the tensor cores, for TILE elements; line: of 128 bytes from L2 into an SM's shared memory; multicast: of
-    one that another CTA of the cluster asks for; beyond: filling a line of a tile larger than the matrix with zeros;
+    outside of the tensor cores, for TILE elements of tiles whose width is a multiple of 64, and of others, and what each
+    doubling of a cluster's CTAs adds, as these wait for the slowest; line: of 128 bytes from L2 into an SM's shared
+    memory; multicast: of one that another CTA of the cluster asks for; beyond: filling a line of a tile larger than the
+    matrix with zeros;
     alone: how much of line and beyond is left on an SM whose neighbour is idle; inside_line: lines that 128 bytes of a
     row count for where rows begin inside of lines, at a sector's 32 bytes, and inside_sector: inside of sectors;
     cluster: what CTAs of a cluster wait for one another, at the start and the end, and in a k-tile, as a share of its
@@ -55,7 +57,7 @@ class Costs:
     spread: float
     step: Mapping[str, float]
     stage: tuple[float, float]
-    promotion: float
+    promotion: tuple[float, float, float]
     line: float
     multicast: float
     beyond: float
@@ -203,7 +205,7 @@ def of_problem(problem: GemmProblem, model: DeviceModel) -> OfProblem:
 def of_config(config: Config, itemsize: int, terms: int, promoted: bool, model: DeviceModel) -> OfConfig:
     costs, m, n, k_lines = model.costs(Costs), config.BLOCK_M, config.BLOCK_N, config.BLOCK_K * itemsize / 128
     size, clustered = m * n / TILE, config.ctas > 1
-    adding = costs.promotion * size
+    adding = costs.promotion[n % 64 != 0] * size
     a_requested = config.ctas * _requested(config.CLUSTER_N, config.ctas, costs)
     merged = costs.merged * (config.CLUSTER_N == 1)
     multiply = step(m, n, costs) * k_lines
@@ -216,7 +218,7 @@ def of_config(config: Config, itemsize: int, terms: int, promoted: bool, model: 
         cuts=can_split_k(config),
         multiply=terms * multiply,
         lines=terms * k_lines,
-        more=terms * more + adding * promoted,
+        more=terms * more + (adding + costs.promotion[2] * log2(config.ctas)) * promoted,
         start=costs.start[0] + costs.start[1] * size + costs.tail * bool(config.tail_n),
         share=costs.share[0] + costs.share[1] * size,
         part=costs.part[0] + costs.part[1] * size,
