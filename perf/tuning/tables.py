@@ -28,6 +28,7 @@ OF_TIMES = (
     "stored",
     "same winner again",
     "again within 1 %",
+    "torch / what runs: mean, least",
 )
 COLUMNS = (*OF_RUN, *OF_TIMES)
 MUCH = 0.1  # that a choice loses
@@ -91,7 +92,15 @@ def row(record: Record) -> list[Cell]:
         sum(found["outcome"] == "tuned" for found in measured),
         _share(race["same"] for race in again),
         _share(abs(race["slower"]) <= 0.01 for race in again),
+        _over_served(record),
     ]
+
+
+def _over_served(record: Record) -> str | None:
+    """Torch's time over that of what `use()` runs after tuning, which is torch's kernel where that was faster."""
+    times = [(found["torch_us"], found) for found in record["products"] if found.get("torch_us")]
+    served = [1.0 if found["torch_faster"] else torch_us / found["us"] for torch_us, found in times]
+    return f"{1 + _mean([x - 1 for x in served]):.3f}, {min(served):.3f}" if served else None
 
 
 def worst(record: Record, count: int = 10) -> list[str]:

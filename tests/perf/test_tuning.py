@@ -66,8 +66,8 @@ def report_of(problem: GemmProblem, times: tuple[float, float, float], *again: A
 def tuned(problems: list[GemmProblem]) -> list[ShapeReport]:
     """The fourth has nothing to be compared with, and there was no time for others."""
     found = [
-        report_of(problems[0], (10.0, 8.0, 8.0), Again(True, 0.0), stored=True),
-        report_of(problems[1], (10.0, 10.0, 10.0), Again(False, 0.005)),
+        report_of(problems[0], (10.0, 8.0, 8.0), Again(True, 0.0), stored=True, torch_us=9.0),
+        report_of(problems[1], (10.0, 10.0, 10.0), Again(False, 0.005), torch_us=8.0, torch_faster=True),
         report_of(problems[2], (10.0, 10.0, 9.9), Again(False, -0.02), failed=(("a kernel", "it is too large"),)),
     ]
     found += [replace(report_of(problem, (10.0, 10.0, 10.0)), timed=1) for problem in problems[3:4]]
@@ -114,6 +114,8 @@ def test_a_record_and_its_table(told: dict[str, Any], tmp_path: Path, capsys: py
     assert (cells["GEMMs over 10 %"], cells["regret after"], cells["stored"]) == (1, "0.3 %", 1)
     assert (cells["same winner again"], cells["again within 1 %"]) == ("33 %", "67 %")
     assert cells["candidates, timed"] == "20, 10"
+    assert [found["torch_us"] for found in record["products"]] == [9.0, 8.0, None, None, None]
+    assert cells["torch / what runs: mean, least"] == f"{(9 / 8) ** 0.5:.3f}, 1.000"
     said = capsys.readouterr().out
     assert f"{record['products'][0]['product']}: 10 us, fastest 8 us (25.0 %)" in said and "twice-5.json" in said
     page = blocks.BLOCKS["tuned"](Results([], [], [], tunings=tables.committed(tmp_path)), tmp_path)
