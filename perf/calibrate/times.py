@@ -6,7 +6,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +31,8 @@ SIZES = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages")
 CLUSTER = ("CLUSTER_M", "CLUSTER_N")  # of kernels that have them, else 1
 OTHERS = ("batch", "pad", "bias", "activation", "scales")  # figures of a shape that are written where it has them
 COLUMNS = ("kernel", *SIZES, *CLUSTER, "programs", "split_tiles", "split_k", "reduction", "swap_ab", "packed", "us")
-PRODUCT = re.compile(r"(?:(\d+)x)?(\d+)x(\d+)x(\d+) (bf16|fp16) (nn|nt|tn|tt)")  # of a tuning record
+# Of a tuning record; of operands whose rows are not aligned it does not say how far apart these are.
+PRODUCT = re.compile(r"(?:(\d+)x)?(\d+)x(\d+)x(\d+) (bf16|fp16) (nn|nt|tn|tt)( . not aligned)*")
 # Files from before there were second launches, and clusters.
 OLDER = tuple(
     tuple(name for name in COLUMNS if name not in absent) for absent in (("reduction",), ("reduction", *CLUSTER))
@@ -133,7 +134,7 @@ def read(*sources: Path) -> Calibration:
             device = replace(device_of_capability((9, 0)), name=gpu["gpu"], num_sms=gpu["num_sms"])
             devices.add(device)
             if "products" in found:
-                of_source = [one for product in found["products"] for one in _raced(product, device) if one.us]
+                of_source = [one for product in found["products"] if (one := _raced(product, device)) and one.us]
             else:
                 columns = tuple(found["columns"])
                 if columns not in (COLUMNS, *OLDER):
@@ -172,13 +173,15 @@ def _measured(entry: dict[str, Any], columns: Sequence[str]) -> Measured:
     return Measured(shape, entry["mode"], entry["cublas_us"], us)
 
 
-def _raced(product: Mapping[str, Any], device: DeviceInfo) -> Iterator[Measured]:
-    """A product of a tuning record, with those of its candidates that are ranked for it today; none of operands whose
-    rows are not aligned, as the record does not say how far apart they are."""
+def _raced(product: Mapping[str, Any], device: DeviceInfo) -> Measured | None:
+    """A product of a tuning record, with those of its candidates that are ranked for it today; None where its operands
+    cannot be made again."""
     found = PRODUCT.fullmatch(product["product"])
     if found is None:
-        return
-    batch, M, N, K, mode, layout = found.groups()
+        raise ValueError(f"product {product['product']}")
+    batch, M, N, K, mode, layout, unaligned = found.groups()
+    if unaligned:
+        return None
     shape = Shape(int(M), int(N), int(K), layout=layout, batch=int(batch) if batch else None)
     times = {name: us for us, name in product["times"]}
     ways = (
@@ -186,7 +189,7 @@ def _raced(product: Mapping[str, Any], device: DeviceInfo) -> Iterator[Measured]
         if times
         else {}
     )
-    yield Measured(shape, mode, math.nan, {way: times[name] for name, way in ways.items() if name in times})
+    return Measured(shape, mode, math.nan, {way: times[name] for name, way in ways.items() if name in times})
 
 
 def _row(way: Way, us: float) -> list[Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from perf.common import formats
 from perf.common.formats import Cell
 from perf.ladder import views
-from perf.ladder.counters import LARGE_SIZE, S3_SIZE, SIZE, STALLS, TAUGHT, UNITS, of_s3
+from perf.ladder.counters import LARGE_SIZE, READY, S3_SIZE, SIZE, STALLS, TAUGHT, UNITS, of_s3
 from perf.ladder.record import CountedLaunch, Record
 from perf.measure.environment import Environment
 from perf.measure.operands import MODE_DTYPES
@@ -20,8 +20,9 @@ MOST_WAITS = 3
 PICTURE = "roofline-counted.png"
 NOTE = (
     "Shares of each unit's peak rate while the kernel that multiplies runs, with cold caches. L2's bytes are what it "
-    "sent to the SMs and took from them; those of DRAM were read and written. Copies of operands are in the bytes, and "
-    "not in the shares."
+    "sent to the SMs and took from them; those of DRAM were read and written. The least are those of A and B read once "
+    "and C written once. Copies of operands are in the bytes, and not in the shares. *Ready* is the share of a warp's "
+    "time in which it could issue, and another warp did: where it is large, issue slots are scarce."
 )
 
 
@@ -74,8 +75,13 @@ class Counted:
         instruction that is issued takes one cycle."""
         cycles = {name: self.product[name] for name in STALLS}
         whole = 1 + sum(cycles.values())
-        found = [(name, each / whole) for name, each in cycles.items() if each > WORTH_SAYING * whole]
+        found = [(name, each / whole) for name, each in cycles.items() if each > WORTH_SAYING * whole and name != READY]
         return sorted(found, key=lambda wait: -wait[1])
+
+    @property
+    def ready(self) -> float:
+        """The share of that time in which a warp could have issued an instruction, and another did."""
+        return self.product[READY] / (1 + sum(self.product[name] for name in STALLS))
 
 
 def counted(record: Record, size: int = SIZE) -> list[Counted]:
@@ -97,8 +103,9 @@ def sentence(one: Counted) -> str:
     """What bound a rung: units by their share of their peak, the busiest first, and what warps waited for."""
     units = sorted(UNITS, key=lambda unit: -one.product[unit])
     busy = ", ".join(f"{unit} {one.product[unit]:.0f} %" for unit in units if round(one.product[unit]))
-    waits = ", ".join(f"{name} {formats.percent(share)}" for name, share in one.waits()[:MOST_WAITS])
-    return f"{busy} of their peaks. A warp's time between instructions goes to {waits or 'nothing for long'}."
+    waits = ", ".join(f"{name} ({formats.percent(share)})" for name, share in one.waits()[:MOST_WAITS])
+    ready = f"Between two of its instructions a warp is ready {formats.percent(one.ready)} of the time"
+    return f"{busy} of their peaks. {ready}, while others issue." + f" It waits for {waits}." * bool(waits)
 
 
 def table(record: Record) -> str:
@@ -112,10 +119,11 @@ def table(record: Record) -> str:
                 *(f"{one.product[unit]:.0f}" for unit in UNITS),
                 formats.number(one.l2_bytes / one.least_bytes),
                 formats.number(one.dram_bytes / one.least_bytes),
+                f"{100 * one.ready:.0f}",
                 f"{wait[0]}, {formats.percent(wait[1])}" if wait else None,
             ]
         )
-    columns = ["rung", *(f"{unit}, %" for unit in UNITS), "L2's bytes / least", "DRAM's bytes / least"]
+    columns = ["rung", *(f"{unit}, %" for unit in UNITS), "L2's bytes / least", "DRAM's bytes / least", "ready, %"]
     return f"{formats.table([*columns, 'a warp waits most for'], rows)}\n\n{NOTE}" if rows else ""
 
 
@@ -161,8 +169,8 @@ def loads(record: Record) -> str:
 
 def points(record: Record) -> Sequence[tuple[Rung, float, float, float]]:
     """Each rung's TFLOPS, and FLOP for each byte that DRAM and that L2 carried, by the counters. The TFLOPS are those
-    of the ladder where it has the rung, whose clocks are the GPU's own."""
-    timed = {step.rung.id: step.tflops for step in views.ladder(record)}
+    of the ladder where it has the rung at SIZE, whose clocks are the GPU's own."""
+    timed = {step.rung.id: step.tflops for step in views.ladder(record) if step.problem.M == SIZE}
     return [
         (one.rung, timed.get(one.rung.id) or one.tflops, one.flop / one.dram_bytes, one.flop / one.l2_bytes)
         for one in counted(record)

@@ -51,6 +51,7 @@ UNITS = {
     "DRAM": f"gpu__dram_throughput.{_PEAK}",
 }
 # Cycles for which a warp waits between two of its instructions, on average, by what it waits for.
+READY = "its turn to issue"
 STALLS = {
     name: f"smsp__average_warps_issue_stalled_{stall}_per_issue_active.ratio"
     for name, stall in {
@@ -62,7 +63,7 @@ STALLS = {
         "a barrier": "barrier",
         "wgmma": "gmma",
         "the instruction before it": "wait",
-        "its turn to issue": "not_selected",
+        READY: "not_selected",
         "the fetch of instructions": "no_instruction",
     }.items()
 }
@@ -127,8 +128,8 @@ class Launch:
 
 
 def launches(record: Record, rungs: Iterable[Rung]) -> Iterator[Launch]:
-    """Every rung in the configuration that was tuned for the record at SIZE, else in its first; what the launch order
-    does at LARGE_SIZE; and S3's twins."""
+    """Every rung in the configuration that was tuned for the record at SIZE, else in its first; and what the launch
+    order does at LARGE_SIZE."""
     for rung in rungs:
         mode = numerics.mode_of(rung.precision, rung.dtypes[0])
         timed = record.problems.get(Problem(SIZE, SIZE, SIZE, mode).key)
@@ -137,8 +138,6 @@ def launches(record: Record, rungs: Iterable[Rung]) -> Iterator[Launch]:
         yield Launch(rung.name, mode, SIZE, spelled(config))
         for changes in LARGE.get(rung.name, ()):
             yield Launch(rung.name, mode, LARGE_SIZE, spelled(replace(config, **changes)))
-    for kernel_id in TAUGHT:
-        yield of_s3(kernel_id)
 
 
 def of_s3(kernel_id: str) -> Launch:
@@ -152,10 +151,12 @@ def count(chosen: Sequence[Launch]) -> dict[str, CountedLaunch]:
     command += ["--profile-from-start", "off", "--metrics", ",".join(METRICS.values())]
     command += [sys.executable, "-m", "perf.ladder.counters", *map(str, chosen)]
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=NCU_TIMEOUT_S, check=True)
-    except (OSError, subprocess.SubprocessError) as error:
-        said = f"{getattr(error, 'stdout', '') or ''}{getattr(error, 'stderr', '') or ''}".splitlines() or [str(error)]
-        raise CountingError(next((line for line in said if "ERR" in line or "error" in line), said[-1])) from error
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=NCU_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CountingError(str(error).partition(": ")[2] or f"it took longer than {NCU_TIMEOUT_S:g} s") from error
+    if done.returncode:
+        said = [*done.stderr.splitlines(), *done.stdout.splitlines()]  # the program's reason, then ncu's
+        raise CountingError(next((line for line in said if "error" in line.lower()), f"status {done.returncode}"))
     return dict(zip((one.key for one in chosen), of_launches(done.stdout, chosen), strict=True))
 
 
@@ -165,20 +166,30 @@ def of_launches(output: str, chosen: Sequence[Launch]) -> Iterator[CountedLaunch
     start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
     if start is None:
         raise CountingError(f"ncu printed no table: {lines[-1] if lines else 'nothing'}")
-    _, *rows = csv.DictReader(io.StringIO("\n".join(lines[start:])))  # the first row has units
+    table = [line for line in lines[start:] if line.startswith('"')]
+    _, *rows = csv.DictReader(io.StringIO("\n".join(table)))  # the first row has units
     of_each = iter(rows)
     for one in chosen:
         kernels: dict[str, dict[str, float]] = {}
+        copies = True
         for row in of_each:
             name = row["Kernel Name"]
             copies = name.startswith("repack")
-            kernels[f"{name} {len(kernels) + 1}" if copies else name] = {
-                figure: float(row[metric].replace(",", "")) for figure, metric in METRICS.items()
-            }
+            kernels[f"{name} {len(kernels) + 1}" if copies else name] = dict(_figures(row))
             if not copies:
                 break
+        if copies:
+            raise CountingError(f"it saw no product of {one}")
         M = N = K = one.size
         yield CountedLaunch(provider=one.provider, config=one.config, mode=one.mode, M=M, N=N, K=K, kernels=kernels)
+
+
+def _figures(row: Mapping[str, str]) -> Iterator[tuple[str, float]]:
+    for figure, metric in METRICS.items():
+        try:
+            yield figure, float(row[metric].replace(",", ""))
+        except (KeyError, ValueError) as error:
+            raise CountingError(f"it has no {metric} on this GPU") from error
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

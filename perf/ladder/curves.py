@@ -201,7 +201,7 @@ def counted_roofline(record: Record, folder: Path) -> Path:
     if clock:
         ports = record.environment["num_sms"] * L2_BYTES_PER_CLOCK * clock / 1e6
         slopes[f"the SMs' ports to L2, {ports:.1f} TB/s"] = ports
-    _roofs(axes, record, lines, slopes)
+    _roofs(axes, record, lines, slopes, cublas=False)
     axes.set_xlabel("FLOP for each byte that was moved, by Nsight Compute's counters")
     axes.set_title(f"What every rung moves, M = N = K = {SIZE}\n{views.gpu(record)}")
     note(axes, COUNTED_ROOFLINE, width=125)
@@ -214,8 +214,8 @@ ROOFLINE = (
 )
 COUNTED_ROOFLINE = (
     "Two marks a rung: hollow for the bytes between L2 and the SMs, filled for those of DRAM. The further apart they "
-    "are, the more often L2 served what DRAM had sent once. A mark near a slope is bound by that memory, one near a "
-    "flat line by arithmetic."
+    "are, the more often L2 served what DRAM had sent once. A hollow mark near the slope of the ports is bound by L2, "
+    "a filled one near a copy's by DRAM, and marks near a flat line by arithmetic."
 )
 
 
@@ -223,10 +223,11 @@ def _mark(rung: Rung) -> dict[str, Any]:
     return {**rung_look(rung.name), "markersize": MARK_SIZE}
 
 
-def _roofs(axes: Axes, record: Record, lines: list[Line2D], slopes: dict[str, float]) -> None:
-    """Draws the ceilings around what is drawn: bandwidths in TB/s by their labels, and arithmetic's; and names all."""
+def _roofs(axes: Axes, record: Record, lines: list[Line2D], slopes: dict[str, float], *, cublas: bool = True) -> None:
+    """Draws the ceilings around what is drawn: bandwidths in TB/s by their labels, and arithmetic's; and names all.
+    cublas: whether a mark shows where cuBLAS was fastest, by the bytes that must cross DRAM."""
     _, roofs = views.roofs(record)
-    measured = [roof.intensity for roof in roofs if roof.intensity]
+    measured = [roof.intensity for roof in roofs if roof.intensity] if cublas else []
     xs = [*measured, *(x for line in axes.lines for x in np.asarray(line.get_xdata(), dtype=float))]
     ys = [*(roof.tflops for roof in roofs), *(y for line in axes.lines for y in np.asarray(line.get_ydata()))]
     axes.set_xscale("log")
@@ -242,7 +243,7 @@ def _roofs(axes: Axes, record: Record, lines: list[Line2D], slopes: dict[str, fl
     for roof in roofs:
         under = np.minimum(x * max(slopes.values(), default=np.inf), roof.tflops)
         lines += axes.plot(x, under, label=f"{roof.label}: {formats.number(roof.tflops)}", **look)
-        if roof.intensity:
+        if roof.intensity in measured:
             lines[-1].set(linestyle="-", markevery=[int(np.searchsorted(x, roof.intensity))], markersize=5)
             lines[-1].set(**CUBLAS_LOOK)
     top = max(roof.tflops for roof in roofs)

@@ -54,7 +54,7 @@ def everything(record: Record, folder: Path) -> list[Path]:
 
 def counted(record: Record, folder: Path) -> list[Path]:
     """What the rungs moved, if that was counted."""
-    if not counted_rungs(record) or "measured" not in record.ceilings:
+    if not counted_rungs(record) or "measured" not in record.ceilings or not views.roofs(record)[1]:
         return []
     with plt.rc_context(STYLE):
         return [curves.counted_roofline(record, folder)]

@@ -1,8 +1,8 @@
 """Climb the ladder: measure every rung, its CUDA twin and cuBLAS, and write pictures, tables and one page.
 
 Without a GPU: every rung in Triton's interpreter against fp64, and what it compiles to for five architectures.
-A second run continues where the first one ended. Exit status: 1 if a provider gave wrong results, 2 for a mistake in
-the call, 130 if interrupted.
+A second run continues where the first one ended. Exit status: 1 if a provider gave wrong results or ncu failed, 2 for a
+mistake in the call, 130 if interrupted.
 """
 
 from __future__ import annotations
@@ -122,9 +122,13 @@ def parse(arguments: Sequence[str] | None) -> tuple[tasks.Options, Path | None, 
         parser.error(f"none of the rungs of --rungs multiplies {chosen.dtype}")
     adding = [f"--{name}" for name in ("tuning", "counters") if getattr(chosen, name)]
     if len(adding) > 1 or (adding and chosen.fresh):
-        parser.error(f"{adding[0]} adds to the record that is there, and alone: leave out --fresh and other parts")
-    if chosen.counters and shutil.which("ncu") is None:
-        parser.error("--counters needs Nsight Compute: ncu is not on PATH")
+        other = "--fresh" if chosen.fresh else adding[1]
+        parser.error(f"{adding[0]} adds to the record that is there, and measures nothing else: leave out {other}")
+    if chosen.counters:
+        sizes = f"{counters.SIZE} and {counters.LARGE_SIZE}"
+        args.refuse(parser, chosen, ("dtype", "sizes", "quick"), f"--counters counts each rung at {sizes}")
+        if shutil.which("ncu") is None:
+            parser.error("--counters needs Nsight Compute: ncu is not on PATH")
     few = chosen.quick or chosen.tuning
     modes = (DTYPES[chosen.dtype],) if chosen.dtype else tasks.QUICK_MODES if few else MODES
     options = tasks.Options(

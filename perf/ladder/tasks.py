@@ -29,7 +29,7 @@ from perf.measure import operands, providers, roofline, timer
 from perf.measure.operands import Problem
 from perf.measure.providers import CUBLAS
 from perf.measure.timer import Provider
-from reference_cuda import TWINS, LoadedTwin, TwinUnavailable, load_all
+from reference_cuda import TWINS, LoadedTwin, TwinUnavailable, load, load_all
 from triton_gemm.config import GemmConfig
 from triton_gemm.hardware.device import architecture
 from triton_gemm.ladder import Rung
@@ -142,14 +142,33 @@ def tuning_tasks(record: Record, options: Options) -> list[Task]:
 
 
 def counting_tasks(record: Record, options: Options) -> list[Task]:
-    """Nsight Compute's counters of the chosen rungs, in one run of ncu; nothing is timed."""
-    chosen = list(counters.launches(record, options.rungs))
+    """Nsight Compute's counters of the chosen rungs and, with all of them, of S3's twins that can be built, in one run
+    of ncu. Nothing is timed. What was counted of these rungs before is dropped: their configurations may have changed.
+    """
+    capability = torch.cuda.get_device_capability()
+    rungs = [rung for rung in options.rungs if rungs_and_twins.runs_on(rung, capability)]
 
     def run() -> None:
-        for key, found in counters.count(chosen).items():
-            record.put_added(record.counted, key, found)
+        chosen = list(counters.launches(record, rungs))
+        if options.every_rung:
+            chosen += [one for one in map(counters.of_s3, counters.TAUGHT) if _can_be_built(one.provider)]
+        found = counters.count(chosen)
+        providers = {one.provider for one in chosen}
+        for key in [key for key, launch in record.counted.items() if launch.provider in providers]:
+            del record.counted[key]
+        for key, launch in found.items():
+            record.put_added(record.counted, key, launch)
 
-    return [_single(f"counting {len(chosen)} launches", run)]
+    return [_single("counting", run)]
+
+
+def _can_be_built(twin: str) -> bool:
+    """Whether there is a compiler for it."""
+    try:
+        load(rungs_and_twins.stem_of(twin))
+    except TwinUnavailable:
+        return False
+    return True
 
 
 def _tuning_task(record: Record, rung: Rung, problem: Problem) -> Task:

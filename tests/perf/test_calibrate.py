@@ -26,15 +26,17 @@ from triton_gemm.kernels import KERNELS, warp_specialised
 from triton_gemm.kernels.candidate import Algorithm, Candidate
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import GemmProblem
-from triton_gemm.selection.select import Selection, select
+from triton_gemm.selection.select import Selection, ranked, select
 from triton_gemm.suites import SUITES
 from triton_gemm.suites.problems import gemm_problem
 from triton_gemm.suites.shapes import Shape, cube
+from triton_gemm.tables import records
 
 HOPPER = device_of_capability((9, 0))
 COMMITTED = environment.RESULTS / "h100-80gb-hbm3" / times.FILE
 DRAWN = COMMITTED.with_name("calibration-clusters.json")
 OF_WEIGHTS = COMMITTED.with_name("calibration-weights.json")
+FP8 = COMMITTED.with_name("fp8.json")
 NEWEST = environment.RESULTS / "h200" / times.FILE  # of all kernels
 CLUSTERS = NEWEST.with_name("calibration-clusters.json")
 WIDTHS = NEWEST.with_name("calibration-widths.json")
@@ -86,6 +88,8 @@ GOOD: dict[Path, tuple[float, float, set[str]]] = {
     DRAWN: (0.03, 0.05, {"17 to 32 rows"}),
     # Many M of four weights.
     OF_WEIGHTS: (0.03, 0.04, set()),
+    # Drawn, of fp8; with one figure for promoted sums 1.8 % in the mean.
+    FP8: (0.013, 0.08, set()),
     # Of 2 to 11 shapes each: int8's 1024x1024x1024 nn loses 36 %.
     NEWEST: (0.02, 0.04, {"int8", "mid", "other", "decode"}),
     # Measured anew, with shifted tiles: figures fitted to the older record lose 3.6 %. gemv loses 24 % at 2 rows.
@@ -121,6 +125,38 @@ def test_the_models_choices_are_good(file: Path) -> None:
         assert file != CLUSTERS or sum(getattr(config, "tail_n", 0) > 0 for config in configs) > len(chosen) // 8
     elif file == PORTABLE:
         assert kernels == {"portable", "gemv", "skinny"}
+
+
+@pytest.mark.parametrize("place", [1, 2], ids=["widths", "clusters"])
+def test_what_promotion_costs_makes_choices_better(place: int) -> None:
+    measured = times.read(FP8)
+    model = model_of(measured.device)
+    costs = model.kernels["warp_specialised"]
+    first, *_ = known = list(costs["promotion"])
+    known[place] = first if place == 1 else 0.0
+    spoilt = replace(model, kernels={**model.kernels, "warp_specialised": {**costs, "promotion": tuple(known)}})
+    good, worse = (regret.mean_regret(regret.choices(measured.shapes, found)) for found in (model, spoilt))
+    assert good < 0.9 * worse
+
+
+def test_tunings_are_read_too(tmp_path: Path) -> None:
+    """Of products in any layout, also batches; not of unaligned ones, whose rows the record does not place."""
+    batch = gemm_problem(Shape(64, 64, 64, batch=3), "bf16")
+    names = [records.named(Selection.of(candidate, "")) for _, candidate in ranked(batch, HOPPER)[:2]]
+    found = {"product": "3x64x64x64 bf16 nn", "times": [[2.0, names[0]], [3.0, names[1]], [1.0, "of old"]]}
+    made = {"gpu": "NVIDIA H100 80GB HBM3", "num_sms": 132}
+    file = tmp_path / "tuning.json"
+    for product, says in (
+        ("72x65x63 bf16 nn a not aligned b not aligned", ""),
+        ("72x64 bf16 nn", "product 72x64 bf16"),
+    ):
+        file.write_text(json.dumps({"environment": made, "products": [found, {"product": product, "times": []}]}))
+        if says:
+            with pytest.raises(ValueError, match=says):
+                times.read(file)
+        else:
+            (read,) = times.read(file).shapes
+            assert read.shape == Shape(64, 64, 64, batch=3) and list(read.us.values()) == [2.0, 3.0]
 
 
 def test_a_spoilt_constant_is_noticed(committed: times.Calibration) -> None:

@@ -138,8 +138,9 @@ MISTAKES: dict[Callable[[list[str]], Any], list[tuple[str, str]]] = {
 WITH_A_GPU: dict[Callable[[list[str]], Any], list[tuple[str, str]]] = {
     report.main: [
         ("--rungs k01,k02 --dtype fp16", "none of the rungs of --rungs multiplies fp16"),
-        ("--tuning --fresh", "--tuning adds to the record that is there, and alone: leave out --fresh"),
-        ("--counters --tuning", "alone"),
+        ("--tuning --fresh", "--tuning adds to the record that is there, and measures nothing else: leave out --fresh"),
+        ("--counters --tuning", "leave out --counters"),
+        ("--counters --sizes 512 --quick", "--sizes, --quick would be ignored: --counters counts each rung at 4096"),
         ("--counters", "ncu is not on PATH"),
     ],
 }

@@ -6,16 +6,19 @@ import csv
 import io
 import subprocess
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from perf.ladder import counted, counters, curves, plots, report_page, tasks
-from perf.ladder.counters import LARGE_SIZE, METRICS, SIZE, STALLS, UNITS, Launch
-from perf.ladder.record import Record
+from perf.ladder.counters import LARGE_SIZE, METRICS, READY, SIZE, STALLS, UNITS, Launch
+from perf.ladder.record import CountedLaunch, Record
 from perf.pages.results import Results
+from reference_cuda import TwinUnavailable
 from tests.support.report_records import OPTIONS, SURROUNDINGS, block, committed_record, figures_of, overlapping
 from triton_gemm.ladder import LADDER
 from triton_gemm.ladder.command import config_of
@@ -30,7 +33,7 @@ def figures(**changes: float) -> dict[str, float]:
     """Of a kernel whose loads wait for shared memory, at 4096^3 in fp32: 0.2 GiB by DRAM in 4 ms."""
     made = {**dict.fromkeys(METRICS, 0.0), **dict.fromkeys(UNITS, 10.0), **dict.fromkeys(STALLS, 0.01)}
     made |= {"ns": 4e6, "DRAM read": 1.5e8, "DRAM written": 6.4e7, "L2 read": 8e9, "L2 written": 6.4e7}
-    made |= {"FMA pipe": 60.0, "L1 and shared memory": 90.0, "shared memory": 3.0, "a barrier": 0.9}
+    made |= {"FMA pipe": 60.0, "L1 and shared memory": 90.0, "shared memory": 3.0, "a barrier": 0.9, READY: 0.55}
     return made | changes
 
 
@@ -43,8 +46,17 @@ def printed(*kernels: tuple[str, Mapping[str, float]]) -> str:
     return f"==PROF== Connected to process 7\n{text.getvalue()}"
 
 
-def count_all(record: Record, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+def count_all(
+    record: Record, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] = (9, 0), nvcc: bool = True
+) -> list[list[str]]:
     """Fills the record by a made-up ncu; returns its command lines."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+
+    def load(stem: str) -> None:
+        if not nvcc:
+            raise TwinUnavailable(f"{stem}: no nvcc")
+
+    monkeypatch.setattr(tasks, "load", load)
     commands: list[list[str]] = []
 
     def run(command: list[str], **_: Any) -> Any:
@@ -55,7 +67,7 @@ def count_all(record: Record, monkeypatch: pytest.MonkeyPatch) -> list[list[str]
             copies = 2 if one.provider == "k07_tf32" else 0
             kernels += [("repack_kernel", figures(ns=1e5, **{"DRAM read": 6.4e7}))] * copies
             kernels.append((f"{one.provider}_kernel", figures(**{"global": 64 * 4 * 2**20})))
-        return SimpleNamespace(stdout=printed(*kernels))
+        return SimpleNamespace(stdout=printed(*kernels), returncode=0)
 
     monkeypatch.setattr(subprocess, "run", run)
     (task,) = tasks.counting_tasks(record, OPTIONS)
@@ -88,15 +100,54 @@ def test_copies_of_operands_are_in_the_bytes_and_not_in_the_shares(
     assert k07.dram_bytes == 1.5e8 + 2 * 6.4e7 + 3 * 6.4e7 and k07.least_bytes == 3 * 4 * SIZE**2
 
 
-def test_ncu_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any, **__: Any) -> Any:
-        raise subprocess.CalledProcessError(1, "ncu", output="==PROF== a\n==ERROR== ERR_NVGPUCTRPERM: no permission\n")
+def test_only_what_runs_here_is_counted(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rungs that do not claim the GPU, and twins that cannot be built, are left out; what was counted before goes."""
+    record.counted["old"] = CountedLaunch(
+        provider="k03_blocked", config="32x32x32,4,1", mode="ieee", M=SIZE, N=SIZE, K=SIZE, kernels={"a": figures()}
+    )
+    count_all(record, monkeypatch, capability=(8, 0), nvcc=False)
+    assert [one.rung.id for one in counted.counted(record)] == [f"k{i:02d}" for i in range(1, 10)]
+    assert counted.loads(record) == ""
+    (few,) = tasks.counting_tasks(record, replace(OPTIONS, rungs=LADDER[:1], every_rung=False))
+    few.run(lambda _: None)
+    assert len(counted.counted(record)) == 9, "what is not counted again stays"
 
-    monkeypatch.setattr(subprocess, "run", fail)
-    with pytest.raises(counters.CountingError, match="ERR_NVGPUCTRPERM"):
-        counters.count([counters.of_s3("S3.3")])
-    with pytest.raises(counters.CountingError, match="no table: ==PROF== No kernels"):
-        list(counters.of_launches("==PROF== No kernels were profiled.", [counters.of_s3("S3.3")]))
+
+ONE = counters.of_s3("S3.3")
+
+
+@pytest.mark.parametrize(
+    ("done", "reason"),
+    [
+        (SimpleNamespace(returncode=2, stderr="", stdout="==ERROR== ERR_NVGPUCTRPERM: no"), "ERR_NVGPUCTRPERM"),
+        (SimpleNamespace(returncode=2, stderr="error: no nvcc", stdout="==ERROR== status 2"), "^error: no nvcc"),
+        (SimpleNamespace(returncode=9, stderr="", stdout=""), "status 9"),
+        (FileNotFoundError(2, "No such file", "ncu"), "ncu"),
+        (subprocess.TimeoutExpired("ncu", 300), "longer than 300 s"),
+        (SimpleNamespace(returncode=0, stdout="==PROF== No kernels were profiled."), "no table: ==PROF== No kernels"),
+        (SimpleNamespace(returncode=0, stdout=printed(("repack_kernel", figures()))), "no product of c03"),
+        (SimpleNamespace(returncode=0, stdout=printed(("a", figures())).replace("dram__bytes_read", "x")), "no dram__"),
+        (
+            SimpleNamespace(returncode=0, stdout=printed(("a", figures())).replace("8,000,000", "n/a")),
+            "no l1tex__m_xbar",
+        ),
+    ],
+)
+def test_ncu_that_fails_says_why(done: Any, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*_: Any, **__: Any) -> Any:
+        if isinstance(done, Exception):
+            raise done
+        return done
+
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(counters.CountingError, match=reason):
+        counters.count([ONE])
+
+
+def test_lines_after_the_table_are_no_kernels() -> None:
+    output = f"{printed(('a', figures()))}==PROF== Disconnected\n"
+    (found,) = counters.of_launches(output, [ONE])
+    assert list(found.kernels) == ["a"]
 
 
 def test_what_is_said_of_the_counters(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +157,11 @@ def test_what_is_said_of_the_counters(record: Record, monkeypatch: pytest.Monkey
     count_all(record, monkeypatch)
     (k03,) = [one for one in counted.counted(record) if one.rung.id == "k03"]
     said = counted.sentence(k03)
-    assert said.startswith("L1 and shared memory 90 %, FMA pipe 60 %") and "shared memory 60 %, a barrier 18 %." in said
+    assert said.startswith("L1 and shared memory 90 %, FMA pipe 60 %")
+    assert (
+        "a warp is ready 10 % of the time, while others issue. It waits for shared memory (54 %), a barrier (16 %)."
+        in said
+    )
     assert said in block("k03", results, record.folder)
     table = block("counted", results)
     assert all(f"| {rung.id} {rung.title} |" in table for rung in LADDER) and "copies" in table.lower()
@@ -127,5 +182,7 @@ def test_the_picture_has_two_marks_a_rung_and_no_label_on_another(
     hollow = [line for line in figure.axes[0].lines if line.get_markerfacecolor() == "white"]
     assert len(hollow) == len(LADDER)
     assert not overlapping(figure)
+    record.problems.clear()
+    assert plots.counted(record, record.folder) == [], "there are no ceilings"
     record.counted.clear()
     assert plots.counted(record, record.folder) == []

@@ -224,8 +224,10 @@ def report(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str
 def test_what_is_chosen_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    options, _, _ = climb.parse(["--dtype", "fp16", "--sizes", "512", "--counters"])
-    assert (options.modes, options.sizes, options.counters) == (("fp16",), (512,), True)
+    options, _, _ = climb.parse(["--dtype", "fp16", "--sizes", "512"])
+    assert (options.modes, options.sizes, options.counters) == (("fp16",), (512,), False)
+    options, _, _ = climb.parse(["--rungs", "k03", "--counters"])
+    assert options.counters and not options.every_rung
 
 
 @pytest.mark.full

@@ -90,6 +90,7 @@ def test_everything_is_drawn_and_no_text_lies_on_another(gpu: str, figures: dict
     expected |= {f"sweep-{mode}" for mode in OPTIONS.modes}
     expected |= {f"experiment-{source.id}" for source in published.EXPERIMENTS if len(source.kernels) > 1}
     expected |= {f"tuning-{tuning.rung.id}" for tuning in autotuner.shown(record)}
+    expected |= {"roofline-counted"} if record.counted else set()
     assert figures.keys() == {f"{name}.png" for name in expected}
     assert {name: overlapping(figure) for name, figure in figures.items() if overlapping(figure)} == {}
     header, *rows = (tmp_path / "sweep-ieee.csv").read_text().splitlines()

@@ -361,7 +361,7 @@ def linear(
 
     With a gate the result is silu(input @ gate.T + gate_bias) * (input @ weight.T + bias) + residual, or with gelu,
     gelu_tanh or relu instead of silu. In fp16 and bf16 one kernel computes the gated product without gradients. With
-    gradients both GEMMs are stored for the backward, as torch does.
+    gradients both products are stored for the backward, as torch stores them.
 
     All tensors are fp32, fp16, bf16 or fp64, of one dtype, on one GPU, of any strides; so is the result. If a tensor's
     subclass has a `__torch_function__` of its own, as quantized weights have, torch's linear is called. Derivatives in

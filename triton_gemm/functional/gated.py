@@ -4,9 +4,9 @@
         = activation(a @ gate + gate_bias) * (a @ b + bias)
 
 One kernel computes it in 16 bits, and stores the result alone. With gradients it is made of other operators (`apart`),
-which store both products: to compute them again in the backward takes a third more arithmetic. Forward differentiation,
-`torch.vmap` and DTensor see it so, too; so are other dtypes, and rows that shall have the same bits in any number,
-computed.
+which store both products and the activation's result: to compute them again in the backward takes a third more
+arithmetic. It is also made of them for forward differentiation, `torch.vmap`, DTensor, other dtypes and batch-invariant
+calls.
 """
 
 from __future__ import annotations

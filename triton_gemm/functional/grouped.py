@@ -203,14 +203,14 @@ def _fake(
 class _Grouped(ops.Derivatives):
     @staticmethod
     def forward(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, *how: Any) -> torch.Tensor:
-        if ops.is_plain(a, b, offs, how[-1]):
+        if ops.is_plain(a, b, offs):
             return _compute(a, b, offs, *how)
         with below_autograd(), torch.enable_grad():  # the levels below this one go on
             return _op(a, b, offs, *how)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        a, b, offs, _, *ctx.how, _, _ = inputs
+        a, b, offs, _, *ctx.how = inputs
         need_a, need_b, *_ = ctx.needs_input_grad
         ctx.save_for_backward(a if need_b else None, b if need_a else None, offs)
         ctx.dtype, ctx.of_rows = a.dtype, b.dim() == 3
@@ -226,7 +226,7 @@ class _Grouped(ops.Derivatives):
             by_a = grouped_gemm(b, grad.mT, offs, None, *ctx.how).mT
         if a is not None:
             by_b = grouped_gemm(a.mT, grad, offs, None, *ctx.how)
-        return by_a, by_b, *[None] * 6
+        return by_a, by_b, *[None] * 4
 
 
 def _autograd(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, *how: Any) -> torch.Tensor:
@@ -238,7 +238,7 @@ def _autograd(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, *how: Any) -
         if activation is not None:  # torch's own, which keeps what it needs for the backward
             return ACTIVATIONS[activation](_op(a, b, offs, *plain))
         with single_level_autograd():
-            found: torch.Tensor = _Grouped.apply(a, b, offs, *how)  # type: ignore[attr-defined]
+            found: torch.Tensor = _Grouped.apply(a, b, offs, *plain)  # type: ignore[attr-defined]
             return found
     with below_autograd():
         return _op(a, b, offs, *how)

@@ -301,7 +301,7 @@ class _Gemm(Derivatives):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
         a, b, input, ctx.request = inputs
         ctx.set_materialize_grads(False)
-        ctx.a_like, ctx.b_like = likeness(a), likeness(b)
+        ctx.a_like, ctx.b_like = _likeness(a), _likeness(b)
         ctx.input_like = None if input is None else (input.shape, input.dtype)
         activation = ctx.request.activation
         again = activation not in (None, "relu")  # whether the backward computes what the activation was applied to
@@ -326,11 +326,11 @@ class _Gemm(Derivatives):
         a_shape, b_shape = ctx.a_like[0], ctx.b_like[0]
         batch, M, N = _batch(a_shape, b_shape), a_shape[-2], b_shape[-1]
         if ctx.needs_input_grad[0]:
-            grads[0] = summed(grad.to(b.dtype).mT, b.mT, ctx.a_like, (*batch, N), product)
+            grads[0] = _summed(grad.to(b.dtype).mT, b.mT, ctx.a_like, (*batch, N), product)
         if ctx.needs_input_grad[1]:
-            grads[1] = summed(a, grad.to(a.dtype), ctx.b_like, (*batch, M), product)
+            grads[1] = _summed(a, grad.to(a.dtype), ctx.b_like, (*batch, M), product)
         if ctx.needs_input_grad[2]:
-            grads[2] = through_addition(grad, ctx.request.beta, *ctx.input_like)
+            grads[2] = _through_addition(grad, ctx.request.beta, *ctx.input_like)
         return tuple(grads)
 
     @staticmethod
@@ -365,12 +365,12 @@ class _Gemm(Derivatives):
 _differentiable: Callable[..., torch.Tensor] = _Gemm.apply  # type: ignore[attr-defined]
 
 
-def likeness(x: torch.Tensor) -> tuple[torch.Size, bool]:
+def _likeness(x: torch.Tensor) -> tuple[torch.Size, bool]:
     """x's shape, and whether its columns lie together."""
     return x.shape, not may_differ(x.stride(-2), 1) and may_differ(x.stride(-1), 1)
 
 
-def summed(
+def _summed(
     x: torch.Tensor, y: torch.Tensor, like: tuple[torch.Size, bool], over: Sequence[int], product: Request
 ) -> torch.Tensor:
     """`product` x^T y of x [.., R, I] and y [.., R, J] as the gradient of an operand [.., I, J] like `like`: summed
@@ -379,7 +379,7 @@ def summed(
     shape, column_major = like
     if column_major:
         transposed = torch.Size((*shape[:-2], shape[-1], shape[-2]))
-        return summed(y, x, (transposed, False), over, product).mT
+        return _summed(y, x, (transposed, False), over, product).mT
     *batch, rows = over
     target = (1,) * (len(batch) + 2 - len(shape)) + tuple(shape[:-2])
     joined = [i for i in range(len(batch)) if not may_differ(target[i], 1) and may_differ(batch[i], 1)]
@@ -394,7 +394,7 @@ def summed(
     return gemm(x.mT, y, None, product).reshape(shape)
 
 
-def through_addition(grad: torch.Tensor, beta: float, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+def _through_addition(grad: torch.Tensor, beta: float, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
     """The gradient of an `input` of that shape and dtype, beta of which was added to what grad [.., N] is of.
 
     Of a bias it is a sum down columns, which is a product with a row of ones: in 16 bits that was 1.5 to 2.1 times as
@@ -419,13 +419,7 @@ def _through_activation(request: Request, saved: tuple[torch.Tensor | None, ...]
     if activation == "relu":
         return torch.ops.aten.threshold_backward(x, output, 0)
     assert a is not None and b is not None
-    return times_derivative(activation, x, gemm(a, b, input, request._replace(activation=None)))
-
-
-def times_derivative(activation: str, x: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-    """x times the derivative of an activation that was applied to `before`."""
-    if activation == "relu":
-        return torch.ops.aten.threshold_backward(x, before, 0)
+    before = gemm(a, b, input, request._replace(activation=None))
     if activation == "silu":
         gate = before.sigmoid()
         return x * (gate * (1 + before * (1 - gate)))

@@ -16,8 +16,8 @@ Requires: fp32; any shape and strides; workspace for a copy of A.
 Tuning: the shape of a thread's 64 results, and the depth of a k-tile. A deeper one has fewer barriers, and takes more
     registers. Only other programs hide the loads, so it matters how many an SM has room for: three of 64 x 128 on 4
     warps, one or two of 128 x 128 on 8 warps.
-Bound by: latency at the start of each k-tile: with num_stages = 1 the loads wait for the FMAs, and the FMAs for the
-    loads.
+Bound by: issue slots, and latency at the start of each k-tile: with num_stages = 1 the loads wait for the FMAs, and the
+    FMAs for the loads.
 Next: k06 loads the next tiles while this one multiplies.
 
 Port of the published kernels S2.3, S3.4, S4.2 and S4.3: "The published experiments" in docs/ladder.md.

@@ -12,8 +12,8 @@ Requires: fp16 or bf16, sm_80 or newer; any shape and strides, fast only where s
     lost.
 Tuning: as k07's, with twice the depth in the same shared memory: 128 x 256 x 64 in three stages takes 144 KiB. At 512^3
     that tile gives 8 SMs work, and 64 x 128 gives it to 32, so sizes want different tiles.
-Bound by: `cp.async`: all warps compute addresses and issue 16-byte copies between their `wgmma`s, and a program's
-    prologue and epilogue overlap nothing.
+Bound by: tensor cores most of the time. The rest is `cp.async`: all warps compute addresses and issue 16-byte copies
+    between their `wgmma`s, and a program's prologue and epilogue overlap nothing.
 Next: k09 keeps a program running from tile to tile.
 
 Port of the published kernels S2.6, S4.4 and S4.5: "The published experiments" in docs/ladder.md.

@@ -12,7 +12,8 @@ Requires: fp16 or bf16, sm_80 or newer; any shape and strides, fast only in mult
 Tuning: k08's tiles. C now passes through shared memory next to the ring: half a tile of 128 x 256 at a time in 16 bits,
     and all of it in fp32. Room is kept for whole tiles, so 128 x 256 x 64 has three stages at most. GROUP_M orders the
     tiles that a program computes one after another, and no longer the launches.
-Bound by: `cp.async`, as k08, and registers: addresses and predicates of two nested loops stay live.
+Bound by: tensor cores most of the time. The rest is `cp.async`, as in k08, and registers: addresses and predicates of
+    two nested loops stay live.
 Next: k10 lets the TMA unit compute addresses.
 """
 

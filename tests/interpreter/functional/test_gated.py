@@ -118,7 +118,9 @@ def test_only_the_gradients_asked_for_and_no_product_again() -> None:
     assert up.grad is not None and gate.grad is None
 
 
-def test_a_checkpoint_keeps_operands_and_runs_one_kernel_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpoint_keeps_operands_alone(reentrant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reentrant one runs the layer without gradients, and so by one kernel. Both multiply again backwards."""
     x, up, gate = draw(20, 8, dtype=BF16), draw(6, 8, dtype=BF16), draw(6, 8, dtype=BF16)
     multiply, gated_ones = plan.multiply, []
     monkeypatch.setattr(plan, "multiply", lambda *xs: (gated_ones.append(xs[3].gate), multiply(*xs))[1])
@@ -129,9 +131,14 @@ def test_a_checkpoint_keeps_operands_and_runs_one_kernel_forwards(monkeypatch: p
     operands = [t.requires_grad_() for t in (x, up, gate)]
     expected = torch.autograd.grad(layer(*operands).float().sum(), operands)
     gated_ones.clear()
-    c = checkpoint(layer, *operands, use_reentrant=True)
-    assert gated_ones == [True]
+    kept: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t), t)[1], lambda t: t):
+        c = checkpoint(layer, *operands, use_reentrant=reentrant)
+    assert {t.numel() for t in kept} <= {t.numel() for t in operands}
+    assert gated_ones == ([True] if reentrant else [False, False])
+    gated_ones.clear()
     c.float().sum().backward()
+    assert gated_ones == [False] * 6
     torch.testing.assert_close([t.grad for t in operands], list(expected), rtol=0.02, atol=0.02)
 
 

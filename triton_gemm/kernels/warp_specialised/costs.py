@@ -29,12 +29,12 @@ class Costs:
     setup: of its barriers, beyond an empty launch; spread: what starting programs on all SMs at once adds, on fewer a
     share of it; step: what wgmma needs for 128 bytes along K of a tile, "128x256", at the clock of long products;
     stage: handing a stage of the ring over, of operands of 16 bits and of others; promotion: adding a k-tile's sums
-    outside of the tensor cores, for TILE elements of tiles whose width is a multiple of 64, and of others, and what each
-    doubling of a cluster's CTAs adds, as these wait for the slowest; line: of 128 bytes from L2 into an SM's shared
-    memory; multicast: of one that another CTA of the cluster asks for; beyond: filling a line of a tile larger than the
-    matrix with zeros;
-    alone: how much of line and beyond is left on an SM whose neighbour is idle; inside_line: lines that 128 bytes of a
-    row count for where rows begin inside of lines, at a sector's 32 bytes, and inside_sector: inside of sectors;
+    outside of the tensor cores, for TILE elements of tiles whose width is a multiple of 64, and of others, and what
+    each doubling of a cluster's CTAs adds, as these wait for the slowest; line: of 128 bytes from L2 into an SM's
+    shared memory; multicast: of one that another CTA of the cluster asks for; beyond: filling a line of a tile larger
+    than the matrix with zeros; alone: how much of line and beyond is left on an SM whose neighbour is idle;
+    inside_line: lines that 128 bytes of a row count for where rows begin inside of lines, at a sector's 32 bytes, and
+    inside_sector: inside of sectors;
     cluster: what CTAs of a cluster wait for one another, at the start and the end, and in a k-tile, as a share of its
     step; start: filling the ring and storing a tile, a constant and what is added for TILE elements; tail: storing a
     tile's second part; share: handing partial sums to another program, and part: adding one more program's, likewise;
