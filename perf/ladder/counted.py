@@ -104,7 +104,7 @@ def sentence(one: Counted) -> str:
     units = sorted(UNITS, key=lambda unit: -one.product[unit])
     busy = ", ".join(f"{unit} {one.product[unit]:.0f} %" for unit in units if round(one.product[unit]))
     waits = ", ".join(f"{name} ({formats.percent(share)})" for name, share in one.waits()[:MOST_WAITS])
-    ready = f"Between two of its instructions a warp is ready {formats.percent(one.ready)} of the time"
+    ready = f"Between two of its instructions a warp is ready {100 * one.ready:.0f} % of the time"
     return f"{busy} of their peaks. {ready}, while others issue." + f" It waits for {waits}." * bool(waits)
 
 
