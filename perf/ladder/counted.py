@@ -158,7 +158,7 @@ def loads(record: Record) -> str:
     rows = [
         (kernel_id, memory, formats.number(taught, 4), formats.number(figures[memory] / 4 / S3_SIZE**2, 4))
         for kernel_id, words in TAUGHT.items()
-        if (launch := record.counted.get(of_s3(kernel_id).key))
+        if (launch := record.counted.get(str(of_s3(kernel_id))))
         for figures in [list(launch.kernels.values())[-1]]
         for memory, taught in zip(("global", "shared"), words, strict=True)
     ]

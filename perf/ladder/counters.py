@@ -50,8 +50,8 @@ UNITS = {
     "L2": f"lts__throughput.{_PEAK}",
     "DRAM": f"gpu__dram_throughput.{_PEAK}",
 }
-# Cycles for which a warp waits between two of its instructions, on average, by what it waits for.
 READY = "its turn to issue"
+# Cycles for which a warp waits between two of its instructions, on average, by what it waits for.
 STALLS = {
     name: f"smsp__average_warps_issue_stalled_{stall}_per_issue_active.ratio"
     for name, stall in {
@@ -97,11 +97,6 @@ class Launch:
     def __str__(self) -> str:
         return ":".join(filter(None, (self.provider, self.mode, str(self.size), self.config)))
 
-    @property
-    def key(self) -> str:
-        """In the record."""
-        return str(self)
-
     @classmethod
     def read(cls, text: str) -> Launch:
         """`str` backwards; raises ValueError where it names no rung, variant, mode or configuration that there is."""
@@ -146,18 +141,20 @@ def of_s3(kernel_id: str) -> Launch:
 
 
 def count(chosen: Sequence[Launch]) -> dict[str, CountedLaunch]:
-    """What ncu counts of each launch, by its key; CountingError where it cannot, with what it says."""
+    """What ncu counts of each launch, by `str` of it; CountingError where it cannot, with what it says."""
     command = ["ncu", "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none"]
     command += ["--profile-from-start", "off", "--metrics", ",".join(METRICS.values())]
     command += [sys.executable, "-m", "perf.ladder.counters", *map(str, chosen)]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=NCU_TIMEOUT_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise CountingError(str(error).partition(": ")[2] or f"it took longer than {NCU_TIMEOUT_S:g} s") from error
+    except OSError as error:
+        raise CountingError(error.strerror) from error
+    except subprocess.TimeoutExpired as error:
+        raise CountingError(f"it took longer than {NCU_TIMEOUT_S:g} s") from error
     if done.returncode:
         said = [*done.stderr.splitlines(), *done.stdout.splitlines()]  # the program's reason, then ncu's
         raise CountingError(next((line for line in said if "error" in line.lower()), f"status {done.returncode}"))
-    return dict(zip((one.key for one in chosen), of_launches(done.stdout, chosen), strict=True))
+    return dict(zip(map(str, chosen), of_launches(done.stdout, chosen), strict=True))
 
 
 def of_launches(output: str, chosen: Sequence[Launch]) -> Iterator[CountedLaunch]:

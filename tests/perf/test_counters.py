@@ -122,7 +122,7 @@ ONE = counters.of_s3("S3.3")
         (SimpleNamespace(returncode=2, stderr="", stdout="==ERROR== ERR_NVGPUCTRPERM: no"), "ERR_NVGPUCTRPERM"),
         (SimpleNamespace(returncode=2, stderr="error: no nvcc", stdout="==ERROR== status 2"), "^error: no nvcc"),
         (SimpleNamespace(returncode=9, stderr="", stdout=""), "status 9"),
-        (FileNotFoundError(2, "No such file", "ncu"), "ncu"),
+        (FileNotFoundError(2, "No such file", "ncu"), "No such file"),
         (subprocess.TimeoutExpired("ncu", 300), "longer than 300 s"),
         (SimpleNamespace(returncode=0, stdout="==PROF== No kernels were profiled."), "no table: ==PROF== No kernels"),
         (SimpleNamespace(returncode=0, stdout=printed(("repack_kernel", figures()))), "no product of c03"),
