@@ -899,3 +899,15 @@ def test_forward_and_backward_passes_like_one_before_plan_nothing(monkeypatch: p
     assert planned == 4
     monkeypatch.setattr(ops, "compute", None)
     assert all(map(torch.equal, gradients(), expected)) and len(made) == planned
+
+
+def test_calls_of_the_dispatcher_like_one_before_plan_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a compiled graph makes them."""
+    made = plan_fakes.take_plans_away(monkeypatch)
+    a, b, bias = half(64, 32), half(32, 48), half(48)
+    expected = torch.ops.triton_gemm.gemm(a, b, bias)
+    assert len(made) == 1
+    negated = torch.ops.triton_gemm.gemm(a._neg_view(), b)
+    monkeypatch.setattr(ops, "compute", None)
+    assert torch.equal(torch.ops.triton_gemm.gemm(a.clone(), b.clone(), bias.clone()), expected)
+    assert torch.equal(torch.ops.triton_gemm.gemm(-a, b), negated) and len(made) == 2

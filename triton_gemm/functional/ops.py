@@ -68,7 +68,7 @@ def compute(a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None, reques
     return c
 
 
-_fast = fast_path.FastPath()  # of forward and backward passes
+_fast = fast_path.FastPath()  # of forward and backward passes, and of the dispatcher, as from compiled graphs
 
 
 def _computed(a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None, request: Request) -> torch.Tensor:
@@ -441,7 +441,7 @@ def _autograd(a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None = Non
 def _kernel(a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None = None, *arguments: Any) -> torch.Tensor:
     if a.dtype != b.dtype:
         raise RuntimeError(f"gemm: {a.dtype} and {b.dtype} cannot be multiplied")
-    return compute(a, b, input, _request(*arguments))
+    return _computed(a, b, input, _request(*arguments))
 
 
 def _fake(
