@@ -21,7 +21,7 @@ LEAST, MEAN = 0.99, 1.03  # what every ratio of inference is to reach, and their
 MOMENTS = (1.0, 5.0, 10.0, 20.0, 40.0, 60.0)  # of the first minute, in seconds
 COLUMNS = (
     "model and case",
-    "reads",
+    "tokens or images",
     "per second, torch",
     "triton_gemm",
     "ratio",

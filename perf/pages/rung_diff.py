@@ -115,7 +115,8 @@ def whole(rung: Rung, explained: str) -> str:
     place, source = LADDER.index(rung), Source(rung)
     own = source.device_code if source.kernel_name in source.functions else []
     code = "\n\n\n".join("\n".join(source.lines(name)) for name in own) or "\n".join(source.kernel)
-    used = {one.id: [f"`{x}`" for x in Source(one).helpers if re.search(rf"\b{x}\(", code)] for one in LADDER[:place]}
+    called = re.compile(r"(?<![\w.])(\w+)\(").findall(code)  # without methods
+    used = {one.id: [f"`{x}`" for x in Source(one).helpers if x in called] for one in LADDER[:place]}
     of = [f"{number}'s {', '.join(names)}" for number, names in used.items() if names]
     says = f"{rung.id}'s kernel, whole"
     if place and _rewritten(list(_diff("", _anonymous(Source(LADDER[place - 1])), _anonymous(source))), source):

@@ -5,9 +5,10 @@ Why: a few programs run on each of 132 SMs at once. k03's go down the columns of
     need all of A. In groups of GROUP_M rows they cover GROUP_M rows by as many columns as they reach. Where C has many
     more rows of tiles than GROUP_M, that patch is squarer, and what it needs of A and B is less and stays in L2.
 Predicts: a wave of W tiles, which run at once, reads W/GROUP_M + GROUP_M strips of tiles. In k03 it reads W/m + m,
-    where a column of C has m tiles. At 4096^3 C is too small for a gain. Five programs an SM make a wave of 660 tiles
-    of 64 x 64: in k03 of 64 rows and 11 columns, with GROUP_M = 8 of 16 rows and 64 columns. Either way the strips, 1
-    MiB each, are read from L2, and shared memory binds: a factor of 1.0 here, more where L2 is short.
+    where a column of C has m tiles. If a group has fewer than W tiles, the wave reaches into the next one. At 4096^3 C
+    is too small for a gain. Five programs an SM make a wave of 660 tiles of 64 x 64: in k03 of 64 rows and 11 columns,
+    with GROUP_M = 8 of 16 rows and 64 columns. Either way the strips, 1 MiB each, are read from L2, and shared memory
+    binds: a factor of 1.0 here, more where L2 is short.
 Requires: fp32; any shape and strides.
 Tuning: k03's tiles, and GROUP_M, the number of rows of tiles in a group. Concurrent programs then cover a block of C
     that is closer to a square, so more of their reads hit L2. It changes no instruction of the main loop.

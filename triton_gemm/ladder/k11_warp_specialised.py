@@ -6,15 +6,16 @@ Changes: against k10, the kernel says which warps do what, and not Triton's comp
     slots between them.
 Why: in k10 the same warps issue copies, wait for them, feed the tensor cores and store C, so each wait leaves a tensor
     core idle. Here the loads of the next tile are in flight while the accumulators of this one are stored. Registers
-    are divided by need: 24 a thread for the load partition, 240 for an mma partition of eight warps.
+    are divided by need: 24 a thread for the load partition, 240 for an mma partition of eight warps. (168, in tables of
+    registers, is what each of the 384 threads has at the launch, before they are divided.)
 Predicts: loads hide the epilogue's stores, and no issue slots are lost between `wgmma`s: 1.05 times k10, 1.00 of
     cuBLAS.
 Requires: fp16 or bf16, sm_90 (`wgmma`); operands as k10.
 Tuning: the depth of the ring against the tile. Three slots of 128 x 256 fill shared memory. Smaller tiles have more:
     five of 128 x 128 and six of 64 x 128, where six and eight would fit. The load partition runs that far ahead.
     num_warps counts the mma partition's warps, each of which needs 16 rows of the tile.
-Bound by: power, as cuBLAS is, and the last wave. Traffic from L2 does not bind tiles of 128 x 256: those of 64 x 128
-    read twice as much for each FLOP, and are more than half as fast.
+Bound by: power, as cuBLAS is, and the last wave. Traffic from L2 does not bind. If it did, tiles of 64 x 128 would be
+    half as fast, as they read twice as much for each FLOP. They are faster than that.
 Next: beyond the ladder: a tile chosen by shape, split-K where the last wave is not full, larger tiles.
 
 The roles and barriers are those of CUTLASS's cooperative kernel and of Gluon's tutorials on warp specialisation.
