@@ -117,10 +117,10 @@ class Gpu:
     def end(self, why: str | None = None) -> None:
         """Ends all jobs of the workers, which leave their binaries on disk."""
         for problem, selection in self.compiler.jobs:
-            self.compiler.ended[problem, selection] = why
             if why is None:
                 self.cached.update(binaries.identities(HOPPER, problem, selection))
                 background._is_compiled(HOPPER, (problem, selection))
+            self.compiler.ended[problem, selection] = why
 
 
 @pytest.fixture

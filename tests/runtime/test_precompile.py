@@ -105,7 +105,8 @@ def made(cache: Path) -> precompile.Precompiled:
 
 def test_a_plan_finds_in_the_cache_what_was_compiled_ahead(cache: Path, made: precompile.Precompiled) -> None:
     assert made.failures == () and made.cache == cache
-    assert made.kernels == made.compiled == len(PROBLEMS) - 1
+    first, second, *others = (set(binaries.identities(HOPPER, x, select(x, HOPPER))) for x in PROBLEMS)
+    assert first == second and made.kernels == made.compiled == len(first.union(*others)) >= len(PROBLEMS) - 1
     found = json.loads(run(RUN, TRITON_CACHE_DIR=str(cache)))
     assert len(found) == made.kernels and all(found.values())
     assert not all(json.loads(run(RUN, "beyond", TRITON_CACHE_DIR=str(cache))).values())
