@@ -179,8 +179,7 @@ def roofline(record: Record, folder: Path) -> Path:
         axes.plot(*zip(*points, strict=True), label=f"{rung.id} {rung.title}", **_mark(rung), linewidth=1)[0]
         for rung, points in views.under_roofs(record)
     ]
-    bandwidth, _ = views.roofs(record)
-    _roofs(axes, record, lines, {f"copy, {bandwidth:.2f} TB/s": bandwidth} if bandwidth else {})
+    _roofs(axes, record, lines)
     axes.set_xlabel("FLOP for each byte that must cross DRAM (A and B read once, C written once)")
     axes.set_title(f"Every rung under measured ceilings\n{views.gpu(record)}")
     note(axes, ROOFLINE, width=125)
@@ -196,12 +195,9 @@ def counted_roofline(record: Record, folder: Path) -> Path:
         axes.plot([of_l2, of_dram], [tflops, tflops], color=look["color"], linewidth=0.6)
         axes.plot(of_l2, tflops, **{**look, "markerfacecolor": "white"})
         lines += axes.plot(of_dram, tflops, label=f"{rung.id} {rung.title}", **look)
-    bandwidth, clock = views.roofs(record)[0], record.ceilings["measured"].sm_clock_mhz
-    slopes = {f"copy, {bandwidth:.2f} TB/s": bandwidth} if bandwidth else {}
-    if clock:
-        ports = record.environment["num_sms"] * L2_BYTES_PER_CLOCK * clock / 1e6
-        slopes[f"the SMs' ports to L2, {ports:.1f} TB/s"] = ports
-    _roofs(axes, record, lines, slopes, cublas=False)
+    clock = record.ceilings["measured"].sm_clock_mhz
+    ports = record.environment["num_sms"] * L2_BYTES_PER_CLOCK * (clock or 0) / 1e6
+    _roofs(axes, record, lines, {f"the SMs' ports to L2, {ports:.1f} TB/s": ports} if clock else {}, cublas=False)
     axes.set_xlabel("FLOP for each byte that was moved, by Nsight Compute's counters")
     axes.set_title(f"What every rung moves, M = N = K = {SIZE}\n{views.gpu(record)}")
     note(axes, COUNTED_ROOFLINE, width=125)
@@ -223,10 +219,14 @@ def _mark(rung: Rung) -> dict[str, Any]:
     return {**rung_look(rung.name), "markersize": MARK_SIZE}
 
 
-def _roofs(axes: Axes, record: Record, lines: list[Line2D], slopes: dict[str, float], *, cublas: bool = True) -> None:
-    """Draws the ceilings around what is drawn: bandwidths in TB/s by their labels, and arithmetic's; and names all.
-    cublas: whether a mark shows where cuBLAS was fastest, by the bytes that must cross DRAM."""
-    _, roofs = views.roofs(record)
+def _roofs(
+    axes: Axes, record: Record, lines: list[Line2D], more: dict[str, float] | None = None, *, cublas: bool = True
+) -> None:
+    """Draws the ceilings around what is drawn, and names all: a copy's bandwidth and arithmetic's rates. more: other
+    bandwidths in TB/s, by their labels; cublas: whether a mark shows where cuBLAS was fastest, by the bytes that must
+    cross DRAM."""
+    copy, roofs = views.roofs(record)
+    slopes = ({f"copy, {copy:.2f} TB/s": copy} if copy else {}) | (more or {})
     measured = [roof.intensity for roof in roofs if roof.intensity] if cublas else []
     xs = [*measured, *(x for line in axes.lines for x in np.asarray(line.get_xdata(), dtype=float))]
     ys = [*(roof.tflops for roof in roofs), *(y for line in axes.lines for y in np.asarray(line.get_ydata()))]

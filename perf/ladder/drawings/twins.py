@@ -147,9 +147,9 @@ def thread_tiled() -> Drawing:
     key(panels[0], OF_A_THREAD, -0.04)
     each = {stem[:3]: results.words / results.count for stem, results in found.items()}
     caption = (
-        "The twins' steps to k05: each thread computes a column of C, a square, or a smaller square whose operands "
-        f"are adjacent words, read 16 bytes at a time. Words read for an FMA: {each['c04']:.3g}, {each['c05']:.3g} and "
-        f"{each['c06']:.3g}."
+        "The results of one thread on the way to k05: a column of C in c04, a square in c05, and in c06 a smaller "
+        "square with contiguous operands, loaded as 16-byte vectors. Words loaded per FMA: "
+        f"{each['c04']:.3g}, {each['c05']:.3g} and {each['c06']:.3g}."
     )
     return Drawing("The results that one thread holds in c04, c05 and c06", caption, figure)
 
