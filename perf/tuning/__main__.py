@@ -2,9 +2,11 @@
 
 `listed` tunes the listed products of language models with the bits of the model's choice, which is what a shipped table
 comes from; `unseen` 200 products that are drawn with --seed in every regime, with any bits, so that choices are held to
-the fastest kernel there is; `twice` 60 of these, each tuned twice. `llama-3-8b` and other models tune a model's weights
-for 1 to 4096 rows, and `llama-3-8b-rows` 40 of its products with rows that are drawn, which says what tables are worth
-there, shipped ones and those of the runs before. A record of each is written to perf/results/<gpu>/tuning/<Triton>/.
+the fastest kernel there is; `twice` 60 of these, each tuned twice; `layers` 24 projections at 100 to 1000 tokens.
+`llama-3-8b` and other models tune a model's weights for 1 to 4096 rows, and `llama-3-8b-rows` 40 of its products with
+rows that are drawn, which says what tables are worth there, shipped ones and those of the runs before. A record of each
+is written to perf/results/<gpu>/tuning/<Triton>/.
+
 Neither your own tables nor your calibrated model are used or changed: --table writes what was found into a file for
 `triton-gemm cache import`. --rebuild RECORD... rebuilds such a file from records, for the present cost model, and
 measures nothing. Exit status: 1 if a product could not be measured, 2 for a mistake in the call, 130 if interrupted.

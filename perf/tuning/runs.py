@@ -21,6 +21,7 @@ DRAWN = {
     **{"shortk": 10, "odd": 8, "batched": 6, "layouts": 5, "square": 5},
 }
 TWICE = 60  # of those drawn
+LAYERS = 24  # of 100 to 1000 tokens
 SEED = 1
 # (N, K) of linear layers, each by itself and merged as serving engines do, from models' config.json on Hugging Face. Of
 # DeepSeek V3 those of one of eight GPUs with tensor parallelism, but its experts, which are grouped products.
@@ -74,6 +75,11 @@ def twice(seed: int) -> list[GemmProblem]:
     return list(spaced(drawn(seed), TWICE))
 
 
+def layers(seed: int) -> list[GemmProblem]:
+    """Projections of language models at 100 to 1000 tokens, none of them listed."""
+    return [gemm_problem(shape, MODE) for shape in unseen(SUITES["prefill"], seed, LAYERS)]
+
+
 def weights(model: str, _: int = SEED) -> list[GemmProblem]:
     """Those of a model, as products of one row."""
     return [gemm_problem(Shape(1, N, K, layout="nt"), MODE) for N, K in MODELS[model]]
@@ -93,6 +99,7 @@ RUNS = {
     for run in (
         Run("listed", "of language models", listed, "same", drawn=False),
         Run("unseen", "drawn in all regimes", drawn, "any"),
+        Run("layers", "projections at 100 to 1000 tokens that are drawn", layers, "any"),
         Run("twice", "drawn in all regimes, each tuned twice", twice, "same", 2),
         *(
             Run(x, f"of {x}'s weights, each for a range of rows", partial(weights, x), "same", 1, 1.2, False, ROWS)

@@ -17,7 +17,7 @@ from perf.pages import blocks
 from perf.pages.results import Results
 from perf.tuning import __main__ as command
 from perf.tuning import rebuild, tables
-from perf.tuning.runs import DRAWN, MODELS, NUMBERS, ROWS, RUNS, TWICE, drawn, listed
+from perf.tuning.runs import DRAWN, LAYERS, MODELS, NUMBERS, ROWS, RUNS, TWICE, drawn, listed
 from tests.support.report_records import SURROUNDINGS
 from triton_gemm.cli.words import problem_text
 from triton_gemm.hardware.gpus import named_device
@@ -49,6 +49,8 @@ def test_what_is_drawn() -> None:
     assert 8 <= sum(long[:100]) <= sum(long) - 8, "regimes alternate"
     twice = RUNS["twice"].problems(3)
     assert len(set(twice)) == TWICE and set(twice) <= set(problems)
+    of_layers = RUNS["layers"].problems(3)
+    assert len(set(of_layers)) == LAYERS and all(100 <= problem.M <= 1000 for problem in of_layers)
 
 
 def test_what_is_listed() -> None:
