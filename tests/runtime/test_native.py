@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import struct
 import sys
 import threading
 import weakref
@@ -61,6 +62,7 @@ class Call:
     out: torch.Tensor | None = None
     said: Any = "mm"
     dispatched: bool = True
+    copies: bool = False
 
     def __post_init__(self) -> None:
         self.fast = fast_path.FastPath()
@@ -77,10 +79,11 @@ class Call:
         made = self.out
         if made is None:
             made = self.a.new_empty((*self.a.shape[:-1], self.b.shape[-1]))
-        problem = Request(self.request.alpha, bias="n" if self.auxiliary else None).problem(self.a, self.b, made)
+        bias = "n" if len(self.auxiliary) > self.copies else None
+        problem = Request(self.request.alpha, self.copies, bias=bias).problem(self.a, self.b, made)
         found = plan.GemmPlan(problem, select(problem, fake_driver.HOPPER), self.a.device)
-        found.compile(self.a, self.b, made, *self.auxiliary)
-        self.fast.keep(key, fast_path.known(found, made, (self.a, self.a), (self.b, self.b)))
+        found.compile(self.a, self.b, made, *self.auxiliary[: len(self.auxiliary) - self.copies])
+        self.fast.keep(key, fast_path.known(found, made, (self.a, self.a), (self.b, self.b), copies=self.copies))
         self.driver.by_python.clear()
         self.take()
         self.driver.sizes = [[len(x) for x in fake_driver.packed(*one)] for one in self.driver.by_python]
@@ -160,6 +163,31 @@ def test_the_driver_is_shown_what_triton_shows_it(driver: fake_driver.Driver, na
         assert (seen.grid, seen.block, seen.shared, seen.attributes) == fake_driver.launched(
             step.kernel, step.launch.grid, step.launch.cluster
         )
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("vectors", [(), (half(768),)])
+@pytest.mark.parametrize("shape", [(256, 768), (256, 1), (768,)], ids=str)
+def test_what_is_added_is_copied_first(
+    driver: fake_driver.Driver, shape: tuple[int, ...], vectors: tuple[torch.Tensor, ...], given: bool
+) -> None:
+    out = torch.zeros(256, 768, dtype=torch.bfloat16) if given else None
+    call = Call(driver, *SMALL, (*vectors, half(*shape)), Request(0.75, 1), out=out, copies=True)
+    assert call.plan().problem.has_beta
+    added = torch.randn(shape).bfloat16()
+    others: dict[str, Any] = {"auxiliary": (*vectors, added), "request": Request(0.3, 1)}
+    made, expected = call.by_python(**others)
+    assert torch.equal(made, added.expand(256, 768))
+    if out is not None:
+        out.zero_()
+    version = 0 if out is None else out._version
+    c = call.by_cpp(**others)
+    assert c is not None and torch.equal(c, added.expand(256, 768)) and (out is None or c is out)
+    assert c._version == version, "as the dispatcher's kernels leave it"
+    of_python, of_cpp = (struct.pack("Q", x.data_ptr()) for x in (made, c))
+    [seen], [parameters] = driver.seen, expected
+    assert struct.pack("f", 1.0) in parameters  # beta
+    assert [of_python + x[8:] if x[:8] == of_cpp else x for x in seen.parameters] == list(parameters)
 
 
 @pytest.mark.parametrize(

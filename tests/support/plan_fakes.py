@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from triton_gemm.functional import api, fast_path, ops
+from triton_gemm.functional import api, fast_path, gated, grouped, ops, residual_gemm, scaled
 from triton_gemm.hardware.device import device_of_capability
 from triton_gemm.problem import GemmProblem
 from triton_gemm.runtime import plan
@@ -36,7 +36,7 @@ def take_gpu_away(patch: pytest.MonkeyPatch, operands: ModuleType, timer: Module
 
 
 class FakePlan:
-    """Multiplies bf16 matrices by torch, and gives zeros for others; `made` notes all."""
+    """Multiplies bf16 matrices by torch, and takes others' products for zeros; `made` notes all."""
 
     made: list[FakePlan]
     index, compiled = 0, False
@@ -48,9 +48,13 @@ class FakePlan:
     def overlap(self, *_: torch.Tensor) -> bool:
         return False
 
-    def run(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *_: object) -> None:
+    def run(
+        self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, _: object = (), alpha: float = 1, beta: float = 0
+    ) -> None:
+        b = b if b.shape[-1] == c.shape[-1] else b.mT  # as `linear` is given it
         whole = a.dtype == torch.bfloat16 and not self.problem.groups and b.shape[-2] == a.shape[-1]
-        c.copy_(a @ b if whole else torch.zeros_like(c))
+        product = a @ b if whole else torch.zeros_like(c)
+        c.copy_(product + beta * c if beta else product)
 
 
 def take_plans_away(patch: pytest.MonkeyPatch) -> list[FakePlan]:
@@ -60,7 +64,7 @@ def take_plans_away(patch: pytest.MonkeyPatch) -> list[FakePlan]:
     patch.setattr(plan, "GemmPlan", FakePlan)
     patch.setattr(plan, "device_info", lambda _: hopper)
     patch.setattr(plan, "PLANS", {})
-    for module in (api, ops):
+    for module in (api, gated, grouped, ops, residual_gemm, scaled):
         patch.setattr(module, "_fast", fast_path.FastPath())
     patch.setattr(fast_path, "current_device", lambda: 0)
     patch.setattr(api.rules, "computable", lambda *_, **__: None)

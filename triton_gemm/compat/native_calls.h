@@ -1,5 +1,6 @@
 // Calls like one before: what a call says, the entry that is for it, and its launch.
 #pragma once
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -217,7 +218,7 @@ bool run(Entry& entry, const Call& call, size_t most_maps, at::Tensor& result) {
   for (int i = 0; i < 2; ++i)
     addresses[count++] = reinterpret_cast<uint64_t>(call.operands[i]->const_data_ptr());
   addresses[count++] = reinterpret_cast<uint64_t>(result.mutable_data_ptr());
-  for (int i = given ? 3 : 2; i < call.count; ++i)
+  for (int i = given ? 3 : 2; i < call.count - entry.copies; ++i)
     addresses[count++] = reinterpret_cast<uint64_t>(call.operands[i]->const_data_ptr());
   Reference shared;  // memory for sums, which lives until all is launched
   if (entry.workspace.object != nullptr) {
@@ -234,6 +235,10 @@ bool run(Entry& entry, const Call& call, size_t most_maps, at::Tensor& result) {
     addresses[count++] = reinterpret_cast<uint64_t>(temporaries.back().data_ptr());
   }
   if (given && !call.dispatched) result.unsafeGetTensorImpl()->bump_version();
+  if (entry.copies) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    result.copy_(*call.operands[call.count - 1]);
+  }
   alignas(128) char parameters[kBytes];
   void* pointers[kParameters];
   for (Step& step : entry.steps)

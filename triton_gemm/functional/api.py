@@ -428,6 +428,12 @@ def _gated(
     batch_invariant: bool | None,
 ) -> torch.Tensor:
     """`linear` with a gate, without the residual that follows."""
+    key = None
+    if gate is not None and residual is None:
+        said, auxiliary = gated.words_of(gate, bias, gate_bias, activation, precision, batch_invariant)
+        key, c = _fast.take(said, input, up, auxiliary)
+        if c is not None:
+            return c
     of_gate = rules.gate("linear", activation, gate, "[N, K] each: weight")
     assert gate is not None
     more = {"bias": bias, "gate": gate, "gate_bias": gate_bias, "residual": residual}
@@ -444,7 +450,12 @@ def _gated(
     if batch_invariant is not None:
         arguments.flag("linear", "batch_invariant", batch_invariant)
     a, b, vectors = _matrices(a, up.t())
-    return _without(gated.gated_gemm(a, b, gate.t(), bias, gate_bias, of_gate, precision, batch_invariant), vectors)
+    operands = a, b, gate.t(), bias, gate_bias
+    if key is None or vectors or not ops.is_plain(*operands):
+        return _without(gated.gated_gemm(*operands, of_gate, precision, batch_invariant), vectors)
+    c, found = gated.launch(*operands, of_gate, precision, batch_invariant)
+    _fast.keep(key, found)
+    return c
 
 
 def _residual(
@@ -457,6 +468,10 @@ def _residual(
     batch_invariant: bool | None,
 ) -> torch.Tensor:
     """`linear` with a residual."""
+    said = "residual_gemm", activation, precision, batch_invariant
+    key, c = _fast.take(said, input, weight, (residual,) if bias is None else (bias, residual))
+    if c is not None:
+        return c
     more = {name: x for name, x in (("bias", bias), ("residual", residual)) if x is not None}
     arguments.tensors("linear", input=input, weight=weight, **more)
     rules.activation("linear", activation)
@@ -474,7 +489,12 @@ def _residual(
     a, b, vectors = _matrices(a, weight.t())
     if weight.dim() == 1 and residual.dim() > 0:
         residual = residual.unsqueeze(-1)
-    return _without(residual_gemm.residual_gemm(a, b, residual, bias, activation, precision, batch_invariant), vectors)
+    operands = a, b, residual, bias
+    if key is None or vectors or not ops.is_plain(*operands):
+        return _without(residual_gemm.residual_gemm(*operands, activation, precision, batch_invariant), vectors)
+    c, found = residual_gemm.launch(*operands, activation, precision, batch_invariant)
+    _fast.keep(key, found)
+    return c
 
 
 # --- What every call goes through ---

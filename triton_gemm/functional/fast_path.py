@@ -26,27 +26,31 @@ log = logging.getLogger("triton_gemm")
 class Known:
     """What a call launches, and what makes its result where no `out` is given: of `like`, a shape, strides and a dtype.
 
-    offered: whether `native` was asked to launch it.
+    copies: whether the launch adds to the result, which is a copy of the last auxiliary operand first. offered:
+    whether `native` was asked to launch it.
     """
 
     plan: plan.GemmPlan | None
     empty: Callable[[], torch.Tensor]
     like: tuple[tuple[int, ...], tuple[int, ...], torch.dtype] | None = None
+    copies: bool = False
     offered: bool = False
 
 
 SLOW = Known(None, lambda: torch.empty(0))  # a call that takes more than one launch on its own operands
 
 
-def known(found: plan.Plan | None, c: torch.Tensor, *operands: tuple[torch.Tensor, torch.Tensor]) -> Known | None:
+def known(
+    found: plan.Plan | None, c: torch.Tensor, *operands: tuple[torch.Tensor, torch.Tensor], copies: bool = False
+) -> Known | None:
     """What calls like that of `found` launch, which has made c; None where that may change. operands: of the call and
-    as they were launched."""
+    as they were launched. copies: as in `Known`."""
     if not isinstance(found, plan.GemmPlan) or not plan.lasts(found):
         return None
     if not all(given.data_ptr() == launched.data_ptr() != 0 for given, launched in operands):
         return SLOW
     like = tuple(c.shape), c.stride(), c.dtype
-    return Known(found, allocator(*like, c.device), like)
+    return Known(found, allocator(*like, c.device), like, copies)
 
 
 class FastPath:
@@ -110,7 +114,11 @@ class FastPath:
             if out.is_inference():
                 return None, None
             increment_versions((out,))
-        made.run(a, b, out, auxiliary, request.alpha)
+        if found.copies:
+            out.copy_(auxiliary[-1])
+            made.run(a, b, out, auxiliary[:-1], request.alpha, 1.0)
+        else:
+            made.run(a, b, out, auxiliary, request.alpha)
         if not found.offered:
             self._offer(key, found, (said, a, b, auxiliary, request, given, dispatched))
         return key, out
@@ -125,7 +133,7 @@ class FastPath:
             return
         found.offered = True
         try:
-            entry = native.entry_of(found.plan, *found.like)
+            entry = native.entry_of(found.plan, *found.like, found.copies)
             table = self.table or extension.Table(plan.MAX_PLANS, plan.MAX_TENSOR_MAPS)
             table.keep(call, entry)
         except Exception as error:  # the call itself was launched
@@ -135,6 +143,25 @@ class FastPath:
         if key != (said, plan.key_of(request, a, b, out, auxiliary)):  # another thread has changed what counts
             table.forget()
         self.table = table
+
+    def run(
+        self,
+        said: Hashable,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        auxiliary: tuple[torch.Tensor, ...],
+        launch: Callable[[], tuple[torch.Tensor, Known | None]],
+        request: Request = SUM,
+    ) -> torch.Tensor:
+        """The result of a call by torch's dispatcher, of plain tensors: as of one before, or by `launch`, which also
+        says what calls like it launch."""
+        key, c = None, None
+        if not any(x.is_neg() for x in (a, b, *auxiliary)):
+            key, c = self.take(said, a, b, auxiliary, request, dispatched=True)
+        if c is None:
+            c, found = launch()
+            self.keep(key, found)
+        return c
 
     def keep(self, key: Key | None, found: Known | None) -> None:
         """Keeps what calls of that key launch, unless one of both is None."""

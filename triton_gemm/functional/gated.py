@@ -21,8 +21,10 @@ from ..arithmetic import HALF, result_dtype
 from ..compat import below_autograd, differentiates_forward
 from ..problem import Request
 from ..runtime import plan
-from . import ops, sharding
+from . import fast_path, ops, sharding
 from .activations import ACTIVATIONS
+
+_fast = fast_path.FastPath()
 
 
 def gated_gemm(
@@ -73,24 +75,55 @@ def _compute(
     batch_invariant: bool | None = None,
 ) -> torch.Tensor:
     """gated_gemm of plain tensors."""
+    said, auxiliary = words_of(gate, bias, gate_bias, activation, precision, batch_invariant)
+    return _fast.run(
+        *(said, a, b, auxiliary),
+        lambda: launch(a, b, gate, bias, gate_bias, activation, precision, batch_invariant),
+    )
+
+
+def words_of(
+    gate: torch.Tensor, bias: torch.Tensor | None, gate_bias: torch.Tensor | None, *how: str | bool | None
+) -> tuple[tuple[object, ...], tuple[torch.Tensor, ...]]:
+    """What a call says to `FastPath.take` besides a and b, and its auxiliary operands."""
+    auxiliary = tuple(x for x in (bias, gate, gate_bias) if x is not None)
+    return ("gated_gemm", bias is None, *how), auxiliary
+
+
+def launch(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    gate: torch.Tensor,
+    bias: torch.Tensor | None,
+    gate_bias: torch.Tensor | None,
+    activation: str,
+    precision: str | None,
+    batch_invariant: bool | None,
+) -> tuple[torch.Tensor, fast_path.Known | None]:
+    """gated_gemm of plain tensors, and what calls like it launch on the fast path."""
     request = Request(1, 0, activation, None, precision, batch_invariant=batch_invariant, gate=True)
     if a.dtype not in HALF.dtypes or plan.remembering(request).batch_invariant:
-        return apart(a, b, gate, bias, gate_bias, activation, precision, batch_invariant)
+        return apart(a, b, gate, bias, gate_bias, activation, precision, batch_invariant), fast_path.SLOW
     c = torch.empty(ops.shape_of(a, b), dtype=result_dtype(a.dtype), device=a.device)
     if c.numel() == 0:
-        return c
+        return c, fast_path.SLOW
+    given = [a, b, gate, *(x for x in (bias, gate_bias) if x is not None)]
     a, b, gate = a.resolve_neg(), b.resolve_neg(), gate.resolve_neg()
     if b.stride() != gate.stride() or b.data_ptr() % 16 != gate.data_ptr() % 16:
         b, gate = b.contiguous(), gate.contiguous()
         b, gate = (x if x.data_ptr() % 16 == 0 else x.clone() for x in (b, gate))
-    biases = [bias, gate_bias]
+    biases: list[torch.Tensor] = []
     if bias is not None or gate_bias is not None:
-        biases = [a.new_zeros(b.shape[1]) if x is None else x.resolve_neg().contiguous() for x in biases]
+        biases = [a.new_zeros(b.shape[1]) if x is None else x.resolve_neg().contiguous() for x in (bias, gate_bias)]
         request = request._replace(bias="n")
-    for (left, right, into), (_, of_gate, _) in zip(ops.views(a, b, c), ops.views(a, gate, c), strict=True):
-        auxiliary = (biases[0], of_gate, biases[1])
-        plan.multiply(left, right, into, request, tuple(x for x in auxiliary if x is not None))
-    return c
+    found = [
+        (left, right, of_gate, plan.multiply(left, right, into, request, (*biases[:1], of_gate, *biases[1:])))
+        for (left, right, into), (_, of_gate, _) in zip(ops.views(a, b, c), ops.views(a, gate, c), strict=True)
+    ]
+    *launched, one = found[0]
+    if len(found) > 1 or len(given) != 3 + len(biases):
+        return c, fast_path.SLOW
+    return c, fast_path.known(one, c, *zip(given, (*launched, *biases), strict=True))
 
 
 def _kernel(a: torch.Tensor, b: torch.Tensor, gate: torch.Tensor, *rest: Any) -> torch.Tensor:

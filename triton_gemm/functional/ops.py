@@ -73,15 +73,12 @@ _fast = fast_path.FastPath()  # of forward and backward passes, and of the dispa
 
 def _computed(a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None, request: Request) -> torch.Tensor:
     """`compute`, by the fast path where a call like this one was made before. Operands are cast, if autocast is on."""
-    auxiliary = () if input is None else (input,)
-    if any(x.is_neg() for x in (a, b, *auxiliary)):
-        return compute(a, b, input, request)
-    key, c = _fast.take("gemm", a, b, auxiliary, request, dispatched=True)
-    if c is None:
+
+    def launch() -> tuple[torch.Tensor, fast_path.Known | None]:
         c = compute(a, b, input, request)
-        if key is not None:
-            _fast.keep(key, known(a, b, c, input, request))
-    return c
+        return c, known(a, b, c, input, request)
+
+    return _fast.run("gemm", a, b, () if input is None else (input,), launch, request)
 
 
 def compute_into(
@@ -130,21 +127,27 @@ def problem_of(
 def known(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, input: torch.Tensor | None, request: Request
 ) -> fast_path.Known | None:
-    """What calls like the one that has computed c launch on the fast path: one launch that adds no more than a bias for
-    each column. None where that may change."""
+    """What calls like the one that has computed c launch on the fast path: one launch, which adds nothing, a bias for
+    each column, or a matrix. None where that may change."""
     if c.numel() == 0 or a.dim() == 1 or b.dim() == 1:
         return fast_path.SLOW
     auxiliary: tuple[torch.Tensor, ...] = ()
-    if input is not None:
-        if request.beta != 1 or input.shape != c.shape[-1:] or not input.is_contiguous():
+    copies = False
+    if input is None:
+        request = request._replace(beta=0.0)
+    elif request.beta != 1:
+        return fast_path.SLOW
+    elif input.shape == c.shape[-1:] and input.is_contiguous():
+        request, auxiliary = request._replace(beta=0.0, bias="n"), (input,)
+    else:
+        copies = input is not c and not adding(c, input, request)[1]
+        if not copies:
             return fast_path.SLOW
-        request, auxiliary = request._replace(bias="n"), (input,)
-    request = request._replace(beta=0.0)
     first, *more = islice(views(a, b, c), 2)
     if more:
         return fast_path.SLOW
     found = plan.PLANS.get(plan.key_of(request, *first, auxiliary))
-    return fast_path.known(found, c, *zip((a, b, c), first, strict=True))
+    return fast_path.known(found, c, *zip((a, b, c), first, strict=True), copies=copies)
 
 
 def _vector(input: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, str] | None:

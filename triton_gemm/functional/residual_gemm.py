@@ -19,8 +19,10 @@ from ..arithmetic import result_dtype
 from ..compat import below_autograd, differentiates_forward
 from ..problem import Request
 from ..runtime import plan
-from . import ops, sharding
+from . import fast_path, ops, sharding
 from .activations import ACTIVATIONS
+
+_fast = fast_path.FastPath()
 
 
 def residual_gemm(
@@ -67,21 +69,41 @@ def _compute(
     precision: str | None = None,
     batch_invariant: bool | None = None,
 ) -> torch.Tensor:
-    """residual_gemm of plain tensors. The kernel adds to what the result holds before: the residual."""
+    """residual_gemm of plain tensors."""
+    how = activation, precision, batch_invariant
+    auxiliary = (residual,) if bias is None else (bias, residual)
+    return _fast.run(("residual_gemm", *how), a, b, auxiliary, lambda: launch(a, b, residual, bias, *how))
+
+
+def launch(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    residual: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str | None,
+    precision: str | None,
+    batch_invariant: bool | None,
+) -> tuple[torch.Tensor, fast_path.Known | None]:
+    """residual_gemm of plain tensors, and what calls like it launch on the fast path. The kernel adds to what the
+    result holds before: the residual."""
     request = Request(1, 1, activation, None, precision, batch_invariant=batch_invariant, residual=True)
     c = torch.empty(ops.shape_of(a, b), dtype=result_dtype(a.dtype), device=a.device)
     if c.numel() == 0:
-        return c
+        return c, fast_path.SLOW
+    given: tuple[torch.Tensor, ...] = (a, b)
     auxiliary: tuple[torch.Tensor, ...] = ()
     if bias is not None:
         of_bias, auxiliary = ops.adding(c, bias, request)
         if not auxiliary:  # a matrix, for which the kernel has no place beside the residual
-            return apart(a, b, residual, bias, activation, precision, batch_invariant)
-        request = request._replace(bias=of_bias.bias)
+            return apart(a, b, residual, bias, activation, precision, batch_invariant), fast_path.SLOW
+        request, given = request._replace(bias=of_bias.bias), (a, b, bias)
     c.copy_(residual)
-    for matrices in ops.views(a.resolve_neg(), b.resolve_neg(), c, join_rows=request.bias != "m"):
-        plan.multiply(*matrices, request, auxiliary)
-    return c
+    views = ops.views(a.resolve_neg(), b.resolve_neg(), c, join_rows=request.bias != "m")
+    found = [(left, right, plan.multiply(left, right, into, request, auxiliary)) for left, right, into in views]
+    *launched, one = found[0]
+    if len(found) > 1:
+        return c, fast_path.SLOW
+    return c, fast_path.known(one, c, *zip(given, (*launched, *auxiliary), strict=True), copies=True)
 
 
 def _kernel(a: torch.Tensor, b: torch.Tensor, *rest: Any) -> torch.Tensor:

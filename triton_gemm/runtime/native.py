@@ -171,9 +171,11 @@ def _compile(compiler: str, path: Path) -> None:
             written.unlink(missing_ok=True)
 
 
-def entry_of(plan: GemmPlan, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Entry:
-    """What the extension's table keeps of a compiled plan and of the results that its calls make. ValueError where
-    that is not what Triton's launcher would do."""
+def entry_of(
+    plan: GemmPlan, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, copies: bool = False
+) -> Entry:
+    """What the extension's table keeps of a compiled plan and of the results that its calls make. copies: as in
+    `fast_path.Known`. ValueError where that is not what Triton's launcher would do."""
     shares = partial(_workspace, plan.index, plan.workspace) if plan.shares else None
     temporaries = tuple(
         (tuple(x.shape), torch.empty(x.shape, device="meta").stride(), x.dtype)
@@ -181,8 +183,8 @@ def entry_of(plan: GemmPlan, shape: Sequence[int], strides: Sequence[int], dtype
         for x in step.launch.temporaries
     )
     return (
-        *(plan, shares, (tuple(shape), tuple(strides), dtype), temporaries, plan.extents),
-        tuple(_step(step) for step in plan.steps),
+        *(plan, shares, (tuple(shape), tuple(strides), dtype), temporaries, plan.extents, copies),
+        tuple(_step(step, float(copies)) for step in plan.steps),
     )
 
 
@@ -219,7 +221,7 @@ class Parameters:
         ]
 
 
-def _step(step: Step) -> Entry:
+def _step(step: Step, beta: float) -> Entry:
     kernel, launch = step.kernel, step.launch
     found = driver_launch(kernel, launch.grid, launch.cluster)
     parameters = Parameters()
@@ -239,8 +241,8 @@ def _step(step: Step) -> Entry:
             addresses.append((parameters.add(kind), step.places[part.operand] - first))
         elif part == Scalar("alpha"):
             alphas.append((parameters.add(kind, 0.0), struct.calcsize(FORMATS[kind])))
-        else:  # calls like one before have no beta of their own
-            parameters.add(kind, 0.0 if part == Scalar("beta") else part)
+        else:
+            parameters.add(kind, beta if part == Scalar("beta") else part)
     if not takes(kernel, parameters.types):
         raise ValueError(f"{parameters.types} is not what Triton passes")
     for _ in range(2):  # Triton's scratch memory, of which kernels here have none
