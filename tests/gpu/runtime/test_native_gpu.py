@@ -108,6 +108,33 @@ def test_all_kernels_give_the_same_bits(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", SIZES)
+def test_what_is_added_gives_the_same_bits(name: str, dtype: torch.dtype) -> None:
+    M, N, K = SIZES[name]
+    a, b, weight, bias = (random(*shape, dtype=dtype) for shape in ((M, K), (K, N), (N, K), (N,)))
+    added, out = random(M, N, dtype=dtype), torch.empty(M, N, dtype=dtype, device="cuda")
+    for call in (
+        lambda: triton_gemm.addmm(added, a, b, alpha=0.3),
+        lambda: triton_gemm.addmm(added[:, :1], a, b, out=out),
+        lambda: triton_gemm.linear(a, weight, residual=added),
+        lambda: triton_gemm.linear(a, weight, bias, "gelu", residual=added),
+    ):
+        both(call, lambda: api._fast)
+    exact = torch.addmm(added.double(), a.double(), b.double())
+    assert (triton_gemm.addmm(added, a, b).double() - exact).norm() < 0.01 * exact.norm()
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2])
+@pytest.mark.parametrize("name", SIZES)
+def test_gates_give_the_same_bits(name: str, dtype: torch.dtype) -> None:
+    M, N, K = SIZES[name]
+    a, weight, gate, bias = (random(*shape, dtype=dtype) for shape in ((M, K), (N, K), (N, K), (N,)))
+    both(lambda: triton_gemm.linear(a, weight, activation="swiglu", gate=gate), lambda: api._fast)
+    with_bias: dict[str, Any] = {"activation": "geglu", "gate": gate, "gate_bias": bias}
+    both(lambda: triton_gemm.linear(a, weight, bias, **with_bias), lambda: api._fast)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_routed_calls_give_the_same_bits(dtype: torch.dtype) -> None:
     a, b, bias = random(1024, 264, dtype=dtype), random(264, 1288, dtype=dtype), random(1288, dtype=dtype)
     out = torch.empty(1024, 1288, dtype=dtype, device="cuda")
