@@ -132,22 +132,19 @@ def known(
     if c.numel() == 0 or a.dim() == 1 or b.dim() == 1:
         return fast_path.SLOW
     auxiliary: tuple[torch.Tensor, ...] = ()
-    copies = False
     if input is None:
         request = request._replace(beta=0.0)
-    elif request.beta != 1:
+    elif request.beta != 1 or input is c:
         return fast_path.SLOW
-    elif input.shape == c.shape[-1:] and input.is_contiguous():
-        request, auxiliary = request._replace(beta=0.0, bias="n"), (input,)
     else:
-        copies = input is not c and not adding(c, input, request)[1]
-        if not copies:
+        request, auxiliary = adding(c, input, request)
+        if auxiliary and (request.bias != "n" or auxiliary[0].data_ptr() != input.data_ptr()):
             return fast_path.SLOW
     first, *more = islice(views(a, b, c), 2)
     if more:
         return fast_path.SLOW
     found = plan.PLANS.get(plan.key_of(request, *first, auxiliary))
-    return fast_path.known(found, c, *zip((a, b, c), first, strict=True), copies=copies)
+    return fast_path.known(found, c, *zip((a, b, c), first, strict=True), copies=request.beta == 1)
 
 
 def _vector(input: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, str] | None:
