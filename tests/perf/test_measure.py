@@ -88,15 +88,26 @@ def test_a_call_is_estimated_behind_work_that_hides_its_launch(monkeypatch: pyte
     monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: event)
     monkeypatch.setattr(timing, "occupy", lambda clocks: order.append("busy"))
     assert timing.once_ms(lambda: order.append("call")) == 0.004
-    assert order == ["call"] + ["busy", "event", "call", "event", "wait"] * timing.TRIES
+    assert order == ["call"] + ["busy", "event", "call", "event", "wait"] * timing.TRIES[0]
 
 
-def test_a_call_that_was_queued_late_once_is_not_taken_for_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    took = iter([6.3, 0.022, 0.024])
-    event = SimpleNamespace(record=int, synchronize=int, elapsed_time=lambda end: next(took))
+@pytest.mark.parametrize(
+    ("took", "head_starts"),
+    [
+        ([6.3, 0.022, 0.024], [2, 2, 2]),
+        ([6.3, 1.8, 0.9, 0.022, 0.024], [2, 2, 2, 8, 32]),  # no two of the first agree
+        ([6.4, 3.2, 1.6, 0.8, 0.4, 0.2, 0.1], [2, 2, 2, 8, 32, 128, 512]),  # nor do any
+    ],
+)
+def test_a_call_that_was_queued_late_is_not_taken_for_slow(
+    took: list[float], head_starts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remaining, occupied = iter(took), []
+    event = SimpleNamespace(record=int, synchronize=int, elapsed_time=lambda end: next(remaining))
     monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: event)
-    monkeypatch.setattr(timing, "occupy", lambda clocks: None)
-    assert timing.once_ms(int) == 0.022
+    monkeypatch.setattr(timing, "occupy", lambda clocks: occupied.append(clocks // timing.HEAD_START))
+    assert timing.once_ms(int) == min(took)
+    assert occupied == head_starts
 
 
 @pytest.mark.parametrize("enabled", [True, False])

@@ -27,7 +27,8 @@ COLD_FACTOR = 2.0  # operand sets together exceed the L2 cache by this factor
 MEMORY_SHARE = 0.4  # of the free memory that operand sets may take
 MAX_SETS = 512
 HEAD_START = 200_000  # clocks of a multiprocessor, some 100 us: until Python has queued a replay
-TRIES = 3  # at the time of one call
+TRIES = (3, 7)  # at the time of one call, at least and at most
+AGREE = 1.25  # times the least of them: a second one as short as that confirms it
 Stopwatch = Callable[[], Callable[[], float]]  # starts, and gives what reads the milliseconds of one call
 
 
@@ -112,15 +113,25 @@ def no_garbage() -> Iterator[None]:
 
 def once_ms(call: Callable[[], object]) -> float:
     """Milliseconds of a call on the GPU, after one that is not timed, and after work that lasts while Python queues it:
-    launching takes longer than a small kernel. The least of TRIES, since another thread that loads a kernel, or runs
-    Python, may keep this one from queueing it for milliseconds."""
+    launching takes longer than a small kernel.
+
+    The least of several tries, because another thread that runs Python may keep this one from queueing the call for
+    milliseconds. While no two agree, there are more of them, each behind four times as much work.
+    """
     call()
-    return min(_once_ms(call) for _ in range(TRIES))
+    least, most = TRIES
+    clocks = 2 * HEAD_START
+    tries = sorted(_once_ms(call, clocks) for _ in range(least))
+    while tries[1] > AGREE * tries[0] and len(tries) < most:
+        clocks *= 4
+        tries = sorted([*tries, _once_ms(call, clocks)])
+    return tries[0]
 
 
-def _once_ms(call: Callable[[], object]) -> float:
+def _once_ms(call: Callable[[], object], clocks: int) -> float:
+    """A try, behind work of so many clocks."""
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    occupy(2 * HEAD_START)
+    occupy(clocks)
     begin.record()
     call()
     end.record()
