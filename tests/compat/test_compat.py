@@ -13,6 +13,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -145,13 +146,18 @@ def _withdraw() -> None:
 
 def _library_of() -> None:
     """Of an operator that no module has; a second one takes the first one's place."""
+    withdrawn: list[int] = []
     try:
         for factor in (2, 3):
             library = compat.library_of("compat_test")
+            assert withdrawn == [2] * (factor - 2)
             library.define("compat_test(Tensor x) -> Tensor")
             library.impl("compat_test", lambda x, factor=factor: factor * x, "CPU")
+            overrides = SimpleNamespace(_destroy=partial(withdrawn.append, factor))
+            assert compat.overridden_with("compat_test", overrides) is overrides
             assert torch.ops.triton_gemm.compat_test(torch.ones(1)) == factor
     finally:
+        del vars(torch.ops.triton_gemm)["_libraries"]["compat_test, overridden"]
         compat.withdraw(vars(torch.ops.triton_gemm)["_libraries"].pop("compat_test"))
     assert not hasattr(torch.ops.triton_gemm, "compat_test")
 
@@ -638,6 +644,7 @@ def _products() -> None:
 
 USES: dict[str, Callable[[], None]] = {
     "library_of": _library_of,
+    "overridden_with": _library_of,
     "Autotuner": _autotuner,
     "CLUSTERS": _clusters,
     "LAUNCHERS_OF_KERNELS": _build_launcher,

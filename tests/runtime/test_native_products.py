@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.utils import flop_counter
 
 import triton_gemm
 from tests.support import fake_driver
-from triton_gemm.functional import fast_path, routing
+from triton_gemm.functional import fast_path, ops, routing
 from triton_gemm.problem import SUM, Request
 from triton_gemm.runtime import native, plan
 from triton_gemm.selection.select import select
@@ -72,7 +75,7 @@ def make_known(driver: fake_driver.Driver, overload: str) -> None:
 
 def launched() -> dict[str, int]:
     """The overloads that C++ launched since it was asked, and how often."""
-    return {name: count for name, count in native.module().launched(True).items() if count}
+    return {name: count for name, count in routing._by_cpp.launched(True).items() if count}
 
 
 @pytest.mark.parametrize("overload", CALLS)
@@ -217,6 +220,124 @@ def test_inputs_that_need_gradients(driver: fake_driver.Driver) -> None:
         assert c.grad_fn is not None and launched() == {"mm": 1}
 
 
+# --- The package's own operator, as compiled graphs call it ---
+
+MATRIX = torch.ones(256, 768, dtype=torch.bfloat16)
+gemm = torch.ops.triton_gemm.gemm
+OPERATORS: dict[str, Callable[[], torch.Tensor]] = {
+    "plain": lambda: gemm(A, B),
+    "a bias": lambda: gemm(A, B, BIAS),
+    "a matrix and a factor": lambda: gemm(A, B, MATRIX, 0.5, 1),
+    "inference": lambda: torch.inference_mode()(gemm)(A, B),
+    "no gradients wanted": lambda: torch.no_grad()(gemm)(A.clone().requires_grad_(), B),
+}
+
+
+@pytest.fixture
+def operator(driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_driver.Driver]:
+    """No call of the operator was made before, and C++ overrides it."""
+    monkeypatch.setattr(ops, "KEYS", ("AutogradCPU", "CPU"))
+    monkeypatch.setattr(ops, "_fast", fast_path.FastPath())
+    monkeypatch.setattr(plan, "PLANS", {})
+    monkeypatch.setattr(plan, "info_of", lambda _: fake_driver.HOPPER)
+    monkeypatch.setattr(plan.background, "enabled", lambda: False)
+    ops._by_cpp.begin(ops.KEYS, native.module())
+    yield driver
+    ops._by_cpp.withdraw()
+
+
+def counted(reset: bool = True) -> int:
+    """How many calls of the operator C++ launched since it was asked."""
+    return ops._by_cpp.launched(reset).get(ops.NAME, 0)
+
+
+def make_like(driver: fake_driver.Driver, call: Callable[[], torch.Tensor]) -> None:
+    """Has calls like this one be C++'s from now on."""
+    for _ in range(2):  # planned, and offered to C++
+        call()
+    driver.sizes = [[len(x) for x in fake_driver.packed(*driver.by_python[-1])]]
+    call()  # by Python, which shows C++ the table
+    assert counted() == 0
+    driver.seen.clear()
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_the_operator_is_launched_without_python(operator: fake_driver.Driver, name: str) -> None:
+    call = OPERATORS[name]
+    counted()
+    make_like(operator, call)
+    operator.by_python.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ops._fast, "take", lambda *_, **__: pytest.fail("Python was asked"))
+        c = call()
+    assert c.shape == (256, 768) and c.dtype == torch.bfloat16 and not c.requires_grad
+    assert counted() == 1 and len(operator.seen) == 1 and not operator.by_python
+    assert name != "a matrix and a factor" or torch.equal(c, MATRIX), "it is copied, and the launch adds to it"
+
+
+AROUND: dict[str, Callable[[], Any]] = {
+    "gradients": lambda: gemm(A.clone().requires_grad_(), B),
+    "an activation": lambda: gemm(A, B, None, 1, 1, "relu"),
+    "a dtype of the result": lambda: gemm(A, B, None, 1, 1, None, torch.float32),
+    "a factor of what is added": lambda: gemm(A, B, BIAS, 1, 2),
+    "what is negated on the way": lambda: gemm(torch._neg_view(A), B),
+    "another shape": lambda: gemm(A[:100], B),
+    "a mode": lambda: in_a_mode(gemm),
+    "fake tensors": lambda: fakes(gemm),
+    "vmap": lambda: torch.vmap(gemm, (0, None))(A[None], B),
+    "functionalization": lambda: torch.func.functionalize(gemm)(A, B),
+    "tangents": lambda: torch.func.jvp(lambda x: gemm(x, B), (A,), (A,)),
+    "a level of tangents": lambda: with_tangent(gemm),
+}
+
+
+def fakes(call: Any) -> torch.Tensor:
+    with FakeTensorMode() as mode:
+        return call(mode.from_tensor(A), mode.from_tensor(B))
+
+
+def in_a_mode(call: Any) -> torch.Tensor:
+    with flop_counter.FlopCounterMode(display=False) as mode:
+        c: torch.Tensor = call(A, B)
+    assert mode.get_total_flops() == 2 * 256 * 512 * 768
+    return c
+
+
+def with_tangent(call: Any) -> torch.Tensor:
+    with forward_ad.dual_level():
+        c = call(forward_ad.make_dual(A, A), B)
+        assert forward_ad.unpack_dual(c).tangent is not None
+        return c
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_what_needs_more_than_a_launch_is_python_s(operator: fake_driver.Driver, name: str) -> None:
+    make_like(operator, lambda: gemm(A, B))
+    AROUND[name]()
+    # Below torch's wrappers, modes and negative views, and beside a tangent's product, are calls of plain tensors.
+    below = ("functionalization", "a mode", "what is negated on the way", "tangents", "a level of tangents")
+    assert counted() == 0 or name in below
+    if name == "gradients":
+        assert gemm(A.clone().requires_grad_(), B).grad_fn is not None
+
+
+def test_a_compiler_s_first_call_overrides_the_operator(
+    operator: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where an earlier process has built the extension; but not while other threads may multiply."""
+    ops._by_cpp.withdraw()
+    monkeypatch.setattr(native, "built", native.module)
+    ended = threading.Event()
+    thread = threading.Thread(target=ended.wait)
+    thread.start()
+    fakes(gemm)
+    assert "triton_gemm]" not in torch._C._dispatch_dump(ops.NAME)
+    ended.set()
+    thread.join()
+    fakes(gemm)
+    assert ops._by_cpp._extension is not None
+
+
 EXIT = """
 import sys
 from pathlib import Path
@@ -224,7 +345,8 @@ import pytest
 import triton_gemm
 from tests.runtime import test_native_products as tests
 from tests.support import fake_driver
-from triton_gemm.functional import routing
+from triton_gemm.functional import ops, routing
+from triton_gemm.runtime import native
 
 patch = pytest.MonkeyPatch()
 driver = fake_driver.install(patch, Path(sys.argv[1]))
@@ -232,6 +354,7 @@ patch.setattr(routing, "KEY", "CPU")
 patch.setattr("torch.cuda.device_count", lambda: 1)
 triton_gemm.enable()
 tests.known(driver)
+ops._by_cpp.begin(("AutogradCPU", "CPU"), native.module())
 print("enabled")
 """
 

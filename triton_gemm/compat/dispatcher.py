@@ -100,11 +100,22 @@ def library_of(operator: str) -> torch.library.Library:
     """An empty library for `torch.ops.triton_gemm`'s operator of that name. It takes back what an earlier one defined:
     a module that is loaded again, as IPython's autoreload does, defines its operators again."""
     kept = vars(torch.ops.triton_gemm).setdefault("_libraries", {})  # which outlives the package's modules
-    if operator in kept:
-        withdraw(kept[operator])
+    for name in (_overridden(operator), operator):
+        if name in kept:
+            withdraw(kept.pop(name))
     kept[operator] = torch.library.Library("triton_gemm", "FRAGMENT")
     found: torch.library.Library = kept[operator]
     return found
+
+
+def overridden_with(operator: str, overrides: Any) -> Any:
+    """overrides, whose `_destroy` is called before the operator's library is taken back."""
+    vars(torch.ops.triton_gemm)["_libraries"][_overridden(operator)] = overrides
+    return overrides
+
+
+def _overridden(operator: str) -> str:
+    return f"{operator}, overridden"
 
 
 def share_sharding_decisions(operator: Any, first_static: int) -> None:

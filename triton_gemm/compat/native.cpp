@@ -1,6 +1,6 @@
-// The extension's table of calls like one before, and torch's products by it. `native.py` builds it, and
-// `runtime/native.py` makes its entries. What an entry does not cover is a miss, which Python takes; so
-// Python alone decides what a call may run on.
+// The extension's table of calls like one before, and products of torch's dispatcher by it. `native.py`
+// builds it, and `runtime/native.py` makes its entries. What an entry does not cover is a miss, which Python
+// takes; so Python alone decides what a call may run on.
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <algorithm>
@@ -126,17 +126,38 @@ void end(PyObject* self) {
   Py_DECREF(type);
 }
 
-// --- torch's products, which the dispatcher calls without Python ---
+// --- Products that torch's dispatcher calls without Python ---
 
 PyTypeObject* table_type;
-Table* routed;  // which has them, or null: under the GIL, as all that is here
 
-// A kernel in the place of one of aten's. What the table has it launches; the rest is for the kernel that was
+// Products that are overridden together, and the table that they ask, or null: under the GIL, as all that is
+// here. They are never freed, for they outlive Python.
+struct Group {
+  Table* routed = nullptr;
+  std::vector<c10::RegistrationHandleRAII> registrations;
+  std::map<std::string, int64_t> launches;
+};
+auto& groups = *new std::deque<Group>;
+
+struct Places {  // of operands and factors among the arguments of a product; -1: it has none
+  int a, b, input, alpha, beta, out;
+};
+
+// Dispatch keys of tensors that hold others, or nothing.
+constexpr c10::DispatchKeySet wrappers{
+    c10::DispatchKey::Python,           c10::DispatchKey::Functionalize,        c10::DispatchKey::Batched,
+    c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::ZeroTensor};
+
+// A kernel in the place of another. What the table has it launches; the rest is for the kernel that was
 // there.
 struct Product final : c10::OperatorKernel {
   c10::SafeKernelFunction before;
   Reference said, request;  // as Python would say them
-  bool adds, given;         // whether there are an input with beta and alpha, and an out
+  Places places;
+  std::vector<int> defaults;  // arguments that must be None
+  int count = 0;              // of arguments
+  bool below_autograd;        // or else it does autograd's part where nothing needs gradients
+  Group* group;
   int64_t* launched;
 
   Product(c10::SafeKernelFunction kernel) : before(std::move(kernel)) {}
@@ -146,7 +167,6 @@ struct Product final : c10::OperatorKernel {
   }
 
   void operator()(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-    const size_t count = 2 + 3 * adds + given;
     at::Tensor result;
     if (!take(stack->data() + stack->size() - count, result)) return before.callBoxed(operation, keys, stack);
     torch::jit::drop(*stack, count);
@@ -159,22 +179,32 @@ struct Product final : c10::OperatorKernel {
     return true;
   }
 
+  bool add(Call& call, const c10::IValue& given) const {
+    const at::Tensor& x = given.toTensor();
+    if (!below_autograd && (x.key_set().has_any(wrappers) || x._fw_grad(0).defined())) return false;
+    return add_operand(call, x);
+  }
+
   bool take(const c10::IValue* arguments, at::Tensor& result) const {
+    const bool adds = places.input >= 0 && arguments[places.input].isTensor(), given = places.out >= 0;
     double beta = 1, alpha = 1;
-    if (adds && !(number(arguments[3], beta) && beta == 1 && number(arguments[4], alpha))) return false;
+    if (places.alpha >= 0 && !number(arguments[places.alpha], alpha)) return false;
+    if (adds && !(number(arguments[places.beta], beta) && beta == 1)) return false;
+    for (const int i : defaults)
+      if (!arguments[i].isNone()) return false;
+    if (!below_autograd && c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Python)) return false;
     const pybind11::gil_scoped_acquire gil;
-    const Table* table = routed;
+    const Table* table = group->routed;
     if (table == nullptr) return false;
-    const Reference alive(reinterpret_cast<PyObject*>(routed));
+    const Reference alive(reinterpret_cast<PyObject*>(group->routed));
     Call call;
-    call.said = said.object, call.request = request.object, call.dispatched = true, call.given = given,
-    call.alpha = alpha;
+    call.said = said.object, call.request = request.object, call.dispatched = below_autograd,
+    call.given = given, call.alpha = alpha;
     const auto found = entry_for(table, call, [&] {
       add_form(call, adds);
-      return add_operand(call, arguments[adds].toTensor()) &&
-             add_operand(call, arguments[adds + 1].toTensor()) &&
-             (!given || add_operand(call, arguments[2 + 3 * adds].toTensor())) &&
-             (!adds || add_operand(call, arguments[0].toTensor())) && read_state(call);
+      return add(call, arguments[places.a]) && add(call, arguments[places.b]) &&
+             (!given || add(call, arguments[places.out])) && (!adds || add(call, arguments[places.input])) &&
+             read_state(call);
     });
     if (found == nullptr) return false;
     if (!run(*found, call, table->most_maps, result)) {
@@ -187,31 +217,42 @@ struct Product final : c10::OperatorKernel {
   }
 };
 
-auto& registrations = *new std::vector<c10::RegistrationHandleRAII>;  // which outlive Python
-auto& launches = *new std::map<std::string, int64_t>;
+// group(): the number of a new one.
+PyObject* group(PyObject*, PyObject*) {
+  groups.emplace_back();
+  return PyLong_FromSize_t(groups.size() - 1);
+}
 
-// override(overload, key, of, request): whether a Product is now in the place of aten's kernel for that
-// dispatch key, which it is if that one was registered by the Python file `of`. It is found by the overload
-// and the request.
+// override(group, operator, key, of, said, request, places): whether a Product is now in the place of the
+// operator's kernel for that dispatch key, which it is if that one was registered by the Python file `of`.
+// Its calls are found by `said` and the request.
 PyObject* override(PyObject*, PyObject* given) {
   PyObject *said, *request;
-  const char *key, *file;
-  if (!PyArg_ParseTuple(given, "UssO", &said, &key, &file, &request)) return nullptr;
+  const char *full, *key, *file;
+  Py_ssize_t number;
+  Places places;
+  if (!PyArg_ParseTuple(given, "nsssUO(iiiiii)", &number, &full, &key, &file, &said, &request, &places.a,
+                        &places.b, &places.input, &places.alpha, &places.beta, &places.out))
+    return nullptr;
   try {
-    const std::string full = PyUnicode_AsUTF8(said), name = full.substr(0, full.find('.'));
-    const std::string overload = full.size() > name.size() ? full.substr(name.size() + 1) : "";
+    Group& group = groups.at(number);
+    const std::string whole = full, name = whole.substr(0, whole.find('.'));
+    const std::string overload = whole.size() > name.size() ? whole.substr(name.size() + 1) : "";
     auto& dispatcher = c10::Dispatcher::singleton();
     const c10::DispatchKey dispatch = c10::parseDispatchKey(key);
-    const c10::OperatorName operation{"aten::" + name, overload};
-    const auto handle = dispatcher.findSchemaOrThrow(operation.name.c_str(), overload.c_str());
+    const auto handle = dispatcher.findSchemaOrThrow(name.c_str(), overload.c_str());
     auto product = std::make_unique<Product>(handle.getComputedKernelForDispatchKey(dispatch));
     if (product->before.debug().find(file) == std::string::npos) Py_RETURN_FALSE;
-    product->said = Reference(said), product->request = Reference(request);
-    product->adds = handle.schema().arguments().size() >= 5, product->given = overload == "out";
-    product->launched = &launches[full];
-    registrations.push_back(dispatcher.registerImpl(
-        operation, dispatch, c10::KernelFunction::makeFromBoxedFunctor(std::move(product)), std::nullopt,
-        nullptr, "triton_gemm"));
+    product->said = Reference(said), product->request = Reference(request), product->places = places;
+    product->count = static_cast<int>(handle.schema().arguments().size());
+    const int named[] = {places.a, places.b, places.input, places.alpha, places.beta, places.out};
+    for (int i = 0; i < product->count; ++i)
+      if (std::find(std::begin(named), std::end(named), i) == std::end(named)) product->defaults.push_back(i);
+    product->below_autograd = std::string(key).rfind("Autograd", 0) != 0;
+    product->group = &group, product->launched = &group.launches[PyUnicode_AsUTF8(said)];
+    group.registrations.push_back(dispatcher.registerImpl(
+        {name, overload}, dispatch, c10::KernelFunction::makeFromBoxedFunctor(std::move(product)),
+        std::nullopt, nullptr, "triton_gemm"));
     Py_RETURN_TRUE;
   } catch (...) {
     torch::translate_exception_to_python(std::current_exception());
@@ -219,29 +260,48 @@ PyObject* override(PyObject*, PyObject* given) {
   }
 }
 
-PyObject* withdraw(PyObject*, PyObject*) {
-  registrations.clear();
+Group* group_of(PyObject* number) {
+  const size_t found = PyLong_AsSize_t(number);
+  if (found < groups.size()) return &groups[found];
+  if (!PyErr_Occurred()) PyErr_SetString(PyExc_IndexError, "there is no such group");
+  return nullptr;
+}
+
+// withdraw(group): its products are no longer overridden.
+PyObject* withdraw(PyObject*, PyObject* number) {
+  Group* group = group_of(number);
+  if (group == nullptr) return nullptr;
+  group->registrations.clear();
   Py_RETURN_NONE;
 }
 
-// route(table): which one Products ask from now on; None: none.
+// route(group, table): which one its products ask from now on; None: none.
 PyObject* route(PyObject*, PyObject* given) {
-  Table* found = Py_TYPE(given) == table_type ? reinterpret_cast<Table*>(given) : nullptr;
+  PyObject *number, *table;
+  if (!PyArg_ParseTuple(given, "OO", &number, &table)) return nullptr;
+  Group* group = group_of(number);
+  if (group == nullptr) return nullptr;
+  Table* found = Py_TYPE(table) == table_type ? reinterpret_cast<Table*>(table) : nullptr;
   Py_XINCREF(found);
-  std::swap(routed, found);
+  std::swap(group->routed, found);
   Py_XDECREF(found);
   Py_RETURN_NONE;
 }
 
-// launched(reset): of each overload, how many calls Products launched; then from zero, if so asked.
-PyObject* launched(PyObject*, PyObject* reset) {
-  PyObject* found = PyDict_New();
-  for (auto& [overload, count] : launches) {
-    PyObject* number = PyLong_FromLongLong(count);
-    if (found == nullptr || number == nullptr || PyDict_SetItemString(found, overload.c_str(), number) < 0)
+// launched(group, reset): how many calls it launched, by what they said; then from zero, if so asked.
+PyObject* launched(PyObject*, PyObject* given) {
+  PyObject* number;
+  int reset;
+  if (!PyArg_ParseTuple(given, "Op", &number, &reset)) return nullptr;
+  Group* group = group_of(number);
+  PyObject* found = group == nullptr ? nullptr : PyDict_New();
+  if (found == nullptr) return nullptr;
+  for (auto& [said, count] : group->launches) {
+    PyObject* counted = PyLong_FromLongLong(count);
+    if (found == nullptr || counted == nullptr || PyDict_SetItemString(found, said.c_str(), counted) < 0)
       Py_CLEAR(found);
-    Py_XDECREF(number);
-    if (reset == Py_True) count = 0;
+    Py_XDECREF(counted);
+    if (reset) count = 0;
   }
   return found;
 }
@@ -270,10 +330,13 @@ PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(make)},
                        {Py_tp_methods, methods},
                        {}};
 PyType_Spec spec = {"triton_gemm_native.Table", sizeof(Table), 0, Py_TPFLAGS_DEFAULT, slots};
-PyMethodDef functions[] = {
-    {"setup", setup, METH_VARARGS, nullptr},      {"override", override, METH_VARARGS, nullptr},
-    {"withdraw", withdraw, METH_NOARGS, nullptr}, {"route", route, METH_O, nullptr},
-    {"launched", launched, METH_O, nullptr},      {}};
+PyMethodDef functions[] = {{"setup", setup, METH_VARARGS, nullptr},
+                           {"group", group, METH_NOARGS, nullptr},
+                           {"override", override, METH_VARARGS, nullptr},
+                           {"withdraw", withdraw, METH_O, nullptr},
+                           {"route", route, METH_VARARGS, nullptr},
+                           {"launched", launched, METH_VARARGS, nullptr},
+                           {}};
 PyModuleDef definition = {PyModuleDef_HEAD_INIT, "triton_gemm_native", nullptr, -1, functions};
 
 }  // namespace

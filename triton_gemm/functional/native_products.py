@@ -1,49 +1,88 @@
-"""torch's products that the extension launches: kernels in the place of aten's, which run no Python."""
+"""Products that the extension launches: kernels in the place of torch's dispatcher's, which run no Python."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import threading
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any, NamedTuple
 
+from ..compat import free_in_children
 from ..problem import SUM
 from ..runtime import native
 
+# Threads that multiply nothing, by how their names begin: this package's, and the reader of Inductor's workers.
+IDLE = ("triton_gemm ", "InductorSubproc")
+
+
+class Places(NamedTuple):
+    """Where a product has its operands and factors among its arguments; -1: it has none."""
+
+    a: int
+    b: int
+    input: int = -1
+    alpha: int = -1
+    beta: int = -1
+    out: int = -1
+
 
 class NativeProducts:
-    """Overrides overloads of aten's products by the extension, and says which table of calls it looks in.
+    """Overrides kernels of torch's dispatcher by the extension, and says which table of calls it looks in.
 
-    What is not in the table goes on to the kernel that was there, which must have been registered by the Python file
-    `of`: another library's is not overridden.
+    A call that is not in the table goes on to the kernel that was there. Another library's kernel is not overridden.
+
+    Args:
+        products: The operators, as "aten::mm.out": what their calls say to `FastPath.take`, and their arguments.
+        of: The Python file that has registered the kernels.
     """
 
-    def __init__(self, overloads: Sequence[str], of: str) -> None:
-        self._overloads, self._of = overloads, of
+    def __init__(self, products: Mapping[str, tuple[str, Places]], of: str) -> None:
+        self._products, self._of = products, of
         self._extension: Any = None  # once it has overridden them
+        self._group = -1
+        self._lock = free_in_children(threading.Lock())
         self.table: Any = None
 
-    def begin(self, key: str, extension: Any) -> None:
-        """Overrides them for that dispatch key, if there is an extension: no other thread must be calling them."""
+    def begin(self, keys: Sequence[str], extension: Any) -> None:
+        """Overrides them for these dispatch keys, if there is an extension: no other thread must be calling them."""
         if self._extension is None and extension is not None:
+            if self._group < 0:
+                self._group = extension.group()
             self._extension = extension
-            for overload in self._overloads:
-                extension.override(overload, key, self._of, SUM)
+            for (operator, (said, places)), key in product(self._products.items(), keys):
+                extension.override(self._group, operator, key, self._of, said, SUM, places)
+
+    def begin_alone(self, keys: Sequence[str], extension: Any, table: Any) -> None:
+        """As `begin`, if no other thread can be calling them, and then `show`."""
+        with self._lock:
+            if alone():
+                self.begin(keys, extension)
+            self.show(table)
 
     def show(self, table: Any) -> None:
         """Has calls looked up in this table (`FastPath.table`), once they are overridden; None: in none."""
         self.table = table
         if self._extension is not None:
-            self._extension.route(table)
+            self._extension.route(self._group, table)
 
     def withdraw(self) -> None:
         """Takes the overrides back."""
         self.table = None
         if self._extension is not None:
-            self._extension.route(None)
-            self._extension.withdraw()
+            self._extension.route(self._group, None)
+            self._extension.withdraw(self._group)
             self._extension = None
 
+    _destroy = withdraw  # as torch's libraries have it
+
     def launched(self, reset: bool) -> dict[str, int]:
-        """How many calls of each overload it has launched since the last reset."""
+        """How many calls it has launched since the last reset, by what they say."""
         extension = native.module() if native.state() is None else None
-        found: dict[str, int] = {} if extension is None else extension.launched(reset)
-        return found
+        found: dict[str, int] = {}
+        return found if extension is None or self._group < 0 else extension.launched(self._group, reset)
+
+
+def alone() -> bool:
+    """Whether no other thread may be calling torch's products."""
+    here = threading.current_thread()
+    return all(x is here or x.name.startswith(IDLE) for x in threading.enumerate())

@@ -31,13 +31,17 @@ from ..compat import (
     library_of,
     may_differ,
     must_dispatch,
+    overridden_with,
     single_level_autograd,
 )
 from ..problem import SUM, GemmProblem, Request
-from ..runtime import plan
+from ..runtime import native, plan
 from . import fast_path, sharding
 from .fast_path import PLAIN
+from .native_products import NativeProducts, Places, alone
 
+NAME = "triton_gemm::gemm"
+KEYS = ("AutogradCUDA", "CUDA")  # of the operator's kernels that C++ overrides
 MANY_ROWS = 1024  # of a gradient, from which on a product with ones sums them faster than torch's sum
 
 
@@ -78,7 +82,7 @@ def _computed(a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None, requ
         c = compute(a, b, input, request)
         return c, known(a, b, c, input, request)
 
-    return _fast.run("gemm", a, b, () if input is None else (input,), launch, request)
+    return _fast.run(NAME, a, b, () if input is None else (input,), launch, request)
 
 
 def compute_into(
@@ -441,12 +445,16 @@ def _autograd(a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None = Non
 def _kernel(a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None = None, *arguments: Any) -> torch.Tensor:
     if a.dtype != b.dtype:
         raise RuntimeError(f"gemm: {a.dtype} and {b.dtype} cannot be multiplied")
+    if _fast.table is not _by_cpp.table:
+        _by_cpp.begin_alone(KEYS, native.module(), _fast.table)
     return _computed(a, b, input, _request(*arguments))
 
 
 def _fake(
     a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None = None, *arguments: Any, **named: Any
 ) -> torch.Tensor:
+    if alone():  # a compiler's first call, before it starts threads
+        _by_cpp.begin(KEYS, native.built())
     return a.new_empty(shape_of(a, b), dtype=_request(*arguments, **named).out_dtype or result_dtype(a.dtype))
 
 
@@ -482,6 +490,9 @@ _op, _library = operator(
     _fake,
 )
 _library.impl("gemm", _autograd, "Autograd")
+_by_cpp = overridden_with(
+    "gemm", NativeProducts({NAME: (NAME, Places(0, 1, 2, 3, 4))}, library_of.__code__.co_filename)
+)
 torch.library.register_vmap("triton_gemm::gemm", _vmap, lib=_library)
 
 

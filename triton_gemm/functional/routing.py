@@ -29,7 +29,7 @@ from ..problem import SUM, Request
 from ..runtime import background, native, plan, policies
 from . import ops
 from .fast_path import FastPath, same_storage
-from .native_products import NativeProducts
+from .native_products import NativeProducts, Places, alone
 from .other_products import COUNTED, PRODUCTS, Product
 from .rules import expands
 
@@ -79,7 +79,18 @@ _counts: Counter[tuple[str, str]] = Counter()
 _lock = free_in_children(threading.Lock())
 
 _fast = FastPath()  # of calls under the innermost rule
-_by_cpp = NativeProducts([overload for name in ROUTED for overload in (name, f"{name}.out")], __file__)
+_by_cpp = NativeProducts(
+    {
+        f"aten::{name}{overload}": (name + overload, places)
+        for name in ROUTED
+        for overload, places in (
+            (("", Places(1, 2, 0, 4, 3)), (".out", Places(1, 2, 0, 4, 3, 5)))
+            if "add" in name
+            else (("", Places(0, 1)), (".out", Places(0, 1, out=2)))
+        )
+    },
+    __file__,
+)
 _faster: dict[tuple[object, ...], str] = {}  # why torch is, under any rule, by the key of calls; "" where it is not
 
 
@@ -136,7 +147,7 @@ def _enter(
     with _lock:
         if _library is None:
             _library = _override()
-            _by_cpp.begin(KEY, native.built())
+            _by_cpp.begin((KEY,), native.built())
         _rules.append(rule)
         _fast = _fast_path()
         _by_cpp.show(_fast.table)
@@ -189,14 +200,8 @@ def _leave(rule: Rule | None) -> None:
         _rules[:] = [x for x in _rules if x is not rule]
         _fast = _fast_path()
         _by_cpp.show(_fast.table)
-        if _alone():
+        if alone():
             _withdraw()
-
-
-def _alone() -> bool:
-    """Whether no other thread may be calling torch's products: there are none but those of this package."""
-    here = threading.current_thread()
-    return all(x is here or x.name.startswith("triton_gemm ") for x in threading.enumerate())
 
 
 def _withdraw() -> None:
@@ -320,9 +325,7 @@ def _routed(name: str, overload: str) -> Callable[..., torch.Tensor]:
             table = fast.table  # asked here, too, because the Python of `take` costs as much as it does
             if table is not None and table is not _by_cpp.table:
                 with _lock:
-                    if _alone():
-                        _by_cpp.begin(KEY, native.module())
-                    _by_cpp.show(_fast.table)
+                    _by_cpp.begin_alone((KEY,), native.module(), _fast.table)
             c = None if table is None else table.take(overload, a, b, auxiliary, request, out, True)
             if c is None:
                 key, c = fast.take(overload, a, b, auxiliary, request, out, dispatched=True)
