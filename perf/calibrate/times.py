@@ -25,7 +25,6 @@ from triton_gemm.suites import SUITES
 from triton_gemm.suites.problems import gemm_problem
 from triton_gemm.suites.shapes import Shape
 from triton_gemm.tables.records import named
-from triton_gemm.tuning.race import SLOW
 
 FILE = "calibration.json"
 SIZES = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages")
@@ -184,9 +183,7 @@ def _raced(product: Mapping[str, Any], device: DeviceInfo) -> Measured | None:
     if unaligned:
         return None
     shape = Shape(int(M), int(N), int(K), layout=layout, batch=int(batch) if batch else None)
-    # A single first call told who is not worth timing, and may have been disturbed.
-    longest = SLOW * (product["choice_us"] or 0)
-    times = {name: us for us, name in product["times"] if us <= longest}
+    times = {name: us for us, name in product["times"]}
     ways = (
         {named(Selection.of(way, "")): Way(way) for _, way in ranked(gemm_problem(shape, mode), device)}
         if times

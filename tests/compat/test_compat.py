@@ -13,7 +13,6 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -146,19 +145,17 @@ def _withdraw() -> None:
 
 def _library_of() -> None:
     """Of an operator that no module has; a second one takes the first one's place."""
-    withdrawn: list[int] = []
+    withdrawn: list[bool] = []
+    ones, call = torch.ones(1), lambda x: torch.ops.triton_gemm.compat_test(x)
     try:
         for factor in (2, 3):
             library = compat.library_of("compat_test")
-            assert withdrawn == [2] * (factor - 2)
             library.define("compat_test(Tensor x) -> Tensor")
             library.impl("compat_test", lambda x, factor=factor: factor * x, "CPU")
-            overrides = SimpleNamespace(_destroy=partial(withdrawn.append, factor))
-            assert compat.overridden_with("compat_test", overrides) is overrides
-            assert torch.ops.triton_gemm.compat_test(torch.ones(1)) == factor
+            compat.before_withdrawal("compat_test", lambda factor=factor: withdrawn.append(call(ones) == factor))
+            assert call(ones) == factor and withdrawn == [True] * (factor - 2)
     finally:
-        del vars(torch.ops.triton_gemm)["_libraries"]["compat_test, overridden"]
-        compat.withdraw(vars(torch.ops.triton_gemm)["_libraries"].pop("compat_test"))
+        compat.withdraw(vars(torch.ops.triton_gemm)["_libraries"].pop("compat_test")[0])
     assert not hasattr(torch.ops.triton_gemm, "compat_test")
 
 
@@ -644,7 +641,7 @@ def _products() -> None:
 
 USES: dict[str, Callable[[], None]] = {
     "library_of": _library_of,
-    "overridden_with": _library_of,
+    "before_withdrawal": _library_of,
     "Autotuner": _autotuner,
     "CLUSTERS": _clusters,
     "LAUNCHERS_OF_KERNELS": _build_launcher,

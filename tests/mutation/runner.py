@@ -100,6 +100,7 @@ GROUPS = (
             "runtime/background",
             "runtime/native",
             "runtime/native_products",
+            "runtime/fast_path",
             "tuning/gpu_bench",
         ),
         CALLS,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,9 @@ from torch.utils import flop_counter
 
 import triton_gemm
 from tests.support import fake_driver
-from triton_gemm.functional import fast_path, ops, routing
+from triton_gemm.compat import dispatcher
+from triton_gemm.functional import fast_path, native_products, ops, routing
+from triton_gemm.functional.native_products import Places
 from triton_gemm.problem import SUM, Request
 from triton_gemm.runtime import native, plan
 from triton_gemm.selection.select import select
@@ -275,6 +279,8 @@ def test_the_operator_is_launched_without_python(operator: fake_driver.Driver, n
     assert name != "a matrix and a factor" or torch.equal(c, MATRIX), "it is copied, and the launch adds to it"
 
 
+# What is called, and how many calls of plain tensors that makes below torch's wrappers, modes and negative views, and
+# beside a product with a tangent.
 AROUND: dict[str, Callable[[], Any]] = {
     "gradients": lambda: gemm(A.clone().requires_grad_(), B),
     "an activation": lambda: gemm(A, B, None, 1, 1, "relu"),
@@ -286,14 +292,23 @@ AROUND: dict[str, Callable[[], Any]] = {
     "fake tensors": lambda: fakes(gemm),
     "vmap": lambda: torch.vmap(gemm, (0, None))(A[None], B),
     "functionalization": lambda: torch.func.functionalize(gemm)(A, B),
-    "tangents": lambda: torch.func.jvp(lambda x: gemm(x, B), (A,), (A,)),
+    "tangents": lambda: transformed(gemm),
     "a level of tangents": lambda: with_tangent(gemm),
 }
+
+
+BELOW = {"functionalization": 1, "a mode": 1, "what is negated on the way": 1, "tangents": 2, "a level of tangents": 2}
 
 
 def fakes(call: Any) -> torch.Tensor:
     with FakeTensorMode() as mode:
         return call(mode.from_tensor(A), mode.from_tensor(B))
+
+
+def transformed(call: Any) -> torch.Tensor:
+    made, found = torch.func.jvp(lambda x: call(x, B), (A,), (A,))
+    assert made.shape == found.shape
+    return found
 
 
 def in_a_mode(call: Any) -> torch.Tensor:
@@ -314,9 +329,7 @@ def with_tangent(call: Any) -> torch.Tensor:
 def test_what_needs_more_than_a_launch_is_python_s(operator: fake_driver.Driver, name: str) -> None:
     make_like(operator, lambda: gemm(A, B))
     AROUND[name]()
-    # Below torch's wrappers, modes and negative views, and beside a tangent's product, are calls of plain tensors.
-    below = ("functionalization", "a mode", "what is negated on the way", "tangents", "a level of tangents")
-    assert counted() == 0 or name in below
+    assert counted() == BELOW.get(name, 0)
     if name == "gradients":
         assert gemm(A.clone().requires_grad_(), B).grad_fn is not None
 
@@ -326,16 +339,52 @@ def test_a_compiler_s_first_call_overrides_the_operator(
 ) -> None:
     """Where an earlier process has built the extension; but not while other threads may multiply."""
     ops._by_cpp.withdraw()
+    monkeypatch.setattr(ops._by_cpp, "_looked", False)
     monkeypatch.setattr(native, "built", native.module)
     ended = threading.Event()
     thread = threading.Thread(target=ended.wait)
     thread.start()
     fakes(gemm)
-    assert "triton_gemm]" not in torch._C._dispatch_dump(ops.NAME)
+    assert "CPU: triton_gemm ::" not in torch._C._dispatch_dump(ops.NAME)
     ended.set()
     thread.join()
     fakes(gemm)
-    assert ops._by_cpp._extension is not None
+    assert "CPU: triton_gemm ::" in torch._C._dispatch_dump(ops.NAME)
+
+
+def test_calls_override_the_operator_once_they_are_alone(operator: fake_driver.Driver) -> None:
+    """A thread that lives when the first of them comes is no reason for good, nor is one that Python did not start."""
+    make_like(operator, lambda: gemm(A, B))
+    ops._by_cpp.withdraw()
+    ops._by_cpp._asked = 0
+    ended = threading.Event()
+    thread = threading.Thread(target=ended.wait)
+    thread.start()
+    for _ in range(5):
+        gemm(A, B)
+    assert not ops._by_cpp.begun and ops._by_cpp.table is not None
+    ended.set()
+    thread.join()
+    for _ in range(5):
+        gemm(A, B)
+    assert ops._by_cpp.begun
+    foreign: list[bool] = []
+    _thread.start_new_thread(lambda: foreign.append(native_products.alone()), ())
+    while not foreign:
+        time.sleep(0.001)
+    assert foreign == [False] and native_products.alone()
+
+
+def test_an_override_that_fails_leaves_products_to_python(
+    operator: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    products = native_products.NativeProducts(
+        {ops.NAME: (ops.NAME, Places(0, 1, 2, 3, 4)), "triton_gemm::none": ("", Places(0, 1))},
+        dispatcher.__file__,
+    )
+    ops._by_cpp.withdraw()
+    products.begin(ops.KEYS, native.module())
+    assert not products.begun and "CPU: triton_gemm ::" not in torch._C._dispatch_dump(ops.NAME)
 
 
 EXIT = """
@@ -363,4 +412,4 @@ def test_a_process_ends_with_products_overridden(extension: Path) -> None:
     """torch's dispatcher frees them when Python is gone."""
     command = [sys.executable, "-c", EXIT, str(extension)]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=250)
-    assert (done.returncode, done.stdout) == (0, "enabled\n"), done.stderr
+    assert (done.returncode, done.stdout, done.stderr) == (0, "enabled\n", "")

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import FrameType, ModuleType, SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +25,7 @@ from tests.support import plan_fakes
 from tests.support.product_checks import fp32_precision
 from tests.support.tiers import one
 from triton_gemm import compat
-from triton_gemm.functional import api, fast_path, gated, grouped, ops, residual_gemm, scaled
+from triton_gemm.functional import api, fast_path, grouped, ops, scaled
 from triton_gemm.hardware.device import INTERPRETER, device_of_capability
 from triton_gemm.kernels.launch import Launch, Pointer, Scalar, TensorMap
 from triton_gemm.problem import ACTIVATIONS, PRODUCT, GemmProblem, Layout, Request
@@ -912,67 +912,3 @@ def test_calls_of_the_dispatcher_like_one_before_plan_nothing(monkeypatch: pytes
     monkeypatch.setattr(ops, "compute", None)
     assert torch.equal(torch.ops.triton_gemm.gemm(a.clone(), b.clone(), bias.clone()), expected)
     assert torch.equal(torch.ops.triton_gemm.gemm(-a, b), negated) and len(made) == 2
-
-
-def random(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).bfloat16()
-
-
-ROW, MATRIX, GATE = random(48), random(64, 48), random(48, 32)
-GROUPS = random(2, 32, 48), torch.tensor([4, 9], dtype=torch.int32)
-SCALED = (
-    *(torch.ones(shape, dtype=torch.int8) for shape in ((64, 32), (32, 48))),
-    *(torch.ones(1), torch.ones(1), None, torch.bfloat16, False),
-)
-of_torch = torch.ops.triton_gemm
-# Calls of a [64, 32] and b [32, 48], and where the first of them is launched.
-EPILOGUES: dict[str, tuple[ModuleType, str, Callable[..., torch.Tensor]]] = {
-    "gate": (gated, "launch", lambda a, b: api.linear(a, b.mT, activation="swiglu", gate=GATE)),
-    "gate and biases": (gated, "launch", lambda a, b: api.linear(a, b.mT, ROW, "reglu", gate=GATE, gate_bias=ROW)),
-    "gate of a batch": (gated, "launch", lambda a, b: api.linear(a[None], b.mT, activation="geglu", gate=GATE)),
-    "residual": (residual_gemm, "launch", lambda a, b: api.linear(a, b.mT, residual=MATRIX)),
-    "residual, broadcast": (residual_gemm, "launch", lambda a, b: api.linear(a, b.mT, residual=MATRIX[:, :1])),
-    "bias, residual": (residual_gemm, "launch", lambda a, b: api.linear(a, b.mT, ROW, "silu", residual=MATRIX)),
-    "a matrix": (api, "_product", lambda a, b: api.addmm(MATRIX, a, b, alpha=2)),
-    "a matrix into out": (api, "_product", lambda a, b: api.addmm(MATRIX, a, b, out=torch.zeros_like(MATRIX))),
-    "operator with a matrix": (ops, "compute", lambda a, b: of_torch.gemm(a, b, MATRIX)),
-    "operator with a gate": (gated, "launch", lambda a, b: of_torch.gated_gemm(a, b, GATE.mT)),
-    "operator with a residual": (residual_gemm, "launch", lambda a, b: of_torch.residual_gemm(a, b, MATRIX)),
-    "operator of groups": (grouped, "launch", lambda a, b: of_torch.grouped_gemm(a, *GROUPS)),
-    "operator with scales": (scaled, "launch", lambda a, b: of_torch.scaled_gemm(*SCALED)),
-}
-
-
-@pytest.mark.parametrize("name", EPILOGUES)
-def test_calls_with_an_epilogue_share_the_fast_path(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    module, function, call = EPILOGUES[name]
-    made = plan_fakes.take_plans_away(monkeypatch)
-    a, b = random(64, 32), random(48, 32).mT
-    launched: list[object] = []
-    first = getattr(module, function)
-    monkeypatch.setattr(module, function, lambda *given: launched.append(given) or first(*given))
-    expected = call(a, b)
-    assert all(torch.equal(call(x, b), expected) for x in (a, a.clone()))
-    assert len(launched) == len(made) == 1
-    assert torch.equal(call(a, torch._neg_view(-b)), expected), "what is negated on the way does not lie in memory"
-
-
-def test_a_gate_without_one_of_two_biases_does_not_share_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its zeros are made at every call."""
-    plan_fakes.take_plans_away(monkeypatch)
-    launched: list[object] = []
-    launch = gated.launch
-    monkeypatch.setattr(gated, "launch", lambda *given: launched.append(given) or launch(*given))
-    for _ in range(3):
-        api.linear(random(64, 32), GATE, ROW, "swiglu", gate=GATE)
-    assert len(launched) == 3
-
-
-def test_a_matrix_that_is_the_result_does_not_share_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor does one in its memory, which the copy would change on the way."""
-    plan_fakes.take_plans_away(monkeypatch)
-    a, b, c = random(64, 32), random(32, 48), random(128, 48)
-    api.addmm(MATRIX, a, b, out=torch.zeros_like(MATRIX))
-    expected = a @ b + c[32:96]
-    assert torch.equal(api.addmm(c[32:96], a, b, out=c[:64]), expected)
-    assert torch.equal(api.addmm(c[:64], a, b, out=c[:64]), a @ b + expected)

@@ -43,14 +43,22 @@ class FakePlan:
 
     def __init__(self, problem: GemmProblem, selection: Selection, device: torch.device, *_: object) -> None:
         self.problem, self.selection = problem, selection
+        self.runs: list[tuple[object, ...]] = []  # of each, where its auxiliary operands lie, and its factors
         self.made.append(self)
 
     def overlap(self, *_: torch.Tensor) -> bool:
         return False
 
     def run(
-        self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, _: object = (), alpha: float = 1, beta: float = 0
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        c: torch.Tensor,
+        auxiliary: tuple[torch.Tensor, ...] = (),
+        alpha: float = 1,
+        beta: float = 0,
     ) -> None:
+        self.runs.append((*(x.data_ptr() for x in auxiliary), alpha, beta))
         b = b if b.shape[-1] == c.shape[-1] else b.mT  # as `linear` is given it
         whole = a.dtype == torch.bfloat16 and not self.problem.groups and b.shape[-2] == a.shape[-1]
         product = a @ b if whole else torch.zeros_like(c)

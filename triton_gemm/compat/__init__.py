@@ -62,6 +62,7 @@ from .compiler import (
 )
 from .devices import allocator, current_device, current_stream, occupy, stream_of_graph_trees
 from .dispatcher import (
+    before_withdrawal,
     below_autograd,
     differ,
     differentiates_forward,
@@ -71,7 +72,6 @@ from .dispatcher import (
     may_differ,
     must_dispatch,
     overlaps_itself,
-    overridden_with,
     override_functions,
     share_sharding_decisions,
     withdraw,
@@ -122,6 +122,7 @@ __all__ = [
     "allocator",
     "async_load",
     "backward_here",
+    "before_withdrawal",
     "below_autograd",
     "build_launcher",
     "bytes_of",
@@ -169,7 +170,6 @@ __all__ = [
     "occupy",
     "offer_to_inductor",
     "overlaps_itself",
-    "overridden_with",
     "override_functions",
     "power_of_two",
     "prefetch",

@@ -99,23 +99,25 @@ def withdraw(library: torch.library.Library) -> None:
 def library_of(operator: str) -> torch.library.Library:
     """An empty library for `torch.ops.triton_gemm`'s operator of that name. It takes back what an earlier one defined:
     a module that is loaded again, as IPython's autoreload does, defines its operators again."""
-    kept = vars(torch.ops.triton_gemm).setdefault("_libraries", {})  # which outlives the package's modules
-    for name in (_overridden(operator), operator):
-        if name in kept:
-            withdraw(kept.pop(name))
-    kept[operator] = torch.library.Library("triton_gemm", "FRAGMENT")
-    found: torch.library.Library = kept[operator]
-    return found
+    kept = _libraries()
+    if operator in kept:
+        earlier, callbacks = kept.pop(operator)
+        for callback in callbacks:
+            callback()
+        withdraw(earlier)
+    library = torch.library.Library("triton_gemm", "FRAGMENT")
+    kept[operator] = library, []
+    return library
 
 
-def overridden_with(operator: str, overrides: Any) -> Any:
-    """overrides, whose `_destroy` is called before the operator's library is taken back."""
-    vars(torch.ops.triton_gemm)["_libraries"][_overridden(operator)] = overrides
-    return overrides
+def before_withdrawal(operator: str, callback: Callable[[], object]) -> None:
+    """Has `callback` called before the operator's library takes back what it defined."""
+    _libraries()[operator][1].append(callback)
 
 
-def _overridden(operator: str) -> str:
-    return f"{operator}, overridden"
+def _libraries() -> dict[str, tuple[torch.library.Library, list[Callable[[], object]]]]:
+    """Each operator's, kept where they outlive the package's modules, and what is called before it is taken back."""
+    return vars(torch.ops.triton_gemm).setdefault("_libraries", {})
 
 
 def share_sharding_decisions(operator: Any, first_static: int) -> None:

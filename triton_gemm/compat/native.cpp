@@ -130,23 +130,22 @@ void end(PyObject* self) {
 
 PyTypeObject* table_type;
 
-// Products that are overridden together, and the table that they ask, or null: under the GIL, as all that is
-// here. They are never freed, for they outlive Python.
+// Products that are overridden together. All of it is read and written under the GIL. Groups are never freed,
+// for kernels outlive Python.
 struct Group {
-  Table* routed = nullptr;
+  Table* routed = nullptr;  // the table that they ask, or null
   std::vector<c10::RegistrationHandleRAII> registrations;
   std::map<std::string, int64_t> launches;
 };
 auto& groups = *new std::deque<Group>;
 
+struct Quiet final : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
 struct Places {  // of operands and factors among the arguments of a product; -1: it has none
   int a, b, input, alpha, beta, out;
 };
-
-// Dispatch keys of tensors that hold others, or nothing.
-constexpr c10::DispatchKeySet wrappers{
-    c10::DispatchKey::Python,           c10::DispatchKey::Functionalize,        c10::DispatchKey::Batched,
-    c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::ZeroTensor};
 
 // A kernel in the place of another. What the table has it launches; the rest is for the kernel that was
 // there.
@@ -156,7 +155,7 @@ struct Product final : c10::OperatorKernel {
   Places places;
   std::vector<int> defaults;  // arguments that must be None
   int count = 0;              // of arguments
-  bool below_autograd;        // or else it does autograd's part where nothing needs gradients
+  bool below_autograd;        // if false, it must refuse what needs a derivative
   Group* group;
   int64_t* launched;
 
@@ -181,7 +180,7 @@ struct Product final : c10::OperatorKernel {
 
   bool add(Call& call, const c10::IValue& given) const {
     const at::Tensor& x = given.toTensor();
-    if (!below_autograd && (x.key_set().has_any(wrappers) || x._fw_grad(0).defined())) return false;
+    if (!below_autograd && x._fw_grad(0).defined()) return false;
     return add_operand(call, x);
   }
 
@@ -217,7 +216,7 @@ struct Product final : c10::OperatorKernel {
   }
 };
 
-// group(): the number of a new one.
+// group(): makes a group, and returns its number.
 PyObject* group(PyObject*, PyObject*) {
   groups.emplace_back();
   return PyLong_FromSize_t(groups.size() - 1);
@@ -235,6 +234,8 @@ PyObject* override(PyObject*, PyObject* given) {
                         &places.b, &places.input, &places.alpha, &places.beta, &places.out))
     return nullptr;
   try {
+    Quiet handler;  // torch warns of kernels that are overridden
+    const c10::WarningUtils::WarningHandlerGuard quiet(&handler);
     Group& group = groups.at(number);
     const std::string whole = full, name = whole.substr(0, whole.find('.'));
     const std::string overload = whole.size() > name.size() ? whole.substr(name.size() + 1) : "";
@@ -267,7 +268,7 @@ Group* group_of(PyObject* number) {
   return nullptr;
 }
 
-// withdraw(group): its products are no longer overridden.
+// withdraw(group): takes back the group's overrides.
 PyObject* withdraw(PyObject*, PyObject* number) {
   Group* group = group_of(number);
   if (group == nullptr) return nullptr;
@@ -275,7 +276,7 @@ PyObject* withdraw(PyObject*, PyObject* number) {
   Py_RETURN_NONE;
 }
 
-// route(group, table): which one its products ask from now on; None: none.
+// route(group, table): which table the group's products ask from now on; None: none.
 PyObject* route(PyObject*, PyObject* given) {
   PyObject *number, *table;
   if (!PyArg_ParseTuple(given, "OO", &number, &table)) return nullptr;
@@ -288,7 +289,8 @@ PyObject* route(PyObject*, PyObject* given) {
   Py_RETURN_NONE;
 }
 
-// launched(group, reset): how many calls it launched, by what they said; then from zero, if so asked.
+// launched(group, reset): how many calls of each product C++ launched, by `said`; then from zero, if so
+// asked.
 PyObject* launched(PyObject*, PyObject* given) {
   PyObject* number;
   int reset;

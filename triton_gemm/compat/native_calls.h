@@ -36,6 +36,8 @@ struct Call {  // what a call says, and what it is found by
   }
 };
 
+// Adds an operand. False for what is not plain memory: torch's wrappers have no storage or no address,
+// Python's subclasses have a dispatch of their own. Above autograd also for what needs gradients.
 bool add_operand(Call& call, const at::Tensor& x) {
   if (call.count == kOperands) return false;
   const c10::TensorImpl* impl = x.unsafeGetTensorImpl();

@@ -7,6 +7,7 @@ start (`fast_path`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.autograd.graph import increment_version
@@ -450,12 +451,8 @@ def _gated(
     if batch_invariant is not None:
         arguments.flag("linear", "batch_invariant", batch_invariant)
     a, b, vectors = _matrices(a, up.t())
-    operands = a, b, gate.t(), bias, gate_bias
-    if key is None or vectors or not ops.is_plain(*operands):
-        return _without(gated.gated_gemm(*operands, of_gate, precision, batch_invariant), vectors)
-    c, found = gated.launch(*operands, of_gate, precision, batch_invariant)
-    _fast.keep(key, found)
-    return c
+    how = a, b, gate.t(), bias, gate_bias, of_gate, precision, batch_invariant
+    return _launched(gated.launch, gated.gated_gemm, key, vectors, how)
 
 
 def _residual(
@@ -489,12 +486,8 @@ def _residual(
     a, b, vectors = _matrices(a, weight.t())
     if weight.dim() == 1 and residual.dim() > 0:
         residual = residual.unsqueeze(-1)
-    operands = a, b, residual, bias
-    if key is None or vectors or not ops.is_plain(*operands):
-        return _without(residual_gemm.residual_gemm(*operands, activation, precision, batch_invariant), vectors)
-    c, found = residual_gemm.launch(*operands, activation, precision, batch_invariant)
-    _fast.keep(key, found)
-    return c
+    how = a, b, residual, bias, activation, precision, batch_invariant
+    return _launched(residual_gemm.launch, residual_gemm.residual_gemm, key, vectors, how)
 
 
 # --- What every call goes through ---
@@ -598,4 +591,20 @@ def _keep_fast_path(
     """c; and what computed it is kept, unless `out` was resized, and is not what the key says."""
     if key is not None and (out is None or key[1] == plan.key_of(request, a, b, out, () if bias is None else (bias,))):
         _fast.keep(key, ops.known(a, b, c, bias, request))
+    return c
+
+
+def _launched(
+    launch: Callable[..., tuple[torch.Tensor, fast_path.Known | None]],
+    operator: Callable[..., torch.Tensor],
+    key: fast_path.Key | None,
+    vectors: tuple[int, ...],
+    how: tuple[Any, ...],
+) -> torch.Tensor:
+    """The result of an operator without the dimensions `vectors`. What it launches is kept by the key, if there is one:
+    then no operand needs torch's dispatcher but one on the meta device."""
+    if key is None or vectors or any(isinstance(x, torch.Tensor) and x.is_meta for x in how):
+        return _without(operator(*how), vectors)
+    c, found = launch(*how)
+    _fast.keep(key, found)
     return c

@@ -109,7 +109,7 @@ def launch(
         return c, fast_path.SLOW
     given = [a, b, gate, *(x for x in (bias, gate_bias) if x is not None)]
     a, b, gate = a.resolve_neg(), b.resolve_neg(), gate.resolve_neg()
-    if b.stride() != gate.stride() or b.data_ptr() % 16 != gate.data_ptr() % 16:
+    if b.stride() != gate.stride() or (b.data_ptr() % 16 == 0) != (gate.data_ptr() % 16 == 0):
         b, gate = b.contiguous(), gate.contiguous()
         b, gate = (x if x.data_ptr() % 16 == 0 else x.clone() for x in (b, gate))
     biases: list[torch.Tensor] = []

@@ -163,7 +163,7 @@ def launch(
     auxiliary: tuple[torch.Tensor, ...] = (offs.contiguous(),)
     if gate is not None:
         gate = gate.resolve_neg()
-        alike = b.stride() == gate.stride() and b.data_ptr() % 16 == gate.data_ptr() % 16
+        alike = b.stride() == gate.stride() and (b.data_ptr() % 16 == 0) == (gate.data_ptr() % 16 == 0)
         if not alike or a.dtype not in HALF.dtypes or plan.remembering(request).batch_invariant:
             return apart(a, b, gate, offs, str(activation), out_dtype, precision, batch_invariant), None
         auxiliary = (gate, *auxiliary)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -13,6 +14,7 @@ from ..runtime import native
 
 # Threads that multiply nothing, by how their names begin: this package's, and the reader of Inductor's workers.
 IDLE = ("triton_gemm ", "InductorSubproc")
+log = logging.getLogger("triton_gemm")
 
 
 class Places(NamedTuple):
@@ -40,22 +42,43 @@ class NativeProducts:
         self._products, self._of = products, of
         self._extension: Any = None  # once it has overridden them
         self._group = -1
+        self._asked, self._looked = 0, False
         self._lock = free_in_children(threading.Lock())
         self.table: Any = None
 
+    @property
+    def begun(self) -> bool:
+        """Whether they are overridden."""
+        return self._extension is not None
+
     def begin(self, keys: Sequence[str], extension: Any) -> None:
         """Overrides them for these dispatch keys, if there is an extension: no other thread must be calling them."""
-        if self._extension is None and extension is not None:
-            if self._group < 0:
-                self._group = extension.group()
-            self._extension = extension
+        if self._extension is not None or extension is None:
+            return
+        if self._group < 0:
+            self._group = extension.group()
+        try:
             for (operator, (said, places)), key in product(self._products.items(), keys):
                 extension.override(self._group, operator, key, self._of, said, SUM, places)
+        except Exception as error:  # in no call's way
+            extension.withdraw(self._group)
+            log.debug("products go on through Python: %s", error)
+        else:
+            self._extension = extension
+
+    def begin_built(self, keys: Sequence[str]) -> None:
+        """Begins with an extension that was built before, if no other thread can be calling them. It is looked for
+        once."""
+        if not self._looked and alone():
+            self._looked = True
+            self.begin(keys, native.built())
 
     def begin_alone(self, keys: Sequence[str], extension: Any, table: Any) -> None:
-        """As `begin`, if no other thread can be calling them, and then `show`."""
+        """Shows the table, and begins if no other thread can be calling them. That takes long to tell, so of calls that
+        ask again one in 2^n does."""
         with self._lock:
-            if alone():
+            self._asked += 1
+            if self._asked & (self._asked - 1) == 0 and alone():
                 self.begin(keys, extension)
             self.show(table)
 
@@ -73,10 +96,8 @@ class NativeProducts:
             self._extension.withdraw(self._group)
             self._extension = None
 
-    _destroy = withdraw  # as torch's libraries have it
-
     def launched(self, reset: bool) -> dict[str, int]:
-        """How many calls it has launched since the last reset, by what they say."""
+        """How many calls of each product C++ has launched since the last reset, by what they say."""
         extension = native.module() if native.state() is None else None
         found: dict[str, int] = {}
         return found if extension is None or self._group < 0 else extension.launched(self._group, reset)
@@ -84,5 +105,5 @@ class NativeProducts:
 
 def alone() -> bool:
     """Whether no other thread may be calling torch's products."""
-    here = threading.current_thread()
-    return all(x is here or x.name.startswith(IDLE) for x in threading.enumerate())
+    here = threading.get_ident()
+    return all(x.ident == here or x.name.startswith(IDLE) for x in threading.enumerate())

@@ -21,6 +21,7 @@ from torch.utils.flop_counter import register_flop_formula
 from ..arithmetic import default_arithmetic, result_dtype
 from ..compat import (
     SingleLevelFunction,
+    before_withdrawal,
     below_autograd,
     differ,
     differentiates_forward,
@@ -31,14 +32,13 @@ from ..compat import (
     library_of,
     may_differ,
     must_dispatch,
-    overridden_with,
     single_level_autograd,
 )
 from ..problem import SUM, GemmProblem, Request
 from ..runtime import native, plan
 from . import fast_path, sharding
 from .fast_path import PLAIN
-from .native_products import NativeProducts, Places, alone
+from .native_products import NativeProducts, Places
 
 NAME = "triton_gemm::gemm"
 KEYS = ("AutogradCUDA", "CUDA")  # of the operator's kernels that C++ overrides
@@ -138,7 +138,9 @@ def known(
     auxiliary: tuple[torch.Tensor, ...] = ()
     if input is None:
         request = request._replace(beta=0.0)
-    elif request.beta != 1 or input is c:
+    elif input is c:  # which no key says
+        return None
+    elif request.beta != 1:
         return fast_path.SLOW
     else:
         request, auxiliary = adding(c, input, request)
@@ -445,7 +447,7 @@ def _autograd(a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None = Non
 def _kernel(a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None = None, *arguments: Any) -> torch.Tensor:
     if a.dtype != b.dtype:
         raise RuntimeError(f"gemm: {a.dtype} and {b.dtype} cannot be multiplied")
-    if _fast.table is not _by_cpp.table:
+    if _fast.table is not None and not (_by_cpp.begun and _fast.table is _by_cpp.table):
         _by_cpp.begin_alone(KEYS, native.module(), _fast.table)
     return _computed(a, b, input, _request(*arguments))
 
@@ -453,8 +455,7 @@ def _kernel(a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None = None,
 def _fake(
     a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None = None, *arguments: Any, **named: Any
 ) -> torch.Tensor:
-    if alone():  # a compiler's first call, before it starts threads
-        _by_cpp.begin(KEYS, native.built())
+    _by_cpp.begin_built(KEYS)  # before a compiler starts threads
     return a.new_empty(shape_of(a, b), dtype=_request(*arguments, **named).out_dtype or result_dtype(a.dtype))
 
 
@@ -490,9 +491,8 @@ _op, _library = operator(
     _fake,
 )
 _library.impl("gemm", _autograd, "Autograd")
-_by_cpp = overridden_with(
-    "gemm", NativeProducts({NAME: (NAME, Places(0, 1, 2, 3, 4))}, library_of.__code__.co_filename)
-)
+_by_cpp = NativeProducts({NAME: (NAME, Places(0, 1, 2, 3, 4))}, library_of.__code__.co_filename)
+before_withdrawal("gemm", _by_cpp.withdraw)
 torch.library.register_vmap("triton_gemm::gemm", _vmap, lib=_library)
 
 

@@ -323,7 +323,7 @@ def _routed(name: str, overload: str) -> Callable[..., torch.Tensor]:
         if rules and rules[0].predicate is None and type(request.alpha) in (int, float):
             auxiliary = () if input is None else (input,)
             table = fast.table  # asked here, too, because the Python of `take` costs as much as it does
-            if table is not None and table is not _by_cpp.table:
+            if table is not None and not (_by_cpp.begun and table is _by_cpp.table):
                 with _lock:
                     _by_cpp.begin_alone((KEY,), native.module(), _fast.table)
             c = None if table is None else table.take(overload, a, b, auxiliary, request, out, True)

@@ -75,7 +75,8 @@ class Race(Generic[Way]):
     ms: of a call, the winner's, the incumbent's and the fastest's in the final; noise: by how much the winner's time
     over the incumbent's may be off, as a share, or the fastest one's where the incumbent stays; rounds: of the final;
     timed: how many candidates, the incumbent included; failed: why others could not be; untried: those that there was
-    no time for; times: milliseconds of a call of each that was timed, as its last round had them.
+    no time for; times: milliseconds of a call of each that was timed, as its last round had them;
+    once: of a first call, of who was not timed because of it.
     """
 
     way: Way
@@ -89,6 +90,7 @@ class Race(Generic[Way]):
     failed: Mapping[Way, str] = field(default_factory=dict)
     untried: tuple[Way, ...] = ()
     times: Mapping[Way, float] = field(default_factory=dict)
+    once: Mapping[Way, float] = field(default_factory=dict)
 
 
 Said = Callable[[int, int, Way, float, float], None]  # timed so far, of how many, the best, its ms, the incumbent's
@@ -123,6 +125,7 @@ class _Field(Generic[Way]):
         self.place = {way: -1 if way == before else i for i, way in enumerate(ways)}
         self.ms: dict[Way, float] = {}  # of who is in the race, as far as is known
         self.left: dict[Way, float] = {}  # of who was
+        self.once: dict[Way, float] = {}  # of who was too slow to be in it
         self.failed: dict[Way, str] = {}
         self.waiting = list(ways[1:])
         self.timed = 1
@@ -152,7 +155,8 @@ class _Field(Generic[Way]):
                     continue
                 self.timed += 1
                 if self.ms[way] > SLOW * self.ms[incumbent]:
-                    self.leave(way)
+                    self.once[way] = self.ms.pop(way)
+                    bench.drop(way)
                 else:
                     entered.append(way)
             if entered:
@@ -225,6 +229,7 @@ class _Field(Generic[Way]):
             failed=self.failed,
             untried=tuple(self.waiting),
             times={**self.left, **dict(zip(ways, ms, strict=True))},
+            once=self.once,
         )
 
     def tell(self) -> None:

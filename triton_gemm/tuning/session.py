@@ -343,4 +343,5 @@ def against_torch(bench: Bench, winner: Selection, budget_s: float) -> tuple[flo
             found = race.race(pair, bench, budget_s)
     except race.FailedError:
         return None
-    return (found.times[TORCH] / found.incumbent_ms, found.way == TORCH) if TORCH in found.times else None
+    times = {**found.once, **found.times}
+    return (times[TORCH] / found.incumbent_ms, found.way == TORCH) if TORCH in times else None
