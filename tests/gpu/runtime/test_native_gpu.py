@@ -14,7 +14,7 @@ import triton
 import triton_gemm
 from tests.gpu.kernels.test_kernels_gpu import hopper
 from tests.support.kernel_cases import bits
-from triton_gemm.functional import api, fast_path, routing
+from triton_gemm.functional import api, fast_path, ops, routing
 from triton_gemm.runtime import native
 from triton_gemm.selection import generation
 
@@ -147,6 +147,28 @@ def test_routed_calls_give_the_same_bits(dtype: torch.dtype) -> None:
             lambda: torch.bmm(a[None].expand(3, -1, -1), b[None].expand(3, -1, -1)),
         ):
             both(call, lambda: routing._fast)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_compiled_graphs_are_launched_without_python(trained: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward and backward: the same bits as without a compiler."""
+    monkeypatch.setattr(ops, "_fast", fast_path.FastPath())
+    ops._by_cpp.withdraw()
+    ops._by_cpp.begin(ops.KEYS, native.module())
+    x, weight, bias = random(256, 264), random(1288, 264).requires_grad_(trained), random(1288)
+
+    def call(function: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
+        product = function(x, weight, bias)
+        return [product, *(torch.autograd.grad(product, weight, torch.ones_like(product)) if trained else ())]
+
+    compiled = torch.compile(triton_gemm.linear, dynamic=False)
+    expected = call(triton_gemm.linear)
+    for _ in range(5):  # each product is planned, offered to C++, and shown to it
+        call(compiled)
+    ops._by_cpp.launched(True)
+    found = call(compiled)
+    assert sum(ops._by_cpp.launched(True).values()) == len(found)
+    assert all(torch.equal(bits(x.detach()), bits(y.detach())) for x, y in zip(found, expected, strict=True))
 
 
 def test_products_are_launched_without_python() -> None:
