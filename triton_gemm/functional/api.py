@@ -465,8 +465,8 @@ def _residual(
     batch_invariant: bool | None,
 ) -> torch.Tensor:
     """`linear` with a residual."""
-    said = "residual_gemm", activation, precision, batch_invariant
-    key, c = _fast.take(said, input, weight, (residual,) if bias is None else (bias, residual))
+    said, auxiliary = residual_gemm.words_of(residual, bias, activation, precision, batch_invariant)
+    key, c = _fast.take(said, input, weight, auxiliary)
     if c is not None:
         return c
     more = {name: x for name, x in (("bias", bias), ("residual", residual)) if x is not None}

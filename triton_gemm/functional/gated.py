@@ -75,11 +75,9 @@ def _compute(
     batch_invariant: bool | None = None,
 ) -> torch.Tensor:
     """gated_gemm of plain tensors."""
-    said, auxiliary = words_of(gate, bias, gate_bias, activation, precision, batch_invariant)
-    return _fast.run(
-        *(said, a, b, auxiliary),
-        lambda: launch(a, b, gate, bias, gate_bias, activation, precision, batch_invariant),
-    )
+    how = activation, precision, batch_invariant
+    said, auxiliary = words_of(gate, bias, gate_bias, *how)
+    return _fast.run(said, a, b, auxiliary, lambda: launch(a, b, gate, bias, gate_bias, *how))
 
 
 def words_of(

@@ -77,7 +77,7 @@ def _scaled_auxiliary(
     bias: torch.Tensor | None = None,
     *_: Any,
 ) -> tuple[torch.Tensor, ...]:
-    return (scale_a, scale_b) if bias is None else (bias, scale_a, scale_b)
+    return scaled.auxiliary_of(scale_a, scale_b, bias)
 
 
 def _scaled_mm_stays(
@@ -102,7 +102,7 @@ def _scaled_mm_stays(
         return _said(error)
     if (kind, use_fast_accum) not in SCALES.get(device.capability, ()):
         return f"no record shows scales of {kind}{' with fast sums' * use_fast_accum} as fast as torch's here"
-    return _out_stays(out, (a.shape[0], b.shape[1]), out_dtype, a, b, *_scaled_auxiliary(a, b, scale_a, scale_b, bias))
+    return _out_stays(out, (a.shape[0], b.shape[1]), out_dtype, a, b, *scaled.auxiliary_of(scale_a, scale_b, bias))
 
 
 def _scaled_mm(
@@ -117,7 +117,7 @@ def _scaled_mm(
     use_fast_accum: bool = False,
 ) -> Made:
     c, found, launched = scaled.launch(a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum, out=out)
-    return c, known(found, c, *zip(_scaled_auxiliary(a, b, scale_a, scale_b, bias), launched, strict=True))
+    return c, known(found, c, *zip(scaled.auxiliary_of(scale_a, scale_b, bias), launched, strict=True))
 
 
 def _grouped_mm_stays(

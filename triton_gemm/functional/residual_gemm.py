@@ -71,8 +71,15 @@ def _compute(
 ) -> torch.Tensor:
     """residual_gemm of plain tensors."""
     how = activation, precision, batch_invariant
-    auxiliary = (residual,) if bias is None else (bias, residual)
-    return _fast.run(("residual_gemm", *how), a, b, auxiliary, lambda: launch(a, b, residual, bias, *how))
+    said, auxiliary = words_of(residual, bias, *how)
+    return _fast.run(said, a, b, auxiliary, lambda: launch(a, b, residual, bias, *how))
+
+
+def words_of(
+    residual: torch.Tensor, bias: torch.Tensor | None, *how: str | bool | None
+) -> tuple[tuple[object, ...], tuple[torch.Tensor, ...]]:
+    """What a call says to `FastPath.take` besides a and b, and its auxiliary operands, of which the last is copied."""
+    return ("residual_gemm", *how), ((residual,) if bias is None else (bias, residual))
 
 
 def launch(

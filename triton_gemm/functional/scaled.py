@@ -63,7 +63,7 @@ def scaled_matmul(
         RuntimeError: Shapes, dtypes or devices do not match, or the GPU cannot multiply the dtype.
         NotImplementedError: Another dtype, a nested or a sparse tensor.
     """
-    auxiliary = (scale_a, scale_b) if bias is None else (bias, scale_a, scale_b)
+    auxiliary = auxiliary_of(scale_a, scale_b, bias)
     key, c = _fast.take(("scaled_matmul", out_dtype, use_fast_accum, activation, batch_invariant), a, b, auxiliary)
     if c is not None:
         return c
@@ -83,6 +83,11 @@ def scaled_matmul(
     return c
 
 
+def auxiliary_of(scale_a: torch.Tensor, scale_b: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+    """The operands besides a and b, in the order in which a plan takes them."""
+    return (scale_a, scale_b) if bias is None else (bias, scale_a, scale_b)
+
+
 def _compute(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -92,7 +97,7 @@ def _compute(
     *how: Any,
 ) -> torch.Tensor:
     """scaled_matmul of tensors that hold data."""
-    auxiliary = (scale_a, scale_b) if bias is None else (bias, scale_a, scale_b)
+    auxiliary = auxiliary_of(scale_a, scale_b, bias)
 
     def first() -> tuple[torch.Tensor, fast_path.Known | None]:
         c, found, launched = launch(a, b, scale_a, scale_b, bias, *how)
