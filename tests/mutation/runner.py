@@ -100,6 +100,7 @@ GROUPS = (
             "runtime/background",
             "runtime/native",
             "runtime/native_products",
+            "runtime/native_derivatives",
             "runtime/fast_path",
             "tuning/gpu_bench",
         ),

@@ -419,9 +419,9 @@ def test_calls_of_the_user_are_looked_at(undispatched: Call) -> None:
     call = undispatched
     assert call.by_cpp() is not None
     parameter = torch.nn.Parameter(A)
-    assert call.by_cpp(a=parameter) is None
+    assert (c := call.by_cpp(a=parameter)) is not None and c.grad_fn is not None
     with torch.no_grad():
-        assert call.by_cpp(a=parameter) is not None
+        assert (c := call.by_cpp(a=parameter)) is not None and c.grad_fn is None
     assert call.by_cpp(a=torch._neg_view(A)) is None
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert call.by_cpp() is not None  # as for Python, CPU's autocast is not CUDA's

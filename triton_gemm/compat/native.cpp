@@ -1,56 +1,16 @@
 // The extension's table of calls like one before, and products of torch's dispatcher by it. `native.py`
 // builds it, and `runtime/native.py` makes its entries. What an entry does not cover is a miss, which Python
 // takes; so Python alone decides what a call may run on.
-#include <ATen/core/dispatch/Dispatcher.h>
-
 #include <algorithm>
-#include <deque>
 #include <map>
 #include <memory>
 
-#include "native_calls.h"
+#include "native_derivatives.h"
 
 namespace {
 
-struct Table {
-  PyObject_HEAD;
-  size_t most_entries, most_maps;
-  std::unordered_multimap<uint64_t, std::shared_ptr<Entry>>* entries;
-  std::deque<std::pair<uint64_t, const Entry*>>* order;
-};
-
-std::shared_ptr<Entry> find(const Table* table, const Call& call) {
-  const auto [begin, end] = table->entries->equal_range(call.hash);
-  std::shared_ptr<Entry> candidates[4];  // comparing may run Python, which may change the table
-  int count = 0;
-  for (auto at = begin; at != end && count < 4; ++at) candidates[count++] = at->second;
-  for (int i = 0; i < count; ++i)
-    if (fits(*candidates[i], call)) return candidates[i];
-  return nullptr;
-}
-
-// The entry that is for a call that was read, or null for what Python must take: that a hook of Triton's
-// wants to see, or whose out overlaps an operand. What was raised on the way is forgotten, since Python's way
-// has the words for it.
-template <typename Read>
-std::shared_ptr<Entry> entry_for(const Table* table, Call& call, const Read& reads) {
-  std::shared_ptr<Entry> found;
-  try {
-    if (!table->entries->empty() && reads()) found = find(table, call);
-    if (found != nullptr && call.given)
-      if (overlaps(*found, call) || (!call.dispatched && call.operands[2]->is_inference())) found = nullptr;
-    if (found != nullptr && (has_hooks(enter_hook) || has_hooks(leave_hook))) found = nullptr;
-  } catch (const std::exception&) {  // of a tensor without an address, say
-    found = nullptr;
-  }
-  if (PyErr_Occurred()) {
-    PyErr_Clear();
-    found = nullptr;
-  }
-  return found;
-}
-
-// take(said, a, b, auxiliary, request, out, dispatched): the result, or None for what Python must take.
+// take(said, a, b, auxiliary, request, out, dispatched): the result, with its derivative where it needs one,
+// or None for what Python must take.
 PyObject* take(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   const auto* table = reinterpret_cast<Table*>(self);
   if (count != 7) return PyErr_Format(PyExc_TypeError, "take() takes 7 arguments");
@@ -59,7 +19,12 @@ PyObject* take(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   if (found == nullptr) Py_RETURN_NONE;
   try {
     at::Tensor result;
-    if (!run(*found, call, table->most_maps, result)) return nullptr;
+    if (call.needs_grad) {
+      if (!has_derivative(*found, call)) Py_RETURN_NONE;
+      result = with_derivative(*found, call, table->most_maps);
+    } else if (!run(*found, call, table->most_maps, result)) {
+      return nullptr;
+    }
     return call.given ? Py_NewRef(arguments[5]) : THPVariable_Wrap(std::move(result));
   } catch (...) {
     torch::translate_exception_to_python(std::current_exception());
@@ -178,11 +143,7 @@ struct Product final : c10::OperatorKernel {
     return true;
   }
 
-  bool add(Call& call, const c10::IValue& given) const {
-    const at::Tensor& x = given.toTensor();
-    if (!below_autograd && x._fw_grad(0).defined()) return false;
-    return add_operand(call, x);
-  }
+  bool add(Call& call, const c10::IValue& given) const { return add_underived(call, given.toTensor()); }
 
   bool take(const c10::IValue* arguments, at::Tensor& result) const {
     const bool adds = places.input >= 0 && arguments[places.input].isTensor(), given = places.out >= 0;
@@ -193,9 +154,9 @@ struct Product final : c10::OperatorKernel {
       if (!arguments[i].isNone()) return false;
     if (!below_autograd && c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Python)) return false;
     const pybind11::gil_scoped_acquire gil;
+    const Reference alive(reinterpret_cast<PyObject*>(group->routed));
     const Table* table = group->routed;
     if (table == nullptr) return false;
-    const Reference alive(reinterpret_cast<PyObject*>(group->routed));
     Call call;
     call.said = said.object, call.request = request.object, call.dispatched = below_autograd,
     call.given = given, call.alpha = alpha;
@@ -206,11 +167,7 @@ struct Product final : c10::OperatorKernel {
              read_state(call);
     });
     if (found == nullptr) return false;
-    if (!run(*found, call, table->most_maps, result)) {
-      python_error error;
-      error.persist();
-      throw std::move(error);
-    }
+    if (!run(*found, call, table->most_maps, result)) throw_python();
     ++*launched;
     return true;
   }
@@ -338,6 +295,7 @@ PyMethodDef functions[] = {{"setup", setup, METH_VARARGS, nullptr},
                            {"withdraw", withdraw, METH_O, nullptr},
                            {"route", route, METH_VARARGS, nullptr},
                            {"launched", launched, METH_VARARGS, nullptr},
+                           {"backward_by", backward_by, METH_VARARGS, nullptr},
                            {}};
 PyModuleDef definition = {PyModuleDef_HEAD_INIT, "triton_gemm_native", nullptr, -1, functions};
 

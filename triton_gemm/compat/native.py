@@ -16,7 +16,10 @@ import torch
 import triton
 from triton.backends.nvidia import driver as nvidia
 
-_SOURCES = [Path(__file__).with_name(name) for name in ("native.cpp", "native_calls.h", "native_entries.h")]
+_SOURCES = [
+    Path(__file__).with_name(name)
+    for name in ("native.cpp", "native_derivatives.h", "native_calls.h", "native_entries.h")
+]
 _NAME = "triton_gemm_native"  # of the module, as its source has it
 
 

@@ -4,6 +4,9 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <deque>
+#include <memory>
+
 #include "native_entries.h"
 
 namespace {
@@ -24,6 +27,7 @@ struct Call {  // what a call says, and what it is found by
   bool given = false;  // whether there is an out
   double alpha = 1;
   bool dispatched = false;
+  bool needs_grad = false;  // whether an operand needs a gradient, above autograd
   Reference policy;
   int64_t words[kWords];
   int size = 0;
@@ -37,14 +41,17 @@ struct Call {  // what a call says, and what it is found by
 };
 
 // Adds an operand. False for what is not plain memory: torch's wrappers have no storage or no address,
-// Python's subclasses have a dispatch of their own. Above autograd also for what needs gradients.
+// Python's subclasses have a dispatch of their own.
 bool add_operand(Call& call, const at::Tensor& x) {
   if (call.count == kOperands) return false;
   const c10::TensorImpl* impl = x.unsafeGetTensorImpl();
   if (!x.defined() || x.layout() != c10::kStrided || impl->has_symbolic_sizes_strides() ||
       !impl->has_storage() || impl->is_python_dispatch() || x.dim() > 4)
     return false;
-  if (!call.dispatched && (x.is_neg() || (c10::GradMode::is_enabled() && x.requires_grad()))) return false;
+  if (!call.dispatched) {
+    if (x.is_neg()) return false;
+    call.needs_grad |= c10::GradMode::is_enabled() && x.requires_grad();
+  }
   const auto address = reinterpret_cast<uint64_t>(x.const_data_ptr());
   if (address == 0) return false;
   const c10::Device device = x.device();
@@ -54,6 +61,12 @@ bool add_operand(Call& call, const at::Tensor& x) {
   for (const int64_t stride : x.strides()) call.add(stride);
   call.operands[call.count++] = &x;
   return true;
+}
+
+// As add_operand; above autograd also false for what needs a derivative.
+bool add_underived(Call& call, const at::Tensor& x) {
+  if (!call.dispatched && x._fw_grad(0).defined()) return false;
+  return add_operand(call, x) && !call.needs_grad;
 }
 
 bool add_operand(Call& call, PyObject* given) {
@@ -248,6 +261,44 @@ bool run(Entry& entry, const Call& call, size_t most_maps, at::Tensor& result) {
         !launch(step, stream, pointers, device.index()))
       return false;
   return true;
+}
+
+struct Table {
+  PyObject_HEAD;
+  size_t most_entries, most_maps;
+  std::unordered_multimap<uint64_t, std::shared_ptr<Entry>>* entries;
+  std::deque<std::pair<uint64_t, const Entry*>>* order;
+};
+
+std::shared_ptr<Entry> find(const Table* table, const Call& call) {
+  const auto [begin, end] = table->entries->equal_range(call.hash);
+  std::shared_ptr<Entry> candidates[4];  // comparing may run Python, which may change the table
+  int count = 0;
+  for (auto at = begin; at != end && count < 4; ++at) candidates[count++] = at->second;
+  for (int i = 0; i < count; ++i)
+    if (fits(*candidates[i], call)) return candidates[i];
+  return nullptr;
+}
+
+// The entry that is for a call that was read, or null for what Python must take: that a hook of Triton's
+// wants to see, or whose out overlaps an operand. What was raised on the way is forgotten, since Python's way
+// has the words for it.
+template <typename Read>
+std::shared_ptr<Entry> entry_for(const Table* table, Call& call, const Read& reads) {
+  std::shared_ptr<Entry> found;
+  try {
+    if (!table->entries->empty() && reads()) found = find(table, call);
+    if (found != nullptr && call.given)
+      if (overlaps(*found, call) || (!call.dispatched && call.operands[2]->is_inference())) found = nullptr;
+    if (found != nullptr && (has_hooks(enter_hook) || has_hooks(leave_hook))) found = nullptr;
+  } catch (const std::exception&) {  // of a tensor without an address, say
+    found = nullptr;
+  }
+  if (PyErr_Occurred()) {
+    PyErr_Clear();
+    found = nullptr;
+  }
+  return found;
 }
 
 }  // namespace

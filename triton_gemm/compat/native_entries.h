@@ -72,12 +72,15 @@ struct Step {
   std::vector<MapPlace> maps;
 };
 
+enum Derivative { kNone, kProduct, kLinear };  // of nothing, a @ b and a @ b.T, with or without a bias
+
 struct Entry {
   Reference said, policy, request, plan, workspace;
   std::vector<int64_t> words;
   Empty result;
   std::vector<Empty> temporaries;
   std::array<uint64_t, 3> extents;  // bytes from the first element of a, b and c to the end of the last
+  int derivative;                   // that C++ has
   int copies;  // whether the launches add to the result, which is a copy of the last auxiliary operand first
   std::vector<Step> steps;
 };
@@ -148,8 +151,8 @@ bool parse(Step& step, PyObject* given) {
 bool parse(Entry& entry, PyObject* given, c10::Device device) {
   PyObject *plan, *workspace, *result, *temporaries, *steps;
   unsigned long long a, b, c;
-  if (!PyArg_ParseTuple(given, "OOOO!(KKK)pO!", &plan, &workspace, &result, &PyTuple_Type, &temporaries, &a,
-                        &b, &c, &entry.copies, &PyTuple_Type, &steps))
+  if (!PyArg_ParseTuple(given, "OOOO!(KKK)piO!", &plan, &workspace, &result, &PyTuple_Type, &temporaries, &a,
+                        &b, &c, &entry.copies, &entry.derivative, &PyTuple_Type, &steps))
     return false;
   entry.plan = Reference(plan);
   if (workspace != Py_None) entry.workspace = Reference(workspace);

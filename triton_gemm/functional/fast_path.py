@@ -14,9 +14,11 @@ from typing import Any
 import torch
 
 from ..compat import allocator, current_device, increment_versions, must_dispatch
-from ..problem import SUM, Request
+from ..problem import PRODUCT, SUM, Request
 from ..runtime import native, plan
 
+# By what calls say: the derivative that C++ gives their results, of a @ b (1) or a @ b.T (2), with a bias or without.
+DERIVATIVES: dict[Hashable, int] = {"matmul": 1, "mm": 1, "addmm": 1, "triton_gemm::gemm": 1, "linear": 2}
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # what a subclass does with its data is its own affair
 Key = tuple[object, ...]
 log = logging.getLogger("triton_gemm")
@@ -56,10 +58,12 @@ def known(
 class FastPath:
     """The calls that were made before. Threads may share it.
 
-    by_torch: of calls that torch computes, why. table: of `native`, the calls that it launches.
+    by_torch: of calls that torch computes, why. table: of `native`, the calls that it launches. on_table: called with
+    the extension and a new table.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_table: Callable[[Any, Any], None] | None = None) -> None:
+        self._on_table = on_table
         self.calls: dict[Key, Known] = {}
         self.by_torch: dict[Key | None, str] = {}
         self.table: Any = None
@@ -85,14 +89,18 @@ class FastPath:
             c = self.table.take(said, a, b, auxiliary, request, out, dispatched)
             if c is not None:
                 return None, c
+        needs_grad = False
         if not dispatched:
             grad = torch.is_grad_enabled()
             for x in (a, b, *auxiliary) if out is None else (a, b, out, *auxiliary):
-                if type(x) not in PLAIN or (grad and x.requires_grad) or x.is_neg():
+                if type(x) not in PLAIN or x.is_neg():
                     return None, None
-        if auxiliary and request.beta != 1:
+                needs_grad = needs_grad or (grad and x.requires_grad)
+        if (auxiliary and request.beta != 1) or (needs_grad and (out is not None or not native.pending())):
             return None, None
         try:
+            if needs_grad and derivative_of(said, request) == 0:
+                return None, None
             key = said, plan.key_of(request, a, b, out, auxiliary)
             found = self.calls.get(key)
         except (RuntimeError, TypeError):  # a layout without strides or storage; an argument without a hash
@@ -107,6 +115,10 @@ class FastPath:
             if made.index != current_device():
                 with torch.cuda.device(made.index):
                     return self.take(said, a, b, auxiliary, request, out, dispatched)
+            if needs_grad:  # the fast path has derivatives in C++ alone
+                if not found.offered:
+                    self._offer(key, found, (said, a, b, auxiliary, request, out, dispatched))
+                return None, None
             out = found.empty()
         elif made.overlap(a, b, out) or any(same_storage(x, out) for x in auxiliary):
             return None, None
@@ -133,7 +145,8 @@ class FastPath:
             return
         found.offered = True
         try:
-            entry = native.entry_of(found.plan, *found.like, found.copies)
+            derivative = 0 if found.copies else derivative_of(call[0], call[4])
+            entry = native.entry_of(found.plan, *found.like, derivative, found.copies)
             table = self.table or extension.Table(plan.MAX_PLANS, plan.MAX_TENSOR_MAPS)
             table.keep(call, entry)
         except Exception as error:  # the call itself was launched
@@ -142,6 +155,8 @@ class FastPath:
         said, a, b, auxiliary, request, out, _ = call
         if key != (said, plan.key_of(request, a, b, out, auxiliary)):  # another thread has changed what counts
             table.forget()
+        if self.table is None and self._on_table is not None:
+            self._on_table(extension, table)
         self.table = table
 
     def run(
@@ -167,6 +182,14 @@ class FastPath:
         """Keeps what calls of that key launch, unless one of both is None."""
         if key is not None and found is not None:
             plan.keep(self.calls, key, found, plan.MAX_PLANS)
+
+
+def derivative_of(said: Hashable, request: Request) -> int:
+    """The derivative that C++ gives the result of such a call here, as in DERIVATIVES; 0: it has none. Its backward
+    follows the policy of its own time, so none where the policy now is to be remembered."""
+    if request not in (SUM, PRODUCT) or plan.remembering(request) is not request:
+        return 0
+    return DERIVATIVES.get(said, 0)
 
 
 def same_storage(x: torch.Tensor, y: torch.Tensor) -> bool:

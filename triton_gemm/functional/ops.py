@@ -72,7 +72,12 @@ def compute(a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None, reques
     return c
 
 
-_fast = fast_path.FastPath()  # of forward and backward passes, and of the dispatcher, as from compiled graphs
+def _show(extension: Any, table: Any) -> None:
+    """Has C++ look up a backward's products in this table."""
+    extension.backward_by(table, NAME, SUM, MANY_ROWS)
+
+
+_fast = fast_path.FastPath(_show)  # of forward and backward passes, and of the dispatcher, as from compiled graphs
 
 
 def _computed(a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None, request: Request) -> torch.Tensor:
@@ -276,7 +281,9 @@ def gemm(
     if needs_grad(a, b, input):
         if in_transform():  # of other tensors; the dispatcher makes this a level of it
             return _dispatched(a, b, input, request)
-        return _differentiable(a, b, input, plan.remembering(request))
+        request = plan.remembering(request)
+        _, c = _fast.take(NAME, a, b, () if input is None else (input,), request)
+        return _differentiable(a, b, input, request) if c is None else c
     return _computed(a, b, input, request)
 
 

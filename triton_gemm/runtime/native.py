@@ -172,10 +172,16 @@ def _compile(compiler: str, path: Path) -> None:
 
 
 def entry_of(
-    plan: GemmPlan, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, copies: bool = False
+    plan: GemmPlan,
+    shape: Sequence[int],
+    strides: Sequence[int],
+    dtype: torch.dtype,
+    derivative: int = 0,
+    copies: bool = False,
 ) -> Entry:
-    """What the extension's table keeps of a compiled plan and of the results that its calls make. copies: as in
-    `fast_path.Known`. ValueError where that is not what Triton's launcher would do."""
+    """What the extension's table keeps of a compiled plan and of the results that its calls make. derivative: of
+    `fast_path.DERIVATIVES`, or 0: C++ has none. copies: as in `fast_path.Known`. ValueError where that is not what
+    Triton's launcher would do."""
     shares = partial(_workspace, plan.index, plan.workspace) if plan.shares else None
     temporaries = tuple(
         (tuple(x.shape), torch.empty(x.shape, device="meta").stride(), x.dtype)
@@ -183,7 +189,7 @@ def entry_of(
         for x in step.launch.temporaries
     )
     return (
-        *(plan, shares, (tuple(shape), tuple(strides), dtype), temporaries, plan.extents, copies),
+        *(plan, shares, (tuple(shape), tuple(strides), dtype), temporaries, plan.extents, copies, derivative),
         tuple(_step(step, float(copies)) for step in plan.steps),
     )
 

@@ -149,10 +149,57 @@ def test_routed_calls_give_the_same_bits(dtype: torch.dtype) -> None:
             both(call, lambda: routing._fast)
 
 
+FLOAT = (torch.bfloat16, torch.float32)
+TRAINED: dict[str, Callable[..., torch.Tensor]] = {
+    "linear": lambda x, weight, gate, bias: triton_gemm.linear(x, weight, bias),
+    "matmul": lambda x, weight, gate, bias: triton_gemm.matmul(x, weight.T),
+    "addmm": lambda x, weight, gate, bias: triton_gemm.addmm(bias, x, weight.T),
+    "gate": lambda x, weight, gate, bias: triton_gemm.linear(x, weight, bias, "swiglu", gate=gate),
+}
+
+
+@pytest.mark.parametrize("dtype", FLOAT)
+@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("size", ["large", "few rows", "odd"])
+def test_derivatives_have_the_same_bits(
+    size: str, name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those by Python, in the backward's thread; and torch's values. Bits of a graph that is replayed, too."""
+    monkeypatch.setattr(ops, "_fast", fast_path.FastPath(ops._show))
+    M, N, K = SIZES[size]
+    operands = [random(*shape, dtype=dtype).requires_grad_() for shape in ((M, K), (N, K), (N, K), (N,))]
+    grad = random(M, N, dtype=dtype)
+
+    def step() -> list[torch.Tensor | None]:
+        c = TRAINED[name](*operands)
+        return [c, *torch.autograd.grad(c, operands, grad, allow_unused=True)]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "module", lambda: None)
+        for _ in range(2):
+            by_python = step()
+    for _ in range(4):
+        by_cpp = step()
+    c = by_cpp[0]
+    assert c is not None and c.grad_fn is not None and ("Derivatives" in c.grad_fn.name()) == (name != "gate")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    graph.replay()
+    for one, *others in zip(by_python, by_cpp, captured, strict=True):
+        for other in others:
+            assert (one is None) == (other is None)
+            if one is not None and other is not None:
+                assert torch.equal(bits(one.detach()), bits(other.detach())) and one.stride() == other.stride()
+    if name != "gate":
+        monkeypatch.setattr(ops._fast, "take", lambda *_, **__: pytest.fail("Python was asked"))
+        step()
+
+
 @pytest.mark.parametrize("trained", [False, True])
 def test_compiled_graphs_are_launched_without_python(trained: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward and backward: the same bits as without a compiler."""
-    monkeypatch.setattr(ops, "_fast", fast_path.FastPath())
+    monkeypatch.setattr(ops, "_fast", fast_path.FastPath(ops._show))
     ops._by_cpp.withdraw()
     ops._by_cpp.begin(ops.KEYS, native.module())
     x, weight, bias = random(256, 264), random(1288, 264).requires_grad_(trained), random(1288)
@@ -173,7 +220,6 @@ def test_compiled_graphs_are_launched_without_python(trained: bool, monkeypatch:
 
 def test_products_are_launched_without_python() -> None:
     """Forward, and backward in autograd's thread: the same bits as by Python, in every call from the third on."""
-    extension = native.module()
     x, y, weight, bias = random(256, 264), random(3, 264, 128), random(1288, 264), random(1288)
     weight.requires_grad_()
 
@@ -190,10 +236,10 @@ def test_products_are_launched_without_python() -> None:
     with triton_gemm.use():
         for _ in range(3):
             by_cpp = calls()
-        extension.launched(True)
+        routing._by_cpp.launched(True)
         triton_gemm.report_routing(reset=True)
         by_cpp = calls()
-        assert extension.launched(False) == {"addmm": 1, "bmm": 1, "mm": 1, "mm.out": 1} | dict.fromkeys(
+        assert routing._by_cpp.launched(False) == {"addmm": 1, "bmm": 1, "mm": 1, "mm.out": 1} | dict.fromkeys(
             ("addmm.out", "baddbmm", "baddbmm.out", "bmm.out"), 0
         )
         counts = {"addmm": 1, "bmm": 1, "mm": 2}

@@ -1,0 +1,309 @@
+"""Calls like one before that need gradients: C++ launches them, and its gradients are torch's. What else wants to see a
+product on the way, Python takes."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+import triton_gemm
+from tests.support import fake_driver
+from triton_gemm.functional import api, fast_path, ops, rules
+from triton_gemm.problem import SUM, Request
+from triton_gemm.runtime import native, plan
+
+pytestmark = pytest.mark.slow
+
+F = torch.nn.functional
+Tensors = tuple[torch.Tensor, ...]
+Function = Callable[..., torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def extension(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fake_driver.build(tmp_path_factory.getbasetemp() / "native")  # once for all modules
+
+
+@pytest.fixture
+def driver(extension: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_driver.Driver]:
+    """Products of CPU tensors are planned for Hopper, and launched by nothing. No call was made before."""
+    found = fake_driver.install(monkeypatch, extension)
+    found.sizes = [[8]]  # of what is looked at, which is nothing here
+    monkeypatch.setattr(rules, "runs", lambda *_, **__: None)
+    monkeypatch.setattr(plan, "info_of", lambda _: fake_driver.HOPPER)
+    monkeypatch.setattr(plan.background, "enabled", lambda: False)
+    monkeypatch.setattr(plan, "PLANS", {})
+    monkeypatch.setattr(api, "_fast", fast_path.FastPath())
+    monkeypatch.setattr(ops, "_fast", fast_path.FastPath(ops._show))
+    loaded = native.module()
+    yield found
+    ops._by_cpp.withdraw()
+    loaded.backward_by(None, "", SUM, 0)
+
+
+@pytest.fixture
+def computed(driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.Size, torch.Size]]:
+    """Shapes of products that Python computes, by torch: launches leave what was there before."""
+    made: list[tuple[torch.Size, torch.Size]] = []
+    compute = ops._computed
+
+    def product(a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None, request: Request) -> torch.Tensor:
+        made.append((a.shape, b.shape))
+        compute(a, b, input, request)  # which is planned, and becomes like one before
+        return a @ b if input is None else a @ b + input
+
+    monkeypatch.setattr(ops, "_computed", product)
+    return made
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).requires_grad_()
+
+
+def in_cpp(driver: fake_driver.Driver, call: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """The result of a call that C++ makes, which Python has made before."""
+    for _ in range(3):
+        call()
+    driver.by_python.clear(), driver.seen.clear()
+    c = call()
+    assert is_cpps(c) and driver.seen and not driver.by_python
+    return c
+
+
+def is_cpps(c: torch.Tensor) -> bool:
+    return c.grad_fn is not None and "Derivatives" in c.grad_fn.name()
+
+
+def by_columns(x: torch.Tensor) -> torch.Tensor:
+    return x.detach().mT.contiguous().mT.requires_grad_()
+
+
+def linear(x: torch.Tensor, w: torch.Tensor, *bias: torch.Tensor) -> torch.Tensor:
+    return triton_gemm.linear(x, w, *bias)
+
+
+def sum_of(x: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return triton_gemm.addmm(bias, x, b)
+
+
+X, W, B, BIAS = (64, 32), (48, 32), (32, 48), (48,)
+# Ours, torch's, and the operands.
+CASES: dict[str, tuple[Function, Function, Tensors]] = {
+    "linear": (linear, F.linear, (random(*X), random(*W))),
+    "a bias": (linear, F.linear, (random(*X), random(*W), random(*BIAS))),
+    "a bias of a row": (linear, F.linear, (random(*X), random(*W), random(1, *BIAS))),
+    "a batch": (linear, F.linear, (random(3, *X), random(*W), random(*BIAS))),
+    "a batch by columns": (linear, F.linear, (by_columns(random(3, *X)), random(*W))),
+    "columns": (linear, F.linear, (by_columns(random(*X)), by_columns(random(*W)))),
+    "one row": (linear, F.linear, (random(1, 32), random(*W), random(*BIAS))),
+    "one column": (linear, F.linear, (random(*X), random(1, 32))),
+    "a frozen weight": (linear, F.linear, (random(*X), random(*W).detach(), random(*BIAS))),
+    "a bias alone": (linear, F.linear, (random(*X).detach(), random(*W).detach(), random(*BIAS))),
+    "data": (linear, F.linear, (random(*X).detach(), random(*W), random(*BIAS))),
+    "fp64": (linear, F.linear, (random(*X, dtype=torch.float64), random(*W, dtype=torch.float64))),
+    "many rows": (linear, F.linear, tuple(random(*s, dtype=torch.bfloat16) for s in ((1100, 32), W, BIAS))),
+    "matmul": (triton_gemm.matmul, torch.matmul, (random(*X), random(*B))),
+    "matmul of a batch": (triton_gemm.matmul, torch.matmul, (random(2, 3, *X), by_columns(random(*B)))),
+    "mm": (triton_gemm.mm, torch.mm, (random(*X), random(*B))),
+    "addmm": (sum_of, lambda x, b, bias: torch.addmm(bias, x, b), (random(*X), random(*B), random(*BIAS))),
+    "the operator": (ops.gemm, torch.matmul, (random(*X), random(*B))),
+}
+
+
+def grads_of(c: torch.Tensor, operands: Tensors, grad: torch.Tensor, **how: Any) -> Tensors:
+    return torch.autograd.grad(c, [x for x in operands if x.requires_grad], grad, **how)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_are_torch_s(
+    driver: fake_driver.Driver, computed: list[tuple[torch.Size, torch.Size]], name: str
+) -> None:
+    ours, torchs, operands = CASES[name]
+    c, expected = in_cpp(driver, lambda: ours(*operands)), torchs(*operands)
+    assert (c.shape, c.dtype, c.requires_grad) == (expected.shape, expected.dtype, True)
+    computed.clear()
+    found = grads_of(c, operands, torch.ones_like(expected))
+    torch.testing.assert_close(found, grads_of(expected, operands, torch.ones_like(expected)))
+    for x, of_x in zip([x for x in operands if x.requires_grad], found, strict=True):
+        assert of_x.shape == x.shape and (1 in x.shape or of_x.stride() == x.stride()), "accumulating copies nothing"
+    assert len(computed) == sum(x.requires_grad for x in operands[:2]) + (name == "many rows")
+
+
+def test_gradients_of_gradients_are_torch_s(driver: fake_driver.Driver, computed: list[Any]) -> None:
+    ours, torchs, operands = CASES["a bias"]
+    grad = random(64, 48, seed=1)
+
+    def second(c: torch.Tensor) -> Tensors:
+        first = grads_of(c, operands, grad, create_graph=True)
+        return torch.autograd.grad([x.square().sum() for x in first], [operands[0], operands[1], grad])
+
+    torch.testing.assert_close(second(in_cpp(driver, lambda: ours(*operands))), second(torchs(*operands)))
+
+
+def test_a_backward_s_products_are_launched_without_python(driver: fake_driver.Driver) -> None:
+    """By a table of their own: it needs no overridden operator, so other threads may live."""
+    x, w = random(64, 32), random(48, 32)
+    grad = torch.ones(64, 48)
+
+    def step() -> Tensors:
+        return torch.autograd.grad(triton_gemm.linear(x, w), (x, w), grad)
+
+    for _ in range(4):
+        step()
+    ops._by_cpp.withdraw()
+    driver.by_python.clear(), driver.seen.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ops._fast, "take", lambda *_, **__: pytest.fail("Python was asked"))
+        for grads in (step(), in_a_thread(step)):
+            assert [x.shape for x in grads] == [x.shape, w.shape]
+    assert len(driver.seen) == 6 and not driver.by_python
+
+
+def in_a_thread(call: Callable[[], Any]) -> Any:
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(call()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def flops(call: Callable[[], object]) -> int:
+    with FlopCounterMode(display=False) as mode:
+        call()
+    return mode.get_total_flops()
+
+
+def test_a_backward_shows_modes_its_products(driver: fake_driver.Driver, computed: list[Any]) -> None:
+    _, _, operands = CASES["linear"]
+    grad = torch.ones(64, 48)
+    for _ in range(4):
+        grads_of(in_cpp(driver, lambda: linear(*operands)), operands, grad)
+    c = linear(*operands)
+    assert is_cpps(c)
+    assert flops(lambda: grads_of(c, operands, grad, retain_graph=True)) == 2 * 2 * 64 * 48 * 32
+    with torch.profiler.profile() as profile:
+        grads_of(c, operands, grad)
+    assert sum(event.name == "triton_gemm::gemm" for event in profile.events()) == 2  # type: ignore[union-attr]
+
+
+def test_a_backward_is_batched_by_vmap(driver: fake_driver.Driver, computed: list[Any]) -> None:
+    ours, torchs, operands = CASES["a bias"]
+    many = torch.randn(5, 64, 48)
+    c = in_cpp(driver, lambda: ours(*operands))
+    found = grads_of(c, operands, many, is_grads_batched=True)
+    torch.testing.assert_close(found, grads_of(torchs(*operands), operands, many, is_grads_batched=True))
+
+
+def test_a_backward_by_compiled_autograd(driver: fake_driver.Driver, computed: list[Any]) -> None:
+    _, torchs, operands = CASES["a bias"]
+    x, w, bias = (x.detach().clone().requires_grad_() for x in operands)
+    c = in_cpp(driver, lambda: linear(x, w, bias))
+    torch._dynamo.reset()
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
+        c.backward(torch.ones_like(c))
+    expected = grads_of(torchs(x, w, bias), (x, w, bias), torch.ones(64, 48))
+    torch.testing.assert_close((x.grad, w.grad, bias.grad), expected)
+
+
+class Ends(torch.autograd.Function):
+    """Gives no gradient, and not zeros."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, grad: torch.Tensor) -> None:  # type: ignore[override]
+        return None
+
+
+def test_hooks_checkpoints_and_no_gradient(driver: fake_driver.Driver, computed: list[Any]) -> None:
+    _, torchs, (x, w) = CASES["linear"]
+    in_cpp(driver, lambda: linear(x, w))
+    ones = torch.ones(64, 48)
+    expected = grads_of(torchs(x, w), (x, w), ones)
+    c = checkpoint(linear, x, w, use_reentrant=False)
+    torch.testing.assert_close(grads_of(c, (x, w), ones), expected)
+    packed: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t.clone(), lambda t: t):  # type: ignore[func-returns-value]
+        c = linear(x, w)
+    assert len(packed) == 2 and is_cpps(c)
+    torch.testing.assert_close(grads_of(c, (x, w), ones), expected)
+    assert torch.autograd.grad(Ends.apply(linear(x, w)), x, ones, allow_unused=True) == (None,)
+
+
+def test_what_was_saved_is_checked_and_given_back(driver: fake_driver.Driver, computed: list[Any]) -> None:
+    x, w = random(64, 32), random(48, 32)
+    c = in_cpp(driver, lambda: linear(x, w))
+    with torch.no_grad():
+        w.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        c.backward(torch.ones_like(c))
+    c = linear(x, w)
+    c.backward(torch.ones_like(c))
+    with pytest.raises(RuntimeError, match="second time"):
+        c.backward(torch.ones_like(c))
+    saved = linear(random(64, 32).detach(), w)  # whose gradient needs no weight
+    kept = weakref.ref(held := torch.empty(64, 32))
+    c = linear(held, w)
+    assert is_cpps(c) and is_cpps(saved)
+    del held
+    assert kept() is not None
+    before = sys.getrefcount(kept)
+    del c
+    gc.collect()
+    assert kept() is None and sys.getrefcount(kept) == before
+
+
+# What Python takes, though a call with these operands is C++'s. A call of x and w.
+PYTHONS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "an activation": lambda x, w: triton_gemm.linear(x, w, activation="relu"),
+    "a precision": lambda x, w: triton_gemm.linear(x, w, precision="ieee"),
+    "a factor": lambda x, w: triton_gemm.addmm(torch.ones(48), x, w.T, alpha=0.5),
+    "a batch-invariant call": lambda x, w: triton_gemm.linear(x, w, batch_invariant=True),
+    "a batch-invariant context": lambda x, w: triton_gemm.batch_invariant()(triton_gemm.linear)(x, w),
+    "a negative view": lambda x, w: triton_gemm.linear(torch._neg_view(x), w),
+}
+
+
+@pytest.mark.parametrize("name", PYTHONS)
+def test_other_calls_have_python_s_derivatives(driver: fake_driver.Driver, computed: list[Any], name: str) -> None:
+    x, w = random(64, 32), random(48, 32)
+    in_cpp(driver, lambda: linear(x, w))
+    in_cpp(driver, lambda: triton_gemm.addmm(torch.ones(48), x, w.T))
+    for _ in range(4):
+        c = PYTHONS[name](x, w)
+        assert c.grad_fn is not None and not is_cpps(c)
+
+
+def test_transforms_and_modes_see_a_product(driver: fake_driver.Driver, computed: list[Any]) -> None:
+    x, w = random(64, 32), random(48, 32)
+    in_cpp(driver, lambda: linear(x, w))
+    found = torch.func.grad(lambda x: linear(x, w).sum())(x)
+    torch.testing.assert_close(found, torch.ones(64, 48) @ w)
+    found = torch.func.grad(lambda y: (linear(x, w) * y).sum())(torch.ones(48))
+    torch.testing.assert_close(found, F.linear(x, w).sum(0))
+    assert flops(lambda: linear(x, w)) == 2 * 64 * 48 * 32
+
+
+def test_without_an_extension_python_has_the_derivatives(
+    driver: fake_driver.Driver, computed: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no key is made, which takes time."""
+    monkeypatch.setattr(native, "_module", None)
+    monkeypatch.setattr(native, "_begun", True)
+    monkeypatch.setattr(native, "_why", "the test says so")
+    x, w = random(64, 32), random(48, 32)
+    for _ in range(3):
+        assert not is_cpps(linear(x, w))
+    assert not api._fast.calls

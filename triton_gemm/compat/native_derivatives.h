@@ -1,0 +1,147 @@
+// Derivatives of calls like one before, above torch's autograd: in C++ what `functional.ops._Gemm` is in
+// Python.
+#pragma once
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/record_function.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "native_calls.h"
+
+namespace {
+
+struct Products {  // how a backward's products are found, as `backward_by` is told; read and written under
+                   // the GIL
+  Reference table, said, request;
+  int64_t many_rows = 0;  // of a gradient, from which on a product with ones sums them
+};
+auto& products = *new Products;
+
+// Whether something wants to see products that go through the dispatcher: a mode of Python, a transform of
+// functorch, a profiler.
+bool is_watched() {
+  using c10::impl::tls_is_dispatch_key_included;
+  return tls_is_dispatch_key_included(c10::DispatchKey::Python) ||
+         tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) || at::hasCallbacks();
+}
+
+[[noreturn]] void throw_python() {
+  python_error error;
+  error.persist();
+  throw std::move(error);
+}
+
+// a @ b by the table, or else by the operator, which is differentiable itself.
+at::Tensor gemm(const at::Tensor& a, const at::Tensor& b) {
+  if (!is_watched()) {
+    const pybind11::gil_scoped_acquire gil;
+    const Reference alive(products.table.object);
+    if (alive.object != nullptr) {
+      const auto* table = reinterpret_cast<const Table*>(alive.object);
+      Call call;
+      call.said = products.said.object, call.request = products.request.object;
+      add_form(call, 0);
+      const auto found = entry_for(
+          table, call, [&] { return add_underived(call, a) && add_underived(call, b) && read_state(call); });
+      at::Tensor result;
+      if (found != nullptr && !run(*found, call, table->most_maps, result)) throw_python();
+      if (found != nullptr) return result;
+    }
+  }
+  using Signature =
+      at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, const at::Scalar&,
+                 const at::Scalar&, std::optional<std::string_view>, std::optional<at::ScalarType>,
+                 std::optional<std::string_view>, std::optional<bool>);
+  const auto operation =
+      c10::Dispatcher::singleton().findSchemaOrThrow("triton_gemm::gemm", "").typed<Signature>();
+  return operation.call(a, b, std::nullopt, 1, 1, std::nullopt, std::nullopt, std::nullopt, std::nullopt);
+}
+
+bool by_columns(int64_t row_stride, int64_t column_stride) { return row_stride == 1 && column_stride != 1; }
+
+struct Launch {
+  Entry& entry;
+  const Call& call;
+  size_t most_maps;
+};
+
+// a @ b + bias, or a @ b.T + bias. Gradients have their operands' strides, so that accumulating copies none.
+struct Derivatives : torch::autograd::Function<Derivatives> {
+  using Context = torch::autograd::AutogradContext;
+  enum Form { kTransposed = 1, kAByColumns = 2, kBByColumns = 4 };
+
+  static at::Tensor forward(Context* context, const at::Tensor& a, const at::Tensor& b,
+                            const std::optional<at::Tensor>& bias, const Launch* launch) {
+    const bool transposed = launch->entry.derivative == kLinear;
+    context->set_materialize_grads(false);
+    context->save_for_backward({b.requires_grad() ? a : at::Tensor(), a.requires_grad() ? b : at::Tensor()});
+    int64_t form = transposed ? kTransposed : 0;
+    if (by_columns(a.stride(-2), a.stride(-1))) form |= kAByColumns;
+    if (by_columns(b.stride(transposed), b.stride(!transposed))) form |= kBByColumns;
+    context->saved_data["form"] = form;
+    if (bias.has_value()) context->saved_data["bias"] = bias->sizes();
+    at::Tensor result;
+    if (!run(launch->entry, launch->call, launch->most_maps, result)) throw_python();
+    return result;
+  }
+
+  static torch::autograd::variable_list backward(Context* context, torch::autograd::variable_list grads) {
+    torch::autograd::variable_list found(4);
+    const at::Tensor& grad = grads[0];
+    if (!grad.defined()) return found;
+    const auto saved = context->get_saved_variables();
+    const at::Tensor &a = saved[0], &b = saved[1];
+    const int64_t form = context->saved_data["form"].toInt();
+    const bool transposed = form & kTransposed, swap = form & kBByColumns;
+    if (context->needs_input_grad(0)) {
+      const at::Tensor right = transposed ? b : b.mT();
+      found[0] = form & kAByColumns ? gemm(right.mT(), grad.mT()).mT() : gemm(grad, right);
+    }
+    if (context->needs_input_grad(1)) {
+      const at::Tensor x = a.reshape({-1, a.size(-1)}), y = grad.reshape({-1, grad.size(-1)});
+      const at::Tensor product = swap ? gemm(y.mT(), x) : gemm(x.mT(), y);
+      found[1] = swap == transposed ? product : product.mT();
+    }
+    const auto bias = context->saved_data.find("bias");
+    if (bias != context->saved_data.end() && context->needs_input_grad(2))
+      found[2] = down_columns(grad, bias->second.toIntVector());
+    return found;
+  }
+
+  // As `ops._through_addition`.
+  static at::Tensor down_columns(const at::Tensor& grad, at::IntArrayRef sizes) {
+    const int64_t columns = grad.size(-1), rows = grad.numel() / columns;
+    const c10::TensorImpl* impl = grad.unsafeGetTensorImpl();
+    if (is_watched() || rows < products.many_rows || grad.element_size() != 2 || !impl->has_storage() ||
+        impl->is_python_dispatch())
+      return grad.sum_to_size(sizes);
+    return gemm(at::ones({1, rows}, grad.options()), grad.reshape({rows, columns})).reshape(sizes);
+  }
+};
+
+// Whether `with_derivative` can make the result of a call that needs a gradient.
+bool has_derivative(const Entry& entry, const Call& call) {
+  const at::Tensor &a = *call.operands[0], &b = *call.operands[1];
+  return entry.derivative != kNone && !call.given && call.alpha == 1 && a.dim() >= 2 && b.dim() == 2 &&
+         entry.result.dtype == a.scalar_type() &&
+         (call.count == 2 || call.operands[2]->scalar_type() == a.scalar_type()) && !is_watched();
+}
+
+// The result of a call that needs a gradient, whose entry it is.
+at::Tensor with_derivative(Entry& entry, const Call& call, size_t most_maps) {
+  const Launch launch{entry, call, most_maps};
+  std::optional<at::Tensor> bias;
+  if (call.count > 2) bias = *call.operands[2];
+  return Derivatives::apply(*call.operands[0], *call.operands[1], bias, &launch);
+}
+
+// backward_by(table, said, request, many_rows): which calls a backward's products are like from now on.
+PyObject* backward_by(PyObject*, PyObject* given) {
+  PyObject *table, *said, *request;
+  long long many_rows;
+  if (!PyArg_ParseTuple(given, "OOOL", &table, &said, &request, &many_rows)) return nullptr;
+  products.table = Reference(table), products.said = Reference(said), products.request = Reference(request);
+  products.many_rows = many_rows;
+  Py_RETURN_NONE;
+}
+
+}  // namespace
