@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..compat import allocator, current_device, increment_versions, must_dispatch
+from ..compat import allocator, current_device, in_transform, increment_versions, must_dispatch
 from ..problem import PRODUCT, SUM, Request
 from ..runtime import native, plan
 
@@ -99,7 +99,7 @@ class FastPath:
         if (auxiliary and request.beta != 1) or (needs_grad and (out is not None or not native.pending())):
             return None, None
         try:
-            if needs_grad and derivative_of(said, request) == 0:
+            if needs_grad and (derivative_of(said, request) == 0 or in_transform()):
                 return None, None
             key = said, plan.key_of(request, a, b, out, auxiliary)
             found = self.calls.get(key)
