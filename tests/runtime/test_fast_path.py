@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support import plan_fakes
-from triton_gemm.functional import api, fast_path, gated, grouped, ops, residual_gemm, scaled
+from triton_gemm.functional import api, fast_path, gated, grouped, matrices, residual_gemm, scaled
 from triton_gemm.runtime import plan
 
 
@@ -34,7 +34,7 @@ EPILOGUES: dict[str, tuple[ModuleType, str, Callable[..., torch.Tensor]]] = {
     "bias, residual": (residual_gemm, "launch", lambda a, b: api.linear(a, b.mT, ROW, "silu", residual=MATRIX)),
     "a matrix": (api, "_product", lambda a, b: api.addmm(MATRIX, a, b, alpha=2)),
     "a matrix into out": (api, "_product", lambda a, b: api.addmm(MATRIX, a, b, out=torch.zeros_like(MATRIX))),
-    "operator with a matrix": (ops, "compute", lambda a, b: of_torch.gemm(a, b, MATRIX)),
+    "operator with a matrix": (matrices, "compute", lambda a, b: of_torch.gemm(a, b, MATRIX)),
     "operator with a gate": (gated, "launch", lambda a, b: of_torch.gated_gemm(a, b, GATE.mT)),
     "operator with a residual": (residual_gemm, "launch", lambda a, b: of_torch.residual_gemm(a, b, MATRIX)),
     "operator of groups": (grouped, "launch", lambda a, b: of_torch.grouped_gemm(a, *GROUPS)),

@@ -25,7 +25,7 @@ from tests.support import plan_fakes
 from tests.support.product_checks import fp32_precision
 from tests.support.tiers import one
 from triton_gemm import compat
-from triton_gemm.functional import api, fast_path, grouped, ops, scaled
+from triton_gemm.functional import api, fast_path, grouped, matrices, ops, scaled
 from triton_gemm.hardware.device import INTERPRETER, device_of_capability
 from triton_gemm.kernels.launch import Launch, Pointer, Scalar, TensorMap
 from triton_gemm.problem import ACTIVATIONS, PRODUCT, GemmProblem, Layout, Request
@@ -722,7 +722,7 @@ def plan_by_hand(name: str, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor
     x, y = (a, b.mT.mT) if name != "bmm" else (a[None], b[None])
     made = plan_without_a_gpu(a, b, half(64, 48))
     made.names, made.allocates, made.steps = ("a", "b", "c", *["bias"] * (added is not None)), False, [FakeStep()]  # type: ignore[list-item]
-    first, *_ = ops.views(x, y, half(*x.shape[:-1], 48))
+    first, *_ = matrices.views(x, y, half(*x.shape[:-1], 48))
     plan.PLANS[key_of(*first, bias=added)] = made
     return added
 
@@ -898,7 +898,7 @@ def test_forward_and_backward_passes_like_one_before_plan_nothing(monkeypatch: p
     expected = gradients()
     planned = len(made)
     assert planned == 4
-    monkeypatch.setattr(ops, "compute", None)
+    monkeypatch.setattr(matrices, "compute", None)
     assert all(map(torch.equal, gradients(), expected)) and len(made) == planned
 
 
@@ -909,6 +909,6 @@ def test_calls_of_the_dispatcher_like_one_before_plan_nothing(monkeypatch: pytes
     expected = torch.ops.triton_gemm.gemm(a, b, bias)
     assert len(made) == 1
     negated = torch.ops.triton_gemm.gemm(a._neg_view(), b)
-    monkeypatch.setattr(ops, "compute", None)
+    monkeypatch.setattr(matrices, "compute", None)
     assert torch.equal(torch.ops.triton_gemm.gemm(a.clone(), b.clone(), bias.clone()), expected)
     assert torch.equal(torch.ops.triton_gemm.gemm(-a, b), negated) and len(made) == 2

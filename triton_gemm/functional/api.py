@@ -17,7 +17,7 @@ from ..arithmetic import DTYPES, FLOATING, Precision, result_dtype
 from ..compat import override_functions
 from ..problem import GATES, PRODUCT, SUM, Activation, Gate, Request
 from ..runtime import plan
-from . import fast_path, gated, ops, residual_gemm, rules
+from . import fast_path, gated, matrices, ops, residual_gemm, rules
 from .activations import ACTIVATIONS
 
 _ACTIVATED: dict[str | None, Request] = {
@@ -531,7 +531,7 @@ def _product_into(
     arguments.tensor(function, "'out'", out)
     if ops.needs_grad(a, b, input, out):
         raise rules.no_grad_into_out(function)
-    shape = list(ops.shape_of(a, b))
+    shape = list(matrices.shape_of(a, b))
     for dim in vectors:
         del shape[dim]
     in_place = ops.is_plain(a, b, input, out) and not out.is_neg()
@@ -546,7 +546,7 @@ def _product_into(
     c = out
     for dim in reversed(vectors):
         c = c.unsqueeze(dim)
-    ops.compute_into(c, a, b, c if input is out else input, request)
+    matrices.compute_into(c, a, b, c if input is out else input, request)
     increment_version(out)
     return out
 
@@ -590,7 +590,7 @@ def _keep_fast_path(
 ) -> torch.Tensor:
     """c; and what computed it is kept, unless `out` was resized, and is not what the key says."""
     if key is not None and (out is None or key[1] == plan.key_of(request, a, b, out, () if bias is None else (bias,))):
-        _fast.keep(key, ops.known(a, b, c, bias, request))
+        _fast.keep(key, matrices.known(a, b, c, bias, request))
     return c
 
 

@@ -21,7 +21,7 @@ from ..arithmetic import HALF, result_dtype
 from ..compat import below_autograd, differentiates_forward
 from ..problem import Request
 from ..runtime import plan
-from . import fast_path, ops, sharding
+from . import fast_path, matrices, ops, sharding
 from .activations import ACTIVATIONS
 
 _fast = fast_path.FastPath()
@@ -102,7 +102,7 @@ def launch(
     request = Request(1, 0, activation, None, precision, batch_invariant=batch_invariant, gate=True)
     if a.dtype not in HALF.dtypes or plan.remembering(request).batch_invariant:
         return apart(a, b, gate, bias, gate_bias, activation, precision, batch_invariant), fast_path.SLOW
-    c = torch.empty(ops.shape_of(a, b), dtype=result_dtype(a.dtype), device=a.device)
+    c = torch.empty(matrices.shape_of(a, b), dtype=result_dtype(a.dtype), device=a.device)
     if c.numel() == 0:
         return c, fast_path.SLOW
     given = [a, b, gate, *(x for x in (bias, gate_bias) if x is not None)]
@@ -116,7 +116,9 @@ def launch(
         request = request._replace(bias="n")
     found = [
         (left, right, of_gate, plan.multiply(left, right, into, request, (*biases[:1], of_gate, *biases[1:])))
-        for (left, right, into), (_, of_gate, _) in zip(ops.views(a, b, c), ops.views(a, gate, c), strict=True)
+        for (left, right, into), (_, of_gate, _) in zip(
+            matrices.views(a, b, c), matrices.views(a, gate, c), strict=True
+        )
     ]
     *launched, one = found[0]
     if len(found) > 1 or len(given) != 3 + len(biases):
@@ -132,7 +134,7 @@ def _kernel(a: torch.Tensor, b: torch.Tensor, gate: torch.Tensor, *rest: Any) ->
 
 
 def _fake(a: torch.Tensor, b: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-    return a.new_empty(ops.shape_of(a, b), dtype=result_dtype(a.dtype))
+    return a.new_empty(matrices.shape_of(a, b), dtype=result_dtype(a.dtype))
 
 
 def _autograd(

@@ -14,7 +14,7 @@ from ..compat import overlaps_itself
 from ..hardware.device import INTERPRETER, DeviceInfo
 from ..problem import PRODUCT
 from ..runtime import policies
-from . import grouped, ops, rules, scaled
+from . import grouped, matrices, rules, scaled
 from .fast_path import Known, known, same_storage
 
 # Of torch._scaled_mm, by compute capability: kinds of scales, and whether sums are fast, for which committed records of
@@ -63,10 +63,10 @@ def _int_mm_stays(device: DeviceInfo, out: torch.Tensor | None, a: torch.Tensor,
 
 def _int_mm(out: torch.Tensor | None, a: torch.Tensor, b: torch.Tensor) -> Made:
     if out is None:
-        out = ops.compute(a, b, None, PRODUCT)
+        out = matrices.compute(a, b, None, PRODUCT)
     else:
-        ops.compute_into(out, a, b, None, PRODUCT)
-    return out, ops.known(a, b, out, None, PRODUCT)
+        matrices.compute_into(out, a, b, None, PRODUCT)
+    return out, matrices.known(a, b, out, None, PRODUCT)
 
 
 def _scaled_auxiliary(

@@ -19,7 +19,7 @@ from ..arithmetic import result_dtype
 from ..compat import below_autograd, differentiates_forward
 from ..problem import Request
 from ..runtime import plan
-from . import fast_path, ops, sharding
+from . import fast_path, matrices, ops, sharding
 from .activations import ACTIVATIONS
 
 _fast = fast_path.FastPath()
@@ -94,18 +94,18 @@ def launch(
     """residual_gemm of plain tensors, and what calls like it launch on the fast path. The kernel adds to what the
     result holds before: the residual."""
     request = Request(1, 1, activation, None, precision, batch_invariant=batch_invariant, residual=True)
-    c = torch.empty(ops.shape_of(a, b), dtype=result_dtype(a.dtype), device=a.device)
+    c = torch.empty(matrices.shape_of(a, b), dtype=result_dtype(a.dtype), device=a.device)
     if c.numel() == 0:
         return c, fast_path.SLOW
     given: tuple[torch.Tensor, ...] = (a, b)
     auxiliary: tuple[torch.Tensor, ...] = ()
     if bias is not None:
-        of_bias, auxiliary = ops.adding(c, bias, request)
+        of_bias, auxiliary = matrices.adding(c, bias, request)
         if not auxiliary:  # a matrix, for which the kernel has no place beside the residual
             return apart(a, b, residual, bias, activation, precision, batch_invariant), fast_path.SLOW
         request, given = request._replace(bias=of_bias.bias), (a, b, bias)
     c.copy_(residual)
-    views = ops.views(a.resolve_neg(), b.resolve_neg(), c, join_rows=request.bias != "m")
+    views = matrices.views(a.resolve_neg(), b.resolve_neg(), c, join_rows=request.bias != "m")
     found = [(left, right, plan.multiply(left, right, into, request, auxiliary)) for left, right, into in views]
     *launched, one = found[0]
     if len(found) > 1:
@@ -121,7 +121,7 @@ def _kernel(a: torch.Tensor, b: torch.Tensor, *rest: Any) -> torch.Tensor:
 
 
 def _fake(a: torch.Tensor, b: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-    return a.new_empty(ops.shape_of(a, b), dtype=result_dtype(a.dtype))
+    return a.new_empty(matrices.shape_of(a, b), dtype=result_dtype(a.dtype))
 
 
 def _autograd(

@@ -27,7 +27,7 @@ from ..hardware.device import INTERPRETER, device_info
 from ..hardware.device_model import origin
 from ..problem import SUM, Request
 from ..runtime import background, native, plan, policies
-from . import ops
+from . import matrices
 from .fast_path import FastPath, same_storage
 from .native_products import NativeProducts, Places, alone
 from .other_products import COUNTED, PRODUCTS, Product
@@ -341,11 +341,11 @@ def _routed(name: str, overload: str) -> Callable[..., torch.Tensor]:
             try:
                 with _first_calls(rules):
                     if out is None:
-                        c = ops.compute(a, b, input, request)
+                        c = matrices.compute(a, b, input, request)
                     else:
-                        ops.compute_into(c := out, a, b, input, request)
+                        matrices.compute_into(c := out, a, b, input, request)
                 _counts[name, OURS] += 1
-                fast.keep(key, ops.known(a, b, c, input, request))
+                fast.keep(key, matrices.known(a, b, c, input, request))
                 return c
             except background.WouldWaitError:
                 why = "its kernel is being compiled"
@@ -445,7 +445,7 @@ def _stays(
         return "dtypes or devices differ"
     if a.dim() != rank or b.dim() != rank or a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
         return "shapes do not go together"
-    shape = ops.shape_of(a, b)
+    shape = matrices.shape_of(a, b)
     if input is not None and input.shape != shape and not expands(input, shape):
         return "shapes do not go together"
     if any(isinstance(value, complex) for value in scalars.values()):
@@ -481,7 +481,7 @@ def _faster_by_torch(
     if why is None:
         why = _slower(a, b) or ""
         if not why and policies.current().bits == "any":
-            problem = ops.problem_of(a, b, input, out, request)
+            problem = matrices.problem_of(a, b, input, out, request)
             if problem is not None and policies.torch_is_faster(problem, plan.info_of(a.device)):
                 why = BY_TABLE
         plan.keep(_faster, key, why, plan.MAX_PLANS)
@@ -504,7 +504,7 @@ def _slower(a: torch.Tensor, b: torch.Tensor) -> str | None:
         what = "a batch of small float32"
     if not slower:
         return None
-    c = torch.empty(ops.shape_of(a, b), dtype=a.dtype, device="meta")
+    c = torch.empty(matrices.shape_of(a, b), dtype=a.dtype, device="meta")
     if plan.selection_of(a, b, c).source != "model":
         return None
     return f"{what} takes {1 / speed:.1f} times as long here, untuned"

@@ -12,7 +12,7 @@ import torch
 from .. import arguments
 from ..arithmetic import DTYPES, FLOATING, SCALED, Precision, ScaleKind, result_dtype
 from ..compat import INTERPRETED
-from ..functional import ops, rules, scaled
+from ..functional import matrices, rules, scaled
 from ..hardware.device import INTERPRETER, DeviceInfo, device_info
 from ..hardware.device_model import origin
 from ..hardware.gpus import named_device
@@ -187,16 +187,16 @@ def _product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | bool | None,
     rules.out_dtype(result_dtype(a.dtype) if request.out_dtype is None else request.out_dtype, a, added)
     a = a.unsqueeze(0) if a.dim() == 1 else a
     b = b.unsqueeze(1) if b.dim() == 1 else b
-    c = torch.empty(ops.shape_of(a, b), dtype=request.out_dtype or result_dtype(a.dtype), device="meta")
+    c = torch.empty(matrices.shape_of(a, b), dtype=request.out_dtype or result_dtype(a.dtype), device="meta")
     if added is not None:
-        vector = ops._vector(added, c)
+        vector = matrices.vector_of(added, c)
         request = request._replace(bias=vector[1], beta=0.0) if vector else request._replace(beta=1.0)
         added.expand(c.shape)  # raises in torch's words where it does not broadcast
     elif bias is not None:
         request = request._replace(bias="n")
     if c.numel() == 0:
         raise _nothing(a, b)
-    return request.problem(*next(ops.views(a, b, c, join_rows=request.bias != "m")))
+    return request.problem(*next(matrices.views(a, b, c, join_rows=request.bias != "m")))
 
 
 def _of_groups(a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | int, request: Request) -> GemmProblem:

@@ -148,7 +148,7 @@ import torch
 from torch._dynamo.utils import counters
 from torch._inductor.select_algorithm import AlgorithmSelectorCache
 from triton_gemm import inductor
-from triton_gemm.functional import ops
+from triton_gemm.functional import matrices
 
 timed, computed = [], []
 measured = AlgorithmSelectorCache.benchmark_choice.__func__
@@ -157,8 +157,8 @@ def benchmark(cls, choice, arguments):
     ms = measured(cls, choice, arguments)
     return 1e-6 if choice.name.startswith("triton_gemm") else ms
 AlgorithmSelectorCache.benchmark_choice = classmethod(benchmark)
-compute_into = ops.compute_into
-ops.compute_into = lambda *arguments: computed.append(1) or compute_into(*arguments)
+compute_into = matrices.compute_into
+matrices.compute_into = lambda *arguments: computed.append(1) or compute_into(*arguments)
 torch._inductor.config.max_autotune_gemm_backends = "ATEN"
 inductor.register()
 a, w, bias = (torch.randn(s, device="cuda", dtype=torch.bfloat16) for s in ((256, 512), (384, 512), (384,)))

@@ -12,7 +12,7 @@ import torch
 import triton_gemm
 from examples.gpt import Decoder, Gpt, GptConfig, next_token_loss
 from tests.support import training_runs
-from triton_gemm.functional import ops
+from triton_gemm.functional import matrices
 
 pytestmark = pytest.mark.gpu
 
@@ -63,8 +63,8 @@ def assert_all_products_were_ours() -> None:
 def test_training_is_as_with_torch(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = assert_ours_are_as_torchs(precision, next_token_loss)
     assert theirs[0][-training_runs.WINDOW :].mean() < 0.7 * theirs[0][0], "it learns"
-    compute = ops.compute
-    monkeypatch.setattr(ops, "compute", lambda a, b, *more: compute(a[..., :-1], b[..., :-1, :], *more))
+    compute = matrices.compute
+    monkeypatch.setattr(matrices, "compute", lambda a, b, *more: compute(a[..., :-1], b[..., :-1, :], *more))
     with triton_gemm.use():
         wrong = run(precision, next_token_loss)
     with pytest.raises(AssertionError, match="times as far as allowed"):

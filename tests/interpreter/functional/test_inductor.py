@@ -16,7 +16,7 @@ import torch
 
 from tests.support.product_views import draw
 from triton_gemm import inductor
-from triton_gemm.functional import ops
+from triton_gemm.functional import matrices
 
 ROOT = Path(__file__).parents[3]
 
@@ -34,7 +34,7 @@ from torch._dynamo.utils import counters
 from torch._inductor import config
 from torch._inductor.select_algorithm import AlgorithmSelectorCache
 from triton_gemm import inductor
-from triton_gemm.functional import ops
+from triton_gemm.functional import matrices
 
 def products(x, weight, bias, y, z, input):
     return (
@@ -62,8 +62,8 @@ THEIRS = {"mm", "addmm", "bmm", "baddbmm"}
 OURS = {f"triton_gemm_{name}" for name in THEIRS}
 timed, computed = [], []
 AlgorithmSelectorCache.benchmark_choice = classmethod(benchmark)
-compute_into = ops.compute_into
-ops.compute_into = lambda *arguments: computed.append(1) or compute_into(*arguments)
+compute_into = matrices.compute_into
+matrices.compute_into = lambda *arguments: computed.append(1) or compute_into(*arguments)
 config.max_autotune_gemm_backends = "ATEN"
 inductor.register()
 run(dynamic=False)
@@ -170,7 +170,7 @@ def test_sums(monkeypatch: pytest.MonkeyPatch) -> None:
             torch.testing.assert_close(out, torch.addmm(added, a, b, alpha=alpha, beta=beta))
     with monkeypatch.context() as patch:
         added = []
-        patch.setattr(ops, "compute_into", lambda out, a, b, input, request: added.append(input.shape))
+        patch.setattr(matrices, "compute_into", lambda out, a, b, input, request: added.append(input.shape))
         inductor._sum(bias.expand(24, 16), a, b, out=out)
         assert added == [(16,)], "a bias is not copied into the result first"
     out = torch.empty(24, 16)

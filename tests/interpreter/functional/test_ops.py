@@ -22,7 +22,7 @@ from tests.support.epilogue_truth import activated
 from tests.support.product_views import draw, multiply_with_torch
 from tests.support.tiers import one
 from tests.support.wrong_products import torchs
-from triton_gemm.functional import ops
+from triton_gemm.functional import matrices, ops
 from triton_gemm.problem import ACTIVATIONS, Request
 from triton_gemm.runtime import plan
 
@@ -182,9 +182,9 @@ def test_gradients_of_out_dtype() -> None:
 def test_the_gradient_of_a_bias_under_many_rows(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """In 16 bits a product with ones, which is torch's sum."""
     sizes = []
-    compute = ops.compute
+    compute = matrices.compute
     monkeypatch.setattr(
-        ops, "compute", lambda a, b, *rest: (sizes.append((*a.shape, b.shape[-1])), compute(a, b, *rest))[1]
+        matrices, "compute", lambda a, b, *rest: (sizes.append((*a.shape, b.shape[-1])), compute(a, b, *rest))[1]
     )
     rows = ops.MANY_ROWS + 6
     a, b, grad = (torch.randint(-2, 3, size).to(dtype) for size in ((rows, 2), (2, 5), (rows, 5)))

@@ -213,11 +213,11 @@ def test_torch_computes_what_it_is_faster_at_by_a_table(
         triton_gemm.set_policy("cached", bits="any")
     with contextlib.nullcontext() if process else triton_gemm.policy("cached", bits="any"):
         with monkeypatch.context() as patch:
-            patch.setattr(routing.ops, "compute", None)
+            patch.setattr(routing.matrices, "compute", None)
             with triton_gemm.use():
                 assert torch.equal(torch.mm(a, b), expected) and went() == BY_TABLE
                 patch.setattr(routing, "_stays", None)
-                patch.setattr(routing.ops, "problem_of", None)
+                patch.setattr(routing.matrices, "problem_of", None)
                 assert torch.equal(torch.mm(a, b), expected) and went() == BY_TABLE, "nothing is asked again"
         assert of(other) == of(a, only=torch.float32) == of(a, predicate=lambda op, a, b: True) == routing.OURS
         assert of(a, only="mm") == BY_TABLE

@@ -14,7 +14,7 @@ pytest.importorskip("peft")
 
 from perf.models import cases, measuring, zoo
 from perf.models.tables import OURS, TORCH
-from triton_gemm.functional import ops
+from triton_gemm.functional import matrices
 
 THERE: dict[str, Any] = {"tiny": True, "device": "cpu"}
 EXACT = 2e-6  # of fp32 against fp64
@@ -98,8 +98,8 @@ def test_generated_tokens(name: str, case: str, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_wrong_product_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """K's last column is dropped."""
-    compute = ops.compute
-    monkeypatch.setattr(ops, "compute", lambda a, b, *more: compute(a[..., :-1], b[..., :-1, :], *more))
+    compute = matrices.compute
+    monkeypatch.setattr(matrices, "compute", lambda a, b, *more: compute(a[..., :-1], b[..., :-1, :], *more))
     assert "where torch's is" in measuring.checked(work("llama-1b", zoo.FORWARD))["wrong"]
 
 

@@ -10,7 +10,7 @@ import torch
 import triton_gemm
 from examples.gpt import Decoder, Gpt, GptConfig
 from tests.support import training_runs
-from triton_gemm.functional import ops
+from triton_gemm.functional import matrices
 
 CONFIG = GptConfig(vocabulary=128, context=12, layers=1, heads=2, width=16)
 STEPS, BATCH = training_runs.WINDOW, 2
@@ -36,8 +36,8 @@ def test_it_trains_as_with_torch(theirs: list[torch.Tensor]) -> None:
 
 def test_a_wrong_product_shows_in_the_losses(theirs: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     """K's last column is dropped."""
-    compute = ops.compute
-    monkeypatch.setattr(ops, "compute", lambda a, b, *more: compute(a[..., :-1], b[..., :-1, :], *more))
+    compute = matrices.compute
+    monkeypatch.setattr(matrices, "compute", lambda a, b, *more: compute(a[..., :-1], b[..., :-1, :], *more))
     with pytest.raises(AssertionError, match="times as far as allowed"):
         training_runs.assert_a_run_like_torchs(ours(), theirs, "ieee")
 
