@@ -26,8 +26,8 @@ def table_of(*records: Mapping[str, Any]) -> Table:
     """The fastest candidate of each product in the records, among those in the bit class of the model's present choice.
 
     A product gets an entry if its present choice was timed in the same race and was slower by more than GAIN and more
-    than the noise. Raises ValueError if
-    a record is of another Triton version, or was tuned with bits="any", or if they are of several GPUs.
+    than the noise. What a later record timed takes the place of an earlier record's product. Raises ValueError if a
+    record is of another Triton version, or was tuned with bits="any", or if they are of several GPUs.
     """
     entries: dict[GemmProblem, Entry] = {}
     devices = {named_device(record["environment"]["gpu"]) for record in records}
@@ -47,6 +47,8 @@ def table_of(*records: Mapping[str, Any]) -> Table:
         for product in record["products"]:
             problem = by_text[product["product"]]
             found = _fastest(problem, product, device, fewest.get(problem, 0))
+            if product["times"]:
+                entries.pop(problem, None)
             if found is not None:
                 by = f"triton_gemm {triton_gemm.__version__}, Triton {made['triton']}, torch {made['torch']}"
                 entries[problem] = replace(found, measured=made["date"], by=by)

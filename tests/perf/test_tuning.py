@@ -35,7 +35,10 @@ from triton_gemm.tuning.rows import grid, of_weights
 H200 = named_device("h200")
 # The shipped tables: of a folder of results the records, in this order.
 SHIPPED_FROM = {
-    "h100-80gb-hbm3": ("listed", "llama-3-8b", "qwen-3-32b", "deepseek-v3-tp8"),
+    "h100-80gb-hbm3": (
+        *("listed", "llama-3-8b", "qwen-3-32b-a82030d", "qwen-3-32b"),
+        *("deepseek-v3-tp8-a82030d", "deepseek-v3-tp8"),
+    ),
     "h200": ("llama-3-8b", "qwen-3-32b", "deepseek-v3-tp8"),
 }
 
@@ -276,6 +279,8 @@ def test_a_table_is_rebuilt_from_a_record(
     assert "1 entries" in capsys.readouterr().out and named(choice) in out.read_text()
     noisy = record | {"products": [record["products"][0] | {"noise": 0.3}]}
     assert not rebuild.table_of(noisy).entries, "a gain within noise"
+    untimed = record | {"products": [record["products"][0] | {"times": []}]}
+    assert [len(rebuild.table_of(record, later).entries) for later in (untimed, noisy)] == [1, 0]
     monkeypatch.setattr(rebuild, "TRITON", "3.8")
     assert command.main(["--rebuild", str(source), "--table", str(out)]) == 2
     assert "of Triton 3.6.0" in capsys.readouterr().err
