@@ -81,7 +81,7 @@ def in_cpp(driver: fake_driver.Driver, call: Callable[[], torch.Tensor]) -> torc
 
 
 def is_cpps(c: torch.Tensor) -> bool:
-    return c.grad_fn is not None and "Derivatives" in c.grad_fn.name()
+    return c.grad_fn is not None and "GemmNode" in c.grad_fn.name()
 
 
 def by_columns(x: torch.Tensor) -> torch.Tensor:
@@ -132,8 +132,10 @@ def test_gradients_are_torch_s(
     c, expected = in_cpp(driver, lambda: ours(*operands)), torchs(*operands)
     assert (c.shape, c.dtype, c.requires_grad) == (expected.shape, expected.dtype, True)
     computed.clear()
-    found = grads_of(c, operands, torch.ones_like(expected))
-    torch.testing.assert_close(found, grads_of(expected, operands, torch.ones_like(expected)))
+    grad = random(*expected.shape, dtype=expected.dtype, seed=1).detach()
+    found = grads_of(c, operands, grad)
+    tolerance = {"rtol": 0.02, "atol": 0.5} if grad.dtype == torch.bfloat16 else {}
+    torch.testing.assert_close(found, grads_of(expected, operands, grad), **tolerance)
     for x, of_x in zip([x for x in operands if x.requires_grad], found, strict=True):
         assert of_x.shape == x.shape and (1 in x.shape or of_x.stride() == x.stride()), "accumulating copies nothing"
     assert len(computed) == sum(x.requires_grad for x in operands[:2]) + (name == "many rows")
@@ -215,6 +217,25 @@ def test_a_backward_by_compiled_autograd(driver: fake_driver.Driver, computed: l
     torch.testing.assert_close((x.grad, w.grad, bias.grad), expected)
 
 
+@pytest.mark.parametrize("columns", [32, 48])
+def test_checkpoints_where_python_s_node_and_c_s_meet(
+    driver: fake_driver.Driver, computed: list[Any], columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one has saved the other is given, by the recomputation. Python computes the backward's products."""
+    monkeypatch.setattr(ops, "_fast", fast_path.FastPath())
+    w, grad = random(columns, 32), random(64, columns, seed=1).detach()
+    inputs = [random(64, 32, seed=i) for i in range(6)]
+    results = [checkpoint(linear, x, w, use_reentrant=False) for x in inputs]
+    assert not is_cpps(results[0]) and is_cpps(results[-1])
+    for x, c in zip(inputs, results, strict=True):
+        torch.testing.assert_close(grads_of(c, (x, w), grad), grads_of(F.linear(x, w), (x, w), grad))
+    c = checkpoint(linear, inputs[0], w, use_reentrant=False)
+    assert is_cpps(c)
+    with torch.profiler.profile():  # so that Python computes it again
+        found = grads_of(c, (inputs[0], w), grad)
+    torch.testing.assert_close(found, grads_of(F.linear(inputs[0], w), (inputs[0], w), grad))
+
+
 class Ends(torch.autograd.Function):
     """Gives no gradient, and not zeros."""
 
@@ -238,6 +259,9 @@ def test_hooks_checkpoints_and_no_gradient(driver: fake_driver.Driver, computed:
     with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t.clone(), lambda t: t):  # type: ignore[func-returns-value]
         c = linear(x, w)
     assert len(packed) == 2 and is_cpps(c)
+    torch.testing.assert_close(grads_of(c, (x, w), ones), expected)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.double(), lambda t: t):
+        c = linear(x, w)
     torch.testing.assert_close(grads_of(c, (x, w), ones), expected)
     assert torch.autograd.grad(Ends.apply(linear(x, w)), x, ones, allow_unused=True) == (None,)
 
@@ -267,7 +291,8 @@ def test_what_was_saved_is_checked_and_given_back(driver: fake_driver.Driver, co
 
 # What Python takes, though a call with these operands is C++'s. A call of x and w.
 PYTHONS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
-    "an activation": lambda x, w: triton_gemm.linear(x, w, activation="relu"),
+    "a batch of matrices": lambda x, w: triton_gemm.matmul(x, w.T.expand(2, 32, 48)),
+    "a matrix that is added": lambda x, w: triton_gemm.addmm(torch.ones(64, 48), x, w.T),
     "a precision": lambda x, w: triton_gemm.linear(x, w, precision="ieee"),
     "a factor": lambda x, w: triton_gemm.addmm(torch.ones(48), x, w.T, alpha=0.5),
     "a batch-invariant call": lambda x, w: triton_gemm.linear(x, w, batch_invariant=True),
@@ -294,6 +319,29 @@ def test_transforms_and_modes_see_a_product(driver: fake_driver.Driver, computed
     found = torch.func.grad(lambda y: (linear(x, w) * y).sum())(torch.ones(48))
     torch.testing.assert_close(found, F.linear(x, w).sum(0))
     assert flops(lambda: linear(x, w)) == 2 * 64 * 48 * 32
+
+
+def test_an_extension_that_was_built_before_has_derivatives(
+    driver: fake_driver.Driver, computed: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `native.built` leaves its state."""
+    monkeypatch.setattr(native, "_begun", True)
+    monkeypatch.setattr(native, "_why", "no call was made twice")
+    in_cpp(driver, lambda: linear(random(64, 32), random(48, 32)))
+    assert len(api._fast.calls) == 1
+
+
+def test_threads_share_a_table(driver: fake_driver.Driver) -> None:
+    """In which a backward looks, too."""
+    shown: list[Any] = []
+    fast = fast_path.FastPath(lambda _, table: shown.append(table))
+    found = {id(in_a_thread(lambda: fast._table(native.module()))) for _ in range(3)}
+    assert found == {id(fast.table)} and shown == [fast.table]
+    c = in_cpp(driver, lambda: linear(random(64, 32), random(48, 32)))
+    native.module().backward_by(None, "", SUM, 0)
+    c.sum().backward()  # by the operator
+    with pytest.raises(TypeError, match="no table"):
+        native.module().backward_by(fast, "", SUM, 0)
 
 
 def test_without_an_extension_python_has_the_derivatives(

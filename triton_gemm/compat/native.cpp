@@ -93,8 +93,6 @@ void end(PyObject* self) {
 
 // --- Products that torch's dispatcher calls without Python ---
 
-PyTypeObject* table_type;
-
 // Products that are overridden together. All of it is read and written under the GIL. Groups are never freed,
 // for kernels outlive Python.
 struct Group {

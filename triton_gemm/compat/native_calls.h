@@ -63,7 +63,7 @@ bool add_operand(Call& call, const at::Tensor& x) {
   return true;
 }
 
-// As add_operand; above autograd also false for what needs a derivative.
+// As add_operand; above autograd also false for what needs a gradient or has a tangent.
 bool add_underived(Call& call, const at::Tensor& x) {
   if (!call.dispatched && x._fw_grad(0).defined()) return false;
   return add_operand(call, x) && !call.needs_grad;
@@ -269,6 +269,8 @@ struct Table {
   std::unordered_multimap<uint64_t, std::shared_ptr<Entry>>* entries;
   std::deque<std::pair<uint64_t, const Entry*>>* order;
 };
+
+PyTypeObject* table_type;
 
 std::shared_ptr<Entry> find(const Table* table, const Call& call) {
   const auto [begin, end] = table->entries->equal_range(call.hash);

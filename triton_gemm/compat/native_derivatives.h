@@ -56,7 +56,7 @@ at::Tensor gemm(const at::Tensor& a, const at::Tensor& b) {
   return operation.call(a, b, std::nullopt, 1, 1, std::nullopt, std::nullopt, std::nullopt, std::nullopt);
 }
 
-bool by_columns(int64_t row_stride, int64_t column_stride) { return row_stride == 1 && column_stride != 1; }
+bool by_columns(const at::Tensor& x) { return x.stride(-2) == 1 && x.stride(-1) != 1; }
 
 struct Launch {
   Entry& entry;
@@ -64,20 +64,16 @@ struct Launch {
   size_t most_maps;
 };
 
-// a @ b + bias, or a @ b.T + bias. Gradients have their operands' strides, so that accumulating copies none.
-struct Derivatives : torch::autograd::Function<Derivatives> {
+// a @ b + bias. It saves what Python's node saves, as a checkpoint gives one what the other has saved.
+// Gradients have their operands' strides, so that accumulating copies none.
+struct GemmNode : torch::autograd::Function<GemmNode> {
   using Context = torch::autograd::AutogradContext;
-  enum Form { kTransposed = 1, kAByColumns = 2, kBByColumns = 4 };
 
   static at::Tensor forward(Context* context, const at::Tensor& a, const at::Tensor& b,
                             const std::optional<at::Tensor>& bias, const Launch* launch) {
-    const bool transposed = launch->entry.derivative == kLinear;
     context->set_materialize_grads(false);
     context->save_for_backward({b.requires_grad() ? a : at::Tensor(), a.requires_grad() ? b : at::Tensor()});
-    int64_t form = transposed ? kTransposed : 0;
-    if (by_columns(a.stride(-2), a.stride(-1))) form |= kAByColumns;
-    if (by_columns(b.stride(transposed), b.stride(!transposed))) form |= kBByColumns;
-    context->saved_data["form"] = form;
+    context->saved_data["by columns"] = int64_t{by_columns(a)} | int64_t{by_columns(b)} << 1;
     if (bias.has_value()) context->saved_data["bias"] = bias->sizes();
     at::Tensor result;
     if (!run(launch->entry, launch->call, launch->most_maps, result)) throw_python();
@@ -90,16 +86,15 @@ struct Derivatives : torch::autograd::Function<Derivatives> {
     if (!grad.defined()) return found;
     const auto saved = context->get_saved_variables();
     const at::Tensor &a = saved[0], &b = saved[1];
-    const int64_t form = context->saved_data["form"].toInt();
-    const bool transposed = form & kTransposed, swap = form & kBByColumns;
+    const int64_t columns = context->saved_data["by columns"].toInt();
     if (context->needs_input_grad(0)) {
-      const at::Tensor right = transposed ? b : b.mT();
-      found[0] = form & kAByColumns ? gemm(right.mT(), grad.mT()).mT() : gemm(grad, right);
+      const at::Tensor of_c = grad.to(b.scalar_type());  // another than b's where a hook has changed that
+      found[0] = columns & 1 ? gemm(b, of_c.mT()).mT() : gemm(of_c, b.mT());
     }
     if (context->needs_input_grad(1)) {
-      const at::Tensor x = a.reshape({-1, a.size(-1)}), y = grad.reshape({-1, grad.size(-1)});
-      const at::Tensor product = swap ? gemm(y.mT(), x) : gemm(x.mT(), y);
-      found[1] = swap == transposed ? product : product.mT();
+      const at::Tensor x = a.reshape({-1, a.size(-1)});
+      const at::Tensor y = grad.to(a.scalar_type()).reshape({-1, grad.size(-1)});
+      found[1] = columns & 2 ? gemm(y.mT(), x).mT() : gemm(x.mT(), y);
     }
     const auto bias = context->saved_data.find("bias");
     if (bias != context->saved_data.end() && context->needs_input_grad(2))
@@ -107,7 +102,8 @@ struct Derivatives : torch::autograd::Function<Derivatives> {
     return found;
   }
 
-  // As `ops._through_addition`.
+  // As `ops._through_addition`, of a bias with one value for each column: entries add no other without a
+  // copy.
   static at::Tensor down_columns(const at::Tensor& grad, at::IntArrayRef sizes) {
     const int64_t columns = grad.size(-1), rows = grad.numel() / columns;
     const c10::TensorImpl* impl = grad.unsafeGetTensorImpl();
@@ -118,7 +114,8 @@ struct Derivatives : torch::autograd::Function<Derivatives> {
   }
 };
 
-// Whether `with_derivative` can make the result of a call that needs a gradient.
+// Whether `with_derivative` can make the result of a call that needs a gradient. Of alpha an entry knows only
+// whether it is 0.
 bool has_derivative(const Entry& entry, const Call& call) {
   const at::Tensor &a = *call.operands[0], &b = *call.operands[1];
   return entry.derivative != kNone && !call.given && call.alpha == 1 && a.dim() >= 2 && b.dim() == 2 &&
@@ -129,17 +126,22 @@ bool has_derivative(const Entry& entry, const Call& call) {
 // The result of a call that needs a gradient, whose entry it is.
 at::Tensor with_derivative(Entry& entry, const Call& call, size_t most_maps) {
   const Launch launch{entry, call, most_maps};
+  const at::Tensor& b = *call.operands[1];
   std::optional<at::Tensor> bias;
   if (call.count > 2) bias = *call.operands[2];
-  return Derivatives::apply(*call.operands[0], *call.operands[1], bias, &launch);
+  return GemmNode::apply(*call.operands[0], entry.derivative == kLinear ? b.t() : b, bias, &launch);
 }
 
-// backward_by(table, said, request, many_rows): which calls a backward's products are like from now on.
+// backward_by(table, said, request, many_rows): which calls a backward's products are like from now on; None:
+// none.
 PyObject* backward_by(PyObject*, PyObject* given) {
   PyObject *table, *said, *request;
   long long many_rows;
   if (!PyArg_ParseTuple(given, "OOOL", &table, &said, &request, &many_rows)) return nullptr;
-  products.table = Reference(table), products.said = Reference(said), products.request = Reference(request);
+  if (table != Py_None && Py_TYPE(table) != table_type)
+    return PyErr_Format(PyExc_TypeError, "that is no table");
+  products.table = Reference(table == Py_None ? nullptr : table);
+  products.said = Reference(said), products.request = Reference(request);
   products.many_rows = many_rows;
   Py_RETURN_NONE;
 }

@@ -7,13 +7,14 @@ A call is like another where its key is equal: function, request, and of every o
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ..compat import allocator, current_device, in_transform, increment_versions, must_dispatch
+from ..compat import allocator, current_device, free_in_children, in_transform, increment_versions, must_dispatch
 from ..problem import PRODUCT, SUM, Request
 from ..runtime import native, plan
 
@@ -64,6 +65,7 @@ class FastPath:
 
     def __init__(self, on_table: Callable[[Any, Any], None] | None = None) -> None:
         self._on_table = on_table
+        self._making = free_in_children(threading.Lock())
         self.calls: dict[Key, Known] = {}
         self.by_torch: dict[Key | None, str] = {}
         self.table: Any = None
@@ -96,10 +98,10 @@ class FastPath:
                 if type(x) not in PLAIN or x.is_neg():
                     return None, None
                 needs_grad = needs_grad or (grad and x.requires_grad)
-        if (auxiliary and request.beta != 1) or (needs_grad and (out is not None or not native.pending())):
+        if auxiliary and request.beta != 1:
             return None, None
         try:
-            if needs_grad and (derivative_of(said, request) == 0 or in_transform()):
+            if needs_grad and (out is not None or not may_differentiate(said, a, b, auxiliary, request)):
                 return None, None
             key = said, plan.key_of(request, a, b, out, auxiliary)
             found = self.calls.get(key)
@@ -139,7 +141,7 @@ class FastPath:
         """Has `native` launch calls like this one from now on, if it can, or once it can."""
         extension = native.module()
         if extension is None:
-            found.offered = not native.pending()
+            found.offered = not native.possible()
             return
         if found.plan is None or found.like is None or not found.plan.compiled:
             return
@@ -147,7 +149,7 @@ class FastPath:
         try:
             derivative = 0 if found.copies else derivative_of(call[0], call[4])
             entry = native.entry_of(found.plan, *found.like, derivative, found.copies)
-            table = self.table or extension.Table(plan.MAX_PLANS, plan.MAX_TENSOR_MAPS)
+            table = self._table(extension)
             table.keep(call, entry)
         except Exception as error:  # the call itself was launched
             log.debug("calls like %s are launched by Python: %s", key, error)
@@ -155,9 +157,14 @@ class FastPath:
         said, a, b, auxiliary, request, out, _ = call
         if key != (said, plan.key_of(request, a, b, out, auxiliary)):  # another thread has changed what counts
             table.forget()
-        if self.table is None and self._on_table is not None:
-            self._on_table(extension, table)
-        self.table = table
+
+    def _table(self, extension: Any) -> Any:
+        with self._making:
+            if self.table is None:
+                self.table = extension.Table(plan.MAX_PLANS, plan.MAX_TENSOR_MAPS)
+                if self._on_table is not None:
+                    self._on_table(extension, self.table)
+            return self.table
 
     def run(
         self,
@@ -190,6 +197,17 @@ def derivative_of(said: Hashable, request: Request) -> int:
     if request not in (SUM, PRODUCT) or plan.remembering(request) is not request:
         return 0
     return DERIVATIVES.get(said, 0)
+
+
+def may_differentiate(
+    said: Hashable, a: torch.Tensor, b: torch.Tensor, auxiliary: tuple[torch.Tensor, ...], request: Request
+) -> bool:
+    """Whether C++ may give the result of such a call a derivative, once the call is known."""
+    if said not in DERIVATIVES or b.dim() != 2 or a.dim() < 2:
+        return False
+    if any(x.numel() != b.shape[said != "linear"] for x in auxiliary):
+        return False
+    return derivative_of(said, request) != 0 and native.possible() and not in_transform()
 
 
 def same_storage(x: torch.Tensor, y: torch.Tensor) -> bool:

@@ -47,7 +47,7 @@ MANY_ROWS = 1024  # of a gradient, from which on a product with ones sums them f
 
 
 def _show(extension: Any, table: Any) -> None:
-    """Has C++ look up a backward's products in this table."""
+    """Has C++ look up a backward's products in this table, as calls of the operator with its defaults."""
     extension.backward_by(table, NAME, SUM, MANY_ROWS)
 
 
@@ -127,8 +127,12 @@ def gemm(
         if in_transform():  # of other tensors; the dispatcher makes this a level of it
             return _dispatched(a, b, input, request)
         request = plan.remembering(request)
-        _, c = _fast.take(NAME, a, b, () if input is None else (input,), request)
-        return _differentiable(a, b, input, request) if c is None else c
+        auxiliary = () if input is None else (input,)
+        if fast_path.may_differentiate(NAME, a, b, auxiliary, request):
+            _, c = _fast.take(NAME, a, b, auxiliary, request)
+            if c is not None:
+                return c
+        return _differentiable(a, b, input, request)
     return _computed(a, b, input, request)
 
 

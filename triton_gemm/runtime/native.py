@@ -106,9 +106,9 @@ def built() -> Any:
     return _module
 
 
-def pending() -> bool:
-    """Whether there may be an extension later, where there is none."""
-    return not _begun or _why == BUILDING
+def possible() -> bool:
+    """Whether there is an extension, or may be one later."""
+    return _module is not None or not _begun or _why == BUILDING
 
 
 def state() -> str | None:
