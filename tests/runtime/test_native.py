@@ -36,11 +36,6 @@ from triton_gemm.selection.select import select
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def extension(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fake_driver.build(tmp_path_factory.getbasetemp() / "native")  # once for all modules
-
-
 @pytest.fixture
 def driver(extension: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_driver.Driver]:
     yield fake_driver.install(monkeypatch, extension)

@@ -29,11 +29,6 @@ Tensors = tuple[torch.Tensor, ...]
 Function = Callable[..., torch.Tensor]
 
 
-@pytest.fixture(scope="module")
-def extension(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fake_driver.build(tmp_path_factory.getbasetemp() / "native")  # once for all modules
-
-
 @pytest.fixture
 def driver(extension: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_driver.Driver]:
     """Products of CPU tensors are planned for Hopper, and launched by nothing. No call was made before."""
