@@ -151,7 +151,7 @@ def compiled(
 
 def assert_fits(gemm: aot.Compiled, config: TileConfig, itemsize: int, capability: Capability) -> None:
     assert gemm.spills == 0
-    assert gemm.registers <= MAX_REGISTERS_PER_THREAD
+    assert gemm.registers <= min(MAX_REGISTERS_PER_THREAD, 65_536 // (32 * config.num_warps))
     assert gemm.shared <= SHARED_MEMORY[capability], "does not fit the GPU"
     promised = config.shared_memory(itemsize, buffers=config.buffers(capability))
     assert gemm.shared <= promised, "needs more than TileConfig.shared_memory says"

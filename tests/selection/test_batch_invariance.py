@@ -105,6 +105,23 @@ def test_one_class_for_all_rows(data: st.DataObject, layer: tuple[GemmProblem, D
         assert class_of(rows, device) == wanted == chosen(rows, device)
 
 
+@pytest.mark.parametrize("scales", ["tensor", "rows", "blocks"])
+@pytest.mark.parametrize("capability", [(8, 9), (12, 0)])
+def test_a_class_has_a_candidate_for_operands_off_16_bytes(capability: tuple[int, int], scales: str) -> None:
+    """In more warps: a thread has too few registers for the addresses of single elements otherwise."""
+    device, warps = device_of_capability(capability), set()
+    for M, N, K in ((1, 1, 336), (16, 4096, 4096), (4096, 576, 7168)):
+        layer = problem_of(M, N, K, "fp8", "ntn", scales=scales)
+        a, b, c = (replace(x, aligned=False) for x in (layer.a, layer.b, layer.c))
+        problem = replace(layer, a=a, b=b, c=c)
+        selection = batch_invariance.select(problem, device)
+        assert bit_class(problem, selection) == class_of(layer, device)
+        (launch,) = launches(problem, selection)
+        assert 32 * launch.options["num_warps"] * launch.options["maxnreg"] <= 65_536, "an SM's registers"
+        warps.add(launch.options["num_warps"])
+    assert max(warps) > 4
+
+
 @pytest.mark.few(shows=lambda precision, N, K: {precision})
 @pytest.mark.parametrize("precision", ARITHMETICS)
 @pytest.mark.parametrize(("N", "K"), [(4096, 4096), (576, 7168)])

@@ -36,7 +36,7 @@ SHORTEST = 4
 def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
     """As `select.select`, of the candidates in `class_of` the problem. RuntimeError where none is legal."""
     wanted, parts = _class_of(_with_rows(problem, FEW), device)
-    for time, candidate in ranked(problem, device, (parts,)):
+    for time, candidate in (*ranked(problem, device, (parts,)), *_in_more_warps(problem, device)):
         if bit_class(problem, candidate) == wanted and illegal(problem, device, candidate) is None:
             return Selection.of(candidate, about(time, problem, device))
     raise RuntimeError(
@@ -144,3 +144,23 @@ def _other_way_round(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candi
         return
     for given, algorithm in kernels.named("portable").candidates(problem, device):
         yield Candidate(given.swap_ab(), algorithm._replace(swap_ab=not algorithm.swap_ab))
+
+
+def _in_more_warps(problem: GemmProblem, device: DeviceInfo) -> list[tuple[float, Candidate]]:
+    """The portable kernel's candidates with two and four times the warps, which change no bits.
+
+    Operands of 8 bits off 16 bytes are read by elements: otherwise addresses take too many of a thread's registers.
+    """
+    if problem.dtype.itemsize > 1 or (problem.a.aligned and problem.b.aligned):
+        return []
+    model = model_of(device)
+    found = []
+    for given, algorithm in (
+        *kernels.named("portable").candidates(problem, device),
+        *_other_way_round(problem, device),
+    ):
+        for times in (2, 4):
+            config = replace(algorithm.config, num_warps=times * algorithm.config.num_warps)
+            candidate = Candidate(given, algorithm._replace(config=config))
+            found.append((predicted(problem, candidate, model), candidate))
+    return sorted(found, key=lambda one: one[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ...arithmetic import EMULATED, HALF
-from ...config import ASYNCHRONOUS, MAX_REGISTERS_PER_THREAD, TileConfig
+from ...config import ASYNCHRONOUS, MAX_REGISTERS_PER_THREAD, REGISTERS_PER_SM, TileConfig
 from ...hardware.device import DeviceInfo
 from ...problem import GemmProblem, Layout
 from .. import groups
@@ -301,13 +301,14 @@ def launches(problem: GemmProblem, config: Config, split_k: Work = 1, *, stride_
         **config.meta(),
         "PDL": False,
     }
+    registers = min(MAX_REGISTERS, REGISTERS_PER_SM // (32 * config.num_warps))
     return (
         *([groups.launch(problem, config, config.GROUP_M)] if of_rows else []),
         Launch(
             portable_kernel,
             (num_tiles, split_k, 1),
             arguments,
-            {"num_warps": config.num_warps, "num_stages": config.num_stages, "maxnreg": MAX_REGISTERS},
+            {"num_warps": config.num_warps, "num_stages": config.num_stages, "maxnreg": registers},
             workspace=itemsize_of_sums(problem) * split_k * num_tiles * config.BLOCK_M * config.BLOCK_N if split else 0,
             counters=num_tiles if split else 0,
         ),
