@@ -4,7 +4,6 @@ product on the way, Python takes."""
 from __future__ import annotations
 
 import gc
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -33,7 +32,7 @@ Function = Callable[..., torch.Tensor]
 def driver(extension: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_driver.Driver]:
     """Products of CPU tensors are planned for Hopper, and launched by nothing. No call was made before."""
     found = fake_driver.install(monkeypatch, extension)
-    found.sizes = [[8]]  # of what is looked at, which is nothing here
+    found.sizes = [[8]]  # bytes of a launch's parameters that are noted; no test here compares them
     monkeypatch.setattr(rules, "runs", lambda *_, **__: None)
     monkeypatch.setattr(plan, "info_of", lambda _: fake_driver.HOPPER)
     monkeypatch.setattr(plan.background, "enabled", lambda: False)
@@ -272,16 +271,14 @@ def test_what_was_saved_is_checked_and_given_back(driver: fake_driver.Driver, co
     c.backward(torch.ones_like(c))
     with pytest.raises(RuntimeError, match="second time"):
         c.backward(torch.ones_like(c))
-    saved = linear(random(64, 32).detach(), w)  # whose gradient needs no weight
     kept = weakref.ref(held := torch.empty(64, 32))
     c = linear(held, w)
-    assert is_cpps(c) and is_cpps(saved)
+    assert is_cpps(c)
     del held
     assert kept() is not None
-    before = sys.getrefcount(kept)
     del c
     gc.collect()
-    assert kept() is None and sys.getrefcount(kept) == before
+    assert kept() is None
 
 
 # What Python takes, though a call with these operands is C++'s. A call of x and w.

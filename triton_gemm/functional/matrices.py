@@ -15,7 +15,7 @@ from . import fast_path
 
 
 def shape_of(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
-    """The shape of a @ b; RuntimeError where there is none."""
+    """The shape of a @ b. Raises RuntimeError if a and b cannot be multiplied."""
     if differ(a.shape[-1], b.shape[-2]):
         raise RuntimeError(f"gemm: {list(a.shape)} and {list(b.shape)} cannot be multiplied")
     if b.dim() == 2:
