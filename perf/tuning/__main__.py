@@ -3,9 +3,9 @@
 `listed` tunes the listed products of language models with the bits of the model's choice, which is what a shipped table
 comes from; `unseen` 200 products that are drawn with --seed in every regime, with any bits, so that choices are held to
 the fastest kernel there is; `twice` 60 of these, each tuned twice; `layers` 24 projections at 100 to 1000 tokens.
-`llama-3-8b` and other models tune a model's weights for 1 to 4096 rows, and `llama-3-8b-rows` 40 of its products with
-rows that are drawn, which says what tables are worth there, shipped ones and those of the runs before. A record of each
-is written to perf/results/<gpu>/tuning/<Triton>/.
+`llama-3-8b` and other models tune a model's weights for 1 to 4096 rows, or those that --weights names, and
+`llama-3-8b-rows` 40 of its products with rows that are drawn, which says what tables are worth there, shipped ones and
+those of the runs before. A record of each is written to perf/results/<gpu>/tuning/<Triton>/.
 
 Neither your own tables nor your calibrated model are used or changed: --table writes what was found into a file for
 `triton-gemm cache import`. --rebuild RECORD... rebuilds such a file from records, for the present cost model, and
@@ -35,7 +35,7 @@ from perf.measure.compile_ahead import compile_ahead
 from perf.measure.environment import RESULTS
 from perf.tuning import tables
 from perf.tuning.rebuild import table_of
-from perf.tuning.runs import RUNS, SEED, Run
+from perf.tuning.runs import MODELS, RUNS, SEED, Run
 from triton_gemm.cli.words import problem_text
 from triton_gemm.hardware.device import current_device_info
 from triton_gemm.problem import GemmProblem
@@ -50,14 +50,20 @@ from triton_gemm.tuning.rows import grid
 
 
 def record_of(
-    run: Run, seed: int, report: TuningReport, used: Mapping[GemmProblem, Selection] | None = None
+    run: Run,
+    seed: int,
+    report: TuningReport,
+    used: Mapping[GemmProblem, Selection] | None = None,
+    weights: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """A record, with its environment. used: what tables, or the model, had for each product before."""
+    """A record, with its environment. used: what tables, or the model, had for each product before; weights: those
+    that were tuned of a model's, "NxK", where that is not all."""
     return {
         "environment": environment.describe(tables.FOLDER),
         "run": run.name,
         "what": run.what,
         "seed": seed if run.drawn else None,
+        **({"weights": list(weights)} if weights else {}),
         "capability": list(current_device_info().capability),
         **{name: getattr(report, name) for name in ("bits", "measure")},
         "repeat": run.repeat,
@@ -124,6 +130,8 @@ def rebuild(sources: Sequence[Path], out: Path) -> int:
 def measure(run: Run, given: argparse.Namespace) -> bool:
     """Measures a run and writes its record; whether all of its products could be measured."""
     problems = spaced(run.problems(given.seed), given.limit)
+    if given.weights:
+        problems = [x for x in problems if f"{x.N}x{x.K}" in given.weights]
     device = current_device_info()
     if given.warm:
         compile_ahead(planned(problems, device, run.bits, run.rows))
@@ -132,7 +140,7 @@ def measure(run: Run, given: argparse.Namespace) -> bool:
     budget = given.budget or run.seconds * run.repeat * count
     how: dict[str, Any] = {"bits": run.bits, "repeat": run.repeat, "rows": run.rows}
     report = tune(problems, budget=budget, **how, progress=lambda _: None)
-    record = record_of(run, given.seed, report, used)
+    record = record_of(run, given.seed, report, used, given.weights)
     path = tables.path_of(given.out or RESULTS, record)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, record)
@@ -154,6 +162,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--budget", type=given_arguments.count, metavar="S", help=f"seconds for a run; default for each race {seconds}"
     )
+    parser.add_argument(
+        "--weights", type=lambda words: words.split(","), default=(), metavar="NxK,NxK", help="of a model's only these"
+    )
     parser.add_argument("--warm", action="store_true", help="compile everything first, on all cores")
     parser.add_argument("--out", type=given_arguments.path, metavar="DIR", help="instead of perf/results")
     parser.add_argument("--table", type=given_arguments.path, metavar="FILE", help="write what was found there, too")
@@ -168,6 +179,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     unknown = [name for name in given.runs if name not in RUNS]
     if unknown or not (given.runs or given.rebuild):
         parser.error(f"RUN must be of {', '.join(RUNS)}, not {', '.join(unknown) or 'nothing'}")
+    for name in given.runs if given.weights else ():
+        named_of = [f"{N}x{K}" for N, K in MODELS.get(name, ())]
+        if not set(given.weights).issubset(named_of):
+            parser.error(f"--weights must be of {name}'s: {', '.join(named_of) or 'it has none'}")
     if given.rebuild is not None and (given.runs or given.table is None):
         parser.error("--rebuild needs --table and takes no RUN")
     return given

@@ -140,6 +140,13 @@ def test_a_gpu_that_is_treated_as_an_older_one(told: dict[str, Any], monkeypatch
     assert command.main(["unseen", "--limit", "3"]) == 0
     (record,) = tables.committed(command.RESULTS)
     assert tables.path_of(Path(), record).name == "unseen-1-sm_80.json"
+    part = record | {
+        "capability": record["environment"]["capability"],
+        "weights": ["8x16", "8x32"],
+        "run": "a",
+        "seed": None,
+    }
+    assert tables.path_of(Path(), part).name == "a-8x16-8x32.json"
     assert tables.row(record)[0] == "3 drawn in all regimes, as sm_80"
 
 
@@ -284,7 +291,10 @@ def test_a_table_is_rebuilt_from_a_record(
     monkeypatch.setattr(rebuild, "TRITON", "3.8")
     assert command.main(["--rebuild", str(source), "--table", str(out)]) == 2
     assert "of Triton 3.6.0" in capsys.readouterr().err
-    for wrong in ([], ["--rebuild", str(source)], ["unseen", "--rebuild", str(source), "--table", str(out)], ["none"]):
+    for wrong in (
+        *([], ["none"], ["--rebuild", str(source)], ["unseen", "--rebuild", str(source), "--table", str(out)]),
+        *(["llama-3-8b", "--weights", "1x1"], ["llama-3-8b", "unseen", "--weights", "4096x4096"]),
+    ):
         with pytest.raises(SystemExit, match="2"):
             command.main(wrong)
 
