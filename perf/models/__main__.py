@@ -38,7 +38,7 @@ from triton_gemm.runtime import background
 
 BUDGET_S = 2.0
 # Seconds that a case takes, roughly: what shards are made equal by.
-COSTS = {zoo.FIRST_MINUTE: 160, zoo.STATIC: 40, zoo.COMPILED: 20, zoo.LOOP_COMPILED: 30}
+COSTS = {zoo.FIRST_MINUTE: 240, zoo.STATIC: 40, zoo.COMPILED: 20, zoo.LOOP_COMPILED: 30}
 MOST_WORKERS = 12  # that compile, instead of a process's two
 Job = tuple[Model, str]
 

@@ -15,7 +15,7 @@ import torch
 import triton_gemm
 from perf.measure.timer import interleave, percentiles, ratios, round_count
 from perf.models.cases import Work
-from perf.models.tables import OURS, PROVIDERS, TORCH
+from perf.models.tables import MEANWHILE, OURS, PROVIDERS, TORCH
 from triton_gemm.functional import routing
 from triton_gemm.runtime import background
 
@@ -28,8 +28,8 @@ WRONG = 2.0  # times torch's error
 
 def within(provider: str) -> AbstractContextManager[None]:
     """Where a provider's products are computed."""
-    if provider == OURS:
-        return triton_gemm.use()
+    if provider in (OURS, MEANWHILE):
+        return triton_gemm.use(first_calls="torch" if provider == MEANWHILE else "same bits")
     _withdraw()
     return nullcontext()
 

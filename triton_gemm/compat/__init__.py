@@ -60,7 +60,7 @@ from .compiler import (
     from_cache,
     hash_triton,
 )
-from .devices import allocator, current_device, current_stream, occupy, stream_of_graph_trees
+from .devices import allocator, current_device, current_stream, occupy, stream_of_graph_trees, when_cuda_begins
 from .dispatcher import (
     before_withdrawal,
     below_autograd,
@@ -187,5 +187,6 @@ __all__ = [
     "tma_load",
     "tma_store",
     "watching",
+    "when_cuda_begins",
     "withdraw",
 ]

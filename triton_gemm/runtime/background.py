@@ -27,13 +27,14 @@ from ..compat import INTERPRETED, cache_folder, free_in_children
 from ..hardware.device import DeviceInfo
 from ..hardware.device_model import model_of
 from ..kernels.candidate import Candidate
+from ..kernels.launch import compiled_before
 from ..problem import GemmProblem, Layout
 from ..selection import batch_invariance
 from ..selection.bit_classes import bit_class
 from ..selection.of_configs import OfKernel, of_configs
 from ..selection.select import Selection, given, illegal, predicted_or_inf
 from . import policies
-from .binaries import identities
+from .binaries import SCALARS, identities, launches_on, operands_of
 from .compiling import Compiler, ranks
 from .worker import LostError, Worker, told
 
@@ -174,8 +175,7 @@ class FirstCalls:
 
     def __init__(self, device: DeviceInfo) -> None:
         self.device = device
-        with _lock:
-            self.available = _available.setdefault(device.capability, Available())
+        self.available = _available_on(device)
         self.stand_in: GemmPlan | None = None
         self.looked = 0  # how many binaries were available when it was looked for
         self.compiler: Compiler | None = None  # of the plan's own kernels
@@ -214,7 +214,7 @@ class FirstCalls:
         if stand_in is None and mode == "raise":
             raise WouldWaitError
         if stand_in is None and not self.failed:
-            _compiler(plan, self.device).join(job)
+            _compiler(plan.device, self.device).join(job)
         return stand_in
 
     def _begin(self, plan: GemmPlan, operands: Sequence[torch.Tensor], waits: bool) -> None:
@@ -224,7 +224,7 @@ class FirstCalls:
         outcome = "stand-in" if self.stand_in is not None else "waited" if waits else "raised"
         counts[outcome] += 1
         log.debug("first call of %s: %s", plan.selection, outcome)
-        job, compiler = (plan.problem, plan.selection), _compiler(plan, self.device)
+        job, compiler = (plan.problem, plan.selection), _compiler(plan.device, self.device)
         compiler.add(self.available.ahead(*job, self.device), first=True)
         if self.stand_in is None and waits:
             self.stand_in = self._compiled_soonest(plan, operands)
@@ -288,9 +288,34 @@ def first_calls(mode: Mode) -> Iterator[None]:
         _of_thread.mode = before
 
 
-def _compiler(plan: GemmPlan, device: DeviceInfo) -> Compiler:
+def compile_ahead(problem: GemmProblem, selection: Selection, gpu: torch.device, device: DeviceInfo) -> None:
+    """Has workers compile what the first call of a problem has them compile, but for what Triton's cache has. Nothing
+    while products are timed (`held`)."""
+    available = _available_on(device)
+    jobs = [*available.ahead(problem, selection, device), (problem, selection)]
+    missing = [job for job in jobs if not _is_cached(device, job)]
+    for job in jobs:
+        if job not in missing:
+            available.add(device, *job)
+    with _lock:
+        if missing and not _held and _can_cache():
+            _compiler(gpu, device).add(missing)
+
+
+def _is_cached(device: DeviceInfo, job: Job) -> bool:
+    made = launches_on(device, *job)
+    operands = operands_of(job[0], made)
+    return all(compiled_before(launch, operands, SCALARS) is not None for launch in made)
+
+
+def _available_on(device: DeviceInfo) -> Available:
+    with _lock:
+        return _available.setdefault(device.capability, Available())
+
+
+def _compiler(gpu: torch.device, device: DeviceInfo) -> Compiler:
     """One for each pair of the compute capability that is planned for, and the GPU's own."""
-    capability = torch.cuda.get_device_capability(plan.device)
+    capability = torch.cuda.get_device_capability(gpu)
     key = device.capability, capability
     with _lock:
         if key not in _compilers:
