@@ -26,7 +26,7 @@ from ..compat import INTERPRETED, free_in_children, hide_from_dynamo, overlaps_i
 from ..hardware.device import INTERPRETER, device_info
 from ..hardware.device_model import origin
 from ..problem import SUM, Request
-from ..runtime import background, head_start, native, plan, policies
+from ..runtime import background, native, plan, policies
 from . import matrices
 from .fast_path import FastPath, same_storage
 from .native_products import NativeProducts, Places, alone
@@ -44,7 +44,6 @@ Wanted = Callable[[str, torch.Tensor, torch.Tensor], bool]
 # capability: of fp64 with M, N and K of LARGE or more, and of batches in IEEE fp32 with all of them below SMALL.
 SLOWER = {(9, 0): {torch.float64: 0.47, torch.float32: 0.81}}
 LARGE, SMALL = 1024, 256
-LONGER = " takes {:.1f} times as long here, untuned"
 FirstCalls = Literal["same bits", "torch"]
 Kind = str | torch.dtype  # one of the names in ROUTED and PRODUCTS, or operands' dtype
 
@@ -152,7 +151,6 @@ def _enter(
         _rules.append(rule)
         _fast = _fast_path()
         _by_cpp.show(_fast.table)
-    head_start.begin()
     return rule
 
 
@@ -498,21 +496,18 @@ def _slower(a: torch.Tensor, b: torch.Tensor) -> str | None:
     speed = SLOWER.get(device.capability, {}).get(a.dtype)
     if speed is None or device == INTERPRETER or policies.current().batch_invariant:
         return None
-    M, K, N = *a.shape[-2:], b.shape[-1]
+    sizes = *a.shape[-2:], b.shape[-1]
     if a.dtype is torch.float64:
-        slower, why = min(M, N, K) >= LARGE, "float64" + LONGER
-    elif default_arithmetic(a.dtype) is not IEEE:
-        return None
-    elif K == 1:  # rotary embeddings: frequencies times positions, of which each length takes a kernel
-        slower, why = True, "float32 with K = 1 is no faster here, untuned"
+        slower, what = min(sizes) >= LARGE, "float64"
     else:
-        slower, why = a.dim() == 3 and max(M, N, K) < SMALL, "a batch of small float32" + LONGER
+        slower = a.dim() == 3 and max(sizes) < SMALL and default_arithmetic(a.dtype) is IEEE
+        what = "a batch of small float32"
     if not slower:
         return None
     c = torch.empty(matrices.shape_of(a, b), dtype=a.dtype, device="meta")
     if plan.selection_of(a, b, c).source != "model":
         return None
-    return why.format(1 / speed)
+    return f"{what} takes {1 / speed:.1f} times as long here, untuned"
 
 
 @cache
