@@ -85,17 +85,17 @@ def child() -> None:
     name, provider, seconds = sys.argv[1:]
     model = zoo.BY_NAME[name]
     given = {"max_new_tokens": GENERATED, "min_new_tokens": GENERATED, "do_sample": False}
-    with within(provider):  # as a program enables it: before it loads a model
-        built: Any = zoo.build(model, tiny=False, device="cuda", dtype=torch.bfloat16)
-        random = torch.Generator("cuda").manual_seed(2)
+    built: Any = zoo.build(model, tiny=False, device="cuda", dtype=torch.bfloat16)
+    random = torch.Generator("cuda").manual_seed(2)
 
-        def answer(length: int) -> int:
-            prompt = torch.randint(1, built.config.vocab_size, (1, length), generator=random, device="cuda")
-            built.generate(input_ids=prompt, attention_mask=torch.ones_like(prompt), **given)
-            torch.cuda.synchronize()
-            return GENERATED
-
+    def answer(length: int) -> int:
+        prompt = torch.randint(1, built.config.vocab_size, (1, length), generator=random, device="cuda")
+        built.generate(input_ids=prompt, attention_mask=torch.ones_like(prompt), **given)
         torch.cuda.synchronize()
+        return GENERATED
+
+    torch.cuda.synchronize()
+    with within(provider):
         print(json.dumps(answers(answer, float(seconds))))
 
 

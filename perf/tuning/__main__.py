@@ -129,9 +129,10 @@ def rebuild(sources: Sequence[Path], out: Path) -> int:
 
 def measure(run: Run, given: argparse.Namespace) -> bool:
     """Measures a run and writes its record; whether all of its products could be measured."""
-    problems = spaced(run.problems(given.seed), given.limit)
+    problems = run.problems(given.seed)
     if given.weights:
         problems = [x for x in problems if f"{x.N}x{x.K}" in given.weights]
+    problems = spaced(problems, given.limit)
     device = current_device_info()
     if given.warm:
         compile_ahead(planned(problems, device, run.bits, run.rows))
@@ -183,8 +184,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         named_of = [f"{N}x{K}" for N, K in MODELS.get(name, ())]
         if not set(given.weights).issubset(named_of):
             parser.error(f"--weights must be of {name}'s: {', '.join(named_of) or 'it has none'}")
-    if given.rebuild is not None and (given.runs or given.table is None):
-        parser.error("--rebuild needs --table and takes no RUN")
+    if given.rebuild is not None and (given.runs or given.weights or given.table is None):
+        parser.error("--rebuild needs --table and takes no RUN and no --weights")
     return given
 
 

@@ -329,10 +329,6 @@ def _devices() -> None:
     built = torch.backends.cuda.is_built()
     assert callable(compat.current_device) is callable(compat.current_stream) is built
     assert list(inspect.signature(compat.occupy).parameters) == ["cycles"]
-    if not torch.cuda.is_available():
-        queued = torch.cuda._queued_calls  # type: ignore[attr-defined]
-        compat.when_cuda_begins(_devices)
-        assert queued.pop()[0] is _devices, "it is called when CUDA is initialised"
 
 
 def compiled() -> Any:
@@ -702,7 +698,6 @@ USES: dict[str, Callable[[], None]] = {
     "tensor_map_parameter": _tensor_map_parameter,
     "tensor_maps": _tensor_maps,
     "watching": _watching,
-    "when_cuda_begins": _devices,
     "withdraw": _withdraw,
 }
 # Public names of Gluon that 3.9 changed, and device functions: every kernel's tests use them.

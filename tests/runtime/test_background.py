@@ -354,6 +354,21 @@ def test_the_classes_of_a_weight_are_compiled_ahead(gpu: Gpu, monkeypatch: pytes
     assert gpu.waited == own(first) and other.first_calls is not None and other.first_calls.stand_in is not None
 
 
+def test_classes_that_stand_ins_of_all_sizes_give_are_not_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What few rows run on is."""
+    gpu = Gpu(monkeypatch, quick=True)
+    monkeypatch.setattr(background, "AHEAD", (512, 256, 128, 64, 1))
+    call(planned(1024, 2048, 8192))
+    *stand_ins, few, _ = gpu.compiler.jobs
+    assert len(stand_ins) == 3 and few[0].M == 1
+    gpu.end()
+    waited = [*gpu.waited]
+    others = [planned(M, 2048, 8192) for M in background.AHEAD]
+    for made in others:
+        call(made)
+    assert gpu.waited == waited and len({bit_class(x.problem, x.selection) for x in others}) > 2
+
+
 def test_a_call_joins_the_worker_that_compiles_its_kernel(gpu: Gpu) -> None:
     """And compiles what none has begun."""
     made = planned(ROWS[0])

@@ -11,18 +11,21 @@ import sys
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Hashable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from triton.runtime.jit import JITCallable
 
 import triton_gemm
 from tests.support.table_fakes import HOPPER, problem_of
 from triton_gemm import compat
 from triton_gemm.hardware.device import DeviceInfo, device_of_capability
+from triton_gemm.kernels import warp_specialised
 from triton_gemm.kernels.launch import compiled
 from triton_gemm.problem import GemmProblem, Layout
 from triton_gemm.runtime import binaries, precompile
@@ -110,6 +113,20 @@ def test_a_plan_finds_in_the_cache_what_was_compiled_ahead(cache: Path, made: pr
     found = json.loads(run(RUN, TRITON_CACHE_DIR=str(cache)))
     assert len(found) == made.kernels and all(found.values())
     assert not all(json.loads(run(RUN, "beyond", TRITON_CACHE_DIR=str(cache))).values())
+
+
+def test_strides_of_a_c_that_tma_stores_make_no_other_binary() -> None:
+    """Those of another C do: the kernel computes addresses with them."""
+
+    def made(columns: int, pitch: int) -> tuple[Hashable, ...]:
+        a, b = (torch.empty(sizes, dtype=torch.bfloat16, device="meta") for sizes in ((512, 4096), (columns, 4096)))
+        c = torch.empty(512, pitch, dtype=torch.bfloat16, device="meta")[:, :columns]
+        problem = GemmProblem.of(a, b.T, c)
+        way = next(warp_specialised.quick(problem, HOPPER))
+        return binaries.identities(HOPPER, problem, Selection.of(way, ""))
+
+    assert made(8, 8) == made(4096, 4096) == made(64, 1032)
+    assert made(63, 1024) != made(63, 1032) != made(64, 1032)
 
 
 def test_a_kernels_key_does_not_depend_on_which_comes_first() -> None:

@@ -60,7 +60,7 @@ from .compiler import (
     from_cache,
     hash_triton,
 )
-from .devices import allocator, current_device, current_stream, occupy, stream_of_graph_trees, when_cuda_begins
+from .devices import allocator, current_device, current_stream, occupy, stream_of_graph_trees
 from .dispatcher import (
     before_withdrawal,
     below_autograd,
@@ -187,6 +187,5 @@ __all__ = [
     "tma_load",
     "tma_store",
     "watching",
-    "when_cuda_begins",
     "withdraw",
 ]

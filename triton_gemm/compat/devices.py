@@ -1,5 +1,5 @@
 """torch's devices and streams: the current ones, without the Python around them, the stream of Inductor's CUDA graphs,
-a kernel that only waits, and when CUDA is initialised."""
+and a kernel that only waits."""
 
 from __future__ import annotations
 
@@ -25,9 +25,6 @@ def allocator(
         return partial(make, tuple(shape), tuple(strides), dtype)
     return partial(torch.empty_strided, tuple(shape), tuple(strides), dtype=dtype, device=device)
 
-
-# Calls a function once CUDA is initialised in this process: now, or at the end of its initialisation.
-when_cuda_begins: Callable[[Callable[[], None]], None] = torch.cuda._lazy_call
 
 # Keeps the current stream busy for so many clocks of a multiprocessor.
 occupy: Callable[[int], None] = torch.cuda._sleep

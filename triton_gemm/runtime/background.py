@@ -27,14 +27,13 @@ from ..compat import INTERPRETED, cache_folder, free_in_children
 from ..hardware.device import DeviceInfo
 from ..hardware.device_model import model_of
 from ..kernels.candidate import Candidate
-from ..kernels.launch import compiled_before
 from ..problem import GemmProblem, Layout
 from ..selection import batch_invariance
 from ..selection.bit_classes import bit_class
 from ..selection.of_configs import OfKernel, of_configs
 from ..selection.select import Selection, given, illegal, predicted_or_inf
 from . import policies
-from .binaries import SCALARS, identities, launches_on, operands_of
+from .binaries import identities
 from .compiling import Compiler, ranks
 from .worker import LostError, Worker, told
 
@@ -69,11 +68,13 @@ class Available:
     """What this process has loaded for GPUs of one compute capability, or its workers have left in Triton's cache.
 
     configs: of the last binaries; weights: whose classes of bits were compiled ahead, as problems with M = 0; classes:
-    these, by kind of problem; failed: binaries that cannot be compiled, and why.
+    these, by kind of problem; quick: the binaries that are compiled at a kind's first call; failed: binaries that
+    cannot be compiled, and why.
     """
 
     def __init__(self) -> None:
         self.binaries: set[Hashable] = set()
+        self.quick: set[Hashable] = set()
         self.configs: dict[OfKernel, None] = {}
         self.weights: set[GemmProblem] = set()
         self.classes: dict[GemmProblem, set[str]] = {}
@@ -104,8 +105,9 @@ class Available:
         return None
 
     def ahead(self, problem: GemmProblem, selection: Selection, device: DeviceInfo) -> list[Job]:
-        """The jobs to compile ahead at a weight's first call: one for each new class of bits that rows in AHEAD choose,
-        and at the first call of a kind of problem those of `quick` that any number of rows may run on."""
+        """The jobs to compile ahead at a weight's first call: at the first call of a kind of problem those of `quick`
+        that any number of rows may run on, and one for each new class of bits that rows in AHEAD choose and these do
+        not give."""
         kind, weight = _kind(problem), replace(problem, M=0)
         single = problem.batch == 1 and problem.groups is None and problem.a.strides[2] == problem.c.strides[2] == 1
         with _lock:
@@ -120,6 +122,7 @@ class Available:
             quick = [x for parts in (1, 2) for x in kernels.warp_specialised.quick(problem, device, parts)]
             one_way = [x for x in quick if x.algorithm[3:] == quick[0].algorithm[3:]]  # swapped and packed alike
             jobs += [(problem, Selection.of(x, "compiled ahead")) for x in one_way]
+            self.quick.update(binary for job in jobs for binary in identities(device, *job))
         for rows in AHEAD:
             other = replace(problem, M=rows)
             try:
@@ -129,7 +132,9 @@ class Available:
                 continue
             if name not in classes:
                 classes.add(name)
-                jobs.append((other, choice))
+                stand_ins = _of_its_class(other, choice, device, _quick(other, choice, device))
+                if not any(self.quick.issuperset(identities(device, other, x)) for x in stand_ins):
+                    jobs.append((other, choice))
         return jobs
 
 
@@ -175,7 +180,8 @@ class FirstCalls:
 
     def __init__(self, device: DeviceInfo) -> None:
         self.device = device
-        self.available = _available_on(device)
+        with _lock:
+            self.available = _available.setdefault(device.capability, Available())
         self.stand_in: GemmPlan | None = None
         self.looked = 0  # how many binaries were available when it was looked for
         self.compiler: Compiler | None = None  # of the plan's own kernels
@@ -214,7 +220,7 @@ class FirstCalls:
         if stand_in is None and mode == "raise":
             raise WouldWaitError
         if stand_in is None and not self.failed:
-            _compiler(plan.device, self.device).join(job)
+            _compiler(plan, self.device).join(job)
         return stand_in
 
     def _begin(self, plan: GemmPlan, operands: Sequence[torch.Tensor], waits: bool) -> None:
@@ -224,7 +230,7 @@ class FirstCalls:
         outcome = "stand-in" if self.stand_in is not None else "waited" if waits else "raised"
         counts[outcome] += 1
         log.debug("first call of %s: %s", plan.selection, outcome)
-        job, compiler = (plan.problem, plan.selection), _compiler(plan.device, self.device)
+        job, compiler = (plan.problem, plan.selection), _compiler(plan, self.device)
         compiler.add(self.available.ahead(*job, self.device), first=True)
         if self.stand_in is None and waits:
             self.stand_in = self._compiled_soonest(plan, operands)
@@ -288,34 +294,9 @@ def first_calls(mode: Mode) -> Iterator[None]:
         _of_thread.mode = before
 
 
-def compile_ahead(problem: GemmProblem, selection: Selection, gpu: torch.device, device: DeviceInfo) -> None:
-    """Has workers compile what the first call of a problem has them compile, but for what Triton's cache has. Nothing
-    while products are timed (`held`)."""
-    available = _available_on(device)
-    jobs = [*available.ahead(problem, selection, device), (problem, selection)]
-    missing = [job for job in jobs if not _is_cached(device, job)]
-    for job in jobs:
-        if job not in missing:
-            available.add(device, *job)
-    with _lock:
-        if missing and not _held and _can_cache():
-            _compiler(gpu, device).add(missing)
-
-
-def _is_cached(device: DeviceInfo, job: Job) -> bool:
-    made = launches_on(device, *job)
-    operands = operands_of(job[0], made)
-    return all(compiled_before(launch, operands, SCALARS) is not None for launch in made)
-
-
-def _available_on(device: DeviceInfo) -> Available:
-    with _lock:
-        return _available.setdefault(device.capability, Available())
-
-
-def _compiler(gpu: torch.device, device: DeviceInfo) -> Compiler:
+def _compiler(plan: GemmPlan, device: DeviceInfo) -> Compiler:
     """One for each pair of the compute capability that is planned for, and the GPU's own."""
-    capability = torch.cuda.get_device_capability(gpu)
+    capability = torch.cuda.get_device_capability(plan.device)
     key = device.capability, capability
     with _lock:
         if key not in _compilers:
