@@ -34,7 +34,7 @@ from perf.models import record, tables, zoo
 from perf.models.tables import OURS, TORCH
 from perf.models.zoo import Model
 from triton_gemm.compat import INTERPRETED
-from triton_gemm.runtime import background
+from triton_gemm.runtime import background, stand_ins
 
 BUDGET_S = 2.0
 # Seconds that a case takes, roughly: what shards are made equal by.
@@ -141,7 +141,7 @@ def compile_what_runs(count: int) -> None:
     """Has up to so many processes compile, and no kernels for numbers of rows that no case has: all is compiled before
     anything is timed."""
     background.WORKERS = max(background.WORKERS, min(MOST_WORKERS, count))
-    background.AHEAD = ()  # type: ignore[assignment]
+    stand_ins.AHEAD = ()  # type: ignore[assignment]
 
 
 def lost() -> bool:

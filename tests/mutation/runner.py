@@ -93,7 +93,10 @@ GROUPS = (
     Group("select", ("selection/select.py",), CHOICES, ("reporting/explanation",)),
     Group(
         "plan",
-        ("runtime/plan.py", "runtime/background.py", "runtime/native.py", "functional/native_products.py"),
+        (
+            *("runtime/plan.py", "runtime/background.py", "runtime/stand_ins.py", "runtime/native.py"),
+            "functional/native_products.py",
+        ),
         (
             *CHOICES,
             "runtime/workers",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 from dataclasses import replace
@@ -20,7 +21,7 @@ from triton_gemm.hardware.device_model import model_of
 from triton_gemm.kernels import launch
 from triton_gemm.kernels.candidate import Candidate
 from triton_gemm.problem import GemmProblem
-from triton_gemm.runtime import background, binaries, plan
+from triton_gemm.runtime import background, binaries, plan, stand_ins
 from triton_gemm.runtime.compiling import Compiler
 from triton_gemm.runtime.worker import LostError
 from triton_gemm.selection.bit_classes import bit_class
@@ -78,7 +79,8 @@ class Gpu:
         self.capturing = False
         self.compiler = FakeCompiler()
         patch.setattr(background, "_available", {})
-        patch.setattr(background, "AHEAD", ())
+        patch.setattr(stand_ins, "AHEAD", ())
+        patch.setattr(background, "WORTH_US", 0.0)
         if not quick:
             patch.setattr(kernels.warp_specialised, "quick", lambda *_: ())
         patch.setattr(background, "_compilers", {"fake": self.compiler})
@@ -141,7 +143,7 @@ def planned(M: int, N: int = N, K: int = K, **changes: Any) -> plan.GemmPlan:
     return plan.GemmPlan(problem, selection, torch.device("cpu"), background.FirstCalls(HOPPER))
 
 
-def available() -> background.Available:
+def available() -> stand_ins.Available:
     return background._available[HOPPER.capability]
 
 
@@ -174,6 +176,75 @@ def test_calls_run_on_what_is_loaded_until_their_own_is(gpu: Gpu) -> None:
         assert gpu.ran == own(made) * 2 and made.first_calls is None
     assert gpu.waited == own(first) and gpu.compiler.forgotten == gpu.compiler.jobs
     assert background.counts == {"waited": 1, "stand-in": 3}
+
+
+def own_jobs(gpu: Gpu, *plans: plan.GemmPlan) -> list[Any]:
+    return [job for job in gpu.compiler.jobs if job in [(x.problem, x.selection) for x in plans]]
+
+
+def test_what_is_called_once_is_not_compiled(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But once calls of all that runs on its kernel have lost as much as that is worth."""
+    monkeypatch.setattr(background, "WORTH_US", 300.0)
+    call(planned(ROWS[0]))
+    rows = [M for M in range(65, 128) if own(planned(M)) == own(planned(65))]
+    assert len(rows) > 3
+    once, *others = map(planned, rows)
+    call(once)
+    assert own_jobs(gpu, once) == [] and once.first_calls is not None
+    assert background.BY_PYTHON_US <= once.first_calls.lost_us < 300
+    calls = 1
+    while not own_jobs(gpu, *others):
+        call(others[calls % len(others)])
+        calls += 1
+    assert available().lost[once.first_calls.number] >= 300 and 1 < calls <= 1 + 300 / background.BY_PYTHON_US
+    assert own_jobs(gpu, once) == [] and len(own_jobs(gpu, *others)) == 1
+    gpu.end()
+    gpu.ran.clear()
+    call(once)
+    assert gpu.ran == own(once) and once.compiled, "others had its kernel compiled"
+
+
+def test_who_waits_has_everything_compiled(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That was called before, however little was lost."""
+    monkeypatch.setattr(background, "WORTH_US", 1e9)
+    first, *others = map(planned, ROWS)
+    for made in (first, *others):
+        call(made)
+    assert own_jobs(gpu, *others) == []
+    assert not triton_gemm.wait_until_compiled(0)
+    assert len(own_jobs(gpu, *others)) == len({tuple(own(x)) for x in others}) and not available().wanted
+    gpu.end()
+    assert triton_gemm.wait_until_compiled(0)
+    gpu.ran.clear()
+    for made in others:
+        call(made)
+    assert gpu.ran == [binary for made in others for binary in own(made)]
+
+
+def test_what_the_cache_has_lost_is_compiled_again(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "WORTH_US", 1e9)
+    first, second, *_ = map(planned, ROWS)
+    call(first)
+    call(second)
+    available().binaries.update(own(second))
+    call(second)
+    assert own_jobs(gpu, second) and not second.compiled
+    gpu.end()
+    call(second)
+    assert second.compiled
+
+
+def test_what_torch_computes_loses_its_time(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that it is compiled in the end."""
+    monkeypatch.setattr(background, "WORTH_US", 200.0)
+    made = planned(ROWS[0])
+    calls = 0
+    while not own_jobs(gpu, made):
+        with background.first_calls("raise"), pytest.raises(background.WouldWaitError):
+            call(made)
+        calls += 1
+    assert made.first_calls is not None and made.first_calls.lost_us > background.BY_PYTHON_US
+    assert calls == math.ceil(200 / made.first_calls.lost_us) > 1
 
 
 def test_what_the_cache_on_disk_has_is_loaded_at_once(gpu: Gpu) -> None:
@@ -221,9 +292,9 @@ def test_what_is_much_slower_does_not_stand_in(gpu: Gpu, monkeypatch: pytest.Mon
         predicted(x.problem, Candidate(given(x.problem, way.algorithm), way.algorithm), model_of(HOPPER))
         for x, way in ((second, second.selection), (second, other))
     ]
-    monkeypatch.setattr(background, "LOST_US", 0.0)
+    monkeypatch.setattr(stand_ins, "LOST_US", 0.0)
     for slower, stands_in in ((times[1] / times[0] * 1.001, True), (times[1] / times[0] * 0.999, False)):
-        monkeypatch.setattr(background, "SLOWER", slower)
+        monkeypatch.setattr(stand_ins, "SLOWER", slower)
         found = available().nearest(second.problem, second.selection, HOPPER)
         assert (found is not None) == stands_in
 
@@ -239,7 +310,7 @@ def test_of_all_that_is_loaded_the_fastest_stands_in(gpu: Gpu) -> None:
     assert made.first_calls is not None and made.first_calls.stand_in is not None
     times = {}
     for M in ROWS[:3]:
-        one = background.Available()
+        one = stand_ins.Available()
         one.add(HOPPER, planned(M).problem, planned(M).selection)
         way = one.nearest(made.problem, made.selection, HOPPER)
         assert way is not None
@@ -333,7 +404,7 @@ def test_a_failure_leaves_torchs_product(gpu: Gpu, caplog: pytest.LogCaptureFixt
 
 def test_the_classes_of_a_weight_are_compiled_ahead(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """At its first call, one product for each class: others of that class then run on its kernel, without a wait."""
-    monkeypatch.setattr(background, "AHEAD", (512, 256, 128, 64))
+    monkeypatch.setattr(stand_ins, "AHEAD", (512, 256, 128, 64))
     first = planned(1024, 2048, 8192)
     call(first)
     ahead = [(problem.M, bit_class(problem, selection)) for problem, selection in gpu.compiler.jobs]
@@ -357,13 +428,13 @@ def test_the_classes_of_a_weight_are_compiled_ahead(gpu: Gpu, monkeypatch: pytes
 def test_classes_that_stand_ins_of_all_sizes_give_are_not_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """What few rows run on is."""
     gpu = Gpu(monkeypatch, quick=True)
-    monkeypatch.setattr(background, "AHEAD", (512, 256, 128, 64, 1))
+    monkeypatch.setattr(stand_ins, "AHEAD", (512, 256, 128, 64, 1))
     call(planned(1024, 2048, 8192))
-    *stand_ins, few, _ = gpu.compiler.jobs
-    assert len(stand_ins) == 3 and few[0].M == 1
+    *of_all_sizes, few, _ = gpu.compiler.jobs
+    assert len(of_all_sizes) == 3 and few[0].M == 1
     gpu.end()
     waited = [*gpu.waited]
-    others = [planned(M, 2048, 8192) for M in background.AHEAD]
+    others = [planned(M, 2048, 8192) for M in stand_ins.AHEAD]
     for made in others:
         call(made)
     assert gpu.waited == waited and len({bit_class(x.problem, x.selection) for x in others}) > 2
@@ -378,7 +449,7 @@ def test_a_call_joins_the_worker_that_compiles_its_kernel(gpu: Gpu) -> None:
 
 def test_nothing_is_compiled_ahead_of_batches_and_transposed_results(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whose layouts depend on the number of rows."""
-    monkeypatch.setattr(background, "AHEAD", (64, 128, 256))
+    monkeypatch.setattr(stand_ins, "AHEAD", (64, 128, 256))
     a, b, c = (
         torch.empty(sizes, dtype=torch.bfloat16, device="meta") for sizes in ((99, 7168), (7168, 640), (640, 99))
     )
@@ -527,8 +598,8 @@ def test_what_is_compiled_soonest_gives_the_bits_of_most_choices(monkeypatch: py
 def test_what_is_compiled_soonest_exists_for_all_that_tensor_cores_multiply(precision: str) -> None:
     problem = gemm_problem(Shape(300, N, K, layout="nt"), precision)
     found = select(problem, HOPPER)
-    candidates = background._quick(problem, found, HOPPER)
-    (stand_in, *_) = background._of_its_class(problem, found, HOPPER, candidates)
+    candidates = stand_ins.quick(problem, found, HOPPER)
+    (stand_in, *_) = stand_ins.of_its_class(problem, found, HOPPER, candidates)
     quick = kernels.warp_specialised.QUICK
     assert stand_in.config == replace(quick, BLOCK_K=stand_in.config.BLOCK_K)
     assert bit_class(problem, stand_in) == bit_class(problem, found)
@@ -556,8 +627,8 @@ def test_a_batch_takes_nothing_that_is_compiled_ahead_from_a_layer(gpu: Gpu, mon
     a, b, c = operands(ROWS[0])
     several = GemmProblem.of(a.expand(2, *a.shape), b, c.expand(2, *c.shape))
     for problem in (several, planned(ROWS[0]).problem):
-        background.Available().ahead(problem, select(problem, HOPPER), HOPPER)
-    kept = background.Available()
+        stand_ins.Available().ahead(problem, select(problem, HOPPER), HOPPER)
+    kept = stand_ins.Available()
     for problem in (several, planned(ROWS[0]).problem, planned(ROWS[1]).problem, planned(64, 2048).problem):
         kept.ahead(problem, select(problem, HOPPER), HOPPER)
     assert seen == [1] * 4 and len(kept.classes) == 1 and len(kept.weights) == 2
@@ -617,13 +688,13 @@ def test_a_batch_invariant_product_stands_in_within_its_class(gpu: Gpu) -> None:
 
 def test_few_configurations_are_compared() -> None:
     """The last that were loaded."""
-    found, made = background.Available(), planned(ROWS[0])
+    found, made = stand_ins.Available(), planned(ROWS[0])
     configs = [replace(made.selection.config, num_stages=stages) for stages in range(2, 102)]
     for config in [*configs, configs[99], configs[70]]:
         algorithm = made.selection.algorithm._replace(config=config)
         found.add(HOPPER, made.problem, replace(made.selection, algorithm=algorithm))
     kept = [config for _, config in found.configs]
-    assert kept[-2:] == [configs[99], configs[70]] and set(kept) == set(configs[-background.COMPARED :])
+    assert kept[-2:] == [configs[99], configs[70]] and set(kept) == set(configs[-stand_ins.COMPARED :])
 
 
 def one_that_waits() -> tuple[Compiler, threading.Event, list[object]]:

@@ -9,6 +9,7 @@ the capture of a CUDA graph, which keeps what it has recorded.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 import threading
@@ -16,39 +17,31 @@ import time
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 
-from .. import arguments, kernels
-from ..compat import INTERPRETED, cache_folder, free_in_children
+from .. import arguments
+from ..compat import INTERPRETED, cache_folder
 from ..hardware.device import DeviceInfo
 from ..hardware.device_model import model_of
 from ..kernels.candidate import Candidate
-from ..problem import GemmProblem, Layout
-from ..selection import batch_invariance
-from ..selection.bit_classes import bit_class
-from ..selection.of_configs import OfKernel, of_configs
-from ..selection.select import Selection, given, illegal, predicted_or_inf
-from . import policies
+from ..selection.select import given, predicted_or_inf
+from . import stand_ins
 from .binaries import identities
 from .compiling import Compiler, ranks
+from .stand_ins import Available, Job
 from .worker import LostError, Worker, told
 
 if TYPE_CHECKING:
     from .plan import GemmPlan
 
-Job = tuple[GemmProblem, Selection]  # as workers take it
-# A stand-in may be predicted to take so many times as long as the product's own kernel,
-SLOWER = 1.5
-LOST_US = 5_000.0  # or so many microseconds longer, which is less than waiting for the compiler
+# A product's own kernels are compiled once calls have lost so many microseconds without them. So a size that comes once
+# costs no compiler, whose seconds slow down the host, and one that comes often loses little.
+WORTH_US = 10_000.0
+BY_PYTHON_US = 20.0  # that a call loses on the host, which C++ would launch
 GROWN = 1.5  # how many times as many binaries there are when a faster stand-in is looked for again
-COMPARED = 32  # configurations at most that are considered for a stand-in; two or three take a millisecond
-# Numbers of rows of a weight, whose classes of bits are compiled at its first call.
-AHEAD = (512, 256, 128, 64, 32, 16, 1024, 2048, 1, 2, 4, 8)
-MAX_WEIGHTS = 4096
 WORKERS = 2  # of a process; divided by the ranks on this host, but one at least
 IDLE_S = 20.0  # after which a worker that has nothing to compile ends
 
@@ -56,119 +49,12 @@ Mode = Literal["wait", "raise", "own kernel"]  # what a thread does whose produc
 log = logging.getLogger("triton_gemm")
 # Of first calls: "loaded" from Triton's cache, "stand-in", "waited" for the compiler, "raised".
 counts: Counter[str] = Counter()
-_lock = free_in_children(threading.RLock())
+_lock = stand_ins.lock
 _available: dict[tuple[int, int], Available] = {}  # by GPUs' compute capability
 _compilers: dict[tuple[tuple[int, int], ...], Compiler] = {}
 _of_thread = threading.local()  # mode: a Mode
 _held = 0  # blocks of `held` that are open
 _lost = False  # whether this process can have no workers
-
-
-class Available:
-    """What this process has loaded for GPUs of one compute capability, or its workers have left in Triton's cache.
-
-    configs: of the last binaries; weights: whose classes of bits were compiled ahead, as problems with M = 0; classes:
-    these, by kind of problem; quick: the binaries that are compiled at a kind's first call; failed: binaries that
-    cannot be compiled, and why.
-    """
-
-    def __init__(self) -> None:
-        self.binaries: set[Hashable] = set()
-        self.quick: set[Hashable] = set()
-        self.configs: dict[OfKernel, None] = {}
-        self.weights: set[GemmProblem] = set()
-        self.classes: dict[GemmProblem, set[str]] = {}
-        self.failed: dict[Hashable, str] = {}
-
-    def add(self, device: DeviceInfo, problem: GemmProblem, selection: Selection) -> None:
-        binaries, config = identities(device, problem, selection), (selection.kernel, selection.config)
-        with _lock:
-            self.binaries.update(binaries)
-            self.configs.pop(config, None)
-            self.configs[config] = None
-            if len(self.configs) > COMPARED:
-                del self.configs[next(iter(self.configs))]
-
-    def nearest(self, problem: GemmProblem, selection: Selection, device: DeviceInfo) -> Selection | None:
-        """The available candidate of least predicted time in the class of bits of a selection, or None: without one, or
-        where it would be too slow."""
-        with _lock:
-            configs = dict(self.configs)
-        if selection.batch_invariant:
-            candidates = [x for x in batch_invariance.ranked(problem, device) if x[1].algorithm[:2] in configs]
-        else:
-            candidates = [x for of_one in of_configs(problem, device, configs) for x in of_one]
-        candidates = sorted([*candidates, *_quick(problem, selection, device)], key=lambda one: one[0])
-        for stand_in in _of_its_class(problem, selection, device, candidates):
-            if self.binaries.issuperset(identities(device, problem, stand_in)):
-                return stand_in
-        return None
-
-    def ahead(self, problem: GemmProblem, selection: Selection, device: DeviceInfo) -> list[Job]:
-        """The jobs to compile ahead at a weight's first call: at the first call of a kind of problem those of `quick`
-        that any number of rows may run on, and one for each new class of bits that rows in AHEAD choose and these do
-        not give."""
-        kind, weight = _kind(problem), replace(problem, M=0)
-        single = problem.batch == 1 and problem.groups is None and problem.a.strides[2] == problem.c.strides[2] == 1
-        with _lock:
-            if not single or weight in self.weights or len(self.weights) >= MAX_WEIGHTS:
-                return []
-            self.weights.add(weight)
-            is_first = kind not in self.classes
-            classes = self.classes.setdefault(kind, set())
-            classes.add(bit_class(problem, selection))
-        jobs: list[Job] = []
-        if is_first and not selection.batch_invariant:
-            quick = [x for parts in (1, 2) for x in kernels.warp_specialised.quick(problem, device, parts)]
-            one_way = [x for x in quick if x.algorithm[3:] == quick[0].algorithm[3:]]  # swapped and packed alike
-            jobs += [(problem, Selection.of(x, "compiled ahead")) for x in one_way]
-            self.quick.update(binary for job in jobs for binary in identities(device, *job))
-        for rows in AHEAD:
-            other = replace(problem, M=rows)
-            try:
-                choice = policies.choose(other, device, invariant=selection.batch_invariant)
-                name = bit_class(other, choice)
-            except Exception:  # no kernel takes so many rows, or the policy is "error": that is that call's to say
-                continue
-            if name not in classes:
-                classes.add(name)
-                stand_ins = _of_its_class(other, choice, device, _quick(other, choice, device))
-                if not any(self.quick.issuperset(identities(device, other, x)) for x in stand_ins):
-                    jobs.append((other, choice))
-        return jobs
-
-
-def _kind(problem: GemmProblem) -> GemmProblem:
-    """What problems have in common whose binaries may be the same: all but sizes."""
-
-    def without_pitch(layout: Layout) -> Layout:
-        _, row, column = layout.strides
-        return replace(layout, strides=(0, min(row, 2), min(column, 2)))
-
-    a, b, c = map(without_pitch, (problem.a, problem.b, problem.c))
-    return replace(problem, batch=1, M=0, N=0, K=0, a=a, b=b, c=c)
-
-
-def _quick(problem: GemmProblem, selection: Selection, device: DeviceInfo) -> list[tuple[float, Candidate]]:
-    """(predicted microseconds, candidate) of those that are compiled soonest, with K cut as in a selection unless sums
-    are exact: first those that `Available.ahead` has compiled."""
-    schedule = None if problem.arithmetic.exact else selection.schedule
-    parts = 1 if schedule is None else schedule.split_k
-    model = model_of(device)
-    return [(predicted_or_inf(problem, x, model), x) for x in kernels.warp_specialised.quick(problem, device, parts)]
-
-
-def _of_its_class(
-    problem: GemmProblem, selection: Selection, device: DeviceInfo, candidates: list[tuple[float, Candidate]]
-) -> Iterator[Selection]:
-    """Of the candidates those that can stand in for a selection: legal, in its class of bits and not too slow."""
-    own = Candidate(given(problem, selection.algorithm), selection.algorithm)
-    own_us = predicted_or_inf(problem, own, model_of(device))
-    wanted, limit = bit_class(problem, selection), max(own_us * SLOWER, own_us + LOST_US)
-    for time_us, candidate in candidates:
-        in_class = time_us <= limit and bit_class(problem, candidate) == wanted
-        if in_class and illegal(problem, device, candidate) is None:
-            yield Selection.of(candidate, f"until {selection.kernel} {selection.config} is compiled")
 
 
 class WouldWaitError(Exception):
@@ -182,9 +68,13 @@ class FirstCalls:
         self.device = device
         with _lock:
             self.available = _available.setdefault(device.capability, Available())
+        self.own: tuple[Hashable, ...] = ()  # the plan's binaries, from its first call on
+        self.number = -1  # of these
+        self.seen = -1  # how many binaries were available when its own were looked for
         self.stand_in: GemmPlan | None = None
         self.looked = 0  # how many binaries were available when it was looked for
-        self.compiler: Compiler | None = None  # of the plan's own kernels
+        self.lost_us = 0.0  # by each call that does not run on the plan's own kernels, predicted
+        self.compiler: Compiler | None = None  # that compiles the plan's own kernels
         self.failed = False
         self.changing = threading.Lock()
 
@@ -200,13 +90,17 @@ class FirstCalls:
             if plan.compiled:
                 return None
             if self.compiler is None and not self.failed:
-                if plan.load(*operands):
+                compiled = self._is_compiled()
+                if compiled and plan.load(*operands):
                     counts["loaded"] += 1
                     return None
-                if not _can_cache():
+                if self.number >= 0:
+                    self._lose(plan, at_once=compiled)  # whose binary Triton's cache no longer has
+                elif _can_cache():
+                    self._begin(plan, operands, waits=mode == "wait")
+                else:
                     counts["waited"] += 1
                     return None
-                self._begin(plan, operands, waits=mode == "wait")
             if self.compiler is not None and self.compiler.done(job):
                 why = self.compiler.failure(job)
                 self.compiler.forget(job)
@@ -216,6 +110,7 @@ class FirstCalls:
                 self._fail(job, why)
             if self.stand_in is not None and len(self.available.binaries) > GROWN * self.looked:
                 self._look(plan)
+                self.lost_us = self._predicted_loss(plan)
             stand_in = self.stand_in
         if stand_in is None and mode == "raise":
             raise WouldWaitError
@@ -224,24 +119,49 @@ class FirstCalls:
         return stand_in
 
     def _begin(self, plan: GemmPlan, operands: Sequence[torch.Tensor], waits: bool) -> None:
-        """Looks for a stand-in, and else, if the call waits, compiles what is compiled soonest. Has kernels compiled in
-        the background: those of other calls ahead, and the plan's own, unless the call is to wait for these."""
+        """Looks for a stand-in, and else, if the call waits, compiles what is compiled soonest. Has kernels of other
+        calls compiled ahead."""
+        job, compiler = (plan.problem, plan.selection), _compiler(plan, self.device)
+        self.own = identities(self.device, *job)
         self._look(plan)
         outcome = "stand-in" if self.stand_in is not None else "waited" if waits else "raised"
         counts[outcome] += 1
         log.debug("first call of %s: %s", plan.selection, outcome)
-        job, compiler = (plan.problem, plan.selection), _compiler(plan, self.device)
         compiler.add(self.available.ahead(*job, self.device), first=True)
         if self.stand_in is None and waits:
             self.stand_in = self._compiled_soonest(plan, operands)
             if self.stand_in is None:
                 return
-        why = self.available.failed.get(_binaries(self.device, job)) if self.available.failed else None
-        if why is None:
-            compiler.add([job])
-            self.compiler = compiler
-        else:
+        self.number = self.available.wait_for(self.own, compiler, job)
+        self.lost_us = self._predicted_loss(plan)
+        self._lose(plan)
+
+    def _predicted_loss(self, plan: GemmPlan) -> float:
+        """Microseconds that a call loses on what it runs on, of which torch's product counts as twice as slow."""
+        model = model_of(self.device)
+        ways = [x.selection.algorithm for x in (plan, self.stand_in) if x is not None]
+        times = [predicted_or_inf(plan.problem, Candidate(given(plan.problem, x), x), model) for x in ways]
+        lost_us = times[-1] - times[0] if self.stand_in is not None else times[0]
+        return BY_PYTHON_US + max(0.0, lost_us) if math.isfinite(lost_us) else BY_PYTHON_US
+
+    def _is_compiled(self) -> bool:
+        """Whether the plan's own binaries may be in Triton's cache: at its first call, or if they have been compiled
+        for another since they were looked for."""
+        before, self.seen = self.seen, len(self.available.binaries)
+        return before != self.seen and self.available.binaries.issuperset(self.own)
+
+    def _lose(self, plan: GemmPlan, at_once: bool = False) -> None:
+        """Has the plan's own kernels compiled in the background, once calls have lost enough without them."""
+        with _lock:
+            self.available.lost[self.number] += self.lost_us
+            if not at_once and self.available.lost[self.number] < WORTH_US:
+                return
+            self.available.wanted.pop(self.number, None)
+        if self.own in self.available.failed:
             self.failed = True
+        else:
+            self.compiler = _compiler(plan, self.device)
+            self.compiler.add([(plan.problem, plan.selection)])
 
     def _look(self, plan: GemmPlan) -> None:
         """Takes the stand-in that is the fastest now; keeps what there is where nothing available would do."""
@@ -253,7 +173,7 @@ class FirstCalls:
     def _compiled_soonest(self, plan: GemmPlan, operands: Sequence[torch.Tensor]) -> GemmPlan | None:
         """A stand-in that is compiled here in a fraction of the time of the plan's own kernels; None without one."""
         job = plan.problem, plan.selection
-        stand_in = next(_of_its_class(*job, self.device, _quick(*job, self.device)), None)
+        stand_in = next(stand_ins.of_its_class(*job, self.device, stand_ins.quick(*job, self.device)), None)
         if stand_in is None or stand_in.algorithm == plan.selection.algorithm:
             return None
         found = plan.like(stand_in)
@@ -324,7 +244,7 @@ def enabled() -> bool:
 
 
 def wait_until_compiled(timeout: float | None = None) -> bool:
-    """Waits until nothing is being compiled in the background. Call it before you time a GEMM.
+    """Has the kernels of all calls so far compiled, and waits for them. Call it before you time a GEMM.
 
     The next call of everything that was called before then runs on its own kernel.
 
@@ -341,6 +261,10 @@ def wait_until_compiled(timeout: float | None = None) -> bool:
         raise ValueError(f"wait_until_compiled(): timeout must be seconds, not {timeout!r}")
     deadline = None if timeout is None else time.monotonic() + timeout
     with _lock:
+        for available in _available.values():
+            for compiler, job in available.wanted.values():
+                compiler.add([job])
+            available.wanted.clear()
         compilers = list(_compilers.values())
     return all(x.wait(None if deadline is None else max(0.0, deadline - time.monotonic())) for x in compilers)
 

@@ -1,0 +1,153 @@
+"""What can run in the place of a product's own kernels while those are compiled: what is available, and which of it has
+the product's class of bits and is not too slow."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable, Iterator
+from dataclasses import replace
+
+from .. import kernels
+from ..compat import free_in_children
+from ..hardware.device import DeviceInfo
+from ..hardware.device_model import model_of
+from ..kernels.candidate import Candidate
+from ..problem import GemmProblem, Layout
+from ..selection import batch_invariance
+from ..selection.bit_classes import bit_class
+from ..selection.of_configs import OfKernel, of_configs
+from ..selection.select import Selection, given, illegal, predicted_or_inf
+from . import policies
+from .binaries import identities
+from .compiling import Compiler
+
+Job = tuple[GemmProblem, Selection]  # as workers take it
+# A stand-in may be predicted to take so many times as long as the product's own kernel,
+SLOWER = 1.5
+LOST_US = 5_000.0  # or so many microseconds longer, which is less than waiting for the compiler
+COMPARED = 32  # configurations at most that are considered for a stand-in; two or three take a millisecond
+# Numbers of rows of a weight, whose classes of bits are compiled at its first call.
+AHEAD = (512, 256, 128, 64, 32, 16, 1024, 2048, 1, 2, 4, 8)
+MAX_WEIGHTS = 4096
+lock = free_in_children(threading.RLock())
+
+
+class Available:
+    """What this process has loaded for GPUs of one compute capability, or its workers have left in Triton's cache.
+
+    configs: of the last binaries; weights: whose classes of bits were compiled ahead, as problems with M = 0; classes:
+    these, by kind of problem; quick: the binaries that are compiled at a kind's first call; numbers: of the binaries
+    that plans wait for; lost: by number the microseconds that calls lost without them; wanted: by number how to have
+    them compiled, where that was not worth it yet; failed: binaries that cannot be compiled, and why.
+    """
+
+    def __init__(self) -> None:
+        self.binaries: set[Hashable] = set()
+        self.quick: set[Hashable] = set()
+        self.configs: dict[OfKernel, None] = {}
+        self.weights: set[GemmProblem] = set()
+        self.classes: dict[GemmProblem, set[str]] = {}
+        self.numbers: dict[Hashable, int] = {}
+        self.lost: list[float] = []
+        self.wanted: dict[int, tuple[Compiler, Job]] = {}
+        self.failed: dict[Hashable, str] = {}
+
+    def add(self, device: DeviceInfo, problem: GemmProblem, selection: Selection) -> None:
+        binaries, config = identities(device, problem, selection), (selection.kernel, selection.config)
+        with lock:
+            self.binaries.update(binaries)
+            self.wanted.pop(self.numbers.get(binaries, -1), None)
+            self.configs.pop(config, None)
+            self.configs[config] = None
+            if len(self.configs) > COMPARED:
+                del self.configs[next(iter(self.configs))]
+
+    def wait_for(self, binaries: Hashable, compiler: Compiler, job: Job) -> int:
+        """The number of a plan's binaries, which nobody is asked to compile yet."""
+        with lock:
+            number = self.numbers.setdefault(binaries, len(self.lost))
+            if number == len(self.lost):
+                self.lost.append(0.0)
+            self.wanted.setdefault(number, (compiler, job))
+        return number
+
+    def nearest(self, problem: GemmProblem, selection: Selection, device: DeviceInfo) -> Selection | None:
+        """The available candidate of least predicted time in the class of bits of a selection, or None: without one, or
+        where it would be too slow."""
+        with lock:
+            configs = dict(self.configs)
+        if selection.batch_invariant:
+            candidates = [x for x in batch_invariance.ranked(problem, device) if x[1].algorithm[:2] in configs]
+        else:
+            candidates = [x for of_one in of_configs(problem, device, configs) for x in of_one]
+        candidates = sorted([*candidates, *quick(problem, selection, device)], key=lambda one: one[0])
+        for stand_in in of_its_class(problem, selection, device, candidates):
+            if self.binaries.issuperset(identities(device, problem, stand_in)):
+                return stand_in
+        return None
+
+    def ahead(self, problem: GemmProblem, selection: Selection, device: DeviceInfo) -> list[Job]:
+        """The jobs to compile ahead at a weight's first call: at the first call of a kind of problem those of `quick`
+        that any number of rows may run on, and one for each new class of bits that rows in AHEAD choose and these do
+        not give."""
+        kind, weight = _kind(problem), replace(problem, M=0)
+        single = problem.batch == 1 and problem.groups is None and problem.a.strides[2] == problem.c.strides[2] == 1
+        with lock:
+            if not single or weight in self.weights or len(self.weights) >= MAX_WEIGHTS:
+                return []
+            self.weights.add(weight)
+            is_first = kind not in self.classes
+            classes = self.classes.setdefault(kind, set())
+            classes.add(bit_class(problem, selection))
+        jobs: list[Job] = []
+        if is_first and not selection.batch_invariant:
+            found = [x for parts in (1, 2) for x in kernels.warp_specialised.quick(problem, device, parts)]
+            one_way = [x for x in found if x.algorithm[3:] == found[0].algorithm[3:]]  # swapped and packed alike
+            jobs += [(problem, Selection.of(x, "compiled ahead")) for x in one_way]
+            self.quick.update(binary for job in jobs for binary in identities(device, *job))
+        for rows in AHEAD:
+            other = replace(problem, M=rows)
+            try:
+                choice = policies.choose(other, device, invariant=selection.batch_invariant)
+                name = bit_class(other, choice)
+            except Exception:  # no kernel takes so many rows, or the policy is "error": that is that call's to say
+                continue
+            if name not in classes:
+                classes.add(name)
+                stand_ins = of_its_class(other, choice, device, quick(other, choice, device))
+                if not any(self.quick.issuperset(identities(device, other, x)) for x in stand_ins):
+                    jobs.append((other, choice))
+        return jobs
+
+
+def _kind(problem: GemmProblem) -> GemmProblem:
+    """What problems have in common whose binaries may be the same: all but sizes."""
+
+    def without_pitch(layout: Layout) -> Layout:
+        _, row, column = layout.strides
+        return replace(layout, strides=(0, min(row, 2), min(column, 2)))
+
+    a, b, c = map(without_pitch, (problem.a, problem.b, problem.c))
+    return replace(problem, batch=1, M=0, N=0, K=0, a=a, b=b, c=c)
+
+
+def quick(problem: GemmProblem, selection: Selection, device: DeviceInfo) -> list[tuple[float, Candidate]]:
+    """(predicted microseconds, candidate) of those that are compiled soonest, with K cut as in a selection unless sums
+    are exact: first those that `Available.ahead` has compiled."""
+    schedule = None if problem.arithmetic.exact else selection.schedule
+    parts = 1 if schedule is None else schedule.split_k
+    model = model_of(device)
+    return [(predicted_or_inf(problem, x, model), x) for x in kernels.warp_specialised.quick(problem, device, parts)]
+
+
+def of_its_class(
+    problem: GemmProblem, selection: Selection, device: DeviceInfo, candidates: list[tuple[float, Candidate]]
+) -> Iterator[Selection]:
+    """Of the candidates those that can stand in for a selection: legal, in its class of bits and not too slow."""
+    own = Candidate(given(problem, selection.algorithm), selection.algorithm)
+    own_us = predicted_or_inf(problem, own, model_of(device))
+    wanted, limit = bit_class(problem, selection), max(own_us * SLOWER, own_us + LOST_US)
+    for time_us, candidate in candidates:
+        in_class = time_us <= limit and bit_class(problem, candidate) == wanted
+        if in_class and illegal(problem, device, candidate) is None:
+            yield Selection.of(candidate, f"until {selection.kernel} {selection.config} is compiled")
