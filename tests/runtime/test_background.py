@@ -121,7 +121,7 @@ class Gpu:
         for problem, selection in self.compiler.jobs:
             if why is None:
                 self.cached.update(binaries.identities(HOPPER, problem, selection))
-                background._is_compiled(HOPPER, (problem, selection))
+                background._left_in_cache(HOPPER, (problem, selection))
             self.compiler.ended[problem, selection] = why
 
 
@@ -205,12 +205,13 @@ def test_what_is_called_once_is_not_compiled(gpu: Gpu, monkeypatch: pytest.Monke
 
 
 def test_who_waits_has_everything_compiled(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That was called before, however little was lost."""
+    """That was called before, however little was lost. Whatever times products waits for what is under way alone."""
     monkeypatch.setattr(background, "WORTH_US", 1e9)
     first, *others = map(planned, ROWS)
     for made in (first, *others):
         call(made)
-    assert own_jobs(gpu, *others) == []
+    with background.held():
+        assert own_jobs(gpu, *others) == []
     assert not triton_gemm.wait_until_compiled(0)
     assert len(own_jobs(gpu, *others)) == len({tuple(own(x)) for x in others}) and not available().wanted
     gpu.end()
@@ -222,16 +223,47 @@ def test_who_waits_has_everything_compiled(gpu: Gpu, monkeypatch: pytest.MonkeyP
 
 
 def test_what_the_cache_has_lost_is_compiled_again(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "WORTH_US", 1e9)
+    """Though it was available before the plan's first call."""
     first, second, *_ = map(planned, ROWS)
     call(first)
+    available().add(HOPPER, second.problem, second.selection)
+    monkeypatch.setattr(background, "WORTH_US", 1e9)
     call(second)
-    available().binaries.update(own(second))
     call(second)
-    assert own_jobs(gpu, second) and not second.compiled
+    assert own_jobs(gpu, second) == []
+    triton_gemm.wait_until_compiled(0)
+    assert len(own_jobs(gpu, second)) == 1
     gpu.end()
     call(second)
-    assert second.compiled
+    assert second.compiled and not available().ordered
+
+
+def test_plans_of_one_binary_have_it_compiled_once(gpu: Gpu) -> None:
+    """And all learn that it failed, of which one warns."""
+    call(planned(ROWS[0]))
+    plans = [planned(M) for M in range(65, 128) if own(planned(M)) == own(planned(65))]
+    for made in plans:
+        call(made)
+    assert len(own_jobs(gpu, *plans)) == 1
+    gpu.end("it crashed")
+    for made in plans:
+        call(made)
+        call(made)
+        assert made.first_calls is not None and made.first_calls.failed
+    assert len(own_jobs(gpu, *plans)) == 1 and not available().ordered
+
+
+def test_a_stand_in_takes_over_from_torch(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once there is one, before the product's own kernel."""
+    monkeypatch.setattr(background, "WORTH_US", 1e9)
+    first, second, *_ = map(planned, ROWS)
+    with background.first_calls("raise"):
+        with pytest.raises(background.WouldWaitError):
+            call(second)
+        with background.first_calls("wait"):
+            call(first)
+        call(second)
+    assert gpu.ran[-1:] == own(first) != own(second)
 
 
 def test_what_torch_computes_loses_its_time(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -549,6 +581,7 @@ def test_a_takeover_that_fails_is_tried_again(gpu: Gpu, monkeypatch: pytest.Monk
 
     with monkeypatch.context() as patch:
         patch.setattr(plan, "compiled", fail)
+        patch.setattr(plan, "compiled_before", lambda *_: None)
         with pytest.raises(RuntimeError, match="out of memory"):
             call(second)
     call(second)
@@ -584,7 +617,7 @@ def test_what_is_compiled_soonest_gives_the_bits_of_most_choices(monkeypatch: py
     *ahead, job = gpu.compiler.jobs
     assert len(ahead) == 3 and job == (first.problem, first.selection)
     call(planned(ROWS[0], 2048, 4096))
-    assert gpu.compiler.jobs[:3] == ahead and len(gpu.compiler.jobs) == 5
+    assert gpu.compiler.jobs[:3] == ahead and len(gpu.compiler.jobs) == 4, "one for a binary"
     gpu.end()
     for sizes in ((4096, 14336), (1536, 7168), (2112, 7168)):
         for M in (32, 64, 137, 200, 256, 300, 425, 483, 512, 627, 1024):

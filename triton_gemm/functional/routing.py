@@ -348,7 +348,7 @@ def _routed(name: str, overload: str) -> Callable[..., torch.Tensor]:
                 fast.keep(key, matrices.known(a, b, c, input, request))
                 return c
             except background.WouldWaitError:
-                why = "its kernel is being compiled"
+                why = "its kernel is not compiled yet"
         _counts[name, f"torch: {why}"] += 1
         return by_torch(keys, arguments, out, scalars)
 
@@ -383,7 +383,7 @@ def _routed_other(name: str, overload: str, product: Product) -> Callable[..., t
                 fast.keep(key, found)
                 return c
             except background.WouldWaitError:
-                why = "its kernel is being compiled"
+                why = "its kernel is not compiled yet"
         if rules:
             _counts[name, f"torch: {why}"] += 1
         result: torch.Tensor = torchs.call_boxed(keys, *arguments, **({} if out is None else {"out": out}))

@@ -1,5 +1,5 @@
 """First calls that do not wait for the compiler: a product whose kernels are not loaded runs on others that give the
-same bits, its stand-in, while worker processes compile its own.
+same bits, its stand-in. Worker processes compile its own once that is worth it.
 
 The choice names the class of bits (`policies.choose`), and never looks at what is loaded or cached. So no bit depends
 on what was compiled when. A call waits for the compiler where nothing that is loaded gives its class of bits, and under
@@ -58,7 +58,7 @@ _lost = False  # whether this process can have no workers
 
 
 class WouldWaitError(Exception):
-    """A call in the mode "raise" has launched nothing: its kernels are being compiled."""
+    """A call in the mode "raise" has launched nothing: its kernels are not compiled yet."""
 
 
 class FirstCalls:
@@ -70,11 +70,10 @@ class FirstCalls:
             self.available = _available.setdefault(device.capability, Available())
         self.own: tuple[Hashable, ...] = ()  # the plan's binaries, from its first call on
         self.number = -1  # of these
-        self.seen = -1  # how many binaries were available when its own were looked for
+        self.seen = -1  # how often binaries had been added when its own were looked for
         self.stand_in: GemmPlan | None = None
         self.looked = 0  # how many binaries were available when it was looked for
         self.lost_us = 0.0  # by each call that does not run on the plan's own kernels, predicted
-        self.compiler: Compiler | None = None  # that compiles the plan's own kernels
         self.failed = False
         self.changing = threading.Lock()
 
@@ -89,26 +88,27 @@ class FirstCalls:
         with self.changing:
             if plan.compiled:
                 return None
-            if self.compiler is None and not self.failed:
-                compiled = self._is_compiled()
-                if compiled and plan.load(*operands):
-                    counts["loaded"] += 1
+            if not self.failed:
+                why = self.available.ended(self.number)
+                if why:
+                    self._fail(job, why)
+                elif why is not None:
+                    plan.load(*operands)  # or the call compiles them
                     return None
-                if self.number >= 0:
-                    self._lose(plan, at_once=compiled)  # whose binary Triton's cache no longer has
+                elif self._may_load() and plan.load(*operands):
+                    if self.number < 0:
+                        counts["loaded"] += 1
+                    else:
+                        self.available.wanted.pop(self.number, None)
+                    return None
+                elif self.number >= 0:
+                    self._lose(plan)
                 elif _can_cache():
                     self._begin(plan, operands, waits=mode == "wait")
                 else:
                     counts["waited"] += 1
                     return None
-            if self.compiler is not None and self.compiler.done(job):
-                why = self.compiler.failure(job)
-                self.compiler.forget(job)
-                self.compiler = None
-                if why is None:
-                    return None
-                self._fail(job, why)
-            if self.stand_in is not None and len(self.available.binaries) > GROWN * self.looked:
+            if len(self.available.binaries) > GROWN * self.looked:
                 self._look(plan)
                 self.lost_us = self._predicted_loss(plan)
             stand_in = self.stand_in
@@ -144,24 +144,22 @@ class FirstCalls:
         lost_us = times[-1] - times[0] if self.stand_in is not None else times[0]
         return BY_PYTHON_US + max(0.0, lost_us) if math.isfinite(lost_us) else BY_PYTHON_US
 
-    def _is_compiled(self) -> bool:
-        """Whether the plan's own binaries may be in Triton's cache: at its first call, or if they have been compiled
-        for another since they were looked for."""
-        before, self.seen = self.seen, len(self.available.binaries)
+    def _may_load(self) -> bool:
+        """Whether the plan's own binaries may be in Triton's cache: at its first call, and if they are available and
+        some were added since they were looked for."""
+        before, self.seen = self.seen, self.available.added
         return before != self.seen and self.available.binaries.issuperset(self.own)
 
-    def _lose(self, plan: GemmPlan, at_once: bool = False) -> None:
+    def _lose(self, plan: GemmPlan) -> None:
         """Has the plan's own kernels compiled in the background, once calls have lost enough without them."""
+        if self.available.failed and self.own in self.available.failed:
+            self.failed = True
+            return
         with _lock:
             self.available.lost[self.number] += self.lost_us
-            if not at_once and self.available.lost[self.number] < WORTH_US:
-                return
-            self.available.wanted.pop(self.number, None)
-        if self.own in self.available.failed:
-            self.failed = True
-        else:
-            self.compiler = _compiler(plan, self.device)
-            self.compiler.add([(plan.problem, plan.selection)])
+            if self.available.lost[self.number] >= WORTH_US:
+                self.available.wanted.pop(self.number, None)
+                self.available.order(self.number, _compiler(plan, self.device), (plan.problem, plan.selection))
 
     def _look(self, plan: GemmPlan) -> None:
         """Takes the stand-in that is the fastest now; keeps what there is where nothing available would do."""
@@ -221,13 +219,13 @@ def _compiler(plan: GemmPlan, device: DeviceInfo) -> Compiler:
     with _lock:
         if key not in _compilers:
             count = max(1, WORKERS // ranks())
-            made = partial(_is_compiled, device)
+            made = partial(_left_in_cache, device)
             worker = partial(Worker, (device, capability))
             _compilers[key] = Compiler(made, worker, count, on_lost=_give_up, idle_s=IDLE_S)
         return _compilers[key]
 
 
-def _is_compiled(device: DeviceInfo, job: object) -> None:
+def _left_in_cache(device: DeviceInfo, job: object) -> None:
     """A worker has left the binaries of a job in Triton's cache, from where calls load them."""
     if not _lost:
         _available[device.capability].add(device, *cast(Job, job))
@@ -246,7 +244,7 @@ def enabled() -> bool:
 def wait_until_compiled(timeout: float | None = None) -> bool:
     """Has the kernels of all calls so far compiled, and waits for them. Call it before you time a GEMM.
 
-    The next call of everything that was called before then runs on its own kernel.
+    The next call of everything that was called before then runs on its own kernel, unless that has failed to compile.
 
     Args:
         timeout: Seconds to wait at most. None: as long as it takes.
@@ -259,12 +257,16 @@ def wait_until_compiled(timeout: float | None = None) -> bool:
     """
     if timeout is not None and not arguments.number("wait_until_compiled", "timeout", timeout) >= 0:
         raise ValueError(f"wait_until_compiled(): timeout must be seconds, not {timeout!r}")
-    deadline = None if timeout is None else time.monotonic() + timeout
     with _lock:
         for available in _available.values():
-            for compiler, job in available.wanted.values():
-                compiler.add([job])
-            available.wanted.clear()
+            available.order_all()
+    return _wait(timeout)
+
+
+def _wait(timeout: float | None = None) -> bool:
+    """Waits for what is being compiled; whether that has ended."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    with _lock:
         compilers = list(_compilers.values())
     return all(x.wait(None if deadline is None else max(0.0, deadline - time.monotonic())) for x in compilers)
 
@@ -277,7 +279,7 @@ def held() -> Iterator[None]:
     with _lock:
         _held += 1
     try:
-        wait_until_compiled()
+        _wait()
         yield
     finally:
         with _lock:

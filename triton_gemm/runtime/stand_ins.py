@@ -36,9 +36,10 @@ class Available:
     """What this process has loaded for GPUs of one compute capability, or its workers have left in Triton's cache.
 
     configs: of the last binaries; weights: whose classes of bits were compiled ahead, as problems with M = 0; classes:
-    these, by kind of problem; quick: the binaries that are compiled at a kind's first call; numbers: of the binaries
-    that plans wait for; lost: by number the microseconds that calls lost without them; wanted: by number how to have
-    them compiled, where that was not worth it yet; failed: binaries that cannot be compiled, and why.
+    these, by kind of problem; quick: the binaries that are compiled at a kind's first call; added: how often binaries
+    were added; numbers: of the binaries that plans wait for; by number lost: the microseconds that calls lost without
+    them, wanted: how to have them compiled, and ordered: what compiles them; failed: binaries that cannot be compiled,
+    and why.
     """
 
     def __init__(self) -> None:
@@ -47,29 +48,59 @@ class Available:
         self.configs: dict[OfKernel, None] = {}
         self.weights: set[GemmProblem] = set()
         self.classes: dict[GemmProblem, set[str]] = {}
+        self.added = 0
         self.numbers: dict[Hashable, int] = {}
         self.lost: list[float] = []
         self.wanted: dict[int, tuple[Compiler, Job]] = {}
+        self.ordered: dict[int, tuple[Compiler, Job]] = {}
         self.failed: dict[Hashable, str] = {}
 
     def add(self, device: DeviceInfo, problem: GemmProblem, selection: Selection) -> None:
         binaries, config = identities(device, problem, selection), (selection.kernel, selection.config)
         with lock:
             self.binaries.update(binaries)
-            self.wanted.pop(self.numbers.get(binaries, -1), None)
+            self.added += 1
             self.configs.pop(config, None)
             self.configs[config] = None
             if len(self.configs) > COMPARED:
                 del self.configs[next(iter(self.configs))]
 
     def wait_for(self, binaries: Hashable, compiler: Compiler, job: Job) -> int:
-        """The number of a plan's binaries, which nobody is asked to compile yet."""
+        """The number of a plan's binaries, which may be ordered from now on."""
         with lock:
             number = self.numbers.setdefault(binaries, len(self.lost))
             if number == len(self.lost):
                 self.lost.append(0.0)
             self.wanted.setdefault(number, (compiler, job))
         return number
+
+    def order(self, number: int, compiler: Compiler, job: Job) -> None:
+        """Has a compiler make the binaries of that number, which are a job's, unless one is at it."""
+        with lock:
+            if number not in self.ordered:
+                self.ordered[number] = compiler, job
+                compiler.add([job])
+
+    def order_all(self) -> None:
+        """As `order`, of all that is wanted."""
+        with lock:
+            for number, (compiler, job) in self.wanted.items():
+                self.order(number, compiler, job)
+            self.wanted.clear()
+
+    def ended(self, number: int) -> str | None:
+        """Why the binaries of that number could not be compiled, or "" where they were; None while they are compiled
+        or nobody was asked to. What has ended may be ordered again."""
+        with lock:
+            if number not in self.ordered:
+                return None
+            compiler, job = self.ordered[number]
+            if not compiler.done(job):
+                return None
+            why = compiler.failure(job)
+            compiler.forget(job)
+            del self.ordered[number]
+        return why or ""
 
     def nearest(self, problem: GemmProblem, selection: Selection, device: DeviceInfo) -> Selection | None:
         """The available candidate of least predicted time in the class of bits of a selection, or None: without one, or
@@ -114,8 +145,8 @@ class Available:
                 continue
             if name not in classes:
                 classes.add(name)
-                stand_ins = of_its_class(other, choice, device, quick(other, choice, device))
-                if not any(self.quick.issuperset(identities(device, other, x)) for x in stand_ins):
+                others = of_its_class(other, choice, device, quick(other, choice, device))
+                if not any(self.quick.issuperset(identities(device, other, x)) for x in others):
                     jobs.append((other, choice))
         return jobs
 

@@ -612,7 +612,7 @@ def test_first_calls_may_be_torchs_until_the_kernel_is_there(monkeypatch: pytest
         out = torch.empty(5, 4)
         torch.mm(a, b, out=out)
         assert torch.equal(out, expected) and not ours()
-        why = "torch: its kernel is being compiled"
+        why = "torch: its kernel is not compiled yet"
         assert triton_gemm.report_routing(reset=True) == {("addmm", why): 1, ("mm", why): 2}
         compiled = True
         torch.testing.assert_close(a @ b, expected)
