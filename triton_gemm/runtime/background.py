@@ -98,7 +98,7 @@ class FirstCalls:
                 elif self._may_load() and plan.load(*operands):
                     if self.number < 0:
                         counts["loaded"] += 1
-                    else:
+                    with _lock:
                         self.available.wanted.pop(self.number, None)
                     return None
                 elif self.number >= 0:
