@@ -129,10 +129,8 @@ def rebuild(sources: Sequence[Path], out: Path) -> int:
 
 def measure(run: Run, given: argparse.Namespace) -> bool:
     """Measures a run and writes its record; whether all of its products could be measured."""
-    problems = run.problems(given.seed)
-    if given.weights:
-        problems = [x for x in problems if f"{x.N}x{x.K}" in given.weights]
-    problems = spaced(problems, given.limit)
+    wanted = [x for x in run.problems(given.seed) if not given.weights or f"{x.N}x{x.K}" in given.weights]
+    problems = spaced(wanted, given.limit)
     device = current_device_info()
     if given.warm:
         compile_ahead(planned(problems, device, run.bits, run.rows))

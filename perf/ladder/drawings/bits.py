@@ -67,7 +67,8 @@ def tf32() -> Drawing:
     lost.axhline(0, color=GREY, linewidth=0.8)
     lost.set(xlabel="operand: 1 and so many steps of TF32", ylabel="error, steps", title="What an operand loses")
     lost.legend(loc="upper left", bbox_to_anchor=(0, -0.36), ncols=2, borderaxespad=0, fontsize=8.5)
-    errors = {name: trace["errors"][name] for name in ("truncated", "rounded")}
+    # Of three digits, as the last ones depend on the CPU that sums.
+    errors = {name: float(f"{trace['errors'][name]:.2e}") for name in ("truncated", "rounded")}
     wrong.barh(list(errors), list(errors.values()), color=[RED, BLUE], height=0.6)
     for row, value in enumerate(errors.values()):
         wrong.text(value, row, f" {value:.1e}", va="center", fontsize=9)
