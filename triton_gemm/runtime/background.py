@@ -1,5 +1,5 @@
 """First calls that do not wait for the compiler: a product whose kernels are not loaded runs on others that give the
-same bits, its stand-in. Worker processes compile its own once that is worth it.
+same bits, its stand-in. Worker processes compile its own once enough calls need them.
 
 The choice names the class of bits (`policies.choose`), and never looks at what is loaded or cached. So no bit depends
 on what was compiled when. A call waits for the compiler where nothing that is loaded gives its class of bits, and under
@@ -37,8 +37,8 @@ from .worker import LostError, Worker, told
 if TYPE_CHECKING:
     from .plan import GemmPlan
 
-# A product's own kernels are compiled once calls have lost so many microseconds without them. So a size that comes once
-# costs no compiler, whose seconds slow down the host, and one that comes often loses little.
+# Microseconds that calls lose, by prediction, before a kernel is compiled in the background. Compiling takes seconds
+# and slows down the host, which pays for a size that is called often and not for one that is called once.
 WORTH_US = 10_000.0
 BY_PYTHON_US = 20.0  # that a call loses on the host, which C++ would launch
 GROWN = 1.5  # how many times as many binaries there are when a faster stand-in is looked for again
@@ -137,7 +137,8 @@ class FirstCalls:
         self._lose(plan)
 
     def _predicted_loss(self, plan: GemmPlan) -> float:
-        """Microseconds that a call loses on what it runs on, of which torch's product counts as twice as slow."""
+        """Microseconds by which the stand-in is slower than the plan's own kernel, host time included. torch's product
+        counts as twice as slow."""
         model = model_of(self.device)
         ways = [x.selection.algorithm for x in (plan, self.stand_in) if x is not None]
         times = [predicted_or_inf(plan.problem, Candidate(given(plan.problem, x), x), model) for x in ways]
@@ -264,7 +265,7 @@ def wait_until_compiled(timeout: float | None = None) -> bool:
 
 
 def _wait(timeout: float | None = None) -> bool:
-    """Waits for what is being compiled; whether that has ended."""
+    """Waits for the compilations under way, at most so many seconds; whether they have ended."""
     deadline = None if timeout is None else time.monotonic() + timeout
     with _lock:
         compilers = list(_compilers.values())

@@ -1,5 +1,5 @@
-"""What can run in the place of a product's own kernels while those are compiled: what is available, and which of it has
-the product's class of bits and is not too slow."""
+"""Stand-ins: kernels that run in the place of a product's own until these are compiled. They are available, which means
+loaded or in Triton's cache, have the product's bit class, and are not too slow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Job = tuple[GemmProblem, Selection]  # as workers take it
 SLOWER = 1.5
 LOST_US = 5_000.0  # or so many microseconds longer, which is less than waiting for the compiler
 COMPARED = 32  # configurations at most that are considered for a stand-in; two or three take a millisecond
-# Numbers of rows of a weight, whose classes of bits are compiled at its first call.
+# At a weight's first call a kernel is compiled for each bit class that these numbers of rows would use.
 AHEAD = (512, 256, 128, 64, 32, 16, 1024, 2048, 1, 2, 4, 8)
 MAX_WEIGHTS = 4096
 lock = free_in_children(threading.RLock())
@@ -35,11 +35,13 @@ lock = free_in_children(threading.RLock())
 class Available:
     """What this process has loaded for GPUs of one compute capability, or its workers have left in Triton's cache.
 
-    configs: of the last binaries; weights: whose classes of bits were compiled ahead, as problems with M = 0; classes:
-    these, by kind of problem; quick: the binaries that are compiled at a kind's first call; added: how often binaries
-    were added; numbers: of the binaries that plans wait for; by number lost: the microseconds that calls lost without
-    them, wanted: how to have them compiled, and ordered: what compiles them; failed: binaries that cannot be compiled,
-    and why.
+    binaries, configs: the binaries, and the configurations of the last ones; added: how often there were new ones.
+    weights: for which kernels were compiled ahead, as problems with M = 0; classes: their bit classes, by kind of
+    problem; quick: the binaries that are compiled at a kind's first call.
+    numbers: of each set of binaries that a plan waits for, its index; lost: by index, the microseconds that calls lost
+    without them; wanted: by index, the compiler and the job, until they are ordered; ordered: the same, from then on
+    until they are compiled.
+    failed: sets of binaries that could not be compiled, and why.
     """
 
     def __init__(self) -> None:
@@ -66,7 +68,7 @@ class Available:
                 del self.configs[next(iter(self.configs))]
 
     def wait_for(self, binaries: Hashable, compiler: Compiler, job: Job) -> int:
-        """The number of a plan's binaries, which may be ordered from now on."""
+        """The index of a plan's set of binaries. They may be ordered from now on."""
         with lock:
             number = self.numbers.setdefault(binaries, len(self.lost))
             if number == len(self.lost):
@@ -75,22 +77,22 @@ class Available:
         return number
 
     def order(self, number: int, compiler: Compiler, job: Job) -> None:
-        """Has a compiler make the binaries of that number, which are a job's, unless one is at it."""
+        """Adds a job to a compiler, which compiles the binaries of that index, unless they are ordered already."""
         with lock:
             if number not in self.ordered:
                 self.ordered[number] = compiler, job
                 compiler.add([job])
 
     def order_all(self) -> None:
-        """As `order`, of all that is wanted."""
+        """Orders everything that is wanted."""
         with lock:
             for number, (compiler, job) in self.wanted.items():
                 self.order(number, compiler, job)
             self.wanted.clear()
 
     def ended(self, number: int) -> str | None:
-        """Why the binaries of that number could not be compiled, or "" where they were; None while they are compiled
-        or nobody was asked to. What has ended may be ordered again."""
+        """The error of a compilation that has ended, or "" if it succeeded. None if it is under way or was not ordered.
+        The binaries may be ordered again afterwards."""
         with lock:
             if number not in self.ordered:
                 return None
