@@ -601,9 +601,22 @@ def _hash_triton() -> None:
     """A compilation asks for the very hash."""
     key = triton.runtime.cache.triton_key
     key.cache_clear()
-    compat.hash_triton()
+    compat.hash_triton_meanwhile()
+    found = compat.hash_triton()  # waits for the thread, or the thread for this
     compiled()
-    assert key.cache_info().misses == 1 and key.cache_info().hits > 0
+    assert key.cache_info().misses == 1 and key.cache_info().hits > 0 and found == key()
+
+
+def _take_hash() -> None:
+    """A compilation asks for what was taken, unless that is of another version."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton.runtime.cache, "triton_key", triton.runtime.cache.triton_key)
+        before = compat.hash_triton(), compiled()[1].hash
+        compat.take_hash(f"0.{triton.__version__} of another")
+        assert (compat.hash_triton(), compiled()[1].hash) == before
+        compat.take_hash(f"{triton.__version__} taken")
+        assert compat.hash_triton() == f"{triton.__version__} taken" and compiled()[1].hash != before[1]
+    assert (compat.hash_triton(), compiled()[1].hash) == before
 
 
 def _build_launcher() -> None:
@@ -674,6 +687,8 @@ USES: dict[str, Callable[[], None]] = {
     "context_of_backward": _backward,
     "backward_here": _backward,
     "hash_triton": _hash_triton,
+    "hash_triton_meanwhile": _hash_triton,
+    "take_hash": _take_hash,
     "hide_from_dynamo": _hidden,
     "increment_versions": _versions,
     "may_differ": _sizes,

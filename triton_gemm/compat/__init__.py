@@ -59,6 +59,8 @@ from .compiler import (
     forget_compiled,
     from_cache,
     hash_triton,
+    hash_triton_meanwhile,
+    take_hash,
 )
 from .devices import allocator, current_device, current_stream, occupy, stream_of_graph_trees
 from .dispatcher import (
@@ -148,6 +150,7 @@ __all__ = [
     "free_in_children",
     "from_cache",
     "hash_triton",
+    "hash_triton_meanwhile",
     "hide_from_dynamo",
     "in_transform",
     "increment_versions",
@@ -181,6 +184,7 @@ __all__ = [
     "share_sharding_decisions",
     "single_level_autograd",
     "stream_of_graph_trees",
+    "take_hash",
     "takes",
     "tensor_map_parameter",
     "tensor_maps",

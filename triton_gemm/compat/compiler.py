@@ -17,12 +17,16 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.driver import GPUDriver
 from triton.compiler.compiler import make_backend
 from triton.experimental.gluon._runtime import GluonASTSource
+from triton.runtime import cache as triton_cache
 from triton.runtime._async_compile import active_mode
-from triton.runtime.cache import get_cache_manager, triton_key
+from triton.runtime.cache import get_cache_manager
 from triton.runtime.jit import JITFunction as JITFunction
 from triton.runtime.jit import create_function_from_signature
 
+from .locks import free_in_children
+
 _Result = TypeVar("_Result")
+_hashing = free_in_children(threading.Lock())
 
 
 def compile_kernel(kernel: JITFunction[Any], arguments: dict[str, Any], capability: tuple[int, int]) -> Any:
@@ -105,6 +109,7 @@ def from_cache(name: str, load: Callable[[], _Result]) -> _Result | None:
     token = active_mode.set(_FromCache(name))
     try:
         with suppress(_NotCachedError, OSError):
+            hash_triton()
             return load()
     finally:
         active_mode.reset(token)
@@ -188,10 +193,28 @@ def forget_compiled(kernels: Iterable[JITFunction[Any]]) -> None:
         kernel.device_caches.pop(device, None)
 
 
-def hash_triton() -> None:
-    """Reads all of Triton's files, on which every name in its cache depends, as the first compilation of a process does
-    otherwise: it takes two seconds and more."""
-    triton_key()
+def hash_triton() -> str:
+    """The hash of all of Triton's files, on which every name in its cache depends. Its first call in a process reads
+    them, half a gigabyte, for a second or two. Threads wait for the one that reads."""
+    with _hashing:
+        return triton_cache.triton_key()
+
+
+def hash_triton_meanwhile() -> None:
+    """Begins `hash_triton` in a thread, so that no product waits for it. Reading and hashing leave the GIL free."""
+
+    def read() -> None:
+        with suppress(Exception):  # the first compilation says it
+            hash_triton()
+
+    threading.Thread(target=read, name="triton_gemm hash", daemon=True).start()
+
+
+def take_hash(key: str) -> None:
+    """Has `hash_triton` be what another process has found, as Triton's own pools of processes do, unless that has
+    another version of Triton."""
+    if key.startswith(triton.__version__):
+        triton_cache.triton_key = lambda: key
 
 
 @contextmanager

@@ -22,7 +22,7 @@ import torch
 
 from .. import arguments
 from ..arithmetic import FLOATING, IEEE, default_arithmetic
-from ..compat import INTERPRETED, free_in_children, hide_from_dynamo, overlaps_itself, withdraw
+from ..compat import INTERPRETED, free_in_children, hash_triton_meanwhile, hide_from_dynamo, overlaps_itself, withdraw
 from ..hardware.device import INTERPRETER, device_info
 from ..hardware.device_model import origin
 from ..problem import SUM, Request
@@ -147,6 +147,8 @@ def _enter(
     with _lock:
         if _library is None:
             _library = _override()
+            if not INTERPRETED:
+                hash_triton_meanwhile()
             _by_cpp.begin((KEY,), native.built())
         _rules.append(rule)
         _fast = _fast_path()

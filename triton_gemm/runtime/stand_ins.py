@@ -27,7 +27,8 @@ SLOWER = 1.5
 LOST_US = 5_000.0  # or so many microseconds longer, which is less than waiting for the compiler
 COMPARED = 32  # configurations at most that are considered for a stand-in; two or three take a millisecond
 # At a weight's first call a kernel is compiled for each bit class that these numbers of rows would use.
-AHEAD = (512, 256, 128, 64, 32, 16, 1024, 2048, 1, 2, 4, 8)
+# One row is the first: generating needs it soon, and no stand-in has its class.
+AHEAD = (1, 512, 256, 128, 64, 32, 16, 1024, 2048, 2, 4, 8)
 MAX_WEIGHTS = 4096
 lock = free_in_children(threading.RLock())
 

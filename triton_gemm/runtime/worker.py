@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
 
-from ..compat import cache_folder, compiling_for, hash_triton
+from ..compat import cache_folder, compiling_for, hash_triton, take_hash
 from ..hardware.device import DeviceInfo
 from ..kernels.launch import compiled
 from ..problem import GemmProblem
@@ -53,8 +53,8 @@ def python() -> list[str]:
 
 
 class Worker:
-    """One process after another, for one thread. target: what the process is told first: for `main` the DeviceInfo that
-    plans are made for, and the compute capability that the GPU has."""
+    """One process after another, for one thread. target: what the process is told first, with the hash of Triton's
+    files: for `main` the DeviceInfo that plans are made for, and the compute capability that the GPU has."""
 
     def __init__(self, target: object, command: Sequence[str] | None = None) -> None:
         self.target, self.command = target, command
@@ -76,7 +76,7 @@ class Worker:
                 if self.closed:
                     raise RuntimeError("no more is compiled")
                 self.pipe, self.process = _launched(self.command or python())
-            self.pipe.send(self.target)
+            self.pipe.send((self.target, hash_triton()))
             said = self._receive(START_S)
             if said != READY:
                 raise RuntimeError(f"it says {said!r}")
@@ -181,7 +181,8 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # what runs here, ptxas too, finds nothing to read
     asked: SimpleQueue[Any] = SimpleQueue()
     threading.Thread(target=_listen, args=(pipe, asked), daemon=True).start()
-    device, capability = asked.get()
+    (device, capability), key = asked.get()
+    take_hash(key)
     hash_triton()  # not in the time of a job, which the tuner may wait for
     with suppress(BrokenPipeError), compiling_for(capability):
         pipe.send(READY)
