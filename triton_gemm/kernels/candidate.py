@@ -12,6 +12,11 @@ from .schedule import Schedule
 Work = Schedule | int
 
 
+def parts_of(work: Work) -> int:
+    """In how many parts K is, of tiles that are cut."""
+    return work.split_k if isinstance(work, Schedule) else work
+
+
 class Algorithm(NamedTuple):
     """All that decides what is launched for a problem.
 

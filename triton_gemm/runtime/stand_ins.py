@@ -11,7 +11,7 @@ from .. import kernels
 from ..compat import free_in_children
 from ..hardware.device import DeviceInfo
 from ..hardware.device_model import model_of
-from ..kernels.candidate import Candidate
+from ..kernels.candidate import Candidate, parts_of
 from ..problem import GemmProblem, Layout
 from ..selection import batch_invariance
 from ..selection.bit_classes import bit_class
@@ -113,7 +113,8 @@ class Available:
         if selection.batch_invariant:
             candidates = [x for x in batch_invariance.ranked(problem, device) if x[1].algorithm[:2] in configs]
         else:
-            candidates = [x for of_one in of_configs(problem, device, configs) for x in of_one]
+            parts = None if problem.arithmetic.exact else parts_of(selection.work)
+            candidates = [x for of_one in of_configs(problem, device, configs, parts) for x in of_one]
         candidates = sorted([*candidates, *quick(problem, selection, device)], key=lambda one: one[0])
         for stand_in in of_its_class(problem, selection, device, candidates):
             if self.binaries.issuperset(identities(device, problem, stand_in)):

@@ -9,7 +9,7 @@ from .. import kernels
 from ..config import TileConfig
 from ..hardware.device import DeviceInfo
 from ..hardware.device_model import model_of
-from ..kernels.candidate import Algorithm, Candidate, Work
+from ..kernels.candidate import Algorithm, Candidate, Work, parts_of
 from ..problem import GemmProblem
 from .select import predicted_or_inf
 
@@ -17,29 +17,37 @@ OfKernel = tuple[str, TileConfig]  # a kernel's name and a configuration of its 
 
 
 def of_configs(
-    problem: GemmProblem, device: DeviceInfo, configs: Iterable[OfKernel]
+    problem: GemmProblem, device: DeviceInfo, configs: Iterable[OfKernel], parts: int | None = None
 ) -> Iterator[list[tuple[float, Candidate]]]:
     """For each configuration (predicted microseconds, candidate), the fastest first, legal or not: swapped, packed and
-    cut along K as the kernel's own candidates for the problem are. Infinite where the model knows nothing of it."""
+    cut along K as the kernel's own candidates for the problem are. Infinite where the model knows nothing of it.
+    parts: only those with K in so many."""
     model = model_of(device)
-    works: dict[str, dict[Any, dict[Work, None]]] = {}
+    ways: dict[str, dict[Any, dict[Work, None]]] = {}
     for kernel, config in configs:
-        if kernel not in works:
-            ways = works[kernel] = {}
-            for given, (_, _, work, swap_ab, packed) in kernels.named(kernel).candidates(problem, device):
-                ways.setdefault((given, swap_ab, packed), {})[work] = None
+        if kernel not in ways:
+            ways[kernel] = _ways(kernel, problem, device)
         found = [
             Candidate(given, Algorithm(kernel, config, work, swap_ab=swap_ab, packed=packed))
-            for (given, swap_ab, packed), of_others in works[kernel].items()
-            for work in _dealt_out(given, config, device, of_others)
+            for (given, swap_ab, packed), works in ways[kernel].items()
+            for work in (
+                kernels.warp_specialised.schedules(given, config, device, parts=parts)
+                if isinstance(config, kernels.warp_specialised.Config)
+                else works
+            )
+            if parts in (None, parts_of(work))
         ]
         yield sorted(
             ((predicted_or_inf(problem, candidate, model), candidate) for candidate in found), key=lambda one: one[0]
         )
 
 
-def _dealt_out(given: GemmProblem, config: TileConfig, device: DeviceInfo, of_others: Iterable[Work]) -> Iterable[Work]:
-    """How the work of a configuration may be dealt out: a schedule is of its own tiles, other work as of others."""
-    if not isinstance(config, kernels.warp_specialised.Config):
-        return of_others
-    return of_others if given.groups else kernels.warp_specialised.schedules(given, config, device)
+def _ways(kernel: str, problem: GemmProblem, device: DeviceInfo) -> dict[Any, dict[Work, None]]:
+    """(the problem as the kernel is given it, swapped or not, packed operands), and for each how work is dealt out.
+    Empty where that depends on a configuration's own tiles."""
+    if kernel == "warp_specialised":
+        return {way: {} for way in kernels.warp_specialised.given_as(problem, device)}
+    found: dict[Any, dict[Work, None]] = {}
+    for given, (_, _, work, swap_ab, packed) in kernels.named(kernel).candidates(problem, device):
+        found.setdefault((given, swap_ab, packed), {})[work] = None
+    return found

@@ -3,7 +3,7 @@ run, and how it is launched, `costs` how long that takes, `choice` which ways ar
 order it sums."""
 
 from .bits import order_of_sums
-from .choice import candidates, lower_bounds, quick, schedules, without_clusters
+from .choice import candidates, given_as, lower_bounds, quick, schedules, without_clusters
 from .configs import CLUSTERED, CONFIGS, FOR_LONG_SUMS, QUICK, Config, configs
 from .costs import Costs, microseconds
 from .host import c_by_tma, can_split_k, illegal, launches, shared_memory
@@ -19,6 +19,7 @@ __all__ = [
     "can_split_k",
     "candidates",
     "configs",
+    "given_as",
     "illegal",
     "launches",
     "lower_bounds",
