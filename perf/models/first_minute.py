@@ -1,20 +1,25 @@
 """The first minute of a model that answers requests, in a process of its own with an empty cache of compiled kernels.
 
 Every request has another length, as they come to a server: products have numbers of rows that were not met before.
-The minute begins when the weights are on the GPU.
+The minute begins when the weights are on the GPU. The providers' processes take turns, a request each, and each one's
+minute is its turns: a host's clock may change by half within a minute. Between its turns a process and what it has
+started, such as workers that compile, are stopped.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
+from pathlib import Path
 from random import Random
-from tempfile import TemporaryDirectory
+from select import select
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
 import torch
@@ -27,8 +32,10 @@ from perf.models.zoo import Model
 
 SHORTEST, LONGEST = 16, 1024  # tokens of a request
 GENERATED = 32  # of each answer
-PATIENCE_S = 300.0  # for a process: the minute, and what comes before it
+PATIENCE_S = 120.0  # for a process: to build its model, and for an answer
 CHILD = f"from {__name__} import child; child()"
+READY = "ready"
+Curve = list[tuple[float, int]]  # at the end of each answer the seconds, and all tokens so far
 
 
 class ProcessError(Exception):
@@ -36,19 +43,34 @@ class ProcessError(Exception):
 
 
 def measure(model: Model) -> dict[str, Any]:
-    """What is recorded: of each provider how many new tokens there were at each of MOMENTS."""
-    found: dict[str, Any] = {"shape": f"1 x {GENERATED} for {SHORTEST} to {LONGEST}", "tokens": {}}
-    _run(model, TORCH, 1.0)  # reads libraries from disk, which the others find in memory
-    for provider in (*PROVIDERS, MEANWHILE):
-        found["tokens"][provider] = at_moments(_run(model, provider))
+    """What is recorded: of each provider how many new tokens there were at each of MOMENTS. ProcessError if one of the
+    processes fails."""
+    take_turns(model, (TORCH,), 1.0)  # reads libraries from disk, which the others find in memory
+    curves = take_turns(model, (*PROVIDERS, MEANWHILE), MOMENTS[-1])
+    tokens = {provider: at_moments(curve) for provider, curve in curves.items()}
     last = f"{MOMENTS[-1]:g}"
-    found["ratio"] = {"median": found["tokens"][OURS][last] / found["tokens"][TORCH][last]}
-    return found
+    ratio = {"median": tokens[OURS][last] / tokens[TORCH][last]}
+    return {"shape": f"1 x {GENERATED} for {SHORTEST} to {LONGEST}", "tokens": tokens, "ratio": ratio}
+
+
+def take_turns(model: Model, providers: Sequence[str], seconds: float) -> dict[str, Curve]:
+    """The curve of each provider, in fresh processes that answer the same requests until the time is over."""
+    with ExitStack() as stack:
+        processes = {provider: stack.enter_context(started(model, provider)) for provider in providers}
+        curves: dict[str, Curve] = {provider: [] for provider in providers}
+        for length in lengths():
+            left = [x for x in providers if not curves[x] or curves[x][-1][0] < seconds]
+            if not left:
+                return curves
+            for provider in left:
+                before, tokens = curves[provider][-1] if curves[provider] else (0.0, 0)
+                took = processes[provider].answer(length)
+                curves[provider].append((round(before + took, 4), tokens + GENERATED))
+    raise AssertionError("requests do not end")
 
 
 def at_moments(curve: Sequence[tuple[float, int]]) -> dict[str, float]:
-    """How many tokens there were at each moment, by seconds; those of an answer come evenly. curve: at the end of each
-    answer the seconds, and all tokens so far."""
+    """How many tokens there were at each moment, by seconds; those of an answer come evenly."""
     found = {}
     for moment in MOMENTS:
         before = max((point for point in curve if point[0] <= moment), default=(0.0, 0))
@@ -65,53 +87,105 @@ def lengths() -> Iterator[int]:
         yield round(SHORTEST * (LONGEST / SHORTEST) ** random.random())
 
 
-def answers(
-    answer: Callable[[int], int], seconds: float, clock: Callable[[], float] = time.perf_counter
-) -> list[tuple[float, int]]:
-    """The curve of `at_moments`, of requests one after another until the time is over."""
-    began, tokens = clock(), 0
-    curve: list[tuple[float, int]] = []
-    for length in lengths():
-        tokens += answer(length)
-        curve.append((round(clock() - began, 4), tokens))
-        if curve[-1][0] >= seconds:
-            return curve
-    raise AssertionError("requests do not end")
+class Process:
+    """A provider's process, which is stopped but in its turns."""
+
+    def __init__(self, provider: str, process: subprocess.Popen[bytes], errors: Any) -> None:
+        self.provider, self.process, self.errors = provider, process, errors
+        self.read = b""
+
+    def expect(self) -> str:
+        """The next line that it prints. ProcessError says how it ended instead."""
+        assert self.process.stdout is not None
+        deadline = time.monotonic() + PATIENCE_S
+        while b"\n" not in self.read:
+            if not select([self.process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                raise ProcessError(f"{self.provider}: no answer within {PATIENCE_S:g} s")
+            more = os.read(self.process.stdout.fileno(), 4096)
+            if not more:
+                code = self.process.wait()
+                self.errors.seek(0)
+                last = [line for line in self.errors.read().decode(errors="replace").splitlines() if line.strip()][-1:]
+                raise ProcessError(f"{self.provider}: the process ended with {code}: {' '.join(last)[:300]}")
+            self.read += more
+        line, _, self.read = self.read.partition(b"\n")
+        return line.decode()
+
+    def answer(self, length: int) -> float:
+        """Has it answer a request; the seconds that it took."""
+        assert self.process.stdin is not None
+        send(self.process.pid, signal.SIGCONT)
+        with suppress(BrokenPipeError):  # `expect` says how it ended
+            os.write(self.process.stdin.fileno(), f"{length}\n".encode())
+        took = float(self.expect())
+        send(self.process.pid, signal.SIGSTOP)
+        return took
+
+
+@contextmanager
+def started(model: Model, provider: str) -> Iterator[Process]:
+    """The process, which has built its model and is stopped; killed at the end. ProcessError says how it ended."""
+    with TemporaryDirectory(ignore_cleanup_errors=True) as cache, TemporaryFile() as errors:
+        surroundings = {**os.environ, "TRITON_CACHE_DIR": cache, "TRITON_GEMM_CACHE_DIR": f"{cache}/triton_gemm"}
+        command = [sys.executable, "-c", CHILD, model.name, provider]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, cwd=ROOT, env=surroundings, stdin=pipe, stdout=pipe, stderr=errors) as process:
+            try:
+                found = Process(provider, process, errors)
+                while found.expect() != READY:  # libraries may print
+                    pass
+                send(process.pid, signal.SIGSTOP)
+                yield found
+            finally:
+                send(process.pid, signal.SIGKILL)
+
+
+def send(pid: int, what: signal.Signals) -> None:
+    """Sends a signal to a process and all that it has started, parents first, until they have started no more."""
+    told: set[int] = set()
+    while new := [x for x in family(pid) if x not in told]:
+        told.update(new)
+        for one in new:
+            with suppress(ProcessLookupError):
+                os.kill(one, what)
+
+
+def family(pid: int) -> list[int]:
+    """A process and all that it has started, and what these have, parents first."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with suppress(OSError):  # it has ended meanwhile
+                parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+                children.setdefault(int(parent), []).append(int(entry.name))
+    found = [pid]
+    for one in found:
+        found += children.get(one, [])
+    return found
 
 
 def child() -> None:
-    """In the process: measures the model, the provider and the seconds that the command line names. Prints one line of
-    JSON."""
-    name, provider, seconds = sys.argv[1:]
-    model = zoo.BY_NAME[name]
+    """In the process: measures the model and the provider that the command line names. Reads requests' lengths, a line
+    each, and prints the seconds that an answer took."""
+    name, provider = sys.argv[1:]
     given = {"max_new_tokens": GENERATED, "min_new_tokens": GENERATED, "do_sample": False}
-    built: Any = zoo.build(model, tiny=False, device="cuda", dtype=torch.bfloat16)
+    built: Any = zoo.build(zoo.BY_NAME[name], tiny=False, device="cuda", dtype=torch.bfloat16)
     random = torch.Generator("cuda").manual_seed(2)
 
-    def answer(length: int) -> int:
+    def answer(length: int) -> None:
         prompt = torch.randint(1, built.config.vocab_size, (1, length), generator=random, device="cuda")
         built.generate(input_ids=prompt, attention_mask=torch.ones_like(prompt), **given)
         torch.cuda.synchronize()
-        return GENERATED
 
     torch.cuda.synchronize()
     with within(provider):
-        print(json.dumps(answers(answer, float(seconds))))
+        print(READY, flush=True)
+        respond(answer)
 
 
-def _run(model: Model, provider: str, seconds: float = MOMENTS[-1]) -> list[tuple[float, int]]:
-    """The curve of a fresh process. ProcessError says how it ended."""
-    with TemporaryDirectory(ignore_cleanup_errors=True) as cache:  # a worker may still write there
-        surroundings = {**os.environ, "TRITON_CACHE_DIR": cache, "TRITON_GEMM_CACHE_DIR": f"{cache}/triton_gemm"}
-        command = [sys.executable, "-c", CHILD, model.name, provider, str(seconds)]
-        try:
-            done = subprocess.run(
-                command, cwd=ROOT, env=surroundings, capture_output=True, text=True, timeout=PATIENCE_S
-            )
-        except subprocess.TimeoutExpired:
-            raise ProcessError(f"{provider}: no end after {PATIENCE_S:.0f} s") from None
-    if done.returncode:
-        last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
-        raise ProcessError(f"{provider}: the process ended with {done.returncode}: {' '.join(last)[:300]}")
-    found: list[tuple[float, int]] = json.loads(done.stdout.splitlines()[-1])
-    return found
+def respond(answer: Callable[[int], None]) -> None:
+    """Answers the requests of the standard input."""
+    for line in sys.stdin:
+        began = time.perf_counter()
+        answer(int(line))
+        print(time.perf_counter() - began, flush=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import time
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import pytest
 from perf.common.files import read_json, write_json
 from perf.models import __main__ as models
 from perf.models import first_minute, record, tables, zoo
-from perf.models.tables import OURS, TORCH
+from perf.models.tables import MEANWHILE, OURS, PROVIDERS, TORCH
 from perf.pages.results import Results
 from tests.support.report_records import block
 
@@ -260,21 +260,53 @@ def test_tokens_at_moments() -> None:
     assert found == {"1": 16.0, "5": 65.2, "10": 71.4, "20": 83.7, "40": 104.0, "60": 120.0}
 
 
-def test_requests_come_until_the_time_is_over() -> None:
-    now = iter(float(x) for x in range(100))
-    lengths: list[int] = []
-    curve = first_minute.answers(lambda length: lengths.append(length) or 32, 5.0, lambda: next(now))  # type: ignore[func-returns-value]
-    assert curve == [(float(i), 32 * i) for i in range(1, 6)]
-    assert len({*lengths}) > 3 and all(first_minute.SHORTEST <= n <= first_minute.LONGEST for n in lengths)
+# A process that answers: torch's in half a second, and a worker of it counts in a file; ours in a second. Both write
+# down requests' lengths, and how far the worker counted in their turns.
+ANSWERS = """
+import os, subprocess, sys, time
+provider, folder = sys.argv[2], FOLDER
+if provider == "torch":
+    count = f"import time\\nwhile True: open({folder + '/count'!r}, 'a').write('x'), time.sleep(0.01)"
+    subprocess.Popen([sys.executable, "-c", count], start_new_session=True)
+    while not os.path.exists(folder + "/count"): time.sleep(0.01)
+print("a library says hello")
+print("ready", flush=True)
+for line in sys.stdin:
+    before = os.path.getsize(folder + "/count")
+    time.sleep(0.1)
+    print(line.strip(), os.path.getsize(folder + "/count") - before, file=open(f"{folder}/{provider}", "a"))
+    print(0.5 if provider == "torch" else 1.0, flush=True)
+"""
+
+
+def test_processes_take_turns_until_the_time_is_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They get the same requests, of many lengths. What one has started is stopped in the other's turns, and ends."""
+    monkeypatch.setattr(first_minute, "CHILD", ANSWERS.replace("FOLDER", repr(str(tmp_path))))
+    curves = first_minute.take_turns(zoo.BY_NAME["llama-1b"], PROVIDERS, 5.0)
+    assert curves == {TORCH: [(i / 2, 32 * i) for i in range(1, 11)], OURS: [(float(i), 32 * i) for i in range(1, 6)]}
+    first, second = ((tmp_path / name).read_text().split() for name in PROVIDERS)
+    assert first[:10:2] == second[::2] and len({*first[::2]}) > 3
+    assert all(first_minute.SHORTEST <= int(n) <= first_minute.LONGEST for n in first[::2])
+    assert all(int(n) > 0 for n in first[1::2]) and {*second[1::2]} == {"0"}
+    count = (tmp_path / "count").stat().st_size
+    time.sleep(0.1)
+    assert (tmp_path / "count").stat().st_size == count
 
 
 def test_a_process_that_fails_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(first_minute, "CHILD", "import sys; sys.exit('no memory')")
     with pytest.raises(first_minute.ProcessError, match="torch: the process ended with 1: no memory"):
         first_minute.measure(zoo.BY_NAME["llama-1b"])
-    monkeypatch.setattr(first_minute, "CHILD", f"print('note'); print({json.dumps([[1.0, 10], [61.0, 610]])!r})")
-    assert first_minute.measure(zoo.BY_NAME["llama-1b"])["ratio"] == {"median": 1.0}
     monkeypatch.setattr(first_minute, "CHILD", "import time; time.sleep(60)")
     monkeypatch.setattr(first_minute, "PATIENCE_S", 0.1)
-    with pytest.raises(first_minute.ProcessError, match="no end"):
+    with pytest.raises(first_minute.ProcessError, match="no answer"):
         first_minute.measure(zoo.BY_NAME["llama-1b"])
+
+
+def test_the_ratio_is_of_the_last_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = "print(40.0 if 'gemm' in sys.argv[2] else 20.0, flush=True)"
+    child = f"import sys\nprint('ready', flush=True)\nfor _ in sys.stdin: {answer}"
+    monkeypatch.setattr(first_minute, "CHILD", child)
+    found = first_minute.measure(zoo.BY_NAME["llama-1b"])
+    assert found["ratio"] == {"median": 0.5} and found["tokens"][TORCH]["60"] == 96.0
+    assert [*found["tokens"]] == [*PROVIDERS, MEANWHILE]
