@@ -48,7 +48,7 @@ TABLES = (
 )
 TUNING = (
     *("tuning/gpu_bench", "tuning/candidates", "tuning/race", "tuning/session", "runtime/worker", "runtime/policies"),
-    *("tuning/rows", "runtime/background", "cli/cli", "tuning/comparison", "tuning/of_torch"),
+    *("tuning/rows", "runtime/background", "runtime/compiling", "cli/cli", "tuning/comparison", "tuning/of_torch"),
 )
 CALLS = (
     *("functional/surface", "functional/matmul", "functional/ops", "functional/routing", "functional/support"),
@@ -100,7 +100,7 @@ GROUPS = (
         (
             *CHOICES,
             "runtime/workers",
-            "runtime/background",
+            *("runtime/background", "runtime/stand_ins"),
             "runtime/native",
             "runtime/native_products",
             "runtime/native_derivatives",
