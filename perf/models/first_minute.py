@@ -2,7 +2,7 @@
 
 Every request has another length, as they come to a server: products have numbers of rows that were not met before.
 The minute begins when the weights are on the GPU. The providers' processes take turns, a request each, and each one's
-minute is its turns: a host's clock may change by half within a minute. Between its turns a process and what it has
+minute is its turns: a host's clock may halve within a minute. Between its turns a process and what it has
 started, such as workers that compile, are stopped.
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 from random import Random
 from select import select
 from tempfile import TemporaryDirectory, TemporaryFile
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
@@ -29,6 +29,7 @@ from perf.models import zoo
 from perf.models.measuring import within
 from perf.models.tables import MEANWHILE, MOMENTS, OURS, PROVIDERS, TORCH
 from perf.models.zoo import Model
+from triton_gemm.runtime import background
 
 SHORTEST, LONGEST = 16, 1024  # tokens of a request
 GENERATED = 32  # of each answer
@@ -56,6 +57,8 @@ def measure(model: Model) -> dict[str, Any]:
 def take_turns(model: Model, providers: Sequence[str], seconds: float) -> dict[str, Curve]:
     """The curve of each provider, in fresh processes that answer the same requests until the time is over."""
     with ExitStack() as stack:
+        # What is stopped would stay so, if SIGTERM ended this process at once.
+        stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)))
         processes = {provider: stack.enter_context(started(model, provider)) for provider in providers}
         curves: dict[str, Curve] = {provider: [] for provider in providers}
         for length in lengths():
@@ -132,7 +135,7 @@ def started(model: Model, provider: str) -> Iterator[Process]:
         with subprocess.Popen(command, cwd=ROOT, env=surroundings, stdin=pipe, stdout=pipe, stderr=errors) as process:
             try:
                 found = Process(provider, process, errors)
-                while found.expect() != READY:  # libraries may print
+                while found.expect() != READY:  # libraries may print while they are imported
                     pass
                 send(process.pid, signal.SIGSTOP)
                 yield found
@@ -166,8 +169,11 @@ def family(pid: int) -> list[int]:
 
 def child() -> None:
     """In the process: measures the model and the provider that the command line names. Reads requests' lengths, a line
-    each, and prints the seconds that an answer took."""
+    each, and prints the seconds that an answer took, alone: what libraries print goes to the standard error."""
     name, provider = sys.argv[1:]
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    background.IDLE_S *= len(PROVIDERS) + 1  # which take turns
     given = {"max_new_tokens": GENERATED, "min_new_tokens": GENERATED, "do_sample": False}
     built: Any = zoo.build(zoo.BY_NAME[name], tiny=False, device="cuda", dtype=torch.bfloat16)
     random = torch.Generator("cuda").manual_seed(2)
@@ -179,13 +185,13 @@ def child() -> None:
 
     torch.cuda.synchronize()
     with within(provider):
-        print(READY, flush=True)
-        respond(answer)
+        print(READY, file=answers)
+        respond(answer, answers)
 
 
-def respond(answer: Callable[[int], None]) -> None:
+def respond(answer: Callable[[int], None], answers: TextIO) -> None:
     """Answers the requests of the standard input."""
     for line in sys.stdin:
         began = time.perf_counter()
         answer(int(line))
-        print(time.perf_counter() - began, flush=True)
+        print(time.perf_counter() - began, file=answers)

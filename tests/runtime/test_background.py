@@ -369,13 +369,6 @@ def test_whether_workers_can_leave_binaries(monkeypatch: pytest.MonkeyPatch, tmp
     assert not background._can_cache.__wrapped__()
 
 
-def test_waiting_takes_no_negative_time() -> None:
-    with pytest.raises(ValueError, match="timeout"):
-        triton_gemm.wait_until_compiled(-1)
-    with pytest.raises(TypeError, match="timeout"):
-        triton_gemm.wait_until_compiled("long")  # type: ignore[arg-type]
-
-
 def test_workers_compile_what_takes_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With Triton's compiler and cache and a real process; but for launches all is as on a GPU."""
     made = background._compiler

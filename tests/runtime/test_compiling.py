@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
+import triton_gemm
 from triton_gemm.runtime.compiling import Compiler
 from triton_gemm.runtime.worker import LostError
 
@@ -100,3 +103,10 @@ def test_who_has_no_workers_is_told_once() -> None:
         assert compiler.wait(10) and [str(x) for x in said] == ["no processes"]
     finally:
         compiler.close()
+
+
+def test_waiting_takes_no_negative_time() -> None:
+    with pytest.raises(ValueError, match="timeout"):
+        triton_gemm.wait_until_compiled(-1)
+    with pytest.raises(TypeError, match="timeout"):
+        triton_gemm.wait_until_compiled("long")  # type: ignore[arg-type]

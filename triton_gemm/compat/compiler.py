@@ -26,7 +26,8 @@ from triton.runtime.jit import create_function_from_signature
 from .locks import free_in_children
 
 _Result = TypeVar("_Result")
-_hashing = free_in_children(threading.Lock())
+_hashing = free_in_children(threading.RLock())
+_reading: set[int] = set()  # the processes in which a thread was begun that hashes
 
 
 def compile_kernel(kernel: JITFunction[Any], arguments: dict[str, Any], capability: tuple[int, int]) -> Any:
@@ -193,27 +194,32 @@ def forget_compiled(kernels: Iterable[JITFunction[Any]]) -> None:
         kernel.device_caches.pop(device, None)
 
 
-def hash_triton() -> str:
-    """The hash of all of Triton's files, on which every name in its cache depends. Its first call in a process reads
-    them, half a gigabyte, for a second or two. Threads wait for the one that reads."""
+def hash_triton() -> tuple[str, str]:
+    """Triton's version, and the hash of all of its files, on which every name in its cache depends. The first call in a
+    process reads them, half a gigabyte, for a second or two. Threads wait for the one that reads."""
     with _hashing:
-        return triton_cache.triton_key()
+        return triton.__version__, triton_cache.triton_key()
 
 
 def hash_triton_meanwhile() -> None:
-    """Begins `hash_triton` in a thread, so that no product waits for it. Reading and hashing leave the GIL free."""
+    """Begins `hash_triton` in a thread, once in a process, so that no product waits for it. Reading and hashing leave
+    the GIL free."""
 
     def read() -> None:
         with suppress(Exception):  # the first compilation says it
             hash_triton()
 
-    threading.Thread(target=read, name="triton_gemm hash", daemon=True).start()
+    if os.getpid() not in _reading:
+        _reading.add(os.getpid())
+        with suppress(RuntimeError):  # no thread can be started
+            threading.Thread(target=read, name="triton_gemm hash", daemon=True).start()
 
 
-def take_hash(key: str) -> None:
-    """Has `hash_triton` be what another process has found, as Triton's own pools of processes do, unless that has
-    another version of Triton."""
-    if key.startswith(triton.__version__):
+def take_hash(found: tuple[str, str]) -> None:
+    """Has `hash_triton` give what another process has found, as Triton's own pools of processes do, unless that has
+    another version of Triton. Of two builds of one version it takes the other's."""
+    version, key = found
+    if version == triton.__version__:
         triton_cache.triton_key = lambda: key
 
 

@@ -14,7 +14,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor as Descriptor
 
-from ..compat import compiling, from_cache
+from ..compat import compiling, from_cache, hash_triton
 from ..config import OPTIONS
 
 MAX_SIZE = 2**31 - 512  # of M, N, K and of the grid: kernels count tiles in 32 bits
@@ -136,6 +136,7 @@ def materialise(
 def compiled(launch: Launch, operands: Mapping[str, torch.Tensor], scalars: Mapping[str, float] | None = None) -> Any:
     """Triton's compiled kernel of a launch for operands like these, for the active driver's GPU, from its cache where
     that has it; as `materialise`. Threads may compile at once."""
+    hash_triton()  # which a thread may be doing
     return compiling(_warmup(launch, operands, scalars))
 
 

@@ -37,8 +37,8 @@ from .worker import LostError, Worker, told
 if TYPE_CHECKING:
     from .plan import GemmPlan
 
-# Microseconds that calls lose, by prediction, before a kernel is compiled in the background. Compiling takes seconds
-# and slows down the host, which pays for a size that is called often and not for one that is called once.
+# Microseconds that calls lose, by prediction, before a kernel is compiled in the background. Compiling takes a core
+# for seconds, which pays for a size that is called often and not for one that is called once.
 WORTH_US = 10_000.0
 BY_PYTHON_US = 20.0  # that a call loses on the host, which C++ would launch
 GROWN = 1.5  # how many times as many binaries there are when a faster stand-in is looked for again

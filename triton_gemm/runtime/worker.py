@@ -181,8 +181,8 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # what runs here, ptxas too, finds nothing to read
     asked: SimpleQueue[Any] = SimpleQueue()
     threading.Thread(target=_listen, args=(pipe, asked), daemon=True).start()
-    (device, capability), key = asked.get()
-    take_hash(key)
+    (device, capability), found = asked.get()
+    take_hash(found)
     hash_triton()  # not in the time of a job, which the tuner may wait for
     with suppress(BrokenPipeError), compiling_for(capability):
         pipe.send(READY)
