@@ -601,20 +601,20 @@ def _hash_triton() -> None:
     """A compilation asks for the very hash."""
     key = triton.runtime.cache.triton_key
     key.cache_clear()
-    compat.hash_triton_meanwhile()
+    compat.hash_triton_in_background()
     _, found = compat.hash_triton()  # waits for the thread, or the thread for this
     compiled()
     assert key.cache_info().misses == 1 and key.cache_info().hits > 0 and found == key()
 
 
-def _take_hash() -> None:
+def _set_triton_hash() -> None:
     """A compilation asks for what was taken, unless that is of another version."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(triton.runtime.cache, "triton_key", triton.runtime.cache.triton_key)
         before = compat.hash_triton(), compiled()[1].hash
-        compat.take_hash((f"{triton.__version__}0", "of another"))
+        compat.set_triton_hash((f"{triton.__version__}0", "of another"))
         assert (compat.hash_triton(), compiled()[1].hash) == before
-        compat.take_hash((triton.__version__, "taken"))
+        compat.set_triton_hash((triton.__version__, "taken"))
         assert compat.hash_triton() == (triton.__version__, "taken") and compiled()[1].hash != before[1]
     assert (compat.hash_triton(), compiled()[1].hash) == before
 
@@ -687,8 +687,8 @@ USES: dict[str, Callable[[], None]] = {
     "context_of_backward": _backward,
     "backward_here": _backward,
     "hash_triton": _hash_triton,
-    "hash_triton_meanwhile": _hash_triton,
-    "take_hash": _take_hash,
+    "hash_triton_in_background": _hash_triton,
+    "set_triton_hash": _set_triton_hash,
     "hide_from_dynamo": _hidden,
     "increment_versions": _versions,
     "may_differ": _sizes,

@@ -1,4 +1,4 @@
-"""What stands in for a product whose kernels are not compiled yet, and what is compiled ahead for that."""
+"""Which kernel runs until a product's own kernel is compiled, and which kernels are compiled ahead of time."""
 
 from __future__ import annotations
 

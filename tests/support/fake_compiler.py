@@ -1,4 +1,4 @@
-"""A Hopper GPU whose kernels are compiled when a test says so, in the place of Triton, its cache and the workers."""
+"""Fakes of a Hopper GPU, Triton's compiler and cache, and the workers. A test decides when a kernel is compiled."""
 
 from __future__ import annotations
 

@@ -59,8 +59,8 @@ from .compiler import (
     forget_compiled,
     from_cache,
     hash_triton,
-    hash_triton_meanwhile,
-    take_hash,
+    hash_triton_in_background,
+    set_triton_hash,
 )
 from .devices import allocator, current_device, current_stream, occupy, stream_of_graph_trees
 from .dispatcher import (
@@ -150,7 +150,7 @@ __all__ = [
     "free_in_children",
     "from_cache",
     "hash_triton",
-    "hash_triton_meanwhile",
+    "hash_triton_in_background",
     "hide_from_dynamo",
     "in_transform",
     "increment_versions",
@@ -181,10 +181,10 @@ __all__ = [
     "round_tf32",
     "round_to",
     "scaled_mm",
+    "set_triton_hash",
     "share_sharding_decisions",
     "single_level_autograd",
     "stream_of_graph_trees",
-    "take_hash",
     "takes",
     "tensor_map_parameter",
     "tensor_maps",

@@ -27,7 +27,7 @@ from .locks import free_in_children
 
 _Result = TypeVar("_Result")
 _hashing = free_in_children(threading.RLock())
-_reading: set[int] = set()  # the processes in which a thread was begun that hashes
+_hashing_in: set[int] = set()  # ids of the processes (parent, forked children) that have started the hashing thread
 
 
 def compile_kernel(kernel: JITFunction[Any], arguments: dict[str, Any], capability: tuple[int, int]) -> Any:
@@ -110,7 +110,6 @@ def from_cache(name: str, load: Callable[[], _Result]) -> _Result | None:
     token = active_mode.set(_FromCache(name))
     try:
         with suppress(_NotCachedError, OSError):
-            hash_triton()
             return load()
     finally:
         active_mode.reset(token)
@@ -195,29 +194,29 @@ def forget_compiled(kernels: Iterable[JITFunction[Any]]) -> None:
 
 
 def hash_triton() -> tuple[str, str]:
-    """Triton's version, and the hash of all of its files, on which every name in its cache depends. The first call in a
-    process reads them, half a gigabyte, for a second or two. Threads wait for the one that reads."""
+    """Triton's version, and its hash of its own files, which is part of every key of its cache. The first call in a
+    process reads half a gigabyte, which takes a second or two. Other threads wait for it."""
     with _hashing:
         return triton.__version__, triton_cache.triton_key()
 
 
-def hash_triton_meanwhile() -> None:
-    """Begins `hash_triton` in a thread, once in a process, so that no product waits for it. Reading and hashing leave
-    the GIL free."""
+def hash_triton_in_background() -> None:
+    """Starts `hash_triton` in a background thread, once per process, so that the first product need not wait for it.
+    Reading and hashing release the GIL."""
 
     def read() -> None:
-        with suppress(Exception):  # the first compilation says it
+        with suppress(Exception):  # the first compilation will raise it
             hash_triton()
 
-    if os.getpid() not in _reading:
-        _reading.add(os.getpid())
+    if os.getpid() not in _hashing_in:
+        _hashing_in.add(os.getpid())
         with suppress(RuntimeError):  # no thread can be started
             threading.Thread(target=read, name="triton_gemm hash", daemon=True).start()
 
 
-def take_hash(found: tuple[str, str]) -> None:
-    """Has `hash_triton` give what another process has found, as Triton's own pools of processes do, unless that has
-    another version of Triton. Of two builds of one version it takes the other's."""
+def set_triton_hash(found: tuple[str, str]) -> None:
+    """Makes `hash_triton` return another process's result, if that has the same version of Triton. Triton's own process
+    pools do so too. Two builds of one version are not told apart."""
     version, key = found
     if version == triton.__version__:
         triton_cache.triton_key = lambda: key

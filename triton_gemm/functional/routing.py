@@ -22,7 +22,14 @@ import torch
 
 from .. import arguments
 from ..arithmetic import FLOATING, IEEE, default_arithmetic
-from ..compat import INTERPRETED, free_in_children, hash_triton_meanwhile, hide_from_dynamo, overlaps_itself, withdraw
+from ..compat import (
+    INTERPRETED,
+    free_in_children,
+    hash_triton_in_background,
+    hide_from_dynamo,
+    overlaps_itself,
+    withdraw,
+)
 from ..hardware.device import INTERPRETER, device_info
 from ..hardware.device_model import origin
 from ..problem import SUM, Request
@@ -148,7 +155,7 @@ def _enter(
         if _library is None:
             _library = _override()
             if not INTERPRETED:
-                hash_triton_meanwhile()
+                hash_triton_in_background()
             _by_cpp.begin((KEY,), native.built())
         _rules.append(rule)
         _fast = _fast_path()

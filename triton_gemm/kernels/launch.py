@@ -136,7 +136,6 @@ def materialise(
 def compiled(launch: Launch, operands: Mapping[str, torch.Tensor], scalars: Mapping[str, float] | None = None) -> Any:
     """Triton's compiled kernel of a launch for operands like these, for the active driver's GPU, from its cache where
     that has it; as `materialise`. Threads may compile at once."""
-    hash_triton()  # which a thread may be doing
     return compiling(_warmup(launch, operands, scalars))
 
 
@@ -150,6 +149,7 @@ def compiled_before(
 def _warmup(
     launch: Launch, operands: Mapping[str, torch.Tensor], scalars: Mapping[str, float] | None
 ) -> Callable[[], Any]:
+    hash_triton()  # waits for the background thread instead of hashing a second time
     arguments, options = materialise(launch, operands, scalars), launch.options
     if triton.knobs.runtime.debug and operands["a"].dtype == torch.int8:
         options = {**options, "sanitize_overflow": False}  # sums wrap, and TRITON_DEBUG=1 would assert that they do not

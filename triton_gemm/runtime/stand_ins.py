@@ -1,5 +1,5 @@
-"""Stand-ins: kernels that run in the place of a product's own until these are compiled. They are available, which means
-loaded or in Triton's cache, have the product's bit class, and are not too slow."""
+"""Fallback kernels, called stand-ins, which run until a product's own kernel is compiled. A stand-in is loaded or in
+Triton's cache, gives the same bits as the product's own kernel, and is predicted to be fast enough."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SLOWER = 1.5
 LOST_US = 5_000.0  # or so many microseconds longer, which is less than waiting for the compiler
 COMPARED = 32  # configurations at most that are considered for a stand-in; two or three take a millisecond
 # At a weight's first call a kernel is compiled for each bit class that these numbers of rows would use.
-# One row is the first: generating needs it soon, and no stand-in has its class.
+# M = 1 comes first: decoding needs it soon, and stand-ins for more rows do not have its bit class.
 AHEAD = (1, 512, 256, 128, 64, 32, 16, 1024, 2048, 2, 4, 8)
 MAX_WEIGHTS = 4096
 lock = free_in_children(threading.RLock())

@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
 
-from ..compat import cache_folder, compiling_for, hash_triton, take_hash
+from ..compat import cache_folder, compiling_for, hash_triton, set_triton_hash
 from ..hardware.device import DeviceInfo
 from ..kernels.launch import compiled
 from ..problem import GemmProblem
@@ -182,7 +182,7 @@ def main() -> None:
     asked: SimpleQueue[Any] = SimpleQueue()
     threading.Thread(target=_listen, args=(pipe, asked), daemon=True).start()
     (device, capability), found = asked.get()
-    take_hash(found)
+    set_triton_hash(found)
     hash_triton()  # not in the time of a job, which the tuner may wait for
     with suppress(BrokenPipeError), compiling_for(capability):
         pipe.send(READY)

@@ -30,16 +30,20 @@ def of_configs(
         found = [
             Candidate(given, Algorithm(kernel, config, work, swap_ab=swap_ab, packed=packed))
             for (given, swap_ab, packed), works in ways[kernel].items()
-            for work in (
-                kernels.warp_specialised.schedules(given, config, device, parts=parts)
-                if isinstance(config, kernels.warp_specialised.Config)
-                else works
-            )
-            if parts in (None, parts_of(work))
+            for work in _works(config, given, device, works, parts)
         ]
         yield sorted(
             ((predicted_or_inf(problem, candidate, model), candidate) for candidate in found), key=lambda one: one[0]
         )
+
+
+def _works(
+    config: TileConfig, given: GemmProblem, device: DeviceInfo, of_others: Iterable[Work], parts: int | None
+) -> Iterable[Work]:
+    """How a configuration's work may be dealt out: a schedule depends on its own tiles, other work does not."""
+    if isinstance(config, kernels.warp_specialised.Config):
+        return kernels.warp_specialised.schedules(given, config, device, parts=parts)
+    return [work for work in of_others if parts in (None, parts_of(work))]
 
 
 def _ways(kernel: str, problem: GemmProblem, device: DeviceInfo) -> dict[Any, dict[Work, None]]:
