@@ -1,9 +1,9 @@
 """The first minute of a model that answers requests, in a process of its own with an empty cache of compiled kernels.
 
 Every request has another length, as they come to a server: products have numbers of rows that were not met before.
-The minute begins when the weights are on the GPU. The providers' processes take turns, a request each, and each one's
-minute is its turns: a host's clock may halve within a minute. Between its turns a process and what it has
-started, such as workers that compile, are stopped.
+The minute begins when the weights are on the GPU. The providers' processes take turns, one request each, because the
+host's clock frequency may halve within a minute. Only a process's own turns count towards its minute. Between them the
+process and its descendants, such as compiler workers, are stopped.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
-from pathlib import Path
 from random import Random
 from select import select
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any, TextIO
 
+import psutil
 import torch
 
 from perf.measure.environment import ROOT
@@ -55,9 +55,9 @@ def measure(model: Model) -> dict[str, Any]:
 
 
 def take_turns(model: Model, providers: Sequence[str], seconds: float) -> dict[str, Curve]:
-    """The curve of each provider, in fresh processes that answer the same requests until the time is over."""
+    """The curve of each provider. Fresh processes answer the same requests until each has used its seconds."""
     with ExitStack() as stack:
-        # What is stopped would stay so, if SIGTERM ended this process at once.
+        # If SIGTERM ended this process at once, the stopped processes would be left behind.
         stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)))
         processes = {provider: stack.enter_context(started(model, provider)) for provider in providers}
         curves: dict[str, Curve] = {provider: [] for provider in providers}
@@ -91,7 +91,7 @@ def lengths() -> Iterator[int]:
 
 
 class Process:
-    """A provider's process, which is stopped but in its turns."""
+    """A provider's process, stopped except during its turns."""
 
     def __init__(self, provider: str, process: subprocess.Popen[bytes], errors: Any) -> None:
         self.provider, self.process, self.errors = provider, process, errors
@@ -144,27 +144,15 @@ def started(model: Model, provider: str) -> Iterator[Process]:
 
 
 def send(pid: int, what: signal.Signals) -> None:
-    """Sends a signal to a process and all that it has started, parents first, until they have started no more."""
-    told: set[int] = set()
-    while new := [x for x in family(pid) if x not in told]:
-        told.update(new)
-        for one in new:
-            with suppress(ProcessLookupError):
-                os.kill(one, what)
-
-
-def family(pid: int) -> list[int]:
-    """A process and all that it has started, and what these have, parents first."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            with suppress(OSError):  # it has ended meanwhile
-                parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
-                children.setdefault(int(parent), []).append(int(entry.name))
-    found = [pid]
-    for one in found:
-        found += children.get(one, [])
-    return found
+    """Sends a signal to a process and all of its descendants, parents first, until there are no new ones."""
+    told: set[psutil.Process] = set()
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        while new := [x for x in (process, *process.children(recursive=True)) if x not in told]:
+            told.update(new)
+            for one in new:
+                with suppress(psutil.NoSuchProcess):
+                    one.send_signal(what)
 
 
 def child() -> None:
