@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from pathlib import Path
 
 import pytest
 
 import triton_gemm
+from triton_gemm.runtime import compiling
 from triton_gemm.runtime.compiling import Compiler
 from triton_gemm.runtime.worker import LostError
 
@@ -110,3 +113,67 @@ def test_waiting_takes_no_negative_time() -> None:
         triton_gemm.wait_until_compiled(-1)
     with pytest.raises(TypeError, match="timeout"):
         triton_gemm.wait_until_compiled("long")  # type: ignore[arg-type]
+
+
+RANKS = {
+    "LOCAL_WORLD_SIZE": "torchrun",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "Open MPI",
+    "MV2_COMM_WORLD_LOCAL_SIZE": "MVAPICH",
+    "MPI_LOCALNRANKS": "MPICH",
+    "PMI_LOCAL_SIZE": "PALS",
+    "SLURM_STEP_TASKS_PER_NODE": "srun",
+}
+
+
+@pytest.mark.parametrize("name", RANKS, ids=RANKS.get)
+def test_who_starts_ranks_says_how_many_share_a_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for other in RANKS:
+        monkeypatch.delenv(other, raising=False)
+    assert compiling.ranks() == 1
+    for told, ranks in (("8", 8), ("1", 1), ("0", 1), ("", 1), ("-2", 1), ("many", 1)):
+        monkeypatch.setenv(name, told)
+        assert compiling.ranks() == ranks, told
+
+
+def test_ranks_of_srun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says how many each node has. A batch script's own process is no rank, whatever the job asks for; one that
+    srun starts may start others itself."""
+    for other in RANKS:
+        monkeypatch.delenv(other, raising=False)
+    for name in ("SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS"):
+        monkeypatch.setenv(name, "8")
+    assert compiling.ranks() == 1
+    for told, ranks in (("4(x2)", 4), ("2(x13),1", 2), ("5,8(x3)", 8), ("1", 1)):
+        monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", told)
+        assert compiling.ranks() == ranks, told
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert compiling.ranks() == 8
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"cpu.max": "400000 100000\n"}, 4),
+        ({"cpu.max": "150000 100000\n"}, 1),
+        ({"cpu.max": "20000 100000\n"}, 1),
+        ({"cpu.max": "9900000 100000\n"}, 64),
+        ({"cpu.max": "max 100000\n"}, 64),
+        ({"cpu.max": "400000\n"}, 64),
+        ({}, 64),
+        ({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 64),
+        ({"cpu/cpu.cfs_quota_us": "400000\n"}, 64),
+    ],
+    ids=str,
+)
+def test_a_containers_quota_of_cores_counts(
+    files: dict[str, str], cores: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    monkeypatch.setattr(compiling, "CGROUP", tmp_path, raising=False)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    compiler = Compiler(lambda job: None)
+    compiler.close()
+    assert len(compiler.threads) == max(1, min(compiling.THREADS, cores - 1))

@@ -17,7 +17,7 @@ import pytest
 from tests.support.table_fakes import HOPPER, problem_of
 from triton_gemm import compat
 from triton_gemm.kernels.launch import compiled
-from triton_gemm.runtime import worker
+from triton_gemm.runtime import compiling, worker
 from triton_gemm.runtime.binaries import SCALARS, launches_on, operands_of
 from triton_gemm.runtime.compiling import Compiler
 from triton_gemm.runtime.worker import LostError, Worker
@@ -30,7 +30,7 @@ STUB = """
 import os, signal, subprocess, sys, time
 from multiprocessing.connection import Connection
 pipe = Connection(os.dup(0))
-target = pipe.recv()
+(path, nice), target = pipe.recv(), pipe.recv()
 print("a library says hello", flush=True)
 pipe.send("ready")
 while True:
@@ -41,10 +41,10 @@ while True:
 # A process that tunes: the package's own worker, in which a compilation hangs, says that it has begun.
 TUNES = """
 import sys
-from triton_gemm.runtime.worker import Worker
-hangs = "import sys; sys.path[:] = {!r}; from triton_gemm.runtime import worker; worker._failure = {}; worker.main()"
+from triton_gemm.runtime import worker
 wait = "lambda *job: (open(job[-1], 'w').close(), __import__('time').sleep(60))"
-one = Worker((None, (9, 0)), [sys.executable, "-c", hangs.format(sys.path, wait)])
+hangs = f"from triton_gemm.runtime import worker; worker._failure = {wait}; main(pipe)"
+one = worker.Worker((None, (9, 0)), [sys.executable, "-c", worker.START.replace("main(pipe)", hangs)])
 one.start()
 print(one.process.pid, flush=True)
 one.compile((None, sys.argv[1]), 60)
@@ -344,8 +344,11 @@ def test_closing_waits_for_no_worker_and_compiles_nothing_more(caplog: pytest.Lo
     assert not caplog.records, "that is no loss"
 
 
-def test_a_core_is_left_to_the_thread_that_times(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_core_is_left_to_the_thread_that_times(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Of each rank on the host."""
+    monkeypatch.setattr(compiling, "CGROUP", tmp_path)
+    for name in compiling.RANKS:
+        monkeypatch.delenv(name, raising=False)
     cases = ((1, "", 1), (2, "", 1), (8, "", 7), (64, "", 16), (64, "8", 7), (8, "8", 1), (8, "0", 7), (8, "-2", 7))
     for cores, ranks, count in cases:
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))

@@ -90,7 +90,7 @@ print("done")
 def fork_while_all_is_locked() -> None:
     """Every lock is held by another thread at the fork, those of a plan that is being compiled too."""
     held, step = locks(), plan.Step(SimpleNamespace(arguments={}), ())  # type: ignore[arg-type]
-    named = {"runtime.plan._planning", "tables._lock", "functional.routing._lock"}
+    named = {"runtime.plan._planning", "tables._lock", "functional.overrides._lock"}
     assert {f"triton_gemm.{name}" for name in named} <= set(held)
     plan.PLANS["compiling",] = SimpleNamespace(steps=[step])  # type: ignore[assignment]
     taken, end = threading.Event(), threading.Event()
@@ -141,6 +141,7 @@ def test_a_spawned_worker_plans_as_its_parent() -> None:
 
 SMALL = {
     # by devices, dtypes, configurations and tables, of which there are few
+    "triton_gemm.compat.native.native_key",
     "triton_gemm.compat.torch_compile._inductor_choices",
     "triton_gemm.functional.routing._warn_of_a_guess",
     "triton_gemm.hardware.device._cuda_device",
@@ -313,6 +314,32 @@ def test_the_memory_of_captures_that_ended_is_given_up(monkeypatch: pytest.Monke
         assert [key[2] for key in workspace._workspaces] == kept
 
 
+def test_the_per_thread_stream_is_another_in_each_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which all have one handle; what is given up is not another thread's before it has been waited for."""
+    monkeypatch.setattr(workspace, "_workspaces", type(workspace._workspaces)())
+    waited: list[int] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    for name in ("empty", "zeros"):
+        make = getattr(torch, name)
+        monkeypatch.setattr(
+            workspace.torch, name, lambda *size, device, make=make, **how: make(*size, device="cpu", **how)
+        )
+    found: list[list[torch.Tensor]] = []
+
+    def take() -> None:
+        found.append(workspace.workspace(0, workspace.PER_THREAD, 1 << 20))
+        assert workspace.workspace(0, workspace.PER_THREAD, 1 << 20) is found[-1]
+
+    for _ in range(workspace.MAX_WORKSPACES + 3):
+        thread = threading.Thread(target=take)
+        thread.start()
+        thread.join()
+    assert len({id(x) for x in found}) == len(found), "also where a thread has the number of one that has ended"
+    assert len(workspace._workspaces) == workspace.MAX_WORKSPACES and waited == [0] * 3
+    assert workspace.workspace(0, 7, 1 << 20) is workspace.workspace(0, 7, 1 << 20)
+
+
 def test_nothing_is_kept_of_the_pool_of_graph_trees(monkeypatch: pytest.MonkeyPatch) -> None:
     """In which Inductor warms up and captures on a stream of its own, and which it overwrites."""
     monkeypatch.setattr(workspace, "_workspaces", type(workspace._workspaces)())
@@ -332,7 +359,7 @@ def test_nothing_is_kept_of_the_pool_of_graph_trees(monkeypatch: pytest.MonkeyPa
         assert memory is not again[0] and counters is not again[1] and not workspace._workspaces
     for captures[0], device, stream in ((0, 0, 8), (5, 0, 8), (0, 1, 7)):
         assert workspace.workspace(device, stream, 1 << 20) is workspace.workspace(device, stream, 1 << 20)
-    assert list(workspace._workspaces) == [(0, 8, 0), (1, 7, 0)]
+    assert list(workspace._workspaces) == [(0, 8, 0, 0), (1, 7, 0, 0)]
 
 
 def test_a_plan_without_memory_launches_nothing_and_then_works(

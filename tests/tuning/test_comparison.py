@@ -256,7 +256,7 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
             calls[-1]()
 
         def start(self) -> Any:
-            held.append(background._held > 0)
+            held.append(bool(background._held))
             return lambda: 1 + 0.001 * random.random()
 
     monkeypatch.setattr(timing, "Replay", Replay)
@@ -270,7 +270,7 @@ def test_a_whole_comparison(tuned_on_the_cpu: Path, replays: list[bool]) -> None
     assert first.calls == 2 and second.calls == 1, "sizes and a problem that are the same product"
     assert first.measured and first.ratio == pytest.approx(1, abs=0.01) and report.device == HOPPER.name
     assert 0 < first.torch_error < 0.005 and 0 < first.ours_error < 0.005 and second.ours_error > 0.1
-    assert all(replays) and background._held == 0 and seen[-1] == report and not report.recorded
+    assert all(replays) and not background._held and seen[-1] == report and not report.recorded
     assert "these 3 calls: 3.0" in str(report)
     assert not list(tuned_on_the_cpu.glob("*.json")), "nothing is stored"
 

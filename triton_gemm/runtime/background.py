@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import sys
 import threading
 import time
 from collections import Counter
@@ -32,7 +31,7 @@ from . import stand_ins
 from .binaries import identities
 from .compiling import Compiler, ranks
 from .stand_ins import Available, Job
-from .worker import LostError, Worker, told
+from .worker import LostError, Worker, python, told
 
 if TYPE_CHECKING:
     from .plan import GemmPlan
@@ -44,6 +43,7 @@ BY_PYTHON_US = 20.0  # that a call loses on the host, which C++ would launch
 GROWN = 1.5  # how many times as many binaries there are when a faster stand-in is looked for again
 WORKERS = 2  # of a process; divided by the ranks on this host, but one at least
 IDLE_S = 20.0  # after which a worker that has nothing to compile ends
+NICE = 10  # of workers: the application's threads come first
 
 Mode = Literal["wait", "raise", "own kernel"]  # what a thread does whose product has no loaded kernel
 log = logging.getLogger("triton_gemm")
@@ -53,7 +53,7 @@ _lock = stand_ins.lock
 _available: dict[tuple[int, int], Available] = {}  # by GPUs' compute capability
 _compilers: dict[tuple[tuple[int, int], ...], Compiler] = {}
 _of_thread = threading.local()  # mode: a Mode
-_held = 0  # blocks of `held` that are open
+_held: set[object] = set()  # blocks of `held` that are open
 _lost = False  # whether this process can have no workers
 
 
@@ -75,7 +75,7 @@ class FirstCalls:
         self.looked = 0  # how many binaries were available when it was looked for
         self.lost_us = 0.0  # by each call that does not run on the plan's own kernels, predicted
         self.failed = False
-        self.changing = threading.Lock()
+        self.changing = threading.RLock()  # a handler of signals may multiply, too
 
     def instead_of(self, plan: GemmPlan, operands: Sequence[torch.Tensor]) -> GemmPlan | None:
         """The plan to launch in place of `plan`, or None to launch `plan` itself, compiling it first if need be.
@@ -221,7 +221,7 @@ def _compiler(plan: GemmPlan, device: DeviceInfo) -> Compiler:
         if key not in _compilers:
             count = max(1, WORKERS // ranks())
             made = partial(_left_in_cache, device)
-            worker = partial(Worker, (device, capability))
+            worker = partial(Worker, (device, capability), nice=NICE)
             _compilers[key] = Compiler(made, worker, count, on_lost=_give_up, idle_s=IDLE_S)
         return _compilers[key]
 
@@ -234,12 +234,12 @@ def _left_in_cache(device: DeviceInfo, job: object) -> None:
 
 @lru_cache(maxsize=1)
 def enabled() -> bool:
-    """Whether anything is compiled in the background: unless TRITON_GEMM_BACKGROUND=0, or where Python's executable is
-    an application, which a worker would start again. ValueError for what is neither 0 nor 1."""
+    """Whether anything is compiled in the background: unless TRITON_GEMM_BACKGROUND=0, or where there is no Python that
+    a worker could run. What is neither 0 nor 1 counts as 1."""
     found = os.environ.get("TRITON_GEMM_BACKGROUND", "1")
     if found not in ("0", "1"):
-        raise ValueError(f"TRITON_GEMM_BACKGROUND must be 0 or 1, not {found!r}")
-    return found == "1" and not INTERPRETED and not getattr(sys, "frozen", False)
+        log.warning("TRITON_GEMM_BACKGROUND must be 0 or 1, not %r: it counts as 1", found)
+    return found != "0" and not INTERPRETED and python() is not None
 
 
 def wait_until_compiled(timeout: float | None = None) -> bool:
@@ -259,7 +259,7 @@ def wait_until_compiled(timeout: float | None = None) -> bool:
     if timeout is not None and not arguments.number("wait_until_compiled", "timeout", timeout) >= 0:
         raise ValueError(f"wait_until_compiled(): timeout must be seconds, not {timeout!r}")
     with _lock:
-        for available in _available.values():
+        for available in list(_available.values()):
             available.order_all()
     return _wait(timeout)
 
@@ -276,15 +276,13 @@ def _wait(timeout: float | None = None) -> bool:
 def held() -> Iterator[None]:
     """For what times products: inside, first calls in all threads wait for their own kernels, and nothing is compiled
     in the background."""
-    global _held
-    with _lock:
-        _held += 1
+    block = object()
     try:
+        _held.add(block)  # in one step, without a lock: the garbage collector may end a block wherever one is held
         _wait()
         yield
     finally:
-        with _lock:
-            _held -= 1
+        _held.discard(block)
 
 
 def _give_up(lost: LostError) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
 
 from .worker import LostError, Worker, told
 
@@ -16,6 +19,15 @@ THREADS = 16
 STARTING = 4  # processes at once: of more the first is ready later, as each imports torch
 LIMIT_S = 60.0  # of one compilation
 PATIENCE_S = 5.0  # for what is being compiled at the end
+CGROUP = Path("/sys/fs/cgroup")  # a container's own
+RANKS = (  # where the number of a run's processes on a host is told
+    "LOCAL_WORLD_SIZE",  # by torchrun
+    "OMPI_COMM_WORLD_LOCAL_SIZE",  # Open MPI
+    "MV2_COMM_WORLD_LOCAL_SIZE",  # MVAPICH
+    "MPI_LOCALNRANKS",  # MPICH, Intel MPI
+    "PMI_LOCAL_SIZE",  # Cray's PALS
+    "SLURM_STEP_TASKS_PER_NODE",  # srun, for every node, as in "2(x3),1"; a batch script's own process has it not
+)
 
 log = logging.getLogger("triton_gemm.tuning")
 
@@ -57,7 +69,7 @@ class Compiler:
         self.starting = 0  # processes
         # A core is left to the thread that times. A worker takes about a second of CPU to begin with and some hundred
         # MB, measured once on two cores: less than machines with GPUs have for each core.
-        count = threads or max(1, min(THREADS, len(os.sched_getaffinity(0)) // ranks() - 1))
+        count = threads or max(1, min(THREADS, cores() // ranks() - 1))
         self.workers = [worker() for _ in range(count)]
         name = "triton_gemm compiler"
         self.threads = [threading.Thread(target=self._work, args=(x,), name=name, daemon=True) for x in self.workers]
@@ -220,7 +232,19 @@ class Compiler:
             self.on_lost(lost)
 
 
+def cores() -> int:
+    """Those that this process may use, as far as its container's CPU quota goes."""
+    count = len(os.sched_getaffinity(0))
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):  # of cgroup v2, v1
+        with suppress(OSError, ValueError):  # there is none, or "max"
+            quota, period = (int(x) for name in names for x in (CGROUP / name).read_text().split())
+            if quota > 0:
+                count = min(count, max(1, quota // period))
+    return count
+
+
 def ranks() -> int:
-    """The processes of a distributed run that share this host's cores, as torchrun says."""
-    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return max(1, int(ranks)) if ranks.isdecimal() else 1
+    """The processes of a distributed run that share this host's cores, as what has started them says; of hosts with
+    different numbers the most."""
+    counts = (int(n) for name in RANKS for n in re.findall(r"(?:^|,)(\d+)", os.environ.get(name, "")))
+    return max([1, *counts])

@@ -10,6 +10,7 @@ objects both ways.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,8 +18,10 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import lru_cache
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from multiprocessing.spawn import get_executable
 from queue import SimpleQueue
 from typing import Any
 
@@ -30,11 +33,35 @@ from ..selection.select import Selection
 from .binaries import SCALARS, launches_on, operands_of
 
 START_S = 120.0  # until it has imported torch and Triton, and read Triton's files, perhaps from a slow network
+PROBE_S = 10.0  # until a program has said which Python it is
 GONE_S = 5.0  # until a process is gone whose end of the pipe is closed, or that is killed
 KILLS = 2  # from outside, after which no other process is started
 CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}  # of the compiler itself
 READY = "ready"
 ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "0", "TRITON_GEMM_BACKGROUND": "0"}
+# What a worker runs. It finds the packages that the process finds which has started it, and none in a folder that is
+# current by chance; where the current folder is gone, torch could not be imported.
+START = f"""
+import os, sys
+sys.path[:] = filter(None, sys.path)
+from multiprocessing.connection import Connection
+pipe = Connection(os.dup(0))
+sys.path[:], nice = pipe.recv()
+if nice:
+    os.nice(nice)
+    try:
+        with open("/proc/self/autogroup", "w") as session:  # beyond which a niceness has no effect, where there is one
+            session.write(str(nice))
+    except OSError:
+        pass
+try:
+    os.getcwd()
+except OSError:
+    os.chdir("/")
+    sys.path[:] = filter(None, sys.path)
+from {__name__} import main
+main(pipe)
+"""
 
 
 class LostError(RuntimeError):
@@ -46,23 +73,47 @@ def told(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-def python() -> list[str]:
-    """The command of a worker, which finds the packages that this process finds."""
-    start = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main()"
-    return [sys.executable, "-c", start]
+@lru_cache(maxsize=1)
+def python() -> str | None:
+    """The Python that workers run, which is what `multiprocessing` would run. None where that is an application, which
+    would be started again: one that is frozen, or that embeds Python. What is not known to be a Python is asked, once.
+    """
+    found = os.fsdecode(get_executable() or "")
+    if not found or getattr(sys, "frozen", False):
+        return None
+    try:
+        if re.fullmatch(r"python[\d.]*", os.path.basename(found)) and os.path.samefile(found, "/proc/self/exe"):
+            return found
+        with subprocess.Popen(
+            [found, "-c", "import sys; print(sys.hexversion)"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, **ENVIRONMENT},
+            start_new_session=True,
+        ) as process:
+            try:
+                said, _ = process.communicate(timeout=PROBE_S)
+            except BaseException:
+                _kill(process)
+                raise
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found if said.strip() == b"%d" % sys.hexversion else None
 
 
 class Worker:
     """One process after another, for one thread. target: what the process is told first, with the hash of Triton's
-    files: for `main` the DeviceInfo that plans are made for, and the compute capability that the GPU has."""
+    files: for `main` the DeviceInfo that plans are made for, and the compute capability that the GPU has. nice: what is
+    added to the niceness of processes; nothing for a tuner, which waits for them."""
 
-    def __init__(self, target: object, command: Sequence[str] | None = None) -> None:
-        self.target, self.command = target, command
+    def __init__(self, target: object, command: Sequence[str] | None = None, nice: int = 0) -> None:
+        self.target, self.command, self.nice = target, command, nice
         self.process: subprocess.Popen[bytes] | None = None
         self.pipe: Connection[Any, Any] | None = None
         self.closed = False
         self.kills = 0
-        self.changing = threading.Lock()
+        self.changing = threading.RLock()
 
     def start(self) -> None:
         """Starts a process if there is none, and waits until it is ready. LostError where that fails, or KILLS of
@@ -72,10 +123,14 @@ class Worker:
         if self.kills == KILLS:
             raise LostError(f"SIGKILL ended {KILLS} of them")
         try:
+            executable = python()
+            if not (self.command or executable):
+                raise RuntimeError(f"{get_executable()!r} is not this Python")
             with self.changing:
                 if self.closed:
                     raise RuntimeError("no more is compiled")
-                self.pipe, self.process = _launched(self.command or python())
+                self.pipe, self.process = _launched(self.command or [str(executable), "-c", START])
+            self.pipe.send(([str.__str__(x) for x in sys.path if isinstance(x, str)], self.nice))  # Python skips others
             self.pipe.send((self.target, hash_triton()))
             said = self._receive(START_S)
             if said != READY:
@@ -165,7 +220,7 @@ def _launched(command: Sequence[str]) -> tuple[Connection[Any, Any], subprocess.
                 command,
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
-                env={**os.environ, **ENVIRONMENT, "TRITON_CACHE_DIR": str(cache_folder())},
+                env={**os.environ, **ENVIRONMENT, "TRITON_CACHE_DIR": os.path.abspath(cache_folder())},
                 start_new_session=True,
             )
         except BaseException:
@@ -174,10 +229,9 @@ def _launched(command: Sequence[str]) -> tuple[Connection[Any, Any], subprocess.
     return ours, process
 
 
-def main() -> None:
+def main(pipe: Connection[Any, Any]) -> None:
     """The worker: takes a target and then jobs, problems with a selection each, and answers why each could not be
     compiled, or None. It ends when the other end is closed, as it is when the process there has been killed."""
-    pipe: Connection[Any, Any] = Connection(os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # what runs here, ptxas too, finds nothing to read
     asked: SimpleQueue[Any] = SimpleQueue()
     threading.Thread(target=_listen, args=(pipe, asked), daemon=True).start()

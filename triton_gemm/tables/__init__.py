@@ -61,7 +61,7 @@ SHIPPED = Path(__file__).parent
 JOURNAL = ".tuning.jsonl"  # ends the names of files in which a tuner notes what failed
 Source = Literal["user's table", "shipped table"]
 
-_lock = free_in_children(threading.Lock())
+_lock = free_in_children(threading.RLock())  # one thread reads files; what it calls, and handlers of signals, may too
 _loaded: dict[tuple[Path, DeviceInfo, str], dict[Bits, Table]] = {}
 _ignored: Counter[str] = Counter()
 cleared = 0  # how often this process has cleared the tables
@@ -220,13 +220,13 @@ def _asked(where: Path, device: DeviceInfo, bits: Bits) -> list[Table]:
 def _tables(where: Path, device: DeviceInfo) -> dict[Bits, Table]:
     """The tables of a folder for a device, by class of bits. Where it has none, all that costs is a look at the folder,
     once: NVML, which knows the power limit, is not asked."""
-    key = where, device, device.uuid
-    found = _loaded.get(key)
+    loaded, key = _loaded, (where, device, device.uuid)
+    found = loaded.get(key)
     if found is None:
         with _lock:
-            found = _loaded.get(key)
+            found = loaded.get(key)
             if found is None:
-                found = _loaded[key] = _load(where, device)
+                found = loaded[key] = _load(where, device)
     return found
 
 
@@ -247,8 +247,8 @@ def _read_or_empty(where: Path, empty: Table) -> Table:
 
 def reload() -> None:
     """Has tables read again at their next use: another process may have changed them."""
-    with _lock:
-        _loaded.clear()
+    global _loaded
+    _loaded = {}  # another: what is being read now goes into the one before
     generation.advance()
 
 
@@ -500,12 +500,14 @@ def clear() -> int:
     global cleared
     where = folder()
     names = [] if where is None else files.names(where, "")
-    if where is not None and (names or notes()):
-        with files.locked(where):
-            for path in (*(where / name for name in names), *notes()):
-                path.unlink(missing_ok=True)
-    cleared += 1
-    reload()
+    try:
+        if where is not None and (names or notes()):
+            with files.locked(where):
+                for path in (*(where / name for name in names), *notes()):
+                    path.unlink(missing_ok=True)
+    finally:  # of an interruption, too
+        cleared += 1
+        reload()
     return len(names)
 
 

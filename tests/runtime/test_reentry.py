@@ -1,0 +1,193 @@
+"""The garbage collector and handlers of signals run code between any two steps of a thread, which may hold a lock then:
+a block that is ended there waits for nothing, and an interruption leaves nothing half changed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runtime.test_worker import stub
+from tests.support import table_fakes
+from tests.support.fake_compiler import ROWS, Gpu, call, planned
+from tests.support.table_fakes import found, problem_of, store
+from triton_gemm import tables
+from triton_gemm.runtime import worker
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 60  # after which a script waits for ever
+
+BEGIN = """
+import gc, random, signal, sys, threading, time
+from tests.support.table_fakes import HOPPER, problem_of
+from triton_gemm import tables
+from triton_gemm.runtime import background
+from triton_gemm.selection import generation
+
+def abandoned(begin, end):
+    # A generator in a cycle, which the collector closes; it is suspended in a block.
+    def block():
+        try:
+            begin()
+            yield
+        finally:
+            end()
+    made = block()
+    next(made)
+    cycle = [made]
+    cycle.append(cycle)
+
+def collecting(function):
+    def collects(*given, **how):
+        gc.collect()
+        return function(*given, **how)
+    return collects
+
+def at_any_time(handler, work):
+    # `work` again and again, and the handler in the midst of it.
+    def handle(*_):
+        handler()
+        signal.setitimer(signal.ITIMER_REAL, 1e-4)
+    signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, 1e-4)
+    deadline = time.monotonic() + 1
+    while time.monotonic() < deadline:
+        work()
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
+"""
+SCRIPTS = {
+    "tables, by the collector": """
+tables._load = collecting(tables._load)
+gc.disable()
+abandoned(lambda: None, tables.reload)
+number = generation.number
+tables.lookup(problem_of(), HOPPER)
+assert generation.number > number
+assert [where for where, *_ in tables._loaded] == [tables.SHIPPED], "what was read before is read again"
+""",
+    "tables, by a signal": """
+def work():
+    tables.reload()
+    tables.lookup(problem_of(), HOPPER)
+at_any_time(work, work)
+""",
+    "the generation, by a signal": """
+seen = set()
+def work():
+    before = generation.number
+    generation.advance()
+    generation.advance_models()
+    assert generation.number != before and generation.number not in seen
+    seen.add(before)
+at_any_time(generation.advance, work)
+""",
+    "the background, by the collector in a thread that is waited for": """
+def made(*given, **how):
+    collector = threading.Thread(target=gc.collect)
+    collector.start()
+    collector.join()
+background.Compiler = made
+background.torch.cuda.get_device_capability = lambda _: (9, 0)
+gc.disable()
+block = background.held()
+abandoned(block.__enter__, lambda: block.__exit__(None, None, None))
+assert background._held
+class Plan:
+    device = None
+background._compiler(Plan, HOPPER)
+assert not background._held
+""",
+    "the background, interrupted": """
+def interrupt(*_):
+    raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, interrupt)
+def until_interrupted():
+    try:
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 2e-4), 0.05)
+        while True:
+            with background.held():
+                pass
+    except KeyboardInterrupt:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+for _ in range(3000):
+    until_interrupted()
+    assert not background._held
+""",
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_block_ends_anywhere(name: str, tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)]),
+        "TRITON_GEMM_CACHE_DIR": str(tmp_path),
+    }
+    command = [sys.executable, "-c", BEGIN + SCRIPTS[name]]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def in_a_thread(work: Callable[[], object]) -> None:
+    """Which does not keep pytest from ending where it waits for ever."""
+    ended: list[object] = []
+    thread = threading.Thread(target=lambda: ended.append(work()), daemon=True)
+    thread.start()
+    thread.join(SECONDS)
+    assert ended and not thread.is_alive()
+
+
+def test_a_product_may_interrupt_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one in a handler of signals."""
+    gpu, made, again = Gpu(monkeypatch), planned(ROWS[0]), [True]
+    load = made.load
+
+    def interrupted(*operands: Any) -> bool:
+        if again.pop() if again else False:
+            call(made)
+        return load(*operands)
+
+    monkeypatch.setattr(type(made), "load", lambda _, *operands: interrupted(*operands))
+    in_a_thread(lambda: call(made))
+    assert not again and gpu.ran
+
+
+def test_a_worker_may_be_closed_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the thread that starts it."""
+    made, launched = stub(), worker._launched
+
+    def closed(command: Any) -> Any:
+        made.close()
+        return launched(command)
+
+    monkeypatch.setattr(worker, "_launched", closed)
+    in_a_thread(made.start)
+    assert made.closed
+    made.end()
+
+
+def test_tables_that_an_interruption_leaves_are_those_of_the_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = table_fakes.own_folder(tmp_path, monkeypatch)
+    assert store(problem_of()) and found(problem_of()) is not None
+    unlink, deleted = Path.unlink, []
+
+    def interrupted(path: Path, **how: Any) -> None:
+        if deleted:
+            raise KeyboardInterrupt
+        unlink(path, **how)
+        deleted.append(path)
+
+    (folder / f"x{tables.JOURNAL}").write_text("")
+    with monkeypatch.context() as now:
+        now.setattr(Path, "unlink", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            tables.clear()
+    assert deleted and found(problem_of()) is None
