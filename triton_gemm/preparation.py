@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from .hardware.device import DeviceInfo, current_device_info
 from .hardware.gpus import named_device
 from .operands import matrix_without_memory
 from .problem import GemmProblem, Request
+from .runtime import native_build
 from .runtime.precompile import Precompiled, precompile
 
 Weight = torch.Tensor | tuple[int, int]
@@ -47,7 +49,7 @@ def prepare(
     Args:
         model_or_weights: A module, each torch.nn.Linear of which counts, with its weight's dtype and its bias; or
             weights, each a tensor [N, K] or a pair (N, K). Tensors and parameters may be on any device, `meta` too.
-            Layers whose weights say by themselves what torch's functions do, as quantized ones, are left out.
+            Layers of a module that no kernel here takes, as quantized ones, are left out, and named in `failures`.
         rows: Numbers of rows M of the inputs, all leading dimensions together; or one such number.
         dtype: Of the weights that are pairs.
         bias: Whether the layers of weights that are no module's have a bias.
@@ -63,18 +65,19 @@ def prepare(
 
     Raises:
         TypeError: An argument is of another type.
-        ValueError: There is no layer or no number of rows, a number is not positive, a weight is not 2-D, or no GPU has
-            that name.
-        NotImplementedError: No kernel multiplies the dtype of a weight.
+        ValueError: There is no layer or no number of rows, a number is not positive, one of several weights is not 2-D,
+            or no GPU has that name.
+        NotImplementedError: No kernel multiplies the dtype of one of several weights.
         RuntimeError: There is no GPU and none is named, or Triton interprets kernels.
     """
     arguments.callback("prepare", "progress", progress, "done", "total", "what")
     if workers is not None:
         arguments.count("workers", workers, 1)
     cache = None if cache is None else os.fspath(cache)
-    problems = problems_of(model_or_weights, rows, dtype, bias)
+    left_out: list[str] = []
+    problems = problems_of(model_or_weights, rows, dtype, bias, left_out)
     told = progress or (lambda done, total, what: None)
-    return precompile(
+    made = precompile(
         list(problems),
         [_device(device)],
         cache=cache,
@@ -83,20 +86,28 @@ def prepare(
         selecting=lambda done, total: told(done, total, "selected"),
         invariants=problems,
     )
+    native_build.ahead()  # so that the first process has it; where there is none, calls say so
+    return replace(made, failures=(*left_out, *made.failures))
 
 
 def problems_of(
-    model_or_weights: torch.nn.Module | Iterable[Weight], rows: int | Iterable[int], dtype: torch.dtype, bias: bool
+    model_or_weights: torch.nn.Module | Iterable[Weight],
+    rows: int | Iterable[int],
+    dtype: torch.dtype,
+    bias: bool,
+    left_out: list[str] | None = None,
 ) -> dict[GemmProblem, set[bool | None]]:
-    """The GEMMs of `prepare`, and what their layers say of batch invariance; with its errors."""
+    """The GEMMs of `prepare`, and what their layers say of batch invariance; with its errors. left_out: gets a sentence
+    for each layer of a module that is left out."""
+    left_out = [] if left_out is None else left_out
     counts = arguments.counts("prepare", "rows", rows)
     arguments.flag("prepare", "bias", bias)
     arguments.dtype(dtype, "dtype")
     if isinstance(model_or_weights, torch.nn.Module):
-        layers = dict.fromkeys(_of_model(model_or_weights))
+        layers = dict.fromkeys(_of_model(model_or_weights, left_out))
     else:
         layers = dict.fromkeys(_of_weights(model_or_weights, dtype, bias))
-    if not layers:
+    if not (layers or left_out):
         raise ValueError(f"prepare(): there are no linear layers in this {type(model_or_weights).__name__}")
     found: dict[GemmProblem, set[bool | None]] = {}
     for layer in layers:
@@ -117,16 +128,27 @@ class _Layer(NamedTuple):
     request: Request
 
 
-def _of_model(model: torch.nn.Module) -> Iterator[_Layer]:
+def _of_model(model: torch.nn.Module, left_out: list[str]) -> Iterator[_Layer]:
     """The linear layers of a module that launch anything."""
     for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Linear) and not override_functions(module.weight, module.bias):
-            request = Request(bias=None if module.bias is None else "n")
-            if isinstance(module, nn.Linear):
-                request = request._replace(
-                    activation=module.activation, precision=module.precision, batch_invariant=module.batch_invariant
-                )
-            yield from _of_tensor(f"the weight of {name or type(module).__name__!r}", module.weight, request)
+        if isinstance(module, torch.nn.Linear):
+            try:
+                yield from _of_module(module)
+            except Exception as error:  # whatever a library has made of it, the others are prepared
+                why = str(error).removeprefix("prepare(): ")
+                left_out.append(f"{name or type(module).__name__!r} is left out: {why}")
+
+
+def _of_module(module: torch.nn.Linear) -> Iterator[_Layer]:
+    weight, bias = module.weight, module.bias  # once: a parametrization computes them
+    if override_functions(weight, bias):
+        raise NotImplementedError(f"its weight, of {type(weight).__name__}, or its bias has a linear of its own")
+    request = Request(bias=None if bias is None else "n")
+    if isinstance(module, nn.Linear):
+        request = request._replace(
+            activation=module.activation, precision=module.precision, batch_invariant=module.batch_invariant
+        )
+    yield from _of_tensor("its weight", weight, request)
 
 
 def _of_weights(weights: object, dtype: torch.dtype, bias: bool) -> Iterator[_Layer]:

@@ -157,3 +157,55 @@ def test_without_numpy_it_says_what_to_install(run: Run, monkeypatch: pytest.Mon
     monkeypatch.setattr(exercises.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(subprocess, "run", lambda *words, **how: pytest.fail("nothing to run"))
     assert run("check") == (1, "", "error: Triton's interpreter needs NumPy: pip install numpy\n")
+
+
+def test_a_file_that_is_none_is_answered_by_a_sentence(run: Run) -> None:
+    """Another encoding, a folder, and code that ends Python, as a solution might do."""
+    run("start", "--folder", "here")
+    files = [Path("here") / f"{exercise.name}.py" for exercise in EXERCISES]
+    files[0].write_bytes("x = 'Größe'\n".encode("latin-1"))
+    files[1].unlink(), files[1].mkdir()
+    files[2].write_text("import sys\nsys.exit(0)\n")
+    files[3].write_text(EXERCISES[3].filled("    exit()\n"))
+    files[4].write_text("")
+    files[5].write_bytes(bytes(range(256)))
+    files[6].write_text("x = 1\n", "utf-16")
+    files[7].unlink(), files[7].symlink_to(files[7].name)
+    files[8].unlink(), files[8].symlink_to("nowhere")
+    cookie = f"# coding: latin-1\n# Größe\n{EXERCISES[9].filled(EXERCISES[9].solution)}"
+    files[9].write_bytes(cookie.encode("latin-1"))
+    says = {
+        1: "SyntaxError: ",
+        2: "it cannot be read: Is a directory",
+        3: "it ends Python, by SystemExit(0)",
+        4: "it ends Python, by SystemExit(None)",
+        5: "AttributeError: ",
+        6: "Error: ",
+        7: "Error: ",
+        8: "it cannot be read: Too many levels of symbolic links",
+        9: "not copied",
+        10: "solved",
+    }
+    for words, status in ((("check", *map(str, says)), 1), ((), 0)):
+        left, out, error = run(*words, "--folder", "here")
+        assert left == status and "Traceback" not in out + error and "1 of 1" in out
+        answers = dict(zip(out.splitlines()[::2], out.splitlines()[1::2], strict=False))
+        for number, sentence in says.items():
+            assert sentence in answers[f"{number:>2} {EXERCISES[number - 1].title}"], number
+    status, out, error = run("check", "3", "--folder", "here")
+    assert status == 1 and "0 of 1 solved." in out
+
+
+def test_an_interruption_is_told_from_a_solution_that_ends(run: Run) -> None:
+    run("start")
+    (Path("gemm_exercises") / f"{EXERCISES[0].name}.py").write_text("raise KeyboardInterrupt")
+    assert run("check", "1") == (130, "", "error: interrupted\n")
+
+
+def test_a_folder_that_is_none_is_answered_by_a_sentence(run: Run) -> None:
+    Path("file").write_text("")
+    Path("here").mkdir()
+    (Path("here") / f"{EXERCISES[0].name}.py").symlink_to("/no/such/folder/file")
+    for folder, why in (("file", "file: File exists"), ("file/x", "file/x: Not a directory"), ("here", "No such file")):
+        status, out, error = run("start", "--folder", folder)
+        assert status == 2 and out == "" and error.startswith("error: ") and error.count("\n") == 1 and why in error

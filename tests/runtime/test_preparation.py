@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.nn.utils import skip_init
+from torch.nn.utils import parametrizations, parametrize, prune, skip_init
 
 import triton_gemm
 from tests.support import plan_fakes
@@ -161,15 +161,81 @@ class Quantized(torch.Tensor):
         return super().__torch_function__(*call, **how)
 
 
-def test_weights_with_a_linear_of_their_own_are_left_out() -> None:
-    model = torch.nn.Sequential(linear(96, 64), linear(64, 96))
-    model[0].weight = torch.nn.Parameter(model[0].weight.as_subclass(Quantized), requires_grad=False)
-    assert list(preparation.problems_of(model, 1, BF16, False)) == [linear_problem(1, 64, 96, bias="n")]
+def with_weight(weight: torch.Tensor | None, kind: type[torch.nn.Linear] = torch.nn.Linear) -> torch.nn.Linear:
+    made = kind(8, 8, dtype=BF16)
+    made.weight = None if weight is None else torch.nn.Parameter(weight, requires_grad=False)  # type: ignore[assignment]
+    return made
+
+
+class Packed(torch.nn.Linear):
+    """As libraries of quantization make them, whose forward unpacks the weight."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+
+class WithoutWeight(Packed):
+    """Which is gone, as where it was given away or not loaded."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        del self.weight
+
+
+EIGHT = torch.nn.Linear(8, 8, device="meta", dtype=torch.float8_e4m3fn)
+INT8 = torch.empty(8, 8, dtype=torch.int8)
+LEFT_OUT = {
+    "fp8": (EIGHT, "its weight is torch.float8_e4m3fn; linear takes torch.float32, "),
+    "fp8 with a forward": (with_weight(INT8.to(torch.float8_e5m2), Packed), "its weight is torch.float8_e5m2"),
+    "int8 with a bias": (with_weight(INT8), "its weight is torch.int8; linear takes torch.float32, "),
+    "4 bits": (with_weight(torch.empty(32, 1, dtype=torch.uint8), Packed), "its weight is torch.uint8"),
+    "flat": (with_weight(torch.empty(0, dtype=BF16)), r"its weight must be 2-D, [N, K], not 1-D"),
+    "sparse": (with_weight(torch.eye(8, dtype=BF16).to_sparse()), "prepare takes strided tensors"),
+    "subclass": (with_weight(torch.empty(8, 8).as_subclass(Quantized)), "its weight, of Quantized, or its bias has a"),
+    "lazy": (torch.nn.LazyLinear(8, dtype=BF16), "its weight, of UninitializedParameter, or its bias has a"),
+    "precision": (triton_gemm.nn.Linear(8, 8, precision="tf32").half(), "precision says how fp32 is"),
+    "none": (with_weight(None), "has no attribute 'dim'"),
+    "gone": (WithoutWeight(), "has no attribute 'weight'"),
+}
+
+
+@pytest.mark.parametrize(("layer", "why"), LEFT_OUT.values(), ids=LEFT_OUT)
+def test_layers_that_no_kernel_takes_are_left_out_and_named(
+    layer: torch.nn.Linear, why: str, compiled: Identities
+) -> None:
+    made = preparation.prepare(torch.nn.ModuleDict({"up": linear(96, 64), "down": layer}), 1, device=HOPPER)
+    (failure,) = made.failures
+    assert failure.startswith("'down' is left out: ") and why in failure
+    assert made.problems == 1 and compiled
+    compiled.clear()
+    alone = preparation.prepare(layer, 1, device=HOPPER)
+    assert alone.problems == alone.kernels == 0 and not compiled
+    assert alone.failures == (failure.replace("down", type(layer).__name__),)
+
+
+def test_layers_that_libraries_have_changed_are_prepared() -> None:
+    """Where their weight is one of linear's: it is computed once."""
+    computed: list[torch.Tensor] = []
+
+    class Noted(torch.nn.Module):
+        def forward(self, weight: torch.Tensor) -> torch.Tensor:
+            computed.append(weight)
+            return weight
+
+    parametrized = parametrize.register_parametrization(linear(96, 64), "weight", Noted(), unsafe=True)
+    computed.clear()
+    others = (
+        parametrizations.weight_norm(linear(96, 64)),
+        prune.identity(linear(96, 64), "weight"),
+    )
+    for layer in (parametrized, *others, with_weight(torch.empty(96, 64, dtype=BF16), Packed)):
+        left_out: list[str] = []
+        assert list(preparation.problems_of(layer, 1, BF16, False, left_out)) == [linear_problem(1, 96, 64, bias="n")]
+        assert left_out == []
+    assert len(computed) == 1
 
 
 MODEL = torch.nn.Sequential(torch.nn.Linear(8, 8, dtype=torch.float16))
-EIGHT = torch.nn.Linear(8, 8, device="meta", dtype=torch.float8_e4m3fn)
-INT8 = torch.empty(8, 8, dtype=torch.int8)
 
 
 @pytest.mark.parametrize(
@@ -200,8 +266,6 @@ INT8 = torch.empty(8, 8, dtype=torch.int8)
         (MODEL, 1, {"device": 0}, TypeError, "argument 'device' must be DeviceInfo or None, not int"),
         (MODEL, 1, {"workers": 0}, ValueError, "argument 'workers' must be at least 1, not 0"),
         (MODEL, 1, {"progress": lambda done: None}, TypeError, r"is called with \(done, total, what\)"),
-        (torch.nn.ModuleDict({"up": EIGHT}), 1, {}, NotImplementedError, "the weight of 'up' is torch.float8_e4m3fn"),
-        (triton_gemm.nn.Linear(8, 8, precision="tf32").half(), 1, {}, ValueError, "precision says how fp32 is"),
     ],
 )
 def test_what_is_none_is_refused(

@@ -42,17 +42,26 @@ def main(arguments: Sequence[str], parser_class: type[argparse.ArgumentParser] =
         if not 1 <= number <= len(EXERCISES):
             parser.error(f"there are exercises 1 to {len(EXERCISES)}, and no {number}")
     chosen = [EXERCISES[number - 1] for number in first] or list(EXERCISES)
-    if given.what == "start":
-        return _start(chosen, given.folder)
+    try:
+        if given.what == "start":
+            return _start(chosen, given.folder)
+        is_there = given.folder.is_dir()
+    except OSError as error:  # not a folder, or one that may not be looked into
+        parser.error(f"{error.filename}: {error.strerror}")
     if given.what in ("hint", "solution"):
         if not first:
             parser.error(f"{given.what} wants an exercise's number, as in `{given.what} 1`")
         return _help(parser, given.what, chosen, given.numbers[1:])
-    if given.what == "check" and not given.folder.is_dir():
+    if given.what == "check" and not is_there:
         parser.error(f"there is no folder {given.folder}; `{PROGRAM} start` makes it, --folder names another")
-    if not INTERPRETED and given.folder.is_dir():
-        return _interpreted(arguments)
-    return _check(chosen, given.folder, listing=given.what == "list")
+    try:
+        if not INTERPRETED and is_there:
+            return _interpreted(arguments)
+        return _check(chosen, given.folder, listing=given.what == "list")
+    except KeyboardInterrupt:  # in both processes
+        if INTERPRETED:
+            print("error: interrupted", file=sys.stderr)
+        return 130
 
 
 def _start(chosen: Sequence[Exercise], folder: Path) -> int:
@@ -60,7 +69,7 @@ def _start(chosen: Sequence[Exercise], folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     made = [exercise for exercise in chosen if not _file(exercise, folder).exists()]
     for exercise in made:
-        _file(exercise, folder).write_text(exercise.unfilled)
+        _file(exercise, folder).write_text(exercise.unfilled, "utf-8")
     kept = "; the others were there, and are as they were" if len(made) < len(chosen) else ""
     print(f"{len(made)} of {len(chosen)} exercises copied to {folder}{kept}.")
     print(f"Open {_file(chosen[0], folder)}, fill in what is between FILL IN and END, then: {PROGRAM} check 1")
@@ -93,13 +102,21 @@ def _check(chosen: Sequence[Exercise], folder: Path, *, listing: bool) -> int:
     """A line for each exercise, and what is wrong with it; `listing` checks those alone that were changed."""
     unsolved = 0
     for exercise in chosen:
-        path = _file(exercise, folder)
-        text = path.read_text() if path.exists() else None
-        wrong = "not copied" if text is None else "to do" if text == exercise.unfilled else None
+        path, text, wrong = _file(exercise, folder), None, None
+        try:
+            text = path.read_text("utf-8", "replace")  # Python says what is wrong with another encoding
+            wrong = "to do" if text == exercise.unfilled else None
+        except FileNotFoundError:
+            wrong = "not copied"
+        except OSError as error:
+            wrong = f"it cannot be read: {error.strerror}"
         if text is not None and not (listing and wrong):
             from .checks import check  # NumPy and the interpreter are needed from here on
 
-            found = check(exercise, path)
+            try:
+                found = check(exercise, path)
+            except SystemExit as left:
+                found = f"it ends Python, by SystemExit({left.code!r})"
             wrong = found and (f"not filled in yet: {found}" if wrong else found)
         unsolved += wrong is not None
         print(f"{exercise.number:>2} {exercise.title}")
