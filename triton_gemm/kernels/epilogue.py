@@ -50,9 +50,29 @@ def upper_tail(z):
 
 @triton.jit
 def scaled(acc, a_scale, b_scale):
-    """fp32 acc (a_scale b_scale). As acc is 0 or between 2^-32 and 2^48, one scale times acc leaves fp32's range where
-    the other would bring it back; the scales' product does so only where results are above 2^96 or below 2^-78."""
-    return acc.to(tl.float32) * (a_scale * b_scale)
+    """fp32 acc a_scale b_scale, with the bits of acc (a_scale b_scale) where that product of scales stays in fp32's
+    range. Elsewhere it is right, too: a_scale's power goes to acc, which is exact, and its rest to b_scale.
+
+    That takes b_scale to be 0 or at least 2^-125, and acc to be 0 or between 2^-32 and 2^62."""
+    rest, power = apart(a_scale)
+    return acc.to(tl.float32) * power * (rest * b_scale)
+
+
+@triton.jit
+def scaled_once(acc, a_scale, b_scale):
+    """(acc with the rests of one scale for all of A and one for B, their powers, which are alpha's): `scaled` at the
+    cost of acc (a_scale b_scale)."""
+    a_rest, a_power = apart(a_scale)
+    b_rest, b_power = apart(b_scale)
+    return acc.to(tl.float32) * (a_rest * b_rest), a_power * b_power
+
+
+@triton.jit
+def apart(scale):
+    """(scale / p, p) of fp32, exactly: p is the power of two from 2^-63 to 2^63 next above scale."""
+    exponent = scale.to(tl.int32, bitcast=True) & 0x7F800000
+    power = tl.minimum(tl.maximum(exponent, 0x1F800000), 0x5E800000) + 0x800000
+    return scale * (0x7F000000 - power).to(tl.float32, bitcast=True), power.to(tl.float32, bitcast=True)
 
 
 @triton.jit

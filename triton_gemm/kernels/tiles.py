@@ -11,7 +11,7 @@ import triton.language as tl
 
 from ..compat import number, round_to
 from ..problem import Layout
-from .epilogue import epilogue, scaled
+from .epilogue import epilogue, scaled, scaled_once
 
 
 def vector(layout: Layout, shape: tuple[int, int], dtype: torch.dtype) -> tuple[int | None, int]:
@@ -97,7 +97,9 @@ def store_tile(acc, offs_m, offs_n, out, epi):
         b_scale = tl.load(out.b_scale_ptr + offs_n, mask=offs_n < out.N, other=0.0)
         acc = scaled(acc, a_scale[:, None], b_scale[None, :])
     elif epi.SCALES == "tensor":
-        acc = scaled(acc, tl.load(out.a_scale_ptr), tl.load(out.b_scale_ptr))
+        acc, power = scaled_once(acc, tl.load(out.a_scale_ptr), tl.load(out.b_scale_ptr))
     alpha, beta = number(out.alpha, acc.dtype), number(out.beta, acc.dtype)
+    if epi.SCALES == "tensor":
+        alpha = alpha * power
     result = epilogue(acc, alpha, beta, c, bias, epi.HAS_BETA, epi.BIAS is not None, epi.ACTIVATION)
     tl.store(c_ptrs, round_to(result, out.c_ptr.dtype.element_ty), mask=mask)

@@ -118,6 +118,21 @@ def test_scales_of_opposite_sizes_keep_every_bit(kind: str, size: tuple[int, int
             assert torch.equal(triton_gemm.scaled_matmul(a, b, scale_a * factor, scale_b / factor, **how), c)
 
 
+@pytest.mark.parametrize("size", [(1, 512, 512), (256, 384, 512), (77, 129, 333)], ids=str)
+@pytest.mark.parametrize("kind", ["tensor", "rows"])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8], ids=str)
+def test_scales_whose_product_is_subnormal_keep_every_bit(
+    dtype: torch.dtype, kind: str, size: tuple[int, int, int]
+) -> None:
+    """But for the last one of an element of C that is subnormal itself."""
+    a, b = operands(size, "nt", dtype)
+    scales, how = scales_of(size, kind), {"out_dtype": torch.float32}
+    c = triton_gemm.scaled_matmul(a, b, *scales, **how).double()
+    for of_a, of_b in ((-106, -24), (-24, -106), (-106, -40)):
+        found = triton_gemm.scaled_matmul(a, b, scales[0] * 2.0**of_a, scales[1] * 2.0**of_b, **how).double()
+        assert ((found - c * 2.0 ** (of_a + of_b)).abs() <= 2.0**-149).all(), (of_a, of_b)
+
+
 def test_sums_of_fp8_are_promoted_unless_fast_ones_are_asked_for() -> None:
     """The tensor cores' sum of ones stops at 2^14: one more is lost."""
     K = 2**15

@@ -9,7 +9,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from ...compat import tma_load, tma_store
-from ..epilogue import epilogue, gated, scaled
+from ..epilogue import epilogue, gated, scaled, scaled_once
 from .arguments import Staging
 from .prefetch import prefetch_tile
 from .ring import matrix
@@ -248,13 +248,15 @@ def ungated_tile(sums, bias, c, output, m, n, rows_end, config):
         bias = gl.load(output.bias_ptr + offs_m, mask=offs_m < rows_end, other=0.0)[:, None]
     if BIAS == "n" and config.EARLY_BIAS == "":
         bias = gl.load(output.bias_ptr + offs_n, mask=offs_n < output.N, other=0.0)[None, :]
+    alpha = output.alpha
     if config.SCALES == "rows":
         a_scale = gl.load(output.a_scale_ptr + offs_m, mask=offs_m < rows_end, other=0.0)[:, None]
         b_scale = gl.load(output.b_scale_ptr + offs_n, mask=offs_n < output.N, other=0.0)[None, :]
         sums = scaled(sums, a_scale, b_scale)
     if config.SCALES == "tensor":
-        sums = scaled(sums, gl.load(output.a_scale_ptr), gl.load(output.b_scale_ptr))
-    out = epilogue(sums, output.alpha, output.beta, c, bias, config.HAS_BETA, BIAS != "", config.ACTIVATION)
+        sums, power = scaled_once(sums, gl.load(output.a_scale_ptr), gl.load(output.b_scale_ptr))
+        alpha *= power
+    out = epilogue(sums, alpha, output.beta, c, bias, config.HAS_BETA, BIAS != "", config.ACTIVATION)
     return out.to(output.ptr.dtype.element_ty)
 
 

@@ -1,0 +1,95 @@
+"""Scales of any size, without a GPU: the product of both may leave fp32's range where the result does not."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.support import planted_bugs
+from tests.support.gluon_on_cpu import simulated
+from tests.support.kernel_cases import Case, Operands, reduced
+from tests.support.simulated_plans import CPU, Simulation
+from triton_gemm.kernels import warp_specialised
+from triton_gemm.kernels.schedule import Schedule
+
+FP8 = {"dtype": torch.float8_e4m3fn, "out_dtype": torch.float32}
+KINDS = {
+    "fp8-tensor": {**FP8, "scales": "tensor"},
+    "fp8-rows": {**FP8, "scales": "rows"},
+    "int8-rows": {"dtype": torch.int8, "out_dtype": torch.bfloat16, "scales": "rows"},
+}
+CONFIG = next(c for c in warp_specialised.configs(torch.int8) if (c.BLOCK_M, c.BLOCK_N) == (64, 16))
+PARTS = 3
+EXPONENTS = st.tuples(st.integers(-115, 115), st.integers(-150, 80))  # of A's scales, and of the product of both
+
+
+@pytest.fixture(scope="module")
+def kernel() -> SimpleNamespace:
+    return simulated("warp_specialised")
+
+
+def check(kind: str, exponents: tuple[int, int], how: str, kernel: SimpleNamespace) -> None:
+    """With scales near 2^of_a, whose products are near 2^of_both or as near as B's can bring them: every bit of the
+    product with scales near 1, which is held to fp64."""
+    case = Case((70, 24, 5 * CONFIG.BLOCK_K), "ntn", pad=16, **KINDS[kind])  # type: ignore[arg-type]
+    operands = Operands(case, CPU)
+    of_a, of_both = exponents
+    of_b = min(max(of_both - of_a, -115), 115)
+    powers = [
+        2.0 ** torch.randint(exponent - 9, exponent + 10, scale.shape, generator=operands.generator).double()
+        for scale, exponent in zip(operands.scales, (of_a, of_b), strict=True)
+    ]
+    whole = reduced(case, CONFIG, PARTS)
+    schedule = {
+        "whole": Schedule(2),
+        "added by an owner": Schedule(whole.programs, whole.split_tiles, PARTS),
+        "added by a second launch": whole,
+    }[how]
+    simulation = Simulation(operands.problem, CONFIG, schedule, kernel)
+    operands.check(simulation, schedule.split_k)
+    found = []
+    for scales in (operands.scales, [(x * power).float() for x, power in zip(operands.scales, powers, strict=True)]):
+        simulation.run(operands.a, operands.b, operands.c, tuple(scales), 1.0, 0.0)
+        found.append(operands.c.double())
+    last_bit = torch.finfo(operands.c.dtype).smallest_normal * torch.finfo(operands.c.dtype).eps  # of what is subnormal
+    assert ((found[1] - found[0] * powers[0] * powers[1]).abs() <= last_bit).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [
+        *((kind, "whole") for kind in KINDS),
+        ("fp8-rows", "added by an owner"),
+        *((kind, "added by a second launch") for kind in ("fp8-tensor", "fp8-rows")),  # int8 has no partial sums
+    ],
+)
+@settings(max_examples=12, deadline=None)
+@example(exponents=(-106, -146))
+@example(exponents=(60, 80))
+@given(exponents=EXPONENTS)
+def test_no_product_of_scales_is_lost(kind: str, how: str, kernel: SimpleNamespace, exponents: tuple[int, int]) -> None:
+    check(kind, exponents, how, kernel)
+
+
+ROWS = "acc.to(tl.float32) * power * (rest * b_scale)"
+TENSORS = "acc.to(tl.float32) * (a_rest * b_rest), a_power * b_power"
+BUGS = {
+    "fp8-rows: scales-first": ((ROWS, "acc.to(tl.float32) * (a_scale * b_scale)"),),
+    "fp8-rows: one-scale-first": ((ROWS, "acc.to(tl.float32) * a_scale * b_scale"),),
+    "fp8-rows: the-other-first": ((ROWS, "acc.to(tl.float32) * b_scale * a_scale"),),
+    "fp8-rows: powers-without-bounds": (("tl.minimum(tl.maximum(exponent, 0x1F800000), 0x5E800000)", "exponent"),),
+    "fp8-tensor: scales-first": ((TENSORS, "acc.to(tl.float32) * (a_scale * b_scale), 1.0"),),
+    "fp8-tensor: alpha-is-lost": ((TENSORS, "acc.to(tl.float32) * (a_rest * b_rest), a_power"),),
+}
+
+
+@planted_bugs.with_each(BUGS)
+def test_planted_bugs_are_caught(bug: str) -> None:
+    broken = simulated("warp_specialised", BUGS.get(bug, ()))
+    with planted_bugs.caught(bug):
+        for exponents in ((-106, -146), (-40, -146), (115, 0), (-115, 0), (60, 80)):
+            check(bug.partition(":")[0] if bug in BUGS else "fp8-tensor", exponents, "whole", broken)
