@@ -163,7 +163,8 @@ def one(suite: Suite, options: sweep.Options, file: Path, surroundings: Mapping[
         style = "red" if ratio is None or ratio < 1 else "green" if ratio > 1 else ""
         show_line(live, bench_tables.row(live, key), counted, console, style)
 
-    return sweep.run(suite, options, file, surroundings, show)
+    sources = environment.source_hash(bench_tables.measured(suite.kind))
+    return sweep.run(suite, options, file, {**surroundings, "sources": sources}, show)
 
 
 def show_line(live: Sweep, cells: Sequence[Cell], counted: str, console: Console, style: str) -> None:

@@ -188,7 +188,14 @@ def by_place(sweeps: Sequence[Sweep]) -> list[tuple[dict[str, Any], list[Sweep]]
 
 def origin(sweeps: Iterable[Sweep]) -> str:
     """Which commits and sources they were measured at."""
-    return environment.origin((sweep["environment"] for sweep in sweeps), "bench")
+    return environment.sentence(
+        environment.stated(sweep["environment"], measured(sweep.get("kind"))) for sweep in sweeps
+    )
+
+
+def measured(kind: str | None) -> str:
+    """What a sweep of a suite of that kind holds, a key of `environment.SOURCES`: times of calls, or of kernels."""
+    return "host" if kind in ("host", "queue") else "bench"
 
 
 def summary(sweeps: Sequence[Sweep]) -> str:

@@ -33,29 +33,38 @@ def _modules(names: str) -> tuple[str, ...]:
     return tuple(f"triton_gemm/**/{name}.py" for name in names.split())
 
 
-# The files that decide the figures of a record, by what it holds, as patterns below ROOT: kernels, what chooses among
-# them, what they are compiled and launched by, and the models of GPUs. Neither what measures, nor what passes calls on
-# (api, ops, plan): that is rewritten more often than a figure changes.
+# The files that decide the figures of a record, by what it holds, as patterns below ROOT. For kernels' times: kernels,
+# what chooses among them, what they are compiled and launched by, and the models of GPUs. Where the host's time counts,
+# or calls are checked, also what passes calls on. Never what measures.
 _COMPILED = _modules("arithmetic config problem compat/building compat/compiler compat/gluon compat/language")
 _LADDER = ("triton_gemm/ladder/k*.py", "reference_cuda/*", *_COMPILED, *_modules("ladder/rung device driver"))
 _GEMM = (
     "triton_gemm/kernels/**/*.py",
     "triton_gemm/**/device_models.json",
     *_COMPILED,
-    *_modules("compat/launching cost_model device_model gpus select bit_classes batch_invariance"),
+    *_modules("compat/launching cost_model device_model gpus select of_configs bit_classes batch_invariance"),
 )
 _MATMUL = (*_GEMM, "triton_gemm/**/tables/*.json")  # which prefers measured choices
+_FIRST_CALLS = (*_MATMUL, "triton_gemm/runtime/**/*.*")  # which compile
+_PACKAGES = ("functional", "hardware", "selection", "tables", "compat")
+_CALLS = (*_FIRST_CALLS, "triton_gemm/*.py", *(f"triton_gemm/{package}/**/*.*" for package in _PACKAGES))
 SOURCES: dict[str, tuple[str, ...]] = {
     "ladder": _LADDER,
     "bench": _MATMUL,
-    "first-calls": (*_MATMUL, "triton_gemm/runtime/*.py"),  # which compiles
+    "host": _CALLS,
+    "first-calls": _FIRST_CALLS,
     "accuracy": _GEMM,
-    "battery": (*_GEMM, *_LADDER),
+    "battery": (*_CALLS, *_LADDER),
     "calibration": _GEMM,
     "tuning": _GEMM,
-    "gpt": (*_MATMUL, "examples/gpt.py"),
-    "models": (*_MATMUL, "perf/models/zoo.py", "perf/models/nanogpt.py"),
+    "gpt": (*_CALLS, "examples/gpt.py"),
+    "models": (*_CALLS, "perf/models/zoo.py", "perf/models/nanogpt.py"),
 }
+# The files that decide no figure: what measures, what is printed, and what is learned from.
+NO_FIGURE = (
+    *(f"triton_gemm/{package}/**/*.*" for package in ("calibration", "cli", "reporting", "suites", "tuning")),
+    *("triton_gemm/ladder/__*.py", "triton_gemm/ladder/command.py", "triton_gemm/ladder/exercises/*.py"),
+)
 CLOCK_FIELDS = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "clocks_event_reasons.active")
 # What must be equal for two measurements to stand in one record.
 IDENTITY = ("gpu", "driver", "power_limit_w", "torch", "triton", "cuda", "sources")
@@ -164,10 +173,15 @@ def source_hash(measured: str) -> str:
     that only moved has not changed. One that calls a renamed function has. A record is not continued where the hash
     differs, and a page says so.
     """
-    files = {path for pattern in SOURCES[measured] for path in ROOT.glob(pattern) if path.suffix in _PARTS}
+    files = files_of(SOURCES[measured])
     parts = {part for path in files for part in _PARTS[path.suffix](path.read_text())}
     digests = sorted(hashlib.sha256(part.encode()).digest() for part in parts)
     return hashlib.sha256(b"".join(digests)).hexdigest()[:12]
+
+
+def files_of(patterns: Iterable[str]) -> set[Path]:
+    """The sources under ROOT that patterns find."""
+    return {path for pattern in patterns for path in ROOT.glob(pattern) if path.suffix in _PARTS}
 
 
 @cache
@@ -215,12 +229,17 @@ def named(made: Mapping[str, Any]) -> str:
 
 
 def origin(made: Iterable[Mapping[str, Any]], measured: str) -> str:
-    """At which commits records of these environments were measured, each once, in a sentence.
+    """At which commits records of these environments were measured, each once, in a sentence."""
+    return sentence(stated(record, measured) for record in made)
 
-    CHANGED stands after those whose sources are not today's.
-    """
-    today = (None, source_hash(measured))
-    words = [place(record) + ("" if record.get("sources") in today else CHANGED) for record in made]
+
+def stated(made: Mapping[str, Any], measured: str) -> str:
+    """The commit of an environment, and CHANGED where its sources are not today's."""
+    return place(made) + ("" if made.get("sources") in (None, source_hash(measured)) else CHANGED)
+
+
+def sentence(words: Iterable[str]) -> str:
+    """What `stated` says of several, each once."""
     found = "; ".join(dict.fromkeys(words))
     return f"{found[:1].upper()}{found[1:]}."
 

@@ -224,7 +224,9 @@ def test_the_command_measures_and_writes_down(tmp_path: Path, capsys: pytest.Cap
     assert "geometric mean" in out
     assert "tiny-graph.json" in out
     measured = read_json(tmp_path / "tiny-graph.json")
-    assert measured["environment"] == SURROUNDINGS
+    assert measured["environment"] == {**SURROUNDINGS, "sources": environment.source_hash("bench")}
+    of_queue = read_json(tmp_path / "tiny-queue.json")["environment"]["sources"]
+    assert of_queue == environment.source_hash("host") != measured["environment"]["sources"], "the host's time"
     assert measured["clocks_before"] == measured["clocks_after"] == {"clocks_sm": 1755}
     shape = measured["shapes"]["24x16x40 nt"]
     assert shape["seed"] == 0
