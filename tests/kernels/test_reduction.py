@@ -48,13 +48,18 @@ def test_every_kind_of_tile(kernel: SimpleNamespace, config: TileConfig) -> None
     """C's edges inside of tiles; parts of unequal lengths."""
     m, n, k = sides(config)
     orders = ("nn", "nt", "tn", "tt")[CONFIGS.index(config) % 4] + "n"
-    for case, parts in (
-        (Case((m - 7, n + 8, 7 * k + 8), orders, integers=True), 3),
-        (Case((m, max(n - 8, 8), 5 * k), orders), 5),
-    ):
-        schedule = reduced(case, config, parts)
-        if is_legal(case, config, schedule):
-            check(case, config, schedule, kernel)
+    made = [
+        (case, reduced(case, config, parts))
+        for case, parts in (
+            (Case((m - 7, n + 8, 7 * k + 8), orders, integers=True), 3),
+            (Case((m, max(n - 8, 8), 5 * k), orders), 5),
+        )
+    ]
+    legal = [(case, schedule) for case, schedule in made if is_legal(case, config, schedule)]
+    if not legal:
+        pytest.skip("it is for other products, or for a Triton that has clusters")
+    for case, schedule in legal:
+        check(case, config, schedule, kernel)
 
 
 @pytest.mark.few

@@ -20,8 +20,9 @@ def test_a_committed_drawing_is_what_the_traces_give(name: str) -> None:
     assert len(text) < 60_000 and "<dc:date>" not in text
     assert 'role="img"' in text and 0 < text.index("<title>") < text.index("<desc>") < text.index("<metadata>")
     assert "fill: #ffffff" in text.partition("axes_1")[0]  # its own background, for dark pages
-    if canvas.MADE_WITH in text:
-        assert text == pictures.drawn(name)
+    if canvas.MADE_WITH not in text:
+        pytest.skip(f"not drawn with {canvas.MADE_WITH}")
+    assert text == pictures.drawn(name)
 
 
 def test_a_changed_trace_makes_its_drawing_stale(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,11 +6,9 @@ import itertools
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
@@ -26,12 +24,12 @@ from tests.support.product_checks import fp32_precision
 from tests.support.tiers import one
 from triton_gemm import compat
 from triton_gemm.functional import api, fast_path, grouped, matrices, ops, scaled
-from triton_gemm.hardware.device import INTERPRETER, device_of_capability
-from triton_gemm.kernels.launch import Launch, Pointer, Scalar, TensorMap
-from triton_gemm.problem import ACTIVATIONS, PRODUCT, GemmProblem, Layout, Request
-from triton_gemm.runtime import binaries, plan, policies
+from triton_gemm.hardware.device import INTERPRETER
+from triton_gemm.kernels.launch import Pointer, Scalar, TensorMap
+from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout, Request
+from triton_gemm.runtime import plan, policies
 from triton_gemm.selection import generation
-from triton_gemm.selection.select import launches, select
+from triton_gemm.selection.select import select
 
 HALF = torch.float16
 PACKAGE = str(Path(triton_gemm.__file__).parent)
@@ -113,6 +111,7 @@ def operand(shape: tuple[int, ...], strides: tuple[int, ...], address: int = 102
         dtype=values["dtype"],
         stride=lambda: strides,
         data_ptr=lambda: address,
+        untyped_storage=lambda: SimpleNamespace(data_ptr=lambda: address),
         get_device=lambda: values["device"],
     )
 
@@ -168,12 +167,14 @@ def test_what_matters_does_so_where_the_call_makes_c() -> None:
     assert len(set(keys)) == len(keys) > 20
 
 
-@pytest.mark.parametrize("name", ["a", "b", "c"])
-@pytest.mark.parametrize("made", [False, True], ids=["into c", "c is made"])
-def test_alignment_is_that_of_16_bytes(name: str, made: bool) -> None:
-    base = {**BASE, "c": None} if made else BASE
-    if base[name] is None:
-        return
+@pytest.mark.parametrize(
+    ("name", "base"),
+    [
+        *(pytest.param(name, BASE, id=f"{name}, into c") for name in "abc"),
+        *(pytest.param(name, {**BASE, "c": None}, id=f"{name}, c is made") for name in "ab"),
+    ],
+)
+def test_alignment_is_that_of_16_bytes(name: str, base: dict[str, Any]) -> None:
     kept = {"a": A, "b": B, "c": C}[name]
     keys = {offset: key_of(**{**base, name: operand(*kept, 1024 + offset)}) for offset in (0, 1, 2, 4, 8, 12, 16, 32)}
     assert keys[0] == keys[16] == keys[32] and keys[1] == keys[2] == keys[4] == keys[8] == keys[12] != keys[0]
@@ -281,6 +282,7 @@ def test_a_step_keeps_few_tensor_maps_and_fills_in_what_it_is_given(monkeypatch:
     contexts: list[int] = []
     encoded: list[int] = []
     monkeypatch.setattr(plan, "MAX_TENSOR_MAPS", 8)
+    monkeypatch.setattr(plan, "_maps", {})
     monkeypatch.setattr(plan, "ensure_context", contexts.append)
     arguments = {"a": A_MAP, "TILE": 64, "c": Pointer("c"), "alpha": Scalar("alpha"), "K": 32}
     step = plan.Step(SimpleNamespace(arguments=arguments), ("alpha", "beta", "a", "c"), 3)  # type: ignore[arg-type]
@@ -289,7 +291,7 @@ def test_a_step_keeps_few_tensor_maps_and_fills_in_what_it_is_given(monkeypatch:
     for address in [*range(30), 29, 28, 0]:
         filled = step.fill([0.5, 0.0, address, 100 + address])
         assert filled == [f"map of {address}", 64, 32, 32, 1, 100 + address, 0.5, 32]
-        assert len(step.maps[0][2]) <= plan.MAX_TENSOR_MAPS
+        assert len(plan._maps) <= plan.MAX_TENSOR_MAPS
     assert encoded == [*range(30), 0] and contexts == [3] * 31
 
 
@@ -427,200 +429,6 @@ def test_a_failed_compilation_is_tried_again(monkeypatch: pytest.MonkeyPatch) ->
     for _ in range(2):
         with pytest.raises(RuntimeError, match="PassManager"):
             step.compile({})
-
-
-# --- What a plan launches ---
-
-
-class FakeDriver:
-    """In the place of compiler and GPU: notes what is compiled, for operands of which dtypes, and what is launched."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.compiled: list[tuple[Launch, dict[str, torch.Tensor], dict[str, float]]] = []
-        self.launched: list[tuple[Launch, int, tuple[Any, ...]]] = []
-        self.contexts: list[int] = []
-        self.device, self.asked = 0, 0
-        self.memory = [torch.empty(4), torch.zeros(4, dtype=torch.int32)]
-        monkeypatch.setattr(plan, "device_info", lambda _: device_of_capability((9, 0)))
-        monkeypatch.setattr(plan, "current_device", lambda: self.device)
-        monkeypatch.setattr(plan, "current_stream", lambda index: 70 + index)
-        monkeypatch.setattr(plan, "ensure_context", self.contexts.append)
-        monkeypatch.setattr(plan, "compiled", self.compile)
-        monkeypatch.setattr(plan, "tensor_maps", lambda launch: [partial(self.encoded, i) for i in range(9)])
-        monkeypatch.setattr(plan, "left_out", lambda _: ())
-        monkeypatch.setattr(plan, "launcher", self.launcher)
-        monkeypatch.setattr(plan, "workspace", self.workspace)
-        monkeypatch.setattr(torch.cuda, "device", self.on_device)
-
-    def compile(self, launch: Launch, operands: dict[str, torch.Tensor], scalars: dict[str, float]) -> Launch:
-        self.compiled.append((launch, dict(operands), dict(scalars)))
-        return launch
-
-    def encoded(
-        self, place: int, address: int, shape: Any, strides: Any, to_tf32: bool, rows: int | None
-    ) -> tuple[object, ...]:
-        return (place, address, shape, strides, to_tf32, rows)
-
-    def launcher(self, kernel: Launch, grid: tuple[int, ...], cluster: int) -> Callable[..., None]:
-        assert (grid, cluster) == (kernel.grid, kernel.cluster)
-        return lambda stream, arguments: self.launched.append((kernel, stream, tuple(arguments)))
-
-    def workspace(self, device: int, stream: int, nbytes: int) -> list[torch.Tensor]:
-        assert (device, stream) == (self.device, 70 + self.device)
-        self.asked = nbytes
-        return self.memory
-
-    @contextmanager
-    def on_device(self, index: int) -> Iterator[None]:
-        before, self.device = self.device, index
-        yield
-        self.device = before
-
-
-def arguments_of(launch: Launch, addresses: dict[str, int], scalars: dict[str, float]) -> tuple[object, ...]:
-    """What the driver is given for a launch: a tensor map is followed by its shape and its strides."""
-    given: list[object] = []
-    maps = 0
-    for part in launch.arguments.values():
-        if isinstance(part, TensorMap):
-            said = (part.shape, part.strides, part.to_tf32, part.rows)
-            given += [(maps, addresses[part.operand], *said), *part.shape, *part.strides]
-            maps += 1
-        elif isinstance(part, Pointer):
-            given.append(addresses[part.operand])
-        else:
-            given.append(scalars[part.name] if isinstance(part, Scalar) else part)
-    return tuple(given)
-
-
-LAUNCHED: dict[str, tuple[tuple[int, int, int], torch.dtype, Request]] = {
-    "one launch": ((4096, 2048, 512), torch.bfloat16, PRODUCT),
-    "one launch with a bias": ((4096, 2048, 512), torch.bfloat16, Request(bias="n")),
-    "parts that are added up in the workspace": ((128, 128, 16384), torch.bfloat16, PRODUCT),
-    "copies, and a second launch": ((256, 320, 512), torch.float32, Request(precision="tf32x3")),
-    "a copy, a workspace and a bias": ((128, 129, 16384), torch.bfloat16, Request(alpha=2.0, bias="n")),
-}
-
-
-@pytest.mark.parametrize("name", LAUNCHED)
-@pytest.mark.parametrize("ahead", [False, True], ids=["at the first call", "compiled ahead"])
-def test_a_plan_compiles_once_and_launches_on_what_it_is_given(
-    name: str, ahead: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    driver = FakeDriver(monkeypatch)
-    (M, N, K), dtype, request = LAUNCHED[name]
-    a, b, c = (torch.empty(shape, dtype=dtype) for shape in ((M, K), (K, N), (M, N)))
-    auxiliary = (torch.empty(N, dtype=dtype),) if request.bias else ()
-    problem = request.problem(a, b, c)
-    selection = select(problem, device_of_capability((9, 0)))
-    made = plan.GemmPlan(problem, selection, torch.device("cpu"))
-    expected = [launch.programmatic() for launch in launches(problem, selection)]
-    temporaries = [temporary for launch in expected for temporary in launch.temporaries]
-    shares = any(launch.counters for launch in expected)
-    assert ("one launch" in name) == (len(expected) == 1 and not shares) and made.out_dtype == dtype
-    if ahead:
-        made.compile()
-        assert driver.contexts == [0] and not driver.launched
-        assert all(scalars == {"alpha": 1.0, "beta": 0.0} for _, _, scalars in driver.compiled)
-        made.compile()  # by another thread
-    bound: list[dict[str, int]] = []
-    fill = plan.Step.fill
-    names = ("alpha", "beta", *made.names)
-    monkeypatch.setattr(
-        plan.Step,
-        "fill",
-        lambda step, values: bound.append(dict(zip(names, values, strict=True))) or fill(step, values),  # type: ignore[func-returns-value]
-    )
-    made.run(a, b, c, auxiliary, 3, 0.5)
-
-    assert [launch for launch, _, _ in driver.compiled] == expected
-    for _, operands, _ in driver.compiled:
-        assert {operand: operands[operand].dtype for operand in "abc"} == dict.fromkeys("abc", dtype)
-        assert {x.name: operands[x.name].dtype for x in temporaries} == {x.name: x.dtype for x in temporaries}
-        assert not ahead or all(x.data_ptr() % 16 == 0 and x.is_meta for x in operands.values())
-        if shares:
-            assert (operands["workspace"].dtype, operands["counters"].dtype) == (torch.float32, torch.int32)
-    assert driver.asked == (max(launch.workspace for launch in expected) if shares else 0)
-
-    addresses = {"a": a.data_ptr(), "b": b.data_ptr(), "c": c.data_ptr()}
-    addresses |= {"bias": auxiliary[0].data_ptr()} if request.bias else {}
-    for place in bound:
-        assert {operand: place[operand] for operand in addresses} == addresses
-        if shares:
-            assert (place["workspace"], place["counters"]) == tuple(x.data_ptr() for x in driver.memory)
-    scalars = {"alpha": 3.0, "beta": 0.5}
-    wanted = [(launch, 70, arguments_of(launch, bound[i], scalars)) for i, launch in enumerate(expected)]
-    assert driver.launched == wanted
-    if not temporaries:  # else they lie elsewhere
-        contexts = len(driver.contexts)
-        made.run(a, b, c, auxiliary, 3, 0.5)
-        assert driver.launched == 2 * wanted and len(driver.contexts) == contexts
-        for others in ((a.clone(), b, c), (a, b.clone(), c), (a, b, c.clone())):
-            made.run(*others, auxiliary, 3, 0.5)
-            given = [bound[-1][operand] for operand in "abc"]
-            assert given == [x.data_ptr() for x in others]
-        if auxiliary:
-            made.run(a, b, c, other := (auxiliary[0].clone(),), 3, 0.5)
-            assert bound[-1]["bias"] == other[0].data_ptr() and driver.launched[-1][2] != wanted[-1][2]
-
-
-def test_a_plan_launches_on_the_stream_of_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = FakeDriver(monkeypatch)
-    a, b, c = half(4096, 512), half(512, 2048), half(4096, 2048)
-    problem = GemmProblem.of(a, b, c)
-    made = plan.GemmPlan(problem, select(problem, device_of_capability((9, 0))), torch.device("cuda", 1))
-    made.run(a, b, c)
-    assert [stream for _, stream, _ in driver.launched] == [71] and set(driver.contexts) == {1} and driver.device == 0
-    contexts = len(driver.contexts)
-    assert [scalars for _, _, scalars in driver.compiled] == [{"alpha": 1.0, "beta": 0.0}]
-    with driver.on_device(1):
-        made.run(a, b, c)
-    assert len(driver.contexts) == contexts and driver.launched[0] == driver.launched[1]
-
-
-def test_the_interpreter_gets_the_workspace_that_a_launch_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And no byte less: what it writes beyond is another tensor's."""
-    a, b, c = half(4, 40_000), half(40_000, 4), half(4, 4)
-    made = plan.InterpretedPlan(problem := GemmProblem.of(a, b, c), select(problem, INTERPRETER))
-    shared = [launch for launch in made.launches if launch.counters]
-    assert shared and all(launch.workspace for launch in shared)
-    seen: list[dict[str, Any]] = []
-
-    def materialise(launch: Launch, operands: dict[str, torch.Tensor], scalars: dict[str, float]) -> dict[str, Any]:
-        assert operands["workspace"].nbytes == launch.workspace and operands["workspace"].dtype == torch.float32
-        assert operands["counters"].tolist() == [0] * launch.counters and operands["counters"].dtype == torch.int32
-        seen.append({"launch": launch, **scalars})
-        return {}
-
-    run = type("Kernel", (), {"__getitem__": lambda *_: lambda **_: None})()
-    made.launches = tuple(replace(launch, kernel=run) for launch in made.launches)
-    monkeypatch.setattr(plan, "materialise", materialise)
-    made.run(a, b, c)
-    assert [(one["alpha"], one["beta"]) for one in seen] == [(1.0, 0.0)] * len(made.launches)
-
-
-def test_before_hopper_nothing_is_launched_programmatically() -> None:
-    problem = GemmProblem.of(half(64, 64), half(64, 64), half(64, 64))
-    for capability, programmatic in (((8, 0), False), ((8, 9), False), ((9, 0), True), ((10, 0), True)):
-        device = device_of_capability(capability)
-        for launch in binaries.launches_on(device, problem, select(problem, device)):
-            assert launch.options.get("launch_pdl", False) == launch.arguments["PDL"] == programmatic
-
-
-def test_a_selection_is_that_of_the_operands_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "device_info", lambda _: device_of_capability((9, 0)))
-    a, b, c = half(4096, 512), half(512, 2048), half(4096, 2048)
-    assert plan.selection_of(a, b, c) == select(GemmProblem.of(a, b, c), device_of_capability((9, 0)))
-
-
-def test_what_is_compiled_for_is_aligned_or_is_not() -> None:
-    for dtype in (torch.int8, HALF, torch.float32, torch.float64):
-        for aligned in (True, False):
-            a = torch.empty(65, dtype=dtype)[0 if aligned else 1 :][:64].view(8, 8)
-            x = binaries.operands_of(
-                GemmProblem.of(a, torch.empty(8, 8, dtype=dtype), torch.empty(8, 8, dtype=dtype)), []
-            )["a"]
-            assert x.dtype is dtype and (x.data_ptr() % 16 == 0) == aligned
 
 
 # --- The memory that operands span ---

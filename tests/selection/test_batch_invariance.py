@@ -180,6 +180,8 @@ def test_what_is_left_out_would_not_have_been_chosen(N: int, K: int) -> None:
             if bit_class(problem, found) == wanted and illegal(problem, HOPPER, candidate) is None:
                 assert found == selection
                 break
+        else:
+            pytest.fail("no candidate is of the class")
 
 
 @pytest.mark.parametrize("precision", ["half", "tf32", "bf16x6", "fp8", "fp8 fast"])

@@ -168,6 +168,7 @@ def test_what_is_wrong_is_not_timed_and_not_tried_again(wrong: str, bits: str, w
     bench, _ = bench_of(small(), tmp_path, bits)
     if why is None:
         bench.prepare(way)
+        assert way in bench.starts
         return
     with pytest.raises(FailedError, match=why):
         bench.prepare(way)

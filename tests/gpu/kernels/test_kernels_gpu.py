@@ -80,6 +80,14 @@ def check(case: Case, selection: Selection, times: int = 1) -> None:
 # --- The warp-specialised kernel ---
 
 
+def taken(cases: list[Case], config: TileConfig, schedule: Schedule | None = None) -> list[Case]:
+    """Those that the configuration takes; the test is skipped where it takes none."""
+    why = [warp_specialised.illegal(Operands(case).problem, gpu(), config, schedule) for case in cases]
+    if None not in why:
+        pytest.skip(str(why[0]))
+    return [case for case, reason in zip(cases, why, strict=True) if reason is None]
+
+
 def persistent(config: TileConfig, schedule: Schedule, *, precision: str = "half", **options: object) -> Selection:
     return Selection(Algorithm("warp_specialised", config, schedule, **options), "by a test", precision)
 
@@ -137,6 +145,7 @@ def test_sums_of_a_second_launch_are_those_of_owners(config: TileConfig) -> None
     """Bit for bit, with C's edges inside of tiles, parts of unequal lengths, and more of them than a thread reads at
     once; relaunched at once, so that a second launch and the next first one overlap."""
     m, n, k = of_cluster(config)
+    ran = 0
     for orders, size, parts in (
         ("ntn", (m - 7, n + 8, 7 * k + 8), 3),
         ("nnt", (m, max(n - 8, 8), 41 * k), 20),
@@ -144,7 +153,8 @@ def test_sums_of_a_second_launch_are_those_of_owners(config: TileConfig) -> None
     ):
         case = Case(size, orders)
         schedule, operands = reduced(case, config, parts), Operands(case)
-        if warp_specialised.illegal(operands.problem, gpu(), config, schedule) is not None:
+        why = warp_specialised.illegal(operands.problem, gpu(), config, schedule)
+        if why is not None:
             continue
         plan = GemmPlan(operands.problem, persistent(config, schedule), DEVICE)
         operands.check(plan, parts, times=3)
@@ -155,6 +165,9 @@ def test_sums_of_a_second_launch_are_those_of_owners(config: TileConfig) -> None
         ):
             results.append(operands.run(GemmPlan(operands.problem, persistent(config, owners), DEVICE)))
         assert all(torch.equal(results[0], result) for result in results)
+        ran += 1
+    if not ran:
+        pytest.skip(str(why))
 
 
 @hopper
@@ -210,16 +223,16 @@ def test_every_circumstance_in_clusters(name: str) -> None:
 @pytest.mark.parametrize("config", warp_specialised.configs(torch.int8, clusters=True), ids=ids)
 def test_bytes_in_clusters(config: TileConfig) -> None:
     m, n, k = of_cluster(config)
-    for case in of_bytes(config, warp_specialised.configs(torch.int8, clusters=True).index(config)):
-        case = replace(case, size=(m + 16, n + 16, 6 * k + 16))
-        if warp_specialised.illegal(Operands(case).problem, gpu(), config) is None:
-            check(case, persistent(config, Schedule(3)), times=2)
+    cases = of_bytes(config, warp_specialised.configs(torch.int8, clusters=True).index(config))
+    for case in taken([replace(case, size=(m + 16, n + 16, 6 * k + 16)) for case in cases], config):
+        check(case, persistent(config, Schedule(3)), times=2)
 
 
 @hopper
 @clusters
 @pytest.mark.parametrize("precision", ["tf32", *EMULATED])
 def test_fp32_in_clusters(precision: str) -> None:
+    ran = 0
     for config in warp_specialised.configs(torch.float32 if precision.startswith("tf32") else torch.bfloat16, True):
         m, n, k = of_cluster(config)
         operands = Operands(Case((m + 8, n + 8, 5 * k + 4), "ttn", dtype=torch.float32, precision=precision))
@@ -228,6 +241,8 @@ def test_fp32_in_clusters(precision: str) -> None:
         if warp_specialised.illegal(given, gpu(), config) is None:
             chosen = persistent(config, Schedule(3), packed=packed, precision=precision)
             operands.check(GemmPlan(operands.problem, chosen, DEVICE))
+            ran += 1
+    assert ran
 
 
 @hopper
@@ -427,7 +442,7 @@ def test_widths_under_load() -> None:
 @pytest.mark.parametrize("schedules", [wholes, splits], ids=["whole", "split"])
 def test_every_config_schedule_and_layout(schedules, config: TileConfig, orders: str) -> None:
     if schedules is splits and not warp_specialised.can_split_k(config):
-        return
+        pytest.skip("it cannot split K")
     why = warp_specialised.illegal(Operands(Case((64, 64, 64), orders + "n")).problem, gpu(), config)
     if why is not None:  # one `wgmma` of the whole width has larger parts of C (`wide_columns`)
         pytest.skip(why)
@@ -513,20 +528,19 @@ def test_every_circumstance_of_parts_in_turn(name: str) -> None:
 def test_bytes_in_turn(config: TileConfig) -> None:
     """fp8 of every kind of scales, also where what is added are promoted sums."""
     in_turn = Schedule(4, split_k=3)
-    for case in of_bytes(config, warp_specialised.configs(torch.int8).index(config)):
-        if warp_specialised.illegal(Operands(case).problem, gpu(), config, in_turn) is None:
-            check(case, persistent(config, in_turn), times=2)
+    for case in taken(of_bytes(config, warp_specialised.configs(torch.int8).index(config)), config, in_turn):
+        check(case, persistent(config, in_turn), times=2)
 
 
 @hopper
 @pytest.mark.parametrize("config", warp_specialised.configs(torch.int8), ids=ids)
 def test_bytes(config: TileConfig) -> None:
     """fp8 and int8 in every configuration, whole and split."""
-    for case in of_bytes(config, warp_specialised.CONFIGS.index(replace(config, BLOCK_K=config.BLOCK_K // 2))):
-        if warp_specialised.illegal(Operands(case).problem, gpu(), config) is None:
-            check(case, persistent(config, Schedule(4)), times=2)
-            if warp_specialised.can_split_k(config):
-                check(case, persistent(config, Schedule(9, split_tiles=3, split_k=3)), times=2)
+    turn = warp_specialised.CONFIGS.index(replace(config, BLOCK_K=config.BLOCK_K // 2))
+    for case in taken(of_bytes(config, turn), config):
+        check(case, persistent(config, Schedule(4)), times=2)
+        if warp_specialised.can_split_k(config):
+            check(case, persistent(config, Schedule(9, split_tiles=3, split_k=3)), times=2)
 
 
 @hopper

@@ -203,7 +203,8 @@ def test_groups_and_scales() -> None:
         lambda: triton_gemm.grouped_matmul(a, b, offs), lambda: triton_gemm.scaled_matmul(*eights, one, one)
     )
     assert_right(a[100:300], b[1], grouped[100:300])
-    torch.testing.assert_close(scaled.float(), eights[0].float() @ eights[1].float(), atol=0.1, rtol=0.02)
+    truth, bound = expected(*(x.double() for x in eights), None, mode="fp8", out_dtype=scaled.dtype)
+    assert ((scaled.double() - truth).abs() <= bound).all()
 
 
 @pytest.mark.parametrize("rung", [rung for rung in LADDER if rung.precision == "half"], ids=lambda rung: rung.id)
@@ -218,16 +219,18 @@ def test_rungs(rung: Any) -> None:
     assert_right(a, b, c)
 
 
+# Its sums are whole numbers that bf16 holds.
 FIRST_BACKWARD = """
 import torch, triton_gemm
-x, w = (torch.randn(512, 512, device="cuda").bfloat16().requires_grad_() for _ in range(2))
+torch.manual_seed(0)
+x, w = (torch.randint(-1, 2, (512, 512), device="cuda").bfloat16().requires_grad_() for _ in range(2))
 y = triton_gemm.linear(x, w)
 y.backward(torch.ones_like(y))   # in a thread of autograd's own
 y, grads = x @ w.mT, [x.grad.clone(), w.grad.clone()]
 x.grad = w.grad = None
 y.backward(torch.ones_like(y))
 for ours, torchs in zip(grads, (x.grad, w.grad)):
-    torch.testing.assert_close(ours, torchs, atol=0.5, rtol=0.02)
+    assert torch.equal(ours, torchs)
 print("done")
 """
 

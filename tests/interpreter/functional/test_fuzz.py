@@ -49,7 +49,6 @@ def nothing_stays_planned() -> Iterator[None]:
 
 
 @pytest.mark.filterwarnings("ignore:invalid value", "ignore:overflow")
-@pytest.mark.few(shows=lambda share: {share % 4})
 @pytest.mark.parametrize("share", range(SHARES))
 def test_a_thousand_products(share: int, patched_faster: None) -> None:
     end, number = Calls.products + PRODUCTS // SHARES, 1000 * share

@@ -1,0 +1,249 @@
+"""What a plan compiles and launches, without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from triton_gemm.hardware.device import INTERPRETER, device_of_capability
+from triton_gemm.kernels.launch import Launch, Pointer, Scalar, TensorMap
+from triton_gemm.problem import PRODUCT, GemmProblem, Request
+from triton_gemm.runtime import binaries, interpreted_plan, plan
+from triton_gemm.selection.select import launches, select
+
+HALF = torch.float16
+
+
+def half(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=HALF)
+
+
+class FakeDriver:
+    """In the place of compiler and GPU: notes what is compiled, for operands of which dtypes, and what is launched."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.compiled: list[tuple[Launch, dict[str, torch.Tensor], dict[str, float]]] = []
+        self.launched: list[tuple[Launch, int, tuple[Any, ...]]] = []
+        self.contexts: list[int] = []
+        self.device, self.asked = 0, 0
+        self.memory = [torch.empty(4), torch.zeros(4, dtype=torch.int32)]
+        monkeypatch.setattr(plan, "device_info", lambda _: device_of_capability((9, 0)))
+        monkeypatch.setattr(plan, "current_device", lambda: self.device)
+        monkeypatch.setattr(plan, "current_stream", lambda index: 70 + index)
+        monkeypatch.setattr(plan, "ensure_context", self.contexts.append)
+        monkeypatch.setattr(plan, "compiled", self.compile)
+        monkeypatch.setattr(plan, "tensor_maps", lambda launch: [partial(self.encoded, i) for i in range(9)])
+        monkeypatch.setattr(plan, "left_out", lambda _: ())
+        monkeypatch.setattr(plan, "launcher", self.launcher)
+        monkeypatch.setattr(plan, "workspace", self.workspace)
+        monkeypatch.setattr(torch.cuda, "device", self.on_device)
+
+    def compile(self, launch: Launch, operands: dict[str, torch.Tensor], scalars: dict[str, float]) -> Launch:
+        self.compiled.append((launch, dict(operands), dict(scalars)))
+        return launch
+
+    def encoded(
+        self, place: int, address: int, shape: Any, strides: Any, to_tf32: bool, rows: int | None
+    ) -> tuple[object, ...]:
+        return (place, address, shape, strides, to_tf32, rows)
+
+    def launcher(self, kernel: Launch, grid: tuple[int, ...], cluster: int) -> Callable[..., None]:
+        assert (grid, cluster) == (kernel.grid, kernel.cluster)
+        return lambda stream, arguments: self.launched.append((kernel, stream, tuple(arguments)))
+
+    def workspace(self, device: int, stream: int, nbytes: int) -> list[torch.Tensor]:
+        assert (device, stream) == (self.device, 70 + self.device)
+        self.asked = nbytes
+        return self.memory
+
+    @contextmanager
+    def on_device(self, index: int) -> Iterator[None]:
+        before, self.device = self.device, index
+        yield
+        self.device = before
+
+
+def arguments_of(launch: Launch, addresses: dict[str, int], scalars: dict[str, float]) -> tuple[object, ...]:
+    """What the driver is given for a launch: a tensor map is followed by its shape and its strides."""
+    given: list[object] = []
+    maps = 0
+    for part in launch.arguments.values():
+        if isinstance(part, TensorMap):
+            said = (part.shape, part.strides, part.to_tf32, part.rows)
+            given += [(maps, addresses[part.operand], *said), *part.shape, *part.strides]
+            maps += 1
+        elif isinstance(part, Pointer):
+            given.append(addresses[part.operand])
+        else:
+            given.append(scalars[part.name] if isinstance(part, Scalar) else part)
+    return tuple(given)
+
+
+LAUNCHED: dict[str, tuple[tuple[int, int, int], torch.dtype, Request]] = {
+    "one launch": ((4096, 2048, 512), torch.bfloat16, PRODUCT),
+    "one launch with a bias": ((4096, 2048, 512), torch.bfloat16, Request(bias="n")),
+    "parts that are added up in the workspace": ((128, 128, 16384), torch.bfloat16, PRODUCT),
+    "copies, and a second launch": ((256, 320, 512), torch.float32, Request(precision="tf32x3")),
+    "a copy, a workspace and a bias": ((128, 129, 16384), torch.bfloat16, Request(alpha=2.0, bias="n")),
+}
+
+
+class Planned:
+    """One of LAUNCHED, planned for Hopper. bound: the addresses that each launch was bound to, by name; shared: dtypes
+    of the memory that its launches have in common."""
+
+    def __init__(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.driver = FakeDriver(monkeypatch)
+        (M, N, K), self.dtype, request = LAUNCHED[name]
+        shapes = {"a": (M, K), "b": (K, N), "c": (M, N), **({"bias": (N,)} if request.bias else {})}
+        self.operands = {operand: torch.empty(shape, dtype=self.dtype) for operand, shape in shapes.items()}
+        problem = request.problem(*(self.operands[operand] for operand in "abc"))
+        selection = select(problem, device_of_capability((9, 0)))
+        self.plan = plan.GemmPlan(problem, selection, torch.device("cpu"))
+        self.expected = [launch.programmatic() for launch in launches(problem, selection)]
+        shares = any(launch.counters for launch in self.expected)
+        self.shared = {"workspace": torch.float32, "counters": torch.int32} if shares else {}
+        self.bound: list[dict[str, int]] = []
+        fill, names = plan.Step.fill, ("alpha", "beta", *self.plan.names)
+
+        def noted(step: plan.Step, values: Sequence[Any]) -> Any:
+            self.bound.append(dict(zip(names, values, strict=True)))
+            return fill(step, values)
+
+        monkeypatch.setattr(plan.Step, "fill", noted)
+
+    def run(self, **others: torch.Tensor) -> dict[str, int]:
+        """Calls it on its operands, or others in their places; returns their addresses."""
+        operands = {**self.operands, **others}
+        a, b, c, *auxiliary = operands.values()
+        self.plan.run(a, b, c, tuple(auxiliary), 3, 0.5)
+        memory = zip(self.shared, self.driver.memory, strict=False)
+        return {name: x.data_ptr() for name, x in (*operands.items(), *memory)}
+
+    def assert_compiled(self) -> None:
+        """Each launch once, for the dtypes of what it is launched on."""
+        temporaries = {x.name: x.dtype for launch in self.expected for x in launch.temporaries}
+        dtypes = {**dict.fromkeys("abc", self.dtype), **temporaries, **self.shared}
+        assert [launch for launch, _, _ in self.driver.compiled] == self.expected
+        for _, operands, _ in self.driver.compiled:
+            assert {name: operands[name].dtype for name in dtypes} == dtypes
+
+
+@pytest.mark.parametrize("name", LAUNCHED)
+def test_a_plan_compiles_each_launch_at_its_first_call(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Planned(name, monkeypatch)
+    for _ in range(2):
+        made.run()
+        made.assert_compiled()
+
+
+@pytest.mark.parametrize("name", LAUNCHED)
+def test_a_plan_that_was_compiled_ahead_compiles_nothing_at_a_call(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was for aligned operands that do not exist."""
+    made = Planned(name, monkeypatch)
+    made.plan.compile()
+    assert made.driver.contexts == [0] and not made.driver.launched
+    made.plan.compile()  # by another thread
+    made.run()
+    made.assert_compiled()
+    for _, operands, scalars in made.driver.compiled:
+        assert scalars == {"alpha": 1.0, "beta": 0.0}
+        assert all(x.data_ptr() % 16 == 0 and x.is_meta for x in operands.values())
+
+
+@pytest.mark.parametrize("name", LAUNCHED)
+def test_a_plan_launches_on_what_it_is_given(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Planned(name, monkeypatch)
+    addresses, scalars = made.run(), {"alpha": 3.0, "beta": 0.5}
+    assert ("one launch" in name) == (len(made.expected) == 1 and not made.shared)
+    assert made.plan.out_dtype == made.dtype
+    assert made.driver.asked == (max(launch.workspace for launch in made.expected) if made.shared else 0)
+    assert [{operand: place[operand] for operand in addresses} for place in made.bound] == [addresses] * len(made.bound)
+    wanted = zip(made.expected, made.bound, strict=True)
+    assert made.driver.launched == [(launch, 70, arguments_of(launch, place, scalars)) for launch, place in wanted]
+
+
+@pytest.mark.parametrize(
+    ("name", "operand"),
+    [
+        *((name, operand) for name in ("one launch", "parts that are added up in the workspace") for operand in "abc"),
+        *(("one launch with a bias", operand) for operand in ("a", "b", "c", "bias")),
+    ],
+)
+def test_a_plan_s_next_call_launches_on_other_addresses(
+    name: str, operand: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And on those of before where nothing has moved, without a context for a new tensor map."""
+    made = Planned(name, monkeypatch)
+    before = made.run()
+    first, contexts = made.driver.launched.copy(), len(made.driver.contexts)
+    assert made.run() == before and made.driver.launched == 2 * first and len(made.driver.contexts) == contexts
+    after = made.run(**{operand: made.operands[operand].clone()})
+    assert {name for name in after if after[name] != before[name]} == {operand}
+    assert {name: made.bound[-1][name] for name in after} == after
+    assert made.driver.launched[-1][2] != first[-1][2]
+
+
+def test_a_plan_launches_on_the_stream_of_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = FakeDriver(monkeypatch)
+    a, b, c = half(4096, 512), half(512, 2048), half(4096, 2048)
+    problem = GemmProblem.of(a, b, c)
+    made = plan.GemmPlan(problem, select(problem, device_of_capability((9, 0))), torch.device("cuda", 1))
+    made.run(a, b, c)
+    assert [stream for _, stream, _ in driver.launched] == [71] and set(driver.contexts) == {1} and driver.device == 0
+    contexts = len(driver.contexts)
+    assert [scalars for _, _, scalars in driver.compiled] == [{"alpha": 1.0, "beta": 0.0}]
+    with driver.on_device(1):
+        made.run(a, b, c)
+    assert len(driver.contexts) == contexts and driver.launched[0] == driver.launched[1]
+
+
+def test_the_interpreter_gets_the_workspace_that_a_launch_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no byte less: what it writes beyond is another tensor's."""
+    a, b, c = half(4, 40_000), half(40_000, 4), half(4, 4)
+    made = plan.InterpretedPlan(problem := GemmProblem.of(a, b, c), select(problem, INTERPRETER))
+    shared = [launch for launch in made.launches if launch.counters]
+    assert shared and all(launch.workspace for launch in shared)
+    seen: list[dict[str, Any]] = []
+
+    def materialise(launch: Launch, operands: dict[str, torch.Tensor], scalars: dict[str, float]) -> dict[str, Any]:
+        assert operands["workspace"].nbytes == launch.workspace and operands["workspace"].dtype == torch.float32
+        assert operands["counters"].tolist() == [0] * launch.counters and operands["counters"].dtype == torch.int32
+        seen.append({"launch": launch, **scalars})
+        return {}
+
+    run = type("Kernel", (), {"__getitem__": lambda *_: lambda **_: None})()
+    made.launches = tuple(replace(launch, kernel=run) for launch in made.launches)
+    monkeypatch.setattr(interpreted_plan, "materialise", materialise)
+    made.run(a, b, c)
+    assert [(one["alpha"], one["beta"]) for one in seen] == [(1.0, 0.0)] * len(made.launches)
+
+
+def test_before_hopper_nothing_is_launched_programmatically() -> None:
+    problem = GemmProblem.of(half(64, 64), half(64, 64), half(64, 64))
+    for capability, programmatic in (((8, 0), False), ((8, 9), False), ((9, 0), True), ((10, 0), True)):
+        device = device_of_capability(capability)
+        for launch in binaries.launches_on(device, problem, select(problem, device)):
+            assert launch.options.get("launch_pdl", False) == launch.arguments["PDL"] == programmatic
+
+
+def test_a_selection_is_that_of_the_operands_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "device_info", lambda _: device_of_capability((9, 0)))
+    a, b, c = half(4096, 512), half(512, 2048), half(4096, 2048)
+    assert plan.selection_of(a, b, c) == select(GemmProblem.of(a, b, c), device_of_capability((9, 0)))
+
+
+def test_what_is_compiled_for_is_aligned_or_is_not() -> None:
+    for dtype in (torch.int8, HALF, torch.float32, torch.float64):
+        for aligned in (True, False):
+            a = torch.empty(65, dtype=dtype)[0 if aligned else 1 :][:64].view(8, 8)
+            x = binaries.operands_of(
+                GemmProblem.of(a, torch.empty(8, 8, dtype=dtype), torch.empty(8, 8, dtype=dtype)), []
+            )["a"]
+            assert x.dtype is dtype and (x.data_ptr() % 16 == 0) == aligned
