@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from .. import __version__
-from . import cache, calibrate, compare, doctor, explain, output, source_tree, tune, warmup
+from . import build, cache, calibrate, compare, doctor, explain, output, source_tree, tune, warmup
 
 # click's, which newer versions of typer have themselves.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -56,6 +56,7 @@ app.command("tune")(tune.tune)
 app.command("compare")(compare.compare)
 app.command("calibrate")(calibrate.calibrate)
 app.command("warmup")(warmup.warmup)
+app.command("build")(build.build)
 app.add_typer(cache.app, name="cache")
 app.command("doctor")(doctor.doctor)
 for name, function in source_tree.commands().items():

@@ -13,6 +13,7 @@ from .. import tables
 from ..calibration import kept
 from ..hardware.device import DeviceInfo
 from ..problem import GemmProblem
+from ..runtime import native_file
 from ..tables import files
 from ..tables.files import Table
 from ..tables.records import Entry, plain
@@ -252,18 +253,28 @@ def clear(
     models: Annotated[bool, typer.Option("--models", help="Delete calibrated models instead of tables.")] = False,
     as_json: output.Json = False,
 ) -> None:
-    """Delete your own tables and tuning's notes, of all GPUs, or your calibrated models. It asks first."""
+    """Delete your own tables and tuning's notes, of all GPUs, and built extensions; or your calibrated models.
+
+    It asks first.
+    """
     where, delete = (kept.folder(), kept.clear) if models else (tables.folder(), tables.clear)
     own = [] if where is None else files.names(where, "")
     notes = [] if models else tables.notes()
+    extensions = [] if models else native_file.extensions()
 
     def what(count: int) -> str:
-        return f"{count} models" if models else f"{count} tables" + f" and {len(notes)} notes of tuning" * bool(notes)
+        if models:
+            return f"{count} models"
+        more = f" and {len(notes)} notes of tuning" * bool(notes)
+        return f"{count} tables" + more + f" and {len(extensions)} built extensions" * bool(extensions)
 
-    if (own or notes) and not yes:
+    if (own or notes or extensions) and not yes:
         if as_json:
             raise output.wrong_call("--json cannot ask: add --yes")
-        typer.confirm(f"Delete {what(len(own))} in {where}?", abort=True)
+        places = [str(x) for x in (where if own or notes else None, *{x.parent for x in extensions}) if x]
+        typer.confirm(f"Delete {what(len(own))} in {' and '.join(places)}?", abort=True)
     count = delete()
-    data = {"deleted": count} if models else {"deleted": count, "notes": len(notes)}
+    for path in extensions:
+        path.unlink(missing_ok=True)
+    data = {"deleted": count} if models else {"deleted": count, "notes": len(notes), "extensions": len(extensions)}
     output.show(data, as_json, lambda console: console.print(f"deleted {what(count)}"))

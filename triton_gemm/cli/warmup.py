@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ..hardware.device import DeviceInfo
 from ..hardware.gpus import NAMES, named_device
 from ..problem import GemmProblem
+from ..runtime import native_build
 from ..runtime.precompile import precompile
 from ..selection.select import Selection, select
 from ..tables.files import Bits
@@ -60,7 +61,8 @@ def warmup(
 
     Set `TRITON_CACHE_DIR=/opt/triton-cache` in the image: nothing is compiled at run time then, and no C compiler
     is needed. It also builds Triton's launcher; with Triton 3.8 or later set `TRITON_LIBCUDA_PATH` for that, here
-    and in the image, to the folder that has libcuda.so.1 at run time, mostly /usr/lib/x86_64-linux-gnu.
+    and in the image, to the folder that has libcuda.so.1 at run time, mostly /usr/lib/x86_64-linux-gnu. And it builds
+    what `triton-gemm build` does, into your cache folder.
 
     With `--candidates same` a later `triton-gemm tune` on the GPU finds all of its candidates compiled.
     """
@@ -84,6 +86,7 @@ def warmup(
             selecting=lambda done, total: bar.update(line, completed=done, total=total, description="selected"),
             also=lambda problem, device: _candidates(problem, device, candidates),
         )
+    extension = native_build.ahead()
 
     def render(console: Console) -> None:
         already = made.kernels - made.compiled
@@ -92,10 +95,12 @@ def warmup(
         console.print(f"{output.counted(made.kernels, 'kernel')} for {gemms} on {names} in {made.cache}")
         console.print(f"{made.compiled} compiled in {made.seconds:.0f} s, {already} were compiled before")
         console.print(f"the launcher: {made.launcher or 'built'}")
+        console.print(f"the extension that launches repeated calls: {extension or 'built'}")
         for failure in made.failures:
             console.print(f"failed: {failure}")
 
-    output.show(asdict(made) | {"devices": [x.name for x in devices]}, as_json, render)
+    data = asdict(made) | {"devices": [x.name for x in devices], "extension": extension}
+    output.show(data, as_json, render)
     if made.failures:
         raise typer.Exit(output.FAILED)
 

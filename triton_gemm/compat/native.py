@@ -1,60 +1,67 @@
-"""`native.cpp`, an extension of Python that calls torch's C++ and launches kernels: how it is built and loaded."""
+"""The extension of Python that calls torch's C++ and launches kernels: how its sources are built, and loaded."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import platform
+import shlex
 import shutil
-import subprocess
 import sysconfig
-from functools import lru_cache, partial
+from collections.abc import Sequence
+from functools import cache
 from importlib import machinery, util
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import triton
 from triton.backends.nvidia import driver as nvidia
 
-_SOURCES = [
-    Path(__file__).with_name(name)
-    for name in ("native.cpp", "native_derivatives.h", "native_calls.h", "native_entries.h")
-]
-_NAME = "triton_gemm_native"  # of the module, as its source has it
+_NAME = "triton_gemm_native"  # the module's name, as its source has it
+_SOURCES = sorted(Path(__file__).with_name("cpp").glob("*.cpp"))
+_HEADERS = sorted(Path(__file__).with_name("cpp").glob("*.h"))
+_TORCH = Path(torch.__file__).parent
+_FLAGS = ["-O2", "-fPIC", "-std=c++20", "-w", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"]
+_LIBRARIES = ["c10", "torch_cpu", "torch", "torch_python"]
+if (_TORCH / "lib" / "libtorch_cuda.so").exists():
+    _LIBRARIES += ["c10_cuda", "torch_cuda"]
 
 
-def cxx_compiler() -> str | None:
-    """The command of the C++ compiler, or None."""
-    return os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
+def cxx_compiler() -> list[str] | None:
+    """The C++ compiler and its arguments, or None. RuntimeError where CXX cannot be split into them."""
+    given = os.environ.get("CXX", "")
+    try:
+        found = shlex.split(given)
+    except ValueError as error:
+        raise RuntimeError(f"CXX is {given!r}: {error}") from None
+    path = shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
+    return found or (None if path is None else [path])
 
 
-def native_command(compiler: str) -> list[str]:
-    """What builds the extension but for `-o` and its file: with torch's headers and libraries, and cuda.h of Triton."""
-    torchs = Path(torch.__file__).parent
-    headers = [torchs / "include", torchs / "include" / "torch" / "csrc" / "api" / "include"]
+def native_commands(compiler: Sequence[str], file: str) -> tuple[list[list[str]], list[str]]:
+    """What builds the extension into that file of the working folder: commands that compile a source each, which may
+    run at once, and the one that links them. They need headers and libraries of torch, and cuda.h of Triton."""
+    headers = [_TORCH / "include", _TORCH / "include" / "torch" / "csrc" / "api" / "include"]
     headers += [Path(nvidia.dirname, "include"), Path(sysconfig.get_paths()["include"])]
-    libraries = ["c10", "torch_cpu", "torch", "torch_python"]
-    if (torchs / "lib" / "libtorch_cuda.so").exists():
-        libraries += ["c10_cuda", "torch_cuda"]
-    return [
-        *(compiler, "-O2", "-fPIC", "-shared", "-std=c++20", "-w"),
-        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
-        *(f"-I{folder}" for folder in headers),
-        str(_SOURCES[0]),
-        f"-L{torchs / 'lib'}",
-        "-Wl,--no-as-needed",
-        *(f"-l{library}" for library in libraries),
-    ]
+    compiling = [*compiler, *_FLAGS, *(f"-I{folder}" for folder in headers), "-c"]
+    objects = [f"{source.stem}.o" for source in _SOURCES]
+    libraries = [f"-L{_TORCH / 'lib'}", "-Wl,--no-as-needed", *(f"-l{library}" for library in _LIBRARIES)]
+    return (
+        [[*compiling, str(source), "-o", made] for source, made in zip(_SOURCES, objects, strict=True)],
+        [*compiler, *_FLAGS, "-shared", *objects, *libraries, "-o", file],
+    )
 
 
-@lru_cache(maxsize=4)
-def native_file(compiler: str) -> str:
-    """The name of the extension's file, which says all that it depends on: its source, torch, Triton's headers, Python
-    and the compiler. OSError and CalledProcessError where the compiler does not run."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=60).stdout
-    on = [torch.__version__, triton.__version__, sysconfig.get_config_var("SOABI"), *native_command(compiler)]
-    text = b"".join([source.read_bytes() for source in _SOURCES]) + version + "\n".join(map(str, on)).encode()
-    return f"{_NAME}-{hashlib.sha256(text).hexdigest()[:32]}.so"
+@cache
+def native_key() -> str:
+    """What the built extension depends on, as a hash: its sources, torch, Python and the machine. Of Triton's headers
+    it needs cuda.h alone, whose structures are the driver's interface and do not change. The compiler is left out, so
+    that an extension is found where there is none."""
+    on = [torch.__version__, torch.version.git_version, sysconfig.get_config_var("SOABI"), platform.machine()]
+    text = b"".join(source.read_bytes() for source in (*_SOURCES, *_HEADERS))
+    return hashlib.sha256(text + "\n".join(map(str, [*on, *_FLAGS, *_LIBRARIES])).encode()).hexdigest()[:32]
 
 
 def native_refused() -> str | None:
@@ -68,16 +75,16 @@ def native_refused() -> str | None:
     return None
 
 
-def load_native(path: Path, launch: int, error_string: int, *of_calls: object) -> Any:
-    """The extension's module. launch, error_string: addresses of the driver's cuLaunchKernelEx and cuGetErrorString;
-    of_calls: the module that has the number of the state, as a dictionary, the context's policy, what gives a
-    backward's, and what makes a thread's context. ImportError where it cannot be loaded."""
-    loader = machinery.ExtensionFileLoader(_NAME, str(path))
-    spec = util.spec_from_loader(_NAME, loader)
+def import_native(path: str) -> Any:
+    """The extension's module, not set up yet. ImportError where it cannot be loaded."""
+    spec = util.spec_from_loader(_NAME, machinery.ExtensionFileLoader(_NAME, path))
     assert spec is not None
-    module = util.module_from_spec(spec)
-    *state, ensure_context = of_calls
-    precision = partial(torch._C._get_fp32_precision_getter, "cuda", "matmul")
-    hooks = triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook
-    module.setup(launch, error_string, *state, precision, *hooks, ensure_context)
-    return module
+    return util.module_from_spec(spec)
+
+
+def set_up_native(extension: Any, context: object, in_backward: object, make_context: object) -> None:
+    """Tells the extension the variable that has a context's policy, what gives a backward's, and what makes a device's
+    context the calling thread's."""
+    hooks = triton.knobs.runtime
+    about = {"context": context, "in_backward": in_backward, "make_context": make_context, "hooks": hooks}
+    extension.setup(SimpleNamespace(**about))

@@ -29,12 +29,11 @@ from ..compat import (
     c_compiler,
     cache_folder,
     cxx_compiler,
-    native_file,
 )
 from ..hardware.device import SHARED_MEMORY, DeviceInfo, architecture, device_info
 from ..hardware.device_model import model_of, origin
 from ..hardware.driver import driver_version
-from ..runtime import background, native, policies
+from ..runtime import background, native_build, native_file, policies
 from . import storage
 from .storage import Found, Status
 
@@ -230,29 +229,44 @@ def _compiler() -> Found:
 
 
 def _native() -> Found:
-    """What launches calls like one before."""
+    """What launches repeated calls."""
+    by_python = "Python launches repeated calls, not C++"
+    if (wrong := native_file.wrong()) is not None:
+        yield "broken", wrong, "set it to one of these, or unset it"
+    if (why := native_build.why_not()) is not None:
+        yield "good", f"{by_python}: {why}"
+        return
+    where = native_file.path()
+    if where is None:
+        yield "note", f"{by_python}: there is no cache folder", "set HOME or XDG_CACHE_HOME, or install platformdirs"
+        return
+    given = native_file.setting() != "1"
     try:
-        why = native.why_not()
-    except ValueError as error:
-        yield "broken", str(error), "set it to one of these, or unset it"
+        os.close(native_file.open_checked(where))
+        yield "good", f"C++ launches repeated calls, by {where}"
         return
-    if why is not None:
-        yield "good", f"Python launches calls like one before: {why}"
+    except PermissionError as error:
+        yield (
+            "note",
+            f"{by_python}: {error}",
+            f"if it is not yours, delete it; else `chmod go-w {where}`, and its folder",
+        )
         return
-    compiler, where = cxx_compiler(), native.folder()
+    except (OSError, ImportError) as error:
+        if given:
+            how = f"build it with `triton-gemm build --into {where.parent}`, or unset TRITON_GEMM_NATIVE"
+            yield "note", f"{by_python}, as TRITON_GEMM_NATIVE is {where}: {error}", how
+            return
     try:
-        built = compiler is not None and where is not None and (where / native_file(compiler)).exists()
-    except (OSError, subprocess.SubprocessError) as error:
-        yield "note", f"Python launches calls like one before: {error}", "set CXX, or install g++"
+        compiler = cxx_compiler()
+    except RuntimeError as error:
+        yield "note", f"{by_python}: {error}", "set CXX to a command"
         return
-    if built:
-        yield "good", f"C++ launches calls like one before, from {where}"
-    elif compiler is None:
-        yield "note", "Python launches calls like one before: there is no C++ compiler", "set CXX, or install g++"
-    elif where is None:
-        yield "note", "Python launches calls like one before: it has no cache", "set TRITON_GEMM_CACHE_DIR"
+    if compiler is None:
+        yield "note", f"{by_python}: there is no C++ compiler", "set CXX, or install g++"
     else:
-        yield "good", f"C++ launches calls like one before once {compiler} has built it, in the background"
+        says = f"C++ launches repeated calls once {compiler[0]} has built an extension, in the background"
+        yield "good", says, "`triton-gemm build` builds it now"
 
 
 def _ptxas() -> Found:
@@ -293,6 +307,10 @@ def _product() -> Found:
 
 
 def _policy() -> Found:
+    switch = os.environ.get("TRITON_GEMM_BACKGROUND", "1")
+    if switch not in ("0", "1"):
+        words = f"TRITON_GEMM_BACKGROUND must be 0 or 1, not {switch!r}: it counts as 1"
+        yield "broken", words, "set TRITON_GEMM_BACKGROUND to one of these, or unset it"
     try:
         found = policies.current()
         switches = {"batch invariance": found.batch_invariant, "compiling in the background": background.enabled()}

@@ -1,0 +1,398 @@
+"""The extension that launches repeated calls: how it is built, and that nothing waits for it or is left behind."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.runtime.test_native import SMALL, Call
+from tests.support import fake_cxx, fake_driver
+from triton_gemm import compat
+from triton_gemm.runtime import native_build, native_file
+
+SLOWLY = 'sleep 1; echo slowly > "$output"'
+FOREVER = 'echo $$ >> "$log.pids"; sleep 600 & echo $! >> "$log.pids"; wait'.replace("$log", "{log}")
+
+
+def contents(name: str) -> bytes:
+    """In the place of what loads: no fake is an extension."""
+    return Path(name).read_bytes()
+
+
+@pytest.fixture
+def new(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A process that has a GPU and an empty cache, and has begun nothing."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("TRITON_GEMM_NATIVE")
+    monkeypatch.setattr(native_build, "_begun", False)
+    monkeypatch.setattr(native_build, "_module", None)
+    monkeypatch.setattr(native_build, "_why", native_build.NOT_YET)
+    for name in ("why_not", "_never"):
+        monkeypatch.setattr(native_build, name, lambda: None)
+    monkeypatch.setattr(native_build, "_set_up", contents)
+    monkeypatch.setattr(native_build, "native_refused", lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    native_file.setting.cache_clear()
+    yield tmp_path / "cache" / "triton_gemm" / "native"
+    native_file.setting.cache_clear()
+
+
+def use(monkeypatch: pytest.MonkeyPatch, folder: Path, does: str | None = None) -> fake_cxx.Compiler:
+    made = fake_cxx.make(folder) if does is None else fake_cxx.make(folder, does)
+    monkeypatch.setenv("CXX", str(made.path))
+    return made
+
+
+@pytest.fixture
+def compiler(new: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> fake_cxx.Compiler:
+    return use(monkeypatch, tmp_path)
+
+
+def begun() -> str | None:
+    """Why there is no extension once the thread has ended that builds it."""
+    assert native_build.module() is None
+    for thread in threading.enumerate():
+        if thread.name == "triton_gemm native":
+            thread.join(60)
+            assert not thread.is_alive()
+    return native_build.state()
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [x.getMessage() for x in caplog.records if x.levelno >= logging.WARNING]
+
+
+# --- Building ---
+
+
+def test_sources_are_compiled_at_once_and_linked(
+    new: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    both = 'touch {0}/began-$$; while [ $(ls {0}/began-* | wc -l) -lt 2 ]; do sleep 0.05; done; echo x > "$output"'
+    compiler = use(monkeypatch, tmp_path, both.format(tmp_path))
+    commands = [[str(compiler.path), "-c", name, "-o", f"{name}.o"] for name in "ab"]
+    linking = [str(compiler.path), "-shared", "a.o", "b.o", "-o"]
+    monkeypatch.setattr(native_build, "native_commands", lambda _, file: (commands, [*linking, file]))
+    with caplog.at_level(logging.INFO, logger="triton_gemm"):
+        assert begun() is None
+    assert native_build.module()[: -native_file.MARK] == b"x\n"
+    assert sorted(compiler.calls())[:2] == ["-c a -o a.o", "-c b -o b.o"] and compiler.links() == 1
+    [record] = [x for x in caplog.records if x.name == "triton_gemm"]
+    assert record.levelname == "INFO" and str(compiler.path) in record.getMessage()
+
+
+def test_a_second_process_needs_no_compiler(
+    compiler: fake_cxx.Compiler, new: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert begun() is None
+    calls = compiler.calls()
+    assert all("-o" in call for call in calls), "nothing else is asked of a compiler"
+    monkeypatch.setattr(native_build, "_module", None)
+    monkeypatch.setattr(native_build, "_begun", False)
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    assert native_build.built() is native_build.module() is not None
+    assert compiler.calls() == calls
+
+
+def test_what_was_built_is_loaded_at_once(
+    compiler: fake_cxx.Compiler, new: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert native_build.built() is None and not native_build._begun and native_build.possible()
+    native_build.build()
+    with monkeypatch.context() as patch:
+        patch.setattr(native_build, "_never", lambda: "TRITON_GEMM_NATIVE is 0")
+        assert native_build.built() is None
+    assert native_build.built() is native_build.module() is not None
+    monkeypatch.setattr(native_build, "load", None)
+    assert native_build.built() is native_build.module()
+
+
+def test_files_are_the_user_s_alone_whatever_the_umask(
+    compiler: fake_cxx.Compiler, new: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_GEMM_CACHE_DIR", str(tmp_path / "shared"))
+    monkeypatch.chdir(tmp_path)
+    before = os.umask(0)
+    try:
+        path = native_build.build()
+    finally:
+        os.umask(before)
+    assert path.parent == new and not (tmp_path / "shared").exists()
+    for folder in (new, new.parent, new.parent.parent):
+        assert folder.stat().st_mode & 0o7777 == 0o700
+    assert path.stat().st_mode & 0o7777 == 0o644
+    assert {x.name for x in new.iterdir()} <= {path.name, ".lock"}
+    for relative in ("", "relative"):
+        monkeypatch.setenv("XDG_CACHE_HOME", relative)
+        assert native_file.folder() is None or native_file.folder().is_absolute()  # type: ignore[union-attr]
+
+
+def test_the_compiler_disturbs_nobody(new: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    does = f'echo "$(nice) $(ps -o sid= -p $$) $TMPDIR $(pwd -P)" >> {tmp_path}/about; echo x > "$output"'
+    use(monkeypatch, tmp_path, does)
+    native_build.build()
+    for line in (tmp_path / "about").read_text().splitlines():
+        nice, session, temporary, inside = line.split()
+        assert int(nice) >= 10 and int(session) != os.getsid(0)
+        folder = Path(inside, temporary).resolve()
+        assert folder.is_relative_to(new) and not folder.exists()
+
+
+def test_a_compiler_may_have_arguments(compiler: fake_cxx.Compiler, new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", f"env WITH='a b' {compiler.path} --driver-mode=g++")
+    assert begun() is None
+    assert all(call.startswith("--driver-mode=g++ ") for call in compiler.calls())
+
+
+FAILURES = {
+    "a compiler that fails": ("false", "false failed, with status 1"),
+    "no such compiler": ("/nowhere/c++", "/nowhere/c++"),
+    "no command": ("g++ 'it", "No closing quotation"),
+    "an error": ("fake", "a.cpp:1: fatal error: no such header"),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_without_it_python_goes_on(
+    name: str, new: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    command, words = FAILURES[name]
+    made = use(monkeypatch, tmp_path, "echo 'a.cpp:1: fatal error: no such header' >&2; echo done. >&2; exit 1")
+    monkeypatch.setenv("CXX", str(made.path) if command == "fake" else command)
+    assert words in (begun() or "")
+    assert native_build.module() is None and not native_build.possible()
+    assert not new.exists() or {x.name for x in new.iterdir()} <= {".lock"}
+    [warning] = warnings(caplog)
+    assert words in warning and "25 us instead of 10" in warning
+
+
+def test_a_process_that_ends_says_nothing(
+    new: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiler = use(monkeypatch, tmp_path)
+    monkeypatch.setattr(native_build, "_ending", True)
+    assert begun() == "Python ends" and not warnings(caplog) and not compiler.calls()
+
+
+def test_no_compiler(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_build, "cxx_compiler", lambda: None)
+    assert begun() == "there is no C++ compiler: set CXX, or install g++"
+
+
+def test_no_cache(compiler: fake_cxx.Compiler, new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", os.devnull)
+    assert "Not a directory" in (begun() or "") and not compiler.calls()
+    monkeypatch.setattr(native_build, "_begun", False)
+    monkeypatch.setattr(native_build, "folder", lambda: None)
+    assert "XDG_CACHE_HOME" in (begun() or "") and not compiler.calls()
+
+
+def test_a_compiler_that_hangs_is_killed(new: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiler = use(monkeypatch, tmp_path, FOREVER.format(log=tmp_path / "calls"))
+    monkeypatch.setattr(native_build, "TIMEOUT_S", 1.0)
+    start = time.monotonic()
+    assert native_build.module() is None and time.monotonic() - start < 0.5, "nobody waits for it"
+    monkeypatch.setattr(native_build, "_begun", False)
+    assert "has not ended in 1 s" in (begun() or "")
+    assert len(compiler.calls()) >= 1 and not alive(tmp_path / "calls.pids")
+
+
+def test_two_threads_begin_once(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    began: list[int] = []
+    monkeypatch.setattr(native_build, "_begin", lambda: began.append(1))
+    barrier = threading.Barrier(8)
+
+    def why_not() -> str | None:
+        barrier.wait(30)  # all have seen that nothing has begun
+        return None
+
+    monkeypatch.setattr(native_build, "why_not", why_not)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: native_build.module(), range(8)))
+    assert began == [1]
+
+
+def test_no_thread_is_no_error(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert native_build.module() is None and native_build.state() == "can't start new thread"
+
+
+def test_nothing_begins_while_a_graph_is_captured(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(native_build, "_begin", None)
+    assert native_build.module() is None and not native_build._begun
+
+
+@pytest.mark.slow
+def test_calls_ask_for_it_until_there_is_none(extension: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = Call(fake_driver.install(monkeypatch, extension), *SMALL)
+    monkeypatch.setattr(native_build, "_module", None)
+    monkeypatch.setattr(native_build, "_begun", False)
+    monkeypatch.setattr(native_build, "why_not", lambda: None)
+    monkeypatch.setattr(native_build, "_begin", lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    call.plan()
+    [known] = call.fast.calls.values()
+    assert native_build._begun and not known.offered
+    monkeypatch.setattr(native_build, "_why", "there is no C++ compiler")
+    call.take()
+    assert known.offered and call.fast.table is None
+
+
+@pytest.mark.slow
+def test_what_g_plus_plus_builds_is_loaded(extension: Path) -> None:
+    assert extension.name == "triton_gemm_native.so" and native_file.usable(extension)
+    assert native_file.load(extension, compat.import_native).Table
+    assert native_build.build(extension.parent) == extension, "it is there"
+
+
+# --- What is old, or was left ---
+
+
+def test_what_nobody_has_used_for_a_month_is_deleted(compiler: fake_cxx.Compiler, new: Path) -> None:
+    new.mkdir(parents=True, mode=0o700)
+    now = time.time()
+    for age in (1, 29, 31):
+        file = new / f"triton_gemm_native-{age}.so"
+        file.touch()
+        os.utime(file, (now, now - age * native_file.DAY_S))
+    left = new / ".build-of-a-process-that-was-killed"
+    left.mkdir()
+    (left / "a.o").touch()
+    path = native_build.build()
+    assert {x.name for x in new.glob("*.so")} == {path.name, "triton_gemm_native-1.so", "triton_gemm_native-29.so"}
+    assert not left.exists()
+    os.utime(path, (now, now - 20 * native_file.DAY_S))
+    assert native_build.built() is not None and path.stat().st_mtime > now - native_file.DAY_S, "it is used"
+
+
+def test_one_of_another_compiler_that_cannot_be_loaded_is_built_once_more(
+    compiler: fake_cxx.Compiler, new: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    loads: list[str] = []
+
+    def fails(name: str) -> Any:
+        loads.append(name)
+        raise ImportError(f"{name}: undefined symbol")
+
+    monkeypatch.setattr(native_build, "_set_up", fails)
+    path = native_build.build()
+    old = time.time() - 2 * native_file.DAY_S
+    os.utime(path, (old, old))
+    assert begun() == f"{path}: undefined symbol"
+    assert compiler.links() == 2 and len(loads) == len(set(loads)) == 2, "once, and by another name"
+    assert len(warnings(caplog)) == 1
+    for _ in range(2):  # of processes
+        monkeypatch.setattr(native_build, "_begun", False)
+        assert "undefined symbol" in (begun() or "")
+    assert compiler.links() == 2, "another would be no better"
+
+
+# --- Processes ---
+
+PROCESS = """
+import os, sys, time
+from pathlib import Path
+from triton_gemm.runtime import native_build
+native_build.why_not = native_build._never = native_build.native_refused = lambda: None
+native_build.torch.cuda.is_current_stream_capturing = lambda: False
+native_build._set_up = lambda name: Path(name).read_bytes()
+def until(what):
+    end = time.monotonic() + 60
+    while not what() and time.monotonic() < end:
+        time.sleep(0.02)
+    assert what()
+"""
+BEGINS = PROCESS + "native_build.module()\nuntil(Path(sys.argv[1]).exists)\n"
+FORKS = (
+    BEGINS
+    + """
+child = os.fork()
+if child == 0:
+    assert not native_build._begun and not native_build._running and not native_build._temporary
+    sys.exit(3)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+until(lambda: native_build._module is not None)
+"""
+)
+
+
+def process(program: str, *arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    folder = Path(__file__).parents[2]
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def alive(pids: Path) -> list[int]:
+    """Of these processes; they have five seconds to end."""
+    for _ in range(100):
+        found = [x for x in map(int, pids.read_text().split()) if state_of(x) not in "ZX"]
+        if not found:
+            break
+        time.sleep(0.05)
+    return found
+
+
+def state_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
+
+
+# A child that lives on has the pipe, too, whose end else kills the compiler.
+CHILD = "if os.fork() == 0: os.closerange(0, 3); time.sleep(15); os._exit(0)"
+
+
+@pytest.mark.parametrize("how", ["it ends", "an exception", "it ends before a child", "SIGTERM", "SIGKILL"])
+def test_no_compiler_outlives_a_process(how: str, new: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    use(monkeypatch, tmp_path, FOREVER.format(log=tmp_path / "calls"))
+    ends = {"it ends": "", "an exception": "raise KeyError('mine')", "it ends before a child": CHILD}
+    end = ends.get(how, f"import signal; os.kill(os.getpid(), signal.{how})")
+    running = process(BEGINS + end, tmp_path / "calls.pids")
+    _, errors = running.communicate(timeout=60)
+    assert how.startswith("SIG") or running.returncode == (how == "an exception")
+    assert not alive(tmp_path / "calls.pids")
+    left = [x.name for x in new.iterdir() if x.name != ".lock"]
+    if how.startswith("SIG"):
+        assert running.returncode == -getattr(signal, how)
+        use(monkeypatch, tmp_path)
+        assert native_build.build().parent == new
+        left = [x.name for x in new.iterdir() if x.name.startswith(".build")]
+    assert not left and ("mine" in errors if how == "an exception" else errors == "")
+
+
+def test_a_forked_child_leaves_the_build_alone(new: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    use(monkeypatch, tmp_path, f"touch {tmp_path}/began; {SLOWLY}")
+    running = process(FORKS, tmp_path / "began")
+    assert running.communicate(timeout=90) == ("", "") and running.returncode == 0
+
+
+def test_a_child_begins_anew(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_build, "_begun", True)
+    native_build._forget()
+    assert not native_build._begun
+
+
+def test_two_processes_build_once(new: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiler = use(monkeypatch, tmp_path, SLOWLY)
+    both = [process(PROCESS + "print(native_build.checked(by=native_build._set_up)[0])") for _ in range(2)]
+    for running in both:
+        out, errors = running.communicate(timeout=90)
+        assert (running.returncode, errors) == (0, "") and Path(out.strip()).parent == new
+    assert compiler.links() == 1

@@ -1,0 +1,251 @@
+"""Which files the extension is loaded from: none that is damaged, or that somebody else could have written."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.runtime.test_native_build import begun, compiler, contents, new, warnings
+from tests.support import fake_cxx
+from triton_gemm import compat
+from triton_gemm.runtime import native_build, native_file
+
+__all__ = ["compiler", "new"]  # fixtures
+
+NOBODY, SOMEBODY = 65534, 12345
+
+
+@pytest.fixture
+def file(compiler: fake_cxx.Compiler) -> Path:
+    """An extension that was built before."""
+    return native_build.build()
+
+
+# --- Whose they are ---
+
+
+def to_another(path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root may give files away")
+    os.chown(path, SOMEBODY, SOMEBODY)
+
+
+def to_a_link(folder: Path) -> None:
+    folder.rename(folder.with_name("elsewhere"))
+    folder.symlink_to("elsewhere")
+
+
+FOREIGN: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "a file that its group may write": (lambda file: file.chmod(0o664), "others may write to"),
+    "a file that all may write": (lambda file: file.chmod(0o646), "others may write to"),
+    "a folder that its group may write": (lambda file: file.parent.chmod(0o770), "others may write to"),
+    "a folder that all may write": (lambda file: file.parent.chmod(0o1777), "others may write to"),
+    "a folder that is a link": (lambda file: to_a_link(file.parent), "Not a directory"),
+    "somebody's file": (to_another, f"belongs to user {SOMEBODY}"),
+    "somebody's folder": (lambda file: to_another(file.parent), f"belongs to user {SOMEBODY}"),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_what_others_could_write_is_not_loaded(
+    name: str,
+    file: Path,
+    compiler: fake_cxx.Compiler,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    change, words = FOREIGN[name]
+    change(file)
+    monkeypatch.setattr(native_build, "_set_up", None)
+    assert native_build.built() is None
+    assert words in (begun() or "") and native_build.module() is None
+    [warning] = warnings(caplog)
+    assert str(file.parent) in warning and words in warning
+    assert compiler.links() == 1 and file.exists(), "nothing is built in its place"
+
+
+def test_one_that_another_user_has_put_there_first_is_not_loaded(new: Path, compiler: fake_cxx.Compiler) -> None:
+    new.mkdir(parents=True)
+    new.chmod(0o777)
+    assert "others may write to" in (begun() or "") and not compiler.calls()
+
+
+def test_root_s_extension_is_loaded_by_others_and_theirs_by_nobody_else(compiler: fake_cxx.Compiler) -> None:
+    """As in an image: root builds it, and another user runs it."""
+    if os.geteuid() != 0:
+        pytest.skip("only root may become another user")
+    with tempfile.TemporaryDirectory() as place:
+        os.chmod(place, 0o755)
+        before = os.umask(0o077)
+        file = native_build.build(Path(place, "made", "into"))
+        os.umask(before)
+        os.seteuid(NOBODY)
+        try:
+            assert fake_cxx.BUILT.encode() in native_file.load(file, contents)
+        finally:
+            os.seteuid(0)
+        os.chown(file, NOBODY, NOBODY)
+        with pytest.raises(PermissionError, match=f"belongs to user {NOBODY}"):
+            native_file.load(file, contents)
+
+
+def test_a_folder_may_lie_in_one_that_all_write(file: Path) -> None:
+    """As in /tmp: what is renamed there is another folder, and the one that was opened stays."""
+    file.parent.parent.chmod(0o777)
+    with native_file.opened(file.parent) as opened:
+        file.parent.rename(file.parent.with_name("mine"))
+        file.parent.mkdir()
+        assert (opened / file.name).exists() and not file.exists()
+
+
+def test_what_was_checked_is_what_is_loaded(file: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.so"
+    other.write_bytes(b"another's")
+
+    def replaced(name: str) -> bytes:
+        os.replace(other, file)
+        return contents(name)
+
+    assert fake_cxx.BUILT.encode() in native_file.load(file, replaced)
+
+
+@pytest.mark.slow
+def test_two_files_are_two_modules(extension: Path, tmp_path: Path) -> None:
+    """Though the loader knows files by their names, too."""
+    copy = Path(shutil.copy(extension, tmp_path / "copy.so"))
+    first, second = (native_file.load(x, compat.import_native) for x in (extension, copy))
+    assert first is not second and first.Table is not second.Table
+
+
+# --- Whether they are whole ---
+
+
+def another_key(file: Path) -> None:
+    content = file.read_bytes()[: -native_file.MARK] + b"0" * 32
+    file.write_bytes(content + native_file.digest(content))
+
+
+def as_pipe(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file, 0o600)
+
+
+def as_folder(file: Path) -> None:
+    file.unlink()
+    (file / "with").mkdir(parents=True)
+
+
+def as_link(file: Path) -> None:
+    file.rename(file.with_name("elsewhere"))
+    file.symlink_to("elsewhere")
+
+
+DAMAGES: dict[str, Callable[[Path], Any]] = {
+    "truncated": lambda file: os.truncate(file, file.stat().st_size // 2),
+    "empty": lambda file: os.truncate(file, 0),
+    "zeroed": lambda file: file.write_bytes(bytes(file.stat().st_size)),
+    "a byte": lambda file: file.write_bytes(b"W" + file.read_bytes()[1:]),
+    "of another torch": another_key,
+    "a pipe": as_pipe,
+    "a folder": as_folder,
+    "a link": as_link,
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_what_is_damaged_is_built_once_more(name: str, file: Path, compiler: fake_cxx.Compiler) -> None:
+    DAMAGES[name](file)
+    start = time.monotonic()
+    assert native_build.built() is None and not native_build._begun, "which waits for nothing"
+    assert begun() is None and fake_cxx.BUILT.encode() in native_build.module()
+    assert compiler.links() == 2 and time.monotonic() - start < 10
+    assert file.is_file() and not file.is_symlink()
+
+
+def test_a_file_stays_whole_when_its_replacement_fails(
+    file: Path, compiler: fake_cxx.Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = file.read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            native_build.build(since=time.time() + 60)
+    assert file.read_bytes() == content and not list(file.parent.glob(".build*"))
+
+
+def test_all_is_written_before_it_has_its_name(compiler: fake_cxx.Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    for name in ("fsync", "replace"):
+        function = getattr(os, name)
+        noted = lambda *given, function=function, name=name: (order.append(name), function(*given))  # noqa: E731
+        monkeypatch.setattr(os, name, noted)
+    native_build.build()
+    assert order == ["fsync", "replace", "fsync"]
+
+
+# --- TRITON_GEMM_NATIVE ---
+
+
+def test_a_file_may_be_named(
+    compiler: fake_cxx.Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = native_build.build(tmp_path / "into")
+    monkeypatch.setenv("TRITON_GEMM_NATIVE", str(file))
+    native_file.setting.cache_clear()
+    assert native_build.ahead() is None
+    assert fake_cxx.BUILT.encode() in native_build.built()
+    for change, words in (
+        (lambda: file.write_bytes(b""), "is damaged"),
+        (lambda: file.chmod(0o666), "others may write to"),
+        (file.unlink, "No such file"),
+    ):
+        change()
+        for name, value in (("_begun", False), ("_module", None)):
+            monkeypatch.setattr(native_build, name, value)
+        caplog.clear()
+        assert native_build.built() is None and words in (begun() or "")
+        assert words in (native_build.ahead() or "")
+        [warning] = warnings(caplog)
+        assert str(file) in warning
+    assert compiler.links() == 1, "another is not built in its place"
+
+
+@pytest.mark.parametrize("value", ["off", "2", "true", "here/native.so", "native.so", "~/native.so"])
+def test_a_wrong_value_is_warned_of_once(
+    value: str, new: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setenv("TRITON_GEMM_NATIVE", value)
+    native_file.setting.cache_clear()
+    for _ in range(3):
+        assert native_build.why_not() == compat.native_refused()
+        assert native_file.setting() == "1"
+    [warning] = warnings(caplog)
+    assert repr(value) in warning and "must be 0, 1 or the absolute path of a file" in warning
+
+
+def test_it_can_be_turned_off(new: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    for value, why in (("0", "TRITON_GEMM_NATIVE is 0"), ("1", None), ("", None)):
+        native_file.setting.cache_clear()
+        monkeypatch.setenv("TRITON_GEMM_NATIVE", value)
+        assert native_build.why_not() == (why or compat.native_refused())
+        assert (native_build.ahead() == why) if why else True
+    assert not [x for x in caplog.records if x.levelno >= logging.WARNING]

@@ -1,0 +1,145 @@
+"""Where the extension of `compat.native` is kept, and whether its file may be loaded: it is whole, and nobody else
+could have written it.
+
+The file ends with its hash, and with that of what it depends on. So one that is damaged, or is of another torch, is
+never loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from errno import ELOOP
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ..compat import native_key
+
+NAME = "triton_gemm_native"
+DAY_S = 24 * 3600.0
+MARK = 32 + 64  # characters at a file's end: the key, and the hash of all before and of the key
+
+log = logging.getLogger("triton_gemm")
+
+
+def wrong() -> str | None:
+    """What is wrong with TRITON_GEMM_NATIVE, or None."""
+    given = os.environ.get("TRITON_GEMM_NATIVE") or "1"
+    right = given in ("0", "1") or os.path.isabs(given)
+    return None if right else f"TRITON_GEMM_NATIVE must be 0, 1 or the absolute path of a file, not {given!r}"
+
+
+@lru_cache(maxsize=1)
+def setting() -> str:
+    """TRITON_GEMM_NATIVE: "0", "1" or the path of a file to load. A wrong value is warned of once, and counts as 1."""
+    if (words := wrong()) is not None:
+        log.warning("%s: it counts as 1", words)
+        return "1"
+    return os.environ.get("TRITON_GEMM_NATIVE") or "1"
+
+
+def folder() -> Path | None:
+    """Where the user's extensions are. TRITON_GEMM_CACHE_DIR does not move it: that folder may be shared."""
+    with suppress(ModuleNotFoundError, RuntimeError):
+        from platformdirs import user_cache_path
+
+        found = user_cache_path("triton_gemm", appauthor=False) / "native"
+        return found if found.is_absolute() else None
+    return None
+
+
+def path() -> Path | None:
+    """The file that is loaded, which need not be there yet; None without a cache folder."""
+    if setting() != "1":
+        return Path(setting())
+    where = folder()
+    return None if where is None else where / f"{NAME}-{native_key()}.so"
+
+
+def extensions() -> list[Path]:
+    """The user's extensions: one for each torch, Python and version of this package that has built one."""
+    where = folder()
+    return [] if where is None else sorted(where.glob(f"{NAME}-*.so"))
+
+
+@contextmanager
+def opened(where: Path) -> Iterator[Path]:
+    """The folder by a name that stays its own, whoever may rename what it lies in. So of its ancestors nothing is
+    asked. PermissionError where others could put files there."""
+    descriptor = os.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        _check(descriptor, where)
+        yield Path(f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
+
+
+def _check(descriptor: int, name: Path) -> os.stat_result:
+    about = os.fstat(descriptor)
+    if about.st_uid not in (0, os.geteuid()):
+        raise PermissionError(f"{name} belongs to user {about.st_uid}: no code is loaded from there")
+    if about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        mode = stat.filemode(about.st_mode)
+        raise PermissionError(f"others may write to {name} ({mode}): no code is loaded from there")
+    return about
+
+
+def open_checked(file: Path) -> int:
+    """A descriptor of an extension that may be loaded. PermissionError where others could have written it, ImportError
+    where it is damaged or of another torch; OSError where there is none."""
+    with opened(file.parent) as where:
+        try:  # a pipe is opened, too, without waiting for who writes
+            descriptor = os.open(where / file.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno == ELOOP:
+                raise ImportError(f"{file} is a link") from None
+            raise OSError(error.errno, error.strerror, str(file)) from None
+    try:
+        if not stat.S_ISREG(_check(descriptor, file).st_mode):
+            raise ImportError(f"{file} is no regular file")
+        with open(descriptor, "rb", closefd=False) as whole:
+            content = whole.read()
+        if content[-64:] != digest(content[:-64]):
+            raise ImportError(f"{file} is damaged, or `triton-gemm build` has not written it")
+        if content[-MARK:-64] != native_key().encode():
+            raise ImportError(f"{file} is of another torch, Python or version of this package")
+        return descriptor
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def digest(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode()
+
+
+def usable(file: Path, since: float = 0.0) -> bool:
+    """Whether there is an extension that may be loaded, from `since` or later. PermissionError as `open_checked`."""
+    try:
+        descriptor = open_checked(file)
+    except (FileNotFoundError, ImportError):
+        return False
+    try:
+        return os.fstat(descriptor).st_mtime >= since
+    finally:
+        os.close(descriptor)
+
+
+def load(file: Path, by: Callable[[str], Any]) -> Any:
+    """What `by` makes of the file that was checked. Its descriptor stays open: the loader would take another file of
+    that name for this one."""
+    name = f"/proc/self/fd/./{open_checked(file)}"
+    try:
+        found = by(name)
+    except ImportError as error:
+        raise ImportError(str(error).replace(name, str(file))) from None
+    if time.time() - os.stat(name).st_mtime > DAY_S:
+        with suppress(OSError):
+            os.utime(name)  # it is used
+    return found
